@@ -1,0 +1,87 @@
+# weft's build: one make, no recursion. `make help` lists what it can do.
+#
+# The parts, in the order they are read:
+#   mk/config.mk   what this machine has: scripts/setup installs, scripts/detect writes it down
+#   mk/flags.mk    compilers' flags, and the stamps that rebuild when a flag changes
+#   mk/build.mk    objects (CPU kernels once for each instruction set and real type), library, program
+#   mk/tests.mk    test and benchmark programs
+#   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
+#   mk/install.mk  install and uninstall
+#
+# Variables a user may set: BUILD, CC, CFLAGS, CPPFLAGS, LDFLAGS, BLAS, DEPS, SAN, WERROR, ISAS, T,
+# JOBS, PREFIX, DESTDIR, PYTHON, SETUP. docs/building.md tells what each one does.
+
+ifneq (4.2,$(firstword $(sort $(MAKE_VERSION) 4.2)))
+$(error weft needs GNU Make 4.2 or later; this is $(MAKE_VERSION))
+endif
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+BUILD ?= build
+PYTHON ?= python3
+
+# All cores, unless make was given a -j of its own (one on the command line wins over this) or is
+# itself run by a make, whose job slots it then shares.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+ifeq ($(MAKELEVEL)$(filter -j% --jobserver%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(CORES)
+endif
+
+# The version is written once, in the public header.
+version_of = $(shell sed -n 's/^\#define WEFT_VERSION_$(1) *//p' include/weft/weft.h 2>/dev/null)
+VERSION_MAJOR := $(or $(call version_of,MAJOR),0)
+VERSION := $(VERSION_MAJOR).$(or $(call version_of,MINOR),0).$(or $(call version_of,PATCH),0)
+
+include mk/config.mk
+include mk/flags.mk
+include mk/build.mk
+include mk/tests.mk
+include mk/lint.mk
+include mk/install.mk
+
+.PHONY: all build help setup configure clean distclean vectors mutate test-cuda test-torch FORCE
+
+# There is no study to run yet, so plain `make` builds and says what can be done with it.
+all: build
+	@echo "built $(PROGRAM) and $(OUT)/libweft.{a,so}, version $(VERSION)"
+	@echo "try   $(PROGRAM) help"
+	@echo "or    make test, make bench, make help"
+
+build: $(PROGRAM) $(LIB_A) $(LIB_SO) ## the program and the library
+
+setup: ## install what is missing; WITH="test lint optional" for more than the build needs
+	@scripts/setup $(or $(WITH),build)
+
+configure: $(CONFIG) ## look anew at what this machine has
+
+vectors: ## make the reference vectors of the tests again (needs NumPy)
+	@if [ -f tests/reference/make_vectors.py ]; then $(PYTHON) tests/reference/make_vectors.py; \
+	else echo "make vectors: tests/reference/make_vectors.py is not there" >&2; exit 2; fi
+
+mutate: build ## break the code on purpose, and see that a test notices
+	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate; \
+	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
+
+test-cuda: ## the tests that need a GPU
+	@echo "make test-cuda: there is no CUDA backend yet (src/cuda is empty)" >&2; exit 2
+
+test-torch: ## the tests of the PyTorch package
+	@echo "make test-torch: there is no PyTorch package yet (python/ is empty)" >&2; exit 2
+
+clean: ## remove what was built, keep what was found out about the machine
+	@if [ -d '$(BUILD)' ]; then \
+		find '$(BUILD)' -mindepth 1 -maxdepth 1 ! -name 'config.*' -exec rm -rf {} +; fi
+
+distclean: ## remove the build folder
+	rm -rf '$(BUILD)'
+
+help: ## this list
+	@echo "make TARGET, with no target: build"
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## /  \1|/p' $(filter-out %.d $(CONFIG),$(MAKEFILE_LIST)) | \
+		awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@echo "SAN=address,undefined  CC=clang  WERROR=1  T=substring  and more: docs/building.md"
+
+FORCE:

@@ -1,0 +1,102 @@
+# Objects, library, program. Sources are found by name: src/FOLDER/*.c.
+
+CLI_SOURCES := $(sort $(wildcard src/cli/*.c))
+LIB_SOURCES := $(sort $(filter-out src/cli/%,$(wildcard src/*/*.c)))
+CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu)))
+
+# Under src/cpu everything is a kernel, compiled once for each instruction set and real type, but
+# for these, compiled once.
+CPU_PLAIN := backend blas
+KERNEL_SOURCES := $(filter-out $(CPU_PLAIN:%=src/cpu/%.c),$(filter src/cpu/%.c,$(LIB_SOURCES)))
+PLAIN_SOURCES := $(filter-out $(KERNEL_SOURCES),$(LIB_SOURCES))
+VARIANTS := $(foreach i,$(ISAS),$(i).32 $(i).64)
+
+# $(call lib_objects,DIR): the library's objects under DIR; $(call cli_objects,DIR): the program's.
+lib_objects = $(PLAIN_SOURCES:src/%.c=$(1)/%.o) \
+	$(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(1)/%.$(v).o)) \
+	$(CUDA_SOURCES:src/%.cu=$(1)/%.cu.o)
+cli_objects = $(CLI_SOURCES:src/%.c=$(1)/%.o)
+
+# $(call kernel_rule,DIR,CC,FLAGS,ISA,REAL)
+define kernel_rule
+$(1)/cpu/%.$(4).$(5).o: src/cpu/%.c $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$<  $(4) f$(5))
+	$$(Q)$(2) $(3) $(OPT_KERNEL) $(ISA_FLAGS_$(4)) -DWEFT_ISA=$(4) -DWEFT_REAL=$(5) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+endef
+
+# $(call compile_rules,DIR,CC,FLAGS): how to make objects under DIR. Used for the build, and by lint
+# once for each compiler.
+define compile_rules
+$(call stamp,$(1)/flags,$(2) $(3) $(OPT_PLAIN) $(OPT_KERNEL) $(ISAS) $(TEST_INCLUDES) $(CPPFLAGS) $(CFLAGS) $(CONFIG_TOOLS))
+
+$(1)/%.o: src/%.c $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$<)
+	$$(Q)$(2) $(3) $(OPT_PLAIN) $(ISA_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+
+$(foreach i,$(ISAS),$(foreach r,32 64,
+$(call kernel_rule,$(1),$(2),$(3),$(i),$(r))
+))
+
+$(1)/tests/%.o: tests/%.c $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$<)
+	$$(Q)$(2) $(3) $(TEST_INCLUDES) $(OPT_PLAIN) $(ISA_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+
+$(1)/bench/%.o: bench/%.c $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$<)
+	$$(Q)$(2) $(3) -Ibench $(OPT_PLAIN) $(ISA_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+
+$(1)/%.cu.o: src/%.cu $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call say,NVCC,$$<)
+	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 -Xcompiler=-fPIC,-fvisibility=hidden $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
+endef
+
+# One short line a step; V=1 shows the commands themselves.
+ifeq ($(V),1)
+Q :=
+say =
+else
+Q := @
+say = @printf '%-5s %s\n' '$(1)' '$(2)'
+endif
+
+CUDA_ARCH ?= -gencode arch=compute_90a,code=sm_90a
+CUDA_LIBS ?= -lcublasLt -lcudart -lstdc++
+CUDA_LINK := $(if $(CUDA_SOURCES),$(addprefix -L,$(wildcard $(CONFIG_CUDA)/lib64)) $(CUDA_LIBS))
+ifneq ($(CUDA_SOURCES),)
+DEFINES += -DWEFT_HAVE_CUDA
+endif
+
+OBJ := $(OUT)/obj
+LIB_OBJECTS := $(call lib_objects,$(OBJ))
+CLI_OBJECTS := $(call cli_objects,$(OBJ))
+LIB_A := $(OUT)/libweft.a
+LIB_SO := $(OUT)/libweft.so
+PROGRAM := $(OUT)/weft
+SONAME := libweft.so.$(VERSION_MAJOR)
+
+$(eval $(call compile_rules,$(OBJ),$(CC),$(COMPILE_FLAGS)))
+# Links follow their own stamp: the flags, and which objects there are, so that a source that goes
+# away leaves the library too.
+$(eval $(call stamp,$(OBJ)/link,$(CC) $(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CUDA_LINK) $(SONAME) $(LIB_OBJECTS) $(CLI_OBJECTS)))
+
+$(LIB_A): $(LIB_OBJECTS) $(OBJ)/link
+	$(call say,AR,$@)
+	@rm -f $@
+	$(Q)$(AR) rcs $@ $(LIB_OBJECTS)
+
+# A sanitizer's runtime is the program's to bring, so only a plain library must be complete.
+$(LIB_SO): $(LIB_OBJECTS) $(OBJ)/link
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) $(if $(SAN),,-Wl,-z,defs) $(LINK_FLAGS) $(LDFLAGS) \
+		$(LIB_OBJECTS) $(LIBS) $(CUDA_LINK) -o $@
+
+$(PROGRAM): $(CLI_OBJECTS) $(LIB_A) $(OBJ)/link
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(CLI_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+
+-include $(patsubst %.o,%.d,$(LIB_OBJECTS) $(CLI_OBJECTS))

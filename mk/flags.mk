@@ -1,0 +1,42 @@
+# Flags. CFLAGS, CPPFLAGS and LDFLAGS are left to the user and come last.
+
+WARNINGS := -Wall -Wextra -Wshadow -Wconversion
+CFLAGS ?=
+
+# Sanitized objects live in a folder of their own, so that going back and forth rebuilds nothing.
+comma := ,
+OUT := $(BUILD)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))
+SAN_FLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+
+# -O3 for kernels, -O2 for the rest. Nothing that changes what a number is worth: no -ffast-math;
+# fused multiply-adds are wanted, errno and floating-point traps are not used.
+OPT_PLAIN := $(if $(SAN),-O1,-O2)
+OPT_KERNEL := $(if $(SAN),-O1,-O3) -ffp-contract=fast -fno-math-errno -fno-trapping-math
+
+DEFINES := -D_GNU_SOURCE $(CONFIG_DEFINES)
+BASE_FLAGS := -std=gnu17 -g $(WARNINGS) -fPIC -fvisibility=hidden -fno-semantic-interposition \
+	-pthread $(SAN_FLAGS) $(if $(filter-out 0 n no,$(WERROR)),-Werror)
+INCLUDES := -Iinclude -Isrc $(CONFIG_CFLAGS)
+TEST_INCLUDES := -Itests $(CMOCKA_CFLAGS)
+COMPILE_FLAGS = $(BASE_FLAGS) $(DEFINES) $(INCLUDES)
+
+LINK_FLAGS := -pthread $(SAN_FLAGS) -Wl,--as-needed $(CONFIG_LDFLAGS)
+LIBS := $(CONFIG_LIBS) -lm
+
+# Instruction sets a kernel is compiled for; the program picks among them when it starts.
+ISAS_aarch64 := neon
+ISAS_x86_64 := sse2 avx2 avx512
+ISAS ?= $(or $(ISAS_$(CONFIG_ARCH)),plain)
+ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
+ISA_FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
+ISA_DEFINES := $(foreach i,$(ISAS),-DWEFT_HAVE_ISA_$(i))
+
+# $(call stamp,FILE,TEXT): FILE holds TEXT and is written anew only when TEXT changed, so that what
+# depends on FILE is rebuilt exactly then.
+define stamp
+ifneq ($$(strip $$(file <$(1))),$$(strip $(2)))
+$(1): FORCE
+endif
+$(1): | $(dir $(1))
+	@printf '%s\n' $$(call quoted,$$(strip $(2))) > $$@
+endef

@@ -1,0 +1,47 @@
+# Tests and benchmarks. tests/FOLDER/test_NAME.c is one program, linked with the static library, so
+# that what the shared one hides can be tested too, and with tests/support/*.c.
+
+TEST_SUPPORT := $(sort $(wildcard tests/support/*.c))
+TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c))
+TEST_PROGRAMS := $(TEST_SOURCES:tests/%.c=$(OUT)/tests/%)
+TEST_CHOSEN := $(if $(T),$(foreach p,$(TEST_PROGRAMS),$(if $(findstring $(T),$(p:$(OUT)/tests/%=%)),$(p))),$(TEST_PROGRAMS))
+TEST_OBJECTS := $(TEST_SOURCES:%.c=$(OBJ)/%.o)
+SUPPORT_OBJECTS := $(TEST_SUPPORT:%.c=$(OBJ)/%.o)
+
+# Programs that measure time or count threads and want the machine to themselves: core/test_x.
+TESTS_ALONE ?=
+
+# Benchmarks: bench/NAME.c is one program, linked with bench/support/*.c.
+BENCH_SUPPORT := $(sort $(wildcard bench/support/*.c))
+BENCH_SOURCES := $(sort $(wildcard bench/*.c))
+BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
+BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
+BENCH_SUPPORT_OBJECTS := $(BENCH_SUPPORT:%.c=$(OBJ)/%.o)
+
+.PHONY: test tests bench
+.SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS) $(BENCH_SUPPORT_OBJECTS)
+
+# With T= only what those tests need is built.
+test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU; T=name runs those whose path holds it
+	@JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
+		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
+
+tests: $(TEST_PROGRAMS)
+
+bench: build $(BENCH_PROGRAMS) ## the benchmark tables
+	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' bench/run $(ARGS); \
+	else echo "make bench: bench/run is not there" >&2; exit 2; fi
+
+$(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CMOCKA_LIBS) $(SUPPORT_OBJECTS) $(BENCH_SUPPORT_OBJECTS)))
+
+$(TEST_PROGRAMS): $(OUT)/tests/%: $(OBJ)/tests/%.o $(SUPPORT_OBJECTS) $(LIB_A) $(OBJ)/test-link
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(SUPPORT_OBJECTS) $(LIB_A) $(CMOCKA_LIBS) $(LIBS) $(CUDA_LINK) -o $@
+
+$(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(BENCH_SUPPORT_OBJECTS) $(LIB_A) $(OBJ)/test-link
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(BENCH_SUPPORT_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+
+-include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS) $(BENCH_SUPPORT_OBJECTS))

@@ -1,0 +1,175 @@
+/* The program: finds the command that was asked for and runs it.
+ *
+ * Adding a command is one line in COMMANDS below and one file, src/cli/NAME.c, with the two things
+ * that line declares:
+ *
+ *   int weft_cmd_NAME(int argc, char **argv)   runs it; argv[0] is the command's own name. The
+ *                                              result is the exit status: 0 done, 1 the work failed,
+ *                                              2 wrong usage or input.
+ *   const char weft_help_NAME[]                what `weft help NAME` prints below the usage line:
+ *                                              whole lines, the options first.
+ */
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/nearest.h"
+#include "weft/weft.h"
+
+/* X(name, what follows the name in the usage line, summary in a few words) */
+#define COMMANDS(X)                                                                                \
+    X(help, "[COMMAND]", "what a command does, or this list")                                      \
+    X(version, "[--json]", "the version, and what this build has")
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+typedef struct {
+    const char *name;
+    const char *usage;
+    const char *summary;
+    const char *help;
+    int (*run)(int argc, char **argv);
+} command;
+
+#define DECLARE(name, usage, summary)                                                              \
+    int weft_cmd_##name(int argc, char **argv);                                                    \
+    extern const char weft_help_##name[];
+COMMANDS(DECLARE)
+#undef DECLARE
+
+static const command commands[] = {
+#define ROW(name, usage, summary) {#name, usage, summary, weft_help_##name, weft_cmd_##name},
+    COMMANDS(ROW)
+#undef ROW
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static const command *find_command(const char *name) {
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+static int unknown_command(const char *name) {
+    const command *nearest = NULL;
+    size_t least = strlen(name) / 2 + 2; /* farther than this is not a slip of the finger */
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        size_t distance = weft_edit_distance(name, commands[i].name);
+        if (distance < least) {
+            least = distance;
+            nearest = &commands[i];
+        }
+    }
+    if (nearest)
+        fprintf(stderr, "weft: unknown command '%s'; did you mean '%s'?\n", name, nearest->name);
+    else
+        fprintf(stderr, "weft: unknown command '%s'; 'weft help' lists them\n", name);
+    return EXIT_USAGE;
+}
+
+static void print_commands(FILE *to) {
+    fputs("usage: weft COMMAND [options]\n\n", to);
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fputs("\n'weft help COMMAND' tells more.\n", to);
+}
+
+const char weft_help_help[] = "Without COMMAND, lists the commands.\n";
+
+int weft_cmd_help(int argc, char **argv) {
+    if (argc > 2) {
+        fprintf(stderr, "weft help: one command at a time, not also '%s'\n", argv[2]);
+        return EXIT_USAGE;
+    }
+    if (argc < 2) {
+        print_commands(stdout);
+        return EXIT_DONE;
+    }
+    const command *c = find_command(argv[1]);
+    if (!c) return unknown_command(argv[1]);
+    printf("usage: weft %s %s\n\n%s.\n\n%s", c->name, c->usage, c->summary, c->help);
+    return EXIT_DONE;
+}
+
+#if defined(WEFT_BLAS_OPENBLAS)
+#define BLAS_NAME "openblas"
+#elif defined(WEFT_BLAS_BLIS)
+#define BLAS_NAME "blis"
+#elif defined(WEFT_BLAS_MKL)
+#define BLAS_NAME "mkl"
+#else
+#error "no WEFT_BLAS_* is defined: the build looks for OpenBLAS, BLIS and MKL"
+#endif
+
+/* What may be left out of a build, and whether it was. */
+static const struct {
+    const char *name;
+    bool built;
+} parts[] = {
+#ifdef WEFT_HAVE_CUDA
+    {"cuda", true},
+#else
+    {"cuda", false},
+#endif
+#ifdef WEFT_HAVE_MPI
+    {"mpi", true},
+#else
+    {"mpi", false},
+#endif
+#ifdef WEFT_HAVE_MICROHTTPD
+    {"http", true},
+#else
+    {"http", false},
+#endif
+};
+enum { N_PARTS = sizeof parts / sizeof parts[0] };
+
+const char weft_help_version[] = "  --json   as one JSON object\n";
+
+int weft_cmd_version(int argc, char **argv) {
+    bool json = argc == 2 && strcmp(argv[1], "--json") == 0;
+    if (argc > 1 && !json) {
+        fprintf(stderr, "weft version: '%s' is not an option of it; there is --json\n", argv[1]);
+        return EXIT_USAGE;
+    }
+    if (json) {
+        printf("{\"version\": \"%s\", \"blas\": \"%s\"", weft_version(), BLAS_NAME);
+        for (size_t i = 0; i < N_PARTS; i++)
+            printf(", \"%s\": %s", parts[i].name, parts[i].built ? "true" : "false");
+        puts("}");
+        return EXIT_DONE;
+    }
+    printf("weft %s\n%-8s %s\n", weft_version(), "blas", BLAS_NAME);
+    for (size_t i = 0; i < N_PARTS; i++)
+        printf("%-8s %s\n", parts[i].name, parts[i].built ? "yes" : "left out");
+    return EXIT_DONE;
+}
+
+/* Output that could not be written (a full disk, a closed pipe) is work that failed. */
+static int close_output(int status) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    fprintf(stderr, "weft: cannot write to standard output: %s\n", strerror(errno));
+    return status == EXIT_DONE ? EXIT_FAILED : status;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        print_commands(stderr);
+        return EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        name = "help";
+    else if (strcmp(name, "--version") == 0)
+        name = "version";
+    const command *c = find_command(name);
+    if (!c) return unknown_command(name);
+    /* `weft COMMAND --help` is `weft help COMMAND`. */
+    if (argc == 3 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0)) {
+        char help[] = "help";
+        char *args[] = {help, argv[1], NULL};
+        return close_output(weft_cmd_help(2, args));
+    }
+    return close_output(c->run(argc - 1, argv + 1));
+}

@@ -1,0 +1,180 @@
+/* Autodiff as a graph rewrite.
+ *
+ * The forward nodes are walked from the last to the first. A node whose outputs have gradients
+ * appends, through its operation's rule, the nodes that make its inputs' gradients; where a tensor
+ * is used more than once its gradients are added in the order in which the walk meets them, which
+ * is fixed by the graph alone.
+ *
+ * A node inside a recomputation segment is differentiated on clones: the first time the walk needs
+ * a tensor that the segment made, the nodes that make it are appended once more, from the tensors
+ * that enter the segment. The forward tensors are then read by nobody in the backward pass, and
+ * the planner lets go of them early. What was cloned in vain is dropped at the end with everything
+ * else that nothing kept depends on. */
+#include "core/graph.h"
+
+#include "core/graph_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    weft_graph *g;
+    int64_t n_tensors;   /* of the forward graph */
+    weft_tensor **grad;  /* [n_tensors] by id of the root: the gradient so far */
+    weft_tensor **clone; /* [n_tensors] by id of the root: its recomputed double */
+} autodiff;
+
+/* Adds `grad` to what has arrived for `t`. A view hands its gradient on to the root. */
+static weft_status accumulate(autodiff *a, weft_tensor *t, weft_tensor *grad) {
+    if (!grad) return WEFT_OK;
+    if (!weft_tensor_same_shape(t, grad) || t->dtype != grad->dtype) {
+        weft_graph_fail(a->g, "backward: the gradient of %s came out as %s",
+                        weft_tensor_describe(t), weft_tensor_describe(grad));
+        return weft_graph_status(a->g);
+    }
+    weft_tensor *root = weft_tensor_root(t);
+    grad = weft_reshape(a->g, grad, root->ndim, root->shape);
+    weft_tensor **slot = &a->grad[root->id];
+    *slot = *slot ? weft_autodiff_ops.add(a->g, *slot, grad) : grad;
+    return weft_graph_status(a->g);
+}
+
+static weft_tensor *recomputed(autodiff *a, weft_tensor *t, int32_t segment);
+
+/* Appends a double of a forward node, on doubles of its inputs where the segment made them. */
+static weft_status clone_node(autodiff *a, const weft_node *n) {
+    weft_node *double_node = weft_graph_node_new(a->g, n->op, n->in, n->n_in, n->n_out, n->attr);
+    if (!double_node) return weft_graph_status(a->g);
+    for (int i = 0; i < n->n_in; i++)
+        double_node->in[i] = recomputed(a, n->in[i], n->segment);
+    for (int i = 0; i < n->n_out; i++) {
+        const weft_tensor *out = n->out[i];
+        if (!out) continue;
+        weft_tensor *t =
+            weft_graph_tensor_new(a->g, WEFT_ROLE_TEMP, out->dtype, out->ndim, out->shape);
+        if (!t) return weft_graph_status(a->g);
+        t->producer = double_node;
+        t->needs_grad = out->needs_grad;
+        double_node->out[i] = t;
+        a->clone[out->id] = t;
+    }
+    WEFT_TRY(weft_graph_status(a->g));
+    return weft_graph_node_push(a->g, double_node);
+}
+
+/* `t` itself, or its double if a node of this segment made it. */
+static weft_tensor *recomputed(autodiff *a, weft_tensor *t, int32_t segment) {
+    if (!t || segment == 0) return t;
+    weft_tensor *root = weft_tensor_root(t);
+    if (!root->producer || root->producer->segment != segment) return t;
+    if (!a->clone[root->id] && clone_node(a, root->producer) != WEFT_OK) return NULL;
+    return weft_reshape(a->g, a->clone[root->id], t->ndim, t->shape);
+}
+
+static weft_status differentiate_node(autodiff *a, const weft_node *n) {
+    bool wanted = false, arrived = false;
+    for (int i = 0; i < n->n_in; i++)
+        wanted |= n->in[i] && n->in[i]->needs_grad;
+    for (int i = 0; i < n->n_out; i++)
+        arrived |= n->out[i] && a->grad[n->out[i]->id];
+    if (!wanted || !arrived) return WEFT_OK;
+    if (!n->op->grad) return weft_graph_fail(a->g, "backward: %s has no gradient", n->op->name);
+
+    weft_node view = *n;
+    weft_tensor **lists =
+        calloc((size_t)(2 * (n->n_in + n->n_out)), sizeof *lists); /* in, out, d_in, d_out */
+    if (!lists) return weft_fail(WEFT_ENOMEM, "backward: no memory");
+    view.in = lists;
+    view.out = lists + n->n_in;
+    weft_tensor **d_in = view.out + n->n_out, **d_out = d_in + n->n_in;
+    for (int i = 0; i < n->n_in; i++)
+        view.in[i] = recomputed(a, n->in[i], n->segment);
+    for (int i = 0; i < n->n_out; i++) {
+        view.out[i] = recomputed(a, n->out[i], n->segment);
+        d_out[i] = n->out[i] ? a->grad[n->out[i]->id] : NULL;
+    }
+    weft_status status = weft_graph_status(a->g);
+    if (status == WEFT_OK) status = n->op->grad(a->g, &view, d_out, d_in);
+    for (int i = 0; status == WEFT_OK && i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->needs_grad) status = accumulate(a, n->in[i], d_in[i]);
+    free(lists);
+    return status == WEFT_OK ? weft_graph_status(a->g) : status;
+}
+
+/* Drops the nodes that make nothing which is kept or read, and numbers the rest anew. */
+static weft_status drop_unused(weft_graph *g) {
+    bool *used = calloc((size_t)g->n_tensors + 1, sizeof *used);
+    bool *wanted = calloc((size_t)g->n_nodes + 1, sizeof *wanted);
+    if (!used || !wanted) {
+        free(used);
+        free(wanted);
+        return weft_fail(WEFT_ENOMEM, "backward: no memory");
+    }
+    for (int64_t i = g->n_nodes - 1; i >= 0; i--) {
+        const weft_node *n = g->nodes[i];
+        wanted[i] = n->op->side_effect;
+        for (int o = 0; o < n->n_out; o++)
+            wanted[i] |= n->out[o] && (n->out[o]->keep || used[n->out[o]->id]);
+        for (int k = 0; wanted[i] && k < n->n_in; k++)
+            if (n->in[k]) used[weft_tensor_root(n->in[k])->id] = true;
+    }
+    int64_t count = 0, forward = 0;
+    for (int64_t i = 0; i < g->n_nodes; i++) {
+        if (!wanted[i]) continue;
+        forward += i < g->n_forward;
+        g->nodes[i]->index = (int32_t)count;
+        g->nodes[count++] = g->nodes[i];
+    }
+    g->n_nodes = count;
+    g->n_forward = forward;
+    free(used);
+    free(wanted);
+    return WEFT_OK;
+}
+
+static weft_status check_losses(weft_graph *g, int n, weft_tensor *const *loss,
+                                weft_tensor *const *seed) {
+    WEFT_TRY(weft_graph_status(g));
+    if (g->n_forward >= 0) return weft_graph_fail(g, "backward: this graph has its gradient");
+    if (g->segment) return weft_graph_fail(g, "backward: a recomputation segment is still open");
+    for (int i = 0; i < n; i++) {
+        if (!loss[i]) return weft_graph_fail(g, "backward: loss %d is missing", i);
+        if (seed && seed[i]) continue;
+        if (weft_tensor_count(loss[i]) != 1)
+            return weft_graph_fail(g, "backward: the loss is %s, but it must be one number",
+                                   weft_tensor_describe(loss[i]));
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *loss,
+                                     weft_tensor *const *seed) {
+    WEFT_TRY(check_losses(g, n, loss, seed));
+    int64_t forward = g->n_nodes, tensors = g->n_tensors;
+    g->n_forward = forward;
+    autodiff a = {.g = g, .n_tensors = tensors};
+    a.grad = calloc((size_t)tensors + 1, sizeof *a.grad);
+    a.clone = calloc((size_t)tensors + 1, sizeof *a.clone);
+    weft_status status = a.grad && a.clone ? WEFT_OK : weft_fail(WEFT_ENOMEM, "backward: no memory");
+    for (int i = 0; status == WEFT_OK && i < n; i++) {
+        weft_keep(loss[i]);
+        weft_tensor *start = seed && seed[i] ? seed[i] : weft_autodiff_ops.ones(g, loss[i]);
+        status = weft_graph_status(g);
+        if (status == WEFT_OK) status = accumulate(&a, loss[i], start);
+    }
+    for (int64_t i = forward - 1; status == WEFT_OK && i >= 0; i--)
+        status = differentiate_node(&a, g->nodes[i]);
+    for (int64_t i = 0; status == WEFT_OK && i < tensors; i++) {
+        weft_tensor *t = g->tensors[i];
+        if (t->role == WEFT_ROLE_TEMP || !t->needs_grad || t->view_of) continue;
+        t->grad = weft_keep(a.grad[t->id]);
+    }
+    if (status == WEFT_OK) status = drop_unused(g);
+    free(a.grad);
+    free(a.clone);
+    return status;
+}
+
+weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *seed) {
+    return weft_graph_backward_many(g, 1, &loss, &seed);
+}

@@ -1,0 +1,179 @@
+/* Walking a planned graph. Everything is looked up when the executor is made (addresses, kernels,
+ * workspaces), so that a run allocates nothing and only calls kernels. */
+#include "core/exec.h"
+
+#include "core/graph_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct weft_exec {
+    const weft_graph *g;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_plan *plan;
+    unsigned char *arena;
+    int64_t n_nodes, n_tensors;
+    void **data;                 /* [tensors] */
+    const weft_kernel **kernels; /* [nodes] */
+    weft_run run;
+    bool poison;
+};
+
+static weft_status find_kernels(weft_exec *x) {
+    for (int64_t i = 0; i < x->n_nodes; i++) {
+        const weft_node *n = weft_graph_node(x->g, i);
+        x->kernels[i] = x->backend->kernel(n);
+        if (!x->kernels[i])
+            return weft_fail(WEFT_EMISSING, "exec: the %s backend has no kernel for %s of %s",
+                             x->backend->name, n->op->name,
+                             weft_tensor_describe(n->n_in && n->in[0] ? n->in[0] : n->out[0]));
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_binding(const weft_exec *x, const weft_binding *b) {
+    if (b->tensor->id < x->n_tensors && weft_graph_tensor_at(x->g, b->tensor->id) == b->tensor) {
+        if (!b->tensor->view_of && (uintptr_t)b->data % WEFT_ARENA_ALIGN == 0) return WEFT_OK;
+        return weft_fail(WEFT_EINPUT, "exec: memory bound to '%s' must start at a multiple of %d",
+                         b->tensor->name ? b->tensor->name : "a tensor", WEFT_ARENA_ALIGN);
+    }
+    return weft_fail(WEFT_EINPUT, "exec: '%s' is bound, but it is not of this graph",
+                     b->tensor->name ? b->tensor->name : "a tensor");
+}
+
+static weft_status plan_memory(weft_exec *x, const weft_exec_options *options) {
+    bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
+    if (!bound) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    weft_status status = WEFT_OK;
+    for (const weft_binding *b = options->bindings; status == WEFT_OK && b && b->tensor; b++) {
+        status = check_binding(x, b);
+        if (status == WEFT_OK) bound[b->tensor->id] = true;
+    }
+    if (status == WEFT_OK)
+        status = weft_plan_create(x->g, x->backend, weft_pool_size(x->pool), bound, &options->plan,
+                                  &x->plan);
+    free(bound);
+    return status;
+}
+
+static weft_status place_data(weft_exec *x, const weft_exec_options *options) {
+    int64_t bytes = x->plan->arena_bytes;
+    x->arena = bytes ? x->backend->alloc(bytes) : NULL;
+    if (bytes && !x->arena)
+        return weft_fail(WEFT_ENOMEM, "exec: the machine would not give %.2f GiB for the arena",
+                         (double)bytes / (1024.0 * 1024.0 * 1024.0));
+    for (const weft_binding *b = options->bindings; b && b->tensor; b++)
+        x->data[b->tensor->id] = b->data;
+    for (int64_t i = 0; i < x->n_tensors; i++) {
+        weft_tensor *root = weft_tensor_root(weft_graph_tensor_at(x->g, i));
+        if (x->plan->offset[i] >= 0)
+            x->data[i] = x->arena + x->plan->offset[i];
+        else
+            x->data[i] = x->data[root->id];
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+                             const weft_exec_options *options, weft_exec **out) {
+    *out = NULL;
+    WEFT_TRY(weft_graph_status(g));
+    static const weft_exec_options defaults;
+    if (!options) options = &defaults;
+    weft_exec *x = calloc(1, sizeof *x);
+    if (!x) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    x->g = g;
+    x->backend = backend;
+    x->pool = pool;
+    x->poison = options->poison;
+    x->n_nodes = weft_graph_node_count(g);
+    x->n_tensors = weft_graph_tensor_count(g);
+    x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
+    x->kernels = calloc((size_t)x->n_nodes + 1, sizeof *x->kernels);
+    weft_status status =
+        x->data && x->kernels ? WEFT_OK : weft_fail(WEFT_ENOMEM, "exec: no memory");
+    if (status == WEFT_OK) status = find_kernels(x);
+    if (status == WEFT_OK) status = plan_memory(x, options);
+    if (status == WEFT_OK) status = place_data(x, options);
+    if (status != WEFT_OK) {
+        weft_exec_destroy(x);
+        return status;
+    }
+    *out = x;
+    return WEFT_OK;
+}
+
+void weft_exec_destroy(weft_exec *x) {
+    if (!x) return;
+    if (x->arena) x->backend->release(x->arena, x->plan->arena_bytes);
+    weft_plan_destroy(x->plan);
+    free(x->data);
+    free(x->kernels);
+    free(x);
+}
+
+/* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
+ * unwritten, or reads what is no longer alive, shows. */
+static void poison_temporaries(weft_exec *x) {
+    for (int64_t i = 0; i < x->n_tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(x->g, i);
+        if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
+            memset(x->data[i], 0xff, (size_t)weft_tensor_bytes(t));
+    }
+    for (int64_t i = 0; i < x->n_nodes; i++)
+        if (x->plan->work_offset[i] >= 0)
+            memset(x->arena + x->plan->work_offset[i], 0xff, (size_t)x->plan->work_bytes[i]);
+}
+
+weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
+    x->run = run ? *run : (weft_run){0};
+    if (x->poison) poison_temporaries(x);
+    for (int64_t i = 0; i < x->n_nodes; i++)
+        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+    return WEFT_OK;
+}
+
+static weft_status check_access(const weft_exec *x, const weft_tensor *t, const char *what) {
+    if (!t || t->id >= x->n_tensors || weft_graph_tensor_at(x->g, t->id) != t || !x->data[t->id])
+        return weft_fail(WEFT_EINPUT, "%s: the tensor is not of this graph, or nothing made it",
+                         what);
+    const weft_tensor *root = t->view_of ? t->view_of : t;
+    if (root->role == WEFT_ROLE_TEMP && !root->keep)
+        return weft_fail(WEFT_EINPUT, "%s: %s is not kept; mark it with weft_keep before planning",
+                         what, weft_tensor_describe(t));
+    return WEFT_OK;
+}
+
+weft_status weft_exec_write(weft_exec *x, const weft_tensor *t, const void *from) {
+    WEFT_TRY(check_access(x, t, "write"));
+    x->backend->upload(x->data[t->id], from, weft_tensor_bytes(t));
+    return WEFT_OK;
+}
+
+weft_status weft_exec_read(weft_exec *x, const weft_tensor *t, void *to) {
+    WEFT_TRY(check_access(x, t, "read"));
+    x->backend->download(to, x->data[t->id], weft_tensor_bytes(t));
+    return WEFT_OK;
+}
+
+const weft_plan *weft_exec_plan(const weft_exec *x) {
+    return x->plan;
+}
+
+void *weft_data(const weft_exec *x, const weft_tensor *t) {
+    return t ? x->data[t->id] : NULL;
+}
+
+void *weft_workspace(const weft_exec *x, const weft_node *n) {
+    int64_t offset = x->plan->work_offset[n->index];
+    return offset < 0 ? NULL : x->arena + offset;
+}
+
+weft_pool *weft_exec_pool(const weft_exec *x) {
+    return x->pool;
+}
+
+const weft_run *weft_exec_current_run(const weft_exec *x) {
+    return &x->run;
+}

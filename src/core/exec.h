@@ -1,0 +1,76 @@
+/* The executor: a planned graph on a backend, ready to run again and again.
+ *
+ *     weft_exec_create(graph, weft_cpu_backend(), pool, NULL, &exec);
+ *     weft_exec_write(exec, x, values);             inputs and parameters
+ *     weft_exec_run(exec, &(weft_run){.seed = 1});  no allocation inside
+ *     weft_exec_read(exec, loss, &value);
+ */
+#ifndef WEFT_CORE_EXEC_H
+#define WEFT_CORE_EXEC_H
+
+#include "core/graph.h"
+#include "core/plan.h"
+#include "core/pool.h"
+
+typedef struct weft_exec weft_exec;
+
+/* What a run's random numbers depend on beside the site: see random.h. */
+typedef struct {
+    uint64_t seed;
+    uint32_t iteration;
+    uint32_t sequence; /* place in the whole batch of this graph's first sequence */
+} weft_run;
+
+/* One operation on one backend. */
+typedef struct {
+    /* Does the node's work. Fails only on values that cannot be used (a token outside the
+     * vocabulary), never on shapes: infer has checked them. */
+    weft_status (*run)(weft_exec *x, const weft_node *n);
+    /* Bytes of scratch the node needs; NULL: none. May depend on the number of threads, results
+     * may not. */
+    int64_t (*workspace)(const weft_node *n, int threads);
+} weft_kernel;
+
+struct weft_backend {
+    const char *name;
+    /* The kernel for a node, by operation and type; NULL: this backend has none. */
+    const weft_kernel *(*kernel)(const weft_node *n);
+    void *(*alloc)(int64_t bytes); /* the arena; NULL: no memory */
+    void (*release)(void *memory, int64_t bytes);
+    void (*upload)(void *to, const void *from, int64_t bytes);
+    void (*download)(void *to, const void *from, int64_t bytes);
+    int64_t (*memory)(void); /* bytes a process may use on this machine; 0: unknown */
+};
+
+typedef struct {
+    weft_plan_options plan;
+    /* Memory of tensors that several graphs share (parameters, states): pairs that end on NULL.
+     * Aligned to WEFT_ARENA_ALIGN. */
+    const struct weft_binding *bindings;
+    bool poison; /* tests: fill the arena with NaN before each run, inputs apart */
+} weft_exec_options;
+
+typedef struct weft_binding {
+    const weft_tensor *tensor; /* NULL ends the list */
+    void *data;
+} weft_binding;
+
+weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+                             const weft_exec_options *options, weft_exec **out);
+void weft_exec_destroy(weft_exec *x);
+
+/* Walks the nodes. On an error the message names the node. */
+weft_status weft_exec_run(weft_exec *x, const weft_run *run);
+
+/* Copies a tensor's bytes in and out. A temporary can be read only if it is kept. */
+weft_status weft_exec_write(weft_exec *x, const weft_tensor *t, const void *from);
+weft_status weft_exec_read(weft_exec *x, const weft_tensor *t, void *to);
+const weft_plan *weft_exec_plan(const weft_exec *x);
+
+/* For kernels. */
+void *weft_data(const weft_exec *x, const weft_tensor *t); /* NULL for a NULL tensor */
+void *weft_workspace(const weft_exec *x, const weft_node *n);
+weft_pool *weft_exec_pool(const weft_exec *x);
+const weft_run *weft_exec_current_run(const weft_exec *x);
+
+#endif

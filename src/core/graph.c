@@ -1,0 +1,326 @@
+/* Building a graph: memory, tensors, nodes, views. Backward is in autodiff.c. */
+#include "core/graph.h"
+
+#include "core/graph_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRAPH_BLOCK_BYTES = 1 << 16 };
+
+/* No tensor may hold more than this many bytes: sums of a few stay far from overflow. */
+#define TENSOR_BYTES_MAX ((int64_t)1 << 56)
+
+struct graph_block {
+    graph_block *next;
+    size_t used, size;
+    _Alignas(16) unsigned char bytes[];
+};
+
+weft_status weft_graph_create(weft_graph **out) {
+    *out = calloc(1, sizeof **out);
+    if (!*out) return weft_fail(WEFT_ENOMEM, "graph: no memory");
+    (*out)->n_forward = -1;
+    return WEFT_OK;
+}
+
+void weft_graph_destroy(weft_graph *g) {
+    if (!g) return;
+    for (graph_block *b = g->blocks; b;) {
+        graph_block *next = b->next;
+        free(b);
+        b = next;
+    }
+    free(g->nodes);
+    free(g->tensors);
+    free(g->message);
+    free(g);
+}
+
+weft_status weft_graph_status(const weft_graph *g) {
+    if (g->status == WEFT_OK) return WEFT_OK;
+    return weft_fail(g->status, "%s", g->message ? g->message : "graph: no memory");
+}
+
+/* Keeps the first error; later ones follow from it and would only hide it. */
+static weft_status graph_record(weft_graph *g, weft_status status, const char *message) {
+    if (g->status == WEFT_OK) {
+        g->status = status;
+        g->message = strdup(message);
+    }
+    return weft_graph_status(g);
+}
+
+weft_status weft_graph_fail(weft_graph *g, const char *format, ...) {
+    char text[768], line[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (g->scope)
+        snprintf(line, sizeof line, "%s: %s", g->scope, text);
+    else
+        snprintf(line, sizeof line, "%s", text);
+    return graph_record(g, WEFT_EINPUT, line);
+}
+
+void *weft_graph_alloc(weft_graph *g, size_t bytes) {
+    bytes = (bytes + 15) & ~(size_t)15;
+    graph_block *b = g->blocks;
+    if (!b || b->size - b->used < bytes) {
+        size_t size = bytes > GRAPH_BLOCK_BYTES ? bytes : GRAPH_BLOCK_BYTES;
+        b = calloc(1, sizeof *b + size);
+        if (!b) {
+            graph_record(g, WEFT_ENOMEM, "graph: no memory for its nodes");
+            return NULL;
+        }
+        b->size = size;
+        b->next = g->blocks;
+        g->blocks = b;
+    }
+    void *memory = b->bytes + b->used;
+    b->used += bytes;
+    return memory;
+}
+
+static const char *graph_copy_name(weft_graph *g, const char *name) {
+    size_t length = strlen(name) + 1;
+    char *copy = weft_graph_alloc(g, length);
+    if (copy) memcpy(copy, name, length);
+    return copy;
+}
+
+/* Makes room for one more pointer in a list that grows by doubling. */
+static weft_status list_grow(weft_graph *g, void *list, int64_t count, int64_t *capacity) {
+    if (count < *capacity) return WEFT_OK;
+    int64_t wanted = *capacity ? 2 * *capacity : 256;
+    void **old, **grown;
+    memcpy(&old, list, sizeof old);
+    grown = realloc(old, (size_t)wanted * sizeof *grown);
+    if (!grown) return graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
+    memcpy(list, &grown, sizeof grown);
+    *capacity = wanted;
+    return WEFT_OK;
+}
+
+static weft_status check_shape(weft_graph *g, const char *what, weft_dtype dtype, int ndim,
+                               const int64_t *shape) {
+    if (ndim < 0 || ndim > WEFT_MAX_DIMS)
+        return weft_graph_fail(g, "%s: %d dimensions, but a tensor has 0 to %d", what, ndim,
+                               WEFT_MAX_DIMS);
+    if ((int)dtype < 0 || dtype >= WEFT_DTYPE_COUNT)
+        return weft_graph_fail(g, "%s: type number %d is none of f32, f64, bf16, i32", what,
+                               (int)dtype);
+    int64_t bytes = (int64_t)weft_dtype_size(dtype);
+    for (int d = 0; d < ndim; d++) {
+        if (shape[d] <= 0)
+            return weft_graph_fail(g, "%s: dimension %d is %lld; sizes start at 1", what, d,
+                                   (long long)shape[d]);
+        if (shape[d] > TENSOR_BYTES_MAX / bytes)
+            return weft_graph_fail(g, "%s: the shape asks for more bytes than any memory holds",
+                                   what);
+        bytes *= shape[d];
+    }
+    return WEFT_OK;
+}
+
+weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dtype, int ndim,
+                                   const int64_t *shape) {
+    weft_tensor *t = weft_graph_alloc(g, sizeof *t);
+    if (!t || list_grow(g, &g->tensors, g->n_tensors, &g->cap_tensors) != WEFT_OK) return NULL;
+    t->id = (int32_t)g->n_tensors;
+    t->dtype = dtype;
+    t->role = role;
+    t->ndim = ndim;
+    for (int d = 0; d < ndim; d++)
+        t->shape[d] = shape[d];
+    g->tensors[g->n_tensors++] = t;
+    return t;
+}
+
+weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, weft_dtype dtype,
+                               int ndim, const int64_t *shape) {
+    if (g->status != WEFT_OK) return NULL;
+    if (!name || !*name) {
+        weft_graph_fail(g, "tensor: an input, parameter or state needs a name");
+        return NULL;
+    }
+    if (check_shape(g, name, dtype, ndim, shape) != WEFT_OK) return NULL;
+    if (weft_graph_find(g, name)) {
+        weft_graph_fail(g, "tensor '%s' is already in the graph; names must differ", name);
+        return NULL;
+    }
+    weft_tensor *t = weft_graph_tensor_new(g, role, dtype, ndim, shape);
+    if (!t) return NULL;
+    t->name = graph_copy_name(g, name);
+    t->needs_grad = role == WEFT_ROLE_PARAM;
+    return t->name ? t : NULL;
+}
+
+weft_tensor *weft_graph_find(const weft_graph *g, const char *name) {
+    for (int64_t i = 0; i < g->n_tensors; i++)
+        if (g->tensors[i]->name && strcmp(g->tensors[i]->name, name) == 0) return g->tensors[i];
+    return NULL;
+}
+
+weft_tensor *weft_keep(weft_tensor *t) {
+    if (t) weft_tensor_root(t)->keep = true;
+    return t;
+}
+
+void weft_graph_scope(weft_graph *g, const char *name) {
+    g->scope = name ? graph_copy_name(g, name) : NULL;
+}
+
+void weft_graph_recompute_begin(weft_graph *g) {
+    if (g->segment)
+        weft_graph_fail(g, "recompute: a segment is already open; they do not nest");
+    else
+        g->segment = ++g->n_segments;
+}
+
+void weft_graph_recompute_end(weft_graph *g) {
+    if (!g->segment) weft_graph_fail(g, "recompute: no segment is open");
+    g->segment = 0;
+}
+
+weft_node *weft_graph_node_new(weft_graph *g, const weft_op *op, weft_tensor *const *in, int n_in,
+                               int n_out, const void *attr) {
+    weft_node *n = weft_graph_alloc(g, sizeof *n);
+    weft_tensor **lists = weft_graph_alloc(g, (size_t)(n_in + n_out) * sizeof *lists);
+    if (!n || !lists) return NULL;
+    n->op = op;
+    n->n_in = n_in;
+    n->n_out = n_out;
+    n->in = lists;
+    n->out = lists + n_in;
+    n->attr = attr;
+    for (int i = 0; i < n_in; i++)
+        n->in[i] = in[i];
+    return n;
+}
+
+weft_status weft_graph_node_push(weft_graph *g, weft_node *n) {
+    WEFT_TRY(list_grow(g, &g->nodes, g->n_nodes, &g->cap_nodes));
+    n->index = (int32_t)g->n_nodes;
+    g->nodes[g->n_nodes++] = n;
+    return WEFT_OK;
+}
+
+/* f64 is for checks: a node is f64 throughout, or nowhere. */
+static weft_status check_one_precision(weft_graph *g, const weft_node *n) {
+    const weft_tensor *wide = NULL, *narrow = NULL;
+    for (int i = 0; i < n->n_in; i++) {
+        const weft_tensor *t = n->in[i];
+        if (!t || t->dtype == WEFT_I32) continue;
+        if (t->dtype == WEFT_F64)
+            wide = t;
+        else
+            narrow = t;
+    }
+    if (!wide || !narrow) return WEFT_OK;
+    return weft_graph_fail(g, "%s: one input is %s and another %s; f64 does not mix",
+                           n->op->name, weft_tensor_describe(wide), weft_tensor_describe(narrow));
+}
+
+/* After backward, what nothing kept depended on is gone. */
+static weft_status check_still_there(weft_graph *g, const weft_node *n) {
+    for (int i = 0; g->n_forward >= 0 && i < n->n_in; i++) {
+        const weft_node *maker = n->in[i] ? n->in[i]->producer : NULL;
+        if (maker && (maker->index >= g->n_nodes || g->nodes[maker->index] != maker))
+            return weft_graph_fail(g, "%s: input %d, %s, was dropped by backward; keep it before",
+                                   n->op->name, i, weft_tensor_describe(n->in[i]));
+    }
+    return WEFT_OK;
+}
+
+weft_node *weft_graph_append(weft_graph *g, const weft_op *op, weft_tensor *const *in, int n_in,
+                             int required, int n_out, const void *attr, size_t attr_size) {
+    if (g->status != WEFT_OK) return NULL;
+    for (int i = 0; i < required; i++) {
+        if (in[i]) continue;
+        weft_graph_fail(g, "%s: input %d is missing", op->name, i);
+        return NULL;
+    }
+    void *attr_copy = NULL;
+    if (attr_size) {
+        attr_copy = weft_graph_alloc(g, attr_size);
+        if (!attr_copy) return NULL;
+        memcpy(attr_copy, attr, attr_size);
+    }
+    weft_node *n = weft_graph_node_new(g, op, in, n_in, n_out, attr_copy);
+    if (!n || check_one_precision(g, n) != WEFT_OK || check_still_there(g, n) != WEFT_OK)
+        return NULL;
+    n->segment = g->segment;
+    if (op->infer(g, n) != WEFT_OK || g->status != WEFT_OK) {
+        if (g->status == WEFT_OK) weft_graph_fail(g, "%s: %s", op->name, weft_error_message());
+        return NULL;
+    }
+    return weft_graph_node_push(g, n) == WEFT_OK ? n : NULL;
+}
+
+weft_tensor *weft_node_output(weft_graph *g, weft_node *n, int index, weft_dtype dtype, int ndim,
+                              const int64_t *shape) {
+    if (g->status != WEFT_OK || check_shape(g, n->op->name, dtype, ndim, shape) != WEFT_OK)
+        return NULL;
+    weft_tensor *t = weft_graph_tensor_new(g, WEFT_ROLE_TEMP, dtype, ndim, shape);
+    if (!t) return NULL;
+    t->producer = n;
+    n->out[index] = t;
+    if (n->op->grad && dtype != WEFT_I32)
+        for (int i = 0; i < n->n_in; i++)
+            t->needs_grad |= n->in[i] && n->in[i]->needs_grad;
+    return t;
+}
+
+weft_tensor *weft_node_output_like(weft_graph *g, weft_node *n, int index, weft_dtype dtype,
+                                   const weft_tensor *like) {
+    return weft_node_output(g, n, index, dtype, like->ndim, like->shape);
+}
+
+weft_tensor *weft_reshape(weft_graph *g, weft_tensor *t, int ndim, const int64_t *shape) {
+    if (g->status != WEFT_OK) return NULL;
+    if (!t) {
+        weft_graph_fail(g, "reshape: its input is missing");
+        return NULL;
+    }
+    if (check_shape(g, "reshape", t->dtype, ndim, shape) != WEFT_OK) return NULL;
+    weft_tensor want = {.dtype = t->dtype, .ndim = ndim};
+    for (int d = 0; d < ndim; d++)
+        want.shape[d] = shape[d];
+    if (weft_tensor_count(t) != weft_tensor_count(&want)) {
+        weft_graph_fail(g, "reshape: %s has another number of elements than %s",
+                        weft_tensor_describe(t), weft_tensor_describe(&want));
+        return NULL;
+    }
+    if (weft_tensor_same_shape(t, &want)) return t;
+    weft_tensor *root = weft_tensor_root(t);
+    weft_tensor *view = weft_graph_tensor_new(g, root->role, t->dtype, ndim, shape);
+    if (!view) return NULL;
+    view->view_of = root;
+    view->producer = root->producer;
+    view->needs_grad = root->needs_grad;
+    return view;
+}
+
+int64_t weft_graph_node_count(const weft_graph *g) {
+    return g->n_nodes;
+}
+
+const weft_node *weft_graph_node(const weft_graph *g, int64_t i) {
+    return g->nodes[i];
+}
+
+int64_t weft_graph_tensor_count(const weft_graph *g) {
+    return g->n_tensors;
+}
+
+weft_tensor *weft_graph_tensor_at(const weft_graph *g, int64_t i) {
+    return g->tensors[i];
+}
+
+int64_t weft_graph_forward_count(const weft_graph *g) {
+    return g->n_forward < 0 ? g->n_nodes : g->n_forward;
+}

@@ -1,0 +1,30 @@
+/* Edit distance, one row at a time. */
+#include "core/nearest.h"
+
+#include <ctype.h>
+#include <string.h>
+
+enum { NAME_MAX_LETTERS = 64 };
+
+static int same_letter(char a, char b) {
+    return tolower((unsigned char)a) == tolower((unsigned char)b);
+}
+
+size_t weft_edit_distance(const char *a, const char *b) {
+    size_t row[NAME_MAX_LETTERS], n = strlen(b);
+    if (n >= NAME_MAX_LETTERS || strlen(a) >= NAME_MAX_LETTERS) return NAME_MAX_LETTERS;
+    for (size_t j = 0; j <= n; j++)
+        row[j] = j;
+    for (size_t i = 1; *a; a++, i++) {
+        size_t corner = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            size_t best = corner + (size_t)!same_letter(*a, b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            corner = row[j];
+            row[j] = best;
+        }
+    }
+    return row[n];
+}

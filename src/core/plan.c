@@ -1,0 +1,272 @@
+/* Lifetimes, takeovers and offsets.
+ *
+ * 1. Each tensor with memory of its own gets a buffer, alive from the node that makes it to the
+ *    last node that reads it (to the end if it is kept; always if it is an input).
+ * 2. Where an operation can write over an input that dies with it, the output joins the input's
+ *    buffer.
+ * 3. Buffers are laid out from the largest to the smallest, each at the lowest place where nothing
+ *    that lives at the same time lies. */
+#include "core/plan.h"
+
+#include "core/exec.h"
+#include "core/graph_internal.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    int64_t bytes;
+    int64_t first, last; /* nodes, both alive; -1 is before the first node */
+    int64_t offset;
+} plan_buffer;
+
+typedef struct {
+    const weft_graph *g;
+    const weft_backend *backend;
+    const weft_plan_options *options;
+    int threads;
+    const bool *bound;
+    int64_t n_nodes, n_tensors;
+    int64_t n_buffers;
+    plan_buffer *buffers;  /* [n_tensors + n_nodes] */
+    int64_t *buffer_of;    /* [n_tensors]: its buffer, -1: none; views have their root's */
+    int64_t *last_read;    /* [n_tensors] by root: the last node that reads it, -1: none */
+    int64_t *work_buffer;  /* [n_nodes] */
+    weft_plan *plan;
+} planner;
+
+static int64_t align_up(int64_t bytes) {
+    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
+}
+
+static int64_t add_buffer(planner *p, int64_t bytes, int64_t first, int64_t last) {
+    p->buffers[p->n_buffers] = (plan_buffer){align_up(bytes), first, last, -1};
+    return p->n_buffers++;
+}
+
+static void find_last_reads(planner *p) {
+    for (int64_t i = 0; i < p->n_tensors; i++)
+        p->last_read[i] = -1;
+    for (int64_t i = 0; i < p->n_nodes; i++) {
+        const weft_node *n = weft_graph_node(p->g, i);
+        for (int k = 0; k < n->n_in; k++)
+            if (n->in[k]) p->last_read[weft_tensor_root(n->in[k])->id] = i;
+    }
+}
+
+/* An input that node n alone reads last, read once by it: the one whose memory may be taken. */
+static bool dies_here(const planner *p, const weft_node *n, int input) {
+    weft_tensor *root = weft_tensor_root(n->in[input]);
+    if (root->role != WEFT_ROLE_TEMP || root->keep || p->last_read[root->id] != n->index)
+        return false;
+    for (int k = 0; k < n->n_in; k++)
+        if (k != input && n->in[k] && weft_tensor_root(n->in[k]) == root) return false;
+    return p->buffer_of[root->id] >= 0;
+}
+
+static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
+    if (p->options->no_inplace || p->options->no_reuse || !n->op->inplace) return -1;
+    int input = n->op->inplace(n, out);
+    if (input < 0 || input >= n->n_in || !n->in[input] || taken[input]) return -1;
+    if (!dies_here(p, n, input)) return -1;
+    const weft_tensor *from = weft_tensor_root(n->in[input]), *to = n->out[out];
+    if (from->dtype != to->dtype || weft_tensor_bytes(from) != weft_tensor_bytes(to)) return -1;
+    taken[input] = true;
+    return p->buffer_of[from->id];
+}
+
+static int64_t last_alive(const planner *p, const weft_tensor *t, int64_t made) {
+    if (t->keep || p->options->no_reuse) return p->n_nodes;
+    int64_t read = p->last_read[t->id];
+    return read > made ? read : made;
+}
+
+static weft_status place_outputs(planner *p, const weft_node *n) {
+    bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
+    if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int o = 0; o < n->n_out; o++) {
+        const weft_tensor *t = n->out[o];
+        if (!t || (p->bound && p->bound[t->id])) continue;
+        int64_t last = last_alive(p, t, n->index);
+        int64_t buffer = take_over(p, n, o, taken);
+        if (buffer < 0)
+            buffer = add_buffer(p, weft_tensor_bytes(t), n->index, last);
+        else if (p->buffers[buffer].last < last)
+            p->buffers[buffer].last = last;
+        p->buffer_of[t->id] = buffer;
+    }
+    free(taken);
+    return WEFT_OK;
+}
+
+static weft_status place_tensors(planner *p) {
+    for (int64_t i = 0; i < p->n_tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(p->g, i);
+        p->buffer_of[i] = -1;
+        if (t->role == WEFT_ROLE_TEMP || t->view_of || (p->bound && p->bound[i])) continue;
+        p->buffer_of[i] = add_buffer(p, weft_tensor_bytes(t), -1, p->n_nodes);
+        p->plan->pinned_bytes += align_up(weft_tensor_bytes(t));
+    }
+    for (int64_t i = 0; i < p->n_nodes; i++) {
+        const weft_node *n = weft_graph_node(p->g, i);
+        WEFT_TRY(place_outputs(p, n));
+        const weft_kernel *kernel = p->backend->kernel(n);
+        int64_t work = kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
+        p->work_buffer[i] = work > 0 ? add_buffer(p, work, i, i) : -1;
+        p->plan->work_bytes[i] = work;
+        if (align_up(work) > p->plan->workspace_bytes) p->plan->workspace_bytes = align_up(work);
+    }
+    return WEFT_OK;
+}
+
+typedef struct {
+    int64_t bytes, buffer;
+} plan_order;
+
+/* Largest first; of one size the earlier, so that the layout is the same every time. */
+static int by_size(const void *a, const void *b) {
+    const plan_order *i = a, *j = b;
+    if (i->bytes != j->bytes) return i->bytes > j->bytes ? -1 : 1;
+    return i->buffer < j->buffer ? -1 : 1;
+}
+
+/* `placed` holds the buffers laid out so far by ascending offset. */
+static int64_t lowest_gap(const planner *p, const int64_t *placed, int64_t n_placed,
+                          const plan_buffer *b) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < n_placed; i++) {
+        const plan_buffer *other = &p->buffers[placed[i]];
+        if (other->last < b->first || b->last < other->first) continue;
+        if (other->offset >= at + b->bytes) break;
+        if (other->offset + other->bytes > at) at = other->offset + other->bytes;
+    }
+    return at;
+}
+
+static void insert_by_offset(const planner *p, int64_t *placed, int64_t n_placed, int64_t buffer) {
+    int64_t i = n_placed;
+    for (; i > 0 && p->buffers[placed[i - 1]].offset > p->buffers[buffer].offset; i--)
+        placed[i] = placed[i - 1];
+    placed[i] = buffer;
+}
+
+static weft_status assign_offsets(planner *p) {
+    plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
+    int64_t *placed = calloc((size_t)p->n_buffers + 1, sizeof *placed);
+    if (!order || !placed) {
+        free(order);
+        free(placed);
+        return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    }
+    for (int64_t i = 0; i < p->n_buffers; i++)
+        order[i] = (plan_order){p->buffers[i].bytes, i};
+    qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
+    for (int64_t i = 0; i < p->n_buffers; i++) {
+        plan_buffer *b = &p->buffers[order[i].buffer];
+        b->offset = lowest_gap(p, placed, i, b);
+        insert_by_offset(p, placed, i, order[i].buffer);
+        if (b->offset + b->bytes > p->plan->arena_bytes)
+            p->plan->arena_bytes = b->offset + b->bytes;
+    }
+    free(order);
+    free(placed);
+    return WEFT_OK;
+}
+
+/* The plan's figures beside the offsets: what is alive when. */
+static weft_status sum_up(planner *p) {
+    int64_t forward = weft_graph_forward_count(p->g);
+    int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
+    if (!change) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int64_t i = 0; i < p->n_buffers; i++) {
+        const plan_buffer *b = &p->buffers[i];
+        change[b->first + 1] += b->bytes;
+        if (b->last + 2 <= p->n_nodes + 1) change[b->last + 2] -= b->bytes;
+        if (b->first >= 0 && b->first < forward && b->last >= forward && b->last < p->n_nodes)
+            p->plan->saved_bytes += b->bytes;
+        if (b->first >= 0 && b->last == p->n_nodes) p->plan->kept_bytes += b->bytes;
+    }
+    int64_t alive = 0;
+    for (int64_t i = 0; i < p->n_nodes + 2; i++) {
+        alive += change[i];
+        if (alive > p->plan->peak_bytes) p->plan->peak_bytes = alive;
+    }
+    free(change);
+    return WEFT_OK;
+}
+
+static weft_status copy_offsets(planner *p) {
+    for (int64_t i = 0; i < p->n_tensors; i++) {
+        int64_t buffer = p->buffer_of[weft_tensor_root(weft_graph_tensor_at(p->g, i))->id];
+        p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;
+    }
+    for (int64_t i = 0; i < p->n_nodes; i++)
+        p->plan->work_offset[i] =
+            p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
+    return WEFT_OK;
+}
+
+static weft_status check_limit(const planner *p) {
+    int64_t limit = p->options->memory_limit;
+    if (limit == 0 && p->backend->memory) limit = p->backend->memory();
+    if (limit == 0 || p->plan->arena_bytes <= limit) return WEFT_OK;
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    return weft_fail(WEFT_ENOMEM,
+                     "plan: the graph needs %.2f GiB, but %.2f GiB are there; take a smaller "
+                     "batch, or recompute segments",
+                     (double)p->plan->arena_bytes / gib, (double)limit / gib);
+}
+
+static weft_status make_plan(planner *p) {
+    find_last_reads(p);
+    WEFT_TRY(place_tensors(p));
+    WEFT_TRY(assign_offsets(p));
+    WEFT_TRY(sum_up(p));
+    WEFT_TRY(copy_offsets(p));
+    return check_limit(p);
+}
+
+weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
+                             const bool *bound, const weft_plan_options *options, weft_plan **out) {
+    *out = NULL;
+    WEFT_TRY(weft_graph_status(g));
+    static const weft_plan_options defaults;
+    planner p = {.g = g,
+                 .backend = backend,
+                 .options = options ? options : &defaults,
+                 .threads = threads,
+                 .bound = bound,
+                 .n_nodes = weft_graph_node_count(g),
+                 .n_tensors = weft_graph_tensor_count(g)};
+    size_t nodes = (size_t)p.n_nodes + 1, tensors = (size_t)p.n_tensors + 1;
+    p.plan = calloc(1, sizeof *p.plan);
+    p.buffers = calloc(nodes + tensors, sizeof *p.buffers);
+    p.buffer_of = calloc(tensors, sizeof *p.buffer_of);
+    p.last_read = calloc(tensors, sizeof *p.last_read);
+    p.work_buffer = calloc(nodes, sizeof *p.work_buffer);
+    bool ok = p.plan && p.buffers && p.buffer_of && p.last_read && p.work_buffer;
+    if (ok) {
+        p.plan->offset = calloc(tensors, sizeof *p.plan->offset);
+        p.plan->work_offset = calloc(nodes, sizeof *p.plan->work_offset);
+        p.plan->work_bytes = calloc(nodes, sizeof *p.plan->work_bytes);
+        ok = p.plan->offset && p.plan->work_offset && p.plan->work_bytes;
+    }
+    weft_status status = ok ? make_plan(&p) : weft_fail(WEFT_ENOMEM, "plan: no memory");
+    free(p.buffers);
+    free(p.buffer_of);
+    free(p.last_read);
+    free(p.work_buffer);
+    if (status != WEFT_OK) {
+        weft_plan_destroy(p.plan);
+        return status;
+    }
+    *out = p.plan;
+    return WEFT_OK;
+}
+
+void weft_plan_destroy(weft_plan *plan) {
+    if (!plan) return;
+    free(plan->offset);
+    free(plan->work_offset);
+    free(plan->work_bytes);
+    free(plan);
+}

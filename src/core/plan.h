@@ -1,0 +1,39 @@
+/* The memory plan: where in one arena each tensor of a graph lies.
+ *
+ * Every lifetime is known from the list of nodes: a temporary lives from the node that makes it to
+ * the last that reads it. Tensors whose lives do not overlap share bytes; an operation that allows
+ * it writes its output over an input that nobody reads again; a node's workspace lives for that
+ * node alone. The arena's size is the exact peak, known before a run. */
+#ifndef WEFT_CORE_PLAN_H
+#define WEFT_CORE_PLAN_H
+
+#include "core/graph.h"
+
+typedef struct weft_backend weft_backend;
+
+enum { WEFT_ARENA_ALIGN = 64 };
+
+typedef struct {
+    bool no_reuse;       /* every tensor its own bytes: the reference the tests compare with */
+    bool no_inplace;     /* no output over an input */
+    int64_t memory_limit; /* refuse a larger arena, in bytes; 0: what the machine has */
+} weft_plan_options;
+
+typedef struct {
+    int64_t arena_bytes;     /* all of it */
+    int64_t workspace_bytes; /* the largest workspace of a node */
+    int64_t pinned_bytes;    /* inputs, parameters, states without memory of their own */
+    int64_t kept_bytes;      /* temporaries that are read after the run: gradients, losses */
+    int64_t saved_bytes;     /* made in the forward pass and read in the backward pass */
+    int64_t peak_bytes;      /* the most that is alive at one node: no layout can be smaller */
+    int64_t *offset;         /* [tensors] in the arena; -1: bound by the caller, or unused */
+    int64_t *work_offset;    /* [nodes] of the node's workspace; -1: none */
+    int64_t *work_bytes;     /* [nodes] */
+} weft_plan;
+
+/* `bound[id]` true: the caller brings the memory of that tensor; NULL: of none. */
+weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
+                             const bool *bound, const weft_plan_options *options, weft_plan **out);
+void weft_plan_destroy(weft_plan *plan);
+
+#endif

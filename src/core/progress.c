@@ -1,0 +1,202 @@
+/* The progress bar. It is text for the log's status line, so all that concerns the screen is
+ * there; here is what to say, and when. */
+#include "core/progress.h"
+
+#include "core/log.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { TEXT_MAX = 64, NOTE_MAX = 128, RATE_MAX = 256, BAR_LEAST = 8, BAR_MOST = 40 };
+
+static const double redraw_seconds = 0.1, line_seconds = 30;
+
+struct weft_progress {
+    char label[TEXT_MAX], unit[TEXT_MAX], note[NOTE_MAX];
+    int64_t total, first, done;
+    double seconds, begun, shown; /* shown: when the last line or drawing was */
+    int tenth;                    /* of the way at the last line */
+};
+
+static double clock_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Columns of a text: characters of UTF-8. */
+static int columns(const char *text) {
+    int n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+/* Cuts a text to so many columns. */
+static void cut_columns(char *text, int width) {
+    for (int n = 0; *text; text++) {
+        if (((unsigned char)*text & 0xc0) == 0x80) continue;
+        if (n++ == width) {
+            *text = '\0';
+            return;
+        }
+    }
+}
+
+/* Copies as much of a text as fits, and no half character. */
+static void copy_text(char *to, size_t size, const char *from) {
+    size_t n = strnlen(from, size - 1);
+    while (n > 0 && from[n] && ((unsigned char)from[n] & 0xc0) == 0x80)
+        n--;
+    memcpy(to, from, n);
+    to[n] = '\0';
+}
+
+/* "8.2", "820", "8.2k", "8.2M". */
+static void format_rate(double rate, char *out, size_t size) {
+    static const char *const suffix[] = {"", "k", "M", "G", "T"};
+    int step = 0;
+    for (; rate >= 9999.5 && step < 4; step++)
+        rate /= 1000;
+    snprintf(out, size, rate < 99.95 ? "%.1f%s" : "%.0f%s", rate, suffix[step]);
+}
+
+/* "42s", "3m05s", "2h07m", "5d03h". */
+static void format_time(double seconds, char *out, size_t size) {
+    if (!(seconds < 1e9)) {
+        snprintf(out, size, "?");
+        return;
+    }
+    int64_t s = (int64_t)llround(seconds);
+    if (s < 60)
+        snprintf(out, size, "%ds", (int)s);
+    else if (s < 3600)
+        snprintf(out, size, "%dm%02ds", (int)(s / 60), (int)(s % 60));
+    else if (s < 86400)
+        snprintf(out, size, "%dh%02dm", (int)(s / 3600), (int)(s / 60 % 60));
+    else
+        snprintf(out, size, "%dd%02dh", (int)(s / 86400), (int)(s / 3600 % 24));
+}
+
+static double fraction(const weft_progress *p) {
+    if (p->total <= 0) return 0;
+    double f = (double)p->done / (double)p->total;
+    return f < 0 ? 0 : f > 1 ? 1 : f;
+}
+
+/* "12.3 steps/s, 3m05s left, loss 3.21" */
+static void describe_rate(const weft_progress *p, double now, char *out, size_t size) {
+    double passed = now - p->begun, moved = (double)(p->done - p->first);
+    char rate[16] = "?", left[16];
+    size_t at = 0;
+    if (passed > 0 && moved > 0) format_rate(moved / passed, rate, sizeof rate);
+    at += (size_t)snprintf(out, size, "%s %s/s", rate, p->unit);
+    if (p->total > 0) {
+        double rest = (double)(p->total - p->done);
+        format_time(rest <= 0   ? 0
+                    : moved > 0 ? rest * passed / moved
+                                : INFINITY,
+                    left, sizeof left);
+        at += (size_t)snprintf(out + at, size - at, ", %s left", left);
+    }
+    if (*p->note) snprintf(out + at, size - at, ", %s", p->note);
+}
+
+/* "120/1000 (12%)", or "120 steps" where the end is unknown. */
+static void describe_place(const weft_progress *p, char *out, size_t size) {
+    if (p->total > 0)
+        snprintf(out, size, "%lld/%lld (%d%%)", (long long)p->done, (long long)p->total,
+                 (int)(100 * fraction(p)));
+    else
+        snprintf(out, size, "%lld %s", (long long)p->done, p->unit);
+}
+
+/* "train [=====>     ]  48% 12.3 steps/s, 3m05s left, loss 3.21" in `width` columns: the bar takes
+ * what the words leave, and goes where that is too little. */
+static void draw_bar(const weft_progress *p, double now, int width) {
+    char head[TEXT_MAX + 4], tail[RATE_MAX + 32], line[2 * RATE_MAX], bar[BAR_MOST + 4] = "";
+    char rate[RATE_MAX];
+    describe_rate(p, now, rate, sizeof rate);
+    snprintf(head, sizeof head, "%s ", p->label);
+    if (p->total > 0)
+        snprintf(tail, sizeof tail, "%3d%% %s", (int)(100 * fraction(p)), rate);
+    else
+        snprintf(tail, sizeof tail, "%lld %s", (long long)p->done, rate);
+    int room = width - columns(head) - columns(tail) - 3;
+    if (p->total > 0 && room >= BAR_LEAST) {
+        int length = room < BAR_MOST ? room : BAR_MOST, full = (int)(fraction(p) * length);
+        bar[0] = '[';
+        memset(bar + 1, '=', (size_t)full);
+        memset(bar + 1 + full, ' ', (size_t)(length - full));
+        if (full > 0 && full < length) bar[full] = '>';
+        memcpy(bar + 1 + length, "] ", 3);
+    }
+    snprintf(line, sizeof line, "%s%s%s", head, bar, tail);
+    cut_columns(line, width);
+    weft_log_status(line);
+}
+
+static void write_line(weft_progress *p, double now) {
+    char place[TEXT_MAX + 32], rate[RATE_MAX];
+    describe_place(p, place, sizeof place);
+    describe_rate(p, now, rate, sizeof rate);
+    weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
+}
+
+static void show(weft_progress *p, double now) {
+    int width = weft_log_status_width();
+    int tenth = (int)(10 * fraction(p));
+    if (width > 0) {
+        if (now - p->shown < redraw_seconds) return;
+        draw_bar(p, now, width);
+    } else {
+        /* The end is told by the summary. */
+        bool at_tenth = tenth > p->tenth && tenth < 10;
+        if (!at_tenth && now - p->shown < p->seconds) return;
+        write_line(p, now);
+        p->tenth = tenth;
+    }
+    p->shown = now;
+}
+
+weft_progress *weft_progress_begin(const weft_progress_options *options) {
+    weft_progress *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    copy_text(p->label, sizeof p->label, options->label ? options->label : "");
+    copy_text(p->unit, sizeof p->unit, options->unit ? options->unit : "steps");
+    p->total = options->total;
+    p->first = p->done = options->done;
+    p->seconds = options->seconds > 0 ? options->seconds : line_seconds;
+    p->begun = clock_seconds();
+    p->shown = p->begun;
+    p->tenth = (int)(10 * fraction(p));
+    if (weft_log_enabled(WEFT_LOG_INFO) && weft_log_status_width() > 0)
+        draw_bar(p, p->begun, weft_log_status_width());
+    return p;
+}
+
+void weft_progress_update(weft_progress *p, int64_t done, const char *note) {
+    if (!p) return;
+    p->done = done;
+    if (!weft_log_enabled(WEFT_LOG_INFO)) return;
+    copy_text(p->note, sizeof p->note, note ? note : "");
+    show(p, clock_seconds());
+}
+
+void weft_progress_end(weft_progress *p, bool summary) {
+    if (!p) return;
+    weft_log_status(NULL);
+    if (summary) {
+        double passed = clock_seconds() - p->begun;
+        char rate[16], time[16];
+        format_rate(passed > 0 ? (double)(p->done - p->first) / passed : 0, rate, sizeof rate);
+        format_time(passed, time, sizeof time);
+        weft_log(WEFT_LOG_INFO, "%s %lld %s in %s, %s %s/s%s%s", p->label,
+                 (long long)(p->done - p->first), p->unit, time, rate, p->unit,
+                 *p->note ? ", " : "", p->note);
+    }
+    free(p);
+}

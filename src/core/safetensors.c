@@ -1,0 +1,546 @@
+/* Reading and writing safetensors.
+ *
+ * The reader believes nothing. Each entry is checked by itself (a known type, sizes that do not
+ * overflow, a range inside the file that is as long as shape and type say); then the entries are
+ * put in the order of their ranges, and each must begin where the last one ended, the first at 0
+ * and the last at the end of the file. So there are no overlaps and no holes in which something
+ * could hide, and every byte of the file is accounted for. */
+#include "core/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors are little endian");
+
+enum { LENGTH_BYTES = 8, ALIGN = 8 };
+
+static const struct {
+    const char *name;
+    int64_t size;
+} file_dtypes[] = {
+    [WEFT_FILE_F64] = {"F64", 8}, [WEFT_FILE_F32] = {"F32", 4}, [WEFT_FILE_BF16] = {"BF16", 2},
+    [WEFT_FILE_I64] = {"I64", 8}, [WEFT_FILE_I32] = {"I32", 4},
+};
+
+enum { FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
+
+int64_t weft_file_dtype_size(weft_file_dtype dtype) {
+    return file_dtypes[dtype].size;
+}
+
+const char *weft_file_dtype_name(weft_file_dtype dtype) {
+    return file_dtypes[dtype].name;
+}
+
+weft_file_dtype weft_file_dtype_of(weft_dtype dtype) {
+    static const weft_file_dtype of[WEFT_DTYPE_COUNT] = {
+        [WEFT_F32] = WEFT_FILE_F32,
+        [WEFT_F64] = WEFT_FILE_F64,
+        [WEFT_BF16] = WEFT_FILE_BF16,
+        [WEFT_I32] = WEFT_FILE_I32,
+    };
+    return of[dtype];
+}
+
+/* One tensor of a file, and its range in the data. */
+typedef struct {
+    weft_safetensor tensor;
+    int64_t begin;
+} entry;
+
+struct weft_safetensors {
+    const char *path; /* the caller's; for messages while opening only */
+    unsigned char *map;
+    int64_t map_bytes;
+    json_t *header;           /* owns the names */
+    const json_t *metadata;   /* inside header; NULL: none */
+    weft_safetensor *tensors; /* by name */
+    int64_t count;
+};
+
+/* A name from a file as a message may show it: on one line and not too long. Four may be alive at
+ * a time. */
+static const char *shown(const char *text) {
+    static _Thread_local char buffers[4][160];
+    static _Thread_local unsigned turn;
+    char *buffer = buffers[turn++ % 4];
+    size_t n = 0, limit = sizeof buffers[0] - 4;
+    for (; text[n] && n < limit; n++) {
+        unsigned char c = (unsigned char)text[n];
+        buffer[n] = c < 0x20 || c == 0x7f ? '?' : text[n];
+    }
+    snprintf(buffer + n, 4, "%s", text[n] ? "..." : "");
+    return buffer;
+}
+
+static weft_status bad_file(const weft_safetensors *f, const char *what) {
+    return weft_fail(WEFT_EINPUT, "%s: not a usable safetensors file: %s", shown(f->path), what);
+}
+
+static weft_status bad_tensor(const weft_safetensors *f, const char *name, const char *what) {
+    return weft_fail(WEFT_EINPUT, "%s: tensor '%s': %s", shown(f->path), shown(name), what);
+}
+
+static weft_status system_failed(const char *path, const char *what) {
+    return weft_fail(WEFT_EIO, "%s: %s: %s", shown(path), what, strerror(errno));
+}
+
+/* a · b for numbers that are not negative; false where it is more than INT64_MAX. */
+static bool multiply(int64_t a, int64_t b, int64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+/* Elements times size; false for a negative size and for more bytes than can be counted. A zero
+ * makes the product zero only after the other sizes were seen to be sane. */
+static bool shape_bytes(int ndim, const int64_t *shape, weft_file_dtype dtype, int64_t *out) {
+    int64_t bytes = file_dtypes[dtype].size;
+    bool empty = false;
+    for (int d = 0; d < ndim; d++) {
+        if (shape[d] < 0) return false;
+        if (shape[d] == 0)
+            empty = true;
+        else if (!multiply(bytes, shape[d], &bytes))
+            return false;
+    }
+    *out = empty ? 0 : bytes;
+    return true;
+}
+
+static weft_status read_dtype(const weft_safetensors *f, const char *name, const json_t *value,
+                              weft_file_dtype *out) {
+    const char *text = json_string_value(value);
+    if (!text) return bad_tensor(f, name, "'dtype' is missing or no string");
+    for (int i = 0; i < FILE_DTYPES; i++) {
+        if (strcmp(text, file_dtypes[i].name) == 0) {
+            *out = (weft_file_dtype)i;
+            return WEFT_OK;
+        }
+    }
+    return weft_fail(WEFT_EINPUT,
+                     "%s: tensor '%s' is of type '%.20s', which is not supported: convert it to "
+                     "F64, F32, BF16, I64 or I32",
+                     shown(f->path), shown(name), shown(text));
+}
+
+static weft_status read_shape(const weft_safetensors *f, const char *name, const json_t *value,
+                              weft_safetensor *out) {
+    if (!json_is_array(value)) return bad_tensor(f, name, "'shape' is missing or no list");
+    size_t ndim = json_array_size(value);
+    if (ndim > WEFT_SAFETENSORS_DIMS)
+        return weft_fail(WEFT_EINPUT, "%s: tensor '%s' has %zu dimensions; at most %d can be read",
+                         shown(f->path), shown(name), ndim, (int)WEFT_SAFETENSORS_DIMS);
+    out->ndim = (int)ndim;
+    for (size_t d = 0; d < ndim; d++) {
+        const json_t *size = json_array_get(value, d);
+        if (!json_is_integer(size) || json_integer_value(size) < 0)
+            return bad_tensor(f, name, "a size in 'shape' is no whole number of 0 or more");
+        out->shape[d] = json_integer_value(size);
+    }
+    if (!shape_bytes(out->ndim, out->shape, out->dtype, &out->bytes))
+        return bad_tensor(f, name, "'shape' asks for more bytes than can be counted");
+    return WEFT_OK;
+}
+
+static weft_status read_range(const weft_safetensors *f, const char *name, const json_t *value,
+                              int64_t data_bytes, entry *out) {
+    const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
+    if (json_array_size(value) != 2 || !json_is_integer(first) || !json_is_integer(last))
+        return bad_tensor(f, name, "'data_offsets' is missing or not two whole numbers");
+    int64_t begin = json_integer_value(first), end = json_integer_value(last);
+    if (begin < 0 || end < begin)
+        return bad_tensor(f, name, "'data_offsets' are negative or in the wrong order");
+    if (end > data_bytes)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: tensor '%s' ends at byte %lld of the data, but there are %lld: the "
+                         "file is cut short or damaged",
+                         shown(f->path), shown(name), (long long)end, (long long)data_bytes);
+    if (end - begin != out->tensor.bytes)
+        return weft_fail(
+            WEFT_EINPUT, "%s: tensor '%s' has %lld bytes, but its shape and type ask for %lld",
+            shown(f->path), shown(name), (long long)(end - begin), (long long)out->tensor.bytes);
+    out->begin = begin;
+    return WEFT_OK;
+}
+
+static weft_status read_entry(const weft_safetensors *f, const char *name, const json_t *value,
+                              int64_t data_bytes, entry *out) {
+    if (!json_is_object(value)) return bad_tensor(f, name, "its entry in the header is no object");
+    *out = (entry){.tensor.name = name};
+    WEFT_TRY(read_dtype(f, name, json_object_get(value, "dtype"), &out->tensor.dtype));
+    WEFT_TRY(read_shape(f, name, json_object_get(value, "shape"), &out->tensor));
+    return read_range(f, name, json_object_get(value, "data_offsets"), data_bytes, out);
+}
+
+static weft_status read_metadata(weft_safetensors *f, json_t *value) {
+    if (!json_is_object(value)) return bad_file(f, "'__metadata__' is no object");
+    const char *key;
+    json_t *text;
+    json_object_foreach(value, key, text) {
+        if (!json_is_string(text)) return bad_file(f, "a value of '__metadata__' is no string");
+    }
+    f->metadata = value;
+    return WEFT_OK;
+}
+
+static int by_range(const void *a, const void *b) {
+    const entry *x = a, *y = b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    /* Empty ones first: they end where they begin. */
+    return (x->tensor.bytes > y->tensor.bytes) - (x->tensor.bytes < y->tensor.bytes);
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const weft_safetensor *)a)->name, ((const weft_safetensor *)b)->name);
+}
+
+/* Whether the entries cover the data without overlap or hole; puts them in the order of their
+ * ranges. */
+static weft_status check_cover(const weft_safetensors *f, entry *entries, int64_t n,
+                               int64_t data_bytes) {
+    int64_t at = 0;
+    qsort(entries, (size_t)n, sizeof *entries, by_range);
+    for (int64_t i = 0; i < n; i++) {
+        const char *name = entries[i].tensor.name;
+        if (entries[i].begin < at) return bad_tensor(f, name, "its data overlap another tensor's");
+        if (entries[i].begin > at)
+            return bad_tensor(f, name, "there is a hole in the data before it");
+        at += entries[i].tensor.bytes;
+    }
+    if (at == data_bytes) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: not a usable safetensors file: %lld bytes at its end belong to no tensor",
+                     shown(f->path), (long long)(data_bytes - at));
+}
+
+static weft_status read_entries(weft_safetensors *f, const unsigned char *data, int64_t data_bytes,
+                                entry *entries) {
+    const char *name;
+    json_t *value;
+    int64_t n = 0;
+    json_object_foreach(f->header, name, value) {
+        if (strcmp(name, "__metadata__") == 0) {
+            WEFT_TRY(read_metadata(f, value));
+            continue;
+        }
+        WEFT_TRY(read_entry(f, name, value, data_bytes, &entries[n]));
+        entries[n].tensor.data = data + entries[n].begin;
+        n++;
+    }
+    WEFT_TRY(check_cover(f, entries, n, data_bytes));
+    for (int64_t i = 0; i < n; i++)
+        f->tensors[i] = entries[i].tensor;
+    qsort(f->tensors, (size_t)n, sizeof *f->tensors, by_name);
+    f->count = n;
+    return WEFT_OK;
+}
+
+/* Reads the header of a mapped file. */
+static weft_status read_header(weft_safetensors *f) {
+    uint64_t length;
+    memcpy(&length, f->map, LENGTH_BYTES);
+    if (length > WEFT_SAFETENSORS_HEADER_MAX)
+        return bad_file(f, "its header would be longer than 100 MB");
+    if ((int64_t)length > f->map_bytes - LENGTH_BYTES)
+        return bad_file(f, "its header is longer than the file");
+    const char *text = (const char *)f->map + LENGTH_BYTES;
+    if (length == 0 || text[0] != '{') return bad_file(f, "its header does not begin with '{'");
+    json_error_t error;
+    f->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    if (!f->header)
+        return weft_fail(WEFT_EINPUT, "%s: not a usable safetensors file: header, byte %d: %s",
+                         shown(f->path), error.position, shown(error.text));
+    size_t entries_max = json_object_size(f->header);
+    entry *entries = calloc(entries_max + 1, sizeof *entries);
+    f->tensors = calloc(entries_max + 1, sizeof *f->tensors);
+    weft_status status = WEFT_ENOMEM;
+    if (entries && f->tensors)
+        status = read_entries(f, f->map + LENGTH_BYTES + length,
+                              f->map_bytes - LENGTH_BYTES - (int64_t)length, entries);
+    else
+        weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(f->path));
+    free(entries);
+    return status;
+}
+
+static weft_status map_file(weft_safetensors *f) {
+    /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return system_failed(f->path, "cannot be opened");
+    struct stat info;
+    weft_status status = WEFT_OK;
+    if (fstat(fd, &info) != 0)
+        status = system_failed(f->path, "cannot be looked at");
+    else if (!S_ISREG(info.st_mode))
+        status = bad_file(f, "it is a folder or a device");
+    else if (info.st_size < LENGTH_BYTES)
+        status = bad_file(f, "it is shorter than 8 bytes");
+    if (status == WEFT_OK) {
+        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED) {
+            status = system_failed(f->path, "cannot be mapped");
+        } else {
+            f->map = map;
+            f->map_bytes = info.st_size;
+        }
+    }
+    close(fd);
+    return status;
+}
+
+weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
+    *out = NULL;
+    weft_safetensors *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
+    f->path = path;
+    weft_status status = map_file(f);
+    if (status == WEFT_OK) status = read_header(f);
+    f->path = NULL;
+    if (status != WEFT_OK) {
+        weft_safetensors_close(f);
+        return status;
+    }
+    *out = f;
+    return WEFT_OK;
+}
+
+void weft_safetensors_close(weft_safetensors *file) {
+    if (!file) return;
+    if (file->map) munmap(file->map, (size_t)file->map_bytes);
+    json_decref(file->header);
+    free(file->tensors);
+    free(file);
+}
+
+int64_t weft_safetensors_count(const weft_safetensors *file) {
+    return file->count;
+}
+
+const weft_safetensor *weft_safetensors_at(const weft_safetensors *file, int64_t i) {
+    return &file->tensors[i];
+}
+
+const weft_safetensor *weft_safetensors_find(const weft_safetensors *file, const char *name) {
+    weft_safetensor key = {.name = name};
+    return bsearch(&key, file->tensors, (size_t)file->count, sizeof key, by_name);
+}
+
+const char *weft_safetensors_metadata(const weft_safetensors *file, const char *key) {
+    return json_string_value(json_object_get(file->metadata, key));
+}
+
+/* What the writer lays out before it writes a byte. */
+typedef struct {
+    const char *path;
+    weft_safetensor *tensors; /* by name; `bytes` set */
+    int64_t *order;           /* of the data: indices of tensors */
+    int64_t *begin;           /* of each tensor in the data */
+    int64_t n;
+    char *header;
+    size_t header_bytes; /* of header, spaces at its end included */
+} layout;
+
+/* Large elements first, then by name: every element then lies on a multiple of its own size. */
+static void order_data(layout *l) {
+    int64_t at = 0, placed = 0;
+    for (int64_t size = ALIGN; size > 0; size /= 2) {
+        for (int64_t i = 0; i < l->n; i++) {
+            if (file_dtypes[l->tensors[i].dtype].size != size) continue;
+            l->order[placed++] = i;
+            l->begin[i] = at;
+            at += l->tensors[i].bytes;
+        }
+    }
+}
+
+static weft_status check_tensor(const layout *l, int64_t i) {
+    weft_safetensor *t = &l->tensors[i];
+    const char *name = t->name, *wrong = NULL;
+    if (!name[0] || strcmp(name, "__metadata__") == 0)
+        wrong = "the format keeps that name for itself";
+    else if (i > 0 && strcmp(l->tensors[i - 1].name, name) == 0)
+        wrong = "two tensors have that name";
+    else if ((unsigned)t->dtype >= FILE_DTYPES)
+        wrong = "its type is none of the format's";
+    else if (t->ndim < 0 || t->ndim > WEFT_SAFETENSORS_DIMS)
+        wrong = "it has more than 8 dimensions";
+    else if (!shape_bytes(t->ndim, t->shape, t->dtype, &t->bytes))
+        wrong = "its shape is negative or too large";
+    else if (t->bytes > 0 && !t->data)
+        wrong = "it has no data";
+    if (!wrong) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: tensor '%s' cannot be written: %s", shown(l->path),
+                     shown(name), wrong);
+}
+
+static weft_status check_tensors(const layout *l) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < l->n; i++) {
+        WEFT_TRY(check_tensor(l, i));
+        if (__builtin_add_overflow(total, l->tensors[i].bytes, &total))
+            return weft_fail(WEFT_EINPUT, "%s: the tensors are too large for one file",
+                             shown(l->path));
+    }
+    return WEFT_OK;
+}
+
+static json_t *describe_tensor(const weft_safetensor *t, int64_t begin) {
+    json_t *shape = json_array();
+    for (int d = 0; shape && d < t->ndim; d++)
+        json_array_append_new(shape, json_integer(t->shape[d]));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", file_dtypes[t->dtype].name, "shape", shape,
+                     "data_offsets", (json_int_t)begin, (json_int_t)(begin + t->bytes));
+}
+
+static json_t *describe_metadata(const char *const *metadata) {
+    json_t *object = json_object();
+    for (; metadata[0] && metadata[1]; metadata += 2) {
+        if (json_object_set_new(object, metadata[0], json_string(metadata[1])) != 0) {
+            json_decref(object);
+            return NULL;
+        }
+    }
+    return object;
+}
+
+/* The header as text, padded with spaces so that the data begin on a multiple of 8. */
+static weft_status make_header(layout *l, const char *const *metadata) {
+    json_t *root = json_object();
+    bool ok = root != NULL;
+    if (ok && metadata && metadata[0])
+        ok = json_object_set_new(root, "__metadata__", describe_metadata(metadata)) == 0;
+    for (int64_t i = 0; ok && i < l->n; i++)
+        ok = json_object_set_new(root, l->tensors[i].name,
+                                 describe_tensor(&l->tensors[i], l->begin[i])) == 0;
+    char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    json_decref(root);
+    if (!text)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: cannot be written: a name or metadata is no valid UTF-8, or there is "
+                         "no memory for the header",
+                         shown(l->path));
+    size_t length = strlen(text), padded = (length + ALIGN - 1) / ALIGN * ALIGN;
+    if (padded > WEFT_SAFETENSORS_HEADER_MAX) {
+        free(text);
+        return weft_fail(WEFT_EINPUT, "%s: cannot be written: its header would be over 100 MB",
+                         shown(l->path));
+    }
+    l->header = malloc(padded);
+    if (l->header) {
+        memset(l->header, ' ', padded);
+        memcpy(l->header, text, length);
+        l->header_bytes = padded;
+    }
+    free(text);
+    return l->header ? WEFT_OK
+                     : weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(l->path));
+}
+
+static bool write_all(int fd, const void *data, int64_t bytes) {
+    const char *at = data;
+    while (bytes > 0) {
+        /* Systems write at most 2 GB at a time. */
+        ssize_t n = write(fd, at, bytes < (1 << 30) ? (size_t)bytes : (size_t)1 << 30);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        at += n;
+        bytes -= n;
+    }
+    return true;
+}
+
+static bool write_contents(const layout *l, int fd) {
+    uint64_t length = l->header_bytes;
+    if (!write_all(fd, &length, LENGTH_BYTES)) return false;
+    if (!write_all(fd, l->header, (int64_t)l->header_bytes)) return false;
+    for (int64_t i = 0; i < l->n; i++) {
+        const weft_safetensor *t = &l->tensors[l->order[i]];
+        if (!write_all(fd, t->data, t->bytes)) return false;
+    }
+    return fsync(fd) == 0;
+}
+
+/* Opens a file beside `path` that was not there. */
+static int create_beside(const char *path, char *name, size_t size) {
+    static atomic_uint turn;
+    for (int attempt = 0; attempt < 100; attempt++) {
+        int n =
+            snprintf(name, size, "%s.%ld-%u.tmp", path, (long)getpid(), atomic_fetch_add(&turn, 1));
+        if (n < 0 || (size_t)n >= size) {
+            errno = ENAMETOOLONG;
+            return -1;
+        }
+        int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd >= 0 || errno != EEXIST) return fd;
+    }
+    return -1;
+}
+
+/* A rename is on disk when its folder is. Some file systems cannot sync a folder: then the rename
+ * is as safe as they make it. */
+static void sync_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    free(folder);
+    if (fd < 0) return;
+    fsync(fd);
+    close(fd);
+}
+
+static weft_status write_file(const layout *l) {
+    char beside[4096];
+    int fd = create_beside(l->path, beside, sizeof beside);
+    if (fd < 0) return system_failed(l->path, "cannot be created");
+    bool ok = write_contents(l, fd);
+    int error = errno;
+    if (close(fd) != 0 && ok) {
+        ok = false;
+        error = errno;
+    }
+    if (ok && rename(beside, l->path) != 0) {
+        ok = false;
+        error = errno;
+    }
+    if (!ok) {
+        unlink(beside);
+        errno = error;
+        return system_failed(l->path, "cannot be written");
+    }
+    sync_folder(l->path);
+    return WEFT_OK;
+}
+
+weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
+                                   const char *const *metadata) {
+    layout l = {.path = path, .n = n};
+    size_t slots = (size_t)n + 1;
+    l.tensors = calloc(slots, sizeof *l.tensors);
+    l.order = calloc(slots, sizeof *l.order);
+    l.begin = calloc(slots, sizeof *l.begin);
+    weft_status status = WEFT_OK;
+    if (!l.tensors || !l.order || !l.begin) {
+        status = weft_fail(WEFT_ENOMEM, "%s: no memory to write it", shown(path));
+    } else {
+        if (n > 0) memcpy(l.tensors, tensors, (size_t)n * sizeof *tensors);
+        qsort(l.tensors, (size_t)n, sizeof *l.tensors, by_name);
+        status = check_tensors(&l);
+    }
+    if (status == WEFT_OK) {
+        order_data(&l);
+        status = make_header(&l, metadata);
+    }
+    if (status == WEFT_OK) status = write_file(&l);
+    free(l.header);
+    free(l.begin);
+    free(l.order);
+    free(l.tensors);
+    return status;
+}

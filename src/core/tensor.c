@@ -1,0 +1,73 @@
+/* Sizes, names and descriptions of tensors. */
+#include "core/tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[WEFT_DTYPE_COUNT] = {
+    [WEFT_F32] = {"f32", 4},
+    [WEFT_F64] = {"f64", 8},
+    [WEFT_BF16] = {"bf16", 2},
+    [WEFT_I32] = {"i32", 4},
+};
+
+size_t weft_dtype_size(weft_dtype dtype) {
+    return dtypes[dtype].size;
+}
+
+const char *weft_dtype_name(weft_dtype dtype) {
+    return dtypes[dtype].name;
+}
+
+weft_status weft_dtype_parse(const char *name, weft_dtype *out) {
+    for (int i = 0; i < WEFT_DTYPE_COUNT; i++) {
+        if (strcmp(name, dtypes[i].name) == 0) {
+            *out = (weft_dtype)i;
+            return WEFT_OK;
+        }
+    }
+    return weft_fail(WEFT_EINPUT, "type '%s' is none of f32, f64, bf16, i32", name);
+}
+
+int64_t weft_tensor_count(const weft_tensor *t) {
+    int64_t count = 1;
+    for (int d = 0; d < t->ndim; d++)
+        count *= t->shape[d];
+    return count;
+}
+
+int64_t weft_tensor_bytes(const weft_tensor *t) {
+    return weft_tensor_count(t) * (int64_t)weft_dtype_size(t->dtype);
+}
+
+int64_t weft_tensor_width(const weft_tensor *t) {
+    return t->ndim ? t->shape[t->ndim - 1] : 1;
+}
+
+int64_t weft_tensor_rows(const weft_tensor *t) {
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < t->ndim; d++)
+        rows *= t->shape[d];
+    return rows;
+}
+
+bool weft_tensor_same_shape(const weft_tensor *a, const weft_tensor *b) {
+    return a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
+}
+
+const char *weft_tensor_describe(const weft_tensor *t) {
+    static _Thread_local char texts[8][128];
+    static _Thread_local unsigned turn;
+    char *text = texts[turn++ % 8];
+    if (!t) return "none";
+    int at = snprintf(text, sizeof texts[0], "%s [", weft_dtype_name(t->dtype));
+    for (int d = 0; d < t->ndim; d++)
+        at += snprintf(text + at, sizeof texts[0] - (size_t)at, "%s%lld", d ? ", " : "",
+                       (long long)t->shape[d]);
+    snprintf(text + at, sizeof texts[0] - (size_t)at, "]");
+    return text;
+}

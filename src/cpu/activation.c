@@ -1,0 +1,306 @@
+/* Activations on the CPU. tanh's GELU is x·σ(2u): one exponential and one division, and no
+ * cancellation where x is negative. */
+#include "ops/activation.h"
+
+#include "cpu/chunks.h"
+
+/* 2√(2/π), and that times 0.044715: 2u = x (GELU_A + GELU_B x²). */
+#define GELU_A ((real)1.5957691216057307117597842397375)
+#define GELU_B ((real)0.071354816272600248776338752179865)
+
+static void gelu_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    vreal x = in[0];
+    out[0] = x * vsigmoid(x * (GELU_A + GELU_B * (x * x)));
+}
+
+static void gelu_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                      real *const *out) {
+    (void)c;
+    (void)at;
+    apply(gelu_vector, 1, in, 1, out, len, NULL);
+}
+
+static weft_status gelu_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 1, 1, gelu_tile, NULL);
+}
+
+const weft_kernel KERNEL(gelu) = {.run = gelu_run};
+
+/* Beyond this the derivative is 0 or 1 to the last bit; within it e^-2u stays finite. */
+#define GELU_FLAT ((real)(WEFT_REAL == 64 ? 21 : 10))
+
+/* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. */
+static void gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    vreal low = vset(-GELU_FLAT), high = vset(GELU_FLAT), x = in[1];
+    x = vselect(x < low, low, x);
+    x = vselect(x > high, high, x);
+    vreal x2 = x * x, e = vexp(-x * (GELU_A + GELU_B * x2)), s = 1 / (1 + e);
+    out[0] = in[0] * (s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2));
+}
+
+static void gelu_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                           real *const *out) {
+    (void)c;
+    (void)at;
+    apply(gelu_back_vector, 2, in, 1, out, len, NULL);
+}
+
+static weft_status gelu_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 2, 1, gelu_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(gelu_back) = {.run = gelu_back_run};
+
+static void silu_mul_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] * in[1] * vsigmoid(in[1]);
+}
+
+static void silu_mul_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                          real *const *out) {
+    (void)c;
+    (void)at;
+    apply(silu_mul_vector, 2, in, 1, out, len, NULL);
+}
+
+static weft_status silu_mul_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 2, 1, silu_mul_tile, NULL);
+}
+
+const weft_kernel KERNEL(silu_mul) = {.run = silu_mul_run};
+
+static void silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    vreal dy = in[0], a = in[1], b = in[2], s = vsigmoid(b);
+    out[0] = dy * b * s;
+    out[1] = dy * a * (s * (1 + b * (1 - s)));
+}
+
+static void silu_mul_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                               real *const *out) {
+    (void)c;
+    (void)at;
+    apply(silu_mul_back_vector, 3, in, 2, out, len, NULL);
+}
+
+static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 3, 2, silu_mul_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(silu_mul_back) = {.run = silu_mul_back_run};
+
+static void softplus_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = vsoftplus(in[0]) + arg[0];
+}
+
+static void softplus_back_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] * vsigmoid(in[1]);
+}
+
+/* Length of the run of columns from element `at` on, within `len`, that lie on one side of start. */
+static int64_t column_run(int64_t at, int64_t len, int64_t width, int64_t start, bool *active) {
+    int64_t column = at % width;
+    *active = column >= start;
+    return min_i64(len, (*active ? width : start) - column);
+}
+
+static void softplus_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                          real *const *out) {
+    const weft_softplus_attr *attr = c->n->attr;
+    int64_t width = attr->start ? weft_tensor_width(c->n->in[0]) : at + len;
+    real floor_value = (real)attr->floor;
+    for (int64_t i = 0, part; i < len; i += part) {
+        bool active;
+        part = column_run(at + i, len - i, width, attr->start, &active);
+        const real *from[] = {in[0] + i};
+        real *to[] = {out[0] + i};
+        if (active)
+            apply(softplus_vector, 1, from, 1, to, part, &floor_value);
+        else
+            memmove(to[0], from[0], (size_t)part * sizeof(real));
+    }
+}
+
+static weft_status softplus_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 1, 1, softplus_tile, NULL);
+}
+
+const weft_kernel KERNEL(softplus) = {.run = softplus_run};
+
+static void softplus_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                               real *const *out) {
+    int64_t start = ATTR(c->n, weft_softplus_attr)->start;
+    int64_t width = start ? weft_tensor_width(c->n->in[1]) : at + len;
+    for (int64_t i = 0, part; i < len; i += part) {
+        bool active;
+        part = column_run(at + i, len - i, width, start, &active);
+        const real *from[] = {in[0] + i, in[1] + i};
+        real *to[] = {out[0] + i};
+        if (active)
+            apply(softplus_back_vector, 2, from, 1, to, part, NULL);
+        else
+            memmove(to[0], from[0], (size_t)part * sizeof(real));
+    }
+}
+
+static weft_status softplus_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 2, 1, softplus_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(softplus_back) = {.run = softplus_back_run};
+
+/* The gate: a task is some of the B·T positions, each of H heads of D. */
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    const weft_tensor *o, *gate;
+    int64_t time, heads, width, positions, block;
+    bool shared; /* one gate a sequence */
+    real alpha;
+    real *dots; /* back: Σ_d dy · o of each position and head [B, T, H] */
+} gating;
+
+static gating gating_of(weft_exec *x, const weft_node *n, int first) {
+    const weft_tensor *o = n->in[first], *gate = n->in[first + 1];
+    gating k = {.x = x,
+                .n = n,
+                .o = o,
+                .gate = gate,
+                .time = o->shape[1],
+                .heads = o->shape[2],
+                .width = o->shape[3],
+                .positions = o->shape[0] * o->shape[1],
+                .shared = gate->shape[1] != o->shape[1],
+                .alpha = (real)ATTR(n, weft_gate_mix_attr)->alpha};
+    k.block = chunk_rows(k.positions, k.heads * k.width);
+    return k;
+}
+
+/* Where the gates of position p begin. */
+static int64_t gate_row(const gating *k, int64_t p) {
+    return (k->shared ? p / k->time : p) * k->heads;
+}
+
+/* σ of `count` gates of position p from head h on. */
+static vreal gate_sigmoid(const gating *k, int64_t p, int64_t h, int64_t count) {
+    real scratch[VBYTES / sizeof(real)];
+    const real *gate = tile_in(k->x, k->gate, gate_row(k, p) + h, count, scratch);
+    return vsigmoid(count < VLEN ? vload_part(gate, count) : vload(gate));
+}
+
+static void scale_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = in[0] * arg[0];
+}
+
+/* out = factor · in for the D elements from `at` on. */
+static void scale_head(const gating *k, const weft_tensor *from, int64_t at, real factor) {
+    real in_scratch[TILE_SCRATCH], out_scratch[TILE_SCRATCH];
+    for (int64_t d = 0; d < k->width; d += TILE) {
+        int64_t len = min_i64(TILE, k->width - d);
+        const real *in[] = {tile_in(k->x, from, at + d, len, in_scratch)};
+        real *out[] = {tile_out(k->x, k->n->out[0], at + d, out_scratch)};
+        apply(scale_vector, 1, in, 1, out, len, &factor);
+        tile_done(k->x, k->n->out[0], at + d, len, out[0]);
+    }
+}
+
+static real dot_head(const gating *k, int64_t at) {
+    real dy_scratch[TILE_SCRATCH], o_scratch[TILE_SCRATCH];
+    real sum = 0;
+    for (int64_t d = 0; d < k->width; d += TILE) {
+        int64_t len = min_i64(TILE, k->width - d);
+        sum += dot_reals(tile_in(k->x, k->n->in[0], at + d, len, dy_scratch),
+                         tile_in(k->x, k->o, at + d, len, o_scratch), len);
+    }
+    return sum;
+}
+
+static void gate_mix_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const gating *k = context;
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h += VLEN) {
+            int64_t count = min_i64(VLEN, k->heads - h);
+            vreal factor = 1 - k->alpha + k->alpha * gate_sigmoid(k, p, h, count);
+            for (int64_t i = 0; i < count; i++)
+                scale_head(k, k->o, (p * k->heads + h + i) * k->width, factor[i]);
+        }
+}
+
+static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
+    gating k = gating_of(x, n, 0);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gate_mix_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(gate_mix) = {.run = gate_mix_run};
+
+/* The dots come first: d_o may lie over dy. */
+static void gate_mix_back_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const gating *k = context;
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h += VLEN) {
+            int64_t count = min_i64(VLEN, k->heads - h);
+            vreal factor = 1 - k->alpha + k->alpha * gate_sigmoid(k, p, h, count);
+            for (int64_t i = 0; i < count; i++) {
+                int64_t row = p * k->heads + h + i;
+                if (k->n->out[1]) k->dots[row] = dot_head(k, row * k->width);
+                if (k->n->out[0]) scale_head(k, k->n->in[0], row * k->width, factor[i]);
+            }
+        }
+}
+
+/* d_gate of `count` heads, from the sums of their dots. */
+static void write_d_gate(const gating *k, int64_t p, int64_t h, int64_t count, vreal sum) {
+    real scratch[VBYTES / sizeof(real)];
+    const weft_tensor *to = k->n->out[1];
+    int64_t at = gate_row(k, p) + h;
+    vreal s = gate_sigmoid(k, p, h, count);
+    real *out = tile_out(k->x, to, at, scratch);
+    vstore_part(out, k->alpha * s * (1 - s) * sum, count);
+    tile_done(k->x, to, at, count, out);
+}
+
+/* A task is one row of d_gate: a sequence's, or a position's. */
+static void d_gate_row(void *context, int64_t task, int thread) {
+    (void)thread;
+    const gating *k = context;
+    int64_t span = k->shared ? k->time : 1, first = task * span;
+    for (int64_t h = 0; h < k->heads; h += VLEN) {
+        int64_t count = min_i64(VLEN, k->heads - h);
+        double lane[VBYTES / sizeof(real)] = {0};
+        for (int64_t p = first; p < first + span; p++)
+            for (int64_t i = 0; i < count; i++)
+                lane[i] += (double)k->dots[p * k->heads + h + i];
+        vreal sum = {0};
+        for (int64_t i = 0; i < count; i++)
+            sum[i] = (real)lane[i];
+        write_d_gate(k, first, h, count, sum);
+    }
+}
+
+static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
+    gating k = gating_of(x, n, 1);
+    k.dots = weft_workspace(x, n);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gate_mix_back_block, &k);
+    if (n->out[1])
+        weft_pool_run(weft_exec_pool(x), k.gate->shape[0] * k.gate->shape[1], d_gate_row, &k);
+    return WEFT_OK;
+}
+
+static int64_t gate_mix_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    const weft_tensor *o = n->in[1];
+    return n->out[1] ? real_bytes(o->shape[0] * o->shape[1] * o->shape[2]) : 0;
+}
+
+const weft_kernel KERNEL(gate_mix_back) = {
+    .run = gate_mix_back_run,
+    .workspace = gate_mix_back_workspace,
+};

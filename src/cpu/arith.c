@@ -1,0 +1,233 @@
+/* Plain arithmetic on the CPU. Sums are taken in lanes of `real` within a tile and in double from
+ * tile to tile, so that their error does not grow with the tensor. */
+#include "ops/arith.h"
+
+#include "cpu/chunks.h"
+
+static void fill_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                      real *const *out) {
+    (void)at;
+    (void)in;
+    real value = (real)ATTR(c->n, weft_fill_attr)->value, *y = out[0];
+    for (int64_t i = 0; i < len; i++)
+        y[i] = value;
+}
+
+static weft_status fill_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 0, 1, fill_tile, NULL);
+}
+
+const weft_kernel KERNEL(fill) = {.run = fill_run};
+
+static void add_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = in[0] + arg[0] * in[1];
+}
+
+static void add_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                     real *const *out) {
+    (void)at;
+    real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha;
+    apply(add_vector, 2, in, 1, out, len, &alpha);
+}
+
+/* b has `width` elements and a many times that: the tile is cut where b begins anew. */
+static void add_rows_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                          real *const *out) {
+    const weft_tensor *b = c->n->in[1];
+    real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha, b_scratch[TILE_SCRATCH];
+    int64_t width = weft_tensor_count(b);
+    for (int64_t i = 0; i < len;) {
+        int64_t column = (at + i) % width, part = min_i64(len - i, width - column);
+        const real *from[] = {in[0] + i, tile_in(c->x, b, column, part, b_scratch)};
+        real *to[] = {out[0] + i};
+        apply(add_vector, 2, from, 1, to, part, &alpha);
+        i += part;
+    }
+}
+
+static weft_status add_run(weft_exec *x, const weft_node *n) {
+    if (weft_tensor_count(n->in[0]) == weft_tensor_count(n->in[1]))
+        return run_chunks(x, n, 0, 2, 1, add_tile, NULL);
+    return run_chunks(x, n, 0, 1, 1, add_rows_tile, NULL);
+}
+
+const weft_kernel KERNEL(add) = {.run = add_run};
+
+static void scale_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = in[0] * arg[0];
+}
+
+static void scale_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                       real *const *out) {
+    (void)at;
+    real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha;
+    apply(scale_vector, 1, in, 1, out, len, &alpha);
+}
+
+static weft_status scale_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 1, 1, scale_tile, NULL);
+}
+
+const weft_kernel KERNEL(scale) = {.run = scale_run};
+
+static void cast_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                      real *const *out) {
+    (void)c;
+    (void)at;
+    memcpy(out[0], in[0], (size_t)len * sizeof(real));
+}
+
+static weft_status cast_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 1, 1, cast_tile, NULL);
+}
+
+const weft_kernel KERNEL(cast) = {.run = cast_run};
+
+static double dot_tile(const chunked *c, int64_t at, int64_t len, const real *const *in) {
+    (void)c;
+    (void)at;
+    return (double)dot_reals(in[0], in[1], len);
+}
+
+static weft_status dot_run(weft_exec *x, const weft_node *n) {
+    write_number(x, n->out[0], sum_chunks(x, n, 2, dot_tile));
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(dot) = {.run = dot_run, .workspace = sum_workspace};
+
+static void dot_back_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = arg[0] * in[1];
+    out[1] = arg[0] * in[0];
+}
+
+static void dot_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                          real *const *out) {
+    (void)at;
+    real dy = read_number(c->x, c->n->in[0]);
+    apply(dot_back_vector, 2, in, 2, out, len, &dy);
+}
+
+static weft_status dot_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 1, 2, 2, dot_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(dot_back) = {.run = dot_back_run};
+
+static double squares_tile(const chunked *c, int64_t at, int64_t len, const real *const *in) {
+    (void)c;
+    (void)at;
+    return (double)dot_reals(in[0], in[0], len);
+}
+
+static weft_status sum_squares_run(weft_exec *x, const weft_node *n) {
+    double factor = ATTR(n, weft_alpha_attr)->alpha;
+    write_number(x, n->out[0], factor * sum_chunks(x, n, 1, squares_tile));
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(sum_squares) = {.run = sum_squares_run, .workspace = sum_workspace};
+
+static void squares_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                              real *const *out) {
+    (void)at;
+    real factor = (real)(2 * ATTR(c->n, weft_alpha_attr)->alpha) * read_number(c->x, c->n->in[0]);
+    apply(scale_vector, 1, in, 1, out, len, &factor);
+}
+
+static weft_status sum_squares_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 1, 1, 1, squares_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(sum_squares_back) = {.run = sum_squares_back_run};
+
+/* x is [B, T, H, D] and n [B, H, T]: a task is some of the B·T positions, so that x is read in
+ * its order. */
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    const weft_tensor *from; /* x */
+    int64_t batch, time, heads, width, start, block;
+} squares;
+
+static squares squares_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
+    squares s = {.x = x,
+                 .n = n,
+                 .from = from,
+                 .batch = from->shape[0],
+                 .time = from->shape[1],
+                 .heads = from->shape[2],
+                 .width = from->shape[3],
+                 .start = ATTR(n, weft_row_squares_attr)->start};
+    s.block = chunk_rows(s.batch * s.time, s.heads * s.width);
+    return s;
+}
+
+/* Σ of squares of a head's columns from start on. */
+static real head_squares(const squares *s, int64_t at) {
+    real scratch[TILE_SCRATCH];
+    double sum = 0;
+    for (int64_t d = s->start; d < s->width; d += TILE) {
+        int64_t len = min_i64(TILE, s->width - d);
+        const real *x = tile_in(s->x, s->from, at + d, len, scratch);
+        sum += (double)dot_reals(x, x, len);
+    }
+    return (real)sum;
+}
+
+static void row_squares_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const squares *s = context;
+    real *n = weft_data(s->x, s->n->out[0]);
+    int64_t end = min_i64((task + 1) * s->block, s->batch * s->time);
+    for (int64_t p = task * s->block; p < end; p++) {
+        int64_t b = p / s->time, t = p % s->time;
+        for (int64_t h = 0; h < s->heads; h++)
+            n[(b * s->heads + h) * s->time + t] = head_squares(s, (p * s->heads + h) * s->width);
+    }
+}
+
+static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
+    squares s = squares_of(x, n, n->in[0]);
+    weft_pool_run(weft_exec_pool(x), ceil_div(s.batch * s.time, s.block), row_squares_block, &s);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(row_squares) = {.run = row_squares_run};
+
+static void head_squares_back(const squares *s, int64_t at, real factor) {
+    real x_scratch[TILE_SCRATCH], dx_scratch[TILE_SCRATCH];
+    for (int64_t d = 0; d < s->width;) {
+        int64_t edge = d < s->start ? s->start : s->width, len = min_i64(TILE, edge - d);
+        const real *in[] = {tile_in(s->x, s->from, at + d, len, x_scratch)};
+        real *out[] = {tile_out(s->x, s->n->out[0], at + d, dx_scratch)};
+        if (d < s->start)
+            memset(out[0], 0, (size_t)len * sizeof(real));
+        else
+            apply(scale_vector, 1, in, 1, out, len, &factor);
+        tile_done(s->x, s->n->out[0], at + d, len, out[0]);
+        d += len;
+    }
+}
+
+static void row_squares_back_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const squares *s = context;
+    const real *dn = weft_data(s->x, s->n->in[0]);
+    int64_t end = min_i64((task + 1) * s->block, s->batch * s->time);
+    for (int64_t p = task * s->block; p < end; p++) {
+        int64_t b = p / s->time, t = p % s->time;
+        for (int64_t h = 0; h < s->heads; h++)
+            head_squares_back(s, (p * s->heads + h) * s->width,
+                              2 * dn[(b * s->heads + h) * s->time + t]);
+    }
+}
+
+static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
+    squares s = squares_of(x, n, n->in[1]);
+    weft_pool_run(weft_exec_pool(x), ceil_div(s.batch * s.time, s.block), row_squares_back_block,
+                  &s);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(row_squares_back) = {.run = row_squares_back_run};

@@ -1,0 +1,294 @@
+/* Attention's forward pass, tile by tile.
+ *
+ * A task is a tile of queries of one head. It walks the keys tile by tile and keeps, for each query,
+ * the largest score so far, the sum of exp(score − largest) and the output summed with the same
+ * weights; when the largest score grows, the two sums are scaled down. So a row's scores exist only
+ * for one tile of keys at a time.
+ *
+ * Everything is kept with queries in the vectors' lanes: scores are [key][query], the output is
+ * [dv][query]. Then the softmax is lane-wise, and the weights are already packed as the second
+ * product wants them. The keys' tile is packed once a task and used for every panel of TILE_N
+ * queries; a panel ends at its last visible key, so little above the diagonal is computed. */
+#include "cpu/attention_tile.h"
+#include "ops/list.h"
+
+enum { KEY_TILE = 64, QUERY_TILE_MAX = 256, QUERY_TILE_MIN = 32, TASKS_WANTED = 64 };
+
+typedef struct {
+    attention_problem p;
+    head_rows o;
+    real *lse;
+    const real *distance_bias; /* rel[place − key] at [place − key + KEY_TILE], filled up with 0 */
+    int64_t query_tile, tiles;
+    real *scratch;
+    int64_t scratch_size; /* reals a thread */
+} forward;
+
+/* Where a thread keeps its task; sizes in comments. */
+typedef struct {
+    real *queries;  /* [query_tile / TILE_N][dqk][TILE_N] */
+    real *output;   /* [query_tile / TILE_N][dv][TILE_N] */
+    real *top;      /* [query_tile] the largest score so far */
+    real *sum;      /* [query_tile] */
+    real *keys;     /* [KEY_TILE / TILE_M][dqk][TILE_M] */
+    real *values;   /* [dv / TILE_M][KEY_TILE][TILE_M] */
+    real *bias;     /* [KEY_TILE] beta · n */
+    real *scores;   /* [KEY_TILE][TILE_N] */
+    real *swapped;  /* band: [KEY_TILE][TILE_N] ⟨q_j, k_i⟩ */
+    real *band_keys;    /* band: keys at the queries' places, as `queries` */
+    real *band_queries; /* band: queries at the keys' places, as `keys` */
+    real *widened;  /* a panel of rows, for bf16 */
+} forward_scratch;
+
+/* One task: its tile, its head, its scratch. */
+typedef struct {
+    const forward *f;
+    forward_scratch s;
+    head_numbers head;
+    int64_t b, h, kv;
+    int64_t q0, n_queries; /* the tile */
+    int64_t place0;        /* position of query q0 */
+} query_task;
+
+/* Larger tiles pack the keys less often; smaller ones give more tasks. By the shape alone. */
+static int64_t choose_query_tile(const weft_attention_attr *a) {
+    int64_t tile = QUERY_TILE_MAX;
+    while (tile > QUERY_TILE_MIN &&
+           (a->batch * a->heads * ceil_div(a->queries, tile) < TASKS_WANTED || tile / 2 >= a->queries))
+        tile /= 2;
+    return round_up(tile, TILE_N);
+}
+
+static forward_scratch lay_out_scratch(const weft_attention_attr *a, int64_t tile, real_block *at) {
+    int64_t dv = round_up(a->dv, TILE_M), width = max_i64(a->dqk, a->dv);
+    forward_scratch s = {
+        .queries = take_reals(at, tile * a->dqk),
+        .output = take_reals(at, tile * dv),
+        .top = take_reals(at, tile),
+        .sum = take_reals(at, tile),
+        .keys = take_reals(at, KEY_TILE * a->dqk),
+        .values = take_reals(at, KEY_TILE * dv),
+        .bias = take_reals(at, KEY_TILE),
+        .scores = take_reals(at, KEY_TILE * TILE_N),
+        .widened = take_reals(at, max_i64(TILE_M, TILE_N) * width),
+    };
+    if (a->band) {
+        s.swapped = take_reals(at, KEY_TILE * TILE_N);
+        s.band_keys = take_reals(at, tile * a->dqk);
+        s.band_queries = take_reals(at, KEY_TILE * a->dqk);
+    }
+    return s;
+}
+
+static int64_t scratch_size(const weft_attention_attr *a) {
+    real_block measure = {NULL, 0};
+    lay_out_scratch(a, choose_query_tile(a), &measure);
+    return measure.used;
+}
+
+/* Places reach past the last key in the last tile's empty lanes. */
+static int64_t distance_bias_size(const weft_attention_attr *a) {
+    return a->pos == WEFT_POS_RELATIVE ? a->keys + KEY_TILE + QUERY_TILE_MAX + TILE_N : 0;
+}
+
+static int64_t attention_workspace(const weft_node *n, int threads) {
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    return real_bytes(distance_bias_size(a)) +
+           threads * scratch_size(a) * (int64_t)sizeof(real);
+}
+
+static __attribute__((noinline)) void multiply_keys(real *scores, const real *keys,
+                                                    const real *queries, int64_t seen, int64_t d) {
+    for (int64_t j = 0; j < seen; j += TILE_M)
+        multiply_block(TILE_SET, scores + j * TILE_N, TILE_N, keys + j * d, TILE_M, queries, TILE_N,
+                       d, NULL);
+}
+
+/* Query lanes from `lane0`: scores of the first `seen` keys of the tile at key0, the band's part
+ * added where it reaches. */
+static void multiply_scores(const query_task *t, int64_t lane0, int64_t key0, int64_t seen) {
+    const forward_scratch *s = &t->s;
+    const weft_attention_attr *a = t->f->p.a;
+    int64_t d = a->dqk;
+    multiply_keys(s->scores, s->keys, s->queries + lane0 * d, seen, d);
+    int64_t place = t->place0 + lane0;
+    if (!a->band || place - (key0 + seen - 1) > a->window) return;
+    vreal alpha = vset((real)a->band_alpha), iota = viota();
+    multiply_keys(s->swapped, s->band_queries, s->band_keys + lane0 * d, seen, d);
+    for (int64_t j = 0; j < seen; j++)
+        for (int64_t v = 0; v < TILE_N; v += VLEN) {
+            real *at = s->scores + j * TILE_N + v;
+            vint inside = iota + (real)(place + v - key0 - j) <= vset((real)a->window);
+            vreal add = alpha * vload(s->swapped + j * TILE_N + v);
+            vstore(at, vload(at) + vselect(inside, add, vset(0)));
+        }
+}
+
+/* The position's part of the scores of one key for VLEN queries from `place`. */
+static ALWAYS_INLINE vreal position_part(const query_task *t, int64_t place, int64_t key) {
+    if (t->f->distance_bias) return vload(t->f->distance_bias + KEY_TILE + place - key);
+    return -t->head.slope * vabs(viota() + (real)(place - key));
+}
+
+/* Raw products to scores, keys [from, to) of the tile; −inf where a query does not see a key.
+ * Keeps each lane's largest in `top`. */
+static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int64_t key0,
+                                        int64_t from, int64_t to, bool masked, bool position,
+                                        vreal top[TILE_V]) {
+    vreal scale = vset(t->head.scale), iota = viota();
+    for (int64_t j = from; j < to; j++)
+        for (int v = 0; v < TILE_V; v++) {
+            real *at = t->s.scores + j * TILE_N + v * VLEN;
+            vreal x = vload(at) * scale + vset(t->s.bias[j]);
+            int64_t lane = place + v * VLEN;
+            if (position) x += position_part(t, lane, key0 + j);
+            if (masked)
+                x = vselect(iota + (real)(lane - key0 - j) >= vset(0), x, vset(-INFINITY));
+            vstore(at, x);
+            top[v] = vmax(x, top[v]);
+        }
+}
+
+/* Scores of a panel to weights. Returns by `rescale` what the sums so far are worth now. */
+static void soften_panel(const query_task *t, int64_t lane0, int64_t key0, int64_t seen,
+                         real rescale[]) {
+    const weft_attention_attr *a = t->f->p.a;
+    int64_t place = t->place0 + lane0;
+    int64_t all_see = a->causal ? max_i64(0, min_i64(seen, place + 1 - key0)) : seen;
+    vreal top[TILE_V], sum[TILE_V];
+    for (int v = 0; v < TILE_V; v++)
+        top[v] = vload(t->s.top + lane0 + v * VLEN);
+    if (a->pos == WEFT_POS_NONE) {
+        finish_scores(t, place, key0, 0, all_see, false, false, top);
+        finish_scores(t, place, key0, all_see, seen, true, false, top);
+    } else {
+        finish_scores(t, place, key0, 0, all_see, false, true, top);
+        finish_scores(t, place, key0, all_see, seen, true, true, top);
+    }
+    for (int v = 0; v < TILE_V; v++) {
+        real *old = t->s.top + lane0 + v * VLEN;
+        vstore(rescale + v * VLEN, vexp_below(vload(old) - top[v]));
+        vstore(old, top[v]);
+        sum[v] = vset(0);
+    }
+    for (int64_t j = 0; j < seen; j++)
+        for (int v = 0; v < TILE_V; v++) {
+            real *at = t->s.scores + j * TILE_N + v * VLEN;
+            vreal weight = vexp_below(vload(at) - top[v]);
+            vstore(at, weight);
+            sum[v] += weight;
+        }
+    for (int v = 0; v < TILE_V; v++) {
+        real *at = t->s.sum + lane0 + v * VLEN;
+        vstore(at, vload(at) * vload(rescale + v * VLEN) + sum[v]);
+    }
+}
+
+static __attribute__((noinline)) void add_values(real *output, const real *values,
+                                                 const real *weights, int64_t seen, int64_t dv,
+                                                 const real *rescale) {
+    for (int64_t d = 0; d < dv; d += TILE_M)
+        multiply_block(TILE_RESCALE, output + d * TILE_N, TILE_N, values + d * KEY_TILE, TILE_M,
+                       weights, TILE_N, seen, rescale);
+}
+
+static void pack_keys(const query_task *t, int64_t key0, int64_t n_keys) {
+    const attention_problem *p = &t->f->p;
+    const weft_attention_attr *a = p->a;
+    const forward_scratch *s = &t->s;
+    pack_across(p, &p->k, t->b, t->kv, key0, n_keys, TILE_M, s->keys, s->widened);
+    pack_along(p, &p->v, t->b, t->kv, key0, n_keys, TILE_M, KEY_TILE, 1, s->values, s->widened);
+    const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + key0 : NULL;
+    for (int64_t j = 0; j < n_keys; j++)
+        s->bias[j] = n ? t->head.beta * n[j] : 0;
+    if (a->band && t->place0 - (key0 + n_keys - 1) <= a->window)
+        pack_across(p, &p->q, t->b, t->h, key0, n_keys, TILE_M, s->band_queries, s->widened);
+}
+
+static void begin_tile(const query_task *t) {
+    const attention_problem *p = &t->f->p;
+    const forward_scratch *s = &t->s;
+    int64_t lanes = round_up(t->n_queries, TILE_N), dv = round_up(p->a->dv, TILE_M);
+    pack_across(p, &p->q, t->b, t->h, t->q0, t->n_queries, TILE_N, s->queries, s->widened);
+    if (p->a->band)
+        pack_across(p, &p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, s->band_keys, s->widened);
+    memset(s->output, 0, (size_t)(lanes * dv) * sizeof(real));
+    for (int64_t i = 0; i < lanes; i++) {
+        s->top[i] = -INFINITY;
+        s->sum[i] = 0;
+    }
+}
+
+static void end_tile(const query_task *t) {
+    const forward *f = t->f;
+    const weft_attention_attr *a = f->p.a;
+    const forward_scratch *s = &t->s;
+    int64_t dv = round_up(a->dv, TILE_M);
+    for (int64_t i = 0; i < t->n_queries; i++) {
+        const real *from = s->output + i / TILE_N * TILE_N * dv + i % TILE_N;
+        int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
+        real *to = tile_out(f->p.x, f->o.t, at, s->widened), factor = 1 / s->sum[i];
+        for (int64_t d = 0; d < a->dv; d++)
+            to[d] = from[d * TILE_N] * factor;
+        tile_done(f->p.x, f->o.t, at, a->dv, to);
+        f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
+            s->top[i] + (real)log((double)s->sum[i]);
+    }
+}
+
+static void attend_tile(void *context, int64_t task, int thread) {
+    const forward *f = context;
+    const weft_attention_attr *a = f->p.a;
+    real_block memory = {f->scratch + thread * f->scratch_size, 0};
+    int64_t bh = task / f->tiles, tile = f->tiles - 1 - task % f->tiles;
+    query_task t = {.f = f, .b = bh / a->heads, .h = bh % a->heads, .q0 = tile * f->query_tile};
+    t.s = lay_out_scratch(a, f->query_tile, &memory);
+    t.kv = key_head_of(a, t.h);
+    t.head = numbers_of_head(&f->p, t.h);
+    t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
+    t.place0 = start_of(&f->p, t.b) + t.q0;
+    begin_tile(&t);
+    int64_t end = a->causal ? t.place0 + t.n_queries : a->keys, dv = round_up(a->dv, TILE_M);
+    for (int64_t key0 = 0; key0 < end; key0 += KEY_TILE) {
+        int64_t n_keys = min_i64(KEY_TILE, end - key0);
+        pack_keys(&t, key0, n_keys);
+        for (int64_t lane0 = 0; lane0 < t.n_queries; lane0 += TILE_N) {
+            int64_t seen = n_keys;
+            if (a->causal) seen = min_i64(seen, t.place0 + lane0 + TILE_N - key0);
+            if (seen <= 0) continue;
+            real rescale[TILE_V * VBYTES / sizeof(real)];
+            multiply_scores(&t, lane0, key0, seen);
+            soften_panel(&t, lane0, key0, seen, rescale);
+            add_values(t.s.output + lane0 * dv, t.s.values, t.s.scores, seen, dv, rescale);
+        }
+    }
+    end_tile(&t);
+}
+
+static const real *fill_distance_bias(const attention_problem *p, real *to) {
+    int64_t size = distance_bias_size(p->a);
+    if (size == 0) return NULL;
+    for (int64_t i = 0; i < size; i++) {
+        int64_t distance = i - KEY_TILE;
+        to[i] = distance >= 0 && distance < p->distances ? p->rel[distance] : 0;
+    }
+    return to;
+}
+
+static weft_status attention_run(weft_exec *x, const weft_node *n) {
+    forward f = {.p = make_problem(x, n, n->in)};
+    const weft_attention_attr *a = f.p.a;
+    WEFT_TRY(check_starts(&f.p));
+    real_block memory = {weft_workspace(x, n), 0};
+    f.o = make_head_rows(n->out[0], a->heads, a->dv, a->queries);
+    f.lse = weft_data(x, n->out[1]);
+    f.query_tile = choose_query_tile(a);
+    f.tiles = ceil_div(a->queries, f.query_tile);
+    f.distance_bias = fill_distance_bias(&f.p, take_reals(&memory, distance_bias_size(a)));
+    f.scratch = memory.base + memory.used;
+    f.scratch_size = scratch_size(a);
+    weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(attention) = {.run = attention_run, .workspace = attention_workspace};

@@ -1,0 +1,396 @@
+/* Attention's backward pass: five products for each pair of tiles of queries and keys,
+ *
+ *     S = Q Kᵀ,  dP = dO Vᵀ,  dV += Pᵀ dO,  dK += dSᵀ Q,  dQ += dS K
+ *
+ * with P = exp(S − lse) made again from the rows' saved logsumexp, so nothing is as large as T × S.
+ * attention_pair.h does a pair; here the work is divided, and what the parts bring is added up.
+ *
+ * A task has some heads of one key head and a range of keys. For each of its heads it packs the
+ * queries, then walks its keys tile by tile and, for each, the queries that see them. So dK and dV of
+ * the range grow in one place, and dQ of a head too. Where several tasks add to the same, each has
+ * a place of its own in the workspace, and they are summed afterwards in the order of the tasks. How
+ * the work is divided follows from the shape alone, and so does every sum's order. */
+#include "cpu/attention_pair.h"
+#include "ops/list.h"
+
+enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64 };
+
+typedef struct {
+    int64_t head_parts; /* tasks that share a key head's keys, each with some of its query heads */
+    int64_t key_parts;  /* ranges of keys */
+    int64_t part_keys;  /* keys in a range, a multiple of PAIR_TILE */
+    int64_t tasks;
+} division;
+
+typedef struct {
+    attention_problem p;
+    division split;
+    head_rows d_o, o, dq, dk, dv; /* t NULL: not wanted */
+    const real *lse;
+    real *dn, *dscale, *dbeta, *dlog_tau, *drel;
+    bool extras;
+    real *distance_bias; /* rel[place − key] at [distance_zero + key − place] */
+    int64_t distance_zero, distance_size;
+    double *numbers;   /* [B][H][key_parts][3]: dscale, dbeta, dlog_tau */
+    real *rel_parts;   /* [tasks][distance_size], as distance_bias */
+    real *query_parts; /* [B][H][key_parts][q][dqk], where dQ has several parts */
+    real *key_parts;   /* [tasks] key_sums, where dK and dV have several */
+    int64_t sums_size;
+    real *scratch;
+    int64_t scratch_size;
+} backward;
+
+/* First head parts, which cost no more than a sum at the end; then ranges of keys, for which the
+ * queries are packed anew. The band writes to keys outside of a range, so there is one range. */
+static division divide_work(const weft_attention_attr *a) {
+    int64_t key_heads = a->batch * a->kv_heads;
+    division d = {.key_parts = 1};
+    d.head_parts = min_i64(ceil_div(a->heads, a->kv_heads), ceil_div(TASKS_WANTED, key_heads));
+    if (!a->band)
+        d.key_parts = max_i64(1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts),
+                                         a->keys / KEYS_A_TASK));
+    d.part_keys = round_up(ceil_div(a->keys, d.key_parts), PAIR_TILE);
+    d.key_parts = ceil_div(a->keys, d.part_keys);
+    d.tasks = key_heads * d.head_parts * d.key_parts;
+    return d;
+}
+
+static key_sums lay_out_sums(const weft_attention_attr *a, const division *d, real_block *at) {
+    return (key_sums){
+        .dk = take_reals(at, d->part_keys * round_up(a->dqk, TILE_N)),
+        .dv = take_reals(at, d->part_keys * round_up(a->dv, TILE_N)),
+        .dn = take_reals(at, d->part_keys),
+    };
+}
+
+static int64_t query_sum_size(const weft_attention_attr *a) {
+    return round_up(a->queries, PAIR_TILE) * round_up(a->dqk, TILE_N);
+}
+
+static pair_scratch lay_out_scratch(const weft_attention_attr *a, const division *d,
+                                    real_block *at) {
+    int64_t q = round_up(a->queries, PAIR_TILE), dqk = round_up(a->dqk, TILE_N);
+    int64_t dv = round_up(a->dv, TILE_N), tile = PAIR_TILE * PAIR_TILE;
+    pair_scratch s = {
+        .q_across = take_reals(at, q * a->dqk),
+        .q_along = take_reals(at, q * dqk),
+        .do_across = take_reals(at, q * a->dv),
+        .do_along = take_reals(at, q * dv),
+        .lse = take_reals(at, q),
+        .total = take_reals(at, q),
+        .shift = take_reals(at, q),
+        .k_across = take_reals(at, PAIR_TILE * a->dqk),
+        .k_along = take_reals(at, PAIR_TILE * dqk),
+        .v_across = take_reals(at, PAIR_TILE * a->dv),
+        .bias = take_reals(at, PAIR_TILE),
+        .column = take_reals(at, d->part_keys),
+        .p = take_reals(at, tile),
+        .ds = take_reals(at, tile),
+        .turned = take_reals(at, PAIR_TILE * TILE_M),
+        .widened = take_reals(at, max_i64(TILE_M, TILE_N) * max_i64(dqk, dv)),
+    };
+    if (a->band) {
+        s.swapped = take_reals(at, tile);
+        s.place_k_across = take_reals(at, PAIR_TILE * a->dqk);
+        s.place_k_along = take_reals(at, PAIR_TILE * dqk);
+        s.place_q_across = take_reals(at, PAIR_TILE * a->dqk);
+    }
+    if (d->key_parts == 1) s.dq = take_reals(at, query_sum_size(a));
+    if (d->head_parts == 1) s.sums = lay_out_sums(a, d, at);
+    return s;
+}
+
+/* Divides the workspace; without one (base NULL) only measures it. Returns its reals without the
+ * threads' scratch. */
+static int64_t lay_out_workspace(backward *w, real *base) {
+    const weft_attention_attr *a = w->p.a;
+    const division *d = &w->split;
+    real_block at = {base, 0}, scratch = {NULL, 0}, sums = {NULL, 0};
+    int64_t per_head = a->batch * a->heads * d->key_parts;
+    /* Doubles first: the workspace is aligned for them. */
+    w->numbers = (double *)take_reals(&at, per_head * 3 * (int64_t)(sizeof(double) / sizeof(real)));
+    /* Keys before places, and places past the last key in a tile's empty rows. */
+    w->distance_zero = a->keys + PAIR_TILE;
+    w->distance_size = a->pos == WEFT_POS_RELATIVE ? w->distance_zero + PAIR_TILE : 0;
+    w->distance_bias = take_reals(&at, w->distance_size);
+    w->rel_parts = take_reals(&at, d->tasks * w->distance_size);
+    if (d->key_parts > 1) w->query_parts = take_reals(&at, per_head * query_sum_size(a));
+    lay_out_sums(a, d, &sums);
+    w->sums_size = sums.used;
+    if (d->head_parts > 1) w->key_parts = take_reals(&at, d->tasks * sums.used);
+    lay_out_scratch(a, d, &scratch);
+    w->scratch_size = scratch.used;
+    w->scratch = base ? base + at.used : NULL;
+    return at.used;
+}
+
+static int64_t attention_back_workspace(const weft_node *n, int threads) {
+    backward w = {.p.a = ATTR(n, weft_attention_attr)};
+    w.split = divide_work(w.p.a);
+    int64_t shared = lay_out_workspace(&w, NULL);
+    return (shared + threads * w.scratch_size) * (int64_t)sizeof(real);
+}
+
+static real inner_product(const real *x, const real *y, int64_t n) {
+    vreal sum = vset(0);
+    int64_t i = 0;
+    for (; i + VLEN <= n; i += VLEN)
+        sum += vload(x + i) * vload(y + i);
+    if (i < n) sum += vload_part(x + i, n - i) * vload_part(y + i, n - i);
+    return vsum(sum);
+}
+
+/* The queries of a head from q0 on: all that see a key of the task. */
+static void pack_queries(const backward *w, const pair_task *t, int64_t q0) {
+    const attention_problem *p = t->p;
+    const weft_attention_attr *a = p->a;
+    const pair_scratch *s = &t->s;
+    int64_t rows = a->queries - q0, room = round_up(a->queries, PAIR_TILE);
+    pack_across(p, &p->q, t->b, t->h, q0, rows, TILE_M, s->q_across + q0 * a->dqk, s->widened);
+    pack_along(p, &p->q, t->b, t->h, q0, rows, TILE_N, room, t->head.scale,
+               s->q_along + q0 * TILE_N, s->widened);
+    pack_across(p, &w->d_o, t->b, t->h, q0, rows, TILE_M, s->do_across + q0 * a->dv, s->widened);
+    pack_along(p, &w->d_o, t->b, t->h, q0, rows, TILE_N, room, 1, s->do_along + q0 * TILE_N,
+               s->widened);
+    const real *lse = w->lse + (t->b * a->heads + t->h) * a->queries;
+    real *one = s->widened, *other = s->widened + max_i64(a->dqk, a->dv);
+    for (int64_t i = q0; i < a->queries; i++) {
+        int64_t at = head_row_at(&w->o, t->b, i, t->h);
+        s->lse[i] = lse[i];
+        s->total[i] = inner_product(tile_in(p->x, w->d_o.t, at, a->dv, one),
+                                    tile_in(p->x, w->o.t, at, a->dv, other), a->dv);
+        s->shift[i] = 0;
+        if (!t->want_dscale) continue;
+        int64_t key = head_row_at(&p->k, t->b, 0, t->kv);
+        at = head_row_at(&p->q, t->b, i, t->h);
+        s->shift[i] = inner_product(tile_in(p->x, p->q.t, at, a->dqk, one),
+                                    tile_in(p->x, p->k.t, key, a->dqk, other), a->dqk);
+    }
+}
+
+static void pack_keys(const pair_task *t) {
+    const attention_problem *p = t->p;
+    const weft_attention_attr *a = p->a;
+    const pair_scratch *s = &t->s;
+    pack_across(p, &p->k, t->b, t->kv, t->key0, t->n_keys, TILE_N, s->k_across, s->widened);
+    pack_along(p, &p->k, t->b, t->kv, t->key0, t->n_keys, TILE_N, PAIR_TILE, t->head.scale,
+               s->k_along, s->widened);
+    pack_across(p, &p->v, t->b, t->kv, t->key0, t->n_keys, TILE_N, s->v_across, s->widened);
+    if (a->band)
+        pack_across(p, &p->q, t->b, t->h, t->key0, t->n_keys, TILE_N, s->place_q_across,
+                    s->widened);
+    const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + t->key0 : NULL;
+    for (int64_t j = 0; j < PAIR_TILE; j++)
+        s->bias[j] = n && j < t->n_keys ? t->head.beta * n[j] : 0;
+}
+
+/* Rows of `width` from sums whose rows are rounded up, to a tensor. */
+static void write_rows(const attention_problem *p, const head_rows *to, int64_t b, int64_t head,
+                       int64_t r0, int64_t rows, const real *from, real *widened) {
+    for (int64_t r = 0; r < rows; r++, from += round_up(to->width, TILE_N)) {
+        int64_t at = head_row_at(to, b, r0 + r, head);
+        real *row = tile_out(p->x, to->t, at, widened);
+        memcpy(row, from, (size_t)to->width * sizeof(real));
+        tile_done(p->x, to->t, at, to->width, row);
+    }
+}
+
+/* A head's numbers, and its share of dn. */
+static void end_head(const backward *w, const pair_task *t, int64_t part) {
+    const weft_attention_attr *a = t->p->a;
+    double *numbers =
+        w->numbers + ((t->b * a->heads + t->h) * w->split.key_parts + part) * 3;
+    numbers[0] = t->dscale;
+    numbers[1] = 0;
+    numbers[2] = t->dlog_tau * t->head.tau_factor;
+    if (!t->p->n) return;
+    const real *n = t->p->n + (t->b * a->kv_heads + t->kv) * a->keys;
+    for (int64_t j = t->first_key; j < t->end_key; j++) {
+        real column = t->s.column[j - t->first_key];
+        t->sums.dn[j - t->first_key] += t->head.beta * column;
+        numbers[1] += (double)column * ((double)n[j] - (double)n[0]);
+    }
+}
+
+static void work_head(const backward *w, pair_task *t, int64_t part) {
+    const weft_attention_attr *a = t->p->a;
+    t->head = numbers_of_head(t->p, t->h);
+    t->dscale = t->dlog_tau = 0;
+    t->dq = t->s.dq;
+    if (w->query_parts)
+        t->dq = w->query_parts + ((t->b * a->heads + t->h) * w->split.key_parts + part) *
+                                     query_sum_size(a);
+    memset(t->dq, 0, (size_t)query_sum_size(a) * sizeof(real));
+    memset(t->s.column, 0, (size_t)w->split.part_keys * sizeof(real));
+    int64_t first = a->causal ? max_i64(0, t->first_key - t->start) : 0;
+    first = first / PAIR_TILE * PAIR_TILE;
+    if (first < a->queries) pack_queries(w, t, first);
+    for (t->key0 = t->first_key; t->key0 < t->end_key; t->key0 += PAIR_TILE) {
+        t->n_keys = min_i64(PAIR_TILE, t->end_key - t->key0);
+        int64_t q = a->causal ? max_i64(0, t->key0 - t->start) : 0;
+        q = q / PAIR_TILE * PAIR_TILE;
+        if (q < a->queries) pack_keys(t);
+        for (t->q0 = q; t->q0 < a->queries; t->q0 += PAIR_TILE) {
+            t->n_queries = min_i64(PAIR_TILE, a->queries - t->q0);
+            work_pair(t);
+        }
+    }
+    end_head(w, t, part);
+    if (t->want_dq && !w->query_parts)
+        write_rows(t->p, &w->dq, t->b, t->h, 0, a->queries, t->dq, t->s.widened);
+}
+
+static void work_task(void *context, int64_t task, int thread) {
+    const backward *w = context;
+    const weft_attention_attr *a = w->p.a;
+    const division *d = &w->split;
+    real_block memory = {w->scratch + thread * w->scratch_size, 0};
+    int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
+    int64_t key_heads = a->batch * a->kv_heads, part = rest / key_heads;
+    pair_task t = {.p = &w->p,
+                   .s = lay_out_scratch(a, d, &memory),
+                   .b = rest % key_heads / a->kv_heads,
+                   .kv = rest % a->kv_heads,
+                   .first_key = part * d->part_keys,
+                   .extras = w->extras,
+                   .want_dq = w->dq.t != NULL,
+                   .want_dk = w->dk.t != NULL,
+                   .want_dv = w->dv.t != NULL,
+                   .want_dscale = w->dscale != NULL};
+    t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
+    t.start = start_of(&w->p, t.b);
+    t.sums = t.s.sums;
+    if (w->key_parts) {
+        real_block own = {w->key_parts + task * w->sums_size, 0};
+        t.sums = lay_out_sums(a, d, &own);
+    }
+    memset(t.sums.dk, 0, (size_t)w->sums_size * sizeof(real));
+    if (w->distance_size) {
+        t.distance_bias = w->distance_bias + w->distance_zero;
+        real *rel = w->rel_parts + task * w->distance_size;
+        memset(rel, 0, (size_t)w->distance_size * sizeof(real));
+        if (w->drel) t.drel = rel + w->distance_zero;
+    }
+    int64_t first = ceil_div(t.kv * a->heads, a->kv_heads);
+    int64_t heads = ceil_div((t.kv + 1) * a->heads, a->kv_heads) - first;
+    int64_t end = first + heads * (head_part + 1) / d->head_parts;
+    for (t.h = first + heads * head_part / d->head_parts; t.h < end; t.h++)
+        work_head(w, &t, part);
+    if (w->key_parts) return;
+    int64_t keys = t.end_key - t.first_key;
+    if (t.want_dk)
+        write_rows(&w->p, &w->dk, t.b, t.kv, t.first_key, keys, t.sums.dk, t.s.widened);
+    if (t.want_dv)
+        write_rows(&w->p, &w->dv, t.b, t.kv, t.first_key, keys, t.sums.dv, t.s.widened);
+    if (w->dn)
+        memcpy(w->dn + (t.b * a->kv_heads + t.kv) * a->keys + t.first_key, t.sums.dn,
+               (size_t)keys * sizeof(real));
+}
+
+/* parts[0] += parts[1] + ...: `n` reals of each, `stride` apart. */
+static void sum_parts(real *parts, int64_t count, int64_t stride, int64_t n) {
+    for (int64_t c = 1; c < count; c++)
+        for (int64_t i = 0; i < n; i++)
+            parts[i] += parts[c * stride + i];
+}
+
+/* dQ of some rows of a head. */
+static void sum_query_rows(void *context, int64_t task, int thread) {
+    const backward *w = context;
+    const weft_attention_attr *a = w->p.a;
+    int64_t blocks = ceil_div(a->queries, SUM_ROWS), bh = task / blocks;
+    int64_t r0 = task % blocks * SUM_ROWS, rows = min_i64(SUM_ROWS, a->queries - r0);
+    int64_t width = round_up(a->dqk, TILE_N), size = query_sum_size(a);
+    real *from = w->query_parts + bh * w->split.key_parts * size + r0 * width;
+    sum_parts(from, w->split.key_parts, size, rows * width);
+    write_rows(&w->p, &w->dq, bh / a->heads, bh % a->heads, r0, rows, from,
+               w->scratch + thread * w->scratch_size);
+}
+
+/* dK, dV and dn of some keys of a key head. */
+static void sum_key_rows(void *context, int64_t task, int thread) {
+    const backward *w = context;
+    const weft_attention_attr *a = w->p.a;
+    const division *d = &w->split;
+    real *widened = w->scratch + thread * w->scratch_size;
+    int64_t blocks = ceil_div(a->keys, SUM_ROWS), head = task / blocks;
+    int64_t b = head / a->kv_heads, kv = head % a->kv_heads;
+    int64_t r0 = task % blocks * SUM_ROWS, rows = min_i64(SUM_ROWS, a->keys - r0);
+    int64_t part = r0 / d->part_keys, at = r0 % d->part_keys;
+    int64_t first = (part * a->batch * a->kv_heads + head) * d->head_parts;
+    real_block memory = {w->key_parts + first * w->sums_size, 0};
+    key_sums sums = lay_out_sums(a, d, &memory);
+    int64_t dqk = round_up(a->dqk, TILE_N), dv = round_up(a->dv, TILE_N);
+    sum_parts(sums.dk + at * dqk, d->head_parts, w->sums_size, rows * dqk);
+    sum_parts(sums.dv + at * dv, d->head_parts, w->sums_size, rows * dv);
+    sum_parts(sums.dn + at, d->head_parts, w->sums_size, rows);
+    if (w->dk.t) write_rows(&w->p, &w->dk, b, kv, r0, rows, sums.dk + at * dqk, widened);
+    if (w->dv.t) write_rows(&w->p, &w->dv, b, kv, r0, rows, sums.dv + at * dv, widened);
+    if (w->dn) memcpy(w->dn + head * a->keys + r0, sums.dn + at, (size_t)rows * sizeof(real));
+}
+
+static void sum_numbers(const backward *w) {
+    const weft_attention_attr *a = w->p.a;
+    int64_t parts = w->split.key_parts;
+    for (int64_t h = 0; h < a->heads; h++) {
+        double sum[3] = {0, 0, 0};
+        for (int64_t b = 0; b < a->batch; b++)
+            for (int64_t c = 0; c < parts * 3; c++)
+                sum[c % 3] += w->numbers[(b * a->heads + h) * parts * 3 + c];
+        if (w->dscale) w->dscale[h] = (real)sum[0];
+        if (w->dbeta) w->dbeta[h] = (real)sum[1];
+        if (w->dlog_tau) w->dlog_tau[h] = (real)sum[2];
+    }
+    for (int64_t distance = 0; w->drel && distance < w->p.distances; distance++) {
+        double sum = 0;
+        for (int64_t task = 0; distance < a->keys && task < w->split.tasks; task++)
+            sum += (double)w->rel_parts[task * w->distance_size + w->distance_zero - distance];
+        w->drel[distance] = (real)sum;
+    }
+}
+
+static backward make_backward(weft_exec *x, const weft_node *n) {
+    backward w = {.p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST)};
+    const weft_attention_attr *a = w.p.a;
+    head_rows grads[3];
+    const weft_tensor *dq = n->out[WEFT_ATTN_Q];
+    make_projections(a, dq, n->out[WEFT_ATTN_K], n->out[WEFT_ATTN_V], grads);
+    w.dq = grads[0];
+    w.dk = grads[1];
+    w.dv = grads[2];
+    w.d_o = make_head_rows(n->in[0], a->heads, a->dv, a->queries);
+    w.o = make_head_rows(n->in[1], a->heads, a->dv, a->queries);
+    w.lse = weft_data(x, n->in[2]);
+    w.dn = weft_data(x, n->out[WEFT_ATTN_N]);
+    w.dscale = weft_data(x, n->out[WEFT_ATTN_SCALE]);
+    w.dbeta = weft_data(x, n->out[WEFT_ATTN_BETA]);
+    w.dlog_tau = weft_data(x, n->out[WEFT_ATTN_LOG_TAU]);
+    w.drel = weft_data(x, n->out[WEFT_ATTN_REL]);
+    w.extras = w.p.n || w.dscale || a->pos != WEFT_POS_NONE;
+    w.split = divide_work(a);
+    lay_out_workspace(&w, weft_workspace(x, n));
+    for (int64_t i = 0; i < w.distance_size; i++) {
+        int64_t distance = w.distance_zero - i;
+        bool inside = distance >= 0 && distance < w.p.distances;
+        w.distance_bias[i] = inside ? w.p.rel[distance] : 0;
+    }
+    return w;
+}
+
+static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+    backward w = make_backward(x, n);
+    const weft_attention_attr *a = w.p.a;
+    WEFT_TRY(check_starts(&w.p));
+    weft_pool *pool = weft_exec_pool(x);
+    weft_pool_run(pool, w.split.tasks, work_task, &w);
+    if (w.query_parts && w.dq.t)
+        weft_pool_run(pool, a->batch * a->heads * ceil_div(a->queries, SUM_ROWS), sum_query_rows,
+                      &w);
+    if (w.key_parts)
+        weft_pool_run(pool, a->batch * a->kv_heads * ceil_div(a->keys, SUM_ROWS), sum_key_rows, &w);
+    sum_numbers(&w);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(attention_back) = {.run = attention_back_run,
+                                            .workspace = attention_back_workspace};

@@ -1,0 +1,263 @@
+/* What attention's forward and backward kernels share: the problem's shape and numbers, tiles
+ * packed so that a small matrix product reads them in order, and that product itself.
+ *
+ * The product is C[m][n] (+)= Σ_k A[k][m] B[k][n] on a block of TILE_M × TILE_N that stays in
+ * registers: for each k the TILE_N numbers of B are a few vectors, and each of A's numbers is spread
+ * over a vector. Both operands are packed in panels as wide as the block, k outermost, so that one
+ * step reads consecutive memory. A matrix of rows is packed in one of two ways:
+ *
+ *     across  panels of W rows;    to[r / W][c][r % W]     the product then runs over its columns
+ *     along   panels of W columns; to[c / W][r][c % W]     the product then runs over its rows
+ *
+ * Packing widens bf16 and fills up the last panel with zeros, so the products need no edges. */
+#ifndef WEFT_CPU_ATTENTION_TILE_H
+#define WEFT_CPU_ATTENTION_TILE_H
+
+#include "cpu/kernel.h"
+#include "cpu/vec.h"
+#include "ops/attention.h"
+
+/* Sixteen accumulators where there are 32 vector registers, eight where there are 16. TILE_N is a
+ * multiple of TILE_M, so that a panel of one width is made of whole panels of the other. */
+#if defined(__aarch64__) && WEFT_REAL == 64
+#define TILE_M 4
+#define TILE_V 4
+#elif defined(__aarch64__) || defined(__AVX512F__)
+#define TILE_M 8
+#define TILE_V 2
+#else
+#define TILE_M 4
+#define TILE_V 2
+#endif
+#define TILE_N ((int64_t)(TILE_V * VBYTES / sizeof(real)))
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+static inline int64_t round_up(int64_t n, int64_t to) {
+    return ceil_div(n, to) * to;
+}
+
+/* One of q, k, v, o and their gradients as rows of `width` for a sequence, a position and a head. */
+typedef struct {
+    const weft_tensor *t;
+    int64_t base, batch, row, width; /* first element; strides of sequence and position */
+} head_rows;
+
+static inline int64_t head_row_at(const head_rows *r, int64_t b, int64_t pos, int64_t head) {
+    return r->base + b * r->batch + pos * r->row + head * r->width;
+}
+
+static inline head_rows make_head_rows(const weft_tensor *t, int64_t heads, int64_t width,
+                                       int64_t positions) {
+    return (head_rows){t, 0, positions * heads * width, heads * width, width};
+}
+
+/* A view of query heads, key heads or value heads: tensors of their own, or parts of a packed one.
+ * `t` is q, k, v or their gradients; where packed, all three are the same tensor. */
+static inline void make_projections(const weft_attention_attr *a, const weft_tensor *q,
+                                    const weft_tensor *k, const weft_tensor *v, head_rows rows[3]) {
+    if (!a->packed) {
+        rows[0] = make_head_rows(q, a->heads, a->dqk, a->queries);
+        rows[1] = make_head_rows(k, a->kv_heads, a->dqk, a->keys);
+        rows[2] = make_head_rows(v, a->kv_heads, a->dv, a->keys);
+        return;
+    }
+    rows[0] = make_head_rows(q, a->heads + 2 * a->kv_heads, a->dqk, a->queries);
+    rows[1] = rows[2] = rows[0];
+    rows[1].base = a->heads * a->dqk;
+    rows[2].base = (a->heads + a->kv_heads) * a->dqk;
+}
+
+typedef struct {
+    weft_exec *x;
+    const weft_node *node;
+    const weft_attention_attr *a;
+    head_rows q, k, v;
+    const real *n, *scale, *beta, *log_tau, *rel;
+    const int32_t *start;
+    int64_t distances; /* numbers in rel */
+} attention_problem;
+
+/* The numbers of a head. */
+typedef struct {
+    real scale, beta, slope;
+    double tau_factor; /* d s / d log τ = tau_factor · (s − pos) */
+} head_numbers;
+
+static inline attention_problem make_problem(weft_exec *x, const weft_node *n,
+                                             weft_tensor *const *in) {
+    attention_problem p = {.x = x, .node = n, .a = ATTR(n, weft_attention_attr)};
+    head_rows rows[3];
+    make_projections(p.a, in[WEFT_ATTN_Q], in[WEFT_ATTN_K], in[WEFT_ATTN_V], rows);
+    p.q = rows[0];
+    p.k = rows[1];
+    p.v = rows[2];
+    p.n = weft_data(x, in[WEFT_ATTN_N]);
+    p.scale = weft_data(x, in[WEFT_ATTN_SCALE]);
+    p.beta = weft_data(x, in[WEFT_ATTN_BETA]);
+    p.log_tau = weft_data(x, in[WEFT_ATTN_LOG_TAU]);
+    p.rel = weft_data(x, in[WEFT_ATTN_REL]);
+    p.start = weft_data(x, in[WEFT_ATTN_START]);
+    p.distances = p.rel ? weft_tensor_count(in[WEFT_ATTN_REL]) : 0;
+    return p;
+}
+
+/* The values of start are known only now. */
+static inline weft_status check_starts(const attention_problem *p) {
+    const weft_attention_attr *a = p->a;
+    for (int64_t b = 0; p->start && b < a->batch; b++)
+        if (p->start[b] < 0 || p->start[b] + a->queries > a->keys)
+            return weft_fail(WEFT_EINPUT,
+                             "attention: start[%lld] is %d, but %lld queries from there do not "
+                             "fit among %lld keys",
+                             (long long)b, (int)p->start[b], (long long)a->queries,
+                             (long long)a->keys);
+    return WEFT_OK;
+}
+
+static inline int64_t start_of(const attention_problem *p, int64_t b) {
+    return p->start ? p->start[b] : 0;
+}
+
+static inline int64_t key_head_of(const weft_attention_attr *a, int64_t h) {
+    return h * a->kv_heads / a->heads;
+}
+
+static inline head_numbers numbers_of_head(const attention_problem *p, int64_t h) {
+    head_numbers f = {.scale = (real)p->a->scale_value};
+    if (p->scale) f.scale = p->scale[h];
+    if (p->beta) f.beta = p->beta[h];
+    if (p->log_tau) {
+        double tau = exp((double)p->log_tau[h]), eps = 1e-6;
+        f.scale = (real)(2 / (tau + eps));
+        f.beta = (real)(-1 / (tau + eps));
+        f.tau_factor = -tau / (tau + eps);
+    }
+    if (p->a->pos == WEFT_POS_ALIBI) f.slope = (real)weft_alibi_slope(h, p->a->heads);
+    return f;
+}
+
+/* Memory given out piece by piece, each aligned. Without a base it only counts. */
+typedef struct {
+    real *base;
+    int64_t used; /* reals */
+} real_block;
+
+static inline real *take_reals(real_block *block, int64_t n) {
+    int64_t at = block->used;
+    block->used += real_bytes(n) / (int64_t)sizeof(real);
+    return block->base ? block->base + at : NULL;
+}
+
+/* Rows r0 .. r0+rows-1 of a head, packed across; `widened` holds `panel` rows, for bf16. */
+static inline void pack_across(const attention_problem *p, const head_rows *from, int64_t b,
+                               int64_t head, int64_t r0, int64_t rows, int64_t panel, real *to,
+                               real *widened) {
+    int64_t width = from->width;
+    for (int64_t r = 0; r < rows; r += panel, to += panel * width) {
+        int64_t filled = min_i64(panel, rows - r);
+        const real *row[64];
+        for (int64_t i = 0; i < filled; i++)
+            row[i] = tile_in(p->x, from->t, head_row_at(from, b, r0 + r + i, head), width,
+                             widened + i * width);
+        if (filled < panel) memset(to, 0, (size_t)(panel * width) * sizeof(real));
+        for (int64_t c = 0; c < width; c++)
+            for (int64_t i = 0; i < filled; i++)
+                to[c * panel + i] = row[i][c];
+    }
+}
+
+/* The same rows times `factor`, packed along; a panel has room for `room` rows. */
+static inline void pack_along(const attention_problem *p, const head_rows *from, int64_t b,
+                              int64_t head, int64_t r0, int64_t rows, int64_t panel, int64_t room,
+                              real factor, real *to, real *widened) {
+    int64_t width = from->width;
+    for (int64_t r = 0; r < rows; r++) {
+        const real *row =
+            tile_in(p->x, from->t, head_row_at(from, b, r0 + r, head), width, widened);
+        for (int64_t c = 0; c < width; c += panel) {
+            real *at = to + c * room + r * panel;
+            int64_t filled = min_i64(panel, width - c);
+            for (int64_t i = 0; i < filled; i++)
+                at[i] = row[c + i] * factor;
+            for (int64_t i = filled; i < panel; i++)
+                at[i] = 0;
+        }
+    }
+}
+
+enum { TILE_SET, TILE_ADD, TILE_RESCALE };
+
+/* One block: C = AB, C = C + AB, or C = C·rescale + AB with a factor a column. */
+static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const real *a, int64_t lda,
+                                         const real *b, int64_t ldb, int64_t depth,
+                                         const real *rescale) {
+    vreal acc[TILE_M][TILE_V];
+#pragma GCC unroll 8
+    for (int m = 0; m < TILE_M; m++)
+#pragma GCC unroll 8
+        for (int v = 0; v < TILE_V; v++) {
+            acc[m][v] = vset(0);
+            if (mode != TILE_SET) acc[m][v] = vload(c + m * ldc + v * VLEN);
+            if (mode == TILE_RESCALE) acc[m][v] *= vload(rescale + v * VLEN);
+        }
+    for (int64_t k = 0; k < depth; k++, a += lda, b += ldb) {
+        vreal bv[TILE_V];
+#pragma GCC unroll 8
+        for (int v = 0; v < TILE_V; v++)
+            bv[v] = vload(b + v * VLEN);
+#if defined(__aarch64__)
+        vreal av[TILE_M * sizeof(real) / VBYTES];
+#pragma GCC unroll 8
+        for (int m = 0; m < TILE_M; m += (int)VLEN)
+            av[m / VLEN] = vload(a + m);
+#define TILE_SPREAD(m) av[(m) / VLEN][(m) % VLEN]
+#else
+#define TILE_SPREAD(m) vset(a[m])
+#endif
+#pragma GCC unroll 8
+        for (int m = 0; m < TILE_M; m++)
+#pragma GCC unroll 8
+            for (int v = 0; v < TILE_V; v++)
+                acc[m][v] += TILE_SPREAD(m) * bv[v];
+#undef TILE_SPREAD
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < TILE_M; m++)
+#pragma GCC unroll 8
+        for (int v = 0; v < TILE_V; v++)
+            vstore(c + m * ldc + v * VLEN, acc[m][v]);
+}
+
+/* e^x for x that is not far above 0, as in a softmax: below −87 it is 0 (and not the less than
+ * 2e-38 that it should be), above 88 anything. NaN stays NaN. */
+static inline vreal vexp_below(vreal x) {
+#if WEFT_REAL == 64
+    return vexp(x);
+#else
+    const vreal shift = vset(0x1.8p23f);
+    vint under = x < vset(-87.0f);
+    vreal t = x * 0x1.715476p0f + shift;
+    vreal whole = t - shift;
+    vreal r = x - whole * 0x1.62e400p-1f;
+    r = r - whole * 0x1.7f7d1cp-20f;
+    vreal e = vset(0x1.6c16c2p-10f);
+    e = e * r + 0x1.111112p-7f;
+    e = e * r + 0x1.555556p-5f;
+    e = e * r + 0x1.555556p-3f;
+    e = e * r + 0.5f;
+    e = e * r + 1.0f;
+    e = e * r + 1.0f;
+    vreal power = (vreal)(((vint)t << 23) + (127 << 23));
+    return (vreal)((vint)(e * power) & ~under);
+#endif
+}
+
+static inline vreal viota(void) {
+    vreal v;
+    for (int i = 0; i < (int)VLEN; i++)
+        v[i] = (real)i;
+    return v;
+}
+
+#endif

@@ -1,0 +1,158 @@
+/* Choosing kernels: the best instruction set that this build has and this processor runs, and the
+ * float or double table by the node's types. */
+#include "cpu/backend.h"
+
+#include "cpu/blas.h"
+#include "ops/list.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+typedef const weft_kernel *const kernel_table[WEFT_OP_COUNT];
+
+typedef struct {
+    const char *name;
+    kernel_table *f32, *f64;
+    bool (*runs)(void);
+} instruction_set;
+
+#define DECLARE_TABLES(isa)                                                                        \
+    extern kernel_table weft_cpu_table_##isa##_32;                                                 \
+    extern kernel_table weft_cpu_table_##isa##_64;
+#define TABLES(isa) &weft_cpu_table_##isa##_32, &weft_cpu_table_##isa##_64
+
+#if defined(WEFT_HAVE_ISA_avx512)
+DECLARE_TABLES(avx512)
+static bool runs_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+#if defined(WEFT_HAVE_ISA_avx2)
+DECLARE_TABLES(avx2)
+static bool runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+#if defined(WEFT_HAVE_ISA_sse2)
+DECLARE_TABLES(sse2)
+#endif
+#if defined(WEFT_HAVE_ISA_neon)
+DECLARE_TABLES(neon)
+#endif
+#if defined(WEFT_HAVE_ISA_plain)
+DECLARE_TABLES(plain)
+#endif
+
+/* Best first; the last runs everywhere. */
+static const instruction_set sets[] = {
+#if defined(WEFT_HAVE_ISA_avx512)
+    {"avx512", TABLES(avx512), runs_avx512},
+#endif
+#if defined(WEFT_HAVE_ISA_avx2)
+    {"avx2", TABLES(avx2), runs_avx2},
+#endif
+#if defined(WEFT_HAVE_ISA_sse2)
+    {"sse2", TABLES(sse2), NULL},
+#endif
+#if defined(WEFT_HAVE_ISA_neon)
+    {"neon", TABLES(neon), NULL},
+#endif
+#if defined(WEFT_HAVE_ISA_plain)
+    {"plain", TABLES(plain), NULL},
+#endif
+};
+
+static const instruction_set *chosen;
+static weft_status chosen_status;
+static char chosen_message[512];
+
+static void choose_instruction_set(void) {
+    const char *asked = getenv("WEFT_CPU");
+    size_t count = sizeof sets / sizeof sets[0];
+    for (size_t i = 0; i < count && !chosen; i++) {
+        bool named = !asked || !*asked || strcmp(asked, sets[i].name) == 0;
+        if (named && (!sets[i].runs || sets[i].runs())) chosen = &sets[i];
+    }
+    if (!chosen) {
+        snprintf(chosen_message, sizeof chosen_message,
+                 "WEFT_CPU=%s: not in this build, or this processor does not run it", asked);
+        chosen_status = WEFT_EINPUT;
+        return;
+    }
+    chosen_status = weft_blas_init();
+    if (chosen_status != WEFT_OK)
+        snprintf(chosen_message, sizeof chosen_message, "%s", weft_error_message());
+}
+
+static bool is_double(const weft_node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->dtype == WEFT_F64) return true;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] && n->out[i]->dtype == WEFT_F64) return true;
+    return false;
+}
+
+static const weft_kernel *cpu_kernel(const weft_node *n) {
+    return is_double(n) ? (*chosen->f64)[n->op->id] : (*chosen->f32)[n->op->id];
+}
+
+/* Pages come zeroed from the system, and go back to it. */
+static void *cpu_alloc(int64_t bytes) {
+    void *memory =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    madvise(memory, (size_t)bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
+static void cpu_release(void *memory, int64_t bytes) {
+    munmap(memory, (size_t)bytes);
+}
+
+static void cpu_copy(void *to, const void *from, int64_t bytes) {
+    memcpy(to, from, (size_t)bytes);
+}
+
+/* A limit set on the process's group (a container) counts as the machine's memory. */
+static int64_t group_limit(void) {
+    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r");
+    if (!file) return INT64_MAX;
+    long long limit = 0;
+    int read = fscanf(file, "%lld", &limit);
+    fclose(file);
+    return read == 1 && limit > 0 ? limit : INT64_MAX;
+}
+
+static int64_t cpu_memory(void) {
+    int64_t pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGE_SIZE);
+    int64_t physical = pages > 0 && size > 0 ? pages * size : 0;
+    int64_t limit = group_limit();
+    return physical && limit < physical ? limit : physical;
+}
+
+static const weft_backend cpu = {
+    .name = "cpu",
+    .kernel = cpu_kernel,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .memory = cpu_memory,
+};
+
+const weft_backend *weft_cpu_backend(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_instruction_set);
+    if (chosen_status == WEFT_OK) return &cpu;
+    weft_fail(chosen_status, "%s", chosen_message);
+    return NULL;
+}
+
+const char *weft_cpu_isa(void) {
+    return weft_cpu_backend() ? chosen->name : "none";
+}

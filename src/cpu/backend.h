@@ -1,0 +1,14 @@
+/* The CPU backend. */
+#ifndef WEFT_CPU_BACKEND_H
+#define WEFT_CPU_BACKEND_H
+
+#include "core/exec.h"
+
+/* The backend with the best kernels this processor can run: WEFT_CPU=sse2, avx2, ... in the
+ * environment asks for lesser ones. NULL and an error message when the BLAS cannot be used. */
+const weft_backend *weft_cpu_backend(void);
+
+/* The instruction set in use: "neon", "avx2", ... */
+const char *weft_cpu_isa(void);
+
+#endif

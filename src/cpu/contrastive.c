@@ -1,0 +1,225 @@
+/* Cosine InfoNCE on the CPU. The rows are normalised once into the workspace; then a task takes
+ * four rows and goes through all others with them, so that a row that is read serves four. Scores
+ * live in a strip of four rows a thread, never as a matrix. */
+#include "ops/contrastive.h"
+
+#include "cpu/chunks.h"
+
+enum { GROUP = 4 };
+
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    const weft_tensor *from;     /* x [N, D] */
+    int64_t rows, width, padded; /* N, D, D rounded up, zeros behind D */
+    int64_t scores;              /* reals of a strip's row */
+    real *u;                     /* [N, padded] */
+    real *strip;                 /* per thread [GROUP, scores], then du [GROUP, padded] */
+    int64_t per_thread;
+    double *loss; /* [N] */
+    real *norm, *lse;
+    real inverse_tau, slope; /* slope = dy · factor/(N τ) */
+} contrast;
+
+/* Whole pairs of the widest vectors. */
+static int64_t padded_reals(int64_t n) {
+    return ceil_div(n, 32) * 32;
+}
+
+static int64_t contrast_bytes(const weft_tensor *x, int threads) {
+    int64_t rows = x->shape[0], width = padded_reals(x->shape[1]);
+    return (rows * width + threads * GROUP * (padded_reals(rows) + width)) * (int64_t)sizeof(real) +
+           rows * (int64_t)sizeof(double);
+}
+
+static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
+    const weft_infonce_attr *attr = n->attr;
+    contrast c = {.x = x,
+                  .n = n,
+                  .from = from,
+                  .rows = from->shape[0],
+                  .width = from->shape[1],
+                  .padded = padded_reals(from->shape[1]),
+                  .scores = padded_reals(from->shape[0]),
+                  .u = weft_workspace(x, n),
+                  .inverse_tau = (real)(1 / attr->tau)};
+    c.strip = c.u + c.rows * c.padded;
+    c.per_thread = GROUP * (c.scores + c.padded);
+    c.loss = (double *)(c.strip + weft_pool_size(weft_exec_pool(x)) * c.per_thread);
+    return c;
+}
+
+/* u_i = x_i / n_i. The norms are made in the forward pass and read in the backward pass. */
+static void normalise_row(const contrast *c, int64_t i, bool measure) {
+    real *u = c->u + i * c->padded;
+    const real *x = tile_in(c->x, c->from, i * c->width, c->width, u);
+    if (measure) {
+        double squares = 0;
+        for (int64_t d = 0; d < c->width; d++)
+            squares += (double)x[d] * (double)x[d];
+        c->norm[i] = (real)fmax(sqrt(squares), WEFT_INFONCE_NORM_MIN);
+    }
+    for (int64_t d = 0; d < c->width; d++)
+        u[d] = x[d] / c->norm[i];
+    for (int64_t d = c->width; d < c->padded; d++)
+        u[d] = 0;
+}
+
+static void measure_row(void *context, int64_t task, int thread) {
+    (void)thread;
+    normalise_row(context, task, true);
+}
+
+static void restore_row(void *context, int64_t task, int thread) {
+    (void)thread;
+    normalise_row(context, task, false);
+}
+
+/* Row `first + r` of the task's group; past the end the last row stands in, its result unused. */
+static int64_t group_row(const contrast *c, int64_t task, int r) {
+    return min_i64(task * GROUP + r, c->rows - 1);
+}
+
+/* strip[r, j] = s_ij/τ for the group's rows i and all j. */
+static void group_scores(const contrast *c, int64_t task, real *strip) {
+    const real *a[GROUP];
+    for (int r = 0; r < GROUP; r++)
+        a[r] = c->u + group_row(c, task, r) * c->padded;
+    for (int64_t j = 0; j < c->rows; j++) {
+        const real *b = c->u + j * c->padded;
+        vreal sum[GROUP] = {{0}, {0}, {0}, {0}};
+        for (int64_t d = 0; d < c->padded; d += VLEN) {
+            vreal v = vload(b + d);
+            for (int r = 0; r < GROUP; r++)
+                sum[r] += vload(a[r] + d) * v;
+        }
+        for (int r = 0; r < GROUP; r++)
+            strip[r * c->scores + j] = vsum(sum[r]) * c->inverse_tau;
+    }
+}
+
+/* logsumexp_j(score_j) − score_i, and the logsumexp itself. A row's own score is mostly the largest
+ * and the rest tiny beside it, so the largest is left out of the sum and log1p puts it back. */
+static double row_loss(real *score, int64_t rows, int64_t i, real *lse) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < rows; j++)
+        best = score[j] > score[best] ? j : best;
+    real top = score[best], own = score[i];
+    score[best] = -(real)INFINITY;
+    vreal sum = {0};
+    int64_t whole = rows - rows % VLEN;
+    for (int64_t j = 0; j < whole; j += VLEN)
+        sum += vexp(vload(score + j) - top);
+    double rest = (double)vsum(sum);
+    for (int64_t j = whole; j < rows; j++)
+        rest += exp((double)(score[j] - top));
+    *lse = (real)((double)top + log1p(rest));
+    return (double)(top - own) + log1p(rest);
+}
+
+static void loss_group(void *context, int64_t task, int thread) {
+    const contrast *c = context;
+    real *strip = c->strip + thread * c->per_thread;
+    group_scores(c, task, strip);
+    for (int r = 0; r < GROUP && task * GROUP + r < c->rows; r++) {
+        int64_t i = task * GROUP + r;
+        c->loss[i] = row_loss(strip + r * c->scores, c->rows, i, &c->lse[i]);
+    }
+}
+
+static weft_status infonce_run(weft_exec *x, const weft_node *n) {
+    if (!n->out[WEFT_INFONCE_LSE]) {
+        write_number(x, n->out[WEFT_INFONCE_Y], 0);
+        return WEFT_OK;
+    }
+    contrast c = contrast_of(x, n, n->in[0]);
+    c.norm = weft_data(x, n->out[WEFT_INFONCE_NORM]);
+    c.lse = weft_data(x, n->out[WEFT_INFONCE_LSE]);
+    weft_pool_run(weft_exec_pool(x), c.rows, measure_row, &c);
+    weft_pool_run(weft_exec_pool(x), ceil_div(c.rows, GROUP), loss_group, &c);
+    double sum = 0;
+    for (int64_t i = 0; i < c.rows; i++)
+        sum += c.loss[i];
+    write_number(x, n->out[WEFT_INFONCE_Y],
+                 ATTR(n, weft_infonce_attr)->factor * sum / (double)c.rows);
+    return WEFT_OK;
+}
+
+static int64_t infonce_workspace(const weft_node *n, int threads) {
+    return contrast_bytes(n->in[0], threads);
+}
+
+const weft_kernel KERNEL(infonce) = {.run = infonce_run, .workspace = infonce_workspace};
+
+/* score_j becomes slope · (p_ij + p_ji − 2[i = j]). */
+static void weigh_scores(const contrast *c, int64_t i, real *score) {
+    real lse = c->lse[i];
+    for (int64_t j = 0; j < c->rows; j += VLEN) {
+        int64_t n = min_i64(VLEN, c->rows - j);
+        vreal s = vload_n(score + j, n);
+        vreal p = vexp(s - lse) + vexp(s - vload_n(c->lse + j, n));
+        vstore_n(score + j, p * c->slope, n);
+    }
+    score[i] -= 2 * c->slope;
+}
+
+/* du[r] = Σ_j strip[r, j] u_j, a few vectors of columns at a time. */
+static void group_products(const contrast *c, const real *strip, real *du) {
+    enum { WIDE = 2 };
+    for (int64_t d = 0; d < c->padded; d += WIDE * VLEN) {
+        vreal sum[GROUP][WIDE] = {{{0}}};
+        for (int64_t j = 0; j < c->rows; j++) {
+            const real *u = c->u + j * c->padded + d;
+            vreal a = vload(u), b = vload(u + VLEN);
+            for (int r = 0; r < GROUP; r++) {
+                sum[r][0] += strip[r * c->scores + j] * a;
+                sum[r][1] += strip[r * c->scores + j] * b;
+            }
+        }
+        for (int r = 0; r < GROUP; r++)
+            for (int k = 0; k < WIDE; k++)
+                vstore(du + r * c->padded + d + k * VLEN, sum[r][k]);
+    }
+}
+
+/* dx_i from du_i, written over du_i where dx is bf16. */
+static void write_dx(const contrast *c, int64_t i, real *du) {
+    const real *u = c->u + i * c->padded;
+    real along = c->norm[i] > (real)WEFT_INFONCE_NORM_MIN ? dot_reals(u, du, c->width) : 0;
+    real *dx = tile_out(c->x, c->n->out[0], i * c->width, du);
+    for (int64_t d = 0; d < c->width; d++)
+        dx[d] = (du[d] - u[d] * along) / c->norm[i];
+    tile_done(c->x, c->n->out[0], i * c->width, c->width, dx);
+}
+
+static void back_group(void *context, int64_t task, int thread) {
+    const contrast *c = context;
+    real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
+    group_scores(c, task, strip);
+    for (int r = 0; r < GROUP; r++)
+        weigh_scores(c, group_row(c, task, r), strip + r * c->scores);
+    group_products(c, strip, du);
+    for (int r = 0; r < GROUP && task * GROUP + r < c->rows; r++)
+        write_dx(c, task * GROUP + r, du + r * c->padded);
+}
+
+static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
+    const weft_infonce_attr *attr = n->attr;
+    contrast c = contrast_of(x, n, n->in[WEFT_INFONCE_BACK_X]);
+    c.norm = weft_data(x, n->in[WEFT_INFONCE_BACK_NORM]);
+    c.lse = weft_data(x, n->in[WEFT_INFONCE_BACK_LSE]);
+    c.slope = (real)((double)read_number(x, n->in[WEFT_INFONCE_BACK_DY]) * attr->factor /
+                     ((double)c.rows * attr->tau));
+    weft_pool_run(weft_exec_pool(x), c.rows, restore_row, &c);
+    weft_pool_run(weft_exec_pool(x), ceil_div(c.rows, GROUP), back_group, &c);
+    return WEFT_OK;
+}
+
+static int64_t infonce_back_workspace(const weft_node *n, int threads) {
+    return contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads);
+}
+
+const weft_kernel KERNEL(infonce_back) = {
+    .run = infonce_back_run,
+    .workspace = infonce_back_workspace,
+};

@@ -1,0 +1,187 @@
+/* Embedding on the CPU.
+ *
+ * The gradient of the table turns the lookup around. A counting sort lists, for each row of the
+ * table, the tokens that read it, in their order; then each row is one sum of its tokens' gradients,
+ * or zeros, and every row is written once. Tasks are bands of rows by strips of columns, so nothing
+ * is added twice or in another order, however many threads there are. */
+#include "ops/embedding.h"
+#include "cpu/kernel.h"
+#include "cpu/vec.h"
+
+enum {
+    STRIP = 256,      /* columns a task holds */
+    TASK_TOKENS = 16, /* rows a task of the forward pass writes */
+    BANDS = 128,      /* the table's rows are cut into about this many bands */
+    BAND_MAX = 256
+};
+
+/* row[0..n) += or = elements of a tensor. */
+static void add_row(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n, real *row) {
+    real tile[STRIP];
+    const real *from = tile_in(x, t, at, n, tile);
+    for (int64_t j = 0; j < n; j++)
+        row[j] += from[j];
+}
+
+static void put_row(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
+                    const real *row) {
+    real tile[STRIP];
+    real *to = tile_out(x, t, at, tile);
+    memcpy(to, row, (size_t)n * sizeof(real));
+    tile_done(x, t, at, n, to);
+}
+
+static weft_status check_tokens(const int32_t *ids, int64_t count, int64_t length,
+                                int64_t vocabulary) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= vocabulary)
+            return weft_fail(WEFT_EINPUT,
+                             "embed: token %d at sequence %lld, position %lld is outside the "
+                             "vocabulary of %lld",
+                             ids[i], (long long)(i / length), (long long)(i % length),
+                             (long long)vocabulary);
+    return WEFT_OK;
+}
+
+static weft_status check_starts(const int32_t *start, int64_t batch, int64_t length, int64_t offset,
+                                int64_t positions) {
+    for (int64_t b = 0; start && b < batch; b++)
+        if (start[b] < 0 || start[b] + offset + length > positions)
+            return weft_fail(WEFT_EINPUT,
+                             "embed: sequence %lld has positions %lld to %lld, but the table has "
+                             "%lld of them",
+                             (long long)b, (long long)(start[b] + offset),
+                             (long long)(start[b] + offset + length - 1), (long long)positions);
+    return WEFT_OK;
+}
+
+typedef struct {
+    const weft_exec *x;
+    const weft_node *n;
+    const int32_t *ids;   /* [batch, length] */
+    const int32_t *start; /* [batch], or NULL */
+    int64_t batch, length, width, offset;
+    /* gradients: the rows of the table and how they are cut */
+    int64_t rows, band, strips;
+    const int32_t *first;  /* [rows + 1]: where a row's tokens begin in `tokens` */
+    const int32_t *tokens; /* [batch · length] */
+} embed_work;
+
+static void embed_tokens(void *context, int64_t task, int thread) {
+    (void)thread;
+    const embed_work *e = context;
+    const weft_tensor *wte = e->n->in[0], *wpe = e->n->in[2];
+    int64_t end = min_i64((task + 1) * TASK_TOKENS, e->batch * e->length);
+    for (int64_t i = task * TASK_TOKENS; i < end; i++) {
+        int64_t b = i / e->length;
+        int64_t position = i % e->length + e->offset + (e->start ? e->start[b] : 0);
+        for (int64_t j = 0; j < e->width; j += STRIP) {
+            int64_t n = min_i64(STRIP, e->width - j);
+            real row[STRIP] = {0}, tile[STRIP];
+            memcpy(row, tile_in(e->x, wte, e->ids[i] * e->width + j, n, tile),
+                   (size_t)n * sizeof(real));
+            if (wpe) add_row(e->x, wpe, position * e->width + j, n, row);
+            put_row(e->x, e->n->out[0], i * e->width + j, n, row);
+        }
+    }
+}
+
+static weft_status embed_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2];
+    embed_work e = {.x = x, .n = n, .ids = weft_data(x, ids), .start = weft_data(x, n->in[3])};
+    e.batch = ids->shape[0];
+    e.length = ids->shape[1];
+    e.width = wte->shape[1];
+    e.offset = ATTR(n, weft_embed_attr)->offset;
+    WEFT_TRY(check_tokens(e.ids, e.batch * e.length, e.length, wte->shape[0]));
+    if (wpe) WEFT_TRY(check_starts(e.start, e.batch, e.length, e.offset, wpe->shape[0]));
+    weft_pool_run(weft_exec_pool(x), ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(embed) = {.run = embed_run};
+
+/* Runs `task` over bands of the table's rows by strips of its columns. */
+static void run_bands(const weft_exec *x, embed_work *e, weft_task task) {
+    e->band = max_i64(1, min_i64(e->rows / BANDS, BAND_MAX));
+    e->strips = ceil_div(e->width, STRIP);
+    weft_pool_run(weft_exec_pool(x), ceil_div(e->rows, e->band) * e->strips, task, e);
+}
+
+/* Lists the tokens of each row: counts, then places, each in one pass over the tokens. */
+static void sort_tokens(const int32_t *ids, int64_t count, int64_t rows, int32_t *first,
+                        int32_t *tokens) {
+    memset(first, 0, (size_t)(rows + 2) * sizeof *first);
+    for (int64_t i = 0; i < count; i++)
+        first[ids[i] + 2]++;
+    for (int64_t v = 2; v < rows + 2; v++)
+        first[v] += first[v - 1];
+    for (int64_t i = 0; i < count; i++)
+        tokens[first[ids[i] + 1]++] = (int32_t)i;
+}
+
+static void sum_token_rows(void *context, int64_t task, int thread) {
+    (void)thread;
+    const embed_work *e = context;
+    int64_t column = task % e->strips * STRIP, n = min_i64(STRIP, e->width - column);
+    int64_t row = task / e->strips * e->band, end = min_i64(row + e->band, e->rows);
+    for (; row < end; row++) {
+        real sum[STRIP] = {0};
+        for (int32_t i = e->first[row]; i < e->first[row + 1]; i++)
+            add_row(e->x, e->n->in[0], e->tokens[i] * e->width + column, n, sum);
+        put_row(e->x, e->n->out[0], row * e->width + column, n, sum);
+    }
+}
+
+static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *ids = n->in[1];
+    embed_work e = {.x = x, .n = n, .rows = ATTR(n, weft_embed_back_attr)->rows};
+    int64_t count = weft_tensor_count(ids);
+    e.ids = weft_data(x, ids);
+    e.width = weft_tensor_width(n->in[0]);
+    WEFT_TRY(check_tokens(e.ids, count, ids->shape[1], e.rows));
+    int32_t *tokens = weft_workspace(x, n), *first = tokens + count;
+    sort_tokens(e.ids, count, e.rows, first, tokens);
+    e.first = first;
+    e.tokens = tokens;
+    run_bands(x, &e, sum_token_rows);
+    return WEFT_OK;
+}
+
+static int64_t embed_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    int64_t rows = ATTR(n, weft_embed_back_attr)->rows;
+    return (weft_tensor_count(n->in[1]) + rows + 2) * (int64_t)sizeof(int32_t);
+}
+
+const weft_kernel KERNEL(embed_back) = {.run = embed_back_run, .workspace = embed_back_workspace};
+
+static void sum_position_rows(void *context, int64_t task, int thread) {
+    (void)thread;
+    const embed_work *e = context;
+    int64_t column = task % e->strips * STRIP, n = min_i64(STRIP, e->width - column);
+    int64_t row = task / e->strips * e->band, end = min_i64(row + e->band, e->rows);
+    for (; row < end; row++) {
+        real sum[STRIP] = {0};
+        for (int64_t b = 0; b < e->batch; b++) {
+            int64_t t = row - e->offset - (e->start ? e->start[b] : 0);
+            if (t < 0 || t >= e->length) continue;
+            add_row(e->x, e->n->in[0], (b * e->length + t) * e->width + column, n, sum);
+        }
+        put_row(e->x, e->n->out[0], row * e->width + column, n, sum);
+    }
+}
+
+static weft_status position_back_run(weft_exec *x, const weft_node *n) {
+    const weft_embed_back_attr *attr = n->attr;
+    const weft_tensor *dy = n->in[0];
+    embed_work e = {.x = x, .n = n, .start = weft_data(x, n->in[1]), .rows = attr->rows};
+    e.batch = dy->shape[0];
+    e.length = dy->shape[1];
+    e.width = dy->shape[2];
+    e.offset = attr->offset;
+    run_bands(x, &e, sum_position_rows);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(position_back) = {.run = position_back_run};

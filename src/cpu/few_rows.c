@@ -1,0 +1,228 @@
+/* Products of few rows, what generation runs: y [m, n] = x [m, k] · op(w), m ≤ GEMM_FEW_ROWS.
+ *
+ * The weight is read once, by vectors, straight from memory (bf16 widened in registers); the rows
+ * wait in the cache. Every result has one chain of sums whose order does not depend on m: with w as
+ * [n, k], VLEN chains over k and their sum by halves; with w as [k, n], one chain over k. So a row's
+ * bits are those it has alone. Threads share out columns. */
+#include "cpu/gemm.h"
+#include "cpu/vec.h"
+
+enum {
+    TASK_WEIGHTS = 1 << 16, /* elements of w a task reads */
+    TASK_COLUMNS = 256,     /* most columns of a task: its sums stay on the stack */
+    STEP_DEPTH = 32,        /* rows of w [k, n] that are walked together */
+#if defined(__AVX512F__) || defined(__aarch64__)
+    BLOCK_ROWS = 4, /* sums kept in registers: 32 of them */
+    BLOCK_COLUMNS = 4,
+#else
+    BLOCK_ROWS = 4, /* 16 registers */
+    BLOCK_COLUMNS = 2,
+#endif
+    BLOCK_ALONE = 8 /* columns at a time for one row: enough chains to hide an addition's time */
+};
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+#if WEFT_REAL == 32
+typedef uint16_t vhalf __attribute__((vector_size(VBYTES / 2)));
+typedef uint32_t vword __attribute__((vector_size(VBYTES)));
+#endif
+
+/* VLEN weights from element i, or the first `count` of them and zeros. */
+static ALWAYS_INLINE vreal load_weights(const void *w, int64_t i, int64_t count, const bool bf16) {
+#if WEFT_REAL == 32
+    if (bf16) {
+        vhalf half = {0};
+        memcpy(&half, (const uint16_t *)w + i,
+               count < VLEN ? (size_t)count * sizeof(uint16_t) : sizeof half);
+        return (vreal)(__builtin_convertvector(half, vword) << 16);
+    }
+#endif
+    (void)bf16;
+    return count < VLEN ? vload_part((const real *)w + i, count) : vload((const real *)w + i);
+}
+
+typedef struct {
+    const real *x;
+    int64_t ldx;
+    const void *w; /* the task's first weight */
+    int64_t ldw, k;
+    bool bf16;
+} dot_work;
+
+/* The sum of each of four vectors, in vsum's order. */
+static ALWAYS_INLINE void store_sums(real *to, const vreal *sum, const int count) {
+#if WEFT_REAL == 32 && VBYTES == 16
+    if (count == 4) {
+        vreal ab = __builtin_shufflevector(sum[0], sum[1], 0, 1, 4, 5) +
+                   __builtin_shufflevector(sum[0], sum[1], 2, 3, 6, 7);
+        vreal cd = __builtin_shufflevector(sum[2], sum[3], 0, 1, 4, 5) +
+                   __builtin_shufflevector(sum[2], sum[3], 2, 3, 6, 7);
+        vstore(to, __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
+                       __builtin_shufflevector(ab, cd, 1, 3, 5, 7));
+        return;
+    }
+#endif
+    for (int c = 0; c < count; c++)
+        to[c] = vsum(sum[c]);
+}
+
+/* sums [rows, columns] (ld TASK_COLUMNS) = x [rows, k] · w [columns, k]ᵀ. */
+static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t column, real *sums,
+                                    const int rows, const int columns, const bool bf16) {
+    vreal sum[8][8];
+    const real *x[8];
+    const char *w[8];
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(real);
+    for (int r = 0; r < rows; r++)
+        x[r] = d->x + (row + r) * d->ldx;
+    for (int c = 0; c < columns; c++)
+        w[c] = (const char *)d->w + (size_t)((column + c) * d->ldw) * size;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++)
+            sum[r][c] = vset(0);
+    int64_t i = 0;
+    for (; i + VLEN <= d->k; i += VLEN) {
+        vreal value[8];
+        for (int c = 0; c < columns; c++)
+            value[c] = load_weights(w[c], i, VLEN, bf16);
+        for (int r = 0; r < rows; r++) {
+            vreal v = vload(x[r] + i);
+            for (int c = 0; c < columns; c++)
+                sum[r][c] += v * value[c];
+        }
+    }
+    if (i < d->k) {
+        for (int r = 0; r < rows; r++) {
+            vreal v = vload_part(x[r] + i, d->k - i);
+            for (int c = 0; c < columns; c++)
+                sum[r][c] += v * load_weights(w[c], i, d->k - i, bf16);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c += 4)
+            store_sums(sums + (row + r) * TASK_COLUMNS + column + c, sum[r] + c,
+                       columns - c < 4 ? columns - c : 4);
+}
+
+static ALWAYS_INLINE void dot_rows(const dot_work *d, int64_t m, int64_t column, real *sums,
+                                   const int columns, const bool bf16) {
+    int64_t row = 0;
+    for (; row + 4 <= m; row += 4)
+        dot_block(d, row, column, sums, 4, columns, bf16);
+    if (m - row == 3) dot_block(d, row, column, sums, 3, columns, bf16);
+    if (m - row == 2) dot_block(d, row, column, sums, 2, columns, bf16);
+    if (m - row == 1) dot_block(d, row, column, sums, 1, columns, bf16);
+}
+
+static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, real *sums,
+                                      const bool bf16) {
+    int64_t column = 0;
+    if (m == 1)
+        for (; column + BLOCK_ALONE <= n; column += BLOCK_ALONE)
+            dot_block(d, 0, column, sums, 1, BLOCK_ALONE, bf16);
+    for (; column + BLOCK_COLUMNS <= n; column += BLOCK_COLUMNS)
+        dot_rows(d, m, column, sums, BLOCK_COLUMNS, bf16);
+    for (; column < n; column++)
+        dot_rows(d, m, column, sums, 1, bf16);
+}
+
+/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the last vector. */
+static ALWAYS_INLINE void step_block(const dot_work *d, int64_t row, int64_t column, int64_t depth,
+                                     int64_t k, real *sums, const int rows, const int vectors,
+                                     int64_t part, const bool bf16) {
+    vreal sum[4][4];
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vectors; c++)
+            sum[r][c] = vload(sums + (row + r) * TASK_COLUMNS + column + c * VLEN);
+    for (int64_t i = depth; i < depth + k; i++) {
+        vreal value[4];
+        for (int c = 0; c < vectors; c++)
+            value[c] = load_weights(d->w, i * d->ldw + column + c * VLEN, part, bf16);
+        for (int r = 0; r < rows; r++) {
+            real x = d->x[(row + r) * d->ldx + i];
+            for (int c = 0; c < vectors; c++)
+                sum[r][c] += x * value[c];
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < vectors; c++)
+            vstore(sums + (row + r) * TASK_COLUMNS + column + c * VLEN, sum[r][c]);
+}
+
+static ALWAYS_INLINE void step_rows(const dot_work *d, int64_t m, int64_t column, int64_t depth,
+                                    int64_t k, real *sums, const int vectors, int64_t part,
+                                    const bool bf16) {
+    int64_t row = 0;
+    for (; row + 4 <= m; row += 4)
+        step_block(d, row, column, depth, k, sums, 4, vectors, part, bf16);
+    if (m - row == 3) step_block(d, row, column, depth, k, sums, 3, vectors, part, bf16);
+    if (m - row == 2) step_block(d, row, column, depth, k, sums, 2, vectors, part, bf16);
+    if (m - row == 1) step_block(d, row, column, depth, k, sums, 1, vectors, part, bf16);
+}
+
+static ALWAYS_INLINE void step_columns(const dot_work *d, int64_t m, int64_t n, real *sums,
+                                       const bool bf16) {
+    memset(sums, 0, (size_t)(m * TASK_COLUMNS) * sizeof(real));
+    for (int64_t depth = 0; depth < d->k; depth += STEP_DEPTH) {
+        int64_t k = min_i64(STEP_DEPTH, d->k - depth), column = 0;
+        for (; column + BLOCK_COLUMNS * VLEN <= n; column += BLOCK_COLUMNS * VLEN)
+            step_rows(d, m, column, depth, k, sums, BLOCK_COLUMNS, VLEN, bf16);
+        for (; column + VLEN <= n; column += VLEN)
+            step_rows(d, m, column, depth, k, sums, 1, VLEN, bf16);
+        if (column < n) step_rows(d, m, column, depth, k, sums, 1, n - column, bf16);
+    }
+}
+
+typedef struct {
+    const gemm_product *p;
+    gemm_matrix x;   /* real: p->a, or its widened copy */
+    int64_t columns; /* of a task */
+    int64_t tasks;   /* a matrix of the batch */
+} few_run;
+
+static void run_columns(void *context, int64_t task, int thread) {
+    (void)thread;
+    const few_run *f = context;
+    const gemm_product *p = f->p;
+    int64_t g = task / f->tasks, column = task % f->tasks * f->columns;
+    int64_t n = min_i64(f->columns, p->n - column);
+    gemm_product tile = gemm_tile(p, g, 0, p->m, column, n, 0, p->k);
+    gemm_matrix x = gemm_part(f->x, g, 0, 0);
+    dot_work d = {x.data, x.ld, tile.b.data, tile.b.ld, p->k, tile.b.bf16};
+    real sums[GEMM_FEW_ROWS * TASK_COLUMNS];
+    if (p->tb && d.bf16)
+        dot_columns(&d, p->m, n, sums, true);
+    else if (p->tb)
+        dot_columns(&d, p->m, n, sums, false);
+    else if (d.bf16)
+        step_columns(&d, p->m, n, sums, true);
+    else
+        step_columns(&d, p->m, n, sums, false);
+    if (p->alpha != 1)
+        for (int64_t r = 0; r < p->m; r++)
+            for (int64_t j = 0; j < n; j++)
+                sums[r * TASK_COLUMNS + j] *= p->alpha;
+    KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
+}
+
+int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
+    return p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
+}
+
+void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    few_run f = {.p = p, .x = p->a};
+    if (p->a.bf16) {
+        real *to = workspace;
+        f.x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
+        for (int64_t g = 0; g < p->batch; g++)
+            for (int64_t r = 0; r < p->m; r++, to += p->k)
+                gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
+    }
+    int64_t columns = min_i64(TASK_WEIGHTS / p->k, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
+    if (!p->tb) columns = columns / (BLOCK_COLUMNS * VLEN) * (BLOCK_COLUMNS * VLEN);
+    int64_t least = p->tb ? BLOCK_ALONE : BLOCK_COLUMNS * VLEN;
+    f.columns = max_i64(columns, least);
+    f.tasks = ceil_div(p->n, f.columns);
+    weft_pool_run(pool, p->batch * f.tasks, run_columns, &f);
+}

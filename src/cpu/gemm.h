@@ -1,0 +1,102 @@
+/* Matrix products on the pool, for every kernel that needs one.
+ *
+ *     gemm_product p = {.batch = 1, .m = M, .n = N, .k = K, .tb = true, .alpha = 1,
+ *                       .a = {x, .ld = K}, .b = {w, .ld = K}, .c = {y, .ld = N}};
+ *     KERNEL(gemm)(pool, &p, workspace);
+ *
+ * How a product is cut into tiles follows from its sizes alone, so the result's bits depend
+ * neither on the number of threads nor on who runs which tile. */
+#ifndef WEFT_CPU_GEMM_H
+#define WEFT_CPU_GEMM_H
+
+#include "cpu/kernel.h"
+
+/* A product without ta of at most this many rows is done row by row in the same way for every
+ * number of rows: a row's bits are those it has alone. */
+enum { GEMM_FEW_ROWS = 16 };
+
+/* A matrix where it lies: `data` real, or bf16. */
+typedef struct {
+    void *data;
+    int64_t ld;     /* elements between rows */
+    int64_t stride; /* elements between the matrices of a batch */
+    bool bf16;
+} gemm_matrix;
+
+typedef struct {
+    int64_t batch, m, n, k;
+    bool ta, tb;     /* a lies as [k, m], b as [n, k] */
+    bool accumulate; /* c += instead of c =; c is real then */
+    bool gelu;       /* c = gelu(alpha · op(a) op(b) + bias), the tanh form */
+    real alpha;
+    gemm_matrix a, b; /* read only */
+    gemm_matrix c;
+    gemm_matrix bias; /* [n]; data NULL: none */
+    gemm_matrix pre;  /* like c: gets the values before gelu; data NULL: not wanted */
+} gemm_product;
+
+/* Bytes of workspace for KERNEL(gemm); depends on sizes and types, not on addresses. */
+int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads);
+
+/* Runs the product. `workspace` is aligned to WEFT_ARENA_ALIGN. */
+void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace);
+
+/* The same on the calling thread alone, for use inside a task: one library call a batch where
+ * nothing is bf16, in pieces of k otherwise. c is real; bias, gelu and pre are ignored. Meant for
+ * tiles: a bf16 operand is widened into `workspace`, gemm_serial_workspace bytes. */
+int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p);
+void KERNEL(gemm_serial)(const gemm_product *p, void *workspace);
+
+/* The cut of an [m, n] result with sums over k: tiles of tile_m × tile_n, `rows` × `columns` of them, the
+ * last of each direction perhaps smaller; sums in `splits` pieces of split_k, added in order. */
+typedef struct {
+    int64_t tile_m, tile_n, rows, columns;
+    int64_t split_k, splits;
+} gemm_cut;
+
+gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k);
+
+/* A part of a matrix: the same memory from row and column on, of matrix g of the batch. */
+static inline gemm_matrix gemm_part(gemm_matrix x, int64_t g, int64_t row, int64_t column) {
+    int64_t at = g * x.stride + row * x.ld + column;
+    if (x.data) x.data = (char *)x.data + at * (int64_t)(x.bf16 ? sizeof(uint16_t) : sizeof(real));
+    return x;
+}
+
+/* The tile of a product at (row, column) of matrix g, as a product of its own, restricted to the
+ * sums from `depth` on, k of them. */
+static inline gemm_product gemm_tile(const gemm_product *p, int64_t g, int64_t row, int64_t m,
+                                     int64_t column, int64_t n, int64_t depth, int64_t k) {
+    gemm_product t = *p;
+    t.batch = 1;
+    t.m = m;
+    t.n = n;
+    t.k = k;
+    t.a = p->ta ? gemm_part(p->a, g, depth, row) : gemm_part(p->a, g, row, depth);
+    t.b = p->tb ? gemm_part(p->b, g, column, depth) : gemm_part(p->b, g, depth, column);
+    t.c = gemm_part(p->c, g, row, column);
+    t.pre = gemm_part(p->pre, g, row, column);
+    t.bias = gemm_part(p->bias, 0, 0, column);
+    return t;
+}
+
+/* Values in and out of a matrix's memory, bf16 widened or rounded on the way. */
+static inline void gemm_widen(real *to, const uint16_t *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (real)weft_bf16_to_float(from[i]);
+}
+
+static inline void gemm_round(uint16_t *to, const real *from, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = weft_float_to_bf16((float)from[i]);
+}
+
+/* Writes rows × columns sums to c: adds bias (and c, if `add`), keeps pre, applies gelu. `sums` may be
+ * c's own memory. */
+void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add);
+
+/* Few rows: few_rows.c. */
+void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
+int64_t KERNEL(few_rows_workspace)(const gemm_product *p);
+
+#endif

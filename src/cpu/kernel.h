@@ -1,0 +1,81 @@
+/* What every CPU kernel file starts from.
+ *
+ * A file in src/cpu is compiled once for each instruction set the build knows (WEFT_ISA: neon;
+ * sse2, avx2, avx512; plain) and each of float and double (WEFT_REAL), so the code is written once
+ * in terms of `real`. bf16 tensors run in the float build: values are widened tile by tile as they
+ * are read and rounded as they are written. backend.c picks the instruction set at run time.
+ *
+ * Names that cross files are wrapped: KERNEL(norm) is weft_cpu_norm_avx2_32 in one of the
+ * compilations. table.c lists them all. */
+#ifndef WEFT_CPU_KERNEL_H
+#define WEFT_CPU_KERNEL_H
+
+#include "core/exec.h"
+
+#include <math.h>
+#include <string.h>
+
+#ifndef WEFT_ISA
+#define WEFT_ISA plain
+#endif
+#ifndef WEFT_REAL
+#define WEFT_REAL 32
+#endif
+
+#if WEFT_REAL == 64
+typedef double real;
+#define REAL_DTYPE WEFT_F64
+#else
+typedef float real;
+#define REAL_DTYPE WEFT_F32
+#endif
+
+#define WEFT_PASTE4_(a, b, c, d) a##b##_##c##_##d
+#define WEFT_PASTE4(a, b, c, d) WEFT_PASTE4_(a, b, c, d)
+#define KERNEL(name) WEFT_PASTE4(weft_cpu_, name, WEFT_ISA, WEFT_REAL)
+
+#define ATTR(n, type) ((const type *)(n)->attr)
+
+/* n reals from element `at` of a tensor: its own memory, or widened into `scratch` if bf16. */
+static inline const real *tile_in(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
+                                  real *scratch) {
+    const void *data = weft_data(x, t);
+    if (t->dtype != WEFT_BF16) return (const real *)data + at;
+    const uint16_t *from = (const uint16_t *)data + at;
+    for (int64_t i = 0; i < n; i++)
+        scratch[i] = (real)weft_bf16_to_float(from[i]);
+    return scratch;
+}
+
+/* Where to write n reals bound for element `at`: the tensor's own memory, or `scratch` if bf16.
+ * Call tile_done afterwards with the same arguments. */
+static inline real *tile_out(const weft_exec *x, const weft_tensor *t, int64_t at, real *scratch) {
+    return t->dtype == WEFT_BF16 ? scratch : (real *)weft_data(x, t) + at;
+}
+
+static inline void tile_done(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
+                             const real *scratch) {
+    if (t->dtype != WEFT_BF16) return;
+    uint16_t *to = (uint16_t *)weft_data(x, t) + at;
+    for (int64_t i = 0; i < n; i++)
+        to[i] = weft_float_to_bf16((float)scratch[i]);
+}
+
+static inline int64_t min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static inline int64_t max_i64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+/* Bytes of `n` reals rounded up so that the next block is aligned too. */
+static inline int64_t real_bytes(int64_t n) {
+    return ceil_div(n * (int64_t)sizeof(real), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
+}
+
+#endif

@@ -1,0 +1,111 @@
+/* Linear layers and matrix products on the CPU: a node's tensors as the matrices of gemm.h, and
+ * the gradient of a bias.
+ *
+ * The bias gradient sums the rows of each column. Rows are cut into bands of a fixed height and
+ * columns into strips; a task sums one strip of one band, and the bands' sums are added in order. */
+#include "ops/linear.h"
+#include "cpu/gemm.h"
+#include "cpu/vec.h"
+
+enum { BAND = 256, STRIP = 512 };
+
+/* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
+static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
+                             int64_t groups, bool inside) {
+    return (gemm_matrix){.data = data,
+                         .ld = inside ? groups * columns : columns,
+                         .stride = inside ? columns : rows * columns,
+                         .bf16 = t->dtype == WEFT_BF16};
+}
+
+/* The node as a product; `x` NULL: without addresses, for sizes. */
+static gemm_product describe_product(const weft_exec *x, const weft_node *n) {
+    const weft_matmul_attr *attr = n->attr;
+    const weft_tensor *a = n->in[0], *b = n->in[1], *y = n->out[0];
+    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
+    bool outer = attr->form == WEFT_MATMUL_OUTER || attr->form == WEFT_MATMUL_GROUPED_OUTER;
+    bool grouped = attr->form == WEFT_MATMUL_GROUPED;
+    bool ta = attr->ta || outer, tb = attr->tb;
+    gemm_product p = {.batch = s.groups, .m = s.m, .n = s.n, .k = s.k, .ta = ta, .tb = tb};
+    p.alpha = 1;
+    p.gelu = attr->act == WEFT_ACT_GELU;
+    p.a = as_matrix(x ? weft_data(x, a) : NULL, a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
+                    grouped || attr->form == WEFT_MATMUL_GROUPED_OUTER);
+    p.b = as_matrix(x ? weft_data(x, b) : NULL, b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups,
+                    attr->form == WEFT_MATMUL_GROUPED_OUTER);
+    p.c = as_matrix(x ? weft_data(x, y) : NULL, y, s.m, s.n, s.groups, grouped);
+    if (!x) return p;
+    if (n->in[2]) p.bias = as_matrix(weft_data(x, n->in[2]), n->in[2], 1, s.n, 1, false);
+    if (n->out[1]) {
+        p.pre = p.c;
+        p.pre.data = weft_data(x, n->out[1]);
+    }
+    return p;
+}
+
+static weft_status matmul_run(weft_exec *x, const weft_node *n) {
+    gemm_product p = describe_product(x, n);
+    KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+    return WEFT_OK;
+}
+
+static int64_t matmul_workspace(const weft_node *n, int threads) {
+    gemm_product p = describe_product(NULL, n);
+    return KERNEL(gemm_workspace)(&p, threads);
+}
+
+const weft_kernel KERNEL(matmul) = {.run = matmul_run, .workspace = matmul_workspace};
+
+typedef struct {
+    const weft_exec *x;
+    const weft_node *n;
+    int64_t rows, columns, strips;
+    real *sums; /* [bands, columns] */
+} bias_run;
+
+static void sum_band(void *context, int64_t task, int thread) {
+    (void)thread;
+    const bias_run *b = context;
+    int64_t band = task / b->strips, column = task % b->strips * STRIP;
+    int64_t n = min_i64(STRIP, b->columns - column);
+    int64_t end = min_i64((band + 1) * BAND, b->rows);
+    real row[STRIP];
+    real *sum = b->sums + band * b->columns + column;
+    for (int64_t i = band * BAND; i < end; i++) {
+        const real *dy = tile_in(b->x, b->n->in[0], i * b->columns + column, n, row);
+        for (int64_t j = 0; j < n; j++)
+            sum[j] = i == band * BAND ? dy[j] : sum[j] + dy[j];
+    }
+}
+
+static void add_bands(void *context, int64_t task, int thread) {
+    (void)thread;
+    const bias_run *b = context;
+    int64_t column = task * STRIP, n = min_i64(STRIP, b->columns - column);
+    real total[STRIP];
+    memcpy(total, b->sums + column, (size_t)n * sizeof(real));
+    for (int64_t band = 1; band < ceil_div(b->rows, BAND); band++)
+        for (int64_t j = 0; j < n; j++)
+            total[j] += b->sums[band * b->columns + column + j];
+    real scratch[STRIP];
+    real *db = tile_out(b->x, b->n->out[0], column, scratch);
+    memcpy(db, total, (size_t)n * sizeof(real));
+    tile_done(b->x, b->n->out[0], column, n, db);
+}
+
+static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *dy = n->in[0];
+    bias_run b = {.x = x, .n = n, .rows = weft_tensor_rows(dy), .columns = weft_tensor_width(dy)};
+    b.strips = ceil_div(b.columns, STRIP);
+    b.sums = weft_workspace(x, n);
+    weft_pool_run(weft_exec_pool(x), ceil_div(b.rows, BAND) * b.strips, sum_band, &b);
+    weft_pool_run(weft_exec_pool(x), b.strips, add_bands, &b);
+    return WEFT_OK;
+}
+
+static int64_t bias_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return real_bytes(ceil_div(weft_tensor_rows(n->in[0]), BAND) * weft_tensor_width(n->in[0]));
+}
+
+const weft_kernel KERNEL(bias_back) = {.run = bias_back_run, .workspace = bias_back_workspace};

@@ -1,0 +1,351 @@
+/* The optimizer's step on the CPU.
+ *
+ * A list of tensors is cut into chunks of a fixed length, numbered through from the first tensor to
+ * the last; a task is a chunk. Partial sums are kept by chunk and added up in the order of the
+ * chunks. The update walks a chunk tile by tile, so that what spike clipping looks at first is
+ * still in the cache when the moments are updated, and streams each array through once.
+ *
+ * The squares of a norm are summed in double in lanes that are the same for every instruction set:
+ * the square of a float is exact there, so the norm of f32 gradients is the same on all machines. */
+#include "ops/optimizer.h"
+#include "cpu/kernel.h"
+#include "cpu/vec.h"
+
+enum { TILE = 1024, CHUNK = 16 * TILE, SUM_LANES = 16 };
+
+/* Where the tensors' chunks are: those of tensor i have the numbers first[i] .. first[i+1] − 1. */
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    int tensors;
+    int64_t *first; /* [tensors + 1] */
+    void *result;   /* [chunks]: what a chunk has found, 8 bytes each */
+} chunk_list;
+
+/* Tensor i of a list is the node's input start + i · stride. */
+static int64_t count_chunks(const weft_node *n, int start, int stride, int64_t *first) {
+    int64_t chunks = 0;
+    for (int i = start; i < n->n_in; i += stride) {
+        if (first) *first++ = chunks;
+        chunks += ceil_div(weft_tensor_count(n->in[i]), CHUNK);
+    }
+    if (first) *first = chunks;
+    return chunks;
+}
+
+static int64_t list_workspace(const weft_node *n, int start, int stride) {
+    int64_t tensors = ceil_div(n->n_in - start, stride);
+    return (tensors + 1 + count_chunks(n, start, stride, NULL)) * 8;
+}
+
+/* Lays out the chunks in the node's workspace, and returns how many there are. */
+static int64_t list_chunks(chunk_list *list, weft_exec *x, const weft_node *n, int start,
+                           int stride) {
+    *list = (chunk_list){.x = x, .n = n, .tensors = (int)ceil_div(n->n_in - start, stride)};
+    list->first = weft_workspace(x, n);
+    list->result = list->first + list->tensors + 1;
+    return count_chunks(n, start, stride, list->first);
+}
+
+/* The tensor of a chunk, by halving. */
+static int tensor_of_chunk(const chunk_list *list, int64_t chunk) {
+    int low = 0, high = list->tensors;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (list->first[middle] <= chunk)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void add_squares(double *restrict sum, const real *restrict a, int64_t n) {
+    int64_t i = 0;
+    for (; i + SUM_LANES <= n; i += SUM_LANES)
+        for (int lane = 0; lane < SUM_LANES; lane++)
+            sum[lane] += (double)a[i + lane] * (double)a[i + lane];
+    for (int lane = 0; i + lane < n; lane++)
+        sum[lane] += (double)a[i + lane] * (double)a[i + lane];
+}
+
+static void norm_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const chunk_list *list = context;
+    int index = tensor_of_chunk(list, task);
+    const weft_tensor *t = list->n->in[index];
+    int64_t at = (task - list->first[index]) * CHUNK;
+    int64_t end = min_i64(at + CHUNK, weft_tensor_count(t));
+    real scratch[TILE];
+    double sum[SUM_LANES] = {0};
+    for (; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        add_squares(sum, tile_in(list->x, t, at, len, scratch), len);
+    }
+    for (int width = SUM_LANES / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++)
+            sum[lane] += sum[lane + width];
+    ((double *)list->result)[task] = sum[0];
+}
+
+static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
+    chunk_list list;
+    int64_t chunks = list_chunks(&list, x, n, 0, 1);
+    weft_pool_run(weft_exec_pool(x), chunks, norm_chunk, &list);
+    double sum = 0;
+    for (int64_t i = 0; i < chunks; i++)
+        sum += ((double *)list.result)[i];
+    *(real *)weft_data(x, n->out[0]) = (real)sqrt(sum);
+    return WEFT_OK;
+}
+
+static int64_t global_norm_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return list_workspace(n, 0, 1);
+}
+
+const weft_kernel KERNEL(global_norm) = {.run = global_norm_run,
+                                         .workspace = global_norm_workspace};
+
+/* Whether `norm` stands out from the norms before it. */
+static bool is_spike(const real *state, double norm, double threshold) {
+    int known = (int)state[WEFT_ADAM_KNOWN];
+    if (threshold <= 0 || known < 10) return false;
+    double mean = 0, squares = 0;
+    for (int i = 0; i < known; i++)
+        mean += (double)state[i];
+    mean /= known;
+    for (int i = 0; i < known; i++)
+        squares += ((double)state[i] - mean) * ((double)state[i] - mean);
+    return norm > mean + threshold * sqrt(squares / (known - 1));
+}
+
+static void remember_norm(real *state, double norm) {
+    int next = (int)state[WEFT_ADAM_NEXT];
+    state[next] = (real)norm;
+    state[WEFT_ADAM_NEXT] = (real)((next + 1) % WEFT_ADAM_HISTORY);
+    if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;
+}
+
+static double warmup_factor(const weft_adam_options *o, const real *state, double age) {
+    const double pi = 3.14159265358979323846;
+    double steps = (double)o->warmup_steps;
+    if (state[WEFT_ADAM_RESETS] == 0 || age > steps) return 1;
+    return fmax(1e-3, 0.5 * (1 - cos(pi * age / steps)));
+}
+
+static void decide_step(const weft_adam_options *o, double norm, double lr, real *state,
+                        real *control) {
+    bool spike = is_spike(state, norm, o->spike_threshold);
+    bool clipped = o->clip > 0 && norm > o->clip;
+    double before = (double)state[WEFT_ADAM_AGE], age = before + 1;
+    bool reset = o->reset_interval > 0 && age >= (double)o->reset_interval;
+    double warmup = warmup_factor(o, state, age), used = lr * warmup;
+    remember_norm(state, norm);
+    control[WEFT_CONTROL_APPLY] = 1;
+    control[WEFT_CONTROL_GRAD] = (real)(clipped ? o->clip / norm : 1);
+    control[WEFT_CONTROL_M] = (real)(spike ? 0.5 : 1);
+    control[WEFT_CONTROL_V] = (real)(spike ? 0.9 : 1);
+    control[WEFT_CONTROL_CUT] = (real)(before > 0 ? o->theta / (1 - pow(o->beta2, before)) : 0);
+    control[WEFT_CONTROL_BETA1] = (real)o->beta1;
+    control[WEFT_CONTROL_BETA1_REST] = (real)(1 - o->beta1);
+    control[WEFT_CONTROL_BETA2] = (real)o->beta2;
+    control[WEFT_CONTROL_BETA2_REST] = (real)(1 - o->beta2);
+    control[WEFT_CONTROL_STEP] = (real)(used / (1 - pow(o->beta1, age)));
+    control[WEFT_CONTROL_ROOT] = (real)(1 / sqrt(1 - pow(o->beta2, age)));
+    control[WEFT_CONTROL_EPS] = (real)o->eps;
+    control[WEFT_CONTROL_DECAY] = (real)(used * o->weight_decay);
+    control[WEFT_CONTROL_RESET] = reset;
+    control[WEFT_CONTROL_LR] = (real)used;
+    control[WEFT_CONTROL_WARMUP] = (real)warmup;
+    control[WEFT_CONTROL_SPIKE] = spike;
+    control[WEFT_CONTROL_CLIPPED] = clipped;
+    state[WEFT_ADAM_AGE] = (real)(reset ? 0 : age);
+    state[WEFT_ADAM_STEPS] += 1;
+    state[WEFT_ADAM_SPIKES] += spike;
+    state[WEFT_ADAM_CLIPS] += clipped;
+    state[WEFT_ADAM_RESETS] += reset;
+}
+
+static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
+    const weft_adam_options *o = ATTR(n, weft_adam_options);
+    double norm = (double)*(const real *)weft_data(x, n->in[0]);
+    double lr = (double)*(const real *)weft_data(x, n->in[1]);
+    real *state = weft_data(x, n->in[2]), *control = weft_data(x, n->out[0]);
+    for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
+        control[i] = 0;
+    control[WEFT_CONTROL_NORM] = (real)norm;
+    if (isfinite(norm)) {
+        decide_step(o, norm, lr, state, control);
+    } else {
+        control[WEFT_CONTROL_SKIPPED] = 1;
+        state[WEFT_ADAM_SKIPS] += 1;
+    }
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(adam_control) = {.run = adam_control_run};
+
+static inline vreal vsqrt(vreal a) {
+    for (int i = 0; i < (int)VLEN; i++)
+#if WEFT_REAL == 64
+        a[i] = sqrt(a[i]);
+#else
+        a[i] = sqrtf(a[i]);
+#endif
+    return a;
+}
+
+/* A tile of one slot. */
+typedef struct {
+    real *p, *m, *v, *v_max; /* v_max may be NULL */
+    const real *g;
+    real grad_factor; /* 1 where g is clipped already */
+    real decay;
+} tile_data;
+
+static inline bool is_cut(real g, real limit) {
+    return limit > 0 && g * g > limit;
+}
+
+/* How many elements of a tile spike clipping would cut. */
+static int64_t count_cuts(const tile_data *t, real limit_factor, int64_t len) {
+    int64_t cuts = 0;
+    for (int64_t i = 0; i < len; i++)
+        cuts += is_cut(t->g[i] * t->grad_factor, t->v[i] * limit_factor);
+    return cuts;
+}
+
+/* Puts the gradients of a tile into `out`, clipped. */
+static void cut_tile(tile_data *t, real limit_factor, int64_t len, real *out) {
+    for (int64_t i = 0; i < len; i++) {
+        real g = t->g[i] * t->grad_factor, limit = t->v[i] * limit_factor;
+        real most = (real)sqrt((double)limit);
+        out[i] = !is_cut(g, limit) ? g : g < 0 ? -most : most;
+    }
+    t->g = out;
+    t->grad_factor = 1;
+}
+
+/* The factors of a step, and a tile's addresses, by value: stores through vectors may alias
+ * anything, so what lies in memory would be loaded anew for each. */
+typedef struct {
+    tile_data t;
+    real m, v, beta1, beta1_rest, beta2, beta2_rest, step, root, eps;
+} update_data;
+
+/* The vector at element i, of which `part` elements are there. */
+static inline __attribute__((always_inline)) void update_vector(const update_data u, int64_t i,
+                                                                int64_t part, bool with_max) {
+#define LOAD(a) (part == VLEN ? vload((a) + i) : vload_part((a) + i, part))
+#define STORE(a, value) (part == VLEN ? vstore((a) + i, value) : vstore_part((a) + i, value, part))
+    vreal p = LOAD(u.t.p), g = LOAD(u.t.g) * u.t.grad_factor;
+    vreal m = LOAD(u.t.m) * u.m * u.beta1 + g * u.beta1_rest;
+    vreal v = LOAD(u.t.v) * u.v * u.beta2 + g * g * u.beta2_rest;
+    vreal second = v;
+    if (with_max) {
+        second = vmax(LOAD(u.t.v_max), v);
+        STORE(u.t.v_max, second);
+    }
+    p -= p * u.t.decay + m * u.step / (vsqrt(second) * u.root + u.eps);
+    STORE(u.t.m, m);
+    STORE(u.t.v, v);
+    STORE(u.t.p, p);
+#undef LOAD
+#undef STORE
+}
+
+static inline __attribute__((always_inline)) void update_vectors(const update_data u, int64_t len,
+                                                                 bool with_max) {
+    int64_t i = 0;
+    for (; i + VLEN <= len; i += VLEN)
+        update_vector(u, i, VLEN, with_max);
+    if (i < len) update_vector(u, i, len - i, with_max);
+}
+
+static void update_tile(const tile_data *t, const real *control, int64_t len) {
+    update_data u = {
+        .t = *t,
+        .m = control[WEFT_CONTROL_M],
+        .v = control[WEFT_CONTROL_V],
+        .beta1 = control[WEFT_CONTROL_BETA1],
+        .beta1_rest = control[WEFT_CONTROL_BETA1_REST],
+        .beta2 = control[WEFT_CONTROL_BETA2],
+        .beta2_rest = control[WEFT_CONTROL_BETA2_REST],
+        .step = control[WEFT_CONTROL_STEP],
+        .root = control[WEFT_CONTROL_ROOT],
+        .eps = control[WEFT_CONTROL_EPS],
+    };
+    if (t->v_max)
+        update_vectors(u, len, true);
+    else
+        update_vectors(u, len, false);
+}
+
+static void clear_tile(const tile_data *t, int64_t len) {
+    size_t bytes = (size_t)len * sizeof(real);
+    memset(t->m, 0, bytes);
+    memset(t->v, 0, bytes);
+    if (t->v_max) memset(t->v_max, 0, bytes);
+}
+
+/* The tile at element `at` of a slot; bf16 gradients are widened into `scratch`. */
+static tile_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const real *control,
+                           int64_t at, int64_t len, real *scratch) {
+    const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
+    real *v_max = weft_data(x, slot[WEFT_SLOT_V_MAX]);
+    if (!grad) memset(scratch, 0, (size_t)len * sizeof(real));
+    return (tile_data){
+        .p = (real *)weft_data(x, param) + at,
+        .m = (real *)weft_data(x, slot[WEFT_SLOT_M]) + at,
+        .v = (real *)weft_data(x, slot[WEFT_SLOT_V]) + at,
+        .v_max = v_max ? v_max + at : NULL,
+        .g = grad ? tile_in(x, grad, at, len, scratch) : scratch,
+        .grad_factor = control[WEFT_CONTROL_GRAD],
+        .decay = param->ndim >= 2 ? control[WEFT_CONTROL_DECAY] : 0,
+    };
+}
+
+static void adamw_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const chunk_list *list = context;
+    const real *control = weft_data(list->x, list->n->in[0]);
+    int index = tensor_of_chunk(list, task);
+    weft_tensor *const *slot = list->n->in + 1 + (int64_t)index * WEFT_SLOT_SIZE;
+    real limit_factor = control[WEFT_CONTROL_CUT] * control[WEFT_CONTROL_V];
+    real widened[TILE], clipped[TILE];
+    int64_t at = (task - list->first[index]) * CHUNK, cuts = 0;
+    int64_t end = min_i64(at + CHUNK, weft_tensor_count(slot[WEFT_SLOT_PARAM]));
+    for (; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        tile_data t = slot_tile(list->x, slot, control, at, len, widened);
+        int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
+        if (tile_cuts > 0) cut_tile(&t, limit_factor, len, clipped);
+        update_tile(&t, control, len);
+        if (control[WEFT_CONTROL_RESET] != 0) clear_tile(&t, len);
+        if (slot[WEFT_SLOT_COPY]) tile_done(list->x, slot[WEFT_SLOT_COPY], at, len, t.p);
+        cuts += tile_cuts;
+    }
+    ((int64_t *)list->result)[task] = cuts;
+}
+
+static weft_status adamw_run(weft_exec *x, const weft_node *n) {
+    int64_t cuts = 0;
+    const real *control = weft_data(x, n->in[0]);
+    if (control[WEFT_CONTROL_APPLY] != 0) {
+        chunk_list list;
+        int64_t chunks = list_chunks(&list, x, n, 1, WEFT_SLOT_SIZE);
+        weft_pool_run(weft_exec_pool(x), chunks, adamw_chunk, &list);
+        for (int64_t i = 0; i < chunks; i++)
+            cuts += ((int64_t *)list.result)[i];
+    }
+    *(int32_t *)weft_data(x, n->out[0]) = (int32_t)min_i64(cuts, INT32_MAX);
+    return WEFT_OK;
+}
+
+static int64_t adamw_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return list_workspace(n, 1, WEFT_SLOT_SIZE);
+}
+
+const weft_kernel KERNEL(adamw) = {.run = adamw_run, .workspace = adamw_workspace};

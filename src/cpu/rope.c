@@ -1,0 +1,145 @@
+/* Rotary positions on the CPU. Sine and cosine are right to the last bit or two of double: those
+ * of every 32nd position and of the distances 0 to 31 come from the C library, and a position's
+ * are the product of two of them as complex numbers, cos(a + b) = cos a cos b − sin a sin b. That
+ * is a few multiplications a pair, so no table as long as the sequence is needed. */
+#include "ops/rope.h"
+
+#include "cpu/chunks.h"
+
+enum { SPAN = 32 };
+
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    int64_t batch, time, heads, width; /* of x: [B, T, H, D] */
+    int64_t turned, half, block;       /* heads turned, pairs of a head, positions of a task */
+    int64_t near, spans;               /* distances in use, spans of a sequence */
+    int64_t offset;
+    const int32_t *start;
+    bool inverse;
+    double *frequency; /* [half] */
+    double *fine;      /* [SPAN, 2, half]: cos and sin of the distances within a span */
+    double *coarse;    /* [sequences that differ, spans, 2, half]: of a span's first position */
+    real *scratch;     /* per thread: cos and sin of a position [2, half], a head of bf16 */
+    int64_t per_thread;
+} turning;
+
+/* Doubles of the tables, for `sequences` that differ in their start. */
+static int64_t table_doubles(int64_t sequences, int64_t time, int64_t half) {
+    return half * (1 + 2 * SPAN + 2 * sequences * ceil_div(time, SPAN));
+}
+
+static int64_t thread_reals(int64_t half, int64_t width) {
+    return real_bytes(2 * half + width) / (int64_t)sizeof(real);
+}
+
+static void fill_table_row(void *context, int64_t task, int thread) {
+    (void)thread;
+    const turning *k = context;
+    double position = (double)task, *cosine = k->fine + task * 2 * k->half;
+    if (task >= k->near) {
+        int64_t row = task - k->near, sequence = row / k->spans;
+        int64_t first = k->offset + (k->start ? k->start[sequence] : 0);
+        position = (double)(first + row % k->spans * SPAN);
+        cosine = k->coarse + row * 2 * k->half;
+    }
+    for (int64_t i = 0; i < k->half; i++) {
+        cosine[i] = cos(position * k->frequency[i]);
+        cosine[k->half + i] = sin(position * k->frequency[i]);
+    }
+}
+
+/* cos and sin (−sin where turned back) of the position (b, t). */
+static void position_angles(const turning *k, int64_t b, int64_t t, real *cosine, real *sine) {
+    int64_t half = k->half, row = (k->start ? b * k->spans : 0) + t / SPAN;
+    const double *far = k->coarse + row * 2 * half, *near = k->fine + t % SPAN * 2 * half;
+    double sign = k->inverse ? -1 : 1;
+    for (int64_t i = 0; i < half; i++) {
+        cosine[i] = (real)(far[i] * near[i] - far[half + i] * near[half + i]);
+        sine[i] = (real)(sign * (far[half + i] * near[i] + far[i] * near[half + i]));
+    }
+}
+
+/* Columns i .. i+n of both halves. Both are read before either is written: y may be x. */
+static inline __attribute__((always_inline)) void turn_at(const real *x, real *y, int64_t half,
+                                                          const real *cosine, const real *sine,
+                                                          int64_t i, int64_t n) {
+    vreal a = vload_n(x + i, n), b = vload_n(x + half + i, n);
+    vreal c = vload_n(cosine + i, n), s = vload_n(sine + i, n);
+    vstore_n(y + i, a * c - b * s, n);
+    vstore_n(y + half + i, b * c + a * s, n);
+}
+
+static void turn_head(const turning *k, int64_t at, const real *cosine, const real *sine,
+                      real *scratch) {
+    const real *x = tile_in(k->x, k->n->in[0], at, k->width, scratch);
+    real *y = tile_out(k->x, k->n->out[0], at, scratch);
+    int64_t half = k->half, whole = half - half % VLEN;
+    for (int64_t i = 0; i < whole; i += VLEN)
+        turn_at(x, y, half, cosine, sine, i, VLEN);
+    if (whole < half) turn_at(x, y, half, cosine, sine, whole, half - whole);
+    if (x != y && k->width > 2 * half)
+        memcpy(y + 2 * half, x + 2 * half, (size_t)(k->width - 2 * half) * sizeof(real));
+    tile_done(k->x, k->n->out[0], at, k->width, y);
+}
+
+/* The heads that are not turned, of position p. */
+static void copy_heads(const turning *k, int64_t p) {
+    size_t size = weft_dtype_size(k->n->in[0]->dtype);
+    size_t at = (size_t)((p * k->heads + k->turned) * k->width) * size;
+    const char *from = weft_data(k->x, k->n->in[0]);
+    char *to = weft_data(k->x, k->n->out[0]);
+    if (to != from) memcpy(to + at, from + at, (size_t)((k->heads - k->turned) * k->width) * size);
+}
+
+static void turn_block(void *context, int64_t task, int thread) {
+    const turning *k = context;
+    real *cosine = k->scratch + thread * k->per_thread, *sine = cosine + k->half;
+    int64_t end = min_i64((task + 1) * k->block, k->batch * k->time);
+    for (int64_t p = task * k->block; p < end; p++) {
+        position_angles(k, p / k->time, p % k->time, cosine, sine);
+        for (int64_t h = 0; h < k->turned; h++)
+            turn_head(k, (p * k->heads + h) * k->width, cosine, sine, sine + k->half);
+        if (k->turned < k->heads) copy_heads(k, p);
+    }
+}
+
+static int64_t rope_workspace(const weft_node *n, int threads) {
+    const weft_tensor *x = n->in[0];
+    int64_t half = ATTR(n, weft_rope_attr)->width / 2, sequences = n->in[1] ? x->shape[0] : 1;
+    return table_doubles(sequences, x->shape[1], half) * (int64_t)sizeof(double) +
+           threads * thread_reals(half, x->shape[3]) * (int64_t)sizeof(real);
+}
+
+static weft_status rope_run(weft_exec *x, const weft_node *n) {
+    const weft_rope_attr *o = n->attr;
+    const weft_tensor *in = n->in[0];
+    turning k = {.x = x,
+                 .n = n,
+                 .batch = in->shape[0],
+                 .time = in->shape[1],
+                 .heads = in->shape[2],
+                 .width = in->shape[3],
+                 .turned = o->heads,
+                 .half = o->width / 2,
+                 .offset = o->offset,
+                 .start = weft_data(x, n->in[1]),
+                 .inverse = o->inverse,
+                 .frequency = weft_workspace(x, n)};
+    int64_t sequences = k.start ? k.batch : 1;
+    k.near = min_i64(k.time, SPAN);
+    k.spans = ceil_div(k.time, SPAN);
+    k.block = chunk_rows(k.batch * k.time, k.heads * k.width);
+    k.fine = k.frequency + k.half;
+    k.coarse = k.fine + 2 * SPAN * k.half;
+    k.scratch = (real *)(k.frequency + table_doubles(sequences, k.time, k.half));
+    k.per_thread = thread_reals(k.half, k.width);
+    for (int64_t i = 0; i < k.half; i++)
+        k.frequency[i] = pow(10000, -2.0 * (double)i / (double)o->width);
+    weft_pool *pool = weft_exec_pool(x);
+    weft_pool_run(pool, k.near + sequences * k.spans, fill_table_row, &k);
+    weft_pool_run(pool, ceil_div(k.batch * k.time, k.block), turn_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(rope) = {.run = rope_run, .workspace = rope_workspace};

@@ -1,0 +1,307 @@
+/* Routing on the CPU: the k largest weights of each row, and the sums with all weights or those
+ * above a threshold.
+ *
+ * A task is 64 rows of a sequence (64 columns in the gradient). Top-k looks at one tile of R at a
+ * time and keeps each row's list, sorted, in the output itself. The sums keep the rows' weights as
+ * one strip [keys, 64] a thread: O(T) memory, and a row's mean square and kept sum are known before
+ * the product with h, so that R is made once. */
+#include "cpu/routing_tile.h"
+
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    int64_t tiles;          /* of a sequence */
+    int64_t scratch, strip; /* reals a thread of a route_side, and of the weights */
+} routing;
+
+static int64_t strip_reals(const weft_node *n) {
+    int64_t keys = ATTR(n, weft_route_attr)->score.keys;
+    return ceil_div(keys, ROUTE_STEPS) * ROUTE_TILE;
+}
+
+static routing make_routing(weft_exec *x, const weft_node *n, bool keys, int64_t strip) {
+    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
+    int64_t length = keys ? a->keys : a->queries;
+    return (routing){x, n, ceil_div(length, ROUTE_LANES), route_scratch(n, keys), strip};
+}
+
+static int64_t thread_bytes(int64_t scratch, int64_t strip) {
+    return real_bytes(scratch) + real_bytes(strip);
+}
+
+/* The weights' memory of a thread; its scratch follows. */
+static real *thread_strip(const routing *c, int thread) {
+    return (real *)((char *)weft_workspace(c->x, c->n) +
+                    thread * thread_bytes(c->scratch, c->strip));
+}
+
+/* The fixed side of a task. Later rows see more keys, so they are done first, lest one thread be
+ * left with the largest task at the end; with keys on the lanes it is the other way round. */
+static route_side make_side(const routing *c, int64_t task, int thread, bool keys) {
+    const weft_attention_attr *a = &ATTR(c->n, weft_route_attr)->score;
+    int64_t tile = task / a->batch;
+    if (!keys) tile = c->tiles - 1 - tile;
+    int64_t first = tile * ROUTE_LANES;
+    route_side r = {
+        .x = c->x,
+        .n = c->n,
+        .keys = keys,
+        .batch = task % a->batch,
+        .first = first,
+        .count = min_i64(ROUTE_LANES, (keys ? a->keys : a->queries) - first),
+        .scratch = (real *)((char *)thread_strip(c, thread) + real_bytes(c->strip)),
+    };
+    route_fix(&r);
+    return r;
+}
+
+/* Keys that the last of a task's rows sees. */
+static int64_t visible_keys(const route_side *r) {
+    return r->position + r->first + r->count;
+}
+
+static weft_status check_starts(const weft_exec *x, const weft_node *n) {
+    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
+    const int32_t *start = weft_data(x, n->in[WEFT_ATTN_START]);
+    for (int64_t b = 0; start && b < a->batch; b++)
+        if (start[b] < 0 || start[b] > a->keys - a->queries)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: sequence %lld starts at %d, but %lld queries among %lld keys "
+                             "start at 0 to %lld",
+                             n->op->name, (long long)b, start[b], (long long)a->queries,
+                             (long long)a->keys, (long long)(a->keys - a->queries));
+    return WEFT_OK;
+}
+
+/* route_topk */
+
+/* Whether any lane of a comparison's result is set. */
+static inline bool any_lane(vint mask) {
+    uint64_t half[VBYTES / sizeof(uint64_t)], any = 0;
+    memcpy(half, &mask, sizeof half);
+    for (size_t i = 0; i < sizeof half / sizeof half[0]; i++)
+        any |= half[i];
+    return any != 0;
+}
+
+/* Puts `key` into a sorted list whose last weight is smaller; after equal ones, since keys come in
+ * ascending order. */
+static void insert_key(real *weight, int32_t *index, int64_t k, real value, int32_t key) {
+    int64_t p = k - 1;
+    for (; p > 0 && weight[p - 1] < value; p--) {
+        weight[p] = weight[p - 1];
+        index[p] = index[p - 1];
+    }
+    weight[p] = value;
+    index[p] = key;
+}
+
+/* The lists of a task's rows. least[lane] is the smallest weight of a full list and −1 before. */
+typedef struct {
+    int64_t k, rows;
+    real *weight;   /* [rows, k] */
+    int32_t *index; /* [rows, k] */
+    real least[ROUTE_LANES];
+} row_lists;
+
+static void offer_key(row_lists *lists, const real *weights, int32_t key) {
+    for (int64_t lane = 0; lane < lists->rows; lane += VLEN) {
+        if (!any_lane(vload(weights + lane) > vload(lists->least + lane))) continue;
+        for (int64_t i = lane; i < min_i64(lane + VLEN, lists->rows); i++) {
+            if (!(weights[i] > lists->least[i])) continue;
+            real *weight = lists->weight + i * lists->k;
+            insert_key(weight, lists->index + i * lists->k, lists->k, weights[i], key);
+            lists->least[i] = weight[lists->k - 1];
+        }
+    }
+}
+
+/* Places that no key took get weight 0; the others are divided by their sum where asked. */
+static void finish_list(real *weight, const int32_t *index, int64_t k, bool normalize) {
+    real sum = 0;
+    for (int64_t i = 0; i < k; i++) {
+        if (index[i] < 0) weight[i] = 0;
+        sum += weight[i];
+    }
+    if (!normalize || !(sum > 0)) return;
+    for (int64_t i = 0; i < k; i++)
+        weight[i] /= sum;
+}
+
+static void route_topk_task(void *context, int64_t task, int thread) {
+    const routing *c = context;
+    const weft_route_attr *a = ATTR(c->n, weft_route_attr);
+    route_side r = make_side(c, task, thread, false);
+    real *tile = thread_strip(c, thread);
+    int64_t row = r.batch * a->score.queries + r.first;
+    row_lists lists = {
+        .k = a->k,
+        .rows = r.count,
+        .index = (int32_t *)weft_data(c->x, c->n->out[0]) + row * a->k,
+        .weight = (real *)weft_data(c->x, c->n->out[1]) + row * a->k,
+    };
+    for (int64_t i = 0; i < r.count * a->k; i++) {
+        lists.weight[i] = -1;
+        lists.index[i] = -1;
+    }
+    for (int64_t i = 0; i < ROUTE_LANES; i++)
+        lists.least[i] = i < r.count ? (real)-1 : (real)INFINITY;
+    int64_t keys = visible_keys(&r), seen_by_all = r.position + r.first + 1;
+    for (int64_t first = 0; first < keys; first += ROUTE_STEPS) {
+        int64_t steps = min_i64(ROUTE_STEPS, keys - first);
+        route_tile(&r, first, steps, tile);
+        for (int64_t s = 0; s < steps; s++) {
+            real *weights = tile + s * ROUTE_LANES;
+            for (int64_t lane = 0; lane < first + s + 1 - seen_by_all; lane++)
+                weights[lane] = -1;
+            offer_key(&lists, weights, (int32_t)(first + s));
+        }
+    }
+    for (int64_t i = 0; i < r.count; i++)
+        finish_list(lists.weight + i * a->k, lists.index + i * a->k, a->k, a->normalize);
+}
+
+static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
+    WEFT_TRY(check_starts(x, n));
+    routing c = make_routing(x, n, false, ROUTE_TILE);
+    int64_t batch = ATTR(n, weft_route_attr)->score.batch;
+    weft_pool_run(weft_exec_pool(x), batch * c.tiles, route_topk_task, &c);
+    return WEFT_OK;
+}
+
+static int64_t route_topk_workspace(const weft_node *n, int threads) {
+    return threads * thread_bytes(route_scratch(n, false), ROUTE_TILE);
+}
+
+const weft_kernel KERNEL(route_topk) = {.run = route_topk_run, .workspace = route_topk_workspace};
+
+/* route_dense */
+
+/* sum[lane] += Σ_s w² or w of one tile. Tiles add up apart from one another, so that the error
+ * does not grow with the number of keys. */
+static void add_tile_sums(const real *tile, int64_t steps, bool squares, real *sum) {
+    for (int64_t lane = 0; lane < ROUTE_LANES; lane += VLEN) {
+        vreal part = vset(0);
+        for (int64_t s = 0; s < steps; s++) {
+            vreal w = vload(tile + s * ROUTE_LANES + lane);
+            part += squares ? w * w : w;
+        }
+        vstore(sum + lane, vload(sum + lane) + part);
+    }
+}
+
+/* Weights below their lane's floor become 0. */
+static void drop_small(real *tile, int64_t steps, const real *floor) {
+    for (int64_t s = 0; s < steps; s++)
+        for (int64_t lane = 0; lane < ROUTE_LANES; lane += VLEN) {
+            real *at = tile + s * ROUTE_LANES + lane;
+            vreal w = vload(at);
+            vstore(at, vselect(w >= vload(floor + lane), w, vset(0)));
+        }
+}
+
+/* The rows' floors, from all their weights; 0 where all are kept. */
+static void set_floors(const route_side *r, const real *strip, int64_t keys, real *floor) {
+    const weft_route_attr *a = ATTR(r->n, weft_route_attr);
+    memset(floor, 0, ROUTE_LANES * sizeof(real));
+    if (a->mode != WEFT_ROUTE_RMS) return;
+    for (int64_t first = 0; first < keys; first += ROUTE_STEPS)
+        add_tile_sums(strip + first * ROUTE_LANES, min_i64(ROUTE_STEPS, keys - first), true, floor);
+    for (int64_t i = 0; i < r->count; i++) {
+        real seen = (real)(r->position + r->first + i + 1);
+        floor[i] = (real)a->threshold * (real)sqrt((double)(floor[i] / seen));
+    }
+}
+
+static void route_dense_task(void *context, int64_t task, int thread) {
+    const routing *c = context;
+    const weft_route_attr *a = ATTR(c->n, weft_route_attr);
+    route_side r = make_side(c, task, thread, false);
+    real *strip = thread_strip(c, thread);
+    real floor[ROUTE_LANES], factor[ROUTE_LANES] = {0};
+    int64_t keys = visible_keys(&r);
+    for (int64_t first = 0; first < keys; first += ROUTE_STEPS)
+        route_tile(&r, first, min_i64(ROUTE_STEPS, keys - first), strip + first * ROUTE_LANES);
+    set_floors(&r, strip, keys, floor);
+    for (int64_t first = 0; first < keys; first += ROUTE_STEPS) {
+        int64_t steps = min_i64(ROUTE_STEPS, keys - first);
+        if (a->mode == WEFT_ROUTE_RMS) drop_small(strip + first * ROUTE_LANES, steps, floor);
+        if (a->normalize) add_tile_sums(strip + first * ROUTE_LANES, steps, false, factor);
+    }
+    int64_t row = r.batch * a->score.queries + r.first;
+    for (int64_t i = 0; i < r.count; i++) {
+        factor[i] = a->normalize && factor[i] > 0 ? 1 / factor[i] : 1;
+        ((real *)weft_data(c->x, c->n->out[1]))[row + i] = floor[i];
+        ((real *)weft_data(c->x, c->n->out[2]))[row + i] = factor[i];
+    }
+    route_product(c->x, strip, keys, r.count, c->n->in[WEFT_ROUTE_H],
+                  r.batch * a->score.keys * a->width, factor, c->n->out[0], row * a->width,
+                  a->width, r.scratch);
+}
+
+/* The product needs its scratch when the scores no longer need theirs. */
+static int64_t dense_scratch(const weft_node *n, bool keys) {
+    return max_i64(route_scratch(n, keys), ROUTE_PRODUCT_SCRATCH);
+}
+
+static weft_status run_dense(weft_exec *x, const weft_node *n, bool keys, weft_task task) {
+    WEFT_TRY(check_starts(x, n));
+    routing c = make_routing(x, n, keys, strip_reals(n));
+    c.scratch = dense_scratch(n, keys);
+    int64_t batch = ATTR(n, weft_route_attr)->score.batch;
+    weft_pool_run(weft_exec_pool(x), batch * c.tiles, task, &c);
+    return WEFT_OK;
+}
+
+static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
+    return run_dense(x, n, false, route_dense_task);
+}
+
+static int64_t route_dense_workspace(const weft_node *n, int threads) {
+    return threads * thread_bytes(dense_scratch(n, false), strip_reals(n));
+}
+
+const weft_kernel KERNEL(route_dense) = {.run = route_dense_run,
+                                         .workspace = route_dense_workspace};
+
+/* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Rows before the first key of the task
+ * do not see any of its keys. */
+
+static void weigh_rows(real *tile, int64_t steps, const real *floor, const real *factor) {
+    for (int64_t s = 0; s < steps; s++)
+        for (int64_t lane = 0; lane < ROUTE_LANES; lane += VLEN) {
+            real *at = tile + s * ROUTE_LANES + lane;
+            vreal w = vload(at);
+            vstore(at, vselect(w >= vset(floor[s]), w * factor[s], vset(0)));
+        }
+}
+
+static void route_dense_back_task(void *context, int64_t task, int thread) {
+    const routing *c = context;
+    const weft_node *n = c->n;
+    const weft_route_attr *a = ATTR(n, weft_route_attr);
+    route_side r = make_side(c, task, thread, true);
+    real *strip = thread_strip(c, thread);
+    int64_t sequence = r.batch * a->score.queries, rows = a->score.queries - r.first;
+    const real *floor = (const real *)weft_data(c->x, n->in[WEFT_ROUTE_FLOOR]) + sequence;
+    const real *factor = (const real *)weft_data(c->x, n->in[WEFT_ROUTE_FACTOR]) + sequence;
+    for (int64_t s = 0; s < rows; s += ROUTE_STEPS) {
+        int64_t steps = min_i64(ROUTE_STEPS, rows - s), t = r.first + s;
+        route_tile(&r, t, steps, strip + s * ROUTE_LANES);
+        weigh_rows(strip + s * ROUTE_LANES, steps, floor + t, factor + t);
+    }
+    route_product(c->x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + r.first) * a->width,
+                  NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,
+                  r.scratch);
+}
+
+static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
+    return run_dense(x, n, true, route_dense_back_task);
+}
+
+static int64_t route_dense_back_workspace(const weft_node *n, int threads) {
+    return threads * thread_bytes(dense_scratch(n, true), strip_reals(n));
+}
+
+const weft_kernel KERNEL(route_dense_back) = {.run = route_dense_back_run,
+                                              .workspace = route_dense_back_workspace};

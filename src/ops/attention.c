@@ -1,0 +1,271 @@
+/* Attention: shape rule and gradient.
+ *
+ * With s_ij as in the header, p_ij = exp(s_ij − lse_i) and, for the output's gradient do_i,
+ *
+ *     dv_j  = Σ_i p_ij do_i
+ *     ds_ij = p_ij (⟨do_i, v_j⟩ − D_i)            D_i = ⟨do_i, o_i⟩
+ *     dq_i  = scale Σ_j ds_ij k_j                 dk_j = scale Σ_i ds_ij q_i
+ *     dn_j  = β Σ_i ds_ij                         drel_d = Σ_{i−j=d} ds_ij
+ *
+ * and for the reciprocal band also dq_j += α scale Σ_i ds_ij k_i, dk_i += α scale Σ_j ds_ij q_j over
+ * the band's pairs. All heads of a group and, for the numbers a head, all rows add up.
+ *
+ * Σ_j ds_ij = 0 in every row, so a number that is the same for a whole row may be taken off what
+ * ds_ij is multiplied with. The numbers a head use that, since in float the sum is not quite 0 and
+ * a large common part of the scores would turn the rest into noise:
+ *
+ *     dscale   = Σ ds_ij (⟨q_i, k_j⟩ − ⟨q_i, k_0⟩)      (with the band's α ⟨q_j, k_i⟩)
+ *     dbeta    = Σ ds_ij (n_j − n_0)
+ *     dlog_tau = −τ/(τ+ε) Σ ds_ij (s_ij − pos_ij − lse_i)
+ */
+#include "ops/attention.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+double weft_alibi_slope(int64_t h, int64_t heads) {
+    int64_t power = 1;
+    while (power * 2 <= heads)
+        power *= 2;
+    if (h < power) return __builtin_exp2(-8.0 * (double)(h + 1) / (double)power);
+    return __builtin_exp2(-4.0 * (double)(2 * (h - power) + 1) / (double)power);
+}
+
+/* The number of (query, key) pairs that are seen in one head of one sequence. */
+static int64_t count_pairs(const weft_attention_attr *a) {
+    int64_t all = a->queries * a->keys;
+    return a->causal ? all - a->queries * (a->queries - 1) / 2 : all;
+}
+
+/* The pairs of the reciprocal band: i − j ≤ window. */
+static int64_t count_band_pairs(const weft_attention_attr *a) {
+    if (!a->band) return 0;
+    int64_t wide = a->window + 1 < a->queries ? a->window + 1 : a->queries;
+    return wide * (wide + 1) / 2 + (a->queries - wide) * wide;
+}
+
+static weft_status check_heads(weft_graph *g, const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
+        return weft_graph_fail(g,
+                               "%s: %lld query heads and %lld key heads, but there must be 1 or "
+                               "more key heads and no more than query heads",
+                               n->op->name, (long long)a->heads, (long long)a->kv_heads);
+    return WEFT_OK;
+}
+
+static weft_status check_options(weft_graph *g, const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    weft_tensor *const *in = n->in;
+    const char *op = n->op->name;
+    if ((in[WEFT_ATTN_BETA] != NULL || in[WEFT_ATTN_LOG_TAU] != NULL) != (in[WEFT_ATTN_N] != NULL))
+        return weft_graph_fail(g, "%s: n and one of beta and log_tau go together", op);
+    if (in[WEFT_ATTN_LOG_TAU] && (in[WEFT_ATTN_SCALE] || in[WEFT_ATTN_BETA]))
+        return weft_graph_fail(g, "%s: log_tau makes scale and beta, so neither can be given", op);
+    if ((a->pos == WEFT_POS_RELATIVE) != (in[WEFT_ATTN_REL] != NULL))
+        return weft_graph_fail(g, "%s: rel and the relative position go together", op);
+    if (!a->causal && (a->band || in[WEFT_ATTN_REL] || in[WEFT_ATTN_START]))
+        return weft_graph_fail(g, "%s: rel, start and the band need causal attention", op);
+    if (a->band && (in[WEFT_ATTN_START] || a->window < 0))
+        return weft_graph_fail(g, "%s: the band needs a window of 0 or more and no start", op);
+    if (a->causal && !in[WEFT_ATTN_START] && a->queries != a->keys)
+        return weft_graph_fail(g,
+                               "%s: %lld queries and %lld keys; causal attention without start "
+                               "needs as many",
+                               op, (long long)a->queries, (long long)a->keys);
+    if (a->queries > a->keys && in[WEFT_ATTN_START])
+        return weft_graph_fail(g, "%s: %lld queries do not fit among %lld keys", op,
+                               (long long)a->queries, (long long)a->keys);
+    return WEFT_OK;
+}
+
+/* What comes beside q, k, v: numbers a key, a head, a distance; all of the statistics' type. */
+static weft_status check_extras(weft_graph *g, const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    weft_tensor *const *in = n->in;
+    weft_dtype stat = weft_stat_dtype(in[WEFT_ATTN_Q]);
+    static const char *const names[] = {[WEFT_ATTN_N] = "n",
+                                        [WEFT_ATTN_SCALE] = "scale",
+                                        [WEFT_ATTN_BETA] = "beta",
+                                        [WEFT_ATTN_LOG_TAU] = "log_tau",
+                                        [WEFT_ATTN_REL] = "rel"};
+    for (int i = WEFT_ATTN_N; i <= WEFT_ATTN_REL; i++)
+        if (in[i] && in[i]->dtype != stat)
+            return weft_graph_fail(g, "%s: %s is %s, but beside %s it must be %s", n->op->name,
+                                   names[i], weft_tensor_describe(in[i]),
+                                   weft_tensor_describe(in[WEFT_ATTN_Q]), weft_dtype_name(stat));
+    if (in[WEFT_ATTN_N])
+        WEFT_TRY(weft_check_shape(g, n, "n", in[WEFT_ATTN_N], 3,
+                                  (int64_t[]){a->batch, a->kv_heads, a->keys}));
+    for (int i = WEFT_ATTN_SCALE; i <= WEFT_ATTN_LOG_TAU; i++)
+        if (in[i]) WEFT_TRY(weft_check_shape(g, n, names[i], in[i], 1, (int64_t[]){a->heads}));
+    weft_tensor *rel = in[WEFT_ATTN_REL], *start = in[WEFT_ATTN_START];
+    if (rel) WEFT_TRY(weft_check_ndim(g, n, "rel", rel, 1));
+    if (rel && rel->shape[0] < a->keys)
+        return weft_graph_fail(g, "%s: rel is %s, but %lld keys have as many distances",
+                               n->op->name, weft_tensor_describe(rel), (long long)a->keys);
+    if (start) {
+        WEFT_TRY(weft_check_int(g, n, "start", start));
+        WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){a->batch}));
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_projections(weft_graph *g, const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    weft_tensor *q = n->in[WEFT_ATTN_Q], *k = n->in[WEFT_ATTN_K], *v = n->in[WEFT_ATTN_V];
+    WEFT_TRY(weft_check_float(g, n, a->packed ? "qkv" : "q", q));
+    if (a->packed) return WEFT_OK;
+    if (!k || !v) return weft_graph_fail(g, "%s: k and v must be given", n->op->name);
+    if (k->dtype != q->dtype || v->dtype != q->dtype)
+        return weft_graph_fail(g, "%s: q is %s, k %s and v %s, but they must have one type",
+                               n->op->name, weft_tensor_describe(q), weft_tensor_describe(k),
+                               weft_tensor_describe(v));
+    WEFT_TRY(
+        weft_check_shape(g, n, "k", k, 4, (int64_t[]){a->batch, a->keys, a->kv_heads, a->dqk}));
+    return weft_check_shape(g, n, "v", v, 4, (int64_t[]){a->batch, a->keys, a->kv_heads, a->dv});
+}
+
+static weft_status attention_infer(weft_graph *g, weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    WEFT_TRY(check_heads(g, n));
+    WEFT_TRY(check_projections(g, n));
+    WEFT_TRY(check_options(g, n));
+    WEFT_TRY(check_extras(g, n));
+    weft_tensor *q = n->in[WEFT_ATTN_Q];
+    weft_node_output(g, n, 0, q->dtype, 4, (int64_t[]){a->batch, a->queries, a->heads, a->dv});
+    weft_node_output(g, n, 1, weft_stat_dtype(q), 3, (int64_t[]){a->batch, a->heads, a->queries});
+    return weft_graph_status(g);
+}
+
+static weft_status attention_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                  weft_tensor **d_in) {
+    if (d_out[1]) return weft_graph_fail(g, "attention: lse has no gradient");
+    weft_tensor *in[WEFT_ATTN_BACK_INPUTS] = {d_out[0], n->out[0], n->out[1]};
+    for (int i = 0; i < WEFT_ATTN_INPUTS; i++)
+        in[WEFT_ATTN_BACK_FIRST + i] = n->in[i];
+    weft_node *back =
+        weft_graph_append(g, &weft_op_attention_back, in, WEFT_ATTN_BACK_INPUTS, 4,
+                          WEFT_ATTN_BACK_OUTPUTS, n->attr, sizeof(weft_attention_attr));
+    if (!back) return weft_graph_status(g);
+    for (int i = 0; i < WEFT_ATTN_BACK_OUTPUTS; i++)
+        d_in[i] = back->out[i];
+    return WEFT_OK;
+}
+
+static int64_t attention_flops(const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    return 2 * a->batch * a->heads *
+           (count_pairs(a) * (a->dqk + a->dv) + count_band_pairs(a) * a->dqk);
+}
+
+const weft_op weft_op_attention = {
+    .name = "attention",
+    .id = WEFT_OP_attention,
+    .infer = attention_infer,
+    .grad = attention_grad,
+    .flops = attention_flops,
+};
+
+static weft_status attention_back_infer(weft_graph *g, weft_node *n) {
+    weft_tensor *const *forward = n->in + WEFT_ATTN_BACK_FIRST;
+    WEFT_TRY(weft_check_same(g, n, "d_o", n->in[0], "o", n->in[1]));
+    for (int i = 0; i < WEFT_ATTN_BACK_OUTPUTS; i++)
+        if (forward[i] && forward[i]->needs_grad)
+            weft_node_output_like(g, n, i, forward[i]->dtype, forward[i]);
+    return weft_graph_status(g);
+}
+
+static int64_t attention_back_flops(const weft_node *n) {
+    const weft_attention_attr *a = n->attr;
+    return 2 * a->batch * a->heads *
+           (count_pairs(a) * (3 * a->dqk + 2 * a->dv) + 3 * count_band_pairs(a) * a->dqk);
+}
+
+const weft_op weft_op_attention_back = {
+    .name = "attention_back",
+    .id = WEFT_OP_attention_back,
+    .infer = attention_back_infer,
+    .flops = attention_back_flops,
+};
+
+static weft_attended append_attention(weft_graph *g, const weft_score *score, weft_tensor *q,
+                                      weft_tensor *k, weft_tensor *v,
+                                      const weft_attention_attr *attr) {
+    weft_tensor *in[WEFT_ATTN_INPUTS] = {
+        [WEFT_ATTN_Q] = q,
+        [WEFT_ATTN_K] = k,
+        [WEFT_ATTN_V] = v,
+        [WEFT_ATTN_N] = score->n,
+        [WEFT_ATTN_SCALE] = score->scale,
+        [WEFT_ATTN_BETA] = score->beta,
+        [WEFT_ATTN_LOG_TAU] = score->log_tau,
+        [WEFT_ATTN_REL] = score->rel,
+        [WEFT_ATTN_START] = score->start,
+    };
+    weft_node *n = weft_graph_append(g, &weft_op_attention, in, WEFT_ATTN_INPUTS,
+                                     attr->packed ? 1 : 3, 2, attr, sizeof *attr);
+    if (!n) return (weft_attended){NULL, NULL};
+    return (weft_attended){n->out[0], n->out[1]};
+}
+
+static weft_attention_attr score_attributes(const weft_score *score) {
+    return (weft_attention_attr){
+        .scale_value = score->scale_value,
+        .pos = score->pos,
+        .causal = score->causal,
+        .band = score->band,
+        .window = score->window,
+        .band_alpha = score->band_alpha,
+    };
+}
+
+weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v) {
+    weft_attended none = {NULL, NULL};
+    const weft_tensor *q = score->q, *k = score->k;
+    if (!q || !k || !v) {
+        if (weft_graph_status(g) == WEFT_OK)
+            weft_graph_fail(g, "attention: q, k and v must be given");
+        return none;
+    }
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4) {
+        weft_graph_fail(g, "attention: q is %s, k %s and v %s, but each must have 4 dimensions",
+                        weft_tensor_describe(q), weft_tensor_describe(k), weft_tensor_describe(v));
+        return none;
+    }
+    weft_attention_attr attr = score_attributes(score);
+    attr.batch = q->shape[0];
+    attr.queries = q->shape[1];
+    attr.heads = q->shape[2];
+    attr.dqk = q->shape[3];
+    attr.keys = k->shape[1];
+    attr.kv_heads = k->shape[2];
+    attr.dv = v->shape[3];
+    return append_attention(g, score, score->q, score->k, v, &attr);
+}
+
+weft_attended weft_attention_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
+                                    int64_t heads, int64_t kv_heads) {
+    weft_attended none = {NULL, NULL};
+    if (!qkv) {
+        if (weft_graph_status(g) == WEFT_OK) weft_graph_fail(g, "attention: qkv must be given");
+        return none;
+    }
+    int64_t parts = heads + 2 * kv_heads;
+    if (qkv->ndim != 3 || heads < 1 || kv_heads < 1 || qkv->shape[2] % parts != 0) {
+        weft_graph_fail(g,
+                        "attention: qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
+                        "%lld query and %lld key heads",
+                        weft_tensor_describe(qkv), (long long)heads, (long long)kv_heads,
+                        (long long)heads, (long long)kv_heads);
+        return none;
+    }
+    weft_attention_attr attr = score_attributes(score);
+    attr.packed = true;
+    attr.batch = qkv->shape[0];
+    attr.queries = attr.keys = qkv->shape[1];
+    attr.heads = heads;
+    attr.kv_heads = kv_heads;
+    attr.dqk = attr.dv = qkv->shape[2] / parts;
+    return append_attention(g, score, qkv, NULL, NULL, &attr);
+}

@@ -1,0 +1,87 @@
+/* The one attention that every variant is brought to:
+ *
+ *     s_ij = scale_h ⟨q_i, k_j⟩ + beta_h n_j + pos_h(i, j)
+ *            + [band and i − j ≤ window] · band_alpha · scale_h ⟨q_j, k_i⟩          j ≤ i
+ *     p_i· = softmax_j(s_ij)          o_i = Σ_j p_ij v_j
+ *
+ * Tiled: only o and the rows' logsumexp are kept, never a T × S matrix. */
+#ifndef WEFT_OPS_ATTENTION_H
+#define WEFT_OPS_ATTENTION_H
+
+#include "core/graph.h"
+
+typedef enum { WEFT_POS_NONE, WEFT_POS_ALIBI, WEFT_POS_RELATIVE } weft_attention_pos;
+
+/* What makes the scores; routing (routing.h) rebuilds the same weights from it. Tensors that are
+ * not wanted are NULL. */
+typedef struct {
+    weft_tensor *q;       /* [B, T, H, dqk] */
+    weft_tensor *k;       /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
+    weft_tensor *n;       /* [B, KV, S], of the statistics' type: a number a key */
+    weft_tensor *scale;   /* [H] statistics' type; NULL: the constant below for every head */
+    weft_tensor *beta;    /* [H] statistics' type; needs n */
+    weft_tensor *log_tau; /* [H] statistics' type; needs n: scale_h = 2/(τ+ε), beta_h = −1/(τ+ε),
+                             τ = exp(log_tau), ε = 1e-6; excludes scale and beta */
+    weft_tensor *rel;     /* [R] statistics' type, pos = relative: adds rel[i − j] */
+    weft_tensor *start;   /* [B] i32: position of a sequence's first query, so that query i sees
+                             keys j ≤ start + i; NULL: 0 (and S = T where causal) */
+    double scale_value;   /* where scale and log_tau are NULL */
+    weft_attention_pos pos;
+    bool causal;          /* false: every key is seen (no relative, no band, no start then) */
+    bool band;            /* the reciprocal term; S = T, start NULL */
+    int64_t window;
+    double band_alpha;
+} weft_score;
+
+/* ALiBi's slope of head h (from 0) of `heads`: it adds −slope · |i − j|. */
+double weft_alibi_slope(int64_t h, int64_t heads);
+
+typedef struct {
+    weft_tensor *o;   /* [B, T, H, dv] */
+    weft_tensor *lse; /* [B, H, T], of the statistics' type */
+} weft_attended;
+
+/* v: [B, S, KV, dv]. */
+weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v);
+
+/* The same from one tensor qkv [B, T, (H + 2·KV)·D]: H query heads, then KV key heads, then KV
+ * value heads, each D wide. score->q and score->k are NULL. Nothing is copied apart. */
+weft_attended weft_attention_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
+                                    int64_t heads, int64_t kv_heads);
+
+/* The node's attributes: what is constant in a weft_score. Inputs of the node, in this order
+ * (NULL where not wanted): q (or qkv), k, v, n, scale, beta, log_tau, rel, start. */
+typedef struct {
+    int64_t batch, queries, keys; /* B, T, S */
+    int64_t heads, kv_heads;      /* H, KV */
+    int64_t dqk, dv;
+    double scale_value;
+    weft_attention_pos pos;
+    bool causal, packed, band;
+    int64_t window;
+    double band_alpha;
+} weft_attention_attr;
+
+enum {
+    WEFT_ATTN_Q,
+    WEFT_ATTN_K,
+    WEFT_ATTN_V,
+    WEFT_ATTN_N,
+    WEFT_ATTN_SCALE,
+    WEFT_ATTN_BETA,
+    WEFT_ATTN_LOG_TAU,
+    WEFT_ATTN_REL,
+    WEFT_ATTN_START,
+    WEFT_ATTN_INPUTS
+};
+
+/* attention_back has the same attributes. Its inputs: the gradient of o, o, lse, then those of the
+ * forward node. Its outputs: the gradients of q (or qkv) to rel in the order above, NULL where none
+ * is needed. */
+enum {
+    WEFT_ATTN_BACK_FIRST = 3,
+    WEFT_ATTN_BACK_INPUTS = WEFT_ATTN_BACK_FIRST + WEFT_ATTN_INPUTS,
+    WEFT_ATTN_BACK_OUTPUTS = WEFT_ATTN_REL + 1
+};
+
+#endif

@@ -1,0 +1,101 @@
+/* Token and position embedding: rows of tables, added.
+ *
+ *     y[b, t] = wte[ids[b, t]] + wpe[t + offset + start[b]]
+ *     dwte[v] = Σ over (b, t) with ids[b, t] = v of dy[b, t]          dwpe[p] likewise
+ *
+ * The sums run over (b, t) in memory's order. */
+#include "ops/embedding.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+static weft_status check_positions(weft_graph *g, const weft_node *n) {
+    const weft_embed_attr *attr = n->attr;
+    const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
+    if (!wpe) {
+        if (!start && attr->offset == 0) return WEFT_OK;
+        return weft_graph_fail(g, "embed: positions start at an offset, but there is no table");
+    }
+    WEFT_TRY(weft_check_float(g, n, "wpe", wpe));
+    WEFT_TRY(weft_check_ndim(g, n, "wpe", wpe, 2));
+    if (wpe->shape[1] != wte->shape[1])
+        return weft_graph_fail(g, "embed: wte is %s, but wpe is %s; their widths must agree",
+                               weft_tensor_describe(wte), weft_tensor_describe(wpe));
+    if (attr->offset < 0 || attr->offset > wpe->shape[0] - ids->shape[1])
+        return weft_graph_fail(g, "embed: ids is %s from position %lld on, but wpe is %s",
+                               weft_tensor_describe(ids), (long long)attr->offset,
+                               weft_tensor_describe(wpe));
+    if (!start) return WEFT_OK;
+    WEFT_TRY(weft_check_int(g, n, "start", start));
+    return weft_check_shape(g, n, "start", start, 1, ids->shape);
+}
+
+static weft_status embed_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *wte = n->in[0], *ids = n->in[1];
+    WEFT_TRY(weft_check_float(g, n, "wte", wte));
+    WEFT_TRY(weft_check_ndim(g, n, "wte", wte, 2));
+    WEFT_TRY(weft_check_int(g, n, "ids", ids));
+    WEFT_TRY(weft_check_ndim(g, n, "ids", ids, 2));
+    if (weft_tensor_count(ids) > INT32_MAX)
+        return weft_graph_fail(g, "embed: ids is %s, more than 2^31 - 1 tokens",
+                               weft_tensor_describe(ids));
+    WEFT_TRY(check_positions(g, n));
+    weft_node_output(g, n, 0, wte->dtype, 3,
+                     (int64_t[]){ids->shape[0], ids->shape[1], wte->shape[1]});
+    return weft_graph_status(g);
+}
+
+static weft_status embed_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                              weft_tensor **d_in) {
+    const weft_embed_attr *attr = n->attr;
+    weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
+    if (wte->needs_grad) {
+        weft_embed_back_attr back = {.rows = wte->shape[0], .dtype = wte->dtype};
+        weft_tensor *in[] = {d_out[0], ids};
+        weft_node *node =
+            weft_graph_append(g, &weft_op_embed_back, in, 2, 2, 1, &back, sizeof back);
+        if (node) d_in[0] = node->out[0];
+    }
+    if (wpe && wpe->needs_grad) {
+        weft_embed_back_attr back = {wpe->shape[0], attr->offset, wpe->dtype};
+        weft_tensor *in[] = {d_out[0], start};
+        weft_node *node =
+            weft_graph_append(g, &weft_op_position_back, in, 2, 1, 1, &back, sizeof back);
+        if (node) d_in[2] = node->out[0];
+    }
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_embed = {
+    .name = "embed",
+    .id = WEFT_OP_embed,
+    .infer = embed_infer,
+    .grad = embed_grad,
+};
+
+/* Both gradients: a table of attr->rows rows as wide as dy's. */
+static weft_status table_infer(weft_graph *g, weft_node *n) {
+    const weft_embed_back_attr *attr = n->attr;
+    weft_node_output(g, n, 0, attr->dtype, 2, (int64_t[]){attr->rows, weft_tensor_width(n->in[0])});
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_embed_back = {
+    .name = "embed_back",
+    .id = WEFT_OP_embed_back,
+    .infer = table_infer,
+};
+
+const weft_op weft_op_position_back = {
+    .name = "position_back",
+    .id = WEFT_OP_position_back,
+    .infer = table_infer,
+};
+
+weft_tensor *weft_embed(weft_graph *g, weft_tensor *wte, weft_tensor *ids, weft_tensor *wpe,
+                        weft_tensor *start, int64_t offset) {
+    weft_embed_attr attr = {offset};
+    weft_tensor *in[] = {wte, ids, wpe, start};
+    weft_node *n = weft_graph_append(g, &weft_op_embed, in, 4, 2, 1, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
+}

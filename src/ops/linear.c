@@ -1,0 +1,275 @@
+/* Matrix products: shapes and gradients.
+ *
+ * y = a b is the one formula; the forms differ in how tensors are read as matrices. Each form's
+ * gradients are forms of the same node:
+ *
+ *     rows      y = x w          dx = rows(dy, wᵀ)         dw = outer(x, dy)
+ *     outer     y = Σ_r aᵣ bᵣᵀ   da = rows(b, dyᵀ)         db = rows(a, dy)
+ *     plain     y = a b          da = dy bᵀ                db = aᵀ dy
+ *     grouped   as rows and outer, a weight a group
+ *
+ * With gelu the values before it are a second output, made only where a gradient will read it:
+ * dy then first goes through gelu's own gradient. */
+#include "ops/linear.h"
+
+#include "ops/activation.h"
+#include "ops/check.h"
+#include "ops/list.h"
+
+static const char *const form_names[] = {"linear", "linear gradient", "matmul", "grouped linear",
+                                         "grouped linear gradient"};
+
+weft_matmul_sizes weft_matmul_measure(const weft_matmul_attr *attr, const weft_tensor *a,
+                                      const weft_tensor *b) {
+    int64_t b_rows = b->ndim > 1 ? b->shape[b->ndim - 2] : 1, b_columns = weft_tensor_width(b);
+    int64_t n = attr->tb ? b_rows : b_columns;
+    int64_t groups;
+    switch (attr->form) {
+    case WEFT_MATMUL_ROWS:
+        return (weft_matmul_sizes){1, weft_tensor_rows(a), n, weft_tensor_width(a)};
+    case WEFT_MATMUL_OUTER:
+        return (weft_matmul_sizes){1, weft_tensor_width(a), b_columns, weft_tensor_rows(a)};
+    case WEFT_MATMUL_PLAIN:
+        groups = a->ndim == 3 ? a->shape[0] : 1;
+        return attr->ta
+                   ? (weft_matmul_sizes){groups, weft_tensor_width(a), n, a->shape[a->ndim - 2]}
+                   : (weft_matmul_sizes){groups, a->shape[a->ndim - 2], n, weft_tensor_width(a)};
+    case WEFT_MATMUL_GROUPED:
+        groups = b->shape[0];
+        return (weft_matmul_sizes){groups, weft_tensor_rows(a) / groups, n, weft_tensor_width(a)};
+    case WEFT_MATMUL_GROUPED_OUTER:
+        groups = a->shape[a->ndim - 2];
+        return (weft_matmul_sizes){groups, weft_tensor_width(a), b_columns,
+                                   weft_tensor_rows(a) / groups};
+    }
+    return (weft_matmul_sizes){0};
+}
+
+/* The dimensions each form asks for. */
+static bool ranks_fit(const weft_matmul_attr *attr, const weft_tensor *a, const weft_tensor *b) {
+    switch (attr->form) {
+    case WEFT_MATMUL_ROWS:
+        return a->ndim >= 1 && b->ndim == 2;
+    case WEFT_MATMUL_OUTER:
+        return a->ndim >= 1 && b->ndim == a->ndim;
+    case WEFT_MATMUL_PLAIN:
+        return (a->ndim == 2 || a->ndim == 3) && b->ndim == a->ndim;
+    case WEFT_MATMUL_GROUPED:
+        return a->ndim >= 2 && b->ndim == 3;
+    case WEFT_MATMUL_GROUPED_OUTER:
+        return a->ndim >= 2 && b->ndim == a->ndim;
+    }
+    return false;
+}
+
+/* The sizes that the two inputs must share. */
+static bool sizes_fit(const weft_matmul_attr *attr, const weft_tensor *a, const weft_tensor *b) {
+    bool outer = attr->form == WEFT_MATMUL_OUTER || attr->form == WEFT_MATMUL_GROUPED_OUTER;
+    if (outer) {
+        for (int d = 0; d < a->ndim - 1; d++)
+            if (a->shape[d] != b->shape[d]) return false;
+        return true;
+    }
+    if (attr->form == WEFT_MATMUL_PLAIN && a->ndim == 3 && a->shape[0] != b->shape[0]) return false;
+    if (attr->form == WEFT_MATMUL_GROUPED && a->shape[a->ndim - 2] != b->shape[0]) return false;
+    int64_t inner_b = attr->tb ? weft_tensor_width(b) : b->shape[b->ndim - 2];
+    return weft_matmul_measure(attr, a, b).k == inner_b;
+}
+
+/* CBLAS counts rows, columns and the distance of rows in 32 bits. */
+static bool sides_fit(weft_matmul_sizes size) {
+    int64_t most = INT32_MAX / size.groups;
+    return size.m <= most && size.n <= most && size.k <= most;
+}
+
+static weft_status make_result(weft_graph *g, weft_node *n, weft_matmul_sizes size) {
+    const weft_matmul_attr *attr = n->attr;
+    const weft_tensor *a = n->in[0];
+    int ndim = a->ndim;
+    int64_t shape[WEFT_MAX_DIMS] = {0};
+    if (attr->form == WEFT_MATMUL_ROWS || attr->form == WEFT_MATMUL_GROUPED) {
+        for (int d = 0; d < ndim - 1; d++)
+            shape[d] = a->shape[d];
+    } else {
+        bool batch = attr->form == WEFT_MATMUL_GROUPED_OUTER || ndim == 3;
+        ndim = batch && attr->form != WEFT_MATMUL_OUTER ? 3 : 2;
+        if (ndim == 3) shape[0] = size.groups;
+        shape[ndim - 2] = size.m;
+    }
+    shape[ndim - 1] = size.n;
+    weft_node_output(g, n, 0, attr->dtype, ndim, shape);
+    bool differentiated = false;
+    for (int i = 0; i < n->n_in; i++)
+        differentiated |= n->in[i] && n->in[i]->needs_grad;
+    if (attr->act == WEFT_ACT_GELU && differentiated)
+        weft_node_output(g, n, 1, attr->dtype, ndim, shape);
+    return weft_graph_status(g);
+}
+
+static weft_status matmul_infer(weft_graph *g, weft_node *n) {
+    const weft_matmul_attr *attr = n->attr;
+    const weft_tensor *a = n->in[0], *b = n->in[1], *bias = n->in[2];
+    const char *name = form_names[attr->form];
+    WEFT_TRY(weft_check_float(g, n, "the first factor", a));
+    WEFT_TRY(weft_check_float(g, n, "the second factor", b));
+    if (!ranks_fit(attr, a, b) || !sizes_fit(attr, a, b))
+        return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
+                               attr->ta ? " transposed" : "", weft_tensor_describe(b),
+                               attr->tb ? " transposed" : "");
+    weft_matmul_sizes size = weft_matmul_measure(attr, a, b);
+    if (!sides_fit(size))
+        return weft_graph_fail(g, "%s: a side of %s or %s is past 2^31 - 1", name,
+                               weft_tensor_describe(a), weft_tensor_describe(b));
+    if (bias) {
+        WEFT_TRY(weft_check_float(g, n, "bias", bias));
+        WEFT_TRY(weft_check_shape(g, n, "bias", bias, 1, (int64_t[]){size.n}));
+    }
+    return make_result(g, n, size);
+}
+
+static weft_tensor *append_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, weft_tensor *bias,
+                                  weft_matmul_attr attr) {
+    weft_tensor *in[] = {a, b, bias};
+    weft_node *n = weft_graph_append(g, &weft_op_matmul, in, 3, 2, 2, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
+}
+
+/* da and db of y = a b for the forms whose rows are tokens: each the other's gradient. */
+static void rows_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_matmul_form rows,
+                      weft_matmul_form outer, weft_tensor **d_in) {
+    const weft_matmul_attr *attr = n->attr;
+    weft_tensor *a = n->in[0], *b = n->in[1];
+    if (a->needs_grad)
+        d_in[0] = append_matmul(
+            g, dy, b, NULL, (weft_matmul_attr){.form = rows, .tb = !attr->tb, .dtype = a->dtype});
+    if (b->needs_grad)
+        d_in[1] = append_matmul(g, attr->tb ? dy : a, attr->tb ? a : dy, NULL,
+                                (weft_matmul_attr){.form = outer, .dtype = b->dtype});
+}
+
+static void outer_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_matmul_form rows,
+                       weft_tensor **d_in) {
+    weft_tensor *a = n->in[0], *b = n->in[1];
+    if (a->needs_grad)
+        d_in[0] = append_matmul(g, b, dy, NULL,
+                                (weft_matmul_attr){.form = rows, .tb = true, .dtype = a->dtype});
+    if (b->needs_grad)
+        d_in[1] =
+            append_matmul(g, a, dy, NULL, (weft_matmul_attr){.form = rows, .dtype = b->dtype});
+}
+
+static void plain_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_tensor **d_in) {
+    const weft_matmul_attr *attr = n->attr;
+    weft_tensor *a = n->in[0], *b = n->in[1];
+    weft_matmul_attr d = {.form = WEFT_MATMUL_PLAIN};
+    if (a->needs_grad) {
+        d.dtype = a->dtype;
+        d.ta = attr->ta && attr->tb;
+        d.tb = attr->ta || !attr->tb;
+        d_in[0] = append_matmul(g, attr->ta ? b : dy, attr->ta ? dy : b, NULL, d);
+    }
+    if (b->needs_grad) {
+        d.dtype = b->dtype;
+        d.ta = attr->tb || !attr->ta;
+        d.tb = attr->ta && attr->tb;
+        d_in[1] = append_matmul(g, attr->tb ? dy : a, attr->tb ? a : dy, NULL, d);
+    }
+}
+
+static weft_tensor *append_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype) {
+    weft_bias_back_attr attr = {dtype};
+    weft_node *n = weft_graph_append(g, &weft_op_bias_back, &dy, 1, 1, 1, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
+}
+
+weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy) {
+    return append_bias_back(g, dy, dy ? weft_stat_dtype(dy) : WEFT_F32);
+}
+
+static weft_status matmul_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                               weft_tensor **d_in) {
+    const weft_matmul_attr *attr = n->attr;
+    weft_tensor *dy = d_out[0];
+    if (!dy) return WEFT_OK;
+    if (attr->act == WEFT_ACT_GELU) dy = weft_gelu_back(g, dy, n->out[1]);
+    if (!dy) return weft_graph_status(g);
+    switch (attr->form) {
+    case WEFT_MATMUL_ROWS:
+        rows_grad(g, n, dy, WEFT_MATMUL_ROWS, WEFT_MATMUL_OUTER, d_in);
+        break;
+    case WEFT_MATMUL_OUTER:
+        outer_grad(g, n, dy, WEFT_MATMUL_ROWS, d_in);
+        break;
+    case WEFT_MATMUL_PLAIN:
+        plain_grad(g, n, dy, d_in);
+        break;
+    case WEFT_MATMUL_GROUPED:
+        rows_grad(g, n, dy, WEFT_MATMUL_GROUPED, WEFT_MATMUL_GROUPED_OUTER, d_in);
+        break;
+    case WEFT_MATMUL_GROUPED_OUTER:
+        outer_grad(g, n, dy, WEFT_MATMUL_GROUPED, d_in);
+        break;
+    }
+    if (n->in[2] && n->in[2]->needs_grad) d_in[2] = append_bias_back(g, dy, n->in[2]->dtype);
+    return weft_graph_status(g);
+}
+
+static int64_t matmul_flops(const weft_node *n) {
+    weft_matmul_sizes size = weft_matmul_measure(n->attr, n->in[0], n->in[1]);
+    return 2 * size.groups * size.m * size.n * size.k;
+}
+
+const weft_op weft_op_matmul = {
+    .name = "matmul",
+    .id = WEFT_OP_matmul,
+    .infer = matmul_infer,
+    .grad = matmul_grad,
+    .flops = matmul_flops,
+};
+
+static weft_status bias_back_infer(weft_graph *g, weft_node *n) {
+    const weft_bias_back_attr *attr = n->attr;
+    WEFT_TRY(weft_check_float(g, n, "dy", n->in[0]));
+    weft_node_output(g, n, 0, attr->dtype, 1, (int64_t[]){weft_tensor_width(n->in[0])});
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_bias_back = {
+    .name = "bias_back",
+    .id = WEFT_OP_bias_back,
+    .infer = bias_back_infer,
+};
+
+weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
+                         weft_act act) {
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act};
+    if (x) attr.dtype = x->dtype;
+    return append_matmul(g, x, w, bias, attr);
+}
+
+weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
+    if (a && a->ndim != 2) {
+        weft_graph_fail(g, "matmul: %s does not have 2 dimensions", weft_tensor_describe(a));
+        return NULL;
+    }
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
+    if (a) attr.dtype = a->dtype;
+    return append_matmul(g, a, b, NULL, attr);
+}
+
+weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
+    if (a && a->ndim != 3) {
+        weft_graph_fail(g, "batched matmul: %s does not have 3 dimensions",
+                        weft_tensor_describe(a));
+        return NULL;
+    }
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
+    if (a) attr.dtype = a->dtype;
+    return append_matmul(g, a, b, NULL, attr);
+}
+
+weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb};
+    if (x) attr.dtype = x->dtype;
+    return append_matmul(g, x, w, NULL, attr);
+}

@@ -1,0 +1,59 @@
+/* Matrix products: linear layers, plain, batched and grouped products. One node does them all,
+ * `matmul`; its gradients are matmul nodes again. */
+#ifndef WEFT_OPS_LINEAR_H
+#define WEFT_OPS_LINEAR_H
+
+#include "core/graph.h"
+
+typedef enum { WEFT_ACT_NONE, WEFT_ACT_GELU } weft_act; /* gelu: the tanh form */
+
+/* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most 16 rows of x (what
+ * generation runs): a row's result does not depend, in any bit, on how many rows there are. */
+weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
+                         weft_act act);
+
+/* y [M, N] = op(a) op(b): a [M, K], or [K, M] with ta; b [K, N], or [N, K] with tb. */
+weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb);
+
+/* The same for each of G pairs: a [G, M, K], b [G, K, N] → y [G, M, N]. */
+weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb);
+
+/* A weight a group: y[..., g, :] = x[..., g, :] w[g]; x [..., G, K], w [G, K, N], or [G, N, K] with
+ * tb → y [..., G, N]. */
+weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb);
+
+/* How the inputs a and b of a matmul node are read as matrices. */
+typedef enum {
+    WEFT_MATMUL_ROWS,         /* a [..., K] · b [K, N] → [..., N] */
+    WEFT_MATMUL_OUTER,        /* a [..., M]ᵀ · b [..., N] → [M, N]: sums over all rows */
+    WEFT_MATMUL_PLAIN,        /* a [M, K] · b [K, N] → [M, N], or each with a leading G */
+    WEFT_MATMUL_GROUPED,      /* a [..., G, K] · b [G, K, N] → [..., G, N] */
+    WEFT_MATMUL_GROUPED_OUTER /* a [..., G, M]ᵀ · b [..., G, N] → [G, M, N] */
+} weft_matmul_form;
+
+/* Inputs: a, b, bias (rows only, or NULL). Outputs: y, and with gelu the values before it, where a
+ * gradient will read them. */
+typedef struct {
+    weft_matmul_form form;
+    bool ta, tb; /* ta: plain only; tb: not of the outer forms */
+    weft_act act;
+    weft_dtype dtype; /* of the result */
+} weft_matmul_attr;
+
+/* The sizes of a matmul node: G products [M, K] · [K, N]. */
+typedef struct {
+    int64_t groups, m, n, k;
+} weft_matmul_sizes;
+
+weft_matmul_sizes weft_matmul_measure(const weft_matmul_attr *attr, const weft_tensor *a,
+                                      const weft_tensor *b);
+
+/* db [N] = Σ over rows of dy [..., N], in the statistics' type: the gradient of what was added to every
+ * row. */
+weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy);
+
+typedef struct {
+    weft_dtype dtype; /* of the result */
+} weft_bias_back_attr;
+
+#endif

@@ -1,0 +1,77 @@
+/* Every operation, one line each: the order gives WEFT_OP_... its number and is not stored
+ * anywhere, so it may change. A family's file in src/ops defines `weft_op_NAME`; the file of the
+ * same name in src/cpu and src/cuda has its kernel. */
+#ifndef WEFT_OPS_LIST_H
+#define WEFT_OPS_LIST_H
+
+#include "core/graph.h"
+
+#define WEFT_OPS(X)                                                                                \
+    /* arith */                                                                                    \
+    X(fill)                                                                                        \
+    X(add)                                                                                         \
+    X(scale)                                                                                       \
+    X(cast)                                                                                        \
+    X(dot)                                                                                         \
+    X(dot_back)                                                                                    \
+    X(sum_squares)                                                                                 \
+    X(sum_squares_back)                                                                            \
+    X(row_squares)                                                                                 \
+    X(row_squares_back)                                                                            \
+    /* embedding */                                                                                \
+    X(embed)                                                                                       \
+    X(embed_back)                                                                                  \
+    X(position_back)                                                                               \
+    /* linear */                                                                                   \
+    X(matmul)                                                                                      \
+    X(bias_back)                                                                                   \
+    /* norm */                                                                                     \
+    X(norm)                                                                                        \
+    X(norm_back)                                                                                   \
+    /* rope */                                                                                     \
+    X(rope)                                                                                        \
+    /* attention */                                                                                \
+    X(attention)                                                                                   \
+    X(attention_back)                                                                              \
+    /* routing */                                                                                  \
+    X(route_topk)                                                                                  \
+    X(route_gather)                                                                                \
+    X(route_gather_back)                                                                           \
+    X(route_dense)                                                                                 \
+    X(route_dense_back)                                                                            \
+    /* activation */                                                                               \
+    X(gelu)                                                                                        \
+    X(gelu_back)                                                                                   \
+    X(silu_mul)                                                                                    \
+    X(silu_mul_back)                                                                               \
+    X(softplus)                                                                                    \
+    X(softplus_back)                                                                               \
+    X(gate_mix)                                                                                    \
+    X(gate_mix_back)                                                                               \
+    /* dropout */                                                                                  \
+    X(dropout)                                                                                     \
+    /* time */                                                                                     \
+    X(running_mean)                                                                                \
+    X(running_mean_back)                                                                           \
+    X(time_mean)                                                                                   \
+    X(time_mean_back)                                                                              \
+    /* cross_entropy */                                                                            \
+    X(cross_entropy)                                                                               \
+    X(cross_entropy_back)                                                                          \
+    /* contrastive */                                                                              \
+    X(infonce)                                                                                     \
+    X(infonce_back)                                                                                \
+    /* optimizer */                                                                                \
+    X(global_norm)                                                                                 \
+    X(adam_control)                                                                                \
+    X(adamw)
+
+#define WEFT_OP_ENUM(name) WEFT_OP_##name,
+enum { WEFT_OPS(WEFT_OP_ENUM) WEFT_OP_COUNT };
+#undef WEFT_OP_ENUM
+
+#define WEFT_OP_DECLARE(name) extern const weft_op weft_op_##name;
+WEFT_OPS(WEFT_OP_DECLARE)
+#undef WEFT_OP_DECLARE
+
+#endif

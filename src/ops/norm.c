@@ -1,0 +1,124 @@
+/* LayerNorm and RMSNorm: what they compute and their gradients.
+ *
+ * With h = (s − mean)·rstd (RMSNorm: mean = 0) and s = x + r a row of E numbers,
+ *
+ *     y = h·w + b
+ *     dw = Σ_rows dy·h       db = Σ_rows dy
+ *     ds = rstd·(g − mean(g) − h·mean(g·h)) + what arrives at s from elsewhere,   g = dy·w
+ *
+ * RMSNorm has no mean(g) term. dx and dr are both ds, one tensor. */
+#include "ops/norm.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+static weft_status check_one_type(weft_graph *g, const char *a_name, const weft_tensor *a,
+                                  const char *b_name, const weft_tensor *b) {
+    if (a->dtype == b->dtype) return WEFT_OK;
+    return weft_graph_fail(g, "norm: %s is %s, but %s is %s; they must have one type", a_name,
+                           weft_tensor_describe(a), b_name, weft_tensor_describe(b));
+}
+
+static weft_status norm_infer(weft_graph *g, weft_node *n) {
+    const weft_norm_attr *attr = n->attr;
+    const weft_tensor *x = n->in[WEFT_NORM_X], *r = n->in[WEFT_NORM_R];
+    const weft_tensor *w = n->in[WEFT_NORM_W], *b = n->in[WEFT_NORM_B];
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    WEFT_TRY(weft_check_float(g, n, "w", w));
+    WEFT_TRY(weft_check_shape(g, n, "w", w, 1, (int64_t[]){weft_tensor_width(x)}));
+    if (b) {
+        if (attr->kind == WEFT_RMSNORM) return weft_graph_fail(g, "norm: RMSNorm has no bias");
+        WEFT_TRY(weft_check_same(g, n, "w", w, "b", b));
+        WEFT_TRY(check_one_type(g, "w", w, "b", b));
+    }
+    if (r) {
+        WEFT_TRY(weft_check_same(g, n, "x", x, "r", r));
+        WEFT_TRY(check_one_type(g, "x", x, "r", r));
+    }
+    weft_dtype stat = weft_stat_dtype(x);
+    weft_tensor *rstd = NULL, *mean = NULL;
+    weft_node_output_like(g, n, WEFT_NORM_Y, x->dtype, x);
+    rstd = weft_node_output(g, n, WEFT_NORM_RSTD, stat, 1, (int64_t[]){weft_tensor_rows(x)});
+    if (rstd) rstd->needs_grad = false;
+    if (attr->kind == WEFT_LAYERNORM)
+        mean = weft_node_output(g, n, WEFT_NORM_MEAN, stat, 1, (int64_t[]){weft_tensor_rows(x)});
+    if (mean) mean->needs_grad = false;
+    if (r) weft_node_output_like(g, n, WEFT_NORM_S, x->dtype, x);
+    return weft_graph_status(g);
+}
+
+static weft_status norm_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                             weft_tensor **d_in) {
+    weft_tensor *r = n->in[WEFT_NORM_R], *b = n->in[WEFT_NORM_B];
+    weft_tensor *ds = d_out[WEFT_NORM_S];
+    if (!d_out[WEFT_NORM_Y]) {
+        d_in[WEFT_NORM_X] = d_in[WEFT_NORM_R] = ds;
+        return WEFT_OK;
+    }
+    weft_norm_attr attr = *(const weft_norm_attr *)n->attr;
+    attr.dx = n->in[WEFT_NORM_X]->needs_grad || (r && r->needs_grad);
+    attr.dw = n->in[WEFT_NORM_W]->needs_grad;
+    attr.db = b && b->needs_grad;
+    weft_tensor *in[WEFT_NORM_BACK_INPUTS] = {
+        [WEFT_NORM_BACK_DY] = d_out[WEFT_NORM_Y],
+        [WEFT_NORM_BACK_S] = r ? n->out[WEFT_NORM_S] : n->in[WEFT_NORM_X],
+        [WEFT_NORM_BACK_W] = n->in[WEFT_NORM_W],
+        [WEFT_NORM_BACK_RSTD] = n->out[WEFT_NORM_RSTD],
+        [WEFT_NORM_BACK_MEAN] = n->out[WEFT_NORM_MEAN],
+        [WEFT_NORM_BACK_DS] = ds,
+    };
+    weft_node *back = weft_graph_append(g, &weft_op_norm_back, in, WEFT_NORM_BACK_INPUTS, 4,
+                                        WEFT_NORM_BACK_OUTPUTS, &attr, sizeof attr);
+    if (!back) return weft_graph_status(g);
+    d_in[WEFT_NORM_X] = d_in[WEFT_NORM_R] = back->out[WEFT_NORM_BACK_DX];
+    d_in[WEFT_NORM_W] = back->out[WEFT_NORM_BACK_DW];
+    d_in[WEFT_NORM_B] = back->out[WEFT_NORM_BACK_DB];
+    return WEFT_OK;
+}
+
+/* s takes x's memory, y takes r's: a row's s is complete before its y is written. */
+static int norm_in_place(const weft_node *n, int out) {
+    if (out == WEFT_NORM_S) return WEFT_NORM_X;
+    if (out == WEFT_NORM_Y) return n->in[WEFT_NORM_R] ? WEFT_NORM_R : WEFT_NORM_X;
+    return -1;
+}
+
+const weft_op weft_op_norm = {
+    .name = "norm",
+    .id = WEFT_OP_norm,
+    .infer = norm_infer,
+    .grad = norm_grad,
+    .inplace = norm_in_place,
+};
+
+static weft_status norm_back_infer(weft_graph *g, weft_node *n) {
+    const weft_norm_attr *want = n->attr;
+    const weft_tensor *s = n->in[WEFT_NORM_BACK_S], *w = n->in[WEFT_NORM_BACK_W];
+    if (want->dx) weft_node_output_like(g, n, WEFT_NORM_BACK_DX, s->dtype, s);
+    if (want->dw) weft_node_output_like(g, n, WEFT_NORM_BACK_DW, w->dtype, w);
+    if (want->db) weft_node_output_like(g, n, WEFT_NORM_BACK_DB, w->dtype, w);
+    return weft_graph_status(g);
+}
+
+static int norm_back_in_place(const weft_node *n, int out) {
+    (void)n;
+    return out == WEFT_NORM_BACK_DX ? WEFT_NORM_BACK_DY : -1;
+}
+
+const weft_op weft_op_norm_back = {
+    .name = "norm_back",
+    .id = WEFT_OP_norm_back,
+    .infer = norm_back_infer,
+    .inplace = norm_back_in_place,
+};
+
+weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
+                      weft_norm_kind kind) {
+    weft_norm_attr attr = {.kind = kind, .eps = kind == WEFT_LAYERNORM ? 1e-5 : 1e-6};
+    weft_tensor *in[WEFT_NORM_INPUTS] = {
+        [WEFT_NORM_X] = x, [WEFT_NORM_W] = w, [WEFT_NORM_B] = b, [WEFT_NORM_R] = r};
+    weft_node *n = weft_graph_append(g, &weft_op_norm, in, WEFT_NORM_INPUTS, 2, WEFT_NORM_OUTPUTS,
+                                     &attr, sizeof attr);
+    if (!n) return (weft_normed){NULL, NULL};
+    return (weft_normed){n->out[WEFT_NORM_Y], r ? n->out[WEFT_NORM_S] : x};
+}

@@ -1,0 +1,44 @@
+/* LayerNorm and RMSNorm, with the residual add that comes before them. */
+#ifndef WEFT_OPS_NORM_H
+#define WEFT_OPS_NORM_H
+
+#include "core/graph.h"
+
+typedef enum {
+    WEFT_LAYERNORM, /* y = (s − mean)·rstd·w + b, rstd = 1/√(var + 1e-5) */
+    WEFT_RMSNORM    /* y = s·rstd·w, rstd = 1/√(mean s² + 1e-6) */
+} weft_norm_kind;
+
+typedef struct {
+    weft_tensor *y; /* norm(s) */
+    weft_tensor *s; /* x + r: the residual stream; x itself where r is NULL */
+} weft_normed;
+
+/* x: [.., E]; r the same shape and type, or NULL; w: [E]; b: [E], LayerNorm only, or NULL. */
+weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
+                      weft_norm_kind kind);
+
+/* Of both nodes, for the kernels. Inputs and outputs are in the order of the enums; what is not
+ * wanted is NULL. */
+typedef struct {
+    weft_norm_kind kind;
+    double eps;
+    bool dx, dw, db; /* norm_back: which gradients are wanted */
+} weft_norm_attr;
+
+enum { WEFT_NORM_X, WEFT_NORM_W, WEFT_NORM_B, WEFT_NORM_R, WEFT_NORM_INPUTS };
+/* MEAN (LayerNorm) and RSTD are a row's numbers, of the statistics' type. */
+enum { WEFT_NORM_Y, WEFT_NORM_RSTD, WEFT_NORM_MEAN, WEFT_NORM_S, WEFT_NORM_OUTPUTS };
+/* DS is the gradient of s from elsewhere, added to dx. */
+enum {
+    WEFT_NORM_BACK_DY,
+    WEFT_NORM_BACK_S,
+    WEFT_NORM_BACK_W,
+    WEFT_NORM_BACK_RSTD,
+    WEFT_NORM_BACK_MEAN,
+    WEFT_NORM_BACK_DS,
+    WEFT_NORM_BACK_INPUTS
+};
+enum { WEFT_NORM_BACK_DX, WEFT_NORM_BACK_DW, WEFT_NORM_BACK_DB, WEFT_NORM_BACK_OUTPUTS };
+
+#endif

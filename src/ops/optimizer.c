@@ -1,0 +1,196 @@
+/* AdamW and AdamWSPAM (spike-aware Adam with momentum reset): what a step does, in this order.
+ *
+ * global_norm   norm = √ Σ g²
+ *
+ * adam_control  a norm that is NaN or infinite: the step is skipped, nothing but a counter changes
+ *               spike       norm > mean + threshold · deviation (n − 1) of the last 100 norms, of
+ *                           which there must be 10:                       m ← m/2, v ← 0.9 v
+ *               clipping    norm > clip:                                  g ← g · clip/norm
+ *               t ← t + 1, the steps since the start or the last reset
+ *               warm-up     lr ← lr · max(1e-3, ½(1 − cos(π t/warmup))), after a reset, t ≤ warmup
+ *               reset       t = interval: t ← 0 after the step
+ *
+ * adamw         spike clipping, with t and v from before this step (v after a spike's 0.9):
+ *               v̂ = v/(1 − β2^t), where v̂ > 0 and g² > θ v̂:              g ← sign(g) √(θ v̂)
+ *               m ← β1 m + (1 − β1) g        v ← β2 v + (1 − β2) g²       v_max ← max(v_max, v)
+ *               p ← p − lr · decay · p − lr · m/(1 − β1^t) / (√(v/(1 − β2^t)) + ε)
+ *               with v_max in place of v where there is one; decay only with two dimensions or more
+ *               reset: m, v, v_max ← 0
+ *
+ * The norm of a spike enters the history like any other, and a reset does not empty it. What
+ * depends on t is computed in double, once a step, and reaches the update as a factor. */
+#include "ops/optimizer.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+#include <math.h>
+
+/* Room for a list that weft_graph_append copies. */
+static weft_tensor **tensor_list(weft_graph *g, int64_t n) {
+    return weft_graph_alloc(g, (size_t)n * sizeof(weft_tensor *));
+}
+
+static weft_status check_real(weft_graph *g, const weft_node *n, const char *what,
+                              const weft_tensor *t, const weft_tensor *like) {
+    if (t->dtype == like->dtype && (t->dtype == WEFT_F32 || t->dtype == WEFT_F64)) return WEFT_OK;
+    return weft_graph_fail(g, "%s: %s is %s beside %s; both must be f32, or both f64", n->op->name,
+                           what, weft_tensor_describe(t), weft_tensor_describe(like));
+}
+
+static weft_status check_number(weft_graph *g, const weft_node *n, const char *what,
+                                const weft_tensor *t) {
+    if (weft_tensor_count(t) == 1) return WEFT_OK;
+    return weft_graph_fail(g, "%s: %s is %s, but it must be one number", n->op->name, what,
+                           weft_tensor_describe(t));
+}
+
+/* What an operation writes must outlive the run: not a temporary. */
+static weft_status check_written(weft_graph *g, const weft_node *n, const char *what,
+                                 const weft_tensor *t) {
+    if (t->role != WEFT_ROLE_TEMP) return WEFT_OK;
+    return weft_graph_fail(g, "%s: %s, %s, is made by an operation, so it cannot be updated",
+                           n->op->name, what, weft_tensor_describe(t));
+}
+
+static weft_status global_norm_infer(weft_graph *g, weft_node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
+    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_global_norm = {
+    .name = "global_norm",
+    .id = WEFT_OP_global_norm,
+    .infer = global_norm_infer,
+};
+
+weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
+    weft_tensor **in = n > 0 ? tensor_list(g, n) : NULL;
+    int count = 0;
+    for (int i = 0; in && i < n; i++)
+        if (grads[i]) in[count++] = grads[i];
+    if (count == 0) {
+        weft_graph_fail(g, "global_norm: there is no gradient to take the norm of");
+        return NULL;
+    }
+    weft_node *node = weft_graph_append(g, &weft_op_global_norm, in, count, count, 1, NULL, 0);
+    return node ? node->out[0] : NULL;
+}
+
+static weft_status check_range(weft_graph *g, const char *what, double value, double below) {
+    if (value >= 0 && value < below) return WEFT_OK;
+    return weft_graph_fail(g, "adam_control: %s is %g, but it must be at least 0 and below %g",
+                           what, value, below);
+}
+
+static weft_status check_options(weft_graph *g, const weft_adam_options *o) {
+    WEFT_TRY(check_range(g, "beta1", o->beta1, 1));
+    WEFT_TRY(check_range(g, "beta2", o->beta2, 1));
+    WEFT_TRY(check_range(g, "eps", o->eps, HUGE_VAL));
+    WEFT_TRY(check_range(g, "weight decay", o->weight_decay, HUGE_VAL));
+    WEFT_TRY(check_range(g, "clip", o->clip, HUGE_VAL));
+    WEFT_TRY(check_range(g, "spike threshold", o->spike_threshold, HUGE_VAL));
+    WEFT_TRY(check_range(g, "theta", o->theta, HUGE_VAL));
+    /* Beyond 2^24 an f32 could not count them. */
+    WEFT_TRY(check_range(g, "reset interval", (double)o->reset_interval, 0x1p24));
+    return check_range(g, "warm-up", (double)o->warmup_steps, 0x1p24);
+}
+
+static weft_status adam_control_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *norm = n->in[0], *lr = n->in[1], *state = n->in[2];
+    WEFT_TRY(check_options(g, n->attr));
+    WEFT_TRY(check_real(g, n, "norm", norm, norm));
+    WEFT_TRY(check_real(g, n, "lr", lr, norm));
+    WEFT_TRY(check_real(g, n, "state", state, norm));
+    WEFT_TRY(check_number(g, n, "norm", norm));
+    WEFT_TRY(check_number(g, n, "lr", lr));
+    WEFT_TRY(weft_check_shape(g, n, "state", state, 1, (int64_t[]){WEFT_ADAM_STATE}));
+    WEFT_TRY(check_written(g, n, "state", state));
+    weft_node_output(g, n, 0, norm->dtype, 1, (int64_t[]){WEFT_ADAM_CONTROL});
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_adam_control = {
+    .name = "adam_control",
+    .id = WEFT_OP_adam_control,
+    .infer = adam_control_infer,
+    .side_effect = true,
+};
+
+weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
+                               weft_tensor *state, const weft_adam_options *options) {
+    weft_node *n = weft_graph_append(g, &weft_op_adam_control, (weft_tensor *[]){norm, lr, state},
+                                     3, 3, 1, options, sizeof *options);
+    return n ? weft_keep(n->out[0]) : NULL;
+}
+
+static weft_status check_moment(weft_graph *g, const weft_node *n, const char *what,
+                                const weft_tensor *t, const weft_tensor *param) {
+    if (!t)
+        return weft_graph_fail(g, "adamw: a parameter, %s, has no %s", weft_tensor_describe(param),
+                               what);
+    WEFT_TRY(check_real(g, n, what, t, param));
+    WEFT_TRY(weft_check_same(g, n, what, t, "its parameter", param));
+    return check_written(g, n, what, t);
+}
+
+static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *const *slot) {
+    const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
+    const weft_tensor *copy = slot[WEFT_SLOT_COPY];
+    if (!param) return weft_graph_fail(g, "adamw: a slot has no parameter");
+    WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
+    WEFT_TRY(check_written(g, n, "a parameter", param));
+    if (grad) {
+        WEFT_TRY(weft_check_float(g, n, "a gradient", grad));
+        WEFT_TRY(weft_check_same(g, n, "a gradient", grad, "its parameter", param));
+    }
+    WEFT_TRY(check_moment(g, n, "m", slot[WEFT_SLOT_M], param));
+    WEFT_TRY(check_moment(g, n, "v", slot[WEFT_SLOT_V], param));
+    if (slot[WEFT_SLOT_V_MAX]) WEFT_TRY(check_moment(g, n, "v_max", slot[WEFT_SLOT_V_MAX], param));
+    if (!copy) return WEFT_OK;
+    if (copy->dtype != WEFT_BF16)
+        return weft_graph_fail(g, "adamw: a copy is %s, but it must be bf16",
+                               weft_tensor_describe(copy));
+    WEFT_TRY(weft_check_same(g, n, "a copy", copy, "its parameter", param));
+    return check_written(g, n, "a copy", copy);
+}
+
+static weft_status adamw_infer(weft_graph *g, weft_node *n) {
+    WEFT_TRY(check_real(g, n, "control", n->in[0], n->in[0]));
+    WEFT_TRY(weft_check_shape(g, n, "control", n->in[0], 1, (int64_t[]){WEFT_ADAM_CONTROL}));
+    for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
+        WEFT_TRY(check_slot(g, n, n->in + i));
+    weft_node_output(g, n, 0, WEFT_I32, 0, NULL);
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_adamw = {
+    .name = "adamw",
+    .id = WEFT_OP_adamw,
+    .infer = adamw_infer,
+    .side_effect = true,
+};
+
+weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n) {
+    if (n < 1) {
+        weft_graph_fail(g, "adamw: there is no parameter to update");
+        return NULL;
+    }
+    int64_t n_in = 1 + (int64_t)n * WEFT_SLOT_SIZE;
+    weft_tensor **in = n_in <= INT32_MAX ? tensor_list(g, n_in) : NULL;
+    if (!in) return NULL;
+    in[0] = control;
+    for (int i = 0; i < n; i++) {
+        weft_tensor **slot = in + 1 + (int64_t)i * WEFT_SLOT_SIZE;
+        slot[WEFT_SLOT_PARAM] = slots[i].param;
+        slot[WEFT_SLOT_GRAD] = slots[i].grad;
+        slot[WEFT_SLOT_M] = slots[i].m;
+        slot[WEFT_SLOT_V] = slots[i].v;
+        slot[WEFT_SLOT_V_MAX] = slots[i].v_max;
+        slot[WEFT_SLOT_COPY] = slots[i].copy;
+    }
+    weft_node *node = weft_graph_append(g, &weft_op_adamw, in, (int)n_in, 1, 1, NULL, 0);
+    return node ? weft_keep(node->out[0]) : NULL;
+}

@@ -1,0 +1,103 @@
+/* The optimizer's step as three operations: the gradient's norm, what this step shall do, doing it.
+ *
+ *     norm    = weft_global_norm(g, grads, n);
+ *     control = weft_adam_control(g, norm, lr, state, &options);
+ *     cut     = weft_adamw(g, control, slots, n);
+ *
+ * No decision is left to the caller between them, and all that one step hands to the next is in
+ * tensors (`state`, the moments, the parameters), so a whole training step can run without looking
+ * at a value, and copying those tensors is a complete resume. Plain AdamW and AdamWSPAM are the
+ * same operations with other options; the formulas are in optimizer.c. */
+#ifndef WEFT_OPS_OPTIMIZER_H
+#define WEFT_OPS_OPTIMIZER_H
+
+#include "core/graph.h"
+
+/* What stays the same over a run. AdamW: the first five; the others 0. */
+typedef struct {
+    double beta1, beta2; /* in [0, 1): 0.9, 0.999 */
+    double eps;          /* 0 or more: 1e-8 */
+    double weight_decay; /* decoupled; acts on tensors of two or more dimensions only */
+    double clip;         /* the largest global norm; 0: no clipping */
+
+    double spike_threshold; /* deviations above the mean norm that make a spike: 2; 0: none */
+    double theta;           /* spike clipping cuts g² to θ v̂: 50; 0: none */
+    int64_t reset_interval; /* the moments are set to zero every so many steps; 0: never */
+    int64_t warmup_steps;   /* after a reset the learning rate rises over these; 0: at once */
+} weft_adam_options;
+
+/* The state of weft_adam_control: a vector that starts as zeros. Counters are exact to 2^24 in f32. */
+enum {
+    WEFT_ADAM_HISTORY = 100, /* elements 0 .. 99: the norms of the last steps, in a ring */
+    WEFT_ADAM_KNOWN = 100,   /* how many of them there are */
+    WEFT_ADAM_NEXT,          /* where the next one goes */
+    WEFT_ADAM_AGE,           /* steps since the start or the last reset: the bias corrections' t */
+    WEFT_ADAM_STEPS,         /* steps done, the skipped ones not counted */
+    WEFT_ADAM_SPIKES,        /* counters of events: norms that were spikes, */
+    WEFT_ADAM_CLIPS,         /* steps whose norm was clipped, */
+    WEFT_ADAM_RESETS,        /* resets, */
+    WEFT_ADAM_SKIPS,         /* steps left out because the norm was not finite */
+    WEFT_ADAM_STATE = 112    /* length; the rest is 0 */
+};
+
+/* The control vector. The second half is for the reader of a run: what happened in this step. */
+enum {
+    WEFT_CONTROL_APPLY,      /* 0: leave everything as it is */
+    WEFT_CONTROL_GRAD,       /* factor of the gradient: global clipping */
+    WEFT_CONTROL_M,          /* factor of m before the step: ½ at a spike, else 1 */
+    WEFT_CONTROL_V,          /* factor of v: 0.9 at a spike, else 1 */
+    WEFT_CONTROL_CUT,        /* g² may be this times v: θ / (1 − β2^t); 0: no spike clipping */
+    WEFT_CONTROL_BETA1,      /* */
+    WEFT_CONTROL_BETA1_REST, /* 1 − β1 */
+    WEFT_CONTROL_BETA2,      /* */
+    WEFT_CONTROL_BETA2_REST, /* 1 − β2 */
+    WEFT_CONTROL_STEP,       /* lr / (1 − β1^t) */
+    WEFT_CONTROL_ROOT,       /* 1 / √(1 − β2^t): factor of √v */
+    WEFT_CONTROL_EPS,        /* */
+    WEFT_CONTROL_DECAY,      /* lr · weight decay */
+    WEFT_CONTROL_RESET,      /* 1: the moments are zero after this step */
+
+    WEFT_CONTROL_NORM = 16, /* the gradient's norm before clipping */
+    WEFT_CONTROL_LR,        /* the learning rate that was used, warm-up included */
+    WEFT_CONTROL_WARMUP,    /* its factor from the warm-up after a reset */
+    WEFT_CONTROL_SPIKE,     /* 1: the norm was a spike */
+    WEFT_CONTROL_CLIPPED,   /* 1: the norm was clipped */
+    WEFT_CONTROL_SKIPPED,   /* 1: the norm was not finite */
+    WEFT_ADAM_CONTROL = 24  /* length; the rest is 0 */
+};
+
+/* √ Σ g² over all elements of n gradients (f32 and bf16, or f64), of any shapes: one number. The
+ * sum is taken in double. NULLs in the list stand for zeros. */
+weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n);
+
+/* Decides a step. `norm` is one number; `lr` one number that the caller writes before each run;
+ * `state` a WEFT_ROLE_STATE vector of WEFT_ADAM_STATE elements. All f32 or all f64. Returns the
+ * control vector, kept. */
+weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
+                               weft_tensor *state, const weft_adam_options *options);
+
+/* A parameter and what belongs to it, all of one shape. */
+typedef struct {
+    weft_tensor *param; /* f32 or f64 */
+    weft_tensor *grad;  /* of param's type, or bf16; NULL: zeros */
+    weft_tensor *m, *v; /* states of param's type that start as zeros */
+    weft_tensor *v_max; /* the same; with it the update is AMSGrad's. NULL: none */
+    weft_tensor *copy;  /* bf16: gets the new parameter, rounded. NULL: none */
+} weft_adam_slot;
+
+/* Updates n parameters. Returns how many elements spike clipping cut in this step: an i32 number,
+ * kept. */
+weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n);
+
+/* For kernels: a slot's tensors are the node's inputs 1 + WEFT_SLOT_SIZE · slot + ... */
+enum {
+    WEFT_SLOT_PARAM,
+    WEFT_SLOT_GRAD,
+    WEFT_SLOT_M,
+    WEFT_SLOT_V,
+    WEFT_SLOT_V_MAX,
+    WEFT_SLOT_COPY,
+    WEFT_SLOT_SIZE
+};
+
+#endif

@@ -1,0 +1,61 @@
+/* Rotary positions. A rotation's transpose is the rotation by the opposite angle, so the gradient
+ * is the same operation turned back. */
+#include "ops/rope.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+static weft_status rope_infer(weft_graph *g, weft_node *n) {
+    const weft_rope_attr *attr = n->attr;
+    const weft_tensor *x = n->in[0], *start = n->in[1];
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
+    if (attr->width < 2 || attr->width % 2 != 0 || attr->width > x->shape[3])
+        return weft_graph_fail(
+            g, "rope: a width of %lld, but x is %s; it must be even and at most the last dimension",
+            (long long)attr->width, weft_tensor_describe(x));
+    if (attr->heads < 1 || attr->heads > x->shape[2])
+        return weft_graph_fail(g, "rope: %lld heads to turn, but x is %s [B, T, H, D]",
+                               (long long)attr->heads, weft_tensor_describe(x));
+    if (start) {
+        WEFT_TRY(weft_check_int(g, n, "start", start));
+        WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){x->shape[0]}));
+    }
+    weft_node_output_like(g, n, 0, x->dtype, x);
+    return weft_graph_status(g);
+}
+
+static weft_tensor *append_rope(weft_graph *g, weft_tensor *x, weft_tensor *start,
+                                const weft_rope_attr *attr) {
+    weft_node *n = weft_graph_append(g, &weft_op_rope, (weft_tensor *[]){x, start}, 2, 1, 1, attr,
+                                     sizeof *attr);
+    return n ? n->out[0] : NULL;
+}
+
+static weft_status rope_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                             weft_tensor **d_in) {
+    weft_rope_attr back = *(const weft_rope_attr *)n->attr;
+    back.inverse = !back.inverse;
+    d_in[0] = append_rope(g, d_out[0], n->in[1], &back);
+    return weft_graph_status(g);
+}
+
+static int rope_in_place(const weft_node *n, int out) {
+    (void)n;
+    (void)out;
+    return 0;
+}
+
+const weft_op weft_op_rope = {
+    .name = "rope",
+    .id = WEFT_OP_rope,
+    .infer = rope_infer,
+    .grad = rope_grad,
+    .inplace = rope_in_place,
+};
+
+weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
+                       weft_tensor *start, int64_t offset) {
+    weft_rope_attr attr = {.width = width, .heads = heads, .offset = offset};
+    return append_rope(g, x, start, &attr);
+}

@@ -1,0 +1,84 @@
+/* Routing: an attention's weights, used a second time to carry something else than its values.
+ *
+ *     P_h = exp(s − lse)      the attention's weights, rebuilt from what made its scores
+ *     R   = mean over heads of P_h (or their maximum), row t over the visible columns j ≤ t
+ *     c_t = Σ_j R_tj h_j      over the columns that a rule keeps
+ *
+ * R is a constant: no gradient flows into q, k and the like. It is made tile by tile from q, k and
+ * the saved logsumexp, never as a T × S matrix. Two ways:
+ *
+ *     weft_route_topk, then weft_route_gather    each row's k largest weights, O(T·k) memory
+ *     weft_route_dense                           all weights, or those above a share of the row's
+ *                                                root mean square
+ */
+#ifndef WEFT_OPS_ROUTING_H
+#define WEFT_OPS_ROUTING_H
+
+#include "core/graph.h"
+#include "ops/attention.h"
+
+typedef struct {
+    weft_tensor *index;  /* [B, T, k] i32: the columns kept, by weight descending, bit-equal ones by
+                            index; −1 where fewer than k are visible */
+    weft_tensor *weight; /* [B, T, k] of the statistics' type; 0 where the index is −1 */
+} weft_routes;
+
+/* The k largest weights of each row. `lse` [B, H, T] is that of the attention with this score
+ * (which must be causal); normalize divides a row by its kept sum; use_max takes the maximum over
+ * heads in place of the mean. */
+weft_routes weft_route_topk(weft_graph *g, const weft_score *score, weft_tensor *lse, int64_t k,
+                            bool normalize, bool use_max);
+
+/* The same where q and k lie in one tensor qkv [B, T, (H + 2·KV)·D], as in
+ * weft_attention_packed; score->q and score->k are NULL. */
+weft_routes weft_route_topk_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
+                                   int64_t heads, int64_t kv_heads, weft_tensor *lse, int64_t k,
+                                   bool normalize, bool use_max);
+
+/* c [B, T, F]: c_t = Σ_m weight[t, m] · h[index[t, m]], h [B, S, F]. The gradient goes to h. */
+weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
+                               weft_tensor *weight);
+
+typedef enum {
+    WEFT_ROUTE_ALL, /* keep every visible column */
+    WEFT_ROUTE_RMS  /* keep R_tj ≥ threshold · sqrt(mean over j ≤ t of R_tj²) */
+} weft_route_mode;
+
+/* c [B, T, F]: c_t = Σ_j R_tj h_j over the kept columns, h [B, S, F]. The gradient goes to h (not
+ * where score->start is given). `threshold` is read with WEFT_ROUTE_RMS only. */
+weft_tensor *weft_route_dense(weft_graph *g, const weft_score *score, weft_tensor *lse,
+                              weft_tensor *h, weft_route_mode mode, double threshold,
+                              bool normalize, bool use_max);
+weft_tensor *weft_route_dense_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
+                                     int64_t heads, int64_t kv_heads, weft_tensor *lse,
+                                     weft_tensor *h, weft_route_mode mode, double threshold,
+                                     bool normalize, bool use_max);
+
+/* The attributes of the nodes that rebuild weights. Their inputs: the attention's (v is NULL), then
+ * as below. route_topk makes index, weight; route_dense makes c, the rows' smallest kept weight
+ * and the factor of the kept weights, both [B, T] of the statistics' type; route_dense_back dh. */
+typedef struct {
+    weft_attention_attr score;
+    bool use_max, normalize;
+    int64_t k;     /* route_topk */
+    int64_t width; /* F; route_dense */
+    weft_route_mode mode;
+    double threshold;
+} weft_route_attr;
+
+enum {
+    WEFT_ROUTE_LSE = WEFT_ATTN_INPUTS,
+    WEFT_ROUTE_TOPK_INPUTS,
+    WEFT_ROUTE_H = WEFT_ROUTE_TOPK_INPUTS, /* route_dense_back: dc in its place */
+    WEFT_ROUTE_DENSE_INPUTS,
+    WEFT_ROUTE_FLOOR = WEFT_ROUTE_DENSE_INPUTS,
+    WEFT_ROUTE_FACTOR,
+    WEFT_ROUTE_DENSE_BACK_INPUTS
+};
+
+/* route_gather_back: dh [B, S, F]; S is not to be seen from its inputs dc, index, weight. */
+typedef struct {
+    int64_t keys;
+} weft_route_gather_attr;
+
+#endif

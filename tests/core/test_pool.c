@@ -1,0 +1,165 @@
+/* The pool runs every task once, for any number of threads and tasks, and leaves nothing behind. */
+#include "core/pool.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+enum { THREADS_MOST = 8, TASKS_MOST = 1000 };
+
+typedef struct {
+    atomic_int runs[TASKS_MOST];
+    atomic_int on_thread[THREADS_MOST]; /* tasks on a thread at this moment */
+    atomic_int wrong;
+    int threads;
+} tally;
+
+static void count_task(void *context, int64_t task, int thread) {
+    tally *t = context;
+    if (task < 0 || task >= TASKS_MOST || thread < 0 || thread >= t->threads) {
+        atomic_fetch_add(&t->wrong, 1);
+        return;
+    }
+    /* Scratch memory is by thread: no two tasks may have the same number at a time. */
+    if (atomic_fetch_add(&t->on_thread[thread], 1) != 0) atomic_fetch_add(&t->wrong, 1);
+    atomic_fetch_add(&t->runs[task], 1);
+    atomic_fetch_sub(&t->on_thread[thread], 1);
+}
+
+static void check_run(weft_pool *pool, tally *t, int64_t tasks) {
+    memset(t->runs, 0, sizeof t->runs);
+    weft_pool_run(pool, tasks, count_task, t);
+    for (int64_t i = 0; i < TASKS_MOST; i++)
+        assert_int_equal(atomic_load(&t->runs[i]), i < tasks);
+    assert_int_equal(atomic_load(&t->wrong), 0);
+}
+
+static void test_every_task_runs_once(void **state) {
+    (void)state;
+    static const int64_t counts[] = {0, 1, 2, 3, 7, 8, 9, 64, TASKS_MOST};
+    for (int threads = 1; threads <= THREADS_MOST; threads++) {
+        weft_pool *pool;
+        assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
+        assert_int_equal(weft_pool_size(pool), threads);
+        tally *t = calloc(1, sizeof *t);
+        t->threads = threads;
+        for (int i = 0; i < (int)(sizeof counts / sizeof counts[0]); i++)
+            check_run(pool, t, counts[i]);
+        free(t);
+        weft_pool_destroy(pool);
+    }
+}
+
+static void test_many_short_runs_follow_each_other(void **state) {
+    (void)state;
+    for (int threads = 1; threads <= THREADS_MOST; threads++) {
+        weft_pool *pool;
+        assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
+        tally *t = calloc(1, sizeof *t);
+        t->threads = threads;
+        int64_t total = 0;
+        for (int64_t run = 0; run < 300; run++) {
+            weft_pool_run(pool, run % 11, count_task, t);
+            /* A pause now and then, so that workers are found asleep too. */
+            if (run % 100 == 99) usleep(2000);
+            total += run % 11;
+        }
+        int64_t counted = 0;
+        for (int i = 0; i < TASKS_MOST; i++)
+            counted += atomic_load(&t->runs[i]);
+        assert_int_equal(counted, total);
+        assert_int_equal(atomic_load(&t->wrong), 0);
+        free(t);
+        weft_pool_destroy(pool);
+    }
+}
+
+static void write_square(void *context, int64_t task, int thread) {
+    (void)thread;
+    ((int64_t *)context)[task] = task * task;
+}
+
+static void test_what_tasks_write_is_seen_after_the_run(void **state) {
+    (void)state;
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(4, &pool), WEFT_OK);
+    int64_t squares[500];
+    for (int run = 0; run < 50; run++) {
+        memset(squares, 0, sizeof squares);
+        weft_pool_run(pool, 500, write_square, squares);
+        for (int64_t i = 0; i < 500; i++)
+            assert_int_equal(squares[i], i * i);
+    }
+    weft_pool_destroy(pool);
+}
+
+static int threads_of_process(void) {
+    DIR *dir = opendir("/proc/self/task");
+    int n = 0;
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        n += e->d_name[0] != '.';
+    if (dir) closedir(dir);
+    return n;
+}
+
+static void test_destroying_a_pool_ends_its_threads(void **state) {
+    (void)state;
+    int before = threads_of_process();
+    if (before == 0) skip();
+    for (int turn = 0; turn < 40; turn++) {
+        weft_pool *pool;
+        int threads = 1 + turn % THREADS_MOST;
+        assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
+        assert_int_equal(threads_of_process(), before + threads - 1);
+        int64_t squares[16];
+        if (turn % 2) weft_pool_run(pool, 16, write_square, squares);
+        weft_pool_destroy(pool);
+        /* A joined thread may be listed for an instant longer. */
+        for (int wait = 0; wait < 1000 && threads_of_process() > before; wait++)
+            usleep(1000);
+        assert_int_equal(threads_of_process(), before);
+    }
+    weft_pool_destroy(NULL);
+}
+
+static void test_zero_takes_the_processors_of_the_process(void **state) {
+    (void)state;
+    cpu_set_t set;
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(0, &pool), WEFT_OK);
+    assert_int_equal(weft_pool_size(pool), CPU_COUNT(&set));
+    weft_pool_destroy(pool);
+}
+
+static void test_impossible_sizes_are_refused(void **state) {
+    (void)state;
+    static const int sizes[] = {-1, 1 << 20};
+    for (int i = 0; i < 2; i++) {
+        weft_pool *pool = (weft_pool *)&pool;
+        assert_int_equal(weft_pool_create(sizes[i], &pool), WEFT_EINPUT);
+        assert_null(pool);
+        assert_non_null(strstr(weft_error_message(), "threads"));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_task_runs_once),
+        cmocka_unit_test(test_many_short_runs_follow_each_other),
+        cmocka_unit_test(test_what_tasks_write_is_seen_after_the_run),
+        cmocka_unit_test(test_destroying_a_pool_ends_its_threads),
+        cmocka_unit_test(test_zero_takes_the_processors_of_the_process),
+        cmocka_unit_test(test_impossible_sizes_are_refused),
+    };
+    return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+}

@@ -1,0 +1,274 @@
+/* Matrix products past the sizes of the case table: many tiles, sums that are split, few rows. What
+ * a product must be is a plain sum in double. */
+#include "core/exec.h"
+#include "core/random.h"
+#include "cpu/backend.h"
+#include "cpu/blas.h"
+#include "ops/linear.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* y[g] = op(a[g]) op(b[g]); `grouped`: the group is the second dimension of a and y. */
+typedef struct {
+    int64_t g, m, k, n;
+    bool ta, tb, grouped, bias;
+    weft_act act;
+} product;
+
+typedef struct {
+    product p;
+    weft_dtype dtype;
+    weft_graph *graph;
+    weft_tensor *a, *b, *bias, *y;
+    double *a_values, *b_values, *bias_values; /* as the tensors hold them */
+} built;
+
+static double held(weft_dtype dtype, double value) {
+    if (dtype == WEFT_F64) return value;
+    if (dtype == WEFT_BF16) return (double)weft_bf16_to_float(weft_float_to_bf16((float)value));
+    return (double)(float)value;
+}
+
+static double read_value(weft_dtype dtype, const void *data, int64_t i) {
+    if (dtype == WEFT_F64) return ((const double *)data)[i];
+    if (dtype == WEFT_BF16) return (double)weft_bf16_to_float(((const uint16_t *)data)[i]);
+    return (double)((const float *)data)[i];
+}
+
+static void store_value(weft_dtype dtype, void *data, int64_t i, double value) {
+    if (dtype == WEFT_F64)
+        ((double *)data)[i] = value;
+    else if (dtype == WEFT_BF16)
+        ((uint16_t *)data)[i] = weft_float_to_bf16((float)value);
+    else
+        ((float *)data)[i] = (float)value;
+}
+
+static double *draw(const weft_tensor *t) {
+    int64_t n = weft_tensor_count(t);
+    double *values = malloc((size_t)n * sizeof *values);
+    weft_random_uniform(1, 0, weft_random_site(t->name), n, values);
+    for (int64_t i = 0; i < n; i++)
+        values[i] = held(t->dtype, 2 * values[i] - 1);
+    return values;
+}
+
+static void write_values(weft_exec *x, const weft_tensor *t, const double *values) {
+    if (!t) return;
+    int64_t n = weft_tensor_count(t);
+    void *bytes = malloc((size_t)weft_tensor_bytes(t));
+    for (int64_t i = 0; i < n; i++)
+        store_value(t->dtype, bytes, i, values[i]);
+    assert_int_equal(weft_exec_write(x, t, bytes), WEFT_OK);
+    free(bytes);
+}
+
+static weft_tensor *new_matrix(weft_graph *g, const char *name, weft_dtype dtype, int64_t groups,
+                               int64_t rows, int64_t columns) {
+    return groups ? weft_new_tensor(g, WEFT_ROLE_INPUT, name, dtype, groups, rows, columns)
+                  : weft_new_tensor(g, WEFT_ROLE_INPUT, name, dtype, rows, columns);
+}
+
+static built build(product p, weft_dtype dtype) {
+    built b = {.p = p, .dtype = dtype};
+    assert_int_equal(weft_graph_create(&b.graph), WEFT_OK);
+    weft_graph *g = b.graph;
+    b.b = new_matrix(g, "b", dtype, p.g, p.tb ? p.n : p.k, p.tb ? p.k : p.n);
+    if (p.grouped) {
+        b.a = new_matrix(g, "a", dtype, p.m, p.g, p.k);
+        b.y = weft_grouped_linear(g, b.a, b.b, p.tb);
+    } else {
+        b.a = new_matrix(g, "a", dtype, p.g, p.ta ? p.k : p.m, p.ta ? p.m : p.k);
+        if (p.bias) b.bias = weft_new_tensor(g, WEFT_ROLE_INPUT, "bias", dtype, p.n);
+        if (p.g)
+            b.y = weft_batched_matmul(g, b.a, b.b, p.ta, p.tb);
+        else if (p.bias || p.act)
+            b.y = weft_linear(g, b.a, b.b, b.bias, p.act);
+        else
+            b.y = weft_matmul(g, b.a, b.b, p.ta, p.tb);
+    }
+    assert_int_equal(weft_graph_status(g), WEFT_OK);
+    weft_keep(b.y);
+    b.a_values = draw(b.a);
+    b.b_values = draw(b.b);
+    if (b.bias) b.bias_values = draw(b.bias);
+    return b;
+}
+
+static void drop(built *b) {
+    weft_graph_destroy(b->graph);
+    free(b->a_values);
+    free(b->b_values);
+    free(b->bias_values);
+}
+
+/* The result's bytes; the caller frees them. */
+static void *run(const built *b, int threads) {
+    weft_pool *pool;
+    weft_exec *x;
+    assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
+    weft_exec_options options = {.poison = true};
+    assert_int_equal(weft_exec_create(b->graph, weft_cpu_backend(), pool, &options, &x), WEFT_OK);
+    write_values(x, b->a, b->a_values);
+    write_values(x, b->b, b->b_values);
+    write_values(x, b->bias, b->bias_values);
+    assert_int_equal(weft_exec_run(x, &(weft_run){.seed = 1}), WEFT_OK);
+    void *bytes = malloc((size_t)weft_tensor_bytes(b->y));
+    assert_int_equal(weft_exec_read(x, b->y, bytes), WEFT_OK);
+    weft_exec_destroy(x);
+    weft_pool_destroy(pool);
+    return bytes;
+}
+
+/* Element (i, j) of matrix g by a plain sum, and Σ |terms| for the tolerance. */
+static double expect(const built *b, int64_t g, int64_t i, int64_t j, double *magnitude) {
+    const product *p = &b->p;
+    double sum = 0;
+    *magnitude = 0;
+    for (int64_t k = 0; k < p->k; k++) {
+        int64_t at_a = p->grouped ? (i * p->g + g) * p->k + k
+                       : p->ta    ? (g * p->k + k) * p->m + i
+                                  : (g * p->m + i) * p->k + k;
+        int64_t at_b = p->tb ? (g * p->n + j) * p->k + k : (g * p->k + k) * p->n + j;
+        double term = b->a_values[at_a] * b->b_values[at_b];
+        sum += term;
+        *magnitude += fabs(term);
+    }
+    if (b->bias) sum += b->bias_values[j];
+    if (b->bias) *magnitude += fabs(b->bias_values[j]);
+    if (p->act == WEFT_ACT_GELU)
+        sum = 0.5 * sum * (1 + tanh(sqrt(2 / acos(-1.0)) * (sum + 0.044715 * sum * sum * sum)));
+    return sum;
+}
+
+static const product products[] = {
+    {0, 700, 70, 530, false, true, false, false, WEFT_ACT_NONE},  /* several tiles each way */
+    {0, 1100, 33, 40, false, false, false, false, WEFT_ACT_NONE}, /* tall */
+    {0, 30, 40, 1111, true, true, false, false, WEFT_ACT_NONE},   /* wide */
+    {0, 37, 5003, 29, true, false, false, false, WEFT_ACT_NONE},  /* sums split */
+    {0, 20, 9000, 24, false, true, false, true, WEFT_ACT_GELU},   /* the same with bias and gelu */
+    {0, 515, 1030, 17, false, true, false, true, WEFT_ACT_GELU},  /* bf16 widened in pieces */
+    {3, 90, 600, 110, true, true, false, false, WEFT_ACT_NONE},   /* batched */
+    {2, 40, 3000, 36, false, false, false, false, WEFT_ACT_NONE}, /* batched, sums split */
+    {5, 130, 65, 70, false, false, true, false, WEFT_ACT_NONE},   /* grouped */
+    {5, 9, 65, 70, false, true, true, false, WEFT_ACT_NONE},      /* grouped, few rows */
+    {0, 7, 333, 777, false, true, false, true, WEFT_ACT_GELU},    /* few rows, many columns */
+    {0, 13, 777, 333, false, false, false, false, WEFT_ACT_NONE}, /* the other way round */
+    {0, 16, 70000, 19, false, true, false, false, WEFT_ACT_NONE}, /* few rows, long sums */
+    {0, 16, 3, 2, false, false, false, false, WEFT_ACT_NONE},     /* narrower than a vector */
+};
+enum { PRODUCTS = sizeof products / sizeof products[0], SAMPLES = 400 };
+
+static const weft_dtype types[] = {WEFT_F32, WEFT_F64, WEFT_BF16};
+/* Rounding of a sum in float grows with the square root of its length or so; bf16 rounds the result. */
+static const double relative[] = {2e-6, 1e-14, 2e-6};
+static const double rounding[] = {1e-6, 1e-15, 4.0e-3};
+
+static void check_product(const built *b, int type, const void *bytes) {
+    const product *p = &b->p;
+    int64_t groups = p->g ? p->g : 1, count = groups * p->m * p->n;
+    for (int64_t s = 0; s < SAMPLES; s++) {
+        int64_t at = s == 0 ? 0 : s == 1 ? count - 1 : s * 7919 % count;
+        int64_t g = p->grouped ? at / p->n % groups : at / (p->m * p->n);
+        int64_t i = p->grouped ? at / (p->n * groups) : at / p->n % p->m;
+        double magnitude, want = expect(b, g, i, at % p->n, &magnitude);
+        double got = read_value(b->dtype, bytes, at);
+        double allowed = relative[type] * magnitude + rounding[type] * fabs(want);
+        if (!(fabs(got - want) <= allowed))
+            fail_msg("%s, product %lld x %lld x %lld: element %lld is %.17g, not %.17g",
+                     weft_dtype_name(b->dtype), (long long)p->m, (long long)p->k, (long long)p->n,
+                     (long long)at, got, want);
+    }
+}
+
+static void test_products_are_plain_sums(void **state) {
+    (void)state;
+    for (int type = 0; type < 3; type++)
+        for (int i = 0; i < PRODUCTS; i++) {
+            built b = build(products[i], types[type]);
+            void *bytes = run(&b, 2);
+            check_product(&b, type, bytes);
+            free(bytes);
+            drop(&b);
+        }
+}
+
+static void test_bits_do_not_depend_on_threads(void **state) {
+    (void)state;
+    for (int type = 0; type < 3; type++)
+        for (int i = 0; i < PRODUCTS; i++) {
+            built b = build(products[i], types[type]);
+            void *one = run(&b, 1), *two = run(&b, 2), *three = run(&b, 3);
+            size_t size = (size_t)weft_tensor_bytes(b.y);
+            assert_memory_equal(one, two, size);
+            assert_memory_equal(one, three, size);
+            free(one);
+            free(two);
+            free(three);
+            drop(&b);
+        }
+}
+
+/* Rows of a product of `most` rows against the product of its first m rows: x is row-major, so the
+ * shorter product's values are a prefix of the longer one's. */
+static void compare_rows(product p, weft_dtype dtype, int64_t most) {
+    p.m = most;
+    built all = build(p, dtype);
+    uint8_t *whole = run(&all, 2);
+    for (int64_t m = 1; m < most; m++) {
+        p.m = m;
+        built part = build(p, dtype);
+        void *rows = run(&part, 2);
+        assert_memory_equal(rows, whole, (size_t)weft_tensor_bytes(part.y));
+        free(rows);
+        drop(&part);
+    }
+    free(whole);
+    drop(&all);
+}
+
+static void test_a_row_of_few_has_the_bits_it_has_alone(void **state) {
+    (void)state;
+    for (int type = 0; type < 3; type++) {
+        compare_rows((product){.k = 203, .n = 301, .tb = true}, types[type], 16);
+        compare_rows((product){.k = 203, .n = 301}, types[type], 16);
+        compare_rows((product){.k = 7, .n = 5, .tb = true, .bias = true, .act = WEFT_ACT_GELU},
+                     types[type], 16);
+        compare_rows((product){.g = 3, .k = 50, .n = 21, .grouped = true}, types[type], 16);
+    }
+}
+
+static void test_the_library_keeps_to_addresses_and_threads(void **state) {
+    (void)state;
+    assert_int_equal(weft_blas_init(), WEFT_OK);
+    assert_true(strlen(weft_blas_name()) > 0);
+    enum { M = 70, N = 90, K = 130, SHIFTS = 4 };
+    static _Alignas(64) float a[M * K + 64], b[K * N + 64], c[2][M * N];
+    for (int shift = 0; shift < SHIFTS; shift++) {
+        float *a_at = a + 16 * shift, *b_at = b + 16 * shift;
+        for (int i = 0; i < M * K; i++)
+            a_at[i] = (float)(i % 97) / 97 - 0.5f;
+        for (int i = 0; i < K * N; i++)
+            b_at[i] = (float)(i % 89) / 89 - 0.5f;
+        weft_blas_sgemm(false, false, M, N, K, 1, a_at, K, b_at, N, 0, c[shift > 0], N);
+        if (shift > 0) assert_memory_equal(c[0], c[1], sizeof c[0]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_are_plain_sums),
+        cmocka_unit_test(test_bits_do_not_depend_on_threads),
+        cmocka_unit_test(test_a_row_of_few_has_the_bits_it_has_alone),
+        cmocka_unit_test(test_the_library_keeps_to_addresses_and_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

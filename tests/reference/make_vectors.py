@@ -1,0 +1,125 @@
+"""Makes, or with --check verifies, the kept vectors of the case table. See README.md beside this file."""
+
+import argparse
+import importlib
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.dont_write_bytecode = True
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from case import Case, Refused, check_philox  # noqa: E402
+
+CASES = HERE.parent / "ops" / "cases"
+VECTORS = HERE.parent / "vectors"
+MODULES = {"time": "time_means"}
+MOST_VALUES = 6000
+
+
+def read_lines(path):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = " ".join(line.split("#", 1)[0].split())
+        if text:
+            yield number, text
+
+
+def compute_family(path):
+    """All tensors of one family, by kept name; and what was wrong."""
+    module = importlib.import_module(MODULES.get(path.stem, path.stem))
+    tensors, seen, errors = {}, {}, []
+    for number, line in read_lines(path):
+        where = f"{path.name}:{number}: {line}"
+        try:
+            case = Case(line)
+            if case.hash in seen:
+                raise Refused(f"the same line, or the same hash, as line {seen[case.hash]}")
+            seen[case.hash] = number
+            if case.name in getattr(module, "SKIP", ()):
+                continue
+            if case.name not in module.OPS:
+                raise Refused("no such operation in this family")
+            module.OPS[case.name](case)
+            results = case.results()
+            if sum(v.size for v in results.values()) > MOST_VALUES:
+                raise Refused(f"more than {MOST_VALUES} values to keep")
+            for name, value in results.items():
+                if not np.isfinite(value).all():
+                    raise Refused(f"{name} is not finite")
+                tensors[f"{case.hash:08x}/{name}"] = value
+        except (Refused, ValueError, IndexError, RuntimeError) as error:
+            errors.append(f"{where}\n    {error}")
+    return tensors, errors, len(seen)
+
+
+def write_safetensors(path, tensors):
+    header, offset = {}, 0
+    for name in sorted(tensors):
+        size = tensors[name].size * 8
+        header[name] = {"dtype": "F64", "shape": list(tensors[name].shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in sorted(tensors):
+            file.write(np.ascontiguousarray(tensors[name], dtype="<f8").tobytes())
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    body, tensors = data[8 + length:], {}
+    for name, entry in json.loads(data[8:8 + length]).items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = np.frombuffer(body[begin:end], dtype="<f8").reshape(entry["shape"])
+    return tensors
+
+
+def compare(kept, tensors):
+    errors = [f"{name}: kept, but no case makes it" for name in sorted(set(kept) - set(tensors))]
+    for name, value in sorted(tensors.items()):
+        if name not in kept:
+            errors.append(f"{name}: not kept")
+        elif kept[name].shape != value.shape:
+            errors.append(f"{name}: kept {kept[name].shape}, made {value.shape}")
+        else:
+            gap = np.abs(kept[name] - value).max()
+            if gap > 1e-12 * max(1.0, np.abs(value).max()):
+                errors.append(f"{name}: differs by {gap:.2e}")
+    return errors
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--check", action="store_true", help="compute again and compare with the kept files")
+    args = parser.parse_args()
+    check_philox()
+    errors, total, count = [], 0, 0
+    for path in sorted(CASES.glob("*.txt")):
+        if args.families and path.stem not in args.families:
+            continue
+        tensors, wrong, cases = compute_family(path)
+        errors += wrong
+        kept = VECTORS / f"{path.stem}.safetensors"
+        if args.check:
+            errors += [f"{kept.name}: {e}" for e in compare(read_safetensors(kept) if kept.exists() else {}, tensors)]
+        else:
+            VECTORS.mkdir(exist_ok=True)
+            write_safetensors(kept, tensors)
+        size = kept.stat().st_size if kept.exists() else 0
+        total, count = total + size, count + cases
+        print(f"{path.stem:14} {cases:4} cases {len(tensors):5} tensors {size / 1024:8.1f} KiB")
+    print(f"{'all':14} {count:4} cases {'':13} {total / 1024:8.1f} KiB")
+    for error in errors:
+        print(error, file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,368 @@
+"""The whole model in plain PyTorch, from the formulas: one function a mechanism, T x T matrices written out, gradients by autograd.
+
+Nothing here is clever. Where an efficient form exists (the expanded W2 distance, the latent that is never expanded, the folded
+cross-token product) this file takes the direct one, so that an agreement says something. tests/model/CONFIGS.md lists the readings
+that the formulas needed. Shapes: B batch, T tokens, E width, H heads, D = E/H, F hidden width, L latent width, V vocabulary.
+"""
+
+import math
+
+import torch
+
+from model_config import uses_rope
+
+
+class Constants:
+    """What the formulas hold constant: kept at a first pass, given back unchanged when `held` (for finite differences).
+
+    `margin` is the smallest distance of any comparison that decided what is kept."""
+
+    def __init__(self):
+        self.values, self.held, self.margin = {}, False, math.inf
+
+    def keep(self, name, compute):
+        if not self.held:
+            self.values[name] = compute().detach()
+        return self.values[name]
+
+
+def linear(x, weight, bias=None):
+    y = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def split_heads(x, heads):
+    """[B, T, heads·width] → [B, T, heads, width]."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
+def norm(c, p, name, x):
+    if c["NORM"] == "layernorm":
+        centred = x - x.mean(-1, keepdim=True)
+        y = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5) * p[f"{name}.weight"]
+        return y + p[f"{name}.bias"] if c["GPT2_BIAS"] else y
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-6) * p[f"{name}.weight"]
+
+
+def softplus(x):
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+    return x * torch.sigmoid(x)
+
+
+def rope(x):
+    """Turns pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t·10000^(−2i/width)."""
+    t, half = x.shape[1], x.shape[-1] // 2
+    rate = 10000.0 ** (-2.0 * torch.arange(half, dtype=torch.float64) / x.shape[-1])
+    angle = torch.arange(t, dtype=torch.float64)[:, None] * rate
+    cos, sin = (f(angle)[None, :, None, :].to(x.dtype) for f in (torch.cos, torch.sin))
+    low, high = x[..., :half], x[..., half:]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def alibi_slopes(heads):
+    """2^(−8h/H), h = 1 … H; else those of the power of two below, then the 1st, 3rd, 5th … of twice that power."""
+    power = 1
+    while power * 2 <= heads:
+        power *= 2
+    slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    return slopes + [2.0 ** (-8.0 * h / (2 * power)) for h in range(1, 2 * (heads - power), 2)]
+
+
+def position_term(c, p, x):
+    """pos_h(i, j): [H, T, T] or [1, T, T], or 0."""
+    t = x.shape[1]
+    distance = torch.arange(t)[:, None] - torch.arange(t)[None, :]
+    if c["POSITION"] == "alibi":
+        slopes = torch.tensor(alibi_slopes(c["N_HEAD"]), dtype=x.dtype)
+        return -slopes[:, None, None] * distance
+    if c["POSITION"] == "relative":
+        return p["attn.rel_bias"][distance.clamp(min=0)][None]
+    return 0.0
+
+
+def inner(q, k):
+    """⟨q_i, k_j⟩ by head: [B, T, H, width] twice → [B, H, T, T]."""
+    return torch.einsum("bihd,bjhd->bhij", q, k)
+
+
+def squared_distance(q, k):
+    """‖q_i − k_j‖² by head, from the differences: [B, H, T, T]."""
+    return ((q[:, :, None] - k[:, None, :]) ** 2).sum(-1).permute(0, 3, 1, 2)
+
+
+def tau_of(c, p, width):
+    """The temperature of each head, [H, 1, 1]."""
+    if c["W2_TAU_LEARNED"]:
+        return torch.exp(p["attn.log_tau"])[:, None, None]
+    return torch.full((c["N_HEAD"], 1, 1), c["W2_TAU"] or 2 * math.sqrt(width), dtype=p["attn.q.weight"].dtype)
+
+
+def w2_scores(c, p, q, k):
+    """S_ij of 2.2 for q, k = [μ, ρ] along the last dimension."""
+    half = q.shape[-1] // 2
+    mu_q, mu_k = q[..., :half], k[..., :half]
+    if uses_rope(c):
+        mu_q, mu_k = rope(mu_q), rope(mu_k)
+    apart = squared_distance(mu_q, mu_k) + squared_distance(softplus(q[..., half:]), softplus(k[..., half:]))
+    return -apart / (tau_of(c, p, half) + 1e-6)
+
+
+def overlap_scores(c, q, k):
+    """The Gaussian overlap of 2.2; the norm of q, the same along a row, is left in."""
+    half = q.shape[-1] // 2
+    var_q, var_k = softplus(q[..., half:]) + 1e-4, softplus(k[..., half:]) + 1e-4
+    q_hat, k_hat = q[..., :half] / torch.sqrt(var_q), k[..., :half] / torch.sqrt(var_k)
+    if uses_rope(c):
+        q_hat, k_hat = rope(q_hat), rope(k_hat)
+    log_volume = torch.log(var_k).sum(-1).permute(0, 2, 1)[:, :, None, :]
+    return -0.5 * squared_distance(q_hat, k_hat) - 0.5 * log_volume
+
+
+def dot_attention(c, p, x):
+    """Scores [B, H, T, T] and values [B, T, H, D]."""
+    h, kv, d = c["N_HEAD"], c["KV"], c["D"]
+    heads = split_heads(linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias")), h + 2 * kv)
+    q, k, v = heads[:, :, :h], heads[:, :, h:h + kv], heads[:, :, h + kv:]
+    if uses_rope(c):
+        q, k = rope(q), rope(k)
+    group = [i * kv // h for i in range(h)]
+    return inner(q, k[:, :, group]) / math.sqrt(d), v[:, :, group]
+
+
+def w2_attention(c, p, x):
+    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"]), c["N_HEAD"]) for name in "qkv")
+    scores = w2_scores(c, p, q, k) if c["W2_KERNEL"] == "w2" else overlap_scores(c, q, k)
+    return scores, v
+
+
+def latent_queries(c, p, x):
+    """q̂ [B, T, H, L] of 2.3."""
+    q = linear(x, p["attn.q.weight"])
+    if c["RA_MLA_PER_HEAD_Q_LATENT"]:
+        return torch.einsum("bthd,hdl->bthl", split_heads(q, c["N_HEAD"]), p["attn.q_latent"])
+    return (q @ p["attn.q_latent"])[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
+
+
+def band_term(c, q_hat, k_hat):
+    """Reciprocal scoring: the score with the roles exchanged, where 0 ≤ i − j ≤ window."""
+    t = q_hat.shape[1]
+    distance = torch.arange(t)[:, None] - torch.arange(t)[None, :]
+    inside = (distance >= 0) & (distance <= c["RA_MLA_RA_WINDOW"])
+    swapped = inner(q_hat, k_hat).transpose(2, 3) / math.sqrt(c["L"])
+    return c["RA_MLA_RA_ALPHA"] * torch.where(inside, swapped, torch.zeros_like(swapped))
+
+
+def mla_attention(c, p, x, received):
+    """Scores, values [B, T, H, D] expanded from the latent, and the latent c^K [B, T, L] with what it received."""
+    latent = linear(x, p["attn.k_down.weight"])
+    if received is not None:
+        latent = latent + c["RA_MLA_MLP_RECIP_ALPHA"] * received
+    values = latent if c["RA_MLA_JOINT_KV"] else linear(x, p["attn.v_down.weight"])
+    q_hat = latent_queries(c, p, x)
+    k_hat = latent[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
+    if c["RA_MLA_SCORE"] == "w2":
+        scores = w2_scores(c, p, q_hat, k_hat)
+    else:
+        if uses_rope(c):
+            q_hat, k_hat = rope(q_hat), rope(k_hat)
+        scores = inner(q_hat, k_hat) / math.sqrt(c["L"])
+        if c["RA_MLA_RA_ALPHA"] > 0:
+            scores = scores + band_term(c, q_hat, k_hat)
+    up = p["attn.v_up"] if c["RA_MLA_PER_HEAD_V_UP"] else p["attn.v_up"].expand(c["N_HEAD"], -1, -1)
+    return scores, torch.einsum("btl,hld->bthd", values, up), latent
+
+
+def attention(c, p, x, gate, received):
+    """The branch's output [B, T, E], the weights P [B, H, T, T] and, for mla, the latent c^K."""
+    latent = None
+    if c["ATTENTION"] == "mla":
+        scores, v, latent = mla_attention(c, p, x, received)
+    else:
+        scores, v = (dot_attention if c["ATTENTION"] == "dot" else w2_attention)(c, p, x)
+    scores = scores + position_term(c, p, x)
+    if c["CAUSAL"]:
+        t = x.shape[1]
+        scores = scores.masked_fill(torch.ones(t, t).triu(1).bool(), -math.inf)
+    weights = torch.softmax(scores, -1)
+    o = torch.einsum("bhij,bjhd->bihd", weights, v)
+    if gate is not None:
+        alpha = c["RA_MLA_MLP_GATE_ALPHA"]
+        o = (1 - alpha) * o + alpha * gate[..., None] * o
+    return linear(o.flatten(2), p["attn.out.weight"], p.get("attn.out.bias")), weights, latent
+
+
+def hidden(c, p, x):
+    """h [B, T, F], and h₁ for the auxiliary losses of wsffn."""
+    if c["FFN"] == "gelu":
+        return gelu_tanh(linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))), None
+    h1 = linear(x, p["ffn.w1.weight"])
+    return silu(linear(x, p["ffn.w3.weight"])) * h1, h1
+
+
+def project(c, p, h):
+    if c["FFN"] == "gelu":
+        return linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias"))
+    return linear(h, p["ffn.w2.weight"])
+
+
+def latents_z(c, p, h1):
+    """z [B, T, n_head, z_dim] of 3.1."""
+    if c["WSFFN_Z_PROJ"] == "dense":
+        return split_heads(linear(h1, p["ffn.z_proj.weight"]), c["WSFFN_N_HEAD"])
+    return torch.einsum("bthi,hoi->btho", split_heads(h1, c["WSFFN_N_HEAD"]), p["ffn.z_proj.weight"])
+
+
+def wsffn_losses(c, p, h1):
+    """L_Z and L_C of one layer."""
+    z = latents_z(c, p, h1)
+    loss_z = c["WSFFN_LAMBDA_Z"] * (z**2).sum(-1).mean()
+    contexts = z.mean(1).flatten(0, 1)
+    if contexts.shape[0] < 2:
+        return loss_z, torch.zeros_like(loss_z)
+    unit = contexts / torch.sqrt((contexts**2).sum(-1, keepdim=True)).clamp(min=1e-8)
+    s = unit @ unit.T / c["WSFFN_TAU"]
+    return loss_z, c["WSFFN_LAMBDA_C"] * (torch.logsumexp(s, -1) - torch.diagonal(s)).mean()
+
+
+def head_gates(c, p, h):
+    """4.1: the gates of the next layer's heads, [B, T, H], or [B, 1, H] pooled over the sequence."""
+    a = linear(h, p["ffn.gate_proj.weight"])
+    if c["RA_MLA_MLP_GATE_POOL"] == "cummean":
+        a = a.cumsum(1) / torch.arange(1, h.shape[1] + 1, dtype=h.dtype)[:, None]
+    elif c["RA_MLA_MLP_GATE_POOL"] == "sequence":
+        a = a.mean(1, keepdim=True)
+    return torch.sigmoid(linear(a, p["ffn.gate_heads.weight"]))
+
+
+def sparsify_row(c, row, constants):
+    """What is left of the visible weights of one token, and how close the decision was."""
+    mode = c["RA_MLA_MLP_SPARSE_MODE"]
+    if mode == "topk":
+        order = sorted(range(len(row)), key=lambda j: (-row[j].item(), j))
+        k = c["RA_MLA_MLP_SPARSE_K"]
+        if len(order) > k:
+            constants.margin = min(constants.margin, (row[order[k - 1]] - row[order[k]]).item())
+        kept = torch.zeros_like(row)
+        kept[order[:k]] = row[order[:k]]
+    elif mode == "rms":
+        limit = c["RA_MLA_MLP_SPARSE_RMS_THRESHOLD"] * torch.sqrt((row**2).mean())
+        constants.margin = min(constants.margin, (row - limit).abs().min().item())
+        kept = torch.where(row >= limit, row, torch.zeros_like(row))
+    else:
+        kept = row
+    return kept / kept.sum() if c["RA_MLA_MLP_SPARSE_NORMALIZE"] else kept
+
+
+def routing(c, weights, constants):
+    """4.2: R [B, T, T] from P [B, H, T, T], sparse, a constant."""
+    weights = weights.detach()
+    full = weights.mean(1) if c["RA_MLA_MLP_SPARSE_HEAD_AVERAGE"] else weights.amax(1)
+    sparse = torch.zeros_like(full)
+    for b in range(full.shape[0]):
+        for t in range(full.shape[1]):
+            seen = t + 1 if c["CAUSAL"] else full.shape[2]
+            sparse[b, t, :seen] = sparsify_row(c, full[b, t, :seen], constants)
+    return sparse
+
+
+def cross_token(c, p, h, route):
+    """4.2: what the tokens that t attends to add to h_t, [B, T, F]."""
+    carried = torch.einsum("btj,bjf->btf", route, h)
+    if c["RA_MLA_MLP_CROSS_RANK"]:
+        return linear(linear(carried, p["ffn.cross_down.weight"]), p["ffn.cross_up.weight"])
+    return linear(carried, p["ffn.cross_proj.weight"])
+
+
+def couple(c, p, shared, h, latent):
+    """4.3: u [B, T, L] for the next layer's latent, and e [B, T, F] for this layer's h."""
+    mode = c["RA_MLA_MLP_TYING_MODE"]
+    if mode == "tied_transpose":
+        return h @ p["ffn.couple.weight"], linear(latent, p["ffn.couple.weight"])
+    if mode == "untied":
+        u = linear(linear(h, p["ffn.mlp_down.weight"]), p["ffn.mlp_to_attn.weight"])
+        return u, linear(latent, p["ffn.attn_to_mlp.weight"])
+    heads, run = c["N_HEAD"], c["F"] // c["L"]
+    runs = h.reshape(*h.shape[:2], heads, c["L"] // heads, run)
+    u = runs.mean(-1) * shared["couple.mlp_to_attn"][:, None]
+    e = split_heads(latent, heads) * shared["couple.attn_to_mlp"][:, None]
+    return u.flatten(2), e[..., None].expand(-1, -1, -1, -1, run).flatten(2)
+
+
+def feed_forward(c, p, shared, x, weights, latent, constants, layer):
+    """The branch's output, what the next layer receives (gates, u), and the auxiliary losses."""
+    h, h1 = hidden(c, p, x)
+    gate, u, losses = None, None, None
+    if c["FFN"] == "wsffn" and c["WSFFN_AUX_LOSS"]:
+        losses = wsffn_losses(c, p, h1)
+    if c["RA_MLA_MLP_LATENT_RECIP"]:
+        u, e = couple(c, p, shared, h, latent)
+        h = h + c["RA_MLA_MLP_RECIP_ALPHA"] * e
+    if c["RA_MLA_MLP_CROSS_TOKEN"]:
+        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, constants))
+        h = h + c["RA_MLA_MLP_CROSS_ALPHA"] * cross_token(c, p, h, route)
+    if c["RA_MLA_MLP_ATTN_GATE"]:
+        gate = head_gates(c, p, h)
+    return project(c, p, h), gate, u, losses
+
+
+def forward(c, params, ids, constants):
+    """Logits [B, T, V], and the sums over layers of L_Z and L_C."""
+    x = params["wte.weight"][ids]
+    if c["POSITION"] == "learned":
+        x = x + params["wpe.weight"][:ids.shape[1]]
+    aux_z = aux_c = torch.zeros((), dtype=x.dtype)
+    gate = received = None
+    post = c["NORM_PLACEMENT"] == "post"
+    for i in range(c["N_LAYER"]):
+        start = f"h.{i}."
+        p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
+        y, weights, latent = attention(c, p, x if post else norm(c, p, "ln_1", x), gate, received)
+        x = norm(c, p, "ln_1", x + y) if post else x + y
+        y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
+                                                 constants, i)
+        x = norm(c, p, "ln_2", x + y) if post else x + y
+        if losses is not None:
+            aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
+    x = norm(c, params, "ln_f", x)
+    head = params["wte.weight"] if c["GPT2_WEIGHT_TYING"] else params["lm_head.weight"]
+    return linear(x, head), aux_z, aux_c
+
+
+def loss_parts(c, params, ids, targets, constants=None):
+    """A train-mode pass without dropout: logits, loss and its parts; and eval.loss, what eval mode would say."""
+    constants = constants or Constants()
+    logits, aux_z, aux_c = forward(c, params, ids, constants)
+    counted = targets >= 0
+    picked = torch.log_softmax(logits, -1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    cross_entropy = -picked[counted].sum() / max(1, int(counted.sum()))
+    lse = torch.logsumexp(logits, -1)
+    if c["LOGITS_Z_DETACH"]:
+        lse = constants.keep("lse", lse.detach)
+    logits_z = c["LAMBDA_LOGITS_Z"] * (lse**2).mean()
+    return {
+        "logits": logits,
+        "loss": cross_entropy + aux_z + aux_c + logits_z,
+        "cross_entropy": cross_entropy,
+        "aux_z": aux_z,
+        "aux_contrastive": aux_c,
+        "logits_z": logits_z,
+        "eval.loss": cross_entropy + logits_z,
+    }
+
+
+def gradients(c, params, ids, targets, constants=None):
+    """loss_parts, and grad.NAME for every tensor: zeros where nothing depends on it."""
+    leaves = {name: value.detach().clone().requires_grad_(True) for name, value in params.items()}
+    parts = loss_parts(c, leaves, ids, targets, constants)
+    grads = torch.autograd.grad(parts["loss"], list(leaves.values()), allow_unused=True)
+    out = {name: value.detach() for name, value in parts.items()}
+    for (name, leaf), grad in zip(leaves.items(), grads):
+        out[f"grad.{name}"] = torch.zeros_like(leaf.detach()) if grad is None else grad
+    return out

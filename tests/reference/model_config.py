@@ -1,0 +1,227 @@
+"""A model's config and the tensors it has: keys and defaults, the Kconfig lines, the mixes that are refused, names and shapes."""
+
+import math
+
+# Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
+KEYS = {
+    "ATTENTION": (("dot", "w2", "mla"), None),
+    "FFN": (("gelu", "swiglu", "wsffn"), None),
+    "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
+    "NORM": (("layernorm", "rmsnorm"), None),
+    "NORM_PLACEMENT": (("pre", "post"), "pre"),
+    "N_LAYER": (int, None),
+    "N_HEAD": (int, None),
+    "N_EMBD": (int, None),
+    "N_FFN": (int, 0),
+    "KV_HEADS": (int, 0),
+    "VOCAB_SIZE": (int, None),
+    "GPT2_BLOCK_SIZE": (int, None),
+    "BATCH_SIZE": (int, None),
+    "GPT2_WEIGHT_TYING": (bool, True),
+    "GPT2_BIAS": (bool, True),
+    "GPT2_DROPOUT": (float, None),
+    "LAMBDA_LOGITS_Z": (float, 0.0),
+    "LOGITS_Z_DETACH": (bool, False),
+    "CAUSAL": (bool, True),
+    "ALLOW_FUTURE_LEAK": (bool, False),
+    "W2_KERNEL": (("w2", "overlap"), "w2"),
+    "W2_TAU": (float, 0.0),
+    "W2_TAU_LEARNED": (bool, True),
+    "WSFFN_N_HEAD": (int, 8),
+    "WSFFN_Z_PROJ": (("dense", "grouped"), "dense"),
+    "WSFFN_LAMBDA_Z": (float, 1e-5),
+    "WSFFN_LAMBDA_C": (float, 5e-3),
+    "WSFFN_TAU": (float, 0.07),
+    "WSFFN_AUX_LOSS": (bool, True),
+    "RA_MLA_LATENT_DIM": (int, 128),
+    "RA_MLA_RA_WINDOW": (int, 64),
+    "RA_MLA_RA_ALPHA": (float, 0.0),
+    "RA_MLA_PER_HEAD_Q_LATENT": (bool, True),
+    "RA_MLA_PER_HEAD_V_UP": (bool, True),
+    "RA_MLA_USE_ROPE": (bool, False),
+    "RA_MLA_JOINT_KV": (bool, False),
+    "RA_MLA_SCORE": (("dot", "w2"), "dot"),
+    "RA_MLA_MLP_ATTN_GATE": (bool, None),
+    "RA_MLA_MLP_GATE_ALPHA": (float, 0.1),
+    "RA_MLA_MLP_GATE_DIM": (int, 64),
+    "RA_MLA_MLP_GATE_POOL": (("token", "cummean", "sequence"), "token"),
+    "RA_MLA_MLP_CROSS_TOKEN": (bool, None),
+    "RA_MLA_MLP_CROSS_ALPHA": (float, 0.3),
+    "RA_MLA_MLP_CROSS_RANK": (int, 0),
+    "RA_MLA_MLP_SPARSE_MODE": (("topk", "rms", "none"), "topk"),
+    "RA_MLA_MLP_SPARSE_K": (int, 8),
+    "RA_MLA_MLP_SPARSE_RMS_THRESHOLD": (float, 0.5),
+    "RA_MLA_MLP_SPARSE_NORMALIZE": (bool, True),
+    "RA_MLA_MLP_SPARSE_HEAD_AVERAGE": (bool, True),
+    "RA_MLA_MLP_LATENT_RECIP": (bool, None),
+    "RA_MLA_MLP_RECIP_ALPHA": (float, 0.2),
+    "RA_MLA_MLP_LATENT_DIM": (int, 128),
+    "RA_MLA_MLP_TYING_MODE": (("untied", "tied_transpose", "per_head_scalar"), "tied_transpose"),
+}
+
+
+class BadConfig(Exception):
+    """A config that means nothing; the message is one line."""
+
+
+def parse_value(key, text):
+    """The value of a key from the right-hand side of its line."""
+    if key not in KEYS:
+        raise BadConfig(f"CONFIG_{key} is no model key")
+    kind = KEYS[key][0]
+    word = text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+    if kind is bool:
+        if word not in ("y", "n"):
+            raise BadConfig(f"CONFIG_{key}={text}: y or n")
+        return word == "y"
+    if isinstance(kind, tuple):
+        if word not in kind:
+            raise BadConfig(f"CONFIG_{key}={text}: one of {', '.join(kind)}")
+        return word
+    return kind(word)
+
+
+def parse_config(text):
+    """Kconfig lines to {key: value} with defaults filled in, and the `# name=value` marks beside it."""
+    config, marks = {key: default for key, (_, default) in KEYS.items()}, {}
+    for line in text.splitlines():
+        line = line.strip()
+        if line.startswith("# CONFIG_") and line.endswith(" is not set"):
+            config[line[len("# CONFIG_"):-len(" is not set")]] = False
+        elif line.startswith("# ") and "=" in line and " " not in line[2:]:
+            name, value = line[2:].split("=")
+            marks[name] = int(value)
+        elif line.startswith("CONFIG_"):
+            key, value = line[len("CONFIG_"):].split("=", 1)
+            config[key] = parse_value(key, value)
+        elif line and not line.startswith("#"):
+            raise BadConfig(f"not a line of a config: {line}")
+    check_config(config)
+    return config, marks
+
+
+def check_config(c):
+    """Fills in derived sizes (D, F, KV, L) and refuses the impossible mixes."""
+    for key, value in c.items():
+        if value is None or key not in KEYS:
+            raise BadConfig(f"CONFIG_{key} is {'unknown' if key not in KEYS else 'not given'}")
+    heads, mla = c["N_HEAD"], c["ATTENTION"] == "mla"
+    derived = {
+        "D": c["N_EMBD"] // heads,
+        "F": c["N_FFN"] or 4 * c["N_EMBD"],
+        "KV": c["KV_HEADS"] or heads,
+        "L": c["RA_MLA_LATENT_DIM"],
+    }
+    rules = [
+        (c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
+        (heads % derived["KV"] == 0, "KV_HEADS must divide N_HEAD"),
+        (c["ATTENTION"] == "dot" or derived["KV"] == heads, "KV_HEADS is for dot"),
+        (c["FFN"] != "wsffn" or derived["F"] % c["WSFFN_N_HEAD"] == 0, "WSFFN_N_HEAD must divide N_FFN"),
+        (mla or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs mla"),
+        (c["RA_MLA_MLP_GATE_POOL"] != "sequence" or not c["RA_MLA_MLP_ATTN_GATE"] or not c["CAUSAL"]
+         or c["ALLOW_FUTURE_LEAK"], "GATE_POOL=sequence sees the future"),
+        (c["CAUSAL"] or c["POSITION"] not in ("alibi", "relative"), "alibi and relative need CAUSAL"),
+        (c["CAUSAL"] or not (mla and c["RA_MLA_RA_ALPHA"] > 0), "RA_ALPHA needs CAUSAL"),
+    ]
+    if mla and c["RA_MLA_SCORE"] == "w2":
+        rules.append((derived["L"] % (4 if uses_rope(c) else 2) == 0, "LATENT_DIM must be a multiple of 2, of 4 with rope"))
+        rules.append((c["RA_MLA_RA_ALPHA"] == 0, "RA_ALPHA goes with RA_MLA_SCORE=dot"))
+    elif uses_rope(c):
+        rules.append(((derived["L"] if mla else derived["D"]) % 2 == 0, "rope needs an even width"))
+    if c["RA_MLA_MLP_LATENT_RECIP"] and c["RA_MLA_MLP_TYING_MODE"] == "per_head_scalar":
+        even = derived["F"] % heads == 0 and derived["L"] % heads == 0 and derived["F"] % derived["L"] == 0
+        rules.append((even, "per_head_scalar: H must divide F and L, and L must divide F"))
+    for holds, message in rules:
+        if not holds:
+            raise BadConfig(message)
+    c.update(derived)
+
+
+def uses_rope(c):
+    return c["POSITION"] == "rope" or (c["ATTENTION"] == "mla" and c["RA_MLA_USE_ROPE"])
+
+
+def has_tau(c):
+    """Whether scores are divided by a temperature."""
+    return (c["ATTENTION"] == "w2" and c["W2_KERNEL"] == "w2") or (c["ATTENTION"] == "mla" and c["RA_MLA_SCORE"] == "w2")
+
+
+def norm_shapes(c, name):
+    shapes = {f"{name}.weight": (c["N_EMBD"],)}
+    if c["NORM"] == "layernorm" and c["GPT2_BIAS"]:
+        shapes[f"{name}.bias"] = (c["N_EMBD"],)
+    return shapes
+
+
+def attention_shapes(c):
+    e, h, d, latent = c["N_EMBD"], c["N_HEAD"], c["D"], c["L"]
+    if c["ATTENTION"] == "dot":
+        rows = e + 2 * c["KV"] * d
+        shapes = {"qkv.weight": (rows, e), "out.weight": (e, e)}
+        if c["GPT2_BIAS"]:
+            shapes |= {"qkv.bias": (rows,), "out.bias": (e,)}
+    elif c["ATTENTION"] == "w2":
+        shapes = {"q.weight": (2 * e, e), "k.weight": (2 * e, e), "v.weight": (e, e), "out.weight": (e, e)}
+    else:
+        shapes = {
+            "q.weight": (e, e),
+            "k_down.weight": (latent, e),
+            "q_latent": (h, d, latent) if c["RA_MLA_PER_HEAD_Q_LATENT"] else (e, latent),
+            "v_up": (h, latent, d) if c["RA_MLA_PER_HEAD_V_UP"] else (latent, d),
+            "out.weight": (e, e),
+        }
+        if not c["RA_MLA_JOINT_KV"]:
+            shapes["v_down.weight"] = (latent, e)
+    if has_tau(c) and c["W2_TAU_LEARNED"]:
+        shapes["log_tau"] = (h,)
+    if c["POSITION"] == "relative":
+        shapes["rel_bias"] = (c["GPT2_BLOCK_SIZE"],)
+    return shapes
+
+
+def ffn_shapes(c):
+    e, f, h, latent = c["N_EMBD"], c["F"], c["N_HEAD"], c["L"]
+    if c["FFN"] == "gelu":
+        shapes = {"fc.weight": (f, e), "proj.weight": (e, f)}
+        if c["GPT2_BIAS"]:
+            shapes |= {"fc.bias": (f,), "proj.bias": (e,)}
+    else:
+        shapes = {"w1.weight": (f, e), "w3.weight": (f, e), "w2.weight": (e, f)}
+    if c["FFN"] == "wsffn":
+        n = c["WSFFN_N_HEAD"]
+        shapes["z_proj.weight"] = (f, f) if c["WSFFN_Z_PROJ"] == "dense" else (n, f // n, f // n)
+    if c["RA_MLA_MLP_ATTN_GATE"]:
+        shapes |= {"gate_proj.weight": (c["RA_MLA_MLP_GATE_DIM"], f), "gate_heads.weight": (h, c["RA_MLA_MLP_GATE_DIM"])}
+    if c["RA_MLA_MLP_CROSS_TOKEN"]:
+        r = c["RA_MLA_MLP_CROSS_RANK"]
+        shapes |= {"cross_down.weight": (r, f), "cross_up.weight": (f, r)} if r else {"cross_proj.weight": (f, f)}
+    if c["RA_MLA_MLP_LATENT_RECIP"]:
+        lm = c["RA_MLA_MLP_LATENT_DIM"]
+        if c["RA_MLA_MLP_TYING_MODE"] == "tied_transpose":
+            shapes["couple.weight"] = (f, latent)
+        elif c["RA_MLA_MLP_TYING_MODE"] == "untied":
+            shapes |= {"mlp_down.weight": (lm, f), "attn_to_mlp.weight": (f, latent), "mlp_to_attn.weight": (latent, lm)}
+    return shapes
+
+
+def parameter_shapes(c):
+    """Every tensor of the checkpoint: {name: shape}."""
+    v, e = c["VOCAB_SIZE"], c["N_EMBD"]
+    shapes = {"wte.weight": (v, e)}
+    if c["POSITION"] == "learned":
+        shapes["wpe.weight"] = (c["GPT2_BLOCK_SIZE"], e)
+    for i in range(c["N_LAYER"]):
+        shapes |= norm_shapes(c, f"h.{i}.ln_1")
+        shapes |= {f"h.{i}.attn.{name}": shape for name, shape in attention_shapes(c).items()}
+        shapes |= norm_shapes(c, f"h.{i}.ln_2")
+        shapes |= {f"h.{i}.ffn.{name}": shape for name, shape in ffn_shapes(c).items()}
+    if c["RA_MLA_MLP_LATENT_RECIP"] and c["RA_MLA_MLP_TYING_MODE"] == "per_head_scalar":
+        shapes |= {"couple.attn_to_mlp": (c["N_HEAD"],), "couple.mlp_to_attn": (c["N_HEAD"],)}
+    shapes |= norm_shapes(c, "ln_f")
+    if not c["GPT2_WEIGHT_TYING"]:
+        shapes["lm_head.weight"] = (v, e)
+    return shapes
+
+
+def count_parameters(c):
+    return sum(math.prod(shape) for shape in parameter_shapes(c).values())

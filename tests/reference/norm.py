@@ -1,0 +1,27 @@
+"""LayerNorm and RMSNorm, with the residual added before."""
+
+import torch
+
+
+def norm(c):
+    m, e = c.size("M"), c.size("E")
+    residual = c.integer("residual", 0)
+    s = c.input("x", m, e)
+    if residual:
+        s = s + c.input("r", m, e)
+    w = c.input("w", e)
+    if c.word("kind", "layernorm") == "layernorm":
+        mean = s.mean(-1, keepdim=True)
+        var = ((s - mean) ** 2).mean(-1, keepdim=True)
+        y = (s - mean) / torch.sqrt(var + 1e-5) * w
+        if c.integer("bias", 1):
+            y = y + c.input("b", e)
+    else:
+        c.integer("bias", 0)
+        y = s / torch.sqrt((s * s).mean(-1, keepdim=True) + 1e-6) * w
+    c.output("y", y)
+    if residual:
+        c.output("s", s)
+
+
+OPS = {"norm": norm}

@@ -1,0 +1,71 @@
+/* Cases of attention. */
+#include "cases.h"
+#include "ops/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct {
+    int64_t batch, queries, keys, heads, kv_heads, dqk, dv;
+} sizes;
+
+static weft_attention_pos read_position(const test_case *c) {
+    if (case_is(c, "pos", "alibi", "none")) return WEFT_POS_ALIBI;
+    return case_is(c, "pos", "relative", "none") ? WEFT_POS_RELATIVE : WEFT_POS_NONE;
+}
+
+/* The numbers a key, a head and a distance that the case's score has. */
+static void add_score_inputs(test_case *c, const sizes *z, weft_score *score) {
+    bool tau = case_is(c, "score", "tau", "dot"), beta = case_is(c, "score", "beta", "dot");
+    int64_t per_key[] = {z->batch, z->kv_heads, z->keys}, per_head[] = {z->heads};
+    if (tau || beta) score->n = case_stat(c, "n", CASE_DIFF, 1, 3, per_key);
+    if (tau) score->log_tau = case_stat(c, "log_tau", CASE_DIFF, 1, 1, per_head);
+    if (beta) score->beta = case_stat(c, "beta", CASE_DIFF, 1, 1, per_head);
+    if (!tau && case_is(c, "scaled", "head", "const"))
+        score->scale = case_stat(c, "scale", CASE_DIFF, 1, 1, per_head);
+    if (score->pos == WEFT_POS_RELATIVE)
+        score->rel = case_stat(c, "r", CASE_DIFF, 1, 1, (int64_t[]){case_size(c, "R")});
+    if (case_int(c, "offset", 0))
+        score->start =
+            case_constant(c, "start", (int32_t)(z->keys - z->queries), 1, (int64_t[]){z->batch});
+}
+
+static void build_attention(test_case *c) {
+    sizes z = {case_size(c, "B"),  case_size(c, "T"), case_size(c, "T"), case_size(c, "H"),
+               case_size(c, "KV"), case_size(c, "Q"), case_size(c, "V")};
+    if (case_int(c, "offset", 0)) z.keys = case_size(c, "S");
+    weft_score score = {
+        .scale_value = 1 / sqrt((double)z.dqk),
+        .pos = read_position(c),
+        .causal = case_int(c, "causal", 1) != 0,
+        .band = case_int(c, "band", 0) != 0,
+        .band_alpha = case_number(c, "alpha", 0.5),
+    };
+    if (score.band) score.window = case_size(c, "W");
+    add_score_inputs(c, &z, &score);
+    weft_attended y;
+    if (case_int(c, "packed", 0)) {
+        int64_t width = (z.heads + 2 * z.kv_heads) * z.dqk;
+        weft_tensor *qkv =
+            case_input(c, "qkv", CASE_DIFF, 1, 3, (int64_t[]){z.batch, z.queries, width});
+        y = weft_attention_packed(case_graph(c), &score, qkv, z.heads, z.kv_heads);
+    } else {
+        score.q =
+            case_input(c, "q", CASE_DIFF, 1, 4, (int64_t[]){z.batch, z.queries, z.heads, z.dqk});
+        score.k =
+            case_input(c, "k", CASE_DIFF, 1, 4, (int64_t[]){z.batch, z.keys, z.kv_heads, z.dqk});
+        weft_tensor *v =
+            case_input(c, "v", CASE_DIFF, 1, 4, (int64_t[]){z.batch, z.keys, z.kv_heads, z.dv});
+        y = weft_attention(case_graph(c), &score, v);
+    }
+    /* The gradient takes ⟨do, o⟩ from the stored o: rounded to bf16, a row's ds no longer adds up to
+     * 0 and all that is summed from it carries that on. */
+    if (case_dtype(c) == WEFT_BF16) case_loosen(c, 12);
+    case_output(c, "o", CASE_DIFF, y.o);
+    case_output(c, "lse", CASE_CONST, y.lse);
+}
+
+const case_builder cases_attention[] = {
+    {"attention", build_attention},
+    {NULL, NULL},
+};

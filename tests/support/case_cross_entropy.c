@@ -1,0 +1,22 @@
+/* Cases of the fused linear and cross-entropy. */
+#include "cases.h"
+#include "ops/cross_entropy.h"
+
+static void build_cross_entropy(test_case *c) {
+    int64_t n = case_size(c, "N"), e = case_size(c, "E"), v = case_size(c, "V");
+    weft_tensor *x = case_input(c, "x", CASE_DIFF, 1, 2, (int64_t[]){n, e});
+    weft_tensor *w = case_input(c, "w", CASE_DIFF, 1, 2, (int64_t[]){v, e});
+    int64_t limit = case_int(c, "ignore", 0) ? v + 2 : v;
+    weft_tensor *targets = case_ids(c, "targets", limit, v, 1, (int64_t[]){n});
+    bool detach = case_int(c, "detach", 0);
+    weft_losses losses =
+        weft_cross_entropy(case_graph(c), x, w, targets, case_number(c, "z", 0), detach);
+    case_output(c, "ce", CASE_DIFF, losses.ce);
+    case_output(c, "z", detach ? CASE_CONST : CASE_DIFF, losses.z);
+    case_output(c, "lse", CASE_CONST, losses.lse);
+}
+
+const case_builder cases_cross_entropy[] = {
+    {"cross_entropy", build_cross_entropy},
+    {NULL, NULL},
+};

@@ -1,0 +1,63 @@
+/* One table of cases, many checks: see tests/ops/CASES.md.
+ *
+ * A builder reads the case's sizes and options, makes inputs, appends the operation and names the
+ * outputs. The harness owns graph, values and checks. */
+#ifndef WEFT_TESTS_CASES_H
+#define WEFT_TESTS_CASES_H
+
+#include "core/exec.h"
+
+typedef struct test_case test_case;
+
+/* Size `key` (upper case): the case must have it. */
+int64_t case_size(const test_case *c, const char *key);
+/* Options (lower case), with the value they have when the line does not name them. */
+int64_t case_int(const test_case *c, const char *key, int64_t fallback);
+double case_number(const test_case *c, const char *key, double fallback);
+const char *case_word(const test_case *c, const char *key, const char *fallback);
+bool case_is(const test_case *c, const char *key, const char *value, const char *fallback);
+
+/* The graph being built. */
+weft_graph *case_graph(test_case *c);
+/* The real type of this run of the case: f32, f64 or bf16; and that of statistics beside it. */
+weft_dtype case_dtype(const test_case *c);
+weft_dtype case_stat_dtype(const test_case *c);
+
+enum { CASE_CONST = 0, CASE_DIFF = 1 };
+
+/* A real input with values scale·(2u − 1); `diff` CASE_DIFF checks its gradient. `case_stat` is
+ * the same but of the statistics' type (f32 where the case runs in bf16). */
+weft_tensor *case_input(test_case *c, const char *name, int diff, double scale, int ndim,
+                        const int64_t *shape);
+weft_tensor *case_stat(test_case *c, const char *name, int diff, double scale, int ndim,
+                       const int64_t *shape);
+/* An i32 input with values floor(u·limit); those ≥ `cut` become −1 (cut = limit: none). */
+weft_tensor *case_ids(test_case *c, const char *name, int64_t limit, int64_t cut, int ndim,
+                      const int64_t *shape);
+/* An i32 input with every element `value`. */
+weft_tensor *case_constant(test_case *c, const char *name, int32_t value, int ndim,
+                           const int64_t *shape);
+
+/* Names an output. CASE_DIFF: it gets an upstream gradient d_NAME. */
+void case_output(test_case *c, const char *name, int diff, weft_tensor *t);
+
+/* An output [rows.., columns] made by the harness after the run: zeros, and w[r, i] at column
+ * index[r, i]. Its name is checked, it has no gradient. */
+void case_scatter(test_case *c, const char *name, const weft_tensor *index, const weft_tensor *w,
+                  int64_t columns);
+
+/* Loosens the f32 tolerance of this case by a factor, and the one of bf16's gradients, for
+ * ill-conditioned ones; the builder says why in a comment. */
+void case_loosen(test_case *c, double factor);
+
+typedef struct {
+    const char *name;
+    void (*build)(test_case *c);
+} case_builder;
+
+/* One list a family, ended by {NULL, NULL}; test_cases.c gathers them. */
+extern const case_builder cases_arith[], cases_embedding[], cases_linear[], cases_norm[],
+    cases_rope[], cases_attention[], cases_routing[], cases_activation[], cases_dropout[],
+    cases_time[], cases_cross_entropy[], cases_contrastive[], cases_optimizer[];
+
+#endif
