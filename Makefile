@@ -4,6 +4,7 @@
 #   mk/config.mk   what this machine has: scripts/setup installs, scripts/detect writes it down
 #   mk/flags.mk    compilers' flags, and the stamps that rebuild when a flag changes
 #   mk/build.mk    objects (CPU kernels once for each instruction set and real type), library, program
+#   mk/examples.mk programs over the public header
 #   mk/tests.mk    test and benchmark programs
 #   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
 #   mk/install.mk  install and uninstall
@@ -38,6 +39,7 @@ VERSION := $(VERSION_MAJOR).$(or $(call version_of,MINOR),0).$(or $(call version
 include mk/config.mk
 include mk/flags.mk
 include mk/build.mk
+include mk/examples.mk
 include mk/tests.mk
 include mk/lint.mk
 include mk/install.mk

@@ -1,7 +1,9 @@
 # Objects, library, program. Sources are found by name: src/FOLDER/*.c.
 
-CLI_SOURCES := $(sort $(wildcard src/cli/*.c))
-LIB_SOURCES := $(sort $(filter-out src/cli/%,$(wildcard src/*/*.c)))
+# What measures (src/bench) is the program's and the benchmarks', not the library's.
+MEASURE_SOURCES := $(sort $(wildcard src/bench/*.c))
+CLI_SOURCES := $(sort $(wildcard src/cli/*.c)) $(MEASURE_SOURCES)
+LIB_SOURCES := $(sort $(filter-out src/cli/% src/bench/%,$(wildcard src/*/*.c)))
 CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu)))
 
 # Under src/cpu everything is a kernel, compiled once for each instruction set and real type, but
@@ -16,6 +18,7 @@ lib_objects = $(PLAIN_SOURCES:src/%.c=$(1)/%.o) \
 	$(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(1)/%.$(v).o)) \
 	$(CUDA_SOURCES:src/%.cu=$(1)/%.cu.o)
 cli_objects = $(CLI_SOURCES:src/%.c=$(1)/%.o)
+measure_objects = $(MEASURE_SOURCES:src/%.c=$(1)/%.o)
 
 # $(call kernel_rule,DIR,CC,FLAGS,ISA,REAL)
 define kernel_rule
@@ -47,7 +50,12 @@ $(1)/tests/%.o: tests/%.c $(1)/flags
 $(1)/bench/%.o: bench/%.c $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call say,CC,$$<)
-	$$(Q)$(2) $(3) -Ibench $(OPT_PLAIN) $(ISA_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+	$$(Q)$(2) $(3) $(OPT_PLAIN) $(ISA_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+
+$(1)/examples/%.o: examples/%.c $(1)/flags
+	@mkdir -p $$(@D)
+	$$(call say,CC,$$<)
+	$$(Q)$(2) $(filter-out -Isrc,$(3)) $(OPT_PLAIN) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
 
 $(1)/%.cu.o: src/%.cu $(1)/flags
 	@mkdir -p $$(@D)

@@ -7,8 +7,8 @@ CPPCHECK ?= cppcheck
 SHELLCHECK ?= shellcheck
 
 LINT := $(BUILD)/lint
-LINT_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SUPPORT) $(BENCH_SOURCES)
-LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h tests/*/*.h bench/*.h bench/*/*.h))
+LINT_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
+LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h tests/*/*.h))
 LINT_SCRIPTS := $(wildcard scripts/* .ci/run tests/run tests/mutate bench/run)
 FORMATTED := $(LINT_SOURCES) $(LINT_HEADERS) $(wildcard src/cuda/*.cu src/cuda/*.cuh)
 
@@ -33,7 +33,7 @@ lint-scripts: | lint-tools
 
 # A kernel is looked at once for each real type, as the first instruction set.
 LINT_DEFINES := $(DEFINES) $(ISA_DEFINES)
-LINT_INCLUDES := $(INCLUDES) -Ibench $(TEST_INCLUDES)
+LINT_INCLUDES := $(INCLUDES) $(TEST_INCLUDES)
 TIDY_FLAGS := -std=gnu17 $(WARNINGS) $(LINT_DEFINES) $(LINT_INCLUDES)
 TIDY_FAIL := $(if $(wildcard src/core/error.h),-include mk/analyzer.h)
 KERNEL_DEFINES = -DWEFT_ISA=$(firstword $(ISAS)) -DWEFT_REAL=$(1)
@@ -61,11 +61,11 @@ $(LINT)/%.tidy64: % $(LINT_HEADERS) .clang-tidy mk/analyzer.h | lint-tools
 # test. It reads no system headers, so it must not complain of them; it does not see that a vector is
 # set a lane at a time, nor that log(0) is -inf and wanted. Each file is checked as configured here,
 # not in every way its #ifs allow.
-CPPCHECK_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(BENCH_SUPPORT) $(BENCH_SOURCES)
+CPPCHECK_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
 CPPCHECK_FLAGS := -q --error-exitcode=1 --std=c11 --enable=warning,performance,portability \
 	--inline-suppr --suppress=missingInclude --suppress=missingIncludeSystem \
 	--suppress=unmatchedSuppression --suppress=uninitvar:src/cpu/vec.h --suppress=invalidFunctionArg \
-	-j $(CORES) -Iinclude -Isrc -Ibench -D__GNUC__=12 -D__$(or $(CONFIG_ARCH),plain)__=1 $(LINT_DEFINES)
+	-j $(CORES) -Iinclude -Isrc -D__GNUC__=12 -D__$(or $(CONFIG_ARCH),plain)__=1 $(LINT_DEFINES)
 
 cppcheck: | lint-tools $(LINT)/cppcheck/
 	$(call say,LINT,cppcheck)
@@ -81,6 +81,6 @@ $(LINT)/$(1)/flags: | lint-tools
 lint-$(1): $(call lint_objects,$(LINT)/$(1)) | lint-tools
 endef
 lint_objects = $(filter-out %.cu.o,$(call lib_objects,$(1))) $(call cli_objects,$(1)) \
-	$(patsubst %.c,$(1)/%.o,$(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SUPPORT) $(BENCH_SOURCES))
+	$(patsubst %.c,$(1)/%.o,$(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES))
 $(eval $(call lint_compiler,gcc))
 $(eval $(call lint_compiler,clang))

@@ -11,15 +11,14 @@ SUPPORT_OBJECTS := $(TEST_SUPPORT:%.c=$(OBJ)/%.o)
 # Programs that measure time or count threads and want the machine to themselves: core/test_x.
 TESTS_ALONE ?=
 
-# Benchmarks: bench/NAME.c is one program, linked with bench/support/*.c.
-BENCH_SUPPORT := $(sort $(wildcard bench/support/*.c))
+# Benchmarks: bench/NAME.c is one program, linked with src/bench/*.c.
 BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
-BENCH_SUPPORT_OBJECTS := $(BENCH_SUPPORT:%.c=$(OBJ)/%.o)
+MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
 .PHONY: test tests bench
-.SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS) $(BENCH_SUPPORT_OBJECTS)
+.SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU; T=name runs those whose path holds it
@@ -28,20 +27,24 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU
 
 tests: $(TEST_PROGRAMS)
 
-bench: build $(BENCH_PROGRAMS) ## the benchmark tables
-	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' bench/run $(ARGS); \
+bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON=file
+	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' ROWS='$(ROWS)' JSON='$(JSON)' \
+		bench/run $(ARGS); \
 	else echo "make bench: bench/run is not there" >&2; exit 2; fi
 
-$(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CMOCKA_LIBS) $(SUPPORT_OBJECTS) $(BENCH_SUPPORT_OBJECTS)))
+$(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CMOCKA_LIBS) $(SUPPORT_OBJECTS) $(MEASURE_OBJECTS)))
 
 $(TEST_PROGRAMS): $(OUT)/tests/%: $(OBJ)/tests/%.o $(SUPPORT_OBJECTS) $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(SUPPORT_OBJECTS) $(LIB_A) $(CMOCKA_LIBS) $(LIBS) $(CUDA_LINK) -o $@
 
-$(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(BENCH_SUPPORT_OBJECTS) $(LIB_A) $(OBJ)/test-link
+# It looks at the shared library's names and runs the examples.
+$(OUT)/tests/api/test_header: | $(LIB_SO) $(EXAMPLE_PROGRAMS)
+
+$(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(MEASURE_OBJECTS) $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(BENCH_SUPPORT_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(MEASURE_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
 
--include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS) $(BENCH_SUPPORT_OBJECTS))
+-include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS))

@@ -1,10 +1,65 @@
 /* weft: an engine and workbench for transformer architectures.
  *
- * This is the public header. Everything a caller may rely on is here; what is under src/ may
- * change. Functions that can fail return a weft_status and leave one line of explanation in
- * weft_error_message(); nothing aborts on bad input. */
+ * This is the public header: everything a caller may rely on is here; what is under src/ may
+ * change.
+ *
+ * Four kinds of things, each opened, used and closed:
+ *
+ *   weft_engine     where work is done: a device and a fixed number of threads.
+ *   weft_model      a config (which architecture, which sizes) and its weights. It knows no
+ *                   batch's shape and runs nothing itself.
+ *   weft_pass       a model built for one shape [batch, time] and one purpose. Building makes the
+ *                   whole computation as a list of operations, the gradient's included, and plans
+ *                   its memory: what fits when it is opened fits in every run, and a run allocates
+ *                   nothing. Several passes of one model share its weights.
+ *   weft_optimizer  AdamW or AdamWSPAM, as the config says: the moments of every weight, and the
+ *                   step that takes a pass's gradients and changes the model's weights.
+ *
+ * A training in fifteen lines, for tokens and targets [8, 32]:
+ *
+ *     const char *options[] = {"ATTENTION=w2", "N_LAYER=2", "N_EMBD=64", "N_HEAD=4",
+ *                              "VOCAB_SIZE=256", "GPT2_BLOCK_SIZE=32", NULL};
+ *     weft_engine *engine;
+ *     weft_model *model;
+ *     weft_pass *pass;
+ *     weft_optimizer *optimizer;
+ *     double loss;
+ *     if (weft_engine_open(0, NULL, &engine) || weft_model_open(NULL, options, &model) ||
+ *         weft_pass_open(engine, model, 8, 32, WEFT_PASS_TRAIN, &pass) ||
+ *         weft_optimizer_open(engine, model, NULL, &optimizer))
+ *         return fprintf(stderr, "%s\n", weft_error_message());
+ *     for (uint32_t i = 0; i < 1000; i++) {
+ *         ... fill tokens and targets ...
+ *         weft_pass_run(pass, tokens, targets, 8 * 32, i);
+ *         weft_optimizer_step(optimizer, pass, 1e-3);
+ *     }
+ *     weft_pass_loss(pass, "loss", &loss);
+ *
+ * Errors: functions that can fail return a weft_status and leave one line of explanation in
+ * weft_error_message(). Nothing aborts on bad input: a NULL, a wrong count, an unknown name is
+ * WEFT_EINPUT and changes nothing. When opening fails the handle is set to NULL; closing NULL is
+ * allowed.
+ *
+ * Ownership: what is opened belongs to the caller and is closed by the caller, optimizers and
+ * passes before the model and the engine they were opened with. Arrays that are passed in are
+ * copied or filled during the call and never kept. Strings handed out belong to the library.
+ *
+ * Threads: a call may come from any thread, one at a time for each engine and for each model with
+ * its passes and optimizers. Calls on different engines and models may run at the same time, and
+ * calls that only read one model may too. The error message is the calling thread's own.
+ *
+ * Same input, same bits: results do not depend on the number of threads.
+ *
+ * Versions: the library's soname carries WEFT_VERSION_MAJOR. Within one, functions, names and
+ * enumerators are added but neither removed nor changed, and weft_cost grows at its end only. While
+ * it is 0 a change of WEFT_VERSION_MINOR may break a caller; CHANGELOG.md tells. Handles are
+ * opaque pointers, arguments plain numbers, strings and arrays, so any language that can call C can
+ * call this. */
 #ifndef WEFT_WEFT_H
 #define WEFT_WEFT_H
+
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,6 +93,145 @@ WEFT_API const char *weft_version(void);
 /* One line on the calling thread's last failure: what, where, and what to do. Empty when nothing
  * failed yet; valid until the thread's next failing call. */
 WEFT_API const char *weft_error_message(void);
+
+typedef struct weft_engine weft_engine;
+typedef struct weft_model weft_model;
+typedef struct weft_pass weft_pass;
+typedef struct weft_optimizer weft_optimizer;
+
+/* The engine: where work is done. */
+
+/* `threads`: how many work, the caller's own included; 0 is one for each processor. `device`:
+ * "cpu", "cuda", or "auto" (also NULL), which takes a GPU where there is one this build can use.
+ * The model's own DEVICE option is not looked at. */
+WEFT_API weft_status weft_engine_open(int threads, const char *device, weft_engine **out);
+WEFT_API void weft_engine_close(weft_engine *engine);
+/* How many threads work; 0 for NULL. */
+WEFT_API int weft_engine_threads(const weft_engine *engine);
+/* "cpu" or "cuda"; NULL for NULL. */
+WEFT_API const char *weft_engine_device(const weft_engine *engine);
+
+/* The model: a config and its weights. */
+
+/* Opens the model at `path`:
+ *   a folder: a checkpoint, config.json and model.safetensors;
+ *   a file:   a config in Kconfig's syntax; the weights are drawn from its SEED;
+ *   NULL:     the default config, weights drawn.
+ * `overrides` is a list of "KEY=VALUE" that ends on NULL, applied last; NULL: none. `weft help
+ * config` lists the keys. DTYPE (f32, bf16, f64) is what the model computes in. Over a checkpoint
+ * an override may change what training and evaluation do, but not which tensors there are. */
+WEFT_API weft_status weft_model_open(const char *path, const char *const *overrides,
+                                     weft_model **out);
+WEFT_API void weft_model_close(weft_model *model);
+
+/* One option's value as text ("y", "12", "w2"), ended by a zero, in `room` bytes at `out`. */
+WEFT_API weft_status weft_model_option(const weft_model *model, const char *key, char *out,
+                                       size_t room);
+
+/* Writes config.json and model.safetensors to a folder, which is made if it is not there, and
+ * optimizer.safetensors where `optimizer` (of that model) is not NULL. Each file takes its old
+ * one's place when it is whole; a new folder each time keeps the older state whole too. Opened
+ * again, model and optimizer go on with equal bits. */
+WEFT_API weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,
+                               const char *folder);
+
+/* The tensors a model has, in the order of their names: how many (0 for NULL), and the i-th one's
+ * name (NULL where there is none; valid while the model is open). */
+WEFT_API int64_t weft_model_tensors(const weft_model *model);
+WEFT_API const char *weft_model_tensor_name(const weft_model *model, int64_t i);
+
+/* A tensor's shape, outermost first: *ndim of the 4 numbers are set, the others are 1. `count`, the
+ * product, is what reading and writing want. ndim and count may be NULL. */
+WEFT_API weft_status weft_model_shape(const weft_model *model, const char *name, int64_t shape[4],
+                                      int *ndim, int64_t *count);
+
+/* A tensor's values, row-major, whatever type they are kept in; `count` must be the tensor's.
+ * Passes and optimizers take up what is written in their next run or step. */
+WEFT_API weft_status weft_model_read(const weft_model *model, const char *name, float *out,
+                                     int64_t count);
+WEFT_API weft_status weft_model_read_f64(const weft_model *model, const char *name, double *out,
+                                         int64_t count);
+WEFT_API weft_status weft_model_write(weft_model *model, const char *name, const float *values,
+                                      int64_t count);
+WEFT_API weft_status weft_model_write_f64(weft_model *model, const char *name, const double *values,
+                                          int64_t count);
+
+/* What a config costs, before anything is built. */
+typedef struct {
+    int64_t parameters;
+    int64_t training_bytes; /* a training step at MICRO_BATCH sequences of GPT2_BLOCK_SIZE: */
+    int64_t weights_bytes, gradients_bytes, optimizer_bytes; /* of these, at its fullest moment */
+    int64_t activations_bytes, workspace_bytes;
+    int64_t cache_bytes_per_token; /* generation, the whole model */
+    double forward_flops;          /* operations a token, of the formulas as written */
+    double backward_flops;
+} weft_cost;
+
+/* `path` and `overrides` as in weft_model_open. `threads` (0: one for each processor) sizes
+ * workspaces. `size` is sizeof(weft_cost) as the caller knows it: no more than that is written. No
+ * weights are read and no memory of that size is taken. */
+WEFT_API weft_status weft_estimate(const char *path, const char *const *overrides, int threads,
+                                   weft_cost *out, size_t size);
+
+/* The pass: a model built for a shape and a purpose. */
+
+/* Purposes, added up. Without TRAIN a pass evaluates: no dropout, auxiliary losses are 0. */
+enum {
+    WEFT_PASS_EVAL = 0,
+    WEFT_PASS_TRAIN = 1,    /* dropout, auxiliary losses, and the gradient of every weight */
+    WEFT_PASS_LOGITS = 2,   /* keep the logits [batch, time, vocabulary] */
+    WEFT_PASS_RECOMPUTE = 4 /* TRAIN: make each layer's activations again, for less memory */
+};
+
+/* Builds the model for `batch` sequences of `time` tokens, at most GPT2_BLOCK_SIZE. */
+WEFT_API weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch,
+                                    int64_t time, int purpose, weft_pass **out);
+WEFT_API void weft_pass_close(weft_pass *pass);
+/* Bytes the pass holds beside the weights; 0 for NULL. */
+WEFT_API int64_t weft_pass_bytes(const weft_pass *pass);
+
+/* Runs it: forward, and backward with TRAIN. tokens [batch, time], each in the vocabulary; targets
+ * [batch, time], -1 where none is wanted. NULL targets are for passes that only evaluate: they give
+ * logits and no loss. `count` is batch × time. `iteration` is what dropout's random numbers
+ * belong to, beside the config's SEED: the same one drops the same. */
+WEFT_API weft_status weft_pass_run(weft_pass *pass, const int32_t *tokens, const int32_t *targets,
+                                   int64_t count, uint32_t iteration);
+
+/* What the last run came to. `part`: "loss", which is the sum of the others, "cross_entropy",
+ * "logits_z", "aux_z", "aux_contrastive"; a part the model does not have is 0. */
+WEFT_API weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out);
+
+/* The last run's logits, of a pass with LOGITS; `count` is batch × time × vocabulary. */
+WEFT_API weft_status weft_pass_logits(const weft_pass *pass, float *out, int64_t count);
+WEFT_API weft_status weft_pass_logits_f64(const weft_pass *pass, double *out, int64_t count);
+
+/* The last run's gradient of the loss by a tensor, of a pass with TRAIN: zeros where the loss does
+ * not depend on it. */
+WEFT_API weft_status weft_pass_gradient(const weft_pass *pass, const char *name, float *out,
+                                        int64_t count);
+WEFT_API weft_status weft_pass_gradient_f64(const weft_pass *pass, const char *name, double *out,
+                                            int64_t count);
+
+/* The optimizer: its state, and the step. */
+
+/* The optimizer that the model's config asks for (OPTIMIZER, ADAM_*, SPAM_*, WEIGHT_DECAY,
+ * GRAD_CLIP). `folder`: a checkpoint whose optimizer.safetensors it goes on from; NULL: a fresh
+ * start. */
+WEFT_API weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const char *folder,
+                                         weft_optimizer **out);
+WEFT_API void weft_optimizer_close(weft_optimizer *optimizer);
+
+/* One step with the gradients of a pass's last run: a pass of the same model, with TRAIN. `rate` is
+ * the learning rate of this step. A gradient that is not finite makes a step that changes nothing
+ * but the counter of skipped ones. */
+WEFT_API weft_status weft_optimizer_step(weft_optimizer *optimizer, const weft_pass *pass,
+                                         double rate);
+
+/* What the last step did. "grad_norm": the gradient's norm before clipping; "lr": the rate that was
+ * used; "clipped", "spike", "reset", "skipped": 1 if it was so; "cut": how many numbers spike
+ * clipping cut. And over all steps so far: "steps", "clips", "spikes", "resets", "skips". */
+WEFT_API weft_status weft_optimizer_event(const weft_optimizer *optimizer, const char *what,
+                                          double *out);
 
 #ifdef __cplusplus
 }

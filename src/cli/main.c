@@ -15,11 +15,16 @@
 #include <string.h>
 
 #include "core/nearest.h"
+#include "model/config.h"
 #include "weft/weft.h"
 
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
-    X(help, "[COMMAND]", "what a command does, or this list")                                      \
+    X(help, "[COMMAND|config]", "what a command does, or this list")                               \
+    X(plan, "--config FILE [--step N] [--json]", "parameters, operations and memory, beforehand")  \
+    X(init, "--config FILE --out DIR [--seed S]", "a fresh checkpoint")                            \
+    X(eval, "--model DIR --tokens FILE [--json]", "a checkpoint's loss, logits, gradients")        \
+    X(verify, "[--json]", "the self-check on this machine")                                        \
     X(version, "[--json]", "the version, and what this build has")
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
@@ -75,9 +80,31 @@ static void print_commands(FILE *to) {
     fputs("\n'weft help COMMAND' tells more.\n", to);
 }
 
-const char weft_help_help[] = "Without COMMAND, lists the commands.\n";
+const char weft_help_help[] =
+    "Without COMMAND, lists the commands. 'weft help config' lists every option of a config;\n"
+    "'weft help config --kconfig' prints them as a Kconfig file.\n";
+
+/* `weft help config`: a page that is no command's. */
+static int help_config(int argc, char **argv) {
+    bool kconfig = argc == 3 && strcmp(argv[2], "--kconfig") == 0;
+    if (argc > 2 && !kconfig) {
+        fprintf(stderr, "weft help config: takes --kconfig alone, not '%s'\n", argv[2]);
+        return EXIT_USAGE;
+    }
+    if (kconfig)
+        weft_config_write_kconfig(stdout);
+    else
+        weft_config_write_help(stdout);
+    return EXIT_DONE;
+}
+
+static int help_command(const command *c) {
+    printf("usage: weft %s %s\n\n%s.\n\n%s", c->name, c->usage, c->summary, c->help);
+    return EXIT_DONE;
+}
 
 int weft_cmd_help(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "config") == 0) return help_config(argc, argv);
     if (argc > 2) {
         fprintf(stderr, "weft help: one command at a time, not also '%s'\n", argv[2]);
         return EXIT_USAGE;
@@ -88,8 +115,7 @@ int weft_cmd_help(int argc, char **argv) {
     }
     const command *c = find_command(argv[1]);
     if (!c) return unknown_command(argv[1]);
-    printf("usage: weft %s %s\n\n%s.\n\n%s", c->name, c->usage, c->summary, c->help);
-    return EXIT_DONE;
+    return help_command(c);
 }
 
 #if defined(WEFT_BLAS_OPENBLAS)
@@ -165,11 +191,9 @@ int main(int argc, char **argv) {
         name = "version";
     const command *c = find_command(name);
     if (!c) return unknown_command(name);
-    /* `weft COMMAND --help` is `weft help COMMAND`. */
-    if (argc == 3 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0)) {
-        char help[] = "help";
-        char *args[] = {help, argv[1], NULL};
-        return close_output(weft_cmd_help(2, args));
-    }
+    /* `weft COMMAND ... --help` is `weft help COMMAND`. */
+    for (int i = 2; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return close_output(help_command(c));
     return close_output(c->run(argc - 1, argv + 1));
 }

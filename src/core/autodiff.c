@@ -155,7 +155,8 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
     autodiff a = {.g = g, .n_tensors = tensors};
     a.grad = calloc((size_t)tensors + 1, sizeof *a.grad);
     a.clone = calloc((size_t)tensors + 1, sizeof *a.clone);
-    weft_status status = a.grad && a.clone ? WEFT_OK : weft_fail(WEFT_ENOMEM, "backward: no memory");
+    weft_status status =
+        a.grad && a.clone ? WEFT_OK : weft_fail(WEFT_ENOMEM, "backward: no memory");
     for (int i = 0; status == WEFT_OK && i < n; i++) {
         weft_keep(loss[i]);
         weft_tensor *start = seed && seed[i] ? seed[i] : weft_autodiff_ops.ones(g, loss[i]);

@@ -15,6 +15,9 @@ weft_status weft_fail(weft_status status, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    /* One line, whatever a file or a user put into it. */
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     snprintf(error_message, sizeof error_message, "%s", text);
     return status;
 }

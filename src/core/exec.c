@@ -3,6 +3,7 @@
 #include "core/exec.h"
 
 #include "core/graph_internal.h"
+#include "core/profile.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ struct weft_exec {
     const weft_kernel **kernels; /* [nodes] */
     weft_run run;
     bool poison;
+    weft_profile *profile; /* NULL: not asked for */
 };
 
 static weft_status find_kernels(weft_exec *x) {
@@ -100,12 +102,14 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
         weft_exec_destroy(x);
         return status;
     }
+    x->profile = weft_profile_create(g);
     *out = x;
     return WEFT_OK;
 }
 
 void weft_exec_destroy(weft_exec *x) {
     if (!x) return;
+    weft_profile_destroy(x->profile);
     if (x->arena) x->backend->release(x->arena, x->plan->arena_bytes);
     weft_plan_destroy(x->plan);
     free(x->data);
@@ -126,9 +130,22 @@ static void poison_temporaries(weft_exec *x) {
             memset(x->arena + x->plan->work_offset[i], 0xff, (size_t)x->plan->work_bytes[i]);
 }
 
+static weft_status run_profiled(weft_exec *x) {
+    double start = weft_profile_now();
+    for (int64_t i = 0; i < x->n_nodes; i++) {
+        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+        double end = weft_profile_now();
+        weft_profile_add(x->profile, i, end - start);
+        start = end;
+    }
+    weft_profile_end_run(x->profile);
+    return WEFT_OK;
+}
+
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
     x->run = run ? *run : (weft_run){0};
     if (x->poison) poison_temporaries(x);
+    if (x->profile) return run_profiled(x);
     for (int64_t i = 0; i < x->n_nodes; i++)
         WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
     return WEFT_OK;

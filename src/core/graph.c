@@ -221,8 +221,8 @@ static weft_status check_one_precision(weft_graph *g, const weft_node *n) {
             narrow = t;
     }
     if (!wide || !narrow) return WEFT_OK;
-    return weft_graph_fail(g, "%s: one input is %s and another %s; f64 does not mix",
-                           n->op->name, weft_tensor_describe(wide), weft_tensor_describe(narrow));
+    return weft_graph_fail(g, "%s: one input is %s and another %s; f64 does not mix", n->op->name,
+                           weft_tensor_describe(wide), weft_tensor_describe(narrow));
 }
 
 /* After backward, what nothing kept depended on is gone. */

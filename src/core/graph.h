@@ -16,7 +16,7 @@ typedef struct weft_op weft_op;
 
 struct weft_node {
     const weft_op *op;
-    int32_t index;     /* place in the list */
+    int32_t index; /* place in the list */
     int n_in, n_out;
     weft_tensor **in;  /* optional inputs that were not given are NULL */
     weft_tensor **out; /* optional outputs that are not made are NULL */

@@ -81,7 +81,7 @@ static void write_all(const char *text, size_t bytes) {
 
 static void append(char *buffer, size_t *at, const char *text) {
     size_t n = strlen(text);
-    memcpy(buffer + *at, text, n);
+    memcpy(buffer + *at, text, n + 1);
     *at += n;
 }
 

@@ -27,10 +27,10 @@ typedef struct {
     const bool *bound;
     int64_t n_nodes, n_tensors;
     int64_t n_buffers;
-    plan_buffer *buffers;  /* [n_tensors + n_nodes] */
-    int64_t *buffer_of;    /* [n_tensors]: its buffer, -1: none; views have their root's */
-    int64_t *last_read;    /* [n_tensors] by root: the last node that reads it, -1: none */
-    int64_t *work_buffer;  /* [n_nodes] */
+    plan_buffer *buffers; /* [n_tensors + n_nodes] */
+    int64_t *buffer_of;   /* [n_tensors]: its buffer, -1: none; views have their root's */
+    int64_t *last_read;   /* [n_tensors] by root: the last node that reads it, -1: none */
+    int64_t *work_buffer; /* [n_nodes] */
     weft_plan *plan;
 } planner;
 
@@ -172,25 +172,54 @@ static weft_status assign_offsets(planner *p) {
     return WEFT_OK;
 }
 
-/* The plan's figures beside the offsets: what is alive when. */
-static weft_status sum_up(planner *p) {
+/* Made in the forward pass and read in the backward pass. */
+static bool is_saved(const planner *p, const plan_buffer *b) {
     int64_t forward = weft_graph_forward_count(p->g);
+    return b->first >= 0 && b->first < forward && b->last >= forward && b->last < p->n_nodes;
+}
+
+/* A temporary that is read after the run. */
+static bool is_kept(const planner *p, const plan_buffer *b) {
+    return b->first >= 0 && b->last == p->n_nodes;
+}
+
+/* The node at which the most is alive, and how much that is. */
+static weft_status find_peak(planner *p, int64_t *node) {
     int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
     if (!change) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
         change[b->first + 1] += b->bytes;
-        if (b->last + 2 <= p->n_nodes + 1) change[b->last + 2] -= b->bytes;
-        if (b->first >= 0 && b->first < forward && b->last >= forward && b->last < p->n_nodes)
-            p->plan->saved_bytes += b->bytes;
-        if (b->first >= 0 && b->last == p->n_nodes) p->plan->kept_bytes += b->bytes;
+        change[b->last + 2] -= b->bytes;
     }
     int64_t alive = 0;
-    for (int64_t i = 0; i < p->n_nodes + 2; i++) {
-        alive += change[i];
-        if (alive > p->plan->peak_bytes) p->plan->peak_bytes = alive;
+    *node = -1;
+    for (int64_t i = -1; i <= p->n_nodes; i++) {
+        alive += change[i + 1];
+        if (alive <= p->plan->peak_bytes) continue;
+        p->plan->peak_bytes = alive;
+        *node = i;
     }
     free(change);
+    return WEFT_OK;
+}
+
+/* The plan's figures beside the offsets: what is alive when. */
+static weft_status sum_up(planner *p) {
+    int64_t peak = -1;
+    WEFT_TRY(find_peak(p, &peak));
+    for (int64_t i = 0; i < p->n_buffers; i++) {
+        const plan_buffer *b = &p->buffers[i];
+        bool at_peak = b->first <= peak && peak <= b->last;
+        if (is_saved(p, b)) {
+            p->plan->saved_bytes += b->bytes;
+            if (at_peak) p->plan->peak_saved_bytes += b->bytes;
+        }
+        if (is_kept(p, b)) {
+            p->plan->kept_bytes += b->bytes;
+            if (at_peak) p->plan->peak_kept_bytes += b->bytes;
+        }
+    }
     return WEFT_OK;
 }
 
@@ -200,8 +229,7 @@ static weft_status copy_offsets(planner *p) {
         p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;
     }
     for (int64_t i = 0; i < p->n_nodes; i++)
-        p->plan->work_offset[i] =
-            p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
+        p->plan->work_offset[i] = p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
     return WEFT_OK;
 }
 

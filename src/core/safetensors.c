@@ -73,7 +73,7 @@ static const char *shown(const char *text) {
     static _Thread_local unsigned turn;
     char *buffer = buffers[turn++ % 4];
     size_t n = 0, limit = sizeof buffers[0] - 4;
-    for (; text[n] && n < limit; n++) {
+    for (; n < limit && text[n]; n++) {
         unsigned char c = (unsigned char)text[n];
         buffer[n] = c < 0x20 || c == 0x7f ? '?' : text[n];
     }

@@ -25,7 +25,7 @@ typedef struct weft_node weft_node;
 typedef struct weft_graph weft_graph;
 
 struct weft_tensor {
-    int32_t id;       /* index in the graph's list of tensors */
+    int32_t id; /* index in the graph's list of tensors */
     weft_dtype dtype;
     weft_role role;
     int ndim;

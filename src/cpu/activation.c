@@ -1,17 +1,11 @@
-/* Activations on the CPU. tanh's GELU is x·σ(2u): one exponential and one division, and no
- * cancellation where x is negative. */
+/* Activations on the CPU. */
 #include "ops/activation.h"
 
 #include "cpu/chunks.h"
 
-/* 2√(2/π), and that times 0.044715: 2u = x (GELU_A + GELU_B x²). */
-#define GELU_A ((real)1.5957691216057307117597842397375)
-#define GELU_B ((real)0.071354816272600248776338752179865)
-
-static void gelu_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN gelu_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
-    vreal x = in[0];
-    out[0] = x * vsigmoid(x * (GELU_A + GELU_B * (x * x)));
+    out[0] = vgelu(in[0]);
 }
 
 static void gelu_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
@@ -31,11 +25,9 @@ const weft_kernel KERNEL(gelu) = {.run = gelu_run};
 #define GELU_FLAT ((real)(WEFT_REAL == 64 ? 21 : 10))
 
 /* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. */
-static void gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
-    vreal low = vset(-GELU_FLAT), high = vset(GELU_FLAT), x = in[1];
-    x = vselect(x < low, low, x);
-    x = vselect(x > high, high, x);
+    vreal x = vmin(vset(GELU_FLAT), vmax(vset(-GELU_FLAT), in[1]));
     vreal x2 = x * x, e = vexp(-x * (GELU_A + GELU_B * x2)), s = 1 / (1 + e);
     out[0] = in[0] * (s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2));
 }
@@ -53,7 +45,7 @@ static weft_status gelu_back_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(gelu_back) = {.run = gelu_back_run};
 
-static void silu_mul_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN silu_mul_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] * in[1] * vsigmoid(in[1]);
 }
@@ -71,7 +63,7 @@ static weft_status silu_mul_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(silu_mul) = {.run = silu_mul_run};
 
-static void silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     vreal dy = in[0], a = in[1], b = in[2], s = vsigmoid(b);
     out[0] = dy * b * s;
@@ -91,11 +83,11 @@ static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(silu_mul_back) = {.run = silu_mul_back_run};
 
-static void softplus_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = vsoftplus(in[0]) + arg[0];
 }
 
-static void softplus_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN softplus_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] * vsigmoid(in[1]);
 }
@@ -191,7 +183,7 @@ static vreal gate_sigmoid(const gating *k, int64_t p, int64_t h, int64_t count) 
     return vsigmoid(count < VLEN ? vload_part(gate, count) : vload(gate));
 }
 
-static void scale_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN scale_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = in[0] * arg[0];
 }
 

@@ -19,7 +19,7 @@ static weft_status fill_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(fill) = {.run = fill_run};
 
-static void add_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN add_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = in[0] + arg[0] * in[1];
 }
 
@@ -53,7 +53,7 @@ static weft_status add_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(add) = {.run = add_run};
 
-static void scale_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN scale_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = in[0] * arg[0];
 }
 
@@ -96,7 +96,7 @@ static weft_status dot_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(dot) = {.run = dot_run, .workspace = sum_workspace};
 
-static void dot_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN dot_back_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = arg[0] * in[1];
     out[1] = arg[0] * in[0];
 }

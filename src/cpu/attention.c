@@ -1,14 +1,17 @@
 /* Attention's forward pass, tile by tile.
  *
- * A task is a tile of queries of one head. It walks the keys tile by tile and keeps, for each query,
- * the largest score so far, the sum of exp(score − largest) and the output summed with the same
- * weights; when the largest score grows, the two sums are scaled down. So a row's scores exist only
- * for one tile of keys at a time.
+ * A task is a tile of queries of one head. It walks the keys tile by tile and
+ * keeps, for each query, the largest score so far, the sum of exp(score −
+ * largest) and the output summed with the same weights; when the largest score
+ * grows, the two sums are scaled down. So a row's scores exist only for one
+ * tile of keys at a time.
  *
- * Everything is kept with queries in the vectors' lanes: scores are [key][query], the output is
- * [dv][query]. Then the softmax is lane-wise, and the weights are already packed as the second
- * product wants them. The keys' tile is packed once a task and used for every panel of TILE_N
- * queries; a panel ends at its last visible key, so little above the diagonal is computed. */
+ * Everything is kept with queries in the vectors' lanes: scores are
+ * [key][query], the output is [dv][query]. Then the softmax is lane-wise, and
+ * the weights are already packed as the second product wants them. The keys'
+ * tile is packed once a task and used for every panel of TILE_N queries; a
+ * panel ends at its last visible key, so little above the diagonal is computed.
+ */
 #include "cpu/attention_tile.h"
 #include "ops/list.h"
 
@@ -18,7 +21,8 @@ typedef struct {
     attention_problem p;
     head_rows o;
     real *lse;
-    const real *distance_bias; /* rel[place − key] at [place − key + KEY_TILE], filled up with 0 */
+    const real *distance_bias; /* rel[place − key] at [place − key + KEY_TILE],
+                                filled up with 0 */
     int64_t query_tile, tiles;
     real *scratch;
     int64_t scratch_size; /* reals a thread */
@@ -26,18 +30,18 @@ typedef struct {
 
 /* Where a thread keeps its task; sizes in comments. */
 typedef struct {
-    real *queries;  /* [query_tile / TILE_N][dqk][TILE_N] */
-    real *output;   /* [query_tile / TILE_N][dv][TILE_N] */
-    real *top;      /* [query_tile] the largest score so far */
-    real *sum;      /* [query_tile] */
-    real *keys;     /* [KEY_TILE / TILE_M][dqk][TILE_M] */
-    real *values;   /* [dv / TILE_M][KEY_TILE][TILE_M] */
-    real *bias;     /* [KEY_TILE] beta · n */
-    real *scores;   /* [KEY_TILE][TILE_N] */
-    real *swapped;  /* band: [KEY_TILE][TILE_N] ⟨q_j, k_i⟩ */
+    real *queries;      /* [query_tile / TILE_N][dqk][TILE_N] */
+    real *output;       /* [query_tile / TILE_N][dv][TILE_N] */
+    real *top;          /* [query_tile] the largest score so far */
+    real *sum;          /* [query_tile] */
+    real *keys;         /* [KEY_TILE / TILE_M][dqk][TILE_M] */
+    real *values;       /* [dv / TILE_M][KEY_TILE][TILE_M] */
+    real *bias;         /* [KEY_TILE] beta · n */
+    real *scores;       /* [KEY_TILE][TILE_N] */
+    real *swapped;      /* band: [KEY_TILE][TILE_N] ⟨q_j, k_i⟩ */
     real *band_keys;    /* band: keys at the queries' places, as `queries` */
     real *band_queries; /* band: queries at the keys' places, as `keys` */
-    real *widened;  /* a panel of rows, for bf16 */
+    real *widened;      /* a panel of rows, for bf16 */
 } forward_scratch;
 
 /* One task: its tile, its head, its scratch. */
@@ -50,11 +54,13 @@ typedef struct {
     int64_t place0;        /* position of query q0 */
 } query_task;
 
-/* Larger tiles pack the keys less often; smaller ones give more tasks. By the shape alone. */
+/* Larger tiles pack the keys less often; smaller ones give more tasks. By the
+ * shape alone. */
 static int64_t choose_query_tile(const weft_attention_attr *a) {
     int64_t tile = QUERY_TILE_MAX;
-    while (tile > QUERY_TILE_MIN &&
-           (a->batch * a->heads * ceil_div(a->queries, tile) < TASKS_WANTED || tile / 2 >= a->queries))
+    while (
+        tile > QUERY_TILE_MIN &&
+        (a->batch * a->heads * ceil_div(a->queries, tile) < TASKS_WANTED || tile / 2 >= a->queries))
         tile /= 2;
     return round_up(tile, TILE_N);
 }
@@ -93,8 +99,7 @@ static int64_t distance_bias_size(const weft_attention_attr *a) {
 
 static int64_t attention_workspace(const weft_node *n, int threads) {
     const weft_attention_attr *a = ATTR(n, weft_attention_attr);
-    return real_bytes(distance_bias_size(a)) +
-           threads * scratch_size(a) * (int64_t)sizeof(real);
+    return real_bytes(distance_bias_size(a)) + threads * scratch_size(a) * (int64_t)sizeof(real);
 }
 
 static __attribute__((noinline)) void multiply_keys(real *scores, const real *keys,
@@ -104,8 +109,8 @@ static __attribute__((noinline)) void multiply_keys(real *scores, const real *ke
                        d, NULL);
 }
 
-/* Query lanes from `lane0`: scores of the first `seen` keys of the tile at key0, the band's part
- * added where it reaches. */
+/* Query lanes from `lane0`: scores of the first `seen` keys of the tile at
+ * key0, the band's part added where it reaches. */
 static void multiply_scores(const query_task *t, int64_t lane0, int64_t key0, int64_t seen) {
     const forward_scratch *s = &t->s;
     const weft_attention_attr *a = t->f->p.a;
@@ -118,40 +123,41 @@ static void multiply_scores(const query_task *t, int64_t lane0, int64_t key0, in
     for (int64_t j = 0; j < seen; j++)
         for (int64_t v = 0; v < TILE_N; v += VLEN) {
             real *at = s->scores + j * TILE_N + v;
-            vint inside = iota + (real)(place + v - key0 - j) <= vset((real)a->window);
+            vint inside = iota + (real)(place + v - key0 - j) <= (real)a->window;
             vreal add = alpha * vload(s->swapped + j * TILE_N + v);
             vstore(at, vload(at) + vselect(inside, add, vset(0)));
         }
 }
 
-/* The position's part of the scores of one key for VLEN queries from `place`. */
+/* The position's part of the scores of one key for VLEN queries from `place`.
+ */
 static ALWAYS_INLINE vreal position_part(const query_task *t, int64_t place, int64_t key) {
     if (t->f->distance_bias) return vload(t->f->distance_bias + KEY_TILE + place - key);
     return -t->head.slope * vabs(viota() + (real)(place - key));
 }
 
-/* Raw products to scores, keys [from, to) of the tile; −inf where a query does not see a key.
- * Keeps each lane's largest in `top`. */
+/* Raw products to scores, keys [from, to) of the tile; −inf where a query does
+ * not see a key. Keeps each lane's largest in `top`. */
 static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int64_t key0,
                                         int64_t from, int64_t to, bool masked, bool position,
                                         vreal top[TILE_V]) {
-    vreal scale = vset(t->head.scale), iota = viota();
+    vreal iota = viota(), unseen = vset(-INFINITY);
     for (int64_t j = from; j < to; j++)
         for (int v = 0; v < TILE_V; v++) {
             real *at = t->s.scores + j * TILE_N + v * VLEN;
-            vreal x = vload(at) * scale + vset(t->s.bias[j]);
+            vreal x = vload(at) * t->head.scale + t->s.bias[j];
             int64_t lane = place + v * VLEN;
             if (position) x += position_part(t, lane, key0 + j);
-            if (masked)
-                x = vselect(iota + (real)(lane - key0 - j) >= vset(0), x, vset(-INFINITY));
+            if (masked) x = vselect(iota + (real)(lane - key0 - j) >= 0, x, unseen);
             vstore(at, x);
             top[v] = vmax(x, top[v]);
         }
 }
 
-/* Scores of a panel to weights. Returns by `rescale` what the sums so far are worth now. */
-static void soften_panel(const query_task *t, int64_t lane0, int64_t key0, int64_t seen,
-                         real rescale[]) {
+/* Scores of a panel to weights. Returns by `rescale` what the sums so far are
+ * worth now. */
+static __attribute__((noinline)) void soften_panel(const query_task *t, int64_t lane0, int64_t key0,
+                                                   int64_t seen, real rescale[]) {
     const weft_attention_attr *a = t->f->p.a;
     int64_t place = t->place0 + lane0;
     int64_t all_see = a->causal ? max_i64(0, min_i64(seen, place + 1 - key0)) : seen;
@@ -167,17 +173,24 @@ static void soften_panel(const query_task *t, int64_t lane0, int64_t key0, int64
     }
     for (int v = 0; v < TILE_V; v++) {
         real *old = t->s.top + lane0 + v * VLEN;
-        vstore(rescale + v * VLEN, vexp_below(vload(old) - top[v]));
+        vstore(rescale + v * VLEN, vexp(vload(old) - top[v]));
         vstore(old, top[v]);
         sum[v] = vset(0);
     }
-    for (int64_t j = 0; j < seen; j++)
-        for (int v = 0; v < TILE_V; v++) {
-            real *at = t->s.scores + j * TILE_N + v * VLEN;
-            vreal weight = vexp_below(vload(at) - top[v]);
-            vstore(at, weight);
-            sum[v] += weight;
+    /* Two keys at a time, so that their exponentials overlap; the room of the
+   * second is there. */
+    for (int64_t j = 0; j < seen; j += 2) {
+        real *at = t->s.scores + j * TILE_N;
+        vreal weight[2 * TILE_V];
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * TILE_V; v++)
+            weight[v] = vexp(vload(at + v * VLEN) - top[v % TILE_V]);
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * TILE_V; v++) {
+            vstore(at + v * VLEN, weight[v]);
+            if (v < TILE_V || j + 1 < seen) sum[v % TILE_V] += weight[v];
         }
+    }
     for (int v = 0; v < TILE_V; v++) {
         real *at = t->s.sum + lane0 + v * VLEN;
         vstore(at, vload(at) * vload(rescale + v * VLEN) + sum[v]);

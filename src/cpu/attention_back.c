@@ -1,22 +1,27 @@
-/* Attention's backward pass: five products for each pair of tiles of queries and keys,
+/* Attention's backward pass: five products for each pair of tiles of queries
+ * and keys,
  *
  *     S = Q Kᵀ,  dP = dO Vᵀ,  dV += Pᵀ dO,  dK += dSᵀ Q,  dQ += dS K
  *
- * with P = exp(S − lse) made again from the rows' saved logsumexp, so nothing is as large as T × S.
- * attention_pair.h does a pair; here the work is divided, and what the parts bring is added up.
+ * with P = exp(S − lse) made again from the rows' saved logsumexp, so nothing
+ * is as large as T × S. attention_pair.h does a pair; here the work is divided,
+ * and what the parts bring is added up.
  *
- * A task has some heads of one key head and a range of keys. For each of its heads it packs the
- * queries, then walks its keys tile by tile and, for each, the queries that see them. So dK and dV of
- * the range grow in one place, and dQ of a head too. Where several tasks add to the same, each has
- * a place of its own in the workspace, and they are summed afterwards in the order of the tasks. How
- * the work is divided follows from the shape alone, and so does every sum's order. */
+ * A task has some heads of one key head and a range of keys. For each of its
+ * heads it packs the queries, then walks its keys tile by tile and, for each,
+ * the queries that see them. So dK and dV of the range grow in one place, and
+ * dQ of a head too. Where several tasks add to the same, each has a place of
+ * its own in the workspace, and they are summed afterwards in the order of the
+ * tasks. How the work is divided follows from the shape alone, and so does
+ * every sum's order. */
 #include "cpu/attention_pair.h"
 #include "ops/list.h"
 
 enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64 };
 
 typedef struct {
-    int64_t head_parts; /* tasks that share a key head's keys, each with some of its query heads */
+    int64_t head_parts; /* tasks that share a key head's keys, each with some of
+                         its query heads */
     int64_t key_parts;  /* ranges of keys */
     int64_t part_keys;  /* keys in a range, a multiple of PAIR_TILE */
     int64_t tasks;
@@ -28,7 +33,7 @@ typedef struct {
     head_rows d_o, o, dq, dk, dv; /* t NULL: not wanted */
     const real *lse;
     real *dn, *dscale, *dbeta, *dlog_tau, *drel;
-    bool extras;
+    score_extras extras;
     real *distance_bias; /* rel[place − key] at [distance_zero + key − place] */
     int64_t distance_zero, distance_size;
     double *numbers;   /* [B][H][key_parts][3]: dscale, dbeta, dlog_tau */
@@ -40,15 +45,16 @@ typedef struct {
     int64_t scratch_size;
 } backward;
 
-/* First head parts, which cost no more than a sum at the end; then ranges of keys, for which the
- * queries are packed anew. The band writes to keys outside of a range, so there is one range. */
+/* First head parts, which cost no more than a sum at the end; then ranges of
+ * keys, for which the queries are packed anew. The band writes to keys outside
+ * of a range, so there is one range. */
 static division divide_work(const weft_attention_attr *a) {
     int64_t key_heads = a->batch * a->kv_heads;
     division d = {.key_parts = 1};
     d.head_parts = min_i64(ceil_div(a->heads, a->kv_heads), ceil_div(TASKS_WANTED, key_heads));
     if (!a->band)
-        d.key_parts = max_i64(1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts),
-                                         a->keys / KEYS_A_TASK));
+        d.key_parts = max_i64(
+            1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts), a->keys / KEYS_A_TASK));
     d.part_keys = round_up(ceil_div(a->keys, d.key_parts), PAIR_TILE);
     d.key_parts = ceil_div(a->keys, d.part_keys);
     d.tasks = key_heads * d.head_parts * d.key_parts;
@@ -100,8 +106,8 @@ static pair_scratch lay_out_scratch(const weft_attention_attr *a, const division
     return s;
 }
 
-/* Divides the workspace; without one (base NULL) only measures it. Returns its reals without the
- * threads' scratch. */
+/* Divides the workspace; without one (base NULL) only measures it. Returns its
+ * reals without the threads' scratch. */
 static int64_t lay_out_workspace(backward *w, real *base) {
     const weft_attention_attr *a = w->p.a;
     const division *d = &w->split;
@@ -145,12 +151,12 @@ static void pack_queries(const backward *w, const pair_task *t, int64_t q0) {
     const attention_problem *p = t->p;
     const weft_attention_attr *a = p->a;
     const pair_scratch *s = &t->s;
-    int64_t rows = a->queries - q0, room = round_up(a->queries, PAIR_TILE);
+    int64_t rows = a->queries - q0, dqk = round_up(a->dqk, TILE_N), dv = round_up(a->dv, TILE_N);
     pack_across(p, &p->q, t->b, t->h, q0, rows, TILE_M, s->q_across + q0 * a->dqk, s->widened);
-    pack_along(p, &p->q, t->b, t->h, q0, rows, TILE_N, room, t->head.scale,
-               s->q_along + q0 * TILE_N, s->widened);
+    pack_along(p, &p->q, t->b, t->h, q0, rows, TILE_N, PAIR_TILE, t->head.scale,
+               s->q_along + q0 * dqk, s->widened);
     pack_across(p, &w->d_o, t->b, t->h, q0, rows, TILE_M, s->do_across + q0 * a->dv, s->widened);
-    pack_along(p, &w->d_o, t->b, t->h, q0, rows, TILE_N, room, 1, s->do_along + q0 * TILE_N,
+    pack_along(p, &w->d_o, t->b, t->h, q0, rows, TILE_N, PAIR_TILE, 1, s->do_along + q0 * dv,
                s->widened);
     const real *lse = w->lse + (t->b * a->heads + t->h) * a->queries;
     real *one = s->widened, *other = s->widened + max_i64(a->dqk, a->dv);
@@ -160,7 +166,7 @@ static void pack_queries(const backward *w, const pair_task *t, int64_t q0) {
         s->total[i] = inner_product(tile_in(p->x, w->d_o.t, at, a->dv, one),
                                     tile_in(p->x, w->o.t, at, a->dv, other), a->dv);
         s->shift[i] = 0;
-        if (!t->want_dscale) continue;
+        if (t->extras != EXTRAS_DSCALE) continue;
         int64_t key = head_row_at(&p->k, t->b, 0, t->kv);
         at = head_row_at(&p->q, t->b, i, t->h);
         s->shift[i] = inner_product(tile_in(p->x, p->q.t, at, a->dqk, one),
@@ -198,11 +204,10 @@ static void write_rows(const attention_problem *p, const head_rows *to, int64_t 
 /* A head's numbers, and its share of dn. */
 static void end_head(const backward *w, const pair_task *t, int64_t part) {
     const weft_attention_attr *a = t->p->a;
-    double *numbers =
-        w->numbers + ((t->b * a->heads + t->h) * w->split.key_parts + part) * 3;
-    numbers[0] = t->dscale;
+    double *numbers = w->numbers + ((t->b * a->heads + t->h) * w->split.key_parts + part) * 3;
+    numbers[0] = t->number;
     numbers[1] = 0;
-    numbers[2] = t->dlog_tau * t->head.tau_factor;
+    numbers[2] = t->number * t->head.tau_factor;
     if (!t->p->n) return;
     const real *n = t->p->n + (t->b * a->kv_heads + t->kv) * a->keys;
     for (int64_t j = t->first_key; j < t->end_key; j++) {
@@ -215,11 +220,11 @@ static void end_head(const backward *w, const pair_task *t, int64_t part) {
 static void work_head(const backward *w, pair_task *t, int64_t part) {
     const weft_attention_attr *a = t->p->a;
     t->head = numbers_of_head(t->p, t->h);
-    t->dscale = t->dlog_tau = 0;
+    t->number = 0;
     t->dq = t->s.dq;
     if (w->query_parts)
-        t->dq = w->query_parts + ((t->b * a->heads + t->h) * w->split.key_parts + part) *
-                                     query_sum_size(a);
+        t->dq = w->query_parts +
+                ((t->b * a->heads + t->h) * w->split.key_parts + part) * query_sum_size(a);
     memset(t->dq, 0, (size_t)query_sum_size(a) * sizeof(real));
     memset(t->s.column, 0, (size_t)w->split.part_keys * sizeof(real));
     int64_t first = a->causal ? max_i64(0, t->first_key - t->start) : 0;
@@ -255,8 +260,7 @@ static void work_task(void *context, int64_t task, int thread) {
                    .extras = w->extras,
                    .want_dq = w->dq.t != NULL,
                    .want_dk = w->dk.t != NULL,
-                   .want_dv = w->dv.t != NULL,
-                   .want_dscale = w->dscale != NULL};
+                   .want_dv = w->dv.t != NULL};
     t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
     t.start = start_of(&w->p, t.b);
     t.sums = t.s.sums;
@@ -278,10 +282,8 @@ static void work_task(void *context, int64_t task, int thread) {
         work_head(w, &t, part);
     if (w->key_parts) return;
     int64_t keys = t.end_key - t.first_key;
-    if (t.want_dk)
-        write_rows(&w->p, &w->dk, t.b, t.kv, t.first_key, keys, t.sums.dk, t.s.widened);
-    if (t.want_dv)
-        write_rows(&w->p, &w->dv, t.b, t.kv, t.first_key, keys, t.sums.dv, t.s.widened);
+    if (t.want_dk) write_rows(&w->p, &w->dk, t.b, t.kv, t.first_key, keys, t.sums.dk, t.s.widened);
+    if (t.want_dv) write_rows(&w->p, &w->dv, t.b, t.kv, t.first_key, keys, t.sums.dv, t.s.widened);
     if (w->dn)
         memcpy(w->dn + (t.b * a->kv_heads + t.kv) * a->keys + t.first_key, t.sums.dn,
                (size_t)keys * sizeof(real));
@@ -366,7 +368,9 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
     w.dbeta = weft_data(x, n->out[WEFT_ATTN_BETA]);
     w.dlog_tau = weft_data(x, n->out[WEFT_ATTN_LOG_TAU]);
     w.drel = weft_data(x, n->out[WEFT_ATTN_REL]);
-    w.extras = w.p.n || w.dscale || a->pos != WEFT_POS_NONE;
+    w.extras = w.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;
+    if (w.dscale) w.extras = EXTRAS_DSCALE;
+    if (w.dlog_tau) w.extras = EXTRAS_DLOG_TAU;
     w.split = divide_work(a);
     lay_out_workspace(&w, weft_workspace(x, n));
     for (int64_t i = 0; i < w.distance_size; i++) {

@@ -1,9 +1,11 @@
-/* One pair of tiles in attention's backward pass: the queries q0 .. and the keys key0 ..
+/* One pair of tiles in attention's backward pass: the queries q0 .. and the
+ * keys key0 ..
  *
- * Scores are kept with keys in the vectors' lanes, in panels [key / TILE_N][query][TILE_N]: that is
- * how the products over queries want P and dS; for the one over keys dS is turned into
- * [query / TILE_M][key][TILE_M]. A panel of keys starts at the first block of TILE_M queries in which
- * one of its keys is seen, so little above the diagonal is computed. */
+ * Scores are kept with keys in the vectors' lanes, in panels [key /
+ * TILE_N][query][TILE_N]: that is how the products over queries want P and dS;
+ * for the one over keys dS is turned into [query / TILE_M][key][TILE_M]. A
+ * panel of keys starts at the first block of TILE_M queries in which one of its
+ * keys is seen, so little above the diagonal is computed. */
 #ifndef WEFT_CPU_ATTENTION_PAIR_H
 #define WEFT_CPU_ATTENTION_PAIR_H
 
@@ -17,26 +19,31 @@ typedef struct {
     real *dn;      /* [keys] */
 } key_sums;
 
-/* Scratch of a thread. `q` is T rounded up to PAIR_TILE; widths of rows that are packed along are
- * rounded up to TILE_N; what is packed along is times the head's scale, but for d_o. */
+/* Scratch of a thread. `q` is T rounded up to PAIR_TILE; widths of rows that
+ * are packed along are rounded up to TILE_N; what is packed along is so for
+ * each PAIR_TILE rows apart, and times the head's scale, but for d_o. */
 typedef struct {
     real *q_across, *q_along;   /* [q][dqk] */
     real *do_across, *do_along; /* [q][dv] */
-    real *lse, *total, *shift;  /* [q] logsumexp; ⟨do, o⟩; ⟨q, k_0⟩ where dscale is wanted */
-    real *k_across, *k_along;   /* [PAIR_TILE][dqk] */
-    real *v_across;             /* [PAIR_TILE][dv] */
-    real *bias;                 /* [PAIR_TILE] beta · n */
-    real *column;               /* [keys of the task] Σ_i ds_ij of one head */
-    real *p, *ds;               /* a tile: S, then P; dP, then dS */
-    real *turned;               /* a tile: dS turned */
-    real *swapped;              /* band, a tile: ⟨q_j, k_i⟩, then α dS inside the band */
-    real *place_k_across;       /* band: keys at the queries' places */
+    real *lse, *total, *shift; /* [q] logsumexp; ⟨do, o⟩; ⟨q, k_0⟩ where dscale is wanted */
+    real *k_across, *k_along;  /* [PAIR_TILE][dqk] */
+    real *v_across;            /* [PAIR_TILE][dv] */
+    real *bias;                /* [PAIR_TILE] beta · n */
+    real *column;              /* [keys of the task] Σ_i ds_ij of one head */
+    real *p, *ds;              /* a tile: S, then P; dP, then dS */
+    real *turned;              /* a tile: dS turned */
+    real *swapped;             /* band, a tile: ⟨q_j, k_i⟩, then α dS inside the band */
+    real *place_k_across;      /* band: keys at the queries' places */
     real *place_k_along;
-    real *place_q_across;       /* band: queries at the keys' places */
-    real *widened;              /* a panel of rows, for bf16 */
-    real *dq;                   /* [q][dqk] of one head, unless dQ has several parts */
-    key_sums sums;              /* unless dK and dV have several parts */
+    real *place_q_across; /* band: queries at the keys' places */
+    real *widened;        /* a panel of rows, for bf16 */
+    real *dq;             /* [q][dqk] of one head, unless dQ has several parts */
+    key_sums sums;        /* unless dK and dV have several parts */
 } pair_scratch;
+
+/* What a score has beside ⟨q, k⟩: nothing; n, a position, or a gradient of them; and dscale or
+ * dlog_tau, of which there can be one. */
+typedef enum { EXTRAS_NONE, EXTRAS_SCORE, EXTRAS_DSCALE, EXTRAS_DLOG_TAU } score_extras;
 
 /* A head at work. */
 typedef struct {
@@ -46,17 +53,19 @@ typedef struct {
     key_sums sums;
     real *dq;
     real *drel;                /* as distance_bias; NULL: not wanted */
-    const real *distance_bias; /* rel[place − key] at [key − place]; NULL: no relative position */
-    double dscale, dlog_tau;
+    const real *distance_bias; /* rel[place − key] at [key − place]; NULL: no
+                                relative position */
+    double number;             /* Σ of dscale or dlog_tau */
     int64_t b, kv, h;
     int64_t start;              /* position of query 0 */
     int64_t first_key, end_key; /* of the task */
     int64_t key0, n_keys, q0, n_queries;
-    bool extras; /* a score has more to it than ⟨q, k⟩, or a number a head or a key is wanted */
-    bool want_dq, want_dk, want_dv, want_dscale;
+    score_extras extras;
+    bool want_dq, want_dk, want_dv;
 } pair_task;
 
-/* C = AB for a column of blocks: A's panels from a, C's rows below each other. */
+/* C = AB for a column of blocks: A's panels from a, C's rows below each other.
+ */
 static __attribute__((noinline)) void multiply_column(real *c, const real *a, const real *b,
                                                       int64_t blocks, int64_t depth) {
     for (int64_t m = 0; m < blocks; m++)
@@ -64,11 +73,11 @@ static __attribute__((noinline)) void multiply_column(real *c, const real *a, co
                        TILE_N, depth, NULL);
 }
 
-/* C += AB for a row of blocks: B's panels are `room` rows long. */
+/* C += AB for a row of blocks: B's panels are PAIR_TILE rows long. */
 static __attribute__((noinline)) void add_row(real *c, int64_t width, const real *a, int64_t lda,
-                                              const real *b, int64_t room, int64_t depth) {
+                                              const real *b, int64_t depth) {
     for (int64_t n = 0; n < width; n += TILE_N)
-        multiply_block(TILE_ADD, c + n, width, a, lda, b + n * room, TILE_N, depth, NULL);
+        multiply_block(TILE_ADD, c + n, width, a, lda, b + n * PAIR_TILE, TILE_N, depth, NULL);
 }
 
 /* The first row of the pair's queries that is computed for a panel of keys. */
@@ -78,7 +87,8 @@ static inline int64_t first_row(const pair_task *t, int64_t key) {
     return ahead <= 0 ? 0 : min_i64(ahead / TILE_M * TILE_M, round_up(t->n_queries, TILE_M));
 }
 
-/* Tile = A Bᵀ where the pair is visible: rows of queries in A, of keys in B, both packed across. */
+/* Tile = A Bᵀ where the pair is visible: rows of queries in A, of keys in B,
+ * both packed across. */
 static void multiply_visible(const pair_task *t, real *tile, const real *queries, const real *keys,
                              int64_t depth) {
     int64_t rows = round_up(t->n_queries, TILE_M);
@@ -89,31 +99,31 @@ static void multiply_visible(const pair_task *t, real *tile, const real *queries
     }
 }
 
-/* sums[key] += Σ_query tile[query][key] rows[query]: rows packed along in panels of `room`. */
+/* sums[key] += Σ_query tile[query][key] rows[query]. */
 static void add_over_queries(const pair_task *t, real *sums, int64_t width, const real *tile,
-                             const real *rows, int64_t room) {
+                             const real *rows) {
     for (int64_t key = 0; key < t->n_keys; key += TILE_M) {
         int64_t panel = key / TILE_N * TILE_N, row = first_row(t, panel);
         if (row >= t->n_queries) continue;
         add_row(sums + key * width, width, tile + panel * PAIR_TILE + row * TILE_N + key % TILE_N,
-                TILE_N, rows + row * TILE_N, room, t->n_queries - row);
+                TILE_N, rows + row * TILE_N, t->n_queries - row);
     }
 }
 
 /* sums[query] += Σ_key tile[query][key] rows[key]; turns the tile first. */
 static void add_over_keys(const pair_task *t, real *sums, int64_t width, const real *tile,
-                          const real *rows, int64_t room) {
+                          const real *rows) {
     for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
         real *turned = t->s.turned;
         int64_t key = 0;
         for (; key < t->n_keys && first_row(t, key) <= row; key += TILE_N) {
-            const real *from = tile + key * PAIR_TILE + row * TILE_N;
-            for (int64_t n = 0; n < TILE_N; n++)
-                for (int64_t m = 0; m < TILE_M; m++)
-                    turned[(key + n) * TILE_M + m] = from[m * TILE_N + n];
+            const real *from[TILE_M];
+            for (int64_t m = 0; m < TILE_M; m++)
+                from[m] = tile + key * PAIR_TILE + (row + m) * TILE_N;
+            turn_rows(from, TILE_M, TILE_N, turned + key * TILE_M);
         }
         if (key == 0) continue;
-        add_row(sums + row * width, width, turned, TILE_M, rows, room, min_i64(key, t->n_keys));
+        add_row(sums + row * width, width, turned, TILE_M, rows, min_i64(key, t->n_keys));
     }
 }
 
@@ -126,103 +136,162 @@ static void add_band(const pair_task *t) {
         for (int64_t row = first_row(t, key / TILE_N * TILE_N); row < t->n_queries; row++) {
             int64_t at = key / TILE_N * TILE_N * PAIR_TILE + row * TILE_N + key % TILE_N;
             real distance = (real)(t->q0 + row - t->key0 - key);
-            vint inside = distance - iota <= vset((real)a->window);
+            vint inside = distance - iota <= (real)a->window;
             vreal add = alpha * vload(t->s.swapped + at);
             vstore(t->s.p + at, vload(t->s.p + at) + vselect(inside, add, vset(0)));
         }
 }
 
-/* What the band sends back: to the queries at the keys' places, to the keys at the queries'. */
+/* What the band sends back: to the queries at the keys' places, to the keys at
+ * the queries'. */
 static void add_band_gradients(const pair_task *t) {
     const weft_attention_attr *a = t->p->a;
-    int64_t dqk = round_up(a->dqk, TILE_N), room = round_up(a->queries, PAIR_TILE);
+    int64_t dqk = round_up(a->dqk, TILE_N);
     vreal alpha = vset((real)a->band_alpha), iota = viota();
     for (int64_t key = 0; key < t->n_keys; key += VLEN)
         for (int64_t row = first_row(t, key / TILE_N * TILE_N); row < t->n_queries; row++) {
             int64_t at = key / TILE_N * TILE_N * PAIR_TILE + row * TILE_N + key % TILE_N;
             real distance = (real)(t->q0 + row - t->key0 - key);
-            vint inside = distance - iota <= vset((real)a->window);
+            vint inside = distance - iota <= (real)a->window;
             vstore(t->s.swapped + at, vselect(inside, alpha * vload(t->s.ds + at), vset(0)));
         }
     if (t->want_dq)
-        add_over_queries(t, t->dq + t->key0 * dqk, dqk, t->s.swapped, t->s.place_k_along,
-                         PAIR_TILE);
+        add_over_queries(t, t->dq + t->key0 * dqk, dqk, t->s.swapped, t->s.place_k_along);
     if (t->want_dk)
-        add_over_keys(t, t->sums.dk + t->q0 * dqk, dqk, t->s.swapped,
-                      t->s.q_along + t->key0 * TILE_N, room);
+        add_over_keys(t, t->sums.dk + t->q0 * dqk, dqk, t->s.swapped, t->s.q_along + t->key0 * dqk);
 }
 
 /* The position's part of the scores of a query at `place` for VLEN keys. */
-static ALWAYS_INLINE vreal position_part(const pair_task *t, int64_t place, int64_t key) {
-    if (t->distance_bias) return vload(t->distance_bias + key - place);
-    return -t->head.slope * vabs((real)(place - key) - viota());
+static ALWAYS_INLINE vreal position_part(const real *distance_bias, real slope, int64_t place,
+                                         int64_t key) {
+    if (distance_bias) return vload(distance_bias + key - place);
+    return -slope * vabs((real)(place - key) - viota());
 }
 
-/* P and dS of the rows [from, to) of one panel of keys, in place of S and dP. */
-static ALWAYS_INLINE void soften_rows(pair_task *t, int64_t key, int64_t from, int64_t to,
-                                      bool masked, bool extras) {
-    const pair_scratch *s = &t->s;
-    vreal scale = vset(t->head.scale), iota = viota();
-    vreal bias[TILE_V], column[TILE_V], dscale = vset(0), dlog_tau = vset(0);
-    for (int v = 0; v < TILE_V; v++) {
-        bias[v] = vload(s->bias + key + v * VLEN);
-        column[v] = vset(0);
+/* Out of line, so that a caller's running sum stays in a register and not where its lanes are
+ * looked at. */
+static __attribute__((noinline)) double sum_lanes(vreal v) {
+    return (double)vsum(v);
+}
+
+/* What is done for the rows of one panel of keys. */
+typedef struct {
+    real *p, *ds; /* the panel */
+    const real *lse, *total, *shift;
+    const real *distance_bias;
+    real *drel;
+    vreal bias[TILE_V], column[TILE_V], number;
+    real scale, slope;
+    int64_t place0, key0; /* positions of row 0 and of lane 0 */
+    int64_t keys_left;
+    bool causal, position;
+} panel_rows;
+
+/* P and dS of `rows` rows, in place of S and dP. Several rows and the vectors of each at a time, so
+ * that their exponentials overlap. */
+static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool masked,
+                                      score_extras extras) {
+    vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V];
+#pragma GCC unroll 8
+    for (int u = 0; u < rows * TILE_V; u++) {
+        int64_t r = row + u / TILE_V, v = u % TILE_V;
+        raw[u] = vload(w->p + r * TILE_N + v * VLEN);
+        score[u] = raw[u] * w->scale - w->lse[r];
+        if (extras != EXTRAS_NONE) score[u] += w->bias[v];
     }
-    for (int64_t row = from; row < to; row++) {
-        int64_t i = t->q0 + row, place = t->start + i;
-        real lse = s->lse[i], total = s->total[i], shift = s->shift[i];
-        int64_t seen = t->p->a->causal ? min_i64(place + 1 - t->key0, t->n_keys) : t->n_keys;
-        real *p_at = s->p + key * PAIR_TILE + row * TILE_N;
-        real *ds_at = s->ds + key * PAIR_TILE + row * TILE_N;
-        for (int v = 0; v < TILE_V; v++) {
-            int64_t at = key + v * VLEN;
-            vreal raw = vload(p_at + v * VLEN), score = raw * scale;
-            if (extras) score += bias[v];
-            score -= lse;
-            vreal logit = score;
-            if (extras && t->p->a->pos != WEFT_POS_NONE)
-                logit += position_part(t, place, t->key0 + at);
-            vreal p = vexp_below(logit);
-            if (masked) {
-                vint visible = iota < vset((real)(seen - at));
-                p = (vreal)((vint)p & visible);
-            }
-            vreal ds = p * (vload(ds_at + v * VLEN) - total);
-            vstore(p_at + v * VLEN, p);
-            vstore(ds_at + v * VLEN, ds);
-            if (!extras) continue;
-            column[v] += ds;
-            dlog_tau += ds * score;
-            dscale += ds * (raw - shift);
-            if (t->drel) {
-                real *rel = t->drel + t->key0 + at - place;
-                vstore(rel, vload(rel) + ds);
-            }
+#pragma GCC unroll 8
+    for (int u = 0; u < rows * TILE_V; u++) {
+        int64_t place = w->place0 + row + u / TILE_V, key = w->key0 + u % TILE_V * VLEN;
+        p[u] = score[u];
+        if (extras != EXTRAS_NONE && w->position)
+            p[u] += position_part(w->distance_bias, w->slope, place, key);
+        p[u] = vexp(p[u]);
+    }
+#pragma GCC unroll 8
+    for (int u = 0; u < rows * TILE_V; u++) {
+        int64_t r = row + u / TILE_V, v = u % TILE_V, at = r * TILE_N + v * VLEN;
+        if (masked) {
+            int64_t seen = w->keys_left;
+            if (w->causal) seen = min_i64(seen, w->place0 + r + 1 - w->key0);
+            p[u] = (vreal)((vint)p[u] & (viota() < (real)(seen - v * VLEN)));
+        }
+        vreal ds = p[u] * (vload(w->ds + at) - w->total[r]);
+        vstore(w->p + at, p[u]);
+        vstore(w->ds + at, ds);
+        if (extras == EXTRAS_NONE) continue;
+        w->column[v] += ds;
+        if (extras == EXTRAS_DSCALE) w->number += ds * (raw[u] - w->shift[r]);
+        if (extras == EXTRAS_DLOG_TAU) w->number += ds * score[u];
+        if (w->drel) {
+            real *rel = w->drel + w->key0 + v * VLEN - w->place0 - r;
+            vstore(rel, vload(rel) + ds);
         }
     }
-    if (!extras) return;
-    for (int v = 0; v < TILE_V; v++) {
-        real *at = s->column + t->key0 - t->first_key + key + v * VLEN;
-        vstore(at, vload(at) + column[v]);
-    }
-    t->dscale += (double)vsum(dscale);
-    t->dlog_tau += (double)vsum(dlog_tau);
 }
 
+/* Rows [from, to) of the panel at `key`. */
+static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, int64_t to,
+                                       bool masked, score_extras extras) {
+    const pair_scratch *s = &t->s;
+    panel_rows w = {.p = s->p + key * PAIR_TILE,
+                    .ds = s->ds + key * PAIR_TILE,
+                    .lse = s->lse + t->q0,
+                    .total = s->total + t->q0,
+                    .shift = s->shift + t->q0,
+                    .distance_bias = t->distance_bias,
+                    .drel = t->drel,
+                    .scale = t->head.scale,
+                    .slope = t->head.slope,
+                    .place0 = t->start + t->q0,
+                    .key0 = t->key0 + key,
+                    .keys_left = t->n_keys - key,
+                    .causal = t->p->a->causal,
+                    .position = t->p->a->pos != WEFT_POS_NONE};
+    for (int v = 0; v < TILE_V; v++)
+        w.bias[v] = vload(s->bias + key + v * VLEN);
+    int64_t row = from;
+    for (; row + 2 <= to; row += 2)
+        soften_rows(&w, row, 2, masked, extras);
+    if (row < to) soften_rows(&w, row, 1, masked, extras);
+    if (extras == EXTRAS_NONE) return;
+    for (int v = 0; v < TILE_V; v++) {
+        real *at = s->column + w.key0 - t->first_key + v * VLEN;
+        vstore(at, vload(at) + w.column[v]);
+    }
+    if (extras != EXTRAS_SCORE) t->number += sum_lanes(w.number);
+}
+
+/* Each kind a function of its own: together in one, registers run out. */
+#define SOFTEN(name, masked, extras)                                                               \
+    static __attribute__((noinline)) void name(pair_task *t, int64_t key, int64_t from,            \
+                                               int64_t to) {                                       \
+        soften_panel(t, key, from, to, masked, extras);                                            \
+    }
+SOFTEN(soften_plain, false, EXTRAS_NONE)
+SOFTEN(soften_plain_masked, true, EXTRAS_NONE)
+SOFTEN(soften_score, false, EXTRAS_SCORE)
+SOFTEN(soften_score_masked, true, EXTRAS_SCORE)
+SOFTEN(soften_dscale, false, EXTRAS_DSCALE)
+SOFTEN(soften_dscale_masked, true, EXTRAS_DSCALE)
+SOFTEN(soften_dlog_tau, false, EXTRAS_DLOG_TAU)
+SOFTEN(soften_dlog_tau_masked, true, EXTRAS_DLOG_TAU)
+#undef SOFTEN
+
 static void soften_pair(pair_task *t) {
+    static void (*const soften[][2])(pair_task *, int64_t, int64_t, int64_t) = {
+        [EXTRAS_NONE] = {soften_plain, soften_plain_masked},
+        [EXTRAS_SCORE] = {soften_score, soften_score_masked},
+        [EXTRAS_DSCALE] = {soften_dscale, soften_dscale_masked},
+        [EXTRAS_DLOG_TAU] = {soften_dlog_tau, soften_dlog_tau_masked},
+    };
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
         int64_t from = first_row(t, key), to = t->n_queries, whole = 0;
         /* The first row whose query sees the whole panel. */
         if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - (t->start + t->q0);
         if (key + TILE_N > t->n_keys) whole = to;
         whole = max_i64(from, min_i64(whole, to));
-        if (t->extras) {
-            soften_rows(t, key, from, whole, true, true);
-            soften_rows(t, key, whole, to, false, true);
-        } else {
-            soften_rows(t, key, from, whole, true, false);
-            soften_rows(t, key, whole, to, false, false);
-        }
+        if (from < whole) soften[t->extras][1](t, key, from, whole);
+        if (whole < to) soften[t->extras][0](t, key, whole, to);
     }
 }
 
@@ -230,7 +299,7 @@ static void soften_pair(pair_task *t) {
 static void work_pair(pair_task *t) {
     const weft_attention_attr *a = t->p->a;
     const pair_scratch *s = &t->s;
-    int64_t room = round_up(a->queries, PAIR_TILE), dv = round_up(a->dv, TILE_N);
+    int64_t dv = round_up(a->dv, TILE_N);
     int64_t dqk = round_up(a->dqk, TILE_N), key = t->key0 - t->first_key;
     bool band = a->band && t->q0 - (t->key0 + t->n_keys - 1) <= a->window;
     multiply_visible(t, s->p, s->q_across + t->q0 * a->dqk, s->k_across, a->dqk);
@@ -243,11 +312,10 @@ static void work_pair(pair_task *t) {
         add_band(t);
     }
     soften_pair(t);
-    if (t->want_dv)
-        add_over_queries(t, t->sums.dv + key * dv, dv, s->p, s->do_along + t->q0 * TILE_N, room);
+    if (t->want_dv) add_over_queries(t, t->sums.dv + key * dv, dv, s->p, s->do_along + t->q0 * dv);
     if (t->want_dk)
-        add_over_queries(t, t->sums.dk + key * dqk, dqk, s->ds, s->q_along + t->q0 * TILE_N, room);
-    if (t->want_dq) add_over_keys(t, t->dq + t->q0 * dqk, dqk, s->ds, s->k_along, PAIR_TILE);
+        add_over_queries(t, t->sums.dk + key * dqk, dqk, s->ds, s->q_along + t->q0 * dqk);
+    if (t->want_dq) add_over_keys(t, t->dq + t->q0 * dqk, dqk, s->ds, s->k_along);
     if (band) add_band_gradients(t);
 }
 

@@ -1,15 +1,19 @@
-/* What attention's forward and backward kernels share: the problem's shape and numbers, tiles
- * packed so that a small matrix product reads them in order, and that product itself.
+/* What attention's forward and backward kernels share: the problem's shape and
+ * numbers, tiles packed so that a small matrix product reads them in order, and
+ * that product itself.
  *
- * The product is C[m][n] (+)= Σ_k A[k][m] B[k][n] on a block of TILE_M × TILE_N that stays in
- * registers: for each k the TILE_N numbers of B are a few vectors, and each of A's numbers is spread
- * over a vector. Both operands are packed in panels as wide as the block, k outermost, so that one
- * step reads consecutive memory. A matrix of rows is packed in one of two ways:
+ * The product is C[m][n] (+)= Σ_k A[k][m] B[k][n] on a block of TILE_M × TILE_N
+ * that stays in registers: for each k the TILE_N numbers of B are a few
+ * vectors, and each of A's numbers is spread over a vector. Both operands are
+ * packed in panels as wide as the block, k outermost, so that one step reads
+ * consecutive memory. A matrix of rows is packed in one of two ways:
  *
- *     across  panels of W rows;    to[r / W][c][r % W]     the product then runs over its columns
- *     along   panels of W columns; to[c / W][r][c % W]     the product then runs over its rows
+ *     across  panels of W rows;    to[r / W][c][r % W]     the product then
+ * runs over its columns along   panels of W columns; to[c / W][r][c % W] the
+ * product then runs over its rows, of which only `room` are packed together
  *
- * Packing widens bf16 and fills up the last panel with zeros, so the products need no edges. */
+ * Packing widens bf16 and fills up the last panel with zeros, so the products
+ * need no edges. */
 #ifndef WEFT_CPU_ATTENTION_TILE_H
 #define WEFT_CPU_ATTENTION_TILE_H
 
@@ -17,8 +21,9 @@
 #include "cpu/vec.h"
 #include "ops/attention.h"
 
-/* Sixteen accumulators where there are 32 vector registers, eight where there are 16. TILE_N is a
- * multiple of TILE_M, so that a panel of one width is made of whole panels of the other. */
+/* Sixteen accumulators where there are 32 vector registers, eight where there
+ * are 16. TILE_N is a multiple of TILE_M, so that a panel of one width is made
+ * of whole panels of the other. */
 #if defined(__aarch64__) && WEFT_REAL == 64
 #define TILE_M 4
 #define TILE_V 4
@@ -37,7 +42,8 @@ static inline int64_t round_up(int64_t n, int64_t to) {
     return ceil_div(n, to) * to;
 }
 
-/* One of q, k, v, o and their gradients as rows of `width` for a sequence, a position and a head. */
+/* One of q, k, v, o and their gradients as rows of `width` for a sequence, a
+ * position and a head. */
 typedef struct {
     const weft_tensor *t;
     int64_t base, batch, row, width; /* first element; strides of sequence and position */
@@ -52,8 +58,9 @@ static inline head_rows make_head_rows(const weft_tensor *t, int64_t heads, int6
     return (head_rows){t, 0, positions * heads * width, heads * width, width};
 }
 
-/* A view of query heads, key heads or value heads: tensors of their own, or parts of a packed one.
- * `t` is q, k, v or their gradients; where packed, all three are the same tensor. */
+/* A view of query heads, key heads or value heads: tensors of their own, or
+ * parts of a packed one. `t` is q, k, v or their gradients; where packed, all
+ * three are the same tensor. */
 static inline void make_projections(const weft_attention_attr *a, const weft_tensor *q,
                                     const weft_tensor *k, const weft_tensor *v, head_rows rows[3]) {
     if (!a->packed) {
@@ -137,7 +144,8 @@ static inline head_numbers numbers_of_head(const attention_problem *p, int64_t h
     return f;
 }
 
-/* Memory given out piece by piece, each aligned. Without a base it only counts. */
+/* Memory given out piece by piece, each aligned. Without a base it only counts.
+ */
 typedef struct {
     real *base;
     int64_t used; /* reals */
@@ -149,7 +157,37 @@ static inline real *take_reals(real_block *block, int64_t n) {
     return block->base ? block->base + at : NULL;
 }
 
-/* Rows r0 .. r0+rows-1 of a head, packed across; `widened` holds `panel` rows, for bf16. */
+typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
+
+/* to[c][r] = from[r][c] for a block of 4 × 4. */
+static ALWAYS_INLINE void turn_block(const real *const from[4], real *to, int64_t ld) {
+    quad a = *(const quad *)from[0], b = *(const quad *)from[1];
+    quad c = *(const quad *)from[2], d = *(const quad *)from[3];
+    quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    quad ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    quad cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(quad *)to = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+    *(quad *)(to + ld) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+    *(quad *)(to + 2 * ld) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+    *(quad *)(to + 3 * ld) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+/* to[c][r] = row[r][c], `panel` rows (a multiple of 4) of `width` numbers. */
+static inline void turn_rows(const real *const *row, int64_t panel, int64_t width, real *to) {
+    int64_t whole = width / 4 * 4;
+    for (int64_t c = 0; c < whole; c += 4)
+        for (int64_t i = 0; i < panel; i += 4) {
+            const real *at[4] = {row[i] + c, row[i + 1] + c, row[i + 2] + c, row[i + 3] + c};
+            turn_block(at, to + c * panel + i, panel);
+        }
+    for (int64_t c = whole; c < width; c++)
+        for (int64_t i = 0; i < panel; i++)
+            to[c * panel + i] = row[i][c];
+}
+
+/* Rows r0 .. r0+rows-1 of a head, packed across; `widened` holds `panel` rows,
+ * for bf16. */
 static inline void pack_across(const attention_problem *p, const head_rows *from, int64_t b,
                                int64_t head, int64_t r0, int64_t rows, int64_t panel, real *to,
                                real *widened) {
@@ -160,23 +198,27 @@ static inline void pack_across(const attention_problem *p, const head_rows *from
         for (int64_t i = 0; i < filled; i++)
             row[i] = tile_in(p->x, from->t, head_row_at(from, b, r0 + r + i, head), width,
                              widened + i * width);
-        if (filled < panel) memset(to, 0, (size_t)(panel * width) * sizeof(real));
+        if (filled == panel && panel % 4 == 0) {
+            turn_rows(row, panel, width, to);
+            continue;
+        }
+        memset(to, 0, (size_t)(panel * width) * sizeof(real));
         for (int64_t c = 0; c < width; c++)
             for (int64_t i = 0; i < filled; i++)
                 to[c * panel + i] = row[i][c];
     }
 }
 
-/* The same rows times `factor`, packed along; a panel has room for `room` rows. */
+/* The same rows times `factor`, packed along, each `room` of them apart. */
 static inline void pack_along(const attention_problem *p, const head_rows *from, int64_t b,
                               int64_t head, int64_t r0, int64_t rows, int64_t panel, int64_t room,
                               real factor, real *to, real *widened) {
-    int64_t width = from->width;
+    int64_t width = from->width, block = room * round_up(width, panel);
     for (int64_t r = 0; r < rows; r++) {
         const real *row =
             tile_in(p->x, from->t, head_row_at(from, b, r0 + r, head), width, widened);
         for (int64_t c = 0; c < width; c += panel) {
-            real *at = to + c * room + r * panel;
+            real *at = to + r / room * block + c * room + r % room * panel;
             int64_t filled = min_i64(panel, width - c);
             for (int64_t i = 0; i < filled; i++)
                 at[i] = row[c + i] * factor;
@@ -188,7 +230,8 @@ static inline void pack_along(const attention_problem *p, const head_rows *from,
 
 enum { TILE_SET, TILE_ADD, TILE_RESCALE };
 
-/* One block: C = AB, C = C + AB, or C = C·rescale + AB with a factor a column. */
+/* One block: C = AB, C = C + AB, or C = C·rescale + AB with a factor a column.
+ */
 static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const real *a, int64_t lda,
                                          const real *b, int64_t ldb, int64_t depth,
                                          const real *rescale) {
@@ -213,7 +256,7 @@ static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const r
             av[m / VLEN] = vload(a + m);
 #define TILE_SPREAD(m) av[(m) / VLEN][(m) % VLEN]
 #else
-#define TILE_SPREAD(m) vset(a[m])
+#define TILE_SPREAD(m) a[m]
 #endif
 #pragma GCC unroll 8
         for (int m = 0; m < TILE_M; m++)
@@ -227,30 +270,6 @@ static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const r
 #pragma GCC unroll 8
         for (int v = 0; v < TILE_V; v++)
             vstore(c + m * ldc + v * VLEN, acc[m][v]);
-}
-
-/* e^x for x that is not far above 0, as in a softmax: below −87 it is 0 (and not the less than
- * 2e-38 that it should be), above 88 anything. NaN stays NaN. */
-static inline vreal vexp_below(vreal x) {
-#if WEFT_REAL == 64
-    return vexp(x);
-#else
-    const vreal shift = vset(0x1.8p23f);
-    vint under = x < vset(-87.0f);
-    vreal t = x * 0x1.715476p0f + shift;
-    vreal whole = t - shift;
-    vreal r = x - whole * 0x1.62e400p-1f;
-    r = r - whole * 0x1.7f7d1cp-20f;
-    vreal e = vset(0x1.6c16c2p-10f);
-    e = e * r + 0x1.111112p-7f;
-    e = e * r + 0x1.555556p-5f;
-    e = e * r + 0x1.555556p-3f;
-    e = e * r + 0.5f;
-    e = e * r + 1.0f;
-    e = e * r + 1.0f;
-    vreal power = (vreal)(((vint)t << 23) + (127 << 23));
-    return (vreal)((vint)(e * power) & ~under);
-#endif
 }
 
 static inline vreal viota(void) {

@@ -7,7 +7,7 @@
 
 #include "cpu/vec.h"
 
-enum { TILE = 1024, CHUNK_TILES = 16, CHUNK_TENSORS = 4 };
+enum { TILE = 1024, CHUNK_TILES = 16, CHUNK_TENSORS = 4, APPLY_STEPS = 4 };
 
 /* Elements of a chunk: from one tile up to CHUNK_TILES, so that a small tensor still has enough
  * chunks for many threads and a large one does not have too many. */
@@ -23,19 +23,26 @@ static inline int64_t chunk_rows(int64_t rows, int64_t width) {
 /* Room for a tile of bf16; double has no such tiles. */
 enum { TILE_SCRATCH = WEFT_REAL == 64 ? 1 : TILE };
 
-/* One vector of each input to one vector of each output. */
+/* One vector of each input to one vector of each output. Defined with VECTOR_FN, so that it becomes
+ * part of the loop it is given to. */
+#define VECTOR_FN static inline __attribute__((always_inline)) void
 typedef void (*vector_fn)(const vreal *in, vreal *out, const real *arg);
 
-static inline __attribute__((always_inline)) void apply_at(vector_fn f, int n_in,
+/* f on `steps` vectors of n elements from i on. The steps are independent, and side by side in one
+ * block of code they hide each other's latency: a single exponential is a chain of 15 operations. */
+static inline __attribute__((always_inline)) void apply_at(vector_fn f, int steps, int n_in,
                                                            const real *const *from, int n_out,
                                                            real *const *to, int64_t i, int64_t n,
                                                            const real *arg) {
-    vreal a[CHUNK_TENSORS], y[CHUNK_TENSORS];
-    for (int k = 0; k < n_in; k++)
-        a[k] = vload_n(from[k] + i, n);
-    f(a, y, arg);
-    for (int k = 0; k < n_out; k++)
-        if (to[k]) vstore_n(to[k] + i, y[k], n);
+    vreal a[APPLY_STEPS][CHUNK_TENSORS], y[APPLY_STEPS][CHUNK_TENSORS];
+    for (int s = 0; s < steps; s++)
+        for (int k = 0; k < n_in; k++)
+            a[s][k] = vload_n(from[k] + i + s * VLEN, n);
+    for (int s = 0; s < steps; s++)
+        f(a[s], y[s], arg);
+    for (int s = 0; s < steps; s++)
+        for (int k = 0; k < n_out; k++)
+            if (to[k]) vstore_n(to[k] + i + s * VLEN, y[s][k], n);
 }
 
 /* f on `len` elements; inlined with f and the counts known, so the arrays become registers. An
@@ -50,10 +57,12 @@ static inline __attribute__((always_inline)) void apply(vector_fn f, int n_in,
         from[k] = in[k];
     for (int k = 0; k < n_out; k++)
         to[k] = out[k];
-    int64_t whole = len - len % VLEN;
-    for (int64_t i = 0; i < whole; i += VLEN)
-        apply_at(f, n_in, from, n_out, to, i, VLEN, arg);
-    if (whole < len) apply_at(f, n_in, from, n_out, to, whole, len - whole, arg);
+    int64_t i = 0;
+    for (; i + APPLY_STEPS * VLEN <= len; i += APPLY_STEPS * VLEN)
+        apply_at(f, APPLY_STEPS, n_in, from, n_out, to, i, VLEN, arg);
+    for (; i + VLEN <= len; i += VLEN)
+        apply_at(f, 1, n_in, from, n_out, to, i, VLEN, arg);
+    if (i < len) apply_at(f, 1, n_in, from, n_out, to, i, len - i, arg);
 }
 
 typedef struct chunked chunked;

@@ -1,135 +1,93 @@
-/* Linear, softmax and cross-entropy on the CPU, the logits in tiles.
+/* Linear, softmax and cross-entropy on the CPU, the logits in parts.
  *
- * Forward: the [N, V] logits are cut as any product is. A task makes one tile in its thread's
- * scratch and leaves, for each of its rows, the maximum and the sum of exponentials there; a tile
- * that holds a row's target leaves that logit too. A second pass joins each row's pieces in the
- * order of the vocabulary.
+ * The loss alone: the [N, V] logits are cut as any product is. A task makes one tile in its
+ * thread's scratch and leaves, for each of its rows, the maximum and the sum of exponentials there;
+ * a tile that holds a row's target leaves that logit too. A second pass joins each row's pieces in
+ * the order of the vocabulary.
  *
- * Gradient: the vocabulary is taken in chunks, wide enough for good products, narrow enough that
- * N × chunk numbers stay in the last cache. For each chunk: logits to dl in place, then dw of the
- * chunk (a sum over rows, whole), then dx plus the chunk's part. */
-#include "ops/cross_entropy.h"
-#include "cpu/gemm.h"
-#include "cpu/vec.h"
+ * With gradients: some rows at a time, whole, so that their lse is known before the next rows come.
+ * The tiles go to one matrix [rows, V], in which the exponentials take the logits' place; a factor
+ * for each row and piece then makes them the gradient of the logits, and two products give dx of
+ * these rows and add to dw. One exponential a logit, three products, never more than some rows of
+ * logits. */
+#include "cpu/cross_entropy.h"
 
 enum {
-    CHUNK_VALUES = 1 << 22, /* of dl that are held at a time, about */
-    CHUNK_STEP = 512,       /* a chunk of the vocabulary is a multiple of this */
-    JOIN_ROWS = 64          /* rows a task of the second pass joins; a multiple of VLEN */
+    PART_VALUES = 1 << 24, /* logits that are held at a time with gradients, about */
+    PART_ROWS = 64,        /* and no fewer rows than this */
+    JOIN_ROWS = 64         /* rows a task of the second pass joins; a multiple of VLEN */
 };
-
-static weft_status check_targets(const int32_t *targets, int64_t rows, int64_t vocabulary,
-                                 int64_t *count) {
-    *count = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        if (targets[i] < -1 || targets[i] >= vocabulary)
-            return weft_fail(WEFT_EINPUT,
-                             "cross_entropy: target %d at row %lld is outside the vocabulary of "
-                             "%lld, and only -1 means none",
-                             targets[i], (long long)i, (long long)vocabulary);
-        *count += targets[i] >= 0;
-    }
-    return WEFT_OK;
-}
-
-/* x [N, E] · w [V, E]ᵀ, the vocabulary from `first` on, `width` of it; `to` gets the logits. */
-static gemm_product describe_logits(const weft_exec *x, const weft_node *n, int64_t first,
-                                    int64_t width, real *to) {
-    const weft_tensor *rows = n->in[0], *w = n->in[1];
-    int64_t e = w->shape[1];
-    gemm_product p = {.batch = 1, .m = weft_tensor_rows(rows), .n = width, .k = e, .tb = true};
-    p.alpha = 1;
-    p.a = (gemm_matrix){.ld = e, .bf16 = rows->dtype == WEFT_BF16};
-    p.b = (gemm_matrix){.ld = e, .bf16 = w->dtype == WEFT_BF16};
-    p.c = (gemm_matrix){.data = to, .ld = width};
-    if (!x) return p;
-    p.a.data = weft_data(x, rows);
-    p.b.data = weft_data(x, w);
-    p.b = gemm_part(p.b, 0, first, 0);
-    return p;
-}
 
 typedef struct {
     const weft_exec *x;
     const weft_node *n;
+    const int32_t *targets; /* [N] */
+    entropy_part part;
     gemm_product logits;
     gemm_cut cut;
-    const int32_t *targets; /* [N] */
-    int64_t rows, vocabulary;
-    char *scratch; /* [threads][scratch_bytes] */
-    int64_t scratch_bytes;
-    /* forward */
-    real *most, *sum; /* [pieces, N]: of each row's tile, its maximum and Σ exp(l − maximum) */
+    real *kept;       /* [rows, V] of the part; NULL: tiles stay in scratch */
+    real *most, *sum; /* [pieces, rows]: of each row's tile, its maximum and Σ exp(l − maximum) */
     real *picked;     /* [N]: the target's logit */
-    /* gradient */
-    int64_t first;          /* of the vocabulary, in this chunk */
-    const real *lse;        /* [N] */
-    real *weight, *penalty; /* [N]: dl = p · weight − [target] · penalty */
+    char *scratch;    /* [threads][scratch_bytes] */
+    int64_t scratch_bytes;
+    void *product_space;
+    entropy_seeds seeds;
 } entropy_work;
 
-/* Scratch of one thread: widened operands, and the tile of logits if it has no other place. */
-static int64_t tile_bytes(const gemm_product *p, const gemm_cut *cut, bool logits) {
-    gemm_product tile = gemm_tile(p, 0, 0, cut->tile_m, 0, cut->tile_n, 0, p->k);
-    return KERNEL(gemm_serial_workspace)(&tile) +
-           (logits ? real_bytes(cut->tile_m * cut->tile_n) : 0);
-}
-
-typedef struct {
-    int64_t row, m, column, n, piece;
-} tile_place;
-
-static tile_place place_tile(const entropy_work *w, int64_t task) {
-    tile_place at = {.piece = task % w->cut.columns};
-    at.column = at.piece * w->cut.tile_n;
-    at.row = task / w->cut.columns * w->cut.tile_m;
-    at.m = min_i64(w->cut.tile_m, w->logits.m - at.row);
-    at.n = min_i64(w->cut.tile_n, w->logits.n - at.column);
-    return at;
-}
-
-/* The maximum of a row, and the sum of exponentials below it. */
-static void measure_row(const real *l, int64_t n, real *most, real *sum) {
+/* The maximum of a row and the sum of exponentials below it; `keep`: they take the row's place. */
+static inline __attribute__((always_inline)) void measure_row(real *l, int64_t n, real *most,
+                                                              real *sum, const bool keep) {
     vreal top = vset(-INFINITY), total = vset(0);
     int64_t i = 0;
     for (; i + VLEN <= n; i += VLEN)
         top = vmax(top, vload(l + i));
     real high = vmax_lane(top);
-    for (int64_t j = i; j < n; j++)
-        high = l[j] > high ? l[j] : high;
+    for (; i < n; i++)
+        high = l[i] > high ? l[i] : high;
     *most = high;
-    *sum = 0;
-    if (high == -INFINITY) return;
-    for (i = 0; i + VLEN <= n; i += VLEN)
-        total += vexp(vload(l + i) - high);
+    if (high == -INFINITY) high = 0;
+    for (i = 0; i + VLEN <= n; i += VLEN) {
+        vreal e = vexp(vload(l + i) - high);
+        if (keep) vstore(l + i, e);
+        total += e;
+    }
     *sum = vsum(total);
     if (i == n) return;
-    vreal last = vexp(vload_part(l + i, n - i) - high);
+    vreal e = vexp(vload_part(l + i, n - i) - high);
+    if (keep) vstore_part(l + i, e, n - i);
     for (int64_t j = 0; j < n - i; j++)
-        *sum += last[j];
+        *sum += e[j];
 }
 
 static void measure_tile(void *context, int64_t task, int thread) {
     const entropy_work *w = context;
-    tile_place at = place_tile(w, task);
-    real *logits = (real *)(w->scratch + thread * w->scratch_bytes);
-    gemm_product tile = gemm_tile(&w->logits, 0, at.row, at.m, at.column, at.n, 0, w->logits.k);
-    tile.c = (gemm_matrix){.data = logits, .ld = at.n};
-    KERNEL(gemm_serial)(&tile, (char *)logits + real_bytes(w->cut.tile_m * w->cut.tile_n));
-    for (int64_t i = 0; i < at.m; i++) {
-        int64_t row = at.row + i, cell = at.piece * w->rows + row;
-        measure_row(logits + i * at.n, at.n, &w->most[cell], &w->sum[cell]);
-        int64_t target = w->targets[row] - at.column;
-        if (target >= 0 && target < at.n) w->picked[row] = logits[i * at.n + target];
+    entropy_tile t = tile_of(&w->logits, &w->cut, task);
+    char *scratch = w->scratch + thread * w->scratch_bytes;
+    gemm_product tile =
+        gemm_tile(&w->logits, 0, t.row, t.rows, t.column, t.columns, 0, w->logits.k);
+    if (!w->kept)
+        tile.c =
+            (gemm_matrix){.data = scratch + tile_operands(&w->logits, &w->cut), .ld = t.columns};
+    KERNEL(gemm_serial)(&tile, scratch);
+    for (int64_t i = 0; i < t.rows; i++) {
+        int64_t row = t.row + i, cell = t.piece * w->part.rows + row;
+        real *l = (real *)tile.c.data + i * tile.c.ld;
+        int64_t target = w->targets[w->part.row + row] - t.column;
+        if (target >= 0 && target < t.columns) w->picked[w->part.row + row] = l[target];
+        if (w->kept)
+            measure_row(l, t.columns, &w->most[cell], &w->sum[cell], true);
+        else
+            measure_row(l, t.columns, &w->most[cell], &w->sum[cell], false);
     }
 }
 
-/* VLEN rows, or `count` of them: lse from the pieces of the vocabulary, in order. */
+/* lse of VLEN rows, or `count` of them, from the pieces of the vocabulary in order. */
 static vreal join_pieces(const entropy_work *w, int64_t row, int64_t count) {
     vreal high = vset(-INFINITY), total = vset(0);
     for (int64_t piece = 0; piece < w->cut.columns; piece++)
-        high = vmax(high, vload_part(w->most + piece * w->rows + row, count));
+        high = vmax(high, vload_part(w->most + piece * w->part.rows + row, count));
     for (int64_t piece = 0; piece < w->cut.columns; piece++) {
-        int64_t cell = piece * w->rows + row;
+        int64_t cell = piece * w->part.rows + row;
         total += vload_part(w->sum + cell, count) * vexp(vload_part(w->most + cell, count) - high);
     }
     vreal lse = high;
@@ -141,219 +99,141 @@ static vreal join_pieces(const entropy_work *w, int64_t row, int64_t count) {
 static void join_rows(void *context, int64_t task, int thread) {
     (void)thread;
     const entropy_work *w = context;
-    real *lse = weft_data(w->x, w->n->out[2]);
-    int64_t end = min_i64((task + 1) * JOIN_ROWS, w->rows);
+    real *lse = (real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
+    int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows);
     for (int64_t row = task * JOIN_ROWS; row < end; row += VLEN) {
         int64_t count = min_i64(VLEN, end - row);
         vstore_part(lse + row, join_pieces(w, row, count), count);
     }
 }
 
-/* Where the forward pass keeps things, after the threads' scratch. */
-static int64_t forward_bytes(const weft_node *n, int threads, entropy_work *w, char *workspace) {
-    w->logits = describe_logits(NULL, n, 0, n->in[1]->shape[0], NULL);
-    w->cut = KERNEL(gemm_cut)(1, w->logits.m, w->logits.n, w->logits.k);
-    w->scratch_bytes = tile_bytes(&w->logits, &w->cut, true);
-    int64_t pieces = real_bytes(w->cut.columns * w->logits.m), at = threads * w->scratch_bytes;
-    if (workspace) {
-        w->scratch = workspace;
-        w->most = (real *)(workspace + at);
-        w->sum = (real *)(workspace + at + pieces);
-        w->picked = (real *)(workspace + at + 2 * pieces);
+/* Exponentials of a tile to gradients of its logits. */
+static void differentiate_tile(void *context, int64_t task, int thread) {
+    (void)thread;
+    const entropy_work *w = context;
+    const real *lse = (const real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
+    entropy_tile t = tile_of(&w->logits, &w->cut, task);
+    for (int64_t i = 0; i < t.rows; i++) {
+        int64_t row = t.row + i, j = 0;
+        int32_t target = w->targets[w->part.row + row];
+        real *l = w->kept + row * w->part.words + t.column;
+        vreal above = vset(w->most[t.piece * w->part.rows + row] - lse[row]);
+        real factor = vexp(above)[0] * row_weight(w->seeds, target, lse[row]);
+        for (; j < t.columns; j++)
+            l[j] *= factor;
+        if (target >= t.column && target < t.column + t.columns)
+            l[target - t.column] -= row_penalty(w->seeds, target);
     }
-    return at + 2 * pieces + real_bytes(w->logits.m);
 }
 
+/* lse of the part's rows. */
+static void measure_part(weft_pool *pool, entropy_work *w) {
+    w->logits = product_logits(w->x, w->n, w->part, w->kept);
+    w->cut = KERNEL(gemm_cut)(1, w->logits.m, w->logits.n, w->logits.k);
+    int64_t logits = w->kept ? 0 : real_bytes(w->cut.tile_m * w->cut.tile_n);
+    w->scratch_bytes = tile_operands(&w->logits, &w->cut) + logits;
+    weft_pool_run(pool, w->cut.rows * w->cut.columns, measure_tile, w);
+    weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
+}
+
+static void differentiate_part(weft_pool *pool, entropy_work *w) {
+    const weft_tensor *dx = w->n->out[WEFT_CE_DX], *dw = w->n->out[WEFT_CE_DW];
+    weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
+    if (dw) {
+        gemm_product p =
+            product_dw(w->x, w->n, w->part, w->kept, rows_of(w->x, dw, 0), w->part.row > 0);
+        KERNEL(gemm)(pool, &p, w->product_space);
+    }
+    if (dx) {
+        gemm_product p =
+            product_dx(w->x, w->n, w->part, w->kept, rows_of(w->x, dx, w->part.row), false);
+        KERNEL(gemm)(pool, &p, w->product_space);
+    }
+}
+
+static bool has_gradients(const weft_node *n) {
+    return n->out[WEFT_CE_DX] || n->out[WEFT_CE_DW];
+}
+
+/* Rows that are taken at a time: all for the loss alone. */
+static int64_t part_rows(const weft_node *n) {
+    int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]);
+    if (!has_gradients(n)) return rows;
+    int64_t most = max_i64(PART_VALUES / n->in[WEFT_CE_W]->shape[0], PART_ROWS);
+    int64_t parts = ceil_div(rows, most);
+    return ceil_div(rows, parts);
+}
+
+/* The workspace: picked [N], then what a part of `rows` needs at most. */
+typedef struct {
+    int64_t most, sum, kept, scratch, bytes;
+} entropy_layout;
+
+static entropy_layout lay_out_part(const weft_node *n, int64_t rows, int threads) {
+    entropy_part part = {.rows = rows, .words = n->in[WEFT_CE_W]->shape[0]};
+    gemm_product logits = product_logits(NULL, n, part, NULL);
+    gemm_cut cut = KERNEL(gemm_cut)(1, logits.m, logits.n, logits.k);
+    int64_t operands = tile_operands(&logits, &cut);
+    entropy_layout at = {.most = real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))};
+    at.sum = at.most + real_bytes(cut.columns * rows);
+    at.kept = at.sum + real_bytes(cut.columns * rows);
+    if (!has_gradients(n)) {
+        at.scratch = at.kept;
+        at.bytes = at.scratch + threads * (operands + real_bytes(cut.tile_m * cut.tile_n));
+        return at;
+    }
+    gemm_product dx = product_dx(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_X], 0), false);
+    gemm_product dw = product_dw(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_W], 0), true);
+    int64_t space = max_i64(threads * operands, KERNEL(gemm_workspace)(&dx, threads));
+    at.scratch = at.kept + real_bytes(rows * part.words);
+    at.bytes = at.scratch + max_i64(space, KERNEL(gemm_workspace)(&dw, threads));
+    return at;
+}
+
+/* The last part may have fewer rows and another cut. */
 static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
-    entropy_work w = {0};
-    return forward_bytes(n, threads, &w, NULL);
+    int64_t all = weft_tensor_rows(n->in[WEFT_CE_X]), rows = part_rows(n);
+    int64_t last = all - (ceil_div(all, rows) - 1) * rows;
+    return max_i64(lay_out_part(n, rows, threads).bytes, lay_out_part(n, last, threads).bytes);
+}
+
+static void write_losses(const entropy_work *w, int64_t rows, int64_t count) {
+    const weft_cross_entropy_attr *attr = w->n->attr;
+    const real *lse = weft_data(w->x, w->n->out[WEFT_CE_LSE]);
+    double ce = 0, squares = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (w->targets[i] >= 0) ce += (double)lse[i] - (double)w->picked[i];
+        squares += (double)lse[i] * (double)lse[i];
+    }
+    real *ce_out = weft_data(w->x, w->n->out[WEFT_CE_LOSS]);
+    real *z_out = weft_data(w->x, w->n->out[WEFT_CE_Z]);
+    *ce_out = (real)(count ? ce / (double)count : 0);
+    *z_out = (real)(attr->z != 0 ? attr->z * squares / (double)rows : 0);
 }
 
 static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
-    const weft_cross_entropy_attr *attr = n->attr;
     weft_pool *pool = weft_exec_pool(x);
-    entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[2])};
-    forward_bytes(n, weft_pool_size(pool), &w, weft_workspace(x, n));
-    w.rows = w.logits.m;
-    w.vocabulary = w.logits.n;
-    int64_t count;
-    WEFT_TRY(check_targets(w.targets, w.rows, w.vocabulary, &count));
-    w.logits = describe_logits(x, n, 0, w.vocabulary, NULL);
-    weft_pool_run(pool, w.cut.rows * w.cut.columns, measure_tile, &w);
-    weft_pool_run(pool, ceil_div(w.rows, JOIN_ROWS), join_rows, &w);
-    const real *lse = weft_data(x, n->out[2]);
-    double ce = 0, squares = 0;
-    for (int64_t i = 0; i < w.rows; i++) {
-        if (w.targets[i] >= 0) ce += (double)lse[i] - (double)w.picked[i];
-        squares += (double)lse[i] * (double)lse[i];
+    char *workspace = weft_workspace(x, n);
+    int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
+    int64_t step = part_rows(n), count;
+    entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
+    WEFT_TRY(check_targets(w.targets, rows, words, &count));
+    w.picked = (real *)workspace;
+    w.seeds = scale_seeds(n, count, 1, weft_z_trains(n->attr) ? 1 : 0);
+    for (int64_t row = 0; row < rows; row += step) {
+        w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
+        entropy_layout at = lay_out_part(n, w.part.rows, weft_pool_size(pool));
+        w.most = (real *)(workspace + at.most);
+        w.sum = (real *)(workspace + at.sum);
+        w.kept = has_gradients(n) ? (real *)(workspace + at.kept) : NULL;
+        w.scratch = workspace + at.scratch;
+        w.product_space = w.scratch;
+        measure_part(pool, &w);
+        if (has_gradients(n)) differentiate_part(pool, &w);
     }
-    *(real *)weft_data(x, n->out[0]) = (real)(count ? ce / (double)count : 0);
-    *(real *)weft_data(x, n->out[1]) =
-        (real)(attr->z != 0 ? attr->z * squares / (double)w.rows : 0);
+    write_losses(&w, rows, count);
     return WEFT_OK;
 }
 
 const weft_kernel KERNEL(cross_entropy) = {.run = cross_entropy_run,
                                            .workspace = cross_entropy_workspace};
-
-static int64_t chunk_width(int64_t rows, int64_t vocabulary) {
-    int64_t width = max_i64(CHUNK_VALUES / rows / CHUNK_STEP, 1) * CHUNK_STEP;
-    return min_i64(width, vocabulary);
-}
-
-/* Logits of a tile, then dl in their place. */
-static void differentiate_tile(void *context, int64_t task, int thread) {
-    const entropy_work *w = context;
-    tile_place at = place_tile(w, task);
-    gemm_product tile = gemm_tile(&w->logits, 0, at.row, at.m, at.column, at.n, 0, w->logits.k);
-    KERNEL(gemm_serial)(&tile, w->scratch + thread * w->scratch_bytes);
-    for (int64_t i = 0; i < at.m; i++) {
-        int64_t row = at.row + i, j = 0;
-        real *l = (real *)tile.c.data + i * tile.c.ld;
-        real lse = w->lse[row], weight = w->weight[row];
-        for (; j + VLEN <= at.n; j += VLEN)
-            vstore(l + j, vexp(vload(l + j) - lse) * weight);
-        if (j < at.n)
-            vstore_part(l + j, vexp(vload_part(l + j, at.n - j) - lse) * weight, at.n - j);
-        int64_t target = w->targets[row] - w->first - at.column;
-        if (target >= 0 && target < at.n) l[target] -= w->penalty[row];
-    }
-}
-
-static real read_scalar(const weft_exec *x, const weft_tensor *t) {
-    return t ? *(const real *)weft_data(x, t) : 0;
-}
-
-/* weight and penalty of each row from the gradients that arrive. */
-static void weigh_rows(const entropy_work *w, int64_t count) {
-    const weft_cross_entropy_attr *attr = w->n->attr;
-    real d_ce = count ? read_scalar(w->x, w->n->in[4]) / (real)count : 0;
-    real d_z = (real)(2 * attr->z / (double)w->rows) * read_scalar(w->x, w->n->in[5]);
-    const real *d_lse = weft_data(w->x, w->n->in[6]);
-    for (int64_t i = 0; i < w->rows; i++) {
-        w->penalty[i] = w->targets[i] >= 0 ? d_ce : 0;
-        w->weight[i] = w->penalty[i] + d_z * w->lse[i] + (d_lse ? d_lse[i] : 0);
-    }
-}
-
-/* dx [N, E] += dl [N, width] · w [width, E]; `x` NULL: sizes only. */
-static gemm_product describe_dx(const weft_exec *x, const weft_node *n, int64_t first,
-                                int64_t width, real *dl, real *dx) {
-    const weft_tensor *w = n->in[1];
-    gemm_product p = {.batch = 1, .m = weft_tensor_rows(n->in[0]), .n = w->shape[1], .k = width};
-    p.alpha = 1;
-    p.accumulate = first > 0;
-    p.a = (gemm_matrix){.data = dl, .ld = width};
-    p.b = (gemm_matrix){.ld = w->shape[1], .bf16 = w->dtype == WEFT_BF16};
-    p.c = (gemm_matrix){.data = dx, .ld = w->shape[1]};
-    if (x) p.b.data = weft_data(x, w);
-    p.b = gemm_part(p.b, 0, first, 0);
-    return p;
-}
-
-/* dw [width, E] = dl [N, width]ᵀ · x [N, E]. */
-static gemm_product describe_dw(const weft_exec *x, const weft_node *n, int64_t first,
-                                int64_t width, real *dl) {
-    const weft_tensor *rows = n->in[0], *w = n->in[1];
-    gemm_product p = {.batch = 1, .m = width, .n = w->shape[1], .k = weft_tensor_rows(rows)};
-    p.ta = true;
-    p.alpha = 1;
-    p.a = (gemm_matrix){.data = dl, .ld = width};
-    p.b = (gemm_matrix){.ld = w->shape[1], .bf16 = rows->dtype == WEFT_BF16};
-    p.c = (gemm_matrix){.ld = w->shape[1], .bf16 = w->dtype == WEFT_BF16};
-    if (x) {
-        p.b.data = weft_data(x, rows);
-        p.c.data = weft_data(x, n->out[1]);
-    }
-    p.c = gemm_part(p.c, 0, first, 0);
-    return p;
-}
-
-/* The gradient's workspace: dl [N, chunk], dx [N, E] where the output is bf16, two numbers a row,
- * then what a step at a time needs: the threads' scratch, or a product's own. */
-typedef struct {
-    int64_t width; /* of a chunk; the last may be narrower */
-    int64_t dx, weight, penalty, rest, bytes;
-} gradient_layout;
-
-static int64_t step_bytes(const weft_node *n, int64_t width, int threads) {
-    gemm_product logits = describe_logits(NULL, n, 0, width, NULL);
-    gemm_cut cut = KERNEL(gemm_cut)(1, logits.m, logits.n, logits.k);
-    gemm_product dx = describe_dx(NULL, n, 0, width, NULL, NULL);
-    gemm_product dw = describe_dw(NULL, n, 0, width, NULL);
-    int64_t most = threads * tile_bytes(&logits, &cut, false);
-    most = max_i64(most, KERNEL(gemm_workspace)(&dx, threads));
-    return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
-}
-
-static gradient_layout lay_out_gradient(const weft_node *n, int threads) {
-    int64_t rows = weft_tensor_rows(n->in[0]), vocabulary = n->in[1]->shape[0];
-    gradient_layout at = {.width = chunk_width(rows, vocabulary)};
-    bool widened = n->out[0] && n->out[0]->dtype == WEFT_BF16;
-    int64_t last = vocabulary % at.width ? vocabulary % at.width : at.width;
-    at.dx = real_bytes(rows * at.width);
-    at.weight = at.dx + (widened ? real_bytes(weft_tensor_count(n->in[0])) : 0);
-    at.penalty = at.weight + real_bytes(rows);
-    at.rest = at.penalty + real_bytes(rows);
-    at.bytes = at.rest + max_i64(step_bytes(n, at.width, threads), step_bytes(n, last, threads));
-    return at;
-}
-
-static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
-    return lay_out_gradient(n, threads).bytes;
-}
-
-typedef struct {
-    const weft_exec *x;
-    const weft_tensor *to;
-    const real *from;
-} rounding;
-
-static void round_row(void *context, int64_t task, int thread) {
-    (void)thread;
-    const rounding *r = context;
-    int64_t n = weft_tensor_width(r->to);
-    tile_done(r->x, r->to, task * n, n, r->from + task * n);
-}
-
-static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
-    weft_pool *pool = weft_exec_pool(x);
-    int threads = weft_pool_size(pool);
-    char *workspace = weft_workspace(x, n);
-    gradient_layout at = lay_out_gradient(n, threads);
-    weft_tensor *dx_out = n->out[0];
-    bool widened = dx_out && dx_out->dtype == WEFT_BF16;
-    real *dl = (real *)workspace;
-    real *dx = widened ? (real *)(workspace + at.dx) : weft_data(x, dx_out);
-    entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[2])};
-    w.rows = weft_tensor_rows(n->in[0]);
-    w.vocabulary = n->in[1]->shape[0];
-    w.lse = weft_data(x, n->in[3]);
-    w.weight = (real *)(workspace + at.weight);
-    w.penalty = (real *)(workspace + at.penalty);
-    w.scratch = workspace + at.rest;
-    int64_t count;
-    WEFT_TRY(check_targets(w.targets, w.rows, w.vocabulary, &count));
-    weigh_rows(&w, count);
-    for (w.first = 0; w.first < w.vocabulary; w.first += at.width) {
-        int64_t width = min_i64(at.width, w.vocabulary - w.first);
-        w.logits = describe_logits(x, n, w.first, width, dl);
-        w.cut = KERNEL(gemm_cut)(1, w.logits.m, w.logits.n, w.logits.k);
-        w.scratch_bytes = tile_bytes(&w.logits, &w.cut, false);
-        weft_pool_run(pool, w.cut.rows * w.cut.columns, differentiate_tile, &w);
-        if (n->out[1]) {
-            gemm_product dw = describe_dw(x, n, w.first, width, dl);
-            KERNEL(gemm)(pool, &dw, workspace + at.rest);
-        }
-        if (dx_out) {
-            gemm_product to_dx = describe_dx(x, n, w.first, width, dl, dx);
-            KERNEL(gemm)(pool, &to_dx, workspace + at.rest);
-        }
-    }
-    rounding r = {x, dx_out, dx};
-    if (widened) weft_pool_run(pool, w.rows, round_row, &r);
-    return WEFT_OK;
-}
-
-const weft_kernel KERNEL(cross_entropy_back) = {.run = cross_entropy_back_run,
-                                                .workspace = cross_entropy_back_workspace};

@@ -5,7 +5,7 @@
 #include "core/random.h"
 #include "cpu/chunks.h"
 
-enum { LANES = 16, DRAWN = 4 * LANES };
+enum { LANES = 64, DRAWN = 4 * LANES };
 
 typedef struct {
     weft_exec *x;
@@ -53,13 +53,18 @@ static void drop_tile(const dropping *k, int64_t b, int64_t at, int64_t len) {
     int64_t place = b * k->length + at;
     const real *x = tile_in(k->x, k->n->in[0], place, len, x_scratch);
     real *y = tile_out(k->x, k->n->out[0], place, y_scratch);
+    const uint32_t threshold = k->threshold;
+    const real scale = k->scale;
     for (int64_t i = 0; i < len; i += DRAWN) {
         uint32_t word[DRAWN];
+        real kept[DRAWN];
         draw_words(run->seed, (uint32_t)((at + i) / 4), run->sequence + (uint32_t)b, run->iteration,
                    k->site, word);
         int64_t count = min_i64(DRAWN, len - i);
+        memcpy(kept, x + i, (size_t)count * sizeof(real));
         for (int64_t e = 0; e < count; e++)
-            y[i + e] = (word[e] >> 8) >= k->threshold ? x[i + e] * k->scale : 0;
+            kept[e] = word[e] >> 8 >= threshold ? kept[e] * scale : 0;
+        memcpy(y + i, kept, (size_t)count * sizeof(real));
     }
     tile_done(k->x, k->n->out[0], place, len, y);
 }

@@ -1,9 +1,9 @@
 /* Embedding on the CPU.
  *
  * The gradient of the table turns the lookup around. A counting sort lists, for each row of the
- * table, the tokens that read it, in their order; then each row is one sum of its tokens' gradients,
- * or zeros, and every row is written once. Tasks are bands of rows by strips of columns, so nothing
- * is added twice or in another order, however many threads there are. */
+ * table, the tokens that read it, in their order; then each row is one sum of its tokens'
+ * gradients, or zeros, and every row is written once. Tasks are bands of rows by strips of columns,
+ * so nothing is added twice or in another order, however many threads there are. */
 #include "ops/embedding.h"
 #include "cpu/kernel.h"
 #include "cpu/vec.h"

@@ -2,21 +2,20 @@
  *
  * The weight is read once, by vectors, straight from memory (bf16 widened in registers); the rows
  * wait in the cache. Every result has one chain of sums whose order does not depend on m: with w as
- * [n, k], VLEN chains over k and their sum by halves; with w as [k, n], one chain over k. So a row's
- * bits are those it has alone. Threads share out columns. */
+ * [n, k], VLEN chains over k and their sum by halves; with w as [k, n], one chain over k. So a
+ * row's bits are those it has alone. Threads share out columns. */
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
 
 enum {
     TASK_WEIGHTS = 1 << 16, /* elements of w a task reads */
-    TASK_COLUMNS = 256,     /* most columns of a task: its sums stay on the stack */
+    TASK_COLUMNS = 128,     /* most columns of a task: its sums stay on the stack */
+    STEP_COLUMNS = 64,      /* fewest of w [k, n]: a row's part should be some cache lines */
     STEP_DEPTH = 32,        /* rows of w [k, n] that are walked together */
 #if defined(__AVX512F__) || defined(__aarch64__)
-    BLOCK_ROWS = 4, /* sums kept in registers: 32 of them */
-    BLOCK_COLUMNS = 4,
+    BLOCK_COLUMNS = 4, /* by 4 rows: sums that fit 32 registers */
 #else
-    BLOCK_ROWS = 4, /* 16 registers */
-    BLOCK_COLUMNS = 2,
+    BLOCK_COLUMNS = 2, /* 16 registers */
 #endif
     BLOCK_ALONE = 8 /* columns at a time for one row: enough chains to hide an addition's time */
 };
@@ -25,17 +24,28 @@ enum {
 
 #if WEFT_REAL == 32
 typedef uint16_t vhalf __attribute__((vector_size(VBYTES / 2)));
-typedef uint32_t vword __attribute__((vector_size(VBYTES)));
+typedef uint16_t vhalf_any __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
+
+/* bf16 is the upper half of a float: each number behind a zero. */
+static ALWAYS_INLINE vreal widen_half(vhalf half) {
+#if VBYTES == 16
+    return (vreal)__builtin_shufflevector((vhalf){0}, half, 0, 4, 1, 5, 2, 6, 3, 7);
+#else
+    typedef uint32_t vword __attribute__((vector_size(VBYTES)));
+    return (vreal)(__builtin_convertvector(half, vword) << 16);
+#endif
+}
 #endif
 
 /* VLEN weights from element i, or the first `count` of them and zeros. */
 static ALWAYS_INLINE vreal load_weights(const void *w, int64_t i, int64_t count, const bool bf16) {
 #if WEFT_REAL == 32
     if (bf16) {
+        const uint16_t *from = (const uint16_t *)w + i;
+        if (count >= VLEN) return widen_half(*(const vhalf_any *)from);
         vhalf half = {0};
-        memcpy(&half, (const uint16_t *)w + i,
-               count < VLEN ? (size_t)count * sizeof(uint16_t) : sizeof half);
-        return (vreal)(__builtin_convertvector(half, vword) << 16);
+        memcpy(&half, from, (size_t)count * sizeof *from);
+        return widen_half(half);
     }
 #endif
     (void)bf16;
@@ -127,7 +137,8 @@ static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, r
         dot_rows(d, m, column, sums, 1, bf16);
 }
 
-/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the last vector. */
+/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the last vector.
+ * */
 static ALWAYS_INLINE void step_block(const dot_work *d, int64_t row, int64_t column, int64_t depth,
                                      int64_t k, real *sums, const int rows, const int vectors,
                                      int64_t part, const bool bf16) {
@@ -219,10 +230,8 @@ void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
             for (int64_t r = 0; r < p->m; r++, to += p->k)
                 gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
     }
-    int64_t columns = min_i64(TASK_WEIGHTS / p->k, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
-    if (!p->tb) columns = columns / (BLOCK_COLUMNS * VLEN) * (BLOCK_COLUMNS * VLEN);
-    int64_t least = p->tb ? BLOCK_ALONE : BLOCK_COLUMNS * VLEN;
-    f.columns = max_i64(columns, least);
+    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
+    f.columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
     f.tasks = ceil_div(p->n, f.columns);
     weft_pool_run(pool, p->batch * f.tasks, run_columns, &f);
 }

@@ -1,10 +1,11 @@
 /* Matrix products: the result is cut into tiles, each one call of the single-threaded CBLAS, and
  * the pool shares the tiles out.
  *
- * A tile of 512 × 512 costs a few percent against one big call, one of 256 × 256 hardly more, so
- * the cut starts at 512 and gets finer while there are too few tiles to keep many cores busy. Where
- * even small tiles are few (a gradient of a narrow weight: a small result, sums over all tokens)
- * the sums are split too, into pieces of k that are added in order afterwards.
+ * A tile of 512 × 512 costs a few percent against one big call; smaller ones cost more, but fewer
+ * than a thread each leaves threads idle. So a large product is cut at 512; of a small one the cuts
+ * into about as many tasks as SHARES are tried on a simple estimate. Where the result is small and
+ * its sums are long (a gradient of a narrow weight: sums over all tokens), the sums are split too,
+ * and the pieces added in order afterwards.
  *
  * bf16 operands are widened into scratch piece by piece of k, each widened number being used some
  * hundred times; sums are kept in float all along and rounded once. */
@@ -14,17 +15,18 @@
 #include "cpu/vec.h"
 
 enum {
-    TILE = 512,      /* where the cut starts */
-    TILE_FINE = 256, /* down to here while there are fewer than TILES_MANY */
-    TILE_MIN = 64,   /* down to here while there are fewer than TILES_FEW */
-    TILES_MANY = 64,
-    TILES_FEW = 16,
-    TILE_STEP = 16,         /* tile sides are multiples of this: the libraries' inner kernels are */
-    TILE_WORK = 1 << 18,    /* no finer tiles than this many multiply-adds */
-    SPLIT_MIN = 256,        /* shortest piece of k */
+    TILE = 512,          /* longest side of a tile */
+    TILE_MIN = 64,       /* shortest, where there is a choice */
+    TILE_STEP = 16,      /* sides are multiples of this: the libraries' inner kernels are */
+    TILE_WORK = 1 << 18, /* fewest multiply-adds of a task, where there is a choice */
+    TILES_MANY = 64,     /* so many need no thought */
+    SHARES = 16,     /* tasks come in multiples of this, so that 2, 4, 8, 16 threads end together */
+    SPLIT_MIN = 512, /* shortest piece of k */
     SPLIT_VALUES = 1 << 22, /* most partial sums that are kept */
-    DEPTH = 512,            /* piece of k that bf16 is widened by */
-    FINISH = 256            /* columns that gemm_finish holds at a time */
+    PACKING = 12,           /* see estimate_cost */
+    PARTIAL = 40,
+    DEPTH = 512, /* piece of k that bf16 is widened by */
+    FINISH = 256 /* columns that gemm_finish holds at a time */
 };
 
 /* p + n bytes, also where there is no memory at all and n is 0. */
@@ -36,37 +38,55 @@ static int64_t round_up(int64_t a, int64_t step) {
     return ceil_div(a, step) * step;
 }
 
-static void cut_tiles(gemm_cut *cut, int64_t batch, int64_t m, int64_t n, int64_t k) {
-    int64_t rows = ceil_div(m, TILE), columns = ceil_div(n, TILE);
-    for (;;) {
-        int64_t tile_m = ceil_div(m, rows), tile_n = ceil_div(n, columns);
-        int64_t tiles = batch * rows * columns;
-        int64_t least = tiles < TILES_FEW ? TILE_MIN : TILE_FINE;
-        if (tiles >= TILES_MANY || max_i64(tile_m, tile_n) <= least) break;
-        if (tile_m * tile_n * k < 2 * (int64_t)TILE_WORK) break;
-        if (tile_m >= tile_n)
-            rows++;
-        else
-            columns++;
-    }
-    cut->tile_m = round_up(ceil_div(m, rows), TILE_STEP);
-    cut->tile_n = round_up(ceil_div(n, columns), TILE_STEP);
-    cut->rows = ceil_div(m, cut->tile_m);
-    cut->columns = ceil_div(n, cut->tile_n);
+/* How many pieces the sums of `tiles` tiles are split into: enough for SHARES tasks, if they are
+ * long and the partial sums few. */
+static int64_t count_splits(const gemm_product *p, int64_t tiles) {
+    int64_t splits = min_i64(ceil_div(SHARES, tiles), p->k / SPLIT_MIN);
+    return max_i64(min_i64(splits, SPLIT_VALUES / (p->batch * p->m * p->n)), 1);
+}
+
+/* What a cut costs against one perfect product shared out over SHARES threads: tasks that some of
+ * them wait for, copies of a tile's operands inside the library (about PACKING multiply-adds a
+ * number, each used for as many results as the tile's other side is long), and partial sums. */
+static double estimate_cost(const gemm_product *p, int64_t rows, int64_t columns, int64_t splits) {
+    double tasks = (double)(p->batch * rows * columns * splits);
+    double waits = ceil(tasks / SHARES) * SHARES / tasks;
+    double tile_m = (double)p->m / (double)rows, tile_n = (double)p->n / (double)columns;
+    double copies = PACKING / tile_m + PACKING / tile_n;
+    double sums = splits > 1 ? PARTIAL * (double)splits / (double)p->k : 0;
+    return waits * (1 + copies + sums);
+}
+
+static gemm_cut make_cut(const gemm_product *p, int64_t rows, int64_t columns, int64_t splits) {
+    gemm_cut cut;
+    cut.tile_m = round_up(ceil_div(p->m, rows), TILE_STEP);
+    cut.tile_n = round_up(ceil_div(p->n, columns), TILE_STEP);
+    cut.rows = ceil_div(p->m, cut.tile_m);
+    cut.columns = ceil_div(p->n, cut.tile_n);
+    cut.split_k = splits > 1 ? round_up(ceil_div(p->k, splits), TILE_STEP) : p->k;
+    cut.splits = ceil_div(p->k, cut.split_k);
+    return cut;
 }
 
 gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k) {
-    gemm_cut cut = {.split_k = k, .splits = 1};
-    cut_tiles(&cut, batch, m, n, k);
-    int64_t tiles = batch * cut.rows * cut.columns;
-    if (tiles >= TILES_FEW) return cut;
-    int64_t splits = min_i64(ceil_div(TILES_FEW, tiles), k / SPLIT_MIN);
-    splits = min_i64(splits, SPLIT_VALUES / (batch * m * n));
-    splits = min_i64(splits, cut.tile_m * cut.tile_n * k / TILE_WORK);
-    if (splits < 2) return cut;
-    cut.split_k = round_up(ceil_div(k, splits), TILE_STEP);
-    cut.splits = ceil_div(k, cut.split_k);
-    return cut;
+    gemm_product p = {.batch = batch, .m = m, .n = n, .k = k};
+    int64_t rows = ceil_div(m, TILE), columns = ceil_div(n, TILE);
+    if (batch * rows * columns >= TILES_MANY) return make_cut(&p, rows, columns, 1);
+    int64_t most_rows = max_i64(rows, min_i64(rows + SHARES, m / TILE_MIN));
+    int64_t most_columns = max_i64(columns, min_i64(columns + SHARES, n / TILE_MIN));
+    int64_t best[3] = {rows, columns, 1};
+    double least = estimate_cost(&p, rows, columns, 1);
+    for (int64_t r = rows; r <= most_rows; r++) {
+        for (int64_t c = columns; c <= most_columns; c++) {
+            int64_t splits = count_splits(&p, batch * r * c);
+            if (m * n * k / (r * c * splits) < TILE_WORK) break;
+            double cost = estimate_cost(&p, r, c, splits);
+            if (cost >= least) continue;
+            least = cost;
+            best[0] = r, best[1] = c, best[2] = splits;
+        }
+    }
+    return make_cut(&p, best[0], best[1], best[2]);
 }
 
 static bool is_few_rows(const gemm_product *p) {
@@ -131,11 +151,6 @@ void KERNEL(gemm_serial)(const gemm_product *p, void *workspace) {
     }
 }
 
-static inline vreal gelu_value(vreal x) {
-    vreal u = (real)0.7978845608028654 * (x + (real)0.044715 * x * x * x);
-    return x * vsigmoid(2 * u);
-}
-
 static void add_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
     if (x.bf16)
         for (int64_t i = 0; i < n; i++)
@@ -155,8 +170,8 @@ static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
 static void gelu_values(real *x, int64_t n) {
     int64_t i = 0;
     for (; i + VLEN <= n; i += VLEN)
-        vstore(x + i, gelu_value(vload(x + i)));
-    if (i < n) vstore_part(x + i, gelu_value(vload_part(x + i, n - i)), n - i);
+        vstore(x + i, vgelu(vload(x + i)));
+    if (i < n) vstore_part(x + i, vgelu(vload_part(x + i, n - i)), n - i);
 }
 
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add) {

@@ -13,7 +13,7 @@
 
 /* A product without ta of at most this many rows is done row by row in the same way for every
  * number of rows: a row's bits are those it has alone. */
-enum { GEMM_FEW_ROWS = 16 };
+enum { GEMM_FEW_ROWS = 32 };
 
 /* A matrix where it lies: `data` real, or bf16. */
 typedef struct {
@@ -47,8 +47,9 @@ void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p);
 void KERNEL(gemm_serial)(const gemm_product *p, void *workspace);
 
-/* The cut of an [m, n] result with sums over k: tiles of tile_m × tile_n, `rows` × `columns` of them, the
- * last of each direction perhaps smaller; sums in `splits` pieces of split_k, added in order. */
+/* The cut of an [m, n] result with sums over k: tiles of tile_m × tile_n, `rows` × `columns` of
+ * them, the last of each direction perhaps smaller; sums in `splits` pieces of split_k, added in
+ * order. */
 typedef struct {
     int64_t tile_m, tile_n, rows, columns;
     int64_t split_k, splits;
@@ -59,7 +60,7 @@ gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k);
 /* A part of a matrix: the same memory from row and column on, of matrix g of the batch. */
 static inline gemm_matrix gemm_part(gemm_matrix x, int64_t g, int64_t row, int64_t column) {
     int64_t at = g * x.stride + row * x.ld + column;
-    if (x.data) x.data = (char *)x.data + at * (int64_t)(x.bf16 ? sizeof(uint16_t) : sizeof(real));
+    if (at) x.data = (char *)x.data + at * (int64_t)(x.bf16 ? sizeof(uint16_t) : sizeof(real));
     return x;
 }
 
@@ -75,8 +76,8 @@ static inline gemm_product gemm_tile(const gemm_product *p, int64_t g, int64_t r
     t.a = p->ta ? gemm_part(p->a, g, depth, row) : gemm_part(p->a, g, row, depth);
     t.b = p->tb ? gemm_part(p->b, g, column, depth) : gemm_part(p->b, g, depth, column);
     t.c = gemm_part(p->c, g, row, column);
-    t.pre = gemm_part(p->pre, g, row, column);
-    t.bias = gemm_part(p->bias, 0, 0, column);
+    if (p->pre.data) t.pre = gemm_part(p->pre, g, row, column);
+    if (p->bias.data) t.bias = gemm_part(p->bias, 0, 0, column);
     return t;
 }
 
@@ -91,8 +92,8 @@ static inline void gemm_round(uint16_t *to, const real *from, int64_t n) {
         to[i] = weft_float_to_bf16((float)from[i]);
 }
 
-/* Writes rows × columns sums to c: adds bias (and c, if `add`), keeps pre, applies gelu. `sums` may be
- * c's own memory. */
+/* Writes rows × columns sums to c: adds bias (and c, if `add`), keeps pre, applies gelu. `sums` may
+ * be c's own memory. */
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add);
 
 /* Few rows: few_rows.c. */

@@ -2,7 +2,8 @@
  * the gradient of a bias.
  *
  * The bias gradient sums the rows of each column. Rows are cut into bands of a fixed height and
- * columns into strips; a task sums one strip of one band, and the bands' sums are added in order. */
+ * columns into strips; a task sums one strip of one band, and the bands' sums are added in order.
+ * */
 #include "ops/linear.h"
 #include "cpu/gemm.h"
 #include "cpu/vec.h"

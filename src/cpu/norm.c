@@ -24,7 +24,7 @@ typedef struct {
     const real *w, *b;          /* widened */
     real *scratch;              /* rows of bf16, `per_thread` reals a thread */
     int64_t per_thread, padded; /* `padded`: reals from one row of scratch to the next */
-    real *partial;              /* back: [blocks, 2, padded], sums of dy·h and of dy; or NULL */
+    real *partial;              /* back: [blocks, 2, padded], sums of dy·h and of dy */
 } norm_job;
 
 static real row_sum(const real *row, int64_t width) {
@@ -57,17 +57,17 @@ static real row_squares_around(const real *row, int64_t width, real mean) {
     return sum;
 }
 
-static void add_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN add_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] + in[1];
 }
 
 /* arg: mean, rstd. */
-static void affine_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN affine_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = (in[0] - arg[0]) * arg[1] * in[1];
 }
 
-static void affine_bias_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN affine_bias_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = (in[0] - arg[0]) * arg[1] * in[1] + in[2];
 }
 
@@ -134,7 +134,8 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(norm) = {.run = norm_run, .workspace = norm_workspace};
 
-/* Rows that the backward pass takes together. c1 = mean(g), c2 = mean(g·h), with g = dy·w. */
+/* Rows that the backward pass takes together. With g = dy·w, d = s − mean, the gradient of a row is
+ * rstd·g − c1 − d·c2, where c1 = rstd·mean(g) (LayerNorm) and c2 = rstd³·mean(g·d). */
 typedef struct {
     const real *dy[GROUP], *s[GROUP], *ds[GROUP];
     real *dx[GROUP];
@@ -143,7 +144,7 @@ typedef struct {
 
 static void row_means(const norm_job *j, norm_group *g, int r) {
     const real *dy = g->dy[r], *s = g->s[r], *w = j->w;
-    real mean = g->mean[r];
+    real mean = g->mean[r], rstd = g->rstd[r], share = 1 / (real)j->width;
     vreal s1[2] = {{0}, {0}}, s2[2] = {{0}, {0}};
     int64_t i = 0;
     for (; i + 2 * VLEN <= j->width; i += 2 * VLEN)
@@ -159,45 +160,41 @@ static void row_means(const norm_job *j, norm_group *g, int r) {
         s1[0] += grad;
         s2[0] += grad * (vload_n(s + i, n) - mean);
     }
-    g->c1[r] = j->centered ? vsum(s1[0] + s1[1]) / (real)j->width : 0;
-    g->c2[r] = vsum(s2[0] + s2[1]) * g->rstd[r] / (real)j->width;
+    g->c1[r] = j->centered ? vsum(s1[0] + s1[1]) * rstd * share : 0;
+    g->c2[r] = vsum(s2[0] + s2[1]) * share * rstd * rstd * rstd;
 }
 
 /* One vector of columns of `count` rows: dx, and their shares of the partial sums. */
 static inline __attribute__((always_inline)) void group_columns(const norm_group *g, int count,
-                                                                const real *w, real *dw, real *db,
-                                                                int64_t i, int64_t n) {
-    vreal wv = vload_n(w + i, n), dwv = {0}, dbv = {0};
-    if (dw) {
-        dwv = vload_n(dw + i, n);
-        dbv = vload_n(db + i, n);
-    }
+                                                                bool with_ds, const real *w,
+                                                                real *dw, real *db, int64_t i,
+                                                                int64_t n) {
+    vreal wv = vload_n(w + i, n), dwv = vload_n(dw + i, n), dbv = vload_n(db + i, n);
     for (int r = 0; r < count; r++) {
-        vreal dy = vload_n(g->dy[r] + i, n);
-        vreal h = (vload_n(g->s[r] + i, n) - g->mean[r]) * g->rstd[r];
-        dwv += dy * h;
+        vreal dy = vload_n(g->dy[r] + i, n), d = vload_n(g->s[r] + i, n) - g->mean[r];
+        vreal scaled = dy * g->rstd[r];
+        dwv += scaled * d;
         dbv += dy;
-        if (!g->dx[r]) continue;
-        vreal dx = g->rstd[r] * (dy * wv - g->c1[r] - h * g->c2[r]);
-        if (g->ds[r]) dx += vload_n(g->ds[r] + i, n);
+        vreal dx = scaled * wv - g->c1[r] - d * g->c2[r];
+        if (with_ds) dx += vload_n(g->ds[r] + i, n);
         vstore_n(g->dx[r] + i, dx, n);
     }
-    if (!dw) return;
     vstore_n(dw + i, dwv, n);
     vstore_n(db + i, dbv, n);
 }
 
 static inline __attribute__((always_inline)) void
-group_back(const norm_job *j, const norm_group *shared, int count, real *dw) {
+group_back(const norm_job *j, const norm_group *shared, int count, bool with_ds, real *dw) {
     norm_group g = *shared;
     int64_t whole = j->width - j->width % VLEN;
-    real *db = dw ? dw + j->padded : NULL;
+    real *db = dw + j->padded;
     const real *w = j->w;
     for (int64_t i = 0; i < whole; i += VLEN)
-        group_columns(&g, count, w, dw, db, i, VLEN);
-    if (whole < j->width) group_columns(&g, count, w, dw, db, whole, j->width - whole);
+        group_columns(&g, count, with_ds, w, dw, db, i, VLEN);
+    if (whole < j->width) group_columns(&g, count, with_ds, w, dw, db, whole, j->width - whole);
 }
 
+/* dx goes to a row of scratch that nobody reads where it is not wanted. */
 static void load_row(const norm_job *j, norm_group *g, int r, int64_t row, real *scratch) {
     weft_tensor *const *in = j->n->in, *dx = j->n->out[WEFT_NORM_BACK_DX];
     const weft_tensor *ds = in[WEFT_NORM_BACK_DS];
@@ -206,7 +203,7 @@ static void load_row(const norm_job *j, norm_group *g, int r, int64_t row, real 
     g->dy[r] = tile_in(j->x, in[WEFT_NORM_BACK_DY], at, j->width, room);
     g->s[r] = tile_in(j->x, in[WEFT_NORM_BACK_S], at, j->width, room + j->padded);
     g->ds[r] = ds ? tile_in(j->x, ds, at, j->width, room + 2 * j->padded) : NULL;
-    g->dx[r] = dx ? tile_out(j->x, dx, at, room) : NULL;
+    g->dx[r] = dx ? tile_out(j->x, dx, at, room) : room;
     g->rstd[r] = ((const real *)weft_data(j->x, in[WEFT_NORM_BACK_RSTD]))[row];
     g->mean[r] = j->centered ? ((const real *)weft_data(j->x, in[WEFT_NORM_BACK_MEAN]))[row] : 0;
     row_means(j, g, r);
@@ -214,20 +211,22 @@ static void load_row(const norm_job *j, norm_group *g, int r, int64_t row, real 
 
 static void norm_back_block(void *context, int64_t task, int thread) {
     const norm_job *j = context;
-    real *scratch = j->scratch + thread * j->per_thread;
-    real *dw = j->partial ? j->partial + task * 2 * j->padded : NULL;
+    real *scratch = j->scratch + thread * j->per_thread, *dw = j->partial + task * 2 * j->padded;
     const weft_tensor *dx = j->n->out[WEFT_NORM_BACK_DX];
+    bool with_ds = j->n->in[WEFT_NORM_BACK_DS] != NULL;
     int64_t end = min_i64((task + 1) * j->block, j->rows);
     norm_group g;
-    if (dw) memset(dw, 0, (size_t)(2 * j->padded) * sizeof(real));
+    memset(dw, 0, (size_t)(2 * j->padded) * sizeof(real));
     for (int64_t row = task * j->block, count; row < end; row += count) {
         count = end - row < GROUP ? 1 : GROUP;
         for (int r = 0; r < count; r++)
             load_row(j, &g, r, row + r, scratch);
-        if (count == GROUP)
-            group_back(j, &g, GROUP, dw);
+        if (count == 1)
+            group_back(j, &g, 1, with_ds, dw);
+        else if (with_ds)
+            group_back(j, &g, GROUP, true, dw);
         else
-            group_back(j, &g, 1, dw);
+            group_back(j, &g, GROUP, false, dw);
         for (int r = 0; dx && r < count; r++)
             tile_done(j->x, dx, (row + r) * j->width, j->width, g.dx[r]);
     }
@@ -278,10 +277,10 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     j.w = tile_in(x, n->in[WEFT_NORM_BACK_W], 0, j.width, room);
     j.scratch = room + j.padded;
     j.per_thread = 3 * GROUP * j.padded;
-    bool sums = n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB];
-    if (sums) j.partial = j.scratch + weft_pool_size(pool) * j.per_thread;
+    j.partial = j.scratch + weft_pool_size(pool) * j.per_thread;
     weft_pool_run(pool, ceil_div(j.rows, j.block), norm_back_block, &j);
-    if (sums) weft_pool_run(pool, ceil_div(j.width, COLUMNS), norm_sum_columns, &j);
+    if (n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB])
+        weft_pool_run(pool, ceil_div(j.width, COLUMNS), norm_sum_columns, &j);
     return WEFT_OK;
 }
 

@@ -8,69 +8,76 @@
 #include "cpu/routing_tile.h"
 
 typedef struct {
-    weft_exec *x;
-    const weft_node *n;
+    attention_problem p;
+    const weft_route_attr *attr;
+    bool keys;              /* on the lanes */
     int64_t tiles;          /* of a sequence */
-    int64_t scratch, strip; /* reals a thread of a route_side, and of the weights */
+    int64_t scratch, strip; /* reals a thread, rounded up to a cache line: of a route_side or a
+                               product, and of the weights */
 } routing;
 
-static int64_t strip_reals(const weft_node *n) {
-    int64_t keys = ATTR(n, weft_route_attr)->score.keys;
-    return ceil_div(keys, ROUTE_STEPS) * ROUTE_TILE;
+static int64_t aligned_reals(int64_t n) {
+    return real_bytes(n) / (int64_t)sizeof(real);
 }
 
-static routing make_routing(weft_exec *x, const weft_node *n, bool keys, int64_t strip) {
-    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
-    int64_t length = keys ? a->keys : a->queries;
-    return (routing){x, n, ceil_div(length, ROUTE_LANES), route_scratch(n, keys), strip};
+/* The product needs its scratch when the scores no longer need theirs. */
+static routing measure_routing(const weft_node *n, bool keys, int64_t strip) {
+    const weft_route_attr *attr = ATTR(n, weft_route_attr);
+    const weft_attention_attr *a = &attr->score;
+    return (routing){
+        .attr = attr,
+        .keys = keys,
+        .tiles = ceil_div(keys ? a->keys : a->queries, ROUTE_LANES),
+        .scratch = aligned_reals(max_i64(route_scratch(a, keys), ROUTE_PRODUCT_SCRATCH)),
+        .strip = aligned_reals(strip),
+    };
 }
 
-static int64_t thread_bytes(int64_t scratch, int64_t strip) {
-    return real_bytes(scratch) + real_bytes(strip);
+static int64_t workspace_bytes(routing c, int threads) {
+    return threads * real_bytes(c.strip + c.scratch);
+}
+
+static weft_status run_routing(weft_exec *x, const weft_node *n, routing c, weft_task task) {
+    c.p = make_problem(x, n, n->in);
+    WEFT_TRY(check_starts(&c.p));
+    weft_pool_run(weft_exec_pool(x), c.p.a->batch * c.tiles, task, &c);
+    return WEFT_OK;
 }
 
 /* The weights' memory of a thread; its scratch follows. */
 static real *thread_strip(const routing *c, int thread) {
-    return (real *)((char *)weft_workspace(c->x, c->n) +
-                    thread * thread_bytes(c->scratch, c->strip));
+    return (real *)weft_workspace(c->p.x, c->p.node) + thread * (c->strip + c->scratch);
 }
 
 /* The fixed side of a task. Later rows see more keys, so they are done first, lest one thread be
  * left with the largest task at the end; with keys on the lanes it is the other way round. */
-static route_side make_side(const routing *c, int64_t task, int thread, bool keys) {
-    const weft_attention_attr *a = &ATTR(c->n, weft_route_attr)->score;
+static route_side make_side(const routing *c, int64_t task, int thread) {
+    const weft_attention_attr *a = c->p.a;
     int64_t tile = task / a->batch;
-    if (!keys) tile = c->tiles - 1 - tile;
+    if (!c->keys) tile = c->tiles - 1 - tile;
     int64_t first = tile * ROUTE_LANES;
     route_side r = {
-        .x = c->x,
-        .n = c->n,
-        .keys = keys,
+        .p = &c->p,
+        .lse = weft_data(c->p.x, c->p.node->in[WEFT_ROUTE_LSE]),
+        .use_max = c->attr->use_max,
+        .keys = c->keys,
         .batch = task % a->batch,
         .first = first,
-        .count = min_i64(ROUTE_LANES, (keys ? a->keys : a->queries) - first),
-        .scratch = (real *)((char *)thread_strip(c, thread) + real_bytes(c->strip)),
+        .count = min_i64(ROUTE_LANES, (c->keys ? a->keys : a->queries) - first),
+        .scratch = thread_strip(c, thread) + c->strip,
     };
     route_fix(&r);
     return r;
 }
 
-/* Keys that the last of a task's rows sees. */
-static int64_t visible_keys(const route_side *r) {
-    return r->position + r->first + r->count;
+/* Where a task's first row stands among the keys. */
+static int64_t first_position(const route_side *r) {
+    return route_start(r->p, r->batch) + r->first;
 }
 
-static weft_status check_starts(const weft_exec *x, const weft_node *n) {
-    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
-    const int32_t *start = weft_data(x, n->in[WEFT_ATTN_START]);
-    for (int64_t b = 0; start && b < a->batch; b++)
-        if (start[b] < 0 || start[b] > a->keys - a->queries)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: sequence %lld starts at %d, but %lld queries among %lld keys "
-                             "start at 0 to %lld",
-                             n->op->name, (long long)b, start[b], (long long)a->queries,
-                             (long long)a->keys, (long long)(a->keys - a->queries));
-    return WEFT_OK;
+/* How many keys the task's last row sees. */
+static int64_t visible_keys(const route_side *r) {
+    return min_i64(first_position(r) + r->count, r->p->a->keys);
 }
 
 /* route_topk */
@@ -128,49 +135,49 @@ static void finish_list(real *weight, const int32_t *index, int64_t k, bool norm
         weight[i] /= sum;
 }
 
-static void route_topk_task(void *context, int64_t task, int thread) {
-    const routing *c = context;
-    const weft_route_attr *a = ATTR(c->n, weft_route_attr);
-    route_side r = make_side(c, task, thread, false);
-    real *tile = thread_strip(c, thread);
-    int64_t row = r.batch * a->score.queries + r.first;
-    row_lists lists = {
-        .k = a->k,
-        .rows = r.count,
-        .index = (int32_t *)weft_data(c->x, c->n->out[0]) + row * a->k,
-        .weight = (real *)weft_data(c->x, c->n->out[1]) + row * a->k,
-    };
-    for (int64_t i = 0; i < r.count * a->k; i++) {
-        lists.weight[i] = -1;
-        lists.index[i] = -1;
+static void open_lists(row_lists *lists) {
+    for (int64_t i = 0; i < lists->rows * lists->k; i++) {
+        lists->weight[i] = -1;
+        lists->index[i] = -1;
     }
     for (int64_t i = 0; i < ROUTE_LANES; i++)
-        lists.least[i] = i < r.count ? (real)-1 : (real)INFINITY;
-    int64_t keys = visible_keys(&r), seen_by_all = r.position + r.first + 1;
+        lists->least[i] = i < lists->rows ? (real)-1 : (real)INFINITY;
+}
+
+static void route_topk_task(void *context, int64_t task, int thread) {
+    const routing *c = context;
+    const weft_node *n = c->p.node;
+    route_side r = make_side(c, task, thread);
+    real *tile = thread_strip(c, thread);
+    int64_t row = r.batch * c->p.a->queries + r.first, k = c->attr->k;
+    row_lists lists = {
+        .k = k,
+        .rows = r.count,
+        .index = (int32_t *)weft_data(c->p.x, n->out[0]) + row * k,
+        .weight = (real *)weft_data(c->p.x, n->out[1]) + row * k,
+    };
+    open_lists(&lists);
+    int64_t position = first_position(&r), keys = visible_keys(&r);
     for (int64_t first = 0; first < keys; first += ROUTE_STEPS) {
         int64_t steps = min_i64(ROUTE_STEPS, keys - first);
         route_tile(&r, first, steps, tile);
         for (int64_t s = 0; s < steps; s++) {
             real *weights = tile + s * ROUTE_LANES;
-            for (int64_t lane = 0; lane < first + s + 1 - seen_by_all; lane++)
+            for (int64_t lane = 0; lane < first + s - position; lane++)
                 weights[lane] = -1;
             offer_key(&lists, weights, (int32_t)(first + s));
         }
     }
     for (int64_t i = 0; i < r.count; i++)
-        finish_list(lists.weight + i * a->k, lists.index + i * a->k, a->k, a->normalize);
+        finish_list(lists.weight + i * k, lists.index + i * k, k, c->attr->normalize);
 }
 
 static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
-    WEFT_TRY(check_starts(x, n));
-    routing c = make_routing(x, n, false, ROUTE_TILE);
-    int64_t batch = ATTR(n, weft_route_attr)->score.batch;
-    weft_pool_run(weft_exec_pool(x), batch * c.tiles, route_topk_task, &c);
-    return WEFT_OK;
+    return run_routing(x, n, measure_routing(n, false, ROUTE_TILE), route_topk_task);
 }
 
 static int64_t route_topk_workspace(const weft_node *n, int threads) {
-    return threads * thread_bytes(route_scratch(n, false), ROUTE_TILE);
+    return workspace_bytes(measure_routing(n, false, ROUTE_TILE), threads);
 }
 
 const weft_kernel KERNEL(route_topk) = {.run = route_topk_run, .workspace = route_topk_workspace};
@@ -201,71 +208,63 @@ static void drop_small(real *tile, int64_t steps, const real *floor) {
 }
 
 /* The rows' floors, from all their weights; 0 where all are kept. */
-static void set_floors(const route_side *r, const real *strip, int64_t keys, real *floor) {
-    const weft_route_attr *a = ATTR(r->n, weft_route_attr);
+static void set_floors(const route_side *r, const weft_route_attr *a, const real *strip,
+                       int64_t keys, real *floor) {
     memset(floor, 0, ROUTE_LANES * sizeof(real));
     if (a->mode != WEFT_ROUTE_RMS) return;
     for (int64_t first = 0; first < keys; first += ROUTE_STEPS)
         add_tile_sums(strip + first * ROUTE_LANES, min_i64(ROUTE_STEPS, keys - first), true, floor);
     for (int64_t i = 0; i < r->count; i++) {
-        real seen = (real)(r->position + r->first + i + 1);
+        real seen = (real)min_i64(first_position(r) + i + 1, r->p->a->keys);
         floor[i] = (real)a->threshold * (real)sqrt((double)(floor[i] / seen));
     }
 }
 
 static void route_dense_task(void *context, int64_t task, int thread) {
     const routing *c = context;
-    const weft_route_attr *a = ATTR(c->n, weft_route_attr);
-    route_side r = make_side(c, task, thread, false);
+    const weft_exec *x = c->p.x;
+    const weft_node *n = c->p.node;
+    const weft_route_attr *a = c->attr;
+    route_side r = make_side(c, task, thread);
     real *strip = thread_strip(c, thread);
     real floor[ROUTE_LANES], factor[ROUTE_LANES] = {0};
     int64_t keys = visible_keys(&r);
-    for (int64_t first = 0; first < keys; first += ROUTE_STEPS)
-        route_tile(&r, first, min_i64(ROUTE_STEPS, keys - first), strip + first * ROUTE_LANES);
-    set_floors(&r, strip, keys, floor);
-    for (int64_t first = 0; first < keys; first += ROUTE_STEPS) {
-        int64_t steps = min_i64(ROUTE_STEPS, keys - first);
-        if (a->mode == WEFT_ROUTE_RMS) drop_small(strip + first * ROUTE_LANES, steps, floor);
-        if (a->normalize) add_tile_sums(strip + first * ROUTE_LANES, steps, false, factor);
+    for (int64_t s = 0; s < keys; s += ROUTE_STEPS)
+        route_tile(&r, s, min_i64(ROUTE_STEPS, keys - s), strip + s * ROUTE_LANES);
+    set_floors(&r, a, strip, keys, floor);
+    for (int64_t s = 0; s < keys; s += ROUTE_STEPS) {
+        real *tile = strip + s * ROUTE_LANES;
+        int64_t steps = min_i64(ROUTE_STEPS, keys - s);
+        if (a->mode == WEFT_ROUTE_RMS) drop_small(tile, steps, floor);
+        if (a->normalize) add_tile_sums(tile, steps, false, factor);
     }
     int64_t row = r.batch * a->score.queries + r.first;
     for (int64_t i = 0; i < r.count; i++) {
         factor[i] = a->normalize && factor[i] > 0 ? 1 / factor[i] : 1;
-        ((real *)weft_data(c->x, c->n->out[1]))[row + i] = floor[i];
-        ((real *)weft_data(c->x, c->n->out[2]))[row + i] = factor[i];
+        ((real *)weft_data(x, n->out[1]))[row + i] = floor[i];
+        ((real *)weft_data(x, n->out[2]))[row + i] = factor[i];
     }
-    route_product(c->x, strip, keys, r.count, c->n->in[WEFT_ROUTE_H],
-                  r.batch * a->score.keys * a->width, factor, c->n->out[0], row * a->width,
-                  a->width, r.scratch);
+    route_product(x, strip, keys, r.count, n->in[WEFT_ROUTE_H], r.batch * a->score.keys * a->width,
+                  factor, n->out[0], row * a->width, a->width, r.scratch);
 }
 
-/* The product needs its scratch when the scores no longer need theirs. */
-static int64_t dense_scratch(const weft_node *n, bool keys) {
-    return max_i64(route_scratch(n, keys), ROUTE_PRODUCT_SCRATCH);
-}
-
-static weft_status run_dense(weft_exec *x, const weft_node *n, bool keys, weft_task task) {
-    WEFT_TRY(check_starts(x, n));
-    routing c = make_routing(x, n, keys, strip_reals(n));
-    c.scratch = dense_scratch(n, keys);
-    int64_t batch = ATTR(n, weft_route_attr)->score.batch;
-    weft_pool_run(weft_exec_pool(x), batch * c.tiles, task, &c);
-    return WEFT_OK;
+static int64_t strip_reals(const weft_node *n) {
+    return ceil_div(ATTR(n, weft_route_attr)->score.keys, ROUTE_STEPS) * ROUTE_TILE;
 }
 
 static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
-    return run_dense(x, n, false, route_dense_task);
+    return run_routing(x, n, measure_routing(n, false, strip_reals(n)), route_dense_task);
 }
 
 static int64_t route_dense_workspace(const weft_node *n, int threads) {
-    return threads * thread_bytes(dense_scratch(n, false), strip_reals(n));
+    return workspace_bytes(measure_routing(n, false, strip_reals(n)), threads);
 }
 
 const weft_kernel KERNEL(route_dense) = {.run = route_dense_run,
                                          .workspace = route_dense_workspace};
 
-/* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Rows before the first key of the task
- * do not see any of its keys. */
+/* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Where causal, rows before the first key
+ * of the task do not see any of its keys. */
 
 static void weigh_rows(real *tile, int64_t steps, const real *floor, const real *factor) {
     for (int64_t s = 0; s < steps; s++)
@@ -278,29 +277,31 @@ static void weigh_rows(real *tile, int64_t steps, const real *floor, const real 
 
 static void route_dense_back_task(void *context, int64_t task, int thread) {
     const routing *c = context;
-    const weft_node *n = c->n;
-    const weft_route_attr *a = ATTR(n, weft_route_attr);
-    route_side r = make_side(c, task, thread, true);
+    const weft_exec *x = c->p.x;
+    const weft_node *n = c->p.node;
+    const weft_route_attr *a = c->attr;
+    route_side r = make_side(c, task, thread);
     real *strip = thread_strip(c, thread);
-    int64_t sequence = r.batch * a->score.queries, rows = a->score.queries - r.first;
-    const real *floor = (const real *)weft_data(c->x, n->in[WEFT_ROUTE_FLOOR]) + sequence;
-    const real *factor = (const real *)weft_data(c->x, n->in[WEFT_ROUTE_FACTOR]) + sequence;
+    int64_t sequence = r.batch * a->score.queries, from = a->score.causal ? r.first : 0;
+    int64_t rows = a->score.queries - from;
+    const real *floor = (const real *)weft_data(x, n->in[WEFT_ROUTE_FLOOR]) + sequence;
+    const real *factor = (const real *)weft_data(x, n->in[WEFT_ROUTE_FACTOR]) + sequence;
     for (int64_t s = 0; s < rows; s += ROUTE_STEPS) {
-        int64_t steps = min_i64(ROUTE_STEPS, rows - s), t = r.first + s;
+        int64_t steps = min_i64(ROUTE_STEPS, rows - s), t = from + s;
         route_tile(&r, t, steps, strip + s * ROUTE_LANES);
         weigh_rows(strip + s * ROUTE_LANES, steps, floor + t, factor + t);
     }
-    route_product(c->x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + r.first) * a->width,
+    route_product(x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width,
                   NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,
                   r.scratch);
 }
 
 static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
-    return run_dense(x, n, true, route_dense_back_task);
+    return run_routing(x, n, measure_routing(n, true, strip_reals(n)), route_dense_back_task);
 }
 
 static int64_t route_dense_back_workspace(const weft_node *n, int threads) {
-    return threads * thread_bytes(dense_scratch(n, true), strip_reals(n));
+    return workspace_bytes(measure_routing(n, true, strip_reals(n)), threads);
 }
 
 const weft_kernel KERNEL(route_dense_back) = {.run = route_dense_back_run,

@@ -8,7 +8,7 @@
 #ifndef WEFT_CPU_ROUTING_TILE_H
 #define WEFT_CPU_ROUTING_TILE_H
 
-#include "cpu/vec.h"
+#include "cpu/attention_tile.h"
 #include "ops/routing.h"
 
 enum {
@@ -18,20 +18,20 @@ enum {
 };
 
 /* The fixed side of a task: `count` queries or keys of sequence `batch` from index `first`. The
- * caller fills the fields above the line and calls route_fix. */
+ * caller fills the first part and calls route_fix. */
 typedef struct {
-    const weft_exec *x;
-    const weft_node *n;
+    const attention_problem *p; /* of the attention whose weights these are */
+    const real *lse;            /* [B, H, T] */
+    bool use_max;               /* over heads, in place of the mean */
     bool keys; /* the lanes are keys, and queries pass by; else the other way round */
     int64_t batch, first, count;
     real *scratch; /* route_scratch reals */
 
-    int64_t position;              /* of query 0 among the keys */
     int64_t width;                 /* lanes of a panel of `packed` */
     real *packed;                  /* [heads of the fixed side][panels][dqk][width] */
-    real *packed_other;            /* for the band: the other tensor's heads at the same places */
-    real *passing, *passing_other; /* [ROUTE_STEPS, dqk] where they are stored as bf16 */
-    real *dots, *band_dots;        /* [ROUTE_STEPS, ROUTE_LANES] */
+    real *packed_other;            /* for the band: the other side's vectors at the same places */
+    real *passing, *passing_other; /* [ROUTE_STEPS, dqk], for bf16 */
+    real *dots, *band_dots;        /* a few steps × ROUTE_LANES */
 } route_side;
 
 #define route_scratch KERNEL(route_scratch)
@@ -39,8 +39,8 @@ typedef struct {
 #define route_tile KERNEL(route_tile)
 #define route_product KERNEL(route_product)
 
-/* Reals of scratch that a route_side needs for this node. */
-int64_t route_scratch(const weft_node *n, bool keys);
+/* Reals of scratch that a route_side needs. */
+int64_t route_scratch(const weft_attention_attr *a, bool keys);
 
 /* Transposes the fixed side. */
 void route_fix(route_side *r);
@@ -51,12 +51,18 @@ void route_tile(const route_side *r, int64_t first, int64_t steps, real *tile);
 
 enum { ROUTE_PRODUCT_SCRATCH = 3 * ROUTE_TILE };
 
-/* Row `lane` < lanes of y, from element `y_at` on and `width` long, becomes
- *     factor[lane] · Σ_s weights[s][lane] · row s of x        s < steps
- * where the rows of x start at element `x_at`; factor NULL: 1. The row length of `weights` is
- * ROUTE_LANES; scratch: ROUTE_PRODUCT_SCRATCH reals. */
+/* Row `lane` < lanes of `out`, `width` long, becomes
+ *     factor[lane] · Σ_s weights[s][lane] · row s of `in`        s < steps
+ * where the rows start at the elements out_at and in_at; factor NULL: 1. The row length of
+ * `weights` is ROUTE_LANES; scratch: ROUTE_PRODUCT_SCRATCH reals. */
 void route_product(const weft_exec *x, const real *weights, int64_t steps, int64_t lanes,
                    const weft_tensor *in, int64_t in_at, const real *factor, const weft_tensor *out,
                    int64_t out_at, int64_t width, real *scratch);
+
+/* Where a sequence's first query stands among the keys. Not causal is as if all queries stood behind
+ * the last key: every key is seen (and no term of the score depends on a distance then). */
+static inline int64_t route_start(const attention_problem *p, int64_t b) {
+    return p->a->causal ? start_of(p, b) : p->a->keys;
+}
 
 #endif

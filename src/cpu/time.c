@@ -5,7 +5,7 @@
 
 #include "cpu/chunks.h"
 
-enum { STRIP = 128 };
+enum { STRIP = 256, PART = 16 };
 
 typedef struct {
     weft_exec *x;
@@ -57,18 +57,34 @@ static void running_mean_back_strip(void *context, int64_t task, int thread) {
     }
 }
 
+/* sum += Σ over `count` rows; in `real` over the few rows, in double from there on. */
+static void add_rows(double *sum, const real *const *row, int64_t count, int64_t len) {
+    for (int64_t i = 0; i < len; i += VLEN) {
+        int64_t n = min_i64(VLEN, len - i);
+        real lane[VBYTES / sizeof(real)];
+        vreal part = {0};
+        for (int64_t k = 0; k < count; k++)
+            part += vload_n(row[k] + i, n);
+        vstore(lane, part);
+        for (int64_t k = 0; k < n; k++)
+            sum[i + k] += (double)lane[k];
+    }
+}
+
 static void time_mean_strip(void *context, int64_t task, int thread) {
     (void)thread;
     const strip_job *j = context;
     double sum[STRIP] = {0};
-    real scratch[STRIP];
+    real scratch[PART][STRIP];
     int64_t len, at = strip_at(j, task, j->time, &len), to = strip_at(j, task, 1, &len);
-    for (int64_t t = 0; t < j->time; t++, at += j->width) {
-        const real *x = tile_in(j->x, j->in, at, len, scratch);
-        for (int64_t i = 0; i < len; i++)
-            sum[i] += (double)x[i];
+    for (int64_t t = 0; t < j->time; t += PART) {
+        const real *row[PART];
+        int64_t count = min_i64(PART, j->time - t);
+        for (int64_t k = 0; k < count; k++)
+            row[k] = tile_in(j->x, j->in, at + (t + k) * j->width, len, scratch[k]);
+        add_rows(sum, row, count, len);
     }
-    real *y = tile_out(j->x, j->out, to, scratch);
+    real *y = tile_out(j->x, j->out, to, scratch[0]);
     for (int64_t i = 0; i < len; i++)
         y[i] = (real)(sum[i] / (double)j->time);
     tile_done(j->x, j->out, to, len, y);

@@ -8,6 +8,12 @@
 
 #include "cpu/kernel.h"
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define VBYTES 64
 #elif defined(__AVX2__)
@@ -72,12 +78,43 @@ static inline vreal vselect(vint mask, vreal a, vreal b) {
     return (vreal)((mask & (vint)a) | (~mask & (vint)b));
 }
 
+/* The larger and the smaller, by the machine's own instruction where it has one. NaN in b comes
+ * through everywhere; NaN in a on some machines only. */
+#if defined(__aarch64__) && WEFT_REAL == 64
+#define VMAX_(a, b) vmaxq_f64((float64x2_t)(a), (float64x2_t)(b))
+#define VMIN_(a, b) vminq_f64((float64x2_t)(a), (float64x2_t)(b))
+#elif defined(__aarch64__)
+#define VMAX_(a, b) vmaxq_f32((float32x4_t)(a), (float32x4_t)(b))
+#define VMIN_(a, b) vminq_f32((float32x4_t)(a), (float32x4_t)(b))
+#elif defined(__AVX512F__) && WEFT_REAL == 64
+#define VMAX_(a, b) _mm512_max_pd((__m512d)(a), (__m512d)(b))
+#define VMIN_(a, b) _mm512_min_pd((__m512d)(a), (__m512d)(b))
+#elif defined(__AVX512F__)
+#define VMAX_(a, b) _mm512_max_ps((__m512)(a), (__m512)(b))
+#define VMIN_(a, b) _mm512_min_ps((__m512)(a), (__m512)(b))
+#elif defined(__AVX2__) && WEFT_REAL == 64
+#define VMAX_(a, b) _mm256_max_pd((__m256d)(a), (__m256d)(b))
+#define VMIN_(a, b) _mm256_min_pd((__m256d)(a), (__m256d)(b))
+#elif defined(__AVX2__)
+#define VMAX_(a, b) _mm256_max_ps((__m256)(a), (__m256)(b))
+#define VMIN_(a, b) _mm256_min_ps((__m256)(a), (__m256)(b))
+#elif defined(__SSE2__) && WEFT_REAL == 64
+#define VMAX_(a, b) _mm_max_pd((__m128d)(a), (__m128d)(b))
+#define VMIN_(a, b) _mm_min_pd((__m128d)(a), (__m128d)(b))
+#elif defined(__SSE2__)
+#define VMAX_(a, b) _mm_max_ps((__m128)(a), (__m128)(b))
+#define VMIN_(a, b) _mm_min_ps((__m128)(a), (__m128)(b))
+#else
+#define VMAX_(a, b) vselect((a) > (b), (a), (b))
+#define VMIN_(a, b) vselect((a) < (b), (a), (b))
+#endif
+
 static inline vreal vmax(vreal a, vreal b) {
-    return vselect(a > b, a, b);
+    return (vreal)VMAX_(a, b);
 }
 
 static inline vreal vmin(vreal a, vreal b) {
-    return vselect(a < b, a, b);
+    return (vreal)VMIN_(a, b);
 }
 
 static inline vreal vabs(vreal a) {
@@ -129,28 +166,23 @@ static inline vreal vlog1p_unit(vreal z) {
 
 #else
 
-/* e^x within 1.2 ulp: x = n ln 2 + r, |r| ≤ ln 2 / 2, the polynomial of least relative error in r,
- * and 2^n by the exponent's bits in two halves, so that the range's ends are right. e^x is 0 below
- * -104 and inf above 88.73; the comparisons let NaN through. */
+/* e^x within 1.5 ulp, 0 below -86.9, inf above 88.73, NaN of NaN. x = n ln 2 + r, |r| ≤ ln 2 / 2, and
+ * a polynomial of least relative error makes 2e^r. Adding `shift` rounds x / ln 2 to n and leaves
+ * n + 126, the exponent of 2^(n-1), in the lowest bits, where one shift takes it to its place: the
+ * factor 2 that is missing there is in the polynomial, so that n = 128 is still in range. */
 static inline vreal vexp(vreal x) {
-    const vreal shift = vset(0x1.8p23f), low = vset(-104.0f), high = vset(89.0f);
-    vreal c = vselect(x < low, low, x);
-    c = vselect(c > high, high, c);
+    const vreal shift = vset(0x1.8p23f + 126), low = vset(-86.9f), high = vset(89.0f);
+    vreal c = vmin(high, vmax(low, x));
     vreal t = c * 0x1.715476p0f + shift;
-    vint n = (vint)t - (vint)shift;
-    vreal whole = t - shift;
+    vreal scale = (vreal)((vint)t << 23), whole = t - shift;
     vreal r = c - whole * 0x1.62e400p-1f;
     r = r - whole * 0x1.7f7d1cp-20f;
-    vreal p = vset(0x1.6a2434p-10f);
-    p = p * r + 0x1.1239e2p-7f;
-    p = p * r + 0x1.5558f2p-5f;
-    p = p * r + 0x1.555492p-3f;
-    p = p * r + 0x1.fffffcp-2f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    vint half = n >> 1;
-    vreal s1 = (vreal)((half + 127) << 23), s2 = (vreal)((n - half + 127) << 23);
-    return p * s1 * s2;
+    vreal r2 = r * r;
+    vreal p = 0x1.1239e2p-6f * r + 0x1.5558f2p-4f, q = 0x1.555492p-2f * r + 0x1.fffffcp-1f;
+    p = 0x1.6a2434p-9f * r2 + p;
+    p = p * r2 + q;
+    p = p * r2 + (2 * r + 2);
+    return (vreal)((vint)(p * scale) & ~(vint)(x < low));
 }
 
 /* tanh(x) = 1 - 2 / (1 + e^2x); within ±0.6, where that cancels, an odd polynomial. */
@@ -182,6 +214,16 @@ static inline vreal vlog1p_unit(vreal z) {
 /* 1 / (1 + e^-x), without overflow for either sign: e^-x may be inf, and 1/inf is 0. */
 static inline vreal vsigmoid(vreal x) {
     return 1 / (1 + vexp(-x));
+}
+
+/* 2√(2/π), and that times 0.044715. */
+#define GELU_A ((real)1.5957691216057307117597842397375)
+#define GELU_B ((real)0.071354816272600248776338752179865)
+
+/* tanh's GELU as x·σ(2u), 2u = x (GELU_A + GELU_B x²): one exponential and one division, and no
+ * cancellation where x is negative. */
+static inline vreal vgelu(vreal x) {
+    return x * vsigmoid(x * (GELU_A + GELU_B * (x * x)));
 }
 
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|): neither end overflows or loses its small part. */

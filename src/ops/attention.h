@@ -15,20 +15,20 @@ typedef enum { WEFT_POS_NONE, WEFT_POS_ALIBI, WEFT_POS_RELATIVE } weft_attention
 /* What makes the scores; routing (routing.h) rebuilds the same weights from it. Tensors that are
  * not wanted are NULL. */
 typedef struct {
-    weft_tensor *q;       /* [B, T, H, dqk] */
-    weft_tensor *k;       /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
-    weft_tensor *n;       /* [B, KV, S], of the statistics' type: a number a key */
-    weft_tensor *scale;   /* [H] statistics' type; NULL: the constant below for every head */
-    weft_tensor *beta;    /* [H] statistics' type; needs n */
+    weft_tensor *q;     /* [B, T, H, dqk] */
+    weft_tensor *k;     /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
+    weft_tensor *n;     /* [B, KV, S], of the statistics' type: a number a key */
+    weft_tensor *scale; /* [H] statistics' type; NULL: the constant below for every head */
+    weft_tensor *beta;  /* [H] statistics' type; needs n */
     weft_tensor *log_tau; /* [H] statistics' type; needs n: scale_h = 2/(τ+ε), beta_h = −1/(τ+ε),
                              τ = exp(log_tau), ε = 1e-6; excludes scale and beta */
     weft_tensor *rel;     /* [R] statistics' type, pos = relative: adds rel[i − j] */
-    weft_tensor *start;   /* [B] i32: position of a sequence's first query, so that query i sees
+    weft_tensor *start; /* [B] i32: position of a sequence's first query, so that query i sees
                              keys j ≤ start + i; NULL: 0 (and S = T where causal) */
-    double scale_value;   /* where scale and log_tau are NULL */
+    double scale_value; /* where scale and log_tau are NULL */
     weft_attention_pos pos;
-    bool causal;          /* false: every key is seen (no relative, no band, no start then) */
-    bool band;            /* the reciprocal term; S = T, start NULL */
+    bool causal; /* false: every key is seen (no relative, no band, no start then) */
+    bool band;   /* the reciprocal term; S = T, start NULL */
     int64_t window;
     double band_alpha;
 } weft_score;

@@ -3,12 +3,20 @@
  *     l = x wᵀ        lse_n = log Σ_v exp(l_nv)
  *     ce = mean over n with t_n ≥ 0 of (lse_n − l_n,t_n)        z = λ · mean over n of lse_n²
  *
- * The logits [N, V] are the largest matrix of a model and never exist as a whole: the forward pass
- * makes them in tiles and keeps lse, and the gradient makes them again, tile by tile:
+ * The logits [N, V] are the largest matrix of a model and never exist as a whole: they are made in
+ * parts, and gone when the next part comes. The gradient, with d_ce and d_z those of the two
+ * losses:
  *
- *     dl_nv = p_nv · (d_ce [t_n ≥ 0] / count + 2 λ lse_n d_z / N + d_lse_n) − [v = t_n] · d_ce / count
+ *     dl_nv = p_nv · (c_n + 2 λ lse_n d_z / N + d_lse_n) − [v = t_n] · c_n
+ *     c_n = [t_n ≥ 0] · d_ce / count
  *     dx = dl w        dw = dlᵀ x        p_nv = exp(l_nv − lse_n)
- */
+ *
+ * Making the logits again for it would be a fourth product beside the three that are needed. So
+ * when a gradient is asked for, the forward node makes dx and dw itself, for d_ce = d_z = 1, while
+ * it has a part's logits in hand, and the gradient's node has only to scale them, since in training
+ * both losses are summed as they are. Where d_ce and d_z turn out to differ, or the forward node
+ * could not (sums for a bf16 weight need more than bf16 between parts), the gradient's node makes
+ * the logits again. An evaluation, which asks for no gradient, pays for none of this. */
 #include "ops/cross_entropy.h"
 
 #include "ops/check.h"
@@ -34,24 +42,59 @@ static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
+/* The node itself: a gradient rule may see its inputs and outputs under other names. */
+static weft_node *maker(const weft_node *n) {
+    const weft_tensor *loss = n->out[WEFT_CE_LOSS];
+    while (loss->view_of)
+        loss = loss->view_of;
+    return loss->producer;
+}
+
+/* Asks the node that made the losses for their gradients; false: it cannot, see above. */
+static bool ask_for_gradients(weft_graph *g, const weft_node *n, weft_tensor *const *d_out) {
+    bool both = d_out[WEFT_CE_LOSS] && (!weft_z_trains(n->attr) || d_out[WEFT_CE_Z]);
+    weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
+    if (!both || d_out[WEFT_CE_LSE] || w->dtype == WEFT_BF16) return false;
+    weft_node *made = maker(n);
+    if (x->needs_grad) weft_node_output_like(g, made, WEFT_CE_DX, x->dtype, x);
+    if (w->needs_grad) weft_node_output_like(g, made, WEFT_CE_DW, w->dtype, w);
+    return true;
+}
+
 static weft_status cross_entropy_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                       weft_tensor **d_in) {
     const weft_cross_entropy_attr *attr = n->attr;
-    bool z_flows = attr->z != 0 && !attr->detach;
-    weft_tensor *d_z = z_flows ? d_out[1] : NULL;
-    if (!d_out[0] && !d_z && !d_out[2]) return WEFT_OK;
-    weft_tensor *in[] = {n->in[0], n->in[1], n->in[2], n->out[2], d_out[0], d_z, d_out[2]};
-    weft_node *back =
-        weft_graph_append(g, &weft_op_cross_entropy_back, in, 7, 4, 2, attr, sizeof *attr);
+    weft_tensor *d_z = weft_z_trains(attr) ? d_out[WEFT_CE_Z] : NULL;
+    if (!d_out[WEFT_CE_LOSS] && !d_z && !d_out[WEFT_CE_LSE]) return WEFT_OK;
+    weft_tensor *in[WEFT_CE_BACK_INPUTS] = {
+        [WEFT_CE_X] = n->in[WEFT_CE_X],
+        [WEFT_CE_W] = n->in[WEFT_CE_W],
+        [WEFT_CE_TARGETS] = n->in[WEFT_CE_TARGETS],
+        [WEFT_CE_BACK_LSE] = n->out[WEFT_CE_LSE],
+        [WEFT_CE_BACK_D_CE] = d_out[WEFT_CE_LOSS],
+        [WEFT_CE_BACK_D_Z] = d_z,
+        [WEFT_CE_BACK_D_LSE] = d_out[WEFT_CE_LSE],
+    };
+    if (ask_for_gradients(g, n, d_out)) {
+        const weft_node *made = maker(n);
+        in[WEFT_CE_BACK_DX] = made->out[WEFT_CE_DX];
+        in[WEFT_CE_BACK_DW] = made->out[WEFT_CE_DW];
+    }
+    weft_node *back = weft_graph_append(g, &weft_op_cross_entropy_back, in, WEFT_CE_BACK_INPUTS,
+                                        WEFT_CE_BACK_LSE + 1, 2, attr, sizeof *attr);
     if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
-    d_in[1] = back->out[1];
+    d_in[WEFT_CE_X] = back->out[0];
+    d_in[WEFT_CE_W] = back->out[1];
     return WEFT_OK;
 }
 
-/* One product of all logits. */
-static int64_t logits_flops(const weft_node *n) {
-    return 2 * weft_tensor_count(n->in[0]) * n->in[1]->shape[0];
+/* One product of all logits, or of all their gradients. */
+static int64_t product_flops(const weft_node *n) {
+    return 2 * weft_tensor_count(n->in[WEFT_CE_X]) * n->in[WEFT_CE_W]->shape[0];
+}
+
+static int64_t cross_entropy_flops(const weft_node *n) {
+    return product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL));
 }
 
 const weft_op weft_op_cross_entropy = {
@@ -59,7 +102,7 @@ const weft_op weft_op_cross_entropy = {
     .id = WEFT_OP_cross_entropy,
     .infer = cross_entropy_infer,
     .grad = cross_entropy_grad,
-    .flops = logits_flops,
+    .flops = cross_entropy_flops,
 };
 
 static weft_status cross_entropy_back_infer(weft_graph *g, weft_node *n) {
@@ -68,15 +111,22 @@ static weft_status cross_entropy_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-/* The logits again, and a product for each gradient. */
+/* Where the forward pass made the gradients: counted there. */
 static int64_t cross_entropy_back_flops(const weft_node *n) {
-    return logits_flops(n) * (1 + (n->out[0] != NULL) + (n->out[1] != NULL));
+    if (n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW]) return 0;
+    return product_flops(n) * (1 + (n->out[0] != NULL) + (n->out[1] != NULL));
+}
+
+static int scale_in_place(const weft_node *n, int out) {
+    int made = out == 0 ? WEFT_CE_BACK_DX : WEFT_CE_BACK_DW;
+    return n->in[made] ? made : -1;
 }
 
 const weft_op weft_op_cross_entropy_back = {
     .name = "cross_entropy_back",
     .id = WEFT_OP_cross_entropy_back,
     .infer = cross_entropy_back_infer,
+    .inplace = scale_in_place,
     .flops = cross_entropy_back_flops,
 };
 
@@ -84,6 +134,8 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
                                double z, bool detach) {
     weft_cross_entropy_attr attr = {z, detach};
     weft_tensor *in[] = {x, w, targets};
-    weft_node *n = weft_graph_append(g, &weft_op_cross_entropy, in, 3, 3, 3, &attr, sizeof attr);
-    return n ? (weft_losses){n->out[0], n->out[1], n->out[2]} : (weft_losses){0};
+    weft_node *n = weft_graph_append(g, &weft_op_cross_entropy, in, WEFT_CE_INPUTS, WEFT_CE_INPUTS,
+                                     WEFT_CE_OUTPUTS, &attr, sizeof attr);
+    return n ? (weft_losses){n->out[WEFT_CE_LOSS], n->out[WEFT_CE_Z], n->out[WEFT_CE_LSE]}
+             : (weft_losses){0};
 }

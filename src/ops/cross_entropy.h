@@ -10,18 +10,39 @@ typedef struct {
     weft_tensor *lse; /* of targets' shape: the logsumexp of each row of logits */
 } weft_losses;
 
-/* Logits are x wᵀ: x [..., E], w [V, E]; targets [...] i32 with x's leading dimensions, −1: does not
- * count; any other value outside [0, V) fails the run. With detach the z-loss is a number only, and
- * trains nothing. The three outputs are of the statistics' type. Logits as such: weft_linear. */
+/* Logits are x wᵀ: x [..., E], w [V, E]; targets [...] i32 with x's leading dimensions, −1: does
+ * not count; any other value outside [0, V) fails the run. With detach the z-loss is a number only,
+ * and trains nothing. The three outputs are of the statistics' type. Logits as such: weft_linear.
+ * */
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
                                double z, bool detach);
 
-/* Inputs of cross_entropy: x, w, targets; outputs ce, z, lse. Inputs of cross_entropy_back: x, w,
- * targets, lse, d_ce, d_z, d_lse, the last three NULL where nothing depends on them; outputs dx, dw,
- * each NULL where it is not wanted. */
+/* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
+ * the z-loss trains: weft_graph_backward asks for them (cross_entropy.c). */
+enum { WEFT_CE_X, WEFT_CE_W, WEFT_CE_TARGETS, WEFT_CE_INPUTS };
+enum { WEFT_CE_LOSS, WEFT_CE_Z, WEFT_CE_LSE, WEFT_CE_DX, WEFT_CE_DW, WEFT_CE_OUTPUTS };
+
+/* Inputs of cross_entropy_back, after those of cross_entropy; the d_ are NULL where nothing depends
+ * on the output, the last two where the forward pass made no gradients. Outputs: dx, dw, each NULL
+ * where it is not wanted. */
+enum {
+    WEFT_CE_BACK_LSE = WEFT_CE_INPUTS,
+    WEFT_CE_BACK_D_CE,
+    WEFT_CE_BACK_D_Z,
+    WEFT_CE_BACK_D_LSE,
+    WEFT_CE_BACK_DX,
+    WEFT_CE_BACK_DW,
+    WEFT_CE_BACK_INPUTS
+};
+
 typedef struct {
     double z;
     bool detach;
 } weft_cross_entropy_attr;
+
+/* The z-loss has a gradient. */
+static inline bool weft_z_trains(const weft_cross_entropy_attr *attr) {
+    return attr->z != 0 && !attr->detach;
+}
 
 #endif

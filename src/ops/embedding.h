@@ -16,8 +16,8 @@ typedef struct {
     int64_t offset;
 } weft_embed_attr;
 
-/* embed_back: dwte [V, E] from dy, ids. position_back: dwpe [P, E] from dy, start. Rows that nothing
- * points to are 0. */
+/* embed_back: dwte [V, E] from dy, ids. position_back: dwpe [P, E] from dy, start. Rows that
+ * nothing points to are 0. */
 typedef struct {
     int64_t rows; /* V or P */
     int64_t offset;

@@ -7,7 +7,7 @@
 
 typedef enum { WEFT_ACT_NONE, WEFT_ACT_GELU } weft_act; /* gelu: the tanh form */
 
-/* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most 16 rows of x (what
+/* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most 32 rows of x (what
  * generation runs): a row's result does not depend, in any bit, on how many rows there are. */
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act);
@@ -48,8 +48,8 @@ typedef struct {
 weft_matmul_sizes weft_matmul_measure(const weft_matmul_attr *attr, const weft_tensor *a,
                                       const weft_tensor *b);
 
-/* db [N] = Σ over rows of dy [..., N], in the statistics' type: the gradient of what was added to every
- * row. */
+/* db [N] = Σ over rows of dy [..., N], in the statistics' type: the gradient of what was added to
+ * every row. */
 weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy);
 
 typedef struct {

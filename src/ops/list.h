@@ -48,6 +48,15 @@
     X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \
     X(gate_mix_back)                                                                               \
+    /* gaussian */                                                                                 \
+    X(overlap)                                                                                     \
+    X(overlap_back)                                                                                \
+    /* heads */                                                                                    \
+    X(head_repeat)                                                                                 \
+    X(head_sum)                                                                                    \
+    X(head_pool)                                                                                   \
+    X(head_spread)                                                                                 \
+    X(head_scale_back)                                                                             \
     /* dropout */                                                                                  \
     X(dropout)                                                                                     \
     /* time */                                                                                     \

@@ -30,24 +30,31 @@ static weft_status check_stat(weft_graph *g, const weft_node *n, int input, int 
     return weft_check_shape(g, n, name, t, ndim, shape);
 }
 
+static weft_status check_heads(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
+    if (a->heads >= 1 && a->kv_heads >= 1 && a->kv_heads <= a->heads) return WEFT_OK;
+    return weft_graph_fail(g,
+                           "%s: %lld query heads and %lld key heads, but there must be 1 or more "
+                           "key heads and no more than query heads",
+                           n->op->name, (long long)a->heads, (long long)a->kv_heads);
+}
+
 static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
                                           const weft_attention_attr *a) {
     const weft_tensor *q = n->in[WEFT_ATTN_Q], *k = n->in[WEFT_ATTN_K];
-    if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
-        return weft_graph_fail(g, "%s: %lld query heads and %lld key heads do not go together",
-                               n->op->name, (long long)a->heads, (long long)a->kv_heads);
     WEFT_TRY(weft_check_float(g, n, a->packed ? "qkv" : "q", q));
     if (a->packed) {
         WEFT_TRY(weft_check_ndim(g, n, "qkv", q, 3));
+        WEFT_TRY(check_heads(g, n, a));
         if (q->shape[2] == (a->heads + 2 * a->kv_heads) * a->dqk) return WEFT_OK;
         return weft_graph_fail(g,
-                               "%s: qkv is %s, but %lld query and 2 · %lld key and value heads "
-                               "do not divide its width",
+                               "%s: qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
+                               "%lld query and %lld key heads",
                                n->op->name, weft_tensor_describe(q), (long long)a->heads,
-                               (long long)a->kv_heads);
+                               (long long)a->kv_heads, (long long)a->heads, (long long)a->kv_heads);
     }
     WEFT_TRY(weft_check_ndim(g, n, "q", q, 4));
     WEFT_TRY(weft_check_ndim(g, n, "k", k, 4));
+    WEFT_TRY(check_heads(g, n, a));
     if (k->dtype != q->dtype || k->shape[0] != q->shape[0] || k->shape[3] != q->shape[3])
         return weft_graph_fail(g, "%s: q is %s, but k is %s; batch, width and type must agree",
                                n->op->name, weft_tensor_describe(q), weft_tensor_describe(k));
@@ -57,7 +64,8 @@ static weft_status check_queries_and_keys(weft_graph *g, const weft_node *n,
 static weft_status check_options(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     weft_tensor *const *in = n->in;
     const char *name = n->op->name;
-    if (!a->causal) return weft_graph_fail(g, "%s: the attention must be causal", name);
+    if (!a->causal && (a->pos != WEFT_POS_NONE || a->band || in[WEFT_ATTN_START]))
+        return weft_graph_fail(g, "%s: positions, band and start need a causal attention", name);
     if (in[WEFT_ATTN_LOG_TAU] && (in[WEFT_ATTN_SCALE] || in[WEFT_ATTN_BETA]))
         return weft_graph_fail(g, "%s: log_tau excludes scale and beta", name);
     bool has_beta = in[WEFT_ATTN_BETA] || in[WEFT_ATTN_LOG_TAU];
@@ -107,6 +115,7 @@ static weft_status check_score(weft_graph *g, const weft_node *n) {
 
 /* Pairs (t, j) of one head and sequence that are seen, the queries being the last of the keys. */
 static int64_t visible_pairs(const weft_attention_attr *a) {
+    if (!a->causal) return a->queries * a->keys;
     return a->queries * a->keys - a->queries * (a->queries - 1) / 2;
 }
 
@@ -293,6 +302,7 @@ static weft_status route_dense_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_score(g, n));
     if (!h) return weft_graph_fail(g, "%s: h is missing", n->op->name);
     WEFT_TRY(weft_check_float(g, n, "h", h));
+    WEFT_TRY(weft_check_ndim(g, n, "h", h, 3));
     WEFT_TRY(
         weft_check_shape(g, n, "h", h, 3, (int64_t[]){a->score.batch, a->score.keys, a->width}));
     if (a->mode == WEFT_ROUTE_RMS && !(a->threshold >= 0))

@@ -23,8 +23,8 @@ typedef struct {
     weft_tensor *weight; /* [B, T, k] of the statistics' type; 0 where the index is −1 */
 } weft_routes;
 
-/* The k largest weights of each row. `lse` [B, H, T] is that of the attention with this score
- * (which must be causal); normalize divides a row by its kept sum; use_max takes the maximum over
+/* The k largest weights of each row. `lse` [B, H, T] is that of the attention with this score;
+ * normalize divides a row by its kept sum; use_max takes the maximum over
  * heads in place of the mean. */
 weft_routes weft_route_topk(weft_graph *g, const weft_score *score, weft_tensor *lse, int64_t k,
                             bool normalize, bool use_max);
@@ -41,7 +41,8 @@ weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index
 
 typedef enum {
     WEFT_ROUTE_ALL, /* keep every visible column */
-    WEFT_ROUTE_RMS  /* keep R_tj ≥ threshold · sqrt(mean over j ≤ t of R_tj²) */
+    WEFT_ROUTE_RMS /* keep R_tj ≥ threshold · sqrt(mean over j ≤ t of R_tj²); above 1 a row may
+                       keep nothing, and its c is 0 */
 } weft_route_mode;
 
 /* c [B, T, F]: c_t = Σ_j R_tj h_j over the kept columns, h [B, S, F]. The gradient goes to h (not
@@ -58,7 +59,7 @@ weft_tensor *weft_route_dense_packed(weft_graph *g, const weft_score *score, wef
  * as below. route_topk makes index, weight; route_dense makes c, the rows' smallest kept weight
  * and the factor of the kept weights, both [B, T] of the statistics' type; route_dense_back dh. */
 typedef struct {
-    weft_attention_attr score;
+    weft_attention_attr score; /* first: what attention's kernels know of a node holds here too */
     bool use_max, normalize;
     int64_t k;     /* route_topk */
     int64_t width; /* F; route_dense */

@@ -164,12 +164,24 @@ static void build_random(weft_graph *g, uint64_t number, weft_tensor **params) {
         int64_t near = n < 5 ? n : 5;
         weft_tensor *a = pool[n - 1 - roll(&d, near)], *b = pool[roll(&d, n)];
         switch (roll(&d, 6)) {
-        case 0: pool[n] = weft_add_scaled(g, a, b, 0.5); break;
-        case 1: pool[n] = weft_scale(g, a, -0.75); break;
-        case 2: pool[n] = weft_silu_mul(g, a, b); break;
-        case 3: pool[n] = weft_gelu(g, a); break;
-        case 4: pool[n] = weft_linear(g, a, b, NULL, WEFT_ACT_NONE); break;
-        default: pool[n] = weft_view(g, weft_view(g, a, SIDE * SIDE), SIDE, SIDE); break;
+        case 0:
+            pool[n] = weft_add_scaled(g, a, b, 0.5);
+            break;
+        case 1:
+            pool[n] = weft_scale(g, a, -0.75);
+            break;
+        case 2:
+            pool[n] = weft_silu_mul(g, a, b);
+            break;
+        case 3:
+            pool[n] = weft_gelu(g, a);
+            break;
+        case 4:
+            pool[n] = weft_linear(g, a, b, NULL, WEFT_ACT_NONE);
+            break;
+        default:
+            pool[n] = weft_view(g, weft_view(g, a, SIDE * SIDE), SIDE, SIDE);
+            break;
         }
         if (roll(&d, 8) == 0) weft_keep(pool[n]);
         n++;
@@ -239,9 +251,8 @@ static size_t run_graph(const weft_graph *g, weft_tensor *const *params, weft_pl
     for (int i = 0; i < GRAPH_PARAMS; i++) {
         float values[SIDE * SIDE];
         for (int k = 0; k < SIDE * SIDE; k++)
-            values[k] = (float)weft_random_unit(
-                            weft_random_word(7, 0, 0, (uint32_t)i, (uint64_t)k)) -
-                        0.5f;
+            values[k] =
+                (float)weft_random_unit(weft_random_word(7, 0, 0, (uint32_t)i, (uint64_t)k)) - 0.5f;
         assert_int_equal(weft_exec_write(x, params[i], values), WEFT_OK);
     }
     size_t used = 0;

@@ -289,9 +289,8 @@ static void test_bad_lengths_are_refused(void **state) {
         {UINT64_MAX - 7, "longer than 100 MB"},
     };
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        unsigned char raw[10];
+        unsigned char raw[10] = {[8] = '{', [9] = '}'};
         memcpy(raw, &lengths[i].length, 8);
-        memcpy(raw + 8, "{}", 2);
         write_bytes(path, raw, sizeof raw);
         refuse(path, lengths[i].expect);
     }

@@ -7,6 +7,8 @@
 #include "ops/cross_entropy.h"
 #include "ops/dropout.h"
 #include "ops/embedding.h"
+#include "ops/gaussian.h"
+#include "ops/heads.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
@@ -50,9 +52,14 @@ static weft_tensor *attend_packed(weft_graph *g, weft_score s, weft_tensor *qkv,
 }
 
 static weft_tensor *route(weft_graph *g, weft_tensor *q, weft_tensor *k, weft_tensor *lse,
-                          int64_t keep, bool causal) {
-    weft_score s = {.q = q, .k = k, .scale_value = 1, .causal = causal};
+                          int64_t keep) {
+    weft_score s = {.q = q, .k = k, .scale_value = 1, .causal = true};
     return weft_route_topk(g, &s, lse, keep, false, false).weight;
+}
+
+static weft_tensor *route_alibi(weft_graph *g, weft_tensor *q, weft_tensor *k, weft_tensor *lse) {
+    weft_score s = {.q = q, .k = k, .scale_value = 1, .pos = WEFT_POS_ALIBI};
+    return weft_route_topk(g, &s, lse, 2, false, false).weight;
 }
 
 static weft_tensor *route_all(weft_graph *g, weft_tensor *q, weft_tensor *k, weft_tensor *lse,
@@ -208,12 +215,11 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(packed_not_divisible, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 25), 4, 2))     \
     X(packed_no_heads, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 24), 0, 2))          \
     /* routing: B 2, T 3, H 4, KV 2, dqk 5 */                                                      \
-    X(route_other_lse, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 3, 4), 2, true))  \
-    X(route_none, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3), 0, true))       \
-    X(route_not_causal, "route_topk",                                                              \
-      route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3), 2, false))                                \
-    X(route_other_width, "route_topk",                                                             \
-      route(g, F(2, 3, 4, 5), F(2, 3, 2, 4), F(2, 4, 3), 2, true))                                 \
+    X(route_other_lse, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 3, 4), 2))        \
+    X(route_none, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3), 0))             \
+    X(route_alibi_not_causal, "route_topk",                                                        \
+      route_alibi(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3)))                                    \
+    X(route_other_width, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 4), F(2, 4, 3), 2))      \
     X(gather_float_index, "route_gather",                                                          \
       weft_route_gather(g, F(2, 3, 7), F(2, 3, 2), F(2, 3, 2)))                                    \
     X(gather_other_weights, "route_gather",                                                        \
@@ -233,6 +239,20 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(gate_other_heads, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 3, 5), 0.1))              \
     X(gate_other_length, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 2, 4), 0.1))             \
     X(gate_flat, "gate_mix", weft_gate_mix(g, F(3, 4, 5), F(2, 3, 4), 0.1))                        \
+    /* gaussian, heads */                                                                          \
+    X(overlap_odd_width, "overlap", weft_overlap_scale(g, F(1, 2, 3, 5)).y)                        \
+    X(overlap_flat, "overlap", weft_overlap_scale(g, F(3, 4)).y)                                   \
+    X(overlap_integers, "overlap", weft_overlap_scale(g, I(1, 2, 3, 4)).y)                         \
+    X(head_repeat_of_two, "head_repeat", weft_head_repeat(g, F(1, 2, 2, 4), 3))                    \
+    X(head_repeat_no_heads, "head_repeat", weft_head_repeat(g, F(1, 2, 1, 4), 0))                  \
+    X(head_repeat_integers, "head_repeat", weft_head_repeat(g, I(1, 2, 1, 4), 3))                  \
+    X(head_pool_wider, "head_pool", weft_head_pool(g, F(3, 4), F(2), 8))                           \
+    X(head_pool_not_divided, "head_pool", weft_head_pool(g, F(3, 12), F(3), 4))                    \
+    X(head_pool_of_no_width, "head_pool", weft_head_pool(g, F(3, 4), F(2), 0))                     \
+    X(head_pool_flat_scale, "head_pool", weft_head_pool(g, F(3, 8), F(2, 1), 4))                   \
+    X(head_spread_narrower, "head_spread", weft_head_spread(g, F(3, 8), F(2), 4))                  \
+    X(head_spread_not_divided, "head_spread", weft_head_spread(g, F(3, 4), F(3), 12))              \
+    X(head_spread_integers, "head_spread", weft_head_spread(g, I(3, 4), F(2), 8))                  \
     /* dropout, time, contrastive */                                                               \
     X(dropout_all, "dropout", weft_dropout(g, F(2, 3), 1, "drop"))                                 \
     X(dropout_negative, "dropout", weft_dropout(g, F(2, 3), -0.1, "drop"))                         \

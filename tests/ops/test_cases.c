@@ -83,6 +83,8 @@ static const family families[] = {
     {"attention", cases_attention},
     {"routing", cases_routing},
     {"activation", cases_activation},
+    {"gaussian", cases_gaussian},
+    {"heads", cases_heads},
     {"dropout", cases_dropout},
     {"time", cases_time},
     {"cross_entropy", cases_cross_entropy},

@@ -1,4 +1,5 @@
-/* What the case table cannot say of matrix products: refused shapes, leading dimensions, mixed types. */
+/* What the case table cannot say of matrix products: refused shapes, leading dimensions, mixed
+ * types. */
 #include "core/exec.h"
 #include "cpu/backend.h"
 #include "ops/linear.h"

@@ -6,13 +6,23 @@ from attention import logsumexp, scores
 
 
 def weights(c):
-    """R [B, T, T], a constant; 0 where j > t."""
+    """R [B, T, S], a constant; 0 where key j is not visible to query t."""
     b, t, h, kv, dq = (c.size(key) for key in ("B", "T", "H", "KV", "Q"))
-    q = c.input("q", b, t, h, dq, scale=2, grad=False)
-    k = c.input("k", b, t, kv, dq, grad=False)
+    s_len = c.size("S", t) if c.integer("offset", 0) else t
+    if c.integer("packed", 0):
+        qkv = c.input("qkv", b, t, (h + 2 * kv) * dq, scale=2, grad=False).reshape(b, t, h + 2 * kv, dq)
+        q, k = qkv[:, :, :h], qkv[:, :, h:h + kv]
+    else:
+        q = c.input("q", b, t, h, dq, scale=2, grad=False)
+        k = c.input("k", b, s_len, kv, dq, grad=False)
     s = scores(c, q, k, grad=False)
     p = torch.exp(s - logsumexp(s)[..., None])
     return p.max(1).values if c.word("head", "mean") == "max" else p.mean(1)
+
+
+def visible(r):
+    """How many keys query t sees: [T]."""
+    return torch.arange(1, r.shape[1] + 1) + (r.shape[2] - r.shape[1])
 
 
 def keep_topk(c, r):
@@ -21,8 +31,8 @@ def keep_topk(c, r):
     kept = torch.zeros_like(r)
     best = torch.zeros(*r.shape[:2], k)
     for b in range(r.shape[0]):
-        for t in range(r.shape[1]):
-            order = sorted(range(t + 1), key=lambda j: (-r[b, t, j].item(), j))
+        for t, seen in enumerate(visible(r).tolist()):
+            order = sorted(range(seen), key=lambda j: (-r[b, t, j].item(), j))
             if len(order) > k:
                 c.refuse_near(f"top-k at b={b} t={t}", (r[b, t, order[k - 1]] - r[b, t, order[k]]).item())
             for place, j in enumerate(order[:k]):
@@ -36,10 +46,10 @@ def keep_topk(c, r):
 
 def keep_dense(c, r):
     """All, or those at least `threshold` of the root of the mean square over the visible columns."""
-    seen = torch.tril(torch.ones(r.shape[1], r.shape[1], dtype=torch.bool))
     if c.word("mode", "none") == "rms":
-        count = torch.arange(1, r.shape[1] + 1).double()
+        count = visible(r)
         limit = c.number("threshold", 0.5) * torch.sqrt((r * r).sum(-1) / count)
+        seen = torch.arange(r.shape[2])[None] < count[:, None]
         c.refuse_near("rms", (r - limit[..., None]).abs()[:, seen].min().item())
         r = torch.where(r >= limit[..., None], r, 0.0)
     else:
@@ -49,8 +59,8 @@ def keep_dense(c, r):
     return r
 
 
-def carry(c, r):
-    h = c.input("h", c.size("B"), c.size("T"), c.size("F"))
+def carry(c, r, grad=True):
+    h = c.input("h", r.shape[0], r.shape[2], c.size("F"), grad=grad)
     c.output("c", torch.einsum("btj,bjf->btf", r, h))
 
 
@@ -65,7 +75,7 @@ def route_gather(c):
 
 
 def route_dense(c):
-    carry(c, keep_dense(c, weights(c)))
+    carry(c, keep_dense(c, weights(c)), grad=not c.integer("offset", 0))
 
 
 OPS = {f.__name__: f for f in (route_topk, route_gather, route_dense)}

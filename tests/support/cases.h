@@ -58,6 +58,7 @@ typedef struct {
 /* One list a family, ended by {NULL, NULL}; test_cases.c gathers them. */
 extern const case_builder cases_arith[], cases_embedding[], cases_linear[], cases_norm[],
     cases_rope[], cases_attention[], cases_routing[], cases_activation[], cases_dropout[],
-    cases_time[], cases_cross_entropy[], cases_contrastive[], cases_optimizer[];
+    cases_time[], cases_cross_entropy[], cases_contrastive[], cases_optimizer[], cases_gaussian[],
+    cases_heads[];
 
 #endif

@@ -2,6 +2,7 @@
 #include "plain_attention.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {

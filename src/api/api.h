@@ -1,0 +1,45 @@
+/* What the files of the public API share. Each public function checks what it is given, says what
+ * is wrong, and hands over to the layer below, which may then take its arguments for granted. */
+#ifndef WEFT_API_API_H
+#define WEFT_API_API_H
+
+#include "model/session.h"
+
+struct weft_engine {
+    const weft_backend *backend;
+    weft_pool *pool;
+};
+
+struct weft_pass {
+    weft_session session;
+    uint64_t serial; /* unlike any other pass's: an address may come again */
+    int64_t batch, time;
+    int purpose;
+    int32_t *no_targets; /* [B, T] of -1 */
+    bool has_run, has_targets;
+};
+
+/* Refuses a NULL argument by its name. */
+#define API_NEED(argument)                                                                         \
+    do {                                                                                           \
+        if (!(argument)) return weft_fail(WEFT_EINPUT, "%s: %s is NULL", __func__, #argument);     \
+    } while (0)
+
+/* The config at `path` (a folder's config.json, a file, or the defaults for NULL) with overrides on
+ * it, checked. */
+weft_status weft_api_config(const char *path, const char *const *overrides, weft_config *c,
+                            bool *is_folder);
+
+/* The model's tensor of that name, which must have `count` elements. `caller` begins the
+ * message. */
+weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
+                          weft_weight **out);
+/* The same without a count. */
+weft_status weft_api_find_any(const weft_model *m, const char *caller, const char *name,
+                              weft_weight **out);
+
+/* folder/name in `path` of WEFT_API_PATH bytes. */
+enum { WEFT_API_PATH = 4096 };
+weft_status weft_api_join(char *path, const char *folder, const char *name);
+
+#endif

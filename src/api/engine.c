@@ -1,0 +1,98 @@
+/* Engines, and what a config would cost on one. */
+#include "api/api.h"
+
+#include "cpu/backend.h"
+#include "model/account.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { THREADS_MAX = 1024 };
+
+static weft_status check_threads(const char *caller, int threads) {
+    if (threads >= 0 && threads <= THREADS_MAX) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: %d threads; 0 (one for each processor) to %d can be had",
+                     caller, threads, THREADS_MAX);
+}
+
+static weft_status pick_backend(const char *device, const weft_backend **out) {
+    if (device && strcmp(device, "cuda") == 0)
+        return weft_fail(WEFT_EMISSING, "device cuda: this build has no CUDA backend; use cpu");
+    if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0)
+        return weft_fail(WEFT_EINPUT, "device '%s': it must be cpu, cuda or auto", device);
+    *out = weft_cpu_backend();
+    return *out ? WEFT_OK : WEFT_EMISSING;
+}
+
+weft_status weft_engine_open(int threads, const char *device, weft_engine **out) {
+    API_NEED(out);
+    *out = NULL;
+    const weft_backend *backend = NULL;
+    WEFT_TRY(check_threads(__func__, threads));
+    WEFT_TRY(pick_backend(device, &backend));
+    weft_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    engine->backend = backend;
+    weft_status status = weft_pool_create(threads, &engine->pool);
+    if (status != WEFT_OK) {
+        free(engine);
+        return status;
+    }
+    *out = engine;
+    return WEFT_OK;
+}
+
+void weft_engine_close(weft_engine *engine) {
+    if (!engine) return;
+    weft_pool_destroy(engine->pool);
+    free(engine);
+}
+
+int weft_engine_threads(const weft_engine *engine) {
+    return engine ? weft_pool_size(engine->pool) : 0;
+}
+
+const char *weft_engine_device(const weft_engine *engine) {
+    return engine ? engine->backend->name : NULL;
+}
+
+/* As many as an engine of that number would have. */
+static weft_status count_threads(int *threads) {
+    weft_pool *pool;
+    if (*threads > 0) return WEFT_OK;
+    WEFT_TRY(weft_pool_create(0, &pool));
+    *threads = weft_pool_size(pool);
+    weft_pool_destroy(pool);
+    return WEFT_OK;
+}
+
+weft_status weft_estimate(const char *path, const char *const *overrides, int threads,
+                          weft_cost *out, size_t size) {
+    API_NEED(out);
+    if (size < sizeof out->parameters)
+        return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_cost)", __func__,
+                         size);
+    const weft_backend *backend = NULL;
+    weft_config c;
+    weft_account a;
+    bool is_folder;
+    WEFT_TRY(check_threads(__func__, threads));
+    WEFT_TRY(count_threads(&threads));
+    WEFT_TRY(pick_backend(NULL, &backend));
+    WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
+    WEFT_TRY(weft_account_make(&c, backend, threads, &a));
+    weft_cost cost = {.parameters = a.parameters,
+                      .training_bytes = a.training_bytes,
+                      .weights_bytes = a.weights_bytes,
+                      .gradients_bytes = a.gradients_bytes,
+                      .optimizer_bytes = a.optimizer_bytes,
+                      .activations_bytes = a.activations_bytes,
+                      .workspace_bytes = a.workspace_bytes,
+                      .cache_bytes_per_token = a.cache_bytes_token,
+                      .forward_flops = a.forward_flops,
+                      .backward_flops = a.backward_flops};
+    size_t known = size < sizeof cost ? size : sizeof cost;
+    memset(out, 0, size);
+    memcpy(out, &cost, known);
+    return WEFT_OK;
+}

@@ -1,0 +1,231 @@
+/* Models: opening, saving, and their tensors by name. */
+#include "api/api.h"
+
+#include "core/nearest.h"
+#include "model/account.h"
+#include "train/optimizer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+weft_status weft_api_config(const char *path, const char *const *overrides, weft_config *c,
+                            bool *is_folder) {
+    struct stat is;
+    *is_folder = path && stat(path, &is) == 0 && S_ISDIR(is.st_mode);
+    weft_config_defaults(c);
+    if (*is_folder)
+        WEFT_TRY(weft_model_read_config(path, c));
+    else if (path)
+        WEFT_TRY(weft_config_read(c, path));
+    for (int i = 0; overrides && overrides[i]; i++)
+        WEFT_TRY(weft_config_override(c, overrides[i], "override"));
+    return weft_config_check(c, path ? path : "config");
+}
+
+weft_status weft_api_join(char *path, const char *folder, const char *name) {
+    if (snprintf(path, WEFT_API_PATH, "%s/%s", folder, name) < WEFT_API_PATH) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
+}
+
+/* Whether a config asks for just the tensors that a model has. */
+static weft_status check_same_tensors(const weft_model *m, const weft_config *c, const char *path) {
+    weft_model_graph g;
+    weft_status status = WEFT_OK;
+    WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = m->dtype}, &g));
+    for (int64_t i = 0; status == WEFT_OK && i < g.n_parameters; i++) {
+        const weft_tensor *t = g.parameters[i].tensor;
+        const weft_weight *w = weft_model_find(m, t->name);
+        if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
+            status = weft_fail(WEFT_EINPUT,
+                               "%s: the overrides ask for a tensor '%s', %s, that the checkpoint "
+                               "does not have",
+                               path, t->name, weft_tensor_describe(t));
+    }
+    if (status == WEFT_OK && g.n_parameters != m->n_weights)
+        status = weft_fail(WEFT_EINPUT,
+                           "%s: the overrides leave the model %lld tensors, but the checkpoint has "
+                           "%lld",
+                           path, (long long)g.n_parameters, (long long)m->n_weights);
+    weft_model_graph_destroy(&g);
+    return status;
+}
+
+static weft_status open_checkpoint(const char *path, const weft_config *c, weft_model **out) {
+    WEFT_TRY(weft_model_load(path, weft_config_dtype(c), out));
+    weft_status status = check_same_tensors(*out, c, path);
+    if (status == WEFT_OK) {
+        (*out)->config = *c;
+        return WEFT_OK;
+    }
+    weft_model_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
+static weft_status open_fresh(const weft_config *c, weft_model **out) {
+    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), out));
+    weft_status status = weft_model_start(*out, (uint64_t)c->seed);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_model_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
+weft_status weft_model_open(const char *path, const char *const *overrides, weft_model **out) {
+    API_NEED(out);
+    *out = NULL;
+    weft_config c;
+    bool is_folder;
+    WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
+    return is_folder ? open_checkpoint(path, &c, out) : open_fresh(&c, out);
+}
+
+void weft_model_close(weft_model *model) {
+    weft_model_destroy(model);
+}
+
+weft_status weft_model_option(const weft_model *model, const char *key, char *out, size_t room) {
+    API_NEED(model);
+    API_NEED(key);
+    API_NEED(out);
+    weft_config unused;
+    weft_config_defaults(&unused);
+    const weft_option *option = weft_option_find(key);
+    /* The setter's message for an unknown key names the nearest known one. */
+    if (!option) return weft_config_set(&unused, key, "", __func__);
+    char text[WEFT_TEXT_MAX + 64];
+    weft_config_format(&model->config, option, text, sizeof text);
+    size_t length = strlen(text) + 1;
+    if (length > room)
+        return weft_fail(WEFT_EINPUT, "%s: %s needs %zu bytes, room is %zu", __func__, option->key,
+                         length, room);
+    memcpy(out, text, length);
+    return WEFT_OK;
+}
+
+weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,
+                      const char *folder) {
+    API_NEED(model);
+    API_NEED(folder);
+    if (optimizer && weft_optimizer_model(optimizer) != model)
+        return weft_fail(WEFT_EINPUT, "%s: the optimizer is of another model", __func__);
+    /* First away with an older optimizer's state: a kill in between must not leave it beside
+     * weights it does not belong to. */
+    char path[WEFT_API_PATH];
+    WEFT_TRY(weft_api_join(path, folder, "optimizer.safetensors"));
+    if (remove(path) != 0 && errno != ENOENT && errno != ENOTDIR)
+        return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    WEFT_TRY(weft_model_save(model, folder));
+    return optimizer ? weft_optimizer_write(optimizer, path) : WEFT_OK;
+}
+
+int64_t weft_model_tensors(const weft_model *model) {
+    return model ? model->n_weights : 0;
+}
+
+const char *weft_model_tensor_name(const weft_model *model, int64_t i) {
+    return model && i >= 0 && i < model->n_weights ? model->weights[i].name : NULL;
+}
+
+static const char *nearest_name(const weft_model *m, const char *name) {
+    const char *nearest = NULL;
+    size_t best = strlen(name) / 2 + 1;
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        size_t distance = weft_edit_distance(name, m->weights[i].name);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = m->weights[i].name;
+    }
+    return nearest;
+}
+
+weft_status weft_api_find_any(const weft_model *m, const char *caller, const char *name,
+                              weft_weight **out) {
+    *out = weft_model_find(m, name);
+    if (*out) return WEFT_OK;
+    const char *nearest = nearest_name(m, name);
+    if (nearest)
+        return weft_fail(WEFT_EINPUT, "%s: the model has no tensor '%s'; did you mean '%s'?",
+                         caller, name, nearest);
+    return weft_fail(WEFT_EINPUT, "%s: the model has no tensor '%s'", caller, name);
+}
+
+weft_status weft_api_find(const weft_model *m, const char *caller, const char *name, int64_t count,
+                          weft_weight **out) {
+    WEFT_TRY(weft_api_find_any(m, caller, name, out));
+    const weft_weight *w = *out;
+    if (w->count == count) return WEFT_OK;
+    weft_tensor like = {.dtype = w->dtype, .ndim = w->ndim};
+    memcpy(like.shape, w->shape, sizeof like.shape);
+    return weft_fail(WEFT_EINPUT, "%s: count is %lld, but '%s' is %s: %lld numbers", caller,
+                     (long long)count, name, weft_tensor_describe(&like), (long long)w->count);
+}
+
+weft_status weft_model_shape(const weft_model *model, const char *name, int64_t shape[4], int *ndim,
+                             int64_t *count) {
+    API_NEED(model);
+    API_NEED(name);
+    API_NEED(shape);
+    weft_weight *w;
+    WEFT_TRY(weft_api_find_any(model, __func__, name, &w));
+    for (int d = 0; d < WEFT_MAX_DIMS; d++)
+        shape[d] = d < w->ndim ? w->shape[d] : 1;
+    if (ndim) *ndim = w->ndim;
+    if (count) *count = w->count;
+    return WEFT_OK;
+}
+
+weft_status weft_model_read(const weft_model *model, const char *name, float *out, int64_t count) {
+    API_NEED(model);
+    API_NEED(name);
+    API_NEED(out);
+    weft_weight *w;
+    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    for (int64_t i = 0; i < count; i++)
+        out[i] = w->dtype == WEFT_F32    ? ((const float *)w->data)[i]
+                 : w->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)w->data)[i])
+                                         : (float)((const double *)w->data)[i];
+    return WEFT_OK;
+}
+
+weft_status weft_model_read_f64(const weft_model *model, const char *name, double *out,
+                                int64_t count) {
+    API_NEED(model);
+    API_NEED(name);
+    API_NEED(out);
+    weft_weight *w;
+    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    weft_weight_read(w, out);
+    return WEFT_OK;
+}
+
+weft_status weft_model_write(weft_model *model, const char *name, const float *values,
+                             int64_t count) {
+    API_NEED(model);
+    API_NEED(name);
+    API_NEED(values);
+    weft_weight *w;
+    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    for (int64_t i = 0; i < count; i++) {
+        if (w->dtype == WEFT_F32)
+            ((float *)w->data)[i] = values[i];
+        else if (w->dtype == WEFT_BF16)
+            ((uint16_t *)w->data)[i] = weft_float_to_bf16(values[i]);
+        else
+            ((double *)w->data)[i] = (double)values[i];
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_model_write_f64(weft_model *model, const char *name, const double *values,
+                                 int64_t count) {
+    API_NEED(model);
+    API_NEED(name);
+    API_NEED(values);
+    weft_weight *w;
+    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    weft_weight_write(w, values);
+    return WEFT_OK;
+}

@@ -1,0 +1,201 @@
+/* Passes: a session with its arguments checked, and its results by name. */
+#include "api/api.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALL_PURPOSES = WEFT_PASS_TRAIN | WEFT_PASS_LOGITS | WEFT_PASS_RECOMPUTE };
+
+static weft_status check_shape(const char *caller, int64_t batch, int64_t time, int purpose) {
+    if (batch < 1 || time < 1 || batch > INT32_MAX / time)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a batch of %lld times %lld tokens; both must be at least 1, and "
+                         "together below 2^31",
+                         caller, (long long)batch, (long long)time);
+    if (purpose & ~ALL_PURPOSES)
+        return weft_fail(WEFT_EINPUT, "%s: purpose %d is not a sum of WEFT_PASS_...", caller,
+                         purpose);
+    if ((purpose & WEFT_PASS_RECOMPUTE) && !(purpose & WEFT_PASS_TRAIN))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
+            "nothing is made again",
+            caller);
+    return WEFT_OK;
+}
+
+static weft_status open_session(weft_pass *p, const weft_engine *engine, const weft_model *m) {
+    weft_build build = {.batch = p->batch,
+                        .time = p->time,
+                        .dtype = m->dtype,
+                        .train = p->purpose & WEFT_PASS_TRAIN,
+                        .logits = p->purpose & WEFT_PASS_LOGITS,
+                        .recompute = p->purpose & WEFT_PASS_RECOMPUTE};
+    int64_t count = p->batch * p->time;
+    p->no_targets = malloc((size_t)count * sizeof *p->no_targets);
+    if (!p->no_targets) return weft_fail(WEFT_ENOMEM, "weft_pass_open: no memory");
+    for (int64_t i = 0; i < count; i++)
+        p->no_targets[i] = -1;
+    return weft_session_open(m, engine->backend, engine->pool, &build, build.train, false,
+                             &p->session);
+}
+
+weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch, int64_t time,
+                           int purpose, weft_pass **out) {
+    static atomic_uint_least64_t serials;
+    API_NEED(out);
+    *out = NULL;
+    API_NEED(engine);
+    API_NEED(model);
+    WEFT_TRY(check_shape(__func__, batch, time, purpose));
+    weft_pass *p = calloc(1, sizeof *p);
+    if (!p) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    p->serial = 1 + atomic_fetch_add(&serials, 1);
+    p->batch = batch;
+    p->time = time;
+    p->purpose = purpose;
+    weft_status status = open_session(p, engine, model);
+    if (status != WEFT_OK) {
+        free(p->no_targets);
+        free(p);
+        return status;
+    }
+    *out = p;
+    return WEFT_OK;
+}
+
+void weft_pass_close(weft_pass *pass) {
+    if (!pass) return;
+    weft_session_close(&pass->session);
+    free(pass->no_targets);
+    free(pass);
+}
+
+int64_t weft_pass_bytes(const weft_pass *pass) {
+    return pass ? weft_exec_plan(pass->session.exec)->arena_bytes : 0;
+}
+
+weft_status weft_pass_run(weft_pass *pass, const int32_t *tokens, const int32_t *targets,
+                          int64_t count, uint32_t iteration) {
+    API_NEED(pass);
+    API_NEED(tokens);
+    if (count != pass->batch * pass->time)
+        return weft_fail(WEFT_EINPUT, "%s: count is %lld, but the pass is for [%lld, %lld]",
+                         __func__, (long long)count, (long long)pass->batch, (long long)pass->time);
+    if (!targets && (pass->purpose & WEFT_PASS_TRAIN))
+        return weft_fail(WEFT_EINPUT, "%s: targets is NULL, but the pass trains", __func__);
+    weft_run run = {.seed = (uint64_t)pass->session.model->config.seed, .iteration = iteration};
+    pass->has_run = false;
+    WEFT_TRY(weft_session_run(&pass->session, tokens, targets ? targets : pass->no_targets, &run));
+    pass->has_run = true;
+    pass->has_targets = targets != NULL;
+    return WEFT_OK;
+}
+
+static weft_status check_run(const weft_pass *pass, const char *caller) {
+    if (pass->has_run) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: nothing to read; run the pass first (weft_pass_run)",
+                     caller);
+}
+
+weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out) {
+    API_NEED(pass);
+    API_NEED(part);
+    API_NEED(out);
+    const weft_model_graph *m = &pass->session.graph;
+    const struct {
+        const char *name;
+        const weft_tensor *tensor;
+    } parts[] = {{"loss", m->loss},
+                 {"cross_entropy", m->cross_entropy},
+                 {"logits_z", m->logits_z},
+                 {"aux_z", m->aux_z},
+                 {"aux_contrastive", m->aux_contrastive}};
+    WEFT_TRY(check_run(pass, __func__));
+    if (!pass->has_targets)
+        return weft_fail(WEFT_EINPUT, "%s: the last run had no targets, so there is no loss",
+                         __func__);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (strcmp(part, parts[i].name) == 0)
+            return weft_session_values(&pass->session, parts[i].tensor, 1, out);
+    return weft_fail(WEFT_EINPUT,
+                     "%s: no part '%s'; there are loss, cross_entropy, logits_z, aux_z and "
+                     "aux_contrastive",
+                     __func__, part);
+}
+
+/* A kept tensor as floats: as it lies where it is f32, by way of doubles otherwise. */
+static weft_status read_floats(const weft_pass *pass, const weft_tensor *t, int64_t n, float *out) {
+    if (!t) {
+        memset(out, 0, (size_t)n * sizeof *out);
+        return WEFT_OK;
+    }
+    if (t->dtype == WEFT_F32) return weft_exec_read(pass->session.exec, t, out);
+    double *values = malloc((size_t)n * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "pass: no memory to read a tensor");
+    weft_status status = weft_session_values(&pass->session, t, n, values);
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
+        out[i] = (float)values[i];
+    free(values);
+    return status;
+}
+
+static weft_status find_logits(const weft_pass *pass, const char *caller, int64_t count,
+                               const weft_tensor **out) {
+    *out = pass->session.graph.logits;
+    if (!*out)
+        return weft_fail(WEFT_EINPUT, "%s: the pass was opened without WEFT_PASS_LOGITS", caller);
+    if (count != weft_tensor_count(*out))
+        return weft_fail(WEFT_EINPUT, "%s: count is %lld, but the logits are %s: %lld numbers",
+                         caller, (long long)count, weft_tensor_describe(*out),
+                         (long long)weft_tensor_count(*out));
+    return check_run(pass, caller);
+}
+
+weft_status weft_pass_logits(const weft_pass *pass, float *out, int64_t count) {
+    API_NEED(pass);
+    API_NEED(out);
+    const weft_tensor *t;
+    WEFT_TRY(find_logits(pass, __func__, count, &t));
+    return read_floats(pass, t, count, out);
+}
+
+weft_status weft_pass_logits_f64(const weft_pass *pass, double *out, int64_t count) {
+    API_NEED(pass);
+    API_NEED(out);
+    const weft_tensor *t;
+    WEFT_TRY(find_logits(pass, __func__, count, &t));
+    return weft_session_values(&pass->session, t, count, out);
+}
+
+/* The gradient of a tensor; NULL: zeros. */
+static weft_status find_gradient(const weft_pass *pass, const char *caller, const char *name,
+                                 int64_t count, const weft_tensor **out) {
+    weft_weight *w;
+    if (!(pass->purpose & WEFT_PASS_TRAIN))
+        return weft_fail(WEFT_EINPUT, "%s: the pass was opened without WEFT_PASS_TRAIN", caller);
+    WEFT_TRY(weft_api_find(pass->session.model, caller, name, count, &w));
+    const weft_tensor *t = weft_graph_find(pass->session.graph.graph, name);
+    *out = t ? t->grad : NULL;
+    return check_run(pass, caller);
+}
+
+weft_status weft_pass_gradient(const weft_pass *pass, const char *name, float *out, int64_t count) {
+    API_NEED(pass);
+    API_NEED(name);
+    API_NEED(out);
+    const weft_tensor *t;
+    WEFT_TRY(find_gradient(pass, __func__, name, count, &t));
+    return read_floats(pass, t, count, out);
+}
+
+weft_status weft_pass_gradient_f64(const weft_pass *pass, const char *name, double *out,
+                                   int64_t count) {
+    API_NEED(pass);
+    API_NEED(name);
+    API_NEED(out);
+    const weft_tensor *t;
+    WEFT_TRY(find_gradient(pass, __func__, name, count, &t));
+    return weft_session_values(&pass->session, t, count, out);
+}

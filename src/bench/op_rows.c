@@ -1,0 +1,307 @@
+/* Every row goes through a graph and the executor, as a model does; no kernel is called by hand. The
+ * sizes are those of a GPT-2 of 124 M parameters. Attention has the same number of tokens, in fewer
+ * and longer sequences. A row of decoding runs through as many weights as no cache holds, since a
+ * model's next token finds none of them there either. */
+#include "bench/op_rows.h"
+
+#include "ops/arith.h"
+#include "ops/attention.h"
+#include "ops/cross_entropy.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* log(2√64): where τ starts. Heads differ by an eighth around it. */
+#define LOG_TAU 2.7725887f
+
+enum { SALT_SEED = 9, SALT_TARGETS = 3 };
+
+static weft_tensor *add_leaf(bench_graph *g, uint32_t salt, weft_dtype dtype, int ndim,
+                             const int64_t *shape) {
+    char name[16];
+    snprintf(name, sizeof name, "leaf%d", g->leaves);
+    bool grad = g->backward && dtype == WEFT_F32;
+    weft_tensor *t = weft_graph_tensor(g->graph, grad ? WEFT_ROLE_PARAM : WEFT_ROLE_INPUT, name,
+                                       dtype, ndim, shape);
+    g->leaf[g->leaves++] = (bench_leaf){t, salt, 1, 0};
+    return t;
+}
+
+#define LEAF(g, salt, ...)                                                                         \
+    add_leaf((g), (salt), WEFT_F32, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),     \
+             (int64_t[]){__VA_ARGS__})
+
+static void scale_last(bench_graph *g, float scale, float shift) {
+    g->leaf[g->leaves - 1].scale = scale;
+    g->leaf[g->leaves - 1].shift = shift;
+}
+
+static void add_output(bench_graph *g, weft_tensor *t) {
+    g->output[g->outputs++] = t ? weft_keep(t) : NULL;
+}
+
+static void build_linear(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    weft_tensor *x = LEAF(g, 1, s->m, s->k), *w = LEAF(g, 2, s->n, s->k), *b = LEAF(g, 3, s->n);
+    add_output(g, weft_linear(g->graph, x, w, b, WEFT_ACT_NONE));
+}
+
+static void build_decode(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    weft_tensor *x = LEAF(g, 1, s->m, s->k), *y = NULL;
+    for (int64_t i = 0; i < s->copies; i++) {
+        y = weft_linear(g->graph, x, LEAF(g, (uint32_t)(2 + i), s->n, s->k), NULL, WEFT_ACT_NONE);
+        if (y) weft_keep(y);
+    }
+    add_output(g, y);
+}
+
+/* q, k, v, then what the variant has. */
+static void build_attention(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    weft_score score = {.causal = true, .scale_value = 1 / sqrt((double)s->dqk)};
+    score.q = LEAF(g, 1, s->b, s->t, s->h, s->dqk);
+    score.k = LEAF(g, 2, s->b, s->t, s->kv, s->dqk);
+    weft_tensor *v = LEAF(g, 3, s->b, s->t, s->kv, s->dv);
+    add_output(g, weft_attention(g->graph, &score, v).o);
+}
+
+static void build_w2(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    weft_score score = {.causal = true};
+    score.q = LEAF(g, 1, s->b, s->t, s->h, s->dqk);
+    score.k = LEAF(g, 2, s->b, s->t, s->kv, s->dqk);
+    weft_tensor *v = LEAF(g, 3, s->b, s->t, s->kv, s->dv);
+    score.log_tau = LEAF(g, 4, s->h);
+    scale_last(g, 0.125f, LOG_TAU);
+    score.n = weft_row_squares(g->graph, score.k, 0);
+    add_output(g, weft_attention(g->graph, &score, v).o);
+}
+
+static void build_norm(bench_graph *g, const bench_row *row, weft_norm_kind kind) {
+    const bench_sizes *s = &row->sizes;
+    weft_tensor *x = LEAF(g, 1, s->m, s->e), *r = LEAF(g, 2, s->m, s->e), *w = LEAF(g, 3, s->e);
+    weft_tensor *b = kind == WEFT_LAYERNORM ? LEAF(g, 4, s->e) : NULL;
+    weft_normed y = weft_norm(g->graph, x, r, w, b, kind);
+    add_output(g, y.y);
+    add_output(g, y.s);
+}
+
+static void build_layernorm(bench_graph *g, const bench_row *row) {
+    build_norm(g, row, WEFT_LAYERNORM);
+}
+
+static void build_rmsnorm(bench_graph *g, const bench_row *row) {
+    build_norm(g, row, WEFT_RMSNORM);
+}
+
+static void build_cross_entropy(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    weft_tensor *x = LEAF(g, 1, s->m, s->e), *w = LEAF(g, 2, s->v, s->e);
+    scale_last(g, 0.0625f, 0);
+    weft_tensor *targets = add_leaf(g, SALT_TARGETS, WEFT_I32, 1, &s->m);
+    scale_last(g, (float)s->v, 0);
+    add_output(g, weft_cross_entropy(g->graph, x, w, targets, 0, false).ce);
+}
+
+#define LINEAR(K, N)                                                                               \
+    {                                                                                              \
+        .group = "linear", .label = #K "→" #N " M=2048", .op = "linear", .build = build_linear,    \
+        .sizes = {.m = 2048, .k = K, .n = N}, .quick = (K) == 768 && (N) == 3072                   \
+    }
+
+/* 256 MB of weights. Every row of x and of the result is small beside them. */
+#define COPIES(K, N) (268435456 / ((K) * (N)*4))
+#define DECODE(K, N, M, QUICK)                                                                     \
+    {                                                                                              \
+        .group = "decode", .label = #K "→" #N " M=" #M, .op = "decode", .build = build_decode,     \
+        .sizes = {.m = M, .k = K, .n = N, .copies = COPIES(K, N)}, .forward_only = true,           \
+        .quick = QUICK, .traffic = {                                                               \
+            (int64_t)4 * ((K) * (N) + (M) * ((K) + (N))) * COPIES(K, N)                            \
+        }                                                                                          \
+    }
+
+/* 4096 tokens of 12 heads. */
+#define HEADS(T, KV, DQK, DV)                                                                      \
+    { .b = 4096 / (T), .t = T, .h = 12, .kv = KV, .dqk = DQK, .dv = DV }
+
+#define DOT(T, QUICK, BAR)                                                                         \
+    {                                                                                              \
+        .group = "attention", .label = "dot 64/64 T=" #T, .op = "attention_dot",                   \
+        .build = build_attention, .sizes = HEADS(T, 12, 64, 64), .quick = QUICK, .bar = BAR        \
+    }
+
+/* Against the fastest way to write it, and as the formula stands: ‖q‖² + ‖k‖² − 2⟨q, k⟩. */
+#define W2(T, QUICK, BAR)                                                                          \
+    {                                                                                              \
+        .group = "attention", .label = "w2 128/64 T=" #T, .op = "attention_w2", .build = build_w2, \
+        .sizes = HEADS(T, 12, 128, 64), .quick = QUICK, .bar = BAR                                 \
+    }
+#define W2_FORMULA(T, QUICK, BAR)                                                                  \
+    {                                                                                              \
+        .group = "attention", .label = "w2 formula T=" #T, .op = "attention_w2_formula",           \
+        .build = build_w2, .sizes = HEADS(T, 12, 128, 64), .quick = QUICK, .bar = BAR              \
+    }
+
+#define MLA(T, QUICK)                                                                              \
+    {                                                                                              \
+        .group = "attention", .label = "mla 128/128 T=" #T, .op = "attention_mla",                 \
+        .build = build_attention, .sizes = HEADS(T, 1, 128, 128), .quick = QUICK                   \
+    }
+
+/* Forward reads x and r and writes s and y; backward reads the two gradients and s and writes one. */
+#define NORM(NAME)                                                                                 \
+    {                                                                                              \
+        .group = "norm", .label = #NAME " 8192×768", .op = #NAME, .build = build_##NAME,           \
+        .sizes = {.m = 8192, .e = 768}, .quick = true, .traffic = {                                \
+            4 * 4 * 8192 * 768,                                                                    \
+            8 * 4 * 8192 * 768                                                                     \
+        }                                                                                          \
+    }
+
+#define CROSS_ENTROPY(M, V, QUICK)                                                                 \
+    {                                                                                              \
+        .group = "cross-entropy", .label = "768→" #V " M=" #M, .op = "cross_entropy",              \
+        .build = build_cross_entropy, .sizes = {.m = M, .e = 768, .v = V}, .quick = QUICK          \
+    }
+
+const bench_row bench_op_rows[] = {
+    LINEAR(768, 2304),
+    LINEAR(768, 3072),
+    LINEAR(3072, 768),
+    DECODE(768, 2304, 1, false),
+    DECODE(768, 2304, 4, false),
+    DECODE(768, 3072, 1, true),
+    DECODE(768, 3072, 4, true),
+    DECODE(3072, 768, 1, false),
+    DECODE(3072, 768, 4, false),
+    DOT(256, false, 0),
+    DOT(1024, true, 1),
+    DOT(4096, false, 0),
+    W2(256, false, 0),
+    W2(1024, true, 3),
+    W2_FORMULA(1024, true, 3),
+    W2(4096, false, 0),
+    MLA(256, false),
+    MLA(1024, true),
+    MLA(4096, false),
+    NORM(layernorm),
+    NORM(rmsnorm),
+    CROSS_ENTROPY(512, 50304, false),
+    CROSS_ENTROPY(1024, 4096, true),
+};
+const int bench_op_row_count = sizeof bench_op_rows / sizeof bench_op_rows[0];
+
+/* The gradients of the outputs are inputs; a loss has 1. */
+static weft_status append_backward(bench_graph *g) {
+    if (g->output[0]->ndim == 0) return weft_graph_backward(g->graph, g->output[0], NULL);
+    weft_tensor *seed[BENCH_MAX_OUTPUTS];
+    for (int i = 0; i < g->outputs; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "seed%d", i);
+        seed[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, WEFT_F32, g->output[i]->ndim,
+                                    g->output[i]->shape);
+        g->leaf[g->leaves++] = (bench_leaf){seed[i], SALT_SEED + (uint32_t)i, 1, 0};
+    }
+    return weft_graph_backward_many(g->graph, g->outputs, g->output, seed);
+}
+
+weft_status bench_graph_build(const bench_row *row, bool backward, bench_graph *g) {
+    *g = (bench_graph){.backward = backward};
+    WEFT_TRY(weft_graph_create(&g->graph));
+    row->build(g, row);
+    WEFT_TRY(weft_graph_status(g->graph));
+    for (g->wanted = 0; g->wanted < g->leaves; g->wanted++)
+        if (g->leaf[g->wanted].tensor->dtype != WEFT_F32) break;
+    if (backward) WEFT_TRY(append_backward(g));
+    return weft_graph_status(g->graph);
+}
+
+json_t *bench_row_sizes(const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    const struct {
+        const char *name;
+        int64_t value;
+    } all[] = {{"m", s->m},   {"n", s->n}, {"k", s->k},   {"b", s->b},
+               {"t", s->t},   {"h", s->h}, {"kv", s->kv}, {"dqk", s->dqk},
+               {"dv", s->dv}, {"e", s->e}, {"v", s->v},   {"copies", s->copies}};
+    json_t *sizes = json_object();
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i].value) json_object_set_new(sizes, all[i].name, json_integer(all[i].value));
+    if (row->build == build_w2) json_object_set_new(sizes, "log_tau", json_real(LOG_TAU));
+    return sizes;
+}
+
+double bench_graph_flops(const weft_graph *g) {
+    double sum = 0;
+    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
+        const weft_node *n = weft_graph_node(g, i);
+        if (n->op->flops) sum += (double)n->op->flops(n);
+    }
+    return sum;
+}
+
+/* A number in [-1, 1) from a hash of the index: the same as peer.py's noise(). */
+static float noise(uint32_t salt, uint32_t index) {
+    uint32_t h = index + salt * 0x9E3779B9u;
+    h = (h ^ h >> 16) * 0x7FEB352Du;
+    h = (h ^ h >> 15) * 0x846CA68Bu;
+    h ^= h >> 16;
+    return (float)(h >> 8) * 0x1p-23f - 1;
+}
+
+static void fill_reals(const bench_leaf *leaf, float *to, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = noise(leaf->salt, (uint32_t)i) * leaf->scale + leaf->shift;
+}
+
+/* Integers from 0 to below the leaf's scale. */
+static void fill_integers(const bench_leaf *leaf, int32_t *to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        int32_t value = (int32_t)((noise(leaf->salt, (uint32_t)i) + 1) * (0.5f * leaf->scale));
+        to[i] = (float)value < leaf->scale ? value : (int32_t)leaf->scale - 1;
+    }
+}
+
+weft_status bench_graph_fill(const bench_graph *g, weft_exec *x) {
+    for (int i = 0; i < g->leaves; i++) {
+        const bench_leaf *leaf = &g->leaf[i];
+        int64_t count = weft_tensor_count(leaf->tensor);
+        void *values = malloc((size_t)weft_tensor_bytes(leaf->tensor));
+        if (!values) return weft_fail(WEFT_ENOMEM, "no memory for the values of a row");
+        if (leaf->tensor->dtype == WEFT_I32)
+            fill_integers(leaf, values, count);
+        else
+            fill_reals(leaf, values, count);
+        weft_status status = weft_exec_write(x, leaf->tensor, values);
+        free(values);
+        if (status) return status;
+    }
+    return WEFT_OK;
+}
+
+static double rms_of(weft_exec *x, const weft_tensor *t) {
+    int64_t count = weft_tensor_count(t);
+    float *values = malloc((size_t)count * sizeof *values);
+    if (!values || weft_exec_read(x, t, values)) {
+        free(values);
+        return NAN;
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += (double)values[i] * (double)values[i];
+    free(values);
+    return sqrt(sum / (double)count);
+}
+
+int bench_graph_rms(const bench_graph *g, weft_exec *x, double *rms) {
+    int n = 0;
+    for (int i = 0; i < g->outputs; i++)
+        rms[n++] = rms_of(x, g->output[i]);
+    for (int i = 0; g->backward && i < g->wanted; i++)
+        rms[n++] = rms_of(x, g->leaf[i].tensor->grad);
+    return n;
+}

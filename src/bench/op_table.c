@@ -1,0 +1,371 @@
+/* The two sides and the limit take turns, a few tens of milliseconds each, so that whatever else the
+ * machine does falls on all of them; medians are reported. Before it is timed a row's results are
+ * compared with the peer's. */
+#include "bench/op_table.h"
+
+#include "bench/limits.h"
+#include "bench/op_rows.h"
+#include "bench/peer.h"
+#include "bench/table.h"
+#include "cpu/backend.h"
+#include "cpu/blas.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Numbers of a row agree with the peer's to this part: they are sums in another order. */
+#define TOLERANCE 1e-3
+/* Of the memory of a token at T = 16384 and at 1024. */
+#define MEMORY_BAR 1.1
+
+enum { MAX_BARS = 16, MAX_RMS = BENCH_MAX_OUTPUTS + BENCH_MAX_LEAVES };
+
+typedef struct {
+    char text[128];
+    double measured, asked;
+    bool met;
+} bar;
+
+typedef struct {
+    bench_op_options opt;
+    weft_pool *pool;
+    const weft_backend *backend;
+    bench_limits *limits;
+    bench_peer *peer;
+    char peer_name[320];
+    bench_table table;
+    json_t *rows, *memory;
+    bar bars[MAX_BARS];
+    int bar_count;
+    int differing; /* rows whose numbers are not the peer's */
+} bench;
+
+/* How long a row is measured: turns until both are reached, or the most turns. */
+typedef struct {
+    double turn, total; /* seconds */
+    int least, most;    /* turns */
+} budget;
+
+static budget row_budget(const bench *b, const bench_row *row) {
+    if (b->opt.quick) return (budget){0.02, row->bar > 0 ? 2.0 : 0.8, 3, 9};
+    return (budget){0.05, row->bar > 0 ? 8.0 : 4.0, 5, 25};
+}
+
+typedef struct {
+    bench_samples ours, peers, limit; /* limit: a part of a second for 1e9 units */
+    bool peer;
+    char form[64]; /* how the peer wrote the function */
+    double units;  /* floating-point operations or bytes of a run */
+    int runs;      /* things a run does: a decode row's weights */
+} measured;
+
+static int repeats_for(double turn, double seconds) {
+    double n = turn / (seconds > 1e-7 ? seconds : 1e-7);
+    return n < 1 ? 1 : n > 1000 ? 1000 : (int)n;
+}
+
+static weft_status run_ours(weft_exec *x, int repeats, bench_samples *to) {
+    for (int i = 0; i < repeats; i++) {
+        double start = bench_now();
+        WEFT_TRY(weft_exec_run(x, &(weft_run){.seed = 1}));
+        bench_samples_add(to, bench_now() - start);
+    }
+    return WEFT_OK;
+}
+
+/* Asks the peer for the row, and whether it computes the same numbers. */
+static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, weft_exec *x,
+                         measured *m) {
+    json_t *reply = bench_peer_ask(b->peer, json_pack("{s:s, s:s, s:b, s:o}", "do", "prepare", "op",
+                                                      row->op, "backward", (int)g->backward,
+                                                      "sizes", bench_row_sizes(row)));
+    if (!reply) {
+        fprintf(stderr, "%s: no peer: %s\n", row->label, bench_peer_error(b->peer));
+        return false;
+    }
+    const char *form = json_string_value(json_object_get(reply, "form"));
+    snprintf(m->form, sizeof m->form, "%s", form ? form : "");
+    double rms[MAX_RMS];
+    int count = bench_graph_rms(g, x, rms);
+    const json_t *theirs = json_object_get(reply, "rms");
+    bool same = (int)json_array_size(theirs) == count;
+    for (int i = 0; same && i < count; i++) {
+        double other = json_number_value(json_array_get(theirs, (size_t)i));
+        same = fabs(rms[i] - other) <= TOLERANCE * fabs(other);
+        if (!same)
+            fprintf(stderr, "%s: value %d differs: %.6g here, %.6g there\n", row->label, i, rms[i],
+                    other);
+    }
+    if (!same) b->differing++;
+    json_decref(reply);
+    return true;
+}
+
+static void measure_limit(bench *b, const bench_row *row, measured *m) {
+    double rate =
+        row->traffic[0] > 0 ? bench_limit_gbytes(b->limits) : bench_limit_gflops(b->limits);
+    bench_samples_add(&m->limit, 1 / rate);
+}
+
+static weft_status take_turns(bench *b, const bench_row *row, weft_exec *x, measured *m) {
+    budget limit = row_budget(b, row);
+    bench_samples first = {0}, first_peer = {0};
+    weft_status status = run_ours(x, 2, &first);
+    if (m->peer) m->peer = bench_peer_run(b->peer, 1, &first_peer);
+    int ours = repeats_for(limit.turn, bench_median(&first));
+    int peers = repeats_for(limit.turn, bench_median(&first_peer));
+    bench_samples_free(&first);
+    bench_samples_free(&first_peer);
+    double start = bench_now();
+    for (int turn = 0; !status && turn < limit.most; turn++) {
+        if (turn >= limit.least && bench_now() - start > limit.total) break;
+        bench_pause(0.005);
+        status = run_ours(x, ours, &m->ours);
+        measure_limit(b, row, m);
+        if (m->peer) m->peer = bench_peer_run(b->peer, peers, &m->peers);
+    }
+    return status;
+}
+
+static weft_status measure_row(bench *b, const bench_row *row, bool backward, measured *m) {
+    bench_graph g;
+    weft_exec *x = NULL;
+    weft_status status = bench_graph_build(row, backward, &g);
+    if (!status) status = weft_exec_create(g.graph, b->backend, b->pool, NULL, &x);
+    if (!status) status = bench_graph_fill(&g, x);
+    if (!status) status = weft_exec_run(x, &(weft_run){.seed = 1});
+    if (!status) {
+        m->units = row->traffic[backward] > 0 ? (double)row->traffic[backward]
+                                              : bench_graph_flops(g.graph);
+        m->runs = row->sizes.copies ? (int)row->sizes.copies : 1;
+        m->peer = b->peer && prepare_peer(b, row, &g, x, m);
+        status = take_turns(b, row, x, m);
+    }
+    if (b->peer) json_decref(bench_peer_ask(b->peer, json_pack("{s:s}", "do", "drop")));
+    weft_exec_destroy(x);
+    weft_graph_destroy(g.graph);
+    return status;
+}
+
+static bar *add_bar(bench *b, double measured_value, double asked, bool met) {
+    if (b->bar_count == MAX_BARS) return NULL;
+    bar *next = &b->bars[b->bar_count++];
+    *next = (bar){.measured = measured_value, .asked = asked, .met = met};
+    return next;
+}
+
+static void report_row(bench *b, const bench_row *row, bool backward, const measured *m) {
+    double seconds = bench_median(&m->ours), peers = bench_median(&m->peers);
+    double rate = m->units / seconds * 1e-9, part = rate * bench_median(&m->limit);
+    double ratio = m->peer ? peers / seconds : 0;
+    const char *pass = backward ? "forward+backward" : "forward";
+    bool bytes = row->traffic[0] > 0;
+    bench_cell(&b->table, "%s", row->group);
+    bench_cell(&b->table, "%s", row->label);
+    bench_cell(&b->table, "%s", backward ? "fwd+bwd" : "fwd");
+    bench_cell(&b->table, "%.3f", 1e3 * seconds / m->runs);
+    bench_cell(&b->table, "%.0f%%", 100 * bench_spread(&m->ours));
+    bench_cell(&b->table, "%.1f %s", rate, bytes ? "GB/s   " : "GFLOP/s");
+    bench_cell(&b->table, "%.0f%%", 100 * part);
+    if (m->peer) {
+        bench_cell(&b->table, "%.3f", 1e3 * peers / m->runs);
+        bench_cell(&b->table, "%.0f%%", 100 * bench_spread(&m->peers));
+        bench_cell(&b->table, "%.2f", ratio);
+    }
+    if (b->table.next) {
+        if (m->peer)
+            bench_cell(&b->table, "%s", m->form);
+        else
+            bench_table_end_line(&b->table);
+    }
+    json_t *j = json_pack("{s:s, s:s, s:s, s:o, s:f, s:f, s:i, s:f, s:s, s:f}", "group", row->group,
+                          "row", row->label, "pass", pass, "sizes", bench_row_sizes(row), "seconds",
+                          seconds / m->runs, "spread", bench_spread(&m->ours), "samples",
+                          (int)m->ours.count, "rate", rate, "unit", bytes ? "GB/s" : "GFLOP/s",
+                          "of_limit", part);
+    if (m->peer) {
+        json_object_set_new(j, "peer_seconds", json_real(peers / m->runs));
+        json_object_set_new(j, "peer_spread", json_real(bench_spread(&m->peers)));
+        json_object_set_new(j, "peer_form", json_string(m->form));
+        json_object_set_new(j, "ratio", json_real(ratio));
+    }
+    json_array_append_new(b->rows, j);
+    if (row->bar > 0 && m->peer) {
+        bar *next =
+            add_bar(b, ratio, row->bar, row->bar > 1 ? ratio >= row->bar : ratio > row->bar);
+        if (next)
+            snprintf(next->text, sizeof next->text, "%s %s, %s: PyTorch's %s / ours", row->group,
+                     row->label, pass, m->form);
+    }
+}
+
+static bool chosen(const bench *b, const char *group, const char *label) {
+    if (!b->opt.rows) return true;
+    return strstr(group, b->opt.rows) || strstr(label, b->opt.rows);
+}
+
+static weft_status measure_rows(bench *b) {
+    for (int i = 0; i < bench_op_row_count; i++) {
+        const bench_row *row = &bench_op_rows[i];
+        if (!chosen(b, row->group, row->label) || (b->opt.quick && !row->quick)) continue;
+        for (int backward = 0; backward < (row->forward_only ? 1 : 2); backward++) {
+            measured m = {0};
+            weft_status status = measure_row(b, row, backward, &m);
+            if (!status) report_row(b, row, backward, &m);
+            bench_samples_free(&m.ours);
+            bench_samples_free(&m.peers);
+            bench_samples_free(&m.limit);
+            if (status) return status;
+        }
+    }
+    return WEFT_OK;
+}
+
+/* The bytes that a training step of attention needs for T tokens of one sequence: inputs, output,
+ * gradients, and everything between. Planned, not run. */
+static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, int64_t *bytes) {
+    bench_row row = *like;
+    row.sizes.b = 1;
+    row.sizes.t = tokens;
+    bench_graph g;
+    weft_plan *plan = NULL;
+    weft_status status = bench_graph_build(&row, true, &g);
+    if (!status)
+        status = weft_plan_create(g.graph, b->backend, weft_pool_size(b->pool), NULL, NULL, &plan);
+    if (!status) *bytes = plan->arena_bytes;
+    weft_plan_destroy(plan);
+    weft_graph_destroy(g.graph);
+    return status;
+}
+
+static weft_status report_memory(bench *b) {
+    static const bench_column columns[] = {
+        {"memory, fwd+bwd", -18}, {"T", 6}, {"arena MB", 9}, {"bytes/token", 11}, {NULL, 0}};
+    static const int64_t tokens[] = {1024, 4096, 16384};
+    if (!chosen(b, "memory", "attention")) return WEFT_OK;
+    if (b->opt.table) fputc('\n', b->opt.table);
+    bench_table_start(&b->table, b->opt.table, columns);
+    double worst = 0;
+    for (int i = 0; i < bench_op_row_count; i++) {
+        const bench_row *row = &bench_op_rows[i];
+        if (strcmp(row->group, "attention") != 0 || row->sizes.t != tokens[0]) continue;
+        if (i > 0 && row->build == bench_op_rows[i - 1].build && row->sizes.t == row[-1].sizes.t)
+            continue; /* the same graph again, for another peer */
+        int64_t bytes[3];
+        for (int k = 0; k < 3; k++) {
+            WEFT_TRY(plan_memory(b, row, tokens[k], &bytes[k]));
+            bench_cell(&b->table, "%s", row->op);
+            bench_cell(&b->table, "%lld", (long long)tokens[k]);
+            bench_cell(&b->table, "%.1f", 1e-6 * (double)bytes[k]);
+            bench_cell(&b->table, "%.0f", (double)bytes[k] / (double)tokens[k]);
+            json_array_append_new(b->memory, json_pack("{s:s, s:I, s:I}", "op", row->op, "tokens",
+                                                       (json_int_t)tokens[k], "arena_bytes",
+                                                       (json_int_t)bytes[k]));
+        }
+        double growth = (double)bytes[2] / (double)bytes[0] * (double)tokens[0] / (double)tokens[2];
+        if (growth > worst) worst = growth;
+    }
+    bar *next = add_bar(b, worst, MEMORY_BAR, worst <= MEMORY_BAR);
+    if (next)
+        snprintf(next->text, sizeof next->text,
+                 "attention's bytes a token, T=16384 / T=1024, at most");
+    return WEFT_OK;
+}
+
+static void report_bars(bench *b) {
+    static const bench_column columns[] = {
+        {"bars", -78}, {"asked", 5}, {"measured", 8}, {"", -6}, {NULL, 0}};
+    if (!b->bar_count) return;
+    if (b->opt.table) fputc('\n', b->opt.table);
+    bench_table_start(&b->table, b->opt.table, columns);
+    for (int i = 0; i < b->bar_count; i++) {
+        const bar *k = &b->bars[i];
+        bench_cell(&b->table, "%s", k->text);
+        bench_cell(&b->table, "%.2f", k->asked);
+        bench_cell(&b->table, "%.2f", k->measured);
+        bench_cell(&b->table, "%s", k->met ? "met" : "MISSED");
+    }
+}
+
+static weft_status write_json(bench *b, double gflops, double gbytes) {
+    json_t *bars = json_array();
+    for (int i = 0; i < b->bar_count; i++)
+        json_array_append_new(bars, json_pack("{s:s, s:f, s:f, s:b}", "bar", b->bars[i].text,
+                                              "asked", b->bars[i].asked, "measured",
+                                              b->bars[i].measured, "met", (int)b->bars[i].met));
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f}, s:O, s:O, s:o}",
+                            "version", weft_version(), "isa", weft_cpu_isa(), "blas",
+                            weft_blas_name(), "threads", weft_pool_size(b->pool), "peer",
+                            b->peer_name, "quick", (int)b->opt.quick, "limits", "gflops", gflops,
+                            "gbytes", gbytes, "rows", b->rows, "memory", b->memory, "bars", bars);
+    bool failed = !all || json_dumpf(all, b->opt.json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) ||
+                  fputc('\n', b->opt.json) == EOF;
+    json_decref(all);
+    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+}
+
+/* The best of a few: what the machine can do when it is let. */
+static double best_of(double (*measure)(bench_limits *), bench_limits *l) {
+    double best = 0;
+    for (int i = 0; i < 6; i++)
+        best = fmax(best, measure(l));
+    return best;
+}
+
+static void print_head(const bench *b, double gflops, double gbytes) {
+    FILE *to = b->opt.table;
+    if (!to) return;
+    fprintf(to, "weft %s, %s, %s, threads: %d, f32\n", weft_version(), weft_cpu_isa(),
+            weft_blas_name(), weft_pool_size(b->pool));
+    fprintf(to,
+            "limits: %.1f GFLOP/s (a 1024³ sgemm of the library on every thread at once), "
+            "%.1f GB/s (a copy of 256 MiB, read + written)\n",
+            gflops, gbytes);
+    fprintf(to, "peer: %s%s\n", b->peer_name, b->peer ? ", as many threads" : "; its columns say -");
+    fputs("of limit: against the limit measured in the same turns. ratio: PyTorch's time / ours.\n\n",
+          to);
+}
+
+static weft_status run(bench *b) {
+    static const bench_column columns[] = {{"operation", -13},
+                                           {"row", -20},
+                                           {"pass", -7},
+                                           {"ms", 9},
+                                           {"±", 4},
+                                           {"rate", 14},
+                                           {"of limit", 8},
+                                           {"PyTorch ms", 10},
+                                           {"±", 4},
+                                           {"ratio", 6},
+                                           {"PyTorch's form", -21},
+                                           {NULL, 0}};
+    b->backend = weft_cpu_backend();
+    if (!b->backend) return WEFT_EMISSING;
+    WEFT_TRY(weft_pool_create(b->opt.threads, &b->pool));
+    WEFT_TRY(bench_limits_create(b->pool, true, &b->limits));
+    snprintf(b->peer_name, sizeof b->peer_name, "none");
+    if (b->opt.peer)
+        b->peer = bench_peer_start(b->opt.peer, weft_pool_size(b->pool), b->peer_name,
+                                   sizeof b->peer_name);
+    double gflops = best_of(bench_limit_gflops, b->limits);
+    double gbytes = best_of(bench_limit_gbytes, b->limits);
+    print_head(b, gflops, gbytes);
+    bench_table_start(&b->table, b->opt.table, columns);
+    WEFT_TRY(measure_rows(b));
+    WEFT_TRY(report_memory(b));
+    report_bars(b);
+    if (b->opt.json) WEFT_TRY(write_json(b, gflops, gbytes));
+    return WEFT_OK;
+}
+
+weft_status bench_op_table(const bench_op_options *options, int *differing) {
+    bench b = {.opt = *options, .rows = json_array(), .memory = json_array()};
+    weft_status status = run(&b);
+    *differing = b.differing;
+    bench_peer_stop(b.peer);
+    bench_limits_destroy(b.limits);
+    weft_pool_destroy(b.pool);
+    json_decref(b.rows);
+    json_decref(b.memory);
+    return status;
+}

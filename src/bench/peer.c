@@ -1,0 +1,124 @@
+/* The peer's process. It ends by itself when its standard input does, so nothing is left behind when
+ * the benchmark is interrupted. */
+#include "bench/peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+struct bench_peer {
+    pid_t process;
+    FILE *to, *from;
+    char error[256];
+};
+
+/* Both pipes are closed in the child but for the ends that become its standard input and output. */
+static int spawn(bench_peer *p, const char *command) {
+    int in[2], out[2];
+    if (pipe2(in, O_CLOEXEC)) return errno;
+    if (pipe2(out, O_CLOEXEC)) {
+        int problem = errno;
+        close(in[0]);
+        close(in[1]);
+        return problem;
+    }
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+    char *args[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
+    int problem = posix_spawnp(&p->process, "sh", &actions, NULL, args, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(in[0]);
+    close(out[1]);
+    if (problem) {
+        close(in[1]);
+        close(out[0]);
+        return problem;
+    }
+    p->to = fdopen(in[1], "w");
+    p->from = fdopen(out[0], "r");
+    return p->to && p->from ? 0 : errno;
+}
+
+bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t size) {
+    bench_peer *p = calloc(1, sizeof *p);
+    if (!p) {
+        snprintf(why, size, "no memory");
+        return NULL;
+    }
+    int problem = spawn(p, command);
+    if (problem) {
+        snprintf(why, size, "%s cannot be started: %s", command, strerror(problem));
+        bench_peer_stop(p);
+        return NULL;
+    }
+    json_t *reply = bench_peer_ask(p, json_pack("{s:s, s:i}", "do", "hello", "threads", threads));
+    const char *name = json_string_value(json_object_get(reply, "name"));
+    if (!name) {
+        snprintf(why, size, "%s: %s", command, reply ? "it gave no name" : p->error);
+        bench_peer_stop(p);
+        p = NULL;
+    } else {
+        snprintf(why, size, "%s", name);
+    }
+    json_decref(reply);
+    return p;
+}
+
+void bench_peer_stop(bench_peer *p) {
+    if (!p) return;
+    if (p->to) fclose(p->to);
+    if (p->from) fclose(p->from);
+    if (p->process > 0) waitpid(p->process, NULL, 0);
+    free(p);
+}
+
+static json_t *read_reply(bench_peer *p) {
+    char *line = NULL;
+    size_t size = 0;
+    json_t *reply = NULL;
+    if (getline(&line, &size, p->from) > 0) reply = json_loads(line, 0, NULL);
+    free(line);
+    return reply;
+}
+
+json_t *bench_peer_ask(bench_peer *p, json_t *request) {
+    p->error[0] = 0;
+    int failed = !request || json_dumpf(request, p->to, JSON_COMPACT) < 0;
+    json_decref(request);
+    if (failed || fputc('\n', p->to) == EOF || fflush(p->to)) {
+        snprintf(p->error, sizeof p->error, "the peer is gone");
+        return NULL;
+    }
+    json_t *reply = read_reply(p);
+    const char *error = json_string_value(json_object_get(reply, "error"));
+    if (reply && !error) return reply;
+    snprintf(p->error, sizeof p->error, "%s", error ? error : "the peer is gone");
+    json_decref(reply);
+    return NULL;
+}
+
+const char *bench_peer_error(const bench_peer *p) {
+    return p->error;
+}
+
+bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
+    json_t *reply = bench_peer_ask(p, json_pack("{s:s, s:i}", "do", "run", "repeats", repeats));
+    if (!reply) return false;
+    size_t i;
+    json_t *value;
+    json_array_foreach(json_object_get(reply, "seconds"), i, value) {
+        bench_samples_add(to, json_number_value(value));
+    }
+    json_decref(reply);
+    return true;
+}

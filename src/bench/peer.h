@@ -1,0 +1,27 @@
+/* A peer: another program that is measured in the same run, one JSON request a line, one JSON reply
+ * a line. bench/peer.py and bench/peer_train.py say what they can be asked. */
+#ifndef WEFT_BENCH_PEER_H
+#define WEFT_BENCH_PEER_H
+
+#include "bench/timer.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+
+typedef struct bench_peer bench_peer;
+
+/* Starts the command line, by the shell, and greets it. NULL where there is no peer; `why`, of `size`
+ * bytes, then has one line on the reason, else the peer's name for itself. The caller ignores
+ * SIGPIPE, so that a peer that is gone is an answer and not an end. */
+bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t size);
+void bench_peer_stop(bench_peer *p);
+
+/* Sends `request`, which it takes over, and waits for the reply: the caller's to json_decref. NULL
+ * when the peer answered with an error, or is gone: bench_peer_error says which. */
+json_t *bench_peer_ask(bench_peer *p, json_t *request);
+const char *bench_peer_error(const bench_peer *p);
+
+/* Has what was prepared run `repeats` times and adds the times. False on an error. */
+bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to);
+
+#endif

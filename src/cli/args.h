@@ -1,0 +1,57 @@
+/* Options of the commands. A command lists what it takes; parsing, errors and the options that all
+ * commands share are here. */
+#ifndef WEFT_CLI_ARGS_H
+#define WEFT_CLI_ARGS_H
+
+#include "core/exec.h"
+#include "model/config.h"
+
+enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };
+
+enum { ARGS_OVERRIDES_MAX = 256 };
+
+typedef struct {
+    const char *command; /* for messages */
+    /* Shared options, where the command takes them. */
+    const char *config;                        /* --config FILE */
+    const char *overrides[ARGS_OVERRIDES_MAX]; /* -o KEY=VALUE */
+    int n_overrides;
+    int step;           /* --step N; -1: not given */
+    bool json;          /* --json */
+    int threads;        /* --threads N; 0: one a processor */
+    int64_t seed;       /* --seed N; -1: the config's */
+    const char *dtype;  /* --dtype; NULL: the config's */
+    const char *device; /* --device; NULL: the config's */
+} weft_args;
+
+/* One option of a command's own. */
+typedef struct {
+    const char *name;   /* "--out" */
+    const char **value; /* takes a value */
+    bool *flag;         /* or sets this */
+    bool required;
+} weft_arg;
+
+/* Reads argv[1..]; `own` ends on a NULL name. Words that are no option go to `words` (up to
+ * n_words; NULL: none are taken). Returns WEFT_EXIT_DONE, or prints one line and returns
+ * WEFT_EXIT_USAGE. `--help` prints the command's help and exits. */
+int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
+                    int n_words);
+
+/* The config that the arguments describe: file, step, overrides, --seed, --dtype, --device, in
+ * that order, and checked. A study without --step means its step 0. */
+weft_status weft_args_config(const weft_args *a, weft_config *c);
+
+/* Whether a file that the user named can be read: WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. A
+ * name that leads nowhere is wrong input; a file that fails later is failed work. `name` is joined
+ * to the folder `path`; NULL: `path` is the file itself. */
+int weft_args_readable(const weft_args *a, const char *path, const char *name);
+
+/* Prints "weft COMMAND: message" and gives the exit status that belongs to a failed call. */
+int weft_args_fail(const weft_args *a, weft_status status);
+
+/* The backend and pool for the config's device; CUDA where it is missing says so. */
+weft_status weft_args_backend(const weft_args *a, const weft_config *c,
+                              const weft_backend **backend, weft_pool **pool);
+
+#endif

@@ -1,0 +1,101 @@
+/* weft eval: a checkpoint's loss by parts on a file of tokens, and what else can be read off the
+ * pass. */
+#include "cli/args.h"
+#include "model/account.h"
+#include "model/evaluate.h"
+
+#include <jansson.h>
+#include <math.h>
+
+const char weft_help_eval[] =
+    "  --model DIR        a checkpoint: config.json and model.safetensors\n"
+    "  --tokens FILE      a .npy of shape [B, T+1] (int32 or int64), one batch; or a token shard\n"
+    "  --targets FILE     a .npy of shape [B, T], -1 for ignored; without it, the tokens that "
+    "follow\n"
+    "  --logits OUT       write the logits [B, T, V] as safetensors\n"
+    "  --grads OUT        write every tensor's gradient: one train-mode pass without dropout, "
+    "from\n"
+    "                     which loss and logits come too\n"
+    "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2\n"
+    "                     attention these are minus the squared distances over the temperature\n"
+    "  -o KEY=VALUE       override a key of the checkpoint's config; may be repeated\n"
+    "  --dtype T          f32, bf16 or f64\n"
+    "  --device D         cpu or cuda\n"
+    "  --threads N        one a processor without it\n"
+    "  --json             one object on standard output\n";
+
+/* JSON has no infinity and no NaN. */
+static json_t *number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static void print_parts(const weft_args *args, const weft_loss_parts *p) {
+    if (!args->json) {
+        printf("loss            %.6f\ncross_entropy   %.6f\naux_z           %.6g\n"
+               "aux_contrastive %.6g\nlogits_z        %.6g\n",
+               p->loss, p->cross_entropy, p->aux_z, p->aux_contrastive, p->logits_z);
+        return;
+    }
+    json_t *object =
+        json_pack("{s:o, s:o, s:o, s:o, s:o}", "loss", number(p->loss), "cross_entropy",
+                  number(p->cross_entropy), "aux_z", number(p->aux_z), "aux_contrastive",
+                  number(p->aux_contrastive), "logits_z", number(p->logits_z));
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
+/* The checkpoint's own config, with what the arguments change of it. */
+static weft_status checkpoint_config(const weft_args *args, const char *folder, weft_config *c) {
+    WEFT_TRY(weft_model_read_config(folder, c));
+    for (int i = 0; i < args->n_overrides; i++)
+        WEFT_TRY(weft_config_override(c, args->overrides[i], "-o"));
+    if (args->dtype) WEFT_TRY(weft_config_set(c, "DTYPE", args->dtype, "--dtype"));
+    if (args->device) WEFT_TRY(weft_config_set(c, "DEVICE", args->device, "--device"));
+    return weft_config_check(c, folder);
+}
+
+/* What the user named must be there, and must be what this command reads. */
+static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what) {
+    if (args->config || args->step >= 0) {
+        fprintf(stderr,
+                "weft eval: %s does not go with --model, which has a config of its own; "
+                "-o KEY=VALUE overrides a key\n",
+                args->config ? "--config" : "--step");
+        return WEFT_EXIT_USAGE;
+    }
+    int status = weft_args_readable(args, folder, "config.json");
+    if (!status) status = weft_args_readable(args, folder, "model.safetensors");
+    if (!status) status = weft_args_readable(args, what->tokens, NULL);
+    if (!status && what->targets) status = weft_args_readable(args, what->targets, NULL);
+    return status;
+}
+
+int weft_cmd_eval(int argc, char **argv) {
+    weft_args args;
+    weft_evaluation what = {0};
+    const char *folder = NULL;
+    const weft_arg own[] = {{"--model", &folder, NULL, true},
+                            {"--tokens", &what.tokens, NULL, true},
+                            {"--targets", &what.targets, NULL, false},
+                            {"--logits", &what.logits, NULL, false},
+                            {"--grads", &what.grads, NULL, false},
+                            {"--scores", &what.scores, NULL, false},
+                            {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status) exit_status = check_inputs(&args, folder, &what);
+    if (exit_status) return exit_status;
+    weft_config c;
+    weft_model *m = NULL;
+    weft_pool *pool = NULL;
+    const weft_backend *backend;
+    weft_loss_parts parts;
+    weft_status status = checkpoint_config(&args, folder, &c);
+    if (status == WEFT_OK) status = weft_model_load_as(folder, &c, weft_config_dtype(&c), &m);
+    if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
+    if (status == WEFT_OK) status = weft_evaluate(m, backend, pool, &what, &parts);
+    if (status == WEFT_OK) print_parts(&args, &parts);
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+}

@@ -1,0 +1,31 @@
+/* weft init: a fresh checkpoint. */
+#include "cli/args.h"
+#include "model/account.h"
+#include "model/model.h"
+
+const char weft_help_init[] =
+    "  --config FILE      the config; without it, the defaults\n"
+    "  --out DIR          where the checkpoint goes: config.json and model.safetensors\n"
+    "  --seed S           start of the random numbers; without it, the config's\n"
+    "  --step N           the ablation's step, 0 to 5\n"
+    "  -o KEY=VALUE       override a config key; may be repeated\n"
+    "  --dtype T          f32, bf16 or f64\n";
+
+int weft_cmd_init(int argc, char **argv) {
+    weft_args args;
+    weft_config c;
+    const char *out = NULL;
+    const weft_arg own[] = {{"--out", &out, NULL, true}, {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
+    if (exit_status) return exit_status;
+    weft_model *m = NULL;
+    weft_status status = weft_args_config(&args, &c);
+    if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
+    if (status == WEFT_OK) status = weft_model_start(m, (uint64_t)c.seed);
+    if (status == WEFT_OK) status = weft_model_save(m, out);
+    if (status == WEFT_OK)
+        fprintf(stderr, "%s: %lld parameters\n", out, (long long)weft_model_parameter_count(m));
+    weft_model_destroy(m);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+}

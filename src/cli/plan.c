@@ -1,0 +1,159 @@
+/* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
+#include "cli/args.h"
+#include "cpu/backend.h"
+#include "model/account.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char weft_help_plan[] =
+    "  --config FILE      the config; without it, the defaults\n"
+    "  --step N           one step of the ablation, 0 to 5; without it, a study's every step\n"
+    "  -o KEY=VALUE       override a config key; may be repeated\n"
+    "  --dtype T          f32, bf16 or f64\n"
+    "  --threads N        workspaces for that many threads\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "Nothing is run and no memory is taken: parameters, operations and memory are read off the\n"
+    "graph that training would build. Operations are nominal: those of the formulas as written,\n"
+    "a causal score counted once, backward twice forward.\n";
+
+enum { STEPS_MAX = 64 };
+
+static double mib(int64_t bytes) {
+    return (double)bytes / (1024.0 * 1024.0);
+}
+
+static void print_table(const weft_account *a) {
+    printf("parameters          %14lld\n", (long long)a->parameters);
+    for (int i = 0; i < a->n_parts; i++)
+        printf("  %-17s %14lld\n", a->parts[i].name, (long long)a->parts[i].parameters);
+    printf("operations a token\n");
+    printf("  forward           %14.4g MFLOP\n", a->forward_flops / 1e6);
+    printf("  backward          %14.4g MFLOP\n", a->backward_flops / 1e6);
+    printf("  built, both       %14.4g MFLOP\n", a->built_flops / 1e6);
+    printf("training            %14.1f MiB\n", mib(a->training_bytes));
+    printf("  weights           %14.1f MiB\n", mib(a->weights_bytes));
+    printf("  gradients         %14.1f MiB\n", mib(a->gradients_bytes));
+    printf("  optimizer         %14.1f MiB\n", mib(a->optimizer_bytes));
+    printf("  activations       %14.1f MiB\n", mib(a->activations_bytes));
+    printf("  workspace         %14.1f MiB\n", mib(a->workspace_bytes));
+    printf("  kept a token, layer %12.0f numbers\n", a->kept_per_token_layer);
+    printf("cache a token       %14lld bytes\n", (long long)a->cache_bytes_token);
+    printf("  a layer           %14lld bytes\n", (long long)a->cache_bytes_layer);
+}
+
+static json_t *to_json(const weft_account *a) {
+    json_t *parts = json_object();
+    for (int i = 0; i < a->n_parts; i++)
+        json_object_set_new(parts, a->parts[i].name, json_integer(a->parts[i].parameters));
+    return json_pack(
+        "{s:I, s:o, s:f, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, s:I, s:I}",
+        "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
+        a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
+        "backward_flops_per_token", a->backward_flops, "built_flops_per_token", a->built_flops,
+        "training_bytes", (json_int_t)a->training_bytes, "training", "weights",
+        (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes, "optimizer",
+        (json_int_t)a->optimizer_bytes, "activations", (json_int_t)a->activations_bytes,
+        "workspace", (json_int_t)a->workspace_bytes, "kept_per_token_layer",
+        a->kept_per_token_layer, "cache_bytes_per_token", (json_int_t)a->cache_bytes_token,
+        "cache_bytes_per_token_layer", (json_int_t)a->cache_bytes_layer);
+}
+
+/* "0,1,3" as numbers; -1 on a word that is no step, and on more of them than there is room for. */
+static int parse_steps(const char *text, int *steps) {
+    int n = 0;
+    while (*text && n < STEPS_MAX) {
+        char *end;
+        long step = strtol(text, &end, 10);
+        if (end == text || step < 0 || step > 5 || (*end && *end != ',')) return -1;
+        steps[n++] = (int)step;
+        text = *end ? end + 1 : end;
+    }
+    return *text ? -1 : n;
+}
+
+static void print_steps_head(void) {
+    printf("%4s %14s %14s %14s %14s %14s\n", "step", "parameters", "MFLOP/token", "training MiB",
+           "kept/tok/layer", "cache B/token");
+}
+
+static void print_steps_row(int step, const weft_account *a) {
+    printf("%4d %14lld %14.4g %14.1f %14.0f %14lld\n", step, (long long)a->parameters,
+           (a->forward_flops + a->backward_flops) / 1e6, mib(a->training_bytes),
+           a->kept_per_token_layer, (long long)a->cache_bytes_token);
+}
+
+static void print_json(json_t *object) {
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
+static weft_status account_step(const weft_args *args, int step, int threads, weft_account *out) {
+    weft_args one = *args;
+    weft_config c;
+    one.step = step;
+    WEFT_TRY(weft_args_config(&one, &c));
+    return weft_account_make(&c, weft_cpu_backend(), threads, out);
+}
+
+/* Every step of a study. In JSON `first`, the study's step 0, is beside them. All is counted
+ * before anything is printed, so that a step which fails leaves no half of a table. */
+static int plan_steps(const weft_args *args, const weft_account *first, const int *steps, int n,
+                      int threads) {
+    weft_account accounts[STEPS_MAX];
+    for (int i = 0; i < n; i++) {
+        weft_status status = account_step(args, steps[i], threads, &accounts[i]);
+        if (status != WEFT_OK) return weft_args_fail(args, status);
+    }
+    if (!args->json) {
+        print_steps_head();
+        for (int i = 0; i < n; i++)
+            print_steps_row(steps[i], &accounts[i]);
+        return WEFT_EXIT_DONE;
+    }
+    json_t *all = to_json(first), *rows = json_array();
+    for (int i = 0; i < n; i++) {
+        json_t *row = to_json(&accounts[i]);
+        json_object_set_new(row, "step", json_integer(steps[i]));
+        json_array_append_new(rows, row);
+    }
+    json_object_set_new(all, "steps", rows);
+    print_json(all);
+    return WEFT_EXIT_DONE;
+}
+
+int weft_cmd_plan(int argc, char **argv) {
+    weft_args args;
+    weft_config c;
+    int exit_status = weft_args_parse(&args, argc, argv, NULL, NULL, 0);
+    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
+    if (exit_status) return exit_status;
+    weft_status status = weft_args_config(&args, &c);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    const weft_backend *backend;
+    weft_pool *pool;
+    status = weft_args_backend(&args, &c, &backend, &pool);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    int threads = weft_pool_size(pool), steps[STEPS_MAX];
+    weft_pool_destroy(pool);
+    int n = args.step < 0 ? parse_steps(c.ra_mla_ablation_steps, steps) : 0;
+    if (n < 0) {
+        fprintf(stderr,
+                "weft plan: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" must be steps 0 to 5 with "
+                "commas\n",
+                c.ra_mla_ablation_steps);
+        return WEFT_EXIT_USAGE;
+    }
+    weft_account a;
+    status = weft_account_make(&c, backend, threads, &a);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (n > 0) return plan_steps(&args, &a, steps, n, threads);
+    if (args.json)
+        print_json(to_json(&a));
+    else
+        print_table(&a);
+    return WEFT_EXIT_DONE;
+}

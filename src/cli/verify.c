@@ -1,0 +1,67 @@
+/* weft verify: the self-check on this machine, a line a block. */
+#include "model/verify.h"
+#include "cli/args.h"
+#include "cpu/backend.h"
+
+#include <jansson.h>
+
+const char weft_help_verify[] =
+    "  --threads N        one a processor without it\n"
+    "  --device D         cpu or cuda\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "Builds each block small and checks its shapes, its forward pass, its gradients against\n"
+    "finite differences, and that no token sees a later one. Ends 1 if any check failed.\n";
+
+typedef struct {
+    int passed, failed;
+    json_t *rows;
+} verify_tally;
+
+static void verify_one(const weft_args *args, int block, const weft_backend *backend,
+                       weft_pool *pool, verify_tally *tally) {
+    json_t *row =
+        json_pack("{s:s, s:s}", "block", weft_verify_name(block), "what", weft_verify_what(block));
+    for (int check = 0; check < WEFT_VERIFY_CHECKS; check++) {
+        const char *name = weft_verify_check_name((weft_verify_check)check);
+        bool ok = weft_verify_run(block, (weft_verify_check)check, backend, pool) == WEFT_OK;
+        tally->passed += ok;
+        tally->failed += !ok;
+        json_object_set_new(row, name, json_boolean(ok));
+        if (args->json) continue;
+        if (ok)
+            printf("%s: %s... PASSED\n", weft_verify_name(block), name);
+        else
+            printf("%s: %s... FAILED: %s\n", weft_verify_name(block), name, weft_error_message());
+    }
+    json_array_append_new(tally->rows, row);
+}
+
+int weft_cmd_verify(int argc, char **argv) {
+    weft_args args;
+    weft_config c;
+    int exit_status = weft_args_parse(&args, argc, argv, NULL, NULL, 0);
+    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
+    if (exit_status) return exit_status;
+    const weft_backend *backend;
+    weft_pool *pool = NULL;
+    weft_status status = weft_args_config(&args, &c);
+    if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    verify_tally tally = {.rows = json_array()};
+    for (int block = 0; block < weft_verify_count(); block++)
+        verify_one(&args, block, backend, pool, &tally);
+    if (args.json) {
+        json_t *object = json_pack("{s:i, s:i, s:O}", "passed", tally.passed, "failed",
+                                   tally.failed, "blocks", tally.rows);
+        json_dumpf(object, stdout, JSON_INDENT(2));
+        printf("\n");
+        json_decref(object);
+    } else {
+        printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", tally.passed, tally.failed,
+               backend->name, weft_cpu_isa(), weft_pool_size(pool));
+    }
+    json_decref(tally.rows);
+    weft_pool_destroy(pool);
+    return tally.failed ? WEFT_EXIT_FAILED : WEFT_EXIT_DONE;
+}

@@ -1,0 +1,97 @@
+/* Times are kept a node and summed by the operation's name only when they are printed. */
+#include "core/profile.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct weft_profile {
+    const weft_graph *g;
+    double *seconds; /* [nodes], over all runs */
+    int64_t runs;
+};
+
+/* All nodes of one operation, in one run on average. */
+typedef struct {
+    const char *name;
+    int64_t nodes;
+    double seconds, flops;
+} share;
+
+weft_profile *weft_profile_create(const weft_graph *g) {
+    const char *asked = getenv("WEFT_PROFILE");
+    if (!asked || !*asked) return NULL;
+    weft_profile *p = calloc(1, sizeof *p);
+    double *seconds = calloc((size_t)weft_graph_node_count(g) + 1, sizeof *seconds);
+    if (!p || !seconds) {
+        free(p);
+        free(seconds);
+        return NULL;
+    }
+    p->g = g;
+    p->seconds = seconds;
+    return p;
+}
+
+double weft_profile_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void weft_profile_add(weft_profile *p, int64_t node, double seconds) {
+    p->seconds[node] += seconds;
+}
+
+void weft_profile_end_run(weft_profile *p) {
+    p->runs++;
+}
+
+static int by_time(const void *a, const void *b) {
+    double x = ((const share *)a)->seconds, y = ((const share *)b)->seconds;
+    return (x < y) - (x > y);
+}
+
+static int sum_shares(const weft_profile *p, share *shares) {
+    int n = 0;
+    for (int64_t i = 0; i < weft_graph_node_count(p->g); i++) {
+        const weft_node *node = weft_graph_node(p->g, i);
+        int k = 0;
+        while (k < n && strcmp(shares[k].name, node->op->name) != 0)
+            k++;
+        if (k == n) shares[n++] = (share){.name = node->op->name};
+        shares[k].nodes++;
+        shares[k].seconds += p->seconds[i] / (double)p->runs;
+        if (node->op->flops) shares[k].flops += (double)node->op->flops(node);
+    }
+    qsort(shares, (size_t)n, sizeof *shares, by_time);
+    return n;
+}
+
+static void print_shares(const weft_profile *p, const share *shares, int n) {
+    double total = 0;
+    for (int i = 0; i < n; i++)
+        total += shares[i].seconds;
+    fprintf(stderr, "profile: %lld runs of %.2f ms\n", (long long)p->runs, 1e3 * total);
+    fprintf(stderr, "  %-24s %6s %10s %6s %9s\n", "operation", "nodes", "ms", "share", "GFLOP/s");
+    for (int i = 0; i < n; i++) {
+        const share *s = &shares[i];
+        fprintf(stderr, "  %-24s %6lld %10.3f %5.1f%%", s->name, (long long)s->nodes,
+                1e3 * s->seconds, total > 0 ? 100 * s->seconds / total : 0);
+        if (s->flops > 0 && s->seconds > 0)
+            fprintf(stderr, " %9.1f\n", 1e-9 * s->flops / s->seconds);
+        else
+            fputc('\n', stderr);
+    }
+}
+
+void weft_profile_destroy(weft_profile *p) {
+    if (!p) return;
+    int64_t nodes = weft_graph_node_count(p->g);
+    share *shares = p->runs ? calloc((size_t)nodes + 1, sizeof *shares) : NULL;
+    if (shares) print_shares(p, shares, sum_shares(p, shares));
+    free(shares);
+    free(p->seconds);
+    free(p);
+}

@@ -1,0 +1,111 @@
+/* What the loss and its gradient share: the three products of the logits' matrix, and the weights
+ * of its rows. The matrix is l [rows, V] = x wᵀ, or the part of it that is in hand: some of the
+ * rows, or a chunk of the vocabulary. */
+#ifndef WEFT_CPU_CROSS_ENTROPY_H
+#define WEFT_CPU_CROSS_ENTROPY_H
+
+#include "cpu/gemm.h"
+#include "cpu/vec.h"
+#include "ops/cross_entropy.h"
+
+/* The part in hand. */
+typedef struct {
+    int64_t row, rows;   /* of x and the targets */
+    int64_t word, words; /* of w */
+} entropy_part;
+
+static inline weft_status check_targets(const int32_t *targets, int64_t rows, int64_t vocabulary,
+                                        int64_t *count) {
+    *count = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (targets[i] < -1 || targets[i] >= vocabulary)
+            return weft_fail(WEFT_EINPUT,
+                             "cross_entropy: target %d at row %lld is outside the vocabulary of "
+                             "%lld, and only -1 means none",
+                             targets[i], (long long)i, (long long)vocabulary);
+        *count += targets[i] >= 0;
+    }
+    return WEFT_OK;
+}
+
+/* A tensor's rows from `row` on as a matrix; `x` NULL: without the address, for sizes. */
+static inline gemm_matrix rows_of(const weft_exec *x, const weft_tensor *t, int64_t row) {
+    gemm_matrix m = {.ld = weft_tensor_width(t), .bf16 = t->dtype == WEFT_BF16};
+    if (x) m.data = weft_data(x, t);
+    return gemm_part(m, 0, row, 0);
+}
+
+/* l [rows, words] = x wᵀ. */
+static inline gemm_product product_logits(const weft_exec *x, const weft_node *n, entropy_part at,
+                                          void *l) {
+    gemm_product p = {.batch = 1, .m = at.rows, .n = at.words, .tb = true, .alpha = 1};
+    p.k = n->in[WEFT_CE_W]->shape[1];
+    p.a = rows_of(x, n->in[WEFT_CE_X], at.row);
+    p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
+    p.c = (gemm_matrix){.data = l, .ld = at.words};
+    return p;
+}
+
+/* dx [rows, E] = l w, `l` being the gradient of the logits by then; or += where `add`. */
+static inline gemm_product product_dx(const weft_exec *x, const weft_node *n, entropy_part at,
+                                      void *l, gemm_matrix dx, bool add) {
+    gemm_product p = {.batch = 1, .m = at.rows, .k = at.words, .alpha = 1, .accumulate = add};
+    p.n = n->in[WEFT_CE_W]->shape[1];
+    p.a = (gemm_matrix){.data = l, .ld = at.words};
+    p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
+    p.c = dx;
+    return p;
+}
+
+/* dw [words, E] = lᵀ x, or += where `add`. */
+static inline gemm_product product_dw(const weft_exec *x, const weft_node *n, entropy_part at,
+                                      void *l, gemm_matrix dw, bool add) {
+    gemm_product p = {.batch = 1, .m = at.words, .k = at.rows, .ta = true, .accumulate = add};
+    p.n = n->in[WEFT_CE_W]->shape[1];
+    p.alpha = 1;
+    p.a = (gemm_matrix){.data = l, .ld = at.words};
+    p.b = rows_of(x, n->in[WEFT_CE_X], at.row);
+    p.c = dw;
+    return p;
+}
+
+/* Widened operands of one tile, in bytes. */
+static inline int64_t tile_operands(const gemm_product *p, const gemm_cut *cut) {
+    gemm_product tile = gemm_tile(p, 0, 0, cut->tile_m, 0, cut->tile_n, 0, p->k);
+    return KERNEL(gemm_serial_workspace)(&tile);
+}
+
+/* The tile of a task. */
+typedef struct {
+    int64_t row, rows, column, columns, piece;
+} entropy_tile;
+
+static inline entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, int64_t task) {
+    entropy_tile t = {.piece = task % cut->columns, .row = task / cut->columns * cut->tile_m};
+    t.column = t.piece * cut->tile_n;
+    t.rows = min_i64(cut->tile_m, p->m - t.row);
+    t.columns = min_i64(cut->tile_n, p->n - t.column);
+    return t;
+}
+
+/* What a row's part of the gradient is made of: dl = p · weight − [v = target] · penalty. */
+typedef struct {
+    real d_ce; /* over the number of targets that count */
+    real d_z;  /* times 2 z / N */
+} entropy_seeds;
+
+static inline entropy_seeds scale_seeds(const weft_node *n, int64_t count, real d_ce, real d_z) {
+    const weft_cross_entropy_attr *attr = n->attr;
+    double rows = (double)weft_tensor_rows(n->in[WEFT_CE_X]);
+    return (entropy_seeds){count ? d_ce / (real)count : 0, (real)(2 * attr->z / rows) * d_z};
+}
+
+static inline real row_penalty(entropy_seeds s, int32_t target) {
+    return target >= 0 ? s.d_ce : 0;
+}
+
+static inline real row_weight(entropy_seeds s, int32_t target, real lse) {
+    return row_penalty(s, target) + s.d_z * lse;
+}
+
+#endif

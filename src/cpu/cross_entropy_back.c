@@ -1,0 +1,192 @@
+/* The gradient of linear, softmax and cross-entropy on the CPU.
+ *
+ * Where the forward pass made it for seeds of 1 (cross_entropy.c) and the seeds turn out equal, it
+ * is scaled, in place and not at all if they are 1.
+ *
+ * Otherwise the logits are made again. The vocabulary is taken in chunks, wide enough for good
+ * products, narrow enough that N × chunk numbers stay in the last cache. For each chunk: logits to
+ * their gradient in place, then dw of the chunk (a sum over rows, whole, so that it can be rounded
+ * to bf16), then dx plus the chunk's part. */
+#include "cpu/cross_entropy.h"
+
+enum {
+    CHUNK_VALUES = 1 << 22, /* logits that are held at a time, about */
+    CHUNK_STEP = 512,       /* a chunk of the vocabulary is a multiple of this */
+    SCALE_VALUES = 1 << 14  /* a task scales */
+};
+
+typedef struct {
+    const weft_exec *x;
+    const weft_node *n;
+    const int32_t *targets; /* [N] */
+    const real *lse;        /* [N] */
+    const real *d_lse;      /* [N], or NULL */
+    entropy_seeds seeds;
+    entropy_part part;
+    gemm_product logits;
+    gemm_cut cut;
+    char *scratch; /* [threads][scratch_bytes] */
+    int64_t scratch_bytes;
+} back_work;
+
+/* Logits of a tile, then their gradient in the same place. */
+static void differentiate_tile(void *context, int64_t task, int thread) {
+    const back_work *w = context;
+    entropy_tile t = tile_of(&w->logits, &w->cut, task);
+    gemm_product tile =
+        gemm_tile(&w->logits, 0, t.row, t.rows, t.column, t.columns, 0, w->logits.k);
+    KERNEL(gemm_serial)(&tile, w->scratch + thread * w->scratch_bytes);
+    for (int64_t i = 0; i < t.rows; i++) {
+        int64_t row = t.row + i, j = 0;
+        int32_t target = w->targets[row];
+        real *l = (real *)tile.c.data + i * tile.c.ld;
+        real lse = w->lse[row];
+        real weight = row_weight(w->seeds, target, lse) + (w->d_lse ? w->d_lse[row] : 0);
+        for (; j + VLEN <= t.columns; j += VLEN)
+            vstore(l + j, vexp(vload(l + j) - lse) * weight);
+        if (j < t.columns)
+            vstore_part(l + j, vexp(vload_part(l + j, t.columns - j) - lse) * weight,
+                        t.columns - j);
+        int64_t column = target - w->part.word - t.column;
+        if (column >= 0 && column < t.columns) l[column] -= row_penalty(w->seeds, target);
+    }
+}
+
+/* The workspace: logits [N, chunk], dx [N, E] where the output is bf16, then what a step at a time
+ * needs: the threads' scratch, or a product's own. */
+typedef struct {
+    int64_t words; /* of a chunk; the last may be narrower */
+    int64_t dx, rest, bytes;
+} back_layout;
+
+/* Sums of dx need more than bf16 between chunks. */
+static bool is_widened(const weft_tensor *dx) {
+    return dx && dx->dtype == WEFT_BF16;
+}
+
+static gemm_matrix dx_sums(const weft_exec *x, const weft_node *n, char *workspace, int64_t at) {
+    if (!is_widened(n->out[0])) return rows_of(x, n->in[WEFT_CE_X], 0);
+    return (gemm_matrix){.data = workspace ? workspace + at : NULL,
+                         .ld = n->in[WEFT_CE_W]->shape[1]};
+}
+
+static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
+    entropy_part part = {.rows = weft_tensor_rows(n->in[WEFT_CE_X]), .words = words};
+    gemm_product logits = product_logits(NULL, n, part, NULL);
+    gemm_cut cut = KERNEL(gemm_cut)(1, logits.m, logits.n, logits.k);
+    gemm_product dx = product_dx(NULL, n, part, NULL, dx_sums(NULL, n, NULL, 0), true);
+    gemm_product dw = product_dw(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_W], 0), false);
+    int64_t most = threads * tile_operands(&logits, &cut);
+    most = max_i64(most, KERNEL(gemm_workspace)(&dx, threads));
+    return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
+}
+
+static back_layout lay_out(const weft_node *n, int threads) {
+    int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
+    int64_t chunk = max_i64(CHUNK_VALUES / rows / CHUNK_STEP, 1) * CHUNK_STEP;
+    back_layout at = {.words = min_i64(chunk, words)};
+    int64_t last = words - (ceil_div(words, at.words) - 1) * at.words;
+    at.dx = real_bytes(rows * at.words);
+    at.rest = at.dx + (is_widened(n->out[0]) ? real_bytes(weft_tensor_count(n->in[WEFT_CE_X])) : 0);
+    at.bytes = at.rest + max_i64(step_bytes(n, at.words, threads), step_bytes(n, last, threads));
+    return at;
+}
+
+/* The forward pass made gradients for seeds of 1, and both losses have one seed: always so where
+ * the z-loss has none. */
+static bool only_scales(const weft_node *n) {
+    bool made = n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW];
+    return made && !n->in[WEFT_CE_BACK_D_Z];
+}
+
+static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
+    return only_scales(n) ? 0 : lay_out(n, threads).bytes;
+}
+
+typedef struct {
+    const weft_exec *x;
+    const weft_tensor *from, *to;
+    const real *sums; /* in place of `from` */
+    real factor;
+} scaling;
+
+static void scale_values(void *context, int64_t task, int thread) {
+    (void)thread;
+    enum { TILE = 1024 };
+    const scaling *s = context;
+    int64_t end = min_i64((task + 1) * SCALE_VALUES, weft_tensor_count(s->to));
+    for (int64_t at = task * SCALE_VALUES; at < end; at += TILE) {
+        int64_t n = min_i64(TILE, end - at);
+        real in_tile[TILE], out_tile[TILE];
+        const real *from = s->sums ? s->sums + at : tile_in(s->x, s->from, at, n, in_tile);
+        real *to = tile_out(s->x, s->to, at, out_tile);
+        for (int64_t i = 0; i < n; i++)
+            to[i] = from[i] * s->factor;
+        tile_done(s->x, s->to, at, n, to);
+    }
+}
+
+static void scale_tensor(const weft_exec *x, scaling s) {
+    bool same = s.from && weft_data(x, s.from) == weft_data(x, s.to);
+    if (same && s.factor == 1) return;
+    s.x = x;
+    int64_t tasks = ceil_div(weft_tensor_count(s.to), SCALE_VALUES);
+    weft_pool_run(weft_exec_pool(x), tasks, scale_values, &s);
+}
+
+static void differentiate_chunk(weft_pool *pool, back_work *w, real *l, gemm_matrix dx) {
+    w->logits = product_logits(w->x, w->n, w->part, l);
+    w->cut = KERNEL(gemm_cut)(1, w->logits.m, w->logits.n, w->logits.k);
+    w->scratch_bytes = tile_operands(&w->logits, &w->cut);
+    weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
+    if (w->n->out[1]) {
+        gemm_matrix dw = rows_of(w->x, w->n->out[1], w->part.word);
+        gemm_product p = product_dw(w->x, w->n, w->part, l, dw, false);
+        KERNEL(gemm)(pool, &p, w->scratch);
+    }
+    if (w->n->out[0]) {
+        gemm_product p = product_dx(w->x, w->n, w->part, l, dx, w->part.word > 0);
+        KERNEL(gemm)(pool, &p, w->scratch);
+    }
+}
+
+static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_ce, real d_z) {
+    weft_pool *pool = weft_exec_pool(x);
+    char *workspace = weft_workspace(x, n);
+    back_layout at = lay_out(n, weft_pool_size(pool));
+    int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0], count;
+    back_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
+    WEFT_TRY(check_targets(w.targets, rows, words, &count));
+    w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
+    w.d_lse = weft_data(x, n->in[WEFT_CE_BACK_D_LSE]);
+    w.seeds = scale_seeds(n, count, d_ce, d_z);
+    w.scratch = workspace + at.rest;
+    gemm_matrix dx = {0};
+    if (n->out[0])
+        dx = is_widened(n->out[0]) ? dx_sums(x, n, workspace, at.dx) : rows_of(x, n->out[0], 0);
+    for (int64_t word = 0; word < words; word += at.words) {
+        w.part = (entropy_part){0, rows, word, min_i64(at.words, words - word)};
+        differentiate_chunk(pool, &w, (real *)workspace, dx);
+    }
+    if (is_widened(n->out[0]))
+        scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data, .factor = 1});
+    return WEFT_OK;
+}
+
+static real read_seed(const weft_exec *x, const weft_tensor *t) {
+    return t ? *(const real *)weft_data(x, t) : 0;
+}
+
+static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
+    real d_ce = read_seed(x, n->in[WEFT_CE_BACK_D_CE]);
+    real d_z = read_seed(x, n->in[WEFT_CE_BACK_D_Z]);
+    bool scales = only_scales(n) || ((made[0] || made[1]) && d_ce == d_z);
+    if (!scales) return differentiate_anew(x, n, d_ce, d_z);
+    for (int i = 0; i < 2; i++)
+        if (n->out[i]) scale_tensor(x, (scaling){.from = made[i], .to = n->out[i], .factor = d_ce});
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(cross_entropy_back) = {.run = cross_entropy_back_run,
+                                                .workspace = cross_entropy_back_workspace};

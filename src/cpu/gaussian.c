@@ -1,0 +1,184 @@
+/* The overlap of Gaussians on the CPU. A task is some of the B·T positions, so that x is read in
+ * its order; a head's means and deviations are two runs of D elements that go side by side through
+ * the vector code. The logarithm is taken of a number that is 1e-4 at least: no zero, no
+ * denormal. */
+#include "ops/gaussian.h"
+
+#include "cpu/chunks.h"
+
+#define SIGMA_FLOOR ((real)1e-4)
+
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    const weft_tensor *from; /* x [B, T, H, 2D] */
+    int64_t time, heads, width, positions, block;
+} overlap;
+
+static overlap overlap_of(weft_exec *x, const weft_node *n) {
+    const weft_tensor *from = n->in[0];
+    overlap k = {.x = x,
+                 .n = n,
+                 .from = from,
+                 .time = from->shape[1],
+                 .heads = from->shape[2],
+                 .width = from->shape[3] / 2,
+                 .positions = from->shape[0] * from->shape[1]};
+    k.block = chunk_rows(k.positions, 2 * k.heads * k.width);
+    return k;
+}
+
+/* Where position p and head h stand in [B, H, T]. */
+static int64_t statistic_at(const overlap *k, int64_t p, int64_t h) {
+    return (p / k->time * k->heads + h) * k->time + p % k->time;
+}
+
+#if WEFT_REAL == 64
+
+static inline vreal vsqrt(vreal a) {
+    for (int i = 0; i < (int)VLEN; i++)
+        a[i] = sqrt(a[i]);
+    return a;
+}
+
+static inline vreal vlog(vreal a) {
+    for (int i = 0; i < (int)VLEN; i++)
+        a[i] = log(a[i]);
+    return a;
+}
+
+#else
+
+static inline vreal vsqrt(vreal a) {
+    for (int i = 0; i < (int)VLEN; i++)
+        a[i] = sqrtf(a[i]);
+    return a;
+}
+
+/* log(2^e (1 + z)) within 1e-7, which is all a sum of them needs: just below 1 the two parts
+ * cancel. inf and NaN pass. */
+static inline vreal vlog(vreal a) {
+    vint bits = (vint)a;
+    vreal e = __builtin_convertvector((bits >> 23) - 127, vreal);
+    vreal z = (vreal)((bits & 0x7fffff) | 0x3f800000) - 1;
+    vreal y = e * 0x1.62e430p-1f + vlog1p_unit(z);
+    return vselect(a < vset(INFINITY), y, a);
+}
+
+#endif
+
+static inline vreal deviation(vreal rho) {
+    return vsoftplus(rho) + SIGMA_FLOOR;
+}
+
+static void overlap_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    vreal sigma = deviation(in[1]);
+    out[0] = in[0] / vsqrt(sigma);
+    out[1] = vlog(sigma);
+}
+
+static real sum_reals(const real *a, int64_t n) {
+    vreal s0 = {0}, s1 = {0};
+    int64_t i = 0;
+    for (; i + 2 * VLEN <= n; i += 2 * VLEN) {
+        s0 += vload(a + i);
+        s1 += vload(a + i + VLEN);
+    }
+    for (; i + VLEN <= n; i += VLEN)
+        s0 += vload(a + i);
+    if (i < n) s1 += vload_part(a + i, n - i);
+    return vsum(s0 + s1);
+}
+
+/* Head `row` of all B·T·H: its y, and the sum of its logarithms. */
+static real overlap_head(const overlap *k, int64_t row) {
+    real mean_scratch[TILE_SCRATCH], rho_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
+    real logs[TILE];
+    const weft_tensor *y = k->n->out[0];
+    int64_t from = 2 * row * k->width, to = row * k->width;
+    double sum = 0;
+    for (int64_t d = 0; d < k->width; d += TILE) {
+        int64_t len = min_i64(TILE, k->width - d);
+        const real *in[] = {tile_in(k->x, k->from, from + d, len, mean_scratch),
+                            tile_in(k->x, k->from, from + k->width + d, len, rho_scratch)};
+        real *out[] = {tile_out(k->x, y, to + d, y_scratch), logs};
+        apply(overlap_vector, 2, in, 2, out, len, NULL);
+        tile_done(k->x, y, to + d, len, out[0]);
+        sum += (double)sum_reals(logs, len);
+    }
+    return (real)sum;
+}
+
+static void overlap_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const overlap *k = context;
+    real *log_sigma = weft_data(k->x, k->n->out[1]);
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h++)
+            log_sigma[statistic_at(k, p, h)] = overlap_head(k, p * k->heads + h);
+}
+
+static weft_status overlap_run(weft_exec *x, const weft_node *n) {
+    overlap k = overlap_of(x, n);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), overlap_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(overlap) = {.run = overlap_run};
+
+/* arg: the gradient of the head's sum of logarithms. */
+static void overlap_back_vector(const vreal *in, vreal *out, const real *arg) {
+    vreal mean = in[0], rho = in[1], dy = in[2], sigma = deviation(rho), root = vsqrt(sigma);
+    out[0] = dy / root;
+    out[1] = (arg[0] - (real)0.5 * dy * (mean / root)) / sigma * vsigmoid(rho);
+}
+
+/* The same where y has no gradient. */
+static void log_sigma_back_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = vset(0);
+    out[1] = arg[0] / deviation(in[1]) * vsigmoid(in[1]);
+}
+
+/* dx may lie over x: of both runs, what is read stands where the result is written. */
+static void overlap_back_head(const overlap *k, int64_t row, real d_log_sigma) {
+    real scratch[5][TILE_SCRATCH];
+    const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
+    int64_t at = 2 * row * k->width;
+    for (int64_t d = 0; d < k->width; d += TILE, at += TILE) {
+        int64_t len = min_i64(TILE, k->width - d);
+        const real *in[] = {
+            tile_in(k->x, k->from, at, len, scratch[0]),
+            tile_in(k->x, k->from, at + k->width, len, scratch[1]),
+            dy ? tile_in(k->x, dy, row * k->width + d, len, scratch[2]) : NULL,
+        };
+        real *out[] = {tile_out(k->x, dx, at, scratch[3]),
+                       tile_out(k->x, dx, at + k->width, scratch[4])};
+        if (dy)
+            apply(overlap_back_vector, 3, in, 2, out, len, &d_log_sigma);
+        else
+            apply(log_sigma_back_vector, 2, in, 2, out, len, &d_log_sigma);
+        tile_done(k->x, dx, at, len, out[0]);
+        tile_done(k->x, dx, at + k->width, len, out[1]);
+    }
+}
+
+static void overlap_back_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const overlap *k = context;
+    const real *d_log_sigma = weft_data(k->x, k->n->in[2]);
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h++)
+            overlap_back_head(k, p * k->heads + h,
+                              d_log_sigma ? d_log_sigma[statistic_at(k, p, h)] : 0);
+}
+
+static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
+    overlap k = overlap_of(x, n);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), overlap_back_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(overlap_back) = {.run = overlap_back_run};

@@ -1,0 +1,277 @@
+/* Heads on the CPU. Copies and sums of whole heads take a task for some of the B·T positions. Pool,
+ * spread and the scale's gradient see rows as groups, one a head, of F/H wide or L/H narrow numbers
+ * in memory one after another; a run is the r = F/L wide numbers of one narrow one, and a piece as
+ * many runs as fit a tile, one at least. */
+#include "ops/heads.h"
+
+#include "cpu/chunks.h"
+
+/* Between [B, T, H, L] and [B, T, 1, L]. */
+typedef struct {
+    weft_exec *x;
+    const weft_tensor *from, *to;
+    int64_t positions, heads, width, block;
+} repeated;
+
+static repeated repeated_of(weft_exec *x, const weft_node *n, const weft_tensor *many) {
+    repeated k = {.x = x,
+                  .from = n->in[0],
+                  .to = n->out[0],
+                  .positions = many->shape[0] * many->shape[1],
+                  .heads = many->shape[2],
+                  .width = many->shape[3]};
+    k.block = chunk_rows(k.positions, k.heads * k.width);
+    return k;
+}
+
+static void head_repeat_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const repeated *k = context;
+    const char *from = weft_data(k->x, k->from);
+    char *to = weft_data(k->x, k->to);
+    size_t bytes = (size_t)k->width * weft_dtype_size(k->from->dtype);
+    if (to == from) return;
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h++)
+            memcpy(to + (size_t)(p * k->heads + h) * bytes, from + (size_t)p * bytes, bytes);
+}
+
+static weft_status head_repeat_run(weft_exec *x, const weft_node *n) {
+    repeated k = repeated_of(x, n, n->out[0]);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), head_repeat_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(head_repeat) = {.run = head_repeat_run};
+
+static void add_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] + in[1];
+}
+
+/* Σ_h of `len` columns of position p, from column d on: head after head. */
+static void sum_heads(const repeated *k, int64_t p, int64_t d, int64_t len) {
+    real in_scratch[TILE_SCRATCH], out_scratch[TILE_SCRATCH];
+    int64_t from = p * k->heads * k->width + d, to = p * k->width + d;
+    const real *first = tile_in(k->x, k->from, from, len, in_scratch);
+    real *sum = tile_out(k->x, k->to, to, out_scratch);
+    memmove(sum, first, (size_t)len * sizeof(real));
+    for (int64_t h = 1; h < k->heads; h++) {
+        const real *in[] = {sum, tile_in(k->x, k->from, from + h * k->width, len, in_scratch)};
+        apply(add_vector, 2, in, 1, &sum, len, NULL);
+    }
+    tile_done(k->x, k->to, to, len, sum);
+}
+
+static void head_sum_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const repeated *k = context;
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t d = 0; d < k->width; d += TILE)
+            sum_heads(k, p, d, min_i64(TILE, k->width - d));
+}
+
+static weft_status head_sum_run(weft_exec *x, const weft_node *n) {
+    repeated k = repeated_of(x, n, n->in[0]);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), head_sum_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(head_sum) = {.run = head_sum_run};
+
+typedef struct {
+    weft_exec *x;
+    const weft_tensor *wide, *narrow;
+    int64_t rows, heads, group, run, piece; /* group: narrow numbers a head; run: r */
+    int64_t block;                          /* rows of a task */
+    const real *scale;
+    real factor;     /* 1/r for a mean, else 1 */
+    double *partial; /* head_scale_back: [tasks, heads] */
+} grouped;
+
+static int64_t rows_of_task(const weft_tensor *wide) {
+    return chunk_rows(weft_tensor_rows(wide), weft_tensor_width(wide));
+}
+
+static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *wide,
+                          const weft_tensor *narrow, int64_t heads) {
+    grouped k = {.x = x,
+                 .wide = wide,
+                 .narrow = narrow,
+                 .rows = weft_tensor_rows(wide),
+                 .heads = heads,
+                 .group = weft_tensor_width(narrow) / heads,
+                 .run = weft_tensor_width(wide) / weft_tensor_width(narrow),
+                 .block = rows_of_task(wide)};
+    k.piece = max_i64(1, TILE / k.run);
+    k.factor = ATTR(n, weft_head_attr)->mean ? 1 / (real)k.run : 1;
+    return k;
+}
+
+static real sum_reals(const real *a, int64_t n) {
+    vreal s0 = {0}, s1 = {0};
+    real rest = 0;
+    int64_t i = 0;
+    for (; i + 2 * VLEN <= n; i += 2 * VLEN) {
+        s0 += vload(a + i);
+        s1 += vload(a + i + VLEN);
+    }
+    if (i + VLEN <= n) {
+        s0 += vload(a + i);
+        i += VLEN;
+    }
+    for (; i < n; i++)
+        rest += a[i];
+    return n < VLEN ? rest : vsum(s0 + s1) + rest;
+}
+
+/* Σ of each of `count` runs from element `at` on, one that exceeds a tile in parts. */
+static void sum_runs(const grouped *k, int64_t at, int64_t count, real *sums) {
+    real scratch[TILE_SCRATCH];
+    if (k->run <= TILE) {
+        const real *wide = tile_in(k->x, k->wide, at, count * k->run, scratch);
+        for (int64_t i = 0; i < count; i++)
+            sums[i] = sum_reals(wide + i * k->run, k->run);
+        return;
+    }
+    double sum = 0;
+    for (int64_t m = 0; m < k->run; m += TILE) {
+        int64_t len = min_i64(TILE, k->run - m);
+        sum += (double)sum_reals(tile_in(k->x, k->wide, at + m, len, scratch), len);
+    }
+    sums[0] = (real)sum;
+}
+
+static void pool_group(const grouped *k, int64_t row, int64_t h) {
+    real sums[TILE], scratch[TILE_SCRATCH], factor = k->factor * k->scale[h];
+    int64_t start = (row * k->heads + h) * k->group;
+    for (int64_t j = 0; j < k->group; j += k->piece) {
+        int64_t count = min_i64(k->piece, k->group - j), at = start + j;
+        sum_runs(k, at * k->run, count, sums);
+        real *out = tile_out(k->x, k->narrow, at, scratch);
+        for (int64_t i = 0; i < count; i++)
+            out[i] = factor * sums[i];
+        tile_done(k->x, k->narrow, at, count, out);
+    }
+}
+
+static void fill_reals(real *to, real value, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = value;
+}
+
+/* `count` runs from element `at` on, of the values in[i]·factor. */
+static void fill_runs(const grouped *k, int64_t at, int64_t count, const real *in, real factor) {
+    real scratch[TILE_SCRATCH];
+    if (k->run <= TILE) {
+        real *out = tile_out(k->x, k->wide, at, scratch);
+        for (int64_t i = 0; i < count; i++)
+            fill_reals(out + i * k->run, factor * in[i], k->run);
+        tile_done(k->x, k->wide, at, count * k->run, out);
+        return;
+    }
+    for (int64_t m = 0; m < k->run; m += TILE) {
+        int64_t len = min_i64(TILE, k->run - m);
+        real *out = tile_out(k->x, k->wide, at + m, scratch);
+        fill_reals(out, factor * in[0], len);
+        tile_done(k->x, k->wide, at + m, len, out);
+    }
+}
+
+static void spread_group(const grouped *k, int64_t row, int64_t h) {
+    real scratch[TILE_SCRATCH], factor = k->factor * k->scale[h];
+    int64_t start = (row * k->heads + h) * k->group;
+    for (int64_t j = 0; j < k->group; j += k->piece) {
+        int64_t count = min_i64(k->piece, k->group - j), at = start + j;
+        fill_runs(k, at * k->run, count, tile_in(k->x, k->narrow, at, count, scratch), factor);
+    }
+}
+
+static double dot_group(const grouped *k, int64_t row, int64_t h) {
+    real sums[TILE], scratch[TILE_SCRATCH];
+    int64_t start = (row * k->heads + h) * k->group;
+    double sum = 0;
+    for (int64_t j = 0; j < k->group; j += k->piece) {
+        int64_t count = min_i64(k->piece, k->group - j), at = start + j;
+        sum_runs(k, at * k->run, count, sums);
+        sum += (double)dot_reals(sums, tile_in(k->x, k->narrow, at, count, scratch), count);
+    }
+    return sum;
+}
+
+static void head_pool_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const grouped *k = context;
+    int64_t end = min_i64((task + 1) * k->block, k->rows);
+    for (int64_t row = task * k->block; row < end; row++)
+        for (int64_t h = 0; h < k->heads; h++)
+            pool_group(k, row, h);
+}
+
+static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
+    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
+    k.scale = weft_data(x, n->in[1]);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.rows, k.block), head_pool_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(head_pool) = {.run = head_pool_run};
+
+static void head_spread_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const grouped *k = context;
+    int64_t end = min_i64((task + 1) * k->block, k->rows);
+    for (int64_t row = task * k->block; row < end; row++)
+        for (int64_t h = 0; h < k->heads; h++)
+            spread_group(k, row, h);
+}
+
+static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
+    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
+    k.scale = weft_data(x, n->in[1]);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.rows, k.block), head_spread_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(head_spread) = {.run = head_spread_run};
+
+static void head_scale_back_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const grouped *k = context;
+    double *sums = k->partial + task * k->heads;
+    int64_t end = min_i64((task + 1) * k->block, k->rows);
+    for (int64_t h = 0; h < k->heads; h++)
+        sums[h] = 0;
+    for (int64_t row = task * k->block; row < end; row++)
+        for (int64_t h = 0; h < k->heads; h++)
+            sums[h] += dot_group(k, row, h);
+}
+
+static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
+    grouped k = grouped_of(x, n, n->in[0], n->in[1], ATTR(n, weft_head_attr)->width);
+    k.partial = weft_workspace(x, n);
+    int64_t tasks = ceil_div(k.rows, k.block);
+    weft_pool_run(weft_exec_pool(x), tasks, head_scale_back_block, &k);
+    real *out = weft_data(x, n->out[0]);
+    for (int64_t h = 0; h < k.heads; h++) {
+        double sum = 0;
+        for (int64_t task = 0; task < tasks; task++)
+            sum += k.partial[task * k.heads + h];
+        out[h] = (real)((double)k.factor * sum);
+    }
+    return WEFT_OK;
+}
+
+static int64_t head_scale_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    const weft_tensor *wide = n->in[0];
+    int64_t tasks = ceil_div(weft_tensor_rows(wide), rows_of_task(wide));
+    return tasks * ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double);
+}
+
+const weft_kernel KERNEL(head_scale_back) = {
+    .run = head_scale_back_run,
+    .workspace = head_scale_back_workspace,
+};

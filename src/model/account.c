@@ -1,0 +1,161 @@
+/* Costs are read off the graph itself: parameters from its list, operations from its nodes, memory
+ * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
+#include "model/account.h"
+
+#include "model/transformer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int64_t weft_config_micro_batch(const weft_config *c) {
+    return c->micro_batch ? c->micro_batch : c->batch_size;
+}
+
+weft_dtype weft_config_dtype(const weft_config *c) {
+    return c->dtype == WEFT_CONFIG_F64    ? WEFT_F64
+           : c->dtype == WEFT_CONFIG_BF16 ? WEFT_BF16
+                                          : WEFT_F32;
+}
+
+static void count_parameters(const weft_model_graph *m, weft_account *a) {
+    for (int64_t i = 0; i < m->n_parameters; i++) {
+        const weft_parameter *p = &m->parameters[i];
+        int64_t count = weft_tensor_count(p->tensor);
+        int k = 0;
+        while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)
+            k++;
+        if (k == a->n_parts && k < WEFT_PARTS_MAX) a->parts[a->n_parts++].name = p->part;
+        a->parts[k].parameters += count;
+        a->parameters += count;
+        a->weights_bytes += weft_tensor_bytes(p->tensor);
+    }
+}
+
+static double sum_flops(const weft_graph *g, int64_t first, int64_t last) {
+    double flops = 0;
+    for (int64_t i = first; i < last; i++) {
+        const weft_node *n = weft_graph_node(g, i);
+        if (n->op->flops) flops += (double)n->op->flops(n);
+    }
+    return flops;
+}
+
+static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
+    weft_build build = {.batch = 1,
+                        .time = c->gpt2_block_size,
+                        .dtype = weft_config_dtype(c),
+                        .train = true,
+                        .form = WEFT_FORM_DIRECT};
+    weft_model_graph m;
+    WEFT_TRY(weft_model_build(c, &build, &m));
+    double flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph));
+    a->forward_flops = flops / (double)c->gpt2_block_size;
+    a->backward_flops = 2 * a->forward_flops;
+    weft_model_graph_destroy(&m);
+    return WEFT_OK;
+}
+
+/* The training graph with its gradient, planned with the weights outside the arena. */
+static weft_status plan_training(const weft_config *c, const weft_backend *backend, int threads,
+                                 weft_model_graph *m, weft_plan **plan) {
+    weft_build build = {.batch = weft_config_micro_batch(c),
+                        .time = c->gpt2_block_size,
+                        .dtype = weft_config_dtype(c),
+                        .train = true};
+    WEFT_TRY(weft_model_build(c, &build, m));
+    weft_status status = weft_graph_backward(m->graph, m->loss, NULL);
+    int64_t tensors = weft_graph_tensor_count(m->graph);
+    bool *bound = calloc((size_t)tensors, sizeof *bound);
+    if (status == WEFT_OK && !bound) status = weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int64_t i = 0; status == WEFT_OK && i < tensors; i++)
+        bound[i] = weft_graph_tensor_at(m->graph, i)->role == WEFT_ROLE_PARAM;
+    weft_plan_options options = {.memory_limit = INT64_MAX};
+    if (status == WEFT_OK)
+        status = weft_plan_create(m->graph, backend, threads, bound, &options, plan);
+    free(bound);
+    if (status != WEFT_OK) weft_model_graph_destroy(m);
+    return status;
+}
+
+/* The moments of AdamW (and AMSGrad's), and f32 masters beside bf16. */
+static int64_t optimizer_bytes(const weft_config *c, const weft_account *a) {
+    int64_t size = c->dtype == WEFT_CONFIG_F64 ? 8 : 4, copies = 2;
+    copies += c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_amsgrad;
+    copies += c->dtype == WEFT_CONFIG_BF16;
+    return copies * size * a->parameters;
+}
+
+static weft_status account_training(const weft_config *c, const weft_backend *backend, int threads,
+                                    weft_account *a) {
+    weft_model_graph m;
+    weft_plan *plan;
+    WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
+    count_parameters(&m, a);
+    int64_t tokens = weft_config_micro_batch(c) * c->gpt2_block_size;
+    a->built_flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph)) / (double)tokens;
+    a->gradients_bytes = plan->peak_kept_bytes;
+    a->activations_bytes = plan->peak_saved_bytes;
+    a->optimizer_bytes = optimizer_bytes(c, a);
+    a->training_bytes = a->weights_bytes + a->optimizer_bytes + plan->arena_bytes;
+    a->workspace_bytes = plan->arena_bytes - a->gradients_bytes - a->activations_bytes;
+    weft_plan_destroy(plan);
+    weft_model_graph_destroy(&m);
+    return WEFT_OK;
+}
+
+/* What one more layer keeps: the difference of a model of three layers and one of two, since the
+ * first and the last are unlike the others. */
+static weft_status account_layer(const weft_config *c, const weft_backend *backend, int threads,
+                                 weft_account *a) {
+    int64_t saved[2];
+    for (int i = 0; i < 2; i++) {
+        weft_config few = *c;
+        weft_model_graph m;
+        weft_plan *plan;
+        few.n_layer = 2 + i;
+        WEFT_TRY(plan_training(&few, backend, threads, &m, &plan));
+        saved[i] = plan->saved_bytes;
+        weft_plan_destroy(plan);
+        weft_model_graph_destroy(&m);
+    }
+    int64_t tokens = weft_config_micro_batch(c) * c->gpt2_block_size;
+    double size = (double)weft_dtype_size(weft_config_dtype(c));
+    a->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
+    return WEFT_OK;
+}
+
+/* Numbers of cache a token and layer. The gate's running sum and the band's last queries are a
+ * fixed amount a sequence, not counted a token. */
+static int64_t cached_numbers(const weft_config *c) {
+    int64_t width = c->n_embd, heads = c->n_head, ffn = weft_config_ffn_dim(c), numbers = 0;
+    switch (c->attention) {
+    case WEFT_ATTENTION_DOT:
+        numbers = 2 * weft_config_kv_heads(c) * (width / heads);
+        break;
+    case WEFT_ATTENTION_W2:
+        numbers = (c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1) * width + heads + width;
+        break;
+    default:
+        numbers = (c->ra_mla_joint_kv ? 1 : 2) * c->ra_mla_latent_dim;
+        break;
+    }
+    if (c->cross_token) {
+        /* h itself, or what is left of it behind the maps that read it, whichever is fewer. */
+        int64_t mapped = width + (c->attn_gate ? c->gate_dim : 0);
+        int64_t gathered = c->cross_rank ? c->cross_rank : ffn;
+        numbers += gathered < mapped ? gathered : mapped;
+    }
+    return numbers;
+}
+
+weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
+                              weft_account *out) {
+    *out = (weft_account){0};
+    WEFT_TRY(weft_config_check(c, "config"));
+    WEFT_TRY(account_training(c, backend, threads, out));
+    WEFT_TRY(account_layer(c, backend, threads, out));
+    WEFT_TRY(count_nominal_flops(c, out));
+    out->cache_bytes_layer = cached_numbers(c) * (int64_t)weft_dtype_size(weft_config_dtype(c));
+    out->cache_bytes_token = out->cache_bytes_layer * c->n_layer;
+    return WEFT_OK;
+}

@@ -1,0 +1,49 @@
+/* What a config costs, before anything runs: parameters, operations, memory, cache. */
+#ifndef WEFT_MODEL_ACCOUNT_H
+#define WEFT_MODEL_ACCOUNT_H
+
+#include "core/exec.h"
+#include "model/config.h"
+
+enum { WEFT_PARTS_MAX = 16 };
+
+typedef struct {
+    const char *name; /* "attention" */
+    int64_t parameters;
+} weft_part;
+
+typedef struct {
+    int64_t parameters;
+    weft_part parts[WEFT_PARTS_MAX]; /* in the order of the model */
+    int n_parts;
+
+    /* Floating-point operations a token at the config's block size. Nominal: of the formulas as
+     * written, a causal score counted once, backward twice forward. */
+    double forward_flops, backward_flops;
+    /* What the graph that is built does: cheap forms and recomputation included. */
+    double built_flops;
+
+    /* Bytes of a training step at the config's micro-batch, by what they hold at its fullest
+     * moment: gradients are made while activations go, so neither is there in full. */
+    int64_t weights_bytes, optimizer_bytes;
+    int64_t gradients_bytes;
+    int64_t activations_bytes; /* made forward, read backward */
+    int64_t workspace_bytes;   /* the rest of the arena: scratch, and what lives in passing */
+    int64_t training_bytes;    /* all of it */
+
+    /* Numbers a token that one more layer keeps for the backward pass. */
+    double kept_per_token_layer;
+
+    /* Generation: bytes of cache a token, of a layer and of the model. */
+    int64_t cache_bytes_layer, cache_bytes_token;
+} weft_account;
+
+/* `backend` and `threads` only for workspaces. */
+weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
+                              weft_account *out);
+
+/* Sequences in one graph run: MICRO_BATCH, or BATCH_SIZE. */
+int64_t weft_config_micro_batch(const weft_config *c);
+weft_dtype weft_config_dtype(const weft_config *c);
+
+#endif

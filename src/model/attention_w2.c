@@ -1,0 +1,65 @@
+/* Tokens as Gaussians. Each head's query and key is a mean and a deviation a dimension; the score
+ * is minus the squared Wasserstein-2 distance over a temperature.
+ *
+ * The distance needs no kernel of its own: with q̂ = [μ_q, σ_q] and k̂ = [μ_k, σ_k] it is
+ * ‖q̂‖² + ‖k̂‖² − 2⟨q̂, k̂⟩, the query's own norm is the same for every key and leaves the softmax
+ * unchanged, and so the score is a product of width 2D and a number a key.
+ *
+ * `overlap` scores by the logarithm of two Gaussians' overlap: means divided by the root of the
+ * deviation, and the deviation's logarithm in the key's number. */
+#include "model/builder.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
+#include "ops/gaussian.h"
+#include "ops/linear.h"
+
+#include <math.h>
+
+static const double TAU_EPS = 1e-6;
+
+void build_temperature(builder *b, weft_score *score, int64_t width) {
+    double tau = b->c->w2_tau > 0 ? b->c->w2_tau : 2 * sqrt((double)width);
+    if (b->c->w2_tau_learned) {
+        score->log_tau = builder_vector(b, "attn.log_tau", init_constant(log(tau)), b->heads);
+        return;
+    }
+    score->scale_value = 2 / (tau + TAU_EPS);
+    score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -1 / (tau + TAU_EPS));
+}
+
+/* q̂ or k̂ [B, T, H, 2D] from the projection: rotated means, positive deviations. */
+static weft_tensor *gaussian(builder *b, weft_tensor *x, const char *name) {
+    weft_tensor *w = matrix(b, name, init_normal(0.02), 2 * b->width, b->width);
+    weft_tensor *y = weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE);
+    return weft_view(b->g, y, b->batch, b->time, b->heads, 2 * b->head_dim);
+}
+
+static weft_tensor *rotate(builder *b, weft_tensor *x) {
+    if (b->c->position != WEFT_POSITION_ROPE) return x;
+    return rotate_heads(b, x, b->head_dim, b->heads);
+}
+
+weft_tensor *build_w2(builder *b, weft_tensor *x) {
+    weft_tensor *q = gaussian(b, x, "attn.q.weight"), *k = gaussian(b, x, "attn.k.weight");
+    weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->width, b->width);
+    weft_tensor *v = weft_linear(b->g, x, wv, NULL, WEFT_ACT_NONE);
+    v = weft_view(b->g, v, b->batch, b->time, b->heads, b->head_dim);
+    weft_score *score = &b->score;
+    if (b->c->w2_kernel == WEFT_KERNEL_W2) {
+        score->q = weft_softplus(b->g, rotate(b, q), b->head_dim, 0);
+        score->k = weft_softplus(b->g, rotate(b, k), b->head_dim, 0);
+        score->n = weft_row_squares(b->g, score->k, 0);
+        build_temperature(b, score, b->head_dim);
+    } else {
+        weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);
+        score->q = rotate(b, oq.y);
+        score->k = rotate(b, ok.y);
+        score->n = weft_add(b->g, weft_row_squares(b->g, score->k, 0), ok.log_sigma);
+        score->scale_value = 1;
+        score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -0.5);
+    }
+    build_score_position(b, score);
+    weft_attended a = weft_attention(b->g, score, v);
+    b->lse = a.lse;
+    return a.o;
+}

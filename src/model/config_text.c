@@ -1,0 +1,88 @@
+/* The options as text for people and for Kconfig, from the same table as everything else.
+ *
+ * Words and numbers with a point are string symbols there, since Kconfig has no other type for
+ * them; the program's own table checks them. An option that matters only sometimes says so in its
+ * help and is not hidden: Kconfig drops a hidden option's value, and a study's step may be what
+ * makes it matter. */
+#include "model/config.h"
+
+#include <string.h>
+
+enum { TEXT_WIDTH = 76 };
+
+/* Prints text folded at words, each line after `indent`. */
+static void write_folded(FILE *out, const char *indent, const char *text) {
+    while (*text) {
+        size_t length = strlen(text);
+        if (length > TEXT_WIDTH) {
+            length = TEXT_WIDTH;
+            while (length > 0 && text[length] != ' ')
+                length--;
+        }
+        fprintf(out, "%s%.*s\n", indent, (int)length, text);
+        text += length;
+        while (*text == ' ')
+            text++;
+    }
+}
+
+static void write_kconfig_type(FILE *out, const weft_option *o) {
+    switch (o->type) {
+    case WEFT_OPT_BOOL:
+        fprintf(out, "\tbool \"%s\"\n\tdefault %s\n", o->key, o->fallback);
+        break;
+    case WEFT_OPT_INT:
+        fprintf(out, "\tint \"%s\"\n\tdefault %s\n\trange %.0f %.0f\n", o->key, o->fallback, o->min,
+                o->max);
+        break;
+    default:
+        fprintf(out, "\tstring \"%s\"\n\tdefault \"%s\"\n", o->key, o->fallback);
+        break;
+    }
+}
+
+static void write_range(FILE *out, const char *indent, const weft_option *o) {
+    if (o->type == WEFT_OPT_WORD) fprintf(out, "%sOne of: %s.\n", indent, o->words);
+    if (o->type == WEFT_OPT_NUMBER)
+        fprintf(out, "%sA number from %g to %g.\n", indent, o->min, o->max);
+    if (*o->depends) fprintf(out, "%sMatters where %s.\n", indent, o->depends);
+}
+
+void weft_config_write_kconfig(FILE *out) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    const char *group = "";
+    fprintf(out, "# Made by `weft help config --kconfig` from the program's table of options.\n"
+                 "mainmenu \"weft\"\n");
+    for (int i = 0; i < count; i++) {
+        const weft_option *o = &options[i];
+        if (strcmp(group, o->group) != 0) {
+            if (*group) fprintf(out, "\nendmenu\n");
+            fprintf(out, "\nmenu \"%s\"\n", o->group);
+            group = o->group;
+        }
+        fprintf(out, "\nconfig %s\n", o->key);
+        write_kconfig_type(out, o);
+        fprintf(out, "\thelp\n");
+        write_folded(out, "\t  ", o->help);
+        write_range(out, "\t  ", o);
+    }
+    if (*group) fprintf(out, "\nendmenu\n");
+}
+
+void weft_config_write_help(FILE *out) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    const char *group = "";
+    for (int i = 0; i < count; i++) {
+        const weft_option *o = &options[i];
+        if (strcmp(group, o->group) != 0) {
+            fprintf(out, "%s%s\n", *group ? "\n" : "", o->group);
+            group = o->group;
+        }
+        fprintf(out, "  CONFIG_%s=%s\n", o->key, *o->fallback ? o->fallback : "\"\"");
+        write_folded(out, "      ", o->help);
+        if (o->type == WEFT_OPT_INT) fprintf(out, "      From %.0f to %.0f.\n", o->min, o->max);
+        write_range(out, "      ", o);
+    }
+}

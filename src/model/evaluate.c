@@ -1,0 +1,224 @@
+/* One batch with everything that can be written of it, or a long shard window by window. */
+#include "model/evaluate.h"
+
+#include "core/safetensors.h"
+#include "data/tokens.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    int64_t batch, time;
+    int32_t *tokens, *targets; /* [B, T] */
+} token_batch;
+
+static void batch_free(token_batch *b) {
+    free(b->tokens);
+    free(b->targets);
+}
+
+static weft_status batch_allocate(token_batch *b, int64_t batch, int64_t time) {
+    size_t count = (size_t)(batch * time);
+    *b = (token_batch){batch, time, calloc(count, sizeof(int32_t)), calloc(count, sizeof(int32_t))};
+    if (b->tokens && b->targets) return WEFT_OK;
+    batch_free(b);
+    return weft_fail(WEFT_ENOMEM, "eval: no memory for the tokens");
+}
+
+/* Row by row of [B, T+1]: inputs, and the tokens that follow them. */
+static void batch_fill(token_batch *b, const int32_t *rows, int64_t stride) {
+    for (int64_t i = 0; i < b->batch; i++) {
+        size_t bytes = (size_t)b->time * sizeof *rows;
+        memcpy(b->tokens + i * b->time, rows + i * stride, bytes);
+        memcpy(b->targets + i * b->time, rows + i * stride + 1, bytes);
+    }
+}
+
+static weft_status read_targets(token_batch *b, const char *path) {
+    weft_tokens t;
+    WEFT_TRY(weft_tokens_read(path, &t));
+    weft_status status = WEFT_OK;
+    if (t.shard || t.rows != b->batch || t.columns != b->time)
+        status = weft_fail(
+            WEFT_EINPUT, "%s: targets are [%lld, %lld], but the tokens ask for [%lld, %lld]", path,
+            (long long)t.rows, (long long)t.columns, (long long)b->batch, (long long)b->time);
+    else
+        memcpy(b->targets, t.values, (size_t)(t.rows * t.columns) * sizeof *t.values);
+    weft_tokens_free(&t);
+    return status;
+}
+
+/* A session's tensor, read whole for writing to a file, as it is. */
+static weft_status read_whole(const weft_session *s, const weft_tensor *t, weft_safetensor *out) {
+    void *data = calloc(1, (size_t)weft_tensor_bytes(t));
+    if (!data) return weft_fail(WEFT_ENOMEM, "eval: no memory to write a tensor");
+    *out = (weft_safetensor){.dtype = weft_file_dtype_of(t->dtype), .ndim = t->ndim, .data = data};
+    memcpy(out->shape, t->shape, sizeof t->shape);
+    return weft_exec_read(s->exec, t, data);
+}
+
+/* bf16 numbers at the front of room for floats, made floats; the last first, so that none is
+ * written over before it was read. */
+static void widen_bf16(float *values, int64_t count) {
+    for (int64_t i = count - 1; i >= 0; i--) {
+        uint16_t bits;
+        memcpy(&bits, (const char *)values + 2 * i, sizeof bits);
+        values[i] = weft_bf16_to_float(bits);
+    }
+}
+
+/* f64, or f32 whatever the model computes in. */
+static weft_status write_logits(const weft_session *s, const char *path) {
+    const weft_tensor *logits = s->graph.logits;
+    int64_t count = weft_tensor_count(logits);
+    bool wide = logits->dtype == WEFT_F64;
+    void *data = calloc((size_t)count, wide ? sizeof(double) : sizeof(float));
+    if (!data) return weft_fail(WEFT_ENOMEM, "eval: no memory to write the logits");
+    weft_safetensor t = {.name = "logits",
+                         .dtype = wide ? WEFT_FILE_F64 : WEFT_FILE_F32,
+                         .ndim = logits->ndim,
+                         .data = data};
+    memcpy(t.shape, logits->shape, sizeof logits->shape);
+    weft_status status = weft_exec_read(s->exec, logits, data);
+    if (status == WEFT_OK && logits->dtype == WEFT_BF16) widen_bf16(data, count);
+    if (status == WEFT_OK) status = weft_safetensors_write(path, &t, 1, NULL);
+    free(data);
+    return status;
+}
+
+/* Every tensor of the checkpoint has its gradient there: zeros where nothing depends on it. */
+static weft_status write_grads(const weft_session *s, const char *path) {
+    int64_t n = s->graph.n_parameters;
+    weft_safetensor *t = calloc((size_t)n, sizeof *t);
+    if (!t) return weft_fail(WEFT_ENOMEM, "eval: no memory to write gradients");
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++) {
+        const weft_tensor *p = s->graph.parameters[i].tensor;
+        if (p->grad) {
+            status = read_whole(s, p->grad, &t[i]);
+        } else {
+            t[i] = (weft_safetensor){.dtype = weft_file_dtype_of(p->dtype), .ndim = p->ndim};
+            t[i].data = calloc(1, (size_t)weft_tensor_bytes(p));
+            if (!t[i].data) status = weft_fail(WEFT_ENOMEM, "eval: no memory to write gradients");
+        }
+        memcpy(t[i].shape, p->shape, sizeof p->shape);
+        t[i].name = p->name;
+    }
+    if (status == WEFT_OK) status = weft_safetensors_write(path, t, n, NULL);
+    for (int64_t i = 0; i < n; i++)
+        free((void *)(uintptr_t)t[i].data);
+    free(t);
+    return status;
+}
+
+static weft_status write_scores(const weft_session *s, const char *path) {
+    const weft_config *c = &s->model->config;
+    int64_t b = s->graph.tokens->shape[0], time = s->graph.tokens->shape[1];
+    int64_t count = b * c->n_head * time * time;
+    weft_safetensor *t = calloc((size_t)c->n_layer, sizeof *t);
+    char(*names)[48] = calloc((size_t)c->n_layer, sizeof *names);
+    weft_status status =
+        t && names ? WEFT_OK : weft_fail(WEFT_ENOMEM, "eval: no memory to write scores");
+    for (int64_t i = 0; status == WEFT_OK && i < c->n_layer; i++) {
+        double *values = malloc((size_t)count * sizeof *values);
+        if (!values) {
+            status = weft_fail(WEFT_ENOMEM, "eval: no memory to write scores");
+            break;
+        }
+        snprintf(names[i], sizeof names[i], "h.%lld.attn.scores", (long long)i);
+        t[i] = (weft_safetensor){.name = names[i],
+                                 .dtype = WEFT_FILE_F64,
+                                 .ndim = 4,
+                                 .shape = {b, c->n_head, time, time},
+                                 .data = values};
+        status = weft_session_scores(s, i, values);
+    }
+    if (status == WEFT_OK) status = weft_safetensors_write(path, t, c->n_layer, NULL);
+    for (int64_t i = 0; t && i < c->n_layer; i++)
+        free((void *)(uintptr_t)t[i].data);
+    free(t);
+    free(names);
+    return status;
+}
+
+static weft_status evaluate_batch(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                                  const weft_evaluation *what, const token_batch *b,
+                                  weft_loss_parts *out) {
+    weft_session s;
+    weft_model quiet = *m; /* the same weights; a gradient pass has no dropout */
+    quiet.config.gpt2_dropout = 0;
+    weft_build build = {.batch = b->batch,
+                        .time = b->time,
+                        .dtype = m->dtype,
+                        .train = what->grads != NULL,
+                        .logits = what->logits != NULL,
+                        .scores = what->scores != NULL};
+    WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, what->grads != NULL, false, &s));
+    weft_status status = weft_session_run(&s, b->tokens, b->targets, NULL);
+    if (status == WEFT_OK) status = weft_session_losses(&s, out);
+    if (status == WEFT_OK && what->logits) status = write_logits(&s, what->logits);
+    if (status == WEFT_OK && what->grads) status = write_grads(&s, what->grads);
+    if (status == WEFT_OK && what->scores) status = write_scores(&s, what->scores);
+    weft_session_close(&s);
+    return status;
+}
+
+static void add_parts(weft_loss_parts *sum, const weft_loss_parts *p, double weight) {
+    sum->loss += weight * p->loss;
+    sum->cross_entropy += weight * p->cross_entropy;
+    sum->aux_z += weight * p->aux_z;
+    sum->aux_contrastive += weight * p->aux_contrastive;
+    sum->logits_z += weight * p->logits_z;
+}
+
+/* Windows of the block size, each starting on the last token of the one before; the last may be
+ * shorter. A few windows a pass keep memory small however long the shard is. */
+static weft_status evaluate_shard(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                                  const weft_evaluation *what, const weft_tokens *t,
+                                  weft_loss_parts *out) {
+    if (what->logits || what->grads || what->scores || what->targets)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: logits, gradients, scores and targets go with one batch: "
+                         "give a .npy of shape [B, T+1]",
+                         what->tokens);
+    int64_t total = t->columns - 1, block = m->config.gpt2_block_size, at = 0;
+    *out = (weft_loss_parts){0};
+    while (at < total) {
+        int64_t time = total - at < block ? total - at : block;
+        int64_t batch = (total - at) / time;
+        if (batch > m->config.batch_size) batch = m->config.batch_size;
+        token_batch b;
+        weft_loss_parts parts;
+        WEFT_TRY(batch_allocate(&b, batch, time));
+        batch_fill(&b, t->values + at, time);
+        weft_status status = evaluate_batch(m, backend, pool, what, &b, &parts);
+        batch_free(&b);
+        WEFT_TRY(status);
+        add_parts(out, &parts, (double)(batch * time) / (double)total);
+        at += batch * time;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                          const weft_evaluation *what, weft_loss_parts *out) {
+    weft_tokens t;
+    WEFT_TRY(weft_tokens_read(what->tokens, &t));
+    weft_status status = WEFT_OK;
+    token_batch b = {0};
+    if (t.columns < 2) {
+        status = weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
+                           what->tokens);
+    } else if (t.shard) {
+        status = evaluate_shard(m, backend, pool, what, &t, out);
+    } else {
+        status = batch_allocate(&b, t.rows, t.columns - 1);
+        if (status == WEFT_OK) batch_fill(&b, t.values, t.columns);
+        if (status == WEFT_OK && what->targets) status = read_targets(&b, what->targets);
+        if (status == WEFT_OK) status = evaluate_batch(m, backend, pool, what, &b, out);
+        batch_free(&b);
+    }
+    weft_tokens_free(&t);
+    return status;
+}

@@ -1,0 +1,163 @@
+/* A model in a folder: config.json and model.safetensors. Each file is written beside and renamed,
+ * so that a kill leaves the old one or the new one whole. */
+#include "core/safetensors.h"
+#include "model/model.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_ROOM = 4096 };
+
+static weft_status join(char *path, const char *folder, const char *name) {
+    if (snprintf(path, PATH_ROOM, "%s/%s", folder, name) < PATH_ROOM) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
+}
+
+static weft_status save_config(const weft_config *c, const char *folder) {
+    char path[PATH_ROOM], beside[PATH_ROOM];
+    WEFT_TRY(join(path, folder, "config.json"));
+    WEFT_TRY(join(beside, folder, "config.json.new"));
+    json_t *object = weft_config_to_json(c);
+    if (!object) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    FILE *file = fopen(beside, "w");
+    bool ok = file && json_dumpf(object, file, JSON_INDENT(2) | JSON_SORT_KEYS) == 0 &&
+              fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    if (file && fclose(file) != 0) ok = false;
+    json_decref(object);
+    if (ok && rename(beside, path) == 0) return WEFT_OK;
+    weft_status status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    unlink(beside);
+    return status;
+}
+
+static weft_status make_folder(const char *folder) {
+    struct stat is;
+    if (mkdir(folder, 0777) == 0) return WEFT_OK;
+    if (errno == EEXIST && stat(folder, &is) == 0 && S_ISDIR(is.st_mode)) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "%s: %s", folder, strerror(errno));
+}
+
+weft_status weft_model_save(const weft_model *m, const char *folder) {
+    char path[PATH_ROOM];
+    WEFT_TRY(make_folder(folder));
+    WEFT_TRY(join(path, folder, "model.safetensors"));
+    weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
+    if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        const weft_weight *w = &m->weights[i];
+        tensors[i] = (weft_safetensor){.name = w->name,
+                                       .dtype = weft_file_dtype_of(w->dtype),
+                                       .ndim = w->ndim,
+                                       .data = w->data};
+        memcpy(tensors[i].shape, w->shape, sizeof w->shape);
+    }
+    weft_status status = weft_safetensors_write(path, tensors, m->n_weights, NULL);
+    free(tensors);
+    return status == WEFT_OK ? save_config(&m->config, folder) : status;
+}
+
+weft_status weft_model_read_config(const char *folder, weft_config *c) {
+    char path[PATH_ROOM];
+    WEFT_TRY(join(path, folder, "config.json"));
+    json_error_t error;
+    FILE *file = fopen(path, "r");
+    if (!file) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    json_t *object = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+    fclose(file);
+    if (!object) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+    weft_config_defaults(c);
+    weft_status status = weft_config_from_json(c, object, path);
+    json_decref(object);
+    return status == WEFT_OK ? weft_config_check(c, path) : status;
+}
+
+static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor *t,
+                                     const char *path) {
+    weft_tensor want = {.dtype = w->dtype, .ndim = w->ndim};
+    memcpy(want.shape, w->shape, sizeof want.shape);
+    if (!t)
+        return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing; the config asks for %s", path,
+                         w->name, weft_tensor_describe(&want));
+    char shape[128] = "[";
+    for (int d = 0; d < t->ndim; d++) {
+        size_t at = strlen(shape);
+        snprintf(shape + at, sizeof shape - at, "%s%lld", d ? ", " : "", (long long)t->shape[d]);
+    }
+    return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is %s %s], but the config asks for %s", path,
+                     w->name, weft_file_dtype_name(t->dtype), shape, weft_tensor_describe(&want));
+}
+
+static bool fits(const weft_weight *w, const weft_safetensor *t) {
+    if (!t || t->ndim != w->ndim) return false;
+    if (t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64) return false;
+    return memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) == 0;
+}
+
+static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
+    if (t->dtype == weft_file_dtype_of(w->dtype)) {
+        memcpy(w->data, t->data, (size_t)w->bytes);
+        return WEFT_OK;
+    }
+    double *values = malloc((size_t)w->count * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
+    const unsigned char *from = t->data;
+    for (int64_t i = 0; i < w->count; i++) {
+        if (t->dtype == WEFT_FILE_F64) {
+            memcpy(&values[i], from + 8 * i, 8);
+        } else if (t->dtype == WEFT_FILE_F32) {
+            float value;
+            memcpy(&value, from + 4 * i, 4);
+            values[i] = (double)value;
+        } else {
+            uint16_t bits;
+            memcpy(&bits, from + 2 * i, 2);
+            values[i] = (double)weft_bf16_to_float(bits);
+        }
+    }
+    weft_weight_write(w, values);
+    free(values);
+    return WEFT_OK;
+}
+
+static weft_status load_weights(weft_model *m, const char *path) {
+    weft_safetensors *file;
+    WEFT_TRY(weft_safetensors_open(path, &file));
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
+        const weft_safetensor *t = weft_safetensors_find(file, m->weights[i].name);
+        status = fits(&m->weights[i], t) ? load_weight(&m->weights[i], t)
+                                         : describe_mismatch(&m->weights[i], t, path);
+    }
+    for (int64_t i = 0; status == WEFT_OK && i < weft_safetensors_count(file); i++) {
+        const char *name = weft_safetensors_at(file, i)->name;
+        if (!weft_model_find(m, name))
+            status =
+                weft_fail(WEFT_EINPUT, "%s: tensor '%s' is not in the config's model", path, name);
+    }
+    weft_safetensors_close(file);
+    return status;
+}
+
+weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
+                               weft_model **out) {
+    *out = NULL;
+    char path[PATH_ROOM];
+    WEFT_TRY(join(path, folder, "model.safetensors"));
+    WEFT_TRY(weft_model_create(c, dtype, out));
+    weft_status status = load_weights(*out, path);
+    if (status != WEFT_OK) {
+        weft_model_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out) {
+    *out = NULL;
+    weft_config c;
+    WEFT_TRY(weft_model_read_config(folder, &c));
+    return weft_model_load_as(folder, &c, dtype, out);
+}

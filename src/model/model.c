@@ -1,0 +1,142 @@
+/* The weights of a model: one block of memory, sorted by name. The list comes from building the
+ * smallest graph of the config, so that names and shapes have one source. */
+#include "model/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
+}
+
+static int64_t align_up(int64_t bytes) {
+    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
+}
+
+static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
+    size_t room = 0, at = 0;
+    m->n_weights = graph->n_parameters;
+    for (int64_t i = 0; i < m->n_weights; i++)
+        room += strlen(graph->parameters[i].tensor->name) + 1;
+    m->weights = calloc((size_t)m->n_weights, sizeof *m->weights);
+    m->names = malloc(room);
+    if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        const weft_parameter *p = &graph->parameters[i];
+        const weft_tensor *t = p->tensor;
+        size_t length = strlen(t->name) + 1;
+        memcpy(m->names + at, t->name, length);
+        weft_weight *w = &m->weights[i];
+        *w = (weft_weight){.name = m->names + at,
+                           .dtype = t->dtype,
+                           .ndim = t->ndim,
+                           .count = weft_tensor_count(t),
+                           .bytes = weft_tensor_bytes(t),
+                           .init = p->init,
+                           .part = p->part};
+        memcpy(w->shape, t->shape, sizeof w->shape);
+        at += length;
+        m->memory_bytes += align_up(w->bytes);
+    }
+    qsort(m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
+    return WEFT_OK;
+}
+
+static weft_status allocate_weights(weft_model *m) {
+    m->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)m->memory_bytes);
+    if (!m->memory)
+        return weft_fail(WEFT_ENOMEM, "model: no memory for %lld bytes of weights",
+                         (long long)m->memory_bytes);
+    memset(m->memory, 0, (size_t)m->memory_bytes);
+    unsigned char *at = m->memory;
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        m->weights[i].data = at;
+        at += align_up(m->weights[i].bytes);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out) {
+    *out = NULL;
+    weft_model_graph graph;
+    WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = dtype}, &graph));
+    weft_model *m = calloc(1, sizeof *m);
+    weft_status status = m ? WEFT_OK : weft_fail(WEFT_ENOMEM, "model: no memory");
+    if (m) {
+        m->config = *c;
+        m->dtype = dtype;
+        status = list_weights(m, &graph);
+    }
+    if (status == WEFT_OK) status = allocate_weights(m);
+    weft_model_graph_destroy(&graph);
+    if (status != WEFT_OK) {
+        weft_model_destroy(m);
+        return status;
+    }
+    *out = m;
+    return WEFT_OK;
+}
+
+void weft_model_destroy(weft_model *m) {
+    if (!m) return;
+    free(m->weights);
+    free(m->names);
+    free(m->memory);
+    free(m);
+}
+
+weft_weight *weft_model_find(const weft_model *m, const char *name) {
+    weft_weight key = {.name = name};
+    return bsearch(&key, m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
+}
+
+int64_t weft_model_parameter_count(const weft_model *m) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < m->n_weights; i++)
+        count += m->weights[i].count;
+    return count;
+}
+
+weft_binding *weft_model_bind(const weft_model *m, const weft_graph *g) {
+    int64_t tensors = weft_graph_tensor_count(g), n = 0;
+    weft_binding *bindings = calloc((size_t)tensors + 1, sizeof *bindings);
+    if (!bindings) {
+        weft_fail(WEFT_ENOMEM, "model: no memory");
+        return NULL;
+    }
+    for (int64_t i = 0; i < tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(g, i);
+        if (t->role != WEFT_ROLE_PARAM || t->view_of) continue;
+        const weft_weight *w = weft_model_find(m, t->name);
+        if (!w || w->dtype != t->dtype || w->count != weft_tensor_count(t)) {
+            weft_fail(WEFT_EBUG, "model: the graph's parameter '%s' %s is not the model's", t->name,
+                      weft_tensor_describe(t));
+            free(bindings);
+            return NULL;
+        }
+        bindings[n++] = (weft_binding){t, w->data};
+    }
+    return bindings;
+}
+
+void weft_weight_read(const weft_weight *w, double *out) {
+    for (int64_t i = 0; i < w->count; i++) {
+        if (w->dtype == WEFT_F64)
+            out[i] = ((const double *)w->data)[i];
+        else if (w->dtype == WEFT_BF16)
+            out[i] = (double)weft_bf16_to_float(((const uint16_t *)w->data)[i]);
+        else
+            out[i] = (double)((const float *)w->data)[i];
+    }
+}
+
+void weft_weight_write(weft_weight *w, const double *values) {
+    for (int64_t i = 0; i < w->count; i++) {
+        if (w->dtype == WEFT_F64)
+            ((double *)w->data)[i] = values[i];
+        else if (w->dtype == WEFT_BF16)
+            ((uint16_t *)w->data)[i] = weft_float_to_bf16((float)values[i]);
+        else
+            ((float *)w->data)[i] = (float)values[i];
+    }
+}

@@ -1,0 +1,61 @@
+/* A model's weights: their names, shapes and memory, apart from any graph. Graphs for other shapes
+ * and purposes (training, evaluation, decoding) are built from the same config and bound to the
+ * same memory. */
+#ifndef WEFT_MODEL_MODEL_H
+#define WEFT_MODEL_MODEL_H
+
+#include "core/exec.h"
+#include "model/config.h"
+#include "model/transformer.h"
+
+typedef struct {
+    const char *name;
+    weft_dtype dtype;
+    int ndim;
+    int64_t shape[WEFT_MAX_DIMS];
+    int64_t count, bytes;
+    void *data; /* aligned to WEFT_ARENA_ALIGN */
+    weft_init init;
+    const char *part;
+} weft_weight;
+
+typedef struct weft_model {
+    weft_config config;
+    weft_dtype dtype;
+    int64_t n_weights;
+    weft_weight *weights; /* by name, ascending */
+    void *memory;
+    int64_t memory_bytes;
+    char *names;
+} weft_model;
+
+/* Weights of zero for a config; `dtype` f32, bf16 or f64. Weights that are few (gains, biases,
+ * temperatures) are f32 beside bf16. */
+weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out);
+void weft_model_destroy(weft_model *m);
+
+/* Draws the start that the config asks for (INIT). */
+weft_status weft_model_start(weft_model *m, uint64_t seed);
+
+weft_weight *weft_model_find(const weft_model *m, const char *name);
+int64_t weft_model_parameter_count(const weft_model *m);
+
+/* The bindings of a graph's parameters to the model's memory, for weft_exec_options; freed by the
+ * caller with free(). NULL and an error: a parameter of the graph is not the model's. */
+weft_binding *weft_model_bind(const weft_model *m, const weft_graph *g);
+
+/* config.json and model.safetensors in a folder, which is made if it is not there. Loading takes
+ * the folder's config, or, for a file written by others, checks names and shapes against it. */
+weft_status weft_model_save(const weft_model *m, const char *folder);
+weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out);
+/* The same under a config that is not the folder's: its own with some keys changed. The tensors must
+ * still be just those that it asks for. */
+weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
+                               weft_model **out);
+weft_status weft_model_read_config(const char *folder, weft_config *c);
+
+/* Numbers of a weight as doubles, whatever its type, and back. */
+void weft_weight_read(const weft_weight *w, double *out);
+void weft_weight_write(weft_weight *w, const double *values);
+
+#endif

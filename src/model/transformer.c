@@ -1,0 +1,287 @@
+/* The stack: embedding, layers of attention and feed-forward around the residual stream, final
+ * norm, loss. Pre-norm fuses each residual sum with the norm that follows it, so the stream is
+ * written once a branch. */
+#include "model/transformer.h"
+
+#include "model/builder.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
+#include "ops/cross_entropy.h"
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double NORMAL_STD = 0.02;
+
+weft_init init_normal(double std) {
+    return (weft_init){.start = WEFT_START_NORMAL, .a = std, .orthogonal = true};
+}
+
+weft_init init_residual(const builder *b) {
+    return init_normal(NORMAL_STD / sqrt(2.0 * (double)b->c->n_layer));
+}
+
+weft_init init_constant(double value) {
+    return (weft_init){.start = WEFT_START_CONSTANT, .a = value};
+}
+
+weft_init init_uniform(int64_t in, int64_t out) {
+    return (weft_init){.start = WEFT_START_UNIFORM, .a = sqrt(6.0 / (double)(in + out))};
+}
+
+static const char *part_of(const char *name) {
+    if (strstr(name, "gate_") || strstr(name, "cross_") || strstr(name, "couple") ||
+        strstr(name, "mlp_") || strstr(name, "attn_to_mlp"))
+        return "reciprocal";
+    if (strstr(name, ".attn.")) return "attention";
+    if (strstr(name, "z_proj")) return "z-heads";
+    if (strstr(name, ".ffn.")) return "feed-forward";
+    if (strstr(name, "ln_")) return "norm";
+    return strncmp(name, "lm_head", 7) == 0 ? "head" : "embedding";
+}
+
+static weft_tensor *add_parameter(builder *b, const char *name, weft_dtype dtype, weft_init init,
+                                  int ndim, const int64_t *shape) {
+    char full[128];
+    if (b->layer >= 0)
+        snprintf(full, sizeof full, "h.%d.%s", b->layer, name);
+    else
+        snprintf(full, sizeof full, "%s", name);
+    weft_tensor *t = weft_graph_tensor(b->g, WEFT_ROLE_PARAM, full, dtype, ndim, shape);
+    if (!t) return NULL;
+    weft_model_graph *m = b->out;
+    if (m->n_parameters == m->cap_parameters) {
+        int64_t room = m->cap_parameters ? 2 * m->cap_parameters : 64;
+        weft_parameter *grown = realloc(m->parameters, (size_t)room * sizeof *grown);
+        if (!grown) {
+            weft_graph_fail(b->g, "model: no memory for its parameters");
+            return NULL;
+        }
+        m->parameters = grown;
+        m->cap_parameters = room;
+    }
+    m->parameters[m->n_parameters++] = (weft_parameter){t, init, part_of(full)};
+    return t;
+}
+
+weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int ndim,
+                            const int64_t *shape) {
+    return add_parameter(b, name, b->dtype, init, ndim, shape);
+}
+
+weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_t size) {
+    return add_parameter(b, name, b->stat, init, 1, &size);
+}
+
+weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y) {
+    if (!x) return y;
+    return y ? weft_add(b->g, x, y) : x;
+}
+
+typedef struct {
+    weft_tensor *weight, *bias;
+} norm_parameters;
+
+static norm_parameters make_norm(builder *b, const char *name) {
+    char full[32];
+    norm_parameters p = {0};
+    snprintf(full, sizeof full, "%s.weight", name);
+    p.weight = builder_vector(b, full, init_constant(1), b->width);
+    if (b->c->norm == WEFT_NORM_LAYERNORM && b->c->gpt2_bias) {
+        snprintf(full, sizeof full, "%s.bias", name);
+        p.bias = builder_vector(b, full, init_constant(0), b->width);
+    }
+    return p;
+}
+
+/* norm(x + branch), and the sum itself where asked for. */
+static weft_tensor *apply_norm(builder *b, norm_parameters p, weft_tensor *x, weft_tensor *branch,
+                               weft_tensor **sum) {
+    weft_norm_kind kind = b->c->norm == WEFT_NORM_LAYERNORM ? WEFT_LAYERNORM : WEFT_RMSNORM;
+    weft_normed n = weft_norm(b->g, x, branch, p.weight, p.bias, kind);
+    if (sum) *sum = n.s;
+    return n.y;
+}
+
+static weft_tensor *drop(builder *b, weft_tensor *x, const char *name) {
+    if (!b->train || b->c->gpt2_dropout <= 0) return x;
+    char site[64];
+    snprintf(site, sizeof site, "h.%d.%s.drop", b->layer, name);
+    return weft_dropout(b->g, x, b->c->gpt2_dropout, site);
+}
+
+/* Keeps what this layer's raw scores are made from. */
+static void note_scores(builder *b) {
+    const weft_config *c = b->c;
+    const weft_score *s = &b->score;
+    bool latent = c->attention == WEFT_ATTENTION_MLA;
+    bool w2 = latent ? c->ra_mla_score == WEFT_SCORE_W2 : c->attention == WEFT_ATTENTION_W2;
+    b->out->scores[b->layer] = (weft_layer_scores){
+        .q = weft_keep(s->q),
+        .k = weft_keep(s->k),
+        .packed = weft_keep(b->packed),
+        .n = weft_keep(s->n),
+        .scale = weft_keep(s->scale),
+        .beta = weft_keep(s->beta),
+        .log_tau = s->log_tau,
+        .rel = s->rel,
+        .heads = b->heads,
+        .kv_heads = latent ? 1 : weft_config_kv_heads(c),
+        .dqk = s->q ? s->q->shape[3] : b->head_dim,
+        .scale_value = s->scale_value,
+        .band_alpha = s->band_alpha,
+        .window = s->window,
+        .causal = s->causal,
+        .alibi = s->pos == WEFT_POS_ALIBI,
+        .band = s->band,
+        .distance = w2,
+    };
+}
+
+/* One layer's attention branch: [B, T, E] to [B, T, E]. */
+static weft_tensor *build_attention(builder *b, weft_tensor *x) {
+    const weft_config *c = b->c;
+    b->score = (weft_score){.causal = c->causal};
+    b->packed = b->latent = b->lse = NULL;
+    weft_tensor *o = c->attention == WEFT_ATTENTION_DOT  ? build_dot(b, x)
+                     : c->attention == WEFT_ATTENTION_W2 ? build_w2(b, x)
+                                                         : build_mla(b, x);
+    if (b->out->scores) note_scores(b);
+    /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
+    bool again = b->gate && !b->recompute;
+    if (again) weft_graph_recompute_begin(b->g);
+    if (b->gate) o = weft_gate_mix(b->g, o, b->gate, c->gate_alpha);
+    o = weft_view(b->g, o, b->batch, b->time, b->width);
+    weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->width);
+    weft_tensor *bias = NULL;
+    if (c->attention == WEFT_ATTENTION_DOT && c->gpt2_bias)
+        bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
+    o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
+    if (again) weft_graph_recompute_end(b->g);
+    return drop(b, o, "attn");
+}
+
+/* One layer's feed-forward branch: [B, T, E] to [B, T, E]. */
+static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
+    bool gelu = b->c->ffn == WEFT_FFN_GELU;
+    b->normed = x;
+    weft_tensor *hidden = gelu ? build_gelu_hidden(b, x) : build_gated_hidden(b, x);
+    weft_tensor *w =
+        matrix(b, gelu ? "ffn.proj.weight" : "ffn.w2.weight", init_residual(b), b->width, b->ffn);
+    weft_tensor *bias = NULL;
+    if (gelu && b->c->gpt2_bias)
+        bias = builder_vector(b, "ffn.proj.bias", init_constant(0), b->width);
+    return drop(b, build_reciprocal(b, hidden, w, bias), "ffn");
+}
+
+/* Runs the layers; returns the last norm's output. `branch` is what is still to be added to the
+ * stream: pre-norm adds it in the next norm. */
+static weft_tensor *build_layers(builder *b, weft_tensor *x) {
+    weft_tensor *branch = NULL;
+    bool post = b->c->norm_placement == WEFT_PLACEMENT_POST;
+    for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
+        char scope[32];
+        snprintf(scope, sizeof scope, "h.%d", b->layer);
+        weft_graph_scope(b->g, scope);
+        if (b->recompute) weft_graph_recompute_begin(b->g);
+        norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
+        if (post) {
+            x = apply_norm(b, first, x, build_attention(b, x), NULL);
+            x = apply_norm(b, second, x, build_ffn(b, x), NULL);
+        } else {
+            weft_tensor *y = apply_norm(b, first, x, branch, &x);
+            branch = build_attention(b, y);
+            y = apply_norm(b, second, x, branch, &x);
+            branch = build_ffn(b, y);
+        }
+        if (b->recompute) weft_graph_recompute_end(b->g);
+    }
+    b->layer = -1;
+    weft_graph_scope(b->g, NULL);
+    return apply_norm(b, make_norm(b, "ln_f"), x, branch, NULL);
+}
+
+static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logits) {
+    weft_model_graph *m = b->out;
+    weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
+    weft_tensor *targets = weft_view(b->g, m->targets, b->batch * b->time);
+    weft_losses parts =
+        weft_cross_entropy(b->g, flat, head, targets, b->c->lambda_logits_z, b->c->logits_z_detach);
+    m->cross_entropy = weft_keep(parts.ce);
+    m->logits_z = weft_keep(parts.z);
+    m->aux_z = weft_keep(b->aux_z);
+    m->aux_contrastive = weft_keep(b->aux_contrastive);
+    weft_tensor *loss = weft_add(b->g, parts.ce, parts.z);
+    loss = add_optional(b, loss, b->aux_z);
+    m->loss = weft_keep(add_optional(b, loss, b->aux_contrastive));
+    if (logits) m->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
+}
+
+static void build_model(builder *b, const weft_build *build) {
+    const weft_config *c = b->c;
+    weft_model_graph *m = b->out;
+    b->layer = -1;
+    m->tokens = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "tokens", WEFT_I32, b->batch, b->time);
+    m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
+    weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
+    weft_tensor *wpe = NULL;
+    if (c->position == WEFT_POSITION_LEARNED)
+        wpe = matrix(b, "wpe.weight", init_normal(NORMAL_STD), c->gpt2_block_size, b->width);
+    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR) {
+        b->couple_a = builder_vector(b, "couple.attn_to_mlp", init_constant(1), b->heads);
+        b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
+    }
+    weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, NULL, 0);
+    x = build_layers(b, x);
+    weft_tensor *head = wte;
+    if (!c->gpt2_weight_tying)
+        head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
+    build_loss(b, x, head, build->logits);
+}
+
+weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out) {
+    *out = (weft_model_graph){0};
+    WEFT_TRY(weft_config_check(c, "config"));
+    if (build->time > c->gpt2_block_size)
+        return weft_fail(WEFT_EINPUT, "model: %lld tokens, but CONFIG_GPT2_BLOCK_SIZE is %lld",
+                         (long long)build->time, (long long)c->gpt2_block_size);
+    WEFT_TRY(weft_graph_create(&out->graph));
+    if (build->scores) {
+        out->scores = calloc((size_t)c->n_layer, sizeof *out->scores);
+        if (!out->scores) {
+            weft_model_graph_destroy(out);
+            return weft_fail(WEFT_ENOMEM, "model: no memory");
+        }
+    }
+    builder b = {.g = out->graph,
+                 .c = c,
+                 .out = out,
+                 .dtype = build->dtype,
+                 .stat = build->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
+                 .train = build->train,
+                 .form = build->form,
+                 .given_routes = build->given_routes,
+                 .recompute = build->recompute,
+                 .batch = build->batch,
+                 .time = build->time,
+                 .width = c->n_embd,
+                 .heads = c->n_head,
+                 .head_dim = weft_config_head_dim(c),
+                 .ffn = weft_config_ffn_dim(c)};
+    build_model(&b, build);
+    weft_status status = weft_graph_status(out->graph);
+    if (status != WEFT_OK) weft_model_graph_destroy(out);
+    return status;
+}
+
+void weft_model_graph_destroy(weft_model_graph *m) {
+    weft_graph_destroy(m->graph);
+    free(m->parameters);
+    free(m->scores);
+    *m = (weft_model_graph){0};
+}

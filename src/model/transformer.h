@@ -1,0 +1,74 @@
+/* The whole model as a graph: one description, built for a shape and a purpose. */
+#ifndef WEFT_MODEL_TRANSFORMER_H
+#define WEFT_MODEL_TRANSFORMER_H
+
+#include "core/graph.h"
+#include "model/config.h"
+
+/* How a parameter starts. */
+typedef enum {
+    WEFT_START_NORMAL,   /* a: standard deviation */
+    WEFT_START_UNIFORM,  /* a: bound */
+    WEFT_START_CONSTANT, /* a: value */
+    WEFT_START_BLOCKS /* square, block-diagonal, n blocks, uniform within (bound a), 0 elsewhere */
+} weft_start;
+
+typedef struct {
+    weft_start start;
+    double a;
+    int64_t n;
+    bool orthogonal; /* INIT=orthogonal applies: two-dimensional weights and embeddings */
+} weft_init;
+
+typedef struct {
+    weft_tensor *tensor; /* its name is the checkpoint's */
+    weft_init init;
+    const char *part; /* for plans: "embedding", "attention", "feed-forward", ... */
+} weft_parameter;
+
+/* WsFFN's losses and cross-token have a direct form, as the formulas are written, and a cheap one
+ * that never makes the large intermediate. Both are exact; the shape decides. */
+typedef enum { WEFT_FORM_BY_SHAPE, WEFT_FORM_DIRECT, WEFT_FORM_CHEAP } weft_form;
+
+typedef struct {
+    int64_t batch, time; /* B, T; T may be less than the block size */
+    weft_dtype dtype;
+    bool train;     /* auxiliary losses and dropout; the caller asks for backward apart */
+    bool logits;    /* make and keep the logits [B, T, V] */
+    bool recompute; /* make each layer's activations again in the backward pass */
+    weft_form form;
+    bool given_routes; /* cross-token gathers by inputs "h.I.routes.index" and ".weight" [B, T, T]
+                            in place of attention's weights: tests hold them constant so */
+    bool scores;       /* keep what raw scores are made from */
+} weft_build;
+
+/* What a layer's raw scores are made from; kept where weft_build.scores asks for it. */
+typedef struct {
+    weft_tensor *q, *k;  /* [B, T, H, dqk], [B, T, KV, dqk]; NULL if packed */
+    weft_tensor *packed; /* [B, T, (H + 2 KV) D] */
+    weft_tensor *n, *scale, *beta, *log_tau, *rel; /* as in weft_score */
+    int64_t heads, kv_heads, dqk;
+    double scale_value, band_alpha;
+    int64_t window;
+    bool causal, alibi, band, distance; /* distance: the query's norm belongs to the score */
+} weft_layer_scores;
+
+/* A built model. Tensors belong to the graph. */
+typedef struct {
+    weft_graph *graph;
+    weft_tensor *tokens;  /* [B, T] i32 input */
+    weft_tensor *targets; /* [B, T] i32 input; -1: ignored */
+    weft_tensor *loss;    /* one number: the sum of the parts below; all kept */
+    weft_tensor *cross_entropy, *logits_z;
+    weft_tensor *aux_z, *aux_contrastive; /* NULL where there is none */
+    weft_tensor *logits;                  /* [B, T, V] if asked for */
+    weft_layer_scores *scores;            /* [layers] if asked for */
+    weft_parameter *parameters;           /* in the order they are made */
+    int64_t n_parameters, cap_parameters;
+} weft_model_graph;
+
+/* Builds the forward pass and the loss. On an error nothing is left behind. */
+weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out);
+void weft_model_graph_destroy(weft_model_graph *m);
+
+#endif

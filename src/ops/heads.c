@@ -1,0 +1,207 @@
+/* Between what a head has and what heads share: what is computed and its gradients.
+ *
+ * head_repeat      y[h] = x                    dx = Σ_h dy[h], which is head_sum
+ * head_pool        u[j] = s_h Σ_m x[jr + m]    dx = head_spread(du)    ds = head_scale_back(x, du)
+ * head_spread      e[jr + m] = s_h c[j]        dc = head_pool(de)      ds = head_scale_back(de, c)
+ * head_scale_back  ds_h = Σ over rows, and j of head h, of n[j] Σ_m w[jr + m], w wide, n narrow
+ *
+ * Column j of a row of L belongs to head h = j / (L/H), and its run of r = F/L columns of the row of
+ * F, h·F/H + l·r + m, is just jr + m: so pool and spread are each other's transpose, and one
+ * reduction is the scale's gradient in both. `mean` divides by r: the pool that is a mean, its
+ * gradients.
+ */
+#include "ops/heads.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+static int first_in_place(const weft_node *n, int out) {
+    (void)n;
+    (void)out;
+    return 0;
+}
+
+static weft_tensor *only_output(const weft_node *n) {
+    return n ? n->out[0] : NULL;
+}
+
+/* head_repeat */
+
+static weft_status head_repeat_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[0];
+    int64_t heads = ((const weft_head_repeat_attr *)n->attr)->heads;
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
+    if (x->shape[2] != 1)
+        return weft_graph_fail(g, "head_repeat: x is %s, but it must be [B, T, 1, L]",
+                               weft_tensor_describe(x));
+    if (heads < 1)
+        return weft_graph_fail(g,
+                               "head_repeat: x is %s, for %lld heads: there must be one at least",
+                               weft_tensor_describe(x), (long long)heads);
+    weft_node_output(g, n, 0, x->dtype, 4,
+                     (int64_t[]){x->shape[0], x->shape[1], heads, x->shape[3]});
+    return weft_graph_status(g);
+}
+
+static weft_status head_repeat_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                    weft_tensor **d_in) {
+    (void)n;
+    d_in[0] = only_output(weft_graph_append(g, &weft_op_head_sum, d_out, 1, 1, 1, NULL, 0));
+    return weft_graph_status(g);
+}
+
+/* In place where there is but one head: the planner asks for as many bytes. */
+const weft_op weft_op_head_repeat = {
+    .name = "head_repeat",
+    .id = WEFT_OP_head_repeat,
+    .infer = head_repeat_infer,
+    .grad = head_repeat_grad,
+    .inplace = first_in_place,
+};
+
+static weft_status head_sum_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *dy = n->in[0];
+    weft_node_output(g, n, 0, dy->dtype, 4,
+                     (int64_t[]){dy->shape[0], dy->shape[1], 1, dy->shape[3]});
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_head_sum = {
+    .name = "head_sum",
+    .id = WEFT_OP_head_sum,
+    .infer = head_sum_infer,
+    .inplace = first_in_place,
+};
+
+weft_tensor *weft_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
+    weft_head_repeat_attr attr = {heads};
+    return only_output(weft_graph_append(g, &weft_op_head_repeat, &x, 1, 1, 1, &attr, sizeof attr));
+}
+
+/* head_pool and head_spread */
+
+/* Checks the rows' tensor and the scale, and that wide and narrow rows fit each other. */
+static weft_status check_rows(weft_graph *g, const weft_node *n, const char *what, int64_t wide,
+                              int64_t narrow) {
+    const weft_tensor *rows = n->in[0], *scale = n->in[1];
+    long long width = ((const weft_head_attr *)n->attr)->width, heads = scale->shape[0];
+    WEFT_TRY(weft_check_float(g, n, what, rows));
+    WEFT_TRY(weft_check_ndim(g, n, "scale", scale, 1));
+    if (scale->dtype != weft_stat_dtype(rows))
+        return weft_graph_fail(g, "%s: scale is %s, but beside %s, %s, it must be %s", n->op->name,
+                               weft_tensor_describe(scale), what, weft_tensor_describe(rows),
+                               weft_dtype_name(weft_stat_dtype(rows)));
+    if (rows->ndim < 1)
+        return weft_graph_fail(g,
+                               "%s: %s is %s, but it must have a last dimension to cut into heads",
+                               n->op->name, what, weft_tensor_describe(rows));
+    if (width < 1)
+        return weft_graph_fail(g, "%s: %s is %s, for a width of %lld: it must be 1 at least",
+                               n->op->name, what, weft_tensor_describe(rows), width);
+    if (wide % narrow)
+        return weft_graph_fail(
+            g, "%s: %s is %s, for a width of %lld: %lld must be a multiple of %lld", n->op->name,
+            what, weft_tensor_describe(rows), width, (long long)wide, (long long)narrow);
+    if (narrow % heads)
+        return weft_graph_fail(g,
+                               "%s: %s is %s, for a width of %lld, but scale is %s: %lld and %lld "
+                               "must be multiples of the heads, %lld",
+                               n->op->name, what, weft_tensor_describe(rows), width,
+                               weft_tensor_describe(scale), (long long)wide, (long long)narrow,
+                               heads);
+    return WEFT_OK;
+}
+
+static weft_status output_rows(weft_graph *g, weft_node *n, int64_t width) {
+    const weft_tensor *row = n->in[0];
+    int64_t shape[WEFT_MAX_DIMS] = {0};
+    for (int d = 0; d < row->ndim; d++)
+        shape[d] = row->shape[d];
+    shape[row->ndim - 1] = width;
+    weft_node_output(g, n, 0, row->dtype, row->ndim, shape);
+    return weft_graph_status(g);
+}
+
+static weft_status head_pool_infer(weft_graph *g, weft_node *n) {
+    int64_t width = ((const weft_head_attr *)n->attr)->width;
+    WEFT_TRY(check_rows(g, n, "x", weft_tensor_width(n->in[0]), width));
+    return output_rows(g, n, width);
+}
+
+static weft_status head_spread_infer(weft_graph *g, weft_node *n) {
+    int64_t width = ((const weft_head_attr *)n->attr)->width;
+    WEFT_TRY(check_rows(g, n, "c", width, weft_tensor_width(n->in[0])));
+    return output_rows(g, n, width);
+}
+
+static weft_tensor *append_rows(weft_graph *g, const weft_op *op, weft_tensor *row,
+                                weft_tensor *scale, int64_t width, bool mean) {
+    weft_head_attr attr = {width, mean};
+    return only_output(
+        weft_graph_append(g, op, (weft_tensor *[]){row, scale}, 2, 2, 1, &attr, sizeof attr));
+}
+
+static weft_tensor *scale_gradient(weft_graph *g, weft_tensor *wide, weft_tensor *narrow,
+                                   const weft_tensor *scale, bool mean) {
+    weft_head_attr attr = {scale->shape[0], mean};
+    return only_output(weft_graph_append(
+        g, &weft_op_head_scale_back, (weft_tensor *[]){wide, narrow}, 2, 2, 1, &attr, sizeof attr));
+}
+
+static weft_status head_pool_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                  weft_tensor **d_in) {
+    weft_tensor *x = n->in[0], *scale = n->in[1], *du = d_out[0];
+    bool mean = ((const weft_head_attr *)n->attr)->mean;
+    if (x->needs_grad)
+        d_in[0] = append_rows(g, &weft_op_head_spread, du, scale, weft_tensor_width(x), mean);
+    if (scale->needs_grad) d_in[1] = scale_gradient(g, x, du, scale, mean);
+    return weft_graph_status(g);
+}
+
+static weft_status head_spread_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                    weft_tensor **d_in) {
+    weft_tensor *c = n->in[0], *scale = n->in[1], *de = d_out[0];
+    bool mean = ((const weft_head_attr *)n->attr)->mean;
+    if (c->needs_grad)
+        d_in[0] = append_rows(g, &weft_op_head_pool, de, scale, weft_tensor_width(c), mean);
+    if (scale->needs_grad) d_in[1] = scale_gradient(g, de, c, scale, mean);
+    return weft_graph_status(g);
+}
+
+/* In place where the rows are as wide: r = 1. */
+const weft_op weft_op_head_pool = {
+    .name = "head_pool",
+    .id = WEFT_OP_head_pool,
+    .infer = head_pool_infer,
+    .grad = head_pool_grad,
+    .inplace = first_in_place,
+};
+
+const weft_op weft_op_head_spread = {
+    .name = "head_spread",
+    .id = WEFT_OP_head_spread,
+    .infer = head_spread_infer,
+    .grad = head_spread_grad,
+    .inplace = first_in_place,
+};
+
+static weft_status head_scale_back_infer(weft_graph *g, weft_node *n) {
+    int64_t heads = ((const weft_head_attr *)n->attr)->width;
+    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 1, &heads);
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_head_scale_back = {
+    .name = "head_scale_back",
+    .id = WEFT_OP_head_scale_back,
+    .infer = head_scale_back_infer,
+};
+
+weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, int64_t width) {
+    return append_rows(g, &weft_op_head_pool, x, scale, width, true);
+}
+
+weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale, int64_t width) {
+    return append_rows(g, &weft_op_head_spread, c, scale, width, false);
+}

@@ -1,0 +1,29 @@
+/* Between what a head has and what heads share: one vector for all of them, and rows pooled or
+ * spread head by head. */
+#ifndef WEFT_OPS_HEADS_H
+#define WEFT_OPS_HEADS_H
+
+#include "core/graph.h"
+
+/* x [B, T, 1, L] → [B, T, heads, L]: every head gets the one there is. */
+weft_tensor *weft_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads);
+
+/* Rows of F numbers and rows of L = F/r, both cut into H groups; scale [H] is of the statistics'
+ * type. F and L must divide by H, and F by L.
+ *
+ * pool:   x [..., F] → u [..., L = width], u[h·L/H + l] = scale_h · mean_{m<r} x[h·F/H + l·r + m]
+ * spread: c [..., L] → e [..., F = width], e[h·F/H + l·r + m] = scale_h · c[h·L/H + l] */
+weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, int64_t width);
+weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale, int64_t width);
+
+/* Attributes of the nodes, for the kernels. */
+typedef struct {
+    int64_t heads;
+} weft_head_repeat_attr;
+
+typedef struct {
+    int64_t width; /* of the rows that are made; head_scale_back: how many heads */
+    bool mean;     /* divide by r */
+} weft_head_attr;
+
+#endif

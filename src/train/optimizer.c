@@ -1,0 +1,410 @@
+/* The optimizer's memory and its graph. The state is one block of named tensors; binding gradients
+ * makes a graph of three operations over it. The graph is small, so it is made anew for each place
+ * gradients come from, and a step only runs it. */
+#include "train/optimizer.h"
+
+#include "core/safetensors.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAME_ROOM = 160, SLOT_STATES = 4 };
+
+/* What belongs to one weight; NULL: not there. */
+typedef struct {
+    void *m, *v, *v_max, *master;
+} slot_memory;
+
+struct weft_optimizer {
+    weft_model *model;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_dtype dtype; /* of the state: f32, or f64 beside f64 */
+    weft_adam_options options;
+    bool amsgrad;
+
+    weft_weight *state; /* [n_state], by name */
+    int64_t n_state;
+    char (*names)[NAME_ROOM];
+    void *memory;
+    slot_memory *slots; /* [weights] */
+    void *control_state;
+
+    weft_gradient *own; /* [weights]; NULL: none were asked for */
+    void *own_memory;
+
+    weft_graph *graph; /* NULL: no gradients are bound */
+    weft_exec *exec;
+    weft_tensor *lr, *control, *cut;
+    uint64_t mark;
+};
+
+weft_adam_options weft_optimizer_options(const weft_config *c) {
+    weft_adam_options o = {.beta1 = c->adam_beta1,
+                           .beta2 = c->adam_beta2,
+                           .eps = c->adam_eps,
+                           .weight_decay = c->weight_decay,
+                           .clip = c->grad_clip};
+    if (c->optimizer != WEFT_OPTIMIZER_ADAMWSPAM) return o;
+    o.spike_threshold = c->spam_spike_threshold;
+    o.theta = c->spam_enable_clip ? c->spam_theta : 0;
+    o.reset_interval = c->spam_periodic_reset ? c->spam_interval : 0;
+    o.warmup_steps = c->spam_warmup ? c->spam_warmup_steps : 0;
+    return o;
+}
+
+static int64_t align_up(int64_t bytes) {
+    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
+}
+
+static void *allocate_zeros(int64_t bytes) {
+    void *memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
+    if (!memory)
+        weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
+    else
+        memset(memory, 0, (size_t)bytes);
+    return memory;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
+}
+
+/* Adds a tensor to the list; its memory follows when all are known. */
+static weft_status list_state(weft_optimizer *o, const char *kind, const weft_weight *like) {
+    char *name = o->names[o->n_state];
+    int length = like->name ? snprintf(name, NAME_ROOM, "%s.%s", kind, like->name)
+                            : snprintf(name, NAME_ROOM, "%s", kind);
+    if (length >= NAME_ROOM)
+        return weft_fail(WEFT_EBUG, "optimizer: the name of '%s' is too long", like->name);
+    weft_weight *w = &o->state[o->n_state++];
+    *w = (weft_weight){.name = name, .dtype = o->dtype, .ndim = like->ndim, .count = like->count};
+    memcpy(w->shape, like->shape, sizeof w->shape);
+    w->bytes = w->count * (int64_t)weft_dtype_size(o->dtype);
+    return WEFT_OK;
+}
+
+static weft_status list_states(weft_optimizer *o) {
+    const weft_model *m = o->model;
+    int64_t most = m->n_weights * SLOT_STATES + 1;
+    o->state = calloc((size_t)most, sizeof *o->state);
+    o->names = calloc((size_t)most, sizeof *o->names);
+    o->slots = calloc((size_t)m->n_weights, sizeof *o->slots);
+    if (!o->state || !o->names || !o->slots) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        const weft_weight *w = &m->weights[i];
+        WEFT_TRY(list_state(o, "m", w));
+        WEFT_TRY(list_state(o, "v", w));
+        if (o->amsgrad) WEFT_TRY(list_state(o, "v_max", w));
+        if (w->dtype == WEFT_BF16) WEFT_TRY(list_state(o, "master", w));
+    }
+    weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
+    WEFT_TRY(list_state(o, "state", &control));
+    qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
+    return WEFT_OK;
+}
+
+static void *find_state(const weft_optimizer *o, const char *kind, const char *weight) {
+    char name[NAME_ROOM];
+    snprintf(name, sizeof name, "%s%s%s", kind, weight ? "." : "", weight ? weight : "");
+    weft_weight key = {.name = name};
+    const weft_weight *w = bsearch(&key, o->state, (size_t)o->n_state, sizeof *o->state, by_name);
+    return w ? w->data : NULL;
+}
+
+static weft_status allocate_states(weft_optimizer *o) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < o->n_state; i++)
+        bytes += align_up(o->state[i].bytes);
+    o->memory = allocate_zeros(bytes);
+    if (!o->memory) return WEFT_ENOMEM;
+    unsigned char *at = o->memory;
+    for (int64_t i = 0; i < o->n_state; i++) {
+        o->state[i].data = at;
+        at += align_up(o->state[i].bytes);
+    }
+    for (int64_t i = 0; i < o->model->n_weights; i++) {
+        const char *name = o->model->weights[i].name;
+        o->slots[i] = (slot_memory){find_state(o, "m", name), find_state(o, "v", name),
+                                    find_state(o, "v_max", name), find_state(o, "master", name)};
+    }
+    o->control_state = find_state(o, "state", NULL);
+    weft_optimizer_refresh(o);
+    return WEFT_OK;
+}
+
+weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
+                                  weft_optimizer **out) {
+    *out = NULL;
+    weft_optimizer *o = calloc(1, sizeof *o);
+    if (!o) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    o->model = m;
+    o->backend = backend;
+    o->pool = pool;
+    o->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+    o->options = weft_optimizer_options(&m->config);
+    o->amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM && m->config.spam_amsgrad;
+    weft_status status = list_states(o);
+    if (status == WEFT_OK) status = allocate_states(o);
+    if (status != WEFT_OK) {
+        weft_optimizer_destroy(o);
+        return status;
+    }
+    *out = o;
+    return WEFT_OK;
+}
+
+static void unbind(weft_optimizer *o) {
+    weft_exec_destroy(o->exec);
+    weft_graph_destroy(o->graph);
+    o->exec = NULL;
+    o->graph = NULL;
+    o->lr = o->control = o->cut = NULL;
+    o->mark = 0;
+}
+
+void weft_optimizer_destroy(weft_optimizer *o) {
+    if (!o) return;
+    unbind(o);
+    free(o->own);
+    free(o->own_memory);
+    free(o->slots);
+    free(o->memory);
+    free(o->names);
+    free(o->state);
+    free(o);
+}
+
+const weft_model *weft_optimizer_model(const weft_optimizer *o) {
+    return o->model;
+}
+
+/* The graph under construction, and where its tensors lie. */
+typedef struct {
+    weft_optimizer *o;
+    weft_binding *bindings;
+    int64_t n;
+} binder;
+
+/* A tensor shaped like a weight, over given memory; NULL for NULL memory. */
+static weft_tensor *bind_tensor(binder *b, weft_role role, const char *kind, const weft_weight *w,
+                                weft_dtype dtype, void *data) {
+    if (!data) return NULL;
+    char name[NAME_ROOM];
+    snprintf(name, sizeof name, "%s.%s", kind, w->name);
+    weft_tensor *t = weft_graph_tensor(b->o->graph, role, name, dtype, w->ndim, w->shape);
+    if (t) b->bindings[b->n++] = (weft_binding){t, data};
+    return t;
+}
+
+static weft_adam_slot bind_slot(binder *b, int64_t i, const weft_gradient *gradient) {
+    const weft_optimizer *o = b->o;
+    const weft_weight *w = &o->model->weights[i];
+    const slot_memory *s = &o->slots[i];
+    return (weft_adam_slot){
+        .param =
+            bind_tensor(b, WEFT_ROLE_PARAM, "param", w, o->dtype, s->master ? s->master : w->data),
+        .grad = bind_tensor(b, WEFT_ROLE_INPUT, "grad", w, gradient->dtype, gradient->data),
+        .m = bind_tensor(b, WEFT_ROLE_STATE, "m", w, o->dtype, s->m),
+        .v = bind_tensor(b, WEFT_ROLE_STATE, "v", w, o->dtype, s->v),
+        .v_max = bind_tensor(b, WEFT_ROLE_STATE, "v_max", w, o->dtype, s->v_max),
+        .copy = s->master ? bind_tensor(b, WEFT_ROLE_STATE, "copy", w, w->dtype, w->data) : NULL,
+    };
+}
+
+static weft_status build_graph(binder *b, const weft_gradient *gradients, weft_adam_slot *slots,
+                               weft_tensor **grads) {
+    weft_optimizer *o = b->o;
+    int n = (int)o->model->n_weights;
+    WEFT_TRY(weft_graph_create(&o->graph));
+    for (int i = 0; i < n; i++) {
+        slots[i] = bind_slot(b, i, &gradients[i]);
+        grads[i] = slots[i].grad;
+    }
+    o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
+    weft_tensor *state =
+        weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
+    if (state) b->bindings[b->n++] = (weft_binding){state, o->control_state};
+    weft_tensor *norm = weft_global_norm(o->graph, grads, n);
+    o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
+    o->cut = weft_adamw(o->graph, o->control, slots, n);
+    WEFT_TRY(weft_graph_status(o->graph));
+    weft_exec_options options = {.bindings = b->bindings};
+    return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
+}
+
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients) {
+    int64_t n = o->model->n_weights;
+    unbind(o);
+    if (n > INT_MAX / WEFT_SLOT_SIZE - 1)
+        return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many", (long long)n);
+    binder b = {.o = o, .bindings = calloc((size_t)n * WEFT_SLOT_SIZE + 2, sizeof *b.bindings)};
+    weft_adam_slot *slots = calloc((size_t)n, sizeof *slots);
+    weft_tensor **grads = calloc((size_t)n, sizeof *grads);
+    weft_status status = b.bindings && slots && grads
+                             ? build_graph(&b, gradients, slots, grads)
+                             : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    free(b.bindings);
+    free(slots);
+    free(grads);
+    if (status != WEFT_OK) unbind(o);
+    return status;
+}
+
+weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s) {
+    int64_t n = o->model->n_weights;
+    weft_gradient *gradients = calloc((size_t)n, sizeof *gradients);
+    if (!gradients) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    for (int64_t i = 0; i < n; i++) {
+        const weft_tensor *t = weft_graph_find(s->graph.graph, o->model->weights[i].name);
+        if (t && t->grad)
+            gradients[i] = (weft_gradient){t->grad->dtype, weft_data(s->exec, t->grad)};
+    }
+    weft_status status = weft_optimizer_bind(o, gradients);
+    free(gradients);
+    return status;
+}
+
+static weft_status allocate_own(weft_optimizer *o) {
+    int64_t n = o->model->n_weights, bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
+    for (int64_t i = 0; i < n; i++)
+        bytes += align_up(o->model->weights[i].count * size);
+    weft_gradient *own = calloc((size_t)n, sizeof *own);
+    if (!own) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    o->own_memory = allocate_zeros(bytes);
+    if (!o->own_memory) {
+        free(own);
+        return WEFT_ENOMEM;
+    }
+    unsigned char *at = o->own_memory;
+    for (int64_t i = 0; i < n; i++) {
+        own[i] = (weft_gradient){o->dtype, at};
+        at += align_up(o->model->weights[i].count * size);
+    }
+    o->own = own;
+    return WEFT_OK;
+}
+
+weft_status weft_optimizer_bind_own(weft_optimizer *o) {
+    if (!o->own) WEFT_TRY(allocate_own(o));
+    return weft_optimizer_bind(o, o->own);
+}
+
+void *weft_optimizer_gradient(const weft_optimizer *o, int64_t i) {
+    return o->own ? o->own[i].data : NULL;
+}
+
+weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
+    if (!o->exec) return weft_fail(WEFT_EBUG, "optimizer: no gradients are bound");
+    float narrow = (float)rate;
+    WEFT_TRY(weft_exec_write(o->exec, o->lr, o->dtype == WEFT_F64 ? (const void *)&rate : &narrow));
+    return weft_exec_run(o->exec, NULL);
+}
+
+static void widen(const weft_optimizer *o, const void *from, int64_t n, double *out) {
+    weft_weight_read(&(weft_weight){.dtype = o->dtype, .count = n, .data = (void *)(uintptr_t)from},
+                     out);
+}
+
+weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out) {
+    *out = (weft_step_events){0};
+    double state[WEFT_ADAM_STATE], control[WEFT_ADAM_CONTROL] = {0};
+    if (o->exec) {
+        double raw[WEFT_ADAM_CONTROL]; /* room for either type */
+        int32_t cut;
+        WEFT_TRY(weft_exec_read(o->exec, o->control, raw));
+        WEFT_TRY(weft_exec_read(o->exec, o->cut, &cut));
+        widen(o, raw, WEFT_ADAM_CONTROL, control);
+        out->cut = cut;
+    }
+    widen(o, o->control_state, WEFT_ADAM_STATE, state);
+    out->norm = control[WEFT_CONTROL_NORM];
+    out->rate = control[WEFT_CONTROL_LR];
+    out->warmup = control[WEFT_CONTROL_WARMUP];
+    out->spike = control[WEFT_CONTROL_SPIKE] != 0;
+    out->clipped = control[WEFT_CONTROL_CLIPPED] != 0;
+    out->reset = control[WEFT_CONTROL_RESET] != 0;
+    out->skipped = control[WEFT_CONTROL_SKIPPED] != 0;
+    out->steps = (int64_t)state[WEFT_ADAM_STEPS];
+    out->spikes = (int64_t)state[WEFT_ADAM_SPIKES];
+    out->clips = (int64_t)state[WEFT_ADAM_CLIPS];
+    out->resets = (int64_t)state[WEFT_ADAM_RESETS];
+    out->skips = (int64_t)state[WEFT_ADAM_SKIPS];
+    return WEFT_OK;
+}
+
+void weft_optimizer_refresh(weft_optimizer *o) {
+    for (int64_t i = 0; i < o->model->n_weights; i++) {
+        const weft_weight *w = &o->model->weights[i];
+        const uint16_t *weight = w->data;
+        float *master = o->slots[i].master;
+        for (int64_t k = 0; master && k < w->count; k++)
+            if (weft_float_to_bf16(master[k]) != weight[k])
+                master[k] = weft_bf16_to_float(weight[k]);
+    }
+}
+
+const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count) {
+    *count = o->n_state;
+    return o->state;
+}
+
+weft_status weft_optimizer_write(const weft_optimizer *o, const char *path) {
+    weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
+    if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    for (int64_t i = 0; i < o->n_state; i++) {
+        const weft_weight *w = &o->state[i];
+        tensors[i] = (weft_safetensor){.name = w->name,
+                                       .dtype = weft_file_dtype_of(w->dtype),
+                                       .ndim = w->ndim,
+                                       .data = w->data};
+        memcpy(tensors[i].shape, w->shape, sizeof w->shape);
+    }
+    weft_status status = weft_safetensors_write(path, tensors, o->n_state, NULL);
+    free(tensors);
+    return status;
+}
+
+static weft_status check_state(const weft_optimizer *o, const weft_safetensors *file,
+                               const char *path) {
+    for (int64_t i = 0; i < o->n_state; i++) {
+        const weft_weight *w = &o->state[i];
+        const weft_safetensor *t = weft_safetensors_find(file, w->name);
+        if (!t)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: tensor '%s' is missing; is it of another model or OPTIMIZER?",
+                             path, w->name);
+        if (t->dtype != weft_file_dtype_of(w->dtype) || t->ndim != w->ndim ||
+            memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) != 0)
+            return weft_fail(WEFT_EINPUT, "%s: tensor '%s' has not the type and shape of the model",
+                             path, w->name);
+    }
+    if (weft_safetensors_count(file) != o->n_state)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: %lld tensors, but the optimizer has %lld; is it of another OPTIMIZER?", path,
+            (long long)weft_safetensors_count(file), (long long)o->n_state);
+    return WEFT_OK;
+}
+
+weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
+    weft_safetensors *file;
+    WEFT_TRY(weft_safetensors_open(path, &file));
+    weft_status status = check_state(o, file, path);
+    for (int64_t i = 0; status == WEFT_OK && i < o->n_state; i++) {
+        const weft_weight *w = &o->state[i];
+        memcpy(w->data, weft_safetensors_find(file, w->name)->data, (size_t)w->bytes);
+    }
+    weft_safetensors_close(file);
+    return status;
+}
+
+void weft_optimizer_mark(weft_optimizer *o, uint64_t mark) {
+    o->mark = mark;
+}
+
+uint64_t weft_optimizer_marked(const weft_optimizer *o) {
+    return o->mark;
+}

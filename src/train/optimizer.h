@@ -1,0 +1,79 @@
+/* An optimizer over a model's weights: AdamW or AdamWSPAM as the config says.
+ *
+ * It owns what a step hands to the next one (the moments, the controlling state, f32 masters of
+ * bf16 weights) and a small graph of the operations of ops/optimizer.h, bound to that memory, to
+ * the model's weights and to gradients: those of a session where they lie, so that nothing is
+ * copied, or buffers of its own that a caller fills, such as a sum over micro-batches.
+ *
+ *     weft_optimizer_create(model, backend, pool, &o);
+ *     weft_optimizer_bind_session(o, &session);       once; again for another session
+ *     for each step
+ *         weft_session_run(&session, ...);
+ *         weft_optimizer_run(o, rate);                no allocation inside
+ *         weft_optimizer_events(o, &events);
+ *
+ * All of the state is in named tensors (weft_optimizer_state): written and read back they make a
+ * resume that is exact to the bit. */
+#ifndef WEFT_TRAIN_OPTIMIZER_H
+#define WEFT_TRAIN_OPTIMIZER_H
+
+#include "model/session.h"
+#include "ops/optimizer.h"
+
+/* What the last step did, and the counters over all steps. */
+typedef struct {
+    double norm;   /* of the gradient, before clipping */
+    double rate;   /* the learning rate used: the one given, times `warmup` */
+    double warmup; /* 1 but after a reset */
+    bool spike, clipped, reset, skipped;
+    int64_t cut; /* elements that spike clipping cut */
+    int64_t steps, spikes, clips, resets, skips;
+} weft_step_events;
+
+/* One weight's gradient: where it lies, aligned to WEFT_ARENA_ALIGN. NULL: zeros. */
+typedef struct {
+    weft_dtype dtype; /* the weight's, or what its masters are kept in */
+    void *data;
+} weft_gradient;
+
+/* The options of the config for a step. */
+weft_adam_options weft_optimizer_options(const weft_config *c);
+
+/* State of zeros, masters from the weights. The model, the pool and the backend are the caller's
+ * and must outlive it. */
+weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
+                                  weft_optimizer **out);
+void weft_optimizer_destroy(weft_optimizer *o);
+const weft_model *weft_optimizer_model(const weft_optimizer *o);
+
+/* Takes gradients from these places from now on: `gradients` has one for each of the model's
+ * weights, in their order. On an error the optimizer is bound to nothing. */
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients);
+/* The gradients of a session that was opened with them; it must stay open while it is bound. */
+weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s);
+/* Buffers of its own, f32 (f64 beside f64), zero at first; made at the first call. The i-th
+ * weight's is at weft_optimizer_gradient(o, i). */
+weft_status weft_optimizer_bind_own(weft_optimizer *o);
+void *weft_optimizer_gradient(const weft_optimizer *o, int64_t i);
+
+/* One step at that learning rate. */
+weft_status weft_optimizer_run(weft_optimizer *o, double rate);
+weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out);
+
+/* Takes up weights that others wrote: a master which does not round to its bf16 weight is set to
+ * it. Nothing to do for f32 and f64, where the weights themselves are updated. */
+void weft_optimizer_refresh(weft_optimizer *o);
+
+/* The state by name, ascending: "m.NAME", "v.NAME", "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
+ * and "state", as in ops/optimizer.h. The memory may be read and written between steps. */
+const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count);
+/* The same as a safetensors file. Reading asks for the same names, types and shapes, and changes
+ * nothing on an error. */
+weft_status weft_optimizer_write(const weft_optimizer *o, const char *path);
+weft_status weft_optimizer_read(weft_optimizer *o, const char *path);
+
+/* For whoever binds by turns: a mark of what is bound, 0 after each bind until it is set. */
+void weft_optimizer_mark(weft_optimizer *o, uint64_t mark);
+uint64_t weft_optimizer_marked(const weft_optimizer *o);
+
+#endif

@@ -1,0 +1,182 @@
+/* What the program says of itself, and how it answers a slip of the finger. */
+#include "model/config.h"
+#include "support/command.h"
+#include "weft/weft.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+static const char *const commands[] = {"help", "plan", "init", "eval", "verify", "version"};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void expect_text(const char *const *arguments, const char *word) {
+    char *out;
+    command_succeeds(arguments, &out);
+    if (!strstr(out, word)) fail_msg("'%s' is not in: %s", word, out);
+    free(out);
+}
+
+static void test_help_lists_every_command(void **state) {
+    (void)state;
+    for (int i = 0; i < COMMANDS; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "\n  %s ", commands[i]);
+        expect_text(RUN("help"), line);
+        expect_text(RUN("--help"), line);
+        expect_text(RUN("-h"), line);
+    }
+}
+
+static void test_every_command_has_help(void **state) {
+    (void)state;
+    for (int i = 0; i < COMMANDS; i++) {
+        char usage[64];
+        snprintf(usage, sizeof usage, "usage: weft %s ", commands[i]);
+        expect_text(RUN("help", commands[i]), usage);
+        expect_text(RUN(commands[i], "--help"), usage);
+        expect_text(RUN(commands[i], "-h"), usage);
+    }
+    expect_text(RUN("eval", "--tokens", "x", "--help"), "--targets FILE");
+}
+
+/* Every option that the help of a command shows is one that the command takes. */
+static void test_help_shows_options_that_are_taken(void **state) {
+    (void)state;
+    for (int i = 1; i < COMMANDS - 1; i++) {
+        char *out;
+        command_succeeds(RUN("help", commands[i]), &out);
+        for (const char *at = out; (at = strstr(at, "\n  --"));) {
+            char option[32];
+            at += 3;
+            snprintf(option, sizeof option, "%.*s", (int)strcspn(at, " \n"), at);
+            command_result r = command_run(RUN(commands[i], option));
+            if (strstr(r.err, "unknown option")) fail_msg("weft %s: %s", commands[i], r.err);
+            command_free(&r);
+        }
+        free(out);
+    }
+}
+
+static void test_help_config_lists_every_option(void **state) {
+    (void)state;
+    char *text, *kconfig;
+    command_succeeds(RUN("help", "config"), &text);
+    command_succeeds(RUN("help", "config", "--kconfig"), &kconfig);
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        char line[96];
+        snprintf(line, sizeof line, "  CONFIG_%s=", options[i].key);
+        if (!strstr(text, line)) fail_msg("'%s' is not in 'weft help config'", line);
+        snprintf(line, sizeof line, "\nconfig %s\n", options[i].key);
+        if (!strstr(kconfig, line)) fail_msg("'%s' is not in the Kconfig file", line);
+    }
+    free(text);
+    free(kconfig);
+    command_fails(2, RUN("help", "config", "--json"), SAYS("--kconfig"));
+    command_fails(2, RUN("help", "plan", "init"), SAYS("one command"));
+}
+
+static void test_version_is_the_headers(void **state) {
+    (void)state;
+    char line[64];
+    snprintf(line, sizeof line, "weft %s\n", weft_version());
+    expect_text(RUN("version"), line);
+    expect_text(RUN("--version"), line);
+    json_t *object = command_json(RUN("version", "--json"));
+    assert_string_equal(json_string_value(json_object_get(object, "version")), weft_version());
+    assert_true(json_is_boolean(json_object_get(object, "cuda")));
+    json_decref(object);
+    command_fails(2, RUN("version", "--jsno"), SAYS("--jsno", "--json"));
+}
+
+static void test_an_unknown_command_names_the_nearest(void **state) {
+    (void)state;
+    command_fails(2, RUN("pln"), SAYS("'pln'", "did you mean 'plan'?"));
+    command_fails(2, RUN("evaluate"), SAYS("did you mean 'eval'?"));
+    command_fails(2, RUN("help", "verfy"), SAYS("did you mean 'verify'?"));
+    command_fails(2, RUN("xyzzy-and-more"), SAYS("'weft help' lists them"));
+    command_fails(2, RUN(""), SAYS("unknown command ''"));
+    command_result r = command_run((const char *const[]){NULL});
+    assert_int_equal(r.status, 2);
+    assert_string_equal(r.out, "");
+    assert_non_null(strstr(r.err, "usage: weft COMMAND"));
+    command_free(&r);
+}
+
+static void test_an_unknown_option_names_the_nearest(void **state) {
+    (void)state;
+    command_fails(2, RUN("plan", "--josn"), SAYS("weft plan:", "'--josn'", "did you mean '--json'?"));
+    command_fails(2, RUN("plan", "--confg=x"), SAYS("'--confg'", "did you mean '--config'?"));
+    command_fails(2, RUN("init", "--outt", "x"), SAYS("did you mean '--out'?"));
+    command_fails(2, RUN("eval", "--token", "x"), SAYS("did you mean '--tokens'?"));
+    command_fails(2, RUN("plan", "--qqqqqqqqqqqqqqqqqqqqqqqqqq"), SAYS("'weft help plan' lists them"));
+    command_fails(2, RUN("plan", "-x"), SAYS("unknown option '-x'"));
+    char *longest = calloc(1, 100001);
+    assert_non_null(longest);
+    memset(longest, '-', 100000);
+    command_fails(2, RUN("plan", longest), SAYS("unknown option"));
+    free(longest);
+}
+
+static void test_options_need_their_values(void **state) {
+    (void)state;
+    command_fails(2, RUN("plan", "-o"), SAYS("-o needs a value"));
+    command_fails(2, RUN("plan", "--config"), SAYS("--config needs a value"));
+    command_fails(2, RUN("plan", "--config="), SAYS("--config needs a value"));
+    command_fails(2, RUN("plan", "--config", ""), SAYS("--config needs a value"));
+    command_fails(2, RUN("plan", "--json=yes"), SAYS("--json takes no value"));
+    command_fails(2, RUN("plan", "word"), SAYS("'word'"));
+    command_fails(2, RUN("init"), SAYS("--out is needed"));
+    command_fails(2, RUN("eval", "--model", "x"), SAYS("--tokens is needed"));
+    command_fails(2, RUN("eval", "--tokens", "x"), SAYS("--model is needed"));
+    command_fails(2, RUN("plan", "-o", "N_LAYER"), SAYS("'N_LAYER' must be KEY=VALUE"));
+    command_fails(2, RUN("plan", "-o", "=3"), SAYS("KEY=VALUE"));
+    command_fails(2, RUN("plan", "-o", ""), SAYS("KEY=VALUE"));
+}
+
+static void test_numbers_are_held_to_their_range(void **state) {
+    (void)state;
+    static const char *const bad[] = {"-1", "99999", "two", "1.5", "3x", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        command_fails(2, RUN("plan", "--threads", bad[i]), SAYS("--threads", bad[i], "0 to 1024"));
+        command_fails(2, RUN("plan", "--step", bad[i]), SAYS("--step", bad[i], "0 to 5"));
+        command_fails(2, RUN("plan", "--ra-mla-ablation-step", bad[i]), SAYS(bad[i], "0 to 5"));
+    }
+    command_fails(2, RUN("init", "--out", "x", "--seed", "-1"), SAYS("--seed", "-1"));
+    command_fails(2, RUN("plan", "--dtype", "f16"), SAYS("--dtype", "f16", "f32 bf16 f64"));
+    command_fails(2, RUN("plan", "--device", "gpu"), SAYS("--device", "gpu", "cuda"));
+}
+
+/* Output that nobody can take is work that failed. */
+static void test_a_full_disk_is_an_error(void **state) {
+    (void)state;
+    const char *program = getenv("WEFT");
+    char line[1024];
+    snprintf(line, sizeof line, "%s help >/dev/full 2>/dev/null", program ? program : "build/weft");
+    int status = system(line);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_help_lists_every_command),
+        cmocka_unit_test(test_every_command_has_help),
+        cmocka_unit_test(test_help_shows_options_that_are_taken),
+        cmocka_unit_test(test_help_config_lists_every_option),
+        cmocka_unit_test(test_version_is_the_headers),
+        cmocka_unit_test(test_an_unknown_command_names_the_nearest),
+        cmocka_unit_test(test_an_unknown_option_names_the_nearest),
+        cmocka_unit_test(test_options_need_their_values),
+        cmocka_unit_test(test_numbers_are_held_to_their_range),
+        cmocka_unit_test(test_a_full_disk_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

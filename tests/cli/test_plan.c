@@ -1,0 +1,196 @@
+/* `weft plan`: the counts of the seed's table, the order in which settings win, the keys of JSON. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+static long long integer(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_integer(value)) fail_msg("'%s' is missing or no whole number", key);
+    return json_integer_value(value);
+}
+
+static double real(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_number(value)) fail_msg("'%s' is missing or no number", key);
+    return json_number_value(value);
+}
+
+static long long parameters(const char *const *arguments) {
+    json_t *object = command_json(arguments);
+    long long count = integer(object, "parameters");
+    json_decref(object);
+    return count;
+}
+
+#define SMALL                                                                                      \
+    "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o",          \
+        "GPT2_BLOCK_SIZE=8", "-o", "BATCH_SIZE=2", "-o", "RA_MLA_LATENT_DIM=8"
+
+static void expect_keys(const json_t *object) {
+    long long sum = 0;
+    const char *name;
+    json_t *value;
+    json_t *parts = json_object_get(object, "parts");
+    assert_true(json_is_object(parts));
+    json_object_foreach(parts, name, value) {
+        assert_true(json_is_integer(value));
+        sum += json_integer_value(value);
+    }
+    assert_int_equal(sum, integer(object, "parameters"));
+    assert_true(real(object, "flops_per_token") > 0);
+    assert_true(integer(object, "training_bytes") > 4 * sum);
+    assert_true(integer(object, "cache_bytes_per_token") > 0);
+}
+
+static void test_json_has_the_promised_keys(void **state) {
+    (void)state;
+    json_t *object = command_json(RUN("plan", "--json", SMALL));
+    expect_keys(object);
+    assert_null(json_object_get(object, "steps"));
+    assert_int_equal(integer(object, "cache_bytes_per_token"), 2 * 2 * 16 * 4);
+    json_decref(object);
+    char *table;
+    command_succeeds(RUN("plan", SMALL), &table);
+    assert_non_null(strstr(table, "parameters"));
+    free(table);
+}
+
+static const long long UNTIED[6] = {115001856, 117370368, 230616576,
+                                    240250368, 230616576, 240250368};
+
+static void test_each_step_has_the_seeds_count(void **state) {
+    (void)state;
+    for (int step = 0; step < 6; step++) {
+        char number[8], word[48];
+        snprintf(number, sizeof number, "%d", step);
+        snprintf(word, sizeof word, "--ra-mla-ablation-step=%d", step);
+        json_t *one = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
+                                       "RA_MLA_MLP_TYING_MODE=untied", "--step", number));
+        json_t *other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
+                                         "CONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"", word));
+        assert_int_equal(integer(one, "parameters"), UNTIED[step]);
+        assert_true(json_equal(one, other));
+        json_decref(one);
+        json_decref(other);
+    }
+    assert_int_equal(parameters(RUN("plan", "--json", "-o", "ATTENTION=mla", "--step", "3")),
+                     235335168);
+}
+
+static void test_a_study_gives_all_its_steps(void **state) {
+    (void)state;
+    const char *path = scratch_path("study.config");
+    const char *text = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"\n"
+                       "CONFIG_RA_MLA_MLP_ATTN_GATE=y\n"
+                       "CONFIG_RA_MLA_ABLATION_STEPS=\"0,1,2,3\"\n";
+    file_write(path, text, strlen(text));
+    json_t *object = command_json(RUN("plan", "--json", "--config", path));
+    json_t *steps = json_object_get(object, "steps");
+    assert_int_equal(json_array_size(steps), 4);
+    for (size_t i = 0; i < 4; i++) {
+        json_t *step = json_array_get(steps, i);
+        expect_keys(step);
+        assert_int_equal(integer(step, "step"), (long long)i);
+        assert_int_equal(integer(step, "parameters"), UNTIED[i]);
+    }
+    /* The study itself is its step 0, though its file switches the gate on. */
+    assert_int_equal(integer(object, "parameters"), UNTIED[0]);
+    json_decref(object);
+    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--step", "1")), UNTIED[1]);
+}
+
+static void test_bad_steps_of_a_study_are_refused(void **state) {
+    (void)state;
+    static const char *const bad[] = {"0,6", "0,,1", "one", "-1", "0;1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "RA_MLA_ABLATION_STEPS=%s", bad[i]);
+        command_fails(2, RUN("plan", SMALL, "-o", key), SAYS("ABLATION_STEPS", bad[i], "0 to 5"));
+    }
+    /* One step is impossible without a latent: nothing of the others is printed. */
+    command_fails(2, RUN("plan", SMALL, "-o", "RA_MLA_ABLATION_STEPS=0,1,3"),
+                  SAYS("LATENT_RECIP", "mla"));
+}
+
+/* Later wins: default, file, step, override. */
+static void test_overrides_win_over_step_and_file(void **state) {
+    (void)state;
+    const char *path = scratch_path("order.config");
+    const char *text = "CONFIG_N_LAYER=3\n# CONFIG_RA_MLA_MLP_ATTN_GATE is not set\n";
+    file_write(path, text, strlen(text));
+    long long file = parameters(RUN("plan", "--json", SMALL, "-o", "N_LAYER=3"));
+    long long plain = parameters(RUN("plan", "--json", SMALL));
+    long long gated = parameters(RUN("plan", "--json", SMALL, "--step", "1"));
+    assert_true(file > plain && gated > plain);
+    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "-o", "N_EMBD=16", "-o",
+                                    "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o", "GPT2_BLOCK_SIZE=8")),
+                     file);
+    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, SMALL)), plain);
+    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--step", "1", SMALL)),
+                     gated);
+    assert_int_equal(
+        parameters(RUN("plan", "--json", SMALL, "-o", "RA_MLA_MLP_ATTN_GATE=n", "--step", "1")),
+        plain);
+    /* The last of two, and a step inside a study. */
+    assert_int_equal(parameters(RUN("plan", "--json", SMALL, "-o", "N_LAYER=5", "-o", "n_layer=2")),
+                     plain);
+    json_t *object = command_json(RUN("plan", "--json", SMALL, "-o", "RA_MLA_MLP_ATTN_GATE=n", "-o",
+                                      "RA_MLA_ABLATION_STEPS=0,1"));
+    json_t *steps = json_object_get(object, "steps");
+    assert_int_equal(integer(json_array_get(steps, 1), "parameters"), plain);
+    json_decref(object);
+}
+
+static void test_types_size_the_plan(void **state) {
+    (void)state;
+    json_t *wide = command_json(RUN("plan", "--json", SMALL, "--dtype", "f64"));
+    json_t *narrow = command_json(RUN("plan", "--json", SMALL, "--dtype", "bf16"));
+    assert_int_equal(integer(wide, "cache_bytes_per_token"), 2 * 2 * 16 * 8);
+    assert_int_equal(integer(narrow, "cache_bytes_per_token"), 2 * 2 * 16 * 2);
+    assert_int_equal(integer(wide, "parameters"), integer(narrow, "parameters"));
+    json_decref(wide);
+    json_decref(narrow);
+}
+
+/* Sizes at the edge of what a config takes: a plan or a line, never a crash. */
+static void test_enormous_sizes_are_answered(void **state) {
+    (void)state;
+    command_fails(2,
+                  RUN("plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o", "BATCH_SIZE=1048576",
+                      "-o", "GPT2_BLOCK_SIZE=1048576", "-o", "VOCAB_SIZE=16777216"),
+                  SAYS("weft plan:"));
+    assert_true(parameters(RUN("plan", "--json", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
+                               "N_FFN=1048576", "-o", "BATCH_SIZE=1", "-o",
+                               "VOCAB_SIZE=16777216")) > 1000000000000LL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_json_has_the_promised_keys),
+        cmocka_unit_test(test_each_step_has_the_seeds_count),
+        cmocka_unit_test(test_a_study_gives_all_its_steps),
+        cmocka_unit_test(test_bad_steps_of_a_study_are_refused),
+        cmocka_unit_test(test_overrides_win_over_step_and_file),
+        cmocka_unit_test(test_types_size_the_plan),
+        cmocka_unit_test(test_enormous_sizes_are_answered),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

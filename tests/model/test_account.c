@@ -1,0 +1,109 @@
+/* What `weft plan` counts: parameters to the digit, and what the backward pass keeps. */
+#include "cpu/backend.h"
+#include "model/account.h"
+#include "model/model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static weft_account account_of(const char *const *overrides, int step) {
+    weft_config c;
+    weft_account a;
+    weft_config_defaults(&c);
+    for (; *overrides; overrides++)
+        assert_int_equal(weft_config_override(&c, *overrides, "test"), WEFT_OK);
+    if (step >= 0) assert_int_equal(weft_config_step(&c, step), WEFT_OK);
+    if (weft_account_make(&c, weft_cpu_backend(), 2, &a) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    return a;
+}
+
+static int64_t parameters(const char *const *overrides, int step) {
+    return account_of(overrides, step).parameters;
+}
+
+/* GPT-2 124M with mla, vocabulary padded to 50304: the seed's own table. */
+static void test_parameters_of_the_seeds_table(void **state) {
+    (void)state;
+    const char *untied[] = {"ATTENTION=mla", "RA_MLA_MLP_TYING_MODE=untied", NULL};
+    const char *tied[] = {"ATTENTION=mla", NULL};
+    assert_int_equal(parameters(untied, 0), 115001856);
+    assert_int_equal(parameters(untied, 1), 117370368);
+    assert_int_equal(parameters(untied, 2), 230616576);
+    assert_int_equal(parameters(untied, 3), 240250368);
+    assert_int_equal(parameters(tied, 3), 235335168);
+}
+
+static void test_steps_4_and_5_are_2_and_3(void **state) {
+    (void)state;
+    const char *mla[] = {"ATTENTION=mla", NULL};
+    assert_int_equal(parameters(mla, 4), parameters(mla, 2));
+    assert_int_equal(parameters(mla, 5), parameters(mla, 3));
+}
+
+/* No T x T matrix is kept: what a token keeps does not depend on how many there are. */
+static void test_numbers_kept_for_the_backward_pass(void **state) {
+    (void)state;
+    const char *mla[] = {"ATTENTION=mla", "BATCH_SIZE=8", NULL};
+    double step0 = account_of(mla, 0).kept_per_token_layer;
+    double step3 = account_of(mla, 3).kept_per_token_layer;
+    if (step0 > 14100) fail_msg("step 0 keeps %.0f numbers a token and layer", step0);
+    if (step3 > step0 + 4000) fail_msg("step 3 keeps %.0f, step 0 %.0f", step3, step0);
+    const char *longer[] = {"ATTENTION=mla", "BATCH_SIZE=2", "GPT2_BLOCK_SIZE=4096", NULL};
+    double at_4096 = account_of(longer, 3).kept_per_token_layer;
+    assert_true(at_4096 < step3 + 1 && at_4096 > step3 - 1);
+}
+
+static void test_memory_adds_up(void **state) {
+    (void)state;
+    const char *small[] = {
+        "N_LAYER=3",          "N_EMBD=64",           "N_HEAD=4", "VOCAB_SIZE=1000", "BATCH_SIZE=2",
+        "GPT2_BLOCK_SIZE=64", "OPTIMIZER=adamwspam", NULL};
+    weft_account a = account_of(small, -1);
+    assert_int_equal(a.weights_bytes, 4 * a.parameters);
+    assert_int_equal(a.optimizer_bytes, 3 * 4 * a.parameters);
+    assert_int_equal(a.weights_bytes + a.gradients_bytes + a.optimizer_bytes + a.activations_bytes +
+                         a.workspace_bytes,
+                     a.training_bytes);
+    assert_true(a.workspace_bytes >= 0);
+    int64_t sum = 0;
+    for (int i = 0; i < a.n_parts; i++)
+        sum += a.parts[i].parameters;
+    assert_int_equal(sum, a.parameters);
+}
+
+static int64_t cache(const char *const *overrides) {
+    return account_of(overrides, -1).cache_bytes_layer;
+}
+
+static void test_cache_bytes_of_each_attention(void **state) {
+    (void)state;
+    const char *dot[] = {"BATCH_SIZE=1", NULL};
+    const char *grouped[] = {"BATCH_SIZE=1", "KV_HEADS=3", NULL};
+    const char *w2[] = {"BATCH_SIZE=1", "ATTENTION=w2", NULL};
+    const char *mla[] = {"BATCH_SIZE=1", "ATTENTION=mla", NULL};
+    const char *joint[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_JOINT_KV=y", NULL};
+    const char *rank[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_MLP_CROSS_TOKEN=y",
+                          "RA_MLA_MLP_CROSS_RANK=32", NULL};
+    assert_int_equal(cache(dot), 4 * 2 * 768);
+    assert_int_equal(cache(grouped), 4 * 2 * 3 * 64);
+    assert_int_equal(cache(w2), 4 * (2 * 768 + 12 + 768));
+    assert_int_equal(cache(mla), 4 * 2 * 128);
+    assert_int_equal(cache(joint), 4 * 128);
+    assert_int_equal(cache(rank), 4 * (2 * 128 + 32));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parameters_of_the_seeds_table),
+        cmocka_unit_test(test_steps_4_and_5_are_2_and_3),
+        cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
+        cmocka_unit_test(test_memory_adds_up),
+        cmocka_unit_test(test_cache_bytes_of_each_attention),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

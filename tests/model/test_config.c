@@ -1,0 +1,226 @@
+/* Configs: what is read, what is refused and with which words. */
+#include "model/config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static weft_config defaults(void) {
+    weft_config c;
+    weft_config_defaults(&c);
+    return c;
+}
+
+/* Writes text to a file of its own and reads it as a config. */
+static weft_status read_text(weft_config *c, const char *text, char *path, size_t room) {
+    snprintf(path, room, "/tmp/weft-config-XXXXXX");
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    assert_int_equal(write(file, text, strlen(text)), (ssize_t)strlen(text));
+    close(file);
+    weft_status status = weft_config_read(c, path);
+    unlink(path);
+    return status;
+}
+
+static void expect_words(const char *const *words) {
+    for (; *words; words++)
+        if (!strstr(weft_error_message(), *words))
+            fail_msg("'%s' does not say '%s'", weft_error_message(), *words);
+    assert_null(strchr(weft_error_message(), '\n'));
+}
+
+#define expect_error(call, ...)                                                                    \
+    do {                                                                                           \
+        assert_int_equal((call), WEFT_EINPUT);                                                     \
+        expect_words((const char *[]){__VA_ARGS__, NULL});                                         \
+    } while (0)
+
+static void test_every_default_is_in_its_range(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    int count;
+    const weft_option *options = weft_options(&count);
+    assert_true(count > 80);
+    for (int i = 0; i < count; i++) {
+        char text[WEFT_TEXT_MAX];
+        weft_config_format(&c, &options[i], text, sizeof text);
+        if (weft_config_set(&c, options[i].key, text, "test") != WEFT_OK)
+            fail_msg("%s", weft_error_message());
+        assert_true(strlen(options[i].help) > 2);
+    }
+    assert_int_equal(weft_config_check(&c, "defaults"), WEFT_OK);
+}
+
+static void test_kconfig_text_is_read(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    char path[64];
+    const char *text = "# a comment\n"
+                       "\n"
+                       "CONFIG_ATTENTION=\"mla\"\n"
+                       "CONFIG_N_LAYER=3\n"
+                       "CONFIG_RA_MLA_RA_ALPHA=0.25\n"
+                       "CONFIG_RA_MLA_MLP_SPARSE_RMS_THRESHOLD=\"0.75\"\n"
+                       "  CONFIG_RA_MLA_MLP_ATTN_GATE=y  \n"
+                       "# CONFIG_GPT2_BIAS is not set\n"
+                       "CONFIG_DATASET=\"some folder\"\r\n";
+    assert_int_equal(read_text(&c, text, path, sizeof path), WEFT_OK);
+    assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
+    assert_int_equal(c.n_layer, 3);
+    assert_true(c.ra_mla_ra_alpha == 0.25);
+    assert_true(c.sparse_rms_threshold == 0.75);
+    assert_true(c.attn_gate);
+    assert_false(c.gpt2_bias);
+    assert_string_equal(c.dataset, "some folder");
+}
+
+static void test_an_unknown_key_names_file_line_and_the_nearest(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    char path[64];
+    expect_error(read_text(&c, "CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", path, sizeof path), path,
+                 ":2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?");
+    expect_error(read_text(&c, "# CONFIG_GPT_BIAS is not set\n", path, sizeof path),
+                 ":1:", "did you mean CONFIG_GPT2_BIAS?");
+}
+
+static void test_bad_values_are_refused(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    char path[64];
+    expect_error(weft_config_override(&c, "N_LAYER=0", "-o"), "-o", "CONFIG_N_LAYER=0", "1 to");
+    expect_error(weft_config_override(&c, "N_LAYER=two", "-o"), "whole number");
+    expect_error(weft_config_override(&c, "N_LAYER=99999999999999999999", "-o"), "outside");
+    expect_error(weft_config_override(&c, "GPT2_DROPOUT=1.5", "-o"), "outside 0 to 0.99");
+    expect_error(weft_config_override(&c, "GPT2_DROPOUT=nan", "-o"), "number");
+    expect_error(weft_config_override(&c, "ATTENTION=softmax", "-o"), "softmax", "dot w2 mla");
+    expect_error(weft_config_override(&c, "CAUSAL=maybe", "-o"), "y or n");
+    expect_error(weft_config_override(&c, "CAUSAL", "-o"), "KEY=VALUE");
+    expect_error(read_text(&c, "N_LAYER 3\n", path, sizeof path), ":1:", "CONFIG_KEY=value");
+    expect_error(read_text(&c, "# CONFIG_N_LAYER is not set\n", path, sizeof path), "unset");
+    assert_int_equal(weft_config_read(&c, "no/such/file"), WEFT_EIO);
+    expect_words((const char *[]){"no/such/file", NULL});
+}
+
+/* Applies overrides and returns the check's verdict. */
+static weft_status check_with(const char *const *overrides) {
+    weft_config c = defaults();
+    for (; *overrides; overrides++)
+        assert_int_equal(weft_config_override(&c, *overrides, "test"), WEFT_OK);
+    return weft_config_check(&c, "test.config");
+}
+
+#define check_mix(...) check_with((const char *[]){__VA_ARGS__, NULL})
+
+static void test_impossible_mixes_are_refused(void **state) {
+    (void)state;
+    expect_error(check_mix("RA_MLA_MLP_LATENT_RECIP=y"), "test.config", "LATENT_RECIP",
+                 "CONFIG_ATTENTION=\"mla\"");
+    expect_error(check_mix("FFN=wsffn", "N_FFN=100", "WSFFN_N_HEAD=7"), "100", "7");
+    expect_error(check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence"), "GATE_POOL",
+                 "CONFIG_ALLOW_FUTURE_LEAK=y");
+    expect_error(check_mix("N_EMBD=10", "N_HEAD=3"), "N_EMBD=10", "N_HEAD=3");
+    expect_error(check_mix("ATTENTION=w2", "KV_HEADS=4"), "KV_HEADS", "dot");
+    expect_error(check_mix("KV_HEADS=5"), "N_HEAD=12", "KV_HEADS=5");
+    expect_error(check_mix("POSITION=rope", "N_EMBD=9", "N_HEAD=3"), "rope", "3 wide");
+    expect_error(check_mix("POSITION=relative", "CAUSAL=n"), "relative", "CAUSAL");
+    expect_error(check_mix("POSITION=alibi", "CAUSAL=n"), "alibi", "CAUSAL");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_LATENT_DIM=7", "RA_MLA_USE_ROPE=y"), "7", "2");
+    expect_error(
+        check_mix("ATTENTION=mla", "RA_MLA_LATENT_DIM=6", "RA_MLA_USE_ROPE=y", "RA_MLA_SCORE=w2"),
+        "6", "4");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_SCORE=w2", "RA_MLA_RA_ALPHA=0.5"), "RA_ALPHA");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_MLP_LATENT_RECIP=y",
+                           "RA_MLA_MLP_TYING_MODE=per_head_scalar"),
+                 "per_head_scalar", "128", "12");
+    expect_error(check_mix("BATCH_SIZE=8", "MICRO_BATCH=3"), "BATCH_SIZE=8", "MICRO_BATCH=3");
+    assert_int_equal(
+        check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence", "ALLOW_FUTURE_LEAK=y"),
+        WEFT_OK);
+    assert_int_equal(
+        check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence", "CAUSAL=n"), WEFT_OK);
+}
+
+static void test_sizes_may_be_as_small_as_1(void **state) {
+    (void)state;
+    assert_int_equal(check_mix("N_LAYER=1", "N_HEAD=1", "N_EMBD=1", "N_FFN=1", "VOCAB_SIZE=1",
+                               "GPT2_BLOCK_SIZE=1", "BATCH_SIZE=1"),
+                     WEFT_OK);
+}
+
+static void test_steps_set_the_mechanisms_alone(void **state) {
+    (void)state;
+    static const bool want[6][3] = {{false, false, false}, {true, false, false},
+                                    {true, true, false},   {true, true, true},
+                                    {true, true, false},   {true, true, true}};
+    for (int step = 0; step < 6; step++) {
+        weft_config c = defaults(), plain = defaults();
+        assert_int_equal(weft_config_step(&c, step), WEFT_OK);
+        assert_int_equal(c.attn_gate, want[step][0]);
+        assert_int_equal(c.cross_token, want[step][1]);
+        assert_int_equal(c.latent_recip, want[step][2]);
+        c.attn_gate = c.cross_token = c.latent_recip = false;
+        assert_memory_equal(&c, &plain, sizeof c);
+    }
+    weft_config c = defaults();
+    expect_error(weft_config_step(&c, 6), "0 to 5");
+}
+
+static void test_json_gives_the_config_back(void **state) {
+    (void)state;
+    weft_config c = defaults(), back = defaults();
+    const char *changes[] = {"ATTENTION=w2", "W2_TAU=0.1",           "N_LAYER=5",
+                             "GPT2_BIAS=n",  "LEARNING_RATE=0.0003", "DATASET=a \"quoted\" one"};
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
+        assert_int_equal(weft_config_override(&c, changes[i], "test"), WEFT_OK);
+    json_t *object = weft_config_to_json(&c);
+    assert_non_null(object);
+    assert_non_null(json_object_get(object, "n_layer"));
+    assert_string_equal(json_string_value(json_object_get(object, "attention")), "w2");
+    assert_int_equal(weft_config_from_json(&back, object, "config.json"), WEFT_OK);
+    assert_memory_equal(&c, &back, sizeof c);
+    json_object_set_new(object, "n_lyaer", json_integer(3));
+    expect_error(weft_config_from_json(&back, object, "config.json"), "config.json", "N_LAYER");
+    json_decref(object);
+}
+
+/* The Kconfig file names every option once. */
+static void test_kconfig_has_every_option(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_non_null(out);
+    weft_config_write_kconfig(out);
+    fclose(out);
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        char line[96];
+        snprintf(line, sizeof line, "\nconfig %s\n", options[i].key);
+        const char *at = strstr(text, line);
+        assert_non_null(at);
+        assert_null(strstr(at + 1, line));
+    }
+    free(text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_default_is_in_its_range),
+        cmocka_unit_test(test_kconfig_text_is_read),
+        cmocka_unit_test(test_an_unknown_key_names_file_line_and_the_nearest),
+        cmocka_unit_test(test_bad_values_are_refused),
+        cmocka_unit_test(test_impossible_mixes_are_refused),
+        cmocka_unit_test(test_sizes_may_be_as_small_as_1),
+        cmocka_unit_test(test_steps_set_the_mechanisms_alone),
+        cmocka_unit_test(test_json_gives_the_config_back),
+        cmocka_unit_test(test_kconfig_has_every_option),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,319 @@
+/* The optimizer's update by itself: no place in a tensor and no number of threads is special, and
+ * what cannot be updated is refused. */
+#include "core/exec.h"
+#include "cpu/backend.h"
+#include "ops/arith.h"
+#include "ops/optimizer.h"
+#include "support/table.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <setjmp.h>
+
+#include <cmocka.h>
+
+/* A graph of one parameter that spans several chunks, and its gradient of a short period. */
+typedef struct {
+    weft_graph *graph;
+    weft_pool *pool;
+    weft_exec *exec;
+    weft_tensor *lr, *state, *cut, *norm;
+    weft_adam_slot slot;
+} large;
+
+enum { PERIOD = 37, COUNT = 3 * 16384 + 1021 };
+
+static void large_open(large *l, int threads, bool amsgrad) {
+    *l = (large){0};
+    assert_int_equal(weft_graph_create(&l->graph), WEFT_OK);
+    weft_graph *g = l->graph;
+    weft_adam_options o = {
+        .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .theta = 2};
+    l->slot.param = weft_new_tensor(g, WEFT_ROLE_PARAM, "p", WEFT_F32, 1, COUNT);
+    l->slot.grad = weft_new_tensor(g, WEFT_ROLE_INPUT, "g", WEFT_F32, 1, COUNT);
+    l->slot.m = weft_new_tensor(g, WEFT_ROLE_STATE, "m", WEFT_F32, 1, COUNT);
+    l->slot.v = weft_new_tensor(g, WEFT_ROLE_STATE, "v", WEFT_F32, 1, COUNT);
+    if (amsgrad) l->slot.v_max = weft_new_tensor(g, WEFT_ROLE_STATE, "v_max", WEFT_F32, 1, COUNT);
+    l->lr = weft_new_tensor(g, WEFT_ROLE_INPUT, "lr", WEFT_F32, 1);
+    l->state = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
+    l->norm = weft_keep(weft_global_norm(g, &l->slot.grad, 1));
+    l->cut = weft_adamw(g, weft_adam_control(g, l->norm, l->lr, l->state, &o), &l->slot, 1);
+    assert_int_equal(weft_graph_status(g), WEFT_OK);
+    assert_int_equal(weft_pool_create(threads, &l->pool), WEFT_OK);
+    weft_exec_options options = {.poison = true};
+    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), l->pool, &options, &l->exec), WEFT_OK);
+    float *values = calloc(COUNT, sizeof *values), lr = 0.01f;
+    assert_int_equal(weft_exec_write(l->exec, l->slot.m, values), WEFT_OK);
+    assert_int_equal(weft_exec_write(l->exec, l->slot.v, values), WEFT_OK);
+    if (amsgrad) assert_int_equal(weft_exec_write(l->exec, l->slot.v_max, values), WEFT_OK);
+    assert_int_equal(weft_exec_write(l->exec, l->state, values), WEFT_OK);
+    assert_int_equal(weft_exec_write(l->exec, l->lr, &lr), WEFT_OK);
+    for (int64_t i = 0; i < COUNT; i++)
+        values[i] = (float)(2 * case_unit(1, "p", i % PERIOD) - 1);
+    assert_int_equal(weft_exec_write(l->exec, l->slot.param, values), WEFT_OK);
+    free(values);
+}
+
+static void large_step(large *l, int step) {
+    float *values = malloc(COUNT * sizeof *values);
+    for (int64_t i = 0; i < COUNT; i++)
+        values[i] = (float)(2 * case_unit((uint32_t)step, "g", i % PERIOD) - 1);
+    assert_int_equal(weft_exec_write(l->exec, l->slot.grad, values), WEFT_OK);
+    assert_int_equal(weft_exec_run(l->exec, NULL), WEFT_OK);
+    free(values);
+}
+
+static void large_close(large *l) {
+    weft_exec_destroy(l->exec);
+    weft_pool_destroy(l->pool);
+    weft_graph_destroy(l->graph);
+}
+
+static void test_an_update_does_not_depend_on_place_or_threads(void **state) {
+    (void)state;
+    float *first = malloc(COUNT * sizeof *first), *p = malloc(COUNT * sizeof *p);
+    float norms[3];
+    for (int amsgrad = 0; amsgrad < 2; amsgrad++) {
+        for (int threads = 1; threads <= 3; threads++) {
+            large l;
+            large_open(&l, threads, amsgrad);
+            for (int step = 1; step <= 8; step++)
+                large_step(&l, step);
+            int32_t cut;
+            assert_int_equal(weft_exec_read(l.exec, l.cut, &cut), WEFT_OK);
+            assert_int_equal(weft_exec_read(l.exec, l.norm, &norms[threads - 1]), WEFT_OK);
+            assert_int_equal(weft_exec_read(l.exec, l.slot.param, threads == 1 ? first : p),
+                             WEFT_OK);
+            assert_true(cut > 0 && cut < COUNT);
+            if (threads > 1) assert_memory_equal(first, p, COUNT * sizeof *p);
+            assert_true(norms[threads - 1] == norms[0]);
+            large_close(&l);
+        }
+        for (int64_t i = PERIOD; i < COUNT; i++)
+            if (first[i] != first[i % PERIOD])
+                fail_msg("element %lld differs from its like: %a, %a", (long long)i,
+                         (double)first[i], (double)first[i % PERIOD]);
+    }
+    free(first);
+    free(p);
+}
+
+/* A step of two parameters, the first with a bf16 gradient of ones, the second with none. */
+static void test_no_gradient_counts_as_zeros(void **state) {
+    (void)state;
+    weft_graph *g;
+    weft_pool *pool;
+    weft_exec *exec;
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    enum { N = 3 };
+    weft_adam_slot slots[2];
+    for (int i = 0; i < 2; i++) {
+        char name[3][8];
+        for (int k = 0; k < 3; k++)
+            snprintf(name[k], sizeof name[k], "%c%d", "pmv"[k], i);
+        slots[i] =
+            (weft_adam_slot){.param = weft_new_tensor(g, WEFT_ROLE_PARAM, name[0], WEFT_F32, 1, N),
+                             .m = weft_new_tensor(g, WEFT_ROLE_STATE, name[1], WEFT_F32, 1, N),
+                             .v = weft_new_tensor(g, WEFT_ROLE_STATE, name[2], WEFT_F32, 1, N)};
+    }
+    slots[0].grad = weft_new_tensor(g, WEFT_ROLE_INPUT, "d0", WEFT_BF16, 1, N);
+    weft_tensor *grads[2] = {slots[0].grad, slots[1].grad};
+    weft_tensor *norm = weft_keep(weft_global_norm(g, grads, 2));
+    weft_tensor *lr = weft_new_tensor(g, WEFT_ROLE_INPUT, "lr", WEFT_F32, 1);
+    weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
+    weft_adam_options o = {.beta1 = 0.5, .beta2 = 0.5, .eps = 1, .weight_decay = 0.25};
+    weft_adamw(g, weft_adam_control(g, norm, lr, s, &o), slots, 2);
+    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, NULL, &exec), WEFT_OK);
+    const float start[N] = {1, -2, 4}, zeros[WEFT_ADAM_STATE] = {0}, half = 0.5f;
+    const uint16_t ones[N] = {0x3f80, 0x3f80, 0x3f80};
+    for (int i = 0; i < 2; i++) {
+        weft_exec_write(exec, slots[i].param, start);
+        weft_exec_write(exec, slots[i].m, zeros);
+        weft_exec_write(exec, slots[i].v, zeros);
+    }
+    weft_exec_write(exec, slots[0].grad, ones);
+    weft_exec_write(exec, lr, &half);
+    weft_exec_write(exec, s, zeros);
+    assert_int_equal(weft_exec_run(exec, NULL), WEFT_OK);
+    float got[2][N], length;
+    for (int i = 0; i < 2; i++)
+        weft_exec_read(exec, slots[i].param, got[i]);
+    weft_exec_read(exec, norm, &length);
+    for (int k = 0; k < N; k++) {
+        /* p − ⅛ p, and for a gradient of 1: m̂ = 1, v̂ = 1, so ½ · 1/(1 + 1) less. */
+        assert_float_equal(got[0][k], start[k] * 0.875f - 0.25f, 1e-6);
+        assert_true(got[1][k] == start[k] * 0.875f);
+    }
+    assert_float_equal(length, sqrtf(N), 1e-6);
+    weft_exec_destroy(exec);
+    weft_pool_destroy(pool);
+    weft_graph_destroy(g);
+}
+
+static void test_the_state_holds_the_last_norms(void **state) {
+    (void)state;
+    weft_graph *g;
+    weft_pool *pool;
+    weft_exec *exec;
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    weft_tensor *norm = weft_new_tensor(g, WEFT_ROLE_INPUT, "norm", WEFT_F32, 1);
+    weft_tensor *lr = weft_new_tensor(g, WEFT_ROLE_INPUT, "lr", WEFT_F32, 1);
+    weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
+    weft_adam_options o = {.beta1 = 0.9, .beta2 = 0.9, .eps = 1, .reset_interval = 30};
+    assert_non_null(weft_adam_control(g, norm, lr, s, &o));
+    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, NULL, &exec), WEFT_OK);
+    float values[WEFT_ADAM_STATE] = {0};
+    weft_exec_write(exec, s, values);
+    weft_exec_write(exec, lr, values);
+    for (int step = 1; step <= 250; step++) {
+        float value = (float)step;
+        weft_exec_write(exec, norm, &value);
+        assert_int_equal(weft_exec_run(exec, NULL), WEFT_OK);
+        weft_exec_read(exec, s, values);
+        int known = step < WEFT_ADAM_HISTORY ? step : WEFT_ADAM_HISTORY;
+        assert_true(values[WEFT_ADAM_KNOWN] == (float)known);
+        for (int k = 0; k < known; k++)
+            assert_true(values[(step - 1 - k) % WEFT_ADAM_HISTORY] == (float)(step - k));
+    }
+    assert_true(values[WEFT_ADAM_STEPS] == 250 && values[WEFT_ADAM_RESETS] == 8);
+    assert_true(values[WEFT_ADAM_AGE] == 10);
+    weft_exec_destroy(exec);
+    weft_pool_destroy(pool);
+    weft_graph_destroy(g);
+}
+
+/* Forward, backward and update of Σ p² as one graph: the loss of each of 30 steps. */
+static void train_in_one_graph(bool no_reuse, float *losses) {
+    weft_graph *g;
+    weft_pool *pool;
+    weft_exec *exec;
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    assert_int_equal(weft_pool_create(2, &pool), WEFT_OK);
+    weft_adam_slot slot = {
+        .param = weft_new_tensor(g, WEFT_ROLE_PARAM, "p", WEFT_F32, 3, 50),
+        .m = weft_new_tensor(g, WEFT_ROLE_STATE, "m", WEFT_F32, 3, 50),
+        .v = weft_new_tensor(g, WEFT_ROLE_STATE, "v", WEFT_F32, 3, 50),
+    };
+    weft_tensor *lr = weft_new_tensor(g, WEFT_ROLE_INPUT, "lr", WEFT_F32, 1);
+    weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
+    weft_tensor *loss = weft_keep(weft_sum_squares(g, slot.param, 1));
+    assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
+    slot.grad = slot.param->grad;
+    weft_adam_options o = {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .clip = 1};
+    weft_tensor *norm = weft_global_norm(g, &slot.grad, 1);
+    weft_adamw(g, weft_adam_control(g, norm, lr, s, &o), &slot, 1);
+    weft_exec_options options = {.plan.no_reuse = no_reuse, .poison = true};
+    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, &options, &exec), WEFT_OK);
+    float values[150] = {0}, rate = 0.02f;
+    weft_exec_write(exec, slot.m, values);
+    weft_exec_write(exec, slot.v, values);
+    weft_exec_write(exec, s, values);
+    weft_exec_write(exec, lr, &rate);
+    for (int i = 0; i < 150; i++)
+        values[i] = (float)(1 + case_unit(1, "p", i));
+    weft_exec_write(exec, slot.param, values);
+    for (int step = 0; step < 30; step++) {
+        assert_int_equal(weft_exec_run(exec, NULL), WEFT_OK);
+        weft_exec_read(exec, loss, &losses[step]);
+    }
+    weft_exec_destroy(exec);
+    weft_pool_destroy(pool);
+    weft_graph_destroy(g);
+}
+
+static void test_a_whole_step_is_one_graph(void **state) {
+    (void)state;
+    float packed[30], apart[30];
+    train_in_one_graph(false, packed);
+    train_in_one_graph(true, apart);
+    assert_memory_equal(packed, apart, sizeof packed);
+    for (int i = 1; i < 30; i++)
+        assert_true(packed[i] < packed[i - 1]);
+}
+
+/* Builds an update with one thing wrong, and gives the message. */
+typedef enum {
+    WRONG_NOTHING,
+    WRONG_GRAD_SHAPE,
+    WRONG_MOMENT_SHAPE,
+    WRONG_MOMENT_TYPE,
+    WRONG_MOMENT_MISSING,
+    WRONG_PARAM_BF16,
+    WRONG_PARAM_TEMP,
+    WRONG_GRAD_I32,
+    WRONG_COPY_TYPE,
+    WRONG_STATE_LENGTH,
+    WRONG_LR_SHAPE,
+    WRONG_BETA,
+    WRONG_CLIP_NAN,
+    WRONG_INTERVAL,
+    WRONG_EMPTY_LIST,
+    WRONG_KINDS
+} wrong_kind;
+
+static const char *build_wrong(wrong_kind wrong) {
+    static char message[1024];
+    weft_graph *g;
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    int64_t length = wrong == WRONG_STATE_LENGTH ? 7 : WEFT_ADAM_STATE;
+    weft_adam_options o = {.beta1 = wrong == WRONG_BETA ? 1 : 0.9,
+                           .beta2 = 0.9,
+                           .eps = 1e-8,
+                           .clip = wrong == WRONG_CLIP_NAN ? NAN : 0,
+                           .reset_interval = wrong == WRONG_INTERVAL ? -5 : 0};
+    weft_tensor *p = weft_new_tensor(g, WEFT_ROLE_PARAM, "p",
+                                     wrong == WRONG_PARAM_BF16 ? WEFT_BF16 : WEFT_F32, 2, 3);
+    weft_tensor *d =
+        weft_new_tensor(g, WEFT_ROLE_INPUT, "d", wrong == WRONG_GRAD_I32 ? WEFT_I32 : WEFT_F32,
+                        wrong == WRONG_GRAD_SHAPE ? 3 : 2, 3);
+    weft_tensor *m =
+        weft_new_tensor(g, WEFT_ROLE_STATE, "m", WEFT_F32, wrong == WRONG_MOMENT_SHAPE ? 1 : 2, 3);
+    weft_tensor *v = weft_new_tensor(g, WEFT_ROLE_STATE, "v",
+                                     wrong == WRONG_MOMENT_TYPE ? WEFT_BF16 : WEFT_F32, 2, 3);
+    weft_tensor *copy = weft_new_tensor(g, WEFT_ROLE_STATE, "copy",
+                                        wrong == WRONG_COPY_TYPE ? WEFT_F32 : WEFT_BF16, 2, 3);
+    weft_tensor *lr =
+        weft_new_tensor(g, WEFT_ROLE_INPUT, "lr", WEFT_F32, wrong == WRONG_LR_SHAPE ? 2 : 1);
+    weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, length);
+    weft_tensor *norm = weft_global_norm(g, &d, wrong == WRONG_EMPTY_LIST ? 0 : 1);
+    weft_tensor *control = weft_adam_control(g, norm, lr, s, &o);
+    weft_adam_slot slot = {p, d, m, wrong == WRONG_MOMENT_MISSING ? NULL : v, NULL, copy};
+    if (wrong == WRONG_PARAM_TEMP) slot.param = control;
+    weft_adamw(g, control, &slot, 1);
+    weft_status status = weft_graph_status(g);
+    snprintf(message, sizeof message, "%s", status == WEFT_OK ? "" : weft_error_message());
+    weft_graph_destroy(g);
+    return message;
+}
+
+static void test_wrong_inputs_are_refused_with_a_line(void **state) {
+    (void)state;
+    assert_string_equal(build_wrong(WRONG_NOTHING), "");
+    for (int wrong = WRONG_NOTHING + 1; wrong < WRONG_KINDS; wrong++) {
+        const char *message = build_wrong((wrong_kind)wrong);
+        if (!message[0] || strchr(message, '\n'))
+            fail_msg("wrong input %d gave `%s`", wrong, message);
+        if (!strstr(message, "adam") && !strstr(message, "global_norm"))
+            fail_msg("the message names no operation: %s", message);
+    }
+    assert_non_null(strstr(build_wrong(WRONG_GRAD_SHAPE), "[3, 3]"));
+    assert_non_null(strstr(build_wrong(WRONG_GRAD_SHAPE), "[2, 3]"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_update_does_not_depend_on_place_or_threads),
+        cmocka_unit_test(test_no_gradient_counts_as_zeros),
+        cmocka_unit_test(test_the_state_holds_the_last_norms),
+        cmocka_unit_test(test_a_whole_step_is_one_graph),
+        cmocka_unit_test(test_wrong_inputs_are_refused_with_a_line),
+    };
+    return cmocka_run_group_tests_name("optimizer update", tests, NULL, NULL);
+}

@@ -1,0 +1,40 @@
+"""What heads share: repeated vectors, and rows pooled or spread head by head."""
+
+import torch
+
+
+def head_repeat(c):
+    x = c.input("x", c.size("B"), c.size("T"), 1, c.size("L"))
+    c.output("y", x.expand(-1, -1, c.size("H"), -1))
+
+
+def rows(c, name, width):
+    """The rows, the scale, and the columns h·F/H + l·r + m as an index [H, L/H, r]."""
+    f, l, heads, rank = c.size("F"), c.size("L"), c.size("H"), c.integer("rank", 2)
+    lead = [c.size("M")] if rank >= 2 else []
+    lead = ([c.size("B")] if rank >= 3 else []) + lead
+    lead = [1] * (rank - 1 - len(lead)) + lead
+    grad = c.word("grad", "both")
+    scale = c.input("scale", heads, grad=grad != "rows")
+    x = c.input(name, *lead, width, grad=grad != "scale")
+    h, i, m = (torch.arange(n) for n in (heads, l // heads, f // l))
+    return x, scale, h[:, None, None] * (f // heads) + i[:, None] * (f // l) + m
+
+
+def head_pool(c):
+    x, scale, column = rows(c, "x", c.size("F"))
+    u = scale[:, None] * x[..., column].mean(-1)
+    c.output("u", u.reshape(*x.shape[:-1], c.size("L")))
+
+
+def head_spread(c):
+    f, l, heads = c.size("F"), c.size("L"), c.size("H")
+    x, scale, column = rows(c, "c", l)
+    value = scale[:, None] * x.reshape(*x.shape[:-1], heads, l // heads)
+    value = value[..., None].expand(*value.shape, f // l)
+    e = torch.zeros(*x.shape[:-1], f)
+    e[..., column] = value
+    c.output("e", e)
+
+
+OPS = {f.__name__: f for f in (head_repeat, head_pool, head_spread)}

@@ -1,0 +1,165 @@
+/* Running the program. Its output goes to files and not to pipes, so that however much it writes it
+ * never waits for us, and a time limit keeps a hang from taking the whole test with it. */
+#include "command.h"
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORDS_MOST = 64, LIMIT_SECONDS = 60, PAUSE_MS = 2 };
+
+static char *take_file(FILE *file, size_t *count) {
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    long size = ftell(file);
+    assert_true(size >= 0);
+    rewind(file);
+    char *bytes = calloc((size_t)size + 1, 1);
+    assert_non_null(bytes);
+    assert_int_equal(fread(bytes, 1, (size_t)size, file), (size_t)size);
+    fclose(file);
+    if (count) *count = (size_t)size;
+    return bytes;
+}
+
+char *file_read(const char *path, size_t *count) {
+    FILE *file = fopen(path, "rb");
+    if (!file) fail_msg("%s cannot be opened", path);
+    return take_file(file, count);
+}
+
+void file_write(const char *path, const void *bytes, size_t count) {
+    FILE *file = fopen(path, "wb");
+    if (!file) fail_msg("%s cannot be made", path);
+    if (count) assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* The words of the variable WEFT (an emulator may stand before the program), then the arguments. */
+static void make_words(char *program, const char *const *arguments, char **words) {
+    int n = 0;
+    for (char *at = program, *word; (word = strtok_r(at, " ", &at)) && n < WORDS_MOST;)
+        words[n++] = word;
+    for (; *arguments && n < WORDS_MOST; arguments++)
+        words[n++] = (char *)(uintptr_t)*arguments;
+    assert_true(n < WORDS_MOST);
+    words[n] = NULL;
+}
+
+static void start(char **words, FILE *out, FILE *err) {
+    int nothing = open("/dev/null", O_RDONLY);
+    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(fileno(out), 1) < 0 || dup2(fileno(err), 2) < 0)
+        _exit(126);
+    execvp(words[0], words);
+    _exit(127);
+}
+
+static int wait_for(pid_t child) {
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    int status;
+    for (long waited = 0; waitpid(child, &status, WNOHANG) == 0; waited += PAUSE_MS) {
+        if (waited == LIMIT_SECONDS * 1000L) kill(child, SIGKILL);
+        nanosleep(&pause, NULL);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+command_result command_run(const char *const *arguments) {
+    const char *named = getenv("WEFT");
+    char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST + 1];
+    command_result r = {0};
+    FILE *out = tmpfile(), *err = tmpfile();
+    assert_non_null(program);
+    assert_non_null(out);
+    assert_non_null(err);
+    for (size_t i = 0, at = 0; arguments[i] && at < sizeof r.line; i++)
+        at += (size_t)snprintf(r.line + at, sizeof r.line - at, " %s", arguments[i]);
+    make_words(program, arguments, words);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) start(words, out, err);
+    r.status = wait_for(child);
+    r.out = take_file(out, NULL);
+    r.err = take_file(err, NULL);
+    free(program);
+    return r;
+}
+
+void command_free(command_result *r) {
+    free(r->out);
+    free(r->err);
+}
+
+void command_succeeds(const char *const *arguments, char **out) {
+    command_result r = command_run(arguments);
+    if (r.status != 0) fail_msg("weft%s ended on %d: %s", r.line, r.status, r.err);
+    if (out) {
+        *out = r.out;
+        r.out = NULL;
+    }
+    command_free(&r);
+}
+
+json_t *command_json(const char *const *arguments) {
+    command_result r = command_run(arguments);
+    if (r.status != 0) fail_msg("weft%s ended on %d: %s", r.line, r.status, r.err);
+    if (*r.err) fail_msg("weft%s wrote to standard error: %s", r.line, r.err);
+    json_error_t error;
+    json_t *object = json_loads(r.out, JSON_REJECT_DUPLICATES, &error);
+    if (!json_is_object(object)) fail_msg("weft%s: %s in: %s", r.line, error.text, r.out);
+    command_free(&r);
+    return object;
+}
+
+void command_fails(int status, const char *const *arguments, const char *const *words) {
+    command_result r = command_run(arguments);
+    if (r.status != status)
+        fail_msg("weft%s ended on %d, not %d: %s%s", r.line, r.status, status, r.out, r.err);
+    if (*r.out) fail_msg("weft%s wrote to standard output: %s", r.line, r.out);
+    const char *end = strchr(r.err, '\n');
+    if (!end || end[1] || strncmp(r.err, "weft", 4) != 0)
+        fail_msg("weft%s: not one line of error: '%s'", r.line, r.err);
+    for (; *words; words++)
+        if (!strstr(r.err, *words))
+            fail_msg("weft%s does not say '%s': %s", r.line, *words, r.err);
+    command_free(&r);
+}
+
+static char scratch[64];
+
+void scratch_open(void) {
+    snprintf(scratch, sizeof scratch, "/tmp/weft-test-XXXXXX");
+    assert_non_null(mkdtemp(scratch));
+}
+
+static int remove_one(const char *path, const struct stat *is, int kind, struct FTW *at) {
+    (void)is;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+void scratch_close(void) {
+    nftw(scratch, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+const char *scratch_path(const char *format, ...) {
+    static char texts[8][512];
+    static unsigned turn;
+    char *text = texts[turn++ % 8];
+    int at = snprintf(text, sizeof texts[0], "%s/", scratch);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + at, sizeof texts[0] - (size_t)at, format, args);
+    va_end(args);
+    return text;
+}

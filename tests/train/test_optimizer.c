@@ -1,0 +1,137 @@
+/* The optimizer over a model: gradients from a session and from its own buffers, and its state. */
+#include "cpu/backend.h"
+#include "support/model_case.h"
+#include "train/optimizer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void check(weft_status status) {
+    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
+}
+
+typedef struct {
+    model_case c;
+    model_run r;
+    weft_optimizer *o;
+} trainee;
+
+static void open_trainee(trainee *t, weft_dtype dtype) {
+    *t = (trainee){0};
+    model_case_open(&t->c, "dot-learned");
+    t->c.config.optimizer = WEFT_OPTIMIZER_ADAMWSPAM;
+    model_run_open(&t->r, &t->c,
+                   &(model_run_options){.dtype = dtype, .train = true, .grads = true});
+    check(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, &t->o));
+}
+
+static void close_trainee(trainee *t) {
+    weft_optimizer_destroy(t->o);
+    model_run_close(&t->r);
+    model_case_close(&t->c);
+}
+
+/* The session's gradients into the optimizer's buffers, as a loop that sums micro-batches would. */
+static void copy_gradients(trainee *t) {
+    const weft_model *m = t->r.model;
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        const weft_tensor *p = weft_graph_find(t->r.session.graph.graph, m->weights[i].name);
+        double *g = model_run_values(&t->r, p->grad, m->weights[i].count);
+        weft_weight to = {.dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
+                          .count = m->weights[i].count,
+                          .data = weft_optimizer_gradient(t->o, i)};
+        weft_weight_write(&to, g);
+        free(g);
+    }
+}
+
+static void same_state(const trainee *a, const trainee *b) {
+    assert_memory_equal(a->r.model->memory, b->r.model->memory, (size_t)a->r.model->memory_bytes);
+    int64_t n, m;
+    const weft_weight *x = weft_optimizer_state(a->o, &n), *y = weft_optimizer_state(b->o, &m);
+    assert_int_equal(n, m);
+    for (int64_t i = 0; i < n; i++) {
+        assert_string_equal(x[i].name, y[i].name);
+        if (memcmp(x[i].data, y[i].data, (size_t)x[i].bytes) != 0)
+            fail_msg("%s differs", x[i].name);
+    }
+}
+
+static void compare_sources(weft_dtype dtype) {
+    trainee a, b;
+    open_trainee(&a, dtype);
+    open_trainee(&b, dtype);
+    check(weft_optimizer_bind_session(a.o, &a.r.session));
+    check(weft_optimizer_bind_own(b.o));
+    for (int step = 0; step < 3; step++) {
+        model_run_again(&a.r, a.c.tokens, a.c.targets);
+        model_run_again(&b.r, b.c.tokens, b.c.targets);
+        copy_gradients(&b);
+        check(weft_optimizer_run(a.o, 1e-2));
+        check(weft_optimizer_run(b.o, 1e-2));
+    }
+    same_state(&a, &b);
+    weft_step_events e;
+    check(weft_optimizer_events(b.o, &e));
+    assert_int_equal(e.steps, 3);
+    assert_true(e.norm > 0 && e.rate > 0 && e.warmup == 1 && !e.skipped);
+    close_trainee(&a);
+    close_trainee(&b);
+}
+
+static void test_own_gradients_step_as_a_sessions_do(void **state) {
+    (void)state;
+    compare_sources(WEFT_F32);
+    compare_sources(WEFT_F64);
+    compare_sources(WEFT_BF16);
+}
+
+/* Copying the named state and the weights is all that a resume needs. */
+static void test_copied_state_goes_on_with_equal_bits(void **state) {
+    (void)state;
+    trainee a, b;
+    open_trainee(&a, WEFT_BF16);
+    open_trainee(&b, WEFT_BF16);
+    check(weft_optimizer_bind_session(a.o, &a.r.session));
+    check(weft_optimizer_bind_session(b.o, &b.r.session));
+    for (int step = 0; step < 4; step++) {
+        if (step == 2) {
+            int64_t n;
+            const weft_weight *from = weft_optimizer_state(a.o, &n);
+            const weft_weight *to = weft_optimizer_state(b.o, &n);
+            for (int64_t i = 0; i < n; i++)
+                memcpy(to[i].data, from[i].data, (size_t)from[i].bytes);
+            memcpy(b.r.model->memory, a.r.model->memory, (size_t)a.r.model->memory_bytes);
+        }
+        model_run_again(&a.r, a.c.tokens, a.c.targets);
+        check(weft_optimizer_run(a.o, 1e-2));
+        if (step < 2) continue;
+        model_run_again(&b.r, b.c.tokens, b.c.targets);
+        check(weft_optimizer_run(b.o, 1e-2));
+    }
+    same_state(&a, &b);
+    close_trainee(&a);
+    close_trainee(&b);
+}
+
+static void test_a_step_without_gradients_is_an_error(void **state) {
+    (void)state;
+    trainee t;
+    open_trainee(&t, WEFT_F32);
+    assert_int_equal(weft_optimizer_run(t.o, 1e-2), WEFT_EBUG);
+    assert_null(weft_optimizer_gradient(t.o, 0));
+    close_trainee(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_own_gradients_step_as_a_sessions_do),
+        cmocka_unit_test(test_copied_state_goes_on_with_equal_bits),
+        cmocka_unit_test(test_a_step_without_gradients_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
