@@ -17,8 +17,8 @@ static void check(weft_status status) {
 /* Tokens 0 .. 3 are keys, 4 .. 7 values; only the answers are targets. */
 static void draw_batch(int32_t *tokens, int32_t *targets) {
     for (int b = 0; b < BATCH; b++) {
-        int first = rand() % PAIRS,
-            stride = 2 * (rand() % (PAIRS / 2)) + 1; /* odd: meets each key */
+        /* An odd stride meets each key once. */
+        int first = rand() % PAIRS, stride = 2 * (rand() % (PAIRS / 2)) + 1;
         int32_t value[PAIRS] = {0};
         for (int i = 0; i < 2 * PAIRS; i++, tokens += 2, targets += 2) {
             int key = i < PAIRS ? (first + i * stride) % PAIRS : rand() % PAIRS;

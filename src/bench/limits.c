@@ -1,7 +1,7 @@
 #include "bench/limits.h"
 
-#include "cpu/blas.h"
 #include "bench/timer.h"
+#include "cpu/blas.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -321,9 +321,11 @@ static void print_head(const bench *b, double gflops, double gbytes) {
             "limits: %.1f GFLOP/s (a 1024³ sgemm of the library on every thread at once), "
             "%.1f GB/s (a copy of 256 MiB, read + written)\n",
             gflops, gbytes);
-    fprintf(to, "peer: %s%s\n", b->peer_name, b->peer ? ", as many threads" : "; its columns say -");
-    fputs("of limit: against the limit measured in the same turns. ratio: PyTorch's time / ours.\n\n",
-          to);
+    fprintf(to, "peer: %s%s\n", b->peer_name,
+            b->peer ? ", as many threads" : "; its columns say -");
+    fputs(
+        "of limit: against the limit measured in the same turns. ratio: PyTorch's time / ours.\n\n",
+        to);
 }
 
 static weft_status run(bench *b) {

@@ -21,6 +21,7 @@ int weft_cmd_init(int argc, char **argv) {
     if (exit_status) return exit_status;
     weft_model *m = NULL;
     weft_status status = weft_args_config(&args, &c);
+    if (status == WEFT_OK) status = weft_model_make_folder(out);
     if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
     if (status == WEFT_OK) status = weft_model_start(m, (uint64_t)c.seed);
     if (status == WEFT_OK) status = weft_model_save(m, out);

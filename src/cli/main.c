@@ -24,6 +24,7 @@
     X(plan, "--config FILE [--step N] [--json]", "parameters, operations and memory, beforehand")  \
     X(init, "--config FILE --out DIR [--seed S]", "a fresh checkpoint")                            \
     X(eval, "--model DIR --tokens FILE [--json]", "a checkpoint's loss, logits, gradients")        \
+    X(bench, "train|attention [--peer COMMAND] [--json]", "measured rows, a peer beside them")     \
     X(verify, "[--json]", "the self-check on this machine")                                        \
     X(version, "[--json]", "the version, and what this build has")
 

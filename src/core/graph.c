@@ -92,17 +92,17 @@ static const char *graph_copy_name(weft_graph *g, const char *name) {
     return copy;
 }
 
-/* Makes room for one more pointer in a list that grows by doubling. */
-static weft_status list_grow(weft_graph *g, void *list, int64_t count, int64_t *capacity) {
-    if (count < *capacity) return WEFT_OK;
+/* A list of pointers with room for one more; it grows by doubling. NULL: no memory, and the list is
+ * as it was. */
+static void *list_grow(weft_graph *g, void *list, int64_t count, int64_t *capacity) {
+    if (count < *capacity) return list;
     int64_t wanted = *capacity ? 2 * *capacity : 256;
-    void **old, **grown;
-    memcpy(&old, list, sizeof old);
-    grown = realloc(old, (size_t)wanted * sizeof *grown);
-    if (!grown) return graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
-    memcpy(list, &grown, sizeof grown);
-    *capacity = wanted;
-    return WEFT_OK;
+    void *grown = realloc(list, (size_t)wanted * sizeof(void *));
+    if (grown)
+        *capacity = wanted;
+    else
+        graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
+    return grown;
 }
 
 static weft_status check_shape(weft_graph *g, const char *what, weft_dtype dtype, int ndim,
@@ -129,7 +129,9 @@ static weft_status check_shape(weft_graph *g, const char *what, weft_dtype dtype
 weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dtype, int ndim,
                                    const int64_t *shape) {
     weft_tensor *t = weft_graph_alloc(g, sizeof *t);
-    if (!t || list_grow(g, &g->tensors, g->n_tensors, &g->cap_tensors) != WEFT_OK) return NULL;
+    weft_tensor **list = list_grow(g, g->tensors, g->n_tensors, &g->cap_tensors);
+    if (list) g->tensors = list;
+    if (!t || !list) return NULL;
     t->id = (int32_t)g->n_tensors;
     t->dtype = dtype;
     t->role = role;
@@ -203,7 +205,9 @@ weft_node *weft_graph_node_new(weft_graph *g, const weft_op *op, weft_tensor *co
 }
 
 weft_status weft_graph_node_push(weft_graph *g, weft_node *n) {
-    WEFT_TRY(list_grow(g, &g->nodes, g->n_nodes, &g->cap_nodes));
+    weft_node **list = list_grow(g, g->nodes, g->n_nodes, &g->cap_nodes);
+    if (!list) return weft_graph_status(g);
+    g->nodes = list;
     n->index = (int32_t)g->n_nodes;
     g->nodes[g->n_nodes++] = n;
     return WEFT_OK;

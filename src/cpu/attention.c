@@ -15,7 +15,7 @@
 #include "cpu/attention_tile.h"
 #include "ops/list.h"
 
-enum { KEY_TILE = 64, QUERY_TILE_MAX = 256, QUERY_TILE_MIN = 32, TASKS_WANTED = 64 };
+enum { KEY_TILE = 64, QUERY_TILE_MAX = 512, QUERY_TILE_MIN = 32, TASKS_WANTED = 64 };
 
 typedef struct {
     attention_problem p;
@@ -142,10 +142,13 @@ static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int6
                                         int64_t from, int64_t to, bool masked, bool position,
                                         vreal top[TILE_V]) {
     vreal iota = viota(), unseen = vset(-INFINITY);
+    real *scores = t->s.scores, scale = t->head.scale;
+    const real *bias = t->s.bias;
     for (int64_t j = from; j < to; j++)
+#pragma GCC unroll 4
         for (int v = 0; v < TILE_V; v++) {
-            real *at = t->s.scores + j * TILE_N + v * VLEN;
-            vreal x = vload(at) * t->head.scale + t->s.bias[j];
+            real *at = scores + j * TILE_N + v * VLEN;
+            vreal x = vload(at) * scale + bias[j];
             int64_t lane = place + v * VLEN;
             if (position) x += position_part(t, lane, key0 + j);
             if (masked) x = vselect(iota + (real)(lane - key0 - j) >= 0, x, unseen);

@@ -217,14 +217,13 @@ static inline void pack_along(const attention_problem *p, const head_rows *from,
     for (int64_t r = 0; r < rows; r++) {
         const real *row =
             tile_in(p->x, from->t, head_row_at(from, b, r0 + r, head), width, widened);
-        for (int64_t c = 0; c < width; c += panel) {
-            real *at = to + r / room * block + c * room + r % room * panel;
-            int64_t filled = min_i64(panel, width - c);
-            for (int64_t i = 0; i < filled; i++)
-                at[i] = row[c + i] * factor;
-            for (int64_t i = filled; i < panel; i++)
-                at[i] = 0;
-        }
+        real *at = to + r / room * block + r % room * panel;
+        int64_t whole = width / panel * panel;
+        for (int64_t c = 0; c < whole; c += panel, at += panel * room)
+            for (int64_t i = 0; i < panel; i += 4)
+                *(quad *)(at + i) = *(const quad *)(row + c + i) * factor;
+        for (int64_t i = 0; whole < width && i < panel; i++)
+            at[i] = whole + i < width ? row[whole + i] * factor : 0;
     }
 }
 
@@ -273,7 +272,7 @@ static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const r
 }
 
 static inline vreal viota(void) {
-    vreal v;
+    vreal v = {0};
     for (int i = 0; i < (int)VLEN; i++)
         v[i] = (real)i;
     return v;

@@ -99,14 +99,14 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
         for (int r = 0; r < rows; r++) {
             vreal v = vload(x[r] + i);
             for (int c = 0; c < columns; c++)
-                sum[r][c] += v * value[c];
+                sum[r][c] = vfma(v, value[c], sum[r][c]);
         }
     }
     if (i < d->k) {
         for (int r = 0; r < rows; r++) {
             vreal v = vload_part(x[r] + i, d->k - i);
             for (int c = 0; c < columns; c++)
-                sum[r][c] += v * load_weights(w[c], i, d->k - i, bf16);
+                sum[r][c] = vfma(v, load_weights(w[c], i, d->k - i, bf16), sum[r][c]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -137,8 +137,8 @@ static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, r
         dot_rows(d, m, column, sums, 1, bf16);
 }
 
-/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the last vector.
- * */
+/* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the
+ * last vector. */
 static ALWAYS_INLINE void step_block(const dot_work *d, int64_t row, int64_t column, int64_t depth,
                                      int64_t k, real *sums, const int rows, const int vectors,
                                      int64_t part, const bool bf16) {
@@ -151,9 +151,9 @@ static ALWAYS_INLINE void step_block(const dot_work *d, int64_t row, int64_t col
         for (int c = 0; c < vectors; c++)
             value[c] = load_weights(d->w, i * d->ldw + column + c * VLEN, part, bf16);
         for (int r = 0; r < rows; r++) {
-            real x = d->x[(row + r) * d->ldx + i];
+            vreal x = vset(d->x[(row + r) * d->ldx + i]);
             for (int c = 0; c < vectors; c++)
-                sum[r][c] += x * value[c];
+                sum[r][c] = vfma(x, value[c], sum[r][c]);
         }
     }
     for (int r = 0; r < rows; r++)

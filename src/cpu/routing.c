@@ -291,9 +291,8 @@ static void route_dense_back_task(void *context, int64_t task, int thread) {
         route_tile(&r, t, steps, strip + s * ROUTE_LANES);
         weigh_rows(strip + s * ROUTE_LANES, steps, floor + t, factor + t);
     }
-    route_product(x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width,
-                  NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,
-                  r.scratch);
+    route_product(x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width, NULL,
+                  n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width, r.scratch);
 }
 
 static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {

@@ -125,6 +125,27 @@ static inline vreal vabs(vreal a) {
 #endif
 }
 
+/* a·b + c rounded once where the machine can. `a * b + c` mostly compiles to the same, but whether
+ * it does may depend on the code around it (gcc 13 leaves it apart in some chains of additions), so
+ * sums whose bits must agree between two pieces of code are written with this. */
+static inline vreal vfma(vreal a, vreal b, vreal c) {
+#if defined(__AVX512F__) && WEFT_REAL == 64
+    return (vreal)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX512F__)
+    return (vreal)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && WEFT_REAL == 64
+    return (vreal)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__AVX2__)
+    return (vreal)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__) && WEFT_REAL == 64
+    return (vreal)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#elif defined(__aarch64__)
+    return (vreal)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 /* The sum of the lanes, halves first: a fixed order. */
 static inline real vsum(vreal v) {
     real lane[VBYTES / sizeof(real)];

@@ -24,7 +24,9 @@ static void count_parameters(const weft_model_graph *m, weft_account *a) {
         int k = 0;
         while (k < a->n_parts && strcmp(a->parts[k].name, p->part) != 0)
             k++;
-        if (k == a->n_parts && k < WEFT_PARTS_MAX) a->parts[a->n_parts++].name = p->part;
+        if (k == WEFT_PARTS_MAX)
+            k--; /* more parts than there is room for: the last takes the rest */
+        if (k == a->n_parts) a->parts[a->n_parts++].name = p->part;
         a->parts[k].parameters += count;
         a->parameters += count;
         a->weights_bytes += weft_tensor_bytes(p->tensor);
@@ -77,12 +79,15 @@ static weft_status plan_training(const weft_config *c, const weft_backend *backe
     return status;
 }
 
-/* The moments of AdamW (and AMSGrad's), and f32 masters beside bf16. */
-static int64_t optimizer_bytes(const weft_config *c, const weft_account *a) {
-    int64_t size = c->dtype == WEFT_CONFIG_F64 ? 8 : 4, copies = 2;
-    copies += c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_amsgrad;
-    copies += c->dtype == WEFT_CONFIG_BF16;
-    return copies * size * a->parameters;
+/* The moments of AdamW (and AMSGrad's), and an f32 master beside each bf16 tensor. */
+static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) {
+    int64_t bytes = 0, moments = 2 + (c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_amsgrad);
+    for (int64_t i = 0; i < m->n_parameters; i++) {
+        const weft_tensor *t = m->parameters[i].tensor;
+        int64_t size = t->dtype == WEFT_F64 ? 8 : 4;
+        bytes += (moments + (t->dtype == WEFT_BF16)) * size * weft_tensor_count(t);
+    }
+    return bytes;
 }
 
 static weft_status account_training(const weft_config *c, const weft_backend *backend, int threads,
@@ -95,7 +100,7 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     a->built_flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph)) / (double)tokens;
     a->gradients_bytes = plan->peak_kept_bytes;
     a->activations_bytes = plan->peak_saved_bytes;
-    a->optimizer_bytes = optimizer_bytes(c, a);
+    a->optimizer_bytes = optimizer_bytes(c, &m);
     a->training_bytes = a->weights_bytes + a->optimizer_bytes + plan->arena_bytes;
     a->workspace_bytes = plan->arena_bytes - a->gradients_bytes - a->activations_bytes;
     weft_plan_destroy(plan);

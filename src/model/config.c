@@ -256,11 +256,15 @@ static weft_status read_line(weft_config *c, char *line, const char *where) {
     return weft_config_override(c, line, where);
 }
 
+static bool is_blank(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
 static char *trim(char *line) {
-    while (isspace((unsigned char)*line))
+    while (is_blank(*line))
         line++;
     size_t length = strlen(line);
-    while (length && isspace((unsigned char)line[length - 1]))
+    while (length && is_blank(line[length - 1]))
         line[--length] = '\0';
     return line;
 }

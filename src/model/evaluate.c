@@ -16,6 +16,7 @@ typedef struct {
 static void batch_free(token_batch *b) {
     free(b->tokens);
     free(b->targets);
+    *b = (token_batch){0};
 }
 
 static weft_status batch_allocate(token_batch *b, int64_t batch, int64_t time) {

@@ -33,16 +33,17 @@ static weft_status save_config(const weft_config *c, const char *folder) {
     return status;
 }
 
-static weft_status make_folder(const char *folder) {
+weft_status weft_model_make_folder(const char *folder) {
     struct stat is;
     if (mkdir(folder, 0777) == 0) return WEFT_OK;
-    if (errno == EEXIST && stat(folder, &is) == 0 && S_ISDIR(is.st_mode)) return WEFT_OK;
+    bool there = errno == EEXIST && stat(folder, &is) == 0 && S_ISDIR(is.st_mode);
+    if (there && access(folder, W_OK | X_OK) == 0) return WEFT_OK;
     return weft_fail(WEFT_EIO, "%s: %s", folder, strerror(errno));
 }
 
 weft_status weft_model_save(const weft_model *m, const char *folder) {
     char path[PATH_ROOM];
-    WEFT_TRY(make_folder(folder));
+    WEFT_TRY(weft_model_make_folder(folder));
     WEFT_TRY(join(path, folder, "model.safetensors"));
     weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);

@@ -167,11 +167,11 @@
            "Standard deviations of the gradient's norm that make a spike.")                        \
     BOOL(spam_periodic_reset, SPAM_PERIODIC_RESET, true, "OPTIMIZER = \"adamwspam\"",              \
          "Set the moments to zero every SPAM_INTERVAL steps.")                                     \
-    INT(spam_interval, SPAM_INTERVAL, 1000, 1, 1000000000, "OPTIMIZER = \"adamwspam\"",            \
+    INT(spam_interval, SPAM_INTERVAL, 1000, 1, 16777215, "OPTIMIZER = \"adamwspam\"",              \
         "Steps between resets.")                                                                   \
     BOOL(spam_warmup, SPAM_WARMUP, true, "OPTIMIZER = \"adamwspam\"",                              \
          "Warm the learning rate up after a reset.")                                               \
-    INT(spam_warmup_steps, SPAM_WARMUP_STEPS, 1000, 1, 1000000000, "OPTIMIZER = \"adamwspam\"",    \
+    INT(spam_warmup_steps, SPAM_WARMUP_STEPS, 1000, 1, 16777215, "OPTIMIZER = \"adamwspam\"",      \
         "Steps of that warm-up.")                                                                  \
     INT(gpt2_eval_interval, GPT2_EVAL_INTERVAL, 100, 1, 1000000000, "",                            \
         "Steps between evaluations.")                                                              \
@@ -180,6 +180,8 @@
     BOOL(save_checkpoint, SAVE_CHECKPOINT, true, "", "Write checkpoints.")                         \
     INT(checkpoint_interval, CHECKPOINT_INTERVAL, 500, 1, 1000000000, "",                          \
         "Steps between checkpoints.")                                                              \
+    INT(checkpoint_keep, CHECKPOINT_KEEP, 1, 1, 1000000, "",                                       \
+        "Checkpoints kept beside the best one: the last, and before it those of earlier steps.")   \
     INT(seed, SEED, 1, 0, 9007199254740991, "", "Start of every random number.")                   \
     WORD(dtype, DTYPE, "f32", "f32 bf16 f64", "",                                                  \
          "Numbers: f32; bf16 with f32 masters; f64, CPU "                                          \

@@ -94,7 +94,7 @@ weft_status weft_model_start(weft_model *m, uint64_t seed) {
     int64_t largest = 0;
     for (int64_t i = 0; i < m->n_weights; i++)
         if (m->weights[i].count > largest) largest = m->weights[i].count;
-    double *values = malloc((size_t)largest * sizeof *values);
+    double *values = malloc(((size_t)largest + 1) * sizeof *values);
     if (!values)
         return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)largest);
     weft_status status = WEFT_OK;

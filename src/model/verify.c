@@ -238,6 +238,10 @@ static weft_status check_gradients(verify_run *v) {
     return WEFT_OK;
 }
 
+static bool same_bits(const void *a, const void *b, size_t bytes) {
+    return memcmp(a, b, bytes) == 0;
+}
+
 static weft_status check_causality(verify_run *v) {
     enum { ROW = VERIFY_TIME * VERIFY_VOCAB, COUNT = VERIFY_BATCH * ROW };
     double before[COUNT], after[COUNT];
@@ -250,9 +254,9 @@ static weft_status check_causality(verify_run *v) {
     WEFT_TRY(weft_session_run(&v->session, v->tokens, v->targets, NULL));
     WEFT_TRY(weft_session_values(&v->session, logits, COUNT, after));
     for (int b = 0; b < VERIFY_BATCH; b++)
-        if (memcmp(before + b * ROW, after + b * ROW, (ROW - VERIFY_VOCAB) * sizeof *before) != 0)
+        if (!same_bits(before + b * ROW, after + b * ROW, (ROW - VERIFY_VOCAB) * sizeof *before))
             return weft_fail(WEFT_EBUG, "a token sees the one after it");
-    if (memcmp(before, after, sizeof before) == 0)
+    if (same_bits(before, after, sizeof before))
         return weft_fail(WEFT_EBUG, "another last token changed nothing at all");
     return WEFT_OK;
 }

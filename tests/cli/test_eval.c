@@ -109,10 +109,9 @@ static void compare_part(const case_files *f, const json_t *object, const char *
 
 static void compare_training_pass(const case_files *f, const weft_safetensors *kept) {
     const char *logits = scratch_path("logits"), *grads = scratch_path("grads");
-    json_t *object =
-        command_json(RUN("eval", "--model", f->folder, "--tokens", f->tokens, "--targets",
-                         f->targets, "--dtype", "f64", "--logits", logits, "--grads", grads,
-                         "--json"));
+    json_t *object = command_json(RUN("eval", "--model", f->folder, "--tokens", f->tokens,
+                                      "--targets", f->targets, "--dtype", "f64", "--logits", logits,
+                                      "--grads", grads, "--json"));
     static const char *const parts[] = {"loss", "cross_entropy", "aux_z", "aux_contrastive",
                                         "logits_z"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
@@ -120,8 +119,8 @@ static void compare_training_pass(const case_files *f, const weft_safetensors *k
     json_decref(object);
     weft_safetensors *file = open_file(logits);
     assert_int_equal(weft_safetensors_count(file), 1);
-    compare(f->c.name, weft_safetensors_find(file, "logits"),
-            weft_safetensors_find(kept, "logits"), 1e-10);
+    compare(f->c.name, weft_safetensors_find(file, "logits"), weft_safetensors_find(kept, "logits"),
+            1e-10);
     weft_safetensors_close(file);
     file = open_file(grads);
     assert_int_equal(weft_safetensors_count(file), f->model->n_weights);
@@ -136,8 +135,8 @@ static void compare_training_pass(const case_files *f, const weft_safetensors *k
 
 /* Without gradients it is eval mode, and without --targets the tokens that follow. */
 static void compare_eval_pass(const case_files *f, const weft_safetensors *kept) {
-    const char *const with[] = {"eval",      "--model",    f->folder, "--tokens", f->tokens, "--dtype",
-                                "f64",       "--json",     "--targets", f->targets, NULL};
+    const char *const with[] = {"eval", "--model", f->folder,   "--tokens", f->tokens, "--dtype",
+                                "f64",  "--json",  "--targets", f->targets, NULL};
     const char *const without[] = {"eval",    "--model", f->folder, "--tokens", f->tokens,
                                    "--dtype", "f64",     "--json",  NULL};
     json_t *object = command_json(f->c.ignore ? with : without);
@@ -206,11 +205,12 @@ static void test_logits_are_f32_unless_f64_is_asked_for(void **state) {
     case_files f;
     const char *path = scratch_path("logits");
     case_open(&f, "dot-rope", WEFT_F32, 4);
-    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path), NULL);
-    expect_type(path, WEFT_FILE_F32);
-    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path,
-                         "--dtype", "bf16"),
+    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path),
                      NULL);
+    expect_type(path, WEFT_FILE_F32);
+    command_succeeds(
+        RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path, "--dtype", "bf16"),
+        NULL);
     expect_type(path, WEFT_FILE_F32);
     command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--logits", path,
                          "--dtype=f64", "--threads=1"),
@@ -228,18 +228,20 @@ static double weight_at(const weft_model *m, const char *name, int64_t i) {
 /* The first layer's norm of a token's embedding, by the formulas. */
 static void first_norm(const case_files *f, int32_t token, int64_t position, double *y) {
     int64_t width = f->c.config.n_embd;
+    bool rms = f->c.config.norm == WEFT_NORM_RMSNORM, bias = !rms && f->c.config.gpt2_bias;
     double mean = 0, variance = 0;
     for (int64_t e = 0; e < width; e++) {
         y[e] = weight_at(f->model, "wte.weight", token * width + e);
         if (f->c.config.position == WEFT_POSITION_LEARNED)
             y[e] += weight_at(f->model, "wpe.weight", position * width + e);
-        mean += y[e] / (double)width;
+        mean += rms ? 0 : y[e] / (double)width;
     }
     for (int64_t e = 0; e < width; e++)
         variance += (y[e] - mean) * (y[e] - mean) / (double)width;
     for (int64_t e = 0; e < width; e++)
-        y[e] = (y[e] - mean) / sqrt(variance + 1e-5) * weight_at(f->model, "h.0.ln_1.weight", e) +
-               weight_at(f->model, "h.0.ln_1.bias", e);
+        y[e] = (y[e] - mean) / sqrt(variance + (rms ? 1e-6 : 1e-5)) *
+                   weight_at(f->model, "h.0.ln_1.weight", e) +
+               (bias ? weight_at(f->model, "h.0.ln_1.bias", e) : 0);
 }
 
 /* Row `row` of the first layer's projection `name`, of a normed token. */
@@ -276,10 +278,12 @@ static double product_score(const case_files *f, int64_t head, const double *que
     double sum = 0;
     for (int64_t d = 0; d < dim; d++) {
         int64_t row = head * dim + d;
-        double a = projected(f, "h.0.attn.qkv.weight", row, query) +
-                   weight_at(f->model, "h.0.attn.qkv.bias", row);
-        double b = projected(f, "h.0.attn.qkv.weight", width + row, key) +
-                   weight_at(f->model, "h.0.attn.qkv.bias", width + row);
+        double a = projected(f, "h.0.attn.qkv.weight", row, query);
+        double b = projected(f, "h.0.attn.qkv.weight", width + row, key);
+        if (f->c.config.gpt2_bias) {
+            a += weight_at(f->model, "h.0.attn.qkv.bias", row);
+            b += weight_at(f->model, "h.0.attn.qkv.bias", width + row);
+        }
         sum += a * b;
     }
     return sum / sqrt((double)dim);
@@ -300,8 +304,8 @@ static void compare_first_layer(const case_files *f, const weft_safetensor *scor
                                       ? distance_score(f, h, y + i * width, y + j * width)
                                       : product_score(f, h, y + i * width, y + j * width);
                     if (!(fabs(got - want) <= 1e-9 * fmax(1, fabs(want))))
-                        fail_msg("%s: score %lld,%lld is %.12g, not %.12g", f->c.name,
-                                 (long long)i, (long long)j, got, want);
+                        fail_msg("%s: score %lld,%lld is %.12g, not %.12g", f->c.name, (long long)i,
+                                 (long long)j, got, want);
                 }
             }
         }
@@ -330,10 +334,8 @@ static void check_scores(const case_files *f, const char *path, bool distances) 
                 assert_true(isfinite(value) && !(distances && value > 0));
         }
     }
-    if (!distances || f->c.config.attention == WEFT_ATTENTION_W2)
-        if (f->c.config.position != WEFT_POSITION_ROPE &&
-            f->c.config.attention != WEFT_ATTENTION_MLA)
-            compare_first_layer(f, weft_safetensors_find(file, "h.0.attn.scores"));
+    if (f->c.config.position != WEFT_POSITION_ROPE && f->c.config.attention != WEFT_ATTENTION_MLA)
+        compare_first_layer(f, weft_safetensors_find(file, "h.0.attn.scores"));
     weft_safetensors_close(file);
 }
 
@@ -342,9 +344,9 @@ static void test_scores_are_what_the_formulas_give(void **state) {
     static const struct {
         const char *name;
         bool distances;
-    } cases[] = {{"w2-none", true},      {"w2-learned", true}, {"w2-tau-fixed", true},
-                 {"w2-tau-set", true},   {"w2-rope", true},    {"dot-learned", false},
-                 {"dot-none", false},    {"mla-w2", true},     {"mla-reciprocal", false},
+    } cases[] = {{"w2-none", true},       {"w2-learned", true}, {"w2-tau-fixed", true},
+                 {"w2-tau-set", true},    {"w2-rope", true},    {"dot-learned", false},
+                 {"dot-none", false},     {"mla-w2", true},     {"mla-reciprocal", false},
                  {"dot-noncausal", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         case_files f;
@@ -359,8 +361,8 @@ static void test_scores_are_what_the_formulas_give(void **state) {
 }
 
 static double loss_of(const char *folder, const char *tokens) {
-    json_t *object = command_json(RUN("eval", "--model", folder, "--tokens", tokens, "--dtype",
-                                      "f64", "--json"));
+    json_t *object = command_json(
+        RUN("eval", "--model", folder, "--tokens", tokens, "--dtype", "f64", "--json"));
     double loss = part(object, "loss");
     json_decref(object);
     return loss;
@@ -387,7 +389,8 @@ static void test_a_shard_has_the_loss_of_its_windows(void **state) {
     double whole = loss_of(f.folder, path);
     npy_write(path, 8, 1, tail + 1, tokens + windows * block);
     double rest = loss_of(f.folder, path);
-    double n = (double)(windows * block), want = (whole * n + rest * (double)tail) / (n + (double)tail);
+    double n = (double)(windows * block),
+           want = (whole * n + rest * (double)tail) / (n + (double)tail);
     shard_write(path, 20240520, 1, (int32_t)total, 2, tokens, total);
     assert_true(fabs(loss_of(f.folder, path) - want) < 1e-12 * want);
     shard_write(path, 20240801, 7, (int32_t)total, 4, tokens, total);
@@ -410,7 +413,8 @@ static void test_overrides_change_the_checkpoints_config(void **state) {
                                       "-o", "LAMBDA_LOGITS_Z=0.5"));
     assert_true(part(object, "logits_z") > 0);
     json_decref(object);
-    command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "-o", "POSITION=learned"),
+    command_fails(2,
+                  RUN("eval", "--model", f.folder, "--tokens", f.tokens, "-o", "POSITION=learned"),
                   SAYS("wpe.weight", "missing"));
     command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "-o", "N_LAYERS=1"),
                   SAYS("did you mean CONFIG_N_LAYER?"));

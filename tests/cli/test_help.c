@@ -12,7 +12,8 @@
 
 #include <cmocka.h>
 
-static const char *const commands[] = {"help", "plan", "init", "eval", "verify", "version"};
+static const char *const commands[] = {"help",  "plan",   "init",   "eval",
+                                       "bench", "verify", "version"};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void expect_text(const char *const *arguments, const char *word) {
@@ -35,13 +36,20 @@ static void test_help_lists_every_command(void **state) {
 
 static void test_every_command_has_help(void **state) {
     (void)state;
-    for (int i = 0; i < COMMANDS; i++) {
-        char usage[64];
-        snprintf(usage, sizeof usage, "usage: weft %s ", commands[i]);
-        expect_text(RUN("help", commands[i]), usage);
-        expect_text(RUN(commands[i], "--help"), usage);
-        expect_text(RUN(commands[i], "-h"), usage);
+    char *list;
+    int found = 0;
+    command_succeeds(RUN("help"), &list);
+    for (const char *at = list; (at = strstr(at, "\n  ")); found++) {
+        char name[32], usage[64];
+        at += 3;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " "), at);
+        snprintf(usage, sizeof usage, "usage: weft %s ", name);
+        expect_text(RUN("help", name), usage);
+        expect_text(RUN(name, "--help"), usage);
+        expect_text(RUN(name, "-h"), usage);
     }
+    assert_true(found >= COMMANDS);
+    free(list);
     expect_text(RUN("eval", "--tokens", "x", "--help"), "--targets FILE");
 }
 
@@ -112,11 +120,13 @@ static void test_an_unknown_command_names_the_nearest(void **state) {
 
 static void test_an_unknown_option_names_the_nearest(void **state) {
     (void)state;
-    command_fails(2, RUN("plan", "--josn"), SAYS("weft plan:", "'--josn'", "did you mean '--json'?"));
+    command_fails(2, RUN("plan", "--josn"),
+                  SAYS("weft plan:", "'--josn'", "did you mean '--json'?"));
     command_fails(2, RUN("plan", "--confg=x"), SAYS("'--confg'", "did you mean '--config'?"));
     command_fails(2, RUN("init", "--outt", "x"), SAYS("did you mean '--out'?"));
     command_fails(2, RUN("eval", "--token", "x"), SAYS("did you mean '--tokens'?"));
-    command_fails(2, RUN("plan", "--qqqqqqqqqqqqqqqqqqqqqqqqqq"), SAYS("'weft help plan' lists them"));
+    command_fails(2, RUN("plan", "--qqqqqqqqqqqqqqqqqqqqqqqqqq"),
+                  SAYS("'weft help plan' lists them"));
     command_fails(2, RUN("plan", "-x"), SAYS("unknown option '-x'"));
     char *longest = calloc(1, 100001);
     assert_non_null(longest);
@@ -152,6 +162,7 @@ static void test_numbers_are_held_to_their_range(void **state) {
     command_fails(2, RUN("init", "--out", "x", "--seed", "-1"), SAYS("--seed", "-1"));
     command_fails(2, RUN("plan", "--dtype", "f16"), SAYS("--dtype", "f16", "f32 bf16 f64"));
     command_fails(2, RUN("plan", "--device", "gpu"), SAYS("--device", "gpu", "cuda"));
+    command_succeeds(RUN("plan", "--threads", "0", "-o", "N_LAYER=1"), NULL);
 }
 
 /* Output that nobody can take is work that failed. */

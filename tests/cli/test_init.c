@@ -29,7 +29,7 @@ static int close_scratch(void **state) {
 }
 
 #define SIZES                                                                                      \
-    "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",              \
+    "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",               \
         "VOCAB_SIZE=300", "-o", "GPT2_BLOCK_SIZE=24", "-o", "RA_MLA_LATENT_DIM=32"
 
 #define INIT(folder, ...) command_succeeds(RUN("init", "--out", folder, SIZES, __VA_ARGS__), NULL)
@@ -303,10 +303,11 @@ static void test_orthogonal_start_is_orthonormal(void **state) {
     const char *folder = scratch_path("orthogonal");
     INIT(folder, "-o", "ATTENTION=mla", "-o", "INIT=orthogonal", "--dtype", "f64", "--step", "3");
     weft_safetensors *file = open_model(folder);
-    static const char *const names[] = {"wte.weight", "wpe.weight", "h.0.attn.q.weight",
-                                        "h.0.attn.k_down.weight", "h.1.attn.out.weight",
-                                        "h.0.ffn.fc.weight", "h.1.ffn.proj.weight",
-                                        "h.0.ffn.cross_proj.weight", "h.1.ffn.couple.weight"};
+    static const char *const names[] = {"wte.weight",           "wpe.weight",
+                                        "h.0.attn.q.weight",    "h.0.attn.k_down.weight",
+                                        "h.1.attn.out.weight",  "h.0.ffn.fc.weight",
+                                        "h.1.ffn.proj.weight",  "h.0.ffn.cross_proj.weight",
+                                        "h.1.ffn.couple.weight"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         expect_orthonormal(file, names[i]);
     expect_uniform(file, "h.0.attn.q_latent", sqrt(6.0 / (DIM + LATENT)));

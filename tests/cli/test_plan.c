@@ -41,7 +41,7 @@ static long long parameters(const char *const *arguments) {
 }
 
 #define SMALL                                                                                      \
-    "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o",          \
+    "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o",           \
         "GPT2_BLOCK_SIZE=8", "-o", "BATCH_SIZE=2", "-o", "RA_MLA_LATENT_DIM=8"
 
 static void expect_keys(const json_t *object) {
@@ -79,7 +79,7 @@ static const long long UNTIED[6] = {115001856, 117370368, 230616576,
 static void test_each_step_has_the_seeds_count(void **state) {
     (void)state;
     for (int step = 0; step < 6; step++) {
-        char number[8], word[48];
+        char number[16], word[48];
         snprintf(number, sizeof number, "%d", step);
         snprintf(word, sizeof word, "--ra-mla-ablation-step=%d", step);
         json_t *one = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",

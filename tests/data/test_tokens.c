@@ -47,7 +47,8 @@ static void test_npy_of_both_sizes_is_read(void **state) {
 static void test_npy_header_may_be_spaced_otherwise(void **state) {
     (void)state;
     const char *path = scratch_path("tokens.npy");
-    npy_write_raw(path, "{'shape':(6,),'fortran_order':False,'descr':'<i4'}", SAMPLE, sizeof SAMPLE);
+    npy_write_raw(path, "{'shape':(6,),'fortran_order':False,'descr':'<i4'}", SAMPLE,
+                  sizeof SAMPLE);
     expect_sample(path, 1, 6, false);
     npy_write_raw(path, "{'descr': '<i4', 'fortran_order': False, 'shape': ( 2 , 3 ) }", SAMPLE,
                   sizeof SAMPLE);

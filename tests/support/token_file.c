@@ -23,11 +23,13 @@ static unsigned char *pack(const int32_t *values, int64_t n, int size) {
 }
 
 void npy_write_raw(const char *path, const char *header, const void *data, size_t bytes) {
-    size_t length = strlen(header) + 1, start = (10 + length + NPY_ALIGN - 1) / NPY_ALIGN * NPY_ALIGN;
+    size_t length = strlen(header) + 1,
+           start = (10 + length + NPY_ALIGN - 1) / NPY_ALIGN * NPY_ALIGN;
     char *file = malloc(start + bytes);
     assert_non_null(file);
     memset(file, ' ', start);
-    memcpy(file, "\x93NUMPY\x01\x00", 8);
+    static const char magic[] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0};
+    memcpy(file, magic, sizeof magic);
     file[8] = (char)((start - 10) & 255);
     file[9] = (char)((start - 10) >> 8);
     memcpy(file + 10, header, length - 1);
@@ -39,8 +41,9 @@ void npy_write_raw(const char *path, const char *header, const void *data, size_
 
 void npy_write(const char *path, int size, int64_t rows, int64_t columns, const int32_t *values) {
     char header[128];
-    snprintf(header, sizeof header, "{'descr': '<i%d', 'fortran_order': False, 'shape': (%lld, %lld), }",
-             size, (long long)rows, (long long)columns);
+    snprintf(header, sizeof header,
+             "{'descr': '<i%d', 'fortran_order': False, 'shape': (%lld, %lld), }", size,
+             (long long)rows, (long long)columns);
     unsigned char *data = pack(values, rows * columns, size);
     npy_write_raw(path, header, data, (size_t)(rows * columns) * (size_t)size);
     free(data);

@@ -1,0 +1,313 @@
+/* The sides take turns, a step each, so that what else the machine does falls on both.
+ *
+ * Memory is the growth of the process from before the model is made to its peak.
+ * What a first run takes once and for all (pages of code, the matrix library's buffers) is taken
+ * beforehand by a smaller model of the same kind, so that the growth is the model's own. */
+#include "bench/train_row.h"
+
+#include "bench/limits.h"
+#include "bench/memory.h"
+#include "cpu/backend.h"
+#include "model/account.h"
+#include "train/optimizer.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Losses agree with the peer's to this part. */
+#define TOLERANCE 1e-3
+
+enum { CHECKED_STEPS = 2, SMALL_LAYERS = 2, SMALL_TIME = 16, SMALL_VOCAB = 64, PATH_ROOM = 512 };
+
+/* A model in training. */
+typedef struct {
+    const weft_backend *backend;
+    weft_pool *pool;
+    int64_t batch, time;
+    double rate;
+    weft_model *model;
+    weft_session session;
+    weft_optimizer *optimizer;
+    int32_t *tokens, *inputs, *targets; /* [batch, time + 1], [batch, time] twice */
+    uint32_t iteration;
+    double losses[CHECKED_STEPS]; /* of the first steps */
+} training;
+
+/* Tokens without any order to learn. */
+static weft_status draw_tokens(training *t) {
+    size_t count = (size_t)(t->batch * t->time), width = (size_t)t->time + 1;
+    t->tokens = malloc((size_t)t->batch * width * sizeof *t->tokens);
+    t->inputs = malloc(count * sizeof *t->inputs);
+    t->targets = malloc(count * sizeof *t->targets);
+    if (!t->tokens || !t->inputs || !t->targets)
+        return weft_fail(WEFT_ENOMEM, "bench: no memory for the tokens");
+    uint64_t state = 1;
+    for (size_t i = 0; i < (size_t)t->batch * width; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        t->tokens[i] = (int32_t)((state >> 33) % (uint64_t)t->model->config.vocab_size);
+    }
+    for (size_t b = 0; b < (size_t)t->batch; b++) {
+        size_t bytes = (size_t)t->time * sizeof *t->tokens;
+        memcpy(t->inputs + b * (size_t)t->time, t->tokens + b * width, bytes);
+        memcpy(t->targets + b * (size_t)t->time, t->tokens + b * width + 1, bytes);
+    }
+    return WEFT_OK;
+}
+
+static weft_status make_model(const weft_config *c, training *t) {
+    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &t->model));
+    return weft_model_start(t->model, (uint64_t)c->seed);
+}
+
+static weft_status open_training(const weft_config *c, training *t) {
+    t->batch = weft_config_micro_batch(c);
+    t->time = c->gpt2_block_size;
+    t->rate = c->learning_rate;
+    weft_build build = {
+        .batch = t->batch, .time = t->time, .dtype = weft_config_dtype(c), .train = true};
+    WEFT_TRY(weft_session_open(t->model, t->backend, t->pool, &build, true, false, &t->session));
+    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, &t->optimizer));
+    WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));
+    return draw_tokens(t);
+}
+
+static void close_training(training *t) {
+    weft_optimizer_destroy(t->optimizer);
+    weft_session_close(&t->session);
+    weft_model_destroy(t->model);
+    free(t->tokens);
+    free(t->inputs);
+    free(t->targets);
+}
+
+static weft_status train_step(training *t) {
+    weft_run run = {.seed = (uint64_t)t->model->config.seed, .iteration = t->iteration};
+    WEFT_TRY(weft_session_run(&t->session, t->inputs, t->targets, &run));
+    if (t->iteration < CHECKED_STEPS) {
+        weft_loss_parts parts;
+        WEFT_TRY(weft_session_losses(&t->session, &parts));
+        t->losses[t->iteration] = parts.loss;
+    }
+    t->iteration++;
+    return weft_optimizer_run(t->optimizer, t->rate);
+}
+
+/* A step of a smaller model of the same kind, for what only a first run takes. */
+static weft_status touch_everything(const bench_train_job *job, const training *like) {
+    weft_config c = *job->config;
+    c.n_layer = c.n_layer < SMALL_LAYERS ? c.n_layer : SMALL_LAYERS;
+    c.gpt2_block_size = c.gpt2_block_size < SMALL_TIME ? c.gpt2_block_size : SMALL_TIME;
+    c.vocab_size = c.vocab_size < SMALL_VOCAB ? c.vocab_size : SMALL_VOCAB;
+    c.batch_size = 1;
+    c.micro_batch = 0;
+    training t = {.backend = like->backend, .pool = like->pool};
+    weft_status status = make_model(&c, &t);
+    if (!status) status = open_training(&c, &t);
+    if (!status) status = train_step(&t);
+    close_training(&t);
+    bench_trim_memory();
+    return status;
+}
+
+static void remove_folder(const char *folder) {
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char path[PATH_ROOM];
+        snprintf(path, sizeof path, "%s/%s", folder, files[i]);
+        unlink(path);
+    }
+    rmdir(folder);
+}
+
+/* Writes the weights to a folder of their own, for the peer. */
+static weft_status save_weights(const weft_model *m, char *folder, size_t room) {
+    const char *under = getenv("TMPDIR");
+    int length = snprintf(folder, room, "%s/weft-bench-XXXXXX", under && *under ? under : "/tmp");
+    if (length < 0 || (size_t)length >= room || !mkdtemp(folder)) {
+        folder[0] = '\0';
+        return weft_fail(WEFT_EIO, "bench: no folder for the weights: %s", strerror(errno));
+    }
+    return weft_model_save(m, folder);
+}
+
+static json_t *tokens_json(const training *t) {
+    json_t *rows = json_array();
+    for (int64_t b = 0; b < t->batch; b++) {
+        json_t *row = json_array();
+        for (int64_t i = 0; i <= t->time; i++)
+            json_array_append_new(row, json_integer(t->tokens[b * (t->time + 1) + i]));
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+/* Has the peer take the same first steps; whether it is there to be measured. */
+static bool prepare_peer(const bench_train_job *job, const training *t, const char *folder,
+                         json_t *out) {
+    json_t *reply = bench_peer_ask(
+        job->peer, json_pack("{s:s, s:s, s:o, s:f, s:i}", "do", "prepare", "model", folder,
+                             "tokens", tokens_json(t), "rate", t->rate, "steps", CHECKED_STEPS));
+    if (!reply) {
+        json_object_set_new(out, "peer_error", json_string(bench_peer_error(job->peer)));
+        return false;
+    }
+    json_t *theirs = json_object_get(reply, "losses");
+    bool differs = (int)json_array_size(theirs) != CHECKED_STEPS;
+    for (int i = 0; !differs && i < CHECKED_STEPS; i++) {
+        double other = json_number_value(json_array_get(theirs, (size_t)i));
+        differs = !(fabs(t->losses[i] - other) <= TOLERANCE * fabs(other));
+    }
+    json_object_set_new(out, "differs", json_boolean(differs));
+    json_object_set(out, "peer_losses", theirs);
+    json_object_set(out, "peer_form", json_object_get(reply, "form"));
+    json_object_set(out, "peer_forms", json_object_get(reply, "forms"));
+    json_decref(reply);
+    return true;
+}
+
+typedef struct {
+    bench_samples ours, peers, limit; /* limit: seconds for 1e9 operations */
+} measured;
+
+static weft_status take_turns(const bench_train_job *job, training *t, bench_limits *limits,
+                              bool *peer, measured *m) {
+    for (int i = 0; i < job->steps; i++) {
+        bench_pause(0.005);
+        double start = bench_now();
+        WEFT_TRY(train_step(t));
+        bench_samples_add(&m->ours, bench_now() - start);
+        bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits));
+        if (*peer) *peer = bench_peer_run(job->peer, 1, &m->peers);
+    }
+    return WEFT_OK;
+}
+
+static void report_speed(const bench_train_job *job, const measured *m, bool peer, json_t *out) {
+    double seconds = bench_median(&m->ours);
+    double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
+    json_object_set_new(out, "seconds", json_real(seconds));
+    json_object_set_new(out, "spread", json_real(bench_spread(&m->ours)));
+    json_object_set_new(out, "samples", json_integer((json_int_t)m->ours.count));
+    json_object_set_new(out, "of_limit", json_real(rate * bench_median(&m->limit)));
+    if (peer) {
+        json_object_set_new(out, "peer_seconds", json_real(bench_median(&m->peers)));
+        json_object_set_new(out, "peer_spread", json_real(bench_spread(&m->peers)));
+    } else if (job->peer && !json_object_get(out, "peer_error")) {
+        json_object_set_new(out, "peer_error", json_string(bench_peer_error(job->peer)));
+    }
+}
+
+static weft_status measure_speed(const bench_train_job *job, training *t, bench_limits *limits,
+                                 const char *folder, json_t *out) {
+    measured m = {0};
+    bool peer = job->peer && prepare_peer(job, t, folder, out);
+    weft_status status = take_turns(job, t, limits, &peer, &m);
+    if (!status) report_speed(job, &m, peer, out);
+    if (job->peer) json_decref(bench_peer_ask(job->peer, json_pack("{s:s}", "do", "drop")));
+    bench_samples_free(&m.ours);
+    bench_samples_free(&m.peers);
+    bench_samples_free(&m.limit);
+    return status;
+}
+
+/* Steps that are not measured: what is compared with the peer, or one to warm up where more than one
+ * is measured. */
+static int unmeasured_steps(const bench_train_job *job) {
+    if (job->peer) return CHECKED_STEPS;
+    return job->steps > 1 ? 1 : 0;
+}
+
+/* All of a row but the pool and the limits, which are there before memory is looked at. */
+static weft_status measure_row(const bench_train_job *job, training *t, bench_limits *limits,
+                               char *folder, json_t *out) {
+    WEFT_TRY(touch_everything(job, t));
+    bench_limit_gflops(limits);
+    if (job->profile) setenv("WEFT_PROFILE", "1", 1);
+    int64_t before = bench_resident_bytes();
+    WEFT_TRY(make_model(job->config, t));
+    if (job->peer) WEFT_TRY(save_weights(t->model, folder, PATH_ROOM));
+    WEFT_TRY(open_training(job->config, t));
+    bench_trim_memory(); /* what drawing the weights took in passing */
+    for (int i = 0; i < unmeasured_steps(job); i++)
+        WEFT_TRY(train_step(t));
+    WEFT_TRY(measure_speed(job, t, limits, folder, out));
+    int64_t peak = bench_peak_bytes();
+    json_object_set_new(out, "peak_bytes", json_integer(before && peak ? peak - before : 0));
+    json_t *losses = json_array();
+    for (uint32_t i = 0; i < CHECKED_STEPS && i < t->iteration; i++)
+        json_array_append_new(losses, json_real(t->losses[i]));
+    json_object_set_new(out, "losses", losses);
+    return WEFT_OK;
+}
+
+static json_t *run_job(const bench_train_job *job) {
+    char folder[PATH_ROOM] = "";
+    training t = {.backend = weft_cpu_backend()};
+    json_t *out = json_object();
+    weft_status status = t.backend ? weft_pool_create(job->threads, &t.pool) : WEFT_EMISSING;
+    bench_limits *limits = NULL;
+    if (!status) status = bench_limits_create(t.pool, false, &limits);
+    if (!status) status = measure_row(job, &t, limits, folder, out);
+    if (folder[0]) remove_folder(folder);
+    close_training(&t);
+    bench_limits_destroy(limits);
+    weft_pool_destroy(t.pool);
+    if (status)
+        json_object_set_new(
+            out, "error",
+            json_pack("{s:i, s:s}", "status", (int)status, "message", weft_error_message()));
+    return out;
+}
+
+static json_t *read_result(int from) {
+    FILE *file = fdopen(from, "r");
+    if (!file) {
+        close(from);
+        return NULL;
+    }
+    json_t *result = json_loadf(file, 0, NULL);
+    fclose(file);
+    return result;
+}
+
+json_t *bench_train_run(const bench_train_job *job) {
+    int ends[2];
+    fflush(NULL);
+    pid_t child = pipe(ends) == 0 ? fork() : -1;
+    if (child < 0) {
+        weft_fail(WEFT_EIO, "bench: no process for a row: %s", strerror(errno));
+        return NULL;
+    }
+    if (child == 0) {
+        close(ends[0]);
+        json_t *result = run_job(job);
+        char *text = json_dumps(result, JSON_COMPACT);
+        size_t length = text ? strlen(text) : 0;
+        bool sent = text && write(ends[1], text, length) == (ssize_t)length;
+        free(text);
+        json_decref(result);
+        fflush(stderr);
+        _exit(sent ? 0 : 1); /* the parent's output buffers are not this process's to flush */
+    }
+    close(ends[1]);
+    json_t *result = read_result(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    const json_t *error = json_object_get(result, "error");
+    if (result && !error) return result;
+    if (error)
+        weft_fail((weft_status)json_integer_value(json_object_get(error, "status")), "%s",
+                  json_string_value(json_object_get(error, "message")));
+    else if (WIFSIGNALED(status))
+        weft_fail(WEFT_EIO, "bench: a row's process was ended by signal %d%s", WTERMSIG(status),
+                  WTERMSIG(status) == 9 ? ": was there too little memory?" : "");
+    else
+        weft_fail(WEFT_EBUG, "bench: a row's process gave no result");
+    json_decref(result);
+    return NULL;
+}

@@ -1,0 +1,31 @@
+/* One row of the training table: whole training steps of a config (forward, backward, clipping,
+ * AdamW), and what they took. */
+#ifndef WEFT_BENCH_TRAIN_ROW_H
+#define WEFT_BENCH_TRAIN_ROW_H
+
+#include "bench/peer.h"
+#include "model/config.h"
+
+typedef struct {
+    const weft_config *config;
+    int threads;       /* 0: one a processor */
+    int steps;         /* measured, on each side */
+    double step_flops; /* of a step, as planned */
+    bool profile;      /* print where the time goes, to standard error */
+    bench_peer *peer;  /* NULL: none */
+} bench_train_job;
+
+/* Runs the job in a process of its own, since a peak of memory is a process's, and gives what came
+ * of it, the caller's to json_decref; NULL and an error when it failed. Keys:
+ *
+ *   seconds, spread, samples   of a step
+ *   of_limit                   the rate of step_flops against a 1024³ sgemm on every thread, measured
+ *                              in the same turns
+ *   peak_bytes                 the most memory that training added; 0: the system does not tell
+ *   losses                     of the first steps
+ *   peer_seconds, peer_spread, peer_form, peer_forms, peer_losses, differs
+ *                              with a peer. differs: its losses are not ours
+ *   peer_error                 one line on why the peer has no numbers */
+json_t *bench_train_run(const bench_train_job *job);
+
+#endif

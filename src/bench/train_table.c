@@ -1,0 +1,261 @@
+/* Every row's config is made and planned before the first one runs, so that a wrong one costs
+ * nothing; then each row runs in a process of its own (bench/train_row.h). */
+#include "bench/train_table.h"
+
+#include "bench/table.h"
+#include "bench/train_row.h"
+#include "cpu/backend.h"
+#include "cpu/blas.h"
+#include "model/account.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS_MAX = 32, NAME_ROOM = 320 };
+
+typedef struct {
+    const bench_variant *variant;
+    weft_config config;
+    weft_account plan;
+    json_t *result; /* NULL: it failed */
+} row;
+
+typedef struct {
+    const bench_train_options *opt;
+    int threads, steps;
+    bench_peer *peer;
+    char peer_name[NAME_ROOM];
+    bench_table table;
+    row rows[ROWS_MAX];
+    int count, failed;
+} bench;
+
+static double step_tokens(const row *r) {
+    return (double)(weft_config_micro_batch(&r->config) * r->config.gpt2_block_size);
+}
+
+static weft_status unknown_variant(const char *name) {
+    char all[256] = "";
+    for (int i = 0; i < bench_variant_count; i++) {
+        strncat(all, i ? ", " : "", sizeof all - strlen(all) - 1);
+        strncat(all, bench_variants[i].name, sizeof all - strlen(all) - 1);
+    }
+    return weft_fail(WEFT_EINPUT, "--variants: there is no '%.*s'; there are %s",
+                     (int)strcspn(name, ","), name, all);
+}
+
+static weft_status add_row(bench *b, const bench_variant *v) {
+    if (b->count == ROWS_MAX)
+        return weft_fail(WEFT_EINPUT, "--variants: more than %d of them", ROWS_MAX);
+    row *r = &b->rows[b->count++];
+    r->variant = v;
+    WEFT_TRY(bench_variant_config(v, &b->opt->source, &r->config));
+    if (r->config.device == WEFT_DEVICE_CUDA)
+        return weft_fail(WEFT_EMISSING, "device cuda: this build has no CUDA backend; use cpu");
+    return weft_account_make(&r->config, weft_cpu_backend(), b->threads, &r->plan);
+}
+
+static weft_status list_rows(bench *b) {
+    const char *names = b->opt->variants ? b->opt->variants : b->opt->source.shape->variants;
+    if (b->opt->source.file && !b->opt->variants) names = NULL;
+    for (int i = 0; !names && i < bench_variant_count; i++)
+        WEFT_TRY(add_row(b, &bench_variants[i]));
+    while (names) {
+        const bench_variant *v = bench_variant_find(names);
+        if (!v) return unknown_variant(names);
+        WEFT_TRY(add_row(b, v));
+        names = strchr(names, ',');
+        if (names) names++;
+    }
+    return WEFT_OK;
+}
+
+static void print_head(const bench *b) {
+    FILE *to = b->opt->table;
+    const weft_config *c = &b->rows[0].config;
+    if (!to) return;
+    fprintf(to, "weft %s, %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), weft_blas_name(),
+            b->threads);
+    fprintf(to,
+            "a training step: %lld layers, %lld wide, %lld heads, %lld tokens × %lld, vocabulary "
+            "%lld, %s\n",
+            (long long)c->n_layer, (long long)c->n_embd, (long long)c->n_head,
+            (long long)c->gpt2_block_size, (long long)weft_config_micro_batch(c),
+            (long long)c->vocab_size, weft_dtype_name(weft_config_dtype(c)));
+    fprintf(to, "peer: %s%s\n\n", b->peer_name,
+            b->peer ? ", eager, as many threads, in turns" : "; its columns say -");
+}
+
+/* Whether a row meets its bar; -1 where none is asked or no peer was measured. */
+static int meets_bar(const row *r, double ratio) {
+    if (r->variant->bar <= 0 || ratio <= 0) return -1;
+    return ratio >= r->variant->bar;
+}
+
+static double number(const row *r, const char *key) {
+    return json_number_value(json_object_get(r->result, key));
+}
+
+static double peer_ratio(const row *r) {
+    double peer = number(r, "peer_seconds"), ours = number(r, "seconds");
+    return ours > 0 ? peer / ours : 0;
+}
+
+static void print_row(bench *b, const row *r) {
+    bench_table *t = &b->table;
+    double seconds = number(r, "seconds"), peak = number(r, "peak_bytes");
+    double plan = (double)r->plan.training_bytes, ratio = peer_ratio(r);
+    int met = meets_bar(r, ratio);
+    bench_cell(t, "%s", r->variant->label);
+    bench_cell(t, "%.2f", 1e-6 * (double)r->plan.parameters);
+    bench_cell(t, "%.0f", step_tokens(r) / seconds);
+    bench_cell(t, "%.0f%%", 100 * number(r, "spread"));
+    bench_cell(t, "%.1f", 1e-9 * r->plan.built_flops * step_tokens(r) / seconds);
+    bench_cell(t, "%.0f%%", 100 * number(r, "of_limit"));
+    bench_cell(t, "%.1f", 1e-6 * plan);
+    if (peak > 0) {
+        bench_cell(t, "%.1f", 1e-6 * peak);
+        bench_cell(t, "%.3f", peak / plan);
+    } else {
+        bench_cell(t, "-");
+        bench_cell(t, "-");
+    }
+    if (ratio <= 0) {
+        if (t->to) bench_table_end_line(t);
+        return;
+    }
+    bench_cell(t, "%.0f", step_tokens(r) / number(r, "peer_seconds"));
+    bench_cell(t, "%.0f%%", 100 * number(r, "peer_spread"));
+    bench_cell(t, "%s", json_string_value(json_object_get(r->result, "peer_form")));
+    bench_cell(t, "%.2f", ratio);
+    if (r->variant->bar > 0)
+        bench_cell(t, "%.1f", r->variant->bar);
+    else
+        bench_cell(t, "-");
+    bench_cell(t, "%s", met < 0 ? "-" : met ? "met" : "MISSED");
+}
+
+static void check_row(bench *b, const row *r) {
+    const char *error = json_string_value(json_object_get(r->result, "peer_error"));
+    if (error) fprintf(stderr, "%s: no peer: %s\n", r->variant->name, error);
+    if (!json_is_true(json_object_get(r->result, "differs"))) return;
+    const json_t *ours = json_object_get(r->result, "losses");
+    const json_t *theirs = json_object_get(r->result, "peer_losses");
+    fprintf(stderr, "%s: the peer computes another function: losses", r->variant->name);
+    for (size_t i = 0; i < json_array_size(ours); i++)
+        fprintf(stderr, "%s %.6f here and %.6f there", i ? "," : "",
+                json_number_value(json_array_get(ours, i)),
+                json_number_value(json_array_get(theirs, i)));
+    fputc('\n', stderr);
+    b->failed++;
+}
+
+/* The peer anew: a row that broke off may have left it in the middle of an answer. */
+static void start_peer(bench *b) {
+    bench_peer_stop(b->peer);
+    b->peer = bench_peer_start(b->opt->peer, b->threads, b->peer_name, sizeof b->peer_name);
+    if (!b->peer) fprintf(stderr, "no peer: %s\n", b->peer_name);
+}
+
+static void measure_rows(bench *b) {
+    static const bench_column columns[] = {
+        {"variant", -20}, {"params M", 8},       {"tokens/s", 9}, {"±", 4},
+        {"GFLOP/s", 8},   {"of limit", 8},       {"plan MB", 9},  {"peak MB", 9},
+        {"peak/plan", 9}, {"PyTorch tok/s", 13}, {"±", 4},        {"form", -8},
+        {"ratio", 6},     {"asked", 5},          {"", -6},        {NULL, 0}};
+    bench_table_start(&b->table, b->opt->table, columns);
+    for (int i = 0; i < b->count; i++) {
+        row *r = &b->rows[i];
+        bench_train_job job = {.config = &r->config,
+                               .threads = b->threads,
+                               .steps = b->steps,
+                               .step_flops = r->plan.built_flops * step_tokens(r),
+                               .profile = b->opt->profile,
+                               .peer = b->peer};
+        if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
+        r->result = bench_train_run(&job);
+        if (r->result) {
+            check_row(b, r);
+            print_row(b, r);
+        } else {
+            fprintf(stderr, "%s: %s\n", r->variant->name, weft_error_message());
+            b->failed++;
+            if (b->peer) start_peer(b);
+        }
+    }
+}
+
+static json_t *row_json(const row *r) {
+    double seconds = number(r, "seconds"), ratio = peer_ratio(r);
+    double plan = (double)r->plan.training_bytes, peak = number(r, "peak_bytes");
+    json_t *j =
+        json_pack("{s:s, s:s, s:I, s:I, s:f}", "variant", r->variant->name, "label",
+                  r->variant->label, "parameters", (json_int_t)r->plan.parameters, "plan_bytes",
+                  (json_int_t)r->plan.training_bytes, "flops_per_token", r->plan.built_flops);
+    if (!r->result) {
+        json_object_set_new(j, "failed", json_true());
+        return j;
+    }
+    json_object_update(j, r->result);
+    json_object_set_new(j, "tokens_per_s", json_real(step_tokens(r) / seconds));
+    json_object_set_new(j, "gflops",
+                        json_real(1e-9 * r->plan.built_flops * step_tokens(r) / seconds));
+    json_object_set_new(j, "peak_of_plan", peak > 0 ? json_real(peak / plan) : json_null());
+    if (r->variant->bar > 0) json_object_set_new(j, "bar", json_real(r->variant->bar));
+    if (ratio > 0) {
+        json_object_set_new(j, "peer_tokens_per_s",
+                            json_real(step_tokens(r) / number(r, "peer_seconds")));
+        json_object_set_new(j, "ratio", json_real(ratio));
+    }
+    int met = meets_bar(r, ratio);
+    if (met >= 0) json_object_set_new(j, "met", json_boolean(met));
+    return j;
+}
+
+static weft_status write_json(const bench *b) {
+    const weft_config *c = &b->rows[0].config;
+    json_t *rows = json_array();
+    for (int i = 0; i < b->count; i++)
+        json_array_append_new(rows, row_json(&b->rows[i]));
+    json_t *all = json_pack(
+        "{s:s, s:s, s:s, s:i, s:i, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:o}", "version",
+        weft_version(), "isa", weft_cpu_isa(), "blas", weft_blas_name(), "threads", b->threads,
+        "steps", b->steps, "peer", b->peer ? json_string(b->peer_name) : json_null(), "shape",
+        "layers", (json_int_t)c->n_layer, "width", (json_int_t)c->n_embd, "heads",
+        (json_int_t)c->n_head, "tokens", (json_int_t)c->gpt2_block_size, "batch",
+        (json_int_t)weft_config_micro_batch(c), "vocabulary", (json_int_t)c->vocab_size, "dtype",
+        weft_dtype_name(weft_config_dtype(c)), "rows", rows);
+    bool failed = !all || json_dumpf(all, b->opt->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||
+                  fputc('\n', b->opt->json) == EOF;
+    json_decref(all);
+    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+}
+
+static weft_status run(bench *b) {
+    weft_pool *pool;
+    if (!weft_cpu_backend()) return WEFT_EMISSING;
+    WEFT_TRY(weft_pool_create(b->opt->threads, &pool));
+    b->threads = weft_pool_size(pool);
+    weft_pool_destroy(pool); /* rows are forked, and threads do not follow */
+    b->steps = b->opt->steps ? b->opt->steps : b->opt->source.shape->steps;
+    WEFT_TRY(list_rows(b));
+    snprintf(b->peer_name, sizeof b->peer_name, "none");
+    if (b->opt->peer) start_peer(b);
+    print_head(b);
+    measure_rows(b);
+    return b->opt->json ? write_json(b) : WEFT_OK;
+}
+
+weft_status bench_train_table(const bench_train_options *options, int *failed) {
+    *failed = 0;
+    bench *b = calloc(1, sizeof *b);
+    if (!b) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    b->opt = options;
+    weft_status status = run(b);
+    *failed = b->failed;
+    bench_peer_stop(b->peer);
+    for (int i = 0; i < b->count; i++)
+        json_decref(b->rows[i].result);
+    free(b);
+    return status;
+}

@@ -1,0 +1,74 @@
+/* Each variant says all that it is, so that a config's own choices of attention and feed-forward do
+ * not leak into the others' rows. */
+#include "bench/variants.h"
+
+#include <string.h>
+
+#define PLAIN "FFN=gelu", "KV_HEADS=0"
+#define LATENT "ATTENTION=mla", "RA_MLA_SCORE=dot", PLAIN
+
+const bench_variant bench_variants[] = {
+    {"dot", "dot + gelu", 0, {"ATTENTION=dot", "FFN=gelu"}, 1.3},
+    {"w2", "w2 + gelu", 0, {"ATTENTION=w2", "W2_KERNEL=w2", PLAIN}, 1.5},
+    {"mla", "mla (step 0)", 0, {LATENT}, 1.5},
+    {"step1", "step 1: gate", 1, {LATENT}, 1.5},
+    {"step2", "step 2: gate, cross", 2, {LATENT}, 1.5},
+    {"step3", "step 3: all, tied", 3, {LATENT, "RA_MLA_MLP_TYING_MODE=tied_transpose"}, 1.5},
+    {"swiglu", "dot + swiglu", 0, {"ATTENTION=dot", "FFN=swiglu"}, 0},
+    {"wsffn", "dot + wsffn, dense", 0, {"ATTENTION=dot", "FFN=wsffn", "WSFFN_Z_PROJ=dense"}, 1.5},
+    {"wsffn-grouped",
+     "dot + wsffn, grouped",
+     0,
+     {"ATTENTION=dot", "FFN=wsffn", "WSFFN_Z_PROJ=grouped"},
+     1.5},
+    {"mla-w2", "w2 in mla's latent", 0, {"ATTENTION=mla", "RA_MLA_SCORE=w2", PLAIN}, 0},
+};
+const int bench_variant_count = sizeof bench_variants / sizeof bench_variants[0];
+
+static const bench_shape shapes[] = {
+    {"small",
+     NULL,
+     5,
+     {"N_LAYER=6", "N_EMBD=256", "N_HEAD=8", "GPT2_BLOCK_SIZE=256", "BATCH_SIZE=8",
+      "VOCAB_SIZE=4096"}},
+    {"gpt2-124m",
+     "mla,step3",
+     1,
+     {"N_LAYER=12", "N_EMBD=768", "N_HEAD=12", "GPT2_BLOCK_SIZE=1024", "BATCH_SIZE=8",
+      "VOCAB_SIZE=50304"}},
+};
+
+const bench_variant *bench_variant_find(const char *name) {
+    size_t length = strcspn(name, ",");
+    for (int i = 0; i < bench_variant_count; i++)
+        if (strlen(bench_variants[i].name) == length &&
+            strncmp(bench_variants[i].name, name, length) == 0)
+            return &bench_variants[i];
+    return NULL;
+}
+
+const bench_shape *bench_shape_find(const char *name) {
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (strcmp(shapes[i].name, name) == 0) return &shapes[i];
+    return NULL;
+}
+
+static weft_status apply(weft_config *c, const char *const *settings, const char *where) {
+    for (; *settings; settings++)
+        WEFT_TRY(weft_config_override(c, *settings, where));
+    return WEFT_OK;
+}
+
+weft_status bench_variant_config(const bench_variant *v, const bench_config_source *from,
+                                 weft_config *c) {
+    weft_config_defaults(c);
+    if (from->file)
+        WEFT_TRY(weft_config_read(c, from->file));
+    else
+        WEFT_TRY(apply(c, from->shape->settings, from->shape->name));
+    WEFT_TRY(weft_config_step(c, v->step));
+    WEFT_TRY(apply(c, v->settings, v->name));
+    for (int i = 0; i < from->n_overrides; i++)
+        WEFT_TRY(weft_config_override(c, from->overrides[i], "-o"));
+    return weft_config_check(c, v->name);
+}

@@ -1,0 +1,42 @@
+/* The variants that training is measured for, and the shapes they are measured at. */
+#ifndef WEFT_BENCH_VARIANTS_H
+#define WEFT_BENCH_VARIANTS_H
+
+#include "model/config.h"
+
+/* A mix of attention, feed-forward and mechanisms: what it sets over a shape. */
+typedef struct {
+    const char *name;        /* for --variants */
+    const char *label;       /* in the table */
+    int step;                /* of the ablation: sets the three mechanisms */
+    const char *settings[6]; /* "KEY=VALUE", ended by NULL */
+    double bar; /* how many times a peer's tokens a second are asked for; 0: nothing is */
+} bench_variant;
+
+typedef struct {
+    const char *name;
+    const char *variants; /* those measured when none are named; NULL: all */
+    int steps;            /* measured when no number is given */
+    const char *settings[10];
+} bench_shape;
+
+extern const bench_variant bench_variants[];
+extern const int bench_variant_count;
+
+/* NULL where there is none of that name. The name ends at a comma or at the end of the text. */
+const bench_variant *bench_variant_find(const char *name);
+const bench_shape *bench_shape_find(const char *name);
+
+/* Where a row's config comes from, lowest first: the shape or else a file, the variant, overrides. */
+typedef struct {
+    const bench_shape *shape;
+    const char *file; /* NULL: the shape */
+    const char *const *overrides;
+    int n_overrides;
+} bench_config_source;
+
+/* The checked config of a variant. */
+weft_status bench_variant_config(const bench_variant *v, const bench_config_source *from,
+                                 weft_config *c);
+
+#endif

@@ -1,0 +1,125 @@
+/* weft bench: measured rows, a peer beside them. `train` measures whole training steps, `attention`
+ * the attention operations alone. */
+#include "bench/op_table.h"
+#include "bench/train_table.h"
+#include "cli/args.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char weft_help_bench[] =
+    "train: training steps (forward, backward, clipping, AdamW) of each variant on random tokens:\n"
+    "tokens a second, memory planned and measured, the part of the machine's limit.\n"
+    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; if not given), or gpt2-124m\n"
+    "                     (8 x 1024 tokens: 10 GB and minutes)\n"
+    "  --config FILE      the sizes and options of this config instead\n"
+    "  -o KEY=VALUE       override a config key in every row; may be repeated\n"
+    "  --variants A,B     dot, w2, mla, step1, step2, step3, swiglu, wsffn, wsffn-grouped, mla-w2\n"
+    "  --steps N          steps measured a row, and by the peer\n"
+    "  --profile          where each row's time goes, by operation, on standard error\n"
+    "attention: the attention operations alone, forward and with backward.\n"
+    "  --quick            the main rows\n"
+    "both:\n"
+    "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for\n"
+    "                     train, \"python3 bench/peer.py\" for attention (PyTorch)\n"
+    "  --threads N        for both sides; without it, one a processor\n"
+    "  --json             one object on standard output\n";
+
+enum { STEPS_MAX = 100000 };
+
+typedef struct {
+    const char *what, *shape, *variants, *steps, *peer;
+    bool profile, quick;
+} bench_args;
+
+static int refuse(const char *text) {
+    fprintf(stderr, "weft bench: %s\n", text);
+    return WEFT_EXIT_USAGE;
+}
+
+static int finish(const weft_args *args, weft_status status, int failed) {
+    if (status) return weft_args_fail(args, status);
+    return failed ? WEFT_EXIT_FAILED : WEFT_EXIT_DONE;
+}
+
+static int bench_train(const weft_args *args, const bench_args *own) {
+    if (own->quick) return refuse("--quick is attention's; train has --variants and --steps");
+    if (args->step >= 0) return refuse("--step is not taken; name the steps: --variants mla,step3");
+    if (args->config && own->shape) return refuse("--shape and --config: give one of them");
+    const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "small");
+    if (!shape) return refuse("--shape must be small or gpt2-124m");
+    if (args->config) {
+        int unreadable = weft_args_readable(args, args->config, NULL);
+        if (unreadable) return unreadable;
+    }
+    char *end = "";
+    long steps = own->steps ? strtol(own->steps, &end, 10) : 0;
+    if (own->steps && (*end || steps < 1 || steps > STEPS_MAX))
+        return refuse("--steps must be a whole number from 1 to 100000");
+    const char *overrides[ARGS_OVERRIDES_MAX + 3];
+    char dtype[32], device[32], seed[48];
+    int n = args->n_overrides;
+    memcpy(overrides, args->overrides, (size_t)n * sizeof *overrides);
+    snprintf(dtype, sizeof dtype, "DTYPE=%s", args->dtype ? args->dtype : "");
+    snprintf(device, sizeof device, "DEVICE=%s", args->device ? args->device : "");
+    snprintf(seed, sizeof seed, "SEED=%lld", (long long)args->seed);
+    if (args->dtype) overrides[n++] = dtype;
+    if (args->device) overrides[n++] = device;
+    if (args->seed >= 0) overrides[n++] = seed;
+    bench_train_options o = {
+        .source = {shape, args->config, overrides, n},
+        .variants = own->variants,
+        .peer = own->peer,
+        .threads = args->threads,
+        .steps = (int)steps,
+        .profile = own->profile,
+        .table = args->json ? NULL : stdout,
+        .json = args->json ? stdout : NULL,
+    };
+    int failed;
+    return finish(args, bench_train_table(&o, &failed), failed);
+}
+
+static int bench_attention(const weft_args *args, const bench_args *own) {
+    if (args->config || args->n_overrides || args->step >= 0 || args->seed >= 0 || own->shape ||
+        own->variants || own->steps || own->profile ||
+        (args->dtype && strcmp(args->dtype, "f32") != 0))
+        return refuse("attention takes --quick, --peer, --threads and --json only");
+    if (args->device && strcmp(args->device, "cuda") == 0)
+        return refuse("device cuda: this build has no CUDA backend; use cpu");
+    bench_op_options o = {
+        .rows = "attention",
+        .peer = own->peer,
+        .threads = args->threads,
+        .quick = own->quick,
+        .table = args->json ? NULL : stdout,
+        .json = args->json ? stdout : NULL,
+    };
+    int differing;
+    return finish(args, bench_op_table(&o, &differing), differing);
+}
+
+int weft_cmd_bench(int argc, char **argv) {
+    weft_args args;
+    bench_args own = {0};
+    const weft_arg options[] = {
+        {"--shape", &own.shape, NULL, false},
+        {"--variants", &own.variants, NULL, false},
+        {"--steps", &own.steps, NULL, false},
+        {"--peer", &own.peer, NULL, false},
+        {"--profile", NULL, &own.profile, false},
+        {"--quick", NULL, &own.quick, false},
+        {NULL, NULL, NULL, false},
+    };
+    int status = weft_args_parse(&args, argc, argv, options, &own.what, 1);
+    if (status) return status;
+    if (!own.what) return refuse("say what: train or attention");
+    signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
+    if (strcmp(own.what, "train") == 0) return bench_train(&args, &own);
+    if (strcmp(own.what, "attention") == 0) return bench_attention(&args, &own);
+    if (strcmp(own.what, "decode") == 0)
+        return refuse("decode: this version does not generate yet; there are train and attention");
+    fprintf(stderr, "weft bench: there is no '%s'; there are train and attention\n", own.what);
+    return WEFT_EXIT_USAGE;
+}

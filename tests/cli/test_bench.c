@@ -1,0 +1,188 @@
+/* `weft bench`: every variant trains, the rows are there for people and programs, and the memory that
+ * a training step takes is what the plan said. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define TINY                                                                                       \
+    "--threads", "2", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",                \
+        "GPT2_BLOCK_SIZE=16", "-o", "VOCAB_SIZE=64", "-o", "BATCH_SIZE=2", "-o",                   \
+        "RA_MLA_LATENT_DIM=16"
+
+static const char *const variants[] = {"dot",   "w2",     "mla",   "step1",         "step2",
+                                       "step3", "swiglu", "wsffn", "wsffn-grouped", "mla-w2"};
+enum { VARIANTS = sizeof variants / sizeof variants[0] };
+
+static double number(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_number(value)) fail_msg("'%s' is not a number", key);
+    return json_number_value(value);
+}
+
+static void test_train_has_a_row_for_each_variant(void **state) {
+    (void)state;
+    json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", TINY));
+    json_t *rows = json_object_get(all, "rows");
+    assert_int_equal(json_array_size(rows), VARIANTS);
+    for (size_t i = 0; i < VARIANTS; i++) {
+        const json_t *row = json_array_get(rows, i);
+        assert_string_equal(json_string_value(json_object_get(row, "variant")), variants[i]);
+        assert_true(number(row, "tokens_per_s") > 0);
+        assert_true(number(row, "plan_bytes") > 0);
+        assert_true(number(row, "gflops") > 0);
+        assert_true(number(row, "of_limit") > 0);
+        /* Tokens are random and so are weights: about log(64), whatever the variant. */
+        double loss = json_number_value(json_array_get(json_object_get(row, "losses"), 0));
+        assert_true(loss > 3.5 && loss < 5.5);
+    }
+    assert_int_equal((int)number(json_object_get(all, "shape"), "tokens"), 16);
+    json_decref(all);
+}
+
+static void test_train_prints_the_rows_that_are_named(void **state) {
+    (void)state;
+    char *out;
+    command_succeeds(RUN("bench", "train", "--variants", "step3,dot", "--steps", "2", TINY), &out);
+    const char *third = strstr(out, "\nstep 3: all, tied"), *dot = strstr(out, "\ndot + gelu");
+    assert_non_null(third);
+    assert_non_null(dot);
+    assert_true(third < dot);
+    assert_null(strstr(out, "w2 + gelu"));
+    assert_non_null(strstr(out, "2 layers, 32 wide, 4 heads, 16 tokens × 2, vocabulary 64, f32"));
+    free(out);
+}
+
+/* A config gives the sizes, the variant its own choices, an override wins over both. */
+static void test_train_takes_a_config(void **state) {
+    (void)state;
+    const char *path = scratch_path("sizes.config");
+    static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\n"
+                               "CONFIG_GPT2_BLOCK_SIZE=8\nCONFIG_VOCAB_SIZE=32\n"
+                               "CONFIG_BATCH_SIZE=4\nCONFIG_ATTENTION=\"dot\"\nCONFIG_KV_HEADS=1\n";
+    file_write(path, text, sizeof text - 1);
+    json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", "--config", path,
+                                   "--variants", "w2", "-o", "VOCAB_SIZE=48"));
+    const json_t *shape = json_object_get(all, "shape");
+    assert_int_equal((int)number(shape, "batch"), 4);
+    assert_int_equal((int)number(shape, "vocabulary"), 48);
+    assert_int_equal(json_array_size(json_object_get(all, "rows")), 1);
+    json_decref(all);
+}
+
+/* Whether memory can be measured here: a sanitizer and an emulator take some for themselves. */
+static bool memory_is_our_own(void) {
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    return false;
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return false;
+#endif
+    const char *runner = getenv("RUNNER");
+    return !runner || !*runner;
+}
+
+/* The plan is exact; beside it a process takes little. Below some 200 MB that little would show. */
+static void test_measured_memory_is_the_plan(void **state) {
+    (void)state;
+    if (!memory_is_our_own()) {
+        printf("memory is not measured under a sanitizer or a runner\n");
+        skip();
+    }
+    json_t *all =
+        command_json(RUN("bench", "train", "--json", "--steps", "1", "--threads", "2", "--variants",
+                         "step3", "-o", "N_LAYER=3", "-o", "BATCH_SIZE=8", "-o",
+                         "GPT2_BLOCK_SIZE=128", "-o", "N_EMBD=384", "-o", "VOCAB_SIZE=4096"));
+    const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
+    assert_true(number(row, "plan_bytes") >= 200e6);
+    const json_t *measured = json_object_get(row, "peak_of_plan");
+    bool told = json_is_number(measured);
+    double ratio = json_number_value(measured);
+    json_decref(all);
+    if (!told) {
+        printf("the system does not tell a process's peak\n");
+        skip();
+    }
+    if (ratio < 0.98 || ratio > 1.02) fail_msg("the measured peak is %.4f of the plan", ratio);
+}
+
+static void test_a_peer_that_is_not_there_is_no_failure(void **state) {
+    (void)state;
+    command_result r = command_run(
+        RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", "exit 1", TINY));
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, "no peer: exit 1: the peer is gone"));
+    assert_non_null(strstr(r.out, "its columns say -"));
+    command_free(&r);
+}
+
+/* A peer whose losses are not ours computes something else: its time means nothing. */
+static void test_a_peer_with_another_loss_fails(void **state) {
+    (void)state;
+    const char *path = scratch_path("peer.sh");
+    static const char text[] = "while read -r line; do\n"
+                               "  case $line in\n"
+                               "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
+                               "  *prepare*) echo '{\"losses\": [9.5, 9.5], \"form\": \"f\"}' ;;\n"
+                               "  *run*) echo '{\"seconds\": [2]}' ;;\n"
+                               "  *) echo '{}' ;;\n"
+                               "  esac\n"
+                               "done\n";
+    file_write(path, text, sizeof text - 1);
+    char command[512];
+    snprintf(command, sizeof command, "sh %s", path);
+    command_result r = command_run(
+        RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", command, TINY));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "dot: the peer computes another function"));
+    assert_non_null(strstr(r.out, "peer: someone"));
+    command_free(&r);
+}
+
+static void test_wrong_use_is_one_line(void **state) {
+    (void)state;
+    command_fails(2, RUN("bench"), SAYS("train or attention"));
+    command_fails(2, RUN("bench", "decode"), SAYS("decode", "does not generate yet"));
+    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "train and attention"));
+    command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
+    command_fails(2, RUN("bench", "train", "--variants", "dot,"), SAYS("--variants", "''"));
+    command_fails(2, RUN("bench", "train", "--steps", "0"), SAYS("--steps"));
+    command_fails(2, RUN("bench", "train", "--step", "3"), SAYS("--variants"));
+    command_fails(2, RUN("bench", "train", "--shape", "huge"), SAYS("gpt2-124m"));
+    command_fails(2, RUN("bench", "train", "--quick"), SAYS("--quick"));
+    command_fails(2, RUN("bench", "train", "-o", "N_HEAD=7"), SAYS("N_HEAD"));
+    command_fails(2, RUN("bench", "train", "--config", "nowhere"), SAYS("nowhere"));
+    command_fails(2, RUN("bench", "attention", "--steps", "1"), SAYS("attention takes"));
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_train_has_a_row_for_each_variant),
+        cmocka_unit_test(test_train_prints_the_rows_that_are_named),
+        cmocka_unit_test(test_train_takes_a_config),
+        cmocka_unit_test(test_measured_memory_is_the_plan),
+        cmocka_unit_test(test_a_peer_that_is_not_there_is_no_failure),
+        cmocka_unit_test(test_a_peer_with_another_loss_fails),
+        cmocka_unit_test(test_wrong_use_is_one_line),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

@@ -1,0 +1,189 @@
+/* Config files as people and machines may leave them, through the program and, damaged in thousands
+ * of ways, through the reader. */
+#include "core/random.h"
+#include "model/config.h"
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+static const char *write_text(const char *text) {
+    const char *path = scratch_path("test.config");
+    file_write(path, text, strlen(text));
+    return path;
+}
+
+static void expect_parameters(const char *text, long long count) {
+    json_t *object = command_json(RUN("plan", "--json", "--config", write_text(text)));
+    assert_int_equal(json_integer_value(json_object_get(object, "parameters")), count);
+    json_decref(object);
+}
+
+/* GPT-2's 124M with the vocabulary padded. */
+enum { DEFAULTS = 124475904 };
+
+static void test_odd_but_good_files_are_read(void **state) {
+    (void)state;
+    expect_parameters("", DEFAULTS);
+    expect_parameters("\n\n  \t\n# nothing\n#\n", DEFAULTS);
+    expect_parameters("CONFIG_N_HEAD=6", DEFAULTS);
+    expect_parameters("CONFIG_N_LAYER=3\r\nCONFIG_N_LAYER=12\r\n# CONFIG_CAUSAL is not set\r\n",
+                      DEFAULTS);
+    expect_parameters("CONFIG_N_LAYER=\"12\"\nCONFIG_GPT2_DROPOUT=0\nCONFIG_GPT2_MIN_LR=1e-5\n",
+                      DEFAULTS);
+}
+
+static void refuse(const char *text, const char *line, const char *word) {
+    char where[600];
+    const char *path = write_text(text);
+    snprintf(where, sizeof where, "%s:%s", path, line);
+    command_fails(2, RUN("plan", "--config", path), SAYS(where, word));
+}
+
+static void test_bad_lines_name_file_line_and_key(void **state) {
+    (void)state;
+    refuse("CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", "2:", "did you mean CONFIG_N_LAYER?");
+    refuse("\n\nCONFIG_ATTENTION=\"flash\"\n", "3:", "dot w2 mla");
+    refuse("CONFIG_N_LAYER=0\n", "1:", "1 to 1024");
+    refuse("CONFIG_N_LAYER=\n", "1:", "whole number");
+    refuse("CONFIG_N_LAYER\n", "1:", "CONFIG_KEY=value");
+    refuse("N_LAYER=3\n", "1:", "CONFIG_KEY=value");
+    refuse("{\"n_layer\": 3}\n", "1:", "CONFIG_KEY=value");
+    refuse("CONFIG_CAUSAL=m\n", "1:", "y or n");
+    refuse("CONFIG_LEARNING_RATE=inf\n", "1:", "number");
+    refuse("# CONFIG_N_LAYER is not set\n", "1:", "unset");
+    refuse("\xef\xbb\xbf"
+           "CONFIG_N_LAYER=3\n",
+           "1:", "CONFIG_KEY=value");
+}
+
+static void test_impossible_mixes_name_the_file(void **state) {
+    (void)state;
+    command_fails(2, RUN("plan", "--config", write_text("CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n")),
+                  SAYS("test.config", "LATENT_RECIP", "CONFIG_ATTENTION=\"mla\""));
+    command_fails(2, RUN("plan", "--config", write_text("CONFIG_N_HEAD=7\n")),
+                  SAYS("test.config", "N_EMBD=768", "N_HEAD=7"));
+}
+
+static void test_what_is_no_config_is_refused(void **state) {
+    (void)state;
+    command_fails(2, RUN("plan", "--config", scratch_path(".")), SAYS("folder"));
+    command_fails(2, RUN("plan", "--config", scratch_path("none")), SAYS("none", "No such file"));
+    command_fails(2, RUN("init", "--out", "x", "--config", scratch_path("none")), SAYS("No such"));
+    command_fails(2, RUN("plan", "--config", scratch_path("none/none")), SAYS("No such file"));
+    command_fails(2, RUN("plan", "--config", "/dev/zero"), SAYS("/dev/zero:1:", "not text"));
+    const char *path = scratch_path("binary");
+    file_write(path, "CONFIG_N_LAYER=3\0=4\n", 20);
+    command_fails(2, RUN("plan", "--config", path), SAYS("binary:1:", "not text"));
+}
+
+static void test_a_line_of_a_megabyte_is_refused(void **state) {
+    (void)state;
+    enum { MEGABYTE = 1 << 20 };
+    char *text = malloc(MEGABYTE);
+    assert_non_null(text);
+    const char *path = scratch_path("long");
+    memset(text, 'A', MEGABYTE);
+    int written = snprintf(text, MEGABYTE, "CONFIG_N_LAYER=3\nCONFIG_DATASET=\"");
+    text[written] = 'A'; /* over the ending zero */
+    file_write(path, text, MEGABYTE);
+    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "4096 characters"));
+    text[600] = '\n';
+    file_write(path, text, 601);
+    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "DATASET", "511"));
+    free(text);
+}
+
+static void test_newlines_in_values_stay_on_one_line(void **state) {
+    (void)state;
+    command_fails(2, RUN("plan", "-o", "N_LAYER=3\n4"), SAYS("N_LAYER", "whole number"));
+    command_fails(2, RUN("plan", "-o", "X\n\x1b[31m=4"), SAYS("not an option"));
+}
+
+static uint32_t word(uint64_t turn, uint64_t i) {
+    return weft_random_word(11, 0, 0, 0, 64 * turn + i);
+}
+
+/* A config with some bytes changed, and pieces of it cut and doubled. */
+static size_t damage(char *text, size_t count, uint64_t turn) {
+    static const char sharp[] = "=\"#\n\r CONFIG_0123456789eE+-.\\%sn\x01\xff";
+    uint32_t changes = 1 + word(turn, 0) % 6;
+    for (uint32_t i = 0; i < changes && count; i++) {
+        size_t at = word(turn, 8 * i + 1) % count, n = word(turn, 8 * i + 2) % 20;
+        if (at + n > count) n = count - at;
+        switch (word(turn, 8 * i + 3) % 4) {
+        case 0:
+            text[at] = (char)word(turn, 8 * i + 4);
+            break;
+        case 1:
+            text[at] = sharp[word(turn, 8 * i + 4) % (sizeof sharp - 1)];
+            break;
+        case 2:
+            memmove(text + at, text + at + n, count - at - n);
+            count -= n;
+            break;
+        default:
+            memmove(text + at + n, text + at, count - at);
+            count += n;
+            break;
+        }
+    }
+    return count;
+}
+
+static void test_damaged_files_never_crash(void **state) {
+    (void)state;
+    size_t count;
+    char *text = file_read("tests/model/configs/mix-mla-wsffn-all-zloss-ignore.config", &count);
+    char *bad = malloc(count + 256);
+    assert_non_null(bad);
+    const char *path = scratch_path("damaged");
+    int read = 0;
+    for (uint64_t turn = 0; turn < 5000; turn++) {
+        memcpy(bad, text, count);
+        file_write(path, bad, damage(bad, count, turn));
+        weft_config c;
+        weft_config_defaults(&c);
+        weft_status status = weft_config_read(&c, path);
+        if (status == WEFT_OK) status = weft_config_check(&c, path);
+        read += status == WEFT_OK;
+        if (status == WEFT_OK) continue;
+        assert_int_equal(status, WEFT_EINPUT);
+        assert_non_null(strstr(weft_error_message(), path));
+        assert_null(strchr(weft_error_message(), '\n'));
+    }
+    /* Damage to comments and to digits is not always seen, or the test would not reach deep. */
+    assert_true(read > 100 && read < 4900);
+    free(text);
+    free(bad);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_odd_but_good_files_are_read),
+        cmocka_unit_test(test_bad_lines_name_file_line_and_key),
+        cmocka_unit_test(test_impossible_mixes_name_the_file),
+        cmocka_unit_test(test_what_is_no_config_is_refused),
+        cmocka_unit_test(test_a_line_of_a_megabyte_is_refused),
+        cmocka_unit_test(test_newlines_in_values_stay_on_one_line),
+        cmocka_unit_test(test_damaged_files_never_crash),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}
