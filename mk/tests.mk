@@ -17,13 +17,17 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test tests bench
+.PHONY: test test-long tests bench
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU; T=name runs those whose path holds it
 	@JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
+
+# Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
+test-long: ## the same with the long proofs whole
+	@WEFT_TEST_LONG=1 $(MAKE) test TIMEOUT='$(or $(TIMEOUT),7200)'
 
 tests: $(TEST_PROGRAMS)
 

@@ -23,7 +23,11 @@
     X(help, "[COMMAND|config]", "what a command does, or this list")                               \
     X(plan, "--config FILE [--step N] [--json]", "parameters, operations and memory, beforehand")  \
     X(init, "--config FILE --out DIR [--seed S]", "a fresh checkpoint")                            \
+    X(train, "--config FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",              \
+      "one training run")                                                                          \
     X(eval, "--model DIR --tokens FILE [--json]", "a checkpoint's loss, logits, gradients")        \
+    X(tokenize, "[--tokenizer T] --out DIR FILES", "text, JSON lines or stdin to token shards")    \
+    X(tokenizer, "train --vocab N --out FILE FILES", "a byte-level BPE of one's own")              \
     X(bench, "train|attention [--peer COMMAND] [--json]", "measured rows, a peer beside them")     \
     X(verify, "[--json]", "the self-check on this machine")                                        \
     X(version, "[--json]", "the version, and what this build has")

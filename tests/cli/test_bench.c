@@ -140,7 +140,7 @@ static void test_a_peer_with_another_loss_fails(void **state) {
     snprintf(command, sizeof command, "sh %s", path);
     command_result r = command_run(
         RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", command, TINY));
-    assert_int_equal(r.status, 1);
+    if (r.status != 1) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
     assert_non_null(strstr(r.err, "dot: the peer computes another function"));
     assert_non_null(strstr(r.out, "peer: someone"));
     command_free(&r);

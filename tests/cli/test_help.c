@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-static const char *const commands[] = {"help",  "plan",   "init",   "eval",
-                                       "bench", "verify", "version"};
+static const char *const commands[] = {"help",     "plan",      "init",  "train",  "eval",
+                                       "tokenize", "tokenizer", "bench", "verify", "version"};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void expect_text(const char *const *arguments, const char *word) {

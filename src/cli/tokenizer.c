@@ -1,0 +1,122 @@
+/* weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
+#include "cli/args.h"
+#include "core/progress.h"
+#include "data/bpe_train.h"
+#include "data/tokenizer_input.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char weft_help_tokenizer[] =
+    "  --vocab N          tokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
+    "  --out FILE         the tokenizer.json to write\n"
+    "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
+    "  --min-count N      a pair must occur so often to become a token (2)\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's\n"
+    "library reads it too. There may be fewer tokens than N where there is little text.\n";
+
+enum { BATCH_BYTES = 8 << 20 };
+
+static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
+    const weft_input_unit *units;
+    int64_t count = 0, read = 0;
+    weft_status status;
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
+    while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
+        for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
+            char *keep;
+            const char *text;
+            size_t bytes;
+            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
+            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
+            free(keep);
+            read += (int64_t)units[i].bytes;
+        }
+        if (status != WEFT_OK) break;
+        weft_progress_update(p, read / 1000, NULL);
+    }
+    weft_progress_end(p, false);
+    return status;
+}
+
+static void show_progress(void *progress, int64_t tokens) {
+    weft_progress_update(progress, tokens, NULL);
+}
+
+static weft_status train(weft_bpe_trainer *b, int64_t vocab, int64_t least, weft_tokenizer **out) {
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "train", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
+    weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
+    weft_progress_end(p, false);
+    return status;
+}
+
+static int train_tokenizer(const weft_args *args, const weft_input_options *options, int64_t vocab,
+                           int64_t least, const char *out) {
+    weft_input *in = NULL;
+    weft_bpe_trainer *b = NULL;
+    weft_tokenizer *t = NULL;
+    weft_status status = weft_input_open(options, &in);
+    if (status == WEFT_OK) status = weft_bpe_trainer_open(&b);
+    if (status == WEFT_OK) status = count_texts(b, in);
+    if (status == WEFT_OK && !weft_bpe_trainer_words(b))
+        status = weft_fail(WEFT_EINPUT, "there is no text in the input");
+    if (status == WEFT_OK) status = train(b, vocab, least, &t);
+    if (status == WEFT_OK) status = weft_tokenizer_save(t, out);
+    int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
+    if (status == WEFT_OK)
+        printf(args->json ? "{\"vocab\": %lld, \"words\": %lld}\n"
+                          : "vocabulary %lld, learned from %lld different words\n",
+               (long long)weft_tokenizer_vocab(t), (long long)weft_bpe_trainer_words(b));
+    weft_tokenizer_close(t);
+    weft_bpe_trainer_close(b);
+    weft_input_close(in);
+    return exit_status;
+}
+
+static int read_number(const char *option, const char *text, int64_t min, int64_t max,
+                       int64_t *out) {
+    char *end;
+    if (!text) return WEFT_EXIT_DONE;
+    *out = strtoll(text, &end, 10);
+    if (!*end && *out >= min && *out <= max) return WEFT_EXIT_DONE;
+    fprintf(stderr, "weft tokenizer: %s '%s' must be a whole number from %lld to %lld\n", option,
+            text, (long long)min, (long long)max);
+    return WEFT_EXIT_USAGE;
+}
+
+int weft_cmd_tokenizer(int argc, char **argv) {
+    weft_args args;
+    const char *vocab_text = NULL, *least_text = NULL, *field = NULL, *out = NULL;
+    const weft_arg own[] = {{"--vocab", &vocab_text, NULL, true},
+                            {"--out", &out, NULL, true},
+                            {"--jsonl", &field, NULL, false},
+                            {"--min-count", &least_text, NULL, false},
+                            {0}};
+    int64_t vocab = 0, least = 2;
+    const char **words = calloc((size_t)argc + 1, sizeof *words);
+    if (!words) return WEFT_EXIT_FAILED;
+    int exit_status = weft_args_parse(&args, argc, argv, own, words, argc);
+    int n = 0;
+    while (words[n])
+        n++;
+    if (!exit_status && (n < 1 || strcmp(words[0], "train") != 0)) {
+        fprintf(stderr, "weft tokenizer: what is to be done is 'train'%s%s\n", n ? ", not " : "",
+                n ? words[0] : "");
+        exit_status = WEFT_EXIT_USAGE;
+    } else if (!exit_status && n < 2) {
+        fprintf(stderr, "weft tokenizer: no files are named; - is standard input\n");
+        exit_status = WEFT_EXIT_USAGE;
+    }
+    if (!exit_status)
+        exit_status = read_number("--vocab", vocab_text, WEFT_BPE_VOCAB_MIN, 1 << 24, &vocab);
+    if (!exit_status) exit_status = read_number("--min-count", least_text, 1, INT32_MAX, &least);
+    weft_input_options input = {
+        .paths = words + 1, .n_paths = n - 1, .field = field, .cuttable = true};
+    if (!exit_status) exit_status = train_tokenizer(&args, &input, vocab, least, out);
+    free(words);
+    return exit_status;
+}

@@ -1,0 +1,109 @@
+/* weft train: one run, in a folder of its own. */
+#include "bench/limits.h"
+#include "cli/args.h"
+#include "train/loop.h"
+#include "train/stop.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+const char weft_help_train[] =
+    "  --config FILE      the config\n"
+    "  --step N           the ablation's step, 0 to 5; also as --ra-mla-ablation-step N\n"
+    "  --out DIR          the run's folder; without it, runs/ and the config's name\n"
+    "  --resume           go on from DIR/last; in an empty folder, start\n"
+    "  --from DIR         start from a checkpoint's weights with a fresh optimizer\n"
+    "  -o KEY=VALUE       override a config key; may be repeated\n"
+    "  --seed N           start of every random number; without it, the config's\n"
+    "  --dtype T          f32, bf16 or f64\n"
+    "  --device D         cpu or cuda\n"
+    "  --threads N        one a processor without it; the result does not depend on it\n"
+    "  --json             one object on standard output at the end\n"
+    "\n"
+    "DIR holds last/ and best/ (checkpoints), metrics.jsonl (a line a logged step) and an event\n"
+    "file for TensorBoard. SIGINT and SIGTERM finish the step, save and leave; a second one "
+    "leaves\n"
+    "at once. A run that was cut off in any way goes on with --resume to the same bits.\n";
+
+enum { OUT_ROOM = 512, MEASUREMENTS = 3 };
+
+/* Operations a second of matrix products on this machine: what counts as full use. 0: unknown. */
+static double measure_peak(weft_pool *pool) {
+    bench_limits *limits;
+    double best = 0;
+    if (bench_limits_create(pool, false, &limits) != WEFT_OK) return 0;
+    for (int i = 0; i < MEASUREMENTS; i++)
+        best = fmax(best, bench_limit_gflops(limits));
+    bench_limits_destroy(limits);
+    return best * 1e9;
+}
+
+/* runs/NAME, or runs/NAME-stepN. */
+static void name_out(const weft_args *args, char *out) {
+    const char *slash = strrchr(args->config, '/');
+    int at = snprintf(out, OUT_ROOM, "runs/%.200s", slash ? slash + 1 : args->config);
+    if (args->step >= 0) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%d", args->step);
+}
+
+/* JSON has no infinity and no NaN. */
+static json_t *number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static void print_result(const weft_train_result *r, const char *out) {
+    json_t *object = json_pack(
+        "{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "out", out,
+        "finished", r->end == WEFT_TRAIN_DONE, "step", (json_int_t)r->steps, "skipped",
+        (json_int_t)r->skipped, "loss", number(r->parts.loss), "cross_entropy",
+        number(r->parts.cross_entropy), "aux_z", number(r->parts.aux_z), "aux_contrastive",
+        number(r->parts.aux_contrastive), "logits_z", number(r->parts.logits_z), "val_loss",
+        number(r->val_loss), "best_val_loss", number(r->best_val_loss), "tokens_per_s",
+        number(r->tokens_per_s), "mfu", number(r->mfu), "seconds", number(r->seconds));
+    if (*r->metric) json_object_set_new(object, r->metric, number(r->metric_value));
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
+static int finish(const weft_args *args, const weft_train_result *r, const char *out) {
+    if (args->json) print_result(r, out);
+    if (r->end == WEFT_TRAIN_DONE) return WEFT_EXIT_DONE;
+    fprintf(stderr, "weft %s: %s: %s\n", args->command, out, r->why);
+    return WEFT_EXIT_FAILED;
+}
+
+int weft_cmd_train(int argc, char **argv) {
+    weft_args args;
+    weft_config c;
+    char default_out[OUT_ROOM];
+    weft_train_options options = {0};
+    weft_train_result result;
+    const weft_arg own[] = {{"--out", &options.out, NULL, false},
+                            {"--resume", NULL, &options.resume, false},
+                            {"--from", &options.from, NULL, false},
+                            {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status && !args.config) {
+        fprintf(stderr, "weft train: --config is needed; 'weft help train' tells more\n");
+        exit_status = WEFT_EXIT_USAGE;
+    }
+    if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);
+    if (!exit_status && options.from)
+        exit_status = weft_args_readable(&args, options.from, "model.safetensors");
+    if (exit_status) return exit_status;
+    name_out(&args, default_out);
+    if (!options.out) options.out = default_out;
+    weft_pool *pool = NULL;
+    const weft_backend *backend;
+    weft_status status = weft_args_config(&args, &c);
+    if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
+    if (status == WEFT_OK) {
+        weft_stop_install();
+        options.peak_flops = measure_peak(pool);
+        status = weft_train(&c, backend, pool, &options, &result);
+        weft_stop_remove();
+    }
+    weft_pool_destroy(pool);
+    return status == WEFT_OK ? finish(&args, &result, options.out) : weft_args_fail(&args, status);
+}

@@ -1,0 +1,427 @@
+/* Training of a byte-level BPE. Equal pieces are one word with a count, so each is looked at once.
+ * A table holds for every pair of neighbours how often it occurs and in which words; a heap gives
+ * the most frequent. Joining a pair rewrites the words it is in and corrects the counts of the
+ * pairs around it. An entry of the heap may be out of date: it is looked at again when it comes to
+ * the top.
+ *
+ * Words are put in order before training, so the order of the texts does not matter. */
+#include "data/bpe_train.h"
+
+#include "data/tokenizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { RAW_PIECE = 256 };
+
+typedef struct {
+    size_t at; /* in the pool, then in the symbols */
+    int32_t bytes, length;
+    int64_t count;
+} word;
+
+typedef struct {
+    uint64_t key; /* left << 32 | right */
+    int64_t count;
+    int32_t *words;
+    int32_t n_words, room;
+    bool touched;
+} pair;
+
+typedef struct {
+    int64_t count;
+    int32_t pair;
+} candidate;
+
+struct weft_bpe_trainer {
+    char *pool;
+    size_t pool_used, pool_room;
+    word *words;
+    int64_t n_words, words_room;
+    int32_t *slots; /* words by their bytes */
+    int64_t n_slots;
+
+    int32_t *symbols;
+    pair *pairs;
+    int64_t n_pairs, pairs_room;
+    int32_t *pair_slots;
+    int64_t n_pair_slots;
+    candidate *heap;
+    int64_t n_heap, heap_room;
+    int32_t *touched; /* pairs that became more frequent */
+    int64_t n_touched, touched_room;
+    uint64_t *merges; /* pairs, and what each makes */
+    int32_t *made;
+    int64_t n_merges, merges_room;
+};
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "no memory to train a tokenizer on so many different words");
+}
+
+/* An array with room for one more element of that size; NULL: no memory, and nothing changed. */
+static void *grown(void *array, int64_t used, int64_t *room, size_t size) {
+    if (used < *room) return array;
+    int64_t more = *room ? 2 * *room : 64;
+    void *bigger = realloc(array, (size_t)more * size);
+    if (bigger) *room = more;
+    return bigger;
+}
+
+weft_status weft_bpe_trainer_open(weft_bpe_trainer **out) {
+    *out = NULL;
+    WEFT_TRY(weft_gpt2_prepare());
+    *out = calloc(1, sizeof **out);
+    return *out ? WEFT_OK : no_memory();
+}
+
+void weft_bpe_trainer_close(weft_bpe_trainer *b) {
+    if (!b) return;
+    for (int64_t i = 0; i < b->n_pairs; i++)
+        free(b->pairs[i].words);
+    free(b->pool);
+    free(b->words);
+    free(b->slots);
+    free(b->symbols);
+    free(b->pairs);
+    free(b->pair_slots);
+    free(b->heap);
+    free(b->touched);
+    free(b->merges);
+    free(b->made);
+    free(b);
+}
+
+int64_t weft_bpe_trainer_words(const weft_bpe_trainer *b) {
+    return b->n_words;
+}
+
+static uint64_t hash_bytes(const char *bytes, size_t n) {
+    uint64_t h = n;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
+    return weft_hash_mix(h);
+}
+
+static int64_t word_slot(const weft_bpe_trainer *b, const char *text, size_t n) {
+    int64_t mask = b->n_slots - 1;
+    for (int64_t at = (int64_t)(hash_bytes(text, n) & (uint64_t)mask);; at = (at + 1) & mask) {
+        if (b->slots[at] < 0) return at;
+        const word *w = &b->words[b->slots[at]];
+        if ((size_t)w->bytes == n && memcmp(b->pool + w->at, text, n) == 0) return at;
+    }
+}
+
+static bool grow_slots(weft_bpe_trainer *b) {
+    if (b->n_slots >= 2 * (b->n_words + 1)) return true;
+    int64_t n = b->n_slots ? 2 * b->n_slots : 1024;
+    int32_t *slots = malloc((size_t)n * sizeof *slots);
+    if (!slots) return false;
+    memset(slots, 0xFF, (size_t)n * sizeof *slots);
+    free(b->slots);
+    b->slots = slots;
+    b->n_slots = n;
+    for (int64_t i = 0; i < b->n_words; i++)
+        slots[word_slot(b, b->pool + b->words[i].at, (size_t)b->words[i].bytes)] = (int32_t)i;
+    return true;
+}
+
+static bool count_word(weft_bpe_trainer *b, const char *text, size_t n) {
+    if (b->n_words == INT32_MAX || !grow_slots(b)) return false;
+    int64_t slot = word_slot(b, text, n);
+    if (b->slots[slot] >= 0) {
+        b->words[b->slots[slot]].count++;
+        return true;
+    }
+    size_t room = b->pool_room ? b->pool_room : 1 << 16;
+    while (room < b->pool_used + n)
+        room *= 2;
+    if (room != b->pool_room) {
+        char *pool = realloc(b->pool, room);
+        if (!pool) return false;
+        b->pool = pool;
+        b->pool_room = room;
+    }
+    word *words = grown(b->words, b->n_words, &b->words_room, sizeof *words);
+    if (!words) return false;
+    b->words = words;
+    memcpy(b->pool + b->pool_used, text, n);
+    b->words[b->n_words] = (word){.at = b->pool_used, .bytes = (int32_t)n, .count = 1};
+    b->slots[slot] = (int32_t)b->n_words++;
+    b->pool_used += n;
+    return true;
+}
+
+weft_status weft_bpe_trainer_add(weft_bpe_trainer *b, const char *text, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        size_t valid = at + weft_utf8_valid(text + at, bytes - at);
+        while (at < valid) {
+            size_t n = weft_gpt2_piece(text + at, valid - at);
+            if (n > WEFT_ENCODE_MAX || !count_word(b, text + at, n)) return no_memory();
+            at += n;
+        }
+        size_t raw = at + weft_utf8_invalid(text + at, bytes - at);
+        while (at < raw) {
+            size_t n = raw - at < RAW_PIECE ? raw - at : RAW_PIECE;
+            if (!count_word(b, text + at, n)) return no_memory();
+            at += n;
+        }
+    }
+    return WEFT_OK;
+}
+
+static int compare_words(const void *a, const void *b, void *pool) {
+    const word *x = a, *y = b;
+    int32_t least = x->bytes < y->bytes ? x->bytes : y->bytes;
+    int order = memcmp((char *)pool + x->at, (char *)pool + y->at, (size_t)least);
+    return order ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+/* Words in order, and as symbols: the numbers of their bytes. */
+static bool spell_words(weft_bpe_trainer *b, const weft_tokenizer *t) {
+    if (b->n_words) qsort_r(b->words, (size_t)b->n_words, sizeof *b->words, compare_words, b->pool);
+    b->symbols = malloc((b->pool_used + 1) * sizeof *b->symbols);
+    if (!b->symbols) return false;
+    for (int64_t i = 0; i < b->n_words; i++) {
+        word *w = &b->words[i];
+        w->length = w->bytes;
+        for (int32_t k = 0; k < w->bytes; k++)
+            b->symbols[w->at + (size_t)k] = t->byte_token[(uint8_t)b->pool[w->at + (size_t)k]];
+    }
+    return true;
+}
+
+static int64_t pair_slot(const weft_bpe_trainer *b, uint64_t key) {
+    int64_t mask = b->n_pair_slots - 1;
+    int64_t at = (int64_t)(weft_hash_mix(key) & (uint64_t)mask);
+    while (b->pair_slots[at] >= 0 && b->pairs[b->pair_slots[at]].key != key)
+        at = (at + 1) & mask;
+    return at;
+}
+
+/* The entry of a pair, made if there is none; NULL: no memory. */
+static pair *find_pair(weft_bpe_trainer *b, int32_t left, int32_t right) {
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    if (b->n_pair_slots < 2 * (b->n_pairs + 1)) {
+        int64_t n = b->n_pair_slots ? 2 * b->n_pair_slots : 4096;
+        int32_t *slots = malloc((size_t)n * sizeof *slots);
+        if (!slots) return NULL;
+        memset(slots, 0xFF, (size_t)n * sizeof *slots);
+        free(b->pair_slots);
+        b->pair_slots = slots;
+        b->n_pair_slots = n;
+        for (int64_t i = 0; i < b->n_pairs; i++)
+            slots[pair_slot(b, b->pairs[i].key)] = (int32_t)i;
+    }
+    int64_t slot = pair_slot(b, key);
+    if (b->pair_slots[slot] < 0) {
+        pair *pairs = b->n_pairs < INT32_MAX
+                          ? grown(b->pairs, b->n_pairs, &b->pairs_room, sizeof *pairs)
+                          : NULL;
+        if (!pairs) return NULL;
+        b->pairs = pairs;
+        b->pairs[b->n_pairs] = (pair){.key = key};
+        b->pair_slots[slot] = (int32_t)b->n_pairs++;
+    }
+    return &b->pairs[b->pair_slots[slot]];
+}
+
+static bool more_of(weft_bpe_trainer *b, int32_t left, int32_t right, int32_t in, int64_t count) {
+    pair *p = find_pair(b, left, right);
+    if (!p) return false;
+    p->count += count;
+    if (!p->n_words || p->words[p->n_words - 1] != in) {
+        int64_t room = p->room;
+        int32_t *words = grown(p->words, p->n_words, &room, sizeof *words);
+        if (!words) return false;
+        p->words = words;
+        p->room = (int32_t)room;
+        p->words[p->n_words++] = in;
+    }
+    if (p->touched) return true;
+    int32_t *touched = grown(b->touched, b->n_touched, &b->touched_room, sizeof *touched);
+    if (!touched) return false;
+    b->touched = touched;
+    p->touched = true;
+    b->touched[b->n_touched++] = (int32_t)(p - b->pairs);
+    return true;
+}
+
+static bool fewer_of(weft_bpe_trainer *b, int32_t left, int32_t right, int64_t count) {
+    pair *p = find_pair(b, left, right);
+    if (p) p->count -= count;
+    return p != NULL;
+}
+
+static bool is_before(const weft_bpe_trainer *b, candidate x, candidate y) {
+    return x.count != y.count ? x.count > y.count : b->pairs[x.pair].key < b->pairs[y.pair].key;
+}
+
+static bool heap_push(weft_bpe_trainer *b, candidate c) {
+    candidate *heap = grown(b->heap, b->n_heap, &b->heap_room, sizeof *heap);
+    if (!heap) return false;
+    b->heap = heap;
+    int64_t at = b->n_heap++;
+    for (; at > 0 && is_before(b, c, b->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        b->heap[at] = b->heap[(at - 1) / 2];
+    b->heap[at] = c;
+    return true;
+}
+
+static candidate heap_pop(weft_bpe_trainer *b) {
+    candidate top = b->heap[0], last = b->heap[--b->n_heap];
+    int64_t at = 0;
+    for (int64_t child; (child = 2 * at + 1) < b->n_heap; at = child) {
+        if (child + 1 < b->n_heap && is_before(b, b->heap[child + 1], b->heap[child])) child++;
+        if (!is_before(b, b->heap[child], last)) break;
+        b->heap[at] = b->heap[child];
+    }
+    b->heap[at] = last;
+    return top;
+}
+
+static bool push_touched(weft_bpe_trainer *b) {
+    for (int64_t i = 0; i < b->n_touched; i++) {
+        pair *p = &b->pairs[b->touched[i]];
+        p->touched = false;
+        if (p->count > 0 && !heap_push(b, (candidate){p->count, b->touched[i]})) return false;
+    }
+    b->n_touched = 0;
+    return true;
+}
+
+static bool count_pairs(weft_bpe_trainer *b) {
+    for (int64_t i = 0; i < b->n_words; i++) {
+        const word *w = &b->words[i];
+        const int32_t *s = b->symbols + w->at;
+        for (int32_t k = 0; k + 1 < w->length; k++)
+            if (!more_of(b, s[k], s[k + 1], (int32_t)i, w->count)) return false;
+    }
+    return push_touched(b);
+}
+
+/* Joins a pair in one word. What stands to the left is new already, what to the right still old:
+ * each neighbour's count is then right when its turn is over. */
+static bool join_in_word(weft_bpe_trainer *b, int32_t in, int32_t left, int32_t right,
+                         int32_t made) {
+    word *w = &b->words[in];
+    int32_t *s = b->symbols + w->at, to = 0;
+    for (int32_t i = 0; i < w->length; to++) {
+        if (s[i] != left || i + 1 == w->length || s[i + 1] != right) {
+            s[to] = s[i++];
+            continue;
+        }
+        if (to > 0 &&
+            !(fewer_of(b, s[to - 1], left, w->count) && more_of(b, s[to - 1], made, in, w->count)))
+            return false;
+        if (i + 2 < w->length &&
+            !(fewer_of(b, right, s[i + 2], w->count) && more_of(b, made, s[i + 2], in, w->count)))
+            return false;
+        s[to] = made;
+        i += 2;
+    }
+    w->length = to;
+    return true;
+}
+
+static bool join_pair(weft_bpe_trainer *b, int32_t which, int32_t made) {
+    uint64_t key = b->pairs[which].key;
+    int32_t *words = b->pairs[which].words, n = b->pairs[which].n_words;
+    bool ok = true;
+    b->pairs[which].words = NULL; /* the table may move meanwhile */
+    b->pairs[which].n_words = b->pairs[which].room = 0;
+    for (int32_t i = 0; i < n && ok; i++)
+        ok = join_in_word(b, words[i], (int32_t)(key >> 32), (int32_t)(key & 0xFFFFFFFF), made);
+    free(words);
+    b->pairs[which].count = 0;
+    return ok && push_touched(b);
+}
+
+/* The token that a pair makes. Another pair may have made the same bytes before. */
+static weft_status make_token(weft_tokenizer *t, uint64_t key, int32_t *made) {
+    int32_t left = (int32_t)(key >> 32), right = (int32_t)(key & 0xFFFFFFFF);
+    int64_t l = t->length[left], r = t->length[right];
+    char *bytes = malloc((size_t)(l + r));
+    if (!bytes) return no_memory();
+    memcpy(bytes, t->pool + t->offset[left], (size_t)l);
+    memcpy(bytes + l, t->pool + t->offset[right], (size_t)r);
+    *made = weft_tokenizer_find(t, bytes, l + r);
+    weft_status status = WEFT_OK;
+    if (*made < 0) {
+        *made = (int32_t)t->vocab;
+        status = weft_tokenizer_add_token(t, *made, bytes, l + r, true);
+    }
+    free(bytes);
+    return status;
+}
+
+static weft_status keep_merge(weft_bpe_trainer *b, uint64_t key, int32_t made) {
+    int64_t room = b->merges_room;
+    uint64_t *merges = grown(b->merges, b->n_merges, &room, sizeof *merges);
+    if (merges) b->merges = merges;
+    int32_t *all_made = grown(b->made, b->n_merges, &b->merges_room, sizeof *all_made);
+    if (all_made) b->made = all_made;
+    if (!merges || !all_made) return no_memory();
+    b->merges[b->n_merges] = key;
+    b->made[b->n_merges++] = made;
+    return WEFT_OK;
+}
+
+static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
+                              void (*watch)(void *, int64_t), void *context) {
+    while (t->vocab < vocab - 1 && b->n_heap > 0) {
+        candidate top = heap_pop(b);
+        int64_t count = b->pairs[top.pair].count;
+        if (count != top.count) {
+            if (count > 0 && !heap_push(b, (candidate){count, top.pair})) return no_memory();
+            continue;
+        }
+        if (count < least) break;
+        int32_t made = -1;
+        uint64_t key = b->pairs[top.pair].key;
+        WEFT_TRY(make_token(t, key, &made));
+        WEFT_TRY(keep_merge(b, key, made));
+        if (!join_pair(b, top.pair, made)) return no_memory();
+        if (watch) watch(context, t->vocab);
+    }
+    return WEFT_OK;
+}
+
+static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
+                         void (*watch)(void *, int64_t), void *context) {
+    static const char end[] = "<|endoftext|>";
+    for (int i = 0; i < 256; i++) {
+        char byte = (char)weft_symbol_order(i);
+        WEFT_TRY(weft_tokenizer_add_token(t, i, &byte, 1, true));
+        t->byte_token[(uint8_t)byte] = i;
+    }
+    if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
+    WEFT_TRY(join_pairs(b, t, vocab, least, watch, context));
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, b->n_merges));
+    for (int64_t i = 0; i < b->n_merges; i++)
+        weft_tokenizer_add_merge(t, (int32_t)(b->merges[i] >> 32),
+                                 (int32_t)(b->merges[i] & 0xFFFFFFFF), b->made[i]);
+    int32_t id = (int32_t)t->vocab;
+    WEFT_TRY(weft_tokenizer_add_token(t, id, end, sizeof end - 1, false));
+    WEFT_TRY(weft_tokenizer_add_special(t, end, id, true));
+    t->n_steps = 1;
+    return weft_tokenizer_finish(t);
+}
+
+weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
+                                 void (*watch)(void *context, int64_t tokens), void *context,
+                                 weft_tokenizer **out) {
+    *out = NULL;
+    if (vocab < WEFT_BPE_VOCAB_MIN || vocab > TOKENIZER_VOCAB_MAX)
+        return weft_fail(WEFT_EINPUT, "a vocabulary has from %d to %d tokens, not %lld",
+                         WEFT_BPE_VOCAB_MIN, TOKENIZER_VOCAB_MAX, (long long)vocab);
+    weft_tokenizer *t;
+    WEFT_TRY(weft_tokenizer_new("trained", &t));
+    weft_status status = train(b, t, vocab, least, watch, context);
+    if (status != WEFT_OK) {
+        weft_tokenizer_close(t);
+        return status;
+    }
+    *out = t;
+    return WEFT_OK;
+}

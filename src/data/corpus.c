@@ -1,0 +1,389 @@
+/* The generator of the embedded corpus: sentences of corpus_words.h with their places filled in.
+ *
+ * A document first draws its cast (who, where, which object, which saying), then draws sentences
+ * about it. So whatever is drawn once can be foretold from then on, and the rest cannot: that is
+ * what there is to learn. Document n of a sequence has Philox blocks of its own, from n · 65536
+ * on; it can be made without those before it. */
+#include "data/corpus.h"
+
+#include "data/corpus_words.h"
+
+#include <string.h>
+
+enum {
+    DOCUMENT_BLOCKS = 65536, /* Philox blocks that a document may draw */
+    NAME_ROOM = 16,
+    SAYING_ROOM = 160,
+    LIST_MAX = 5,
+    BRACKET_DEPTH = 4
+};
+
+/* One document in the making. */
+typedef struct {
+    weft_stream random;
+    char *text;
+    int64_t length, room;
+    char hero[NAME_ROOM], friend[NAME_ROOM], place[NAME_ROOM];
+    bool she;
+    const char *trade, *object, *look;
+    uint32_t object_index;
+    char saying[SAYING_ROOM];
+    const char *list[LIST_MAX], *list_looks[LIST_MAX];
+    uint32_t listed;
+    const char *last; /* the noun of the last thing */
+    uint32_t numbers[3];
+} document;
+
+static uint32_t draw(document *d, uint32_t n) {
+    return weft_stream_below(&d->random, n);
+}
+
+#define PICK(d, array) ((array)[draw(d, COUNT(array))])
+
+/* No document comes near its room; one that did would be cut, not overrun. A line has no space at
+ * its end. */
+static void put_bytes(document *d, const char *bytes, size_t count) {
+    if (bytes[0] == '\n' && d->length && d->text[d->length - 1] == ' ') d->length--;
+    if ((int64_t)count > d->room - d->length) count = (size_t)(d->room - d->length);
+    memcpy(d->text + d->length, bytes, count);
+    d->length += (int64_t)count;
+}
+
+static void put(document *d, const char *text) {
+    put_bytes(d, text, strlen(text));
+}
+
+static void put_number(document *d, uint32_t number) {
+    char digits[10];
+    size_t at = sizeof digits;
+    do
+        digits[--at] = (char)('0' + number % 10);
+    while (number /= 10);
+    put_bytes(d, digits + at, sizeof digits - at);
+}
+
+/* "a brass lantern", "an old key". */
+static void put_thing(document *d, const char *article, const char *look, const char *noun) {
+    put(d, article);
+    put(d, strchr("aeiou", look[0]) ? "n " : " ");
+    put(d, look);
+    put(d, " ");
+    put(d, noun);
+}
+
+/* Any thing but the document's object. */
+static const char *draw_thing(document *d) {
+    uint32_t at = draw(d, COUNT(THINGS) - 1);
+    return THINGS[at + (at >= d->object_index)];
+}
+
+static void put_random_thing(document *d, const char *article) {
+    d->last = draw_thing(d);
+    put_thing(d, article, PICK(d, LOOKS), d->last);
+}
+
+/* "a", "a and b", "a, b and c"; each with its look and article, or with "the". */
+static void put_list(document *d, bool definite) {
+    for (uint32_t i = 0; i < d->listed; i++) {
+        if (i) put(d, i + 1 < d->listed ? ", " : " and ");
+        if (definite) {
+            put(d, "the ");
+            put(d, d->list[i]);
+        } else {
+            put_thing(d, "a", d->list_looks[i], d->list[i]);
+        }
+    }
+}
+
+/* "(a red cup [an old key] and a bell)": each opening has its closing, and depth its shape. */
+static void put_brackets(document *d, int depth) {
+    static const char open[BRACKET_DEPTH] = "([{<", close[BRACKET_DEPTH] = ")]}>";
+    put_bytes(d, &open[depth], 1);
+    put_random_thing(d, "a");
+    if (depth + 1 < BRACKET_DEPTH && draw(d, 2)) {
+        put(d, " ");
+        put_brackets(d, depth + 1);
+    }
+    if (draw(d, 2)) {
+        put(d, " and ");
+        put_random_thing(d, "a");
+    }
+    put_bytes(d, &close[depth], 1);
+}
+
+/* The codes that stand for one word; NULL: not one of them. */
+static const char *find_word(document *d, char code) {
+    switch (code) {
+    case 'H':
+        return d->hero;
+    case 'F':
+        return d->friend;
+    case 'P':
+        return d->place;
+    case 'R':
+        return d->trade;
+    case 'o':
+        return d->object;
+    case 'n':
+        return d->last;
+    case 'N':
+        return draw_thing(d);
+    case 'v':
+        return PICK(d, VERBS);
+    case 'l':
+        return PICK(d, TAILS);
+    case 's':
+        return d->she ? "she" : "he";
+    case 'S':
+        return d->she ? "She" : "He";
+    case 'h':
+        return d->she ? "her" : "him";
+    case 'p':
+        return d->she ? "her" : "his";
+    case 'M':
+        return d->she ? "Her" : "His";
+    case 'q':
+        return d->saying;
+    default:
+        return NULL;
+    }
+}
+
+static void put_place(document *d, char code) {
+    const char *word = find_word(d, code);
+    if (word) {
+        put(d, word);
+    } else if (code == 'O') {
+        put(d, d->look);
+        put(d, " ");
+        put(d, d->object);
+    } else if (code == 'A') {
+        put_thing(d, "a", d->look, d->object);
+    } else if (code == 'x' || code == 'X') {
+        put_random_thing(d, code == 'x' ? "a" : "A");
+    } else if (code == 'w') {
+        put(d, PICK(d, VERBS));
+        put(d, "s");
+    } else if (code == 't' || code == 'e') {
+        put_list(d, code == 'e');
+    } else if (code == 'b') {
+        put_brackets(d, 0);
+    } else {
+        put_number(d, d->numbers[code - '1']);
+    }
+}
+
+static void put_sentence(document *d, const char *sentence) {
+    for (;;) {
+        size_t run = strcspn(sentence, "$");
+        put_bytes(d, sentence, run);
+        if (!sentence[run]) return;
+        put_place(d, sentence[run + 1]);
+        sentence += run + 2;
+    }
+}
+
+static void append(char word[NAME_ROOM], const char *part) {
+    size_t at = strlen(word);
+    for (; *part && at + 1 < NAME_ROOM; part++)
+        word[at++] = *part;
+    word[at] = '\0';
+}
+
+/* Returns whether it is a woman's. */
+static bool draw_name(document *d, char name[NAME_ROOM]) {
+    uint32_t she = draw(d, 2);
+    name[0] = '\0';
+    append(name, PICK(d, NAME_STARTS));
+    append(name, PICK(d, NAME_MIDDLES));
+    append(name, PICK(d, NAME_ENDS[she]));
+    return she;
+}
+
+/* The saying is written where the text goes, then taken away from there. */
+static void draw_saying(document *d) {
+    int64_t start = d->length;
+    put_sentence(d, PICK(d, SAYINGS));
+    size_t bytes = (size_t)(d->length - start);
+    if (bytes >= SAYING_ROOM) bytes = SAYING_ROOM - 1;
+    memcpy(d->saying, d->text + start, bytes);
+    d->saying[bytes] = '\0';
+    d->length = start;
+}
+
+/* Two to five things, no noun twice. */
+static void draw_list(document *d) {
+    d->listed = 0;
+    uint32_t wanted = 2 + draw(d, LIST_MAX - 1);
+    while (d->listed < wanted) {
+        const char *noun = draw_thing(d);
+        bool known = false;
+        for (uint32_t i = 0; i < d->listed; i++)
+            known |= d->list[i] == noun;
+        if (known) continue;
+        d->list_looks[d->listed] = PICK(d, LOOKS);
+        d->list[d->listed++] = noun;
+    }
+}
+
+static void draw_cast(document *d) {
+    d->she = draw_name(d, d->hero);
+    do
+        draw_name(d, d->friend);
+    while (strcmp(d->friend, d->hero) == 0);
+    d->place[0] = '\0';
+    append(d->place, PICK(d, PLACE_STARTS));
+    append(d->place, PICK(d, PLACE_ENDS));
+    d->trade = PICK(d, TRADES);
+    d->object_index = draw(d, COUNT(THINGS));
+    d->object = THINGS[d->object_index];
+    d->look = PICK(d, LOOKS);
+    draw_saying(d);
+    draw_list(d);
+    d->numbers[0] = 2 + draw(d, 48);
+    d->numbers[1] = 2 + draw(d, 48);
+    d->numbers[2] = d->numbers[0] + d->numbers[1];
+}
+
+/* `count` events that are not among `told`, a bit each. */
+static void put_events(document *d, uint32_t *told, uint32_t count) {
+    while (count) {
+        uint32_t event = draw(d, COUNT(EVENTS));
+        if (*told >> event & 1) continue;
+        *told |= 1u << event;
+        put_sentence(d, EVENTS[event]);
+        count--;
+    }
+}
+_Static_assert(COUNT(EVENTS) <= 32, "a bit each");
+
+static void put_story(document *d) {
+    bool packs = draw(d, 2), counts = draw(d, 2), remarks = draw(d, 2);
+    uint32_t told = 0;
+    put_sentence(d, "The Story of $H and the $O\n\n");
+    put_sentence(d, PICK(d, OPENINGS));
+    put_sentence(d, PICK(d, OWNED));
+    put_sentence(d, PICK(d, FRIENDS));
+    put(d, "\n\n");
+    put_sentence(d, PICK(d, SAID));
+    put_events(d, &told, 1 + draw(d, 3));
+    if (packs) put_sentence(d, PICK(d, PACKED));
+    if (counts) put_sentence(d, PICK(d, PURSES));
+    put_events(d, &told, 1 + draw(d, 3));
+    put(d, "\n\n");
+    if (remarks) put_sentence(d, PICK(d, REMARKS));
+    put_events(d, &told, draw(d, 3));
+    if (packs) put_sentence(d, PICK(d, UNPACKED));
+    put_sentence(d, PICK(d, REMEMBERED));
+    put_sentence(d, PICK(d, ENDINGS));
+}
+
+static void put_letter(document *d) {
+    put_sentence(d, "A Letter from $H to $F\n\nDear $F,\n\n");
+    put_sentence(d, PICK(d, LETTERS));
+    put_sentence(d, PICK(d, WROTE));
+    if (draw(d, 2)) put_sentence(d, "Please send me $t. ");
+    if (draw(d, 2)) put_sentence(d, "I paid $1 coins for the room and $2 for bread, $3 in all. ");
+    put_sentence(d, PICK(d, WROTE_AGAIN));
+    put_sentence(d, "\n\nYours,\n$H of $P");
+}
+
+static void put_packing_list(document *d) {
+    uint32_t all = 0;
+    put_sentence(d, "What $H took to $P\n\n");
+    for (uint32_t i = 0; i < d->listed; i++) {
+        uint32_t count = 2 + draw(d, 18);
+        all += count;
+        put(d, "- ");
+        put_number(d, count);
+        put(d, " ");
+        put(d, d->list[i]);
+        put(d, "s\n");
+    }
+    put(d, "In all ");
+    put_number(d, all);
+    put_sentence(d, " things.\n\n$H packed ");
+    for (uint32_t i = 0; i < d->listed; i++) {
+        if (i) put(d, i + 1 < d->listed ? ", " : " and ");
+        put(d, "the ");
+        put(d, d->list[i]);
+        put(d, "s");
+    }
+    put_sentence(d, " and went to $P.");
+}
+
+/* Each sum begins with the answer of the one before. */
+static void put_sums(document *d) {
+    put_sentence(d, "Sums of $H\n\n");
+    uint32_t value = 1 + draw(d, 60), lines = 4 + draw(d, 5);
+    for (uint32_t i = 0; i < lines; i++) {
+        uint32_t other = 1 + draw(d, 39);
+        bool less = value > other && (value > 60 || draw(d, 2));
+        put_number(d, value);
+        put(d, less ? " - " : " + ");
+        put_number(d, other);
+        value = less ? value - other : value + other;
+        put(d, " = ");
+        put_number(d, value);
+        put(d, "\n");
+    }
+    put(d, "The last answer is ");
+    put_number(d, value);
+    put(d, ".");
+}
+
+static void put_boxes(document *d) {
+    put_sentence(d, "Boxes of $P\n\n");
+    for (uint32_t left = 2 + draw(d, 4); left; left--) {
+        put(d, "box ");
+        put_brackets(d, 0);
+        put(d, "\n");
+    }
+    put_sentence(d, "All boxes belong to $H.");
+}
+
+int64_t weft_corpus_document(const weft_place *p, uint32_t number,
+                             char text[WEFT_CORPUS_DOCUMENT]) {
+    const uint32_t sites[2] = {weft_random_site("data.embedded.train"),
+                               weft_random_site("data.embedded.val")};
+    document d;
+    d.random = weft_stream_at(p, sites, number * DOCUMENT_BLOCKS);
+    d.text = text;
+    d.length = 0;
+    d.room = WEFT_CORPUS_DOCUMENT - 3;
+    d.last = THINGS[0];
+    uint32_t kind = draw(&d, 16);
+    draw_cast(&d);
+    if (kind < 9)
+        put_story(&d);
+    else if (kind < 12)
+        put_letter(&d);
+    else if (kind < 14)
+        put_packing_list(&d);
+    else if (kind < 15)
+        put_sums(&d);
+    else
+        put_boxes(&d);
+    d.room = WEFT_CORPUS_DOCUMENT;
+    put(&d, "\n\n\n");
+    return d.length;
+}
+
+void weft_corpus_fill(const weft_place *p, int64_t time, int32_t *tokens, int32_t *targets) {
+    const uint32_t sites[2] = {weft_random_site("data.embedded.train.start"),
+                               weft_random_site("data.embedded.val.start")};
+    weft_stream start = weft_stream_at(p, sites, 0);
+    char page[WEFT_CORPUS_DOCUMENT];
+    int64_t length = weft_corpus_document(p, 0, page);
+    int64_t at = weft_stream_below(&start, (uint32_t)length);
+    uint32_t number = 0;
+    tokens[0] = (unsigned char)page[at++];
+    for (int64_t t = 0; t < time; t++) {
+        if (at == length) {
+            length = weft_corpus_document(p, ++number, page);
+            at = 0;
+        }
+        targets[t] = (unsigned char)page[at++];
+        if (t + 1 < time) tokens[t + 1] = targets[t];
+    }
+}

@@ -1,0 +1,38 @@
+/* Where sequences come from. A sequence is a pure function of (seed, iteration, place in the
+ * batch): there is no epoch state to lose, and any thread may ask for any sequence in any order. */
+#ifndef WEFT_DATA_DATASET_H
+#define WEFT_DATA_DATASET_H
+
+#include "core/error.h"
+#include "model/config.h"
+
+#include <stdint.h>
+
+typedef struct weft_dataset weft_dataset;
+typedef enum { WEFT_SPLIT_TRAIN, WEFT_SPLIT_VAL } weft_split;
+
+/* Opens what CONFIG_DATASET names: embedded (corpus.h), recall, entailment (tasks.h), or a folder
+ * of token shards (shards.h). A folder by one of those names is meant by a path, "./recall". */
+weft_status weft_dataset_open(const weft_config *c, weft_dataset **out);
+void weft_dataset_close(weft_dataset *d);
+
+/* CONFIG_DATASET as it was given. */
+const char *weft_dataset_name(const weft_dataset *d);
+
+/* Tokens are below this; larger than the model's is an error of the caller's to report. */
+int64_t weft_dataset_vocab(const weft_dataset *d);
+
+/* How many there are; -1: unlimited. */
+int64_t weft_dataset_tokens(const weft_dataset *d, weft_split split);
+
+/* What `scored` measures: "recall_accuracy", "entailment_accuracy"; NULL: nothing. */
+const char *weft_dataset_metric(const weft_dataset *d);
+
+/* Fills tokens[time], targets[time] (-1: not counted) of one sequence and, where not NULL,
+ * scored[time]: 1 where the metric asks whether the argmax is the target. The validation split
+ * ignores seed: a fixed held-out set. Thread-safe. */
+weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t seed,
+                              uint32_t iteration, uint32_t sequence, int64_t time, int32_t *tokens,
+                              int32_t *targets, uint8_t *scored);
+
+#endif

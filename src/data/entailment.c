@@ -1,0 +1,104 @@
+/* Entailment in a random tree. Nodes are numbered in the order they join the tree, so a parent has
+ * a lower number than its child, and the ancestors of a node are one mask of 32 bits: its parent's
+ * and its parent. Labels and the order of the edges are drawn apart, so the numbers do not show. */
+#include "data/tasks.h"
+
+enum { NODES_MAX = 32, EDGE_TOKENS = 3, QUERY_TOKENS = 4 };
+
+typedef struct {
+    uint32_t count;
+    uint32_t parent[NODES_MAX];
+    uint32_t above[NODES_MAX]; /* bit b: node b is an ancestor */
+    int32_t label[NODES_MAX];
+    uint32_t order[NODES_MAX]; /* of the edges, each named by its child */
+} tree;
+
+/* About half of the sequence is the tree's, yet a query fits behind it. */
+static uint32_t count_nodes(int64_t time) {
+    int64_t nodes = 1 + time / 2 / EDGE_TOKENS;
+    return (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes);
+}
+
+/* Distinct labels, the first `count` of a shuffle. */
+static void draw_labels(weft_stream *random, tree *t) {
+    int32_t labels[WEFT_ENTAILMENT_LABELS];
+    for (int32_t i = 0; i < WEFT_ENTAILMENT_LABELS; i++)
+        labels[i] = WEFT_ENTAILMENT_LABEL + i;
+    for (uint32_t i = 0; i < t->count; i++) {
+        uint32_t from = i + weft_stream_below(random, WEFT_ENTAILMENT_LABELS - i);
+        t->label[i] = labels[from];
+        labels[from] = labels[i];
+    }
+}
+
+static void draw_tree(weft_stream *random, uint32_t count, tree *t) {
+    *t = (tree){.count = count};
+    for (uint32_t i = 1; i < count; i++) {
+        t->parent[i] = weft_stream_below(random, i);
+        t->above[i] = t->above[t->parent[i]] | 1u << t->parent[i];
+        uint32_t to = weft_stream_below(random, i);
+        t->order[i - 1] = t->order[to];
+        t->order[to] = i;
+    }
+    draw_labels(random, t);
+}
+
+static bool is_above(const tree *t, uint32_t node, uint32_t other) {
+    return t->above[node] >> other & 1;
+}
+
+/* A pair of different nodes of which b is, or is not, an ancestor of a: drawn until one is found.
+ * There is always one of each kind, the root with any other node, and they are not rare. */
+static void draw_pair(weft_stream *random, const tree *t, bool yes, uint32_t *a, uint32_t *b) {
+    do {
+        *a = weft_stream_below(random, t->count);
+        *b = weft_stream_below(random, t->count);
+    } while (*a == *b || is_above(t, *a, *b) != yes);
+}
+
+static int32_t draw_query(weft_stream *random, const tree *t, int32_t query[QUERY_TOKENS]) {
+    uint32_t kind = weft_stream_below(random, 4), a, b;
+    if (kind == 0)
+        draw_pair(random, t, true, &b, &a);
+    else
+        draw_pair(random, t, kind >= 2, &a, &b);
+    query[0] = WEFT_ENTAILMENT_QUERY;
+    query[1] = t->label[a];
+    query[2] = t->label[b];
+    return query[3] = kind >= 2 ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO;
+}
+
+weft_status weft_entailment_fill(const weft_place *p, int64_t time, int32_t *tokens,
+                                 int32_t *targets, uint8_t *scored) {
+    if (time < WEFT_ENTAILMENT_TIME)
+        return weft_fail(WEFT_EINPUT,
+                         "DATASET entailment: a sequence has at least %d tokens, and "
+                         "GPT2_BLOCK_SIZE is %lld",
+                         WEFT_ENTAILMENT_TIME, (long long)time);
+    const uint32_t sites[2] = {weft_random_site("data.entailment.train"),
+                               weft_random_site("data.entailment.val")};
+    weft_stream random = weft_stream_at(p, sites, 0);
+    tree t;
+    draw_tree(&random, count_nodes(time), &t);
+    int64_t at = 0;
+    for (uint32_t i = 0; i + 1 < t.count; i++) {
+        tokens[at++] = WEFT_ENTAILMENT_EDGE;
+        tokens[at++] = t.label[t.order[i]];
+        tokens[at++] = t.label[t.parent[t.order[i]]];
+    }
+    for (int64_t i = 0; i < time; i++) {
+        targets[i] = -1;
+        if (scored) scored[i] = 0;
+    }
+    while (at < time) {
+        int32_t query[QUERY_TOKENS];
+        int32_t answer = draw_query(&random, &t, query);
+        if (at + 2 < time) {
+            targets[at + 2] = answer;
+            if (scored) scored[at + 2] = 1;
+        }
+        for (int i = 0; i < QUERY_TOKENS && at < time; i++)
+            tokens[at++] = query[i];
+    }
+    return WEFT_OK;
+}

@@ -1,0 +1,174 @@
+/* A ring of batches between one worker and one taker.
+ *
+ * The ring has a slot more than the worker may be ahead by: the one that the taker holds. Batches
+ * are numbered from the start, and batch n is in slot n modulo the ring. `made` of them exist and
+ * `released` of them are over with; the worker waits while the difference fills the ring. Without
+ * a worker the taker makes each batch itself, by the same function. */
+#include "data/prefetch.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AHEAD_MAX = 64, MESSAGE_ROOM = 1024 };
+
+struct weft_prefetch {
+    const weft_dataset *dataset;
+    weft_prefetch_options options;
+    int64_t slots;
+    weft_batch *ring;
+    bool working; /* there is a worker */
+    pthread_t worker;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t made, released;
+    bool stop;
+    weft_status status; /* of the batch `made`, once that failed; nothing is made after it */
+    char message[MESSAGE_ROOM];
+    int64_t next; /* the taker's: the batch to take */
+};
+
+static bool must_stop(weft_prefetch *p) {
+    pthread_mutex_lock(&p->lock);
+    bool stop = p->stop;
+    pthread_mutex_unlock(&p->lock);
+    return stop;
+}
+
+/* Makes batch `number`. What an ending leaves half made is never taken. */
+static weft_status make_batch(weft_prefetch *p, int64_t number) {
+    const weft_prefetch_options *o = &p->options;
+    weft_batch *b = &p->ring[number % p->slots];
+    b->iteration = o->iteration + (uint32_t)(number / o->parts);
+    b->part = number % o->parts;
+    for (int64_t s = 0; s < o->sequences && !must_stop(p); s++) {
+        int64_t at = s * o->time;
+        WEFT_TRY(weft_dataset_fill(p->dataset, o->split, o->seed, b->iteration,
+                                   (uint32_t)(b->part * o->sequences + s), o->time, b->tokens + at,
+                                   b->targets + at, b->scored ? b->scored + at : NULL));
+    }
+    return WEFT_OK;
+}
+
+/* Makes the next batch. The lock is held on entry and on return, but not meanwhile. */
+static void make_next(weft_prefetch *p) {
+    int64_t number = p->made;
+    pthread_mutex_unlock(&p->lock);
+    weft_status status = make_batch(p, number);
+    pthread_mutex_lock(&p->lock);
+    if (status == WEFT_OK) {
+        p->made++;
+    } else {
+        p->status = status;
+        snprintf(p->message, sizeof p->message, "%s", weft_error_message());
+    }
+}
+
+static void *work(void *context) {
+    weft_prefetch *p = context;
+    pthread_mutex_lock(&p->lock);
+    while (!p->stop && p->status == WEFT_OK) {
+        if (p->made - p->released < p->slots) {
+            make_next(p);
+            pthread_cond_broadcast(&p->changed);
+        } else {
+            pthread_cond_wait(&p->changed, &p->lock);
+        }
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+/* Signals are for the thread that trains. */
+static weft_status start_worker(weft_prefetch *p) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&p->worker, NULL, work, p);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for data: %s", strerror(error));
+    p->working = true;
+    return WEFT_OK;
+}
+
+static weft_status make_ring(weft_prefetch *p) {
+    const weft_prefetch_options *o = &p->options;
+    p->slots = o->ahead + 1;
+    p->ring = calloc((size_t)p->slots, sizeof *p->ring);
+    if (!p->ring) return weft_fail(WEFT_ENOMEM, "no memory for batches");
+    size_t count = (size_t)(o->sequences * o->time);
+    for (int64_t i = 0; i < p->slots; i++) {
+        weft_batch *b = &p->ring[i];
+        b->tokens = malloc(count * sizeof *b->tokens);
+        b->targets = malloc(count * sizeof *b->targets);
+        b->scored = o->scored ? malloc(count) : NULL;
+        if (!b->tokens || !b->targets || (o->scored && !b->scored))
+            return weft_fail(WEFT_ENOMEM, "no memory for %lld batches of %lld x %lld tokens",
+                             (long long)p->slots, (long long)o->sequences, (long long)o->time);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_options *options,
+                               weft_prefetch **out) {
+    *out = NULL;
+    const weft_prefetch_options *o = options;
+    if (o->sequences < 1 || o->parts < 1 || o->time < 1 || o->ahead < 0 || o->ahead > AHEAD_MAX ||
+        o->time > INT64_MAX / 64 / o->sequences || o->parts > UINT32_MAX / o->sequences)
+        return weft_fail(WEFT_EINPUT, "prefetch: %lld x %lld sequences of %lld tokens, %d ahead",
+                         (long long)o->parts, (long long)o->sequences, (long long)o->time,
+                         o->ahead);
+    weft_prefetch *p = calloc(1, sizeof *p);
+    if (!p) return weft_fail(WEFT_ENOMEM, "no memory for batches");
+    p->dataset = d;
+    p->options = *options;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    weft_status status = make_ring(p);
+    if (status == WEFT_OK && o->ahead) status = start_worker(p);
+    if (status == WEFT_OK)
+        *out = p;
+    else
+        weft_prefetch_close(p);
+    return status;
+}
+
+weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch) {
+    *batch = NULL;
+    pthread_mutex_lock(&p->lock);
+    p->released = p->next;
+    pthread_cond_broadcast(&p->changed);
+    while (p->made <= p->next && p->status == WEFT_OK) {
+        if (p->working)
+            pthread_cond_wait(&p->changed, &p->lock);
+        else
+            make_next(p);
+    }
+    bool ready = p->made > p->next;
+    pthread_mutex_unlock(&p->lock);
+    if (!ready) return weft_fail(p->status, "%s", p->message);
+    *batch = &p->ring[p->next++ % p->slots];
+    return WEFT_OK;
+}
+
+void weft_prefetch_close(weft_prefetch *p) {
+    if (!p) return;
+    if (p->working) {
+        pthread_mutex_lock(&p->lock);
+        p->stop = true;
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+        pthread_join(p->worker, NULL);
+    }
+    for (int64_t i = 0; p->ring && i < p->slots; i++) {
+        free(p->ring[i].tokens);
+        free(p->ring[i].targets);
+        free(p->ring[i].scored);
+    }
+    free(p->ring);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}

@@ -1,0 +1,264 @@
+/* Mapped token shards. Nothing that a file says of itself is believed before its size bears it
+ * out, since reading past the end of a mapped file ends the program. For the same reason each
+ * window first asks whether the file is still as long as it was. */
+#include "data/shards.h"
+
+#include "data/tokens.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    MAGIC_16 = 20240520, /* the two kinds of shard */
+    VERSION_16 = 1,
+    MAGIC_32 = 20240801,
+    VERSION_32 = 7,
+    HEADER_BYTES = WEFT_SHARD_HEADER * 4,
+    LOOK = 65536 /* tokens of each shard whose size is looked at when it is opened */
+};
+
+typedef struct {
+    char *path;
+    const unsigned char *map; /* the whole file */
+    int64_t bytes;
+    int64_t count;
+    int size; /* bytes of a token: 2, 4 */
+    dev_t device;
+    ino_t inode;
+} shard;
+
+typedef struct {
+    shard *all; /* by name */
+    int64_t count, tokens;
+} shard_list;
+
+struct weft_shards {
+    char *folder;
+    int64_t vocab, largest;
+    shard_list splits[2];
+};
+
+static const char *const SPLIT_NAMES[2] = {"train", "val"};
+
+static uint32_t read_u32(const unsigned char *b) {
+    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+static uint32_t read_token(const shard *s, int64_t at) {
+    const unsigned char *b = s->map + HEADER_BYTES + at * s->size;
+    return s->size == 2 ? (uint32_t)(b[0] | b[1] << 8) : read_u32(b);
+}
+
+/* "train_0001.bin", "fineweb_train_0001.bin". */
+static bool is_shard_of(const char *name, const char *split) {
+    size_t length = strlen(name), word = strlen(split);
+    if (length < 4 || strcmp(name + length - 4, ".bin") != 0 || name[0] == '.') return false;
+    for (const char *at = strstr(name, split); at; at = strstr(at + 1, split))
+        if ((at == name || at[-1] == '_') && at[word] == '_') return true;
+    return false;
+}
+
+static weft_status check_header(shard *s) {
+    uint32_t magic = read_u32(s->map), version = read_u32(s->map + 4), count = read_u32(s->map + 8);
+    if (magic == MAGIC_16 && version == VERSION_16)
+        s->size = 2;
+    else if (magic == MAGIC_32 && version == VERSION_32)
+        s->size = 4;
+    else
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
+            magic, version);
+    int64_t has = (s->bytes - HEADER_BYTES) / s->size;
+    if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
+        (s->bytes - HEADER_BYTES) % s->size)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
+                         "make it again with weft tokenize",
+                         s->path, count, (long long)s->bytes, (long long)has);
+    s->count = count;
+    return WEFT_OK;
+}
+
+static weft_status map_shard(shard *s) {
+    int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    struct stat is;
+    weft_status status = WEFT_OK;
+    if (fstat(file, &is) != 0)
+        status = weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    else if (!S_ISREG(is.st_mode))
+        status = weft_fail(WEFT_EINPUT, "%s: a folder, pipe or device; a shard is a file", s->path);
+    else if (is.st_size < HEADER_BYTES)
+        status = weft_fail(WEFT_EINPUT,
+                           "%s: damaged: %lld bytes are too few for a shard's header; make it "
+                           "again with weft tokenize",
+                           s->path, (long long)is.st_size);
+    if (status == WEFT_OK) {
+        void *map = mmap(NULL, (size_t)is.st_size, PROT_READ, MAP_SHARED, file, 0);
+        if (map == MAP_FAILED) {
+            status = weft_fail(WEFT_EIO, "%s: cannot map it: %s", s->path, strerror(errno));
+        } else {
+            s->map = map;
+            s->bytes = is.st_size;
+            s->device = is.st_dev;
+            s->inode = is.st_ino;
+            status = check_header(s);
+        }
+    }
+    close(file);
+    return status;
+}
+
+static weft_status add_shard(shard_list *list, const char *folder, const char *name) {
+    shard *all = realloc(list->all, (size_t)(list->count + 1) * sizeof *all);
+    if (all) list->all = all;
+    size_t room = strlen(folder) + strlen(name) + 2;
+    char *path = all ? malloc(room) : NULL;
+    if (!path) return weft_fail(WEFT_ENOMEM, "%s: no memory for the names of its shards", folder);
+    snprintf(path, room, "%s/%s", folder, name);
+    list->all[list->count++] = (shard){.path = path};
+    return WEFT_OK;
+}
+
+static weft_status list_folder(weft_shards *s) {
+    DIR *folder = opendir(s->folder);
+    if (!folder)
+        return weft_fail(errno == ENOENT || errno == ENOTDIR ? WEFT_EINPUT : WEFT_EIO,
+                         "DATASET %s: %s; it is embedded, recall, entailment or a folder of "
+                         "train_*.bin and val_*.bin shards, which weft tokenize makes",
+                         s->folder, strerror(errno));
+    weft_status status = WEFT_OK;
+    for (const struct dirent *e; status == WEFT_OK && (e = readdir(folder));)
+        for (int split = 0; status == WEFT_OK && split < 2; split++)
+            if (is_shard_of(e->d_name, SPLIT_NAMES[split])) {
+                status = add_shard(&s->splits[split], s->folder, e->d_name);
+                break;
+            }
+    closedir(folder);
+    return status;
+}
+
+static int compare_paths(const void *a, const void *b) {
+    return strcmp(((const shard *)a)->path, ((const shard *)b)->path);
+}
+
+static weft_status open_split(weft_shards *s, int split) {
+    shard_list *list = &s->splits[split];
+    if (!list->count)
+        return weft_fail(WEFT_EINPUT,
+                         "DATASET %s: no %s_*.bin in it; a dataset has train_*.bin and val_*.bin "
+                         "shards, which weft tokenize makes",
+                         s->folder, SPLIT_NAMES[split]);
+    qsort(list->all, (size_t)list->count, sizeof *list->all, compare_paths);
+    for (int64_t i = 0; i < list->count; i++) {
+        shard *one = &list->all[i];
+        WEFT_TRY(map_shard(one));
+        list->tokens += one->count;
+        for (int64_t t = 0; t < one->count && t < LOOK; t++) {
+            int64_t token = read_token(one, t);
+            if (token > s->largest) s->largest = token;
+        }
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **out) {
+    *out = NULL;
+    weft_shards *s = calloc(1, sizeof *s);
+    if (s) s->folder = strdup(folder);
+    if (!s || !s->folder) {
+        free(s);
+        return weft_fail(WEFT_ENOMEM, "%s: no memory", folder);
+    }
+    s->vocab = vocab;
+    weft_status status = list_folder(s);
+    for (int split = 0; status == WEFT_OK && split < 2; split++)
+        status = open_split(s, split);
+    if (status == WEFT_OK)
+        *out = s;
+    else
+        weft_shards_close(s);
+    return status;
+}
+
+void weft_shards_close(weft_shards *s) {
+    if (!s) return;
+    for (int split = 0; split < 2; split++) {
+        for (int64_t i = 0; i < s->splits[split].count; i++) {
+            shard *one = &s->splits[split].all[i];
+            if (one->map) munmap((void *)(uintptr_t)one->map, (size_t)one->bytes);
+            free(one->path);
+        }
+        free(s->splits[split].all);
+    }
+    free(s->folder);
+    free(s);
+}
+
+int64_t weft_shards_vocab(const weft_shards *s) {
+    return s->largest >= s->vocab ? s->largest + 1 : s->vocab;
+}
+
+int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
+    return s->splits[split].tokens;
+}
+
+/* Another file of that name is no matter: the map is of the old one. */
+static weft_status check_length(const shard *s) {
+    struct stat is;
+    if (stat(s->path, &is) != 0 || is.st_dev != s->device || is.st_ino != s->inode ||
+        is.st_size >= s->bytes)
+        return WEFT_OK;
+    return weft_fail(WEFT_EIO, "%s: cut from %lld to %lld bytes while in use", s->path,
+                     (long long)s->bytes, (long long)is.st_size);
+}
+
+/* The shard and the position in it of the window that is `at`-th of all. */
+static const shard *find_window(const shard_list *list, int64_t time, int64_t *at) {
+    for (int64_t i = 0; i < list->count; i++) {
+        int64_t starts = list->all[i].count - time;
+        if (starts <= 0) continue;
+        if (*at < starts) return &list->all[i];
+        *at -= starts;
+    }
+    return NULL;
+}
+
+weft_status weft_shards_fill(const weft_shards *s, const weft_place *p, int64_t time,
+                             int32_t *tokens, int32_t *targets) {
+    const shard_list *list = &s->splits[p->split];
+    int64_t starts = 0;
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->all[i].count > time) starts += list->all[i].count - time;
+    if (!starts)
+        return weft_fail(WEFT_EINPUT,
+                         "DATASET %s: no %s shard has the %lld tokens of one sequence; lower "
+                         "GPT2_BLOCK_SIZE or make longer shards",
+                         s->folder, SPLIT_NAMES[p->split], (long long)time + 1);
+    const uint32_t sites[2] = {weft_random_site("data.shards.train"),
+                               weft_random_site("data.shards.val")};
+    weft_stream random = weft_stream_at(p, sites, 0);
+    uint64_t high = weft_stream_word(&random), low = weft_stream_word(&random);
+    int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
+    const shard *from = find_window(list, time, &at);
+    WEFT_TRY(check_length(from));
+    for (int64_t t = 0; t <= time; t++) {
+        uint32_t token = read_token(from, at + t);
+        if (token >= s->vocab)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: token %u at position %lld is not below VOCAB_SIZE %lld; these "
+                             "shards are of another tokenizer",
+                             from->path, token, (long long)(at + t), (long long)s->vocab);
+        if (t < time) tokens[t] = (int32_t)token;
+        if (t) targets[t - 1] = (int32_t)token;
+    }
+    return WEFT_OK;
+}

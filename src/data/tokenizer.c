@@ -1,0 +1,360 @@
+/* A tokenizer's tables: the vocabulary with its index, the merges, the tokens found in a text as
+ * they stand; how they are filled, looked up, decoded and saved. All are arrays and open-addressed
+ * hash tables that the tokenizer owns; after opening nothing changes them. */
+#include "data/tokenizer_internal.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static weft_status no_memory(const weft_tokenizer *t) {
+    return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory for its tables", t->name);
+}
+
+weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out) {
+    weft_tokenizer *t = calloc(1, sizeof *t);
+    *out = NULL;
+    if (t) t->name = strdup(name);
+    if (!t || !t->name) {
+        free(t);
+        return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", name);
+    }
+    t->end = -1;
+    *out = t;
+    return WEFT_OK;
+}
+
+void weft_tokenizer_close(weft_tokenizer *t) {
+    if (!t) return;
+    for (int i = 0; i < t->n_added; i++)
+        free(t->added[i].text);
+    for (int i = 0; i < t->n_steps; i++)
+        pcre2_code_free(t->steps[i].pattern);
+    free(t->added);
+    free(t->merge_list);
+    free(t->merges);
+    free(t->index);
+    free(t->pool);
+    free(t->length);
+    free(t->offset);
+    free(t->source);
+    free(t->name);
+    free(t);
+}
+
+static uint64_t hash_bytes(const char *bytes, int64_t length) {
+    uint64_t h = (uint64_t)length;
+    for (int64_t i = 0; i < length; i++)
+        h = (h ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
+    return weft_hash_mix(h);
+}
+
+/* The slot where these bytes are, or would be. */
+static int64_t index_slot(const weft_tokenizer *t, const char *bytes, int64_t length) {
+    int64_t mask = t->index_slots - 1;
+    for (int64_t at = (int64_t)(hash_bytes(bytes, length) & (uint64_t)mask);;
+         at = (at + 1) & mask) {
+        int32_t id = t->index[at];
+        if (id < 0) return at;
+        if (t->length[id] == length && memcmp(t->pool + t->offset[id], bytes, (size_t)length) == 0)
+            return at;
+    }
+}
+
+int32_t weft_tokenizer_find(const weft_tokenizer *t, const char *bytes, int64_t length) {
+    return t->index_slots && length > 0 ? t->index[index_slot(t, bytes, length)] : -1;
+}
+
+static bool grow_ids(weft_tokenizer *t, int64_t ids) {
+    int64_t room = t->room ? t->room : 1024;
+    while (room < ids)
+        room *= 2;
+    if (room == t->room) return true;
+    int64_t *offset = realloc(t->offset, (size_t)room * sizeof *offset);
+    if (offset) t->offset = offset;
+    int32_t *length = realloc(t->length, (size_t)room * sizeof *length);
+    if (length) t->length = length;
+    if (!offset || !length) return false;
+    memset(t->length + t->room, 0, (size_t)(room - t->room) * sizeof *length);
+    t->room = room;
+    return true;
+}
+
+static bool grow_pool(weft_tokenizer *t, size_t more) {
+    size_t room = t->pool_room ? t->pool_room : 1 << 14;
+    while (room < t->pool_used + more)
+        room *= 2;
+    if (room == t->pool_room) return true;
+    char *pool = realloc(t->pool, room);
+    if (!pool) return false;
+    t->pool = pool;
+    t->pool_room = room;
+    return true;
+}
+
+/* At most half of the slots are in use: there are as many tokens as `room` at most, and twice the
+ * slots. */
+static bool grow_index(weft_tokenizer *t) {
+    if (t->index_slots >= 2 * t->room) return true;
+    int32_t *old = t->index, *index = malloc((size_t)(2 * t->room) * sizeof *index);
+    int64_t old_slots = t->index_slots;
+    if (!index) return false;
+    t->index = index;
+    t->index_slots = 2 * t->room;
+    memset(index, 0xFF, (size_t)t->index_slots * sizeof *index);
+    for (int64_t i = 0; i < old_slots; i++)
+        if (old[i] >= 0)
+            index[index_slot(t, t->pool + t->offset[old[i]], t->length[old[i]])] = old[i];
+    free(old);
+    return true;
+}
+
+weft_status weft_tokenizer_add_token(weft_tokenizer *t, int64_t id, const char *bytes,
+                                     int64_t length, bool indexed) {
+    if (id < 0 || id >= TOKENIZER_VOCAB_MAX)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: token number %lld is not from 0 to %d",
+                         t->name, (long long)id, TOKENIZER_VOCAB_MAX - 1);
+    if (length <= 0 || length > INT32_MAX)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: token %lld has no text", t->name,
+                         (long long)id);
+    if (!grow_ids(t, id + 1) || !grow_pool(t, (size_t)length) || !grow_index(t))
+        return no_memory(t);
+    if (t->length[id])
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: the number %lld is given to two tokens",
+                         t->name, (long long)id);
+    int64_t slot = indexed ? index_slot(t, bytes, length) : -1;
+    if (indexed && t->index[slot] >= 0)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: tokens %lld and %d have the same bytes",
+                         t->name, (long long)id, t->index[slot]);
+    memcpy(t->pool + t->pool_used, bytes, (size_t)length);
+    t->offset[id] = (int64_t)t->pool_used;
+    t->length[id] = (int32_t)length;
+    t->pool_used += (size_t)length;
+    if (indexed) t->index[slot] = (int32_t)id;
+    if (id >= t->vocab) t->vocab = id + 1;
+    return WEFT_OK;
+}
+
+weft_status weft_tokenizer_add_special(weft_tokenizer *t, const char *text, int32_t id,
+                                       bool special) {
+    weft_added *added = realloc(t->added, (size_t)(t->n_added + 1) * sizeof *added);
+    if (!added) return no_memory(t);
+    t->added = added;
+    weft_added *a = &added[t->n_added];
+    *a = (weft_added){
+        .text = strdup(text), .bytes = (int32_t)strlen(text), .id = id, .special = special};
+    if (!a->text) return no_memory(t);
+    t->n_added++;
+    t->added_starts[1][(uint8_t)text[0]] = true;
+    if (!special) t->added_starts[0][(uint8_t)text[0]] = true;
+    return WEFT_OK;
+}
+
+weft_status weft_tokenizer_reserve_merges(weft_tokenizer *t, int64_t n) {
+    int64_t slots = 16;
+    while (slots < 2 * n + 2)
+        slots *= 2;
+    t->merges = malloc((size_t)slots * sizeof *t->merges);
+    t->merge_list = malloc((size_t)(n + 1) * sizeof *t->merge_list);
+    if (!t->merges || !t->merge_list) return no_memory(t);
+    for (int64_t i = 0; i < slots; i++)
+        t->merges[i] = (weft_merge){.rank = -1};
+    t->merge_slots = slots;
+    return WEFT_OK;
+}
+
+/* A pair that comes again has the later rank, as in Hugging Face's library. */
+void weft_tokenizer_add_merge(weft_tokenizer *t, int32_t left, int32_t right, int32_t made) {
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t mask = (uint64_t)t->merge_slots - 1, at = weft_hash_mix(pair) & mask;
+    while (t->merges[at].rank >= 0 && t->merges[at].pair != pair)
+        at = (at + 1) & mask;
+    t->merges[at] = (weft_merge){.pair = pair, .rank = (int32_t)t->n_merges, .made = made};
+    t->merge_list[t->n_merges++] = pair;
+}
+
+weft_status weft_tokenizer_finish(weft_tokenizer *t) {
+    static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+        t->byte_token[b] = weft_tokenizer_find(t, &byte, 1);
+        if (t->byte_token[b] < 0)
+            return weft_fail(WEFT_EINPUT,
+                             "tokenizer %s: there is no token for the byte 0x%02x; a byte-level "
+                             "BPE has all 256",
+                             t->name, b);
+    }
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0] && t->end < 0; i++)
+        t->end = weft_tokenizer_special(t, ends[i]);
+    return WEFT_OK;
+}
+
+static weft_status make_bytes(weft_tokenizer *t) {
+    t->bytes_only = true;
+    for (int b = 0; b < 256; b++) {
+        char byte = (char)b;
+        WEFT_TRY(weft_tokenizer_add_token(t, b, &byte, 1, true));
+    }
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, 0));
+    return weft_tokenizer_finish(t);
+}
+
+weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
+    weft_tokenizer *t;
+    *out = NULL;
+    WEFT_TRY(weft_tokenizer_new(name, &t));
+    weft_status status = strcmp(name, "bytes") == 0 ? make_bytes(t) : weft_tokenizer_read(t, name);
+    if (status != WEFT_OK) {
+        weft_tokenizer_close(t);
+        return status;
+    }
+    *out = t;
+    return WEFT_OK;
+}
+
+const char *weft_tokenizer_name(const weft_tokenizer *t) {
+    return t->name;
+}
+
+int64_t weft_tokenizer_vocab(const weft_tokenizer *t) {
+    return t->vocab;
+}
+
+int32_t weft_tokenizer_special(const weft_tokenizer *t, const char *text) {
+    for (int i = 0; i < t->n_added; i++)
+        if (t->added[i].special && strcmp(t->added[i].text, text) == 0) return t->added[i].id;
+    return -1;
+}
+
+int32_t weft_tokenizer_end(const weft_tokenizer *t) {
+    return t->end;
+}
+
+const char *weft_tokenizer_token(const weft_tokenizer *t, int32_t token, int32_t *bytes) {
+    if (token < 0 || token >= t->vocab || !t->length[token]) return NULL;
+    *bytes = t->length[token];
+    return t->pool + t->offset[token];
+}
+
+bool weft_tokenizer_cuttable(const weft_tokenizer *t) {
+    if (t->bytes_only) return true;
+    bool plain = t->n_steps == 1 && !t->steps[0].pattern;
+    for (int i = 0; i < t->n_added; i++)
+        plain = plain && t->added[i].special;
+    return plain;
+}
+
+weft_status weft_tokenizer_decode(const weft_tokenizer *t, const int32_t *tokens, int64_t count,
+                                  char **text, size_t *bytes) {
+    size_t all = 0;
+    int32_t n = 0;
+    *text = NULL;
+    *bytes = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!weft_tokenizer_token(t, tokens[i], &n))
+            return weft_fail(WEFT_EINPUT, "tokenizer %s: %d is not one of its tokens", t->name,
+                             tokens[i]);
+        all += (size_t)n;
+    }
+    char *to = malloc(all + 1);
+    if (!to) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory for %zu bytes", t->name, all);
+    *text = to;
+    *bytes = all;
+    for (int64_t i = 0; i < count; i++) {
+        const char *from = weft_tokenizer_token(t, tokens[i], &n);
+        memcpy(to, from, (size_t)n);
+        to += n;
+    }
+    *to = 0;
+    return WEFT_OK;
+}
+
+/* A token as its file writes it. */
+static json_t *token_symbols(const weft_tokenizer *t, int64_t id) {
+    char *text = malloc((size_t)t->length[id] * 2 + 1);
+    if (!text) return NULL;
+    weft_bytes_to_symbols(t->pool + t->offset[id], t->length[id], text);
+    json_t *string = json_string(text);
+    free(text);
+    return string;
+}
+
+static json_t *merge_symbols(const weft_tokenizer *t, uint64_t pair) {
+    json_t *left = token_symbols(t, (int64_t)(pair >> 32));
+    json_t *right = token_symbols(t, (int64_t)(pair & 0xFFFFFFFF));
+    json_t *both = left && right
+                       ? json_sprintf("%s %s", json_string_value(left), json_string_value(right))
+                       : NULL;
+    json_decref(left);
+    json_decref(right);
+    return both;
+}
+
+static json_t *model_object(const weft_tokenizer *t) {
+    json_t *vocab = json_object(), *merges = json_array();
+    for (int64_t id = 0; id < t->vocab; id++) {
+        json_t *key = t->length[id] ? token_symbols(t, id) : NULL;
+        if (key) json_object_set_new(vocab, json_string_value(key), json_integer(id));
+        json_decref(key);
+    }
+    for (int64_t i = 0; i < t->n_merges; i++)
+        json_array_append_new(merges, merge_symbols(t, t->merge_list[i]));
+    return json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:o}", "type", "BPE", "dropout",
+                     "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
+                     "byte_fallback", 0, "ignore_merges", t->whole_words, "vocab", vocab, "merges",
+                     merges);
+}
+
+static json_t *byte_level(bool trim, bool regex) {
+    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
+                     "trim_offsets", trim, "use_regex", regex);
+}
+
+/* For bytes, BPE without merges in one piece; for GPT-2's files, what they leave unsaid. */
+static char *make_source(const weft_tokenizer *t) {
+    json_t *added = json_array();
+    for (int i = 0; i < t->n_added; i++)
+        json_array_append_new(added, json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id",
+                                               t->added[i].id, "content", t->added[i].text,
+                                               "single_word", 0, "lstrip", 0, "rstrip", 0,
+                                               "normalized", 0, "special", t->added[i].special));
+    json_t *all =
+        json_pack("{s:s, s:n, s:n, s:o, s:n, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation",
+                  "padding", "added_tokens", added, "normalizer", "pre_tokenizer",
+                  byte_level(true, t->n_steps > 0), "post_processor", byte_level(false, true),
+                  "decoder", byte_level(true, true), "model", model_object(t));
+    char *text = all ? json_dumps(all, JSON_INDENT(2)) : NULL;
+    json_decref(all);
+    return text;
+}
+
+static weft_status write_whole(const char *path, const char *text, size_t bytes) {
+    char beside[PATH_MAX];
+    if (snprintf(beside, sizeof beside, "%s.part", path) >= (int)sizeof beside)
+        return weft_fail(WEFT_EINPUT, "%s: the name is too long", path);
+    FILE *file = fopen(beside, "wb");
+    bool ok = file && fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 &&
+              fsync(fileno(file)) == 0;
+    int error = errno;
+    if (file && fclose(file) != 0 && ok) {
+        ok = false;
+        error = errno;
+    }
+    if (ok && rename(beside, path) == 0) return WEFT_OK;
+    if (ok) error = errno;
+    if (file) unlink(beside);
+    return weft_fail(WEFT_EIO, "%s: cannot be written: %s", path, strerror(error));
+}
+
+weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path) {
+    if (t->source) return write_whole(path, t->source, t->source_bytes);
+    char *text = make_source(t);
+    if (!text) return no_memory(t);
+    weft_status status = write_whole(path, text, strlen(text));
+    free(text);
+    return status;
+}

@@ -1,0 +1,385 @@
+/* Encoding. A text is taken apart from the outside in: tokens that stand in it by name, runs of
+ * valid UTF-8, the pieces of each splitting step; each piece is then merged from its bytes up, the
+ * pair of least rank first and of equal ones the leftmost.
+ *
+ * Most pieces are words met before, so an encoder keeps them: a table of one cache line a word, two
+ * places for each hash, the newer one in front. Merging proper is a scan over the pairs for short
+ * pieces, and a heap of pairs over a linked list for long ones, so that no text takes quadratic
+ * time. */
+#include "data/tokenizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WORD_BYTES = 30, /* of a word that is kept */
+    WORD_TOKENS = 8,
+    WORD_SETS = 1 << 14, /* two words each: 2 MiB */
+    SHORT_PIECE = 64,    /* bytes: above, the heap pays */
+    RAW_PIECE = 256,     /* bytes that are no UTF-8, merged together at most */
+    JIT_STACK_START = 32 * 1024,
+    JIT_STACK_MAX = 8 * 1024 * 1024
+};
+
+typedef struct {
+    uint8_t bytes, tokens; /* 0 tokens: empty */
+    char word[WORD_BYTES]; /* zeros behind */
+    int32_t token[WORD_TOKENS];
+} kept_word;
+
+struct weft_encoder {
+    const weft_tokenizer *t;
+    kept_word *words; /* [WORD_SETS][2] */
+    int32_t *out;
+    int64_t n, room;
+    /* Merging of long pieces, one entry a byte. */
+    int32_t *id, *next, *before;
+    uint64_t *heap; /* rank << 32 | place; two a byte, since a merge makes two new pairs */
+    int64_t heap_n, long_room;
+    pcre2_match_data *match[TOKENIZER_STEPS_MAX];
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+};
+
+static weft_status no_memory(const weft_encoder *e) {
+    return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory to encode with", e->t->name);
+}
+
+weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
+    weft_encoder *e = calloc(1, sizeof *e);
+    *out = NULL;
+    if (!e) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory to encode with", t->name);
+    e->t = t;
+    bool ok = true, patterns = false;
+    if (!t->bytes_only) {
+        e->words = aligned_alloc(64, 2 * WORD_SETS * sizeof *e->words);
+        ok = e->words != NULL;
+        if (ok) memset(e->words, 0, 2 * WORD_SETS * sizeof *e->words);
+    }
+    for (int i = 0; i < t->n_steps; i++) {
+        if (!t->steps[i].pattern) continue;
+        patterns = true;
+        e->match[i] = pcre2_match_data_create(1, NULL);
+        ok = ok && e->match[i];
+    }
+    if (patterns) {
+        e->context = pcre2_match_context_create(NULL);
+        e->stack = pcre2_jit_stack_create(JIT_STACK_START, JIT_STACK_MAX, NULL);
+        ok = ok && e->context;
+        if (e->context && e->stack) pcre2_jit_stack_assign(e->context, NULL, e->stack);
+    }
+    if (!ok) {
+        weft_status status = no_memory(e);
+        weft_encoder_close(e);
+        return status;
+    }
+    *out = e;
+    return WEFT_OK;
+}
+
+void weft_encoder_close(weft_encoder *e) {
+    if (!e) return;
+    for (int i = 0; i < TOKENIZER_STEPS_MAX; i++)
+        pcre2_match_data_free(e->match[i]);
+    pcre2_match_context_free(e->context);
+    pcre2_jit_stack_free(e->stack);
+    free(e->words);
+    free(e->out);
+    free(e->id);
+    free(e->next);
+    free(e->before);
+    free(e->heap);
+    free(e);
+}
+
+static bool reserve_tokens(weft_encoder *e, size_t more) {
+    if (e->n + (int64_t)more <= e->room) return true;
+    int64_t room = e->room ? e->room : 4096;
+    while (room < e->n + (int64_t)more)
+        room *= 2;
+    int32_t *out = realloc(e->out, (size_t)room * sizeof *out);
+    if (!out) return false;
+    e->out = out;
+    e->room = room;
+    return true;
+}
+
+/* Tokens of a piece of at most SHORT_PIECE bytes; returns how many. */
+static int merge_short(const weft_tokenizer *t, const char *piece, int n, int32_t *id) {
+    int32_t rank[SHORT_PIECE], made[SHORT_PIECE]; /* of the pair that starts here */
+    for (int i = 0; i < n; i++)
+        id[i] = t->byte_token[(uint8_t)piece[i]];
+    for (int i = 0; i + 1 < n; i++) {
+        const weft_merge *m = weft_find_merge(t, id[i], id[i + 1]);
+        rank[i] = m ? m->rank : INT32_MAX;
+        made[i] = m ? m->made : 0;
+    }
+    while (n > 1) {
+        int best = 0;
+        for (int i = 1; i + 1 < n; i++)
+            if (rank[i] < rank[best]) best = i;
+        if (rank[best] == INT32_MAX) break;
+        id[best] = made[best];
+        n--;
+        for (int i = best + 1; i < n; i++) {
+            id[i] = id[i + 1];
+            rank[i - 1] = rank[i];
+            made[i - 1] = made[i];
+        }
+        for (int i = best > 0 ? best - 1 : 0; i <= best && i + 1 < n; i++) {
+            const weft_merge *m = weft_find_merge(t, id[i], id[i + 1]);
+            rank[i] = m ? m->rank : INT32_MAX;
+            made[i] = m ? m->made : 0;
+        }
+    }
+    return n;
+}
+
+static void heap_push(weft_encoder *e, uint64_t key) {
+    int64_t at = e->heap_n++;
+    for (; at > 0 && e->heap[(at - 1) / 2] > key; at = (at - 1) / 2)
+        e->heap[at] = e->heap[(at - 1) / 2];
+    e->heap[at] = key;
+}
+
+static uint64_t heap_pop(weft_encoder *e) {
+    uint64_t top = e->heap[0], last = e->heap[--e->heap_n];
+    int64_t at = 0;
+    for (int64_t child; (child = 2 * at + 1) < e->heap_n; at = child) {
+        if (child + 1 < e->heap_n && e->heap[child + 1] < e->heap[child]) child++;
+        if (e->heap[child] >= last) break;
+        e->heap[at] = e->heap[child];
+    }
+    e->heap[at] = last;
+    return top;
+}
+
+static bool reserve_long(weft_encoder *e, int64_t n) {
+    if (n <= e->long_room) return true;
+    int64_t room = e->long_room ? e->long_room : 4096;
+    while (room < n)
+        room *= 2;
+    free(e->id);
+    free(e->next);
+    free(e->before);
+    free(e->heap);
+    e->id = malloc((size_t)room * sizeof *e->id);
+    e->next = malloc((size_t)room * sizeof *e->next);
+    e->before = malloc((size_t)room * sizeof *e->before);
+    e->heap = malloc((size_t)room * 3 * sizeof *e->heap);
+    bool ok = e->id && e->next && e->before && e->heap;
+    e->long_room = ok ? room : 0;
+    return ok;
+}
+
+static void push_pair(weft_encoder *e, int32_t at) {
+    if (at < 0 || e->next[at] < 0) return;
+    const weft_merge *m = weft_find_merge(e->t, e->id[at], e->id[e->next[at]]);
+    if (m) heap_push(e, (uint64_t)(uint32_t)m->rank << 32 | (uint32_t)at);
+}
+
+/* Appends the tokens of a long piece. A rank names its pair, so an entry of the heap is out of date
+ * exactly when the pair at its place has another rank. */
+static bool merge_long(weft_encoder *e, const char *piece, size_t bytes) {
+    int32_t n = (int32_t)bytes;
+    if (!reserve_long(e, n)) return false;
+    e->heap_n = 0;
+    for (int32_t i = 0; i < n; i++) {
+        e->id[i] = e->t->byte_token[(uint8_t)piece[i]];
+        e->next[i] = i + 1 < n ? i + 1 : -1;
+        e->before[i] = i - 1;
+    }
+    for (int32_t i = 0; i < n; i++)
+        push_pair(e, i);
+    while (e->heap_n > 0) {
+        uint64_t top = heap_pop(e);
+        int32_t at = (int32_t)(top & 0xFFFFFFFF), right = e->id[at] < 0 ? -1 : e->next[at];
+        if (right < 0) continue;
+        const weft_merge *m = weft_find_merge(e->t, e->id[at], e->id[right]);
+        if (!m || (uint64_t)(uint32_t)m->rank != top >> 32) continue;
+        e->id[at] = m->made;
+        e->id[right] = -1;
+        e->next[at] = e->next[right];
+        if (e->next[at] >= 0) e->before[e->next[at]] = at;
+        push_pair(e, e->before[at]);
+        push_pair(e, at);
+    }
+    for (int32_t at = 0; at >= 0; at = e->next[at])
+        e->out[e->n++] = e->id[at];
+    return true;
+}
+
+static bool merge_piece(weft_encoder *e, const char *piece, size_t bytes) {
+    if (e->t->whole_words) {
+        int32_t id = weft_tokenizer_find(e->t, piece, (int64_t)bytes);
+        if (id >= 0) {
+            e->out[e->n++] = id;
+            return true;
+        }
+    }
+    if (bytes > SHORT_PIECE) return merge_long(e, piece, bytes);
+    e->n += merge_short(e->t, piece, (int)bytes, e->out + e->n);
+    return true;
+}
+
+/* A word, zeros behind it, as four numbers; the last two bytes stay free for the counts. */
+static inline void load_word(const char *piece, size_t bytes, uint64_t word[4]) {
+    word[0] = word[1] = word[2] = word[3] = 0;
+    if (bytes < 8) {
+        char few[8] = {0};
+        for (size_t i = 0; i < bytes; i++)
+            few[i] = piece[i];
+        memcpy(word, few, 8);
+    } else {
+        memcpy(word, piece, 8);
+        if (bytes > 8) memcpy(word + 1, piece + 8, bytes - 8);
+    }
+}
+
+/* Appends the tokens of one piece. */
+static bool add_piece(weft_encoder *e, const char *piece, size_t bytes) {
+    if (!reserve_tokens(e, bytes < SHORT_PIECE ? SHORT_PIECE : bytes)) return false;
+    if (bytes > WORD_BYTES) return merge_piece(e, piece, bytes);
+    uint64_t word[4];
+    load_word(piece, bytes, word);
+    uint64_t h = weft_hash_mix(word[0] ^ bytes << 56) ^ word[1];
+    h = weft_hash_mix(h * 0xD6E8FEB86659FD93ull ^ word[2]) ^ word[3];
+    kept_word *set = e->words + 2 * (weft_hash_mix(h) & (WORD_SETS - 1)), *found = NULL;
+    for (int i = 0; i < 2 && !found; i++)
+        if (set[i].bytes == bytes && set[i].tokens && memcmp(set[i].word, word, WORD_BYTES) == 0)
+            found = &set[i];
+    if (found) {
+        memcpy(e->out + e->n, found->token, sizeof found->token);
+        e->n += found->tokens;
+        return true;
+    }
+    int64_t start = e->n;
+    if (!merge_piece(e, piece, bytes)) return false;
+    if (e->n - start <= WORD_TOKENS) {
+        set[1] = set[0];
+        set[0].bytes = (uint8_t)bytes;
+        set[0].tokens = (uint8_t)(e->n - start);
+        memcpy(set[0].word, word, WORD_BYTES);
+        memcpy(set[0].token, e->out + start, (size_t)(e->n - start) * sizeof *e->out);
+    }
+    return true;
+}
+
+static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes);
+
+/* Pieces are the matches and what lies between them. An empty match cuts too. */
+static weft_status split_by_pattern(weft_encoder *e, int step, const char *text, size_t bytes) {
+    size_t from = 0, at = 0;
+    while (at < bytes) {
+        int found = pcre2_match(e->t->steps[step].pattern, (PCRE2_SPTR)text, bytes, at,
+                                PCRE2_NO_UTF_CHECK, e->match[step], e->context);
+        if (found == PCRE2_ERROR_NOMATCH) break;
+        if (found < 0) {
+            PCRE2_UCHAR why[128];
+            pcre2_get_error_message(found, why, sizeof why);
+            return weft_fail(WEFT_EINPUT, "tokenizer %s: its pattern fails on this text: %s",
+                             e->t->name, (char *)why);
+        }
+        const PCRE2_SIZE *span = pcre2_get_ovector_pointer(e->match[step]);
+        size_t start = span[0], end = span[1];
+        if (start > end || start < from)
+            return weft_fail(WEFT_EINPUT, "tokenizer %s: its pattern matches backwards",
+                             e->t->name);
+        if (start > from) WEFT_TRY(split_text(e, step + 1, text + from, start - from));
+        if (end > start) WEFT_TRY(split_text(e, step + 1, text + start, end - start));
+        from = at = end;
+        if (end == start) do
+                at++;
+            while (at < bytes && (text[at] & 0xC0) == 0x80);
+    }
+    return from < bytes ? split_text(e, step + 1, text + from, bytes - from) : WEFT_OK;
+}
+
+/* A valid text through the steps from `step` on. */
+static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes) {
+    if (step == e->t->n_steps) return add_piece(e, text, bytes) ? WEFT_OK : no_memory(e);
+    if (e->t->steps[step].pattern) return split_by_pattern(e, step, text, bytes);
+    bool last = step + 1 == e->t->n_steps;
+    for (size_t at = 0; at < bytes;) {
+        size_t length = weft_gpt2_piece(text + at, bytes - at);
+        if (!last)
+            WEFT_TRY(split_text(e, step + 1, text + at, length));
+        else if (!add_piece(e, text + at, length))
+            return no_memory(e);
+        at += length;
+    }
+    return WEFT_OK;
+}
+
+/* Text without any token's name in it. */
+static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+        size_t valid = weft_utf8_valid(text + at, bytes - at);
+        if (valid) WEFT_TRY(split_text(e, 0, text + at, valid));
+        at += valid;
+        size_t raw = weft_utf8_invalid(text + at, bytes - at);
+        for (size_t end = at + raw; at < end;) {
+            size_t some = end - at < RAW_PIECE ? end - at : RAW_PIECE;
+            if (!add_piece(e, text + at, some)) return no_memory(e);
+            at += some;
+        }
+    }
+    return WEFT_OK;
+}
+
+/* The longest named token at the start of the text; NULL if there is none. */
+static const weft_added *find_added(const weft_tokenizer *t, const char *text, size_t bytes,
+                                    bool specials) {
+    const weft_added *best = NULL;
+    for (int i = 0; i < t->n_added; i++) {
+        const weft_added *a = &t->added[i];
+        if ((a->special && !specials) || (size_t)a->bytes > bytes) continue;
+        if (best && best->bytes >= a->bytes) continue;
+        if (memcmp(a->text, text, (size_t)a->bytes) == 0) best = a;
+    }
+    return best;
+}
+
+static weft_status encode_bytes(weft_encoder *e, const char *text, size_t bytes) {
+    if (!reserve_tokens(e, bytes)) return no_memory(e);
+    for (size_t i = 0; i < bytes; i++)
+        e->out[i] = (uint8_t)text[i];
+    e->n = (int64_t)bytes;
+    return WEFT_OK;
+}
+
+static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, bool specials) {
+    const weft_tokenizer *t = e->t;
+    if (t->bytes_only) return encode_bytes(e, text, bytes);
+    size_t from = 0;
+    if (specials || !weft_tokenizer_cuttable(t)) {
+        for (size_t at = 0; at < bytes;) {
+            const weft_added *a = t->added_starts[specials][(uint8_t)text[at]]
+                                      ? find_added(t, text + at, bytes - at, specials)
+                                      : NULL;
+            if (!a) {
+                at++;
+                continue;
+            }
+            WEFT_TRY(encode_plain(e, text + from, at - from));
+            if (!reserve_tokens(e, 1)) return no_memory(e);
+            e->out[e->n++] = a->id;
+            from = at += (size_t)a->bytes;
+        }
+    }
+    return encode_plain(e, text + from, bytes - from);
+}
+
+weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
+                        const int32_t **tokens, int64_t *count) {
+    e->n = 0;
+    *tokens = NULL;
+    *count = 0;
+    if (bytes > WEFT_ENCODE_MAX)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: a text of %zu bytes; %d at most in one piece",
+                         e->t->name, bytes, WEFT_ENCODE_MAX);
+    WEFT_TRY(encode_text(e, text, bytes, specials));
+    *tokens = e->out;
+    *count = e->n;
+    return WEFT_OK;
+}

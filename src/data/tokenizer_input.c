@@ -1,0 +1,249 @@
+/* One growing buffer, filled by read(): it holds the units of a batch, then what is left over of
+ * the last file, which moves to the front for the next batch. Nothing is mapped, so a file that
+ * shrinks meanwhile is a short text and not a crash. */
+#include "data/tokenizer_input.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PART_BYTES = 1 << 20, READ_BYTES = 1 << 20 };
+
+struct weft_input {
+    weft_input_options o;
+    int64_t total;
+    int next; /* path to open */
+    int file; /* -1: none is open */
+    bool ended, hold;
+    bool starts, in_val;
+    int64_t size;  /* of the file; -1: unknown */
+    int64_t place; /* in the file, of `start` */
+    int64_t line, documents;
+    char *buffer;
+    size_t start, seen, used, room; /* seen: up to where there is no line end */
+    weft_input_unit *units;         /* text: an offset into the buffer until the batch is whole */
+    size_t *at;
+    int64_t count, units_room;
+};
+
+weft_status weft_input_open(const weft_input_options *options, weft_input **out) {
+    weft_input *in = calloc(1, sizeof *in);
+    *out = in;
+    if (!in) return weft_fail(WEFT_ENOMEM, "no memory to read texts");
+    in->o = *options;
+    in->file = -1;
+    for (int i = 0; i < options->n_paths; i++) {
+        struct stat is;
+        bool standard = strcmp(options->paths[i], "-") == 0;
+        int failed = standard ? fstat(0, &is) : stat(options->paths[i], &is);
+        if (failed || (S_ISDIR(is.st_mode) && !standard)) {
+            weft_input_close(in);
+            *out = NULL;
+            return weft_fail(WEFT_EINPUT, "%s: %s", options->paths[i],
+                             failed ? strerror(errno) : "is a folder, not a file");
+        }
+        if (!S_ISREG(is.st_mode)) in->total = -1;
+        if (in->total >= 0) in->total += is.st_size;
+    }
+    if (in->total < 0) in->total = 0;
+    return WEFT_OK;
+}
+
+void weft_input_close(weft_input *in) {
+    if (!in) return;
+    if (in->file > 0) close(in->file);
+    free(in->buffer);
+    free(in->units);
+    free(in->at);
+    free(in);
+}
+
+int64_t weft_input_total(const weft_input *in) {
+    return in->total;
+}
+
+static const char *path_now(const weft_input *in) {
+    return in->o.paths[in->next - 1];
+}
+
+static weft_status open_next(weft_input *in) {
+    const char *path = in->o.paths[in->next++];
+    struct stat is;
+    in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC);
+    if (in->file < 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    in->size = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode) ? is.st_size : -1;
+    in->ended = false;
+    in->hold = !in->o.field && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
+    in->starts = true;
+    in->in_val = false;
+    in->place = in->line = 0;
+    in->start = in->seen = in->used;
+    return WEFT_OK;
+}
+
+static weft_status fill(weft_input *in) {
+    if (in->room - in->used < READ_BYTES) {
+        size_t room = in->room ? in->room + in->room / 2 : 4 * READ_BYTES;
+        char *buffer = realloc(in->buffer, room);
+        if (!buffer) return weft_fail(WEFT_ENOMEM, "%s: no memory to hold it", path_now(in));
+        in->buffer = buffer;
+        in->room = room;
+    }
+    ssize_t got;
+    do
+        got = read(in->file, in->buffer + in->used, READ_BYTES);
+    while (got < 0 && errno == EINTR);
+    if (got < 0)
+        return weft_fail(errno == EISDIR ? WEFT_EINPUT : WEFT_EIO, "%s: %s", path_now(in),
+                         strerror(errno));
+    in->used += (size_t)got;
+    in->ended = got == 0;
+    return WEFT_OK;
+}
+
+/* Makes [start, end) a unit. */
+static weft_status add_unit(weft_input *in, size_t end, bool val) {
+    if (in->count == in->units_room) {
+        int64_t room = in->units_room ? 2 * in->units_room : 1024;
+        weft_input_unit *units = realloc(in->units, (size_t)room * sizeof *units);
+        if (units) in->units = units;
+        size_t *at = realloc(in->at, (size_t)room * sizeof *at);
+        if (at) in->at = at;
+        if (!units || !at) return weft_fail(WEFT_ENOMEM, "%s: no memory", path_now(in));
+        in->units_room = room;
+    }
+    in->at[in->count] = in->start;
+    in->units[in->count++] = (weft_input_unit){.bytes = end - in->start,
+                                               .starts = in->starts,
+                                               .val = val,
+                                               .path = in->next - 1,
+                                               .line = in->line};
+    in->place += (int64_t)(end - in->start);
+    in->start = end;
+    return WEFT_OK;
+}
+
+/* Document n of JSON lines is held out when the share of n+1 documents is one more than of n. */
+static bool is_held_out(const weft_input *in, int64_t n) {
+    return floor((double)(n + 1) * in->o.val_share) > floor((double)n * in->o.val_share);
+}
+
+static weft_status cut_lines(weft_input *in) {
+    while (in->start < in->used) {
+        const char *from = in->buffer + in->seen;
+        const char *end = memchr(from, '\n', in->used - in->seen);
+        if (!end && !in->ended) {
+            in->seen = in->used;
+            return WEFT_OK;
+        }
+        size_t stop = end ? (size_t)(end - in->buffer) + 1 : in->used;
+        in->line++;
+        in->starts = true;
+        WEFT_TRY(add_unit(in, stop, is_held_out(in, in->documents++)));
+        in->seen = stop;
+    }
+    return WEFT_OK;
+}
+
+/* The first place from `at` on where a text may be cut; 0: none is seen. */
+static size_t find_cut(const weft_input *in, size_t at) {
+    const char *s = in->buffer;
+    for (; at < in->used; at++)
+        if ((s[at] == ' ' || s[at] == '\n') && s[at - 1] > ' ' && s[at - 1] < 0x7F) return at;
+    return in->ended ? in->used : 0;
+}
+
+/* The first line's start from `at` on; 0: none is seen. */
+static size_t find_line(const weft_input *in, size_t at) {
+    const char *end = at < in->used ? memchr(in->buffer + at, '\n', in->used - at) : NULL;
+    if (end) return (size_t)(end - in->buffer) + 1;
+    return in->ended ? in->used : 0;
+}
+
+static weft_status cut_text(weft_input *in) {
+    int64_t size = in->size >= 0 ? in->size : in->place + (int64_t)(in->used - in->start);
+    int64_t val_at = (int64_t)((double)size * (1 - in->o.val_share));
+    while (in->start < in->used) {
+        size_t left = in->used - in->start, end = in->used;
+        bool boundary = false;
+        if (!in->in_val && in->o.val_share > 0 && (in->hold || in->place + PART_BYTES >= val_at)) {
+            int64_t some = val_at - in->place;
+            end = find_line(in, in->start + (some > 0 ? (size_t)some : 0));
+            boundary = end > 0;
+        } else if (!in->hold && left > PART_BYTES) {
+            end = find_cut(in, in->start + PART_BYTES);
+        } else if (!in->ended) {
+            return WEFT_OK;
+        }
+        if (!end) return WEFT_OK;
+        WEFT_TRY(add_unit(in, end, in->in_val));
+        in->starts = boundary;
+        in->in_val = in->in_val || boundary;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit **units,
+                            int64_t *count) {
+    size_t left = in->used - in->start;
+    if (left) memmove(in->buffer, in->buffer + in->start, left);
+    in->seen -= in->seen < in->start ? in->seen : in->start;
+    in->start = 0;
+    in->used = left;
+    in->count = 0;
+    while (in->start < want && (in->file >= 0 || in->next < in->o.n_paths)) {
+        if (in->file < 0) WEFT_TRY(open_next(in));
+        if (!in->ended) WEFT_TRY(fill(in));
+        if (in->hold && !in->ended) continue;
+        WEFT_TRY(in->o.field ? cut_lines(in) : cut_text(in));
+        if (!in->ended || in->start < in->used) continue;
+        if (in->file > 0) close(in->file);
+        in->file = -1;
+    }
+    for (int64_t i = 0; i < in->count; i++)
+        in->units[i].text = in->buffer + in->at[i];
+    *units = in->units;
+    *count = in->count;
+    return WEFT_OK;
+}
+
+static weft_status take_field(const weft_input *in, const weft_input_unit *unit, json_t *line,
+                              char **keep, size_t *bytes) {
+    const char *path = in->o.paths[unit->path];
+    const json_t *value = json_object_get(line, in->o.field);
+    if (!json_is_string(value))
+        return weft_fail(WEFT_EINPUT, "%s, line %lld: has no text in a field \"%s\"", path,
+                         (long long)unit->line, in->o.field);
+    *bytes = json_string_length(value);
+    *keep = malloc(*bytes + 1);
+    if (!*keep) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line of it", path);
+    memcpy(*keep, json_string_value(value), *bytes);
+    return WEFT_OK;
+}
+
+weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, char **keep,
+                            const char **text, size_t *bytes) {
+    *keep = NULL;
+    *text = unit->text;
+    *bytes = unit->bytes;
+    if (!in->o.field) return WEFT_OK;
+    size_t blank = 0;
+    while (blank < unit->bytes && strchr(" \t\r\n", unit->text[blank]) && unit->text[blank])
+        blank++;
+    *bytes = 0;
+    if (blank == unit->bytes) return WEFT_OK;
+    json_error_t error;
+    json_t *line = json_loadb(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
+    if (!line)
+        return weft_fail(WEFT_EINPUT, "%s, line %lld: is no JSON: %.80s", in->o.paths[unit->path],
+                         (long long)unit->line, error.text);
+    weft_status status = take_field(in, unit, line, keep, bytes);
+    json_decref(line);
+    *text = *keep;
+    return status;
+}

@@ -1,0 +1,128 @@
+/* What the files of the tokenizer share: its tables, the steps that cut a text into pieces, and the
+ * functions that fill and use them. Nobody else includes this but the trainer (bpe_train.c). */
+#ifndef WEFT_DATA_TOKENIZER_INTERNAL_H
+#define WEFT_DATA_TOKENIZER_INTERNAL_H
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "data/tokenizer.h"
+
+#include <pcre2.h>
+
+enum {
+    TOKENIZER_STEPS_MAX = 8,       /* splits one after the other */
+    TOKENIZER_VOCAB_MAX = 1 << 24, /* named limit against numbers made to exhaust memory */
+    TOKENIZER_FILE_MAX = 256 * 1024 * 1024
+};
+
+/* Two tokens that become one. The one of least rank goes first. */
+typedef struct {
+    uint64_t pair; /* left << 32 | right */
+    int32_t rank;  /* -1: an empty slot */
+    int32_t made;
+} weft_merge;
+
+/* A token that is found in the text as it stands, before anything else is done with it. */
+typedef struct {
+    char *text;
+    int32_t bytes, id;
+    bool special; /* only on request */
+} weft_added;
+
+/* One way to cut a text into pieces. Without a pattern it is GPT-2's, which has a scanner of its
+ * own. */
+typedef struct {
+    pcre2_code *pattern;
+} weft_split_step;
+
+struct weft_tokenizer {
+    char *name;
+    bool bytes_only; /* token = byte; no table below is used but the vocabulary */
+
+    /* Vocabulary. Token i is pool[offset[i] .. + length[i]]; a length of 0 is a hole in the
+     * numbering. The index finds a token by its bytes. */
+    int64_t vocab, room;
+    int64_t *offset;
+    int32_t *length;
+    char *pool;
+    size_t pool_used, pool_room;
+    int32_t *index; /* -1: empty slot */
+    int64_t index_slots;
+    int32_t byte_token[256];
+
+    weft_merge *merges; /* hash table by pair */
+    int64_t merge_slots;
+    uint64_t *merge_list; /* pairs by rank */
+    int64_t n_merges;
+
+    weft_added *added;
+    int n_added;
+    bool added_starts[2][256]; /* first bytes: of those always found, and of all */
+    int32_t end;
+
+    weft_split_step steps[TOKENIZER_STEPS_MAX];
+    int n_steps;
+    bool whole_words; /* a piece that is a token is that token, whatever the merges say */
+
+    char *source; /* the tokenizer.json it was read from; saved as it is */
+    size_t source_bytes;
+};
+
+/* tokenizer.c: tables. */
+weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out);
+/* Gives a number its bytes. `indexed`: found by them too. A number in use, or bytes that another
+ * number has, is WEFT_EINPUT. */
+weft_status weft_tokenizer_add_token(weft_tokenizer *t, int64_t id, const char *bytes,
+                                     int64_t length, bool indexed);
+weft_status weft_tokenizer_add_special(weft_tokenizer *t, const char *text, int32_t id,
+                                       bool special);
+/* Room for n merges; then rank after rank. */
+weft_status weft_tokenizer_reserve_merges(weft_tokenizer *t, int64_t n);
+void weft_tokenizer_add_merge(weft_tokenizer *t, int32_t left, int32_t right, int32_t made);
+/* After the last token: every byte has one, and what ends a text is known. */
+weft_status weft_tokenizer_finish(weft_tokenizer *t);
+int32_t weft_tokenizer_find(const weft_tokenizer *t, const char *bytes, int64_t length);
+
+/* tokenizer_read.c: the files. */
+weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path);
+
+/* tokenizer_symbols.c: byte-level files write each byte as a printable character. */
+/* The character of a byte, and its order: GPT-2 numbers the bytes by it. */
+uint32_t weft_byte_symbol(uint8_t byte);
+uint8_t weft_symbol_order(int place);
+/* The bytes that `text` writes, to `out` (as long as text); -1 where a character stands for none. */
+int64_t weft_symbols_to_bytes(const char *text, size_t length, char *out);
+/* UTF-8 of the symbols of `bytes`: up to two a byte, and a zero. */
+void weft_bytes_to_symbols(const char *bytes, int64_t length, char *out);
+
+/* tokenizer_split.c: cutting. */
+/* Length of the valid UTF-8 that text begins with. */
+size_t weft_utf8_valid(const char *text, size_t bytes);
+/* Length of the bytes at the start that are no UTF-8. */
+size_t weft_utf8_invalid(const char *text, size_t bytes);
+/* Builds the table of GPT-2's scanner; once a process, later calls are free. */
+weft_status weft_gpt2_prepare(void);
+/* Length of the first piece of a valid text that is not empty, by GPT-2's pattern. */
+size_t weft_gpt2_piece(const char *text, size_t bytes);
+bool weft_pattern_is_gpt2(const char *pattern);
+/* Compiles a pattern as Hugging Face's library understands it. `where` for messages. */
+weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out);
+
+static inline uint64_t weft_hash_mix(uint64_t h) {
+    h ^= h >> 32;
+    h *= 0x9E3779B97F4A7C15ull;
+    return h ^ (h >> 29);
+}
+
+/* The merge of a pair; NULL if there is none. */
+static inline const weft_merge *weft_find_merge(const weft_tokenizer *t, int32_t left,
+                                                int32_t right) {
+    uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t mask = (uint64_t)t->merge_slots - 1;
+    for (uint64_t at = weft_hash_mix(pair) & mask;; at = (at + 1) & mask) {
+        const weft_merge *m = &t->merges[at];
+        if (m->rank < 0) return NULL;
+        if (m->pair == pair) return m;
+    }
+}
+
+#endif

@@ -1,0 +1,187 @@
+/* A Hugging Face tokenizer.json. It describes a pipeline: normalizer, splitting steps, model, added
+ * tokens. What is taken is byte-level BPE without a normalizer: then no byte of the text is lost,
+ * and decoding gives it back. All else is refused by its name, rather than read as something it is
+ * not. The post-processor, which puts tokens around a text, is not used: whoever encodes does
+ * that. */
+#include "data/tokenizer_json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out) {
+    json_error_t error;
+    *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!*out)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: line %d is no JSON: %.80s", t->name,
+                         error.line, error.text);
+    if (json_is_object(*out)) return WEFT_OK;
+    json_decref(*out);
+    *out = NULL;
+    return weft_fail(WEFT_EINPUT, "tokenizer %s: is no JSON object", t->name);
+}
+
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
+    return weft_fail(WEFT_EINPUT, "tokenizer %s: %s \"%.40s\" is not supported; byte-level BPE is",
+                     t->name, what, value);
+}
+
+static weft_status add_pattern(weft_tokenizer *t, const char *pattern) {
+    if (t->n_steps == TOKENIZER_STEPS_MAX)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: more than %d splitting steps", t->name,
+                         TOKENIZER_STEPS_MAX);
+    if (!pattern || weft_pattern_is_gpt2(pattern)) {
+        WEFT_TRY(weft_gpt2_prepare());
+        t->steps[t->n_steps++].pattern = NULL;
+        return WEFT_OK;
+    }
+    char where[256];
+    snprintf(where, sizeof where, "tokenizer %.200s", t->name);
+    WEFT_TRY(weft_split_compile(pattern, where, &t->steps[t->n_steps].pattern));
+    t->n_steps++;
+    return WEFT_OK;
+}
+
+/* A text to be found as it stands, as a pattern. */
+static weft_status add_literal(weft_tokenizer *t, const char *text) {
+    char *pattern = malloc(2 * strlen(text) + 1), *to = pattern;
+    if (!pattern) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    for (; *text; text++) {
+        if ((*text & 0x80) == 0 && strchr("\\^$.|?*+()[]{}&", *text)) *to++ = '\\';
+        *to++ = *text;
+    }
+    *to = 0;
+    weft_status status = add_pattern(t, pattern);
+    free(pattern);
+    return status;
+}
+
+/* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
+ * pattern does not match would go; such patterns match everything, and what they miss is kept. */
+static weft_status read_split(weft_tokenizer *t, const json_t *step) {
+    const char *behavior = text_of(step, "behavior");
+    bool invert = json_is_true(json_object_get(step, "invert"));
+    if (strcmp(behavior, "Isolated") != 0 && !(invert && strcmp(behavior, "Removed") == 0))
+        return refuse(t, "a Split with behavior", behavior);
+    const json_t *pattern = json_object_get(step, "pattern");
+    const char *regex = json_string_value(json_object_get(pattern, "Regex"));
+    const char *literal = json_string_value(json_object_get(pattern, "String"));
+    if (regex && *regex) return add_pattern(t, regex);
+    if (literal && *literal) return add_literal(t, literal);
+    return weft_fail(WEFT_EINPUT, "tokenizer %s: a Split has no pattern", t->name);
+}
+
+static weft_status read_byte_level(weft_tokenizer *t, const json_t *step, bool *byte_level) {
+    if (json_is_true(json_object_get(step, "add_prefix_space")))
+        return refuse(t, "ByteLevel with", "add_prefix_space");
+    *byte_level = true;
+    return json_is_false(json_object_get(step, "use_regex")) ? WEFT_OK : add_pattern(t, NULL);
+}
+
+static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
+    const char *type = text_of(step, "type");
+    if (*byte_level)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: a splitting step \"%.40s\" after ByteLevel",
+                         t->name, type);
+    if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, step, byte_level);
+    if (strcmp(type, "Split") == 0) return read_split(t, step);
+    if (strcmp(type, "Digits") == 0)
+        return add_pattern(t, json_is_true(json_object_get(step, "individual_digits")) ? "\\p{N}"
+                                                                                       : "\\p{N}+");
+    return refuse(t, "the pre_tokenizer", type);
+}
+
+static weft_status read_steps(weft_tokenizer *t, const json_t *root) {
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
+    bool byte_level = false;
+    if (strcmp(text_of(pre, "type"), "Sequence") == 0) {
+        const json_t *list = json_object_get(pre, "pretokenizers");
+        for (size_t i = 0; i < json_array_size(list); i++)
+            WEFT_TRY(read_step(t, json_array_get(list, i), &byte_level));
+    } else if (json_is_object(pre)) {
+        WEFT_TRY(read_step(t, pre, &byte_level));
+    }
+    if (byte_level) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "tokenizer %s: has no ByteLevel pre_tokenizer; byte-level BPE is "
+                     "what is supported",
+                     t->name);
+}
+
+static bool is_set(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (json_is_string(value)) return *json_string_value(value);
+    if (json_is_number(value)) return json_number_value(value) != 0;
+    return json_is_true(value);
+}
+
+static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
+    const char *left = json_string_value(json_array_get(merge, 0));
+    const char *right = json_string_value(json_array_get(merge, 1)), *text;
+    if (json_array_size(merge) == 2 && left && right)
+        return weft_merge_from_text(t, left, strlen(left), right, strlen(right));
+    text = json_string_value(merge);
+    const char *space = text ? strchr(text, ' ') : NULL;
+    if (!space)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two tokens", t->name,
+                         (long long)t->n_merges + 1);
+    return weft_merge_from_text(t, text, (size_t)(space - text), space + 1, strlen(space + 1));
+}
+
+static weft_status read_model(weft_tokenizer *t, const json_t *model) {
+    static const char *const others[] = {"dropout", "continuing_subword_prefix",
+                                         "end_of_word_suffix", "byte_fallback"};
+    const char *type = text_of(model, "type");
+    const json_t *vocab = json_object_get(model, "vocab"),
+                 *merges = json_object_get(model, "merges");
+    if (*type && strcmp(type, "BPE") != 0) return refuse(t, "the model", type);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (is_set(model, others[i])) return refuse(t, "a model with", others[i]);
+    if (!json_is_object(vocab) || !json_is_array(merges))
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: its model has no vocab or no merges", t->name);
+    t->whole_words = is_set(model, "ignore_merges");
+    WEFT_TRY(weft_vocab_from_json(t, vocab));
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, (int64_t)json_array_size(merges)));
+    for (size_t i = 0; i < json_array_size(merges); i++)
+        WEFT_TRY(read_merge(t, json_array_get(merges, i)));
+    return WEFT_OK;
+}
+
+static weft_status read_added(weft_tokenizer *t, const json_t *token) {
+    static const char *const others[] = {"single_word", "lstrip", "rstrip"};
+    const char *text = text_of(token, "content");
+    const json_t *number = json_object_get(token, "id");
+    if (!*text || !json_is_integer(number))
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: an added token has no content or no id",
+                         t->name);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (is_set(token, others[i])) return refuse(t, "an added token with", others[i]);
+    int64_t id = json_integer_value(number);
+    int32_t bytes = 0;
+    const char *known =
+        id >= 0 && id < t->vocab ? weft_tokenizer_token(t, (int32_t)id, &bytes) : NULL;
+    if (!known)
+        WEFT_TRY(weft_tokenizer_add_token(t, id, text, (int64_t)strlen(text), false));
+    else if ((size_t)bytes != strlen(text) || memcmp(known, text, (size_t)bytes) != 0)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: the number %lld is given to two tokens",
+                         t->name, (long long)id);
+    return weft_tokenizer_add_special(t, text, (int32_t)id, is_set(token, "special"));
+}
+
+weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root) {
+    const json_t *normalizer = json_object_get(root, "normalizer");
+    const json_t *added = json_object_get(root, "added_tokens");
+    bool nothing = strcmp(text_of(normalizer, "type"), "Sequence") == 0 &&
+                   json_array_size(json_object_get(normalizer, "normalizers")) == 0;
+    if (json_is_object(normalizer) && !nothing)
+        return refuse(t, "the normalizer", text_of(normalizer, "type"));
+    WEFT_TRY(read_model(t, json_object_get(root, "model")));
+    WEFT_TRY(read_steps(t, root));
+    for (size_t i = 0; i < json_array_size(added); i++)
+        WEFT_TRY(read_added(t, json_array_get(added, i)));
+    return weft_tokenizer_finish(t);
+}

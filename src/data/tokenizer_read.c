@@ -1,0 +1,241 @@
+/* The files a tokenizer is read from: which ones a name means, and GPT-2's pair of them.
+ *
+ * vocab.bpe is a line a merge, "left right", best first; encoder.json gives every token its number.
+ * A Hugging Face tokenizer.json (tokenizer_json.c) holds both and how to split. Whatever is in a
+ * file is checked before it is used: numbers twice, merges of tokens that do not exist, bytes
+ * without a token. */
+#include "data/tokenizer_json.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char END_OF_TEXT[] = "<|endoftext|>";
+
+static weft_status read_file(const char *path, char **text, size_t *bytes) {
+    struct stat is;
+    FILE *file = fopen(path, "rb");
+    *text = NULL;
+    if (!file || fstat(fileno(file), &is) != 0) {
+        weft_status status = weft_fail(errno == ENOENT ? WEFT_EINPUT : WEFT_EIO,
+                                       "tokenizer %s: cannot be read: %s", path, strerror(errno));
+        if (file) fclose(file);
+        return status;
+    }
+    weft_status status = WEFT_OK;
+    if (!S_ISREG(is.st_mode))
+        status = weft_fail(WEFT_EINPUT, "tokenizer %s: is no file", path);
+    else if (is.st_size > TOKENIZER_FILE_MAX)
+        status = weft_fail(WEFT_EINPUT, "tokenizer %s: %lld bytes are too many for a tokenizer",
+                           path, (long long)is.st_size);
+    else if (!(*text = malloc((size_t)is.st_size + 1)))
+        status = weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory to read it", path);
+    if (*text) {
+        *bytes = fread(*text, 1, (size_t)is.st_size, file);
+        (*text)[*bytes] = 0;
+        if (ferror(file)) status = weft_fail(WEFT_EIO, "tokenizer %s: cannot be read", path);
+    }
+    fclose(file);
+    if (status != WEFT_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    return status;
+}
+
+weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)vocab, key, value) {
+        size_t length = strlen(key);
+        if (!json_is_integer(value))
+            return weft_fail(WEFT_EINPUT,
+                             "tokenizer %s: the number of token \"%.40s\" is no number", t->name,
+                             key);
+        char *bytes = malloc(length + 1);
+        if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+        int64_t n = weft_symbols_to_bytes(key, length, bytes);
+        /* A name with characters that stand for no byte means itself. */
+        weft_status status = weft_tokenizer_add_token(
+            t, json_integer_value(value), n < 0 ? key : bytes, n < 0 ? (int64_t)length : n, n >= 0);
+        free(bytes);
+        if (status != WEFT_OK) return status;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
+                                 const char *right, size_t right_length) {
+    long long number = (long long)t->n_merges + 1;
+    char *bytes = malloc(left_length + right_length + 1);
+    if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    int64_t l = weft_symbols_to_bytes(left, left_length, bytes), r = -1;
+    if (l > 0) r = weft_symbols_to_bytes(right, right_length, bytes + l);
+    int32_t a = -1, b = -1, made = -1;
+    if (r > 0) {
+        a = weft_tokenizer_find(t, bytes, l);
+        b = weft_tokenizer_find(t, bytes + l, r);
+        made = weft_tokenizer_find(t, bytes, l + r);
+    }
+    free(bytes);
+    if (l <= 0 || r <= 0)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two byte-level tokens",
+                         t->name, number);
+    if (a < 0 || b < 0 || made < 0)
+        return weft_fail(WEFT_EINPUT,
+                         "tokenizer %s: merge %lld has or makes a token that is not in the "
+                         "vocabulary",
+                         t->name, number);
+    weft_tokenizer_add_merge(t, a, b, made);
+    return WEFT_OK;
+}
+
+/* Calls for each line of merges: with `vocab`, as GPT-2 numbers them, the token it makes is added
+ * first. */
+static weft_status read_merge_line(weft_tokenizer *t, const char *line, size_t length,
+                                   bool numbering) {
+    const char *space = memchr(line, ' ', length);
+    if (!space)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two tokens and a space",
+                         t->name, (long long)t->n_merges + 1);
+    size_t l = (size_t)(space - line), r = length - l - 1;
+    if (numbering) {
+        char *bytes = malloc(length);
+        if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+        int64_t a = weft_symbols_to_bytes(line, l, bytes), b = -1;
+        if (a > 0) b = weft_symbols_to_bytes(space + 1, r, bytes + a);
+        weft_status status =
+            b > 0 ? weft_tokenizer_add_token(t, t->vocab, bytes, a + b, true) : WEFT_OK;
+        free(bytes);
+        WEFT_TRY(status);
+    }
+    return weft_merge_from_text(t, line, l, space + 1, r);
+}
+
+static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes, bool numbering) {
+    int64_t lines = 0;
+    for (size_t i = 0; i < bytes; i++)
+        lines += text[i] == '\n';
+    WEFT_TRY(weft_tokenizer_reserve_merges(t, lines + 1));
+    for (size_t at = 0; at < bytes;) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        size_t length = end ? (size_t)(end - (text + at)) : bytes - at, next = at + length + 1;
+        if (length && text[at + length - 1] == '\r') length--;
+        bool head = at == 0 && length >= 8 && memcmp(text, "#version", 8) == 0;
+        if (length && !head) WEFT_TRY(read_merge_line(t, text + at, length, numbering));
+        at = next;
+    }
+    return WEFT_OK;
+}
+
+/* GPT-2's own numbers: the bytes in the order of their symbols, the merges, the end of text. */
+static weft_status number_bytes(weft_tokenizer *t) {
+    for (int i = 0; i < 256; i++) {
+        char byte = (char)weft_symbol_order(i);
+        WEFT_TRY(weft_tokenizer_add_token(t, i, &byte, 1, true));
+    }
+    return WEFT_OK;
+}
+
+static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char *merges,
+                             size_t merges_bytes) {
+    if (encoder) {
+        json_t *vocab;
+        WEFT_TRY(weft_json_parse(t, encoder, strlen(encoder), &vocab));
+        weft_status status = weft_vocab_from_json(t, vocab);
+        json_decref(vocab);
+        WEFT_TRY(status);
+    } else {
+        WEFT_TRY(number_bytes(t));
+    }
+    WEFT_TRY(read_merges(t, merges, merges_bytes, !encoder));
+    int32_t end = weft_tokenizer_find(t, END_OF_TEXT, sizeof END_OF_TEXT - 1);
+    if (end < 0) {
+        end = (int32_t)t->vocab;
+        WEFT_TRY(weft_tokenizer_add_token(t, end, END_OF_TEXT, sizeof END_OF_TEXT - 1, true));
+    }
+    WEFT_TRY(weft_tokenizer_add_special(t, END_OF_TEXT, end, true));
+    WEFT_TRY(weft_gpt2_prepare());
+    t->n_steps = 1;
+    return weft_tokenizer_finish(t);
+}
+
+static bool is_file(const char *path) {
+    struct stat is;
+    return stat(path, &is) == 0 && S_ISREG(is.st_mode);
+}
+
+/* DIR/NAME, if there is such a file. */
+static bool find_in(const char *dir, const char *name, char path[PATH_MAX]) {
+    return snprintf(path, PATH_MAX, "%s/%s", dir, name) < PATH_MAX && is_file(path);
+}
+
+static weft_status read_pair(weft_tokenizer *t, const char *encoder_path, const char *merges_path) {
+    char *encoder = NULL, *merges = NULL;
+    size_t bytes = 0;
+    weft_status status = WEFT_OK;
+    if (*encoder_path) status = read_file(encoder_path, &encoder, &bytes);
+    if (status == WEFT_OK) status = read_file(merges_path, &merges, &bytes);
+    if (status == WEFT_OK) status = read_gpt2(t, encoder, merges, bytes);
+    free(encoder);
+    free(merges);
+    return status;
+}
+
+static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {
+    WEFT_TRY(read_file(path, &t->source, &t->source_bytes));
+    json_t *root;
+    WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
+    /* An encoder.json is tokens and numbers and nothing else. */
+    *flat = !json_is_object(json_object_get(root, "model"));
+    weft_status status = *flat ? WEFT_OK : weft_tokenizer_from_json(t, root);
+    json_decref(root);
+    if (*flat) {
+        free(t->source);
+        t->source = NULL;
+    }
+    return status;
+}
+
+static weft_status read_folder(weft_tokenizer *t, const char *dir) {
+    char vocab[PATH_MAX], merges[PATH_MAX];
+    bool flat = false;
+    if (find_in(dir, "tokenizer.json", vocab)) {
+        WEFT_TRY(read_json_file(t, vocab, &flat));
+        if (!flat) return WEFT_OK;
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: has no \"model\"", vocab);
+    }
+    if (!find_in(dir, "vocab.bpe", merges) && !find_in(dir, "merges.txt", merges))
+        return weft_fail(WEFT_EINPUT,
+                         "tokenizer %s: the folder has no tokenizer.json, vocab.bpe or merges.txt",
+                         dir);
+    if (!find_in(dir, "encoder.json", vocab) && !find_in(dir, "vocab.json", vocab)) *vocab = 0;
+    return read_pair(t, vocab, merges);
+}
+
+weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
+    struct stat is;
+    if (stat(path, &is) != 0)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: %s; it is 'bytes', a file or a folder", path,
+                         strerror(errno));
+    if (S_ISDIR(is.st_mode)) return read_folder(t, path);
+    const char *slash = strrchr(path, '/');
+    char dir[PATH_MAX], beside[PATH_MAX];
+    snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    size_t length = strlen(path);
+    if (length < 5 || strcmp(path + length - 5, ".json") != 0) {
+        if (!find_in(dir, "encoder.json", beside) && !find_in(dir, "vocab.json", beside))
+            *beside = 0;
+        return read_pair(t, beside, path);
+    }
+    bool flat = false;
+    WEFT_TRY(read_json_file(t, path, &flat));
+    if (!flat) return WEFT_OK;
+    if (find_in(dir, "vocab.bpe", beside) || find_in(dir, "merges.txt", beside))
+        return read_pair(t, path, beside);
+    return weft_fail(WEFT_EINPUT,
+                     "tokenizer %s: has no \"model\", and there is no vocab.bpe beside it", path);
+}

@@ -1,0 +1,306 @@
+/* Cutting a text into the pieces within which tokens are merged.
+ *
+ * GPT-2's pattern
+ *
+ *     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ *
+ * has a scanner of its own here: one look at each character's kind (letter, number, space, other)
+ * in a table that PCRE2 fills once a process, so the Unicode version is PCRE2's. Other patterns are
+ * run by PCRE2, translated first where its dialect differs from the one they are written in: there
+ * \s is Unicode's White_Space, without U+180E which PCRE2 adds, and \w has marks and connectors. */
+#include "data/tokenizer_internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KIND_OTHER, KIND_LETTER, KIND_NUMBER, KIND_SPACE };
+enum { CODE_POINTS = 0x110000 };
+
+static uint8_t kinds[CODE_POINTS];
+static bool kinds_ready;
+
+/* White_Space, as a character class has it. */
+#define SPACES                                                                                     \
+    "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"       \
+    "\\x{3000}"
+#define NO_SPACES                                                                                  \
+    "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"      \
+    "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}"                 \
+    "\\x{3001}-\\x{10ffff}"
+#define WORD "\\p{L}\\p{M}\\p{N}\\p{Pc}"
+
+/* Bytes of the character that starts with this byte, in valid UTF-8. */
+static inline size_t char_bytes(uint8_t first) {
+    return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+}
+
+static inline uint32_t char_at(const uint8_t *s) {
+    if (s[0] < 0x80) return s[0];
+    if (s[0] < 0xE0) return (uint32_t)(s[0] & 0x1F) << 6 | (s[1] & 0x3F);
+    if (s[0] < 0xF0)
+        return (uint32_t)(s[0] & 0x0F) << 12 | (uint32_t)(s[1] & 0x3F) << 6 | (s[2] & 0x3F);
+    return (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3F) << 12 |
+           (uint32_t)(s[2] & 0x3F) << 6 | (s[3] & 0x3F);
+}
+
+static size_t put_char(uint32_t c, uint8_t *out) {
+    if (c < 0x80) {
+        out[0] = (uint8_t)c;
+        return 1;
+    }
+    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const uint8_t heads[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n - 1; i > 0; i--, c >>= 6)
+        out[i] = (uint8_t)(0x80 | (c & 0x3F));
+    out[0] = (uint8_t)(heads[n] | c);
+    return n;
+}
+
+/* Marks the characters of `text`, every one in order, that a pattern X+ finds. */
+static bool mark_kind(const uint8_t *text, size_t bytes, const char *pattern, uint8_t kind) {
+    int error;
+    PCRE2_SIZE at = 0;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+                                     PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+    if (!code) return false;
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    int found = match ? 1 : 0;
+    for (at = 0; found > 0;) {
+        found = pcre2_match(code, text, bytes, at, PCRE2_NO_UTF_CHECK, match, NULL);
+        if (found <= 0) break;
+        const PCRE2_SIZE *span = pcre2_get_ovector_pointer(match);
+        for (at = span[0]; at < span[1]; at += char_bytes(text[at]))
+            kinds[char_at(text + at)] = kind;
+    }
+    bool done = match && found == PCRE2_ERROR_NOMATCH;
+    pcre2_match_data_free(match);
+    pcre2_code_free(code);
+    return done;
+}
+
+static void build_kinds(void) {
+    uint8_t *text = malloc((size_t)CODE_POINTS * 4);
+    size_t bytes = 0;
+    if (!text) return;
+    for (uint32_t c = 0; c < CODE_POINTS; c++)
+        if (c < 0xD800 || c > 0xDFFF) bytes += put_char(c, text + bytes);
+    kinds_ready = mark_kind(text, bytes, "\\p{L}+", KIND_LETTER) &&
+                  mark_kind(text, bytes, "\\p{N}+", KIND_NUMBER) &&
+                  mark_kind(text, bytes, "[" SPACES "]+", KIND_SPACE);
+    free(text);
+}
+
+weft_status weft_gpt2_prepare(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, build_kinds);
+    if (!kinds_ready)
+        return weft_fail(WEFT_EMISSING, "tokenizer: PCRE2 at hand has no Unicode properties, or "
+                                        "there is no memory for them");
+    return WEFT_OK;
+}
+
+/* Where the run of that kind which may start at `at` ends. */
+static inline size_t run_end(const uint8_t *s, size_t at, size_t n, uint8_t kind) {
+    while (at < n) {
+        if (s[at] < 0x80) {
+            if (kinds[s[at]] != kind) break;
+            at++;
+        } else {
+            if (kinds[char_at(s + at)] != kind) break;
+            at += char_bytes(s[at]);
+        }
+    }
+    return at;
+}
+
+/* 's 't 'm 'd 're 've 'll: how long; 0: none of them. */
+static inline size_t contraction(const uint8_t *s, size_t n) {
+    if (n < 2) return 0;
+    switch (s[1]) {
+    case 's':
+    case 't':
+    case 'm':
+    case 'd':
+        return 2;
+    case 'r':
+    case 'v':
+        return n > 2 && s[2] == 'e' ? 3 : 0;
+    case 'l':
+        return n > 2 && s[2] == 'l' ? 3 : 0;
+    default:
+        return 0;
+    }
+}
+
+/* A run of spaces, up to the end or all but the last of them: that one is left to what follows. */
+static size_t space_piece(const uint8_t *s, size_t n) {
+    size_t end = run_end(s, 0, n, KIND_SPACE);
+    if (end == n) return end;
+    size_t last = end - 1;
+    while ((s[last] & 0xC0) == 0x80)
+        last--;
+    return last > 0 ? last : end;
+}
+
+size_t weft_gpt2_piece(const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text;
+    if (s[0] == '\'') {
+        size_t length = contraction(s, bytes);
+        if (length) return length;
+    }
+    size_t start = s[0] == ' ' && bytes > 1;
+    uint8_t kind = kinds[char_at(s + start)];
+    if (kind != KIND_SPACE) return run_end(s, start + char_bytes(s[start]), bytes, kind);
+    return space_piece(s, bytes);
+}
+
+bool weft_pattern_is_gpt2(const char *pattern) {
+    return strcmp(pattern, "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
+                           "\\s+(?!\\S)|\\s+") == 0 ||
+           strcmp(pattern, "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
+                           "\\s+(?!\\S)|\\s+") == 0;
+}
+
+/* Length of the valid character at s; 0 if there is none. */
+static size_t valid_char(const uint8_t *s, size_t n) {
+    if (s[0] < 0x80) return 1;
+    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
+    size_t length = char_bytes(s[0]);
+    if (length > n) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    uint32_t c = char_at(s);
+    if (length == 3 && (c < 0x800 || (c >= 0xD800 && c <= 0xDFFF))) return 0;
+    if (length == 4 && (c < 0x10000 || c >= CODE_POINTS)) return 0;
+    return length;
+}
+
+size_t weft_utf8_valid(const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text;
+    size_t at = 0;
+    while (at < bytes) {
+        uint64_t eight;
+        if (at + 8 <= bytes) {
+            memcpy(&eight, s + at, 8);
+            if (!(eight & 0x8080808080808080ull)) {
+                at += 8;
+                continue;
+            }
+        }
+        size_t length = valid_char(s + at, bytes - at);
+        if (!length) break;
+        at += length;
+    }
+    return at;
+}
+
+size_t weft_utf8_invalid(const char *text, size_t bytes) {
+    size_t at = 0;
+    while (at < bytes && !valid_char((const uint8_t *)text + at, bytes - at))
+        at++;
+    return at;
+}
+
+typedef struct {
+    char *text;
+    size_t used;
+} pattern_text;
+
+static void put(pattern_text *p, const char *words) {
+    size_t n = strlen(words);
+    memcpy(p->text + p->used, words, n);
+    p->used += n;
+}
+
+/* The escape \c in PCRE2's words; false where they have none. */
+static bool translate_escape(pattern_text *p, char c, bool in_class) {
+    const char *open = in_class ? "" : "[", *close = in_class ? "" : "]";
+    switch (c) {
+    case 's':
+    case 'S':
+    case 'w':
+        put(p, open);
+        put(p, c == 's' ? SPACES : c == 'S' ? NO_SPACES : WORD);
+        put(p, close);
+        return true;
+    case 'W':
+        if (!in_class) put(p, "[^" WORD "]");
+        return !in_class;
+    case 'b':
+    case 'B':
+    case 'h':
+    case 'H':
+        return false; /* another meaning there */
+    default:
+        p->text[p->used++] = '\\';
+        p->text[p->used++] = c;
+        return true;
+    }
+}
+
+/* NULL: translated; otherwise what it has that PCRE2 takes for something else. */
+static const char *translate(const char *s, pattern_text *p) {
+    bool in_class = false;
+    size_t opened = 0;
+    for (size_t i = 0; s[i]; i++) {
+        if (s[i] == '\\' && s[i + 1]) {
+            if (!translate_escape(p, s[++i], in_class)) return "an escape \\b, \\h or [\\W]";
+            continue;
+        }
+        if (!in_class && s[i] == '[') {
+            in_class = true;
+            opened = i + (s[i + 1] == '^');
+        } else if (in_class && s[i] == '[' && s[i + 1] != ':') {
+            return "a class within a class";
+        } else if (in_class && s[i] == '&' && s[i + 1] == '&') {
+            return "an intersection of classes";
+        } else if (in_class && s[i] == '[') { /* [:alpha:] goes through whole */
+            const char *end = strstr(s + i, ":]");
+            if (!end) return "an open class";
+            while (s + i < end + 1)
+                p->text[p->used++] = s[i++];
+        } else if (in_class && s[i] == ']' && i > opened + 1) {
+            in_class = false;
+        }
+        p->text[p->used++] = s[i];
+    }
+    p->text[p->used] = 0;
+    return NULL;
+}
+
+static weft_status compile_text(const char *text, const char *where, pcre2_code **out) {
+    int error = 0;
+    PCRE2_SIZE at = 0;
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    if (!context) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    /* There, ^ and $ are at every line. */
+    *out = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
+                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
+                         &at, context);
+    pcre2_compile_context_free(context);
+    if (!*out) {
+        PCRE2_UCHAR why[128];
+        pcre2_get_error_message(error, why, sizeof why);
+        return weft_fail(WEFT_EINPUT, "%s: the pattern cannot be used: %s", where, (char *)why);
+    }
+    pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
+    return WEFT_OK;
+}
+
+weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out) {
+    *out = NULL;
+    /* An escape of two letters becomes this much at most. */
+    pattern_text p = {malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1),
+                      0};
+    if (!p.text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
+    const char *refused = translate(pattern, &p);
+    weft_status status =
+        refused ? weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where,
+                            refused)
+                : compile_text(p.text, where, out);
+    free(p.text);
+    return status;
+}

@@ -1,0 +1,242 @@
+/* Adding gradients as a binary counter adds ones: the i-th micro-batch is pushed on a stack of
+ * partial sums, and as long as the two on top stand for equally many, the upper one is added to the
+ * one below. An odd micro-batch is added to its left neighbour right where the session left it, so
+ * the stack has no level of its own for it. Every addition is element by element, hence equal for
+ * any number of threads. */
+#include "train/gradients.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 1 << 14, LEVELS = 40 };
+
+/* A stretch of one weight's gradient: one task. */
+typedef struct {
+    int64_t weight, first, count;
+} chunk;
+
+struct weft_gradients {
+    weft_optimizer *optimizer;
+    weft_pool *pool;
+    int64_t n, count, taken; /* weights; micro-batches of a batch, and how many were taken */
+    weft_gradient *from;     /* [n]: the session's; data NULL: zeros */
+    weft_dtype dtype;        /* of the sums */
+    const weft_weight *weights;
+    chunk *chunks;
+    int64_t n_chunks;
+    unsigned char *levels[LEVELS]; /* partial sums; levels[0] stands for the optimizer's buffers */
+    int64_t *offsets;              /* [n]: where a weight begins in a level */
+    int depth;                     /* sums on the stack */
+};
+
+static int64_t align_up(int64_t bytes) {
+    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
+}
+
+static int count_ones(int64_t value) {
+    int ones = 0;
+    for (; value; value &= value - 1)
+        ones++;
+    return ones;
+}
+
+/* The most sums that are on the stack at once: an even i is pushed on one for each of its ones. */
+static int deepest(int64_t count) {
+    int most = 1;
+    for (int64_t i = 0; i < count; i += 2)
+        if (count_ones(i) + 1 > most) most = count_ones(i) + 1;
+    return most;
+}
+
+static weft_status list_chunks(weft_gradients *g) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < g->n; i++)
+        n += (g->weights[i].count + CHUNK - 1) / CHUNK;
+    g->chunks = calloc((size_t)n + 1, sizeof *g->chunks);
+    if (!g->chunks) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t i = 0; i < g->n; i++) {
+        for (int64_t at = 0; at < g->weights[i].count; at += CHUNK) {
+            int64_t left = g->weights[i].count - at;
+            g->chunks[g->n_chunks++] = (chunk){i, at, left < CHUNK ? left : CHUNK};
+        }
+    }
+    return WEFT_OK;
+}
+
+static weft_status allocate_levels(weft_gradients *g) {
+    int64_t bytes = 0, size = (int64_t)weft_dtype_size(g->dtype);
+    int depth = deepest(g->count);
+    g->offsets = calloc((size_t)g->n, sizeof *g->offsets);
+    if (!g->offsets) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t i = 0; i < g->n; i++) {
+        g->offsets[i] = bytes;
+        bytes += align_up(g->weights[i].count * size);
+    }
+    for (int i = 1; i < depth; i++) {
+        g->levels[i] = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
+        if (!g->levels[i])
+            return weft_fail(WEFT_ENOMEM,
+                             "gradients: no memory for %d sums of %lld bytes; a larger MICRO_BATCH "
+                             "needs fewer",
+                             depth, (long long)bytes);
+    }
+    return WEFT_OK;
+}
+
+static void find_sources(weft_gradients *g, const weft_session *s) {
+    for (int64_t i = 0; i < g->n; i++) {
+        const weft_tensor *t = weft_graph_find(s->graph.graph, g->weights[i].name);
+        if (t && t->grad) g->from[i] = (weft_gradient){t->grad->dtype, weft_data(s->exec, t->grad)};
+    }
+}
+
+weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
+                                  int64_t count, weft_gradients **out) {
+    *out = NULL;
+    weft_gradients *g = calloc(1, sizeof *g);
+    if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    const weft_model *m = weft_optimizer_model(o);
+    g->optimizer = o;
+    g->pool = pool;
+    g->n = m->n_weights;
+    g->count = count;
+    g->weights = m->weights;
+    g->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+    g->from = calloc((size_t)g->n, sizeof *g->from);
+    weft_status status = g->from ? WEFT_OK : weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (status == WEFT_OK) {
+        find_sources(g, s);
+        status = list_chunks(g);
+    }
+    if (status == WEFT_OK && count > 1) status = allocate_levels(g);
+    if (status == WEFT_OK)
+        status = count > 1 ? weft_optimizer_bind_own(o) : weft_optimizer_bind(o, g->from);
+    if (status != WEFT_OK) {
+        weft_gradients_destroy(g);
+        return status;
+    }
+    *out = g;
+    return WEFT_OK;
+}
+
+void weft_gradients_destroy(weft_gradients *g) {
+    if (!g) return;
+    for (int i = 1; i < LEVELS; i++)
+        free(g->levels[i]);
+    free(g->offsets);
+    free(g->chunks);
+    free(g->from);
+    free(g);
+}
+
+void weft_gradients_restart(weft_gradients *g) {
+    g->taken = 0;
+    g->depth = 0;
+}
+
+static void *level_data(const weft_gradients *g, int level, int64_t weight) {
+    return level == 0 ? weft_optimizer_gradient(g->optimizer, weight)
+                      : g->levels[level] + g->offsets[weight];
+}
+
+/* to[i] = (add ? to[i] : 0) + from[i]. */
+static void add_f64(double *to, const double *from, int64_t n, bool add) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = add ? to[i] + from[i] : from[i];
+}
+
+static void add_f32(float *to, const float *from, int64_t n, bool add) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = add ? to[i] + from[i] : from[i];
+}
+
+static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
+}
+
+/* One addition of the tree: into a level, from the session (-1) or from the level above it. */
+typedef struct {
+    const weft_gradients *g;
+    int to, from;
+    bool add;
+    double factor; /* of the finished mean */
+} addition;
+
+static void add_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const addition *a = context;
+    const weft_gradients *g = a->g;
+    const chunk *c = &g->chunks[task];
+    weft_gradient from = a->from < 0 ? g->from[c->weight]
+                                     : (weft_gradient){g->dtype, level_data(g, a->from, c->weight)};
+    void *to = level_data(g, a->to, c->weight);
+    if (!from.data) {
+        size_t size = weft_dtype_size(g->dtype);
+        if (!a->add) memset((char *)to + (size_t)c->first * size, 0, (size_t)c->count * size);
+    } else if (g->dtype == WEFT_F64) {
+        add_f64((double *)to + c->first, (const double *)from.data + c->first, c->count, a->add);
+    } else if (from.dtype == WEFT_BF16) {
+        add_bf16((float *)to + c->first, (const uint16_t *)from.data + c->first, c->count, a->add);
+    } else {
+        add_f32((float *)to + c->first, (const float *)from.data + c->first, c->count, a->add);
+    }
+}
+
+static void scale_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const addition *a = context;
+    const chunk *c = &a->g->chunks[task];
+    void *to = level_data(a->g, 0, c->weight);
+    for (int64_t i = c->first; i < c->first + c->count; i++) {
+        if (a->g->dtype == WEFT_F64)
+            ((double *)to)[i] *= a->factor;
+        else
+            ((float *)to)[i] *= (float)a->factor;
+    }
+}
+
+static void run(weft_gradients *g, int to, int from, bool add) {
+    addition a = {.g = g, .to = to, .from = from, .add = add};
+    weft_pool_run(g->pool, g->n_chunks, add_chunk, &a);
+}
+
+/* Adds the sum on top to the one below it. */
+static void merge_top(weft_gradients *g) {
+    run(g, g->depth - 2, g->depth - 1, true);
+    g->depth--;
+}
+
+void weft_gradients_add(weft_gradients *g) {
+    if (g->count == 1) return;
+    int64_t i = g->taken++;
+    if (i % 2 == 0)
+        run(g, g->depth++, -1, false);
+    else
+        run(g, g->depth - 1, -1, true);
+    /* The pair that an odd i closes may close a pair of pairs, and so on up. */
+    for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
+        merge_top(g);
+    if (g->taken < g->count) return;
+    while (g->depth > 1)
+        merge_top(g);
+    addition mean = {.g = g, .factor = 1.0 / (double)g->count};
+    weft_pool_run(g->pool, g->n_chunks, scale_chunk, &mean);
+    weft_gradients_restart(g);
+}
+
+const char *weft_gradients_find_bad(const weft_gradients *g) {
+    for (int64_t w = 0; w < g->n; w++) {
+        weft_gradient from =
+            g->count == 1 ? g->from[w] : (weft_gradient){g->dtype, level_data(g, 0, w)};
+        for (int64_t i = 0; from.data && i < g->weights[w].count; i++) {
+            double value = from.dtype == WEFT_F64 ? ((const double *)from.data)[i]
+                           : from.dtype == WEFT_BF16
+                               ? (double)weft_bf16_to_float(((const uint16_t *)from.data)[i])
+                               : (double)((const float *)from.data)[i];
+            if (!isfinite(value)) return g->weights[w].name;
+        }
+    }
+    return NULL;
+}

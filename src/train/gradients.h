@@ -1,0 +1,32 @@
+/* The gradient of a whole batch: the mean over its micro-batches, added in a binary tree.
+ *
+ * The tree is fixed by the micro-batches' index alone: neighbours 2k and 2k+1 are added, then
+ * neighbouring pairs, and so on; what is left over where their number is no power of two is added
+ * from the right. So whoever holds an aligned power of two of them (another process, a GPU) makes a
+ * node of the same tree, and the bits do not depend on who added what. Only one buffer a level of
+ * the tree is alive, log2 of their number. */
+#ifndef WEFT_TRAIN_GRADIENTS_H
+#define WEFT_TRAIN_GRADIENTS_H
+
+#include "train/optimizer.h"
+
+typedef struct weft_gradients weft_gradients;
+
+/* For `count` micro-batches of that session, which was opened with gradients, summed into the
+ * optimizer's own buffers. With one micro-batch nothing is copied: the optimizer reads the
+ * session's. Binds the optimizer. */
+weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
+                                  int64_t count, weft_gradients **out);
+void weft_gradients_destroy(weft_gradients *g);
+
+/* Takes what the session's last run left as the next micro-batch's gradient; after `count` of them
+ * the optimizer's buffers hold the mean, and the next call begins anew. Allocates nothing. */
+void weft_gradients_add(weft_gradients *g);
+/* Forgets the micro-batches taken so far. */
+void weft_gradients_restart(weft_gradients *g);
+
+/* The name of the first weight with a gradient that is not finite, after `count` micro-batches;
+ * NULL: all are. */
+const char *weft_gradients_find_bad(const weft_gradients *g);
+
+#endif

@@ -1,0 +1,396 @@
+/* The loop: step, evaluate, report, save. In this order, so that what a checkpoint says of the best
+ * loss is true of the step it was made at, and a resumed run finds nothing left to do for it. */
+#include "train/loop.h"
+
+#include "core/log.h"
+#include "core/progress.h"
+#include "data/prefetch.h"
+#include "model/account.h"
+#include "train/checkpoint.h"
+#include "train/gradients.h"
+#include "train/metrics.h"
+#include "train/schedule.h"
+#include "train/stop.h"
+#include "train/validation.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { AHEAD = 3, NOTE_ROOM = 160, PATH_ROOM = 4096 };
+
+typedef struct {
+    const weft_config *config;
+    const weft_train_options *options;
+    weft_train_result *result;
+    weft_dataset *dataset;
+    weft_tokenizer *tokenizer; /* what checkpoints carry; NULL: none */
+    weft_prefetch *feed;
+    weft_model *model;
+    weft_optimizer *optimizer;
+    weft_session session;
+    weft_gradients *gradients;
+    weft_validation *validation;
+    weft_metrics *metrics;
+    weft_progress *progress;
+    weft_train_state state;
+    int64_t micro, parts;    /* sequences of a graph run; graph runs of a step */
+    double flops_per_token;  /* nominal, forward and backward */
+    double seconds, pending; /* of training: all of this run, and since the last line */
+    int64_t steps, unlogged; /* the same in steps */
+    int64_t saved;           /* steps done when out/last was written; -1: not yet */
+} trainer;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static weft_status open_dataset(trainer *t) {
+    const weft_config *c = t->config;
+    WEFT_TRY(weft_dataset_open(c, &t->dataset));
+    int64_t vocab = weft_dataset_vocab(t->dataset);
+    if (vocab > c->vocab_size)
+        return weft_fail(WEFT_EINPUT,
+                         "CONFIG_DATASET=\"%s\" has a vocabulary of %lld, but CONFIG_VOCAB_SIZE is "
+                         "%lld; set it to %lld or more",
+                         c->dataset, (long long)vocab, (long long)c->vocab_size, (long long)vocab);
+    const char *metric = weft_dataset_metric(t->dataset);
+    if (metric) snprintf(t->result->metric, sizeof t->result->metric, "%s", metric);
+    return WEFT_OK;
+}
+
+/* What the tokens of the dataset stand for: what its folder says, or the config. A task's stand for
+ * nothing; of a folder without a tokenizer.json nothing is known unless the config names one. */
+static weft_status open_tokenizer(trainer *t) {
+    const weft_config *c = t->config;
+    bool embedded = strcmp(c->dataset, "embedded") == 0;
+    char path[PATH_ROOM];
+    if (*t->result->metric) return WEFT_OK;
+    if (!embedded && snprintf(path, sizeof path, "%s/tokenizer.json", c->dataset) < PATH_ROOM &&
+        access(path, R_OK) == 0)
+        return weft_tokenizer_open(path, &t->tokenizer);
+    if (!embedded && strcmp(c->tokenizer, "bytes") == 0) return WEFT_OK;
+    return weft_tokenizer_open(c->tokenizer, &t->tokenizer);
+}
+
+static weft_status make_folders(const char *path) {
+    char part[PATH_ROOM];
+    if (snprintf(part, sizeof part, "%s", path) >= PATH_ROOM)
+        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
+    for (char *slash = part + 1; *part && (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        mkdir(part, 0777);
+        *slash = '/';
+    }
+    return weft_model_make_folder(path);
+}
+
+/* The weights a run begins with: the last checkpoint's, another's, or drawn ones. */
+static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool *pool) {
+    const weft_config *c = t->config;
+    const weft_train_options *o = t->options;
+    weft_dtype dtype = weft_config_dtype(c);
+    bool resume = o->resume && weft_checkpoint_find(o->out, "last");
+    if (!o->resume && weft_checkpoint_used(o->out))
+        return weft_fail(WEFT_EINPUT,
+                         "%s has a run in it already; --resume goes on with it, another --out "
+                         "starts anew",
+                         o->out);
+    if (resume) {
+        WEFT_TRY(weft_checkpoint_check(o->out, "last", c));
+        WEFT_TRY(weft_checkpoint_load(o->out, "last", &t->model, c, dtype, &t->state));
+        t->saved = t->state.iteration;
+    } else if (o->from) {
+        WEFT_TRY(weft_model_load_as(o->from, c, dtype, &t->model));
+    } else {
+        WEFT_TRY(weft_model_create(c, dtype, &t->model));
+        WEFT_TRY(weft_model_start(t->model, (uint64_t)c->seed));
+    }
+    WEFT_TRY(weft_optimizer_create(t->model, backend, pool, &t->optimizer));
+    return resume ? weft_checkpoint_load_optimizer(o->out, "last", t->optimizer) : WEFT_OK;
+}
+
+static weft_status open_passes(trainer *t, const weft_backend *backend, weft_pool *pool) {
+    const weft_config *c = t->config;
+    t->micro = weft_config_micro_batch(c);
+    t->parts = c->batch_size / t->micro * c->gpt2_gradient_accumulation;
+    weft_build build = {
+        .batch = t->micro, .time = c->gpt2_block_size, .dtype = t->model->dtype, .train = true};
+    WEFT_TRY(weft_session_open(t->model, backend, pool, &build, true, false, &t->session));
+    WEFT_TRY(weft_gradients_create(t->optimizer, &t->session, pool, t->parts, &t->gradients));
+    WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, &t->validation));
+    weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
+                                  .seed = (uint64_t)c->seed,
+                                  .iteration = (uint32_t)t->state.iteration,
+                                  .sequences = t->micro,
+                                  .parts = t->parts,
+                                  .time = c->gpt2_block_size,
+                                  .ahead = AHEAD};
+    return weft_prefetch_open(t->dataset, &feed, &t->feed);
+}
+
+static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
+    weft_account account;
+    WEFT_TRY(open_dataset(t));
+    WEFT_TRY(open_tokenizer(t));
+    WEFT_TRY(make_folders(t->options->out));
+    WEFT_TRY(open_model(t, backend, pool));
+    WEFT_TRY(open_passes(t, backend, pool));
+    WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
+    t->flops_per_token = account.forward_flops + account.backward_flops;
+    WEFT_TRY(weft_metrics_open(t->options->out, t->state.iteration, &t->metrics));
+    weft_log(WEFT_LOG_INFO, "%s: %lld parameters on %s, %lld tokens a step%s", t->options->out,
+             (long long)account.parameters, weft_dataset_name(t->dataset),
+             (long long)(t->micro * t->parts * t->config->gpt2_block_size),
+             t->saved >= 0 ? ", resumed" : "");
+    t->progress = weft_progress_begin(&(weft_progress_options){.label = "train",
+                                                               .unit = "steps",
+                                                               .total = t->config->gpt2_max_iters,
+                                                               .done = t->state.iteration});
+    return WEFT_OK;
+}
+
+static void close_trainer(trainer *t, bool done) {
+    weft_progress_end(t->progress, done);
+    weft_metrics_close(t->metrics);
+    weft_prefetch_close(t->feed);
+    weft_validation_close(t->validation);
+    weft_gradients_destroy(t->gradients);
+    weft_session_close(&t->session);
+    weft_optimizer_destroy(t->optimizer);
+    weft_model_destroy(t->model);
+    weft_tokenizer_close(t->tokenizer);
+    weft_dataset_close(t->dataset);
+}
+
+/* Forward and backward over the whole batch: the mean loss by parts, and the gradients. */
+static weft_status run_batch(trainer *t, weft_loss_parts *mean) {
+    double weight = 1.0 / (double)t->parts;
+    *mean = (weft_loss_parts){0};
+    weft_gradients_restart(t->gradients);
+    for (int64_t i = 0; i < t->parts; i++) {
+        const weft_batch *b;
+        weft_loss_parts p;
+        WEFT_TRY(weft_prefetch_next(t->feed, &b));
+        weft_run run = {.seed = (uint64_t)t->config->seed,
+                        .iteration = (uint32_t)t->state.iteration,
+                        .sequence = (uint32_t)(i * t->micro)};
+        WEFT_TRY(weft_session_run(&t->session, b->tokens, b->targets, &run));
+        WEFT_TRY(weft_session_losses(&t->session, &p));
+        weft_gradients_add(t->gradients);
+        mean->loss += weight * p.loss;
+        mean->cross_entropy += weight * p.cross_entropy;
+        mean->aux_z += weight * p.aux_z;
+        mean->aux_contrastive += weight * p.aux_contrastive;
+        mean->logits_z += weight * p.logits_z;
+    }
+    return WEFT_OK;
+}
+
+/* The first weight that is not finite; NULL: all are. */
+static const char *find_bad_weight(const weft_model *m) {
+    for (int64_t w = 0; w < m->n_weights; w++) {
+        const weft_weight *one = &m->weights[w];
+        size_t size = weft_dtype_size(one->dtype);
+        for (int64_t i = 0; i < one->count; i++) {
+            double value;
+            weft_weight_read(&(weft_weight){.dtype = one->dtype,
+                                            .count = 1,
+                                            .data = (unsigned char *)one->data + (size_t)i * size},
+                             &value);
+            if (!isfinite(value)) return one->name;
+        }
+    }
+    return NULL;
+}
+
+/* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
+static void name_culprit(const trainer *t, char *text, size_t room) {
+    const char *weight = find_bad_weight(t->model);
+    const char *gradient = weight ? NULL : weft_gradients_find_bad(t->gradients);
+    if (weight)
+        snprintf(text, room, "weight %s", weight);
+    else if (gradient)
+        snprintf(text, room, "the gradient of %s", gradient);
+    else
+        snprintf(text, room, "the loss");
+}
+
+/* A step that came to nothing: counted, told, and at the limit the end of the run. */
+static void note_skip(trainer *t) {
+    char culprit[160];
+    name_culprit(t, culprit, sizeof culprit);
+    t->state.skipped++;
+    t->state.skipped_row++;
+    weft_log(WEFT_LOG_WARN, "step %lld skipped: %s is not finite (%lld in a row, %d end the run)",
+             (long long)t->state.iteration, culprit, (long long)t->state.skipped_row,
+             WEFT_TRAIN_SKIPS_MAX);
+    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return;
+    t->result->end = WEFT_TRAIN_DIVERGED;
+    snprintf(t->result->why, sizeof t->result->why,
+             "step %lld: %s is not finite, %d steps in a row; the last good checkpoint is kept: a "
+             "lower LEARNING_RATE or GRAD_CLIP may help",
+             (long long)t->state.iteration, culprit, WEFT_TRAIN_SKIPS_MAX);
+}
+
+static void log_events(const trainer *t, const weft_step_events *e) {
+    long long step = (long long)t->state.iteration;
+    if (e->spike)
+        weft_log(WEFT_LOG_INFO, "step %lld: the gradient's norm %.4g is a spike, the %lld. so far",
+                 step, e->norm, (long long)e->spikes);
+    if (e->reset)
+        weft_log(WEFT_LOG_INFO, "step %lld: the moments are reset, the %lld. time", step,
+                 (long long)e->resets);
+}
+
+static weft_status train_step(trainer *t, weft_metrics_row *row) {
+    double start = now();
+    *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
+    if (t->options->before_step)
+        t->options->before_step(t->options->context, t->state.iteration, t->model);
+    WEFT_TRY(run_batch(t, &row->parts));
+    bool finite = isfinite(row->parts.loss);
+    if (finite) {
+        WEFT_TRY(weft_optimizer_run(t->optimizer, row->rate));
+        WEFT_TRY(weft_optimizer_events(t->optimizer, &row->events));
+    } else {
+        row->events.norm = NAN;
+    }
+    row->step = ++t->state.iteration;
+    if (!finite || row->events.skipped)
+        note_skip(t);
+    else
+        t->state.skipped_row = 0;
+    row->skipped = t->state.skipped;
+    log_events(t, &row->events);
+    double took = now() - start;
+    t->seconds += took;
+    t->pending += took;
+    t->steps++;
+    t->unlogged++;
+    t->result->parts = row->parts;
+    return WEFT_OK;
+}
+
+static weft_status save(const trainer *t, const char *name, int64_t keep) {
+    weft_checkpoint checkpoint = {t->model, t->optimizer, t->tokenizer, &t->state};
+    return weft_checkpoint_save(t->options->out, name, keep, &checkpoint);
+}
+
+/* The held-out loss, and out/best where it is the lowest. */
+static weft_status evaluate(trainer *t, weft_metrics_row *row) {
+    weft_train_result *r = t->result;
+    WEFT_TRY(weft_validation_run(t->validation, &r->val_loss, &r->metric_value));
+    row->evaluated = true;
+    row->val_loss = r->val_loss;
+    row->metric = *r->metric ? r->metric : NULL;
+    row->metric_value = r->metric_value;
+    char metric[64] = "";
+    if (*r->metric) snprintf(metric, sizeof metric, ", %s %.4f", r->metric, r->metric_value);
+    weft_log(WEFT_LOG_INFO, "step %lld: loss %.4f, val_loss %.4f%s", (long long)row->step,
+             row->parts.loss, r->val_loss, metric);
+    if (!(r->val_loss < t->state.best_val)) return WEFT_OK;
+    t->state.best_val = r->val_loss;
+    if (!t->config->save_checkpoint) return WEFT_OK;
+    return save(t, "best", 1);
+}
+
+static double tokens_rate(const trainer *t, int64_t steps, double seconds) {
+    double tokens = (double)(t->micro * t->parts * t->config->gpt2_block_size);
+    return seconds > 0 ? tokens * (double)steps / seconds : 0;
+}
+
+static double use_of_peak(const trainer *t, double tokens_per_s) {
+    double peak = t->options->peak_flops;
+    return peak > 0 ? tokens_per_s * t->flops_per_token / peak : 0;
+}
+
+static weft_status report(trainer *t, weft_metrics_row *row) {
+    row->tokens_per_s = tokens_rate(t, t->unlogged, t->pending);
+    row->mfu = use_of_peak(t, row->tokens_per_s);
+    t->unlogged = 0;
+    t->pending = 0;
+    return weft_metrics_add(t->metrics, row);
+}
+
+static void show_progress(const trainer *t, const weft_metrics_row *row) {
+    char note[NOTE_ROOM], val[32] = "", mfu[32] = "";
+    double rate = tokens_rate(t, t->steps, t->seconds), use = use_of_peak(t, rate);
+    if (isfinite(t->result->val_loss)) snprintf(val, sizeof val, " val %.4f", t->result->val_loss);
+    if (use > 0) snprintf(mfu, sizeof mfu, " mfu %.0f%%", 100 * use);
+    snprintf(note, sizeof note, "loss %.4f%s %.0f tok/s%s", row->parts.loss, val, rate, mfu);
+    weft_progress_update(t->progress, row->step, note);
+}
+
+/* While steps fail, weights that are not finite must not take the place of the last good ones. */
+static weft_status save_last(trainer *t) {
+    if (!t->config->save_checkpoint || t->saved == t->state.iteration) return WEFT_OK;
+    if (t->state.skipped_row > 0 && find_bad_weight(t->model)) return WEFT_OK;
+    WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
+    t->saved = t->state.iteration;
+    return WEFT_OK;
+}
+
+static bool is_due(int64_t step, int64_t interval) {
+    return step % interval == 0;
+}
+
+static weft_status run_steps(trainer *t) {
+    const weft_config *c = t->config;
+    while (t->state.iteration < c->gpt2_max_iters && t->result->end == WEFT_TRAIN_DONE) {
+        weft_metrics_row row;
+        WEFT_TRY(train_step(t, &row));
+        bool last = row.step == c->gpt2_max_iters;
+        bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
+        bool told = row.events.spike || row.events.reset || t->state.skipped_row > 0;
+        if (!diverged && (last || is_due(row.step, c->gpt2_eval_interval)))
+            WEFT_TRY(evaluate(t, &row));
+        show_progress(t, &row);
+        if (last || told || row.evaluated || is_due(row.step, c->gpt2_log_interval))
+            WEFT_TRY(report(t, &row));
+        if (diverged) return WEFT_OK;
+        int asked = weft_stop_asked();
+        if (last || asked || is_due(row.step, c->checkpoint_interval)) WEFT_TRY(save_last(t));
+        if (!asked || last) continue;
+        t->result->end = WEFT_TRAIN_STOPPED;
+        snprintf(t->result->why, sizeof t->result->why,
+                 "stopped by a signal after step %lld of %lld%s", (long long)row.step,
+                 (long long)c->gpt2_max_iters,
+                 c->save_checkpoint ? "; saved, --resume goes on" : "; SAVE_CHECKPOINT is n");
+    }
+    return WEFT_OK;
+}
+
+static void fill_result(trainer *t, double start) {
+    weft_train_result *r = t->result;
+    r->steps = t->state.iteration;
+    r->skipped = t->state.skipped;
+    r->best_val_loss = isfinite(t->state.best_val) ? t->state.best_val : NAN;
+    r->tokens_per_s = tokens_rate(t, t->steps, t->seconds);
+    r->mfu = use_of_peak(t, r->tokens_per_s);
+    r->seconds = now() - start;
+}
+
+weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,
+                       const weft_train_options *options, weft_train_result *out) {
+    double start = now();
+    *out = (weft_train_result){.val_loss = NAN,
+                               .metric_value = NAN,
+                               .parts = {NAN, NAN, NAN, NAN, NAN},
+                               .best_val_loss = NAN};
+    trainer t = {.config = c,
+                 .options = options,
+                 .result = out,
+                 .state = {.best_val = INFINITY},
+                 .saved = -1};
+    weft_status status = open_trainer(&t, backend, pool);
+    if (status == WEFT_OK) status = run_steps(&t);
+    fill_result(&t, start);
+    close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
+    return status;
+}

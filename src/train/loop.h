@@ -1,0 +1,52 @@
+/* A training run: from a config to weights, in a folder that it can go on from.
+ *
+ * A step is a whole batch, BATCH_SIZE × GPT2_GRADIENT_ACCUMULATION sequences in graph runs of
+ * MICRO_BATCH, whose gradients are added in a fixed tree (gradients.h). Everything that a step
+ * depends on is in the config, the number of the step, the weights and the optimizer's tensors; so
+ * the same config gives the same bits, whatever the number of threads and however often the run was
+ * killed and resumed. */
+#ifndef WEFT_TRAIN_LOOP_H
+#define WEFT_TRAIN_LOOP_H
+
+#include "core/exec.h"
+#include "model/session.h"
+
+/* So many steps in a row that came to nothing end a run. */
+enum { WEFT_TRAIN_SKIPS_MAX = 10 };
+
+typedef struct {
+    const char *out;   /* the run's folder; made where it is not */
+    const char *from;  /* a checkpoint whose weights a fresh run starts from; NULL: drawn ones */
+    bool resume;       /* go on from out/last where there is one; else a used folder is an error */
+    double peak_flops; /* operations a second that count as full use; 0: unknown */
+    /* Called before each step with its number from 0; NULL: nothing is. It may look at the weights,
+     * and tests change them. */
+    void (*before_step)(void *context, int64_t step, weft_model *m);
+    void *context;
+} weft_train_options;
+
+typedef enum {
+    WEFT_TRAIN_DONE,    /* all steps */
+    WEFT_TRAIN_STOPPED, /* a signal asked for it (stop.h); saved */
+    WEFT_TRAIN_DIVERGED /* WEFT_TRAIN_SKIPS_MAX steps in a row were not finite; the last
+                           checkpoint is as it was */
+} weft_train_end;
+
+typedef struct {
+    weft_train_end end;
+    char why[512];                  /* one line, where it is not DONE */
+    int64_t steps;                  /* done, earlier runs' included */
+    int64_t skipped;                /* of them left out because something was not finite */
+    weft_loss_parts parts;          /* of the last step; NaN where this run did none */
+    double val_loss, best_val_loss; /* NaN: not evaluated */
+    char metric[32];                /* the dataset's own; empty: none */
+    double metric_value;
+    double tokens_per_s, mfu; /* over this run's steps */
+    double seconds;           /* of this run, all included */
+} weft_train_result;
+
+/* Runs it. An error (data that cannot be read, a full disk) leaves the last checkpoint as it was. */
+weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,
+                       const weft_train_options *options, weft_train_result *out);
+
+#endif

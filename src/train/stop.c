@@ -1,0 +1,39 @@
+/* A handler may do next to nothing: it notes the signal, and at the second one leaves without
+ * running anything else, as checkpoints are whole at every moment. */
+#include "train/stop.h"
+
+#include <signal.h>
+#include <stddef.h>
+#include <unistd.h>
+
+enum { EXIT_BY_SIGNAL = 128 };
+
+static const int signals[] = {SIGINT, SIGTERM, SIGXFSZ};
+enum { SIGNALS = sizeof signals / sizeof signals[0] };
+
+static struct sigaction before[SIGNALS];
+static volatile sig_atomic_t asked;
+
+static void note_signal(int number) {
+    if (asked) _exit(EXIT_BY_SIGNAL + number);
+    asked = number;
+}
+
+void weft_stop_install(void) {
+    asked = 0;
+    for (int i = 0; i < SIGNALS; i++) {
+        struct sigaction action = {.sa_flags = SA_RESTART};
+        action.sa_handler = signals[i] == SIGXFSZ ? SIG_IGN : note_signal;
+        sigemptyset(&action.sa_mask);
+        sigaction(signals[i], &action, &before[i]);
+    }
+}
+
+void weft_stop_remove(void) {
+    for (int i = 0; i < SIGNALS; i++)
+        sigaction(signals[i], &before[i], NULL);
+}
+
+int weft_stop_asked(void) {
+    return asked;
+}

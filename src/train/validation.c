@@ -1,0 +1,104 @@
+/* Evaluation on the held-out set. Logits are made only where the dataset scores them: without a
+ * metric the loss needs none. */
+#include "train/validation.h"
+
+#include "data/prefetch.h"
+#include "model/account.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { AHEAD = 2 };
+
+struct weft_validation {
+    const weft_model *model;
+    const weft_dataset *dataset;
+    weft_session session;
+    double *logits; /* [B, T, V] of a run, where there is a metric */
+    int64_t batch, time, parts;
+};
+
+weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
+                                 const weft_backend *backend, weft_pool *pool,
+                                 weft_validation **out) {
+    *out = NULL;
+    weft_validation *v = calloc(1, sizeof *v);
+    if (!v) return weft_fail(WEFT_ENOMEM, "evaluation: no memory");
+    const weft_config *c = &m->config;
+    bool scored = weft_dataset_metric(d) != NULL;
+    v->model = m;
+    v->dataset = d;
+    v->batch = weft_config_micro_batch(c);
+    v->time = c->gpt2_block_size;
+    v->parts = c->batch_size / v->batch;
+    weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};
+    weft_status status = weft_session_open(m, backend, pool, &build, false, false, &v->session);
+    if (status == WEFT_OK && scored) {
+        v->logits = malloc((size_t)(v->batch * v->time * c->vocab_size) * sizeof *v->logits);
+        if (!v->logits) status = weft_fail(WEFT_ENOMEM, "evaluation: no memory for the logits");
+    }
+    if (status != WEFT_OK) {
+        weft_validation_close(v);
+        return status;
+    }
+    *out = v;
+    return WEFT_OK;
+}
+
+void weft_validation_close(weft_validation *v) {
+    if (!v) return;
+    weft_session_close(&v->session);
+    free(v->logits);
+    free(v);
+}
+
+static int64_t first_choice(const double *logits, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+static weft_status count_right(weft_validation *v, const weft_batch *b, int64_t *right,
+                               int64_t *asked) {
+    int64_t rows = v->batch * v->time, vocab = v->model->config.vocab_size;
+    WEFT_TRY(weft_session_values(&v->session, v->session.graph.logits, rows * vocab, v->logits));
+    for (int64_t i = 0; i < rows; i++) {
+        if (!b->scored[i]) continue;
+        ++*asked;
+        *right += first_choice(v->logits + i * vocab, vocab) == b->targets[i];
+    }
+    return WEFT_OK;
+}
+
+static weft_status run_all(weft_validation *v, weft_prefetch *feed, double *loss, double *metric) {
+    int64_t runs = v->model->config.gpt2_eval_samples * v->parts, right = 0, asked = 0;
+    double sum = 0;
+    for (int64_t i = 0; i < runs; i++) {
+        const weft_batch *b;
+        double cross_entropy;
+        WEFT_TRY(weft_prefetch_next(feed, &b));
+        WEFT_TRY(weft_session_run(&v->session, b->tokens, b->targets, &(weft_run){0}));
+        WEFT_TRY(
+            weft_session_values(&v->session, v->session.graph.cross_entropy, 1, &cross_entropy));
+        sum += cross_entropy;
+        if (v->logits) WEFT_TRY(count_right(v, b, &right, &asked));
+    }
+    *loss = sum / (double)runs;
+    *metric = asked ? (double)right / (double)asked : NAN;
+    return WEFT_OK;
+}
+
+weft_status weft_validation_run(weft_validation *v, double *loss, double *metric) {
+    weft_prefetch *feed;
+    weft_prefetch_options options = {.split = WEFT_SPLIT_VAL,
+                                     .sequences = v->batch,
+                                     .parts = v->parts,
+                                     .time = v->time,
+                                     .scored = v->logits != NULL,
+                                     .ahead = AHEAD};
+    WEFT_TRY(weft_prefetch_open(v->dataset, &options, &feed));
+    weft_status status = run_all(v, feed, loss, metric);
+    weft_prefetch_close(feed);
+    return status;
+}

@@ -1,0 +1,21 @@
+/* The held-out loss: cross-entropy alone, the mean over a set of sequences that never changes. */
+#ifndef WEFT_TRAIN_VALIDATION_H
+#define WEFT_TRAIN_VALIDATION_H
+
+#include "data/dataset.h"
+#include "model/session.h"
+
+typedef struct weft_validation weft_validation;
+
+/* For a model and a dataset, which must both outlive it: GPT2_EVAL_SAMPLES batches of BATCH_SIZE
+ * sequences, in graph runs of MICRO_BATCH. */
+weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
+                                 const weft_backend *backend, weft_pool *pool,
+                                 weft_validation **out);
+void weft_validation_close(weft_validation *v);
+
+/* The loss, and the part of what the dataset's metric scores that the model's first choice got
+ * right (NaN where it has none). */
+weft_status weft_validation_run(weft_validation *v, double *loss, double *metric);
+
+#endif

@@ -1,0 +1,326 @@
+/* `weft tokenize` and `weft tokenizer train`: the shards they write, alike for any number of threads,
+ * and none where something failed. */
+#include "data/shard_write.h"
+#include "data/tokenizer.h"
+#include "data/tokens.h"
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define OWN "tests/vectors/tokenizer.own.json"
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+static const char *text_file(const char *name, const char *text) {
+    const char *path = scratch_path("%s", name);
+    file_write(path, text, strlen(text));
+    return path;
+}
+
+static weft_tokens read_shard(const char *folder, const char *name) {
+    weft_tokens t;
+    if (weft_tokens_read(scratch_path("%s/%s", folder, name), &t) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    assert_true(t.shard);
+    return t;
+}
+
+/* The tokens of a shard as bytes: for the byte-level tokenizer, the text. */
+static void expect_bytes(const char *folder, const char *name, const char *text) {
+    weft_tokens t = read_shard(folder, name);
+    assert_int_equal(t.columns, strlen(text));
+    for (int64_t i = 0; i < t.columns; i++)
+        assert_int_equal(t.values[i], (uint8_t)text[i]);
+    weft_tokens_free(&t);
+}
+
+/* The text of a shard's tokens, the end of text between documents. */
+static char *decode_shard(const char *folder, const char *name, const char *tokenizer) {
+    weft_tokens t = read_shard(folder, name);
+    weft_tokenizer *of;
+    char *text;
+    size_t bytes;
+    assert_int_equal(weft_tokenizer_open(tokenizer, &of), WEFT_OK);
+    assert_int_equal(weft_tokenizer_decode(of, t.values, t.columns, &text, &bytes), WEFT_OK);
+    weft_tokenizer_close(of);
+    weft_tokens_free(&t);
+    return text;
+}
+
+static bool there_is(const char *folder, const char *name) {
+    return access(scratch_path("%s/%s", folder, name), F_OK) == 0;
+}
+
+static void test_bytes_of_files_are_the_tokens(void **state) {
+    (void)state;
+    const char *a = text_file("a.txt", "one\ntwo\xFF"), *b = text_file("b.txt", "three");
+    command_succeeds(RUN("tokenize", "--out", scratch_path("plain"), a), NULL);
+    expect_bytes("plain", "train_000000.bin", "one\ntwo\xFF");
+    assert_false(there_is("plain", "val_000000.bin"));
+    assert_true(there_is("plain", "tokenizer.json"));
+    command_succeeds(RUN("tokenize", "--tokenizer", "bytes", "--out", scratch_path("two"), a, b),
+                     NULL);
+    expect_bytes("two", "train_000000.bin", "one\ntwo\xFF\nthree");
+}
+
+static void test_lines_of_json_are_documents(void **state) {
+    (void)state;
+    const char *lines =
+        text_file("lines.jsonl", "{\"text\": \"first\", \"id\": 1}\n\n{\"text\": \"\"}\n"
+                                 "{\"id\": 2, \"text\": \"s\\u00e9cond <|endoftext|>\"}\r\n"
+                                 "{\"text\": \"th\\u0000ird\"}");
+    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--jsonl", "text", "--out",
+                         scratch_path("lines"), lines),
+                     NULL);
+    weft_tokens t = read_shard("lines", "train_000000.bin");
+    int ends = 0;
+    for (int64_t i = 0; i < t.columns; i++)
+        ends += t.values[i] == 699;
+    assert_int_equal(ends, 3); /* the name in the text is no end */
+    assert_int_equal(t.values[0], 699);
+    weft_tokens_free(&t);
+    char *text = decode_shard("lines", "train_000000.bin", OWN);
+    assert_string_equal(text, "<|endoftext|>first<|endoftext|>s\xC3\xA9"
+                              "cond <|endoftext|><|endoftext|>th");
+    free(text);
+}
+
+static void test_a_share_is_kept_apart(void **state) {
+    (void)state;
+    char text[1001], lines[2000] = "";
+    for (int i = 0; i < 1000; i++)
+        text[i] = i % 10 == 9 ? '\n' : (char)('a' + i / 10 % 26);
+    text[1000] = 0;
+    command_succeeds(RUN("tokenize", "--val-share", "0.1", "--out", scratch_path("share"),
+                         text_file("share.txt", text)),
+                     NULL);
+    weft_tokens train = read_shard("share", "train_000000.bin");
+    weft_tokens val = read_shard("share", "val_000000.bin");
+    assert_int_equal(train.columns + val.columns, 1000);
+    assert_in_range(val.columns, 80, 110);
+    assert_int_equal(val.values[0], text[train.columns]);
+    assert_int_equal(train.values[train.columns - 1], '\n');
+    weft_tokens_free(&train);
+    weft_tokens_free(&val);
+    for (int i = 0; i < 20; i++)
+        snprintf(lines + strlen(lines), 40, "{\"t\": \"%c\"}\n", 'a' + i);
+    command_succeeds(RUN("tokenize", "--val-share", "0.25", "--jsonl", "t", "--out",
+                         scratch_path("apart"), text_file("apart.jsonl", lines)),
+                     NULL);
+    expect_bytes("apart", "val_000000.bin", "d\nh\nl\np\nt");
+}
+
+static void test_shards_have_so_many_tokens(void **state) {
+    (void)state;
+    command_succeeds(RUN("tokenize", "--shard-tokens", "4", "--out", scratch_path("small"),
+                         text_file("ten.txt", "0123456789")),
+                     NULL);
+    expect_bytes("small", "train_000000.bin", "0123");
+    expect_bytes("small", "train_000001.bin", "4567");
+    expect_bytes("small", "train_000002.bin", "89");
+    assert_false(there_is("small", "train_000003.bin"));
+    assert_false(there_is("small", "train_000000.bin.part"));
+}
+
+/* Tokens that do not fit 16 bits; and what a run that was killed left is cleared away. */
+static void test_wide_tokens_and_leftovers(void **state) {
+    (void)state;
+    const int32_t tokens[3] = {0, 69999, 65536};
+    weft_shard_writer *w;
+    assert_int_equal(mkdir(scratch_path("wide"), 0777), 0);
+    text_file("wide/train_000007.bin.part", "left");
+    assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "train", 70000, 100, &w),
+                     WEFT_OK);
+    assert_false(there_is("wide", "train_000007.bin.part"));
+    assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
+    assert_false(there_is("wide", "train_000000.bin"));
+    assert_int_equal(weft_shard_writer_commit(w), WEFT_OK);
+    weft_shard_writer_close(w);
+    weft_tokens t = read_shard("wide", "train_000000.bin");
+    assert_int_equal(t.columns, 3);
+    assert_memory_equal(t.values, tokens, sizeof tokens);
+    weft_tokens_free(&t);
+    /* Closed without a commit: nothing stays. */
+    assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "val", 9, 2, &w), WEFT_OK);
+    assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
+    weft_shard_writer_close(w);
+    assert_false(there_is("wide", "val_000000.bin.part"));
+    assert_false(there_is("wide", "val_000001.bin.part"));
+    assert_false(there_is("wide", "val_000000.bin"));
+}
+
+/* Five mebibytes, so that there are several parts: the tokens of the whole text at once. */
+static void test_threads_and_pipes_change_nothing(void **state) {
+    (void)state;
+    size_t bytes, room = 5 << 20, n = 0, one, two;
+    char *source = file_read("tests/reference/make_tokenizer_vectors.py", &bytes), line[2048];
+    char *text = malloc(room + bytes + 32);
+    assert_non_null(text);
+    for (int i = 0; n < room; i++) {
+        memcpy(text + n, source, bytes);
+        n += bytes + (size_t)sprintf(text + n + bytes, "%d\xE2\x82", i);
+    }
+    file_write(scratch_path("long.txt"), text, n);
+    const char *program = getenv("WEFT");
+    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--threads", "1", "--out",
+                         scratch_path("t1"), scratch_path("long.txt")),
+                     NULL);
+    snprintf(line, sizeof line,
+             "%s tokenize --tokenizer " OWN " --threads 3 --out %s - <%s >%s 2>&1",
+             program ? program : "build/weft", scratch_path("t3"), scratch_path("long.txt"),
+             scratch_path("said"));
+    assert_int_equal(system(line), 0);
+    char *a = file_read(scratch_path("t1/train_000000.bin"), &one);
+    char *b = file_read(scratch_path("t3/train_000000.bin"), &two);
+    assert_int_equal(one, two);
+    assert_memory_equal(a, b, one);
+    weft_tokens t = read_shard("t1", "train_000000.bin");
+    weft_tokenizer *of;
+    weft_encoder *e;
+    const int32_t *whole;
+    int64_t count;
+    assert_int_equal(weft_tokenizer_open(OWN, &of), WEFT_OK);
+    assert_int_equal(weft_encoder_open(of, &e), WEFT_OK);
+    assert_int_equal(weft_encode(e, text, n, false, &whole, &count), WEFT_OK);
+    assert_int_equal(count + 1, t.columns);
+    assert_memory_equal(whole, t.values + 1, (size_t)count * sizeof *whole);
+    weft_encoder_close(e);
+    weft_tokenizer_close(of);
+    weft_tokens_free(&t);
+    free(a);
+    free(b);
+    free(text);
+    free(source);
+}
+
+static void test_json_says_what_was_done(void **state) {
+    (void)state;
+    command_result r = command_run(RUN("tokenize", "--json", "--out", scratch_path("said-json"),
+                                       text_file("said.txt", "hello")));
+    json_error_t error;
+    json_t *object = json_loads(r.out, 0, &error);
+    assert_int_equal(r.status, 0);
+    assert_int_equal(json_integer_value(json_object_get(object, "train_tokens")), 5);
+    assert_int_equal(json_integer_value(json_object_get(object, "documents")), 1);
+    assert_int_equal(json_integer_value(json_object_get(object, "vocab")), 256);
+    json_decref(object);
+    command_free(&r);
+}
+
+static void test_what_is_wrong_leaves_no_shard(void **state) {
+    (void)state;
+    const char *good = text_file("good.jsonl", "{\"text\": \"a\"}\n");
+    const char *bad = text_file("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
+    const char *worse = text_file("worse.jsonl", "{\"text\": \"a\"}\nnot\n");
+    const char *out = scratch_path("wrong");
+    command_fails(2, RUN("tokenize", "--out", out), SAYS("no files"));
+    command_fails(2, RUN("tokenize", good), SAYS("--out"));
+    command_fails(2, RUN("tokenize", "--out", out, "no-such-file"), SAYS("no-such-file"));
+    command_fails(2, RUN("tokenize", "--out", out, "tests"), SAYS("tests", "folder"));
+    command_fails(2, RUN("tokenize", "--out", out, "/dev/null"), SAYS("no text"));
+    command_fails(2, RUN("tokenize", "--out", out, "-"), SAYS("no text"));
+    command_fails(2, RUN("tokenize", "--out", out, "--jsonl", "text", good, bad),
+                  SAYS("bad.jsonl", "line 2", "text"));
+    command_fails(2, RUN("tokenize", "--out", out, "--jsonl", "text", worse),
+                  SAYS("worse.jsonl", "line 2", "JSON"));
+    command_fails(2, RUN("tokenize", "--out", out, "--tokenizer", "no-such", good),
+                  SAYS("no-such"));
+    command_fails(2, RUN("tokenize", "--out", out, "--val-share", "1", good), SAYS("--val-share"));
+    command_fails(2, RUN("tokenize", "--out", out, "--shard-tokens", "0", good),
+                  SAYS("--shard-tokens"));
+    assert_false(there_is("wrong", "train_000000.bin"));
+    assert_false(there_is("wrong", "train_000000.bin.part"));
+    command_succeeds(RUN("tokenize", "--out", out, good), NULL);
+    command_fails(2, RUN("tokenize", "--out", out, good), SAYS("has shards already"));
+    command_fails(2, RUN("tokenize", "--out", good, good), SAYS("good.jsonl"));
+}
+
+static void test_tokenizer_is_trained(void **state) {
+    (void)state;
+    const char *text = text_file("words.txt", "low lower lowest low lower low slow slower");
+    const char *own = scratch_path("own.json");
+    char *out;
+    command_succeeds(RUN("tokenizer", "train", "--vocab", "264", "--out", own, text), &out);
+    assert_non_null(strstr(out, "264"));
+    free(out);
+    command_succeeds(RUN("tokenize", "--tokenizer", own, "--out", scratch_path("trained"), text),
+                     NULL);
+    out = decode_shard("trained", "train_000000.bin", own);
+    assert_string_equal(out, "<|endoftext|>low lower lowest low lower low slow slower");
+    free(out);
+    command_fails(2, RUN("tokenizer"), SAYS("--vocab"));
+    command_fails(2, RUN("tokenizer", "tarin", "--vocab", "300", "--out", own), SAYS("train"));
+    command_fails(2, RUN("tokenizer", "train", "--vocab", "300", "--out", own), SAYS("no files"));
+    command_fails(2, RUN("tokenizer", "train", "--vocab", "3", "--out", own, text),
+                  SAYS("--vocab", "257"));
+    command_fails(1, RUN("tokenizer", "train", "--vocab", "300", "--out", "/no/such/x", text),
+                  SAYS("/no/such/x"));
+}
+
+/* A parquet file made here, through the helper into the program. */
+static void test_parquet_is_streamed(void **state) {
+    (void)state;
+    char line[4096];
+    const char *python = getenv("PYTHON"), *program = getenv("WEFT");
+    if (!python || !*python) python = "python3";
+    snprintf(
+        line, sizeof line,
+        "%s -c 'import sys\n"
+        "try:\n import pyarrow, pyarrow.parquet\nexcept ImportError:\n sys.exit(3)\n"
+        "table = pyarrow.table({\"id\": [1, 2, 3], \"body\": [\"one\", None, \"tw\\u00f6\"]})\n"
+        "pyarrow.parquet.write_table(table, sys.argv[1])' %s 2>/dev/null",
+        python, scratch_path("texts.parquet"));
+    int status = system(line);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        printf("pyarrow cannot be imported\n");
+        skip();
+    }
+    snprintf(line, sizeof line,
+             "%s scripts/stream_dataset.py %s --field body | %s tokenize --jsonl body --out %s - "
+             ">%s 2>&1",
+             python, scratch_path("texts.parquet"), program ? program : "build/weft",
+             scratch_path("streamed"), scratch_path("said"));
+    assert_int_equal(system(line), 0);
+    expect_bytes("streamed", "train_000000.bin", "one\ntw\xC3\xB6");
+    snprintf(line, sizeof line, "%s scripts/stream_dataset.py %s 2>%s", python,
+             scratch_path("texts.parquet"), scratch_path("why"));
+    assert_int_not_equal(system(line), 0);
+    char *why = file_read(scratch_path("why"), NULL);
+    assert_non_null(strstr(why, "has no column text; it has id, body"));
+    free(why);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes_of_files_are_the_tokens),
+        cmocka_unit_test(test_lines_of_json_are_documents),
+        cmocka_unit_test(test_a_share_is_kept_apart),
+        cmocka_unit_test(test_shards_have_so_many_tokens),
+        cmocka_unit_test(test_wide_tokens_and_leftovers),
+        cmocka_unit_test(test_threads_and_pipes_change_nothing),
+        cmocka_unit_test(test_json_says_what_was_done),
+        cmocka_unit_test(test_what_is_wrong_leaves_no_shard),
+        cmocka_unit_test(test_tokenizer_is_trained),
+        cmocka_unit_test(test_parquet_is_streamed),
+    };
+    return cmocka_run_group_tests_name("tokenize", tests, open_scratch, close_scratch);
+}

@@ -1,0 +1,219 @@
+/* The two synthetic tasks, their sequences read back by other means than made them. */
+#include "data/bigram.h"
+#include "data/tasks.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { TIME_MAX = 2048 };
+
+static int32_t tokens[TIME_MAX], targets[TIME_MAX];
+static uint8_t scored[TIME_MAX];
+
+static const int64_t TIMES[] = {7, 8, 9, 10, 11, 12, 13, 31, 64, 127, 128, 500, 1024, 2048};
+
+static weft_place place(uint32_t sequence) {
+    return (weft_place){.split = sequence % 3 ? WEFT_SPLIT_TRAIN : WEFT_SPLIT_VAL,
+                        .seed = 5,
+                        .iteration = sequence / 7,
+                        .sequence = sequence};
+}
+
+static void test_recall_repeats_its_first_half(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++) {
+        int64_t time = TIMES[i], half = time / 2;
+        weft_place p = place((uint32_t)i);
+        weft_recall_fill(1024, &p, time, tokens, targets, scored);
+        for (int64_t t = 0; t < time; t++) {
+            assert_in_range(tokens[t], 0, 1023);
+            if (t + half < time) assert_int_equal(tokens[t + half], tokens[t]);
+            if (t + 1 < time) assert_int_equal(targets[t], tokens[t + 1]);
+            assert_int_equal(scored[t], t >= half);
+            if (scored[t]) assert_int_equal(targets[t], tokens[t + 1 - half]);
+        }
+    }
+}
+
+static void test_recall_takes_any_size(void **state) {
+    (void)state;
+    weft_place p = place(1);
+    for (int64_t time = 1; time < 6; time++)
+        for (int64_t vocab = 1; vocab < 4; vocab++) {
+            memset(targets, -1, sizeof targets);
+            weft_recall_fill(vocab, &p, time, tokens, targets, NULL);
+            for (int64_t t = 0; t < time; t++) {
+                assert_in_range(tokens[t], 0, vocab - 1);
+                assert_in_range(targets[t], 0, vocab - 1);
+            }
+            assert_int_equal(targets[time], -1);
+        }
+}
+
+/* Every token comes, about as often as any other. */
+static void test_recall_halves_are_uniform(void **state) {
+    (void)state;
+    int counts[1024] = {0};
+    for (uint32_t s = 0; s < 512; s++) {
+        weft_place p = place(s);
+        weft_recall_fill(1024, &p, 512, tokens, targets, NULL);
+        for (int64_t t = 0; t < 256; t++)
+            counts[tokens[t]]++;
+    }
+    double chi = 0;
+    for (int i = 0; i < 1024; i++)
+        chi += (counts[i] - 128.0) * (counts[i] - 128.0) / 128.0;
+    assert_true(chi > 1023 - 6 * sqrt(2 * 1023) && chi < 1023 + 6 * sqrt(2 * 1023));
+}
+
+/* The tree as the sequence gives it: parents by label, -1 for none; how many edges. */
+static int64_t read_edges(int64_t time, int32_t parents[WEFT_ENTAILMENT_VOCAB]) {
+    for (int i = 0; i < WEFT_ENTAILMENT_VOCAB; i++)
+        parents[i] = -1;
+    int64_t at = 0;
+    while (at + 2 < time && tokens[at] == WEFT_ENTAILMENT_EDGE) {
+        int32_t child = tokens[at + 1], parent = tokens[at + 2];
+        assert_in_range(child, WEFT_ENTAILMENT_LABEL, WEFT_ENTAILMENT_VOCAB - 1);
+        assert_in_range(parent, WEFT_ENTAILMENT_LABEL, WEFT_ENTAILMENT_VOCAB - 1);
+        assert_int_equal(parents[child], -1);
+        parents[child] = parent;
+        at += 3;
+    }
+    return at / 3;
+}
+
+/* From every node a walk up ends at one and the same root. */
+static void check_tree(const int32_t *parents, int64_t edges) {
+    int32_t root = -1;
+    int64_t nodes = 0;
+    bool is_node[WEFT_ENTAILMENT_VOCAB] = {false};
+    for (int32_t i = 0; i < WEFT_ENTAILMENT_VOCAB; i++)
+        if (parents[i] >= 0) is_node[i] = is_node[parents[i]] = true;
+    for (int32_t i = 0; i < WEFT_ENTAILMENT_VOCAB; i++) {
+        if (!is_node[i]) continue;
+        nodes++;
+        int32_t top = i;
+        for (int64_t steps = 0; parents[top] >= 0; steps++) {
+            assert_true(steps <= edges);
+            top = parents[top];
+        }
+        if (root < 0) root = top;
+        assert_int_equal(top, root);
+    }
+    assert_int_equal(nodes, edges + 1);
+}
+
+static bool walk_up(const int32_t *parents, int32_t from, int32_t to) {
+    while ((from = parents[from]) >= 0)
+        if (from == to) return true;
+    return false;
+}
+
+typedef struct {
+    int64_t yes, no, reversed;
+} answers;
+
+static void check_queries(int64_t time, int64_t at, const int32_t *parents, answers *count) {
+    int64_t expected = 0;
+    for (int64_t t = at; t < time; t += 4) {
+        assert_int_equal(tokens[t], WEFT_ENTAILMENT_QUERY);
+        if (t + 2 >= time) break;
+        int32_t a = tokens[t + 1], b = tokens[t + 2];
+        assert_int_not_equal(a, b);
+        bool yes = walk_up(parents, a, b);
+        assert_int_equal(targets[t + 2], yes ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO);
+        assert_int_equal(scored[t + 2], 1);
+        if (t + 3 < time) assert_int_equal(tokens[t + 3], targets[t + 2]);
+        expected++;
+        *(yes ? &count->yes : &count->no) += 1;
+        count->reversed += !yes && walk_up(parents, b, a);
+    }
+    assert_true(expected >= 1);
+    for (int64_t t = 0; t < time; t++) {
+        assert_int_equal(scored[t], targets[t] >= 0);
+        expected -= scored[t];
+    }
+    assert_int_equal(expected, 0);
+}
+
+static void test_entailment_answers_are_right(void **state) {
+    (void)state;
+    answers count = {0};
+    for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++)
+        for (uint32_t s = 0; s < 60; s++) {
+            int64_t time = TIMES[i];
+            int32_t parents[WEFT_ENTAILMENT_VOCAB];
+            weft_place p = place(s);
+            assert_int_equal(weft_entailment_fill(&p, time, tokens, targets, scored), WEFT_OK);
+            int64_t edges = read_edges(time, parents);
+            assert_in_range(edges, 1, 31);
+            check_tree(parents, edges);
+            check_queries(time, edges * 3, parents, &count);
+        }
+    double all = (double)(count.yes + count.no);
+    assert_true(all > 20000);
+    assert_true(fabs((double)count.yes / all - 0.5) < 0.02);
+    assert_true((double)count.reversed / all > 0.24);
+}
+
+static void test_entailment_trees_differ(void **state) {
+    (void)state;
+    static int32_t other[TIME_MAX];
+    weft_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 0}, q = p;
+    weft_entailment_fill(&p, 128, other, targets, NULL);
+    for (int what = 0; what < 4; what++) {
+        q = p;
+        if (what == 0) q.seed++;
+        if (what == 1) q.iteration++;
+        if (what == 2) q.sequence++;
+        if (what == 3) q.split = WEFT_SPLIT_VAL;
+        weft_entailment_fill(&q, 128, tokens, targets, NULL);
+        assert_memory_not_equal(tokens, other, 128 * sizeof *tokens);
+    }
+}
+
+static void test_entailment_of_too_few_tokens_is_refused(void **state) {
+    (void)state;
+    weft_place p = place(0);
+    for (int64_t time = 1; time < WEFT_ENTAILMENT_TIME; time++) {
+        assert_int_equal(weft_entailment_fill(&p, time, tokens, targets, scored), WEFT_EINPUT);
+        assert_non_null(strstr(weft_error_message(), "at least 7 tokens"));
+    }
+}
+
+/* The last token alone tells nothing of either task: a bigram model has to guess. */
+static void test_tasks_need_attention(void **state) {
+    (void)state;
+    static weft_config c;
+    static const char *const names[] = {"recall", "entailment"};
+    static const double guess[] = {6.931471805599453, 0.6931471805599453};
+    for (int i = 0; i < 2; i++) {
+        weft_config_defaults(&c);
+        weft_config_set(&c, "DATASET", names[i], "test");
+        weft_dataset *d;
+        double loss;
+        assert_int_equal(weft_dataset_open(&c, &d), WEFT_OK);
+        assert_int_equal(weft_bigram_loss(d, 1, 1 << 20, 1 << 16, &loss), WEFT_OK);
+        print_message("%s: bigram loss %.4f, guessing %.4f\n", names[i], loss, guess[i]);
+        assert_true(loss > guess[i] - 0.01 && loss < guess[i] + 0.7);
+        weft_dataset_close(d);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recall_repeats_its_first_half),
+        cmocka_unit_test(test_recall_takes_any_size),
+        cmocka_unit_test(test_recall_halves_are_uniform),
+        cmocka_unit_test(test_entailment_answers_are_right),
+        cmocka_unit_test(test_entailment_trees_differ),
+        cmocka_unit_test(test_entailment_of_too_few_tokens_is_refused),
+        cmocka_unit_test(test_tasks_need_attention),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

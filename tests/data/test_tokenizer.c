@@ -1,0 +1,513 @@
+/* Tokenizers: the reference's tokens on text, the same bytes back on anything, and files that are
+ * not to be trusted. */
+#include "core/random.h"
+#include "data/tokenizer.h"
+#include "support/command.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define GPT2 "../shared/data/gpt2"
+#define OWN "tests/vectors/tokenizer.own.json"
+#define SPLIT "tests/vectors/tokenizer.split.json"
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+static void skip_without_gpt2(void) {
+    if (access(GPT2 "/vocab.bpe", R_OK) == 0) return;
+    printf(GPT2 "/vocab.bpe is not there\n");
+    skip();
+}
+
+static weft_tokenizer *open_tokenizer(const char *name) {
+    weft_tokenizer *t;
+    if (weft_tokenizer_open(name, &t) != WEFT_OK) fail_msg("%s", weft_error_message());
+    return t;
+}
+
+static weft_encoder *open_encoder(const weft_tokenizer *t) {
+    weft_encoder *e;
+    if (weft_encoder_open(t, &e) != WEFT_OK) fail_msg("%s", weft_error_message());
+    return e;
+}
+
+static const int32_t *encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
+                             int64_t *count) {
+    const int32_t *tokens;
+    if (weft_encode(e, text, bytes, specials, &tokens, count) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    return tokens;
+}
+
+static void expect_back(const weft_tokenizer *t, const int32_t *tokens, int64_t count,
+                        const char *text, size_t bytes) {
+    char *back;
+    size_t n;
+    if (weft_tokenizer_decode(t, tokens, count, &back, &n) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    if (n != bytes || memcmp(back, text, n) != 0)
+        fail_msg("%zu bytes came back as %zu others", bytes, n);
+    free(back);
+}
+
+static void expect_tokens(const weft_tokenizer *t, weft_encoder *e, const char *text, size_t bytes,
+                          const int32_t *want, int64_t n_want) {
+    int64_t count;
+    const int32_t *tokens = encode(e, text, bytes, false, &count);
+    if (count != n_want || (count && memcmp(tokens, want, (size_t)count * sizeof *want) != 0))
+        fail_msg("%s: not the reference's tokens for '%.*s'", weft_tokenizer_name(t), (int)bytes,
+                 text);
+    expect_back(t, tokens, count, text, bytes);
+}
+
+static void check_kept(const char *name, const char *path) {
+    json_error_t error;
+    json_t *root = json_load_file(path, JSON_ALLOW_NUL, &error), *value;
+    const json_t *cases = json_object_get(root, "cases");
+    weft_tokenizer *t = open_tokenizer(name);
+    weft_encoder *e = open_encoder(t);
+    assert_true(json_array_size(cases) > 200);
+    for (int again = 0; again < 2; again++) /* the second time from the words it has kept */
+        for (size_t i = 0; i < json_array_size(cases); i++) {
+            const json_t *text = json_object_get(json_array_get(cases, i), "text");
+            const json_t *list = json_object_get(json_array_get(cases, i), "tokens");
+            int32_t *want = calloc(json_array_size(list) + 1, sizeof *want);
+            size_t k;
+            assert_non_null(want);
+            json_array_foreach(list, k, value) want[k] = (int32_t)json_integer_value(value);
+            expect_tokens(t, e, json_string_value(text), json_string_length(text), want,
+                          (int64_t)json_array_size(list));
+            free(want);
+        }
+    json_decref(root);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+static void test_own_bpe_equals_kept_reference(void **state) {
+    (void)state;
+    check_kept(OWN, "tests/vectors/tokenizer.own.cases.json");
+}
+
+static void test_patterns_equal_kept_reference(void **state) {
+    (void)state;
+    check_kept(SPLIT, "tests/vectors/tokenizer.split.cases.json");
+}
+
+static void test_gpt2_equals_kept_reference(void **state) {
+    (void)state;
+    skip_without_gpt2();
+    check_kept(GPT2, "tests/vectors/tokenizer.gpt2.cases.json");
+    check_kept(GPT2 "/vocab.bpe", "tests/vectors/tokenizer.gpt2.cases.json");
+    check_kept(GPT2 "/encoder.json", "tests/vectors/tokenizer.gpt2.cases.json");
+}
+
+/* vocab.bpe alone has GPT-2's numbers too; and both can be saved as a tokenizer.json. */
+static void test_gpt2_without_numbers_and_saved(void **state) {
+    (void)state;
+    skip_without_gpt2();
+    size_t bytes;
+    char *merges = file_read(GPT2 "/vocab.bpe", &bytes);
+    file_write(scratch_path("alone.bpe"), merges, bytes);
+    free(merges);
+    check_kept(scratch_path("alone.bpe"), "tests/vectors/tokenizer.gpt2.cases.json");
+    weft_tokenizer *t = open_tokenizer(scratch_path("alone.bpe"));
+    assert_int_equal(weft_tokenizer_vocab(t), 50257);
+    assert_int_equal(weft_tokenizer_end(t), 50256);
+    assert_int_equal(weft_tokenizer_save(t, scratch_path("saved.json")), WEFT_OK);
+    weft_tokenizer_close(t);
+    check_kept(scratch_path("saved.json"), "tests/vectors/tokenizer.gpt2.cases.json");
+}
+
+/* The code points that PCRE2's Unicode version knows, "first last" a line. */
+static void write_assigned(const char *path) {
+    int error;
+    PCRE2_SIZE at;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR) "\\A[^\\p{Cn}\\p{Cs}]", PCRE2_ZERO_TERMINATED,
+                                     PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    FILE *file = fopen(path, "w");
+    assert_non_null(code);
+    assert_non_null(match);
+    assert_non_null(file);
+    long first = -1;
+    for (long c = 0; c <= 0x110000; c++) {
+        uint8_t s[4] = {(uint8_t)c};
+        size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+        static const uint8_t heads[] = {0, 0, 0xC0, 0xE0, 0xF0};
+        long rest = c;
+        for (size_t i = n; n > 1 && i-- > 0; rest >>= 6)
+            s[i] = (uint8_t)(i ? 0x80 | (rest & 0x3F) : heads[n] | rest);
+        bool known = c < 0x110000 && (c < 0xD800 || c > 0xDFFF) &&
+                     pcre2_match(code, s, n, 0, PCRE2_NO_UTF_CHECK, match, NULL) > 0;
+        if (known && first < 0) first = c;
+        if (!known && first >= 0) {
+            fprintf(file, "%ld %ld\n", first, c - 1);
+            first = -1;
+        }
+    }
+    assert_int_equal(fclose(file), 0);
+    pcre2_match_data_free(match);
+    pcre2_code_free(code);
+}
+
+static bool read_word(FILE *from, uint32_t *word) {
+    uint8_t b[4];
+    if (fread(b, 1, 4, from) != 4) return false;
+    *word = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+    return true;
+}
+
+/* Compares with strings and tokens that the reference makes while we read. */
+static void check_stream(const char *name, int count) {
+    enum { MOST = 1 << 16 };
+    static char text[MOST];
+    static int32_t want[MOST];
+    char line[1024];
+    const char *python = getenv("PYTHON");
+    write_assigned(scratch_path("assigned"));
+    snprintf(line, sizeof line,
+             "%s tests/reference/make_tokenizer_vectors.py --stream 11 %d %s %s 2>%s",
+             python && *python ? python : "python3", count, scratch_path("assigned"), name,
+             scratch_path("why"));
+    FILE *from = popen(line, "r");
+    weft_tokenizer *t = open_tokenizer(name);
+    weft_encoder *e = open_encoder(t);
+    uint32_t bytes = 0, tokens = 0;
+    int cases = 0;
+    assert_non_null(from);
+    for (; read_word(from, &bytes); cases++) {
+        assert_true(bytes <= MOST && fread(text, 1, bytes, from) == bytes);
+        assert_true(read_word(from, &tokens) && tokens <= MOST);
+        for (uint32_t i = 0; i < tokens; i++)
+            assert_true(read_word(from, (uint32_t *)&want[i]));
+        expect_tokens(t, e, text, bytes, want, tokens);
+    }
+    int status = pclose(from);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+    status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (status == 3 || status == 126 || status == 127) {
+        char *why = file_read(scratch_path("why"), NULL);
+        printf("%s\n", *why ? strtok(why, "\n") : "there is no Python");
+        free(why);
+        skip();
+    }
+    assert_int_equal(status, 0);
+    assert_int_equal(cases, count);
+}
+
+static void test_gpt2_equals_tiktoken_on_any_string(void **state) {
+    (void)state;
+    skip_without_gpt2();
+    check_stream(GPT2, 100000);
+}
+
+static void test_own_bpe_equals_tokenizers_on_any_string(void **state) {
+    (void)state;
+    check_stream(OWN, 10000);
+}
+
+static void test_patterns_equal_tokenizers_on_any_string(void **state) {
+    (void)state;
+    check_stream(SPLIT, 10000);
+}
+
+static uint32_t draw(uint32_t *at) {
+    return weft_philox(77, (*at)++, 0, 0, 0).word[0];
+}
+
+/* Bytes of several kinds: any; letters; pieces of UTF-8 that do not always fit. */
+static size_t make_bytes(uint32_t *at, char *to, size_t most) {
+    static const char *const parts[] = {"\xC3",         "\xA9",         "\xE2\x82",      "\xAC",
+                                        "\xF0\x9F\x98", "\x80",         "\xED\xA0\x80",  "\xC0\x80",
+                                        "\xF4\x90\x80", " \xFF ",       "\xEF\xBF\xBD",  "it's",
+                                        "\n\n",         "\xE1\xA0\x8E", "<|endoftext|>", "\xFE"};
+    size_t n = 0, length = draw(at) % most;
+    uint32_t kind = draw(at) % 3;
+    while (n + 16 < length) {
+        if (kind == 0) {
+            to[n++] = (char)draw(at);
+        } else if (kind == 1) {
+            to[n++] = (char)('a' + draw(at) % 3);
+        } else {
+            const char *part = parts[draw(at) % 16];
+            while (*part)
+                to[n++] = *part++;
+        }
+    }
+    return n;
+}
+
+static void check_any_bytes(const char *name, int rounds) {
+    static char text[3000];
+    weft_tokenizer *t = open_tokenizer(name);
+    weft_encoder *e = open_encoder(t);
+    uint32_t at = 0;
+    for (int i = 0; i < rounds; i++) {
+        int64_t count;
+        size_t n = make_bytes(&at, text, i % 10 ? 200 : sizeof text);
+        /* In memory of exactly that size, so that reading beyond it is seen. */
+        char *exact = malloc(n ? n : 1);
+        assert_non_null(exact);
+        memcpy(exact, text, n);
+        for (int specials = 0; specials < 2; specials++) {
+            const int32_t *tokens = encode(e, exact, n, specials, &count);
+            expect_back(t, tokens, count, exact, n);
+        }
+        free(exact);
+    }
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+static void test_any_bytes_come_back(void **state) {
+    (void)state;
+    check_any_bytes("bytes", 500);
+    check_any_bytes(OWN, 3000);
+    check_any_bytes(SPLIT, 3000);
+    if (access(GPT2 "/vocab.bpe", R_OK) == 0) check_any_bytes(GPT2, 3000);
+}
+
+static void test_bytes_are_tokens(void **state) {
+    (void)state;
+    weft_tokenizer *t = open_tokenizer("bytes");
+    weft_encoder *e = open_encoder(t);
+    int64_t count;
+    const int32_t *tokens = encode(e, "a\x00\xFF", 3, true, &count);
+    assert_int_equal(count, 3);
+    assert_int_equal(tokens[0], 'a');
+    assert_int_equal(tokens[1], 0);
+    assert_int_equal(tokens[2], 255);
+    assert_int_equal(weft_tokenizer_vocab(t), 256);
+    assert_int_equal(weft_tokenizer_end(t), -1);
+    assert_int_equal(weft_tokenizer_save(t, scratch_path("bytes.json")), WEFT_OK);
+    weft_tokenizer *again = open_tokenizer(scratch_path("bytes.json"));
+    weft_encoder *f = open_encoder(again);
+    tokens = encode(f, "a\x00\xFF\n ", 5, false, &count);
+    assert_int_equal(count, 5);
+    assert_int_equal(tokens[2], 255);
+    assert_int_equal(tokens[4], ' ');
+    weft_encoder_close(f);
+    weft_tokenizer_close(again);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+static int count_of(weft_encoder *e, const char *text, bool specials, int32_t token) {
+    int64_t count;
+    int found = 0;
+    const int32_t *tokens = encode(e, text, strlen(text), specials, &count);
+    for (int64_t i = 0; i < count; i++)
+        found += tokens[i] == token;
+    return found;
+}
+
+static void test_specials_only_on_request(void **state) {
+    (void)state;
+    const char *text = "a<|endoftext|> b<|im_start|><|endoftext|>";
+    weft_tokenizer *t = open_tokenizer(SPLIT);
+    weft_encoder *e = open_encoder(t);
+    int32_t end = weft_tokenizer_special(t, "<|endoftext|>");
+    assert_true(end >= 0);
+    assert_int_equal(end, weft_tokenizer_end(t));
+    assert_int_equal(weft_tokenizer_special(t, "<|nothing|>"), -1);
+    assert_int_equal(count_of(e, text, false, end), 0);
+    assert_int_equal(count_of(e, text, true, end), 2);
+    /* An added token that is not special is one in any text. */
+    assert_int_equal(count_of(e, text, false, (int32_t)weft_tokenizer_vocab(t) - 1), 1);
+    assert_int_equal(count_of(e, text, true, (int32_t)weft_tokenizer_vocab(t) - 1), 1);
+    assert_false(weft_tokenizer_cuttable(t));
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+/* Where the header allows a cut, cutting changes no token. */
+static void test_cuts_change_no_token(void **state) {
+    (void)state;
+    weft_tokenizer *t = open_tokenizer(OWN);
+    weft_encoder *e = open_encoder(t);
+    size_t bytes;
+    char *text = file_read("tests/reference/make_tokenizer_vectors.py", &bytes);
+    int64_t count, n;
+    assert_true(weft_tokenizer_cuttable(t));
+    const int32_t *tokens = encode(e, text, bytes, false, &count);
+    int32_t *whole = malloc((size_t)count * sizeof *whole);
+    assert_non_null(whole);
+    memcpy(whole, tokens, (size_t)count * sizeof *whole);
+    int64_t at = 0;
+    for (size_t from = 0, i = 1; i <= bytes; i++) {
+        bool may = i == bytes ||
+                   ((text[i] == ' ' || text[i] == '\n') && text[i - 1] > ' ' && text[i - 1] < 0x7F);
+        if (!may) continue;
+        tokens = encode(e, text + from, i - from, false, &n);
+        assert_true(at + n <= count);
+        assert_memory_equal(tokens, whole + at, (size_t)n * sizeof *whole);
+        at += n;
+        from = i;
+    }
+    assert_int_equal(at, count);
+    free(whole);
+    free(text);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+static void test_decode_refuses_other_numbers(void **state) {
+    (void)state;
+    weft_tokenizer *t = open_tokenizer(OWN);
+    const int32_t bad[] = {-1, (int32_t)weft_tokenizer_vocab(t)};
+    for (int i = 0; i < 2; i++) {
+        char *text;
+        size_t bytes;
+        assert_int_equal(weft_tokenizer_decode(t, &bad[i], 1, &text, &bytes), WEFT_EINPUT);
+        assert_null(text);
+    }
+    weft_tokenizer_close(t);
+}
+
+static void expect_refused(const char *name, const char *word) {
+    weft_tokenizer *t;
+    weft_status status = weft_tokenizer_open(name, &t);
+    if (status == WEFT_OK) fail_msg("a tokenizer without '%s' was taken", word);
+    assert_null(t);
+    const char *message = weft_error_message();
+    assert_null(strchr(message, '\n'));
+    if (!strstr(message, word)) fail_msg("'%s' is not in: %s", word, message);
+}
+
+/* The own tokenizer with one text put for another. */
+static void expect_changed_refused(const char *from, const char *to, const char *word) {
+    size_t bytes;
+    char *text = file_read(OWN, &bytes), *at = strstr(text, from);
+    assert_non_null(at);
+    char *changed = malloc(bytes + strlen(to) + 1);
+    assert_non_null(changed);
+    int n = sprintf(changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    file_write(scratch_path("changed.json"), changed, (size_t)n);
+    expect_refused(scratch_path("changed.json"), word);
+    free(changed);
+    free(text);
+}
+
+static void expect_text_refused(const char *name, const char *text, const char *word) {
+    file_write(scratch_path("%s", name), text, strlen(text));
+    expect_refused(scratch_path("%s", name), word);
+}
+
+static void test_what_cannot_be_used_is_named(void **state) {
+    (void)state;
+    expect_refused(scratch_path("nothing"), "nothing");
+    expect_text_refused("a.json", "", "JSON");
+    expect_text_refused("a.json", "[1]", "object");
+    expect_text_refused("a.json", "{\"a\": 1}", "vocab.bpe");
+    expect_text_refused("a.json", "{\"model\": {\"type\": \"Unigram\"}}", "Unigram");
+    expect_text_refused("a.json", "{\"model\": {\"type\": \"BPE\"}}", "vocab");
+    expect_text_refused("a.bpe", "one\n", "merge 1");
+    expect_text_refused("a.bpe", "a b\nzz y\n", "merge 2");
+    expect_text_refused("a.bpe", "a b\na b\n", "same bytes");
+    expect_text_refused("a.bpe", "\xFF\xFE b\n", "merge 1");
+    expect_changed_refused("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "NFC");
+    expect_changed_refused("\"dropout\": null", "\"dropout\": 0.1", "dropout");
+    expect_changed_refused("\"add_prefix_space\": false", "\"add_prefix_space\": true",
+                           "add_prefix_space");
+    expect_changed_refused("\"type\": \"ByteLevel\"", "\"type\": \"Whitespace\"", "Whitespace");
+    expect_changed_refused("\"!\": 0", "\"!\": 1", "1 ");
+    expect_changed_refused("\"!\": 0", "\"!\": -5", "-5");
+    expect_changed_refused("\"!\": 0", "\"!\": 99999999999", "99999999999");
+    expect_changed_refused("\"!\": 0", "\"!\": \"x\"", "no number");
+    expect_changed_refused("\"!\": 0,", "", "0x21");
+    expect_changed_refused("\"lstrip\": false", "\"lstrip\": true", "lstrip");
+    expect_changed_refused("\"id\": 699", "\"id\": 5", "two tokens");
+    expect_changed_refused("\"merges\": [", "\"merges\": [3,", "merge 1");
+    expect_changed_refused("\"merges\": [", "\"merges\": [\"zq zq\",", "merge 1");
+}
+
+static void expect_pattern_refused(const char *pattern, const char *word) {
+    char step[512];
+    snprintf(step, sizeof step,
+             "\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\","
+             "\"pattern\": {\"Regex\": \"%s\"}, \"behavior\": \"Isolated\"}]}, \"old\":",
+             pattern);
+    expect_changed_refused("\"pre_tokenizer\":", step, word);
+}
+
+static void test_patterns_that_mean_something_else_are_refused(void **state) {
+    (void)state;
+    expect_pattern_refused("(a", "pattern");
+    expect_pattern_refused("\\\\bword", "not supported");
+    expect_pattern_refused("[a[b]]", "class within");
+    expect_pattern_refused("[a&&b]", "intersection");
+    expect_pattern_refused("a", "ByteLevel");
+}
+
+/* Whatever is wrong with a file, it is refused in one line or works. */
+static void test_damaged_files_do_no_harm(void **state) {
+    (void)state;
+    size_t bytes;
+    char *text = file_read(SPLIT, &bytes);
+    uint32_t at = 1000;
+    for (int round = 0; round < 300; round++) {
+        char *changed = malloc(bytes);
+        assert_non_null(changed);
+        memcpy(changed, text, bytes);
+        size_t length = round % 3 ? bytes : draw(&at) % bytes;
+        for (uint32_t i = draw(&at) % 3; i-- > 0 && length;)
+            changed[draw(&at) % length] = (char)(draw(&at) % 2 ? '0' + draw(&at) % 10 : draw(&at));
+        file_write(scratch_path("damaged.json"), changed, length);
+        weft_tokenizer *t;
+        if (weft_tokenizer_open(scratch_path("damaged.json"), &t) == WEFT_OK) {
+            weft_encoder *e = open_encoder(t);
+            const int32_t *tokens;
+            int64_t count;
+            if (weft_encode(e, changed, length, false, &tokens, &count) == WEFT_OK)
+                expect_back(t, tokens, count, changed, length);
+            weft_encoder_close(e);
+        } else {
+            assert_null(strchr(weft_error_message(), '\n'));
+        }
+        weft_tokenizer_close(t);
+        free(changed);
+    }
+    free(text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_own_bpe_equals_kept_reference),
+        cmocka_unit_test(test_patterns_equal_kept_reference),
+        cmocka_unit_test(test_gpt2_equals_kept_reference),
+        cmocka_unit_test(test_gpt2_without_numbers_and_saved),
+        cmocka_unit_test(test_gpt2_equals_tiktoken_on_any_string),
+        cmocka_unit_test(test_own_bpe_equals_tokenizers_on_any_string),
+        cmocka_unit_test(test_patterns_equal_tokenizers_on_any_string),
+        cmocka_unit_test(test_any_bytes_come_back),
+        cmocka_unit_test(test_bytes_are_tokens),
+        cmocka_unit_test(test_specials_only_on_request),
+        cmocka_unit_test(test_cuts_change_no_token),
+        cmocka_unit_test(test_decode_refuses_other_numbers),
+        cmocka_unit_test(test_what_cannot_be_used_is_named),
+        cmocka_unit_test(test_patterns_that_mean_something_else_are_refused),
+        cmocka_unit_test(test_damaged_files_do_no_harm),
+    };
+    return cmocka_run_group_tests_name("tokenizer", tests, open_scratch, close_scratch);
+}

@@ -1,0 +1,193 @@
+"""Reference tokens for the tests of the tokenizers, by tiktoken and Hugging Face's tokenizers.
+
+    make_tokenizer_vectors.py GPT2_FOLDER
+        writes tests/vectors/tokenizer.{gpt2,own,split}.cases.json: {"cases": [{"text", "tokens"}]}.
+        GPT-2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
+        from tests/vectors/tokenizer.{own,split}.json. Also tokenizer.train.json: a text and the
+        merges that the trainer of tokenizers learns from it.
+    make_tokenizer_vectors.py --stream SEED COUNT ASSIGNED GPT2_FOLDER|TOKENIZER_JSON
+        writes COUNT random and adversarial strings and their tokens to standard output: for each,
+        little-endian uint32 bytes, the bytes, uint32 tokens, the tokens as uint32.
+
+ASSIGNED is a file of "first last" lines: the code points that may appear, because Unicode versions
+differ in the rest. Exit status 3: the package that is needed cannot be imported.
+"""
+
+import json
+import os
+import random
+import struct
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+VECTORS = os.path.join(HERE, "..", "vectors")
+PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+
+SPACES = (
+    "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
+    "\u200a\u2028\u2029\u202f\u205f\u3000"
+)
+# Looks like space and is none, or is one in some library's opinion.
+ALMOST = "\u180e\u200b\u200c\u200d\u2060\ufeff\x1c\x1d\x1e\x1f\x00\x7f\x08\u00ad\u034f"
+WORDS = (
+    "the of and to in is that it was for as with his he be not by but have you which are on or her "
+    "had at from this my they all so me no one we what who will if an out up there when their more "
+    "time do any some may only new like over such then our me even most after also did many before "
+    "Transformer attention gradient matrix Wasserstein reciprocal 2024 1,000,000 3.14159 0x7fff "
+    "naïve café Straße Łódź größe こんにちは 世界 你好 Привет мир مرحبا שלום हिन्दी ไทย 한국어 𝔘𝔫𝔦 "
+    "e\u0301 \U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 ½ ² Ⅷ ٣ 五 "
+    "<|endoftext|> <|im_start|> </s> int main(void) { return 0; } https://example.org/a?b=c&d=e"
+).split()
+CONTRACTIONS = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'RE", "'l", "'v", "'r", "''s",
+                "'", "\u2019s", " 's", "'\u017f", "'ſ"]
+
+
+def assigned_points(path):
+    points = []
+    with open(path, encoding="ascii") as file:
+        for line in file:
+            first, last = (int(word) for word in line.split())
+            points.append((first, last))
+    return points
+
+
+class Maker:
+    """Strings that meet the corners of the pattern and of merging."""
+
+    def __init__(self, seed, points):
+        self.r = random.Random(seed)
+        self.points = points
+        self.weights = [last - first + 1 for first, last in points]
+
+    def any_char(self):
+        if self.r.random() < 0.5:  # any block of code points as likely as any other
+            first, last = self.r.choice(self.points)
+        else:
+            first, last = self.r.choices(self.points, self.weights)[0]
+        return chr(self.r.randint(first, last))
+
+    def atom(self):
+        r = self.r
+        kind = r.randrange(12)
+        if kind < 3:
+            return r.choice(WORDS)
+        if kind == 3:
+            return r.choice(SPACES) * r.randint(1, 4)
+        if kind == 4:
+            return "".join(r.choice(SPACES) for _ in range(r.randint(1, 5)))
+        if kind == 5:
+            return r.choice(CONTRACTIONS)
+        if kind == 6:
+            return "".join(chr(r.randint(0, 127)) for _ in range(r.randint(1, 8)))
+        if kind == 7:
+            return "".join(self.any_char() for _ in range(r.randint(1, 6)))
+        if kind == 8:
+            return r.choice(ALMOST)
+        if kind == 9:
+            return " " * r.randint(1, 3)
+        if kind == 10:
+            return str(r.randint(0, 10 ** r.randint(1, 12)))
+        return r.choice("abcdeAZ!?.-=_*/ \n0") * r.choice([1, 2, 3, 5, 17, 40, 90])
+
+    def text(self):
+        r = self.r
+        if r.random() < 0.02:  # one long piece: merging without a space in it
+            return "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(60, 400)))
+        join = r.choice(["", "", " ", "\n"])
+        return join.join(self.atom() for _ in range(r.randint(0, 12)))
+
+
+def load(source):
+    """The reference's encoding of plain text, as a function."""
+    try:
+        if os.path.isdir(source):
+            import tiktoken
+            from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+
+            ranks = data_gym_to_mergeable_bpe_ranks(
+                os.path.join(source, "vocab.bpe"), os.path.join(source, "encoder.json")
+            )
+            reference = tiktoken.Encoding(
+                "gpt2", pat_str=PATTERN, mergeable_ranks=ranks,
+                special_tokens={"<|endoftext|>": 50256},
+            )
+            return reference.encode_ordinary
+        import tokenizers
+    except ImportError as missing:
+        print(f"{missing.name} cannot be imported", file=sys.stderr)
+        sys.exit(3)
+    with open(source, encoding="utf-8") as file:
+        description = json.load(file)
+    # Special tokens are text here, as they are to us unless asked for.
+    description["added_tokens"] = [t for t in description["added_tokens"] if not t["special"]]
+    reference = tokenizers.Tokenizer.from_str(json.dumps(description))
+    return lambda text: reference.encode(text, add_special_tokens=False).ids
+
+
+def stream(seed, count, assigned, source):
+    encode = load(source)
+    maker = Maker(seed, assigned_points(assigned))
+    for _ in range(count):
+        text = maker.text()
+        data, tokens = text.encode(), encode(text)
+        sys.stdout.buffer.write(struct.pack("<I", len(data)) + data)
+        sys.stdout.buffer.write(struct.pack(f"<I{len(tokens)}I", len(tokens), *tokens))
+
+
+def kept_texts():
+    """Characters here are old: every library knows them alike."""
+    points = [(0x20, 0x7E), (0xA1, 0xFF), (0x100, 0x17F), (0x391, 0x3A1), (0x3B1, 0x3C9),
+              (0x410, 0x44F), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3), (0x1F600, 0x1F640)]
+    maker = Maker(4, points)
+    texts = ["", " ", "  ", "\n", " \n a", "a  b", "a   ", "\u180e a \u180e", "don't DON'T we'll",
+             "<|endoftext|>", "a" * 300, " " * 70 + "x", "\x00\x01", "ab" * 200]
+    return texts + [maker.text() for _ in range(250)]
+
+
+def keep(name, source):
+    encode = load(source)
+    cases = [{"text": text, "tokens": encode(text)} for text in kept_texts()]
+    path = os.path.join(VECTORS, f"tokenizer.{name}.cases.json")
+    with open(path, "w", encoding="ascii") as file:
+        file.write('{"cases": [\n')
+        file.write(",\n".join(json.dumps(case) for case in cases))
+        file.write("\n]}\n")
+
+
+def keep_training():
+    """Words by rank, frequent ones short: many pairs are as frequent as others, so ties count."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    r = random.Random(5)
+    stems = ["".join(r.choice("aeioustrnl") for _ in range(r.randint(1, 7))) for _ in range(120)]
+    text = ""
+    for _ in range(1500):
+        text += r.choice(["", " ", " ", " ", "\n", ", "]) + stems[int(120 * r.random() ** 3)]
+        text += r.choice(["", "", "'s", " é", str(r.randint(0, 99))])
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.train_from_iterator([text], trainers.BpeTrainer(
+        vocab_size=599, min_frequency=2, show_progress=False, special_tokens=[],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    merges = json.loads(trained.to_str())["model"]["merges"]
+    kept = {"vocab": 600, "text": text,
+            "merges": [" ".join(merge) if isinstance(merge, list) else merge for merge in merges]}
+    with open(os.path.join(VECTORS, "tokenizer.train.json"), "w", encoding="ascii") as file:
+        json.dump(kept, file, indent=0)
+        file.write("\n")
+
+
+def main():
+    if len(sys.argv) == 6 and sys.argv[1] == "--stream":
+        stream(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
+    elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
+        keep("gpt2", sys.argv[1])
+        for name in "own", "split":
+            keep(name, os.path.join(VECTORS, f"tokenizer.{name}.json"))
+        keep_training()
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

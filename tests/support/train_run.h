@@ -1,0 +1,28 @@
+/* Runs of `weft train` that are small enough for tests, in the foreground (command.h) or in the
+ * background, where they can be sent signals. */
+#ifndef WEFT_TESTS_TRAIN_RUN_H
+#define WEFT_TESTS_TRAIN_RUN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+/* Writes a config: two layers, dropout, 3 × 2 micro-batches a step, 12 steps. */
+void train_config(const char *path);
+
+/* Starts the program; its standard error goes to the file `err`. No file may grow past `limit`
+ * bytes; 0: no limit. */
+pid_t train_start(const char *const *arguments, const char *err, long limit);
+/* Waits for the end: the exit status, or minus the signal. */
+int train_wait(pid_t child);
+void train_pause(long milliseconds);
+
+/* Expects equal contents of A/NAME and B/NAME. */
+void train_same_file(const char *a, const char *b, const char *name);
+/* The same of the weights and the optimizer's state in A/last and B/last. */
+void train_same_end(const char *a, const char *b);
+
+/* Whether the long form of tests is asked for (make test-long). */
+bool train_long(void);
+
+#endif

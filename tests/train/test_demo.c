@@ -1,0 +1,66 @@
+/* The first run a user makes learns: its held-out loss falls below what a bigram model of the same
+ * text comes to. Trimmed to a sixth of its steps; whole in make test-long. */
+#include "data/bigram.h"
+#include "support/command.h"
+#include "support/train_run.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+enum { BIGRAM_TRAIN = 2000000, BIGRAM_VAL = 100000 };
+
+static double bigram_bar(void) {
+    weft_config c;
+    weft_dataset *d = NULL;
+    double loss = 0;
+    weft_config_defaults(&c);
+    if (weft_config_read(&c, "defconfigs/demo") != WEFT_OK ||
+        weft_dataset_open(&c, &d) != WEFT_OK ||
+        weft_bigram_loss(d, 1, BIGRAM_TRAIN, BIGRAM_VAL, &loss) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    weft_dataset_close(d);
+    return loss;
+}
+
+static void test_demo_learns_more_than_pairs(void **state) {
+    (void)state;
+    char out[256], path[300];
+    snprintf(out, sizeof out, "%s", scratch_path("demo"));
+    const char *const *whole = RUN("train", "--config", "defconfigs/demo", "--out", out);
+    const char *const *trimmed =
+        RUN("train", "--config", "defconfigs/demo", "--out", out, "-o", "GPT2_MAX_ITERS=100", "-o",
+            "GPT2_WARMUP_STEPS=20", "-o", "GPT2_EVAL_SAMPLES=4");
+    int status = train_wait(train_start(train_long() ? whole : trimmed, scratch_path("err"), 0));
+    if (status != 0) fail_msg("ended on %d: %s", status, file_read(scratch_path("err"), NULL));
+    snprintf(path, sizeof path, "%s/best/state.json", out);
+    char *text = file_read(path, NULL);
+    json_t *best = json_loads(text, 0, NULL);
+    double loss = json_number_value(json_object_get(best, "best_val_loss")), bar = bigram_bar();
+    printf("note: held-out loss %.3f, a bigram model's %.3f\n", loss, bar);
+    assert_true(loss > 0.1 && loss < bar);
+    json_decref(best);
+    free(text);
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_demo_learns_more_than_pairs),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

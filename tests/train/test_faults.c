@@ -1,0 +1,233 @@
+/* What goes wrong in a run, on purpose: a full disk, a damaged checkpoint, numbers that are not
+ * finite, signals. Each ends on one clear line and leaves the last good checkpoint as it was. */
+#include "cpu/backend.h"
+#include "support/command.h"
+#include "support/train_run.h"
+#include "train/loop.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char config[256];
+
+static const char *folder(const char *name) {
+    return scratch_path("%s", name);
+}
+
+static void train_steps(const char *out, const char *iterations) {
+    command_succeeds(RUN("train", "--config", config, "--out", out, "-o", iterations), NULL);
+}
+
+/* The last line of a file begins with "weft train: " and holds a word. */
+static void last_line_says(const char *path, const char *word) {
+    char *text = file_read(path, NULL);
+    size_t n = strlen(text);
+    if (n && text[n - 1] == '\n') text[n - 1] = 0;
+    char *line = strrchr(text, '\n');
+    line = line ? line + 1 : text;
+    if (strncmp(line, "weft train: ", 12) != 0 || !strstr(line, word))
+        fail_msg("not a line with '%s': %s", word, line);
+    free(text);
+}
+
+static void test_full_disk_leaves_the_last_checkpoint(void **state) {
+    (void)state;
+    /* A constant rate, so that a run in two legs is the whole run. */
+    const char *rate = "LR_SCHEDULE=constant";
+    command_succeeds(RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "-o",
+                         "GPT2_MAX_ITERS=4"),
+                     NULL);
+    size_t bytes, after;
+    char *before = file_read(scratch_path("full/last/model.safetensors"), &bytes);
+    const char *const *again =
+        RUN("train", "--config", config, "--out", scratch_path("full"), "-o", rate, "--resume");
+    /* Room for lines, but not for a checkpoint's tensors. */
+    assert_int_equal(train_wait(train_start(again, folder("err"), (long)bytes / 2)), 1);
+    last_line_says(folder("err"), "File too large");
+    char *now = file_read(scratch_path("full/last/model.safetensors"), &after);
+    assert_int_equal(bytes, after);
+    assert_memory_equal(before, now, bytes);
+    assert_int_not_equal(access(scratch_path("full/last.new"), F_OK), 0);
+    free(before);
+    free(now);
+    /* With room again it goes on as if nothing had been. */
+    command_succeeds(
+        RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "--resume"), NULL);
+    command_succeeds(RUN("train", "--config", config, "--out", folder("roomy"), "-o", rate), NULL);
+    train_same_file(folder("full"), folder("roomy"), "last/model.safetensors");
+}
+
+static void test_full_disk_under_the_metrics_is_told(void **state) {
+    (void)state;
+    pid_t child = train_start(RUN("train", "--config", config, "--out", folder("lines"), "-o",
+                                  "CHECKPOINT_INTERVAL=100", "-o", "GPT2_EVAL_INTERVAL=100"),
+                              folder("err"), 1000);
+    assert_int_equal(train_wait(child), 1);
+    last_line_says(folder("err"), "metrics.jsonl");
+}
+
+static void test_damaged_checkpoint_is_refused(void **state) {
+    (void)state;
+    train_steps(folder("hurt"), "GPT2_MAX_ITERS=2");
+    const char *const *again =
+        RUN("train", "--config", config, "--out", scratch_path("hurt"), "--resume");
+    char path[512];
+    snprintf(path, sizeof path, "%s", scratch_path("hurt/last/optimizer.safetensors"));
+    size_t bytes;
+    char *whole = file_read(path, &bytes);
+    assert_int_equal(truncate(path, (off_t)bytes / 2), 0);
+    command_fails(2, again, SAYS("optimizer.safetensors", "bytes"));
+    whole[bytes - 1] ^= 1;
+    file_write(path, whole, bytes);
+    command_fails(2, again, SAYS("optimizer.safetensors", "checksum"));
+    whole[bytes - 1] ^= 1;
+    file_write(path, whole, bytes);
+    command_succeeds(again, NULL);
+    free(whole);
+    assert_int_equal(truncate(scratch_path("hurt/last/state.json"), 20), 0);
+    command_fails(2, again, SAYS("state.json"));
+}
+
+static void test_vocabulary_must_fit(void **state) {
+    (void)state;
+    command_fails(
+        2, RUN("train", "--config", config, "--out", folder("small"), "-o", "VOCAB_SIZE=100"),
+        SAYS("vocabulary", "256", "CONFIG_VOCAB_SIZE", "100"));
+    command_fails(2,
+                  RUN("train", "--config", config, "--out", folder("nodata"), "-o",
+                      "DATASET=/nowhere/at/all"),
+                  SAYS("/nowhere/at/all"));
+}
+
+static void stop_by(int number) {
+    char out[256], err[256];
+    snprintf(out, sizeof out, "%s", scratch_path("signal%d", number));
+    snprintf(err, sizeof err, "%s", scratch_path("err%d", number));
+    pid_t child = train_start(RUN("train", "--config", config, "--out", out, "-o",
+                                  "GPT2_MAX_ITERS=1000000", "-o", "CHECKPOINT_INTERVAL=1000000"),
+                              err, 0);
+    for (int i = 0; i < 10000 && access(scratch_path("signal%d/metrics.jsonl", number), F_OK); i++)
+        train_pause(2);
+    command_fails(
+        2,
+        RUN("train", "--config", config, "--out", out, "--resume", "-o", "GPT2_MAX_ITERS=1000000"),
+        SAYS("another process"));
+    kill(child, number);
+    assert_int_equal(train_wait(child), 1);
+    last_line_says(err, "--resume");
+    char state[300];
+    snprintf(state, sizeof state, "%s/last/state.json", out);
+    assert_int_equal(access(state, R_OK), 0);
+}
+
+static void test_signals_save_and_stop(void **state) {
+    (void)state;
+    stop_by(SIGINT);
+    stop_by(SIGTERM);
+}
+
+static void test_second_signal_ends_at_once(void **state) {
+    (void)state;
+    /* A step of minutes. */
+    pid_t child = train_start(
+        RUN("train", "--config", config, "--out", folder("twice"), "-o", "BATCH_SIZE=1000000"),
+        folder("err"), 0);
+    for (int i = 0; i < 10000 && access(folder("twice/metrics.jsonl"), F_OK); i++)
+        train_pause(2);
+    kill(child, SIGINT);
+    train_pause(50);
+    kill(child, SIGINT);
+    assert_int_equal(train_wait(child), 128 + SIGINT);
+}
+
+/* Runs within this process, with a hook that breaks a weight in some steps and mends it. */
+typedef struct {
+    int64_t from, to; /* the steps in which it is broken */
+    float kept;
+    bool broken;
+} breaker;
+
+static void break_weight(void *context, int64_t step, weft_model *m) {
+    breaker *b = context;
+    float *value = weft_model_find(m, "ln_f.weight")->data;
+    bool shall = step >= b->from && step < b->to;
+    if (shall && !b->broken) b->kept = *value;
+    if (!shall && b->broken) *value = b->kept;
+    if (shall) *value = NAN;
+    b->broken = shall;
+}
+
+static weft_train_result run_broken(const char *out, breaker *b) {
+    weft_config c;
+    weft_pool *pool;
+    weft_train_result result;
+    weft_config_defaults(&c);
+    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    c.gpt2_max_iters = 20;
+    c.checkpoint_interval = 1;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    weft_train_options options = {.out = out, .before_step = break_weight, .context = b};
+    if (weft_train(&c, weft_cpu_backend(), pool, &options, &result) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    weft_pool_destroy(pool);
+    return result;
+}
+
+static void test_steps_that_are_not_finite_are_skipped(void **state) {
+    (void)state;
+    weft_train_result r = run_broken(folder("skips"), &(breaker){.from = 3, .to = 7});
+    assert_int_equal(r.end, WEFT_TRAIN_DONE);
+    assert_int_equal(r.steps, 20);
+    assert_int_equal(r.skipped, 4);
+    assert_true(isfinite(r.parts.loss));
+}
+
+static void test_many_in_a_row_end_the_run(void **state) {
+    (void)state;
+    weft_train_result r = run_broken(folder("lost"), &(breaker){.from = 5, .to = 20});
+    assert_int_equal(r.end, WEFT_TRAIN_DIVERGED);
+    assert_int_equal(r.skipped, WEFT_TRAIN_SKIPS_MAX);
+    assert_non_null(strstr(r.why, "ln_f.weight"));
+    /* The checkpoint is that of the last good step, and it can be gone on from. */
+    char *text = file_read(scratch_path("lost/last/state.json"), NULL);
+    json_t *kept = json_loads(text, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(kept, "iteration")), 5);
+    json_decref(kept);
+    free(text);
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    train_config(config);
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_full_disk_leaves_the_last_checkpoint),
+        cmocka_unit_test(test_full_disk_under_the_metrics_is_told),
+        cmocka_unit_test(test_damaged_checkpoint_is_refused),
+        cmocka_unit_test(test_vocabulary_must_fit),
+        cmocka_unit_test(test_signals_save_and_stop),
+        cmocka_unit_test(test_second_signal_ends_at_once),
+        cmocka_unit_test(test_steps_that_are_not_finite_are_skipped),
+        cmocka_unit_test(test_many_in_a_row_end_the_run),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

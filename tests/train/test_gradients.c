@@ -1,0 +1,104 @@
+/* The sum over micro-batches: the tree that their index fixes, to the bit. The expected value is
+ * the tree's definition from the top: the left part is the largest power of two that is less than
+ * the whole. */
+#include "cpu/backend.h"
+#include "support/model_case.h"
+#include "train/gradients.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+enum { MOST = 13 };
+
+/* Numbers whose sums depend on the order: the i-th micro-batch's at one element. */
+static float leaf(int64_t i, int64_t element) {
+    return (1.0f + (float)element) / (float)(3 + 7 * i) * ((i + element) % 3 ? 1.0f : -1e3f);
+}
+
+static float tree(int64_t first, int64_t count, int64_t element) {
+    if (count == 1) return leaf(first, element);
+    int64_t left = 1;
+    while (left * 2 < count)
+        left *= 2;
+    return tree(first, left, element) + tree(first + left, count - left, element);
+}
+
+static void check_sum(model_run *r, int64_t count, int threads) {
+    weft_optimizer *o;
+    weft_gradients *g;
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
+    assert_int_equal(weft_optimizer_create(r->model, weft_cpu_backend(), pool, &o), WEFT_OK);
+    assert_int_equal(weft_gradients_create(o, &r->session, pool, count, &g), WEFT_OK);
+    const weft_weight *weights = r->model->weights;
+    for (int round = 0; round < 2; round++) {
+        for (int64_t i = 0; i < count; i++) {
+            for (int64_t w = 0; w < r->model->n_weights; w++) {
+                weft_tensor *t = weft_graph_find(r->session.graph.graph, weights[w].name);
+                float *gradient = weft_data(r->session.exec, t->grad);
+                for (int64_t e = 0; gradient && e < weights[w].count; e++)
+                    gradient[e] = leaf(i, e);
+            }
+            weft_gradients_add(g);
+        }
+    }
+    for (int64_t w = 0; count > 1 && w < r->model->n_weights; w++) {
+        weft_tensor *t = weft_graph_find(r->session.graph.graph, weights[w].name);
+        const float *sum = weft_optimizer_gradient(o, w);
+        for (int64_t e = 0; e < weights[w].count; e++) {
+            float want = t->grad ? tree(0, count, e) * (float)(1.0 / (double)count) : 0;
+            if (sum[e] != want)
+                fail_msg("%s of %lld: %g, not %g", weights[w].name, (long long)count,
+                         (double)sum[e], (double)want);
+        }
+    }
+    assert_null(weft_gradients_find_bad(g));
+    weft_gradients_destroy(g);
+    weft_optimizer_destroy(o);
+    weft_pool_destroy(pool);
+}
+
+static void test_micro_batches_are_added_in_a_tree(void **state) {
+    (void)state;
+    model_case c;
+    model_run r;
+    model_case_open(&c, "dot-learned");
+    model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
+    for (int64_t count = 1; count <= MOST; count++)
+        check_sum(&r, count, count % 2 ? 1 : 3);
+    model_run_close(&r);
+    model_case_close(&c);
+}
+
+static void test_bad_gradient_is_named(void **state) {
+    (void)state;
+    model_case c;
+    model_run r;
+    weft_optimizer *o;
+    weft_gradients *g;
+    model_case_open(&c, "dot-learned");
+    model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
+    assert_int_equal(weft_optimizer_create(r.model, weft_cpu_backend(), r.pool, &o), WEFT_OK);
+    assert_int_equal(weft_gradients_create(o, &r.session, r.pool, 2, &g), WEFT_OK);
+    weft_tensor *t = weft_graph_find(r.session.graph.graph, "h.0.ln_2.weight");
+    ((float *)weft_data(r.session.exec, t->grad))[1] = INFINITY;
+    weft_gradients_add(g);
+    weft_gradients_add(g);
+    assert_string_equal(weft_gradients_find_bad(g), "h.0.ln_2.weight");
+    weft_gradients_destroy(g);
+    weft_optimizer_destroy(o);
+    model_run_close(&r);
+    model_case_close(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_micro_batches_are_added_in_a_tree),
+        cmocka_unit_test(test_bad_gradient_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

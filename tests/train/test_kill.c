@@ -1,0 +1,115 @@
+/* A run that is killed with SIGKILL again and again, at moments that nobody chose, and resumed each
+ * time with another number of threads, ends on the bits of one that was left alone. */
+#include "core/random.h"
+#include "support/command.h"
+#include "support/train_run.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { KILLS = 3, KILLS_LONG = 20, STEPS_A_KILL = 12, FIRST_MOST = 30000 };
+
+/* Which folder has the name now: a new checkpoint is another one. */
+static ino_t which(const char *path) {
+    struct stat is;
+    return stat(path, &is) == 0 ? is.st_ino : 0;
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Waits until a checkpoint is being written, and at most a fifth of a millisecond more. */
+static void wait_for_writing(const char *fresh, double part) {
+    const struct timespec little = {.tv_nsec = (long)(part * 2e5)};
+    for (double start = seconds(); access(fresh, F_OK) != 0 && seconds() < start + 30;) {
+    }
+    nanosleep(&little, NULL);
+}
+
+/* Waits until the run has written a checkpoint of its own; false: it ended. */
+static bool wait_for_checkpoint(pid_t child, const char *last, ino_t before) {
+    for (int i = 0; i < FIRST_MOST; i++) {
+        if (which(last) != before) return true;
+        if (kill(child, 0) != 0) return false;
+        train_pause(1);
+    }
+    return false;
+}
+
+static void test_killed_runs_end_on_the_same_bits(void **state) {
+    (void)state;
+    int kills = train_long() ? KILLS_LONG : KILLS, during = 0;
+    char iterations[32], whole[256], killed[256], last[300], fresh[300], config[256], err[256];
+    snprintf(iterations, sizeof iterations, "GPT2_MAX_ITERS=%d", kills * STEPS_A_KILL);
+    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
+    snprintf(killed, sizeof killed, "%s", scratch_path("killed"));
+    snprintf(last, sizeof last, "%s/last", killed);
+    snprintf(fresh, sizeof fresh, "%s/last.new", killed);
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    snprintf(err, sizeof err, "%s", scratch_path("err"));
+    train_config(config);
+    char *report;
+    command_succeeds(RUN("train", "--config", config, "--out", whole, "--threads", "2", "-o",
+                         iterations, "-o", "CHECKPOINT_INTERVAL=1", "--json"),
+                     &report);
+    json_t *object = json_loads(report, 0, NULL);
+    double step_ms =
+        json_number_value(json_object_get(object, "seconds")) * 1000 / (kills * STEPS_A_KILL);
+    json_decref(object);
+    free(report);
+    uint64_t seed = (uint64_t)time(NULL);
+    for (int i = 0; i < kills; i++) {
+        char threads[2] = {(char)('1' + i % 3), 0};
+        double part = weft_random_unit(weft_random_word(seed, 0, 0, 0, (uint64_t)i));
+        ino_t before = which(last);
+        pid_t child =
+            train_start(RUN("train", "--config", config, "--out", killed, "--resume", "--threads",
+                            threads, "-o", iterations, "-o", "CHECKPOINT_INTERVAL=1"),
+                        err, 0);
+        /* In turn: amid a write, at any time in the steps after a checkpoint, in the start. */
+        if (i % 3 != 2) assert_true(wait_for_checkpoint(child, last, before));
+        if (i % 3 == 0)
+            wait_for_writing(fresh, part);
+        else
+            train_pause((long)(part * 3 * step_ms));
+        kill(child, SIGKILL);
+        assert_int_equal(train_wait(child), -SIGKILL);
+        during += access(fresh, F_OK) == 0;
+    }
+    printf("note: %d of %d kills fell into the writing of a checkpoint (seed %llu)\n", during,
+           kills, (unsigned long long)seed);
+    command_succeeds(RUN("train", "--config", config, "--out", killed, "--resume", "-o", iterations,
+                         "-o", "CHECKPOINT_INTERVAL=1"),
+                     NULL);
+    train_same_end(whole, killed);
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_killed_runs_end_on_the_same_bits),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

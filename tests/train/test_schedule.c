@@ -1,0 +1,81 @@
+/* The learning rate of each step, against values worked out by hand. */
+#include "train/schedule.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static weft_config make_config(int schedule) {
+    weft_config c;
+    weft_config_defaults(&c);
+    c.gpt2_max_iters = 110;
+    c.gpt2_warmup_steps = 10;
+    c.learning_rate = 1;
+    c.gpt2_min_lr = 0.1;
+    c.lr_schedule = schedule;
+    return c;
+}
+
+static void near(double a, double b) {
+    if (fabs(a - b) > 1e-12) fail_msg("%.15g, not %.15g", a, b);
+}
+
+static void test_warmup_is_linear_in_every_schedule(void **state) {
+    (void)state;
+    for (int schedule = WEFT_SCHEDULE_COSINE; schedule <= WEFT_SCHEDULE_WSD; schedule++) {
+        weft_config c = make_config(schedule);
+        near(weft_schedule_rate(&c, 0), 0.1);
+        near(weft_schedule_rate(&c, 4), 0.5);
+        near(weft_schedule_rate(&c, 9), 1);
+    }
+}
+
+static void test_cosine_falls_to_the_least_rate(void **state) {
+    (void)state;
+    weft_config c = make_config(WEFT_SCHEDULE_COSINE);
+    near(weft_schedule_rate(&c, 59), 0.55);
+    near(weft_schedule_rate(&c, 84), 0.55 - 0.45 * sqrt(0.5));
+    near(weft_schedule_rate(&c, 109), 0.1);
+    near(weft_schedule_rate(&c, 500), 0.1);
+    c.gpt2_min_lr = 3; /* above the rate: the schedule never rises */
+    near(weft_schedule_rate(&c, 109), 1);
+    c.gpt2_warmup_steps = 0;
+    c.gpt2_min_lr = 0;
+    near(weft_schedule_rate(&c, 54), 0.5);
+    c.gpt2_warmup_steps = 1000; /* longer than the run */
+    near(weft_schedule_rate(&c, 109), 0.11);
+}
+
+static void test_constant_stays(void **state) {
+    (void)state;
+    weft_config c = make_config(WEFT_SCHEDULE_CONSTANT);
+    near(weft_schedule_rate(&c, 10), 1);
+    near(weft_schedule_rate(&c, 109), 1);
+    c = make_config(WEFT_SCHEDULE_COSINE);
+    c.gpt2_decay_lr = false;
+    near(weft_schedule_rate(&c, 109), 1);
+    near(weft_schedule_rate(&c, 4), 0.5);
+}
+
+static void test_wsd_falls_over_the_last_fifth(void **state) {
+    (void)state;
+    weft_config c = make_config(WEFT_SCHEDULE_WSD);
+    near(weft_schedule_rate(&c, 10), 1);
+    near(weft_schedule_rate(&c, 87), 1);
+    near(weft_schedule_rate(&c, 98), 0.55);
+    near(weft_schedule_rate(&c, 109), 0.1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_warmup_is_linear_in_every_schedule),
+        cmocka_unit_test(test_cosine_falls_to_the_least_rate),
+        cmocka_unit_test(test_constant_stays),
+        cmocka_unit_test(test_wsd_falls_over_the_last_fifth),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,191 @@
+/* What `weft train` leaves behind: the same bits for the same config, checkpoints and lines that
+ * others can read, and a folder that it can go on from. */
+#include "core/safetensors.h"
+#include "support/command.h"
+#include "support/train_run.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char config[256];
+
+static const char *folder(const char *name) {
+    return scratch_path("%s", name);
+}
+
+/* The value of a key in the last line that has it; NaN: none has. Counts the lines. */
+static double metric(const char *run, const char *key, int *lines) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    char *text = file_read(path, NULL), *rest = text;
+    double value = NAN;
+    int n = 0;
+    for (char *line; (line = strtok_r(rest, "\n", &rest)); n++) {
+        json_t *row = json_loads(line, 0, NULL);
+        if (!row) fail_msg("no JSON: %s", line);
+        json_t *number = json_object_get(row, key);
+        if (json_is_number(number)) value = json_number_value(number);
+        json_decref(row);
+    }
+    free(text);
+    if (lines) *lines = n;
+    return value;
+}
+
+static void train(const char *out, const char *threads, const char *override) {
+    command_succeeds(
+        RUN("train", "--config", config, "--out", out, "--threads", threads, "-o", override), NULL);
+}
+
+static void test_same_config_gives_same_bits(void **state) {
+    (void)state;
+    train(folder("a"), "1", "SEED=3");
+    train(folder("b"), "1", "SEED=3");
+    train_same_end(folder("a"), folder("b"));
+    train(folder("c"), "3", "SEED=3");
+    train_same_end(folder("a"), folder("c"));
+}
+
+static void test_bf16_gives_same_bits_and_resumes(void **state) {
+    (void)state;
+    train(folder("w"), "1", "DTYPE=bf16");
+    command_succeeds(RUN("train", "--config", config, "--out", folder("x"), "--dtype", "bf16", "-o",
+                         "GPT2_MAX_ITERS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3"),
+                     NULL);
+    train_same_end(folder("w"), folder("x"));
+    weft_safetensors *file;
+    assert_int_equal(weft_safetensors_open(scratch_path("w/last/optimizer.safetensors"), &file),
+                     WEFT_OK);
+    const weft_safetensor *master = weft_safetensors_find(file, "master.wte.weight");
+    assert_non_null(master);
+    assert_int_equal(master->dtype, WEFT_FILE_F32);
+    weft_safetensors_close(file);
+}
+
+static void test_resuming_step_by_step_gives_same_bits(void **state) {
+    (void)state;
+    /* The schedule must not depend on how long each leg is, so it is the constant one. */
+    command_succeeds(RUN("train", "--config", config, "--out", folder("one"), "-o",
+                         "LR_SCHEDULE=constant", "--dtype", "bf16"),
+                     NULL);
+    for (int i = 3; i <= 12; i += 3) {
+        char iterations[32], threads[2] = {(char)('0' + i / 3), 0};
+        snprintf(iterations, sizeof iterations, "GPT2_MAX_ITERS=%d", i);
+        command_succeeds(RUN("train", "--config", config, "--out", folder("legs"), "--resume", "-o",
+                             "LR_SCHEDULE=constant", "-o", iterations, "--dtype", "bf16",
+                             "--threads", threads),
+                         NULL);
+        /* As a kill between the two renames leaves it where names cannot be exchanged. */
+        if (i == 6)
+            assert_int_equal(rename(scratch_path("legs/last"), scratch_path("legs/last.old")), 0);
+    }
+    train_same_file(folder("one"), folder("legs"), "last/model.safetensors");
+    train_same_file(folder("one"), folder("legs"), "last/optimizer.safetensors");
+    int lines;
+    assert_true(metric(folder("legs"), "step", &lines) == 12);
+    assert_int_equal(lines, 12);
+}
+
+static void test_metrics_have_the_keys_of_the_contract(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "step", "loss",      "cross_entropy", "aux_z", "logits_z", "val_loss", "aux_contrastive",
+        "lr",   "grad_norm", "tokens_per_s",  "mfu"};
+    train(folder("m"), "2", "SEED=1");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (!isfinite(metric(folder("m"), keys[i], NULL))) fail_msg("no %s", keys[i]);
+    int lines;
+    assert_true(metric(folder("m"), "step", &lines) == 12);
+    assert_int_equal(lines, 12);
+    assert_true(metric(folder("m"), "loss", NULL) < 5.5);
+    assert_int_equal(access(scratch_path("m/events.out.tfevents.0000000000.weft"), R_OK), 0);
+}
+
+static void test_metric_of_a_task_is_reported(void **state) {
+    (void)state;
+    command_result r = command_run(RUN("train", "--config", config, "--out", folder("recall"), "-o",
+                                       "DATASET=recall", "-o", "VOCAB_SIZE=1024", "-o",
+                                       "GPT2_MAX_ITERS=2", "--json"));
+    assert_int_equal(r.status, 0);
+    json_t *object = json_loads(r.out, 0, NULL);
+    assert_true(json_is_number(json_object_get(object, "recall_accuracy")));
+    assert_true(json_is_true(json_object_get(object, "finished")));
+    json_decref(object);
+    command_free(&r);
+    assert_true(isfinite(metric(folder("recall"), "recall_accuracy", NULL)));
+}
+
+static void test_used_folder_needs_resume(void **state) {
+    (void)state;
+    train(folder("used"), "1", "GPT2_MAX_ITERS=2");
+    command_fails(2, RUN("train", "--config", config, "--out", folder("used")),
+                  SAYS("used", "--resume"));
+    command_fails(2,
+                  RUN("train", "--config", config, "--out", folder("used"), "--resume", "-o",
+                      "LEARNING_RATE=0.5"),
+                  SAYS("CONFIG_LEARNING_RATE", "0.01", "0.5", "--from"));
+}
+
+static void test_from_starts_with_a_fresh_optimizer(void **state) {
+    (void)state;
+    train(folder("base"), "1", "GPT2_MAX_ITERS=2");
+    command_succeeds(RUN("train", "--config", config, "--out", folder("tuned"), "--from",
+                         scratch_path("base/last"), "-o", "LEARNING_RATE=0", "-o", "GPT2_MIN_LR=0",
+                         "-o", "GPT2_MAX_ITERS=1"),
+                     NULL);
+    train_same_file(folder("base"), folder("tuned"), "last/model.safetensors");
+    command_fails(
+        2, RUN("train", "--config", config, "--out", folder("none"), "--from", folder("nowhere")),
+        SAYS("nowhere"));
+}
+
+static void test_last_checkpoints_are_kept(void **state) {
+    (void)state;
+    command_succeeds(RUN("train", "--config", config, "--out", folder("keep"), "-o",
+                         "CHECKPOINT_KEEP=3", "-o", "CHECKPOINT_INTERVAL=2"),
+                     NULL);
+    assert_int_equal(access(scratch_path("keep/step-0000000010/state.json"), R_OK), 0);
+    assert_int_equal(access(scratch_path("keep/step-0000000008/state.json"), R_OK), 0);
+    assert_int_not_equal(access(scratch_path("keep/step-0000000006"), F_OK), 0);
+    assert_int_not_equal(access(scratch_path("keep/last.new"), F_OK), 0);
+    /* An older one is a checkpoint like any other. */
+    command_succeeds(RUN("train", "--config", config, "--out", folder("older"), "--from",
+                         scratch_path("keep/step-0000000008"), "-o", "GPT2_MAX_ITERS=1"),
+                     NULL);
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    train_config(config);
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_config_gives_same_bits),
+        cmocka_unit_test(test_bf16_gives_same_bits_and_resumes),
+        cmocka_unit_test(test_resuming_step_by_step_gives_same_bits),
+        cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
+        cmocka_unit_test(test_metric_of_a_task_is_reported),
+        cmocka_unit_test(test_used_folder_needs_resume),
+        cmocka_unit_test(test_from_starts_with_a_fresh_optimizer),
+        cmocka_unit_test(test_last_checkpoints_are_kept),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}
