@@ -59,9 +59,15 @@ setup: ## install what is missing; WITH="test lint optional" for more than the b
 
 configure: $(CONFIG) ## look anew at what this machine has
 
-vectors: ## make the reference vectors of the tests again (needs NumPy)
-	@if [ -f tests/reference/make_vectors.py ]; then $(PYTHON) tests/reference/make_vectors.py; \
-	else echo "make vectors: tests/reference/make_vectors.py is not there" >&2; exit 2; fi
+# GPT-2's own vocab.bpe and encoder.json, which are not ours to carry: without them its vectors stay.
+GPT2 ?= ../shared/data/gpt2
+
+vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors of the tests again (needs PyTorch and NumPy)
+	$(PYTHON) tests/reference/make_vectors.py
+	$(PYTHON) tests/reference/make_model_vectors.py
+	$(PYTHON) tests/reference/make_curves.py --build '$(OUT)'
+	@if [ -f '$(GPT2)/vocab.bpe' ]; then $(PYTHON) tests/reference/make_tokenizer_vectors.py '$(GPT2)' || [ $$? = 3 ]; \
+	else echo "make vectors: no vocab.bpe in $(GPT2) (GPT2=folder): the tokenizers' vectors stay" >&2; fi
 
 mutate: build ## break the code on purpose, and see that a test notices
 	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate; \

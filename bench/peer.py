@@ -111,6 +111,17 @@ def attention_w2(s, as_written=False):
         scores = (d.view(b, h, t, t) * -rate(log_tau)).masked_fill(hidden, float("-inf"))
         return [scores.softmax(-1) @ v]
 
+    def as_the_seed(q, k, v, log_tau):
+        """Means and deviations apart, each square expanded: the seed's formula as it stands."""
+
+        def squares(a, c):
+            return a.square().sum(-1, keepdim=True) + c.square().sum(-1).unsqueeze(-2) - 2 * (a @ c.mT)
+
+        (mean_q, dev_q), (mean_k, dev_k) = q.chunk(2, -1), k.chunk(2, -1)
+        d = squares(mean_q, mean_k) + squares(dev_q, dev_k)
+        scores = (-d * rate(log_tau)).masked_fill(hidden, float("-inf"))
+        return [scores.softmax(-1) @ v]
+
     def key_term(q, k, v, log_tau):
         """Without |q|^2, which the softmax cannot see; the temperature goes into q and the keys."""
         r = rate(log_tau)
@@ -128,7 +139,7 @@ def attention_w2(s, as_written=False):
         return [torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view(b, h, t, dv)]
 
     if as_written:
-        forms = (distances,)
+        forms = (as_the_seed,)
     elif b * h * t * t <= LARGE:
         forms = (distances, key_term, columns)
     else:  # the form with the most passes over T x T is never the fastest, and would fill memory
