@@ -77,8 +77,9 @@ static int bench_train(const weft_args *args, const bench_args *own) {
         .table = args->json ? NULL : stdout,
         .json = args->json ? stdout : NULL,
     };
-    int failed;
-    return finish(args, bench_train_table(&o, &failed), failed);
+    int failed = 0;
+    weft_status status = bench_train_table(&o, &failed);
+    return finish(args, status, failed);
 }
 
 static int bench_attention(const weft_args *args, const bench_args *own) {
@@ -96,8 +97,9 @@ static int bench_attention(const weft_args *args, const bench_args *own) {
         .table = args->json ? NULL : stdout,
         .json = args->json ? stdout : NULL,
     };
-    int differing;
-    return finish(args, bench_op_table(&o, &differing), differing);
+    int differing = 0;
+    weft_status status = bench_op_table(&o, &differing);
+    return finish(args, status, differing);
 }
 
 int weft_cmd_bench(int argc, char **argv) {

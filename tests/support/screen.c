@@ -4,12 +4,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 static int open_terminal(int width, int *child_end) {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
@@ -85,15 +89,18 @@ static void show_bytes(screen *s, int width) {
 
 screen screen_run(int width, const char *const *environment, void (*body)(void)) {
     screen s = {.status = -1};
-    int ends[2], reader, writer;
+    int ends[2], reader, writer = -1;
     if (width > 0) {
         reader = open_terminal(width, &writer);
+        if (reader < 0) { /* a bare root without /dev/pts, say */
+            printf("this system gives no terminal: %s\n", strerror(errno));
+            skip();
+        }
     } else {
         if (pipe(ends) != 0) return s;
         reader = ends[0];
         writer = ends[1];
     }
-    if (reader < 0) return s;
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {

@@ -20,7 +20,8 @@ typedef struct {
 } screen;
 
 /* Runs `body` in a child whose standard error is a pipe (width 0) or a terminal that wide, with
- * these variables ("NAME=value", or "NAME" to unset it; ends on NULL). */
+ * these variables ("NAME=value", or "NAME" to unset it; ends on NULL). Where the system gives no
+ * terminal the running test is skipped. */
 screen screen_run(int width, const char *const *environment, void (*body)(void));
 void screen_free(screen *s);
 
