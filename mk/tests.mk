@@ -26,8 +26,9 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
-test-long: ## the same with the long proofs whole
-	@WEFT_TEST_LONG=1 $(MAKE) test TIMEOUT='$(or $(TIMEOUT),7200)'
+test-long: export WEFT_TEST_LONG := 1
+test-long: TIMEOUT := $(or $(TIMEOUT),7200)
+test-long: test ## the same with the long proofs whole
 
 tests: $(TEST_PROGRAMS)
 
