@@ -99,6 +99,9 @@ static int64_t operand_values(gemm_matrix x, int64_t side, int64_t k) {
 }
 
 int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p) {
+#if GEMM_PANELS
+    return KERNEL(panels_serial_workspace)(p);
+#endif
     return real_bytes(operand_values(p->a, p->m, p->k)) +
            real_bytes(operand_values(p->b, p->n, p->k));
 }
@@ -115,6 +118,9 @@ static int64_t partial_bytes(const gemm_product *p, const gemm_cut *cut) {
 
 int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads) {
     if (is_few_rows(p)) return KERNEL(few_rows_workspace)(p);
+#if GEMM_PANELS
+    return KERNEL(panels_workspace)(p, threads);
+#endif
     gemm_cut cut = KERNEL(gemm_cut)(p->batch, p->m, p->n, p->k);
     return partial_bytes(p, &cut) + threads * thread_bytes(p, &cut);
 }
@@ -137,6 +143,10 @@ static void call_blas(const gemm_product *p, real beta) {
 }
 
 void KERNEL(gemm_serial)(const gemm_product *p, void *workspace) {
+#if GEMM_PANELS
+    KERNEL(panels_serial)(p, workspace);
+    return;
+#endif
     int64_t depth = p->a.bf16 || p->b.bf16 ? DEPTH : p->k;
     real *a_tile = workspace;
     real *b_tile = bytes_on(workspace, real_bytes(operand_values(p->a, p->m, p->k)));
@@ -270,6 +280,10 @@ void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
         KERNEL(few_rows)(pool, p, workspace);
         return;
     }
+#if GEMM_PANELS
+    KERNEL(panels)(pool, p, workspace);
+    return;
+#endif
     gemm_run r = {.p = p, .cut = KERNEL(gemm_cut)(p->batch, p->m, p->n, p->k)};
     r.partial = workspace;
     r.scratch = bytes_on(workspace, partial_bytes(p, &r.cut));

@@ -15,6 +15,13 @@
  * number of rows: a row's bits are those it has alone. */
 enum { GEMM_FEW_ROWS = 32 };
 
+/* Whether panels.c does the products and not the library: where its kernel is the faster one. */
+#if defined(__aarch64__) && WEFT_REAL == 32
+#define GEMM_PANELS 1
+#else
+#define GEMM_PANELS 0
+#endif
+
 /* A matrix where it lies: `data` real, or bf16. */
 typedef struct {
     void *data;
@@ -41,9 +48,9 @@ int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads);
 /* Runs the product. `workspace` is aligned to WEFT_ARENA_ALIGN. */
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace);
 
-/* The same on the calling thread alone, for use inside a task: one library call a batch where
- * nothing is bf16, in pieces of k otherwise. c is real; bias, gelu and pre are ignored. Meant for
- * tiles: a bf16 operand is widened into `workspace`, gemm_serial_workspace bytes. */
+/* The same on the calling thread alone, for use inside a task. c is real; bias, gelu and pre are
+ * ignored. Meant for tiles: `workspace`, gemm_serial_workspace bytes, takes the copies that the
+ * kernel or a bf16 operand needs. */
 int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p);
 void KERNEL(gemm_serial)(const gemm_product *p, void *workspace);
 
@@ -99,5 +106,11 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
 /* Few rows: few_rows.c. */
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(few_rows_workspace)(const gemm_product *p);
+
+/* Many rows by a kernel of our own, where GEMM_PANELS: panels.c. */
+void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace);
+int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads);
+void KERNEL(panels_serial)(const gemm_product *p, void *workspace);
+int64_t KERNEL(panels_serial_workspace)(const gemm_product *p);
 
 #endif
