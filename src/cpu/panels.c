@@ -19,8 +19,10 @@
 enum {
     ROWS = 12, /* by COLUMNS: 24 registers of sums, 5 for the operands */
     COLUMNS = 8,
-    DEPTH = 256,             /* a panel of each operand fits the first cache */
+    DEPTH = 512,             /* a panel of each operand fits the first cache */
     BAND = 8,                /* most panels of rows that a task holds */
+    LINE = 16,               /* terms that are read at a time: a cache line */
+    TERMS = 4,               /* terms that are copied at a time where vectors lie side by side */
     PACK = 8,                /* panels of b that a task copies */
     SHARED_VALUES = 1 << 21, /* of b that is copied at a time, about */
     SHARED_COLUMNS = 128,    /* and no fewer columns than this */
@@ -46,6 +48,10 @@ static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16)
     return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
 }
 
+static ALWAYS_INLINE void prefetch(const void *data, int64_t i, const bool bf16) {
+    __builtin_prefetch((const char *)data + i * (int64_t)(bf16 ? sizeof(uint16_t) : sizeof(real)));
+}
+
 /* Four rows of four numbers, turned: to[j * step] gets the j-th of each row. */
 static ALWAYS_INLINE void turn_four(const void *data, int64_t at, int64_t ld, real *to,
                                     int64_t step, const bool bf16) {
@@ -66,27 +72,33 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, re
                                      const int64_t width, const bool bf16) {
     int64_t d = 0;
     if (count == width)
-        for (; d + 4 <= k; d += 4)
+        for (; d + LINE <= k; d += LINE)
             for (int64_t i = 0; i < width; i += 4)
-                turn_four(x.data, i * x.ld + d, x.ld, to + d * width + i, width, bf16);
+                for (int64_t e = d; e < d + LINE; e += 4)
+                    turn_four(x.data, i * x.ld + e, x.ld, to + e * width + i, width, bf16);
     for (; d < k; d++)
         for (int64_t i = 0; i < width; i++)
             to[d * width + i] = i < count ? load_one(x.data, i * x.ld + d, bf16) : 0;
 }
 
-/* Panels of `count` vectors that lie side by side, term by term: a term's row is read in one go. */
+/* Panels of `count` vectors that lie side by side, term by term. Some terms at a time: a panel is
+ * written by lines, and what is read for one panel is near what the next one reads. */
 static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, real *to,
                                       const int64_t width, const bool bf16) {
-    int64_t whole = count / width * width;
-    for (int64_t d = 0; d < k; d++) {
-        int64_t row = d * x.ld;
+    int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
+    for (int64_t first = 0; first < k; first += TERMS) {
+        int64_t end = min_i64(first + TERMS, k);
+        for (int64_t d = first; d < end; d++)
+            for (int64_t s = 0; s < count; s += LINE)
+                prefetch(x.data, (d + TERMS) * x.ld + s, bf16);
         for (int64_t s = 0; s < whole; s += width)
-            for (int64_t i = 0; i < width; i += 4)
-                vstore(to + s * k + d * width + i, load_four(x.data, row + s + i, bf16));
-        for (int64_t i = whole; i < count; i++)
-            to[whole * k + d * width + i - whole] = load_one(x.data, row + i, bf16);
-        for (int64_t i = count; i < ceil_div(count, width) * width; i++)
-            to[whole * k + d * width + i - whole] = 0;
+            for (int64_t d = first; d < end; d++)
+                for (int64_t i = 0; i < width; i += 4)
+                    vstore(to + s * k + d * width + i, load_four(x.data, d * x.ld + s + i, bf16));
+        for (int64_t d = first; d < end; d++)
+            for (int64_t i = whole; i < padded; i++)
+                to[whole * k + d * width + i - whole] =
+                    i < count ? load_one(x.data, d * x.ld + i, bf16) : 0;
     }
 }
 
@@ -114,29 +126,43 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, r
         pack(x, across, count, k, to, COLUMNS, false);
 }
 
+/* A row of the block: its two vectors of sums, named so that they stay in registers. */
+#define EACH_ROW(do_row)                                                                           \
+    do_row(0, a0, 0) do_row(1, a0, 1) do_row(2, a0, 2) do_row(3, a0, 3) do_row(4, a1, 0)           \
+        do_row(5, a1, 1) do_row(6, a1, 2) do_row(7, a1, 3) do_row(8, a2, 0) do_row(9, a2, 1)       \
+            do_row(10, a2, 2) do_row(11, a2, 3)
+#define ROW_START(i, from, lane) vreal low##i = vset(0), high##i = vset(0);
+#define ROW_ADD(i, from, lane)                                                                     \
+    low##i = VFMA_LANE(b0, from, lane, low##i);                                                    \
+    high##i = VFMA_LANE(b1, from, lane, high##i);
+#define ROW_STORE(i, from, lane)                                                                   \
+    store_sums(c + i * ldc, low##i * factor, add);                                                 \
+    store_sums(c + i * ldc + 4, high##i * factor, add);
+
+static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
+    vstore(to, add ? vload(to) + sums : sums);
+}
+
 /* c [ROWS, COLUMNS] = alpha · a b, or += where `add`, for a panel of each and k terms. */
 static void multiply_panels(int64_t k, const real *a, const real *b, real alpha, bool add, real *c,
                             int64_t ldc) {
-    vreal sum[ROWS][2];
-    for (int i = 0; i < ROWS; i++)
-        sum[i][0] = sum[i][1] = vset(0);
-    for (int64_t d = 0; d < k; d++, a += ROWS, b += COLUMNS) {
+    EACH_ROW(ROW_START)
+    const real *end = a + k * ROWS;
+#pragma GCC unroll 4
+    for (; a < end; a += ROWS, b += COLUMNS) {
         vreal a0 = vload(a), a1 = vload(a + 4), a2 = vload(a + 8);
         vreal b0 = vload(b), b1 = vload(b + 4);
-#define ROW_(i, from, lane)                                                                        \
-    sum[i][0] = VFMA_LANE(b0, from, lane, sum[i][0]);                                              \
-    sum[i][1] = VFMA_LANE(b1, from, lane, sum[i][1]);
-        ROW_(0, a0, 0)
-        ROW_(1, a0, 1) ROW_(2, a0, 2) ROW_(3, a0, 3) ROW_(4, a1, 0) ROW_(5, a1, 1) ROW_(6, a1, 2)
-            ROW_(7, a1, 3) ROW_(8, a2, 0) ROW_(9, a2, 1) ROW_(10, a2, 2) ROW_(11, a2, 3)
-#undef ROW_
+        EACH_ROW(ROW_ADD)
     }
     vreal factor = vset(alpha);
-    for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < 2; j++) {
-            real *to = c + i * ldc + 4 * j;
-            vstore(to, add ? vfma(sum[i][j], factor, vload(to)) : sum[i][j] * factor);
-        }
+    EACH_ROW(ROW_STORE)
+}
+
+/* Asks for a panel's numbers from the further caches: the share of rows i to i + ROWS of m. */
+static ALWAYS_INLINE void fetch_part(const real *panel, int64_t count, int64_t i, int64_t m) {
+    int64_t end = min_i64(i + ROWS, m) * count / m;
+    for (int64_t at = i * count / m; at < end; at += LINE)
+        __builtin_prefetch(panel + at, 0, 2);
 }
 
 /* c [m, n] from packed blocks of k ≤ DEPTH terms. At an edge the kernel works on a copy. */
@@ -147,6 +173,7 @@ static void multiply_block(const gemm_product *p, int64_t k, const real *a, cons
         for (int64_t i = 0; i < p->m; i += ROWS) {
             real *c = (real *)p->c.data + i * ldc + j;
             int64_t m = min_i64(ROWS, p->m - i), n = min_i64(COLUMNS, p->n - j);
+            if (j + COLUMNS < p->n) fetch_part(b + COLUMNS * k, COLUMNS * k, i, p->m);
             if (m == ROWS && n == COLUMNS) {
                 multiply_panels(k, a + i * k, b, p->alpha, add, c, ldc);
                 continue;
