@@ -1,5 +1,6 @@
 /* Matrix products: the result is cut into tiles, each one call of the single-threaded CBLAS, and
- * the pool shares the tiles out.
+ * the pool shares the tiles out. Few rows go to few_rows.c, and the others to panels.c where that has
+ * the faster kernel.
  *
  * A tile of 512 × 512 costs a few percent against one big call; smaller ones cost more, but fewer
  * than a thread each leaves threads idle. So a large product is cut at 512; of a small one the cuts
@@ -99,9 +100,7 @@ static int64_t operand_values(gemm_matrix x, int64_t side, int64_t k) {
 }
 
 int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p) {
-#if GEMM_PANELS
-    return KERNEL(panels_serial_workspace)(p);
-#endif
+    if (GEMM_PANELS) return KERNEL(panels_serial_workspace)(p);
     return real_bytes(operand_values(p->a, p->m, p->k)) +
            real_bytes(operand_values(p->b, p->n, p->k));
 }
@@ -118,9 +117,7 @@ static int64_t partial_bytes(const gemm_product *p, const gemm_cut *cut) {
 
 int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads) {
     if (is_few_rows(p)) return KERNEL(few_rows_workspace)(p);
-#if GEMM_PANELS
-    return KERNEL(panels_workspace)(p, threads);
-#endif
+    if (GEMM_PANELS) return KERNEL(panels_workspace)(p, threads);
     gemm_cut cut = KERNEL(gemm_cut)(p->batch, p->m, p->n, p->k);
     return partial_bytes(p, &cut) + threads * thread_bytes(p, &cut);
 }
@@ -143,10 +140,10 @@ static void call_blas(const gemm_product *p, real beta) {
 }
 
 void KERNEL(gemm_serial)(const gemm_product *p, void *workspace) {
-#if GEMM_PANELS
-    KERNEL(panels_serial)(p, workspace);
-    return;
-#endif
+    if (GEMM_PANELS) {
+        KERNEL(panels_serial)(p, workspace);
+        return;
+    }
     int64_t depth = p->a.bf16 || p->b.bf16 ? DEPTH : p->k;
     real *a_tile = workspace;
     real *b_tile = bytes_on(workspace, real_bytes(operand_values(p->a, p->m, p->k)));
@@ -280,10 +277,10 @@ void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
         KERNEL(few_rows)(pool, p, workspace);
         return;
     }
-#if GEMM_PANELS
-    KERNEL(panels)(pool, p, workspace);
-    return;
-#endif
+    if (GEMM_PANELS) {
+        KERNEL(panels)(pool, p, workspace);
+        return;
+    }
     gemm_run r = {.p = p, .cut = KERNEL(gemm_cut)(p->batch, p->m, p->n, p->k)};
     r.partial = workspace;
     r.scratch = bytes_on(workspace, partial_bytes(p, &r.cut));

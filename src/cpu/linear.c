@@ -2,13 +2,13 @@
  * the gradient of a bias.
  *
  * The bias gradient sums the rows of each column. Rows are cut into bands of a fixed height and
- * columns into strips; a task sums one strip of one band, and the bands' sums are added in order.
- * */
+ * columns into strips; a task sums one strip of one band, four rows at a time, and the bands' sums
+ * are added in order. */
 #include "ops/linear.h"
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
 
-enum { BAND = 256, STRIP = 512 };
+enum { BAND = 256, STRIP = 512, TOGETHER = 4 };
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
@@ -70,12 +70,21 @@ static void sum_band(void *context, int64_t task, int thread) {
     int64_t band = task / b->strips, column = task % b->strips * STRIP;
     int64_t n = min_i64(STRIP, b->columns - column);
     int64_t end = min_i64((band + 1) * BAND, b->rows);
-    real row[STRIP];
-    real *sum = b->sums + band * b->columns + column;
-    for (int64_t i = band * BAND; i < end; i++) {
-        const real *dy = tile_in(b->x, b->n->in[0], i * b->columns + column, n, row);
-        for (int64_t j = 0; j < n; j++)
-            sum[j] = i == band * BAND ? dy[j] : sum[j] + dy[j];
+    real rows[TOGETHER][STRIP];
+    real *restrict sum = b->sums + band * b->columns + column;
+    memset(sum, 0, (size_t)n * sizeof(real));
+    for (int64_t i = band * BAND; i < end; i += TOGETHER) {
+        const real *dy[TOGETHER];
+        int64_t count = min_i64(TOGETHER, end - i);
+        for (int64_t r = 0; r < count; r++)
+            dy[r] = tile_in(b->x, b->n->in[0], (i + r) * b->columns + column, n, rows[r]);
+        if (count == TOGETHER)
+            for (int64_t j = 0; j < n; j++)
+                sum[j] += (dy[0][j] + dy[1][j]) + (dy[2][j] + dy[3][j]);
+        else
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t j = 0; j < n; j++)
+                    sum[j] += dy[r][j];
     }
 }
 

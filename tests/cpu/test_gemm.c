@@ -158,6 +158,8 @@ static const product products[] = {
     {0, 515, 1030, 17, false, true, false, true, WEFT_ACT_GELU},  /* bf16 widened in pieces */
     {3, 90, 600, 110, true, true, false, false, WEFT_ACT_NONE},   /* batched */
     {2, 40, 3000, 36, false, false, false, false, WEFT_ACT_NONE}, /* batched, sums split */
+    {0, 50, 9000, 250, false, true, false, true, WEFT_ACT_GELU},  /* columns in several goes */
+    {9, 40, 700, 360, true, false, false, false, WEFT_ACT_NONE},  /* matrices in several goes */
     {5, 130, 65, 70, false, false, true, false, WEFT_ACT_NONE},   /* grouped */
     {5, 9, 65, 70, false, true, true, false, WEFT_ACT_NONE},      /* grouped, few rows */
     {0, 7, 333, 777, false, true, false, true, WEFT_ACT_GELU},    /* few rows, many columns */
