@@ -275,12 +275,29 @@ static int64_t shared_bytes(const panel_run *r) {
     return real_bytes(r->groups * r->p->k * column_panels(r) * COLUMNS);
 }
 
+/* The terms from d on that are summed in one go. Long sums into reals take several, so that all of
+ * b's columns are at hand in each and a is copied once; sums into bf16 cannot wait there. */
+static gemm_product take_terms(const gemm_product *p, int64_t d) {
+    int64_t k = p->k, width = ceil_div(p->n, COLUMNS) * COLUMNS;
+    if (!p->c.bf16 && k * width > SHARED_VALUES)
+        k = max_i64(SHARED_VALUES / width / DEPTH, 1) * DEPTH;
+    k = min_i64(k, p->k - d);
+    gemm_product part = gemm_tile(p, 0, 0, p->m, 0, p->n, d, k);
+    part.batch = p->batch;
+    part.accumulate = p->accumulate || d > 0;
+    if (d + k == p->k) return part;
+    part.gelu = false;
+    part.bias.data = part.pre.data = NULL;
+    return part;
+}
+
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
-    panel_run r = plan_run(p, threads);
+    gemm_product part = take_terms(p, 0);
+    panel_run r = plan_run(&part, threads);
     return shared_bytes(&r) + threads * r.scratch_bytes;
 }
 
-void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
+static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
     panel_run r = plan_run(p, weft_pool_size(pool));
     int64_t groups = r.groups, columns = r.columns;
     r.shared = workspace;
@@ -293,6 +310,14 @@ void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
             weft_pool_run(pool, r.groups * parts, copy_shared, &r);
             weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
         }
+    }
+}
+
+void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    for (int64_t d = 0; d < p->k;) {
+        gemm_product part = take_terms(p, d);
+        run_part(pool, &part, workspace);
+        d += part.k;
     }
 }
 
