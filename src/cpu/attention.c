@@ -21,27 +21,27 @@ typedef struct {
     attention_problem p;
     head_rows o;
     real *lse;
-    const real *distance_bias; /* rel[place − key] at [place − key + KEY_TILE],
+    const real *distance_bias; /* log2 e · rel[place − key] at [place − key + KEY_TILE],
                                 filled up with 0 */
     int64_t query_tile, tiles;
     real *scratch;
     int64_t scratch_size; /* reals a thread */
 } forward;
 
-/* Where a thread keeps its task; sizes in comments. */
+/* Where a thread keeps its task; sizes in comments. Scores are multiples of ln 2. */
 typedef struct {
-    real *queries;      /* [query_tile / TILE_N][dqk][TILE_N] */
+    real *queries;      /* [query_tile / TILE_N][dqk][TILE_N], times scale · log2 e */
     real *output;       /* [query_tile / TILE_N][dv][TILE_N] */
     real *top;          /* [query_tile] the largest score so far */
     real *sum;          /* [query_tile] */
     real *keys;         /* [KEY_TILE / TILE_M][dqk][TILE_M] */
     real *values;       /* [dv / TILE_M][KEY_TILE][TILE_M] */
-    real *bias;         /* [KEY_TILE] beta · n */
+    real *bias;         /* [KEY_TILE] log2 e · beta · n */
     real *scores;       /* [KEY_TILE][TILE_N] */
     real *swapped;      /* band: [KEY_TILE][TILE_N] ⟨q_j, k_i⟩ */
     real *band_keys;    /* band: keys at the queries' places, as `queries` */
     real *band_queries; /* band: queries at the keys' places, as `keys` */
-    real *widened;      /* a panel of rows, for bf16 */
+    real *widened;      /* a panel of rows and one more, for bf16 and for the way out */
 } forward_scratch;
 
 /* One task: its tile, its head, its scratch. */
@@ -52,6 +52,7 @@ typedef struct {
     int64_t b, h, kv;
     int64_t q0, n_queries; /* the tile */
     int64_t place0;        /* position of query q0 */
+    real slope;            /* log2 e · the head's */
 } query_task;
 
 /* Larger tiles pack the keys less often; smaller ones give more tasks. By the
@@ -66,17 +67,17 @@ static int64_t choose_query_tile(const weft_attention_attr *a) {
 }
 
 static forward_scratch lay_out_scratch(const weft_attention_attr *a, int64_t tile, real_block *at) {
-    int64_t dv = round_up(a->dv, TILE_M), width = max_i64(a->dqk, a->dv);
+    int64_t dv = round_up(a->dv, TILE_M), width = max_i64(a->dqk, dv);
     forward_scratch s = {
-        .queries = take_reals(at, tile * a->dqk),
+        .queries = take_operand(at, tile * a->dqk),
         .output = take_reals(at, tile * dv),
         .top = take_reals(at, tile),
         .sum = take_reals(at, tile),
         .keys = take_reals(at, KEY_TILE * a->dqk),
         .values = take_reals(at, KEY_TILE * dv),
         .bias = take_reals(at, KEY_TILE),
-        .scores = take_reals(at, KEY_TILE * TILE_N),
-        .widened = take_reals(at, max_i64(TILE_M, TILE_N) * width),
+        .scores = take_operand(at, KEY_TILE * TILE_N),
+        .widened = take_reals(at, (max_i64(TILE_M, TILE_N) + 1) * width),
     };
     if (a->band) {
         s.swapped = take_reals(at, KEY_TILE * TILE_N);
@@ -102,24 +103,34 @@ static int64_t attention_workspace(const weft_node *n, int threads) {
     return real_bytes(distance_bias_size(a)) + threads * scratch_size(a) * (int64_t)sizeof(real);
 }
 
+/* Products of the keys before `seen`, each started from its key's number; `top` grows to the largest
+ * of those before `whole`, a multiple of TILE_M. */
 static __attribute__((noinline)) void multiply_keys(real *scores, const real *keys,
-                                                    const real *queries, int64_t seen, int64_t d) {
-    for (int64_t j = 0; j < seen; j += TILE_M)
-        multiply_block(TILE_SET, scores + j * TILE_N, TILE_N, keys + j * d, TILE_M, queries, TILE_N,
-                       d, NULL);
+                                                    const real *queries, const real *bias,
+                                                    int64_t whole, int64_t seen, int64_t d,
+                                                    real *top) {
+    vreal most[TILE_V];
+    for (int v = 0; v < TILE_V; v++)
+        most[v] = vload(top + v * VLEN);
+    for (int64_t j = 0; j < whole; j += TILE_M)
+        multiply_block(TILE_ROWS, scores + j * TILE_N, TILE_N, keys + j * d, TILE_M, queries,
+                       TILE_N, d, bias + j, NULL, most);
+    for (int64_t j = whole; j < seen; j += TILE_M)
+        multiply_block(TILE_ROWS, scores + j * TILE_N, TILE_N, keys + j * d, TILE_M, queries,
+                       TILE_N, d, bias + j, NULL, NULL);
+    for (int v = 0; v < TILE_V; v++)
+        vstore(top + v * VLEN, most[v]);
 }
 
-/* Query lanes from `lane0`: scores of the first `seen` keys of the tile at
- * key0, the band's part added where it reaches. */
-static void multiply_scores(const query_task *t, int64_t lane0, int64_t key0, int64_t seen) {
+/* The band's part joins the scores of the first `seen` keys. */
+static void add_band(const query_task *t, int64_t lane0, int64_t key0, int64_t seen) {
     const forward_scratch *s = &t->s;
     const weft_attention_attr *a = t->f->p.a;
-    int64_t d = a->dqk;
-    multiply_keys(s->scores, s->keys, s->queries + lane0 * d, seen, d);
-    int64_t place = t->place0 + lane0;
-    if (!a->band || place - (key0 + seen - 1) > a->window) return;
+    int64_t d = a->dqk, place = t->place0 + lane0;
     vreal alpha = vset((real)a->band_alpha), iota = viota();
-    multiply_keys(s->swapped, s->band_queries, s->band_keys + lane0 * d, seen, d);
+    for (int64_t j = 0; j < seen; j += TILE_M)
+        multiply_block(TILE_SET, s->swapped + j * TILE_N, TILE_N, s->band_queries + j * d, TILE_M,
+                       s->band_keys + lane0 * d, TILE_N, d, NULL, NULL, NULL);
     for (int64_t j = 0; j < seen; j++)
         for (int64_t v = 0; v < TILE_N; v += VLEN) {
             real *at = s->scores + j * TILE_N + v;
@@ -133,22 +144,21 @@ static void multiply_scores(const query_task *t, int64_t lane0, int64_t key0, in
  */
 static ALWAYS_INLINE vreal position_part(const query_task *t, int64_t place, int64_t key) {
     if (t->f->distance_bias) return vload(t->f->distance_bias + KEY_TILE + place - key);
-    return -t->head.slope * vabs(viota() + (real)(place - key));
+    return -t->slope * vabs(viota() + (real)(place - key));
 }
 
-/* Raw products to scores, keys [from, to) of the tile; −inf where a query does
- * not see a key. Keeps each lane's largest in `top`. */
+/* What is missing in the scores of keys [from, to) of the tile: the position's part, −inf where a
+ * query does not see a key. Keeps each lane's largest in `top`. */
 static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int64_t key0,
                                         int64_t from, int64_t to, bool masked, bool position,
                                         vreal top[TILE_V]) {
     vreal iota = viota(), unseen = vset(-INFINITY);
-    real *scores = t->s.scores, scale = t->head.scale;
-    const real *bias = t->s.bias;
+    real *scores = t->s.scores;
     for (int64_t j = from; j < to; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_V; v++) {
             real *at = scores + j * TILE_N + v * VLEN;
-            vreal x = vload(at) * scale + bias[j];
+            vreal x = vload(at);
             int64_t lane = place + v * VLEN;
             if (position) x += position_part(t, lane, key0 + j);
             if (masked) x = vselect(iota + (real)(lane - key0 - j) >= 0, x, unseen);
@@ -157,43 +167,66 @@ static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int6
         }
 }
 
-/* Scores of a panel to weights. Returns by `rescale` what the sums so far are
- * worth now. */
-static __attribute__((noinline)) void soften_panel(const query_task *t, int64_t lane0, int64_t key0,
-                                                   int64_t seen, real rescale[]) {
+/* Scores of a panel: the first `seen` keys of the tile at key0 for the query lanes from `lane0`.
+ * `top` is the lanes' largest so far and grows. */
+static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_t seen, real *top) {
+    const forward_scratch *s = &t->s;
     const weft_attention_attr *a = t->f->p.a;
     int64_t place = t->place0 + lane0;
     int64_t all_see = a->causal ? max_i64(0, min_i64(seen, place + 1 - key0)) : seen;
-    vreal top[TILE_V], sum[TILE_V];
+    bool band = a->band && place - (key0 + seen - 1) <= a->window;
+    bool position = a->pos != WEFT_POS_NONE;
+    /* Scores that are finished by the product itself. */
+    int64_t whole = band || position ? 0 : all_see / TILE_M * TILE_M;
+    multiply_keys(s->scores, s->keys, s->queries + lane0 * a->dqk, s->bias, whole, seen, a->dqk,
+                  top);
+    if (whole == seen) return;
+    if (band) add_band(t, lane0, key0, seen);
+    vreal most[TILE_V];
     for (int v = 0; v < TILE_V; v++)
-        top[v] = vload(t->s.top + lane0 + v * VLEN);
-    if (a->pos == WEFT_POS_NONE) {
-        finish_scores(t, place, key0, 0, all_see, false, false, top);
-        finish_scores(t, place, key0, all_see, seen, true, false, top);
+        most[v] = vload(top + v * VLEN);
+    if (position) {
+        finish_scores(t, place, key0, 0, all_see, false, true, most);
+        finish_scores(t, place, key0, all_see, seen, true, true, most);
     } else {
-        finish_scores(t, place, key0, 0, all_see, false, true, top);
-        finish_scores(t, place, key0, all_see, seen, true, true, top);
+        finish_scores(t, place, key0, whole, all_see, false, false, most);
+        finish_scores(t, place, key0, all_see, seen, true, false, most);
     }
+    for (int v = 0; v < TILE_V; v++)
+        vstore(top + v * VLEN, most[v]);
+}
+
+/* Scores of some keys to weights, which are added to `sum`. */
+static ALWAYS_INLINE void soften_keys(real *scores, int keys, const vreal top[TILE_V],
+                                      vreal sum[TILE_V]) {
+    vreal weight[2 * TILE_V];
+#pragma GCC unroll 8
+    for (int v = 0; v < keys * TILE_V; v++)
+        weight[v] = vexp2_low(vload(scores + v * VLEN) - top[v % TILE_V]);
+#pragma GCC unroll 8
+    for (int v = 0; v < keys * TILE_V; v++) {
+        vstore(scores + v * VLEN, weight[v]);
+        sum[v % TILE_V] += weight[v];
+    }
+}
+
+/* Scores of a panel to weights, `largest` being the lanes' largest score. Returns by `rescale` what
+ * the sums so far are worth now. */
+static __attribute__((noinline)) void soften_panel(const query_task *t, int64_t lane0, int64_t seen,
+                                                   const real *largest, real *rescale) {
+    vreal top[TILE_V], sum[TILE_V];
     for (int v = 0; v < TILE_V; v++) {
         real *old = t->s.top + lane0 + v * VLEN;
-        vstore(rescale + v * VLEN, vexp(vload(old) - top[v]));
+        top[v] = vload(largest + v * VLEN);
+        vstore(rescale + v * VLEN, vexp2_low(vload(old) - top[v]));
         vstore(old, top[v]);
         sum[v] = vset(0);
     }
-    /* Two keys at a time, so that their exponentials overlap; the room of the
-   * second is there. */
-    for (int64_t j = 0; j < seen; j += 2) {
-        real *at = t->s.scores + j * TILE_N;
-        vreal weight[2 * TILE_V];
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * TILE_V; v++)
-            weight[v] = vexp(vload(at + v * VLEN) - top[v % TILE_V]);
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * TILE_V; v++) {
-            vstore(at + v * VLEN, weight[v]);
-            if (v < TILE_V || j + 1 < seen) sum[v % TILE_V] += weight[v];
-        }
-    }
+    /* Two keys at a time, so that their exponentials overlap. */
+    int64_t j = 0;
+    for (; j + 2 <= seen; j += 2)
+        soften_keys(t->s.scores + j * TILE_N, 2, top, sum);
+    if (j < seen) soften_keys(t->s.scores + j * TILE_N, 1, top, sum);
     for (int v = 0; v < TILE_V; v++) {
         real *at = t->s.sum + lane0 + v * VLEN;
         vstore(at, vload(at) * vload(rescale + v * VLEN) + sum[v]);
@@ -205,34 +238,56 @@ static __attribute__((noinline)) void add_values(real *output, const real *value
                                                  const real *rescale) {
     for (int64_t d = 0; d < dv; d += TILE_M)
         multiply_block(TILE_RESCALE, output + d * TILE_N, TILE_N, values + d * KEY_TILE, TILE_M,
-                       weights, TILE_N, seen, rescale);
+                       weights, TILE_N, seen, NULL, rescale, NULL);
 }
 
 static void pack_keys(const query_task *t, int64_t key0, int64_t n_keys) {
     const attention_problem *p = &t->f->p;
     const weft_attention_attr *a = p->a;
     const forward_scratch *s = &t->s;
-    pack_across(p, &p->k, t->b, t->kv, key0, n_keys, TILE_M, s->keys, s->widened);
+    pack_across(p, &p->k, t->b, t->kv, key0, n_keys, TILE_M, 1, s->keys, s->widened);
     pack_along(p, &p->v, t->b, t->kv, key0, n_keys, TILE_M, KEY_TILE, 1, s->values, s->widened);
     const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + key0 : NULL;
-    for (int64_t j = 0; j < n_keys; j++)
-        s->bias[j] = n ? t->head.beta * n[j] : 0;
+    for (int64_t j = 0; j < KEY_TILE; j++)
+        s->bias[j] = n && j < n_keys ? LOG2_E * t->head.beta * n[j] : 0;
     if (a->band && t->place0 - (key0 + n_keys - 1) <= a->window)
-        pack_across(p, &p->q, t->b, t->h, key0, n_keys, TILE_M, s->band_queries, s->widened);
+        pack_across(p, &p->q, t->b, t->h, key0, n_keys, TILE_M, 1, s->band_queries, s->widened);
+}
+
+/* The keys and values of the tile after key0, a part for each of the query panels. */
+static void prefetch_keys(const query_task *t, int64_t key0, int64_t lane0, int64_t end) {
+    const attention_problem *p = &t->f->p;
+    int64_t rows = ceil_div(KEY_TILE * TILE_N, t->n_queries);
+    int64_t first = key0 + KEY_TILE + lane0 / TILE_N * rows;
+    prefetch_rows(p, &p->k, t->b, t->kv, first, rows, end);
+    prefetch_rows(p, &p->v, t->b, t->kv, first, rows, end);
 }
 
 static void begin_tile(const query_task *t) {
     const attention_problem *p = &t->f->p;
     const forward_scratch *s = &t->s;
     int64_t lanes = round_up(t->n_queries, TILE_N), dv = round_up(p->a->dv, TILE_M);
-    pack_across(p, &p->q, t->b, t->h, t->q0, t->n_queries, TILE_N, s->queries, s->widened);
+    real factor = LOG2_E * t->head.scale;
+    pack_across(p, &p->q, t->b, t->h, t->q0, t->n_queries, TILE_N, factor, s->queries, s->widened);
     if (p->a->band)
-        pack_across(p, &p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, s->band_keys, s->widened);
+        pack_across(p, &p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, factor, s->band_keys,
+                    s->widened);
     memset(s->output, 0, (size_t)(lanes * dv) * sizeof(real));
     for (int64_t i = 0; i < lanes; i++) {
         s->top[i] = -INFINITY;
         s->sum[i] = 0;
     }
+}
+
+/* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
+static void turn_output(const real *from, int64_t dv, real *to) {
+    for (int64_t d = 0; d < dv; d += 4)
+        for (int64_t i = 0; i < TILE_N; i += 4) {
+            const real *at[4];
+            for (int64_t r = 0; r < 4; r++)
+                at[r] = from + (d + r) * TILE_N + i;
+            turn_block(at, 1, to + i * dv + d, dv);
+        }
 }
 
 static void end_tile(const query_task *t) {
@@ -241,14 +296,15 @@ static void end_tile(const query_task *t) {
     const forward_scratch *s = &t->s;
     int64_t dv = round_up(a->dv, TILE_M);
     for (int64_t i = 0; i < t->n_queries; i++) {
-        const real *from = s->output + i / TILE_N * TILE_N * dv + i % TILE_N;
+        if (i % TILE_N == 0) turn_output(s->output + i * dv, dv, s->widened);
+        const real *from = s->widened + i % TILE_N * dv;
         int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
-        real *to = tile_out(f->p.x, f->o.t, at, s->widened), factor = 1 / s->sum[i];
+        real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
         for (int64_t d = 0; d < a->dv; d++)
-            to[d] = from[d * TILE_N] * factor;
+            to[d] = from[d] * factor;
         tile_done(f->p.x, f->o.t, at, a->dv, to);
         f->lse[(t->b * a->heads + t->h) * a->queries + t->q0 + i] =
-            s->top[i] + (real)log((double)s->sum[i]);
+            LN_2 * s->top[i] + (real)log((double)s->sum[i]);
     }
 }
 
@@ -261,6 +317,7 @@ static void attend_tile(void *context, int64_t task, int thread) {
     t.s = lay_out_scratch(a, f->query_tile, &memory);
     t.kv = key_head_of(a, t.h);
     t.head = numbers_of_head(&f->p, t.h);
+    t.slope = LOG2_E * t.head.slope;
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
     t.place0 = start_of(&f->p, t.b) + t.q0;
     begin_tile(&t);
@@ -270,11 +327,13 @@ static void attend_tile(void *context, int64_t task, int thread) {
         pack_keys(&t, key0, n_keys);
         for (int64_t lane0 = 0; lane0 < t.n_queries; lane0 += TILE_N) {
             int64_t seen = n_keys;
+            prefetch_keys(&t, key0, lane0, end);
             if (a->causal) seen = min_i64(seen, t.place0 + lane0 + TILE_N - key0);
             if (seen <= 0) continue;
-            real rescale[TILE_V * VBYTES / sizeof(real)];
-            multiply_scores(&t, lane0, key0, seen);
-            soften_panel(&t, lane0, key0, seen, rescale);
+            real top[TILE_V * VBYTES / sizeof(real)], rescale[TILE_V * VBYTES / sizeof(real)];
+            memcpy(top, t.s.top + lane0, sizeof top);
+            score_panel(&t, lane0, key0, seen, top);
+            soften_panel(&t, lane0, seen, top, rescale);
             add_values(t.s.output + lane0 * dv, t.s.values, t.s.scores, seen, dv, rescale);
         }
     }
@@ -286,7 +345,7 @@ static const real *fill_distance_bias(const attention_problem *p, real *to) {
     if (size == 0) return NULL;
     for (int64_t i = 0; i < size; i++) {
         int64_t distance = i - KEY_TILE;
-        to[i] = distance >= 0 && distance < p->distances ? p->rel[distance] : 0;
+        to[i] = distance >= 0 && distance < p->distances ? LOG2_E * p->rel[distance] : 0;
     }
     return to;
 }

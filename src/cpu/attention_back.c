@@ -23,7 +23,7 @@ typedef struct {
     int64_t head_parts; /* tasks that share a key head's keys, each with some of
                          its query heads */
     int64_t key_parts;  /* ranges of keys */
-    int64_t part_keys;  /* keys in a range, a multiple of PAIR_TILE */
+    int64_t part_keys;  /* keys in a range, a multiple of PAIR_KEYS and SUM_ROWS */
     int64_t tasks;
 } division;
 
@@ -45,6 +45,13 @@ typedef struct {
     int64_t scratch_size;
 } backward;
 
+/* Panels of sums of so many rows: some more than asked for, since a power of two would bring a row's
+ * columns to one place of the cache. */
+static sum_panels lay_out_panels(int64_t rows, int64_t width, real_block *at) {
+    rows += TILE_N;
+    return (sum_panels){take_reals(at, rows * round_up(width, TILE_N)), rows};
+}
+
 /* First head parts, which cost no more than a sum at the end; then ranges of
  * keys, for which the queries are packed anew. The band writes to keys outside
  * of a range, so there is one range. */
@@ -55,7 +62,7 @@ static division divide_work(const weft_attention_attr *a) {
     if (!a->band)
         d.key_parts = max_i64(
             1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts), a->keys / KEYS_A_TASK));
-    d.part_keys = round_up(ceil_div(a->keys, d.key_parts), PAIR_TILE);
+    d.part_keys = round_up(ceil_div(a->keys, d.key_parts), PAIR_KEYS);
     d.key_parts = ceil_div(a->keys, d.part_keys);
     d.tasks = key_heads * d.head_parts * d.key_parts;
     return d;
@@ -63,45 +70,52 @@ static division divide_work(const weft_attention_attr *a) {
 
 static key_sums lay_out_sums(const weft_attention_attr *a, const division *d, real_block *at) {
     return (key_sums){
-        .dk = take_reals(at, d->part_keys * round_up(a->dqk, TILE_N)),
-        .dv = take_reals(at, d->part_keys * round_up(a->dv, TILE_N)),
+        .dk = lay_out_panels(d->part_keys, a->dqk, at),
+        .dv = lay_out_panels(d->part_keys, a->dv, at),
         .dn = take_reals(at, d->part_keys),
     };
 }
 
+static sum_panels lay_out_query_sums(const weft_attention_attr *a, real_block *at) {
+    return lay_out_panels(round_up(a->queries, PAIR_QUERIES), a->dqk, at);
+}
+
+/* Reals of them. */
 static int64_t query_sum_size(const weft_attention_attr *a) {
-    return round_up(a->queries, PAIR_TILE) * round_up(a->dqk, TILE_N);
+    real_block measure = {NULL, 0};
+    lay_out_query_sums(a, &measure);
+    return measure.used;
 }
 
 static pair_scratch lay_out_scratch(const weft_attention_attr *a, const division *d,
                                     real_block *at) {
-    int64_t q = round_up(a->queries, PAIR_TILE), dqk = round_up(a->dqk, TILE_N);
-    int64_t dv = round_up(a->dv, TILE_N), tile = PAIR_TILE * PAIR_TILE;
+    int64_t q = round_up(a->queries, PAIR_QUERIES), dqk = round_up(a->dqk, TILE_N);
+    int64_t dv = round_up(a->dv, TILE_N), tile = PAIR_KEYS * PAIR_QUERIES;
     pair_scratch s = {
         .q_across = take_reals(at, q * a->dqk),
-        .q_along = take_reals(at, q * dqk),
+        .q_along = take_operand(at, q * dqk),
         .do_across = take_reals(at, q * a->dv),
-        .do_along = take_reals(at, q * dv),
+        .do_along = take_operand(at, q * dv),
         .lse = take_reals(at, q),
         .total = take_reals(at, q),
         .shift = take_reals(at, q),
-        .k_across = take_reals(at, PAIR_TILE * a->dqk),
-        .k_along = take_reals(at, PAIR_TILE * dqk),
-        .v_across = take_reals(at, PAIR_TILE * a->dv),
-        .bias = take_reals(at, PAIR_TILE),
+        .k_across = take_operand(at, PAIR_KEYS * a->dqk),
+        .k_along = take_operand(at, PAIR_KEYS * dqk),
+        .v_across = take_operand(at, PAIR_KEYS * a->dv),
+        .bias = take_reals(at, PAIR_KEYS),
         .column = take_reals(at, d->part_keys),
         .p = take_reals(at, tile),
         .ds = take_reals(at, tile),
-        .turned = take_reals(at, PAIR_TILE * TILE_M),
+        .turned = take_reals(at, tile),
         .widened = take_reals(at, max_i64(TILE_M, TILE_N) * max_i64(dqk, dv)),
     };
     if (a->band) {
         s.swapped = take_reals(at, tile);
-        s.place_k_across = take_reals(at, PAIR_TILE * a->dqk);
-        s.place_k_along = take_reals(at, PAIR_TILE * dqk);
-        s.place_q_across = take_reals(at, PAIR_TILE * a->dqk);
+        s.place_k_across = take_reals(at, PAIR_QUERIES * a->dqk);
+        s.place_k_along = take_reals(at, PAIR_QUERIES * dqk);
+        s.place_q_across = take_reals(at, PAIR_KEYS * a->dqk);
     }
-    if (d->key_parts == 1) s.dq = take_reals(at, query_sum_size(a));
+    if (d->key_parts == 1) s.dq = lay_out_query_sums(a, at);
     if (d->head_parts == 1) s.sums = lay_out_sums(a, d, at);
     return s;
 }
@@ -116,8 +130,8 @@ static int64_t lay_out_workspace(backward *w, real *base) {
     /* Doubles first: the workspace is aligned for them. */
     w->numbers = (double *)take_reals(&at, per_head * 3 * (int64_t)(sizeof(double) / sizeof(real)));
     /* Keys before places, and places past the last key in a tile's empty rows. */
-    w->distance_zero = a->keys + PAIR_TILE;
-    w->distance_size = a->pos == WEFT_POS_RELATIVE ? w->distance_zero + PAIR_TILE : 0;
+    w->distance_zero = a->keys + PAIR_QUERIES;
+    w->distance_size = a->pos == WEFT_POS_RELATIVE ? w->distance_zero + PAIR_KEYS : 0;
     w->distance_bias = take_reals(&at, w->distance_size);
     w->rel_parts = take_reals(&at, d->tasks * w->distance_size);
     if (d->key_parts > 1) w->query_parts = take_reals(&at, per_head * query_sum_size(a));
@@ -146,25 +160,27 @@ static real inner_product(const real *x, const real *y, int64_t n) {
     return vsum(sum);
 }
 
-/* The queries of a head from q0 on: all that see a key of the task. */
-static void pack_queries(const backward *w, const pair_task *t, int64_t q0) {
+/* Some queries of a head: PAIR_QUERIES from q0 on, or what is left. */
+static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
     const attention_problem *p = t->p;
     const weft_attention_attr *a = p->a;
     const pair_scratch *s = &t->s;
-    int64_t rows = a->queries - q0, dqk = round_up(a->dqk, TILE_N), dv = round_up(a->dv, TILE_N);
-    pack_across(p, &p->q, t->b, t->h, q0, rows, TILE_M, s->q_across + q0 * a->dqk, s->widened);
-    pack_along(p, &p->q, t->b, t->h, q0, rows, TILE_N, PAIR_TILE, t->head.scale,
+    int64_t rows = min_i64(PAIR_QUERIES, a->queries - q0);
+    int64_t dqk = round_up(a->dqk, TILE_N), dv = round_up(a->dv, TILE_N);
+    pack_across(p, &p->q, t->b, t->h, q0, rows, TILE_M, 1, s->q_across + q0 * a->dqk, s->widened);
+    pack_along(p, &p->q, t->b, t->h, q0, rows, TILE_N, PAIR_QUERIES, t->head.scale,
                s->q_along + q0 * dqk, s->widened);
-    pack_across(p, &w->d_o, t->b, t->h, q0, rows, TILE_M, s->do_across + q0 * a->dv, s->widened);
-    pack_along(p, &w->d_o, t->b, t->h, q0, rows, TILE_N, PAIR_TILE, 1, s->do_along + q0 * dv,
+    pack_across(p, &w->d_o, t->b, t->h, q0, rows, TILE_M, 1, s->do_across + q0 * a->dv, s->widened);
+    pack_along(p, &w->d_o, t->b, t->h, q0, rows, TILE_N, PAIR_QUERIES, 1, s->do_along + q0 * dv,
                s->widened);
     const real *lse = w->lse + (t->b * a->heads + t->h) * a->queries;
     real *one = s->widened, *other = s->widened + max_i64(a->dqk, a->dv);
-    for (int64_t i = q0; i < a->queries; i++) {
+    for (int64_t i = q0; i < q0 + rows; i++) {
+        prefetch_rows(p, &w->o, t->b, t->h, i + 8, 1, a->queries);
         int64_t at = head_row_at(&w->o, t->b, i, t->h);
-        s->lse[i] = lse[i];
-        s->total[i] = inner_product(tile_in(p->x, w->d_o.t, at, a->dv, one),
-                                    tile_in(p->x, w->o.t, at, a->dv, other), a->dv);
+        s->lse[i] = -LOG2_E * lse[i];
+        s->total[i] = -inner_product(tile_in(p->x, w->d_o.t, at, a->dv, one),
+                                     tile_in(p->x, w->o.t, at, a->dv, other), a->dv);
         s->shift[i] = 0;
         if (t->extras != EXTRAS_DSCALE) continue;
         int64_t key = head_row_at(&p->k, t->b, 0, t->kv);
@@ -174,30 +190,45 @@ static void pack_queries(const backward *w, const pair_task *t, int64_t q0) {
     }
 }
 
+/* The keys and values of the next tile, a part for each pair; q is the first pair's query. */
+static void prefetch_keys(const pair_task *t, int64_t q) {
+    const attention_problem *p = t->p;
+    int64_t pairs = ceil_div(p->a->queries - q, PAIR_QUERIES), rows = ceil_div(PAIR_KEYS, pairs);
+    int64_t first = t->key0 + PAIR_KEYS + (t->q0 - q) / PAIR_QUERIES * rows;
+    prefetch_rows(p, &p->k, t->b, t->kv, first, rows, t->end_key);
+    prefetch_rows(p, &p->v, t->b, t->kv, first, rows, t->end_key);
+}
+
 static void pack_keys(const pair_task *t) {
     const attention_problem *p = t->p;
     const weft_attention_attr *a = p->a;
     const pair_scratch *s = &t->s;
-    pack_across(p, &p->k, t->b, t->kv, t->key0, t->n_keys, TILE_N, s->k_across, s->widened);
-    pack_along(p, &p->k, t->b, t->kv, t->key0, t->n_keys, TILE_N, PAIR_TILE, t->head.scale,
+    pack_across(p, &p->k, t->b, t->kv, t->key0, t->n_keys, TILE_N, t->raw_scale, s->k_across,
+                s->widened);
+    pack_along(p, &p->k, t->b, t->kv, t->key0, t->n_keys, TILE_N, PAIR_KEYS, t->head.scale,
                s->k_along, s->widened);
-    pack_across(p, &p->v, t->b, t->kv, t->key0, t->n_keys, TILE_N, s->v_across, s->widened);
+    pack_across(p, &p->v, t->b, t->kv, t->key0, t->n_keys, TILE_N, 1, s->v_across, s->widened);
     if (a->band)
-        pack_across(p, &p->q, t->b, t->h, t->key0, t->n_keys, TILE_N, s->place_q_across,
+        pack_across(p, &p->q, t->b, t->h, t->key0, t->n_keys, TILE_N, 1, s->place_q_across,
                     s->widened);
     const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + t->key0 : NULL;
-    for (int64_t j = 0; j < PAIR_TILE; j++)
-        s->bias[j] = n && j < t->n_keys ? t->head.beta * n[j] : 0;
+    for (int64_t j = 0; j < PAIR_KEYS; j++)
+        s->bias[j] = n && j < t->n_keys ? LOG2_E * t->head.beta * n[j] : 0;
 }
 
-/* Rows of `width` from sums whose rows are rounded up, to a tensor. */
+/* Sums from row `at` on to rows r0 .. of a tensor. */
 static void write_rows(const attention_problem *p, const head_rows *to, int64_t b, int64_t head,
-                       int64_t r0, int64_t rows, const real *from, real *widened) {
-    for (int64_t r = 0; r < rows; r++, from += round_up(to->width, TILE_N)) {
-        int64_t at = head_row_at(to, b, r0 + r, head);
-        real *row = tile_out(p->x, to->t, at, widened);
-        memcpy(row, from, (size_t)to->width * sizeof(real));
-        tile_done(p->x, to->t, at, to->width, row);
+                       int64_t r0, int64_t rows, sum_panels from, int64_t at, real *widened) {
+    int64_t whole = to->width / TILE_N * TILE_N, left = to->width - whole;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t element = head_row_at(to, b, r0 + r, head);
+        real *row = tile_out(p->x, to->t, element, widened);
+        const real *sum = from.at + (at + r) * TILE_N;
+        for (int64_t n = 0; n < whole; n += TILE_N)
+            for (int v = 0; v < TILE_V; v++)
+                vstore(row + n + v * VLEN, vload(sum + n * from.rows + v * VLEN));
+        if (left) memcpy(row + whole, sum + whole * from.rows, (size_t)left * sizeof(real));
+        tile_done(p->x, to->t, element, to->width, row);
     }
 }
 
@@ -207,7 +238,7 @@ static void end_head(const backward *w, const pair_task *t, int64_t part) {
     double *numbers = w->numbers + ((t->b * a->heads + t->h) * w->split.key_parts + part) * 3;
     numbers[0] = t->number;
     numbers[1] = 0;
-    numbers[2] = t->number * t->head.tau_factor;
+    numbers[2] = t->number * (double)LN_2 * t->head.tau_factor;
     if (!t->p->n) return;
     const real *n = t->p->n + (t->b * a->kv_heads + t->kv) * a->keys;
     for (int64_t j = t->first_key; j < t->end_key; j++) {
@@ -221,28 +252,35 @@ static void work_head(const backward *w, pair_task *t, int64_t part) {
     const weft_attention_attr *a = t->p->a;
     t->head = numbers_of_head(t->p, t->h);
     t->number = 0;
+    t->slope = LOG2_E * t->head.slope;
+    t->raw_scale = t->extras == EXTRAS_DSCALE ? 1 : LOG2_E * t->head.scale;
     t->dq = t->s.dq;
-    if (w->query_parts)
-        t->dq = w->query_parts +
-                ((t->b * a->heads + t->h) * w->split.key_parts + part) * query_sum_size(a);
-    memset(t->dq, 0, (size_t)query_sum_size(a) * sizeof(real));
+    int64_t sum_size = query_sum_size(a);
+    if (w->query_parts) {
+        int64_t place = (t->b * a->heads + t->h) * w->split.key_parts + part;
+        real_block own = {w->query_parts + place * sum_size, 0};
+        t->dq = lay_out_query_sums(a, &own);
+    }
+    memset(t->dq.at, 0, (size_t)sum_size * sizeof(real));
     memset(t->s.column, 0, (size_t)w->split.part_keys * sizeof(real));
     int64_t first = a->causal ? max_i64(0, t->first_key - t->start) : 0;
-    first = first / PAIR_TILE * PAIR_TILE;
-    if (first < a->queries) pack_queries(w, t, first);
-    for (t->key0 = t->first_key; t->key0 < t->end_key; t->key0 += PAIR_TILE) {
-        t->n_keys = min_i64(PAIR_TILE, t->end_key - t->key0);
+    first = first / PAIR_QUERIES * PAIR_QUERIES;
+    for (int64_t q = first; q < a->queries; q += PAIR_QUERIES)
+        pack_query_tile(w, t, q);
+    for (t->key0 = t->first_key; t->key0 < t->end_key; t->key0 += PAIR_KEYS) {
+        t->n_keys = min_i64(PAIR_KEYS, t->end_key - t->key0);
         int64_t q = a->causal ? max_i64(0, t->key0 - t->start) : 0;
-        q = q / PAIR_TILE * PAIR_TILE;
+        q = q / PAIR_QUERIES * PAIR_QUERIES;
         if (q < a->queries) pack_keys(t);
-        for (t->q0 = q; t->q0 < a->queries; t->q0 += PAIR_TILE) {
-            t->n_queries = min_i64(PAIR_TILE, a->queries - t->q0);
+        for (t->q0 = q; t->q0 < a->queries; t->q0 += PAIR_QUERIES) {
+            t->n_queries = min_i64(PAIR_QUERIES, a->queries - t->q0);
+            prefetch_keys(t, q);
             work_pair(t);
         }
     }
     end_head(w, t, part);
     if (t->want_dq && !w->query_parts)
-        write_rows(t->p, &w->dq, t->b, t->h, 0, a->queries, t->dq, t->s.widened);
+        write_rows(t->p, &w->dq, t->b, t->h, 0, a->queries, t->dq, 0, t->s.widened);
 }
 
 static void work_task(void *context, int64_t task, int thread) {
@@ -268,7 +306,7 @@ static void work_task(void *context, int64_t task, int thread) {
         real_block own = {w->key_parts + task * w->sums_size, 0};
         t.sums = lay_out_sums(a, d, &own);
     }
-    memset(t.sums.dk, 0, (size_t)w->sums_size * sizeof(real));
+    memset(t.sums.dk.at, 0, (size_t)w->sums_size * sizeof(real));
     if (w->distance_size) {
         t.distance_bias = w->distance_bias + w->distance_zero;
         real *rel = w->rel_parts + task * w->distance_size;
@@ -282,8 +320,10 @@ static void work_task(void *context, int64_t task, int thread) {
         work_head(w, &t, part);
     if (w->key_parts) return;
     int64_t keys = t.end_key - t.first_key;
-    if (t.want_dk) write_rows(&w->p, &w->dk, t.b, t.kv, t.first_key, keys, t.sums.dk, t.s.widened);
-    if (t.want_dv) write_rows(&w->p, &w->dv, t.b, t.kv, t.first_key, keys, t.sums.dv, t.s.widened);
+    if (t.want_dk)
+        write_rows(&w->p, &w->dk, t.b, t.kv, t.first_key, keys, t.sums.dk, 0, t.s.widened);
+    if (t.want_dv)
+        write_rows(&w->p, &w->dv, t.b, t.kv, t.first_key, keys, t.sums.dv, 0, t.s.widened);
     if (w->dn)
         memcpy(w->dn + (t.b * a->kv_heads + t.kv) * a->keys + t.first_key, t.sums.dn,
                (size_t)keys * sizeof(real));
@@ -296,16 +336,24 @@ static void sum_parts(real *parts, int64_t count, int64_t stride, int64_t n) {
             parts[i] += parts[c * stride + i];
 }
 
+/* The same for rows of panels. */
+static void sum_panel_rows(sum_panels first, int64_t count, int64_t stride, int64_t row,
+                           int64_t rows, int64_t width) {
+    for (int64_t n = 0; n < width; n += TILE_N)
+        sum_parts(first.at + n * first.rows + row * TILE_N, count, stride, rows * TILE_N);
+}
+
 /* dQ of some rows of a head. */
 static void sum_query_rows(void *context, int64_t task, int thread) {
     const backward *w = context;
     const weft_attention_attr *a = w->p.a;
     int64_t blocks = ceil_div(a->queries, SUM_ROWS), bh = task / blocks;
     int64_t r0 = task % blocks * SUM_ROWS, rows = min_i64(SUM_ROWS, a->queries - r0);
-    int64_t width = round_up(a->dqk, TILE_N), size = query_sum_size(a);
-    real *from = w->query_parts + bh * w->split.key_parts * size + r0 * width;
-    sum_parts(from, w->split.key_parts, size, rows * width);
-    write_rows(&w->p, &w->dq, bh / a->heads, bh % a->heads, r0, rows, from,
+    int64_t parts = w->split.key_parts, size = query_sum_size(a);
+    real_block memory = {w->query_parts + bh * parts * size, 0};
+    sum_panels first = lay_out_query_sums(a, &memory);
+    sum_panel_rows(first, parts, size, r0, rows, a->dqk);
+    write_rows(&w->p, &w->dq, bh / a->heads, bh % a->heads, r0, rows, first, r0,
                w->scratch + thread * w->scratch_size);
 }
 
@@ -322,12 +370,11 @@ static void sum_key_rows(void *context, int64_t task, int thread) {
     int64_t first = (part * a->batch * a->kv_heads + head) * d->head_parts;
     real_block memory = {w->key_parts + first * w->sums_size, 0};
     key_sums sums = lay_out_sums(a, d, &memory);
-    int64_t dqk = round_up(a->dqk, TILE_N), dv = round_up(a->dv, TILE_N);
-    sum_parts(sums.dk + at * dqk, d->head_parts, w->sums_size, rows * dqk);
-    sum_parts(sums.dv + at * dv, d->head_parts, w->sums_size, rows * dv);
+    sum_panel_rows(sums.dk, d->head_parts, w->sums_size, at, rows, a->dqk);
+    sum_panel_rows(sums.dv, d->head_parts, w->sums_size, at, rows, a->dv);
     sum_parts(sums.dn + at, d->head_parts, w->sums_size, rows);
-    if (w->dk.t) write_rows(&w->p, &w->dk, b, kv, r0, rows, sums.dk + at * dqk, widened);
-    if (w->dv.t) write_rows(&w->p, &w->dv, b, kv, r0, rows, sums.dv + at * dv, widened);
+    if (w->dk.t) write_rows(&w->p, &w->dk, b, kv, r0, rows, sums.dk, at, widened);
+    if (w->dv.t) write_rows(&w->p, &w->dv, b, kv, r0, rows, sums.dv, at, widened);
     if (w->dn) memcpy(w->dn + head * a->keys + r0, sums.dn + at, (size_t)rows * sizeof(real));
 }
 
@@ -376,7 +423,7 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
     for (int64_t i = 0; i < w.distance_size; i++) {
         int64_t distance = w.distance_zero - i;
         bool inside = distance >= 0 && distance < w.p.distances;
-        w.distance_bias[i] = inside ? w.p.rel[distance] : 0;
+        w.distance_bias[i] = inside ? LOG2_E * w.p.rel[distance] : 0;
     }
     return w;
 }

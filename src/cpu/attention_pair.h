@@ -3,41 +3,52 @@
  *
  * Scores are kept with keys in the vectors' lanes, in panels [key /
  * TILE_N][query][TILE_N]: that is how the products over queries want P and dS;
- * for the one over keys dS is turned into [query / TILE_M][key][TILE_M]. A
- * panel of keys starts at the first block of TILE_M queries in which one of its
- * keys is seen, so little above the diagonal is computed. */
+ * for the one over keys dS is turned into [query / TILE_M][key][TILE_M]. Blocks of TILE_M queries
+ * in which no key of a panel is seen are left out, so little above the diagonal is computed.
+ *
+ * The products are ordered for a small first cache. S and dP walk the queries and hold the tile's
+ * keys; the sums walk the columns of dV, dK and dQ and hold P or dS. So the sums lie in panels of
+ * columns as well, [column / TILE_N][row][TILE_N]. */
 #ifndef WEFT_CPU_ATTENTION_PAIR_H
 #define WEFT_CPU_ATTENTION_PAIR_H
 
 #include "cpu/attention_tile.h"
 
-enum { PAIR_TILE = 64 };
+enum { PAIR_KEYS = 64, PAIR_QUERIES = 128 };
+
+/* Sums that grow: panels of `rows` rows of TILE_N columns. */
+typedef struct {
+    real *at;
+    int64_t rows;
+} sum_panels;
 
 /* Where dK, dV and dn of a range of keys grow. */
 typedef struct {
-    real *dk, *dv; /* [keys][dqk], [keys][dv], widths rounded up to TILE_N */
-    real *dn;      /* [keys] */
+    sum_panels dk, dv;
+    real *dn; /* [keys] */
 } key_sums;
 
-/* Scratch of a thread. `q` is T rounded up to PAIR_TILE; widths of rows that
+/* Scratch of a thread. `q` is T rounded up to PAIR_QUERIES; widths of rows that
  * are packed along are rounded up to TILE_N; what is packed along is so for
- * each PAIR_TILE rows apart, and times the head's scale, but for d_o. */
+ * each PAIR_QUERIES or PAIR_KEYS rows apart, and times the head's scale, but for d_o. */
 typedef struct {
     real *q_across, *q_along;   /* [q][dqk] */
     real *do_across, *do_along; /* [q][dv] */
-    real *lse, *total, *shift; /* [q] logsumexp; ⟨do, o⟩; ⟨q, k_0⟩ where dscale is wanted */
-    real *k_across, *k_along;  /* [PAIR_TILE][dqk] */
-    real *v_across;            /* [PAIR_TILE][dv] */
-    real *bias;                /* [PAIR_TILE] beta · n */
-    real *column;              /* [keys of the task] Σ_i ds_ij of one head */
-    real *p, *ds;              /* a tile: S, then P; dP, then dS */
-    real *turned;              /* a tile: dS turned */
-    real *swapped;             /* band, a tile: ⟨q_j, k_i⟩, then α dS inside the band */
-    real *place_k_across;      /* band: keys at the queries' places */
+    real *lse, *total,
+        *shift; /* [q] −log2 e · logsumexp; −⟨do, o⟩; ⟨q, k_0⟩ where dscale is wanted */
+    real *k_across;       /* [PAIR_KEYS][dqk] times raw_scale */
+    real *k_along;        /* [PAIR_KEYS][dqk] */
+    real *v_across;       /* [PAIR_KEYS][dv] */
+    real *bias;           /* [PAIR_KEYS] log2 e · beta · n */
+    real *column;         /* [keys of the task] Σ_i ds_ij of one head */
+    real *p, *ds;         /* a tile: S, then P; dP − ⟨do, o⟩, then dS */
+    real *turned;         /* a tile: dS turned */
+    real *swapped;        /* band, a tile: ⟨q_j, k_i⟩, then α dS inside the band */
+    real *place_k_across; /* band: keys at the queries' places, as k_across */
     real *place_k_along;
     real *place_q_across; /* band: queries at the keys' places */
     real *widened;        /* a panel of rows, for bf16 */
-    real *dq;             /* [q][dqk] of one head, unless dQ has several parts */
+    sum_panels dq;        /* [q][dqk] of one head, unless dQ has several parts */
     key_sums sums;        /* unless dK and dV have several parts */
 } pair_scratch;
 
@@ -50,10 +61,13 @@ typedef struct {
     const attention_problem *p;
     pair_scratch s;
     head_numbers head;
+    real slope;     /* log2 e · the head's */
+    real raw_scale; /* what the products of S are multiplied with by the packing of keys: log2 e ·
+                       the head's scale; where dscale wants ⟨q, k⟩ itself, nothing */
     key_sums sums;
-    real *dq;
+    sum_panels dq;
     real *drel;                /* as distance_bias; NULL: not wanted */
-    const real *distance_bias; /* rel[place − key] at [key − place]; NULL: no
+    const real *distance_bias; /* log2 e · rel[place − key] at [key − place]; NULL: no
                                 relative position */
     double number;             /* Σ of dscale or dlog_tau */
     int64_t b, kv, h;
@@ -64,21 +78,25 @@ typedef struct {
     bool want_dq, want_dk, want_dv;
 } pair_task;
 
-/* C = AB for a column of blocks: A's panels from a, C's rows below each other.
- */
-static __attribute__((noinline)) void multiply_column(real *c, const real *a, const real *b,
-                                                      int64_t blocks, int64_t depth) {
-    for (int64_t m = 0; m < blocks; m++)
-        multiply_block(TILE_SET, c + m * TILE_M * TILE_N, TILE_N, a + m * TILE_M * depth, TILE_M, b,
-                       TILE_N, depth, NULL);
+/* C = start + AB for a row of blocks: C's and B's panels from c and b. */
+static ALWAYS_INLINE void multiply_row(int start, real *c, const real *a, const real *b,
+                                       int64_t keys, int64_t depth, const real *rows,
+                                       const real *columns) {
+    for (int64_t n = 0; n < keys; n += TILE_N)
+        multiply_block(start, c + n * PAIR_QUERIES, TILE_N, a, TILE_M, b + n * depth, TILE_N, depth,
+                       rows, columns ? columns + n : NULL, NULL);
 }
 
-/* C += AB for a row of blocks: B's panels are PAIR_TILE rows long. */
-static __attribute__((noinline)) void add_row(real *c, int64_t width, const real *a, int64_t lda,
-                                              const real *b, int64_t depth) {
-    for (int64_t n = 0; n < width; n += TILE_N)
-        multiply_block(TILE_ADD, c + n, width, a, lda, b + n * PAIR_TILE, TILE_N, depth, NULL);
-}
+#define MULTIPLY_ROW(name, start)                                                                  \
+    static __attribute__((noinline)) void name(real *c, const real *a, const real *b,              \
+                                               int64_t keys, int64_t depth, const real *rows,      \
+                                               const real *columns) {                              \
+        multiply_row(start, c, a, b, keys, depth, rows, columns);                                  \
+    }
+MULTIPLY_ROW(multiply_row_only, TILE_SET)
+MULTIPLY_ROW(multiply_row_on_rows, TILE_ROWS)
+MULTIPLY_ROW(multiply_row_on_sums, TILE_SUMS)
+#undef MULTIPLY_ROW
 
 /* The first row of the pair's queries that is computed for a panel of keys. */
 static inline int64_t first_row(const pair_task *t, int64_t key) {
@@ -87,54 +105,76 @@ static inline int64_t first_row(const pair_task *t, int64_t key) {
     return ahead <= 0 ? 0 : min_i64(ahead / TILE_M * TILE_M, round_up(t->n_queries, TILE_M));
 }
 
-/* Tile = A Bᵀ where the pair is visible: rows of queries in A, of keys in B,
+/* How many keys, in whole panels, are computed for the block of queries at `row`. */
+static inline int64_t keys_of_row(const pair_task *t, int64_t row) {
+    int64_t keys = t->n_keys;
+    if (t->p->a->causal) keys = min_i64(keys, t->start + t->q0 + row + TILE_M - t->key0);
+    return keys <= 0 ? 0 : round_up(keys, TILE_N);
+}
+
+/* Tile = start + A Bᵀ where the pair is visible: rows of queries in A, of keys in B,
  * both packed across. */
-static void multiply_visible(const pair_task *t, real *tile, const real *queries, const real *keys,
-                             int64_t depth) {
-    int64_t rows = round_up(t->n_queries, TILE_M);
-    for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
-        int64_t row = first_row(t, key);
-        multiply_column(tile + key * PAIR_TILE + row * TILE_N, queries + row * depth,
-                        keys + key * depth, (rows - row) / TILE_M, depth);
-    }
-}
-
-/* sums[key] += Σ_query tile[query][key] rows[query]. */
-static void add_over_queries(const pair_task *t, real *sums, int64_t width, const real *tile,
-                             const real *rows) {
-    for (int64_t key = 0; key < t->n_keys; key += TILE_M) {
-        int64_t panel = key / TILE_N * TILE_N, row = first_row(t, panel);
-        if (row >= t->n_queries) continue;
-        add_row(sums + key * width, width, tile + panel * PAIR_TILE + row * TILE_N + key % TILE_N,
-                TILE_N, rows + row * TILE_N, t->n_queries - row);
-    }
-}
-
-/* sums[query] += Σ_key tile[query][key] rows[key]; turns the tile first. */
-static void add_over_keys(const pair_task *t, real *sums, int64_t width, const real *tile,
-                          const real *rows) {
+static void multiply_visible(const pair_task *t, int start, real *tile, const real *queries,
+                             const real *keys, int64_t depth, const real *rows,
+                             const real *columns) {
     for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
-        real *turned = t->s.turned;
-        int64_t key = 0;
-        for (; key < t->n_keys && first_row(t, key) <= row; key += TILE_N) {
+        int64_t seen = keys_of_row(t, row);
+        real *c = tile + row * TILE_N;
+        const real *a = queries + row * depth;
+        if (start == TILE_SET) multiply_row_only(c, a, keys, seen, depth, rows, columns);
+        if (start == TILE_ROWS) multiply_row_on_rows(c, a, keys, seen, depth, rows + row, columns);
+        if (start == TILE_SUMS) multiply_row_on_sums(c, a, keys, seen, depth, rows + row, columns);
+    }
+}
+
+/* sums[row0 + key] += Σ_query tile[query][key] rows[query]; `rows` packed along. */
+static __attribute__((noinline)) void add_over_queries(const pair_task *t, sum_panels sums,
+                                                       int64_t row0, int64_t width,
+                                                       const real *tile, const real *rows) {
+    for (int64_t n = 0; n < width; n += TILE_N)
+        for (int64_t key = 0; key < t->n_keys; key += TILE_M) {
+            int64_t panel = key / TILE_N * TILE_N, row = first_row(t, panel);
+            if (row >= t->n_queries) break;
+            multiply_block(TILE_ADD, sums.at + n * sums.rows + (row0 + key) * TILE_N, TILE_N,
+                           tile + panel * PAIR_QUERIES + row * TILE_N + key % TILE_N, TILE_N,
+                           rows + n * PAIR_QUERIES + row * TILE_N, TILE_N, t->n_queries - row, NULL,
+                           NULL, NULL);
+        }
+}
+
+/* The tile turned, for add_over_keys. */
+static void turn_tile(const pair_task *t, const real *tile) {
+    for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
+        int64_t keys = keys_of_row(t, row);
+        for (int64_t key = 0; key < keys; key += TILE_N) {
             const real *from[TILE_M];
             for (int64_t m = 0; m < TILE_M; m++)
-                from[m] = tile + key * PAIR_TILE + (row + m) * TILE_N;
-            turn_rows(from, TILE_M, TILE_N, turned + key * TILE_M);
+                from[m] = tile + key * PAIR_QUERIES + (row + m) * TILE_N;
+            turn_rows(from, TILE_M, TILE_N, 1, t->s.turned + row * PAIR_KEYS + key * TILE_M);
         }
-        if (key == 0) continue;
-        add_row(sums + row * width, width, turned, TILE_M, rows, min_i64(key, t->n_keys));
     }
+}
+
+/* sums[row0 + query] += Σ_key turned[query][key] rows[key]; `rows` packed along, each `room` apart. */
+static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_panels sums,
+                                                    int64_t row0, int64_t width, const real *rows,
+                                                    int64_t room) {
+    for (int64_t n = 0; n < width; n += TILE_N)
+        for (int64_t row = 0; row < t->n_queries; row += TILE_M)
+            multiply_block(TILE_ADD, sums.at + n * sums.rows + (row0 + row) * TILE_N, TILE_N,
+                           t->s.turned + row * PAIR_KEYS, TILE_M, rows + n * room, TILE_N,
+                           min_i64(keys_of_row(t, row), t->n_keys), NULL, NULL, NULL);
 }
 
 /* The band's ⟨q_j, k_i⟩ joins the products: every i − j ≤ window. */
 static void add_band(const pair_task *t) {
     const weft_attention_attr *a = t->p->a;
-    multiply_visible(t, t->s.swapped, t->s.place_k_across, t->s.place_q_across, a->dqk);
+    multiply_visible(t, TILE_SET, t->s.swapped, t->s.place_k_across, t->s.place_q_across, a->dqk,
+                     NULL, NULL);
     vreal alpha = vset((real)a->band_alpha), iota = viota();
     for (int64_t key = 0; key < t->n_keys; key += VLEN)
         for (int64_t row = first_row(t, key / TILE_N * TILE_N); row < t->n_queries; row++) {
-            int64_t at = key / TILE_N * TILE_N * PAIR_TILE + row * TILE_N + key % TILE_N;
+            int64_t at = key / TILE_N * TILE_N * PAIR_QUERIES + row * TILE_N + key % TILE_N;
             real distance = (real)(t->q0 + row - t->key0 - key);
             vint inside = distance - iota <= (real)a->window;
             vreal add = alpha * vload(t->s.swapped + at);
@@ -150,15 +190,17 @@ static void add_band_gradients(const pair_task *t) {
     vreal alpha = vset((real)a->band_alpha), iota = viota();
     for (int64_t key = 0; key < t->n_keys; key += VLEN)
         for (int64_t row = first_row(t, key / TILE_N * TILE_N); row < t->n_queries; row++) {
-            int64_t at = key / TILE_N * TILE_N * PAIR_TILE + row * TILE_N + key % TILE_N;
+            int64_t at = key / TILE_N * TILE_N * PAIR_QUERIES + row * TILE_N + key % TILE_N;
             real distance = (real)(t->q0 + row - t->key0 - key);
             vint inside = distance - iota <= (real)a->window;
             vstore(t->s.swapped + at, vselect(inside, alpha * vload(t->s.ds + at), vset(0)));
         }
-    if (t->want_dq)
-        add_over_queries(t, t->dq + t->key0 * dqk, dqk, t->s.swapped, t->s.place_k_along);
-    if (t->want_dk)
-        add_over_keys(t, t->sums.dk + t->q0 * dqk, dqk, t->s.swapped, t->s.q_along + t->key0 * dqk);
+    if (t->want_dq) add_over_queries(t, t->dq, t->key0, dqk, t->s.swapped, t->s.place_k_along);
+    if (!t->want_dk) return;
+    turn_tile(t, t->s.swapped);
+    int64_t inside = t->key0 % PAIR_QUERIES;
+    add_over_keys(t, t->sums.dk, t->q0, dqk,
+                  t->s.q_along + (t->key0 - inside) * dqk + inside * TILE_N, PAIR_QUERIES);
 }
 
 /* The position's part of the scores of a query at `place` for VLEN keys. */
@@ -177,35 +219,33 @@ static __attribute__((noinline)) double sum_lanes(vreal v) {
 /* What is done for the rows of one panel of keys. */
 typedef struct {
     real *p, *ds; /* the panel */
-    const real *lse, *total, *shift;
+    const real *lse, *shift;
     const real *distance_bias;
     real *drel;
-    vreal bias[TILE_V], column[TILE_V], number;
+    vreal bias[TILE_V], column[TILE_V], number[TILE_V];
     real scale, slope;
     int64_t place0, key0; /* positions of row 0 and of lane 0 */
     int64_t keys_left;
-    bool causal, position;
+    bool causal;
 } panel_rows;
 
 /* P and dS of `rows` rows, in place of S and dP. Several rows and the vectors of each at a time, so
  * that their exponentials overlap. */
 static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool masked,
-                                      score_extras extras) {
+                                      bool position, score_extras extras) {
     vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V];
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
         int64_t r = row + u / TILE_V, v = u % TILE_V;
-        raw[u] = vload(w->p + r * TILE_N + v * VLEN);
-        score[u] = raw[u] * w->scale - w->lse[r];
-        if (extras != EXTRAS_NONE) score[u] += w->bias[v];
+        raw[u] = score[u] = vload(w->p + r * TILE_N + v * VLEN);
+        if (extras == EXTRAS_DSCALE) score[u] = raw[u] * w->scale + (w->bias[v] + w->lse[r]);
     }
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
         int64_t place = w->place0 + row + u / TILE_V, key = w->key0 + u % TILE_V * VLEN;
         p[u] = score[u];
-        if (extras != EXTRAS_NONE && w->position)
-            p[u] += position_part(w->distance_bias, w->slope, place, key);
-        p[u] = vexp(p[u]);
+        if (position) p[u] += position_part(w->distance_bias, w->slope, place, key);
+        p[u] = vexp2(p[u]);
     }
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
@@ -215,14 +255,14 @@ static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool
             if (w->causal) seen = min_i64(seen, w->place0 + r + 1 - w->key0);
             p[u] = (vreal)((vint)p[u] & (viota() < (real)(seen - v * VLEN)));
         }
-        vreal ds = p[u] * (vload(w->ds + at) - w->total[r]);
+        vreal ds = p[u] * vload(w->ds + at);
         vstore(w->p + at, p[u]);
         vstore(w->ds + at, ds);
         if (extras == EXTRAS_NONE) continue;
         w->column[v] += ds;
-        if (extras == EXTRAS_DSCALE) w->number += ds * (raw[u] - w->shift[r]);
-        if (extras == EXTRAS_DLOG_TAU) w->number += ds * score[u];
-        if (w->drel) {
+        if (extras == EXTRAS_DSCALE) w->number[v] += ds * (raw[u] - w->shift[r]);
+        if (extras == EXTRAS_DLOG_TAU) w->number[v] += ds * score[u];
+        if (position && w->drel) {
             real *rel = w->drel + w->key0 + v * VLEN - w->place0 - r;
             vstore(rel, vload(rel) + ds);
         }
@@ -231,67 +271,74 @@ static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool
 
 /* Rows [from, to) of the panel at `key`. */
 static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, int64_t to,
-                                       bool masked, score_extras extras) {
+                                       bool masked, bool position, score_extras extras) {
     const pair_scratch *s = &t->s;
-    panel_rows w = {.p = s->p + key * PAIR_TILE,
-                    .ds = s->ds + key * PAIR_TILE,
+    panel_rows w = {.p = s->p + key * PAIR_QUERIES,
+                    .ds = s->ds + key * PAIR_QUERIES,
                     .lse = s->lse + t->q0,
-                    .total = s->total + t->q0,
                     .shift = s->shift + t->q0,
                     .distance_bias = t->distance_bias,
                     .drel = t->drel,
-                    .scale = t->head.scale,
-                    .slope = t->head.slope,
+                    .scale = LOG2_E * t->head.scale,
+                    .slope = t->slope,
                     .place0 = t->start + t->q0,
                     .key0 = t->key0 + key,
                     .keys_left = t->n_keys - key,
-                    .causal = t->p->a->causal,
-                    .position = t->p->a->pos != WEFT_POS_NONE};
+                    .causal = t->p->a->causal};
     for (int v = 0; v < TILE_V; v++)
         w.bias[v] = vload(s->bias + key + v * VLEN);
     int64_t row = from;
     for (; row + 2 <= to; row += 2)
-        soften_rows(&w, row, 2, masked, extras);
-    if (row < to) soften_rows(&w, row, 1, masked, extras);
+        soften_rows(&w, row, 2, masked, position, extras);
+    if (row < to) soften_rows(&w, row, 1, masked, position, extras);
     if (extras == EXTRAS_NONE) return;
     for (int v = 0; v < TILE_V; v++) {
         real *at = s->column + w.key0 - t->first_key + v * VLEN;
         vstore(at, vload(at) + w.column[v]);
     }
-    if (extras != EXTRAS_SCORE) t->number += sum_lanes(w.number);
+    for (int v = 0; extras != EXTRAS_SCORE && v < TILE_V; v++)
+        t->number += sum_lanes(w.number[v]);
 }
 
 /* Each kind a function of its own: together in one, registers run out. */
-#define SOFTEN(name, masked, extras)                                                               \
+#define SOFTEN(name, position, extras)                                                             \
     static __attribute__((noinline)) void name(pair_task *t, int64_t key, int64_t from,            \
                                                int64_t to) {                                       \
-        soften_panel(t, key, from, to, masked, extras);                                            \
+        soften_panel(t, key, from, to, false, position, extras);                                   \
+    }                                                                                              \
+    static __attribute__((noinline)) void name##_masked(pair_task *t, int64_t key, int64_t from,   \
+                                                        int64_t to) {                              \
+        soften_panel(t, key, from, to, true, position, extras);                                    \
     }
 SOFTEN(soften_plain, false, EXTRAS_NONE)
-SOFTEN(soften_plain_masked, true, EXTRAS_NONE)
 SOFTEN(soften_score, false, EXTRAS_SCORE)
-SOFTEN(soften_score_masked, true, EXTRAS_SCORE)
 SOFTEN(soften_dscale, false, EXTRAS_DSCALE)
-SOFTEN(soften_dscale_masked, true, EXTRAS_DSCALE)
 SOFTEN(soften_dlog_tau, false, EXTRAS_DLOG_TAU)
-SOFTEN(soften_dlog_tau_masked, true, EXTRAS_DLOG_TAU)
+SOFTEN(soften_score_position, true, EXTRAS_SCORE)
+SOFTEN(soften_dscale_position, true, EXTRAS_DSCALE)
+SOFTEN(soften_dlog_tau_position, true, EXTRAS_DLOG_TAU)
 #undef SOFTEN
 
 static void soften_pair(pair_task *t) {
-    static void (*const soften[][2])(pair_task *, int64_t, int64_t, int64_t) = {
-        [EXTRAS_NONE] = {soften_plain, soften_plain_masked},
-        [EXTRAS_SCORE] = {soften_score, soften_score_masked},
-        [EXTRAS_DSCALE] = {soften_dscale, soften_dscale_masked},
-        [EXTRAS_DLOG_TAU] = {soften_dlog_tau, soften_dlog_tau_masked},
+    typedef void soften_kind(pair_task *, int64_t, int64_t, int64_t);
+    static soften_kind *const kinds[][2][2] = {
+        [EXTRAS_NONE] = {{soften_plain, soften_plain_masked}},
+        [EXTRAS_SCORE] = {{soften_score, soften_score_masked},
+                          {soften_score_position, soften_score_position_masked}},
+        [EXTRAS_DSCALE] = {{soften_dscale, soften_dscale_masked},
+                           {soften_dscale_position, soften_dscale_position_masked}},
+        [EXTRAS_DLOG_TAU] = {{soften_dlog_tau, soften_dlog_tau_masked},
+                             {soften_dlog_tau_position, soften_dlog_tau_position_masked}},
     };
+    soften_kind *const *soften = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
         int64_t from = first_row(t, key), to = t->n_queries, whole = 0;
         /* The first row whose query sees the whole panel. */
         if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - (t->start + t->q0);
         if (key + TILE_N > t->n_keys) whole = to;
         whole = max_i64(from, min_i64(whole, to));
-        if (from < whole) soften[t->extras][1](t, key, from, whole);
-        if (whole < to) soften[t->extras][0](t, key, whole, to);
+        if (from < whole) soften[1](t, key, from, whole);
+        if (whole < to) soften[0](t, key, whole, to);
     }
 }
 
@@ -302,20 +349,24 @@ static void work_pair(pair_task *t) {
     int64_t dv = round_up(a->dv, TILE_N);
     int64_t dqk = round_up(a->dqk, TILE_N), key = t->key0 - t->first_key;
     bool band = a->band && t->q0 - (t->key0 + t->n_keys - 1) <= a->window;
-    multiply_visible(t, s->p, s->q_across + t->q0 * a->dqk, s->k_across, a->dqk);
-    multiply_visible(t, s->ds, s->do_across + t->q0 * a->dv, s->v_across, a->dv);
+    multiply_visible(t, t->extras == EXTRAS_DSCALE ? TILE_SET : TILE_SUMS, s->p,
+                     s->q_across + t->q0 * a->dqk, s->k_across, a->dqk, s->lse + t->q0, s->bias);
+    multiply_visible(t, TILE_ROWS, s->ds, s->do_across + t->q0 * a->dv, s->v_across, a->dv,
+                     s->total + t->q0, NULL);
     if (band) {
-        pack_across(t->p, &t->p->k, t->b, t->kv, t->q0, t->n_queries, TILE_M, s->place_k_across,
-                    s->widened);
-        pack_along(t->p, &t->p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, PAIR_TILE,
+        pack_across(t->p, &t->p->k, t->b, t->kv, t->q0, t->n_queries, TILE_M, t->raw_scale,
+                    s->place_k_across, s->widened);
+        pack_along(t->p, &t->p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, PAIR_QUERIES,
                    t->head.scale, s->place_k_along, s->widened);
         add_band(t);
     }
     soften_pair(t);
-    if (t->want_dv) add_over_queries(t, t->sums.dv + key * dv, dv, s->p, s->do_along + t->q0 * dv);
-    if (t->want_dk)
-        add_over_queries(t, t->sums.dk + key * dqk, dqk, s->ds, s->q_along + t->q0 * dqk);
-    if (t->want_dq) add_over_keys(t, t->dq + t->q0 * dqk, dqk, s->ds, s->k_along);
+    if (t->want_dv) add_over_queries(t, t->sums.dv, key, dv, s->p, s->do_along + t->q0 * dv);
+    if (t->want_dk) add_over_queries(t, t->sums.dk, key, dqk, s->ds, s->q_along + t->q0 * dqk);
+    if (t->want_dq) {
+        turn_tile(t, s->ds);
+        add_over_keys(t, t->dq, t->q0, dqk, s->k_along, PAIR_KEYS);
+    }
     if (band) add_band_gradients(t);
 }
 

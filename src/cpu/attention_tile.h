@@ -85,6 +85,11 @@ typedef struct {
     int64_t distances; /* numbers in rel */
 } attention_problem;
 
+/* Attention keeps its scores as multiples of ln 2: a weight is then 2^score, which is cheaper than
+ * e^score. The factor goes into what the scores are made of. */
+#define LOG2_E ((real)1.4426950408889634073599246810019)
+#define LN_2 ((real)0.69314718055994530941723212145818)
+
 /* The numbers of a head. */
 typedef struct {
     real scale, beta, slope;
@@ -157,12 +162,20 @@ static inline real *take_reals(real_block *block, int64_t n) {
     return block->base ? block->base + at : NULL;
 }
 
+/* The same for the second operand of a product: a product reads both operands in step, and is faster
+ * where they do not lie a multiple of 128 bytes apart. Both then start at multiples of 64. */
+static inline real *take_operand(real_block *block, int64_t n) {
+    const int64_t line = 64 / (int64_t)sizeof(real);
+    real *at = take_reals(block, n + 2 * line);
+    return at ? at + line : NULL;
+}
+
 typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
-/* to[c][r] = from[r][c] for a block of 4 × 4. */
-static ALWAYS_INLINE void turn_block(const real *const from[4], real *to, int64_t ld) {
-    quad a = *(const quad *)from[0], b = *(const quad *)from[1];
-    quad c = *(const quad *)from[2], d = *(const quad *)from[3];
+/* to[c][r] = from[r][c] · factor for a block of 4 × 4. */
+static ALWAYS_INLINE void turn_block(const real *const from[4], real factor, real *to, int64_t ld) {
+    quad a = *(const quad *)from[0] * factor, b = *(const quad *)from[1] * factor;
+    quad c = *(const quad *)from[2] * factor, d = *(const quad *)from[3] * factor;
     quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
     quad ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
     quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
@@ -173,39 +186,54 @@ static ALWAYS_INLINE void turn_block(const real *const from[4], real *to, int64_
     *(quad *)(to + 3 * ld) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/* to[c][r] = row[r][c], `panel` rows (a multiple of 4) of `width` numbers. */
-static inline void turn_rows(const real *const *row, int64_t panel, int64_t width, real *to) {
+/* to[c][r] = row[r][c] · factor, `panel` rows (a multiple of 4) of `width` numbers. */
+static inline void turn_rows(const real *const *row, int64_t panel, int64_t width, real factor,
+                             real *to) {
     int64_t whole = width / 4 * 4;
     for (int64_t c = 0; c < whole; c += 4)
         for (int64_t i = 0; i < panel; i += 4) {
             const real *at[4] = {row[i] + c, row[i + 1] + c, row[i + 2] + c, row[i + 3] + c};
-            turn_block(at, to + c * panel + i, panel);
+            turn_block(at, factor, to + c * panel + i, panel);
         }
     for (int64_t c = whole; c < width; c++)
         for (int64_t i = 0; i < panel; i++)
-            to[c * panel + i] = row[i][c];
+            to[c * panel + i] = row[i][c] * factor;
 }
 
-/* Rows r0 .. r0+rows-1 of a head, packed across; `widened` holds `panel` rows,
- * for bf16. */
+/* Asks for rows r0 .. r0+rows-1 of a head, as far as there are any before `end`. A head's rows lie
+ * apart, so the machine does not guess the next one by itself. */
+static inline void prefetch_rows(const attention_problem *p, const head_rows *from, int64_t b,
+                                 int64_t head, int64_t r0, int64_t rows, int64_t end) {
+    const char *data = weft_data(p->x, from->t);
+    int64_t size = from->t->dtype == WEFT_BF16 ? 2 : (int64_t)sizeof(real);
+    for (int64_t r = r0; r < min_i64(r0 + rows, end); r++) {
+        const char *row = data + head_row_at(from, b, r, head) * size;
+        for (int64_t at = 0; at < from->width * size; at += 64)
+            __builtin_prefetch(row + at);
+    }
+}
+
+/* Rows r0 .. r0+rows-1 of a head times `factor`, packed across; `widened` holds
+ * `panel` rows, for bf16. */
 static inline void pack_across(const attention_problem *p, const head_rows *from, int64_t b,
-                               int64_t head, int64_t r0, int64_t rows, int64_t panel, real *to,
-                               real *widened) {
+                               int64_t head, int64_t r0, int64_t rows, int64_t panel, real factor,
+                               real *to, real *widened) {
     int64_t width = from->width;
     for (int64_t r = 0; r < rows; r += panel, to += panel * width) {
         int64_t filled = min_i64(panel, rows - r);
+        prefetch_rows(p, from, b, head, r0 + r + panel, panel, r0 + rows);
         const real *row[64];
         for (int64_t i = 0; i < filled; i++)
             row[i] = tile_in(p->x, from->t, head_row_at(from, b, r0 + r + i, head), width,
                              widened + i * width);
         if (filled == panel && panel % 4 == 0) {
-            turn_rows(row, panel, width, to);
+            turn_rows(row, panel, width, factor, to);
             continue;
         }
         memset(to, 0, (size_t)(panel * width) * sizeof(real));
         for (int64_t c = 0; c < width; c++)
             for (int64_t i = 0; i < filled; i++)
-                to[c * panel + i] = row[i][c];
+                to[c * panel + i] = row[i][c] * factor;
     }
 }
 
@@ -227,21 +255,25 @@ static inline void pack_along(const attention_problem *p, const head_rows *from,
     }
 }
 
-enum { TILE_SET, TILE_ADD, TILE_RESCALE };
+/* What a block of C starts from: nothing; what C holds; that times a factor a column; a number a
+ * row; the sum of one a row and one a column. */
+enum { TILE_SET, TILE_ADD, TILE_RESCALE, TILE_ROWS, TILE_SUMS };
 
-/* One block: C = AB, C = C + AB, or C = C·rescale + AB with a factor a column.
- */
-static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const real *a, int64_t lda,
-                                         const real *b, int64_t ldb, int64_t depth,
-                                         const real *rescale) {
+/* One block: C = start + AB. Where `top` is not NULL, it becomes the largest of itself and C's rows.
+ * Columns before rows in the innermost step: gcc keeps that order, and the machine likes it. */
+static ALWAYS_INLINE void multiply_block(int start, real *c, int64_t ldc, const real *a,
+                                         int64_t lda, const real *b, int64_t ldb, int64_t depth,
+                                         const real *rows, const real *columns, vreal *top) {
     vreal acc[TILE_M][TILE_V];
 #pragma GCC unroll 8
     for (int m = 0; m < TILE_M; m++)
 #pragma GCC unroll 8
         for (int v = 0; v < TILE_V; v++) {
-            acc[m][v] = vset(0);
-            if (mode != TILE_SET) acc[m][v] = vload(c + m * ldc + v * VLEN);
-            if (mode == TILE_RESCALE) acc[m][v] *= vload(rescale + v * VLEN);
+            acc[m][v] = vset(start == TILE_ROWS || start == TILE_SUMS ? rows[m] : 0);
+            if (start == TILE_ADD || start == TILE_RESCALE)
+                acc[m][v] = vload(c + m * ldc + v * VLEN);
+            if (start == TILE_RESCALE) acc[m][v] *= vload(columns + v * VLEN);
+            if (start == TILE_SUMS) acc[m][v] += vload(columns + v * VLEN);
         }
     for (int64_t k = 0; k < depth; k++, a += lda, b += ldb) {
         vreal bv[TILE_V];
@@ -258,17 +290,19 @@ static ALWAYS_INLINE void multiply_block(int mode, real *c, int64_t ldc, const r
 #define TILE_SPREAD(m) a[m]
 #endif
 #pragma GCC unroll 8
-        for (int m = 0; m < TILE_M; m++)
+        for (int v = 0; v < TILE_V; v++)
 #pragma GCC unroll 8
-            for (int v = 0; v < TILE_V; v++)
+            for (int m = 0; m < TILE_M; m++)
                 acc[m][v] += TILE_SPREAD(m) * bv[v];
 #undef TILE_SPREAD
     }
 #pragma GCC unroll 8
     for (int m = 0; m < TILE_M; m++)
 #pragma GCC unroll 8
-        for (int v = 0; v < TILE_V; v++)
+        for (int v = 0; v < TILE_V; v++) {
             vstore(c + m * ldc + v * VLEN, acc[m][v]);
+            if (top) top[v] = vmax(acc[m][v], top[v]);
+        }
 }
 
 static inline vreal viota(void) {

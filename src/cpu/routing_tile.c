@@ -112,7 +112,7 @@ int64_t route_scratch(const weft_attention_attr *a, bool keys) {
 /* The vectors of all heads at the fixed places, transposed into panels. */
 static void pack_side(const route_side *r, const head_rows *v, int64_t heads, real *packed) {
     for (int64_t head = 0; head < heads; head++)
-        pack_across(r->p, v, r->batch, head, r->first, r->count, r->width,
+        pack_across(r->p, v, r->batch, head, r->first, r->count, r->width, 1,
                     packed + head * ROUTE_LANES * v->width, r->passing);
 }
 

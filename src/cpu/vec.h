@@ -180,6 +180,16 @@ static inline vreal vexp(vreal x) {
     return x;
 }
 
+static inline vreal vexp2(vreal x) {
+    for (int i = 0; i < (int)VLEN; i++)
+        x[i] = exp2(x[i]);
+    return x;
+}
+
+static inline vreal vexp2_low(vreal x) {
+    return vexp2(x);
+}
+
 static inline vreal vtanh(vreal x) {
     for (int i = 0; i < (int)VLEN; i++)
         x[i] = tanh(x[i]);
@@ -212,6 +222,26 @@ static inline vreal vexp(vreal x) {
     p = p * r2 + q;
     p = p * r2 + (2 * r + 2);
     return (vreal)((vint)(p * scale) & ~(vint)(x < low));
+}
+
+/* 2^x within 1.5 ulp for x below 128, 0 below -125.5, NaN of NaN. As vexp, but the split of x into
+ * n + r is exact, and `low` is where the exponent field is 0, and with it the factor. */
+static inline vreal vexp2_low(vreal x) {
+    const vreal shift = vset(0x1.8p23f + 126), low = vset(-126.25f);
+    vreal c = vmax(low, x);
+    vreal t = c + shift;
+    vreal scale = (vreal)((vint)t << 23), r = c - (t - shift);
+    vreal r2 = r * r;
+    vreal p = 0x1.5f0830p-9f * r + 0x1.3b2de0p-6f, q = 0x1.c6af7cp-4f * r + 0x1.ebfbdcp-2f;
+    p = 0x1.416b5ep-12f * r2 + p;
+    p = p * r2 + q;
+    p = p * r2 + (0x1.62e430p0f * r + 2);
+    return p * scale;
+}
+
+/* The same for any x: inf from 128.5 on. */
+static inline vreal vexp2(vreal x) {
+    return vexp2_low(vmin(vset(129), x));
 }
 
 /* tanh(x) = 1 - 2 / (1 + e^2x); within ±0.6, where that cancels, an odd polynomial. */
