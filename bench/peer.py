@@ -10,7 +10,8 @@ One JSON request a line on standard input, one JSON reply a line on standard out
 
 A request that cannot be met is answered {"error": "one line"}. Where a function can be written in
 several sensible ways (the memory layout of heads, how the mask enters), prepare times each of them
-and keeps the fastest, so that the peer is never slow for a reason of ours. `rms` holds the root mean
+and keeps the fastest, so that the peer is never slow for a reason of ours; `--form NAME` behind the
+script's name holds it to one, to see that one's time. `rms` holds the root mean
 square of every output and then of every gradient: both sides fill their inputs by the same formula,
 so equal numbers mean that the same function was timed.
 """
@@ -263,19 +264,23 @@ class Row:
         return [x.square().mean().sqrt().item() for x in values]
 
 
-def prepare(request):
+def prepare(request, form):
     best = None
     for name, leaves, seeds, function in OPS[request["op"]](request["sizes"]):
+        if form and name != form:
+            continue
         row = Row(leaves, seeds, function, request["backward"])
         seconds = row.timed()
         if seconds < SLOW:  # else its first run, which warms up, says enough
             seconds = min(row.timed() for _ in range(2))
         if best is None or seconds < best[0]:
             best = (seconds, name, row)
+    if best is None:
+        raise ValueError(f"{request['op']} has no form '{form}'")
     return best[2], {"form": best[1], "rms": best[2].rms()}
 
 
-def answer(request, state):
+def answer(request, state, form):
     kind = request["do"]
     if kind == "hello":
         if torch is None:
@@ -283,7 +288,7 @@ def answer(request, state):
         torch.set_num_threads(request["threads"])
         return {"name": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads()}
     if kind == "prepare":
-        state["row"], reply = prepare(request)
+        state["row"], reply = prepare(request, form)
         return reply
     if kind == "run":
         return {"seconds": [state["row"].timed() for _ in range(request["repeats"])]}
@@ -295,9 +300,10 @@ def answer(request, state):
 
 def main():
     state = {}
+    form = sys.argv[sys.argv.index("--form") + 1] if "--form" in sys.argv[:-1] else None
     for line in sys.stdin:
         try:
-            reply = answer(json.loads(line), state)
+            reply = answer(json.loads(line), state, form)
         except Exception as problem:  # the row is lost, the conversation is not
             state.clear()
             reply = {"error": f"{type(problem).__name__}: {problem}".splitlines()[0]}
