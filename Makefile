@@ -7,10 +7,11 @@
 #   mk/examples.mk programs over the public header
 #   mk/tests.mk    test and benchmark programs
 #   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
+#   mk/study.mk    configs and the study
 #   mk/install.mk  install and uninstall
 #
 # Variables a user may set: BUILD, CC, CFLAGS, CPPFLAGS, LDFLAGS, BLAS, DEPS, SAN, WERROR, ISAS, T,
-# JOBS, PREFIX, DESTDIR, PYTHON, SETUP. docs/building.md tells what each one does.
+# JOBS, OUT, CONFIG_KEY, PREFIX, DESTDIR, PYTHON, SETUP. docs/building.md tells what each one does.
 
 ifneq (4.2,$(firstword $(sort $(MAKE_VERSION) 4.2)))
 $(error weft needs GNU Make 4.2 or later; this is $(MAKE_VERSION))
@@ -23,6 +24,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 BUILD ?= build
 PYTHON ?= python3
+# OUT=folder on the command line is the study's; within these files OUT is the build's.
+STUDY_OUT := $(if $(filter command,$(firstword $(origin OUT))),$(OUT))
 
 # All cores, unless make was given a -j of its own (one on the command line wins over this) or is
 # itself run by a make, whose job slots it then shares.
@@ -42,19 +45,17 @@ include mk/build.mk
 include mk/examples.mk
 include mk/tests.mk
 include mk/lint.mk
+include mk/study.mk
 include mk/install.mk
 
 .PHONY: all build help setup configure clean distclean vectors mutate test-cuda test-torch FORCE
 
-# There is no study to run yet, so plain `make` builds and says what can be done with it.
-all: build
-	@echo "built $(PROGRAM) and $(OUT)/libweft.{a,so}, version $(VERSION)"
-	@echo "try   $(PROGRAM) help"
-	@echo "or    make test, make bench, make help"
+# Installs, builds, and ends in a report.
+all: study
 
 build: $(PROGRAM) $(LIB_A) $(LIB_SO) ## the program and the library
 
-setup: ## install what is missing; WITH="test lint optional" for more than the build needs
+setup: ## install what is missing; WITH="study test lint optional" for more than the build needs
 	@scripts/setup $(or $(WITH),build)
 
 configure: $(CONFIG) ## look anew at what this machine has
@@ -65,6 +66,7 @@ GPT2 ?= ../shared/data/gpt2
 vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors of the tests again (needs PyTorch and NumPy)
 	$(PYTHON) tests/reference/make_vectors.py
 	$(PYTHON) tests/reference/make_model_vectors.py
+	$(PYTHON) tests/reference/make_statistics_vectors.py
 	$(PYTHON) tests/reference/make_curves.py --build '$(OUT)'
 	@if [ -f '$(GPT2)/vocab.bpe' ]; then $(PYTHON) tests/reference/make_tokenizer_vectors.py '$(GPT2)' || [ $$? = 3 ]; \
 	else echo "make vectors: no vocab.bpe in $(GPT2) (GPT2=folder): the tokenizers' vectors stay" >&2; fi
@@ -87,9 +89,9 @@ distclean: ## remove the build folder
 	rm -rf '$(BUILD)'
 
 help: ## this list
-	@echo "make TARGET, with no target: build"
-	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## /  \1|/p' $(filter-out %.d $(CONFIG),$(MAKEFILE_LIST)) | \
-		awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@echo "make TARGET, with no target: build, then study"
+	@sed -n 's/^\([a-z][a-z-]*%*\):[^#]*## /  \1|/p' $(filter-out %.d $(CONFIG),$(MAKEFILE_LIST)) | \
+		awk -F'|' '{ sub(/%/, "NAME", $$1); printf "%-17s %s\n", $$1, $$2 }'
 	@echo "SAN=address,undefined  CC=clang  WERROR=1  T=substring  and more: docs/building.md"
 
 FORCE:

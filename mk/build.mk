@@ -33,10 +33,14 @@ endef
 define compile_rules
 $(call stamp,$(1)/flags,$(2) $(3) $(OPT_PLAIN) $(OPT_KERNEL) $(ISAS) $(TEST_INCLUDES) $(CPPFLAGS) $(CFLAGS) $(CONFIG_TOOLS))
 
+$(call stamp,$(1)/commit,$(GIT_COMMIT))
+$(1)/core/version.o: $(1)/commit
+$(1)/core/version.o: OWN_DEFINES := -DWEFT_GIT_COMMIT='"$(GIT_COMMIT)"'
+
 $(1)/%.o: src/%.c $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call say,CC,$$<)
-	$$(Q)$(2) $(3) $(OPT_PLAIN) $(ISA_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+	$$(Q)$(2) $(3) $(OPT_PLAIN) $(ISA_DEFINES) $$(OWN_DEFINES) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
 
 $(foreach i,$(ISAS),$(foreach r,32 64,
 $(call kernel_rule,$(1),$(2),$(3),$(i),$(r))

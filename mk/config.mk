@@ -13,8 +13,10 @@ NVCC ?= nvcc
 PKG_CONFIG ?= pkg-config
 
 # Goals that need to know nothing of the machine.
-PLAIN_GOALS := help clean distclean format lint-format setup uninstall test-cuda test-torch
-TEST_GOALS := test tests $(BUILD)/%/test_% lint tidy cppcheck lint-gcc lint-clang mutate vectors
+PLAIN_GOALS := help clean distclean format lint-format setup uninstall test-cuda test-torch \
+	list-defconfigs menuconfig savedefconfig defconfig-%
+TEST_GOALS := test test-long tests $(BUILD)/%/test_% lint tidy cppcheck lint-gcc lint-clang mutate vectors
+STUDY_GOALS := all study test test-long
 
 ifneq ($(or $(filter-out $(PLAIN_GOALS),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all)),)
 
@@ -22,7 +24,8 @@ ifneq ($(or $(filter-out $(PLAIN_GOALS),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,a
 CONFIG_KEY := $(strip CC=$(CC) BLAS=$(BLAS) DEPS=$(DEPS) PKG_CONFIG=$(PKG_CONFIG) NVCC=$(NVCC) \
 	PKG_CONFIG_PATH=$(PKG_CONFIG_PATH) PKG_CONFIG_LIBDIR=$(PKG_CONFIG_LIBDIR) \
 	cuda=$(if $(wildcard src/cuda/*.cu),y))
-CONFIG_NEEDS := build $(if $(filter $(TEST_GOALS),$(MAKECMDGOALS)),test)
+CONFIG_NEEDS := build $(if $(filter $(STUDY_GOALS),$(or $(MAKECMDGOALS),all)),study) \
+	$(if $(filter $(TEST_GOALS),$(MAKECMDGOALS)),test)
 
 include $(CONFIG)
 
@@ -31,6 +34,7 @@ ifeq ($(MAKE_RESTARTS),)
 ifneq ($(strip $(file <$(BUILD)/config.key)),$(CONFIG_KEY))
 $(CONFIG): FORCE
 else ifneq ($(or $(if $(filter test,$(CONFIG_NEEDS)),$(if $(HAVE_CMOCKA),,cmocka)),\
+                 $(if $(filter study,$(CONFIG_NEEDS)),$(if $(and $(KCONFIG_PYTHON),$(GNUPLOT)),,study)),\
                  $(filter configure,$(MAKECMDGOALS))),)
 $(CONFIG): FORCE
 endif

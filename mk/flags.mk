@@ -5,7 +5,7 @@ CFLAGS ?=
 
 # Sanitized objects live in a folder of their own, so that going back and forth rebuilds nothing.
 comma := ,
-OUT := $(BUILD)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))
+override OUT := $(BUILD)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))
 SAN_FLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
 # -O3 for kernels, -O2 for the rest. Nothing that changes what a number is worth: no -ffast-math;
@@ -32,6 +32,12 @@ ISAS ?= $(or $(ISAS_$(CONFIG_ARCH)),plain)
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
 ISA_DEFINES := $(foreach i,$(ISAS),-DWEFT_HAVE_ISA_$(i))
+
+# The commit of this tree, for `weft version` and every study's database; -changed: the sources are
+# not as it has them. Another tree's that happens to be around this one is not ours.
+GIT_COMMIT := $(or $(shell [ -e .git ] && commit=$$(git rev-parse HEAD 2>/dev/null) && \
+	if git diff --quiet HEAD -- src include mk Makefile 2>/dev/null; then echo "$$commit"; \
+	else echo "$$commit-changed"; fi),unknown)
 
 # $(call stamp,FILE,TEXT): FILE holds TEXT and is written anew only when TEXT changed, so that what
 # depends on FILE is rebuilt exactly then.

@@ -3,10 +3,11 @@
 #include "bench/timer.h"
 #include "cpu/blas.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIDE = 1024, MATRIX = SIDE * SIDE, PIECE = 1 << 20, PIECES = 256 };
+enum { SIDE = 1024, MATRIX = SIDE * SIDE, PIECE = 1 << 20, PIECES = 256, PEAK_MEASUREMENTS = 3 };
 
 struct bench_limits {
     weft_pool *pool;
@@ -72,4 +73,14 @@ double bench_limit_gbytes(bench_limits *l) {
     double start = bench_now();
     weft_pool_run(l->pool, PIECES, copy, l);
     return 2e-9 * PIECE * PIECES / (bench_now() - start);
+}
+
+double bench_peak_flops(weft_pool *pool) {
+    bench_limits *limits;
+    double best = 0;
+    if (bench_limits_create(pool, false, &limits) != WEFT_OK) return 0;
+    for (int i = 0; i < PEAK_MEASUREMENTS; i++)
+        best = fmax(best, bench_limit_gflops(limits));
+    bench_limits_destroy(limits);
+    return best * 1e9;
 }

@@ -71,8 +71,8 @@ static int missing_value(const weft_args *a, const char *option) {
     return WEFT_EXIT_USAGE;
 }
 
-static int read_number(const weft_args *a, const char *option, const char *text, int64_t min,
-                       int64_t max, int64_t *out) {
+int weft_args_number(const weft_args *a, const char *option, const char *text, int64_t min,
+                     int64_t max, int64_t *out) {
     if (!text) return WEFT_EXIT_DONE;
     char *end;
     long long value = strtoll(text, &end, 10);
@@ -86,14 +86,34 @@ static int read_number(const weft_args *a, const char *option, const char *text,
 }
 
 static int read_numbers(weft_args *a, const known_options *k) {
-    int64_t step = -1, threads = 0;
+    int64_t threads = 0;
     a->seed = -1;
-    int status = read_number(a, "--step", k->step ? k->step : k->old_step, 0, 5, &step);
-    if (!status) status = read_number(a, "--threads", k->threads, 0, 1024, &threads);
-    if (!status) status = read_number(a, "--seed", k->seed, 0, 9007199254740991, &a->seed);
-    a->step = (int)step;
+    int status = weft_args_number(a, "--threads", k->threads, 0, 1024, &threads);
+    if (!status) status = weft_args_number(a, "--seed", k->seed, 0, 9007199254740991, &a->seed);
+    a->step = k->step ? k->step : k->old_step;
     a->threads = (int)threads;
     return status;
+}
+
+static void add_setting(weft_args *a, const char *text, const char *where) {
+    a->settings[a->n_settings++] = (weft_override){text, where};
+}
+
+/* KEY=VALUE from an option of its own. */
+static void add_option_setting(weft_args *a, int place, const char *key, const char *value,
+                               const char *where) {
+    snprintf(a->setting_text[place], sizeof a->setting_text[place], "%s=%.40s", key, value);
+    add_setting(a, a->setting_text[place], where);
+}
+
+static void list_settings(weft_args *a) {
+    char seed[32];
+    snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
+    for (int i = 0; i < a->n_overrides; i++)
+        add_setting(a, a->overrides[i], "-o");
+    if (a->seed >= 0) add_option_setting(a, 0, "SEED", seed, "--seed");
+    if (a->dtype) add_option_setting(a, 1, "DTYPE", a->dtype, "--dtype");
+    if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
 }
 
 /* One option at argv[*i]; moves *i past its value. */
@@ -126,7 +146,7 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
 
 int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
                     int n_words) {
-    *a = (weft_args){.command = argv[0], .step = -1, .seed = -1};
+    *a = (weft_args){.command = argv[0], .seed = -1};
     known_options k = {0};
     list_options(&k, a, own);
     int taken = 0;
@@ -147,26 +167,48 @@ int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, co
                 a->command);
         return WEFT_EXIT_USAGE;
     }
-    return read_numbers(a, &k);
+    int status = read_numbers(a, &k);
+    if (!status) list_settings(a);
+    return status;
 }
 
-static weft_status collect_config(const weft_args *a, int step, weft_config *c) {
-    weft_config_defaults(c);
-    if (a->config) WEFT_TRY(weft_config_read(c, a->config));
-    if (step >= 0) WEFT_TRY(weft_config_step(c, step));
-    for (int i = 0; i < a->n_overrides; i++)
-        WEFT_TRY(weft_config_override(c, a->overrides[i], "-o"));
-    if (a->seed >= 0) c->seed = a->seed;
-    if (a->dtype) WEFT_TRY(weft_config_set(c, "DTYPE", a->dtype, "--dtype"));
-    if (a->device) WEFT_TRY(weft_config_set(c, "DEVICE", a->device, "--device"));
-    return WEFT_OK;
+weft_source weft_args_source(const weft_args *a) {
+    return (weft_source){a->config, a->settings, a->n_settings};
+}
+
+/* The step that is meant, alone in `steps`' place *at; *at is -1 where there is none. `base` is the
+ * config without any. */
+static weft_status find_step(const weft_args *a, const weft_config *base, weft_steps *steps,
+                             int *at) {
+    const char *where = a->config ? a->config : "config";
+    char *end;
+    *steps = (weft_steps){0};
+    *at = -1;
+    if (*base->study_steps) {
+        WEFT_TRY(weft_steps_parse(base, where, "study", steps));
+        *at = a->step ? weft_steps_find(steps, a->step) : 0;
+        if (*at >= 0) return WEFT_OK;
+        weft_steps_free(steps);
+        return weft_fail(WEFT_EINPUT, "%s: --step '%s': %s", where, a->step, weft_error_message());
+    }
+    if (!a->step && !*base->ra_mla_ablation_steps) return WEFT_OK;
+    long number = a->step ? strtol(a->step, &end, 10) : 0;
+    if (a->step && (end == a->step || *end || number < 0 || number > 5))
+        return weft_fail(WEFT_EINPUT, "--step '%s' must be a whole number from 0 to 5", a->step);
+    *at = 0;
+    return weft_steps_ablation(base, (int)number, steps);
 }
 
 weft_status weft_args_config(const weft_args *a, weft_config *c) {
-    WEFT_TRY(collect_config(a, a->step, c));
-    /* Only now is it known whether this is a study, and a step goes below the overrides. */
-    if (a->step < 0 && *c->ra_mla_ablation_steps) WEFT_TRY(collect_config(a, 0, c));
-    return weft_config_check(c, a->config ? a->config : "config");
+    weft_source source = weft_args_source(a);
+    weft_steps steps;
+    int at;
+    WEFT_TRY(weft_source_read(&source, NULL, c));
+    /* Only now is it known which steps there are, and a step goes below the overrides. */
+    WEFT_TRY(find_step(a, c, &steps, &at));
+    weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &steps.list[at], c);
+    weft_steps_free(&steps);
+    return status == WEFT_OK ? weft_config_check(c, a->config ? a->config : "config") : status;
 }
 
 int weft_args_readable(const weft_args *a, const char *path, const char *name) {

@@ -5,6 +5,7 @@
 
 #include "core/exec.h"
 #include "model/config.h"
+#include "study/steps.h"
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };
 
@@ -16,12 +17,16 @@ typedef struct {
     const char *config;                        /* --config FILE */
     const char *overrides[ARGS_OVERRIDES_MAX]; /* -o KEY=VALUE */
     int n_overrides;
-    int step;           /* --step N; -1: not given */
+    const char *step;   /* --step NAME; NULL: not given */
     bool json;          /* --json */
     int threads;        /* --threads N; 0: one a processor */
     int64_t seed;       /* --seed N; -1: the config's */
     const char *dtype;  /* --dtype; NULL: the config's */
     const char *device; /* --device; NULL: the config's */
+    /* All of these that set a key, in their order: -o, --seed, --dtype, --device. */
+    weft_override settings[ARGS_OVERRIDES_MAX + 3];
+    int n_settings;
+    char setting_text[3][64];
 } weft_args;
 
 /* One option of a command's own. */
@@ -38,9 +43,17 @@ typedef struct {
 int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
                     int n_words);
 
+/* Where the arguments say that a config comes from. It points into `a`. */
+weft_source weft_args_source(const weft_args *a);
+
 /* The config that the arguments describe: file, step, overrides, --seed, --dtype, --device, in
- * that order, and checked. A study without --step means its step 0. */
+ * that order, and checked. An ablation without --step means its step 0, named steps their first. */
 weft_status weft_args_config(const weft_args *a, weft_config *c);
+
+/* A whole number of an option of the command's own; NULL text leaves *out as it is. Returns
+ * WEFT_EXIT_DONE, or prints one line and returns WEFT_EXIT_USAGE. */
+int weft_args_number(const weft_args *a, const char *option, const char *text, int64_t min,
+                     int64_t max, int64_t *out);
 
 /* Whether a file that the user named can be read: WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. A
  * name that leads nowhere is wrong input; a file that fails later is failed work. `name` is joined

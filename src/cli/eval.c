@@ -57,7 +57,7 @@ static weft_status checkpoint_config(const weft_args *args, const char *folder, 
 
 /* What the user named must be there, and must be what this command reads. */
 static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what) {
-    if (args->config || args->step >= 0) {
+    if (args->config || args->step) {
         fprintf(stderr,
                 "weft eval: %s does not go with --model, which has a config of its own; "
                 "-o KEY=VALUE overrides a key\n",

@@ -7,7 +7,7 @@ const char weft_help_init[] =
     "  --config FILE      the config; without it, the defaults\n"
     "  --out DIR          where the checkpoint goes: config.json and model.safetensors\n"
     "  --seed S           start of the random numbers; without it, the config's\n"
-    "  --step N           the ablation's step, 0 to 5\n"
+    "  --step S           a study's step by name, the ablation's 0 to 5\n"
     "  -o KEY=VALUE       override a config key; may be repeated\n"
     "  --dtype T          f32, bf16 or f64\n";
 

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "core/nearest.h"
+#include "core/version.h"
 #include "model/config.h"
 #include "weft/weft.h"
 
@@ -26,6 +27,11 @@
     X(train, "--config FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",              \
       "one training run")                                                                          \
     X(eval, "--model DIR --tokens FILE [--json]", "a checkpoint's loss, logits, gradients")        \
+    X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
+      "a study's steps, each run in a process of its own")                                         \
+    X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \
+      "a study's runs: lists, compares, exports")                                                  \
+    X(report, "RUNS... [--out DIR] [--json]", "studies' verdicts, tables and pictures")            \
     X(tokenize, "[--tokenizer T] --out DIR FILES", "text, JSON lines or stdin to token shards")    \
     X(tokenizer, "train --vocab N --out FILE FILES", "a byte-level BPE of one's own")              \
     X(bench, "train|attention [--peer COMMAND] [--json]", "measured rows, a peer beside them")     \
@@ -165,13 +171,15 @@ int weft_cmd_version(int argc, char **argv) {
         return EXIT_USAGE;
     }
     if (json) {
-        printf("{\"version\": \"%s\", \"blas\": \"%s\"", weft_version(), BLAS_NAME);
+        printf("{\"version\": \"%s\", \"commit\": \"%s\", \"blas\": \"%s\"", weft_version(),
+               weft_git_commit(), BLAS_NAME);
         for (size_t i = 0; i < N_PARTS; i++)
             printf(", \"%s\": %s", parts[i].name, parts[i].built ? "true" : "false");
         puts("}");
         return EXIT_DONE;
     }
-    printf("weft %s\n%-8s %s\n", weft_version(), "blas", BLAS_NAME);
+    printf("weft %s\n%-8s %s\n%-8s %s\n", weft_version(), "commit", weft_git_commit(), "blas",
+           BLAS_NAME);
     for (size_t i = 0; i < N_PARTS; i++)
         printf("%-8s %s\n", parts[i].name, parts[i].built ? "yes" : "left out");
     return EXIT_DONE;

@@ -9,7 +9,8 @@
 
 const char weft_help_plan[] =
     "  --config FILE      the config; without it, the defaults\n"
-    "  --step N           one step of the ablation, 0 to 5; without it, a study's every step\n"
+    "  --step S           one step by name, the ablation's 0 to 5; without it, a study's every "
+    "step\n"
     "  -o KEY=VALUE       override a config key; may be repeated\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --threads N        workspaces for that many threads\n"
@@ -17,9 +18,8 @@ const char weft_help_plan[] =
     "\n"
     "Nothing is run and no memory is taken: parameters, operations and memory are read off the\n"
     "graph that training would build. Operations are nominal: those of the formulas as written,\n"
-    "a causal score counted once, backward twice forward.\n";
-
-enum { STEPS_MAX = 64 };
+    "a causal score counted once, backward twice forward.\n"
+    "What STUDY_EQUAL changes is in 'weft study --list'.\n";
 
 static double mib(int64_t bytes) {
     return (double)bytes / (1024.0 * 1024.0);
@@ -61,26 +61,13 @@ static json_t *to_json(const weft_account *a) {
         "cache_bytes_per_token_layer", (json_int_t)a->cache_bytes_layer);
 }
 
-/* "0,1,3" as numbers; -1 on a word that is no step, and on more of them than there is room for. */
-static int parse_steps(const char *text, int *steps) {
-    int n = 0;
-    while (*text && n < STEPS_MAX) {
-        char *end;
-        long step = strtol(text, &end, 10);
-        if (end == text || step < 0 || step > 5 || (*end && *end != ',')) return -1;
-        steps[n++] = (int)step;
-        text = *end ? end + 1 : end;
-    }
-    return *text ? -1 : n;
+static void print_steps_head(int width) {
+    printf("%*s %14s %14s %14s %14s %14s\n", width, "step", "parameters", "MFLOP/token",
+           "training MiB", "kept/tok/layer", "cache B/token");
 }
 
-static void print_steps_head(void) {
-    printf("%4s %14s %14s %14s %14s %14s\n", "step", "parameters", "MFLOP/token", "training MiB",
-           "kept/tok/layer", "cache B/token");
-}
-
-static void print_steps_row(int step, const weft_account *a) {
-    printf("%4d %14lld %14.4g %14.1f %14.0f %14lld\n", step, (long long)a->parameters,
+static void print_steps_row(int width, const char *step, const weft_account *a) {
+    printf("%*s %14lld %14.4g %14.1f %14.0f %14lld\n", width, step, (long long)a->parameters,
            (a->forward_flops + a->backward_flops) / 1e6, mib(a->training_bytes),
            a->kept_per_token_layer, (long long)a->cache_bytes_token);
 }
@@ -91,7 +78,8 @@ static void print_json(json_t *object) {
     json_decref(object);
 }
 
-static weft_status account_step(const weft_args *args, int step, int threads, weft_account *out) {
+static weft_status account_step(const weft_args *args, const char *step, int threads,
+                                weft_account *out) {
     weft_args one = *args;
     weft_config c;
     one.step = step;
@@ -99,61 +87,77 @@ static weft_status account_step(const weft_args *args, int step, int threads, we
     return weft_account_make(&c, weft_cpu_backend(), threads, out);
 }
 
-/* Every step of a study. In JSON `first`, the study's step 0, is beside them. All is counted
- * before anything is printed, so that a step which fails leaves no half of a table. */
-static int plan_steps(const weft_args *args, const weft_account *first, const int *steps, int n,
-                      int threads) {
-    weft_account accounts[STEPS_MAX];
-    for (int i = 0; i < n; i++) {
-        weft_status status = account_step(args, steps[i], threads, &accounts[i]);
-        if (status != WEFT_OK) return weft_args_fail(args, status);
-    }
-    if (!args->json) {
-        print_steps_head();
-        for (int i = 0; i < n; i++)
-            print_steps_row(steps[i], &accounts[i]);
-        return WEFT_EXIT_DONE;
-    }
-    json_t *all = to_json(first), *rows = json_array();
-    for (int i = 0; i < n; i++) {
+static void print_steps(const weft_steps *steps, const weft_account *accounts) {
+    int width = 4;
+    for (int i = 0; i < steps->n; i++)
+        if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
+    print_steps_head(width);
+    for (int i = 0; i < steps->n; i++)
+        print_steps_row(width, steps->list[i].name, &accounts[i]);
+}
+
+/* An ablation's step is a number, as it always was; a named one its name. */
+static json_t *steps_json(const weft_config *base, const weft_steps *steps,
+                          const weft_account *accounts) {
+    json_t *rows = json_array();
+    for (int i = 0; i < steps->n; i++) {
         json_t *row = to_json(&accounts[i]);
-        json_object_set_new(row, "step", json_integer(steps[i]));
+        const char *name = steps->list[i].name;
+        json_object_set_new(row, "step",
+                            *base->study_steps ? json_string(name) : json_integer(atoi(name)));
         json_array_append_new(rows, row);
     }
-    json_object_set_new(all, "steps", rows);
-    print_json(all);
-    return WEFT_EXIT_DONE;
+    return rows;
+}
+
+/* Every step of a study. In JSON `first`, what no --step means, is beside them. All is counted
+ * before anything is printed, so that a step which fails leaves no half of a table. */
+static weft_status plan_steps(const weft_args *args, const weft_config *base,
+                              const weft_account *first, const weft_steps *steps, int threads) {
+    weft_account *accounts = calloc((size_t)steps->n, sizeof *accounts);
+    weft_status status = accounts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int i = 0; status == WEFT_OK && i < steps->n; i++)
+        status = account_step(args, steps->list[i].name, threads, &accounts[i]);
+    if (status == WEFT_OK && args->json) {
+        json_t *all = to_json(first);
+        json_object_set_new(all, "steps", steps_json(base, steps, accounts));
+        print_json(all);
+    } else if (status == WEFT_OK) {
+        print_steps(steps, accounts);
+    }
+    free(accounts);
+    return status;
+}
+
+static weft_status plan(const weft_args *args) {
+    weft_config c;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_account a;
+    weft_steps steps;
+    WEFT_TRY(weft_args_config(args, &c));
+    WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
+    int threads = weft_pool_size(pool);
+    weft_pool_destroy(pool);
+    WEFT_TRY(weft_account_make(&c, backend, threads, &a));
+    if (!args->step && (*c.ra_mla_ablation_steps || *c.study_steps)) {
+        WEFT_TRY(weft_steps_parse(&c, args->config ? args->config : "config", "study", &steps));
+        weft_status status = plan_steps(args, &c, &a, &steps, threads);
+        weft_steps_free(&steps);
+        return status;
+    }
+    if (args->json)
+        print_json(to_json(&a));
+    else
+        print_table(&a);
+    return WEFT_OK;
 }
 
 int weft_cmd_plan(int argc, char **argv) {
     weft_args args;
-    weft_config c;
     int exit_status = weft_args_parse(&args, argc, argv, NULL, NULL, 0);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
-    weft_status status = weft_args_config(&args, &c);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
-    const weft_backend *backend;
-    weft_pool *pool;
-    status = weft_args_backend(&args, &c, &backend, &pool);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
-    int threads = weft_pool_size(pool), steps[STEPS_MAX];
-    weft_pool_destroy(pool);
-    int n = args.step < 0 ? parse_steps(c.ra_mla_ablation_steps, steps) : 0;
-    if (n < 0) {
-        fprintf(stderr,
-                "weft plan: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" must be steps 0 to 5 with "
-                "commas\n",
-                c.ra_mla_ablation_steps);
-        return WEFT_EXIT_USAGE;
-    }
-    weft_account a;
-    status = weft_account_make(&c, backend, threads, &a);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (n > 0) return plan_steps(&args, &a, steps, n, threads);
-    if (args.json)
-        print_json(to_json(&a));
-    else
-        print_table(&a);
-    return WEFT_EXIT_DONE;
+    weft_status status = plan(&args);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
 }

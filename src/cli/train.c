@@ -6,11 +6,13 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char weft_help_train[] =
     "  --config FILE      the config\n"
-    "  --step N           the ablation's step, 0 to 5; also as --ra-mla-ablation-step N\n"
+    "  --step S           a study's step by name, the ablation's 0 to 5; also as\n"
+    "                     --ra-mla-ablation-step N; without it, a study's first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's name\n"
     "  --resume           go on from DIR/last; in an empty folder, start\n"
     "  --from DIR         start from a checkpoint's weights with a fresh optimizer\n"
@@ -19,6 +21,9 @@ const char weft_help_train[] =
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu or cuda\n"
     "  --threads N        one a processor without it; the result does not depend on it\n"
+    "  --save-last        write DIR/last even where SAVE_CHECKPOINT is n\n"
+    "  --peak-flops X     operations a second that are full use, for mfu; 0: no mfu; without it,\n"
+    "                     measured\n"
     "  --json             one object on standard output at the end\n"
     "\n"
     "DIR holds last/ and best/ (checkpoints), metrics.jsonl (a line a logged step) and an event\n"
@@ -26,24 +31,24 @@ const char weft_help_train[] =
     "leaves\n"
     "at once. A run that was cut off in any way goes on with --resume to the same bits.\n";
 
-enum { OUT_ROOM = 512, MEASUREMENTS = 3 };
+enum { OUT_ROOM = 512 };
 
-/* Operations a second of matrix products on this machine: what counts as full use. 0: unknown. */
-static double measure_peak(weft_pool *pool) {
-    bench_limits *limits;
-    double best = 0;
-    if (bench_limits_create(pool, false, &limits) != WEFT_OK) return 0;
-    for (int i = 0; i < MEASUREMENTS; i++)
-        best = fmax(best, bench_limit_gflops(limits));
-    bench_limits_destroy(limits);
-    return best * 1e9;
+static int read_peak(const char *text, double *out) {
+    char *end = "";
+    double value = text ? strtod(text, &end) : 0;
+    if (!*end && isfinite(value) && value >= 0) {
+        *out = value;
+        return WEFT_EXIT_DONE;
+    }
+    fprintf(stderr, "weft train: --peak-flops '%s' must be a number of 0 or more\n", text);
+    return WEFT_EXIT_USAGE;
 }
 
 /* runs/NAME, or runs/NAME-stepN. */
 static void name_out(const weft_args *args, char *out) {
     const char *slash = strrchr(args->config, '/');
     int at = snprintf(out, OUT_ROOM, "runs/%.200s", slash ? slash + 1 : args->config);
-    if (args->step >= 0) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%d", args->step);
+    if (args->step) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->step);
 }
 
 /* JSON has no infinity and no NaN. */
@@ -60,6 +65,9 @@ static void print_result(const weft_train_result *r, const char *out) {
         number(r->parts.aux_contrastive), "logits_z", number(r->parts.logits_z), "val_loss",
         number(r->val_loss), "best_val_loss", number(r->best_val_loss), "tokens_per_s",
         number(r->tokens_per_s), "mfu", number(r->mfu), "seconds", number(r->seconds));
+    static const char *const ends[] = {"done", "stopped", "diverged"};
+    json_object_set_new(object, "end", json_string(ends[r->end]));
+    json_object_set_new(object, "why", *r->why ? json_string(r->why) : json_null());
     if (*r->metric) json_object_set_new(object, r->metric, number(r->metric_value));
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
@@ -79,10 +87,11 @@ int weft_cmd_train(int argc, char **argv) {
     char default_out[OUT_ROOM];
     weft_train_options options = {0};
     weft_train_result result;
-    const weft_arg own[] = {{"--out", &options.out, NULL, false},
-                            {"--resume", NULL, &options.resume, false},
-                            {"--from", &options.from, NULL, false},
-                            {NULL, NULL, NULL, false}};
+    const char *peak = NULL;
+    const weft_arg own[] = {
+        {"--out", &options.out, NULL, false},   {"--resume", NULL, &options.resume, false},
+        {"--from", &options.from, NULL, false}, {"--save-last", NULL, &options.keep_last, false},
+        {"--peak-flops", &peak, NULL, false},   {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
     if (!exit_status && !args.config) {
         fprintf(stderr, "weft train: --config is needed; 'weft help train' tells more\n");
@@ -91,6 +100,7 @@ int weft_cmd_train(int argc, char **argv) {
     if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);
     if (!exit_status && options.from)
         exit_status = weft_args_readable(&args, options.from, "model.safetensors");
+    if (!exit_status) exit_status = read_peak(peak, &options.peak_flops);
     if (exit_status) return exit_status;
     name_out(&args, default_out);
     if (!options.out) options.out = default_out;
@@ -100,7 +110,7 @@ int weft_cmd_train(int argc, char **argv) {
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status == WEFT_OK) {
         weft_stop_install();
-        options.peak_flops = measure_peak(pool);
+        if (!peak) options.peak_flops = bench_peak_flops(pool);
         status = weft_train(&c, backend, pool, &options, &result);
         weft_stop_remove();
     }

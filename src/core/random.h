@@ -56,4 +56,10 @@ void weft_random_normal(uint64_t seed, uint32_t iteration, uint32_t site, int64_
 /* Fills out[0..n) with draws from [0, 1), element i from word i of the stream. */
 void weft_random_uniform(uint64_t seed, uint32_t iteration, uint32_t site, int64_t n, double *out);
 
+/* The same from element `first` of the stream on, for who fills it in pieces. */
+void weft_random_normal_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
+                           int64_t n, double *out);
+void weft_random_uniform_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
+                            int64_t n, double *out);
+
 #endif

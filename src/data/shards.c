@@ -128,8 +128,22 @@ static weft_status add_shard(shard_list *list, const char *folder, const char *n
     return WEFT_OK;
 }
 
+/* The text that the seed's configs train on can be had by name, so the error has the command. */
+static weft_status refuse_missing_fineweb(const char *folder) {
+    return weft_fail(
+        WEFT_EINPUT,
+        "DATASET %s: %s; put FineWeb-Edu's shards there by: scripts/stream_dataset.py "
+        "HuggingFaceFW/fineweb-edu --name sample-10BT | weft tokenize --tokenizer gpt2 "
+        "--jsonl text --val-share 0.001 --out %s - (gpt2: a folder with GPT-2's "
+        "tokenizer.json, or its vocab.bpe and encoder.json), or take "
+        "CONFIG_DATASET=embedded",
+        folder, strerror(errno), folder);
+}
+
 static weft_status list_folder(weft_shards *s) {
     DIR *folder = opendir(s->folder);
+    if (!folder && errno == ENOENT && strstr(s->folder, "fineweb"))
+        return refuse_missing_fineweb(s->folder);
     if (!folder)
         return weft_fail(errno == ENOENT || errno == ENOTDIR ? WEFT_EINPUT : WEFT_EIO,
                          "DATASET %s: %s; it is embedded, recall, entailment or a folder of "

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE_MOST = 4096 };
+/* A key, its longest value and the quotes around it. */
+enum { LINE_MOST = WEFT_TEXT_MAX + 256 };
 
 /* Each entry keeps its title or its option; titles are folded into `group` once. */
 #define ROW_GROUP(title) {.group = title},
@@ -234,6 +235,19 @@ weft_status weft_config_override(weft_config *c, const char *assignment, const c
     return weft_config_set(c, key, equals + 1, where);
 }
 
+/* Kconfig writes a backslash before a quote or a backslash within a text: takes it out, in place.
+ * What is not in quotes is left as it is. */
+static void unescape_text(char *value) {
+    size_t length = strlen(value), to = 1;
+    if (length < 2 || value[0] != '"' || value[length - 1] != '"') return;
+    for (size_t from = 1; from < length - 1; from++) {
+        if (value[from] == '\\' && from + 1 < length - 1) from++;
+        value[to++] = value[from];
+    }
+    value[to++] = '"';
+    value[to] = '\0';
+}
+
 /* One line of Kconfig's text, trimmed. */
 static weft_status read_line(weft_config *c, char *line, const char *where) {
     static const char unset[] = " is not set";
@@ -253,6 +267,7 @@ static weft_status read_line(weft_config *c, char *line, const char *where) {
     if (length == 0) return WEFT_OK;
     if (strncmp(line, "CONFIG_", 7) != 0 || !strchr(line, '='))
         return weft_fail(WEFT_EINPUT, "%s: '%.60s' is not CONFIG_KEY=value", where, line);
+    unescape_text(strchr(line, '=') + 1);
     return weft_config_override(c, line, where);
 }
 

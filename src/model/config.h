@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { WEFT_TEXT_MAX = 512 };
+enum { WEFT_TEXT_MAX = 4096 };
 
 #define FIELD_GROUP(title)
 #define FIELD_BOOL(field, key, fallback, depends, help) bool field;
@@ -56,6 +56,7 @@ enum {
     WEFT_EQUAL_FLOPS,
     WEFT_EQUAL_TIME
 };
+enum { WEFT_STUDY_SCORE_VAL_LOSS, WEFT_STUDY_SCORE_TRAIN_LOSS, WEFT_STUDY_SCORE_METRIC };
 
 typedef enum {
     WEFT_OPT_BOOL,

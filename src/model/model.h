@@ -36,6 +36,8 @@ void weft_model_destroy(weft_model *m);
 
 /* Draws the start that the config asks for (INIT). */
 weft_status weft_model_start(weft_model *m, uint64_t seed);
+/* The same numbers, drawn by all threads of a pool. */
+weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool);
 
 weft_weight *weft_model_find(const weft_model *m, const char *name);
 int64_t weft_model_parameter_count(const weft_model *m);

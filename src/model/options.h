@@ -192,11 +192,21 @@
     WORD(init, INIT, "normal", "normal orthogonal", "", "How weights start.")                      \
     GROUP("Study")                                                                                 \
     TEXT(ra_mla_ablation_steps, RA_MLA_ABLATION_STEPS, "", "",                                     \
-         "Steps of the study, such as \"0,1,2,3,4,5\"; empty is a single run.")                    \
-    INT(study_seeds, STUDY_SEEDS, 1, 1, 1000, "", "Seeds a step.")                                 \
+         "Steps of the reciprocal ablation, such as \"0,1,2,3,4,5\"; empty where STUDY_STEPS "     \
+         "names the steps, or where the study is of this one config.")                             \
+    TEXT(study_steps, STUDY_STEPS, "", "RA_MLA_ABLATION_STEPS = \"\"",                             \
+         "Named steps, each with its changes to this config: NAME [vs BASE]: KEY=VALUE "           \
+         "KEY=VALUE; NAME2: ... A step is compared with BASE, else with the first one.")           \
+    INT(study_seeds, STUDY_SEEDS, 1, 1, 1000, "", "Seeds a step: SEED, SEED+1 and so on.")         \
     TEXT(study_learning_rates, STUDY_LEARNING_RATES, "", "",                                       \
          "Learning rates to sweep, with commas; empty is LEARNING_RATE alone.")                    \
     WORD(study_equal, STUDY_EQUAL, "iters", "iters tokens parameters flops time", "",              \
-         "What the steps have in common.")
+         "What the steps have in common.")                                                         \
+    WORD(study_score, STUDY_SCORE, "val_loss", "val_loss train_loss metric", "",                   \
+         "What the verdicts are about: the held-out loss after the last step, the mean training "  \
+         "cross-entropy of the last STUDY_TAIL steps, or the dataset's own metric (higher is "     \
+         "better).")                                                                               \
+    INT(study_tail, STUDY_TAIL, 100, 1, 1000000000, "STUDY_SCORE = \"train_loss\"",                \
+        "Steps whose mean makes train_loss.")
 
 #endif

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PIECE = 1 << 15 };
+
 /* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
 static void orthonormalize(double *vectors, int64_t count, int64_t length) {
     for (int64_t i = 0; i < count; i++) {
@@ -53,55 +55,91 @@ static weft_status start_orthogonal(double *values, int64_t rows, int64_t column
     return WEFT_OK;
 }
 
-/* Uniform in the blocks on the diagonal of a square matrix, zero elsewhere. */
-static void start_blocks(const weft_weight *w, uint64_t seed, uint32_t site, double *values) {
-    int64_t side = w->shape[1], block = side / w->init.n;
-    weft_random_uniform(seed, 0, site, w->count, values);
-    for (int64_t i = 0; i < w->count; i++) {
-        bool inside = (i / side) / block == (i % side) / block;
-        values[i] = inside ? w->init.a * (2 * values[i] - 1) : 0;
+/* Numbers first .. first + n - 1 of a weight whose numbers do not depend on each other. */
+static void start_piece(const weft_weight *w, uint64_t seed, int64_t first, int64_t n,
+                        double *values) {
+    uint32_t site = weft_random_site(w->name);
+    double a = w->init.a;
+    if (w->init.start == WEFT_START_CONSTANT) {
+        for (int64_t i = 0; i < n; i++)
+            values[i] = a;
+        return;
+    }
+    if (w->init.start == WEFT_START_NORMAL) {
+        weft_random_normal_at(seed, 0, site, first, n, values);
+        for (int64_t i = 0; i < n; i++)
+            values[i] *= a;
+        return;
+    }
+    weft_random_uniform_at(seed, 0, site, first, n, values);
+    /* Blocks: only those on the diagonal of a square matrix, zero elsewhere. */
+    bool blocks = w->init.start == WEFT_START_BLOCKS;
+    int64_t side = blocks ? w->shape[1] : 1, block = blocks ? side / w->init.n : 1;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = first + i;
+        bool inside = !blocks || (at / side) / block == (at % side) / block;
+        values[i] = inside ? a * (2 * values[i] - 1) : 0;
     }
 }
 
-static weft_status start_weight(const weft_weight *w, bool orthogonal, uint64_t seed,
-                                double *values) {
-    uint32_t site = weft_random_site(w->name);
-    switch (w->init.start) {
-    case WEFT_START_CONSTANT:
-        for (int64_t i = 0; i < w->count; i++)
-            values[i] = w->init.a;
-        return WEFT_OK;
-    case WEFT_START_UNIFORM:
-        weft_random_uniform(seed, 0, site, w->count, values);
-        for (int64_t i = 0; i < w->count; i++)
-            values[i] = w->init.a * (2 * values[i] - 1);
-        return WEFT_OK;
-    case WEFT_START_BLOCKS:
-        start_blocks(w, seed, site, values);
-        return WEFT_OK;
-    case WEFT_START_NORMAL:
-        break;
+/* Writes numbers into a piece of a weight. */
+static void write_piece(const weft_weight *w, int64_t first, int64_t n, const double *values) {
+    size_t size = weft_dtype_size(w->dtype);
+    weft_weight piece = {.dtype = w->dtype,
+                         .count = n,
+                         .bytes = n * (int64_t)size,
+                         .data = (unsigned char *)w->data + (size_t)first * size};
+    weft_weight_write(&piece, values);
+}
+
+typedef struct {
+    const weft_weight *weight;
+    uint64_t seed;
+    double *values; /* PIECE for each thread */
+} filling;
+
+static void fill_piece(void *context, int64_t task, int thread) {
+    const filling *f = context;
+    double *values = f->values + (size_t)thread * PIECE;
+    int64_t first = task * PIECE, rest = f->weight->count - first;
+    int64_t n = rest < PIECE ? rest : PIECE;
+    start_piece(f->weight, f->seed, first, n, values);
+    write_piece(f->weight, first, n, values);
+}
+
+static weft_status start_whole(weft_weight *w, uint64_t seed) {
+    double *values = malloc(((size_t)w->count + 1) * sizeof *values);
+    if (!values)
+        return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)w->count);
+    weft_random_normal(seed, 0, weft_random_site(w->name), w->count, values);
+    weft_status status = start_orthogonal(values, w->shape[0], w->shape[1]);
+    if (status == WEFT_OK) weft_weight_write(w, values);
+    free(values);
+    return status;
+}
+
+weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
+    size_t threads = pool ? (size_t)weft_pool_size(pool) : 1;
+    bool orthogonal = m->config.init == WEFT_INIT_ORTHOGONAL;
+    filling f = {.seed = seed, .values = malloc(threads * PIECE * sizeof *f.values)};
+    if (!f.values) return weft_fail(WEFT_ENOMEM, "start: no memory");
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
+        weft_weight *w = &m->weights[i];
+        int64_t pieces = (w->count + PIECE - 1) / PIECE;
+        f.weight = w;
+        if (orthogonal && w->init.orthogonal && w->ndim == 2 && w->init.start == WEFT_START_NORMAL)
+            status = start_whole(w, seed);
+        else if (pool)
+            weft_pool_run(pool, pieces, fill_piece, &f);
+        else
+            for (int64_t k = 0; k < pieces; k++)
+                fill_piece(&f, k, 0);
     }
-    weft_random_normal(seed, 0, site, w->count, values);
-    if (orthogonal && w->init.orthogonal && w->ndim == 2)
-        return start_orthogonal(values, w->shape[0], w->shape[1]);
-    for (int64_t i = 0; i < w->count; i++)
-        values[i] *= w->init.a;
-    return WEFT_OK;
+    free(f.values);
+    return status;
 }
 
 weft_status weft_model_start(weft_model *m, uint64_t seed) {
-    int64_t largest = 0;
-    for (int64_t i = 0; i < m->n_weights; i++)
-        if (m->weights[i].count > largest) largest = m->weights[i].count;
-    double *values = malloc(((size_t)largest + 1) * sizeof *values);
-    if (!values)
-        return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)largest);
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
-        status = start_weight(&m->weights[i], m->config.init == WEFT_INIT_ORTHOGONAL, seed, values);
-        if (status == WEFT_OK) weft_weight_write(&m->weights[i], values);
-    }
-    free(values);
-    return status;
+    return weft_model_start_on(m, seed, NULL);
 }

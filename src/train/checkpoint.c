@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, BLOCK = 1 << 16, FORMAT = 1, STEP_DIGITS = 10 };
+enum { PATH_ROOM = 4096, FORMAT = 1, STEP_DIGITS = 10 };
 
 /* In a checkpoint beside state.json; the last only where tokens stand for text. */
 static const char *const files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
@@ -33,6 +33,7 @@ static const char *const free_keys[] = {
     "GPT2_MAX_ITERS",  "GPT2_EVAL_INTERVAL",    "GPT2_EVAL_SAMPLES", "GPT2_LOG_INTERVAL",
     "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",   "CHECKPOINT_KEEP",   "DEVICE",
     "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS", "STUDY_EQUAL",       "STUDY_LEARNING_RATES",
+    "STUDY_STEPS",     "STUDY_SCORE",           "STUDY_TAIL",
 };
 enum { FREE_KEYS = sizeof free_keys / sizeof free_keys[0] };
 
@@ -70,25 +71,6 @@ static void sync_folder(const char *path) {
     close(fd);
 }
 
-/* Size and checksum of a file. */
-static weft_status sum_file(const char *path, int64_t *bytes, uint32_t *crc) {
-    unsigned char *block = malloc(BLOCK);
-    FILE *file = block ? fopen(path, "rb") : NULL;
-    size_t n;
-    bool ok = file != NULL;
-    *bytes = 0;
-    *crc = 0;
-    while (ok && (n = fread(block, 1, BLOCK, file)) > 0) {
-        *crc = weft_crc32c(*crc, block, n);
-        *bytes += (int64_t)n;
-    }
-    if (file && ferror(file)) ok = false;
-    weft_status status = ok ? WEFT_OK : system_failed(path);
-    if (file) fclose(file);
-    free(block);
-    return status;
-}
-
 static weft_status finish_file(FILE *file, const char *path, bool ok) {
     ok = ok && fflush(file) == 0 && fsync(fileno(file)) == 0;
     weft_status status = ok ? WEFT_OK : system_failed(path);
@@ -110,7 +92,7 @@ static weft_status write_state(const char *folder, const weft_config *c,
         char text[16];
         weft_status status = make_path(path, folder, files[i], "");
         if (status == WEFT_OK && i >= FILES_ALWAYS && !exists(path)) continue;
-        if (status == WEFT_OK) status = sum_file(path, &bytes, &crc);
+        if (status == WEFT_OK) status = weft_crc32c_file(path, &bytes, &crc);
         if (status != WEFT_OK) {
             json_decref(sums);
             return status;
@@ -232,14 +214,44 @@ static weft_status put_aside(const char *run, const char *replaced, int64_t keep
     return remove_older(run, keep - 1);
 }
 
+/* The files of one checkpoint under further names in another folder. */
+static weft_status link_all(const char *from, const char *folder) {
+    char path[PATH_ROOM], other[PATH_ROOM];
+    WEFT_TRY(weft_model_make_folder(folder));
+    DIR *entries = opendir(from);
+    if (!entries) return system_failed(from);
+    weft_status status = WEFT_OK;
+    for (struct dirent *entry; status == WEFT_OK && (entry = readdir(entries));) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        status = make_path(path, from, entry->d_name, "");
+        if (status == WEFT_OK) status = make_path(other, folder, entry->d_name, "");
+        if (status == WEFT_OK && link(path, other) != 0) status = system_failed(other);
+    }
+    closedir(entries);
+    sync_folder(folder);
+    return status;
+}
+
+/* The new checkpoint's files: those of RUN/FROM, which holds the same, or written. */
+static weft_status make_files(const char *run, const char *from, const char *fresh,
+                              const weft_checkpoint *checkpoint) {
+    char other[PATH_ROOM];
+    if (from) {
+        WEFT_TRY(make_path(other, run, from, ""));
+        if (link_all(other, fresh) == WEFT_OK) return WEFT_OK;
+        WEFT_TRY(remove_folder(fresh)); /* not every file system has such names */
+    }
+    return write_all(fresh, checkpoint);
+}
+
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
-                                 const weft_checkpoint *checkpoint) {
+                                 const weft_checkpoint *checkpoint, const char *from) {
     char path[PATH_ROOM], fresh[PATH_ROOM], old[PATH_ROOM];
     WEFT_TRY(make_path(path, run, name, ""));
     WEFT_TRY(make_path(fresh, run, name, ".new"));
     WEFT_TRY(make_path(old, run, name, ".old"));
     WEFT_TRY(remove_folder(fresh));
-    weft_status status = write_all(fresh, checkpoint);
+    weft_status status = make_files(run, from, fresh, checkpoint);
     if (status == WEFT_OK) status = take_name(fresh, path, old);
     if (status != WEFT_OK) {
         /* What could not be written whole only takes up room; the message stays the first one. */
@@ -284,7 +296,7 @@ static weft_status check_files(const char *folder, const json_t *state) {
         WEFT_TRY(make_path(path, folder, files[i], ""));
         if (!want || !json_is_integer(size))
             return weft_fail(WEFT_EINPUT, "%s/state.json: no checksum of %s", folder, files[i]);
-        WEFT_TRY(sum_file(path, &bytes, &crc));
+        WEFT_TRY(weft_crc32c_file(path, &bytes, &crc));
         if (bytes != json_integer_value(size))
             return weft_fail(WEFT_EINPUT,
                              "%s: %lld bytes, but %lld were written; take another checkpoint by "

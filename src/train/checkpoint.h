@@ -34,9 +34,10 @@ typedef struct {
 } weft_checkpoint;
 
 /* Writes RUN/NAME ("last", "best"). `keep` of them stay, older ones as RUN/step-N. On an error the
- * one that was there is untouched. */
+ * one that was there is untouched. RUN/FROM was just written of the same: its files get a second
+ * name, and nothing is written twice; NULL: there is none. */
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
-                                 const weft_checkpoint *checkpoint);
+                                 const weft_checkpoint *checkpoint, const char *from);
 
 /* Whether the folder has anything of a run in it. */
 bool weft_checkpoint_used(const char *run);

@@ -42,6 +42,7 @@ typedef struct {
     double seconds, pending; /* of training: all of this run, and since the last line */
     int64_t steps, unlogged; /* the same in steps */
     int64_t saved;           /* steps done when out/last was written; -1: not yet */
+    int64_t saved_best;      /* the same of out/best, in this run */
 } trainer;
 
 static double now(void) {
@@ -109,7 +110,7 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
         WEFT_TRY(weft_model_load_as(o->from, c, dtype, &t->model));
     } else {
         WEFT_TRY(weft_model_create(c, dtype, &t->model));
-        WEFT_TRY(weft_model_start(t->model, (uint64_t)c->seed));
+        WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
     }
     WEFT_TRY(weft_optimizer_create(t->model, backend, pool, &t->optimizer));
     return resume ? weft_checkpoint_load_optimizer(o->out, "last", t->optimizer) : WEFT_OK;
@@ -279,7 +280,8 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
 
 static weft_status save(const trainer *t, const char *name, int64_t keep) {
     weft_checkpoint checkpoint = {t->model, t->optimizer, t->tokenizer, &t->state};
-    return weft_checkpoint_save(t->options->out, name, keep, &checkpoint);
+    bool best = t->saved_best == t->state.iteration;
+    return weft_checkpoint_save(t->options->out, name, keep, &checkpoint, best ? "best" : NULL);
 }
 
 /* The held-out loss, and out/best where it is the lowest. */
@@ -297,7 +299,9 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     if (!(r->val_loss < t->state.best_val)) return WEFT_OK;
     t->state.best_val = r->val_loss;
     if (!t->config->save_checkpoint) return WEFT_OK;
-    return save(t, "best", 1);
+    WEFT_TRY(save(t, "best", 1));
+    t->saved_best = t->state.iteration;
+    return WEFT_OK;
 }
 
 static double tokens_rate(const trainer *t, int64_t steps, double seconds) {
@@ -327,9 +331,13 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
     weft_progress_update(t->progress, row->step, note);
 }
 
+static bool keeps_last(const trainer *t) {
+    return t->config->save_checkpoint || t->options->keep_last;
+}
+
 /* While steps fail, weights that are not finite must not take the place of the last good ones. */
 static weft_status save_last(trainer *t) {
-    if (!t->config->save_checkpoint || t->saved == t->state.iteration) return WEFT_OK;
+    if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
     if (t->state.skipped_row > 0 && find_bad_weight(t->model)) return WEFT_OK;
     WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
     t->saved = t->state.iteration;
@@ -361,7 +369,7 @@ static weft_status run_steps(trainer *t) {
         snprintf(t->result->why, sizeof t->result->why,
                  "stopped by a signal after step %lld of %lld%s", (long long)row.step,
                  (long long)c->gpt2_max_iters,
-                 c->save_checkpoint ? "; saved, --resume goes on" : "; SAVE_CHECKPOINT is n");
+                 keeps_last(t) ? "; saved, --resume goes on" : "; SAVE_CHECKPOINT is n");
     }
     return WEFT_OK;
 }
@@ -376,6 +384,17 @@ static void fill_result(trainer *t, double start) {
     r->seconds = now() - start;
 }
 
+weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
+    weft_train_result result = {0};
+    trainer t = {.config = c, .result = &result};
+    weft_status status = open_dataset(&t);
+    if (status == WEFT_OK) status = open_tokenizer(&t);
+    snprintf(metric, room, "%s", result.metric);
+    weft_tokenizer_close(t.tokenizer);
+    weft_dataset_close(t.dataset);
+    return status;
+}
+
 weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,
                        const weft_train_options *options, weft_train_result *out) {
     double start = now();
@@ -387,7 +406,8 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                  .options = options,
                  .result = out,
                  .state = {.best_val = INFINITY},
-                 .saved = -1};
+                 .saved = -1,
+                 .saved_best = -1};
     weft_status status = open_trainer(&t, backend, pool);
     if (status == WEFT_OK) status = run_steps(&t);
     fill_result(&t, start);

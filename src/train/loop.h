@@ -18,6 +18,7 @@ typedef struct {
     const char *out;   /* the run's folder; made where it is not */
     const char *from;  /* a checkpoint whose weights a fresh run starts from; NULL: drawn ones */
     bool resume;       /* go on from out/last where there is one; else a used folder is an error */
+    bool keep_last;    /* out/last is written whatever SAVE_CHECKPOINT says; out/best is not */
     double peak_flops; /* operations a second that count as full use; 0: unknown */
     /* Called before each step with its number from 0; NULL: nothing is. It may look at the weights,
      * and tests change them. */
@@ -44,6 +45,10 @@ typedef struct {
     double tokens_per_s, mfu; /* over this run's steps */
     double seconds;           /* of this run, all included */
 } weft_train_result;
+
+/* What a run would say of its data and tokenizer, before anything else is done. `metric` is the
+ * dataset's own; empty: none. */
+weft_status weft_train_check(const weft_config *c, char *metric, size_t room);
 
 /* Runs it. An error (data that cannot be read, a full disk) leaves the last checkpoint as it was. */
 weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,

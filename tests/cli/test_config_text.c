@@ -104,10 +104,10 @@ static void test_a_line_of_a_megabyte_is_refused(void **state) {
     int written = snprintf(text, MEGABYTE, "CONFIG_N_LAYER=3\nCONFIG_DATASET=\"");
     text[written] = 'A'; /* over the ending zero */
     file_write(path, text, MEGABYTE);
-    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "4096 characters"));
-    text[600] = '\n';
-    file_write(path, text, 601);
-    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "DATASET", "511"));
+    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "4352 characters"));
+    text[4200] = '\n';
+    file_write(path, text, 4201);
+    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "DATASET", "4095"));
     free(text);
 }
 

@@ -12,8 +12,9 @@
 
 #include <cmocka.h>
 
-static const char *const commands[] = {"help",     "plan",      "init",  "train",  "eval",
-                                       "tokenize", "tokenizer", "bench", "verify", "version"};
+static const char *const commands[] = {"help",   "plan",     "init",      "train",
+                                       "eval",   "tokenize", "tokenizer", "bench",
+                                       "report", "verify",   "version"};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void expect_text(const char *const *arguments, const char *word) {
@@ -89,6 +90,24 @@ static void test_help_config_lists_every_option(void **state) {
     free(kconfig);
     command_fails(2, RUN("help", "config", "--json"), SAYS("--kconfig"));
     command_fails(2, RUN("help", "plan", "init"), SAYS("one command"));
+}
+
+/* What git says, or "unknown" where this is no git tree. */
+static void test_version_names_the_commit(void **state) {
+    (void)state;
+    char head[64] = "unknown";
+    FILE *git = popen("[ -e .git ] && git rev-parse HEAD 2>/dev/null", "r"); /* NOLINT */
+    assert_non_null(git);
+    if (fgets(head, sizeof head, git)) head[strcspn(head, "\n")] = '\0';
+    pclose(git);
+    json_t *object = command_json(RUN("version", "--json"));
+    const char *commit = json_string_value(json_object_get(object, "commit"));
+    assert_non_null(commit);
+    const char *rest = commit + strlen(head);
+    if (strncmp(commit, head, strlen(head)) != 0 || (*rest && strcmp(rest, "-changed") != 0))
+        fail_msg("'%s' is built in, but HEAD is %s", commit, head);
+    expect_text(RUN("version"), commit);
+    json_decref(object);
 }
 
 static void test_version_is_the_headers(void **state) {
@@ -182,6 +201,7 @@ int main(void) {
         cmocka_unit_test(test_every_command_has_help),
         cmocka_unit_test(test_help_shows_options_that_are_taken),
         cmocka_unit_test(test_help_config_lists_every_option),
+        cmocka_unit_test(test_version_names_the_commit),
         cmocka_unit_test(test_version_is_the_headers),
         cmocka_unit_test(test_an_unknown_command_names_the_nearest),
         cmocka_unit_test(test_an_unknown_option_names_the_nearest),

@@ -79,6 +79,38 @@ static void test_kconfig_text_is_read(void **state) {
     assert_string_equal(c.dataset, "some folder");
 }
 
+/* As kconfiglib writes them: a backslash before a quote and before a backslash. Without quotes, and
+ * from the command line, a backslash is itself. */
+static void test_escapes_within_quotes_are_undone(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    char path[64];
+    assert_int_equal(read_text(&c, "CONFIG_DATASET=\"a \\\"b\\\" \\\\ c\"\n", path, sizeof path),
+                     WEFT_OK);
+    assert_string_equal(c.dataset, "a \"b\" \\ c");
+    assert_int_equal(read_text(&c, "CONFIG_DATASET=a\\b\n", path, sizeof path), WEFT_OK);
+    assert_string_equal(c.dataset, "a\\b");
+    assert_int_equal(read_text(&c, "CONFIG_DATASET=\"\\\\\"\n", path, sizeof path), WEFT_OK);
+    assert_string_equal(c.dataset, "\\");
+    assert_int_equal(weft_config_override(&c, "DATASET=\"a\\b\"", "-o"), WEFT_OK);
+    assert_string_equal(c.dataset, "a\\b");
+}
+
+static void test_a_text_may_have_4095_characters(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    char path[64], *line = malloc(WEFT_TEXT_MAX + 64);
+    assert_non_null(line);
+    int head = snprintf(line, 64, "CONFIG_RA_MLA_ABLATION_STEPS=\"");
+    memset(line + head, 'x', 4095);
+    memcpy(line + head + 4095, "\"\n", 3);
+    assert_int_equal(read_text(&c, line, path, sizeof path), WEFT_OK);
+    assert_int_equal(strlen(c.ra_mla_ablation_steps), 4095);
+    memcpy(line + head + 4095, "x\"\n", 4);
+    assert_int_equal(read_text(&c, line, path, sizeof path), WEFT_EINPUT);
+    free(line);
+}
+
 static void test_an_unknown_key_names_file_line_and_the_nearest(void **state) {
     (void)state;
     weft_config c = defaults();
@@ -214,6 +246,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_default_is_in_its_range),
         cmocka_unit_test(test_kconfig_text_is_read),
+        cmocka_unit_test(test_escapes_within_quotes_are_undone),
+        cmocka_unit_test(test_a_text_may_have_4095_characters),
         cmocka_unit_test(test_an_unknown_key_names_file_line_and_the_nearest),
         cmocka_unit_test(test_bad_values_are_refused),
         cmocka_unit_test(test_impossible_mixes_are_refused),

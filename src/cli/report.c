@@ -1,0 +1,59 @@
+/* weft report: the report of studies anew, from their databases. */
+#include "study/report.h"
+#include "cli/args.h"
+
+#include <string.h>
+#include <sys/stat.h>
+
+const char weft_help_report[] =
+    "  RUNS...            studies' folders or their runs.db; several make one report\n"
+    "  --out DIR          where report.html and report.md go; without it, into the one study's\n"
+    "                     folder\n"
+    "  --json             verdicts and table as one object on standard output; files are then\n"
+    "                     written with --out only\n"
+    "\n"
+    "A study that is still running or was stopped is reported as far as it is.\n";
+
+enum { STUDIES_MOST = 256, PATH_ROOM = 4096 };
+
+/* The folder of a database. */
+static const char *folder_of(const char *path, char room[PATH_ROOM]) {
+    struct stat is;
+    if (stat(path, &is) == 0 && S_ISDIR(is.st_mode)) return path;
+    const char *slash = strrchr(path, '/');
+    if (!slash) return ".";
+    snprintf(room, PATH_ROOM, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    return room;
+}
+
+static weft_status print_json(const char *const *studies, int n) {
+    json_t *object;
+    WEFT_TRY(weft_report_json(studies, n, &object));
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+    return WEFT_OK;
+}
+
+int weft_cmd_report(int argc, char **argv) {
+    weft_args args;
+    const char *studies[STUDIES_MOST] = {NULL}, *out = NULL;
+    const weft_arg own[] = {{"--out", &out, NULL, false}, {NULL, NULL, NULL, false}};
+    int usage = weft_args_parse(&args, argc, argv, own, studies, STUDIES_MOST), n = 0;
+    if (usage) return usage;
+    while (n < STUDIES_MOST && studies[n])
+        n++;
+    if (n == 0 || (n > 1 && !out && !args.json)) {
+        fprintf(stderr, n ? "weft report: --out is needed for a report of several studies\n"
+                          : "weft report: name a study's folder or its runs.db\n");
+        return WEFT_EXIT_USAGE;
+    }
+    char room[PATH_ROOM];
+    if (!out && !args.json) out = folder_of(studies[0], room);
+    weft_status status = WEFT_OK;
+    if (out) status = weft_report_write_several(studies, n, out);
+    if (status == WEFT_OK && args.json) status = print_json(studies, n);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (!args.json) printf("wrote %s/report.html and %s/report.md\n", out, out);
+    return WEFT_EXIT_DONE;
+}

@@ -1,0 +1,130 @@
+/* weft runs: what databases of runs hold. */
+#include "cli/args.h"
+#include "study/listing.h"
+
+#include <errno.h>
+#include <string.h>
+
+const char weft_help_runs[] =
+    "  DIR|DB...          studies' folders or their runs.db\n"
+    "  --compare A B      two steps of one study: in what their configs differ, their scores seed\n"
+    "                     by seed, the mean difference\n"
+    "  --csv FILE         the runs as comma-separated values; - is standard output\n"
+    "  --metrics-csv FILE the same of every logged step\n"
+    "  --diff DB2         whether another database holds the same, time, speed, memory and "
+    "machine\n"
+    "                     apart; ends 1 and shows the first rows that differ where not\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "Without --compare, --csv, --metrics-csv or --diff, lists the runs.\n";
+
+enum { DATABASES_MOST = 256 };
+
+typedef struct {
+    const char *paths[DATABASES_MOST];
+    int n;
+    const char *a, *b; /* --compare */
+    const char *csv, *metrics_csv, *diff;
+} runs_args;
+
+static int refuse(const char *text) {
+    fprintf(stderr, "weft runs: %s\n", text);
+    return WEFT_EXIT_USAGE;
+}
+
+static void print_json(json_t *object) {
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
+static weft_status list_runs(const weft_args *args, const runs_args *own) {
+    json_t *studies = json_array();
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < own->n; i++) {
+        json_t *one = NULL;
+        if (args->json)
+            status = weft_listing_json(own->paths[i], &one);
+        else
+            status = weft_listing_table(own->paths[i], stdout);
+        if (one) json_array_append_new(studies, one);
+    }
+    if (status == WEFT_OK && args->json) print_json(json_pack("{s:O}", "studies", studies));
+    json_decref(studies);
+    return status;
+}
+
+static weft_status write_csv(const runs_args *own, const char *path, bool metrics) {
+    bool screen = strcmp(path, "-") == 0;
+    FILE *file = screen ? stdout : fopen(path, "w");
+    if (!file) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_status status = weft_listing_csv(own->paths, own->n, metrics, file);
+    bool ok = screen || (!ferror(file) && fclose(file) == 0);
+    if (status == WEFT_OK && !ok) status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    return status;
+}
+
+static weft_status compare(const weft_args *args, const runs_args *own) {
+    json_t *object = NULL;
+    WEFT_TRY(weft_listing_compare(own->paths[0], own->a, own->b, args->json ? NULL : stdout,
+                                  args->json ? &object : NULL));
+    if (object) print_json(object);
+    return WEFT_OK;
+}
+
+static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
+    WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
+    if (args->json)
+        print_json(json_pack("{s:b}", "equal", *same));
+    else
+        printf(*same ? "%s and %s hold the same\n" : "%s and %s differ\n", own->paths[0],
+               own->diff);
+    return WEFT_OK;
+}
+
+/* --compare has two values; the second is taken out of the words. */
+static int take_compare(int *argc, char **argv, runs_args *own) {
+    for (int i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], "--compare") != 0) continue;
+        if (i + 2 >= *argc) return refuse("--compare needs two steps");
+        own->a = argv[i + 1];
+        own->b = argv[i + 2];
+        for (int k = i; k + 3 < *argc; k++)
+            argv[k] = argv[k + 3];
+        *argc -= 3;
+        break;
+    }
+    return WEFT_EXIT_DONE;
+}
+
+static int check(const weft_args *args, const runs_args *own) {
+    if (own->n == 0) return refuse("name a study's folder or its runs.db");
+    if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
+    if (args->config || args->n_settings || args->step)
+        return refuse("takes no config; 'weft help runs' tells more");
+    return WEFT_EXIT_DONE;
+}
+
+int weft_cmd_runs(int argc, char **argv) {
+    weft_args args;
+    runs_args own = {.n = 0};
+    const weft_arg list[] = {{"--csv", &own.csv, NULL, false},
+                             {"--metrics-csv", &own.metrics_csv, NULL, false},
+                             {"--diff", &own.diff, NULL, false},
+                             {NULL, NULL, NULL, false}};
+    int usage = take_compare(&argc, argv, &own);
+    if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);
+    while (!usage && own.n < DATABASES_MOST && own.paths[own.n])
+        own.n++;
+    if (!usage) usage = check(&args, &own);
+    if (usage) return usage;
+    bool same = true, listed = !own.a && !own.csv && !own.metrics_csv && !own.diff;
+    weft_status status = WEFT_OK;
+    if (own.csv) status = write_csv(&own, own.csv, false);
+    if (status == WEFT_OK && own.metrics_csv) status = write_csv(&own, own.metrics_csv, true);
+    if (status == WEFT_OK && own.a) status = compare(&args, &own);
+    if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
+    if (status == WEFT_OK && listed) status = list_runs(&args, &own);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    return same ? WEFT_EXIT_DONE : WEFT_EXIT_FAILED;
+}

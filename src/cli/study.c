@@ -1,0 +1,232 @@
+/* weft study: every step of a study, each run in a process of its own, then the report. */
+#include "bench/limits.h"
+#include "cli/args.h"
+#include "core/log.h"
+#include "study/report.h"
+#include "study/supervise.h"
+#include "train/stop.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char weft_help_study[] =
+    "  --config FILE      the config, with its study: RA_MLA_ABLATION_STEPS or STUDY_STEPS, and\n"
+    "                     STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, STUDY_SCORE, STUDY_TAIL\n"
+    "  --steps A,B        only these steps; the others wait\n"
+    "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
+    "                     runs/study for .config\n"
+    "  --jobs N           runs at a time, each with its share of the threads; without it, 1\n"
+    "  --list             the steps and what they cost; nothing is run\n"
+    "  -o KEY=VALUE       override a config key, in every step; may be repeated\n"
+    "  --seed N, --dtype T, --device D, --threads N\n"
+    "                     as in 'weft help train'\n"
+    "  --json             one object on standard output at the end\n"
+    "\n"
+    "DIR holds runs.db ('weft runs'), report.html and report.md, and runs/STEP-lrR-seedN: config,\n"
+    "log, last/, best/ and metrics.jsonl of each run. The same command goes on with what was cut\n"
+    "off or failed; DIR of another config is refused. SIGINT and SIGTERM let the runs finish "
+    "their\n"
+    "step and save. Ends 1 where a run is neither done nor diverged, or a step cannot be built.\n";
+
+enum { OUT_ROOM = 512, JOBS_MOST = 1024, SETS_ROOM = 2 * WEFT_TEXT_MAX };
+
+typedef struct {
+    const char *steps, *out, *jobs_text;
+    bool list;
+    int64_t jobs;
+} study_args;
+
+/* "a,b" as a choice among the steps; *chosen is NULL for all. */
+static weft_status choose_steps(const weft_study *s, const char *text, bool **chosen) {
+    *chosen = NULL;
+    if (!text) return WEFT_OK;
+    *chosen = calloc((size_t)s->steps.n, sizeof **chosen);
+    if (!*chosen) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    while (*text) {
+        char name[WEFT_STEP_NAME];
+        size_t n = strcspn(text, ",");
+        snprintf(name, sizeof name, "%.*s", (int)n, text);
+        int step = weft_steps_find(&s->steps, name);
+        if (step < 0) return weft_fail(WEFT_EINPUT, "--steps: %s", weft_error_message());
+        (*chosen)[step] = true;
+        text += n + (text[n] == ',');
+    }
+    return WEFT_OK;
+}
+
+static json_t *count_or_null(int64_t count) {
+    return count > 0 ? json_integer(count) : json_null();
+}
+
+static json_t *step_json(const weft_study *s, int step) {
+    const weft_study_step *p = &s->plan[step];
+    char sets[SETS_ROOM];
+    weft_study_overrides(s, step, sets, sizeof sets);
+    json_t *row = json_pack("{s:s, s:s, s:s}", "step", p->step->name, "title", p->step->title,
+                            "overrides", sets);
+    if (p->step->baseline >= 0)
+        json_object_set_new(row, "baseline", json_string(s->steps.list[p->step->baseline].name));
+    if (p->step->repeats >= 0)
+        json_object_set_new(row, "repeats", json_string(s->steps.list[p->step->repeats].name));
+    if (*p->error) {
+        json_object_set_new(row, "error", json_string(p->error));
+        return row;
+    }
+    const weft_account *a = &p->account;
+    json_object_set_new(row, "iters", count_or_null(p->iters));
+    json_object_set_new(row, "tokens", count_or_null(weft_study_tokens(s, step)));
+    json_object_set_new(row, "parameters", json_integer(a->parameters));
+    json_object_set_new(row, "flops_per_token", json_real(a->forward_flops + a->backward_flops));
+    json_object_set_new(row, "training_bytes", json_integer(a->training_bytes));
+    json_object_set_new(row, "cache_bytes_per_token", json_integer(a->cache_bytes_token));
+    json_object_set_new(row, "leaks", json_boolean(weft_config_leaks(&p->config)));
+    json_object_set_new(row, "config", weft_config_to_json(&p->config));
+    return row;
+}
+
+static int runs_of_step(const weft_study *s) {
+    return weft_study_step_rates(s) * (int)s->base.study_seeds;
+}
+
+static void list_json(const weft_study *s) {
+    json_t *steps = json_array(), *rates = json_array();
+    int runs = 0;
+    for (int i = 0; i < s->steps.n; i++) {
+        json_array_append_new(steps, step_json(s, i));
+        if (!*s->plan[i].error) runs += runs_of_step(s);
+    }
+    for (int k = 0; k < s->n_rates; k++)
+        json_array_append_new(rates, json_real(s->rates[k]));
+    json_t *all = json_pack("{s:s, s:I, s:I, s:o, s:i, s:o}", "name", s->name, "seeds",
+                            (json_int_t)s->base.study_seeds, "first_seed", (json_int_t)s->base.seed,
+                            "learning_rates", rates, "runs", runs, "steps", steps);
+    json_dumpf(all, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(all);
+}
+
+static void list_table(const weft_study *s) {
+    int width = 4, runs = 0;
+    for (int i = 0; i < s->steps.n; i++)
+        if ((int)strlen(s->steps.list[i].name) > width) width = (int)strlen(s->steps.list[i].name);
+    printf("%-*s %10s %14s %12s %12s  %s\n", width, "step", "iterations", "tokens", "parameters",
+           "MFLOP/token", "what it sets");
+    for (int i = 0; i < s->steps.n; i++) {
+        const weft_study_step *p = &s->plan[i];
+        char sets[SETS_ROOM], iters[32] = "measured", tokens[32] = "measured";
+        if (*p->error) {
+            printf("%-*s cannot be built: %s\n", width, p->step->name, p->error);
+            continue;
+        }
+        runs += runs_of_step(s);
+        weft_study_overrides(s, i, sets, sizeof sets);
+        if (p->iters > 0) {
+            snprintf(iters, sizeof iters, "%lld", (long long)p->iters);
+            snprintf(tokens, sizeof tokens, "%lld", (long long)weft_study_tokens(s, i));
+        }
+        printf("%-*s %10s %14s %12lld %12.4g  %s\n", width, p->step->name, iters, tokens,
+               (long long)p->account.parameters,
+               (p->account.forward_flops + p->account.backward_flops) / 1e6,
+               *sets ? sets : "nothing");
+    }
+    printf("%d runs: %d learning rates and %lld seeds a step\n", runs, weft_study_step_rates(s),
+           (long long)s->base.study_seeds);
+}
+
+static void print_result(const weft_study_result *r, const char *out) {
+    char database[OUT_ROOM + 16], report[OUT_ROOM + 16];
+    snprintf(database, sizeof database, "%s/runs.db", out);
+    snprintf(report, sizeof report, "%s/report.html", out);
+    json_t *object = json_pack(
+        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", out, "database",
+        database, "report", report, "runs", r->runs, "done", r->done, "diverged", r->diverged,
+        "failed", r->failed, "waiting", r->waiting, "errors", r->errors, "equal", r->repeats.equal,
+        "unequal", r->repeats.unequal, "why", *r->why ? json_string(r->why) : json_null());
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
+static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
+                             weft_pool **pool, weft_study_result *r) {
+    char name[OUT_ROOM], database[OUT_ROOM + 16];
+    bool *chosen;
+    snprintf(name, sizeof name, "runs/%s", s->name);
+    weft_study_options o = {.out = own->out ? own->out : name,
+                            .jobs = (int)own->jobs,
+                            .threads = weft_pool_size(*pool),
+                            .peak_flops = bench_peak_flops(*pool),
+                            .device = "cpu"};
+    /* From here on this process has one thread: it starts others. */
+    weft_pool_destroy(*pool);
+    *pool = NULL;
+    weft_status status = choose_steps(s, own->steps, &chosen);
+    o.steps = chosen;
+    if (status == WEFT_OK) status = weft_study_run(s, &o, r);
+    free(chosen);
+    WEFT_TRY(status);
+    snprintf(database, sizeof database, "%.500s/runs.db", o.out);
+    bool stopped = r->signal && r->waiting > 0;
+    if (!stopped) status = weft_report_write(database, o.out);
+    if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);
+    WEFT_TRY(status);
+    if (args->json)
+        print_result(r, o.out);
+    else if (!stopped)
+        weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
+                 r->done + r->diverged, r->runs, o.out);
+    return WEFT_OK;
+}
+
+static weft_status study(const weft_args *args, const study_args *own, weft_study_result *r) {
+    weft_source source = weft_args_source(args);
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_config c;
+    weft_study *s = NULL;
+    WEFT_TRY(weft_source_read(&source, NULL, &c));
+    WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
+    weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
+    if (status == WEFT_OK && own->list) {
+        if (args->json)
+            list_json(s);
+        else
+            list_table(s);
+    } else if (status == WEFT_OK) {
+        weft_stop_install();
+        status = run_study(args, own, s, &pool, r);
+        weft_stop_remove();
+    }
+    weft_study_close(s);
+    weft_pool_destroy(pool);
+    return status;
+}
+
+int weft_cmd_study(int argc, char **argv) {
+    weft_args args;
+    study_args own = {.jobs = 1};
+    weft_study_result result = {0};
+    const weft_arg list[] = {{"--steps", &own.steps, NULL, false},
+                             {"--out", &own.out, NULL, false},
+                             {"--jobs", &own.jobs_text, NULL, false},
+                             {"--list", NULL, &own.list, false},
+                             {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
+    if (!exit_status && (!args.config || args.step)) {
+        fprintf(stderr, args.step
+                            ? "weft study: --step is weft train's; --steps A,B chooses\n"
+                            : "weft study: --config is needed; 'weft help study' tells more\n");
+        exit_status = WEFT_EXIT_USAGE;
+    }
+    if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);
+    if (!exit_status)
+        exit_status = weft_args_number(&args, "--jobs", own.jobs_text, 1, JOBS_MOST, &own.jobs);
+    if (exit_status) return exit_status;
+    weft_status status = study(&args, &own, &result);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (!*result.why) return WEFT_EXIT_DONE;
+    fprintf(stderr, "weft study: %s\n", result.why);
+    return WEFT_EXIT_FAILED;
+}

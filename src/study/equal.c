@@ -1,0 +1,154 @@
+/* Fitting steps to the first one. Parameters grow with the feed-forward's width whatever the
+ * mechanisms, so the nearest width is found by halving. */
+#include "study/equal.h"
+
+#include "model/transformer.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { WIDTH_UNIT = 8, WIDTH_MOST = 1048576 };
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+static int64_t common_multiple(int64_t a, int64_t b) {
+    return a / common_divisor(a, b) * b;
+}
+
+int64_t weft_equal_unit(const weft_config *c) {
+    int64_t unit = WIDTH_UNIT;
+    if (c->ffn == WEFT_FFN_WSFFN) unit = common_multiple(unit, c->wsffn_n_head);
+    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR) {
+        unit = common_multiple(unit, c->n_head);
+        unit = common_multiple(unit, c->ra_mla_latent_dim);
+    }
+    return unit;
+}
+
+weft_status weft_equal_parameters(const weft_config *c, int64_t *out) {
+    weft_build build = {.batch = 1,
+                        .time = c->gpt2_block_size,
+                        .dtype = weft_config_dtype(c),
+                        .train = true,
+                        .form = WEFT_FORM_DIRECT};
+    weft_model_graph m;
+    WEFT_TRY(weft_model_build(c, &build, &m));
+    *out = 0;
+    for (int64_t i = 0; i < m.n_parameters; i++)
+        *out += weft_tensor_count(m.parameters[i].tensor);
+    weft_model_graph_destroy(&m);
+    return WEFT_OK;
+}
+
+static weft_status parameters_at(const weft_config *c, int64_t width, int64_t *out) {
+    weft_config wide = *c;
+    wide.n_ffn = width;
+    return weft_equal_parameters(&wide, out);
+}
+
+/* The width, in multiples of `unit`, whose parameters are nearest; of two, the smaller one. */
+static weft_status nearest_width(const weft_config *c, int64_t wanted, int64_t *width,
+                                 int64_t *off) {
+    int64_t unit = weft_equal_unit(c), low = 1, high = WIDTH_MOST / unit, count;
+    if (high < 1) high = 1;
+    while (low < high) { /* the least width with at least as many */
+        int64_t middle = low + (high - low) / 2;
+        WEFT_TRY(parameters_at(c, middle * unit, &count));
+        if (count >= wanted)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    WEFT_TRY(parameters_at(c, low * unit, &count));
+    *width = low * unit;
+    *off = llabs(count - wanted);
+    if (low == 1) return WEFT_OK;
+    WEFT_TRY(parameters_at(c, (low - 1) * unit, &count));
+    if (llabs(count - wanted) > *off) return WEFT_OK;
+    *width = (low - 1) * unit;
+    *off = llabs(count - wanted);
+    return WEFT_OK;
+}
+
+static weft_status fit_width(weft_study_step *p, int64_t wanted) {
+    int64_t count, width, off;
+    WEFT_TRY(weft_equal_parameters(&p->config, &count));
+    WEFT_TRY(nearest_width(&p->config, wanted, &width, &off));
+    if (llabs(count - wanted) <= off) return WEFT_OK; /* as it is, it is as near */
+    p->config.n_ffn = width;
+    p->widened = true;
+    return WEFT_OK;
+}
+
+static weft_status need_first(const weft_study *s) {
+    static const char *const words[] = {"iters", "tokens", "parameters", "flops", "time"};
+    if (!*s->plan[0].error) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by step '%s', which cannot be built: %s",
+                     s->where, words[s->base.study_equal], s->steps.list[0].name, s->plan[0].error);
+}
+
+weft_status weft_equal_widths(weft_study *s) {
+    int64_t wanted;
+    if (s->base.study_equal != WEFT_EQUAL_PARAMETERS) return WEFT_OK;
+    WEFT_TRY(need_first(s));
+    WEFT_TRY(weft_equal_parameters(&s->plan[0].config, &wanted));
+    for (int i = 1; i < s->steps.n; i++)
+        if (!*s->plan[i].error) WEFT_TRY(fit_width(&s->plan[i], wanted));
+    return WEFT_OK;
+}
+
+static int64_t round_iters(double iters) {
+    const weft_option *o = weft_option_find("GPT2_MAX_ITERS");
+    double whole = fmin(fmax(nearbyint(iters), 1), o->max);
+    return (int64_t)whole;
+}
+
+static void set_iters(weft_study_step *p, int64_t iters) {
+    p->counted = iters != p->config.gpt2_max_iters;
+    p->config.gpt2_max_iters = iters;
+    p->iters = iters;
+}
+
+/* What one iteration costs, in what is held equal. */
+static double iter_cost(const weft_study *s, int step) {
+    const weft_study_step *p = &s->plan[step];
+    double tokens = (double)weft_study_iter_tokens(&p->config);
+    double flops = p->account.forward_flops + p->account.backward_flops;
+    return s->base.study_equal == WEFT_EQUAL_TIME    ? p->seconds_per_iter
+           : s->base.study_equal == WEFT_EQUAL_FLOPS ? tokens * flops
+                                                     : tokens;
+}
+
+static weft_status scale_iters(weft_study *s) {
+    WEFT_TRY(need_first(s));
+    double whole = (double)s->plan[0].iters * iter_cost(s, 0);
+    for (int i = 1; i < s->steps.n; i++) {
+        double cost = iter_cost(s, i);
+        if (*s->plan[i].error) continue;
+        if (!(cost > 0) || !(whole > 0))
+            return weft_fail(WEFT_EBUG, "study: step '%s' has no cost to be held equal",
+                             s->steps.list[i].name);
+        set_iters(&s->plan[i], round_iters(whole / cost));
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_equal_iters(weft_study *s) {
+    int equal = s->base.study_equal;
+    for (int i = 0; i < s->steps.n; i++)
+        s->plan[i].iters = equal == WEFT_EQUAL_TIME && i > 0 ? 0 : s->plan[i].config.gpt2_max_iters;
+    if (equal == WEFT_EQUAL_TIME) return need_first(s);
+    return equal == WEFT_EQUAL_TOKENS || equal == WEFT_EQUAL_FLOPS ? scale_iters(s) : WEFT_OK;
+}
+
+weft_status weft_equal_time(weft_study *s) {
+    return s->base.study_equal == WEFT_EQUAL_TIME ? scale_iters(s) : WEFT_OK;
+}

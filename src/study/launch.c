@@ -1,0 +1,143 @@
+/* A run's folder and its process. */
+#include "study/launch.h"
+
+#include "core/log.h"
+#include "study/collect.h"
+#include "study/folder.h"
+#include "train/stop.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { PATH_ROOM = 4096, LEAST_MS = 5, MOST_MS = 250 };
+
+double weft_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void weft_pause(double waited) {
+    double ms = fmin(fmax(20 * waited, LEAST_MS), MOST_MS);
+    nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
+}
+
+/* Beside and renamed, so that a kill leaves no half of it. */
+static weft_status write_config(const weft_config *c, const char *path) {
+    char fresh[PATH_ROOM + 8], value[WEFT_TEXT_MAX];
+    int n;
+    const weft_option *options = weft_options(&n);
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    FILE *file = fopen(fresh, "w");
+    if (!file) return weft_fail(WEFT_EIO, "%s: %s", fresh, strerror(errno));
+    for (int i = 0; i < n; i++) {
+        bool text = options[i].type != WEFT_OPT_BOOL && options[i].type != WEFT_OPT_INT;
+        weft_config_format(c, &options[i], value, sizeof value);
+        fprintf(file, text ? "CONFIG_%s=\"" : "CONFIG_%s=", options[i].key);
+        for (const char *at = value; *at; at++)
+            fprintf(file, *at == '"' || *at == '\\' ? "\\%c" : "%c", *at);
+        fputs(text ? "\"\n" : "\n", file);
+    }
+    bool ok = !ferror(file);
+    ok = fclose(file) == 0 && ok && rename(fresh, path) == 0;
+    return ok ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
+weft_status weft_launch(const weft_config *c, const char *folder,
+                        const weft_launch_options *options, pid_t *pid) {
+    char config[PATH_ROOM], result[PATH_ROOM], log[PATH_ROOM], count[16], peak[40];
+    WEFT_TRY(weft_folder_make(folder));
+    if (snprintf(result, sizeof result, "%s/result.json", folder) >= PATH_ROOM)
+        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
+    snprintf(config, sizeof config, "%s/config", folder);
+    snprintf(log, sizeof log, "%s/log", folder);
+    WEFT_TRY(write_config(c, config));
+    snprintf(count, sizeof count, "%d", options->threads);
+    snprintf(peak, sizeof peak, "%.17g", options->peak_flops);
+    const char *words[] = {"train",    "--config", config,      "--out", folder,
+                           "--resume", "--json",   "--threads", count,   "--peak-flops",
+                           peak,       NULL,       NULL};
+    if (options->save_last) words[11] = "--save-last";
+    return weft_process_start(words, result, log, pid);
+}
+
+/* Waits for a measuring process; a signal is handed on. */
+static weft_status wait_measured(pid_t pid, weft_process_end *end) {
+    double begun = weft_clock();
+    bool told = false;
+    while (!weft_process_ended(pid, end)) {
+        int asked = weft_stop_asked();
+        if (asked && !told) kill(pid, asked);
+        told = told || asked;
+        weft_pause(weft_clock() - begun);
+    }
+    return told ? weft_fail(WEFT_EIO, "stopped by a signal while steps were measured; nothing is "
+                                      "kept, the same command starts anew")
+                : WEFT_OK;
+}
+
+/* One process of so many iterations; seconds of an iteration, the median. */
+static weft_status measure_once(weft_study *s, int step, const char *folder, int threads,
+                                int64_t iters) {
+    weft_study_step *p = &s->plan[step];
+    weft_config c;
+    weft_process_end end;
+    pid_t pid;
+    char log[PATH_ROOM + 32], line[WEFT_STUDY_LINE];
+    weft_study_run_config(s, step, p->config.learning_rate, s->base.seed, &c);
+    c.gpt2_max_iters = iters;
+    c.gpt2_eval_interval = iters;
+    c.gpt2_eval_samples = 1;
+    c.gpt2_log_interval = 1;
+    c.save_checkpoint = false;
+    WEFT_TRY(weft_launch(&c, folder, &(weft_launch_options){.threads = threads}, &pid));
+    WEFT_TRY(wait_measured(pid, &end));
+    double rate = weft_collect_rate(folder);
+    if (end.status == 0 && rate > 0) {
+        p->seconds_per_iter = (double)weft_study_iter_tokens(&c) / rate;
+        return WEFT_OK;
+    }
+    snprintf(log, sizeof log, "%s/log", folder);
+    weft_process_last_line(log, folder, line, sizeof line);
+    return weft_fail(WEFT_EIO, "step '%s' could not be measured: %s", p->step->name,
+                     *line ? line : "its process ended without a word");
+}
+
+/* A few iterations; where they are short, as many as make about a second. A repeat has the seconds
+ * of what it repeats, since it must do the same. */
+static weft_status measure_step(weft_study *s, int step, const char *folder, int threads) {
+    weft_study_step *p = &s->plan[step];
+    int repeats = p->step->repeats;
+    if (repeats >= 0 && s->plan[repeats].seconds_per_iter > 0) {
+        p->seconds_per_iter = s->plan[repeats].seconds_per_iter;
+        return WEFT_OK;
+    }
+    WEFT_TRY(measure_once(s, step, folder, threads, WEFT_MEASURE_ITERS));
+    double more = fmin(1 / p->seconds_per_iter, WEFT_MEASURE_MOST);
+    if (more >= 2 * WEFT_MEASURE_ITERS) {
+        weft_folder_remove(folder);
+        WEFT_TRY(measure_once(s, step, folder, threads, (int64_t)more));
+    }
+    weft_log(WEFT_LOG_INFO, "step %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
+    return WEFT_OK;
+}
+
+weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
+    char all[PATH_ROOM], one[PATH_ROOM + 16];
+    if (snprintf(all, sizeof all, "%s/measure", folder) >= PATH_ROOM - WEFT_STEP_NAME)
+        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
+    weft_folder_remove(all);
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < s->steps.n; i++) {
+        if (*s->plan[i].error) continue;
+        snprintf(one, sizeof one, "%s/%d", all, i);
+        status = measure_step(s, i, one, threads);
+        weft_folder_remove(one);
+    }
+    weft_folder_remove(all);
+    return status;
+}

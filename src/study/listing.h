@@ -1,0 +1,31 @@
+/* Databases of runs, looked at: tables, JSON, CSV, two steps compared, two databases compared. */
+#ifndef WEFT_STUDY_LISTING_H
+#define WEFT_STUDY_LISTING_H
+
+#include "core/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+/* `path` is a database or a study's folder everywhere. */
+
+/* Its runs as a table for people, a line each. */
+weft_status weft_listing_table(const char *path, FILE *out);
+/* {"path", "study", "steps", "runs"}, every column by its name; the caller owns it. */
+weft_status weft_listing_json(const char *path, json_t **object);
+
+/* Comma-separated values, one row a run or one a line of metrics, of several databases under one
+ * heading. Numbers read back as they are. */
+weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out);
+
+/* Two steps: the keys in which their configs differ, the scores seed by seed, each step at its best
+ * learning rate, and the mean difference with its interval; as a table, or as JSON. */
+weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
+                                 json_t **object);
+
+/* Whether two databases have the same `contents`, which program wrote them apart; what differs is
+ * written to `out`, the first few rows of it. */
+weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same);
+
+#endif

@@ -1,0 +1,237 @@
+/* Two steps of a study, and two databases of one study. */
+#include "study/listing.h"
+
+#include "core/nearest.h"
+#include "study/listing_database.h"
+#include "study/report_data.h"
+#include "study/study.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160, PATH_ROOM = 4096 };
+
+static weft_status find_step(const weft_report_data *d, const char *name, int *step) {
+    const char *nearest = "";
+    size_t best = SIZE_MAX;
+    for (int i = 0; i < d->n_steps; i++) {
+        size_t distance = weft_edit_distance(name, d->steps[i].name);
+        *step = i;
+        if (strcmp(d->steps[i].name, name) == 0) return WEFT_OK;
+        if (distance >= best) continue;
+        best = distance;
+        nearest = d->steps[i].name;
+    }
+    return weft_fail(WEFT_EINPUT, "%s: there is no step '%s'; did you mean '%s'?", d->path, name,
+                     nearest);
+}
+
+/* The config of any run of a step; NULL: it has none. */
+static json_t *config_of(const weft_report_data *d, int step) {
+    for (int i = 0; i < d->n_runs; i++)
+        if (d->runs[i].step == step) return json_loads(d->runs[i].config, 0, NULL);
+    return NULL;
+}
+
+/* {"n_ffn": [a, b], ...}: keys that differ, but for rate and seed, which runs vary. */
+static json_t *config_differences(const weft_report_data *d, int a, int b) {
+    json_t *one = config_of(d, a), *two = config_of(d, b), *all = json_object(), *value;
+    const char *key;
+    json_object_foreach(one, key, value) {
+        json_t *other = json_object_get(two, key);
+        if (!other || json_equal(value, other) || strcmp(key, "seed") == 0 ||
+            strcmp(key, "learning_rate") == 0)
+            continue;
+        json_object_set_new(all, key, json_pack("[O, O]", value, other));
+    }
+    json_decref(one);
+    json_decref(two);
+    return all;
+}
+
+static json_t *number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+/* The scores by seed, both at their best rate, and what the differences allow to be said. */
+static weft_status pair_up(const weft_report_data *d, int a, int b, json_t *pairs,
+                           weft_comparison *out) {
+    double *one = malloc(sizeof *one * (size_t)(d->n_seeds + 1));
+    double *two = malloc(sizeof *two * (size_t)(d->n_seeds + 1));
+    int n = 0;
+    for (int i = 0; one && two && i < d->n_seeds; i++) {
+        const weft_report_run *x = weft_report_find(d, a, d->steps[a].rate, d->seeds[i]);
+        const weft_report_run *y = weft_report_find(d, b, d->steps[b].rate, d->seeds[i]);
+        if (!x || !y || !x->finished || !y->finished) continue;
+        one[n] = x->score;
+        two[n++] = y->score;
+        json_array_append_new(pairs, json_pack("{s:I, s:f, s:f, s:f}", "seed",
+                                               (json_int_t)d->seeds[i], "a", x->score, "b",
+                                               y->score, "difference", y->score - x->score));
+    }
+    weft_status status = one && two ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
+    if (status == WEFT_OK) *out = weft_compare(two, one, n, d->higher_is_better);
+    free(one);
+    free(two);
+    return status;
+}
+
+static void print_comparison(FILE *out, const json_t *object) {
+    const json_t *row;
+    const char *key;
+    json_t *value;
+    size_t i;
+    fprintf(out, "config\n");
+    json_object_foreach(json_object_get(object, "config"), key, value) {
+        char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
+        char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
+        fprintf(out, "  %-28s %14s %14s\n", key, a ? a : "", b ? b : "");
+        free(a);
+        free(b);
+    }
+    fprintf(out, "%-30s %14s %14s %14s\n", json_string_value(json_object_get(object, "score")),
+            json_string_value(json_object_get(object, "a")),
+            json_string_value(json_object_get(object, "b")), "difference");
+    fprintf(out, "  %-28s %14g %14g\n", "learning rate",
+            json_number_value(json_object_get(object, "rate_a")),
+            json_number_value(json_object_get(object, "rate_b")));
+    json_array_foreach(json_object_get(object, "pairs"), i, row) {
+        fprintf(out, "  seed %-23lld %14.6g %14.6g %+14.6g\n",
+                (long long)json_integer_value(json_object_get(row, "seed")),
+                json_number_value(json_object_get(row, "a")),
+                json_number_value(json_object_get(row, "b")),
+                json_number_value(json_object_get(row, "difference")));
+    }
+    const json_t *mean = json_object_get(object, "mean_difference");
+    const json_t *low = json_object_get(object, "low");
+    if (json_is_number(mean)) fprintf(out, "  mean %+.6g", json_number_value(mean));
+    if (json_is_number(low))
+        fprintf(out, ", 95%% interval %+.6g to %+.6g", json_number_value(low),
+                json_number_value(json_object_get(object, "high")));
+    fprintf(out, "  %s: %s\n", json_string_value(json_object_get(object, "b")),
+            json_string_value(json_object_get(object, "verdict")));
+}
+
+static weft_status compare_steps(const weft_report_data *d, const char *a, const char *b,
+                                 json_t **object) {
+    int one, two;
+    weft_comparison c;
+    WEFT_TRY(find_step(d, a, &one));
+    WEFT_TRY(find_step(d, b, &two));
+    json_t *pairs = json_array();
+    weft_status status = pair_up(d, one, two, pairs, &c);
+    if (status != WEFT_OK) {
+        json_decref(pairs);
+        return status;
+    }
+    *object = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "a", a, "b", b,
+                        "score", d->score, "rate_a", number(d->steps[one].rate), "rate_b",
+                        number(d->steps[two].rate), "config", config_differences(d, one, two),
+                        "pairs", pairs, "mean_difference", number(c.mean), "low", number(c.low),
+                        "high", number(c.high), "verdict", weft_verdict_word(c.verdict));
+    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
+}
+
+weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
+                                 json_t **object) {
+    weft_report_data d;
+    json_t *made = NULL;
+    if (object) *object = NULL;
+    WEFT_TRY(weft_report_read(path, &d));
+    weft_status status = compare_steps(&d, a, b, &made);
+    weft_report_free(&d);
+    WEFT_TRY(status);
+    if (out) print_comparison(out, made);
+    if (object)
+        *object = made;
+    else
+        json_decref(made);
+    return WEFT_OK;
+}
+
+typedef struct {
+    FILE *out;
+    int shown;
+} differences;
+
+static int line_part(const char *text) {
+    size_t n = strcspn(text, "\n");
+    return n < AROUND ? (int)n : AROUND;
+}
+
+/* Where two texts part, with a little before it. */
+static void print_parting(FILE *out, const char *one, const char *two) {
+    size_t at = 0;
+    while (one[at] && one[at] == two[at])
+        at++;
+    size_t from = at > BEFORE ? at - BEFORE : 0;
+    for (size_t i = from; i < at; i++)
+        if (one[i] == '\n') from = i + 1; /* a text of lines: the one that differs */
+    const char *dots = from ? "..." : "";
+    fprintf(out, "  here   %s%.*s\n", dots, line_part(one + from), one + from);
+    fprintf(out, "  there  %s%.*s\n", dots, line_part(two + from), two + from);
+}
+
+static void print_difference(sqlite3_stmt *rows, void *context) {
+    differences *d = context;
+    if (d->shown++ >= ROWS_SHOWN) return;
+    fprintf(d->out, "%s %s\n", weft_column_text(rows, 0), weft_column_text(rows, 1));
+    print_parting(
+        d->out,
+        sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
+        sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
+}
+
+static void note_program(sqlite3_stmt *rows, void *context) {
+    differences *d = context;
+    fprintf(d->out, "note: written by %s here and by %s there\n", weft_column_text(rows, 0),
+            weft_column_text(rows, 1));
+}
+
+static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
+    differences all = {.out = out};
+    WEFT_TRY(weft_database_script(
+        d, "CREATE TEMP TABLE here AS SELECT * FROM main.contents WHERE part <> 'program';"
+           "CREATE TEMP TABLE there AS SELECT * FROM other.contents WHERE part <> 'program';"
+           "CREATE INDEX temp.here_key ON here(part, key);"
+           "CREATE INDEX temp.there_key ON there(part, key);"));
+    WEFT_TRY(
+        weft_listing_each(d,
+                          "SELECT a.value, b.value FROM main.contents a JOIN other.contents b"
+                          " ON a.part = 'program' AND b.part = 'program' WHERE a.value <> b.value",
+                          note_program, &all));
+    WEFT_TRY(weft_listing_each(
+        d,
+        "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
+        " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
+        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)",
+        print_difference, &all));
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
+                               " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
+                               print_difference, &all));
+    int64_t here, there;
+    WEFT_TRY(weft_database_number(d, 0, &here, "SELECT count(*) FROM here", ""));
+    WEFT_TRY(weft_database_number(d, 0, &there, "SELECT count(*) FROM there", ""));
+    if (all.shown > ROWS_SHOWN) fprintf(out, "and %d more rows\n", all.shown - ROWS_SHOWN);
+    *same = all.shown == 0 && here == there;
+    if (here != there)
+        fprintf(out, "%lld rows here and %lld there\n", (long long)here, (long long)there);
+    return WEFT_OK;
+}
+
+weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
+    weft_database *d, *check;
+    *same = false;
+    WEFT_TRY(weft_listing_open(b, &check));
+    char other[PATH_ROOM];
+    snprintf(other, sizeof other, "%s", weft_database_path(check));
+    weft_database_close(check);
+    WEFT_TRY(weft_listing_open(a, &d));
+    weft_status status = weft_database_run(d, "ATTACH ? AS other", "s", other);
+    if (status == WEFT_OK) status = compare_contents(d, out, same);
+    weft_database_close(d);
+    return status;
+}

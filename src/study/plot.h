@@ -1,0 +1,48 @@
+/* Pictures by gnuplot, as SVG to be put into a page. */
+#ifndef WEFT_STUDY_PLOT_H
+#define WEFT_STUDY_PLOT_H
+
+#include "core/error.h"
+
+#include <stdbool.h>
+
+/* Colours, markers and dashes repeat only together, after 56 styles. */
+typedef struct {
+    double x, y;
+    double low, high; /* the band or the bar around y; NaN: none */
+} weft_plot_point;
+
+typedef struct {
+    const char *label;
+    int style;  /* any number >= 0: the step's place */
+    bool under; /* drawn first and wide, so that an equal line on top leaves its rim visible */
+    weft_plot_point *points;
+    int n;
+} weft_plot_series;
+
+typedef enum {
+    WEFT_PLOT_CURVES,  /* lines with a band */
+    WEFT_PLOT_POINTS,  /* markers with a bar */
+    WEFT_PLOT_MEASURED /* markers with a bar, joined by lines */
+} weft_plot_kind;
+
+typedef struct {
+    weft_plot_kind kind;
+    const char *title; /* for readers who do not see it */
+    const char *x_label, *y_label;
+    bool log_x; /* and its ticks are the points' own places */
+    const weft_plot_series *series;
+    int n_series;
+    const weft_plot_point *front; /* the Pareto front, by growing x */
+    int n_front;
+    double top; /* y beyond this is cut off; NaN: all is shown */
+} weft_plot;
+
+/* Draws. `id` makes the names inside unlike those of other pictures on the page. *svg is the
+ * caller's to free. WEFT_EMISSING: there is no gnuplot, and the message says how to get it. */
+weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg);
+
+/* "12", "3.4k", "115M", "2.5G": a number for people, with `digits` that count. */
+const char *weft_plot_short(double value, int digits, char room[32]);
+
+#endif

@@ -1,0 +1,412 @@
+/* Writing and matching the tables. A run's number follows from its place among steps, rates and
+ * seeds, so a step that joins later does not move the others. */
+#include "study/record.h"
+
+#include "core/version.h"
+#include "study/equal.h"
+#include "study/schema.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+enum { HOST_ROOM = 256, SETS_ROOM = 2 * WEFT_TEXT_MAX, LIST_ROOM = 1 << 15 };
+
+static const char *const status_names[] = {"waiting", "running", "done", "failed", "diverged"};
+enum { STATUSES = sizeof status_names / sizeof status_names[0] };
+
+const char *weft_job_status_name(weft_job_status status) {
+    return status_names[status];
+}
+
+static void host_name(char text[HOST_ROOM]) {
+    if (gethostname(text, HOST_ROOM) != 0) snprintf(text, HOST_ROOM, "unknown");
+    text[HOST_ROOM - 1] = '\0';
+}
+
+/* "KEY=VALUE" lines of every option in their order; the caller frees it. */
+static char *config_text(const weft_config *c) {
+    char *text = NULL, value[WEFT_TEXT_MAX];
+    size_t room = 0;
+    int n;
+    FILE *out = open_memstream(&text, &room);
+    const weft_option *options = weft_options(&n);
+    for (int i = 0; out && i < n; i++) {
+        weft_config_format(c, &options[i], value, sizeof value);
+        fprintf(out, "%s=%s\n", options[i].key, value);
+    }
+    if (out && fclose(out) != 0) {
+        free(text);
+        text = NULL;
+    }
+    return text;
+}
+
+static char *config_json(const weft_config *c) {
+    json_t *object = weft_config_to_json(c);
+    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    json_decref(object);
+    return text;
+}
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "study: no memory for its database");
+}
+
+weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
+                              const char *detail) {
+    char now[WEFT_TIME_ROOM];
+    weft_time_now(now);
+    return weft_database_run(d,
+                             "INSERT INTO events(run, step, kind, detail, at) VALUES"
+                             " (nullif(?, -1), nullif(?, -1), ?, ?, ?)",
+                             "iisss", run, step, kind, detail, now);
+}
+
+static void machine_text(char *text, size_t room) {
+    struct utsname is;
+    if (uname(&is) == 0)
+        snprintf(text, room, "%s %s %s, %ld processors", is.machine, is.sysname, is.release,
+                 sysconf(_SC_NPROCESSORS_ONLN));
+    else
+        snprintf(text, room, "unknown");
+}
+
+static const char *word_of(const weft_config *c, const char *key, char *text, size_t room) {
+    weft_config_format(c, weft_option_find(key), text, room);
+    return text;
+}
+
+static weft_status insert_study(weft_database *d, const weft_study *s, const weft_place *place) {
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], equal[32], score[32];
+    char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM), *rates = malloc(LIST_ROOM);
+    weft_status status = config && seeds && rates ? WEFT_OK : no_memory();
+    const char *commit = weft_git_commit();
+    weft_time_now(now);
+    host_name(host);
+    machine_text(machine, sizeof machine);
+    if (status == WEFT_OK) {
+        weft_study_seeds_text(s, seeds, LIST_ROOM);
+        weft_study_rates_text(s, rates, LIST_ROOM);
+        status = weft_database_run(
+            d,
+            "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
+            " weft_version, git_commit, created, host, machine, threads, device)"
+            " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
+            word_of(&s->base, "STUDY_EQUAL", equal, sizeof equal),
+            word_of(&s->base, "STUDY_SCORE", score, sizeof score), s->base.study_tail,
+            weft_version(), commit, now, host, machine, (int64_t)place->threads, place->device);
+    }
+    free(config);
+    free(seeds);
+    free(rates);
+    return status;
+}
+
+static weft_status insert_runs(weft_database *d, const weft_study *s, int step) {
+    int rates = weft_study_step_rates(s), seeds = (int)s->base.study_seeds;
+    for (int i = 0; i < rates * seeds; i++) {
+        int64_t seed = weft_study_seed(s, i % seeds);
+        double rate = weft_study_rate(s, step, i / seeds);
+        char folder[WEFT_FOLDER_ROOM], number[32];
+        weft_config c;
+        weft_study_run_config(s, step, rate, seed, &c);
+        weft_study_number(rate, number, sizeof number);
+        snprintf(folder, sizeof folder, "runs/%s-lr%s-seed%lld", s->steps.list[step].name, number,
+                 (long long)seed);
+        char *json = config_json(&c);
+        if (!json) return no_memory();
+        weft_status status =
+            weft_database_run(d,
+                              "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
+                              " VALUES (?, ?, ?, ?, ?, ?)",
+                              "iidiss", (int64_t)step * rates * seeds + i + 1, (int64_t)step, rate,
+                              seed, folder, json);
+        free(json);
+        WEFT_TRY(status);
+    }
+    return WEFT_OK;
+}
+
+static const char *or_null(const char *text) {
+    return *text ? text : NULL;
+}
+
+/* A step with its costs, or with its error alone; and its runs where it can be built. */
+static weft_status insert_step(weft_database *d, const weft_study *s, int step) {
+    const weft_study_step *p = &s->plan[step];
+    const weft_account *a = &p->account;
+    bool built = !*p->error;
+    char *sets = malloc(SETS_ROOM);
+    if (!sets) return no_memory();
+    weft_study_overrides(s, step, sets, SETS_ROOM);
+    weft_status status = weft_database_run(
+        d,
+        "INSERT INTO steps(step, name, baseline, title, overrides, repeats, leaks, error)"
+        " VALUES (?, ?, nullif(?, -1), ?, ?, nullif(?, -1), ?, ?)",
+        "isissiis", (int64_t)step, p->step->name, (int64_t)p->step->baseline, p->step->title, sets,
+        (int64_t)p->step->repeats, (int64_t)(built && weft_config_leaks(&p->config)),
+        or_null(p->error));
+    free(sets);
+    if (status != WEFT_OK || !built) return status;
+    WEFT_TRY(weft_database_run(
+        d,
+        "UPDATE steps SET iters = ?, tokens = ?, parameters = ?, flops_per_token = ?,"
+        " training_bytes = ?, cache_bytes_per_token = ?, seconds_per_iter = ? WHERE step = ?",
+        "iiidiidi", p->iters, weft_study_tokens(s, step), a->parameters,
+        a->forward_flops + a->backward_flops, a->training_bytes, a->cache_bytes_token,
+        p->seconds_per_iter, (int64_t)step));
+    if (weft_config_leaks(&p->config))
+        WEFT_TRY(weft_record_event(d, -1, step, "leaks", p->step->name));
+    return insert_runs(d, s, step);
+}
+
+static weft_status fill_tables(weft_database *d, const weft_study *s, const weft_place *place) {
+    WEFT_TRY(weft_database_script(d, WEFT_SCHEMA));
+    WEFT_TRY(insert_study(d, s, place));
+    for (int i = 0; i < s->steps.n; i++)
+        WEFT_TRY(insert_step(d, s, i));
+    return WEFT_OK;
+}
+
+weft_status weft_record_create(weft_database *d, const weft_study *s, const weft_place *place) {
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, fill_tables(d, s, place));
+}
+
+/* The value of KEY in "KEY=VALUE" lines; the option's default where a weft without it wrote them. */
+static void value_in(const char *lines, const weft_option *o, char *value, size_t room) {
+    size_t n = strlen(o->key);
+    for (const char *at = lines; at && *at; at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL) {
+        if (strncmp(at, o->key, n) != 0 || at[n] != '=') continue;
+        snprintf(value, room, "%.*s", (int)strcspn(at + n + 1, "\n"), at + n + 1);
+        return;
+    }
+    snprintf(value, room, "%s", o->fallback);
+}
+
+static weft_status match_config(weft_database *d, const weft_study *s, const char *lines) {
+    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
+    int n;
+    const weft_option *options = weft_options(&n);
+    for (int i = 0; i < n; i++) {
+        value_in(lines, &options[i], was, sizeof was);
+        weft_config_format(&s->base, &options[i], is, sizeof is);
+        if (strcmp(was, is) != 0)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
+                             "another --out (make: OUT=folder), or the config it was started with",
+                             weft_database_path(d), options[i].key, *was ? was : "empty",
+                             *is ? is : "empty");
+    }
+    return WEFT_OK;
+}
+
+static weft_status match_study(weft_database *d, const weft_study *s) {
+    sqlite3_stmt *rows;
+    bool there;
+    WEFT_TRY(weft_database_ask(d, &rows, "SELECT config FROM study", ""));
+    weft_status status = weft_database_next(d, rows, &there);
+    if (status == WEFT_OK && !there)
+        status = weft_fail(WEFT_EINPUT, "%s: no study in it; take another folder",
+                           weft_database_path(d));
+    if (status == WEFT_OK) status = match_config(d, s, weft_column_text(rows, 0));
+    weft_database_end(rows);
+    return status;
+}
+
+/* Step i as the database has it: taken over (equal time), then compared. */
+static weft_status load_seconds(weft_database *d, weft_study *s) {
+    sqlite3_stmt *rows;
+    bool there;
+    WEFT_TRY(weft_database_ask(d, &rows, "SELECT step, seconds_per_iter FROM steps", ""));
+    weft_status status = weft_database_next(d, rows, &there);
+    while (status == WEFT_OK && there) {
+        int64_t step = sqlite3_column_int64(rows, 0);
+        if (step >= 0 && step < s->steps.n)
+            s->plan[step].seconds_per_iter = weft_column_number(rows, 1);
+        status = weft_database_next(d, rows, &there);
+    }
+    weft_database_end(rows);
+    return status;
+}
+
+static weft_status match_step(const weft_database *d, const weft_study *s, int64_t step,
+                              const char *name, const char *sets, bool built) {
+    char *now = malloc(SETS_ROOM);
+    if (!now) return no_memory();
+    bool known = step >= 0 && step < s->steps.n;
+    if (known) weft_study_overrides(s, (int)step, now, SETS_ROOM);
+    weft_status status = WEFT_OK;
+    if (!known || strcmp(s->steps.list[step].name, name) != 0)
+        status = weft_fail(WEFT_EINPUT, "%s: step '%s' of this study is none of the config's now",
+                           weft_database_path(d), name);
+    else if (built && !*s->plan[step].error && strcmp(now, sets) != 0)
+        status = weft_fail(WEFT_EINPUT,
+                           "%s: step '%s' was '%.300s' in this study and is '%.300s' now; take "
+                           "another --out, or the command it was started with",
+                           weft_database_path(d), name, sets, now);
+    free(now);
+    return status;
+}
+
+static weft_status match_steps(weft_database *d, const weft_study *s) {
+    sqlite3_stmt *rows;
+    bool there;
+    WEFT_TRY(weft_database_ask(
+        d, &rows, "SELECT step, name, overrides, error IS NULL FROM steps ORDER BY step", ""));
+    weft_status status = weft_database_next(d, rows, &there);
+    while (status == WEFT_OK && there) {
+        status = match_step(d, s, sqlite3_column_int64(rows, 0), weft_column_text(rows, 1),
+                            weft_column_text(rows, 2), sqlite3_column_int(rows, 3));
+        if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
+    }
+    weft_database_end(rows);
+    return status;
+}
+
+/* Equal time: a step that could not be built when the others were measured has no seconds. */
+static void refuse_unmeasured(weft_study *s) {
+    for (int i = 0; i < s->steps.n; i++)
+        if (!*s->plan[i].error && !(s->plan[i].seconds_per_iter > 0))
+            snprintf(s->plan[i].error, sizeof s->plan[i].error,
+                     "step '%s' was not measured with the others, so its time cannot be held "
+                     "equal; take another --out",
+                     s->steps.list[i].name);
+}
+
+weft_status weft_record_match(weft_database *d, weft_study *s) {
+    WEFT_TRY(match_study(d, s));
+    if (s->base.study_equal == WEFT_EQUAL_TIME) {
+        WEFT_TRY(load_seconds(d, s));
+        refuse_unmeasured(s);
+        WEFT_TRY(weft_equal_time(s));
+    }
+    return match_steps(d, s);
+}
+
+static weft_status renew_step(weft_database *d, const weft_study *s, int step) {
+    int64_t runs;
+    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE step = ?", "i",
+                                  (int64_t)step));
+    if (runs == 0 && !*s->plan[step].error) {
+        WEFT_TRY(weft_database_run(d, "DELETE FROM steps WHERE step = ?", "i", (int64_t)step));
+        return insert_step(d, s, step);
+    }
+    return weft_database_run(d, "UPDATE steps SET error = ? WHERE step = ?", "si",
+                             or_null(s->plan[step].error), (int64_t)step);
+}
+
+static weft_status renew_all(weft_database *d, const weft_study *s) {
+    char now[WEFT_TIME_ROOM];
+    weft_time_now(now);
+    WEFT_TRY(weft_database_run(d,
+                               "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
+                               " 'the study was cut off', ? FROM runs WHERE status = 'running'",
+                               "s", now));
+    WEFT_TRY(weft_database_script(d, "UPDATE runs SET status = 'waiting'"
+                                     " WHERE status = 'running'"));
+    for (int i = 0; i < s->steps.n; i++)
+        WEFT_TRY(renew_step(d, s, i));
+    return WEFT_OK;
+}
+
+weft_status weft_record_renew(weft_database *d, const weft_study *s) {
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, renew_all(d, s));
+}
+
+static weft_job_status status_of(const char *name) {
+    for (int i = 0; i < STATUSES; i++)
+        if (strcmp(status_names[i], name) == 0) return (weft_job_status)i;
+    return WEFT_JOB_WAITING;
+}
+
+static weft_status add_job(weft_jobs *j, sqlite3_stmt *rows) {
+    weft_job *list = realloc(j->list, (size_t)(j->n + 1) * sizeof *list);
+    if (!list) return no_memory();
+    j->list = list;
+    weft_job *job = &list[j->n++];
+    *job = (weft_job){.run = sqlite3_column_int64(rows, 0),
+                      .step = sqlite3_column_int(rows, 1),
+                      .rate = sqlite3_column_double(rows, 2),
+                      .seed = sqlite3_column_int64(rows, 3),
+                      .status = status_of(weft_column_text(rows, 5)),
+                      .begun = sqlite3_column_int(rows, 6)};
+    snprintf(job->folder, sizeof job->folder, "%s", weft_column_text(rows, 4));
+    return WEFT_OK;
+}
+
+weft_status weft_record_jobs(weft_database *d, weft_jobs *out) {
+    sqlite3_stmt *rows;
+    bool there;
+    *out = (weft_jobs){0};
+    WEFT_TRY(weft_database_ask(d, &rows,
+                               "SELECT run, step, learning_rate, seed, folder, status,"
+                               " started IS NOT NULL FROM runs ORDER BY run",
+                               ""));
+    weft_status status = weft_database_next(d, rows, &there);
+    while (status == WEFT_OK && there) {
+        status = add_job(out, rows);
+        if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
+    }
+    weft_database_end(rows);
+    if (status != WEFT_OK) weft_jobs_free(out);
+    return status;
+}
+
+void weft_jobs_free(weft_jobs *j) {
+    free(j->list);
+    *j = (weft_jobs){0};
+}
+
+static weft_status start_run(weft_database *d, const weft_job *job) {
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
+    weft_time_now(now);
+    host_name(host);
+    WEFT_TRY(weft_database_run(d,
+                               "UPDATE runs SET status = 'running', why = NULL, host = ?,"
+                               " resumes = resumes + (started IS NOT NULL),"
+                               " started = ifnull(started, ?), ended = NULL WHERE run = ?",
+                               "ssi", host, now, job->run));
+    return weft_record_event(d, job->run, -1, job->begun ? "resumed" : "started", NULL);
+}
+
+weft_status weft_record_start(weft_database *d, const weft_job *job) {
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, start_run(d, job));
+}
+
+static weft_status stop_run(weft_database *d, const weft_job *job, double seconds) {
+    WEFT_TRY(weft_database_run(d,
+                               "UPDATE runs SET status = 'waiting',"
+                               " seconds = ifnull(seconds, 0) + ? WHERE run = ?",
+                               "di", seconds, job->run));
+    return weft_record_event(d, job->run, -1, "stopped", NULL);
+}
+
+weft_status weft_record_stop(weft_database *d, const weft_job *job, double seconds) {
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, stop_run(d, job, seconds));
+}
+
+static weft_status fail_run(weft_database *d, const weft_job *job, const char *kind,
+                            const char *why, double seconds, int64_t memory) {
+    char now[WEFT_TIME_ROOM];
+    weft_time_now(now);
+    WEFT_TRY(weft_database_run(d,
+                               "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
+                               " seconds = ifnull(seconds, 0) + ?,"
+                               " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+                               "ssdii", why, now, seconds, memory, job->run));
+    return weft_record_event(d, job->run, -1, kind, why);
+}
+
+weft_status weft_record_failure(weft_database *d, const weft_job *job, const char *kind,
+                                const char *why, double seconds, int64_t memory) {
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, fail_run(d, job, kind, why, seconds, memory));
+}

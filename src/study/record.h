@@ -1,0 +1,65 @@
+/* A study in its database: made in one transaction before the first run, matched against the config
+ * at every later start, and kept up to date run by run. */
+#ifndef WEFT_STUDY_RECORD_H
+#define WEFT_STUDY_RECORD_H
+
+#include "study/database.h"
+#include "study/study.h"
+
+enum { WEFT_FOLDER_ROOM = 160 };
+
+typedef enum {
+    WEFT_JOB_WAITING,
+    WEFT_JOB_RUNNING,
+    WEFT_JOB_DONE,
+    WEFT_JOB_FAILED,
+    WEFT_JOB_DIVERGED
+} weft_job_status;
+
+/* One run of a study: a step, a rate, a seed. */
+typedef struct {
+    int64_t run;
+    int step;
+    double rate;
+    int64_t seed;
+    char folder[WEFT_FOLDER_ROOM]; /* within the study's: runs/STEP-lrR-seedN */
+    weft_job_status status;
+    bool begun; /* it was started before */
+} weft_job;
+
+typedef struct {
+    weft_job *list; /* by their number: step, then rate, then seed */
+    int n;
+} weft_jobs;
+
+/* Where the study runs: what the database says of it and no result depends on. */
+typedef struct {
+    int threads;
+    const char *device;
+} weft_place;
+
+/* The tables, the study, its steps and its runs, all waiting. */
+weft_status weft_record_create(weft_database *d, const weft_study *s, const weft_place *place);
+/* Whether the database is of this study: the first key that differs is named with both values. For
+ * equal time, the measured seconds are taken from it and the iterations follow. */
+weft_status weft_record_match(weft_database *d, weft_study *s);
+/* After a match: what a killed study left as running waits again; a step that could not be built and
+ * now can gets its runs. */
+weft_status weft_record_renew(weft_database *d, const weft_study *s);
+
+weft_status weft_record_jobs(weft_database *d, weft_jobs *out);
+void weft_jobs_free(weft_jobs *j);
+const char *weft_job_status_name(weft_job_status status);
+
+/* A run begins, anew or again. */
+weft_status weft_record_start(weft_database *d, const weft_job *job);
+/* A run was ended by a signal that the study passed on: it waits. `seconds` it ran are added. */
+weft_status weft_record_stop(weft_database *d, const weft_job *job, double seconds);
+/* A run failed; `kind` is failed or killed. */
+weft_status weft_record_failure(weft_database *d, const weft_job *job, const char *kind,
+                                const char *why, double seconds, int64_t memory);
+/* run or step of -1: NULL. */
+weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
+                              const char *detail);
+
+#endif

@@ -1,0 +1,166 @@
+/* The report: its sections in order, for one study or several, and the same as JSON. */
+#include "study/report.h"
+
+#include "study/report_sections.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static weft_report_section *const sections[] = {
+    weft_report_verdicts, weft_report_table,      weft_report_repeats,     weft_report_curves,
+    weft_report_fronts,   weft_report_sweep,      weft_report_differences, weft_report_trouble,
+    weft_report_equality, weft_report_environment};
+
+static void say_summary(weft_page *p, const weft_report_data *d) {
+    weft_words steps = {0}, seeds = {0}, rates = {0};
+    int done = 0;
+    for (int i = 0; i < d->n_runs; i++)
+        done += d->runs[i].finished;
+    weft_page_say(p, "%s, %s, %s; %d of %d runs finished.",
+                  weft_say_plural(d->n_steps, "step", &steps),
+                  weft_say_plural(d->n_seeds, "seed", &seeds),
+                  weft_say_plural(d->n_rates, "learning rate", &rates), done, d->n_runs);
+}
+
+static weft_status write_study(weft_page *p, const char *database, bool several) {
+    weft_report_data d;
+    WEFT_TRY(weft_report_read(database, &d));
+    char title[200];
+    snprintf(title, sizeof title, "Study %.180s", d.name);
+    weft_page_title(p, several ? 2 : 1, title);
+    say_summary(p, &d);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0] && status == WEFT_OK; i++)
+        status = sections[i](p, &d);
+    weft_report_free(&d);
+    return status;
+}
+
+weft_status weft_report_write_several(const char *const *databases, int n, const char *folder) {
+    weft_page page;
+    WEFT_TRY(weft_page_open(&page, n > 1 ? "weft: studies" : "weft: a study"));
+    char title[64];
+    snprintf(title, sizeof title, "%d studies", n);
+    if (n > 1) weft_page_title(&page, 1, title);
+    page.level = n > 1 ? 3 : 2;
+    weft_status status = WEFT_OK;
+    for (int i = 0; i < n && status == WEFT_OK; i++)
+        status = write_study(&page, databases[i], n > 1);
+    if (status == WEFT_OK) status = weft_page_write(&page, folder);
+    weft_page_free(&page);
+    return status;
+}
+
+weft_status weft_report_write(const char *database, const char *folder) {
+    return weft_report_write_several(&database, 1, folder);
+}
+
+/* JSON has no infinity and no NaN; text that is no UTF-8 has no place in it either. */
+static json_t *number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *whole(double value) {
+    return isfinite(value) ? json_integer((json_int_t)value) : json_null();
+}
+
+static json_t *text(const char *value) {
+    json_t *string = json_string(value);
+    return string ? string : json_null();
+}
+
+static json_t *left_out(const weft_report_data *d, int step) {
+    json_t *list = json_array();
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, step, d->seeds[i]);
+        if (pair.counts || (!pair.step && !pair.baseline)) continue;
+        json_array_append_new(list, json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i],
+                                              "step", text(weft_report_ended(pair.step)),
+                                              "baseline", text(weft_report_ended(pair.baseline))));
+    }
+    return list;
+}
+
+static json_t *verdict_json(const weft_report_data *d, int step) {
+    const weft_report_step *s = &d->steps[step];
+    const weft_comparison *c = &s->compared;
+    return json_pack("{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step",
+                     text(s->name), "baseline", text(d->steps[s->baseline].name), "verdict",
+                     weft_verdict_word(c->verdict), "why", text(s->why), "pairs", c->pairs,
+                     "difference", number(c->mean), "low", number(c->low), "high", number(c->high),
+                     "sd", number(c->sd), "percent", number(c->percent), "repeat_of",
+                     s->repeats >= 0 ? text(d->steps[s->repeats].name) : json_null(), "left_out",
+                     left_out(d, step));
+}
+
+static json_t *step_json(const weft_report_step *s) {
+    json_t *object = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", text(s->name), "title",
+        text(s->title), "overrides", text(s->overrides), "learning_rate", number(s->rate), "score",
+        number(s->mean), "sd", number(s->sd), "seeds", s->done, "runs", s->runs, "leaks", s->leaks,
+        "error", *s->error ? text(s->error) : json_null());
+    json_t *cost =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", whole(s->iters),
+                  "tokens", whole(s->tokens), "parameters", whole(s->parameters), "flops_per_token",
+                  number(s->flops), "memory_bytes", whole(s->memory), "training_bytes",
+                  whole(s->training_bytes), "tokens_per_s", number(s->speed),
+                  "cache_bytes_per_token", whole(s->cache_bytes), "seconds", number(s->seconds));
+    json_object_update(object, cost);
+    json_decref(cost);
+    return object;
+}
+
+static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *r) {
+    static const char *const words[] = {"not compared", "equal", "unequal"};
+    const weft_report_run *run = r->run;
+    return json_pack("{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step", text(d->steps[run->step].name),
+                     "repeats", text(d->steps[d->steps[run->step].repeats].name), "seed",
+                     (json_int_t)run->seed, "learning_rate", number(run->rate), "result",
+                     words[r->result], "files_compared", r->files, "detail", text(r->detail));
+}
+
+static weft_status study_json(const char *database, json_t **object) {
+    weft_report_data d;
+    WEFT_TRY(weft_report_read(database, &d));
+    json_t *verdicts = json_array(), *steps = json_array(), *repeats = json_array();
+    weft_status status = WEFT_OK;
+    for (int i = 0; i < d.n_steps; i++) {
+        json_array_append_new(steps, step_json(&d.steps[i]));
+        if (d.steps[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
+    }
+    for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {
+        weft_report_repeat r;
+        if (d.steps[d.runs[i].step].repeats < 0) continue;
+        status = weft_report_repeat_of(&d, &d.runs[i], &r);
+        if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
+    }
+    *object = json_pack("{s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o}", "name", text(d.name),
+                        "score", text(d.score), "score_name", text(d.score_name),
+                        "higher_is_better", d.higher_is_better, "confidence", WEFT_CONFIDENCE,
+                        "comparisons", weft_report_comparisons(&d), "verdicts", verdicts, "steps",
+                        steps, "repeats", repeats);
+    if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
+    if (status != WEFT_OK) {
+        json_decref(*object);
+        *object = NULL;
+    }
+    weft_report_free(&d);
+    return status;
+}
+
+weft_status weft_report_json(const char *const *databases, int n, json_t **object) {
+    *object = json_pack("{s:[]}", "studies");
+    if (!*object) return weft_fail(WEFT_ENOMEM, "report: no memory for it");
+    for (int i = 0; i < n; i++) {
+        json_t *study;
+        weft_status status = study_json(databases[i], &study);
+        if (status != WEFT_OK) {
+            json_decref(*object);
+            *object = NULL;
+            return status;
+        }
+        json_array_append_new(json_object_get(*object, "studies"), study);
+    }
+    return WEFT_OK;
+}

@@ -1,0 +1,21 @@
+/* The report of a study: report.html, one file that opens offline, and report.md, the same words and
+ * tables without the pictures. docs/study.md tells what is in it. */
+#ifndef WEFT_STUDY_REPORT_H
+#define WEFT_STUDY_REPORT_H
+
+#include "core/error.h"
+
+#include <jansson.h>
+
+/* Reads the database of a study, finished or not, and writes folder/report.html and
+ * folder/report.md over those that were there. A report that cannot be written whole leaves the old
+ * ones as they are. */
+weft_status weft_report_write(const char *database, const char *folder);
+
+/* One report of several studies, a section each. */
+weft_status weft_report_write_several(const char *const *databases, int n, const char *folder);
+
+/* Verdicts and tables as {"studies": [...]}; the caller owns the object. */
+weft_status weft_report_json(const char *const *databases, int n, json_t **object);
+
+#endif

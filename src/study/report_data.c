@@ -1,0 +1,451 @@
+/* Reading a study's database, and choosing and comparing.
+ *
+ * All is read in one transaction, so that the report of a study still running is of one moment. A
+ * run counts as finished where it is done and its score is a number: a failed, diverged or waiting
+ * run has no score, whatever was stored. Where several learning rates were run, each step gets the
+ * one with the best mean score among those that most of its seeds finished at, so that a rate is not
+ * chosen for the one seed that it did not blow up. */
+#include "study/report_data.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { BUSY_MS = 5000 };
+
+struct weft_report_block {
+    weft_report_block *next;
+    char text[];
+};
+
+/* A copy that lives as long as the data; NULL is "". */
+static const char *keep_text(weft_report_data *d, const char *text) {
+    if (!text || !*text) return "";
+    size_t length = strlen(text);
+    weft_report_block *block = malloc(sizeof *block + length + 1);
+    if (!block) return ""; /* the report says less; it does not fail for a name */
+    memcpy(block->text, text, length + 1);
+    block->next = d->texts;
+    d->texts = block;
+    return block->text;
+}
+
+static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column) {
+    return keep_text(d, (const char *)sqlite3_column_text(s, column));
+}
+
+static double column_number(sqlite3_stmt *s, int column) {
+    return sqlite3_column_type(s, column) == SQLITE_NULL ? NAN : sqlite3_column_double(s, column);
+}
+
+static int64_t column_integer(sqlite3_stmt *s, int column) {
+    return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
+}
+
+static weft_status fail_sql(const weft_report_data *d, const char *what) {
+    return weft_fail(WEFT_EIO, "%s: cannot read %s: %s", d->path, what, sqlite3_errmsg(d->db));
+}
+
+/* Runs a query; `take` is called with each row. */
+typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
+
+static weft_status read_rows(weft_report_data *d, const char *what, const char *sql,
+                             take_row *take) {
+    sqlite3_stmt *s;
+    if (sqlite3_prepare_v2(d->db, sql, -1, &s, NULL) != SQLITE_OK) return fail_sql(d, what);
+    weft_status status = WEFT_OK;
+    int code;
+    while ((code = sqlite3_step(s)) == SQLITE_ROW && status == WEFT_OK)
+        status = take(d, s);
+    if (status == WEFT_OK && code != SQLITE_DONE) status = fail_sql(d, what);
+    sqlite3_finalize(s);
+    return status;
+}
+
+/* The list with room for one more at its end, zeroed; NULL: no memory, and the list is as it was. */
+static void *grow(void *list, int n, size_t size) {
+    char *more = realloc(list, (size_t)(n + 1) * size);
+    if (more) memset(more + (size_t)n * size, 0, size);
+    return more;
+}
+
+static weft_status no_memory(const weft_report_data *d) {
+    return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
+}
+
+static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
+    const char **texts[] = {&d->name,    &d->config, &d->seeds_text, &d->rates_text,
+                            &d->equal,   &d->score,  &d->version,    &d->commit,
+                            &d->created, &d->host,   &d->machine,    &d->device};
+    int n = (int)(sizeof texts / sizeof texts[0]);
+    for (int i = 0; i < n; i++)
+        *texts[i] = column_text(d, s, i);
+    d->tail = column_number(s, n);
+    d->threads = column_number(s, n + 1);
+    return WEFT_OK;
+}
+
+static weft_status take_step(weft_report_data *d, sqlite3_stmt *s) {
+    weft_report_step *list = grow(d->steps, d->n_steps, sizeof *list);
+    if (!list) return no_memory(d);
+    d->steps = list;
+    weft_report_step *step = &list[d->n_steps++];
+    step->id = column_integer(s, 0);
+    step->name = column_text(d, s, 1);
+    step->title = column_text(d, s, 2);
+    step->overrides = column_text(d, s, 3);
+    step->error = column_text(d, s, 4);
+    step->baseline = (int)column_integer(s, 5); /* numbers for now, places once all are read */
+    step->repeats = (int)column_integer(s, 6);
+    double *numbers[] = {&step->iters,           &step->tokens,         &step->parameters,
+                         &step->flops,           &step->training_bytes, &step->cache_bytes,
+                         &step->seconds_per_iter};
+    for (int i = 0; i < 7; i++)
+        *numbers[i] = column_number(s, 7 + i);
+    step->leaks = sqlite3_column_int(s, 14) != 0;
+    step->rate = step->mean = step->sd = step->least = step->most = NAN;
+    step->memory = step->speed = step->seconds = NAN;
+    step->why = "";
+    return WEFT_OK;
+}
+
+static int place_of(const weft_report_data *d, int64_t id) {
+    for (int i = 0; i < d->n_steps; i++)
+        if (d->steps[i].id == id) return i;
+    return -1;
+}
+
+static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
+    int step = place_of(d, column_integer(s, 1));
+    if (step < 0) return WEFT_OK; /* of a step that is not there */
+    weft_report_run *list = grow(d->runs, d->n_runs, sizeof *list);
+    if (!list) return no_memory(d);
+    d->runs = list;
+    weft_report_run *run = &list[d->n_runs++];
+    run->id = column_integer(s, 0);
+    run->step = step;
+    run->rate = column_number(s, 2);
+    run->seed = column_integer(s, 3);
+    const char **texts[] = {&run->folder, &run->status,  &run->why,     &run->config,
+                            &run->metric, &run->weights, &run->started, &run->ended};
+    for (int i = 0; i < 8; i++)
+        *texts[i] = column_text(d, s, 4 + i);
+    double *numbers[] = {&run->score, &run->iters,  &run->skipped, &run->seconds,
+                         &run->speed, &run->memory, &run->resumes};
+    for (int i = 0; i < 7; i++)
+        *numbers[i] = column_number(s, 12 + i);
+    run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
+    return WEFT_OK;
+}
+
+static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
+    weft_report_event *list = grow(d->events, d->n_events, sizeof *list);
+    if (!list) return no_memory(d);
+    d->events = list;
+    weft_report_event *event = &list[d->n_events++];
+    event->run = column_integer(s, 0);
+    event->step = column_integer(s, 1);
+    event->kind = column_text(d, s, 2);
+    event->detail = column_text(d, s, 3);
+    return WEFT_OK;
+}
+
+static weft_status take_seed(weft_report_data *d, sqlite3_stmt *s) {
+    int64_t *list = grow(d->seeds, d->n_seeds, sizeof *list);
+    if (!list) return no_memory(d);
+    d->seeds = list;
+    int64_t *seed = &list[d->n_seeds++];
+    *seed = sqlite3_column_int64(s, 0);
+    return WEFT_OK;
+}
+
+static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
+    double *list = grow(d->rates, d->n_rates, sizeof *list);
+    if (!list) return no_memory(d);
+    d->rates = list;
+    double *rate = &list[d->n_rates++];
+    *rate = sqlite3_column_double(s, 0);
+    return WEFT_OK;
+}
+
+static const struct {
+    const char *what, *sql;
+    take_row *take;
+} reads[] = {
+    {"the study",
+     "SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
+     " host, machine, device, tail, threads FROM study",
+     take_study},
+    {"its steps",
+     "SELECT step, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
+     " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM steps"
+     " ORDER BY step",
+     take_step},
+    {"its runs",
+     "SELECT run, step, learning_rate, seed, folder, status, why, config, metric, weights, started,"
+     " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
+     " ORDER BY step, learning_rate, seed",
+     take_run},
+    {"its events", "SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
+    {"its seeds", "SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
+    {"its learning rates",
+     "SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
+     " ORDER BY learning_rate",
+     take_rate},
+};
+
+const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
+                                        int64_t seed) {
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step == step && run->rate == rate && run->seed == seed) return run;
+    }
+    return NULL;
+}
+
+/* Finished scores of a step at a rate; returns how many. `scores` has room for every run. */
+static int list_scores(const weft_report_data *d, int step, double rate, double *scores) {
+    int n = 0;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step == step && run->rate == rate && run->finished) scores[n++] = run->score;
+    }
+    return n;
+}
+
+/* The smaller rate wins where all is equal, being the first. */
+static void choose_rate(const weft_report_data *d, int place, double *scores) {
+    weft_report_step *step = &d->steps[place];
+    double best = NAN;
+    for (int i = 0; i < d->n_rates; i++) {
+        int n = list_scores(d, place, d->rates[i], scores);
+        double mean = weft_mean(scores, n);
+        if (n < 1 || n < step->done) continue;
+        bool better = d->higher_is_better ? mean > best : mean < best;
+        if (n == step->done && !better) continue;
+        best = mean;
+        step->done = n;
+        step->rate = d->rates[i];
+    }
+}
+
+/* Adds up what the finished runs of a step measured. */
+static void sum_up_step(const weft_report_data *d, int place, double *scores) {
+    weft_report_step *step = &d->steps[place];
+    double speed = 0, seconds = 0;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step != place || (run->rate != step->rate && !isnan(step->rate))) continue;
+        step->runs++;
+        if (!run->finished) continue;
+        speed += run->speed;
+        seconds += run->seconds;
+        step->least = fmin(step->least, run->score);
+        step->most = fmax(step->most, run->score);
+        step->memory = fmax(step->memory, run->memory);
+    }
+    int n = list_scores(d, place, step->rate, scores);
+    step->mean = weft_mean(scores, n);
+    step->sd = weft_sd(scores, n);
+    if (n) step->speed = speed / n;
+    if (n) step->seconds = seconds / n;
+}
+
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int64_t seed) {
+    const weft_report_step *s = &d->steps[step];
+    weft_report_pair pair = {weft_report_find(d, step, s->rate, seed), NULL, false};
+    if (s->baseline >= 0)
+        pair.baseline = weft_report_find(d, s->baseline, d->steps[s->baseline].rate, seed);
+    pair.counts = pair.step && pair.baseline && pair.step->finished && pair.baseline->finished;
+    return pair;
+}
+
+static const char *say_why(const weft_report_data *d, const weft_report_step *step) {
+    const weft_report_step *base = &d->steps[step->baseline];
+    if (*step->error) return "it cannot be built";
+    if (*base->error) return "the baseline cannot be built";
+    if (step->leaks != base->leaks)
+        return step->leaks ? "it leaks (a token sees later ones), so its score cannot be compared"
+                           : "the baseline leaks (a token sees later ones), so its score cannot be "
+                             "compared";
+    if (step->compared.pairs == 0) return "no seed was finished by both";
+    if (step->compared.pairs == 1) return "one seed has no interval";
+    return step->compared.verdict == WEFT_NO_DIFFERENCE ? "the interval holds 0" : "";
+}
+
+static void compare_step(weft_report_data *d, int place, double *scores) {
+    weft_report_step *step = &d->steps[place];
+    if (step->baseline < 0) return;
+    double *other = scores + d->n_runs;
+    int n = 0;
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, place, d->seeds[i]);
+        if (!pair.counts) continue;
+        scores[n] = pair.step->score;
+        other[n++] = pair.baseline->score;
+    }
+    step->compared = weft_compare(scores, other, n, d->higher_is_better);
+    if (step->leaks != d->steps[step->baseline].leaks) step->compared.verdict = WEFT_NO_DIFFERENCE;
+    step->why = say_why(d, step);
+}
+
+/* The score in words; the metric's own name, where that is the score. */
+static const char *name_score(weft_report_data *d) {
+    if (strcmp(d->score, "train_loss") == 0) return "training loss";
+    if (strcmp(d->score, "metric") != 0) return "held-out loss";
+    for (int i = 0; i < d->n_runs; i++)
+        if (*d->runs[i].metric) return d->runs[i].metric;
+    return "metric";
+}
+
+static weft_status draw_conclusions(weft_report_data *d) {
+    d->higher_is_better = strcmp(d->score, "metric") == 0;
+    d->score_name = name_score(d);
+    for (int i = 0; i < d->n_steps; i++) {
+        d->steps[i].baseline = place_of(d, d->steps[i].baseline);
+        d->steps[i].repeats = place_of(d, d->steps[i].repeats);
+        if (d->steps[i].baseline == i) d->steps[i].baseline = -1;
+        if (d->steps[i].repeats == i) d->steps[i].repeats = -1;
+    }
+    double *scores = calloc((size_t)d->n_runs * 2 + 1, sizeof *scores);
+    if (!scores) return no_memory(d);
+    for (int i = 0; i < d->n_steps; i++) {
+        choose_rate(d, i, scores);
+        sum_up_step(d, i, scores);
+    }
+    for (int i = 0; i < d->n_steps; i++)
+        compare_step(d, i, scores);
+    free(scores);
+    return WEFT_OK;
+}
+
+/* A folder stands for the runs.db in it. A file that is not there must not be made. */
+static weft_status open_database(weft_report_data *d) {
+    struct stat is;
+    char *in_folder = NULL;
+    const char *path = d->path;
+    if (stat(path, &is) == 0 && S_ISDIR(is.st_mode))
+        path = in_folder = sqlite3_mprintf("%s/runs.db", path);
+    if (!path) return no_memory(d);
+    if (stat(path, &is) != 0) {
+        weft_status status = weft_fail(WEFT_EINPUT, "%s: %s; name a study's folder or its runs.db",
+                                       path, strerror(errno));
+        sqlite3_free(in_folder);
+        return status;
+    }
+    int code = sqlite3_open_v2(path, &d->db, SQLITE_OPEN_READONLY, NULL);
+    sqlite3_free(in_folder);
+    if (code != SQLITE_OK) return fail_sql(d, "it");
+    sqlite3_busy_timeout(d->db, BUSY_MS);
+    return WEFT_OK;
+}
+
+static weft_status read_all(weft_report_data *d) {
+    WEFT_TRY(open_database(d));
+    if (sqlite3_exec(d->db, "BEGIN", NULL, NULL, NULL) != SQLITE_OK) return fail_sql(d, "it");
+    sqlite3_stmt *s;
+    const char *tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN"
+                         " ('study', 'steps', 'runs', 'metrics', 'events')";
+    if (sqlite3_prepare_v2(d->db, tables, -1, &s, NULL) != SQLITE_OK) return fail_sql(d, "it");
+    int n = sqlite3_step(s) == SQLITE_ROW ? sqlite3_column_int(s, 0) : 0;
+    sqlite3_finalize(s);
+    if (n < 5)
+        return weft_fail(WEFT_EINPUT, "%s: is no study's database; 'weft study' makes one",
+                         d->path);
+    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++)
+        WEFT_TRY(read_rows(d, reads[i].what, reads[i].sql, reads[i].take));
+    if (!d->name)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: holds no study yet; run 'weft study' to the end of its "
+                         "plan first",
+                         d->path);
+    return draw_conclusions(d);
+}
+
+weft_status weft_report_read(const char *path, weft_report_data *d) {
+    *d = (weft_report_data){.path = path};
+    weft_status status = read_all(d);
+    if (status != WEFT_OK) weft_report_free(d);
+    return status;
+}
+
+void weft_report_free(weft_report_data *d) {
+    while (d->texts) {
+        weft_report_block *next = d->texts->next;
+        free(d->texts);
+        d->texts = next;
+    }
+    free(d->steps);
+    free(d->runs);
+    free(d->events);
+    free(d->seeds);
+    free(d->rates);
+    sqlite3_close(d->db);
+    *d = (weft_report_data){0};
+}
+
+const char *weft_report_ended(const weft_report_run *run) {
+    if (!run) return "was not run";
+    if (run->finished) return "finished";
+    if (strcmp(run->status, "done") == 0) return "has no score";
+    if (strcmp(run->status, "waiting") == 0) return "has not been run yet";
+    if (strcmp(run->status, "running") == 0) return "is running";
+    return run->status; /* failed, diverged */
+}
+
+int weft_report_comparisons(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += d->steps[i].compared.pairs >= 2 && d->steps[i].repeats < 0 &&
+             d->steps[i].leaks == d->steps[d->steps[i].baseline].leaks;
+    return n;
+}
+
+/* Rows of one run that the other does not have. Speed is no part of it. */
+static int64_t count_rows(const weft_report_data *d, int64_t run, int64_t other) {
+#define ROWS(which)                                                                                \
+    "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
+    " lr, grad_norm FROM metrics WHERE run = " which
+    sqlite3_stmt *s;
+    int64_t n = -1;
+    const char *sql = "SELECT count(*) FROM (" ROWS("?1") " EXCEPT " ROWS("?2") ")";
+    if (sqlite3_prepare_v2(d->db, sql, -1, &s, NULL) != SQLITE_OK) return n;
+    sqlite3_bind_int64(s, 1, run);
+    sqlite3_bind_int64(s, 2, other);
+    if (sqlite3_step(s) == SQLITE_ROW) n = sqlite3_column_int64(s, 0);
+    sqlite3_finalize(s);
+    return n;
+}
+
+/* The study's own word is taken for the files; the checksum of the weights and the metrics are
+ * compared here once more. */
+weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
+                                  weft_report_repeat *out) {
+    int first = d->steps[run->step].repeats;
+    *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
+    out->first = weft_report_find(d, first, run->rate, run->seed);
+    bool said_unequal = false;
+    for (int i = 0; i < d->n_events; i++) {
+        const weft_report_event *event = &d->events[i];
+        if (event->run != run->id) continue;
+        bool equal = strcmp(event->kind, "equal") == 0;
+        if (!equal && strcmp(event->kind, "unequal") != 0) continue;
+        out->files = equal; /* the last word counts */
+        said_unequal = !equal;
+        out->detail = event->detail;
+    }
+    if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
+    int64_t here = count_rows(d, run->id, out->first->id);
+    int64_t there = count_rows(d, out->first->id, run->id);
+    if (here < 0 || there < 0) return fail_sql(d, "its metrics");
+    out->rows = here > there ? here : there;
+    bool known = *run->weights && *out->first->weights;
+    bool differs = out->rows > 0 || (known && strcmp(run->weights, out->first->weights) != 0);
+    if (said_unequal || differs)
+        out->result = WEFT_REPEAT_UNEQUAL;
+    else if (known || out->files)
+        out->result = WEFT_REPEAT_EQUAL;
+    return WEFT_OK;
+}

@@ -1,0 +1,100 @@
+/* A study as its database tells it, and what follows: each step's learning rate, its mean score,
+ * its comparison with its baseline. The report's sections print this and look up nothing
+ * themselves but curves. */
+#ifndef WEFT_STUDY_REPORT_DATA_H
+#define WEFT_STUDY_REPORT_DATA_H
+
+#include "core/error.h"
+#include "study/statistics.h"
+
+#include <sqlite3.h>
+#include <stdint.h>
+
+/* Numbers that the database does not have are NaN, texts are "". */
+typedef struct {
+    int64_t id; /* the database's number of it */
+    const char *name, *title, *overrides, *error;
+    int baseline, repeats; /* places in `steps`; -1: none */
+    double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
+    bool leaks;
+
+    double rate;                  /* the learning rate chosen; NaN: no run finished */
+    int runs, done;               /* at that rate (at any, without one) */
+    double mean, sd, least, most; /* score over the finished runs at that rate */
+    double memory;                /* the largest peak of them, bytes */
+    double speed, seconds;        /* their means: tokens a second, seconds a run */
+    weft_comparison compared;     /* with the baseline, where there is one */
+    const char *why;              /* no difference shown, because ...; "" else */
+} weft_report_step;
+
+typedef struct {
+    int64_t id, seed;
+    int step;
+    double rate;
+    const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
+    double score, iters, skipped, seconds, speed, memory, resumes;
+    bool finished; /* done, with a score that is a number */
+} weft_report_run;
+
+typedef struct {
+    int64_t run, step; /* -1: none; a run's iteration, or the study's step */
+    const char *kind, *detail;
+} weft_report_event;
+
+typedef struct weft_report_block weft_report_block;
+
+typedef struct {
+    sqlite3 *db;
+    const char *path;
+    const char *name, *config, *seeds_text, *rates_text, *equal, *score, *version, *commit,
+        *created, *host, *machine, *device;
+    double tail, threads;
+    bool higher_is_better;
+    const char *score_name; /* "held-out loss" */
+
+    weft_report_step *steps;
+    weft_report_run *runs;
+    weft_report_event *events;
+    int n_steps, n_runs, n_events;
+    int64_t *seeds; /* of all runs, ascending */
+    double *rates;
+    int n_seeds, n_rates;
+
+    weft_report_block *texts; /* every text above, freed together */
+} weft_report_data;
+
+/* `path` is a database or a study's folder and must outlive the data. */
+weft_status weft_report_read(const char *path, weft_report_data *d);
+void weft_report_free(weft_report_data *d);
+
+/* The run of a step at a rate; NULL: none. */
+const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
+                                        int64_t seed);
+
+/* What a seed is to a step's comparison. */
+typedef struct {
+    const weft_report_run *step, *baseline; /* NULL: no such run */
+    bool counts;                            /* both finished */
+} weft_report_pair;
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int64_t seed);
+
+/* How a run of a step ended, in a few words. */
+const char *weft_report_ended(const weft_report_run *run);
+
+/* How many comparisons there are; repeats are the same ones again. */
+int weft_report_comparisons(const weft_report_data *d);
+
+typedef enum { WEFT_REPEAT_UNKNOWN, WEFT_REPEAT_EQUAL, WEFT_REPEAT_UNEQUAL } weft_repeat;
+
+/* One run of a repeat and the run that it repeats (NULL: there is none). */
+typedef struct {
+    const weft_report_run *run, *first;
+    weft_repeat result;
+    bool files;         /* the study compared the files byte for byte */
+    const char *detail; /* what the study found */
+    int64_t rows;       /* metrics rows of the run that differ, either way; -1: not compared */
+} weft_report_repeat;
+weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
+                                  weft_report_repeat *out);
+
+#endif

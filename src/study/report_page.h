@@ -1,0 +1,57 @@
+/* A page that is written twice at once, as HTML and as Markdown: headings, paragraphs, lists, tables,
+ * pictures. Callers give plain text; whatever is in it, it comes out as text in both. */
+#ifndef WEFT_STUDY_REPORT_PAGE_H
+#define WEFT_STUDY_REPORT_PAGE_H
+
+#include "core/error.h"
+
+#include <stdio.h>
+
+typedef struct {
+    FILE *html, *md;
+    char *html_text, *md_text;
+    size_t html_size, md_size;
+    int level;           /* of a section's heading: 2, or 3 where each study is a section */
+    int columns, column; /* of the open table */
+    const char *const *heads;
+    int pictures; /* so far: makes the ids in them unlike */
+} weft_page;
+
+weft_status weft_page_open(weft_page *p, const char *title);
+/* Writes folder/report.html and folder/report.md, making the folder where it is missing. */
+weft_status weft_page_write(weft_page *p, const char *folder);
+void weft_page_free(weft_page *p);
+
+#define PRINTF(a, b) __attribute__((format(printf, a, b)))
+
+/* The one plain sentence under a heading is what `about` is for; NULL: none. */
+void weft_page_title(weft_page *p, int level, const char *text);
+void weft_page_heading(weft_page *p, const char *text, const char *about);
+void weft_page_say(weft_page *p, const char *format, ...) PRINTF(2, 3);
+
+/* A list whose items begin with a word that stands out. `kind` is "good", "bad" or "plain" and
+ * chooses how. */
+void weft_page_list_open(weft_page *p);
+void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...)
+    PRINTF(4, 5);
+void weft_page_list_close(weft_page *p);
+
+/* A table: heads end on NULL; one that begins with '>' is of numbers, with '=' of words that stay on
+ * one line. Cells follow row by row. */
+void weft_page_table_open(weft_page *p, const char *const *heads);
+void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
+void weft_page_table_close(weft_page *p);
+
+/* Pictures of one section, beside each other where there is room. `svg` goes into the HTML as it
+ * is; where it is NULL the caption is followed by what weft_error_message() says of it. */
+void weft_page_pictures_open(weft_page *p);
+void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) PRINTF(3, 4);
+void weft_page_pictures_close(weft_page *p);
+
+/* Text as it is, folded away. */
+void weft_page_folded(weft_page *p, const char *summary, const char *text);
+
+/* The text as HTML shows it. */
+void weft_page_escape_html(FILE *out, const char *text);
+
+#endif

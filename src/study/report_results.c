@@ -1,0 +1,265 @@
+/* What came out: the verdicts in plain words, the table, and the repeats' equality. */
+#include "study/report_sections.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
+static void write_left_out(FILE *out, const weft_report_data *d, int step) {
+    const weft_report_step *s = &d->steps[step];
+    bool any = false;
+    if (*s->error || *d->steps[s->baseline].error) return;
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, step, d->seeds[i]);
+        if (pair.counts || (!pair.step && !pair.baseline)) continue;
+        fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)d->seeds[i]);
+        any = true;
+        bool step_bad = !pair.step || !pair.step->finished;
+        bool base_bad = !pair.baseline || !pair.baseline->finished;
+        if (step_bad) fprintf(out, "step %s %s", s->name, weft_report_ended(pair.step));
+        if (base_bad)
+            fprintf(out, "%sstep %s %s", step_bad ? "; " : "", d->steps[s->baseline].name,
+                    weft_report_ended(pair.baseline));
+        fputs(")", out);
+    }
+    if (any) fputs(".", out);
+}
+
+static void write_numbers(FILE *out, const weft_report_data *d, const weft_comparison *c) {
+    weft_words a, b, seeds = {0};
+    if (c->pairs < 1) return;
+    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->step, &a));
+    if (c->mean == 0)
+        fputs("the same as the baseline's", out);
+    else
+        fprintf(out, "%s %s than the baseline's", weft_say_change(c, fabs(c->mean), &b) + 1,
+                c->mean < 0 ? "lower" : "higher");
+    if (isfinite(c->percent)) fprintf(out, " (%+.2f%%)", c->percent);
+    if (c->pairs >= 2)
+        fprintf(out, "; %.0f%% interval %s to %s", 100 * WEFT_CONFIDENCE,
+                weft_say_change(c, c->low, &a), weft_say_change(c, c->high, &b));
+    fprintf(out, "; %s.", weft_say_plural(c->pairs, "seed", &seeds));
+}
+
+static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
+    const weft_report_step *s = &d->steps[step];
+    const weft_comparison *c = &s->compared;
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return;
+    weft_words room;
+    fprintf(out, "Step %s against ", weft_say_step(d, step, &room));
+    fprintf(out, "step %s", d->steps[s->baseline].name);
+    if (s->repeats >= 0 && !strstr(s->title, "repeat"))
+        fprintf(out, " (a repeat of %s)", d->steps[s->repeats].name);
+    fprintf(out, *s->why ? ": %s." : ".%s", s->why);
+    write_numbers(out, d, c);
+    write_left_out(out, d, step);
+    if (s->leaks && d->steps[s->baseline].leaks) fputs(" Both leak: a token sees later ones.", out);
+    fclose(out);
+    weft_page_item(p,
+                   c->verdict == WEFT_BETTER  ? "good"
+                   : c->verdict == WEFT_WORSE ? "bad"
+                                              : "plain",
+                   weft_verdict_word(c->verdict), "%s", text ? text : "");
+    free(text);
+}
+
+/* What the intervals are worth, all together. */
+static void say_confidence(weft_page *p, const weft_report_data *d) {
+    int n = weft_report_comparisons(d);
+    weft_words room = {0};
+    if (n == 0) {
+        weft_page_say(p, "No comparison has the two seeds that an interval takes, so nothing is "
+                         "called better or worse.");
+        return;
+    }
+    weft_page_say(p,
+                  "Every interval is one of %.0f%% confidence, by Student's t over the differences "
+                  "seed by seed. There %s %s with an interval (repeats are not counted again): "
+                  "were there nothing to find in any of them, %.2g would still be called better or "
+                  "worse on average, by chance.",
+                  100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are",
+                  weft_say_plural(n, "comparison", &room), n * (1 - WEFT_CONFIDENCE));
+}
+
+static int count_baselines(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += d->steps[i].baseline >= 0;
+    return n;
+}
+
+static void say_score(weft_page *p, const weft_report_data *d) {
+    if (strcmp(d->score, "metric") == 0)
+        weft_page_say(p, "The score is the dataset's own %s. Higher is better.", d->score_name);
+    else if (strcmp(d->score, "train_loss") == 0)
+        weft_page_say(p,
+                      "The score is the training loss: the mean cross-entropy over the last %.0f "
+                      "training steps. Lower is better.",
+                      d->tail);
+    else
+        weft_page_say(p, "The score is the held-out loss after the last training step: the "
+                         "cross-entropy on text that was not trained on. Lower is better.");
+}
+
+weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
+    weft_page_heading(
+        p, "Verdicts",
+        "Each step of the study against its baseline, from runs with the same seeds.");
+    say_score(p, d);
+    if (d->n_steps == 0) {
+        weft_page_say(p, "There are no steps yet.");
+        return WEFT_OK;
+    }
+    if (count_baselines(d) == 0) {
+        weft_words name, mean;
+        weft_page_say(p, "Nothing is compared: no step has a baseline. %s has a %s of %s.",
+                      weft_say_step(d, 0, &name), d->score_name,
+                      weft_say_score(d->steps[0].mean, &mean));
+        return WEFT_OK;
+    }
+    weft_page_list_open(p);
+    for (int i = 0; i < d->n_steps; i++)
+        if (d->steps[i].baseline >= 0) write_verdict(p, d, i);
+    weft_page_list_close(p);
+    say_confidence(p, d);
+    return WEFT_OK;
+}
+
+static void table_row(weft_page *p, const weft_report_data *d, int place) {
+    const weft_report_step *s = &d->steps[place];
+    const weft_comparison *c = &s->compared;
+    weft_words a, b;
+    bool compared = s->baseline >= 0 && c->pairs > 0;
+    weft_page_cell(p, "%s", s->name);
+    const char *what = *s->title && strcmp(s->title, s->name) != 0 ? s->title : s->overrides;
+    weft_page_cell(p, "%s%s", *what ? what : "as configured", s->leaks ? " LEAKS" : "");
+    weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));
+    if (s->done > 1)
+        weft_page_cell(p, "%s ± %s", weft_say_score(s->mean, &a), weft_say_score(s->sd, &b));
+    else
+        weft_page_cell(p, "%s", weft_say_score(s->mean, &a));
+    weft_page_cell(p, "%d of %d", s->done, s->runs);
+    if (compared && isfinite(c->percent))
+        weft_page_cell(p, "%+.2f%%", c->percent);
+    else
+        weft_page_cell(p, "–");
+    weft_page_cell(p, "%s", compared ? weft_say_interval(c, &a) : "–");
+    weft_page_cell(p, "%s", weft_say_bytes(s->memory, &a));
+    weft_page_cell(p, "%s", weft_say_bytes(s->training_bytes, &a));
+    weft_page_cell(p, "%s", weft_say_count(s->speed, &a));
+    weft_page_cell(p, "%s", weft_say_number(s->cache_bytes, &a));
+    weft_page_cell(p, "%s", weft_say_count(s->flops, &a));
+    weft_page_cell(p, "%s", weft_say_number(s->rate, &a));
+}
+
+weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
+    if (d->n_steps == 0) return WEFT_OK;
+    weft_page_heading(p, "The steps in numbers",
+                      "What each step is, what it scored, and what it costs.");
+    char score[160], interval[80];
+    snprintf(score, sizeof score, ">%.120s ± sd", d->score_name);
+    snprintf(interval, sizeof interval, ">change [%.0f%% interval]", 100 * WEFT_CONFIDENCE);
+    const char *const heads[] = {"step",
+                                 "mechanisms",
+                                 ">parameters",
+                                 score,
+                                 ">seeds finished",
+                                 ">change in %",
+                                 interval,
+                                 ">memory, measured peak",
+                                 ">memory, plan",
+                                 ">tokens/s",
+                                 ">cache bytes a token",
+                                 ">FLOPs a token",
+                                 ">learning rate",
+                                 NULL};
+    weft_page_table_open(p, heads);
+    for (int i = 0; i < d->n_steps; i++)
+        table_row(p, d, i);
+    weft_page_table_close(p);
+    weft_page_say(p,
+                  "Score: mean and standard deviation over the seeds that finished. Change: the "
+                  "mean of the differences from the baseline, seed by seed, so it may differ from "
+                  "the difference of two rows where a seed is missing; in %% of the baseline's "
+                  "mean over the same seeds. Memory measured is the whole process at its "
+                  "largest; the plan is the engine's own count for training. Tokens/s have in them "
+                  "what else the machine did meanwhile. Cache bytes and "
+                  "FLOPs (forward and backward) are counted, not measured.");
+    if (d->n_rates > 1)
+        weft_page_say(p,
+                      "Each step was run at %d learning rates and got, by itself, the one with "
+                      "the best mean score (among those at which most of its seeds finished). The "
+                      "choice and the score come from the same runs, which flatters every step "
+                      "alike.",
+                      d->n_rates);
+    return WEFT_OK;
+}
+
+static const char *say_result(const weft_report_repeat *r) {
+    if (r->result == WEFT_REPEAT_EQUAL)
+        return r->files ? "equal, bit for bit" : "equal by checksum";
+    if (r->result == WEFT_REPEAT_UNEQUAL) return "NOT EQUAL";
+    return "not compared: both must finish";
+}
+
+static void repeat_row(weft_page *p, const weft_report_data *d, const weft_report_repeat *r) {
+    const weft_report_run *first = r->first, *run = r->run;
+    weft_page_cell(p, "%s", d->steps[run->step].name);
+    weft_page_cell(p, "%s", d->steps[d->steps[run->step].repeats].name);
+    weft_page_cell(p, "%lld", (long long)run->seed);
+    weft_page_cell(p, "%g", run->rate);
+    weft_page_cell(p, "%s", say_result(r));
+    weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
+                   first && *first->weights ? first->weights : "–");
+    if (r->rows >= 0)
+        weft_page_cell(p, "%lld", (long long)r->rows);
+    else
+        weft_page_cell(p, "–");
+    weft_words room;
+    weft_page_cell(p, "%s", weft_say_times(run, &room));
+    weft_page_cell(p, "%s", weft_say_times(first, &room));
+    weft_page_cell(p, "%s", r->detail);
+}
+
+weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
+    static const char *const heads[] = {"repeat",
+                                        "of",
+                                        ">seed",
+                                        ">learning rate",
+                                        "=result",
+                                        "=weights: repeat / first",
+                                        ">metrics rows that differ",
+                                        "=repeat ran (UTC)",
+                                        "=first ran (UTC)",
+                                        "found",
+                                        NULL};
+    int counts[3] = {0}, n = 0, anew = 0;
+    for (int i = 0; i < d->n_runs; i++)
+        n += d->steps[d->runs[i].step].repeats >= 0;
+    if (n == 0) return WEFT_OK;
+    weft_page_heading(p, "Repeats, bit for bit",
+                      "Some steps are trained a second time, in processes of their own: the same "
+                      "config must give the same bits.");
+    weft_page_table_open(p, heads);
+    for (int i = 0; i < d->n_runs; i++) {
+        if (d->steps[d->runs[i].step].repeats < 0) continue;
+        weft_report_repeat r;
+        WEFT_TRY(weft_report_repeat_of(d, &d->runs[i], &r));
+        counts[r.result]++;
+        anew += r.first && *r.run->started && strcmp(r.run->started, r.first->started) != 0;
+        repeat_row(p, d, &r);
+    }
+    weft_page_table_close(p);
+    weft_page_say(
+        p,
+        "%d of %d repeated runs are equal to the first; %d are not equal; %d could not be "
+        "compared. Compared are the files of the final weights, byte for byte, and every "
+        "number of every logged training step but the speed.%s",
+        counts[WEFT_REPEAT_EQUAL], n, counts[WEFT_REPEAT_UNEQUAL], counts[WEFT_REPEAT_UNKNOWN],
+        anew == n ? " The times show that each was trained anew." : "");
+    return WEFT_OK;
+}

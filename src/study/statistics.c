@@ -1,0 +1,120 @@
+/* Student's t by the incomplete beta function, and verdicts from paired differences.
+ *
+ * A seed decides the first weights and the order of the batches, and moves a score by more than
+ * most ideas do. Both steps of a comparison were run with the same seeds, so the difference is taken
+ * within each seed, where that part cancels, and the interval is that of the mean difference:
+ * mean +- t sd / sqrt(n), with n - 1 degrees of freedom. One pair has no spread and no interval, and
+ * no verdict follows from it.
+ *
+ * The incomplete beta function is a continued fraction (Lentz's way of summing it up from the
+ * front); the quantile is found by halving, since the probability is monotone and speed is no
+ * matter. */
+#include "study/statistics.h"
+
+#include <float.h>
+#include <math.h>
+
+double weft_mean(const double *values, int n) {
+    if (n < 1) return NAN;
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += values[i];
+    return sum / n;
+}
+
+double weft_sd(const double *values, int n) {
+    if (n < 2) return NAN;
+    double mean = weft_mean(values, n), sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += (values[i] - mean) * (values[i] - mean);
+    return sqrt(sum / (n - 1));
+}
+
+/* Keeps a denominator away from zero. */
+static double nonzero(double x) {
+    return fabs(x) < DBL_MIN ? DBL_MIN : x;
+}
+
+/* The continued fraction of I_x(a, b); it settles fast where x < (a + 1) / (a + b + 2). */
+static double beta_fraction(double x, double a, double b) {
+    enum { TERMS_MOST = 10000 };
+    double c = 1, d = 1 / nonzero(1 - (a + b) * x / (a + 1)), sum = d;
+    for (int m = 1; m < TERMS_MOST; m++) {
+        double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
+        d = 1 / nonzero(1 + even * d);
+        c = nonzero(1 + even / c);
+        sum *= d * c;
+        double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
+        d = 1 / nonzero(1 + odd * d);
+        c = nonzero(1 + odd / c);
+        sum *= d * c;
+        if (fabs(d * c - 1) < DBL_EPSILON) break;
+    }
+    return sum;
+}
+
+/* I_x(a, b); `rest` is 1 - x, given so that it need not be computed from an x next to 1. */
+static double incomplete_beta(double x, double rest, double a, double b) {
+    if (x <= 0) return 0;
+    if (rest <= 0) return 1;
+    double front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(rest));
+    if (x < (a + 1) / (a + b + 2)) return front * beta_fraction(x, a, b) / a;
+    return 1 - front * beta_fraction(rest, b, a) / b;
+}
+
+double weft_t_probability(double t, double freedom) {
+    if (isnan(t) || !(freedom > 0)) return NAN;
+    if (isinf(t)) return t > 0 ? 1 : 0;
+    double square = t * t, whole = freedom + square;
+    double tail = incomplete_beta(freedom / whole, square / whole, freedom / 2, 0.5) / 2;
+    return t > 0 ? 1 - tail : tail;
+}
+
+double weft_t_quantile(double probability, double freedom) {
+    enum { HALVINGS_MOST = 4096 };
+    if (!(probability >= 0 && probability <= 1) || !(freedom > 0)) return NAN;
+    if (probability == 0) return -INFINITY;
+    if (probability == 1) return INFINITY;
+    if (probability == 0.5) return 0;
+    /* The lower tail is the one with digits to spare. */
+    double tail = probability < 0.5 ? probability : 1 - probability, low = -1, high = 0;
+    while (weft_t_probability(low, freedom) > tail && low > -DBL_MAX / 4)
+        low *= 2;
+    for (int i = 0; i < HALVINGS_MOST; i++) {
+        double middle = (low + high) / 2;
+        if (!(middle > low && middle < high)) break; /* neighbours */
+        if (weft_t_probability(middle, freedom) < tail)
+            low = middle;
+        else
+            high = middle;
+    }
+    return probability < 0.5 ? high : -high;
+}
+
+const char *weft_verdict_word(weft_verdict v) {
+    return v == WEFT_BETTER ? "better" : v == WEFT_WORSE ? "worse" : "no difference shown";
+}
+
+weft_comparison weft_compare(const double *step, const double *baseline, int pairs,
+                             bool higher_is_better) {
+    weft_comparison c = {.pairs = pairs, .mean = NAN, .sd = NAN, .low = NAN, .high = NAN};
+    c.step = weft_mean(step, pairs);
+    c.baseline = weft_mean(baseline, pairs);
+    c.percent = NAN;
+    if (pairs < 1) return c;
+    double sum = 0, squares = 0;
+    for (int i = 0; i < pairs; i++)
+        sum += step[i] - baseline[i];
+    c.mean = sum / pairs;
+    if (c.baseline != 0) c.percent = 100 * c.mean / fabs(c.baseline);
+    if (pairs < 2) return c;
+    for (int i = 0; i < pairs; i++)
+        squares += pow(step[i] - baseline[i] - c.mean, 2);
+    c.sd = sqrt(squares / (pairs - 1));
+    double half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, pairs - 1) * c.sd / sqrt(pairs);
+    c.low = c.mean - half;
+    c.high = c.mean + half;
+    if (c.low > 0) c.verdict = higher_is_better ? WEFT_BETTER : WEFT_WORSE;
+    if (c.high < 0) c.verdict = higher_is_better ? WEFT_WORSE : WEFT_BETTER;
+    return c;
+}

@@ -1,0 +1,38 @@
+/* What a few numbers allow to be said: mean, spread, Student's t, and the verdict on one step
+ * against another from the differences seed by seed. */
+#ifndef WEFT_STUDY_STATISTICS_H
+#define WEFT_STUDY_STATISTICS_H
+
+#include <stdbool.h>
+
+/* How sure an interval is. */
+#define WEFT_CONFIDENCE 0.95
+
+double weft_mean(const double *values, int n); /* NaN for none */
+double weft_sd(const double *values, int n);   /* with n - 1; NaN for fewer than two */
+
+/* P(T <= t) and its inverse for Student's t with `freedom` degrees of freedom (any number > 0).
+ * The quantile of 0 or 1 is infinite; one outside [0, 1] is NaN. */
+double weft_t_probability(double t, double freedom);
+double weft_t_quantile(double probability, double freedom);
+
+typedef enum { WEFT_NO_DIFFERENCE, WEFT_BETTER, WEFT_WORSE } weft_verdict;
+/* "no difference shown", "better", "worse" */
+const char *weft_verdict_word(weft_verdict v);
+
+/* Differences, step minus baseline, over the seeds that both finished. What cannot be known is
+ * NaN: the mean without pairs, the interval of fewer than two. */
+typedef struct {
+    weft_verdict verdict;
+    int pairs;
+    double mean, sd;       /* of the differences */
+    double low, high;      /* the interval of the mean at WEFT_CONFIDENCE */
+    double step, baseline; /* mean scores over the pairs */
+    double percent;        /* mean, of the baseline's; NaN where that is 0 */
+} weft_comparison;
+
+/* step[i] and baseline[i] belong to one seed. */
+weft_comparison weft_compare(const double *step, const double *baseline, int pairs,
+                             bool higher_is_better);
+
+#endif

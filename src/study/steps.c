@@ -1,0 +1,306 @@
+/* Reading CONFIG_STUDY_STEPS and CONFIG_RA_MLA_ABLATION_STEPS. */
+#include "study/steps.h"
+
+#include "core/nearest.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6, SWITCHES = 3 };
+
+/* What a step may not set: what belongs to the study as a whole. */
+static const char *const study_keys[] = {
+    "SEED",        "RA_MLA_ABLATION_STEPS", "STUDY_STEPS", "STUDY_SEEDS", "STUDY_LEARNING_RATES",
+    "STUDY_EQUAL", "STUDY_SCORE",           "STUDY_TAIL"};
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+}
+
+void weft_steps_free(weft_steps *s) {
+    for (int i = 0; i < s->n; i++) {
+        for (int k = 0; k < s->list[i].n_sets; k++)
+            free(s->list[i].sets[k]);
+        free(s->list[i].sets);
+    }
+    free(s->list);
+    *s = (weft_steps){0};
+}
+
+static weft_status add_step(weft_steps *s, const char *name, const char *where, weft_step **out) {
+    for (int i = 0; i < s->n; i++)
+        if (strcmp(s->list[i].name, name) == 0)
+            return weft_fail(WEFT_EINPUT, "%s: step '%s' is there twice", where, name);
+    if (s->n == WEFT_STEPS_MAX)
+        return weft_fail(WEFT_EINPUT, "%s: more than %d steps", where, WEFT_STEPS_MAX);
+    weft_step *list = realloc(s->list, (size_t)(s->n + 1) * sizeof *list);
+    if (!list) return no_memory();
+    s->list = list;
+    *out = &list[s->n++];
+    **out = (weft_step){.baseline = -1, .repeats = -1};
+    snprintf((*out)->name, sizeof(*out)->name, "%s", name);
+    snprintf((*out)->title, sizeof(*out)->title, "%s", name);
+    return WEFT_OK;
+}
+
+static weft_status add_set(weft_step *step, const char *key, const char *value) {
+    char **sets = realloc(step->sets, (size_t)(step->n_sets + 1) * sizeof *sets);
+    if (!sets) return no_memory();
+    step->sets = sets;
+    size_t room = strlen(key) + strlen(value) + 2;
+    char *text = malloc(room);
+    if (!text) return no_memory();
+    snprintf(text, room, "%s=%s", key, value);
+    sets[step->n_sets++] = text;
+    return WEFT_OK;
+}
+
+/* A key that a step may set, and has not yet. `where` names the step. */
+static weft_status check_key(const weft_step *step, const char *key, const char *where) {
+    weft_config scratch;
+    if (!weft_option_find(key)) return weft_config_set(&scratch, key, "", where);
+    const char *name = weft_option_find(key)->key;
+    for (size_t i = 0; i < sizeof study_keys / sizeof study_keys[0]; i++)
+        if (strcmp(study_keys[i], name) == 0)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a step's", where,
+                             name);
+    for (int i = 0; i < step->n_sets; i++)
+        if (strncmp(step->sets[i], name, strlen(name)) == 0 && step->sets[i][strlen(name)] == '=')
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, name);
+    return WEFT_OK;
+}
+
+static bool is_name_letter(char c) {
+    return isalnum((unsigned char)c) || c == '.' || c == '_' || c == '-';
+}
+
+static const char *skip_blanks(const char *at) {
+    while (isspace((unsigned char)*at))
+        at++;
+    return at;
+}
+
+/* The next word up to a blank, ':' or ';'. Quotes hold these in; a backslash before a quote, as
+ * Kconfig writes it, is left out. */
+static const char *next_word(const char *at, const char *ends, char word[WORD_ROOM]) {
+    size_t n = 0;
+    char quote = 0;
+    for (; *at; at++) {
+        if (*at == '\\' && (at[1] == '"' || at[1] == '\'')) at++;
+        if (quote ? *at == quote : *at == '"' || *at == '\'') {
+            quote = quote ? 0 : *at;
+            continue;
+        }
+        if (!quote && (isspace((unsigned char)*at) || strchr(ends, *at))) break;
+        if (n + 1 < WORD_ROOM) word[n++] = *at;
+    }
+    word[n] = '\0';
+    return at;
+}
+
+/* NAME of at most WEFT_STEP_NAME - 1 letters. */
+static weft_status read_name(const char **at, const char *where, const char *after,
+                             char name[WEFT_STEP_NAME]) {
+    size_t n = 0;
+    const char *from = skip_blanks(*at);
+    while (is_name_letter(from[n]))
+        n++;
+    if (n == 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a step's name is expected %s, not '%.20s'; names have letters, "
+                         "digits, '.', '_' and '-'",
+                         where, after, from);
+    if (n >= WEFT_STEP_NAME)
+        return weft_fail(WEFT_EINPUT, "%s: the step's name '%.20s...' is longer than %d letters",
+                         where, from, WEFT_STEP_NAME - 1);
+    snprintf(name, WEFT_STEP_NAME, "%.*s", (int)n, from);
+    *at = skip_blanks(from + n);
+    return WEFT_OK;
+}
+
+static weft_status read_set(weft_step *step, const char *word, const char *where) {
+    const char *equals = strchr(word, '=');
+    char key[128];
+    if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
+        return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", where, word);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
+    WEFT_TRY(check_key(step, key, where));
+    return add_set(step, weft_option_find(key)->key, equals + 1);
+}
+
+/* NAME [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
+static weft_status read_step(weft_steps *s, const char **text, const char *where) {
+    char name[WEFT_STEP_NAME], here[800], word[WORD_ROOM];
+    const char *at = *text;
+    weft_step *step;
+    WEFT_TRY(read_name(&at, where, s->n ? "after ';'" : "at the start", name));
+    WEFT_TRY(add_step(s, name, where, &step));
+    snprintf(here, sizeof here, "%.640s: step '%s'", where, name);
+    if (strncmp(at, "vs", 2) == 0 && isspace((unsigned char)at[2])) {
+        at += 2;
+        WEFT_TRY(read_name(&at, here, "after 'vs'", step->base));
+    }
+    if (*at != ':' && *at != ';' && *at)
+        return weft_fail(WEFT_EINPUT, "%s: ':' is expected before what it sets, not '%.20s'", here,
+                         at);
+    if (*at == ':') {
+        for (at = skip_blanks(at + 1); *at && *at != ';'; at = skip_blanks(at)) {
+            at = next_word(at, ";", word);
+            WEFT_TRY(read_set(step, word, here));
+        }
+    }
+    *text = *at == ';' ? skip_blanks(at + 1) : at;
+    return WEFT_OK;
+}
+
+/* Who is compared with whom. Going from a step to its baseline must come to an end. */
+static weft_status link_baselines(weft_steps *s, const char *where) {
+    for (int i = 0; i < s->n; i++) {
+        weft_step *step = &s->list[i];
+        step->baseline = i == 0 ? -1 : 0;
+        if (!*step->base) continue;
+        step->baseline = weft_steps_find(s, step->base);
+        if (step->baseline < 0)
+            return weft_fail(WEFT_EINPUT, "%s: step '%s' vs '%s': %s", where, step->name,
+                             step->base, weft_error_message());
+    }
+    for (int i = 0; i < s->n; i++) {
+        int at = i, hops = 0;
+        while (at >= 0 && hops <= s->n) {
+            at = s->list[at].baseline;
+            hops++;
+        }
+        if (at >= 0)
+            return weft_fail(WEFT_EINPUT, "%s: step '%s' vs '%s' leads back to itself", where,
+                             s->list[i].name, s->list[i].base);
+    }
+    return WEFT_OK;
+}
+
+static weft_status parse_named(const weft_config *base, const char *where, weft_steps *s) {
+    const char *at = skip_blanks(base->study_steps);
+    char here[700];
+    snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_STEPS", where);
+    while (*at)
+        WEFT_TRY(read_step(s, &at, here));
+    return link_baselines(s, here);
+}
+
+static const char *attention_title(const weft_config *c) {
+    return c->attention == WEFT_ATTENTION_MLA  ? "Baseline (MLA only)"
+           : c->attention == WEFT_ATTENTION_W2 ? "Baseline (W2 attention only)"
+                                               : "Baseline (dot-product attention only)";
+}
+
+/* Step `number` of the ablation: the three switches, and the seed's words for it. */
+static weft_status add_ablation(weft_steps *s, const weft_config *base, int number,
+                                const char *where) {
+    static const char *const titles[ABLATION_STEPS] = {"",
+                                                       "FF->Attn Gate",
+                                                       "Gate + Cross-Token",
+                                                       "All three mechanisms",
+                                                       "Gate + Cross-Token (repeat of 2)",
+                                                       "All three (repeat of 3)"};
+    static const char *const switches[SWITCHES] = {"RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_CROSS_TOKEN",
+                                                   "RA_MLA_MLP_LATENT_RECIP"};
+    char name[4] = {(char)('0' + number), 0};
+    weft_config set = {0};
+    weft_step *step;
+    WEFT_TRY(weft_config_step(&set, number));
+    WEFT_TRY(add_step(s, name, where, &step));
+    snprintf(step->title, sizeof step->title, "%s",
+             number == 0 ? attention_title(base) : titles[number]);
+    const bool values[SWITCHES] = {set.attn_gate, set.cross_token, set.latent_recip};
+    for (int i = 0; i < SWITCHES; i++)
+        WEFT_TRY(add_set(step, switches[i], values[i] ? "y" : "n"));
+    step->baseline = s->n > 1 ? 0 : -1;
+    return WEFT_OK;
+}
+
+static weft_status parse_ablation(const weft_config *base, const char *where, weft_steps *s) {
+    const char *at = skip_blanks(base->ra_mla_ablation_steps);
+    char here[700];
+    snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
+    while (*at) {
+        char *end;
+        long number = strtol(at, &end, 10);
+        const char *next = skip_blanks(end);
+        if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
+            return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be steps 0 to 5 with commas", here,
+                             base->ra_mla_ablation_steps);
+        WEFT_TRY(add_ablation(s, base, (int)number, here));
+        at = skip_blanks(*next ? next + 1 : next);
+    }
+    /* 4 and 5 are 2 and 3 again, where these are run too. */
+    for (int i = 0; i < s->n; i++)
+        for (int k = 0; k < s->n; k++)
+            if (s->list[i].name[0] >= '4' && s->list[k].name[0] == s->list[i].name[0] - 2)
+                s->list[i].repeats = k;
+    return WEFT_OK;
+}
+
+static weft_status parse_steps(const weft_config *base, const char *where, const char *name,
+                               weft_steps *s) {
+    weft_step *step;
+    if (*base->ra_mla_ablation_steps && *base->study_steps)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_STEPS are both "
+                         "set; empty one of them",
+                         where, base->ra_mla_ablation_steps);
+    if (*skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
+    if (*skip_blanks(base->study_steps)) return parse_named(base, where, s);
+    return add_step(s, name, where, &step);
+}
+
+weft_status weft_steps_parse(const weft_config *base, const char *where, const char *name,
+                             weft_steps *out) {
+    *out = (weft_steps){0};
+    weft_status status = parse_steps(base, where, name, out);
+    if (status != WEFT_OK) weft_steps_free(out);
+    return status;
+}
+
+weft_status weft_steps_ablation(const weft_config *base, int number, weft_steps *out) {
+    *out = (weft_steps){0};
+    weft_status status = add_ablation(out, base, number, "--step");
+    if (status != WEFT_OK) weft_steps_free(out);
+    return status;
+}
+
+int weft_steps_find(const weft_steps *s, const char *name) {
+    const char *nearest = "";
+    size_t best = SIZE_MAX;
+    for (int i = 0; i < s->n; i++) {
+        if (strcmp(s->list[i].name, name) == 0) return i;
+        size_t distance = weft_edit_distance(name, s->list[i].name);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = s->list[i].name;
+    }
+    weft_fail(WEFT_EINPUT, "there is no step '%.63s'; did you mean '%s'?", name, nearest);
+    return -1;
+}
+
+weft_status weft_source_read(const weft_source *s, const weft_step *step, weft_config *c) {
+    char where[800];
+    weft_config_defaults(c);
+    if (s->file) WEFT_TRY(weft_config_read(c, s->file));
+    snprintf(where, sizeof where, "%.640s: step '%s'", s->file ? s->file : "config",
+             step ? step->name : "");
+    for (int i = 0; step && i < step->n_sets; i++)
+        WEFT_TRY(weft_config_override(c, step->sets[i], where));
+    for (int i = 0; i < s->n_overrides; i++)
+        WEFT_TRY(weft_config_override(c, s->overrides[i].text, s->overrides[i].where));
+    return WEFT_OK;
+}
+
+void weft_study_name(const char *file, char *name, size_t room) {
+    const char *slash = strrchr(file, '/');
+    const char *last = slash ? slash + 1 : file;
+    size_t n = 0;
+    for (const char *at = last; *at && n + 1 < room; at++)
+        if (is_name_letter(*at)) name[n++] = *at;
+    name[n] = '\0';
+    if (n == 0 || strcmp(last, ".config") == 0) snprintf(name, room, "study");
+}

@@ -1,0 +1,231 @@
+/* Building a study: each step by itself, its failure its own, unless all fail. */
+#include "study/study.h"
+
+#include "study/equal.h"
+#include "train/loop.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int64_t weft_study_iter_tokens(const weft_config *c) {
+    return c->batch_size * c->gpt2_gradient_accumulation * c->gpt2_block_size;
+}
+
+int64_t weft_study_tokens(const weft_study *s, int step) {
+    return s->plan[step].iters * weft_study_iter_tokens(&s->plan[step].config);
+}
+
+int weft_study_step_rates(const weft_study *s) {
+    return s->n_rates ? s->n_rates : 1;
+}
+
+double weft_study_rate(const weft_study *s, int step, int k) {
+    return s->n_rates ? s->rates[k] : s->plan[step].config.learning_rate;
+}
+
+int64_t weft_study_seed(const weft_study *s, int k) {
+    return s->base.seed + k;
+}
+
+void weft_study_run_config(const weft_study *s, int step, double rate, int64_t seed,
+                           weft_config *c) {
+    weft_config plain;
+    weft_config_defaults(&plain);
+    *c = s->plan[step].config;
+    c->learning_rate = rate;
+    c->seed = seed;
+    snprintf(c->ra_mla_ablation_steps, sizeof c->ra_mla_ablation_steps, "%s",
+             plain.ra_mla_ablation_steps);
+    snprintf(c->study_steps, sizeof c->study_steps, "%s", plain.study_steps);
+    snprintf(c->study_learning_rates, sizeof c->study_learning_rates, "%s",
+             plain.study_learning_rates);
+    c->study_seeds = plain.study_seeds;
+    c->study_equal = plain.study_equal;
+    c->study_score = plain.study_score;
+    c->study_tail = plain.study_tail;
+}
+
+void weft_study_number(double value, char *text, size_t room) {
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, room, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+}
+
+static void append(char *text, size_t room, const char *more) {
+    size_t at = strlen(text);
+    snprintf(text + at, room - at, "%s", more);
+}
+
+static void append_setting(const weft_config *c, const char *key, char *text, size_t room) {
+    char value[WEFT_TEXT_MAX];
+    weft_config_format(c, weft_option_find(key), value, sizeof value);
+    bool quoted = !*value || strpbrk(value, " \t;:");
+    if (*text) append(text, room, " ");
+    append(text, room, key);
+    append(text, room, quoted ? "=\"" : "=");
+    append(text, room, value);
+    if (quoted) append(text, room, "\"");
+}
+
+void weft_study_overrides(const weft_study *s, int step, char *text, size_t room) {
+    const weft_study_step *p = &s->plan[step];
+    bool width = false, iters = false;
+    *text = '\0';
+    for (int i = 0; i < p->step->n_sets; i++) {
+        char key[128];
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(p->step->sets[i], "="), p->step->sets[i]);
+        width = width || strcmp(key, "N_FFN") == 0;
+        iters = iters || strcmp(key, "GPT2_MAX_ITERS") == 0;
+        append_setting(&p->config, key, text, room);
+    }
+    if (p->widened && !width) append_setting(&p->config, "N_FFN", text, room);
+    if (p->counted && !iters) append_setting(&p->config, "GPT2_MAX_ITERS", text, room);
+}
+
+void weft_study_seeds_text(const weft_study *s, char *text, size_t room) {
+    *text = '\0';
+    for (int k = 0; k < (int)s->base.study_seeds; k++) {
+        char one[32];
+        snprintf(one, sizeof one, "%s%lld", k ? "," : "", (long long)weft_study_seed(s, k));
+        append(text, room, one);
+    }
+}
+
+void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
+    *text = '\0';
+    for (int k = 0; k < weft_study_step_rates(s); k++) {
+        char one[32];
+        weft_study_number(s->n_rates ? s->rates[k] : s->base.learning_rate, one, sizeof one);
+        if (k) append(text, room, ",");
+        append(text, room, one);
+    }
+}
+
+/* "1e-3, 3e-3" */
+static weft_status parse_rates(weft_study *s) {
+    const char *text = s->base.study_learning_rates, *at = text;
+    const weft_option *o = weft_option_find("LEARNING_RATE");
+    while (*(at += strspn(at, " \t"))) {
+        char *end;
+        double rate = strtod(at, &end);
+        bool ok = end != at && isfinite(rate) && rate >= o->min && rate <= o->max;
+        for (int i = 0; ok && i < s->n_rates; i++)
+            ok = s->rates[i] != rate;
+        end += strspn(end, " \t");
+        if (!ok || (*end && *end != ',') || s->n_rates == WEFT_STUDY_RATES_MAX)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_STUDY_LEARNING_RATES=\"%s\" must be numbers from %g to %g "
+                             "with commas, each once, %d at most",
+                             s->where, text, o->min, o->max, WEFT_STUDY_RATES_MAX);
+        s->rates[s->n_rates++] = rate;
+        at = *end ? end + 1 : end;
+    }
+    return WEFT_OK;
+}
+
+static bool sets_key(const weft_step *step, const char *key) {
+    size_t n = strlen(key);
+    for (int i = 0; i < step->n_sets; i++)
+        if (strncmp(step->sets[i], key, n) == 0 && step->sets[i][n] == '=') return true;
+    return false;
+}
+
+static weft_status check_step_keys(const weft_study *s) {
+    for (int i = 0; i < s->steps.n; i++)
+        if (s->n_rates && sets_key(&s->steps.list[i], "LEARNING_RATE"))
+            return weft_fail(WEFT_EINPUT,
+                             "%s: step '%s' sets CONFIG_LEARNING_RATE, which "
+                             "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
+                             s->where, s->steps.list[i].name);
+    return WEFT_OK;
+}
+
+/* Keeps a failed call's message as the step's own. */
+static void keep_error(weft_study_step *p, weft_status status) {
+    if (status != WEFT_OK) snprintf(p->error, sizeof p->error, "%s", weft_error_message());
+}
+
+static weft_status check_data(const weft_study *s, const weft_config *c) {
+    char metric[32];
+    WEFT_TRY(weft_train_check(c, metric, sizeof metric));
+    if (s->base.study_score == WEFT_STUDY_SCORE_METRIC && !*metric)
+        return weft_fail(WEFT_EINPUT,
+                         "CONFIG_STUDY_SCORE=\"metric\", but CONFIG_DATASET=\"%s\" has no metric "
+                         "of its own; take val_loss",
+                         c->dataset);
+    return WEFT_OK;
+}
+
+static bool same_data(const weft_config *a, const weft_config *b) {
+    return strcmp(a->dataset, b->dataset) == 0 && strcmp(a->tokenizer, b->tokenizer) == 0 &&
+           a->vocab_size == b->vocab_size && a->gpt2_block_size == b->gpt2_block_size;
+}
+
+/* The data of every step; what an earlier one has the same of is not opened again. */
+static void check_all_data(weft_study *s) {
+    for (int i = 0; i < s->steps.n; i++) {
+        int same = 0;
+        if (*s->plan[i].error) continue;
+        while (same < i &&
+               (*s->plan[same].error || !same_data(&s->plan[same].config, &s->plan[i].config)))
+            same++;
+        if (same == i) keep_error(&s->plan[i], check_data(s, &s->plan[i].config));
+    }
+}
+
+static weft_status build_steps(weft_study *s, const weft_source *source,
+                               const weft_backend *backend, int threads) {
+    char where[800];
+    for (int i = 0; i < s->steps.n; i++) {
+        weft_study_step *p = &s->plan[i];
+        p->step = &s->steps.list[i];
+        p->seconds_per_iter = NAN;
+        snprintf(where, sizeof where, "%.640s: step '%s'", s->where, p->step->name);
+        WEFT_TRY(weft_source_read(source, p->step, &p->config));
+        keep_error(p, weft_config_check(&p->config, where));
+    }
+    WEFT_TRY(weft_equal_widths(s));
+    for (int i = 0; i < s->steps.n; i++) {
+        weft_study_step *p = &s->plan[i];
+        if (!*p->error) keep_error(p, weft_account_make(&p->config, backend, threads, &p->account));
+    }
+    check_all_data(s);
+    for (int i = 0; i < s->steps.n; i++)
+        if (!*s->plan[i].error) return weft_equal_iters(s);
+    return weft_fail(WEFT_EINPUT, "%s", s->plan[0].error);
+}
+
+static weft_status open_study(weft_study *s, const weft_source *source, const weft_backend *backend,
+                              int threads) {
+    s->where = source->file;
+    weft_study_name(source->file, s->name, sizeof s->name);
+    WEFT_TRY(weft_source_read(source, NULL, &s->base));
+    WEFT_TRY(weft_steps_parse(&s->base, s->where, s->name, &s->steps));
+    WEFT_TRY(parse_rates(s));
+    WEFT_TRY(check_step_keys(s));
+    s->plan = calloc((size_t)s->steps.n, sizeof *s->plan);
+    if (!s->plan) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+    return build_steps(s, source, backend, threads);
+}
+
+weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
+                            weft_study **out) {
+    *out = NULL;
+    weft_study *s = calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    weft_status status = open_study(s, source, backend, threads);
+    if (status == WEFT_OK)
+        *out = s;
+    else
+        weft_study_close(s);
+    return status;
+}
+
+void weft_study_close(weft_study *s) {
+    if (!s) return;
+    weft_steps_free(&s->steps);
+    free(s->plan);
+    free(s);
+}

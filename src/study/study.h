@@ -1,0 +1,62 @@
+/* A study before anything runs: its steps with their configs and costs, its seeds and rates.
+ *
+ * What a step cannot do (a mix that makes no sense, data that is not there) is found here and kept
+ * as the step's error; the other steps are none the worse for it. */
+#ifndef WEFT_STUDY_STUDY_H
+#define WEFT_STUDY_STUDY_H
+
+#include "model/account.h"
+#include "study/steps.h"
+
+enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64 };
+
+typedef struct {
+    const weft_step *step;
+    weft_config config;          /* as its runs have it, but for rate and seed */
+    weft_account account;        /* of that config */
+    int64_t iters;               /* 0: not known before it is measured (equal time) */
+    double seconds_per_iter;     /* equal time: as measured; NaN: not */
+    bool widened;                /* N_FFN is STUDY_EQUAL's */
+    bool counted;                /* GPT2_MAX_ITERS is STUDY_EQUAL's */
+    char error[WEFT_STUDY_LINE]; /* why it cannot be built; empty: it can */
+} weft_study_step;
+
+typedef struct {
+    char name[WEFT_STEP_NAME];
+    const char *where; /* the config's file, for messages */
+    weft_config base;  /* file and overrides, without any step */
+    weft_steps steps;
+    weft_study_step *plan; /* one for each of them */
+    double rates[WEFT_STUDY_RATES_MAX];
+    int n_rates; /* 0: each step has its config's LEARNING_RATE */
+} weft_study;
+
+/* Reads and builds. `file` of the source is needed. Fails where the study as a whole makes no
+ * sense, and where no step can be built: then with the first one's reason. `threads` is for the
+ * plan's workspaces. */
+weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
+                            weft_study **out);
+void weft_study_close(weft_study *s);
+
+/* How many rates step i is run with, and the k-th of them. */
+int weft_study_step_rates(const weft_study *s);
+double weft_study_rate(const weft_study *s, int step, int k);
+int64_t weft_study_seed(const weft_study *s, int k);
+/* Tokens in one iteration of a config, and of step i's whole training. */
+int64_t weft_study_iter_tokens(const weft_config *c);
+int64_t weft_study_tokens(const weft_study *s, int step);
+
+/* The config of one run: the study's own keys are at their defaults, so that it is a plain one. */
+void weft_study_run_config(const weft_study *s, int step, double rate, int64_t seed,
+                           weft_config *c);
+
+/* What a step sets, with the values its runs have, and what STUDY_EQUAL set: "KEY=VALUE KEY=VALUE",
+ * values with blanks in quotes. Cut at `room`. */
+void weft_study_overrides(const weft_study *s, int step, char *text, size_t room);
+/* Lists with commas: the seeds; the learning rates. */
+void weft_study_seeds_text(const weft_study *s, char *text, size_t room);
+void weft_study_rates_text(const weft_study *s, char *text, size_t room);
+/* A number as configs write it: the shortest text that reads back the same. */
+void weft_study_number(double value, char *text, size_t room);
+
+#endif

@@ -1,0 +1,141 @@
+/* `weft report`: files, JSON and answers to wrong input. What a report says is tests/study's. */
+#include "support/command.h"
+#include "support/study_database.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void make_study(const char *name, double by) {
+    assert_int_equal(mkdir(scratch_path("%s", name), 0777), 0);
+    sqlite3 *db = study_open(scratch_path("%s/runs.db", name), name, "val_loss");
+    study_step(db, 0, "0", "Baseline", -1, -1);
+    study_step(db, 1, "1", "Gate", 0, -1);
+    study_step(db, 2, "2", "Again", 0, 1);
+    for (int seed = 1; seed <= 3; seed++) {
+        study_run(db, 0, 1e-3, seed, 2.0 + 0.1 * seed, "a");
+        study_run(db, 1, 1e-3, seed, 2.0 + 0.1 * seed + by + (seed == 2 ? 0.01 : 0), "b");
+        study_run(db, 2, 1e-3, seed, 2.0 + 0.1 * seed + by + (seed == 2 ? 0.01 : 0), "b");
+    }
+    study_run_ended(db, 1, 1e-3, 4, "diverged", "NaN");
+    study_run(db, 0, 1e-3, 4, 2.0, "c");
+    study_close(db);
+}
+
+static int make_studies(void **state) {
+    (void)state;
+    setenv("WEFT_GNUPLOT", "/no/such/gnuplot", 1);
+    scratch_open();
+    make_study("good", -0.2);
+    make_study("bad", 0.2);
+    return 0;
+}
+
+static int remove_studies(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+static void expect_report(const char *folder) {
+    assert_int_equal(access(scratch_path("%s/report.html", folder), R_OK), 0);
+    assert_int_equal(access(scratch_path("%s/report.md", folder), R_OK), 0);
+}
+
+static void test_a_report_goes_into_the_studys_folder(void **state) {
+    (void)state;
+    char *out;
+    command_succeeds(RUN("report", scratch_path("good")), &out);
+    assert_non_null(strstr(out, "good/report.html"));
+    free(out);
+    expect_report("good");
+    command_succeeds(RUN("report", scratch_path("bad/runs.db")), NULL);
+    expect_report("bad");
+    command_succeeds(
+        RUN("report", scratch_path("good"), scratch_path("bad"), "--out", scratch_path("both")),
+        NULL);
+    expect_report("both");
+}
+
+static const char *text(const json_t *object, const char *key) {
+    return json_string_value(json_object_get(object, key));
+}
+
+static double real(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_number(value)) fail_msg("'%s' is missing or no number", key);
+    return json_number_value(value);
+}
+
+static void expect_verdict(const json_t *study, const char *word, double difference) {
+    json_t *verdicts = json_object_get(study, "verdicts");
+    assert_int_equal(json_array_size(verdicts), 2);
+    const json_t *v = json_array_get(verdicts, 0);
+    assert_string_equal(text(v, "step"), "1");
+    assert_string_equal(text(v, "baseline"), "0");
+    assert_string_equal(text(v, "verdict"), word);
+    assert_int_equal(real(v, "pairs"), 3);
+    /* Differences d, d + 0.01, d: mean d + 0.01/3, sd 0.0057735, half 4.3026527 sd / sqrt(3). */
+    assert_true(fabs(real(v, "difference") - (difference + 0.01 / 3)) < 1e-12);
+    assert_true(fabs(real(v, "high") - real(v, "low") - 2 * 0.0143421758) < 1e-8);
+    const json_t *left_out = json_array_get(json_object_get(v, "left_out"), 0);
+    assert_int_equal(real(left_out, "seed"), 4);
+    assert_string_equal(text(left_out, "step"), "diverged");
+    assert_string_equal(text(left_out, "baseline"), "finished");
+    assert_string_equal(text(json_array_get(verdicts, 1), "repeat_of"), "1");
+}
+
+static void test_json_has_verdicts_table_and_repeats(void **state) {
+    (void)state;
+    make_study("quiet", 0.1);
+    json_t *object = command_json(
+        RUN("report", "--json", scratch_path("good"), scratch_path("bad"), scratch_path("quiet")));
+    json_t *studies = json_object_get(object, "studies");
+    assert_int_equal(json_array_size(studies), 3);
+    const json_t *study = json_array_get(studies, 0);
+    assert_string_equal(text(study, "name"), "good");
+    assert_string_equal(text(study, "score"), "val_loss");
+    assert_true(json_is_false(json_object_get(study, "higher_is_better")));
+    assert_true(real(study, "confidence") == 0.95);
+    assert_int_equal(real(study, "comparisons"), 1);
+    expect_verdict(study, "better", -0.2);
+    expect_verdict(json_array_get(studies, 1), "worse", 0.2);
+    const json_t *step = json_array_get(json_object_get(study, "steps"), 1);
+    assert_int_equal(real(step, "parameters"), 1250000);
+    assert_int_equal(real(step, "seeds"), 3);
+    assert_int_equal(real(step, "runs"), 4);
+    assert_true(real(step, "learning_rate") == 1e-3);
+    const json_t *repeat = json_array_get(json_object_get(study, "repeats"), 0);
+    assert_string_equal(text(repeat, "result"), "equal");
+    json_decref(object);
+    assert_int_not_equal(access(scratch_path("quiet/report.html"), F_OK), 0);
+}
+
+static void test_wrong_input_is_one_line(void **state) {
+    (void)state;
+    command_fails(2, RUN("report"), SAYS("name a study's folder"));
+    command_fails(2, RUN("report", scratch_path("good"), scratch_path("bad")), SAYS("--out"));
+    command_fails(2, RUN("report", scratch_path("nowhere")), SAYS("nowhere", "No such file"));
+    file_write(scratch_path("zero.db"), "", 0);
+    command_fails(2, RUN("report", scratch_path("zero.db")), SAYS("no study's database"));
+    command_fails(2, RUN("report", "--json", scratch_path("good"), scratch_path("zero.db")),
+                  SAYS("no study's database"));
+    command_fails(1, RUN("report", scratch_path("good"), "--out", scratch_path("zero.db")),
+                  SAYS("zero.db"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_report_goes_into_the_studys_folder),
+        cmocka_unit_test(test_json_has_verdicts_table_and_repeats),
+        cmocka_unit_test(test_wrong_input_is_one_line),
+    };
+    return cmocka_run_group_tests(tests, make_studies, remove_studies);
+}

@@ -1,0 +1,254 @@
+/* Every study in defconfigs/: it says what it is, all its steps can be built, and it survives
+ * kconfiglib and the program alike. What a config's comment claims of sizes is held here too. */
+#include "cpu/backend.h"
+#include "study/study.h"
+#include "support/command.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SENTENCE_MOST = 110 };
+
+static const char *const names[] = {"demo",
+                                    "gpt2-ra-mla-full",
+                                    "gpt2-vanilla-baseline",
+                                    "ra-mla-tying",
+                                    "ra-mla-sparse",
+                                    "ra-mla-latent",
+                                    "ra-mla-optim",
+                                    "w2-recall",
+                                    "w2-entailment",
+                                    "w2-micro",
+                                    "wsffn",
+                                    "mix",
+                                    "long-context",
+                                    "reciprocal"};
+enum { NAMES = sizeof names / sizeof names[0] };
+
+/* A study as it would be run, with the program's own text in place of what must be downloaded. */
+static weft_study *open_study(const char *name) {
+    static char path[128];
+    static const weft_override embedded = {"DATASET=embedded", "-o"};
+    snprintf(path, sizeof path, "defconfigs/%s", name);
+    weft_source source = {path, &embedded, strncmp(name, "gpt2-", 5) == 0};
+    weft_study *s;
+    if (weft_study_open(&source, weft_cpu_backend(), 1, &s) != WEFT_OK)
+        fail_msg("%s: %s", name, weft_error_message());
+    return s;
+}
+
+static const weft_study_step *step_of(const weft_study *s, const char *name) {
+    int i = weft_steps_find(&s->steps, name);
+    if (i < 0) fail_msg("%s has no step %s", s->name, name);
+    return &s->plan[i];
+}
+
+static int64_t parameters_of(const weft_study *s, const char *name) {
+    return step_of(s, name)->account.parameters;
+}
+
+static void test_all_that_were_promised_are_there(void **state) {
+    (void)state;
+    int found = 0;
+    DIR *folder = opendir("defconfigs");
+    assert_non_null(folder);
+    for (const struct dirent *e; (e = readdir(folder));) {
+        if (e->d_name[0] == '.') continue;
+        int i = 0;
+        while (i < NAMES && strcmp(names[i], e->d_name) != 0)
+            i++;
+        if (i == NAMES) fail_msg("defconfigs/%s is not in this test's list", e->d_name);
+        found++;
+    }
+    closedir(folder);
+    assert_int_equal(found, NAMES);
+}
+
+static void test_each_says_what_it_asks_needs_and_takes(void **state) {
+    (void)state;
+    for (int i = 0; i < NAMES; i++) {
+        char path[128];
+        snprintf(path, sizeof path, "defconfigs/%s", names[i]);
+        char *text = file_read(path, NULL);
+        size_t line = strcspn(text, "\n");
+        if (strncmp(text, "# ", 2) != 0 || line > SENTENCE_MOST || !strchr(".?", text[line - 1]))
+            fail_msg("%s does not begin with a sentence of one line", path);
+        if (!strstr(text, "\n# Needs ")) fail_msg("%s does not say what it needs", path);
+        bool timed = strstr(text, " on 2 cores") || strstr(text, " a GPU");
+        if (!timed) fail_msg("%s does not say how long it takes", path);
+        free(text);
+    }
+}
+
+static void test_every_step_of_each_can_be_built(void **state) {
+    (void)state;
+    int steps = 0;
+    for (int i = 0; i < NAMES; i++) {
+        weft_study *s = open_study(names[i]);
+        for (int k = 0; k < s->steps.n; k++, steps++)
+            if (*s->plan[k].error)
+                fail_msg("%s: step %s: %s", names[i], s->steps.list[k].name, s->plan[k].error);
+        weft_study_close(s);
+    }
+    printf("note: %d studies of %d steps\n", NAMES, steps);
+}
+
+static void test_those_of_a_few_cores_have_three_seeds(void **state) {
+    (void)state;
+    for (int i = 0; i < NAMES; i++) {
+        if (strncmp(names[i], "gpt2-", 5) == 0) continue;
+        weft_study *s = open_study(names[i]);
+        if (s->base.study_seeds < 3) fail_msg("%s has fewer than 3 seeds", names[i]);
+        /* A mean of training losses is of the steps that are logged. */
+        if (s->base.study_score == WEFT_STUDY_SCORE_TRAIN_LOSS && s->base.gpt2_log_interval != 1)
+            fail_msg("%s scores the training loss, and does not log every step", names[i]);
+        weft_study_close(s);
+    }
+}
+
+/* Through make defconfig-NAME's reader and writer and back: every option is what the file says. */
+static void test_each_comes_back_from_kconfiglib(void **state) {
+    (void)state;
+    char command[1024];
+    snprintf(command, sizeof command, "scripts/python-with kconfiglib >%s", scratch_path("python"));
+    if (system(command) != 0) { /* NOLINT */
+        printf("no python3 here has kconfiglib (scripts/setup study installs it)\n");
+        skip();
+    }
+    for (int i = 0; i < NAMES; i++) {
+        char path[128];
+        weft_config is, back;
+        snprintf(path, sizeof path, "defconfigs/%s", names[i]);
+        snprintf(command, sizeof command,
+                 "top=$PWD && cp Kconfig %s && cd %s && "
+                 "\"$(cat python)\" \"$top/scripts/kconfig.py\" defconfig \"$top/%s\" >/dev/null",
+                 scratch_path("."), scratch_path("."), path);
+        if (system(command) != 0) fail_msg("%s is refused", path); /* NOLINT */
+        weft_config_defaults(&is);
+        weft_config_defaults(&back);
+        if (weft_config_read(&is, path) != WEFT_OK ||
+            weft_config_read(&back, scratch_path(".config")) != WEFT_OK)
+            fail_msg("%s", weft_error_message());
+        int count;
+        const weft_option *options = weft_options(&count);
+        for (int k = 0; k < count; k++) {
+            char was[WEFT_TEXT_MAX], now[WEFT_TEXT_MAX];
+            weft_config_format(&is, &options[k], was, sizeof was);
+            weft_config_format(&back, &options[k], now, sizeof now);
+            if (strcmp(was, now) != 0) fail_msg("%s: %s: %s", path, options[k].key, now);
+        }
+    }
+}
+
+static void test_wide_rows_have_the_parameters_of_what_they_stand_beside(void **state) {
+    (void)state;
+    weft_study *s = open_study("reciprocal");
+    const char *const pairs[][2] = {{"wide2", "2"}, {"wide3", "3"}};
+    for (int i = 0; i < 2; i++) {
+        double wide = (double)parameters_of(s, pairs[i][0]),
+               with = (double)parameters_of(s, pairs[i][1]);
+        if (fabs(wide / with - 1) > 1e-3) fail_msg("%s: %.0f, %.0f", pairs[i][0], wide, with);
+    }
+    weft_study_close(s);
+}
+
+static void test_equal_parameters_are_equal_to_a_hundredth(void **state) {
+    (void)state;
+    const char *const equal[] = {"ra-mla-latent", "mix"};
+    for (int i = 0; i < 2; i++) {
+        weft_study *s = open_study(equal[i]);
+        for (int k = 1; k < s->steps.n; k++) {
+            double ratio =
+                (double)s->plan[k].account.parameters / (double)s->plan[0].account.parameters;
+            if (fabs(ratio - 1) > 0.01)
+                fail_msg("%s: step %s has %g of the parameters", equal[i], s->steps.list[k].name,
+                         ratio);
+        }
+        weft_study_close(s);
+    }
+}
+
+/* The seed's 43% is of width 64 against width 96. */
+static void test_w2_recall_is_the_seeds_setting(void **state) {
+    (void)state;
+    weft_study *s = open_study("w2-recall");
+    double saved = 1 - (double)parameters_of(s, "w2-64") / (double)parameters_of(s, "dot96");
+    printf("note: width 64 has %.1f%% fewer parameters than width 96\n", 100 * saved);
+    assert_true(saved > 0.40 && saved < 0.50);
+    assert_int_equal(s->steps.n, 8);
+    assert_int_equal(s->n_rates, 3);
+    for (int i = 0; i < s->steps.n; i++) {
+        const weft_config *c = &s->plan[i].config;
+        assert_int_equal(weft_config_head_dim(c), 16);
+        assert_int_equal(weft_config_ffn_dim(c), 4 * c->n_embd);
+        assert_int_equal(c->gpt2_block_size, 2 * 64);
+        assert_int_equal(c->vocab_size, 1024);
+        assert_int_equal(c->batch_size, 32);
+        assert_int_equal(c->gpt2_max_iters, 500);
+        assert_false(c->gpt2_weight_tying || c->gpt2_bias);
+    }
+    weft_study_close(s);
+}
+
+static void test_full_study_is_at_gpt2s_size(void **state) {
+    (void)state;
+    weft_study *s = open_study("gpt2-vanilla-baseline");
+    /* GPT-2's 124,439,808, with 47 rows of 768 more in the padded vocabulary. */
+    assert_int_equal(s->plan[0].account.parameters, 124439808 + (50304 - 50257) * 768);
+    weft_study_close(s);
+    s = open_study("gpt2-ra-mla-full");
+    assert_int_equal(s->steps.n, 6);
+    assert_int_equal(s->plan[0].config.n_embd, 768);
+    assert_int_equal(s->plan[0].config.gpt2_max_iters, 10400);
+    weft_study_close(s);
+}
+
+static void test_missing_text_says_how_to_get_it(void **state) {
+    (void)state;
+    weft_source source = {"defconfigs/gpt2-ra-mla-full", NULL, 0};
+    static const weft_override nowhere = {"DATASET=/nowhere/fineweb-edu", "-o"};
+    source.overrides = &nowhere;
+    source.n_overrides = 1;
+    weft_study *s = NULL;
+    assert_int_equal(weft_study_open(&source, weft_cpu_backend(), 1, &s), WEFT_EINPUT);
+    const char *const words[] = {"/nowhere/fineweb-edu", "No such file", "stream_dataset.py",
+                                 "weft tokenize", "--out /nowhere/fineweb-edu"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (!strstr(weft_error_message(), words[i]))
+            fail_msg("no '%s' in: %s", words[i], weft_error_message());
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_that_were_promised_are_there),
+        cmocka_unit_test(test_each_says_what_it_asks_needs_and_takes),
+        cmocka_unit_test(test_every_step_of_each_can_be_built),
+        cmocka_unit_test(test_those_of_a_few_cores_have_three_seeds),
+        cmocka_unit_test(test_each_comes_back_from_kconfiglib),
+        cmocka_unit_test(test_wide_rows_have_the_parameters_of_what_they_stand_beside),
+        cmocka_unit_test(test_equal_parameters_are_equal_to_a_hundredth),
+        cmocka_unit_test(test_w2_recall_is_the_seeds_setting),
+        cmocka_unit_test(test_full_study_is_at_gpt2s_size),
+        cmocka_unit_test(test_missing_text_says_how_to_get_it),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

@@ -1,0 +1,138 @@
+/* Student's t and verdicts, against tests/vectors/statistics.json, which
+ * tests/reference/make_statistics_vectors.py makes by another way. */
+#include "study/statistics.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { PAIRS_MOST = 16 };
+
+static json_t *vectors;
+
+static int read_vectors(void **state) {
+    (void)state;
+    json_error_t error;
+    vectors = json_load_file("tests/vectors/statistics.json", 0, &error);
+    if (!vectors) print_error("tests/vectors/statistics.json: %s\n", error.text);
+    return vectors ? 0 : -1;
+}
+
+static int free_vectors(void **state) {
+    (void)state;
+    json_decref(vectors);
+    return 0;
+}
+
+static void expect_near(const char *what, double is, double expected, double tolerance) {
+    double room = tolerance * fmax(fabs(expected), 1e-3);
+    if (!(fabs(is - expected) <= room)) fail_msg("%s: %.17g, not %.17g", what, is, expected);
+}
+
+static double number(const json_t *object, const char *key) {
+    return json_number_value(json_object_get(object, key));
+}
+
+static int read_numbers(const json_t *list, double *out) {
+    int n = (int)json_array_size(list);
+    assert_in_range(n, 1, PAIRS_MOST);
+    for (int i = 0; i < n; i++)
+        out[i] = json_number_value(json_array_get(list, (size_t)i));
+    return n;
+}
+
+static void test_t_quantiles_are_the_references(void **state) {
+    (void)state;
+    size_t i;
+    json_t *row;
+    int seen = 0;
+    json_array_foreach(json_object_get(vectors, "t_quantile"), i, row) {
+        double p = json_number_value(json_array_get(row, 0));
+        double freedom = json_number_value(json_array_get(row, 1));
+        double t = json_number_value(json_array_get(row, 2));
+        char what[64];
+        snprintf(what, sizeof what, "t(%g, %g)", p, freedom);
+        expect_near(what, weft_t_quantile(p, freedom), t, 1e-10);
+        expect_near(what, weft_t_quantile(1 - p, freedom), -t, 1e-10);
+        expect_near(what, weft_t_probability(t, freedom), p, 1e-12);
+        seen++;
+    }
+    assert_true(seen >= 50);
+}
+
+static void test_t_at_its_ends(void **state) {
+    (void)state;
+    assert_true(weft_t_quantile(0.5, 3) == 0);
+    assert_true(weft_t_quantile(1, 3) == INFINITY && weft_t_quantile(0, 3) == -INFINITY);
+    assert_true(isnan(weft_t_quantile(1.5, 3)) && isnan(weft_t_quantile(0.9, 0)));
+    assert_true(isnan(weft_t_quantile(NAN, 3)) && isnan(weft_t_probability(NAN, 3)));
+    /* Far out: the tail of one degree of freedom is Cauchy's, 1 / (pi t); many are almost the
+     * normal's z, by (z^3 + z) / (4 n). */
+    expect_near("tail", weft_t_probability(-1e8, 1), 1e-8 / acos(-1), 1e-8);
+    double z = 1.959963984540054;
+    expect_near("normal", weft_t_quantile(0.975, 1e5), z + (z * z * z + z) / 4e5, 1e-9);
+}
+
+static void test_comparisons_are_the_references(void **state) {
+    (void)state;
+    size_t i;
+    json_t *row;
+    int words[3] = {0};
+    json_array_foreach(json_object_get(vectors, "paired"), i, row) {
+        const char *name = json_string_value(json_object_get(row, "name"));
+        const char *verdict = json_string_value(json_object_get(row, "verdict"));
+        double step[PAIRS_MOST], baseline[PAIRS_MOST];
+        int n = read_numbers(json_object_get(row, "step"), step);
+        assert_int_equal(read_numbers(json_object_get(row, "baseline"), baseline), n);
+        bool higher = json_is_true(json_object_get(row, "higher_is_better"));
+        weft_comparison c = weft_compare(step, baseline, n, higher);
+        assert_int_equal(c.pairs, n);
+        expect_near(name, c.mean, number(row, "mean"), 1e-9);
+        expect_near(name, c.sd, number(row, "sd"), 1e-9);
+        expect_near(name, c.low, number(row, "low"), 1e-9);
+        expect_near(name, c.high, number(row, "high"), 1e-9);
+        expect_near(name, c.percent, number(row, "percent"), 1e-9);
+        expect_near(name, c.step - c.baseline, c.mean, 1e-9);
+        assert_string_equal(weft_verdict_word(c.verdict), verdict);
+        words[c.verdict]++;
+    }
+    assert_true(words[0] >= 2 && words[1] >= 2 && words[2] >= 2);
+}
+
+static void test_fewer_than_two_pairs_show_nothing(void **state) {
+    (void)state;
+    const double step[] = {1}, baseline[] = {2};
+    weft_comparison one = weft_compare(step, baseline, 1, false);
+    assert_int_equal(one.verdict, WEFT_NO_DIFFERENCE);
+    assert_true(one.mean == -1 && one.percent == -50);
+    assert_true(isnan(one.low) && isnan(one.high) && isnan(one.sd));
+    weft_comparison none = weft_compare(step, baseline, 0, true);
+    assert_int_equal(none.verdict, WEFT_NO_DIFFERENCE);
+    assert_true(isnan(none.mean) && isnan(none.percent) && isnan(none.step));
+}
+
+static void test_mean_and_spread(void **state) {
+    (void)state;
+    const double values[] = {2, 4, 4, 4, 5, 5, 7, 9};
+    assert_true(weft_mean(values, 8) == 5);
+    expect_near("sd", weft_sd(values, 8), sqrt(32.0 / 7), 1e-15);
+    assert_true(isnan(weft_mean(values, 0)) && isnan(weft_sd(values, 1)));
+    const double zero[] = {0, 0}, some[] = {1, 2};
+    assert_true(isnan(weft_compare(some, zero, 2, false).percent));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_t_quantiles_are_the_references),
+        cmocka_unit_test(test_t_at_its_ends),
+        cmocka_unit_test(test_comparisons_are_the_references),
+        cmocka_unit_test(test_fewer_than_two_pairs_show_nothing),
+        cmocka_unit_test(test_mean_and_spread),
+    };
+    return cmocka_run_group_tests(tests, read_vectors, free_vectors);
+}

@@ -1,0 +1,255 @@
+/* A whole study through the program: what its database says, that a second one is the same whatever
+ * happened on its way, and what is refused. One study that is left alone is made first; the others
+ * are compared with it. */
+#include "support/command.h"
+#include "support/study_run.h"
+#include "support/train_run.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RUNS = 8, ITERS = 8, TAIL = 5 };
+
+static char config[256], whole[256];
+
+static void test_a_study_runs_every_step_rate_and_seed(void **state) {
+    (void)state;
+    json_t *r = command_json(RUN("runs", whole, "--json"));
+    json_t *runs = json_object_get(json_array_get(json_object_get(r, "studies"), 0), "runs");
+    assert_int_equal(json_array_size(runs), RUNS);
+    size_t i;
+    json_t *run;
+    json_array_foreach(runs, i, run) {
+        assert_string_equal(json_string_value(json_object_get(run, "status")), "done");
+        assert_int_equal(json_integer_value(json_object_get(run, "iters")), ITERS);
+        assert_true(json_integer_value(json_object_get(run, "memory_bytes")) > 1000000);
+        assert_int_equal(
+            json_integer_value(json_object_get(json_object_get(run, "config"), "seed")), i % 2 + 1);
+        assert_true(json_real_value(json_object_get(json_object_get(run, "config"),
+                                                    "learning_rate")) == (i / 2 % 2 ? 1e-2 : 1e-3));
+    }
+    json_decref(r);
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM metrics"), RUNS * ITERS);
+    assert_int_equal(study_number(whole, "SELECT count(DISTINCT weights) FROM runs WHERE step = 0"),
+                     RUNS / 2);
+    /* SAVE_CHECKPOINT is n: the last checkpoint is there all the same, the best is not. */
+    char path[600];
+    snprintf(path, sizeof path, "%s/runs/2-lr0.001-seed1/last/model.safetensors", whole);
+    assert_int_equal(access(path, R_OK), 0);
+    snprintf(path, sizeof path, "%s/runs/2-lr0.001-seed1/best", whole);
+    assert_int_not_equal(access(path, F_OK), 0);
+    snprintf(path, sizeof path, "%s/report.html", whole);
+    assert_int_equal(access(path, R_OK), 0);
+}
+
+/* The result of a run, from its metrics.jsonl by itself. */
+static void test_results_are_those_of_the_metrics_file(void **state) {
+    (void)state;
+    char path[600];
+    snprintf(path, sizeof path, "%s/runs/4-lr0.01-seed2/metrics.jsonl", whole);
+    size_t n;
+    char *text = file_read(path, &n), *rest = text, *line;
+    double tail = 0, val = NAN, best = INFINITY;
+    while ((line = strtok_r(rest, "\n", &rest))) {
+        json_t *row = json_loads(line, 0, NULL);
+        json_t *evaluated = json_object_get(row, "val_loss");
+        if (json_integer_value(json_object_get(row, "step")) > ITERS - TAIL)
+            tail += json_number_value(json_object_get(row, "cross_entropy")) / TAIL;
+        if (evaluated) val = json_number_value(evaluated);
+        if (evaluated && val < best) best = val;
+        json_decref(row);
+    }
+    free(text);
+    static const char which[] = " FROM runs WHERE folder = 'runs/4-lr0.01-seed2'";
+    char sql[200];
+    snprintf(sql, sizeof sql, "SELECT val_loss%s", which);
+    assert_true(study_real(whole, sql) == val);
+    snprintf(sql, sizeof sql, "SELECT score%s", which);
+    assert_true(study_real(whole, sql) == val);
+    snprintf(sql, sizeof sql, "SELECT best_val_loss%s", which);
+    assert_true(study_real(whole, sql) == best);
+    snprintf(sql, sizeof sql, "SELECT train_loss%s", which);
+    assert_true(fabs(study_real(whole, sql) - tail) < 1e-12);
+    snprintf(sql, sizeof sql, "SELECT weights%s", which);
+    snprintf(path, sizeof path, "%s/runs/4-lr0.01-seed2/last/state.json", whole);
+    char *weights = study_text(whole, sql), *kept = file_read(path, &n);
+    assert_non_null(strstr(kept, weights));
+    free(kept);
+    free(weights);
+}
+
+/* Trained anew, in processes of their own, at a time of their own. */
+static void test_repeats_are_equal_to_the_bit(void **state) {
+    (void)state;
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM events WHERE kind = 'equal'"), 4);
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM events WHERE kind = 'unequal'"), 0);
+    assert_int_equal(
+        study_number(whole, "SELECT count(*) FROM runs a JOIN runs b ON a.step = 0 AND b.step = 1"
+                            " AND a.seed = b.seed AND a.learning_rate = b.learning_rate"
+                            " WHERE a.weights = b.weights AND b.started >= a.ended"),
+        4);
+    train_same_file(scratch_path("whole/runs/2-lr0.01-seed2"),
+                    scratch_path("whole/runs/4-lr0.01-seed2"), "last/model.safetensors");
+}
+
+static void test_two_at_a_time_come_to_the_same(void **state) {
+    (void)state;
+    const char *out = scratch_path("two");
+    command_succeeds(RUN("study", "--config", config, "--out", out, "--jobs", "2"), NULL);
+    study_same(whole, out);
+}
+
+static void test_chosen_steps_leave_the_others_waiting(void **state) {
+    (void)state;
+    const char *out = scratch_path("chosen");
+    command_succeeds(
+        RUN("study", "--config", config, "--out", out, "--steps", "4", "-o", "STUDY_SEEDS=1"),
+        NULL);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 2);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"), 2);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM steps"), 2);
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--steps", "5"),
+                  SAYS("--steps", "'5'"));
+}
+
+static char *read_database(const char *folder, size_t *n) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/runs.db", folder);
+    return file_read(path, n);
+}
+
+static void test_another_config_is_refused_and_nothing_is_overwritten(void **state) {
+    (void)state;
+    size_t before, after;
+    char *was = read_database(whole, &before);
+    command_fails(2, RUN("study", "--config", config, "--out", whole, "-o", "N_LAYER=2"),
+                  SAYS("runs.db", "CONFIG_N_LAYER", "was 1", "is 2", "--out"));
+    command_fails(2, RUN("study", "--config", config, "--out", whole, "-o", "STUDY_SEEDS=3"),
+                  SAYS("CONFIG_STUDY_SEEDS", "was 2", "is 3"));
+    /* The same base, but a step that no longer sets what it set. */
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", whole, "-o", "RA_MLA_MLP_ATTN_GATE=n"),
+                  SAYS("step '2'", "RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_ATTN_GATE=n"));
+    char *is = read_database(whole, &after);
+    assert_int_equal(before, after);
+    assert_memory_equal(was, is, before);
+    free(was);
+    free(is);
+}
+
+static void test_a_changed_weight_shows_as_unequal(void **state) {
+    (void)state;
+    const char *out = scratch_path("changed");
+    json_t *r = NULL;
+    command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o",
+                         "STUDY_LEARNING_RATES="),
+                     NULL);
+    char path[600];
+    size_t n;
+    snprintf(path, sizeof path, "%s/runs/4-lr0.0006-seed1/last/model.safetensors", out);
+    char *bytes = file_read(path, &n);
+    bytes[n - 5] ^= 1;
+    file_write(path, bytes, n);
+    command_result again =
+        command_run(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o",
+                        "STUDY_LEARNING_RATES=", "--json"));
+    r = json_loads(again.out, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(r, "unequal")), 1);
+    assert_non_null(strstr(again.err, "does not repeat"));
+    char *detail = study_text(out, "SELECT detail FROM events WHERE kind = 'unequal'"), wanted[64];
+    snprintf(wanted, sizeof wanted, "byte %zu", n - 5);
+    if (!strstr(detail, wanted)) fail_msg("'%s' is not in '%s'", wanted, detail);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM events WHERE kind = 'equal'"), 0);
+    json_decref(r);
+    free(detail);
+    free(bytes);
+    command_free(&again);
+}
+
+static void test_exports_can_be_read(void **state) {
+    (void)state;
+    char *csv, *line, *rest;
+    int rows = 0, columns = 0;
+    command_succeeds(RUN("runs", whole, "--csv", "-"), &csv);
+    rest = csv;
+    assert_int_equal(strncmp(csv, "study,run,step,title,learning_rate,seed,", 40), 0);
+    while ((line = strtok_r(rest, "\r\n", &rest))) {
+        int here = 1;
+        bool quoted = false;
+        for (const char *c = line; *c; c++) {
+            if (*c == '"') quoted = !quoted;
+            here += *c == ',' && !quoted;
+        }
+        if (rows++ == 0) columns = here;
+        assert_int_equal(here, columns);
+    }
+    assert_int_equal(rows, RUNS + 1);
+    free(csv);
+    const char *path = scratch_path("metrics.csv");
+    command_succeeds(RUN("runs", whole, "--metrics-csv", path), NULL);
+    size_t n;
+    char *text = file_read(path, &n);
+    rows = 0;
+    for (size_t i = 0; i < n; i++)
+        rows += text[i] == '\n';
+    assert_int_equal(rows, RUNS * ITERS + 1);
+    free(text);
+    json_t *c = command_json(RUN("runs", whole, "--compare", "2", "4", "--json"));
+    assert_int_equal(json_array_size(json_object_get(c, "pairs")), 2);
+    assert_int_equal(json_object_size(json_object_get(c, "config")), 0);
+    assert_true(json_number_value(json_object_get(c, "mean_difference")) == 0);
+    json_decref(c);
+}
+
+static void test_a_list_runs_nothing(void **state) {
+    (void)state;
+    const char *out = scratch_path("listed");
+    json_t *all = command_json(RUN("study", "--config", config, "--out", out, "--list", "--json"));
+    assert_int_equal(json_integer_value(json_object_get(all, "runs")), RUNS);
+    json_t *step = json_array_get(json_object_get(all, "steps"), 1);
+    assert_string_equal(json_string_value(json_object_get(step, "repeats")), "2");
+    assert_int_equal(json_integer_value(json_object_get(step, "iters")), ITERS);
+    assert_int_equal(json_integer_value(json_object_get(step, "tokens")), ITERS * 2 * 16);
+    json_decref(all);
+    assert_int_not_equal(access(out, F_OK), 0);
+}
+
+static int make_whole(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
+    study_config(config);
+    command_succeeds(RUN("study", "--config", config, "--out", whole), NULL);
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_study_runs_every_step_rate_and_seed),
+        cmocka_unit_test(test_results_are_those_of_the_metrics_file),
+        cmocka_unit_test(test_repeats_are_equal_to_the_bit),
+        cmocka_unit_test(test_two_at_a_time_come_to_the_same),
+        cmocka_unit_test(test_chosen_steps_leave_the_others_waiting),
+        cmocka_unit_test(test_another_config_is_refused_and_nothing_is_overwritten),
+        cmocka_unit_test(test_a_changed_weight_shows_as_unequal),
+        cmocka_unit_test(test_exports_can_be_read),
+        cmocka_unit_test(test_a_list_runs_nothing),
+    };
+    return cmocka_run_group_tests(tests, make_whole, close_scratch);
+}

@@ -1,0 +1,119 @@
+#include "study_run.h"
+
+#include "command.h"
+#include "train_run.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WAITS = 30000, BUSY_MS = 10000 };
+
+void study_config(const char *path) {
+    static const char text[] = "CONFIG_ATTENTION=\"mla\"\n"
+                               "CONFIG_FFN=\"swiglu\"\n"
+                               "CONFIG_POSITION=\"rope\"\n"
+                               "CONFIG_N_LAYER=1\n"
+                               "CONFIG_N_HEAD=2\n"
+                               "CONFIG_N_EMBD=16\n"
+                               "CONFIG_RA_MLA_LATENT_DIM=8\n"
+                               "CONFIG_RA_MLA_MLP_GATE_DIM=8\n"
+                               "CONFIG_VOCAB_SIZE=256\n"
+                               "CONFIG_GPT2_BLOCK_SIZE=16\n"
+                               "CONFIG_GPT2_DROPOUT=0.1\n"
+                               "CONFIG_OPTIMIZER=\"adamwspam\"\n"
+                               "CONFIG_SPAM_INTERVAL=5\n"
+                               "CONFIG_BATCH_SIZE=2\n"
+                               "CONFIG_GPT2_MAX_ITERS=8\n"
+                               "CONFIG_GPT2_WARMUP_STEPS=3\n"
+                               "CONFIG_GPT2_EVAL_INTERVAL=4\n"
+                               "CONFIG_GPT2_EVAL_SAMPLES=2\n"
+                               "CONFIG_GPT2_LOG_INTERVAL=1\n"
+                               "CONFIG_CHECKPOINT_INTERVAL=3\n"
+                               "CONFIG_SAVE_CHECKPOINT=n\n"
+                               "CONFIG_RA_MLA_ABLATION_STEPS=\"2,4\"\n"
+                               "CONFIG_STUDY_SEEDS=2\n"
+                               "CONFIG_STUDY_TAIL=5\n"
+                               "CONFIG_STUDY_LEARNING_RATES=\"1e-3, 1e-2\"\n";
+    file_write(path, text, sizeof text - 1);
+}
+
+/* A question's first row; NULL: there is none, or no database yet. */
+static sqlite3_stmt *ask(const char *folder, const char *sql, sqlite3 **db) {
+    char path[512];
+    sqlite3_stmt *rows = NULL;
+    snprintf(path, sizeof path, "%s/runs.db", folder);
+    if (sqlite3_open_v2(path, db, SQLITE_OPEN_READONLY, NULL) != SQLITE_OK) return NULL;
+    sqlite3_busy_timeout(*db, BUSY_MS);
+    if (sqlite3_prepare_v2(*db, sql, -1, &rows, NULL) != SQLITE_OK) return NULL;
+    if (sqlite3_step(rows) == SQLITE_ROW) return rows;
+    sqlite3_finalize(rows);
+    return NULL;
+}
+
+static void end(sqlite3_stmt *rows, sqlite3 *db) {
+    sqlite3_finalize(rows);
+    sqlite3_close(db);
+}
+
+int64_t study_number(const char *folder, const char *sql) {
+    sqlite3 *db;
+    sqlite3_stmt *rows = ask(folder, sql, &db);
+    int64_t value = rows ? sqlite3_column_int64(rows, 0) : 0;
+    end(rows, db);
+    return value;
+}
+
+double study_real(const char *folder, const char *sql) {
+    sqlite3 *db;
+    sqlite3_stmt *rows = ask(folder, sql, &db);
+    double value = rows ? sqlite3_column_double(rows, 0) : 0;
+    end(rows, db);
+    return value;
+}
+
+char *study_text(const char *folder, const char *sql) {
+    sqlite3 *db;
+    sqlite3_stmt *rows = ask(folder, sql, &db);
+    const char *text = rows ? (const char *)sqlite3_column_text(rows, 0) : NULL;
+    char *copy = strdup(text ? text : "");
+    end(rows, db);
+    assert_non_null(copy);
+    return copy;
+}
+
+void study_same(const char *a, const char *b) {
+    command_result r = command_run(RUN("runs", a, "--diff", b));
+    if (r.status != 0) fail_msg("%s%s", r.out, r.err);
+    command_free(&r);
+}
+
+pid_t study_child(pid_t study) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)study, (int)study);
+    if (access(path, R_OK) != 0) return 0;
+    for (int i = 0; i < WAITS && kill(study, 0) == 0; i++) {
+        int child = 0;
+        FILE *file = fopen(path, "r");
+        if (file && fscanf(file, "%d", &child) != 1) child = 0;
+        if (file) fclose(file);
+        if (child > 0) return child;
+        train_pause(1);
+    }
+    return 0;
+}
+
+void study_wait_done(pid_t study, const char *folder, int64_t runs) {
+    for (int i = 0; i < WAITS && kill(study, 0) == 0; i++) {
+        if (study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done'") >= runs) return;
+        train_pause(5);
+    }
+}
