@@ -29,6 +29,9 @@ typedef struct {
     /* Bytes of scratch the node needs; NULL: none. May depend on the number of threads, results
      * may not. */
     int64_t (*workspace)(const weft_node *n, int threads);
+    /* Where run only starts the work and a bad value is found later (a GPU): the error for what
+     * the kernel noted at `place`, a number of its own. NULL: it notes nothing. */
+    weft_status (*explain)(weft_exec *x, const weft_node *n, int64_t place);
 } weft_kernel;
 
 struct weft_backend {
@@ -40,6 +43,14 @@ struct weft_backend {
     void (*upload)(void *to, const void *from, int64_t bytes);
     void (*download)(void *to, const void *from, int64_t bytes);
     int64_t (*memory)(void); /* bytes a process may use on this machine; 0: unknown */
+
+    /* The rest is for backends whose memory or time is not the host's; NULL: as on the CPU. */
+    void (*fill)(void *to, int byte, int64_t bytes); /* memset */
+    /* What an executor holds on the device beside its arena: weft_exec_state gives it back. */
+    weft_status (*open)(weft_exec *x, void **state);
+    void (*close)(void *state);
+    /* One whole run: calls weft_exec_walk, or repeats what it did. */
+    weft_status (*run)(weft_exec *x);
 };
 
 typedef struct {
@@ -72,5 +83,15 @@ void *weft_data(const weft_exec *x, const weft_tensor *t); /* NULL for a NULL te
 void *weft_workspace(const weft_exec *x, const weft_node *n);
 weft_pool *weft_exec_pool(const weft_exec *x);
 const weft_run *weft_exec_current_run(const weft_exec *x);
+
+/* For backends. */
+const weft_graph *weft_exec_graph(const weft_exec *x);
+const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node);
+void *weft_exec_state(const weft_exec *x);
+/* Whether the time of each node is taken: WEFT_PROFILE. */
+bool weft_exec_profiled(const weft_exec *x);
+/* Runs the kernels in order. `settle` (NULL: not needed) waits for what a kernel started, so that
+ * a profile counts its time. */
+weft_status weft_exec_walk(weft_exec *x, weft_status (*settle)(weft_exec *x));
 
 #endif
