@@ -45,6 +45,7 @@ struct weft_backend {
     int64_t (*memory)(void); /* bytes a process may use on this machine; 0: unknown */
 
     /* The rest is for backends whose memory or time is not the host's; NULL: as on the CPU. */
+    bool remote; /* the host cannot read what alloc gives; only upload and download can */
     void (*fill)(void *to, int byte, int64_t bytes); /* memset */
     /* What an executor holds on the device beside its arena: weft_exec_state gives it back. */
     weft_status (*open)(weft_exec *x, void **state);
