@@ -17,6 +17,7 @@ extern "C" {
 #include "cuda/backend.h"
 #include "cuda/table.h"
 }
+#include "cuda/algorithms.cuh"
 #include "cuda/state.h"
 
 enum { CODE_MAJOR = 9, CODE_MINOR = 0 }; /* what CUDA_ARCH compiles for */
@@ -235,6 +236,7 @@ static weft_status cuda_run(weft_exec *x) {
         check(cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
               "the run's state was not copied"));
     WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    if (s->runs == 1) save_algorithms();
     return s->staged->fault == ~0ULL ? WEFT_OK : explain_fault(x, s->staged->fault);
 }
 
