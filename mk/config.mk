@@ -13,8 +13,8 @@ NVCC ?= nvcc
 PKG_CONFIG ?= pkg-config
 
 # Goals that need to know nothing of the machine.
-PLAIN_GOALS := help clean distclean format lint-format setup uninstall test-cuda test-torch
-TEST_GOALS := test tests $(BUILD)/%/test_% lint tidy cppcheck lint-gcc lint-clang mutate vectors
+PLAIN_GOALS := help clean distclean format lint-format setup uninstall test-torch
+TEST_GOALS := test test-cuda tests $(BUILD)/%/test_% lint tidy cppcheck lint-gcc lint-clang mutate vectors
 
 ifneq ($(or $(filter-out $(PLAIN_GOALS),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all)),)
 

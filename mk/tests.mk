@@ -4,7 +4,11 @@
 TEST_SUPPORT := $(sort $(wildcard tests/support/*.c))
 TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c))
 TEST_PROGRAMS := $(TEST_SOURCES:tests/%.c=$(OUT)/tests/%)
-TEST_CHOSEN := $(if $(T),$(foreach p,$(TEST_PROGRAMS),$(if $(findstring $(T),$(p:$(OUT)/tests/%=%)),$(p))),$(TEST_PROGRAMS))
+# $(call chosen,PROGRAMS): those whose path holds T.
+chosen = $(if $(T),$(foreach p,$(1),$(if $(findstring $(T),$(p:$(OUT)/tests/%=%)),$(p))),$(1))
+CUDA_TESTS := $(filter $(OUT)/tests/cuda/%,$(TEST_PROGRAMS))
+TEST_CHOSEN := $(call chosen,$(filter-out $(CUDA_TESTS),$(TEST_PROGRAMS)))
+CUDA_CHOSEN := $(call chosen,$(CUDA_TESTS))
 TEST_OBJECTS := $(TEST_SOURCES:%.c=$(OBJ)/%.o)
 SUPPORT_OBJECTS := $(TEST_SUPPORT:%.c=$(OBJ)/%.o)
 
@@ -17,7 +21,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long tests bench
+.PHONY: test test-long test-cuda tests bench
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
@@ -29,6 +33,12 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
 test-long: test ## the same with the long proofs whole
+
+# On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
+# the GPU.
+test-cuda: $(PROGRAM) $(CUDA_CHOSEN) ## the tests that need a GPU; QUICK=1: a line of each operation
+	@JOBS=1 TIMEOUT='$(TIMEOUT)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' WEFT_QUICK='$(QUICK)' \
+		tests/run '$(OUT)/tests' $(CUDA_CHOSEN)
 
 tests: $(TEST_PROGRAMS)
 

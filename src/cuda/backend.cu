@@ -70,7 +70,10 @@ static void choose_device(void) {
     char text[512];
     if (error != cudaSuccess || count == 0) {
         snprintf(text, sizeof text, "cuda: no GPU can be used: %s; --device cpu works without",
-                 error != cudaSuccess ? cudaGetErrorString(error) : "there is none");
+                 error == cudaErrorInsufficientDriver
+                     ? "there is no driver, or one older than this CUDA"
+                 : error != cudaSuccess ? cudaGetErrorString(error)
+                                        : "there is none");
         refuse(WEFT_EMISSING, text);
         return;
     }
