@@ -103,5 +103,6 @@ weft_status weft_model_start(weft_model *m, uint64_t seed) {
         if (status == WEFT_OK) weft_weight_write(&m->weights[i], values);
     }
     free(values);
+    weft_mirror_wrote(m->mirror, NULL);
     return status;
 }

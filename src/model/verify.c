@@ -191,13 +191,14 @@ static weft_status move_weights(verify_run *v, double step) {
         double *values = malloc(2 * (size_t)w->count * sizeof *values);
         if (!values) return weft_fail(WEFT_ENOMEM, "no memory");
         double *direction = values + w->count;
-        weft_weight_read(w, values);
+        weft_weight_read(w, values); /* nothing but this writes them: the host's are the newest */
         weft_random_normal(9, 0, weft_random_site(w->name), w->count, direction);
         for (int64_t k = 0; k < w->count; k++)
             values[k] += step * direction[k];
         weft_weight_write(w, values);
         free(values);
     }
+    weft_mirror_wrote(v->model->mirror, NULL);
     return WEFT_OK;
 }
 

@@ -182,7 +182,7 @@ static weft_status run_batch(trainer *t, weft_loss_parts *mean) {
                         .sequence = (uint32_t)(i * t->micro)};
         WEFT_TRY(weft_session_run(&t->session, b->tokens, b->targets, &run));
         WEFT_TRY(weft_session_losses(&t->session, &p));
-        weft_gradients_add(t->gradients);
+        WEFT_TRY(weft_gradients_add(t->gradients));
         mean->loss += weight * p.loss;
         mean->cross_entropy += weight * p.cross_entropy;
         mean->aux_z += weight * p.aux_z;
@@ -194,6 +194,7 @@ static weft_status run_batch(trainer *t, weft_loss_parts *mean) {
 
 /* The first weight that is not finite; NULL: all are. */
 static const char *find_bad_weight(const weft_model *m) {
+    weft_mirror_use(m->mirror, NULL);
     for (int64_t w = 0; w < m->n_weights; w++) {
         const weft_weight *one = &m->weights[w];
         size_t size = weft_dtype_size(one->dtype);
@@ -251,8 +252,11 @@ static void log_events(const trainer *t, const weft_step_events *e) {
 static weft_status train_step(trainer *t, weft_metrics_row *row) {
     double start = now();
     *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
-    if (t->options->before_step)
+    if (t->options->before_step) {
+        weft_mirror_use(t->model->mirror, NULL);
         t->options->before_step(t->options->context, t->state.iteration, t->model);
+        weft_mirror_wrote(t->model->mirror, NULL);
+    }
     WEFT_TRY(run_batch(t, &row->parts));
     bool finite = isfinite(row->parts.loss);
     if (finite) {
