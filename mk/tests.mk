@@ -26,7 +26,7 @@ MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
 # With T= only what those tests need is built.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU; T=name runs those whose path holds it
-	@JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
+	@WEFT_CUDA_DEVICE=none JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.

@@ -1,6 +1,5 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
 #include "cli/args.h"
-#include "cpu/backend.h"
 #include "model/account.h"
 
 #include <jansson.h>
@@ -12,6 +11,7 @@ const char weft_help_plan[] =
     "  --step N           one step of the ablation, 0 to 5; without it, a study's every step\n"
     "  -o KEY=VALUE       override a config key; may be repeated\n"
     "  --dtype T          f32, bf16 or f64\n"
+    "  --device D         cpu, cuda or auto: whose memory it must fit\n"
     "  --threads N        workspaces for that many threads\n"
     "  --json             one object on standard output\n"
     "\n"
@@ -42,6 +42,24 @@ static void print_table(const weft_account *a) {
     printf("  kept a token, layer %12.0f numbers\n", a->kept_per_token_layer);
     printf("cache a token       %14lld bytes\n", (long long)a->cache_bytes_token);
     printf("  a layer           %14lld bytes\n", (long long)a->cache_bytes_layer);
+}
+
+static void print_fit(const weft_fit *f, const weft_backend *backend) {
+    printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
+           backend->name, mib(f->needed));
+    if (weft_fit_check(f, backend) == WEFT_OK)
+        printf("  fits into         %14.1f MiB\n", mib(f->there));
+    else
+        printf("  does not fit: %s\n", weft_error_message());
+}
+
+static void add_fit(json_t *object, const weft_fit *f, const weft_backend *backend) {
+    json_object_set_new(object, "device",
+                        json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name, "fits",
+                                  f->there == 0 || f->needed <= f->there, "needed_bytes",
+                                  (json_int_t)f->needed, "free_bytes", (json_int_t)f->there,
+                                  "micro_batch", (json_int_t)f->micro_batch, "micro_batch_bytes",
+                                  (json_int_t)f->would_need));
 }
 
 static json_t *to_json(const weft_account *a) {
@@ -91,21 +109,22 @@ static void print_json(json_t *object) {
     json_decref(object);
 }
 
-static weft_status account_step(const weft_args *args, int step, int threads, weft_account *out) {
+static weft_status account_step(const weft_args *args, int step, const weft_backend *backend,
+                                int threads, weft_account *out) {
     weft_args one = *args;
     weft_config c;
     one.step = step;
     WEFT_TRY(weft_args_config(&one, &c));
-    return weft_account_make(&c, weft_cpu_backend(), threads, out);
+    return weft_account_make(&c, backend, threads, out);
 }
 
 /* Every step of a study. In JSON `first`, the study's step 0, is beside them. All is counted
  * before anything is printed, so that a step which fails leaves no half of a table. */
 static int plan_steps(const weft_args *args, const weft_account *first, const int *steps, int n,
-                      int threads) {
+                      const weft_backend *backend, int threads) {
     weft_account accounts[STEPS_MAX];
     for (int i = 0; i < n; i++) {
-        weft_status status = account_step(args, steps[i], threads, &accounts[i]);
+        weft_status status = account_step(args, steps[i], backend, threads, &accounts[i]);
         if (status != WEFT_OK) return weft_args_fail(args, status);
     }
     if (!args->json) {
@@ -150,10 +169,17 @@ int weft_cmd_plan(int argc, char **argv) {
     weft_account a;
     status = weft_account_make(&c, backend, threads, &a);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (n > 0) return plan_steps(&args, &a, steps, n, threads);
-    if (args.json)
-        print_json(to_json(&a));
-    else
+    if (n > 0) return plan_steps(&args, &a, steps, n, backend, threads);
+    weft_fit fit;
+    status = weft_account_fit(&c, backend, threads, &fit);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (args.json) {
+        json_t *object = to_json(&a);
+        add_fit(object, &fit, backend);
+        print_json(object);
+    } else {
         print_table(&a);
+        print_fit(&fit, backend);
+    }
     return WEFT_EXIT_DONE;
 }

@@ -17,7 +17,7 @@ const char weft_help_train[] =
     "  -o KEY=VALUE       override a config key; may be repeated\n"
     "  --seed N           start of every random number; without it, the config's\n"
     "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu or cuda\n"
+    "  --device D         cpu, cuda or auto\n"
     "  --threads N        one a processor without it; the result does not depend on it\n"
     "  --json             one object on standard output at the end\n"
     "\n"

@@ -7,7 +7,7 @@
 
 const char weft_help_verify[] =
     "  --threads N        one a processor without it\n"
-    "  --device D         cpu or cuda\n"
+    "  --device D         cpu, cuda or auto\n"
     "  --json             one object on standard output\n"
     "\n"
     "Builds each block small and checks its shapes, its forward pass, its gradients against\n"

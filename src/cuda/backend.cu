@@ -66,8 +66,12 @@ static bool take_device(int number) {
 static void choose_device(void) {
     const char *asked = getenv("WEFT_CUDA_DEVICE");
     int count = 0;
-    cudaError_t error = cudaGetDeviceCount(&count);
     char text[512];
+    if (asked && strcmp(asked, "none") == 0) {
+        refuse(WEFT_EMISSING, "cuda: WEFT_CUDA_DEVICE=none asks for no GPU");
+        return;
+    }
+    cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
         snprintf(text, sizeof text, "cuda: no GPU can be used: %s; --device cpu works without",
                  error == cudaErrorInsufficientDriver

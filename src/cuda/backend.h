@@ -4,8 +4,9 @@
 
 #include "core/exec.h"
 
-/* The backend on the first GPU that this build has code for (WEFT_CUDA_DEVICE=N asks for another).
- * NULL and an error message that says what is missing: the build, the driver, or the GPU. */
+/* The backend on the first GPU that this build has code for. WEFT_CUDA_DEVICE=N asks for another,
+ * WEFT_CUDA_DEVICE=none for none. NULL and an error message that says what is missing: the build,
+ * the driver, or the GPU. */
 const weft_backend *weft_cuda_backend(void);
 
 /* The GPU in words, "NVIDIA H200, 139.8 GiB"; "none" where there is none. */

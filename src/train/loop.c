@@ -134,11 +134,21 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
     return weft_prefetch_open(t->dataset, &feed, &t->feed);
 }
 
+/* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
+static weft_status check_memory(const weft_config *c, const weft_backend *backend,
+                                weft_pool *pool) {
+    weft_fit fit;
+    if (!backend->remote) return WEFT_OK;
+    WEFT_TRY(weft_account_fit(c, backend, weft_pool_size(pool), &fit));
+    return weft_fit_check(&fit, backend);
+}
+
 static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_account account;
     WEFT_TRY(open_dataset(t));
     WEFT_TRY(open_tokenizer(t));
     WEFT_TRY(make_folders(t->options->out));
+    WEFT_TRY(check_memory(t->config, backend, pool));
     WEFT_TRY(open_model(t, backend, pool));
     WEFT_TRY(open_passes(t, backend, pool));
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
