@@ -255,8 +255,8 @@ struct reference {
     }
 
     double get(int which, int64_t b, int64_t position, int64_t head, int64_t c) const {
-        return (double)x.in[f.packed && which <= V ? Q : which].host[(size_t)(
-            at(which, b, position, head) + c)];
+        return (double)x.in[f.packed && which <= V ? Q : which]
+            .host[(size_t)(at(which, b, position, head) + c)];
     }
 
     double product(int a, int64_t i, int64_t ha, int e, int64_t j, int64_t he, int64_t b,
@@ -479,8 +479,25 @@ template <typename F> static double measure(F call) {
 }
 
 static void time_form(const char *name, int T, int dqk, int dv, int kv, bool w2) {
-    form f = {name, 32768 / T, T, T, 12, kv, dqk, dv, 1, 1, dqk == dv && kv == 12 && !w2,
-              w2,   0,         0, w2, 0, WEFT_POS_NONE, 0, 0};
+    form f = {name,
+              32768 / T,
+              T,
+              T,
+              12,
+              kv,
+              dqk,
+              dv,
+              1,
+              1,
+              dqk == dv && kv == 12 && !w2,
+              w2,
+              0,
+              0,
+              w2,
+              0,
+              WEFT_POS_NONE,
+              0,
+              0};
     problem x;
     make(x, f);
     make_room(x);

@@ -104,8 +104,7 @@ static int64_t attention_back_workspace(const weft_node *n, int threads) {
 }
 
 static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
-    attention_problem p =
-        make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST, n->in[1], n->in[2]);
+    attention_problem p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST, n->in[1], n->in[2]);
     attention_gradients g = {};
     make_projections(x, ATTR(n, weft_attention_attr), n->out, &g.dq, &g.dk, &g.dv);
     g.d_o = make_rows(data_of<void>(x, n->in[0]), p.queries, p.heads, p.dv);

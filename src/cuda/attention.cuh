@@ -29,7 +29,7 @@ struct attention_problem {
     int window;
     float scale_value, band_alpha;
     head_rows q, k, v, o;
-    float *lse;                                   /* [B, H, T] */
+    float *lse;                                    /* [B, H, T] */
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
     const int32_t *start;
     weft_cuda_run *run; /* where a bad start is noted; NULL: it is not */

@@ -15,16 +15,16 @@
  * rows that are filled up to a multiple of 128 with queries of no weight. */
 #include "cuda/attention_tiles.cuh"
 
-enum { ROW_PADDING = 128, NUMBERS = 2, BLOCKS_WANTED = 528 };
+enum { ROW_PADDING = 128, NUMBERS = 2, BLOCKS_WANTED = 528, STAGES = 3 };
 
 /* lse of a query that is not there: its weights are 0. Also the exponent of a hidden pair; finite,
  * so that times 0 it is 0. */
 constexpr float NOTHING = 1e30f;
 
 struct tiles_workspace {
-    float *lse, *total; /* [B, H, padded] to the base 2; D */
-    float *shift;       /* [B, H, padded] ⟨q_i, k_0⟩, where dscale is wanted */
-    double *numbers;    /* [B, H, key tiles, warps, NUMBERS]: of dscale or dlog_tau; of dbeta */
+    float *lse, *total;  /* [B, H, padded] to the base 2; D */
+    float *shift;        /* [B, H, padded] ⟨q_i, k_0⟩, where dscale is wanted */
+    double *numbers;     /* [B, H, key tiles, warps, NUMBERS]: of dscale or dlog_tau; of dbeta */
     float *dk, *dv, *dn; /* [parts, B, S, KV, dqk], [.., dv], [parts, B, KV, S], where several */
     int padded, parts;
 };
@@ -34,9 +34,9 @@ template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_> struct 
     static constexpr int QUERIES = QUERIES_; /* in a tile */
     static constexpr int KEYS = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
     static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
-    static constexpr int D_O = Q + 2 * tile_bytes<QUERIES, DQK>;
-    static constexpr int ROWS = D_O + 2 * tile_bytes<QUERIES, DV>; /* lse, total, shift; twice */
-    static constexpr int MEMORY = ROWS + 2 * 3 * QUERIES * (int)sizeof(float) + 1024;
+    static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
+    static constexpr int ROWS = D_O + STAGES * tile_bytes<QUERIES, DV>; /* lse, total, shift */
+    static constexpr int MEMORY = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float) + 1024;
 };
 
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_> struct query_shape {
@@ -45,15 +45,15 @@ template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_> struct que
     static constexpr int QUERIES = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
     static constexpr int Q = 0, D_O = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int K = D_O + tile_bytes<QUERIES, DV>;
-    static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
+    static constexpr int V = K + STAGES * tile_bytes<KEYS, DQK>;
     static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
     static constexpr int MEMORY = BIAS + 2 * KEYS * (int)sizeof(float) + 1024;
 };
 
 /* Eight threads a row, queries of a head one after another. */
 static __global__ void prepare_rows(const __grid_constant__ attention_problem p,
-                             const __grid_constant__ attention_gradients g,
-                             const __grid_constant__ tiles_workspace w) {
+                                    const __grid_constant__ attention_gradients g,
+                                    const __grid_constant__ tiles_workspace w) {
     int64_t rows = (int64_t)p.batch * p.heads * w.padded;
     int part = threadIdx.x % 8;
     for (int64_t r = thread_index() / 8; r < rows; r += thread_count() / 8) {
@@ -167,8 +167,8 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
     by_n = sum_warp(by_n);
     if (!w.numbers || threadIdx.x % 32 != 0) return;
     int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-    double *to = w.numbers +
-                 ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
+    double *to =
+        w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
     to[0] = number;
     to[1] = by_n;
 }
@@ -181,12 +181,10 @@ struct turned_tile {
     bool masked, wants_scale;
 };
 
-/* Pᵀ and dSᵀ from Sᵀ and dPᵀ, as operands of the next products. */
+/* Sᵀ and dPᵀ to Pᵀ and dSᵀ, in place. */
 template <int QUERIES, bool EXTRA>
-__device__ static inline void
-soften_turned(const float (&s)[QUERIES / 8][4], const float (&dp)[QUERIES / 8][4],
-              const turned_tile &t, float scale, key_extras &e,
-              uint32_t (&weights)[QUERIES / 16][4], uint32_t (&slopes)[QUERIES / 16][4]) {
+__device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4],
+                                            const turned_tile &t, float scale, key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
 #pragma unroll
@@ -195,7 +193,6 @@ soften_turned(const float (&s)[QUERIES / 8][4], const float (&dp)[QUERIES / 8][4
         float2 lse = *(const float2 *)(t.lse + 8 * n + column);
         float2 total = *(const float2 *)(t.total + 8 * n + column);
         float2 shift = make_float2(0, 0);
-        float p[4], ds[4];
         if (EXTRA) {
             lse.x = fmaf(e.slope, (float)place, lse.x);
             lse.y = fmaf(e.slope, (float)(place + 1), lse.y);
@@ -206,19 +203,17 @@ soften_turned(const float (&s)[QUERIES / 8][4], const float (&dp)[QUERIES / 8][4
             float less = i % 2 ? lse.y : lse.x;
             float x = fmaf(s[n][i], factor, EXTRA ? e.bias[i / 2] - less : -less);
             if (t.masked && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
-            p[i] = power_of_two(x);
-            ds[i] = p[i] * (dp[n][i] - (i % 2 ? total.y : total.x));
+            float weight = power_of_two(x);
+            float ds = weight * (dp[n][i] - (i % 2 ? total.y : total.x));
             if (EXTRA) {
                 float by = t.wants_scale ? s[n][i] - (i % 2 ? shift.y : shift.x) : x;
-                e.column[i / 2] += ds[i];
-                e.number = fmaf(ds[i], by, e.number);
-                ds[i] *= scale;
+                e.column[i / 2] += ds;
+                e.number = fmaf(ds, by, e.number);
+                ds *= scale;
             }
+            s[n][i] = weight;
+            dp[n][i] = ds;
         }
-        weights[n / 2][n % 2 * 2] = pack_pair(p[0], p[1]);
-        weights[n / 2][n % 2 * 2 + 1] = pack_pair(p[2], p[3]);
-        slopes[n / 2][n % 2 * 2] = pack_pair(ds[0], ds[1]);
-        slopes[n / 2][n % 2 * 2 + 1] = pack_pair(ds[2], ds[3]);
     }
 }
 
@@ -235,7 +230,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
     int steps = t.per_head * t.heads, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
     auto copy_queries = [&](int step) {
-        int h = t.first_head + step / t.per_head, stage = step & 1;
+        int h = t.first_head + step / t.per_head, stage = step % STAGES;
         int i0 = t.first + step % t.per_head * S::QUERIES;
         copy_tile<S::QUERIES, S::DQK, S::THREADS>(
             base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>,
@@ -249,6 +244,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         if (from)
             copy_piece(base + S::ROWS + (uint32_t)((stage * 3 + kind) * S::QUERIES + piece * 4) * 4,
                        from + at + piece * 4, true);
+    };
+    auto advance = [&](int step) {
+        wait_copies();
+        sync_block();
+        if (step + 1 < steps) copy_queries(step + 1);
         end_copies();
     };
     copy_tile<S::KEYS, S::DQK, S::THREADS>(
@@ -258,57 +258,95 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         base + S::V, (const bf16 *)p.v.data + row_at(p.v, t.b, t.j0, t.kv), p.v.row,
         p.keys - t.j0);
     if (steps > 0) copy_queries(0);
+    end_copies();
     float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
-    bool idle = t.j0 + first_key >= p.keys;
+    float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
+    uint32_t weights[S::QUERIES / 16][4], slopes[S::QUERIES / 16][4];
     key_extras e = {};
     clear_sums(dk);
     clear_sums(dv);
-    for (int step = 0, at = 0, h = t.first_head; step < steps; step++) {
-        int i0 = t.first + at * S::QUERIES, stage = step & 1;
-        wait_copies();
-        __syncthreads();
-        if (step + 1 < steps) copy_queries(step + 1);
-        if (EXTRA && at == 0) {
-            head_numbers f = numbers_of_head(p, h);
-            scale = f.scale;
-            begin_head(p, t, f, row, e);
-        }
-        int distance = t.start + i0 - t.j0; /* from the block's first key to the tile's place */
-        if (!idle && (!p.causal || distance + S::QUERIES > first_key)) {
-            uint32_t q_tile = base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>;
-            uint32_t do_tile = base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>;
-            const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
-            turned_tile pairs = {rows,
-                                 rows + S::QUERIES,
-                                 rows + 2 * S::QUERIES,
-                                 distance,
-                                 row,
-                                 p.causal && distance < first_key + 63,
-                                 w.shift != NULL};
-            float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
-            uint32_t weights[S::QUERIES / 16][4], slopes[S::QUERIES / 16][4];
-            begin_products();
-            multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key,
-                                                                    q_tile);
-            multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key,
-                                                                   do_tile);
-            end_products();
-            wait_products<0>();
-            settle(s);
-            settle(dp);
-            soften_turned<S::QUERIES, EXTRA>(s, dp, pairs, scale, e, weights, slopes);
-            begin_products();
-            add_weighted<S::QUERIES, S::DV>(dv, weights, do_tile);
-            add_weighted<S::QUERIES, S::DQK>(dk, slopes, q_tile);
-            end_products();
-            wait_products<0>();
-            settle(dv);
-            settle(dk);
-        }
-        if (++at < t.per_head) continue;
+    auto start_scores = [&](int stage) {
+        multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(
+            s, base + S::K, first_key, base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>);
+        multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(
+            dp, base + S::V, first_key, base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>);
+        end_products();
+    };
+    auto start_sums = [&](int stage) {
+        add_weighted<S::QUERIES, S::DV>(dv, weights,
+                                        base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>);
+        add_weighted<S::QUERIES, S::DQK>(dk, slopes,
+                                         base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>);
+        end_products();
+    };
+    int h = t.first_head, at = 0; /* head, and tile of it */
+    auto enter_head = [&]() {
+        if (!EXTRA) return;
+        head_numbers f = numbers_of_head(p, h);
+        scale = f.scale;
+        begin_head(p, t, f, row, e);
+    };
+    auto soften_step = [&](int stage) {
+        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
+        int distance = t.start + t.first + at * S::QUERIES - t.j0;
+        turned_tile pairs = {rows,
+                             rows + S::QUERIES,
+                             rows + 2 * S::QUERIES,
+                             distance,
+                             row,
+                             p.causal && distance < first_key + 63,
+                             w.shift != NULL};
+        soften_turned<S::QUERIES, EXTRA>(s, dp, pairs, scale, e);
+    };
+    auto leave_step = [&]() {
+        if (++at < t.per_head) return;
         if (EXTRA) end_head(p, w, t, h, tiles, row, e);
         at = 0;
         h++;
+    };
+    /* The first tile in which one of the warpgroup's keys is seen. */
+    int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
+    if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
+    for (int step = 0; step < from; step++)
+        advance(step);
+    if (from < steps) {
+        int stage = from % STAGES;
+        at = from;
+        advance(from);
+        enter_head();
+        begin_products();
+        start_scores(stage);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        soften_step(stage);
+        leave_step();
+        hold_weights<S::QUERIES>(s, weights);
+        hold_weights<S::QUERIES>(dp, slopes);
+        for (int step = from + 1; step < steps; step++) {
+            int before = stage;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            advance(step);
+            if (at == 0) enter_head();
+            begin_products();
+            start_scores(stage);
+            start_sums(before);
+            wait_products<1>();
+            settle(s);
+            settle(dp);
+            soften_step(stage);
+            wait_products<0>();
+            settle(dv);
+            settle(dk);
+            leave_step();
+            hold_weights<S::QUERIES>(s, weights);
+            hold_weights<S::QUERIES>(dp, slopes);
+        }
+        begin_products();
+        start_sums(stage);
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
     }
     float factor = EXTRA ? 1.0f : scale;
 #pragma unroll
@@ -359,12 +397,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const bf16 *v = (const bf16 *)p.v.data + row_at(p.v, t.b, 0, t.kv);
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     auto copy_keys = [&](int step) {
-        int j0 = step * S::KEYS, stage = step & 1;
-        copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K + stage * tile_bytes<S::KEYS, S::DQK>,
-                                               k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
-        copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + stage * tile_bytes<S::KEYS, S::DV>,
+        int j0 = step * S::KEYS;
+        copy_tile<S::KEYS, S::DQK, S::THREADS>(
+            base + S::K + step % STAGES * tile_bytes<S::KEYS, S::DQK>, k + (int64_t)j0 * p.k.row,
+            p.k.row, p.keys - j0);
+        copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>,
                                               v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
-        end_copies();
     };
     float number = 0;
     auto read_number = [&](int step) {
@@ -377,19 +415,19 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             bias[(step & 1) * S::KEYS + threadIdx.x] =
                 fmaf(t.slope, (float)(j - t.place0), t.beta * number);
     };
-    copy_tile<S::QUERIES, S::DQK, S::THREADS>(
-        base + S::Q, (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h), p.q.row,
-        p.queries - t.i0);
+    copy_tile<S::QUERIES, S::DQK, S::THREADS>(base + S::Q,
+                                              (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h),
+                                              p.q.row, p.queries - t.i0);
     copy_tile<S::QUERIES, S::DV, S::THREADS>(
         base + S::D_O, (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, t.i0, t.h), g.d_o.row,
         p.queries - t.i0);
     copy_keys(0);
+    end_copies();
     read_number(0);
     store_bias(0);
     read_number(1);
     float dq[S::DQK / 8][4], lse[2], total[2];
     int limit[2], whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1;
-    bool idle = t.i0 + warpgroup * 64 >= p.queries;
     clear_sums(dq);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -400,56 +438,84 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         total[r] = inside ? w.total[at] : 0.0f;
         limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
-    for (int step = 0; step < steps; step++) {
-        int j0 = step * S::KEYS, stage = step & 1, column = lane % 4 * 2;
+    auto advance = [&](int step) {
         wait_copies();
-        __syncthreads();
+        sync_block();
         if (step + 1 < steps) {
             copy_keys(step + 1);
             store_bias(step + 1);
             read_number(step + 2);
         }
-        if (idle || (p.causal && j0 > first_place + 63)) continue;
-        uint32_t k_tile = base + S::K + stage * tile_bytes<S::KEYS, S::DQK>;
-        uint32_t v_tile = base + S::V + stage * tile_bytes<S::KEYS, S::DV>;
-        float s[S::KEYS / 8][4], dp[S::KEYS / 8][4];
-        uint32_t slopes[S::KEYS / 16][4];
-        begin_products();
-        multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
-                                                             k_tile);
+        end_copies();
+    };
+    float s[S::KEYS / 8][4], dp[S::KEYS / 8][4];
+    uint32_t slopes[S::KEYS / 16][4];
+    auto start_scores = [&](int step, int stage) {
+        multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(
+            s, base + S::Q, warpgroup * 64, base + S::K + stage * tile_bytes<S::KEYS, S::DQK>);
+        multiply_tiles<S::KEYS, S::DV, S::QUERIES, S::KEYS>(
+            dp, base + S::D_O, warpgroup * 64,
+            base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>);
         end_products();
-        multiply_tiles<S::KEYS, S::DV, S::QUERIES, S::KEYS>(dp, base + S::D_O, warpgroup * 64,
-                                                            v_tile);
+    };
+    auto start_sums = [&](int stage) {
+        add_weighted<S::KEYS, S::DQK>(dq, slopes,
+                                      base + S::K + stage * tile_bytes<S::KEYS, S::DQK>);
         end_products();
-        wait_products<1>();
-        settle(s);
+    };
+    /* S and dP to P and dS, in place: only dS is needed. */
+    auto soften_step = [&](int step) {
+        int j0 = step * S::KEYS, column = lane % 4 * 2;
         bool masked = j0 + S::KEYS - 1 > whole;
 #pragma unroll
         for (int m = 0; m < S::KEYS / 8; m++) {
-            float2 b = EXTRA ? *(const float2 *)(bias + stage * S::KEYS + 8 * m + column)
+            float2 b = EXTRA ? *(const float2 *)(bias + (step & 1) * S::KEYS + 8 * m + column)
                              : make_float2(0, 0);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float x = EXTRA ? (i % 2 ? b.y : b.x) - lse[i / 2] : -lse[i / 2];
                 x = fmaf(s[m][i], t.scale, x);
                 if (masked && j0 + 8 * m + column + i % 2 > limit[i / 2]) x = -NOTHING;
-                s[m][i] = power_of_two(x);
+                dp[m][i] = power_of_two(x) * (dp[m][i] - total[i / 2]);
             }
         }
-        wait_products<0>();
-        settle(dp);
-#pragma unroll
-        for (int m = 0; m < S::KEYS / 8; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                dp[m][i] = s[m][i] * (dp[m][i] - total[i / 2]);
-        hold_weights<S::KEYS>(dp, slopes);
+    };
+    int mine = p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
+    if (t.i0 + warpgroup * 64 >= p.queries) mine = 0;
+    int step = 0;
+    advance(0);
+    if (mine > 0) {
+        int stage = 0;
         begin_products();
-        add_weighted<S::KEYS, S::DQK>(dq, slopes, k_tile);
-        end_products();
+        start_scores(0, 0);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        soften_step(0);
+        hold_weights<S::KEYS>(dp, slopes);
+        for (step = 1; step < mine; step++) {
+            int before = stage;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            advance(step);
+            begin_products();
+            start_scores(step, stage);
+            start_sums(before);
+            wait_products<1>();
+            settle(s);
+            settle(dp);
+            soften_step(step);
+            wait_products<0>();
+            settle(dq);
+            hold_weights<S::KEYS>(dp, slopes);
+        }
+        begin_products();
+        start_sums(stage);
         wait_products<0>();
         settle(dq);
+        step = mine - 1;
     }
+    while (++step < steps)
+        advance(step);
     float factor = t.scale * LN2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -458,14 +524,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         bf16 *to = (bf16 *)g.dq.data + row_at(g.dq, t.b, i, t.h) + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < S::DQK / 8; m++)
-            *(uint32_t *)(to + 8 * m) =
-                pack_pair(dq[m][2 * r] * factor, dq[m][2 * r + 1] * factor);
+            *(uint32_t *)(to + 8 * m) = pack_pair(dq[m][2 * r] * factor, dq[m][2 * r + 1] * factor);
     }
 }
 
 /* Sums of the parts, in order: `rows` rows of `width` to where `to` has them. */
 static __global__ void add_rows(const float *parts, int count, int64_t rows, int width, int keys,
-                         int kv_heads, head_rows to) {
+                                int kv_heads, head_rows to) {
     int64_t size = rows * width;
     for (int64_t e = thread_index() * 4; e < size; e += thread_count() * 4) {
         float4 sum = *(const float4 *)(parts + e);
@@ -492,8 +557,8 @@ static __global__ void add_numbers_of_keys(const float *parts, int count, int64_
 
 /* A warp a head: what the warps of its blocks wrote. */
 static __global__ void add_numbers_of_heads(const __grid_constant__ attention_problem p,
-                                     const __grid_constant__ attention_gradients g,
-                                     const double *numbers, int64_t a_sequence) {
+                                            const __grid_constant__ attention_gradients g,
+                                            const double *numbers, int64_t a_sequence) {
     int h = blockIdx.x;
     double sum[NUMBERS] = {};
     for (int64_t e = threadIdx.x; e < p.batch * a_sequence; e += 32) {
@@ -512,13 +577,13 @@ static __global__ void add_numbers_of_heads(const __grid_constant__ attention_pr
 /* Calls f with the shapes for the problem's widths. */
 template <typename F> static void with_shapes(const attention_problem &p, F f) {
     if (p.dqk == 32)
-        f(key_shape<32, 32, 3, 1, 64>(), query_shape<32, 32, 3, 1, 64>());
+        f(key_shape<32, 32, 2, 1, 64>(), query_shape<32, 32, 3, 1, 64>());
     else if (p.dqk == 64)
-        f(key_shape<64, 64, 3, 1, 64>(), query_shape<64, 64, 3, 1, 64>());
+        f(key_shape<64, 64, 2, 1, 64>(), query_shape<64, 64, 3, 1, 64>());
     else if (p.dqk == 96)
         f(key_shape<96, 96, 2, 1, 64>(), query_shape<96, 96, 3, 1, 64>());
     else if (p.dv == 64)
-        f(key_shape<128, 64, 2, 1, 64>(), query_shape<128, 64, 3, 1, 64>());
+        f(key_shape<128, 64, 2, 1, 64>(), query_shape<128, 64, 2, 1, 64>());
     else
         f(key_shape<128, 128, 2, 1, 64>(), query_shape<128, 128, 2, 1, 64>());
 }
@@ -588,20 +653,19 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
         lay_out_workspace(p, K::KEYS, warps, (char *)g.workspace, &w);
         if (!g.dscale) w.shift = NULL;
         if (!numbers) w.numbers = NULL;
-        /* Keys that no query sees leave the numbers of their heads unwritten. */
-        if (numbers && p.start)
+        /* Warps whose keys no query sees write none. */
+        if (numbers)
             cudaMemsetAsync(w.numbers, 0,
                             (size_t)(queries * tiles * warps * NUMBERS) * sizeof(double), stream);
         prepare_rows<<<grid_for(queries * w.padded * 8, 256), 256, 0, stream>>>(p, g, w);
-        with_flag(has_extras(p), [&](auto extra) {
-            launch_back<K, Q, decltype(extra)::value>(p, g, w, stream);
-        });
+        with_flag(has_extras(p),
+                  [&](auto extra) { launch_back<K, Q, decltype(extra)::value>(p, g, w, stream); });
         if (w.parts > 1 && g.dk.data)
             add_rows<<<grid_for(rows * p.dqk / 4, 256), 256, 0, stream>>>(
                 w.dk, w.parts, rows, p.dqk, p.keys, p.kv_heads, g.dk);
         if (w.parts > 1 && g.dv.data)
-            add_rows<<<grid_for(rows * p.dv / 4, 256), 256, 0, stream>>>(
-                w.dv, w.parts, rows, p.dv, p.keys, p.kv_heads, g.dv);
+            add_rows<<<grid_for(rows * p.dv / 4, 256), 256, 0, stream>>>(w.dv, w.parts, rows, p.dv,
+                                                                         p.keys, p.kv_heads, g.dv);
         if (w.parts > 1 && g.dn)
             add_numbers_of_keys<<<grid_for(rows, 256), 256, 0, stream>>>(w.dn, w.parts, rows, g.dn);
         if (numbers)

@@ -14,7 +14,8 @@
  * keys first. */
 #include "cuda/attention_tiles.cuh"
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_> struct forward_shape {
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
+struct forward_shape {
     static constexpr int DQK = DQK_, DV = DV_;
     static constexpr int WARPGROUPS = WARPGROUPS_; /* of a block */
     static constexpr int BLOCKS = BLOCKS_;         /* on a multiprocessor */
@@ -97,9 +98,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         int j0 = step * S::KEYS, stage = step & 1;
         copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K + stage * tile_bytes<S::KEYS, S::DQK>,
                                                k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
+    };
+    auto copy_values = [&](int step) {
+        int j0 = step * S::KEYS, stage = step & 1;
         copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + stage * tile_bytes<S::KEYS, S::DV>,
                                               v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
-        end_copies();
     };
     /* A number a key is read a step before it is stored, so that nothing waits for it. */
     float number = 0;
@@ -113,10 +116,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             bias[(step & 1) * S::KEYS + threadIdx.x] =
                 fmaf(t.slope, (float)(j - t.place0), t.beta * number);
     };
-    copy_tile<S::QUERIES, S::DQK, S::THREADS>(
-        base + S::Q, (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h), p.q.row,
-        p.queries - t.i0);
+    copy_tile<S::QUERIES, S::DQK, S::THREADS>(base + S::Q,
+                                              (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h),
+                                              p.q.row, p.queries - t.i0);
     copy_keys(0);
+    end_copies();
     read_number(0);
     store_bias(0);
     read_number(1);
@@ -131,47 +135,75 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     }
     int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
     bool idle = t.i0 + warpgroup * 64 >= p.queries;
-    uint32_t held[S::HELD ? S::DQK / 16 : 1][4];
-    for (int step = 0; step < steps; step++) {
-        int j0 = step * S::KEYS, stage = step & 1;
+    int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
+    uint32_t held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
+    /* Before step `step`: its keys and the values of the one before are there. */
+    auto advance = [&](int step) {
         wait_copies();
-        __syncthreads();
-        if (S::HELD && step == 0) {
-            if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(held, base + S::Q, warpgroup * 64);
-        }
+        sync_block();
+        if (step < steps) copy_values(step);
         if (step + 1 < steps) {
             copy_keys(step + 1);
             store_bias(step + 1);
             read_number(step + 2);
         }
-        if (idle || (p.causal && j0 > first_place + 63)) continue;
-        uint32_t k_tile = base + S::K + stage * tile_bytes<S::KEYS, S::DQK>;
-        uint32_t v_tile = base + S::V + stage * tile_bytes<S::KEYS, S::DV>;
-        float s[S::KEYS / 8][4], rescale[2];
-        begin_products();
+        end_copies();
+    };
+    float s[S::KEYS / 8][4], rescale[2];
+    auto start_scores = [&](int step) {
+        uint32_t k_tile = base + S::K + (step & 1) * tile_bytes<S::KEYS, S::DQK>;
         if constexpr (S::HELD)
             multiply_held<S::KEYS, S::DQK, S::KEYS>(s, held, k_tile);
         else
             multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
                                                                  k_tile);
         end_products();
+    };
+    auto start_output = [&](int step) {
+        add_weighted<S::KEYS, S::DV>(o, weights,
+                                     base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>);
+        end_products();
+    };
+    auto soften_scores = [&](int step) {
+        int j0 = step * S::KEYS;
+        soften<S::KEYS, EXTRA>(s, rows, t.scale, bias + (step & 1) * S::KEYS, j0,
+                               j0 + S::KEYS - 1 > whole, rescale);
+    };
+    int step = 0;
+    advance(0);
+    if (mine > 0) {
+        if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(held, base + S::Q, warpgroup * 64);
+        begin_products();
+        start_scores(0);
         wait_products<0>();
         settle(s);
-        soften<S::KEYS, EXTRA>(s, rows, t.scale, bias + stage * S::KEYS, j0,
-                               j0 + S::KEYS - 1 > whole, rescale);
-        uint32_t weights[S::KEYS / 16][4];
+        soften_scores(0);
         hold_weights<S::KEYS>(s, weights);
+        for (step = 1; step < mine; step++) {
+            advance(step);
+            begin_products();
+            start_scores(step);
+            start_output(step - 1);
+            wait_products<1>();
+            settle(s);
+            soften_scores(step);
+            wait_products<0>();
+            settle(o);
+            hold_weights<S::KEYS>(s, weights);
 #pragma unroll
-        for (int m = 0; m < S::DV / 8; m++)
+            for (int m = 0; m < S::DV / 8; m++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                o[m][i] *= rescale[i / 2];
+                for (int i = 0; i < 4; i++)
+                    o[m][i] *= rescale[i / 2];
+        }
+        advance(mine);
         begin_products();
-        add_weighted<S::KEYS, S::DV>(o, weights, v_tile);
-        end_products();
+        start_output(mine - 1);
         wait_products<0>();
         settle(o);
     }
+    while (++step <= steps)
+        advance(step);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = rows.sum[r];
@@ -183,8 +215,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         bf16 *to = (bf16 *)p.o.data + row_at(p.o, t.b, i, t.h) + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < S::DV / 8; m++)
-            *(uint32_t *)(to + 8 * m) =
-                pack_pair(o[m][2 * r] * factor, o[m][2 * r + 1] * factor);
+            *(uint32_t *)(to + 8 * m) = pack_pair(o[m][2 * r] * factor, o[m][2 * r + 1] * factor);
         if (lane % 4 == 0)
             p.lse[((int64_t)t.b * p.heads + t.h) * p.queries + i] =
                 (rows.top[r] + log2f(sum) - t.slope * (float)(row + 8 * r)) * LN2;

@@ -17,7 +17,7 @@ enum { SCORES = TILE / PER_ROW, OUTPUTS = WIDE / PER_ROW };
 enum { NUMBERS = 3 }; /* dscale, dbeta, dlog_tau */
 
 struct tile_memory {
-    float a[TILE][TILE + 1], b[TILE][TILE + 1]; /* operands of a product */
+    float a[TILE][TILE + 1], b[TILE][TILE + 1];  /* operands of a product */
     float p[TILE][TILE + 1], ds[TILE][TILE + 1]; /* [query][key] */
     float wide[TILE][WIDE + 1];
 };
@@ -153,8 +153,8 @@ template <typename T> static __global__ void attend_plain(attention_problem p) {
 #pragma unroll
         for (int c = 0; c < SCORES; c++) {
             int j = j0 + column + c * PER_ROW;
-            score[c] = score[c] * t.f.scale + t.f.beta * key_number(p, t, j) +
-                       position_part(p, t, i, j);
+            score[c] =
+                score[c] * t.f.scale + t.f.beta * key_number(p, t, j) + position_part(p, t, i, j);
             if (!sees(p, t, i, j)) score[c] = -INFINITY;
             largest = fmaxf(largest, score[c]);
         }
@@ -278,7 +278,7 @@ __device__ static double sum_block(double v) {
 
 template <typename T>
 static __global__ void find_query_gradients(attention_problem p, attention_gradients g,
-                                     plain_workspace w) {
+                                            plain_workspace w) {
     __shared__ tile_memory m;
     int tiles = (int)ceil_div(p.queries, TILE);
     block_place place = place_block(tiles, p.heads);
@@ -315,7 +315,8 @@ static __global__ void find_query_gradients(attention_problem p, attention_gradi
 }
 
 template <typename T>
-static __global__ void find_key_gradients(attention_problem p, attention_gradients g, row_numbers rows) {
+static __global__ void find_key_gradients(attention_problem p, attention_gradients g,
+                                          row_numbers rows) {
     __shared__ tile_memory m;
     int tiles = (int)ceil_div(p.keys, TILE);
     block_place place = place_block(tiles, p.kv_heads);
@@ -358,7 +359,8 @@ static __global__ void find_key_gradients(attention_problem p, attention_gradien
 
 /* Σ ds over the pairs of each of 32 distances, of one head: along a tile's diagonals. */
 template <typename T>
-static __global__ void sum_distances(attention_problem p, attention_gradients g, plain_workspace w) {
+static __global__ void sum_distances(attention_problem p, attention_gradients g,
+                                     plain_workspace w) {
     __shared__ tile_memory m;
     __shared__ float parts[PER_ROW][TILE];
     int tiles = (int)ceil_div(p.keys, TILE);
@@ -385,13 +387,13 @@ static __global__ void sum_distances(attention_problem p, attention_gradients g,
 }
 
 /* A block a head. */
-static __global__ void add_numbers(attention_problem p, attention_gradients g, const double *numbers) {
+static __global__ void add_numbers(attention_problem p, attention_gradients g,
+                                   const double *numbers) {
     int64_t tiles = ceil_div(p.queries, TILE);
     int h = blockIdx.x;
     double sum[NUMBERS] = {};
     for (int64_t e = threadIdx.x; e < p.batch * tiles; e += THREADS) {
-        const double *from =
-            numbers + ((e / tiles * p.heads + h) * tiles + e % tiles) * NUMBERS;
+        const double *from = numbers + ((e / tiles * p.heads + h) * tiles + e % tiles) * NUMBERS;
         for (int n = 0; n < NUMBERS; n++)
             sum[n] += from[n];
     }
@@ -405,7 +407,8 @@ static __global__ void add_numbers(attention_problem p, attention_gradients g, c
     }
 }
 
-static __global__ void add_distances(attention_problem p, attention_gradients g, const float *parts) {
+static __global__ void add_distances(attention_problem p, attention_gradients g,
+                                     const float *parts) {
     int64_t stride = ceil_div(p.keys, TILE) * TILE;
     for (int64_t d = thread_index(); d < p.distances; d += thread_count()) {
         double sum = 0;
@@ -437,8 +440,8 @@ static int64_t lay_out_workspace(const attention_problem &p, bool numbers, bool 
     w->rows.total = (float *)take(rows * (int64_t)sizeof(float));
     w->rows.shift = (float *)take(rows * (int64_t)sizeof(float));
     if (numbers)
-        w->numbers = (double *)take(heads * ceil_div(p.queries, TILE) * NUMBERS *
-                                    (int64_t)sizeof(double));
+        w->numbers =
+            (double *)take(heads * ceil_div(p.queries, TILE) * NUMBERS * (int64_t)sizeof(double));
     if (relative)
         w->rel = (float *)take(heads * ceil_div(p.keys, TILE) * TILE * (int64_t)sizeof(float));
     return used;
@@ -472,12 +475,11 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
         int64_t rows = (int64_t)p.batch * p.heads * p.queries;
         sum_rows<T><<<grid_for(rows * 32, THREADS), THREADS, 0, stream>>>(p, g, w.rows);
         if (g.dq.data || numbers)
-            find_query_gradients<T><<<grid_of(p, p.queries, p.heads, p.dqk), THREADS, 0, stream>>>(
-                p, g, w);
+            find_query_gradients<T>
+                <<<grid_of(p, p.queries, p.heads, p.dqk), THREADS, 0, stream>>>(p, g, w);
         if (g.dk.data || g.dv.data || g.dn)
-            find_key_gradients<T>
-                <<<grid_of(p, p.keys, p.kv_heads, p.dqk > p.dv ? p.dqk : p.dv), THREADS, 0,
-                   stream>>>(p, g, w.rows);
+            find_key_gradients<T><<<grid_of(p, p.keys, p.kv_heads, p.dqk > p.dv ? p.dqk : p.dv),
+                                    THREADS, 0, stream>>>(p, g, w.rows);
         if (g.drel)
             sum_distances<T><<<grid_of(p, p.keys, p.heads, 1), THREADS, 0, stream>>>(p, g, w);
     });

@@ -19,6 +19,11 @@ __device__ static inline uint8_t *align_tiles(uint8_t *memory) {
     return memory + (1024 - (shared_address(memory) & 1023)) % 1024;
 }
 
+/* A barrier of the block that warpgroups may meet at different places of the program. */
+__device__ static inline void sync_block() {
+    asm volatile("bar.sync 0;" ::: "memory");
+}
+
 /* The warpgroup of a thread, in a register that the compiler knows to be the same for a warp. */
 __device__ static inline int warpgroup_index() {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);

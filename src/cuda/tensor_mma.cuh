@@ -44,8 +44,8 @@ __device__ static inline void add_step(float (&c)[N / 8][4], const uint32_t (&a)
 #pragma unroll
     for (int n = 0; n < N / 16; n++) {
         uint32_t r[4];
-        load_matrices(r, b + tile_place<B_ROWS, D>(16 * n + lane / 16 * 8 + lane % 8,
-                                                   2 * k + lane / 8 % 2));
+        load_matrices(
+            r, b + tile_place<B_ROWS, D>(16 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
         multiply_add(c[2 * n], a, r[0], r[1]);
         multiply_add(c[2 * n + 1], a, r[2], r[3]);
     }

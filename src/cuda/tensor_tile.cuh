@@ -27,7 +27,7 @@ template <int D> struct tile_panel {
     static constexpr int width = D % 64 == 0 ? 64 : 32, bytes = 2 * width, pieces = width / 8;
 };
 
-template <int ROWS, int D> constexpr int tile_bytes = ROWS * D * 2;
+template <int ROWS, int D> constexpr int tile_bytes = ROWS *D * 2;
 
 /* Where 16 bytes of a tile are: row, and piece of eight columns. */
 template <int ROWS, int D> __device__ static inline uint32_t tile_place(int row, int piece) {
