@@ -100,7 +100,7 @@ int weft_cmd_train(int argc, char **argv) {
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status == WEFT_OK) {
         weft_stop_install();
-        options.peak_flops = measure_peak(pool);
+        options.peak_flops = backend->remote ? 0 : measure_peak(pool); /* a GPU's is not known */
         status = weft_train(&c, backend, pool, &options, &result);
         weft_stop_remove();
     }
