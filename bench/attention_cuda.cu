@@ -244,7 +244,7 @@ struct reference {
     }
 
     int64_t at(int which, int64_t b, int64_t position, int64_t head) const {
-        int64_t parts = H + 2 * KV, width = which == V || which == D_O || which == O ? f.dv : f.dqk;
+        int64_t parts = H + 2 * KV, width = which == V || which == D_O ? f.dv : f.dqk;
         if (f.packed && which <= V) {
             int64_t before = which == Q ? 0 : which == K ? H : H + KV;
             return ((b * T + position) * parts + before + head) * f.dqk;
@@ -325,7 +325,7 @@ struct reference {
                 double o = 0;
                 for (int64_t j = 0; j < end; j++)
                     o += exp(s[(size_t)j] - lse) * get(V, b, j, kv, c);
-                r[O][(size_t)(at(O, b, i, h) + c)] = o;
+                r[O][(size_t)(at(D_O, b, i, h) + c)] = o;
                 total += o * get(D_O, b, i, h, c);
             }
             for (int64_t j = 0; j < end; j++) {

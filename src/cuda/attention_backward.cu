@@ -29,9 +29,12 @@ struct tiles_workspace {
     int padded, parts;
 };
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_> struct key_shape {
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_, bool OVERLAP_>
+struct key_shape {
     static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
     static constexpr int QUERIES = QUERIES_; /* in a tile */
+    /* A tile's sums run while the next one's weights are made: faster, if registers suffice. */
+    static constexpr bool OVERLAP = OVERLAP_;
     static constexpr int KEYS = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
     static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
     static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
@@ -160,8 +163,6 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
         e.dn[r] += f.beta * column;
         if (!counts || j >= p.keys) continue;
         if (n) by_n += (double)column * ((double)n[j] - (double)n[0]);
-        /* The exponent has ALiBi's part, which dlog_tau has not; a row's own share sums to 0. */
-        if (!w.shift) number -= (double)f.slope * (double)j * (double)column;
     }
     number = sum_warp(number);
     by_n = sum_warp(by_n);
@@ -187,16 +188,19 @@ __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&
                                             const turned_tile &t, float scale, key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
+    bool sloped = EXTRA && e.slope != 0.0f && !t.wants_scale;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
         int place = t.distance + 8 * n + column;
         float2 lse = *(const float2 *)(t.lse + 8 * n + column);
         float2 total = *(const float2 *)(t.total + 8 * n + column);
-        float2 shift = make_float2(0, 0);
+        float2 shift = make_float2(0, 0), lead = make_float2(0, 0);
         if (EXTRA) {
-            lse.x = fmaf(e.slope, (float)place, lse.x);
-            lse.y = fmaf(e.slope, (float)(place + 1), lse.y);
             if (t.wants_scale) shift = *(const float2 *)(t.shift + 8 * n + column);
+            lead.x = e.slope * (float)place;
+            lead.y = e.slope * (float)(place + 1);
+            lse.x += lead.x;
+            lse.y += lead.y;
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -207,6 +211,8 @@ __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&
             float ds = weight * (dp[n][i] - (i % 2 ? total.y : total.x));
             if (EXTRA) {
                 float by = t.wants_scale ? s[n][i] - (i % 2 ? shift.y : shift.x) : x;
+                /* dlog_tau has no part of the position's. */
+                if (sloped) by += (i % 2 ? lead.y : lead.x) - e.slope * (float)(t.row + i / 2 * 8);
                 e.column[i / 2] += ds;
                 e.number = fmaf(ds, by, e.number);
                 ds *= scale;
@@ -252,11 +258,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         end_copies();
     };
     copy_tile<S::KEYS, S::DQK, S::THREADS>(
-        base + S::K, (const bf16 *)p.k.data + row_at(p.k, t.b, t.j0, t.kv), p.k.row,
-        p.keys - t.j0);
+        base + S::K, (const bf16 *)p.k.data + row_at(p.k, t.b, t.j0, t.kv), p.k.row, p.keys - t.j0);
     copy_tile<S::KEYS, S::DV, S::THREADS>(
-        base + S::V, (const bf16 *)p.v.data + row_at(p.v, t.b, t.j0, t.kv), p.v.row,
-        p.keys - t.j0);
+        base + S::V, (const bf16 *)p.v.data + row_at(p.v, t.b, t.j0, t.kv), p.v.row, p.keys - t.j0);
     if (steps > 0) copy_queries(0);
     end_copies();
     float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
@@ -309,9 +313,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
     for (int step = 0; step < from; step++)
         advance(step);
-    if (from < steps) {
-        int stage = from % STAGES;
-        at = from;
+    int stage = from % STAGES;
+    at = from;
+    if (from < steps && S::OVERLAP) {
         advance(from);
         enter_head();
         begin_products();
@@ -347,6 +351,25 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         wait_products<0>();
         settle(dv);
         settle(dk);
+    }
+    for (int step = from; step < steps && !S::OVERLAP; step++) {
+        advance(step);
+        if (at == 0 || step == from) enter_head();
+        begin_products();
+        start_scores(stage);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        soften_step(stage);
+        leave_step();
+        hold_weights<S::QUERIES>(s, weights);
+        hold_weights<S::QUERIES>(dp, slopes);
+        begin_products();
+        start_sums(stage);
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     float factor = EXTRA ? 1.0f : scale;
 #pragma unroll
@@ -398,9 +421,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     auto copy_keys = [&](int step) {
         int j0 = step * S::KEYS;
-        copy_tile<S::KEYS, S::DQK, S::THREADS>(
-            base + S::K + step % STAGES * tile_bytes<S::KEYS, S::DQK>, k + (int64_t)j0 * p.k.row,
-            p.k.row, p.keys - j0);
+        copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K +
+                                                   step % STAGES * tile_bytes<S::KEYS, S::DQK>,
+                                               k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
         copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>,
                                               v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
     };
@@ -577,15 +600,15 @@ static __global__ void add_numbers_of_heads(const __grid_constant__ attention_pr
 /* Calls f with the shapes for the problem's widths. */
 template <typename F> static void with_shapes(const attention_problem &p, F f) {
     if (p.dqk == 32)
-        f(key_shape<32, 32, 2, 1, 64>(), query_shape<32, 32, 3, 1, 64>());
+        f(key_shape<32, 32, 2, 1, 64, true>(), query_shape<32, 32, 3, 1, 64>());
     else if (p.dqk == 64)
-        f(key_shape<64, 64, 2, 1, 64>(), query_shape<64, 64, 3, 1, 64>());
+        f(key_shape<64, 64, 2, 1, 64, true>(), query_shape<64, 64, 3, 1, 64>());
     else if (p.dqk == 96)
-        f(key_shape<96, 96, 2, 1, 64>(), query_shape<96, 96, 3, 1, 64>());
+        f(key_shape<96, 96, 2, 1, 64, true>(), query_shape<96, 96, 3, 1, 64>());
     else if (p.dv == 64)
-        f(key_shape<128, 64, 2, 1, 64>(), query_shape<128, 64, 2, 1, 64>());
+        f(key_shape<128, 64, 2, 1, 64, true>(), query_shape<128, 64, 2, 1, 64>());
     else
-        f(key_shape<128, 128, 2, 1, 64>(), query_shape<128, 128, 2, 1, 64>());
+        f(key_shape<128, 128, 2, 1, 64, false>(), query_shape<128, 128, 2, 1, 64>());
 }
 
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
