@@ -9,6 +9,10 @@ const weft_backend *weft_cuda_backend(void) {
     return NULL;
 }
 
+const weft_backend *weft_cuda_planner(void) {
+    return weft_cuda_backend();
+}
+
 const char *weft_cuda_device_name(void) {
     return "none";
 }

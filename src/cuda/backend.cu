@@ -260,6 +260,10 @@ extern "C" const weft_backend *weft_cuda_backend(void) {
     return NULL;
 }
 
+extern "C" const weft_backend *weft_cuda_planner(void) {
+    return &cuda;
+}
+
 extern "C" const char *weft_cuda_device_name(void) {
     return weft_cuda_backend() ? device_name : "none";
 }

@@ -9,6 +9,11 @@
  * the driver, or the GPU. */
 const weft_backend *weft_cuda_backend(void);
 
+/* The same without a GPU, for plans only: it knows the kernels and their workspaces, and nothing of
+ * it touches the driver, so that a process that plans may still fork. NULL and an error message in
+ * a build without CUDA. */
+const weft_backend *weft_cuda_planner(void);
+
 /* The GPU in words, "NVIDIA H200, 139.8 GiB"; "none" where there is none. */
 const char *weft_cuda_device_name(void);
 
