@@ -25,8 +25,8 @@ enum {
 
 struct norm_args {
     int64_t rows, width;
-    bool centered; /* LayerNorm */
-    float eps;
+    bool centered;    /* LayerNorm */
+    float eps, share; /* share: 1 / width */
     any_tensor x, r, w, b, y, s;
     float *mean, *rstd;
     /* back */
@@ -92,11 +92,10 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
         for (int j = 0; j < VECTOR; j++)
             mean[i] += s[i][j];
     }
-    float share = 1.0f / (float)a.width;
     if (a.centered) sum_over_block(mean, shared[0]);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        mean[i] = a.centered ? mean[i] * share : 0.0f;
+        mean[i] = a.centered ? mean[i] * a.share : 0.0f;
         square[i] = 0;
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
@@ -111,7 +110,7 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         if (first + i >= a.rows) break;
-        float rstd = 1.0f / sqrtf(square[i] * share + a.eps), y[VECTOR];
+        float rstd = rsqrtf(square[i] * a.share + a.eps), y[VECTOR];
         if (threadIdx.x == 0) {
             a.rstd[first + i] = rstd;
             if (a.mean) a.mean[first + i] = mean[i];
@@ -139,7 +138,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
             mean[0] += v[j];
     }
     sum_over_block(mean, shared[0]);
-    mean[0] = a.centered ? mean[0] / (float)a.width : 0.0f;
+    mean[0] = a.centered ? mean[0] * a.share : 0.0f;
     for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
         int n = pack_length(a.width, column);
         load_pack(from, start + column, n, v);
@@ -148,7 +147,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
             square[0] += j < n ? (v[j] - mean[0]) * (v[j] - mean[0]) : 0.0f;
     }
     sum_over_block(square, shared[1]);
-    float rstd = 1.0f / sqrtf(square[0] / (float)a.width + a.eps);
+    float rstd = rsqrtf(square[0] * a.share + a.eps);
     if (threadIdx.x == 0) {
         a.rstd[row] = rstd;
         if (a.mean) a.mean[row] = mean[0];
@@ -175,6 +174,7 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     norm_args a = {};
     a.rows = weft_tensor_rows(n->in[WEFT_NORM_X]);
     a.width = weft_tensor_width(n->in[WEFT_NORM_X]);
+    a.share = (float)(1.0 / (double)a.width);
     a.centered = attr->kind == WEFT_LAYERNORM;
     a.eps = (float)attr->eps;
     a.x = any_of(x, n->in[WEFT_NORM_X]);
@@ -213,7 +213,7 @@ __device__ static inline void back_sums(const float (&dy)[VECTOR], const float (
 
 __device__ static inline row_factors factors_of(const norm_args &a, int64_t row, float mean,
                                                 float g_sum, float gd_sum) {
-    float rstd = a.rstd[row], share = rstd / (float)a.width;
+    float rstd = a.rstd[row], share = rstd * a.share;
     return row_factors{mean, rstd, a.centered ? g_sum * share : 0.0f, gd_sum * share * rstd * rstd};
 }
 
@@ -357,6 +357,7 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     norm_args a = {};
     a.rows = weft_tensor_rows(n->in[WEFT_NORM_BACK_S]);
     a.width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
+    a.share = (float)(1.0 / (double)a.width);
     a.centered = ATTR(n, weft_norm_attr)->kind == WEFT_LAYERNORM;
     a.s = any_of(x, n->in[WEFT_NORM_BACK_S]);
     a.w = any_of(x, n->in[WEFT_NORM_BACK_W]);

@@ -21,8 +21,17 @@ __device__ static inline bool is_whole_pack(any_tensor t, int64_t at, int n) {
     return n == VECTOR && ((t.is_bf16 ? 2 * at : 4 * at) & 15) == 0;
 }
 
-__device__ static __noinline__ pack fetch_part(any_tensor t, int64_t at, int n) {
+/* The n ≤ 8 elements from `at` on; zeros behind them. Nothing here may be a call: where threads part
+ * ways, ptxas 13.0 lets a function that some of them call overwrite uniform registers that the
+ * others still need. */
+__device__ static inline pack fetch_pack(any_tensor t, int64_t at, int n) {
     unsigned words[VECTOR] = {0};
+    if (is_whole_pack(t, at, n)) {
+        const uint4 *from = (const uint4 *)((const char *)t.data + (t.is_bf16 ? 2 * at : 4 * at));
+        uint4 low = from[0], high = make_uint4(0, 0, 0, 0);
+        if (!t.is_bf16) high = from[1];
+        return pack{low, high};
+    }
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         if (i >= n) continue;
@@ -33,20 +42,6 @@ __device__ static __noinline__ pack fetch_part(any_tensor t, int64_t at, int n) 
     }
     return pack{make_uint4(words[0], words[1], words[2], words[3]),
                 make_uint4(words[4], words[5], words[6], words[7])};
-}
-
-/* The n ≤ 8 elements from `at` on; zeros behind them. */
-__device__ static inline pack fetch_pack(any_tensor t, int64_t at, int n) {
-    if (!is_whole_pack(t, at, n)) return fetch_part(t, at, n);
-    pack p = {};
-    if (t.is_bf16) {
-        p.low = *(const uint4 *)((const bf16 *)t.data + at);
-    } else {
-        const uint4 *from = (const uint4 *)((const float *)t.data + at);
-        p.low = from[0];
-        p.high = from[1];
-    }
-    return p;
 }
 
 __device__ static inline void widen_pack(const pack &p, bool is_bf16, float (&v)[VECTOR]) {
@@ -63,23 +58,17 @@ __device__ static inline void load_pack(any_tensor t, int64_t at, int n, float (
     widen_pack(fetch_pack(t, at, n), t.is_bf16, v);
 }
 
-__device__ static __noinline__ void store_part(any_tensor t, int64_t at, int n, float4 low,
-                                               float4 high) {
-    float v[VECTOR] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        if (i < n) store_any(t, at + i, v[i]);
-}
-
 __device__ static inline void store_pack(any_tensor t, int64_t at, int n,
                                          const float (&v)[VECTOR]) {
-    if (!is_whole_pack(t, at, n))
-        store_part(t, at, n, make_float4(v[0], v[1], v[2], v[3]),
-                   make_float4(v[4], v[5], v[6], v[7]));
-    else if (t.is_bf16)
+    if (!is_whole_pack(t, at, n)) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            if (i < n) store_any(t, at + i, v[i]);
+    } else if (t.is_bf16) {
         store_vector((bf16 *)(void *)t.data + at, v);
-    else
+    } else {
         store_vector((float *)(void *)t.data + at, v);
+    }
 }
 
 /* Elements of a pack at column `column` of a row. */
