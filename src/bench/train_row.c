@@ -232,7 +232,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
                                char *folder, json_t *out) {
     WEFT_TRY(touch_everything(job, t));
     bench_limit_gflops(limits);
-    if (job->profile) setenv("WEFT_PROFILE", "1", 1);
+    if (job->profile) setenv("WEFT_PROFILE", "1", 0);
     bool remote = t->backend->remote;
     int64_t before = remote ? 1 : bench_resident_bytes();
     WEFT_TRY(make_model(job->config, t));

@@ -2,6 +2,7 @@
 #include "model/verify.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 
 #include <jansson.h>
 
@@ -59,7 +60,8 @@ int weft_cmd_verify(int argc, char **argv) {
         json_decref(object);
     } else {
         printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", tally.passed, tally.failed,
-               backend->name, weft_cpu_isa(), weft_pool_size(pool));
+               backend->name, backend->remote ? weft_cuda_device_name() : weft_cpu_isa(),
+               weft_pool_size(pool));
     }
     json_decref(tally.rows);
     weft_pool_destroy(pool);

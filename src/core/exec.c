@@ -140,11 +140,19 @@ static void poison_temporaries(weft_exec *x) {
             fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]);
 }
 
-static weft_status walk_profiled(weft_exec *x, weft_status (*settle)(weft_exec *x)) {
+static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
+    mark(x, -1);
+    for (int64_t i = 0; i < x->n_nodes; i++) {
+        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+        mark(x, i);
+    }
+    return WEFT_OK;
+}
+
+static weft_status walk_timed(weft_exec *x) {
     double start = weft_profile_now();
     for (int64_t i = 0; i < x->n_nodes; i++) {
         WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
-        if (settle) WEFT_TRY(settle(x));
         double end = weft_profile_now();
         weft_profile_add(x->profile, i, end - start);
         start = end;
@@ -153,8 +161,14 @@ static weft_status walk_profiled(weft_exec *x, weft_status (*settle)(weft_exec *
     return WEFT_OK;
 }
 
-weft_status weft_exec_walk(weft_exec *x, weft_status (*settle)(weft_exec *x)) {
-    if (x->profile) return walk_profiled(x, settle);
+void weft_exec_timed(weft_exec *x, const double *seconds) {
+    for (int64_t i = 0; i < x->n_nodes; i++)
+        weft_profile_add(x->profile, i, seconds[i]);
+    weft_profile_end_run(x->profile);
+}
+
+weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
+    if (x->profile) return mark ? walk_marked(x, mark) : walk_timed(x);
     for (int64_t i = 0; i < x->n_nodes; i++)
         WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
     return WEFT_OK;

@@ -91,8 +91,10 @@ const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node);
 void *weft_exec_state(const weft_exec *x);
 /* Whether the time of each node is taken: WEFT_PROFILE. */
 bool weft_exec_profiled(const weft_exec *x);
-/* Runs the kernels in order. `settle` (NULL: not needed) waits for what a kernel started, so that
- * a profile counts its time. */
-weft_status weft_exec_walk(weft_exec *x, weft_status (*settle)(weft_exec *x));
+/* Runs the kernels in order. Where kernels only start their work, `mark` is called before the first
+ * (with -1) and after each of a profiled run, to note the time on the device; when the run is over
+ * the times are given to weft_exec_timed, by node in seconds. NULL: the host's clock is right. */
+weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node));
+void weft_exec_timed(weft_exec *x, const double *seconds);
 
 #endif

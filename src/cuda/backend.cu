@@ -168,11 +168,24 @@ static bool wants_graph(const weft_exec *x) {
 static void cuda_close(void *state) {
     weft_cuda_state *s = (weft_cuda_state *)state;
     cudaSetDevice(device);
+    for (int64_t i = 0; s->marks && i < s->n_marks; i++)
+        if (s->marks[i]) cudaEventDestroy(s->marks[i]);
+    free(s->marks);
     if (s->graph) cudaGraphExecDestroy(s->graph);
     if (s->stream) cudaStreamDestroy(s->stream);
     if (s->run) cudaFree(s->run);
     if (s->staged) cudaFreeHost(s->staged);
     free(s);
+}
+
+/* Events for the times of the nodes. */
+static weft_status make_marks(const weft_exec *x, weft_cuda_state *s) {
+    s->n_marks = weft_graph_node_count(weft_exec_graph(x)) + 1;
+    s->marks = (cudaEvent_t *)calloc((size_t)s->n_marks, sizeof *s->marks);
+    if (!s->marks) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    for (int64_t i = 0; i < s->n_marks; i++)
+        WEFT_TRY(check(cudaEventCreate(&s->marks[i]), "no event"));
+    return WEFT_OK;
 }
 
 static weft_status cuda_open(weft_exec *x, void **state) {
@@ -183,12 +196,25 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     WEFT_TRY(check(cudaSetDevice(device), "the GPU is gone"));
     WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
     WEFT_TRY(check(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));
-    return check(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory");
+    WEFT_TRY(check(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
+    return weft_exec_profiled(x) ? make_marks(x, s) : WEFT_OK;
 }
 
-static weft_status settle(weft_exec *x) {
+static void mark_node(weft_exec *x, int64_t node) {
     const weft_cuda_state *s = (const weft_cuda_state *)weft_exec_state(x);
-    return check(cudaStreamSynchronize(s->stream), "a kernel failed");
+    cudaEventRecord(s->marks[node + 1], s->stream);
+}
+
+/* The times between the marks. The first run's say how long choosing took, so they are left out. */
+static void report_times(weft_exec *x, const weft_cuda_state *s) {
+    double *seconds = (double *)calloc((size_t)s->n_marks, sizeof *seconds);
+    for (int64_t i = 0; seconds && i + 1 < s->n_marks; i++) {
+        float milliseconds = 0;
+        cudaEventElapsedTime(&milliseconds, s->marks[i], s->marks[i + 1]);
+        seconds[i] = 1e-3 * (double)milliseconds;
+    }
+    if (seconds && s->runs > 1) weft_exec_timed(x, seconds);
+    free(seconds);
 }
 
 /* Records the kernels instead of running them. */
@@ -207,7 +233,7 @@ static weft_status capture_run(weft_exec *x, weft_cuda_state *s) {
 }
 
 static weft_status start_run(weft_exec *x, weft_cuda_state *s) {
-    if (!s->capture || s->runs == 0) return weft_exec_walk(x, settle);
+    if (!s->capture || s->runs == 0) return weft_exec_walk(x, mark_node);
     if (!s->graph) WEFT_TRY(capture_run(x, s));
     return check(cudaGraphLaunch(s->graph, s->stream), "the run did not start");
 }
@@ -243,6 +269,7 @@ static weft_status cuda_run(weft_exec *x) {
         check(cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
               "the run's state was not copied"));
     WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    if (s->marks) report_times(x, s);
     if (s->runs == 1) save_algorithms();
     return s->staged->fault == ~0ULL ? WEFT_OK : explain_fault(x, s->staged->fault);
 }

@@ -20,8 +20,10 @@ typedef struct {
     weft_cuda_run *run;    /* device */
     weft_cuda_run *staged; /* host, pinned: what is copied to the device and back */
     cudaGraphExec_t graph; /* NULL: not captured yet, or not wanted */
-    int runs;              /* runs so far; capture comes after the first */
-    bool capture;          /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
+    cudaEvent_t *marks;    /* [nodes + 1]: a profile's; NULL: none is taken */
+    int64_t n_marks;
+    int runs;     /* runs so far; capture comes after the first */
+    bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
 } weft_cuda_state;
 
 #endif

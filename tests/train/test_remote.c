@@ -2,6 +2,7 @@
  * memory that only upload and download may touch. Whoever reads the host's side too early, forgets
  * to say what it wrote, or adds gradients in another order, ends on other bits than the CPU. */
 #include "cpu/backend.h"
+#include "model/verify.h"
 #include "support/command.h"
 #include "support/train_run.h"
 #include "train/loop.h"
@@ -95,6 +96,20 @@ static void test_changes_by_the_host_arrive(void **state) {
     weft_pool_destroy(pool);
 }
 
+/* The self-check, whose gradients are then held to f32's differences. */
+static void test_self_check_passes(void **state) {
+    (void)state;
+    weft_backend remote = make_remote();
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    for (int block = 0; block < weft_verify_count(); block++)
+        for (int check = 0; check < WEFT_VERIFY_CHECKS; check++)
+            if (weft_verify_run(block, (weft_verify_check)check, &remote, pool) != WEFT_OK)
+                fail_msg("%s: %s: %s", weft_verify_name(block),
+                         weft_verify_check_name((weft_verify_check)check), weft_error_message());
+    weft_pool_destroy(pool);
+}
+
 static int open_scratch(void **state) {
     (void)state;
     scratch_open();
@@ -114,6 +129,7 @@ int main(void) {
         cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
         cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
         cmocka_unit_test(test_changes_by_the_host_arrive),
+        cmocka_unit_test(test_self_check_passes),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);
 }
