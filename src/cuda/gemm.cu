@@ -2,8 +2,8 @@
  *
  * Three ways, by the product's form alone:
  *
- *   few rows   at most 32 rows (what generation runs): a warp or a thread a column, each row summed
- *              alone, so that its bits do not depend on the other rows.
+ *   few rows   at most 32 rows (what generation runs): each row summed alone, so that its bits do
+ *              not depend on the other rows.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
  *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
  *   plain      where the library has no algorithm: tiles of 32 × 32 in shared memory.
@@ -20,7 +20,8 @@
 
 enum {
     FEW_WARPS = 4,
-    FEW_AT_ONCE = 8, /* rows that a warp or thread holds sums of */
+    FEW_AT_ONCE = 8, /* rows that a warp holds sums of */
+    FEW_SHARES = 16, /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
     TILE = 32,
     TILE_ROWS = 8, /* threads of a tile: 32 × 8, four rows each */
     THREADS = 256,
@@ -165,59 +166,61 @@ static factors describe_factors(const gemm_product *p) {
  * neither the number of rows nor the place among them shows in its bits. */
 static __global__ void few_rows_by_warp(factors f, finishing end) {
     int64_t column = (int64_t)blockIdx.x * FEW_WARPS + threadIdx.x / 32, g = blockIdx.y;
-    int lane = threadIdx.x % 32;
+    int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
+    int lane = threadIdx.x % 32, rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
     if (column >= f.n) return;
-    int64_t b_at = g * f.b_stride + column * f.b_ld;
-    for (int64_t first = 0; first < f.m; first += FEW_AT_ONCE) {
-        int rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
-        float sums[FEW_AT_ONCE] = {};
-        for (int64_t k = lane; k < f.k; k += 32) {
-            float b = load_any(f.b, b_at + k);
+    int64_t b_at = g * f.b_stride + column * f.b_ld, a_at = g * f.a_stride + first * f.a_ld;
+    float sums[FEW_AT_ONCE] = {};
+    for (int64_t k = lane; k < f.k; k += 32) {
+        float b = load_any(f.b, b_at + k);
 #pragma unroll
-            for (int r = 0; r < FEW_AT_ONCE; r++)
-                if (r < rows)
-                    sums[r] =
-                        fmaf(load_any(f.a, g * f.a_stride + (first + r) * f.a_ld + k), b, sums[r]);
-        }
+        for (int r = 0; r < FEW_AT_ONCE; r++)
+            if (r < rows) sums[r] = fmaf(load_any(f.a, a_at + r * f.a_ld + k), b, sums[r]);
+    }
 #pragma unroll
-        for (int r = 0; r < FEW_AT_ONCE; r++) {
-            float sum = warp_sum(sums[r]);
-            if (r < rows && lane == 0) finish_value(end, g, first + r, column, end.alpha * sum);
-        }
+    for (int r = 0; r < FEW_AT_ONCE; r++) {
+        float sum = warp_sum(sums[r]);
+        if (r < rows && lane == 0) finish_value(end, g, first + r, column, end.alpha * sum);
     }
 }
 
-/* Few rows, b [k, n]: a thread a column. */
-static __global__ void few_rows_by_thread(factors f, finishing end) {
-    int64_t column = thread_index(), g = blockIdx.y;
-    if (column >= f.n) return;
-    for (int64_t first = 0; first < f.m; first += FEW_AT_ONCE) {
-        int rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
-        float sums[FEW_AT_ONCE] = {};
-        for (int64_t k = 0; k < f.k; k++) {
-            float b = load_any(f.b, g * f.b_stride + k * f.b_ld + column);
-#pragma unroll
-            for (int r = 0; r < FEW_AT_ONCE; r++)
-                if (r < rows)
-                    sums[r] =
-                        fmaf(load_any(f.a, g * f.a_stride + (first + r) * f.a_ld + k), b, sums[r]);
-        }
+/* Few rows, b [k, n]: a lane a column. The block's warps share out k, and their sums are added in
+ * order. */
+static __global__ void few_rows_by_lane(factors f, finishing end) {
+    __shared__ float parts[FEW_SHARES][FEW_AT_ONCE][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t column = (int64_t)blockIdx.x * 32 + lane, g = blockIdx.y;
+    int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
+    int rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
+    int64_t b_at = g * f.b_stride + column, a_at = g * f.a_stride + first * f.a_ld;
+    float sums[FEW_AT_ONCE] = {};
+    for (int64_t k = warp; k < f.k && column < f.n; k += FEW_SHARES) {
+        float b = load_any(f.b, b_at + k * f.b_ld);
 #pragma unroll
         for (int r = 0; r < FEW_AT_ONCE; r++)
-            if (r < rows) finish_value(end, g, first + r, column, end.alpha * sums[r]);
+            if (r < rows) sums[r] = fmaf(load_any(f.a, a_at + r * f.a_ld + k), b, sums[r]);
     }
+#pragma unroll
+    for (int r = 0; r < FEW_AT_ONCE; r++)
+        parts[warp][r][lane] = sums[r];
+    __syncthreads();
+    if (warp >= rows || column >= f.n) return;
+    float sum = 0;
+    for (int w = 0; w < FEW_SHARES; w++)
+        sum += parts[w][warp][lane];
+    finish_value(end, g, first + warp, column, end.alpha * sum);
 }
 
 static void run_few_rows(cudaStream_t stream, const gemm_product *p) {
     factors f = describe_factors(p);
     finishing end = describe_finish(p);
-    dim3 grid(1, (unsigned)p->batch);
+    dim3 grid(1, (unsigned)p->batch, (unsigned)ceil_div(p->m, FEW_AT_ONCE));
     if (p->tb) {
         grid.x = (unsigned)ceil_div(p->n, FEW_WARPS);
         few_rows_by_warp<<<grid, FEW_WARPS * 32, 0, stream>>>(f, end);
     } else {
-        grid.x = (unsigned)ceil_div(p->n, THREADS);
-        few_rows_by_thread<<<grid, THREADS, 0, stream>>>(f, end);
+        grid.x = (unsigned)ceil_div(p->n, 32);
+        few_rows_by_lane<<<grid, FEW_SHARES * 32, 0, stream>>>(f, end);
     }
 }
 
