@@ -1,9 +1,10 @@
 /* Matrix products: cuBLASLt where it can, our own kernels around it.
  *
- * Three ways, by the product's form alone:
+ * Four ways, by the product's form alone:
  *
  *   few rows   at most 32 rows (what generation runs): each row summed alone, so that its bits do
  *              not depend on the other rows.
+ *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
  *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
  *   plain      where the library has no algorithm: tiles of 32 × 32 in shared memory.
@@ -22,6 +23,11 @@ enum {
     FEW_WARPS = 4,
     FEW_AT_ONCE = 8, /* rows that a warp holds sums of */
     FEW_SHARES = 16, /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
+    THIN_SIDE = 128, /* longest side of a thin product's result */
+    THIN_VALUES = 4096,
+    THIN_DEPTH = 1024, /* shortest sums */
+    THIN_ROWS = 32,    /* of a and b that a block holds */
+    THIN_BANDS = 264,
     TILE = 32,
     TILE_ROWS = 8, /* threads of a tile: 32 × 8, four rows each */
     THREADS = 256,
@@ -33,7 +39,7 @@ static const double LARGE_FLOPS = 1e9;
 
 /* A product's plan: what has to be done around the library's call. */
 typedef struct {
-    bool few_rows;
+    bool few_rows, thin;
     bool widen_a, widen_b;                /* bf16 beside f32 */
     bool round_bias;                      /* f32 bias for a bf16 epilogue */
     bool finish;                          /* sums in f32 first, then bias, gelu and rounding */
@@ -66,10 +72,24 @@ static bool epilogue_fits(const gemm_product *p) {
     return p->c.is_bf16 && p->batch == 1 && p->n % 8 == 0 && p->c.ld % 8 == 0;
 }
 
+static bool is_thin(const gemm_product *p) {
+    return p->ta && !p->tb && p->batch == 1 && p->k >= THIN_DEPTH && p->m <= THIN_SIDE &&
+           p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && (p->m % 8 != 0 || p->n % 8 != 0);
+}
+
+static int64_t thin_band(const gemm_product *p) {
+    return ceil_div(ceil_div(p->k, THIN_BANDS), THIN_ROWS) * THIN_ROWS;
+}
+
 static gemm_plan make_plan(const gemm_product *p) {
     gemm_plan plan = {};
     plan.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
     if (plan.few_rows) return plan;
+    plan.thin = is_thin(p);
+    if (plan.thin) {
+        take_bytes(&plan, ceil_div(p->k, thin_band(p)) * p->m * p->n * (int64_t)sizeof(float));
+        return plan;
+    }
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
     plan.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
@@ -222,6 +242,52 @@ static void run_few_rows(cudaStream_t stream, const gemm_product *p) {
         grid.x = (unsigned)ceil_div(p->n, 32);
         few_rows_by_lane<<<grid, FEW_SHARES * 32, 0, stream>>>(f, end);
     }
+}
+
+/* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
+ * start anywhere: a block sums a band of k, the bands' sums are added by a warp each. */
+static __global__ void multiply_bands(factors f, int64_t band, float *sums) {
+    __shared__ float a[THIN_ROWS][THIN_SIDE], b[THIN_ROWS][THIN_SIDE];
+    int m = (int)f.m, n = (int)f.n, values = m * n;
+    int64_t end = min_i64(((int64_t)blockIdx.x + 1) * band, f.k);
+    float sum[THIN_VALUES / THREADS] = {};
+    for (int64_t first = (int64_t)blockIdx.x * band; first < end; first += THIN_ROWS) {
+        int rows = (int)min_i64(THIN_ROWS, end - first);
+        for (int i = threadIdx.x; i < rows * m; i += THREADS)
+            a[i / m][i % m] = load_any(f.a, (first + i / m) * f.a_ld + i % m);
+        for (int i = threadIdx.x; i < rows * n; i += THREADS)
+            b[i / n][i % n] = load_any(f.b, (first + i / n) * f.b_ld + i % n);
+        __syncthreads();
+#pragma unroll
+        for (int t = 0; t < THIN_VALUES / THREADS; t++) {
+            int at = threadIdx.x + t * THREADS;
+            if (at >= values) break;
+            for (int r = 0; r < rows; r++)
+                sum[t] = fmaf(a[r][at / n], b[r][at % n], sum[t]);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int t = 0; t < THIN_VALUES / THREADS; t++)
+        if (threadIdx.x + t * THREADS < values)
+            sums[(int64_t)blockIdx.x * values + threadIdx.x + t * THREADS] = sum[t];
+}
+
+static __global__ void add_bands(finishing end, int bands, int n, int values, const float *sums) {
+    int at = (int)blockIdx.x * (THREADS / 32) + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (at >= values) return;
+    float sum = 0;
+    for (int i = lane; i < bands; i += 32)
+        sum += sums[(int64_t)i * values + at];
+    sum = warp_sum(sum);
+    if (lane == 0) finish_value(end, 0, at / n, at % n, end.alpha * sum);
+}
+
+static void run_thin(cudaStream_t stream, const gemm_product *p, float *sums) {
+    int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
+    multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(describe_factors(p), band, sums);
+    add_bands<<<(unsigned)ceil_div(values, THREADS / 32), THREADS, 0, stream>>>(
+        describe_finish(p), (int)bands, (int)p->n, (int)values, sums);
 }
 
 /* Any product, slowly. */
@@ -429,6 +495,8 @@ weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
     cudaStream_t stream = stream_of(x);
     if (plan.few_rows)
         run_few_rows(stream, p);
+    else if (plan.thin)
+        run_thin(stream, p, (float *)workspace);
     else
         WEFT_TRY(run_with_library(stream, p, &plan, (char *)workspace));
     cudaError_t error = cudaGetLastError();
