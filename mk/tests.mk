@@ -21,7 +21,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long test-cuda tests bench
+.PHONY: test test-long test-cuda tests bench bench-attention-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
@@ -61,5 +61,15 @@ $(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(MEASURE_OBJECTS) $(LIB_A) 
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(MEASURE_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+
+# Attention's GPU kernels alone.
+$(OUT)/bench/attention_cuda: bench/attention_cuda.cu $(LIB_A)
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(CONFIG_NVCC) -ccbin $(CC) $(CUDA_ARCH) -O2 -std=c++17 -Xcompiler=-Wall $(DEFINES) $(INCLUDES) $< $(LIB_A) \
+		$(CUDA_LINK) $(LIBS) -o $@
+
+bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TFLOP/s at T = 1k, 4k, 16k
+	@$(OUT)/bench/attention_cuda $(or $(ARGS),time)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS))

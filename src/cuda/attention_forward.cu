@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int i = t.i0 + row + 8 * r;
         if (i >= p.queries) continue;
-        float factor = 1.0f / sum;
+        float factor = __fdividef(1.0f, sum);
         bf16 *to = (bf16 *)p.o.data + row_at(p.o, t.b, i, t.h) + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < S::DV / 8; m++)
