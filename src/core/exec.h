@@ -52,6 +52,8 @@ struct weft_backend {
     void (*close)(void *state);
     /* One whole run: calls weft_exec_walk, or repeats what it did. */
     weft_status (*run)(weft_exec *x);
+    /* The hash of what this process chose by measuring, where the last bits depend on it. */
+    uint32_t (*choices)(void);
 };
 
 typedef struct {

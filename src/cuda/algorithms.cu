@@ -26,6 +26,7 @@ typedef struct {
     char key[ALGORITHM_KEY];
     cublasLtMatmulAlgo_t algorithm;
     bool measured; /* kept in the file; else only remembered */
+    bool used;     /* by this process */
 } choice;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -75,6 +76,7 @@ static void add_choice(const char *key, const cublasLtMatmulAlgo_t *algorithm, b
     snprintf(c->key, sizeof c->key, "%s", key);
     c->algorithm = *algorithm;
     c->measured = measured;
+    c->used = false;
 }
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == 8 * sizeof(uint64_t), "the file holds eight words");
@@ -164,12 +166,12 @@ void save_algorithms(void) {
 }
 
 /* FNV-1a over the choices in the order of their keys. */
-extern "C" uint32_t weft_cuda_algorithms_hash(void) {
+uint32_t hash_algorithms(void) {
     pthread_mutex_lock(&lock);
     if (choices) qsort(choices, (size_t)n_choices, sizeof *choices, by_key);
     uint32_t hash = 0x811c9dc5u;
     for (int64_t i = 0; i < n_choices; i++) {
-        if (!choices[i].measured) continue;
+        if (!choices[i].measured || !choices[i].used) continue;
         for (const char *k = choices[i].key; *k; k++)
             hash = (hash ^ (unsigned char)*k) * 0x01000193u;
         const unsigned char *bytes = (const unsigned char *)&choices[i].algorithm;
@@ -268,9 +270,10 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
     cublasLtMatmulHeuristicResult_t candidates[CANDIDATES];
     pthread_mutex_lock(&lock);
     load_choices(blas);
-    const choice *known = find_choice(call->key);
+    choice *known = find_choice(call->key);
     int n = known ? 1 : list_candidates(blas, call, candidates);
     if (known) {
+        known->used = true;
         *out = known->algorithm;
     } else if (n > 0) {
         cudaStreamIsCapturing(stream, &capturing);
@@ -278,6 +281,7 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
                         capturing == cudaStreamCaptureStatusNone;
         *out = candidates[measured ? measure_all(blas, call, candidates, n, stream) : 0].algo;
         add_choice(call->key, out, measured);
+        if ((known = find_choice(call->key)) != NULL) known->used = true;
         is_changed |= measured;
     }
     pthread_mutex_unlock(&lock);

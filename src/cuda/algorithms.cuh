@@ -34,7 +34,7 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
 /* Writes what was measured since the last time, if anything was. */
 void save_algorithms(void);
 
-/* The hash of what was measured for this GPU, driver and library. */
-extern "C" uint32_t weft_cuda_algorithms_hash(void);
+/* The hash of the measured algorithms that this process has used. */
+uint32_t hash_algorithms(void);
 
 #endif
