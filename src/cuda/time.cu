@@ -13,8 +13,7 @@ extern "C" {
 enum {
     COLUMNS = 32, /* of a block of the running mean */
     SEGMENTS = 32,
-    SLICES = 8, /* rows of threads of the mean, which take a pack of columns each */
-    AHEAD = 4   /* packs a thread has on their way */
+    SLICES = 8 /* rows of threads of the mean, which take a pack of columns each */
 };
 
 /* x, y: [B, T, N]. */
@@ -78,22 +77,15 @@ static __global__ void mean_over_time(time_args k) {
     int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
     int n = pack_length(k.width, column);
     float sum[VECTOR] = {0};
-    for (int64_t first = threadIdx.y; n > 0 && first < k.time; first += AHEAD * SLICES) {
-        pack p[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int64_t t = first + i * SLICES;
-            p[i] = t < k.time ? fetch_pack(k.x, base + t * k.width, n) : pack{};
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
+    if (n > 0)
+#pragma unroll 4
+        for (int64_t t = threadIdx.y; t < k.time; t += SLICES) {
             float v[VECTOR];
-            widen_pack(p[i], k.x.is_bf16, v);
+            load_pack(k.x, base + t * k.width, n, v);
 #pragma unroll
             for (int j = 0; j < VECTOR; j++)
                 sum[j] += v[j];
         }
-    }
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         shared[threadIdx.y][j * 32 + threadIdx.x] = sum[j];
