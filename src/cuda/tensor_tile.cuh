@@ -23,6 +23,12 @@
 
 #include "cuda/kernel.cuh"
 
+/* Hopper's instruction is there only where the code is compiled for 9.0a; WEFT_MMA_SYNC leaves it
+ * unused there too, for comparison. */
+#if defined(WEFT_MMA_SYNC) || (defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL))
+#define TENSOR_BY_WARPS
+#endif
+
 template <int D> struct tile_panel {
     static constexpr int width = D % 64 == 0 ? 64 : 32, bytes = 2 * width, pieces = width / 8;
 };
@@ -68,7 +74,9 @@ __device__ static inline void end_copies() {
 /* Waits for this thread's copies and lets the tensor cores see them; a barrier must follow. */
 __device__ static inline void wait_copies() {
     asm volatile("cp.async.wait_group 0;" ::: "memory");
+#ifndef TENSOR_BY_WARPS
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 __device__ static inline uint32_t pack_pair(float low, float high) {
@@ -103,7 +111,7 @@ __device__ static inline void hold_rows(uint32_t (&w)[D / 16][4], uint32_t tile,
         load_matrices(w[k], tile + tile_place<ROWS, D>(row, 2 * k + lane / 16));
 }
 
-#ifdef WEFT_MMA_SYNC
+#ifdef TENSOR_BY_WARPS
 #include "cuda/tensor_mma.cuh"
 #else
 #include "cuda/tensor_wgmma.cuh"
