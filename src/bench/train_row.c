@@ -221,8 +221,8 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
 
 /* Steps that are not measured: what is compared with the peer, or one to warm up where more than one
  * is measured. */
-static int unmeasured_steps(const bench_train_job *job, const training *t) {
-    if (t->backend->remote) return GPU_UNMEASURED;
+static int unmeasured_steps(const bench_train_job *job, bool remote) {
+    if (remote) return GPU_UNMEASURED;
     if (job->peer) return CHECKED_STEPS;
     return job->steps > 1 ? 1 : 0;
 }
@@ -239,7 +239,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     if (job->peer) WEFT_TRY(save_weights(t->model, folder, PATH_ROOM));
     WEFT_TRY(open_training(job->config, t));
     bench_trim_memory(); /* what drawing the weights took in passing */
-    for (int i = 0; i < unmeasured_steps(job, t); i++)
+    for (int i = 0; i < unmeasured_steps(job, remote); i++)
         WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : bench_peak_bytes();
@@ -253,10 +253,11 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
 
 static json_t *run_job(const bench_train_job *job) {
     char folder[PATH_ROOM] = "";
-    training t = {0};
+    const weft_backend *backend = NULL;
     json_t *out = json_object();
     int64_t device = job->config->device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
-    weft_status status = weft_device_open(device, weft_config_dtype(job->config), &t.backend);
+    weft_status status = weft_device_open(device, weft_config_dtype(job->config), &backend);
+    training t = {.backend = backend};
     if (!status) status = weft_pool_create(job->threads, &t.pool);
     bench_limits *limits = NULL;
     if (!status) status = bench_limits_create(t.pool, false, &limits);

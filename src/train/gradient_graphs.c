@@ -30,16 +30,17 @@ typedef struct {
     int64_t n;
 } builder;
 
-static weft_tensor *bind(builder *b, weft_tensor *t, void *data) {
+static void put_at(builder *b, weft_tensor *t, void *data) {
     if (t) b->bindings[b->n++] = (weft_binding){t, data};
-    return t;
 }
 
 static weft_tensor *bind_new(builder *b, const char *kind, const char *name, weft_dtype dtype,
                              int ndim, const int64_t *shape, void *data) {
     char full[NAME_ROOM];
     snprintf(full, sizeof full, "%s.%s", kind, name);
-    return bind(b, weft_graph_tensor(b->graph, WEFT_ROLE_STATE, full, dtype, ndim, shape), data);
+    weft_tensor *t = weft_graph_tensor(b->graph, WEFT_ROLE_STATE, full, dtype, ndim, shape);
+    put_at(b, t, data);
+    return t;
 }
 
 static void build_take(builder *b, int level, bool add) {
@@ -49,17 +50,17 @@ static void build_take(builder *b, int level, bool add) {
         void *place = p->levels[level] + p->offsets[i];
         weft_tensor *sum = NULL, *from = NULL;
         if (!p->from[i].data) {
-            if (!add) bind(b, weft_fill(b->graph, WEFT_F32, w->ndim, w->shape, 0), place);
+            if (!add) put_at(b, weft_fill(b->graph, WEFT_F32, w->ndim, w->shape, 0), place);
             continue;
         }
         from = bind_new(b, "from", w->name, p->from[i].dtype, w->ndim, w->shape, p->from[i].data);
         if (add) {
             sum = bind_new(b, "sum", w->name, WEFT_F32, w->ndim, w->shape, place);
-            bind(b, weft_add(b->graph, sum, from), place);
+            put_at(b, weft_add(b->graph, sum, from), place);
         } else if (p->from[i].dtype == WEFT_F32) {
-            bind(b, weft_scale(b->graph, from, 1), place);
+            put_at(b, weft_scale(b->graph, from, 1), place);
         } else {
-            bind(b, weft_cast(b->graph, from, WEFT_F32), place);
+            put_at(b, weft_cast(b->graph, from, WEFT_F32), place);
         }
     }
 }
@@ -72,12 +73,12 @@ static weft_tensor *bind_level(builder *b, const char *kind, int level) {
 
 static void build_merge(builder *b, int level) {
     weft_tensor *sum = bind_level(b, "sum", level - 1), *from = bind_level(b, "from", level);
-    bind(b, weft_add(b->graph, sum, from), b->p->levels[level - 1]);
+    put_at(b, weft_add(b->graph, sum, from), b->p->levels[level - 1]);
 }
 
 static void build_mean(builder *b) {
     weft_tensor *sum = bind_level(b, "sum", 0);
-    bind(b, weft_scale(b->graph, sum, 1.0 / (double)b->p->count), b->p->levels[0]);
+    put_at(b, weft_scale(b->graph, sum, 1.0 / (double)b->p->count), b->p->levels[0]);
 }
 
 typedef enum { TAKE_SET, TAKE_ADD, MERGE, MEAN } addition_kind;
