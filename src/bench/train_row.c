@@ -257,15 +257,18 @@ static json_t *run_job(const bench_train_job *job) {
     json_t *out = json_object();
     int64_t device = job->config->device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
     weft_status status = weft_device_open(device, weft_config_dtype(job->config), &backend);
-    training t = {.backend = backend};
-    if (!status) status = weft_pool_create(job->threads, &t.pool);
+    training *t = calloc(1, sizeof *t);
+    if (!status && !t) status = weft_fail(WEFT_ENOMEM, "bench: no memory");
+    if (t) t->backend = backend;
+    if (!status) status = weft_pool_create(job->threads, &t->pool);
     bench_limits *limits = NULL;
-    if (!status) status = bench_limits_create(t.pool, false, &limits);
-    if (!status) status = measure_row(job, &t, limits, folder, out);
+    if (!status) status = bench_limits_create(t->pool, false, &limits);
+    if (!status) status = measure_row(job, t, limits, folder, out);
     if (folder[0]) remove_folder(folder);
-    close_training(&t);
+    if (t) close_training(t);
     bench_limits_destroy(limits);
-    weft_pool_destroy(t.pool);
+    if (t) weft_pool_destroy(t->pool);
+    free(t);
     if (status)
         json_object_set_new(
             out, "error",
