@@ -48,7 +48,7 @@ include mk/lint.mk
 include mk/study.mk
 include mk/install.mk
 
-.PHONY: all build help setup configure clean distclean vectors mutate test-cuda test-torch FORCE
+.PHONY: all build help setup configure clean distclean vectors mutate test-torch FORCE
 
 # Installs, builds, and ends in a report.
 all: study
@@ -74,9 +74,6 @@ vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors
 mutate: build ## break the code on purpose, and see that a test notices
 	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate; \
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
-
-test-cuda: ## the tests that need a GPU
-	@echo "make test-cuda: there is no CUDA backend yet (src/cuda is empty)" >&2; exit 2
 
 test-torch: ## the tests of the PyTorch package
 	@echo "make test-torch: there is no PyTorch package yet (python/ is empty)" >&2; exit 2

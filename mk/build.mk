@@ -64,7 +64,7 @@ $(1)/examples/%.o: examples/%.c $(1)/flags
 $(1)/%.cu.o: src/%.cu $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call say,NVCC,$$<)
-	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 -Xcompiler=-fPIC,-fvisibility=hidden $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
+	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 $(if $(filter-out 0 n no,$(WERROR)),-Werror all-warnings) -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -DWEFT_CUDA_LIBRARIES='"$(CONFIG_CUDA)/lib64"' $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
 endef
 
 # One short line a step; V=1 shows the commands themselves.
@@ -77,7 +77,9 @@ say = @printf '%-5s %s\n' '$(1)' '$(2)'
 endif
 
 CUDA_ARCH ?= -gencode arch=compute_90a,code=sm_90a
-CUDA_LIBS ?= -lcublasLt -lcudart -lstdc++
+# The runtime is linked in and looks for the driver when it is used; cuBLASLt, which takes a tenth of
+# a second to load, is opened by src/cuda/blas.cu when a product is run.
+CUDA_LIBS ?= -lcudart_static -ldl -lrt -lstdc++
 CUDA_LINK := $(if $(CUDA_SOURCES),$(addprefix -L,$(wildcard $(CONFIG_CUDA)/lib64)) $(CUDA_LIBS))
 ifneq ($(CUDA_SOURCES),)
 DEFINES += -DWEFT_HAVE_CUDA

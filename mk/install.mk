@@ -22,7 +22,7 @@ install: build ## install under PREFIX (/usr/local), within DESTDIR
 	ln -sf $(SO_FILE) '$(DESTDIR)$(LIBDIR)/libweft.so'
 	install -m 644 include/weft/weft.h '$(DESTDIR)$(INCLUDEDIR)/weft/weft.h'
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@VERSION@|$(VERSION)|' \
-		-e 's|@REQUIRES@|$(strip $(CONFIG_REQUIRES))|; s|@LIBS_PRIVATE@|$(strip $(CONFIG_LDFLAGS) $(CONFIG_LIBS_PRIVATE))|' \
+		-e 's|@REQUIRES@|$(strip $(CONFIG_REQUIRES))|; s|@LIBS_PRIVATE@|$(strip $(CONFIG_LDFLAGS) $(CONFIG_LIBS_PRIVATE) $(CUDA_LINK))|' \
 		weft.pc.in > '$(DESTDIR)$(PKGCONFIGDIR)/weft.pc'
 	sed 's|@VERSION@|$(VERSION)|' docs/weft.1 > '$(DESTDIR)$(MANDIR)/man1/weft.1'
 

@@ -4,7 +4,11 @@
 TEST_SUPPORT := $(sort $(wildcard tests/support/*.c))
 TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c))
 TEST_PROGRAMS := $(TEST_SOURCES:tests/%.c=$(OUT)/tests/%)
-TEST_CHOSEN := $(if $(T),$(foreach p,$(TEST_PROGRAMS),$(if $(findstring $(T),$(p:$(OUT)/tests/%=%)),$(p))),$(TEST_PROGRAMS))
+# $(call chosen,PROGRAMS): those whose path holds T.
+chosen = $(if $(T),$(foreach p,$(1),$(if $(findstring $(T),$(p:$(OUT)/tests/%=%)),$(p))),$(1))
+CUDA_TESTS := $(filter $(OUT)/tests/cuda/%,$(TEST_PROGRAMS))
+TEST_CHOSEN := $(call chosen,$(filter-out $(CUDA_TESTS),$(TEST_PROGRAMS)))
+CUDA_CHOSEN := $(call chosen,$(CUDA_TESTS))
 TEST_OBJECTS := $(TEST_SOURCES:%.c=$(OBJ)/%.o)
 SUPPORT_OBJECTS := $(TEST_SUPPORT:%.c=$(OBJ)/%.o)
 
@@ -17,18 +21,24 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long tests bench
+.PHONY: test test-long test-cuda tests bench bench-attention-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU; T=name runs those whose path holds it
-	@JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
+	@WEFT_CUDA_DEVICE=none JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
 test-long: test ## the same with the long proofs whole
+
+# On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
+# the GPU.
+test-cuda: $(PROGRAM) $(CUDA_CHOSEN) ## the tests that need a GPU; QUICK=1: a line of each operation
+	@JOBS=1 TIMEOUT='$(TIMEOUT)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' WEFT_QUICK='$(QUICK)' \
+		tests/run '$(OUT)/tests' $(CUDA_CHOSEN)
 
 tests: $(TEST_PROGRAMS)
 
@@ -51,5 +61,15 @@ $(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(MEASURE_OBJECTS) $(LIB_A) 
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(MEASURE_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+
+# Attention's GPU kernels alone.
+$(OUT)/bench/attention_cuda: bench/attention_cuda.cu $(LIB_A)
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(CONFIG_NVCC) -ccbin $(CC) $(CUDA_ARCH) -O2 -std=c++17 -Xcompiler=-Wall $(DEFINES) $(INCLUDES) $< $(LIB_A) \
+		$(CUDA_LINK) $(LIBS) -o $@
+
+bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TFLOP/s at T = 1k, 4k, 16k
+	@$(OUT)/bench/attention_cuda $(or $(ARGS),time)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS))

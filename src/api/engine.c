@@ -1,7 +1,7 @@
 /* Engines, and what a config would cost on one. */
 #include "api/api.h"
 
-#include "cpu/backend.h"
+#include "device/device.h"
 #include "model/account.h"
 
 #include <stdlib.h>
@@ -17,11 +17,12 @@ static weft_status check_threads(const char *caller, int threads) {
 
 static weft_status pick_backend(const char *device, const weft_backend **out) {
     if (device && strcmp(device, "cuda") == 0)
-        return weft_fail(WEFT_EMISSING, "device cuda: this build has no CUDA backend; use cpu");
-    if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0)
+        return weft_device_open(WEFT_DEVICE_CUDA, WEFT_F32, out);
+    if (!device || strcmp(device, "auto") == 0)
+        return weft_device_open(WEFT_DEVICE_AUTO, WEFT_F32, out);
+    if (strcmp(device, "cpu") != 0)
         return weft_fail(WEFT_EINPUT, "device '%s': it must be cpu, cuda or auto", device);
-    *out = weft_cpu_backend();
-    return *out ? WEFT_OK : WEFT_EMISSING;
+    return weft_device_open(WEFT_DEVICE_CPU, WEFT_F32, out);
 }
 
 weft_status weft_engine_open(int threads, const char *device, weft_engine **out) {

@@ -183,6 +183,7 @@ weft_status weft_model_read(const weft_model *model, const char *name, float *ou
     API_NEED(out);
     weft_weight *w;
     WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    weft_mirror_use(model->mirror, NULL);
     for (int64_t i = 0; i < count; i++)
         out[i] = w->dtype == WEFT_F32    ? ((const float *)w->data)[i]
                  : w->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)w->data)[i])
@@ -197,6 +198,7 @@ weft_status weft_model_read_f64(const weft_model *model, const char *name, doubl
     API_NEED(out);
     weft_weight *w;
     WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    weft_mirror_use(model->mirror, NULL);
     weft_weight_read(w, out);
     return WEFT_OK;
 }
@@ -208,6 +210,7 @@ weft_status weft_model_write(weft_model *model, const char *name, const float *v
     API_NEED(values);
     weft_weight *w;
     WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    weft_mirror_use(model->mirror, NULL);
     for (int64_t i = 0; i < count; i++) {
         if (w->dtype == WEFT_F32)
             ((float *)w->data)[i] = values[i];
@@ -216,6 +219,7 @@ weft_status weft_model_write(weft_model *model, const char *name, const float *v
         else
             ((double *)w->data)[i] = (double)values[i];
     }
+    weft_mirror_wrote(model->mirror, NULL);
     return WEFT_OK;
 }
 
@@ -226,6 +230,8 @@ weft_status weft_model_write_f64(weft_model *model, const char *name, const doub
     API_NEED(values);
     weft_weight *w;
     WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
+    weft_mirror_use(model->mirror, NULL);
     weft_weight_write(w, values);
+    weft_mirror_wrote(model->mirror, NULL);
     return WEFT_OK;
 }

@@ -7,7 +7,8 @@
 
 #include "bench/limits.h"
 #include "bench/memory.h"
-#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "device/device.h"
 #include "model/account.h"
 #include "train/optimizer.h"
 
@@ -22,6 +23,8 @@
 /* Losses agree with the peer's to this part. */
 #define TOLERANCE 1e-3
 
+/* A GPU's first run chooses algorithms and its second is captured. */
+enum { GPU_UNMEASURED = 4 };
 enum { CHECKED_STEPS = 2, SMALL_LAYERS = 2, SMALL_TIME = 16, SMALL_VOCAB = 64, PATH_ROOM = 512 };
 
 /* A model in training. */
@@ -181,7 +184,7 @@ static weft_status take_turns(const bench_train_job *job, training *t, bench_lim
         double start = bench_now();
         WEFT_TRY(train_step(t));
         bench_samples_add(&m->ours, bench_now() - start);
-        bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits));
+        if (!t->backend->remote) bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits));
         if (*peer) *peer = bench_peer_run(job->peer, 1, &m->peers);
     }
     return WEFT_OK;
@@ -193,7 +196,8 @@ static void report_speed(const bench_train_job *job, const measured *m, bool pee
     json_object_set_new(out, "seconds", json_real(seconds));
     json_object_set_new(out, "spread", json_real(bench_spread(&m->ours)));
     json_object_set_new(out, "samples", json_integer((json_int_t)m->ours.count));
-    json_object_set_new(out, "of_limit", json_real(rate * bench_median(&m->limit)));
+    json_object_set_new(out, "of_limit",
+                        json_real(m->limit.count ? rate * bench_median(&m->limit) : 0));
     if (peer) {
         json_object_set_new(out, "peer_seconds", json_real(bench_median(&m->peers)));
         json_object_set_new(out, "peer_spread", json_real(bench_spread(&m->peers)));
@@ -217,7 +221,8 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
 
 /* Steps that are not measured: what is compared with the peer, or one to warm up where more than one
  * is measured. */
-static int unmeasured_steps(const bench_train_job *job) {
+static int unmeasured_steps(const bench_train_job *job, bool remote) {
+    if (remote) return GPU_UNMEASURED;
     if (job->peer) return CHECKED_STEPS;
     return job->steps > 1 ? 1 : 0;
 }
@@ -227,16 +232,17 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
                                char *folder, json_t *out) {
     WEFT_TRY(touch_everything(job, t));
     bench_limit_gflops(limits);
-    if (job->profile) setenv("WEFT_PROFILE", "1", 1);
-    int64_t before = bench_resident_bytes();
+    if (job->profile) setenv("WEFT_PROFILE", "1", 0);
+    bool remote = t->backend->remote;
+    int64_t before = remote ? 1 : bench_resident_bytes();
     WEFT_TRY(make_model(job->config, t));
     if (job->peer) WEFT_TRY(save_weights(t->model, folder, PATH_ROOM));
     WEFT_TRY(open_training(job->config, t));
     bench_trim_memory(); /* what drawing the weights took in passing */
-    for (int i = 0; i < unmeasured_steps(job); i++)
+    for (int i = 0; i < unmeasured_steps(job, remote); i++)
         WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
-    int64_t peak = bench_peak_bytes();
+    int64_t peak = remote ? weft_cuda_bytes_taken() + before : bench_peak_bytes();
     json_object_set_new(out, "peak_bytes", json_integer(before && peak ? peak - before : 0));
     json_t *losses = json_array();
     for (uint32_t i = 0; i < CHECKED_STEPS && i < t->iteration; i++)
@@ -247,16 +253,22 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
 
 static json_t *run_job(const bench_train_job *job) {
     char folder[PATH_ROOM] = "";
-    training t = {.backend = weft_cpu_backend()};
+    const weft_backend *backend = NULL;
     json_t *out = json_object();
-    weft_status status = t.backend ? weft_pool_create(job->threads, &t.pool) : WEFT_EMISSING;
+    int64_t device = job->config->device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
+    weft_status status = weft_device_open(device, weft_config_dtype(job->config), &backend);
+    training *t = calloc(1, sizeof *t);
+    if (!status && !t) status = weft_fail(WEFT_ENOMEM, "bench: no memory");
+    if (t) t->backend = backend;
+    if (!status) status = weft_pool_create(job->threads, &t->pool);
     bench_limits *limits = NULL;
-    if (!status) status = bench_limits_create(t.pool, false, &limits);
-    if (!status) status = measure_row(job, &t, limits, folder, out);
+    if (!status) status = bench_limits_create(t->pool, false, &limits);
+    if (!status) status = measure_row(job, t, limits, folder, out);
     if (folder[0]) remove_folder(folder);
-    close_training(&t);
+    if (t) close_training(t);
     bench_limits_destroy(limits);
-    weft_pool_destroy(t.pool);
+    if (t) weft_pool_destroy(t->pool);
+    free(t);
     if (status)
         json_object_set_new(
             out, "error",

@@ -6,6 +6,7 @@
 #include "bench/train_row.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
+#include "cuda/backend.h"
 #include "model/account.h"
 
 #include <stdlib.h>
@@ -50,9 +51,13 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     row *r = &b->rows[b->count++];
     r->variant = v;
     WEFT_TRY(bench_variant_config(v, &b->opt->source, &r->config));
-    if (r->config.device == WEFT_DEVICE_CUDA)
-        return weft_fail(WEFT_EMISSING, "device cuda: this build has no CUDA backend; use cpu");
-    return weft_account_make(&r->config, weft_cpu_backend(), b->threads, &r->plan);
+    /* A row has a process of its own, which a driver that was used before it would not survive. */
+    bool cuda = r->config.device == WEFT_DEVICE_CUDA;
+    const weft_backend *backend = cuda ? weft_cuda_planner() : weft_cpu_backend();
+    if (!backend) return WEFT_EMISSING;
+    if (cuda && b->opt->peer)
+        return weft_fail(WEFT_EINPUT, "device cuda: --peer is measured on the CPU only");
+    return weft_account_make(&r->config, backend, b->threads, &r->plan);
 }
 
 static weft_status list_rows(bench *b) {

@@ -2,7 +2,8 @@
 #include "cli/args.h"
 
 #include "core/nearest.h"
-#include "cpu/backend.h"
+#include "device/device.h"
+#include "model/account.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -238,9 +239,6 @@ int weft_args_fail(const weft_args *a, weft_status status) {
 weft_status weft_args_backend(const weft_args *a, const weft_config *c,
                               const weft_backend **backend, weft_pool **pool) {
     *pool = NULL;
-    if (c->device == WEFT_DEVICE_CUDA)
-        return weft_fail(WEFT_EMISSING, "device cuda: this build has no CUDA backend; use cpu");
-    *backend = weft_cpu_backend();
-    if (!*backend) return WEFT_EMISSING;
+    WEFT_TRY(weft_device_open(c->device, weft_config_dtype(c), backend));
     return weft_pool_create(a->threads, pool);
 }

@@ -20,7 +20,7 @@ const char weft_help_eval[] =
     "                     attention these are minus the squared distances over the temperature\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config; may be repeated\n"
     "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu or cuda\n"
+    "  --device D         cpu, cuda or auto\n"
     "  --threads N        one a processor without it\n"
     "  --json             one object on standard output\n";
 

@@ -1,6 +1,5 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
 #include "cli/args.h"
-#include "cpu/backend.h"
 #include "model/account.h"
 
 #include <jansson.h>
@@ -13,6 +12,7 @@ const char weft_help_plan[] =
     "step\n"
     "  -o KEY=VALUE       override a config key; may be repeated\n"
     "  --dtype T          f32, bf16 or f64\n"
+    "  --device D         cpu, cuda or auto: whose memory it must fit\n"
     "  --threads N        workspaces for that many threads\n"
     "  --json             one object on standard output\n"
     "\n"
@@ -42,6 +42,24 @@ static void print_table(const weft_account *a) {
     printf("  kept a token, layer %12.0f numbers\n", a->kept_per_token_layer);
     printf("cache a token       %14lld bytes\n", (long long)a->cache_bytes_token);
     printf("  a layer           %14lld bytes\n", (long long)a->cache_bytes_layer);
+}
+
+static void print_fit(const weft_fit *f, const weft_backend *backend) {
+    printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
+           backend->name, mib(f->needed));
+    if (weft_fit_check(f, backend) == WEFT_OK)
+        printf("  fits into         %14.1f MiB\n", mib(f->there));
+    else
+        printf("  does not fit: %s\n", weft_error_message());
+}
+
+static void add_fit(json_t *object, const weft_fit *f, const weft_backend *backend) {
+    json_object_set_new(object, "device",
+                        json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name, "fits",
+                                  f->there == 0 || f->needed <= f->there, "needed_bytes",
+                                  (json_int_t)f->needed, "free_bytes", (json_int_t)f->there,
+                                  "micro_batch", (json_int_t)f->micro_batch, "micro_batch_bytes",
+                                  (json_int_t)f->would_need));
 }
 
 static json_t *to_json(const weft_account *a) {
@@ -78,13 +96,13 @@ static void print_json(json_t *object) {
     json_decref(object);
 }
 
-static weft_status account_step(const weft_args *args, const char *step, int threads,
-                                weft_account *out) {
+static weft_status account_step(const weft_args *args, const char *step,
+                                const weft_backend *backend, int threads, weft_account *out) {
     weft_args one = *args;
     weft_config c;
     one.step = step;
     WEFT_TRY(weft_args_config(&one, &c));
-    return weft_account_make(&c, weft_cpu_backend(), threads, out);
+    return weft_account_make(&c, backend, threads, out);
 }
 
 static void print_steps(const weft_steps *steps, const weft_account *accounts) {
@@ -113,11 +131,12 @@ static json_t *steps_json(const weft_config *base, const weft_steps *steps,
 /* Every step of a study. In JSON `first`, what no --step means, is beside them. All is counted
  * before anything is printed, so that a step which fails leaves no half of a table. */
 static weft_status plan_steps(const weft_args *args, const weft_config *base,
-                              const weft_account *first, const weft_steps *steps, int threads) {
+                              const weft_account *first, const weft_steps *steps,
+                              const weft_backend *backend, int threads) {
     weft_account *accounts = calloc((size_t)steps->n, sizeof *accounts);
     weft_status status = accounts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int i = 0; status == WEFT_OK && i < steps->n; i++)
-        status = account_step(args, steps->list[i].name, threads, &accounts[i]);
+        status = account_step(args, steps->list[i].name, backend, threads, &accounts[i]);
     if (status == WEFT_OK && args->json) {
         json_t *all = to_json(first);
         json_object_set_new(all, "steps", steps_json(base, steps, accounts));
@@ -142,14 +161,20 @@ static weft_status plan(const weft_args *args) {
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
     if (!args->step && (*c.ra_mla_ablation_steps || *c.study_steps)) {
         WEFT_TRY(weft_steps_parse(&c, args->config ? args->config : "config", "study", &steps));
-        weft_status status = plan_steps(args, &c, &a, &steps, threads);
+        weft_status status = plan_steps(args, &c, &a, &steps, backend, threads);
         weft_steps_free(&steps);
         return status;
     }
-    if (args->json)
-        print_json(to_json(&a));
-    else
+    weft_fit fit;
+    WEFT_TRY(weft_account_fit(&c, backend, threads, &fit));
+    if (args->json) {
+        json_t *object = to_json(&a);
+        add_fit(object, &fit, backend);
+        print_json(object);
+    } else {
         print_table(&a);
+        print_fit(&fit, backend);
+    }
     return WEFT_OK;
 }
 

@@ -19,7 +19,7 @@ const char weft_help_train[] =
     "  -o KEY=VALUE       override a config key; may be repeated\n"
     "  --seed N           start of every random number; without it, the config's\n"
     "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu or cuda\n"
+    "  --device D         cpu, cuda or auto\n"
     "  --threads N        one a processor without it; the result does not depend on it\n"
     "  --save-last        write DIR/last even where SAVE_CHECKPOINT is n\n"
     "  --peak-flops X     operations a second that are full use, for mfu; 0: no mfu; without it,\n"
@@ -110,7 +110,7 @@ int weft_cmd_train(int argc, char **argv) {
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status == WEFT_OK) {
         weft_stop_install();
-        if (!peak) options.peak_flops = bench_peak_flops(pool);
+        if (!peak) options.peak_flops = backend->remote ? 0 : bench_peak_flops(pool);
         status = weft_train(&c, backend, pool, &options, &result);
         weft_stop_remove();
     }

@@ -2,12 +2,13 @@
 #include "model/verify.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 
 #include <jansson.h>
 
 const char weft_help_verify[] =
     "  --threads N        one a processor without it\n"
-    "  --device D         cpu or cuda\n"
+    "  --device D         cpu, cuda or auto\n"
     "  --json             one object on standard output\n"
     "\n"
     "Builds each block small and checks its shapes, its forward pass, its gradients against\n"
@@ -59,7 +60,8 @@ int weft_cmd_verify(int argc, char **argv) {
         json_decref(object);
     } else {
         printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", tally.passed, tally.failed,
-               backend->name, weft_cpu_isa(), weft_pool_size(pool));
+               backend->name, backend->remote ? weft_cuda_device_name() : weft_cpu_isa(),
+               weft_pool_size(pool));
     }
     json_decref(tally.rows);
     weft_pool_destroy(pool);

@@ -20,6 +20,7 @@ struct weft_exec {
     weft_run run;
     bool poison;
     weft_profile *profile; /* NULL: not asked for */
+    void *state;           /* the backend's own; NULL: it has none */
 };
 
 static weft_status find_kernels(weft_exec *x) {
@@ -98,17 +99,19 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
     if (status == WEFT_OK) status = find_kernels(x);
     if (status == WEFT_OK) status = plan_memory(x, options);
     if (status == WEFT_OK) status = place_data(x, options);
+    if (status == WEFT_OK) x->profile = weft_profile_create(g);
+    if (status == WEFT_OK && backend->open) status = backend->open(x, &x->state);
     if (status != WEFT_OK) {
         weft_exec_destroy(x);
         return status;
     }
-    x->profile = weft_profile_create(g);
     *out = x;
     return WEFT_OK;
 }
 
 void weft_exec_destroy(weft_exec *x) {
     if (!x) return;
+    if (x->state) x->backend->close(x->state);
     weft_profile_destroy(x->profile);
     if (x->arena) x->backend->release(x->arena, x->plan->arena_bytes);
     weft_plan_destroy(x->plan);
@@ -117,20 +120,36 @@ void weft_exec_destroy(weft_exec *x) {
     free(x);
 }
 
+static void fill_memory(const weft_exec *x, void *to, int byte, int64_t bytes) {
+    if (x->backend->fill)
+        x->backend->fill(to, byte, bytes);
+    else
+        memset(to, byte, (size_t)bytes);
+}
+
 /* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
  * unwritten, or reads what is no longer alive, shows. */
 static void poison_temporaries(weft_exec *x) {
     for (int64_t i = 0; i < x->n_tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(x->g, i);
         if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
-            memset(x->data[i], 0xff, (size_t)weft_tensor_bytes(t));
+            fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t));
     }
     for (int64_t i = 0; i < x->n_nodes; i++)
         if (x->plan->work_offset[i] >= 0)
-            memset(x->arena + x->plan->work_offset[i], 0xff, (size_t)x->plan->work_bytes[i]);
+            fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]);
 }
 
-static weft_status run_profiled(weft_exec *x) {
+static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
+    mark(x, -1);
+    for (int64_t i = 0; i < x->n_nodes; i++) {
+        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+        mark(x, i);
+    }
+    return WEFT_OK;
+}
+
+static weft_status walk_timed(weft_exec *x) {
     double start = weft_profile_now();
     for (int64_t i = 0; i < x->n_nodes; i++) {
         WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
@@ -142,13 +161,23 @@ static weft_status run_profiled(weft_exec *x) {
     return WEFT_OK;
 }
 
-weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
-    x->run = run ? *run : (weft_run){0};
-    if (x->poison) poison_temporaries(x);
-    if (x->profile) return run_profiled(x);
+void weft_exec_timed(weft_exec *x, const double *seconds) {
+    for (int64_t i = 0; i < x->n_nodes; i++)
+        weft_profile_add(x->profile, i, seconds[i]);
+    weft_profile_end_run(x->profile);
+}
+
+weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
+    if (x->profile) return mark ? walk_marked(x, mark) : walk_timed(x);
     for (int64_t i = 0; i < x->n_nodes; i++)
         WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
     return WEFT_OK;
+}
+
+weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
+    x->run = run ? *run : (weft_run){0};
+    if (x->poison) poison_temporaries(x);
+    return x->backend->run ? x->backend->run(x) : weft_exec_walk(x, NULL);
 }
 
 static weft_status check_access(const weft_exec *x, const weft_tensor *t, const char *what) {
@@ -193,4 +222,20 @@ weft_pool *weft_exec_pool(const weft_exec *x) {
 
 const weft_run *weft_exec_current_run(const weft_exec *x) {
     return &x->run;
+}
+
+const weft_graph *weft_exec_graph(const weft_exec *x) {
+    return x->g;
+}
+
+const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node) {
+    return x->kernels[node];
+}
+
+void *weft_exec_state(const weft_exec *x) {
+    return x->state;
+}
+
+bool weft_exec_profiled(const weft_exec *x) {
+    return x->profile != NULL;
 }

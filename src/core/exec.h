@@ -29,6 +29,9 @@ typedef struct {
     /* Bytes of scratch the node needs; NULL: none. May depend on the number of threads, results
      * may not. */
     int64_t (*workspace)(const weft_node *n, int threads);
+    /* Where run only starts the work and a bad value is found later (a GPU): the error for what
+     * the kernel noted at `place`, a number of its own. NULL: it notes nothing. */
+    weft_status (*explain)(weft_exec *x, const weft_node *n, int64_t place);
 } weft_kernel;
 
 struct weft_backend {
@@ -40,6 +43,17 @@ struct weft_backend {
     void (*upload)(void *to, const void *from, int64_t bytes);
     void (*download)(void *to, const void *from, int64_t bytes);
     int64_t (*memory)(void); /* bytes a process may use on this machine; 0: unknown */
+
+    /* The rest is for backends whose memory or time is not the host's; NULL: as on the CPU. */
+    bool remote; /* the host cannot read what alloc gives; only upload and download can */
+    void (*fill)(void *to, int byte, int64_t bytes); /* memset */
+    /* What an executor holds on the device beside its arena: weft_exec_state gives it back. */
+    weft_status (*open)(weft_exec *x, void **state);
+    void (*close)(void *state);
+    /* One whole run: calls weft_exec_walk, or repeats what it did. */
+    weft_status (*run)(weft_exec *x);
+    /* The hash of what this process chose by measuring, where the last bits depend on it. */
+    uint32_t (*choices)(void);
 };
 
 typedef struct {
@@ -72,5 +86,17 @@ void *weft_data(const weft_exec *x, const weft_tensor *t); /* NULL for a NULL te
 void *weft_workspace(const weft_exec *x, const weft_node *n);
 weft_pool *weft_exec_pool(const weft_exec *x);
 const weft_run *weft_exec_current_run(const weft_exec *x);
+
+/* For backends. */
+const weft_graph *weft_exec_graph(const weft_exec *x);
+const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node);
+void *weft_exec_state(const weft_exec *x);
+/* Whether the time of each node is taken: WEFT_PROFILE. */
+bool weft_exec_profiled(const weft_exec *x);
+/* Runs the kernels in order. Where kernels only start their work, `mark` is called before the first
+ * (with -1) and after each of a profiled run, to note the time on the device; when the run is over
+ * the times are given to weft_exec_timed, by node in seconds. NULL: the host's clock is right. */
+weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node));
+void weft_exec_timed(weft_exec *x, const double *seconds);
 
 #endif

@@ -6,15 +6,18 @@
 #include <string.h>
 #include <time.h>
 
+enum { NAME_ROOM = 120 };
+
 struct weft_profile {
     const weft_graph *g;
+    bool shapes;     /* a line for each shape */
     double *seconds; /* [nodes], over all runs */
     int64_t runs;
 };
 
 /* All nodes of one operation, in one run on average. */
 typedef struct {
-    const char *name;
+    char name[NAME_ROOM];
     int64_t nodes;
     double seconds, flops;
 } share;
@@ -30,6 +33,7 @@ weft_profile *weft_profile_create(const weft_graph *g) {
         return NULL;
     }
     p->g = g;
+    p->shapes = strcmp(asked, "shapes") == 0;
     p->seconds = seconds;
     return p;
 }
@@ -53,14 +57,26 @@ static int by_time(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
+/* "matmul", or "matmul bf16 [8, 4] < bf16 [8, 2], bf16 [4, 2]". */
+static void name_node(const weft_profile *p, const weft_node *n, char *out) {
+    int at = snprintf(out, NAME_ROOM, "%s", n->op->name);
+    if (!p->shapes || !n->n_out || !n->out[0]) return;
+    at += snprintf(out + at, (size_t)(NAME_ROOM - at), " %s", weft_tensor_describe(n->out[0]));
+    for (int i = 0; i < n->n_in && i < 2 && n->in[i] && at < NAME_ROOM; i++)
+        at += snprintf(out + at, (size_t)(NAME_ROOM - at), "%s%s", i ? ", " : " < ",
+                       weft_tensor_describe(n->in[i]));
+}
+
 static int sum_shares(const weft_profile *p, share *shares) {
     int n = 0;
     for (int64_t i = 0; i < weft_graph_node_count(p->g); i++) {
         const weft_node *node = weft_graph_node(p->g, i);
+        char name[NAME_ROOM];
         int k = 0;
-        while (k < n && strcmp(shares[k].name, node->op->name) != 0)
+        name_node(p, node, name);
+        while (k < n && strcmp(shares[k].name, name) != 0)
             k++;
-        if (k == n) shares[n++] = (share){.name = node->op->name};
+        if (k == n) memcpy(shares[n++].name, name, sizeof name);
         shares[k].nodes++;
         shares[k].seconds += p->seconds[i] / (double)p->runs;
         if (node->op->flops) shares[k].flops += (double)node->op->flops(node);

@@ -11,13 +11,20 @@
 
 #include <stdint.h>
 
+/* The functions below are the GPU's too: the same bits. */
+#ifdef __CUDACC__
+#define WEFT_BOTH __host__ __device__
+#else
+#define WEFT_BOTH
+#endif
+
 typedef struct {
     uint32_t word[4];
 } weft_random4;
 
 /* One block of four 32-bit words: Philox 4x32 with ten rounds. */
-static inline weft_random4 weft_philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2,
-                                       uint32_t c3) {
+WEFT_BOTH static inline weft_random4 weft_philox(uint64_t key, uint32_t c0, uint32_t c1,
+                                                 uint32_t c2, uint32_t c3) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0;
@@ -31,18 +38,20 @@ static inline weft_random4 weft_philox(uint64_t key, uint32_t c0, uint32_t c1, u
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    return (weft_random4){{c0, c1, c2, c3}};
+    weft_random4 r = {{c0, c1, c2, c3}};
+    return r;
 }
 
 /* The word at `index` of the stream (seed, iteration, sequence, site). */
-static inline uint32_t weft_random_word(uint64_t seed, uint32_t iteration, uint32_t sequence,
-                                        uint32_t site, uint64_t index) {
+WEFT_BOTH static inline uint32_t weft_random_word(uint64_t seed, uint32_t iteration,
+                                                  uint32_t sequence, uint32_t site,
+                                                  uint64_t index) {
     weft_random4 r = weft_philox(seed, (uint32_t)(index >> 2), sequence, iteration, site);
     return r.word[index & 3];
 }
 
 /* A word as a number in [0, 1): its upper 24 bits, so that float and double agree. */
-static inline double weft_random_unit(uint32_t word) {
+WEFT_BOTH static inline double weft_random_unit(uint32_t word) {
     return (double)(word >> 8) * 0x1p-24;
 }
 

@@ -183,7 +183,8 @@ static entropy_layout lay_out_part(const weft_node *n, int64_t rows, int threads
         return at;
     }
     gemm_product dx = product_dx(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_X], 0), false);
-    gemm_product dw = product_dw(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_W], 0), true);
+    const weft_tensor *dw_out = n->out[WEFT_CE_DW] ? n->out[WEFT_CE_DW] : n->in[WEFT_CE_W];
+    gemm_product dw = product_dw(NULL, n, part, NULL, rows_of(NULL, dw_out, 0), true);
     int64_t space = max_i64(threads * operands, KERNEL(gemm_workspace)(&dx, threads));
     at.scratch = at.kept + real_bytes(rows * part.words);
     at.bytes = at.scratch + max_i64(space, KERNEL(gemm_workspace)(&dw, threads));

@@ -164,3 +164,90 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
     out->cache_bytes_token = out->cache_bytes_layer * c->n_layer;
     return WEFT_OK;
 }
+
+/* Sums over micro-batches: f32 for each weight, one for each level of the tree (gradients.h). */
+static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m) {
+    int64_t parts = c->batch_size / weft_config_micro_batch(c) * c->gpt2_gradient_accumulation;
+    int64_t bytes = 0, levels = 0;
+    if (parts == 1) return 0;
+    for (int64_t i = 0; i < m->n_parameters; i++)
+        bytes += weft_tensor_count(m->parameters[i].tensor) * (int64_t)sizeof(float);
+    /* One while the sum is made, and one more for each bit of an even index. */
+    for (int64_t i = 0; i < parts; i += 2)
+        levels = levels > __builtin_popcountll((unsigned long long)i)
+                     ? levels
+                     : __builtin_popcountll((unsigned long long)i);
+    return bytes * (levels + 1);
+}
+
+/* The arena of the pass over held-out data. */
+static weft_status validation_bytes(const weft_config *c, const weft_backend *backend, int threads,
+                                    int64_t *out) {
+    weft_build build = {.batch = weft_config_micro_batch(c),
+                        .time = c->gpt2_block_size,
+                        .dtype = weft_config_dtype(c)};
+    weft_model_graph m;
+    weft_plan *plan = NULL;
+    WEFT_TRY(weft_model_build(c, &build, &m));
+    int64_t tensors = weft_graph_tensor_count(m.graph);
+    bool *bound = calloc((size_t)tensors, sizeof *bound);
+    weft_status status = bound ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int64_t i = 0; bound && i < tensors; i++)
+        bound[i] = weft_graph_tensor_at(m.graph, i)->role == WEFT_ROLE_PARAM;
+    weft_plan_options options = {.memory_limit = INT64_MAX};
+    if (status == WEFT_OK)
+        status = weft_plan_create(m.graph, backend, threads, bound, &options, &plan);
+    if (status == WEFT_OK) *out = plan->arena_bytes;
+    weft_plan_destroy(plan);
+    free(bound);
+    weft_model_graph_destroy(&m);
+    return status;
+}
+
+static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,
+                                int64_t *out) {
+    weft_model_graph m;
+    weft_plan *plan;
+    int64_t weights = 0, validation = 0;
+    WEFT_TRY(validation_bytes(c, backend, threads, &validation));
+    WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
+    for (int64_t i = 0; i < m.n_parameters; i++)
+        weights += weft_tensor_bytes(m.parameters[i].tensor);
+    *out = weights + optimizer_bytes(c, &m) + sums_bytes(c, &m) + plan->arena_bytes + validation;
+    weft_plan_destroy(plan);
+    weft_model_graph_destroy(&m);
+    return WEFT_OK;
+}
+
+weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
+                             weft_fit *out) {
+    *out = (weft_fit){.there = backend->memory ? backend->memory() : 0};
+    WEFT_TRY(needed_bytes(c, backend, threads, &out->needed));
+    for (int64_t micro = weft_config_micro_batch(c); micro > 0; micro--) {
+        weft_config less = *c;
+        if (c->batch_size % micro != 0) continue;
+        less.micro_batch = micro;
+        WEFT_TRY(needed_bytes(&less, backend, threads, &out->would_need));
+        if (out->there > 0 && out->would_need > out->there) continue;
+        out->micro_batch = micro;
+        return WEFT_OK;
+    }
+    out->would_need = 0;
+    return WEFT_OK;
+}
+
+weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend) {
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    double needed = (double)fit->needed / gib, there = (double)fit->there / gib;
+    if (fit->there == 0 || fit->needed <= fit->there) return WEFT_OK;
+    if (fit->micro_batch == 0)
+        return weft_fail(WEFT_ENOMEM,
+                         "%s: training needs %.2f GiB, but %.2f GiB are free, and no MICRO_BATCH "
+                         "would fit; take a smaller model or GPT2_BLOCK_SIZE",
+                         backend->name, needed, there);
+    return weft_fail(WEFT_ENOMEM,
+                     "%s: training needs %.2f GiB, but %.2f GiB are free; MICRO_BATCH=%lld would "
+                     "need %.2f GiB",
+                     backend->name, needed, there, (long long)fit->micro_batch,
+                     (double)fit->would_need / gib);
+}

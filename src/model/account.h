@@ -42,6 +42,19 @@ typedef struct {
 weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
                               weft_account *out);
 
+/* Whether a training run fits into a backend's memory. */
+typedef struct {
+    int64_t needed;      /* training_bytes, sums over micro-batches, and the held-out pass */
+    int64_t there;       /* what the backend has now; 0: unknown, taken to fit */
+    int64_t micro_batch; /* the largest MICRO_BATCH that would fit; 0: none */
+    int64_t would_need;  /* with it */
+} weft_fit;
+
+weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
+                             weft_fit *out);
+/* WEFT_OK where it fits; else the error that says what is missing and which MICRO_BATCH would do. */
+weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
+
 /* Sequences in one graph run: MICRO_BATCH, or BATCH_SIZE. */
 int64_t weft_config_micro_batch(const weft_config *c);
 weft_dtype weft_config_dtype(const weft_config *c);

@@ -45,6 +45,7 @@ weft_status weft_model_save(const weft_model *m, const char *folder) {
     char path[PATH_ROOM];
     WEFT_TRY(weft_model_make_folder(folder));
     WEFT_TRY(join(path, folder, "model.safetensors"));
+    weft_mirror_use(m->mirror, NULL);
     weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     for (int64_t i = 0; i < m->n_weights; i++) {

@@ -53,7 +53,7 @@ static weft_status allocate_weights(weft_model *m) {
         m->weights[i].data = at;
         at += align_up(m->weights[i].bytes);
     }
-    return WEFT_OK;
+    return weft_mirror_create(m->memory, m->memory_bytes, &m->mirror);
 }
 
 weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out) {
@@ -79,6 +79,7 @@ weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model
 
 void weft_model_destroy(weft_model *m) {
     if (!m) return;
+    weft_mirror_destroy(m->mirror);
     free(m->weights);
     free(m->names);
     free(m->memory);
@@ -97,7 +98,9 @@ int64_t weft_model_parameter_count(const weft_model *m) {
     return count;
 }
 
-weft_binding *weft_model_bind(const weft_model *m, const weft_graph *g) {
+weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
+                              const weft_graph *g) {
+    if (weft_mirror_place(m->mirror, backend) != WEFT_OK) return NULL;
     int64_t tensors = weft_graph_tensor_count(g), n = 0;
     weft_binding *bindings = calloc((size_t)tensors + 1, sizeof *bindings);
     if (!bindings) {
@@ -114,7 +117,7 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_graph *g) {
             free(bindings);
             return NULL;
         }
-        bindings[n++] = (weft_binding){t, w->data};
+        bindings[n++] = (weft_binding){t, weft_mirror_at(m->mirror, backend, w->data)};
     }
     return bindings;
 }

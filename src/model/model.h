@@ -4,7 +4,7 @@
 #ifndef WEFT_MODEL_MODEL_H
 #define WEFT_MODEL_MODEL_H
 
-#include "core/exec.h"
+#include "core/mirror.h"
 #include "model/config.h"
 #include "model/transformer.h"
 
@@ -14,7 +14,7 @@ typedef struct {
     int ndim;
     int64_t shape[WEFT_MAX_DIMS];
     int64_t count, bytes;
-    void *data; /* aligned to WEFT_ARENA_ALIGN */
+    void *data; /* the host's; aligned to WEFT_ARENA_ALIGN */
     weft_init init;
     const char *part;
 } weft_weight;
@@ -26,6 +26,8 @@ typedef struct weft_model {
     weft_weight *weights; /* by name, ascending */
     void *memory;
     int64_t memory_bytes;
+    weft_mirror *mirror; /* of the memory: before the host reads weights, weft_mirror_use(mirror,
+                            NULL); after it wrote some, weft_mirror_wrote(mirror, NULL) */
     char *names;
 } weft_model;
 
@@ -42,9 +44,11 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool);
 weft_weight *weft_model_find(const weft_model *m, const char *name);
 int64_t weft_model_parameter_count(const weft_model *m);
 
-/* The bindings of a graph's parameters to the model's memory, for weft_exec_options; freed by the
- * caller with free(). NULL and an error: a parameter of the graph is not the model's. */
-weft_binding *weft_model_bind(const weft_model *m, const weft_graph *g);
+/* The bindings of a graph's parameters to the model's memory on a backend, for weft_exec_options;
+ * freed by the caller with free(). Before a run there: weft_mirror_use(m->mirror, backend). NULL and
+ * an error: a parameter of the graph is not the model's, or the backend has no room. */
+weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
+                              const weft_graph *g);
 
 /* config.json and model.safetensors in a folder, which is made if it is not there. Loading takes
  * the folder's config, or, for a file written by others, checks names and shapes against it. */

@@ -6,13 +6,13 @@
 
 weft_status weft_session_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_build *build, bool grads, bool poison, weft_session *out) {
-    *out = (weft_session){.model = m};
+    *out = (weft_session){.model = m, .backend = backend};
     WEFT_TRY(weft_model_build(&m->config, build, &out->graph));
     weft_status status = WEFT_OK;
     if (grads) status = weft_graph_backward(out->graph.graph, out->graph.loss, NULL);
     if (status == WEFT_OK) {
-        out->bindings = weft_model_bind(m, out->graph.graph);
-        if (!out->bindings) status = WEFT_EBUG;
+        out->bindings = weft_model_bind(m, backend, out->graph.graph);
+        if (!out->bindings) status = WEFT_ENOMEM;
     }
     weft_exec_options options = {.bindings = out->bindings, .poison = poison};
     if (status == WEFT_OK)
@@ -32,6 +32,7 @@ weft_status weft_session_run(weft_session *s, const int32_t *tokens, const int32
                              const weft_run *run) {
     WEFT_TRY(weft_exec_write(s->exec, s->graph.tokens, tokens));
     WEFT_TRY(weft_exec_write(s->exec, s->graph.targets, targets));
+    weft_mirror_use(s->model->mirror, s->backend);
     return weft_exec_run(s->exec, run);
 }
 

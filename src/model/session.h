@@ -8,6 +8,7 @@
 
 typedef struct {
     const weft_model *model; /* the caller's */
+    const weft_backend *backend;
     weft_model_graph graph;
     weft_binding *bindings;
     weft_exec *exec;

@@ -137,6 +137,7 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
                 fill_piece(&f, k, 0);
     }
     free(f.values);
+    weft_mirror_wrote(m->mirror, NULL);
     return status;
 }
 

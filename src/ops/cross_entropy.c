@@ -14,9 +14,10 @@
  * Making the logits again for it would be a fourth product beside the three that are needed. So
  * when a gradient is asked for, the forward node makes dx and dw itself, for d_ce = d_z = 1, while
  * it has a part's logits in hand, and the gradient's node has only to scale them, since in training
- * both losses are summed as they are. Where d_ce and d_z turn out to differ, or the forward node
- * could not (sums for a bf16 weight need more than bf16 between parts), the gradient's node makes
- * the logits again. An evaluation, which asks for no gradient, pays for none of this. */
+ * both losses are summed as they are. dw is a sum over parts, so the forward node has it in the
+ * statistics' type: bf16 between parts would lose it. Where d_ce and d_z turn out to differ, the
+ * gradient's node makes the logits again. An evaluation, which asks for no gradient, pays for none
+ * of this. */
 #include "ops/cross_entropy.h"
 
 #include "ops/check.h"
@@ -50,14 +51,14 @@ static weft_node *maker(const weft_node *n) {
     return loss->producer;
 }
 
-/* Asks the node that made the losses for their gradients; false: it cannot, see above. */
+/* Asks the node that made the losses for their gradients; false: they would be of no use. */
 static bool ask_for_gradients(weft_graph *g, const weft_node *n, weft_tensor *const *d_out) {
     bool both = d_out[WEFT_CE_LOSS] && (!weft_z_trains(n->attr) || d_out[WEFT_CE_Z]);
     weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
-    if (!both || d_out[WEFT_CE_LSE] || w->dtype == WEFT_BF16) return false;
+    if (!both || d_out[WEFT_CE_LSE]) return false;
     weft_node *made = maker(n);
     if (x->needs_grad) weft_node_output_like(g, made, WEFT_CE_DX, x->dtype, x);
-    if (w->needs_grad) weft_node_output_like(g, made, WEFT_CE_DW, w->dtype, w);
+    if (w->needs_grad) weft_node_output_like(g, made, WEFT_CE_DW, weft_stat_dtype(w), w);
     return true;
 }
 

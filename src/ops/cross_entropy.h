@@ -18,7 +18,8 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
                                double z, bool detach);
 
 /* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
- * the z-loss trains: weft_graph_backward asks for them (cross_entropy.c). */
+ * the z-loss trains: weft_graph_backward asks for them (cross_entropy.c). dw is of the statistics'
+ * type. */
 enum { WEFT_CE_X, WEFT_CE_W, WEFT_CE_TARGETS, WEFT_CE_INPUTS };
 enum { WEFT_CE_LOSS, WEFT_CE_Z, WEFT_CE_LSE, WEFT_CE_DX, WEFT_CE_DW, WEFT_CE_OUTPUTS };
 

@@ -82,8 +82,8 @@ static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-static weft_status write_state(const char *folder, const weft_config *c,
-                               const weft_train_state *s) {
+static weft_status write_state(const char *folder, const weft_config *c, const weft_train_state *s,
+                               const weft_backend *backend) {
     char path[PATH_ROOM];
     json_t *sums = json_object();
     for (int i = 0; i < FILES; i++) {
@@ -107,6 +107,11 @@ static weft_status write_state(const char *folder, const weft_config *c,
                               (json_int_t)s->skipped, "skipped_in_a_row",
                               (json_int_t)s->skipped_row, "files", sums);
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
+    if (backend->choices) {
+        char text[16];
+        snprintf(text, sizeof text, "%08x", backend->choices());
+        json_object_set_new(state, "algorithms", json_string(text));
+    }
     weft_status status = make_path(path, folder, "state.json", "");
     FILE *file = status == WEFT_OK ? fopen(path, "w") : NULL;
     if (status == WEFT_OK && !file) status = system_failed(path);
@@ -125,7 +130,8 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     WEFT_TRY(weft_optimizer_write(c->optimizer, path));
     WEFT_TRY(make_path(path, folder, "tokenizer.json", ""));
     if (c->tokenizer) WEFT_TRY(weft_tokenizer_save(c->tokenizer, path));
-    WEFT_TRY(write_state(folder, &c->model->config, c->state));
+    WEFT_TRY(
+        write_state(folder, &c->model->config, c->state, weft_optimizer_backend(c->optimizer)));
     sync_folder(folder);
     return WEFT_OK;
 }

@@ -2,8 +2,10 @@
  * partial sums, and as long as the two on top stand for equally many, the upper one is added to the
  * one below. An odd micro-batch is added to its left neighbour right where the session left it, so
  * the stack has no level of its own for it. Every addition is element by element, hence equal for
- * any number of threads. */
+ * any number of threads. On the host they are done here; elsewhere graphs do them. */
 #include "train/gradients.h"
+
+#include "train/gradient_graphs.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,16 +20,19 @@ typedef struct {
 
 struct weft_gradients {
     weft_optimizer *optimizer;
+    const weft_backend *backend;
     weft_pool *pool;
-    int64_t n, count, taken; /* weights; micro-batches of a batch, and how many were taken */
-    weft_gradient *from;     /* [n]: the session's; data NULL: zeros */
-    weft_dtype dtype;        /* of the sums */
+    weft_gradient_graphs *graphs; /* NULL: the host adds */
+    int64_t n, count, taken;      /* weights; micro-batches of a batch, and how many were taken */
+    weft_gradient *from;          /* [n]: the session's; data NULL: zeros */
+    weft_dtype dtype;             /* of the sums */
     const weft_weight *weights;
     chunk *chunks;
     int64_t n_chunks;
-    unsigned char *levels[LEVELS]; /* partial sums; levels[0] stands for the optimizer's buffers */
-    int64_t *offsets;              /* [n]: where a weight begins in a level */
-    int depth;                     /* sums on the stack */
+    unsigned char *levels[LEVELS]; /* partial sums; levels[0] are the optimizer's buffers */
+    int64_t level_bytes;
+    int64_t *offsets; /* [n]: where a weight begins in a level */
+    int depth;        /* sums on the stack */
 };
 
 static int64_t align_up(int64_t bytes) {
@@ -73,8 +78,9 @@ static weft_status allocate_levels(weft_gradients *g) {
         g->offsets[i] = bytes;
         bytes += align_up(g->weights[i].count * size);
     }
+    g->level_bytes = bytes;
     for (int i = 1; i < depth; i++) {
-        g->levels[i] = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
+        g->levels[i] = g->backend->alloc(bytes);
         if (!g->levels[i])
             return weft_fail(WEFT_ENOMEM,
                              "gradients: no memory for %d sums of %lld bytes; a larger MICRO_BATCH "
@@ -91,6 +97,21 @@ static void find_sources(weft_gradients *g, const weft_session *s) {
     }
 }
 
+/* The tree on a backend that is not the host. */
+static weft_status make_graphs(weft_gradients *g) {
+    weft_gradient_places places = {.backend = g->backend,
+                                   .pool = g->pool,
+                                   .n = g->n,
+                                   .weights = g->weights,
+                                   .from = g->from,
+                                   .levels = g->levels,
+                                   .depth = deepest(g->count),
+                                   .offsets = g->offsets,
+                                   .bytes = g->level_bytes,
+                                   .count = g->count};
+    return weft_gradient_graphs_create(&places, &g->graphs);
+}
+
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   int64_t count, weft_gradients **out) {
     *out = NULL;
@@ -98,6 +119,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     const weft_model *m = weft_optimizer_model(o);
     g->optimizer = o;
+    g->backend = weft_optimizer_backend(o);
     g->pool = pool;
     g->n = m->n_weights;
     g->count = count;
@@ -112,6 +134,8 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     if (status == WEFT_OK && count > 1) status = allocate_levels(g);
     if (status == WEFT_OK)
         status = count > 1 ? weft_optimizer_bind_own(o) : weft_optimizer_bind(o, g->from);
+    if (status == WEFT_OK && count > 1) g->levels[0] = weft_optimizer_gradient(o, 0);
+    if (status == WEFT_OK && count > 1 && g->backend->remote) status = make_graphs(g);
     if (status != WEFT_OK) {
         weft_gradients_destroy(g);
         return status;
@@ -122,8 +146,9 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
+    weft_gradient_graphs_destroy(g->graphs);
     for (int i = 1; i < LEVELS; i++)
-        free(g->levels[i]);
+        if (g->levels[i]) g->backend->release(g->levels[i], g->level_bytes);
     free(g->offsets);
     free(g->chunks);
     free(g->from);
@@ -136,8 +161,7 @@ void weft_gradients_restart(weft_gradients *g) {
 }
 
 static void *level_data(const weft_gradients *g, int level, int64_t weight) {
-    return level == 0 ? weft_optimizer_gradient(g->optimizer, weight)
-                      : g->levels[level] + g->offsets[weight];
+    return g->levels[level] + g->offsets[weight];
 }
 
 /* to[i] = (add ? to[i] : 0) + from[i]. */
@@ -197,46 +221,69 @@ static void scale_chunk(void *context, int64_t task, int thread) {
     }
 }
 
-static void run(weft_gradients *g, int to, int from, bool add) {
-    addition a = {.g = g, .to = to, .from = from, .add = add};
+static weft_status take_session(weft_gradients *g, int level, bool add) {
+    if (g->graphs) return weft_gradient_graphs_take(g->graphs, level, add);
+    addition a = {.g = g, .to = level, .from = -1, .add = add};
     weft_pool_run(g->pool, g->n_chunks, add_chunk, &a);
+    return WEFT_OK;
 }
 
 /* Adds the sum on top to the one below it. */
-static void merge_top(weft_gradients *g) {
-    run(g, g->depth - 2, g->depth - 1, true);
-    g->depth--;
+static weft_status merge_top(weft_gradients *g) {
+    int top = --g->depth;
+    if (g->graphs) return weft_gradient_graphs_merge(g->graphs, top);
+    addition a = {.g = g, .to = top - 1, .from = top, .add = true};
+    weft_pool_run(g->pool, g->n_chunks, add_chunk, &a);
+    return WEFT_OK;
 }
 
-void weft_gradients_add(weft_gradients *g) {
-    if (g->count == 1) return;
-    int64_t i = g->taken++;
-    if (i % 2 == 0)
-        run(g, g->depth++, -1, false);
-    else
-        run(g, g->depth - 1, -1, true);
-    /* The pair that an odd i closes may close a pair of pairs, and so on up. */
-    for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
-        merge_top(g);
-    if (g->taken < g->count) return;
-    while (g->depth > 1)
-        merge_top(g);
+static weft_status make_mean(weft_gradients *g) {
+    if (g->graphs) return weft_gradient_graphs_mean(g->graphs);
     addition mean = {.g = g, .factor = 1.0 / (double)g->count};
     weft_pool_run(g->pool, g->n_chunks, scale_chunk, &mean);
+    return WEFT_OK;
+}
+
+weft_status weft_gradients_add(weft_gradients *g) {
+    if (g->count == 1) return WEFT_OK;
+    int64_t i = g->taken++;
+    if (i % 2 == 0) g->depth++;
+    WEFT_TRY(take_session(g, g->depth - 1, i % 2 != 0));
+    /* The pair that an odd i closes may close a pair of pairs, and so on up. */
+    for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
+        WEFT_TRY(merge_top(g));
+    if (g->taken < g->count) return WEFT_OK;
+    while (g->depth > 1)
+        WEFT_TRY(merge_top(g));
+    WEFT_TRY(make_mean(g));
     weft_gradients_restart(g);
+    return WEFT_OK;
+}
+
+/* Whether all of a gradient is finite, read in the host's memory. */
+static bool is_finite(const void *data, weft_dtype dtype, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        double value = dtype == WEFT_F64 ? ((const double *)data)[i]
+                       : dtype == WEFT_BF16
+                           ? (double)weft_bf16_to_float(((const uint16_t *)data)[i])
+                           : (double)((const float *)data)[i];
+        if (!isfinite(value)) return false;
+    }
+    return true;
 }
 
 const char *weft_gradients_find_bad(const weft_gradients *g) {
     for (int64_t w = 0; w < g->n; w++) {
         weft_gradient from =
             g->count == 1 ? g->from[w] : (weft_gradient){g->dtype, level_data(g, 0, w)};
-        for (int64_t i = 0; from.data && i < g->weights[w].count; i++) {
-            double value = from.dtype == WEFT_F64 ? ((const double *)from.data)[i]
-                           : from.dtype == WEFT_BF16
-                               ? (double)weft_bf16_to_float(((const uint16_t *)from.data)[i])
-                               : (double)((const float *)from.data)[i];
-            if (!isfinite(value)) return g->weights[w].name;
-        }
+        int64_t count = g->weights[w].count, bytes = count * (int64_t)weft_dtype_size(from.dtype);
+        if (!from.data) continue;
+        void *copy = g->backend->remote ? malloc((size_t)bytes) : NULL;
+        if (g->backend->remote && !copy) return NULL;
+        if (copy) g->backend->download(copy, from.data, bytes);
+        bool good = is_finite(copy ? copy : from.data, from.dtype, count);
+        free(copy);
+        if (!good) return g->weights[w].name;
     }
     return NULL;
 }

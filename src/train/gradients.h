@@ -20,8 +20,9 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 void weft_gradients_destroy(weft_gradients *g);
 
 /* Takes what the session's last run left as the next micro-batch's gradient; after `count` of them
- * the optimizer's buffers hold the mean, and the next call begins anew. Allocates nothing. */
-void weft_gradients_add(weft_gradients *g);
+ * the optimizer's buffers hold the mean, and the next call begins anew. Allocates nothing. Fails
+ * only where the backend does. */
+weft_status weft_gradients_add(weft_gradients *g);
 /* Forgets the micro-batches taken so far. */
 void weft_gradients_restart(weft_gradients *g);
 

@@ -135,11 +135,21 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
     return weft_prefetch_open(t->dataset, &feed, &t->feed);
 }
 
+/* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
+static weft_status check_memory(const weft_config *c, const weft_backend *backend,
+                                weft_pool *pool) {
+    weft_fit fit;
+    if (!backend->remote) return WEFT_OK;
+    WEFT_TRY(weft_account_fit(c, backend, weft_pool_size(pool), &fit));
+    return weft_fit_check(&fit, backend);
+}
+
 static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_account account;
     WEFT_TRY(open_dataset(t));
     WEFT_TRY(open_tokenizer(t));
     WEFT_TRY(make_folders(t->options->out));
+    WEFT_TRY(check_memory(t->config, backend, pool));
     WEFT_TRY(open_model(t, backend, pool));
     WEFT_TRY(open_passes(t, backend, pool));
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
@@ -183,7 +193,7 @@ static weft_status run_batch(trainer *t, weft_loss_parts *mean) {
                         .sequence = (uint32_t)(i * t->micro)};
         WEFT_TRY(weft_session_run(&t->session, b->tokens, b->targets, &run));
         WEFT_TRY(weft_session_losses(&t->session, &p));
-        weft_gradients_add(t->gradients);
+        WEFT_TRY(weft_gradients_add(t->gradients));
         mean->loss += weight * p.loss;
         mean->cross_entropy += weight * p.cross_entropy;
         mean->aux_z += weight * p.aux_z;
@@ -195,6 +205,7 @@ static weft_status run_batch(trainer *t, weft_loss_parts *mean) {
 
 /* The first weight that is not finite; NULL: all are. */
 static const char *find_bad_weight(const weft_model *m) {
+    weft_mirror_use(m->mirror, NULL);
     for (int64_t w = 0; w < m->n_weights; w++) {
         const weft_weight *one = &m->weights[w];
         size_t size = weft_dtype_size(one->dtype);
@@ -252,8 +263,11 @@ static void log_events(const trainer *t, const weft_step_events *e) {
 static weft_status train_step(trainer *t, weft_metrics_row *row) {
     double start = now();
     *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
-    if (t->options->before_step)
+    if (t->options->before_step) {
+        weft_mirror_use(t->model->mirror, NULL);
         t->options->before_step(t->options->context, t->state.iteration, t->model);
+        weft_mirror_wrote(t->model->mirror, NULL);
+    }
     WEFT_TRY(run_batch(t, &row->parts));
     bool finite = isfinite(row->parts.loss);
     if (finite) {

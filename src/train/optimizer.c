@@ -29,11 +29,14 @@ struct weft_optimizer {
     int64_t n_state;
     char (*names)[NAME_ROOM];
     void *memory;
-    slot_memory *slots; /* [weights] */
+    weft_mirror *mirror; /* of the memory */
+    int64_t seen;        /* changes of the model's weights by the host that the masters know of */
+    slot_memory *slots;  /* [weights], the host's */
     void *control_state;
 
     weft_gradient *own; /* [weights]; NULL: none were asked for */
-    void *own_memory;
+    void *own_memory;   /* the backend's */
+    int64_t own_bytes;
 
     weft_graph *graph; /* NULL: no gradients are bound */
     weft_exec *exec;
@@ -131,6 +134,10 @@ static weft_status allocate_states(weft_optimizer *o) {
                                     find_state(o, "v_max", name), find_state(o, "master", name)};
     }
     o->control_state = find_state(o, "state", NULL);
+    WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
+    WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
+    WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
+    o->seen = -1;
     weft_optimizer_refresh(o);
     return WEFT_OK;
 }
@@ -169,7 +176,8 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     if (!o) return;
     unbind(o);
     free(o->own);
-    free(o->own_memory);
+    if (o->own_memory) o->backend->release(o->own_memory, o->own_bytes);
+    weft_mirror_destroy(o->mirror);
     free(o->slots);
     free(o->memory);
     free(o->names);
@@ -181,6 +189,10 @@ const weft_model *weft_optimizer_model(const weft_optimizer *o) {
     return o->model;
 }
 
+const weft_backend *weft_optimizer_backend(const weft_optimizer *o) {
+    return o->backend;
+}
+
 /* The graph under construction, and where its tensors lie. */
 typedef struct {
     weft_optimizer *o;
@@ -188,7 +200,7 @@ typedef struct {
     int64_t n;
 } binder;
 
-/* A tensor shaped like a weight, over given memory; NULL for NULL memory. */
+/* A tensor shaped like a weight, over given memory of the backend; NULL for NULL memory. */
 static weft_tensor *bind_tensor(binder *b, weft_role role, const char *kind, const weft_weight *w,
                                 weft_dtype dtype, void *data) {
     if (!data) return NULL;
@@ -202,15 +214,20 @@ static weft_tensor *bind_tensor(binder *b, weft_role role, const char *kind, con
 static weft_adam_slot bind_slot(binder *b, int64_t i, const weft_gradient *gradient) {
     const weft_optimizer *o = b->o;
     const weft_weight *w = &o->model->weights[i];
-    const slot_memory *s = &o->slots[i];
+    slot_memory s = o->slots[i];
+    void *weight = weft_mirror_at(o->model->mirror, o->backend, w->data);
+    s.m = weft_mirror_at(o->mirror, o->backend, s.m);
+    s.v = weft_mirror_at(o->mirror, o->backend, s.v);
+    s.v_max = weft_mirror_at(o->mirror, o->backend, s.v_max);
+    s.master = weft_mirror_at(o->mirror, o->backend, s.master);
     return (weft_adam_slot){
         .param =
-            bind_tensor(b, WEFT_ROLE_PARAM, "param", w, o->dtype, s->master ? s->master : w->data),
+            bind_tensor(b, WEFT_ROLE_PARAM, "param", w, o->dtype, s.master ? s.master : weight),
         .grad = bind_tensor(b, WEFT_ROLE_INPUT, "grad", w, gradient->dtype, gradient->data),
-        .m = bind_tensor(b, WEFT_ROLE_STATE, "m", w, o->dtype, s->m),
-        .v = bind_tensor(b, WEFT_ROLE_STATE, "v", w, o->dtype, s->v),
-        .v_max = bind_tensor(b, WEFT_ROLE_STATE, "v_max", w, o->dtype, s->v_max),
-        .copy = s->master ? bind_tensor(b, WEFT_ROLE_STATE, "copy", w, w->dtype, w->data) : NULL,
+        .m = bind_tensor(b, WEFT_ROLE_STATE, "m", w, o->dtype, s.m),
+        .v = bind_tensor(b, WEFT_ROLE_STATE, "v", w, o->dtype, s.v),
+        .v_max = bind_tensor(b, WEFT_ROLE_STATE, "v_max", w, o->dtype, s.v_max),
+        .copy = s.master ? bind_tensor(b, WEFT_ROLE_STATE, "copy", w, w->dtype, weight) : NULL,
     };
 }
 
@@ -226,7 +243,8 @@ static weft_status build_graph(binder *b, const weft_gradient *gradients, weft_a
     o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
-    if (state) b->bindings[b->n++] = (weft_binding){state, o->control_state};
+    void *place = weft_mirror_at(o->mirror, o->backend, o->control_state);
+    if (state) b->bindings[b->n++] = (weft_binding){state, place};
     weft_tensor *norm = weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
     o->cut = weft_adamw(o->graph, o->control, slots, n);
@@ -273,10 +291,11 @@ static weft_status allocate_own(weft_optimizer *o) {
         bytes += align_up(o->model->weights[i].count * size);
     weft_gradient *own = calloc((size_t)n, sizeof *own);
     if (!own) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    o->own_memory = allocate_zeros(bytes);
+    o->own_memory = o->backend->alloc(bytes); /* comes zeroed */
+    o->own_bytes = bytes;
     if (!o->own_memory) {
         free(own);
-        return WEFT_ENOMEM;
+        return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
     }
     unsigned char *at = o->own_memory;
     for (int64_t i = 0; i < n; i++) {
@@ -300,7 +319,12 @@ weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
     if (!o->exec) return weft_fail(WEFT_EBUG, "optimizer: no gradients are bound");
     float narrow = (float)rate;
     WEFT_TRY(weft_exec_write(o->exec, o->lr, o->dtype == WEFT_F64 ? (const void *)&rate : &narrow));
-    return weft_exec_run(o->exec, NULL);
+    weft_mirror_use(o->mirror, o->backend);
+    weft_mirror_use(o->model->mirror, o->backend);
+    weft_status status = weft_exec_run(o->exec, NULL);
+    weft_mirror_wrote(o->mirror, o->backend);
+    weft_mirror_wrote(o->model->mirror, o->backend);
+    return status;
 }
 
 static void widen(const weft_optimizer *o, const void *from, int64_t n, double *out) {
@@ -319,7 +343,10 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
         widen(o, raw, WEFT_ADAM_CONTROL, control);
         out->cut = cut;
     }
-    widen(o, o->control_state, WEFT_ADAM_STATE, state);
+    double narrow[WEFT_ADAM_STATE]; /* room for either type */
+    weft_mirror_read(o->mirror, o->control_state,
+                     WEFT_ADAM_STATE * (int64_t)weft_dtype_size(o->dtype), narrow);
+    widen(o, narrow, WEFT_ADAM_STATE, state);
     out->norm = control[WEFT_CONTROL_NORM];
     out->rate = control[WEFT_CONTROL_LR];
     out->warmup = control[WEFT_CONTROL_WARMUP];
@@ -336,6 +363,13 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
 }
 
 void weft_optimizer_refresh(weft_optimizer *o) {
+    /* Where weights are on a device, only what the host wrote by way of the mirror can have changed
+     * them; in the host's own memory anybody may have. */
+    int64_t writes = weft_mirror_writes(o->model->mirror);
+    if (o->backend->remote && writes == o->seen) return;
+    o->seen = writes;
+    weft_mirror_use(o->model->mirror, NULL);
+    weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; i < o->model->n_weights; i++) {
         const weft_weight *w = &o->model->weights[i];
         const uint16_t *weight = w->data;
@@ -344,16 +378,20 @@ void weft_optimizer_refresh(weft_optimizer *o) {
             if (weft_float_to_bf16(master[k]) != weight[k])
                 master[k] = weft_bf16_to_float(weight[k]);
     }
+    weft_mirror_wrote(o->mirror, NULL);
 }
 
 const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count) {
     *count = o->n_state;
+    weft_mirror_use(o->mirror, NULL);
+    weft_mirror_wrote(o->mirror, NULL); /* the caller may */
     return o->state;
 }
 
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path) {
     weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];
         tensors[i] = (weft_safetensor){.name = w->name,
@@ -397,6 +435,7 @@ weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
         const weft_weight *w = &o->state[i];
         memcpy(w->data, weft_safetensors_find(file, w->name)->data, (size_t)w->bytes);
     }
+    if (status == WEFT_OK) weft_mirror_wrote(o->mirror, NULL);
     weft_safetensors_close(file);
     return status;
 }

@@ -30,7 +30,8 @@ typedef struct {
     int64_t steps, spikes, clips, resets, skips;
 } weft_step_events;
 
-/* One weight's gradient: where it lies, aligned to WEFT_ARENA_ALIGN. NULL: zeros. */
+/* One weight's gradient: where it lies in the backend's memory, aligned to WEFT_ARENA_ALIGN. NULL:
+ * zeros. */
 typedef struct {
     weft_dtype dtype; /* the weight's, or what its masters are kept in */
     void *data;
@@ -45,14 +46,16 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
                                   weft_optimizer **out);
 void weft_optimizer_destroy(weft_optimizer *o);
 const weft_model *weft_optimizer_model(const weft_optimizer *o);
+const weft_backend *weft_optimizer_backend(const weft_optimizer *o);
 
 /* Takes gradients from these places from now on: `gradients` has one for each of the model's
  * weights, in their order. On an error the optimizer is bound to nothing. */
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients);
 /* The gradients of a session that was opened with them; it must stay open while it is bound. */
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s);
-/* Buffers of its own, f32 (f64 beside f64), zero at first; made at the first call. The i-th
- * weight's is at weft_optimizer_gradient(o, i). */
+/* Buffers of its own in the backend's memory, f32 (f64 beside f64), zero at first; made at the first
+ * call. The i-th weight's is at weft_optimizer_gradient(o, i); they lie one after the other, each
+ * begun at a multiple of WEFT_ARENA_ALIGN. */
 weft_status weft_optimizer_bind_own(weft_optimizer *o);
 void *weft_optimizer_gradient(const weft_optimizer *o, int64_t i);
 

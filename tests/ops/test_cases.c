@@ -69,29 +69,7 @@ static int64_t count_allocations(void) {
 }
 #endif
 
-typedef struct {
-    const char *name;
-    const case_builder *builders;
-} family;
-
-static const family families[] = {
-    {"arith", cases_arith},
-    {"embedding", cases_embedding},
-    {"linear", cases_linear},
-    {"norm", cases_norm},
-    {"rope", cases_rope},
-    {"attention", cases_attention},
-    {"routing", cases_routing},
-    {"activation", cases_activation},
-    {"gaussian", cases_gaussian},
-    {"heads", cases_heads},
-    {"dropout", cases_dropout},
-    {"time", cases_time},
-    {"cross_entropy", cases_cross_entropy},
-    {"contrastive", cases_contrastive},
-    {"optimizer", cases_optimizer},
-};
-enum { FAMILIES = sizeof families / sizeof families[0] };
+enum { FAMILIES = CASE_FAMILIES };
 
 /* One check of one line: the state of a cmocka test. */
 typedef struct {
@@ -209,12 +187,12 @@ static void load_table(void) {
     table.filtered = filter && *filter;
     int most = 0;
     for (int f = 0; f < FAMILIES; f++) {
-        table.n_lines[f] = case_lines_read(families[f].name, &table.lines[f]);
+        table.n_lines[f] = case_lines_read(case_families[f].name, &table.lines[f]);
         if (table.n_lines[f] < 0) {
             table.n_lines[f] = 0;
             continue;
         }
-        table.kept[f] = vectors_open(families[f].name);
+        table.kept[f] = vectors_open(case_families[f].name);
         most += table.n_lines[f];
     }
     table.refs = calloc((size_t)most, sizeof *table.refs);
@@ -223,15 +201,15 @@ static void load_table(void) {
         for (int i = 0; i < table.n_lines[f]; i++) {
             const case_line *line = &table.lines[f][i];
             if (table.filtered && !strstr(line->text, filter) &&
-                strcmp(filter, families[f].name) != 0)
+                strcmp(filter, case_families[f].name) != 0)
                 continue;
             if (is_trajectory(line)) {
                 table.trajectories++;
                 continue;
             }
             case_ref *ref = &table.refs[table.n_refs++];
-            *ref = (case_ref){families[f].name, line,
-                              find_builder(families[f].builders, line->name), table.kept[f]};
+            *ref = (case_ref){case_families[f].name, line,
+                              find_builder(case_families[f].builders, line->name), table.kept[f]};
             add_jobs(ref);
         }
 }
@@ -256,10 +234,10 @@ static void test_every_builder_has_a_case(void **state) {
     (void)state;
     bool good = true;
     for (int f = 0; f < FAMILIES; f++)
-        for (const case_builder *b = families[f].builders; b && b->name; b++)
+        for (const case_builder *b = case_families[f].builders; b && b->name; b++)
             if (!has_line(f, b->name)) {
                 good = false;
-                print_error("cases/%s.txt has no line of %s\n", families[f].name, b->name);
+                print_error("cases/%s.txt has no line of %s\n", case_families[f].name, b->name);
             }
     assert_true(good);
 }

@@ -1,7 +1,9 @@
 /* AdamW and AdamWSPAM against the reference's trajectories (tests/reference/README.md has the rule
- * of a step), and what training relies on beside: resuming, bf16 gradients, skipped steps. */
+ * of a step), and what training relies on beside: resuming, bf16 gradients, skipped steps.
+ * tests/cuda/test_optimizer.c is the same on the GPU, which has no f64. */
 #include "core/exec.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "ops/optimizer.h"
 #include "support/table.h"
 #include "support/vectors.h"
@@ -19,6 +21,14 @@
 #include <cmocka.h>
 
 enum { TENSORS = 2, PARTS = 6, MOST_VALUES = 4096 };
+
+#ifdef ON_GPU
+#define test_backend weft_cuda_backend
+enum { LAST_DTYPE = WEFT_F32 };
+#else
+#define test_backend weft_cpu_backend
+enum { LAST_DTYPE = WEFT_F64 };
+#endif
 
 static const char *const tensor_names[TENSORS] = {"w", "b"};
 
@@ -130,13 +140,16 @@ static void write_zeros(trainer *t, const weft_tensor *to) {
 static void trainer_open(trainer *t, const case_line *line, weft_dtype dtype, int threads,
                          bool bf16_grads) {
     *t = (trainer){.line = line, .dtype = dtype, .bf16_grads = bf16_grads};
+    if (!test_backend()) {
+        printf("%s\n", weft_error_message());
+        skip();
+    }
     assert_int_equal(weft_graph_create(&t->graph), WEFT_OK);
     build_graph(t);
     if (weft_graph_status(t->graph) != WEFT_OK) fail_msg("%s", weft_error_message());
     assert_int_equal(weft_pool_create(threads, &t->pool), WEFT_OK);
-    assert_non_null(weft_cpu_backend());
     weft_exec_options options = {.poison = true};
-    if (weft_exec_create(t->graph, weft_cpu_backend(), t->pool, &options, &t->exec) != WEFT_OK)
+    if (weft_exec_create(t->graph, test_backend(), t->pool, &options, &t->exec) != WEFT_OK)
         fail_msg("%s", weft_error_message());
     double values[MOST_VALUES], lr = case_line_number(line, "lr", 0.01);
     for (int i = 0; i < TENSORS; i++) {
@@ -305,10 +318,12 @@ static void follow_all(weft_dtype dtype, double tolerance) {
     assert_int_equal(failed, 0);
 }
 
+#ifndef ON_GPU
 static void test_trajectories_are_the_references_in_f64(void **state) {
     (void)state;
     follow_all(WEFT_F64, 1e-13);
 }
+#endif
 
 static void test_trajectories_are_the_references_in_f32(void **state) {
     (void)state;
@@ -357,7 +372,7 @@ static void test_a_copied_state_continues_with_the_same_bits(void **state) {
     case_line *lines;
     int n;
     const case_line *line = spam_line(&lines, &n);
-    for (int dtype = WEFT_F32; dtype <= WEFT_F64; dtype++) {
+    for (int dtype = WEFT_F32; dtype <= LAST_DTYPE; dtype++) {
         trainer whole, resumed;
         trainer_open(&whole, line, (weft_dtype)dtype, 1, false);
         trainer_open(&resumed, line, (weft_dtype)dtype, 2, false);
@@ -439,7 +454,7 @@ static void test_a_gradient_that_is_not_finite_skips_the_step(void **state) {
     case_line *lines;
     int n;
     const case_line *line = spam_line(&lines, &n);
-    for (int dtype = WEFT_F32; dtype <= WEFT_F64; dtype++) {
+    for (int dtype = WEFT_F32; dtype <= LAST_DTYPE; dtype++) {
         trainer t;
         trainer_open(&t, line, (weft_dtype)dtype, 1, false);
         check_skip(&t, NAN);
@@ -459,7 +474,9 @@ static void test_a_gradient_that_is_not_finite_skips_the_step(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+#ifndef ON_GPU
         cmocka_unit_test(test_trajectories_are_the_references_in_f64),
+#endif
         cmocka_unit_test(test_trajectories_are_the_references_in_f32),
         cmocka_unit_test(test_a_copied_state_continues_with_the_same_bits),
         cmocka_unit_test(test_bf16_gradients_and_copies_follow_the_rounded_values),

@@ -14,6 +14,8 @@ static void build_norm(test_case *c) {
     weft_normed n = weft_norm(case_graph(c), x, r, w, b, layer ? WEFT_LAYERNORM : WEFT_RMSNORM);
     case_output(c, "y", CASE_DIFF, n.y);
     if (r) case_output(c, "s", CASE_DIFF, n.s);
+    /* Backward reads s as bf16 holds it: with three numbers in a row its rounding shows. */
+    if (r && shape[1] < 4) case_loosen(c, 2);
 }
 
 const case_builder cases_norm[] = {

@@ -25,6 +25,7 @@ struct test_case {
     weft_dtype dtype;
     double loosen;
     bool forward_only;
+    uint32_t salt;
     int only_input, only_output;   /* see case_setup; 0: all */
     int diff_inputs, diff_outputs; /* how many the builder marked */
     int n_inputs, n_outputs, n_seeds;
@@ -42,7 +43,9 @@ typedef struct {
     int only_input;    /* 1, 2, ...: only that one of the differentiable inputs gets a gradient */
     int only_output;   /* 1, 2, ...: only that one of the differentiable outputs has one */
     bool graph_only;   /* nothing to run: for counting operations */
-    const test_case *values_of; /* take the values of this case in place of drawing them */
+    uint32_t salt;     /* draws other values than the kept ones; 0: those */
+    const weft_backend *backend; /* NULL: the CPU */
+    const test_case *values_of;  /* take the values of this case in place of drawing them */
 } case_setup;
 
 /* Builds, plans and writes the inputs. NULL when it failed: weft_error_message() says why. */

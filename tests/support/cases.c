@@ -13,6 +13,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+const case_family case_families[CASE_FAMILIES + 1] = {
+    {"arith", cases_arith},
+    {"embedding", cases_embedding},
+    {"linear", cases_linear},
+    {"norm", cases_norm},
+    {"rope", cases_rope},
+    {"attention", cases_attention},
+    {"routing", cases_routing},
+    {"activation", cases_activation},
+    {"gaussian", cases_gaussian},
+    {"heads", cases_heads},
+    {"dropout", cases_dropout},
+    {"time", cases_time},
+    {"cross_entropy", cases_cross_entropy},
+    {"contrastive", cases_contrastive},
+    {"optimizer", cases_optimizer},
+};
+
 enum { MOST_THREADS = 8 };
 static weft_pool *pools[MOST_THREADS + 1];
 
@@ -103,7 +121,7 @@ static case_slot *new_input(test_case *c, const char *name, bool diff, weft_dtyp
 
 static void draw_values(test_case *c, case_slot *slot, double scale) {
     int64_t n = weft_tensor_count(slot->tensor);
-    case_draw(c->line->hash, slot->name, scale, n, slot->values);
+    case_draw(c->line->hash ^ c->salt, slot->name, scale, n, slot->values);
     for (int64_t i = 0; i < n; i++)
         slot->values[i] = case_round(slot->tensor->dtype, slot->values[i]);
 }
@@ -132,7 +150,7 @@ weft_tensor *case_ids(test_case *c, const char *name, int64_t limit, int64_t cut
     if (!slot) return NULL;
     int64_t n = weft_tensor_count(slot->tensor);
     for (int64_t i = 0; i < n; i++) {
-        double id = floor(case_unit(c->line->hash, name, i) * (double)limit);
+        double id = floor(case_unit(c->line->hash ^ c->salt, name, i) * (double)limit);
         slot->values[i] = id >= (double)cut ? -1 : id;
     }
     return slot->tensor;
@@ -255,7 +273,8 @@ static weft_status build(test_case *c, const case_builder *builder, const case_s
         .plan = {.no_reuse = setup->no_reuse, .no_inplace = setup->no_reuse},
         .poison = true,
     };
-    WEFT_TRY(weft_exec_create(c->graph, weft_cpu_backend(), pool, &options, &c->exec));
+    const weft_backend *backend = setup->backend ? setup->backend : weft_cpu_backend();
+    WEFT_TRY(weft_exec_create(c->graph, backend, pool, &options, &c->exec));
     return write_all(c);
 }
 
@@ -266,6 +285,7 @@ test_case *case_open(const case_line *line, const case_builder *builder, const c
     c->forward_only = setup->forward_only;
     c->only_input = setup->only_input;
     c->only_output = setup->only_output;
+    c->salt = setup->salt;
     c->loosen = 1;
     if (build(c, builder, setup) == WEFT_OK) return c;
     case_close(c);

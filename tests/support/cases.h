@@ -55,10 +55,18 @@ typedef struct {
     void (*build)(test_case *c);
 } case_builder;
 
-/* One list a family, ended by {NULL, NULL}; test_cases.c gathers them. */
+/* One list a family, ended by {NULL, NULL}. */
 extern const case_builder cases_arith[], cases_embedding[], cases_linear[], cases_norm[],
     cases_rope[], cases_attention[], cases_routing[], cases_activation[], cases_dropout[],
     cases_time[], cases_cross_entropy[], cases_contrastive[], cases_optimizer[], cases_gaussian[],
     cases_heads[];
+
+/* All of them; the file cases/NAME.txt has a family's lines. Ended by a NULL name. */
+typedef struct {
+    const char *name;
+    const case_builder *builders;
+} case_family;
+extern const case_family case_families[];
+enum { CASE_FAMILIES = 15 };
 
 #endif

@@ -147,8 +147,8 @@ void model_run_open(model_run *r, const model_case *c, const model_run_options *
                         .scores = o->scores,
                         .given_routes = o->given_routes};
     check(weft_pool_create(o->threads ? o->threads : 1, &r->pool));
-    check(weft_session_open(r->model, weft_cpu_backend(), r->pool, &build, o->grads, true,
-                            &r->session));
+    const weft_backend *backend = o->backend ? o->backend : weft_cpu_backend();
+    check(weft_session_open(r->model, backend, r->pool, &build, o->grads, true, &r->session));
     if (!o->given_routes) model_run_again(r, c->tokens, c->targets);
 }
 

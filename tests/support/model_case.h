@@ -39,7 +39,8 @@ typedef struct {
     weft_dtype dtype;
     bool train, grads, recompute, scores, given_routes;
     weft_form form;
-    int threads; /* 0: 1 */
+    int threads;                 /* 0: 1 */
+    const weft_backend *backend; /* NULL: the CPU */
 } model_run_options;
 
 /* Builds, binds and runs once with the case's tokens (not with given_routes: write those first). */

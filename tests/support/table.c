@@ -43,8 +43,13 @@ static void *grow(void *memory, size_t bytes) {
 }
 
 int case_lines_read(const char *family, case_line **out) {
-    char path[256], raw[512], text[512];
+    char path[256];
     snprintf(path, sizeof path, "tests/ops/cases/%s.txt", family);
+    return case_lines_read_file(path, out);
+}
+
+int case_lines_read_file(const char *path, case_line **out) {
+    char raw[512], text[512];
     FILE *file = fopen(path, "r");
     if (!file) {
         fprintf(stderr, "%s: cannot be read (tests run from the repository's root)\n", path);

@@ -21,6 +21,8 @@ typedef struct {
 /* Reads a family's lines; '#' starts a comment. Returns how many, and the lines for the caller to
  * free with case_lines_free; -1 with a message on standard error when the file cannot be used. */
 int case_lines_read(const char *family, case_line **out);
+/* The same from another file. */
+int case_lines_read_file(const char *path, case_line **out);
 void case_lines_free(case_line *lines, int n);
 
 /* The value of a key; NULL where the line has none. */

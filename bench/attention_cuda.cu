@@ -1,0 +1,547 @@
+/* Attention's GPU kernels alone: what they compute, and how fast.
+ *
+ *     attention_cuda check [quick]              plain against a loop in double, tiles against plain
+ *     attention_cuda time                       TFLOP/s at T = 1k, 4k, 16k, 32k tokens, 12 heads
+ *     attention_cuda time DQK DV KV n|-  T ...  the same of one form
+ *
+ * TFLOP/s counts the products of the definition on the pairs that are seen: two forward, five
+ * backward, whatever the kernels do. */
+#include "cuda/attention.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#define CUDA(call)                                                                                 \
+    do {                                                                                           \
+        cudaError_t error_ = (call);                                                               \
+        if (error_ != cudaSuccess) {                                                               \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));        \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+struct form {
+    const char *name;
+    int batch, queries, keys, heads, kv_heads, dqk, dv;
+    bool bf16, causal, packed, n, scale, beta, log_tau, start;
+    weft_attention_pos pos;
+    bool band;
+    int window;
+};
+
+static uint64_t random_state = 88172645463325252ull;
+
+static double random_number() {
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (double)(random_state >> 11) / 9007199254740992.0;
+}
+
+static float random_normal() {
+    double sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += random_number() - 0.5;
+    return (float)(sum * 1.7320508);
+}
+
+/* Large arrays repeat: a prime number of numbers, so that no two rows are alike. */
+enum { PERIOD = 1000003 };
+
+/* Numbers on the device, and what they are there after rounding. */
+struct array {
+    std::vector<float> host;
+    void *device = NULL;
+    bool is_bf16 = false;
+
+    void make(int64_t count, bool bf16_, double spread, double offset = 0) {
+        is_bf16 = bf16_;
+        host.resize((size_t)count);
+        std::vector<uint16_t> bits((size_t)count);
+        for (size_t i = 0; i < host.size(); i++) {
+            host[i] = i < PERIOD ? (float)(offset + spread * random_normal()) : host[i - PERIOD];
+            bits[i] = weft_float_to_bf16(host[i]);
+            if (is_bf16) host[i] = weft_bf16_to_float(bits[i]);
+        }
+        CUDA(cudaMalloc(&device, host.size() * (is_bf16 ? 2 : 4)));
+        CUDA(cudaMemcpy(device, is_bf16 ? (void *)bits.data() : (void *)host.data(),
+                        host.size() * (is_bf16 ? 2 : 4), cudaMemcpyHostToDevice));
+    }
+
+    /* Room for a result, with NaN in it. */
+    void room(int64_t count, bool bf16_) {
+        is_bf16 = bf16_;
+        host.assign((size_t)count, 0);
+        if (!device) CUDA(cudaMalloc(&device, (size_t)count * (is_bf16 ? 2 : 4)));
+        CUDA(cudaMemset(device, 0xff, (size_t)count * (is_bf16 ? 2 : 4)));
+    }
+
+    void read() {
+        if (!is_bf16) {
+            CUDA(cudaMemcpy(host.data(), device, host.size() * 4, cudaMemcpyDeviceToHost));
+            return;
+        }
+        std::vector<uint16_t> bits(host.size());
+        CUDA(cudaMemcpy(bits.data(), device, host.size() * 2, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < host.size(); i++)
+            host[i] = weft_bf16_to_float(bits[i]);
+    }
+
+    void release() {
+        if (device) CUDA(cudaFree(device));
+        device = NULL;
+    }
+};
+
+enum { Q, K, V, D_O, N, SCALE, BETA, LOG_TAU, REL, INPUTS };
+enum { O, LSE, DQ, DK, DV, DN, DSCALE, DBETA, DLOG_TAU, DREL, OUTPUTS };
+static const char *const names[] = {"o",  "lse",    "dq",    "dk",       "dv",
+                                    "dn", "dscale", "dbeta", "dlog_tau", "drel"};
+
+struct problem {
+    form f;
+    array in[INPUTS], out[OUTPUTS], start, workspace, grads; /* packed: grads holds dq, dk, dv */
+    attention_problem p = {};
+    attention_gradients g = {};
+};
+
+static head_rows rows_of(void *data, int64_t positions, int64_t heads, int64_t width) {
+    return {data, positions * heads * width, heads * width, width};
+}
+
+static void make(problem &x, const form &f) {
+    x.f = f;
+    int64_t B = f.batch, T = f.queries, S = f.keys, H = f.heads, KV = f.kv_heads;
+    attention_problem &p = x.p;
+    p.batch = f.batch, p.queries = f.queries, p.keys = f.keys;
+    p.heads = f.heads, p.kv_heads = f.kv_heads, p.dqk = f.dqk, p.dv = f.dv;
+    p.is_bf16 = f.bf16, p.causal = f.causal, p.pos = f.pos, p.band = f.band, p.window = f.window;
+    p.band_alpha = 0.7f;
+    p.scale_value = 1.0f / sqrtf((float)f.dqk);
+    if (f.packed) {
+        int64_t parts = H + 2 * KV, D = f.dqk;
+        x.in[Q].make(B * T * parts * D, f.bf16, 1);
+        p.q = rows_of(x.in[Q].device, T, parts, D);
+        p.k = p.v = p.q;
+        p.k.data = (char *)p.q.data + H * D * (f.bf16 ? 2 : 4);
+        p.v.data = (char *)p.q.data + (H + KV) * D * (f.bf16 ? 2 : 4);
+    } else {
+        x.in[Q].make(B * T * H * f.dqk, f.bf16, 1);
+        x.in[K].make(B * S * KV * f.dqk, f.bf16, 1);
+        x.in[V].make(B * S * KV * f.dv, f.bf16, 1);
+        p.q = rows_of(x.in[Q].device, T, H, f.dqk);
+        p.k = rows_of(x.in[K].device, S, KV, f.dqk);
+        p.v = rows_of(x.in[V].device, S, KV, f.dv);
+    }
+    x.in[D_O].make(B * T * H * f.dv, f.bf16, 1);
+    x.g.d_o = rows_of(x.in[D_O].device, T, H, f.dv);
+    if (f.n) x.in[N].make(B * KV * S, false, 1, 3);
+    if (f.scale) x.in[SCALE].make(H, false, 0.05, -0.1);
+    if (f.beta) x.in[BETA].make(H, false, 0.5);
+    if (f.log_tau) x.in[LOG_TAU].make(H, false, 0.3, log(2 * sqrt((double)f.dqk / 2)));
+    if (f.pos == WEFT_POS_RELATIVE) x.in[REL].make(S + 5, false, 1);
+    p.n = (float *)x.in[N].device, p.scale = (float *)x.in[SCALE].device;
+    p.beta = (float *)x.in[BETA].device, p.log_tau = (float *)x.in[LOG_TAU].device;
+    p.rel = (float *)x.in[REL].device, p.distances = (int)x.in[REL].host.size();
+    if (f.start) {
+        std::vector<int32_t> start((size_t)B);
+        for (int64_t b = 0; b < B; b++)
+            start[(size_t)b] = (int32_t)((S - T) * (b + 1) / B);
+        x.start.host.resize((size_t)B);
+        CUDA(cudaMalloc(&x.start.device, (size_t)B * 4));
+        CUDA(cudaMemcpy(x.start.device, start.data(), (size_t)B * 4, cudaMemcpyHostToDevice));
+        for (int64_t b = 0; b < B; b++)
+            x.start.host[(size_t)b] = (float)start[(size_t)b];
+        p.start = (int32_t *)x.start.device;
+    }
+    int64_t bytes = attention_plain_back_workspace(p, true, p.rel != NULL);
+    if (attention_fits_tiles(p)) bytes = std::max(bytes, attention_tiles_back_workspace(p));
+    x.workspace.room(bytes / 4 + 1, false);
+    x.g.workspace = x.workspace.device;
+}
+
+/* Poisons the results. */
+static void make_room(problem &x) {
+    const form &f = x.f;
+    int64_t B = f.batch, T = f.queries, S = f.keys, H = f.heads, KV = f.kv_heads;
+    attention_problem &p = x.p;
+    attention_gradients &g = x.g;
+    x.out[O].room(B * T * H * f.dv, f.bf16);
+    x.out[LSE].room(B * H * T, false);
+    p.o = rows_of(x.out[O].device, T, H, f.dv);
+    p.lse = (float *)x.out[LSE].device;
+    if (f.packed) {
+        x.out[DQ].room((int64_t)x.in[Q].host.size(), f.bf16);
+        g.dq = p.q, g.dk = p.k, g.dv = p.v;
+        int64_t move = (char *)x.out[DQ].device - (char *)x.in[Q].device;
+        g.dq.data = (char *)p.q.data + move;
+        g.dk.data = (char *)p.k.data + move;
+        g.dv.data = (char *)p.v.data + move;
+    } else {
+        x.out[DQ].room(B * T * H * f.dqk, f.bf16);
+        x.out[DK].room(B * S * KV * f.dqk, f.bf16);
+        x.out[DV].room(B * S * KV * f.dv, f.bf16);
+        g.dq = rows_of(x.out[DQ].device, T, H, f.dqk);
+        g.dk = rows_of(x.out[DK].device, S, KV, f.dqk);
+        g.dv = rows_of(x.out[DV].device, S, KV, f.dv);
+    }
+    if (f.n) x.out[DN].room(B * KV * S, false);
+    if (f.scale) x.out[DSCALE].room(H, false);
+    if (f.beta) x.out[DBETA].room(H, false);
+    if (f.log_tau) x.out[DLOG_TAU].room(H, false);
+    if (p.rel) x.out[DREL].room(p.distances, false);
+    g.dn = (float *)x.out[DN].device, g.dscale = (float *)x.out[DSCALE].device;
+    g.dbeta = (float *)x.out[DBETA].device, g.dlog_tau = (float *)x.out[DLOG_TAU].device;
+    g.drel = (float *)x.out[DREL].device;
+}
+
+static void release(problem &x) {
+    for (array &a : x.in)
+        a.release();
+    for (array &a : x.out)
+        a.release();
+    x.start.release();
+    x.workspace.release();
+}
+
+typedef std::vector<std::vector<double>> results;
+
+static results run(problem &x, bool tiles) {
+    make_room(x);
+    CUDA(cudaMemset(x.workspace.device, 0xff, x.workspace.host.size() * 4));
+    if (tiles) {
+        attention_tiles(x.p, 0);
+        attention_tiles_back(x.p, x.g, 0);
+    } else {
+        attention_plain(x.p, 0);
+        attention_plain_back(x.p, x.g, 0);
+    }
+    CUDA(cudaGetLastError());
+    CUDA(cudaDeviceSynchronize());
+    results all(OUTPUTS);
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (!x.out[i].device) continue;
+        x.out[i].read();
+        all[(size_t)i].assign(x.out[i].host.begin(), x.out[i].host.end());
+    }
+    return all;
+}
+
+/* The definition, pair by pair, in double. o and lse are its own; D is made from its own o. */
+struct reference {
+    problem &x;
+    const form &f;
+    int64_t B, T, S, H, KV;
+
+    explicit reference(problem &problem_)
+        : x(problem_), f(problem_.f), B(f.batch), T(f.queries), S(f.keys), H(f.heads),
+          KV(f.kv_heads) {
+    }
+
+    int64_t at(int which, int64_t b, int64_t position, int64_t head) const {
+        int64_t parts = H + 2 * KV, width = which == V || which == D_O ? f.dv : f.dqk;
+        if (f.packed && which <= V) {
+            int64_t before = which == Q ? 0 : which == K ? H : H + KV;
+            return ((b * T + position) * parts + before + head) * f.dqk;
+        }
+        int64_t heads = which == K || which == V ? KV : H;
+        int64_t positions = which == K || which == V ? S : T;
+        return ((b * positions + position) * heads + head) * width;
+    }
+
+    double get(int which, int64_t b, int64_t position, int64_t head, int64_t c) const {
+        return (double)x.in[f.packed && which <= V ? Q : which]
+            .host[(size_t)(at(which, b, position, head) + c)];
+    }
+
+    double product(int a, int64_t i, int64_t ha, int e, int64_t j, int64_t he, int64_t b,
+                   int64_t width) const {
+        double sum = 0;
+        for (int64_t c = 0; c < width; c++)
+            sum += get(a, b, i, ha, c) * get(e, b, j, he, c);
+        return sum;
+    }
+
+    results run() {
+        results r(OUTPUTS);
+        int64_t packed = (int64_t)x.in[Q].host.size();
+        r[O].resize((size_t)(B * T * H * f.dv));
+        r[LSE].resize((size_t)(B * H * T));
+        r[DQ].resize((size_t)packed);
+        if (!f.packed) r[DK].resize(x.in[K].host.size()), r[DV].resize(x.in[V].host.size());
+        r[DN].resize(x.in[N].host.size());
+        r[DSCALE].resize(x.in[SCALE].host.size());
+        r[DBETA].resize(x.in[BETA].host.size());
+        r[DLOG_TAU].resize(x.in[LOG_TAU].host.size());
+        r[DREL].resize(x.in[REL].host.size());
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t h = 0; h < H; h++)
+                work_head(r, b, h);
+        return r;
+    }
+
+    void work_head(results &r, int64_t b, int64_t h) {
+        int64_t kv = h * KV / H, start = f.start ? (int64_t)x.start.host[(size_t)b] : 0;
+        double scale = (double)x.p.scale_value, beta = 0, tau = 0, slope = 0;
+        if (f.scale) scale = (double)x.in[SCALE].host[(size_t)h];
+        if (f.beta) beta = (double)x.in[BETA].host[(size_t)h];
+        if (f.log_tau) {
+            tau = exp((double)x.in[LOG_TAU].host[(size_t)h]);
+            scale = 2 / (tau + 1e-6), beta = -1 / (tau + 1e-6);
+        }
+        int64_t power = 1;
+        while (power * 2 <= H)
+            power *= 2;
+        slope = h < power ? exp2(-8.0 * (double)(h + 1) / (double)power)
+                          : exp2(-4.0 * (double)(2 * (h - power) + 1) / (double)power);
+        double alpha = (double)x.p.band_alpha;
+        std::vector<double> &dk = f.packed ? r[DQ] : r[DK], &dv = f.packed ? r[DQ] : r[DV];
+        for (int64_t i = 0; i < T; i++) {
+            int64_t end = f.causal ? std::min(S, start + i + 1) : S;
+            std::vector<double> raw((size_t)end), s((size_t)end), pos((size_t)end);
+            double top = -INFINITY, sum = 0, total = 0;
+            for (int64_t j = 0; j < end; j++) {
+                size_t u = (size_t)j;
+                int64_t distance = start + i - j;
+                raw[u] = product(Q, i, h, K, j, kv, b, f.dqk);
+                if (f.band && distance <= f.window)
+                    raw[u] += alpha * product(Q, j, h, K, i, kv, b, f.dqk);
+                if (f.pos == WEFT_POS_ALIBI) pos[u] = -slope * fabs((double)distance);
+                if (f.pos == WEFT_POS_RELATIVE) pos[u] = (double)x.in[REL].host[(size_t)distance];
+                s[u] = scale * raw[u] + pos[u];
+                if (f.n) s[u] += beta * (double)x.in[N].host[(size_t)((b * KV + kv) * S + j)];
+                top = std::max(top, s[u]);
+            }
+            for (double v : s)
+                sum += exp(v - top);
+            double lse = top + log(sum);
+            r[LSE][(size_t)((b * H + h) * T + i)] = lse;
+            for (int64_t c = 0; c < f.dv; c++) {
+                double o = 0;
+                for (int64_t j = 0; j < end; j++)
+                    o += exp(s[(size_t)j] - lse) * get(V, b, j, kv, c);
+                r[O][(size_t)(at(D_O, b, i, h) + c)] = o;
+                total += o * get(D_O, b, i, h, c);
+            }
+            for (int64_t j = 0; j < end; j++) {
+                size_t u = (size_t)j;
+                double p = exp(s[u] - lse);
+                double ds = p * (product(D_O, i, h, V, j, kv, b, f.dv) - total);
+                for (int64_t c = 0; c < f.dv; c++)
+                    dv[(size_t)(at(V, b, j, kv) + c)] += p * get(D_O, b, i, h, c);
+                for (int64_t c = 0; c < f.dqk; c++) {
+                    r[DQ][(size_t)(at(Q, b, i, h) + c)] += scale * ds * get(K, b, j, kv, c);
+                    dk[(size_t)(at(K, b, j, kv) + c)] += scale * ds * get(Q, b, i, h, c);
+                    if (!f.band || i - j > f.window) continue;
+                    double band = alpha * scale * ds;
+                    r[DQ][(size_t)(at(Q, b, j, h) + c)] += band * get(K, b, i, kv, c);
+                    dk[(size_t)(at(K, b, i, kv) + c)] += band * get(Q, b, j, h, c);
+                }
+                size_t key = (size_t)((b * KV + kv) * S + j);
+                if (f.n) r[DN][key] += beta * ds;
+                if (f.scale) r[DSCALE][(size_t)h] += ds * raw[u];
+                if (f.beta) r[DBETA][(size_t)h] += ds * (double)x.in[N].host[key];
+                if (f.log_tau) r[DLOG_TAU][(size_t)h] -= tau / (tau + 1e-6) * ds * (s[u] - pos[u]);
+                if (f.pos == WEFT_POS_RELATIVE) r[DREL][(size_t)(start + i - j)] += ds;
+            }
+        }
+    }
+};
+
+/* ‖a − b‖ / ‖b‖; what is not finite counts as infinite. */
+static double distance(const std::vector<double> &a, const std::vector<double> &b) {
+    double up = 0, down = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        if (!std::isfinite(a[i])) return INFINITY;
+        up += (a[i] - b[i]) * (a[i] - b[i]);
+        down += b[i] * b[i];
+    }
+    return sqrt(up / (down > 0 ? down : 1));
+}
+
+static int compare(const char *what, const form &f, const results &a, const results &b,
+                   const double *limits) {
+    int bad = 0;
+    std::string line;
+    for (int i = 0; i < OUTPUTS; i++) {
+        if (a[(size_t)i].empty()) continue;
+        double far = distance(a[(size_t)i], b[(size_t)i]);
+        bool over = !(far <= limits[i]);
+        char text[64];
+        snprintf(text, sizeof text, " %s %.1e%s", names[i], far, over ? "!" : "");
+        line += text;
+        bad += over;
+    }
+    printf("%-5s %-16s%s%s\n", bad ? "BAD" : "ok", what, f.name, line.c_str());
+    return bad;
+}
+
+/* By output, in the order of `names`. Numbers a head are sums of many that cancel. */
+static const double limits_f32[] = {2e-6, 2e-6, 5e-6, 5e-6, 5e-6, 2e-5, 2e-4, 2e-4, 2e-4, 2e-4};
+static const double limits_bf16[] = {5e-3, 1e-4, 2e-2, 2e-2, 1e-2, 3e-2, 5e-2, 5e-2, 5e-2, 5e-2};
+
+static int check_small(const form &f) {
+    problem x;
+    make(x, f);
+    results r = reference(x).run();
+    int bad = compare("plain/double", f, run(x, false), r, f.bf16 ? limits_bf16 : limits_f32);
+    if (attention_fits_tiles(x.p)) {
+        results a = run(x, true);
+        bad += compare("tiles/double", f, a, r, limits_bf16);
+    }
+    release(x);
+    return bad;
+}
+
+static int check_large(const form &f) {
+    problem x;
+    make(x, f);
+    results plain = run(x, false), a = run(x, true);
+    int bad = compare("tiles/plain", f, a, plain, limits_bf16);
+    for (int again = 0; again < 3; again++)
+        if (run(x, true) != a) {
+            printf("BAD   bits differ between runs: %s\n", f.name);
+            bad++;
+        }
+    release(x);
+    return bad;
+}
+
+static int check(bool quick) {
+    const weft_attention_pos none = WEFT_POS_NONE, alibi = WEFT_POS_ALIBI, rel = WEFT_POS_RELATIVE;
+    /* name; B T S H KV dqk dv; bf16 causal packed n scale beta log_tau start; pos band window */
+    const form small[] = {
+        {"dot f32", 2, 37, 37, 3, 3, 20, 20, 0, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot f32 open", 2, 37, 45, 4, 2, 20, 12, 0, 0, 0, 0, 0, 0, 0, 0, none, 0, 0},
+        {"n f32", 2, 70, 70, 3, 2, 33, 130, 0, 1, 0, 1, 1, 1, 0, 0, none, 0, 0},
+        {"w2 f32 alibi", 2, 70, 70, 3, 1, 140, 17, 0, 1, 0, 1, 0, 0, 1, 0, alibi, 0, 0},
+        {"w2 f32 open alibi", 2, 40, 50, 3, 3, 16, 17, 0, 0, 0, 1, 0, 0, 1, 0, alibi, 0, 0},
+        {"relative f32 start", 2, 50, 77, 4, 2, 16, 16, 0, 1, 0, 0, 1, 0, 0, 1, rel, 0, 0},
+        {"band f32", 2, 81, 81, 4, 1, 24, 16, 0, 1, 0, 1, 1, 1, 0, 0, none, 1, 40},
+        {"dot bf16", 2, 100, 100, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot bf16 32", 2, 130, 130, 3, 3, 32, 32, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot bf16 96", 2, 130, 130, 3, 3, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"w2 bf16", 2, 200, 200, 3, 3, 128, 64, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 bf16 alibi", 2, 200, 200, 3, 3, 128, 64, 1, 1, 0, 1, 0, 0, 1, 0, alibi, 0, 0},
+        {"mla bf16", 2, 130, 130, 4, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, 0, none, 0, 0},
+        {"n bf16 open", 2, 70, 150, 4, 2, 64, 64, 1, 0, 0, 1, 1, 1, 0, 0, none, 0, 0},
+        {"n bf16 start", 2, 70, 250, 4, 2, 64, 64, 1, 1, 0, 1, 1, 1, 0, 1, none, 0, 0},
+        {"groups uneven", 2, 70, 70, 5, 3, 32, 32, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+    };
+    const form large[] = {
+        {"32 T 1000", 2, 1000, 1000, 6, 6, 32, 32, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"64 T 1024", 2, 1024, 1024, 12, 12, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"64 T 1337 open", 2, 1337, 999, 4, 4, 64, 64, 1, 0, 0, 0, 0, 0, 0, 0, none, 0, 0},
+        {"64 T 1024 alibi", 2, 1024, 1024, 6, 2, 64, 64, 1, 1, 0, 0, 0, 0, 0, 0, alibi, 0, 0},
+        {"96 T 1025", 2, 1025, 1025, 4, 4, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"96 n T 511", 2, 511, 511, 4, 4, 96, 96, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 T 1024", 2, 1024, 1024, 12, 12, 128, 64, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 T 2000", 1, 2000, 2000, 4, 4, 128, 64, 1, 1, 0, 1, 1, 1, 0, 0, none, 0, 0},
+        {"mla T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, 0, none, 0, 0},
+        {"mla w2 T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"128 T 700", 2, 700, 700, 3, 3, 128, 128, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+    };
+    int bad = 0;
+    for (const form &f : small)
+        bad += check_small(f);
+    for (const form &f : large)
+        if (!quick) bad += check_large(f);
+    printf(bad ? "%d outputs are off\n" : "all outputs agree\n", bad);
+    return bad != 0;
+}
+
+/* Median seconds of one call, after two. */
+template <typename F> static double measure(F call) {
+    enum { REPEATS = 9 };
+    cudaEvent_t from, to;
+    CUDA(cudaEventCreate(&from));
+    CUDA(cudaEventCreate(&to));
+    std::vector<float> times;
+    for (int i = -2; i < REPEATS; i++) {
+        CUDA(cudaEventRecord(from));
+        call();
+        CUDA(cudaEventRecord(to));
+        CUDA(cudaEventSynchronize(to));
+        float ms;
+        CUDA(cudaEventElapsedTime(&ms, from, to));
+        if (i >= 0) times.push_back(ms);
+    }
+    CUDA(cudaGetLastError());
+    CUDA(cudaEventDestroy(from));
+    CUDA(cudaEventDestroy(to));
+    std::sort(times.begin(), times.end());
+    return (double)times[REPEATS / 2] / 1e3;
+}
+
+static void time_form(const char *name, int T, int dqk, int dv, int kv, bool w2) {
+    form f = {name,
+              32768 / T,
+              T,
+              T,
+              12,
+              kv,
+              dqk,
+              dv,
+              1,
+              1,
+              dqk == dv && kv == 12 && !w2,
+              w2,
+              0,
+              0,
+              w2,
+              0,
+              WEFT_POS_NONE,
+              0,
+              0};
+    problem x;
+    make(x, f);
+    make_room(x);
+    double pairs = (double)f.batch * 12 * ((double)T * (T + 1) / 2);
+    double forward = measure([&] { attention_tiles(x.p, 0); });
+    double back = measure([&] { attention_tiles_back(x.p, x.g, 0); });
+    attention_gradients keys = x.g, queries = x.g;
+    keys.dq.data = NULL;
+    queries.dk.data = queries.dv.data = NULL;
+    queries.dn = queries.dlog_tau = NULL;
+    double by_keys = measure([&] { attention_tiles_back(x.p, keys, 0); });
+    double by_queries = measure([&] { attention_tiles_back(x.p, queries, 0); });
+    printf("%-8s %6d %8.3f %7.0f %9.3f %7.0f   %8.3f %9.3f\n", name, T, forward * 1e3,
+           2 * pairs * (dqk + dv) / forward / 1e12, back * 1e3,
+           2 * pairs * (3 * dqk + 2 * dv) / back / 1e12, by_keys * 1e3, by_queries * 1e3);
+    fflush(stdout);
+    release(x);
+}
+
+static void print_head() {
+    printf("form          T  fwd ms  TFLOP/s   back ms TFLOP/s    keys ms queries ms\n");
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "time";
+    if (!strcmp(what, "check")) return check(argc > 2);
+    if (strcmp(what, "time")) {
+        fprintf(stderr, "attention_cuda: %s is neither check nor time\n", what);
+        return 2;
+    }
+    print_head();
+    for (int i = 6; i < argc; i++)
+        time_form("", atoi(argv[i]), atoi(argv[2]), atoi(argv[3]), atoi(argv[4]),
+                  !strcmp(argv[5], "n"));
+    if (argc > 6) return 0;
+    static const int lengths[] = {1024, 4096, 16384};
+    for (int T : lengths)
+        time_form("dot", T, 64, 64, 12, false);
+    for (int T : lengths)
+        time_form("w2", T, 128, 64, 12, true);
+    for (int T : lengths)
+        time_form("mla", T, 128, 128, 1, false);
+    time_form("dot 32", 1024, 32, 32, 12, false);
+    time_form("dot 96", 1024, 96, 96, 12, false);
+    time_form("dot 128", 1024, 128, 128, 12, false);
+    return 0;
+}

@@ -1,0 +1,382 @@
+/* The GPU's kernels that move memory, at the shapes of GPT-2 124M (batch 32, bf16): what each takes,
+ * and how near it is to a copy.
+ *
+ *     kernels_cuda [WORD]     only rows that hold the word
+ *
+ * A row is a graph of the same operation several times over, run as training runs it (captured,
+ * replayed); an empty graph's time is taken off. Bytes are what must be read and written once, so
+ * TB/s is what is left of them in that time, and `of copy` is that against the first row. Medians of
+ * nine runs. Matrix products are in cross_entropy's rows. */
+#include "core/exec.h"
+#include "cuda/backend.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
+#include "ops/contrastive.h"
+#include "ops/cross_entropy.h"
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/gaussian.h"
+#include "ops/heads.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+#include "ops/time.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { B = 32, T = 1024, E = 768, F = 3072, H = 12, D = 64, V = 50304, L = 128, RUNS = 9 };
+enum { ROWS_E = B * T * E, ROWS_F = B * T * F, MOST = ROWS_F };
+enum { WEIGHTS = 49 }; /* about those of the model: the embedding, then 12 layers of four */
+
+static weft_graph *graph;
+static weft_pool *pool;
+static uint16_t *noise; /* [MOST] */
+static int32_t *tokens; /* [B, T] */
+static double copy_rate, empty_time;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void fill_inputs(void) {
+    uint64_t s = 88172645463325252u;
+    noise = malloc((size_t)MOST * sizeof *noise);
+    tokens = malloc((size_t)(B * T) * sizeof *tokens);
+    if (!noise || !tokens) exit(1);
+    for (int64_t i = 0; i < MOST; i++) {
+        s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+        noise[i] = weft_float_to_bf16((float)((double)(s >> 40) / 8388608.0 - 1));
+        if (i < B * T) tokens[i] = (int32_t)(s % V);
+    }
+}
+
+/* Tensors, each its own; what a graph's gradients are asked of is a parameter. */
+static weft_tensor *new_tensor(weft_role role, weft_dtype dtype, int ndim, const int64_t *shape) {
+    char name[32];
+    snprintf(name, sizeof name, "t%lld", (long long)weft_graph_tensor_count(graph));
+    return weft_graph_tensor(graph, role, name, dtype, ndim, shape);
+}
+
+#define SHAPE(...)                                                                                 \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) {                       \
+        __VA_ARGS__                                                                                \
+    }
+#define INPUT(...) new_tensor(WEFT_ROLE_INPUT, WEFT_BF16, SHAPE(__VA_ARGS__))
+#define PARAM(...) new_tensor(WEFT_ROLE_PARAM, WEFT_BF16, SHAPE(__VA_ARGS__))
+#define TOKENS(...) new_tensor(WEFT_ROLE_INPUT, WEFT_I32, SHAPE(__VA_ARGS__))
+
+/* The gradient of y, from an upstream gradient that is given. */
+static void differentiate(int n, weft_tensor **y) {
+    weft_tensor *seed[16];
+    for (int i = 0; i < n; i++)
+        seed[i] = y[i] ? new_tensor(WEFT_ROLE_INPUT, y[i]->dtype, y[i]->ndim, y[i]->shape) : NULL;
+    if (weft_graph_status(graph) == WEFT_OK) weft_graph_backward_many(graph, n, y, seed);
+}
+
+static void write_inputs(weft_exec *x) {
+    for (int64_t i = 0; i < weft_graph_tensor_count(graph); i++) {
+        const weft_tensor *t = weft_graph_tensor_at(graph, i);
+        if (t->role == WEFT_ROLE_TEMP || t->view_of) continue;
+        void *zeros = t->dtype == WEFT_F32 ? calloc((size_t)weft_tensor_count(t), 4) : NULL;
+        weft_exec_write(x, t, zeros ? zeros : t->dtype == WEFT_I32 ? (void *)tokens : noise);
+        free(zeros);
+    }
+}
+
+static int by_size(const void *a, const void *b) {
+    double difference = *(const double *)a - *(const double *)b;
+    return difference < 0 ? -1 : difference > 0;
+}
+
+/* Seconds of a run of the graph; negative: it did not run. */
+static double time_graph(void) {
+    weft_exec *x = NULL;
+    double seconds[RUNS];
+    weft_run run = {.seed = 1};
+    weft_status status = weft_exec_create(graph, weft_cuda_backend(), pool, NULL, &x);
+    if (status == WEFT_OK) write_inputs(x);
+    for (int i = -3; status == WEFT_OK && i < RUNS; i++) {
+        double start = now();
+        status = weft_exec_run(x, &run);
+        if (i >= 0) seconds[i] = now() - start;
+    }
+    weft_exec_destroy(x);
+    if (status != WEFT_OK) return -1;
+    qsort(seconds, RUNS, sizeof *seconds, by_size);
+    return seconds[RUNS / 2];
+}
+
+/* Builders: append the operation `times` times and return the bytes of one. */
+
+static double build_copy(int times) {
+    weft_tensor *x = INPUT(B * T, F);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_scale(graph, x, 1));
+    return 4.0 * ROWS_F;
+}
+
+static double build_add(int times) {
+    weft_tensor *a = INPUT(B * T, E), *b = INPUT(B * T, E);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_add(graph, a, b));
+    return 6.0 * ROWS_E;
+}
+
+static double build_gelu_back(int times) {
+    weft_tensor *dy = INPUT(B * T, F), *x = INPUT(B * T, F);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_gelu_back(graph, dy, x));
+    return 6.0 * ROWS_F;
+}
+
+static double build_silu(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_silu_mul(graph, PARAM(B * T, F), PARAM(B * T, F));
+    differentiate(times, y);
+    return (6.0 + 10.0) * ROWS_F;
+}
+
+static double build_softplus(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_softplus(graph, PARAM(B, T, H, 2 * D), D, 0);
+    differentiate(times, y);
+    return (8.0 + 12.0) * ROWS_E;
+}
+
+static double build_row_squares(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_row_squares(graph, PARAM(B, T, H, 2 * D), 0);
+    differentiate(times, y);
+    return (4.0 + 8.0) * ROWS_E;
+}
+
+static double build_overlap(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_overlap_scale(graph, PARAM(B, T, H, 2 * D)).y;
+    differentiate(times, y);
+    return (6.0 + 10.0) * ROWS_E;
+}
+
+static double build_gate(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_gate_mix(graph, PARAM(B, T, H, D), PARAM(B, T, H), 0.1);
+    differentiate(times, y);
+    return (4.0 + 6.0) * ROWS_E;
+}
+
+static double build_rope(int times) {
+    weft_tensor *x = INPUT(B, T, H, D);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_rope(graph, x, D, H, NULL, 0));
+    return 4.0 * ROWS_E;
+}
+
+static double build_dropout(int times) {
+    weft_tensor *x = INPUT(B, T, E);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_dropout(graph, x, 0.1, "bench"));
+    return 4.0 * ROWS_E;
+}
+
+static double build_norm(int times) {
+    weft_tensor *x = INPUT(B * T, E), *r = INPUT(B * T, E), *w = INPUT(E), *b = INPUT(E);
+    for (int i = 0; i < times; i++) {
+        weft_normed n = weft_norm(graph, x, r, w, b, WEFT_LAYERNORM);
+        weft_keep(n.y);
+        weft_keep(n.s);
+    }
+    return 8.0 * ROWS_E;
+}
+
+static double build_norm_back(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++) {
+        weft_tensor *x = PARAM(B * T, E), *r = PARAM(B * T, E);
+        weft_normed n = weft_norm(graph, x, r, PARAM(E), PARAM(E), WEFT_LAYERNORM);
+        y[2 * i] = n.y;
+        y[2 * i + 1] = n.s;
+    }
+    differentiate(2 * times, y);
+    return (8.0 + 8.0) * ROWS_E;
+}
+
+static double build_embed(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL, 0);
+    differentiate(times, y);
+    return (4.0 + 4.0) * ROWS_E + 2.0 * V * E; /* dy is read twice: for tokens, for positions */
+}
+
+static double build_heads(int times) {
+    weft_tensor *x = INPUT(B * T, F), *c = INPUT(B * T, L);
+    weft_tensor *scale = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(8));
+    for (int i = 0; i < times; i++) {
+        weft_keep(weft_head_pool(graph, x, scale, L));
+        weft_keep(weft_head_spread(graph, c, scale, F));
+    }
+    return 4.0 * ROWS_F + 4.0 * B * T * L;
+}
+
+static double build_means(int times) {
+    weft_tensor *x = INPUT(B, T, F);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_time_mean(graph, x));
+    return 2.0 * ROWS_F;
+}
+
+static double build_running_means(int times) {
+    weft_tensor *x = INPUT(B, T, 64);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_running_mean(graph, x));
+    return 4.0 * B * T * 64;
+}
+
+static double build_squares(int times) {
+    weft_tensor *x = INPUT(B * T, F);
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_sum_squares(graph, x, 1));
+    return 2.0 * ROWS_F;
+}
+
+static double build_contrast(int times) {
+    weft_tensor *y[16];
+    for (int i = 0; i < times; i++)
+        y[i] = weft_infonce(graph, PARAM(8 * B, 384), 0.07, 1);
+    differentiate(times, y);
+    return 4.0 * 2 * 8 * B * 384;
+}
+
+/* With the logits, which a product writes and reads, and three or one of them. */
+static double build_entropy(int times) {
+    (void)times;
+    weft_losses c = weft_cross_entropy(graph, INPUT(B * T, E), INPUT(V, E), TOKENS(B * T), 0, true);
+    weft_keep(c.ce);
+    return 4.0 * B * T * V;
+}
+
+static double build_entropy_back(int times) {
+    (void)times;
+    weft_losses c = weft_cross_entropy(graph, PARAM(B * T, E), PARAM(V, E), TOKENS(B * T), 0, true);
+    if (c.ce) weft_graph_backward(graph, weft_keep(c.ce), NULL);
+    return 10.0 * B * T * V;
+}
+
+static int64_t list_slots(weft_adam_slot *slot, weft_tensor **grads) {
+    int64_t count = 0;
+    for (int i = 0; i < WEIGHTS; i++) {
+        int64_t shape[] = {i == 0 ? V : i % 4 == 1 ? 3 * E : i % 4 == 2 ? E : 4 * E, E};
+        weft_role state = WEFT_ROLE_STATE;
+        slot[i] = (weft_adam_slot){.param = new_tensor(state, WEFT_F32, 2, shape),
+                                   .grad = new_tensor(WEFT_ROLE_INPUT, WEFT_BF16, 2, shape),
+                                   .m = new_tensor(state, WEFT_F32, 2, shape),
+                                   .v = new_tensor(state, WEFT_F32, 2, shape),
+                                   .copy = new_tensor(state, WEFT_BF16, 2, shape)};
+        grads[i] = slot[i].grad;
+        count += shape[0] * E;
+    }
+    return count;
+}
+
+static double build_step(bool update) {
+    weft_adam_slot slot[WEIGHTS];
+    weft_tensor *grads[WEIGHTS];
+    weft_adam_options options = {
+        .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .clip = 1};
+    double count = (double)list_slots(slot, grads);
+    weft_tensor *lr = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, 0, NULL);
+    weft_tensor *state = new_tensor(WEFT_ROLE_STATE, WEFT_F32, SHAPE(WEFT_ADAM_STATE));
+    weft_tensor *norm = weft_global_norm(graph, grads, WEIGHTS);
+    weft_tensor *control = weft_adam_control(graph, norm, lr, state, &options);
+    if (update) weft_adamw(graph, control, slot, WEIGHTS);
+    return (update ? 30.0 : 2.0) * count;
+}
+
+static double build_grad_norm(int times) {
+    (void)times;
+    return build_step(false);
+}
+
+static double build_adamw(int times) {
+    (void)times;
+    return build_step(true);
+}
+
+static const struct {
+    const char *name;
+    int times;
+    double (*build)(int times);
+    double flops; /* of matrix products */
+} rows[] = {
+    {"copy [N, F]", 8, build_copy, 0},
+    {"add [N, E]", 8, build_add, 0},
+    {"gelu_back [N, F]", 8, build_gelu_back, 0},
+    {"silu_mul and back", 3, build_silu, 0},
+    {"softplus and back", 4, build_softplus, 0},
+    {"row_squares and back", 4, build_row_squares, 0},
+    {"overlap and back", 4, build_overlap, 0},
+    {"gate_mix and back", 4, build_gate, 0},
+    {"rope", 8, build_rope, 0},
+    {"dropout [N, E]", 8, build_dropout, 0},
+    {"norm with residual", 8, build_norm, 0},
+    {"the same and back", 4, build_norm_back, 0},
+    {"embed and back", 4, build_embed, 0},
+    {"head_pool, head_spread", 4, build_heads, 0},
+    {"time_mean [B, T, F]", 8, build_means, 0},
+    {"running_mean [B, T, 64]", 8, build_running_means, 0},
+    {"sum_squares [N, F]", 8, build_squares, 0},
+    {"infonce and back", 4, build_contrast, 0},
+    {"cross_entropy", 1, build_entropy, 2.0 * ROWS_E *V},
+    {"cross_entropy and back", 1, build_entropy_back, 6.0 * ROWS_E *V},
+    {"global_norm", 1, build_grad_norm, 0},
+    {"global_norm and adamw", 1, build_adamw, 0},
+};
+
+static void measure_row(int i) {
+    weft_graph_create(&graph);
+    double bytes = rows[i].build(rows[i].times);
+    double seconds = weft_graph_status(graph) == WEFT_OK ? time_graph() : -1;
+    if (seconds < 0) {
+        printf("%-24s %s\n", rows[i].name, weft_error_message());
+    } else {
+        seconds = (seconds - empty_time) / rows[i].times;
+        double rate = bytes / seconds;
+        if (copy_rate == 0) copy_rate = rate;
+        printf("%-24s %9.1f us %7.1f MB %6.2f TB/s %5.0f%% of copy", rows[i].name, 1e6 * seconds,
+               1e-6 * bytes, 1e-12 * rate, 100 * rate / copy_rate);
+        if (rows[i].flops > 0) printf("  %4.0f TFLOP/s", 1e-12 * rows[i].flops / seconds);
+        printf("\n");
+    }
+    fflush(stdout);
+    weft_graph_destroy(graph);
+}
+
+int main(int argc, char **argv) {
+    if (!weft_cuda_backend()) {
+        printf("%s\n", weft_error_message());
+        return 0;
+    }
+    if (weft_pool_create(1, &pool) != WEFT_OK) return 1;
+    fill_inputs();
+    weft_graph_create(&graph);
+    weft_scale(graph, INPUT(8), 1);
+    empty_time = time_graph();
+    weft_graph_destroy(graph);
+    printf("%s; an empty run takes %.1f us\n", weft_cuda_device_name(), 1e6 * empty_time);
+    for (int i = 0; i < (int)(sizeof rows / sizeof *rows); i++)
+        if (i == 0 || argc < 2 || strstr(rows[i].name, argv[1])) measure_row(i);
+    weft_pool_destroy(pool);
+    free(noise);
+    free(tokens);
+    return 0;
+}

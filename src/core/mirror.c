@@ -1,0 +1,100 @@
+/* Two copies and which of them is newer. */
+#include "core/mirror.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum { BOTH, HOST, REMOTE } newer_side;
+
+struct weft_mirror {
+    unsigned char *host;
+    int64_t bytes;
+    const weft_backend *backend; /* NULL: there is no copy */
+    unsigned char *remote;
+    newer_side newer;
+    int64_t writes;
+    pthread_mutex_t lock; /* two that only read one model may both find it old */
+};
+
+weft_status weft_mirror_create(void *host, int64_t bytes, weft_mirror **out) {
+    weft_mirror *m = calloc(1, sizeof *m);
+    *out = m;
+    if (!m) return weft_fail(WEFT_ENOMEM, "mirror: no memory");
+    m->host = host;
+    m->bytes = bytes;
+    m->newer = HOST;
+    pthread_mutex_init(&m->lock, NULL);
+    return WEFT_OK;
+}
+
+void weft_mirror_destroy(weft_mirror *m) {
+    if (!m) return;
+    if (m->remote) m->backend->release(m->remote, m->bytes);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+static bool is_remote(const weft_backend *backend) {
+    return backend && backend->remote;
+}
+
+static weft_status place(weft_mirror *m, const weft_backend *backend) {
+    if (m->backend == backend) return WEFT_OK;
+    if (m->backend) return weft_fail(WEFT_EINPUT, "mirror: it is on %s already", m->backend->name);
+    m->remote = backend->alloc(m->bytes);
+    if (!m->remote)
+        return weft_fail(WEFT_ENOMEM, "%s: no memory for %.2f GiB of weights or state",
+                         backend->name, (double)m->bytes / (1024.0 * 1024.0 * 1024.0));
+    m->backend = backend;
+    m->newer = HOST;
+    return WEFT_OK;
+}
+
+weft_status weft_mirror_place(weft_mirror *m, const weft_backend *backend) {
+    if (!is_remote(backend)) return WEFT_OK;
+    pthread_mutex_lock(&m->lock);
+    weft_status status = place(m, backend);
+    pthread_mutex_unlock(&m->lock);
+    return status;
+}
+
+void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *host) {
+    if (!host || !is_remote(backend)) return host;
+    return m->remote + ((unsigned char *)host - m->host);
+}
+
+void weft_mirror_use(weft_mirror *m, const weft_backend *backend) {
+    pthread_mutex_lock(&m->lock);
+    if (m->remote && is_remote(backend) && m->newer == HOST) {
+        m->backend->upload(m->remote, m->host, m->bytes);
+        m->newer = BOTH;
+    } else if (m->remote && !is_remote(backend) && m->newer == REMOTE) {
+        m->backend->download(m->host, m->remote, m->bytes);
+        m->newer = BOTH;
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend) {
+    pthread_mutex_lock(&m->lock);
+    m->newer = is_remote(backend) ? REMOTE : HOST;
+    if (!is_remote(backend)) m->writes++;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out) {
+    pthread_mutex_lock(&m->lock);
+    if (m->remote && m->newer == REMOTE)
+        m->backend->download(out, m->remote + ((const unsigned char *)host - m->host), bytes);
+    else
+        memcpy(out, host, (size_t)bytes);
+    pthread_mutex_unlock(&m->lock);
+}
+
+int64_t weft_mirror_writes(weft_mirror *m) {
+    pthread_mutex_lock(&m->lock);
+    int64_t writes = m->writes;
+    pthread_mutex_unlock(&m->lock);
+    return writes;
+}

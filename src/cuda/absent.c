@@ -1,0 +1,23 @@
+/* The backend of a build without CUDA: the reason why there is none. */
+#include "cuda/backend.h"
+
+#ifndef WEFT_HAVE_CUDA
+const weft_backend *weft_cuda_backend(void) {
+    weft_fail(WEFT_EMISSING,
+              "cuda: this weft was built without it; install the CUDA toolkit, put its nvcc on "
+              "PATH, then make configure build");
+    return NULL;
+}
+
+const weft_backend *weft_cuda_planner(void) {
+    return weft_cuda_backend();
+}
+
+const char *weft_cuda_device_name(void) {
+    return "none";
+}
+
+int64_t weft_cuda_bytes_taken(void) {
+    return 0;
+}
+#endif

@@ -1,0 +1,246 @@
+/* Activations on the GPU: a thread a pack, and for the gate's gradient some lanes a head. The
+ * exponential is the hardware's (2^x to 2 ulp, its argument rounded once): with the library's, these
+ * kernels would wait for arithmetic and not for memory. The floor of each is the bytes of its
+ * inputs and outputs, once. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/activation.h"
+}
+
+/* 1 / (1 + e^-x): e^-x may be inf, and 1/inf is 0. */
+__device__ static inline float sigmoid(float x) {
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+/* 2√(2/π), and that times 0.044715: gelu is x·σ(x (A + B x²)). */
+#define GELU_A 1.5957691216057308f
+#define GELU_B 0.07135481627260025f
+
+struct gelu_element {
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = x[0] * sigmoid(x[0] * (GELU_A + GELU_B * (x[0] * x[0])));
+    }
+};
+
+static weft_status gelu_run(weft_exec *x, const weft_node *n) {
+    return run_elements<1, 1>(x, n, 0, gelu_element());
+}
+
+CUDA_KERNEL(gelu, gelu_run)
+
+/* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. Beyond ±10 the
+ * derivative is 0 or 1 to the last bit; within it e^-2u stays finite. */
+struct gelu_back_element {
+    __device__ void operator()(const float *in, float *out) const {
+        float x = fminf(10.0f, fmaxf(-10.0f, in[1])), x2 = x * x;
+        float e = __expf(-x * (GELU_A + GELU_B * x2)), s = __fdividef(1.0f, 1.0f + e);
+        out[0] = in[0] * (s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2));
+    }
+};
+
+static weft_status gelu_back_run(weft_exec *x, const weft_node *n) {
+    return run_elements<2, 1>(x, n, 0, gelu_back_element());
+}
+
+CUDA_KERNEL(gelu_back, gelu_back_run)
+
+struct silu_mul_element {
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = x[0] * x[1] * sigmoid(x[1]);
+    }
+};
+
+static weft_status silu_mul_run(weft_exec *x, const weft_node *n) {
+    return run_elements<2, 1>(x, n, 0, silu_mul_element());
+}
+
+CUDA_KERNEL(silu_mul, silu_mul_run)
+
+struct silu_mul_back_element {
+    __device__ void operator()(const float *in, float *out) const {
+        float dy = in[0], a = in[1], b = in[2], s = sigmoid(b);
+        out[0] = dy * b * s;
+        out[1] = dy * a * (s * (1 + b * (1 - s)));
+    }
+};
+
+static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
+    return run_elements<3, 2>(x, n, 0, silu_mul_back_element());
+}
+
+CUDA_KERNEL(silu_mul_back, silu_mul_back_run)
+
+/* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
+struct softplus_args {
+    int64_t rows, width, start;
+    float floor;
+    any_tensor x, dy, y;
+};
+
+static __global__ void softplus_packs(softplus_args k) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= k.rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
+    int n = pack_length(k.width, column);
+    float x[VECTOR], dy[VECTOR], y[VECTOR];
+    bool back = k.dy.data != NULL;
+    load_pack(k.x, at, n, x);
+    if (back) load_pack(k.dy, at, n, dy);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        if (back)
+            y[i] = column + i < k.start ? dy[i] : dy[i] * sigmoid(x[i]);
+        else
+            y[i] = column + i < k.start
+                       ? x[i]
+                       : fmaxf(x[i], 0.0f) + log1pf(__expf(-fabsf(x[i]))) + k.floor;
+    }
+    store_pack(k.y, at, n, y);
+}
+
+static weft_status run_softplus(weft_exec *x, const weft_node *n, const weft_tensor *dy,
+                                const weft_tensor *from) {
+    const weft_softplus_attr *attr = ATTR(n, weft_softplus_attr);
+    softplus_args k = {weft_tensor_rows(from), weft_tensor_width(from), attr->start,
+                       (float)attr->floor,     any_of(x, from),         any_of(x, dy),
+                       any_of(x, n->out[0])};
+    if (k.start == 0) {
+        k.width *= k.rows; /* one row: odd widths keep their alignment */
+        k.rows = 1;
+    }
+    softplus_packs<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
+                     stream_of(x)>>>(k);
+    return launched(n);
+}
+
+static weft_status softplus_run(weft_exec *x, const weft_node *n) {
+    return run_softplus(x, n, NULL, n->in[0]);
+}
+
+CUDA_KERNEL(softplus, softplus_run)
+
+static weft_status softplus_back_run(weft_exec *x, const weft_node *n) {
+    return run_softplus(x, n, n->in[0], n->in[1]);
+}
+
+CUDA_KERNEL(softplus_back, softplus_back_run)
+
+/* The gate: rows are the B·T·H heads of D numbers. */
+struct gating {
+    int64_t rows, time, heads, width;
+    bool shared; /* one gate a sequence */
+    float alpha;
+    any_tensor dy, o, gate, out, d_gate;
+    float *dots; /* back, shared: Σ_d dy·o of each row */
+};
+
+static gating gating_of(weft_exec *x, const weft_node *n, int first) {
+    const weft_tensor *o = n->in[first], *gate = n->in[first + 1];
+    gating k = {};
+    k.rows = weft_tensor_rows(o);
+    k.time = o->shape[1];
+    k.heads = o->shape[2];
+    k.width = o->shape[3];
+    k.shared = gate->shape[1] != o->shape[1];
+    k.alpha = (float)ATTR(n, weft_gate_mix_attr)->alpha;
+    k.o = any_of(x, o);
+    k.gate = any_of(x, gate);
+    k.out = any_of(x, n->out[0]);
+    return k;
+}
+
+__device__ static inline int64_t gate_at(const gating &k, int64_t row) {
+    if (!k.shared) return row;
+    int64_t p = quotient(row, k.heads);
+    return quotient(p, k.time) * k.heads + row - p * k.heads;
+}
+
+static __global__ void mix_gate(gating k) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= k.rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
+    int n = pack_length(k.width, column);
+    pack p = fetch_pack(k.o, at, n);
+    float factor = 1 - k.alpha + k.alpha * sigmoid(load_any(k.gate, gate_at(k, row)));
+    float v[VECTOR];
+    widen_pack(p, k.o.is_bf16, v);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] *= factor;
+    store_pack(k.out, at, n, v);
+}
+
+static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
+    gating k = gating_of(x, n, 0);
+    mix_gate<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(k);
+    return launched(n);
+}
+
+CUDA_KERNEL(gate_mix, gate_mix_run)
+
+/* `lanes` threads a row. d_o may lie over dy: a pack is read before it is written. */
+static __global__ void mix_gate_back(gating k, int lanes) {
+    int64_t row = thread_index() / lanes;
+    int lane = (int)(threadIdx.x % lanes);
+    float s = row < k.rows ? sigmoid(load_any(k.gate, gate_at(k, row))) : 0.0f;
+    float factor = 1 - k.alpha + k.alpha * s, dot = 0;
+    for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
+         column += lanes * VECTOR) {
+        int64_t at = row * k.width + column;
+        int n = pack_length(k.width, column);
+        pack p = fetch_pack(k.dy, at, n), q = fetch_pack(k.o, at, n);
+        float dy[VECTOR], o[VECTOR];
+        widen_pack(p, k.dy.is_bf16, dy);
+        widen_pack(q, k.o.is_bf16, o);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            dot += dy[i] * o[i];
+            dy[i] *= factor;
+        }
+        if (k.out.data) store_pack(k.out, at, n, dy);
+    }
+    dot = lanes_sum(dot, lanes);
+    if (lane != 0 || row >= k.rows) return;
+    if (k.dots)
+        k.dots[row] = dot;
+    else if (k.d_gate.data)
+        store_any(k.d_gate, row, k.alpha * s * (1 - s) * dot);
+}
+
+/* A block for each gate of a sequence: the sum over its T dots. */
+static __global__ void join_gate_dots(gating k) {
+    __shared__ double shared[32];
+    int64_t gate = blockIdx.x, b = gate / k.heads, h = gate % k.heads;
+    double sum = 0;
+    for (int64_t t = threadIdx.x; t < k.time; t += PACK_THREADS)
+        sum += k.dots[(b * k.time + t) * k.heads + h];
+    sum = block_sum_double(sum, shared);
+    float s = sigmoid(load_any(k.gate, gate));
+    if (threadIdx.x == 0) store_any(k.d_gate, gate, k.alpha * s * (1 - s) * (float)sum);
+}
+
+static bool joins_dots(const weft_node *n) {
+    return n->out[1] && n->in[2]->shape[1] != n->in[1]->shape[1];
+}
+
+static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
+    gating k = gating_of(x, n, 1);
+    int lanes = lanes_of_row(k.width);
+    k.dy = any_of(x, n->in[0]);
+    k.d_gate = any_of(x, n->out[1]);
+    k.dots = joins_dots(n) ? workspace_of<float>(x, n) : NULL;
+    mix_gate_back<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
+    if (k.dots) {
+        int64_t gates = k.rows / k.time;
+        join_gate_dots<<<(unsigned)gates, PACK_THREADS, 0, stream_of(x)>>>(k);
+    }
+    return launched(n);
+}
+
+static int64_t gate_mix_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0;
+}
+
+CUDA_KERNEL(gate_mix_back, gate_mix_back_run, gate_mix_back_workspace)

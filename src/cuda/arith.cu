@@ -1,0 +1,257 @@
+/* Plain arithmetic on the GPU. Pointwise operations are one thread a pack (pack.cuh). Sums have two
+ * stages: a block for each chunk of the tensor, a chunk's length fixed, then one block over the
+ * chunks' sums; within a thread in float, from there on in double. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/arith.h"
+}
+
+static int64_t packs_of(const weft_tensor *t) {
+    return ceil_div(weft_tensor_count(t), VECTOR);
+}
+
+/* Floor: the output's bytes. */
+static __global__ void fill_packs(int64_t count, any_tensor y, float value) {
+    int64_t at = thread_index() * VECTOR;
+    int n = pack_length(count, at);
+    float v[VECTOR];
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] = value;
+    if (n > 0) store_pack(y, at, n, v);
+}
+
+static weft_status fill_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *y = n->out[0];
+    fill_packs<<<pack_grid(packs_of(y)), PACK_THREADS, 0, stream_of(x)>>>(
+        weft_tensor_count(y), any_of(x, y), (float)ATTR(n, weft_fill_attr)->value);
+    return launched(n);
+}
+
+CUDA_KERNEL(fill, fill_run)
+
+struct add_element {
+    float alpha;
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = x[0] + alpha * x[1];
+    }
+};
+
+/* b has `width` elements and a many times that. Floor: a's bytes and y's; b stays in the caches. */
+static __global__ void add_to_rows(int64_t count, int64_t width, any_tensor a, any_tensor b,
+                                   any_tensor y, float alpha) {
+    int64_t at = thread_index() * VECTOR;
+    int n = pack_length(count, at);
+    if (n == 0) return;
+    int64_t column = at - quotient(at, width) * width;
+    float v[VECTOR], w[VECTOR];
+    load_pack(a, at, n, v);
+    if (column + n <= width) {
+        load_pack(b, column, n, w);
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            w[i] = i < n ? load_any(b, column) : 0.0f;
+            column = column + 1 < width ? column + 1 : 0;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] += alpha * w[i];
+    store_pack(y, at, n, v);
+}
+
+static weft_status add_run(weft_exec *x, const weft_node *n) {
+    float alpha = (float)ATTR(n, weft_alpha_attr)->alpha;
+    int64_t count = weft_tensor_count(n->in[0]), width = weft_tensor_count(n->in[1]);
+    if (count == width) return run_elements<2, 1>(x, n, 0, add_element{alpha});
+    add_to_rows<<<pack_grid(packs_of(n->out[0])), PACK_THREADS, 0, stream_of(x)>>>(
+        count, width, any_of(x, n->in[0]), any_of(x, n->in[1]), any_of(x, n->out[0]), alpha);
+    return launched(n);
+}
+
+CUDA_KERNEL(add, add_run)
+
+struct scale_element {
+    float alpha;
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = alpha * x[0];
+    }
+};
+
+static weft_status scale_run(weft_exec *x, const weft_node *n) {
+    return run_elements<1, 1>(x, n, 0, scale_element{(float)ATTR(n, weft_alpha_attr)->alpha});
+}
+
+CUDA_KERNEL(scale, scale_run)
+
+static weft_status cast_run(weft_exec *x, const weft_node *n) {
+    return run_elements<1, 1>(x, n, 0, scale_element{1});
+}
+
+CUDA_KERNEL(cast, cast_run)
+
+/* Elements of a chunk: eight packs a thread. */
+enum { CHUNK = 8 * VECTOR * PACK_THREADS, JOIN_THREADS = 1024 };
+
+/* partial[block] = Σ a·b over the block's chunk. Floor: the bytes of a, and of b where it differs. */
+static __global__ void sum_chunk(int64_t count, any_tensor a, any_tensor b, double *partial) {
+    __shared__ double shared[32];
+    bool squares = a.data == b.data;
+    int64_t at = (int64_t)blockIdx.x * CHUNK + threadIdx.x * VECTOR;
+    float sum = 0;
+#pragma unroll 2
+    for (int step = 0; step < CHUNK / (VECTOR * PACK_THREADS); step++) {
+        int n = pack_length(count, at);
+        if (n == 0) break;
+        pack p = fetch_pack(a, at, n), q = squares ? p : fetch_pack(b, at, n);
+        float v[VECTOR], w[VECTOR];
+        widen_pack(p, a.is_bf16, v);
+        widen_pack(q, b.is_bf16, w);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            sum += v[i] * w[i];
+        at += VECTOR * PACK_THREADS;
+    }
+    double total = block_sum_double((double)sum, shared);
+    if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+/* y = factor · Σ of the chunks' sums: one block. */
+static __global__ void join_chunks(int64_t chunks, const double *partial, double factor, float *y) {
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
+        sum += partial[i];
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) *y = (float)(factor * sum);
+}
+
+static weft_status sum_products(weft_exec *x, const weft_node *n, const weft_tensor *b,
+                                double factor) {
+    int64_t count = weft_tensor_count(n->in[0]), chunks = ceil_div(count, CHUNK);
+    double *partial = workspace_of<double>(x, n);
+    sum_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(count, any_of(x, n->in[0]),
+                                                                   any_of(x, b), partial);
+    join_chunks<<<1, JOIN_THREADS, 0, stream_of(x)>>>(chunks, partial, factor,
+                                                      data_of<float>(x, n->out[0]));
+    return launched(n);
+}
+
+static int64_t sum_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return ceil_div(weft_tensor_count(n->in[0]), CHUNK) * (int64_t)sizeof(double);
+}
+
+static weft_status dot_run(weft_exec *x, const weft_node *n) {
+    return sum_products(x, n, n->in[1], 1);
+}
+
+CUDA_KERNEL(dot, dot_run, sum_workspace)
+
+static weft_status sum_squares_run(weft_exec *x, const weft_node *n) {
+    return sum_products(x, n, n->in[0], ATTR(n, weft_alpha_attr)->alpha);
+}
+
+CUDA_KERNEL(sum_squares, sum_squares_run, sum_workspace)
+
+/* The factor is a number on the device. */
+struct dot_back_element {
+    const float *dy;
+    __device__ void operator()(const float *x, float *y) const {
+        float factor = *dy;
+        y[0] = factor * x[1];
+        y[1] = factor * x[0];
+    }
+};
+
+static weft_status dot_back_run(weft_exec *x, const weft_node *n) {
+    return run_elements<2, 2>(x, n, 1, dot_back_element{data_of<float>(x, n->in[0])});
+}
+
+CUDA_KERNEL(dot_back, dot_back_run)
+
+struct squares_back_element {
+    const float *dy;
+    float twice;
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = twice * *dy * x[0];
+    }
+};
+
+static weft_status sum_squares_back_run(weft_exec *x, const weft_node *n) {
+    float twice = (float)(2 * ATTR(n, weft_alpha_attr)->alpha);
+    return run_elements<1, 1>(x, n, 1, squares_back_element{data_of<float>(x, n->in[0]), twice});
+}
+
+CUDA_KERNEL(sum_squares_back, sum_squares_back_run)
+
+/* Rows (b, t, h) of x [B, T, H, D], and their numbers in [B, H, T]. */
+struct head_rows {
+    int64_t rows, time, heads, width, start;
+};
+
+static head_rows rows_of(const weft_node *n, const weft_tensor *x) {
+    return head_rows{weft_tensor_rows(x), x->shape[1], x->shape[2], x->shape[3],
+                     ATTR(n, weft_row_squares_attr)->start};
+}
+
+__device__ static inline int64_t number_at(const head_rows &k, int64_t row) {
+    int64_t p = quotient(row, k.heads), h = row - p * k.heads;
+    int64_t b = quotient(p, k.time), t = p - b * k.time;
+    return (b * k.heads + h) * k.time + t;
+}
+
+/* `lanes` threads a row. Floor: x's bytes. */
+static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int lanes) {
+    int64_t row = thread_index() / lanes;
+    int lane = (int)(threadIdx.x % lanes);
+    float sum = 0;
+    for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
+         column += lanes * VECTOR) {
+        int n = pack_length(k.width, column);
+        float v[VECTOR];
+        load_pack(x, row * k.width + column, n, v);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            sum += column + i >= k.start ? v[i] * v[i] : 0.0f;
+    }
+    sum = lanes_sum(sum, lanes);
+    if (lane == 0 && row < k.rows) y[number_at(k, row)] = sum;
+}
+
+static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
+    head_rows k = rows_of(n, n->in[0]);
+    int lanes = lanes_of_row(k.width);
+    sum_row_squares<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(
+        k, any_of(x, n->in[0]), data_of<float>(x, n->out[0]), lanes);
+    return launched(n);
+}
+
+CUDA_KERNEL(row_squares, row_squares_run)
+
+/* A thread a pack of a row. Floor: the bytes of x and dx. */
+static __global__ void scale_row_squares(head_rows k, any_tensor x, const float *dn,
+                                         any_tensor dx) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= k.rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
+    int n = pack_length(k.width, column);
+    float v[VECTOR], factor = 2 * dn[number_at(k, row)];
+    load_pack(x, at, n, v);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] = column + i >= k.start ? factor * v[i] : 0.0f;
+    store_pack(dx, at, n, v);
+}
+
+static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
+    head_rows k = rows_of(n, n->in[1]);
+    int64_t items = k.rows * ceil_div(k.width, VECTOR);
+    scale_row_squares<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(
+        k, any_of(x, n->in[1]), data_of<float>(x, n->in[0]), any_of(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(row_squares_back, row_squares_back_run)

@@ -1,0 +1,377 @@
+/* dK, dV, dn and the numbers a head, on the tensor cores: attention's backward pass by keys.
+ *
+ * Everything is turned: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
+ * dPᵀ = V dOᵀ, and from them, in registers, Pᵀ and dSᵀ = Pᵀ ∘ (dPᵀ − D). There they are as the next
+ * products want them, dV += Pᵀ dO and dK += dSᵀ Q. */
+#include "cuda/attention_backward.cuh"
+
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_, bool OVERLAP_,
+          bool HOLD_K_, bool HOLD_V_>
+struct key_shape {
+    static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
+    static constexpr int QUERIES = QUERIES_; /* in a tile */
+    /* A tile's sums run while the next one's weights are made: faster, if registers suffice. */
+    static constexpr bool OVERLAP = OVERLAP_;
+    static constexpr int STAGES = OVERLAP ? 3 : 2;
+    static constexpr bool HOLD_K = HOLD_K_, HOLD_V = HOLD_V_; /* in registers */
+    static constexpr int KEYS = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
+    static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
+    static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
+    static constexpr int ROWS = D_O + STAGES * tile_bytes<QUERIES, DV>; /* lse, total, shift */
+    static constexpr int MEMORY = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float) + 1024;
+};
+
+/* A block's keys and query heads, and where it is among the queries. */
+struct key_block {
+    int b, kv, tile, part, j0, start;
+    int first_head, heads;
+    int first, per_head; /* first query of a head that is read, and tiles of them */
+};
+
+template <typename S>
+__device__ static inline key_block place_keys(const attention_problem &p, int parts) {
+    int tiles = (p.keys + S::KEYS - 1) / S::KEYS, id = blockIdx.x;
+    key_block t;
+    t.tile = id % tiles;
+    t.part = id / tiles % parts;
+    t.kv = id / tiles / parts % p.kv_heads;
+    t.b = id / tiles / parts / p.kv_heads;
+    t.j0 = t.tile * S::KEYS;
+    t.start = start_of(p, t.b);
+    int from = first_head_of(p, t.kv), group = first_head_of(p, t.kv + 1) - from;
+    t.first_head = from + group * t.part / parts;
+    t.heads = from + group * (t.part + 1) / parts - t.first_head;
+    t.first = p.causal ? max(0, t.j0 - t.start) / S::QUERIES * S::QUERIES : 0;
+    t.per_head = t.first < p.queries ? (p.queries - t.first + S::QUERIES - 1) / S::QUERIES : 0;
+    return t;
+}
+
+/* What a thread has of a head where there are extras: numbers of its two keys, and sums. */
+struct key_extras {
+    float bias[2];   /* of the exponent */
+    float column[2]; /* Σ_i ds_ij */
+    float dn[2];
+    float number;
+    float slope; /* to the base 2 */
+};
+
+__device__ static inline void begin_head(const attention_problem &p, const key_block &t,
+                                         const head_numbers &f, int row, key_extras &e) {
+    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
+    e.slope = f.slope * LOG2E;
+    e.number = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int j = t.j0 + row + 8 * r;
+        e.column[r] = 0;
+        e.bias[r] = -NOTHING;
+        if (j < p.keys)
+            e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), n ? f.beta * LOG2E * n[j] : 0.0f);
+    }
+}
+
+/* Adds the head's columns to dn, and writes what the warp has of the numbers a head. */
+__device__ static inline void end_head(const attention_problem &p, const tiles_workspace &w,
+                                       const key_block &t, int h, int tiles, int row,
+                                       key_extras &e) {
+    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
+    head_numbers f = numbers_of_head(p, h);
+    bool counts = threadIdx.x % 4 == 0;
+    double number = (double)e.number * (w.shift ? 1.0 : (double)LN2), by_n = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int j = t.j0 + row + 8 * r;
+        float column = e.column[r];
+        column += __shfl_xor_sync(0xffffffffu, column, 1);
+        column += __shfl_xor_sync(0xffffffffu, column, 2);
+        e.dn[r] += f.beta * column;
+        if (!counts || j >= p.keys) continue;
+        if (n) by_n += (double)column * ((double)n[j] - (double)n[0]);
+    }
+    number = sum_warp(number);
+    by_n = sum_warp(by_n);
+    if (!w.numbers || threadIdx.x % 32 != 0) return;
+    int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    double *to =
+        w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
+    to[0] = number;
+    to[1] = by_n;
+}
+
+/* Where a warpgroup's tile of pairs is. */
+struct turned_tile {
+    const float *lse, *total, *shift; /* of the tile's queries */
+    int distance;                     /* from the block's first key to the tile's first place */
+    int row;                          /* the thread's first key in the block */
+    bool masked, wants_scale;
+};
+
+/* Sᵀ and dPᵀ to Pᵀ and dSᵀ, in place. */
+template <int QUERIES, bool EXTRA>
+__device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4],
+                                            const turned_tile &t, float scale, key_extras &e) {
+    int column = threadIdx.x % 4 * 2;
+    float factor = scale * LOG2E;
+    bool sloped = EXTRA && e.slope != 0.0f && !t.wants_scale;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 8; n++) {
+        int place = t.distance + 8 * n + column;
+        float2 lse = *(const float2 *)(t.lse + 8 * n + column);
+        float2 total = *(const float2 *)(t.total + 8 * n + column);
+        float2 shift = make_float2(0, 0), lead = make_float2(0, 0);
+        if (EXTRA) {
+            if (t.wants_scale) shift = *(const float2 *)(t.shift + 8 * n + column);
+            lead.x = e.slope * (float)place;
+            lead.y = e.slope * (float)(place + 1);
+            lse.x += lead.x;
+            lse.y += lead.y;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float less = i % 2 ? lse.y : lse.x;
+            float x = fmaf(s[n][i], factor, EXTRA ? e.bias[i / 2] - less : -less);
+            if (t.masked && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
+            float weight = power_of_two(x);
+            float ds = weight * (dp[n][i] - (i % 2 ? total.y : total.x));
+            if (EXTRA) {
+                float by = t.wants_scale ? s[n][i] - (i % 2 ? shift.y : shift.x) : x;
+                /* dlog_tau has no part of the position's. */
+                if (sloped) by += (i % 2 ? lead.y : lead.x) - e.slope * (float)(t.row + i / 2 * 8);
+                e.column[i / 2] += ds;
+                e.number = fmaf(ds, by, e.number);
+                ds *= scale;
+            }
+            s[n][i] = weight;
+            dp[n][i] = ds;
+        }
+    }
+}
+
+template <typename S, bool EXTRA>
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    find_key_gradients(const __grid_constant__ attention_problem p,
+                       const __grid_constant__ attention_gradients g,
+                       const __grid_constant__ tiles_workspace w) {
+    extern __shared__ uint8_t memory[];
+    uint8_t *aligned = align_tiles(memory);
+    uint32_t base = shared_address(aligned);
+    key_block t = place_keys<S>(p, w.parts);
+    int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
+    int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
+    int steps = t.per_head * t.heads, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
+    auto copy_queries = [&](int step) {
+        int h = t.first_head + step / t.per_head, stage = step % S::STAGES;
+        int i0 = t.first + step % t.per_head * S::QUERIES;
+        copy_tile<S::QUERIES, S::DQK, S::THREADS>(
+            base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>,
+            (const bf16 *)p.q.data + row_at(p.q, t.b, i0, h), p.q.row, p.queries - i0);
+        copy_tile<S::QUERIES, S::DV, S::THREADS>(
+            base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>,
+            (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, i0, h), g.d_o.row, p.queries - i0);
+        int64_t at = ((int64_t)t.b * p.heads + h) * w.padded + i0;
+        int kind = threadIdx.x / (S::QUERIES / 4), piece = threadIdx.x % (S::QUERIES / 4);
+        const float *from = kind == 0 ? w.lse : kind == 1 ? w.total : kind == 2 ? w.shift : NULL;
+        if (from)
+            copy_piece(base + S::ROWS + (uint32_t)((stage * 3 + kind) * S::QUERIES + piece * 4) * 4,
+                       from + at + piece * 4, true);
+    };
+    auto advance = [&](int step) {
+        wait_copies();
+        sync_block();
+        if (step + 1 < steps) copy_queries(step + 1);
+        end_copies();
+    };
+    copy_tile<S::KEYS, S::DQK, S::THREADS>(
+        base + S::K, (const bf16 *)p.k.data + row_at(p.k, t.b, t.j0, t.kv), p.k.row, p.keys - t.j0);
+    copy_tile<S::KEYS, S::DV, S::THREADS>(
+        base + S::V, (const bf16 *)p.v.data + row_at(p.v, t.b, t.j0, t.kv), p.v.row, p.keys - t.j0);
+    if (steps > 0) copy_queries(0);
+    end_copies();
+    float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
+    float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
+    uint32_t weights[S::QUERIES / 16][4], slopes[S::QUERIES / 16][4];
+    key_extras e = {};
+    clear_sums(dk);
+    clear_sums(dv);
+    uint32_t k_held[S::HOLD_K ? S::DQK / 16 : 1][4], v_held[S::HOLD_V ? S::DV / 16 : 1][4];
+    auto hold_keys = [&]() {
+        if constexpr (S::HOLD_K) hold_rows<S::KEYS, S::DQK>(k_held, base + S::K, first_key);
+        if constexpr (S::HOLD_V) hold_rows<S::KEYS, S::DV>(v_held, base + S::V, first_key);
+    };
+    auto start_scores = [&](int stage) {
+        uint32_t q_tile = base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>;
+        uint32_t do_tile = base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>;
+        if constexpr (S::HOLD_K)
+            multiply_held<S::QUERIES, S::DQK, S::QUERIES>(s, k_held, q_tile);
+        else
+            multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key,
+                                                                    q_tile);
+        if constexpr (S::HOLD_V)
+            multiply_held<S::QUERIES, S::DV, S::QUERIES>(dp, v_held, do_tile);
+        else
+            multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key,
+                                                                   do_tile);
+        end_products();
+    };
+    auto start_sums = [&](int stage) {
+        add_weighted<S::QUERIES, S::DV>(dv, weights,
+                                        base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>);
+        add_weighted<S::QUERIES, S::DQK>(dk, slopes,
+                                         base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>);
+        end_products();
+    };
+    int h = t.first_head, at = 0; /* head, and tile of it */
+    auto enter_head = [&]() {
+        if (!EXTRA) return;
+        head_numbers f = numbers_of_head(p, h);
+        scale = f.scale;
+        begin_head(p, t, f, row, e);
+    };
+    auto soften_step = [&](int stage) {
+        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
+        int distance = t.start + t.first + at * S::QUERIES - t.j0;
+        turned_tile pairs = {rows,
+                             rows + S::QUERIES,
+                             rows + 2 * S::QUERIES,
+                             distance,
+                             row,
+                             p.causal && distance < first_key + 63,
+                             w.shift != NULL};
+        soften_turned<S::QUERIES, EXTRA>(s, dp, pairs, scale, e);
+    };
+    auto leave_step = [&]() {
+        if (++at < t.per_head) return;
+        if (EXTRA) end_head(p, w, t, h, tiles, row, e);
+        at = 0;
+        h++;
+    };
+    /* The first tile in which one of the warpgroup's keys is seen. */
+    int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
+    if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
+    for (int step = 0; step < from; step++)
+        advance(step);
+    int stage = from % S::STAGES;
+    at = from;
+    if (from < steps && S::OVERLAP) {
+        advance(from);
+        hold_keys();
+        enter_head();
+        begin_products();
+        start_scores(stage);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        soften_step(stage);
+        leave_step();
+        hold_weights<S::QUERIES>(s, weights);
+        hold_weights<S::QUERIES>(dp, slopes);
+        for (int step = from + 1; step < steps; step++) {
+            int before = stage;
+            stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+            advance(step);
+            if (at == 0) enter_head();
+            begin_products();
+            start_scores(stage);
+            start_sums(before);
+            wait_products<1>();
+            settle(s);
+            settle(dp);
+            soften_step(stage);
+            wait_products<0>();
+            settle(dv);
+            settle(dk);
+            leave_step();
+            hold_weights<S::QUERIES>(s, weights);
+            hold_weights<S::QUERIES>(dp, slopes);
+        }
+        begin_products();
+        start_sums(stage);
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
+    }
+    for (int step = from; step < steps && !S::OVERLAP; step++) {
+        advance(step);
+        if (step == from) hold_keys();
+        if (at == 0 || step == from) enter_head();
+        begin_products();
+        start_scores(stage);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        soften_step(stage);
+        leave_step();
+        hold_weights<S::QUERIES>(s, weights);
+        hold_weights<S::QUERIES>(dp, slopes);
+        begin_products();
+        start_sums(stage);
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
+        stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+    }
+    float factor = EXTRA ? 1.0f : scale;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int j = t.j0 + row + 8 * r, column = lane % 4 * 2;
+        if (j >= p.keys) continue;
+        int64_t place = ((int64_t)(t.part * p.batch + t.b) * p.keys + j) * p.kv_heads + t.kv;
+#pragma unroll
+        for (int n = 0; n < S::DQK / 8; n++) {
+            float x = dk[n][2 * r] * factor, y = dk[n][2 * r + 1] * factor;
+            if (w.parts > 1)
+                *(float2 *)(w.dk + place * S::DQK + 8 * n + column) = make_float2(x, y);
+            else if (g.dk.data)
+                *(uint32_t *)((bf16 *)g.dk.data + row_at(g.dk, t.b, j, t.kv) + 8 * n + column) =
+                    pack_pair(x, y);
+        }
+#pragma unroll
+        for (int n = 0; n < S::DV / 8; n++) {
+            float x = dv[n][2 * r], y = dv[n][2 * r + 1];
+            if (w.parts > 1)
+                *(float2 *)(w.dv + place * S::DV + 8 * n + column) = make_float2(x, y);
+            else if (g.dv.data)
+                *(uint32_t *)((bf16 *)g.dv.data + row_at(g.dv, t.b, j, t.kv) + 8 * n + column) =
+                    pack_pair(x, y);
+        }
+        float *dn = w.parts > 1 ? w.dn : g.dn;
+        int64_t at = ((int64_t)(t.part * p.batch + t.b) * p.kv_heads + t.kv) * p.keys + j;
+        if (EXTRA && dn && column == 0) dn[at] = e.dn[r];
+    }
+}
+
+/* Calls f with the shape for the problem's widths. */
+template <typename F> static void with_key_shape(const attention_problem &p, F f) {
+    if (p.dqk == 32)
+        f(key_shape<32, 32, 1, 3, 64, false, false, false>());
+    else if (p.dqk == 64)
+        f(key_shape<64, 64, 1, 3, 64, false, false, false>());
+    else if (p.dqk == 96)
+        f(key_shape<96, 96, 2, 1, 64, true, false, false>());
+    else if (p.dv == 64)
+        f(key_shape<128, 64, 1, 2, 64, false, false, false>());
+    else
+        f(key_shape<128, 128, 2, 1, 64, false, false, false>());
+}
+
+key_tile attention_key_tile(const attention_problem &p) {
+    key_tile tile = {};
+    with_key_shape(p, [&](auto shape) {
+        using S = decltype(shape);
+        tile = {S::KEYS, S::THREADS / 32};
+    });
+    return tile;
+}
+
+void attention_by_keys(const attention_problem &p, const attention_gradients &g,
+                       const tiles_workspace &w, cudaStream_t stream) {
+    with_key_shape(p, [&](auto shape) {
+        using S = decltype(shape);
+        int64_t blocks = (int64_t)p.batch * p.kv_heads * w.parts * ceil_div(p.keys, S::KEYS);
+        with_flag(has_extras(p), [&](auto extra) {
+            auto kernel = find_key_gradients<S, decltype(extra)::value>;
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+            kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
+        });
+    });
+}

@@ -1,0 +1,205 @@
+/* dQ on the tensor cores: attention's backward pass by queries. A warpgroup has 64 queries, and of
+ * each tile of keys makes S = Q Kᵀ and dP = dO Vᵀ, dS from them in registers, and dQ += dS K. */
+#include "cuda/attention_backward.cuh"
+
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HOLD_Q_, bool HOLD_DO_>
+struct query_shape {
+    static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
+    static constexpr int KEYS = KEYS_; /* in a tile */
+    static constexpr int STAGES = 3;
+    static constexpr bool HOLD_Q = HOLD_Q_, HOLD_DO = HOLD_DO_; /* in registers */
+    static constexpr int QUERIES = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
+    static constexpr int Q = 0, D_O = Q + tile_bytes<QUERIES, DQK>;
+    static constexpr int K = D_O + tile_bytes<QUERIES, DV>;
+    static constexpr int V = K + STAGES * tile_bytes<KEYS, DQK>;
+    static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
+    static constexpr int MEMORY = BIAS + 2 * KEYS * (int)sizeof(float) + 1024;
+};
+
+template <typename S, bool EXTRA>
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    find_query_gradients(const __grid_constant__ attention_problem p,
+                         const __grid_constant__ attention_gradients g,
+                         const __grid_constant__ tiles_workspace w) {
+    extern __shared__ uint8_t memory[];
+    uint8_t *aligned = align_tiles(memory);
+    uint32_t base = shared_address(aligned);
+    float *bias = (float *)(aligned + S::BIAS);
+    query_block t = place_queries(p, S::QUERIES);
+    int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
+    int row = threadIdx.x / 32 * 16 + lane / 4;
+    int first_place = t.place0 + warpgroup * 64;
+    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
+    int steps = (end + S::KEYS - 1) / S::KEYS;
+    const bf16 *k = (const bf16 *)p.k.data + row_at(p.k, t.b, 0, t.kv);
+    const bf16 *v = (const bf16 *)p.v.data + row_at(p.v, t.b, 0, t.kv);
+    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
+    auto copy_keys = [&](int step) {
+        int j0 = step * S::KEYS;
+        copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K +
+                                                   step % S::STAGES * tile_bytes<S::KEYS, S::DQK>,
+                                               k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
+        copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>,
+                                              v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
+    };
+    float number = 0;
+    auto read_number = [&](int step) {
+        int j = step * S::KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < S::KEYS) number = n && j < p.keys ? n[j] : 0.0f;
+    };
+    auto store_bias = [&](int step) {
+        int j = step * S::KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < S::KEYS)
+            bias[(step & 1) * S::KEYS + threadIdx.x] =
+                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
+    };
+    copy_tile<S::QUERIES, S::DQK, S::THREADS>(base + S::Q,
+                                              (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h),
+                                              p.q.row, p.queries - t.i0);
+    copy_tile<S::QUERIES, S::DV, S::THREADS>(
+        base + S::D_O, (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, t.i0, t.h), g.d_o.row,
+        p.queries - t.i0);
+    copy_keys(0);
+    end_copies();
+    read_number(0);
+    store_bias(0);
+    read_number(1);
+    float dq[S::DQK / 8][4], lse[2], total[2];
+    int limit[2], whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1;
+    clear_sums(dq);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int i = t.i0 + row + 8 * r;
+        int64_t at = ((int64_t)t.b * p.heads + t.h) * w.padded + i;
+        bool inside = i < p.queries;
+        lse[r] = inside ? w.lse[at] + t.slope * (float)(row + 8 * r) : NOTHING;
+        total[r] = inside ? w.total[at] : 0.0f;
+        limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
+    }
+    auto advance = [&](int step) {
+        wait_copies();
+        sync_block();
+        if (step + 1 < steps) {
+            copy_keys(step + 1);
+            store_bias(step + 1);
+            read_number(step + 2);
+        }
+        end_copies();
+    };
+    float s[S::KEYS / 8][4], dp[S::KEYS / 8][4];
+    uint32_t slopes[S::KEYS / 16][4];
+    uint32_t q_held[S::HOLD_Q ? S::DQK / 16 : 1][4], do_held[S::HOLD_DO ? S::DV / 16 : 1][4];
+    auto start_scores = [&](int step, int stage) {
+        uint32_t k_tile = base + S::K + stage * tile_bytes<S::KEYS, S::DQK>;
+        uint32_t v_tile = base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>;
+        if constexpr (S::HOLD_Q)
+            multiply_held<S::KEYS, S::DQK, S::KEYS>(s, q_held, k_tile);
+        else
+            multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
+                                                                 k_tile);
+        if constexpr (S::HOLD_DO)
+            multiply_held<S::KEYS, S::DV, S::KEYS>(dp, do_held, v_tile);
+        else
+            multiply_tiles<S::KEYS, S::DV, S::QUERIES, S::KEYS>(dp, base + S::D_O, warpgroup * 64,
+                                                                v_tile);
+        end_products();
+    };
+    auto start_sums = [&](int stage) {
+        add_weighted<S::KEYS, S::DQK>(dq, slopes,
+                                      base + S::K + stage * tile_bytes<S::KEYS, S::DQK>);
+        end_products();
+    };
+    /* S and dP to P and dS, in place: only dS is needed. */
+    auto soften_step = [&](int step) {
+        int j0 = step * S::KEYS, column = lane % 4 * 2;
+        bool masked = j0 + S::KEYS - 1 > whole;
+#pragma unroll
+        for (int m = 0; m < S::KEYS / 8; m++) {
+            float2 b = EXTRA ? *(const float2 *)(bias + (step & 1) * S::KEYS + 8 * m + column)
+                             : make_float2(0, 0);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float x = EXTRA ? (i % 2 ? b.y : b.x) - lse[i / 2] : -lse[i / 2];
+                x = fmaf(s[m][i], t.scale, x);
+                if (masked && j0 + 8 * m + column + i % 2 > limit[i / 2]) x = -NOTHING;
+                dp[m][i] = power_of_two(x) * (dp[m][i] - total[i / 2]);
+            }
+        }
+    };
+    int mine = p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
+    if (t.i0 + warpgroup * 64 >= p.queries) mine = 0;
+    int step = 0;
+    advance(0);
+    if (mine > 0) {
+        int stage = 0;
+        if constexpr (S::HOLD_Q) hold_rows<S::QUERIES, S::DQK>(q_held, base + S::Q, warpgroup * 64);
+        if constexpr (S::HOLD_DO)
+            hold_rows<S::QUERIES, S::DV>(do_held, base + S::D_O, warpgroup * 64);
+        begin_products();
+        start_scores(0, 0);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        soften_step(0);
+        hold_weights<S::KEYS>(dp, slopes);
+        for (step = 1; step < mine; step++) {
+            int before = stage;
+            stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+            advance(step);
+            begin_products();
+            start_scores(step, stage);
+            start_sums(before);
+            wait_products<1>();
+            settle(s);
+            settle(dp);
+            soften_step(step);
+            wait_products<0>();
+            settle(dq);
+            hold_weights<S::KEYS>(dp, slopes);
+        }
+        begin_products();
+        start_sums(stage);
+        wait_products<0>();
+        settle(dq);
+        step = mine - 1;
+    }
+    while (++step < steps)
+        advance(step);
+    float factor = t.scale * LN2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int i = t.i0 + row + 8 * r;
+        if (i >= p.queries) continue;
+        bf16 *to = (bf16 *)g.dq.data + row_at(g.dq, t.b, i, t.h) + lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < S::DQK / 8; m++)
+            *(uint32_t *)(to + 8 * m) = pack_pair(dq[m][2 * r] * factor, dq[m][2 * r + 1] * factor);
+    }
+}
+
+/* Calls f with the shape for the problem's widths. */
+template <typename F> static void with_query_shape(const attention_problem &p, F f) {
+    if (p.dqk == 32)
+        f(query_shape<32, 32, 1, 3, 64, false, false>());
+    else if (p.dqk == 64)
+        f(query_shape<64, 64, 1, 3, 64, false, false>());
+    else if (p.dqk == 96)
+        f(query_shape<96, 96, 3, 1, 64, false, false>());
+    else if (p.dv == 64)
+        f(query_shape<128, 64, 1, 2, 64, false, false>());
+    else
+        f(query_shape<128, 128, 2, 1, 64, false, false>());
+}
+
+void attention_by_queries(const attention_problem &p, const attention_gradients &g,
+                          const tiles_workspace &w, cudaStream_t stream) {
+    with_query_shape(p, [&](auto shape) {
+        using S = decltype(shape);
+        int64_t blocks = (int64_t)p.batch * p.heads * ceil_div(p.queries, S::QUERIES);
+        with_flag(has_extras(p), [&](auto extra) {
+            auto kernel = find_query_gradients<S, decltype(extra)::value>;
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+            kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
+        });
+    });
+}

@@ -1,0 +1,254 @@
+/* Attention's forward pass on the tensor cores.
+ *
+ * A block has WARPGROUPS · 64 queries of one head and walks the keys in tiles, while the next
+ * tile is copied. A warpgroup makes the scores of its 64 queries with the tile, S = Q Kᵀ, turns
+ * them into weights in registers, where they already are as the second product wants them, and
+ * adds O += P V. As on the CPU a row keeps its largest score and its sum, and both and O are scaled
+ * down when the largest grows. Exponents are to the base 2, log2(e) being part of the scale.
+ *
+ * Where a score has more than ⟨q, k⟩ times one positive constant (EXTRA), it is scale · ⟨q, k⟩ plus
+ * a number a key, beta · n_j + slope · (j − first place of the block). ALiBi's other half, slope
+ * times the place in the block, is the same for a whole row: it joins the logsumexp alone.
+ *
+ * Blocks of one head follow one another, so that its keys stay in the cache, those that see most
+ * keys first. */
+#include "cuda/attention_tiles.cuh"
+
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
+struct forward_shape {
+    static constexpr int DQK = DQK_, DV = DV_;
+    static constexpr int WARPGROUPS = WARPGROUPS_; /* of a block */
+    static constexpr int BLOCKS = BLOCKS_;         /* on a multiprocessor */
+    static constexpr int KEYS = KEYS_;             /* in a tile */
+    static constexpr bool HELD = HELD_;            /* Q in registers */
+    static constexpr int QUERIES = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
+    static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
+    static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
+    static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
+    static constexpr int MEMORY = BIAS + 2 * KEYS * (int)sizeof(float) + 1024;
+};
+
+/* The rows of a thread: lane / 4 of its warp's sixteen, and eight further down. */
+struct row_pair {
+    float top[2], sum[2];
+    int limit[2]; /* last key that is seen */
+};
+
+/* Scores to weights, in place. Returns by `rescale` what sums so far are worth now. */
+template <int KEYS, bool EXTRA>
+__device__ static inline void soften(float (&s)[KEYS / 8][4], row_pair &rows, float scale,
+                                     const float *bias, int j0, bool masked, float (&rescale)[2]) {
+    int column = threadIdx.x % 4 * 2;
+    if (EXTRA)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            float2 b = *(const float2 *)(bias + 8 * n + column);
+            s[n][0] = fmaf(s[n][0], scale, b.x);
+            s[n][1] = fmaf(s[n][1], scale, b.y);
+            s[n][2] = fmaf(s[n][2], scale, b.x);
+            s[n][3] = fmaf(s[n][3], scale, b.y);
+        }
+    if (masked)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (j0 + 8 * n + column + i % 2 > rows.limit[i / 2]) s[n][i] = -INFINITY;
+    float factor = EXTRA ? 1.0f : scale;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+        for (int n = 1; n < KEYS / 8; n++)
+            top = fmaxf(top, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        top = fmaxf(rows.top[r], top * factor);
+        rescale[r] = power_of_two(rows.top[r] - top);
+        rows.top[r] = top;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 2 * r; i < 2 * r + 2; i++) {
+                s[n][i] = power_of_two(EXTRA ? s[n][i] - top : fmaf(s[n][i], scale, -top));
+                sum += s[n][i];
+            }
+        rows.sum[r] = rows.sum[r] * rescale[r] + sum;
+    }
+}
+
+template <typename S, bool EXTRA>
+static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    attend_tiles(const __grid_constant__ attention_problem p) {
+    extern __shared__ uint8_t memory[];
+    uint8_t *aligned = align_tiles(memory);
+    uint32_t base = shared_address(aligned);
+    float *bias = (float *)(aligned + S::BIAS);
+    query_block t = place_queries(p, S::QUERIES);
+    int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
+    int row = threadIdx.x / 32 * 16 + lane / 4; /* in the block */
+    int first_place = t.place0 + warpgroup * 64;
+    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
+    int steps = (end + S::KEYS - 1) / S::KEYS;
+    const bf16 *k = (const bf16 *)p.k.data + row_at(p.k, t.b, 0, t.kv);
+    const bf16 *v = (const bf16 *)p.v.data + row_at(p.v, t.b, 0, t.kv);
+    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
+    auto copy_keys = [&](int step) {
+        int j0 = step * S::KEYS, stage = step & 1;
+        copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K + stage * tile_bytes<S::KEYS, S::DQK>,
+                                               k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
+    };
+    auto copy_values = [&](int step) {
+        int j0 = step * S::KEYS, stage = step & 1;
+        copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + stage * tile_bytes<S::KEYS, S::DV>,
+                                              v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
+    };
+    /* A number a key is read a step before it is stored, so that nothing waits for it. */
+    float number = 0;
+    auto read_number = [&](int step) {
+        int j = step * S::KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < S::KEYS) number = n && j < p.keys ? n[j] : 0.0f;
+    };
+    auto store_bias = [&](int step) {
+        int j = step * S::KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < S::KEYS)
+            bias[(step & 1) * S::KEYS + threadIdx.x] =
+                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
+    };
+    copy_tile<S::QUERIES, S::DQK, S::THREADS>(base + S::Q,
+                                              (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h),
+                                              p.q.row, p.queries - t.i0);
+    copy_keys(0);
+    end_copies();
+    read_number(0);
+    store_bias(0);
+    read_number(1);
+    row_pair rows;
+    float o[S::DV / 8][4];
+    clear_sums(o);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        rows.top[r] = -INFINITY;
+        rows.sum[r] = 0;
+        rows.limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
+    }
+    int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
+    bool idle = t.i0 + warpgroup * 64 >= p.queries;
+    int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
+    uint32_t held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
+    /* Before step `step`: its keys and the values of the one before are there. */
+    auto advance = [&](int step) {
+        wait_copies();
+        sync_block();
+        if (step < steps) copy_values(step);
+        if (step + 1 < steps) {
+            copy_keys(step + 1);
+            store_bias(step + 1);
+            read_number(step + 2);
+        }
+        end_copies();
+    };
+    float s[S::KEYS / 8][4], rescale[2];
+    auto start_scores = [&](int step) {
+        uint32_t k_tile = base + S::K + (step & 1) * tile_bytes<S::KEYS, S::DQK>;
+        if constexpr (S::HELD)
+            multiply_held<S::KEYS, S::DQK, S::KEYS>(s, held, k_tile);
+        else
+            multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
+                                                                 k_tile);
+        end_products();
+    };
+    auto start_output = [&](int step) {
+        add_weighted<S::KEYS, S::DV>(o, weights,
+                                     base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>);
+        end_products();
+    };
+    auto soften_scores = [&](int step) {
+        int j0 = step * S::KEYS;
+        soften<S::KEYS, EXTRA>(s, rows, t.scale, bias + (step & 1) * S::KEYS, j0,
+                               j0 + S::KEYS - 1 > whole, rescale);
+    };
+    int step = 0;
+    advance(0);
+    if (mine > 0) {
+        if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(held, base + S::Q, warpgroup * 64);
+        begin_products();
+        start_scores(0);
+        wait_products<0>();
+        settle(s);
+        soften_scores(0);
+        hold_weights<S::KEYS>(s, weights);
+        for (step = 1; step < mine; step++) {
+            advance(step);
+            begin_products();
+            start_scores(step);
+            start_output(step - 1);
+            wait_products<1>();
+            settle(s);
+            soften_scores(step);
+            wait_products<0>();
+            settle(o);
+            hold_weights<S::KEYS>(s, weights);
+            /* Mostly the largest score has not grown, and there is nothing to scale. */
+            if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f))
+#pragma unroll
+                for (int m = 0; m < S::DV / 8; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        o[m][i] *= rescale[i / 2];
+        }
+        advance(mine);
+        begin_products();
+        start_output(mine - 1);
+        wait_products<0>();
+        settle(o);
+    }
+    while (++step <= steps)
+        advance(step);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        int i = t.i0 + row + 8 * r;
+        if (i >= p.queries) continue;
+        float factor = __fdividef(1.0f, sum);
+        bf16 *to = (bf16 *)p.o.data + row_at(p.o, t.b, i, t.h) + lane % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < S::DV / 8; m++)
+            *(uint32_t *)(to + 8 * m) = pack_pair(o[m][2 * r] * factor, o[m][2 * r + 1] * factor);
+        if (lane % 4 == 0)
+            p.lse[((int64_t)t.b * p.heads + t.h) * p.queries + i] =
+                (rows.top[r] + log2f(sum) - t.slope * (float)(row + 8 * r)) * LN2;
+    }
+}
+
+template <typename S> static void launch(const attention_problem &p, cudaStream_t stream) {
+    unsigned blocks = (unsigned)((int64_t)p.batch * p.heads * ceil_div(p.queries, S::QUERIES));
+    with_flag(has_extras(p), [&](auto extra) {
+        auto kernel = attend_tiles<S, decltype(extra)::value>;
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p);
+    });
+}
+
+bool attention_fits_tiles(const attention_problem &p) {
+    bool size = (p.dqk == p.dv && (p.dqk == 32 || p.dqk == 64 || p.dqk == 96 || p.dqk == 128)) ||
+                (p.dqk == 128 && p.dv == 64);
+    bool position = p.pos == WEFT_POS_NONE || (p.pos == WEFT_POS_ALIBI && p.causal);
+    return p.is_bf16 && size && position && !p.band;
+}
+
+void attention_tiles(const attention_problem &p, cudaStream_t stream) {
+    if (p.dqk == 32)
+        launch<forward_shape<32, 32, 2, 2, 64, true>>(p, stream);
+    else if (p.dqk == 64)
+        launch<forward_shape<64, 64, 2, 2, 64, true>>(p, stream);
+    else if (p.dqk == 96)
+        launch<forward_shape<96, 96, 3, 1, 64, true>>(p, stream);
+    else if (p.dv == 64)
+        launch<forward_shape<128, 64, 2, 1, 128, true>>(p, stream);
+    else
+        launch<forward_shape<128, 128, 3, 1, 64, false>>(p, stream);
+}

@@ -1,0 +1,64 @@
+/* What the tensor cores' attention kernels share. */
+#ifndef WEFT_CUDA_ATTENTION_TILES_CUH
+#define WEFT_CUDA_ATTENTION_TILES_CUH
+
+#include "cuda/attention.cuh"
+#include "cuda/tensor_tile.cuh"
+
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+/* One instruction; 0 for what is below the smallest normal number. */
+__device__ static inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* A multiple of 1024 bytes in a block's memory, which has 1024 to spare. */
+__device__ static inline uint8_t *align_tiles(uint8_t *memory) {
+    return memory + (1024 - (shared_address(memory) & 1023)) % 1024;
+}
+
+/* A barrier of the block that warpgroups may meet at different places of the program. */
+__device__ static inline void sync_block() {
+    asm volatile("bar.sync 0;" ::: "memory");
+}
+
+/* The warpgroup of a thread, in a register that the compiler knows to be the same for a warp. */
+__device__ static inline int warpgroup_index() {
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+}
+
+template <int N> __device__ static inline void clear_sums(float (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
+}
+
+/* Whether a score has more than ⟨q, k⟩ times one positive constant. */
+static inline bool has_extras(const attention_problem &p) {
+    return p.n || p.scale || p.log_tau || p.pos != WEFT_POS_NONE || !(p.scale_value > 0);
+}
+
+/* A block's head and queries. */
+struct query_block {
+    int b, h, kv, i0, place0;
+    float scale, beta, slope; /* to the base 2 */
+};
+
+__device__ static inline query_block place_queries(const attention_problem &p, int queries) {
+    int tiles = (p.queries + queries - 1) / queries, id = blockIdx.x;
+    query_block t;
+    t.i0 = (tiles - 1 - id % tiles) * queries;
+    t.h = id / tiles % p.heads;
+    t.b = id / tiles / p.heads;
+    t.kv = key_head_of(p, t.h);
+    t.place0 = start_of(p, t.b) + t.i0;
+    head_numbers f = numbers_of_head(p, t.h);
+    t.scale = f.scale * LOG2E;
+    t.beta = f.beta * LOG2E;
+    t.slope = f.slope * LOG2E;
+    return t;
+}
+
+#endif

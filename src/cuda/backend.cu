@@ -1,0 +1,300 @@
+/* One GPU as a backend: its memory, and runs of a graph on it.
+ *
+ * A run's first time goes kernel by kernel, so that whatever is chosen or loaded once (matrix
+ * products' algorithms, modules) is; the second is captured as a CUDA graph, which it and all later
+ * ones replay. WEFT_CUDA_GRAPH=0 keeps to single kernels. Around either, the run's numbers are
+ * copied to the device before, and the first bad value that a kernel met is copied back after, when
+ * the host waits for the run to end. So whoever returns from here finds the device idle: uploads
+ * and downloads need no order of their own. */
+#include <cuda_runtime.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern "C" {
+#include "cuda/backend.h"
+#include "cuda/table.h"
+}
+#include "cuda/algorithms.cuh"
+#include "cuda/state.h"
+
+enum { CODE_MAJOR = 9, CODE_MINOR = 0 }; /* what CUDA_ARCH compiles for */
+
+static int device = -1;
+static char device_name[320] = "none";
+static char problem[512]; /* why there is no backend */
+static weft_status problem_status;
+static size_t free_at_start;
+
+static void refuse(weft_status status, const char *text) {
+    problem_status = status;
+    snprintf(problem, sizeof problem, "%s", text);
+}
+
+/* Tries one device: right for our code, and it answers. */
+static bool take_device(int number) {
+    struct cudaDeviceProp is;
+    size_t total = 0;
+    char text[512];
+    if (cudaGetDeviceProperties(&is, number) != cudaSuccess) {
+        refuse(WEFT_EIO, "cuda: the GPU does not answer");
+        return false;
+    }
+    if (is.major != CODE_MAJOR || is.minor != CODE_MINOR) {
+        snprintf(text, sizeof text,
+                 "cuda: %s has compute capability %d.%d, but this weft has code for %d.%d; build "
+                 "with CUDA_ARCH='-arch=sm_%d%d'",
+                 is.name, is.major, is.minor, CODE_MAJOR, CODE_MINOR, is.major, is.minor);
+        refuse(WEFT_EMISSING, text);
+        return false;
+    }
+    if (cudaSetDevice(number) != cudaSuccess || cudaFree(NULL) != cudaSuccess ||
+        cudaMemGetInfo(&free_at_start, &total) != cudaSuccess) {
+        snprintf(text, sizeof text, "cuda: %s does not answer: %s", is.name,
+                 cudaGetErrorString(cudaGetLastError()));
+        refuse(WEFT_EIO, text);
+        return false;
+    }
+    device = number;
+    snprintf(device_name, sizeof device_name, "%s, %.1f GiB", is.name,
+             (double)total / (1024.0 * 1024.0 * 1024.0));
+    return true;
+}
+
+static void choose_device(void) {
+    const char *asked = getenv("WEFT_CUDA_DEVICE");
+    int count = 0;
+    char text[512];
+    if (asked && strcmp(asked, "none") == 0) {
+        refuse(WEFT_EMISSING, "cuda: WEFT_CUDA_DEVICE=none asks for no GPU");
+        return;
+    }
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0) {
+        snprintf(text, sizeof text, "cuda: no GPU can be used: %s; --device cpu works without",
+                 error == cudaErrorInsufficientDriver
+                     ? "there is no driver, or one older than this CUDA"
+                 : error != cudaSuccess ? cudaGetErrorString(error)
+                                        : "there is none");
+        refuse(WEFT_EMISSING, text);
+        return;
+    }
+    if (asked && *asked) {
+        char *end;
+        long number = strtol(asked, &end, 10);
+        if (*end || number < 0 || number >= count) {
+            snprintf(text, sizeof text, "WEFT_CUDA_DEVICE=%.40s: this machine has GPUs 0 to %d",
+                     asked, count - 1);
+            refuse(WEFT_EINPUT, text);
+            return;
+        }
+        take_device((int)number);
+        return;
+    }
+    for (int i = 0; i < count && device < 0; i++)
+        take_device(i);
+}
+
+/* The error of a call, as ours. */
+static weft_status check(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return WEFT_OK;
+    cudaGetLastError();
+    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
+                     what, cudaGetErrorString(error));
+}
+
+/* Uploads and downloads cannot fail by the caller's doing; a GPU that is lost shows in the next
+ * run. */
+static void cuda_upload(void *to, const void *from, int64_t bytes) {
+    cudaSetDevice(device);
+    cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice);
+    cudaStreamSynchronize(NULL);
+}
+
+static void cuda_download(void *to, const void *from, int64_t bytes) {
+    cudaSetDevice(device);
+    cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost);
+}
+
+static void cuda_fill(void *to, int byte, int64_t bytes) {
+    cudaSetDevice(device);
+    cudaMemset(to, byte, (size_t)bytes);
+    cudaStreamSynchronize(NULL);
+}
+
+/* Zeroed, as the CPU's pages are. */
+static void *cuda_alloc(int64_t bytes) {
+    void *memory = NULL;
+    cudaSetDevice(device);
+    if (cudaMalloc(&memory, (size_t)bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return NULL;
+    }
+    cuda_fill(memory, 0, bytes);
+    return memory;
+}
+
+static void cuda_release(void *memory, int64_t bytes) {
+    (void)bytes;
+    cudaSetDevice(device);
+    cudaFree(memory);
+}
+
+static int64_t cuda_memory(void) {
+    size_t free_now = 0, total = 0;
+    cudaSetDevice(device);
+    return cudaMemGetInfo(&free_now, &total) == cudaSuccess ? (int64_t)free_now : 0;
+}
+
+static bool is_double(const weft_tensor *t) {
+    return t && t->dtype == WEFT_F64;
+}
+
+static const weft_kernel *cuda_kernel(const weft_node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (is_double(n->in[i])) return NULL;
+    for (int i = 0; i < n->n_out; i++)
+        if (is_double(n->out[i])) return NULL;
+    return weft_cuda_kernel(n->op->id);
+}
+
+static bool wants_graph(const weft_exec *x) {
+    const char *asked = getenv("WEFT_CUDA_GRAPH");
+    return !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
+}
+
+static void cuda_close(void *state) {
+    weft_cuda_state *s = (weft_cuda_state *)state;
+    cudaSetDevice(device);
+    for (int64_t i = 0; s->marks && i < s->n_marks; i++)
+        if (s->marks[i]) cudaEventDestroy(s->marks[i]);
+    free(s->marks);
+    if (s->graph) cudaGraphExecDestroy(s->graph);
+    if (s->stream) cudaStreamDestroy(s->stream);
+    if (s->run) cudaFree(s->run);
+    if (s->staged) cudaFreeHost(s->staged);
+    free(s);
+}
+
+/* Events for the times of the nodes. */
+static weft_status make_marks(const weft_exec *x, weft_cuda_state *s) {
+    s->n_marks = weft_graph_node_count(weft_exec_graph(x)) + 1;
+    s->marks = (cudaEvent_t *)calloc((size_t)s->n_marks, sizeof *s->marks);
+    if (!s->marks) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    for (int64_t i = 0; i < s->n_marks; i++)
+        WEFT_TRY(check(cudaEventCreate(&s->marks[i]), "no event"));
+    return WEFT_OK;
+}
+
+static weft_status cuda_open(weft_exec *x, void **state) {
+    weft_cuda_state *s = (weft_cuda_state *)calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    *state = s;
+    s->capture = wants_graph(x);
+    WEFT_TRY(check(cudaSetDevice(device), "the GPU is gone"));
+    WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
+    WEFT_TRY(check(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));
+    WEFT_TRY(check(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
+    return weft_exec_profiled(x) ? make_marks(x, s) : WEFT_OK;
+}
+
+static void mark_node(weft_exec *x, int64_t node) {
+    const weft_cuda_state *s = (const weft_cuda_state *)weft_exec_state(x);
+    cudaEventRecord(s->marks[node + 1], s->stream);
+}
+
+/* The times between the marks. The first run's say how long choosing took, so they are left out. */
+static void report_times(weft_exec *x, const weft_cuda_state *s) {
+    double *seconds = (double *)calloc((size_t)s->n_marks, sizeof *seconds);
+    for (int64_t i = 0; seconds && i + 1 < s->n_marks; i++) {
+        float milliseconds = 0;
+        cudaEventElapsedTime(&milliseconds, s->marks[i], s->marks[i + 1]);
+        seconds[i] = 1e-3 * (double)milliseconds;
+    }
+    if (seconds && s->runs > 1) weft_exec_timed(x, seconds);
+    free(seconds);
+}
+
+/* Records the kernels instead of running them. */
+static weft_status capture_run(weft_exec *x, weft_cuda_state *s) {
+    cudaGraph_t graph = NULL;
+    WEFT_TRY(check(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal),
+                   "the run could not be captured"));
+    weft_status status = weft_exec_walk(x, NULL);
+    cudaError_t error = cudaStreamEndCapture(s->stream, &graph);
+    if (status == WEFT_OK)
+        status = check(error, "the run could not be captured (WEFT_CUDA_GRAPH=0 does without)");
+    if (status == WEFT_OK)
+        status = check(cudaGraphInstantiate(&s->graph, graph, 0), "no memory for the run's graph");
+    if (graph) cudaGraphDestroy(graph);
+    return status;
+}
+
+static weft_status start_run(weft_exec *x, weft_cuda_state *s) {
+    if (!s->capture || s->runs == 0) return weft_exec_walk(x, mark_node);
+    if (!s->graph) WEFT_TRY(capture_run(x, s));
+    return check(cudaGraphLaunch(s->graph, s->stream), "the run did not start");
+}
+
+/* The message for a value that a kernel could not use. */
+static weft_status explain_fault(weft_exec *x, unsigned long long fault) {
+    int64_t node = (int64_t)(fault >> 40), place = (int64_t)(fault & ((1ULL << 40) - 1));
+    if (node >= weft_graph_node_count(weft_exec_graph(x)))
+        return weft_fail(WEFT_EBUG, "cuda: node %lld of a graph without it noted a bad value",
+                         (long long)node);
+    const weft_node *n = weft_graph_node(weft_exec_graph(x), node);
+    const weft_kernel *kernel = weft_exec_kernel(x, node);
+    if (kernel->explain) return kernel->explain(x, n, place);
+    return weft_fail(WEFT_EINPUT, "%s: a value at %lld cannot be used", n->op->name,
+                     (long long)place);
+}
+
+static weft_status cuda_run(weft_exec *x) {
+    weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
+    const weft_run *run = weft_exec_current_run(x);
+    *s->staged = weft_cuda_run{run->seed, run->iteration, run->sequence, ~0ULL};
+    WEFT_TRY(check(cudaSetDevice(device), "the GPU is gone"));
+    WEFT_TRY(
+        check(cudaMemcpyAsync(s->run, s->staged, sizeof *s->run, cudaMemcpyHostToDevice, s->stream),
+              "the run's numbers were not copied"));
+    weft_status status = start_run(x, s);
+    if (status != WEFT_OK) {
+        cudaStreamSynchronize(s->stream);
+        return status;
+    }
+    s->runs++;
+    WEFT_TRY(
+        check(cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
+              "the run's state was not copied"));
+    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    if (s->marks) report_times(x, s);
+    if (s->runs == 1) save_algorithms();
+    return s->staged->fault == ~0ULL ? WEFT_OK : explain_fault(x, s->staged->fault);
+}
+
+static const weft_backend cuda = {
+    "cuda", cuda_kernel, cuda_alloc, cuda_release, cuda_upload, cuda_download,   cuda_memory,
+    true,   cuda_fill,   cuda_open,  cuda_close,   cuda_run,    hash_algorithms,
+};
+
+extern "C" const weft_backend *weft_cuda_backend(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, choose_device);
+    if (device >= 0) return &cuda;
+    weft_fail(problem_status, "%s", problem);
+    return NULL;
+}
+
+extern "C" const weft_backend *weft_cuda_planner(void) {
+    return &cuda;
+}
+
+extern "C" const char *weft_cuda_device_name(void) {
+    return weft_cuda_backend() ? device_name : "none";
+}
+
+extern "C" int64_t weft_cuda_bytes_taken(void) {
+    return weft_cuda_backend() ? (int64_t)free_at_start - cuda_memory() : 0;
+}

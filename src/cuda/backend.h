@@ -1,0 +1,24 @@
+/* The CUDA backend: one GPU of this machine. */
+#ifndef WEFT_CUDA_BACKEND_H
+#define WEFT_CUDA_BACKEND_H
+
+#include "core/exec.h"
+
+/* The backend on the first GPU that this build has code for. WEFT_CUDA_DEVICE=N asks for another,
+ * WEFT_CUDA_DEVICE=none for none. NULL and an error message that says what is missing: the build,
+ * the driver, or the GPU. */
+const weft_backend *weft_cuda_backend(void);
+
+/* The same without a GPU, for plans only: it knows the kernels and their workspaces, and nothing of
+ * it touches the driver, so that a process that plans may still fork. NULL and an error message in
+ * a build without CUDA. */
+const weft_backend *weft_cuda_planner(void);
+
+/* The GPU in words, "NVIDIA H200, 139.8 GiB"; "none" where there is none. */
+const char *weft_cuda_device_name(void);
+
+/* Bytes that this process has taken from the GPU since its context was made, by the driver's own
+ * count; 0 where there is no GPU. */
+int64_t weft_cuda_bytes_taken(void);
+
+#endif

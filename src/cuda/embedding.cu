@@ -1,0 +1,338 @@
+/* Embedding on the GPU.
+ *
+ * Floor, embed: the rows read and the bytes of y. The table's gradient: the bytes of dy and of the
+ * whole table, which is written once, zeros and all.
+ *
+ * The gradient turns the lookup around as on the CPU: the tokens are sorted by their id, those of
+ * one id staying in their order, and each row of the table is then one sum of its tokens'
+ * gradients. The sort goes by digits of eight bits from the lowest on: a block counts the digits of
+ * its tile of tokens, one block turns all counts into places, and each token goes to its place, its
+ * rank within the tile coming from its rank in its warp and the counts of the warps before. Integer
+ * counts come out the same in any order, so all of it is exact. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/embedding.h"
+}
+
+enum {
+    DIGITS = 256,
+    TILE = 1024, /* tokens of a block of the sort, a thread each */
+    WARPS = 8,   /* rows of the table a block sums */
+    STRIP = 32 * VECTOR,
+    LONG = 32 /* a row of more tokens than this is summed by the whole block */
+};
+
+struct lookup {
+    int64_t count, length, width; /* tokens, tokens of a sequence, columns */
+    int64_t rows, positions, offset;
+    const int32_t *ids, *start;
+    any_tensor wte, wpe, y;
+    weft_cuda_run *run;
+    int node;
+};
+
+/* Faults: place i < count is a token, count + b a sequence's position. */
+static __global__ void embed_tokens(lookup k) {
+    int64_t packs = ceil_div(k.width, VECTOR), i = quotient(thread_index(), packs);
+    if (i >= k.count) return;
+    int64_t column = (thread_index() - i * packs) * VECTOR;
+    int64_t b = quotient(i, k.length), position = i - b * k.length + k.offset;
+    int n = pack_length(k.width, column);
+    int64_t id = k.ids[i];
+    if (k.start) position += k.start[b];
+    bool known = id >= 0 && id < k.rows;
+    bool placed = !k.wpe.data || (position >= 0 && position < k.positions);
+    if (column == 0 && !known) note_fault(k.run, k.node, i);
+    if (column == 0 && !placed) note_fault(k.run, k.node, k.count + b);
+    pack p = fetch_pack(k.wte, (known ? id : 0) * k.width + column, n), q = {};
+    if (k.wpe.data) q = fetch_pack(k.wpe, (placed ? position : 0) * k.width + column, n);
+    float v[VECTOR], w[VECTOR];
+    widen_pack(p, k.wte.is_bf16, v);
+    widen_pack(q, k.wpe.is_bf16, w);
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        v[j] += w[j];
+    store_pack(k.y, i * k.width + column, n, v);
+}
+
+static weft_status embed_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2];
+    lookup k = {};
+    k.count = weft_tensor_count(ids);
+    k.length = ids->shape[1];
+    k.width = wte->shape[1];
+    k.rows = wte->shape[0];
+    k.positions = wpe ? wpe->shape[0] : 0;
+    k.offset = ATTR(n, weft_embed_attr)->offset;
+    k.ids = data_of<int32_t>(x, ids);
+    k.start = data_of<int32_t>(x, n->in[3]);
+    k.wte = any_of(x, wte);
+    k.wpe = any_of(x, wpe);
+    k.y = any_of(x, n->out[0]);
+    k.run = device_run(x);
+    k.node = n->index;
+    int64_t items = k.count * ceil_div(k.width, VECTOR);
+    embed_tokens<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k);
+    return launched(n);
+}
+
+static weft_status fail_token(const weft_exec *x, const weft_tensor *ids, int64_t i,
+                              int64_t vocabulary) {
+    return weft_fail(WEFT_EINPUT,
+                     "embed: token %d at sequence %lld, position %lld is outside the vocabulary of "
+                     "%lld",
+                     read_i32(x, ids, i), (long long)(i / ids->shape[1]),
+                     (long long)(i % ids->shape[1]), (long long)vocabulary);
+}
+
+static weft_status embed_explain(weft_exec *x, const weft_node *n, int64_t place) {
+    const weft_tensor *ids = n->in[1];
+    int64_t count = weft_tensor_count(ids), b = place - count;
+    if (place < count) return fail_token(x, ids, place, n->in[0]->shape[0]);
+    long long first = ATTR(n, weft_embed_attr)->offset;
+    if (n->in[3]) first += read_i32(x, n->in[3], b);
+    return weft_fail(WEFT_EINPUT,
+                     "embed: sequence %lld has positions %lld to %lld, but the table has %lld of "
+                     "them",
+                     (long long)b, first, first + (long long)ids->shape[1] - 1,
+                     (long long)n->in[2]->shape[0]);
+}
+
+CUDA_KERNEL(embed, embed_run, NULL, embed_explain)
+
+/* Tokens in the order so far: in the first pass as they stand, ids outside the table last. */
+struct token_order {
+    const int32_t *ids, *keys, *tokens; /* keys NULL: the first pass */
+    int64_t count, rows;
+};
+
+__device__ static inline int32_t key_at(const token_order &o, int64_t i) {
+    if (o.keys) return o.keys[i];
+    int32_t id = o.ids[i];
+    return id >= 0 && id < o.rows ? id : (int32_t)o.rows;
+}
+
+/* counts[digit, tile]. */
+static __global__ void count_digits(token_order o, int shift, int32_t *counts) {
+    __shared__ int count[DIGITS];
+    int64_t i = (int64_t)blockIdx.x * TILE + threadIdx.x;
+    if (threadIdx.x < DIGITS) count[threadIdx.x] = 0;
+    __syncthreads();
+    if (i < o.count) atomicAdd(&count[key_at(o, i) >> shift & (DIGITS - 1)], 1);
+    __syncthreads();
+    if (threadIdx.x < DIGITS)
+        counts[threadIdx.x * (int64_t)gridDim.x + blockIdx.x] = count[threadIdx.x];
+}
+
+/* counts to the sums of those before: one block. */
+static __global__ void place_digits(int64_t total, int32_t *counts) {
+    __shared__ int sums[32], before;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) before = 0;
+    for (int64_t first = 0; first < total; first += TILE) {
+        int64_t i = first + threadIdx.x;
+        int own = i < total ? counts[i] : 0, sum = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            int other = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += other;
+        }
+        if (lane == 31) sums[warp] = sum;
+        __syncthreads();
+        int place = before + sum - own, all = 0;
+        for (int w = 0; w < TILE / 32; w++) {
+            if (w < warp) place += sums[w];
+            all += sums[w];
+        }
+        if (i < total) counts[i] = place;
+        __syncthreads();
+        if (threadIdx.x == 0) before += all;
+        __syncthreads();
+    }
+}
+
+static __global__ void move_tokens(token_order o, int shift, const int32_t *places, int32_t *keys,
+                                   int32_t *tokens) {
+    __shared__ int before[TILE / 32][DIGITS];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < TILE / 32 * DIGITS; i += TILE)
+        before[i / DIGITS][i % DIGITS] = 0;
+    __syncthreads();
+    int64_t i = (int64_t)blockIdx.x * TILE + threadIdx.x;
+    bool there = i < o.count;
+    int32_t key = there ? key_at(o, i) : 0;
+    int digit = there ? key >> shift & (DIGITS - 1) : DIGITS;
+    unsigned same = __match_any_sync(0xffffffffu, digit);
+    int rank = __popc(same & ((1u << lane) - 1));
+    if (there && rank == 0) before[warp][digit] = __popc(same);
+    __syncthreads();
+    if (threadIdx.x < DIGITS) {
+        int sum = places[threadIdx.x * (int64_t)gridDim.x + blockIdx.x];
+        for (int w = 0; w < TILE / 32; w++) {
+            int own = before[w][threadIdx.x];
+            before[w][threadIdx.x] = sum;
+            sum += own;
+        }
+    }
+    __syncthreads();
+    if (!there) return;
+    int place = before[warp][digit] + rank;
+    keys[place] = key;
+    tokens[place] = o.keys ? o.tokens[i] : (int32_t)i;
+}
+
+/* first[v] = how many keys are below v: a thread a row, by halving. */
+static __global__ void find_rows(int64_t count, int64_t rows, const int32_t *keys, int32_t *first) {
+    int64_t v = thread_index(), low = 0, high = count;
+    if (v > rows) return;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (keys[middle] < v)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    first[v] = (int32_t)low;
+}
+
+/* The sum of tokens from, from + step, ... below `end`. */
+__device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, int32_t from,
+                                         int32_t end, int step, int64_t width, int64_t column,
+                                         int n, float (&sum)[VECTOR]) {
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        sum[j] = 0;
+#pragma unroll 4
+    for (int32_t i = from; i < end; i += step) {
+        float v[VECTOR];
+        load_pack(dy, tokens[i] * width + column, n, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum[j] += v[j];
+    }
+}
+
+/* A warp a row and strip of columns; then the whole block for the long rows among its own, the
+ * warps taking tokens in turn and their sums added in order. */
+static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const int32_t *tokens,
+                                      int64_t rows, int64_t width, any_tensor dw) {
+    __shared__ float shared[WARPS][STRIP];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t base = (int64_t)blockIdx.x * WARPS, row = base + warp;
+    int64_t column = (int64_t)blockIdx.y * STRIP + lane * VECTOR;
+    int n = pack_length(width, column);
+    float sum[VECTOR];
+    if (row < rows && n > 0 && first[row + 1] - first[row] <= LONG) {
+        sum_tokens(dy, tokens, first[row], first[row + 1], 1, width, column, n, sum);
+        store_pack(dw, row * width + column, n, sum);
+    }
+    for (row = base; row < min_i64(base + WARPS, rows); row++) {
+        if (first[row + 1] - first[row] <= LONG) continue;
+        sum_tokens(dy, tokens, first[row] + warp, first[row + 1], WARPS, width, column, n, sum);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            shared[warp][j * 32 + lane] = sum[j];
+        __syncthreads();
+        if (warp == 0 && n > 0) {
+            for (int w = 1; w < WARPS; w++)
+#pragma unroll
+                for (int j = 0; j < VECTOR; j++)
+                    sum[j] += shared[w][j * 32 + lane];
+            store_pack(dw, row * width + column, n, sum);
+        }
+        __syncthreads();
+    }
+}
+
+/* The workspace: keys and tokens twice, the counts, the rows' first tokens. */
+struct sort_layout {
+    int64_t tiles, list, counts, first, bytes; /* `list`: bytes of one list of keys or tokens */
+};
+
+static sort_layout lay_out_sort(const weft_node *n) {
+    sort_layout at;
+    int64_t count = weft_tensor_count(n->in[1]), rows = ATTR(n, weft_embed_back_attr)->rows;
+    at.tiles = ceil_div(count, TILE);
+    at.list = align_bytes(count * (int64_t)sizeof(int32_t));
+    at.counts = 4 * at.list;
+    at.first = at.counts + align_bytes(DIGITS * at.tiles * (int64_t)sizeof(int32_t));
+    at.bytes = at.first + (rows + 1) * (int64_t)sizeof(int32_t);
+    return at;
+}
+
+static int64_t embed_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return lay_out_sort(n).bytes;
+}
+
+/* Sorts the tokens by id; returns the lists' place in the workspace. */
+static token_order sort_tokens(weft_exec *x, const weft_node *n, const sort_layout &at) {
+    char *work = workspace_of<char>(x, n);
+    int32_t *counts = (int32_t *)(work + at.counts);
+    unsigned tiles = (unsigned)at.tiles;
+    token_order o = {data_of<int32_t>(x, n->in[1]), NULL, NULL, weft_tensor_count(n->in[1]),
+                     ATTR(n, weft_embed_back_attr)->rows};
+    for (int shift = 0, turn = 0; shift == 0 || o.rows >> shift > 0; shift += 8, turn ^= 1) {
+        int32_t *keys = (int32_t *)(work + 2 * turn * at.list);
+        int32_t *tokens = (int32_t *)(work + (2 * turn + 1) * at.list);
+        count_digits<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, counts);
+        place_digits<<<1, TILE, 0, stream_of(x)>>>(DIGITS * at.tiles, counts);
+        move_tokens<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, counts, keys, tokens);
+        o.keys = keys;
+        o.tokens = tokens;
+    }
+    return o;
+}
+
+static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
+    sort_layout at = lay_out_sort(n);
+    token_order o = sort_tokens(x, n, at);
+    int32_t *first = (int32_t *)(workspace_of<char>(x, n) + at.first);
+    int64_t width = weft_tensor_width(n->in[0]);
+    find_rows<<<pack_grid(o.rows + 1), PACK_THREADS, 0, stream_of(x)>>>(o.count, o.rows, o.keys,
+                                                                        first);
+    dim3 grid((unsigned)ceil_div(o.rows, WARPS), (unsigned)ceil_div(width, STRIP));
+    sum_token_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(any_of(x, n->in[0]), first, o.tokens,
+                                                          o.rows, width, any_of(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(embed_back, embed_back_run, embed_back_workspace)
+
+/* A thread a pack of the table's rows, over the sequences in order. Floor: dy's bytes, the table's. */
+static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= k.rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR;
+    int n = pack_length(k.width, column);
+    float sum[VECTOR] = {0};
+#pragma unroll 4
+    for (int64_t b = 0; b < batch; b++) {
+        int64_t t = row - k.offset - (k.start ? k.start[b] : 0);
+        if (t < 0 || t >= k.length) continue;
+        float v[VECTOR];
+        load_pack(dy, (b * k.length + t) * k.width + column, n, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum[j] += v[j];
+    }
+    store_pack(k.y, row * k.width + column, n, sum);
+}
+
+static weft_status position_back_run(weft_exec *x, const weft_node *n) {
+    const weft_embed_back_attr *attr = ATTR(n, weft_embed_back_attr);
+    const weft_tensor *dy = n->in[0];
+    lookup k = {};
+    k.length = dy->shape[1];
+    k.width = dy->shape[2];
+    k.rows = attr->rows;
+    k.offset = attr->offset;
+    k.start = data_of<int32_t>(x, n->in[1]);
+    k.y = any_of(x, n->out[0]);
+    sum_positions<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(
+        k, any_of(x, dy), dy->shape[0]);
+    return launched(n);
+}
+
+CUDA_KERNEL(position_back, position_back_run)

@@ -1,0 +1,199 @@
+/* Heads on the GPU. Repeating and summing heads take a thread for a pack of a position's columns,
+ * which goes through the heads in order. Pool and spread go by rows of F wide and L narrow numbers,
+ * a narrow one standing for the run of r = F/L wide ones at its place times r; a head has L/H
+ * narrow numbers. The floor of each is the bytes of the wide and the narrow tensor, once. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/heads.h"
+}
+
+/* Between one [B·T, 1, L] and many [B·T, H, L]. */
+struct repeated {
+    int64_t positions, heads, width;
+    any_tensor one, many;
+};
+
+static repeated repeated_of(weft_exec *x, const weft_tensor *one, const weft_tensor *many) {
+    return repeated{many->shape[0] * many->shape[1], many->shape[2], many->shape[3], any_of(x, one),
+                    any_of(x, many)};
+}
+
+static __global__ void repeat_heads(repeated k) {
+    int64_t packs = ceil_div(k.width, VECTOR), p = quotient(thread_index(), packs);
+    if (p >= k.positions) return;
+    int64_t column = (thread_index() - p * packs) * VECTOR;
+    int n = pack_length(k.width, column);
+    float v[VECTOR];
+    load_pack(k.one, p * k.width + column, n, v);
+    for (int64_t h = 0; h < k.heads; h++)
+        store_pack(k.many, (p * k.heads + h) * k.width + column, n, v);
+}
+
+static weft_status head_repeat_run(weft_exec *x, const weft_node *n) {
+    repeated k = repeated_of(x, n->in[0], n->out[0]);
+    repeat_heads<<<pack_grid(k.positions * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
+                   stream_of(x)>>>(k);
+    return launched(n);
+}
+
+CUDA_KERNEL(head_repeat, head_repeat_run)
+
+static __global__ void sum_heads(repeated k) {
+    int64_t packs = ceil_div(k.width, VECTOR), p = quotient(thread_index(), packs);
+    if (p >= k.positions) return;
+    int64_t column = (thread_index() - p * packs) * VECTOR;
+    int n = pack_length(k.width, column);
+    float sum[VECTOR] = {0};
+#pragma unroll 4
+    for (int64_t h = 0; h < k.heads; h++) {
+        float v[VECTOR];
+        load_pack(k.many, (p * k.heads + h) * k.width + column, n, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum[j] += v[j];
+    }
+    store_pack(k.one, p * k.width + column, n, sum);
+}
+
+static weft_status head_sum_run(weft_exec *x, const weft_node *n) {
+    repeated k = repeated_of(x, n->out[0], n->in[0]);
+    sum_heads<<<pack_grid(k.positions * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
+                stream_of(x)>>>(k);
+    return launched(n);
+}
+
+CUDA_KERNEL(head_sum, head_sum_run)
+
+struct grouped {
+    int64_t rows, wide, narrow, run, group; /* F, L, r, narrow numbers of a head */
+    any_tensor w, n;                        /* the wide and the narrow tensor */
+    const float *scale;                     /* [H] */
+    float factor;                           /* 1/r for a mean, else 1 */
+};
+
+static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *wide,
+                          const weft_tensor *narrow, int64_t heads) {
+    grouped k = {};
+    k.rows = weft_tensor_rows(wide);
+    k.wide = weft_tensor_width(wide);
+    k.narrow = weft_tensor_width(narrow);
+    k.run = k.wide / k.narrow;
+    k.group = k.narrow / heads;
+    k.w = any_of(x, wide);
+    k.n = any_of(x, narrow);
+    k.factor = ATTR(n, weft_head_attr)->mean ? (float)(1.0 / (double)k.run) : 1.0f;
+    return k;
+}
+
+/* Σ of the run of narrow number `item` of all rows. */
+__device__ static inline float sum_run(const grouped &k, int64_t item) {
+    float sum = 0;
+#pragma unroll 2
+    for (int64_t m = 0; m < k.run; m += VECTOR) {
+        float v[VECTOR];
+        load_pack(k.w, item * k.run + m, pack_length(k.run, m), v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum += v[j];
+    }
+    return sum;
+}
+
+__device__ static inline int64_t head_of(const grouped &k, int64_t item) {
+    return quotient(item - quotient(item, k.narrow) * k.narrow, k.group);
+}
+
+/* A thread a narrow number. With r = 1 the output may lie over the input. */
+static __global__ void pool_runs(grouped k) {
+    int64_t item = thread_index();
+    if (item >= k.rows * k.narrow) return;
+    store_any(k.n, item, k.factor * k.scale[head_of(k, item)] * sum_run(k, item));
+}
+
+static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
+    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
+    k.scale = data_of<float>(x, n->in[1]);
+    pool_runs<<<pack_grid(k.rows * k.narrow), PACK_THREADS, 0, stream_of(x)>>>(k);
+    return launched(n);
+}
+
+CUDA_KERNEL(head_pool, head_pool_run)
+
+/* A thread a pack of the wide tensor, which is one line of rows · F numbers. */
+static __global__ void spread_runs(grouped k) {
+    int64_t at = thread_index() * VECTOR;
+    int n = pack_length(k.rows * k.wide, at);
+    if (n == 0) return;
+    int64_t item = quotient(at, k.run), m = at - item * k.run;
+    float v[VECTOR], value = 0;
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++) {
+        if (j == 0 || m == 0)
+            value = j < n ? k.factor * k.scale[head_of(k, item)] * load_any(k.n, item) : 0.0f;
+        v[j] = value;
+        if (++m == k.run) {
+            m = 0;
+            item++;
+        }
+    }
+    store_pack(k.w, at, n, v);
+}
+
+static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
+    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
+    k.scale = data_of<float>(x, n->in[1]);
+    spread_runs<<<pack_grid(ceil_div(k.rows * k.wide, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(k);
+    return launched(n);
+}
+
+CUDA_KERNEL(head_spread, head_spread_run)
+
+enum { BLOCKS_MAX = 264 }; /* ranges of rows for each head */
+
+/* partial[range, head]: a block's rows and one head. */
+static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
+    __shared__ double shared[32];
+    int64_t first = (int64_t)blockIdx.x * range, end = min_i64(first + range, k.rows);
+    int64_t items = (end - first) * k.group;
+    double total = 0;
+    for (int64_t i = threadIdx.x; i < items; i += PACK_THREADS) {
+        int64_t row = quotient(i, k.group);
+        int64_t item = (first + row) * k.narrow + blockIdx.y * k.group + i - row * k.group;
+        total += (double)(load_any(k.n, item) * sum_run(k, item));
+    }
+    total = block_sum_double(total, shared);
+    if (threadIdx.x == 0) partial[(int64_t)blockIdx.x * gridDim.y + blockIdx.y] = total;
+}
+
+/* A thread a head, over the ranges in order. */
+static __global__ void join_dots(int64_t ranges, int64_t heads, const double *partial, float factor,
+                                 float *ds) {
+    int64_t h = thread_index();
+    if (h >= heads) return;
+    double sum = 0;
+#pragma unroll 8
+    for (int64_t i = 0; i < ranges; i++)
+        sum += partial[i * heads + h];
+    ds[h] = (float)(factor * sum);
+}
+
+static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
+    int64_t heads = ATTR(n, weft_head_attr)->width;
+    grouped k = grouped_of(x, n, n->in[0], n->in[1], heads);
+    int64_t range = ceil_div(k.rows, BLOCKS_MAX), ranges = ceil_div(k.rows, range);
+    double *partial = workspace_of<double>(x, n);
+    dim3 grid((unsigned)ranges, (unsigned)heads);
+    dot_runs<<<grid, PACK_THREADS, 0, stream_of(x)>>>(k, range, partial);
+    join_dots<<<pack_grid(heads), PACK_THREADS, 0, stream_of(x)>>>(ranges, heads, partial, k.factor,
+                                                                   data_of<float>(x, n->out[0]));
+    return launched(n);
+}
+
+static int64_t head_scale_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    int64_t heads = ATTR(n, weft_head_attr)->width;
+    return min_i64(BLOCKS_MAX, weft_tensor_rows(n->in[0])) * heads * (int64_t)sizeof(double);
+}
+
+CUDA_KERNEL(head_scale_back, head_scale_back_run, head_scale_back_workspace)

@@ -1,0 +1,276 @@
+/* What every CUDA kernel file starts from.
+ *
+ * A file in src/cuda holds the kernels of one family, under the name of the file in src/cpu that
+ * does the same. Its host function launches on the executor's stream and returns: it neither waits
+ * nor allocates nor copies from host memory, because the whole list of nodes is captured once as a
+ * CUDA graph and replayed. So whatever changes from run to run is read from device memory: tensors,
+ * and the run's numbers (seed, iteration, sequence) through device_run(x).
+ *
+ *     template <typename T>
+ *     __global__ void double_values(int64_t n, const T *x, T *y) {
+ *         for (int64_t i = thread_index(); i < n; i += thread_count())
+ *             y[i] = from_float<T>(2 * to_float(x[i]));
+ *     }
+ *
+ *     static weft_status double_run(weft_exec *x, const weft_node *n) {
+ *         int64_t count = weft_tensor_count(n->out[0]);
+ *         with_type(n->out[0], [&](auto tag) {
+ *             using T = decltype(tag);
+ *             double_values<<<grid_for(count, 256), 256, 0, stream_of(x)>>>(
+ *                 count, data_of<T>(x, n->in[0]), data_of<T>(x, n->out[0]));
+ *         });
+ *         return launched(n);
+ *     }
+ *
+ *     CUDA_KERNEL(double, double_run, NULL)
+ *
+ * Values are stored as f32 or bf16 and computed in float. Sums run in an order that the shape
+ * alone fixes: no atomics on floating-point numbers. A node with a f64 tensor never gets here.
+ * The operations' own headers are C: include them inside extern "C". */
+#ifndef WEFT_CUDA_KERNEL_CUH
+#define WEFT_CUDA_KERNEL_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+extern "C" {
+#include "core/exec.h"
+#include "core/random.h"
+}
+#include "cuda/state.h"
+
+typedef __nv_bfloat16 bf16;
+
+#define ATTR(n, type) ((const type *)(n)->attr)
+
+/* Makes weft_cuda_NAME, which table.c lists: run, workspace or NULL, explain or NULL (exec.h). */
+#define CUDA_KERNEL(name, ...)                                                                     \
+    extern "C" {                                                                                   \
+    extern const weft_kernel weft_cuda_##name;                                                     \
+    const weft_kernel weft_cuda_##name = {__VA_ARGS__};                                            \
+    }
+
+static inline cudaStream_t stream_of(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->stream;
+}
+
+/* The run's numbers, in device memory; pass it to a kernel. */
+static inline weft_cuda_run *device_run(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->run;
+}
+
+/* A tensor's memory on the device; NULL for an optional tensor that is not there. */
+template <typename T> static inline T *data_of(const weft_exec *x, const weft_tensor *t) {
+    return (T *)weft_data(x, t);
+}
+
+template <typename T> static inline T *workspace_of(const weft_exec *x, const weft_node *n) {
+    return (T *)weft_workspace(x, n);
+}
+
+/* WEFT_OK, or the error of the launches just made. Ends every run function. */
+static inline weft_status launched(const weft_node *n) {
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "cuda: %s of %s did not start: %s", n->op->name,
+                     weft_tensor_describe(n->out[0] ? n->out[0] : n->in[0]),
+                     cudaGetErrorString(error));
+}
+
+/* Calls f with a value of the tensor's element type, float or bf16; use decltype. */
+template <typename F> static inline void with_type(weft_dtype dtype, F f) {
+    if (dtype == WEFT_BF16)
+        f(bf16());
+    else
+        f(float());
+}
+
+template <typename F> static inline void with_type(const weft_tensor *t, F f) {
+    with_type(t->dtype, f);
+}
+
+/* The same for a flag: f(std::true_type) or f(std::false_type) in all but name. */
+template <bool B> struct flag { static constexpr bool value = B; };
+
+template <typename F> static inline void with_flag(bool b, F f) {
+    if (b)
+        f(flag<true>());
+    else
+        f(flag<false>());
+}
+
+__host__ __device__ static inline int64_t min_i64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+__host__ __device__ static inline int64_t max_i64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+__host__ __device__ static inline int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+/* Bytes rounded up so that the next block of a workspace is aligned too. */
+__host__ __device__ static inline int64_t align_bytes(int64_t bytes) {
+    return ceil_div(bytes, WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
+}
+
+/* Blocks of `threads` for `count` items in a grid-stride loop: enough to fill the GPU, not more. */
+static inline unsigned grid_for(int64_t count, int threads) {
+    return (unsigned)max_i64(1, min_i64(ceil_div(count, threads), 132 * 16));
+}
+
+__device__ static inline int64_t thread_index() {
+    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+__device__ static inline int64_t thread_count() {
+    return (int64_t)gridDim.x * blockDim.x;
+}
+
+__device__ static inline float to_float(float x) {
+    return x;
+}
+
+__device__ static inline float to_float(bf16 x) {
+    return __bfloat162float(x);
+}
+
+template <typename T> __device__ static inline T from_float(float x);
+
+template <> __device__ inline float from_float<float>(float x) {
+    return x;
+}
+
+template <> __device__ inline bf16 from_float<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+/* Elements by index, the type known at run time only: for the small tensors beside the large
+ * ones (biases, gains), where a template would double the code for nothing. */
+typedef struct {
+    const void *data; /* NULL: not there */
+    bool is_bf16;
+} any_tensor;
+
+static inline any_tensor any_of(const weft_exec *x, const weft_tensor *t) {
+    return any_tensor{weft_data(x, t), t && t->dtype == WEFT_BF16};
+}
+
+__device__ static inline float load_any(any_tensor t, int64_t i) {
+    return t.is_bf16 ? to_float(((const bf16 *)t.data)[i]) : ((const float *)t.data)[i];
+}
+
+__device__ static inline void store_any(any_tensor t, int64_t i, float value) {
+    if (t.is_bf16)
+        ((bf16 *)(void *)t.data)[i] = from_float<bf16>(value);
+    else
+        ((float *)(void *)t.data)[i] = value;
+}
+
+/* Eight elements at once; p must be aligned to 16 bytes, which every tensor's start is (64), and
+ * every row's where the width is a multiple of eight. */
+enum { VECTOR = 8 };
+
+__device__ static inline void load_vector(const float *p, float (&v)[VECTOR]) {
+    float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+__device__ static inline void load_vector(const bf16 *p, float (&v)[VECTOR]) {
+    uint4 a = *(const uint4 *)p;
+    unsigned words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = __uint_as_float(words[i] << 16);
+        v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+__device__ static inline void store_vector(float *p, const float (&v)[VECTOR]) {
+    ((float4 *)p)[0] = make_float4(v[0], v[1], v[2], v[3]);
+    ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+__device__ static inline void store_vector(bf16 *p, const float (&v)[VECTOR]) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+        words[i] = *(unsigned *)&pair;
+    }
+    *(uint4 *)p = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Sums and maxima over a warp and over a block of whole warps: always the same tree. Every thread
+ * gets the result. `shared` has room for 32 floats, and may be used again after the call. */
+__device__ static inline float warp_sum(float v) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}
+
+__device__ static inline float warp_max(float v) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, step));
+    return v;
+}
+
+__device__ static inline float block_sum(float v, float *shared) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
+    v = warp_sum(v);
+    if (lane == 0) shared[warp] = v;
+    __syncthreads();
+    v = warp_sum(lane < warps ? shared[lane] : 0.0f);
+    __syncthreads();
+    return v;
+}
+
+__device__ static inline float block_max(float v, float *shared) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
+    v = warp_max(v);
+    if (lane == 0) shared[warp] = v;
+    __syncthreads();
+    v = warp_max(lane < warps ? shared[lane] : -INFINITY);
+    __syncthreads();
+    return v;
+}
+
+/* Notes a value that cannot be used (a token outside the vocabulary) at `place`, a number of the
+ * kernel's own below 2^40. Of all that a run notes, that of the first node and lowest place is
+ * reported when the run ends: its kernel's `explain` makes the message. The kernel itself goes on
+ * with any value in range. */
+__device__ static inline void note_fault(weft_cuda_run *run, int node, int64_t place) {
+    atomicMin(&run->fault, (unsigned long long)node << 40 | (unsigned long long)place);
+}
+
+/* For `explain`: element i of an i32 tensor, read back from the device. */
+static inline int32_t read_i32(const weft_exec *x, const weft_tensor *t, int64_t i) {
+    int32_t value = 0;
+    cudaMemcpy(&value, data_of<int32_t>(x, t) + i, sizeof value, cudaMemcpyDeviceToHost);
+    return value;
+}
+
+/* gelu in its tanh form, and its derivative. */
+__device__ static inline float gelu_value(float x) {
+    float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.0f + tanhf(inner));
+}
+
+__device__ static inline float gelu_slope(float x) {
+    float square = x * x;
+    float t = tanhf(0.7978845608028654f * (x + 0.044715f * x * square));
+    return 0.5f * (1.0f + t) +
+           0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * square);
+}
+
+#endif

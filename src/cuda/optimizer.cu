@@ -1,0 +1,342 @@
+/* The optimizer's step on the GPU.
+ *
+ * A list of tensors is cut into chunks of a fixed length, numbered through from the first tensor to
+ * the last; a block takes a chunk and finds its tensor by halving. The list itself goes into the
+ * launch as an argument, some tensors a launch, so that a captured run holds it and nothing has to
+ * be copied. Partial sums are kept by chunk and joined in one order.
+ *
+ * Floor, global_norm: the gradients' bytes. adamw: for each element p, m and v read and written, g
+ * read, the bf16 copy written: 28 bytes in bf16 training, 32 with v_max twice over. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/optimizer.h"
+}
+
+enum {
+    STEPS = 8,                             /* packs a thread takes */
+    CHUNK = STEPS * VECTOR * PACK_THREADS, /* elements of a block */
+    NORM_TENSORS = 160,                    /* of a launch */
+    ADAM_SLOTS = 160,
+    JOIN_THREADS = 1024
+};
+
+/* Tensors of a launch: those of tensor i have the chunks first[i] .. first[i+1] − 1. */
+struct norm_list {
+    int tensors;
+    int32_t first[NORM_TENSORS + 1];
+    any_tensor t[NORM_TENSORS];
+    int64_t count[NORM_TENSORS];
+};
+
+static __device__ inline int tensor_of_chunk(const int32_t *first, int tensors, int chunk) {
+    int low = 0, high = tensors;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (first[middle] <= chunk)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The square of a float is exact in double. */
+static __global__ void sum_norm_chunk(const __grid_constant__ norm_list list, double *partial) {
+    __shared__ double shared[32];
+    int index = tensor_of_chunk(list.first, list.tensors, (int)blockIdx.x);
+    any_tensor t = list.t[index];
+    int64_t count = list.count[index];
+    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * CHUNK + threadIdx.x * VECTOR;
+    double sum = 0;
+    pack p[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        int64_t next = at + step * VECTOR * PACK_THREADS;
+        p[step] = next < count ? fetch_pack(t, next, pack_length(count, next)) : pack{};
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        float v[VECTOR];
+        widen_pack(p[step], t.is_bf16, v);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            sum += (double)v[i] * (double)v[i];
+    }
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+static __global__ void join_norm(int64_t chunks, const double *partial, float *norm) {
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
+        sum += partial[i];
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) *norm = (float)sqrt(sum);
+}
+
+/* Chunks of the inputs start, start + stride, ... */
+static int64_t count_chunks(const weft_node *n, int start, int stride) {
+    int64_t chunks = 0;
+    for (int i = start; i < n->n_in; i += stride)
+        chunks += ceil_div(weft_tensor_count(n->in[i]), CHUNK);
+    return chunks;
+}
+
+static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
+    double *partial = workspace_of<double>(x, n);
+    int64_t done = 0;
+    for (int i = 0; i < n->n_in;) {
+        norm_list list = {};
+        for (; i < n->n_in && list.tensors < NORM_TENSORS; i++) {
+            int at = list.tensors++;
+            list.t[at] = any_of(x, n->in[i]);
+            list.count[at] = weft_tensor_count(n->in[i]);
+            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.count[at], CHUNK);
+        }
+        int32_t chunks = list.first[list.tensors];
+        sum_norm_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, partial + done);
+        done += chunks;
+    }
+    join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(done, partial, data_of<float>(x, n->out[0]));
+    return launched(n);
+}
+
+static int64_t global_norm_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return count_chunks(n, 0, 1) * (int64_t)sizeof(double);
+}
+
+CUDA_KERNEL(global_norm, global_norm_run, global_norm_workspace)
+
+/* Whether `norm` stands out from the norms before it. */
+static __device__ bool is_spike(const float *state, double norm, double threshold) {
+    int known = (int)state[WEFT_ADAM_KNOWN];
+    if (threshold <= 0 || known < 10) return false;
+    double mean = 0, squares = 0;
+    for (int i = 0; i < known; i++)
+        mean += (double)state[i];
+    mean /= known;
+    for (int i = 0; i < known; i++)
+        squares += ((double)state[i] - mean) * ((double)state[i] - mean);
+    return norm > mean + threshold * sqrt(squares / (known - 1));
+}
+
+static __device__ void remember_norm(float *state, double norm) {
+    int next = (int)state[WEFT_ADAM_NEXT];
+    state[next] = (float)norm;
+    state[WEFT_ADAM_NEXT] = (float)((next + 1) % WEFT_ADAM_HISTORY);
+    if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;
+}
+
+static __device__ double warmup_factor(const weft_adam_options &o, const float *state, double age) {
+    const double pi = 3.14159265358979323846;
+    double steps = (double)o.warmup_steps;
+    if (state[WEFT_ADAM_RESETS] == 0 || age > steps) return 1;
+    return fmax(1e-3, 0.5 * (1 - cos(pi * age / steps)));
+}
+
+static __device__ void decide_step(const weft_adam_options &o, double norm, double lr, float *state,
+                                   float *control) {
+    bool spike = is_spike(state, norm, o.spike_threshold);
+    bool clipped = o.clip > 0 && norm > o.clip;
+    double before = (double)state[WEFT_ADAM_AGE], age = before + 1;
+    bool reset = o.reset_interval > 0 && age >= (double)o.reset_interval;
+    double warmup = warmup_factor(o, state, age), used = lr * warmup;
+    remember_norm(state, norm);
+    control[WEFT_CONTROL_APPLY] = 1;
+    control[WEFT_CONTROL_GRAD] = (float)(clipped ? o.clip / norm : 1);
+    control[WEFT_CONTROL_M] = spike ? 0.5f : 1.0f;
+    control[WEFT_CONTROL_V] = spike ? 0.9f : 1.0f;
+    control[WEFT_CONTROL_CUT] = (float)(before > 0 ? o.theta / (1 - pow(o.beta2, before)) : 0);
+    control[WEFT_CONTROL_BETA1] = (float)o.beta1;
+    control[WEFT_CONTROL_BETA1_REST] = (float)(1 - o.beta1);
+    control[WEFT_CONTROL_BETA2] = (float)o.beta2;
+    control[WEFT_CONTROL_BETA2_REST] = (float)(1 - o.beta2);
+    control[WEFT_CONTROL_STEP] = (float)(used / (1 - pow(o.beta1, age)));
+    control[WEFT_CONTROL_ROOT] = (float)(1 / sqrt(1 - pow(o.beta2, age)));
+    control[WEFT_CONTROL_EPS] = (float)o.eps;
+    control[WEFT_CONTROL_DECAY] = (float)(used * o.weight_decay);
+    control[WEFT_CONTROL_RESET] = reset;
+    control[WEFT_CONTROL_LR] = (float)used;
+    control[WEFT_CONTROL_WARMUP] = (float)warmup;
+    control[WEFT_CONTROL_SPIKE] = spike;
+    control[WEFT_CONTROL_CLIPPED] = clipped;
+    state[WEFT_ADAM_AGE] = (float)(reset ? 0 : age);
+    state[WEFT_ADAM_STEPS] += 1;
+    state[WEFT_ADAM_SPIKES] += spike;
+    state[WEFT_ADAM_CLIPS] += clipped;
+    state[WEFT_ADAM_RESETS] += reset;
+}
+
+/* One thread. The history is read one by one: a hundred numbers, once a step. */
+static __global__ void control_step(const __grid_constant__ weft_adam_options o, const float *norm,
+                                    const float *lr, float *state, float *control) {
+    for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
+        control[i] = 0;
+    control[WEFT_CONTROL_NORM] = *norm;
+    if (isfinite(*norm)) {
+        decide_step(o, (double)*norm, (double)*lr, state, control);
+    } else {
+        control[WEFT_CONTROL_SKIPPED] = 1;
+        state[WEFT_ADAM_SKIPS] += 1;
+    }
+}
+
+static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
+    control_step<<<1, 1, 0, stream_of(x)>>>(
+        *ATTR(n, weft_adam_options), data_of<float>(x, n->in[0]), data_of<float>(x, n->in[1]),
+        data_of<float>(x, n->in[2]), data_of<float>(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(adam_control, adam_control_run)
+
+struct adam_slot {
+    float *p, *m, *v, *v_max; /* v_max may be NULL */
+    bf16 *copy;               /* may be NULL */
+    any_tensor g;             /* data NULL: zeros */
+    int64_t count;
+    bool decays;
+};
+
+struct adam_list {
+    int slots;
+    int32_t first[ADAM_SLOTS + 1];
+    adam_slot slot[ADAM_SLOTS];
+};
+
+struct adam_factors {
+    float grad, m, v, limit, beta1, beta1_rest, beta2, beta2_rest, step, root, eps, decay;
+    bool reset;
+};
+
+static __device__ inline adam_factors read_factors(const float *control, bool decays) {
+    adam_factors f;
+    f.grad = control[WEFT_CONTROL_GRAD];
+    f.m = control[WEFT_CONTROL_M];
+    f.v = control[WEFT_CONTROL_V];
+    f.limit = control[WEFT_CONTROL_CUT] * f.v;
+    f.beta1 = control[WEFT_CONTROL_BETA1];
+    f.beta1_rest = control[WEFT_CONTROL_BETA1_REST];
+    f.beta2 = control[WEFT_CONTROL_BETA2];
+    f.beta2_rest = control[WEFT_CONTROL_BETA2_REST];
+    f.step = control[WEFT_CONTROL_STEP];
+    f.root = control[WEFT_CONTROL_ROOT];
+    f.eps = control[WEFT_CONTROL_EPS];
+    f.decay = decays ? control[WEFT_CONTROL_DECAY] : 0.0f;
+    f.reset = control[WEFT_CONTROL_RESET] != 0;
+    return f;
+}
+
+/* One element; returns whether spike clipping cut it. */
+static __device__ inline int update_element(const adam_factors &f, float g, float &p, float &m,
+                                            float &v, float &most, bool with_max) {
+    g *= f.grad;
+    float limit = v * f.limit;
+    int cut = limit > 0 && g * g > limit;
+    if (cut) g = copysignf(sqrtf(limit), g);
+    m = m * f.m * f.beta1 + g * f.beta1_rest;
+    v = v * f.v * f.beta2 + g * g * f.beta2_rest;
+    most = with_max ? fmaxf(most, v) : v;
+    p -= p * f.decay + m * f.step / (sqrtf(most) * f.root + f.eps);
+    if (f.reset) m = v = most = 0;
+    return cut;
+}
+
+/* A pack of a slot at element `at`. */
+static __device__ inline int update_pack(const adam_slot &s, const adam_factors &f, int64_t at,
+                                         int n) {
+    any_tensor p_at = {s.p, false}, m_at = {s.m, false}, v_at = {s.v, false};
+    any_tensor max_at = {s.v_max, false}, copy_at = {s.copy, true};
+    pack g_pack = {};
+    float g[VECTOR], p[VECTOR], m[VECTOR], v[VECTOR], most[VECTOR] = {0};
+    if (s.g.data) g_pack = fetch_pack(s.g, at, n);
+    load_pack(p_at, at, n, p);
+    load_pack(m_at, at, n, m);
+    load_pack(v_at, at, n, v);
+    if (s.v_max) load_pack(max_at, at, n, most);
+    widen_pack(g_pack, s.g.is_bf16, g);
+    int cuts = 0;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        cuts += update_element(f, g[i], p[i], m[i], v[i], most[i], s.v_max != NULL);
+    store_pack(p_at, at, n, p);
+    store_pack(m_at, at, n, m);
+    store_pack(v_at, at, n, v);
+    if (s.v_max) store_pack(max_at, at, n, most);
+    if (s.copy) store_pack(copy_at, at, n, p);
+    return cuts;
+}
+
+/* cuts[block]: what spike clipping cut in its chunk. Behind a tensor's end there are zeros, which it
+ * does not cut. */
+static __global__ void update_chunk(const __grid_constant__ adam_list list, const float *control,
+                                    int32_t *cuts) {
+    __shared__ float shared[32];
+    int index = tensor_of_chunk(list.first, list.slots, (int)blockIdx.x);
+    const adam_slot &s = list.slot[index];
+    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * CHUNK + threadIdx.x * VECTOR;
+    int cut = 0;
+    if (control[WEFT_CONTROL_APPLY] != 0) {
+        adam_factors f = read_factors(control, s.decays);
+        for (int step = 0; step < STEPS; step++, at += VECTOR * PACK_THREADS) {
+            int n = pack_length(s.count, at);
+            if (n == 0) break;
+            cut += update_pack(s, f, at, n);
+        }
+    }
+    /* At most CHUNK: exact in float. */
+    float total = block_sum((float)cut, shared);
+    if (threadIdx.x == 0) cuts[blockIdx.x] = (int32_t)total;
+}
+
+static __global__ void join_cuts(int64_t chunks, const int32_t *cuts, int32_t *out) {
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
+        sum += cuts[i];
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) *out = (int32_t)fmin(sum, 2147483647.0);
+}
+
+static adam_slot slot_of(weft_exec *x, weft_tensor *const *in) {
+    adam_slot s = {};
+    s.p = data_of<float>(x, in[WEFT_SLOT_PARAM]);
+    s.m = data_of<float>(x, in[WEFT_SLOT_M]);
+    s.v = data_of<float>(x, in[WEFT_SLOT_V]);
+    s.v_max = data_of<float>(x, in[WEFT_SLOT_V_MAX]);
+    s.copy = data_of<bf16>(x, in[WEFT_SLOT_COPY]);
+    s.g = any_of(x, in[WEFT_SLOT_GRAD]);
+    s.count = weft_tensor_count(in[WEFT_SLOT_PARAM]);
+    s.decays = in[WEFT_SLOT_PARAM]->ndim >= 2;
+    return s;
+}
+
+static weft_status adamw_run(weft_exec *x, const weft_node *n) {
+    const float *control = data_of<float>(x, n->in[0]);
+    int32_t *cuts = workspace_of<int32_t>(x, n);
+    int64_t done = 0;
+    for (int i = 1; i < n->n_in;) {
+        adam_list list = {};
+        for (; i < n->n_in && list.slots < ADAM_SLOTS; i += WEFT_SLOT_SIZE) {
+            int at = list.slots++;
+            list.slot[at] = slot_of(x, n->in + i);
+            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.slot[at].count, CHUNK);
+        }
+        int32_t chunks = list.first[list.slots];
+        update_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, control,
+                                                                          cuts + done);
+        done += chunks;
+    }
+    join_cuts<<<1, JOIN_THREADS, 0, stream_of(x)>>>(done, cuts, data_of<int32_t>(x, n->out[0]));
+    return launched(n);
+}
+
+static int64_t adamw_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return count_chunks(n, 1, WEFT_SLOT_SIZE) * (int64_t)sizeof(int32_t);
+}
+
+CUDA_KERNEL(adamw, adamw_run, adamw_workspace)

@@ -1,0 +1,97 @@
+/* Rotary positions on the GPU. A first kernel makes the table of cosines and sines in double, since
+ * an angle is a position times a frequency and a float would lose its last digits at long positions;
+ * the second turns x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
+ * all sequences unless they start apart, stays in the caches. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/rope.h"
+}
+
+struct turning {
+    int64_t rows, time, heads, width; /* of x: B·T·H rows of D */
+    int64_t turned, half, offset;     /* heads turned, pairs of a head */
+    int64_t sequences;                /* that have a table of their own */
+    const int32_t *start;
+    bool inverse;
+    any_tensor x, y, table; /* table: [sequences, T, 2, half] */
+};
+
+static __global__ void make_angles(turning k) {
+    int64_t item = thread_index(), place = quotient(item, k.half), i = item - place * k.half;
+    if (place >= k.sequences * k.time) return;
+    int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
+    if (k.start) position += k.start[b];
+    double cosine, sine;
+    sincos((double)position * pow(10000.0, -(double)i / (double)k.half), &sine, &cosine);
+    store_any(k.table, 2 * place * k.half + i, (float)cosine);
+    store_any(k.table, (2 * place + 1) * k.half + i, (float)(k.inverse ? -sine : sine));
+}
+
+/* A row's items: packs of pairs, then packs of what is copied. Both halves of a pair are read
+ * before either is written: y may be x. */
+static __global__ void turn_rows(turning k, int64_t pair_packs, int64_t items) {
+    int64_t row = quotient(thread_index(), items), item = thread_index() - row * items;
+    if (row >= k.rows) return;
+    int64_t p = quotient(row, k.heads), h = row - p * k.heads, at = row * k.width;
+    float a[VECTOR], b[VECTOR], c[VECTOR], s[VECTOR], y[VECTOR];
+    if (item >= pair_packs) {
+        int64_t column = 2 * k.half + (item - pair_packs) * VECTOR;
+        int n = pack_length(k.width, column);
+        load_pack(k.x, at + column, n, a);
+        store_pack(k.y, at + column, n, a);
+        return;
+    }
+    int64_t i = item * VECTOR, place = k.start ? p : p - quotient(p, k.time) * k.time;
+    int n = pack_length(k.half, i);
+    pack first = fetch_pack(k.x, at + i, n), second = fetch_pack(k.x, at + k.half + i, n);
+    load_pack(k.table, 2 * place * k.half + i, n, c);
+    load_pack(k.table, (2 * place + 1) * k.half + i, n, s);
+    widen_pack(first, k.x.is_bf16, a);
+    widen_pack(second, k.x.is_bf16, b);
+    bool turn = h < k.turned;
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        y[j] = turn ? a[j] * c[j] - b[j] * s[j] : a[j];
+    store_pack(k.y, at + i, n, y);
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        y[j] = turn ? b[j] * c[j] + a[j] * s[j] : b[j];
+    store_pack(k.y, at + k.half + i, n, y);
+}
+
+static int64_t table_length(const weft_node *n) {
+    const weft_tensor *x = n->in[0];
+    return (n->in[1] ? x->shape[0] : 1) * x->shape[1] * ATTR(n, weft_rope_attr)->width;
+}
+
+static int64_t rope_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return table_length(n) * (int64_t)sizeof(float);
+}
+
+static weft_status rope_run(weft_exec *x, const weft_node *n) {
+    const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
+    const weft_tensor *in = n->in[0];
+    turning k = {};
+    k.rows = weft_tensor_rows(in);
+    k.time = in->shape[1];
+    k.heads = in->shape[2];
+    k.width = in->shape[3];
+    k.turned = attr->heads;
+    k.half = attr->width / 2;
+    k.offset = attr->offset;
+    k.sequences = n->in[1] ? in->shape[0] : 1;
+    k.start = data_of<int32_t>(x, n->in[1]);
+    k.inverse = attr->inverse;
+    k.x = any_of(x, in);
+    k.y = any_of(x, n->out[0]);
+    k.table = any_tensor{workspace_of<float>(x, n), false};
+    int64_t pair_packs = ceil_div(k.half, VECTOR);
+    int64_t items = pair_packs + ceil_div(k.width - 2 * k.half, VECTOR);
+    make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
+    turn_rows<<<pack_grid(k.rows * items), PACK_THREADS, 0, stream_of(x)>>>(k, pair_packs, items);
+    return launched(n);
+}
+
+CUDA_KERNEL(rope, rope_run, rope_workspace)

@@ -1,0 +1,29 @@
+/* What an executor on the GPU has beside its arena: a stream, the captured run, and the run's
+ * numbers in device memory, where a replayed graph reads them. */
+#ifndef WEFT_CUDA_STATE_H
+#define WEFT_CUDA_STATE_H
+
+#include <cuda_runtime_api.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* In device memory. weft_run, and the first bad value that a kernel met. */
+typedef struct {
+    uint64_t seed;
+    uint32_t iteration, sequence;
+    unsigned long long fault; /* node << 40 | place; all bits set: none */
+} weft_cuda_run;
+
+typedef struct {
+    cudaStream_t stream;
+    weft_cuda_run *run;    /* device */
+    weft_cuda_run *staged; /* host, pinned: what is copied to the device and back */
+    cudaGraphExec_t graph; /* NULL: not captured yet, or not wanted */
+    cudaEvent_t *marks;    /* [nodes + 1]: a profile's; NULL: none is taken */
+    int64_t n_marks;
+    int runs;     /* runs so far; capture comes after the first */
+    bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
+} weft_cuda_state;
+
+#endif

@@ -1,0 +1,137 @@
+/* Means over time on the GPU. A block has some columns of a sequence and cuts its tokens into
+ * segments, a row of threads each. Sums from segment to segment are in double, so that the mean
+ * over a long sequence loses nothing to the sum's size.
+ *
+ * The running mean adds up each segment, then each thread knows what came before its own and walks
+ * it a second time, from the caches. Floor: the bytes of x and y, once. */
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/time.h"
+}
+
+enum {
+    COLUMNS = 32, /* of a block of the running mean */
+    SEGMENTS = 32,
+    SLICES = 8 /* rows of threads of the mean, which take a pack of columns each */
+};
+
+/* x, y: [B, T, N]. */
+struct time_args {
+    int64_t time, width;
+    any_tensor x, y;
+};
+
+/* Forward: the mean of tokens up to t. Backward: the sum from t on of dy_t/(t + 1). y may be x: a
+ * thread reads an element again just before it writes it. */
+static __global__ void scan_means(time_args k, bool back) {
+    __shared__ double sums[SEGMENTS][COLUMNS];
+    int64_t column = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
+    int64_t length = ceil_div(k.time, SEGMENTS), first = min_i64(threadIdx.y * length, k.time);
+    int64_t end = min_i64(first + length, k.time);
+    int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
+    double sum = 0;
+    if (column < k.width)
+        for (int64_t t = first; t < end; t++) {
+            double v = load_any(k.x, base + t * k.width);
+            sum += back ? v / (double)(t + 1) : v;
+        }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (column >= k.width) return;
+    sum = 0;
+    for (int s = 0; s < SEGMENTS; s++)
+        if (back ? s > threadIdx.y : s < threadIdx.y) sum += sums[s][threadIdx.x];
+    for (int64_t i = first; i < end; i++) {
+        int64_t t = back ? end - 1 - (i - first) : i, at = base + t * k.width;
+        double v = load_any(k.x, at), share = 1.0 / (double)(t + 1);
+        sum += back ? v * share : v;
+        store_any(k.y, at, (float)(back ? sum : sum * share));
+    }
+}
+
+static weft_status run_scan(weft_exec *x, const weft_node *n, bool back) {
+    const weft_tensor *in = n->in[0];
+    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0])};
+    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, COLUMNS));
+    scan_means<<<grid, dim3(COLUMNS, SEGMENTS), 0, stream_of(x)>>>(k, back);
+    return launched(n);
+}
+
+static weft_status running_mean_run(weft_exec *x, const weft_node *n) {
+    return run_scan(x, n, false);
+}
+
+CUDA_KERNEL(running_mean, running_mean_run)
+
+static weft_status running_mean_back_run(weft_exec *x, const weft_node *n) {
+    return run_scan(x, n, true);
+}
+
+CUDA_KERNEL(running_mean_back, running_mean_back_run)
+
+/* y [B, 1, N]: the slices' tokens are every eighth, and their sums are added in order. */
+static __global__ void mean_over_time(time_args k) {
+    __shared__ float shared[SLICES][32 * VECTOR];
+    int64_t column = ((int64_t)blockIdx.y * 32 + threadIdx.x) * VECTOR;
+    int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
+    int n = pack_length(k.width, column);
+    float sum[VECTOR] = {0};
+    if (n > 0)
+#pragma unroll 4
+        for (int64_t t = threadIdx.y; t < k.time; t += SLICES) {
+            float v[VECTOR];
+            load_pack(k.x, base + t * k.width, n, v);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                sum[j] += v[j];
+        }
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        shared[threadIdx.y][j * 32 + threadIdx.x] = sum[j];
+    __syncthreads();
+    if (threadIdx.y > 0 || n == 0) return;
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++) {
+        double total = 0;
+        for (int s = 0; s < SLICES; s++)
+            total += shared[s][j * 32 + threadIdx.x];
+        sum[j] = (float)(total / (double)k.time);
+    }
+    store_pack(k.y, (int64_t)blockIdx.x * k.width + column, n, sum);
+}
+
+static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *in = n->in[0];
+    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0])};
+    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, 32 * VECTOR));
+    mean_over_time<<<grid, dim3(32, SLICES), 0, stream_of(x)>>>(k);
+    return launched(n);
+}
+
+CUDA_KERNEL(time_mean, time_mean_run)
+
+/* dx [B, T, N] from dy [B, 1, N]: a thread a pack of dx. */
+static __global__ void spread_over_time(time_args k, int64_t rows, float share) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR;
+    int n = pack_length(k.width, column);
+    float v[VECTOR];
+    load_pack(k.x, quotient(row, k.time) * k.width + column, n, v);
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        v[j] *= share;
+    store_pack(k.y, row * k.width + column, n, v);
+}
+
+static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *out = n->out[0];
+    time_args k = {out->shape[1], out->shape[2], any_of(x, n->in[0]), any_of(x, out)};
+    int64_t rows = out->shape[0] * out->shape[1];
+    spread_over_time<<<pack_grid(rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
+                       stream_of(x)>>>(k, rows, (float)(1.0 / (double)k.time));
+    return launched(n);
+}
+
+CUDA_KERNEL(time_mean_back, time_mean_back_run)

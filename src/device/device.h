@@ -1,0 +1,12 @@
+/* Where a config's work is done. */
+#ifndef WEFT_DEVICE_DEVICE_H
+#define WEFT_DEVICE_DEVICE_H
+
+#include "core/exec.h"
+#include "model/config.h"
+
+/* The backend for WEFT_DEVICE_...: `auto` is the GPU where there is one that this build can use, and
+ * the CPU elsewhere. f64 runs on the CPU only. An error says what is missing. */
+weft_status weft_device_open(int64_t device, weft_dtype dtype, const weft_backend **out);
+
+#endif

@@ -1,0 +1,135 @@
+/* Training on a backend whose memory the host cannot read, without one: the CPU's kernels over
+ * memory that only upload and download may touch. Whoever reads the host's side too early, forgets
+ * to say what it wrote, or adds gradients in another order, ends on other bits than the CPU. */
+#include "cpu/backend.h"
+#include "model/verify.h"
+#include "support/command.h"
+#include "support/train_run.h"
+#include "train/loop.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static char config[256];
+
+static weft_backend make_remote(void) {
+    weft_backend remote = *weft_cpu_backend();
+    remote.name = "remote";
+    remote.remote = true;
+    return remote;
+}
+
+static weft_train_result run(const weft_backend *backend, const char *out, const char *dtype,
+                             const char *micro, int64_t steps, bool resume) {
+    weft_config c;
+    weft_pool *pool;
+    weft_train_result result;
+    weft_config_defaults(&c);
+    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    assert_int_equal(weft_config_set(&c, "DTYPE", dtype, "test"), WEFT_OK);
+    assert_int_equal(weft_config_set(&c, "MICRO_BATCH", micro, "test"), WEFT_OK);
+    assert_int_equal(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"), WEFT_OK);
+    c.gpt2_max_iters = steps;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    weft_train_options options = {.out = out, .resume = resume};
+    if (weft_train(&c, backend, pool, &options, &result) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    weft_pool_destroy(pool);
+    return result;
+}
+
+/* The CPU, and the same on the other side in two legs. */
+static void compare(const char *name, const char *dtype, const char *micro) {
+    weft_backend remote = make_remote();
+    char a[300], b[300];
+    snprintf(a, sizeof a, "%s", scratch_path("%s-cpu", name));
+    snprintf(b, sizeof b, "%s", scratch_path("%s-remote", name));
+    weft_train_result here = run(weft_cpu_backend(), a, dtype, micro, 9, false);
+    run(&remote, b, dtype, micro, 5, false);
+    weft_train_result there = run(&remote, b, dtype, micro, 9, true);
+    assert_true(here.parts.loss == there.parts.loss);
+    assert_true(here.val_loss == there.val_loss);
+    train_same_end(a, b);
+}
+
+static void test_remote_run_ends_on_the_same_bits(void **state) {
+    (void)state;
+    compare("f32", "f32", "2");
+    compare("bf16", "bf16", "1");
+}
+
+static void test_remote_run_without_micro_batches_does_too(void **state) {
+    (void)state;
+    compare("whole", "bf16", "0");
+}
+
+static void break_weight(void *context, int64_t step, weft_model *m) {
+    (void)context;
+    float *value = weft_model_find(m, "ln_f.weight")->data;
+    static float kept;
+    if (step == 2) kept = *value;
+    if (step == 2) *value = NAN;
+    if (step == 3) *value = kept;
+}
+
+/* What the host changes between steps reaches the other side, and a bad weight there is found. */
+static void test_changes_by_the_host_arrive(void **state) {
+    (void)state;
+    weft_backend remote = make_remote();
+    weft_config c;
+    weft_pool *pool;
+    weft_train_result result;
+    weft_config_defaults(&c);
+    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    c.gpt2_max_iters = 6;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    weft_train_options options = {.out = scratch_path("broken"), .before_step = break_weight};
+    assert_int_equal(weft_train(&c, &remote, pool, &options, &result), WEFT_OK);
+    assert_int_equal(result.skipped, 1);
+    assert_true(isfinite(result.parts.loss));
+    weft_pool_destroy(pool);
+}
+
+/* The self-check, whose gradients are then held to f32's differences. */
+static void test_self_check_passes(void **state) {
+    (void)state;
+    weft_backend remote = make_remote();
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    for (int block = 0; block < weft_verify_count(); block++)
+        for (int check = 0; check < WEFT_VERIFY_CHECKS; check++)
+            if (weft_verify_run(block, (weft_verify_check)check, &remote, pool) != WEFT_OK)
+                fail_msg("%s: %s: %s", weft_verify_name(block),
+                         weft_verify_check_name((weft_verify_check)check), weft_error_message());
+    weft_pool_destroy(pool);
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    train_config(config);
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
+        cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
+        cmocka_unit_test(test_changes_by_the_host_arrive),
+        cmocka_unit_test(test_self_check_passes),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}
