@@ -135,7 +135,7 @@ static double build_gelu_back(int times) {
 }
 
 static double build_silu(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_silu_mul(graph, PARAM(B * T, F), PARAM(B * T, F));
     differentiate(times, y);
@@ -143,7 +143,7 @@ static double build_silu(int times) {
 }
 
 static double build_softplus(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_softplus(graph, PARAM(B, T, H, 2 * D), D, 0);
     differentiate(times, y);
@@ -151,7 +151,7 @@ static double build_softplus(int times) {
 }
 
 static double build_row_squares(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_row_squares(graph, PARAM(B, T, H, 2 * D), 0);
     differentiate(times, y);
@@ -159,7 +159,7 @@ static double build_row_squares(int times) {
 }
 
 static double build_overlap(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_overlap_scale(graph, PARAM(B, T, H, 2 * D)).y;
     differentiate(times, y);
@@ -167,7 +167,7 @@ static double build_overlap(int times) {
 }
 
 static double build_gate(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_gate_mix(graph, PARAM(B, T, H, D), PARAM(B, T, H), 0.1);
     differentiate(times, y);
@@ -199,7 +199,7 @@ static double build_norm(int times) {
 }
 
 static double build_norm_back(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++) {
         weft_tensor *x = PARAM(B * T, E), *r = PARAM(B * T, E);
         weft_normed n = weft_norm(graph, x, r, PARAM(E), PARAM(E), WEFT_LAYERNORM);
@@ -211,7 +211,7 @@ static double build_norm_back(int times) {
 }
 
 static double build_embed(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL, 0);
     differentiate(times, y);
@@ -250,7 +250,7 @@ static double build_squares(int times) {
 }
 
 static double build_contrast(int times) {
-    weft_tensor *y[16];
+    weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++)
         y[i] = weft_infonce(graph, PARAM(8 * B, 384), 0.07, 1);
     differentiate(times, y);

@@ -19,7 +19,8 @@ static int64_t common_divisor(int64_t a, int64_t b) {
 }
 
 static int64_t common_multiple(int64_t a, int64_t b) {
-    return a / common_divisor(a, b) * b;
+    int64_t divisor = common_divisor(a, b);
+    return divisor > 0 ? a / divisor * b : 0;
 }
 
 int64_t weft_equal_unit(const weft_config *c) {
@@ -29,7 +30,7 @@ int64_t weft_equal_unit(const weft_config *c) {
         unit = common_multiple(unit, c->n_head);
         unit = common_multiple(unit, c->ra_mla_latent_dim);
     }
-    return unit;
+    return unit > 0 ? unit : WIDTH_UNIT;
 }
 
 weft_status weft_equal_parameters(const weft_config *c, int64_t *out) {

@@ -83,7 +83,7 @@ void weft_folder_wait(const char *path, double seconds) {
     if (snprintf(lines, sizeof lines, "%s/metrics.jsonl", path) >= PATH_ROOM) return;
     int fd = open(lines, O_RDWR | O_CLOEXEC);
     if (fd < 0) return;
-    for (double waited = 0; waited < seconds; waited += 0.001 * PAUSE_MS) {
+    for (int waited = 0; 0.001 * waited < seconds; waited += PAUSE_MS) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
         nanosleep(&pause, NULL);
     }

@@ -146,10 +146,10 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
     snprintf(out, sizeof out, "%s", scratch_path("diverged"));
     json_t *r;
     char *text;
-    command_succeeds(STUDY(NAMED, "-o",
-                           "STUDY_STEPS=a; hot: LEARNING_RATE=1000 GPT2_WARMUP_STEPS=0 "
-                           "OPTIMIZER=adamw WEIGHT_DECAY=1000",
-                           "-o", "GPT2_MAX_ITERS=60", "-o", "GPT2_EVAL_INTERVAL=60", "--json"),
+    static const char steps[] = "STUDY_STEPS=a; hot: LEARNING_RATE=1000 GPT2_WARMUP_STEPS=0 "
+                                "OPTIMIZER=adamw WEIGHT_DECAY=1000";
+    command_succeeds(STUDY(NAMED, "-o", steps, "-o", "GPT2_MAX_ITERS=60", "-o",
+                           "GPT2_EVAL_INTERVAL=60", "--json"),
                      &text);
     r = json_loads(text, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(r, "done")), 1);
@@ -166,10 +166,9 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
 static void test_a_leaking_step_is_marked(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("leaks"));
-    command_succeeds(STUDY(NAMED, "-o",
-                           "STUDY_STEPS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
-                           "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y"),
-                     NULL);
+    static const char steps[] = "STUDY_STEPS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
+                                "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y";
+    command_succeeds(STUDY(NAMED, "-o", steps), NULL);
     assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'a'"), 0);
     assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'seq'"), 1);
     assert_int_equal(study_number(out, "SELECT step FROM events WHERE kind = 'leaks'"), 1);
