@@ -38,7 +38,7 @@ static ALWAYS_INLINE vreal load_four(const void *data, int64_t i, const bool bf1
     if (!bf16) return vload((const real *)data + i);
     uint16_t half[4];
     memcpy(half, (const uint16_t *)data + i, sizeof half);
-    vreal v;
+    vreal v = {0};
     for (int j = 0; j < 4; j++)
         v[j] = weft_bf16_to_float(half[j]);
     return v;
