@@ -1,5 +1,5 @@
-"""PyTorch's training step on a GPU, for every variant of the seeds: the rows that `make bench-cuda`
-sets weft's beside.
+"""PyTorch's training step on a GPU, for every variant of the seeds: what `weft bench train --device
+cuda --shape gpt2-124m --dtype bf16 -o BATCH_SIZE=32` is to be set beside.
 
     python bench/peer_cuda.py [--variants dot,w2] [--forms sdpa] [--batch 32] [--steps 20] [--json]
 
