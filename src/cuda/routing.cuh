@@ -31,11 +31,10 @@ typedef struct {
 
 route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n);
 
-/* One row's k best out of weights that lie in memory, and a start that cannot be, are handled alike
- * for both ways of making weights. */
+/* The message for a start that cannot be. */
 weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place);
 
-/* The tensor-core way of route_topk: bf16, widths that are multiples of 16 up to 128, k up to
+/* The tensor-core way of route_topk: bf16, widths 32, 64, 96 and 128, k up to
  * WEFT_CUDA_TOPK_MAX, no band and no start. */
 enum { WEFT_CUDA_TOPK_MAX = 16 };
 bool weft_cuda_topk_fits(const weft_node *n);
