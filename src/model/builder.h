@@ -73,9 +73,12 @@ void build_score_position(builder *b, weft_score *score);
 /* Hidden activations h [B, T, F] from x [B, T, E]; with wsffn in training also adds its losses. */
 weft_tensor *build_gelu_hidden(builder *b, weft_tensor *x);
 weft_tensor *build_gated_hidden(builder *b, weft_tensor *x);
-/* With the latent mechanism h is read before and after e is added. The first is cheap to make again
- * from what the activation read, so it is not stored: the activation opens a segment to recompute,
- * which ends when u is made. */
+/* Whether the latent mechanism's h + α e is formed; if not, the maps that read it take e's share
+ * from c^K. */
+bool forms_latent_sum(const builder *b);
+/* Where it is, h is read before and after e is added. The first is cheap to make again from what
+ * the activation read, so it is not stored: the activation opens a segment to recompute, which ends
+ * when u is made. */
 bool makes_hidden_again(const builder *b);
 void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1);
 

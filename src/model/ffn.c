@@ -5,7 +5,7 @@
 #include "ops/linear.h"
 
 bool makes_hidden_again(const builder *b) {
-    return b->c->latent_recip && !b->recompute;
+    return b->c->latent_recip && !b->recompute && forms_latent_sum(b);
 }
 
 weft_tensor *build_gelu_hidden(builder *b, weft_tensor *x) {

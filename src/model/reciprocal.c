@@ -1,12 +1,17 @@
 /* The three ways back from feed-forward to attention, in the order they act on the hidden
  * activations h: latent, cross-token, gate. None of them on, this is the output projection.
  *
- * Cross-token adds α W_c c, c_t = Σ_j R_tj h_j. No nonlinearity stands between it and the maps M
- * that read the new h (the output projection and the gate), so M(h + α W_c c) = M h + α (M W_c) c:
- * M W_c is formed once and the new h never is. The shape decides which form is built.
+ * The maps M that read the new h (the output projection and the gate) meet no nonlinearity on the
+ * way, and gathering tokens commutes with a map of their columns. So, e = W_a c^K, R the routes:
  *
- * Of low rank, W_c = up · down, and down is applied before the gathering: r numbers a token travel
- * in place of F. */
+ *     h' = h + α_l W_a c^K                      M h' = M h + α_l (M W_a) c^K
+ *     h'' = h' + α_c W_c R h'                   M h'' = M h' + α_c R ((M W_c) h')
+ *
+ * M W_a and M W_c are formed once, h' and h'' never are, and what travels between tokens is as wide
+ * as M's result in place of F. The shape decides which form is built.
+ *
+ * Of low rank, W_c = up · down, and down is applied before the gathering: r numbers a token travel.
+ * The dense modes rebuild the weights with each gathering, so they gather once, h' itself. */
 #include "model/builder.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
@@ -19,24 +24,68 @@ static weft_tensor *weight(builder *b, const char *name, int64_t out, int64_t in
     return matrix(b, name, init_normal(0.02), out, in);
 }
 
-/* What the maps behind h read: h + alpha · w c, w NULL where cross-token is off. */
+/* What the maps behind h read: h + α_l to_mlp · c^K, and α_c cross times the gathered of that. */
 typedef struct {
-    weft_tensor *h; /* [B, T, F] */
-    weft_tensor *w; /* [F, R] */
-    weft_tensor *c; /* [B, T, R] */
+    weft_tensor *h;        /* [B, T, F] */
+    weft_tensor *to_mlp;   /* [F, L]; NULL: latent is off, or its share is in h */
+    weft_tensor *cross;    /* [F, R]; NULL: cross-token is off, or its share is in h */
+    weft_tensor *gathered; /* [B, T, R], what cross reads; NULL: gathered behind the maps */
+    weft_routes routes;    /* for that */
 } hidden_sum;
+
+/* Rows of the maps that read h. */
+static int64_t map_rows(const builder *b) {
+    return b->width + (b->c->attn_gate ? b->c->gate_dim : 0);
+}
+
+/* Products of the two forms for a share W c, W [F, rank]: W on every token, against M W formed once
+ * and then used, M of `maps` rows. */
+static bool cheap_form_pays(const builder *b, int64_t maps, int64_t rank) {
+    if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
+    double tokens = (double)(b->batch * b->time), f = (double)b->ffn, m = (double)maps;
+    return (m * f + tokens * m) * (double)rank < tokens * f * (double)rank;
+}
+
+static bool gathers_once(const builder *b) {
+    return b->c->sparse_mode != WEFT_SPARSE_TOPK && !b->given_routes;
+}
+
+bool forms_latent_sum(const builder *b) {
+    const weft_config *c = b->c;
+    if (c->tying_mode == WEFT_TYING_SCALAR) return true;
+    int64_t maps = map_rows(b);
+    if (c->cross_token) {
+        if (c->cross_rank)
+            maps += c->cross_rank;
+        else if (gathers_once(b) || !cheap_form_pays(b, maps, b->ffn))
+            return true;
+        else
+            maps *= 2;
+    }
+    return !cheap_form_pays(b, maps, c->ra_mla_latent_dim);
+}
 
 weft_tensor *build_receive(builder *b, weft_tensor *latent) {
     if (!b->received) return latent;
     return weft_add_scaled(b->g, latent, b->received, b->c->recip_alpha);
 }
 
-/* Sends u to the next layer and returns h + α e. */
-static weft_tensor *exchange_latent(builder *b, weft_tensor *h) {
+/* M h', or its like for whatever map reads h': map [out, F]. */
+static weft_tensor *read_hidden(builder *b, const hidden_sum *sum, weft_tensor *map,
+                                weft_tensor *bias) {
+    weft_tensor *y = weft_linear(b->g, sum->h, map, bias, WEFT_ACT_NONE);
+    if (!sum->to_mlp) return y;
+    weft_tensor *joined = weft_matmul(b->g, map, sum->to_mlp, false, false);
+    weft_tensor *added = weft_linear(b->g, b->latent, joined, NULL, WEFT_ACT_NONE);
+    return weft_add_scaled(b->g, y, added, b->c->recip_alpha);
+}
+
+/* Sends u to the next layer, and adds e. */
+static void exchange_latent(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
     int64_t tokens = b->batch * b->time;
-    weft_tensor *to_mlp = NULL, *u;
+    weft_tensor *to_mlp = NULL, *h = sum->h, *u;
     if (c->tying_mode == WEFT_TYING_UNTIED) {
         weft_tensor *down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
         to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
@@ -51,76 +100,86 @@ static weft_tensor *exchange_latent(builder *b, weft_tensor *h) {
     }
     if (makes_hidden_again(b)) weft_graph_recompute_end(b->g);
     b->received = weft_view(b->g, u, b->batch, b->time, latent);
+    if (!forms_latent_sum(b)) {
+        sum->to_mlp = to_mlp;
+        return;
+    }
     weft_tensor *e = to_mlp ? weft_linear(b->g, b->latent, to_mlp, NULL, WEFT_ACT_NONE)
                             : weft_head_spread(b->g, b->latent, b->couple_a, b->ffn);
-    return weft_add_scaled(b->g, h, e, c->recip_alpha);
+    sum->h = weft_add_scaled(b->g, h, e, c->recip_alpha);
 }
 
-/* Σ_j R_tj x_j with R from inputs. */
-static weft_tensor *gather_given(builder *b, weft_tensor *x) {
-    char index[48], weight_name[48];
-    snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
-    snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
-    return weft_route_gather(
-        b->g, x,
-        weft_new_tensor(b->g, WEFT_ROLE_INPUT, index, WEFT_I32, b->batch, b->time, b->time),
-        weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time, b->time));
-}
-
-/* Σ_j R_tj x_j with the attention's weights of this layer. */
-static weft_tensor *gather(builder *b, weft_tensor *x) {
+/* The routes of this layer: those given, or the largest of its attention's weights. */
+static weft_routes make_routes(builder *b) {
     const weft_config *c = b->c;
-    if (b->given_routes) return gather_given(b, x);
-    int64_t kv = weft_config_kv_heads(c);
     bool use_max = !c->sparse_head_average;
-    if (c->sparse_mode == WEFT_SPARSE_TOPK) {
-        weft_routes r =
-            b->packed ? weft_route_topk_packed(b->g, &b->score, b->packed, b->heads, kv, b->lse,
-                                               c->sparse_k, c->sparse_normalize, use_max)
-                      : weft_route_topk(b->g, &b->score, b->lse, c->sparse_k, c->sparse_normalize,
-                                        use_max);
-        return weft_route_gather(b->g, x, r.index, r.weight);
+    if (b->given_routes) {
+        char index[48], weight_name[48];
+        snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
+        snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
+        return (weft_routes){
+            weft_new_tensor(b->g, WEFT_ROLE_INPUT, index, WEFT_I32, b->batch, b->time, b->time),
+            weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time,
+                            b->time)};
     }
+    if (b->packed)
+        return weft_route_topk_packed(b->g, &b->score, b->packed, b->heads, weft_config_kv_heads(c),
+                                      b->lse, c->sparse_k, c->sparse_normalize, use_max);
+    return weft_route_topk(b->g, &b->score, b->lse, c->sparse_k, c->sparse_normalize, use_max);
+}
+
+/* Σ_j R_tj x_j with all the weights of this layer's attention, or those above a threshold. */
+static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
+    const weft_config *c = b->c;
+    bool use_max = !c->sparse_head_average;
     weft_route_mode mode = c->sparse_mode == WEFT_SPARSE_RMS ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
     if (b->packed)
-        return weft_route_dense_packed(b->g, &b->score, b->packed, b->heads, kv, b->lse, x, mode,
+        return weft_route_dense_packed(b->g, &b->score, b->packed, b->heads,
+                                       weft_config_kv_heads(c), b->lse, x, mode,
                                        c->sparse_rms_threshold, c->sparse_normalize, use_max);
     return weft_route_dense(b->g, &b->score, b->lse, x, mode, c->sparse_rms_threshold,
                             c->sparse_normalize, use_max);
 }
 
-/* Products of the two forms: W_c on every token, against M W_c formed once and then used. */
-static bool cheap_form_pays(const builder *b, int64_t rank) {
-    if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
-    double tokens = (double)(b->batch * b->time), f = (double)b->ffn, r = (double)rank;
-    double maps = (double)(b->width + (b->c->attn_gate ? b->c->gate_dim : 0));
-    return maps * f * r + tokens * maps * r < tokens * f * r;
+static weft_tensor *gather(builder *b, weft_tensor *x) {
+    if (gathers_once(b)) return gather_densely(b, x);
+    weft_routes r = make_routes(b);
+    return weft_route_gather(b->g, x, r.index, r.weight);
 }
 
-static hidden_sum cross_tokens(builder *b, weft_tensor *h) {
-    int64_t rank = b->c->cross_rank;
-    weft_tensor *w, *x = h;
-    if (rank) {
+/* Adds what comes from the tokens before. */
+static void cross_tokens(builder *b, hidden_sum *sum) {
+    const weft_config *c = b->c;
+    int64_t rank = c->cross_rank ? c->cross_rank : b->ffn;
+    bool cheap = cheap_form_pays(b, map_rows(b), rank);
+    if (c->cross_rank) {
         weft_tensor *down = weight(b, "ffn.cross_down.weight", rank, b->ffn);
-        w = weight(b, "ffn.cross_up.weight", b->ffn, rank);
-        x = weft_linear(b->g, h, down, NULL, WEFT_ACT_NONE);
+        sum->cross = weight(b, "ffn.cross_up.weight", b->ffn, rank);
+        sum->gathered = gather(b, read_hidden(b, sum, down, NULL));
     } else {
-        rank = b->ffn;
-        w = weight(b, "ffn.cross_proj.weight", b->ffn, b->ffn);
+        sum->cross = weight(b, "ffn.cross_proj.weight", b->ffn, b->ffn);
+        if (cheap && !gathers_once(b))
+            sum->routes = make_routes(b);
+        else
+            sum->gathered = gather(b, sum->h);
     }
-    hidden_sum sum = {h, w, gather(b, x)};
-    if (cheap_form_pays(b, rank)) return sum;
-    weft_tensor *added = weft_linear(b->g, sum.c, w, NULL, WEFT_ACT_NONE);
-    return (hidden_sum){.h = weft_add_scaled(b->g, h, added, b->c->cross_alpha)};
+    if (cheap) return;
+    weft_tensor *added = weft_linear(b->g, sum->gathered, sum->cross, NULL, WEFT_ACT_NONE);
+    sum->h = weft_add_scaled(b->g, sum->h, added, c->cross_alpha);
+    sum->cross = sum->gathered = NULL;
 }
 
-/* M (h + α W c) + bias for a map M [out, F]. */
+/* M h'' + bias for a map M [out, F]. */
 static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *map,
                               weft_tensor *bias) {
-    weft_tensor *y = weft_linear(b->g, sum->h, map, bias, WEFT_ACT_NONE);
-    if (!sum->w) return y;
-    weft_tensor *joined = weft_matmul(b->g, map, sum->w, false, false);
-    weft_tensor *added = weft_linear(b->g, sum->c, joined, NULL, WEFT_ACT_NONE);
+    weft_tensor *y = read_hidden(b, sum, map, bias);
+    if (!sum->cross) return y;
+    weft_tensor *joined = weft_matmul(b->g, map, sum->cross, false, false), *added;
+    if (sum->gathered)
+        added = weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE);
+    else
+        added = weft_route_gather(b->g, read_hidden(b, sum, joined, NULL), sum->routes.index,
+                                  sum->routes.weight);
     return weft_add_scaled(b->g, y, added, b->c->cross_alpha);
 }
 
@@ -139,8 +198,8 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
                               weft_tensor *bias) {
     const weft_config *c = b->c;
     hidden_sum sum = {.h = hidden};
-    if (c->latent_recip) sum.h = exchange_latent(b, hidden);
-    if (c->cross_token) sum = cross_tokens(b, sum.h);
+    if (c->latent_recip) exchange_latent(b, &sum);
+    if (c->cross_token) cross_tokens(b, &sum);
     b->gate = c->attn_gate ? make_gate(b, &sum) : NULL;
     return apply_map(b, &sum, w_out, bias);
 }
