@@ -275,3 +275,25 @@ const weft_kernel KERNEL(head_scale_back) = {
     .run = head_scale_back_run,
     .workspace = head_scale_back_workspace,
 };
+
+/* head_transpose: a task for each head. Numbers move as they are, so only their size matters. */
+static void head_transpose_task(void *context, int64_t task, int thread) {
+    (void)thread;
+    const repeated *k = context;
+    int64_t rows = k->from->shape[1], columns = k->from->shape[2];
+    size_t size = weft_dtype_size(k->from->dtype), first = (size_t)(task * rows * columns) * size;
+    const char *from = (const char *)weft_data(k->x, k->from) + first;
+    char *to = (char *)weft_data(k->x, k->to) + first;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            memcpy(to + (size_t)(j * rows + i) * size, from + (size_t)(i * columns + j) * size,
+                   size);
+}
+
+static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
+    repeated k = {.x = x, .from = n->in[0], .to = n->out[0]};
+    weft_pool_run(weft_exec_pool(x), k.from->shape[0], head_transpose_task, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(head_transpose) = {.run = head_transpose_run};

@@ -197,3 +197,23 @@ static int64_t head_scale_back_workspace(const weft_node *n, int threads) {
 }
 
 CUDA_KERNEL(head_scale_back, head_scale_back_run, head_scale_back_workspace)
+
+/* A thread for each number, in the order of the result. */
+static __global__ void transpose_heads(int64_t count, int64_t rows, int64_t columns, any_tensor x,
+                                       any_tensor y) {
+    int64_t at = thread_index();
+    if (at >= count) return;
+    int64_t line = quotient(at, rows), i = at - line * rows;
+    int64_t head = quotient(line, columns), j = line - head * columns;
+    store_any(y, at, load_any(x, (head * rows + i) * columns + j));
+}
+
+static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *from = n->in[0];
+    int64_t count = weft_tensor_count(from);
+    transpose_heads<<<pack_grid(count), PACK_THREADS, 0, stream_of(x)>>>(
+        count, from->shape[1], from->shape[2], any_of(x, from), any_of(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(head_transpose, head_transpose_run)

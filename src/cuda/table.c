@@ -68,6 +68,7 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
     ENTRY(head_pool),
     ENTRY(head_spread),
     ENTRY(head_scale_back),
+    ENTRY(head_transpose),
 #endif
 #if __has_include("cuda/dropout.cu")
     ENTRY(dropout),

@@ -131,7 +131,7 @@ static void note_scores(builder *b) {
         .log_tau = s->log_tau,
         .rel = s->rel,
         .heads = b->heads,
-        .kv_heads = latent ? 1 : weft_config_kv_heads(c),
+        .kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(c),
         .dqk = s->q ? s->q->shape[3] : b->head_dim,
         .scale_value = s->scale_value,
         .band_alpha = s->band_alpha,

@@ -26,8 +26,9 @@ typedef struct {
     const char *part; /* for plans: "embedding", "attention", "feed-forward", ... */
 } weft_parameter;
 
-/* WsFFN's losses and cross-token have a direct form, as the formulas are written, and a cheap one
- * that never makes the large intermediate. Both are exact; the shape decides. */
+/* WsFFN's losses, MLA and the mechanisms of reciprocal.c have a direct form, as the formulas are
+ * written, and a cheap one that never makes the large intermediate. Both are exact; the shape
+ * decides. */
 typedef enum { WEFT_FORM_BY_SHAPE, WEFT_FORM_DIRECT, WEFT_FORM_CHEAP } weft_form;
 
 typedef struct {

@@ -4,6 +4,7 @@
  * head_pool        u[j] = s_h Σ_m x[jr + m]    dx = head_spread(du)    ds = head_scale_back(x, du)
  * head_spread      e[jr + m] = s_h c[j]        dc = head_pool(de)      ds = head_scale_back(de, c)
  * head_scale_back  ds_h = Σ over rows, and j of head h, of n[j] Σ_m w[jr + m], w wide, n narrow
+ * head_transpose   y[h] = x[h]ᵀ                dx = head_transpose(dy)
  *
  * Column j of a row of L belongs to head h = j / (L/H), and its run of r = F/L columns of the row of
  * F, h·F/H + l·r + m, is just jr + m: so pool and spread are each other's transpose, and one
@@ -204,4 +205,32 @@ weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, i
 
 weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale, int64_t width) {
     return append_rows(g, &weft_op_head_spread, c, scale, width, false);
+}
+
+/* head_transpose */
+
+static weft_status head_transpose_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[0];
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    WEFT_TRY(weft_check_ndim(g, n, "x", x, 3));
+    weft_node_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
+    return weft_graph_status(g);
+}
+
+static weft_status head_transpose_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                       weft_tensor **d_in) {
+    (void)n;
+    d_in[0] = weft_head_transpose(g, d_out[0]);
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_head_transpose = {
+    .name = "head_transpose",
+    .id = WEFT_OP_head_transpose,
+    .infer = head_transpose_infer,
+    .grad = head_transpose_grad,
+};
+
+weft_tensor *weft_head_transpose(weft_graph *g, weft_tensor *x) {
+    return only_output(weft_graph_append(g, &weft_op_head_transpose, &x, 1, 1, 1, NULL, 0));
 }

@@ -57,6 +57,7 @@
     X(head_pool)                                                                                   \
     X(head_spread)                                                                                 \
     X(head_scale_back)                                                                             \
+    X(head_transpose)                                                                              \
     /* dropout */                                                                                  \
     X(dropout)                                                                                     \
     /* time */                                                                                     \

@@ -246,6 +246,7 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(head_repeat_of_two, "head_repeat", weft_head_repeat(g, F(1, 2, 2, 4), 3))                    \
     X(head_repeat_no_heads, "head_repeat", weft_head_repeat(g, F(1, 2, 1, 4), 0))                  \
     X(head_repeat_integers, "head_repeat", weft_head_repeat(g, I(1, 2, 1, 4), 3))                  \
+    X(head_transpose_flat, "head_transpose", weft_head_transpose(g, F(2, 4)))                      \
     X(head_pool_wider, "head_pool", weft_head_pool(g, F(3, 4), F(2), 8))                           \
     X(head_pool_not_divided, "head_pool", weft_head_pool(g, F(3, 12), F(3), 4))                    \
     X(head_pool_of_no_width, "head_pool", weft_head_pool(g, F(3, 4), F(2), 0))                     \

@@ -37,4 +37,9 @@ def head_spread(c):
     c.output("e", e)
 
 
-OPS = {f.__name__: f for f in (head_repeat, head_pool, head_spread)}
+def head_transpose(c):
+    x = c.input("x", c.size("H"), c.size("M"), c.size("N"))
+    c.output("y", x.transpose(1, 2))
+
+
+OPS = {f.__name__: f for f in (head_repeat, head_pool, head_spread, head_transpose)}

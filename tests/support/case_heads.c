@@ -29,9 +29,16 @@ static void build_head_spread(test_case *c) {
     case_output(c, "e", CASE_DIFF, weft_head_spread(case_graph(c), row, scale, case_size(c, "F")));
 }
 
+static void build_head_transpose(test_case *c) {
+    int64_t shape[] = {case_size(c, "H"), case_size(c, "M"), case_size(c, "N")};
+    weft_tensor *x = case_input(c, "x", CASE_DIFF, 1, 3, shape);
+    case_output(c, "y", CASE_DIFF, weft_head_transpose(case_graph(c), x));
+}
+
 const case_builder cases_heads[] = {
     {"head_repeat", build_head_repeat},
     {"head_pool", build_head_pool},
     {"head_spread", build_head_spread},
+    {"head_transpose", build_head_transpose},
     {NULL, NULL},
 };
