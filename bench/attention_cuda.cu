@@ -3,6 +3,7 @@
  *     attention_cuda check [quick]              plain against a loop in double, tiles against plain
  *     attention_cuda time                       TFLOP/s at T = 1k, 4k, 16k, 32k tokens, 12 heads
  *     attention_cuda time DQK DV KV n|-  T ...  the same of one form
+ *     attention_cuda rows                       the same for programs: see print_row
  *
  * TFLOP/s counts the products of the definition on the pairs that are seen: two forward, five
  * backward, whatever the kernels do. */
@@ -478,70 +479,100 @@ template <typename F> static double measure(F call) {
     return (double)times[REPEATS / 2] / 1e3;
 }
 
-static void time_form(const char *name, int T, int dqk, int dv, int kv, bool w2) {
-    form f = {name,
-              32768 / T,
-              T,
-              T,
-              12,
-              kv,
-              dqk,
-              dv,
-              1,
-              1,
-              dqk == dv && kv == 12 && !w2,
-              w2,
-              0,
-              0,
-              w2,
-              0,
-              WEFT_POS_NONE,
-              0,
-              0};
+/* What was measured of a form: seconds, and the products counted. */
+struct timing {
+    double forward, back, by_keys, by_queries;
+    double forward_products, back_products;
+};
+
+static timing time_form(const form &f) {
     problem x;
     make(x, f);
     make_room(x);
-    double pairs = (double)f.batch * 12 * ((double)T * (T + 1) / 2);
-    double forward = measure([&] { attention_tiles(x.p, 0); });
-    double back = measure([&] { attention_tiles_back(x.p, x.g, 0); });
+    double pairs = (double)f.batch * f.heads * ((double)f.queries * (f.queries + 1) / 2);
+    timing t;
+    t.forward_products = 2 * pairs * (f.dqk + f.dv);
+    t.back_products = 2 * pairs * (3 * f.dqk + 2 * f.dv);
+    t.forward = measure([&] { attention_tiles(x.p, 0); });
+    t.back = measure([&] { attention_tiles_back(x.p, x.g, 0); });
     attention_gradients keys = x.g, queries = x.g;
     keys.dq.data = NULL;
     queries.dk.data = queries.dv.data = NULL;
     queries.dn = queries.dlog_tau = NULL;
-    double by_keys = measure([&] { attention_tiles_back(x.p, keys, 0); });
-    double by_queries = measure([&] { attention_tiles_back(x.p, queries, 0); });
-    printf("%-8s %6d %8.3f %7.0f %9.3f %7.0f   %8.3f %9.3f\n", name, T, forward * 1e3,
-           2 * pairs * (dqk + dv) / forward / 1e12, back * 1e3,
-           2 * pairs * (3 * dqk + 2 * dv) / back / 1e12, by_keys * 1e3, by_queries * 1e3);
-    fflush(stdout);
+    t.by_keys = measure([&] { attention_tiles_back(x.p, keys, 0); });
+    t.by_queries = measure([&] { attention_tiles_back(x.p, queries, 0); });
     release(x);
+    return t;
 }
 
 static void print_head() {
     printf("form          T  fwd ms  TFLOP/s   back ms TFLOP/s    keys ms queries ms\n");
 }
 
+static void print_line(const form &f) {
+    timing t = time_form(f);
+    printf("%-8s %6d %8.3f %7.0f %9.3f %7.0f   %8.3f %9.3f\n", f.name, f.queries, t.forward * 1e3,
+           t.forward_products / t.forward / 1e12, t.back * 1e3, t.back_products / t.back / 1e12,
+           t.by_keys * 1e3, t.by_queries * 1e3);
+    fflush(stdout);
+}
+
+/* Tabs between: form, B, T, H, KV, dqk, dv, forward ms, TFLOP/s, backward ms, TFLOP/s. */
+static void print_row(const form &f) {
+    timing t = time_form(f);
+    printf("%s\t%d\t%d\t%d\t%d\t%d\t%d\t%.4f\t%.1f\t%.4f\t%.1f\n", f.name, f.batch, f.queries,
+           f.heads, f.kv_heads, f.dqk, f.dv, t.forward * 1e3, t.forward_products / t.forward / 1e12,
+           t.back * 1e3, t.back_products / t.back / 1e12);
+    fflush(stdout);
+}
+
+/* 32k tokens, 12 heads, causal; packed where q, k and v are alike. */
+static form make_form(const char *name, int T, int dqk, int dv, int kv, bool w2) {
+    form f = {};
+    f.name = name;
+    f.batch = 32768 / T;
+    f.queries = f.keys = T;
+    f.heads = 12;
+    f.kv_heads = kv;
+    f.dqk = dqk;
+    f.dv = dv;
+    f.bf16 = f.causal = true;
+    f.packed = dqk == dv && kv == 12 && !w2;
+    f.n = f.log_tau = w2;
+    return f;
+}
+
+template <typename F> static void for_each_form(F print) {
+    static const int lengths[] = {1024, 4096, 16384};
+    for (int T : lengths)
+        print(make_form("dot", T, 64, 64, 12, false));
+    for (int T : lengths)
+        print(make_form("w2", T, 128, 64, 12, true));
+    for (int T : lengths)
+        print(make_form("mla", T, 128, 128, 1, false));
+    print(make_form("dot 32", 1024, 32, 32, 12, false));
+    print(make_form("dot 96", 1024, 96, 96, 12, false));
+    print(make_form("dot 128", 1024, 128, 128, 12, false));
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "time";
     if (!strcmp(what, "check")) return check(argc > 2);
+    if (!strcmp(what, "rows")) {
+        for_each_form(print_row);
+        return 0;
+    }
     if (strcmp(what, "time")) {
-        fprintf(stderr, "attention_cuda: %s is neither check nor time\n", what);
+        fprintf(stderr, "attention_cuda: %s is none of check, time, rows\n", what);
         return 2;
     }
     print_head();
+    if (argc <= 6) {
+        for_each_form(print_line);
+        return 0;
+    }
     for (int i = 6; i < argc; i++)
-        time_form("", atoi(argv[i]), atoi(argv[2]), atoi(argv[3]), atoi(argv[4]),
-                  !strcmp(argv[5], "n"));
-    if (argc > 6) return 0;
-    static const int lengths[] = {1024, 4096, 16384};
-    for (int T : lengths)
-        time_form("dot", T, 64, 64, 12, false);
-    for (int T : lengths)
-        time_form("w2", T, 128, 64, 12, true);
-    for (int T : lengths)
-        time_form("mla", T, 128, 128, 1, false);
-    time_form("dot 32", 1024, 32, 32, 12, false);
-    time_form("dot 96", 1024, 96, 96, 12, false);
-    time_form("dot 128", 1024, 128, 128, 12, false);
+        print_line(make_form("", atoi(argv[i]), atoi(argv[2]), atoi(argv[3]), atoi(argv[4]),
+                             !strcmp(argv[5], "n")));
     return 0;
 }
