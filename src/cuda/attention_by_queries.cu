@@ -76,9 +76,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         total[r] = inside ? w.total[at] : 0.0f;
         limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
-    auto advance = [&](int step) {
+    auto advance = [&]() {
         wait_copies();
         sync_block();
+    };
+    auto copy_ahead = [&](int step) {
         if (step + 1 < steps) {
             copy_keys(step + 1);
             store_bias(step + 1);
@@ -110,9 +112,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         end_products();
     };
     /* S and dP to P and dS, in place: only dS is needed. */
-    auto soften_step = [&](int step) {
+    auto soften_pairs = [&](int step, auto masked) {
         int j0 = step * S::KEYS, column = lane % 4 * 2;
-        bool masked = j0 + S::KEYS - 1 > whole;
 #pragma unroll
         for (int m = 0; m < S::KEYS / 8; m++) {
             float2 b = EXTRA ? *(const float2 *)(bias + (step & 1) * S::KEYS + 8 * m + column)
@@ -121,15 +122,23 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             for (int i = 0; i < 4; i++) {
                 float x = EXTRA ? (i % 2 ? b.y : b.x) - lse[i / 2] : -lse[i / 2];
                 x = fmaf(s[m][i], t.scale, x);
-                if (masked && j0 + 8 * m + column + i % 2 > limit[i / 2]) x = -NOTHING;
+                if (decltype(masked)::value && j0 + 8 * m + column + i % 2 > limit[i / 2])
+                    x = -NOTHING;
                 dp[m][i] = power_of_two(x) * (dp[m][i] - total[i / 2]);
             }
         }
     };
+    auto soften_step = [&](int step) {
+        if ((step + 1) * S::KEYS - 1 > whole)
+            soften_pairs(step, flag<true>());
+        else
+            soften_pairs(step, flag<false>());
+    };
     int mine = p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
     if (t.i0 + warpgroup * 64 >= p.queries) mine = 0;
     int step = 0;
-    advance(0);
+    advance();
+    copy_ahead(0);
     if (mine > 0) {
         int stage = 0;
         if constexpr (S::HOLD_Q) hold_rows<S::QUERIES, S::DQK>(q_held, base + S::Q, warpgroup * 64);
@@ -145,10 +154,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         for (step = 1; step < mine; step++) {
             int before = stage;
             stage = stage + 1 == S::STAGES ? 0 : stage + 1;
-            advance(step);
+            advance();
             begin_products();
             start_scores(step, stage);
             start_sums(before);
+            copy_ahead(step);
             wait_products<1>();
             settle(s);
             settle(dp);
@@ -163,8 +173,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(dq);
         step = mine - 1;
     }
-    while (++step < steps)
-        advance(step);
+    while (++step < steps) {
+        advance();
+        copy_ahead(step);
+    }
     float factor = t.scale * LN2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {

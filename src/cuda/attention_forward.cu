@@ -138,9 +138,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
     uint32_t held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
     /* Before step `step`: its keys and the values of the one before are there. */
-    auto advance = [&](int step) {
+    auto advance = [&]() {
         wait_copies();
         sync_block();
+    };
+    auto copy_ahead = [&](int step) {
         if (step < steps) copy_values(step);
         if (step + 1 < steps) {
             copy_keys(step + 1);
@@ -170,7 +172,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                                j0 + S::KEYS - 1 > whole, rescale);
     };
     int step = 0;
-    advance(0);
+    advance();
+    copy_ahead(0);
     if (mine > 0) {
         if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(held, base + S::Q, warpgroup * 64);
         begin_products();
@@ -180,10 +183,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         soften_scores(0);
         hold_weights<S::KEYS>(s, weights);
         for (step = 1; step < mine; step++) {
-            advance(step);
+            advance();
             begin_products();
             start_scores(step);
             start_output(step - 1);
+            copy_ahead(step);
             wait_products<1>();
             settle(s);
             soften_scores(step);
@@ -198,14 +202,17 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                     for (int i = 0; i < 4; i++)
                         o[m][i] *= rescale[i / 2];
         }
-        advance(mine);
+        advance();
         begin_products();
         start_output(mine - 1);
+        copy_ahead(mine);
         wait_products<0>();
         settle(o);
     }
-    while (++step <= steps)
-        advance(step);
+    while (++step <= steps) {
+        advance();
+        copy_ahead(step);
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = rows.sum[r];

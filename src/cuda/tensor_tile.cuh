@@ -53,17 +53,28 @@ __device__ static inline void copy_piece(uint32_t to, const void *from, bool ins
                  : "memory");
 }
 
-/* Starts copying ROWS rows; those from `rows` on are filled with 0. */
+/* Starts copying ROWS rows; those from `rows` on are filled with 0, and not read. Where the threads
+ * are whole rows, and eight of them or more, a thread has the same piece of each of its rows. */
 template <int ROWS, int D, int THREADS>
 __device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t stride, int rows) {
-    constexpr int pieces = D / 8;
+    constexpr int pieces = D / 8, at_once = THREADS / pieces;
+    if constexpr (THREADS % pieces == 0 && at_once % 8 == 0) {
+        int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x % pieces;
+        const bf16 *source = from + (row * stride + piece * 8);
+        to += tile_place<ROWS, D>(row, piece);
 #pragma unroll
-    for (int e = 0; e < ROWS * pieces; e += THREADS) {
-        int at = e + (int)threadIdx.x, row = at / pieces, piece = at % pieces;
-        if (ROWS * pieces % THREADS != 0 && at >= ROWS * pieces) break;
-        bool inside = row < rows;
-        copy_piece(to + tile_place<ROWS, D>(row, piece),
-                   from + (inside ? row : 0) * stride + piece * 8, inside);
+        for (int r = 0; r < ROWS; r += at_once)
+            if (ROWS % at_once == 0 || row + r < ROWS)
+                copy_piece(to + (uint32_t)(r * tile_panel<D>::bytes), source + r * stride,
+                           row + r < rows);
+    } else {
+#pragma unroll
+        for (int e = 0; e < ROWS * pieces; e += THREADS) {
+            int at = e + (int)threadIdx.x, row = at / pieces, piece = at % pieces;
+            if (ROWS * pieces % THREADS != 0 && at >= ROWS * pieces) break;
+            copy_piece(to + tile_place<ROWS, D>(row, piece), from + row * stride + piece * 8,
+                       row < rows);
+        }
     }
 }
 

@@ -11,7 +11,13 @@ template <int ROWS, int D> __device__ static inline uint64_t describe_tile(uint3
     using panel = tile_panel<D>;
     constexpr uint64_t leading = ROWS * panel::bytes / 16, stride = 8 * panel::bytes / 16;
     constexpr uint64_t swizzle = panel::width == 64 ? 1 : 2;
-    return swizzle << 62 | stride << 32 | leading << 16 | (at & 0x3ffffu) >> 4;
+    return swizzle << 62 | stride << 32 | leading << 16 | at >> 4;
+}
+
+/* The same matrix some bytes further on. Only the lower half changes, and one addition is all that
+ * stands between two products. */
+__device__ static inline uint64_t move_on(uint64_t matrix, uint32_t bytes) {
+    return (matrix & 0xffffffff00000000u) | (uint32_t)((uint32_t)matrix + bytes / 16);
 }
 
 /* Distance of the 16 columns of step k, and of its 16 rows. */
@@ -102,11 +108,12 @@ WGMMA(128,
 template <int N, int D, int A_ROWS, int B_ROWS>
 __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, int row0,
                                              uint32_t b) {
-    a += (uint32_t)(row0 * tile_panel<D>::bytes);
+    uint64_t left = describe_tile<A_ROWS, D>(a + (uint32_t)(row0 * tile_panel<D>::bytes));
+    uint64_t right = describe_tile<B_ROWS, D>(b);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint64_t first = describe_tile<A_ROWS, D>(a + column_step<A_ROWS, D>(k));
-        uint64_t second = describe_tile<B_ROWS, D>(b + column_step<B_ROWS, D>(k));
+        uint64_t first = move_on(left, column_step<A_ROWS, D>(k));
+        uint64_t second = move_on(right, column_step<B_ROWS, D>(k));
         if (k == 0)
             wgmma<N>::template tiles<false>(c, first, second);
         else
@@ -117,9 +124,10 @@ __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, i
 template <int N, int D, int B_ROWS>
 __device__ static inline void multiply_held(float (&c)[N / 8][4], const uint32_t (&a)[D / 16][4],
                                             uint32_t b) {
+    uint64_t right = describe_tile<B_ROWS, D>(b);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint64_t second = describe_tile<B_ROWS, D>(b + column_step<B_ROWS, D>(k));
+        uint64_t second = move_on(right, column_step<B_ROWS, D>(k));
         if (k == 0)
             wgmma<N>::template held<false, false>(c, a[k], second);
         else
@@ -130,9 +138,10 @@ __device__ static inline void multiply_held(float (&c)[N / 8][4], const uint32_t
 template <int K, int N>
 __device__ static inline void add_weighted(float (&c)[N / 8][4], const uint32_t (&w)[K / 16][4],
                                            uint32_t b) {
+    uint64_t right = describe_tile<K, N>(b);
 #pragma unroll
     for (int k = 0; k < K / 16; k++)
-        wgmma<N>::template held<true, true>(c, w[k], describe_tile<K, N>(b + row_step<N>(k)));
+        wgmma<N>::template held<true, true>(c, w[k], move_on(right, row_step<N>(k)));
 }
 
 #endif
