@@ -2,8 +2,16 @@
  *
  * Everything is turned: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
  * dPᵀ = V dOᵀ, and from them, in registers, Pᵀ and dSᵀ = Pᵀ ∘ (dPᵀ − D). There they are as the next
- * products want them, dV += Pᵀ dO and dK += dSᵀ Q. */
+ * products want them, dV += Pᵀ dO and dK += dSᵀ Q.
+ *
+ * The numbers a head are sums over all pairs, but dlog_tau's needs no work a pair: what tau divides
+ * is linear in k_j and n_j, so that Σ_ij ds_ij ⟨q_i, k_j⟩ = Σ_j ⟨k_j, dk_j⟩. As Σ_j ds_ij = 0, k_0
+ * and n_0 may be taken off, which keeps the sum small. */
 #include "cuda/attention_backward.cuh"
+
+/* What a score has beside ⟨q, k⟩ times a constant: nothing; a number a key, where a block has one
+ * query head; anything. */
+enum key_extent { BARE, KEYED, GENERAL };
 
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_, bool OVERLAP_,
           bool HOLD_K_, bool HOLD_V_>
@@ -49,7 +57,7 @@ __device__ static inline key_block place_keys(const attention_problem &p, int pa
 /* What a thread has of a head where there are extras: numbers of its two keys, and sums. */
 struct key_extras {
     float bias[2];   /* of the exponent */
-    float column[2]; /* Σ_i ds_ij */
+    float column[4]; /* Σ_i ds_ij: of the first key, the second, in halves */
     float dn[2];
     float number;
     float slope; /* to the base 2 */
@@ -60,28 +68,29 @@ __device__ static inline void begin_head(const attention_problem &p, const key_b
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     e.slope = f.slope * LOG2E;
     e.number = 0;
+    e.column[0] = e.column[1] = e.column[2] = e.column[3] = 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r;
-        e.column[r] = 0;
         e.bias[r] = -NOTHING;
         if (j < p.keys)
             e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), n ? f.beta * LOG2E * n[j] : 0.0f);
     }
 }
 
-/* Adds the head's columns to dn, and writes what the warp has of the numbers a head. */
+/* Adds the head's columns to dn, and writes what the warp has of the numbers a head: `number` of
+ * the thread, to which beta's part of what tau divides is added where it is not in there. */
 __device__ static inline void end_head(const attention_problem &p, const tiles_workspace &w,
-                                       const key_block &t, int h, int tiles, int row,
-                                       key_extras &e) {
+                                       const key_block &t, int h, int tiles, int row, double number,
+                                       bool add_beta, key_extras &e) {
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     head_numbers f = numbers_of_head(p, h);
     bool counts = threadIdx.x % 4 == 0;
-    double number = (double)e.number * (w.shift ? 1.0 : (double)LN2), by_n = 0;
+    double by_n = 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r;
-        float column = e.column[r];
+        float column = e.column[2 * r] + e.column[2 * r + 1];
         column += __shfl_xor_sync(0xffffffffu, column, 1);
         column += __shfl_xor_sync(0xffffffffu, column, 2);
         e.dn[r] += f.beta * column;
@@ -94,8 +103,28 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
     int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     double *to =
         w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
-    to[0] = number;
+    to[0] = number + (add_beta ? (double)f.beta * by_n : 0.0);
     to[1] = by_n;
+}
+
+/* The thread's part of Σ_j ⟨k_j − k_0, dk_j⟩; K is the block's tile. */
+template <int KEYS, int DQK>
+__device__ static inline double sum_by_keys(const attention_problem &p, const key_block &t, int row,
+                                            const uint8_t *k, const float (&dk)[DQK / 8][4]) {
+    const bf16 *zero = (const bf16 *)p.k.data + row_at(p.k, t.b, 0, t.kv);
+    int column = threadIdx.x % 4 * 2;
+    float sum = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int n = 0; n < DQK / 8; n++) {
+            const bf16 *at = (const bf16 *)(k + tile_place<KEYS, DQK>(row + 8 * r, n)) + column;
+            const bf16 *less = zero + 8 * n + column;
+            if (t.j0 + row + 8 * r >= p.keys) continue;
+            sum = fmaf(to_float(at[0]) - to_float(less[0]), dk[n][2 * r], sum);
+            sum = fmaf(to_float(at[1]) - to_float(less[1]), dk[n][2 * r + 1], sum);
+        }
+    return (double)sum;
 }
 
 /* Where a warpgroup's tile of pairs is. */
@@ -103,23 +132,23 @@ struct turned_tile {
     const float *lse, *total, *shift; /* of the tile's queries */
     int distance;                     /* from the block's first key to the tile's first place */
     int row;                          /* the thread's first key in the block */
-    bool masked, wants_scale;
+    bool wants_scale;
 };
 
-/* Sᵀ and dPᵀ to Pᵀ and dSᵀ, in place. */
-template <int QUERIES, bool EXTRA>
+/* Sᵀ and dPᵀ to Pᵀ and dSᵀ, in place. dSᵀ has the scale in it only where EXTENT is GENERAL. */
+template <int QUERIES, int EXTENT, bool MASKED>
 __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4],
                                             const turned_tile &t, float scale, key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
-    bool sloped = EXTRA && e.slope != 0.0f && !t.wants_scale;
+    bool sloped = EXTENT == GENERAL && e.slope != 0.0f && !t.wants_scale;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
         int place = t.distance + 8 * n + column;
         float2 lse = *(const float2 *)(t.lse + 8 * n + column);
         float2 total = *(const float2 *)(t.total + 8 * n + column);
         float2 shift = make_float2(0, 0), lead = make_float2(0, 0);
-        if (EXTRA) {
+        if (EXTENT == GENERAL) {
             if (t.wants_scale) shift = *(const float2 *)(t.shift + 8 * n + column);
             lead.x = e.slope * (float)place;
             lead.y = e.slope * (float)(place + 1);
@@ -129,15 +158,15 @@ __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float less = i % 2 ? lse.y : lse.x;
-            float x = fmaf(s[n][i], factor, EXTRA ? e.bias[i / 2] - less : -less);
-            if (t.masked && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
+            float x = fmaf(s[n][i], factor, EXTENT != BARE ? e.bias[i / 2] - less : -less);
+            if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
             float weight = power_of_two(x);
             float ds = weight * (dp[n][i] - (i % 2 ? total.y : total.x));
-            if (EXTRA) {
+            if (EXTENT != BARE) e.column[i] += ds;
+            if (EXTENT == GENERAL) {
                 float by = t.wants_scale ? s[n][i] - (i % 2 ? shift.y : shift.x) : x;
                 /* dlog_tau has no part of the position's. */
                 if (sloped) by += (i % 2 ? lead.y : lead.x) - e.slope * (float)(t.row + i / 2 * 8);
-                e.column[i / 2] += ds;
                 e.number = fmaf(ds, by, e.number);
                 ds *= scale;
             }
@@ -147,7 +176,26 @@ __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&
     }
 }
 
-template <typename S, bool EXTRA>
+/* The tile of queries that is copied next. */
+struct query_cursor {
+    const bf16 *q, *d_o;
+    const float *numbers; /* the thread's four of lse, total or shift; NULL: it has none */
+    int h, at, stage;
+};
+
+__device__ static inline void enter_cursor(const attention_problem &p, const attention_gradients &g,
+                                           const tiles_workspace &w, const key_block &t,
+                                           int queries, query_cursor &c) {
+    int kind = (int)threadIdx.x / (queries / 4), four = (int)threadIdx.x % (queries / 4);
+    const float *from = kind == 0 ? w.lse : kind == 1 ? w.total : kind == 2 ? w.shift : NULL;
+    c.at = 0;
+    c.q = (const bf16 *)p.q.data + row_at(p.q, t.b, t.first, c.h);
+    c.d_o = (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, t.first, c.h);
+    c.numbers =
+        from ? from + (((int64_t)t.b * p.heads + c.h) * w.padded + t.first + 4 * four) : NULL;
+}
+
+template <typename S, int EXTENT>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     find_key_gradients(const __grid_constant__ attention_problem p,
                        const __grid_constant__ attention_gradients g,
@@ -159,33 +207,42 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
     int steps = t.per_head * t.heads, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
-    auto copy_queries = [&](int step) {
-        int h = t.first_head + step / t.per_head, stage = step % S::STAGES;
-        int i0 = t.first + step % t.per_head * S::QUERIES;
+    query_cursor next = {};
+    next.h = t.first_head;
+    enter_cursor(p, g, w, t, S::QUERIES, next);
+    auto copy_queries = [&]() {
+        int left = p.queries - t.first - next.at * S::QUERIES;
         copy_tile<S::QUERIES, S::DQK, S::THREADS>(
-            base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>,
-            (const bf16 *)p.q.data + row_at(p.q, t.b, i0, h), p.q.row, p.queries - i0);
+            base + S::Q + (uint32_t)(next.stage * tile_bytes<S::QUERIES, S::DQK>), next.q, p.q.row,
+            left);
         copy_tile<S::QUERIES, S::DV, S::THREADS>(
-            base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>,
-            (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, i0, h), g.d_o.row, p.queries - i0);
-        int64_t at = ((int64_t)t.b * p.heads + h) * w.padded + i0;
-        int kind = threadIdx.x / (S::QUERIES / 4), piece = threadIdx.x % (S::QUERIES / 4);
-        const float *from = kind == 0 ? w.lse : kind == 1 ? w.total : kind == 2 ? w.shift : NULL;
-        if (from)
-            copy_piece(base + S::ROWS + (uint32_t)((stage * 3 + kind) * S::QUERIES + piece * 4) * 4,
-                       from + at + piece * 4, true);
+            base + S::D_O + (uint32_t)(next.stage * tile_bytes<S::QUERIES, S::DV>), next.d_o,
+            g.d_o.row, left);
+        if (next.numbers)
+            copy_piece(base + S::ROWS + (uint32_t)(next.stage * 3 * S::QUERIES * 4) +
+                           threadIdx.x * 16,
+                       next.numbers, true);
+        next.stage = next.stage + 1 == S::STAGES ? 0 : next.stage + 1;
+        next.q += S::QUERIES * p.q.row;
+        next.d_o += S::QUERIES * g.d_o.row;
+        if (next.numbers) next.numbers += S::QUERIES;
+        if (++next.at < t.per_head) return;
+        next.h++;
+        enter_cursor(p, g, w, t, S::QUERIES, next);
     };
-    auto advance = [&](int step) {
+    auto advance = [&]() {
         wait_copies();
         sync_block();
-        if (step + 1 < steps) copy_queries(step + 1);
+    };
+    auto copy_ahead = [&](int step) {
+        if (step + 1 < steps) copy_queries();
         end_copies();
     };
     copy_tile<S::KEYS, S::DQK, S::THREADS>(
         base + S::K, (const bf16 *)p.k.data + row_at(p.k, t.b, t.j0, t.kv), p.k.row, p.keys - t.j0);
     copy_tile<S::KEYS, S::DV, S::THREADS>(
         base + S::V, (const bf16 *)p.v.data + row_at(p.v, t.b, t.j0, t.kv), p.v.row, p.keys - t.j0);
-    if (steps > 0) copy_queries(0);
+    if (steps > 0) copy_queries();
     end_copies();
     float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
     float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
@@ -199,8 +256,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         if constexpr (S::HOLD_V) hold_rows<S::KEYS, S::DV>(v_held, base + S::V, first_key);
     };
     auto start_scores = [&](int stage) {
-        uint32_t q_tile = base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>;
-        uint32_t do_tile = base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>;
+        uint32_t q_tile = base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>);
+        uint32_t do_tile = base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>);
         if constexpr (S::HOLD_K)
             multiply_held<S::QUERIES, S::DQK, S::QUERIES>(s, k_held, q_tile);
         else
@@ -214,15 +271,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         end_products();
     };
     auto start_sums = [&](int stage) {
-        add_weighted<S::QUERIES, S::DV>(dv, weights,
-                                        base + S::D_O + stage * tile_bytes<S::QUERIES, S::DV>);
-        add_weighted<S::QUERIES, S::DQK>(dk, slopes,
-                                         base + S::Q + stage * tile_bytes<S::QUERIES, S::DQK>);
+        add_weighted<S::QUERIES, S::DV>(
+            dv, weights, base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>));
+        add_weighted<S::QUERIES, S::DQK>(
+            dk, slopes, base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>));
         end_products();
     };
     int h = t.first_head, at = 0; /* head, and tile of it */
     auto enter_head = [&]() {
-        if (!EXTRA) return;
+        if (EXTENT == BARE) return;
         head_numbers f = numbers_of_head(p, h);
         scale = f.scale;
         begin_head(p, t, f, row, e);
@@ -230,30 +287,33 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     auto soften_step = [&](int stage) {
         const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
         int distance = t.start + t.first + at * S::QUERIES - t.j0;
-        turned_tile pairs = {rows,
-                             rows + S::QUERIES,
-                             rows + 2 * S::QUERIES,
-                             distance,
-                             row,
-                             p.causal && distance < first_key + 63,
-                             w.shift != NULL};
-        soften_turned<S::QUERIES, EXTRA>(s, dp, pairs, scale, e);
+        turned_tile pairs = {rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
+                             row,  w.shift != NULL};
+        if (p.causal && distance < first_key + 63)
+            soften_turned<S::QUERIES, EXTENT, true>(s, dp, pairs, scale, e);
+        else
+            soften_turned<S::QUERIES, EXTENT, false>(s, dp, pairs, scale, e);
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;
-        if (EXTRA) end_head(p, w, t, h, tiles, row, e);
+        if (EXTENT == GENERAL)
+            end_head(p, w, t, h, tiles, row, (double)e.number * (w.shift ? 1.0 : (double)LN2),
+                     false, e);
         at = 0;
         h++;
     };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
-    for (int step = 0; step < from; step++)
-        advance(step);
+    for (int step = 0; step < from; step++) {
+        advance();
+        copy_ahead(step);
+    }
     int stage = from % S::STAGES;
     at = from;
     if (from < steps && S::OVERLAP) {
-        advance(from);
+        advance();
+        copy_ahead(from);
         hold_keys();
         enter_head();
         begin_products();
@@ -268,11 +328,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         for (int step = from + 1; step < steps; step++) {
             int before = stage;
             stage = stage + 1 == S::STAGES ? 0 : stage + 1;
-            advance(step);
+            advance();
             if (at == 0) enter_head();
             begin_products();
             start_scores(stage);
             start_sums(before);
+            copy_ahead(step);
             wait_products<1>();
             settle(s);
             settle(dp);
@@ -291,11 +352,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(dk);
     }
     for (int step = from; step < steps && !S::OVERLAP; step++) {
-        advance(step);
+        advance();
         if (step == from) hold_keys();
-        if (at == 0 || step == from) enter_head();
+        if (EXTENT != BARE && (at == 0 || step == from)) enter_head();
         begin_products();
         start_scores(stage);
+        copy_ahead(step);
         wait_products<0>();
         settle(s);
         settle(dp);
@@ -310,7 +372,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(dk);
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
-    float factor = EXTRA ? 1.0f : scale;
+    if (EXTENT == KEYED && from < steps) {
+        double number = 0;
+        if (w.numbers)
+            number = (double)scale * sum_by_keys<S::KEYS, S::DQK>(p, t, row, aligned + S::K, dk);
+        end_head(p, w, t, t.first_head, tiles, row, number, true, e);
+    }
+    float factor = EXTENT == GENERAL ? 1.0f : scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r, column = lane % 4 * 2;
@@ -336,7 +404,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         }
         float *dn = w.parts > 1 ? w.dn : g.dn;
         int64_t at = ((int64_t)(t.part * p.batch + t.b) * p.kv_heads + t.kv) * p.keys + j;
-        if (EXTRA && dn && column == 0) dn[at] = e.dn[r];
+        if (EXTENT != BARE && dn && column == 0) dn[at] = e.dn[r];
     }
 }
 
@@ -365,13 +433,16 @@ key_tile attention_key_tile(const attention_problem &p) {
 
 void attention_by_keys(const attention_problem &p, const attention_gradients &g,
                        const tiles_workspace &w, cudaStream_t stream) {
+    /* Blocks of one query head, and no sums but dn, dbeta and dlog_tau. */
+    bool keyed = p.heads == p.kv_heads * w.parts && p.pos == WEFT_POS_NONE && !g.dscale;
+    int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
     with_key_shape(p, [&](auto shape) {
         using S = decltype(shape);
         int64_t blocks = (int64_t)p.batch * p.kv_heads * w.parts * ceil_div(p.keys, S::KEYS);
-        with_flag(has_extras(p), [&](auto extra) {
-            auto kernel = find_key_gradients<S, decltype(extra)::value>;
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-            kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
-        });
+        auto kernel = extent == BARE    ? find_key_gradients<S, BARE>
+                      : extent == KEYED ? find_key_gradients<S, KEYED>
+                                        : find_key_gradients<S, GENERAL>;
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+        kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
     });
 }
