@@ -20,6 +20,7 @@
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rope.h"
+#include "ops/routing.h"
 #include "ops/time.h"
 
 #include <stdio.h>
@@ -29,12 +30,14 @@
 
 enum { B = 32, T = 1024, E = 768, F = 3072, H = 12, D = 64, V = 50304, L = 128, RUNS = 9 };
 enum { ROWS_E = B * T * E, ROWS_F = B * T * F, MOST = ROWS_F };
+enum { KEPT = 8 };     /* columns that a row of a route keeps */
 enum { WEIGHTS = 49 }; /* about those of the model: the embedding, then 12 layers of four */
 
 static weft_graph *graph;
 static weft_pool *pool;
 static uint16_t *noise; /* [MOST] */
 static int32_t *tokens; /* [B, T] */
+static int32_t *routes; /* [B, T, KEPT]: column 0, then any up to the row's own */
 static double copy_rate, empty_time;
 
 static double now(void) {
@@ -47,11 +50,16 @@ static void fill_inputs(void) {
     uint64_t s = 88172645463325252u;
     noise = malloc((size_t)MOST * sizeof *noise);
     tokens = malloc((size_t)(B * T) * sizeof *tokens);
-    if (!noise || !tokens) exit(1);
+    routes = malloc((size_t)(B * T * KEPT) * sizeof *routes);
+    if (!noise || !tokens || !routes) exit(1);
     for (int64_t i = 0; i < MOST; i++) {
         s ^= s << 13, s ^= s >> 7, s ^= s << 17;
         noise[i] = weft_float_to_bf16((float)((double)(s >> 40) / 8388608.0 - 1));
         if (i < B * T) tokens[i] = (int32_t)(s % V);
+        if (i < B * T * KEPT) {
+            int64_t row = i / KEPT % T, m = i % KEPT;
+            routes[i] = m > row ? -1 : m == 0 ? 0 : (int32_t)((s >> 20) % (uint64_t)(row + 1));
+        }
     }
 }
 
@@ -83,7 +91,8 @@ static void write_inputs(weft_exec *x) {
         const weft_tensor *t = weft_graph_tensor_at(graph, i);
         if (t->role == WEFT_ROLE_TEMP || t->view_of) continue;
         void *zeros = t->dtype == WEFT_F32 ? calloc((size_t)weft_tensor_count(t), 4) : NULL;
-        weft_exec_write(x, t, zeros ? zeros : t->dtype == WEFT_I32 ? (void *)tokens : noise);
+        const void *numbers = t->ndim == 3 ? routes : tokens;
+        weft_exec_write(x, t, zeros ? zeros : t->dtype == WEFT_I32 ? numbers : noise);
         free(zeros);
     }
 }
@@ -242,6 +251,35 @@ static double build_running_means(int times) {
     return 4.0 * B * T * 64;
 }
 
+static void add_gathers(int times, weft_tensor **y) {
+    weft_tensor *index = TOKENS(B, T, KEPT);
+    weft_tensor *weight = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(B, T, KEPT));
+    for (int i = 0; i < times; i++)
+        y[i] = weft_keep(weft_route_gather(graph, PARAM(B, T, F), index, weight));
+}
+
+static double build_gather(int times) {
+    weft_tensor *y[16] = {NULL};
+    add_gathers(times, y);
+    return 4.0 * ROWS_F + 8.0 * B * T * KEPT;
+}
+
+static double build_gather_back(int times) {
+    weft_tensor *y[16] = {NULL};
+    add_gathers(times, y);
+    differentiate(times, y);
+    return 2 * (4.0 * ROWS_F + 8.0 * B * T * KEPT);
+}
+
+static double build_topk(int times) {
+    weft_score score = {.q = INPUT(B, T, H, 2 * D), .k = INPUT(B, T, 1, 2 * D), .causal = true};
+    weft_tensor *lse = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(B, H, T));
+    score.scale_value = 0.1;
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_route_topk(graph, &score, lse, KEPT, false, false).weight);
+    return 2.0 * (2 * ROWS_E + 2 * B * T * D) + 8.0 * B * T * KEPT;
+}
+
 static double build_squares(int times) {
     weft_tensor *x = INPUT(B * T, F);
     for (int i = 0; i < times; i++)
@@ -335,6 +373,9 @@ static const struct {
     {"time_mean [B, T, F]", 8, build_means, 0},
     {"running_mean [B, T, 64]", 8, build_running_means, 0},
     {"sum_squares [N, F]", 8, build_squares, 0},
+    {"route_gather [B, T, F]", 3, build_gather, 0},
+    {"route_gather and back", 3, build_gather_back, 0},
+    {"route_topk, H heads", 4, build_topk, 2.0 * ROWS_E *T},
     {"infonce and back", 4, build_contrast, 0},
     {"cross_entropy", 1, build_entropy, 2.0 * ROWS_E *V},
     {"cross_entropy and back", 1, build_entropy_back, 6.0 * ROWS_E *V},
@@ -378,5 +419,6 @@ int main(int argc, char **argv) {
     weft_pool_destroy(pool);
     free(noise);
     free(tokens);
+    free(routes);
     return 0;
 }

@@ -40,6 +40,13 @@ enum { WEFT_CUDA_TOPK_MAX = 16 };
 bool weft_cuda_topk_fits(const weft_node *n);
 weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n);
 
+/* route_gather and its gradient with the sequence in shared memory; false where it does not fit, as
+ * the shape alone decides. The workspaces are 0 there. */
+bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n);
+int64_t weft_cuda_slab_sums_workspace(const weft_node *n);
+bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n);
+int64_t weft_cuda_slab_gradient_workspace(const weft_node *n);
+
 /* ALiBi's slope, as weft_alibi_slope gives it. */
 __device__ static inline float route_slope(int h, int heads) {
     int power = 1;

@@ -1,11 +1,12 @@
 /* Sums along the kept columns on the GPU: c_t = Σ_m w_tm h[i_tm], and the gradient
  * dh_j = Σ w_tm dc_t over the entries (t, m) with i_tm = j.
  *
- * Floor of the forward pass: a row of c reads k rows of h, most of them from the L2 cache. In the
- * gradient a block owns a column: it looks through the sequence's entries, a few hundred at a time,
- * puts those that name its column into a list in ascending order and adds their rows. No two blocks
- * write to one place and every sum has a fixed order; looking through costs T·k comparisons a
- * column, little beside the rows that are added. */
+ * routing_slab.cu has the common case; here is the way of longer sequences. Floor of the forward
+ * pass: a row of c reads k rows of h, most of them from the L2 cache. In the gradient a block owns a
+ * column: it looks through the sequence's entries, a few hundred at a time, puts those that name its
+ * column into a list in ascending order and adds their rows. No two blocks write to one place and
+ * every sum has a fixed order; looking through costs T·k comparisons a column, little beside the
+ * rows that are added. */
 #include "cuda/routing.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, AT_ONCE = 4 /* rows on their way together */ };
@@ -63,6 +64,7 @@ static __global__ void gather_rows(gather g, const T *h, T *c, weft_cuda_run *ru
 }
 
 static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
+    if (weft_cuda_slab_sums(x, n)) return launched(n);
     const weft_tensor *h = n->in[0], *index = n->in[1];
     gather g = {index->shape[1],
                 h->shape[2],
@@ -80,7 +82,12 @@ static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-CUDA_KERNEL(route_gather, route_gather_run, NULL, explain_index)
+static int64_t route_gather_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return weft_cuda_slab_sums_workspace(n);
+}
+
+CUDA_KERNEL(route_gather, route_gather_run, route_gather_workspace, explain_index)
 
 /* Appends to list[0..] the entries from `first` on, THREADS of them, that name column j, in order;
  * returns how many. All threads call it. */
@@ -144,6 +151,7 @@ static __global__ void scatter_columns(gather g, const T *dc, T *dh, weft_cuda_r
 }
 
 static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
+    if (weft_cuda_slab_gradient(x, n)) return launched(n);
     const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
     gather g = {index->shape[1],
                 dh->shape[2],
@@ -160,4 +168,9 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-CUDA_KERNEL(route_gather_back, route_gather_back_run, NULL, explain_index)
+static int64_t route_gather_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return weft_cuda_slab_gradient_workspace(n);
+}
+
+CUDA_KERNEL(route_gather_back, route_gather_back_run, route_gather_back_workspace, explain_index)

@@ -77,10 +77,27 @@ static void build_route_topk(test_case *c) {
     case_scatter(c, "dense", routes.index, routes.weight, r.keys);
 }
 
+/* ids=N: the kept columns are not a top-k, but drawn from the first N, those from `cut` on left out;
+ * so a column may be kept by all rows, or by none. */
+static weft_routes draw_routes(test_case *c, int64_t limit) {
+    int64_t shape[] = {case_size(c, "B"), case_size(c, "T"), case_int(c, "k", 8)};
+    weft_routes routes = {case_ids(c, "index", limit, case_int(c, "cut", limit), 3, shape),
+                          case_stat(c, "w", CASE_CONST, 1, 3, shape)};
+    return routes;
+}
+
 static void build_route_gather(test_case *c) {
-    routed r = make_weights(c);
-    weft_routes routes = make_routes(c, &r);
-    int64_t shape[] = {r.batch, r.keys, case_size(c, "F")};
+    int64_t limit = case_int(c, "ids", 0);
+    int64_t shape[] = {case_size(c, "B"), 0, case_size(c, "F")};
+    weft_routes routes;
+    if (limit > 0) {
+        routes = draw_routes(c, limit);
+        shape[1] = case_size(c, "S");
+    } else {
+        routed r = make_weights(c);
+        routes = make_routes(c, &r);
+        shape[1] = r.keys;
+    }
     weft_tensor *h = case_input(c, "h", CASE_DIFF, 1, 3, shape);
     case_output(c, "c", CASE_DIFF,
                 weft_route_gather(case_graph(c), h, routes.index, routes.weight));
