@@ -1,7 +1,7 @@
-/* The overlap of Gaussians on the CPU. A task is some of the B·T positions, so that x is read in
- * its order; a head's means and deviations are two runs of D elements that go side by side through
- * the vector code. The logarithm is taken of a number that is 1e-4 at least: no zero, no
- * denormal. */
+/* Gaussians on the CPU. A task is some of the B·T positions, so that x is read in its order; a
+ * head's means and deviations are two runs of D elements. The distance's means are copied and summed,
+ * its deviations go through the vector code; for the overlap both go through it side by side. The
+ * overlap's logarithm is taken of a number that is 1e-4 at least: no zero, no denormal. */
 #include "ops/gaussian.h"
 
 #include "cpu/chunks.h"
@@ -11,29 +11,36 @@
 typedef struct {
     weft_exec *x;
     const weft_node *n;
-    const weft_tensor *from; /* x [B, T, H, 2D] */
+    const weft_tensor *from; /* [B, T, H, 2D]: x, or y in gaussian_back */
     int64_t time, heads, width, positions, block;
-} overlap;
+} heads;
 
-static overlap overlap_of(weft_exec *x, const weft_node *n) {
+static heads heads_of(weft_exec *x, const weft_node *n) {
     const weft_tensor *from = n->in[0];
-    overlap k = {.x = x,
-                 .n = n,
-                 .from = from,
-                 .time = from->shape[1],
-                 .heads = from->shape[2],
-                 .width = from->shape[3] / 2,
-                 .positions = from->shape[0] * from->shape[1]};
+    heads k = {.x = x,
+               .n = n,
+               .from = from,
+               .time = from->shape[1],
+               .heads = from->shape[2],
+               .width = from->shape[3] / 2,
+               .positions = from->shape[0] * from->shape[1]};
     k.block = chunk_rows(k.positions, 2 * k.heads * k.width);
     return k;
 }
 
 /* Where position p and head h stand in [B, H, T]. */
-static int64_t statistic_at(const overlap *k, int64_t p, int64_t h) {
+static int64_t statistic_at(const heads *k, int64_t p, int64_t h) {
     return (p / k->time * k->heads + h) * k->time + p % k->time;
 }
 
 #if WEFT_REAL == 64
+
+/* 1 − e^−a, for a ≥ 0. */
+static inline vreal vslope(vreal a) {
+    for (int i = 0; i < (int)VLEN; i++)
+        a[i] = -expm1(-a[i]);
+    return a;
+}
 
 static inline vreal vsqrt(vreal a) {
     for (int i = 0; i < (int)VLEN; i++)
@@ -48,6 +55,16 @@ static inline vreal vlog(vreal a) {
 }
 
 #else
+
+/* 1 − e^−a, for a ≥ 0; below ¼, where that cancels, its series. */
+static inline vreal vslope(vreal a) {
+    vreal p = 1 - a * (1 / 6.0f);
+    p = 1 - a * (1 / 5.0f) * p;
+    p = 1 - a * (1 / 4.0f) * p;
+    p = 1 - a * (1 / 3.0f) * p;
+    p = 1 - a * (1 / 2.0f) * p;
+    return vselect(a < vset(0.25f), a * p, 1 - vexp(-a));
+}
 
 static inline vreal vsqrt(vreal a) {
     for (int i = 0; i < (int)VLEN; i++)
@@ -66,6 +83,119 @@ static inline vreal vlog(vreal a) {
 }
 
 #endif
+
+VECTOR_FN deviation_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = vsoftplus(in[0]);
+}
+
+/* One half of head `row`, the means or the deviations: y, and its Σ y² of what is stored. y may lie
+ * over x. */
+static double gaussian_half(const heads *k, int64_t row, bool deviations) {
+    real x_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
+    const weft_tensor *y = k->n->out[0];
+    int64_t at = (2 * row + deviations) * k->width, end = at + k->width;
+    double sum = 0;
+    for (; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        const real *in[] = {tile_in(k->x, k->from, at, len, x_scratch)};
+        real *out[] = {tile_out(k->x, y, at, y_scratch)};
+        if (deviations)
+            apply(deviation_vector, 1, in, 1, out, len, NULL);
+        else if (in[0] != out[0])
+            memcpy(out[0], in[0], (size_t)len * sizeof(real));
+        tile_done(k->x, y, at, len, out[0]);
+        if (k->n->n_out < 2) continue;
+        const real *stored = tile_in(k->x, y, at, len, x_scratch);
+        sum += (double)dot_reals(stored, stored, len);
+    }
+    return sum;
+}
+
+/* Means that stand already where they belong are left alone. */
+static void gaussian_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const heads *k = context;
+    real *n = k->n->n_out > 1 ? weft_data(k->x, k->n->out[1]) : NULL;
+    bool means = n || weft_data(k->x, k->from) != weft_data(k->x, k->n->out[0]);
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h++) {
+            double sum = means ? gaussian_half(k, p * k->heads + h, false) : 0;
+            sum += gaussian_half(k, p * k->heads + h, true);
+            if (n) n[statistic_at(k, p, h)] = (real)sum;
+        }
+}
+
+static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
+    heads k = heads_of(x, n);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gaussian_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(gaussian) = {.run = gaussian_run};
+
+/* in: y, dy. arg: twice the gradient of the head's sum of squares. */
+VECTOR_FN mean_back_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = in[1] + arg[0] * in[0];
+}
+
+VECTOR_FN deviation_back_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = (in[1] + arg[0] * in[0]) * vslope(in[0]);
+}
+
+/* The same where y has no gradient. */
+VECTOR_FN mean_square_back_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = arg[0] * in[0];
+}
+
+VECTOR_FN deviation_square_back_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = arg[0] * in[0] * vslope(in[0]);
+}
+
+/* dx may lie over dy or y. */
+static void gaussian_half_back(const heads *k, int64_t row, bool deviations, real factor) {
+    real y_scratch[TILE_SCRATCH], dy_scratch[TILE_SCRATCH], dx_scratch[TILE_SCRATCH];
+    const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
+    int64_t at = (2 * row + deviations) * k->width, end = at + k->width;
+    for (; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        const real *in[] = {tile_in(k->x, k->from, at, len, y_scratch),
+                            dy ? tile_in(k->x, dy, at, len, dy_scratch) : NULL};
+        real *out[] = {tile_out(k->x, dx, at, dx_scratch)};
+        if (dy && deviations)
+            apply(deviation_back_vector, 2, in, 1, out, len, &factor);
+        else if (dy)
+            apply(mean_back_vector, 2, in, 1, out, len, &factor);
+        else if (deviations)
+            apply(deviation_square_back_vector, 1, in, 1, out, len, &factor);
+        else
+            apply(mean_square_back_vector, 1, in, 1, out, len, &factor);
+        tile_done(k->x, dx, at, len, out[0]);
+    }
+}
+
+static void gaussian_back_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const heads *k = context;
+    const real *dn = weft_data(k->x, k->n->in[2]);
+    bool means = dn || weft_data(k->x, k->n->in[1]) != weft_data(k->x, k->n->out[0]);
+    int64_t end = min_i64((task + 1) * k->block, k->positions);
+    for (int64_t p = task * k->block; p < end; p++)
+        for (int64_t h = 0; h < k->heads; h++) {
+            real factor = dn ? 2 * dn[statistic_at(k, p, h)] : 0;
+            if (means) gaussian_half_back(k, p * k->heads + h, false, factor);
+            gaussian_half_back(k, p * k->heads + h, true, factor);
+        }
+}
+
+static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
+    heads k = heads_of(x, n);
+    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gaussian_back_block, &k);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(gaussian_back) = {.run = gaussian_back_run};
 
 static inline vreal deviation(vreal rho) {
     return vsoftplus(rho) + SIGMA_FLOOR;
@@ -92,7 +222,7 @@ static real sum_reals(const real *a, int64_t n) {
 }
 
 /* Head `row` of all B·T·H: its y, and the sum of its logarithms. */
-static real overlap_head(const overlap *k, int64_t row) {
+static real overlap_head(const heads *k, int64_t row) {
     real mean_scratch[TILE_SCRATCH], rho_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
     real logs[TILE];
     const weft_tensor *y = k->n->out[0];
@@ -112,7 +242,7 @@ static real overlap_head(const overlap *k, int64_t row) {
 
 static void overlap_block(void *context, int64_t task, int thread) {
     (void)thread;
-    const overlap *k = context;
+    const heads *k = context;
     real *log_sigma = weft_data(k->x, k->n->out[1]);
     int64_t end = min_i64((task + 1) * k->block, k->positions);
     for (int64_t p = task * k->block; p < end; p++)
@@ -121,7 +251,7 @@ static void overlap_block(void *context, int64_t task, int thread) {
 }
 
 static weft_status overlap_run(weft_exec *x, const weft_node *n) {
-    overlap k = overlap_of(x, n);
+    heads k = heads_of(x, n);
     weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), overlap_block, &k);
     return WEFT_OK;
 }
@@ -142,7 +272,7 @@ static void log_sigma_back_vector(const vreal *in, vreal *out, const real *arg) 
 }
 
 /* dx may lie over x: of both runs, what is read stands where the result is written. */
-static void overlap_back_head(const overlap *k, int64_t row, real d_log_sigma) {
+static void overlap_back_head(const heads *k, int64_t row, real d_log_sigma) {
     real scratch[5][TILE_SCRATCH];
     const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
     int64_t at = 2 * row * k->width;
@@ -166,7 +296,7 @@ static void overlap_back_head(const overlap *k, int64_t row, real d_log_sigma) {
 
 static void overlap_back_block(void *context, int64_t task, int thread) {
     (void)thread;
-    const overlap *k = context;
+    const heads *k = context;
     const real *d_log_sigma = weft_data(k->x, k->n->in[2]);
     int64_t end = min_i64((task + 1) * k->block, k->positions);
     for (int64_t p = task * k->block; p < end; p++)
@@ -176,7 +306,7 @@ static void overlap_back_block(void *context, int64_t task, int thread) {
 }
 
 static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
-    overlap k = overlap_of(x, n);
+    heads k = heads_of(x, n);
     weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), overlap_back_block, &k);
     return WEFT_OK;
 }

@@ -53,12 +53,12 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
     ENTRY(gelu_back),
     ENTRY(silu_mul),
     ENTRY(silu_mul_back),
-    ENTRY(softplus),
-    ENTRY(softplus_back),
     ENTRY(gate_mix),
     ENTRY(gate_mix_back),
 #endif
 #if __has_include("cuda/gaussian.cu")
+    ENTRY(gaussian),
+    ENTRY(gaussian_back),
     ENTRY(overlap),
     ENTRY(overlap_back),
 #endif

@@ -10,8 +10,7 @@
  * With RA_MLA_SCORE="w2" queries and keys are Gaussians in the latent: means in its first half,
  * deviations in its second. */
 #include "model/builder.h"
-#include "ops/activation.h"
-#include "ops/arith.h"
+#include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
 
@@ -98,9 +97,10 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
         k = rotate_heads(b, k, turned, 1);
     }
     if (w2) {
-        q = weft_softplus(b->g, q, latent / 2, 0);
-        k = weft_softplus(b->g, k, latent / 2, 0);
-        score->n = weft_row_squares(b->g, k, 0);
+        weft_gaussian key = weft_gaussian_key(b->g, k);
+        q = weft_gaussian_query(b->g, q);
+        k = key.y;
+        score->n = key.n;
         build_temperature(b, score, latent / 2);
     }
     score->q = q;

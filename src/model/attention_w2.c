@@ -8,7 +8,6 @@
  * `overlap` scores by the logarithm of two Gaussians' overlap: means divided by the root of the
  * deviation, and the deviation's logarithm in the key's number. */
 #include "model/builder.h"
-#include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/gaussian.h"
 #include "ops/linear.h"
@@ -27,8 +26,8 @@ void build_temperature(builder *b, weft_score *score, int64_t width) {
     score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -1 / (tau + TAU_EPS));
 }
 
-/* q̂ or k̂ [B, T, H, 2D] from the projection: rotated means, positive deviations. */
-static weft_tensor *gaussian(builder *b, weft_tensor *x, const char *name) {
+/* Each head's means and raw deviations [B, T, H, 2D]. */
+static weft_tensor *project_gaussian(builder *b, weft_tensor *x, const char *name) {
     weft_tensor *w = matrix(b, name, init_normal(0.02), 2 * b->width, b->width);
     weft_tensor *y = weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE);
     return weft_view(b->g, y, b->batch, b->time, b->heads, 2 * b->head_dim);
@@ -40,15 +39,17 @@ static weft_tensor *rotate(builder *b, weft_tensor *x) {
 }
 
 weft_tensor *build_w2(builder *b, weft_tensor *x) {
-    weft_tensor *q = gaussian(b, x, "attn.q.weight"), *k = gaussian(b, x, "attn.k.weight");
+    weft_tensor *q = project_gaussian(b, x, "attn.q.weight");
+    weft_tensor *k = project_gaussian(b, x, "attn.k.weight");
     weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->width, b->width);
     weft_tensor *v = weft_linear(b->g, x, wv, NULL, WEFT_ACT_NONE);
     v = weft_view(b->g, v, b->batch, b->time, b->heads, b->head_dim);
     weft_score *score = &b->score;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
-        score->q = weft_softplus(b->g, rotate(b, q), b->head_dim, 0);
-        score->k = weft_softplus(b->g, rotate(b, k), b->head_dim, 0);
-        score->n = weft_row_squares(b->g, score->k, 0);
+        weft_gaussian key = weft_gaussian_key(b->g, rotate(b, k));
+        score->q = weft_gaussian_query(b->g, rotate(b, q));
+        score->k = key.y;
+        score->n = key.n;
         build_temperature(b, score, b->head_dim);
     } else {
         weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);

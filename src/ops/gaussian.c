@@ -1,5 +1,12 @@
 /* Gaussians as vectors: what is computed and its gradient.
  *
+ * gaussian      σ = softplus(ρ)          y = [μ, σ]   n = Σ_d y²
+ *               g = dy + 2 dn · y        dμ = g_μ     dρ = g_σ · (1 − e^−σ)
+ *
+ * softplus' slope is read off σ itself: 1 − e^−σ = sigmoid(ρ). Rounding σ by a part δ moves the
+ * slope by less than δ, so the gradient loses nothing by it, and x is dead once y is made: y lies
+ * over it, and the gradient over dy.
+ *
  * overlap       σ = softplus(ρ) + 1e-4   y = μ/√σ   l = Σ_d log σ
  *               dμ = dy/√σ               dρ = (dl − ½ dy · y)/σ · sigmoid(ρ)
  *
@@ -11,19 +18,87 @@
 #include "ops/check.h"
 #include "ops/list.h"
 
-static weft_status overlap_infer(weft_graph *g, weft_node *n) {
+static weft_status check_heads(weft_graph *g, const weft_node *n) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float(g, n, "x", x));
     WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
-    if (x->shape[3] % 2)
-        return weft_graph_fail(g,
-                               "overlap: x is %s, but it must be [B, T, H, 2D]: a head has as many "
-                               "deviations as means",
-                               weft_tensor_describe(x));
-    weft_node_output(g, n, 0, x->dtype, 4,
-                     (int64_t[]){x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 2});
+    if (x->shape[3] % 2 == 0) return WEFT_OK;
+    return weft_graph_fail(g,
+                           "%s: x is %s, but it must be [B, T, H, 2D]: a head has as many "
+                           "deviations as means",
+                           n->op->name, weft_tensor_describe(x));
+}
+
+/* One number a head and token. */
+static void output_numbers(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[0];
     weft_node_output(g, n, 1, weft_stat_dtype(x), 3,
                      (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
+}
+
+static weft_status gaussian_infer(weft_graph *g, weft_node *n) {
+    WEFT_TRY(check_heads(g, n));
+    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
+    if (n->n_out > 1) output_numbers(g, n);
+    return weft_graph_status(g);
+}
+
+static weft_status gaussian_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                 weft_tensor **d_in) {
+    weft_tensor *in[] = {n->out[0], d_out[0], n->n_out > 1 ? d_out[1] : NULL};
+    weft_node *back = weft_graph_append(g, &weft_op_gaussian_back, in, 3, 1, 1, NULL, 0);
+    if (!back) return weft_graph_status(g);
+    d_in[0] = back->out[0];
+    return WEFT_OK;
+}
+
+static int first_in_place(const weft_node *n, int out) {
+    (void)n;
+    return out == 0 ? 0 : -1;
+}
+
+const weft_op weft_op_gaussian = {
+    .name = "gaussian",
+    .id = WEFT_OP_gaussian,
+    .infer = gaussian_infer,
+    .grad = gaussian_grad,
+    .inplace = first_in_place,
+};
+
+static weft_status like_first_infer(weft_graph *g, weft_node *n) {
+    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
+    return weft_graph_status(g);
+}
+
+/* Over dy; where only n has a gradient, over y. */
+static int gaussian_back_in_place(const weft_node *n, int out) {
+    (void)out;
+    return n->in[1] ? 1 : 0;
+}
+
+const weft_op weft_op_gaussian_back = {
+    .name = "gaussian_back",
+    .id = WEFT_OP_gaussian_back,
+    .infer = like_first_infer,
+    .inplace = gaussian_back_in_place,
+};
+
+weft_tensor *weft_gaussian_query(weft_graph *g, weft_tensor *x) {
+    weft_node *n = weft_graph_append(g, &weft_op_gaussian, &x, 1, 1, 1, NULL, 0);
+    return n ? n->out[0] : NULL;
+}
+
+weft_gaussian weft_gaussian_key(weft_graph *g, weft_tensor *x) {
+    weft_node *n = weft_graph_append(g, &weft_op_gaussian, &x, 1, 1, 2, NULL, 0);
+    return n ? (weft_gaussian){n->out[0], n->out[1]} : (weft_gaussian){NULL, NULL};
+}
+
+static weft_status overlap_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[0];
+    WEFT_TRY(check_heads(g, n));
+    weft_node_output(g, n, 0, x->dtype, 4,
+                     (int64_t[]){x->shape[0], x->shape[1], x->shape[2], x->shape[3] / 2});
+    output_numbers(g, n);
     return weft_graph_status(g);
 }
 
@@ -43,22 +118,11 @@ const weft_op weft_op_overlap = {
     .grad = overlap_grad,
 };
 
-static weft_status overlap_back_infer(weft_graph *g, weft_node *n) {
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
-    return weft_graph_status(g);
-}
-
-static int overlap_back_in_place(const weft_node *n, int out) {
-    (void)n;
-    (void)out;
-    return 0;
-}
-
 const weft_op weft_op_overlap_back = {
     .name = "overlap_back",
     .id = WEFT_OP_overlap_back,
-    .infer = overlap_back_infer,
-    .inplace = overlap_back_in_place,
+    .infer = like_first_infer,
+    .inplace = first_in_place,
 };
 
 weft_overlap weft_overlap_scale(weft_graph *g, weft_tensor *x) {

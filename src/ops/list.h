@@ -44,11 +44,11 @@
     X(gelu_back)                                                                                   \
     X(silu_mul)                                                                                    \
     X(silu_mul_back)                                                                               \
-    X(softplus)                                                                                    \
-    X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \
     X(gate_mix_back)                                                                               \
     /* gaussian */                                                                                 \
+    X(gaussian)                                                                                    \
+    X(gaussian_back)                                                                               \
     X(overlap)                                                                                     \
     X(overlap_back)                                                                                \
     /* heads */                                                                                    \
