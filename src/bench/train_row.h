@@ -18,7 +18,11 @@ typedef struct {
 /* Runs the job in a process of its own, since a peak of memory is a process's, and gives what came
  * of it, the caller's to json_decref; NULL and an error when it failed. Keys:
  *
- *   seconds, spread, samples   of a step
+ *   seconds, spread, samples   of a step: the median
+ *   mean_seconds               on a GPU: the mean of a step and what lies between two of them
+ *   device_seconds, draw_seconds, open_seconds, first_step_seconds
+ *                              what it took to find the device, draw the weights, open the training
+ *                              pass, and take the first step
  *   of_limit                   the rate of step_flops against a 1024³ sgemm on every thread, measured
  *                              in the same turns
  *   peak_bytes                 the most memory that training added; 0: the system does not tell

@@ -9,7 +9,8 @@ const char weft_help_init[] =
     "  --seed S           start of the random numbers; without it, the config's\n"
     "  --step S           a study's step by name, the ablation's 0 to 5\n"
     "  -o KEY=VALUE       override a config key; may be repeated\n"
-    "  --dtype T          f32, bf16 or f64\n";
+    "  --dtype T          f32, bf16 or f64\n"
+    "  --threads N        one a processor without it; the result does not depend on it\n";
 
 int weft_cmd_init(int argc, char **argv) {
     weft_args args;
@@ -20,13 +21,16 @@ int weft_cmd_init(int argc, char **argv) {
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
     weft_model *m = NULL;
+    weft_pool *pool = NULL;
     weft_status status = weft_args_config(&args, &c);
     if (status == WEFT_OK) status = weft_model_make_folder(out);
     if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
-    if (status == WEFT_OK) status = weft_model_start(m, (uint64_t)c.seed);
+    if (status == WEFT_OK) status = weft_pool_create(args.threads, &pool);
+    if (status == WEFT_OK) status = weft_model_start_on(m, (uint64_t)c.seed, pool);
     if (status == WEFT_OK) status = weft_model_save(m, out);
     if (status == WEFT_OK)
         fprintf(stderr, "%s: %lld parameters\n", out, (long long)weft_model_parameter_count(m));
+    weft_pool_destroy(pool);
     weft_model_destroy(m);
     return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
 }

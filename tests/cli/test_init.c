@@ -64,6 +64,18 @@ static void test_the_same_seed_gives_the_same_bytes(void **state) {
     assert_true(same_model(a, c));
 }
 
+/* Threads share out a large tensor's numbers in pieces: here more than one, the last not full. */
+static void test_threads_draw_the_same_bytes(void **state) {
+    (void)state;
+    static const char *const starts[] = {"INIT=normal", "INIT=orthogonal"};
+    for (int i = 0; i < 2; i++) {
+        const char *a = scratch_path("one-%d", i), *b = scratch_path("five-%d", i);
+        INIT(a, "--threads", "1", "-o", "VOCAB_SIZE=1200", "-o", starts[i]);
+        INIT(b, "--threads", "5", "-o", "VOCAB_SIZE=1200", "-o", starts[i]);
+        assert_true(same_model(a, b));
+    }
+}
+
 static weft_safetensors *open_model(const char *folder) {
     char path[600];
     weft_safetensors *file;
@@ -410,6 +422,7 @@ static void test_a_study_starts_at_step_0(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_same_seed_gives_the_same_bytes),
+        cmocka_unit_test(test_threads_draw_the_same_bytes),
         cmocka_unit_test(test_dot_and_gelu_start_as_gpt2),
         cmocka_unit_test(test_gated_kinds_and_relative_bias),
         cmocka_unit_test(test_z_heads_start_block_diagonal),
