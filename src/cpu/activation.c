@@ -83,6 +83,67 @@ static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(silu_mul_back) = {.run = silu_mul_back_run};
 
+VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = vsoftplus(in[0]) + arg[0];
+}
+
+VECTOR_FN softplus_back_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] * vsigmoid(in[1]);
+}
+
+/* Length of the run of columns from element `at` on, within `len`, that lie on one side of start. */
+static int64_t column_run(int64_t at, int64_t len, int64_t width, int64_t start, bool *active) {
+    int64_t column = at % width;
+    *active = column >= start;
+    return min_i64(len, (*active ? width : start) - column);
+}
+
+static void softplus_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                          real *const *out) {
+    const weft_softplus_attr *attr = c->n->attr;
+    int64_t width = attr->start ? weft_tensor_width(c->n->in[0]) : at + len;
+    real floor_value = (real)attr->floor;
+    for (int64_t i = 0, part; i < len; i += part) {
+        bool active;
+        part = column_run(at + i, len - i, width, attr->start, &active);
+        const real *from[] = {in[0] + i};
+        real *to[] = {out[0] + i};
+        if (active)
+            apply(softplus_vector, 1, from, 1, to, part, &floor_value);
+        else
+            memmove(to[0], from[0], (size_t)part * sizeof(real));
+    }
+}
+
+static weft_status softplus_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 1, 1, softplus_tile, NULL);
+}
+
+const weft_kernel KERNEL(softplus) = {.run = softplus_run};
+
+static void softplus_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                               real *const *out) {
+    int64_t start = ATTR(c->n, weft_softplus_attr)->start;
+    int64_t width = start ? weft_tensor_width(c->n->in[1]) : at + len;
+    for (int64_t i = 0, part; i < len; i += part) {
+        bool active;
+        part = column_run(at + i, len - i, width, start, &active);
+        const real *from[] = {in[0] + i, in[1] + i};
+        real *to[] = {out[0] + i};
+        if (active)
+            apply(softplus_back_vector, 2, from, 1, to, part, NULL);
+        else
+            memmove(to[0], from[0], (size_t)part * sizeof(real));
+    }
+}
+
+static weft_status softplus_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 2, 1, softplus_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(softplus_back) = {.run = softplus_back_run};
+
 /* The gate: a task is some of the B·T positions, each of H heads of D. */
 typedef struct {
     weft_exec *x;

@@ -71,6 +71,61 @@ static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(silu_mul_back, silu_mul_back_run)
 
+/* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
+struct softplus_args {
+    int64_t rows, width, start;
+    float floor;
+    any_tensor x, dy, y;
+};
+
+static __global__ void softplus_packs(softplus_args k) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= k.rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
+    int n = pack_length(k.width, column);
+    float x[VECTOR], dy[VECTOR], y[VECTOR];
+    bool back = k.dy.data != NULL;
+    load_pack(k.x, at, n, x);
+    if (back) load_pack(k.dy, at, n, dy);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        if (back)
+            y[i] = column + i < k.start ? dy[i] : dy[i] * sigmoid(x[i]);
+        else
+            y[i] = column + i < k.start
+                       ? x[i]
+                       : fmaxf(x[i], 0.0f) + log1pf(__expf(-fabsf(x[i]))) + k.floor;
+    }
+    store_pack(k.y, at, n, y);
+}
+
+static weft_status run_softplus(weft_exec *x, const weft_node *n, const weft_tensor *dy,
+                                const weft_tensor *from) {
+    const weft_softplus_attr *attr = ATTR(n, weft_softplus_attr);
+    softplus_args k = {weft_tensor_rows(from), weft_tensor_width(from), attr->start,
+                       (float)attr->floor,     any_of(x, from),         any_of(x, dy),
+                       any_of(x, n->out[0])};
+    if (k.start == 0) {
+        k.width *= k.rows; /* one row: odd widths keep their alignment */
+        k.rows = 1;
+    }
+    softplus_packs<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
+                     stream_of(x)>>>(k);
+    return launched(n);
+}
+
+static weft_status softplus_run(weft_exec *x, const weft_node *n) {
+    return run_softplus(x, n, NULL, n->in[0]);
+}
+
+CUDA_KERNEL(softplus, softplus_run)
+
+static weft_status softplus_back_run(weft_exec *x, const weft_node *n) {
+    return run_softplus(x, n, n->in[0], n->in[1]);
+}
+
+CUDA_KERNEL(softplus_back, softplus_back_run)
+
 /* The gate: rows are the B·T·H heads of D numbers. */
 struct gating {
     int64_t rows, time, heads, width;

@@ -53,6 +53,8 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
     ENTRY(gelu_back),
     ENTRY(silu_mul),
     ENTRY(silu_mul_back),
+    ENTRY(softplus),
+    ENTRY(softplus_back),
     ENTRY(gate_mix),
     ENTRY(gate_mix_back),
 #endif

@@ -3,6 +3,7 @@
  * gelu          y = x σ(2u), u = √(2/π)(x + 0.044715 x³), which is x/2 (1 + tanh u)
  *               dx = dy (σ + x σ(1 − σ) 2u')
  * silu_mul      y = a · b σ(b)           da = dy · b σ(b)     db = dy · a · σ(b)(1 + b(1 − σ(b)))
+ * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
  * gate_mix      y = o (1 − α + α σ(g))   do = dy (1 − α + α σ(g))
  *               dg = α σ(g)(1 − σ(g)) Σ_d dy · o, over the sequence too where it has one gate
  */
@@ -123,6 +124,44 @@ const weft_op weft_op_silu_mul_back = {
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b) {
     return only_output(
         weft_graph_append(g, &weft_op_silu_mul, (weft_tensor *[]){a, b}, 2, 2, 1, NULL, 0));
+}
+
+/* softplus */
+
+static weft_status softplus_infer(weft_graph *g, weft_node *n) {
+    int64_t start = ((const weft_softplus_attr *)n->attr)->start;
+    if (start < 0 || start > weft_tensor_width(n->in[0]))
+        return weft_graph_fail(g, "softplus: start %lld is outside x's last dimension, %s",
+                               (long long)start, weft_tensor_describe(n->in[0]));
+    return like_first_infer(g, n);
+}
+
+static weft_status softplus_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                 weft_tensor **d_in) {
+    d_in[0] = only_output(weft_graph_append(g, &weft_op_softplus_back,
+                                            (weft_tensor *[]){d_out[0], n->in[0]}, 2, 2, 1, n->attr,
+                                            sizeof(weft_softplus_attr)));
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_softplus = {
+    .name = "softplus",
+    .id = WEFT_OP_softplus,
+    .infer = softplus_infer,
+    .grad = softplus_grad,
+    .inplace = first_in_place,
+};
+
+const weft_op weft_op_softplus_back = {
+    .name = "softplus_back",
+    .id = WEFT_OP_softplus_back,
+    .infer = unary_back_infer,
+    .inplace = unary_back_in_place,
+};
+
+weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
+    weft_softplus_attr attr = {start, floor};
+    return only_output(weft_graph_append(g, &weft_op_softplus, &x, 1, 1, 1, &attr, sizeof attr));
 }
 
 /* gate_mix */

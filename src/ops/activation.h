@@ -12,11 +12,20 @@ weft_tensor *weft_gelu_back(weft_graph *g, weft_tensor *dy, weft_tensor *x);
 /* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the gate of SwiGLU. Any shape, the same for both. */
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 
+/* y = log(1 + e^x) + floor in the columns (last dimension) from `start` on; those before it are
+ * copied: the standard deviations of a head that holds means first. */
+weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor);
+
 /* y = o·(1 − α + α·sigmoid(gate)): o is [B, T, H, D], gate [B, T, H], or [B, 1, H] for one gate a
  * sequence, before the sigmoid. */
 weft_tensor *weft_gate_mix(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha);
 
 /* Attributes of the nodes, for the kernels. */
+typedef struct {
+    int64_t start;
+    double floor;
+} weft_softplus_attr;
+
 typedef struct {
     bool da, db; /* which gradients are wanted */
 } weft_silu_mul_back_attr;

@@ -44,6 +44,8 @@
     X(gelu_back)                                                                                   \
     X(silu_mul)                                                                                    \
     X(silu_mul_back)                                                                               \
+    X(softplus)                                                                                    \
+    X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \
     X(gate_mix_back)                                                                               \
     /* gaussian */                                                                                 \

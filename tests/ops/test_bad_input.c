@@ -237,6 +237,9 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(gate_other_length, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 2, 4), 0.1))             \
     X(gate_flat, "gate_mix", weft_gate_mix(g, F(3, 4, 5), F(2, 3, 4), 0.1))                        \
     /* gaussian, heads */                                                                          \
+    X(softplus_integers, "softplus", weft_softplus(g, I(3), 0, 0))                                 \
+    X(softplus_start_past_end, "softplus", weft_softplus(g, F(2, 3), 4, 0))                        \
+    X(softplus_start_negative, "softplus", weft_softplus(g, F(2, 3), -1, 0))                       \
     X(gaussian_odd_width, "gaussian", weft_gaussian_key(g, F(1, 2, 3, 5)).y)                       \
     X(gaussian_flat, "gaussian", weft_gaussian_query(g, F(3, 4)))                                  \
     X(gaussian_integers, "gaussian", weft_gaussian_key(g, I(1, 2, 3, 4)).n)                        \

@@ -27,6 +27,12 @@ def silu_mul(c):
     c.output("y", b * sigmoid(b) * a)
 
 
+def softplus(c):
+    x = c.input("x", c.size("M", 1), c.size("N"), scale=4)
+    start = c.integer("start", 0)
+    c.output("y", torch.cat([x[:, :start], softplus_of(x[:, start:]) + c.number("floor", 0)], 1))
+
+
 def gate_mix(c):
     b, t, h, d = c.size("B"), c.size("T"), c.size("H"), c.size("D")
     alpha = c.number("alpha", 0.1)
@@ -35,4 +41,4 @@ def gate_mix(c):
     c.output("y", o * (1 - alpha + alpha * sigmoid(g))[..., None])
 
 
-OPS = {f.__name__: f for f in (gelu, silu_mul, gate_mix)}
+OPS = {f.__name__: f for f in (gelu, silu_mul, softplus, gate_mix)}

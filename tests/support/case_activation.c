@@ -15,6 +15,14 @@ static void build_silu_mul(test_case *c) {
     case_output(c, "y", CASE_DIFF, weft_silu_mul(case_graph(c), a, b));
 }
 
+static void build_softplus(test_case *c) {
+    int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
+    weft_tensor *x = case_input(c, "x", CASE_DIFF, 4, 2, shape);
+    weft_tensor *y =
+        weft_softplus(case_graph(c), x, case_int(c, "start", 0), case_number(c, "floor", 0));
+    case_output(c, "y", CASE_DIFF, y);
+}
+
 static void build_gate_mix(test_case *c) {
     int64_t shape[] = {case_size(c, "B"), case_size(c, "T"), case_size(c, "H"), case_size(c, "D")};
     int64_t gates = case_is(c, "per", "sequence", "token") ? 1 : shape[1];
@@ -27,6 +35,7 @@ static void build_gate_mix(test_case *c) {
 const case_builder cases_activation[] = {
     {"gelu", build_gelu},
     {"silu_mul", build_silu_mul},
+    {"softplus", build_softplus},
     {"gate_mix", build_gate_mix},
     {NULL, NULL},
 };
