@@ -184,8 +184,8 @@ __device__ static inline void load_vector(const float *p, float (&v)[VECTOR]) {
     v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-__device__ static inline void load_vector(const bf16 *p, float (&v)[VECTOR]) {
-    uint4 a = *(const uint4 *)p;
+/* Eight of bf16 as they lie in memory, in float. */
+__device__ static inline void widen_words(uint4 a, float (&v)[VECTOR]) {
     unsigned words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -194,19 +194,37 @@ __device__ static inline void load_vector(const bf16 *p, float (&v)[VECTOR]) {
     }
 }
 
+__device__ static inline void load_vector(const bf16 *p, float (&v)[VECTOR]) {
+    widen_words(*(const uint4 *)p, v);
+}
+
+/* Four words to global memory in one store: of an assignment the compiler makes four where it does
+ * not see the values side by side. The same of two. */
+__device__ static inline void store_words(void *p, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+__device__ static inline void store_words(void *p, unsigned a, unsigned b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(a), "r"(b) : "memory");
+}
+
+/* Two elements of bf16 as they lie in memory, the first in the low half. */
+__device__ static inline unsigned join_halves(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(unsigned *)&pair;
+}
+
 __device__ static inline void store_vector(float *p, const float (&v)[VECTOR]) {
-    ((float4 *)p)[0] = make_float4(v[0], v[1], v[2], v[3]);
-    ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    store_words(p, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                __float_as_uint(v[3]));
+    store_words(p + 4, __float_as_uint(v[4]), __float_as_uint(v[5]), __float_as_uint(v[6]),
+                __float_as_uint(v[7]));
 }
 
 __device__ static inline void store_vector(bf16 *p, const float (&v)[VECTOR]) {
-    unsigned words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
-        words[i] = *(unsigned *)&pair;
-    }
-    *(uint4 *)p = make_uint4(words[0], words[1], words[2], words[3]);
+    store_words(p, join_halves(v[0], v[1]), join_halves(v[2], v[3]), join_halves(v[4], v[5]),
+                join_halves(v[6], v[7]));
 }
 
 /* Sums and maxima over a warp and over a block of whole warps: always the same tree. Every thread

@@ -1,20 +1,31 @@
 /* LayerNorm and RMSNorm on the GPU. Floor, forward: the bytes of x (and r), y (and s); backward:
  * those of dy, s (and ds), dx. The statistics and the gradients of w and b are small beside them.
  *
- * A thread has a pack of columns, a block some rows at a time, which stay in registers from the
- * first reading to the writing; the sums of all its rows go through one exchange between the warps.
  * The variance is summed around the mean, since Σs² − (Σs)² loses everything where the mean is
- * large. Backward a block walks a range of rows, the range fixed by the shape, and a thread keeps
- * its columns' share of dw and db in registers; the blocks' shares are added in their order in
- * double. Rows of more than NARROW columns take kernels that read a row again for each sum: from
- * the first cache. */
+ * large. Three kernels each way, by type and width alone:
+ *
+ *   warp    bf16, whole packs, at most LANE_PACKS of them a lane: a warp a row, which stays in
+ *           registers; the row after it is under way meanwhile, and no warp waits for another.
+ *   narrow  up to NARROW columns: a thread has a pack of columns, a block some rows at a time; the
+ *           sums of all its rows go through one exchange between the warps.
+ *   wide    a block a row, which is read again for each sum: from the first cache.
+ *
+ * Backward a thread keeps its columns' share of dw and db in registers over the rows it walks; the
+ * blocks' shares are added in their order in double. Which rows a block has follows from the
+ * shape. */
 #include "cuda/pack.cuh"
+
+#include <initializer_list>
 
 extern "C" {
 #include "ops/norm.h"
 }
 
 enum {
+    LANE_PACKS = 4,            /* of a row that a lane holds */
+    WARP_ROWS = 8,             /* warps of a block, forward */
+    BACK_WARPS = 8,            /* and backward, which fill a multiprocessor's registers */
+    WARP_BLOCKS = 132,         /* multiprocessors */
     THREADS = 256,             /* of a block, at most */
     NARROW = VECTOR * THREADS, /* columns that stay in registers */
     ROWS = 4,                  /* rows at a time, forward */
@@ -68,6 +79,132 @@ __device__ static inline void sum_residual(const norm_args &a, const pack &x, co
     for (int i = 0; i < VECTOR; i++)
         s[i] += other[i];
     store_pack(a.s, at, n, s);
+}
+
+/* A row of bf16 as it lies in memory: pack k of a lane is the row's pack 32·k + lane. Those behind
+ * the row's end are never touched: they stay what they were. */
+template <int PACKS> struct lane_row { uint4 pack[PACKS]; };
+
+/* Where a lane's first pack is, in elements; the next are LANE_STEP behind each other. */
+enum { LANE_STEP = 32 * VECTOR };
+
+__device__ static inline int64_t lane_start(const norm_args &a, int64_t row) {
+    return row * a.width + (int)threadIdx.x % 32 * VECTOR;
+}
+
+__device__ static inline bool lane_has(const norm_args &a, int k) {
+    return k * LANE_STEP + (int)threadIdx.x % 32 * VECTOR < (int)a.width;
+}
+
+template <int PACKS>
+__device__ static inline void fetch_row(const norm_args &a, any_tensor t, int64_t start,
+                                        lane_row<PACKS> &to) {
+    const bf16 *from = (const bf16 *)t.data + start;
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+        if (lane_has(a, k)) to.pack[k] = *(const uint4 *)(from + k * LANE_STEP);
+}
+
+__device__ static inline void store_row(const norm_args &a, any_tensor t, int64_t start, int k,
+                                        const float (&v)[VECTOR]) {
+    if (lane_has(a, k)) store_vector((bf16 *)(void *)t.data + start + k * LANE_STEP, v);
+}
+
+/* A lane's columns of w or b; zeros where there is none. */
+template <int PACKS>
+__device__ static inline void load_columns(const norm_args &a, any_tensor t,
+                                           float (&v)[PACKS][VECTOR]) {
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        int64_t column = lane_start(a, 0) + k * LANE_STEP;
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            v[k][j] = 0;
+        if (!t.data || !lane_has(a, k)) continue;
+        if (t.is_bf16)
+            load_vector((const bf16 *)t.data + column, v[k]);
+        else
+            load_vector((const float *)t.data + column, v[k]);
+    }
+}
+
+/* s of a row, stored where it is a sum, and Σs. */
+template <int PACKS>
+__device__ static inline float add_residual(const norm_args &a, int64_t start,
+                                            const lane_row<PACKS> &x, const lane_row<PACKS> &r,
+                                            float (&s)[PACKS][VECTOR]) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        widen_words(x.pack[k], s[k]);
+        if (a.r.data) {
+            float other[VECTOR];
+            widen_words(r.pack[k], other);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                s[k][j] += other[j];
+            store_row(a, a.s, start, k, s[k]);
+        }
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum += s[k][j];
+    }
+    return sum;
+}
+
+/* Σ(s − mean)² of a row. */
+template <int PACKS>
+__device__ static inline float sum_deviations(const norm_args &a, const float (&s)[PACKS][VECTOR],
+                                              float mean) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < PACKS; k++)
+        if (lane_has(a, k))
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                sum += (s[k][j] - mean) * (s[k][j] - mean);
+    return sum;
+}
+
+/* Blocks of a multiprocessor: what a lane holds must fit its registers. */
+static __host__ __device__ constexpr int row_blocks(int packs) {
+    return packs < 2 ? 4 : packs < 4 ? 2 : 1;
+}
+
+template <int PACKS>
+static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
+    norm_warp_rows(norm_args a) {
+    int64_t row = (int64_t)blockIdx.x * WARP_ROWS + threadIdx.x / 32;
+    int64_t step = (int64_t)gridDim.x * WARP_ROWS;
+    float w[PACKS][VECTOR], b[PACKS][VECTOR];
+    lane_row<PACKS> x = {}, r = {};
+    if (row >= a.rows) return;
+    fetch_row(a, a.x, lane_start(a, row), x);
+    if (a.r.data) fetch_row(a, a.r, lane_start(a, row), r);
+    load_columns(a, a.w, w);
+    load_columns(a, a.b, b);
+    for (; row < a.rows; row += step) {
+        int64_t start = lane_start(a, row), next = start + step * a.width;
+        float s[PACKS][VECTOR];
+        float mean = add_residual(a, start, x, r, s);
+        if (row + step < a.rows) {
+            fetch_row(a, a.x, next, x);
+            if (a.r.data) fetch_row(a, a.r, next, r);
+        }
+        mean = a.centered ? warp_sum(mean) * a.share : 0.0f;
+        float rstd = rsqrtf(warp_sum(sum_deviations(a, s, mean)) * a.share + a.eps);
+        if (threadIdx.x % 32 == 0) {
+            a.rstd[row] = rstd;
+            if (a.mean) a.mean[row] = mean;
+        }
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                s[k][j] = (s[k][j] - mean) * rstd * w[k][j] + b[k][j];
+            store_row(a, a.y, start, k, s[k]);
+        }
+    }
 }
 
 static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
@@ -164,6 +301,29 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     }
 }
 
+/* Packs a lane holds of a row, where all these tensors are bf16; 0: not a warp's. */
+static int lane_packs(int64_t width, std::initializer_list<const weft_tensor *> tensors) {
+    if (width % VECTOR != 0 || width > LANE_PACKS * 32 * VECTOR) return 0;
+    for (const weft_tensor *t : tensors)
+        if (t && t->dtype != WEFT_BF16) return 0;
+    return (int)ceil_div(width, 32 * VECTOR);
+}
+
+/* Calls f with PACKS as a constant: f(packs<3>()). */
+template <int N> struct packs { static constexpr int value = N; };
+
+template <typename F> static void with_packs(int n, F f) {
+    static_assert(LANE_PACKS == 4, "a case for each");
+    if (n == 1)
+        f(packs<1>());
+    else if (n == 2)
+        f(packs<2>());
+    else if (n == 3)
+        f(packs<3>());
+    else
+        f(packs<4>());
+}
+
 /* Threads for rows of that width: whole warps, a pack each. */
 static int row_threads(int64_t width) {
     return (int)min_i64(THREADS, ceil_div(ceil_div(width, VECTOR), 32) * 32);
@@ -185,7 +345,15 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     a.s = any_of(x, n->out[WEFT_NORM_S]);
     a.mean = data_of<float>(x, n->out[WEFT_NORM_MEAN]);
     a.rstd = data_of<float>(x, n->out[WEFT_NORM_RSTD]);
-    if (a.width <= NARROW)
+    int packs = lane_packs(a.width, {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_Y],
+                                     n->out[WEFT_NORM_S]});
+    if (packs)
+        with_packs(packs, [&](auto tag) {
+            constexpr int value = decltype(tag)::value;
+            int64_t blocks = min_i64(row_blocks(value) * WARP_BLOCKS, ceil_div(a.rows, WARP_ROWS));
+            norm_warp_rows<value><<<(unsigned)blocks, WARP_ROWS * 32, 0, stream_of(x)>>>(a);
+        });
+    else if (a.width <= NARROW)
         norm_rows<<<(unsigned)ceil_div(a.rows, ROWS), row_threads(a.width), 0, stream_of(x)>>>(a);
     else
         norm_wide_row<<<(unsigned)a.rows, THREADS, 0, stream_of(x)>>>(a);
@@ -211,9 +379,9 @@ __device__ static inline void back_sums(const float (&dy)[VECTOR], const float (
     }
 }
 
-__device__ static inline row_factors factors_of(const norm_args &a, int64_t row, float mean,
+__device__ static inline row_factors factors_of(const norm_args &a, float rstd, float mean,
                                                 float g_sum, float gd_sum) {
-    float rstd = a.rstd[row], share = rstd * a.share;
+    float share = rstd * a.share;
     return row_factors{mean, rstd, a.centered ? g_sum * share : 0.0f, gd_sum * share * rstd * rstd};
 }
 
@@ -237,6 +405,79 @@ __device__ static inline void store_partial(const norm_args &a, int64_t column, 
     int64_t at = 2 * (int64_t)blockIdx.x * a.width + column;
     store_pack(to, at, n, dw);
     store_pack(to, at + a.width, n, db);
+}
+
+template <int PACKS> struct back_rows {
+    lane_row<PACKS> dy, s, ds;
+    float mean, rstd;
+};
+
+template <int PACKS>
+__device__ static inline void fetch_back(const norm_args &a, int64_t row, back_rows<PACKS> &to) {
+    int64_t start = lane_start(a, row);
+    fetch_row(a, a.dy, start, to.dy);
+    fetch_row(a, a.s, start, to.s);
+    if (a.ds.data) fetch_row(a, a.ds, start, to.ds);
+    to.rstd = a.rstd[row];
+    if (a.mean) to.mean = a.mean[row];
+}
+
+/* The warps' shares of dw and db, added one after the other, to the block's place. */
+template <int PACKS>
+__device__ static inline void join_warps(const norm_args &a, const float (&dw)[PACKS][VECTOR],
+                                         const float (&db)[PACKS][VECTOR]) {
+    __shared__ float sums[2][PACKS * 32 * VECTOR];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int turn = 0; turn < BACK_WARPS; turn++) {
+        if (turn == warp)
+#pragma unroll
+            for (int k = 0; k < PACKS; k++)
+#pragma unroll
+                for (int j = 0; j < VECTOR; j++) {
+                    int at =
+                        (k * VECTOR + j) * 32 + lane; /* lanes beside each other: no conflicts */
+                    sums[0][at] = (turn ? sums[0][at] : 0.0f) + dw[k][j];
+                    sums[1][at] = (turn ? sums[1][at] : 0.0f) + db[k][j];
+                }
+        __syncthreads();
+    }
+    float *to = a.partial + 2 * (int64_t)blockIdx.x * a.width;
+    for (int i = threadIdx.x; i < 2 * a.width; i += BACK_WARPS * 32) {
+        int which = i >= a.width, column = i - which * (int)a.width;
+        int k = column / (32 * VECTOR), in = column % (32 * VECTOR);
+        to[i] = sums[which][(k * VECTOR + in % VECTOR) * 32 + in / VECTOR];
+    }
+}
+
+template <int PACKS>
+static __global__ void __launch_bounds__(BACK_WARPS * 32, 1) norm_warp_rows_back(norm_args a) {
+    int64_t row = (int64_t)blockIdx.x * BACK_WARPS + threadIdx.x / 32;
+    int64_t step = (int64_t)gridDim.x * BACK_WARPS;
+    float w[PACKS][VECTOR], dw[PACKS][VECTOR] = {}, db[PACKS][VECTOR] = {};
+    back_rows<PACKS> next = {};
+    if (row < a.rows) fetch_back(a, row, next);
+    load_columns(a, a.w, w);
+    for (; row < a.rows; row += step) {
+        back_rows<PACKS> now = next;
+        if (row + step < a.rows) fetch_back(a, row + step, next);
+        float g_sum = 0, gd_sum = 0, dy[VECTOR], s[VECTOR], dx[VECTOR];
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            widen_words(now.dy.pack[k], dy);
+            widen_words(now.s.pack[k], s);
+            back_sums(dy, s, w[k], now.mean, g_sum, gd_sum);
+        }
+        row_factors f = factors_of(a, now.rstd, now.mean, warp_sum(g_sum), warp_sum(gd_sum));
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            widen_words(now.dy.pack[k], dy);
+            widen_words(now.s.pack[k], s);
+            widen_words(now.ds.pack[k], dx);
+            back_row(f, dy, s, w[k], dx, dw[k], db[k]);
+            if (a.dx.data) store_row(a, a.dx, lane_start(a, row), k, dx);
+        }
+    }
+    if (a.partial) join_warps<PACKS>(a, dw, db);
 }
 
 static __global__ void __launch_bounds__(THREADS) norm_rows_back(norm_args a) {
@@ -270,7 +511,7 @@ static __global__ void __launch_bounds__(THREADS) norm_rows_back(norm_args a) {
 #pragma unroll
         for (int i = 0; i < BACK_ROWS; i++) {
             if (first + i >= end) break;
-            row_factors f = factors_of(a, first + i, mean[i], sums[2 * i], sums[2 * i + 1]);
+            row_factors f = factors_of(a, a.rstd[first + i], mean[i], sums[2 * i], sums[2 * i + 1]);
             float dy[VECTOR], s[VECTOR], dx[VECTOR];
             widen_pack(p_dy[i], a.dy.is_bf16, dy);
             widen_pack(p_s[i], a.s.is_bf16, s);
@@ -298,7 +539,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row_back(norm_args a
             back_sums(dy, s, w, mean, sums[0], sums[1]);
         }
         sum_over_block(sums, shared[row & 1]);
-        row_factors f = factors_of(a, row, mean, sums[0], sums[1]);
+        row_factors f = factors_of(a, a.rstd[row], mean, sums[0], sums[1]);
         for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
             int n = pack_length(a.width, column);
             int64_t at = row * a.width + column;
@@ -340,17 +581,29 @@ static __global__ void join_ranges(int64_t blocks, int64_t width, const float *p
     store_any(out, column, (float)sum);
 }
 
-/* Rows of a block, whole groups of them. */
+/* Rows of a block, whole groups of them: not of the warps' kernel. */
 static int64_t back_range(int64_t rows) {
     return ceil_div(ceil_div(rows, BLOCKS_MAX), 2 * BACK_ROWS) * 2 * BACK_ROWS;
 }
 
+static int back_packs(const weft_node *n) {
+    return lane_packs(weft_tensor_width(n->in[WEFT_NORM_BACK_S]),
+                      {n->in[WEFT_NORM_BACK_DY], n->in[WEFT_NORM_BACK_S], n->in[WEFT_NORM_BACK_DS],
+                       n->out[WEFT_NORM_BACK_DX]});
+}
+
+static int64_t back_blocks(const weft_node *n) {
+    int64_t rows = weft_tensor_rows(n->in[WEFT_NORM_BACK_S]);
+    int packs = back_packs(n);
+    if (packs) return min_i64(WARP_BLOCKS, ceil_div(rows, BACK_WARPS));
+    return ceil_div(rows, back_range(rows));
+}
+
 static int64_t norm_back_workspace(const weft_node *n, int threads) {
     (void)threads;
-    const weft_tensor *s = n->in[WEFT_NORM_BACK_S];
     if (!n->out[WEFT_NORM_BACK_DW] && !n->out[WEFT_NORM_BACK_DB]) return 0;
-    int64_t rows = weft_tensor_rows(s), blocks = ceil_div(rows, back_range(rows));
-    return 2 * blocks * weft_tensor_width(s) * (int64_t)sizeof(float);
+    int64_t width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
+    return 2 * back_blocks(n) * width * (int64_t)sizeof(float);
 }
 
 static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
@@ -369,8 +622,14 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     a.range = back_range(a.rows);
     bool sums = n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB];
     a.partial = sums ? workspace_of<float>(x, n) : NULL;
-    int64_t blocks = ceil_div(a.rows, a.range);
-    if (a.width <= NARROW)
+    int64_t blocks = back_blocks(n);
+    int packs = back_packs(n);
+    if (packs)
+        with_packs(packs, [&](auto tag) {
+            constexpr int value = decltype(tag)::value;
+            norm_warp_rows_back<value><<<(unsigned)blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
+        });
+    else if (a.width <= NARROW)
         norm_rows_back<<<(unsigned)blocks, row_threads(a.width), 0, stream_of(x)>>>(a);
     else
         norm_wide_row_back<<<(unsigned)blocks, THREADS, 0, stream_of(x)>>>(a);

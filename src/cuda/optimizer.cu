@@ -5,6 +5,11 @@
  * launch as an argument, some tensors a launch, so that a captured run holds it and nothing has to
  * be copied. Partial sums are kept by chunk and joined in one order.
  *
+ * A whole chunk is read and written 16 bytes at a time, neighbours by neighbouring threads, and a
+ * thread has several such words under way before it computes: types are fixed when the code is
+ * compiled, since a choice between two loads would wait for the one taken. What is left of a
+ * tensor behind that goes element by element.
+ *
  * Floor, global_norm: the gradients' bytes. adamw: for each element p, m and v read and written, g
  * read, the bf16 copy written: 28 bytes in bf16 training, 32 with v_max twice over. */
 #include "cuda/pack.cuh"
@@ -14,9 +19,14 @@ extern "C" {
 }
 
 enum {
-    STEPS = 8,                             /* packs a thread takes */
-    CHUNK = STEPS * VECTOR * PACK_THREADS, /* elements of a block */
-    NORM_TENSORS = 160,                    /* of a launch */
+    NORM_AHEAD = 8, /* words of 16 bytes that a thread reads ahead */
+    NORM_CHUNK = NORM_AHEAD * VECTOR * PACK_THREADS,
+    NORM_TENSORS = 160, /* of a launch */
+    QUAD = 4,           /* elements of a word of f32 */
+    AHEAD = 2,          /* quads that a thread reads ahead: a turn of its block */
+    TURN = AHEAD * QUAD * PACK_THREADS,
+    ADAM_CHUNK = 4 * TURN,
+    ADAM_BLOCKS = 4, /* of a multiprocessor at a time */
     ADAM_SLOTS = 160,
     JOIN_THREADS = 1024
 };
@@ -41,28 +51,77 @@ static __device__ inline int tensor_of_chunk(const int32_t *first, int tensors, 
     return low;
 }
 
-/* The square of a float is exact in double. */
-static __global__ void sum_norm_chunk(const __grid_constant__ norm_list list, double *partial) {
+/* Σ x² in double, in which the square of a float is exact. The conversion's own instruction is slow:
+ * a float's exponent and mantissa, set where a double has them, are |x|·2^-896, denormals too, and
+ * one multiplication puts that right. An inf or NaN it would take for a number: `most` keeps the
+ * largest bits for it. */
+struct square_sum {
+    double low, high; /* two sums, for one addition waits for the one before */
+    unsigned most;
+};
+
+__device__ static inline void add_square(double &sum, unsigned &most, unsigned bits) {
+    unsigned size = bits & 0x7fffffffu;
+    double x = __hiloint2double((int)(size >> 3), (int)(size << 29)) * 0x1p896;
+    sum = fma(x, x, sum);
+    most = max(most, size);
+}
+
+__device__ static inline void add_word(const float *, unsigned word, square_sum &s, bool high) {
+    add_square(high ? s.high : s.low, s.most, word);
+}
+
+__device__ static inline void add_word(const bf16 *, unsigned word, square_sum &s, bool) {
+    add_square(s.low, s.most, word << 16);
+    add_square(s.high, s.most, word & 0xffff0000u);
+}
+
+/* The chunk of which all is there. */
+template <typename T> __device__ static inline double sum_whole_chunk(const T *x) {
+    const uint4 *words = (const uint4 *)x;
+    constexpr int turns = (int)sizeof(T) * VECTOR / (int)sizeof(uint4);
+    square_sum s = {};
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++, words += NORM_AHEAD * PACK_THREADS) {
+        uint4 ahead[NORM_AHEAD];
+#pragma unroll
+        for (int i = 0; i < NORM_AHEAD; i++)
+            ahead[i] = words[i * PACK_THREADS + threadIdx.x];
+#pragma unroll
+        for (int i = 0; i < NORM_AHEAD; i++) {
+            add_word(x, ahead[i].x, s, false);
+            add_word(x, ahead[i].y, s, true);
+            add_word(x, ahead[i].z, s, false);
+            add_word(x, ahead[i].w, s, true);
+        }
+    }
+    return s.low + s.high + (s.most < 0x7f800000u ? 0.0 : (double)__uint_as_float(s.most));
+}
+
+__device__ static inline double sum_last_chunk(any_tensor t, int64_t at, int64_t count) {
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = at + threadIdx.x; i < count; i += PACK_THREADS) {
+        double v = (double)load_any(t, i);
+        sum += v * v;
+    }
+    return sum;
+}
+
+static __global__ void __launch_bounds__(PACK_THREADS)
+    sum_norm_chunk(const __grid_constant__ norm_list list, double *partial) {
     __shared__ double shared[32];
     int index = tensor_of_chunk(list.first, list.tensors, (int)blockIdx.x);
     any_tensor t = list.t[index];
     int64_t count = list.count[index];
-    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * CHUNK + threadIdx.x * VECTOR;
-    double sum = 0;
-    pack p[STEPS];
-#pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        int64_t next = at + step * VECTOR * PACK_THREADS;
-        p[step] = next < count ? fetch_pack(t, next, pack_length(count, next)) : pack{};
-    }
-#pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        float v[VECTOR];
-        widen_pack(p[step], t.is_bf16, v);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            sum += (double)v[i] * (double)v[i];
-    }
+    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * NORM_CHUNK;
+    double sum;
+    if (at + NORM_CHUNK > count)
+        sum = sum_last_chunk(t, at, count);
+    else if (t.is_bf16)
+        sum = sum_whole_chunk((const bf16 *)t.data + at);
+    else
+        sum = sum_whole_chunk((const float *)t.data + at);
     sum = block_sum_double(sum, shared);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
@@ -70,6 +129,7 @@ static __global__ void sum_norm_chunk(const __grid_constant__ norm_list list, do
 static __global__ void join_norm(int64_t chunks, const double *partial, float *norm) {
     __shared__ double shared[32];
     double sum = 0;
+#pragma unroll 8
     for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
         sum += partial[i];
     sum = block_sum_double(sum, shared);
@@ -77,10 +137,10 @@ static __global__ void join_norm(int64_t chunks, const double *partial, float *n
 }
 
 /* Chunks of the inputs start, start + stride, ... */
-static int64_t count_chunks(const weft_node *n, int start, int stride) {
+static int64_t count_chunks(const weft_node *n, int start, int stride, int64_t chunk) {
     int64_t chunks = 0;
     for (int i = start; i < n->n_in; i += stride)
-        chunks += ceil_div(weft_tensor_count(n->in[i]), CHUNK);
+        chunks += ceil_div(weft_tensor_count(n->in[i]), chunk);
     return chunks;
 }
 
@@ -93,7 +153,7 @@ static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
             int at = list.tensors++;
             list.t[at] = any_of(x, n->in[i]);
             list.count[at] = weft_tensor_count(n->in[i]);
-            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.count[at], CHUNK);
+            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.count[at], NORM_CHUNK);
         }
         int32_t chunks = list.first[list.tensors];
         sum_norm_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, partial + done);
@@ -105,7 +165,7 @@ static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
 
 static int64_t global_norm_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return count_chunks(n, 0, 1) * (int64_t)sizeof(double);
+    return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
 }
 
 CUDA_KERNEL(global_norm, global_norm_run, global_norm_workspace)
@@ -231,63 +291,134 @@ static __device__ inline adam_factors read_factors(const float *control, bool de
 }
 
 /* One element; returns whether spike clipping cut it. */
+template <bool WITH_MAX>
 static __device__ inline int update_element(const adam_factors &f, float g, float &p, float &m,
-                                            float &v, float &most, bool with_max) {
+                                            float &v, float &most) {
+    int cut = 0;
     g *= f.grad;
-    float limit = v * f.limit;
-    int cut = limit > 0 && g * g > limit;
-    if (cut) g = copysignf(sqrtf(limit), g);
+    if (f.limit > 0) {
+        float limit = v * f.limit;
+        cut = limit > 0 && g * g > limit;
+        if (cut) g = copysignf(sqrtf(limit), g);
+    }
     m = m * f.m * f.beta1 + g * f.beta1_rest;
     v = v * f.v * f.beta2 + g * g * f.beta2_rest;
-    most = with_max ? fmaxf(most, v) : v;
+    most = WITH_MAX ? fmaxf(most, v) : v;
     p -= p * f.decay + m * f.step / (sqrtf(most) * f.root + f.eps);
     if (f.reset) m = v = most = 0;
     return cut;
 }
 
-/* A pack of a slot at element `at`. */
-static __device__ inline int update_pack(const adam_slot &s, const adam_factors &f, int64_t at,
-                                         int n) {
-    any_tensor p_at = {s.p, false}, m_at = {s.m, false}, v_at = {s.v, false};
-    any_tensor max_at = {s.v_max, false}, copy_at = {s.copy, true};
-    pack g_pack = {};
-    float g[VECTOR], p[VECTOR], m[VECTOR], v[VECTOR], most[VECTOR] = {0};
-    if (s.g.data) g_pack = fetch_pack(s.g, at, n);
-    load_pack(p_at, at, n, p);
-    load_pack(m_at, at, n, m);
-    load_pack(v_at, at, n, v);
-    if (s.v_max) load_pack(max_at, at, n, most);
-    widen_pack(g_pack, s.g.is_bf16, g);
+/* Four elements of a slot: the parameter, its moments, its gradient. */
+struct adam_quad {
+    float p[QUAD], m[QUAD], v[QUAD], most[QUAD], g[QUAD];
+};
+
+__device__ static inline void load_quad(const float *from, float (&v)[QUAD]) {
+    float4 a = *(const float4 *)from;
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+}
+
+__device__ static inline void load_quad(const bf16 *from, float (&v)[QUAD]) {
+    uint2 a = *(const uint2 *)from;
+    v[0] = __uint_as_float(a.x << 16), v[1] = __uint_as_float(a.x & 0xffff0000u);
+    v[2] = __uint_as_float(a.y << 16), v[3] = __uint_as_float(a.y & 0xffff0000u);
+}
+
+__device__ static inline void store_quad(float *to, const float (&v)[QUAD]) {
+    store_words(to, __float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                __float_as_uint(v[3]));
+}
+
+__device__ static inline void store_quad(bf16 *to, const float (&v)[QUAD]) {
+    store_words(to, join_halves(v[0], v[1]), join_halves(v[2], v[3]));
+}
+
+template <bool WITH_MAX>
+__device__ static inline int update_quad(const adam_factors &f, adam_quad &q) {
     int cuts = 0;
 #pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        cuts += update_element(f, g[i], p[i], m[i], v[i], most[i], s.v_max != NULL);
-    store_pack(p_at, at, n, p);
-    store_pack(m_at, at, n, m);
-    store_pack(v_at, at, n, v);
-    if (s.v_max) store_pack(max_at, at, n, most);
-    if (s.copy) store_pack(copy_at, at, n, p);
+    for (int i = 0; i < QUAD; i++)
+        cuts += update_element<WITH_MAX>(f, q.g[i], q.p[i], q.m[i], q.v[i], q.most[i]);
     return cuts;
 }
 
-/* cuts[block]: what spike clipping cut in its chunk. Behind a tensor's end there are zeros, which it
- * does not cut. */
-static __global__ void update_chunk(const __grid_constant__ adam_list list, const float *control,
-                                    int32_t *cuts) {
+/* `turns` · TURN elements of a slot from `at` on; G: the gradient's type. */
+template <typename G, bool WITH_MAX>
+__device__ static inline int update_turns(const adam_slot &s, const adam_factors &f, int64_t at,
+                                          int turns) {
+    const G *g = (const G *)s.g.data;
+    int cuts = 0;
+    at += threadIdx.x * QUAD;
+#pragma unroll 1
+    for (; turns > 0; turns--, at += TURN) {
+        adam_quad q[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t from = at + i * QUAD * PACK_THREADS;
+            load_quad(g + from, q[i].g);
+            load_quad(s.p + from, q[i].p);
+            load_quad(s.m + from, q[i].m);
+            load_quad(s.v + from, q[i].v);
+            if (WITH_MAX) load_quad(s.v_max + from, q[i].most);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t to = at + i * QUAD * PACK_THREADS;
+            cuts += update_quad<WITH_MAX>(f, q[i]);
+            store_quad(s.p + to, q[i].p);
+            store_quad(s.m + to, q[i].m);
+            store_quad(s.v + to, q[i].v);
+            if (WITH_MAX) store_quad(s.v_max + to, q[i].most);
+            if (s.copy) store_quad(s.copy + to, q[i].p);
+        }
+    }
+    return cuts;
+}
+
+/* Elements from `at` to before `end`, one by one: those behind a tensor's last turn. */
+__device__ static inline int update_rest(const adam_slot &s, const adam_factors &f, int64_t at,
+                                         int64_t end) {
+    int cuts = 0;
+    for (int64_t i = at + threadIdx.x; i < end; i += PACK_THREADS) {
+        float g = s.g.data ? load_any(s.g, i) : 0.0f, p = s.p[i], m = s.m[i], v = s.v[i], most = 0;
+        if (s.v_max) {
+            most = s.v_max[i];
+            cuts += update_element<true>(f, g, p, m, v, most);
+            s.v_max[i] = most;
+        } else {
+            cuts += update_element<false>(f, g, p, m, v, most);
+        }
+        s.p[i] = p, s.m[i] = m, s.v[i] = v;
+        if (s.copy) s.copy[i] = from_float<bf16>(p);
+    }
+    return cuts;
+}
+
+__device__ static inline int update_slot_chunk(const adam_slot &s, const adam_factors &f,
+                                               int64_t at) {
+    int64_t end = min_i64(at + ADAM_CHUNK, s.count);
+    int turns = s.g.data ? (int)(end - at) / TURN : 0, cuts;
+    if (s.v_max)
+        cuts = s.g.is_bf16 ? update_turns<bf16, true>(s, f, at, turns)
+                           : update_turns<float, true>(s, f, at, turns);
+    else
+        cuts = s.g.is_bf16 ? update_turns<bf16, false>(s, f, at, turns)
+                           : update_turns<float, false>(s, f, at, turns);
+    return cuts + update_rest(s, f, at + turns * TURN, end);
+}
+
+/* cuts[block]: what spike clipping cut in its chunk. */
+static __global__ void __launch_bounds__(PACK_THREADS, ADAM_BLOCKS)
+    update_chunk(const __grid_constant__ adam_list list, const float *control, int32_t *cuts) {
     __shared__ float shared[32];
     int index = tensor_of_chunk(list.first, list.slots, (int)blockIdx.x);
     const adam_slot &s = list.slot[index];
-    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * CHUNK + threadIdx.x * VECTOR;
+    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * ADAM_CHUNK;
     int cut = 0;
-    if (control[WEFT_CONTROL_APPLY] != 0) {
-        adam_factors f = read_factors(control, s.decays);
-        for (int step = 0; step < STEPS; step++, at += VECTOR * PACK_THREADS) {
-            int n = pack_length(s.count, at);
-            if (n == 0) break;
-            cut += update_pack(s, f, at, n);
-        }
-    }
-    /* At most CHUNK: exact in float. */
+    if (control[WEFT_CONTROL_APPLY] != 0)
+        cut = update_slot_chunk(s, read_factors(control, s.decays), at);
+    /* At most ADAM_CHUNK: exact in float. */
     float total = block_sum((float)cut, shared);
     if (threadIdx.x == 0) cuts[blockIdx.x] = (int32_t)total;
 }
@@ -295,6 +426,7 @@ static __global__ void update_chunk(const __grid_constant__ adam_list list, cons
 static __global__ void join_cuts(int64_t chunks, const int32_t *cuts, int32_t *out) {
     __shared__ double shared[32];
     double sum = 0;
+#pragma unroll 8
     for (int64_t i = threadIdx.x; i < chunks; i += JOIN_THREADS)
         sum += cuts[i];
     sum = block_sum_double(sum, shared);
@@ -323,7 +455,8 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
         for (; i < n->n_in && list.slots < ADAM_SLOTS; i += WEFT_SLOT_SIZE) {
             int at = list.slots++;
             list.slot[at] = slot_of(x, n->in + i);
-            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(list.slot[at].count, CHUNK);
+            list.first[at + 1] =
+                list.first[at] + (int32_t)ceil_div(list.slot[at].count, ADAM_CHUNK);
         }
         int32_t chunks = list.first[list.slots];
         update_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, control,
@@ -336,7 +469,7 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
 
 static int64_t adamw_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return count_chunks(n, 1, WEFT_SLOT_SIZE) * (int64_t)sizeof(int32_t);
+    return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
 }
 
 CUDA_KERNEL(adamw, adamw_run, adamw_workspace)

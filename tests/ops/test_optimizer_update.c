@@ -1,7 +1,8 @@
 /* The optimizer's update by itself: no place in a tensor and no number of threads is special, and
- * what cannot be updated is refused. */
+ * what cannot be updated is refused. tests/cuda/test_optimizer_update.c is the same on the GPU. */
 #include "core/exec.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "ops/arith.h"
 #include "ops/optimizer.h"
 #include "support/table.h"
@@ -17,6 +18,18 @@
 
 #include <cmocka.h>
 
+#ifdef ON_GPU
+#define test_backend weft_cuda_backend
+#else
+#define test_backend weft_cpu_backend
+#endif
+
+static void skip_without_backend(void) {
+    if (test_backend()) return;
+    printf("%s\n", weft_error_message());
+    skip();
+}
+
 /* A graph of one parameter that spans several chunks, and its gradient of a short period. */
 typedef struct {
     weft_graph *graph;
@@ -28,14 +41,17 @@ typedef struct {
 
 enum { PERIOD = 37, COUNT = 3 * 16384 + 1021 };
 
-static void large_open(large *l, int threads, bool amsgrad) {
+/* narrow: the gradient in bf16, and a copy of the parameter. */
+static void large_open(large *l, int threads, bool amsgrad, bool narrow) {
     *l = (large){0};
     assert_int_equal(weft_graph_create(&l->graph), WEFT_OK);
     weft_graph *g = l->graph;
     weft_adam_options o = {
         .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .theta = 2};
     l->slot.param = weft_new_tensor(g, WEFT_ROLE_PARAM, "p", WEFT_F32, 1, COUNT);
-    l->slot.grad = weft_new_tensor(g, WEFT_ROLE_INPUT, "g", WEFT_F32, 1, COUNT);
+    l->slot.grad =
+        weft_new_tensor(g, WEFT_ROLE_INPUT, "g", narrow ? WEFT_BF16 : WEFT_F32, 1, COUNT);
+    if (narrow) l->slot.copy = weft_new_tensor(g, WEFT_ROLE_STATE, "copy", WEFT_BF16, 1, COUNT);
     l->slot.m = weft_new_tensor(g, WEFT_ROLE_STATE, "m", WEFT_F32, 1, COUNT);
     l->slot.v = weft_new_tensor(g, WEFT_ROLE_STATE, "v", WEFT_F32, 1, COUNT);
     if (amsgrad) l->slot.v_max = weft_new_tensor(g, WEFT_ROLE_STATE, "v_max", WEFT_F32, 1, COUNT);
@@ -46,7 +62,7 @@ static void large_open(large *l, int threads, bool amsgrad) {
     assert_int_equal(weft_graph_status(g), WEFT_OK);
     assert_int_equal(weft_pool_create(threads, &l->pool), WEFT_OK);
     weft_exec_options options = {.poison = true};
-    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), l->pool, &options, &l->exec), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, test_backend(), l->pool, &options, &l->exec), WEFT_OK);
     float *values = calloc(COUNT, sizeof *values), lr = 0.01f;
     assert_int_equal(weft_exec_write(l->exec, l->slot.m, values), WEFT_OK);
     assert_int_equal(weft_exec_write(l->exec, l->slot.v, values), WEFT_OK);
@@ -61,8 +77,10 @@ static void large_open(large *l, int threads, bool amsgrad) {
 
 static void large_step(large *l, int step) {
     float *values = malloc(COUNT * sizeof *values);
-    for (int64_t i = 0; i < COUNT; i++)
+    for (int64_t i = 0; i < COUNT; i++) {
         values[i] = (float)(2 * case_unit((uint32_t)step, "g", i % PERIOD) - 1);
+        if (l->slot.copy) ((uint16_t *)values)[i] = weft_float_to_bf16(values[i]);
+    }
     assert_int_equal(weft_exec_write(l->exec, l->slot.grad, values), WEFT_OK);
     assert_int_equal(weft_exec_run(l->exec, NULL), WEFT_OK);
     free(values);
@@ -74,25 +92,41 @@ static void large_close(large *l) {
     weft_graph_destroy(l->graph);
 }
 
+static void check_copy(large *l, const float *p) {
+    uint16_t *copy = malloc(COUNT * sizeof *copy);
+    assert_int_equal(weft_exec_read(l->exec, l->slot.copy, copy), WEFT_OK);
+    for (int64_t i = 0; i < COUNT; i++)
+        assert_true(copy[i] == weft_float_to_bf16(p[i]));
+    free(copy);
+}
+
+/* Eight steps; p: what the parameter has become. Returns the last norm. */
+static float run_large(int threads, bool amsgrad, bool narrow, float *p) {
+    large l;
+    int32_t cut;
+    float norm;
+    large_open(&l, threads, amsgrad, narrow);
+    for (int step = 1; step <= 8; step++)
+        large_step(&l, step);
+    assert_int_equal(weft_exec_read(l.exec, l.cut, &cut), WEFT_OK);
+    assert_int_equal(weft_exec_read(l.exec, l.norm, &norm), WEFT_OK);
+    assert_int_equal(weft_exec_read(l.exec, l.slot.param, p), WEFT_OK);
+    assert_true(cut > 0 && cut < COUNT);
+    if (narrow) check_copy(&l, p);
+    large_close(&l);
+    return norm;
+}
+
 static void test_an_update_does_not_depend_on_place_or_threads(void **state) {
     (void)state;
+    skip_without_backend();
     float *first = malloc(COUNT * sizeof *first), *p = malloc(COUNT * sizeof *p);
-    float norms[3];
-    for (int amsgrad = 0; amsgrad < 2; amsgrad++) {
-        for (int threads = 1; threads <= 3; threads++) {
-            large l;
-            large_open(&l, threads, amsgrad);
-            for (int step = 1; step <= 8; step++)
-                large_step(&l, step);
-            int32_t cut;
-            assert_int_equal(weft_exec_read(l.exec, l.cut, &cut), WEFT_OK);
-            assert_int_equal(weft_exec_read(l.exec, l.norm, &norms[threads - 1]), WEFT_OK);
-            assert_int_equal(weft_exec_read(l.exec, l.slot.param, threads == 1 ? first : p),
-                             WEFT_OK);
-            assert_true(cut > 0 && cut < COUNT);
-            if (threads > 1) assert_memory_equal(first, p, COUNT * sizeof *p);
-            assert_true(norms[threads - 1] == norms[0]);
-            large_close(&l);
+    for (int kind = 0; kind < 4; kind++) {
+        bool amsgrad = kind & 1, narrow = kind & 2;
+        float norm = run_large(1, amsgrad, narrow, first);
+        for (int threads = 2; threads <= 3; threads++) {
+            assert_true(run_large(threads, amsgrad, narrow, p) == norm);
+            assert_memory_equal(first, p, COUNT * sizeof *p);
         }
         for (int64_t i = PERIOD; i < COUNT; i++)
             if (first[i] != first[i % PERIOD])
@@ -106,6 +140,7 @@ static void test_an_update_does_not_depend_on_place_or_threads(void **state) {
 /* A step of two parameters, the first with a bf16 gradient of ones, the second with none. */
 static void test_no_gradient_counts_as_zeros(void **state) {
     (void)state;
+    skip_without_backend();
     weft_graph *g;
     weft_pool *pool;
     weft_exec *exec;
@@ -129,7 +164,7 @@ static void test_no_gradient_counts_as_zeros(void **state) {
     weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
     weft_adam_options o = {.beta1 = 0.5, .beta2 = 0.5, .eps = 1, .weight_decay = 0.25};
     weft_adamw(g, weft_adam_control(g, norm, lr, s, &o), slots, 2);
-    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, NULL, &exec), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, test_backend(), pool, NULL, &exec), WEFT_OK);
     const float start[N] = {1, -2, 4}, zeros[WEFT_ADAM_STATE] = {0}, half = 0.5f;
     const uint16_t ones[N] = {0x3f80, 0x3f80, 0x3f80};
     for (int i = 0; i < 2; i++) {
@@ -158,6 +193,7 @@ static void test_no_gradient_counts_as_zeros(void **state) {
 
 static void test_the_state_holds_the_last_norms(void **state) {
     (void)state;
+    skip_without_backend();
     weft_graph *g;
     weft_pool *pool;
     weft_exec *exec;
@@ -168,7 +204,7 @@ static void test_the_state_holds_the_last_norms(void **state) {
     weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
     weft_adam_options o = {.beta1 = 0.9, .beta2 = 0.9, .eps = 1, .reset_interval = 30};
     assert_non_null(weft_adam_control(g, norm, lr, s, &o));
-    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, NULL, &exec), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, test_backend(), pool, NULL, &exec), WEFT_OK);
     float values[WEFT_ADAM_STATE] = {0};
     weft_exec_write(exec, s, values);
     weft_exec_write(exec, lr, values);
@@ -210,7 +246,7 @@ static void train_in_one_graph(bool no_reuse, float *losses) {
     weft_tensor *norm = weft_global_norm(g, &slot.grad, 1);
     weft_adamw(g, weft_adam_control(g, norm, lr, s, &o), &slot, 1);
     weft_exec_options options = {.plan.no_reuse = no_reuse, .poison = true};
-    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, &options, &exec), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, test_backend(), pool, &options, &exec), WEFT_OK);
     float values[150] = {0}, rate = 0.02f;
     weft_exec_write(exec, slot.m, values);
     weft_exec_write(exec, slot.v, values);
@@ -230,6 +266,7 @@ static void train_in_one_graph(bool no_reuse, float *losses) {
 
 static void test_a_whole_step_is_one_graph(void **state) {
     (void)state;
+    skip_without_backend();
     float packed[30], apart[30];
     train_in_one_graph(false, packed);
     train_in_one_graph(true, apart);
