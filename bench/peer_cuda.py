@@ -1,57 +1,69 @@
-"""PyTorch's training step on a GPU, for every variant of the seeds: what `weft bench train --device
-cuda --shape gpt2-124m --dtype bf16 -o BATCH_SIZE=32` is to be set beside.
+"""PyTorch's training step on a GPU, for every variant of the seeds: what `make bench-cuda` sets
+beside our own (bench/table_cuda.py runs both).
 
-    python bench/peer_cuda.py [--variants dot,w2] [--forms sdpa] [--batch 32] [--steps 20] [--json]
+    python bench/peer_cuda.py [--variants dot,w2] [--forms all] [--batch 32] [--steps 20] [--json]
+    python bench/peer_cuda.py --check       the forms are one function (tiny, on the CPU)
+    python bench/peer_cuda.py --worker dot:flash      for table_cuda.py: compiles, then waits
 
 GPT-2 124M's shape, bf16 autocast over f32 weights, torch.compile, fused AdamW, random tokens, the
 mean of --steps steps after 4. Each variant is written in every way we know to be fast in stock
-PyTorch; each way ("form") is timed, and the fastest is the variant's row:
+PyTorch, and the fastest way ("form") is its row. A form's name lists its choices:
 
-    sdpa     scaled_dot_product_attention. For w2 the key's square is one more column of queries and
-             keys; where the attention's weights are wanted too (steps 2 and 3) they are made once
-             more, without a gradient.
-    flex     FlexAttention with the key's number as a score modification (w2)
-    naive    the formula with its T x T matrices, as the seeds write it (steps 2 and 3)
-    gram     wsffn's losses from the Gram matrix of its input, so that z never exists
-    direct   wsffn's losses from z, as the seed writes it
-
---check trains two steps of a tiny shape on the CPU in every form and compares the losses: the forms
-are the same function.
+    flash cudnn efficient   the backend of scaled_dot_product_attention. w2's number a key is one more
+                            column of queries and keys. Where attention's weights are wanted too (steps
+                            2 and 3) they are made once more, without a gradient, from the logsumexp,
+                            and the kept ones are found by a threshold.
+    flex                    FlexAttention, the key's number as a score modification (w2)
+    naive                   the formula with its T x T matrices, as the seeds write it
+    absorbed                mla's matrices a head are multiplied into its projections first
+    direct                  wsffn's losses from z, as the seed writes it; else from the Gram matrix of
+                            its input, so that z never exists
+    wide                    the stream between the layers stays f32; else it is bf16, as ours is
 """
 
 import argparse
 import json
 import math
+import random
 import sys
 import time
 
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn as nn
 import torch.nn.functional as F
 
 GIB = 1024.0**3
+TOP_K, WSFFN_HEADS = 8, 8
+PATIENCE = 120  # seconds to wait for memory
 
 VARIANTS = {
     "dot": dict(attention="dot", ffn="gelu"),
     "w2": dict(attention="w2", ffn="gelu"),
-    "mla0": dict(attention="mla", ffn="gelu"),
-    "mla1": dict(attention="mla", ffn="gelu", gate=True),
-    "mla2": dict(attention="mla", ffn="gelu", gate=True, cross=True),
-    "mla3": dict(attention="mla", ffn="gelu", gate=True, cross=True, latent=True),
+    "mla": dict(attention="mla", ffn="gelu"),
+    "step1": dict(attention="mla", ffn="gelu", gate=True),
+    "step2": dict(attention="mla", ffn="gelu", gate=True, cross=True),
+    "step3": dict(attention="mla", ffn="gelu", gate=True, cross=True, latent=True),
     "swiglu": dict(attention="dot", ffn="swiglu"),
     "wsffn": dict(attention="dot", ffn="wsffn"),
     "wsffn-grouped": dict(attention="dot", ffn="wsffn", grouped=True),
 }
 
+# The forms that are measured when none are named, the likely fastest first, and the rest.
+PLAIN = ["cudnn", "flash"]
+LATENT = ["cudnn-absorbed", "flash-absorbed"]
+FORMS = {"dot": PLAIN, "w2": ["flex", "cudnn"], "mla": LATENT, "step1": LATENT, "step2": LATENT + ["naive"],
+         "step3": LATENT + ["naive"], "swiglu": PLAIN, "wsffn": PLAIN, "wsffn-grouped": PLAIN}
+OTHERS = {"dot": ["flash-wide"], "w2": ["efficient", "flash", "flex-wide"], "mla": ["cudnn", "flash"],
+          "step1": ["cudnn", "flash"], "step2": ["naive-absorbed"], "step3": ["naive-absorbed"],
+          "wsffn": ["flash-direct"], "wsffn-grouped": ["flash-direct"]}
 
-def forms_of(v):
-    if v.get("cross"):
-        return ["sdpa", "naive"]
-    if v["attention"] == "w2":
-        return ["flex", "sdpa"]
-    if v["ffn"] == "wsffn":
-        return ["gram", "direct"]
-    return ["sdpa"]
+
+def forms_of(name, wanted=()):
+    every = FORMS[name] + OTHERS.get(name, [])
+    if not wanted:
+        return FORMS[name]
+    return every if "all" in wanted else [f for f in every if f in wanted or f"{name}:{f}" in wanted]
 
 
 class Shape:
@@ -65,12 +77,38 @@ def weight(*shape, std=0.02):
     return nn.Parameter(torch.randn(*shape) * std)
 
 
-class Attention(nn.Module):
-    """q̂, k̂, v and a number a key, then one softmax: math.md's one form."""
+def attend(q, k, v, scale=None):
+    """Heads are dimension 2 here, as a projection leaves them. One key head serves all queries."""
+    shared = q.shape[2] != k.shape[2]
+    o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
+                                       scale=scale, enable_gqa=shared)
+    return o.transpose(1, 2)
 
-    def __init__(self, s, v, form):
+
+def attend_with_lse(q, k, v, scale, form):
+    """The same, and each query's logsumexp [B, T, H]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if not q.is_cuda:
+        scores = (q @ k.transpose(2, 3)) * scale
+        scores = scores.masked_fill(later(q.shape[2], q.device), float("-inf"))
+        o, lse = scores.softmax(3) @ v, scores.logsumexp(3)
+    elif "cudnn" in form:
+        o, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False, scale=scale)[:2]
+    else:
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
+    return o.transpose(1, 2), lse.reshape(q.shape[:3]).transpose(1, 2)
+
+
+def later(t, device):
+    return torch.ones(t, t, dtype=torch.bool, device=device).triu(1)
+
+
+class Attention(nn.Module):
+    """Queries, keys, values and a number a key, then one softmax: math.md's one form."""
+
+    def __init__(self, s, v, form, mask):
         super().__init__()
-        self.s, self.kind, self.form = s, v["attention"], form
+        self.s, self.kind, self.form, self.mask = s, v["attention"], form, mask
         self.weights_wanted = v.get("cross", False)
         e, h, d, l = s.width, s.heads, s.head, s.latent
         if self.kind == "dot":
@@ -88,68 +126,88 @@ class Attention(nn.Module):
             self.v_up = weight(h, l, d, std=0.1)
             self.o = weight(e, e)
 
-    def heads_first(self, x, n):
-        b, t, _ = x.shape
-        return x.view(b, t, n, -1).transpose(1, 2)
-
-    def forward(self, x, received=None):
-        """The heads' outputs [B, H, T, D], the latent key, and the routing weights (or None)."""
+    def forward(self, x, received, gate):
+        """y, the latent key, and the routing weights [B, T, T] (or None)."""
         s = self.s
+        b, t, e = x.shape
+        key = routes = None
         if self.kind == "dot":
-            q, k, v = (self.heads_first(y, s.heads) for y in self.qkv(x).split(s.width, dim=2))
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True), None, None
+            q, k, v = self.qkv(x).view(b, t, 3, s.heads, s.head).unbind(2)
+            return self.out(attend(q, k, v).reshape(b, t, e)), key, routes
         if self.kind == "w2":
-            return self.distance(x), None, None
-        return self.latent(x, received)
+            return F.linear(self.distance(x).reshape(b, t, e), self.o), key, routes
+        o, key, routes = self.latent(x, received)
+        if gate is not None:
+            o = o * (0.9 + 0.1 * gate[..., None])
+        return self.project(o), key, routes
 
     def distance(self, x):
         s = self.s
-        qk = self.heads_first(F.linear(x, self.qk), 2 * s.heads)
+        b, t, _ = x.shape
+        qk = F.linear(x, self.qk).view(b, t, 2 * s.heads, 2 * s.head)
         mean, deviation = qk.split(s.head, dim=3)
-        both = torch.cat([mean, F.softplus(deviation)], dim=3)
-        q, k = both.chunk(2, dim=1)
-        v = self.heads_first(F.linear(x, self.v), s.heads)
+        q, k = torch.cat([mean, F.softplus(deviation).to(mean.dtype)], dim=3).chunk(2, dim=2)
+        v = F.linear(x, self.v).view(b, t, s.heads, s.head)
         inverse = 1 / (self.log_tau.exp() + 1e-6)
-        n = -(k.float() ** 2).sum(3) * inverse[None, :, None]
-        q = q * (2 * inverse)[None, :, None, None].to(q.dtype)
-        if self.form == "flex":
-            return FLEX(q, k, v, n, s.time)
-        one = torch.ones_like(q[..., :1])
-        gap = torch.zeros(*q.shape[:3], 7, dtype=q.dtype, device=q.device)
-        q, k = torch.cat([q, one, gap], 3), torch.cat([k, n[..., None].to(k.dtype), gap], 3)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+        n = -(k.float() ** 2).sum(3) * inverse
+        q = q * (2 * inverse)[:, None].to(q.dtype)
+        if "flex" in self.form:
+            return self.flex(q, k, v, n.transpose(1, 2))
+        gap = torch.zeros_like(q[..., :7])
+        q = torch.cat([q, torch.ones_like(q[..., :1]), gap], 3)
+        k = torch.cat([k, n[..., None].to(k.dtype), gap], 3)
+        if "flash" in self.form:  # it wants values as wide as keys
+            return attend(q, k, F.pad(v, (0, q.shape[3] - s.head)), 1.0)[..., : s.head]
+        return attend(q, k, v, 1.0)
+
+    def flex(self, q, k, v, n):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        def add_number(score, b, h, i, j):
+            return score + n[b, h, j]
+
+        o = flex_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score_mod=add_number,
+                           block_mask=self.mask, scale=1.0)
+        return o.transpose(1, 2)
 
     def latent(self, x, received):
         s = self.s
-        q = self.heads_first(F.linear(x, self.q), s.heads)
-        q = torch.einsum("bhtd,hdl->bhtl", q, self.q_latent.to(q.dtype))
+        b, t, e = x.shape
+        if "absorbed" in self.form:
+            merged = torch.bmm(self.q_latent.transpose(1, 2), self.q.view(s.heads, s.head, e))
+            q = F.linear(x, merged.reshape(-1, e)).view(b, t, s.heads, s.latent)
+        else:
+            q = F.linear(x, self.q).view(b * t, s.heads, s.head).transpose(0, 1)
+            q = torch.bmm(q, self.q_latent.to(q.dtype)).view(s.heads, b, t, s.latent).permute(1, 2, 0, 3)
         k, v = F.linear(x, self.kv_down).split(s.latent, dim=2)
         if received is not None:
-            k = k + 0.2 * received
+            k = k + (0.2 * received).to(k.dtype)
         scale = 1 / math.sqrt(s.latent)
-        routes = None
-        if self.weights_wanted and self.form == "naive":
-            p = self.softmax(q, k, scale)
-            o = torch.einsum("bhts,bsl->bhtl", p, v)
-            routes = p.detach()
-        else:
-            o = F.scaled_dot_product_attention(q, k[:, None], v[:, None], is_causal=True, scale=scale,
-                                               enable_gqa=True)
-            if self.weights_wanted:
-                with torch.no_grad():
-                    routes = self.softmax(q, k, scale)
-        return torch.einsum("bhtl,hld->bhtd", o, self.v_up.to(o.dtype)), k, routes
+        if not self.weights_wanted:
+            return attend(q, k[:, :, None], v[:, :, None], scale), k, None
+        if "naive" in self.form:
+            scores = torch.einsum("bthl,bsl->bhts", q, k) * scale
+            p = scores.masked_fill(later(t, x.device), float("-inf")).softmax(3).to(q.dtype)
+            return torch.einsum("bhts,bsl->bthl", p, v), k, p.detach().mean(dim=1)
+        o, lse = attend_with_lse(q, k[:, :, None], v[:, :, None], scale, self.form)
+        return o, k, self.mean_weights(q, k, lse, scale)
 
-    def softmax(self, q, k, scale):
-        t = q.shape[2]
-        scores = torch.einsum("bhtl,bsl->bhts", q, k) * scale
-        later = torch.ones(t, t, dtype=torch.bool, device=q.device).triu(1)
-        return scores.masked_fill(later, float("-inf")).softmax(3).to(q.dtype)
+    @torch.no_grad()
+    def mean_weights(self, q, k, lse, scale):
+        b, t, h, l = q.shape
+        scores = torch.bmm(q.reshape(b, t * h, l), k.transpose(1, 2)).view(b, t, h, t)
+        p = (scores.float() * scale - lse[..., None]).exp().mean(2)
+        return p.masked_fill(later(t, q.device), 0)
 
-    def project(self, heads):
-        b, h, t, d = heads.shape
-        flat = heads.transpose(1, 2).reshape(b, t, h * d)
-        return self.out(flat) if self.kind == "dot" else F.linear(flat, self.o)
+    def project(self, o):
+        s = self.s
+        b, t, h, l = o.shape
+        if "absorbed" in self.form:
+            out = self.o.view(-1, h, s.head).permute(1, 2, 0)
+            merged = torch.bmm(self.v_up, out).reshape(h * l, -1)
+            return o.reshape(b, t, h * l) @ merged.to(o.dtype)
+        heads = torch.bmm(o.reshape(b * t, h, l).transpose(0, 1), self.v_up.to(o.dtype))
+        return F.linear(heads.transpose(0, 1).reshape(b, t, -1), self.o)
 
 
 class FeedForward(nn.Module):
@@ -164,7 +222,8 @@ class FeedForward(nn.Module):
             self.w13 = weight(2 * f, e)
             self.w2 = weight(e, f)
         if v["ffn"] == "wsffn":
-            self.z = weight(8, f // 8, f // 8) if v.get("grouped") else weight(f, f)
+            side = f // WSFFN_HEADS
+            self.z = weight(WSFFN_HEADS, side, side) if v.get("grouped") else weight(f, f)
         if v.get("gate"):
             self.gate_proj = weight(64, f)
             self.gate_heads = weight(s.heads, 64)
@@ -187,37 +246,42 @@ class FeedForward(nn.Module):
             sent = F.linear(h, self.couple.t())
             h = h + 0.2 * F.linear(key, self.couple)
         if self.v.get("cross"):
-            h = h + 0.3 * F.linear(self.gather(h, routes), self.cross)
+            h = h + 0.3 * F.linear(torch.bmm(self.keep_largest(routes).to(h.dtype), h), self.cross)
         if self.v.get("gate"):
             gate = torch.sigmoid(F.linear(F.linear(h, self.gate_proj), self.gate_heads))
         y = self.proj(h) if self.v["ffn"] == "gelu" else F.linear(h, self.w2)
         return y, gate, sent, aux
 
-    def gather(self, h, routes):
-        with torch.no_grad():
-            mean = routes.mean(dim=1)
-            kept, index = mean.topk(min(8, mean.shape[-1]), dim=2)
+    @torch.no_grad()
+    def keep_largest(self, mean):
+        """The TOP_K largest of each row, to a sum of one; elsewhere zero."""
+        if "naive" in self.form:
+            kept, index = mean.topk(min(TOP_K, mean.shape[-1]), dim=2)
             sparse = torch.zeros_like(mean).scatter_(2, index, kept)
-            sparse = (sparse / sparse.sum(2, keepdim=True)).to(h.dtype)
-        return torch.bmm(sparse, h)
+        else:
+            least = mean.amax(2, keepdim=True)
+            for _ in range(TOP_K - 1):
+                least = mean.masked_fill(mean >= least, -1).amax(2, keepdim=True)
+            sparse = mean.masked_fill(mean < least, 0)
+        return sparse / sparse.sum(2, keepdim=True)
 
     def auxiliary(self, x, h1):
         b, t, f = h1.shape
-        heads, n = 8, b * 8
-        if self.form == "gram":
+        heads, grouped = WSFFN_HEADS, self.v.get("grouped")
+        if "direct" in self.form:
+            z = (torch.einsum("btgi,goi->btgo", h1.view(b, t, heads, f // heads), self.z.to(h1.dtype)).reshape(b, t, f)
+                 if grouped else F.linear(h1, self.z))
+            squares = (z.float() ** 2).sum()
+            context = z.mean(1)
+        else:
             e = x.shape[2]
-            w1 = self.w13[:f].to(x.dtype)
-            z = self.z.to(x.dtype)
-            q = (torch.bmm(z, w1.view(heads, f // heads, e)).view(f, e) if self.v.get("grouped") else z @ w1)
+            x = x.to(h1.dtype)
+            w1, z = self.w13[:f].to(x.dtype), self.z.to(x.dtype)
+            q = torch.bmm(z, w1.view(heads, f // heads, e)).view(f, e) if grouped else z @ w1
             flat = x.reshape(b * t, e)
             squares = ((q.t() @ q).float() * (flat.t() @ flat).float()).sum()
             context = F.linear(x.mean(1), q)
-        else:
-            z = (torch.einsum("btgi,goi->btgo", h1.view(b, t, heads, f // heads), self.z.to(h1.dtype)).reshape(b, t, f)
-                 if self.v.get("grouped") else F.linear(h1, self.z))
-            squares = (z.float() ** 2).sum()
-            context = z.mean(1)
-        c = context.float().view(n, f // heads)
+        c = context.float().view(b * heads, f // heads)
         c = c / c.norm(dim=1, keepdim=True).clamp(min=1e-8)
         s = c @ c.t() / 0.07
         contrast = (s.logsumexp(1) - s.diagonal()).mean()
@@ -225,12 +289,12 @@ class FeedForward(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, s, v, form):
+    def __init__(self, s, v, form, mask):
         super().__init__()
-        self.s, self.v = s, v
+        self.s, self.v, self.form = s, v, form
         self.wte = weight(s.vocab, s.width)
         self.wpe = weight(s.time, s.width)
-        self.attention = nn.ModuleList(Attention(s, v, form) for _ in range(s.layers))
+        self.attention = nn.ModuleList(Attention(s, v, form, mask) for _ in range(s.layers))
         self.ffn = nn.ModuleList(FeedForward(s, v, form) for _ in range(s.layers))
         self.norm1 = nn.ModuleList(nn.LayerNorm(s.width) for _ in range(s.layers))
         self.norm2 = nn.ModuleList(nn.LayerNorm(s.width) for _ in range(s.layers))
@@ -238,46 +302,43 @@ class Model(nn.Module):
 
     def forward(self, tokens, targets):
         x = F.embedding(tokens, self.wte) + self.wpe[: tokens.shape[1]]
+        if torch.is_autocast_enabled(x.device.type) and "wide" not in self.form:
+            x = x.bfloat16()
         gate = sent = None
         aux = 0.0
         for a, f, n1, n2 in zip(self.attention, self.ffn, self.norm1, self.norm2):
-            heads, key, routes = a(n1(x), sent)
-            if gate is not None:
-                heads = heads * (0.9 + 0.1 * gate.transpose(1, 2)[..., None])
-            x = x + a.project(heads)
-            y, gate, sent, loss = f(n2(x), key, routes)
+            y, key, routes = a(n1(x.float()), sent, gate)
+            x = x + y
+            y, gate, sent, loss = f(n2(x.float()), key, routes)
             x = x + y
             if loss is not None:
                 aux = aux + loss
-        logits = F.linear(self.norm(x), self.wte)
+        logits = F.linear(self.norm(x.float()), self.wte)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.reshape(-1)) + aux
 
 
-FLEX = None
+def choose_backend(form):
+    """One backend, or an error: a form is what its name says."""
+    cuda = torch.backends.cuda
+    cuda.enable_cudnn_sdp("cudnn" in form)
+    cuda.enable_flash_sdp("flash" in form)
+    cuda.enable_mem_efficient_sdp("efficient" in form)
+    cuda.enable_math_sdp(not any(f in form for f in ("cudnn", "flash", "efficient")))
 
 
-def load_flex(compiled, device):
-    """FlexAttention, compiled by itself as its documentation asks, with one mask a length."""
-    global FLEX
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    flex = torch.compile(flex_attention) if compiled else flex_attention
-    masks = {}
-
-    def run(q, k, v, n, time):
-        if time not in masks:
-            masks[time] = create_block_mask(lambda b, h, i, j: i >= j, None, None, time, time, device=device)
-        return flex(q, k, v, score_mod=lambda score, b, h, i, j: score + n[b, h, j], block_mask=masks[time], scale=1.0)
-
-    FLEX = run
-
-
-def build(name, form, shape, device, compiled):
+def build(name, form, shape, device):
     torch.manual_seed(1)
-    load_flex(False, device)  # inside a compiled model it is compiled with it
-    model = Model(shape, VARIANTS[name], form).to(device)
+    parts, mask = form.split("-"), None
+    if "flex" in parts:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, shape.time, shape.time, device=device)
+    if device == "cuda":
+        choose_backend(parts)
+    with torch.device(device):
+        model = Model(shape, VARIANTS[name], parts, mask)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda")
-    return model, (torch.compile(model) if compiled else model), optimizer
+    return model, optimizer
 
 
 def step_of(model, optimizer, tokens, targets, device):
@@ -292,79 +353,134 @@ def step_of(model, optimizer, tokens, targets, device):
     return step
 
 
-def measure(name, form, shape, batch, steps, warm):
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    model, compiled, optimizer = build(name, form, shape, "cuda", True)
-    tokens = torch.randint(0, shape.vocab, (batch, shape.time + 1), device="cuda")
-    step = step_of(compiled, optimizer, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), "cuda")
-    for _ in range(warm):
-        loss = step()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        loss = step()
-    torch.cuda.synchronize()
-    seconds = (time.perf_counter() - start) / steps
-    peak = torch.cuda.max_memory_allocated() / GIB
-    row = dict(variant=name, form=form, tokens_per_s=batch * shape.time / seconds, gib=peak,
-               parameters=sum(p.numel() for p in model.parameters()), loss=float(loss))
-    del model, compiled, optimizer, step, loss
-    torch._dynamo.reset()
-    return row
+class Trial:
+    """A variant in one form, compiled and warm on the GPU."""
+
+    def __init__(self, name, form, batch, warm):
+        torch.set_float32_matmul_precision("high")
+        # Both passes are compiled before the first runs, so that nothing is held meanwhile.
+        if hasattr(functorch_config, "force_non_lazy_backward_lowering"):
+            functorch_config.force_non_lazy_backward_lowering = True
+        self.name, self.form, self.shape, self.batch = name, form, Shape(), batch
+        started = time.perf_counter()
+        self.model, self.optimizer = build(name, form, self.shape, "cuda")
+        tokens = torch.randint(0, self.shape.vocab, (batch, self.shape.time + 1), device="cuda")
+        self.step = step_of(torch.compile(self.model), self.optimizer, tokens[:, :-1].contiguous(),
+                            tokens[:, 1:].contiguous(), "cuda")
+        self.warm_up(warm)
+        self.prepared = time.perf_counter() - started
+
+    def warm_up(self, steps):
+        """Compiles. Others may do the same on this GPU: it waits where they leave no memory."""
+        until = time.perf_counter() + PATIENCE
+        while steps > 0:
+            try:
+                self.step()
+                steps -= 1
+            except torch.OutOfMemoryError:
+                if time.perf_counter() > until:
+                    raise
+                self.optimizer.zero_grad(set_to_none=True)
+                torch.cuda.empty_cache()
+                time.sleep(random.uniform(0.5, 2))
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def measure(self, steps, warm):
+        for _ in range(warm):
+            self.step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loss = self.step()
+        torch.cuda.synchronize()
+        seconds = (time.perf_counter() - start) / steps
+        return dict(variant=self.name, form=self.form, tokens_per_s=self.batch * self.shape.time / seconds,
+                    seconds=seconds, gib=torch.cuda.max_memory_allocated() / GIB, loss=float(loss),
+                    parameters=sum(p.numel() for p in self.model.parameters()), prepared=self.prepared)
+
+
+def explain(name, form, problem):
+    text = f"{type(problem).__name__}: {problem}".strip().splitlines()
+    return dict(variant=name, form=form, error=next((line for line in text if line.strip()), "?")[:300])
+
+
+def serve(job, batch, steps, warm):
+    """Compiles, says so, and measures once for each line that is read."""
+    name, form = job.split(":")
+    try:
+        trial = Trial(name, form, batch, warm)
+    except Exception as problem:  # a form that this PyTorch cannot run is no row
+        print(json.dumps(explain(name, form, problem)), flush=True)
+        return 1
+    print(json.dumps(dict(variant=name, form=form, ready=trial.prepared)), flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(trial.measure(steps, warm)), flush=True)
+    return 0
 
 
 def check():
+    """Losses and gradients of every form, with weights large enough that each part is felt."""
     shape = Shape(layers=2, heads=2, width=32, time=24, vocab=64, latent=16)
     bad = 0
-    for name, variant in VARIANTS.items():
-        losses = {}
-        for form in forms_of(variant):
-            model, eager, optimizer = build(name, form, shape, "cpu", False)
+    for name in VARIANTS:
+        first, worst, losses = None, 0.0, []
+        for form in sorted(forms_of(name, ["all"]), key=lambda f: "flex" in f):
+            model, _ = build(name, form, shape, "cpu")
             torch.manual_seed(2)
             tokens = torch.randint(0, shape.vocab, (3, shape.time + 1))
-            step = step_of(eager, optimizer, tokens[:, :-1], tokens[:, 1:], "cpu")
-            if form == "flex":  # it has no gradient on the CPU
-                with torch.no_grad():
-                    losses[form] = [float(eager(tokens[:, :-1], tokens[:, 1:]))]
-            else:
-                losses[form] = [float(step()) for _ in range(3)]
-        first = next(iter(losses.values()))
-        worst = max(abs(a - b) for l in losses.values() for a, b in zip(l, first))
-        bad += worst > 1e-4
-        print(f"{name:14} {worst:.1e}  " + "  ".join(f"{f} {l[-1]:.5f}" for f, l in losses.items()))
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(4).add_(0.1 * torch.randn_like(p))
+            with torch.set_grad_enabled("flex" not in form):  # it has no gradient on the CPU
+                loss = model(tokens[:, :-1], tokens[:, 1:])
+            if loss.requires_grad:
+                loss.backward()
+            grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            first = first or (loss.detach(), grads)
+            losses.append(f"{form} {loss.item():.5f}")
+            worst = max([worst, abs(loss.item() - first[0].item())]
+                        + [float((g - first[1][n]).norm() / first[1][n].norm()) for n, g in grads.items()])
+        bad += not worst < 1e-3
+        print(f"{name:14} {worst:.1e}  " + "  ".join(losses))
     return 1 if bad else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--forms", default="", help="only these forms")
+    parser.add_argument("--forms", default="", help="only these forms; all: every one")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--check", action="store_true", help="the forms are the same function (CPU)")
+    parser.add_argument("--worker", metavar="VARIANT:FORM", help="compile, then measure a line of input at a time")
+    parser.add_argument("--list", action="store_true", help="VARIANT:FORM a line, nothing is run")
     args = parser.parse_args()
+    wanted = [f for f in args.forms.split(",") if f]
+    jobs = [(name, form) for name in args.variants.split(",") for form in forms_of(name, wanted)]
+    if args.list:
+        print("\n".join(f"{name}:{form}" for name, form in jobs))
+        return 0
     if args.check:
         return check()
-    torch.set_float32_matmul_precision("high")
-    wanted = [f for f in args.forms.split(",") if f]
-    for name in args.variants.split(","):
-        for form in forms_of(VARIANTS[name]):
-            if wanted and form not in wanted:
-                continue
-            try:
-                row = measure(name, form, Shape(), args.batch, args.steps, args.warm)
-            except Exception as problem:  # a form that this PyTorch cannot run is no row
-                row = dict(variant=name, form=form, error=f"{type(problem).__name__}: {problem}".splitlines()[0])
-            if args.json:
-                print(json.dumps(row), flush=True)
-            elif "error" in row:
-                print(f"{name:14} {form:7} {row['error']}", flush=True)
-            else:
-                print(f"{name:14} {form:7} {row['tokens_per_s']:10,.0f} tok/s {row['gib']:6.1f} GiB  "
-                      f"{row['parameters'] / 1e6:.1f} M", flush=True)
+    if args.worker:
+        return serve(args.worker, args.batch, args.steps, args.warm)
+    for name, form in jobs:
+        try:
+            row = Trial(name, form, args.batch, args.warm).measure(args.steps, args.warm)
+        except Exception as problem:  # a form that this PyTorch cannot run is no row
+            row = explain(name, form, problem)
+        torch._dynamo.reset()
+        if args.json:
+            print(json.dumps(row), flush=True)
+        elif "error" in row:
+            print(f"{name:14} {form:16} {row['error']}", flush=True)
+        else:
+            print(f"{name:14} {form:16} {row['tokens_per_s']:10,.0f} tok/s {row['gib']:6.1f} GiB  "
+                  f"{row['parameters'] / 1e6:.1f} M", flush=True)
     return 0
 
 

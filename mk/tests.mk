@@ -21,7 +21,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long test-cuda tests bench bench-attention-cuda
+.PHONY: test test-long test-cuda tests bench bench-cuda bench-attention-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
@@ -61,6 +61,11 @@ $(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(MEASURE_OBJECTS) $(LIB_A) 
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(MEASURE_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+
+# On a machine without a GPU it says so.
+bench-cuda: build $(OUT)/bench/limits_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/attention_cuda) ## training on the GPU beside PyTorch; ROWS=dot,w2 FORMS=all SKIP_PEER=1 JSON=file
+	@$(or $(PYTHON),python3) bench/table_cuda.py --build '$(OUT)' --variants '$(ROWS)' --forms '$(FORMS)' \
+		$(if $(SKIP_PEER),--skip-peer) $(if $(JSON),--json '$(JSON)') $(ARGS)
 
 # Attention's GPU kernels alone.
 $(OUT)/bench/attention_cuda: bench/attention_cuda.cu $(LIB_A)

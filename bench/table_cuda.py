@@ -1,0 +1,331 @@
+"""The table of `make bench-cuda`: training steps of every variant at the shape of GPT-2 124M (batch
+32, 1024 tokens, bf16) beside PyTorch's, attention alone, and the GPU's limits, in one run on one GPU.
+
+    python bench/table_cuda.py [--build build] [--variants dot,w2] [--forms all] [--skip-peer]
+                               [--steps 20] [--json FILE]
+
+Compiling is what takes PyTorch's time, so its forms (bench/peer_cuda.py) are compiled side by side.
+Nothing is timed meanwhile. When all are ready they wait, holding weights and moments only, and the
+variants are measured one after the other, ours first, then each form, alone on the GPU.
+
+A variant is judged by its fastest form; where that stays under 95% of the plan's own figure for
+PyTorch, and where there is no PyTorch, by that figure, with a * behind the ratio. The figures are of
+an H200.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GIB = 1024.0**3
+TOKENS = 32 * 1024
+ENOUGH = 0.95  # of the plan's figure, for our own measurement of PyTorch to count
+PATIENCE = 60  # seconds for a measurement
+
+
+class Bar:
+    """What is asked of a variant: times PyTorch, whose figure by the plan is so much, and GiB."""
+
+    def __init__(self, label, times, figure, gib):
+        self.label, self.times, self.figure, self.gib = label, times, figure, gib
+
+
+BARS = {
+    "dot": Bar("dot + gelu", 1.10, 503_500, 13),
+    "w2": Bar("w2 + gelu", 1.30, 377_700, 15),
+    "mla": Bar("mla (step 0)", 1.20, 453_200, 13),
+    "step1": Bar("step 1: gate", 1.20, 434_200, 13),
+    "step2": Bar("step 2: gate, cross", 2.0, 200_300, 20),
+    "step3": Bar("step 3: all, tied", 2.0, 193_100, 20),
+    "swiglu": Bar("dot + swiglu", 1.10, 445_900, 15),
+    "wsffn": Bar("dot + wsffn, dense", 1.40, 294_800, 17),
+    "wsffn-grouped": Bar("dot + wsffn, grouped", 1.45, 294_800, 16),
+}
+OF_SWIGLU = 0.95  # asked of wsffn-grouped, of our own swiglu
+
+
+def say(text):
+    print(f"[{time.perf_counter() - STARTED:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+class Worker:
+    """A process of PyTorch that compiles, says that it is ready, and measures when it is asked."""
+
+    def __init__(self, script, args, name, threads):
+        self.name, self.ready, self.error, self.text = name, False, None, b""
+        environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS=str(threads), PYTHONWARNINGS="ignore",
+                           PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen([sys.executable, os.path.join(HERE, script), *args], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=self.log, env=environment)
+
+    def read_line(self, until):
+        """The next object it prints; None: it ended, or the time is over."""
+        while b"\n" not in self.text:
+            left = until - time.perf_counter()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                self.error = "it took too long"
+                return None
+            more = os.read(self.process.stdout.fileno(), 65536)
+            if not more:
+                self.error = self.error or self.last_words()
+                return None
+            self.text += more
+        line, self.text = self.text.split(b"\n", 1)
+        return json.loads(line)
+
+    def last_words(self):
+        self.log.seek(0)
+        lines = [l for l in self.log.read().decode(errors="replace").splitlines() if l.strip()]
+        return lines[-1][:200] if lines else "it ended without a word"
+
+    def wait_ready(self, until):
+        reply = self.read_line(until)
+        self.ready = bool(reply and reply.get("ready"))
+        if reply and "error" in reply:
+            self.error = reply["error"]
+
+    def ask(self):
+        """Has it measure."""
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+
+
+def list_forms(variants, forms):
+    """[(variant, form)], by the peer's own list; empty without PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    done = subprocess.run([sys.executable, os.path.join(HERE, "peer_cuda.py"), "--list", "--variants", ",".join(variants),
+                           "--forms", forms], capture_output=True, text=True)
+    if done.returncode:
+        say(f"PyTorch: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'it failed'}")
+        return []
+    return [tuple(line.split(":")) for line in done.stdout.split()]
+
+
+def make_batches(variants, forms, most):
+    """Variants with all their forms, so many forms at a time."""
+    batches = [[]]
+    for v in variants:
+        own = [f for name, f in forms if name == v]
+        if batches[-1] and sum(len(b) for _, b in batches[-1]) + len(own) > most:
+            batches.append([])
+        batches[-1].append((v, own))
+    return batches
+
+
+def run_ours(args, variant):
+    command = [os.path.join(args.build, "weft"), "bench", "train", "--json", "--device", "cuda", "--shape", "gpt2-124m",
+               "--dtype", "bf16", "-o", "BATCH_SIZE=32", "--variants", variant, "--steps", str(args.steps)]
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        say(f"{variant}: ours failed: {done.stderr.strip()[-300:]}")
+        return None
+    row = json.loads(done.stdout)["rows"][0]
+    seconds = row.get("mean_seconds") or row["seconds"]
+    return dict(row, tokens_per_s=TOKENS / seconds, gib=row["peak_bytes"] / GIB, took=time.perf_counter() - started)
+
+
+def measure_batch(args, batch, extra):
+    """Rows of a batch: {variant: (ours, [theirs])}. `extra` is started with it and left to the caller."""
+    count = sum(len(f) for _, f in batch) + len(extra)
+    threads = max(1, (os.cpu_count() or 4) // max(1, count))
+    workers = {(v, f): Worker("peer_cuda.py", ["--worker", f"{v}:{f}", "--steps", str(args.steps)], f"{v} {f}", threads)
+               for v, forms in batch for f in forms}
+    if workers:
+        say(f"compiling {', '.join(w.name for w in workers.values())}")
+    until = time.perf_counter() + args.patience
+    for w in list(workers.values()) + extra:
+        w.wait_ready(until)
+        if not w.ready:
+            say(f"PyTorch, {w.name}: {w.error}")
+    rows = {}
+    for v, forms in batch:
+        ours, theirs = run_ours(args, v), []
+        for f in forms:
+            w = workers[v, f]
+            if w.ready:
+                w.ask()
+                row = w.read_line(time.perf_counter() + PATIENCE)
+                theirs.append(row or dict(variant=v, form=f, error=w.error))
+            else:
+                theirs.append(dict(variant=v, form=f, error=w.error))
+            w.close()
+        rows[v] = (ours, theirs)
+        say(f"{v}: " + ", ".join(
+            ([f"ours {ours['tokens_per_s']:,.0f} tok/s in {ours['took']:.1f} s"] if ours else ["ours failed"])
+            + [f"{t['form']} {t['tokens_per_s']:,.0f}" for t in theirs if "tokens_per_s" in t]))
+    return rows
+
+
+def judge(variant, ours, theirs, swiglu):
+    """The row's figures and whether each bar is met."""
+    bar = BARS[variant]
+    measured = [t for t in theirs if "tokens_per_s" in t]
+    best = max(measured, key=lambda t: t["tokens_per_s"], default=None)
+    by_figure = best is None or best["tokens_per_s"] < ENOUGH * bar.figure
+    reference = bar.figure if by_figure else best["tokens_per_s"]
+    row = dict(variant=variant, label=bar.label, ours=ours, peers=theirs, best=best, by_figure=by_figure, figure=bar.figure,
+               asked=bar.times, asked_gib=bar.gib)
+    if ours:
+        row.update(ratio=ours["tokens_per_s"] / reference, figure_ratio=ours["tokens_per_s"] / bar.figure,
+                   memory_met=ours["gib"] <= bar.gib)
+        row["met"] = row["ratio"] >= bar.times
+        if variant == "wsffn-grouped" and swiglu:
+            row["of_swiglu"] = ours["tokens_per_s"] / swiglu["tokens_per_s"]
+            row["met"] = row["met"] and row["of_swiglu"] >= OF_SWIGLU
+    return row
+
+
+def print_table(columns, lines):
+    widths = [max(len(c), *(len(l[i]) for l in lines)) for i, c in enumerate(columns)]
+    for line in [columns, ["-" * w for w in widths], *lines]:
+        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip())
+
+
+def print_training(rows, limits):
+    columns = ["variant", "M", "tok/s", "GiB", "MFU", "PyTorch tok/s", "GiB", "form", "plan's", "ratio", "asked", "",
+               "of plan's", "GiB asked", ""]
+    lines = []
+    for r in rows:
+        ours, best = r["ours"], r["best"]
+        line = [r["label"]]
+        line += ([f"{ours['parameters'] / 1e6:.1f}", f"{ours['tokens_per_s']:,.0f}", f"{ours['gib']:.1f}",
+                  f"{100e-12 * ours['flops_per_token'] * ours['tokens_per_s'] / limits['matrix']:.0f}%"]
+                 if ours else ["-"] * 4)
+        line += [f"{best['tokens_per_s']:,.0f}", f"{best['gib']:.1f}", best["form"]] if best else ["-"] * 3
+        line.append(f"{r['figure']:,}")
+        line += ([f"{r['ratio']:.2f}{'*' if r['by_figure'] else ''}", f"{r['asked']:.2f}", "met" if r["met"] else "MISSED",
+                  f"{r['figure_ratio']:.2f}", str(r["asked_gib"]), "met" if r["memory_met"] else "MISSED"]
+                 if ours else ["-"] * 6)
+        lines.append(line)
+    print_table(columns, lines)
+    for r in rows:
+        if "of_swiglu" in r:
+            print(f"{r['label']}: {r['of_swiglu']:.3f} of our own swiglu; {OF_SWIGLU} is asked too")
+    if any(r["by_figure"] for r in rows):
+        print(f"* against the plan's figure for PyTorch on an H200: none was measured here, or less than {ENOUGH:.0%} of it")
+    others = [f"{r['variant']} {t['form']} " + (f"{t['tokens_per_s']:,.0f} · {t['gib']:.1f} GiB" if "gib" in t else t["error"])
+              for r in rows for t in r["peers"] if t is not r["best"]]
+    if others:
+        print("PyTorch's other forms: " + "; ".join(others))
+
+
+def run_attention(args, worker):
+    """Our rows {(form, T): [forward, backward]}, and PyTorch's [{form, time, way, ...}]."""
+    done = subprocess.run([os.path.join(args.build, "bench", "attention_cuda"), "rows"], capture_output=True, text=True)
+    ours = {}
+    for line in done.stdout.splitlines():
+        cells = line.split("\t")
+        if len(cells) == 11:
+            ours[cells[0], int(cells[2])] = [float(cells[8]), float(cells[10])]
+    if not ours:
+        say(f"attention: ours failed: {done.stderr.strip()[-200:]}")
+    theirs = []
+    if worker and worker.ready:
+        worker.ask()
+        while True:
+            row = worker.read_line(time.perf_counter() + PATIENCE)
+            if row is None:
+                break
+            theirs.append(row)
+    if worker:
+        worker.close()
+    return ours, theirs
+
+
+def print_attention(ours, theirs):
+    ways = ["flash", "cudnn", "efficient", "flex"]
+    found = {(t["form"], t["time"], t["way"]): t for t in theirs if "error" not in t}
+    lines = []
+    for (form, length), rates in ours.items():
+        if " " in form:  # other widths, which have no peer
+            continue
+        line = [form, str(length), *(f"{r:.0f}" for r in rates)]
+        for way in ways:
+            t = found.get((form, length, way))
+            line.append(f"{t['forward_tflops']:.0f} / {t['backward_tflops']:.0f}" if t else "-")
+        lines.append(line)
+    if not lines:
+        return
+    print("\nattention alone, bf16, causal, 32768 tokens, 12 heads, TFLOP/s (PyTorch: forward / backward)")
+    print_table(["form", "T", "forward", "backward", "SDPA flash", "SDPA cudnn", "SDPA efficient", "FlexAttention"], lines)
+
+
+def read_limits(args):
+    done = subprocess.run([os.path.join(args.build, "bench", "limits_cuda")], capture_output=True, text=True)
+    if done.returncode:
+        print(f"bench-cuda: {(done.stdout + done.stderr).strip()}")
+        return None
+    values = dict(line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line)
+    return dict(gpu=values["GPU"], matrix=float(values["matrix TFLOP/s"]), copy=float(values["copy TB/s"]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--variants", default="")
+    parser.add_argument("--forms", default="", help="of bench/peer_cuda.py; all: every one")
+    parser.add_argument("--skip-peer", action="store_true")
+    parser.add_argument("--skip-attention", action="store_true")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=20, help="forms that are compiled side by side")
+    parser.add_argument("--patience", type=float, default=200, help="seconds for a batch to compile")
+    parser.add_argument("--json", default="")
+    args = parser.parse_args()
+    variants = [v for v in args.variants.split(",") if v] or list(BARS)
+    for v in variants:
+        if v not in BARS:
+            sys.exit(f"bench-cuda: there is no variant '{v}'; there are {', '.join(BARS)}")
+    limits = read_limits(args)
+    if not limits:
+        return 0
+    forms = [] if args.skip_peer else list_forms(variants, args.forms)
+    batches = make_batches(variants, forms, args.workers)
+    if forms:
+        # What two forms share, Triton's compiled kernels, is compiled once.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "weft-bench-inductor"))
+    measured, attention = {}, None
+    for i, batch in enumerate(batches):
+        last = i + 1 == len(batches)
+        if last and forms and not args.skip_attention:
+            attention = Worker("peer_attention_cuda.py", ["--worker"], "attention", 2)
+        measured.update(measure_batch(args, batch, [attention] if last and attention else []))
+    swiglu = measured.get("swiglu", (None, None))[0]
+    rows = [judge(v, *measured[v], swiglu) for v in variants]
+    ours, theirs = ({}, []) if args.skip_attention else run_attention(args, attention)
+    print(f"{limits['gpu']}; a training step of GPT-2 124M's shape, batch 32 x 1024, bf16: tokens a second, mean of {args.steps}")
+    print_training(rows, limits)
+    print_attention(ours, theirs)
+    print(f"\nlimits: 8192³ bf16 products {limits['matrix']:.0f} TFLOP/s, copies {limits['copy']:.2f} TB/s")
+    say("done")
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(dict(limits=limits, rows=rows, attention=dict(
+                ours=[dict(form=k[0], time=k[1], forward_tflops=v[0], backward_tflops=v[1]) for k, v in ours.items()],
+                peers=theirs)), f, indent=2)
+            f.write("\n")
+    return 0 if all(r["ours"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    STARTED = time.perf_counter()
+    sys.exit(main())
