@@ -15,7 +15,12 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
                             and the kept ones are found by a threshold.
     flex                    FlexAttention, the key's number as a score modification (w2)
     naive                   the formula with its T x T matrices, as the seeds write it
+    heads                   mla's latent keys and values are mapped to a head's width first, so that its
+                            attention is as dot's
     absorbed                mla's matrices a head are multiplied into its projections first
+    cheap                   steps 2 and 3: what maps a hidden vector to the stream and to the gate is
+                            multiplied into the mechanisms' own matrices, so that rows are gathered
+                            after those maps
     direct                  wsffn's losses from z, as the seed writes it; else from the Gram matrix of
                             its input, so that z never exists
     wide                    the stream between the layers stays f32; else it is bf16, as ours is
@@ -51,12 +56,14 @@ VARIANTS = {
 
 # The forms that are measured when none are named, the likely fastest first, and the rest.
 PLAIN = ["cudnn", "flash"]
-LATENT = ["cudnn-absorbed", "flash-absorbed"]
-FORMS = {"dot": PLAIN, "w2": ["flex", "cudnn"], "mla": LATENT, "step1": LATENT, "step2": LATENT + ["naive"],
-         "step3": LATENT + ["naive"], "swiglu": PLAIN, "wsffn": PLAIN, "wsffn-grouped": PLAIN}
-OTHERS = {"dot": ["flash-wide"], "w2": ["efficient", "flash", "flex-wide"], "mla": ["cudnn", "flash"],
-          "step1": ["cudnn", "flash"], "step2": ["naive-absorbed"], "step3": ["naive-absorbed"],
-          "wsffn": ["flash-direct"], "wsffn-grouped": ["flash-direct"]}
+LATENT = ["cudnn-heads", "flash-heads"]
+ROUTED = ["cudnn-heads-cheap", "flash-heads-cheap", "naive"]
+FORMS = {"dot": PLAIN, "w2": ["flex", "cudnn"], "mla": LATENT, "step1": LATENT, "step2": ROUTED, "step3": ROUTED,
+         "swiglu": PLAIN, "wsffn": PLAIN, "wsffn-grouped": PLAIN}
+LATENT_TOO = ["cudnn-absorbed", "flash-absorbed", "cudnn", "flash"]
+ROUTED_TOO = ["cudnn-absorbed-cheap", "flash-absorbed-cheap", "flash-heads", "flash", "naive-heads-cheap"]
+OTHERS = {"dot": ["flash-wide"], "w2": ["efficient", "flash", "flex-wide"], "mla": LATENT_TOO, "step1": LATENT_TOO,
+          "step2": ROUTED_TOO, "step3": ROUTED_TOO, "wsffn": ["flash-direct"], "wsffn-grouped": ["flash-direct"]}
 
 
 def forms_of(name, wanted=()):
@@ -86,17 +93,16 @@ def attend(q, k, v, scale=None):
 
 
 def attend_with_lse(q, k, v, scale, form):
-    """The same, and each query's logsumexp [B, T, H]."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    """The same with heads in dimension 1, and each query's logsumexp [B, H, T]."""
     if not q.is_cuda:
         scores = (q @ k.transpose(2, 3)) * scale
         scores = scores.masked_fill(later(q.shape[2], q.device), float("-inf"))
-        o, lse = scores.softmax(3) @ v, scores.logsumexp(3)
-    elif "cudnn" in form:
+        return scores.softmax(3) @ v, scores.logsumexp(3)
+    if "cudnn" in form:
         o, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False, scale=scale)[:2]
     else:
         o, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
-    return o.transpose(1, 2), lse.reshape(q.shape[:3]).transpose(1, 2)
+    return o, lse.reshape(q.shape[:3])
 
 
 def later(t, device):
@@ -171,6 +177,35 @@ class Attention(nn.Module):
         return o.transpose(1, 2)
 
     def latent(self, x, received):
+        """The heads' outputs [B, T, H, d or l], the latent key, the routing weights."""
+        s = self.s
+        b, t, e = x.shape
+        c, v = F.linear(x, self.kv_down).split(s.latent, dim=2)
+        if received is not None:
+            c = c + (0.2 * received).to(c.dtype)
+        q, k, v = self.by_head(x, c, v) if "heads" in self.form else self.in_latent(x, c, v)
+        scale = 1 / math.sqrt(s.latent)
+        if not self.weights_wanted:
+            return attend(q, k, v, scale), c, None
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        if "naive" in self.form:
+            scores = (torch.matmul(q, k.transpose(2, 3)) * scale).masked_fill(later(t, x.device), float("-inf"))
+            p = scores.softmax(3).to(q.dtype)
+            return torch.matmul(p, v).transpose(1, 2), c, p.detach().mean(dim=1)
+        o, lse = attend_with_lse(q, k, v, scale, self.form)
+        with torch.no_grad():
+            scores = torch.matmul(q, k.transpose(2, 3)).float() * scale
+            routes = (scores - lse[..., None]).exp().mean(1).masked_fill(later(t, x.device), 0)
+        return o.transpose(1, 2), c, routes
+
+    def by_head(self, x, c, v):
+        s = self.s
+        q = F.linear(x, self.q)
+        k = F.linear(c, self.q_latent.reshape(-1, s.latent))
+        v = F.linear(v, self.v_up.transpose(1, 2).reshape(-1, s.latent))
+        return (y.view(*x.shape[:2], s.heads, s.head) for y in (q, k, v))
+
+    def in_latent(self, x, c, v):
         s = self.s
         b, t, e = x.shape
         if "absorbed" in self.form:
@@ -179,29 +214,13 @@ class Attention(nn.Module):
         else:
             q = F.linear(x, self.q).view(b * t, s.heads, s.head).transpose(0, 1)
             q = torch.bmm(q, self.q_latent.to(q.dtype)).view(s.heads, b, t, s.latent).permute(1, 2, 0, 3)
-        k, v = F.linear(x, self.kv_down).split(s.latent, dim=2)
-        if received is not None:
-            k = k + (0.2 * received).to(k.dtype)
-        scale = 1 / math.sqrt(s.latent)
-        if not self.weights_wanted:
-            return attend(q, k[:, :, None], v[:, :, None], scale), k, None
-        if "naive" in self.form:
-            scores = torch.einsum("bthl,bsl->bhts", q, k) * scale
-            p = scores.masked_fill(later(t, x.device), float("-inf")).softmax(3).to(q.dtype)
-            return torch.einsum("bhts,bsl->bthl", p, v), k, p.detach().mean(dim=1)
-        o, lse = attend_with_lse(q, k[:, :, None], v[:, :, None], scale, self.form)
-        return o, k, self.mean_weights(q, k, lse, scale)
-
-    @torch.no_grad()
-    def mean_weights(self, q, k, lse, scale):
-        b, t, h, l = q.shape
-        scores = torch.bmm(q.reshape(b, t * h, l), k.transpose(1, 2)).view(b, t, h, t)
-        p = (scores.float() * scale - lse[..., None]).exp().mean(2)
-        return p.masked_fill(later(t, q.device), 0)
+        return q, c[:, :, None], v[:, :, None]
 
     def project(self, o):
         s = self.s
         b, t, h, l = o.shape
+        if "heads" in self.form:
+            return F.linear(o.reshape(b, t, -1), self.o)
         if "absorbed" in self.form:
             out = self.o.view(-1, h, s.head).permute(1, 2, 0)
             merged = torch.bmm(self.v_up, out).reshape(h * l, -1)
@@ -242,6 +261,8 @@ class FeedForward(nn.Module):
             h = F.silu(h2) * h1
             if self.v["ffn"] == "wsffn":
                 aux = self.auxiliary(x, h1)
+        if "cheap" in self.form:
+            return *self.mechanisms(h, key, routes), aux
         if self.v.get("latent"):
             sent = F.linear(h, self.couple.t())
             h = h + 0.2 * F.linear(key, self.couple)
@@ -251,6 +272,20 @@ class FeedForward(nn.Module):
             gate = torch.sigmoid(F.linear(F.linear(h, self.gate_proj), self.gate_heads))
         y = self.proj(h) if self.v["ffn"] == "gelu" else F.linear(h, self.w2)
         return y, gate, sent, aux
+
+    def mechanisms(self, h, key, routes):
+        """y, gate and sent with every map of a hidden vector in one product: M and M W_c of M(h + W_c R h)
+        = M h + R (M W_c h), and of the latent's share M W c."""
+        maps = torch.cat([self.proj.weight, self.gate_proj]).to(h.dtype)
+        maps = torch.cat([maps, maps @ self.cross.to(h.dtype)])
+        both, sent = F.linear(h, maps), None
+        if self.v.get("latent"):
+            sent = F.linear(h, self.couple.t())
+            both = both + 0.2 * F.linear(key, maps @ self.couple.to(h.dtype))
+        here, there = both.chunk(2, dim=2)
+        out = here + 0.3 * torch.bmm(self.keep_largest(routes).to(h.dtype), there)
+        y, gate = out.split([self.s.width, self.gate_proj.shape[0]], dim=2)
+        return y + self.proj.bias.to(h.dtype), torch.sigmoid(F.linear(gate, self.gate_heads)), sent
 
     @torch.no_grad()
     def keep_largest(self, mean):

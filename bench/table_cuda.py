@@ -221,6 +221,9 @@ def print_training(rows, limits):
     for r in rows:
         if "of_swiglu" in r:
             print(f"{r['label']}: {r['of_swiglu']:.3f} of our own swiglu; {OF_SWIGLU} is asked too")
+        naive = next((t for t in r["peers"] if t["form"] == "naive" and "tokens_per_s" in t), None)
+        if naive and r["ours"]:
+            print(f"{r['label']}: {r['ours']['tokens_per_s'] / naive['tokens_per_s']:.2f} times the seed's own way of writing it")
     if any(r["by_figure"] for r in rows):
         print(f"* against the plan's figure for PyTorch on an H200: none was measured here, or less than {ENOUGH:.0%} of it")
     others = [f"{r['variant']} {t['form']} " + (f"{t['tokens_per_s']:,.0f} · {t['gib']:.1f} GiB" if "gib" in t else t["error"])
