@@ -2,8 +2,8 @@
  *
  * Four ways, by the product's form alone:
  *
- *   few rows   at most 32 rows (what generation runs): each row summed alone, so that its bits do
- *              not depend on the other rows.
+ *   few rows   at most 32 rows: each summed alone, so that its bits do not depend on the others
+ *              (gemm_few.cuh).
  *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
  *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
@@ -14,15 +14,13 @@
  * the workspace in f32 and finish_values does the rest: for gelu in f32, whose epilogue is coarser
  * than f32 is, for f32 factors with a bf16 result, and for widths that the epilogue does not take. */
 #include "cuda/algorithms.cuh"
+#include "cuda/gemm_few.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    FEW_WARPS = 4,
-    FEW_AT_ONCE = 8, /* rows that a warp holds sums of */
-    FEW_SHARES = 16, /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
     THIN_SIDE = 128, /* longest side of a thin product's result */
     THIN_VALUES = 4096,
     THIN_DEPTH = 1024, /* shortest sums */
@@ -182,67 +180,13 @@ static factors describe_factors(const gemm_product *p) {
                    p->tb};
 }
 
-/* Few rows, b [n, k]: a warp a column. Lanes share out k, and every row has its own sum, so that
- * neither the number of rows nor the place among them shows in its bits. */
-static __global__ void few_rows_by_warp(factors f, finishing end) {
-    int64_t column = (int64_t)blockIdx.x * FEW_WARPS + threadIdx.x / 32, g = blockIdx.y;
-    int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
-    int lane = threadIdx.x % 32, rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
-    if (column >= f.n) return;
-    int64_t b_at = g * f.b_stride + column * f.b_ld, a_at = g * f.a_stride + first * f.a_ld;
-    float sums[FEW_AT_ONCE] = {};
-    for (int64_t k = lane; k < f.k; k += 32) {
-        float b = load_any(f.b, b_at + k);
-#pragma unroll
-        for (int r = 0; r < FEW_AT_ONCE; r++)
-            if (r < rows) sums[r] = fmaf(load_any(f.a, a_at + r * f.a_ld + k), b, sums[r]);
+/* For gemm_few.cuh. */
+struct finish_few {
+    finishing end;
+    __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
+        finish_value(end, g, row, column, sum);
     }
-#pragma unroll
-    for (int r = 0; r < FEW_AT_ONCE; r++) {
-        float sum = warp_sum(sums[r]);
-        if (r < rows && lane == 0) finish_value(end, g, first + r, column, end.alpha * sum);
-    }
-}
-
-/* Few rows, b [k, n]: a lane a column. The block's warps share out k, and their sums are added in
- * order. */
-static __global__ void few_rows_by_lane(factors f, finishing end) {
-    __shared__ float parts[FEW_SHARES][FEW_AT_ONCE][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t column = (int64_t)blockIdx.x * 32 + lane, g = blockIdx.y;
-    int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
-    int rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
-    int64_t b_at = g * f.b_stride + column, a_at = g * f.a_stride + first * f.a_ld;
-    float sums[FEW_AT_ONCE] = {};
-    for (int64_t k = warp; k < f.k && column < f.n; k += FEW_SHARES) {
-        float b = load_any(f.b, b_at + k * f.b_ld);
-#pragma unroll
-        for (int r = 0; r < FEW_AT_ONCE; r++)
-            if (r < rows) sums[r] = fmaf(load_any(f.a, a_at + r * f.a_ld + k), b, sums[r]);
-    }
-#pragma unroll
-    for (int r = 0; r < FEW_AT_ONCE; r++)
-        parts[warp][r][lane] = sums[r];
-    __syncthreads();
-    if (warp >= rows || column >= f.n) return;
-    float sum = 0;
-    for (int w = 0; w < FEW_SHARES; w++)
-        sum += parts[w][warp][lane];
-    finish_value(end, g, first + warp, column, end.alpha * sum);
-}
-
-static void run_few_rows(cudaStream_t stream, const gemm_product *p) {
-    factors f = describe_factors(p);
-    finishing end = describe_finish(p);
-    dim3 grid(1, (unsigned)p->batch, (unsigned)ceil_div(p->m, FEW_AT_ONCE));
-    if (p->tb) {
-        grid.x = (unsigned)ceil_div(p->n, FEW_WARPS);
-        few_rows_by_warp<<<grid, FEW_WARPS * 32, 0, stream>>>(f, end);
-    } else {
-        grid.x = (unsigned)ceil_div(p->n, 32);
-        few_rows_by_lane<<<grid, FEW_SHARES * 32, 0, stream>>>(f, end);
-    }
-}
+};
 
 /* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
  * start anywhere: a block sums a band of k, the bands' sums are added by a warp each. */
@@ -494,7 +438,7 @@ weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
     gemm_plan plan = make_plan(p);
     cudaStream_t stream = stream_of(x);
     if (plan.few_rows)
-        run_few_rows(stream, p);
+        run_few_rows(stream, p, finish_few{describe_finish(p)});
     else if (plan.thin)
         run_thin(stream, p, (float *)workspace);
     else
