@@ -55,14 +55,6 @@ __device__ static inline void add_scaled(float (&sum)[N], float w, const uint4 &
         sum[i] = fmaf(w, v[i], sum[i]);
 }
 
-/* By hand: the compiler may make four stores of one. */
-__device__ static inline void store_words(void *to, unsigned x, unsigned y, unsigned z,
-                                          unsigned w) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z),
-                 "r"(w)
-                 : "memory");
-}
-
 __device__ static inline unsigned pack_two(float low, float high) {
     unsigned word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
