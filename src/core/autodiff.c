@@ -45,6 +45,7 @@ static weft_tensor *recomputed(autodiff *a, weft_tensor *t, int32_t segment);
 static weft_status clone_node(autodiff *a, const weft_node *n) {
     weft_node *double_node = weft_graph_node_new(a->g, n->op, n->in, n->n_in, n->n_out, n->attr);
     if (!double_node) return weft_graph_status(a->g);
+    double_node->segment = n->segment;
     for (int i = 0; i < n->n_in; i++)
         double_node->in[i] = recomputed(a, n->in[i], n->segment);
     for (int i = 0; i < n->n_out; i++) {

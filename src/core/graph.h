@@ -21,7 +21,7 @@ struct weft_node {
     weft_tensor **in;  /* optional inputs that were not given are NULL */
     weft_tensor **out; /* optional outputs that are not made are NULL */
     const void *attr;  /* the operation's own attribute struct; NULL: it has none */
-    int32_t segment;   /* recomputation segment; 0: none */
+    int32_t segment;   /* recomputation segment; 0: none. Of the backward pass: it is a double */
 };
 
 /* What the core knows of an operation: everything but the arithmetic. src/ops defines them, one

@@ -21,15 +21,9 @@ static weft_status gelu_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(gelu) = {.run = gelu_run};
 
-/* Beyond this the derivative is 0 or 1 to the last bit; within it e^-2u stays finite. */
-#define GELU_FLAT ((real)(WEFT_REAL == 64 ? 21 : 10))
-
-/* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. */
 VECTOR_FN gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
-    vreal x = vmin(vset(GELU_FLAT), vmax(vset(-GELU_FLAT), in[1]));
-    vreal x2 = x * x, e = vexp(-x * (GELU_A + GELU_B * x2)), s = 1 / (1 + e);
-    out[0] = in[0] * (s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2));
+    out[0] = in[0] * vgelu_slope(in[1]);
 }
 
 static void gelu_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,

@@ -26,8 +26,9 @@ enum {
     SPLIT_VALUES = 1 << 22, /* most partial sums that are kept */
     PACKING = 12,           /* see estimate_cost */
     PARTIAL = 40,
-    DEPTH = 512, /* piece of k that bf16 is widened by */
-    FINISH = 256 /* columns that gemm_finish holds at a time */
+    DEPTH = 512,   /* piece of k that bf16 is widened by */
+    FINISH = 256,  /* columns that gemm_finish holds at a time */
+    COPY_ROWS = 64 /* of an addend that a task copies */
 };
 
 /* p + n bytes, also where there is no memory at all and n is 0. */
@@ -181,17 +182,40 @@ static void gelu_values(real *x, int64_t n) {
     if (i < n) vstore_part(x + i, vgelu(vload_part(x + i, n - i)), n - i);
 }
 
+/* x *= gelu's slope at the n values of pre. */
+static void slope_values(real *x, const real *pre, int64_t n) {
+    int64_t i = 0;
+    for (; i + VLEN <= n; i += VLEN)
+        vstore(x + i, vload(x + i) * vgelu_slope(vload(pre + i)));
+    if (i < n)
+        vstore_part(x + i, vload_part(x + i, n - i) * vgelu_slope(vload_part(pre + i, n - i)),
+                    n - i);
+}
+
+static void get_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
+    if (x.bf16)
+        gemm_widen(to, (const uint16_t *)x.data + at, n);
+    else
+        memcpy(to, (const real *)x.data + at, (size_t)n * sizeof(real));
+}
+
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add) {
-    bool plain = !p->bias.data && !p->gelu && !p->pre.data && !add;
+    bool plain = !p->bias.data && !p->addend.data && !p->gelu && !p->pre.data && !add;
     if (plain && sums == p->c.data) return;
-    real row[FINISH];
+    real row[FINISH], pre[FINISH];
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j += FINISH) {
             int64_t n = min_i64(FINISH, p->n - j), at = i * p->c.ld + j;
             memcpy(row, sums + i * ld + j, (size_t)n * sizeof(real));
             if (add) add_values(row, p->c, at, n);
             if (p->bias.data) add_values(row, p->bias, j, n);
-            if (p->pre.data) put_values(p->pre, i * p->pre.ld + j, row, n);
+            if (p->addend.data) add_values(row, p->addend, i * p->addend.ld + j, n);
+            if (p->gelu_back) {
+                get_values(pre, p->pre, i * p->pre.ld + j, n);
+                slope_values(row, pre, n);
+            } else if (p->pre.data) {
+                put_values(p->pre, i * p->pre.ld + j, row, n);
+            }
             if (p->gelu) gelu_values(row, n);
             put_values(p->c, at, row, n);
         }
@@ -272,7 +296,28 @@ static void run_combine(void *context, int64_t task, int thread) {
     KERNEL(gemm_finish)(&tile, first, p->n, p->accumulate);
 }
 
-void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
+static void copy_rows(void *context, int64_t task, int thread) {
+    (void)thread;
+    const gemm_product *p = context;
+    int64_t bands = ceil_div(p->m, COPY_ROWS), g = task / bands, row = task % bands * COPY_ROWS;
+    for (int64_t end = min_i64(row + COPY_ROWS, p->m); row < end; row++)
+        memcpy(gemm_part(p->c, g, row, 0).data, gemm_part(p->addend, g, row, 0).data,
+               (size_t)p->n * sizeof(real));
+}
+
+/* A product with an addend, where sums are made in c itself: the addend waits there. It does so also
+ * where it lies elsewhere, so that the order of the sums, and the bits, do not depend on that. */
+static gemm_product start_from_addend(weft_pool *pool, const gemm_product *p) {
+    gemm_product q = *p;
+    if (!p->addend.data || p->c.bf16) return q;
+    if (p->addend.data != p->c.data)
+        weft_pool_run(pool, p->batch * ceil_div(p->m, COPY_ROWS), copy_rows, &q);
+    q.addend.data = NULL;
+    q.accumulate = true;
+    return q;
+}
+
+static void run_product(weft_pool *pool, const gemm_product *p, void *workspace) {
     if (is_few_rows(p)) {
         KERNEL(few_rows)(pool, p, workspace);
         return;
@@ -292,4 +337,9 @@ void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
     }
     weft_pool_run(pool, tiles * r.cut.splits, run_split, &r);
     weft_pool_run(pool, tiles, run_combine, &r);
+}
+
+void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    gemm_product q = start_from_addend(pool, p);
+    run_product(pool, &q, workspace);
 }

@@ -34,12 +34,15 @@ typedef struct {
     int64_t batch, m, n, k;
     bool ta, tb;     /* a lies as [k, m], b as [n, k] */
     bool accumulate; /* c += instead of c =; c is real then */
-    bool gelu;       /* c = gelu(alpha · op(a) op(b) + bias), the tanh form */
+    bool gelu;       /* c = gelu(alpha · op(a) op(b) + bias + addend), the tanh form */
+    bool gelu_back;  /* c = (...) times gelu's slope at pre */
     real alpha;
     gemm_matrix a, b; /* read only */
     gemm_matrix c;
-    gemm_matrix bias; /* [n]; data NULL: none */
-    gemm_matrix pre;  /* like c: gets the values before gelu; data NULL: not wanted */
+    gemm_matrix bias;   /* [n]; data NULL: none */
+    gemm_matrix addend; /* like c, or c itself; data NULL: none */
+    gemm_matrix pre;    /* like c: gets the values before gelu (data NULL: not wanted), or has them
+                           with gelu_back */
 } gemm_product;
 
 /* Bytes of workspace for KERNEL(gemm); depends on sizes and types, not on addresses. */
@@ -48,8 +51,8 @@ int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads);
 /* Runs the product. `workspace` is aligned to WEFT_ARENA_ALIGN. */
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace);
 
-/* The same on the calling thread alone, for use inside a task. c is real; bias, gelu and pre are
- * ignored. Meant for tiles: `workspace`, gemm_serial_workspace bytes, takes the copies that the
+/* The same on the calling thread alone, for use inside a task. c is real; bias, addend, gelu and
+ * pre are ignored. Meant for tiles: `workspace`, gemm_serial_workspace bytes, takes the copies that the
  * kernel or a bf16 operand needs. */
 int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p);
 void KERNEL(gemm_serial)(const gemm_product *p, void *workspace);
@@ -83,6 +86,7 @@ static inline gemm_product gemm_tile(const gemm_product *p, int64_t g, int64_t r
     t.a = p->ta ? gemm_part(p->a, g, depth, row) : gemm_part(p->a, g, row, depth);
     t.b = p->tb ? gemm_part(p->b, g, column, depth) : gemm_part(p->b, g, depth, column);
     t.c = gemm_part(p->c, g, row, column);
+    if (p->addend.data) t.addend = gemm_part(p->addend, g, row, column);
     if (p->pre.data) t.pre = gemm_part(p->pre, g, row, column);
     if (p->bias.data) t.bias = gemm_part(p->bias, 0, 0, column);
     return t;
@@ -99,7 +103,8 @@ static inline void gemm_round(uint16_t *to, const real *from, int64_t n) {
         to[i] = weft_float_to_bf16((float)from[i]);
 }
 
-/* Writes rows × columns sums to c: adds bias (and c, if `add`), keeps pre, applies gelu. `sums` may
+/* Writes rows × columns sums to c: adds bias and addend (and c, if `add`), keeps pre, applies gelu or
+ * its slope. `sums` may
  * be c's own memory. */
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add);
 

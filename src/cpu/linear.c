@@ -28,19 +28,20 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n) {
     bool grouped = attr->form == WEFT_MATMUL_GROUPED;
     bool ta = attr->ta || outer, tb = attr->tb;
     gemm_product p = {.batch = s.groups, .m = s.m, .n = s.n, .k = s.k, .ta = ta, .tb = tb};
-    p.alpha = 1;
+    p.alpha = (real)attr->alpha;
     p.gelu = attr->act == WEFT_ACT_GELU;
+    p.gelu_back = attr->act == WEFT_ACT_GELU_BACK;
     p.a = as_matrix(x ? weft_data(x, a) : NULL, a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
                     grouped || attr->form == WEFT_MATMUL_GROUPED_OUTER);
     p.b = as_matrix(x ? weft_data(x, b) : NULL, b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups,
                     attr->form == WEFT_MATMUL_GROUPED_OUTER);
     p.c = as_matrix(x ? weft_data(x, y) : NULL, y, s.m, s.n, s.groups, grouped);
     if (!x) return p;
-    if (n->in[2]) p.bias = as_matrix(weft_data(x, n->in[2]), n->in[2], 1, s.n, 1, false);
-    if (n->out[1]) {
-        p.pre = p.c;
-        p.pre.data = weft_data(x, n->out[1]);
-    }
+    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS];
+    if (bias) p.bias = as_matrix(weft_data(x, bias), bias, 1, s.n, 1, false);
+    p.addend = p.pre = p.c;
+    p.addend.data = weft_data(x, n->in[WEFT_MATMUL_ADDEND]);
+    p.pre.data = weft_data(x, p.gelu_back ? n->in[WEFT_MATMUL_AT] : n->out[1]);
     return p;
 }
 

@@ -286,7 +286,7 @@ static gemm_product take_terms(const gemm_product *p, int64_t d) {
     part.batch = p->batch;
     part.accumulate = p->accumulate || d > 0;
     if (d + k == p->k) return part;
-    part.gelu = false;
+    part.gelu = part.gelu_back = false;
     part.bias.data = part.pre.data = NULL;
     return part;
 }

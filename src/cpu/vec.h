@@ -285,6 +285,17 @@ static inline vreal vgelu(vreal x) {
     return x * vsigmoid(x * (GELU_A + GELU_B * (x * x)));
 }
 
+/* Beyond this the slope is 0 or 1 to the last bit; within it e^-2u stays finite. */
+#define GELU_FLAT ((real)(WEFT_REAL == 64 ? 21 : 10))
+
+/* gelu's derivative, σ + xσ(1 − σ)2u'. σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where
+ * x is large. */
+static inline vreal vgelu_slope(vreal x) {
+    x = vmin(vset(GELU_FLAT), vmax(vset(-GELU_FLAT), x));
+    vreal x2 = x * x, e = vexp(-x * (GELU_A + GELU_B * x2)), s = 1 / (1 + e);
+    return s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2);
+}
+
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|): neither end overflows or loses its small part. */
 static inline vreal vsoftplus(vreal x) {
     return vmax(x, vset(0)) + vlog1p_unit(vexp(-vabs(x)));

@@ -224,7 +224,7 @@ static int list_candidates(const weft_cuda_blas *blas, const algorithm_call *c,
 static cublasStatus_t call_once(const weft_cuda_blas *blas, const algorithm_call *c,
                                 const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream) {
     return blas->Matmul(blas->handle, c->what, &c->alpha, c->a_data, c->a, c->b_data, c->b,
-                        &c->beta, c->c_data, c->c, c->c_data, c->c, algorithm, c->workspace,
+                        &c->beta, c->c_data, c->c, c->d_data, c->c, algorithm, c->workspace,
                         c->workspace_bytes, stream);
 }
 
@@ -245,12 +245,19 @@ static float measure(const weft_cuda_blas *blas, const algorithm_call *c,
     return best;
 }
 
-static int measure_all(const weft_cuda_blas *blas, const algorithm_call *c,
+/* The fastest of the candidates; -1: there was no memory to measure on. */
+static int measure_all(const weft_cuda_blas *blas, const algorithm_call *call,
                        const cublasLtMatmulHeuristicResult_t *candidates, int n,
                        cudaStream_t stream) {
+    algorithm_call apart = *call, *c = &apart;
+    bool in_place = call->beta != 0 && call->c_data == call->d_data;
     cudaEvent_t events[2] = {NULL, NULL};
     int best = 0;
     float least = -1;
+    if (in_place && cudaMalloc(&apart.d_data, (size_t)call->d_bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return -1;
+    }
     cudaEventCreate(&events[0]);
     cudaEventCreate(&events[1]);
     for (int i = 0; i < n; i++) {
@@ -261,6 +268,7 @@ static int measure_all(const weft_cuda_blas *blas, const algorithm_call *c,
     }
     cudaEventDestroy(events[0]);
     cudaEventDestroy(events[1]);
+    if (in_place) cudaFree(apart.d_data);
     return best;
 }
 
@@ -277,9 +285,11 @@ bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cuda
         *out = known->algorithm;
     } else if (n > 0) {
         cudaStreamIsCapturing(stream, &capturing);
-        bool measured = call->flops >= MEASURED_FLOPS && call->beta == 0 && n > 1 &&
-                        capturing == cudaStreamCaptureStatusNone;
-        *out = candidates[measured ? measure_all(blas, call, candidates, n, stream) : 0].algo;
+        bool measured =
+            call->flops >= MEASURED_FLOPS && n > 1 && capturing == cudaStreamCaptureStatusNone;
+        int best = measured ? measure_all(blas, call, candidates, n, stream) : -1;
+        measured = best >= 0;
+        *out = candidates[measured ? best : 0].algo;
         add_choice(call->key, out, measured);
         if ((known = find_choice(call->key)) != NULL) known->used = true;
         is_changed |= measured;

@@ -17,7 +17,9 @@ typedef struct {
     cublasLtMatmulDesc_t what;
     cublasLtMatrixLayout_t a, b, c; /* in the library's order: a is our b */
     const void *a_data, *b_data;
-    void *c_data;
+    const void *c_data; /* what is added, times beta; may be d_data */
+    void *d_data;       /* the result, laid out like c */
+    int64_t d_bytes;
     float alpha, beta;
     void *workspace;
     size_t workspace_bytes;
@@ -26,8 +28,9 @@ typedef struct {
     double flops;
 } algorithm_call;
 
-/* The algorithm for a call. Measures where none is known, unless the stream is being captured or
- * the product adds to what is there. false: the library has none that keeps an order. */
+/* The algorithm for a call. Measures where none is known, unless the stream is being captured; a
+ * product that adds to what is there is measured on other memory, while there is any. false: the
+ * library has none that keeps an order. */
 bool find_algorithm(const weft_cuda_blas *blas, const algorithm_call *call, cudaStream_t stream,
                     cublasLtMatmulAlgo_t *out);
 

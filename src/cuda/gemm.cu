@@ -9,13 +9,16 @@
  *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
  *   plain      where the library has no algorithm: tiles of 32 × 32 in shared memory.
  *
- * Bias and gelu are the library's epilogue where its result is already c (a bias must have c's type
- * there, so an f32 bias beside bf16 is rounded first, as the result is). Otherwise the sums go to
- * the workspace in f32 and finish_values does the rest: for gelu in f32, whose epilogue is coarser
- * than f32 is, for f32 factors with a bf16 result, and for widths that the epilogue does not take. */
+ * Bias, gelu and gelu's slope are the library's epilogue where its result is already c (a bias must
+ * have c's type there, so an f32 bias beside bf16 is rounded first, as the result is). Otherwise the
+ * sums go to the workspace in f32 and finish_values does the rest: for gelu in f32, whose epilogue is
+ * coarser than f32 is, for f32 factors with a bf16 result, and for widths that the epilogue does not
+ * take. Only the slope of a bf16 result is put on sums that were rounded to c already, as a node of
+ * its own would: those would be many in f32. The addend is the library's c, and c its d. */
 #include "cuda/algorithms.cuh"
 #include "cuda/gemm_few.cuh"
 
+#include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +82,11 @@ static int64_t thin_band(const gemm_product *p) {
     return ceil_div(ceil_div(p->k, THIN_BANDS), THIN_ROWS) * THIN_ROWS;
 }
 
+/* Whether c, in bf16, takes the sums before finish_values is done with them. */
+static bool sums_are_rounded(const gemm_product *p) {
+    return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
+}
+
 static gemm_plan make_plan(const gemm_product *p) {
     gemm_plan plan = {};
     plan.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
@@ -95,7 +103,7 @@ static gemm_plan make_plan(const gemm_product *p) {
     plan.widen_a = p->a.is_bf16 && !is_bf16;
     plan.widen_b = p->b.is_bf16 && !is_bf16;
     plan.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
-    plan.sums_apart = plan.finish && p->c.is_bf16;
+    plan.sums_apart = plan.finish && p->c.is_bf16 && !sums_are_rounded(p);
     plan.round_bias = !plan.finish && p->bias.data && !p->bias.is_bf16;
     if (plan.widen_a) plan.a_at = take_bytes(&plan, a_values(p) * (int64_t)sizeof(float));
     if (plan.widen_b) plan.b_at = take_bytes(&plan, b_values(p) * (int64_t)sizeof(float));
@@ -119,11 +127,11 @@ static __global__ void round_values(int64_t n, const float *from, bf16 *to) {
         to[i] = from_float<bf16>(from[i]);
 }
 
-/* What becomes of a sum: bias, the value before gelu, gelu, c. */
+/* What becomes of a sum: bias, addend, the value before gelu, gelu or its slope, c. */
 typedef struct {
-    any_tensor c, bias, pre; /* data NULL: not there */
-    int64_t ld, stride;      /* of c and pre */
-    bool gelu, accumulate;
+    any_tensor c, bias, addend, pre; /* data NULL: not there */
+    int64_t ld, stride;              /* of c, addend and pre */
+    bool gelu, gelu_back, accumulate;
     float alpha;
 } finishing;
 
@@ -131,10 +139,12 @@ static finishing describe_finish(const gemm_product *p) {
     finishing f = {};
     f.c = any_tensor{p->c.data, p->c.is_bf16};
     f.bias = any_tensor{p->bias.data, p->bias.is_bf16};
+    f.addend = any_tensor{p->addend.data, p->addend.is_bf16};
     f.pre = any_tensor{p->pre.data, p->pre.is_bf16};
     f.ld = p->c.ld;
     f.stride = p->c.stride;
     f.gelu = p->gelu;
+    f.gelu_back = p->gelu_back;
     f.accumulate = p->accumulate;
     f.alpha = p->alpha;
     return f;
@@ -145,16 +155,20 @@ __device__ static void finish_value(const finishing &f, int64_t g, int64_t row, 
     int64_t at = g * f.stride + row * f.ld + column;
     if (f.accumulate) sum += load_any(f.c, at);
     if (f.bias.data) sum += load_any(f.bias, column);
-    if (f.pre.data) store_any(f.pre, at, sum);
+    if (f.addend.data) sum += load_any(f.addend, at);
+    if (f.gelu_back)
+        sum *= gelu_slope(load_any(f.pre, at));
+    else if (f.pre.data)
+        store_any(f.pre, at, sum);
     store_any(f.c, at, f.gelu ? gelu_value(sum) : sum);
 }
 
 /* `sums` may be c itself: each element is read and written by one thread. */
-static __global__ void finish_values(finishing f, const float *sums, int64_t ld, int64_t stride,
+static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, int64_t stride,
                                      int64_t batch, int64_t m, int64_t n) {
     for (int64_t i = thread_index(); i < batch * m * n; i += thread_count()) {
         int64_t column = i % n, row = i / n % m, g = i / n / m;
-        finish_value(f, g, row, column, sums[g * stride + row * ld + column]);
+        finish_value(f, g, row, column, load_any(sums, g * stride + row * ld + column));
     }
 }
 
@@ -270,12 +284,14 @@ static void run_plain(cudaStream_t stream, const gemm_product *p) {
                                                                describe_finish(p));
 }
 
-/* What is left to do when the library has made the sums in `sums`. */
-static void run_finish(cudaStream_t stream, const gemm_product *p, const gemm_matrix *sums) {
+/* What is left to do when the library has made the sums in `sums`; `added`: with the addend. */
+static void run_finish(cudaStream_t stream, const gemm_product *p, const gemm_matrix *sums,
+                       bool added) {
     finishing f = describe_finish(p);
     f.accumulate = false;
+    if (added) f.addend.data = NULL;
     finish_values<<<grid_for(p->batch * p->m * p->n, THREADS), THREADS, 0, stream>>>(
-        f, (const float *)sums->data, sums->ld, sums->stride, p->batch, p->m, p->n);
+        f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
 }
 
 static weft_status check_blas(const weft_cuda_blas *blas, cublasStatus_t status, const char *key) {
@@ -316,6 +332,7 @@ static bool wants_tf32(void) {
 }
 
 static cublasLtEpilogue_t choose_epilogue(const gemm_product *p) {
+    if (p->gelu_back) return CUBLASLT_EPILOGUE_DGELU;
     if (p->gelu && p->pre.data)
         return p->bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     if (p->gelu) return p->bias.data ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
@@ -358,7 +375,7 @@ static void describe_key(const gemm_product *p, algorithm_call *c) {
              (long long)(p->batch > 1 ? p->a.stride : 0),
              (long long)(p->batch > 1 ? p->b.stride : 0),
              (long long)(p->batch > 1 ? p->c.stride : 0), c->align_b, c->align_a, c->align_c,
-             (int)choose_epilogue(p), p->accumulate ? " add" : "", c->workspace_bytes);
+             (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
 }
 
 /* The library's product; *found false: it has no algorithm for it, and nothing was launched. */
@@ -369,14 +386,17 @@ static weft_status run_library(const weft_cuda_blas *blas, cudaStream_t stream,
     cublasLtMatmulAlgo_t algorithm;
     c.a_data = p->b.data;
     c.b_data = p->a.data;
-    c.c_data = p->c.data;
+    c.c_data = p->addend.data ? p->addend.data : p->c.data;
+    c.d_data = p->c.data;
+    c.d_bytes = matrix_values(&p->c, p->batch, p->m, p->n) * (p->c.is_bf16 ? 2 : 4);
     c.alpha = p->alpha;
-    c.beta = p->accumulate ? 1 : 0;
+    c.beta = p->accumulate || p->addend.data ? 1 : 0;
     c.workspace = workspace;
     c.workspace_bytes = (size_t)workspace_bytes;
     c.align_a = find_alignment(&p->b, p->batch);
     c.align_b = find_alignment(&p->a, p->batch);
     c.align_c = find_alignment(&p->c, p->batch);
+    if (p->addend.data) c.align_c = std::min(c.align_c, find_alignment(&p->addend, p->batch));
     c.flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
     describe_key(p, &c);
     cublasStatus_t status = describe_call(blas, p, &c.what);
@@ -389,7 +409,7 @@ static weft_status run_library(const weft_cuda_blas *blas, cudaStream_t stream,
     *found = status == CUBLAS_STATUS_SUCCESS && find_algorithm(blas, &c, stream, &algorithm);
     if (*found)
         status = blas->Matmul(blas->handle, c.what, &c.alpha, c.a_data, c.a, c.b_data, c.b, &c.beta,
-                              c.c_data, c.c, c.c_data, c.c, &algorithm, c.workspace,
+                              c.c_data, c.c, c.d_data, c.c, &algorithm, c.workspace,
                               c.workspace_bytes, stream);
     if (c.a) blas->MatrixLayoutDestroy(c.a);
     if (c.b) blas->MatrixLayoutDestroy(c.b);
@@ -405,6 +425,12 @@ static void widen_factor(cudaStream_t stream, gemm_matrix *x, int64_t values, vo
     x->is_bf16 = false;
 }
 
+/* The product without what comes after its sums. */
+static void leave_sums(gemm_product *p) {
+    p->gelu = p->gelu_back = false;
+    p->bias.data = p->pre.data = NULL;
+}
+
 static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
                                     const gemm_plan *plan, char *workspace) {
     const weft_cuda_blas *blas = weft_cuda_blas_open();
@@ -418,19 +444,24 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
         round_values<<<grid_for(p->n, THREADS), THREADS, 0, stream>>>(
             p->n, (const float *)p->bias.data, (bf16 *)q.bias.data);
     }
-    if (plan->finish) {
-        if (plan->sums_apart)
-            q.c = gemm_matrix{workspace + plan->sums_at, p->n, p->m * p->n, false};
-        q.gelu = false;
-        q.bias.data = q.pre.data = NULL;
+    if (plan->sums_apart) {
+        q.c = gemm_matrix{workspace + plan->sums_at, p->n, p->m * p->n, false};
+        q.addend.data = NULL;
     }
+    if (plan->finish) leave_sums(&q);
     char *aligned =
         workspace + (LIBRARY_ALIGN - (uintptr_t)workspace % LIBRARY_ALIGN) % LIBRARY_ALIGN;
+    bool finish = plan->finish;
     WEFT_TRY(run_library(blas, stream, &q, aligned, plan->library_bytes, &found));
+    if (!found && q.gelu_back) {
+        finish = true;
+        leave_sums(&q);
+        WEFT_TRY(run_library(blas, stream, &q, aligned, plan->library_bytes, &found));
+    }
     if (!found)
         run_plain(stream, p);
-    else if (plan->finish)
-        run_finish(stream, p, &q.c);
+    else if (finish)
+        run_finish(stream, p, &q.c, !plan->sums_apart);
     return WEFT_OK;
 }
 

@@ -27,22 +27,26 @@ typedef struct {
     bool is_bf16;   /* else f32 */
 } gemm_matrix;
 
-/* c = gelu(alpha · op(a) op(b) + bias), for each of a batch; gelu and bias as asked. */
+/* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
+ * asked. */
 typedef struct {
     int64_t batch, m, n, k;
     bool ta, tb;     /* a lies as [k, m], b as [n, k] */
     bool accumulate; /* c += alpha · op(a) op(b); neither bias nor gelu then; c has the type that
                         the operands allow: f32, or bf16 with a and b bf16 */
     bool gelu;       /* the tanh form */
+    bool gelu_back;  /* c = (...) times gelu's slope at pre, in place of gelu; no bias then */
     float alpha;
     gemm_matrix a, b; /* read only */
     gemm_matrix c;
-    gemm_matrix bias; /* [n]; data NULL: none */
-    gemm_matrix pre;  /* like c: gets the values before gelu; data NULL: not wanted */
+    gemm_matrix bias;   /* [n]; data NULL: none */
+    gemm_matrix addend; /* like c, or c itself; data NULL: none */
+    gemm_matrix pre;    /* like c: gets the values before gelu (data NULL: not wanted), or has them
+                           with gelu_back */
 } gemm_product;
 
-/* Bytes of workspace; follows from sizes, strides and types. `bias.data` and `pre.data` must be
- * NULL exactly where they are in the run; other addresses do not matter. */
+/* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
+ * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
 int64_t gemm_workspace(const gemm_product *p);
 
 /* Launches it on the executor's stream. `workspace` may be shared by products that follow each

@@ -22,7 +22,8 @@ static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int
 static gemm_product describe_product(const weft_exec *x, const weft_node *n) {
     static char something;
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    const weft_tensor *a = n->in[0], *b = n->in[1], *bias = n->in[2], *y = n->out[0];
+    const weft_tensor *a = n->in[0], *b = n->in[1], *y = n->out[0];
+    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
     weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
     bool grouped = attr->form == WEFT_MATMUL_GROUPED;
     bool grouped_outer = attr->form == WEFT_MATMUL_GROUPED_OUTER;
@@ -31,17 +32,18 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n) {
     gemm_product p = {};
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
-    p.alpha = 1;
+    p.alpha = (float)attr->alpha;
     p.gelu = attr->act == WEFT_ACT_GELU;
+    p.gelu_back = attr->act == WEFT_ACT_GELU_BACK;
     p.a =
         as_matrix(place(a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups, grouped || grouped_outer);
     p.b = as_matrix(place(b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
     p.c = as_matrix(place(y), y, s.m, s.n, s.groups, grouped);
     if (bias) p.bias = as_matrix(place(bias), bias, 1, s.n, 1, false);
-    if (n->out[1]) {
-        p.pre = p.c;
-        p.pre.data = place(n->out[1]);
-    }
+    const weft_tensor *pre = p.gelu_back ? n->in[WEFT_MATMUL_AT] : n->out[1];
+    p.addend = p.pre = p.c;
+    p.addend.data = addend ? place(addend) : NULL;
+    p.pre.data = pre ? place(pre) : NULL;
     return p;
 }
 

@@ -3,6 +3,7 @@
 #include "model/account.h"
 
 #include "model/transformer.h"
+#include "ops/fuse.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +66,9 @@ static weft_status plan_training(const weft_config *c, const weft_backend *backe
                         .dtype = weft_config_dtype(c),
                         .train = true};
     WEFT_TRY(weft_model_build(c, &build, m));
-    weft_status status = weft_graph_backward(m->graph, m->loss, NULL);
+    weft_status status = weft_fuse(m->graph);
+    if (status == WEFT_OK) status = weft_graph_backward(m->graph, m->loss, NULL);
+    if (status == WEFT_OK) status = weft_fuse(m->graph);
     int64_t tensors = weft_graph_tensor_count(m->graph);
     bool *bound = calloc((size_t)tensors, sizeof *bound);
     if (status == WEFT_OK && !bound) status = weft_fail(WEFT_ENOMEM, "plan: no memory");
@@ -191,7 +194,7 @@ static weft_status validation_bytes(const weft_config *c, const weft_backend *ba
     WEFT_TRY(weft_model_build(c, &build, &m));
     int64_t tensors = weft_graph_tensor_count(m.graph);
     bool *bound = calloc((size_t)tensors, sizeof *bound);
-    weft_status status = bound ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
+    weft_status status = bound ? weft_fuse(m.graph) : weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int64_t i = 0; bound && i < tensors; i++)
         bound[i] = weft_graph_tensor_at(m.graph, i)->role == WEFT_ROLE_PARAM;
     weft_plan_options options = {.memory_limit = INT64_MAX};

@@ -1,6 +1,8 @@
 /* Sessions: build, bind, run, read. */
 #include "model/session.h"
 
+#include "ops/fuse.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,8 +10,10 @@ weft_status weft_session_open(const weft_model *m, const weft_backend *backend, 
                               const weft_build *build, bool grads, bool poison, weft_session *out) {
     *out = (weft_session){.model = m, .backend = backend};
     WEFT_TRY(weft_model_build(&m->config, build, &out->graph));
-    weft_status status = WEFT_OK;
-    if (grads) status = weft_graph_backward(out->graph.graph, out->graph.loss, NULL);
+    weft_status status = weft_fuse(out->graph.graph);
+    if (grads && status == WEFT_OK)
+        status = weft_graph_backward(out->graph.graph, out->graph.loss, NULL);
+    if (grads && status == WEFT_OK) status = weft_fuse(out->graph.graph);
     if (status == WEFT_OK) {
         out->bindings = weft_model_bind(m, backend, out->graph.graph);
         if (!out->bindings) status = WEFT_ENOMEM;

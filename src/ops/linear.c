@@ -4,11 +4,12 @@
  * gradients are forms of the same node:
  *
  *     rows      y = x w          dx = rows(dy, wᵀ)         dw = outer(x, dy)
- *     outer     y = Σ_r aᵣ bᵣᵀ   da = rows(b, dyᵀ)         db = rows(a, dy)
  *     plain     y = a b          da = dy bᵀ                db = aᵀ dy
- *     grouped   as rows and outer, a weight a group
+ *     grouped   as rows, a weight a group
  *
- * With gelu the values before it are a second output, made only where a gradient will read it:
+ * outer, y = Σ_r aᵣ bᵣᵀ, and grouped outer are gradients only and have none themselves.
+ *
+ * alpha goes into both, and the addend's gradient is dy. With gelu the values before it are a second output, made only where a gradient will read it:
  * dy then first goes through gelu's own gradient. */
 #include "ops/linear.h"
 
@@ -82,11 +83,12 @@ static bool sides_fit(weft_matmul_sizes size) {
     return size.m <= most && size.n <= most && size.k <= most;
 }
 
-static weft_status make_result(weft_graph *g, weft_node *n, weft_matmul_sizes size) {
+/* The shape that goes with the factors; the number of dimensions. */
+static int find_shape(const weft_node *n, int64_t *shape) {
     const weft_matmul_attr *attr = n->attr;
     const weft_tensor *a = n->in[0];
+    weft_matmul_sizes size = weft_matmul_measure(attr, a, n->in[1]);
     int ndim = a->ndim;
-    int64_t shape[WEFT_MAX_DIMS] = {0};
     if (attr->form == WEFT_MATMUL_ROWS || attr->form == WEFT_MATMUL_GROUPED) {
         for (int d = 0; d < ndim - 1; d++)
             shape[d] = a->shape[d];
@@ -97,6 +99,13 @@ static weft_status make_result(weft_graph *g, weft_node *n, weft_matmul_sizes si
         shape[ndim - 2] = size.m;
     }
     shape[ndim - 1] = size.n;
+    return ndim;
+}
+
+static weft_status make_result(weft_graph *g, weft_node *n) {
+    const weft_matmul_attr *attr = n->attr;
+    int64_t shape[WEFT_MAX_DIMS] = {0};
+    int ndim = find_shape(n, shape);
     weft_node_output(g, n, 0, attr->dtype, ndim, shape);
     bool differentiated = false;
     for (int i = 0; i < n->n_in; i++)
@@ -108,7 +117,7 @@ static weft_status make_result(weft_graph *g, weft_node *n, weft_matmul_sizes si
 
 static weft_status matmul_infer(weft_graph *g, weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
-    const weft_tensor *a = n->in[0], *b = n->in[1], *bias = n->in[2];
+    const weft_tensor *a = n->in[0], *b = n->in[1], *bias = n->in[WEFT_MATMUL_BIAS];
     const char *name = form_names[attr->form];
     WEFT_TRY(weft_check_float(g, n, "the first factor", a));
     WEFT_TRY(weft_check_float(g, n, "the second factor", b));
@@ -124,13 +133,14 @@ static weft_status matmul_infer(weft_graph *g, weft_node *n) {
         WEFT_TRY(weft_check_float(g, n, "bias", bias));
         WEFT_TRY(weft_check_shape(g, n, "bias", bias, 1, (int64_t[]){size.n}));
     }
-    return make_result(g, n, size);
+    return make_result(g, n);
 }
 
 static weft_tensor *append_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, weft_tensor *bias,
                                   weft_matmul_attr attr) {
-    weft_tensor *in[] = {a, b, bias};
-    weft_node *n = weft_graph_append(g, &weft_op_matmul, in, 3, 2, 2, &attr, sizeof attr);
+    weft_tensor *in[WEFT_MATMUL_INPUTS] = {a, b, bias};
+    weft_node *n =
+        weft_graph_append(g, &weft_op_matmul, in, WEFT_MATMUL_INPUTS, 2, 2, &attr, sizeof attr);
     return n ? n->out[0] : NULL;
 }
 
@@ -139,29 +149,16 @@ static void rows_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_m
                       weft_matmul_form outer, weft_tensor **d_in) {
     const weft_matmul_attr *attr = n->attr;
     weft_tensor *a = n->in[0], *b = n->in[1];
-    if (a->needs_grad)
-        d_in[0] = append_matmul(
-            g, dy, b, NULL, (weft_matmul_attr){.form = rows, .tb = !attr->tb, .dtype = a->dtype});
-    if (b->needs_grad)
-        d_in[1] = append_matmul(g, attr->tb ? dy : a, attr->tb ? a : dy, NULL,
-                                (weft_matmul_attr){.form = outer, .dtype = b->dtype});
-}
-
-static void outer_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_matmul_form rows,
-                       weft_tensor **d_in) {
-    weft_tensor *a = n->in[0], *b = n->in[1];
-    if (a->needs_grad)
-        d_in[0] = append_matmul(g, b, dy, NULL,
-                                (weft_matmul_attr){.form = rows, .tb = true, .dtype = a->dtype});
-    if (b->needs_grad)
-        d_in[1] =
-            append_matmul(g, a, dy, NULL, (weft_matmul_attr){.form = rows, .dtype = b->dtype});
+    weft_matmul_attr da = {.form = rows, .tb = !attr->tb, .alpha = attr->alpha, .dtype = a->dtype};
+    weft_matmul_attr db = {.form = outer, .alpha = attr->alpha, .dtype = b->dtype};
+    if (a->needs_grad) d_in[0] = append_matmul(g, dy, b, NULL, da);
+    if (b->needs_grad) d_in[1] = append_matmul(g, attr->tb ? dy : a, attr->tb ? a : dy, NULL, db);
 }
 
 static void plain_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_tensor **d_in) {
     const weft_matmul_attr *attr = n->attr;
     weft_tensor *a = n->in[0], *b = n->in[1];
-    weft_matmul_attr d = {.form = WEFT_MATMUL_PLAIN};
+    weft_matmul_attr d = {.form = WEFT_MATMUL_PLAIN, .alpha = attr->alpha};
     if (a->needs_grad) {
         d.dtype = a->dtype;
         d.ta = attr->ta && attr->tb;
@@ -189,16 +186,17 @@ weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy) {
 static weft_status matmul_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                weft_tensor **d_in) {
     const weft_matmul_attr *attr = n->attr;
-    weft_tensor *dy = d_out[0];
+    weft_tensor *dy = d_out[0], *bias = n->in[WEFT_MATMUL_BIAS];
+    const weft_tensor *addend = n->in[WEFT_MATMUL_ADDEND];
+    int64_t shape[WEFT_MAX_DIMS] = {0};
     if (!dy) return WEFT_OK;
+    if (addend) d_in[WEFT_MATMUL_ADDEND] = weft_reshape(g, dy, addend->ndim, addend->shape);
+    dy = weft_reshape(g, dy, find_shape(n, shape), shape);
     if (attr->act == WEFT_ACT_GELU) dy = weft_gelu_back(g, dy, n->out[1]);
     if (!dy) return weft_graph_status(g);
     switch (attr->form) {
     case WEFT_MATMUL_ROWS:
         rows_grad(g, n, dy, WEFT_MATMUL_ROWS, WEFT_MATMUL_OUTER, d_in);
-        break;
-    case WEFT_MATMUL_OUTER:
-        outer_grad(g, n, dy, WEFT_MATMUL_ROWS, d_in);
         break;
     case WEFT_MATMUL_PLAIN:
         plain_grad(g, n, dy, d_in);
@@ -206,12 +204,17 @@ static weft_status matmul_grad(weft_graph *g, const weft_node *n, weft_tensor *c
     case WEFT_MATMUL_GROUPED:
         rows_grad(g, n, dy, WEFT_MATMUL_GROUPED, WEFT_MATMUL_GROUPED_OUTER, d_in);
         break;
+    case WEFT_MATMUL_OUTER:
     case WEFT_MATMUL_GROUPED_OUTER:
-        outer_grad(g, n, dy, WEFT_MATMUL_GROUPED, d_in);
-        break;
+        return weft_graph_fail(g, "%s: it is a gradient and has none", form_names[attr->form]);
     }
-    if (n->in[2] && n->in[2]->needs_grad) d_in[2] = append_bias_back(g, dy, n->in[2]->dtype);
+    if (bias && bias->needs_grad) d_in[WEFT_MATMUL_BIAS] = append_bias_back(g, dy, bias->dtype);
     return weft_graph_status(g);
+}
+
+/* The sum may be written over what is added to it. */
+static int matmul_in_place(const weft_node *n, int out) {
+    return out == 0 && n->in[WEFT_MATMUL_ADDEND] ? WEFT_MATMUL_ADDEND : -1;
 }
 
 static int64_t matmul_flops(const weft_node *n) {
@@ -224,6 +227,7 @@ const weft_op weft_op_matmul = {
     .id = WEFT_OP_matmul,
     .infer = matmul_infer,
     .grad = matmul_grad,
+    .inplace = matmul_in_place,
     .flops = matmul_flops,
 };
 
@@ -242,7 +246,7 @@ const weft_op weft_op_bias_back = {
 
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act};
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act, .alpha = 1};
     if (x) attr.dtype = x->dtype;
     return append_matmul(g, x, w, bias, attr);
 }
@@ -252,7 +256,7 @@ weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta,
         weft_graph_fail(g, "matmul: %s does not have 2 dimensions", weft_tensor_describe(a));
         return NULL;
     }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb, .alpha = 1};
     if (a) attr.dtype = a->dtype;
     return append_matmul(g, a, b, NULL, attr);
 }
@@ -263,13 +267,13 @@ weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, 
                         weft_tensor_describe(a));
         return NULL;
     }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb, .alpha = 1};
     if (a) attr.dtype = a->dtype;
     return append_matmul(g, a, b, NULL, attr);
 }
 
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb};
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb, .alpha = 1};
     if (x) attr.dtype = x->dtype;
     return append_matmul(g, x, w, NULL, attr);
 }

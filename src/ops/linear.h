@@ -5,7 +5,12 @@
 
 #include "core/graph.h"
 
-typedef enum { WEFT_ACT_NONE, WEFT_ACT_GELU } weft_act; /* gelu: the tanh form */
+/* gelu: the tanh form. */
+typedef enum {
+    WEFT_ACT_NONE,
+    WEFT_ACT_GELU,
+    WEFT_ACT_GELU_BACK /* times gelu's slope: only fuse.h makes it */
+} weft_act;
 
 /* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most 32 rows of x (what
  * generation runs): a row's result does not depend, in any bit, on how many rows there are. */
@@ -31,12 +36,24 @@ typedef enum {
     WEFT_MATMUL_GROUPED_OUTER /* a [..., G, M]ᵀ · b [..., G, N] → [G, M, N] */
 } weft_matmul_form;
 
-/* Inputs: a, b, bias (rows only, or NULL). Outputs: y, and with gelu the values before it, where a
- * gradient will read them. */
+/* The inputs of a matmul node, y = act(alpha · a b + bias + addend); all but a and b may be NULL. The
+ * addend and `at`, the values that gelu's slope is taken at, have y's type and as many elements.
+ * Building a node gives it neither, and alpha 1: fuse.h makes them of the nodes around it. */
+enum {
+    WEFT_MATMUL_A,
+    WEFT_MATMUL_B,
+    WEFT_MATMUL_BIAS, /* rows only */
+    WEFT_MATMUL_ADDEND,
+    WEFT_MATMUL_AT,
+    WEFT_MATMUL_INPUTS
+};
+
+/* Outputs: y, and with gelu the values before it, where a gradient will read them. */
 typedef struct {
     weft_matmul_form form;
     bool ta, tb; /* ta: plain only; tb: not of the outer forms */
     weft_act act;
+    double alpha;
     weft_dtype dtype; /* of the result */
 } weft_matmul_attr;
 

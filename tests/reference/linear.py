@@ -40,4 +40,43 @@ def grouped(c):
     c.output("y", torch.einsum("mgk,gnk->mgn" if tb else "mgk,gkn->mgn", x, w))
 
 
-OPS = {f.__name__: f for f in (linear, matmul, batched, grouped)}
+def added(c):
+    m, k, n = c.size("M"), c.size("K"), c.size("N")
+    form, ta, tb = c.word("form", "linear"), c.integer("ta", 0), c.integer("tb", 0)
+    lead = (c.size("G"),) if form in ("batched", "grouped") else ()
+    g = "g" if lead else ""
+    if form == "grouped":
+        a, left, out = c.input("a", m, *lead, k), "mgk", "mgn"
+    else:
+        a = c.input("a", *lead, *((k, m) if ta else (m, k)))
+        left, out = f"{g}{'km' if ta else 'mk'}", f"{g}mn"
+    turned = tb or form == "linear"
+    b = c.input("b", *lead, *((n, k) if turned else (k, n)))
+    y = torch.einsum(f"{left},{g}{'nk' if turned else 'kn'}->{out}", a, b)
+    if form == "linear" and c.integer("bias", 0):
+        y = y + c.input("bias", n)
+    y = c.number("scale", 1) * y
+    where, alpha = c.word("add", "none"), c.number("alpha", 1)
+    if where != "none":
+        z = c.input("c", *y.shape)
+        if c.integer("late", 0):
+            z = gelu_tanh(z)
+        y = y + alpha * z if where == "behind" else z + alpha * y
+    c.output("y", y)
+
+
+def fan(c):
+    m, k, n, p = c.size("M"), c.size("K"), c.size("N"), c.size("P")
+    x, w = c.input("x", m, k), c.input("w", n, k)
+    h = torch.einsum("mk,nk->mn", x, w)
+    if c.integer("bias", 0):
+        h = h + c.input("b", n)
+    if c.word("act", "none") == "gelu":
+        h = gelu_tanh(h)
+    for i in range(c.integer("terms", 1)):
+        if i == 0 or not c.integer("tied", 0):
+            u = c.input(f"u{i}", p, n)
+        c.output(f"y{i}", torch.einsum("mn,pn->mp", h, u))
+
+
+OPS = {f.__name__: f for f in (linear, matmul, batched, grouped, added, fan)}

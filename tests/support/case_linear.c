@@ -1,6 +1,10 @@
-/* Cases of the matrix products. */
+/* Cases of the matrix products, and of what fuse.h makes of the nodes around them. */
 #include "cases.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
 #include "ops/linear.h"
+
+#include <stdio.h>
 
 static void build_linear(test_case *c) {
     int64_t m = case_size(c, "M"), k = case_size(c, "K"), n = case_size(c, "N");
@@ -44,10 +48,70 @@ static void build_grouped(test_case *c) {
     case_output(c, "y", CASE_DIFF, weft_grouped_linear(case_graph(c), x, w, tb));
 }
 
+/* A product of any form from the inputs a and b, and perhaps bias. */
+static weft_tensor *product_of_form(test_case *c) {
+    weft_graph *g = case_graph(c);
+    int64_t m = case_size(c, "M"), k = case_size(c, "K"), n = case_size(c, "N");
+    bool ta = case_int(c, "ta", 0), tb = case_int(c, "tb", 0);
+    if (case_is(c, "form", "grouped", "linear")) {
+        int64_t groups = case_size(c, "G");
+        weft_tensor *x = case_input(c, "a", CASE_DIFF, 1, 3, (int64_t[]){m, groups, k});
+        return weft_grouped_linear(g, x, factor(c, "b", tb, k, n, groups), tb);
+    }
+    bool batched = case_is(c, "form", "batched", "linear");
+    bool plain = case_is(c, "form", "matmul", "linear");
+    int64_t groups = batched ? case_size(c, "G") : 0;
+    weft_tensor *a = factor(c, "a", ta, m, k, groups);
+    weft_tensor *b = factor(c, "b", tb || (!batched && !plain), k, n, groups), *bias = NULL;
+    if (batched) return weft_batched_matmul(g, a, b, ta, tb);
+    if (plain) return weft_matmul(g, a, b, ta, tb);
+    if (case_int(c, "bias", 0)) bias = case_input(c, "bias", CASE_DIFF, 1, 1, (int64_t[]){n});
+    return weft_linear(g, a, b, bias, WEFT_ACT_NONE);
+}
+
+/* The product scaled, then added to c or c to it; c may be made after the product. */
+static void build_added(test_case *c) {
+    weft_graph *g = case_graph(c);
+    double alpha = case_number(c, "alpha", 1), scale = case_number(c, "scale", 1);
+    weft_tensor *y = product_of_form(c);
+    if (!y) return;
+    if (scale != 1) y = weft_scale(g, y, scale);
+    bool behind = case_is(c, "add", "behind", "none"), before = case_is(c, "add", "before", "none");
+    if (behind || before) {
+        weft_tensor *z = case_input(c, "c", CASE_DIFF, 1, y->ndim, y->shape);
+        if (case_int(c, "late", 0)) z = weft_gelu(g, z);
+        y = behind ? weft_add_scaled(g, y, z, alpha) : weft_add_scaled(g, z, y, alpha);
+    }
+    case_output(c, "y", CASE_DIFF, y);
+}
+
+/* A hidden layer that several products read: their gradients are summed on the way back, and go
+ * through gelu's. */
+static void build_fan(test_case *c) {
+    weft_graph *g = case_graph(c);
+    int64_t m = case_size(c, "M"), k = case_size(c, "K"), n = case_size(c, "N");
+    int64_t p = case_size(c, "P"), terms = case_int(c, "terms", 1);
+    weft_act act = case_is(c, "act", "gelu", "none") ? WEFT_ACT_GELU : WEFT_ACT_NONE;
+    weft_tensor *x = case_input(c, "x", CASE_DIFF, 1, 2, (int64_t[]){m, k});
+    weft_tensor *w = case_input(c, "w", CASE_DIFF, 1, 2, (int64_t[]){n, k}), *b = NULL, *u = NULL;
+    if (case_int(c, "bias", 0)) b = case_input(c, "b", CASE_DIFF, 1, 1, (int64_t[]){n});
+    weft_tensor *h = weft_linear(g, x, w, b, act);
+    for (int64_t i = 0; i < terms; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "u%d", (int)i);
+        if (i == 0 || !case_int(c, "tied", 0))
+            u = case_input(c, name, CASE_DIFF, 1, 2, (int64_t[]){p, n});
+        snprintf(name, sizeof name, "y%d", (int)i);
+        case_output(c, name, CASE_DIFF, weft_linear(g, h, u, NULL, WEFT_ACT_NONE));
+    }
+}
+
 const case_builder cases_linear[] = {
     {"linear", build_linear},
     {"matmul", build_matmul},
     {"batched", build_batched},
     {"grouped", build_grouped},
+    {"added", build_added},
+    {"fan", build_fan},
     {NULL, NULL},
 };

@@ -6,6 +6,7 @@
 
 #include "case_run.h"
 #include "cpu/backend.h"
+#include "ops/fuse.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -260,8 +261,9 @@ static weft_status build(test_case *c, const case_builder *builder, const case_s
     builder->build(c);
     WEFT_TRY(weft_graph_status(c->graph));
     if (c->error[0]) return weft_fail(WEFT_EINPUT, "%s", c->error);
+    WEFT_TRY(weft_fuse(c->graph));
     WEFT_TRY(append_gradient(c));
-    WEFT_TRY(weft_graph_status(c->graph));
+    WEFT_TRY(weft_fuse(c->graph));
     if (setup->values_of) {
         copy_values(c->input, setup->values_of->input, c->n_inputs);
         copy_values(c->seed, setup->values_of->seed, c->n_seeds);

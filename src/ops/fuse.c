@@ -1,0 +1,177 @@
+/* Fusing: a walk over the nodes in order. Each add, scale and gelu_back looks whether a product that
+ * it alone reads can do its work; the product then makes that node's output, and the node goes.
+ *
+ * Autodiff sums the gradients of a tensor as a chain, add(add(p1, p2), p3), each product just before
+ * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves. */
+#include "ops/fuse.h"
+
+#include "core/graph_internal.h"
+#include "ops/arith.h"
+#include "ops/linear.h"
+#include "ops/list.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    weft_graph *g;
+    int64_t first;
+    int32_t *reads; /* [tensors] by root: of how many inputs it is the memory */
+} fuser;
+
+static void count_reads(fuser *f) {
+    for (int64_t i = 0; i < f->g->n_nodes; i++) {
+        const weft_node *n = f->g->nodes[i];
+        for (int k = 0; k < n->n_in; k++)
+            if (n->in[k]) f->reads[weft_tensor_root(n->in[k])->id]++;
+    }
+}
+
+static const weft_matmul_attr *attr_of(const weft_node *product) {
+    return product->attr;
+}
+
+/* Whether nothing between two nodes writes to its inputs: what is read may be read sooner or later. */
+static bool is_quiet_between(const fuser *f, const weft_node *from, const weft_node *to) {
+    for (int64_t i = from->index + 1; i < to->index; i++)
+        if (f->g->nodes[i] && f->g->nodes[i]->op->side_effect) return false;
+    return true;
+}
+
+/* Nodes from `first` on are rewritten, but for those that make the forward pass's values again. */
+static bool is_open(const fuser *f, const weft_node *n) {
+    return n->index >= f->first && (f->first == 0 || n->segment == 0);
+}
+
+/* The product that makes `t` for `reader` alone and does nothing after its sum yet; NULL: it is
+ * none. */
+static weft_node *find_product(const fuser *f, weft_tensor *t, const weft_node *reader) {
+    const weft_tensor *root = weft_tensor_root(t);
+    weft_node *n = root->producer;
+    if (!n || n->op != &weft_op_matmul || n->out[0] != root) return NULL;
+    if (root->keep || f->reads[root->id] != 1 || attr_of(n)->act != WEFT_ACT_NONE) return NULL;
+    if (attr_of(n)->dtype != reader->out[0]->dtype) return NULL;
+    return is_open(f, n) && is_quiet_between(f, n, reader) ? n : NULL;
+}
+
+static bool is_made_before(weft_tensor *t, const weft_node *n) {
+    const weft_node *maker = weft_tensor_root(t)->producer;
+    return !maker || maker->index < n->index;
+}
+
+/* Whether a product may wait for its addend: what may have to live longer then is no larger than the
+ * result that need not live until then. Shapes alone decide, so that a graph with recomputation,
+ * where lives differ, has the same products and the same bits. */
+static bool may_wait(const weft_node *product) {
+    int64_t longer = 0;
+    for (int k = 0; k < product->n_in; k++) {
+        const weft_tensor *t = product->in[k];
+        if (t && t->role == WEFT_ROLE_TEMP) longer += weft_tensor_bytes(t);
+    }
+    return longer <= weft_tensor_bytes(product->out[0]);
+}
+
+static weft_matmul_attr *copy_attr(fuser *f, weft_node *product) {
+    weft_matmul_attr *attr = weft_graph_alloc(f->g, sizeof *attr);
+    if (!attr) return NULL;
+    *attr = *attr_of(product);
+    product->attr = attr;
+    return attr;
+}
+
+/* The product makes what the reader made, in its own place in the list or in the reader's. */
+static void replace_reader(fuser *f, weft_node *product, weft_node *reader, bool waits) {
+    weft_node **nodes = f->g->nodes;
+    product->out[0]->producer = reader; /* in no list any more: a later use is refused */
+    product->out[0] = reader->out[0];
+    product->out[0]->producer = product;
+    nodes[reader->index] = NULL;
+    if (!waits) return;
+    nodes[product->index] = NULL;
+    nodes[reader->index] = product;
+    product->index = reader->index;
+}
+
+/* sum + alpha · product, both inputs of an add. */
+static bool take_addend(fuser *f, weft_node *add, int which, double alpha) {
+    weft_tensor *addend = add->in[1 - which];
+    weft_node *product = find_product(f, add->in[which], add);
+    if (!product || product->in[WEFT_MATMUL_ADDEND] || addend->dtype != add->out[0]->dtype ||
+        (alpha != 1 && product->in[WEFT_MATMUL_BIAS]))
+        return false;
+    bool waits = !is_made_before(addend, product);
+    if (waits && !may_wait(product)) return false;
+    weft_matmul_attr *attr = copy_attr(f, product);
+    if (!attr) return false;
+    attr->alpha *= alpha;
+    product->in[WEFT_MATMUL_ADDEND] = addend;
+    replace_reader(f, product, add, waits);
+    return true;
+}
+
+/* Of two products the later one takes the other: neither has to move. */
+static void fuse_add(fuser *f, weft_node *add) {
+    double alpha = ((const weft_alpha_attr *)add->attr)->alpha;
+    if (weft_tensor_count(add->in[0]) != weft_tensor_count(add->in[1])) return;
+    const weft_node *a = weft_tensor_root(add->in[0])->producer;
+    const weft_node *b = weft_tensor_root(add->in[1])->producer;
+    int first = a && (!b || a->index > b->index) ? 0 : 1;
+    for (int i = 0; i < 2; i++) {
+        int which = i == 0 ? first : 1 - first;
+        if (which == 0 && alpha != 1) continue;
+        if (take_addend(f, add, which, which == 1 ? alpha : 1)) return;
+    }
+}
+
+static void fuse_scale(fuser *f, weft_node *scale) {
+    weft_node *product = find_product(f, scale->in[0], scale);
+    if (!product || product->in[WEFT_MATMUL_ADDEND] || product->in[WEFT_MATMUL_BIAS]) return;
+    weft_matmul_attr *attr = copy_attr(f, product);
+    if (!attr) return;
+    attr->alpha *= ((const weft_alpha_attr *)scale->attr)->alpha;
+    replace_reader(f, product, scale, false);
+}
+
+static void fuse_gelu_back(fuser *f, weft_node *back) {
+    weft_tensor *at = back->in[1];
+    weft_node *product = find_product(f, back->in[0], back);
+    if (!product || attr_of(product)->form != WEFT_MATMUL_ROWS || at->dtype != back->out[0]->dtype)
+        return;
+    weft_matmul_attr *attr = copy_attr(f, product);
+    if (!attr) return;
+    attr->act = WEFT_ACT_GELU_BACK;
+    product->in[WEFT_MATMUL_AT] = at;
+    replace_reader(f, product, back, !is_made_before(at, product));
+}
+
+/* Closes the gaps in the list, and tells views who makes them now. */
+static void close_gaps(weft_graph *g) {
+    int64_t count = 0, forward = 0;
+    for (int64_t i = 0; i < g->n_nodes; i++) {
+        if (!g->nodes[i]) continue;
+        forward += i < g->n_forward;
+        g->nodes[i]->index = (int32_t)count;
+        g->nodes[count++] = g->nodes[i];
+    }
+    g->n_nodes = count;
+    if (g->n_forward >= 0) g->n_forward = forward;
+    for (int64_t i = 0; i < g->n_tensors; i++)
+        if (g->tensors[i]->view_of) g->tensors[i]->producer = g->tensors[i]->view_of->producer;
+}
+
+weft_status weft_fuse(weft_graph *g) {
+    WEFT_TRY(weft_graph_status(g));
+    fuser f = {.g = g, .first = g->n_forward < 0 ? 0 : g->n_forward};
+    f.reads = calloc((size_t)g->n_tensors + 1, sizeof *f.reads);
+    if (!f.reads) return weft_fail(WEFT_ENOMEM, "fuse: no memory");
+    count_reads(&f);
+    for (int64_t i = f.first; i < g->n_nodes; i++) {
+        weft_node *n = g->nodes[i];
+        if (!n || !is_open(&f, n)) continue;
+        if (n->op == &weft_op_add) fuse_add(&f, n);
+        if (n->op == &weft_op_scale) fuse_scale(&f, n);
+        if (n->op == &weft_op_gelu_back) fuse_gelu_back(&f, n);
+    }
+    close_gaps(g);
+    free(f.reads);
+    return weft_graph_status(g);
+}

@@ -1,0 +1,24 @@
+/* Passes over memory that a matrix product can do for free.
+ *
+ * A product holds each of its results in a register before it writes it. What the graph does to the
+ * result next, element by element, can be done there: adding another tensor, scaling, gelu's
+ * gradient. weft_fuse finds such nodes and gives their work to the product:
+ *
+ *     add(matmul(a, b), c)        matmul with addend c
+ *     scale(matmul(a, b))         matmul with alpha
+ *     gelu_back(matmul(a, b), x)  matmul with gelu's slope at x
+ *
+ * Only where nobody else reads the product. It stays in its place in the list where its addend is
+ * made before it; else it waits for it, if what it reads is no larger than what it makes: memory does
+ * not grow by that. */
+#ifndef WEFT_OPS_FUSE_H
+#define WEFT_OPS_FUSE_H
+
+#include "core/graph.h"
+
+/* Rewrites what has been built: all of a forward pass, or of a graph with its gradient the backward
+ * pass, so it is called before and after weft_graph_backward. The forward pass is then the same with
+ * and without a gradient, and what is recomputed is what it was. Kept tensors stay what they are. */
+weft_status weft_fuse(weft_graph *g);
+
+#endif
