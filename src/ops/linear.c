@@ -9,12 +9,15 @@
  *
  * outer, y = Σ_r aᵣ bᵣᵀ, and grouped outer are gradients only and have none themselves.
  *
- * alpha goes into both, and the addend's gradient is dy. With gelu the values before it are a second output, made only where a gradient will read it:
- * dy then first goes through gelu's own gradient. */
+ * alpha goes into both, and the addend's gradient is dy. With gelu the values before it are a second
+ * output, made only where a gradient will read it: dy then first goes through gelu's own gradient.
+ * Of y = aᵀ a the gradient is a (dy + dyᵀ). */
 #include "ops/linear.h"
 
 #include "ops/activation.h"
+#include "ops/arith.h"
 #include "ops/check.h"
+#include "ops/heads.h"
 #include "ops/list.h"
 
 static const char *const form_names[] = {"linear", "linear gradient", "matmul", "grouped linear",
@@ -155,10 +158,22 @@ static void rows_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_m
     if (b->needs_grad) d_in[1] = append_matmul(g, attr->tb ? dy : a, attr->tb ? a : dy, NULL, db);
 }
 
+/* dy + dyᵀ of a square matrix. */
+static weft_tensor *add_transpose(weft_graph *g, weft_tensor *dy) {
+    int64_t size = dy->shape[0];
+    weft_tensor *turned = weft_head_transpose(g, weft_view(g, dy, 1, size, size));
+    return weft_add(g, dy, weft_view(g, turned, size, size));
+}
+
 static void plain_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_tensor **d_in) {
     const weft_matmul_attr *attr = n->attr;
     weft_tensor *a = n->in[0], *b = n->in[1];
     weft_matmul_attr d = {.form = WEFT_MATMUL_PLAIN, .alpha = attr->alpha};
+    if (a == b && a->ndim == 2 && attr->ta && !attr->tb) { /* a Gram matrix: one long product */
+        d.dtype = a->dtype;
+        d_in[0] = append_matmul(g, a, add_transpose(g, dy), NULL, d);
+        return;
+    }
     if (a->needs_grad) {
         d.dtype = a->dtype;
         d.ta = attr->ta && attr->tb;

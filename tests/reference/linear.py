@@ -28,6 +28,11 @@ def matmul(c):
     product(c, ())
 
 
+def gram(c):
+    x = c.input("x", c.size("M"), c.size("N"))
+    c.output("y", x.T @ x)
+
+
 def batched(c):
     product(c, (c.size("G"),))
 
@@ -79,4 +84,4 @@ def fan(c):
         c.output(f"y{i}", torch.einsum("mn,pn->mp", h, u))
 
 
-OPS = {f.__name__: f for f in (linear, matmul, batched, grouped, added, fan)}
+OPS = {f.__name__: f for f in (linear, matmul, gram, batched, grouped, added, fan)}

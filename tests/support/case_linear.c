@@ -31,6 +31,13 @@ static void build_matmul(test_case *c) {
     case_output(c, "y", CASE_DIFF, weft_matmul(case_graph(c), a, b, ta, tb));
 }
 
+/* The sum of outer products of rows with themselves. */
+static void build_gram(test_case *c) {
+    int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
+    weft_tensor *x = case_input(c, "x", CASE_DIFF, 1, 2, shape);
+    case_output(c, "y", CASE_DIFF, weft_matmul(case_graph(c), x, x, true, false));
+}
+
 static void build_batched(test_case *c) {
     int64_t m = case_size(c, "M"), k = case_size(c, "K"), n = case_size(c, "N");
     int64_t groups = case_size(c, "G");
@@ -107,11 +114,8 @@ static void build_fan(test_case *c) {
 }
 
 const case_builder cases_linear[] = {
-    {"linear", build_linear},
-    {"matmul", build_matmul},
-    {"batched", build_batched},
-    {"grouped", build_grouped},
-    {"added", build_added},
-    {"fan", build_fan},
-    {NULL, NULL},
+    {"linear", build_linear},   {"matmul", build_matmul},
+    {"gram", build_gram},       {"batched", build_batched},
+    {"grouped", build_grouped}, {"added", build_added},
+    {"fan", build_fan},         {NULL, NULL},
 };
