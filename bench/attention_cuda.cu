@@ -212,28 +212,12 @@ static void release(problem &x) {
 
 typedef std::vector<std::vector<double>> results;
 
-/* Which kernels: the plain ones, the tensor cores', or these by keys and by queries apart, so that
- * no dS is kept between them. */
-enum kernels { PLAIN, TILES, APART };
-
-static void run_apart(problem &x) {
-    attention_gradients keys = x.g, queries = x.g;
-    keys.dq.data = NULL;
-    queries.dk.data = queries.dv.data = NULL;
-    queries.dn = queries.dscale = queries.dbeta = queries.dlog_tau = NULL;
-    attention_tiles_back(x.p, keys, 0);
-    attention_tiles_back(x.p, queries, 0);
-}
-
-static results run(problem &x, kernels which) {
+static results run(problem &x, bool tiles) {
     make_room(x);
     CUDA(cudaMemset(x.workspace.device, 0xff, x.workspace.host.size() * 4));
-    if (which != PLAIN) {
+    if (tiles) {
         attention_tiles(x.p, 0);
-        if (which == TILES)
-            attention_tiles_back(x.p, x.g, 0);
-        else
-            run_apart(x);
+        attention_tiles_back(x.p, x.g, 0);
     } else {
         attention_plain(x.p, 0);
         attention_plain_back(x.p, x.g, 0);
@@ -406,10 +390,10 @@ static int check_small(const form &f) {
     problem x;
     make(x, f);
     results r = reference(x).run();
-    int bad = compare("plain/double", f, run(x, PLAIN), r, f.bf16 ? limits_bf16 : limits_f32);
+    int bad = compare("plain/double", f, run(x, false), r, f.bf16 ? limits_bf16 : limits_f32);
     if (attention_fits_tiles(x.p)) {
-        bad += compare("tiles/double", f, run(x, TILES), r, limits_bf16);
-        bad += compare("apart/double", f, run(x, APART), r, limits_bf16);
+        results a = run(x, true);
+        bad += compare("tiles/double", f, a, r, limits_bf16);
     }
     release(x);
     return bad;
@@ -418,11 +402,10 @@ static int check_small(const form &f) {
 static int check_large(const form &f) {
     problem x;
     make(x, f);
-    results plain = run(x, PLAIN), a = run(x, TILES), apart = run(x, APART);
+    results plain = run(x, false), a = run(x, true);
     int bad = compare("tiles/plain", f, a, plain, limits_bf16);
-    bad += compare("apart/plain", f, apart, plain, limits_bf16);
-    for (int again = 0; again < 2; again++)
-        if (run(x, TILES) != a || run(x, APART) != apart) {
+    for (int again = 0; again < 3; again++)
+        if (run(x, true) != a) {
             printf("BAD   bits differ between runs: %s\n", f.name);
             bad++;
         }

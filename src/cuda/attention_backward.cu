@@ -1,9 +1,6 @@
-/* Attention's backward pass on the tensor cores, without atomics: one kernel by keys, which makes
- * P = exp(S − lse) anew from the saved logsumexp, and one by queries for dQ.
- *
- * Where there is room for the dS of a few sequences, the first kernel writes it down and the second
- * is one product, dQ = dS K: five products in all, for a few sequences at a time. Elsewhere the
- * second kernel makes dS anew and nothing leaves the registers: seven products.
+/* Attention's backward pass on the tensor cores, without atomics: one kernel by keys and one by
+ * queries, each of which makes P = exp(S − lse) anew from the saved logsumexp. So P and dS never
+ * leave the registers, at the price of seven products in place of five.
  *
  * A block by keys has one key head and some of its query heads, which it takes in order. Where one
  * key head has many query heads these are divided among `parts` blocks, as the shape alone says;
@@ -13,38 +10,7 @@
  * rows that are filled up to a multiple of 128 with queries of no weight. */
 #include "cuda/attention_backward.cuh"
 
-enum { ROW_PADDING = 128 };
-
-/* Blocks by keys that a launch should have, over all sequences or over those whose dS is kept, and
- * the most parts that keeping it is worth. */
-enum { BLOCKS_WANTED = 528, KEPT_BLOCKS_WANTED = 384, KEPT_PARTS = 4 };
-
-/* Room for dS. A GPT-2 124M of 1024 tokens has 16 sequences in it, and its training step's fullest
- * moment is elsewhere. */
-constexpr int64_t KEPT_BYTES = (int64_t)208 << 20;
-
-/* Parts of a key head's query heads. */
-static int count_parts(const attention_problem &p, int64_t sequences, int64_t wanted) {
-    int64_t tiles = ceil_div(p.keys, attention_key_tile(p).keys);
-    if (p.heads % p.kv_heads != 0) return 1;
-    return (int)min_i64(p.heads / p.kv_heads, ceil_div(wanted, sequences * p.kv_heads * tiles));
-}
-
-static int64_t kept_bytes_of_sequence(const attention_problem &p) {
-    return p.heads * kept_tiles_of_head(p) * KEPT_TILE * (int64_t)sizeof(uint4);
-}
-
-/* Sequences whose dS is kept at once, 0: none. It is laid out for queries that see just the keys up
- * to their own place; the kernel for 96 overlaps its steps and keeps nothing. */
-static int count_kept(const attention_problem &p) {
-    if (!p.causal || p.start || p.queries != p.keys || p.dqk == 96) return 0;
-    int64_t most = min_i64(KEPT_BYTES / kept_bytes_of_sequence(p), p.batch);
-    if (most == 0) return 0;
-    int64_t sequences = ceil_div(p.batch, ceil_div(p.batch, most));
-    int parts = count_parts(p, sequences, KEPT_BLOCKS_WANTED);
-    bool worth = parts <= KEPT_PARTS || parts <= count_parts(p, p.batch, BLOCKS_WANTED);
-    return worth ? (int)sequences : 0;
-}
+enum { ROW_PADDING = 128, BLOCKS_WANTED = 528 };
 
 enum { PREPARE_THREADS = 256, PREPARE_ROWS = PREPARE_THREADS / 8 };
 
@@ -151,15 +117,14 @@ static int64_t lay_out_workspace(const attention_problem &p, char *base, tiles_w
         return (void *)at;
     };
     *w = {};
-    w->sequences = count_kept(p);
     w->padded = (int)(ceil_div(p.queries, ROW_PADDING) * ROW_PADDING);
-    w->parts = w->sequences ? count_parts(p, w->sequences, KEPT_BLOCKS_WANTED)
-                            : count_parts(p, p.batch, BLOCKS_WANTED);
+    w->parts = (int)min_i64(ceil_div(p.heads, p.kv_heads),
+                            ceil_div(BLOCKS_WANTED, p.batch * p.kv_heads * tiles));
+    if (p.heads % p.kv_heads != 0) w->parts = 1;
     w->numbers = (double *)take(heads * tiles * tile.warps * NUMBERS * (int64_t)sizeof(double));
     w->lse = (float *)take(heads * w->padded * (int64_t)sizeof(float));
     w->total = (float *)take(heads * w->padded * (int64_t)sizeof(float));
     w->shift = (float *)take(heads * w->padded * (int64_t)sizeof(float));
-    if (w->sequences) w->kept = (uint4 *)take(w->sequences * kept_bytes_of_sequence(p));
     if (w->parts == 1) return used;
     w->dk = (float *)take(w->parts * rows * p.dqk * (int64_t)sizeof(float));
     w->dv = (float *)take(w->parts * rows * p.dv * (int64_t)sizeof(float));
@@ -172,20 +137,6 @@ int64_t attention_tiles_back_workspace(const attention_problem &p) {
     return lay_out_workspace(p, NULL, &w);
 }
 
-/* By keys and by queries, some sequences at a time where their dS is kept. */
-static void find_gradients(const attention_problem &p, const attention_gradients &g,
-                           tiles_workspace w, bool by_keys, cudaStream_t stream) {
-    bool keep = w.kept && by_keys && g.dq.data;
-    int at_once = keep ? w.sequences : p.batch;
-    if (!keep) w.kept = NULL;
-    for (w.first = 0; w.first < p.batch; w.first += at_once) {
-        w.sequences = (int)min_i64(at_once, p.batch - w.first);
-        if (by_keys) attention_by_keys(p, g, w, stream);
-        if (keep) attention_from_kept(p, g, w, stream);
-    }
-    if (!keep && g.dq.data) attention_by_queries(p, g, w, stream);
-}
-
 void attention_tiles_back(const attention_problem &p, const attention_gradients &g,
                           cudaStream_t stream) {
     bool numbers = g.dscale || g.dbeta || g.dlog_tau;
@@ -194,8 +145,6 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
     int64_t entries = ceil_div(p.keys, tile.keys) * tile.warps; /* of a head of a sequence */
     tiles_workspace w;
     lay_out_workspace(p, (char *)g.workspace, &w);
-    bool keyed = p.heads == p.kv_heads * w.parts && p.pos == WEFT_POS_NONE && !g.dscale;
-    w.extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
     if (!g.dscale) w.shift = NULL;
     if (!numbers) w.numbers = NULL;
     /* Warps whose keys no query sees write none. */
@@ -203,7 +152,8 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
         cudaMemsetAsync(w.numbers, 0, (size_t)(heads * entries * NUMBERS) * sizeof(double), stream);
     prepare_rows<<<(unsigned)(heads * (w.padded / PREPARE_ROWS)), PREPARE_THREADS, 0, stream>>>(
         p, g, w);
-    find_gradients(p, g, w, g.dk.data || g.dv.data || g.dn || numbers, stream);
+    if (g.dk.data || g.dv.data || g.dn || numbers) attention_by_keys(p, g, w, stream);
+    if (g.dq.data) attention_by_queries(p, g, w, stream);
     if (w.parts > 1 && g.dk.data) launch_add_rows(p, w.dk, w.parts, p.dqk, g.dk, stream);
     if (w.parts > 1 && g.dv.data) launch_add_rows(p, w.dv, w.parts, p.dv, g.dv, stream);
     if (w.parts > 1 && g.dn)

@@ -9,6 +9,10 @@
  * and n_0 may be taken off, which keeps the sum small. */
 #include "cuda/attention_backward.cuh"
 
+/* What a score has beside ⟨q, k⟩ times a constant: nothing; a number a key, where a block has one
+ * query head; anything. */
+enum key_extent { BARE, KEYED, GENERAL };
+
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_, bool OVERLAP_,
           bool HOLD_K_, bool HOLD_V_>
 struct key_shape {
@@ -33,14 +37,13 @@ struct key_block {
 };
 
 template <typename S>
-__device__ static inline key_block place_keys(const attention_problem &p,
-                                              const tiles_workspace &w) {
-    int tiles = (p.keys + S::KEYS - 1) / S::KEYS, id = blockIdx.x, parts = w.parts;
+__device__ static inline key_block place_keys(const attention_problem &p, int parts) {
+    int tiles = (p.keys + S::KEYS - 1) / S::KEYS, id = blockIdx.x;
     key_block t;
     t.tile = id % tiles;
     t.part = id / tiles % parts;
     t.kv = id / tiles / parts % p.kv_heads;
-    t.b = w.first + id / tiles / parts / p.kv_heads;
+    t.b = id / tiles / parts / p.kv_heads;
     t.j0 = t.tile * S::KEYS;
     t.start = start_of(p, t.b);
     int from = first_head_of(p, t.kv), group = first_head_of(p, t.kv + 1) - from;
@@ -200,7 +203,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
-    key_block t = place_keys<S>(p, w);
+    key_block t = place_keys<S>(p, w.parts);
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
     int steps = t.per_head * t.heads, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
@@ -299,16 +302,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         at = 0;
         h++;
     };
-    /* While the sums run, which only read the slopes. A second warpgroup's first tile of a later
-     * head is hidden as a whole, and has no place. */
-    auto keep_slopes = [&]() {
-        int i = t.first / 64 + at, j = (t.j0 + first_key) / 64;
-        if (!w.kept || j > i) return;
-        uint4 *to = kept_tile(p, w, t.b, h, i, j) + threadIdx.x % 128;
-#pragma unroll
-        for (int k = 0; k < S::QUERIES / 16; k++)
-            to[k * 128] = make_uint4(slopes[k][0], slopes[k][1], slopes[k][2], slopes[k][3]);
-    };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
@@ -369,15 +362,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(s);
         settle(dp);
         soften_step(stage);
+        leave_step();
         hold_weights<S::QUERIES>(s, weights);
         hold_weights<S::QUERIES>(dp, slopes);
         begin_products();
         start_sums(stage);
-        keep_slopes();
         wait_products<0>();
         settle(dv);
         settle(dk);
-        leave_step();
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
     if (EXTENT == KEYED && from < steps) {
@@ -441,12 +433,15 @@ key_tile attention_key_tile(const attention_problem &p) {
 
 void attention_by_keys(const attention_problem &p, const attention_gradients &g,
                        const tiles_workspace &w, cudaStream_t stream) {
+    /* Blocks of one query head, and no sums but dn, dbeta and dlog_tau. */
+    bool keyed = p.heads == p.kv_heads * w.parts && p.pos == WEFT_POS_NONE && !g.dscale;
+    int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
     with_key_shape(p, [&](auto shape) {
         using S = decltype(shape);
-        int64_t blocks = (int64_t)w.sequences * p.kv_heads * w.parts * ceil_div(p.keys, S::KEYS);
-        auto kernel = w.extent == BARE    ? find_key_gradients<S, BARE>
-                      : w.extent == KEYED ? find_key_gradients<S, KEYED>
-                                          : find_key_gradients<S, GENERAL>;
+        int64_t blocks = (int64_t)p.batch * p.kv_heads * w.parts * ceil_div(p.keys, S::KEYS);
+        auto kernel = extent == BARE    ? find_key_gradients<S, BARE>
+                      : extent == KEYED ? find_key_gradients<S, KEYED>
+                                        : find_key_gradients<S, GENERAL>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
         kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
     });

@@ -82,10 +82,9 @@ __device__ static inline void end_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits for this thread's copies, but for those of the last RUNNING groups, and lets the tensor
- * cores see them; a barrier must follow. */
-template <int RUNNING = 0> __device__ static inline void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(RUNNING) : "memory");
+/* Waits for this thread's copies and lets the tensor cores see them; a barrier must follow. */
+__device__ static inline void wait_copies() {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
 #ifndef TENSOR_BY_WARPS
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
