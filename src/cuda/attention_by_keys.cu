@@ -2,11 +2,7 @@
  *
  * Everything is turned: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
  * dPᵀ = V dOᵀ, and from them, in registers, Pᵀ and dSᵀ = Pᵀ ∘ (dPᵀ − D). There they are as the next
- * products want them, dV += Pᵀ dO and dK += dSᵀ Q.
- *
- * The numbers a head are sums over all pairs, but dlog_tau's needs no work a pair: what tau divides
- * is linear in k_j and n_j, so that Σ_ij ds_ij ⟨q_i, k_j⟩ = Σ_j ⟨k_j, dk_j⟩. As Σ_j ds_ij = 0, k_0
- * and n_0 may be taken off, which keeps the sum small. */
+ * products want them, dV += Pᵀ dO and dK += dSᵀ Q. */
 #include "cuda/attention_backward.cuh"
 
 /* What a score has beside ⟨q, k⟩ times a constant: nothing; a number a key, where a block has one
@@ -57,18 +53,19 @@ __device__ static inline key_block place_keys(const attention_problem &p, int pa
 /* What a thread has of a head where there are extras: numbers of its two keys, and sums. */
 struct key_extras {
     float bias[2];   /* of the exponent */
-    float column[4]; /* Σ_i ds_ij: of the first key, the second, in halves */
+    float column[4]; /* Σ_i ds_ij: of the first key and of the second, in halves */
     float dn[2];
-    float number;
-    float slope; /* to the base 2 */
+    float number[4]; /* in four, so that no sum waits for the one before */
+    float slope;     /* to the base 2 */
 };
 
 __device__ static inline void begin_head(const attention_problem &p, const key_block &t,
                                          const head_numbers &f, int row, key_extras &e) {
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     e.slope = f.slope * LOG2E;
-    e.number = 0;
-    e.column[0] = e.column[1] = e.column[2] = e.column[3] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        e.number[i] = e.column[i] = 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r;
@@ -78,15 +75,15 @@ __device__ static inline void begin_head(const attention_problem &p, const key_b
     }
 }
 
-/* Adds the head's columns to dn, and writes what the warp has of the numbers a head: `number` of
- * the thread, to which beta's part of what tau divides is added where it is not in there. */
+/* Adds the head's columns to dn, and writes what the warp has of the numbers a head. */
 __device__ static inline void end_head(const attention_problem &p, const tiles_workspace &w,
-                                       const key_block &t, int h, int tiles, int row, double number,
-                                       bool add_beta, key_extras &e) {
+                                       const key_block &t, int h, int tiles, int row,
+                                       key_extras &e) {
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     head_numbers f = numbers_of_head(p, h);
     bool counts = threadIdx.x % 4 == 0;
-    double by_n = 0;
+    double number = (double)(e.number[0] + e.number[1] + e.number[2] + e.number[3]), by_n = 0;
+    if (!w.shift) number *= (double)LN2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r;
@@ -103,28 +100,8 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
     int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     double *to =
         w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
-    to[0] = number + (add_beta ? (double)f.beta * by_n : 0.0);
+    to[0] = number;
     to[1] = by_n;
-}
-
-/* The thread's part of Σ_j ⟨k_j − k_0, dk_j⟩; K is the block's tile. */
-template <int KEYS, int DQK>
-__device__ static inline double sum_by_keys(const attention_problem &p, const key_block &t, int row,
-                                            const uint8_t *k, const float (&dk)[DQK / 8][4]) {
-    const bf16 *zero = (const bf16 *)p.k.data + row_at(p.k, t.b, 0, t.kv);
-    int column = threadIdx.x % 4 * 2;
-    float sum = 0;
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-#pragma unroll
-        for (int n = 0; n < DQK / 8; n++) {
-            const bf16 *at = (const bf16 *)(k + tile_place<KEYS, DQK>(row + 8 * r, n)) + column;
-            const bf16 *less = zero + 8 * n + column;
-            if (t.j0 + row + 8 * r >= p.keys) continue;
-            sum = fmaf(to_float(at[0]) - to_float(less[0]), dk[n][2 * r], sum);
-            sum = fmaf(to_float(at[1]) - to_float(less[1]), dk[n][2 * r + 1], sum);
-        }
-    return (double)sum;
 }
 
 /* Where a warpgroup's tile of pairs is. */
@@ -162,14 +139,15 @@ __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&
             if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
             float weight = power_of_two(x);
             float ds = weight * (dp[n][i] - (i % 2 ? total.y : total.x));
-            if (EXTENT != BARE) e.column[i] += ds;
-            if (EXTENT == GENERAL) {
-                float by = t.wants_scale ? s[n][i] - (i % 2 ? shift.y : shift.x) : x;
+            if (EXTENT != BARE) {
+                float by = x;
+                if (EXTENT == GENERAL && t.wants_scale) by = s[n][i] - (i % 2 ? shift.y : shift.x);
                 /* dlog_tau has no part of the position's. */
                 if (sloped) by += (i % 2 ? lead.y : lead.x) - e.slope * (float)(t.row + i / 2 * 8);
-                e.number = fmaf(ds, by, e.number);
-                ds *= scale;
+                e.column[i] += ds;
+                e.number[i] = fmaf(ds, by, e.number[i]);
             }
+            if (EXTENT == GENERAL) ds *= scale;
             s[n][i] = weight;
             dp[n][i] = ds;
         }
@@ -296,9 +274,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;
-        if (EXTENT == GENERAL)
-            end_head(p, w, t, h, tiles, row, (double)e.number * (w.shift ? 1.0 : (double)LN2),
-                     false, e);
+        if (EXTENT == GENERAL) end_head(p, w, t, h, tiles, row, e);
         at = 0;
         h++;
     };
@@ -372,12 +348,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(dk);
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
-    if (EXTENT == KEYED && from < steps) {
-        double number = 0;
-        if (w.numbers)
-            number = (double)scale * sum_by_keys<S::KEYS, S::DQK>(p, t, row, aligned + S::K, dk);
-        end_head(p, w, t, t.first_head, tiles, row, number, true, e);
-    }
+    if (EXTENT == KEYED && from < steps) end_head(p, w, t, t.first_head, tiles, row, e);
     float factor = EXTENT == GENERAL ? 1.0f : scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
