@@ -22,7 +22,8 @@ struct key_shape {
     static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
     static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
     static constexpr int ROWS = D_O + STAGES * tile_bytes<QUERIES, DV>; /* lse, total, shift */
-    static constexpr int MEMORY = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float) + 1024;
+    static constexpr int ARRIVALS = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float);
+    static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
 };
 
 /* A block's keys and query heads, and where it is among the queries. */
@@ -154,30 +155,12 @@ __device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&
     }
 }
 
-/* The tile of queries that is copied next. */
-struct query_cursor {
-    const bf16 *q, *d_o;
-    const float *numbers; /* the thread's four of lse, total or shift; NULL: it has none */
-    int h, at, stage;
-};
-
-__device__ static inline void enter_cursor(const attention_problem &p, const attention_gradients &g,
-                                           const tiles_workspace &w, const key_block &t,
-                                           int queries, query_cursor &c) {
-    int kind = (int)threadIdx.x / (queries / 4), four = (int)threadIdx.x % (queries / 4);
-    const float *from = kind == 0 ? w.lse : kind == 1 ? w.total : kind == 2 ? w.shift : NULL;
-    c.at = 0;
-    c.q = (const bf16 *)p.q.data + row_at(p.q, t.b, t.first, c.h);
-    c.d_o = (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, t.first, c.h);
-    c.numbers =
-        from ? from + (((int64_t)t.b * p.heads + c.h) * w.padded + t.first + 4 * four) : NULL;
-}
-
 template <typename S, int EXTENT>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     find_key_gradients(const __grid_constant__ attention_problem p,
                        const __grid_constant__ attention_gradients g,
-                       const __grid_constant__ tiles_workspace w) {
+                       const __grid_constant__ tiles_workspace w,
+                       const __grid_constant__ row_maps maps) {
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
@@ -185,43 +168,45 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
     int steps = t.per_head * t.heads, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
-    query_cursor next = {};
-    next.h = t.first_head;
-    enter_cursor(p, g, w, t, S::QUERIES, next);
-    auto copy_queries = [&]() {
-        int left = p.queries - t.first - next.at * S::QUERIES;
-        copy_tile<S::QUERIES, S::DQK, S::THREADS>(
-            base + S::Q + (uint32_t)(next.stage * tile_bytes<S::QUERIES, S::DQK>), next.q, p.q.row,
-            left);
-        copy_tile<S::QUERIES, S::DV, S::THREADS>(
-            base + S::D_O + (uint32_t)(next.stage * tile_bytes<S::QUERIES, S::DV>), next.d_o,
-            g.d_o.row, left);
-        if (next.numbers)
-            copy_piece(base + S::ROWS + (uint32_t)(next.stage * 3 * S::QUERIES * 4) +
-                           threadIdx.x * 16,
-                       next.numbers, true);
-        next.stage = next.stage + 1 == S::STAGES ? 0 : next.stage + 1;
-        next.q += S::QUERIES * p.q.row;
-        next.d_o += S::QUERIES * g.d_o.row;
-        if (next.numbers) next.numbers += S::QUERIES;
-        if (++next.at < t.per_head) return;
-        next.h++;
-        enter_cursor(p, g, w, t, S::QUERIES, next);
+    row_source q = {&maps.q, &p.q, p.queries}, d_o = {&maps.d_o, &g.d_o, p.queries};
+    row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
+    constexpr int q_bytes = tile_bytes<S::QUERIES, S::DQK>,
+                  do_bytes = tile_bytes<S::QUERIES, S::DV>;
+    constexpr int rows_bytes = S::QUERIES * (int)sizeof(float);
+    int next_head = t.first_head, next_at = 0, next_stage = 0; /* that is copied next */
+    auto copy_queries = [&](int more) {
+        int i = t.first + next_at * S::QUERIES;
+        int64_t numbers = ((int64_t)t.b * p.heads + next_head) * w.padded + i;
+        uint32_t arrival = base + S::ARRIVALS + (uint32_t)next_stage * 8;
+        uint32_t rows = base + S::ROWS + (uint32_t)(next_stage * 3 * rows_bytes);
+        expect_bytes(arrival, more + q_bytes + do_bytes + (w.shift ? 3 : 2) * rows_bytes);
+        copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q + (uint32_t)(next_stage * q_bytes), q,
+                                                 t.b, i, next_head, arrival);
+        copy_box<S::QUERIES, S::DV, S::THREADS>(base + S::D_O + (uint32_t)(next_stage * do_bytes),
+                                                d_o, t.b, i, next_head, arrival);
+        copy_numbers<S::QUERIES>(rows, w.lse + numbers, arrival);
+        copy_numbers<S::QUERIES>(rows + rows_bytes, w.total + numbers, arrival);
+        if (w.shift) copy_numbers<S::QUERIES>(rows + 2 * rows_bytes, w.shift + numbers, arrival);
+        next_stage = next_stage + 1 == S::STAGES ? 0 : next_stage + 1;
+        if (++next_at < t.per_head) return;
+        next_at = 0;
+        next_head++;
     };
-    auto advance = [&]() {
-        wait_copies();
+    auto advance = [&](int step) {
+        wait_arrival<0>(base + S::ARRIVALS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
         sync_block();
     };
     auto copy_ahead = [&](int step) {
-        if (step + 1 < steps) copy_queries();
-        end_copies();
+        if (step + 1 < steps) copy_queries(0);
+        end_box();
     };
-    copy_tile<S::KEYS, S::DQK, S::THREADS>(
-        base + S::K, (const bf16 *)p.k.data + row_at(p.k, t.b, t.j0, t.kv), p.k.row, p.keys - t.j0);
-    copy_tile<S::KEYS, S::DV, S::THREADS>(
-        base + S::V, (const bf16 *)p.v.data + row_at(p.v, t.b, t.j0, t.kv), p.v.row, p.keys - t.j0);
-    if (steps > 0) copy_queries();
-    end_copies();
+    begin_arrivals(base + S::ARRIVALS, S::STAGES);
+    if (steps > 0) {
+        copy_queries(tile_bytes<S::KEYS, S::DQK> + tile_bytes<S::KEYS, S::DV>);
+        copy_box<S::KEYS, S::DQK, S::THREADS>(base + S::K, k, t.b, t.j0, t.kv, base + S::ARRIVALS);
+        copy_box<S::KEYS, S::DV, S::THREADS>(base + S::V, v, t.b, t.j0, t.kv, base + S::ARRIVALS);
+    }
+    end_box();
     float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
     float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
     uint32_t weights[S::QUERIES / 16][4], slopes[S::QUERIES / 16][4];
@@ -282,13 +267,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
     for (int step = 0; step < from; step++) {
-        advance();
+        advance(step);
         copy_ahead(step);
     }
     int stage = from % S::STAGES;
     at = from;
     if (from < steps && S::OVERLAP) {
-        advance();
+        advance(from);
         copy_ahead(from);
         hold_keys();
         enter_head();
@@ -298,13 +283,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(s);
         settle(dp);
         soften_step(stage);
-        leave_step();
         hold_weights<S::QUERIES>(s, weights);
         hold_weights<S::QUERIES>(dp, slopes);
+        leave_step();
         for (int step = from + 1; step < steps; step++) {
             int before = stage;
             stage = stage + 1 == S::STAGES ? 0 : stage + 1;
-            advance();
+            advance(step);
             if (at == 0) enter_head();
             begin_products();
             start_scores(stage);
@@ -317,9 +302,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             wait_products<0>();
             settle(dv);
             settle(dk);
-            leave_step();
             hold_weights<S::QUERIES>(s, weights);
             hold_weights<S::QUERIES>(dp, slopes);
+            leave_step();
         }
         begin_products();
         start_sums(stage);
@@ -328,7 +313,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(dk);
     }
     for (int step = from; step < steps && !S::OVERLAP; step++) {
-        advance();
+        advance(step);
         if (step == from) hold_keys();
         if (EXTENT != BARE && (at == 0 || step == from)) enter_head();
         begin_products();
@@ -414,6 +399,8 @@ void attention_by_keys(const attention_problem &p, const attention_gradients &g,
                       : extent == KEYED ? find_key_gradients<S, KEYED>
                                         : find_key_gradients<S, GENERAL>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
+        row_maps maps;
+        if (!make_row_maps(p, &g.d_o, S::QUERIES, S::KEYS, &maps)) blocks = 0;
+        kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
     });
 }

@@ -13,14 +13,16 @@ struct query_shape {
     static constexpr int K = D_O + tile_bytes<QUERIES, DV>;
     static constexpr int V = K + STAGES * tile_bytes<KEYS, DQK>;
     static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
-    static constexpr int MEMORY = BIAS + 2 * KEYS * (int)sizeof(float) + 1024;
+    static constexpr int ARRIVALS = BIAS + 2 * KEYS * (int)sizeof(float);
+    static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
 };
 
 template <typename S, bool EXTRA>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     find_query_gradients(const __grid_constant__ attention_problem p,
                          const __grid_constant__ attention_gradients g,
-                         const __grid_constant__ tiles_workspace w) {
+                         const __grid_constant__ tiles_workspace w,
+                         const __grid_constant__ row_maps maps) {
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
@@ -31,16 +33,17 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int first_place = t.place0 + warpgroup * 64;
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
     int steps = (end + S::KEYS - 1) / S::KEYS;
-    const bf16 *k = (const bf16 *)p.k.data + row_at(p.k, t.b, 0, t.kv);
-    const bf16 *v = (const bf16 *)p.v.data + row_at(p.v, t.b, 0, t.kv);
+    row_source q = {&maps.q, &p.q, p.queries}, d_o = {&maps.d_o, &g.d_o, p.queries};
+    row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    auto copy_keys = [&](int step) {
-        int j0 = step * S::KEYS;
-        copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K +
-                                                   step % S::STAGES * tile_bytes<S::KEYS, S::DQK>,
-                                               k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
-        copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>,
-                                              v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
+    constexpr int k_bytes = tile_bytes<S::KEYS, S::DQK>, v_bytes = tile_bytes<S::KEYS, S::DV>;
+    auto copy_keys = [&](int step, int more) {
+        uint32_t arrival = base + S::ARRIVALS + (uint32_t)(step % S::STAGES * 8);
+        expect_bytes(arrival, more + k_bytes + v_bytes);
+        copy_box<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)(step % S::STAGES * k_bytes),
+                                              k, t.b, step * S::KEYS, t.kv, arrival);
+        copy_box<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
+                                             step * S::KEYS, t.kv, arrival);
     };
     float number = 0;
     auto read_number = [&](int step) {
@@ -53,14 +56,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             bias[(step & 1) * S::KEYS + threadIdx.x] =
                 fmaf(t.slope, (float)(j - t.place0), t.beta * number);
     };
-    copy_tile<S::QUERIES, S::DQK, S::THREADS>(base + S::Q,
-                                              (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h),
-                                              p.q.row, p.queries - t.i0);
-    copy_tile<S::QUERIES, S::DV, S::THREADS>(
-        base + S::D_O, (const bf16 *)g.d_o.data + row_at(g.d_o, t.b, t.i0, t.h), g.d_o.row,
-        p.queries - t.i0);
-    copy_keys(0);
-    end_copies();
+    begin_arrivals(base + S::ARRIVALS, S::STAGES);
+    copy_keys(0, tile_bytes<S::QUERIES, S::DQK> + tile_bytes<S::QUERIES, S::DV>);
+    copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q, q, t.b, t.i0, t.h, base + S::ARRIVALS);
+    copy_box<S::QUERIES, S::DV, S::THREADS>(base + S::D_O, d_o, t.b, t.i0, t.h, base + S::ARRIVALS);
+    end_box();
     read_number(0);
     store_bias(0);
     read_number(1);
@@ -76,17 +76,17 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         total[r] = inside ? w.total[at] : 0.0f;
         limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
-    auto advance = [&]() {
-        wait_copies();
+    auto advance = [&](int step) {
+        wait_arrival<0>(base + S::ARRIVALS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
         sync_block();
     };
     auto copy_ahead = [&](int step) {
         if (step + 1 < steps) {
-            copy_keys(step + 1);
+            copy_keys(step + 1, 0);
             store_bias(step + 1);
             read_number(step + 2);
         }
-        end_copies();
+        end_box();
     };
     float s[S::KEYS / 8][4], dp[S::KEYS / 8][4];
     uint32_t slopes[S::KEYS / 16][4];
@@ -137,7 +137,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int mine = p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
     if (t.i0 + warpgroup * 64 >= p.queries) mine = 0;
     int step = 0;
-    advance();
+    advance(0);
     copy_ahead(0);
     if (mine > 0) {
         int stage = 0;
@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         for (step = 1; step < mine; step++) {
             int before = stage;
             stage = stage + 1 == S::STAGES ? 0 : stage + 1;
-            advance();
+            advance(step);
             begin_products();
             start_scores(step, stage);
             start_sums(before);
@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         step = mine - 1;
     }
     while (++step < steps) {
-        advance();
+        advance(step);
         copy_ahead(step);
     }
     float factor = t.scale * LN2;
@@ -211,7 +211,9 @@ void attention_by_queries(const attention_problem &p, const attention_gradients 
         with_flag(has_extras(p), [&](auto extra) {
             auto kernel = find_query_gradients<S, decltype(extra)::value>;
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-            kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w);
+            row_maps maps;
+            if (!make_row_maps(p, &g.d_o, S::QUERIES, S::KEYS, &maps)) blocks = 0;
+            kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
         });
     });
 }

@@ -25,7 +25,8 @@ struct forward_shape {
     static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
     static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
-    static constexpr int MEMORY = BIAS + 2 * KEYS * (int)sizeof(float) + 1024;
+    static constexpr int ARRIVALS = BIAS + 2 * KEYS * (int)sizeof(float);
+    static constexpr int MEMORY = ARRIVALS + 2 * 8 + 1024;
 };
 
 /* The rows of a thread: lane / 4 of its warp's sixteen, and eight further down. */
@@ -80,7 +81,8 @@ __device__ static inline void soften(float (&s)[KEYS / 8][4], row_pair &rows, fl
 
 template <typename S, bool EXTRA>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    attend_tiles(const __grid_constant__ attention_problem p) {
+    attend_tiles(const __grid_constant__ attention_problem p,
+                 const __grid_constant__ row_maps maps) {
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
@@ -91,18 +93,17 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int first_place = t.place0 + warpgroup * 64;
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
     int steps = (end + S::KEYS - 1) / S::KEYS;
-    const bf16 *k = (const bf16 *)p.k.data + row_at(p.k, t.b, 0, t.kv);
-    const bf16 *v = (const bf16 *)p.v.data + row_at(p.v, t.b, 0, t.kv);
+    row_source q = {&maps.q, &p.q, p.queries};
+    row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    auto copy_keys = [&](int step) {
-        int j0 = step * S::KEYS, stage = step & 1;
-        copy_tile<S::KEYS, S::DQK, S::THREADS>(base + S::K + stage * tile_bytes<S::KEYS, S::DQK>,
-                                               k + (int64_t)j0 * p.k.row, p.k.row, p.keys - j0);
+    constexpr int k_bytes = tile_bytes<S::KEYS, S::DQK>, v_bytes = tile_bytes<S::KEYS, S::DV>;
+    auto copy_keys = [&](int step, uint32_t arrival) {
+        copy_box<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)((step & 1) * k_bytes), k,
+                                              t.b, step * S::KEYS, t.kv, arrival);
     };
-    auto copy_values = [&](int step) {
-        int j0 = step * S::KEYS, stage = step & 1;
-        copy_tile<S::KEYS, S::DV, S::THREADS>(base + S::V + stage * tile_bytes<S::KEYS, S::DV>,
-                                              v + (int64_t)j0 * p.v.row, p.v.row, p.keys - j0);
+    auto copy_values = [&](int step, uint32_t arrival) {
+        copy_box<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
+                                             step * S::KEYS, t.kv, arrival);
     };
     /* A number a key is read a step before it is stored, so that nothing waits for it. */
     float number = 0;
@@ -116,11 +117,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             bias[(step & 1) * S::KEYS + threadIdx.x] =
                 fmaf(t.slope, (float)(j - t.place0), t.beta * number);
     };
-    copy_tile<S::QUERIES, S::DQK, S::THREADS>(base + S::Q,
-                                              (const bf16 *)p.q.data + row_at(p.q, t.b, t.i0, t.h),
-                                              p.q.row, p.queries - t.i0);
-    copy_keys(0);
-    end_copies();
+    begin_arrivals(base + S::ARRIVALS, 2);
+    expect_bytes(base + S::ARRIVALS, tile_bytes<S::QUERIES, S::DQK> + k_bytes);
+    copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q, q, t.b, t.i0, t.h, base + S::ARRIVALS);
+    copy_keys(0, base + S::ARRIVALS);
+    end_box();
     read_number(0);
     store_bias(0);
     read_number(1);
@@ -138,18 +139,23 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
     uint32_t held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
     /* Before step `step`: its keys and the values of the one before are there. */
-    auto advance = [&]() {
-        wait_copies();
+    auto advance = [&](int step) {
+        wait_arrival<0>(base + S::ARRIVALS + (uint32_t)((step & 1) * 8), step / 2);
         sync_block();
     };
     auto copy_ahead = [&](int step) {
-        if (step < steps) copy_values(step);
-        if (step + 1 < steps) {
-            copy_keys(step + 1);
+        uint32_t arrival = base + S::ARRIVALS + (uint32_t)((step + 1 & 1) * 8);
+        bool more = step + 1 < steps;
+        if (step < steps) {
+            expect_bytes(arrival, v_bytes + (more ? k_bytes : 0));
+            copy_values(step, arrival);
+        }
+        if (more) {
+            copy_keys(step + 1, arrival);
             store_bias(step + 1);
             read_number(step + 2);
         }
-        end_copies();
+        end_box();
     };
     float s[S::KEYS / 8][4], rescale[2];
     auto start_scores = [&](int step) {
@@ -172,7 +178,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                                j0 + S::KEYS - 1 > whole, rescale);
     };
     int step = 0;
-    advance();
+    advance(0);
     copy_ahead(0);
     if (mine > 0) {
         if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(held, base + S::Q, warpgroup * 64);
@@ -183,7 +189,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         soften_scores(0);
         hold_weights<S::KEYS>(s, weights);
         for (step = 1; step < mine; step++) {
-            advance();
+            advance(step);
             begin_products();
             start_scores(step);
             start_output(step - 1);
@@ -202,7 +208,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                     for (int i = 0; i < 4; i++)
                         o[m][i] *= rescale[i / 2];
         }
-        advance();
+        advance(mine);
         begin_products();
         start_output(mine - 1);
         copy_ahead(mine);
@@ -210,7 +216,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(o);
     }
     while (++step <= steps) {
-        advance();
+        advance(step);
         copy_ahead(step);
     }
 #pragma unroll
@@ -236,7 +242,9 @@ template <typename S> static void launch(const attention_problem &p, cudaStream_
     with_flag(has_extras(p), [&](auto extra) {
         auto kernel = attend_tiles<S, decltype(extra)::value>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p);
+        row_maps maps;
+        bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps);
+        kernel<<<made ? blocks : 0, S::THREADS, S::MEMORY, stream>>>(p, maps);
     });
 }
 

@@ -3,7 +3,7 @@
 #define WEFT_CUDA_ATTENTION_TILES_CUH
 
 #include "cuda/attention.cuh"
-#include "cuda/tensor_tile.cuh"
+#include "cuda/tensor_copy.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
