@@ -53,8 +53,9 @@ __device__ static inline key_block place_keys(const attention_problem &p, int pa
 
 /* What a thread has of a head where there are extras: numbers of its two keys, and sums. */
 struct key_extras {
-    float bias[2];   /* of the exponent */
-    float column[4]; /* Σ_i ds_ij: of the first key and of the second, in halves */
+    float bias[2];          /* of the exponent */
+    float number_of_key[2]; /* the bias without the position's */
+    float column[4];        /* Σ_i ds_ij: of the first key and of the second, in halves */
     float dn[2];
     float number[4]; /* in four, so that no sum waits for the one before */
     float slope;     /* to the base 2 */
@@ -70,9 +71,9 @@ __device__ static inline void begin_head(const attention_problem &p, const key_b
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r;
+        e.number_of_key[r] = n && j < p.keys ? f.beta * LOG2E * n[j] : 0.0f;
         e.bias[r] = -NOTHING;
-        if (j < p.keys)
-            e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), n ? f.beta * LOG2E * n[j] : 0.0f);
+        if (j < p.keys) e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), e.number_of_key[r]);
     }
 }
 
@@ -113,50 +114,69 @@ struct turned_tile {
     bool wants_scale;
 };
 
-/* Sᵀ and dPᵀ to Pᵀ and dSᵀ, in place. dSᵀ has the scale in it only where EXTENT is GENERAL. */
+/* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
 template <int QUERIES, int EXTENT, bool MASKED>
-__device__ static inline void soften_turned(float (&s)[QUERIES / 8][4], float (&dp)[QUERIES / 8][4],
-                                            const turned_tile &t, float scale, key_extras &e) {
+__device__ static inline void weigh_turned(float (&s)[QUERIES / 8][4],
+                                           float (&weight)[QUERIES / 8][4], const turned_tile &t,
+                                           float scale, const key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
-    bool sloped = EXTENT == GENERAL && e.slope != 0.0f && !t.wants_scale;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
         int place = t.distance + 8 * n + column;
         float2 lse = *(const float2 *)(t.lse + 8 * n + column);
-        float2 total = *(const float2 *)(t.total + 8 * n + column);
-        float2 shift = make_float2(0, 0), lead = make_float2(0, 0);
         if (EXTENT == GENERAL) {
-            if (t.wants_scale) shift = *(const float2 *)(t.shift + 8 * n + column);
-            lead.x = e.slope * (float)place;
-            lead.y = e.slope * (float)(place + 1);
-            lse.x += lead.x;
-            lse.y += lead.y;
+            lse.x += e.slope * (float)place;
+            lse.y += e.slope * (float)(place + 1);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float less = i % 2 ? lse.y : lse.x;
             float x = fmaf(s[n][i], factor, EXTENT != BARE ? e.bias[i / 2] - less : -less);
             if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
-            float weight = power_of_two(x);
-            float ds = weight * (dp[n][i] - (i % 2 ? total.y : total.x));
-            if (EXTENT != BARE) {
-                float by = x;
-                if (EXTENT == GENERAL && t.wants_scale) by = s[n][i] - (i % 2 ? shift.y : shift.x);
-                /* dlog_tau has no part of the position's. */
-                if (sloped) by += (i % 2 ? lead.y : lead.x) - e.slope * (float)(t.row + i / 2 * 8);
-                e.column[i] += ds;
-                e.number[i] = fmaf(ds, by, e.number[i]);
-            }
-            if (EXTENT == GENERAL) ds *= scale;
-            s[n][i] = weight;
-            dp[n][i] = ds;
+            if (EXTENT == KEYED) s[n][i] = x;
+            weight[n][i] = power_of_two(x);
         }
     }
 }
 
+/* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it only where EXTENT is GENERAL. */
+template <int QUERIES, int EXTENT>
+__device__ static inline void
+slope_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
+             float (&dp)[QUERIES / 8][4], const turned_tile &t, float scale, key_extras &e) {
+    int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 8; n++) {
+        float2 total = *(const float2 *)(t.total + 8 * n + column);
+        float2 less = make_float2(0, 0);
+        if (EXTENT == GENERAL)
+            less = *(const float2 *)((t.wants_scale ? t.shift : t.lse) + 8 * n + column);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float ds = weight[n][i] * (dp[n][i] - (i % 2 ? total.y : total.x));
+            float by = s[n][i];
+            if (EXTENT == GENERAL) {
+                /* dlog_tau has no part of the position's. */
+                if (!t.wants_scale) by = fmaf(by, scale * LOG2E, e.number_of_key[i / 2]);
+                by -= i % 2 ? less.y : less.x;
+            }
+            if (EXTENT != BARE) {
+                e.column[i] += ds;
+                e.number[i] = fmaf(ds, by, e.number[i]);
+            }
+            dp[n][i] = EXTENT == GENERAL ? ds * scale : ds;
+        }
+    }
+}
+
+/* Three blocks' registers do not hold the exponents too. */
+template <typename S, int EXTENT> constexpr int blocks_of() {
+    return EXTENT == BARE || S::BLOCKS < 3 ? S::BLOCKS : 2;
+}
+
 template <typename S, int EXTENT>
-static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     find_key_gradients(const __grid_constant__ attention_problem p,
                        const __grid_constant__ attention_gradients g,
                        const __grid_constant__ tiles_workspace w,
@@ -226,6 +246,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         else
             multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key,
                                                                     q_tile);
+        end_products();
         if constexpr (S::HOLD_V)
             multiply_held<S::QUERIES, S::DV, S::QUERIES>(dp, v_held, do_tile);
         else
@@ -233,9 +254,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                                                                    do_tile);
         end_products();
     };
-    auto start_sums = [&](int stage) {
+    auto start_values = [&](int stage) {
         add_weighted<S::QUERIES, S::DV>(
             dv, weights, base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>));
+        end_products();
+    };
+    auto start_keys = [&](int stage) {
         add_weighted<S::QUERIES, S::DQK>(
             dk, slopes, base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>));
         end_products();
@@ -247,15 +271,22 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         scale = f.scale;
         begin_head(p, t, f, row, e);
     };
-    auto soften_step = [&](int stage) {
+    auto place_pairs = [&](int stage) {
         const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
         int distance = t.start + t.first + at * S::QUERIES - t.j0;
-        turned_tile pairs = {rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
-                             row,  w.shift != NULL};
-        if (p.causal && distance < first_key + 63)
-            soften_turned<S::QUERIES, EXTENT, true>(s, dp, pairs, scale, e);
+        return turned_tile{rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
+                           row,  w.shift != NULL};
+    };
+    float weight[S::QUERIES / 8][4];
+    auto weigh_step = [&](int stage) {
+        turned_tile pairs = place_pairs(stage);
+        if (p.causal && pairs.distance < first_key + 63)
+            weigh_turned<S::QUERIES, EXTENT, true>(s, weight, pairs, scale, e);
         else
-            soften_turned<S::QUERIES, EXTENT, false>(s, dp, pairs, scale, e);
+            weigh_turned<S::QUERIES, EXTENT, false>(s, weight, pairs, scale, e);
+    };
+    auto slope_step = [&](int stage) {
+        slope_turned<S::QUERIES, EXTENT>(s, weight, dp, place_pairs(stage), scale, e);
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;
@@ -282,8 +313,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         wait_products<0>();
         settle(s);
         settle(dp);
-        soften_step(stage);
-        hold_weights<S::QUERIES>(s, weights);
+        weigh_step(stage);
+        slope_step(stage);
+        hold_weights<S::QUERIES>(weight, weights);
         hold_weights<S::QUERIES>(dp, slopes);
         leave_step();
         for (int step = from + 1; step < steps; step++) {
@@ -293,25 +325,30 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             if (at == 0) enter_head();
             begin_products();
             start_scores(stage);
-            start_sums(before);
+            start_values(before);
+            start_keys(before);
             copy_ahead(step);
-            wait_products<1>();
+            wait_products<3>();
             settle(s);
+            weigh_step(stage);
+            wait_products<2>();
             settle(dp);
-            soften_step(stage);
+            slope_step(stage);
             wait_products<0>();
             settle(dv);
             settle(dk);
-            hold_weights<S::QUERIES>(s, weights);
+            hold_weights<S::QUERIES>(weight, weights);
             hold_weights<S::QUERIES>(dp, slopes);
             leave_step();
         }
         begin_products();
-        start_sums(stage);
+        start_values(stage);
+        start_keys(stage);
         wait_products<0>();
         settle(dv);
         settle(dk);
     }
+    /* Weights are made while dPᵀ is multiplied, dSᵀ while dV is. */
     for (int step = from; step < steps && !S::OVERLAP; step++) {
         advance(step);
         if (step == from) hold_keys();
@@ -319,18 +356,22 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         begin_products();
         start_scores(stage);
         copy_ahead(step);
-        wait_products<0>();
+        wait_products<1>();
         settle(s);
+        weigh_step(stage);
+        hold_weights<S::QUERIES>(weight, weights);
+        begin_products();
+        start_values(stage);
+        wait_products<1>();
         settle(dp);
-        soften_step(stage);
-        leave_step();
-        hold_weights<S::QUERIES>(s, weights);
+        slope_step(stage);
         hold_weights<S::QUERIES>(dp, slopes);
         begin_products();
-        start_sums(stage);
+        start_keys(stage);
         wait_products<0>();
         settle(dv);
         settle(dk);
+        leave_step();
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
     if (EXTENT == KEYED && from < steps) end_head(p, w, t, t.first_head, tiles, row, e);

@@ -99,6 +99,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         else
             multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
                                                                  k_tile);
+        end_products();
         if constexpr (S::HOLD_DO)
             multiply_held<S::KEYS, S::DV, S::KEYS>(dp, do_held, v_tile);
         else
@@ -111,8 +112,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                                       base + S::K + stage * tile_bytes<S::KEYS, S::DQK>);
         end_products();
     };
-    /* S and dP to P and dS, in place: only dS is needed. */
-    auto soften_pairs = [&](int step, auto masked) {
+    /* S to P, in place. */
+    auto weigh_pairs = [&](int step, auto masked) {
         int j0 = step * S::KEYS, column = lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < S::KEYS / 8; m++) {
@@ -124,15 +125,23 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                 x = fmaf(s[m][i], t.scale, x);
                 if (decltype(masked)::value && j0 + 8 * m + column + i % 2 > limit[i / 2])
                     x = -NOTHING;
-                dp[m][i] = power_of_two(x) * (dp[m][i] - total[i / 2]);
+                s[m][i] = power_of_two(x);
             }
         }
     };
-    auto soften_step = [&](int step) {
+    auto weigh_step = [&](int step) {
         if ((step + 1) * S::KEYS - 1 > whole)
-            soften_pairs(step, flag<true>());
+            weigh_pairs(step, flag<true>());
         else
-            soften_pairs(step, flag<false>());
+            weigh_pairs(step, flag<false>());
+    };
+    /* dP to dS, in place. */
+    auto slope_step = [&]() {
+#pragma unroll
+        for (int m = 0; m < S::KEYS / 8; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                dp[m][i] = s[m][i] * (dp[m][i] - total[i / 2]);
     };
     int mine = p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
     if (t.i0 + warpgroup * 64 >= p.queries) mine = 0;
@@ -149,7 +158,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         wait_products<0>();
         settle(s);
         settle(dp);
-        soften_step(0);
+        weigh_step(0);
+        slope_step();
         hold_weights<S::KEYS>(dp, slopes);
         for (step = 1; step < mine; step++) {
             int before = stage;
@@ -159,10 +169,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             start_scores(step, stage);
             start_sums(before);
             copy_ahead(step);
-            wait_products<1>();
+            wait_products<2>();
             settle(s);
+            weigh_step(step);
+            wait_products<1>();
             settle(dp);
-            soften_step(step);
+            slope_step();
             wait_products<0>();
             settle(dq);
             hold_weights<S::KEYS>(dp, slopes);
