@@ -251,24 +251,29 @@ static double build_running_means(int times) {
     return 4.0 * B * T * 64;
 }
 
-static void add_gathers(int times, weft_tensor **y) {
-    weft_tensor *index = TOKENS(B, T, KEPT);
+static double build_gathers(int times, int64_t width, bool back) {
+    weft_tensor *y[16] = {NULL}, *index = TOKENS(B, T, KEPT);
     weft_tensor *weight = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(B, T, KEPT));
     for (int i = 0; i < times; i++)
-        y[i] = weft_keep(weft_route_gather(graph, PARAM(B, T, F), index, weight));
+        y[i] = weft_keep(weft_route_gather(graph, PARAM(B, T, width), index, weight));
+    if (back) differentiate(times, y);
+    return (back ? 2 : 1) * (4.0 * B * T * (double)width + 8.0 * B * T * KEPT);
 }
 
 static double build_gather(int times) {
-    weft_tensor *y[16] = {NULL};
-    add_gathers(times, y);
-    return 4.0 * ROWS_F + 8.0 * B * T * KEPT;
+    return build_gathers(times, F, false);
 }
 
 static double build_gather_back(int times) {
-    weft_tensor *y[16] = {NULL};
-    add_gathers(times, y);
-    differentiate(times, y);
-    return 2 * (4.0 * ROWS_F + 8.0 * B * T * KEPT);
+    return build_gathers(times, F, true);
+}
+
+static double build_narrow_gather(int times) {
+    return build_gathers(times, E, false);
+}
+
+static double build_narrow_gather_back(int times) {
+    return build_gathers(times, E, true);
 }
 
 static double build_topk(int times) {
@@ -375,6 +380,8 @@ static const struct {
     {"sum_squares [N, F]", 8, build_squares, 0},
     {"route_gather [B, T, F]", 3, build_gather, 0},
     {"route_gather and back", 3, build_gather_back, 0},
+    {"route_gather [B, T, E]", 8, build_narrow_gather, 0},
+    {"route_gather, E, back", 8, build_narrow_gather_back, 0},
     {"route_topk, H heads", 4, build_topk, 2.0 * ROWS_E *T},
     {"infonce and back", 4, build_contrast, 0},
     {"cross_entropy", 1, build_entropy, 2.0 * ROWS_E *V},

@@ -10,7 +10,8 @@
 
 enum {
     AT_ONCE = 4, /* entries of the stream that are on their way together */
-    SORT_WARPS = 16,
+    AHEAD = 8,   /* and, times 32, of a list */
+    SORT_WARPS = 32,
     SORT_THREADS = 32 * SORT_WARPS,
     MOST_ENTRIES = 65535 /* of a sequence: counts are of 16 bits */
 };
@@ -34,40 +35,104 @@ static int64_t plan_bytes(int64_t entries, int64_t columns) {
     return LIST_BYTES + longest_part(entries, columns) * GROUPS * (int64_t)sizeof(uint2);
 }
 
-__device__ static inline void place_entry(uint2 *stream, int length, int at, uint2 entry) {
-    int part = at / length, e = at % length;
-    stream[(e / 2 * GROUPS + part) * 2 + e % 2] = entry;
-}
-
-/* Sorts a sequence's entries by column. Each warp has a run of entries; count[warp][j] is how many
- * of them name column j, then how many of the warps before it do, then of all entries before the
- * one at hand. first[j] is where the column begins in the stream. */
 typedef struct {
-    int64_t entries, k;
+    int64_t entries, k; /* of a sequence */
     const int32_t *index;
     const float *weight;
     int64_t stride; /* bytes of a plan */
 } sort_problem;
 
-__device__ static inline unsigned same_column(int j) {
-    return __match_any_sync(0xffffffffu, j);
-}
+/* The sort of a sequence's entries by column. Each warp has a run of entries; count[warp][j] is how
+ * many of them name column j, then how many of the warps before it do, then of all entries before
+ * the one at hand. first[j] is where the column begins in the stream. */
+typedef struct {
+    int columns, k;
+    int from, end; /* the warp's run */
+    const int32_t *index;
+    const float *weight;
+    uint16_t *count; /* of all warps */
+    int *first;
+    uint2 *stream;
+} sort_state;
 
-/* Column of entry `e`, or -1: none, or behind the warp's run. */
-__device__ static inline int column_at(const int32_t *index, int e, int end, int columns) {
-    int j = e < end ? index[e] : -1;
-    return j < columns ? j : -1;
-}
-
-__device__ static inline void count_columns(const int32_t *index, int from, int end, int columns,
-                                            uint16_t *count) {
-    int lane = (int)threadIdx.x % 32;
-    for (int e = from; e < end; e += 32) {
-        int j = column_at(index, e + lane, end, columns);
-        unsigned same = same_column(j);
-        if (j >= 0 && __ffs((int)same) - 1 == lane) count[j] = (uint16_t)(count[j] + __popc(same));
-        __syncwarp();
+/* The columns of the next AHEAD times 32 entries: loads that are on their way together. -1: none. */
+__device__ static inline void read_columns(const sort_state &s, int e, int (&j)[AHEAD]) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        int at = e + 32 * i + (int)threadIdx.x % 32;
+        j[i] = at < s.end ? s.index[at] : -1;
     }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (j[i] >= s.columns) j[i] = -1;
+}
+
+__device__ static inline bool is_first(unsigned lanes) {
+    return __ffs((int)lanes) - 1 == (int)threadIdx.x % 32;
+}
+
+__device__ static inline void count_run(const sort_state &s) {
+    uint16_t *count = s.count + (int)threadIdx.x / 32 * s.columns;
+    for (int e = s.from; e < s.end; e += 32 * AHEAD) {
+        int j[AHEAD];
+        read_columns(s, e, j);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            unsigned same = __match_any_sync(0xffffffffu, j[i]);
+            if (j[i] >= 0 && is_first(same)) count[j[i]] = (uint16_t)(count[j[i]] + __popc(same));
+            __syncwarp();
+        }
+    }
+}
+
+__device__ static inline void place_entry(uint2 *stream, int length, int at, uint2 entry) {
+    int part = at / length, e = at % length;
+    stream[(e / 2 * GROUPS + part) * 2 + e % 2] = entry;
+}
+
+__device__ static inline void place_run(const sort_state &s, int length) {
+    int lane = (int)threadIdx.x % 32;
+    uint16_t *count = s.count + (int)threadIdx.x / 32 * s.columns;
+    for (int e = s.from; e < s.end; e += 32 * AHEAD) {
+        int j[AHEAD];
+        float weight[AHEAD];
+        read_columns(s, e, j);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            weight[i] = j[i] >= 0 ? s.weight[e + 32 * i + lane] : 0;
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            unsigned same = __match_any_sync(0xffffffffu, j[i]);
+            int at = 0;
+            if (j[i] >= 0) at = s.first[j[i]] + count[j[i]] + __popc(same & ((1u << lane) - 1));
+            __syncwarp();
+            if (j[i] >= 0) {
+                if (is_first(same)) count[j[i]] = (uint16_t)(count[j[i]] + __popc(same));
+                uint2 entry = make_entry((e + 32 * i + lane) / s.k, weight[i]);
+                if (at + 1 == s.first[j[i] + 1]) entry.x |= LAST;
+                place_entry(s.stream, length, at, entry);
+            }
+            __syncwarp();
+        }
+    }
+}
+
+/* Turns the warps' counts of column j into those of the warps before; returns the sum. */
+__device__ static inline int sum_warps(const sort_state &s, int j) {
+    int sum = 0;
+#pragma unroll
+    for (int w = 0; w < SORT_WARPS; w += AHEAD) {
+        int here[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            here[i] = s.count[(w + i) * s.columns + j];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            s.count[(w + i) * s.columns + j] = (uint16_t)sum;
+            sum += here[i];
+        }
+    }
+    return sum;
 }
 
 /* Exclusive sum over the block's threads; *all gets the sum. */
@@ -89,6 +154,28 @@ __device__ static inline int sum_before(int value, int *shared, int *all) {
     return before + sum - value;
 }
 
+/* Finds where columns begin, and places the entries that add nothing; returns the parts' length. */
+__device__ static inline int place_columns(const sort_state &s, uint2 none, int *shared) {
+    int each = (s.columns + SORT_THREADS - 1) / SORT_THREADS, total = 0, all;
+    int begin = min(s.columns, (int)threadIdx.x * each), stop = min(s.columns, begin + each);
+    for (int j = begin; j < stop; j++) {
+        s.first[j] = sum_warps(s, j); /* the column's length, until its place is known */
+        total += max(1, s.first[j]);
+    }
+    int place = sum_before(total, shared, &all);
+    int length = ((all + GROUPS - 1) / GROUPS + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+    for (int j = begin; j < stop; j++) {
+        int here = s.first[j];
+        s.first[j] = place;
+        if (here == 0) place_entry(s.stream, length, place, make_uint2(none.x | LAST, none.y));
+        place += max(1, here);
+    }
+    if (threadIdx.x == 0) s.first[s.columns] = all;
+    for (int at = all + (int)threadIdx.x; at < length * GROUPS; at += SORT_THREADS)
+        place_entry(s.stream, length, at, none);
+    return length;
+}
+
 /* The largest j with first[j] ≤ at. */
 __device__ static inline int column_of(const int *first, int columns, int at) {
     int low = 0, high = columns - 1;
@@ -102,81 +189,40 @@ __device__ static inline int column_of(const int *first, int columns, int at) {
     return low;
 }
 
-__device__ static inline void place_run(const sort_problem &p, const int32_t *index,
-                                        const float *weight, int from, int end, int columns,
-                                        uint16_t *count, const int *first, int length,
-                                        uint2 *stream) {
-    int lane = (int)threadIdx.x % 32;
-    for (int e = from; e < end; e += 32) {
-        int j = column_at(index, e + lane, end, columns);
-        unsigned same = same_column(j);
-        int at = 0;
-        if (j >= 0) at = first[j] + count[j] + __popc(same & ((1u << lane) - 1));
-        __syncwarp();
-        if (j >= 0) {
-            if (__ffs((int)same) - 1 == lane) count[j] = (uint16_t)(count[j] + __popc(same));
-            uint2 entry = make_entry((e + lane) / (int)p.k, weight[e + lane]);
-            if (at + 1 == first[j + 1]) entry.x |= LAST;
-            place_entry(stream, length, at, entry);
-        }
-        __syncwarp();
-    }
-}
-
 static __global__ void __launch_bounds__(SORT_THREADS)
-    plan_gradient(slab_shape s, sort_problem p, unsigned char *plan, weft_cuda_run *run, int node) {
+    plan_gradient(slab_shape shape, sort_problem p, unsigned char *plan, weft_cuda_run *run,
+                  int node) {
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ int sums[SORT_WARPS];
-    int columns = (int)s.out_rows, entries = (int)p.entries, warp = (int)threadIdx.x / 32;
-    int *first = (int *)memory;
-    uint16_t *count = (uint16_t *)(first + columns + 1);
-    const int32_t *index = p.index + blockIdx.x * p.entries;
-    const float *weight = p.weight + blockIdx.x * p.entries;
+    int columns = (int)shape.out_rows, entries = (int)p.entries, warp = (int)threadIdx.x / 32;
+    int each = (entries + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32;
+    int from = min(entries, warp * each);
+    int64_t before = blockIdx.x * p.entries; /* entries of the sequences before */
     part_list *parts = (part_list *)(plan + blockIdx.x * p.stride);
-    uint2 *stream = (uint2 *)(plan + blockIdx.x * p.stride + LIST_BYTES);
+    sort_state s = {columns,
+                    (int)p.k,
+                    from,
+                    min(entries, from + each),
+                    p.index + before,
+                    p.weight + before,
+                    (uint16_t *)((int *)memory + columns + 1),
+                    (int *)memory,
+                    (uint2 *)((unsigned char *)parts + LIST_BYTES)};
     for (int i = (int)threadIdx.x; i < SORT_WARPS * columns; i += SORT_THREADS)
-        count[i] = 0;
+        s.count[i] = 0;
+    __syncthreads();
+    count_run(s);
     for (int e = (int)threadIdx.x; e < entries; e += SORT_THREADS)
-        if (index[e] < -1 || index[e] >= columns) note_fault(run, node, blockIdx.x * p.entries + e);
+        if (s.index[e] < -1 || s.index[e] >= columns) note_fault(run, node, before + e);
     __syncthreads();
-    int step = (entries + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32;
-    int from = min(entries, warp * step), end = min(entries, from + step);
-    count_columns(index, from, end, columns, count + warp * columns);
+    int length = place_columns(s, make_entry(shape.in_rows, 0), sums);
     __syncthreads();
-
-    int each = (columns + SORT_THREADS - 1) / SORT_THREADS, total = 0;
-    int begin = min(columns, (int)threadIdx.x * each), stop = min(columns, begin + each);
-    for (int j = begin; j < stop; j++) {
-        int before = 0;
-        for (int w = 0; w < SORT_WARPS; w++) {
-            int here = count[w * columns + j];
-            count[w * columns + j] = (uint16_t)before;
-            before += here;
-        }
-        first[j] = before; /* the column's length, until its place is known */
-        total += max(1, before);
-    }
-    int all, place = sum_before(total, sums, &all);
-    int length = ((all + GROUPS - 1) / GROUPS + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
-    uint2 none = make_entry(s.in_rows, 0);
-    for (int j = begin; j < stop; j++) {
-        int here = first[j];
-        first[j] = place;
-        if (here == 0) place_entry(stream, length, place, make_uint2(none.x | LAST, none.y));
-        place += max(1, here);
-    }
-    if (threadIdx.x == 0) {
-        first[columns] = all;
-        parts->length = length;
-    }
-    for (int at = all + (int)threadIdx.x; at < length * GROUPS; at += SORT_THREADS)
-        place_entry(stream, length, at, none);
-    __syncthreads();
-    place_run(p, index, weight, from, end, columns, count + warp * columns, first, length, stream);
+    place_run(s, length);
     for (int g = (int)threadIdx.x; g < GROUPS; g += SORT_THREADS) {
-        int j = column_of(first, columns, g * length);
-        parts->part[g] = make_int2(j, first[j] / length);
+        int j = column_of(s.first, columns, g * length);
+        parts->part[g] = make_int2(j, s.first[j] / length);
     }
+    if (threadIdx.x == 0) parts->length = length;
 }
 
 /* A thread's columns of a group's sum. */
