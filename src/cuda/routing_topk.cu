@@ -1,43 +1,33 @@
 /* Top-k routing on tensor cores.
  *
- * A block has 128 queries of a sequence; it walks tiles of 128 keys and, for each, all heads: the
- * scores of a head are one small product, their exponentials are added up over heads in registers.
- * When the last head is done a thread holds, for two rows, the weights of a quarter of the tile's
- * columns, and offers them to the two sorted lists that it keeps. At the end the four threads of a
- * row merge their lists. So nothing of the size of R is ever written: the floor is the scores'
- * arithmetic, B·H·dqk·T² operations (causal), and reading q once for every 128 keys, from L2.
+ * A block has 128 queries of a sequence, 64 for each of its two warpgroups. It walks tiles of 128
+ * keys and, for each, all heads: the scores of a head are one small product, their exponentials are
+ * added up over heads in registers. A product has half of a tile's keys, so that the tensor cores
+ * make one half's scores while the other's exponentials are taken. When the last head is done a
+ * thread holds, for two rows, the weights of a quarter of the tile's columns, and offers them to the
+ * two sorted lists that it keeps. At the end the four threads of a row merge their lists. So nothing
+ * of the size of R is ever written: the floor is the scores' arithmetic, B·H·dqk·T² operations
+ * (causal), and as many exponentials as there are scores.
  *
- * Queries and keys come by asynchronous copies, one (tile, head) ahead; keys only where they
- * change, so that a key head shared by all query heads is read once a tile. */
+ * Queries and keys come by asynchronous copies, one (tile, head) ahead. A warpgroup copies its own
+ * queries and waits for nobody else; keys only change with the tile or the key head, and there the
+ * block meets.
+ *
+ * Few of a tile's weights are larger than the last of a list, but in a warp some thread has one
+ * nearly every time. So a thread first puts those that are aside, in shared memory, and then takes
+ * them up one by one: the warp is as slow as its busiest thread, not as all of them together. */
 #include "cuda/routing.cuh"
+#include "cuda/tensor_tile.cuh"
 
-enum { TILE = 128, WARPS = 8, THREADS = 32 * WARPS, PAD = 8, COLUMNS = TILE / 8 };
+enum { TILE = 128, HALF = TILE / 2, THREADS = 256, COLUMNS = TILE / 8 };
 
 static const float LOG2E = 1.4426950408889634f;
 
-__device__ static inline unsigned shared_address(const void *p) {
-    return (unsigned)__cvta_generic_to_shared(p);
-}
-
-/* 16 bytes from global to shared memory; zeros where `there` is false. */
-__device__ static inline void copy_async(void *to, const void *from, bool there) {
-    int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes));
-}
-
-__device__ static inline void load_matrices(unsigned (&r)[4], const bf16 *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(row)));
-}
-
-__device__ static inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                           unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+/* One instruction; 0 for what is below the smallest normal number. */
+__device__ static inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* A sorted list in registers: every index into it is a constant once loops are unrolled. */
@@ -79,90 +69,143 @@ template <int K> struct best_list {
     }
 };
 
-/* Shared memory: two places for a head's queries, for keys and for the keys' numbers. */
-template <int D> struct tile_memory {
-    bf16 q[2][TILE][D + PAD];
-    bf16 k[2][TILE][D + PAD];
-    float n[2][TILE];
+/* Shared memory, in bytes: two places for each warpgroup's queries and for keys; three for the keys'
+ * numbers, the last of which are read while others come; what threads put aside; the heads' numbers
+ * behind them. */
+template <int D> struct topk_memory {
+    static constexpr int Q = 0, K = Q + 4 * tile_bytes<HALF, D>, N = K + 2 * tile_bytes<TILE, D>;
+    static constexpr int ASIDE = N + 3 * TILE * (int)sizeof(float);
+    static constexpr int HEADS = ASIDE + 2 * TILE / 4 * THREADS * (int)sizeof(float);
 };
 
-template <int D>
-__device__ static inline void load_rows(bf16 (*to)[D + PAD], const route_rows &rows, int64_t b,
-                                        int head, int64_t first, int64_t end) {
+/* A head's numbers, to the base 2, and its key head. */
+typedef struct {
+    float scale, beta, slope;
+    int key_head;
+} head_scale;
+
+/* Where a thread works. */
+typedef struct {
+    int64_t b;             /* sequence */
+    int first, row;        /* the warpgroup's and the thread's first query */
+    int warpgroup, thread; /* the thread in it */
+} query_place;
+
+/* Starts copying rows first to first + ROWS of a head; those from `end` on are filled with 0. A
+ * thread's pieces are whole rows of swizzle apart where the width allows, so that little is left to
+ * compute. */
+template <int ROWS, int D, int COPIERS>
+__device__ static inline void copy_rows(uint32_t to, const route_rows &rows, int64_t b, int head,
+                                        int first, int end, int thread) {
+    constexpr int pieces = D / 8, step = COPIERS / pieces;
     const bf16 *from = (const bf16 *)rows.data + b * rows.batch + head * rows.width;
-    for (int i = (int)threadIdx.x; i < TILE * D / 8; i += THREADS) {
-        int row = i / (D / 8), column = i % (D / 8) * 8;
-        bool there = first + row < end;
-        copy_async(&to[row][column], from + (there ? first + row : 0) * rows.row + column, there);
-    }
-}
-
-__device__ static inline void load_numbers(float *to, const route_problem &p, int64_t b,
-                                           int key_head, int64_t first) {
-    const float *from = p.n + (b * p.kv_heads + key_head) * p.keys;
-    for (int i = (int)threadIdx.x; i < TILE; i += THREADS)
-        to[i] = first + i < p.keys ? from[first + i] : 0;
-}
-
-/* total[][] += exp(score − lse) of one head, for 16 rows of a warp and all columns of a tile. */
-template <int D, bool EXTRA>
-__device__ static inline void add_head(const route_problem &p, const tile_memory<D> &m, int q_slot,
-                                       int k_slot, int h, int64_t b, int64_t query, int64_t key,
-                                       float (&total)[COLUMNS][4]) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float score[COLUMNS][4] = {};
-    const bf16 *q_row = &m.q[q_slot][warp * 16 + lane % 16][lane / 16 * 8];
-    const bf16 *k_row = &m.k[k_slot][lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8];
+    if constexpr (COPIERS % pieces == 0 && step % 8 == 0) {
+        int row = thread / pieces, piece = thread % pieces, left = end - first - row;
+        from += (int64_t)(first + row) * rows.row + piece * 8;
+        to += tile_place<ROWS, D>(row, piece);
 #pragma unroll
-    for (int d = 0; d < D; d += 16) {
-        unsigned a[4];
-        load_matrices(a, q_row + d);
+        for (int i = 0; i < ROWS; i += step)
+            copy_piece(to + (uint32_t)i * tile_panel<D>::bytes, from + i * rows.row, i < left);
+    } else {
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c += 2) {
-            unsigned r[4];
-            load_matrices(r, k_row + c * 8 * (D + PAD) + d);
-            multiply_add(score[c], a, r[0], r[1]);
-            multiply_add(score[c + 1], a, r[2], r[3]);
+        for (int i = 0; i < ROWS * pieces; i += COPIERS) {
+            int row = (i + thread) / pieces, piece = (i + thread) % pieces;
+            copy_piece(to + tile_place<ROWS, D>(row, piece),
+                       from + (int64_t)(first + row) * rows.row + piece * 8, first + row < end);
         }
     }
-    route_head head = route_head_of(p, h);
-    int64_t row = query + lane / 4;
-    const float *lse = p.lse + (b * p.heads + h) * p.queries;
-    float shift[2], scale = head.scale * LOG2E, beta = head.beta * LOG2E;
+}
+
+/* Keys number `turn`: all key heads of the first tile, then of the next. */
+template <int D>
+__device__ static inline void copy_keys(const route_problem &p, uint8_t *memory, int64_t b,
+                                        int turn, int end) {
+    using M = topk_memory<D>;
+    int head = turn % p.kv_heads, key = turn / p.kv_heads * TILE;
+    if (key >= end) return;
+    copy_rows<TILE, D, THREADS>(shared_address(memory + M::K) +
+                                    (uint32_t)(turn % 2) * tile_bytes<TILE, D>,
+                                p.k, b, head, key, (int)p.keys, (int)threadIdx.x);
+    if (!p.n || threadIdx.x >= TILE) return;
+    int j = key + (int)threadIdx.x;
+    ((float *)(memory + M::N))[turn % 3 * TILE + threadIdx.x] =
+        j < p.keys ? p.n[(b * p.kv_heads + head) * p.keys + j] : 0;
+}
+
+template <int D>
+__device__ static inline void copy_queries(const route_problem &p, uint8_t *memory,
+                                           const query_place &t, int head, int slot) {
+    copy_rows<HALF, D, 128>(shared_address(memory) +
+                                (uint32_t)(t.warpgroup * 2 + slot) * tile_bytes<HALF, D>,
+                            p.q, t.b, head, t.first, (int)p.queries, t.thread);
+}
+
+/* Minus the logsumexp of a thread's two rows. */
+__device__ static inline void read_shifts(const route_problem &p, const query_place &t, int h,
+                                          float (&shift)[2]) {
+    const float *lse = p.lse + (t.b * p.heads + h) * p.queries;
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        shift[r] = row + 8 * r < p.queries ? -lse[row + 8 * r] * LOG2E : 0;
+        shift[r] = t.row + 8 * r < p.queries ? -lse[t.row + 8 * r] * LOG2E : 0;
+}
+
+/* total += exp(score − lse), for half of a tile's columns, from column `key` on. ALL: with every
+ * option, else a scaled product alone and a mean. */
+template <bool ALL>
+__device__ static inline void add_weights(const route_problem &p, const float (&score)[HALF / 8][4],
+                                          const head_scale &head, const float (&shift)[2], int row,
+                                          int key, const float *n, float (*total)[4]) {
+    int column = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++)
+    for (int c = 0; c < HALF / 8; c++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int column = c * 8 + lane % 4 * 2 + i % 2;
-            float s = fmaf(score[c][i], scale, shift[i / 2]);
-            if (p.n) s = fmaf(beta, m.n[k_slot][column], s);
-            if (EXTRA) {
-                int64_t distance = max_i64(0, row + i / 2 * 8 - (key + column));
-                if (p.alibi) s = fmaf(-head.slope * LOG2E, (float)distance, s);
+            float s = fmaf(score[c][i], head.scale, shift[i / 2]);
+            if (ALL) {
+                int j = c * 8 + column + i % 2;
+                int distance = max(0, row + i / 2 * 8 - (key + j));
+                if (p.n) s = fmaf(head.beta, n[j], s);
+                if (p.alibi) s = fmaf(-head.slope, (float)distance, s);
                 if (p.rel && distance < p.distances) s = fmaf(p.rel[distance], LOG2E, s);
             }
-            float w = exp2f(s);
-            total[c][i] = p.use_max ? fmaxf(total[c][i], w) : total[c][i] + w;
+            float w = power_of_two(s);
+            total[c][i] = ALL && p.use_max ? fmaxf(total[c][i], w) : total[c][i] + w;
         }
 }
 
+/* Offers a tile's weights to the lists of the thread's two rows. */
 template <int K>
 __device__ static inline void offer_tile(const route_problem &p, const float (&total)[COLUMNS][4],
-                                         int64_t query, int64_t key, best_list<K> (&lists)[2]) {
-    int lane = threadIdx.x % 32;
-    int64_t row = query + lane / 4;
-    bool edge = key + TILE > p.keys || (p.causal && key + TILE > query + 1);
+                                         int row, int key, float *aside, best_list<K> (&lists)[2]) {
+    int first = key + (int)threadIdx.x % 4 * 2, last[2];
+    uint32_t open[2] = {0, 0};
+    aside += threadIdx.x;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        last[r] = p.causal ? min((int)p.keys - 1, row + 8 * r) : (int)p.keys - 1;
+    bool edge = last[0] < key + TILE - 1; /* somewhere in the warp, and then everywhere is looked */
+    edge = __any_sync(0xffffffffu, edge);
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int64_t j = key + c * 8 + lane % 4 * 2 + i % 2;
-            bool seen = !edge || (j < p.keys && (!p.causal || j <= row + i / 2 * 8));
-            if (seen) lists[i / 2].offer(total[c][i], (int)j);
+            int r = i / 2, place = 2 * c + i % 2;
+            bool seen = !edge || first + 8 * c + i % 2 <= last[r];
+            if (seen && total[c][i] > lists[r].weight[K - 1]) {
+                aside[(r * 2 * COLUMNS + place) * THREADS] = total[c][i];
+                open[r] |= 1u << place;
+            }
         }
+    while (open[0] | open[1]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (open[r] == 0) continue;
+            int place = __ffs((int)open[r]) - 1;
+            open[r] &= open[r] - 1;
+            lists[r].offer(aside[(r * 2 * COLUMNS + place) * THREADS],
+                           first + place / 2 * 8 + place % 2);
+        }
+    }
 }
 
 /* The four lists of a row become one; all four threads see it. */
@@ -197,83 +240,134 @@ __device__ static inline void store_row(const route_problem &p, best_list<K> &li
         if (writes && m < k) weight[at + m] = found[m] * factor;
 }
 
-/* Starts the copies of one (tile, head); keys only where `keys` says so. */
-template <int D>
-__device__ static inline void start_step(const route_problem &p, tile_memory<D> &m, int64_t b,
-                                         int64_t query, int64_t key, int h, int q_slot, int k_slot,
-                                         bool keys) {
-    load_rows<D>(m.q[q_slot], p.q, b, h, query, p.queries);
-    if (keys) {
-        int key_head = h * p.kv_heads / p.heads;
-        load_rows<D>(m.k[k_slot], p.k, b, key_head, key, p.keys);
-        if (p.n) load_numbers(m.n[k_slot], p, b, key_head, key);
-    }
-    asm volatile("cp.async.commit_group;\n");
+/* A barrier of one warpgroup. */
+__device__ static inline void sync_warpgroup(int warpgroup) {
+    asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-template <int D, int K, bool EXTRA>
+template <int D, int K, bool ALL>
 static __global__ void __launch_bounds__(THREADS, 1)
-    route_tiles(route_problem p, int k, bool normalize, int32_t *index, float *weight) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    tile_memory<D> &m = *(tile_memory<D> *)memory;
+    route_tiles(const __grid_constant__ route_problem p, int k, bool normalize, int32_t *index,
+                float *weight) {
+    using M = topk_memory<D>;
+    extern __shared__ __align__(1024) uint8_t memory[];
+    float *numbers = (float *)(memory + M::N), *aside = (float *)(memory + M::ASIDE);
+    head_scale *heads = (head_scale *)(memory + M::HEADS);
     /* The last queries see the most keys, so they go first. */
-    int64_t b = blockIdx.y, first = (int64_t)(gridDim.x - 1 - blockIdx.x) * TILE;
-    int64_t end = p.causal ? min_i64(p.keys, first + TILE) : p.keys;
-    int64_t query = first + threadIdx.x / 32 * 16;
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * TILE;
+    int end = (int)(p.causal ? min_i64(p.keys, first + TILE) : p.keys);
+    int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+    query_place t = {(int64_t)blockIdx.y, first + warpgroup * HALF, 0, warpgroup,
+                     (int)threadIdx.x % 128};
+    t.row = t.first + t.thread / 32 * 16 + threadIdx.x % 32 / 4;
+    for (int h = (int)threadIdx.x; h < p.heads; h += THREADS) {
+        route_head head = route_head_of(p, h);
+        heads[h] = head_scale{head.scale * LOG2E, head.beta * LOG2E, head.slope * LOG2E,
+                              h * p.kv_heads / p.heads};
+    }
     best_list<K> lists[2];
     lists[0].clear();
     lists[1].clear();
-    int q_slot = 0, k_slot = 0;
-    start_step<D>(p, m, b, first, 0, 0, 0, 0, true);
-    for (int64_t key = 0; key < end; key += TILE) {
-        float total[COLUMNS][4] = {};
+    float lower[HALF / 8][4], upper[HALF / 8][4], total[COLUMNS][4] = {}, shift[2];
+    int turn = 0; /* of the keys in use */
+    int slot = 0; /* of the queries in use */
+    auto start_half = [&](float(&score)[HALF / 8][4], int half) {
+        uint32_t base = shared_address(memory);
+        uint32_t rows = base + M::Q + (uint32_t)(warpgroup * 2 + slot) * tile_bytes<HALF, D>;
+        uint32_t keys = base + M::K + (uint32_t)(turn % 2) * tile_bytes<TILE, D>;
+        begin_products();
+        multiply_tiles<HALF, D, HALF, TILE>(score, rows, 0,
+                                            keys + half * HALF * tile_panel<D>::bytes);
+        end_products();
+    };
+    copy_keys<D>(p, memory, t.b, 0, end);
+    copy_queries<D>(p, memory, t, 0, 0);
+    end_copies();
+    read_shifts(p, t, 0, shift);
+    wait_copies();
+    __syncthreads();
+    copy_keys<D>(p, memory, t.b, 1, end);
+    copy_queries<D>(p, memory, t, p.heads > 1 ? 1 : 0, 1);
+    end_copies();
+    start_half(lower, 0);
+    for (int key = 0; key < end; key += TILE)
         for (int h = 0; h < p.heads; h++) {
-            asm volatile("cp.async.wait_group 0;\n");
-            __syncthreads();
-            bool last = h + 1 == p.heads;
-            int64_t next_key = last ? key + TILE : key;
-            int next = last ? 0 : h + 1;
-            bool new_keys = last || next * p.kv_heads / p.heads != h * p.kv_heads / p.heads;
-            int next_slot = new_keys ? 1 - k_slot : k_slot;
-            if (next_key < end)
-                start_step<D>(p, m, b, first, next_key, next, 1 - q_slot, next_slot, new_keys);
-            add_head<D, EXTRA>(p, m, q_slot, k_slot, h, b, query, key, total);
-            q_slot = 1 - q_slot;
-            k_slot = next_slot;
+            head_scale head = heads[h];
+            const float *n = numbers + turn % 3 * TILE;
+            float now[2] = {shift[0], shift[1]};
+            int next = h + 1 < p.heads ? h + 1 : 0;
+            bool more = next > 0 || key + TILE < end;
+            read_shifts(p, t, next, shift);
+            wait_products<0>();
+            settle(lower);
+            start_half(upper, 1);
+            add_weights<ALL>(p, lower, head, now, t.row, key, n, total);
+            wait_products<0>();
+            settle(upper);
+            if (more) {
+                bool new_keys = next == 0 || heads[next].key_head != head.key_head;
+                wait_copies();
+                if (new_keys) {
+                    __syncthreads();
+                    turn++;
+                    copy_keys<D>(p, memory, t.b, turn + 1, end);
+                } else {
+                    sync_warpgroup(warpgroup);
+                }
+                copy_queries<D>(p, memory, t, next + 1 < p.heads ? next + 1 : 0, slot);
+                end_copies();
+                slot = 1 - slot;
+            }
+            start_half(lower, 0); /* once too often at the end, so that it is not a branch's */
+            add_weights<ALL>(p, upper, head, now, t.row, key + HALF, n + HALF, total + HALF / 8);
+            if (h + 1 < p.heads) continue;
+            offer_tile<K>(p, total, t.row, key, aside, lists);
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                total[c][0] = total[c][1] = total[c][2] = total[c][3] = 0;
         }
-        offer_tile<K>(p, total, query, key, lists);
-    }
-    int64_t row = query + threadIdx.x % 32 / 4;
-    store_row<K>(p, lists[0], b, row, k, normalize, index, weight);
-    store_row<K>(p, lists[1], b, row + 8, k, normalize, index, weight);
+    wait_copies();
+    wait_products<0>();
+    settle(lower);
+    store_row<K>(p, lists[0], t.b, t.row, k, normalize, index, weight);
+    store_row<K>(p, lists[1], t.b, t.row + 8, k, normalize, index, weight);
 }
+
+template <int D> static int topk_bytes(int heads) {
+    return topk_memory<D>::HEADS + heads * (int)sizeof(head_scale);
+}
+
+/* Their numbers fit at every width. */
+enum { MOST_HEADS = 1024 };
 
 bool weft_cuda_topk_fits(const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     int64_t d = a->score.dqk;
     return n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 && (d == 32 || d == 64 || d == 96 || d == 128) &&
            a->k <= WEFT_CUDA_TOPK_MAX && !a->score.band && !n->in[WEFT_ATTN_START] &&
-           a->score.batch <= 65535;
+           a->score.batch <= 65535 && a->score.heads <= MOST_HEADS;
 }
 
-template <int D, int K, bool EXTRA>
-static void launch_tiles(const weft_exec *x, const weft_node *n) {
+template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     route_problem p = weft_cuda_route_problem(x, n);
     dim3 grid((unsigned)ceil_div(p.queries, TILE), (unsigned)p.batch);
-    int bytes = (int)sizeof(tile_memory<D>);
-    cudaFuncSetAttribute(route_tiles<D, K, EXTRA>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    int bytes = topk_bytes<D>(p.heads);
+    cudaFuncSetAttribute(route_tiles<D, K, ALL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
-    route_tiles<D, K, EXTRA><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
+    route_tiles<D, K, ALL><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
         p, (int)a->k, a->normalize, data_of<int32_t>(x, n->out[0]), data_of<float>(x, n->out[1]));
 }
 
 template <int D> static void launch_width(const weft_exec *x, const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
-    if (a->score.pos != WEFT_POS_NONE || a->k > 8)
+    bool plain = a->score.pos == WEFT_POS_NONE && !n->in[WEFT_ATTN_N] && !a->use_max;
+    if (a->k > 8)
         launch_tiles<D, WEFT_CUDA_TOPK_MAX, true>(x, n);
-    else
+    else if (plain)
         launch_tiles<D, 8, false>(x, n);
+    else
+        launch_tiles<D, 8, true>(x, n);
 }
 
 weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n) {
