@@ -19,34 +19,33 @@ static int64_t sums_entries(int64_t rows, int64_t k) {
 }
 
 /* Where in its row's order an entry comes: the suitable ones, the others, those that are not there. */
-__device__ static inline int order_of(int64_t row, int64_t j, int64_t rows) {
-    return j < 0 || j >= rows ? 2 : (int)((j + row) % 2);
+__device__ static inline int order_of(int row, int j, int rows) {
+    return j < 0 || j >= rows ? 2 : (j + row) % 2;
 }
 
-/* A thread an entry of the plan, those behind the last row and behind k included. It finds its place
- * by looking at the whole row. */
+/* A thread an entry of a sequence's plan, those behind the last row and behind k included. It finds
+ * its place by looking at the whole row. */
 static __global__ void plan_sums(slab_shape s, int k, int pairs, const int32_t *__restrict__ index,
                                  const float *__restrict__ weight, uint2 *__restrict__ plan,
                                  weft_cuda_run *run, int node) {
-    int64_t padded = ceil_div(s.out_rows, TOGETHER) * TOGETHER, at = thread_index();
-    if (at >= padded * s.batch * pairs * 2) return;
-    int64_t line = at / (2 * pairs), b = line / padded, row = line % padded;
-    int m = (int)(at % (2 * pairs)), place = m;
+    int rows = (int)s.out_rows, padded = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
+    int at = (int)thread_index(), row = at / (2 * pairs), m = at % (2 * pairs), place = m;
+    if (row >= padded) return;
     uint2 entry = make_entry(s.in_rows, 0);
-    if (row < s.out_rows && m < k) {
-        int64_t first = (b * s.out_rows + row) * k, j = index[first + m];
-        int order = order_of(row, j, s.in_rows);
+    if (row < rows && m < k) {
+        int64_t first = ((int64_t)blockIdx.y * rows + row) * k;
+        int keys = (int)s.in_rows, j = index[first + m], order = order_of(row, j, keys);
         place = 0;
 #pragma unroll 8
         for (int i = 0; i < k; i++) {
-            int other = order_of(row, index[first + i], s.in_rows);
+            int other = order_of(row, index[first + i], keys);
             place += other < order || (other == order && i < m);
         }
         if (order < 2) entry = make_entry(j, weight[first + m]);
-        if (j < -1 || j >= s.in_rows) note_fault(run, node, first + m);
+        if (j < -1 || j >= keys) note_fault(run, node, first + m);
     }
-    line = b * padded + row / TOGETHER * TOGETHER;
-    plan[line * pairs * 2 + (place / 2 * TOGETHER + row % TOGETHER) * 2 + place % 2] = entry;
+    plan += ((int64_t)blockIdx.y * padded + row / TOGETHER * TOGETHER) * pairs * 2;
+    plan[(place / 2 * TOGETHER + row % TOGETHER) * 2 + place % 2] = entry;
 }
 
 /* PAIRS > 0: that many, known to the compiler; a row's entries are read while the row before it is
@@ -130,8 +129,9 @@ bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n) {
     if (!sums_fit(n)) return false;
     slab_shape s = {h->shape[1], index->shape[1], h->shape[2], h->shape[0]};
     int64_t pairs = pairs_of(index->shape[2]);
-    int64_t entries = s.batch * sums_entries(s.out_rows, index->shape[2]);
-    plan_sums<<<(unsigned)ceil_div(entries, 256), 256, 0, stream_of(x)>>>(
+    int64_t entries = sums_entries(s.out_rows, index->shape[2]);
+    dim3 grid((unsigned)ceil_div(entries, 256), (unsigned)s.batch);
+    plan_sums<<<grid, 256, 0, stream_of(x)>>>(
         s, (int)index->shape[2], (int)pairs, data_of<int32_t>(x, index),
         data_of<float>(x, n->in[2]), workspace_of<uint2>(x, n), device_run(x), n->index);
     with_type(h, [&](auto tag) {
