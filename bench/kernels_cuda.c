@@ -276,13 +276,23 @@ static double build_narrow_gather_back(int times) {
     return build_gathers(times, E, true);
 }
 
-static double build_topk(int times) {
-    weft_score score = {.q = INPUT(B, T, H, 2 * D), .k = INPUT(B, T, 1, 2 * D), .causal = true};
+/* `heads` key heads of width `width`. */
+static double build_routes(int times, int64_t heads, int64_t width) {
+    weft_score score = {.q = INPUT(B, T, H, width), .k = INPUT(B, T, heads, width)};
     weft_tensor *lse = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(B, H, T));
     score.scale_value = 0.1;
+    score.causal = true;
     for (int i = 0; i < times; i++)
         weft_keep(weft_route_topk(graph, &score, lse, KEPT, false, false).weight);
-    return 2.0 * (2 * ROWS_E + 2 * B * T * D) + 8.0 * B * T * KEPT;
+    return 2.0 * B * T * (double)((H + heads) * width) + 8.0 * B * T * KEPT;
+}
+
+static double build_topk(int times) {
+    return build_routes(times, H, D);
+}
+
+static double build_shared_topk(int times) {
+    return build_routes(times, 1, 2 * D);
 }
 
 static double build_squares(int times) {
@@ -382,7 +392,8 @@ static const struct {
     {"route_gather and back", 3, build_gather_back, 0},
     {"route_gather [B, T, E]", 8, build_narrow_gather, 0},
     {"route_gather, E, back", 8, build_narrow_gather_back, 0},
-    {"route_topk, H heads", 4, build_topk, 2.0 * ROWS_E *T},
+    {"route_topk", 4, build_topk, 1.0 * ROWS_E *T},
+    {"route_topk, one key head", 4, build_shared_topk, 2.0 * ROWS_E *T},
     {"infonce and back", 4, build_contrast, 0},
     {"cross_entropy", 1, build_entropy, 2.0 * ROWS_E *V},
     {"cross_entropy and back", 1, build_entropy_back, 6.0 * ROWS_E *V},
