@@ -17,6 +17,7 @@
 #include "ops/embedding.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
+#include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rope.h"
@@ -238,10 +239,23 @@ static double build_heads(int times) {
 }
 
 static double build_means(int times) {
-    weft_tensor *x = INPUT(B, T, F);
     for (int i = 0; i < times; i++)
-        weft_keep(weft_time_mean(graph, x));
-    return 2.0 * ROWS_F;
+        weft_keep(weft_time_mean(graph, INPUT(B, T, E)));
+    return 2.0 * ROWS_E;
+}
+
+static double build_few_rows(int times, bool tb) {
+    for (int i = 0; i < times; i++)
+        weft_keep(weft_matmul(graph, INPUT(B, tb ? E : F), INPUT(F, E), false, tb));
+    return 2.0 * F * E;
+}
+
+static double build_few(int times) {
+    return build_few_rows(times, false);
+}
+
+static double build_few_turned(int times) {
+    return build_few_rows(times, true);
 }
 
 static double build_running_means(int times) {
@@ -385,7 +399,9 @@ static const struct {
     {"the same and back", 4, build_norm_back, 0},
     {"embed and back", 4, build_embed, 0},
     {"head_pool, head_spread", 4, build_heads, 0},
-    {"time_mean [B, T, F]", 8, build_means, 0},
+    {"time_mean [B, T, E]", 8, build_means, 0},
+    {"matmul [B, F] [F, E]", 8, build_few, 0},
+    {"matmul [B, E] [F, E]^T", 8, build_few_turned, 0},
     {"running_mean [B, T, 64]", 8, build_running_means, 0},
     {"sum_squares [N, F]", 8, build_squares, 0},
     {"route_gather [B, T, F]", 3, build_gather, 0},

@@ -13,7 +13,8 @@ extern "C" {
 enum {
     COLUMNS = 32, /* of a block of the running mean */
     SEGMENTS = 32,
-    SLICES = 8 /* rows of threads of the mean, which take a pack of columns each */
+    PACKS = 16, /* of columns, that a block of the mean has */
+    SLICES = 32 /* and its rows of threads */
 };
 
 /* x, y: [B, T, N]. */
@@ -70,42 +71,57 @@ static weft_status running_mean_back_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(running_mean_back, running_mean_back_run)
 
-/* y [B, 1, N]: the slices' tokens are every eighth, and their sums are added in order. */
-static __global__ void mean_over_time(time_args k) {
-    __shared__ float shared[SLICES][32 * VECTOR];
-    int64_t column = ((int64_t)blockIdx.y * 32 + threadIdx.x) * VECTOR;
-    int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
-    int n = pack_length(k.width, column);
-    float sum[VECTOR] = {0};
-    if (n > 0)
-#pragma unroll 4
-        for (int64_t t = threadIdx.y; t < k.time; t += SLICES) {
+/* A thread's share of a pack of columns: every SLICES-th token. Whole packs are read several tokens
+ * ahead. */
+template <typename T>
+__device__ static inline void sum_slice(const T *x, int64_t tokens, int64_t width, int n,
+                                        float (&sum)[VECTOR]) {
+    if (n == VECTOR && width % VECTOR == 0) {
+#pragma unroll 8
+        for (int64_t t = threadIdx.y; t < tokens; t += SLICES) {
             float v[VECTOR];
-            load_pack(k.x, base + t * k.width, n, v);
+            load_vector(x + t * width, v);
 #pragma unroll
             for (int j = 0; j < VECTOR; j++)
                 sum[j] += v[j];
         }
+        return;
+    }
+    for (int64_t t = threadIdx.y; t < tokens; t += SLICES)
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            if (j < n) sum[j] += to_float(x[t * width + j]);
+}
+
+/* y [B, 1, N]: a block has PACKS packs of columns of a sequence; its slices are added in order. */
+static __global__ void __launch_bounds__(PACKS *SLICES) mean_over_time(time_args k) {
+    __shared__ float shared[SLICES][PACKS * VECTOR];
+    int64_t first = (int64_t)blockIdx.y * PACKS * VECTOR, column = first + threadIdx.x * VECTOR;
+    int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
+    int n = pack_length(k.width, column);
+    float sum[VECTOR] = {0};
+    if (k.x.is_bf16)
+        sum_slice((const bf16 *)k.x.data + base, k.time, k.width, n, sum);
+    else
+        sum_slice((const float *)k.x.data + base, k.time, k.width, n, sum);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        shared[threadIdx.y][j * 32 + threadIdx.x] = sum[j];
+        shared[threadIdx.y][threadIdx.x * VECTOR + j] = sum[j];
     __syncthreads();
-    if (threadIdx.y > 0 || n == 0) return;
+    int at = threadIdx.y * PACKS + threadIdx.x;
+    if (at >= PACKS * VECTOR || first + at >= k.width) return;
+    double total = 0;
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) {
-        double total = 0;
-        for (int s = 0; s < SLICES; s++)
-            total += shared[s][j * 32 + threadIdx.x];
-        sum[j] = (float)(total / (double)k.time);
-    }
-    store_pack(k.y, (int64_t)blockIdx.x * k.width + column, n, sum);
+    for (int s = 0; s < SLICES; s++)
+        total += shared[s][at];
+    store_any(k.y, (int64_t)blockIdx.x * k.width + first + at, (float)(total / (double)k.time));
 }
 
 static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *in = n->in[0];
     time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0])};
-    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, 32 * VECTOR));
-    mean_over_time<<<grid, dim3(32, SLICES), 0, stream_of(x)>>>(k);
+    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
+    mean_over_time<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k);
     return launched(n);
 }
 
