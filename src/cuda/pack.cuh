@@ -121,20 +121,71 @@ static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_li
         if (out.t[k].data) store_pack(out.t[k], at, n, y[k]);
 }
 
-/* The same over a node's inputs first, first + 1, ... and outputs 0, 1, ... */
+/* The same where all are bf16 and whole packs: a thread has several on their way at a time, and
+ * nothing to ask. */
+enum { PACKS_AHEAD = 2 };
+
+template <int IN, int OUT, class F>
+static __global__ void __launch_bounds__(PACK_THREADS)
+    map_packs(int64_t packs, tensor_list<IN> in, tensor_list<OUT> out, F f) {
+    int64_t first = (int64_t)blockIdx.x * (PACKS_AHEAD * PACK_THREADS) + threadIdx.x;
+    uint4 x[PACKS_AHEAD][IN] = {};
+#pragma unroll
+    for (int a = 0; a < PACKS_AHEAD; a++)
+#pragma unroll
+        for (int k = 0; k < IN; k++)
+            if (first + a * PACK_THREADS < packs)
+                x[a][k] = ((const uint4 *)in.t[k].data)[first + a * PACK_THREADS];
+#pragma unroll
+    for (int a = 0; a < PACKS_AHEAD; a++) {
+        float from[IN][VECTOR], to[OUT][VECTOR];
+#pragma unroll
+        for (int k = 0; k < IN; k++)
+            widen_words(x[a][k], from[k]);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            float one[IN], made[OUT];
+#pragma unroll
+            for (int k = 0; k < IN; k++)
+                one[k] = from[k][i];
+            f(one, made);
+#pragma unroll
+            for (int k = 0; k < OUT; k++)
+                to[k][i] = made[k];
+        }
+#pragma unroll
+        for (int k = 0; k < OUT; k++)
+            if (first + a * PACK_THREADS < packs && out.t[k].data)
+                store_vector((bf16 *)(void *)out.t[k].data + (first + a * PACK_THREADS) * VECTOR,
+                             to[k]);
+    }
+}
+
+/* Either of them over a node's inputs first, first + 1, ... and outputs 0, 1, ... */
 template <int IN, int OUT, class F>
 static inline weft_status run_elements(weft_exec *x, const weft_node *n, int first, F f) {
     tensor_list<IN> in;
     tensor_list<OUT> out;
     int64_t count = 0;
-    for (int k = 0; k < IN; k++)
+    bool whole = true;
+    for (int k = 0; k < IN; k++) {
         in.t[k] = any_of(x, n->in[first + k]);
+        whole = whole && in.t[k].is_bf16;
+    }
     for (int k = 0; k < OUT; k++) {
         out.t[k] = any_of(x, n->out[k]);
-        if (n->out[k]) count = weft_tensor_count(n->out[k]);
+        if (!n->out[k]) continue;
+        count = weft_tensor_count(n->out[k]);
+        whole = whole && out.t[k].is_bf16;
     }
-    map_elements<IN, OUT>
-        <<<pack_grid(ceil_div(count, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(count, in, out, f);
+    int64_t packs = ceil_div(count, VECTOR);
+    if (whole && count % VECTOR == 0)
+        map_packs<IN, OUT>
+            <<<pack_grid(ceil_div(packs, PACKS_AHEAD)), PACK_THREADS, 0, stream_of(x)>>>(packs, in,
+                                                                                         out, f);
+    else
+        map_elements<IN, OUT>
+            <<<pack_grid(packs), PACK_THREADS, 0, stream_of(x)>>>(count, in, out, f);
     return launched(n);
 }
 
