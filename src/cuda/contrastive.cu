@@ -1,7 +1,12 @@
-/* Cosine InfoNCE on the GPU. The rows are normalised once into the workspace; then a block a row
- * goes through all others, a warp a score at a time, and no score is kept longer than its tile. With
- * N rows of D numbers the floor is N²D multiply-adds forward, twice that backward; the rows
- * themselves (256 of 384 in the largest model of the benchmarks) stay in the caches. */
+/* Cosine InfoNCE on the GPU. The rows are normalised once into the workspace, u. The scores u uᵀ/τ
+ * are made in tiles, a block each. Forward a tile's part of each row's logsumexp is kept, and the
+ * parts are joined in order. Backward a tile becomes weights W, in the workspace for a band of
+ * rows at a time, and du = W u is made in tiles again; what of du lies along u is Σ_j w_ij s_ij, so
+ * that the tiles of W know it already.
+ *
+ * With N rows of D numbers the floor is N²D multiply-adds forward, twice that backward: a few
+ * microseconds for 256 rows of 384, the largest model of the benchmarks, whose rows stay in the
+ * caches. What is left are the waits between one kernel and the next. */
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -9,18 +14,34 @@ extern "C" {
 }
 
 enum {
-    WARPS = 8,
-    BLOCK = 32 * WARPS,
-    TILE = 64 /* scores a block of the backward pass holds */
+    BLOCK = 256,
+    TILE = 32,         /* rows and columns of a block's result: a warp has four rows of it */
+    CHUNK = 128,       /* terms of the sums that a block holds */
+    PITCH = CHUNK + 4, /* their distance: so that eight rows beside each other share no bank */
+    GROUPS = 4,        /* quarters of the block, which share out a chunk */
+    EACH = 4,          /* a thread has EACH × EACH sums of its quarter */
+    WEIGHTS = 1 << 20  /* weights in the workspace at a time, or TILE rows of them */
+};
+
+/* The largest score so far, and Σ of the others' exponentials beside it. A row's own score is mostly
+ * the largest and the rest tiny: 1 + rest would lose it, and log1p puts it back. */
+struct best_and_rest {
+    float top, rest;
 };
 
 struct contrast {
     int64_t rows, width;
     float inverse_tau;
     any_tensor x, dx;
-    float *u, *du; /* [N, D] */
+    float *u; /* [N, D] */
     float *norm, *lse;
-    double *loss; /* [N] */
+    /* forward */
+    best_and_rest *parts; /* [tiles, N] */
+    float *own;           /* [N]: a row's score with itself */
+    double *loss;         /* [N] */
+    /* backward */
+    float *weights; /* [a band's rows, N] */
+    float *along;   /* [tiles, N]: parts of u·du */
     const float *dy;
     double factor; /* of the sum of losses; backward of dy */
 };
@@ -46,20 +67,93 @@ static __global__ void normalise_rows(contrast k, bool measure) {
         k.u[start + d] = load_any(k.x, start + d) / norm;
 }
 
-/* s_ij/τ by a warp; every lane gets it. */
-static __device__ inline float score_of(const contrast &k, int64_t i, int64_t j) {
-    const float *a = k.u + i * k.width, *b = k.u + j * k.width;
-    float sum = 0;
-    for (int64_t d = threadIdx.x % 32; d < k.width; d += 32)
-        sum += a[d] * b[d];
-    return warp_sum(sum) * k.inverse_tau;
+/* Two factors of TILE rows of CHUNK numbers, and later the quarters' sums in their place. */
+union alignas(16) tile_memory {
+    struct {
+        float a[TILE][PITCH], b[TILE][PITCH];
+    } factors;
+    float sums[GROUPS][TILE][TILE];
+};
+
+/* CHUNK columns from `column` on of TILE rows from `row` on; zeros behind the ends. */
+__device__ static inline void fill_rows(float (&to)[TILE][PITCH], const float *from, int64_t row,
+                                        int64_t rows, int64_t column, int64_t width) {
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
+        int r = (i * BLOCK + (int)threadIdx.x) / CHUNK, c = (int)threadIdx.x % CHUNK;
+        bool there = row + r < rows && column + c < width;
+        to[r][c] = there ? from[(row + r) * width + column + c] : 0.0f;
+    }
 }
 
-/* The largest score so far, and Σ of the others' exponentials beside it. A row's own score is mostly
- * the largest and the rest tiny: 1 + rest would lose it, and log1p puts it back. */
-struct best_and_rest {
-    float top, rest;
-};
+/* The same turned about: TILE columns of CHUNK rows. */
+__device__ static inline void fill_columns(float (&to)[TILE][PITCH], const float *from, int64_t row,
+                                           int64_t rows, int64_t column, int64_t width) {
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
+        int r = (i * BLOCK + (int)threadIdx.x) / TILE, c = (int)threadIdx.x % TILE;
+        bool there = row + r < rows && column + c < width;
+        to[c][r] = there ? from[(row + r) * width + column + c] : 0.0f;
+    }
+}
+
+/* A thread's sums grow by its quarter's share of the chunk: rows y, y + 8, .. of a with rows x,
+ * x + 8, .. of b. */
+__device__ static inline void add_products(const tile_memory &m, float (&sums)[EACH][EACH]) {
+    int group = threadIdx.x / (BLOCK / GROUPS), x = threadIdx.x % 8, y = threadIdx.x / 8 % 8;
+#pragma unroll
+    for (int at = 0; at < CHUNK / GROUPS; at += 4) {
+        float4 a[EACH], b[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            a[i] = *(const float4 *)&m.factors.a[y + 8 * i][group * (CHUNK / GROUPS) + at];
+            b[i] = *(const float4 *)&m.factors.b[x + 8 * i][group * (CHUNK / GROUPS) + at];
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                sums[i][j] = fmaf(a[i].x, b[j].x, sums[i][j]);
+                sums[i][j] = fmaf(a[i].y, b[j].y, sums[i][j]);
+                sums[i][j] = fmaf(a[i].z, b[j].z, sums[i][j]);
+                sums[i][j] = fmaf(a[i].w, b[j].w, sums[i][j]);
+            }
+    }
+}
+
+/* The quarters' sums to where result() finds them. */
+__device__ static inline void share_sums(tile_memory &m, const float (&sums)[EACH][EACH]) {
+    int group = threadIdx.x / (BLOCK / GROUPS), x = threadIdx.x % 8, y = threadIdx.x / 8 % 8;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            m.sums[group][y + 8 * i][x + 8 * j] = sums[i][j];
+    __syncthreads();
+}
+
+__device__ static inline float result(const tile_memory &m, int row, int column) {
+    float sum = 0;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++)
+        sum += m.sums[group][row][column];
+    return sum;
+}
+
+/* The cosines of the rows from i on with those from j on. */
+__device__ static inline void make_cosines(const contrast &k, int64_t i, int64_t j,
+                                           tile_memory &m) {
+    float sums[EACH][EACH] = {};
+    for (int64_t column = 0; column < k.width; column += CHUNK) {
+        if (column > 0) __syncthreads();
+        fill_rows(m.factors.a, k.u, i, k.rows, column, k.width);
+        fill_rows(m.factors.b, k.u, j, k.rows, column, k.width);
+        __syncthreads();
+        add_products(m, sums);
+    }
+    share_sums(m, sums);
+}
 
 static __device__ inline best_and_rest join_scores(best_and_rest a, best_and_rest b) {
     if (a.top < b.top) {
@@ -71,26 +165,45 @@ static __device__ inline best_and_rest join_scores(best_and_rest a, best_and_res
     return a;
 }
 
-/* A block a row: its logsumexp and its loss. */
-static __global__ void row_losses(contrast k) {
-    __shared__ best_and_rest shared[WARPS];
-    __shared__ float own;
-    int64_t i = blockIdx.x;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    best_and_rest all = {-INFINITY, 0};
-    for (int64_t j = warp; j < k.rows; j += WARPS) {
-        float score = score_of(k, i, j);
-        if (j == i && lane == 0) own = score;
-        all = join_scores(all, best_and_rest{score, 0});
+/* Of a warp's lanes; the first one's result counts. */
+static __device__ inline best_and_rest join_lanes(best_and_rest all) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        best_and_rest other = {__shfl_xor_sync(0xffffffffu, all.top, step),
+                               __shfl_xor_sync(0xffffffffu, all.rest, step)};
+        all = join_scores(all, other);
     }
-    if (lane == 0) shared[warp] = all;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int w = 1; w < WARPS; w++)
-        all = join_scores(all, shared[w]);
+    return all;
+}
+
+static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast k) {
+    __shared__ tile_memory m;
+    int64_t first = (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
+    int lane = threadIdx.x % 32;
+    make_cosines(k, first, j, m);
+    j += lane;
+    for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
+        int64_t i = first + row;
+        float score = result(m, row, lane) * k.inverse_tau;
+        best_and_rest all = join_lanes(best_and_rest{j < k.rows ? score : -INFINITY, 0});
+        if (i >= k.rows) break;
+        if (i == j) k.own[i] = score;
+        if (lane == 0) k.parts[blockIdx.y * k.rows + i] = all;
+    }
+}
+
+/* A warp a row: its logsumexp and its loss. */
+static __global__ void join_tiles(contrast k) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / 32, tiles = ceil_div(k.rows, TILE);
+    if (i >= k.rows) return;
+    best_and_rest all = {-INFINITY, 0};
+    for (int64_t t = threadIdx.x % 32; t < tiles; t += 32)
+        all = join_scores(all, k.parts[t * k.rows + i]);
+    all = join_lanes(all);
+    if (threadIdx.x % 32 > 0) return;
     double rest = log1p((double)all.rest);
     k.lse[i] = (float)((double)all.top + rest);
-    k.loss[i] = (double)(all.top - own) + rest;
+    k.loss[i] = (double)(all.top - k.own[i]) + rest;
 }
 
 static __global__ void sum_losses(contrast k, float *y) {
@@ -102,102 +215,152 @@ static __global__ void sum_losses(contrast k, float *y) {
     if (threadIdx.x == 0) *y = (float)(k.factor * sum);
 }
 
-/* The workspace: u, du backward, the losses forward. */
-static int64_t contrast_values(const weft_tensor *x) {
-    return align_bytes(weft_tensor_count(x) * (int64_t)sizeof(float));
+/* Takes a place of the workspace, in order; with none it counts bytes only. */
+template <typename T> static T *take_place(char *workspace, int64_t *at, int64_t count) {
+    T *place = workspace ? (T *)(workspace + *at) : NULL;
+    *at += align_bytes(count * (int64_t)sizeof(T));
+    return place;
+}
+
+static int64_t place_forward(contrast *k, char *workspace) {
+    int64_t at = 0;
+    k->u = take_place<float>(workspace, &at, k->rows * k->width);
+    k->parts = take_place<best_and_rest>(workspace, &at, ceil_div(k->rows, TILE) * k->rows);
+    k->own = take_place<float>(workspace, &at, k->rows);
+    k->loss = take_place<double>(workspace, &at, k->rows);
+    return at;
+}
+
+/* Rows whose weights are made at a time. */
+static int64_t band_of(int64_t rows) {
+    return min_i64(ceil_div(rows, TILE), max_i64(1, WEIGHTS / rows / TILE)) * TILE;
+}
+
+static int64_t place_backward(contrast *k, char *workspace) {
+    int64_t at = 0;
+    k->u = take_place<float>(workspace, &at, k->rows * k->width);
+    k->weights = take_place<float>(workspace, &at, band_of(k->rows) * k->rows);
+    k->along = take_place<float>(workspace, &at, ceil_div(k->rows, TILE) * k->rows);
+    return at;
+}
+
+static contrast sizes_of(const weft_tensor *x) {
+    contrast k = {};
+    k.rows = x->shape[0];
+    k.width = x->shape[1];
+    return k;
 }
 
 static int64_t infonce_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return contrast_values(n->in[0]) + n->in[0]->shape[0] * (int64_t)sizeof(double);
-}
-
-static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
-    contrast k = {};
-    k.rows = from->shape[0];
-    k.width = from->shape[1];
-    k.inverse_tau = (float)(1 / ATTR(n, weft_infonce_attr)->tau);
-    k.x = any_of(x, from);
-    k.u = workspace_of<float>(x, n);
-    return k;
+    contrast k = sizes_of(n->in[0]);
+    return place_forward(&k, NULL);
 }
 
 static weft_status infonce_run(weft_exec *x, const weft_node *n) {
-    contrast k = contrast_of(x, n, n->in[0]);
+    const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
+    contrast k = sizes_of(n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
     if (!n->out[WEFT_INFONCE_LSE]) {
         k.rows = 0;
         sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
         return launched(n);
     }
-    k.loss = (double *)(workspace_of<char>(x, n) + contrast_values(n->in[0]));
+    place_forward(&k, workspace_of<char>(x, n));
+    k.x = any_of(x, n->in[0]);
+    k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->out[WEFT_INFONCE_NORM]);
     k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
-    k.factor = ATTR(n, weft_infonce_attr)->factor / (double)k.rows;
+    k.factor = attr->factor / (double)k.rows;
+    unsigned tiles = (unsigned)ceil_div(k.rows, TILE);
     normalise_rows<<<(unsigned)k.rows, BLOCK, 0, stream_of(x)>>>(k, true);
-    row_losses<<<(unsigned)k.rows, BLOCK, 0, stream_of(x)>>>(k);
+    score_tiles<<<dim3(tiles, tiles), BLOCK, 0, stream_of(x)>>>(k);
+    join_tiles<<<(unsigned)ceil_div(k.rows, BLOCK / 32), BLOCK, 0, stream_of(x)>>>(k);
     sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
     return launched(n);
 }
 
 CUDA_KERNEL(infonce, infonce_run, infonce_workspace)
 
-/* dx of the block's row from its finished du. */
-static __device__ inline void write_dx(const contrast &k, int64_t i, const float *du,
-                                       float *shared) {
-    const float *u = k.u + i * k.width;
-    float along = 0, norm = k.norm[i];
-    for (int64_t d = threadIdx.x; d < k.width; d += BLOCK)
-        along += u[d] * du[d];
-    along = block_sum(along, shared);
-    if (!(norm > (float)WEFT_INFONCE_NORM_MIN)) along = 0;
-    for (int64_t d = threadIdx.x; d < k.width; d += BLOCK)
-        store_any(k.dx, i * k.width + d, (du[d] - u[d] * along) / norm);
+/* The weights of the band's rows, `begin` the first of them, and their parts of u·du. */
+static __global__ void __launch_bounds__(BLOCK) weight_tiles(contrast k, int64_t begin) {
+    __shared__ tile_memory m;
+    int64_t first = begin + (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
+    int lane = threadIdx.x % 32;
+    make_cosines(k, first, j, m);
+    j += lane;
+    float slope = (float)((double)*k.dy * k.factor), lse = j < k.rows ? k.lse[j] : 0.0f;
+    for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
+        int64_t i = first + row;
+        if (i >= k.rows) break;
+        float cosine = result(m, row, lane), score = cosine * k.inverse_tau, weight = 0;
+        if (j < k.rows) {
+            float p = expf(score - k.lse[i]) + expf(score - lse);
+            weight = p * slope - (i == j ? 2 * slope : 0.0f);
+            k.weights[(i - begin) * k.rows + j] = weight;
+        }
+        float along = warp_sum(weight * cosine);
+        if (lane == 0) k.along[blockIdx.y * k.rows + i] = along;
+    }
 }
 
-/* A block a row: the scores of a tile of others become weights, then each thread adds the tile's
- * share to its columns of du. */
-static __global__ void row_gradients(contrast k) {
-    __shared__ float weight[TILE], shared[32];
-    int64_t i = blockIdx.x;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float slope = (float)((double)*k.dy * k.factor), lse = k.lse[i];
-    float *du = k.du + i * k.width;
-    for (int64_t first = 0; first < k.rows; first += TILE) {
-        int count = (int)min_i64(TILE, k.rows - first);
-        for (int j = warp; j < count; j += WARPS) {
-            float score = score_of(k, i, first + j);
-            float p = expf(score - lse) + expf(score - k.lse[first + j]);
-            if (lane == 0) weight[j] = p * slope - (first + j == i ? 2 * slope : 0.0f);
-        }
+/* TILE columns of dx of TILE of the band's rows, from du = W u. */
+static __global__ void __launch_bounds__(BLOCK)
+    gradient_tiles(contrast k, int64_t begin, int64_t band) {
+    __shared__ tile_memory m;
+    int64_t first = (int64_t)blockIdx.x * TILE, column = (int64_t)blockIdx.y * TILE;
+    int64_t tiles = ceil_div(k.rows, TILE);
+    int lane = threadIdx.x % 32;
+    float sums[EACH][EACH] = {};
+    for (int64_t j = 0; j < k.rows; j += CHUNK) {
+        if (j > 0) __syncthreads();
+        fill_rows(m.factors.a, k.weights, first, band, j, k.rows);
+        fill_columns(m.factors.b, k.u, j, k.rows, column, k.width);
         __syncthreads();
-        for (int64_t d = threadIdx.x; d < k.width; d += BLOCK) {
-            float sum = first ? du[d] : 0.0f;
-            for (int j = 0; j < count; j++)
-                sum += weight[j] * k.u[(first + j) * k.width + d];
-            du[d] = sum;
-        }
-        __syncthreads();
+        add_products(m, sums);
     }
-    write_dx(k, i, du, shared);
+    share_sums(m, sums);
+    column += lane;
+    for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
+        int64_t i = begin + first + row;
+        if (i >= k.rows || first + row >= band) break;
+        float along = 0, norm = k.norm[i];
+        for (int64_t t = lane; t < tiles; t += 32)
+            along += k.along[t * k.rows + i];
+        along = warp_sum(along);
+        if (!(norm > (float)WEFT_INFONCE_NORM_MIN)) along = 0;
+        if (column >= k.width) continue;
+        float u = k.u[i * k.width + column];
+        store_any(k.dx, i * k.width + column, (result(m, row, lane) - u * along) / norm);
+    }
 }
 
 static int64_t infonce_back_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return 2 * contrast_values(n->in[WEFT_INFONCE_BACK_X]);
+    contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
+    return place_backward(&k, NULL);
 }
 
 static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
-    contrast k = contrast_of(x, n, n->in[WEFT_INFONCE_BACK_X]);
-    k.du = (float *)(workspace_of<char>(x, n) + contrast_values(n->in[WEFT_INFONCE_BACK_X]));
+    contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
+    place_backward(&k, workspace_of<char>(x, n));
+    k.x = any_of(x, n->in[WEFT_INFONCE_BACK_X]);
+    k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->in[WEFT_INFONCE_BACK_NORM]);
     k.lse = data_of<float>(x, n->in[WEFT_INFONCE_BACK_LSE]);
     k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
     k.dx = any_of(x, n->out[0]);
     k.factor = attr->factor / ((double)k.rows * attr->tau);
+    int64_t band = band_of(k.rows), tiles = ceil_div(k.rows, TILE);
     normalise_rows<<<(unsigned)k.rows, BLOCK, 0, stream_of(x)>>>(k, false);
-    row_gradients<<<(unsigned)k.rows, BLOCK, 0, stream_of(x)>>>(k);
+    for (int64_t begin = 0; begin < k.rows; begin += band) {
+        int64_t rows = min_i64(band, k.rows - begin);
+        unsigned bands = (unsigned)ceil_div(rows, TILE);
+        weight_tiles<<<dim3(bands, (unsigned)tiles), BLOCK, 0, stream_of(x)>>>(k, begin);
+        gradient_tiles<<<dim3(bands, (unsigned)ceil_div(k.width, TILE)), BLOCK, 0, stream_of(x)>>>(
+            k, begin, rows);
+    }
     return launched(n);
 }
 
