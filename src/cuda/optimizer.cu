@@ -290,21 +290,24 @@ static __device__ inline adam_factors read_factors(const float *control, bool de
     return f;
 }
 
-/* One element; returns whether spike clipping cut it. */
+/* One element; returns whether spike clipping cut it. Products and sums are named one by one, or the
+ * compiler would join them in one way here and in another there, and an element's bits would depend
+ * on its place. */
 template <bool WITH_MAX>
 static __device__ inline int update_element(const adam_factors &f, float g, float &p, float &m,
                                             float &v, float &most) {
     int cut = 0;
-    g *= f.grad;
+    g = __fmul_rn(g, f.grad);
     if (f.limit > 0) {
-        float limit = v * f.limit;
-        cut = limit > 0 && g * g > limit;
-        if (cut) g = copysignf(sqrtf(limit), g);
+        float limit = __fmul_rn(v, f.limit);
+        cut = limit > 0 && __fmul_rn(g, g) > limit;
+        if (cut) g = copysignf(__fsqrt_rn(limit), g);
     }
-    m = m * f.m * f.beta1 + g * f.beta1_rest;
-    v = v * f.v * f.beta2 + g * g * f.beta2_rest;
+    m = __fmaf_rn(__fmul_rn(m, f.m), f.beta1, __fmul_rn(g, f.beta1_rest));
+    v = __fmaf_rn(__fmul_rn(v, f.v), f.beta2, __fmul_rn(__fmul_rn(g, g), f.beta2_rest));
     most = WITH_MAX ? fmaxf(most, v) : v;
-    p -= p * f.decay + m * f.step / (sqrtf(most) * f.root + f.eps);
+    float step = __fdiv_rn(__fmul_rn(m, f.step), __fmaf_rn(__fsqrt_rn(most), f.root, f.eps));
+    p = __fsub_rn(p, __fmaf_rn(p, f.decay, step));
     if (f.reset) m = v = most = 0;
     return cut;
 }
