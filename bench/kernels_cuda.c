@@ -4,9 +4,10 @@
  *     kernels_cuda [WORD]     only rows that hold the word
  *
  * A row is a graph of the same operation several times over, run as training runs it (captured,
- * replayed); an empty graph's time is taken off. Bytes are what must be read and written once, so
- * TB/s is what is left of them in that time, and `of copy` is that against the first row. Medians of
- * nine runs. Matrix products are in cross_entropy's rows. */
+ * replayed); an empty graph's time is taken off. A row of gradients is the graph with them less the
+ * graph without. Bytes are what must be read and written once, so TB/s is what is left of them in
+ * that time, and `of copy` is that against the first row. Medians of nine runs. Matrix products are
+ * in cross_entropy's rows. */
 #include "core/exec.h"
 #include "cuda/backend.h"
 #include "ops/activation.h"
@@ -40,6 +41,7 @@ static uint16_t *noise; /* [MOST] */
 static int32_t *tokens; /* [B, T] */
 static int32_t *routes; /* [B, T, KEPT]: column 0, then any up to the row's own */
 static double copy_rate, empty_time;
+static bool with_gradients;
 
 static double now(void) {
     struct timespec t;
@@ -79,9 +81,12 @@ static weft_tensor *new_tensor(weft_role role, weft_dtype dtype, int ndim, const
 #define PARAM(...) new_tensor(WEFT_ROLE_PARAM, WEFT_BF16, SHAPE(__VA_ARGS__))
 #define TOKENS(...) new_tensor(WEFT_ROLE_INPUT, WEFT_I32, SHAPE(__VA_ARGS__))
 
-/* The gradient of y, from an upstream gradient that is given. */
+/* The gradient of y, from an upstream gradient that is given; y alone in the row without. */
 static void differentiate(int n, weft_tensor **y) {
     weft_tensor *seed[16];
+    for (int i = 0; i < n && !with_gradients; i++)
+        weft_keep(y[i]);
+    if (!with_gradients) return;
     for (int i = 0; i < n; i++)
         seed[i] = y[i] ? new_tensor(WEFT_ROLE_INPUT, y[i]->dtype, y[i]->ndim, y[i]->shape) : NULL;
     if (weft_graph_status(graph) == WEFT_OK) weft_graph_backward_many(graph, n, y, seed);
@@ -149,7 +154,7 @@ static double build_silu(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_silu_mul(graph, PARAM(B * T, F), PARAM(B * T, F));
     differentiate(times, y);
-    return (6.0 + 10.0) * ROWS_F;
+    return (with_gradients ? 10.0 : 6.0) * ROWS_F;
 }
 
 static double build_gaussian(int times) {
@@ -157,7 +162,7 @@ static double build_gaussian(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_gaussian_key(graph, PARAM(B, T, H, 2 * D)).y;
     differentiate(times, y);
-    return (8.0 + 12.0) * ROWS_E;
+    return (with_gradients ? 12.0 : 8.0) * ROWS_E;
 }
 
 static double build_row_squares(int times) {
@@ -165,7 +170,7 @@ static double build_row_squares(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_row_squares(graph, PARAM(B, T, H, 2 * D), 0);
     differentiate(times, y);
-    return (4.0 + 8.0) * ROWS_E;
+    return (with_gradients ? 8.0 : 4.0) * ROWS_E;
 }
 
 static double build_overlap(int times) {
@@ -173,7 +178,7 @@ static double build_overlap(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_overlap_scale(graph, PARAM(B, T, H, 2 * D)).y;
     differentiate(times, y);
-    return (6.0 + 10.0) * ROWS_E;
+    return (with_gradients ? 10.0 : 6.0) * ROWS_E;
 }
 
 static double build_gate(int times) {
@@ -181,7 +186,7 @@ static double build_gate(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_gate_mix(graph, PARAM(B, T, H, D), PARAM(B, T, H), 0.1);
     differentiate(times, y);
-    return (4.0 + 6.0) * ROWS_E;
+    return (with_gradients ? 6.0 : 4.0) * ROWS_E;
 }
 
 static double build_rope(int times) {
@@ -199,16 +204,6 @@ static double build_dropout(int times) {
 }
 
 static double build_norm(int times) {
-    weft_tensor *x = INPUT(B * T, E), *r = INPUT(B * T, E), *w = INPUT(E), *b = INPUT(E);
-    for (int i = 0; i < times; i++) {
-        weft_normed n = weft_norm(graph, x, r, w, b, WEFT_LAYERNORM);
-        weft_keep(n.y);
-        weft_keep(n.s);
-    }
-    return 8.0 * ROWS_E;
-}
-
-static double build_norm_back(int times) {
     weft_tensor *y[16] = {NULL};
     for (int i = 0; i < times; i++) {
         weft_tensor *x = PARAM(B * T, E), *r = PARAM(B * T, E);
@@ -217,7 +212,7 @@ static double build_norm_back(int times) {
         y[2 * i + 1] = n.s;
     }
     differentiate(2 * times, y);
-    return (8.0 + 8.0) * ROWS_E;
+    return 8.0 * ROWS_E;
 }
 
 static double build_embed(int times) {
@@ -225,7 +220,8 @@ static double build_embed(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL, 0);
     differentiate(times, y);
-    return (4.0 + 4.0) * ROWS_E + 2.0 * V * E; /* dy is read twice: for tokens, for positions */
+    /* dy is read twice: for tokens, for positions. */
+    return 4.0 * ROWS_E + (with_gradients ? 2.0 * V * E : 0);
 }
 
 static double build_heads(int times) {
@@ -265,29 +261,21 @@ static double build_running_means(int times) {
     return 4.0 * B * T * 64;
 }
 
-static double build_gathers(int times, int64_t width, bool back) {
+static double build_gathers(int times, int64_t width) {
     weft_tensor *y[16] = {NULL}, *index = TOKENS(B, T, KEPT);
     weft_tensor *weight = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(B, T, KEPT));
     for (int i = 0; i < times; i++)
         y[i] = weft_keep(weft_route_gather(graph, PARAM(B, T, width), index, weight));
-    if (back) differentiate(times, y);
-    return (back ? 2 : 1) * (4.0 * B * T * (double)width + 8.0 * B * T * KEPT);
+    differentiate(times, y);
+    return 4.0 * B * T * (double)width + 8.0 * B * T * KEPT;
 }
 
 static double build_gather(int times) {
-    return build_gathers(times, F, false);
-}
-
-static double build_gather_back(int times) {
-    return build_gathers(times, F, true);
+    return build_gathers(times, F);
 }
 
 static double build_narrow_gather(int times) {
-    return build_gathers(times, E, false);
-}
-
-static double build_narrow_gather_back(int times) {
-    return build_gathers(times, E, true);
+    return build_gathers(times, E);
 }
 
 /* `heads` key heads of width `width`. */
@@ -321,7 +309,7 @@ static double build_contrast(int times) {
     for (int i = 0; i < times; i++)
         y[i] = weft_infonce(graph, PARAM(8 * B, 384), 0.07, 1);
     differentiate(times, y);
-    return 4.0 * 2 * 8 * B * 384;
+    return (with_gradients ? 4.0 : 2.0) * 8 * B * 384;
 }
 
 /* With the logits, which a product writes and reads, and three or one of them. */
@@ -366,7 +354,7 @@ static double build_step(bool update) {
     weft_tensor *norm = weft_global_norm(graph, grads, WEIGHTS);
     weft_tensor *control = weft_adam_control(graph, norm, lr, state, &options);
     if (update) weft_adamw(graph, control, slot, WEIGHTS);
-    return (update ? 30.0 : 2.0) * count;
+    return (update ? 30.0 : 2.0) * count; /* the norm's with the update's */
 }
 
 static double build_grad_norm(int times) {
@@ -383,57 +371,69 @@ static const struct {
     const char *name;
     int times;
     double (*build)(int times);
+    bool back;    /* a second row: its gradients */
     double flops; /* of matrix products */
 } rows[] = {
-    {"copy [N, F]", 8, build_copy, 0},
-    {"add [N, E]", 8, build_add, 0},
-    {"gelu_back [N, F]", 8, build_gelu_back, 0},
-    {"silu_mul and back", 3, build_silu, 0},
-    {"gaussian and back", 4, build_gaussian, 0},
-    {"row_squares and back", 4, build_row_squares, 0},
-    {"overlap and back", 4, build_overlap, 0},
-    {"gate_mix and back", 4, build_gate, 0},
-    {"rope", 8, build_rope, 0},
-    {"dropout [N, E]", 8, build_dropout, 0},
-    {"norm with residual", 8, build_norm, 0},
-    {"the same and back", 4, build_norm_back, 0},
-    {"embed and back", 4, build_embed, 0},
-    {"head_pool, head_spread", 4, build_heads, 0},
-    {"time_mean [B, T, E]", 8, build_means, 0},
-    {"matmul [B, F] [F, E]", 8, build_few, 0},
-    {"matmul [B, E] [F, E]^T", 8, build_few_turned, 0},
-    {"running_mean [B, T, 64]", 8, build_running_means, 0},
-    {"sum_squares [N, F]", 8, build_squares, 0},
-    {"route_gather [B, T, F]", 3, build_gather, 0},
-    {"route_gather and back", 3, build_gather_back, 0},
-    {"route_gather [B, T, E]", 8, build_narrow_gather, 0},
-    {"route_gather, E, back", 8, build_narrow_gather_back, 0},
-    {"route_topk", 4, build_topk, 1.0 * ROWS_E *T},
-    {"route_topk, one key head", 4, build_shared_topk, 2.0 * ROWS_E *T},
-    {"infonce and back", 4, build_contrast, 0},
-    {"cross_entropy", 1, build_entropy, 2.0 * ROWS_E *V},
-    {"cross_entropy and back", 1, build_entropy_back, 6.0 * ROWS_E *V},
-    {"global_norm", 1, build_grad_norm, 0},
-    {"global_norm and adamw", 1, build_adamw, 0},
+    {"copy [N, F]", 8, build_copy, false, 0},
+    {"add [N, E]", 8, build_add, false, 0},
+    {"gelu_back [N, F]", 8, build_gelu_back, false, 0},
+    {"silu_mul [N, F]", 3, build_silu, true, 0},
+    {"gaussian", 4, build_gaussian, true, 0},
+    {"row_squares", 4, build_row_squares, true, 0},
+    {"overlap", 4, build_overlap, true, 0},
+    {"gate_mix", 4, build_gate, true, 0},
+    {"rope", 8, build_rope, false, 0},
+    {"dropout [N, E]", 8, build_dropout, false, 0},
+    {"norm with residual", 4, build_norm, true, 0},
+    {"embed", 4, build_embed, true, 0},
+    {"head_pool, head_spread", 4, build_heads, false, 0},
+    {"time_mean [B, T, E]", 8, build_means, false, 0},
+    {"running_mean [B, T, 64]", 8, build_running_means, false, 0},
+    {"sum_squares [N, F]", 8, build_squares, false, 0},
+    {"route_gather [B, T, F]", 3, build_gather, true, 0},
+    {"route_gather [B, T, E]", 8, build_narrow_gather, true, 0},
+    {"route_topk", 4, build_topk, false, 1.0 * ROWS_E *T},
+    {"route_topk, one key head", 4, build_shared_topk, false, 2.0 * ROWS_E *T},
+    {"infonce", 4, build_contrast, true, 0},
+    {"matmul [B, F] [F, E]", 8, build_few, false, 0},
+    {"matmul [B, E] [F, E]^T", 8, build_few_turned, false, 0},
+    {"cross_entropy", 1, build_entropy, false, 2.0 * ROWS_E *V},
+    {"cross_entropy, gradients", 1, build_entropy_back, false, 6.0 * ROWS_E *V},
+    {"global_norm", 1, build_grad_norm, false, 0},
+    {"global_norm and adamw", 1, build_adamw, false, 0},
 };
 
-static void measure_row(int i) {
+/* Seconds of row i's graph; negative: it did not run, and the reason is printed. */
+static double time_row(int i, bool gradients, double *bytes) {
+    with_gradients = gradients;
     weft_graph_create(&graph);
-    double bytes = rows[i].build(rows[i].times);
+    *bytes = rows[i].build(rows[i].times);
     double seconds = weft_graph_status(graph) == WEFT_OK ? time_graph() : -1;
-    if (seconds < 0) {
-        printf("%-24s %s\n", rows[i].name, weft_error_message());
-    } else {
-        seconds = (seconds - empty_time) / rows[i].times;
-        double rate = bytes / seconds;
-        if (copy_rate == 0) copy_rate = rate;
-        printf("%-24s %9.1f us %7.1f MB %6.2f TB/s %5.0f%% of copy", rows[i].name, 1e6 * seconds,
-               1e-6 * bytes, 1e-12 * rate, 100 * rate / copy_rate);
-        if (rows[i].flops > 0) printf("  %4.0f TFLOP/s", 1e-12 * rows[i].flops / seconds);
-        printf("\n");
-    }
-    fflush(stdout);
+    if (seconds < 0) printf("%-24s %s\n", rows[i].name, weft_error_message());
     weft_graph_destroy(graph);
+    return seconds;
+}
+
+static void print_row(int i, const char *suffix, double seconds, double bytes) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%s", rows[i].name, suffix);
+    seconds /= rows[i].times;
+    double rate = bytes / seconds;
+    if (copy_rate == 0) copy_rate = rate;
+    printf("%-28s %9.4f ms %8.1f MB %6.0f GB/s %5.0f%% of copy", name, 1e3 * seconds, 1e-6 * bytes,
+           1e-9 * rate, 100 * rate / copy_rate);
+    if (rows[i].flops > 0) printf("  %4.0f TFLOP/s", 1e-12 * rows[i].flops / seconds);
+    printf("\n");
+    fflush(stdout);
+}
+
+static void measure_row(int i) {
+    double bytes, without = time_row(i, false, &bytes);
+    if (without < 0) return;
+    print_row(i, "", without - empty_time, bytes);
+    if (!rows[i].back) return;
+    double with = time_row(i, true, &bytes);
+    if (with >= 0) print_row(i, ", back", with - without, bytes);
 }
 
 int main(int argc, char **argv) {
