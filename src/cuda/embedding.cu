@@ -20,7 +20,8 @@ enum {
     TILE = 1024, /* tokens of a block of the sort, a thread each */
     WARPS = 8,   /* rows of the table a block sums */
     STRIP = 32 * VECTOR,
-    LONG = 32 /* a row of more tokens than this is summed by the whole block */
+    STRIPS = 3, /* that a warp sums at a time, of rows of whole packs */
+    LONG = 32   /* a row of more tokens than this is summed by the whole block */
 };
 
 struct lookup {
@@ -125,30 +126,30 @@ static __global__ void count_digits(token_order o, int shift, int32_t *counts) {
         counts[threadIdx.x * (int64_t)gridDim.x + blockIdx.x] = count[threadIdx.x];
 }
 
-/* counts to the sums of those before: one block. */
-static __global__ void place_digits(int64_t total, int32_t *counts) {
-    __shared__ int sums[32], before;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) before = 0;
-    for (int64_t first = 0; first < total; first += TILE) {
-        int64_t i = first + threadIdx.x;
-        int own = i < total ? counts[i] : 0, sum = own;
+/* counts to the sums of those before: one block, whose threads have a run of counts each. */
+static __global__ void __launch_bounds__(TILE) place_digits(int64_t total, int32_t *counts) {
+    __shared__ int sums[32];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own = 0;
+    int64_t length = ceil_div(total, TILE), first = threadIdx.x * length;
+    int64_t end = min_i64(first + length, total);
+#pragma unroll 8
+    for (int64_t i = first; i < end; i++)
+        own += counts[i];
+    int sum = own;
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            int other = __shfl_up_sync(0xffffffffu, sum, step);
-            if (lane >= step) sum += other;
-        }
-        if (lane == 31) sums[warp] = sum;
-        __syncthreads();
-        int place = before + sum - own, all = 0;
-        for (int w = 0; w < TILE / 32; w++) {
-            if (w < warp) place += sums[w];
-            all += sums[w];
-        }
-        if (i < total) counts[i] = place;
-        __syncthreads();
-        if (threadIdx.x == 0) before += all;
-        __syncthreads();
+    for (int step = 1; step < 32; step *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    int before = sum - own;
+    for (int w = 0; w < warp; w++)
+        before += sums[w];
+    for (int64_t i = first; i < end; i++) {
+        int count = counts[i];
+        counts[i] = before;
+        before += count;
     }
 }
 
@@ -245,6 +246,75 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
     }
 }
 
+/* The same for rows of whole packs, dy and dw of one type: a warp has STRIPS strips of its row, so
+ * that it looks up a token once for all of them. */
+template <typename T>
+__device__ static inline void sum_whole_tokens(const T *dy, const int32_t *tokens, int32_t from,
+                                               int32_t end, int step, int64_t width, int64_t column,
+                                               float (&sum)[STRIPS][VECTOR]) {
+#pragma unroll
+    for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum[s][j] = 0;
+#pragma unroll 2
+    for (int32_t i = from; i < end; i += step) {
+        const T *row = dy + tokens[i] * width + column;
+#pragma unroll
+        for (int s = 0; s < STRIPS; s++) {
+            if (column + s * STRIP >= width) continue;
+            float v[VECTOR];
+            load_vector(row + s * STRIP, v);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                sum[s][j] += v[j];
+        }
+    }
+}
+
+template <typename T>
+__device__ static inline void store_whole_row(T *row, int64_t width, int64_t column,
+                                              const float (&sum)[STRIPS][VECTOR]) {
+#pragma unroll
+    for (int s = 0; s < STRIPS; s++)
+        if (column + s * STRIP < width) store_vector(row + column + s * STRIP, sum[s]);
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(WARPS * 32)
+    sum_whole_rows(const T *dy, const int32_t *first, const int32_t *tokens, int64_t rows,
+                   int64_t width, T *dw) {
+    __shared__ float shared[WARPS][STRIPS * STRIP];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t base = (int64_t)blockIdx.x * WARPS, row = base + warp;
+    int64_t column = (int64_t)blockIdx.y * STRIPS * STRIP + lane * VECTOR;
+    float sum[STRIPS][VECTOR];
+    if (row < rows && first[row + 1] - first[row] <= LONG) {
+        sum_whole_tokens(dy, tokens, first[row], first[row + 1], 1, width, column, sum);
+        store_whole_row(dw + row * width, width, column, sum);
+    }
+    for (row = base; row < min_i64(base + WARPS, rows); row++) {
+        if (first[row + 1] - first[row] <= LONG) continue;
+        sum_whole_tokens(dy, tokens, first[row] + warp, first[row + 1], WARPS, width, column, sum);
+#pragma unroll
+        for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                shared[warp][(s * VECTOR + j) * 32 + lane] = sum[s][j];
+        __syncthreads();
+        if (warp == 0) {
+#pragma unroll
+            for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+                for (int j = 0; j < VECTOR; j++)
+                    for (int w = 1; w < WARPS; w++)
+                        sum[s][j] += shared[w][(s * VECTOR + j) * 32 + lane];
+            store_whole_row(dw + row * width, width, column, sum);
+        }
+        __syncthreads();
+    }
+}
+
 /* The workspace: keys and tokens twice, the counts, the rows' first tokens. */
 struct sort_layout {
     int64_t tiles, list, counts, first, bytes; /* `list`: bytes of one list of keys or tokens */
@@ -293,8 +363,18 @@ static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
     find_rows<<<pack_grid(o.rows + 1), PACK_THREADS, 0, stream_of(x)>>>(o.count, o.rows, o.keys,
                                                                         first);
     dim3 grid((unsigned)ceil_div(o.rows, WARPS), (unsigned)ceil_div(width, STRIP));
-    sum_token_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(any_of(x, n->in[0]), first, o.tokens,
-                                                          o.rows, width, any_of(x, n->out[0]));
+    if (width % VECTOR == 0 && n->in[0]->dtype == n->out[0]->dtype) {
+        grid.y = (unsigned)ceil_div(width, STRIPS * STRIP);
+        with_type(n->out[0], [&](auto tag) {
+            using T = decltype(tag);
+            sum_whole_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(
+                (const T *)data_of<T>(x, n->in[0]), first, o.tokens, o.rows, width,
+                data_of<T>(x, n->out[0]));
+        });
+    } else {
+        sum_token_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(any_of(x, n->in[0]), first, o.tokens,
+                                                              o.rows, width, any_of(x, n->out[0]));
+    }
     return launched(n);
 }
 
@@ -320,6 +400,26 @@ static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
     store_pack(k.y, row * k.width + column, n, sum);
 }
 
+/* The same where all sequences start alike, for whole packs of one type. */
+template <typename T>
+static __global__ void sum_whole_positions(lookup k, const T *dy, T *dw, int64_t batch) {
+    int64_t packs = k.width / VECTOR, row = quotient(thread_index(), packs), t = row - k.offset;
+    if (row >= k.rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR;
+    float sum[VECTOR] = {0};
+    if (t >= 0 && t < k.length) {
+#pragma unroll 8
+        for (int64_t b = 0; b < batch; b++) {
+            float v[VECTOR];
+            load_vector(dy + (b * k.length + t) * k.width + column, v);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                sum[j] += v[j];
+        }
+    }
+    store_vector(dw + row * k.width + column, sum);
+}
+
 static weft_status position_back_run(weft_exec *x, const weft_node *n) {
     const weft_embed_back_attr *attr = ATTR(n, weft_embed_back_attr);
     const weft_tensor *dy = n->in[0];
@@ -330,8 +430,15 @@ static weft_status position_back_run(weft_exec *x, const weft_node *n) {
     k.offset = attr->offset;
     k.start = data_of<int32_t>(x, n->in[1]);
     k.y = any_of(x, n->out[0]);
-    sum_positions<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(
-        k, any_of(x, dy), dy->shape[0]);
+    unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
+    if (!k.start && k.width % VECTOR == 0 && dy->dtype == n->out[0]->dtype)
+        with_type(dy, [&](auto tag) {
+            using T = decltype(tag);
+            sum_whole_positions<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(
+                k, (const T *)data_of<T>(x, dy), data_of<T>(x, n->out[0]), dy->shape[0]);
+        });
+    else
+        sum_positions<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, any_of(x, dy), dy->shape[0]);
     return launched(n);
 }
 
