@@ -2,7 +2,8 @@
  * it alone reads can do its work; the product then makes that node's output, and the node goes.
  *
  * Autodiff sums the gradients of a tensor as a chain, add(add(p1, p2), p3), each product just before
- * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves. */
+ * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves. Where another node's
+ * result is the third, p1 takes that. */
 #include "ops/fuse.h"
 
 #include "core/graph_internal.h"
@@ -59,13 +60,14 @@ static bool is_made_before(weft_tensor *t, const weft_node *n) {
 }
 
 /* Whether a product may wait for its addend: what may have to live longer then is no larger than the
- * result that need not live until then. Shapes alone decide, so that a graph with recomputation,
+ * result that need not live until then. An addend that it has waits itself. Shapes alone decide, so that a graph with recomputation,
  * where lives differ, has the same products and the same bits. */
 static bool may_wait(const weft_node *product) {
     int64_t longer = 0;
     for (int k = 0; k < product->n_in; k++) {
         const weft_tensor *t = product->in[k];
-        if (t && t->role == WEFT_ROLE_TEMP) longer += weft_tensor_bytes(t);
+        if (t && k != WEFT_MATMUL_ADDEND && t->role == WEFT_ROLE_TEMP)
+            longer += weft_tensor_bytes(t);
     }
     return longer <= weft_tensor_bytes(product->out[0]);
 }
@@ -91,13 +93,36 @@ static void replace_reader(fuser *f, weft_node *product, weft_node *reader, bool
     product->index = reader->index;
 }
 
+/* Puts a node into the place before another; what lies between closes up. */
+static void move_before(fuser *f, weft_node *n, const weft_node *other) {
+    weft_node **nodes = f->g->nodes;
+    for (int64_t i = n->index; i < other->index - 1; i++) {
+        nodes[i] = nodes[i + 1];
+        if (nodes[i]) nodes[i]->index = (int32_t)i;
+    }
+    n->index = other->index - 1;
+    nodes[n->index] = n;
+}
+
+/* (p + product) + addend, p a product of its own: p takes the addend, and both wait for it. */
+static bool pass_addend(fuser *f, weft_node *add, weft_node *product, weft_tensor *addend) {
+    weft_node *p = find_product(f, product->in[WEFT_MATMUL_ADDEND], product);
+    if (!p || p->in[WEFT_MATMUL_ADDEND] || !is_quiet_between(f, p, add)) return false;
+    bool waits = !is_made_before(addend, p);
+    if (waits && !(may_wait(p) && may_wait(product))) return false;
+    p->in[WEFT_MATMUL_ADDEND] = addend;
+    replace_reader(f, product, add, waits);
+    if (waits) move_before(f, p, product);
+    return true;
+}
+
 /* sum + alpha · product, both inputs of an add. */
 static bool take_addend(fuser *f, weft_node *add, int which, double alpha) {
     weft_tensor *addend = add->in[1 - which];
     weft_node *product = find_product(f, add->in[which], add);
-    if (!product || product->in[WEFT_MATMUL_ADDEND] || addend->dtype != add->out[0]->dtype ||
-        (alpha != 1 && product->in[WEFT_MATMUL_BIAS]))
-        return false;
+    if (!product || addend->dtype != add->out[0]->dtype) return false;
+    if (product->in[WEFT_MATMUL_ADDEND]) return alpha == 1 && pass_addend(f, add, product, addend);
+    if (alpha != 1 && product->in[WEFT_MATMUL_BIAS]) return false;
     bool waits = !is_made_before(addend, product);
     if (waits && !may_wait(product)) return false;
     weft_matmul_attr *attr = copy_attr(f, product);
@@ -131,11 +156,15 @@ static void fuse_scale(fuser *f, weft_node *scale) {
     replace_reader(f, product, scale, false);
 }
 
+static bool is_one_matrix(const weft_node *product) {
+    weft_matmul_form form = attr_of(product)->form;
+    return form == WEFT_MATMUL_ROWS || (form == WEFT_MATMUL_PLAIN && product->in[0]->ndim == 2);
+}
+
 static void fuse_gelu_back(fuser *f, weft_node *back) {
     weft_tensor *at = back->in[1];
     weft_node *product = find_product(f, back->in[0], back);
-    if (!product || attr_of(product)->form != WEFT_MATMUL_ROWS || at->dtype != back->out[0]->dtype)
-        return;
+    if (!product || !is_one_matrix(product) || at->dtype != back->out[0]->dtype) return;
     weft_matmul_attr *attr = copy_attr(f, product);
     if (!attr) return;
     attr->act = WEFT_ACT_GELU_BACK;
