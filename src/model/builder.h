@@ -23,7 +23,7 @@ typedef struct {
 
     /* From the layer before: NULL in the first. */
     weft_tensor *gate;     /* [B, T, H] or [B, 1, H], before the sigmoid */
-    weft_tensor *received; /* u: [B, T, L], for this layer's c^K */
+    weft_tensor *received; /* α_l u: [B, T, L], for this layer's c^K */
 
     /* Of this layer's attention, for its feed-forward. */
     weft_score score;    /* what rebuilds the weights; q and k NULL if packed */

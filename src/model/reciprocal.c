@@ -67,7 +67,7 @@ bool forms_latent_sum(const builder *b) {
 
 weft_tensor *build_receive(builder *b, weft_tensor *latent) {
     if (!b->received) return latent;
-    return weft_add_scaled(b->g, latent, b->received, b->c->recip_alpha);
+    return weft_add(b->g, latent, b->received);
 }
 
 /* M h', or its like for whatever map reads h': map [out, F]. */
@@ -80,7 +80,7 @@ static weft_tensor *read_hidden(builder *b, const hidden_sum *sum, weft_tensor *
     return weft_add_scaled(b->g, y, added, b->c->recip_alpha);
 }
 
-/* Sends u to the next layer, and adds e. */
+/* Sends α_l u to the next layer, and adds e. */
 static void exchange_latent(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
@@ -98,6 +98,7 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     } else {
         u = weft_head_pool(b->g, h, b->couple_b, latent);
     }
+    u = weft_scale(b->g, u, c->recip_alpha);
     if (makes_hidden_again(b)) weft_graph_recompute_end(b->g);
     b->received = weft_view(b->g, u, b->batch, b->time, latent);
     if (!forms_latent_sum(b)) {
@@ -169,18 +170,19 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     sum->cross = sum->gathered = NULL;
 }
 
-/* M h'' + bias for a map M [out, F]. */
+/* M h'' + bias for a map M [out, F]. α_c is put on M W_c, the smallest, and M h' comes last: its
+ * product adds the rest (ops/fuse.h). */
 static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *map,
                               weft_tensor *bias) {
-    weft_tensor *y = read_hidden(b, sum, map, bias);
-    if (!sum->cross) return y;
+    if (!sum->cross) return read_hidden(b, sum, map, bias);
     weft_tensor *joined = weft_matmul(b->g, map, sum->cross, false, false), *added;
+    joined = weft_scale(b->g, joined, b->c->cross_alpha);
     if (sum->gathered)
         added = weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE);
     else
         added = weft_route_gather(b->g, read_hidden(b, sum, joined, NULL), sum->routes.index,
                                   sum->routes.weight);
-    return weft_add_scaled(b->g, y, added, b->c->cross_alpha);
+    return weft_add(b->g, read_hidden(b, sum, map, bias), added);
 }
 
 /* The next layer's gates, before the sigmoid. */
