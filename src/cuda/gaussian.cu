@@ -4,7 +4,8 @@
  * For the distance y lies over x in a model, and the gradient over dy. The means of a query are then
  * neither read nor written, and a key's are read only, for its number. Floor in halves of x, 4 of
  * which are a copy: a query 2, a key 3; backward 3 and 6. Heads are taken eight tokens at a time, so
- * that their numbers, which lie by token, fill whole sectors.
+ * that their numbers, which lie by token, fill whole sectors; and a thread fetches from two heads
+ * before it computes: with one, a query's 16 bytes a thread are too few on their way.
  *
  * Floor of the overlap: the bytes of x and y; backward those of x, dy and dx. */
 #include "cuda/pack.cuh"
@@ -15,7 +16,11 @@ extern "C" {
 
 #define SIGMA_FLOOR 1e-4f
 
-enum { TOKENS = 8 }; /* of a head, side by side */
+enum {
+    TOKENS = 8, /* of a head, side by side */
+    AHEAD = 2,  /* heads of a thread, TOKENS tokens apart */
+    BLOCKS = 4  /* to an SM */
+};
 
 struct gaussians {
     int64_t rows, time, heads, width; /* B·T·H heads of D means and D deviations */
@@ -40,10 +45,10 @@ __device__ static inline int64_t number_at(const gaussians &k, int64_t row) {
     return (b * k.heads + h) * k.time + t;
 }
 
-/* The row of head `item` in the order above; k.rows or more behind the last. */
+/* The row of the first head of item `item` in the order above; k.rows or more behind the last. */
 __device__ static inline int64_t find_head(const gaussians &k, int64_t item) {
     int64_t tile = quotient(item, TOKENS * k.heads), rest = item - tile * TOKENS * k.heads;
-    return (tile * TOKENS + rest % TOKENS) * k.heads + rest / TOKENS;
+    return (tile * TOKENS * AHEAD + rest % TOKENS) * k.heads + rest / TOKENS;
 }
 
 static int log2_of(int n) {
@@ -54,63 +59,99 @@ static int log2_of(int n) {
 }
 
 static unsigned head_grid(const gaussians &k, int lanes) {
-    return pack_grid(ceil_div(k.rows, TOKENS * k.heads) * TOKENS * k.heads * lanes);
+    return pack_grid(ceil_div(k.rows, TOKENS * AHEAD * k.heads) * TOKENS * k.heads * lanes);
 }
 
-/* log(1 + e^rho) = max(rho, 0) + log(1 + z), z = e^-|rho|, the logarithm as 2 artanh(z / (2 + z)):
- * the exponential and the division are the hardware's, and nothing cancels. */
+__device__ static inline float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* log(1 + e^rho) = max(rho, 0) + log(1 + z), z = e^-|rho|, the logarithm as z times a polynomial of
+ * least relative error (3.5e-7): the smallest z keeps its digits. */
 __device__ static inline float softplus(float rho) {
-    float z = __expf(-fabsf(rho)), s = __fdividef(z, 2.0f + z), s2 = s * s;
-    float p = 0x1.f1aee0p-4f;
-    p = fmaf(p, s2, 0x1.b6d6a4p-4f);
-    p = fmaf(p, s2, 0x1.250972p-3f);
-    p = fmaf(p, s2, 0x1.9996a8p-3f);
-    p = fmaf(p, s2, 0x1.555558p-2f);
-    s += s;
-    return fmaxf(rho, 0.0f) + fmaf(s * s2, p, s);
+    float z = power_of_2(fabsf(rho) * -1.44269504f);
+    float p = -0x1.17d018p-7f;
+    p = fmaf(p, z, 0x1.692eb4p-5f);
+    p = fmaf(p, z, -0x1.b91082p-4f);
+    p = fmaf(p, z, 0x1.6b6c32p-3f);
+    p = fmaf(p, z, -0x1.f5aac8p-3f);
+    p = fmaf(p, z, 0x1.54bdacp-2f);
+    p = fmaf(p, z, -0x1.fff932p-2f);
+    p = fmaf(p, z, 0x1.fffffap-1f);
+    return fmaf(p, z, fmaxf(rho, 0.0f));
 }
 
-/* 1 − e^−sigma: softplus' slope. Below ¼, where that cancels, its series. */
+/* 1 − e^−sigma: softplus' slope. Below 1/32, where that cancels, its series; within 2e-6. */
 __device__ static inline float slope_at(float sigma) {
-    float p = fmaf(sigma, -1.0f / 6, 1.0f);
-    p = fmaf(sigma * p, -1.0f / 5, 1.0f);
-    p = fmaf(sigma * p, -1.0f / 4, 1.0f);
-    p = fmaf(sigma * p, -1.0f / 3, 1.0f);
-    p = fmaf(sigma * p, -1.0f / 2, 1.0f);
-    return sigma < 0.25f ? sigma * p : 1.0f - __expf(-sigma);
+    float series = sigma * fmaf(sigma, fmaf(sigma, 1.0f / 6, -0.5f), 1.0f);
+    return sigma < 0.03125f ? series : 1.0f - power_of_2(sigma * -1.44269504f);
 }
 
-/* BF16: all tensors are, and the kernel holds nothing for f32. */
-template <bool BF16>
-static __global__ void __launch_bounds__(PACK_THREADS, BF16 ? 6 : 1)
-    make_gaussians(gaussians k, int log_lanes) {
-    if (BF16) k.x.is_bf16 = k.y.is_bf16 = true;
-    int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t row = find_head(k, thread_index() >> log_lanes);
-    bool in_place = k.y.data == k.x.data;
+/* WHOLE: all tensors are bf16, and every pack is whole and at a multiple of 16 bytes. */
+template <bool WHOLE> __device__ static inline pack fetch(any_tensor t, int64_t at, int n) {
+    if (!WHOLE) return fetch_pack(t, at, n);
+    return pack{*(const uint4 *)((const bf16 *)t.data + at), make_uint4(0, 0, 0, 0)};
+}
+
+template <bool WHOLE>
+__device__ static inline void store(any_tensor t, int64_t at, int n, const float (&v)[VECTOR]) {
+    if (WHOLE)
+        store_vector((bf16 *)(void *)t.data + at, v);
+    else
+        store_pack(t, at, n, v);
+}
+
+/* The deviations of a pack, as they are stored; returns the pack's Σ of squares. */
+__device__ static inline float deviate_pack(bool is_bf16, int n, const float (&mean)[VECTOR],
+                                            float (&sigma)[VECTOR]) {
     float sum = 0;
-    for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
-         column += lanes * VECTOR) {
-        int n = pack_length(k.width, column);
-        int64_t at = 2 * row * k.width + column;
-        pack p = {}, q = fetch_pack(k.x, at + k.width, n);
-        if (k.means) p = fetch_pack(k.x, at, n);
-        float mean[VECTOR], sigma[VECTOR];
-        widen_pack(p, k.x.is_bf16, mean);
-        widen_pack(q, k.x.is_bf16, sigma);
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            sigma[j] = softplus(sigma[j]);
-            if (k.y.is_bf16) sigma[j] = to_float(from_float<bf16>(sigma[j]));
-            sum = fmaf(mean[j], mean[j], sum);
-            sum = j < n ? fmaf(sigma[j], sigma[j], sum) : sum;
+    for (int j = 0; j < VECTOR; j++) {
+        sigma[j] = softplus(sigma[j]);
+        if (is_bf16) sigma[j] = to_float(from_float<bf16>(sigma[j]));
+        sum = fmaf(mean[j], mean[j], sum);
+        sum = j < n ? fmaf(sigma[j], sigma[j], sum) : sum;
+    }
+    return sum;
+}
+
+template <bool WHOLE>
+static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
+    make_gaussians(gaussians k, int log_lanes) {
+    if (WHOLE) k.x.is_bf16 = k.y.is_bf16 = true;
+    int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    int64_t row = find_head(k, thread_index() >> log_lanes), next = TOKENS * k.heads;
+    float sum[AHEAD] = {};
+    for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
+        int n = WHOLE ? VECTOR : pack_length(k.width, column);
+        pack p[AHEAD] = {}, q[AHEAD] = {};
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t at = 2 * (row + i * next) * k.width + column;
+            if (row + i * next >= k.rows) continue;
+            if (k.means) p[i] = fetch<WHOLE>(k.x, at, n);
+            q[i] = fetch<WHOLE>(k.x, at + k.width, n);
         }
-        if (!in_place) store_pack(k.y, at, n, mean);
-        store_pack(k.y, at + k.width, n, sigma);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t at = 2 * (row + i * next) * k.width + column;
+            if (row + i * next >= k.rows) continue;
+            float mean[VECTOR], sigma[VECTOR];
+            widen_pack(p[i], k.x.is_bf16, mean);
+            widen_pack(q[i], k.x.is_bf16, sigma);
+            sum[i] += deviate_pack(k.y.is_bf16, n, mean, sigma);
+            if (k.y.data != k.x.data) store<WHOLE>(k.y, at, n, mean);
+            store<WHOLE>(k.y, at + k.width, n, sigma);
+        }
     }
     if (!k.numbers) return;
-    sum = lanes_sum(sum, lanes);
-    if (lane == 0 && row < k.rows) k.numbers[number_at(k, row)] = sum;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        sum[i] = lanes_sum(sum[i], lanes);
+        if (lane == 0 && row + i * next < k.rows) k.numbers[number_at(k, row + i * next)] = sum[i];
+    }
 }
 
 static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
@@ -120,8 +161,8 @@ static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
     k.y = any_of(x, n->out[0]);
     k.numbers = n->n_out > 1 ? data_of<float>(x, n->out[1]) : NULL;
     k.means = k.numbers || k.y.data != k.x.data;
-    with_flag(k.x.is_bf16, [&](auto all) {
-        make_gaussians<decltype(all)::value>
+    with_flag(k.x.is_bf16 && k.width % VECTOR == 0, [&](auto whole) {
+        make_gaussians<decltype(whole)::value>
             <<<head_grid(k, lanes), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
     });
     return launched(n);
@@ -129,37 +170,51 @@ static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(gaussian, gaussian_run)
 
-/* dx may lie over dy or y: a thread reads before it writes. */
-template <bool BF16>
-static __global__ void __launch_bounds__(PACK_THREADS, BF16 ? 6 : 1)
+/* What becomes of a pack of y and one of dy: dy + 2 dn y, for deviations times the slope. */
+__device__ static inline void join_gradients(float twice, bool deviations, const float (&y)[VECTOR],
+                                             float (&dy)[VECTOR]) {
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++) {
+        dy[j] = fmaf(twice, y[j], dy[j]);
+        if (deviations) dy[j] *= slope_at(y[j]);
+    }
+}
+
+/* A thread takes the means, then the deviations, of one head: up to four packs are on their way.
+ * dx may lie over dy or y: a thread reads before it writes. */
+template <bool WHOLE>
+static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     make_gaussians_back(gaussians k, int log_lanes) {
-    if (BF16) k.y.is_bf16 = k.dy.is_bf16 = k.dx.is_bf16 = true;
+    if (WHOLE) k.y.is_bf16 = k.dy.is_bf16 = k.dx.is_bf16 = true;
     int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t row = find_head(k, thread_index() >> log_lanes);
-    float twice = row < k.rows && k.numbers ? 2 * k.numbers[number_at(k, row)] : 0.0f;
-    for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
-         column += lanes * VECTOR) {
-        int n = pack_length(k.width, column);
-        int64_t at = 2 * row * k.width + column;
-        pack p = {}, q = fetch_pack(k.y, at + k.width, n), dp = {}, dq = {};
-        if (k.means) p = fetch_pack(k.y, at, n);
-        if (k.means && k.dy.data) dp = fetch_pack(k.dy, at, n);
-        if (k.dy.data) dq = fetch_pack(k.dy, at + k.width, n);
-        float y[VECTOR], dy[VECTOR];
-        if (k.means) {
-            widen_pack(p, k.y.is_bf16, y);
-            widen_pack(dp, k.dy.is_bf16, dy);
+    int64_t first = find_head(k, thread_index() >> log_lanes), next = TOKENS * k.heads;
+    float twice[AHEAD] = {};
 #pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                y[j] = fmaf(twice, y[j], dy[j]);
-            store_pack(k.dx, at, n, y);
+    for (int i = 0; i < AHEAD; i++)
+        if (k.numbers && first + i * next < k.rows)
+            twice[i] = 2 * k.numbers[number_at(k, first + i * next)];
+    for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
+        int n = WHOLE ? VECTOR : pack_length(k.width, column);
+        pack p[AHEAD] = {}, q[AHEAD] = {};
+        for (int half = k.means ? 0 : 1; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                int64_t row = first + i * next, at = (2 * row + half) * k.width + column;
+                if (row >= k.rows) continue;
+                p[i] = fetch<WHOLE>(k.y, at, n);
+                if (k.dy.data) q[i] = fetch<WHOLE>(k.dy, at, n);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                int64_t row = first + i * next, at = (2 * row + half) * k.width + column;
+                if (row >= k.rows) continue;
+                float y[VECTOR], dy[VECTOR];
+                widen_pack(p[i], k.y.is_bf16, y);
+                widen_pack(q[i], k.dy.is_bf16, dy);
+                join_gradients(twice[i], half, y, dy);
+                store<WHOLE>(k.dx, at, n, dy);
+            }
         }
-        widen_pack(q, k.y.is_bf16, y);
-        widen_pack(dq, k.dy.is_bf16, dy);
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            y[j] = fmaf(twice, y[j], dy[j]) * slope_at(y[j]);
-        store_pack(k.dx, at + k.width, n, y);
     }
 }
 
@@ -171,8 +226,9 @@ static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
     k.numbers = data_of<float>(x, n->in[2]);
     k.dx = any_of(x, n->out[0]);
     k.means = k.numbers || k.dx.data != k.dy.data;
-    with_flag(k.y.is_bf16 && k.dx.is_bf16 && (k.dy.is_bf16 || !k.dy.data), [&](auto all) {
-        make_gaussians_back<decltype(all)::value>
+    bool is_bf16 = k.y.is_bf16 && k.dx.is_bf16 && (k.dy.is_bf16 || !k.dy.data);
+    with_flag(is_bf16 && k.width % VECTOR == 0, [&](auto whole) {
+        make_gaussians_back<decltype(whole)::value>
             <<<head_grid(k, lanes), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
     });
     return launched(n);
