@@ -71,8 +71,11 @@ static weft_status open_training(const weft_config *c, training *t) {
     t->batch = weft_config_micro_batch(c);
     t->time = c->gpt2_block_size;
     t->rate = c->learning_rate;
-    weft_build build = {
-        .batch = t->batch, .time = t->time, .dtype = weft_config_dtype(c), .train = true};
+    weft_build build = {.batch = t->batch,
+                        .time = t->time,
+                        .dtype = weft_config_dtype(c),
+                        .train = true,
+                        .recompute = c->recompute};
     WEFT_TRY(weft_session_open(t->model, t->backend, t->pool, &build, true, false, &t->session));
     WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, &t->optimizer));
     WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));

@@ -64,7 +64,8 @@ static weft_status plan_training(const weft_config *c, const weft_backend *backe
     weft_build build = {.batch = weft_config_micro_batch(c),
                         .time = c->gpt2_block_size,
                         .dtype = weft_config_dtype(c),
-                        .train = true};
+                        .train = true,
+                        .recompute = c->recompute};
     WEFT_TRY(weft_model_build(c, &build, m));
     weft_status status = weft_fuse(m->graph);
     if (status == WEFT_OK) status = weft_graph_backward(m->graph, m->loss, NULL);

@@ -142,6 +142,9 @@
     INT(micro_batch, MICRO_BATCH, 0, 0, 1048576, "",                                               \
         "Sequences in one graph run; divides BATCH_SIZE; 0 is BATCH_SIZE. Fewer take less "        \
         "memory.")                                                                                 \
+    BOOL(recompute, RECOMPUTE, false, "",                                                          \
+         "Make each layer's activations again in the backward pass instead of storing them: less " \
+         "memory, a third more time at most.")                                                     \
     INT(gpt2_max_iters, GPT2_MAX_ITERS, 10400, 1, 1000000000, "", "Steps.")                        \
     NUMBER(learning_rate, LEARNING_RATE, 6e-4, 0, 1e3, "", "The highest learning rate.")           \
     NUMBER(gpt2_min_lr, GPT2_MIN_LR, 6e-5, 0, 1e3, "", "Where the schedule ends.")                 \

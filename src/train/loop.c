@@ -120,8 +120,11 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
     const weft_config *c = t->config;
     t->micro = weft_config_micro_batch(c);
     t->parts = c->batch_size / t->micro * c->gpt2_gradient_accumulation;
-    weft_build build = {
-        .batch = t->micro, .time = c->gpt2_block_size, .dtype = t->model->dtype, .train = true};
+    weft_build build = {.batch = t->micro,
+                        .time = c->gpt2_block_size,
+                        .dtype = t->model->dtype,
+                        .train = true,
+                        .recompute = c->recompute};
     WEFT_TRY(weft_session_open(t->model, backend, pool, &build, true, false, &t->session));
     WEFT_TRY(weft_gradients_create(t->optimizer, &t->session, pool, t->parts, &t->gradients));
     WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, &t->validation));

@@ -2,6 +2,7 @@
  * bits. */
 #include "cpu/backend.h"
 #include "cuda/backend.h"
+#include "model/account.h"
 #include "support/command.h"
 #include "support/train_run.h"
 #include "train/loop.h"
@@ -106,6 +107,36 @@ static void test_resumed_run_ends_on_the_same_bits(void **state) {
     train_same_end(a, b);
 }
 
+static int64_t planned_bytes(const char *path, const char *const *keys) {
+    weft_config c;
+    weft_account plan;
+    weft_config_defaults(&c);
+    assert_int_equal(weft_config_read(&c, path), WEFT_OK);
+    for (; *keys; keys++)
+        assert_int_equal(weft_config_override(&c, *keys, "test"), WEFT_OK);
+    if (weft_account_make(&c, weft_cuda_backend(), 1, &plan) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    return plan.training_bytes;
+}
+
+/* Layers that are made again take less memory and change no bit, dropout's draws included. */
+static void test_recomputed_layers_end_on_the_same_bits(void **state) {
+    (void)state;
+    skip_without_gpu();
+    char config[256], a[300], b[300];
+    static const char *const stored[] = {"DTYPE=bf16", NULL};
+    static const char *const again[] = {"DTYPE=bf16", "RECOMPUTE=y", NULL};
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    snprintf(a, sizeof a, "%s", scratch_path("stored"));
+    snprintf(b, sizeof b, "%s", scratch_path("again"));
+    train_config(config);
+    run(weft_cuda_backend(), config, a, 9, false, stored);
+    run(weft_cuda_backend(), config, b, 9, false, again);
+    train_same_end(a, b);
+    assert_true(planned_bytes("tests/cuda/text.config", again) <
+                planned_bytes("tests/cuda/text.config", stored));
+}
+
 /* What does not fit is refused before anything is taken, with what would. */
 static void test_run_that_does_not_fit_is_refused(void **state) {
     (void)state;
@@ -136,6 +167,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_tracks_the_cpu_in_f32),
         cmocka_unit_test(test_resumed_run_ends_on_the_same_bits),
+        cmocka_unit_test(test_recomputed_layers_end_on_the_same_bits),
         cmocka_unit_test(test_run_that_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);

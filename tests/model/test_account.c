@@ -58,6 +58,17 @@ static void test_numbers_kept_for_the_backward_pass(void **state) {
     assert_true(at_4096 < step3 + 1 && at_4096 > step3 - 1);
 }
 
+/* A layer that is made again keeps what it reads, and costs one more pass forward. */
+static void test_recomputed_layers_keep_their_input(void **state) {
+    (void)state;
+    const char *stored[] = {"BATCH_SIZE=8", NULL}, *again[] = {"BATCH_SIZE=8", "RECOMPUTE=y", NULL};
+    weft_account a = account_of(stored, -1), b = account_of(again, -1);
+    assert_true(b.kept_per_token_layer >= 768 && b.kept_per_token_layer <= 2 * 768);
+    assert_true(b.activations_bytes < a.activations_bytes / 4);
+    assert_true(b.training_bytes < a.training_bytes);
+    assert_true(b.built_flops > a.built_flops && b.built_flops < 1.34 * a.built_flops);
+}
+
 static void test_memory_adds_up(void **state) {
     (void)state;
     const char *small[] = {
@@ -102,6 +113,7 @@ int main(void) {
         cmocka_unit_test(test_parameters_of_the_seeds_table),
         cmocka_unit_test(test_steps_4_and_5_are_2_and_3),
         cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
+        cmocka_unit_test(test_recomputed_layers_keep_their_input),
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
     };

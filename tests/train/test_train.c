@@ -54,6 +54,13 @@ static void test_same_config_gives_same_bits(void **state) {
     train_same_end(folder("a"), folder("c"));
 }
 
+static void test_recomputed_layers_give_same_bits(void **state) {
+    (void)state;
+    train(folder("stored"), "1", "RECOMPUTE=n");
+    train(folder("again"), "2", "RECOMPUTE=y");
+    train_same_end(folder("stored"), folder("again"));
+}
+
 static void test_bf16_gives_same_bits_and_resumes(void **state) {
     (void)state;
     train(folder("w"), "1", "DTYPE=bf16");
@@ -179,6 +186,7 @@ static int close_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_config_gives_same_bits),
+        cmocka_unit_test(test_recomputed_layers_give_same_bits),
         cmocka_unit_test(test_bf16_gives_same_bits_and_resumes),
         cmocka_unit_test(test_resuming_step_by_step_gives_same_bits),
         cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
