@@ -82,8 +82,8 @@ static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-static weft_status write_state(const char *folder, const weft_config *c, const weft_train_state *s,
-                               const weft_backend *backend) {
+static weft_status write_state(const char *folder, const weft_config *c,
+                               const weft_train_state *s) {
     char path[PATH_ROOM];
     json_t *sums = json_object();
     for (int i = 0; i < FILES; i++) {
@@ -107,9 +107,9 @@ static weft_status write_state(const char *folder, const weft_config *c, const w
                               (json_int_t)s->skipped, "skipped_in_a_row",
                               (json_int_t)s->skipped_row, "files", sums);
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
-    if (backend->choices) {
+    if (s->has_choices) {
         char text[16];
-        snprintf(text, sizeof text, "%08x", backend->choices());
+        snprintf(text, sizeof text, "%08x", s->choices);
         json_object_set_new(state, "algorithms", json_string(text));
     }
     weft_status status = make_path(path, folder, "state.json", "");
@@ -130,8 +130,7 @@ static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     WEFT_TRY(weft_optimizer_write(c->optimizer, path));
     WEFT_TRY(make_path(path, folder, "tokenizer.json", ""));
     if (c->tokenizer) WEFT_TRY(weft_tokenizer_save(c->tokenizer, path));
-    WEFT_TRY(
-        write_state(folder, &c->model->config, c->state, weft_optimizer_backend(c->optimizer)));
+    WEFT_TRY(write_state(folder, &c->model->config, c->state));
     sync_folder(folder);
     return WEFT_OK;
 }
@@ -358,13 +357,16 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
     json_int_t format = 0, iteration = 0, skipped = 0, row = 0;
     WEFT_TRY(read_json(folder, "state.json", &state));
     const json_t *best = json_object_get(state, "best_val_loss");
+    const char *choices = json_string_value(json_object_get(state, "algorithms"));
     bool ok = json_unpack(state, "{s:I, s:I, s:I, s:I}", "format", &format, "iteration", &iteration,
                           "skipped", &skipped, "skipped_in_a_row", &row) == 0 &&
               format == FORMAT && iteration >= 0;
     *out = (weft_train_state){.iteration = iteration,
                               .best_val = json_is_number(best) ? json_number_value(best) : INFINITY,
                               .skipped = skipped,
-                              .skipped_row = row};
+                              .skipped_row = row,
+                              .has_choices = choices != NULL,
+                              .choices = choices ? (uint32_t)strtoul(choices, NULL, 16) : 0};
     json_decref(state);
     return ok ? WEFT_OK
               : weft_fail(WEFT_EINPUT, "%s/state.json: not a state of this version of weft",

@@ -23,6 +23,10 @@ typedef struct {
     double best_val;     /* the lowest held-out loss so far; infinity: none yet */
     int64_t skipped;     /* steps left out because something was not finite, */
     int64_t skipped_row; /* and how many of them the last ones were */
+    /* The hash of what the backend chose for itself in a step (weft_backend's choices), where it
+     * chooses: with another one the last bits may differ. */
+    bool has_choices;
+    uint32_t choices;
 } weft_train_state;
 
 /* What a checkpoint is made of. */

@@ -263,6 +263,22 @@ static void log_events(const trainer *t, const weft_step_events *e) {
                  (long long)e->resets);
 }
 
+/* After the first step here: what the backend chose for it, and whether that is what the run was
+ * made with so far. */
+static void note_choices(trainer *t) {
+    const weft_backend *backend = weft_optimizer_backend(t->optimizer);
+    if (!backend->choices) return;
+    uint32_t choices = backend->choices();
+    if (t->state.has_choices && t->state.choices != choices)
+        weft_log(WEFT_LOG_WARN,
+                 "%s was trained with other algorithms for its matrix products (%08x, now %08x): "
+                 "the GPU, its driver, its library or the file of algorithms is another one; the "
+                 "last bits may differ from those of an unbroken run",
+                 t->options->out, t->state.choices, choices);
+    t->state.has_choices = true;
+    t->state.choices = choices;
+}
+
 static weft_status train_step(trainer *t, weft_metrics_row *row) {
     double start = now();
     *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
@@ -286,6 +302,7 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
         t->state.skipped_row = 0;
     row->skipped = t->state.skipped;
     log_events(t, &row->events);
+    if (t->steps == 0) note_choices(t);
     double took = now() - start;
     t->seconds += took;
     t->pending += took;

@@ -7,12 +7,14 @@
 #include "support/train_run.h"
 #include "train/loop.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -67,6 +69,56 @@ static void test_remote_run_ends_on_the_same_bits(void **state) {
 static void test_remote_run_without_micro_batches_does_too(void **state) {
     (void)state;
     compare("whole", "bf16", "0");
+}
+
+static uint32_t choices = 0x1234;
+
+static uint32_t tell_choices(void) {
+    return choices;
+}
+
+/* What is written to standard error while a run goes on to `steps`. */
+static char *log_of_resumed(const weft_backend *backend, const char *out, int64_t steps) {
+    const char *path = scratch_path("log");
+    int kept = dup(STDERR_FILENO), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    assert_true(kept >= 0 && file >= 0 && dup2(file, STDERR_FILENO) >= 0);
+    close(file);
+    run(backend, out, "f32", "2", steps, true);
+    assert_true(dup2(kept, STDERR_FILENO) >= 0);
+    close(kept);
+    return file_read(path, NULL);
+}
+
+static void expect_choices(const char *out, const char *want) {
+    json_t *state = json_load_file(scratch_path("%s/last/state.json", out), 0, NULL);
+    const char *is = json_string_value(json_object_get(state, "algorithms"));
+    assert_non_null(is);
+    assert_string_equal(is, want);
+    json_decref(state);
+}
+
+/* A checkpoint knows what the backend chose for a step; where it chooses otherwise when the run goes
+ * on, a line says so, once. */
+static void test_other_choices_are_told(void **state) {
+    (void)state;
+    weft_backend remote = make_remote();
+    remote.choices = tell_choices;
+    char out[300];
+    snprintf(out, sizeof out, "%s", scratch_path("choices"));
+    run(&remote, out, "f32", "2", 2, false);
+    expect_choices("choices", "00001234");
+    char *same = log_of_resumed(&remote, out, 4);
+    assert_null(strstr(same, "other algorithms"));
+    choices = 0xabcd;
+    char *other = log_of_resumed(&remote, out, 6);
+    assert_non_null(
+        strstr(other, "other algorithms for its matrix products (00001234, now 0000abcd)"));
+    expect_choices("choices", "0000abcd");
+    char *again = log_of_resumed(&remote, out, 8);
+    assert_null(strstr(again, "other algorithms"));
+    free(same);
+    free(other);
+    free(again);
 }
 
 static void break_weight(void *context, int64_t step, weft_model *m) {
@@ -128,6 +180,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
         cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
+        cmocka_unit_test(test_other_choices_are_told),
         cmocka_unit_test(test_changes_by_the_host_arrive),
         cmocka_unit_test(test_self_check_passes),
     };
