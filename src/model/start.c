@@ -1,8 +1,10 @@
 /* How weights start. A tensor's numbers depend on the seed, its name and the index alone, so that
- * tensors which two configs share start equal.
+ * tensors which two configs share start equal, and threads can share out the pieces.
  *
  * Orthogonal starts come from a normal draw by Gram and Schmidt, run twice over, which is as good
- * as reflections; the rows of a wide matrix, the columns of a tall one come out orthonormal. */
+ * as reflections; the rows of a wide matrix, the columns of a tall one come out orthonormal. Vectors
+ * are taken in panels: what a panel has along all earlier vectors is removed in two products that the
+ * threads share, each sum whole in one task, so their number changes no bit. */
 #include "core/random.h"
 #include "model/model.h"
 
@@ -10,23 +12,74 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 1 << 15 };
+enum { PIECE = 1 << 15, PANEL = 16, ROWS = 4, LANES = 4, STRIP = 1024, SQUARE = 32 };
 
-/* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
-static void orthonormalize(double *vectors, int64_t count, int64_t length) {
-    for (int64_t i = 0; i < count; i++) {
-        double *v = vectors + i * length;
-        for (int pass = 0; pass < 2; pass++) {
-            for (int64_t j = 0; j < i; j++) {
-                const double *u = vectors + j * length;
-                double along = 0;
-                for (int64_t k = 0; k < length; k++)
-                    along += u[k] * v[k];
-                for (int64_t k = 0; k < length; k++)
-                    v[k] -= along * u[k];
-            }
+static void run_tasks(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
+    if (pool) weft_pool_run(pool, tasks, task, context);
+    for (int64_t i = 0; !pool && i < tasks; i++)
+        task(context, i, 0);
+}
+
+static int64_t pieces_of(int64_t count, int64_t piece) {
+    return (count + piece - 1) / piece;
+}
+
+/* A panel of vectors after `done` orthonormal ones. */
+typedef struct {
+    const double *earlier; /* [done, length] */
+    double *panel;         /* [width, length] */
+    double *along;         /* [width, done]: the panel's products with the earlier ones */
+    int64_t done, width, length;
+} projection;
+
+/* Products of the panel with ROWS earlier vectors. */
+static void measure_rows(void *context, int64_t task, int thread) {
+    (void)thread;
+    const projection *p = context;
+    int64_t first = task * ROWS, rows = p->done - first < ROWS ? p->done - first : ROWS;
+    for (int64_t w = 0; w < p->width; w++) {
+        const double *v = p->panel + w * p->length;
+        for (int64_t r = 0; r < rows; r++) {
+            const double *u = p->earlier + (first + r) * p->length;
+            double sums[LANES] = {0}, rest = 0;
+            int64_t k = 0;
+            for (; k + LANES <= p->length; k += LANES)
+                for (int lane = 0; lane < LANES; lane++)
+                    sums[lane] += u[k + lane] * v[k + lane];
+            for (; k < p->length; k++)
+                rest += u[k] * v[k];
+            p->along[w * p->done + first + r] = (sums[0] + sums[1]) + (sums[2] + sums[3]) + rest;
         }
-        double norm = 0;
+    }
+}
+
+/* Removes what lies along the earlier vectors from a strip of the panel's columns. */
+static void remove_strip(void *context, int64_t task, int thread) {
+    (void)thread;
+    const projection *p = context;
+    int64_t first = task * STRIP, n = p->length - first < STRIP ? p->length - first : STRIP;
+    for (int64_t j = 0; j < p->done; j++) {
+        const double *u = p->earlier + j * p->length + first;
+        for (int64_t w = 0; w < p->width; w++) {
+            double *v = p->panel + w * p->length + first, along = p->along[w * p->done + j];
+            for (int64_t k = 0; k < n; k++)
+                v[k] -= along * u[k];
+        }
+    }
+}
+
+/* Makes few vectors orthonormal, in order. */
+static void orthonormalize_panel(double *vectors, int64_t count, int64_t length) {
+    for (int64_t i = 0; i < count; i++) {
+        double *v = vectors + i * length, norm = 0;
+        for (int64_t j = 0; j < i; j++) {
+            const double *u = vectors + j * length;
+            double along = 0;
+            for (int64_t k = 0; k < length; k++)
+                along += u[k] * v[k];
+            for (int64_t k = 0; k < length; k++)
+                v[k] -= along * u[k];
+        }
         for (int64_t k = 0; k < length; k++)
             norm += v[k] * v[k];
         norm = 1 / sqrt(norm);
@@ -35,24 +88,43 @@ static void orthonormalize(double *vectors, int64_t count, int64_t length) {
     }
 }
 
-static void transpose(const double *from, double *to, int64_t rows, int64_t columns) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++)
-            to[j * rows + i] = from[i * columns + j];
+/* Makes the `count` vectors of `length` (count ≤ length) orthonormal, in order. */
+static weft_status orthonormalize(double *vectors, int64_t count, int64_t length, weft_pool *pool) {
+    projection p = {.earlier = vectors, .length = length};
+    p.along = malloc((size_t)count * PANEL * sizeof *p.along);
+    if (!p.along) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
+    for (p.done = 0; p.done < count; p.done += p.width) {
+        p.width = count - p.done < PANEL ? count - p.done : PANEL;
+        p.panel = vectors + p.done * length;
+        for (int pass = 0; pass < 2; pass++) {
+            run_tasks(pool, pieces_of(p.done, ROWS), measure_rows, &p);
+            run_tasks(pool, pieces_of(length, STRIP), remove_strip, &p);
+            orthonormalize_panel(p.panel, p.width, length);
+        }
+    }
+    free(p.along);
+    return WEFT_OK;
 }
 
-static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns) {
-    if (rows <= columns) {
-        orthonormalize(values, rows, columns);
-        return WEFT_OK;
-    }
+/* In squares, so that neither side is read across all of memory. */
+static void transpose(const double *from, double *to, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r += SQUARE)
+        for (int64_t c = 0; c < columns; c += SQUARE)
+            for (int64_t i = r; i < rows && i < r + SQUARE; i++)
+                for (int64_t j = c; j < columns && j < c + SQUARE; j++)
+                    to[j * rows + i] = from[i * columns + j];
+}
+
+static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns,
+                                    weft_pool *pool) {
+    if (rows <= columns) return orthonormalize(values, rows, columns, pool);
     double *turned = malloc((size_t)(rows * columns) * sizeof *turned);
     if (!turned) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
     transpose(values, turned, rows, columns);
-    orthonormalize(turned, columns, rows);
+    weft_status status = orthonormalize(turned, columns, rows, pool);
     transpose(turned, values, columns, rows);
     free(turned);
-    return WEFT_OK;
+    return status;
 }
 
 /* Numbers first .. first + n - 1 of a weight whose numbers do not depend on each other. */
@@ -96,25 +168,30 @@ typedef struct {
     const weft_weight *weight;
     uint64_t seed;
     double *values; /* PIECE for each thread */
+    double *whole;  /* where the numbers go; NULL: into the weight */
 } filling;
 
 static void fill_piece(void *context, int64_t task, int thread) {
     const filling *f = context;
-    double *values = f->values + (size_t)thread * PIECE;
     int64_t first = task * PIECE, rest = f->weight->count - first;
     int64_t n = rest < PIECE ? rest : PIECE;
+    double *values = f->whole ? f->whole + first : f->values + (size_t)thread * PIECE;
     start_piece(f->weight, f->seed, first, n, values);
-    write_piece(f->weight, first, n, values);
+    if (!f->whole) write_piece(f->weight, first, n, values);
 }
 
-static weft_status start_whole(weft_weight *w, uint64_t seed) {
-    double *values = malloc(((size_t)w->count + 1) * sizeof *values);
-    if (!values)
+/* A weight whose numbers are made from all that is drawn, of unit deviation. */
+static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
+    weft_weight unit = *w;
+    unit.init.a = 1;
+    filling f = {.weight = &unit, .seed = seed};
+    f.whole = malloc(((size_t)w->count + 1) * sizeof *f.whole);
+    if (!f.whole)
         return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)w->count);
-    weft_random_normal(seed, 0, weft_random_site(w->name), w->count, values);
-    weft_status status = start_orthogonal(values, w->shape[0], w->shape[1]);
-    if (status == WEFT_OK) weft_weight_write(w, values);
-    free(values);
+    run_tasks(pool, pieces_of(w->count, PIECE), fill_piece, &f);
+    weft_status status = start_orthogonal(f.whole, w->shape[0], w->shape[1], pool);
+    if (status == WEFT_OK) weft_weight_write(w, f.whole);
+    free(f.whole);
     return status;
 }
 
@@ -126,15 +203,11 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {
     weft_status status = WEFT_OK;
     for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
         weft_weight *w = &m->weights[i];
-        int64_t pieces = (w->count + PIECE - 1) / PIECE;
         f.weight = w;
         if (orthogonal && w->init.orthogonal && w->ndim == 2 && w->init.start == WEFT_START_NORMAL)
-            status = start_whole(w, seed);
-        else if (pool)
-            weft_pool_run(pool, pieces, fill_piece, &f);
+            status = start_whole(w, seed, pool);
         else
-            for (int64_t k = 0; k < pieces; k++)
-                fill_piece(&f, k, 0);
+            run_tasks(pool, pieces_of(w->count, PIECE), fill_piece, &f);
     }
     free(f.values);
     weft_mirror_wrote(m->mirror, NULL);
