@@ -60,8 +60,7 @@ class Worker:
 
     def __init__(self, script, args, name, threads):
         self.name, self.ready, self.error, self.text = name, False, None, b""
-        environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS=str(threads), PYTHONWARNINGS="ignore",
-                           PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS=str(threads), PYTHONWARNINGS="ignore")
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen([sys.executable, os.path.join(HERE, script), *args], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, env=environment)
@@ -79,7 +78,7 @@ class Worker:
                 return None
             self.text += more
         line, self.text = self.text.split(b"\n", 1)
-        return json.loads(line)
+        return json.loads(line) if line.startswith(b"{") else self.read_line(until)  # else it is not ours
 
     def last_words(self):
         self.log.seek(0)
@@ -98,6 +97,8 @@ class Worker:
         self.process.stdin.flush()
 
     def close(self):
+        if not self.ready:
+            self.process.kill()
         if self.process.poll() is None:
             self.process.stdin.close()
             try:
@@ -157,6 +158,7 @@ def measure_batch(args, batch, extra):
         w.wait_ready(until)
         if not w.ready:
             say(f"PyTorch, {w.name}: {w.error}")
+            w.close()
     rows = {}
     for v, forms in batch:
         ours, theirs = run_ours(args, v), []
@@ -166,9 +168,9 @@ def measure_batch(args, batch, extra):
                 w.ask()
                 row = w.read_line(time.perf_counter() + PATIENCE)
                 theirs.append(row or dict(variant=v, form=f, error=w.error))
+                w.close()
             else:
                 theirs.append(dict(variant=v, form=f, error=w.error))
-            w.close()
         rows[v] = (ours, theirs)
         say(f"{v}: " + ", ".join(
             ([f"ours {ours['tokens_per_s']:,.0f} tok/s in {ours['took']:.1f} s"] if ours else ["ours failed"])
@@ -250,7 +252,6 @@ def run_attention(args, worker):
             if row is None:
                 break
             theirs.append(row)
-    if worker:
         worker.close()
     return ours, theirs
 
