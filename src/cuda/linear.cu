@@ -9,7 +9,7 @@ extern "C" {
 #include "ops/linear.h"
 }
 
-enum { WARPS = 8, COLUMNS = 256, BLOCKS = 132 * 6, BAND_LEAST = 64 };
+enum { WARPS = 8, ADD_WARPS = 32, COLUMNS = 256, BLOCKS = 132 * 6, BAND_LEAST = 64 };
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
@@ -110,14 +110,24 @@ static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t b
     sums[blockIdx.y * columns + column] = sum;
 }
 
+/* The sum of the bands, 32 columns a block: a warp takes every ADD_WARPSth band, so that their loads
+ * are under way together, and the warps' sums are added in order. */
 static __global__ void add_bands(int64_t bands, int64_t columns, const float *sums, any_tensor db) {
-    int64_t column = thread_index();
-    if (column >= columns) return;
+    __shared__ float parts[ADD_WARPS][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t column = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0;
 #pragma unroll 8
-    for (int64_t i = 0; i < bands; i++)
+    for (int64_t i = warp; i < bands && column < columns; i += ADD_WARPS)
         sum += sums[i * columns + column];
-    store_any(db, column, sum);
+    parts[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= columns) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < ADD_WARPS; w++)
+        total += parts[w][lane];
+    store_any(db, column, total);
 }
 
 static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
@@ -135,8 +145,8 @@ static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
             sum_bands_slowly<<<grid, COLUMNS, 0, stream_of(x)>>>(rows, columns, band,
                                                                  data_of<T>(x, dy), sums);
     });
-    add_bands<<<(unsigned)ceil_div(columns, 64), 64, 0, stream_of(x)>>>(bands, columns, sums,
-                                                                        any_of(x, n->out[0]));
+    add_bands<<<(unsigned)ceil_div(columns, 32), ADD_WARPS * 32, 0, stream_of(x)>>>(
+        bands, columns, sums, any_of(x, n->out[0]));
     return launched(n);
 }
 
