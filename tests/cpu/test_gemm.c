@@ -4,6 +4,9 @@
 #include "core/random.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
+#include "ops/fuse.h"
 #include "ops/linear.h"
 
 #include <math.h>
@@ -16,19 +19,23 @@
 
 #include <cmocka.h>
 
+/* What the product does beside its sums: c + (...), or (...) times gelu's slope at c. */
+typedef enum { ALONE, ADD, SLOPE } beside;
+
 /* y[g] = op(a[g]) op(b[g]); `grouped`: the group is the second dimension of a and y. */
 typedef struct {
     int64_t g, m, k, n;
     bool ta, tb, grouped, bias;
     weft_act act;
+    beside beside;
 } product;
 
 typedef struct {
     product p;
     weft_dtype dtype;
     weft_graph *graph;
-    weft_tensor *a, *b, *bias, *y;
-    double *a_values, *b_values, *bias_values; /* as the tensors hold them */
+    weft_tensor *a, *b, *c, *bias, *y;
+    double *a_values, *b_values, *c_values, *bias_values; /* as the tensors hold them */
 } built;
 
 static double held(weft_dtype dtype, double value) {
@@ -96,7 +103,14 @@ static built build(product p, weft_dtype dtype) {
             b.y = weft_matmul(g, b.a, b.b, p.ta, p.tb);
     }
     assert_int_equal(weft_graph_status(g), WEFT_OK);
+    if (p.beside) {
+        b.c = weft_graph_tensor(g, WEFT_ROLE_INPUT, "c", dtype, b.y->ndim, b.y->shape);
+        b.c_values = draw(b.c);
+        b.y = p.beside == ADD ? weft_add(g, b.c, b.y) : weft_gelu_back(g, b.y, b.c);
+    }
     weft_keep(b.y);
+    assert_int_equal(weft_fuse(g), WEFT_OK);
+    assert_int_equal(weft_graph_node_count(g), 1);
     b.a_values = draw(b.a);
     b.b_values = draw(b.b);
     if (b.bias) b.bias_values = draw(b.bias);
@@ -107,6 +121,7 @@ static void drop(built *b) {
     weft_graph_destroy(b->graph);
     free(b->a_values);
     free(b->b_values);
+    free(b->c_values);
     free(b->bias_values);
 }
 
@@ -119,6 +134,7 @@ static void *run(const built *b, int threads) {
     assert_int_equal(weft_exec_create(b->graph, weft_cpu_backend(), pool, &options, &x), WEFT_OK);
     write_values(x, b->a, b->a_values);
     write_values(x, b->b, b->b_values);
+    write_values(x, b->c, b->c_values);
     write_values(x, b->bias, b->bias_values);
     assert_int_equal(weft_exec_run(x, &(weft_run){.seed = 1}), WEFT_OK);
     void *bytes = malloc((size_t)weft_tensor_bytes(b->y));
@@ -126,6 +142,15 @@ static void *run(const built *b, int threads) {
     weft_exec_destroy(x);
     weft_pool_destroy(pool);
     return bytes;
+}
+
+static double gelu(double x) {
+    return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x)));
+}
+
+static double gelu_slope(double x) {
+    double root = sqrt(2 / acos(-1.0)), t = tanh(root * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
 }
 
 /* Element (i, j) of matrix g by a plain sum, and Σ |terms| for the tolerance. */
@@ -144,28 +169,43 @@ static double expect(const built *b, int64_t g, int64_t i, int64_t j, double *ma
     }
     if (b->bias) sum += b->bias_values[j];
     if (b->bias) *magnitude += fabs(b->bias_values[j]);
-    if (p->act == WEFT_ACT_GELU)
-        sum = 0.5 * sum * (1 + tanh(sqrt(2 / acos(-1.0)) * (sum + 0.044715 * sum * sum * sum)));
-    return sum;
+    int64_t at = p->grouped ? (i * p->g + g) * p->n + j : (g * p->m + i) * p->n + j;
+    if (p->beside == ADD) sum += b->c_values[at];
+    if (p->beside == SLOPE) sum *= gelu_slope(b->c_values[at]);
+    return p->act == WEFT_ACT_GELU ? gelu(sum) : sum;
 }
 
 static const product products[] = {
-    {0, 700, 70, 530, false, true, false, false, WEFT_ACT_NONE},  /* several tiles each way */
-    {0, 1100, 33, 40, false, false, false, false, WEFT_ACT_NONE}, /* tall */
-    {0, 30, 40, 1111, true, true, false, false, WEFT_ACT_NONE},   /* wide */
-    {0, 37, 5003, 29, true, false, false, false, WEFT_ACT_NONE},  /* sums split */
-    {0, 40, 9000, 24, false, true, false, true, WEFT_ACT_GELU},   /* the same with bias and gelu */
-    {0, 515, 1030, 17, false, true, false, true, WEFT_ACT_GELU},  /* bf16 widened in pieces */
-    {3, 90, 600, 110, true, true, false, false, WEFT_ACT_NONE},   /* batched */
-    {2, 40, 3000, 36, false, false, false, false, WEFT_ACT_NONE}, /* batched, sums split */
-    {0, 50, 9000, 250, false, true, false, true, WEFT_ACT_GELU},  /* columns in several goes */
-    {9, 40, 700, 360, true, false, false, false, WEFT_ACT_NONE},  /* matrices in several goes */
-    {5, 130, 65, 70, false, false, true, false, WEFT_ACT_NONE},   /* grouped */
-    {5, 9, 65, 70, false, true, true, false, WEFT_ACT_NONE},      /* grouped, few rows */
-    {0, 7, 333, 777, false, true, false, true, WEFT_ACT_GELU},    /* few rows, many columns */
-    {0, 31, 777, 333, false, false, false, false, WEFT_ACT_NONE}, /* the other way round */
-    {0, 32, 70000, 19, false, true, false, false, WEFT_ACT_NONE}, /* few rows, long sums */
-    {0, 16, 3, 2, false, false, false, false, WEFT_ACT_NONE},     /* narrower than a vector */
+    {0, 700, 70, 530, false, true, false, false, WEFT_ACT_NONE, ALONE}, /* several tiles each way */
+    {0, 1100, 33, 40, false, false, false, false, WEFT_ACT_NONE, ALONE}, /* tall */
+    {0, 30, 40, 1111, true, true, false, false, WEFT_ACT_NONE, ALONE},   /* wide */
+    {0, 37, 5003, 29, true, false, false, false, WEFT_ACT_NONE, ALONE},  /* sums split */
+    {0, 40, 9000, 24, false, true, false, true, WEFT_ACT_GELU,
+     ALONE}, /* the same with bias and gelu */
+    {0, 515, 1030, 17, false, true, false, true, WEFT_ACT_GELU, ALONE}, /* bf16 widened in pieces */
+    {3, 90, 600, 110, true, true, false, false, WEFT_ACT_NONE, ALONE},  /* batched */
+    {2, 40, 3000, 36, false, false, false, false, WEFT_ACT_NONE, ALONE}, /* batched, sums split */
+    {0, 50, 9000, 250, false, true, false, true, WEFT_ACT_GELU,
+     ALONE}, /* columns in several goes */
+    {9, 40, 700, 360, true, false, false, false, WEFT_ACT_NONE,
+     ALONE}, /* matrices in several goes */
+    {5, 130, 65, 70, false, false, true, false, WEFT_ACT_NONE, ALONE}, /* grouped */
+    {5, 9, 65, 70, false, true, true, false, WEFT_ACT_NONE, ALONE},    /* grouped, few rows */
+    {0, 7, 333, 777, false, true, false, true, WEFT_ACT_GELU, ALONE},  /* few rows, many columns */
+    {0, 31, 777, 333, false, false, false, false, WEFT_ACT_NONE, ALONE}, /* the other way round */
+    {0, 32, 70000, 19, false, true, false, false, WEFT_ACT_NONE, ALONE}, /* few rows, long sums */
+    {0, 16, 3, 2, false, false, false, false, WEFT_ACT_NONE, ALONE}, /* narrower than a vector */
+    {0, 700, 70, 530, false, true, false, false, WEFT_ACT_NONE, ADD},
+    {0, 700, 70, 530, false, true, false, true, WEFT_ACT_NONE, ADD},
+    {0, 700, 70, 530, false, false, false, false, WEFT_ACT_NONE, SLOPE},
+    {0, 37, 5003, 29, true, false, false, false, WEFT_ACT_NONE, ADD},
+    {0, 40, 9000, 24, false, true, false, false, WEFT_ACT_NONE, SLOPE},
+    {0, 50, 9000, 250, false, true, false, false, WEFT_ACT_NONE, ADD},
+    {0, 50, 9000, 250, false, true, false, false, WEFT_ACT_NONE, SLOPE},
+    {2, 40, 3000, 36, false, false, false, false, WEFT_ACT_NONE, ADD},
+    {5, 130, 65, 70, false, false, true, false, WEFT_ACT_NONE, ADD},
+    {5, 9, 65, 70, false, true, true, false, WEFT_ACT_NONE, ADD},
+    {0, 31, 777, 333, false, true, false, false, WEFT_ACT_NONE, SLOPE},
 };
 enum { PRODUCTS = sizeof products / sizeof products[0], SAMPLES = 400, FEW = 32 };
 
