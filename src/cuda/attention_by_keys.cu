@@ -59,12 +59,14 @@ struct key_extras {
     float dn[2];
     float number[4]; /* in four, so that no sum waits for the one before */
     float slope;     /* to the base 2 */
+    float beta;
 };
 
 __device__ static inline void begin_head(const attention_problem &p, const key_block &t,
                                          const head_numbers &f, int row, key_extras &e) {
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     e.slope = f.slope * LOG2E;
+    e.beta = f.beta;
 #pragma unroll
     for (int i = 0; i < 4; i++)
         e.number[i] = e.column[i] = 0;
@@ -82,7 +84,6 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
                                        const key_block &t, int h, int tiles, int row,
                                        key_extras &e) {
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    head_numbers f = numbers_of_head(p, h);
     bool counts = threadIdx.x % 4 == 0;
     double number = (double)(e.number[0] + e.number[1] + e.number[2] + e.number[3]), by_n = 0;
     if (!w.shift) number *= (double)LN2;
@@ -92,7 +93,7 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
         float column = e.column[2 * r] + e.column[2 * r + 1];
         column += __shfl_xor_sync(0xffffffffu, column, 1);
         column += __shfl_xor_sync(0xffffffffu, column, 2);
-        e.dn[r] += f.beta * column;
+        e.dn[r] += e.beta * column;
         if (!counts || j >= p.keys) continue;
         if (n) by_n += (double)column * ((double)n[j] - (double)n[0]);
     }
@@ -266,7 +267,6 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     };
     int h = t.first_head, at = 0; /* head, and tile of it */
     auto enter_head = [&]() {
-        if (EXTENT == BARE) return;
         head_numbers f = numbers_of_head(p, h);
         scale = f.scale;
         begin_head(p, t, f, row, e);
@@ -297,6 +297,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
+    if (EXTENT != BARE) enter_head(); /* while the first tiles are copied */
     for (int step = 0; step < from; step++) {
         advance(step);
         copy_ahead(step);
@@ -307,7 +308,6 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         advance(from);
         copy_ahead(from);
         hold_keys();
-        enter_head();
         begin_products();
         start_scores(stage);
         wait_products<0>();
@@ -322,7 +322,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
             int before = stage;
             stage = stage + 1 == S::STAGES ? 0 : stage + 1;
             advance(step);
-            if (at == 0) enter_head();
+            if (EXTENT == GENERAL && at == 0) enter_head();
             begin_products();
             start_scores(stage);
             start_values(before);
@@ -352,7 +352,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     for (int step = from; step < steps && !S::OVERLAP; step++) {
         advance(step);
         if (step == from) hold_keys();
-        if (EXTENT != BARE && (at == 0 || step == from)) enter_head();
+        if (EXTENT == GENERAL && at == 0 && step > from) enter_head();
         begin_products();
         start_scores(stage);
         copy_ahead(step);

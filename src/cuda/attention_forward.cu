@@ -122,6 +122,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q, q, t.b, t.i0, t.h, base + S::ARRIVALS);
     copy_keys(0, base + S::ARRIVALS);
     end_box();
+    find_numbers(p, t);
     read_number(0);
     store_bias(0);
     read_number(1);

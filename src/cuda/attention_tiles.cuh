@@ -48,17 +48,21 @@ struct query_block {
 
 __device__ static inline query_block place_queries(const attention_problem &p, int queries) {
     int tiles = (p.queries + queries - 1) / queries, id = blockIdx.x;
-    query_block t;
+    query_block t = {};
     t.i0 = (tiles - 1 - id % tiles) * queries;
     t.h = id / tiles % p.heads;
     t.b = id / tiles / p.heads;
     t.kv = key_head_of(p, t.h);
     t.place0 = start_of(p, t.b) + t.i0;
+    return t;
+}
+
+/* Apart, because they take a while: the first tiles are copied meanwhile. */
+__device__ static inline void find_numbers(const attention_problem &p, query_block &t) {
     head_numbers f = numbers_of_head(p, t.h);
     t.scale = f.scale * LOG2E;
     t.beta = f.beta * LOG2E;
     t.slope = f.slope * LOG2E;
-    return t;
 }
 
 #endif
