@@ -12,44 +12,59 @@
 
 enum { ROW_PADDING = 128, BLOCKS_WANTED = 528 };
 
-enum { PREPARE_THREADS = 256, PREPARE_ROWS = PREPARE_THREADS / 8 };
+enum { PREPARE_THREADS = 256, PREPARE_AT_ONCE = PREPARE_THREADS / 8, PREPARE_EACH = 4 };
 
-/* Eight threads a row. A block has some queries of one head. */
+/* ⟨a_i, b_i⟩ of a thread's rows, eight threads a row; all is read before anything waits. A stride of
+ * 0 is the same row for all. */
+__device__ static inline void multiply_rows(const bf16 *a, int64_t a_row, const bf16 *b,
+                                            int64_t b_row, int width, int rows,
+                                            float (&sums)[PREPARE_EACH]) {
+    int part = threadIdx.x % 8, first = (int)threadIdx.x / 8;
+    for (int c = part * VECTOR; c < width; c += 8 * VECTOR) {
+        float x[PREPARE_EACH][VECTOR], y[PREPARE_EACH][VECTOR];
+#pragma unroll
+        for (int r = 0; r < PREPARE_EACH; r++) {
+            int i = min(first + r * PREPARE_AT_ONCE, rows - 1);
+            load_vector(a + i * a_row + c, x[r]);
+            load_vector(b + i * b_row + c, y[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < PREPARE_EACH; r++)
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                sums[r] = fmaf(x[r][e], y[r][e], sums[r]);
+    }
+    for (int step = 1; step < 8; step *= 2)
+#pragma unroll
+        for (int r = 0; r < PREPARE_EACH; r++)
+            sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], step);
+}
+
+/* A block has some queries of one head. */
 static __global__ void prepare_rows(const __grid_constant__ attention_problem p,
                                     const __grid_constant__ attention_gradients g,
                                     const __grid_constant__ tiles_workspace w) {
-    int blocks = w.padded / PREPARE_ROWS, part = threadIdx.x % 8;
-    int head = blockIdx.x / blocks, b = head / p.heads, h = head % p.heads;
-    int i = blockIdx.x % blocks * PREPARE_ROWS + (int)threadIdx.x / 8;
-    bool inside = i < p.queries;
-    float total = 0, shift = 0, x[VECTOR], y[VECTOR];
-    const bf16 *d_o = (const bf16 *)g.d_o.data + row_at(g.d_o, b, i, h);
-    const bf16 *o = (const bf16 *)p.o.data + row_at(p.o, b, i, h);
-    for (int c = part * VECTOR; inside && c < p.dv; c += 8 * VECTOR) {
-        load_vector(d_o + c, x);
-        load_vector(o + c, y);
+    static_assert(PREPARE_AT_ONCE * PREPARE_EACH == ROW_PADDING, "a block's rows");
+    int blocks = w.padded / ROW_PADDING, head = blockIdx.x / blocks;
+    int b = head / p.heads, h = head % p.heads, i0 = blockIdx.x % blocks * ROW_PADDING;
+    float total[PREPARE_EACH] = {}, shift[PREPARE_EACH] = {};
+    multiply_rows((const bf16 *)g.d_o.data + row_at(g.d_o, b, i0, h), g.d_o.row,
+                  (const bf16 *)p.o.data + row_at(p.o, b, i0, h), p.o.row, p.dv, p.queries - i0,
+                  total);
+    if (w.shift)
+        multiply_rows((const bf16 *)p.q.data + row_at(p.q, b, i0, h), p.q.row,
+                      (const bf16 *)p.k.data + row_at(p.k, b, 0, key_head_of(p, h)), 0, p.dqk,
+                      p.queries - i0, shift);
+    if (threadIdx.x % 8 != 0) return;
 #pragma unroll
-        for (int e = 0; e < VECTOR; e++)
-            total = fmaf(x[e], y[e], total);
+    for (int r = 0; r < PREPARE_EACH; r++) {
+        int i = i0 + r * PREPARE_AT_ONCE + (int)threadIdx.x / 8;
+        int64_t to = (int64_t)head * w.padded + i;
+        bool inside = i < p.queries;
+        w.lse[to] = inside ? p.lse[(int64_t)head * p.queries + i] * LOG2E : NOTHING;
+        w.total[to] = inside ? total[r] : 0.0f;
+        if (w.shift) w.shift[to] = inside ? shift[r] : 0.0f;
     }
-    const bf16 *q = (const bf16 *)p.q.data + row_at(p.q, b, i, h);
-    const bf16 *k = (const bf16 *)p.k.data + row_at(p.k, b, 0, key_head_of(p, h));
-    for (int c = part * VECTOR; w.shift && inside && c < p.dqk; c += 8 * VECTOR) {
-        load_vector(q + c, x);
-        load_vector(k + c, y);
-#pragma unroll
-        for (int e = 0; e < VECTOR; e++)
-            shift = fmaf(x[e], y[e], shift);
-    }
-    for (int step = 1; step < 8; step *= 2) {
-        total += __shfl_xor_sync(0xffffffffu, total, step);
-        shift += __shfl_xor_sync(0xffffffffu, shift, step);
-    }
-    if (part != 0) return;
-    int64_t to = (int64_t)head * w.padded + i;
-    w.lse[to] = inside ? p.lse[(int64_t)head * p.queries + i] * LOG2E : NOTHING;
-    w.total[to] = total;
-    if (w.shift) w.shift[to] = shift;
 }
 
 /* Sums of the parts, in order, to where `to` has them: [parts, B, S, KV, width], four numbers a
@@ -150,8 +165,8 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
     /* Warps whose keys no query sees write none. */
     if (numbers)
         cudaMemsetAsync(w.numbers, 0, (size_t)(heads * entries * NUMBERS) * sizeof(double), stream);
-    prepare_rows<<<(unsigned)(heads * (w.padded / PREPARE_ROWS)), PREPARE_THREADS, 0, stream>>>(
-        p, g, w);
+    prepare_rows<<<(unsigned)(heads * (w.padded / ROW_PADDING)), PREPARE_THREADS, 0, stream>>>(p, g,
+                                                                                               w);
     if (g.dk.data || g.dv.data || g.dn || numbers) attention_by_keys(p, g, w, stream);
     if (g.dq.data) attention_by_queries(p, g, w, stream);
     if (w.parts > 1 && g.dk.data) launch_add_rows(p, w.dk, w.parts, p.dqk, g.dk, stream);
