@@ -162,9 +162,6 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
     lay_out_workspace(p, (char *)g.workspace, &w);
     if (!g.dscale) w.shift = NULL;
     if (!numbers) w.numbers = NULL;
-    /* Warps whose keys no query sees write none. */
-    if (numbers)
-        cudaMemsetAsync(w.numbers, 0, (size_t)(heads * entries * NUMBERS) * sizeof(double), stream);
     prepare_rows<<<(unsigned)(heads * (w.padded / ROW_PADDING)), PREPARE_THREADS, 0, stream>>>(p, g,
                                                                                                w);
     if (g.dk.data || g.dv.data || g.dn || numbers) attention_by_keys(p, g, w, stream);

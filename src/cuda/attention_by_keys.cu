@@ -55,6 +55,7 @@ __device__ static inline key_block place_keys(const attention_problem &p, int pa
 struct key_extras {
     float bias[2];          /* of the exponent */
     float number_of_key[2]; /* the bias without the position's */
+    float centred[2];       /* n_j − n_0 */
     float column[4];        /* Σ_i ds_ij: of the first key and of the second, in halves */
     float dn[2];
     float number[4]; /* in four, so that no sum waits for the one before */
@@ -74,37 +75,68 @@ __device__ static inline void begin_head(const attention_problem &p, const key_b
     for (int r = 0; r < 2; r++) {
         int j = t.j0 + row + 8 * r;
         e.number_of_key[r] = n && j < p.keys ? f.beta * LOG2E * n[j] : 0.0f;
+        e.centred[r] = n && j < p.keys ? n[j] - n[0] : 0.0f;
         e.bias[r] = -NOTHING;
         if (j < p.keys) e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), e.number_of_key[r]);
     }
 }
 
+/* Where a warp has its part of the numbers of head h. */
+__device__ static inline double *numbers_of_warp(const attention_problem &p,
+                                                 const tiles_workspace &w, const key_block &t,
+                                                 int h, int tiles) {
+    int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    return w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
+}
+
 /* Adds the head's columns to dn, and writes what the warp has of the numbers a head. */
 __device__ static inline void end_head(const attention_problem &p, const tiles_workspace &w,
-                                       const key_block &t, int h, int tiles, int row,
-                                       key_extras &e) {
-    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    bool counts = threadIdx.x % 4 == 0;
-    double number = (double)(e.number[0] + e.number[1] + e.number[2] + e.number[3]), by_n = 0;
-    if (!w.shift) number *= (double)LN2;
+                                       const key_block &t, int h, int tiles, key_extras &e) {
+    float number = e.number[0] + e.number[1] + e.number[2] + e.number[3], by_n = 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int j = t.j0 + row + 8 * r;
         float column = e.column[2 * r] + e.column[2 * r + 1];
+        by_n = fmaf(column, e.centred[r], by_n);
         column += __shfl_xor_sync(0xffffffffu, column, 1);
         column += __shfl_xor_sync(0xffffffffu, column, 2);
         e.dn[r] += e.beta * column;
-        if (!counts || j >= p.keys) continue;
-        if (n) by_n += (double)column * ((double)n[j] - (double)n[0]);
     }
-    number = sum_warp(number);
-    by_n = sum_warp(by_n);
-    if (!w.numbers || threadIdx.x % 32 != 0) return;
-    int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-    double *to =
-        w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
-    to[0] = number;
-    to[1] = by_n;
+    if (!w.numbers) return;
+    number = warp_sum(number);
+    by_n = warp_sum(by_n);
+    if (threadIdx.x % 32 != 0) return;
+    double *to = numbers_of_warp(p, w, t, h, tiles);
+    to[0] = (double)number * (w.shift ? 1.0 : (double)LN2);
+    to[1] = (double)by_n;
+}
+
+__device__ static inline void write_numbers_of_keys(const attention_problem &p,
+                                                    const attention_gradients &g,
+                                                    const tiles_workspace &w, const key_block &t,
+                                                    int row, const key_extras &e) {
+    float *dn = w.parts > 1 ? w.dn : g.dn;
+    int64_t at = ((int64_t)(t.part * p.batch + t.b) * p.kv_heads + t.kv) * p.keys;
+    if (!dn || threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (t.j0 + row + 8 * r < p.keys) dn[at + t.j0 + row + 8 * r] = e.dn[r];
+}
+
+/* The thread's rows of a part of dK or dV. */
+template <int D>
+__device__ static inline void write_part(const attention_problem &p, const tiles_workspace &w,
+                                         const key_block &t, int row, float *to,
+                                         const float (&c)[D / 8][4], float factor) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int j = t.j0 + row + 8 * r, column = threadIdx.x % 4 * 2;
+        if (j >= p.keys) continue;
+        int64_t place = ((int64_t)(t.part * p.batch + t.b) * p.keys + j) * p.kv_heads + t.kv;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(float2 *)(to + place * D + 8 * n + column) =
+                make_float2(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
+    }
 }
 
 /* Where a warpgroup's tile of pairs is. */
@@ -290,7 +322,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;
-        if (EXTENT == GENERAL) end_head(p, w, t, h, tiles, row, e);
+        if (EXTENT == GENERAL) end_head(p, w, t, h, tiles, e);
         at = 0;
         h++;
     };
@@ -374,35 +406,27 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         leave_step();
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
-    if (EXTENT == KEYED && from < steps) end_head(p, w, t, t.first_head, tiles, row, e);
+    if (EXTENT == KEYED && from < steps) end_head(p, w, t, t.first_head, tiles, e);
+    if (EXTENT != BARE && from >= steps && w.numbers && lane == 0)
+        for (int i = 0; i < t.heads; i++) {
+            double *to = numbers_of_warp(p, w, t, t.first_head + i, tiles);
+            to[0] = to[1] = 0;
+        }
     float factor = EXTENT == GENERAL ? 1.0f : scale;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int j = t.j0 + row + 8 * r, column = lane % 4 * 2;
-        if (j >= p.keys) continue;
-        int64_t place = ((int64_t)(t.part * p.batch + t.b) * p.keys + j) * p.kv_heads + t.kv;
-#pragma unroll
-        for (int n = 0; n < S::DQK / 8; n++) {
-            float x = dk[n][2 * r] * factor, y = dk[n][2 * r + 1] * factor;
-            if (w.parts > 1)
-                *(float2 *)(w.dk + place * S::DQK + 8 * n + column) = make_float2(x, y);
-            else if (g.dk.data)
-                *(uint32_t *)((bf16 *)g.dk.data + row_at(g.dk, t.b, j, t.kv) + 8 * n + column) =
-                    pack_pair(x, y);
-        }
-#pragma unroll
-        for (int n = 0; n < S::DV / 8; n++) {
-            float x = dv[n][2 * r], y = dv[n][2 * r + 1];
-            if (w.parts > 1)
-                *(float2 *)(w.dv + place * S::DV + 8 * n + column) = make_float2(x, y);
-            else if (g.dv.data)
-                *(uint32_t *)((bf16 *)g.dv.data + row_at(g.dv, t.b, j, t.kv) + 8 * n + column) =
-                    pack_pair(x, y);
-        }
-        float *dn = w.parts > 1 ? w.dn : g.dn;
-        int64_t at = ((int64_t)(t.part * p.batch + t.b) * p.kv_heads + t.kv) * p.keys + j;
-        if (EXTENT != BARE && dn && column == 0) dn[at] = e.dn[r];
+    if (EXTENT != BARE) write_numbers_of_keys(p, g, w, t, row, e);
+    if (w.parts > 1) {
+        write_part<S::DQK>(p, w, t, row, w.dk, dk, factor);
+        write_part<S::DV>(p, w, t, row, w.dv, dv, 1.0f);
+        return;
     }
+    row_source to_dk = {&maps.dk, &g.dk, p.keys}, to_dv = {&maps.dv, &g.dv, p.keys};
+    int j0 = t.j0 + first_key;
+    if (j0 >= p.keys) return;
+    if (g.dv.data)
+        write_rows<S::KEYS, S::DV>(to_dv, base + S::V, first_key, t.b, j0, t.kv, dv, 1.0f);
+    if (g.dk.data)
+        write_rows<S::KEYS, S::DQK>(to_dk, base + S::K, first_key, t.b, j0, t.kv, dk, factor);
+    end_writes();
 }
 
 /* Calls f with the shape for the problem's widths. */
@@ -441,7 +465,7 @@ void attention_by_keys(const attention_problem &p, const attention_gradients &g,
                                         : find_key_gradients<S, GENERAL>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
         row_maps maps;
-        if (!make_row_maps(p, &g.d_o, S::QUERIES, S::KEYS, &maps)) blocks = 0;
+        if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = 0;
         kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
     });
 }

@@ -190,16 +190,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         advance(step);
         copy_ahead(step);
     }
-    float factor = t.scale * LN2;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int i = t.i0 + row + 8 * r;
-        if (i >= p.queries) continue;
-        bf16 *to = (bf16 *)g.dq.data + row_at(g.dq, t.b, i, t.h) + lane % 4 * 2;
-#pragma unroll
-        for (int m = 0; m < S::DQK / 8; m++)
-            *(uint32_t *)(to + 8 * m) = pack_pair(dq[m][2 * r] * factor, dq[m][2 * r + 1] * factor);
-    }
+    if (mine == 0) return;
+    row_source to = {&maps.dq, &g.dq, p.queries};
+    write_rows<S::QUERIES, S::DQK>(to, base + S::Q, warpgroup * 64, t.b, t.i0 + warpgroup * 64, t.h,
+                                   dq, t.scale * LN2);
+    end_writes();
 }
 
 /* Calls f with the shape for the problem's widths. */
@@ -225,7 +220,7 @@ void attention_by_queries(const attention_problem &p, const attention_gradients 
             auto kernel = find_query_gradients<S, decltype(extra)::value>;
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
             row_maps maps;
-            if (!make_row_maps(p, &g.d_o, S::QUERIES, S::KEYS, &maps)) blocks = 0;
+            if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = 0;
             kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
         });
     });

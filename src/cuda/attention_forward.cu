@@ -220,22 +220,27 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         advance(step);
         copy_ahead(step);
     }
+    if (idle) return;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = rows.sum[r];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        int i = t.i0 + row + 8 * r;
-        if (i >= p.queries) continue;
         float factor = __fdividef(1.0f, sum);
-        bf16 *to = (bf16 *)p.o.data + row_at(p.o, t.b, i, t.h) + lane % 4 * 2;
 #pragma unroll
-        for (int m = 0; m < S::DV / 8; m++)
-            *(uint32_t *)(to + 8 * m) = pack_pair(o[m][2 * r] * factor, o[m][2 * r + 1] * factor);
-        if (lane % 4 == 0)
+        for (int m = 0; m < S::DV / 8; m++) {
+            o[m][2 * r] *= factor;
+            o[m][2 * r + 1] *= factor;
+        }
+        int i = t.i0 + row + 8 * r;
+        if (i < p.queries && lane % 4 == 0)
             p.lse[((int64_t)t.b * p.heads + t.h) * p.queries + i] =
                 (rows.top[r] + log2f(sum) - t.slope * (float)(row + 8 * r)) * LN2;
     }
+    row_source to = {&maps.o, &p.o, p.queries};
+    write_rows<S::QUERIES, S::DV>(to, base + S::Q, warpgroup * 64, t.b, t.i0 + warpgroup * 64, t.h,
+                                  o, 1.0f);
+    end_writes();
 }
 
 template <typename S> static void launch(const attention_problem &p, cudaStream_t stream) {
@@ -258,13 +263,13 @@ bool attention_fits_tiles(const attention_problem &p) {
 
 void attention_tiles(const attention_problem &p, cudaStream_t stream) {
     if (p.dqk == 32)
-        launch<forward_shape<32, 32, 2, 2, 64, true>>(p, stream);
+        launch<forward_shape<32, 32, 1, 4, 64, true>>(p, stream);
     else if (p.dqk == 64)
-        launch<forward_shape<64, 64, 2, 2, 64, true>>(p, stream);
+        launch<forward_shape<64, 64, 1, 4, 64, true>>(p, stream);
     else if (p.dqk == 96)
         launch<forward_shape<96, 96, 3, 1, 64, true>>(p, stream);
     else if (p.dv == 64)
-        launch<forward_shape<128, 64, 2, 1, 128, true>>(p, stream);
+        launch<forward_shape<128, 64, 1, 3, 64, true>>(p, stream);
     else
         launch<forward_shape<128, 128, 3, 1, 64, false>>(p, stream);
 }

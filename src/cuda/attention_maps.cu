@@ -32,10 +32,17 @@ static bool make_map(const head_rows &rows, int batch, int positions, int heads,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool make_row_maps(const attention_problem &p, const head_rows *d_o, int query_rows, int key_rows,
-                   row_maps *maps) {
-    return make_map(p.q, p.batch, p.queries, p.heads, p.dqk, query_rows, &maps->q) &&
-           make_map(p.k, p.batch, p.keys, p.kv_heads, p.dqk, key_rows, &maps->k) &&
-           make_map(p.v, p.batch, p.keys, p.kv_heads, p.dv, key_rows, &maps->v) &&
-           (!d_o || make_map(*d_o, p.batch, p.queries, p.heads, p.dv, query_rows, &maps->d_o));
+bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
+                   int key_rows, row_maps *maps) {
+    auto by_query = [&](const head_rows &rows, int width, int box_rows, row_map *map) {
+        return !rows.data || make_map(rows, p.batch, p.queries, p.heads, width, box_rows, map);
+    };
+    auto by_key = [&](const head_rows &rows, int width, int box_rows, row_map *map) {
+        return !rows.data || make_map(rows, p.batch, p.keys, p.kv_heads, width, box_rows, map);
+    };
+    return by_query(p.q, p.dqk, query_rows, &maps->q) && by_key(p.k, p.dqk, key_rows, &maps->k) &&
+           by_key(p.v, p.dv, key_rows, &maps->v) && by_query(p.o, p.dv, 64, &maps->o) &&
+           (!g || (by_query(g->d_o, p.dv, query_rows, &maps->d_o) &&
+                   by_query(g->dq, p.dqk, 64, &maps->dq) && by_key(g->dk, p.dqk, 64, &maps->dk) &&
+                   by_key(g->dv, p.dv, 64, &maps->dv)));
 }

@@ -9,7 +9,12 @@
  *     end_box()                   after them
  *     wait_arrival(a, turn)       all threads; turn counts how often the arrival was used before
  *
- * A buffer may be copied to again after a barrier that follows the last product that reads it. */
+ * A buffer may be copied to again after a barrier that follows the last product that reads it.
+ *
+ *     write_rows(...)             a warpgroup: its 64 rows of a product to memory, as bf16
+ *     end_writes()                after the last of them
+ *
+ * go the other way, through a tile that nothing else needs any more. */
 #ifndef WEFT_CUDA_TENSOR_COPY_CUH
 #define WEFT_CUDA_TENSOR_COPY_CUH
 
@@ -25,14 +30,15 @@ struct row_map {
 };
 
 struct row_maps {
-    row_map q, k, v, d_o;
+    row_map q, k, v, d_o;  /* read in boxes of so many queries or keys */
+    row_map o, dq, dk, dv; /* written in boxes of 64 */
 };
 
-/* For boxes of so many queries or keys; d_o may be NULL. False: the driver has none of it. */
-bool make_row_maps(const attention_problem &p, const head_rows *d_o, int query_rows, int key_rows,
-                   row_maps *maps);
+/* g is NULL in the forward pass. False: the driver has none of it. */
+bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
+                   int key_rows, row_maps *maps);
 
-/* What a tile is copied from: for the engine, and for threads. */
+/* What a tile is copied from or to: for the engine, and for threads. */
 struct row_source {
     const row_map *map;
     const head_rows *rows;
@@ -66,6 +72,24 @@ __device__ static inline void end_box() {
 
 template <int RUNNING> __device__ static inline void wait_arrival(uint32_t, int) {
     wait_copies<RUNNING>();
+}
+
+template <int ROWS, int D>
+__device__ static inline void write_rows(const row_source &to, uint32_t, int, int b, int i, int h,
+                                         const float (&c)[D / 8][4], float factor) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int at = i + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * r;
+        if (at >= to.positions) continue;
+        bf16 *row = (bf16 *)to.rows->data + row_at(*to.rows, b, at, h) + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(uint32_t *)(row + 8 * n) = pack_pair(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
+    }
+}
+
+__device__ static inline void end_writes() {
 }
 
 #else
@@ -120,6 +144,41 @@ template <int RUNNING> __device__ static inline void wait_arrival(uint32_t arriv
                  "}\n" ::"r"(arrival),
                  "r"(turn & 1)
                  : "memory");
+}
+
+/* Row i of head h and sequence b is the warpgroup's first; `tile` has ROWS rows, of which its own
+ * are those from row0 on. */
+template <int ROWS, int D>
+__device__ static inline void write_rows(const row_source &to, uint32_t tile, int row0, int b,
+                                         int i, int h, const float (&c)[D / 8][4], float factor) {
+    using panel = tile_panel<D>;
+    int lane = threadIdx.x % 32, row = row0 + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t at = tile + tile_place<ROWS, D>(row, 2 * k + lane / 16), w[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            w[e] = pack_pair(c[2 * k + e / 2][e % 2 * 2] * factor,
+                             c[2 * k + e / 2][e % 2 * 2 + 1] * factor);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                     "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                     : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
+    if (threadIdx.x % 128 != 0) return;
+#pragma unroll
+    for (int x = 0; x < D; x += panel::width)
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                     "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(to.map),
+                     "r"(x), "r"(h), "r"(i), "r"(b),
+                     "r"(tile + (uint32_t)((x / panel::width * ROWS + row0) * panel::bytes))
+                     : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ static inline void end_writes() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 #endif
