@@ -9,17 +9,25 @@
  * of the size of R is ever written: the floor is the scores' arithmetic, B·H·dqk·T² operations
  * (causal), and as many exponentials as there are scores.
  *
- * Queries and keys come by asynchronous copies, one (tile, head) ahead. A warpgroup copies its own
- * queries and waits for nobody else; keys only change with the tile or the key head, and there the
- * block meets.
+ * Queries and keys come by asynchronous copies, some steps (a tile, a head) ahead: all blocks' are
+ * more than the L2 cache has room for. A warpgroup copies its own queries and waits for nobody else;
+ * keys only change with the tile or the key head, and there the block meets.
  *
  * Few of a tile's weights are larger than the last of a list, but in a warp some thread has one
  * nearly every time. So a thread first puts those that are aside, in shared memory, and then takes
- * them up one by one: the warp is as slow as its busiest thread, not as all of them together. */
+ * them up one by one: the warp is as slow as its busiest thread, not as all of them together. A
+ * weight that is not above the last of one of the row's four lists is behind all of that list, whose
+ * columns come before it. */
 #include "cuda/routing.cuh"
 #include "cuda/tensor_tile.cuh"
 
-enum { TILE = 128, HALF = TILE / 2, THREADS = 256, COLUMNS = TILE / 8 };
+enum {
+    TILE = 128,
+    HALF = TILE / 2,
+    THREADS = 256,
+    COLUMNS = TILE / 8,
+    PLACES = 8 /* of a row's weights that a thread may put aside */
+};
 
 static const float LOG2E = 1.4426950408889634f;
 
@@ -69,13 +77,15 @@ template <int K> struct best_list {
     }
 };
 
-/* Shared memory, in bytes: two places for each warpgroup's queries and for keys; three for the keys'
- * numbers, the last of which are read while others come; what threads put aside; the heads' numbers
- * behind them. */
+/* Shared memory, in bytes: places for the steps of each warpgroup's queries and of keys; one more for
+ * the keys' numbers, the last of which are read while others come; what threads put aside; the
+ * heads' numbers. */
 template <int D> struct topk_memory {
-    static constexpr int Q = 0, K = Q + 4 * tile_bytes<HALF, D>, N = K + 2 * tile_bytes<TILE, D>;
-    static constexpr int ASIDE = N + 3 * TILE * (int)sizeof(float);
-    static constexpr int HEADS = ASIDE + 2 * TILE / 4 * THREADS * (int)sizeof(float);
+    static constexpr int STEPS = D <= 64 ? 4 : 3;
+    static constexpr int Q = 0, K = Q + 2 * STEPS * tile_bytes<HALF, D>;
+    static constexpr int N = K + STEPS * tile_bytes<TILE, D>;
+    static constexpr int ASIDE = N + (STEPS + 1) * TILE * (int)sizeof(float);
+    static constexpr int HEADS = ASIDE + 2 * PLACES * THREADS * (int)sizeof(float);
 };
 
 /* A head's numbers, to the base 2, and its key head. */
@@ -116,37 +126,56 @@ __device__ static inline void copy_rows(uint32_t to, const route_rows &rows, int
     }
 }
 
-/* Keys number `turn`: all key heads of the first tile, then of the next. */
+/* A step whose copies are started: a head of a tile. */
+typedef struct {
+    int key, head;  /* first key of the tile */
+    int turn, slot; /* number of its keys since the first; place of its queries */
+} copy_step;
+
+/* Starts a step's copies, which are one group, and goes on to the next. */
 template <int D>
-__device__ static inline void copy_keys(const route_problem &p, uint8_t *memory, int64_t b,
-                                        int turn, int end) {
+__device__ static inline void copy_next(const route_problem &p, uint8_t *memory,
+                                        const head_scale *heads, const query_place &t, int end,
+                                        copy_step &step) {
     using M = topk_memory<D>;
-    int head = turn % p.kv_heads, key = turn / p.kv_heads * TILE;
-    if (key >= end) return;
-    copy_rows<TILE, D, THREADS>(shared_address(memory + M::K) +
-                                    (uint32_t)(turn % 2) * tile_bytes<TILE, D>,
-                                p.k, b, head, key, (int)p.keys, (int)threadIdx.x);
-    if (!p.n || threadIdx.x >= TILE) return;
-    int j = key + (int)threadIdx.x;
-    ((float *)(memory + M::N))[turn % 3 * TILE + threadIdx.x] =
-        j < p.keys ? p.n[(b * p.kv_heads + head) * p.keys + j] : 0;
+    if (step.key < end) {
+        uint32_t base = shared_address(memory);
+        int head = step.head, key_head = heads[head].key_head, thread = (int)threadIdx.x;
+        copy_rows<HALF, D, 128>(
+            base + M::Q + (uint32_t)(t.warpgroup * M::STEPS + step.slot) * tile_bytes<HALF, D>, p.q,
+            t.b, head, t.first, (int)p.queries, t.thread);
+        if (head == 0 || heads[head - 1].key_head != key_head) {
+            step.turn++;
+            copy_rows<TILE, D, THREADS>(base + M::K +
+                                            (uint32_t)(step.turn % M::STEPS) * tile_bytes<TILE, D>,
+                                        p.k, t.b, key_head, step.key, (int)p.keys, thread);
+            int j = step.key + thread;
+            if (p.n && thread < TILE)
+                ((float *)(memory + M::N))[step.turn % (M::STEPS + 1) * TILE + thread] =
+                    j < p.keys ? p.n[(t.b * p.kv_heads + key_head) * p.keys + j] : 0;
+        }
+        step.slot = step.slot + 1 < M::STEPS ? step.slot + 1 : 0;
+        step.head = head + 1 < p.heads ? head + 1 : 0;
+        if (step.head == 0) step.key += TILE;
+    }
+    end_copies();
 }
 
-template <int D>
-__device__ static inline void copy_queries(const route_problem &p, uint8_t *memory,
-                                           const query_place &t, int head, int slot) {
-    copy_rows<HALF, D, 128>(shared_address(memory) +
-                                (uint32_t)(t.warpgroup * 2 + slot) * tile_bytes<HALF, D>,
-                            p.q, t.b, head, t.first, (int)p.queries, t.thread);
+/* Waits until all but the last LEFT of this thread's groups are there; a barrier must follow. */
+template <int LEFT> __device__ static inline void wait_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#ifndef TENSOR_BY_WARPS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
-/* Minus the logsumexp of a thread's two rows. */
-__device__ static inline void read_shifts(const route_problem &p, const query_place &t, int h,
-                                          float (&shift)[2]) {
-    const float *lse = p.lse + (t.b * p.heads + h) * p.queries;
+/* The logsumexp of a thread's two rows. */
+__device__ static inline void read_sums(const route_problem &p, const query_place &t, int h,
+                                        float (&lse)[2]) {
+    const float *from = p.lse + (t.b * p.heads + h) * p.queries + t.row;
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        shift[r] = t.row + 8 * r < p.queries ? -lse[t.row + 8 * r] * LOG2E : 0;
+        lse[r] = t.row + 8 * r < (int)p.queries ? from[8 * r] : 0;
 }
 
 /* total += exp(score − lse), for half of a tile's columns, from column `key` on. ALL: with every
@@ -173,37 +202,50 @@ __device__ static inline void add_weights(const route_problem &p, const float (&
         }
 }
 
+/* The largest of what the row's four lists have last. */
+template <int K> __device__ static inline float row_floor(const best_list<K> &list) {
+    float floor = list.weight[K - 1];
+    floor = fmaxf(floor, __shfl_xor_sync(0xffffffffu, floor, 1));
+    return fmaxf(floor, __shfl_xor_sync(0xffffffffu, floor, 2));
+}
+
 /* Offers a tile's weights to the lists of the thread's two rows. */
 template <int K>
 __device__ static inline void offer_tile(const route_problem &p, const float (&total)[COLUMNS][4],
                                          int row, int key, float *aside, best_list<K> (&lists)[2]) {
     int first = key + (int)threadIdx.x % 4 * 2, last[2];
-    uint32_t open[2] = {0, 0};
+    float floor[2];
     aside += threadIdx.x;
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int r = 0; r < 2; r++) {
         last[r] = p.causal ? min((int)p.keys - 1, row + 8 * r) : (int)p.keys - 1;
+        floor[r] = row_floor(lists[r]);
+    }
     bool edge = last[0] < key + TILE - 1; /* somewhere in the warp, and then everywhere is looked */
     edge = __any_sync(0xffffffffu, edge);
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++)
+    for (int from = 0; from < COLUMNS; from += PLACES / 2) {
+        uint32_t open[2] = {0, 0};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int r = i / 2, place = 2 * c + i % 2;
-            bool seen = !edge || first + 8 * c + i % 2 <= last[r];
-            if (seen && total[c][i] > lists[r].weight[K - 1]) {
-                aside[(r * 2 * COLUMNS + place) * THREADS] = total[c][i];
-                open[r] |= 1u << place;
+        for (int place = 0; place < PLACES; place++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float w = total[from + place / 2][2 * r + place % 2];
+                bool seen = !edge || first + 8 * (from + place / 2) + place % 2 <= last[r];
+                if (seen && w > floor[r]) {
+                    aside[(r * PLACES + place) * THREADS] = w;
+                    open[r] |= 1u << place;
+                }
             }
-        }
-    while (open[0] | open[1]) {
+        while (open[0] | open[1]) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            if (open[r] == 0) continue;
-            int place = __ffs((int)open[r]) - 1;
-            open[r] &= open[r] - 1;
-            lists[r].offer(aside[(r * 2 * COLUMNS + place) * THREADS],
-                           first + place / 2 * 8 + place % 2);
+            for (int r = 0; r < 2; r++) {
+                if (open[r] == 0) continue;
+                int place = __ffs((int)open[r]) - 1;
+                open[r] &= open[r] - 1;
+                lists[r].offer(aside[(r * PLACES + place) * THREADS],
+                               first + 8 * (from + place / 2) + place % 2);
+            }
         }
     }
 }
@@ -268,65 +310,59 @@ static __global__ void __launch_bounds__(THREADS, 1)
     best_list<K> lists[2];
     lists[0].clear();
     lists[1].clear();
-    float lower[HALF / 8][4], upper[HALF / 8][4], total[COLUMNS][4] = {}, shift[2];
-    int turn = 0; /* of the keys in use */
-    int slot = 0; /* of the queries in use */
+    float lower[HALF / 8][4], upper[HALF / 8][4], total[COLUMNS][4] = {}, lse[2];
+    int turn = 0, slot = 0; /* of the keys and queries in use */
     auto start_half = [&](float(&score)[HALF / 8][4], int half) {
         uint32_t base = shared_address(memory);
-        uint32_t rows = base + M::Q + (uint32_t)(warpgroup * 2 + slot) * tile_bytes<HALF, D>;
-        uint32_t keys = base + M::K + (uint32_t)(turn % 2) * tile_bytes<TILE, D>;
+        uint32_t rows = base + M::Q + (uint32_t)(warpgroup * M::STEPS + slot) * tile_bytes<HALF, D>;
+        uint32_t keys = base + M::K + (uint32_t)(turn % M::STEPS) * tile_bytes<TILE, D>;
         begin_products();
         multiply_tiles<HALF, D, HALF, TILE>(score, rows, 0,
                                             keys + half * HALF * tile_panel<D>::bytes);
         end_products();
     };
-    copy_keys<D>(p, memory, t.b, 0, end);
-    copy_queries<D>(p, memory, t, 0, 0);
-    end_copies();
-    read_shifts(p, t, 0, shift);
-    wait_copies();
     __syncthreads();
-    copy_keys<D>(p, memory, t.b, 1, end);
-    copy_queries<D>(p, memory, t, p.heads > 1 ? 1 : 0, 1);
-    end_copies();
+    copy_step ahead = {0, 0, -1, 0};
+    for (int i = 0; i + 1 < M::STEPS; i++)
+        copy_next<D>(p, memory, heads, t, end, ahead);
+    read_sums(p, t, 0, lse);
+    wait_groups<M::STEPS - 2>();
+    __syncthreads();
+    copy_next<D>(p, memory, heads, t, end, ahead);
     start_half(lower, 0);
     for (int key = 0; key < end; key += TILE)
         for (int h = 0; h < p.heads; h++) {
             head_scale head = heads[h];
-            const float *n = numbers + turn % 3 * TILE;
-            float now[2] = {shift[0], shift[1]};
+            const float *n = numbers + turn % (M::STEPS + 1) * TILE;
+            float shift[2] = {-lse[0] * LOG2E, -lse[1] * LOG2E};
             int next = h + 1 < p.heads ? h + 1 : 0;
-            bool more = next > 0 || key + TILE < end;
-            read_shifts(p, t, next, shift);
+            read_sums(p, t, next, lse);
             wait_products<0>();
             settle(lower);
             start_half(upper, 1);
-            add_weights<ALL>(p, lower, head, now, t.row, key, n, total);
+            add_weights<ALL>(p, lower, head, shift, t.row, key, n, total);
             wait_products<0>();
             settle(upper);
-            if (more) {
-                bool new_keys = next == 0 || heads[next].key_head != head.key_head;
-                wait_copies();
-                if (new_keys) {
+            if (next > 0 || key + TILE < end) {
+                wait_groups<M::STEPS - 2>();
+                if (next == 0 || heads[next].key_head != head.key_head) {
                     __syncthreads();
                     turn++;
-                    copy_keys<D>(p, memory, t.b, turn + 1, end);
                 } else {
                     sync_warpgroup(warpgroup);
                 }
-                copy_queries<D>(p, memory, t, next + 1 < p.heads ? next + 1 : 0, slot);
-                end_copies();
-                slot = 1 - slot;
+                copy_next<D>(p, memory, heads, t, end, ahead);
+                slot = slot + 1 < M::STEPS ? slot + 1 : 0;
             }
             start_half(lower, 0); /* once too often at the end, so that it is not a branch's */
-            add_weights<ALL>(p, upper, head, now, t.row, key + HALF, n + HALF, total + HALF / 8);
-            if (h + 1 < p.heads) continue;
+            add_weights<ALL>(p, upper, head, shift, t.row, key + HALF, n + HALF, total + HALF / 8);
+            if (next > 0) continue;
             offer_tile<K>(p, total, t.row, key, aside, lists);
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++)
                 total[c][0] = total[c][1] = total[c][2] = total[c][3] = 0;
         }
-    wait_copies();
+    wait_groups<0>();
     wait_products<0>();
     settle(lower);
     store_row<K>(p, lists[0], t.b, t.row, k, normalize, index, weight);
