@@ -156,31 +156,34 @@ __device__ static inline int64_t gate_at(const gating &k, int64_t row) {
     return quotient(p, k.time) * k.heads + row - p * k.heads;
 }
 
-static __global__ void mix_gate(gating k) {
+template <bool WHOLE> static __global__ void mix_gate(gating k) {
     int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
     if (row >= k.rows) return;
     int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
     int n = pack_length(k.width, column);
-    pack p = fetch_pack(k.o, at, n);
+    pack p = fetch_of<WHOLE>(k.o, at, n);
     float factor = 1 - k.alpha + k.alpha * sigmoid(load_any(k.gate, gate_at(k, row)));
     float v[VECTOR];
-    widen_pack(p, k.o.is_bf16, v);
+    widen_of<WHOLE>(p, k.o, v);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         v[i] *= factor;
-    store_pack(k.out, at, n, v);
+    store_of<WHOLE>(k.out, at, n, v);
 }
 
 static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
     gating k = gating_of(x, n, 0);
-    mix_gate<<<pack_grid(k.rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(k);
+    unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
+    with_flag(are_whole(k.width, k.o, k.out), [&](auto whole) {
+        mix_gate<decltype(whole)::value><<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k);
+    });
     return launched(n);
 }
 
 CUDA_KERNEL(gate_mix, gate_mix_run)
 
 /* `lanes` threads a row. d_o may lie over dy: a pack is read before it is written. */
-static __global__ void mix_gate_back(gating k, int lanes) {
+template <bool WHOLE> static __global__ void mix_gate_back(gating k, int lanes) {
     int64_t row = thread_index() / lanes;
     int lane = (int)(threadIdx.x % lanes);
     float s = row < k.rows ? sigmoid(load_any(k.gate, gate_at(k, row))) : 0.0f;
@@ -189,16 +192,16 @@ static __global__ void mix_gate_back(gating k, int lanes) {
          column += lanes * VECTOR) {
         int64_t at = row * k.width + column;
         int n = pack_length(k.width, column);
-        pack p = fetch_pack(k.dy, at, n), q = fetch_pack(k.o, at, n);
+        pack p = fetch_of<WHOLE>(k.dy, at, n), q = fetch_of<WHOLE>(k.o, at, n);
         float dy[VECTOR], o[VECTOR];
-        widen_pack(p, k.dy.is_bf16, dy);
-        widen_pack(q, k.o.is_bf16, o);
+        widen_of<WHOLE>(p, k.dy, dy);
+        widen_of<WHOLE>(q, k.o, o);
 #pragma unroll
         for (int i = 0; i < VECTOR; i++) {
             dot += dy[i] * o[i];
             dy[i] *= factor;
         }
-        if (k.out.data) store_pack(k.out, at, n, dy);
+        if (k.out.data) store_of<WHOLE>(k.out, at, n, dy);
     }
     dot = lanes_sum(dot, lanes);
     if (lane != 0 || row >= k.rows) return;
@@ -230,7 +233,10 @@ static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
     k.dy = any_of(x, n->in[0]);
     k.d_gate = any_of(x, n->out[1]);
     k.dots = joins_dots(n) ? workspace_of<float>(x, n) : NULL;
-    mix_gate_back<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
+    with_flag(are_whole(k.width, k.dy, k.o, k.out), [&](auto whole) {
+        mix_gate_back<decltype(whole)::value>
+            <<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
+    });
     if (k.dots) {
         int64_t gates = k.rows / k.time;
         join_gate_dots<<<(unsigned)gates, PACK_THREADS, 0, stream_of(x)>>>(k);

@@ -204,6 +204,7 @@ __device__ static inline int64_t number_at(const head_rows &k, int64_t row) {
 }
 
 /* `lanes` threads a row. Floor: x's bytes. */
+template <bool WHOLE>
 static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int lanes) {
     int64_t row = thread_index() / lanes;
     int lane = (int)(threadIdx.x % lanes);
@@ -212,7 +213,7 @@ static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int 
          column += lanes * VECTOR) {
         int n = pack_length(k.width, column);
         float v[VECTOR];
-        load_pack(x, row * k.width + column, n, v);
+        widen_of<WHOLE>(fetch_of<WHOLE>(x, row * k.width + column, n), x, v);
 #pragma unroll
         for (int i = 0; i < VECTOR; i++)
             sum += column + i >= k.start ? v[i] * v[i] : 0.0f;
@@ -224,14 +225,19 @@ static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int 
 static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
     head_rows k = rows_of(n, n->in[0]);
     int lanes = lanes_of_row(k.width);
-    sum_row_squares<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(
-        k, any_of(x, n->in[0]), data_of<float>(x, n->out[0]), lanes);
+    any_tensor from = any_of(x, n->in[0]);
+    with_flag(are_whole(k.width, from, from), [&](auto whole) {
+        sum_row_squares<decltype(whole)::value>
+            <<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(
+                k, from, data_of<float>(x, n->out[0]), lanes);
+    });
     return launched(n);
 }
 
 CUDA_KERNEL(row_squares, row_squares_run)
 
 /* A thread a pack of a row. Floor: the bytes of x and dx. */
+template <bool WHOLE>
 static __global__ void scale_row_squares(head_rows k, any_tensor x, const float *dn,
                                          any_tensor dx) {
     int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
@@ -239,18 +245,22 @@ static __global__ void scale_row_squares(head_rows k, any_tensor x, const float 
     int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
     int n = pack_length(k.width, column);
     float v[VECTOR], factor = 2 * dn[number_at(k, row)];
-    load_pack(x, at, n, v);
+    widen_of<WHOLE>(fetch_of<WHOLE>(x, at, n), x, v);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         v[i] = column + i >= k.start ? factor * v[i] : 0.0f;
-    store_pack(dx, at, n, v);
+    store_of<WHOLE>(dx, at, n, v);
 }
 
 static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
     head_rows k = rows_of(n, n->in[1]);
     int64_t items = k.rows * ceil_div(k.width, VECTOR);
-    scale_row_squares<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(
-        k, any_of(x, n->in[1]), data_of<float>(x, n->in[0]), any_of(x, n->out[0]));
+    any_tensor from = any_of(x, n->in[1]), to = any_of(x, n->out[0]);
+    with_flag(are_whole(k.width, from, to), [&](auto whole) {
+        scale_row_squares<decltype(whole)::value>
+            <<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, from,
+                                                                  data_of<float>(x, n->in[0]), to);
+    });
     return launched(n);
 }
 

@@ -32,23 +32,23 @@ __device__ static inline uint4 draw_words(uint64_t key, uint32_t c0, uint32_t c1
     return make_uint4(c0, c1, c2, c3);
 }
 
-static __global__ void drop_packs(dropping k) {
+template <bool WHOLE> static __global__ void drop_packs(dropping k) {
     int64_t packs = ceil_div(k.length, VECTOR), b = quotient(thread_index(), packs);
     if (b >= k.batch) return;
     int64_t item = thread_index() - b * packs, at = item * VECTOR;
     int n = pack_length(k.length, at);
-    pack p = fetch_pack(k.x, b * k.length + at, n);
+    pack p = fetch_of<WHOLE>(k.x, b * k.length + at, n);
     uint64_t seed = k.run->seed;
     uint32_t sequence = k.run->sequence + (uint32_t)b, iteration = k.run->iteration;
     uint4 low = draw_words(seed, (uint32_t)(2 * item), sequence, iteration, k.site);
     uint4 high = draw_words(seed, (uint32_t)(2 * item + 1), sequence, iteration, k.site);
     uint32_t word[VECTOR] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     float v[VECTOR];
-    widen_pack(p, k.x.is_bf16, v);
+    widen_of<WHOLE>(p, k.x, v);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         v[i] = word[i] >> 8 >= k.threshold ? v[i] * k.scale : 0.0f;
-    store_pack(k.y, b * k.length + at, n, v);
+    store_of<WHOLE>(k.y, b * k.length + at, n, v);
 }
 
 static weft_status dropout_run(weft_exec *x, const weft_node *n) {
@@ -62,8 +62,10 @@ static weft_status dropout_run(weft_exec *x, const weft_node *n) {
     k.x = any_of(x, n->in[0]);
     k.y = any_of(x, n->out[0]);
     k.run = device_run(x);
-    drop_packs<<<pack_grid(k.batch * ceil_div(k.length, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(
-        k);
+    unsigned blocks = pack_grid(k.batch * ceil_div(k.length, VECTOR));
+    with_flag(are_whole(k.length, k.x, k.y), [&](auto whole) {
+        drop_packs<decltype(whole)::value><<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k);
+    });
     return launched(n);
 }
 

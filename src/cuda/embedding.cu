@@ -34,7 +34,7 @@ struct lookup {
 };
 
 /* Faults: place i < count is a token, count + b a sequence's position. */
-static __global__ void embed_tokens(lookup k) {
+template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
     int64_t packs = ceil_div(k.width, VECTOR), i = quotient(thread_index(), packs);
     if (i >= k.count) return;
     int64_t column = (thread_index() - i * packs) * VECTOR;
@@ -46,15 +46,15 @@ static __global__ void embed_tokens(lookup k) {
     bool placed = !k.wpe.data || (position >= 0 && position < k.positions);
     if (column == 0 && !known) note_fault(k.run, k.node, i);
     if (column == 0 && !placed) note_fault(k.run, k.node, k.count + b);
-    pack p = fetch_pack(k.wte, (known ? id : 0) * k.width + column, n), q = {};
-    if (k.wpe.data) q = fetch_pack(k.wpe, (placed ? position : 0) * k.width + column, n);
+    pack p = fetch_of<WHOLE>(k.wte, (known ? id : 0) * k.width + column, n), q = {};
+    if (k.wpe.data) q = fetch_of<WHOLE>(k.wpe, (placed ? position : 0) * k.width + column, n);
     float v[VECTOR], w[VECTOR];
-    widen_pack(p, k.wte.is_bf16, v);
-    widen_pack(q, k.wpe.is_bf16, w);
+    widen_of<WHOLE>(p, k.wte, v);
+    widen_of<WHOLE>(q, k.wpe, w);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         v[j] += w[j];
-    store_pack(k.y, i * k.width + column, n, v);
+    store_of<WHOLE>(k.y, i * k.width + column, n, v);
 }
 
 static weft_status embed_run(weft_exec *x, const weft_node *n) {
@@ -74,7 +74,10 @@ static weft_status embed_run(weft_exec *x, const weft_node *n) {
     k.run = device_run(x);
     k.node = n->index;
     int64_t items = k.count * ceil_div(k.width, VECTOR);
-    embed_tokens<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k);
+    with_flag(are_whole(k.width, k.wte, k.wpe, k.y), [&](auto whole) {
+        embed_tokens<decltype(whole)::value>
+            <<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k);
+    });
     return launched(n);
 }
 

@@ -71,6 +71,32 @@ __device__ static inline void store_pack(any_tensor t, int64_t at, int n,
     }
 }
 
+/* The same for kernels that are compiled twice: with WHOLE the tensor is bf16 and every pack of it
+ * whole, and nothing is left to ask. are_whole() says whether they are, for the launch. */
+template <bool WHOLE> __device__ static inline pack fetch_of(any_tensor t, int64_t at, int n) {
+    if (!WHOLE) return fetch_pack(t, at, n);
+    return pack{*(const uint4 *)((const bf16 *)t.data + at), make_uint4(0, 0, 0, 0)};
+}
+
+template <bool WHOLE>
+__device__ static inline void widen_of(const pack &p, any_tensor t, float (&v)[VECTOR]) {
+    widen_pack(p, WHOLE || t.is_bf16, v);
+}
+
+template <bool WHOLE>
+__device__ static inline void store_of(any_tensor t, int64_t at, int n, const float (&v)[VECTOR]) {
+    if (WHOLE)
+        store_vector((bf16 *)(void *)t.data + at, v);
+    else
+        store_pack(t, at, n, v);
+}
+
+/* Rows of `width`; tensors that are not there do not count. */
+static inline bool are_whole(int64_t width, any_tensor a, any_tensor b, any_tensor c = {}) {
+    return width % VECTOR == 0 && (!a.data || a.is_bf16) && (!b.data || b.is_bf16) &&
+           (!c.data || c.is_bf16);
+}
+
 /* Elements of a pack at column `column` of a row. */
 __host__ __device__ static inline int pack_length(int64_t width, int64_t column) {
     return (int)max_i64(0, min_i64(VECTOR, width - column));

@@ -30,6 +30,7 @@ static __global__ void make_angles(turning k) {
 
 /* A row's items: packs of pairs, then packs of what is copied. Both halves of a pair are read
  * before either is written: y may be x. */
+template <bool WHOLE>
 static __global__ void turn_rows(turning k, int64_t pair_packs, int64_t items) {
     int64_t row = quotient(thread_index(), items), item = thread_index() - row * items;
     if (row >= k.rows) return;
@@ -38,26 +39,31 @@ static __global__ void turn_rows(turning k, int64_t pair_packs, int64_t items) {
     if (item >= pair_packs) {
         int64_t column = 2 * k.half + (item - pair_packs) * VECTOR;
         int n = pack_length(k.width, column);
-        load_pack(k.x, at + column, n, a);
-        store_pack(k.y, at + column, n, a);
+        widen_of<WHOLE>(fetch_of<WHOLE>(k.x, at + column, n), k.x, a);
+        store_of<WHOLE>(k.y, at + column, n, a);
         return;
     }
     int64_t i = item * VECTOR, place = k.start ? p : p - quotient(p, k.time) * k.time;
     int n = pack_length(k.half, i);
-    pack first = fetch_pack(k.x, at + i, n), second = fetch_pack(k.x, at + k.half + i, n);
-    load_pack(k.table, 2 * place * k.half + i, n, c);
-    load_pack(k.table, (2 * place + 1) * k.half + i, n, s);
-    widen_pack(first, k.x.is_bf16, a);
-    widen_pack(second, k.x.is_bf16, b);
+    pack first = fetch_of<WHOLE>(k.x, at + i, n), second = fetch_of<WHOLE>(k.x, at + k.half + i, n);
+    if (WHOLE) {
+        load_vector((const float *)k.table.data + 2 * place * k.half + i, c);
+        load_vector((const float *)k.table.data + (2 * place + 1) * k.half + i, s);
+    } else {
+        load_pack(k.table, 2 * place * k.half + i, n, c);
+        load_pack(k.table, (2 * place + 1) * k.half + i, n, s);
+    }
+    widen_of<WHOLE>(first, k.x, a);
+    widen_of<WHOLE>(second, k.x, b);
     bool turn = h < k.turned;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         y[j] = turn ? a[j] * c[j] - b[j] * s[j] : a[j];
-    store_pack(k.y, at + i, n, y);
+    store_of<WHOLE>(k.y, at + i, n, y);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         y[j] = turn ? b[j] * c[j] + a[j] * s[j] : b[j];
-    store_pack(k.y, at + k.half + i, n, y);
+    store_of<WHOLE>(k.y, at + k.half + i, n, y);
 }
 
 static int64_t table_length(const weft_node *n) {
@@ -90,7 +96,10 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     int64_t pair_packs = ceil_div(k.half, VECTOR);
     int64_t items = pair_packs + ceil_div(k.width - 2 * k.half, VECTOR);
     make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
-    turn_rows<<<pack_grid(k.rows * items), PACK_THREADS, 0, stream_of(x)>>>(k, pair_packs, items);
+    with_flag(are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0, [&](auto whole) {
+        turn_rows<decltype(whole)::value>
+            <<<pack_grid(k.rows * items), PACK_THREADS, 0, stream_of(x)>>>(k, pair_packs, items);
+    });
     return launched(n);
 }
 

@@ -128,25 +128,31 @@ static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
 CUDA_KERNEL(time_mean, time_mean_run)
 
 /* dx [B, T, N] from dy [B, 1, N]: a thread a pack of dx. */
+template <bool WHOLE>
 static __global__ void spread_over_time(time_args k, int64_t rows, float share) {
     int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
     if (row >= rows) return;
     int64_t column = (thread_index() - row * packs) * VECTOR;
     int n = pack_length(k.width, column);
     float v[VECTOR];
-    load_pack(k.x, quotient(row, k.time) * k.width + column, n, v);
+    int64_t from = quotient(row, k.time) * k.width + column;
+    widen_of<WHOLE>(fetch_of<WHOLE>(k.x, from, n), k.x, v);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         v[j] *= share;
-    store_pack(k.y, row * k.width + column, n, v);
+    store_of<WHOLE>(k.y, row * k.width + column, n, v);
 }
 
 static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *out = n->out[0];
     time_args k = {out->shape[1], out->shape[2], any_of(x, n->in[0]), any_of(x, out)};
     int64_t rows = out->shape[0] * out->shape[1];
-    spread_over_time<<<pack_grid(rows * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
-                       stream_of(x)>>>(k, rows, (float)(1.0 / (double)k.time));
+    unsigned blocks = pack_grid(rows * ceil_div(k.width, VECTOR));
+    float share = (float)(1.0 / (double)k.time);
+    with_flag(are_whole(k.width, k.x, k.y), [&](auto whole) {
+        spread_over_time<decltype(whole)::value>
+            <<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, rows, share);
+    });
     return launched(n);
 }
 
