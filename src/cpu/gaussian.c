@@ -1,7 +1,7 @@
 /* Gaussians on the CPU. A task is some of the B·T positions, so that x is read in its order; a
- * head's means and deviations are two runs of D elements. The distance's means are copied and summed,
- * its deviations go through the vector code; for the overlap both go through it side by side. The
- * overlap's logarithm is taken of a number that is 1e-4 at least: no zero, no denormal. */
+ * head's means and deviations are two runs of D elements. Of the distance's only the deviations go
+ * through the vector code; for the overlap both do, side by side. The overlap's logarithm is taken
+ * of a number that is 1e-4 at least: no zero, no denormal. */
 #include "ops/gaussian.h"
 
 #include "cpu/chunks.h"
@@ -56,14 +56,10 @@ static inline vreal vlog(vreal a) {
 
 #else
 
-/* 1 − e^−a, for a ≥ 0; below ¼, where that cancels, its series. */
+/* 1 − e^−a, for a ≥ 0; below 1/32, where that cancels, its series. Within 2e-6. */
 static inline vreal vslope(vreal a) {
-    vreal p = 1 - a * (1 / 6.0f);
-    p = 1 - a * (1 / 5.0f) * p;
-    p = 1 - a * (1 / 4.0f) * p;
-    p = 1 - a * (1 / 3.0f) * p;
-    p = 1 - a * (1 / 2.0f) * p;
-    return vselect(a < vset(0.25f), a * p, 1 - vexp(-a));
+    vreal series = a * (1 + a * (a * (1 / 6.0f) - 0.5f));
+    return vselect(a < vset(0x1p-5f), series, 1 - vexp(-a));
 }
 
 static inline vreal vsqrt(vreal a) {
@@ -89,27 +85,34 @@ VECTOR_FN deviation_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = vsoftplus(in[0]);
 }
 
-/* One half of head `row`, the means or the deviations: y, and its Σ y² of what is stored. y may lie
- * over x. */
-static double gaussian_half(const heads *k, int64_t row, bool deviations) {
+/* One half of head `row`, the means or the deviations. y may lie over x. */
+static void gaussian_half(const heads *k, int64_t row, bool deviations) {
     real x_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
     const weft_tensor *y = k->n->out[0];
     int64_t at = (2 * row + deviations) * k->width, end = at + k->width;
-    double sum = 0;
     for (; at < end; at += TILE) {
         int64_t len = min_i64(TILE, end - at);
         const real *in[] = {tile_in(k->x, k->from, at, len, x_scratch)};
         real *out[] = {tile_out(k->x, y, at, y_scratch)};
         if (deviations)
             apply(deviation_vector, 1, in, 1, out, len, NULL);
-        else if (in[0] != out[0])
+        else
             memcpy(out[0], in[0], (size_t)len * sizeof(real));
         tile_done(k->x, y, at, len, out[0]);
-        if (k->n->n_out < 2) continue;
-        const real *stored = tile_in(k->x, y, at, len, x_scratch);
-        sum += (double)dot_reals(stored, stored, len);
     }
-    return sum;
+}
+
+/* Σ y² of head `row`, as it is stored. */
+static real head_squares(const heads *k, int64_t row) {
+    real scratch[TILE_SCRATCH];
+    int64_t at = 2 * row * k->width, end = at + 2 * k->width;
+    double sum = 0;
+    for (; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        const real *y = tile_in(k->x, k->n->out[0], at, len, scratch);
+        sum += (double)dot_reals(y, y, len);
+    }
+    return (real)sum;
 }
 
 /* Means that stand already where they belong are left alone. */
@@ -117,13 +120,13 @@ static void gaussian_block(void *context, int64_t task, int thread) {
     (void)thread;
     const heads *k = context;
     real *n = k->n->n_out > 1 ? weft_data(k->x, k->n->out[1]) : NULL;
-    bool means = n || weft_data(k->x, k->from) != weft_data(k->x, k->n->out[0]);
+    bool in_place = weft_data(k->x, k->from) == weft_data(k->x, k->n->out[0]);
     int64_t end = min_i64((task + 1) * k->block, k->positions);
     for (int64_t p = task * k->block; p < end; p++)
         for (int64_t h = 0; h < k->heads; h++) {
-            double sum = means ? gaussian_half(k, p * k->heads + h, false) : 0;
-            sum += gaussian_half(k, p * k->heads + h, true);
-            if (n) n[statistic_at(k, p, h)] = (real)sum;
+            if (!in_place) gaussian_half(k, p * k->heads + h, false);
+            gaussian_half(k, p * k->heads + h, true);
+            if (n) n[statistic_at(k, p, h)] = head_squares(k, p * k->heads + h);
         }
 }
 
