@@ -203,11 +203,11 @@ __device__ static inline int64_t number_at(const head_rows &k, int64_t row) {
     return (b * k.heads + h) * k.time + t;
 }
 
-/* `lanes` threads a row. Floor: x's bytes. */
+/* `lanes` threads a row, a power of two: no division. Floor: the bytes of x. */
 template <bool WHOLE>
 static __global__ void sum_row_squares(head_rows k, any_tensor x, float *y, int lanes) {
-    int64_t row = thread_index() / lanes;
-    int lane = (int)(threadIdx.x % lanes);
+    int64_t row = thread_index() >> (__ffs(lanes) - 1);
+    int lane = (int)threadIdx.x & (lanes - 1);
     float sum = 0;
     for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
          column += lanes * VECTOR) {

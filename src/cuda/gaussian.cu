@@ -236,13 +236,9 @@ static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(gaussian_back, gaussian_back_run)
 
-__device__ static inline float deviation(float rho) {
-    return fmaxf(rho, 0.0f) + log1pf(expf(-fabsf(rho))) + SIGMA_FLOOR;
-}
-
-static __global__ void scale_overlap(gaussians k, int lanes) {
-    int64_t row = thread_index() / lanes;
-    int lane = (int)(threadIdx.x % lanes);
+static __global__ void scale_overlap(gaussians k, int log_lanes) {
+    int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
+    int64_t row = thread_index() >> log_lanes;
     float sum = 0;
     for (int64_t column = lane * VECTOR; row < k.rows && column < k.width;
          column += lanes * VECTOR) {
@@ -254,9 +250,9 @@ static __global__ void scale_overlap(gaussians k, int lanes) {
         widen_pack(q, k.x.is_bf16, rho);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
-            float sigma = deviation(rho[j]);
-            mean[j] = mean[j] / sqrtf(sigma);
-            sum += j < n ? logf(sigma) : 0.0f;
+            float sigma = softplus(rho[j]) + SIGMA_FLOOR;
+            mean[j] *= rsqrtf(sigma);
+            sum += j < n ? __logf(sigma) : 0.0f;
         }
         store_pack(k.y, row * k.width + column, n, mean);
     }
@@ -270,7 +266,7 @@ static weft_status overlap_run(weft_exec *x, const weft_node *n) {
     int lanes = lanes_of_row(k.width);
     k.y = any_of(x, n->out[0]);
     k.numbers = data_of<float>(x, n->out[1]);
-    scale_overlap<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, lanes);
+    scale_overlap<<<pack_grid(k.rows * lanes), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
     return launched(n);
 }
 
@@ -291,10 +287,10 @@ static __global__ void scale_overlap_back(gaussians k) {
     widen_pack(r, k.dy.is_bf16, dy);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) {
-        float sigma = deviation(rho[j]), root = sqrtf(sigma);
-        float slope = 1.0f / (1.0f + expf(-rho[j]));
-        rho[j] = (d_log - 0.5f * dy[j] * (mean[j] / root)) / sigma * slope;
-        mean[j] = dy[j] / root;
+        float plus = softplus(rho[j]), inverse = rsqrtf(plus + SIGMA_FLOOR);
+        float d_sigma = (d_log - 0.5f * dy[j] * (mean[j] * inverse)) * (inverse * inverse);
+        rho[j] = d_sigma * slope_at(plus);
+        mean[j] = dy[j] * inverse;
     }
     store_pack(k.dx, at, n, mean);
     store_pack(k.dx, at + k.width, n, rho);
