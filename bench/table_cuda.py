@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,7 @@ class Worker:
         environment = dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS=str(threads), PYTHONWARNINGS="ignore")
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen([sys.executable, os.path.join(HERE, script), *args], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=self.log, env=environment)
+                                        stdout=subprocess.PIPE, stderr=self.log, env=environment, start_new_session=True)
 
     def read_line(self, until):
         """The next object it prints; None: it ended, or the time is over."""
@@ -97,15 +98,11 @@ class Worker:
         self.process.stdin.flush()
 
     def close(self):
-        if not self.ready:
-            self.process.kill()
-        if self.process.poll() is None:
-            self.process.stdin.close()
-            try:
-                self.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # with what it compiles by
+        except ProcessLookupError:
+            pass
+        self.process.wait()
         self.log.close()
 
 
@@ -164,17 +161,18 @@ def measure_batch(args, batch, extra):
         ours, theirs = run_ours(args, v), []
         for f in forms:
             w = workers[v, f]
+            row = None
             if w.ready:
                 w.ask()
                 row = w.read_line(time.perf_counter() + PATIENCE)
-                theirs.append(row or dict(variant=v, form=f, error=w.error))
-                w.close()
-            else:
-                theirs.append(dict(variant=v, form=f, error=w.error))
+            theirs.append(row or dict(variant=v, form=f, error=w.error))
         rows[v] = (ours, theirs)
         say(f"{v}: " + ", ".join(
             ([f"ours {ours['tokens_per_s']:,.0f} tok/s in {ours['took']:.1f} s"] if ours else ["ours failed"])
             + [f"{t['form']} {t['tokens_per_s']:,.0f}" for t in theirs if "tokens_per_s" in t]))
+    for w in workers.values():
+        if w.ready:
+            w.close()
     return rows
 
 
@@ -223,9 +221,10 @@ def print_training(rows, limits):
     for r in rows:
         if "of_swiglu" in r:
             print(f"{r['label']}: {r['of_swiglu']:.3f} of our own swiglu; {OF_SWIGLU} is asked too")
-        naive = next((t for t in r["peers"] if t["form"] == "naive" and "tokens_per_s" in t), None)
-        if naive and r["ours"]:
-            print(f"{r['label']}: {r['ours']['tokens_per_s'] / naive['tokens_per_s']:.2f} times the seed's own way of writing it")
+        for t in r["peers"]:
+            if r["ours"] and "tokens_per_s" in t and ("naive" in t["form"] or "direct" in t["form"]):
+                print(f"{r['label']}: {r['ours']['tokens_per_s'] / t['tokens_per_s']:.2f} times the formula as the seed writes "
+                      f"it ({t['form']})")
     if any(r["by_figure"] for r in rows):
         print(f"* against the plan's figure for PyTorch on an H200: none was measured here, or less than {ENOUGH:.0%} of it")
     others = [f"{r['variant']} {t['form']} " + (f"{t['tokens_per_s']:,.0f} · {t['gib']:.1f} GiB" if "gib" in t else t["error"])
@@ -234,30 +233,31 @@ def print_training(rows, limits):
         print("PyTorch's other forms: " + "; ".join(others))
 
 
-def run_attention(args, worker):
+def run_attention(args, workers):
     """Our rows {(form, T): [forward, backward]}, and PyTorch's [{form, time, way, ...}]."""
-    done = subprocess.run([os.path.join(args.build, "bench", "attention_cuda"), "rows"], capture_output=True, text=True)
-    ours = {}
-    for line in done.stdout.splitlines():
+    program, ours = os.path.join(args.build, "bench", "attention_cuda"), {}
+    done = subprocess.run([program, "rows"], capture_output=True, text=True) if os.path.exists(program) else None
+    for line in done.stdout.splitlines() if done else []:
         cells = line.split("\t")
         if len(cells) == 11:
             ours[cells[0], int(cells[2])] = [float(cells[8]), float(cells[10])]
     if not ours:
-        say(f"attention: ours failed: {done.stderr.strip()[-200:]}")
+        say(f"attention: ours failed: {done.stderr.strip()[-200:] if done else program + ' is not there'}")
     theirs = []
-    if worker and worker.ready:
-        worker.ask()
-        while True:
-            row = worker.read_line(time.perf_counter() + PATIENCE)
-            if row is None:
-                break
+    for w in workers:
+        if not w.ready:
+            continue
+        w.ask()
+        row = w.read_line(time.perf_counter() + PATIENCE)
+        while row is not None and "done" not in row:
             theirs.append(row)
-        worker.close()
+            row = w.read_line(time.perf_counter() + PATIENCE)
+        w.close()
     return ours, theirs
 
 
 def print_attention(ours, theirs):
-    ways = ["flash", "cudnn", "efficient", "flex"]
+    ways = ["flash", "cudnn", "flex"]
     found = {(t["form"], t["time"], t["way"]): t for t in theirs if "error" not in t}
     lines = []
     for (form, length), rates in ours.items():
@@ -271,7 +271,7 @@ def print_attention(ours, theirs):
     if not lines:
         return
     print("\nattention alone, bf16, causal, 32768 tokens, 12 heads, TFLOP/s (PyTorch: forward / backward)")
-    print_table(["form", "T", "forward", "backward", "SDPA flash", "SDPA cudnn", "SDPA efficient", "FlexAttention"], lines)
+    print_table(["form", "T", "forward", "backward", "SDPA flash", "SDPA cudnn", "FlexAttention"], lines)
 
 
 def read_limits(args):
@@ -307,12 +307,12 @@ def main():
     if forms:
         # What two forms share, Triton's compiled kernels, is compiled once.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "weft-bench-inductor"))
-    measured, attention = {}, None
-    for i, batch in enumerate(batches):
-        last = i + 1 == len(batches)
-        if last and forms and not args.skip_attention:
-            attention = Worker("peer_attention_cuda.py", ["--worker"], "attention", 2)
-        measured.update(measure_batch(args, batch, [attention] if last and attention else []))
+    measured, attention = {}, []
+    for batch in batches:
+        if batch is batches[-1] and forms and not args.skip_attention:
+            attention = [Worker("peer_attention_cuda.py", ["--worker", "--forms", f], f"attention {f}", 1)
+                         for f in ("dot", "w2", "mla")]
+        measured.update(measure_batch(args, batch, attention))
     swiglu = measured.get("swiglu", (None, None))[0]
     rows = [judge(v, *measured[v], swiglu) for v in variants]
     ours, theirs = ({}, []) if args.skip_attention else run_attention(args, attention)
