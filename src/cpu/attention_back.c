@@ -17,7 +17,7 @@
 #include "cpu/attention_pair.h"
 #include "ops/list.h"
 
-enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64 };
+enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64, ROWS_AHEAD = 16 };
 
 typedef struct {
     int64_t head_parts; /* tasks that share a key head's keys, each with some of
@@ -224,6 +224,8 @@ static void write_rows(const attention_problem *p, const head_rows *to, int64_t 
         int64_t element = head_row_at(to, b, r0 + r, head);
         real *row = tile_out(p->x, to->t, element, widened);
         const real *sum = from.at + (at + r) * TILE_N;
+        for (int64_t n = 0; n < whole; n += TILE_N)
+            __builtin_prefetch(sum + n * from.rows + ROWS_AHEAD * TILE_N);
         for (int64_t n = 0; n < whole; n += TILE_N)
             for (int v = 0; v < TILE_V; v++)
                 vstore(row + n + v * VLEN, vload(sum + n * from.rows + v * VLEN));

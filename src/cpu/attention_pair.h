@@ -8,7 +8,8 @@
  *
  * The products are ordered for a small first cache. S and dP walk the queries and hold the tile's
  * keys; the sums walk the columns of dV, dK and dQ and hold P or dS. So the sums lie in panels of
- * columns as well, [column / TILE_N][row][TILE_N]. */
+ * columns as well, [column / TILE_N][row][TILE_N]. What a product walks through comes from the further
+ * caches: while a block is worked on, the next one's is asked for. */
 #ifndef WEFT_CPU_ATTENTION_PAIR_H
 #define WEFT_CPU_ATTENTION_PAIR_H
 
@@ -82,9 +83,11 @@ typedef struct {
 static ALWAYS_INLINE void multiply_row(int start, real *c, const real *a, const real *b,
                                        int64_t keys, int64_t depth, const real *rows,
                                        const real *columns) {
-    for (int64_t n = 0; n < keys; n += TILE_N)
+    for (int64_t n = 0; n < keys; n += TILE_N) {
+        prefetch_part(a + TILE_M * depth, TILE_M * depth, n / TILE_N, PAIR_KEYS / TILE_N);
         multiply_block(start, c + n * PAIR_QUERIES, TILE_N, a, TILE_M, b + n * depth, TILE_N, depth,
                        rows, columns ? columns + n : NULL, NULL);
+    }
 }
 
 #define MULTIPLY_ROW(name, start)                                                                  \
@@ -135,7 +138,11 @@ static __attribute__((noinline)) void add_over_queries(const pair_task *t, sum_p
         for (int64_t key = 0; key < t->n_keys; key += TILE_M) {
             int64_t panel = key / TILE_N * TILE_N, row = first_row(t, panel);
             if (row >= t->n_queries) break;
-            multiply_block(TILE_ADD, sums.at + n * sums.rows + (row0 + key) * TILE_N, TILE_N,
+            real *sum = sums.at + n * sums.rows + (row0 + key) * TILE_N;
+            prefetch_part(sum + TILE_M * TILE_N, TILE_M * TILE_N, 0, 1);
+            prefetch_part(rows + (n + TILE_N) * PAIR_QUERIES, PAIR_QUERIES * TILE_N, key / TILE_M,
+                          PAIR_KEYS / TILE_M);
+            multiply_block(TILE_ADD, sum, TILE_N,
                            tile + panel * PAIR_QUERIES + row * TILE_N + key % TILE_N, TILE_N,
                            rows + n * PAIR_QUERIES + row * TILE_N, TILE_N, t->n_queries - row, NULL,
                            NULL, NULL);
@@ -160,10 +167,15 @@ static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_pane
                                                     int64_t row0, int64_t width, const real *rows,
                                                     int64_t room) {
     for (int64_t n = 0; n < width; n += TILE_N)
-        for (int64_t row = 0; row < t->n_queries; row += TILE_M)
-            multiply_block(TILE_ADD, sums.at + n * sums.rows + (row0 + row) * TILE_N, TILE_N,
-                           t->s.turned + row * PAIR_KEYS, TILE_M, rows + n * room, TILE_N,
-                           min_i64(keys_of_row(t, row), t->n_keys), NULL, NULL, NULL);
+        for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
+            real *sum = sums.at + n * sums.rows + (row0 + row) * TILE_N;
+            prefetch_part(sum + TILE_M * TILE_N, TILE_M * TILE_N, 0, 1);
+            prefetch_part(rows + (n + TILE_N) * room, PAIR_KEYS * TILE_N, row / TILE_M,
+                          PAIR_QUERIES / TILE_M);
+            multiply_block(TILE_ADD, sum, TILE_N, t->s.turned + row * PAIR_KEYS, TILE_M,
+                           rows + n * room, TILE_N, min_i64(keys_of_row(t, row), t->n_keys), NULL,
+                           NULL, NULL);
+        }
 }
 
 /* The band's ⟨q_j, k_i⟩ joins the products: every i − j ≤ window. */

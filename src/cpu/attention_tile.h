@@ -170,6 +170,14 @@ static inline real *take_operand(real_block *block, int64_t n) {
     return at ? at + line : NULL;
 }
 
+/* Asks for one of `parts` equal parts of `count` reals. */
+static ALWAYS_INLINE void prefetch_part(const real *at, int64_t count, int64_t part,
+                                        int64_t parts) {
+    int64_t size = count / parts;
+    for (int64_t i = 0; i < size; i += 64 / (int64_t)sizeof(real))
+        __builtin_prefetch(at + part * size + i);
+}
+
 typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 /* to[c][r] = from[r][c] · factor for a block of 4 × 4. */
@@ -201,7 +209,8 @@ static inline void turn_rows(const real *const *row, int64_t panel, int64_t widt
 }
 
 /* Asks for rows r0 .. r0+rows-1 of a head, as far as there are any before `end`. A head's rows lie
- * apart, so the machine does not guess the next one by itself. */
+ * apart, so the machine does not guess the next one by itself. Into the second cache: the first has
+ * few places for what is on its way, and holds the tiles. */
 static inline void prefetch_rows(const attention_problem *p, const head_rows *from, int64_t b,
                                  int64_t head, int64_t r0, int64_t rows, int64_t end) {
     const char *data = weft_data(p->x, from->t);
@@ -209,8 +218,17 @@ static inline void prefetch_rows(const attention_problem *p, const head_rows *fr
     for (int64_t r = r0; r < min_i64(r0 + rows, end); r++) {
         const char *row = data + head_row_at(from, b, r, head) * size;
         for (int64_t at = 0; at < from->width * size; at += 64)
-            __builtin_prefetch(row + at);
+            __builtin_prefetch(row + at, 0, 2);
     }
+}
+
+/* A row of a head, its data already looked up: as tile_in. */
+static ALWAYS_INLINE const real *row_in(const void *data, bool bf16, int64_t at, int64_t n,
+                                        real *scratch) {
+    if (!bf16) return (const real *)data + at;
+    for (int64_t i = 0; i < n; i++)
+        scratch[i] = (real)weft_bf16_to_float(((const uint16_t *)data)[at + i]);
+    return scratch;
 }
 
 /* Rows r0 .. r0+rows-1 of a head times `factor`, packed across; `widened` holds
@@ -219,13 +237,15 @@ static inline void pack_across(const attention_problem *p, const head_rows *from
                                int64_t head, int64_t r0, int64_t rows, int64_t panel, real factor,
                                real *to, real *widened) {
     int64_t width = from->width;
+    const void *data = weft_data(p->x, from->t);
+    bool bf16 = from->t->dtype == WEFT_BF16;
     for (int64_t r = 0; r < rows; r += panel, to += panel * width) {
         int64_t filled = min_i64(panel, rows - r);
         prefetch_rows(p, from, b, head, r0 + r + panel, panel, r0 + rows);
         const real *row[64];
         for (int64_t i = 0; i < filled; i++)
-            row[i] = tile_in(p->x, from->t, head_row_at(from, b, r0 + r + i, head), width,
-                             widened + i * width);
+            row[i] = row_in(data, bf16, head_row_at(from, b, r0 + r + i, head), width,
+                            widened + i * width);
         if (filled == panel && panel % 4 == 0) {
             turn_rows(row, panel, width, factor, to);
             continue;
@@ -242,9 +262,10 @@ static inline void pack_along(const attention_problem *p, const head_rows *from,
                               int64_t head, int64_t r0, int64_t rows, int64_t panel, int64_t room,
                               real factor, real *to, real *widened) {
     int64_t width = from->width, block = room * round_up(width, panel);
+    const void *data = weft_data(p->x, from->t);
+    bool bf16 = from->t->dtype == WEFT_BF16;
     for (int64_t r = 0; r < rows; r++) {
-        const real *row =
-            tile_in(p->x, from->t, head_row_at(from, b, r0 + r, head), width, widened);
+        const real *row = row_in(data, bf16, head_row_at(from, b, r0 + r, head), width, widened);
         real *at = to + r / room * block + r % room * panel;
         int64_t whole = width / panel * panel;
         for (int64_t c = 0; c < whole; c += panel, at += panel * room)
