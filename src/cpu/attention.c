@@ -12,6 +12,7 @@
  * tile is packed once a task and used for every panel of TILE_N queries; a
  * panel ends at its last visible key, so little above the diagonal is computed.
  */
+#include "cpu/attention_exp.h"
 #include "cpu/attention_tile.h"
 #include "ops/list.h"
 
@@ -222,8 +223,8 @@ static __attribute__((noinline)) void soften_panel(const query_task *t, int64_t 
         vstore(old, top[v]);
         sum[v] = vset(0);
     }
-    /* Two keys at a time, so that their exponentials overlap. */
-    int64_t j = 0;
+    /* The rest two keys at a time, so that their exponentials overlap. */
+    int64_t j = soften_many(t->s.scores, seen, top, sum);
     for (; j + 2 <= seen; j += 2)
         soften_keys(t->s.scores + j * TILE_N, 2, top, sum);
     if (j < seen) soften_keys(t->s.scores + j * TILE_N, 1, top, sum);

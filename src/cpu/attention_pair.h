@@ -13,6 +13,7 @@
 #ifndef WEFT_CPU_ATTENTION_PAIR_H
 #define WEFT_CPU_ATTENTION_PAIR_H
 
+#include "cpu/attention_exp.h"
 #include "cpu/attention_tile.h"
 
 enum { PAIR_KEYS = 64, PAIR_QUERIES = 128 };
@@ -300,6 +301,10 @@ static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, 
     for (int v = 0; v < TILE_V; v++)
         w.bias[v] = vload(s->bias + key + v * VLEN);
     int64_t row = from;
+    if (!masked && !position && extras != EXTRAS_DSCALE)
+        row +=
+            soften_back_many(w.p + from * TILE_N, w.ds + from * TILE_N, to - from,
+                             extras != EXTRAS_NONE, extras == EXTRAS_DLOG_TAU, w.column, w.number);
     for (; row + 2 <= to; row += 2)
         soften_rows(&w, row, 2, masked, position, extras);
     if (row < to) soften_rows(&w, row, 1, masked, position, extras);

@@ -225,23 +225,43 @@ static inline vreal vexp(vreal x) {
 }
 
 /* 2^x within 1.5 ulp for x below 128, 0 below -125.5, NaN of NaN. As vexp, but the split of x into
- * n + r is exact, and `low` is where the exponent field is 0, and with it the factor. */
+ * n + r is exact, and `low` is where the exponent field is 0, and with it the factor. On aarch64 the
+ * steps are those of attention_exp.h, bit for bit. */
+#define EXP2_SHIFT (0x1.8p23f + 126)
+#define EXP2_LOW (-126.25f)
+#define EXP2_HIGH 129.0f
+#define EXP2_1 0x1.62e430p0f
+#define EXP2_2 0x1.ebfbdcp-2f
+#define EXP2_3 0x1.c6af7cp-4f
+#define EXP2_4 0x1.3b2de0p-6f
+#define EXP2_5 0x1.5f0830p-9f
+#define EXP2_6 0x1.416b5ep-12f
+
 static inline vreal vexp2_low(vreal x) {
-    const vreal shift = vset(0x1.8p23f + 126), low = vset(-126.25f);
+    const vreal shift = vset(EXP2_SHIFT), low = vset(EXP2_LOW);
     vreal c = vmax(low, x);
     vreal t = c + shift;
     vreal scale = (vreal)((vint)t << 23), r = c - (t - shift);
+#if defined(__aarch64__)
+    vreal p = vfma(vset(EXP2_6), r, vset(EXP2_5));
+    p = vfma(p, r, vset(EXP2_4));
+    p = vfma(p, r, vset(EXP2_3));
+    p = vfma(p, r, vset(EXP2_2));
+    p = vfma(p, r, vset(EXP2_1));
+    p = vfma(p, r, vset(2));
+#else
     vreal r2 = r * r;
-    vreal p = 0x1.5f0830p-9f * r + 0x1.3b2de0p-6f, q = 0x1.c6af7cp-4f * r + 0x1.ebfbdcp-2f;
-    p = 0x1.416b5ep-12f * r2 + p;
+    vreal p = EXP2_5 * r + EXP2_4, q = EXP2_3 * r + EXP2_2;
+    p = EXP2_6 * r2 + p;
     p = p * r2 + q;
-    p = p * r2 + (0x1.62e430p0f * r + 2);
+    p = p * r2 + (EXP2_1 * r + 2);
+#endif
     return p * scale;
 }
 
 /* The same for any x: inf from 128.5 on. */
 static inline vreal vexp2(vreal x) {
-    return vexp2_low(vmin(vset(129), x));
+    return vexp2_low(vmin(vset(EXP2_HIGH), x));
 }
 
 /* tanh(x) = 1 - 2 / (1 + e^2x); within ±0.6, where that cancels, an odd polynomial. */
