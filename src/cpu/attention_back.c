@@ -160,23 +160,22 @@ static real inner_product(const real *x, const real *y, int64_t n) {
     return vsum(sum);
 }
 
-/* Some queries of a head: PAIR_QUERIES from q0 on, or what is left. */
-static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
+/* Queries i .. of a head, at most TILE_M, of the tile at q0: each row is read while it is at hand. */
+static void pack_queries(const backward *w, const pair_task *t, int64_t q0, int64_t i,
+                         int64_t rows) {
     const attention_problem *p = t->p;
     const weft_attention_attr *a = p->a;
     const pair_scratch *s = &t->s;
-    int64_t rows = min_i64(PAIR_QUERIES, a->queries - q0);
     int64_t dqk = round_up(a->dqk, TILE_N), dv = round_up(a->dv, TILE_N);
-    pack_across(p, &p->q, t->b, t->h, q0, rows, TILE_M, 1, s->q_across + q0 * a->dqk, s->widened);
-    pack_along(p, &p->q, t->b, t->h, q0, rows, TILE_N, PAIR_QUERIES, t->head.scale,
-               s->q_along + q0 * dqk, s->widened);
-    pack_across(p, &w->d_o, t->b, t->h, q0, rows, TILE_M, 1, s->do_across + q0 * a->dv, s->widened);
-    pack_along(p, &w->d_o, t->b, t->h, q0, rows, TILE_N, PAIR_QUERIES, 1, s->do_along + q0 * dv,
-               s->widened);
+    pack_across(p, &p->q, t->b, t->h, i, rows, TILE_M, 1, s->q_across + i * a->dqk, s->widened);
+    pack_along(p, &p->q, t->b, t->h, i, rows, TILE_N, PAIR_QUERIES, t->head.scale,
+               s->q_along + q0 * dqk + (i - q0) * TILE_N, s->widened);
+    pack_across(p, &w->d_o, t->b, t->h, i, rows, TILE_M, 1, s->do_across + i * a->dv, s->widened);
+    pack_along(p, &w->d_o, t->b, t->h, i, rows, TILE_N, PAIR_QUERIES, 1,
+               s->do_along + q0 * dv + (i - q0) * TILE_N, s->widened);
     const real *lse = w->lse + (t->b * a->heads + t->h) * a->queries;
     real *one = s->widened, *other = s->widened + max_i64(a->dqk, a->dv);
-    for (int64_t i = q0; i < q0 + rows; i++) {
-        prefetch_rows(p, &w->o, t->b, t->h, i + 8, 1, a->queries);
+    for (int64_t end = i + rows; i < end; i++) {
         int64_t at = head_row_at(&w->o, t->b, i, t->h);
         s->lse[i] = -LOG2_E * lse[i];
         s->total[i] = -inner_product(tile_in(p->x, w->d_o.t, at, a->dv, one),
@@ -187,6 +186,19 @@ static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
         at = head_row_at(&p->q, t->b, i, t->h);
         s->shift[i] = inner_product(tile_in(p->x, p->q.t, at, a->dqk, one),
                                     tile_in(p->x, p->k.t, key, a->dqk, other), a->dqk);
+    }
+}
+
+/* Some queries of a head: PAIR_QUERIES from q0 on, or what is left. */
+static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
+    const attention_problem *p = t->p;
+    int64_t end = min_i64(q0 + PAIR_QUERIES, p->a->queries);
+    for (int64_t i = q0; i < end; i += TILE_M) {
+        int64_t ahead = i + ROWS_AHEAD;
+        prefetch_rows(p, &p->q, t->b, t->h, ahead, TILE_M, p->a->queries);
+        prefetch_rows(p, &w->d_o, t->b, t->h, ahead, TILE_M, p->a->queries);
+        prefetch_rows(p, &w->o, t->b, t->h, ahead, TILE_M, p->a->queries);
+        pack_queries(w, t, q0, i, min_i64(TILE_M, end - i));
     }
 }
 

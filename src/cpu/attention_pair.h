@@ -135,17 +135,21 @@ static void multiply_visible(const pair_task *t, int start, real *tile, const re
 static __attribute__((noinline)) void add_over_queries(const pair_task *t, sum_panels sums,
                                                        int64_t row0, int64_t width,
                                                        const real *tile, const real *rows) {
+    int64_t keys = t->n_keys, queries = t->n_queries, first[PAIR_KEYS / TILE_M];
+    for (int64_t key = 0; key < keys; key += TILE_M) {
+        first[key / TILE_M] = first_row(t, key / TILE_N * TILE_N);
+        if (first[key / TILE_M] >= queries) keys = key;
+    }
     for (int64_t n = 0; n < width; n += TILE_N)
-        for (int64_t key = 0; key < t->n_keys; key += TILE_M) {
-            int64_t panel = key / TILE_N * TILE_N, row = first_row(t, panel);
-            if (row >= t->n_queries) break;
+        for (int64_t key = 0; key < keys; key += TILE_M) {
+            int64_t panel = key / TILE_N * TILE_N, row = first[key / TILE_M];
             real *sum = sums.at + n * sums.rows + (row0 + key) * TILE_N;
             prefetch_part(sum + TILE_M * TILE_N, TILE_M * TILE_N, 0, 1);
             prefetch_part(rows + (n + TILE_N) * PAIR_QUERIES, PAIR_QUERIES * TILE_N, key / TILE_M,
                           PAIR_KEYS / TILE_M);
             multiply_block(TILE_ADD, sum, TILE_N,
                            tile + panel * PAIR_QUERIES + row * TILE_N + key % TILE_N, TILE_N,
-                           rows + n * PAIR_QUERIES + row * TILE_N, TILE_N, t->n_queries - row, NULL,
+                           rows + n * PAIR_QUERIES + row * TILE_N, TILE_N, queries - row, NULL,
                            NULL, NULL);
         }
 }
@@ -167,15 +171,17 @@ static void turn_tile(const pair_task *t, const real *tile) {
 static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_panels sums,
                                                     int64_t row0, int64_t width, const real *rows,
                                                     int64_t room) {
+    int64_t queries = t->n_queries, keys[PAIR_QUERIES / TILE_M];
+    for (int64_t row = 0; row < queries; row += TILE_M)
+        keys[row / TILE_M] = min_i64(keys_of_row(t, row), t->n_keys);
     for (int64_t n = 0; n < width; n += TILE_N)
-        for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
+        for (int64_t row = 0; row < queries; row += TILE_M) {
             real *sum = sums.at + n * sums.rows + (row0 + row) * TILE_N;
             prefetch_part(sum + TILE_M * TILE_N, TILE_M * TILE_N, 0, 1);
             prefetch_part(rows + (n + TILE_N) * room, PAIR_KEYS * TILE_N, row / TILE_M,
                           PAIR_QUERIES / TILE_M);
             multiply_block(TILE_ADD, sum, TILE_N, t->s.turned + row * PAIR_KEYS, TILE_M,
-                           rows + n * room, TILE_N, min_i64(keys_of_row(t, row), t->n_keys), NULL,
-                           NULL, NULL);
+                           rows + n * room, TILE_N, keys[row / TILE_M], NULL, NULL, NULL);
         }
 }
 

@@ -257,22 +257,29 @@ static inline void pack_across(const attention_problem *p, const head_rows *from
     }
 }
 
-/* The same rows times `factor`, packed along, each `room` of them apart. */
+/* The same rows times `factor`, packed along, each `room` of them apart. Some rows at a time, of which
+ * `widened` holds TILE_M, so that a panel's lines are filled at once. */
 static inline void pack_along(const attention_problem *p, const head_rows *from, int64_t b,
                               int64_t head, int64_t r0, int64_t rows, int64_t panel, int64_t room,
                               real factor, real *to, real *widened) {
     int64_t width = from->width, block = room * round_up(width, panel);
+    int64_t whole = width / panel * panel;
     const void *data = weft_data(p->x, from->t);
     bool bf16 = from->t->dtype == WEFT_BF16;
-    for (int64_t r = 0; r < rows; r++) {
-        const real *row = row_in(data, bf16, head_row_at(from, b, r0 + r, head), width, widened);
+    for (int64_t r = 0; r < rows; r += TILE_M) {
+        int64_t filled = min_i64(TILE_M, rows - r);
+        const real *row[TILE_M];
+        for (int64_t i = 0; i < filled; i++)
+            row[i] = row_in(data, bf16, head_row_at(from, b, r0 + r + i, head), width,
+                            widened + i * width);
         real *at = to + r / room * block + r % room * panel;
-        int64_t whole = width / panel * panel;
         for (int64_t c = 0; c < whole; c += panel, at += panel * room)
-            for (int64_t i = 0; i < panel; i += 4)
-                *(quad *)(at + i) = *(const quad *)(row + c + i) * factor;
-        for (int64_t i = 0; whole < width && i < panel; i++)
-            at[i] = whole + i < width ? row[whole + i] * factor : 0;
+            for (int64_t i = 0; i < filled; i++)
+                for (int64_t e = 0; e < panel; e += 4)
+                    *(quad *)(at + i * panel + e) = *(const quad *)(row[i] + c + e) * factor;
+        for (int64_t i = 0; whole < width && i < filled; i++)
+            for (int64_t e = 0; e < panel; e++)
+                at[i * panel + e] = whole + e < width ? row[i][whole + e] * factor : 0;
     }
 }
 
