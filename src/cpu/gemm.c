@@ -182,16 +182,6 @@ static void gelu_values(real *x, int64_t n) {
     if (i < n) vstore_part(x + i, vgelu(vload_part(x + i, n - i)), n - i);
 }
 
-/* x *= gelu's slope at the n values of pre. */
-static void slope_values(real *x, const real *pre, int64_t n) {
-    int64_t i = 0;
-    for (; i + VLEN <= n; i += VLEN)
-        vstore(x + i, vload(x + i) * vgelu_slope(vload(pre + i)));
-    if (i < n)
-        vstore_part(x + i, vload_part(x + i, n - i) * vgelu_slope(vload_part(pre + i, n - i)),
-                    n - i);
-}
-
 static void get_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
     if (x.bf16)
         gemm_widen(to, (const uint16_t *)x.data + at, n);
@@ -212,7 +202,7 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
             if (p->addend.data) add_values(row, p->addend, i * p->addend.ld + j, n);
             if (p->gelu_back) {
                 get_values(pre, p->pre, i * p->pre.ld + j, n);
-                slope_values(row, pre, n);
+                vgelu_back(row, row, pre, n);
             } else if (p->pre.data) {
                 put_values(p->pre, i * p->pre.ld + j, row, n);
             }

@@ -1,9 +1,9 @@
 /* Linear layers and matrix products on the CPU: a node's tensors as the matrices of gemm.h, and
- * the gradient of a bias.
+ * the gradient of a bias, with gelu's gradient or alone.
  *
  * The bias gradient sums the rows of each column. Rows are cut into bands of a fixed height and
  * columns into strips; a task sums one strip of one band, four rows at a time, and the bands' sums
- * are added in order. */
+ * are added in order. Behind gelu it makes the rows first. */
 #include "ops/linear.h"
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
@@ -61,9 +61,23 @@ const weft_kernel KERNEL(matmul) = {.run = matmul_run, .workspace = matmul_works
 typedef struct {
     const weft_exec *x;
     const weft_node *n;
+    const weft_tensor *db;
+    bool gelu; /* the rows are dy times gelu's slope, which is an output too */
     int64_t rows, columns, strips;
     real *sums; /* [bands, columns] */
 } bias_run;
+
+/* n values of a row from element `at` on. */
+static const real *take_row(const bias_run *b, int64_t at, int64_t n, real *scratch) {
+    const real *dy = tile_in(b->x, b->n->in[0], at, n, scratch);
+    if (!b->gelu) return dy;
+    real widened[STRIP];
+    const real *x = tile_in(b->x, b->n->in[1], at, n, widened);
+    real *dx = tile_out(b->x, b->n->out[0], at, scratch);
+    vgelu_back(dx, dy, x, n);
+    tile_done(b->x, b->n->out[0], at, n, dx);
+    return dx;
+}
 
 static void sum_band(void *context, int64_t task, int thread) {
     (void)thread;
@@ -78,7 +92,7 @@ static void sum_band(void *context, int64_t task, int thread) {
         const real *dy[TOGETHER];
         int64_t count = min_i64(TOGETHER, end - i);
         for (int64_t r = 0; r < count; r++)
-            dy[r] = tile_in(b->x, b->n->in[0], (i + r) * b->columns + column, n, rows[r]);
+            dy[r] = take_row(b, (i + r) * b->columns + column, n, rows[r]);
         if (count == TOGETHER)
             for (int64_t j = 0; j < n; j++)
                 sum[j] += (dy[0][j] + dy[1][j]) + (dy[2][j] + dy[3][j]);
@@ -99,19 +113,28 @@ static void add_bands(void *context, int64_t task, int thread) {
         for (int64_t j = 0; j < n; j++)
             total[j] += b->sums[band * b->columns + column + j];
     real scratch[STRIP];
-    real *db = tile_out(b->x, b->n->out[0], column, scratch);
+    real *db = tile_out(b->x, b->db, column, scratch);
     memcpy(db, total, (size_t)n * sizeof(real));
-    tile_done(b->x, b->n->out[0], column, n, db);
+    tile_done(b->x, b->db, column, n, db);
 }
 
-static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    const weft_tensor *dy = n->in[0];
-    bias_run b = {.x = x, .n = n, .rows = weft_tensor_rows(dy), .columns = weft_tensor_width(dy)};
+static weft_status run_bias(weft_exec *x, const weft_node *n, const weft_tensor *db, bool gelu) {
+    bias_run b = {.x = x, .n = n, .db = db, .gelu = gelu};
+    b.columns = weft_tensor_count(db);
+    b.rows = weft_tensor_count(n->in[0]) / b.columns;
     b.strips = ceil_div(b.columns, STRIP);
     b.sums = weft_workspace(x, n);
     weft_pool_run(weft_exec_pool(x), ceil_div(b.rows, BAND) * b.strips, sum_band, &b);
     weft_pool_run(weft_exec_pool(x), b.strips, add_bands, &b);
     return WEFT_OK;
+}
+
+static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
+    return run_bias(x, n, n->out[0], false);
+}
+
+static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
+    return run_bias(x, n, n->out[1], true);
 }
 
 static int64_t bias_back_workspace(const weft_node *n, int threads) {
@@ -120,3 +143,5 @@ static int64_t bias_back_workspace(const weft_node *n, int threads) {
 }
 
 const weft_kernel KERNEL(bias_back) = {.run = bias_back_run, .workspace = bias_back_workspace};
+const weft_kernel KERNEL(gelu_bias_back) = {.run = gelu_bias_back_run,
+                                            .workspace = bias_back_workspace};

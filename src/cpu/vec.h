@@ -316,6 +316,16 @@ static inline vreal vgelu_slope(vreal x) {
     return s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2);
 }
 
+/* out = dy times gelu's slope at x, n of each; out may be dy. */
+static inline void vgelu_back(real *out, const real *dy, const real *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + VLEN <= n; i += VLEN)
+        vstore(out + i, vload(dy + i) * vgelu_slope(vload(x + i)));
+    if (i < n)
+        vstore_part(out + i, vload_part(dy + i, n - i) * vgelu_slope(vload_part(x + i, n - i)),
+                    n - i);
+}
+
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|): neither end overflows or loses its small part. */
 static inline vreal vsoftplus(vreal x) {
     return vmax(x, vset(0)) + vlog1p_unit(vexp(-vabs(x)));

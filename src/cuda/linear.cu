@@ -1,15 +1,24 @@
 /* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh, and
- * the gradient of a bias.
+ * the gradient of a bias, with gelu's gradient or alone.
  *
  * The bias gradient sums the rows of each column in two steps of a fixed order: bands of rows, then
- * the bands' sums. How many bands there are follows from the shape. */
+ * the bands' sums. How many bands there are follows from the shape. Behind gelu the same pass makes
+ * the rows: its floor is dy, x and dx once. */
 #include "cuda/gemm.cuh"
 
 extern "C" {
 #include "ops/linear.h"
 }
 
-enum { WARPS = 8, ADD_WARPS = 32, COLUMNS = 256, BLOCKS = 132 * 6, BAND_LEAST = 64 };
+enum {
+    WARPS = 8,
+    ADD_WARPS = 32,
+    COLUMNS = 256,
+    SMS = 132,
+    BLOCKS = 6,      /* at a time on an SM */
+    GELU_BLOCKS = 4, /* with gelu: twice the loads a thread */
+    BAND_LEAST = 64
+};
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
@@ -59,32 +68,72 @@ static int64_t matmul_workspace(const weft_node *n, int) {
 
 CUDA_KERNEL(matmul, matmul_run, matmul_workspace)
 
-/* How the rows are cut: enough bands to fill the GPU, none shorter than worth a block. */
-static int64_t band_rows(int64_t rows, int64_t columns) {
-    int64_t bands = max_i64(1, BLOCKS / ceil_div(columns, COLUMNS));
+/* The rows whose columns are summed: dy itself, or, with x, dy times gelu's slope at x, kept in dx. */
+template <typename T> struct summed_rows {
+    const T *dy, *x;
+    T *dx;
+};
+
+static bool is_behind_gelu(const weft_node *n) {
+    return n->n_in == 2;
+}
+
+/* How the rows are cut: enough bands to fill the GPU once, none shorter than worth a block. */
+static int64_t band_rows(const weft_node *n) {
+    int64_t columns = weft_tensor_width(n->in[0]), rows = weft_tensor_rows(n->in[0]);
+    int64_t blocks = SMS * (is_behind_gelu(n) ? GELU_BLOCKS : BLOCKS);
+    int64_t bands = max_i64(1, blocks / ceil_div(columns, COLUMNS));
     return max_i64(BAND_LEAST, ceil_div(rows, bands));
 }
 
-/* The sums of a band for 256 columns, eight a lane: a warp takes every eighth row, four at a time so
- * that loads overlap, and the warps' sums are added in order. */
-template <typename T>
-static __global__ void sum_bands(int64_t rows, int64_t columns, int64_t band, const T *dy,
-                                 float *sums) {
+/* The slope as activation.cu has it, with the hardware's exponential. */
+__device__ static inline float fast_gelu_slope(float at) {
+    const float A = 1.5957691216057308f, B = 0.07135481627260025f;
+    float x = fminf(10.0f, fmaxf(-10.0f, at)), x2 = x * x;
+    float e = __expf(-x * (A + B * x2)), s = __fdividef(1.0f, 1.0f + e);
+    return s + x * (s * e * s) * (A + 3 * B * x2);
+}
+
+/* A warp's rows of a band for eight columns a lane: every eighth row, some at a time so that their
+ * loads overlap. */
+template <typename T, bool GELU>
+__device__ static void sum_rows(int64_t columns, int64_t at, int64_t end, summed_rows<T> from,
+                                float (&sum)[VECTOR]) {
+    constexpr int TOGETHER = sizeof(T) == 2 ? 4 : 2;
+    for (; at < end; at += TOGETHER * WARPS * columns) {
+        float v[TOGETHER][VECTOR], x[TOGETHER][VECTOR];
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++) {
+            int64_t i = at + r * WARPS * columns;
+            if (i >= end) break;
+            load_vector(from.dy + i, v[r]);
+            if (GELU) load_vector(from.x + i, x[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++) {
+            int64_t i = at + r * WARPS * columns;
+            if (i >= end) break;
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) {
+                if (GELU) v[r][k] *= fast_gelu_slope(x[r][k]);
+                sum[k] += v[r][k];
+            }
+            if (GELU) store_vector(from.dx + i, v[r]);
+        }
+    }
+}
+
+/* The sums of a band for 256 columns: the warps' sums are added in order. */
+template <typename T, bool GELU>
+static __global__ void __launch_bounds__(WARPS * 32, GELU ? GELU_BLOCKS : BLOCKS)
+    sum_bands(int64_t rows, int64_t columns, int64_t band, summed_rows<T> from, float *sums) {
     __shared__ float parts[WARPS][COLUMNS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64_t column = (int64_t)blockIdx.x * COLUMNS + lane * VECTOR;
     int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
     float sum[VECTOR] = {};
-    if (column < columns) {
-#pragma unroll 4
-        for (int64_t i = first + warp; i < end; i += WARPS) {
-            float v[VECTOR];
-            load_vector(dy + i * columns + column, v);
-#pragma unroll
-            for (int k = 0; k < VECTOR; k++)
-                sum[k] += v[k];
-        }
-    }
+    if (column < columns)
+        sum_rows<T, GELU>(columns, (first + warp) * columns + column, end * columns, from, sum);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++)
         parts[warp][lane * VECTOR + k] = sum[k];
@@ -98,15 +147,21 @@ static __global__ void sum_bands(int64_t rows, int64_t columns, int64_t band, co
 }
 
 /* The same where rows do not start at multiples of 16 bytes: a thread a column. */
-template <typename T>
-static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t band, const T *dy,
-                                        float *sums) {
+template <typename T, bool GELU>
+static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t band,
+                                        summed_rows<T> from, float *sums) {
     int64_t column = thread_index();
     if (column >= columns) return;
     int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
     float sum = 0;
-    for (int64_t i = first; i < end; i++)
-        sum += to_float(dy[i * columns + column]);
+    for (int64_t i = first * columns + column; i < end * columns; i += columns) {
+        float v = to_float(from.dy[i]);
+        if (GELU) {
+            v *= fast_gelu_slope(to_float(from.x[i]));
+            from.dx[i] = from_float<T>(v);
+        }
+        sum += v;
+    }
     sums[blockIdx.y * columns + column] = sum;
 }
 
@@ -130,29 +185,43 @@ static __global__ void add_bands(int64_t bands, int64_t columns, const float *su
     store_any(db, column, total);
 }
 
-static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
+template <typename T, bool GELU>
+static void launch_bands(const weft_exec *x, const weft_node *n, int64_t band, float *sums) {
     const weft_tensor *dy = n->in[0];
     int64_t rows = weft_tensor_rows(dy), columns = weft_tensor_width(dy);
-    int64_t band = band_rows(rows, columns), bands = ceil_div(rows, band);
+    dim3 grid((unsigned)ceil_div(columns, COLUMNS), (unsigned)ceil_div(rows, band));
+    summed_rows<T> from = {data_of<T>(x, dy), GELU ? data_of<T>(x, n->in[1]) : NULL,
+                           GELU ? data_of<T>(x, n->out[0]) : NULL};
+    if (columns % VECTOR == 0)
+        sum_bands<T, GELU><<<grid, WARPS * 32, 0, stream_of(x)>>>(rows, columns, band, from, sums);
+    else
+        sum_bands_slowly<T, GELU>
+            <<<grid, COLUMNS, 0, stream_of(x)>>>(rows, columns, band, from, sums);
+}
+
+template <bool GELU>
+static weft_status run_bias(weft_exec *x, const weft_node *n, const weft_tensor *db) {
+    int64_t band = band_rows(n), bands = ceil_div(weft_tensor_rows(n->in[0]), band);
+    int64_t columns = weft_tensor_count(db);
     float *sums = workspace_of<float>(x, n);
-    dim3 grid((unsigned)ceil_div(columns, COLUMNS), (unsigned)bands);
-    with_type(dy, [&](auto tag) {
-        using T = decltype(tag);
-        if (columns % VECTOR == 0)
-            sum_bands<<<grid, WARPS * 32, 0, stream_of(x)>>>(rows, columns, band, data_of<T>(x, dy),
-                                                             sums);
-        else
-            sum_bands_slowly<<<grid, COLUMNS, 0, stream_of(x)>>>(rows, columns, band,
-                                                                 data_of<T>(x, dy), sums);
-    });
+    with_type(n->in[0], [&](auto tag) { launch_bands<decltype(tag), GELU>(x, n, band, sums); });
     add_bands<<<(unsigned)ceil_div(columns, 32), ADD_WARPS * 32, 0, stream_of(x)>>>(
-        bands, columns, sums, any_of(x, n->out[0]));
+        bands, columns, sums, any_of(x, db));
     return launched(n);
 }
 
+static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
+    return run_bias<false>(x, n, n->out[0]);
+}
+
+static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
+    return run_bias<true>(x, n, n->out[1]);
+}
+
 static int64_t bias_back_workspace(const weft_node *n, int) {
-    int64_t rows = weft_tensor_rows(n->in[0]), columns = weft_tensor_width(n->in[0]);
-    return ceil_div(rows, band_rows(rows, columns)) * columns * (int64_t)sizeof(float);
+    int64_t bands = ceil_div(weft_tensor_rows(n->in[0]), band_rows(n));
+    return bands * weft_tensor_width(n->in[0]) * (int64_t)sizeof(float);
 }
 
 CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
+CUDA_KERNEL(gelu_bias_back, gelu_bias_back_run, bias_back_workspace)

@@ -29,6 +29,7 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
 #if __has_include("cuda/linear.cu")
     ENTRY(matmul),
     ENTRY(bias_back),
+    ENTRY(gelu_bias_back),
 #endif
 #if __has_include("cuda/norm.cu")
     ENTRY(norm),

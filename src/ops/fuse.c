@@ -1,5 +1,6 @@
 /* Fusing: a walk over the nodes in order. Each add, scale and gelu_back looks whether a product that
- * it alone reads can do its work; the product then makes that node's output, and the node goes.
+ * it alone reads can do its work; the product then makes that node's output, and the node goes. A
+ * gelu_back first looks for a bias_back to join.
  *
  * Autodiff sums the gradients of a tensor as a chain, add(add(p1, p2), p3), each product just before
  * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves. Where another node's
@@ -60,8 +61,8 @@ static bool is_made_before(weft_tensor *t, const weft_node *n) {
 }
 
 /* Whether a product may wait for its addend: what may have to live longer then is no larger than the
- * result that need not live until then. An addend that it has waits itself. Shapes alone decide, so that a graph with recomputation,
- * where lives differ, has the same products and the same bits. */
+ * result that need not live until then. An addend that it has waits itself. Shapes alone decide, so
+ * that a graph with recomputation, where lives differ, has the same products and the same bits. */
 static bool may_wait(const weft_node *product) {
     int64_t longer = 0;
     for (int k = 0; k < product->n_in; k++) {
@@ -161,10 +162,40 @@ static bool is_one_matrix(const weft_node *product) {
     return form == WEFT_MATMUL_ROWS || (form == WEFT_MATMUL_PLAIN && product->in[0]->ndim == 2);
 }
 
+/* The node that sums the rows of what `back` makes; NULL: there is none. */
+static weft_node *find_bias_back(const fuser *f, const weft_node *back) {
+    const weft_tensor *dx = back->out[0];
+    for (int64_t i = back->index + 1; i < f->g->n_nodes; i++) {
+        weft_node *n = f->g->nodes[i];
+        if (!n || n->op != &weft_op_bias_back || weft_tensor_root(n->in[0]) != dx) continue;
+        if (weft_tensor_width(n->in[0]) == weft_tensor_width(dx)) return n;
+    }
+    return NULL;
+}
+
+/* Both in the first one's place. */
+static bool join_bias_back(fuser *f, weft_node *back, weft_node *bias) {
+    weft_tensor *dx = back->out[0], *db = bias->out[0];
+    if (back->in[0]->dtype != dx->dtype || back->in[1]->dtype != dx->dtype) return false;
+    weft_node *n = weft_graph_node_new(f->g, &weft_op_gelu_bias_back, back->in, 2, 2, bias->attr);
+    if (!n) return false;
+    n->index = back->index;
+    n->out[0] = dx;
+    n->out[1] = db;
+    dx->producer = db->producer = n;
+    f->reads[dx->id]--;
+    f->g->nodes[back->index] = n;
+    f->g->nodes[bias->index] = NULL;
+    return true;
+}
+
 static void fuse_gelu_back(fuser *f, weft_node *back) {
     weft_tensor *at = back->in[1];
-    weft_node *product = find_product(f, back->in[0], back);
-    if (!product || !is_one_matrix(product) || at->dtype != back->out[0]->dtype) return;
+    weft_node *bias = find_bias_back(f, back), *product = find_product(f, back->in[0], back);
+    if (bias && join_bias_back(f, back, bias)) return;
+    if (!product || product->in[WEFT_MATMUL_ADDEND] || !is_one_matrix(product) ||
+        at->dtype != back->out[0]->dtype)
+        return;
     weft_matmul_attr *attr = copy_attr(f, product);
     if (!attr) return;
     attr->act = WEFT_ACT_GELU_BACK;

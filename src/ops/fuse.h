@@ -8,6 +8,11 @@
  *     scale(matmul(a, b))         matmul with alpha
  *     gelu_back(matmul(a, b), x)  matmul with gelu's slope at x
  *
+ * gelu's slope does not go into a product that has an addend (the GPU's library has no fast kernel
+ * for both), nor where a bias's gradient sums what comes out: those two are one pass of their own,
+ *
+ *     bias_back(gelu_back(y, x))  gelu_bias_back
+ *
  * Only where nobody else reads the product. It stays in its place in the list where its addend is
  * made before it; else it waits for it, if what it reads is no larger than what it makes: memory does
  * not grow by that. */

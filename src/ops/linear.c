@@ -259,6 +259,18 @@ const weft_op weft_op_bias_back = {
     .infer = bias_back_infer,
 };
 
+static int gelu_bias_back_in_place(const weft_node *n, int out) {
+    (void)n;
+    return out == 0 ? 0 : -1;
+}
+
+/* No shapes to infer and no gradient: it takes over the outputs of the nodes that it replaces. */
+const weft_op weft_op_gelu_bias_back = {
+    .name = "gelu_bias_back",
+    .id = WEFT_OP_gelu_bias_back,
+    .inplace = gelu_bias_back_in_place,
+};
+
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act) {
     weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act, .alpha = 1};

@@ -25,6 +25,7 @@
     /* linear */                                                                                   \
     X(matmul)                                                                                      \
     X(bias_back)                                                                                   \
+    X(gelu_bias_back)                                                                              \
     /* norm */                                                                                     \
     X(norm)                                                                                        \
     X(norm_back)                                                                                   \

@@ -22,7 +22,8 @@ enum { ROWS = 5, MOST = 40, GRAPHS = 60, STEPS = 24 };
 
 /* Nodes of a graph that fusing is about. */
 typedef struct {
-    int products, with_addend, with_slope, with_alpha, adds, scales, gelu_backs;
+    int products, with_addend, with_slope, with_alpha;
+    int adds, scales, gelu_backs, bias_backs, joined;
 } tally;
 
 static tally count_nodes(const weft_graph *g) {
@@ -33,6 +34,8 @@ static tally count_nodes(const weft_graph *g) {
         t.adds += n->op == &weft_op_add;
         t.scales += n->op == &weft_op_scale;
         t.gelu_backs += n->op == &weft_op_gelu_back;
+        t.bias_backs += n->op == &weft_op_bias_back;
+        t.joined += n->op == &weft_op_gelu_bias_back;
         if (n->op != &weft_op_matmul) continue;
         const weft_matmul_attr *attr = n->attr;
         t.products++;
@@ -151,15 +154,15 @@ static void test_two_products_wait_for_a_third_term(void **state) {
     assert_true(t.adds == 0 && t.products == 2 && t.with_addend == 2);
 }
 
-/* A gradient that several products make: the last of them ends in gelu's slope. */
-static void test_gradients_are_summed_by_products(void **state) {
-    (void)state;
+/* A hidden layer that some products read; before and after fusing its gradient. */
+static void fuse_hidden(int terms, bool bias, tally *before, tally *after) {
     weft_graph *g;
     assert_int_equal(weft_graph_create(&g), WEFT_OK);
     weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F64, ROWS, 4);
-    weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F64, 6, 4);
-    weft_tensor *h = weft_linear(g, x, w, NULL, WEFT_ACT_GELU), *loss = NULL;
-    for (int i = 0; i < 3; i++) {
+    weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F64, 6, 4), *b = NULL;
+    if (bias) b = weft_new_tensor(g, WEFT_ROLE_PARAM, "b", WEFT_F64, 6);
+    weft_tensor *h = weft_linear(g, x, w, b, WEFT_ACT_GELU), *loss = NULL;
+    for (int i = 0; i < terms; i++) {
         char name[8];
         snprintf(name, sizeof name, "u%d", i);
         weft_tensor *u = weft_new_tensor(g, WEFT_ROLE_PARAM, name, WEFT_F64, 3, 6);
@@ -168,13 +171,31 @@ static void test_gradients_are_summed_by_products(void **state) {
     }
     assert_int_equal(weft_fuse(g), WEFT_OK);
     assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
-    tally before = count_nodes(g);
+    *before = count_nodes(g);
     small s = {.g = g};
-    tally t = fuse_small(&s, loss);
-    assert_int_equal(before.gelu_backs, 1);
-    assert_int_equal(before.adds - t.adds, 2);
-    assert_true(t.gelu_backs == 0 && t.with_slope == 1 && t.with_addend == 2);
-    assert_int_equal(t.products, before.products);
+    *after = fuse_small(&s, loss);
+    assert_int_equal(after->products, before->products);
+}
+
+static void test_gradients_are_summed_by_products(void **state) {
+    (void)state;
+    tally before, after;
+    fuse_hidden(3, false, &before, &after);
+    assert_int_equal(before.adds - after.adds, 2);
+    assert_true(after.with_addend == 2 && after.gelu_backs == 1 && after.with_slope == 0);
+}
+
+/* gelu's gradient: into its product where that adds nothing, with the bias's where there is one. */
+static void test_gelus_gradient_is_no_pass_alone(void **state) {
+    (void)state;
+    tally before, after;
+    fuse_hidden(1, false, &before, &after);
+    assert_true(before.gelu_backs == 1 && after.gelu_backs == 0 && after.with_slope == 1);
+    fuse_hidden(1, true, &before, &after);
+    assert_true(after.gelu_backs == 0 && after.with_slope == 0);
+    assert_true(before.bias_backs == 1 && after.bias_backs == 0 && after.joined == 1);
+    fuse_hidden(2, true, &before, &after);
+    assert_true(after.with_addend == 1 && after.joined == 1);
 }
 
 /* A dropped tensor is refused as an input, with a message. */
@@ -223,6 +244,10 @@ static weft_tensor *new_param(sketch *s, int64_t rows, int64_t columns) {
                weft_new_tensor(s->g, WEFT_ROLE_PARAM, name, WEFT_F64, rows, columns);
 }
 
+static weft_tensor *new_bias(sketch *s, int64_t width) {
+    return weft_view(s->g, new_param(s, 1, width), width);
+}
+
 static weft_tensor *draw_node(sketch *s) {
     weft_tensor *t = draw_tensor(s, 0);
     int64_t width = weft_tensor_width(t), other = draw(s, 2) ? 4 : 6;
@@ -237,7 +262,8 @@ static weft_tensor *draw_node(sketch *s) {
     case 4:
         return weft_add(s->g, t, draw_tensor(s, width));
     case 5:
-        return weft_linear(s->g, t, new_param(s, other, width), NULL, WEFT_ACT_GELU);
+        return weft_linear(s->g, t, new_param(s, other, width),
+                           draw(s, 2) ? new_bias(s, other) : NULL, WEFT_ACT_GELU);
     default:
         return weft_linear(s->g, t, new_param(s, other, width), NULL, WEFT_ACT_NONE);
     }
@@ -327,11 +353,15 @@ static void test_random_graphs_keep_their_values(void **state) {
         assert_true(after.adds <= before.adds && after.products == before.products);
         all.adds += before.adds - after.adds;
         all.scales += before.scales - after.scales;
-        all.gelu_backs += before.gelu_backs - after.gelu_backs;
+        all.gelu_backs += after.with_slope;
+        all.joined += after.joined;
     }
-    printf("note: %d graphs: %d adds, %d scales, %d gradients of gelu went into products\n", GRAPHS,
-           all.adds, all.scales, all.gelu_backs);
-    assert_true(all.adds > GRAPHS && all.scales > GRAPHS / 4 && all.gelu_backs > GRAPHS / 4);
+    printf(
+        "note: %d graphs: %d adds, %d scales, %d gradients of gelu went into products, %d with a "
+        "bias's\n",
+        GRAPHS, all.adds, all.scales, all.gelu_backs, all.joined);
+    assert_true(all.adds > GRAPHS && all.scales > GRAPHS / 4);
+    assert_true(all.gelu_backs > GRAPHS / 8 && all.joined > GRAPHS / 8);
 }
 
 int main(void) {
@@ -342,6 +372,7 @@ int main(void) {
         cmocka_unit_test(test_a_product_waits_if_memory_does_not_grow),
         cmocka_unit_test(test_two_products_wait_for_a_third_term),
         cmocka_unit_test(test_gradients_are_summed_by_products),
+        cmocka_unit_test(test_gelus_gradient_is_no_pass_alone),
         cmocka_unit_test(test_what_was_fused_away_is_refused),
         cmocka_unit_test(test_random_graphs_keep_their_values),
     };
