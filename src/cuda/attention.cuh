@@ -74,10 +74,12 @@ __device__ static inline head_numbers numbers_of_head(const attention_problem &p
 
 /* The key head of a query head, and the first query head of a key head. */
 __host__ __device__ static inline int key_head_of(const attention_problem &p, int h) {
+    if (p.heads == p.kv_heads) return h;
     return (int)((int64_t)h * p.kv_heads / p.heads);
 }
 
 __host__ __device__ static inline int first_head_of(const attention_problem &p, int kv) {
+    if (p.heads == p.kv_heads) return kv;
     return (int)ceil_div((int64_t)kv * p.heads, p.kv_heads);
 }
 
@@ -102,7 +104,7 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
                           cudaStream_t stream);
 
 /* bf16, (dqk, dv) one of (32, 32), (64, 64), (96, 96), (128, 64), (128, 128), no band, no relative
- * position, ALiBi only where causal. */
+ * position, ALiBi only where causal, no more than 65535 sequences and heads: a launch's limit. */
 bool attention_fits_tiles(const attention_problem &p);
 int64_t attention_tiles_back_workspace(const attention_problem &p);
 void attention_tiles(const attention_problem &p, cudaStream_t stream);

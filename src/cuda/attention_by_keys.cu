@@ -26,7 +26,8 @@ struct key_shape {
     static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
 };
 
-/* A block's keys and query heads, and where it is among the queries. */
+/* A block's keys and query heads, and where it is among the queries. Blocks of a head follow one
+ * another, those that most queries see first. */
 struct key_block {
     int b, kv, tile, part, j0, start;
     int first_head, heads;
@@ -35,12 +36,11 @@ struct key_block {
 
 template <typename S>
 __device__ static inline key_block place_keys(const attention_problem &p, int parts) {
-    int tiles = (p.keys + S::KEYS - 1) / S::KEYS, id = blockIdx.x;
     key_block t;
-    t.tile = id % tiles;
-    t.part = id / tiles % parts;
-    t.kv = id / tiles / parts % p.kv_heads;
-    t.b = id / tiles / parts / p.kv_heads;
+    t.tile = (int)blockIdx.x;
+    t.kv = parts == 1 ? (int)blockIdx.y : (int)blockIdx.y / parts;
+    t.part = (int)blockIdx.y - t.kv * parts;
+    t.b = (int)blockIdx.z;
     t.j0 = t.tile * S::KEYS;
     t.start = start_of(p, t.b);
     int from = first_head_of(p, t.kv), group = first_head_of(p, t.kv + 1) - from;
@@ -220,7 +220,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     key_block t = place_keys<S>(p, w.parts);
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
-    int steps = t.per_head * t.heads, tiles = (p.keys + S::KEYS - 1) / S::KEYS;
+    int steps = t.per_head * t.heads, tiles = (int)gridDim.x;
     row_source q = {&maps.q, &p.q, p.queries}, d_o = {&maps.d_o, &g.d_o, p.queries};
     row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
     constexpr int q_bytes = tile_bytes<S::QUERIES, S::DQK>,
@@ -459,13 +459,14 @@ void attention_by_keys(const attention_problem &p, const attention_gradients &g,
     int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
     with_key_shape(p, [&](auto shape) {
         using S = decltype(shape);
-        int64_t blocks = (int64_t)p.batch * p.kv_heads * w.parts * ceil_div(p.keys, S::KEYS);
+        dim3 blocks((unsigned)ceil_div(p.keys, S::KEYS), (unsigned)(p.kv_heads * w.parts),
+                    (unsigned)p.batch);
         auto kernel = extent == BARE    ? find_key_gradients<S, BARE>
                       : extent == KEYED ? find_key_gradients<S, KEYED>
                                         : find_key_gradients<S, GENERAL>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
         row_maps maps;
-        if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = 0;
-        kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
+        if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = dim3(0);
+        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
     });
 }

@@ -215,13 +215,13 @@ void attention_by_queries(const attention_problem &p, const attention_gradients 
                           const tiles_workspace &w, cudaStream_t stream) {
     with_query_shape(p, [&](auto shape) {
         using S = decltype(shape);
-        int64_t blocks = (int64_t)p.batch * p.heads * ceil_div(p.queries, S::QUERIES);
         with_flag(has_extras(p), [&](auto extra) {
             auto kernel = find_query_gradients<S, decltype(extra)::value>;
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
             row_maps maps;
-            if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = 0;
-            kernel<<<(unsigned)blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
+            bool made = make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps);
+            dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
+            kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
         });
     });
 }

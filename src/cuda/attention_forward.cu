@@ -244,13 +244,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 }
 
 template <typename S> static void launch(const attention_problem &p, cudaStream_t stream) {
-    unsigned blocks = (unsigned)((int64_t)p.batch * p.heads * ceil_div(p.queries, S::QUERIES));
     with_flag(has_extras(p), [&](auto extra) {
         auto kernel = attend_tiles<S, decltype(extra)::value>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
         row_maps maps;
         bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps);
-        kernel<<<made ? blocks : 0, S::THREADS, S::MEMORY, stream>>>(p, maps);
+        dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
+        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
     });
 }
 
@@ -258,7 +258,7 @@ bool attention_fits_tiles(const attention_problem &p) {
     bool size = (p.dqk == p.dv && (p.dqk == 32 || p.dqk == 64 || p.dqk == 96 || p.dqk == 128)) ||
                 (p.dqk == 128 && p.dv == 64);
     bool position = p.pos == WEFT_POS_NONE || (p.pos == WEFT_POS_ALIBI && p.causal);
-    return p.is_bf16 && size && position && !p.band;
+    return p.is_bf16 && size && position && !p.band && p.batch <= 65535 && p.heads <= 65535;
 }
 
 void attention_tiles(const attention_problem &p, cudaStream_t stream) {

@@ -46,12 +46,16 @@ struct query_block {
     float scale, beta, slope; /* to the base 2 */
 };
 
+/* Blocks of a head follow one another, those that see most keys first. */
+static inline dim3 query_blocks(const attention_problem &p, int queries) {
+    return dim3((unsigned)ceil_div(p.queries, queries), (unsigned)p.heads, (unsigned)p.batch);
+}
+
 __device__ static inline query_block place_queries(const attention_problem &p, int queries) {
-    int tiles = (p.queries + queries - 1) / queries, id = blockIdx.x;
     query_block t = {};
-    t.i0 = (tiles - 1 - id % tiles) * queries;
-    t.h = id / tiles % p.heads;
-    t.b = id / tiles / p.heads;
+    t.i0 = (int)(gridDim.x - 1 - blockIdx.x) * queries;
+    t.h = (int)blockIdx.y;
+    t.b = (int)blockIdx.z;
     t.kv = key_head_of(p, t.h);
     t.place0 = start_of(p, t.b) + t.i0;
     return t;
