@@ -184,7 +184,7 @@ CUDA_KERNEL(gate_mix, gate_mix_run)
 
 /* `lanes` threads a row. d_o may lie over dy: a pack is read before it is written. */
 template <bool WHOLE> static __global__ void mix_gate_back(gating k, int lanes) {
-    int64_t row = thread_index() / lanes;
+    int64_t row = row_of_lane(lanes);
     int lane = (int)(threadIdx.x % lanes);
     float s = row < k.rows ? sigmoid(load_any(k.gate, gate_at(k, row))) : 0.0f;
     float factor = 1 - k.alpha + k.alpha * s, dot = 0;

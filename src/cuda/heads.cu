@@ -87,12 +87,12 @@ static grouped grouped_of(weft_exec *x, const weft_node *n, const weft_tensor *w
 }
 
 /* Σ of the run of narrow number `item` of all rows. */
-__device__ static inline float sum_run(const grouped &k, int64_t item) {
+template <bool WHOLE> __device__ static inline float sum_run(const grouped &k, int64_t item) {
     float sum = 0;
 #pragma unroll 2
     for (int64_t m = 0; m < k.run; m += VECTOR) {
         float v[VECTOR];
-        load_pack(k.w, item * k.run + m, pack_length(k.run, m), v);
+        widen_of<WHOLE>(fetch_of<WHOLE>(k.w, item * k.run + m, pack_length(k.run, m)), k.w, v);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             sum += v[j];
@@ -105,23 +105,27 @@ __device__ static inline int64_t head_of(const grouped &k, int64_t item) {
 }
 
 /* A thread a narrow number. With r = 1 the output may lie over the input. */
-static __global__ void pool_runs(grouped k) {
+template <bool WHOLE> static __global__ void pool_runs(grouped k) {
     int64_t item = thread_index();
     if (item >= k.rows * k.narrow) return;
-    store_any(k.n, item, k.factor * k.scale[head_of(k, item)] * sum_run(k, item));
+    store_any(k.n, item, k.factor * k.scale[head_of(k, item)] * sum_run<WHOLE>(k, item));
 }
 
 static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
     grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
     k.scale = data_of<float>(x, n->in[1]);
-    pool_runs<<<pack_grid(k.rows * k.narrow), PACK_THREADS, 0, stream_of(x)>>>(k);
+    with_flag(are_whole(k.run, k.w, k.w), [&](auto whole) {
+        pool_runs<decltype(whole)::value>
+            <<<pack_grid(k.rows * k.narrow), PACK_THREADS, 0, stream_of(x)>>>(k);
+    });
     return launched(n);
 }
 
 CUDA_KERNEL(head_pool, head_pool_run)
 
-/* A thread a pack of the wide tensor, which is one line of rows · F numbers. */
-static __global__ void spread_runs(grouped k) {
+/* A thread a pack of the wide tensor, which is one line of rows · F numbers. WHOLE: a pack lies in
+ * one run. */
+template <bool WHOLE> static __global__ void spread_runs(grouped k) {
     int64_t at = thread_index() * VECTOR;
     int n = pack_length(k.rows * k.wide, at);
     if (n == 0) return;
@@ -129,7 +133,7 @@ static __global__ void spread_runs(grouped k) {
     float v[VECTOR], value = 0;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) {
-        if (j == 0 || m == 0)
+        if (j == 0 || (!WHOLE && m == 0))
             value = j < n ? k.factor * k.scale[head_of(k, item)] * load_any(k.n, item) : 0.0f;
         v[j] = value;
         if (++m == k.run) {
@@ -137,13 +141,16 @@ static __global__ void spread_runs(grouped k) {
             item++;
         }
     }
-    store_pack(k.w, at, n, v);
+    store_of<WHOLE>(k.w, at, n, v);
 }
 
 static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
     grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
     k.scale = data_of<float>(x, n->in[1]);
-    spread_runs<<<pack_grid(ceil_div(k.rows * k.wide, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(k);
+    unsigned blocks = pack_grid(ceil_div(k.rows * k.wide, VECTOR));
+    with_flag(are_whole(k.run, k.w, k.w), [&](auto whole) {
+        spread_runs<decltype(whole)::value><<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k);
+    });
     return launched(n);
 }
 
@@ -160,7 +167,7 @@ static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
     for (int64_t i = threadIdx.x; i < items; i += PACK_THREADS) {
         int64_t row = quotient(i, k.group);
         int64_t item = (first + row) * k.narrow + blockIdx.y * k.group + i - row * k.group;
-        total += (double)(load_any(k.n, item) * sum_run(k, item));
+        total += (double)(load_any(k.n, item) * sum_run<false>(k, item));
     }
     total = block_sum_double(total, shared);
     if (threadIdx.x == 0) partial[(int64_t)blockIdx.x * gridDim.y + blockIdx.y] = total;

@@ -223,6 +223,11 @@ static inline int lanes_of_row(int64_t width) {
     return lanes;
 }
 
+/* The row of a thread among rows of `lanes` threads each. */
+__device__ static inline int64_t row_of_lane(int lanes) {
+    return thread_index() >> (31 - __clz(lanes));
+}
+
 /* Σ over the lanes of a row; every one gets it. All threads of the warp must call it. */
 __device__ static inline float lanes_sum(float v, int lanes) {
     for (int step = lanes / 2; step > 0; step /= 2)
