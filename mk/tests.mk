@@ -68,11 +68,15 @@ bench-cuda: build $(OUT)/bench/limits_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/atte
 		$(if $(SKIP_PEER),--skip-peer) $(if $(JSON),--json '$(JSON)') $(ARGS)
 
 # Attention's GPU kernels alone.
-$(OUT)/bench/attention_cuda: bench/attention_cuda.cu $(LIB_A)
+$(OBJ)/bench/attention_cuda.cu.o: bench/attention_cuda.cu $(LIB_A)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(CONFIG_NVCC) -ccbin $(CC) $(CUDA_ARCH) -O2 -std=c++17 -Xcompiler=-Wall $(DEFINES) $(INCLUDES) $< $(LIB_A) \
-		$(CUDA_LINK) $(LIBS) -o $@
+	$(Q)$(CONFIG_NVCC) -ccbin $(CC) $(CUDA_ARCH) -O2 -std=c++17 -Xcompiler=-Wall $(DEFINES) $(INCLUDES) -c $< -o $@
+
+$(OUT)/bench/attention_cuda: $(OBJ)/bench/attention_cuda.cu.o $(LIB_A) $(OBJ)/test-link
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
 
 bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TFLOP/s at T = 1k, 4k, 16k
 	@$(OUT)/bench/attention_cuda $(or $(ARGS),time)
