@@ -94,32 +94,80 @@ __device__ static inline float fast_gelu_slope(float at) {
     return s + x * (s * e * s) * (A + 3 * B * x2);
 }
 
-/* A warp's rows of a band for eight columns a lane: every eighth row, some at a time so that their
- * loads overlap. */
-template <typename T, bool GELU>
-__device__ static void sum_rows(int64_t columns, int64_t at, int64_t end, summed_rows<T> from,
-                                float (&sum)[VECTOR]) {
-    constexpr int TOGETHER = sizeof(T) == 2 ? 4 : 2;
-    for (; at < end; at += TOGETHER * WARPS * columns) {
-        float v[TOGETHER][VECTOR], x[TOGETHER][VECTOR];
+/* Eight numbers as they lie in memory. */
+template <typename T> struct raw_vector {
+    uint4 words[sizeof(T) / 2];
+    __device__ void load(const T *p) {
 #pragma unroll
-        for (int r = 0; r < TOGETHER; r++) {
-            int64_t i = at + r * WARPS * columns;
-            if (i >= end) break;
-            load_vector(from.dy + i, v[r]);
-            if (GELU) load_vector(from.x + i, x[r]);
+        for (int i = 0; i < (int)(sizeof(T) / 2); i++)
+            words[i] = ((const uint4 *)p)[i];
+    }
+};
+
+__device__ static inline void widen_raw(const raw_vector<bf16> &raw, float (&v)[VECTOR]) {
+    widen_words(raw.words[0], v);
+}
+
+__device__ static inline void widen_raw(const raw_vector<float> &raw, float (&v)[VECTOR]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        v[4 * i] = __uint_as_float(raw.words[i].x);
+        v[4 * i + 1] = __uint_as_float(raw.words[i].y);
+        v[4 * i + 2] = __uint_as_float(raw.words[i].z);
+        v[4 * i + 3] = __uint_as_float(raw.words[i].w);
+    }
+}
+
+/* N rows of a lane's eight columns, `step` elements apart. */
+template <typename T, bool GELU, int N> struct some_rows {
+    raw_vector<T> dy[N], x[GELU ? N : 1];
+
+    __device__ void load(const summed_rows<T> &from, int64_t at, int64_t step) {
+#pragma unroll
+        for (int r = 0; r < N; r++) {
+            dy[r].load(from.dy + at + r * step);
+            if (GELU) x[r].load(from.x + at + r * step);
         }
+    }
+
+    __device__ void add(const summed_rows<T> &from, int64_t at, int64_t step,
+                        float (&sum)[VECTOR]) const {
 #pragma unroll
-        for (int r = 0; r < TOGETHER; r++) {
-            int64_t i = at + r * WARPS * columns;
-            if (i >= end) break;
+        for (int r = 0; r < N; r++) {
+            float v[VECTOR], slope[VECTOR];
+            widen_raw(dy[r], v);
+            if (GELU) widen_raw(x[r], slope);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) {
-                if (GELU) v[r][k] *= fast_gelu_slope(x[r][k]);
-                sum[k] += v[r][k];
+                if (GELU) v[k] *= fast_gelu_slope(slope[k]);
+                sum[k] += v[k];
             }
-            if (GELU) store_vector(from.dx + i, v[r]);
+            if (GELU) store_vector(from.dx + at + r * step, v);
         }
+    }
+};
+
+/* A warp's rows of a band, every eighth: some at a time, so that their loads overlap. With gelu, which
+ * takes long, the next are on their way while those at hand are worked on. */
+template <typename T, bool GELU>
+__device__ static inline void sum_rows(const summed_rows<T> &from, int64_t at, int64_t end,
+                                       int64_t step, float (&sum)[VECTOR]) {
+    constexpr int N = (GELU ? 4 : 8) / (int)sizeof(T);
+    some_rows<T, GELU, N> now, next;
+    bool some = at + (N - 1) * step < end;
+    if (some && GELU) now.load(from, at, step);
+    while (some) {
+        some = at + (2 * N - 1) * step < end;
+        if (!GELU) now.load(from, at, step);
+        if (some && GELU) next.load(from, at + N * step, step);
+        now.add(from, at, step, sum);
+        if (GELU) now = next;
+        at += N * step;
+    }
+    for (; at < end; at += step) {
+        some_rows<T, GELU, 1> last;
+        last.load(from, at, step);
+        last.add(from, at, step, sum);
     }
 }
 
@@ -133,7 +181,8 @@ static __global__ void __launch_bounds__(WARPS * 32, GELU ? GELU_BLOCKS : BLOCKS
     int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
     float sum[VECTOR] = {};
     if (column < columns)
-        sum_rows<T, GELU>(columns, (first + warp) * columns + column, end * columns, from, sum);
+        sum_rows<T, GELU>(from, (first + warp) * columns + column, end * columns, WARPS * columns,
+                          sum);
 #pragma unroll
     for (int k = 0; k < VECTOR; k++)
         parts[warp][lane * VECTOR + k] = sum[k];
