@@ -9,7 +9,7 @@
 #include "cuda/routing_slab.cuh"
 
 enum {
-    AT_ONCE = 4, /* entries of the stream that are on their way together */
+    AT_ONCE = 2, /* entries of the stream that are on their way together */
     AHEAD = 8,   /* and, times 32, of a list */
     SORT_WARPS = 32,
     SORT_THREADS = 32 * SORT_WARPS,
@@ -53,25 +53,39 @@ typedef struct {
     uint16_t *count; /* of all warps */
     int *first;
     uint2 *stream;
+    part_list *parts;
 } sort_state;
 
-/* The columns of the next AHEAD times 32 entries: loads that are on their way together. -1: none. */
+/* Division by a number that many are divided by: a / b where a · b < 2³². */
+__device__ static inline unsigned reciprocal_of(unsigned b) {
+    return 0xffffffffu / b + 1; /* 0 for b = 1 */
+}
+
+__device__ static inline int divide(int a, unsigned reciprocal) {
+    return reciprocal == 0 ? a : (int)__umulhi((unsigned)a, reciprocal);
+}
+
+/* What the next AHEAD times 32 entries name: loads that are on their way together. */
 __device__ static inline void read_columns(const sort_state &s, int e, int (&j)[AHEAD]) {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         int at = e + 32 * i + (int)threadIdx.x % 32;
         j[i] = at < s.end ? s.index[at] : -1;
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (j[i] >= s.columns) j[i] = -1;
+}
+
+/* Whether a column may be added to. */
+__device__ static inline bool is_column(const sort_state &s, int j) {
+    return j >= 0 && j < s.columns;
 }
 
 __device__ static inline bool is_first(unsigned lanes) {
     return __ffs((int)lanes) - 1 == (int)threadIdx.x % 32;
 }
 
-__device__ static inline void count_run(const sort_state &s) {
+/* `before`: entries of the sequences before. */
+__device__ static inline void count_run(const sort_state &s, int64_t before, weft_cuda_run *run,
+                                        int node) {
     uint16_t *count = s.count + (int)threadIdx.x / 32 * s.columns;
     for (int e = s.from; e < s.end; e += 32 * AHEAD) {
         int j[AHEAD];
@@ -79,38 +93,46 @@ __device__ static inline void count_run(const sort_state &s) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             unsigned same = __match_any_sync(0xffffffffu, j[i]);
-            if (j[i] >= 0 && is_first(same)) count[j[i]] = (uint16_t)(count[j[i]] + __popc(same));
+            if (is_column(s, j[i]) && is_first(same))
+                count[j[i]] = (uint16_t)(count[j[i]] + __popc(same));
             __syncwarp();
         }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (j[i] < -1 || j[i] >= s.columns)
+                note_fault(run, node, before + e + 32 * i + (int)threadIdx.x % 32);
     }
 }
 
-__device__ static inline void place_entry(uint2 *stream, int length, int at, uint2 entry) {
-    int part = at / length, e = at % length;
+__device__ static inline void place_entry(uint2 *stream, int length, int part, int at,
+                                          uint2 entry) {
+    int e = at - part * length;
     stream[(e / 2 * GROUPS + part) * 2 + e % 2] = entry;
 }
 
 __device__ static inline void place_run(const sort_state &s, int length) {
     int lane = (int)threadIdx.x % 32;
     uint16_t *count = s.count + (int)threadIdx.x / 32 * s.columns;
+    unsigned by_k = reciprocal_of((unsigned)s.k), by_length = reciprocal_of((unsigned)length);
     for (int e = s.from; e < s.end; e += 32 * AHEAD) {
         int j[AHEAD];
         float weight[AHEAD];
         read_columns(s, e, j);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            weight[i] = j[i] >= 0 ? s.weight[e + 32 * i + lane] : 0;
+            weight[i] = e + 32 * i + lane < s.end ? s.weight[e + 32 * i + lane] : 0;
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             unsigned same = __match_any_sync(0xffffffffu, j[i]);
+            bool there = is_column(s, j[i]);
             int at = 0;
-            if (j[i] >= 0) at = s.first[j[i]] + count[j[i]] + __popc(same & ((1u << lane) - 1));
+            if (there) at = s.first[j[i]] + count[j[i]] + __popc(same & ((1u << lane) - 1));
             __syncwarp();
-            if (j[i] >= 0) {
+            if (there) {
                 if (is_first(same)) count[j[i]] = (uint16_t)(count[j[i]] + __popc(same));
-                uint2 entry = make_entry((e + 32 * i + lane) / s.k, weight[i]);
+                uint2 entry = make_entry(divide(e + 32 * i + lane, by_k), weight[i]);
                 if (at + 1 == s.first[j[i] + 1]) entry.x |= LAST;
-                place_entry(s.stream, length, at, entry);
+                place_entry(s.stream, length, divide(at, by_length), at, entry);
             }
             __syncwarp();
         }
@@ -154,7 +176,8 @@ __device__ static inline int sum_before(int value, int *shared, int *all) {
     return before + sum - value;
 }
 
-/* Finds where columns begin, and places the entries that add nothing; returns the parts' length. */
+/* Finds where columns begin, places the entries that add nothing, and says what the parts begin with;
+ * returns their length. */
 __device__ static inline int place_columns(const sort_state &s, uint2 none, int *shared) {
     int each = (s.columns + SORT_THREADS - 1) / SORT_THREADS, total = 0, all;
     int begin = min(s.columns, (int)threadIdx.x * each), stop = min(s.columns, begin + each);
@@ -165,64 +188,55 @@ __device__ static inline int place_columns(const sort_state &s, uint2 none, int 
     int place = sum_before(total, shared, &all);
     int length = ((all + GROUPS - 1) / GROUPS + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
     for (int j = begin; j < stop; j++) {
-        int here = s.first[j];
+        int here = s.first[j], part = place / length;
         s.first[j] = place;
-        if (here == 0) place_entry(s.stream, length, place, make_uint2(none.x | LAST, none.y));
-        place += max(1, here);
+        if (here == 0)
+            place_entry(s.stream, length, part, place, make_uint2(none.x | LAST, none.y));
+        int end = place + max(1, here);
+        for (int g = (place + length - 1) / length; g * length < end; g++)
+            s.parts->part[g] = make_int2(j, part);
+        place = end;
     }
-    if (threadIdx.x == 0) s.first[s.columns] = all;
-    for (int at = all + (int)threadIdx.x; at < length * GROUPS; at += SORT_THREADS)
-        place_entry(s.stream, length, at, none);
+    if (threadIdx.x == 0) {
+        s.first[s.columns] = all;
+        s.parts->length = length;
+    }
+    for (int at = all + (int)threadIdx.x; at < length * GROUPS; at += SORT_THREADS) {
+        int part = at / length;
+        place_entry(s.stream, length, part, at, none);
+        if (at == part * length) s.parts->part[part] = make_int2(s.columns - 1, part);
+    }
     return length;
-}
-
-/* The largest j with first[j] ≤ at. */
-__device__ static inline int column_of(const int *first, int columns, int at) {
-    int low = 0, high = columns - 1;
-    while (low < high) {
-        int middle = (low + high + 1) / 2;
-        if (first[middle] <= at)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS)
     plan_gradient(slab_shape shape, sort_problem p, unsigned char *plan, weft_cuda_run *run,
                   int node) {
-    extern __shared__ __align__(16) unsigned char memory[];
+    extern __shared__ __align__(128) unsigned char memory[];
     __shared__ int sums[SORT_WARPS];
     int columns = (int)shape.out_rows, entries = (int)p.entries, warp = (int)threadIdx.x / 32;
     int each = (entries + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32;
-    int from = min(entries, warp * each);
-    int64_t before = blockIdx.x * p.entries; /* entries of the sequences before */
-    part_list *parts = (part_list *)(plan + blockIdx.x * p.stride);
+    int from = min(entries, warp * each), counts = SORT_WARPS * columns;
+    int64_t before = blockIdx.x * p.entries;
+    unsigned char *own = plan + blockIdx.x * p.stride;
     sort_state s = {columns,
                     (int)p.k,
                     from,
                     min(entries, from + each),
                     p.index + before,
                     p.weight + before,
-                    (uint16_t *)((int *)memory + columns + 1),
-                    (int *)memory,
-                    (uint2 *)((unsigned char *)parts + LIST_BYTES)};
-    for (int i = (int)threadIdx.x; i < SORT_WARPS * columns; i += SORT_THREADS)
-        s.count[i] = 0;
+                    (uint16_t *)memory,
+                    (int *)((uint16_t *)memory + counts),
+                    (uint2 *)(own + LIST_BYTES),
+                    (part_list *)own};
+    for (int i = (int)threadIdx.x; i < counts / 8; i += SORT_THREADS)
+        ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    count_run(s);
-    for (int e = (int)threadIdx.x; e < entries; e += SORT_THREADS)
-        if (s.index[e] < -1 || s.index[e] >= columns) note_fault(run, node, before + e);
+    count_run(s, before, run, node);
     __syncthreads();
     int length = place_columns(s, make_entry(shape.in_rows, 0), sums);
     __syncthreads();
     place_run(s, length);
-    for (int g = (int)threadIdx.x; g < GROUPS; g += SORT_THREADS) {
-        int j = column_of(s.first, columns, g * length);
-        parts->part[g] = make_int2(j, s.first[j] / length);
-    }
-    if (threadIdx.x == 0) parts->length = length;
 }
 
 /* A thread's columns of a group's sum. */
@@ -250,11 +264,14 @@ template <typename T, bool ALIGNED> struct column_sum {
     }
 };
 
-/* Adds up a part of the stream; `held` has its first entries. */
+/* Adds up a part of the stream. */
 template <typename T, bool ALIGNED>
 __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned char *own,
-                                       const uint4 *stream, uint4 (&held)[AT_ONCE / 2], int length,
-                                       int64_t width, int count) {
+                                       const uint4 *stream, int length, int64_t width, int count) {
+    uint4 held[AT_ONCE / 2];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE / 2; i++)
+        held[i] = stream[i * GROUPS];
     for (int e = 0; e < length; e += AT_ONCE) {
         uint4 value[AT_ONCE];
         uint2 entry[AT_ONCE];
@@ -275,47 +292,44 @@ __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned
     }
 }
 
-/* Shared memory: the slab, later the parts' rests; the parts' heads. */
+/* Shared memory: the slabs, of which the one at hand has the parts' rests in the end; the parts'
+ * heads. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-    spread_slab(slab_shape s, const unsigned char *plan, int64_t stride, int head_at, const T *in,
-                T *out) {
-    extern __shared__ __align__(128) unsigned char slab[];
+    spread_slabs(const __grid_constant__ slab_shape s, const unsigned char *plan, int64_t bytes,
+                 const T *in, T *out) {
+    extern __shared__ __align__(128) unsigned char memory[];
     constexpr int N = PIECE<T>;
-    int64_t b = blockIdx.y, first = (int64_t)blockIdx.x * LANES * N;
     int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
-    int64_t column = first + lane * N;
-    int count = (int)max_i64(0, min_i64(N, s.width - column));
-    const part_list *parts = (const part_list *)(plan + b * stride);
-    const uint4 *stream = (const uint4 *)(plan + b * stride + LIST_BYTES) + group;
-    int2 part = parts->part[group];
-    float *rests = (float *)slab + lane * N, *heads = (float *)(slab + head_at) + lane * N;
-    T *top = out + (b * s.out_rows + part.x) * s.width + column;
-    column_sum<T, ALIGNED> c = {{}, heads + group * LANES * N, part.y != group, top};
-    uint4 held[AT_ONCE / 2];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE / 2; i++)
-        held[i] = stream[i * GROUPS];
-    load_slab<ALIGNED>(slab, s, in + b * s.in_rows * s.width, first);
-    __syncthreads();
-    /* Threads whose columns are not there have nothing to add or store. */
-    add_part(c, slab + lane * 16, stream, held, count > 0 ? parts->length : 0, s.width, count);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        rests[group * LANES * N + i] = c.sum[i];
-    __syncthreads();
-    if (part.y == group || c.waits) return;
-    float sum[N] = {};
-#pragma unroll 1
-    for (int g = part.y; g < group; g++)
+    float *heads = (float *)(memory + s.buffers * s.stride) + threadIdx.x * N;
+    walk_slabs<ALIGNED>(memory, s, in, [&](unsigned char *slab, int64_t at) {
+        int64_t b = at / s.slabs, column = (at % s.slabs * LANES + lane) * N;
+        int count = (int)max_i64(0, min_i64(N, s.width - column));
+        const part_list *parts = (const part_list *)(plan + b * bytes);
+        const uint4 *stream = (const uint4 *)(plan + b * bytes + LIST_BYTES) + group;
+        int2 part = parts->part[group];
+        T *top = out + (b * s.out_rows + part.x) * s.width + column;
+        column_sum<T, ALIGNED> c = {{}, heads, part.y != group, top};
+        /* Threads whose columns are not there have nothing to add or store. */
+        add_part(c, slab + lane * 16, stream, count > 0 ? parts->length : 0, s.width, count);
+        __syncthreads();
+        float *rests = (float *)slab + lane * N;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            sum[i] += rests[g * LANES * N + i];
+            rests[group * LANES * N + i] = c.sum[i];
+        __syncthreads();
+        if (part.y == group || c.waits || count == 0) return;
+        float sum[N] = {};
+#pragma unroll 1
+        for (int g = part.y; g < group; g++)
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        sum[i] += c.head[i];
-    store_columns<ALIGNED>(top, count, sum);
+            for (int i = 0; i < N; i++)
+                sum[i] += rests[g * LANES * N + i];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum[i] += heads[i];
+        store_columns<ALIGNED>(top, count, sum);
+    });
 }
 
 static int64_t sort_bytes(int64_t columns) {
@@ -327,18 +341,15 @@ static int64_t parts_bytes(const weft_tensor *dc) {
     return GROUPS * (PITCH / (int64_t)weft_dtype_size(dc->dtype)) * (int64_t)sizeof(float);
 }
 
-/* Where the heads begin. */
-static int64_t heads_at(const weft_tensor *dc) {
-    return max_i64(slab_bytes(dc->shape[1]), parts_bytes(dc));
-}
-
-static int64_t gradient_bytes(const weft_tensor *dc) {
-    return heads_at(dc) + parts_bytes(dc);
+static slab_shape gradient_shape(const weft_node *n) {
+    const weft_tensor *dc = n->in[0];
+    int64_t rests = parts_bytes(dc);
+    return make_slabs(dc, n->out[0], max_i64(slab_bytes(dc->shape[1]), rests), rests);
 }
 
 static bool gradient_fits(const weft_node *n) {
-    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
-    return gradient_bytes(dc) <= MOST_SHARED && sort_bytes(dh->shape[1]) <= MOST_SHARED - 1024 &&
+    const weft_tensor *index = n->in[1], *dh = n->out[0];
+    return gradient_shape(n).buffers > 0 && sort_bytes(dh->shape[1]) <= MOST_SHARED - 1024 &&
            index->shape[1] * index->shape[2] <= MOST_ENTRIES && dh->shape[0] <= 65535;
 }
 
@@ -350,20 +361,20 @@ int64_t weft_cuda_slab_gradient_workspace(const weft_node *n) {
 
 template <typename T, bool ALIGNED>
 static void launch_gradient(const weft_exec *x, const weft_node *n, const slab_shape &s,
-                            int64_t stride) {
-    int bytes = (int)gradient_bytes(n->in[0]);
-    dim3 grid((unsigned)ceil_div(s.width, LANES * PIECE<T>), (unsigned)s.batch);
-    cudaFuncSetAttribute(spread_slab<T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            int64_t plan_size) {
+    int bytes = s.buffers * s.stride + (int)parts_bytes(n->in[0]);
+    unsigned blocks = (unsigned)min_i64(BLOCKS, s.slabs * s.batch);
+    cudaFuncSetAttribute(spread_slabs<T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
-    spread_slab<T, ALIGNED><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
-        s, workspace_of<unsigned char>(x, n), stride, (int)heads_at(n->in[0]),
-        data_of<T>(x, n->in[0]), data_of<T>(x, n->out[0]));
+    spread_slabs<T, ALIGNED><<<blocks, THREADS, (size_t)bytes, stream_of(x)>>>(
+        s, workspace_of<unsigned char>(x, n), plan_size, data_of<T>(x, n->in[0]),
+        data_of<T>(x, n->out[0]));
 }
 
 bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n) {
-    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
+    const weft_tensor *dc = n->in[0], *index = n->in[1];
     if (!gradient_fits(n)) return false;
-    slab_shape s = {dc->shape[1], dh->shape[1], dh->shape[2], dh->shape[0]};
+    slab_shape s = gradient_shape(n);
     sort_problem p = {index->shape[1] * index->shape[2], index->shape[2],
                       data_of<int32_t>(x, index), data_of<float>(x, n->in[2]), 0};
     p.stride = plan_bytes(p.entries, s.out_rows);
