@@ -209,6 +209,32 @@ template <int K> __device__ static inline float row_floor(const best_list<K> &li
     return fmaxf(floor, __shfl_xor_sync(0xffffffffu, floor, 2));
 }
 
+/* Something below K weights of a row at least, for a first tile that would fill the lists with much
+ * that does not stay: of each of the row's four threads, the K / 4 largest of the four largest
+ * weights of a quarter. `last` is the thread's last column. */
+template <int K>
+__device__ static inline float first_floor(const float (&total)[COLUMNS][4], int r, int first,
+                                           int last) {
+    float top[4];
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++) {
+        top[quarter] = -1;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            int c = quarter * 4 + i / 2;
+            if (first + 8 * c + i % 2 <= last)
+                top[quarter] = fmaxf(top[quarter], total[c][2 * r + i % 2]);
+        }
+    }
+    float high = fmaxf(top[0], top[1]), low = fminf(top[0], top[1]);
+    float other_high = fmaxf(top[2], top[3]), other_low = fminf(top[2], top[3]);
+    float floor =
+        K == 8 ? fmaxf(fminf(high, other_high), fmaxf(low, other_low)) : fminf(low, other_low);
+    floor = fminf(floor, __shfl_xor_sync(0xffffffffu, floor, 1));
+    floor = fminf(floor, __shfl_xor_sync(0xffffffffu, floor, 2));
+    return floor > 0 ? __uint_as_float(__float_as_uint(floor) - 1) : -1;
+}
+
 /* Offers a tile's weights to the lists of the thread's two rows. */
 template <int K>
 __device__ static inline void offer_tile(const route_problem &p, const float (&total)[COLUMNS][4],
@@ -219,7 +245,7 @@ __device__ static inline void offer_tile(const route_problem &p, const float (&t
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         last[r] = p.causal ? min((int)p.keys - 1, row + 8 * r) : (int)p.keys - 1;
-        floor[r] = row_floor(lists[r]);
+        floor[r] = key == 0 ? first_floor<K>(total, r, first, last[r]) : row_floor(lists[r]);
     }
     bool edge = last[0] < key + TILE - 1; /* somewhere in the warp, and then everywhere is looked */
     edge = __any_sync(0xffffffffu, edge);
@@ -295,11 +321,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     float *numbers = (float *)(memory + M::N), *aside = (float *)(memory + M::ASIDE);
     head_scale *heads = (head_scale *)(memory + M::HEADS);
-    /* The last queries see the most keys, so they go first. */
-    int first = (int)(gridDim.x - 1 - blockIdx.x) * TILE;
+    /* The last queries see the most keys: those of all sequences go first. */
+    int first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
     int end = (int)(p.causal ? min_i64(p.keys, first + TILE) : p.keys);
     int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
-    query_place t = {(int64_t)blockIdx.y, first + warpgroup * HALF, 0, warpgroup,
+    query_place t = {(int64_t)blockIdx.x, first + warpgroup * HALF, 0, warpgroup,
                      (int)threadIdx.x % 128};
     t.row = t.first + t.thread / 32 * 16 + threadIdx.x % 32 / 4;
     for (int h = (int)threadIdx.x; h < p.heads; h += THREADS) {
@@ -381,13 +407,13 @@ bool weft_cuda_topk_fits(const weft_node *n) {
     int64_t d = a->score.dqk;
     return n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 && (d == 32 || d == 64 || d == 96 || d == 128) &&
            a->k <= WEFT_CUDA_TOPK_MAX && !a->score.band && !n->in[WEFT_ATTN_START] &&
-           a->score.batch <= 65535 && a->score.heads <= MOST_HEADS;
+           a->score.queries <= 65535 * TILE && a->score.heads <= MOST_HEADS;
 }
 
 template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     route_problem p = weft_cuda_route_problem(x, n);
-    dim3 grid((unsigned)ceil_div(p.queries, TILE), (unsigned)p.batch);
+    dim3 grid((unsigned)p.batch, (unsigned)ceil_div(p.queries, TILE));
     int bytes = topk_bytes<D>(p.heads);
     cudaFuncSetAttribute(route_tiles<D, K, ALL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
