@@ -5,7 +5,8 @@
  * neither read nor written, and a key's are read only, for its number. Floor in halves of x, 4 of
  * which are a copy: a query 2, a key 3; backward 3 and 6. Heads are taken eight tokens at a time, so
  * that their numbers, which lie by token, fill whole sectors; and a thread fetches from two heads
- * before it computes: with one, a query's 16 bytes a thread are too few on their way.
+ * before it computes (a key's gradient: from both halves of one), since 16 bytes of a thread are too
+ * few on their way.
  *
  * Floor of the overlap: the bytes of x and y; backward those of x, dy and dx. */
 #include "cuda/pack.cuh"
@@ -18,8 +19,8 @@ extern "C" {
 
 enum {
     TOKENS = 8, /* of a head, side by side */
-    AHEAD = 2,  /* heads of a thread, TOKENS tokens apart */
-    BLOCKS = 4  /* to an SM */
+    AHEAD = 2,  /* heads of a thread, TOKENS tokens apart; or halves of one */
+    BLOCKS = 5  /* to an SM */
 };
 
 struct gaussians {
@@ -45,10 +46,11 @@ __device__ static inline int64_t number_at(const gaussians &k, int64_t row) {
     return (b * k.heads + h) * k.time + t;
 }
 
-/* The row of the first head of item `item` in the order above; k.rows or more behind the last. */
-__device__ static inline int64_t find_head(const gaussians &k, int64_t item) {
+/* The row of the first head of item `item` in the order above, `ahead` heads to an item; k.rows or
+ * more behind the last. */
+__device__ static inline int64_t find_head(const gaussians &k, int64_t item, int ahead) {
     int64_t tile = quotient(item, TOKENS * k.heads), rest = item - tile * TOKENS * k.heads;
-    return (tile * TOKENS * AHEAD + rest % TOKENS) * k.heads + rest / TOKENS;
+    return (tile * TOKENS * ahead + rest % TOKENS) * k.heads + rest / TOKENS;
 }
 
 static int log2_of(int n) {
@@ -58,8 +60,8 @@ static int log2_of(int n) {
     return log;
 }
 
-static unsigned head_grid(const gaussians &k, int lanes) {
-    return pack_grid(ceil_div(k.rows, TOKENS * AHEAD * k.heads) * TOKENS * k.heads * lanes);
+static unsigned head_grid(const gaussians &k, int lanes, int ahead) {
+    return pack_grid(ceil_div(k.rows, TOKENS * ahead * k.heads) * TOKENS * k.heads * lanes);
 }
 
 __device__ static inline float power_of_2(float x) {
@@ -103,16 +105,18 @@ __device__ static inline void store(any_tensor t, int64_t at, int n, const float
         store_pack(t, at, n, v);
 }
 
-/* The deviations of a pack, as they are stored; returns the pack's Σ of squares. */
-__device__ static inline float deviate_pack(bool is_bf16, int n, const float (&mean)[VECTOR],
-                                            float (&sigma)[VECTOR]) {
+/* Σ of squares of a pack of means and of n deviations, these as they are stored. */
+__device__ static inline float add_squares(bool is_bf16, int n, const float (&mean)[VECTOR],
+                                           const float (&sigma)[VECTOR]) {
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) {
-        sigma[j] = softplus(sigma[j]);
-        if (is_bf16) sigma[j] = to_float(from_float<bf16>(sigma[j]));
-        sum = fmaf(mean[j], mean[j], sum);
-        sum = j < n ? fmaf(sigma[j], sigma[j], sum) : sum;
+    for (int j = 0; j < VECTOR; j += 2) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(sigma[j], sigma[j + 1]);
+        float low = is_bf16 ? __low2float(pair) : sigma[j];
+        float high = is_bf16 ? __high2float(pair) : sigma[j + 1];
+        sum = fmaf(mean[j], mean[j], fmaf(mean[j + 1], mean[j + 1], sum));
+        sum = j < n ? fmaf(low, low, sum) : sum;
+        sum = j + 1 < n ? fmaf(high, high, sum) : sum;
     }
     return sum;
 }
@@ -122,7 +126,7 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     make_gaussians(gaussians k, int log_lanes) {
     if (WHOLE) k.x.is_bf16 = k.y.is_bf16 = true;
     int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t row = find_head(k, thread_index() >> log_lanes), next = TOKENS * k.heads;
+    int64_t row = find_head(k, thread_index() >> log_lanes, AHEAD), next = TOKENS * k.heads;
     float sum[AHEAD] = {};
     for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
         int n = WHOLE ? VECTOR : pack_length(k.width, column);
@@ -141,9 +145,12 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
             float mean[VECTOR], sigma[VECTOR];
             widen_pack(p[i], k.x.is_bf16, mean);
             widen_pack(q[i], k.x.is_bf16, sigma);
-            sum[i] += deviate_pack(k.y.is_bf16, n, mean, sigma);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                sigma[j] = softplus(sigma[j]);
             if (k.y.data != k.x.data) store<WHOLE>(k.y, at, n, mean);
             store<WHOLE>(k.y, at + k.width, n, sigma);
+            if (k.numbers) sum[i] += add_squares(k.y.is_bf16, n, mean, sigma);
         }
     }
     if (!k.numbers) return;
@@ -163,7 +170,7 @@ static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
     k.means = k.numbers || k.y.data != k.x.data;
     with_flag(k.x.is_bf16 && k.width % VECTOR == 0, [&](auto whole) {
         make_gaussians<decltype(whole)::value>
-            <<<head_grid(k, lanes), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
+            <<<head_grid(k, lanes, AHEAD), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
     });
     return launched(n);
 }
@@ -180,40 +187,38 @@ __device__ static inline void join_gradients(float twice, bool deviations, const
     }
 }
 
-/* A thread takes the means, then the deviations, of one head: up to four packs are on their way.
+static_assert(AHEAD == 2, "a head has two halves");
+
+/* A thread takes both halves of a head, or, where means are not looked at, the deviations of AHEAD.
  * dx may lie over dy or y: a thread reads before it writes. */
 template <bool WHOLE>
 static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     make_gaussians_back(gaussians k, int log_lanes) {
     if (WHOLE) k.y.is_bf16 = k.dy.is_bf16 = k.dx.is_bf16 = true;
     int lanes = 1 << log_lanes, lane = (int)threadIdx.x & (lanes - 1);
-    int64_t first = find_head(k, thread_index() >> log_lanes), next = TOKENS * k.heads;
-    float twice[AHEAD] = {};
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (k.numbers && first + i * next < k.rows)
-            twice[i] = 2 * k.numbers[number_at(k, first + i * next)];
+    int64_t first = find_head(k, thread_index() >> log_lanes, k.means ? 1 : AHEAD);
+    int64_t next = k.means ? 0 : TOKENS * k.heads;
+    float twice = k.numbers && first < k.rows ? 2 * k.numbers[number_at(k, first)] : 0.0f;
     for (int64_t column = lane * VECTOR; column < k.width; column += lanes * VECTOR) {
         int n = WHOLE ? VECTOR : pack_length(k.width, column);
         pack p[AHEAD] = {}, q[AHEAD] = {};
-        for (int half = k.means ? 0 : 1; half < 2; half++) {
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                int64_t row = first + i * next, at = (2 * row + half) * k.width + column;
-                if (row >= k.rows) continue;
-                p[i] = fetch<WHOLE>(k.y, at, n);
-                if (k.dy.data) q[i] = fetch<WHOLE>(k.dy, at, n);
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t row = first + i * next, half = k.means ? i : 1;
+            int64_t at = (2 * row + half) * k.width + column;
+            if (row >= k.rows) continue;
+            p[i] = fetch<WHOLE>(k.y, at, n);
+            if (k.dy.data) q[i] = fetch<WHOLE>(k.dy, at, n);
+        }
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                int64_t row = first + i * next, at = (2 * row + half) * k.width + column;
-                if (row >= k.rows) continue;
-                float y[VECTOR], dy[VECTOR];
-                widen_pack(p[i], k.y.is_bf16, y);
-                widen_pack(q[i], k.dy.is_bf16, dy);
-                join_gradients(twice[i], half, y, dy);
-                store<WHOLE>(k.dx, at, n, dy);
-            }
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t row = first + i * next, half = k.means ? i : 1;
+            if (row >= k.rows) continue;
+            float y[VECTOR], dy[VECTOR];
+            widen_pack(p[i], k.y.is_bf16, y);
+            widen_pack(q[i], k.dy.is_bf16, dy);
+            join_gradients(twice, half, y, dy);
+            store<WHOLE>(k.dx, (2 * row + half) * k.width + column, n, dy);
         }
     }
 }
@@ -226,10 +231,11 @@ static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
     k.numbers = data_of<float>(x, n->in[2]);
     k.dx = any_of(x, n->out[0]);
     k.means = k.numbers || k.dx.data != k.dy.data;
+    int ahead = k.means ? 1 : AHEAD;
     bool is_bf16 = k.y.is_bf16 && k.dx.is_bf16 && (k.dy.is_bf16 || !k.dy.data);
     with_flag(is_bf16 && k.width % VECTOR == 0, [&](auto whole) {
         make_gaussians_back<decltype(whole)::value>
-            <<<head_grid(k, lanes), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
+            <<<head_grid(k, lanes, ahead), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
     });
     return launched(n);
 }
