@@ -69,8 +69,8 @@ class Worker:
     def read_line(self, until):
         """The next object it prints; None: it ended, or the time is over."""
         while b"\n" not in self.text:
-            left = until - time.perf_counter()
-            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+            left = max(0.0, until - time.perf_counter())
+            if not select.select([self.process.stdout], [], [], left)[0]:
                 self.error = "it took too long"
                 return None
             more = os.read(self.process.stdout.fileno(), 65536)
@@ -93,9 +93,12 @@ class Worker:
             self.error = reply["error"]
 
     def ask(self):
-        """Has it measure."""
-        self.process.stdin.write(b"go\n")
-        self.process.stdin.flush()
+        """Has it measure. One that is gone shows when its answer is read."""
+        try:
+            self.process.stdin.write(b"go\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass
 
     def close(self):
         try:
@@ -292,7 +295,7 @@ def main():
     parser.add_argument("--skip-attention", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--workers", type=int, default=20, help="forms that are compiled side by side")
-    parser.add_argument("--patience", type=float, default=200, help="seconds for a batch to compile")
+    parser.add_argument("--patience", type=float, default=150, help="seconds for a batch to compile")
     parser.add_argument("--json", default="")
     args = parser.parse_args()
     variants = [v for v in args.variants.split(",") if v] or list(BARS)
