@@ -83,9 +83,6 @@ static const float exp_numbers[10][4] __attribute__((aligned(64))) = {
     EXP_STEP_ONE(at, to2, a2, x2) EXP_STEP_ONE(at, to3, a3, x3)
 #define EXP_STEP_ONE(at, to, from, x)                                                              \
     "ldr q" #to ", [%[numbers], #" #at "]\nfmla v" #to ".4s, v" #from ".4s, v" #x ".4s\n"
-#define EXP_STEPS(at, to0, to1, to2, from0, from1, from2)                                          \
-    EXP_STEP(at, to0, from0, EXP_X0) EXP_STEP(at, to1, from1, EXP_X1)                              \
-    EXP_STEP(at, to2, from2, EXP_X2)
 
 /* From the scores in X to the polynomial in D, A, B, and the factors 2^whole in X. */
 #define EXP_FOUR_OF(v) v, v, v, v
@@ -99,44 +96,56 @@ static const float exp_numbers[10][4] __attribute__((aligned(64))) = {
     EXP_DO("fsub", EXP_X0, EXP_X0, EXP_A) EXP_DO("fsub", EXP_X1, EXP_X1, EXP_B)                    \
     EXP_DO("fsub", EXP_X2, EXP_X2, EXP_C)                                                          \
     "ldr q24, [%[numbers], #96]\n"                                                                 \
-    EXP_STEPS(0, EXP_A, EXP_B, EXP_C, EXP_FOUR_OF(24), EXP_FOUR_OF(24), EXP_FOUR_OF(24))           \
-    EXP_STEPS(16, EXP_D, EXP_A, EXP_B, EXP_A, EXP_B, EXP_C)                                        \
-    EXP_STEPS(32, EXP_C, EXP_D, EXP_A, EXP_D, EXP_A, EXP_B)                                        \
-    EXP_STEPS(48, EXP_B, EXP_C, EXP_D, EXP_C, EXP_D, EXP_A)                                        \
-    EXP_STEPS(64, EXP_A, EXP_B, EXP_C, EXP_B, EXP_C, EXP_D)                                        \
-    EXP_STEPS(80, EXP_D, EXP_A, EXP_B, EXP_A, EXP_B, EXP_C)                                        \
+    EXP_STEP(0, EXP_A, EXP_FOUR_OF(24), EXP_X0) EXP_STEP(0, EXP_B, EXP_FOUR_OF(24), EXP_X1)        \
+    EXP_STEP(0, EXP_C, EXP_FOUR_OF(24), EXP_X2)                                                    \
+    EXP_STEP(16, EXP_D, EXP_A, EXP_X0) EXP_STEP(16, EXP_A, EXP_B, EXP_X1)                          \
+    EXP_STEP(16, EXP_B, EXP_C, EXP_X2)                                                             \
+    EXP_STEP(32, EXP_C, EXP_D, EXP_X0) EXP_STEP(32, EXP_D, EXP_A, EXP_X1)                          \
+    EXP_STEP(32, EXP_A, EXP_B, EXP_X2)                                                             \
+    EXP_STEP(48, EXP_B, EXP_C, EXP_X0) EXP_STEP(48, EXP_C, EXP_D, EXP_X1)                          \
+    EXP_STEP(48, EXP_D, EXP_A, EXP_X2)                                                             \
+    EXP_STEP(64, EXP_A, EXP_B, EXP_X0) EXP_STEP(64, EXP_B, EXP_C, EXP_X1)                          \
+    EXP_STEP(64, EXP_C, EXP_D, EXP_X2)                                                             \
+    EXP_STEP(80, EXP_D, EXP_A, EXP_X0) EXP_STEP(80, EXP_A, EXP_B, EXP_X1)                          \
+    EXP_STEP(80, EXP_B, EXP_C, EXP_X2)                                                             \
     EXP_MOVE("ldp", scale, EXP_X)
 
 #define EXP_REGISTERS                                                                              \
     "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
         "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", \
-        "memory"
+        "v28", "v29", "v30", "v31", "cc", "memory"
+
+/* As often as [blocks] says; `next` moves on to the next rows. */
+#define EXP_LOOP(body, next)                                                                       \
+    "1:\n" body next                                                                               \
+    "subs %[blocks], %[blocks], #1\n"                                                              \
+    "b.ne 1b\n"
 
 #define EXP_FORWARD                                                                                \
     EXP_MOVE("ldp", scores, EXP_X) EXP_BY("fsub", 28, 29) EXP_ALL                                  \
     EXP_DO("fmul", EXP_X0, EXP_D, EXP_X0) EXP_DO("fmul", EXP_X1, EXP_A, EXP_X1)                    \
     EXP_DO("fmul", EXP_X2, EXP_B, EXP_X2) EXP_MOVE("stp", scores, EXP_X)                           \
     EXP_ADD_UP("fadd", 30, 31)
+#define EXP_FORWARD_LOOP                                                                           \
+    "ldp q28, q29, [%[top]]\n"                                                                     \
+    "ldp q30, q31, [%[sums]]\n"                                                                    \
+    EXP_LOOP(EXP_FORWARD, "add %[scores], %[scores], #192\n")                                      \
+    "stp q30, q31, [%[sums]]\n"
 
 /* clang-format on */
 
 /* scores = 2^(scores − top), added to `sum`, for the first of `rows` rows. Returns how many. */
 static inline int64_t soften_many(real *scores, int64_t rows, const vreal top[2], vreal sum[2]) {
-    register vreal top0 __asm__("v28") = top[0];
-    register vreal top1 __asm__("v29") = top[1];
-    register vreal sum0 __asm__("v30") = sum[0];
-    register vreal sum1 __asm__("v31") = sum[1];
-    real scale[EXP_ROWS * 8];
-    int64_t row = 0;
-    for (; row + EXP_ROWS <= rows; row += EXP_ROWS, scores += EXP_ROWS * 8)
-        __asm__ volatile(EXP_FORWARD
-                         : "+w"(sum0), "+w"(sum1)
-                         : [scores] "r"(scores), [scale] "r"(scale), [numbers] "r"(exp_numbers),
-                           "w"(top0), "w"(top1)
-                         : EXP_REGISTERS);
-    sum[0] = sum0;
-    sum[1] = sum1;
-    return row;
+    int64_t blocks = rows / EXP_ROWS, done = blocks * EXP_ROWS;
+    real scale[EXP_ROWS * 8], *at = scores;
+    vreal *sums = sum;
+    if (blocks > 0)
+        __asm__ volatile(
+            EXP_FORWARD_LOOP
+            : [scores] "+&r"(at), [blocks] "+&r"(blocks)
+            : [top] "r"(top), [sums] "r"(sums), [scale] "r"(scale), [numbers] "r"(exp_numbers)
+            : EXP_REGISTERS);
+    return done;
 }
 
 /* clang-format off */
@@ -157,10 +166,17 @@ static inline int64_t soften_many(real *scores, int64_t rows, const vreal top[2]
 #define EXP_ADD_NUMBER                                                                             \
     EXP_ADD_NUMBER_OF(0, 32, EXP_X0)                                                               \
     EXP_ADD_NUMBER_OF(64, 96, EXP_X1) EXP_ADD_NUMBER_OF(128, 160, EXP_X2)
+#define EXP_BACKWARD_LOOP(more)                                                                    \
+    "ldp q28, q29, [%[column]]\n"                                                                  \
+    "ldp q30, q31, [%[number]]\n"                                                                  \
+    EXP_LOOP(EXP_BACKWARD(more), "add %[p], %[p], #192\nadd %[ds], %[ds], #192\n")                 \
+    "stp q28, q29, [%[column]]\n"                                                                  \
+    "stp q30, q31, [%[number]]\n"
 #define EXP_RUN_BACKWARD(more)                                                                     \
-    __asm__ volatile(EXP_BACKWARD(more)                                                            \
-                     : "+w"(column0), "+w"(column1), "+w"(number0), "+w"(number1)                  \
-                     : [p] "r"(p), [ds] "r"(ds), [scale] "r"(scale), [numbers] "r"(exp_numbers)    \
+    __asm__ volatile(EXP_BACKWARD_LOOP(more)                                                       \
+                     : [p] "+&r"(p_at), [ds] "+&r"(ds_at), [blocks] "+&r"(blocks)                  \
+                     : [column] "r"(columns_at), [number] "r"(numbers_at), [scale] "r"(scale),     \
+                       [numbers] "r"(exp_numbers)                                                  \
                      : EXP_REGISTERS)
 
 /* clang-format on */
@@ -169,36 +185,29 @@ static inline int64_t soften_many(real *scores, int64_t rows, const vreal top[2]
  * too, number += ds · (what p was). Returns how many. */
 static ALWAYS_INLINE int64_t soften_back_many(real *p, real *ds, int64_t rows, bool columns,
                                               bool numbers, vreal column[2], vreal number[2]) {
-    register vreal column0 __asm__("v28") = column[0];
-    register vreal column1 __asm__("v29") = column[1];
-    register vreal number0 __asm__("v30") = number[0];
-    register vreal number1 __asm__("v31") = number[1];
-    real scale[EXP_ROWS * 8];
-    int64_t row = 0;
-    for (; row + EXP_ROWS <= rows; row += EXP_ROWS, p += EXP_ROWS * 8, ds += EXP_ROWS * 8) {
-        if (numbers)
-            EXP_RUN_BACKWARD(EXP_ADD_COLUMN EXP_ADD_NUMBER);
-        else if (columns)
-            EXP_RUN_BACKWARD(EXP_ADD_COLUMN);
-        else
-            EXP_RUN_BACKWARD("");
-    }
-    column[0] = column0;
-    column[1] = column1;
-    number[0] = number0;
-    number[1] = number1;
-    return row;
+    int64_t blocks = rows / EXP_ROWS, done = blocks * EXP_ROWS;
+    real scale[EXP_ROWS * 8], *p_at = p, *ds_at = ds;
+    vreal *columns_at = column, *numbers_at = number;
+    if (blocks == 0) return 0;
+    if (numbers)
+        EXP_RUN_BACKWARD(EXP_ADD_COLUMN EXP_ADD_NUMBER);
+    else if (columns)
+        EXP_RUN_BACKWARD(EXP_ADD_COLUMN);
+    else
+        EXP_RUN_BACKWARD("");
+    return done;
 }
 
 #else
 
-static inline int64_t soften_many(real *scores, int64_t rows, const vreal *top, vreal *sum) {
+static inline int64_t soften_many(const real *scores, int64_t rows, const vreal *top,
+                                  const vreal *sum) {
     (void)scores, (void)rows, (void)top, (void)sum;
     return 0;
 }
 
-static inline int64_t soften_back_many(real *p, real *ds, int64_t rows, bool columns, bool numbers,
-                                       vreal *column, vreal *number) {
+static inline int64_t soften_back_many(const real *p, const real *ds, int64_t rows, bool columns,
+                                       bool numbers, const vreal *column, const vreal *number) {
     (void)p, (void)ds, (void)rows, (void)columns, (void)numbers, (void)column, (void)number;
     return 0;
 }
