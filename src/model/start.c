@@ -118,7 +118,7 @@ static void transpose(const double *from, double *to, int64_t rows, int64_t colu
 static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns,
                                     weft_pool *pool) {
     if (rows <= columns) return orthonormalize(values, rows, columns, pool);
-    double *turned = malloc((size_t)(rows * columns) * sizeof *turned);
+    double *turned = calloc((size_t)(rows * columns), sizeof *turned);
     if (!turned) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
     transpose(values, turned, rows, columns);
     weft_status status = orthonormalize(turned, columns, rows, pool);
@@ -185,7 +185,7 @@ static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
     weft_weight unit = *w;
     unit.init.a = 1;
     filling f = {.weight = &unit, .seed = seed};
-    f.whole = malloc(((size_t)w->count + 1) * sizeof *f.whole);
+    f.whole = calloc((size_t)w->count + 1, sizeof *f.whole);
     if (!f.whole)
         return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)w->count);
     run_tasks(pool, pieces_of(w->count, PIECE), fill_piece, &f);
