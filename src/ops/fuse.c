@@ -5,22 +5,15 @@
  * Autodiff sums the gradients of a tensor as a chain, add(add(p1, p2), p3), each product just before
  * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves. Where another node's
  * result is the third, p1 takes that. */
-#include "ops/fuse.h"
+#include "ops/fuse_internal.h"
 
-#include "core/graph_internal.h"
 #include "ops/arith.h"
 #include "ops/linear.h"
 #include "ops/list.h"
 
 #include <stdlib.h>
 
-typedef struct {
-    weft_graph *g;
-    int64_t first;
-    int32_t *reads; /* [tensors] by root: of how many inputs it is the memory */
-} fuser;
-
-static void count_reads(fuser *f) {
+static void count_reads(weft_fuser *f) {
     for (int64_t i = 0; i < f->g->n_nodes; i++) {
         const weft_node *n = f->g->nodes[i];
         for (int k = 0; k < n->n_in; k++)
@@ -32,38 +25,31 @@ static const weft_matmul_attr *attr_of(const weft_node *product) {
     return product->attr;
 }
 
-/* Whether nothing between two nodes writes to its inputs: what is read may be read sooner or later. */
-static bool is_quiet_between(const fuser *f, const weft_node *from, const weft_node *to) {
+bool weft_fuser_is_quiet(const weft_fuser *f, const weft_node *from, const weft_node *to) {
     for (int64_t i = from->index + 1; i < to->index; i++)
         if (f->g->nodes[i] && f->g->nodes[i]->op->side_effect) return false;
     return true;
 }
 
-/* Nodes from `first` on are rewritten, but for those that make the forward pass's values again. */
-static bool is_open(const fuser *f, const weft_node *n) {
+bool weft_fuser_is_open(const weft_fuser *f, const weft_node *n) {
     return n->index >= f->first && (f->first == 0 || n->segment == 0);
 }
 
-/* The product that makes `t` for `reader` alone and does nothing after its sum yet; NULL: it is
- * none. */
-static weft_node *find_product(const fuser *f, weft_tensor *t, const weft_node *reader) {
+weft_node *weft_fuser_product(const weft_fuser *f, weft_tensor *t, const weft_node *reader) {
     const weft_tensor *root = weft_tensor_root(t);
     weft_node *n = root->producer;
     if (!n || n->op != &weft_op_matmul || n->out[0] != root) return NULL;
     if (root->keep || f->reads[root->id] != 1 || attr_of(n)->act != WEFT_ACT_NONE) return NULL;
     if (attr_of(n)->dtype != reader->out[0]->dtype) return NULL;
-    return is_open(f, n) && is_quiet_between(f, n, reader) ? n : NULL;
+    return weft_fuser_is_open(f, n) && weft_fuser_is_quiet(f, n, reader) ? n : NULL;
 }
 
-static bool is_made_before(weft_tensor *t, const weft_node *n) {
+bool weft_fuser_is_made_before(weft_tensor *t, const weft_node *n) {
     const weft_node *maker = weft_tensor_root(t)->producer;
     return !maker || maker->index < n->index;
 }
 
-/* Whether a product may wait for its addend: what may have to live longer then is no larger than the
- * result that need not live until then. An addend that it has waits itself. Shapes alone decide, so
- * that a graph with recomputation, where lives differ, has the same products and the same bits. */
-static bool may_wait(const weft_node *product) {
+bool weft_fuser_may_wait(const weft_node *product) {
     int64_t longer = 0;
     for (int k = 0; k < product->n_in; k++) {
         const weft_tensor *t = product->in[k];
@@ -73,7 +59,7 @@ static bool may_wait(const weft_node *product) {
     return longer <= weft_tensor_bytes(product->out[0]);
 }
 
-static weft_matmul_attr *copy_attr(fuser *f, weft_node *product) {
+weft_matmul_attr *weft_fuser_copy_attr(weft_fuser *f, weft_node *product) {
     weft_matmul_attr *attr = weft_graph_alloc(f->g, sizeof *attr);
     if (!attr) return NULL;
     *attr = *attr_of(product);
@@ -81,8 +67,7 @@ static weft_matmul_attr *copy_attr(fuser *f, weft_node *product) {
     return attr;
 }
 
-/* The product makes what the reader made, in its own place in the list or in the reader's. */
-static void replace_reader(fuser *f, weft_node *product, weft_node *reader, bool waits) {
+void weft_fuser_replace_reader(weft_fuser *f, weft_node *product, weft_node *reader, bool waits) {
     weft_node **nodes = f->g->nodes;
     product->out[0]->producer = reader; /* in no list any more: a later use is refused */
     product->out[0] = reader->out[0];
@@ -94,8 +79,7 @@ static void replace_reader(fuser *f, weft_node *product, weft_node *reader, bool
     product->index = reader->index;
 }
 
-/* Puts a node into the place before another; what lies between closes up. */
-static void move_before(fuser *f, weft_node *n, const weft_node *other) {
+void weft_fuser_move_before(weft_fuser *f, weft_node *n, const weft_node *other) {
     weft_node **nodes = f->g->nodes;
     for (int64_t i = n->index; i < other->index - 1; i++) {
         nodes[i] = nodes[i + 1];
@@ -106,36 +90,36 @@ static void move_before(fuser *f, weft_node *n, const weft_node *other) {
 }
 
 /* (p + product) + addend, p a product of its own: p takes the addend, and both wait for it. */
-static bool pass_addend(fuser *f, weft_node *add, weft_node *product, weft_tensor *addend) {
-    weft_node *p = find_product(f, product->in[WEFT_MATMUL_ADDEND], product);
-    if (!p || p->in[WEFT_MATMUL_ADDEND] || !is_quiet_between(f, p, add)) return false;
-    bool waits = !is_made_before(addend, p);
-    if (waits && !(may_wait(p) && may_wait(product))) return false;
+static bool pass_addend(weft_fuser *f, weft_node *add, weft_node *product, weft_tensor *addend) {
+    weft_node *p = weft_fuser_product(f, product->in[WEFT_MATMUL_ADDEND], product);
+    if (!p || p->in[WEFT_MATMUL_ADDEND] || !weft_fuser_is_quiet(f, p, add)) return false;
+    bool waits = !weft_fuser_is_made_before(addend, p);
+    if (waits && !(weft_fuser_may_wait(p) && weft_fuser_may_wait(product))) return false;
     p->in[WEFT_MATMUL_ADDEND] = addend;
-    replace_reader(f, product, add, waits);
-    if (waits) move_before(f, p, product);
+    weft_fuser_replace_reader(f, product, add, waits);
+    if (waits) weft_fuser_move_before(f, p, product);
     return true;
 }
 
 /* sum + alpha · product, both inputs of an add. */
-static bool take_addend(fuser *f, weft_node *add, int which, double alpha) {
+static bool take_addend(weft_fuser *f, weft_node *add, int which, double alpha) {
     weft_tensor *addend = add->in[1 - which];
-    weft_node *product = find_product(f, add->in[which], add);
+    weft_node *product = weft_fuser_product(f, add->in[which], add);
     if (!product || addend->dtype != add->out[0]->dtype) return false;
     if (product->in[WEFT_MATMUL_ADDEND]) return alpha == 1 && pass_addend(f, add, product, addend);
     if (alpha != 1 && product->in[WEFT_MATMUL_BIAS]) return false;
-    bool waits = !is_made_before(addend, product);
-    if (waits && !may_wait(product)) return false;
-    weft_matmul_attr *attr = copy_attr(f, product);
+    bool waits = !weft_fuser_is_made_before(addend, product);
+    if (waits && !weft_fuser_may_wait(product)) return false;
+    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
     if (!attr) return false;
     attr->alpha *= alpha;
     product->in[WEFT_MATMUL_ADDEND] = addend;
-    replace_reader(f, product, add, waits);
+    weft_fuser_replace_reader(f, product, add, waits);
     return true;
 }
 
 /* Of two products the later one takes the other: neither has to move. */
-static void fuse_add(fuser *f, weft_node *add) {
+static void fuse_add(weft_fuser *f, weft_node *add) {
     double alpha = ((const weft_alpha_attr *)add->attr)->alpha;
     if (weft_tensor_count(add->in[0]) != weft_tensor_count(add->in[1])) return;
     const weft_node *a = weft_tensor_root(add->in[0])->producer;
@@ -148,13 +132,13 @@ static void fuse_add(fuser *f, weft_node *add) {
     }
 }
 
-static void fuse_scale(fuser *f, weft_node *scale) {
-    weft_node *product = find_product(f, scale->in[0], scale);
+static void fuse_scale(weft_fuser *f, weft_node *scale) {
+    weft_node *product = weft_fuser_product(f, scale->in[0], scale);
     if (!product || product->in[WEFT_MATMUL_ADDEND] || product->in[WEFT_MATMUL_BIAS]) return;
-    weft_matmul_attr *attr = copy_attr(f, product);
+    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
     if (!attr) return;
     attr->alpha *= ((const weft_alpha_attr *)scale->attr)->alpha;
-    replace_reader(f, product, scale, false);
+    weft_fuser_replace_reader(f, product, scale, false);
 }
 
 static bool is_one_matrix(const weft_node *product) {
@@ -163,7 +147,7 @@ static bool is_one_matrix(const weft_node *product) {
 }
 
 /* The node that sums the rows of what `back` makes; NULL: there is none. */
-static weft_node *find_bias_back(const fuser *f, const weft_node *back) {
+static weft_node *find_bias_back(const weft_fuser *f, const weft_node *back) {
     const weft_tensor *dx = back->out[0];
     for (int64_t i = back->index + 1; i < f->g->n_nodes; i++) {
         weft_node *n = f->g->nodes[i];
@@ -174,7 +158,7 @@ static weft_node *find_bias_back(const fuser *f, const weft_node *back) {
 }
 
 /* Both in the first one's place. */
-static bool join_bias_back(fuser *f, weft_node *back, weft_node *bias) {
+static bool join_bias_back(weft_fuser *f, weft_node *back, weft_node *bias) {
     weft_tensor *dx = back->out[0], *db = bias->out[0];
     if (back->in[0]->dtype != dx->dtype || back->in[1]->dtype != dx->dtype) return false;
     weft_node *n = weft_graph_node_new(f->g, &weft_op_gelu_bias_back, back->in, 2, 2, bias->attr);
@@ -189,18 +173,18 @@ static bool join_bias_back(fuser *f, weft_node *back, weft_node *bias) {
     return true;
 }
 
-static void fuse_gelu_back(fuser *f, weft_node *back) {
+static void fuse_gelu_back(weft_fuser *f, weft_node *back) {
     weft_tensor *at = back->in[1];
-    weft_node *bias = find_bias_back(f, back), *product = find_product(f, back->in[0], back);
+    weft_node *bias = find_bias_back(f, back), *product = weft_fuser_product(f, back->in[0], back);
     if (bias && join_bias_back(f, back, bias)) return;
     if (!product || product->in[WEFT_MATMUL_ADDEND] || !is_one_matrix(product) ||
         at->dtype != back->out[0]->dtype)
         return;
-    weft_matmul_attr *attr = copy_attr(f, product);
+    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
     if (!attr) return;
     attr->act = WEFT_ACT_GELU_BACK;
     product->in[WEFT_MATMUL_AT] = at;
-    replace_reader(f, product, back, !is_made_before(at, product));
+    weft_fuser_replace_reader(f, product, back, !weft_fuser_is_made_before(at, product));
 }
 
 /* Closes the gaps in the list, and tells views who makes them now. */
@@ -220,13 +204,13 @@ static void close_gaps(weft_graph *g) {
 
 weft_status weft_fuse(weft_graph *g) {
     WEFT_TRY(weft_graph_status(g));
-    fuser f = {.g = g, .first = g->n_forward < 0 ? 0 : g->n_forward};
+    weft_fuser f = {.g = g, .first = g->n_forward < 0 ? 0 : g->n_forward};
     f.reads = calloc((size_t)g->n_tensors + 1, sizeof *f.reads);
     if (!f.reads) return weft_fail(WEFT_ENOMEM, "fuse: no memory");
     count_reads(&f);
     for (int64_t i = f.first; i < g->n_nodes; i++) {
         weft_node *n = g->nodes[i];
-        if (!n || !is_open(&f, n)) continue;
+        if (!n || !weft_fuser_is_open(&f, n)) continue;
         if (n->op == &weft_op_add) fuse_add(&f, n);
         if (n->op == &weft_op_scale) fuse_scale(&f, n);
         if (n->op == &weft_op_gelu_back) fuse_gelu_back(&f, n);
