@@ -123,7 +123,7 @@ static weft_status touch_everything(const bench_train_job *job, const training *
 static void remove_folder(const char *folder) {
     static const char *const files[] = {"config.json", "model.safetensors"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char path[PATH_ROOM];
+        char path[PATH_ROOM + 32];
         snprintf(path, sizeof path, "%s/%s", folder, files[i]);
         unlink(path);
     }

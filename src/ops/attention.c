@@ -251,6 +251,10 @@ weft_attended weft_attention_packed(weft_graph *g, const weft_score *score, weft
         if (weft_graph_status(g) == WEFT_OK) weft_graph_fail(g, "attention: qkv must be given");
         return none;
     }
+    if (score->q || score->k) {
+        weft_graph_fail(g, "attention: q and k beside a packed qkv, which holds them");
+        return none;
+    }
     int64_t parts = heads + 2 * kv_heads;
     if (qkv->ndim != 3 || heads < 1 || kv_heads < 1 || qkv->shape[2] % parts != 0) {
         weft_graph_fail(g,

@@ -33,7 +33,7 @@ static const char *const free_keys[] = {
     "GPT2_MAX_ITERS",  "GPT2_EVAL_INTERVAL",    "GPT2_EVAL_SAMPLES", "GPT2_LOG_INTERVAL",
     "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",   "CHECKPOINT_KEEP",   "DEVICE",
     "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS", "STUDY_EQUAL",       "STUDY_LEARNING_RATES",
-    "STUDY_STEPS",     "STUDY_SCORE",           "STUDY_TAIL",
+    "STUDY_STEPS",     "STUDY_SCORE",           "STUDY_TAIL",        "RECOMPUTE",
 };
 enum { FREE_KEYS = sizeof free_keys / sizeof free_keys[0] };
 

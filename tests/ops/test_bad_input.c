@@ -214,6 +214,8 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
              F(2, 5, 2, 6)))                                                                       \
     X(packed_not_divisible, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 25), 4, 2))     \
     X(packed_no_heads, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 24), 0, 2))          \
+    X(packed_and_apart, "attention",                                                               \
+      attend_packed(g, (weft_score){.q = F(2, 3, 4, 3)}, F(2, 3, 24), 4, 2))                       \
     /* routing: B 2, T 3, H 4, KV 2, dqk 5 */                                                      \
     X(route_other_lse, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 3, 4), 2))        \
     X(route_none, "route_topk", route(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3), 0))             \
