@@ -13,6 +13,12 @@
  *
  *     bias_back(gelu_back(y, x))  gelu_bias_back
  *
+ * A norm's residual sum goes into the product that makes the residual, and what arrives at that sum
+ * from further on into the norm's gradient (fuse_norm.c):
+ *
+ *     norm(x, matmul(a, b))       norm(matmul with addend x)
+ *     add(norm_back(dy), ds)      norm_back with ds
+ *
  * Only where nobody else reads the product. It stays in its place in the list where its addend is
  * made before it; else it waits for it, if what it reads is no larger than what it makes: memory does
  * not grow by that. */

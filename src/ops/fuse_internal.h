@@ -38,4 +38,9 @@ void weft_fuser_replace_reader(weft_fuser *f, weft_node *product, weft_node *rea
 /* Puts a node into the place before another; what lies between closes up. */
 void weft_fuser_move_before(weft_fuser *f, weft_node *n, const weft_node *other);
 
+/* fuse_norm.c: of a norm whose residual is a product; and of a sum, alpha 1 and one shape, with a
+ * norm's gradient in it: true, the sum is gone. */
+void weft_fuse_norm(weft_fuser *f, weft_node *norm);
+bool weft_fuse_norm_back(weft_fuser *f, weft_node *add);
+
 #endif
