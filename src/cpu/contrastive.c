@@ -1,6 +1,6 @@
 /* Cosine InfoNCE on the CPU. The rows are normalised once into the workspace; then a task takes
- * four rows and goes through all others with them, so that a row that is read serves four. Scores
- * live in a strip of four rows a thread, never as a matrix. */
+ * four rows and goes through all others of their loss with them, so that a row that is read serves
+ * four. Scores live in a strip of four rows a thread, never as a matrix. */
 #include "ops/contrastive.h"
 
 #include "cpu/chunks.h"
@@ -10,13 +10,15 @@ enum { GROUP = 4 };
 typedef struct {
     weft_exec *x;
     const weft_node *n;
-    const weft_tensor *from;     /* x [N, D] */
+    const weft_tensor *from;     /* x [L, N, D] */
+    int64_t losses;              /* L */
     int64_t rows, width, padded; /* N, D, D rounded up, zeros behind D */
+    int64_t groups;              /* of a loss */
     int64_t scores;              /* reals of a strip's row */
-    real *u;                     /* [N, padded] */
+    real *u;                     /* [L, N, padded] */
     real *strip;                 /* per thread [GROUP, scores], then du [GROUP, padded] */
     int64_t per_thread;
-    double *loss; /* [N] */
+    double *loss; /* [L, N] */
     real *norm, *lse;
     real inverse_tau, slope; /* slope = dy · factor/(N τ) */
 } contrast;
@@ -27,23 +29,27 @@ static int64_t padded_reals(int64_t n) {
 }
 
 static int64_t contrast_bytes(const weft_tensor *x, int threads) {
-    int64_t rows = x->shape[0], width = padded_reals(x->shape[1]);
-    return (rows * width + threads * GROUP * (padded_reals(rows) + width)) * (int64_t)sizeof(real) +
-           rows * (int64_t)sizeof(double);
+    weft_infonce_sizes s = weft_infonce_measure(x);
+    int64_t all = s.losses * s.rows, width = padded_reals(s.width);
+    int64_t strips = threads * GROUP * (padded_reals(s.rows) + width);
+    return (all * width + strips) * (int64_t)sizeof(real) + all * (int64_t)sizeof(double);
 }
 
 static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
     const weft_infonce_attr *attr = n->attr;
+    weft_infonce_sizes s = weft_infonce_measure(from);
     contrast c = {.x = x,
                   .n = n,
                   .from = from,
-                  .rows = from->shape[0],
-                  .width = from->shape[1],
-                  .padded = padded_reals(from->shape[1]),
-                  .scores = padded_reals(from->shape[0]),
+                  .losses = s.losses,
+                  .rows = s.rows,
+                  .width = s.width,
+                  .padded = padded_reals(s.width),
+                  .groups = ceil_div(s.rows, GROUP),
+                  .scores = padded_reals(s.rows),
                   .u = weft_workspace(x, n),
                   .inverse_tau = (real)(1 / attr->tau)};
-    c.strip = c.u + c.rows * c.padded;
+    c.strip = c.u + c.losses * c.rows * c.padded;
     c.per_thread = GROUP * (c.scores + c.padded);
     c.loss = (double *)(c.strip + weft_pool_size(weft_exec_pool(x)) * c.per_thread);
     return c;
@@ -75,18 +81,27 @@ static void restore_row(void *context, int64_t task, int thread) {
     normalise_row(context, task, false);
 }
 
-/* Row `first + r` of the task's group; past the end the last row stands in, its result unused. */
+/* The first row of the task's loss, and its group's rows within it. */
+static int64_t loss_start(const contrast *c, int64_t task) {
+    return task / c->groups * c->rows;
+}
+
+static int64_t group_start(const contrast *c, int64_t task) {
+    return task % c->groups * GROUP;
+}
+
+/* Row r of the task's group; past the end the last row stands in, its result unused. */
 static int64_t group_row(const contrast *c, int64_t task, int r) {
-    return min_i64(task * GROUP + r, c->rows - 1);
+    return min_i64(group_start(c, task) + r, c->rows - 1);
 }
 
 /* strip[r, j] = s_ij/τ for the group's rows i and all j. */
 static void group_scores(const contrast *c, int64_t task, real *strip) {
-    const real *a[GROUP];
+    const real *a[GROUP], *all = c->u + loss_start(c, task) * c->padded;
     for (int r = 0; r < GROUP; r++)
-        a[r] = c->u + group_row(c, task, r) * c->padded;
+        a[r] = all + group_row(c, task, r) * c->padded;
     for (int64_t j = 0; j < c->rows; j++) {
-        const real *b = c->u + j * c->padded;
+        const real *b = all + j * c->padded;
         vreal sum[GROUP] = {{0}, {0}, {0}, {0}};
         for (int64_t d = 0; d < c->padded; d += VLEN) {
             vreal v = vload(b + d);
@@ -121,9 +136,10 @@ static void loss_group(void *context, int64_t task, int thread) {
     const contrast *c = context;
     real *strip = c->strip + thread * c->per_thread;
     group_scores(c, task, strip);
-    for (int r = 0; r < GROUP && task * GROUP + r < c->rows; r++) {
-        int64_t i = task * GROUP + r;
-        c->loss[i] = row_loss(strip + r * c->scores, c->rows, i, &c->lse[i]);
+    int64_t start = loss_start(c, task), first = group_start(c, task);
+    for (int r = 0; r < GROUP && first + r < c->rows; r++) {
+        int64_t i = first + r;
+        c->loss[start + i] = row_loss(strip + r * c->scores, c->rows, i, &c->lse[start + i]);
     }
 }
 
@@ -135,10 +151,10 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     contrast c = contrast_of(x, n, n->in[0]);
     c.norm = weft_data(x, n->out[WEFT_INFONCE_NORM]);
     c.lse = weft_data(x, n->out[WEFT_INFONCE_LSE]);
-    weft_pool_run(weft_exec_pool(x), c.rows, measure_row, &c);
-    weft_pool_run(weft_exec_pool(x), ceil_div(c.rows, GROUP), loss_group, &c);
+    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, measure_row, &c);
+    weft_pool_run(weft_exec_pool(x), c.losses * c.groups, loss_group, &c);
     double sum = 0;
-    for (int64_t i = 0; i < c.rows; i++)
+    for (int64_t i = 0; i < c.losses * c.rows; i++)
         sum += c.loss[i];
     write_number(x, n->out[WEFT_INFONCE_Y],
                  ATTR(n, weft_infonce_attr)->factor * sum / (double)c.rows);
@@ -151,25 +167,25 @@ static int64_t infonce_workspace(const weft_node *n, int threads) {
 
 const weft_kernel KERNEL(infonce) = {.run = infonce_run, .workspace = infonce_workspace};
 
-/* score_j becomes slope · (p_ij + p_ji − 2[i = j]). */
-static void weigh_scores(const contrast *c, int64_t i, real *score) {
-    real lse = c->lse[i];
+/* score_j becomes slope · (p_ij + p_ji − 2[i = j]); lse is of the loss's rows. */
+static void weigh_scores(const contrast *c, const real *all, int64_t i, real *score) {
+    real lse = all[i];
     for (int64_t j = 0; j < c->rows; j += VLEN) {
         int64_t n = min_i64(VLEN, c->rows - j);
         vreal s = vload_n(score + j, n);
-        vreal p = vexp(s - lse) + vexp(s - vload_n(c->lse + j, n));
+        vreal p = vexp(s - lse) + vexp(s - vload_n(all + j, n));
         vstore_n(score + j, p * c->slope, n);
     }
     score[i] -= 2 * c->slope;
 }
 
-/* du[r] = Σ_j strip[r, j] u_j, a few vectors of columns at a time. */
-static void group_products(const contrast *c, const real *strip, real *du) {
+/* du[r] = Σ_j strip[r, j] u_j over the rows from `all` on, a few vectors of columns at a time. */
+static void group_products(const contrast *c, const real *all, const real *strip, real *du) {
     enum { WIDE = 2 };
     for (int64_t d = 0; d < c->padded; d += WIDE * VLEN) {
         vreal sum[GROUP][WIDE] = {{{0}}};
         for (int64_t j = 0; j < c->rows; j++) {
-            const real *u = c->u + j * c->padded + d;
+            const real *u = all + j * c->padded + d;
             vreal a = vload(u), b = vload(u + VLEN);
             for (int r = 0; r < GROUP; r++) {
                 sum[r][0] += strip[r * c->scores + j] * a;
@@ -195,12 +211,13 @@ static void write_dx(const contrast *c, int64_t i, real *du) {
 static void back_group(void *context, int64_t task, int thread) {
     const contrast *c = context;
     real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
+    int64_t start = loss_start(c, task), first = group_start(c, task);
     group_scores(c, task, strip);
     for (int r = 0; r < GROUP; r++)
-        weigh_scores(c, group_row(c, task, r), strip + r * c->scores);
-    group_products(c, strip, du);
-    for (int r = 0; r < GROUP && task * GROUP + r < c->rows; r++)
-        write_dx(c, task * GROUP + r, du + r * c->padded);
+        weigh_scores(c, c->lse + start, group_row(c, task, r), strip + r * c->scores);
+    group_products(c, c->u + start * c->padded, strip, du);
+    for (int r = 0; r < GROUP && first + r < c->rows; r++)
+        write_dx(c, start + first + r, du + r * c->padded);
 }
 
 static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
@@ -210,8 +227,8 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     c.lse = weft_data(x, n->in[WEFT_INFONCE_BACK_LSE]);
     c.slope = (real)((double)read_number(x, n->in[WEFT_INFONCE_BACK_DY]) * attr->factor /
                      ((double)c.rows * attr->tau));
-    weft_pool_run(weft_exec_pool(x), c.rows, restore_row, &c);
-    weft_pool_run(weft_exec_pool(x), ceil_div(c.rows, GROUP), back_group, &c);
+    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, restore_row, &c);
+    weft_pool_run(weft_exec_pool(x), c.losses * c.groups, back_group, &c);
     return WEFT_OK;
 }
 

@@ -6,7 +6,8 @@
  *
  * With N rows of D numbers the floor is N²D multiply-adds forward, twice that backward: a few
  * microseconds for 256 rows of 384, the largest model of the benchmarks, whose rows stay in the
- * caches. What is left are the waits between one kernel and the next. */
+ * caches. What is left are the waits between one kernel and the next; so several losses, a layer's
+ * each, go through the kernels together, blockIdx.z the loss. */
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -30,21 +31,34 @@ struct best_and_rest {
 };
 
 struct contrast {
-    int64_t rows, width;
+    int64_t losses, rows, width;
     float inverse_tau;
     any_tensor x, dx;
-    float *u; /* [N, D] */
+    float *u; /* [L, N, D] */
     float *norm, *lse;
     /* forward */
-    best_and_rest *parts; /* [tiles, N] */
-    float *own;           /* [N]: a row's score with itself */
-    double *loss;         /* [N] */
+    best_and_rest *parts; /* [L, tiles, N] */
+    float *own;           /* [L, N]: a row's score with itself */
+    double *loss;         /* [L, N] */
     /* backward */
-    float *weights; /* [a band's rows, N] */
-    float *along;   /* [tiles, N]: parts of u·du */
+    float *weights; /* [L, a band's rows, N] */
+    float *along;   /* [L, tiles, N]: parts of u·du */
     const float *dy;
     double factor; /* of the sum of losses; backward of dy */
 };
+
+/* The loss that the block works on, as if it were the only one; x and dx are left whole. */
+__device__ static inline contrast take_loss(contrast k, int64_t band) {
+    int64_t l = blockIdx.z, tiles = ceil_div(k.rows, TILE);
+    k.u += l * k.rows * k.width;
+    k.norm += l * k.rows;
+    k.lse += l * k.rows;
+    k.parts += l * tiles * k.rows;
+    k.own += l * k.rows;
+    k.weights += l * band * k.rows;
+    k.along += l * tiles * k.rows;
+    return k;
+}
 
 /* A block a row: u = x / n; `measure`: makes the norm. */
 static __global__ void normalise_rows(contrast k, bool measure) {
@@ -176,8 +190,9 @@ static __device__ inline best_and_rest join_lanes(best_and_rest all) {
     return all;
 }
 
-static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast k) {
+static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast all_losses) {
     __shared__ tile_memory m;
+    contrast k = take_loss(all_losses, 0);
     int64_t first = (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
     int lane = threadIdx.x % 32;
     make_cosines(k, first, j, m);
@@ -195,10 +210,11 @@ static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast k) {
 /* A warp a row: its logsumexp and its loss. */
 static __global__ void join_tiles(contrast k) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / 32, tiles = ceil_div(k.rows, TILE);
-    if (i >= k.rows) return;
+    if (i >= k.losses * k.rows) return;
+    int64_t l = i / k.rows, at = (l * tiles - l) * k.rows + i; /* of its first tile's part */
     best_and_rest all = {-INFINITY, 0};
     for (int64_t t = threadIdx.x % 32; t < tiles; t += 32)
-        all = join_scores(all, k.parts[t * k.rows + i]);
+        all = join_scores(all, k.parts[at + t * k.rows]);
     all = join_lanes(all);
     if (threadIdx.x % 32 > 0) return;
     double rest = log1p((double)all.rest);
@@ -209,7 +225,7 @@ static __global__ void join_tiles(contrast k) {
 static __global__ void sum_losses(contrast k, float *y) {
     __shared__ double shared[32];
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < k.rows; i += BLOCK)
+    for (int64_t i = threadIdx.x; i < k.losses * k.rows; i += BLOCK)
         sum += k.loss[i];
     sum = block_sum_double(sum, shared);
     if (threadIdx.x == 0) *y = (float)(k.factor * sum);
@@ -224,30 +240,33 @@ template <typename T> static T *take_place(char *workspace, int64_t *at, int64_t
 
 static int64_t place_forward(contrast *k, char *workspace) {
     int64_t at = 0;
-    k->u = take_place<float>(workspace, &at, k->rows * k->width);
-    k->parts = take_place<best_and_rest>(workspace, &at, ceil_div(k->rows, TILE) * k->rows);
-    k->own = take_place<float>(workspace, &at, k->rows);
-    k->loss = take_place<double>(workspace, &at, k->rows);
+    int64_t all = k->losses * k->rows;
+    k->u = take_place<float>(workspace, &at, all * k->width);
+    k->parts = take_place<best_and_rest>(workspace, &at, ceil_div(k->rows, TILE) * all);
+    k->own = take_place<float>(workspace, &at, all);
+    k->loss = take_place<double>(workspace, &at, all);
     return at;
 }
 
-/* Rows whose weights are made at a time. */
-static int64_t band_of(int64_t rows) {
-    return min_i64(ceil_div(rows, TILE), max_i64(1, WEIGHTS / rows / TILE)) * TILE;
+/* Rows of each loss whose weights are made at a time. */
+static int64_t band_of(const contrast *k) {
+    int64_t fit = WEIGHTS / (k->losses * k->rows) / TILE;
+    return min_i64(ceil_div(k->rows, TILE), max_i64(1, fit)) * TILE;
 }
 
 static int64_t place_backward(contrast *k, char *workspace) {
     int64_t at = 0;
-    k->u = take_place<float>(workspace, &at, k->rows * k->width);
-    k->weights = take_place<float>(workspace, &at, band_of(k->rows) * k->rows);
-    k->along = take_place<float>(workspace, &at, ceil_div(k->rows, TILE) * k->rows);
+    int64_t all = k->losses * k->rows;
+    k->u = take_place<float>(workspace, &at, all * k->width);
+    k->weights = take_place<float>(workspace, &at, band_of(k) * all);
+    k->along = take_place<float>(workspace, &at, ceil_div(k->rows, TILE) * all);
     return at;
 }
 
 static contrast sizes_of(const weft_tensor *x) {
+    weft_infonce_sizes s = weft_infonce_measure(x);
     contrast k = {};
-    k.rows = x->shape[0];
-    k.width = x->shape[1];
+    k.losses = s.losses, k.rows = s.rows, k.width = s.width;
     return k;
 }
 
@@ -273,9 +292,10 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
     k.factor = attr->factor / (double)k.rows;
     unsigned tiles = (unsigned)ceil_div(k.rows, TILE);
-    normalise_rows<<<(unsigned)k.rows, BLOCK, 0, stream_of(x)>>>(k, true);
-    score_tiles<<<dim3(tiles, tiles), BLOCK, 0, stream_of(x)>>>(k);
-    join_tiles<<<(unsigned)ceil_div(k.rows, BLOCK / 32), BLOCK, 0, stream_of(x)>>>(k);
+    unsigned losses = (unsigned)k.losses, rows = (unsigned)(k.losses * k.rows);
+    normalise_rows<<<rows, BLOCK, 0, stream_of(x)>>>(k, true);
+    score_tiles<<<dim3(tiles, tiles, losses), BLOCK, 0, stream_of(x)>>>(k);
+    join_tiles<<<(unsigned)ceil_div(rows, BLOCK / 32), BLOCK, 0, stream_of(x)>>>(k);
     sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
     return launched(n);
 }
@@ -283,8 +303,10 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
 CUDA_KERNEL(infonce, infonce_run, infonce_workspace)
 
 /* The weights of the band's rows, `begin` the first of them, and their parts of u·du. */
-static __global__ void __launch_bounds__(BLOCK) weight_tiles(contrast k, int64_t begin) {
+static __global__ void __launch_bounds__(BLOCK)
+    weight_tiles(contrast all_losses, int64_t begin, int64_t band) {
     __shared__ tile_memory m;
+    contrast k = take_loss(all_losses, band);
     int64_t first = begin + (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
     int lane = threadIdx.x % 32;
     make_cosines(k, first, j, m);
@@ -304,17 +326,18 @@ static __global__ void __launch_bounds__(BLOCK) weight_tiles(contrast k, int64_t
     }
 }
 
-/* TILE columns of dx of TILE of the band's rows, from du = W u. */
+/* TILE columns of dx of TILE of the band's rows, from du = W u; `rows` is how many it has. */
 static __global__ void __launch_bounds__(BLOCK)
-    gradient_tiles(contrast k, int64_t begin, int64_t band) {
+    gradient_tiles(contrast all_losses, int64_t begin, int64_t rows, int64_t band) {
     __shared__ tile_memory m;
+    contrast k = take_loss(all_losses, band);
     int64_t first = (int64_t)blockIdx.x * TILE, column = (int64_t)blockIdx.y * TILE;
     int64_t tiles = ceil_div(k.rows, TILE);
     int lane = threadIdx.x % 32;
     float sums[EACH][EACH] = {};
     for (int64_t j = 0; j < k.rows; j += CHUNK) {
         if (j > 0) __syncthreads();
-        fill_rows(m.factors.a, k.weights, first, band, j, k.rows);
+        fill_rows(m.factors.a, k.weights, first, rows, j, k.rows);
         fill_columns(m.factors.b, k.u, j, k.rows, column, k.width);
         __syncthreads();
         add_products(m, sums);
@@ -323,7 +346,7 @@ static __global__ void __launch_bounds__(BLOCK)
     column += lane;
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
         int64_t i = begin + first + row;
-        if (i >= k.rows || first + row >= band) break;
+        if (i >= k.rows || first + row >= rows) break;
         float along = 0, norm = k.norm[i];
         for (int64_t t = lane; t < tiles; t += 32)
             along += k.along[t * k.rows + i];
@@ -331,7 +354,8 @@ static __global__ void __launch_bounds__(BLOCK)
         if (!(norm > (float)WEFT_INFONCE_NORM_MIN)) along = 0;
         if (column >= k.width) continue;
         float u = k.u[i * k.width + column];
-        store_any(k.dx, i * k.width + column, (result(m, row, lane) - u * along) / norm);
+        store_any(k.dx, (blockIdx.z * k.rows + i) * k.width + column,
+                  (result(m, row, lane) - u * along) / norm);
     }
 }
 
@@ -352,14 +376,15 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
     k.dx = any_of(x, n->out[0]);
     k.factor = attr->factor / ((double)k.rows * attr->tau);
-    int64_t band = band_of(k.rows), tiles = ceil_div(k.rows, TILE);
-    normalise_rows<<<(unsigned)k.rows, BLOCK, 0, stream_of(x)>>>(k, false);
+    int64_t band = band_of(&k);
+    unsigned tiles = (unsigned)ceil_div(k.rows, TILE), losses = (unsigned)k.losses;
+    normalise_rows<<<(unsigned)(k.losses * k.rows), BLOCK, 0, stream_of(x)>>>(k, false);
     for (int64_t begin = 0; begin < k.rows; begin += band) {
         int64_t rows = min_i64(band, k.rows - begin);
         unsigned bands = (unsigned)ceil_div(rows, TILE);
-        weight_tiles<<<dim3(bands, (unsigned)tiles), BLOCK, 0, stream_of(x)>>>(k, begin);
-        gradient_tiles<<<dim3(bands, (unsigned)ceil_div(k.width, TILE)), BLOCK, 0, stream_of(x)>>>(
-            k, begin, rows);
+        dim3 parts(bands, (unsigned)ceil_div(k.width, TILE), losses);
+        weight_tiles<<<dim3(bands, tiles, losses), BLOCK, 0, stream_of(x)>>>(k, begin, band);
+        gradient_tiles<<<parts, BLOCK, 0, stream_of(x)>>>(k, begin, rows, band);
     }
     return launched(n);
 }

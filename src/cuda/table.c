@@ -73,6 +73,10 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
     ENTRY(head_scale_back),
     ENTRY(head_transpose),
 #endif
+#if __has_include("cuda/stack.cu")
+    ENTRY(stack),
+    ENTRY(unstack),
+#endif
 #if __has_include("cuda/dropout.cu")
     ENTRY(dropout),
 #endif

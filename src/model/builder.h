@@ -34,6 +34,8 @@ typedef struct {
 
     /* Sums over layers so far; NULL: none yet. */
     weft_tensor *aux_z, *aux_contrastive;
+    /* Of each layer [N], for the losses that are made of all layers at once; NULL: none are. */
+    struct wsffn_layer *wsffn;
 
     /* per_head_scalar's numbers, one pair for the whole model. */
     weft_tensor *couple_a, *couple_b;
@@ -81,6 +83,8 @@ bool forms_latent_sum(const builder *b);
  * when u is made. */
 bool makes_hidden_again(const builder *b);
 void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1);
+/* What of those losses is made once for all layers, behind the last. */
+void build_wsffn_sums(builder *b);
 
 /* The feed-forward's output [B, T, E] from its hidden activations, with the reciprocal mechanisms
  * that the config asks for between them. */

@@ -2,15 +2,26 @@
  * on its means over time; it changes nothing else, and in evaluation it is not made at all.
  *
  * z need not exist either: h₁ = W_1 x, so with Q = W_z W_1 and S = Σ x xᵀ the penalty is
- * λ/N · tr(Qᵀ Q S), at E² a token in place of F², and the means over time are Q · mean x. The shape
- * decides which form is built. */
+ * λ/N · ⟨Qᵀ Q, S⟩, at E² a token in place of F², and the means over time are Q · mean x. The shape
+ * decides which form is built. A layer then makes no more than S and mean x, which need its x;
+ * everything else is small, and is made of all layers at once behind the last: a product of a batch
+ * in place of a short one a layer. */
 #include "model/builder.h"
 #include "ops/arith.h"
 #include "ops/contrastive.h"
 #include "ops/linear.h"
+#include "ops/stack.h"
 #include "ops/time.h"
 
 #include <math.h>
+#include <stddef.h>
+
+/* What a layer leaves for the losses of all layers. */
+struct wsffn_layer {
+    weft_tensor *w1, *w_z;
+    weft_tensor *gram; /* S [E, E] */
+    weft_tensor *mean; /* [B, E] */
+};
 
 static weft_tensor *make_z_projection(builder *b) {
     int64_t heads = b->c->wsffn_n_head, z = b->ffn / heads;
@@ -29,13 +40,26 @@ static weft_tensor *project(builder *b, weft_tensor *h, weft_tensor *w_z) {
     return weft_grouped_linear(b->g, grouped, w_z, true);
 }
 
-/* Q = W_z W_1: [F, E]. */
-static weft_tensor *project_weights(builder *b, weft_tensor *w1, weft_tensor *w_z) {
-    int64_t heads = b->c->wsffn_n_head, z = b->ffn / heads;
-    if (b->c->wsffn_z_proj == WEFT_Z_DENSE) return weft_matmul(b->g, w_z, w1, false, false);
-    weft_tensor *blocks = weft_view(b->g, w1, heads, z, b->width);
-    weft_tensor *q = weft_batched_matmul(b->g, w_z, blocks, false, false);
-    return weft_view(b->g, q, b->ffn, b->width);
+/* One of the four tensors, of every layer, as one: [N, ...]. */
+static weft_tensor *stack_layers(builder *b, size_t which) {
+    int64_t n = b->c->n_layer;
+    weft_tensor **parts = weft_graph_alloc(b->g, (size_t)n * sizeof *parts);
+    if (!parts) return NULL;
+    for (int64_t i = 0; i < n; i++)
+        parts[i] = *(weft_tensor **)((char *)&b->wsffn[i] + which);
+    return weft_stack(b->g, parts, n);
+}
+#define stack_of(b, name) stack_layers((b), offsetof(struct wsffn_layer, name))
+
+/* Q = W_z W_1 of every layer: [N, F, E]. */
+static weft_tensor *project_weights(builder *b) {
+    int64_t n = b->c->n_layer, heads = b->c->wsffn_n_head, z = b->ffn / heads;
+    weft_tensor *w1 = stack_of(b, w1), *w_z = stack_of(b, w_z);
+    if (b->c->wsffn_z_proj == WEFT_Z_DENSE) return weft_batched_matmul(b->g, w_z, w1, false, false);
+    w1 = weft_view(b->g, w1, n * heads, z, b->width);
+    w_z = weft_view(b->g, w_z, n * heads, z, z);
+    weft_tensor *q = weft_batched_matmul(b->g, w_z, w1, false, false);
+    return weft_view(b->g, q, n, b->ffn, b->width);
 }
 
 /* Products of the two forms, forward and backward about alike: z for every token, against Q, S and
@@ -47,29 +71,51 @@ static bool cheap_form_pays(const builder *b) {
     return f * z * e + tokens * e * e + f * e * e < tokens * f * z;
 }
 
-void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
-    const weft_config *c = b->c;
-    weft_tensor *w_z = make_z_projection(b);
-    if (!b->train || !c->wsffn_aux_loss) return;
-    int64_t tokens = b->batch * b->time, heads = c->wsffn_n_head;
-    double factor = c->wsffn_lambda_z / (double)(tokens * heads);
-    weft_tensor *flat = weft_view(b->g, x, tokens, b->width);
-    weft_tensor *penalty, *context;
-    if (cheap_form_pays(b)) {
-        weft_tensor *q = project_weights(b, w1, w_z);
-        weft_tensor *s = weft_matmul(b->g, flat, flat, true, false);
-        weft_tensor *qs = weft_matmul(b->g, q, s, false, false);
-        penalty = weft_scale(b->g, weft_dot(b->g, q, qs), factor);
-        weft_tensor *mean = weft_view(b->g, weft_time_mean(b->g, x), b->batch, b->width);
-        context = weft_linear(b->g, mean, q, NULL, WEFT_ACT_NONE);
-    } else {
-        weft_tensor *z = project(b, weft_view(b->g, h1, tokens, b->ffn), w_z);
-        penalty = weft_sum_squares(b->g, z, factor);
-        weft_tensor *mean = weft_view(b->g, weft_time_mean(b->g, h1), b->batch, b->ffn);
-        context = project(b, mean, w_z);
-    }
-    context = weft_view(b->g, context, b->batch * heads, b->ffn / heads);
-    weft_tensor *contrast = weft_infonce(b->g, context, c->wsffn_tau, c->wsffn_lambda_c);
+/* λ_z over the number of latents. */
+static double penalty_factor(const builder *b) {
+    return b->c->wsffn_lambda_z / (double)(b->batch * b->time * b->c->wsffn_n_head);
+}
+
+/* The contrastive loss of contexts [..., B, F]. */
+static weft_tensor *contrast_contexts(builder *b, weft_tensor *context, int64_t layers) {
+    int64_t heads = b->c->wsffn_n_head;
+    context = weft_view(b->g, context, layers, b->batch * heads, b->ffn / heads);
+    return weft_infonce(b->g, context, b->c->wsffn_tau, b->c->wsffn_lambda_c);
+}
+
+/* z itself. */
+static void add_direct_losses(builder *b, weft_tensor *h1, weft_tensor *w_z) {
+    weft_tensor *z = project(b, weft_view(b->g, h1, b->batch * b->time, b->ffn), w_z);
+    weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
+    weft_tensor *mean = weft_view(b->g, weft_time_mean(b->g, h1), b->batch, b->ffn);
+    weft_tensor *contrast = contrast_contexts(b, project(b, mean, w_z), 1);
     b->aux_z = add_optional(b, b->aux_z, penalty);
     b->aux_contrastive = add_optional(b, b->aux_contrastive, contrast);
+}
+
+void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
+    weft_tensor *w_z = make_z_projection(b);
+    if (!b->train || !b->c->wsffn_aux_loss) return;
+    if (!cheap_form_pays(b)) {
+        add_direct_losses(b, h1, w_z);
+        return;
+    }
+    if (!b->wsffn) b->wsffn = weft_graph_alloc(b->g, (size_t)b->c->n_layer * sizeof *b->wsffn);
+    if (!b->wsffn) return;
+    weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
+    b->wsffn[b->layer] = (struct wsffn_layer){
+        .w1 = w1,
+        .w_z = w_z,
+        .gram = weft_gram(b->g, flat),
+        .mean = weft_view(b->g, weft_time_mean(b->g, x), b->batch, b->width),
+    };
+}
+
+void build_wsffn_sums(builder *b) {
+    if (!b->wsffn) return;
+    weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *mean = stack_of(b, mean);
+    weft_tensor *penalty = weft_dot(b->g, weft_gram(b->g, q), s);
+    b->aux_z = weft_scale(b->g, penalty, penalty_factor(b));
+    weft_tensor *context = weft_batched_matmul(b->g, mean, q, false, true);
+    b->aux_contrastive = contrast_contexts(b, context, b->c->n_layer);
 }

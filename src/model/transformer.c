@@ -238,6 +238,7 @@ static void build_model(builder *b, const weft_build *build) {
     }
     weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, NULL, 0);
     x = build_layers(b, x);
+    build_wsffn_sums(b);
     weft_tensor *head = wte;
     if (!c->gpt2_weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);

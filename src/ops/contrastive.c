@@ -16,22 +16,24 @@ static weft_status infonce_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
     const weft_infonce_attr *attr = n->attr;
     WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_ndim(g, n, "x", x, 2));
+    if (x->ndim != 2 && x->ndim != 3)
+        return weft_graph_fail(g, "infonce: x is %s, but it must have 2 or 3 dimensions",
+                               weft_tensor_describe(x));
     if (!(attr->tau > 0))
         return weft_graph_fail(g, "infonce: tau is %g on %s, but it must be above 0", attr->tau,
                                weft_tensor_describe(x));
     weft_dtype stat = weft_stat_dtype(x);
     weft_node_output(g, n, WEFT_INFONCE_Y, stat, 0, NULL);
-    if (x->shape[0] < 2) return weft_graph_status(g);
-    weft_tensor *lse = weft_node_output(g, n, WEFT_INFONCE_LSE, stat, 1, x->shape);
-    weft_tensor *norm = weft_node_output(g, n, WEFT_INFONCE_NORM, stat, 1, x->shape);
+    if (weft_infonce_measure(x).rows < 2) return weft_graph_status(g);
+    weft_tensor *lse = weft_node_output(g, n, WEFT_INFONCE_LSE, stat, x->ndim - 1, x->shape);
+    weft_tensor *norm = weft_node_output(g, n, WEFT_INFONCE_NORM, stat, x->ndim - 1, x->shape);
     if (lse && norm) lse->needs_grad = norm->needs_grad = false;
     return weft_graph_status(g);
 }
 
 static weft_status infonce_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                 weft_tensor **d_in) {
-    if (n->in[0]->shape[0] < 2) return WEFT_OK;
+    if (!n->out[WEFT_INFONCE_LSE]) return WEFT_OK;
     weft_tensor *in[WEFT_INFONCE_BACK_INPUTS] = {
         [WEFT_INFONCE_BACK_DY] = d_out[WEFT_INFONCE_Y],
         [WEFT_INFONCE_BACK_X] = n->in[0],
@@ -47,13 +49,13 @@ static weft_status infonce_grad(weft_graph *g, const weft_node *n, weft_tensor *
 
 /* The scores: N² D multiply-adds; the gradient makes them again and multiplies them with u. */
 static int64_t infonce_flops(const weft_node *n) {
-    const weft_tensor *x = n->in[0];
-    return 2 * x->shape[0] * x->shape[0] * x->shape[1];
+    weft_infonce_sizes s = weft_infonce_measure(n->in[0]);
+    return 2 * s.losses * s.rows * s.rows * s.width;
 }
 
 static int64_t infonce_back_flops(const weft_node *n) {
-    const weft_tensor *x = n->in[WEFT_INFONCE_BACK_X];
-    return 4 * x->shape[0] * x->shape[0] * x->shape[1];
+    weft_infonce_sizes s = weft_infonce_measure(n->in[WEFT_INFONCE_BACK_X]);
+    return 4 * s.losses * s.rows * s.rows * s.width;
 }
 
 const weft_op weft_op_infonce = {

@@ -11,7 +11,7 @@
  *
  * alpha goes into both, and the addend's gradient is dy. With gelu the values before it are a second
  * output, made only where a gradient will read it: dy then first goes through gelu's own gradient.
- * Of y = aᵀ a the gradient is a (dy + dyᵀ). */
+ * Of y = aᵀ a the gradient is a (dy + dyᵀ), and 2 a dy where dy is symmetric. */
 #include "ops/linear.h"
 
 #include "ops/activation.h"
@@ -169,6 +169,12 @@ static void plain_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_
     const weft_matmul_attr *attr = n->attr;
     weft_tensor *a = n->in[0], *b = n->in[1];
     weft_matmul_attr d = {.form = WEFT_MATMUL_PLAIN, .alpha = attr->alpha};
+    if (attr->symmetric) {
+        d.dtype = a->dtype;
+        d.alpha *= 2;
+        d_in[0] = append_matmul(g, a, dy, NULL, d);
+        return;
+    }
     if (a == b && a->ndim == 2 && attr->ta && !attr->tb) { /* a Gram matrix: one long product */
         d.dtype = a->dtype;
         d_in[0] = append_matmul(g, a, add_transpose(g, dy), NULL, d);
@@ -297,6 +303,16 @@ weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, 
     weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb, .alpha = 1};
     if (a) attr.dtype = a->dtype;
     return append_matmul(g, a, b, NULL, attr);
+}
+
+weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
+    if (a && a->ndim != 2 && a->ndim != 3) {
+        weft_graph_fail(g, "gram: %s has neither 2 nor 3 dimensions", weft_tensor_describe(a));
+        return NULL;
+    }
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true, .alpha = 1};
+    if (a) attr.dtype = a->dtype;
+    return append_matmul(g, a, a, NULL, attr);
 }
 
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {

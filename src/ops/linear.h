@@ -23,6 +23,11 @@ weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta,
 /* The same for each of G pairs: a [G, M, K], b [G, K, N] → y [G, M, N]. */
 weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb);
 
+/* y = aᵀ a: [E, E] from a [M, E], or one for each of G of [G, M, E]. A symmetric matrix, and what
+ * reads it must be a function of symmetric matrices: then its gradient is symmetric too, and a's is
+ * one product, 2 a dy. (A dot with another symmetric matrix is such a reader.) */
+weft_tensor *weft_gram(weft_graph *g, weft_tensor *a);
+
 /* A weight a group: y[..., g, :] = x[..., g, :] w[g]; x [..., G, K], w [G, K, N], or [G, N, K] with
  * tb → y [..., G, N]. */
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb);
@@ -51,7 +56,8 @@ enum {
 /* Outputs: y, and with gelu the values before it, where a gradient will read them. */
 typedef struct {
     weft_matmul_form form;
-    bool ta, tb; /* ta: plain only; tb: not of the outer forms */
+    bool ta, tb;    /* ta: plain only; tb: not of the outer forms */
+    bool symmetric; /* weft_gram: the gradient that reaches it is symmetric */
     weft_act act;
     double alpha;
     weft_dtype dtype; /* of the result */

@@ -61,6 +61,9 @@
     X(head_spread)                                                                                 \
     X(head_scale_back)                                                                             \
     X(head_transpose)                                                                              \
+    /* stack */                                                                                    \
+    X(stack)                                                                                       \
+    X(unstack)                                                                                     \
     /* dropout */                                                                                  \
     X(dropout)                                                                                     \
     /* time */                                                                                     \

@@ -14,6 +14,7 @@
 #include "ops/optimizer.h"
 #include "ops/rope.h"
 #include "ops/routing.h"
+#include "ops/stack.h"
 #include "ops/time.h"
 
 #include <setjmp.h>
@@ -42,6 +43,10 @@ static weft_tensor *make(weft_graph *g, weft_dtype dtype, int ndim, const int64_
 static weft_tensor *attend(weft_graph *g, weft_score s, weft_tensor *v) {
     s.scale_value = 1;
     return weft_attention(g, &s, v).o;
+}
+
+static weft_tensor *stack_two(weft_graph *g, weft_tensor *a, weft_tensor *b) {
+    return weft_stack(g, (weft_tensor *[]){a, b}, 2);
 }
 
 static weft_tensor *attend_packed(weft_graph *g, weft_score s, weft_tensor *qkv, int64_t heads,
@@ -259,6 +264,13 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(head_spread_narrower, "head_spread", weft_head_spread(g, F(3, 8), F(2), 4))                  \
     X(head_spread_not_divided, "head_spread", weft_head_spread(g, F(3, 4), F(3), 12))              \
     X(head_spread_integers, "head_spread", weft_head_spread(g, I(3, 4), F(2), 8))                  \
+    /* stack */                                                                                    \
+    X(stack_of_nothing, "stack", weft_stack(g, NULL, 0))                                           \
+    X(stack_other_shape, "stack", stack_two(g, F(2, 3), F(3, 2)))                                  \
+    X(stack_mixed, "stack", stack_two(g, F(2, 3), D(2, 3)))                                        \
+    X(stack_integers, "stack", stack_two(g, I(2, 3), I(2, 3)))                                     \
+    X(stack_deep, "stack", stack_two(g, F(1, 1, 1, 2), F(1, 1, 1, 2)))                             \
+    X(gram_flat, "gram", weft_gram(g, F(4)))                                                       \
     /* dropout, time, contrastive */                                                               \
     X(dropout_all, "dropout", weft_dropout(g, F(2, 3), 1, "drop"))                                 \
     X(dropout_negative, "dropout", weft_dropout(g, F(2, 3), -0.1, "drop"))                         \
@@ -268,6 +280,7 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(time_mean_flat, "time_mean", weft_time_mean(g, F(2, 3)))                                     \
     X(time_mean_integers, "time_mean", weft_time_mean(g, I(2, 3, 4)))                              \
     X(infonce_flat, "infonce", weft_infonce(g, F(3), 0.07, 1))                                     \
+    X(infonce_deep, "infonce", weft_infonce(g, F(2, 2, 3, 4), 0.07, 1))                            \
     X(infonce_tau_of_zero, "infonce", weft_infonce(g, F(3, 4), 0, 1))                              \
     X(infonce_integers, "infonce", weft_infonce(g, I(3, 4), 0.07, 1))                              \
     /* cross-entropy: 6 rows of 3, vocabulary 5 */                                                 \

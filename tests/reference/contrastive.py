@@ -8,14 +8,16 @@ from attention import logsumexp
 def infonce(c):
     n, d = c.size("N"), c.size("D")
     tau, factor = c.number("tau", 0.07), c.number("factor", 1)
-    x = c.input("x", n, d)
+    losses = c.size("L", 0)
+    x = c.input("x", losses, n, d) if losses else c.input("x", n, d)
     if n < 2:
         c.output("y", torch.zeros(()))
         return
     length = torch.sqrt((x * x).sum(-1, keepdim=True))
     unit = x / torch.where(length > 1e-8, length, 1e-8)
-    s = torch.einsum("id,jd->ij", unit, unit) / tau
-    c.output("y", factor * (logsumexp(s) - torch.diagonal(s)).mean())
+    s = torch.einsum("...id,...jd->...ij", unit, unit) / tau
+    own = torch.diagonal(s, dim1=-2, dim2=-1)
+    c.output("y", factor * (logsumexp(s) - own).mean(-1).sum())
 
 
 OPS = {"infonce": infonce}

@@ -25,6 +25,7 @@ const case_family case_families[CASE_FAMILIES + 1] = {
     {"activation", cases_activation},
     {"gaussian", cases_gaussian},
     {"heads", cases_heads},
+    {"stack", cases_stack},
     {"dropout", cases_dropout},
     {"time", cases_time},
     {"cross_entropy", cases_cross_entropy},

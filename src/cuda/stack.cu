@@ -1,0 +1,74 @@
+/* Stacks on the GPU: a block copies a piece of a part, 16 bytes a thread at a time where parts are
+ * whole words of that. Floor: the parts' bytes, read and written. */
+#include "cuda/kernel.cuh"
+
+extern "C" {
+#include "ops/stack.h"
+}
+
+enum {
+    PARTS = 64, /* addresses that a launch is given */
+    THREADS = 256,
+    WORDS = 4 /* of a thread */
+};
+
+/* `bytes` of each part; NULL: not wanted. */
+struct part_list {
+    char *part[PARTS];
+    char *stacked;
+    int64_t bytes;
+};
+
+template <typename W>
+__device__ static inline void copy_words(char *to, const char *from, int64_t bytes) {
+    int64_t first = (int64_t)blockIdx.x * THREADS * WORDS + threadIdx.x, words = bytes / sizeof(W);
+    W v[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        if (first + i * THREADS < words) v[i] = ((const W *)from)[first + i * THREADS];
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        if (first + i * THREADS < words) ((W *)to)[first + i * THREADS] = v[i];
+}
+
+template <typename W, bool BACK>
+static __global__ void __launch_bounds__(THREADS) copy_parts(const __grid_constant__ part_list k) {
+    char *part = k.part[blockIdx.y], *place = k.stacked + blockIdx.y * k.bytes;
+    if (!part) return;
+    copy_words<W>(BACK ? part : place, BACK ? place : part, k.bytes);
+}
+
+template <typename W, bool BACK>
+static void launch_copies(cudaStream_t stream, part_list k, int n) {
+    dim3 grid((unsigned)ceil_div(k.bytes / (int64_t)sizeof(W), THREADS * WORDS), (unsigned)n);
+    copy_parts<W, BACK><<<grid, THREADS, 0, stream>>>(k);
+}
+
+template <bool BACK>
+static weft_status run_copies(weft_exec *x, const weft_node *node, const weft_tensor *stacked,
+                              weft_tensor *const *parts, int n) {
+    int64_t bytes = weft_tensor_bytes(stacked) / n;
+    for (int first = 0; first < n; first += PARTS) {
+        int count = (int)min_i64(PARTS, n - first);
+        part_list k = {{}, data_of<char>(x, stacked) + first * bytes, bytes};
+        for (int i = 0; i < count; i++)
+            k.part[i] = data_of<char>(x, parts[first + i]);
+        if (bytes % (int64_t)sizeof(uint4) == 0)
+            launch_copies<uint4, BACK>(stream_of(x), k, count);
+        else
+            launch_copies<uint16_t, BACK>(stream_of(x), k, count);
+    }
+    return launched(node);
+}
+
+static weft_status stack_run(weft_exec *x, const weft_node *n) {
+    return run_copies<false>(x, n, n->out[0], n->in, n->n_in);
+}
+
+CUDA_KERNEL(stack, stack_run)
+
+static weft_status unstack_run(weft_exec *x, const weft_node *n) {
+    return run_copies<true>(x, n, n->in[0], n->out, n->n_out);
+}
+
+CUDA_KERNEL(unstack, unstack_run)
