@@ -23,6 +23,8 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
                             after those maps
     direct                  wsffn's losses from z, as the seed writes it; else from the Gram matrix of
                             its input, so that z never exists
+    stacked                 the rest of those losses for all layers at once, in batched products; else
+                            layer by layer
     wide                    the stream between the layers stays f32; else it is bf16, as ours is
 """
 
@@ -56,7 +58,7 @@ VARIANTS = {
 
 # The forms that are measured when none are named (on an H200 with PyTorch 2.11 the fastest ones, and
 # the seeds' own way of steps 2, 3 and wsffn), and the rest.
-ROUTED, WSFFN = ["cudnn-heads-cheap", "naive"], ["cudnn", "cudnn-direct"]
+ROUTED, WSFFN = ["cudnn-heads-cheap", "naive"], ["cudnn", "cudnn-stacked", "cudnn-direct"]
 FORMS = {"dot": ["cudnn", "flash"], "w2": ["flex"], "mla": ["cudnn-heads"], "step1": ["cudnn-heads"], "step2": ROUTED,
          "step3": ROUTED, "swiglu": ["cudnn"], "wsffn": WSFFN, "wsffn-grouped": WSFFN}
 LATENT_TOO = ["flash-heads", "cudnn-absorbed", "flash-absorbed", "cudnn", "flash"]
@@ -304,6 +306,9 @@ class FeedForward(nn.Module):
     def auxiliary(self, x, h1):
         b, t, f = h1.shape
         heads, grouped = WSFFN_HEADS, self.v.get("grouped")
+        if "stacked" in self.form:
+            flat = x.to(h1.dtype).reshape(b * t, -1)
+            return flat.t() @ flat, x.to(h1.dtype).mean(1)
         if "direct" in self.form:
             z = (torch.einsum("btgi,goi->btgo", h1.view(b, t, heads, f // heads), self.z.to(h1.dtype)).reshape(b, t, f)
                  if grouped else F.linear(h1, self.z))
@@ -317,11 +322,15 @@ class FeedForward(nn.Module):
             flat = x.reshape(b * t, e)
             squares = ((q.t() @ q).float() * (flat.t() @ flat).float()).sum()
             context = F.linear(x.mean(1), q)
-        c = context.float().view(b * heads, f // heads)
-        c = c / c.norm(dim=1, keepdim=True).clamp(min=1e-8)
-        s = c @ c.t() / 0.07
-        contrast = (s.logsumexp(1) - s.diagonal()).mean()
-        return 1e-5 * squares / (b * t * heads) + 5e-3 * contrast
+        return 1e-5 * squares / (b * t * heads) + 5e-3 * contrast(context.view(1, b * heads, f // heads))
+
+
+def contrast(context):
+    """The sum of the losses of [layers, rows, width]."""
+    c = context.float()
+    c = c / c.norm(dim=2, keepdim=True).clamp(min=1e-8)
+    s = torch.bmm(c, c.transpose(1, 2)) / 0.07
+    return (s.logsumexp(2) - s.diagonal(dim1=1, dim2=2)).mean(1).sum()
 
 
 class Model(nn.Module):
@@ -341,16 +350,34 @@ class Model(nn.Module):
         if torch.is_autocast_enabled(x.device.type) and "wide" not in self.form:
             x = x.bfloat16()
         gate = sent = None
-        aux = 0.0
+        aux, left = 0.0, []
         for a, f, n1, n2 in zip(self.attention, self.ffn, self.norm1, self.norm2):
             y, key, routes = a(n1(x.float()), sent, gate)
             x = x + y
             y, gate, sent, loss = f(n2(x.float()), key, routes)
             x = x + y
-            if loss is not None:
+            if "stacked" in self.form:
+                left.append(loss)
+            elif loss is not None:
                 aux = aux + loss
+        if left:
+            aux = self.auxiliary(left, *tokens.shape)
         logits = F.linear(self.norm(x.float()), self.wte)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.reshape(-1)) + aux
+
+
+    def auxiliary(self, left, b, t):
+        """wsffn's losses of all layers, from each one's Gram matrix and mean over time."""
+        gram, mean = (torch.stack(x) for x in zip(*left))
+        n, f, heads = len(left), self.s.hidden, WSFFN_HEADS
+        w1 = torch.stack([x.w13[:f].to(gram.dtype) for x in self.ffn])
+        z = torch.stack([x.z.to(gram.dtype) for x in self.ffn])
+        if self.v.get("grouped"):
+            w1, z = w1.view(n * heads, f // heads, -1), z.view(n * heads, f // heads, -1)
+        q = torch.bmm(z, w1).view(n, f, -1)
+        squares = (torch.bmm(q.transpose(1, 2), q).float() * gram.float()).sum()
+        context = torch.bmm(mean, q.transpose(1, 2)).view(n, b * heads, f // heads)
+        return 1e-5 * squares / (b * t * heads) + 5e-3 * contrast(context)
 
 
 def choose_backend(form):
