@@ -48,73 +48,63 @@ static __global__ void plan_sums(slab_shape s, int k, int pairs, const int32_t *
     plan[(place / 2 * TOGETHER + row % TOGETHER) * 2 + place % 2] = entry;
 }
 
-template <int HELD>
-__device__ static inline void read_pairs(const uint4 *plan, int pairs, int row,
-                                         uint4 (&held)[HELD]) {
+/* PAIRS > 0: that many, known to the compiler; a row's entries are read while the row before it is
+ * added up. */
+template <typename T, bool ALIGNED, int PAIRS>
+static __global__ void __launch_bounds__(THREADS)
+    sum_slab(slab_shape s, int pairs, const uint4 *plan, const T *in, T *out) {
+    extern __shared__ __align__(128) unsigned char slab[];
+    constexpr int HELD = PAIRS > 0 ? PAIRS : 1;
+    int64_t b = blockIdx.y, first = (int64_t)blockIdx.x * LANES * PIECE<T>;
+    int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, rows = (int)s.out_rows;
+    int64_t column = first + lane * PIECE<T>;
+    int count = (int)max_i64(0, min_i64(PIECE<T>, s.width - column));
+    int padded = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
+    plan += b * padded * pairs;
+    out += b * rows * s.width + column;
+    uint4 held[HELD];
+    if (PAIRS > 0 && group < rows)
 #pragma unroll
-    for (int p = 0; p < HELD; p++)
-        held[p] = plan[(row / TOGETHER * pairs + p) * TOGETHER + row % TOGETHER];
-}
-
-/* One row's sum; PAIRS > 0: of that many pairs, which `held` has, and the next row's are read into it
- * meanwhile. */
-template <int PAIRS, int HELD, int N>
-__device__ static inline void sum_row(const unsigned char *own, const uint4 *plan, int pairs,
-                                      int row, int next, int rows, uint4 (&held)[HELD],
-                                      float (&sum)[N]) {
-    if (PAIRS > 0) {
-        uint4 value[2 * HELD];
-        float w[2 * HELD];
+        for (int p = 0; p < HELD; p++)
+            held[p] = plan[(group / TOGETHER * pairs + p) * TOGETHER + group % TOGETHER];
+    load_slab<ALIGNED>(slab, s, in + b * s.in_rows * s.width, first);
+    __syncthreads();
+    const unsigned char *own = slab + lane * 16;
+    for (int row = group; row < rows && count > 0; row += GROUPS) {
+        float sum[PIECE<T>] = {};
+        if (PAIRS > 0) {
+            uint4 value[2 * HELD];
+            float w[2 * HELD];
 #pragma unroll
-        for (int p = 0; p < HELD; p++) {
-            value[2 * p] = *(const uint4 *)(own + held[p].x);
-            value[2 * p + 1] = *(const uint4 *)(own + held[p].z);
-            w[2 * p] = __uint_as_float(held[p].y);
-            w[2 * p + 1] = __uint_as_float(held[p].w);
+            for (int p = 0; p < HELD; p++) {
+                value[2 * p] = *(const uint4 *)(own + held[p].x);
+                value[2 * p + 1] = *(const uint4 *)(own + held[p].z);
+                w[2 * p] = __uint_as_float(held[p].y);
+                w[2 * p + 1] = __uint_as_float(held[p].w);
+            }
+            int next = row + GROUPS;
+            if (next < rows)
+#pragma unroll
+                for (int p = 0; p < HELD; p++)
+                    held[p] = plan[(next / TOGETHER * pairs + p) * TOGETHER + next % TOGETHER];
+#pragma unroll
+            for (int e = 0; e < 2 * HELD; e++)
+                add_scaled(sum, w[e], value[e]);
+        } else {
+            for (int p = 0; p < pairs; p++) {
+                uint4 e = plan[(row / TOGETHER * pairs + p) * TOGETHER + row % TOGETHER];
+                add_scaled(sum, __uint_as_float(e.y), *(const uint4 *)(own + e.x));
+                add_scaled(sum, __uint_as_float(e.w), *(const uint4 *)(own + e.z));
+            }
         }
-        if (next < rows) read_pairs(plan, pairs, next, held);
-#pragma unroll
-        for (int e = 0; e < 2 * HELD; e++)
-            add_scaled(sum, w[e], value[e]);
-    } else {
-        for (int p = 0; p < pairs; p++) {
-            uint4 e = plan[(row / TOGETHER * pairs + p) * TOGETHER + row % TOGETHER];
-            add_scaled(sum, __uint_as_float(e.y), *(const uint4 *)(own + e.x));
-            add_scaled(sum, __uint_as_float(e.w), *(const uint4 *)(own + e.z));
-        }
+        store_columns<ALIGNED>(out + row * s.width, count, sum);
     }
 }
 
-template <typename T, bool ALIGNED, int PAIRS>
-static __global__ void __launch_bounds__(THREADS)
-    sum_slabs(const __grid_constant__ slab_shape s, int pairs, const uint4 *plan, const T *in,
-              T *out) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, rows = (int)s.out_rows;
-    int padded = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
-    walk_slabs<ALIGNED>(memory, s, in, [&](const unsigned char *slab, int64_t at) {
-        int64_t b = at / s.slabs, column = (at % s.slabs * LANES + lane) * PIECE<T>;
-        int count = (int)max_i64(0, min_i64(PIECE<T>, s.width - column));
-        const uint4 *own = plan + b * padded * pairs;
-        T *to = out + b * rows * s.width + column;
-        uint4 held[PAIRS > 0 ? PAIRS : 1];
-        if (PAIRS > 0 && group < rows) read_pairs(own, pairs, group, held);
-        for (int row = group; row < rows && count > 0; row += GROUPS) {
-            float sum[PIECE<T>] = {};
-            sum_row<PAIRS>(slab + lane * 16, own, pairs, row, row + GROUPS, rows, held, sum);
-            store_columns<ALIGNED>(to + row * s.width, count, sum);
-        }
-    });
-}
-
-static slab_shape sums_shape(const weft_node *n) {
-    return make_slabs(n->in[0], n->out[0], slab_bytes(n->in[0]->shape[1]), 0);
-}
-
 static bool sums_fit(const weft_node *n) {
-    const weft_tensor *index = n->in[1];
-    return sums_shape(n).buffers > 0 && index->shape[1] * index->shape[2] < 1 << 24 &&
-           index->shape[0] <= 65535;
+    const weft_tensor *h = n->in[0], *index = n->in[1];
+    return slab_bytes(h->shape[1]) <= MOST_SHARED && index->shape[1] * index->shape[2] < 1 << 24 &&
+           h->shape[0] <= 65535;
 }
 
 int64_t weft_cuda_slab_sums_workspace(const weft_node *n) {
@@ -126,18 +116,18 @@ int64_t weft_cuda_slab_sums_workspace(const weft_node *n) {
 
 template <typename T, bool ALIGNED, int PAIRS>
 static void launch_sums(const weft_exec *x, const weft_node *n, const slab_shape &s, int pairs) {
-    int bytes = s.buffers * s.stride;
-    unsigned blocks = (unsigned)min_i64(BLOCKS, s.slabs * s.batch);
-    cudaFuncSetAttribute(sum_slabs<T, ALIGNED, PAIRS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    int bytes = (int)slab_bytes(s.in_rows);
+    dim3 grid((unsigned)ceil_div(s.width, LANES * PIECE<T>), (unsigned)s.batch);
+    cudaFuncSetAttribute(sum_slab<T, ALIGNED, PAIRS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
-    sum_slabs<T, ALIGNED, PAIRS><<<blocks, THREADS, (size_t)bytes, stream_of(x)>>>(
+    sum_slab<T, ALIGNED, PAIRS><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
         s, pairs, workspace_of<uint4>(x, n), data_of<T>(x, n->in[0]), data_of<T>(x, n->out[0]));
 }
 
 bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n) {
     const weft_tensor *h = n->in[0], *index = n->in[1];
     if (!sums_fit(n)) return false;
-    slab_shape s = sums_shape(n);
+    slab_shape s = {h->shape[1], index->shape[1], h->shape[2], h->shape[0]};
     int64_t pairs = pairs_of(index->shape[2]);
     int64_t entries = sums_entries(s.out_rows, index->shape[2]);
     dim3 grid((unsigned)ceil_div(entries, 256), (unsigned)s.batch);

@@ -9,7 +9,7 @@
 #include "cuda/routing_slab.cuh"
 
 enum {
-    AT_ONCE = 2, /* entries of the stream that are on their way together */
+    AT_ONCE = 4, /* entries of the stream that are on their way together */
     AHEAD = 8,   /* and, times 32, of a list */
     SORT_WARPS = 32,
     SORT_THREADS = 32 * SORT_WARPS,
@@ -264,14 +264,11 @@ template <typename T, bool ALIGNED> struct column_sum {
     }
 };
 
-/* Adds up a part of the stream. */
+/* Adds up a part of the stream; `held` has its first entries. */
 template <typename T, bool ALIGNED>
 __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned char *own,
-                                       const uint4 *stream, int length, int64_t width, int count) {
-    uint4 held[AT_ONCE / 2];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE / 2; i++)
-        held[i] = stream[i * GROUPS];
+                                       const uint4 *stream, uint4 (&held)[AT_ONCE / 2], int length,
+                                       int64_t width, int count) {
     for (int e = 0; e < length; e += AT_ONCE) {
         uint4 value[AT_ONCE];
         uint2 entry[AT_ONCE];
@@ -292,44 +289,47 @@ __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned
     }
 }
 
-/* Shared memory: the slabs, of which the one at hand has the parts' rests in the end; the parts'
- * heads. */
+/* Shared memory: the slab, later the parts' rests; the parts' heads. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-    spread_slabs(const __grid_constant__ slab_shape s, const unsigned char *plan, int64_t bytes,
-                 const T *in, T *out) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    spread_slab(slab_shape s, const unsigned char *plan, int64_t stride, int head_at, const T *in,
+                T *out) {
+    extern __shared__ __align__(128) unsigned char slab[];
     constexpr int N = PIECE<T>;
+    int64_t b = blockIdx.y, first = (int64_t)blockIdx.x * LANES * N;
     int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
-    float *heads = (float *)(memory + s.buffers * s.stride) + threadIdx.x * N;
-    walk_slabs<ALIGNED>(memory, s, in, [&](unsigned char *slab, int64_t at) {
-        int64_t b = at / s.slabs, column = (at % s.slabs * LANES + lane) * N;
-        int count = (int)max_i64(0, min_i64(N, s.width - column));
-        const part_list *parts = (const part_list *)(plan + b * bytes);
-        const uint4 *stream = (const uint4 *)(plan + b * bytes + LIST_BYTES) + group;
-        int2 part = parts->part[group];
-        T *top = out + (b * s.out_rows + part.x) * s.width + column;
-        column_sum<T, ALIGNED> c = {{}, heads, part.y != group, top};
-        /* Threads whose columns are not there have nothing to add or store. */
-        add_part(c, slab + lane * 16, stream, count > 0 ? parts->length : 0, s.width, count);
-        __syncthreads();
-        float *rests = (float *)slab + lane * N;
+    int64_t column = first + lane * N;
+    int count = (int)max_i64(0, min_i64(N, s.width - column));
+    const part_list *parts = (const part_list *)(plan + b * stride);
+    const uint4 *stream = (const uint4 *)(plan + b * stride + LIST_BYTES) + group;
+    int2 part = parts->part[group];
+    float *rests = (float *)slab + lane * N, *heads = (float *)(slab + head_at) + lane * N;
+    T *top = out + (b * s.out_rows + part.x) * s.width + column;
+    column_sum<T, ALIGNED> c = {{}, heads + group * LANES * N, part.y != group, top};
+    uint4 held[AT_ONCE / 2];
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            rests[group * LANES * N + i] = c.sum[i];
-        __syncthreads();
-        if (part.y == group || c.waits || count == 0) return;
-        float sum[N] = {};
+    for (int i = 0; i < AT_ONCE / 2; i++)
+        held[i] = stream[i * GROUPS];
+    load_slab<ALIGNED>(slab, s, in + b * s.in_rows * s.width, first);
+    __syncthreads();
+    /* Threads whose columns are not there have nothing to add or store. */
+    add_part(c, slab + lane * 16, stream, held, count > 0 ? parts->length : 0, s.width, count);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        rests[group * LANES * N + i] = c.sum[i];
+    __syncthreads();
+    if (part.y == group || c.waits) return;
+    float sum[N] = {};
 #pragma unroll 1
-        for (int g = part.y; g < group; g++)
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                sum[i] += rests[g * LANES * N + i];
+    for (int g = part.y; g < group; g++)
 #pragma unroll
         for (int i = 0; i < N; i++)
-            sum[i] += heads[i];
-        store_columns<ALIGNED>(top, count, sum);
-    });
+            sum[i] += rests[g * LANES * N + i];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        sum[i] += c.head[i];
+    store_columns<ALIGNED>(top, count, sum);
 }
 
 static int64_t sort_bytes(int64_t columns) {
@@ -341,15 +341,18 @@ static int64_t parts_bytes(const weft_tensor *dc) {
     return GROUPS * (PITCH / (int64_t)weft_dtype_size(dc->dtype)) * (int64_t)sizeof(float);
 }
 
-static slab_shape gradient_shape(const weft_node *n) {
-    const weft_tensor *dc = n->in[0];
-    int64_t rests = parts_bytes(dc);
-    return make_slabs(dc, n->out[0], max_i64(slab_bytes(dc->shape[1]), rests), rests);
+/* Where the heads begin. */
+static int64_t heads_at(const weft_tensor *dc) {
+    return max_i64(slab_bytes(dc->shape[1]), parts_bytes(dc));
+}
+
+static int64_t gradient_bytes(const weft_tensor *dc) {
+    return heads_at(dc) + parts_bytes(dc);
 }
 
 static bool gradient_fits(const weft_node *n) {
-    const weft_tensor *index = n->in[1], *dh = n->out[0];
-    return gradient_shape(n).buffers > 0 && sort_bytes(dh->shape[1]) <= MOST_SHARED - 1024 &&
+    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
+    return gradient_bytes(dc) <= MOST_SHARED && sort_bytes(dh->shape[1]) <= MOST_SHARED - 1024 &&
            index->shape[1] * index->shape[2] <= MOST_ENTRIES && dh->shape[0] <= 65535;
 }
 
@@ -361,20 +364,20 @@ int64_t weft_cuda_slab_gradient_workspace(const weft_node *n) {
 
 template <typename T, bool ALIGNED>
 static void launch_gradient(const weft_exec *x, const weft_node *n, const slab_shape &s,
-                            int64_t plan_size) {
-    int bytes = s.buffers * s.stride + (int)parts_bytes(n->in[0]);
-    unsigned blocks = (unsigned)min_i64(BLOCKS, s.slabs * s.batch);
-    cudaFuncSetAttribute(spread_slabs<T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            int64_t stride) {
+    int bytes = (int)gradient_bytes(n->in[0]);
+    dim3 grid((unsigned)ceil_div(s.width, LANES * PIECE<T>), (unsigned)s.batch);
+    cudaFuncSetAttribute(spread_slab<T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
-    spread_slabs<T, ALIGNED><<<blocks, THREADS, (size_t)bytes, stream_of(x)>>>(
-        s, workspace_of<unsigned char>(x, n), plan_size, data_of<T>(x, n->in[0]),
-        data_of<T>(x, n->out[0]));
+    spread_slab<T, ALIGNED><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
+        s, workspace_of<unsigned char>(x, n), stride, (int)heads_at(n->in[0]),
+        data_of<T>(x, n->in[0]), data_of<T>(x, n->out[0]));
 }
 
 bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n) {
-    const weft_tensor *dc = n->in[0], *index = n->in[1];
+    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
     if (!gradient_fits(n)) return false;
-    slab_shape s = gradient_shape(n);
+    slab_shape s = {dc->shape[1], dh->shape[1], dh->shape[2], dh->shape[0]};
     sort_problem p = {index->shape[1] * index->shape[2], index->shape[2],
                       data_of<int32_t>(x, index), data_of<float>(x, n->in[2]), 0};
     p.stride = plan_bytes(p.entries, s.out_rows);
