@@ -104,7 +104,7 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
                           cudaStream_t stream);
 
 /* bf16, (dqk, dv) one of (32, 32), (64, 64), (96, 96), (128, 64), (128, 128), no band, no relative
- * position, ALiBi only where causal, no more than 65535 sequences and heads: a launch's limit. */
+ * position, ALiBi only where causal, and no more rows and heads than a launch can count. */
 bool attention_fits_tiles(const attention_problem &p);
 int64_t attention_tiles_back_workspace(const attention_problem &p);
 void attention_tiles(const attention_problem &p, cudaStream_t stream);

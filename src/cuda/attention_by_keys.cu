@@ -26,8 +26,8 @@ struct key_shape {
     static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
 };
 
-/* A block's keys and query heads, and where it is among the queries. Blocks of a head follow one
- * another, those that most queries see first. */
+/* A block's keys and query heads, and where it is among the queries. Blocks whose keys most queries
+ * see come first. */
 struct key_block {
     int b, kv, tile, part, j0, start;
     int first_head, heads;
@@ -36,11 +36,14 @@ struct key_block {
 
 template <typename S>
 __device__ static inline key_block place_keys(const attention_problem &p, int parts) {
-    key_block t;
-    t.tile = (int)blockIdx.x;
-    t.kv = parts == 1 ? (int)blockIdx.y : (int)blockIdx.y / parts;
-    t.part = (int)blockIdx.y - t.kv * parts;
-    t.b = (int)blockIdx.z;
+    key_block t = {};
+    int column = column_index(), columns = p.kv_heads * parts; /* of a sequence */
+    t.tile = (int)blockIdx.y;
+    t.b = (int)((unsigned)column / (unsigned)columns);
+    column -= t.b * columns;
+    t.kv = parts == 1 ? column : column / parts;
+    t.part = column - t.kv * parts;
+    if (t.b >= p.batch) return t;
     t.j0 = t.tile * S::KEYS;
     t.start = start_of(p, t.b);
     int from = first_head_of(p, t.kv), group = first_head_of(p, t.kv + 1) - from;
@@ -218,9 +221,10 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
     key_block t = place_keys<S>(p, w.parts);
+    if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
-    int steps = t.per_head * t.heads, tiles = (int)gridDim.x;
+    int steps = t.per_head * t.heads, tiles = (int)gridDim.y;
     row_source q = {&maps.q, &p.q, p.queries}, d_o = {&maps.d_o, &g.d_o, p.queries};
     row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
     constexpr int q_bytes = tile_bytes<S::QUERIES, S::DQK>,
@@ -459,8 +463,8 @@ void attention_by_keys(const attention_problem &p, const attention_gradients &g,
     int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
     with_key_shape(p, [&](auto shape) {
         using S = decltype(shape);
-        dim3 blocks((unsigned)ceil_div(p.keys, S::KEYS), (unsigned)(p.kv_heads * w.parts),
-                    (unsigned)p.batch);
+        dim3 blocks =
+            group_blocks((int64_t)p.batch * p.kv_heads * w.parts, ceil_div(p.keys, S::KEYS));
         auto kernel = extent == BARE    ? find_key_gradients<S, BARE>
                       : extent == KEYED ? find_key_gradients<S, KEYED>
                                         : find_key_gradients<S, GENERAL>;

@@ -28,6 +28,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     uint32_t base = shared_address(aligned);
     float *bias = (float *)(aligned + S::BIAS);
     query_block t = place_queries(p, S::QUERIES);
+    if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4;
     int first_place = t.place0 + warpgroup * 64;

@@ -10,8 +10,7 @@
  * a number a key, beta · n_j + slope · (j − first place of the block). ALiBi's other half, slope
  * times the place in the block, is the same for a whole row: it joins the logsumexp alone.
  *
- * Blocks of one head follow one another, so that its keys stay in the cache, those that see most
- * keys first. */
+ * attention_tiles.cuh says in which order blocks come. */
 #include "cuda/attention_tiles.cuh"
 
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
@@ -88,6 +87,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     uint32_t base = shared_address(aligned);
     float *bias = (float *)(aligned + S::BIAS);
     query_block t = place_queries(p, S::QUERIES);
+    if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4; /* in the block */
     int first_place = t.place0 + warpgroup * 64;
@@ -254,11 +254,16 @@ template <typename S> static void launch(const attention_problem &p, cudaStream_
     });
 }
 
+/* What a launch can count. */
+enum { MOST_HEADS = 1 << 30, MOST_ROWS = 65535 * 64 };
+
 bool attention_fits_tiles(const attention_problem &p) {
     bool size = (p.dqk == p.dv && (p.dqk == 32 || p.dqk == 64 || p.dqk == 96 || p.dqk == 128)) ||
                 (p.dqk == 128 && p.dv == 64);
+    bool grid =
+        (int64_t)p.batch * p.heads <= MOST_HEADS && p.queries <= MOST_ROWS && p.keys <= MOST_ROWS;
     bool position = p.pos == WEFT_POS_NONE || (p.pos == WEFT_POS_ALIBI && p.causal);
-    return p.is_bf16 && size && position && !p.band && p.batch <= 65535 && p.heads <= 65535;
+    return p.is_bf16 && size && position && !p.band && grid;
 }
 
 void attention_tiles(const attention_problem &p, cudaStream_t stream) {

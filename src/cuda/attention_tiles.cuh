@@ -40,24 +40,41 @@ static inline bool has_extras(const attention_problem &p) {
     return p.n || p.scale || p.log_tau || p.pos != WEFT_POS_NONE || !(p.scale_value > 0);
 }
 
+/* Blocks come in groups of so many columns (heads of sequences), which a dimension of the grid each
+ * tells: column in the group, tile, group. A group has two to three times the blocks that run at
+ * once: its longest blocks come first, so that the last ones to end are short, and its keys and
+ * values stay in the cache. */
+static inline dim3 group_blocks(int64_t columns, int64_t tiles) {
+    enum { GROUP_BLOCKS = 1024, MOST_GROUPS = 65535 };
+    int64_t groups = min_i64(ceil_div(columns, ceil_div(GROUP_BLOCKS, tiles)), MOST_GROUPS);
+    int64_t group = ceil_div(columns, max_i64(groups, 1));
+    return dim3((unsigned)group, (unsigned)tiles, (unsigned)ceil_div(columns, group));
+}
+
+/* Of the block; from `columns` on there is none. */
+__device__ static inline int column_index() {
+    return (int)(blockIdx.z * gridDim.x + blockIdx.x);
+}
+
 /* A block's head and queries. */
 struct query_block {
     int b, h, kv, i0, place0;
     float scale, beta, slope; /* to the base 2 */
 };
 
-/* Blocks of a head follow one another, those that see most keys first. */
+/* Those that see most keys come first. */
 static inline dim3 query_blocks(const attention_problem &p, int queries) {
-    return dim3((unsigned)ceil_div(p.queries, queries), (unsigned)p.heads, (unsigned)p.batch);
+    return group_blocks((int64_t)p.batch * p.heads, ceil_div(p.queries, queries));
 }
 
 __device__ static inline query_block place_queries(const attention_problem &p, int queries) {
     query_block t = {};
-    t.i0 = (int)(gridDim.x - 1 - blockIdx.x) * queries;
-    t.h = (int)blockIdx.y;
-    t.b = (int)blockIdx.z;
+    int column = column_index();
+    t.b = (int)((unsigned)column / (unsigned)p.heads);
+    t.h = column - t.b * p.heads;
     t.kv = key_head_of(p, t.h);
-    t.place0 = start_of(p, t.b) + t.i0;
+    t.i0 = (int)(gridDim.y - 1 - blockIdx.y) * queries;
+    if (t.b < p.batch) t.place0 = start_of(p, t.b) + t.i0;
     return t;
 }
 
