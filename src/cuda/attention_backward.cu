@@ -6,8 +6,9 @@
  * key head has many query heads these are divided among `parts` blocks, as the shape alone says;
  * each part's sums are written apart and added up in order. So are the numbers a head.
  *
- * First of all a small kernel finds D_i = ⟨do_i, o_i⟩, and lays it and lse to the base 2 out in
- * rows that are filled up to a multiple of 128 with queries of no weight. */
+ * The kernel by queries comes first: on its way it finds D_i = ⟨do_i, o_i⟩, and lays it and lse to
+ * the base 2 out in rows that are filled up with queries of no weight, for the kernel by keys. Where
+ * dQ is not wanted, or dscale is, a small kernel does so before. */
 #include "cuda/attention_backward.cuh"
 
 enum { ROW_PADDING = 128, BLOCKS_WANTED = 528 };
@@ -102,20 +103,30 @@ static __global__ void add_numbers_of_keys(const float *parts, int count, int64_
     }
 }
 
-/* A warp a head: what the warps of its blocks wrote. */
+enum { ADD_WARPS = 8 };
+
+/* A block a head: what the warps of its blocks by keys wrote. */
 static __global__ void add_numbers_of_heads(const __grid_constant__ attention_problem p,
                                             const __grid_constant__ attention_gradients g,
                                             const double *numbers, int64_t a_sequence) {
-    int h = blockIdx.x;
+    __shared__ double of_warps[ADD_WARPS][NUMBERS];
+    int h = blockIdx.x, warp = threadIdx.x / 32;
     double sum[NUMBERS] = {};
-    for (int64_t e = threadIdx.x; e < p.batch * a_sequence; e += 32) {
-        int64_t at = (e / a_sequence * p.heads + h) * a_sequence + e % a_sequence;
-        for (int n = 0; n < NUMBERS; n++)
-            sum[n] += numbers[at * NUMBERS + n];
+    for (int b = warp; b < p.batch; b += ADD_WARPS) {
+        const double *from = numbers + ((int64_t)b * p.heads + h) * a_sequence * NUMBERS;
+        for (int64_t e = threadIdx.x % 32; e < a_sequence; e += 32)
+            for (int n = 0; n < NUMBERS; n++)
+                sum[n] += from[e * NUMBERS + n];
     }
-    for (int n = 0; n < NUMBERS; n++)
+    for (int n = 0; n < NUMBERS; n++) {
         sum[n] = sum_warp(sum[n]);
+        of_warps[warp][n] = sum[n];
+    }
+    __syncthreads();
     if (threadIdx.x != 0) return;
+    for (int n = 0; n < NUMBERS; n++)
+        for (int i = 1; i < ADD_WARPS; i++)
+            sum[n] += of_warps[i][n];
     if (g.dscale) g.dscale[h] = (float)sum[0];
     if (g.dlog_tau) g.dlog_tau[h] = (float)(sum[0] * (double)numbers_of_head(p, h).tau_factor);
     if (g.dbeta) g.dbeta[h] = (float)sum[1];
@@ -162,14 +173,17 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
     lay_out_workspace(p, (char *)g.workspace, &w);
     if (!g.dscale) w.shift = NULL;
     if (!numbers) w.numbers = NULL;
-    prepare_rows<<<(unsigned)(heads * (w.padded / ROW_PADDING)), PREPARE_THREADS, 0, stream>>>(p, g,
-                                                                                               w);
-    if (g.dk.data || g.dv.data || g.dn || numbers) attention_by_keys(p, g, w, stream);
+    if (!g.dq.data || w.shift) {
+        unsigned blocks = (unsigned)(heads * (w.padded / ROW_PADDING));
+        prepare_rows<<<blocks, PREPARE_THREADS, 0, stream>>>(p, g, w);
+    }
     if (g.dq.data) attention_by_queries(p, g, w, stream);
+    if (g.dk.data || g.dv.data || g.dn || numbers) attention_by_keys(p, g, w, stream);
     if (w.parts > 1 && g.dk.data) launch_add_rows(p, w.dk, w.parts, p.dqk, g.dk, stream);
     if (w.parts > 1 && g.dv.data) launch_add_rows(p, w.dv, w.parts, p.dv, g.dv, stream);
     if (w.parts > 1 && g.dn)
         add_numbers_of_keys<<<grid_for(rows, 256), 256, 0, stream>>>(w.dn, w.parts, rows, g.dn);
     if (numbers)
-        add_numbers_of_heads<<<(unsigned)p.heads, 32, 0, stream>>>(p, g, w.numbers, entries);
+        add_numbers_of_heads<<<(unsigned)p.heads, ADD_WARPS * 32, 0, stream>>>(p, g, w.numbers,
+                                                                               entries);
 }

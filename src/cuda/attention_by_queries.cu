@@ -1,5 +1,6 @@
 /* dQ on the tensor cores: attention's backward pass by queries. A warpgroup has 64 queries, and of
- * each tile of keys makes S = Q Kᵀ and dP = dO Vᵀ, dS from them in registers, and dQ += dS K. */
+ * each tile of keys makes S = Q Kᵀ and dP = dO Vᵀ, dS from them in registers, and dQ += dS K. Before
+ * that it finds D of its queries, and leaves it and lse to the kernel by keys. */
 #include "cuda/attention_backward.cuh"
 
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HOLD_Q_, bool HOLD_DO_>
@@ -15,6 +16,41 @@ struct query_shape {
     static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
     static constexpr int ARRIVALS = BIAS + 2 * KEYS * (int)sizeof(float);
     static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
+};
+
+/* ⟨o_i, do_i⟩ of a thread's two rows, four threads a row, from `column` on every 32 columns: o from
+ * memory, read before anything waits, do from its tile. */
+template <typename S> struct row_products {
+    uint4 o[2][S::DV / 32];
+
+    __device__ inline void read(const attention_problem &p, const query_block &t, int row) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int i = min(t.i0 + row + 8 * r, p.queries - 1);
+            const bf16 *from = (const bf16 *)p.o.data + row_at(p.o, t.b, i, t.h);
+#pragma unroll
+            for (int c = 0; c < S::DV / 32; c++)
+                o[r][c] = ((const uint4 *)from)[4 * c + threadIdx.x % 4];
+        }
+    }
+
+    __device__ inline float multiply(const uint8_t *tile, int row, int r) const {
+        float sum = 0;
+#pragma unroll
+        for (int c = 0; c < S::DV / 32; c++) {
+            int piece = 4 * c + (int)threadIdx.x % 4;
+            float x[VECTOR], y[VECTOR];
+            widen_words(o[r][c], x);
+            widen_words(*(const uint4 *)(tile + tile_place<S::QUERIES, S::DV>(row + 8 * r, piece)),
+                        y);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                sum = fmaf(x[e], y[e], sum);
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        return sum;
+    }
 };
 
 template <typename S, bool EXTRA>
@@ -66,16 +102,16 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     read_number(0);
     store_bias(0);
     read_number(1);
+    row_products<S> products;
+    products.read(p, t, row);
     float dq[S::DQK / 8][4], lse[2], total[2];
     int limit[2], whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1;
     clear_sums(dq);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int i = t.i0 + row + 8 * r;
-        int64_t at = ((int64_t)t.b * p.heads + t.h) * w.padded + i;
-        bool inside = i < p.queries;
-        lse[r] = inside ? w.lse[at] + t.slope * (float)(row + 8 * r) : NOTHING;
-        total[r] = inside ? w.total[at] : 0.0f;
+        int64_t head = (int64_t)t.b * p.heads + t.h;
+        lse[r] = i < p.queries ? p.lse[head * p.queries + i] * LOG2E : NOTHING;
         limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
     auto advance = [&](int step) {
@@ -89,6 +125,20 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             read_number(step + 2);
         }
         end_box();
+    };
+    auto find_rows = [&]() {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int i = t.i0 + row + 8 * r;
+            int64_t at = ((int64_t)t.b * p.heads + t.h) * w.padded + i;
+            total[r] = products.multiply(aligned + S::D_O, row, r);
+            if (i >= p.queries) total[r] = 0;
+            if (lane % 4 == 0 && i < w.padded) {
+                w.lse[at] = lse[r];
+                w.total[at] = total[r];
+            }
+            lse[r] += t.slope * (float)(row + 8 * r);
+        }
     };
     float s[S::KEYS / 8][4], dp[S::KEYS / 8][4];
     uint32_t slopes[S::KEYS / 16][4];
@@ -150,6 +200,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int step = 0;
     advance(0);
     copy_ahead(0);
+    if (mine == 0) find_rows();
     if (mine > 0) {
         int stage = 0;
         if constexpr (S::HOLD_Q) hold_rows<S::QUERIES, S::DQK>(q_held, base + S::Q, warpgroup * 64);
@@ -157,6 +208,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             hold_rows<S::QUERIES, S::DV>(do_held, base + S::D_O, warpgroup * 64);
         begin_products();
         start_scores(0, 0);
+        find_rows();
         wait_products<0>();
         settle(s);
         settle(dp);
