@@ -253,15 +253,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
 /* Calls f with the shape for the problem's widths. */
 template <typename F> static void with_query_shape(const attention_problem &p, F f) {
     if (p.dqk == 32)
-        f(query_shape<32, 32, 1, 3, 64, false, false>());
+        f(query_shape<32, 32, 1, 4, 64, false, false>());
     else if (p.dqk == 64)
-        f(query_shape<64, 64, 1, 3, 64, false, false>());
+        f(query_shape<64, 64, 1, 3, 64, true, false>());
     else if (p.dqk == 96)
         f(query_shape<96, 96, 3, 1, 64, false, false>());
     else if (p.dv == 64)
-        f(query_shape<128, 64, 1, 2, 64, false, false>());
+        f(query_shape<128, 64, 1, 2, 64, true, true>());
     else
-        f(query_shape<128, 128, 2, 1, 64, false, false>());
+        f(query_shape<128, 128, 2, 1, 64, true, true>());
 }
 
 void attention_by_queries(const attention_problem &p, const attention_gradients &g,
