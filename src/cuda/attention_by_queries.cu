@@ -18,8 +18,8 @@ struct query_shape {
     static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
 };
 
-/* ⟨o_i, do_i⟩ of a thread's two rows, four threads a row, from `column` on every 32 columns: o from
- * memory, read before anything waits, do from its tile. */
+/* ⟨o_i, do_i⟩ of a thread's two rows, four threads a row: o from memory, read before anything
+ * waits, do from its tile. */
 template <typename S> struct row_products {
     uint4 o[2][S::DV / 32];
 
@@ -98,10 +98,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q, q, t.b, t.i0, t.h, base + S::ARRIVALS);
     copy_box<S::QUERIES, S::DV, S::THREADS>(base + S::D_O, d_o, t.b, t.i0, t.h, base + S::ARRIVALS);
     end_box();
-    find_numbers(p, t);
-    read_number(0);
-    store_bias(0);
-    read_number(1);
     row_products<S> products;
     products.read(p, t, row);
     float dq[S::DQK / 8][4], lse[2], total[2];
@@ -114,6 +110,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         lse[r] = i < p.queries ? p.lse[head * p.queries + i] * LOG2E : NOTHING;
         limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
+    find_numbers(p, t);
+    read_number(0);
+    store_bias(0);
+    read_number(1);
     auto advance = [&](int step) {
         wait_arrival<0>(base + S::ARRIVALS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
         sync_block();
