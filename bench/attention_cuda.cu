@@ -35,60 +35,72 @@ struct form {
     int window;
 };
 
-static uint64_t random_state = 88172645463325252ull;
-
-static double random_number() {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (double)(random_state >> 11) / 9007199254740992.0;
+/* A number in [0, 1) of each place and seed. */
+__device__ static inline float random_number(uint64_t at) {
+    at = (at ^ at >> 30) * 0xbf58476d1ce4e5b9ull;
+    at = (at ^ at >> 27) * 0x94d049bb133111ebull;
+    return (float)((at ^ at >> 31) >> 40) * 0x1p-24f;
 }
 
-static float random_normal() {
-    double sum = 0;
-    for (int i = 0; i < 4; i++)
-        sum += random_number() - 0.5;
-    return (float)(sum * 1.7320508);
+/* Nearly normal, of variance 1. */
+template <typename T>
+static __global__ void fill_normal(T *to, int64_t count, uint64_t seed, float spread,
+                                   float offset) {
+    for (int64_t i = thread_index(); i < count; i += thread_count()) {
+        float sum = -2;
+        for (uint64_t part = 0; part < 4; part++)
+            sum +=
+                random_number(((seed << 40) + (uint64_t)i * 4 + part + 1) * 0x9e3779b97f4a7c15ull);
+        to[i] = from_float<T>(fmaf(sum * 1.7320508f, spread, offset));
+    }
 }
 
-/* Large arrays repeat: a prime number of numbers, so that no two rows are alike. */
-enum { PERIOD = 1000003 };
-
-/* Numbers on the device, and what they are there after rounding. */
+/* Numbers on the device; `host` has them after read(). */
 struct array {
     std::vector<float> host;
+    int64_t count = 0;
     void *device = NULL;
     bool is_bf16 = false;
 
-    void make(int64_t count, bool bf16_, double spread, double offset = 0) {
+    size_t bytes() const {
+        return (size_t)count * (is_bf16 ? 2 : 4);
+    }
+
+    void make(int64_t count_, bool bf16_, double spread, double offset = 0) {
+        static uint64_t seed = 0;
         is_bf16 = bf16_;
-        host.resize((size_t)count);
-        std::vector<uint16_t> bits((size_t)count);
-        for (size_t i = 0; i < host.size(); i++) {
-            host[i] = i < PERIOD ? (float)(offset + spread * random_normal()) : host[i - PERIOD];
-            bits[i] = weft_float_to_bf16(host[i]);
-            if (is_bf16) host[i] = weft_bf16_to_float(bits[i]);
-        }
-        CUDA(cudaMalloc(&device, host.size() * (is_bf16 ? 2 : 4)));
-        CUDA(cudaMemcpy(device, is_bf16 ? (void *)bits.data() : (void *)host.data(),
-                        host.size() * (is_bf16 ? 2 : 4), cudaMemcpyHostToDevice));
+        count = count_;
+        CUDA(cudaMalloc(&device, bytes()));
+        seed++;
+        if (is_bf16)
+            fill_normal<<<grid_for(count, 256), 256>>>((bf16 *)device, count, seed, (float)spread,
+                                                       (float)offset);
+        else
+            fill_normal<<<grid_for(count, 256), 256>>>((float *)device, count, seed, (float)spread,
+                                                       (float)offset);
+        CUDA(cudaGetLastError());
     }
 
     /* Room for a result, with NaN in it. */
-    void room(int64_t count, bool bf16_) {
+    void room(int64_t count_, bool bf16_) {
         is_bf16 = bf16_;
-        host.assign((size_t)count, 0);
-        if (!device) CUDA(cudaMalloc(&device, (size_t)count * (is_bf16 ? 2 : 4)));
-        CUDA(cudaMemset(device, 0xff, (size_t)count * (is_bf16 ? 2 : 4)));
+        count = count_;
+        if (!device) CUDA(cudaMalloc(&device, bytes()));
+        poison();
+    }
+
+    void poison() {
+        CUDA(cudaMemset(device, 0xff, bytes()));
     }
 
     void read() {
+        host.resize((size_t)count);
         if (!is_bf16) {
-            CUDA(cudaMemcpy(host.data(), device, host.size() * 4, cudaMemcpyDeviceToHost));
+            CUDA(cudaMemcpy(host.data(), device, bytes(), cudaMemcpyDeviceToHost));
             return;
         }
         std::vector<uint16_t> bits(host.size());
-        CUDA(cudaMemcpy(bits.data(), device, host.size() * 2, cudaMemcpyDeviceToHost));
+        CUDA(cudaMemcpy(bits.data(), device, bytes(), cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < host.size(); i++)
             host[i] = weft_bf16_to_float(bits[i]);
     }
@@ -148,7 +160,7 @@ static void make(problem &x, const form &f) {
     if (f.pos == WEFT_POS_RELATIVE) x.in[REL].make(S + 5, false, 1);
     p.n = (float *)x.in[N].device, p.scale = (float *)x.in[SCALE].device;
     p.beta = (float *)x.in[BETA].device, p.log_tau = (float *)x.in[LOG_TAU].device;
-    p.rel = (float *)x.in[REL].device, p.distances = (int)x.in[REL].host.size();
+    p.rel = (float *)x.in[REL].device, p.distances = (int)x.in[REL].count;
     if (f.start) {
         std::vector<int32_t> start((size_t)B);
         for (int64_t b = 0; b < B; b++)
@@ -177,7 +189,7 @@ static void make_room(problem &x) {
     p.o = rows_of(x.out[O].device, T, H, f.dv);
     p.lse = (float *)x.out[LSE].device;
     if (f.packed) {
-        x.out[DQ].room((int64_t)x.in[Q].host.size(), f.bf16);
+        x.out[DQ].room(x.in[Q].count, f.bf16);
         g.dq = p.q, g.dk = p.k, g.dv = p.v;
         int64_t move = (char *)x.out[DQ].device - (char *)x.in[Q].device;
         g.dq.data = (char *)p.q.data + move;
@@ -214,7 +226,7 @@ typedef std::vector<std::vector<double>> results;
 
 static results run(problem &x, bool tiles) {
     make_room(x);
-    CUDA(cudaMemset(x.workspace.device, 0xff, x.workspace.host.size() * 4));
+    x.workspace.poison();
     if (tiles) {
         attention_tiles(x.p, 0);
         attention_tiles_back(x.p, x.g, 0);
@@ -242,6 +254,8 @@ struct reference {
     explicit reference(problem &problem_)
         : x(problem_), f(problem_.f), B(f.batch), T(f.queries), S(f.keys), H(f.heads),
           KV(f.kv_heads) {
+        for (array &a : x.in)
+            if (a.device) a.read();
     }
 
     int64_t at(int which, int64_t b, int64_t position, int64_t head) const {
