@@ -21,7 +21,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long test-cuda tests bench bench-cuda bench-attention-cuda
+.PHONY: test test-long test-cuda tests bench bench-cuda bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
@@ -67,18 +67,22 @@ bench-cuda: build $(OUT)/bench/limits_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/atte
 	@$(or $(PYTHON),python3) bench/table_cuda.py --build '$(OUT)' --variants '$(ROWS)' --forms '$(FORMS)' \
 		$(if $(SKIP_PEER),--skip-peer) $(if $(JSON),--json '$(JSON)') $(ARGS)
 
-# Attention's GPU kernels alone.
-$(OBJ)/bench/attention_cuda.cu.o: bench/attention_cuda.cu $(LIB_A)
+# Kernels of the GPU alone.
+KERNEL_BENCHES := attention_cuda products_cuda
+$(KERNEL_BENCHES:%=$(OBJ)/bench/%.cu.o): $(OBJ)/bench/%.cu.o: bench/%.cu $(LIB_A)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(CONFIG_NVCC) -ccbin $(CC) $(CUDA_ARCH) -O2 -std=c++17 -Xcompiler=-Wall $(DEFINES) $(INCLUDES) -c $< -o $@
 
-$(OUT)/bench/attention_cuda: $(OBJ)/bench/attention_cuda.cu.o $(LIB_A) $(OBJ)/test-link
+$(KERNEL_BENCHES:%=$(OUT)/bench/%): $(OUT)/bench/%: $(OBJ)/bench/%.cu.o $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
 
 bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TFLOP/s at T = 1k, 4k, 16k
 	@$(OUT)/bench/attention_cuda $(or $(ARGS),time)
+
+bench-products-cuda: $(OUT)/bench/products_cuda ## products with work behind them: right or wrong, and ms beside cuBLASLt
+	@$(OUT)/bench/products_cuda $(ARGS)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS))

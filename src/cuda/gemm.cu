@@ -465,9 +465,8 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
     return WEFT_OK;
 }
 
-weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
+weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
     gemm_plan plan = make_plan(p);
-    cudaStream_t stream = stream_of(x);
     if (plan.few_rows)
         run_few_rows(stream, p, finish_few{describe_finish(p)});
     else if (plan.thin)
@@ -478,4 +477,8 @@ weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
     if (error == cudaSuccess) return WEFT_OK;
     return weft_fail(WEFT_EIO, "cuda: a matrix product did not start: %s",
                      cudaGetErrorString(error));
+}
+
+weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
+    return gemm_launch(stream_of(x), p, workspace);
 }

@@ -53,4 +53,7 @@ int64_t gemm_workspace(const gemm_product *p);
  * other. */
 weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace);
 
+/* The same on any stream, but never by tiles of our own: what those are measured against. */
+weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace);
+
 #endif

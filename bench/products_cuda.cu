@@ -1,0 +1,558 @@
+/* Products by tiles (src/cuda/gemm_tiles.cuh) alone: what they compute, and how fast.
+ *
+ *     products_cuda            both
+ *     products_cuda check      only the first
+ *     products_cuda time NAME  only the second, of the forms whose name holds NAME
+ *
+ * A check takes some rows of each result, made again by a loop a value, the sums' bands from the
+ * result itself, and three more runs, which must have the same bits. Times stand beside the library's
+ * for the same, with the passes over memory that go with it there; some of those are simpler here than
+ * the kernels that training uses. */
+#include "cuda/gemm.cuh"
+#include "cuda/gemm_tiles.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <vector>
+
+#define CUDA(call)                                                                                 \
+    do {                                                                                           \
+        cudaError_t error_ = (call);                                                               \
+        if (error_ != cudaSuccess) {                                                               \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));        \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+struct form {
+    const char *name;
+    int m, n;
+    int k[3]; /* up to the first 0 */
+    bool tb;
+    tiles_after after;
+    bool bias, addend, sums, keep, times;
+    float factor[3];
+};
+
+enum { SPARE = 64, CHECKED_ROWS = 300 };
+
+__device__ static inline float draw(uint64_t i, uint32_t seed) {
+    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1342543de82ef95ull;
+    x ^= x >> 32, x *= 0xd6e8feb86659fd93ull, x ^= x >> 29, x *= 0xd6e8feb86659fd93ull;
+    float sum = 0;
+    for (int k = 0; k < 4; k++)
+        sum += (float)((x >> (16 * k)) & 0xffff) / 65536.0f - 0.5f;
+    return sum * 1.7320508f;
+}
+
+static __global__ void fill(bf16 *to, int64_t count, float spread, uint32_t seed) {
+    for (int64_t i = thread_index(); i < count; i += thread_count())
+        to[i] = from_float<bf16>(spread * draw((uint64_t)i, seed));
+}
+
+static bf16 *make(int64_t count, float spread, uint32_t seed) {
+    bf16 *data;
+    CUDA(cudaMalloc(&data, (size_t)count * 2 + SPARE));
+    fill<<<1024, 256>>>(data, count, spread, seed);
+    return data;
+}
+
+struct problem {
+    form f;
+    tiles_product p = {};
+    std::vector<void *> held, results;
+    std::vector<int64_t> bytes;
+    bf16 *scratch = NULL, *scratch2 = NULL; /* for the library: results before a pass */
+    void *workspace = NULL;
+
+    template <typename T> T *result(int64_t count) {
+        void *data;
+        CUDA(cudaMalloc(&data, (size_t)count * sizeof(T)));
+        results.push_back(data);
+        bytes.push_back(count * (int64_t)sizeof(T));
+        return (T *)data;
+    }
+
+    bf16 *input(int64_t count, float spread, uint32_t seed) {
+        held.push_back(make(count, spread, seed));
+        return (bf16 *)held.back();
+    }
+
+    void poison() {
+        for (size_t i = 0; i < results.size(); i++)
+            CUDA(cudaMemset(results[i], 0xff, (size_t)bytes[i]));
+    }
+};
+
+static void set_up(problem &x, const form &f) {
+    x.f = f;
+    tiles_product &p = x.p;
+    int64_t values = (int64_t)f.m * f.n;
+    p.m = f.m, p.n = f.n, p.after = f.after;
+    int total = f.k[0] + f.k[1] + f.k[2];
+    for (int s = 0; s < 3 && f.k[s]; s++) {
+        tiles_segment &g = p.segment[p.segments++];
+        g.k = f.k[s], g.tb = f.tb, g.lda = f.k[s], g.ldb = f.tb ? f.k[s] : f.n;
+        g.factor = f.factor[s] != 0 ? f.factor[s] : 1;
+        g.a = x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
+        g.b = x.input((int64_t)f.n * f.k[s], 1 / sqrtf((float)total), 11 + (uint32_t)s);
+    }
+    if (f.after == TILES_SILU_MUL)
+        p.b2 = x.input((int64_t)f.n * f.k[0], 1 / sqrtf((float)total), 21);
+    if (f.bias) p.bias = any_tensor{x.input(f.n, 1, 31), true};
+    if (f.addend) p.addend = x.input(values, 1, 32);
+    if (f.after == TILES_GELU_BACK) p.at = x.input(values, 1, 33);
+    if (f.after == TILES_SILU_MUL_BACK) p.gate_in = x.input(values, 1, 34);
+    if (f.after == TILES_SILU_MUL_BACK) p.up_in = x.input(values, 1, 35);
+    p.y = x.result<bf16>(values);
+    if (f.after == TILES_GELU && f.keep) p.pre = x.result<bf16>(values);
+    if (f.after == TILES_SILU_MUL && f.keep) p.gate = x.result<bf16>(values);
+    if (f.after == TILES_SILU_MUL && f.keep) p.up = x.result<bf16>(values);
+    if (f.after == TILES_SILU_MUL_BACK) p.y2 = x.result<bf16>(values);
+    if (f.sums) p.sums = x.result<float>(tiles_bands(f.m) * f.n);
+}
+
+static void tear_down(problem &x) {
+    for (void *data : x.held)
+        CUDA(cudaFree(data));
+    for (void *data : x.results)
+        CUDA(cudaFree(data));
+    if (x.scratch) CUDA(cudaFree(x.scratch));
+    if (x.scratch2) CUDA(cudaFree(x.scratch2));
+    if (x.workspace) CUDA(cudaFree(x.workspace));
+}
+
+/* How far results are from what they should be, in units of what is allowed. */
+struct verdict {
+    float worst;
+    unsigned long long bad;
+};
+
+__device__ static void judge(verdict *v, float is, float should, float room) {
+    float far = fabsf(is - should) / (0.012f * fabsf(should) + room);
+    if (!(far <= 1.0f)) {
+        atomicAdd(&v->bad, 1ull);
+        far = isfinite(far) ? far : 1e30f;
+    }
+    atomicMax((int *)&v->worst, __float_as_int(far));
+}
+
+__device__ static float sum_product(const tiles_product &p, const tiles_segment &s, const bf16 *b,
+                                    int64_t row, int64_t column) {
+    float sum = 0;
+    for (int64_t k = 0; k < s.k; k++)
+        sum += to_float(s.a[row * s.lda + k]) *
+               to_float(s.tb ? b[column * s.ldb + k] : b[k * s.ldb + column]);
+    return sum * s.factor;
+}
+
+static __device__ float round_bf16(float x) {
+    return to_float(from_float<bf16>(x));
+}
+
+/* A thread a value of the rows 0, step, 2 step, ... and the last. */
+static __global__ void check_rows(tiles_product p, int64_t rows, int64_t step, verdict *v) {
+    for (int64_t i = thread_index(); i < rows * p.n; i += thread_count()) {
+        int64_t row = min_i64(i / p.n * step, p.m - 1), column = i % p.n, at = row * p.n + column;
+        float c = 0;
+        for (int s = 0; s < p.segments; s++)
+            c += sum_product(p, p.segment[s], p.segment[s].b, row, column);
+        if (p.bias.data) c += load_any(p.bias, column);
+        if (p.addend) c += to_float(p.addend[at]);
+        float y = to_float(p.y[at]), exact = c;
+        c = round_bf16(c);
+        if (p.after == TILES_PLAIN) judge(v, y, exact, 2e-3f);
+        if (p.after == TILES_GELU) {
+            judge(v, y, gelu_value(exact), 4e-3f);
+            if (p.pre) judge(v, to_float(p.pre[at]), exact, 2e-3f);
+        }
+        if (p.after == TILES_GELU_BACK) judge(v, y, c * gelu_slope(to_float(p.at[at])), 2e-3f);
+        if (p.after == TILES_SILU_MUL) {
+            float up = round_bf16(sum_product(p, p.segment[0], p.b2, row, column));
+            judge(v, y, c * up / (1 + expf(-c)), 8e-3f);
+            if (p.gate) judge(v, to_float(p.gate[at]), c, 2e-3f);
+            if (p.up) judge(v, to_float(p.up[at]), up, 2e-3f);
+        }
+        if (p.after == TILES_SILU_MUL_BACK) {
+            float g = to_float(p.gate_in[at]), up = to_float(p.up_in[at]), s = 1 / (1 + expf(-g));
+            judge(v, y, c * up * s * (1 + g * (1 - s)), 4e-3f);
+            judge(v, to_float(p.y2[at]), c * g * s, 4e-3f);
+        }
+    }
+}
+
+static __global__ void check_sums(tiles_product p, int64_t band_rows, verdict *v) {
+    int64_t bands = ceil_div(p.m, band_rows);
+    for (int64_t i = thread_index(); i < bands * p.n; i += thread_count()) {
+        int64_t column = i % p.n, first = i / p.n * band_rows;
+        double sum = 0;
+        for (int64_t r = first; r < min_i64(first + band_rows, p.m); r++)
+            sum += (double)to_float(p.y[r * p.n + column]);
+        judge(v, p.sums[i], (float)sum, 0.1f);
+    }
+}
+
+static __global__ void count_differences(const uint32_t *a, const uint32_t *b, int64_t words,
+                                         unsigned long long *count) {
+    for (int64_t i = thread_index(); i < words; i += thread_count())
+        if (a[i] != b[i]) atomicAdd(count, 1ull);
+}
+
+static void must(weft_status status) {
+    if (status == WEFT_OK) return;
+    fprintf(stderr, "products_cuda: %s\n", weft_error_message());
+    exit(1);
+}
+
+/* Three more runs against copies of the first one's results. */
+static unsigned long long check_bits(problem &x, unsigned long long *count) {
+    std::vector<void *> copies(x.results.size());
+    CUDA(cudaMemset(count, 0, sizeof *count));
+    for (size_t i = 0; i < copies.size(); i++) {
+        CUDA(cudaMalloc(&copies[i], (size_t)x.bytes[i]));
+        CUDA(cudaMemcpy(copies[i], x.results[i], (size_t)x.bytes[i], cudaMemcpyDeviceToDevice));
+    }
+    for (int again = 0; again < 3; again++) {
+        x.poison();
+        must(tiles_launch(0, &x.p));
+        for (size_t i = 0; i < copies.size(); i++)
+            count_differences<<<1024, 256>>>((const uint32_t *)copies[i],
+                                             (const uint32_t *)x.results[i], x.bytes[i] / 4, count);
+    }
+    unsigned long long differing;
+    CUDA(cudaMemcpy(&differing, count, sizeof differing, cudaMemcpyDeviceToHost));
+    for (void *copy : copies)
+        CUDA(cudaFree(copy));
+    return differing;
+}
+
+static int check(const form &f) {
+    problem x;
+    struct {
+        verdict values, sums;
+        unsigned long long differing;
+    } host = {}, *device;
+    set_up(x, f);
+    x.poison();
+    if (!tiles_can(&x.p)) {
+        printf("skipped: %s cannot be done by tiles here\n", f.name);
+        tear_down(x);
+        return 0;
+    }
+    CUDA(cudaMalloc(&device, sizeof host));
+    CUDA(cudaMemset(device, 0, sizeof host));
+    must(tiles_launch(0, &x.p));
+    int64_t rows = std::min(f.m, (int)CHECKED_ROWS), step = std::max<int64_t>(1, f.m / rows);
+    if (step > 1) step |= 1; /* every place in a tile */
+    rows = ceil_div(f.m, step) + 1;
+    check_rows<<<2048, 256>>>(x.p, rows, step, &device->values);
+    int64_t band_rows = 256;
+    if (f.sums) check_sums<<<1024, 256>>>(x.p, band_rows, &device->sums);
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost));
+    unsigned long long differing = check_bits(x, &device->differing);
+    bool bad = host.values.bad || host.sums.bad || differing;
+    printf(
+        "%-5s %-26s [%d, %d] < %d+%d+%d %s: off by %.2f of what is allowed, %llu bad; sums %.2f, "
+        "%llu bad; bits that differ: %llu\n",
+        bad ? "BAD" : "ok", f.name, f.m, f.n, f.k[0], f.k[1], f.k[2], f.tb ? "nt" : "nn",
+        host.values.worst, host.values.bad, host.sums.worst, host.sums.bad, differing);
+    fflush(stdout);
+    CUDA(cudaFree(device));
+    tear_down(x);
+    return bad;
+}
+
+/* The passes that the library needs: dx = dy · gelu'(x) with bands' column sums, and SwiGLU's. */
+static __global__ void pass_gelu_back(int64_t rows, int64_t n, int64_t band, const bf16 *dy,
+                                      const bf16 *at, bf16 *dx, float *sums) {
+    int64_t column = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
+    if (column >= n) return;
+    float sum[VECTOR] = {};
+    for (int64_t r = blockIdx.y * band; r < min_i64((blockIdx.y + 1) * band, rows); r++) {
+        float v[VECTOR], x[VECTOR];
+        load_vector(dy + r * n + column, v);
+        load_vector(at + r * n + column, x);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            float e = __expf(-x[i] * (1.5957691f + 0.0713548f * x[i] * x[i]));
+            float s = __fdividef(1.0f, 1.0f + e);
+            v[i] *= s + x[i] * (s * e * s) * (1.5957691f + 3 * 0.0713548f * x[i] * x[i]);
+            sum[i] += v[i];
+        }
+        store_vector(dx + r * n + column, v);
+    }
+    for (int i = 0; i < VECTOR; i++)
+        sums[blockIdx.y * n + column + i] = sum[i];
+}
+
+static __global__ void pass_silu(int64_t count, const bf16 *gate, const bf16 *up, const bf16 *dy,
+                                 bf16 *y, bf16 *y2) {
+    int64_t at = thread_index() * VECTOR;
+    if (at >= count) return;
+    float g[VECTOR], u[VECTOR], d[VECTOR], a[VECTOR], b[VECTOR];
+    load_vector(gate + at, g);
+    load_vector(up + at, u);
+    if (dy) load_vector(dy + at, d);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        float s = __fdividef(1.0f, 1.0f + __expf(-g[i]));
+        a[i] = dy ? d[i] * u[i] * (s * (1 + g[i] * (1 - s))) : g[i] * s * u[i];
+        b[i] = dy ? d[i] * g[i] * s : 0;
+    }
+    store_vector(y + at, a);
+    if (dy) store_vector(y2 + at, b);
+}
+
+/* The same by the library. */
+static gemm_product library_product(const problem &x, int s, bf16 *c) {
+    const tiles_product &p = x.p;
+    const tiles_segment &g = p.segment[s];
+    gemm_product q = {};
+    q.batch = 1, q.m = p.m, q.n = p.n, q.k = g.k, q.tb = g.tb, q.alpha = g.factor;
+    q.a = gemm_matrix{(void *)g.a, g.lda, 0, true};
+    q.b = gemm_matrix{(void *)g.b, g.ldb, 0, true};
+    q.c = q.addend = q.pre = gemm_matrix{c, p.n, 0, true};
+    q.addend.data = s == 0 ? (void *)p.addend : NULL;
+    q.pre.data = NULL;
+    q.accumulate = s > 0;
+    if (s == 0 && p.bias.data) q.bias = gemm_matrix{(void *)p.bias.data, p.n, 0, true};
+    if (p.after == TILES_GELU && p.segments == 1) q.gelu = true, q.pre.data = p.pre;
+    return q;
+}
+
+static void run_library(problem &x) {
+    const tiles_product &p = x.p;
+    int64_t values = p.m * p.n;
+    bool apart = p.after >= TILES_GELU_BACK;
+    if (!x.workspace) CUDA(cudaMalloc(&x.workspace, (size_t)64 << 20));
+    if (!x.scratch) CUDA(cudaMalloc(&x.scratch, (size_t)values * 2));
+    if (!x.scratch2) CUDA(cudaMalloc(&x.scratch2, (size_t)values * 2));
+    for (int s = 0; s < p.segments; s++) {
+        gemm_product q = library_product(x, s, apart ? x.scratch : p.y);
+        must(gemm_launch(0, &q, x.workspace));
+    }
+    unsigned blocks = (unsigned)ceil_div(values / VECTOR, 256);
+    if (p.after == TILES_GELU_BACK)
+        pass_gelu_back<<<dim3((unsigned)ceil_div(p.n, 256 * VECTOR), 512), 256>>>(
+            p.m, p.n, ceil_div(p.m, 512), x.scratch, p.at, p.y, (float *)x.workspace);
+    if (p.after == TILES_SILU_MUL) {
+        gemm_product q = library_product(x, 0, x.scratch2);
+        q.b.data = (void *)p.b2;
+        must(gemm_launch(0, &q, x.workspace));
+        pass_silu<<<blocks, 256>>>(values, x.scratch, x.scratch2, NULL, p.y, NULL);
+    }
+    if (p.after == TILES_SILU_MUL_BACK)
+        pass_silu<<<blocks, 256>>>(values, p.gate_in, p.up_in, x.scratch, p.y, p.y2);
+}
+
+/* Median ms of a call, by tens, after some. */
+template <typename F> static double measure(F call) {
+    enum { REPEATS = 7, CALLS = 10 };
+    cudaEvent_t from, to;
+    CUDA(cudaEventCreate(&from));
+    CUDA(cudaEventCreate(&to));
+    std::vector<float> times;
+    for (int i = -1; i < REPEATS; i++) {
+        CUDA(cudaEventRecord(from));
+        for (int k = 0; k < CALLS; k++)
+            call();
+        CUDA(cudaEventRecord(to));
+        CUDA(cudaEventSynchronize(to));
+        float ms;
+        CUDA(cudaEventElapsedTime(&ms, from, to));
+        if (i >= 0) times.push_back(ms / CALLS);
+    }
+    CUDA(cudaGetLastError());
+    CUDA(cudaEventDestroy(from));
+    CUDA(cudaEventDestroy(to));
+    std::sort(times.begin(), times.end());
+    return (double)times[REPEATS / 2];
+}
+
+static void print_times(const form &f) {
+    problem x;
+    set_up(x, f);
+    if (tiles_can(&x.p)) {
+        double flops = 2.0 * f.m * f.n * (f.k[0] + f.k[1] + f.k[2]);
+        if (f.after == TILES_SILU_MUL) flops *= 2;
+        double library = measure([&] { run_library(x); });
+        double ours = measure([&] { must(tiles_launch(0, &x.p)); });
+        printf(
+            "%-26s [%d, %d] < %d+%d %s  ours %.4f ms %4.0f TFLOP/s  library %.4f ms  ratio %.2f\n",
+            f.name, f.m, f.n, f.k[0], f.k[1], f.tb ? "nt" : "nn", ours, flops / ours / 1e9, library,
+            library / ours);
+        fflush(stdout);
+    }
+    tear_down(x);
+}
+
+/* name; m n; k; tb; after; bias addend sums keep times; factors */
+static const form forms[] = {
+    {"odd plain", 1000, 136, {72}, true, TILES_PLAIN, true, false, true, false, false, {}},
+    {"odd plain", 1000, 136, {72}, false, TILES_PLAIN, false, true, false, false, false, {0.5f}},
+    {"odd gelu", 1000, 1032, {200}, true, TILES_GELU, true, true, false, true, false, {}},
+    {"odd gelu back",
+     1000,
+     1032,
+     {200},
+     false,
+     TILES_GELU_BACK,
+     false,
+     false,
+     true,
+     false,
+     false,
+     {}},
+    {"odd three",
+     1000,
+     392,
+     {200, 72, 8},
+     false,
+     TILES_PLAIN,
+     true,
+     false,
+     true,
+     false,
+     false,
+     {2, -0.5f, 3}},
+    {"odd silu", 1000, 136, {200}, true, TILES_SILU_MUL, false, false, false, true, false, {}},
+    {"odd silu", 1000, 200, {72}, false, TILES_SILU_MUL, false, false, false, false, false, {}},
+    {"odd silu back",
+     1000,
+     200,
+     {136},
+     false,
+     TILES_SILU_MUL_BACK,
+     false,
+     false,
+     false,
+     false,
+     false,
+     {}},
+    {"gelu", 32768, 3072, {768}, true, TILES_GELU, true, false, false, true, true, {}},
+    {"gelu back sums",
+     32768,
+     3072,
+     {768},
+     false,
+     TILES_GELU_BACK,
+     false,
+     false,
+     true,
+     false,
+     true,
+     {}},
+    {"gelu two", 32768, 3072, {768, 64}, true, TILES_GELU, true, false, false, true, true, {}},
+    {"gelu back sums two",
+     32768,
+     3072,
+     {768, 64},
+     false,
+     TILES_GELU_BACK,
+     false,
+     false,
+     true,
+     false,
+     true,
+     {1, 2}},
+    {"plain 3072", 32768, 3072, {768}, true, TILES_PLAIN, false, false, false, false, true, {}},
+    {"plain 3072", 32768, 3072, {768}, false, TILES_PLAIN, false, false, false, false, true, {}},
+    {"plain 768", 32768, 768, {768}, true, TILES_PLAIN, true, false, false, false, true, {}},
+    {"plain 768 addend", 32768, 768, {768}, true, TILES_PLAIN, true, true, false, false, true, {}},
+    {"plain 768", 32768, 768, {768}, false, TILES_PLAIN, false, false, false, false, true, {}},
+    {"plain 768 sums", 32768, 768, {768}, false, TILES_PLAIN, false, false, true, false, true, {}},
+    {"plain 768 deep", 32768, 768, {3072}, true, TILES_PLAIN, true, false, false, false, true, {}},
+    {"plain 768 deep",
+     32768,
+     768,
+     {3072},
+     false,
+     TILES_PLAIN,
+     false,
+     false,
+     false,
+     false,
+     true,
+     {}},
+    {"plain 768 two",
+     32768,
+     768,
+     {768, 128},
+     false,
+     TILES_PLAIN,
+     false,
+     false,
+     false,
+     false,
+     true,
+     {}},
+    {"plain 768 swiglu back",
+     32768,
+     768,
+     {3072, 3072},
+     false,
+     TILES_PLAIN,
+     false,
+     false,
+     false,
+     false,
+     true,
+     {}},
+    {"plain 128", 32768, 128, {768}, true, TILES_PLAIN, false, false, false, false, true, {}},
+    {"plain 128 two",
+     32768,
+     128,
+     {768, 768},
+     true,
+     TILES_PLAIN,
+     false,
+     false,
+     false,
+     false,
+     true,
+     {}},
+    {"plain 768 shallow",
+     32768,
+     768,
+     {128},
+     true,
+     TILES_PLAIN,
+     false,
+     false,
+     false,
+     false,
+     true,
+     {}},
+    {"plain 2304", 32768, 2304, {768}, true, TILES_PLAIN, true, false, false, false, true, {}},
+    {"silu", 32768, 3072, {768}, true, TILES_SILU_MUL, false, false, false, true, true, {}},
+    {"silu back",
+     32768,
+     3072,
+     {768},
+     false,
+     TILES_SILU_MUL_BACK,
+     false,
+     false,
+     false,
+     false,
+     true,
+     {}},
+};
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "both";
+    int bad = 0;
+    if (strcmp(what, "time") != 0) {
+        for (const form &f : forms)
+            bad += check(f);
+        printf(bad ? "%d forms are off\n" : "all forms are right\n", bad);
+    }
+    if (strcmp(what, "check") != 0)
+        for (const form &f : forms)
+            if (f.times && (argc < 3 || strstr(f.name, argv[2]))) print_times(f);
+    return bad != 0;
+}

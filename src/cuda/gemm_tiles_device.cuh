@@ -1,0 +1,169 @@
+/* What gemm_tiles.cu is made of on the device: barriers in shared memory, boxes by the bulk engine,
+ * products of 64 × 128, and the elements' arithmetic.
+ *
+ * A barrier counts arrivals, and bytes where it is told how many to expect; its `turn` counts how
+ * often it was complete before. Whoever waits for room that was free at the start asks for the turn
+ * before: wait_turn(at, turn + 1) with the parity alone. */
+#ifndef WEFT_CUDA_GEMM_TILES_DEVICE_CUH
+#define WEFT_CUDA_GEMM_TILES_DEVICE_CUH
+
+#include "cuda/tensor_tile.cuh"
+
+#include <cuda.h>
+
+#ifndef TENSOR_BY_WARPS
+
+__device__ static inline void make_barrier(uint32_t at, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+
+__device__ static inline void wait_turn(uint32_t at, uint32_t turn) {
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra again;\n"
+                 "}\n" ::"r"(at),
+                 "r"(turn & 1)
+                 : "memory");
+}
+
+__device__ static inline void arrive(uint32_t at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+__device__ static inline void arrive_with_bytes(uint32_t at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+                 : "memory");
+}
+
+/* At the same barrier of another block of the cluster. */
+__device__ static inline void arrive_at_block(uint32_t at, uint32_t block) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "}\n" ::"r"(at),
+                 "r"(block)
+                 : "memory");
+}
+
+/* All threads of a warpgroup; `name` from 1 on. */
+__device__ static inline void sync_warpgroup(int name) {
+    asm volatile("bar.sync %0, 128;" ::"r"(name) : "memory");
+}
+
+__device__ static inline uint32_t block_in_cluster() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* All threads of all its blocks. */
+__device__ static inline void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* The box whose first element is column x of row y. */
+__device__ static inline void ask_box(uint32_t to, const CUtensorMap *from, int x, int y,
+                                      uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(barrier)
+                 : "memory");
+}
+
+/* The same to both blocks of a pair, and to the same barrier of each. */
+__device__ static inline void ask_box_for_both(uint32_t to, const CUtensorMap *from, int x, int y,
+                                               uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(barrier), "h"((uint16_t)3)
+                 : "memory");
+}
+
+#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
+
+/* One step of 16 of a product of 64 × 128; `add` 0: c is set. */
+template <bool BY_COLUMNS>
+__device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, add, 1, 1, 0, %67;\n"
+                 "}\n"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
+                 : "l"(a), "l"(b), "r"(add), "n"(BY_COLUMNS ? 1 : 0));
+}
+
+#undef SIXTEEN
+#undef FOUR
+
+__device__ static inline void store_matrices(uint32_t at, const uint32_t (&w)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+__device__ static inline uint4 load_shared(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+template <int REGISTERS> __device__ static inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> __device__ static inline void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* 2^x and 1/x by the hardware; what is too small for a normal number is 0. */
+__device__ static inline float raise_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ static inline float invert(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 2√(2/π), and that times 0.044715: gelu is x·σ(x (A + B x²)). */
+#define GELU_A 1.5957691216057308f
+#define GELU_B 0.07135481627260025f
+#define LOG2_E 1.4426950408889634f
+
+__device__ static inline float sigmoid(float x) {
+    return invert(1.0f + raise_two(-LOG2_E * x));
+}
+
+__device__ static inline float quick_gelu(float x) {
+    return x * invert(1.0f + raise_two(x * (-LOG2_E * GELU_A - LOG2_E * GELU_B * (x * x))));
+}
+
+/* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. Beyond ±10 the slope is
+ * 0 or 1 to the last bit; within it e^-2u stays finite. */
+__device__ static inline float quick_gelu_slope(float at) {
+    float x = fminf(10.0f, fmaxf(-10.0f, at)), x2 = x * x;
+    float e = raise_two(x * (-LOG2_E * GELU_A - LOG2_E * GELU_B * x2)), s = invert(1.0f + e);
+    return s + (s * e * s) * (x * (GELU_A + 3 * GELU_B * x2));
+}
+
+#endif
+
+#endif
