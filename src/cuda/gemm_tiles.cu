@@ -257,25 +257,24 @@ __device__ static inline void write_words(bf16 *to, uint4 w) {
     store_words(to, w.x, w.y, w.z, w.w);
 }
 
-/* One piece: c, or gate and up, and what was read beside it; `at` is its place in all outputs. */
+__device__ static inline uint4 add_words(uint4 a, uint4 b) {
+    float v[VECTOR], x[VECTOR];
+    widen_words(a, v);
+    widen_words(b, x);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] += x[i];
+    return narrow_words(v);
+}
+
+/* One piece: c, or gate and up, and what was read beside it; `at` is its place in all outputs. What
+ * is not inside is worked on all the same, so that the pieces' arithmetic overlaps. */
 template <int AFTER>
 __device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint4 other, uint4 in0,
-                                            uint4 in1, int64_t at, float (&sum)[VECTOR]) {
+                                            uint4 in1, int64_t at, bool inside,
+                                            float (&sum)[VECTOR]) {
     float v[VECTOR], x[VECTOR], y[VECTOR], z[VECTOR];
-    if (AFTER == TILES_PLAIN && !p.in[0] && !p.sums) {
-        write_words(p.out[0] + at, c);
-        return;
-    }
     widen_words(c, v);
-    const bf16 *addend = AFTER == TILES_GELU_BACK ? p.in[1] : p.in[0];
-    if (AFTER <= TILES_GELU_BACK && addend) {
-        widen_words(AFTER == TILES_GELU_BACK ? in1 : in0, x);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            v[i] += x[i];
-        if (AFTER == TILES_GELU) c = narrow_words(v), widen_words(c, v);
-    }
-    if (AFTER == TILES_GELU && p.out[1]) write_words(p.out[1] + at, c);
     if (AFTER == TILES_GELU_BACK) widen_words(in0, x);
     if (AFTER == TILES_SILU_MUL) widen_words(other, x);
     if (AFTER == TILES_SILU_MUL_BACK) widen_words(in0, x), widen_words(in1, y);
@@ -289,10 +288,14 @@ __device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint
             z[i] = v[i] * x[i] * s;
             v[i] *= y[i] * (s * (1 + x[i] * (1 - s)));
         }
-        sum[i] += v[i];
+        if (inside) sum[i] += v[i];
     }
-    store_vector(p.out[0] + at, v);
-    if (AFTER == TILES_SILU_MUL && p.out[1]) write_words(p.out[1] + at, c);
+    if (!inside) return;
+    if (AFTER == TILES_PLAIN)
+        write_words(p.out[0] + at, c);
+    else
+        store_vector(p.out[0] + at, v);
+    if ((AFTER == TILES_GELU || AFTER == TILES_SILU_MUL) && p.out[1]) write_words(p.out[1] + at, c);
     if (AFTER == TILES_SILU_MUL && p.out[2]) write_words(p.out[2] + at, other);
     if (AFTER == TILES_SILU_MUL_BACK) store_vector(p.out[1] + at, z);
 }
@@ -349,11 +352,14 @@ __device__ static inline void work_on_tile(const tile_problem &p, tile_place_in 
             __syncwarp();
             if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * (uint32_t)half);
         }
+        if (AFTER <= TILES_GELU_BACK && p.in[AFTER == TILES_GELU_BACK])
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                c[i] = add_words(c[i], AFTER == TILES_GELU_BACK ? in1.words[i] : in0.words[i]);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            if (tile.row + row + i * ROWS < m)
-                work_on_piece<AFTER>(p, c[i], PAIR ? other[i] : c[i], in0.words[i], in1.words[i],
-                                     at + i * step, sum);
+            work_on_piece<AFTER>(p, c[i], PAIR ? other[i] : c[i], in0.words[i], in1.words[i],
+                                 at + i * step, tile.row + row + i * ROWS < m, sum);
     }
     if (AFTER == TILES_PLAIN || AFTER == TILES_GELU_BACK)
         if (p.sums) add_parts(p, tile, parts, sum);

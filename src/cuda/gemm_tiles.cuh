@@ -45,7 +45,7 @@ typedef struct {
     const bf16 *gate_in, *up_in; /* SILU_MUL_BACK: [m, n] */
     bf16 *gate, *up;             /* SILU_MUL: [m, n]; NULL: not kept */
     bf16 *y, *y2;                /* [m, n] */
-    float *sums; /* [tiles_bands(m), n]: column sums of y, before it is rounded, over each band of
+    float *sums; /* [tiles_bands(m), n]: column sums of y, as f32 has it, over each band of
                     rows; NULL: not wanted. Only with PLAIN and GELU_BACK. */
 } tiles_product;
 
