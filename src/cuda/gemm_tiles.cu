@@ -37,7 +37,8 @@ enum {
     AHEAD = 4, /* pieces that a working thread has under way */
     LEAST_ROWS = 256,
     LEAST_COLUMNS = 64,
-    LEAST_DEPTH = 64
+    LEAST_DEPTH = 64,
+    DESCRIBED = 0x3ffff /* what a descriptor has of an address: above is the block of the cluster */
 };
 
 /* Where things are in shared memory. */
@@ -167,6 +168,7 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
         for (int k = 0; k < p.blocks[s]; k++) {
             uint32_t stage = memory + AT_STAGES + at.stage * STAGE_BYTES;
             wait_turn(memory + AT_FULL + 8 * at.stage, at.turn);
+            stage &= DESCRIBED;
             multiply_stage<TB>(c, stage + (uint32_t)half * (A_BYTES / 2), stage + A_BYTES, add);
             if (add) {
                 wait_products<1>();
@@ -583,7 +585,7 @@ weft_status tiles_launch(cudaStream_t stream, const tiles_product *p) {
     k.n = (int)p->n;
     k.ld = p->ld ? p->ld : p->n;
     int columns = (int)ceil_div(p->n, p->after == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS);
-    k.cluster = columns > 1 ? 2 : 1;
+    k.cluster = 1;
     k.groups = (int)ceil_div(columns, k.cluster);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
     describe_work(p, &k);
