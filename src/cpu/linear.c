@@ -1,6 +1,9 @@
 /* Linear layers and matrix products on the CPU: a node's tensors as the matrices of gemm.h, and
  * the gradient of a bias, with gelu's gradient or alone.
  *
+ * A node that sums several products is one product after the other, each with the sum so far as its
+ * addend; the last does what comes behind the sum.
+ *
  * The bias gradient sums the rows of each column. Rows are cut into bands of a fixed height and
  * columns into strips; a task sums one strip of one band, four rows at a time, and the bands' sums
  * are added in order. Behind gelu it makes the rows first. */
@@ -19,41 +22,60 @@ static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int
                          .bf16 = t->dtype == WEFT_BF16};
 }
 
-/* The node as a product; `x` NULL: without addresses, for sizes. */
-static gemm_product describe_product(const weft_exec *x, const weft_node *n) {
+/* Product i of the node; `x` NULL: without addresses, for sizes. */
+static gemm_product describe_product(const weft_exec *x, const weft_node *n, int i) {
     const weft_matmul_attr *attr = n->attr;
-    const weft_tensor *a = n->in[0], *b = n->in[1], *y = n->out[0];
-    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
-    bool outer = attr->form == WEFT_MATMUL_OUTER || attr->form == WEFT_MATMUL_GROUPED_OUTER;
-    bool grouped = attr->form == WEFT_MATMUL_GROUPED;
-    bool ta = attr->ta || outer, tb = attr->tb;
+    weft_matmul_pair pair = weft_matmul_pair_of(n, i);
+    const weft_tensor *a = pair.a, *b = pair.b, *y = n->out[0];
+    weft_matmul_sizes s = weft_matmul_measure(&pair.attr, a, b);
+    weft_matmul_form form = pair.attr.form;
+    bool outer = form == WEFT_MATMUL_OUTER || form == WEFT_MATMUL_GROUPED_OUTER;
+    bool grouped = form == WEFT_MATMUL_GROUPED, last = i == attr->more;
+    bool ta = pair.attr.ta || outer, tb = pair.attr.tb;
     gemm_product p = {.batch = s.groups, .m = s.m, .n = s.n, .k = s.k, .ta = ta, .tb = tb};
-    p.alpha = (real)attr->alpha;
-    p.gelu = attr->act == WEFT_ACT_GELU;
-    p.gelu_back = attr->act == WEFT_ACT_GELU_BACK;
+    p.alpha = (real)pair.attr.alpha;
+    p.gelu = last && attr->act == WEFT_ACT_GELU;
+    p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK;
     p.a = as_matrix(x ? weft_data(x, a) : NULL, a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
-                    grouped || attr->form == WEFT_MATMUL_GROUPED_OUTER);
+                    grouped || form == WEFT_MATMUL_GROUPED_OUTER);
     p.b = as_matrix(x ? weft_data(x, b) : NULL, b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups,
-                    attr->form == WEFT_MATMUL_GROUPED_OUTER);
+                    form == WEFT_MATMUL_GROUPED_OUTER);
     p.c = as_matrix(x ? weft_data(x, y) : NULL, y, s.m, s.n, s.groups, grouped);
     if (!x) return p;
-    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS];
+    const weft_tensor *bias = i == 0 ? n->in[WEFT_MATMUL_BIAS] : NULL;
     if (bias) p.bias = as_matrix(weft_data(x, bias), bias, 1, s.n, 1, false);
     p.addend = p.pre = p.c;
-    p.addend.data = weft_data(x, n->in[WEFT_MATMUL_ADDEND]);
-    p.pre.data = weft_data(x, p.gelu_back ? n->in[WEFT_MATMUL_AT] : n->out[1]);
+    p.addend.data = weft_data(x, i == 0 ? n->in[WEFT_MATMUL_ADDEND] : y);
+    p.pre.data = p.gelu_back ? weft_data(x, n->in[WEFT_MATMUL_AT]) : NULL;
+    if (p.gelu) p.pre.data = weft_data(x, n->out[1]);
     return p;
 }
 
+static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tensor *dy,
+                               const weft_tensor *db, bool gelu);
+
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
-    gemm_product p = describe_product(x, n);
-    KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
-    return WEFT_OK;
+    const weft_matmul_attr *attr = n->attr;
+    for (int i = 0; i <= attr->more; i++) {
+        gemm_product p = describe_product(x, n, i);
+        KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+    }
+    return attr->sums ? sum_columns(x, n, n->out[0], n->out[1], false) : WEFT_OK;
+}
+
+static int64_t sums_bytes(int64_t rows, int64_t columns) {
+    return real_bytes(ceil_div(rows, BAND) * columns);
 }
 
 static int64_t matmul_workspace(const weft_node *n, int threads) {
-    gemm_product p = describe_product(NULL, n);
-    return KERNEL(gemm_workspace)(&p, threads);
+    const weft_matmul_attr *attr = n->attr;
+    int64_t bytes = 0;
+    for (int i = 0; i <= attr->more; i++) {
+        gemm_product p = describe_product(NULL, n, i);
+        bytes = max_i64(bytes, KERNEL(gemm_workspace)(&p, threads));
+        if (attr->sums) bytes = max_i64(bytes, sums_bytes(p.m, p.n));
+    }
+    return bytes;
 }
 
 const weft_kernel KERNEL(matmul) = {.run = matmul_run, .workspace = matmul_workspace};
@@ -61,7 +83,7 @@ const weft_kernel KERNEL(matmul) = {.run = matmul_run, .workspace = matmul_works
 typedef struct {
     const weft_exec *x;
     const weft_node *n;
-    const weft_tensor *db;
+    const weft_tensor *dy, *db;
     bool gelu; /* the rows are dy times gelu's slope, which is an output too */
     int64_t rows, columns, strips;
     real *sums; /* [bands, columns] */
@@ -69,7 +91,7 @@ typedef struct {
 
 /* n values of a row from element `at` on. */
 static const real *take_row(const bias_run *b, int64_t at, int64_t n, real *scratch) {
-    const real *dy = tile_in(b->x, b->n->in[0], at, n, scratch);
+    const real *dy = tile_in(b->x, b->dy, at, n, scratch);
     if (!b->gelu) return dy;
     real widened[STRIP];
     const real *x = tile_in(b->x, b->n->in[1], at, n, widened);
@@ -118,10 +140,11 @@ static void add_bands(void *context, int64_t task, int thread) {
     tile_done(b->x, b->db, column, n, db);
 }
 
-static weft_status run_bias(weft_exec *x, const weft_node *n, const weft_tensor *db, bool gelu) {
-    bias_run b = {.x = x, .n = n, .db = db, .gelu = gelu};
+static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tensor *dy,
+                               const weft_tensor *db, bool gelu) {
+    bias_run b = {.x = x, .n = n, .dy = dy, .db = db, .gelu = gelu};
     b.columns = weft_tensor_count(db);
-    b.rows = weft_tensor_count(n->in[0]) / b.columns;
+    b.rows = weft_tensor_count(dy) / b.columns;
     b.strips = ceil_div(b.columns, STRIP);
     b.sums = weft_workspace(x, n);
     weft_pool_run(weft_exec_pool(x), ceil_div(b.rows, BAND) * b.strips, sum_band, &b);
@@ -130,16 +153,16 @@ static weft_status run_bias(weft_exec *x, const weft_node *n, const weft_tensor 
 }
 
 static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    return run_bias(x, n, n->out[0], false);
+    return sum_columns(x, n, n->in[0], n->out[0], false);
 }
 
 static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
-    return run_bias(x, n, n->out[1], true);
+    return sum_columns(x, n, n->in[0], n->out[1], true);
 }
 
 static int64_t bias_back_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return real_bytes(ceil_div(weft_tensor_rows(n->in[0]), BAND) * weft_tensor_width(n->in[0]));
+    return sums_bytes(weft_tensor_rows(n->in[0]), weft_tensor_width(n->in[0]));
 }
 
 const weft_kernel KERNEL(bias_back) = {.run = bias_back_run, .workspace = bias_back_workspace};

@@ -1,6 +1,10 @@
 /* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh, and
  * the gradient of a bias, with gelu's gradient or alone.
  *
+ * A node that sums several products is one product after the other, each with the sum so far as its
+ * addend. gelu's slope behind such a sum, behind an addend or before a bias's gradient is the pass of
+ * those gradients, over the result.
+ *
  * The bias gradient sums the rows of each column in two steps of a fixed order: bands of rows, then
  * the bands' sums. How many bands there are follows from the shape. Behind gelu the same pass makes
  * the rows: its floor is dy, x and dx once. */
@@ -27,46 +31,44 @@ static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int
                        t->dtype == WEFT_BF16};
 }
 
-/* The node as a product; `x` NULL: with addresses that say no more than that there is something. */
-static gemm_product describe_product(const weft_exec *x, const weft_node *n) {
+/* Whether gelu's slope is left to the pass that sums columns. */
+static bool has_pass(const weft_node *n) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    return attr->act == WEFT_ACT_GELU_BACK &&
+           (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
+}
+
+/* Product i of the node; `x` NULL: with addresses that say no more than that there is something. */
+static gemm_product describe_product(const weft_exec *x, const weft_node *n, int i) {
     static char something;
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    const weft_tensor *a = n->in[0], *b = n->in[1], *y = n->out[0];
-    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
-    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
-    bool grouped = attr->form == WEFT_MATMUL_GROUPED;
-    bool grouped_outer = attr->form == WEFT_MATMUL_GROUPED_OUTER;
-    bool ta = attr->ta || grouped_outer || attr->form == WEFT_MATMUL_OUTER, tb = attr->tb;
+    weft_matmul_pair pair = weft_matmul_pair_of(n, i);
+    const weft_tensor *a = pair.a, *b = pair.b, *y = n->out[0];
+    const weft_tensor *bias = i == 0 ? n->in[WEFT_MATMUL_BIAS] : NULL;
+    const weft_tensor *addend = i == 0 ? n->in[WEFT_MATMUL_ADDEND] : y;
+    weft_matmul_sizes s = weft_matmul_measure(&pair.attr, a, b);
+    bool grouped = pair.attr.form == WEFT_MATMUL_GROUPED;
+    bool grouped_outer = pair.attr.form == WEFT_MATMUL_GROUPED_OUTER;
+    bool ta = pair.attr.ta || grouped_outer || pair.attr.form == WEFT_MATMUL_OUTER;
+    bool tb = pair.attr.tb, last = i == attr->more;
     auto place = [&](const weft_tensor *t) { return x ? weft_data(x, t) : (void *)&something; };
     gemm_product p = {};
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
-    p.alpha = (float)attr->alpha;
-    p.gelu = attr->act == WEFT_ACT_GELU;
-    p.gelu_back = attr->act == WEFT_ACT_GELU_BACK;
+    p.alpha = (float)pair.attr.alpha;
+    p.gelu = last && attr->act == WEFT_ACT_GELU;
+    p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
     p.a =
         as_matrix(place(a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups, grouped || grouped_outer);
     p.b = as_matrix(place(b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
     p.c = as_matrix(place(y), y, s.m, s.n, s.groups, grouped);
     if (bias) p.bias = as_matrix(place(bias), bias, 1, s.n, 1, false);
-    const weft_tensor *pre = p.gelu_back ? n->in[WEFT_MATMUL_AT] : n->out[1];
+    const weft_tensor *pre = p.gelu_back ? n->in[WEFT_MATMUL_AT] : p.gelu ? n->out[1] : NULL;
     p.addend = p.pre = p.c;
     p.addend.data = addend ? place(addend) : NULL;
     p.pre.data = pre ? place(pre) : NULL;
     return p;
 }
-
-static weft_status matmul_run(weft_exec *x, const weft_node *n) {
-    gemm_product p = describe_product(x, n);
-    return gemm_run(x, &p, weft_workspace(x, n));
-}
-
-static int64_t matmul_workspace(const weft_node *n, int) {
-    gemm_product p = describe_product(NULL, n);
-    return gemm_workspace(&p);
-}
-
-CUDA_KERNEL(matmul, matmul_run, matmul_workspace)
 
 /* The rows whose columns are summed: dy itself, or, with x, dy times gelu's slope at x, kept in dx. */
 template <typename T> struct summed_rows {
@@ -74,16 +76,27 @@ template <typename T> struct summed_rows {
     T *dx;
 };
 
-static bool is_behind_gelu(const weft_node *n) {
-    return n->n_in == 2;
+/* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
+typedef struct {
+    const weft_tensor *dy, *x, *dx; /* x NULL: no gelu */
+    const weft_tensor *db;          /* NULL: the sums are not wanted */
+    int64_t rows, columns;
+} column_pass;
+
+static column_pass pass_of(const weft_tensor *dy, const weft_tensor *x, const weft_tensor *dx,
+                           const weft_tensor *db, int64_t columns) {
+    return column_pass{dy, x, dx, db, weft_tensor_count(dy) / columns, columns};
 }
 
 /* How the rows are cut: enough bands to fill the GPU once, none shorter than worth a block. */
-static int64_t band_rows(const weft_node *n) {
-    int64_t columns = weft_tensor_width(n->in[0]), rows = weft_tensor_rows(n->in[0]);
-    int64_t blocks = SMS * (is_behind_gelu(n) ? GELU_BLOCKS : BLOCKS);
-    int64_t bands = max_i64(1, blocks / ceil_div(columns, COLUMNS));
-    return max_i64(BAND_LEAST, ceil_div(rows, bands));
+static int64_t band_rows(const column_pass *p) {
+    int64_t blocks = SMS * (p->x ? GELU_BLOCKS : BLOCKS);
+    int64_t bands = max_i64(1, blocks / ceil_div(p->columns, COLUMNS));
+    return max_i64(BAND_LEAST, ceil_div(p->rows, bands));
+}
+
+static int64_t pass_bytes(const column_pass *p) {
+    return ceil_div(p->rows, band_rows(p)) * p->columns * (int64_t)sizeof(float);
 }
 
 /* The slope as activation.cu has it, with the hardware's exponential. */
@@ -235,42 +248,93 @@ static __global__ void add_bands(int64_t bands, int64_t columns, const float *su
 }
 
 template <typename T, bool GELU>
-static void launch_bands(const weft_exec *x, const weft_node *n, int64_t band, float *sums) {
-    const weft_tensor *dy = n->in[0];
-    int64_t rows = weft_tensor_rows(dy), columns = weft_tensor_width(dy);
-    dim3 grid((unsigned)ceil_div(columns, COLUMNS), (unsigned)ceil_div(rows, band));
-    summed_rows<T> from = {data_of<T>(x, dy), GELU ? data_of<T>(x, n->in[1]) : NULL,
-                           GELU ? data_of<T>(x, n->out[0]) : NULL};
-    if (columns % VECTOR == 0)
-        sum_bands<T, GELU><<<grid, WARPS * 32, 0, stream_of(x)>>>(rows, columns, band, from, sums);
+static void launch_bands(const weft_exec *x, const column_pass *p, int64_t band, float *sums) {
+    dim3 grid((unsigned)ceil_div(p->columns, COLUMNS), (unsigned)ceil_div(p->rows, band));
+    summed_rows<T> from = {data_of<T>(x, p->dy), data_of<T>(x, p->x), data_of<T>(x, p->dx)};
+    if (p->columns % VECTOR == 0)
+        sum_bands<T, GELU>
+            <<<grid, WARPS * 32, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
     else
         sum_bands_slowly<T, GELU>
-            <<<grid, COLUMNS, 0, stream_of(x)>>>(rows, columns, band, from, sums);
+            <<<grid, COLUMNS, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
 }
 
-template <bool GELU>
-static weft_status run_bias(weft_exec *x, const weft_node *n, const weft_tensor *db) {
-    int64_t band = band_rows(n), bands = ceil_div(weft_tensor_rows(n->in[0]), band);
+static void launch_add(const weft_exec *x, const weft_tensor *db, int64_t bands,
+                       const float *sums) {
     int64_t columns = weft_tensor_count(db);
-    float *sums = workspace_of<float>(x, n);
-    with_type(n->in[0], [&](auto tag) { launch_bands<decltype(tag), GELU>(x, n, band, sums); });
     add_bands<<<(unsigned)ceil_div(columns, 32), ADD_WARPS * 32, 0, stream_of(x)>>>(
         bands, columns, sums, any_of(x, db));
+}
+
+static weft_status run_pass(weft_exec *x, const weft_node *n, const column_pass *p) {
+    int64_t band = band_rows(p);
+    float *sums = workspace_of<float>(x, n);
+    with_type(p->dy, [&](auto tag) {
+        if (p->x)
+            launch_bands<decltype(tag), true>(x, p, band, sums);
+        else
+            launch_bands<decltype(tag), false>(x, p, band, sums);
+    });
+    if (p->db) launch_add(x, p->db, ceil_div(p->rows, band), sums);
     return launched(n);
 }
 
-static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    return run_bias<false>(x, n, n->out[0]);
+/* Over the result itself. */
+static column_pass pass_behind(const weft_node *n) {
+    int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
+    return pass_of(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
 }
 
-static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
-    return run_bias<true>(x, n, n->out[1]);
+static weft_status matmul_run(weft_exec *x, const weft_node *n) {
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        gemm_product p = describe_product(x, n, i);
+        WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+    }
+    if (!has_pass(n)) return WEFT_OK;
+    column_pass pass = pass_behind(n);
+    return run_pass(x, n, &pass);
+}
+
+static int64_t matmul_workspace(const weft_node *n, int) {
+    int64_t bytes = 0;
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        gemm_product p = describe_product(NULL, n, i);
+        bytes = max_i64(bytes, gemm_workspace(&p));
+    }
+    if (!has_pass(n)) return bytes;
+    column_pass pass = pass_behind(n);
+    return max_i64(bytes, pass_bytes(&pass));
+}
+
+CUDA_KERNEL(matmul, matmul_run, matmul_workspace)
+
+static column_pass pass_of_bias(const weft_node *n) {
+    return pass_of(n->in[0], NULL, NULL, n->out[0], weft_tensor_width(n->in[0]));
+}
+
+static column_pass pass_of_gelu(const weft_node *n) {
+    return pass_of(n->in[0], n->in[1], n->out[0], n->out[1], weft_tensor_width(n->in[0]));
+}
+
+static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
+    column_pass p = pass_of_bias(n);
+    return run_pass(x, n, &p);
 }
 
 static int64_t bias_back_workspace(const weft_node *n, int) {
-    int64_t bands = ceil_div(weft_tensor_rows(n->in[0]), band_rows(n));
-    return bands * weft_tensor_width(n->in[0]) * (int64_t)sizeof(float);
+    column_pass p = pass_of_bias(n);
+    return pass_bytes(&p);
+}
+
+static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
+    column_pass p = pass_of_gelu(n);
+    return run_pass(x, n, &p);
+}
+
+static int64_t gelu_bias_back_workspace(const weft_node *n, int) {
+    column_pass p = pass_of_gelu(n);
+    return pass_bytes(&p);
 }
 
 CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
-CUDA_KERNEL(gelu_bias_back, gelu_bias_back_run, bias_back_workspace)
+CUDA_KERNEL(gelu_bias_back, gelu_bias_back_run, gelu_bias_back_workspace)

@@ -1,10 +1,10 @@
 /* Fusing: a walk over the nodes in order. Each add, scale and gelu_back looks whether a product that
  * it alone reads can do its work; the product then makes that node's output, and the node goes. A
- * gelu_back first looks for a bias_back to join.
+ * gelu_back brings the bias_back behind it along, and joins it where there is no product.
  *
  * Autodiff sums the gradients of a tensor as a chain, add(add(p1, p2), p3), each product just before
- * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves. Where another node's
- * result is the third, p1 takes that. */
+ * its add: p2 takes p1 as its addend, p3 takes their sum, and no product moves; fuse_sums.c makes one
+ * node of them where it can. Where another node's result is the third, p1 takes that. */
 #include "ops/fuse_internal.h"
 
 #include "ops/arith.h"
@@ -50,13 +50,14 @@ bool weft_fuser_is_made_before(weft_tensor *t, const weft_node *n) {
 }
 
 bool weft_fuser_may_wait(const weft_node *product) {
-    int64_t longer = 0;
-    for (int k = 0; k < product->n_in; k++) {
-        const weft_tensor *t = product->in[k];
-        if (t && k != WEFT_MATMUL_ADDEND && t->role == WEFT_ROLE_TEMP)
-            longer += weft_tensor_bytes(t);
+    for (int i = 0; i <= attr_of(product)->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(product, i);
+        int64_t longer = 0;
+        if (p.a->role == WEFT_ROLE_TEMP) longer += weft_tensor_bytes(p.a);
+        if (p.b->role == WEFT_ROLE_TEMP) longer += weft_tensor_bytes(p.b);
+        if (longer > weft_tensor_bytes(product->out[0])) return false;
     }
-    return longer <= weft_tensor_bytes(product->out[0]);
+    return true;
 }
 
 weft_matmul_attr *weft_fuser_copy_attr(weft_fuser *f, weft_node *product) {
@@ -89,6 +90,16 @@ void weft_fuser_move_before(weft_fuser *f, weft_node *n, const weft_node *other)
     nodes[n->index] = n;
 }
 
+/* A factor for all that the product sums. */
+static bool scale_product(weft_fuser *f, weft_node *product, double alpha) {
+    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
+    if (!attr) return false;
+    attr->alpha *= alpha;
+    for (int i = 0; i < attr->more; i++)
+        attr->pair[i].alpha *= alpha;
+    return true;
+}
+
 /* (p + product) + addend, p a product of its own: p takes the addend, and both wait for it. */
 static bool pass_addend(weft_fuser *f, weft_node *add, weft_node *product, weft_tensor *addend) {
     weft_node *p = weft_fuser_product(f, product->in[WEFT_MATMUL_ADDEND], product);
@@ -96,6 +107,8 @@ static bool pass_addend(weft_fuser *f, weft_node *add, weft_node *product, weft_
     bool waits = !weft_fuser_is_made_before(addend, p);
     if (waits && !(weft_fuser_may_wait(p) && weft_fuser_may_wait(product))) return false;
     p->in[WEFT_MATMUL_ADDEND] = addend;
+    if (addend->needs_grad)
+        p->out[0]->needs_grad = product->in[WEFT_MATMUL_ADDEND]->needs_grad = true;
     weft_fuser_replace_reader(f, product, add, waits);
     if (waits) weft_fuser_move_before(f, p, product);
     return true;
@@ -110,11 +123,10 @@ static bool take_addend(weft_fuser *f, weft_node *add, int which, double alpha) 
     if (alpha != 1 && product->in[WEFT_MATMUL_BIAS]) return false;
     bool waits = !weft_fuser_is_made_before(addend, product);
     if (waits && !weft_fuser_may_wait(product)) return false;
-    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
-    if (!attr) return false;
-    attr->alpha *= alpha;
+    if (!scale_product(f, product, alpha)) return false;
     product->in[WEFT_MATMUL_ADDEND] = addend;
     weft_fuser_replace_reader(f, product, add, waits);
+    weft_fuse_sum(f, product);
     return true;
 }
 
@@ -136,10 +148,8 @@ static void fuse_add(weft_fuser *f, weft_node *add) {
 static void fuse_scale(weft_fuser *f, weft_node *scale) {
     weft_node *product = weft_fuser_product(f, scale->in[0], scale);
     if (!product || product->in[WEFT_MATMUL_ADDEND] || product->in[WEFT_MATMUL_BIAS]) return;
-    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
-    if (!attr) return;
-    attr->alpha *= ((const weft_alpha_attr *)scale->attr)->alpha;
-    weft_fuser_replace_reader(f, product, scale, false);
+    if (scale_product(f, product, ((const weft_alpha_attr *)scale->attr)->alpha))
+        weft_fuser_replace_reader(f, product, scale, false);
 }
 
 static bool is_one_matrix(const weft_node *product) {
@@ -159,11 +169,11 @@ static weft_node *find_bias_back(const weft_fuser *f, const weft_node *back) {
 }
 
 /* Both in the first one's place. */
-static bool join_bias_back(weft_fuser *f, weft_node *back, weft_node *bias) {
+static void join_bias_back(weft_fuser *f, weft_node *back, weft_node *bias) {
     weft_tensor *dx = back->out[0], *db = bias->out[0];
-    if (back->in[0]->dtype != dx->dtype || back->in[1]->dtype != dx->dtype) return false;
+    if (back->in[0]->dtype != dx->dtype || back->in[1]->dtype != dx->dtype) return;
     weft_node *n = weft_graph_node_new(f->g, &weft_op_gelu_bias_back, back->in, 2, 2, bias->attr);
-    if (!n) return false;
+    if (!n) return;
     n->index = back->index;
     n->out[0] = dx;
     n->out[1] = db;
@@ -171,21 +181,34 @@ static bool join_bias_back(weft_fuser *f, weft_node *back, weft_node *bias) {
     f->reads[dx->id]--;
     f->g->nodes[back->index] = n;
     f->g->nodes[bias->index] = NULL;
+}
+
+/* The product takes gelu's slope, and the sums for a bias that are wanted behind it. */
+static bool take_slope(weft_fuser *f, weft_node *back, weft_node *product, weft_node *bias) {
+    weft_tensor *at = back->in[1], *dx = back->out[0];
+    if (!is_one_matrix(product) || at->dtype != dx->dtype) return false;
+    int64_t columns = weft_matmul_measure(product->attr, product->in[0], product->in[1]).n;
+    if (bias && columns != weft_tensor_width(dx)) return false;
+    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
+    if (!attr) return false;
+    attr->act = WEFT_ACT_GELU_BACK;
+    product->in[WEFT_MATMUL_AT] = at;
+    if (bias) {
+        attr->sums = true;
+        attr->sums_dtype = bias->out[0]->dtype;
+        product->out[1] = bias->out[0];
+        bias->out[0]->producer = product;
+        f->reads[dx->id]--;
+        f->g->nodes[bias->index] = NULL;
+    }
+    weft_fuser_replace_reader(f, product, back, !weft_fuser_is_made_before(at, product));
     return true;
 }
 
 static void fuse_gelu_back(weft_fuser *f, weft_node *back) {
-    weft_tensor *at = back->in[1];
     weft_node *bias = find_bias_back(f, back), *product = weft_fuser_product(f, back->in[0], back);
-    if (bias && join_bias_back(f, back, bias)) return;
-    if (!product || product->in[WEFT_MATMUL_ADDEND] || !is_one_matrix(product) ||
-        at->dtype != back->out[0]->dtype)
-        return;
-    weft_matmul_attr *attr = weft_fuser_copy_attr(f, product);
-    if (!attr) return;
-    attr->act = WEFT_ACT_GELU_BACK;
-    product->in[WEFT_MATMUL_AT] = at;
-    weft_fuser_replace_reader(f, product, back, !weft_fuser_is_made_before(at, product));
+    if (product && take_slope(f, back, product, bias)) return;
+    if (bias) join_bias_back(f, back, bias);
 }
 
 /* Closes the gaps in the list, and tells views who makes them now. */

@@ -2,16 +2,18 @@
  *
  * A product holds each of its results in a register before it writes it. What the graph does to the
  * result next, element by element, can be done there: adding another tensor, scaling, gelu's
- * gradient. weft_fuse finds such nodes and gives their work to the product:
+ * gradient; and of several products that are added, the sum stays in the register too. weft_fuse finds
+ * such nodes and gives their work to the product:
  *
- *     add(matmul(a, b), c)        matmul with addend c
- *     scale(matmul(a, b))         matmul with alpha
- *     gelu_back(matmul(a, b), x)  matmul with gelu's slope at x
+ *     add(matmul(a, b), c)             matmul with addend c
+ *     add(matmul(a, b), matmul(c, d))  matmul of two pairs of factors, up to four
+ *     scale(matmul(a, b))              matmul with alpha
+ *     gelu_back(matmul(a, b), x)       matmul with gelu's slope at x
+ *     bias_back of that                its second output
  *
- * gelu's slope does not go into a product that has an addend (the GPU's library has no fast kernel
- * for both), nor where a bias's gradient sums what comes out: those two are one pass of their own,
+ * Where no product makes what gelu's gradient reads, that and a bias's gradient are one pass,
  *
- *     bias_back(gelu_back(y, x))  gelu_bias_back
+ *     bias_back(gelu_back(y, x))       gelu_bias_back
  *
  * A norm's residual sum goes into the product that makes the residual, and what arrives at that sum
  * from further on into the norm's gradient (fuse_norm.c):

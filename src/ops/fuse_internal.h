@@ -24,8 +24,8 @@ weft_node *weft_fuser_product(const weft_fuser *f, weft_tensor *t, const weft_no
 
 bool weft_fuser_is_made_before(weft_tensor *t, const weft_node *n);
 
-/* Whether a product may wait for its addend: what may have to live longer then is no larger than the
- * result that need not live until then. An addend that it has waits itself. Shapes alone decide, so
+/* Whether a product may wait for its addend: what may have to live longer then, for each pair that it
+ * sums, is no larger than the result that need not live until then. An addend that it has waits itself. Shapes alone decide, so
  * that a graph with recomputation, where lives differ, has the same products and the same bits. */
 bool weft_fuser_may_wait(const weft_node *product);
 
@@ -42,5 +42,8 @@ void weft_fuser_move_before(weft_fuser *f, weft_node *n, const weft_node *other)
  * norm's gradient in it: true, the sum is gone. */
 void weft_fuse_norm(weft_fuser *f, weft_node *norm);
 bool weft_fuse_norm_back(weft_fuser *f, weft_node *add);
+/* Sums of products, fuse_sums.c: where the product's addend is made by a product that it alone reads,
+ * that one makes its result too, and it goes. */
+void weft_fuse_sum(weft_fuser *f, weft_node *product);
 
 #endif

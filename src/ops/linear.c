@@ -9,7 +9,8 @@
  *
  * outer, y = Σ_r aᵣ bᵣᵀ, and grouped outer are gradients only and have none themselves.
  *
- * alpha goes into both, and the addend's gradient is dy. With gelu the values before it are a second
+ * alpha goes into both, and the addend's gradient is dy. Of several products that are summed, each has
+ * its own. With gelu the values before it are a second
  * output, made only where a gradient will read it: dy then first goes through gelu's own gradient.
  * Of y = aᵀ a the gradient is a (dy + dyᵀ), and 2 a dy where dy is symmetric. */
 #include "ops/linear.h"
@@ -47,6 +48,28 @@ weft_matmul_sizes weft_matmul_measure(const weft_matmul_attr *attr, const weft_t
                                    weft_tensor_rows(a) / groups};
     }
     return (weft_matmul_sizes){0};
+}
+
+weft_matmul_pair weft_matmul_pair_of(const weft_node *n, int i) {
+    weft_matmul_pair p = {.attr = *(const weft_matmul_attr *)n->attr};
+    int at = i == 0 ? WEFT_MATMUL_A : WEFT_MATMUL_INPUTS + 2 * (i - 1);
+    p.a = n->in[at];
+    p.b = n->in[at + 1];
+    if (i > 0) {
+        p.attr.form = WEFT_MATMUL_ROWS;
+        p.attr.ta = false;
+        p.attr.tb = p.attr.pair[i - 1].tb;
+        p.attr.alpha = p.attr.pair[i - 1].alpha;
+    }
+    p.attr.act = WEFT_ACT_NONE;
+    p.attr.more = 0;
+    p.attr.sums = false;
+    return p;
+}
+
+bool weft_matmul_is_by_rows(const weft_matmul_attr *attr, const weft_tensor *a) {
+    return attr->form == WEFT_MATMUL_ROWS ||
+           (attr->form == WEFT_MATMUL_PLAIN && a->ndim == 2 && !attr->ta);
 }
 
 /* The dimensions each form asks for. */
@@ -87,14 +110,13 @@ static bool sides_fit(weft_matmul_sizes size) {
 }
 
 /* The shape that goes with the factors; the number of dimensions. */
-static int find_shape(const weft_node *n, int64_t *shape) {
-    const weft_matmul_attr *attr = n->attr;
-    const weft_tensor *a = n->in[0];
-    weft_matmul_sizes size = weft_matmul_measure(attr, a, n->in[1]);
-    int ndim = a->ndim;
+static int find_shape(const weft_matmul_pair *p, int64_t *shape) {
+    const weft_matmul_attr *attr = &p->attr;
+    weft_matmul_sizes size = weft_matmul_measure(attr, p->a, p->b);
+    int ndim = p->a->ndim;
     if (attr->form == WEFT_MATMUL_ROWS || attr->form == WEFT_MATMUL_GROUPED) {
         for (int d = 0; d < ndim - 1; d++)
-            shape[d] = a->shape[d];
+            shape[d] = p->a->shape[d];
     } else {
         bool batch = attr->form == WEFT_MATMUL_GROUPED_OUTER || ndim == 3;
         ndim = batch && attr->form != WEFT_MATMUL_OUTER ? 3 : 2;
@@ -107,35 +129,84 @@ static int find_shape(const weft_node *n, int64_t *shape) {
 
 static weft_status make_result(weft_graph *g, weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
+    weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     int64_t shape[WEFT_MAX_DIMS] = {0};
-    int ndim = find_shape(n, shape);
+    int ndim = find_shape(&first, shape);
     weft_node_output(g, n, 0, attr->dtype, ndim, shape);
     bool differentiated = false;
     for (int i = 0; i < n->n_in; i++)
         differentiated |= n->in[i] && n->in[i]->needs_grad;
     if (attr->act == WEFT_ACT_GELU && differentiated)
         weft_node_output(g, n, 1, attr->dtype, ndim, shape);
+    if (attr->sums) weft_node_output(g, n, 1, attr->sums_dtype, 1, shape + ndim - 1);
     return weft_graph_status(g);
+}
+
+static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_matmul_pair *p) {
+    const weft_tensor *a = p->a, *b = p->b;
+    const char *name = form_names[p->attr.form];
+    WEFT_TRY(weft_check_float(g, n, "the first factor", a));
+    WEFT_TRY(weft_check_float(g, n, "the second factor", b));
+    if (!ranks_fit(&p->attr, a, b) || !sizes_fit(&p->attr, a, b))
+        return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
+                               p->attr.ta ? " transposed" : "", weft_tensor_describe(b),
+                               p->attr.tb ? " transposed" : "");
+    if (!sides_fit(weft_matmul_measure(&p->attr, a, b)))
+        return weft_graph_fail(g, "%s: a side of %s or %s is past 2^31 - 1", name,
+                               weft_tensor_describe(a), weft_tensor_describe(b));
+    return WEFT_OK;
+}
+
+/* The products that are summed with the first. */
+static weft_status check_pairs(weft_graph *g, const weft_node *n, weft_matmul_sizes size) {
+    const weft_matmul_attr *attr = n->attr;
+    if (attr->more < 0 || attr->more >= WEFT_MATMUL_PAIRS ||
+        n->n_in != WEFT_MATMUL_INPUTS + 2 * attr->more)
+        return weft_graph_fail(g, "matmul: %d inputs do not make 1 to %d products", n->n_in,
+                               WEFT_MATMUL_PAIRS);
+    if (attr->more && !weft_matmul_is_by_rows(attr, n->in[0]))
+        return weft_graph_fail(g, "matmul: a %s is not summed with other products",
+                               form_names[attr->form]);
+    for (int i = 1; i <= attr->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        if (!p.a || !p.b) return weft_graph_fail(g, "matmul: product %d lacks a factor", i + 1);
+        WEFT_TRY(check_factors(g, n, &p));
+        weft_matmul_sizes other = weft_matmul_measure(&p.attr, p.a, p.b);
+        if (other.m != size.m || other.n != size.n)
+            return weft_graph_fail(g, "matmul: a product of %s and %s is not like the first",
+                                   weft_tensor_describe(p.a), weft_tensor_describe(p.b));
+    }
+    return WEFT_OK;
+}
+
+/* A tensor that goes element by element with the result. */
+static weft_status check_beside(weft_graph *g, const weft_node *n, const char *what, int input,
+                                weft_matmul_sizes size) {
+    const weft_tensor *t = n->in[input];
+    weft_dtype dtype = ((const weft_matmul_attr *)n->attr)->dtype;
+    if (!t || (t->dtype == dtype && weft_tensor_count(t) == size.groups * size.m * size.n))
+        return WEFT_OK;
+    return weft_graph_fail(g, "matmul: %s is %s, but the result is %lld × %lld × %lld of %s", what,
+                           weft_tensor_describe(t), (long long)size.groups, (long long)size.m,
+                           (long long)size.n, weft_dtype_name(dtype));
 }
 
 static weft_status matmul_infer(weft_graph *g, weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
-    const weft_tensor *a = n->in[0], *b = n->in[1], *bias = n->in[WEFT_MATMUL_BIAS];
-    const char *name = form_names[attr->form];
-    WEFT_TRY(weft_check_float(g, n, "the first factor", a));
-    WEFT_TRY(weft_check_float(g, n, "the second factor", b));
-    if (!ranks_fit(attr, a, b) || !sizes_fit(attr, a, b))
-        return weft_graph_fail(g, "%s: %s%s does not go with %s%s", name, weft_tensor_describe(a),
-                               attr->ta ? " transposed" : "", weft_tensor_describe(b),
-                               attr->tb ? " transposed" : "");
-    weft_matmul_sizes size = weft_matmul_measure(attr, a, b);
-    if (!sides_fit(size))
-        return weft_graph_fail(g, "%s: a side of %s or %s is past 2^31 - 1", name,
-                               weft_tensor_describe(a), weft_tensor_describe(b));
+    weft_matmul_pair first = weft_matmul_pair_of(n, 0);
+    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS];
+    WEFT_TRY(check_factors(g, n, &first));
+    weft_matmul_sizes size = weft_matmul_measure(attr, first.a, first.b);
+    WEFT_TRY(check_pairs(g, n, size));
     if (bias) {
         WEFT_TRY(weft_check_float(g, n, "bias", bias));
         WEFT_TRY(weft_check_shape(g, n, "bias", bias, 1, (int64_t[]){size.n}));
     }
+    WEFT_TRY(check_beside(g, n, "the addend", WEFT_MATMUL_ADDEND, size));
+    WEFT_TRY(check_beside(g, n, "where gelu's slope is taken", WEFT_MATMUL_AT, size));
+    if ((attr->act == WEFT_ACT_GELU_BACK) != (n->in[WEFT_MATMUL_AT] != NULL) ||
+        (attr->sums && attr->act != WEFT_ACT_GELU_BACK))
+        return weft_graph_fail(g, "matmul: gelu's slope and the values it is taken at go together");
     return make_result(g, n);
 }
 
@@ -148,10 +219,10 @@ static weft_tensor *append_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b,
 }
 
 /* da and db of y = a b for the forms whose rows are tokens: each the other's gradient. */
-static void rows_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_matmul_form rows,
-                      weft_matmul_form outer, weft_tensor **d_in) {
-    const weft_matmul_attr *attr = n->attr;
-    weft_tensor *a = n->in[0], *b = n->in[1];
+static void rows_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
+                      weft_matmul_form rows, weft_matmul_form outer, weft_tensor **d_in) {
+    const weft_matmul_attr *attr = &p->attr;
+    weft_tensor *a = p->a, *b = p->b;
     weft_matmul_attr da = {.form = rows, .tb = !attr->tb, .alpha = attr->alpha, .dtype = a->dtype};
     weft_matmul_attr db = {.form = outer, .alpha = attr->alpha, .dtype = b->dtype};
     if (a->needs_grad) d_in[0] = append_matmul(g, dy, b, NULL, da);
@@ -165,9 +236,10 @@ static weft_tensor *add_transpose(weft_graph *g, weft_tensor *dy) {
     return weft_add(g, dy, weft_view(g, turned, size, size));
 }
 
-static void plain_grad(weft_graph *g, const weft_node *n, weft_tensor *dy, weft_tensor **d_in) {
-    const weft_matmul_attr *attr = n->attr;
-    weft_tensor *a = n->in[0], *b = n->in[1];
+static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
+                       weft_tensor **d_in) {
+    const weft_matmul_attr *attr = &p->attr;
+    weft_tensor *a = p->a, *b = p->b;
     weft_matmul_attr d = {.form = WEFT_MATMUL_PLAIN, .alpha = attr->alpha};
     if (attr->symmetric) {
         d.dtype = a->dtype;
@@ -204,30 +276,46 @@ weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy) {
     return append_bias_back(g, dy, dy ? weft_stat_dtype(dy) : WEFT_F32);
 }
 
+/* The gradients of one of the products: d_in[0] and d_in[1]. */
+static weft_status pair_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
+                             weft_tensor **d_in) {
+    int64_t shape[WEFT_MAX_DIMS] = {0};
+    dy = weft_reshape(g, dy, find_shape(p, shape), shape);
+    if (!dy) return weft_graph_status(g);
+    switch (p->attr.form) {
+    case WEFT_MATMUL_ROWS:
+        rows_grad(g, p, dy, WEFT_MATMUL_ROWS, WEFT_MATMUL_OUTER, d_in);
+        break;
+    case WEFT_MATMUL_PLAIN:
+        plain_grad(g, p, dy, d_in);
+        break;
+    case WEFT_MATMUL_GROUPED:
+        rows_grad(g, p, dy, WEFT_MATMUL_GROUPED, WEFT_MATMUL_GROUPED_OUTER, d_in);
+        break;
+    case WEFT_MATMUL_OUTER:
+    case WEFT_MATMUL_GROUPED_OUTER:
+        return weft_graph_fail(g, "%s: it is a gradient and has none", form_names[p->attr.form]);
+    }
+    return weft_graph_status(g);
+}
+
 static weft_status matmul_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                weft_tensor **d_in) {
     const weft_matmul_attr *attr = n->attr;
     weft_tensor *dy = d_out[0], *bias = n->in[WEFT_MATMUL_BIAS];
     const weft_tensor *addend = n->in[WEFT_MATMUL_ADDEND];
+    weft_matmul_pair first = weft_matmul_pair_of(n, 0);
     int64_t shape[WEFT_MAX_DIMS] = {0};
+    if (attr->act == WEFT_ACT_GELU_BACK)
+        return weft_graph_fail(g, "matmul: gelu's slope is a gradient and has none");
     if (!dy) return WEFT_OK;
     if (addend) d_in[WEFT_MATMUL_ADDEND] = weft_reshape(g, dy, addend->ndim, addend->shape);
-    dy = weft_reshape(g, dy, find_shape(n, shape), shape);
+    dy = weft_reshape(g, dy, find_shape(&first, shape), shape);
     if (attr->act == WEFT_ACT_GELU) dy = weft_gelu_back(g, dy, n->out[1]);
     if (!dy) return weft_graph_status(g);
-    switch (attr->form) {
-    case WEFT_MATMUL_ROWS:
-        rows_grad(g, n, dy, WEFT_MATMUL_ROWS, WEFT_MATMUL_OUTER, d_in);
-        break;
-    case WEFT_MATMUL_PLAIN:
-        plain_grad(g, n, dy, d_in);
-        break;
-    case WEFT_MATMUL_GROUPED:
-        rows_grad(g, n, dy, WEFT_MATMUL_GROUPED, WEFT_MATMUL_GROUPED_OUTER, d_in);
-        break;
-    case WEFT_MATMUL_OUTER:
-    case WEFT_MATMUL_GROUPED_OUTER:
-        return weft_graph_fail(g, "%s: it is a gradient and has none", form_names[attr->form]);
+    for (int i = 0; i <= attr->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        WEFT_TRY(pair_grad(g, &p, dy, d_in + (i == 0 ? 0 : WEFT_MATMUL_INPUTS + 2 * (i - 1))));
     }
     if (bias && bias->needs_grad) d_in[WEFT_MATMUL_BIAS] = append_bias_back(g, dy, bias->dtype);
     return weft_graph_status(g);
@@ -239,8 +327,13 @@ static int matmul_in_place(const weft_node *n, int out) {
 }
 
 static int64_t matmul_flops(const weft_node *n) {
-    weft_matmul_sizes size = weft_matmul_measure(n->attr, n->in[0], n->in[1]);
-    return 2 * size.groups * size.m * size.n * size.k;
+    int64_t flops = 0;
+    for (int i = 0; i <= ((const weft_matmul_attr *)n->attr)->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        weft_matmul_sizes size = weft_matmul_measure(&p.attr, p.a, p.b);
+        flops += 2 * size.groups * size.m * size.n * size.k;
+    }
+    return flops;
 }
 
 const weft_op weft_op_matmul = {
@@ -270,10 +363,24 @@ static int gelu_bias_back_in_place(const weft_node *n, int out) {
     return out == 0 ? 0 : -1;
 }
 
-/* No shapes to infer and no gradient: it takes over the outputs of the nodes that it replaces. */
+static weft_status gelu_bias_back_infer(weft_graph *g, weft_node *n) {
+    const weft_bias_back_attr *attr = n->attr;
+    const weft_tensor *dy = n->in[0], *x = n->in[1];
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    WEFT_TRY(weft_check_same(g, n, "dy", dy, "x", x));
+    if (dy->dtype != x->dtype)
+        return weft_graph_fail(g, "gelu_bias_back: dy is %s, but x is %s", weft_tensor_describe(dy),
+                               weft_tensor_describe(x));
+    weft_node_output_like(g, n, 0, x->dtype, x);
+    weft_node_output(g, n, 1, attr->dtype, 1, (int64_t[]){weft_tensor_width(x)});
+    return weft_graph_status(g);
+}
+
+/* No gradient: it is one. */
 const weft_op weft_op_gelu_bias_back = {
     .name = "gelu_bias_back",
     .id = WEFT_OP_gelu_bias_back,
+    .infer = gelu_bias_back_infer,
     .inplace = gelu_bias_back_in_place,
 };
 

@@ -9,7 +9,7 @@
 typedef enum {
     WEFT_ACT_NONE,
     WEFT_ACT_GELU,
-    WEFT_ACT_GELU_BACK /* times gelu's slope: only fuse.h makes it */
+    WEFT_ACT_GELU_BACK /* times gelu's slope at `at`: only fuse.h makes it */
 } weft_act;
 
 /* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most 32 rows of x (what
@@ -41,19 +41,22 @@ typedef enum {
     WEFT_MATMUL_GROUPED_OUTER /* a [..., G, M]ᵀ · b [..., G, N] → [G, M, N] */
 } weft_matmul_form;
 
-/* The inputs of a matmul node, y = act(alpha · a b + bias + addend); all but a and b may be NULL. The
- * addend and `at`, the values that gelu's slope is taken at, have y's type and as many elements.
- * Building a node gives it neither, and alpha 1: fuse.h makes them of the nodes around it. */
+/* The inputs of a matmul node, y = act(Σ_i alpha_i · a_i b_i + bias + addend); all but a and b may be
+ * NULL. The addend and `at`, the values that gelu's slope is taken at, have y's type and as many
+ * elements. Further pairs a_i, b_i, of products by rows, follow. Building a node gives it none of
+ * these, and alpha 1: fuse.h makes them of the nodes around it. */
 enum {
     WEFT_MATMUL_A,
     WEFT_MATMUL_B,
     WEFT_MATMUL_BIAS, /* rows only */
     WEFT_MATMUL_ADDEND,
     WEFT_MATMUL_AT,
-    WEFT_MATMUL_INPUTS
+    WEFT_MATMUL_INPUTS,
+    WEFT_MATMUL_PAIRS = 4 /* most products that a node sums */
 };
 
-/* Outputs: y, and with gelu the values before it, where a gradient will read them. */
+/* Outputs: y, and a second one. With gelu: the values before it, where a gradient will read them.
+ * With gelu's slope: db [N] = Σ over rows of y, where `sums` asks for it. */
 typedef struct {
     weft_matmul_form form;
     bool ta, tb;    /* ta: plain only; tb: not of the outer forms */
@@ -61,7 +64,25 @@ typedef struct {
     weft_act act;
     double alpha;
     weft_dtype dtype; /* of the result */
+    int more;         /* pairs behind the first */
+    struct {
+        bool tb;
+        double alpha;
+    } pair[WEFT_MATMUL_PAIRS - 1]; /* theirs */
+    bool sums;
+    weft_dtype sums_dtype;
 } weft_matmul_attr;
+
+/* Pair i of a matmul node, as the product that it would be alone: without what comes after. */
+typedef struct {
+    weft_matmul_attr attr;
+    weft_tensor *a, *b;
+} weft_matmul_pair;
+
+weft_matmul_pair weft_matmul_pair_of(const weft_node *n, int i);
+
+/* Whether it is a product by rows, [M, K] · [K, N], and may be summed with others. */
+bool weft_matmul_is_by_rows(const weft_matmul_attr *attr, const weft_tensor *a);
 
 /* The sizes of a matmul node: G products [M, K] · [K, N]. */
 typedef struct {

@@ -22,7 +22,8 @@ enum { ROWS = 5, MOST = 40, GRAPHS = 60, STEPS = 24 };
 
 /* Nodes of a graph that fusing is about. */
 typedef struct {
-    int products, with_addend, with_slope, with_alpha;
+    int products; /* pairs of factors; those of one node's are `summed` together */
+    int summed, with_addend, with_slope, with_sums, with_alpha;
     int adds, scales, gelu_backs, bias_backs, joined;
 } tally;
 
@@ -38,7 +39,9 @@ static tally count_nodes(const weft_graph *g) {
         t.joined += n->op == &weft_op_gelu_bias_back;
         if (n->op != &weft_op_matmul) continue;
         const weft_matmul_attr *attr = n->attr;
-        t.products++;
+        t.products += 1 + attr->more;
+        t.summed += attr->more > 0;
+        t.with_sums += attr->sums;
         t.with_addend += n->in[WEFT_MATMUL_ADDEND] != NULL;
         t.with_slope += attr->act == WEFT_ACT_GELU_BACK;
         t.with_alpha += attr->alpha != 1;
@@ -144,14 +147,65 @@ static void test_a_product_waits_if_memory_does_not_grow(void **state) {
     }
 }
 
-/* ((p + q) + z), z made last: both products wait, and nothing is left to add. */
+/* ((p + q) + z), z made last: both products wait, and nothing is left to add. Together, or, where one
+ * lies otherwise, one after the other. */
 static void test_two_products_wait_for_a_third_term(void **state) {
     (void)state;
     small s = make_small();
     weft_tensor *v = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "v", WEFT_F64, 6, 4);
     weft_tensor *sum = weft_add(s.g, s.y, weft_linear(s.g, s.x, v, NULL, WEFT_ACT_NONE));
     tally t = fuse_small(&s, weft_add(s.g, sum, weft_gelu(s.g, s.u)));
-    assert_true(t.adds == 0 && t.products == 2 && t.with_addend == 2);
+    assert_true(t.adds == 0 && t.products == 2 && t.summed == 1 && t.with_addend == 1);
+    s = make_small();
+    v = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "v", WEFT_F64, 4, ROWS);
+    weft_tensor *w = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "w'", WEFT_F64, 4, 6);
+    sum = weft_add(s.g, s.y, weft_matmul(s.g, v, w, true, false));
+    t = fuse_small(&s, weft_add(s.g, sum, weft_gelu(s.g, s.u)));
+    assert_true(t.adds == 0 && t.products == 2 && t.summed == 0 && t.with_addend == 2);
+}
+
+/* p + q, q of what is made after p: one node where p reads no more than it makes, 6 columns. Where q
+ * reads what was there before, any. */
+static void test_products_are_summed_if_memory_does_not_grow(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        weft_graph *g;
+        assert_int_equal(weft_graph_create(&g), WEFT_OK);
+        int64_t width = i % 2 ? 8 : 6;
+        weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_F64, ROWS, width);
+        weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_INPUT, "w", WEFT_F64, 6, width);
+        weft_tensor *u = weft_new_tensor(g, WEFT_ROLE_INPUT, "u", WEFT_F64, ROWS, 9);
+        weft_tensor *v = weft_new_tensor(g, WEFT_ROLE_INPUT, "v", WEFT_F64, 6, 9);
+        weft_tensor *before = weft_gelu(g, u);
+        weft_tensor *y = weft_linear(g, weft_gelu(g, x), w, NULL, WEFT_ACT_NONE);
+        weft_tensor *z = i < 2 ? weft_gelu(g, u) : before;
+        small s = {.g = g};
+        tally t = fuse_small(&s, weft_add(g, y, weft_linear(g, z, v, NULL, WEFT_ACT_NONE)));
+        assert_true(t.adds == 0 && t.products == 2);
+        assert_int_equal(t.summed, i != 1);
+        assert_int_equal(t.with_addend, i == 1);
+    }
+}
+
+/* A bias each is one too many; p read twice stays. */
+static void test_what_is_not_summed(void **state) {
+    (void)state;
+    small s = make_small();
+    weft_tensor *b = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "b", WEFT_F64, 6);
+    weft_tensor *p = weft_linear(s.g, s.x, s.w, b, WEFT_ACT_NONE);
+    tally t = fuse_small(&s, weft_add(s.g, p, s.y));
+    assert_true(t.adds == 0 && t.summed == 1);
+    s = make_small();
+    b = weft_new_tensor(s.g, WEFT_ROLE_INPUT, "b", WEFT_F64, 6);
+    p = weft_linear(s.g, s.x, s.w, b, WEFT_ACT_NONE);
+    weft_tensor *q = weft_linear(s.g, s.x, s.w, b, WEFT_ACT_NONE);
+    t = fuse_small(&s, weft_add(s.g, p, q));
+    assert_true(t.adds == 0 && t.summed == 0 && t.with_addend == 1);
+    s = make_small();
+    weft_keep(weft_gelu(s.g, s.y));
+    q = weft_linear(s.g, s.x, s.w, NULL, WEFT_ACT_NONE);
+    t = fuse_small(&s, weft_add(s.g, s.y, q));
+    assert_true(t.adds == 0 && t.summed == 0 && t.with_addend == 1);
 }
 
 /* A hidden layer that some products read; before and after fusing its gradient. */
@@ -169,6 +223,7 @@ static void fuse_hidden(int terms, bool bias, tally *before, tally *after) {
         weft_tensor *part = weft_sum_squares(g, weft_linear(g, h, u, NULL, WEFT_ACT_NONE), i + 1.0);
         loss = loss ? weft_add(g, loss, part) : part;
     }
+    if (!loss) loss = weft_sum_squares(g, h, 1);
     assert_int_equal(weft_fuse(g), WEFT_OK);
     assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
     *before = count_nodes(g);
@@ -182,20 +237,77 @@ static void test_gradients_are_summed_by_products(void **state) {
     tally before, after;
     fuse_hidden(3, false, &before, &after);
     assert_int_equal(before.adds - after.adds, 2);
-    assert_true(after.with_addend == 2 && after.gelu_backs == 1 && after.with_slope == 0);
+    assert_true(after.summed == 1 && after.with_addend == 0);
+    assert_true(after.gelu_backs == 0 && after.with_slope == 1 && after.with_sums == 0);
+    /* The first three read 9 columns and make 6: the fourth and fifth add to their sum. */
+    fuse_hidden(5, false, &before, &after);
+    assert_int_equal(before.adds - after.adds, 4);
+    assert_true(after.summed == 2 && after.with_addend == 1 && after.with_slope == 1);
 }
 
-/* gelu's gradient: into its product where that adds nothing, with the bias's where there is one. */
+/* gelu's gradient: into its product, with the bias's where there is one; without a product those two
+ * together. */
 static void test_gelus_gradient_is_no_pass_alone(void **state) {
     (void)state;
     tally before, after;
     fuse_hidden(1, false, &before, &after);
     assert_true(before.gelu_backs == 1 && after.gelu_backs == 0 && after.with_slope == 1);
     fuse_hidden(1, true, &before, &after);
-    assert_true(after.gelu_backs == 0 && after.with_slope == 0);
-    assert_true(before.bias_backs == 1 && after.bias_backs == 0 && after.joined == 1);
+    assert_true(after.gelu_backs == 0 && after.with_slope == 1 && after.with_sums == 1);
+    assert_true(before.bias_backs == 1 && after.bias_backs == 0 && after.joined == 0);
     fuse_hidden(2, true, &before, &after);
-    assert_true(after.with_addend == 1 && after.joined == 1);
+    assert_true(after.summed == 1 && after.with_slope == 1 && after.with_sums == 1);
+    fuse_hidden(0, true, &before, &after);
+    assert_true(after.with_slope == 0 && after.gelu_backs == 0 && after.joined == 1);
+}
+
+/* The slope is a gradient, and has none. */
+static void test_a_slope_has_no_gradient(void **state) {
+    (void)state;
+    weft_graph *g;
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F64, ROWS, 4);
+    weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F64, 6, 4);
+    weft_tensor *u = weft_new_tensor(g, WEFT_ROLE_INPUT, "u", WEFT_F64, ROWS, 6);
+    weft_tensor *y = weft_gelu_back(g, weft_linear(g, x, w, NULL, WEFT_ACT_NONE), u);
+    weft_keep(y);
+    y->needs_grad = true;
+    weft_tensor *loss = weft_sum_squares(g, y, 1);
+    assert_int_equal(weft_fuse(g), WEFT_OK);
+    assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "slope"));
+    weft_graph_destroy(g);
+}
+
+/* A node that fusing would not make is refused. */
+static void refuse(const weft_matmul_attr *attr, int n_in, const char *word) {
+    small s = make_small();
+    weft_tensor *in[WEFT_MATMUL_INPUTS + 2] = {s.x, s.w};
+    in[WEFT_MATMUL_INPUTS] = s.x;
+    in[WEFT_MATMUL_INPUTS + 1] = s.u;
+    in[WEFT_MATMUL_ADDEND] = strcmp(word, "addend") == 0 ? s.w : NULL;
+    assert_null(weft_graph_append(s.g, &weft_op_matmul, in, n_in, 2, 2, attr, sizeof *attr));
+    assert_int_equal(weft_graph_status(s.g), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), word));
+    weft_graph_destroy(s.g);
+}
+
+static void test_bad_nodes_are_refused(void **state) {
+    (void)state;
+    weft_matmul_attr good = {.form = WEFT_MATMUL_ROWS, .tb = true, .alpha = 1, .dtype = WEFT_F64};
+    weft_matmul_attr attr = good;
+    refuse(&attr, WEFT_MATMUL_INPUTS, "addend");
+    attr.more = 1;
+    refuse(&attr, WEFT_MATMUL_INPUTS, "inputs");
+    refuse(&attr, WEFT_MATMUL_INPUTS + 2, "does not go with");
+    attr.pair[0].tb = true;
+    refuse(&attr, WEFT_MATMUL_INPUTS + 2, "does not go with");
+    attr = good;
+    attr.act = WEFT_ACT_GELU_BACK;
+    refuse(&attr, WEFT_MATMUL_INPUTS, "slope");
+    attr = good;
+    attr.sums = true;
+    refuse(&attr, WEFT_MATMUL_INPUTS, "slope");
 }
 
 /* A dropped tensor is refused as an input, with a message. */
@@ -353,15 +465,18 @@ static void test_random_graphs_keep_their_values(void **state) {
         assert_true(after.adds <= before.adds && after.products == before.products);
         all.adds += before.adds - after.adds;
         all.scales += before.scales - after.scales;
+        all.summed += after.summed;
         all.gelu_backs += after.with_slope;
+        all.with_sums += after.with_sums;
         all.joined += after.joined;
     }
     printf(
-        "note: %d graphs: %d adds, %d scales, %d gradients of gelu went into products, %d with a "
-        "bias's\n",
-        GRAPHS, all.adds, all.scales, all.gelu_backs, all.joined);
+        "note: %d graphs: %d adds, %d scales, %d gradients of gelu went into products, %d of them "
+        "with a bias's, %d without a product; %d nodes sum products\n",
+        GRAPHS, all.adds, all.scales, all.gelu_backs, all.with_sums, all.joined, all.summed);
     assert_true(all.adds > GRAPHS && all.scales > GRAPHS / 4);
-    assert_true(all.gelu_backs > GRAPHS / 8 && all.joined > GRAPHS / 8);
+    assert_true(all.gelu_backs > GRAPHS / 8 && all.with_sums > GRAPHS / 8);
+    assert_true(all.joined > GRAPHS / 8 && all.summed > GRAPHS / 4);
 }
 
 int main(void) {
@@ -371,6 +486,10 @@ int main(void) {
         cmocka_unit_test(test_what_others_read_stays),
         cmocka_unit_test(test_a_product_waits_if_memory_does_not_grow),
         cmocka_unit_test(test_two_products_wait_for_a_third_term),
+        cmocka_unit_test(test_products_are_summed_if_memory_does_not_grow),
+        cmocka_unit_test(test_what_is_not_summed),
+        cmocka_unit_test(test_a_slope_has_no_gradient),
+        cmocka_unit_test(test_bad_nodes_are_refused),
         cmocka_unit_test(test_gradients_are_summed_by_products),
         cmocka_unit_test(test_gelus_gradient_is_no_pass_alone),
         cmocka_unit_test(test_what_was_fused_away_is_refused),

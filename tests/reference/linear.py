@@ -70,6 +70,25 @@ def added(c):
     c.output("y", y)
 
 
+def summed(c):
+    m, n = c.size("M"), c.size("N")
+    alpha = c.number("alpha", 1)
+    y = torch.zeros(m, n, dtype=torch.float64)
+    for i in range(c.integer("terms", 2)):
+        k = c.size("K") + i * c.size("P")
+        plain = i % 2 == 1
+        split = c.integer("split", 0) and not plain
+        a = c.input(f"a{i}", *((2, m // 2, k) if split else (m, k))).reshape(m, k)
+        b = c.input(f"b{i}", *((k, n) if plain else (n, k)))
+        y = y + (alpha if i else 1) * torch.einsum("mk,kn->mn" if plain else "mk,nk->mn", a, b)
+        if i == 0 and c.integer("bias", 0):
+            y = y + c.input("bias", n)
+    y = c.number("scale", 1) * y
+    if c.integer("add", 0):
+        y = y + c.input("c", m, n)
+    c.output("y", y)
+
+
 def fan(c):
     m, k, n, p = c.size("M"), c.size("K"), c.size("N"), c.size("P")
     x, w = c.input("x", m, k), c.input("w", n, k)
@@ -84,4 +103,4 @@ def fan(c):
         c.output(f"y{i}", torch.einsum("mn,pn->mp", h, u))
 
 
-OPS = {f.__name__: f for f in (linear, matmul, gram, batched, grouped, added, fan)}
+OPS = {f.__name__: f for f in (linear, matmul, gram, batched, grouped, added, summed, fan)}

@@ -92,6 +92,39 @@ static void build_added(test_case *c) {
     case_output(c, "y", CASE_DIFF, y);
 }
 
+/* Factors of term i, K + i · P wide: in turn a linear layer's and a plain product's. */
+static weft_tensor *term_of_sum(test_case *c, int i) {
+    weft_graph *g = case_graph(c);
+    int64_t m = case_size(c, "M"), n = case_size(c, "N");
+    int64_t k = case_size(c, "K") + i * case_size(c, "P");
+    bool plain = i % 2 == 1, split = case_int(c, "split", 0) && !plain;
+    char a_name[16], b_name[16];
+    snprintf(a_name, sizeof a_name, "a%d", i);
+    snprintf(b_name, sizeof b_name, "b%d", i);
+    weft_tensor *a = split ? case_input(c, a_name, CASE_DIFF, 1, 3, (int64_t[]){2, m / 2, k})
+                           : case_input(c, a_name, CASE_DIFF, 1, 2, (int64_t[]){m, k});
+    weft_tensor *b = factor(c, b_name, !plain, k, n, 0), *bias = NULL;
+    if (plain) return weft_matmul(g, a, b, false, false);
+    if (i == 0 && case_int(c, "bias", 0))
+        bias = case_input(c, "bias", CASE_DIFF, 1, 1, (int64_t[]){n});
+    return weft_view(g, weft_linear(g, a, b, bias, WEFT_ACT_NONE), m, n);
+}
+
+/* Several products added, each but the first with a factor; then scaled, and c added. */
+static void build_summed(test_case *c) {
+    weft_graph *g = case_graph(c);
+    int64_t terms = case_int(c, "terms", 2);
+    double alpha = case_number(c, "alpha", 1), scale = case_number(c, "scale", 1);
+    weft_tensor *y = term_of_sum(c, 0);
+    for (int i = 1; i < terms; i++)
+        y = weft_add_scaled(g, y, term_of_sum(c, i), alpha);
+    if (!y) return;
+    if (scale != 1) y = weft_scale(g, y, scale);
+    if (case_int(c, "add", 0))
+        y = weft_add(g, y, case_input(c, "c", CASE_DIFF, 1, y->ndim, y->shape));
+    case_output(c, "y", CASE_DIFF, y);
+}
+
 /* A hidden layer that several products read: their gradients are summed on the way back, and go
  * through gelu's. */
 static void build_fan(test_case *c) {
@@ -114,8 +147,7 @@ static void build_fan(test_case *c) {
 }
 
 const case_builder cases_linear[] = {
-    {"linear", build_linear},   {"matmul", build_matmul},
-    {"gram", build_gram},       {"batched", build_batched},
-    {"grouped", build_grouped}, {"added", build_added},
-    {"fan", build_fan},         {NULL, NULL},
+    {"linear", build_linear},   {"matmul", build_matmul},   {"gram", build_gram},
+    {"batched", build_batched}, {"grouped", build_grouped}, {"added", build_added},
+    {"summed", build_summed},   {"fan", build_fan},         {NULL, NULL},
 };
