@@ -31,6 +31,10 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
     ENTRY(bias_back),
     ENTRY(gelu_bias_back),
 #endif
+#if __has_include("cuda/gated.cu")
+    ENTRY(gated_linear),
+    ENTRY(gated_linear_back),
+#endif
 #if __has_include("cuda/norm.cu")
     ENTRY(norm),
     ENTRY(norm_back),

@@ -21,6 +21,11 @@
  *     norm(x, matmul(a, b))       norm(matmul with addend x)
  *     add(norm_back(dy), ds)      norm_back with ds
  *
+ * Of SwiGLU's linear layers the gate goes into the products around it (gated.h):
+ *
+ *     silu_mul(linear(x, u), linear(x, v))  gated_linear
+ *     silu_mul_back(matmul(d, w), a, b)     gated_linear_back
+ *
  * Only where nobody else reads the product. It stays in its place in the list where its addend is
  * made before it; else it waits for it, if what it reads is no larger than what it makes: memory does
  * not grow by that. */

@@ -35,6 +35,10 @@ weft_matmul_attr *weft_fuser_copy_attr(weft_fuser *f, weft_node *product);
 /* The product makes what the reader made, in its own place in the list or in the reader's. */
 void weft_fuser_replace_reader(weft_fuser *f, weft_node *product, weft_node *reader, bool waits);
 
+/* Rewrites of fuse_gated.c: a silu_mul of two linear layers, and its gradient behind a product. */
+void weft_fuse_silu_mul(weft_fuser *f, weft_node *silu_mul);
+void weft_fuse_silu_mul_back(weft_fuser *f, weft_node *back);
+
 /* Puts a node into the place before another; what lies between closes up. */
 void weft_fuser_move_before(weft_fuser *f, weft_node *n, const weft_node *other);
 

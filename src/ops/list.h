@@ -26,6 +26,9 @@
     X(matmul)                                                                                      \
     X(bias_back)                                                                                   \
     X(gelu_bias_back)                                                                              \
+    /* gated */                                                                                    \
+    X(gated_linear)                                                                                \
+    X(gated_linear_back)                                                                           \
     /* norm */                                                                                     \
     X(norm)                                                                                        \
     X(norm_back)                                                                                   \

@@ -18,6 +18,7 @@ const case_family case_families[CASE_FAMILIES + 1] = {
     {"arith", cases_arith},
     {"embedding", cases_embedding},
     {"linear", cases_linear},
+    {"gated", cases_gated},
     {"norm", cases_norm},
     {"rope", cases_rope},
     {"attention", cases_attention},

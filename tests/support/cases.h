@@ -59,7 +59,7 @@ typedef struct {
 extern const case_builder cases_arith[], cases_embedding[], cases_linear[], cases_norm[],
     cases_rope[], cases_attention[], cases_routing[], cases_activation[], cases_dropout[],
     cases_time[], cases_cross_entropy[], cases_contrastive[], cases_optimizer[], cases_gaussian[],
-    cases_heads[], cases_stack[];
+    cases_heads[], cases_stack[], cases_gated[];
 
 /* All of them; the file cases/NAME.txt has a family's lines. Ended by a NULL name. */
 typedef struct {
@@ -67,6 +67,6 @@ typedef struct {
     const case_builder *builders;
 } case_family;
 extern const case_family case_families[];
-enum { CASE_FAMILIES = 16 };
+enum { CASE_FAMILIES = 17 };
 
 #endif

@@ -1,0 +1,157 @@
+/* Gated linear layers: shapes and gradients, all by the rules of their parts.
+ *
+ *     gate = x w_gateᵀ    up = x w_upᵀ    y = silu(gate) ⊙ up
+ *
+ * Its gradient is that of silu_mul, then that of each product, the gate's first, as autodiff would
+ * walk over the three. gated_linear_back is that silu_mul's gradient behind the product that makes dy,
+ * so dy itself is never in memory on a backend that has a kernel for both. dgate may take gate's
+ * memory. dup has its own: where the work is done piece by piece, dy lies there first. */
+#include "ops/gated.h"
+
+#include "ops/activation.h"
+#include "ops/check.h"
+#include "ops/list.h"
+
+static void begin_part(const weft_node *n, const weft_op *op, const void *attr, int n_in, int n_out,
+                       weft_gated_part *part) {
+    *part = (weft_gated_part){.node = *n};
+    part->node.op = op;
+    part->node.attr = attr;
+    part->node.n_in = n_in;
+    part->node.n_out = n_out;
+    part->node.in = part->in;
+    part->node.out = part->out;
+}
+
+static weft_tensor *find_output(const weft_node *n, int out) {
+    return n->out[out] ? n->out[out] : n->out[WEFT_GATED_Y];
+}
+
+void weft_gated_product(const weft_node *n, int out, weft_gated_part *part) {
+    int first = out == WEFT_GATED_GATE ? WEFT_GATED_X : WEFT_GATED_X_AGAIN;
+    begin_part(n, &weft_op_matmul, n->attr, WEFT_MATMUL_INPUTS, 2, part);
+    part->in[WEFT_MATMUL_A] = n->in[first];
+    part->in[WEFT_MATMUL_B] = n->in[first + 1];
+    part->out[0] = find_output(n, out);
+}
+
+void weft_gated_silu_mul(const weft_node *n, weft_gated_part *part) {
+    begin_part(n, &weft_op_silu_mul, NULL, 2, 1, part);
+    part->in[0] = find_output(n, WEFT_GATED_UP);
+    part->in[1] = n->out[WEFT_GATED_GATE];
+    part->out[0] = n->out[WEFT_GATED_Y];
+}
+
+void weft_gated_back_product(const weft_node *n, weft_gated_part *part) {
+    begin_part(n, &weft_op_matmul, n->attr, WEFT_MATMUL_INPUTS, 2, part);
+    part->in[WEFT_MATMUL_A] = n->in[WEFT_GATED_BACK_D];
+    part->in[WEFT_MATMUL_B] = n->in[WEFT_GATED_BACK_W];
+    part->out[0] = n->out[WEFT_GATED_BACK_DUP];
+}
+
+void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part) {
+    static const weft_silu_mul_back_attr both = {true, true};
+    begin_part(n, &weft_op_silu_mul_back, &both, 3, 2, part);
+    part->in[0] = n->out[WEFT_GATED_BACK_DUP];
+    part->in[1] = n->in[WEFT_GATED_BACK_UP];
+    part->in[2] = n->in[WEFT_GATED_BACK_GATE];
+    part->out[0] = n->out[WEFT_GATED_BACK_DUP];
+    part->out[1] = n->out[WEFT_GATED_BACK_DGATE];
+}
+
+/* A product's own rule makes a tensor for `product`; the node has it as its output `out`. */
+static weft_status infer_product(weft_graph *g, weft_node *n, int product, int out) {
+    weft_gated_part part;
+    weft_gated_product(n, product, &part);
+    WEFT_TRY(weft_op_matmul.infer(g, &part.node));
+    n->out[out] = part.out[0];
+    n->out[out]->producer = n;
+    return WEFT_OK;
+}
+
+static weft_status gated_linear_infer(weft_graph *g, weft_node *n) {
+    WEFT_TRY(infer_product(g, n, WEFT_GATED_GATE, WEFT_GATED_GATE));
+    WEFT_TRY(infer_product(g, n, WEFT_GATED_UP, WEFT_GATED_Y));
+    n->out[WEFT_GATED_Y]->needs_grad |= n->out[WEFT_GATED_GATE]->needs_grad;
+    return weft_check_same(g, n, "the gate", n->out[WEFT_GATED_GATE], "what it opens",
+                           n->out[WEFT_GATED_Y]);
+}
+
+static weft_status product_grad(weft_graph *g, const weft_node *n, int out, weft_tensor *d,
+                                weft_tensor **d_in) {
+    weft_gated_part part;
+    weft_tensor *d_part[WEFT_MATMUL_INPUTS] = {0};
+    if (!d) return WEFT_OK;
+    weft_gated_product(n, out, &part);
+    WEFT_TRY(weft_op_matmul.grad(g, &part.node, &d, d_part));
+    d_in[0] = d_part[WEFT_MATMUL_A];
+    d_in[1] = d_part[WEFT_MATMUL_B];
+    return WEFT_OK;
+}
+
+/* Has the node that makes the gate make `up` too, from now on: n itself, or its double where this is
+ * made again. */
+static weft_node *ask_for_up(weft_graph *g, const weft_node *n) {
+    weft_tensor *gate = n->out[WEFT_GATED_GATE];
+    weft_node *maker = gate->producer;
+    if (maker->out[WEFT_GATED_UP]) return maker;
+    weft_tensor *up = weft_node_output_like(g, maker, WEFT_GATED_UP, gate->dtype, gate);
+    if (!up) return NULL;
+    up->needs_grad = n->in[WEFT_GATED_X_AGAIN]->needs_grad || n->in[WEFT_GATED_W_UP]->needs_grad;
+    return maker;
+}
+
+static weft_status gated_linear_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                     weft_tensor **d_in) {
+    weft_gated_part part;
+    weft_tensor *d[2] = {0};
+    const weft_node *maker = ask_for_up(g, n);
+    if (!maker) return weft_graph_status(g);
+    weft_gated_silu_mul(maker, &part);
+    WEFT_TRY(weft_op_silu_mul.grad(g, &part.node, d_out, d));
+    WEFT_TRY(product_grad(g, n, WEFT_GATED_GATE, d[1], d_in + WEFT_GATED_X));
+    return product_grad(g, n, WEFT_GATED_UP, d[0], d_in + WEFT_GATED_X_AGAIN);
+}
+
+static int64_t gated_linear_flops(const weft_node *n) {
+    weft_gated_part part;
+    weft_gated_product(n, WEFT_GATED_GATE, &part);
+    return 2 * weft_op_matmul.flops(&part.node);
+}
+
+const weft_op weft_op_gated_linear = {
+    .name = "gated_linear",
+    .id = WEFT_OP_gated_linear,
+    .infer = gated_linear_infer,
+    .grad = gated_linear_grad,
+    .flops = gated_linear_flops,
+};
+
+static int gated_linear_back_in_place(const weft_node *n, int out) {
+    (void)n;
+    return out == WEFT_GATED_BACK_DGATE ? WEFT_GATED_BACK_GATE : -1;
+}
+
+static int64_t gated_linear_back_flops(const weft_node *n) {
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    return weft_op_matmul.flops(&part.node);
+}
+
+/* No shapes to infer and no gradient: it takes over the outputs of the nodes that it replaces. */
+const weft_op weft_op_gated_linear_back = {
+    .name = "gated_linear_back",
+    .id = WEFT_OP_gated_linear_back,
+    .inplace = gated_linear_back_in_place,
+    .flops = gated_linear_back_flops,
+};
+
+weft_tensor *weft_gated_linear(weft_graph *g, weft_tensor *x, weft_tensor *w_gate,
+                               weft_tensor *w_up) {
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .alpha = 1};
+    weft_tensor *in[WEFT_GATED_INPUTS] = {x, w_gate, x, w_up};
+    if (x) attr.dtype = x->dtype;
+    weft_node *n = weft_graph_append(g, &weft_op_gated_linear, in, WEFT_GATED_INPUTS,
+                                     WEFT_GATED_INPUTS, WEFT_GATED_OUTPUTS, &attr, sizeof attr);
+    return n ? n->out[WEFT_GATED_Y] : NULL;
+}

@@ -1,0 +1,49 @@
+/* SwiGLU's products with the gate between them: what gated_linear and gated_linear_back do, and how
+ * they come apart into the nodes that they stand for. fuse.h makes them of those. */
+#ifndef WEFT_OPS_GATED_H
+#define WEFT_OPS_GATED_H
+
+#include "core/graph.h"
+#include "ops/linear.h"
+
+/* y [..., N] = silu(x w_gateᵀ) ⊙ (x w_upᵀ): x [..., K], both weights [N, K]. The same bits as two
+ * weft_linear and a weft_silu_mul on a backend that does it piece by piece. */
+weft_tensor *weft_gated_linear(weft_graph *g, weft_tensor *x, weft_tensor *w_gate,
+                               weft_tensor *w_up);
+
+/* Inputs of gated_linear. x stands there twice, once for each product: so its two gradients are added
+ * to what others give it one after the other, in the order in which the products' own would be. */
+enum { WEFT_GATED_X, WEFT_GATED_W_GATE, WEFT_GATED_X_AGAIN, WEFT_GATED_W_UP, WEFT_GATED_INPUTS };
+
+/* Its outputs: y, and both products. `up` is NULL until a gradient asks for it: the product then lies
+ * where y will be. */
+enum { WEFT_GATED_Y, WEFT_GATED_GATE, WEFT_GATED_UP, WEFT_GATED_OUTPUTS };
+
+/* Inputs and outputs of gated_linear_back: dy = d w is the product that y's gradient comes from, gate
+ * and up as above; dgate and dup are their gradients. Only fuse.h makes it. */
+enum {
+    WEFT_GATED_BACK_D,
+    WEFT_GATED_BACK_W,
+    WEFT_GATED_BACK_GATE,
+    WEFT_GATED_BACK_UP,
+    WEFT_GATED_BACK_INPUTS
+};
+enum { WEFT_GATED_BACK_DGATE, WEFT_GATED_BACK_DUP, WEFT_GATED_BACK_OUTPUTS };
+
+/* A node that one of the two stands for, on its tensors, with its place in the list and so with its
+ * workspace. It holds pointers into itself: it is not to be copied. The attributes of both
+ * operations are the products' weft_matmul_attr. */
+typedef struct {
+    weft_node node;
+    weft_tensor *in[WEFT_MATMUL_INPUTS], *out[2];
+} weft_gated_part;
+
+/* Of gated_linear: the product that makes output `out` (gate or up), and silu_mul on both. */
+void weft_gated_product(const weft_node *n, int out, weft_gated_part *part);
+void weft_gated_silu_mul(const weft_node *n, weft_gated_part *part);
+
+/* Of gated_linear_back: the product, which makes dy where dup will be, and silu_mul_back over it. */
+void weft_gated_back_product(const weft_node *n, weft_gated_part *part);
+void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part);
+
+#endif

@@ -1,0 +1,22 @@
+"""Gated linear layers."""
+
+import torch
+
+from activation import sigmoid
+
+
+def gated(c):
+    m, k, n = c.size("M"), c.size("K"), c.size("N")
+    c.word("by", "parts")
+    x, v, w = c.input("x", m, k), c.input("v", n, k), c.input("w", n, k)
+    gate, up = torch.einsum("mk,nk->mn", x, v), torch.einsum("mk,nk->mn", x, w)
+    y = gate * sigmoid(gate) * up
+    p = c.integer("down", 0)
+    if not p:
+        c.output("y", y)
+        return
+    for i in range(c.integer("terms", 1)):
+        c.output(f"z{i}", torch.einsum("mn,pn->mp", y, c.input(f"u{i}", p, n)))
+
+
+OPS = {"gated": gated}
