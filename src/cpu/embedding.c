@@ -123,12 +123,14 @@ static void sort_tokens(const int32_t *ids, int64_t count, int64_t rows, int32_t
 static void sum_token_rows(void *context, int64_t task, int thread) {
     (void)thread;
     const embed_work *e = context;
+    const weft_tensor *addend = e->n->in[WEFT_EMBED_BACK_ADDEND];
     int64_t column = task % e->strips * STRIP, n = min_i64(STRIP, e->width - column);
     int64_t row = task / e->strips * e->band, end = min_i64(row + e->band, e->rows);
     for (; row < end; row++) {
         real sum[STRIP] = {0};
         for (int32_t i = e->first[row]; i < e->first[row + 1]; i++)
             add_row(e->x, e->n->in[0], e->tokens[i] * e->width + column, n, sum);
+        if (addend) add_row(e->x, addend, row * e->width + column, n, sum);
         put_row(e->x, e->n->out[0], row * e->width + column, n, sum);
     }
 }

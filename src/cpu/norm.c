@@ -2,7 +2,7 @@
  * last writing. The variance is summed around the mean, in a second pass over that row, since
  * Σs² − (Σs)² loses everything where the mean is large.
  *
- * The gradients of w and b are sums over rows. Each block of rows (cut by the shape alone) has a
+ * The gradients of w and b, and of a bias before the norm, are sums over rows. Each block of rows (cut by the shape alone) has a
  * partial sum of its own, and the partial sums are added in the order of the blocks. Rows are
  * taken four at a time there, so that a partial sum is loaded and stored once for four rows. */
 #include "ops/norm.h"
@@ -24,7 +24,8 @@ typedef struct {
     const real *w, *b;          /* widened */
     real *scratch;              /* rows of bf16, `per_thread` reals a thread */
     int64_t per_thread, padded; /* `padded`: reals from one row of scratch to the next */
-    real *partial;              /* back: [blocks, 2, padded], sums of dy·h and of dy */
+    real *partial;              /* back: [blocks, sums, padded], sums of dy·h, of dy and of dx */
+    int sums;                   /* of them: the last only where it is wanted */
 } norm_job;
 
 static real row_sum(const real *row, int64_t width) {
@@ -167,9 +168,10 @@ static void row_means(const norm_job *j, norm_group *g, int r) {
 /* One vector of columns of `count` rows: dx, and their shares of the partial sums. */
 static inline __attribute__((always_inline)) void group_columns(const norm_group *g, int count,
                                                                 bool with_ds, const real *w,
-                                                                real *dw, real *db, int64_t i,
+                                                                real *const *sums, int64_t i,
                                                                 int64_t n) {
-    vreal wv = vload_n(w + i, n), dwv = vload_n(dw + i, n), dbv = vload_n(db + i, n);
+    vreal wv = vload_n(w + i, n), dwv = vload_n(sums[0] + i, n), dbv = vload_n(sums[1] + i, n);
+    vreal dxv = {0};
     for (int r = 0; r < count; r++) {
         vreal dy = vload_n(g->dy[r] + i, n), d = vload_n(g->s[r] + i, n) - g->mean[r];
         vreal scaled = dy * g->rstd[r];
@@ -177,21 +179,23 @@ static inline __attribute__((always_inline)) void group_columns(const norm_group
         dbv += dy;
         vreal dx = scaled * wv - g->c1[r] - d * g->c2[r];
         if (with_ds) dx += vload_n(g->ds[r] + i, n);
+        dxv += dx;
         vstore_n(g->dx[r] + i, dx, n);
     }
-    vstore_n(dw + i, dwv, n);
-    vstore_n(db + i, dbv, n);
+    vstore_n(sums[0] + i, dwv, n);
+    vstore_n(sums[1] + i, dbv, n);
+    if (sums[2]) vstore_n(sums[2] + i, vload_n(sums[2] + i, n) + dxv, n);
 }
 
 static inline __attribute__((always_inline)) void
 group_back(const norm_job *j, const norm_group *shared, int count, bool with_ds, real *dw) {
     norm_group g = *shared;
     int64_t whole = j->width - j->width % VLEN;
-    real *db = dw + j->padded;
+    real *const sums[] = {dw, dw + j->padded, j->sums > 2 ? dw + 2 * j->padded : NULL};
     const real *w = j->w;
     for (int64_t i = 0; i < whole; i += VLEN)
-        group_columns(&g, count, with_ds, w, dw, db, i, VLEN);
-    if (whole < j->width) group_columns(&g, count, with_ds, w, dw, db, whole, j->width - whole);
+        group_columns(&g, count, with_ds, w, sums, i, VLEN);
+    if (whole < j->width) group_columns(&g, count, with_ds, w, sums, whole, j->width - whole);
 }
 
 /* dx goes to a row of scratch that nobody reads where it is not wanted. */
@@ -211,12 +215,13 @@ static void load_row(const norm_job *j, norm_group *g, int r, int64_t row, real 
 
 static void norm_back_block(void *context, int64_t task, int thread) {
     const norm_job *j = context;
-    real *scratch = j->scratch + thread * j->per_thread, *dw = j->partial + task * 2 * j->padded;
+    real *scratch = j->scratch + thread * j->per_thread;
+    real *dw = j->partial + task * j->sums * j->padded;
     const weft_tensor *dx = j->n->out[WEFT_NORM_BACK_DX];
     bool with_ds = j->n->in[WEFT_NORM_BACK_DS] != NULL;
     int64_t end = min_i64((task + 1) * j->block, j->rows);
     norm_group g;
-    memset(dw, 0, (size_t)(2 * j->padded) * sizeof(real));
+    memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
     for (int64_t row = task * j->block, count; row < end; row += count) {
         count = end - row < GROUP ? 1 : GROUP;
         for (int r = 0; r < count; r++)
@@ -239,7 +244,7 @@ static void sum_blocks(const norm_job *j, const weft_tensor *out, int which, int
     real scratch[COLUMNS];
     int64_t len = min_i64(COLUMNS, j->width - column), blocks = ceil_div(j->rows, j->block);
     for (int64_t b = 0; b < blocks; b++) {
-        const real *from = j->partial + (2 * b + which) * j->padded + column;
+        const real *from = j->partial + (j->sums * b + which) * j->padded + column;
         for (int64_t i = 0; i < len; i++)
             sum[i] += (double)from[i];
     }
@@ -254,6 +259,7 @@ static void norm_sum_columns(void *context, int64_t task, int thread) {
     const norm_job *j = context;
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_DW], 0, task * COLUMNS);
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_DB], 1, task * COLUMNS);
+    sum_blocks(j, j->n->out[WEFT_NORM_BACK_SUMS], 2, task * COLUMNS);
 }
 
 /* Rows of a block: enough work for a task, and not too many partial sums. */
@@ -261,12 +267,16 @@ static int64_t back_block(int64_t rows, int64_t width) {
     return max_i64(ceil_div(rows, BLOCKS_MAX), max_i64(GROUP, chunk_rows(rows, width)));
 }
 
+static int count_sums(const weft_node *n) {
+    return n->out[WEFT_NORM_BACK_SUMS] ? 3 : 2;
+}
+
 /* Workspace: w widened, three rows a thread for each of a group, the partial sums. */
 static int64_t norm_back_workspace(const weft_node *n, int threads) {
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S];
     int64_t rows = weft_tensor_rows(s), width = weft_tensor_width(s);
     int64_t blocks = ceil_div(rows, back_block(rows, width));
-    return (1 + 3 * GROUP * threads + 2 * blocks) * real_bytes(width);
+    return (1 + 3 * GROUP * threads + count_sums(n) * blocks) * real_bytes(width);
 }
 
 static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
@@ -274,12 +284,13 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     weft_pool *pool = weft_exec_pool(x);
     real *room = weft_workspace(x, n);
     j.block = back_block(j.rows, j.width);
+    j.sums = count_sums(n);
     j.w = tile_in(x, n->in[WEFT_NORM_BACK_W], 0, j.width, room);
     j.scratch = room + j.padded;
     j.per_thread = 3 * GROUP * j.padded;
     j.partial = j.scratch + weft_pool_size(pool) * j.per_thread;
     weft_pool_run(pool, ceil_div(j.rows, j.block), norm_back_block, &j);
-    if (n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB])
+    if (n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])
         weft_pool_run(pool, ceil_div(j.width, COLUMNS), norm_sum_columns, &j);
     return WEFT_OK;
 }

@@ -515,6 +515,21 @@ static void scale_values(weft_exec *x, any_tensor from, const weft_tensor *to,
         count, tensor_list<1>{{from}}, tensor_list<1>{{any_of(x, to)}}, entropy_scale{factor});
 }
 
+/* The same in place. In training the factor is 1, and nothing is left to do. */
+static __global__ void scale_over(int64_t count, any_tensor v, const float *factor) {
+    float by = *factor;
+    if (by == 1) return;
+    for (int64_t at = thread_index() * VECTOR; at < count; at += thread_count() * VECTOR) {
+        float x[VECTOR];
+        int n = pack_length(count, at);
+        load_pack(v, at, n, x);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            x[i] *= by;
+        store_pack(v, at, n, x);
+    }
+}
+
 static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     entropy_plan k = plan_entropy(n, n->out[0], n->out[1]);
     entropy_rows rows = start_rows(x, n, k);
@@ -535,8 +550,16 @@ static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
     if (!only_scales(n)) return differentiate_anew(x, n);
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
     const float *d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
-    for (int i = 0; i < 2; i++)
-        if (n->out[i]) scale_values(x, any_of(x, made[i]), n->out[i], d_ce);
+    for (int i = 0; i < 2; i++) {
+        if (!n->out[i]) continue;
+        int64_t count = weft_tensor_count(n->out[i]);
+        any_tensor from = any_of(x, made[i]), to = any_of(x, n->out[i]);
+        if (from.data == to.data && from.is_bf16 == to.is_bf16)
+            scale_over<<<grid_for(ceil_div(count, VECTOR), PACK_THREADS), PACK_THREADS, 0,
+                         stream_of(x)>>>(count, to, d_ce);
+        else
+            scale_values(x, from, n->out[i], d_ce);
+    }
     return launched(n);
 }
 

@@ -1,7 +1,8 @@
 /* Embedding on the GPU.
  *
  * Floor, embed: the rows read and the bytes of y. The table's gradient: the bytes of dy and of the
- * whole table, which is written once, zeros and all.
+ * whole table, which is written once, zeros and all; where it is added to one in place, of the rows
+ * of tokens that occur.
  *
  * The gradient turns the lookup around as on the CPU: the tokens are sorted by their id, those of
  * one id staying in their order, and each row of the table is then one sum of its tokens'
@@ -217,10 +218,21 @@ __device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, i
     }
 }
 
+__device__ static inline void store_sum(any_tensor addend, int64_t at, int n,
+                                        const float (&sum)[VECTOR], any_tensor dw) {
+    float v[VECTOR] = {0};
+    if (addend.data) load_pack(addend, at, n, v);
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        v[j] += sum[j];
+    store_pack(dw, at, n, v);
+}
+
 /* A warp a row and strip of columns; then the whole block for the long rows among its own, the
  * warps taking tokens in turn and their sums added in order. */
 static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const int32_t *tokens,
-                                      int64_t rows, int64_t width, any_tensor dw) {
+                                      int64_t rows, int64_t width, any_tensor addend,
+                                      any_tensor dw) {
     __shared__ float shared[WARPS][STRIP];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t base = (int64_t)blockIdx.x * WARPS, row = base + warp;
@@ -229,7 +241,7 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
     float sum[VECTOR];
     if (row < rows && n > 0 && first[row + 1] - first[row] <= LONG) {
         sum_tokens(dy, tokens, first[row], first[row + 1], 1, width, column, n, sum);
-        store_pack(dw, row * width + column, n, sum);
+        store_sum(addend, row * width + column, n, sum, dw);
     }
     for (row = base; row < min_i64(base + WARPS, rows); row++) {
         if (first[row + 1] - first[row] <= LONG) continue;
@@ -243,7 +255,7 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
 #pragma unroll
                 for (int j = 0; j < VECTOR; j++)
                     sum[j] += shared[w][j * 32 + lane];
-            store_pack(dw, row * width + column, n, sum);
+            store_sum(addend, row * width + column, n, sum, dw);
         }
         __syncthreads();
     }
@@ -276,25 +288,34 @@ __device__ static inline void sum_whole_tokens(const T *dy, const int32_t *token
 }
 
 template <typename T>
-__device__ static inline void store_whole_row(T *row, int64_t width, int64_t column,
-                                              const float (&sum)[STRIPS][VECTOR]) {
+__device__ static inline void store_whole_row(const T *addend, int64_t at, int64_t end,
+                                              const float (&sum)[STRIPS][VECTOR], T *dw) {
 #pragma unroll
-    for (int s = 0; s < STRIPS; s++)
-        if (column + s * STRIP < width) store_vector(row + column + s * STRIP, sum[s]);
+    for (int s = 0; s < STRIPS; s++) {
+        float v[VECTOR] = {0};
+        if (at + s * STRIP >= end) continue;
+        if (addend) load_vector(addend + at + s * STRIP, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            v[j] += sum[s][j];
+        store_vector(dw + at + s * STRIP, v);
+    }
 }
 
 template <typename T>
 static __global__ void __launch_bounds__(WARPS * 32)
     sum_whole_rows(const T *dy, const int32_t *first, const int32_t *tokens, int64_t rows,
-                   int64_t width, T *dw) {
+                   int64_t width, const T *addend, T *dw) {
     __shared__ float shared[WARPS][STRIPS * STRIP];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int64_t base = (int64_t)blockIdx.x * WARPS, row = base + warp;
     int64_t column = (int64_t)blockIdx.y * STRIPS * STRIP + lane * VECTOR;
     float sum[STRIPS][VECTOR];
-    if (row < rows && first[row + 1] - first[row] <= LONG) {
-        sum_whole_tokens(dy, tokens, first[row], first[row + 1], 1, width, column, sum);
-        store_whole_row(dw + row * width, width, column, sum);
+    int32_t begin = row < rows ? first[row] : 0, end = row < rows ? first[row + 1] : 0;
+    bool stays = begin == end && addend == dw; /* nothing comes to what is there */
+    if (row < rows && end - begin <= LONG && !stays) {
+        sum_whole_tokens(dy, tokens, begin, end, 1, width, column, sum);
+        store_whole_row(addend, row * width + column, (row + 1) * width, sum, dw);
     }
     for (row = base; row < min_i64(base + WARPS, rows); row++) {
         if (first[row + 1] - first[row] <= LONG) continue;
@@ -312,7 +333,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
                 for (int j = 0; j < VECTOR; j++)
                     for (int w = 1; w < WARPS; w++)
                         sum[s][j] += shared[w][(s * VECTOR + j) * 32 + lane];
-            store_whole_row(dw + row * width, width, column, sum);
+            store_whole_row(addend, row * width + column, (row + 1) * width, sum, dw);
         }
         __syncthreads();
     }
@@ -363,6 +384,7 @@ static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
     token_order o = sort_tokens(x, n, at);
     int32_t *first = (int32_t *)(workspace_of<char>(x, n) + at.first);
     int64_t width = weft_tensor_width(n->in[0]);
+    const weft_tensor *addend = n->in[WEFT_EMBED_BACK_ADDEND];
     find_rows<<<pack_grid(o.rows + 1), PACK_THREADS, 0, stream_of(x)>>>(o.count, o.rows, o.keys,
                                                                         first);
     dim3 grid((unsigned)ceil_div(o.rows, WARPS), (unsigned)ceil_div(width, STRIP));
@@ -372,11 +394,12 @@ static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
             using T = decltype(tag);
             sum_whole_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(
                 (const T *)data_of<T>(x, n->in[0]), first, o.tokens, o.rows, width,
-                data_of<T>(x, n->out[0]));
+                (const T *)data_of<T>(x, addend), data_of<T>(x, n->out[0]));
         });
     } else {
         sum_token_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(any_of(x, n->in[0]), first, o.tokens,
-                                                              o.rows, width, any_of(x, n->out[0]));
+                                                              o.rows, width, any_of(x, addend),
+                                                              any_of(x, n->out[0]));
     }
     return launched(n);
 }

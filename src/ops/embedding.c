@@ -51,9 +51,9 @@ static weft_status embed_grad(weft_graph *g, const weft_node *n, weft_tensor *co
     weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
     if (wte->needs_grad) {
         weft_embed_back_attr back = {.rows = wte->shape[0], .dtype = wte->dtype};
-        weft_tensor *in[] = {d_out[0], ids};
-        weft_node *node =
-            weft_graph_append(g, &weft_op_embed_back, in, 2, 2, 1, &back, sizeof back);
+        weft_tensor *in[WEFT_EMBED_BACK_INPUTS] = {d_out[0], ids};
+        weft_node *node = weft_graph_append(g, &weft_op_embed_back, in, WEFT_EMBED_BACK_INPUTS, 2,
+                                            1, &back, sizeof back);
         if (node) d_in[0] = node->out[0];
     }
     if (wpe && wpe->needs_grad) {
@@ -80,10 +80,16 @@ static weft_status table_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
+static int embed_back_in_place(const weft_node *n, int out) {
+    (void)out;
+    return n->in[WEFT_EMBED_BACK_ADDEND] ? WEFT_EMBED_BACK_ADDEND : -1;
+}
+
 const weft_op weft_op_embed_back = {
     .name = "embed_back",
     .id = WEFT_OP_embed_back,
     .infer = table_infer,
+    .inplace = embed_back_in_place,
 };
 
 const weft_op weft_op_position_back = {

@@ -16,12 +16,14 @@ typedef struct {
     int64_t offset;
 } weft_embed_attr;
 
-/* embed_back: dwte [V, E] from dy, ids. position_back: dwpe [P, E] from dy, start. Rows that
- * nothing points to are 0. */
+/* embed_back: dwte [V, E] from dy, ids, and what it is added to: like the result, or NULL.
+ * position_back: dwpe [P, E] from dy, start. Rows that nothing points to are 0. */
 typedef struct {
     int64_t rows; /* V or P */
     int64_t offset;
     weft_dtype dtype; /* of the result */
 } weft_embed_back_attr;
+
+enum { WEFT_EMBED_BACK_DY, WEFT_EMBED_BACK_IDS, WEFT_EMBED_BACK_ADDEND, WEFT_EMBED_BACK_INPUTS };
 
 #endif

@@ -134,7 +134,7 @@ static bool take_addend(weft_fuser *f, weft_node *add, int which, double alpha) 
 static void fuse_add(weft_fuser *f, weft_node *add) {
     double alpha = ((const weft_alpha_attr *)add->attr)->alpha;
     if (weft_tensor_count(add->in[0]) != weft_tensor_count(add->in[1])) return;
-    if (alpha == 1 && weft_fuse_norm_back(f, add)) return;
+    if (alpha == 1 && (weft_fuse_norm_back(f, add) || weft_fuse_embed_back(f, add))) return;
     const weft_node *a = weft_tensor_root(add->in[0])->producer;
     const weft_node *b = weft_tensor_root(add->in[1])->producer;
     int first = a && (!b || a->index > b->index) ? 0 : 1;
@@ -238,6 +238,7 @@ weft_status weft_fuse(weft_graph *g) {
         if (n->op == &weft_op_add) fuse_add(&f, n);
         if (n->op == &weft_op_scale) fuse_scale(&f, n);
         if (n->op == &weft_op_norm) weft_fuse_norm(&f, n);
+        if (n->op == &weft_op_bias_back) weft_fuse_norm_sums(&f, n);
         if (n->op == &weft_op_gelu_back) fuse_gelu_back(&f, n);
         if (n->op == &weft_op_silu_mul) weft_fuse_silu_mul(&f, n);
         if (n->op == &weft_op_silu_mul_back) weft_fuse_silu_mul_back(&f, n);

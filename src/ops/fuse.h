@@ -16,10 +16,16 @@
  *     bias_back(gelu_back(y, x))       gelu_bias_back
  *
  * A norm's residual sum goes into the product that makes the residual, and what arrives at that sum
- * from further on into the norm's gradient (fuse_norm.c):
+ * from further on into the norm's gradient, which sums columns for a bias before it too
+ * (fuse_norm.c):
  *
  *     norm(x, matmul(a, b))       norm(matmul with addend x)
  *     add(norm_back(dy), ds)      norm_back with ds
+ *     bias_back(norm_back(dy))    norm_back with sums
+ *
+ * The table of a tied embedding has its classifier's gradient first (fuse_embed.c):
+ *
+ *     add(dw, embed_back(dy))     embed_back with addend dw
  *
  * Of SwiGLU's linear layers the gate goes into the products around it (gated.h):
  *

@@ -49,5 +49,10 @@ bool weft_fuse_norm_back(weft_fuser *f, weft_node *add);
 /* Sums of products, fuse_sums.c: where the product's addend is made by a product that it alone reads,
  * that one makes its result too, and it goes. */
 void weft_fuse_sum(weft_fuser *f, weft_node *product);
+/* And of a bias's gradient that sums what norm_back makes. */
+void weft_fuse_norm_sums(weft_fuser *f, weft_node *bias);
+
+/* fuse_embed.c: of such a sum with an embedding's gradient in it. */
+bool weft_fuse_embed_back(weft_fuser *f, weft_node *add);
 
 #endif

@@ -5,7 +5,9 @@
  * and makes s; the norm then reads s alone, half the bytes.
  *
  * Backward, the gradient of s is then a sum: what the norm gives and what arrives from further on.
- * norm_back adds the second itself, as it does for a norm with its own sum. */
+ * norm_back adds the second itself, as it does for a norm with its own sum. A block ends on a linear
+ * layer with a bias, whose gradient sums the columns of that sum: norm_back sums columns for its
+ * gain anyway, and gives these too. */
 #include "ops/fuse_internal.h"
 #include "ops/list.h"
 #include "ops/norm.h"
@@ -31,6 +33,7 @@ static weft_node *find_norm_back(const weft_fuser *f, weft_tensor *t, const weft
     weft_node *n = root->producer;
     if (!n || n->op != &weft_op_norm_back || n->out[WEFT_NORM_BACK_DX] != root) return NULL;
     if (root->keep || f->reads[root->id] != 1 || n->in[WEFT_NORM_BACK_DS]) return NULL;
+    if (n->out[WEFT_NORM_BACK_SUMS]) return NULL; /* of what it makes now */
     return weft_fuser_is_open(f, n) && weft_fuser_is_quiet(f, n, add) ? n : NULL;
 }
 
@@ -48,4 +51,16 @@ bool weft_fuse_norm_back(weft_fuser *f, weft_node *add) {
         return true;
     }
     return false;
+}
+
+void weft_fuse_norm_sums(weft_fuser *f, weft_node *bias) {
+    const weft_tensor *dx = weft_tensor_root(bias->in[0]);
+    weft_node *back = dx->producer;
+    if (!back || back->op != &weft_op_norm_back || back->out[WEFT_NORM_BACK_SUMS]) return;
+    if (back->out[WEFT_NORM_BACK_DX] != dx || !weft_fuser_is_open(f, back)) return;
+    if (weft_tensor_width(bias->in[0]) != weft_tensor_width(dx)) return;
+    back->out[WEFT_NORM_BACK_SUMS] = bias->out[0];
+    bias->out[0]->producer = back;
+    f->reads[dx->id]--;
+    f->g->nodes[bias->index] = NULL;
 }

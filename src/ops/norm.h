@@ -39,6 +39,14 @@ enum {
     WEFT_NORM_BACK_DS,
     WEFT_NORM_BACK_INPUTS
 };
-enum { WEFT_NORM_BACK_DX, WEFT_NORM_BACK_DW, WEFT_NORM_BACK_DB, WEFT_NORM_BACK_OUTPUTS };
+/* SUMS, Σ over rows of dx, is the gradient of a bias that x or r ends on: it is made where fuse.h
+ * found that bias_back. */
+enum {
+    WEFT_NORM_BACK_DX,
+    WEFT_NORM_BACK_DW,
+    WEFT_NORM_BACK_DB,
+    WEFT_NORM_BACK_SUMS,
+    WEFT_NORM_BACK_OUTPUTS
+};
 
 #endif

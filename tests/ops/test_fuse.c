@@ -5,9 +5,11 @@
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
+#include "ops/embedding.h"
 #include "ops/fuse.h"
 #include "ops/linear.h"
 #include "ops/list.h"
+#include "ops/norm.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -24,7 +26,7 @@ enum { ROWS = 5, MOST = 40, GRAPHS = 60, STEPS = 24 };
 typedef struct {
     int products; /* pairs of factors; those of one node's are `summed` together */
     int summed, with_addend, with_slope, with_sums, with_alpha;
-    int adds, scales, gelu_backs, bias_backs, joined;
+    int adds, scales, gelu_backs, bias_backs, joined, norm_sums;
 } tally;
 
 static tally count_nodes(const weft_graph *g) {
@@ -37,6 +39,7 @@ static tally count_nodes(const weft_graph *g) {
         t.gelu_backs += n->op == &weft_op_gelu_back;
         t.bias_backs += n->op == &weft_op_bias_back;
         t.joined += n->op == &weft_op_gelu_bias_back;
+        t.norm_sums += n->op == &weft_op_norm_back && n->out[WEFT_NORM_BACK_SUMS];
         if (n->op != &weft_op_matmul) continue;
         const weft_matmul_attr *attr = n->attr;
         t.products += 1 + attr->more;
@@ -310,6 +313,63 @@ static void test_bad_nodes_are_refused(void **state) {
     refuse(&attr, WEFT_MATMUL_INPUTS, "slope");
 }
 
+/* norm(r + linear with a bias) over rows of `width`; nodes before and after fusing its gradient. */
+static void fuse_norm(int64_t width, tally *before, tally *after) {
+    weft_graph *g;
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F64, ROWS, 4);
+    weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F64, 6, 4);
+    weft_tensor *b = weft_new_tensor(g, WEFT_ROLE_PARAM, "b", WEFT_F64, 6);
+    weft_tensor *gain = weft_new_tensor(g, WEFT_ROLE_PARAM, "gain", WEFT_F64, width);
+    weft_tensor *r = weft_new_tensor(g, WEFT_ROLE_INPUT, "r", WEFT_F64, 6 / width * ROWS, width);
+    weft_tensor *y = weft_linear(g, x, w, b, WEFT_ACT_NONE);
+    y = weft_view(g, y, 6 / width * ROWS, width);
+    weft_tensor *loss = weft_sum_squares(g, weft_norm(g, y, r, gain, NULL, WEFT_RMSNORM).y, 1);
+    assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
+    *before = count_nodes(g);
+    small s = {.g = g};
+    *after = fuse_small(&s, loss);
+}
+
+/* Not where the norm's rows are not the layer's. */
+static void test_a_norm_sums_for_the_bias_before_it(void **state) {
+    (void)state;
+    tally before, after;
+    fuse_norm(6, &before, &after);
+    assert_true(before.bias_backs == 1 && before.norm_sums == 0);
+    assert_true(after.bias_backs == 0 && after.norm_sums == 1);
+    fuse_norm(3, &before, &after);
+    assert_true(after.bias_backs == 1 && after.norm_sums == 0);
+}
+
+/* x goes through a norm and beside it; its two gradients meet in norm_back. The embedding's meets the
+ * classifier's in embed_back, which is last. */
+static void test_the_second_gradient_takes_the_first(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        weft_graph *g;
+        assert_int_equal(weft_graph_create(&g), WEFT_OK);
+        weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F64, ROWS, 6);
+        weft_tensor *w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F64, 6);
+        weft_tensor *ids = weft_new_tensor(g, WEFT_ROLE_INPUT, "ids", WEFT_I32, 2, 3), *y;
+        if (tied)
+            y = weft_embed(g, x, ids, NULL, NULL, 0);
+        else
+            y = weft_norm(g, x, NULL, w, NULL, WEFT_RMSNORM).y;
+        weft_tensor *loss = weft_add(g, weft_sum_squares(g, y, 1), weft_sum_squares(g, x, 2));
+        assert_int_equal(weft_graph_backward(g, loss, NULL), WEFT_OK);
+        assert_non_null(x->grad);
+        tally before = count_nodes(g);
+        assert_int_equal(weft_fuse(g), WEFT_OK);
+        check_order(g);
+        assert_int_equal(before.adds - count_nodes(g).adds, 1);
+        const weft_node *last = x->grad->producer;
+        assert_true(tied ? last->op == &weft_op_embed_back && last->in[WEFT_EMBED_BACK_ADDEND]
+                         : last->op == &weft_op_norm_back && last->in[WEFT_NORM_BACK_DS]);
+        weft_graph_destroy(g);
+    }
+}
+
 /* A dropped tensor is refused as an input, with a message. */
 static void test_what_was_fused_away_is_refused(void **state) {
     (void)state;
@@ -332,7 +392,7 @@ static void test_what_was_fused_away_is_refused(void **state) {
 typedef struct {
     weft_graph *g;
     weft_tensor *all[MOST]; /* [ROWS, 4 or 6] */
-    weft_tensor *kept[MOST], *param[MOST];
+    weft_tensor *kept[MOST], *param[4 * MOST];
     int n, n_kept, n_params;
     weft_tensor *loss;
     uint32_t seed, drawn;
@@ -360,10 +420,20 @@ static weft_tensor *new_bias(sketch *s, int64_t width) {
     return weft_view(s->g, new_param(s, 1, width), width);
 }
 
+/* A norm behind a linear layer with a bias, and perhaps a residual. */
+static weft_tensor *draw_norm(sketch *s, weft_tensor *t, int64_t other) {
+    weft_tensor *y = weft_linear(s->g, t, new_param(s, other, weft_tensor_width(t)),
+                                 new_bias(s, other), WEFT_ACT_NONE);
+    if (draw(s, 2)) y = draw_tensor(s, other);
+    weft_tensor *r = draw(s, 2) ? draw_tensor(s, other) : NULL, *gain = new_bias(s, other);
+    weft_normed n = weft_norm(s->g, y, r, gain, new_bias(s, other), WEFT_LAYERNORM);
+    return draw(s, 2) ? n.s : n.y;
+}
+
 static weft_tensor *draw_node(sketch *s) {
     weft_tensor *t = draw_tensor(s, 0);
     int64_t width = weft_tensor_width(t), other = draw(s, 2) ? 4 : 6;
-    switch (draw(s, 8)) {
+    switch (draw(s, 9)) {
     case 0:
         return weft_gelu(s->g, t);
     case 1:
@@ -373,6 +443,8 @@ static weft_tensor *draw_node(sketch *s) {
     case 3:
     case 4:
         return weft_add(s->g, t, draw_tensor(s, width));
+    case 8:
+        return draw_norm(s, t, other);
     case 5:
         return weft_linear(s->g, t, new_param(s, other, width),
                            draw(s, 2) ? new_bias(s, other) : NULL, WEFT_ACT_GELU);
@@ -469,14 +541,18 @@ static void test_random_graphs_keep_their_values(void **state) {
         all.gelu_backs += after.with_slope;
         all.with_sums += after.with_sums;
         all.joined += after.joined;
+        all.norm_sums += after.norm_sums;
     }
     printf(
         "note: %d graphs: %d adds, %d scales, %d gradients of gelu went into products, %d of them "
-        "with a bias's, %d without a product; %d nodes sum products\n",
-        GRAPHS, all.adds, all.scales, all.gelu_backs, all.with_sums, all.joined, all.summed);
+        "with a bias's, %d without a product; %d nodes sum products; %d of a bias went into "
+        "norms\n",
+        GRAPHS, all.adds, all.scales, all.gelu_backs, all.with_sums, all.joined, all.summed,
+        all.norm_sums);
     assert_true(all.adds > GRAPHS && all.scales > GRAPHS / 4);
     assert_true(all.gelu_backs > GRAPHS / 8 && all.with_sums > GRAPHS / 8);
     assert_true(all.joined > GRAPHS / 8 && all.summed > GRAPHS / 4);
+    assert_true(all.norm_sums > GRAPHS / 8);
 }
 
 int main(void) {
@@ -492,6 +568,8 @@ int main(void) {
         cmocka_unit_test(test_bad_nodes_are_refused),
         cmocka_unit_test(test_gradients_are_summed_by_products),
         cmocka_unit_test(test_gelus_gradient_is_no_pass_alone),
+        cmocka_unit_test(test_a_norm_sums_for_the_bias_before_it),
+        cmocka_unit_test(test_the_second_gradient_takes_the_first),
         cmocka_unit_test(test_what_was_fused_away_is_refused),
         cmocka_unit_test(test_random_graphs_keep_their_values),
     };

@@ -6,9 +6,16 @@ import torch
 def norm(c):
     m, e = c.size("M"), c.size("E")
     residual = c.integer("residual", 0)
-    s = c.input("x", m, e)
+
+    def term(name):
+        if c.word("linear", "no") != name:
+            return c.input(name, m, e)
+        k = c.size("K")
+        return c.input("u", m, k) @ c.input("v", e, k).T + c.input("a", e)
+
+    s = term("x")
     if residual:
-        s = s + c.input("r", m, e)
+        s = s + term("r")
     w = c.input("w", e)
     if c.word("kind", "layernorm") == "layernorm":
         mean = s.mean(-1, keepdim=True)

@@ -1,6 +1,7 @@
 /* Cases of the embedding. */
 #include "cases.h"
 #include "ops/embedding.h"
+#include "ops/linear.h"
 
 static void build_embed(test_case *c) {
     int64_t b = case_size(c, "B"), t = case_size(c, "T");
@@ -16,6 +17,9 @@ static void build_embed(test_case *c) {
         offset = 0;
     }
     case_output(c, "y", CASE_DIFF, weft_embed(case_graph(c), wte, ids, wpe, start, offset));
+    if (!case_int(c, "tied", 0)) return;
+    weft_tensor *u = case_input(c, "u", CASE_DIFF, 1, 2, (int64_t[]){case_size(c, "M"), e});
+    case_output(c, "z", CASE_DIFF, weft_linear(case_graph(c), u, wte, NULL, WEFT_ACT_NONE));
 }
 
 const case_builder cases_embedding[] = {
