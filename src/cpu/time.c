@@ -1,9 +1,10 @@
 /* Means over time on the CPU. A task is a strip of columns of one sequence, walked from its first
  * token to its last (or back) with the running sums in double, so that the mean over a long
- * sequence loses nothing to the sum's size. */
+ * sequence loses nothing to the sum's size. Moments are a product (gemm.h) beside such strips. */
 #include "ops/time.h"
 
 #include "cpu/chunks.h"
+#include "cpu/gemm.h"
 
 enum { STRIP = 256, PART = 16 };
 
@@ -11,6 +12,7 @@ typedef struct {
     weft_exec *x;
     const weft_tensor *in, *out;
     int64_t time, width, strips;
+    bool whole; /* sums, not means */
 } strip_job;
 
 /* Where token 0 of the task's strip lies in a [B, T, N] tensor of T = `time`, and its columns. */
@@ -86,7 +88,7 @@ static void time_mean_strip(void *context, int64_t task, int thread) {
     }
     real *y = tile_out(j->x, j->out, to, scratch[0]);
     for (int64_t i = 0; i < len; i++)
-        y[i] = (real)(sum[i] / (double)j->time);
+        y[i] = (real)(j->whole ? sum[i] : sum[i] / (double)j->time);
     tile_done(j->x, j->out, to, len, y);
 }
 
@@ -96,7 +98,7 @@ static void time_mean_back_strip(void *context, int64_t task, int thread) {
     real in_scratch[STRIP], out_scratch[STRIP];
     int64_t len, at = strip_at(j, task, j->time, &len), from = strip_at(j, task, 1, &len);
     const real *dy = tile_in(j->x, j->in, from, len, in_scratch);
-    real share = (real)(1 / (double)j->time);
+    real share = j->whole ? 1 : (real)(1 / (double)j->time);
     for (int64_t t = 0; t < j->time; t++, at += j->width) {
         real *dx = tile_out(j->x, j->out, at, out_scratch);
         for (int64_t i = 0; i < len; i++)
@@ -106,11 +108,17 @@ static void time_mean_back_strip(void *context, int64_t task, int thread) {
 }
 
 /* `full` is the one of the two that has all of T. */
+static void run_strips_of(weft_exec *x, const weft_tensor *in, const weft_tensor *out,
+                          const weft_tensor *full, bool whole, weft_task strip) {
+    strip_job j = {.x = x, .in = in, .out = out, .time = full->shape[1], .width = full->shape[2]};
+    j.strips = ceil_div(j.width, STRIP);
+    j.whole = whole;
+    weft_pool_run(weft_exec_pool(x), full->shape[0] * j.strips, strip, &j);
+}
+
 static weft_status run_strips(weft_exec *x, const weft_node *n, const weft_tensor *full,
                               weft_task strip) {
-    strip_job j = {
-        x, n->in[0], n->out[0], full->shape[1], full->shape[2], ceil_div(full->shape[2], STRIP)};
-    weft_pool_run(weft_exec_pool(x), full->shape[0] * j.strips, strip, &j);
+    run_strips_of(x, n->in[0], n->out[0], full, false, strip);
     return WEFT_OK;
 }
 
@@ -134,3 +142,61 @@ const weft_kernel KERNEL(running_mean) = {.run = running_mean_run};
 const weft_kernel KERNEL(running_mean_back) = {.run = running_mean_back_run};
 const weft_kernel KERNEL(time_mean) = {.run = time_mean_run};
 const weft_kernel KERNEL(time_mean_back) = {.run = time_mean_back_run};
+
+static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
+    return (gemm_matrix){.data = x ? weft_data(x, t) : NULL,
+                         .ld = weft_tensor_width(t),
+                         .bf16 = t->dtype == WEFT_BF16};
+}
+
+/* xᵀ x; `x` NULL: without addresses, for sizes. */
+static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
+    const weft_tensor *in = n->in[0];
+    int64_t width = weft_tensor_width(in);
+    gemm_product p = {.batch = 1, .m = width, .n = width, .k = weft_tensor_rows(in), .ta = true};
+    p.alpha = 1;
+    p.a = p.b = as_rows(x, in);
+    p.c = as_rows(x, n->out[WEFT_MOMENTS_GRAM]);
+    return p;
+}
+
+static weft_status moments_run(weft_exec *x, const weft_node *n) {
+    gemm_product p = describe_gram(x, n);
+    KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+    run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], true, time_mean_strip);
+    return WEFT_OK;
+}
+
+static int64_t moments_workspace(const weft_node *n, int threads) {
+    gemm_product p = describe_gram(NULL, n);
+    return KERNEL(gemm_workspace)(&p, threads);
+}
+
+/* 2 x d_gram + dx, where dx has the sums' gradient already. */
+static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
+    const weft_tensor *in = n->in[WEFT_MOMENTS_BACK_X];
+    int64_t width = weft_tensor_width(in);
+    gemm_product p = {.batch = 1, .m = weft_tensor_rows(in), .n = width, .k = width};
+    p.alpha = 2;
+    p.a = as_rows(x, in);
+    p.b = as_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM]);
+    p.c = p.addend = as_rows(x, n->out[0]);
+    return p;
+}
+
+static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
+    gemm_product p = describe_back(x, n);
+    run_strips_of(x, n->in[WEFT_MOMENTS_BACK_SUM], n->out[0], n->out[0], true,
+                  time_mean_back_strip);
+    KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+    return WEFT_OK;
+}
+
+static int64_t moments_back_workspace(const weft_node *n, int threads) {
+    gemm_product p = describe_back(NULL, n);
+    return KERNEL(gemm_workspace)(&p, threads);
+}
+
+const weft_kernel KERNEL(moments) = {.run = moments_run, .workspace = moments_workspace};
+const weft_kernel KERNEL(moments_back) = {.run = moments_back_run,
+                                          .workspace = moments_back_workspace};

@@ -70,7 +70,12 @@ static int64_t take_bytes(gemm_plan *plan, int64_t bytes) {
 /* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
  * must start at multiples of 16 bytes. */
 static bool epilogue_fits(const gemm_product *p) {
-    return p->c.is_bf16 && p->batch == 1 && p->n % 8 == 0 && p->c.ld % 8 == 0;
+    bool one = p->batch == 1 || !(p->gelu || p->gelu_back || p->pre.data);
+    return p->c.is_bf16 && one && p->n % 8 == 0 && p->c.ld % 8 == 0;
+}
+
+static int64_t bias_values(const gemm_product *p) {
+    return p->bias.stride ? p->batch * p->n : p->n;
 }
 
 static bool is_thin(const gemm_product *p) {
@@ -107,7 +112,7 @@ static gemm_plan make_plan(const gemm_product *p) {
     plan.round_bias = !plan.finish && p->bias.data && !p->bias.is_bf16;
     if (plan.widen_a) plan.a_at = take_bytes(&plan, a_values(p) * (int64_t)sizeof(float));
     if (plan.widen_b) plan.b_at = take_bytes(&plan, b_values(p) * (int64_t)sizeof(float));
-    if (plan.round_bias) plan.bias_at = take_bytes(&plan, p->n * (int64_t)sizeof(bf16));
+    if (plan.round_bias) plan.bias_at = take_bytes(&plan, bias_values(p) * (int64_t)sizeof(bf16));
     if (plan.sums_apart)
         plan.sums_at = take_bytes(&plan, p->batch * p->m * p->n * (int64_t)sizeof(float));
     return plan;
@@ -131,6 +136,7 @@ static __global__ void round_values(int64_t n, const float *from, bf16 *to) {
 typedef struct {
     any_tensor c, bias, addend, pre; /* data NULL: not there */
     int64_t ld, stride;              /* of c, addend and pre */
+    int64_t bias_stride;
     bool gelu, gelu_back, accumulate;
     float alpha;
 } finishing;
@@ -143,6 +149,7 @@ static finishing describe_finish(const gemm_product *p) {
     f.pre = any_tensor{p->pre.data, p->pre.is_bf16};
     f.ld = p->c.ld;
     f.stride = p->c.stride;
+    f.bias_stride = p->bias.stride;
     f.gelu = p->gelu;
     f.gelu_back = p->gelu_back;
     f.accumulate = p->accumulate;
@@ -154,7 +161,7 @@ __device__ static void finish_value(const finishing &f, int64_t g, int64_t row, 
                                     float sum) {
     int64_t at = g * f.stride + row * f.ld + column;
     if (f.accumulate) sum += load_any(f.c, at);
-    if (f.bias.data) sum += load_any(f.bias, column);
+    if (f.bias.data) sum += load_any(f.bias, g * f.bias_stride + column);
     if (f.addend.data) sum += load_any(f.addend, at);
     if (f.gelu_back)
         sum *= gelu_slope(load_any(f.pre, at));
@@ -356,6 +363,7 @@ static cublasStatus_t describe_call(const weft_cuda_blas *blas, const gemm_produ
     SET(TRANSB, on_b);
     SET(EPILOGUE, epilogue);
     if (p->bias.data) SET(BIAS_POINTER, p->bias.data);
+    if (p->bias.data && p->batch > 1) SET(BIAS_BATCH_STRIDE, p->bias.stride);
     if (p->pre.data) SET(EPILOGUE_AUX_POINTER, p->pre.data);
     if (p->pre.data) SET(EPILOGUE_AUX_LD, p->pre.ld);
 #undef SET
@@ -440,9 +448,10 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
     if (plan->widen_a) widen_factor(stream, &q.a, a_values(p), workspace + plan->a_at);
     if (plan->widen_b) widen_factor(stream, &q.b, b_values(p), workspace + plan->b_at);
     if (plan->round_bias) {
-        q.bias = gemm_matrix{workspace + plan->bias_at, p->n, 0, true};
-        round_values<<<grid_for(p->n, THREADS), THREADS, 0, stream>>>(
-            p->n, (const float *)p->bias.data, (bf16 *)q.bias.data);
+        int64_t values = bias_values(p);
+        q.bias = gemm_matrix{workspace + plan->bias_at, p->n, p->bias.stride, true};
+        round_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
+            values, (const float *)p->bias.data, (bf16 *)q.bias.data);
     }
     if (plan->sums_apart) {
         q.c = gemm_matrix{workspace + plan->sums_at, p->n, p->m * p->n, false};

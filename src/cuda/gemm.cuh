@@ -39,7 +39,7 @@ typedef struct {
     float alpha;
     gemm_matrix a, b; /* read only */
     gemm_matrix c;
-    gemm_matrix bias;   /* [n]; data NULL: none */
+    gemm_matrix bias;   /* [n], or with a stride of n one for each of the batch; data NULL: none */
     gemm_matrix addend; /* like c, or c itself; data NULL: none */
     gemm_matrix pre;    /* like c: gets the values before gelu (data NULL: not wanted), or has them
                            with gelu_back */

@@ -89,6 +89,8 @@ static const weft_kernel *const table[WEFT_OP_COUNT] = {
     ENTRY(running_mean_back),
     ENTRY(time_mean),
     ENTRY(time_mean_back),
+    ENTRY(moments),
+    ENTRY(moments_back),
 #endif
 #if __has_include("cuda/cross_entropy.cu")
     ENTRY(cross_entropy),

@@ -3,7 +3,11 @@
  * over a long sequence loses nothing to the sum's size.
  *
  * The running mean adds up each segment, then each thread knows what came before its own and walks
- * it a second time, from the caches. Floor: the bytes of x and y, once. */
+ * it a second time, from the caches. Floor: the bytes of x and y, once.
+ *
+ * Moments are a product of the library beside a sum over time; back the sums' gradient is the
+ * product's bias, one for each sequence, which are a batch. */
+#include "cuda/gemm.cuh"
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -13,7 +17,7 @@ extern "C" {
 enum {
     COLUMNS = 32, /* of a block of the running mean */
     SEGMENTS = 32,
-    PACKS = 16, /* of columns, that a block of the mean has */
+    PACKS = 8,  /* of columns, that a block of the mean has */
     SLICES = 32 /* and its rows of threads */
 };
 
@@ -94,7 +98,7 @@ __device__ static inline void sum_slice(const T *x, int64_t tokens, int64_t widt
 }
 
 /* y [B, 1, N]: a block has PACKS packs of columns of a sequence; its slices are added in order. */
-static __global__ void __launch_bounds__(PACKS *SLICES) mean_over_time(time_args k) {
+static __global__ void __launch_bounds__(PACKS *SLICES) sum_over_time(time_args k, double terms) {
     __shared__ float shared[SLICES][PACKS * VECTOR];
     int64_t first = (int64_t)blockIdx.y * PACKS * VECTOR, column = first + threadIdx.x * VECTOR;
     int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
@@ -114,14 +118,19 @@ static __global__ void __launch_bounds__(PACKS *SLICES) mean_over_time(time_args
 #pragma unroll
     for (int s = 0; s < SLICES; s++)
         total += shared[s][at];
-    store_any(k.y, (int64_t)blockIdx.x * k.width + first + at, (float)(total / (double)k.time));
+    store_any(k.y, (int64_t)blockIdx.x * k.width + first + at, (float)(total / terms));
+}
+
+/* `terms`: what the sums are divided by. */
+static void launch_sums(const weft_exec *x, const weft_tensor *in, const weft_tensor *out,
+                        int64_t terms) {
+    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, out)};
+    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
+    sum_over_time<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
 }
 
 static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
-    const weft_tensor *in = n->in[0];
-    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0])};
-    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
-    mean_over_time<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k);
+    launch_sums(x, n->in[0], n->out[0], n->in[0]->shape[1]);
     return launched(n);
 }
 
@@ -157,3 +166,62 @@ static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
 }
 
 CUDA_KERNEL(time_mean_back, time_mean_back_run)
+
+static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
+    return gemm_matrix{x ? weft_data(x, t) : NULL, weft_tensor_width(t), 0, t->dtype == WEFT_BF16};
+}
+
+/* xᵀ x; `x` NULL: without addresses, for sizes. */
+static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
+    gemm_product p = {};
+    p.batch = 1, p.m = p.n = weft_tensor_width(n->in[0]), p.k = weft_tensor_rows(n->in[0]);
+    p.ta = true;
+    p.alpha = 1;
+    p.a = p.b = as_rows(x, n->in[0]);
+    p.c = as_rows(x, n->out[WEFT_MOMENTS_GRAM]);
+    return p;
+}
+
+static weft_status moments_run(weft_exec *x, const weft_node *n) {
+    gemm_product p = describe_gram(x, n);
+    WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+    launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
+    return launched(n);
+}
+
+static int64_t moments_workspace(const weft_node *n, int) {
+    gemm_product p = describe_gram(NULL, n);
+    return gemm_workspace(&p);
+}
+
+CUDA_KERNEL(moments, moments_run, moments_workspace)
+
+/* 2 x d_gram + d_sum, a product a sequence. */
+static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
+    static char something;
+    const weft_tensor *in = n->in[WEFT_MOMENTS_BACK_X], *d_sum = n->in[WEFT_MOMENTS_BACK_SUM];
+    int64_t time = in->shape[1], width = in->shape[2];
+    gemm_product p = {};
+    p.batch = in->shape[0], p.m = time, p.n = p.k = width;
+    p.alpha = 2;
+    p.a = as_rows(x, in);
+    p.b = as_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM]);
+    p.c = as_rows(x, n->out[0]);
+    p.bias = as_rows(x, d_sum);
+    p.a.stride = p.c.stride = time * width;
+    p.bias.stride = width;
+    if (!x) p.bias.data = &something;
+    return p;
+}
+
+static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
+    gemm_product p = describe_back(x, n);
+    return gemm_run(x, &p, weft_workspace(x, n));
+}
+
+static int64_t moments_back_workspace(const weft_node *n, int) {
+    gemm_product p = describe_back(NULL, n);
+    return gemm_workspace(&p);
+}
+
+CUDA_KERNEL(moments_back, moments_back_run, moments_back_workspace)

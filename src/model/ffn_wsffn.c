@@ -3,7 +3,7 @@
  *
  * z need not exist either: h₁ = W_1 x, so with Q = W_z W_1 and S = Σ x xᵀ the penalty is
  * λ/N · ⟨Qᵀ Q, S⟩, at E² a token in place of F², and the means over time are Q · mean x. The shape
- * decides which form is built. A layer then makes no more than S and mean x, which need its x;
+ * decides which form is built. A layer then makes no more than S and Σ_t x, which need its x;
  * everything else is small, and is made of all layers at once behind the last: a product of a batch
  * in place of a short one a layer. */
 #include "model/builder.h"
@@ -20,7 +20,7 @@
 struct wsffn_layer {
     weft_tensor *w1, *w_z;
     weft_tensor *gram; /* S [E, E] */
-    weft_tensor *mean; /* [B, E] */
+    weft_tensor *sum;  /* of x over time, [B, E] */
 };
 
 static weft_tensor *make_z_projection(builder *b) {
@@ -102,20 +102,21 @@ void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor
     }
     if (!b->wsffn) b->wsffn = weft_graph_alloc(b->g, (size_t)b->c->n_layer * sizeof *b->wsffn);
     if (!b->wsffn) return;
-    weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
+    weft_moments_of moments = weft_moments(b->g, x);
     b->wsffn[b->layer] = (struct wsffn_layer){
         .w1 = w1,
         .w_z = w_z,
-        .gram = weft_gram(b->g, flat),
-        .mean = weft_view(b->g, weft_time_mean(b->g, x), b->batch, b->width),
+        .gram = moments.gram,
+        .sum = weft_view(b->g, moments.sum, b->batch, b->width),
     };
 }
 
 void build_wsffn_sums(builder *b) {
     if (!b->wsffn) return;
-    weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *mean = stack_of(b, mean);
+    weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *sum = stack_of(b, sum);
     weft_tensor *penalty = weft_dot(b->g, weft_gram(b->g, q), s);
     b->aux_z = weft_scale(b->g, penalty, penalty_factor(b));
-    weft_tensor *context = weft_batched_matmul(b->g, mean, q, false, true);
+    weft_tensor *context = weft_batched_matmul(b->g, sum, q, false, true);
+    context = weft_scale(b->g, context, 1 / (double)b->time);
     b->aux_contrastive = contrast_contexts(b, context, b->c->n_layer);
 }

@@ -422,6 +422,12 @@ weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
     return append_matmul(g, a, a, NULL, attr);
 }
 
+weft_tensor *weft_gram_back(weft_graph *g, weft_tensor *a, weft_tensor *dy) {
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alpha = 2};
+    if (a) attr.dtype = a->dtype;
+    return append_matmul(g, a, dy, NULL, attr);
+}
+
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {
     weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb, .alpha = 1};
     if (x) attr.dtype = x->dtype;

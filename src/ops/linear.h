@@ -27,6 +27,8 @@ weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, 
  * reads it must be a function of symmetric matrices: then its gradient is symmetric too, and a's is
  * one product, 2 a dy. (A dot with another symmetric matrix is such a reader.) */
 weft_tensor *weft_gram(weft_graph *g, weft_tensor *a);
+/* That gradient, for operations that make a Gram matrix beside other things. */
+weft_tensor *weft_gram_back(weft_graph *g, weft_tensor *a, weft_tensor *dy);
 
 /* A weight a group: y[..., g, :] = x[..., g, :] w[g]; x [..., G, K], w [G, K, N], or [G, N, K] with
  * tb → y [..., G, N]. */

@@ -74,6 +74,8 @@
     X(running_mean_back)                                                                           \
     X(time_mean)                                                                                   \
     X(time_mean_back)                                                                              \
+    X(moments)                                                                                     \
+    X(moments_back)                                                                                \
     /* cross_entropy */                                                                            \
     X(cross_entropy)                                                                               \
     X(cross_entropy_back)                                                                          \

@@ -299,6 +299,7 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(running_mean_integers, "running_mean", weft_running_mean(g, I(2, 3, 4)))                     \
     X(time_mean_flat, "time_mean", weft_time_mean(g, F(2, 3)))                                     \
     X(time_mean_integers, "time_mean", weft_time_mean(g, I(2, 3, 4)))                              \
+    X(moments_flat, "moments", weft_moments(g, F(2, 3)).gram)                                      \
     X(infonce_flat, "infonce", weft_infonce(g, F(3), 0.07, 1))                                     \
     X(infonce_deep, "infonce", weft_infonce(g, F(2, 2, 3, 4), 0.07, 1))                            \
     X(infonce_tau_of_zero, "infonce", weft_infonce(g, F(3, 4), 0, 1))                              \

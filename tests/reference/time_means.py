@@ -1,4 +1,4 @@
-"""Means over time."""
+"""Means over time, and moments."""
 
 import torch
 
@@ -14,4 +14,10 @@ def time_mean(c):
     c.output("y", c.input("x", c.size("B"), c.size("T"), c.size("N")).mean(1, keepdim=True))
 
 
-OPS = {f.__name__: f for f in (running_mean, time_mean)}
+def moments(c):
+    x, w = c.input("x", c.size("B"), c.size("T"), c.size("N")), c.input("w", c.size("K"), c.size("N"))
+    c.output("y", (torch.einsum("btn,kn->btk", x, w) ** 2).sum())
+    c.output("sum", x.sum(1, keepdim=True))
+
+
+OPS = {f.__name__: f for f in (running_mean, time_mean, moments)}

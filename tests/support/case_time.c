@@ -1,5 +1,7 @@
-/* Cases of the means over time. */
+/* Cases of the means over time, and of moments. */
 #include "cases.h"
+#include "ops/arith.h"
+#include "ops/linear.h"
 #include "ops/time.h"
 
 static weft_tensor *sequence_input(test_case *c) {
@@ -15,8 +17,21 @@ static void build_time_mean(test_case *c) {
     case_output(c, "y", CASE_DIFF, weft_time_mean(case_graph(c), sequence_input(c)));
 }
 
+/* The Gram matrix is read as a symmetric one, by its dot with another. A gradient is made of matrices
+ * that were rounded before. */
+static void build_moments(test_case *c) {
+    weft_graph *g = case_graph(c);
+    int64_t shape[] = {case_size(c, "K"), case_size(c, "N")};
+    weft_moments_of m = weft_moments(g, sequence_input(c));
+    weft_tensor *w = case_input(c, "w", CASE_DIFF, 1, 2, shape);
+    case_loosen(c, 2);
+    case_output(c, "y", CASE_DIFF, weft_dot(g, m.gram, weft_gram(g, w)));
+    case_output(c, "sum", CASE_DIFF, m.sum);
+}
+
 const case_builder cases_time[] = {
     {"running_mean", build_running_mean},
     {"time_mean", build_time_mean},
+    {"moments", build_moments},
     {NULL, NULL},
 };
