@@ -16,6 +16,7 @@ enum {
 typedef struct {
     weft_exec *x;
     const weft_node *n;
+    const weft_tensor *in, *out;
     int64_t rows, width, k, keys; /* of one sequence: T, F, k, S */
     int64_t row_tasks, width_tasks;
     int32_t *first; /* [B, S + 1]: where a column's list begins in `entry` */
@@ -33,6 +34,16 @@ static weft_status check_index(const weft_exec *x, const weft_node *n, const wef
     return WEFT_OK;
 }
 
+/* Goes on to tensor `which`; false: there is none. */
+static bool take_tensor(gather *c, int which) {
+    c->in = weft_gather_input(c->n, which);
+    if (!c->in) return false;
+    c->out = c->n->out[which];
+    c->width = c->in->shape[2];
+    c->width_tasks = ceil_div(c->width, GATHER_WIDTH);
+    return true;
+}
+
 /* y[0..n) += w · (n values of t from element `at`). */
 static void add_scaled(const gather *c, const weft_tensor *t, int64_t at, real w, int64_t n,
                        real *y) {
@@ -47,10 +58,9 @@ static void add_scaled(const gather *c, const weft_tensor *t, int64_t at, real w
 static void route_gather_task(void *context, int64_t task, int thread) {
     (void)thread;
     const gather *c = context;
-    const weft_tensor *h = c->n->in[0], *out = c->n->out[0];
     int64_t b = task / c->row_tasks, first = task % c->row_tasks * GATHER_ROWS;
-    const int32_t *index = weft_data(c->x, c->n->in[1]);
-    const real *weight = weft_data(c->x, c->n->in[2]);
+    const int32_t *index = weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]);
+    const real *weight = weft_data(c->x, c->n->in[WEFT_GATHER_WEIGHT]);
     for (int64_t t = first; t < min_i64(first + GATHER_ROWS, c->rows); t++) {
         int64_t row = b * c->rows + t;
         for (int64_t f = 0; f < c->width; f += GATHER_WIDTH) {
@@ -58,25 +68,27 @@ static void route_gather_task(void *context, int64_t task, int thread) {
             real sum[GATHER_WIDTH] = {0};
             for (int64_t e = row * c->k; e < (row + 1) * c->k; e++)
                 if (index[e] >= 0)
-                    add_scaled(c, h, (b * c->keys + index[e]) * c->width + f, weight[e], len, sum);
-            real *y = tile_out(c->x, out, row * c->width + f, sum);
+                    add_scaled(c, c->in, (b * c->keys + index[e]) * c->width + f, weight[e], len,
+                               sum);
+            real *y = tile_out(c->x, c->out, row * c->width + f, sum);
             if (y != sum) memcpy(y, sum, (size_t)len * sizeof(real));
-            tile_done(c->x, out, row * c->width + f, len, y);
+            tile_done(c->x, c->out, row * c->width + f, len, y);
         }
     }
 }
 
 static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
-    const weft_tensor *h = n->in[0], *index = n->in[1];
-    WEFT_TRY(check_index(x, n, index, h->shape[1]));
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
+    int64_t keys = n->in[WEFT_GATHER_H]->shape[1];
+    WEFT_TRY(check_index(x, n, index, keys));
     gather c = {.x = x,
                 .n = n,
                 .rows = index->shape[1],
-                .width = h->shape[2],
                 .k = index->shape[2],
-                .keys = h->shape[1],
+                .keys = keys,
                 .row_tasks = ceil_div(index->shape[1], GATHER_ROWS)};
-    weft_pool_run(weft_exec_pool(x), h->shape[0] * c.row_tasks, route_gather_task, &c);
+    for (int i = 0; i < 2 && take_tensor(&c, i); i++)
+        weft_pool_run(weft_exec_pool(x), index->shape[0] * c.row_tasks, route_gather_task, &c);
     return WEFT_OK;
 }
 
@@ -88,7 +100,8 @@ static void sort_entries_task(void *context, int64_t b, int thread) {
     (void)thread;
     const gather *c = context;
     int64_t count = c->rows * c->k;
-    const int32_t *index = (const int32_t *)weft_data(c->x, c->n->in[1]) + b * count;
+    const int32_t *index =
+        (const int32_t *)weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]) + b * count;
     int32_t *first = c->first + b * (c->keys + 1), *entry = c->entry + b * count;
     memset(first, 0, (size_t)(c->keys + 1) * sizeof *first);
     for (int64_t e = 0; e < count; e++)
@@ -106,48 +119,46 @@ static void sort_entries_task(void *context, int64_t b, int thread) {
 static void route_gather_back_task(void *context, int64_t task, int thread) {
     (void)thread;
     const gather *c = context;
-    const weft_tensor *dc = c->n->in[0], *dh = c->n->out[0];
     int64_t f = task % c->width_tasks * GATHER_WIDTH, len = min_i64(GATHER_WIDTH, c->width - f);
     int64_t block = task / c->width_tasks, b = block / c->row_tasks;
     int64_t begin = block % c->row_tasks * GATHER_ROWS, count = c->rows * c->k;
-    const real *weight = (const real *)weft_data(c->x, c->n->in[2]) + b * count;
+    const real *weight = (const real *)weft_data(c->x, c->n->in[WEFT_GATHER_WEIGHT]) + b * count;
     const int32_t *first = c->first + b * (c->keys + 1), *entry = c->entry + b * count;
     for (int64_t j = begin; j < min_i64(begin + GATHER_ROWS, c->keys); j++) {
         real sum[GATHER_WIDTH] = {0};
         for (int32_t i = first[j]; i < first[j + 1]; i++) {
             int64_t t = entry[i] / c->k;
-            add_scaled(c, dc, (b * c->rows + t) * c->width + f, weight[entry[i]], len, sum);
+            add_scaled(c, c->in, (b * c->rows + t) * c->width + f, weight[entry[i]], len, sum);
         }
         int64_t at = (b * c->keys + j) * c->width + f;
-        real *y = tile_out(c->x, dh, at, sum);
+        real *y = tile_out(c->x, c->out, at, sum);
         if (y != sum) memcpy(y, sum, (size_t)len * sizeof(real));
-        tile_done(c->x, dh, at, len, y);
+        tile_done(c->x, c->out, at, len, y);
     }
 }
 
 static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
-    const weft_tensor *index = n->in[1], *dh = n->out[0];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     WEFT_TRY(check_index(x, n, index, dh->shape[1]));
     int64_t batch = dh->shape[0];
     gather c = {.x = x,
                 .n = n,
                 .rows = index->shape[1],
-                .width = dh->shape[2],
                 .k = index->shape[2],
                 .keys = dh->shape[1],
                 .row_tasks = ceil_div(dh->shape[1], GATHER_ROWS),
-                .width_tasks = ceil_div(dh->shape[2], GATHER_WIDTH),
                 .first = weft_workspace(x, n)};
     c.entry = c.first + batch * (c.keys + 1);
     weft_pool *pool = weft_exec_pool(x);
     weft_pool_run(pool, batch, sort_entries_task, &c);
-    weft_pool_run(pool, batch * c.row_tasks * c.width_tasks, route_gather_back_task, &c);
+    for (int i = 0; i < 2 && take_tensor(&c, i); i++)
+        weft_pool_run(pool, batch * c.row_tasks * c.width_tasks, route_gather_back_task, &c);
     return WEFT_OK;
 }
 
 static int64_t route_gather_back_workspace(const weft_node *n, int threads) {
     (void)threads;
-    const weft_tensor *index = n->in[1], *dh = n->out[0];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     int64_t numbers = dh->shape[0] * (dh->shape[1] + 1) + weft_tensor_count(index);
     return numbers * (int64_t)sizeof(int32_t);
 }

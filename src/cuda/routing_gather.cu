@@ -17,11 +17,21 @@ typedef struct {
     const float *weight;
 } gather;
 
+static gather make_gather(const weft_exec *x, const weft_node *n, int64_t width, int64_t keys) {
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
+    return gather{index->shape[1],
+                  width,
+                  index->shape[2],
+                  keys,
+                  data_of<int32_t>(x, index),
+                  data_of<float>(x, n->in[WEFT_GATHER_WEIGHT])};
+}
+
 static weft_status explain_index(weft_exec *x, const weft_node *n, int64_t place) {
     bool back = n->attr != NULL;
-    int64_t keys = back ? n->out[0]->shape[1] : n->in[0]->shape[1];
+    int64_t keys = back ? n->out[0]->shape[1] : n->in[WEFT_GATHER_H]->shape[1];
     return weft_fail(WEFT_EINPUT, "%s: index holds %d, but it must be -1 to %lld", n->op->name,
-                     (int)read_i32(x, n->in[1], place), (long long)(keys - 1));
+                     (int)read_i32(x, n->in[WEFT_GATHER_INDEX], place), (long long)(keys - 1));
 }
 
 /* `count` values, 1 to VECTOR of them; `whole`: all, and aligned. */
@@ -65,20 +75,17 @@ static __global__ void gather_rows(gather g, const T *h, T *c, weft_cuda_run *ru
 
 static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     if (weft_cuda_slab_sums(x, n)) return launched(n);
-    const weft_tensor *h = n->in[0], *index = n->in[1];
-    gather g = {index->shape[1],
-                h->shape[2],
-                index->shape[2],
-                h->shape[1],
-                data_of<int32_t>(x, index),
-                data_of<float>(x, n->in[2])};
-    int64_t threads = min_i64(THREADS, ceil_div(ceil_div(g.width, VECTOR), 32) * 32);
-    with_type(h, [&](auto tag) {
-        using T = decltype(tag);
-        gather_rows<T>
-            <<<(unsigned)(index->shape[0] * g.rows), (unsigned)threads, 0, stream_of(x)>>>(
-                g, data_of<T>(x, h), data_of<T>(x, n->out[0]), device_run(x), n->index);
-    });
+    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
+        const weft_tensor *h = weft_gather_input(n, i), *index = n->in[WEFT_GATHER_INDEX];
+        gather g = make_gather(x, n, h->shape[2], h->shape[1]);
+        int64_t threads = min_i64(THREADS, ceil_div(ceil_div(g.width, VECTOR), 32) * 32);
+        with_type(h, [&](auto tag) {
+            using T = decltype(tag);
+            gather_rows<T>
+                <<<(unsigned)(index->shape[0] * g.rows), (unsigned)threads, 0, stream_of(x)>>>(
+                    g, data_of<T>(x, h), data_of<T>(x, n->out[i]), device_run(x), n->index);
+        });
+    }
     return launched(n);
 }
 
@@ -152,19 +159,16 @@ static __global__ void scatter_columns(gather g, const T *dc, T *dh, weft_cuda_r
 
 static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
     if (weft_cuda_slab_gradient(x, n)) return launched(n);
-    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
-    gather g = {index->shape[1],
-                dh->shape[2],
-                index->shape[2],
-                dh->shape[1],
-                data_of<int32_t>(x, index),
-                data_of<float>(x, n->in[2])};
-    dim3 grid((unsigned)(dh->shape[0] * g.keys), (unsigned)ceil_div(g.width, THREADS * VECTOR));
-    with_type(dc, [&](auto tag) {
-        using T = decltype(tag);
-        scatter_columns<T><<<grid, THREADS, 0, stream_of(x)>>>(
-            g, data_of<T>(x, dc), data_of<T>(x, dh), device_run(x), n->index);
-    });
+    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
+        const weft_tensor *dc = weft_gather_input(n, i), *dh = n->out[i];
+        gather g = make_gather(x, n, dh->shape[2], dh->shape[1]);
+        dim3 grid((unsigned)(dh->shape[0] * g.keys), (unsigned)ceil_div(g.width, THREADS * VECTOR));
+        with_type(dc, [&](auto tag) {
+            using T = decltype(tag);
+            scatter_columns<T><<<grid, THREADS, 0, stream_of(x)>>>(
+                g, data_of<T>(x, dc), data_of<T>(x, dh), device_run(x), n->index);
+        });
+    }
     return launched(n);
 }
 

@@ -52,63 +52,60 @@ static __global__ void plan_sums(slab_shape s, int k, int pairs, const int32_t *
  * added up. */
 template <typename T, bool ALIGNED, int PAIRS>
 static __global__ void __launch_bounds__(THREADS)
-    sum_slab(slab_shape s, int pairs, const uint4 *plan, const T *in, T *out) {
+    sum_slab(slab_shape s, int pairs, const uint4 *plan, slab_data<T> data) {
     extern __shared__ __align__(128) unsigned char slab[];
     constexpr int HELD = PAIRS > 0 ? PAIRS : 1;
-    int64_t b = blockIdx.y, first = (int64_t)blockIdx.x * LANES * PIECE<T>;
+    slab_place<T> p = find_place(s, data);
     int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, rows = (int)s.out_rows;
-    int64_t column = first + lane * PIECE<T>;
-    int count = (int)max_i64(0, min_i64(PIECE<T>, s.width - column));
     int padded = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
-    plan += b * padded * pairs;
-    out += b * rows * s.width + column;
+    plan += (int64_t)blockIdx.y * padded * pairs;
     uint4 held[HELD];
     if (PAIRS > 0 && group < rows)
 #pragma unroll
-        for (int p = 0; p < HELD; p++)
-            held[p] = plan[(group / TOGETHER * pairs + p) * TOGETHER + group % TOGETHER];
-    load_slab<ALIGNED>(slab, s, in + b * s.in_rows * s.width, first);
+        for (int i = 0; i < HELD; i++)
+            held[i] = plan[(group / TOGETHER * pairs + i) * TOGETHER + group % TOGETHER];
+    load_slab<ALIGNED>(slab, (int)s.in_rows, p);
     __syncthreads();
     const unsigned char *own = slab + lane * 16;
-    for (int row = group; row < rows && count > 0; row += GROUPS) {
+    for (int row = group; row < rows && p.count > 0; row += GROUPS) {
         float sum[PIECE<T>] = {};
         if (PAIRS > 0) {
             uint4 value[2 * HELD];
             float w[2 * HELD];
 #pragma unroll
-            for (int p = 0; p < HELD; p++) {
-                value[2 * p] = *(const uint4 *)(own + held[p].x);
-                value[2 * p + 1] = *(const uint4 *)(own + held[p].z);
-                w[2 * p] = __uint_as_float(held[p].y);
-                w[2 * p + 1] = __uint_as_float(held[p].w);
+            for (int i = 0; i < HELD; i++) {
+                value[2 * i] = *(const uint4 *)(own + held[i].x);
+                value[2 * i + 1] = *(const uint4 *)(own + held[i].z);
+                w[2 * i] = __uint_as_float(held[i].y);
+                w[2 * i + 1] = __uint_as_float(held[i].w);
             }
             int next = row + GROUPS;
             if (next < rows)
 #pragma unroll
-                for (int p = 0; p < HELD; p++)
-                    held[p] = plan[(next / TOGETHER * pairs + p) * TOGETHER + next % TOGETHER];
+                for (int i = 0; i < HELD; i++)
+                    held[i] = plan[(next / TOGETHER * pairs + i) * TOGETHER + next % TOGETHER];
 #pragma unroll
             for (int e = 0; e < 2 * HELD; e++)
                 add_scaled(sum, w[e], value[e]);
         } else {
-            for (int p = 0; p < pairs; p++) {
-                uint4 e = plan[(row / TOGETHER * pairs + p) * TOGETHER + row % TOGETHER];
+            for (int i = 0; i < pairs; i++) {
+                uint4 e = plan[(row / TOGETHER * pairs + i) * TOGETHER + row % TOGETHER];
                 add_scaled(sum, __uint_as_float(e.y), *(const uint4 *)(own + e.x));
                 add_scaled(sum, __uint_as_float(e.w), *(const uint4 *)(own + e.z));
             }
         }
-        store_columns<ALIGNED>(out + row * s.width, count, sum);
+        store_columns<ALIGNED>(p.out + row * p.width, p.count, sum);
     }
 }
 
 static bool sums_fit(const weft_node *n) {
-    const weft_tensor *h = n->in[0], *index = n->in[1];
+    const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
     return slab_bytes(h->shape[1]) <= MOST_SHARED && index->shape[1] * index->shape[2] < 1 << 24 &&
            h->shape[0] <= 65535;
 }
 
 int64_t weft_cuda_slab_sums_workspace(const weft_node *n) {
-    const weft_tensor *index = n->in[1];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     if (!sums_fit(n)) return 0;
     return align_bytes(index->shape[0] * sums_entries(index->shape[1], index->shape[2]) *
                        (int64_t)sizeof(uint2));
@@ -117,26 +114,26 @@ int64_t weft_cuda_slab_sums_workspace(const weft_node *n) {
 template <typename T, bool ALIGNED, int PAIRS>
 static void launch_sums(const weft_exec *x, const weft_node *n, const slab_shape &s, int pairs) {
     int bytes = (int)slab_bytes(s.in_rows);
-    dim3 grid((unsigned)ceil_div(s.width, LANES * PIECE<T>), (unsigned)s.batch);
     cudaFuncSetAttribute(sum_slab<T, ALIGNED, PAIRS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
-    sum_slab<T, ALIGNED, PAIRS><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
-        s, pairs, workspace_of<uint4>(x, n), data_of<T>(x, n->in[0]), data_of<T>(x, n->out[0]));
+    sum_slab<T, ALIGNED, PAIRS><<<slab_grid(s), THREADS, (size_t)bytes, stream_of(x)>>>(
+        s, pairs, workspace_of<uint4>(x, n), find_slabs<T>(x, n));
 }
 
 bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n) {
-    const weft_tensor *h = n->in[0], *index = n->in[1];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     if (!sums_fit(n)) return false;
-    slab_shape s = {h->shape[1], index->shape[1], h->shape[2], h->shape[0]};
+    slab_shape s = make_slabs(n);
     int64_t pairs = pairs_of(index->shape[2]);
     int64_t entries = sums_entries(s.out_rows, index->shape[2]);
     dim3 grid((unsigned)ceil_div(entries, 256), (unsigned)s.batch);
-    plan_sums<<<grid, 256, 0, stream_of(x)>>>(
-        s, (int)index->shape[2], (int)pairs, data_of<int32_t>(x, index),
-        data_of<float>(x, n->in[2]), workspace_of<uint2>(x, n), device_run(x), n->index);
-    with_type(h, [&](auto tag) {
+    plan_sums<<<grid, 256, 0, stream_of(x)>>>(s, (int)index->shape[2], (int)pairs,
+                                              data_of<int32_t>(x, index),
+                                              data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]),
+                                              workspace_of<uint2>(x, n), device_run(x), n->index);
+    with_type(n->in[WEFT_GATHER_H], [&](auto tag) {
         using T = decltype(tag);
-        if (s.width % PIECE<T> != 0)
+        if (!is_aligned<T>(s))
             launch_sums<T, false, 0>(x, n, s, (int)pairs);
         else if (pairs == 4)
             launch_sums<T, true, 4>(x, n, s, 4);

@@ -1,6 +1,7 @@
 /* Slabs: what the two files share that make routing_gather.cu's sums from shared memory.
  *
- * A block has one sequence and a slab of columns: all its rows, 64 bytes of each. The slab is read
+ * A block has one sequence and a slab of columns of one of the node's tensors: all its rows, 64 bytes
+ * of each. The slab is read
  * once, then every sum of those columns is made from shared memory, so that h and c (dc and dh) pass
  * through memory once. A row's 64 bytes are LANES threads' 16 bytes; a group of LANES threads makes
  * one sum at a time. What all slabs of a sequence need is prepared once by a small kernel, a plan:
@@ -24,8 +25,67 @@ enum {
 template <typename T> static constexpr int PIECE = 16 / (int)sizeof(T);
 
 typedef struct {
-    int64_t in_rows, out_rows, width, batch; /* rows of the slab and of the result */
+    int64_t in_rows, out_rows, batch; /* rows of the slab and of the result */
+    int64_t width[2];                 /* of the tensors; 0: not there */
+    int64_t slabs[2];                 /* of a sequence */
 } slab_shape;
+
+static inline slab_shape make_slabs(const weft_node *n) {
+    const weft_tensor *in = n->in[WEFT_GATHER_H];
+    int64_t columns = PITCH / (int64_t)weft_dtype_size(in->dtype);
+    slab_shape s = {in->shape[1], n->out[0]->shape[1], in->shape[0], {0, 0}, {0, 0}};
+    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
+        s.width[i] = weft_gather_input(n, i)->shape[2];
+        s.slabs[i] = ceil_div(s.width[i], columns);
+    }
+    return s;
+}
+
+/* Whether all rows begin at multiples of 16 bytes. */
+template <typename T> static inline bool is_aligned(const slab_shape &s) {
+    return s.width[0] % PIECE<T> == 0 && s.width[1] % PIECE<T> == 0;
+}
+
+template <typename T> struct slab_data {
+    const T *in[2];
+    T *out[2];
+};
+
+template <typename T> static slab_data<T> find_slabs(const weft_exec *x, const weft_node *n) {
+    slab_data<T> d = {};
+    for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
+        d.in[i] = data_of<T>(x, weft_gather_input(n, i));
+        d.out[i] = data_of<T>(x, n->out[i]);
+    }
+    return d;
+}
+
+/* What a block's thread works on: its sequence's rows, from its first column on. */
+template <typename T> struct slab_place {
+    const T *in;
+    T *out;
+    int64_t width;
+    int count; /* columns that are there, PIECE at most; none: `in` and `out` are the first column's */
+};
+
+/* Blocks have one slab each, the second tensor's behind the first's. */
+static inline dim3 slab_grid(const slab_shape &s) {
+    return dim3((unsigned)(s.slabs[0] + s.slabs[1]), (unsigned)s.batch);
+}
+
+template <typename T>
+__device__ static inline slab_place<T> find_place(const slab_shape &s, const slab_data<T> &d) {
+    bool second = blockIdx.x >= s.slabs[0];
+    int64_t slab = blockIdx.x - (second ? s.slabs[0] : 0), b = blockIdx.y;
+    int64_t column = (slab * LANES + threadIdx.x % LANES) * PIECE<T>;
+    slab_place<T> p = {second ? d.in[1] : d.in[0], second ? d.out[1] : d.out[0],
+                       second ? s.width[1] : s.width[0], 0};
+    p.count = (int)max_i64(0, min_i64(PIECE<T>, p.width - column));
+    if (p.count == 0) column = 0;
+    p.in += b * s.in_rows * p.width + column;
+    p.out += b * s.out_rows * p.width + column;
+    return p;
+}
 
 static inline int64_t slab_bytes(int64_t rows) {
     return (rows + 1) * PITCH;
@@ -83,24 +143,20 @@ __device__ static inline void store_columns(T *to, int count, const float (&v)[N
     }
 }
 
-/* Reads the slab from column `first` on, and puts the row of zeros behind it. */
+/* Reads the slab, and puts the row of zeros behind it. */
 template <bool ALIGNED, typename T>
-__device__ static inline void load_slab(unsigned char *slab, const slab_shape &s, const T *in,
-                                        int64_t first) {
-    int rows = (int)s.in_rows, lane = (int)threadIdx.x % LANES;
-    int64_t column = first + lane * PIECE<T>;
-    bool there = column < s.width;
-    in += there ? column : 0;
+__device__ static inline void load_slab(unsigned char *slab, int rows, const slab_place<T> &p) {
+    int lane = (int)threadIdx.x % LANES;
     for (int row = (int)threadIdx.x / LANES; row < rows; row += GROUPS) {
         unsigned char *to = slab + row * PITCH + lane * 16;
         if (ALIGNED) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                              (unsigned)__cvta_generic_to_shared(to)),
-                         "l"(in + row * s.width), "r"(there ? 16 : 0)
+                         "l"(p.in + row * p.width), "r"(p.count > 0 ? 16 : 0)
                          : "memory");
         } else {
             for (int c = 0; c < PIECE<T>; c++)
-                ((T *)to)[c] = column + c < s.width ? in[row * s.width + c] : from_float<T>(0);
+                ((T *)to)[c] = c < p.count ? p.in[row * p.width + c] : from_float<T>(0);
         }
     }
     if (threadIdx.x < LANES) ((uint4 *)(slab + rows * PITCH))[threadIdx.x] = make_uint4(0, 0, 0, 0);

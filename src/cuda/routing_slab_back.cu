@@ -292,28 +292,27 @@ __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned
 /* Shared memory: the slab, later the parts' rests; the parts' heads. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-    spread_slab(slab_shape s, const unsigned char *plan, int64_t stride, int head_at, const T *in,
-                T *out) {
+    spread_slab(slab_shape s, const unsigned char *plan, int64_t stride, int head_at,
+                slab_data<T> data) {
     extern __shared__ __align__(128) unsigned char slab[];
     constexpr int N = PIECE<T>;
-    int64_t b = blockIdx.y, first = (int64_t)blockIdx.x * LANES * N;
+    slab_place<T> p = find_place(s, data);
     int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
-    int64_t column = first + lane * N;
-    int count = (int)max_i64(0, min_i64(N, s.width - column));
-    const part_list *parts = (const part_list *)(plan + b * stride);
-    const uint4 *stream = (const uint4 *)(plan + b * stride + LIST_BYTES) + group;
+    plan += blockIdx.y * stride;
+    const part_list *parts = (const part_list *)plan;
+    const uint4 *stream = (const uint4 *)(plan + LIST_BYTES) + group;
     int2 part = parts->part[group];
     float *rests = (float *)slab + lane * N, *heads = (float *)(slab + head_at) + lane * N;
-    T *top = out + (b * s.out_rows + part.x) * s.width + column;
+    T *top = p.out + part.x * p.width;
     column_sum<T, ALIGNED> c = {{}, heads + group * LANES * N, part.y != group, top};
     uint4 held[AT_ONCE / 2];
 #pragma unroll
     for (int i = 0; i < AT_ONCE / 2; i++)
         held[i] = stream[i * GROUPS];
-    load_slab<ALIGNED>(slab, s, in + b * s.in_rows * s.width, first);
+    load_slab<ALIGNED>(slab, (int)s.in_rows, p);
     __syncthreads();
     /* Threads whose columns are not there have nothing to add or store. */
-    add_part(c, slab + lane * 16, stream, held, count > 0 ? parts->length : 0, s.width, count);
+    add_part(c, slab + lane * 16, stream, held, p.count > 0 ? parts->length : 0, p.width, p.count);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -329,7 +328,7 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < N; i++)
         sum[i] += c.head[i];
-    store_columns<ALIGNED>(top, count, sum);
+    store_columns<ALIGNED>(top, p.count, sum);
 }
 
 static int64_t sort_bytes(int64_t columns) {
@@ -351,13 +350,14 @@ static int64_t gradient_bytes(const weft_tensor *dc) {
 }
 
 static bool gradient_fits(const weft_node *n) {
-    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
+    const weft_tensor *dc = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
+    const weft_tensor *dh = n->out[0];
     return gradient_bytes(dc) <= MOST_SHARED && sort_bytes(dh->shape[1]) <= MOST_SHARED - 1024 &&
            index->shape[1] * index->shape[2] <= MOST_ENTRIES && dh->shape[0] <= 65535;
 }
 
 int64_t weft_cuda_slab_gradient_workspace(const weft_node *n) {
-    const weft_tensor *index = n->in[1], *dh = n->out[0];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     if (!gradient_fits(n)) return 0;
     return align_bytes(dh->shape[0] * plan_bytes(index->shape[1] * index->shape[2], dh->shape[1]));
 }
@@ -365,30 +365,29 @@ int64_t weft_cuda_slab_gradient_workspace(const weft_node *n) {
 template <typename T, bool ALIGNED>
 static void launch_gradient(const weft_exec *x, const weft_node *n, const slab_shape &s,
                             int64_t stride) {
-    int bytes = (int)gradient_bytes(n->in[0]);
-    dim3 grid((unsigned)ceil_div(s.width, LANES * PIECE<T>), (unsigned)s.batch);
+    int bytes = (int)gradient_bytes(n->in[WEFT_GATHER_H]);
     cudaFuncSetAttribute(spread_slab<T, ALIGNED>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
-    spread_slab<T, ALIGNED><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
-        s, workspace_of<unsigned char>(x, n), stride, (int)heads_at(n->in[0]),
-        data_of<T>(x, n->in[0]), data_of<T>(x, n->out[0]));
+    spread_slab<T, ALIGNED><<<slab_grid(s), THREADS, (size_t)bytes, stream_of(x)>>>(
+        s, workspace_of<unsigned char>(x, n), stride, (int)heads_at(n->in[WEFT_GATHER_H]),
+        find_slabs<T>(x, n));
 }
 
 bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n) {
-    const weft_tensor *dc = n->in[0], *index = n->in[1], *dh = n->out[0];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     if (!gradient_fits(n)) return false;
-    slab_shape s = {dc->shape[1], dh->shape[1], dh->shape[2], dh->shape[0]};
+    slab_shape s = make_slabs(n);
     sort_problem p = {index->shape[1] * index->shape[2], index->shape[2],
-                      data_of<int32_t>(x, index), data_of<float>(x, n->in[2]), 0};
+                      data_of<int32_t>(x, index), data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), 0};
     p.stride = plan_bytes(p.entries, s.out_rows);
     unsigned char *plan = workspace_of<unsigned char>(x, n);
     int bytes = (int)sort_bytes(s.out_rows);
     cudaFuncSetAttribute(plan_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     plan_gradient<<<(unsigned)s.batch, SORT_THREADS, (size_t)bytes, stream_of(x)>>>(
         s, p, plan, device_run(x), n->index);
-    with_type(dc, [&](auto tag) {
+    with_type(n->in[WEFT_GATHER_H], [&](auto tag) {
         using T = decltype(tag);
-        if (s.width % PIECE<T> == 0)
+        if (is_aligned<T>(s))
             launch_gradient<T, true>(x, n, s, p.stride);
         else
             launch_gradient<T, false>(x, n, s, p.stride);

@@ -170,30 +170,45 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     sum->cross = sum->gathered = NULL;
 }
 
-/* M h'' + bias for a map M [out, F]. α_c is put on M W_c, the smallest, and M h' comes last: its
- * product adds the rest (ops/fuse.h). */
-static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *map,
-                              weft_tensor *bias) {
-    if (!sum->cross) return read_hidden(b, sum, map, bias);
-    weft_tensor *joined = weft_matmul(b->g, map, sum->cross, false, false), *added;
+/* α_c (M W_c) h' for a map M [out, F], or its like of what was gathered: α_c is put on M W_c, the
+ * smallest. */
+static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor *map) {
+    weft_tensor *joined = weft_matmul(b->g, map, sum->cross, false, false);
     joined = weft_scale(b->g, joined, b->c->cross_alpha);
-    if (sum->gathered)
-        added = weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE);
-    else
-        added = weft_route_gather(b->g, read_hidden(b, sum, joined, NULL), sum->routes.index,
-                                  sum->routes.weight);
-    return weft_add(b->g, read_hidden(b, sum, map, bias), added);
+    if (sum->gathered) return weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE);
+    return read_hidden(b, sum, joined, NULL);
+}
+
+/* M h'' + bias; `added` is what came from other tokens. M h' comes last: its product adds the rest
+ * (ops/fuse.h). */
+static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *map,
+                              weft_tensor *bias, weft_tensor *added) {
+    weft_tensor *y = read_hidden(b, sum, map, bias);
+    return added ? weft_add(b->g, y, added) : y;
+}
+
+/* Gathers what the two maps made, in place. Nobody reads the last layer's gates, and nothing should
+ * be gathered for them. */
+static void gather_behind(builder *b, const hidden_sum *sum, weft_tensor **to_gate,
+                          weft_tensor **to_out) {
+    weft_routes r = sum->routes;
+    bool last = b->layer + 1 == b->c->n_layer;
+    if (*to_gate && !last) {
+        weft_route_pair pair = weft_route_gather_pair(b->g, *to_out, *to_gate, r.index, r.weight);
+        *to_out = pair.first;
+        *to_gate = pair.second;
+        return;
+    }
+    if (*to_gate) *to_gate = weft_route_gather(b->g, *to_gate, r.index, r.weight);
+    *to_out = weft_route_gather(b->g, *to_out, r.index, r.weight);
 }
 
 /* The next layer's gates, before the sigmoid. */
-static weft_tensor *make_gate(builder *b, const hidden_sum *sum) {
+static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads) {
     const weft_config *c = b->c;
-    weft_tensor *w1 = weight(b, "ffn.gate_proj.weight", c->gate_dim, b->ffn);
-    weft_tensor *w2 = weight(b, "ffn.gate_heads.weight", b->heads, c->gate_dim);
-    weft_tensor *context = apply_map(b, sum, w1, NULL);
     if (c->gate_pool == WEFT_GATE_CUMMEAN) context = weft_running_mean(b->g, context);
     if (c->gate_pool == WEFT_GATE_SEQUENCE) context = weft_time_mean(b->g, context);
-    return weft_linear(b->g, context, w2, NULL, WEFT_ACT_NONE);
+    return weft_linear(b->g, context, w_heads, NULL, WEFT_ACT_NONE);
 }
 
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
@@ -202,6 +217,16 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     hidden_sum sum = {.h = hidden};
     if (c->latent_recip) exchange_latent(b, &sum);
     if (c->cross_token) cross_tokens(b, &sum);
-    b->gate = c->attn_gate ? make_gate(b, &sum) : NULL;
-    return apply_map(b, &sum, w_out, bias);
+    weft_tensor *w_gate = NULL, *w_heads = NULL, *to_gate = NULL, *to_out = NULL;
+    if (c->attn_gate) {
+        w_gate = weight(b, "ffn.gate_proj.weight", c->gate_dim, b->ffn);
+        w_heads = weight(b, "ffn.gate_heads.weight", b->heads, c->gate_dim);
+    }
+    if (sum.cross) {
+        if (w_gate) to_gate = read_crossed(b, &sum, w_gate);
+        to_out = read_crossed(b, &sum, w_out);
+        if (!sum.gathered) gather_behind(b, &sum, &to_gate, &to_out);
+    }
+    b->gate = w_gate ? make_gate(b, apply_map(b, &sum, w_gate, NULL, to_gate), w_heads) : NULL;
+    return apply_map(b, &sum, w_out, bias, to_out);
 }

@@ -227,42 +227,78 @@ weft_routes weft_route_topk_packed(weft_graph *g, const weft_score *score, weft_
 
 /* route_gather */
 
-static weft_status route_gather_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *h = n->in[0], *index = n->in[1], *weight = n->in[2];
-    WEFT_TRY(weft_check_float(g, n, "h", h));
-    WEFT_TRY(weft_check_ndim(g, n, "h", h, 3));
-    WEFT_TRY(weft_check_int(g, n, "index", index));
-    WEFT_TRY(weft_check_ndim(g, n, "index", index, 3));
-    WEFT_TRY(weft_check_same(g, n, "index", index, "weight", weight));
+/* What a tensor that is gathered must be beside index and weight. */
+static weft_status check_gathered(weft_graph *g, const weft_node *n, const char *name,
+                                  const weft_tensor *h) {
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *weight = n->in[WEFT_GATHER_WEIGHT];
+    WEFT_TRY(weft_check_float(g, n, name, h));
+    WEFT_TRY(weft_check_ndim(g, n, name, h, 3));
     if (weight->dtype != weft_stat_dtype(h))
-        return weft_graph_fail(g, "%s: weight is %s, but beside h %s it must be %s", n->op->name,
-                               weft_tensor_describe(weight), weft_tensor_describe(h),
+        return weft_graph_fail(g, "%s: weight is %s, but beside %s %s it must be %s", n->op->name,
+                               weft_tensor_describe(weight), name, weft_tensor_describe(h),
                                weft_dtype_name(weft_stat_dtype(h)));
     if (index->shape[0] != h->shape[0])
-        return weft_graph_fail(g, "%s: h is %s, but index is %s; the batch must agree", n->op->name,
-                               weft_tensor_describe(h), weft_tensor_describe(index));
-    if (index->shape[1] * index->shape[2] > INT32_MAX || h->shape[1] >= INT32_MAX)
+        return weft_graph_fail(g, "%s: %s is %s, but index is %s; the batch must agree",
+                               n->op->name, name, weft_tensor_describe(h),
+                               weft_tensor_describe(index));
+    if (h->shape[1] >= INT32_MAX)
+        return weft_graph_fail(g, "%s: %s is %s; a sequence may have %d positions at most",
+                               n->op->name, name, weft_tensor_describe(h), INT32_MAX - 1);
+    return WEFT_OK;
+}
+
+static weft_status route_gather_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *h = n->in[WEFT_GATHER_H], *second = n->in[WEFT_GATHER_SECOND];
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
+    WEFT_TRY(weft_check_int(g, n, "index", index));
+    WEFT_TRY(weft_check_ndim(g, n, "index", index, 3));
+    WEFT_TRY(weft_check_same(g, n, "index", index, "weight", n->in[WEFT_GATHER_WEIGHT]));
+    WEFT_TRY(check_gathered(g, n, "h", h));
+    if (second) {
+        WEFT_TRY(check_gathered(g, n, "second", second));
+        if (second->dtype != h->dtype || second->shape[1] != h->shape[1])
+            return weft_graph_fail(g, "%s: h is %s, but second is %s; all but the width must agree",
+                                   n->op->name, weft_tensor_describe(h),
+                                   weft_tensor_describe(second));
+    }
+    if (index->shape[1] * index->shape[2] > INT32_MAX)
         return weft_graph_fail(g, "%s: index is %s; a sequence may have %d entries at most",
                                n->op->name, weft_tensor_describe(index), INT32_MAX);
-    weft_node_output(g, n, 0, h->dtype, 3, (int64_t[]){h->shape[0], index->shape[1], h->shape[2]});
+    for (int i = 0; i < (second ? 2 : 1); i++)
+        weft_node_output(
+            g, n, i, h->dtype, 3,
+            (int64_t[]){h->shape[0], index->shape[1], weft_gather_input(n, i)->shape[2]});
     return weft_graph_status(g);
 }
 
+/* The tensors whose gradient is wanted are gathered back in one node. */
 static weft_status route_gather_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                      weft_tensor **d_in) {
-    if (!d_out[0] || !n->in[0]->needs_grad) return WEFT_OK;
-    weft_route_gather_attr attr = {n->in[0]->shape[1]};
-    weft_tensor *in[] = {d_out[0], n->in[1], n->in[2]};
-    weft_node *back =
-        weft_graph_append(g, &weft_op_route_gather_back, in, 3, 3, 1, &attr, sizeof attr);
+    weft_route_gather_attr attr = {n->in[WEFT_GATHER_H]->shape[1]};
+    weft_tensor *in[WEFT_GATHER_INPUTS] = {[WEFT_GATHER_INDEX] = n->in[WEFT_GATHER_INDEX],
+                                           [WEFT_GATHER_WEIGHT] = n->in[WEFT_GATHER_WEIGHT]};
+    weft_tensor **to[2];
+    int wanted = 0;
+    for (int i = 0; i < 2; i++) {
+        const weft_tensor *h = weft_gather_input(n, i);
+        if (!h || !h->needs_grad || !d_out[i]) continue;
+        in[wanted == 0 ? WEFT_GATHER_H : WEFT_GATHER_SECOND] = d_out[i];
+        to[wanted++] = &d_in[i == 0 ? WEFT_GATHER_H : WEFT_GATHER_SECOND];
+    }
+    if (wanted == 0) return WEFT_OK;
+    weft_node *back = weft_graph_append(g, &weft_op_route_gather_back, in, WEFT_GATHER_INPUTS,
+                                        WEFT_GATHER_SECOND, wanted, &attr, sizeof attr);
     if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
+    for (int i = 0; i < wanted; i++)
+        *to[i] = back->out[i];
     return WEFT_OK;
 }
 
 /* Both ways: an entry of the index is one multiply-add a column of c. */
 static int64_t route_gather_flops(const weft_node *n) {
-    return 2 * weft_tensor_count(n->in[1]) * n->out[0]->shape[2];
+    int64_t width = n->out[0]->shape[2];
+    if (n->in[WEFT_GATHER_SECOND]) width += n->out[1]->shape[2];
+    return 2 * weft_tensor_count(n->in[WEFT_GATHER_INDEX]) * width;
 }
 
 const weft_op weft_op_route_gather = {
@@ -275,8 +311,12 @@ const weft_op weft_op_route_gather = {
 
 static weft_status route_gather_back_infer(weft_graph *g, weft_node *n) {
     const weft_route_gather_attr *a = n->attr;
-    const weft_tensor *dc = n->in[0];
-    weft_node_output(g, n, 0, dc->dtype, 3, (int64_t[]){dc->shape[0], a->keys, dc->shape[2]});
+    for (int i = 0; i < 2; i++) {
+        const weft_tensor *dc = weft_gather_input(n, i);
+        if (dc)
+            weft_node_output(g, n, i, dc->dtype, 3,
+                             (int64_t[]){dc->shape[0], a->keys, dc->shape[2]});
+    }
     return weft_graph_status(g);
 }
 
@@ -289,9 +329,18 @@ const weft_op weft_op_route_gather_back = {
 
 weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
                                weft_tensor *weight) {
-    weft_tensor *in[] = {h, index, weight};
-    weft_node *n = weft_graph_append(g, &weft_op_route_gather, in, 3, 3, 1, NULL, 0);
+    weft_tensor *in[] = {h, index, weight, NULL};
+    weft_node *n = weft_graph_append(g, &weft_op_route_gather, in, WEFT_GATHER_INPUTS,
+                                     WEFT_GATHER_SECOND, 1, NULL, 0);
     return n ? n->out[0] : NULL;
+}
+
+weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_tensor *second,
+                                       weft_tensor *index, weft_tensor *weight) {
+    weft_tensor *in[] = {first, index, weight, second};
+    weft_node *n = weft_graph_append(g, &weft_op_route_gather, in, WEFT_GATHER_INPUTS,
+                                     WEFT_GATHER_INPUTS, 2, NULL, 0);
+    return n ? (weft_route_pair){n->out[0], n->out[1]} : (weft_route_pair){NULL, NULL};
 }
 
 /* route_dense */

@@ -39,6 +39,15 @@ weft_routes weft_route_topk_packed(weft_graph *g, const weft_score *score, weft_
 weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
                                weft_tensor *weight);
 
+/* The same of two tensors [B, S, F] and [B, S, G] in one node: what the routes need is prepared
+ * once. */
+typedef struct {
+    weft_tensor *first, *second;
+} weft_route_pair;
+
+weft_route_pair weft_route_gather_pair(weft_graph *g, weft_tensor *first, weft_tensor *second,
+                                       weft_tensor *index, weft_tensor *weight);
+
 typedef enum {
     WEFT_ROUTE_ALL, /* keep every visible column */
     WEFT_ROUTE_RMS /* keep R_tj ≥ threshold · sqrt(mean over j ≤ t of R_tj²); above 1 a row may
@@ -77,9 +86,24 @@ enum {
     WEFT_ROUTE_DENSE_BACK_INPUTS
 };
 
-/* route_gather_back: dh [B, S, F]; S is not to be seen from its inputs dc, index, weight. */
+/* route_gather makes c of h, index, weight, and where there is a second h, its c too;
+ * route_gather_back makes dh of dc, index, weight in the same way, [B, S, F]: S is not to be seen
+ * from its inputs. */
+enum {
+    WEFT_GATHER_H,
+    WEFT_GATHER_INDEX,
+    WEFT_GATHER_WEIGHT,
+    WEFT_GATHER_SECOND, /* may be NULL */
+    WEFT_GATHER_INPUTS
+};
+
 typedef struct {
     int64_t keys;
 } weft_route_gather_attr;
+
+/* Tensor `which`, 0 or 1, of those that are gathered; NULL: there is none. */
+static inline weft_tensor *weft_gather_input(const weft_node *n, int which) {
+    return n->in[which == 0 ? WEFT_GATHER_H : WEFT_GATHER_SECOND];
+}
 
 #endif

@@ -246,6 +246,10 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
       weft_route_gather(g, F(2, 3, 7), I(2, 3, 2), F(2, 3, 3)))                                    \
     X(gather_other_batch, "route_gather",                                                          \
       weft_route_gather(g, F(1, 3, 7), I(2, 3, 2), F(2, 3, 2)))                                    \
+    X(gather_other_second, "route_gather",                                                         \
+      weft_route_gather_pair(g, F(2, 3, 7), F(2, 4, 7), I(2, 3, 2), F(2, 3, 2)).first)             \
+    X(gather_second_batch, "route_gather",                                                         \
+      weft_route_gather_pair(g, F(2, 3, 7), F(1, 3, 7), I(2, 3, 2), F(2, 3, 2)).second)            \
     X(dense_other_length, "route_dense",                                                           \
       route_all(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3), F(2, 4, 7)))                          \
     X(dense_flat, "route_dense", route_all(g, F(2, 3, 4, 5), F(2, 3, 2, 5), F(2, 4, 3), F(3, 7)))  \

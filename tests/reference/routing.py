@@ -71,7 +71,11 @@ def route_topk(c):
 
 
 def route_gather(c):
-    carry(c, keep_topk(c, weights(c))[0])
+    kept = keep_topk(c, weights(c))[0]
+    carry(c, kept)
+    if c.integer("G", 0):
+        second = c.input("second", kept.shape[0], kept.shape[2], c.size("G"))
+        c.output("d", torch.einsum("btj,bjf->btf", kept, second))
 
 
 def route_dense(c):

@@ -99,8 +99,17 @@ static void build_route_gather(test_case *c) {
         shape[1] = r.keys;
     }
     weft_tensor *h = case_input(c, "h", CASE_DIFF, 1, 3, shape);
-    case_output(c, "c", CASE_DIFF,
-                weft_route_gather(case_graph(c), h, routes.index, routes.weight));
+    if (!case_int(c, "G", 0)) {
+        case_output(c, "c", CASE_DIFF,
+                    weft_route_gather(case_graph(c), h, routes.index, routes.weight));
+        return;
+    }
+    shape[2] = case_size(c, "G");
+    weft_tensor *second = case_input(c, "second", CASE_DIFF, 1, 3, shape);
+    weft_route_pair pair =
+        weft_route_gather_pair(case_graph(c), h, second, routes.index, routes.weight);
+    case_output(c, "c", CASE_DIFF, pair.first);
+    case_output(c, "d", CASE_DIFF, pair.second);
 }
 
 static void build_route_dense(test_case *c) {
