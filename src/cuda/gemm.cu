@@ -1,9 +1,10 @@
 /* Matrix products: cuBLASLt where it can, our own kernels around it.
  *
- * Four ways, by the product's form alone:
+ * Five ways, by the product's form alone:
  *
  *   few rows   at most 32 rows: each summed alone, so that its bits do not depend on the others
  *              (gemm_few.cuh).
+ *   slim       sums over many rows, a result of at most 16 × 128 (gemm_slim.cuh).
  *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
  *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
@@ -17,6 +18,7 @@
  * its own would: those would be many in f32. The addend is the library's c, and c its d. */
 #include "cuda/algorithms.cuh"
 #include "cuda/gemm_few.cuh"
+#include "cuda/gemm_slim.cuh"
 
 #include <algorithm>
 #include <stdio.h>
@@ -40,7 +42,8 @@ static const double LARGE_FLOPS = 1e9;
 
 /* A product's plan: what has to be done around the library's call. */
 typedef struct {
-    bool few_rows, thin;
+    bool few_rows, thin, slim;
+    slim_product slim_sums;
     bool widen_a, widen_b;                /* bf16 beside f32 */
     bool round_bias;                      /* f32 bias for a bf16 epilogue */
     bool finish;                          /* sums in f32 first, then bias, gelu and rounding */
@@ -87,6 +90,10 @@ static int64_t thin_band(const gemm_product *p) {
     return ceil_div(ceil_div(p->k, THIN_BANDS), THIN_ROWS) * THIN_ROWS;
 }
 
+static int64_t thin_workspace(const gemm_product *p) {
+    return ceil_div(p->k, thin_band(p)) * p->m * p->n * (int64_t)sizeof(float);
+}
+
 /* Whether c, in bf16, takes the sums before finish_values is done with them. */
 static bool sums_are_rounded(const gemm_product *p) {
     return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
@@ -96,15 +103,17 @@ static gemm_plan make_plan(const gemm_product *p) {
     gemm_plan plan = {};
     plan.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
     if (plan.few_rows) return plan;
-    plan.thin = is_thin(p);
-    if (plan.thin) {
-        take_bytes(&plan, ceil_div(p->k, thin_band(p)) * p->m * p->n * (int64_t)sizeof(float));
-        return plan;
-    }
-    bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
     plan.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
     plan.bytes = plan.library_bytes + LIBRARY_ALIGN;
+    /* Whoever plans these for many rows may run the last few with the same workspace, and those are
+     * the library's. */
+    plan.slim = slim_find(p, &plan.slim_sums);
+    plan.thin = !plan.slim && is_thin(p);
+    if (plan.slim) plan.bytes = max_i64(plan.bytes, slim_workspace(&plan.slim_sums));
+    if (plan.thin) plan.bytes = max_i64(plan.bytes, thin_workspace(p));
+    if (plan.slim || plan.thin) return plan;
+    bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     plan.widen_a = p->a.is_bf16 && !is_bf16;
     plan.widen_b = p->b.is_bf16 && !is_bf16;
     plan.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
@@ -201,8 +210,8 @@ static factors describe_factors(const gemm_product *p) {
                    p->tb};
 }
 
-/* For gemm_few.cuh. */
-struct finish_few {
+/* For gemm_few.cuh and gemm_slim.cuh. */
+struct finish_one {
     finishing end;
     __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
         finish_value(end, g, row, column, sum);
@@ -477,7 +486,10 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
 weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
     gemm_plan plan = make_plan(p);
     if (plan.few_rows)
-        run_few_rows(stream, p, finish_few{describe_finish(p)});
+        run_few_rows(stream, p, finish_one{describe_finish(p)});
+    else if (plan.slim)
+        slim_run(stream, &plan.slim_sums, p->alpha, (float *)workspace,
+                 finish_one{describe_finish(p)});
     else if (plan.thin)
         run_thin(stream, p, (float *)workspace);
     else
