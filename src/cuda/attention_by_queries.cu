@@ -101,14 +101,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     row_products<S> products;
     products.read(p, t, row);
     float dq[S::DQK / 8][4], lse[2], total[2];
-    int limit[2], whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1;
+    int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1;
     clear_sums(dq);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int i = t.i0 + row + 8 * r;
         int64_t head = (int64_t)t.b * p.heads + t.h;
         lse[r] = i < p.queries ? p.lse[head * p.queries + i] * LOG2E : NOTHING;
-        limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
     find_numbers(p, t);
     read_number(0);
@@ -166,7 +165,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     };
     /* S to P, in place. */
     auto weigh_pairs = [&](int step, auto masked) {
-        int j0 = step * S::KEYS, column = lane % 4 * 2;
+        int column = (int)threadIdx.x % 4 * 2, limit[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) { /* the last key of the tile that is seen */
+            int place = t.place0 + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * r;
+            limit[r] = (p.causal ? min(place, p.keys - 1) : p.keys - 1) - step * S::KEYS - column;
+        }
 #pragma unroll
         for (int m = 0; m < S::KEYS / 8; m++) {
             float2 b = EXTRA ? *(const float2 *)(bias + (step & 1) * S::KEYS + 8 * m + column)
@@ -175,8 +179,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             for (int i = 0; i < 4; i++) {
                 float x = EXTRA ? (i % 2 ? b.y : b.x) - lse[i / 2] : -lse[i / 2];
                 x = fmaf(s[m][i], t.scale, x);
-                if (decltype(masked)::value && j0 + 8 * m + column + i % 2 > limit[i / 2])
-                    x = -NOTHING;
+                if (decltype(masked)::value && 8 * m + i % 2 > limit[i / 2]) x = -NOTHING;
                 s[m][i] = power_of_two(x);
             }
         }
