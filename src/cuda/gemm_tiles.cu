@@ -1,20 +1,19 @@
 /* Products with work behind them, on Hopper's tensor cores (gemm_tiles.cuh).
  *
- * There is a block a multiprocessor, and each takes tiles of 256 × 128 in turn. Its four warpgroups
- * have a role each:
+ * There is a block a multiprocessor, and each takes tiles of 256 × 128 in turn. Its warps have a role
+ * each:
  *
- *   ask        one thread asks the bulk engine for 64 columns of a and of b at a time, into a ring of
- *              STAGES. It runs ahead of the products, into the next tile too.
  *   multiply   two warpgroups, 128 rows each: sums in registers. When a tile is done they add the
  *              bias, round, and leave it in shared memory.
- *   work       one warpgroup takes the tile from there, 16 bytes a thread, as a kernel of elements
- *              would. It has as long as the next tile's products take.
+ *   work       two warpgroups take the tile from there, 16 bytes a thread, as a kernel of elements
+ *              would. They have as long as the next tile's products take.
+ *   ask        one thread asks the bulk engine for 64 columns of a and of b at a time, into a ring of
+ *              STAGES. It runs ahead of the products, into the next tile too.
  *
  * Barriers: `full` and `empty` for a stage, `made` and `taken` for each half of the tile that was left.
  *
- * Two blocks are a pair where there are two columns of tiles: they make neighbouring tiles of the same
- * rows, each asks for half of a's and the engine brings it to both. A stage is empty when both
- * blocks' warpgroups have read it.
+ * Two blocks can be a pair: they make neighbouring tiles of the same rows, each asks for half of a's
+ * and the engine brings it to both. A stage is empty when both blocks' warpgroups have read it.
  *
  * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
  * Nothing here depends on timing: every sum's order follows from the shape. */
@@ -33,8 +32,10 @@ enum {
     A_BYTES = TILE_ROWS * DEPTH * 2,
     B_BYTES = TILE_COLUMNS * DEPTH * 2,
     STAGE_BYTES = A_BYTES + B_BYTES,
-    THREADS = 512,
-    AHEAD = 4, /* pieces that a working thread has under way */
+    MULTIPLIERS = 256, /* threads, the first */
+    WORKERS = 256,     /* the next */
+    THREADS = MULTIPLIERS + WORKERS + 128,
+    AHEAD = 2, /* pieces that a working thread has under way */
     LEAST_ROWS = 256,
     LEAST_COLUMNS = 64,
     LEAST_DEPTH = 64,
@@ -46,8 +47,8 @@ enum {
     AT_STAGES = 0,
     AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
     AT_BIAS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [2 halves][2 turns][128] */
-    AT_PARTS = AT_BIAS + 4 * TILE_COLUMNS * 4,        /* [8][128] */
-    AT_FULL = AT_PARTS + 8 * TILE_COLUMNS * 4,
+    AT_PARTS = AT_BIAS + 4 * TILE_COLUMNS * 4,        /* [16][128] */
+    AT_FULL = AT_PARTS + WORKERS * VECTOR * 4,
     AT_EMPTY = AT_FULL + 8 * STAGES,
     AT_MADE = AT_EMPTY + 8 * STAGES,
     AT_TAKEN = AT_MADE + 8 * 2,
@@ -65,7 +66,7 @@ struct tile_problem {
     int64_t ld;
     tiles_after after;
     any_tensor bias;
-    const bf16 *in[2]; /* read beside c: addend, at and addend, or gate and up */
+    const bf16 *in[2]; /* read beside c: addend, or at, or gate and up */
     bf16 *out[3];      /* y, and pre, dup, or gate and up */
     float *sums;
 };
@@ -191,23 +192,31 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
     }
 }
 
-/* Rounds 128 rows with the bias and leaves them in the tile. */
+/* Rounds 128 rows, with factor and bias (EXTRA) or as they are, and leaves them in the tile. */
+template <bool EXTRA>
 __device__ static inline void leave_rows(const float (&c)[2][16][4], uint32_t tile, int half,
                                          float factor, const float *bias) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    tile += tile_place<TILE_ROWS, TILE_COLUMNS>(half * HALF_ROWS + warp * 16 + lane % 16, 0);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        float2 b[2] = {*(const float2 *)(bias + 16 * k + lane % 4 * 2),
-                       *(const float2 *)(bias + 16 * k + 8 + lane % 4 * 2)};
+        float2 b[2] = {};
+        if (EXTRA) {
+            b[0] = *(const float2 *)(bias + 16 * k + lane % 4 * 2);
+            b[1] = *(const float2 *)(bias + 16 * k + 8 + lane % 4 * 2);
+        }
+        uint32_t piece = (uint32_t)(k / 4 * (TILE_ROWS * 128)),
+                 to = (tile + piece) ^ (uint32_t)((2 * k % 8 + lane / 16) * 16);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int row = half * HALF_ROWS + h * 64 + warp * 16 + lane % 16;
             uint32_t w[4];
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                w[e] = pack_pair(fmaf(c[h][2 * k + e / 2][e % 2 * 2], factor, b[e / 2].x),
-                                 fmaf(c[h][2 * k + e / 2][e % 2 * 2 + 1], factor, b[e / 2].y));
-            store_matrices(tile + tile_place<TILE_ROWS, TILE_COLUMNS>(row, 2 * k + lane / 16), w);
+            for (int e = 0; e < 4; e++) {
+                float x = c[h][2 * k + e / 2][e % 2 * 2], y = c[h][2 * k + e / 2][e % 2 * 2 + 1];
+                if (EXTRA) x = fmaf(x, factor, b[e / 2].x), y = fmaf(y, factor, b[e / 2].y);
+                w[e] = pack_pair(x, y);
+            }
+            store_matrices(to + (uint32_t)(h * 64 * 128), w);
         }
     }
 }
@@ -215,7 +224,7 @@ __device__ static inline void leave_rows(const float (&c)[2][16][4], uint32_t ti
 template <bool TB>
 __device__ static inline void multiply_all(const tile_problem &p, char *start, uint32_t memory,
                                            int first, int step) {
-    int half = (int)threadIdx.x / 128 - 1, thread = (int)threadIdx.x % 128;
+    int half = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128;
     float *bias = (float *)(start + AT_BIAS) + half * 2 * TILE_COLUMNS;
     ring_place at = {0, 0};
     uint32_t turn = 0;
@@ -225,28 +234,35 @@ __device__ static inline void multiply_all(const tile_problem &p, char *start, u
         float *added = bias + (turn & 1) * TILE_COLUMNS, value = 0;
         if (p.bias.data && column < p.n) value = load_any(p.bias, column);
         multiply_tile<TB>(p, c, memory, half, at);
-        added[thread] = value;
-        sync_warpgroup(1 + half);
+        if (p.bias.data || p.factor != 1.0f) {
+            added[thread] = value;
+            sync_threads(1 + half, 128);
+        }
         wait_turn(memory + AT_TAKEN + 8 * (uint32_t)half, turn + 1);
         wait_products<0>();
         settle(c[0]);
         settle(c[1]);
         leave_stage(p, memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
-        leave_rows(c, memory + AT_TILE, half, p.factor, added);
+        if (p.bias.data || p.factor != 1.0f)
+            leave_rows<true>(c, memory + AT_TILE, half, p.factor, added);
+        else
+            leave_rows<false>(c, memory + AT_TILE, half, 1, added);
         __syncwarp();
         if (thread % 32 == 0) arrive(memory + AT_MADE + 8 * (uint32_t)half);
     }
 }
 
-/* What a working thread reads of the tile, or beside it: AHEAD pieces, `rows` apart. */
+/* What a working thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
+ * `count` rows are inside. */
 struct some_pieces {
     uint4 words[AHEAD];
 
-    __device__ void load(const bf16 *from, int64_t at, int64_t step, int rows, int row, int m) {
+    __device__ void load(const bf16 *from, int64_t step, int rows, int count) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            words[i] = from && row + i * rows < m ? *(const uint4 *)(from + at + i * step)
-                                                  : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < AHEAD; i++) {
+            words[i] = make_uint4(0, 0, 0, 0);
+            if (i * rows < count) words[i] = *(const uint4 *)(from + i * step);
+        }
     }
 };
 
@@ -277,6 +293,10 @@ __device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint
                                             float (&sum)[VECTOR]) {
     float v[VECTOR], x[VECTOR], y[VECTOR], z[VECTOR];
     widen_words(c, v);
+    if (AFTER == TILES_PLAIN && p.sums && inside)
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            sum[i] += v[i];
     if (AFTER == TILES_GELU_BACK) widen_words(in0, x);
     if (AFTER == TILES_SILU_MUL) widen_words(other, x);
     if (AFTER == TILES_SILU_MUL_BACK) widen_words(in0, x), widen_words(in1, y);
@@ -290,7 +310,7 @@ __device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint
             z[i] = v[i] * x[i] * s;
             v[i] *= y[i] * (s * (1 + x[i] * (1 - s)));
         }
-        if (inside) sum[i] += v[i];
+        if (inside && AFTER == TILES_GELU_BACK) sum[i] += v[i];
     }
     if (!inside) return;
     if (AFTER == TILES_PLAIN)
@@ -305,66 +325,80 @@ __device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint
 /* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
 __device__ static inline void add_parts(const tile_problem &p, tile_place_in tile, float *parts,
                                         const float (&sum)[VECTOR]) {
-    int thread = (int)threadIdx.x % 128;
-    sync_warpgroup(3);
+    int thread = (int)threadIdx.x - MULTIPLIERS;
+    sync_threads(3, WORKERS);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         parts[thread * VECTOR + i] = sum[i];
-    sync_warpgroup(3);
+    sync_threads(3, WORKERS);
+    if (thread >= TILE_COLUMNS || tile.column + thread >= p.n) return;
     float total = 0;
 #pragma unroll
-    for (int r = 0; r < 8; r++)
+    for (int r = 0; r < WORKERS * VECTOR / TILE_COLUMNS; r++)
         total += parts[r * TILE_COLUMNS + thread];
-    if (tile.column + thread < p.n)
-        p.sums[(int64_t)(tile.row / TILE_ROWS) * p.n + tile.column + thread] = total;
+    p.sums[(int64_t)(tile.row / TILE_ROWS) * p.n + tile.column + thread] = total;
 }
 
-/* A tile's work: a thread has the same eight columns of all its rows. */
-template <int AFTER>
+/* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
+template <int AFTER, bool WHOLE>
 __device__ static inline void work_on_tile(const tile_problem &p, tile_place_in tile,
                                            uint32_t memory, float *parts, uint32_t turn) {
     constexpr bool PAIR = AFTER == TILES_SILU_MUL;
-    constexpr int PIECES = PAIR ? 8 : 16, ROWS = 128 / PIECES, BATCH = AHEAD * ROWS;
-    int thread = (int)threadIdx.x % 128, piece = thread % PIECES, row = thread / PIECES;
-    int column = tile.column + piece * VECTOR, m = column < p.n ? p.m : 0;
-    int64_t step = (int64_t)ROWS * p.ld, at = (int64_t)(tile.row + row) * p.ld + column;
-    some_pieces in0, in1, next0, next1;
+    constexpr int PIECES = PAIR ? 8 : 16, ROWS = WORKERS / PIECES, BATCH = AHEAD * ROWS;
+    constexpr int INPUTS = PAIR ? 0 : AFTER == TILES_SILU_MUL_BACK ? 2 : 1;
+    int thread = (int)threadIdx.x - MULTIPLIERS, piece = thread % PIECES, own = thread / PIECES;
+    int column = tile.column + piece * VECTOR;
+    int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
+    int64_t step = (int64_t)ROWS * p.ld, at = (int64_t)(tile.row + own) * p.ld + column;
+    uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
+    some_pieces in0 = {}, in1 = {}, next0 = {}, next1 = {};
     float sum[VECTOR] = {};
-    next0.load(p.in[0], at, step, ROWS, tile.row + row, m);
-    next1.load(p.in[1], at, step, ROWS, tile.row + row, m);
+    auto load = [&](int first) {
+        if (INPUTS > 0 && p.in[0]) next0.load(p.in[0] + at, step, ROWS, count - first);
+        if (INPUTS > 1) next1.load(p.in[1] + at, step, ROWS, count - first);
+    };
+    load(0);
 #pragma unroll 1
-    for (; row < TILE_ROWS; row += BATCH, at += AHEAD * step) {
-        int half = row / HALF_ROWS;
+    for (int first = 0; first < TILE_ROWS; first += BATCH) {
+        uint32_t half = (uint32_t)(first / HALF_ROWS);
+        int64_t to = at;
         in0 = next0;
         in1 = next1;
-        if (row % HALF_ROWS < ROWS) wait_turn(memory + AT_MADE + 8 * (uint32_t)half, turn);
-        if (row + BATCH < TILE_ROWS) {
-            next0.load(p.in[0], at + AHEAD * step, step, ROWS, tile.row + row + BATCH, m);
-            next1.load(p.in[1], at + AHEAD * step, step, ROWS, tile.row + row + BATCH, m);
-        }
+        if (first % HALF_ROWS == 0) wait_turn(memory + AT_MADE + 8 * half, turn);
+        at += AHEAD * step;
+        if (first + BATCH < TILE_ROWS) load(first + BATCH);
         uint4 c[AHEAD], other[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            uint32_t from =
-                memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(row + i * ROWS, piece);
-            c[i] = load_shared(from);
-            if (PAIR) other[i] = load_shared(from + TILE_ROWS * DEPTH * 2);
+            c[i] = load_shared(from + (uint32_t)((first + i * ROWS) * 128));
+            if (PAIR)
+                other[i] = load_shared(from + (uint32_t)((TILE_ROWS + first + i * ROWS) * 128));
         }
-        if (row % HALF_ROWS + BATCH >= HALF_ROWS) {
+        if ((first + BATCH) % HALF_ROWS == 0) {
             __syncwarp();
-            if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * (uint32_t)half);
+            if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * half);
         }
-        if (AFTER <= TILES_GELU_BACK && p.in[AFTER == TILES_GELU_BACK])
+        if (AFTER <= TILES_GELU && p.in[0])
 #pragma unroll
             for (int i = 0; i < AHEAD; i++)
-                c[i] = add_words(c[i], AFTER == TILES_GELU_BACK ? in1.words[i] : in0.words[i]);
+                c[i] = add_words(c[i], in0.words[i]);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
             work_on_piece<AFTER>(p, c[i], PAIR ? other[i] : c[i], in0.words[i], in1.words[i],
-                                 at + i * step, tile.row + row + i * ROWS < m, sum);
+                                 to + i * step, WHOLE || first + i * ROWS < count, sum);
     }
     if (AFTER == TILES_PLAIN || AFTER == TILES_GELU_BACK)
         if (p.sums) add_parts(p, tile, parts, sum);
+}
+
+template <int AFTER>
+__device__ static inline void work_on_some(const tile_problem &p, tile_place_in tile,
+                                           uint32_t memory, float *parts, uint32_t turn) {
+    int width = AFTER == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
+    if (tile.row + TILE_ROWS <= p.m && tile.column + width <= p.n)
+        work_on_tile<AFTER, true>(p, tile, memory, parts, turn);
+    else
+        work_on_tile<AFTER, false>(p, tile, memory, parts, turn);
 }
 
 __device__ static inline void work_on_all(const tile_problem &p, char *start, uint32_t memory,
@@ -375,19 +409,19 @@ __device__ static inline void work_on_all(const tile_problem &p, char *start, ui
         tile_place_in tile = find_tile(p, t);
         switch (p.after) {
         case TILES_PLAIN:
-            work_on_tile<TILES_PLAIN>(p, tile, memory, parts, turn);
+            work_on_some<TILES_PLAIN>(p, tile, memory, parts, turn);
             break;
         case TILES_GELU:
-            work_on_tile<TILES_GELU>(p, tile, memory, parts, turn);
+            work_on_some<TILES_GELU>(p, tile, memory, parts, turn);
             break;
         case TILES_GELU_BACK:
-            work_on_tile<TILES_GELU_BACK>(p, tile, memory, parts, turn);
+            work_on_some<TILES_GELU_BACK>(p, tile, memory, parts, turn);
             break;
         case TILES_SILU_MUL:
-            work_on_tile<TILES_SILU_MUL>(p, tile, memory, parts, turn);
+            work_on_some<TILES_SILU_MUL>(p, tile, memory, parts, turn);
             break;
         case TILES_SILU_MUL_BACK:
-            work_on_tile<TILES_SILU_MUL_BACK>(p, tile, memory, parts, turn);
+            work_on_some<TILES_SILU_MUL_BACK>(p, tile, memory, parts, turn);
             break;
         }
     }
@@ -401,7 +435,7 @@ __device__ static inline void make_barriers(const tile_problem &p, uint32_t memo
         }
         for (uint32_t i = 0; i < 2; i++) {
             make_barrier(memory + AT_MADE + 8 * i, 4);
-            make_barrier(memory + AT_TAKEN + 8 * i, 4);
+            make_barrier(memory + AT_TAKEN + 8 * i, WORKERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -412,7 +446,7 @@ __device__ static inline void make_barriers(const tile_problem &p, uint32_t memo
 #define LAUNCH_THREADS 32
 #endif
 
-/* Registers: 24 + 2 · 168 + 152 a thread of each warpgroup are the 512 there are. */
+/* Registers: 2 · 160 + 2 · 64 + 24 a thread of each warpgroup; 480 are there, five times 96. */
 template <bool TB>
 static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     multiply_and_work(const __grid_constant__ tile_problem p) {
@@ -422,16 +456,15 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     char *start = raw + (memory - raw_at);
     int first = (int)blockIdx.x / p.cluster, step = (int)gridDim.x / p.cluster;
     make_barriers(p, memory);
-    int role = (int)threadIdx.x / 128;
-    if (role == 0) {
-        leave_registers<24>();
-        if (threadIdx.x == 0) ask_for_all<TB>(p, memory, first, step);
-    } else if (role == 3) {
-        take_registers<152>();
+    if (threadIdx.x < MULTIPLIERS) {
+        take_registers<160>();
+        multiply_all<TB>(p, start, memory, first, step);
+    } else if (threadIdx.x < MULTIPLIERS + WORKERS) {
+        leave_registers<64>();
         work_on_all(p, start, memory, first, step);
     } else {
-        take_registers<168>();
-        multiply_all<TB>(p, start, memory, first, step);
+        leave_registers<24>();
+        if (threadIdx.x == MULTIPLIERS + WORKERS) ask_for_all<TB>(p, memory, first, step);
     }
     __syncwarp();
     sync_cluster();
@@ -494,26 +527,27 @@ bool tiles_can(const tiles_product *p) {
                s->ldb % 8 == 0 && s->tb == p->segment[0].tb;
         depth += s->k;
     }
-    if (p->after == TILES_SILU_MUL) fits = fits && p->segments == 1 && !p->bias.data && !p->addend;
-    if (p->after == TILES_SILU_MUL_BACK) fits = fits && !p->addend;
+    if (p->after == TILES_SILU_MUL) fits = fits && p->segments == 1 && !p->bias.data;
+    if (p->after >= TILES_GELU_BACK) fits = fits && !p->addend;
     if (p->sums) fits = fits && (p->after == TILES_PLAIN || p->after == TILES_GELU_BACK);
     return fits && depth >= LEAST_DEPTH && find_multiprocessors() > 0;
 }
 
-/* Boxes of 64 columns and `box_rows` rows. */
-static bool make_map(const bf16 *data, int64_t rows, int64_t columns, int64_t ld, int box_rows,
-                     CUtensorMap *map) {
+/* Boxes of so many columns, 64 or 32, and rows. */
+static bool make_map(const bf16 *data, int64_t rows, int64_t columns, int64_t ld, int box_columns,
+                     int box_rows, CUtensorMap *map) {
     cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)ld * 2};
-    cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     return find_encode()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)data, size, stride, box,
-                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 static bool make_b_map(const bf16 *data, const tiles_segment *s, int64_t n, CUtensorMap *map) {
-    return s->tb ? make_map(data, n, s->k, s->ldb, HALF_COLUMNS, map)
-                 : make_map(data, s->k, n, s->ldb, DEPTH, map);
+    return s->tb ? make_map(data, n, s->k, s->ldb, DEPTH, HALF_COLUMNS, map)
+                 : make_map(data, s->k, n, s->ldb, HALF_COLUMNS, DEPTH, map);
 }
 
 /* Segments whose factor is 0 are left out, but for the last one. */
@@ -523,7 +557,7 @@ static bool describe_segments(const tiles_product *p, tile_problem *k) {
         const tiles_segment *s = &p->segment[i];
         if (s->factor == 0 && (k->segments > 0 || i + 1 < p->segments)) continue;
         int at = k->segments++;
-        made = made && make_map(s->a, p->m, s->k, s->lda, HALF_ROWS, &k->a[at]) &&
+        made = made && make_map(s->a, p->m, s->k, s->lda, DEPTH, HALF_ROWS, &k->a[at]) &&
                make_b_map(s->b, s, p->n, &k->b[at]);
         if (at > 0) k->ratio[at - 1] = k->factor / s->factor;
         k->blocks[at] = (int)ceil_div(s->k, DEPTH);
@@ -547,7 +581,6 @@ static void describe_work(const tiles_product *p, tile_problem *k) {
         break;
     case TILES_GELU_BACK:
         k->in[0] = p->at;
-        k->in[1] = p->addend;
         break;
     case TILES_SILU_MUL:
         k->out[1] = p->gate;

@@ -4,9 +4,9 @@
  *     c = Σ_s factor_s · a_s op(b_s) + bias, rounded to bf16, + addend
  *
  * and behind it one of `tiles_after`. A block makes tiles of 256 rows and 128 columns of c, one
- * after another. One thread asks for the factors, two warpgroups multiply and leave each tile in
- * shared memory, and a fourth works on it, and on all that goes with it to and from memory, while
- * the next tile is multiplied. */
+ * after another. One warp asks for the factors, two warpgroups multiply and leave each tile in shared
+ * memory, and two more work on it, and on all that goes with it to and from memory, while the next
+ * tile is multiplied. */
 #ifndef WEFT_CUDA_GEMM_TILES_CUH
 #define WEFT_CUDA_GEMM_TILES_CUH
 
@@ -17,7 +17,7 @@ enum { TILES_SEGMENTS = 4 };
 typedef enum {
     TILES_PLAIN,        /* y = c */
     TILES_GELU,         /* pre = c (NULL: not wanted), y = gelu(c) */
-    TILES_GELU_BACK,    /* y = c · gelu'(at) */
+    TILES_GELU_BACK,    /* y = c · gelu'(at). No addend. */
     TILES_SILU_MUL,     /* two products of one a: gate = a op(b), up = a op(b2);
                            y = silu(gate) · up; gate and up are kept where not NULL. No bias, no
                            addend. */

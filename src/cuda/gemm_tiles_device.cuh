@@ -49,9 +49,9 @@ __device__ static inline void arrive_at_block(uint32_t at, uint32_t block) {
                  : "memory");
 }
 
-/* All threads of a warpgroup; `name` from 1 on. */
-__device__ static inline void sync_warpgroup(int name) {
-    asm volatile("bar.sync %0, 128;" ::"r"(name) : "memory");
+/* So many threads, all that use the name; names from 1 on. */
+__device__ static inline void sync_threads(int name, int count) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(count) : "memory");
 }
 
 __device__ static inline uint32_t block_in_cluster() {
