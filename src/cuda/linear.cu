@@ -1,14 +1,18 @@
 /* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh, and
  * the gradient of a bias, with gelu's gradient or alone.
  *
- * A node that sums several products is one product after the other, each with the sum so far as its
- * addend. gelu's slope behind such a sum, behind an addend or before a bias's gradient is the pass of
- * those gradients, over the result.
+ * A node that sums several products, or does more behind its sums than the library is fast at, has two
+ * ways, and an estimate of their times chooses. By pieces: one product after the other by the library,
+ * each with the sum so far as its addend, and gelu's slope behind such a sum, behind an addend or
+ * before a bias's gradient is the pass of those gradients, over the result. By tiles: the last of the
+ * pieces is a kernel of our own (gemm_tiles.cuh) that sums some of the products at once and does all
+ * that comes behind; products of long sums may still be the library's before it.
  *
  * The bias gradient sums the rows of each column in two steps of a fixed order: bands of rows, then
  * the bands' sums. How many bands there are follows from the shape. Behind gelu the same pass makes
  * the rows: its floor is dy, x and dx once. */
 #include "cuda/gemm.cuh"
+#include "cuda/gemm_tiles.cuh"
 
 extern "C" {
 #include "ops/linear.h"
@@ -24,6 +28,16 @@ enum {
     BAND_LEAST = 64
 };
 
+/* For estimates, as an H200 does the products of GPT-2's sizes: operations a second; bytes a second of a
+ * library's product of short sums, of what it adds, and of a pass over the result; seconds a launch, and
+ * seconds a result of the library's gelu beside the sums. */
+static const double LIBRARY_RATE = 735e12, SHORT_TRAFFIC = 2.2e12, ADD_TRAFFIC = 4.3e12,
+                    PASS_TRAFFIC = 3.7e12, LAUNCH = 2e-6, LIBRARY_GELU = 0.7e-12;
+/* Of our own kernel: operations a second, and the seconds that a result takes at least by what is done
+ * behind its sum, and for an addend. */
+static const double TILES_RATE = 640e12, TILES_RESULT[] = {1.2e-12, 3.0e-12, 3.3e-12},
+                    TILES_ADDEND = 0.5e-12;
+
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
                              int64_t groups, bool inside) {
@@ -38,35 +52,42 @@ static bool has_pass(const weft_node *n) {
            (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
 }
 
-/* Product i of the node; `x` NULL: with addresses that say no more than that there is something. */
-static gemm_product describe_product(const weft_exec *x, const weft_node *n, int i) {
+/* Where a tensor lies; `x` NULL: an address that says no more than that there is something. */
+static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
+    if (!t) return NULL;
+    return x ? weft_data(x, t) : (void *)&something;
+}
+
+/* Product i of the node by the library. `first`: no other has written the sum. `last`: it does what is
+ * behind the sum. */
+static gemm_product describe_product(const weft_exec *x, const weft_node *n, int i, bool first,
+                                     bool last) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     weft_matmul_pair pair = weft_matmul_pair_of(n, i);
     const weft_tensor *a = pair.a, *b = pair.b, *y = n->out[0];
-    const weft_tensor *bias = i == 0 ? n->in[WEFT_MATMUL_BIAS] : NULL;
-    const weft_tensor *addend = i == 0 ? n->in[WEFT_MATMUL_ADDEND] : y;
+    const weft_tensor *bias = first ? n->in[WEFT_MATMUL_BIAS] : NULL;
+    const weft_tensor *addend = first ? n->in[WEFT_MATMUL_ADDEND] : y;
     weft_matmul_sizes s = weft_matmul_measure(&pair.attr, a, b);
     bool grouped = pair.attr.form == WEFT_MATMUL_GROUPED;
     bool grouped_outer = pair.attr.form == WEFT_MATMUL_GROUPED_OUTER;
     bool ta = pair.attr.ta || grouped_outer || pair.attr.form == WEFT_MATMUL_OUTER;
-    bool tb = pair.attr.tb, last = i == attr->more;
-    auto place = [&](const weft_tensor *t) { return x ? weft_data(x, t) : (void *)&something; };
+    bool tb = pair.attr.tb;
     gemm_product p = {};
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
     p.alpha = (float)pair.attr.alpha;
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
-    p.a =
-        as_matrix(place(a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups, grouped || grouped_outer);
-    p.b = as_matrix(place(b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
-    p.c = as_matrix(place(y), y, s.m, s.n, s.groups, grouped);
-    if (bias) p.bias = as_matrix(place(bias), bias, 1, s.n, 1, false);
+    p.a = as_matrix(place_of(x, a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,
+                    grouped || grouped_outer);
+    p.b = as_matrix(place_of(x, b), b, tb ? s.n : s.k, tb ? s.k : s.n, s.groups, grouped_outer);
+    p.c = as_matrix(place_of(x, y), y, s.m, s.n, s.groups, grouped);
+    if (bias) p.bias = as_matrix(place_of(x, bias), bias, 1, s.n, 1, false);
     const weft_tensor *pre = p.gelu_back ? n->in[WEFT_MATMUL_AT] : p.gelu ? n->out[1] : NULL;
     p.addend = p.pre = p.c;
-    p.addend.data = addend ? place(addend) : NULL;
-    p.pre.data = pre ? place(pre) : NULL;
+    p.addend.data = place_of(x, addend);
+    p.pre.data = place_of(x, pre);
     return p;
 }
 
@@ -285,25 +306,149 @@ static column_pass pass_behind(const weft_node *n) {
     return pass_of(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
 }
 
-static weft_status matmul_run(weft_exec *x, const weft_node *n) {
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        gemm_product p = describe_product(x, n, i);
-        WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+/* Of what our own kernel takes: by rows, and all in bf16 but the bias. */
+static bool suits_tiles(const weft_node *n) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    bool suits = weft_matmul_is_by_rows(attr, n->in[0]) && attr->dtype == WEFT_BF16 &&
+                 (attr->more || attr->act != WEFT_ACT_NONE);
+    for (int i = 0; suits && i <= attr->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        suits = p.a->dtype == WEFT_BF16 && p.b->dtype == WEFT_BF16;
     }
+    return suits;
+}
+
+static tiles_after after_of(const weft_node *n) {
+    weft_act act = ATTR(n, weft_matmul_attr)->act;
+    return act == WEFT_ACT_GELU        ? TILES_GELU
+           : act == WEFT_ACT_GELU_BACK ? TILES_GELU_BACK
+                                       : TILES_PLAIN;
+}
+
+static int count_bits(unsigned set) {
+    int bits = 0;
+    for (; set; set &= set - 1)
+        bits++;
+    return bits;
+}
+
+/* The products of `set`, a bit each, at once, and what comes behind the sum. */
+static tiles_product describe_tiles(const weft_exec *x, const weft_node *n, unsigned set) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    bool first = set + 1 == 2u << attr->more;
+    tiles_product t = {};
+    for (int i = 0; i <= attr->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
+        t.m = s.m, t.n = s.n;
+        if (!(set >> i & 1)) continue;
+        t.segment[t.segments++] = tiles_segment{(const bf16 *)place_of(x, p.a),
+                                                (const bf16 *)place_of(x, p.b),
+                                                s.k,
+                                                p.attr.tb ? s.k : s.n,
+                                                s.k,
+                                                p.attr.tb,
+                                                (float)p.attr.alpha};
+    }
+    const weft_tensor *bias = first ? n->in[WEFT_MATMUL_BIAS] : NULL;
+    t.bias = any_tensor{place_of(x, bias), bias && bias->dtype == WEFT_BF16};
+    t.addend = (const bf16 *)place_of(x, first ? n->in[WEFT_MATMUL_ADDEND] : n->out[0]);
+    t.y = (bf16 *)place_of(x, n->out[0]);
+    t.after = after_of(n);
+    if (attr->act == WEFT_ACT_GELU) t.pre = (bf16 *)place_of(x, n->out[1]);
+    t.at = (const bf16 *)place_of(x, n->in[WEFT_MATMUL_AT]);
+    if (attr->sums) t.sums = x ? workspace_of<float>(x, n) : (float *)place_of(x, n->out[1]);
+    return t;
+}
+
+static double larger(double a, double b) {
+    return a > b ? a : b;
+}
+
+/* Seconds of a product by the library. */
+static double estimate_product(weft_matmul_sizes s, bool added) {
+    double m = (double)s.m, n = (double)s.n, k = (double)s.k;
+    double bytes = 2 * (m * n + m * k + n * k), more = added ? 2 * m * n / ADD_TRAFFIC : 0;
+    return LAUNCH + larger(2 * m * n * k / LIBRARY_RATE, bytes / SHORT_TRAFFIC) + more;
+}
+
+/* Seconds of a node whose products of `set` go by tiles at once, the others by the library before. */
+static double estimate_way(const weft_node *n, unsigned set, tiles_after after) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    double seconds = 0, flops = 0, result = 0;
+    bool added = n->in[WEFT_MATMUL_ADDEND] != NULL;
+    for (int i = 0; i <= attr->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
+        result = (double)s.m * (double)s.n;
+        if (set >> i & 1) {
+            flops += 2 * result * (double)s.k;
+        } else {
+            seconds += estimate_product(s, added);
+            added = true;
+        }
+    }
+    double behind = result * (TILES_RESULT[after] + (added ? TILES_ADDEND : 0));
+    if (set) return seconds + LAUNCH + larger(flops / TILES_RATE, behind);
+    if (has_pass(n)) return seconds + LAUNCH + 6 * result / PASS_TRAFFIC;
+    return seconds + (after == TILES_PLAIN ? 0 : result * LIBRARY_GELU);
+}
+
+/* The products that go by tiles, a bit each; 0: none. Shapes and the device decide. */
+static unsigned choose_tiles(const weft_node *n) {
+    if (!suits_tiles(n)) return 0;
+    unsigned sets = 2u << ATTR(n, weft_matmul_attr)->more, best = 0;
+    double least = estimate_way(n, 0, after_of(n));
+    for (unsigned set = 1; set < sets; set++) {
+        if (count_bits(set) > TILES_SEGMENTS) continue;
+        tiles_product t = describe_tiles(NULL, n, set);
+        if (!tiles_can(&t)) continue;
+        double seconds = estimate_way(n, set, t.after);
+        if (seconds >= least) continue;
+        least = seconds;
+        best = set;
+    }
+    return best;
+}
+
+static weft_status run_tiles(weft_exec *x, const weft_node *n, unsigned set) {
+    tiles_product t = describe_tiles(x, n, set);
+    WEFT_TRY(tiles_run(x, &t));
+    if (t.sums) launch_add(x, n->out[1], tiles_bands(t.m), t.sums);
+    return launched(n);
+}
+
+static weft_status matmul_run(weft_exec *x, const weft_node *n) {
+    int more = ATTR(n, weft_matmul_attr)->more;
+    unsigned set = choose_tiles(n);
+    bool first = true;
+    for (int i = 0; i <= more; i++) {
+        if (set >> i & 1) continue;
+        gemm_product p = describe_product(x, n, i, first, !set && i == more);
+        WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+        first = false;
+    }
+    if (set) return run_tiles(x, n, set);
     if (!has_pass(n)) return WEFT_OK;
     column_pass pass = pass_behind(n);
     return run_pass(x, n, &pass);
 }
 
 static int64_t matmul_workspace(const weft_node *n, int) {
+    int more = ATTR(n, weft_matmul_attr)->more;
+    unsigned set = choose_tiles(n);
     int64_t bytes = 0;
-    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        gemm_product p = describe_product(NULL, n, i);
+    bool first = true;
+    for (int i = 0; i <= more; i++) {
+        if (set >> i & 1) continue;
+        gemm_product p = describe_product(NULL, n, i, first, !set && i == more);
         bytes = max_i64(bytes, gemm_workspace(&p));
+        first = false;
     }
     if (!has_pass(n)) return bytes;
     column_pass pass = pass_behind(n);
-    return max_i64(bytes, pass_bytes(&pass));
+    int64_t sums = tiles_bands(pass.rows) * pass.columns * (int64_t)sizeof(float);
+    return max_i64(bytes, set ? sums : pass_bytes(&pass));
 }
 
 CUDA_KERNEL(matmul, matmul_run, matmul_workspace)

@@ -6,7 +6,7 @@
  * such nodes and gives their work to the product:
  *
  *     add(matmul(a, b), c)             matmul with addend c
- *     add(matmul(a, b), matmul(c, d))  matmul of two pairs of factors, up to four
+ *     add(matmul(a, b), matmul(c, d))  matmul of two pairs of factors, up to six
  *     scale(matmul(a, b))              matmul with alpha
  *     gelu_back(matmul(a, b), x)       matmul with gelu's slope at x
  *     bias_back of that                its second output

@@ -54,7 +54,7 @@ enum {
     WEFT_MATMUL_ADDEND,
     WEFT_MATMUL_AT,
     WEFT_MATMUL_INPUTS,
-    WEFT_MATMUL_PAIRS = 4 /* most products that a node sums */
+    WEFT_MATMUL_PAIRS = 6 /* most products that a node sums */
 };
 
 /* Outputs: y, and a second one. With gelu: the values before it, where a gradient will read them.
