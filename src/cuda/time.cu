@@ -5,9 +5,11 @@
  * The running mean adds up each segment, then each thread knows what came before its own and walks
  * it a second time, from the caches. Floor: the bytes of x and y, once.
  *
- * Moments are a product of the library beside a sum over time; back the sums' gradient is the
- * product's bias, one for each sequence, which are a batch. */
+ * Moments are a product of the library beside a sum over time, or of many rows a kernel of their own
+ * (moments_tiles.cuh); back the sums' gradient is the product's bias, one for each sequence, which
+ * are a batch. */
 #include "cuda/gemm.cuh"
+#include "cuda/moments_tiles.cuh"
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -182,7 +184,24 @@ static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
+static moments_problem describe_moments(const weft_exec *x, const weft_node *n) {
+    const weft_tensor *in = n->in[0];
+    moments_problem p = {in->shape[0], in->shape[1], in->shape[2], NULL, NULL, NULL};
+    if (!x) return p;
+    p.x = data_of<bf16>(x, in);
+    p.gram = data_of<bf16>(x, n->out[WEFT_MOMENTS_GRAM]);
+    p.sum = data_of<bf16>(x, n->out[WEFT_MOMENTS_SUM]);
+    return p;
+}
+
+static bool fits_tiles(const weft_node *n, const moments_problem *p) {
+    return n->in[0]->dtype == WEFT_BF16 && moments_fit(p);
+}
+
 static weft_status moments_run(weft_exec *x, const weft_node *n) {
+    moments_problem tiles = describe_moments(x, n);
+    if (fits_tiles(n, &tiles) && moments_can_run())
+        return moments_launch(stream_of(x), &tiles, weft_workspace(x, n));
     gemm_product p = describe_gram(x, n);
     WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
@@ -191,7 +210,9 @@ static weft_status moments_run(weft_exec *x, const weft_node *n) {
 
 static int64_t moments_workspace(const weft_node *n, int) {
     gemm_product p = describe_gram(NULL, n);
-    return gemm_workspace(&p);
+    moments_problem tiles = describe_moments(NULL, n);
+    int64_t bytes = fits_tiles(n, &tiles) ? moments_tiles_workspace(&tiles) : 0;
+    return max_i64(bytes, gemm_workspace(&p));
 }
 
 CUDA_KERNEL(moments, moments_run, moments_workspace)
