@@ -143,11 +143,12 @@ __device__ static inline void store_columns(T *to, int count, const float (&v)[N
     }
 }
 
-/* Reads the slab, and puts the row of zeros behind it. */
+/* Starts reading rows `from` to `end` of the slab: a group of copies. */
 template <bool ALIGNED, typename T>
-__device__ static inline void load_slab(unsigned char *slab, int rows, const slab_place<T> &p) {
+__device__ static inline void load_rows(unsigned char *slab, int from, int end,
+                                        const slab_place<T> &p) {
     int lane = (int)threadIdx.x % LANES;
-    for (int row = (int)threadIdx.x / LANES; row < rows; row += GROUPS) {
+    for (int row = from + (int)threadIdx.x / LANES; row < end; row += GROUPS) {
         unsigned char *to = slab + row * PITCH + lane * 16;
         if (ALIGNED) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
@@ -159,8 +160,12 @@ __device__ static inline void load_slab(unsigned char *slab, int rows, const sla
                 ((T *)to)[c] = c < p.count ? p.in[row * p.width + c] : from_float<T>(0);
         }
     }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Puts the row of zeros behind the slab. */
+__device__ static inline void clear_row(unsigned char *slab, int rows) {
     if (threadIdx.x < LANES) ((uint4 *)(slab + rows * PITCH))[threadIdx.x] = make_uint4(0, 0, 0, 0);
-    asm volatile("cp.async.commit_group;\n\tcp.async.wait_group 0;" ::: "memory");
 }
 
 __device__ static inline uint2 make_entry(int64_t row, float weight) {

@@ -1,17 +1,23 @@
 /* route_gather's gradient from slabs (routing_slab.cuh): a column of dh is the sum of the rows of dc
  * that kept it.
  *
- * The plan has all entries of a sequence sorted by column, and within a column by row; a column
- * without any gets one that adds nothing. This stream is cut into equal parts, one for each group,
- * whatever the columns' lengths: a column that every row keeps is shared by many groups. A group
- * adds up and stores at the end of each column. What a part leaves unfinished at its end goes to
+ * The plan has all entries of a sequence sorted by column, and within a column by row; columns are
+ * filled up to a multiple of AT_ONCE, and those without any to AT_ONCE, with entries that add
+ * nothing. This stream is cut into equal parts, one for each group, whatever the columns' lengths: a
+ * column that every row keeps is shared by many groups. A group adds up and looks after AT_ONCE
+ * entries whether the column ends, where it stores. What a part leaves unfinished at its end goes to
  * shared memory, and the group that meets the column's end adds these in order. */
 #include "cuda/routing_slab.cuh"
 
+#include <cooperative_groups.h>
+
+namespace cg = cooperative_groups;
+
 enum {
-    AT_ONCE = 4, /* entries of the stream that are on their way together */
-    AHEAD = 8,   /* and, times 32, of a list */
-    SORT_WARPS = 32,
+    AT_ONCE = 4,     /* entries of the stream that are on their way together */
+    AHEAD = 8,       /* and, times 32, of a list */
+    SORT_BLOCKS = 4, /* of a sequence: a cluster */
+    SORT_WARPS = 8,
     SORT_THREADS = 32 * SORT_WARPS,
     MOST_ENTRIES = 65535 /* of a sequence: counts are of 16 bits */
 };
@@ -28,7 +34,7 @@ typedef struct {
 static const int64_t LIST_BYTES = (sizeof(part_list) + 255) / 256 * 256;
 
 static int64_t longest_part(int64_t entries, int64_t columns) {
-    return ceil_div(ceil_div(entries + columns, GROUPS), AT_ONCE) * AT_ONCE;
+    return ceil_div(ceil_div(entries + AT_ONCE * columns, GROUPS), AT_ONCE) * AT_ONCE;
 }
 
 static int64_t plan_bytes(int64_t entries, int64_t columns) {
@@ -42,16 +48,17 @@ typedef struct {
     int64_t stride; /* bytes of a plan */
 } sort_problem;
 
-/* The sort of a sequence's entries by column. Each warp has a run of entries; count[warp][j] is how
- * many of them name column j, then how many of the warps before it do, then of all entries before
- * the one at hand. first[j] is where the column begins in the stream. */
+/* The sort of a sequence's entries by column, by a cluster of blocks. Each warp has a run of entries;
+ * count[warp][j] is how many of them name column j, then how many of the block's warps before it do,
+ * then of its entries before the one at hand. own[j] is the block's sum, which the others read.
+ * first[j] is where the column begins in the stream, from[j] where the block's own entries do. */
 typedef struct {
     int columns, k;
-    int from, end; /* the warp's run */
+    int begin, end; /* the warp's run */
     const int32_t *index;
     const float *weight;
+    int *own, *first, *from;
     uint16_t *count; /* of all warps */
-    int *first;
     uint2 *stream;
     part_list *parts;
 } sort_state;
@@ -87,7 +94,7 @@ __device__ static inline bool is_first(unsigned lanes) {
 __device__ static inline void count_run(const sort_state &s, int64_t before, weft_cuda_run *run,
                                         int node) {
     uint16_t *count = s.count + (int)threadIdx.x / 32 * s.columns;
-    for (int e = s.from; e < s.end; e += 32 * AHEAD) {
+    for (int e = s.begin; e < s.end; e += 32 * AHEAD) {
         int j[AHEAD];
         read_columns(s, e, j);
 #pragma unroll
@@ -114,7 +121,7 @@ __device__ static inline void place_run(const sort_state &s, int length) {
     int lane = (int)threadIdx.x % 32;
     uint16_t *count = s.count + (int)threadIdx.x / 32 * s.columns;
     unsigned by_k = reciprocal_of((unsigned)s.k), by_length = reciprocal_of((unsigned)length);
-    for (int e = s.from; e < s.end; e += 32 * AHEAD) {
+    for (int e = s.begin; e < s.end; e += 32 * AHEAD) {
         int j[AHEAD];
         float weight[AHEAD];
         read_columns(s, e, j);
@@ -126,7 +133,7 @@ __device__ static inline void place_run(const sort_state &s, int length) {
             unsigned same = __match_any_sync(0xffffffffu, j[i]);
             bool there = is_column(s, j[i]);
             int at = 0;
-            if (there) at = s.first[j[i]] + count[j[i]] + __popc(same & ((1u << lane) - 1));
+            if (there) at = s.from[j[i]] + count[j[i]] + __popc(same & ((1u << lane) - 1));
             __syncwarp();
             if (there) {
                 if (is_first(same)) count[j[i]] = (uint16_t)(count[j[i]] + __popc(same));
@@ -141,18 +148,29 @@ __device__ static inline void place_run(const sort_state &s, int length) {
 
 /* Turns the warps' counts of column j into those of the warps before; returns the sum. */
 __device__ static inline int sum_warps(const sort_state &s, int j) {
-    int sum = 0;
+    int here[SORT_WARPS], sum = 0;
 #pragma unroll
-    for (int w = 0; w < SORT_WARPS; w += AHEAD) {
-        int here[AHEAD];
+    for (int w = 0; w < SORT_WARPS; w++)
+        here[w] = s.count[w * s.columns + j];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            here[i] = s.count[(w + i) * s.columns + j];
+    for (int w = 0; w < SORT_WARPS; w++) {
+        s.count[w * s.columns + j] = (uint16_t)sum;
+        sum += here[w];
+    }
+    return sum;
+}
+
+/* The entries of column j in all blocks; *before gets those of the blocks before this one. */
+__device__ static inline int sum_blocks(const sort_state &s, int j, int *before) {
+    cg::cluster_group cluster = cg::this_cluster();
+    int sum = 0, here[SORT_BLOCKS];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            s.count[(w + i) * s.columns + j] = (uint16_t)sum;
-            sum += here[i];
-        }
+    for (int b = 0; b < SORT_BLOCKS; b++)
+        here[b] = *cluster.map_shared_rank(s.own + j, b);
+#pragma unroll
+    for (int b = 0; b < SORT_BLOCKS; b++) {
+        if (b == (int)cluster.block_rank()) *before = sum;
+        sum += here[b];
     }
     return sum;
 }
@@ -176,32 +194,51 @@ __device__ static inline int sum_before(int value, int *shared, int *all) {
     return before + sum - value;
 }
 
+__device__ static inline int fill_up(int entries) {
+    return max(1, (entries + AT_ONCE - 1) / AT_ONCE) * AT_ONCE;
+}
+
+/* Places what fills column j up to `end`. */
+__device__ static inline void fill_column(const sort_state &s, int length, int at, int end,
+                                          uint2 none) {
+    for (; at < end; at++) {
+        uint2 entry = none;
+        if (at + 1 == end) entry.x |= LAST;
+        place_entry(s.stream, length, at / length, at, entry);
+    }
+}
+
 /* Finds where columns begin, places the entries that add nothing, and says what the parts begin with;
- * returns their length. */
+ * returns their length. Blocks share what is placed. */
 __device__ static inline int place_columns(const sort_state &s, uint2 none, int *shared) {
-    int each = (s.columns + SORT_THREADS - 1) / SORT_THREADS, total = 0, all;
+    int each = (s.columns + SORT_THREADS - 1) / SORT_THREADS, total = 0, all, before = 0;
     int begin = min(s.columns, (int)threadIdx.x * each), stop = min(s.columns, begin + each);
+    int rank = (int)cg::this_cluster().block_rank();
     for (int j = begin; j < stop; j++) {
-        s.first[j] = sum_warps(s, j); /* the column's length, until its place is known */
-        total += max(1, s.first[j]);
+        s.first[j] = sum_blocks(s, j, &before); /* its length, until its place is known */
+        s.from[j] = before;
+        total += fill_up(s.first[j]);
     }
     int place = sum_before(total, shared, &all);
     int length = ((all + GROUPS - 1) / GROUPS + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
     for (int j = begin; j < stop; j++) {
-        int here = s.first[j], part = place / length;
+        int here = s.first[j], end = place + fill_up(here);
         s.first[j] = place;
-        if (here == 0)
-            place_entry(s.stream, length, part, place, make_uint2(none.x | LAST, none.y));
-        int end = place + max(1, here);
-        for (int g = (place + length - 1) / length; g * length < end; g++)
-            s.parts->part[g] = make_int2(j, part);
+        s.from[j] += place;
+        if (j % SORT_BLOCKS == rank) {
+            int part = place / length;
+            fill_column(s, length, place + here, end, none);
+            for (int g = (place + length - 1) / length; g * length < end; g++)
+                s.parts->part[g] = make_int2(j, part);
+        }
         place = end;
     }
     if (threadIdx.x == 0) {
         s.first[s.columns] = all;
         s.parts->length = length;
     }
-    for (int at = all + (int)threadIdx.x; at < length * GROUPS; at += SORT_THREADS) {
+    for (int at = all + rank * SORT_THREADS + (int)threadIdx.x; at < length * GROUPS;
+         at += SORT_BLOCKS * SORT_THREADS) {
         int part = at / length;
         place_entry(s.stream, length, part, at, none);
         if (at == part * length) s.parts->part[part] = make_int2(s.columns - 1, part);
@@ -209,34 +246,44 @@ __device__ static inline int place_columns(const sort_state &s, uint2 none, int 
     return length;
 }
 
-static __global__ void __launch_bounds__(SORT_THREADS)
+static __global__ void __cluster_dims__(SORT_BLOCKS, 1, 1) __launch_bounds__(SORT_THREADS)
     plan_gradient(slab_shape shape, sort_problem p, unsigned char *plan, weft_cuda_run *run,
                   int node) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ int sums[SORT_WARPS];
-    int columns = (int)shape.out_rows, entries = (int)p.entries, warp = (int)threadIdx.x / 32;
-    int each = (entries + 32 * SORT_WARPS - 1) / (32 * SORT_WARPS) * 32;
-    int from = min(entries, warp * each), counts = SORT_WARPS * columns;
-    int64_t before = blockIdx.x * p.entries;
-    unsigned char *own = plan + blockIdx.x * p.stride;
+    cg::cluster_group cluster = cg::this_cluster();
+    int columns = (int)shape.out_rows, entries = (int)p.entries, sequence = (int)blockIdx.y;
+    int warp = (int)cluster.block_rank() * SORT_WARPS + (int)threadIdx.x / 32;
+    int each = (entries + 32 * SORT_BLOCKS * SORT_WARPS - 1) / (32 * SORT_BLOCKS * SORT_WARPS) * 32;
+    int begin = min(entries, warp * each);
+    int64_t before = sequence * p.entries;
+    unsigned char *own = plan + sequence * p.stride;
+    int *numbers = (int *)memory;
     sort_state s = {columns,
                     (int)p.k,
-                    from,
-                    min(entries, from + each),
+                    begin,
+                    min(entries, begin + each),
                     p.index + before,
                     p.weight + before,
-                    (uint16_t *)memory,
-                    (int *)((uint16_t *)memory + counts),
+                    numbers,
+                    numbers + columns,
+                    numbers + 2 * columns + 1,
+                    (uint16_t *)(numbers + 3 * columns + 1),
                     (uint2 *)(own + LIST_BYTES),
                     (part_list *)own};
-    for (int i = (int)threadIdx.x; i < counts / 8; i += SORT_THREADS)
-        ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = (int)threadIdx.x; i < SORT_WARPS * columns / 2; i += SORT_THREADS)
+        ((int *)s.count)[i] = 0;
     __syncthreads();
     count_run(s, before, run, node);
     __syncthreads();
+    for (int j = (int)threadIdx.x; j < columns; j += SORT_THREADS)
+        s.own[j] = sum_warps(s, j);
+    cluster.sync();
     int length = place_columns(s, make_entry(shape.in_rows, 0), sums);
+    auto read = cluster.barrier_arrive(); /* the other blocks' sums */
     __syncthreads();
     place_run(s, length);
+    cluster.barrier_wait(std::move(read));
 }
 
 /* A thread's columns of a group's sum. */
@@ -246,9 +293,8 @@ template <typename T, bool ALIGNED> struct column_sum {
     bool waits;  /* that column's end has not been met */
     T *to;
 
-    __device__ void add(const uint2 &entry, const uint4 &value, int64_t width, int count) {
-        add_scaled(sum, __uint_as_float(entry.y), value);
-        if ((entry.x & LAST) == 0) return;
+    /* At a column's end. */
+    __device__ void finish(int64_t width, int count) {
         if (waits) {
 #pragma unroll
             for (int i = 0; i < PIECE<T>; i++)
@@ -271,12 +317,15 @@ __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned
                                        int64_t width, int count) {
     for (int e = 0; e < length; e += AT_ONCE) {
         uint4 value[AT_ONCE];
-        uint2 entry[AT_ONCE];
+        float w[AT_ONCE];
+        bool ends = (held[AT_ONCE / 2 - 1].z & LAST) != 0;
+        held[AT_ONCE / 2 - 1].z &= ~LAST;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            uint4 pair = held[i / 2];
-            entry[i] = i % 2 ? make_uint2(pair.z, pair.w) : make_uint2(pair.x, pair.y);
-            value[i] = *(const uint4 *)(own + (entry[i].x & ~LAST));
+        for (int i = 0; i < AT_ONCE / 2; i++) {
+            value[2 * i] = *(const uint4 *)(own + held[i].x);
+            value[2 * i + 1] = *(const uint4 *)(own + held[i].z);
+            w[2 * i] = __uint_as_float(held[i].y);
+            w[2 * i + 1] = __uint_as_float(held[i].w);
         }
         stream += AT_ONCE / 2 * GROUPS;
         if (e + AT_ONCE < length)
@@ -285,7 +334,8 @@ __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned
                 held[i] = stream[i * GROUPS];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            c.add(entry[i], value[i], width, count);
+            add_scaled(c.sum, w[i], value[i]);
+        if (ends) c.finish(width, count);
     }
 }
 
@@ -309,7 +359,9 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < AT_ONCE / 2; i++)
         held[i] = stream[i * GROUPS];
-    load_slab<ALIGNED>(slab, (int)s.in_rows, p);
+    load_rows<ALIGNED>(slab, 0, (int)s.in_rows, p);
+    clear_row(slab, (int)s.in_rows);
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
     /* Threads whose columns are not there have nothing to add or store. */
     add_part(c, slab + lane * 16, stream, held, p.count > 0 ? parts->length : 0, p.width, p.count);
@@ -332,7 +384,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 static int64_t sort_bytes(int64_t columns) {
-    return (columns + 1) * (int64_t)sizeof(int) + SORT_WARPS * columns * (int64_t)sizeof(uint16_t);
+    return (3 * columns + 1) * (int64_t)sizeof(int) +
+           SORT_WARPS * columns * (int64_t)sizeof(uint16_t);
 }
 
 /* A number for each part and column of a slab. */
@@ -383,8 +436,8 @@ bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n) {
     unsigned char *plan = workspace_of<unsigned char>(x, n);
     int bytes = (int)sort_bytes(s.out_rows);
     cudaFuncSetAttribute(plan_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    plan_gradient<<<(unsigned)s.batch, SORT_THREADS, (size_t)bytes, stream_of(x)>>>(
-        s, p, plan, device_run(x), n->index);
+    plan_gradient<<<dim3(SORT_BLOCKS, (unsigned)s.batch), SORT_THREADS, (size_t)bytes,
+                    stream_of(x)>>>(s, p, plan, device_run(x), n->index);
     with_type(n->in[WEFT_GATHER_H], [&](auto tag) {
         using T = decltype(tag);
         if (is_aligned<T>(s))
