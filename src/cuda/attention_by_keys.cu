@@ -436,15 +436,15 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
 /* Calls f with the shape for the problem's widths. */
 template <typename F> static void with_key_shape(const attention_problem &p, F f) {
     if (p.dqk == 32)
-        f(key_shape<32, 32, 1, 3, 64, false, false, false>());
+        f(key_shape<32, 32, 1, 4, 64, false, false, false>());
     else if (p.dqk == 64)
         f(key_shape<64, 64, 1, 3, 64, false, false, false>());
     else if (p.dqk == 96)
-        f(key_shape<96, 96, 2, 1, 64, true, false, false>());
+        f(key_shape<96, 96, 1, 2, 64, false, false, false>());
     else if (p.dv == 64)
         f(key_shape<128, 64, 1, 2, 64, false, false, false>());
     else
-        f(key_shape<128, 128, 2, 1, 64, false, false, false>());
+        f(key_shape<128, 128, 1, 2, 64, false, false, false>());
 }
 
 key_tile attention_key_tile(const attention_problem &p) {

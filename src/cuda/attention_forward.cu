@@ -272,9 +272,9 @@ void attention_tiles(const attention_problem &p, cudaStream_t stream) {
     else if (p.dqk == 64)
         launch<forward_shape<64, 64, 1, 4, 64, true>>(p, stream);
     else if (p.dqk == 96)
-        launch<forward_shape<96, 96, 3, 1, 64, true>>(p, stream);
+        launch<forward_shape<96, 96, 1, 3, 64, true>>(p, stream);
     else if (p.dv == 64)
         launch<forward_shape<128, 64, 1, 3, 64, true>>(p, stream);
     else
-        launch<forward_shape<128, 128, 3, 1, 64, false>>(p, stream);
+        launch<forward_shape<128, 128, 1, 2, 64, true>>(p, stream);
 }

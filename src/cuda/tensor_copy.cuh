@@ -71,7 +71,7 @@ __device__ static inline void end_box() {
 }
 
 template <int RUNNING> __device__ static inline void wait_arrival(uint32_t, int) {
-    wait_copies<RUNNING>();
+    wait_copies();
 }
 
 template <int ROWS, int D>
