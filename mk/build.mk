@@ -64,7 +64,7 @@ $(1)/examples/%.o: examples/%.c $(1)/flags
 $(1)/%.cu.o: src/%.cu $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call say,NVCC,$$<)
-	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 $(if $(filter-out 0 n no,$(WERROR)),-Werror all-warnings) -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -DWEFT_CUDA_LIBRARIES='"$(CONFIG_CUDA)/lib64"' $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
+	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 $(if $(filter-out 0 n no,$(WERROR)),-Werror all-warnings) -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -DWEFT_CUDA_LIBRARIES='"$(CONFIG_CUDA)/lib64"' $(if $(findstring 90a,$(CUDA_ARCH)),-DWEFT_CUDA_9_0A) $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
 endef
 
 # One short line a step; V=1 shows the commands themselves.

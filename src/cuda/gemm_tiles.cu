@@ -530,7 +530,7 @@ bool tiles_can(const tiles_product *p) {
     if (p->after == TILES_SILU_MUL) fits = fits && p->segments == 1 && !p->bias.data;
     if (p->after >= TILES_GELU_BACK) fits = fits && !p->addend;
     if (p->sums) fits = fits && (p->after == TILES_PLAIN || p->after == TILES_GELU_BACK);
-    return fits && depth >= LEAST_DEPTH && find_multiprocessors() > 0;
+    return COMPILED_FOR_HOPPER && fits && depth >= LEAST_DEPTH;
 }
 
 /* Boxes of so many columns, 64 or 32, and rows. */

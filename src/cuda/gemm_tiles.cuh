@@ -49,6 +49,15 @@ typedef struct {
                     rows; NULL: not wanted. Only with PLAIN and GELU_BACK. */
 } tiles_product;
 
+/* Whether the code is for the GPU that has the kernel's instructions. The backend takes no other GPU
+ * than the one it is compiled for, so a plan needs no look at the device: a process that only plans
+ * may fork. */
+#ifdef WEFT_CUDA_9_0A
+#define COMPILED_FOR_HOPPER true
+#else
+#define COMPILED_FOR_HOPPER false
+#endif
+
 /* Whether this product can be done here: code and device of compute capability 9.0, n and all k
  * and ld multiples of 8, tensors aligned to 16 bytes as the arena's are, and not too small to be
  * worth it. Follows from shapes and the device: addresses do not matter, so that workspace can be
