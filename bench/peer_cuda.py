@@ -449,10 +449,14 @@ class Trial:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
-    def measure(self, steps, warm):
+    def measure(self, steps, warm, settle):
         for _ in range(warm):
             self.step()
         torch.cuda.synchronize()
+        start = time.perf_counter()
+        while time.perf_counter() - start < settle:
+            self.step()
+            torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for _ in range(steps):
@@ -471,7 +475,7 @@ def explain(name, form, problem):
     return dict(variant=name, form=form, error=next((line for line in text if line.strip()), "?")[:300])
 
 
-def serve(job, batch, steps, warm):
+def serve(job, batch, steps, warm, settle):
     """Compiles, says so, and measures once for each line that is read."""
     name, form = job.split(":")
     try:
@@ -481,7 +485,7 @@ def serve(job, batch, steps, warm):
         return 1
     print(json.dumps(dict(variant=name, form=form, ready=trial.prepared)), flush=True)
     for _ in sys.stdin:
-        print(json.dumps(trial.measure(steps, warm)), flush=True)
+        print(json.dumps(trial.measure(steps, warm, settle)), flush=True)
     return 0
 
 
@@ -519,6 +523,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=4)
+    parser.add_argument("--settle", type=float, default=0, help="seconds of steps before those that are measured")
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--check", action="store_true", help="the forms are the same function (CPU)")
     parser.add_argument("--worker", metavar="VARIANT:FORM", help="compile, then measure a line of input at a time")
@@ -532,10 +537,10 @@ def main():
     if args.check:
         return check()
     if args.worker:
-        return serve(args.worker, args.batch, args.steps, args.warm)
+        return serve(args.worker, args.batch, args.steps, args.warm, args.settle)
     for name, form in jobs:
         try:
-            row = Trial(name, form, args.batch, args.warm).measure(args.steps, args.warm)
+            row = Trial(name, form, args.batch, args.warm).measure(args.steps, args.warm, args.settle)
         except Exception as problem:  # a form that this PyTorch cannot run is no row
             row = explain(name, form, problem)
         torch._dynamo.reset()

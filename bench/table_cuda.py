@@ -2,11 +2,15 @@
 32, 1024 tokens, bf16) beside PyTorch's, attention alone, and the GPU's limits, in one run on one GPU.
 
     python bench/table_cuda.py [--build build] [--variants dot,w2] [--forms all] [--skip-peer]
-                               [--steps 20] [--json FILE]
+                               [--steps 20] [--settle 2.5] [--json FILE]
 
 Compiling is what takes PyTorch's time, so its forms (bench/peer_cuda.py) are compiled side by side.
 Nothing is timed meanwhile. When all are ready they wait, holding weights and moments only, and the
 variants are measured one after the other, ours first, then each form, alone on the GPU.
+
+Training draws more than the card may: its clock starts at the highest, falls below what it can keep
+when the limit of power is felt, and settles after a second or two. Each side therefore takes steps for
+--settle seconds before those that count; the clock and the power of both are in the table.
 
 A variant is judged by its fastest form; where that stays under 95% of the plan's own figure for
 PyTorch, and where there is no PyTorch, by that figure, with a * behind the ratio. The figures are of
@@ -14,6 +18,7 @@ an H200.
 """
 
 import argparse
+import atexit
 import importlib.util
 import json
 import os
@@ -21,7 +26,9 @@ import select
 import signal
 import subprocess
 import sys
+import statistics
 import tempfile
+import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -109,6 +116,41 @@ class Worker:
         self.log.close()
 
 
+class Card:
+    """The GPU's clock and power while something runs, by nvidia-smi; None where it does not say."""
+
+    QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
+
+    def __init__(self):
+        self.lines, self.process = [], None
+        if os.environ.get("WEFT_CUDA_DEVICE"):
+            self.QUERY = self.QUERY + ["-i", os.environ["WEFT_CUDA_DEVICE"]]
+        try:
+            self.process = subprocess.Popen(self.QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        except OSError:
+            return
+        atexit.register(self.process.kill)
+        threading.Thread(target=self.follow, daemon=True).start()
+
+    def follow(self):
+        for line in self.process.stdout:
+            self.lines.append((time.perf_counter(), line))
+
+    def read(self, seconds):
+        """Medians over the last so many seconds."""
+        values = []
+        for when, line in self.lines:
+            try:
+                if when >= time.perf_counter() - seconds:
+                    values.append([float(v) for v in line.split(",")])
+            except ValueError:
+                pass
+        if not values:
+            return dict(mhz=None, watts=None)
+        mhz, watts = (statistics.median(v) for v in zip(*values))
+        return dict(mhz=mhz, watts=watts)
+
+
 def list_forms(variants, forms):
     """[(variant, form)], by the peer's own list; empty without PyTorch."""
     if importlib.util.find_spec("torch") is None:
@@ -134,7 +176,8 @@ def make_batches(variants, forms, most):
 
 def run_ours(args, variant):
     command = [os.path.join(args.build, "weft"), "bench", "train", "--json", "--device", "cuda", "--shape", "gpt2-124m",
-               "--dtype", "bf16", "-o", "BATCH_SIZE=32", "--variants", variant, "--steps", str(args.steps)]
+               "--dtype", "bf16", "-o", "BATCH_SIZE=32", "--variants", variant, "--steps", str(args.steps),
+               "--settle", str(args.settle)]
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -145,11 +188,12 @@ def run_ours(args, variant):
     return dict(row, tokens_per_s=TOKENS / seconds, gib=row["peak_bytes"] / GIB, took=time.perf_counter() - started)
 
 
-def measure_batch(args, batch, extra):
+def measure_batch(args, batch, extra, card):
     """Rows of a batch: {variant: (ours, [theirs])}. `extra` is started with it and left to the caller."""
     count = sum(len(f) for _, f in batch) + len(extra)
     threads = max(1, (os.cpu_count() or 4) // max(1, count))
-    workers = {(v, f): Worker("peer_cuda.py", ["--worker", f"{v}:{f}", "--steps", str(args.steps)], f"{v} {f}", threads)
+    workers = {(v, f): Worker("peer_cuda.py", ["--worker", f"{v}:{f}", "--steps", str(args.steps), "--settle", str(args.settle)],
+                              f"{v} {f}", threads)
                for v, forms in batch for f in forms}
     if workers:
         say(f"compiling {', '.join(w.name for w in workers.values())}")
@@ -162,12 +206,16 @@ def measure_batch(args, batch, extra):
     rows = {}
     for v, forms in batch:
         ours, theirs = run_ours(args, v), []
+        if ours:
+            ours.update(card.read(args.steps * TOKENS / ours["tokens_per_s"] + 0.3))  # the process ends behind its steps
         for f in forms:
             w = workers[v, f]
             row = None
             if w.ready:
                 w.ask()
                 row = w.read_line(time.perf_counter() + PATIENCE)
+                if row and "seconds" in row:
+                    row.update(card.read(args.steps * row["seconds"]))
             theirs.append(row or dict(variant=v, form=f, error=w.error))
         rows[v] = (ours, theirs)
         say(f"{v}: " + ", ".join(
@@ -204,17 +252,22 @@ def print_table(columns, lines):
         print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip())
 
 
+def show_card(row):
+    return f"{row['mhz']:.0f}, {row['watts']:.0f}" if row.get("mhz") else "-"
+
+
 def print_training(rows, limits):
-    columns = ["variant", "M", "tok/s", "GiB", "MFU", "PyTorch tok/s", "GiB", "form", "plan's", "ratio", "asked", "",
-               "of plan's", "GiB asked", ""]
+    columns = ["variant", "M", "tok/s", "GiB", "MFU", "MHz, W", "PyTorch tok/s", "GiB", "MHz, W", "form", "plan's", "ratio",
+               "asked", "", "of plan's", "GiB asked", ""]
     lines = []
     for r in rows:
         ours, best = r["ours"], r["best"]
         line = [r["label"]]
         line += ([f"{ours['parameters'] / 1e6:.1f}", f"{ours['tokens_per_s']:,.0f}", f"{ours['gib']:.1f}",
-                  f"{100e-12 * ours['flops_per_token'] * ours['tokens_per_s'] / limits['matrix']:.0f}%"]
-                 if ours else ["-"] * 4)
-        line += [f"{best['tokens_per_s']:,.0f}", f"{best['gib']:.1f}", best["form"]] if best else ["-"] * 3
+                  f"{100e-12 * ours['flops_per_token'] * ours['tokens_per_s'] / limits['matrix']:.0f}%", show_card(ours)]
+                 if ours else ["-"] * 5)
+        line += ([f"{best['tokens_per_s']:,.0f}", f"{best['gib']:.1f}", show_card(best), best["form"]]
+                 if best else ["-"] * 4)
         line.append(f"{r['figure']:,}")
         line += ([f"{r['ratio']:.2f}{'*' if r['by_figure'] else ''}", f"{r['asked']:.2f}", "met" if r["met"] else "MISSED",
                   f"{r['figure_ratio']:.2f}", str(r["asked_gib"]), "met" if r["memory_met"] else "MISSED"]
@@ -294,6 +347,7 @@ def main():
     parser.add_argument("--skip-peer", action="store_true")
     parser.add_argument("--skip-attention", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--settle", type=float, default=2.5, help="seconds of steps before those that are measured")
     parser.add_argument("--workers", type=int, default=20, help="forms that are compiled side by side")
     parser.add_argument("--patience", type=float, default=150, help="seconds for a batch to compile")
     parser.add_argument("--json", default="")
@@ -310,16 +364,17 @@ def main():
     if forms:
         # What two forms share, Triton's compiled kernels, is compiled once.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "weft-bench-inductor"))
-    measured, attention = {}, []
+    measured, attention, card = {}, [], Card()
     for batch in batches:
         if batch is batches[-1] and forms and not args.skip_attention:
             attention = [Worker("peer_attention_cuda.py", ["--worker", "--forms", f], f"attention {f}", 1)
                          for f in ("dot", "w2", "mla")]
-        measured.update(measure_batch(args, batch, attention))
+        measured.update(measure_batch(args, batch, attention, card))
     swiglu = measured.get("swiglu", (None, None))[0]
     rows = [judge(v, *measured[v], swiglu) for v in variants]
     ours, theirs = ({}, []) if args.skip_attention else run_attention(args, attention)
-    print(f"{limits['gpu']}; a training step of GPT-2 124M's shape, batch 32 x 1024, bf16: tokens a second, mean of {args.steps}")
+    print(f"{limits['gpu']}; a training step of GPT-2 124M's shape, batch 32 x 1024, bf16: tokens a second, mean of {args.steps} "
+          f"after {args.settle:g} s")
     print_training(rows, limits)
     print_attention(ours, theirs)
     print(f"\nlimits: 8192³ bf16 products {limits['matrix']:.0f} TFLOP/s, copies {limits['copy']:.2f} TB/s")

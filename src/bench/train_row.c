@@ -262,6 +262,8 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
         WEFT_TRY(train_step(t));
         if (i == 0) note_time(out, "first_step_seconds", &start);
     }
+    for (start = bench_now(); bench_now() - start < job->settle;)
+        WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : bench_peak_bytes();
     json_object_set_new(out, "peak_bytes", json_integer(before && peak ? peak - before : 0));

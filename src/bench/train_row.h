@@ -10,6 +10,7 @@ typedef struct {
     const weft_config *config;
     int threads;       /* 0: one a processor */
     int steps;         /* measured, on each side */
+    double settle;     /* seconds of steps before those */
     double step_flops; /* of a step, as planned */
     bool profile;      /* print where the time goes, to standard error */
     bench_peer *peer;  /* NULL: none */

@@ -174,6 +174,7 @@ static void measure_rows(bench *b) {
         bench_train_job job = {.config = &r->config,
                                .threads = b->threads,
                                .steps = b->steps,
+                               .settle = b->opt->settle,
                                .step_flops = r->plan.built_flops * step_tokens(r),
                                .profile = b->opt->profile,
                                .peer = b->peer};

@@ -11,6 +11,7 @@ typedef struct {
     const char *peer;     /* its command line: see bench/peer.h; NULL: none */
     int threads;          /* for both sides; 0: one a processor */
     int steps;            /* measured a row; 0: the shape's */
+    double settle;        /* seconds of steps before those */
     bool profile;         /* print where each row's time goes, to standard error */
     FILE *table;          /* for people; NULL: none */
     FILE *json;           /* the same for a program; NULL: none */

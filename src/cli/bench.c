@@ -17,6 +17,7 @@ const char weft_help_bench[] =
     "  -o KEY=VALUE       override a config key in every row; may be repeated\n"
     "  --variants A,B     dot, w2, mla, step1, step2, step3, swiglu, wsffn, wsffn-grouped, mla-w2\n"
     "  --steps N          steps measured a row, and by the peer\n"
+    "  --settle S         so many seconds of steps before those: a GPU's clock settles\n"
     "  --profile          where each row's time goes, by operation, on standard error\n"
     "attention: the attention operations alone, forward and with backward.\n"
     "  --quick            the main rows\n"
@@ -26,10 +27,10 @@ const char weft_help_bench[] =
     "  --threads N        for both sides; without it, one a processor\n"
     "  --json             one object on standard output\n";
 
-enum { STEPS_MAX = 100000 };
+enum { STEPS_MAX = 100000, SETTLE_MAX = 3600 };
 
 typedef struct {
-    const char *what, *shape, *variants, *steps, *peer;
+    const char *what, *shape, *variants, *steps, *settle, *peer;
     bool profile, quick;
 } bench_args;
 
@@ -57,6 +58,9 @@ static int bench_train(const weft_args *args, const bench_args *own) {
     long steps = own->steps ? strtol(own->steps, &end, 10) : 0;
     if (own->steps && (*end || steps < 1 || steps > STEPS_MAX))
         return refuse("--steps must be a whole number from 1 to 100000");
+    double settle = own->settle ? strtod(own->settle, &end) : 0;
+    if (own->settle && (*end || end == own->settle || !(settle >= 0 && settle <= SETTLE_MAX)))
+        return refuse("--settle must be seconds from 0 to 3600");
     const char *overrides[ARGS_OVERRIDES_MAX + 3];
     char dtype[32], device[32], seed[48];
     int n = args->n_overrides;
@@ -73,6 +77,7 @@ static int bench_train(const weft_args *args, const bench_args *own) {
         .peer = own->peer,
         .threads = args->threads,
         .steps = (int)steps,
+        .settle = settle,
         .profile = own->profile,
         .table = args->json ? NULL : stdout,
         .json = args->json ? stdout : NULL,
@@ -84,7 +89,7 @@ static int bench_train(const weft_args *args, const bench_args *own) {
 
 static int bench_attention(const weft_args *args, const bench_args *own) {
     if (args->config || args->n_overrides || args->step || args->seed >= 0 || own->shape ||
-        own->variants || own->steps || own->profile ||
+        own->variants || own->steps || own->settle || own->profile ||
         (args->dtype && strcmp(args->dtype, "f32") != 0))
         return refuse("attention takes --quick, --peer, --threads and --json only");
     if (args->device && strcmp(args->device, "cuda") == 0)
@@ -106,13 +111,10 @@ int weft_cmd_bench(int argc, char **argv) {
     weft_args args;
     bench_args own = {0};
     const weft_arg options[] = {
-        {"--shape", &own.shape, NULL, false},
-        {"--variants", &own.variants, NULL, false},
-        {"--steps", &own.steps, NULL, false},
-        {"--peer", &own.peer, NULL, false},
-        {"--profile", NULL, &own.profile, false},
-        {"--quick", NULL, &own.quick, false},
-        {NULL, NULL, NULL, false},
+        {"--shape", &own.shape, NULL, false}, {"--variants", &own.variants, NULL, false},
+        {"--steps", &own.steps, NULL, false}, {"--settle", &own.settle, NULL, false},
+        {"--peer", &own.peer, NULL, false},   {"--profile", NULL, &own.profile, false},
+        {"--quick", NULL, &own.quick, false}, {NULL, NULL, NULL, false},
     };
     int status = weft_args_parse(&args, argc, argv, options, &own.what, 1);
     if (status) return status;

@@ -48,7 +48,9 @@ static void test_train_has_a_row_for_each_variant(void **state) {
 static void test_train_prints_the_rows_that_are_named(void **state) {
     (void)state;
     char *out;
-    command_succeeds(RUN("bench", "train", "--variants", "step3,dot", "--steps", "2", TINY), &out);
+    command_succeeds(
+        RUN("bench", "train", "--variants", "step3,dot", "--steps", "2", "--settle", "0.05", TINY),
+        &out);
     const char *third = strstr(out, "\nstep 3: all, tied"), *dot = strstr(out, "\ndot + gelu");
     assert_non_null(third);
     assert_non_null(dot);
@@ -154,6 +156,8 @@ static void test_wrong_use_is_one_line(void **state) {
     command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
     command_fails(2, RUN("bench", "train", "--variants", "dot,"), SAYS("--variants", "''"));
     command_fails(2, RUN("bench", "train", "--steps", "0"), SAYS("--steps"));
+    command_fails(2, RUN("bench", "train", "--settle", "-1"), SAYS("--settle"));
+    command_fails(2, RUN("bench", "train", "--settle", "soon"), SAYS("--settle"));
     command_fails(2, RUN("bench", "train", "--step", "3"), SAYS("--variants"));
     command_fails(2, RUN("bench", "train", "--shape", "huge"), SAYS("gpt2-124m"));
     command_fails(2, RUN("bench", "train", "--quick"), SAYS("--quick"));
