@@ -36,9 +36,10 @@ test-long: test ## the same with the long proofs whole
 
 # On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
 # the GPU.
-test-cuda: $(PROGRAM) $(CUDA_CHOSEN) ## the tests that need a GPU; QUICK=1: a line of each operation
+test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_cuda) ## the tests that need a GPU; QUICK=1: a line of each operation
 	@JOBS=1 TIMEOUT='$(TIMEOUT)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' WEFT_QUICK='$(QUICK)' \
 		tests/run '$(OUT)/tests' $(CUDA_CHOSEN)
+	@$(if $(CONFIG_NVCC),WEFT_QUICK='$(QUICK)' $(RUNNER) $(OUT)/bench/products_cuda check)
 
 tests: $(TEST_PROGRAMS)
 
