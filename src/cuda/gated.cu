@@ -1,10 +1,10 @@
 /* Gated linear layers on the GPU.
  *
- * In bf16, where the sizes allow, a kernel of our own does the products and the gate behind them: gate,
- * up and dy go to the gate's arithmetic without a way through memory. Its floor is the larger of the
- * products' operations and the bytes of x or d, and of y, gate and up, or of gate, up, dgate and dup,
- * once. Otherwise the layers are done piece by piece, by the kernels of the nodes that they stand
- * for. */
+ * In bf16, where the sizes allow, a kernel of our own does the products and the gate behind them:
+ * gate, up and dy go to the gate's arithmetic without a way through memory. Its floor is the larger
+ * of the products' operations and the bytes of x or d, and of y, gate and up, or of gate, up, dgate
+ * and dup, once. Otherwise the layers are done piece by piece, by the kernels of the nodes that
+ * they stand for. */
 #include "cuda/gemm_tiles.cuh"
 
 extern "C" {
@@ -12,6 +12,11 @@ extern "C" {
 
 extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mul_back;
 }
+
+/* Where our kernel wins. Its products are slower than the library's, so it loses with depth what it
+ * saves in passes over the result, one forward and more backward: measured at 32768 × 3072 and a
+ * depth of 768. Smaller results have fewer tiles than there are multiprocessors. */
+enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024, MOST_DEPTH_BACK = 2048 };
 
 /* A product of rows as our kernel's; `x` NULL: without addresses. */
 static tiles_product describe_product(const weft_exec *x, const weft_gated_part *part) {
@@ -58,12 +63,14 @@ static tiles_product describe_backward(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-/* Whether our kernel does it. Follows from shapes and types: the workspace is planned by it. */
+/* Whether our kernel does it. Shapes and types decide: the workspace is planned by it. */
 static bool goes_by_tiles(const weft_node *n, const tiles_product *p) {
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i]->dtype != WEFT_BF16) return false;
     for (int i = 0; i < n->n_out; i++)
         if (n->out[i] && n->out[i]->dtype != WEFT_BF16) return false;
+    int64_t most = p->after == TILES_SILU_MUL ? MOST_DEPTH : MOST_DEPTH_BACK;
+    if (p->m * p->n < LEAST_VALUES || p->segment[0].k > most) return false;
     return tiles_can(p);
 }
 

@@ -1,10 +1,10 @@
-/* Fusing SwiGLU: its two products and the gate between them become gated_linear; the gate's gradient
- * goes into the product that makes what it reads, as gated_linear_back.
+/* Fusing SwiGLU: its two products and the gate between them become gated_linear; the gate's
+ * gradient goes into the product that makes what it reads, as gated_linear_back.
  *
- * The forward node stands where the later product stood, so autodiff meets it where it would have met
- * the products. The gradient's stands where its product stood: gate and up are there since the forward
- * pass. All three nodes of the forward pass must be of one segment: a gate that is made again from
- * stored products would else be stored itself. */
+ * The forward node stands where the later product stood, so autodiff meets it where it would have
+ * met the products. The gradient's stands where its product stood: gate and up are there since the
+ * forward pass. All three nodes of the forward pass must be of one segment: a gate that is made
+ * again from stored products would else be stored itself. */
 #include "ops/fuse_internal.h"
 #include "ops/gated.h"
 #include "ops/list.h"

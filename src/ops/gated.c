@@ -3,9 +3,9 @@
  *     gate = x w_gateᵀ    up = x w_upᵀ    y = silu(gate) ⊙ up
  *
  * Its gradient is that of silu_mul, then that of each product, the gate's first, as autodiff would
- * walk over the three. gated_linear_back is that silu_mul's gradient behind the product that makes dy,
- * so dy itself is never in memory on a backend that has a kernel for both. dgate may take gate's
- * memory. dup has its own: where the work is done piece by piece, dy lies there first. */
+ * walk over the three. gated_linear_back is that silu_mul's gradient behind the product that makes
+ * dy, so dy itself is never in memory on a backend that has a kernel for both. dgate may take
+ * gate's memory. dup has its own: where the work is done piece by piece, dy lies there first. */
 #include "ops/gated.h"
 
 #include "ops/activation.h"
@@ -89,8 +89,8 @@ static weft_status product_grad(weft_graph *g, const weft_node *n, int out, weft
     return WEFT_OK;
 }
 
-/* Has the node that makes the gate make `up` too, from now on: n itself, or its double where this is
- * made again. */
+/* Has the node that makes the gate make `up` too, from now on: n itself, or its double where this
+ * is made again. */
 static weft_node *ask_for_up(weft_graph *g, const weft_node *n) {
     weft_tensor *gate = n->out[WEFT_GATED_GATE];
     weft_node *maker = gate->producer;

@@ -11,16 +11,17 @@
 weft_tensor *weft_gated_linear(weft_graph *g, weft_tensor *x, weft_tensor *w_gate,
                                weft_tensor *w_up);
 
-/* Inputs of gated_linear. x stands there twice, once for each product: so its two gradients are added
- * to what others give it one after the other, in the order in which the products' own would be. */
+/* Inputs of gated_linear. x stands there twice, once for each product: so its two gradients are
+ * added to what others give it one after the other, in the order in which the products' own would
+ * be. */
 enum { WEFT_GATED_X, WEFT_GATED_W_GATE, WEFT_GATED_X_AGAIN, WEFT_GATED_W_UP, WEFT_GATED_INPUTS };
 
-/* Its outputs: y, and both products. `up` is NULL until a gradient asks for it: the product then lies
- * where y will be. */
+/* Its outputs: y, and both products. `up` is NULL until a gradient asks for it: the product then
+ * lies where y will be. */
 enum { WEFT_GATED_Y, WEFT_GATED_GATE, WEFT_GATED_UP, WEFT_GATED_OUTPUTS };
 
-/* Inputs and outputs of gated_linear_back: dy = d w is the product that y's gradient comes from, gate
- * and up as above; dgate and dup are their gradients. Only fuse.h makes it. */
+/* Inputs and outputs of gated_linear_back: dy = d w is the product that y's gradient comes from,
+ * gate and up as above; dgate and dup are their gradients. Only fuse.h makes it. */
 enum {
     WEFT_GATED_BACK_D,
     WEFT_GATED_BACK_W,
@@ -42,7 +43,8 @@ typedef struct {
 void weft_gated_product(const weft_node *n, int out, weft_gated_part *part);
 void weft_gated_silu_mul(const weft_node *n, weft_gated_part *part);
 
-/* Of gated_linear_back: the product, which makes dy where dup will be, and silu_mul_back over it. */
+/* Of gated_linear_back: the product, which makes dy where dup will be, and silu_mul_back over
+ * it. */
 void weft_gated_back_product(const weft_node *n, weft_gated_part *part);
 void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part);
 

@@ -8,15 +8,16 @@ from activation import sigmoid
 def gated(c):
     m, k, n = c.size("M"), c.size("K"), c.size("N")
     c.word("by", "parts")
-    x, v, w = c.input("x", m, k), c.input("v", n, k), c.input("w", n, k)
+    grad = c.word("grad", "all") == "all"
+    x, v, w = (c.input(name, rows, k, grad=grad) for name, rows in (("x", m), ("v", n), ("w", n)))
     gate, up = torch.einsum("mk,nk->mn", x, v), torch.einsum("mk,nk->mn", x, w)
     y = gate * sigmoid(gate) * up
     p = c.integer("down", 0)
     if not p:
-        c.output("y", y)
+        c.output("y", y, grad=grad)
         return
     for i in range(c.integer("terms", 1)):
-        c.output(f"z{i}", torch.einsum("mn,pn->mp", y, c.input(f"u{i}", p, n)))
+        c.output(f"z{i}", torch.einsum("mn,pn->mp", y, c.input(f"u{i}", p, n, grad=grad)), grad=grad)
 
 
 OPS = {"gated": gated}
