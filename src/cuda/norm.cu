@@ -13,7 +13,7 @@
 #include "cuda/norm.cuh"
 
 enum {
-    WARP_ROWS = 8, /* warps of a block */
+    WARP_ROWS = 4, /* warps of a block */
     ROWS = 4       /* rows at a time */
 };
 
@@ -70,7 +70,7 @@ __device__ static inline float sum_deviations(const norm_args &a, const float (&
 
 /* Blocks of a multiprocessor: what a lane holds must fit its registers. */
 static __host__ __device__ constexpr int row_blocks(int packs) {
-    return packs < 2 ? 4 : packs < 4 ? 2 : 1;
+    return packs < 2 ? 8 : packs < 4 ? 4 : 2;
 }
 
 template <int PACKS>
