@@ -201,13 +201,19 @@ static __global__ void find_rows(int64_t count, int64_t rows, const int32_t *key
     first[v] = (int32_t)low;
 }
 
-/* The sum of tokens from, from + step, ... below `end`. */
-__device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, int32_t from,
-                                         int32_t end, int step, int64_t width, int64_t column,
-                                         int n, float (&sum)[VECTOR]) {
+/* What a row's tokens are added to: zeros where nothing is there. */
+__device__ static inline void start_sum(any_tensor addend, int64_t at, int n,
+                                        float (&sum)[VECTOR]) {
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         sum[j] = 0;
+    if (addend.data) load_pack(addend, at, n, sum);
+}
+
+/* Adds the tokens from, from + step, ... below `end`. */
+__device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, int32_t from,
+                                         int32_t end, int step, int64_t width, int64_t column,
+                                         int n, float (&sum)[VECTOR]) {
 #pragma unroll 4
     for (int32_t i = from; i < end; i += step) {
         float v[VECTOR];
@@ -216,16 +222,6 @@ __device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, i
         for (int j = 0; j < VECTOR; j++)
             sum[j] += v[j];
     }
-}
-
-__device__ static inline void store_sum(any_tensor addend, int64_t at, int n,
-                                        const float (&sum)[VECTOR], any_tensor dw) {
-    float v[VECTOR] = {0};
-    if (addend.data) load_pack(addend, at, n, v);
-#pragma unroll
-    for (int j = 0; j < VECTOR; j++)
-        v[j] += sum[j];
-    store_pack(dw, at, n, v);
 }
 
 /* A warp a row and strip of columns; then the whole block for the long rows among its own, the
@@ -240,11 +236,13 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
     int n = pack_length(width, column);
     float sum[VECTOR];
     if (row < rows && n > 0 && first[row + 1] - first[row] <= LONG) {
+        start_sum(addend, row * width + column, n, sum);
         sum_tokens(dy, tokens, first[row], first[row + 1], 1, width, column, n, sum);
-        store_sum(addend, row * width + column, n, sum, dw);
+        store_pack(dw, row * width + column, n, sum);
     }
     for (row = base; row < min_i64(base + WARPS, rows); row++) {
         if (first[row + 1] - first[row] <= LONG) continue;
+        start_sum(warp == 0 ? addend : any_tensor{}, row * width + column, n, sum);
         sum_tokens(dy, tokens, first[row] + warp, first[row + 1], WARPS, width, column, n, sum);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
@@ -255,7 +253,7 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
 #pragma unroll
                 for (int j = 0; j < VECTOR; j++)
                     sum[j] += shared[w][j * 32 + lane];
-            store_sum(addend, row * width + column, n, sum, dw);
+            store_pack(dw, row * width + column, n, sum);
         }
         __syncthreads();
     }
@@ -267,11 +265,6 @@ template <typename T>
 __device__ static inline void sum_whole_tokens(const T *dy, const int32_t *tokens, int32_t from,
                                                int32_t end, int step, int64_t width, int64_t column,
                                                float (&sum)[STRIPS][VECTOR]) {
-#pragma unroll
-    for (int s = 0; s < STRIPS; s++)
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[s][j] = 0;
 #pragma unroll 2
     for (int32_t i = from; i < end; i += step) {
         const T *row = dy + tokens[i] * width + column;
@@ -287,19 +280,25 @@ __device__ static inline void sum_whole_tokens(const T *dy, const int32_t *token
     }
 }
 
+/* A lane's strips of a row that ends at `end`; addend NULL: zeros. */
 template <typename T>
-__device__ static inline void store_whole_row(const T *addend, int64_t at, int64_t end,
-                                              const float (&sum)[STRIPS][VECTOR], T *dw) {
+__device__ static inline void start_whole_row(const T *addend, int64_t at, int64_t end,
+                                              float (&sum)[STRIPS][VECTOR]) {
 #pragma unroll
     for (int s = 0; s < STRIPS; s++) {
-        float v[VECTOR] = {0};
-        if (at + s * STRIP >= end) continue;
-        if (addend) load_vector(addend + at + s * STRIP, v);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
-            v[j] += sum[s][j];
-        store_vector(dw + at + s * STRIP, v);
+            sum[s][j] = 0;
+        if (addend && at + s * STRIP < end) load_vector(addend + at + s * STRIP, sum[s]);
     }
+}
+
+template <typename T>
+__device__ static inline void store_whole_row(T *dw, int64_t at, int64_t end,
+                                              const float (&sum)[STRIPS][VECTOR]) {
+#pragma unroll
+    for (int s = 0; s < STRIPS; s++)
+        if (at + s * STRIP < end) store_vector(dw + at + s * STRIP, sum[s]);
 }
 
 template <typename T>
@@ -314,11 +313,13 @@ static __global__ void __launch_bounds__(WARPS * 32)
     int32_t begin = row < rows ? first[row] : 0, end = row < rows ? first[row + 1] : 0;
     bool stays = begin == end && addend == dw; /* nothing comes to what is there */
     if (row < rows && end - begin <= LONG && !stays) {
+        start_whole_row(addend, row * width + column, (row + 1) * width, sum);
         sum_whole_tokens(dy, tokens, begin, end, 1, width, column, sum);
-        store_whole_row(addend, row * width + column, (row + 1) * width, sum, dw);
+        store_whole_row(dw, row * width + column, (row + 1) * width, sum);
     }
     for (row = base; row < min_i64(base + WARPS, rows); row++) {
         if (first[row + 1] - first[row] <= LONG) continue;
+        start_whole_row(warp == 0 ? addend : NULL, row * width + column, (row + 1) * width, sum);
         sum_whole_tokens(dy, tokens, first[row] + warp, first[row + 1], WARPS, width, column, sum);
 #pragma unroll
         for (int s = 0; s < STRIPS; s++)
@@ -333,7 +334,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
                 for (int j = 0; j < VECTOR; j++)
                     for (int w = 1; w < WARPS; w++)
                         sum[s][j] += shared[w][(s * VECTOR + j) * 32 + lane];
-            store_whole_row(addend, row * width + column, (row + 1) * width, sum, dw);
+            store_whole_row(dw, row * width + column, (row + 1) * width, sum);
         }
         __syncthreads();
     }
