@@ -7,69 +7,21 @@
  *              bias, round, and leave it in shared memory.
  *   work       two warpgroups take the tile from there, 16 bytes a thread, as a kernel of elements
  *              would. They have as long as the next tile's products take.
- *   ask        one thread asks the bulk engine for 64 columns of a and of b at a time, into a ring of
- *              STAGES. It runs ahead of the products, into the next tile too.
+ *   ask        four threads ask the bulk engine for 64 columns of a and of b at a time, into a ring
+ *              of STAGES. They run ahead of the products, into the next tile too.
  *
  * Barriers: `full` and `empty` for a stage, `made` and `taken` for each half of the tile that was left.
  *
- * Two blocks can be a pair: they make neighbouring tiles of the same rows, each asks for half of a's
- * and the engine brings it to both. A stage is empty when both blocks' warpgroups have read it.
+ * Two blocks are a pair where there are two columns of tiles: they make neighbouring tiles of the same
+ * rows, each asks for half of a's and the engine brings it to both. A stage is empty when both blocks'
+ * warpgroups have read it. That saves a third of what comes from the L2: the GPU's power limits it, so
+ * bytes that need not move are time.
  *
  * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
  * Nothing here depends on timing: every sum's order follows from the shape. */
-#include "cuda/gemm_tiles.cuh"
-#include "cuda/gemm_tiles_device.cuh"
+#include "cuda/gemm_tiles_work.cuh"
 
 #include <string.h>
-
-enum {
-    TILE_ROWS = 256,
-    TILE_COLUMNS = 128,
-    DEPTH = 64, /* columns of a, and rows of op(b), in a stage */
-    STAGES = 3,
-    HALF_ROWS = TILE_ROWS / 2, /* a multiplying warpgroup's, and what a block of a pair asks for */
-    HALF_COLUMNS = 64,         /* of b in a box */
-    A_BYTES = TILE_ROWS * DEPTH * 2,
-    B_BYTES = TILE_COLUMNS * DEPTH * 2,
-    STAGE_BYTES = A_BYTES + B_BYTES,
-    MULTIPLIERS = 256, /* threads, the first */
-    WORKERS = 256,     /* the next */
-    THREADS = MULTIPLIERS + WORKERS + 128,
-    AHEAD = 2, /* pieces that a working thread has under way */
-    LEAST_ROWS = 256,
-    LEAST_COLUMNS = 64,
-    LEAST_DEPTH = 64,
-    DESCRIBED = 0x3ffff /* what a descriptor has of an address: above is the block of the cluster */
-};
-
-/* Where things are in shared memory. */
-enum {
-    AT_STAGES = 0,
-    AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
-    AT_BIAS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [2 halves][2 turns][128] */
-    AT_PARTS = AT_BIAS + 4 * TILE_COLUMNS * 4,        /* [16][128] */
-    AT_FULL = AT_PARTS + WORKERS * VECTOR * 4,
-    AT_EMPTY = AT_FULL + 8 * STAGES,
-    AT_MADE = AT_EMPTY + 8 * STAGES,
-    AT_TAKEN = AT_MADE + 8 * 2,
-    MEMORY = AT_TAKEN + 8 * 2 + 1024 /* the start is rounded up */
-};
-
-/* A product as the kernel gets it. */
-struct tile_problem {
-    CUtensorMap a[TILES_SEGMENTS], b[TILES_SEGMENTS], b2;
-    int blocks[TILES_SEGMENTS];  /* of DEPTH */
-    float ratio[TILES_SEGMENTS]; /* of a segment's factor to the next one's */
-    float factor;                /* the last one's */
-    int segments, cluster;
-    int m, n, tiles, groups; /* tiles of a pair or block, and of those, in a row */
-    int64_t ld;
-    tiles_after after;
-    any_tensor bias;
-    const bf16 *in[2]; /* read beside c: addend, or at, or gate and up */
-    bf16 *out[3];      /* y, and pre, dup, or gate and up */
-    float *sums;
-};
 
 #ifndef TENSOR_BY_WARPS
 #define LAUNCH_THREADS THREADS
@@ -82,53 +34,38 @@ struct ring_place {
     }
 };
 
-/* A tile's place. */
-struct tile_place_in {
-    int row, column;
-};
-
-__device__ static inline tile_place_in find_tile(const tile_problem &p, int tile) {
-    int group = tile % p.groups, width = p.after == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
-    return {tile / p.groups * TILE_ROWS, (group * p.cluster + (int)block_in_cluster()) * width};
-}
-
-/* b's halves are the 64 columns after the first, or those of b2. */
-template <bool TB>
-__device__ static inline void ask_for_stage(const tile_problem &p, int s, int depth,
-                                            tile_place_in tile, uint32_t to, uint32_t full) {
-    int rank = (int)block_in_cluster();
-    arrive_with_bytes(full, STAGE_BYTES);
-    if (p.cluster == 2) {
-        ask_box_for_both(to + (uint32_t)rank * (A_BYTES / 2), &p.a[s], depth,
-                         tile.row + rank * HALF_ROWS, full);
-    } else {
-        ask_box(to, &p.a[s], depth, tile.row, full);
-        ask_box(to + A_BYTES / 2, &p.a[s], depth, tile.row + HALF_ROWS, full);
-    }
-    to += A_BYTES;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        bool other = h == 1 && p.after == TILES_SILU_MUL;
-        int column = tile.column + (other ? 0 : h * HALF_COLUMNS);
-        ask_box(to + (uint32_t)h * (B_BYTES / 2), other ? &p.b2 : &p.b[s], TB ? depth : column,
-                TB ? column : depth, full);
-    }
-}
-
+/* One of the four threads that ask: the first two for a's halves, the others for b's, which are the 64
+ * columns after the first or those of b2. Of a pair's blocks each asks for one of a's halves, for
+ * both. Each thread has all it needs at hand, because whoever multiplies waits for the last of them. */
 template <bool TB>
 __device__ static inline void ask_for_all(const tile_problem &p, uint32_t memory, int first,
                                           int step) {
+    int part = (int)threadIdx.x / 32 % 4, half = part % 2;
+    bool of_b = part >= 2, pair = p.cluster == 2, two = p.after == TILES_SILU_MUL;
+    if (pair && part == 1) return;
+    if (pair && !of_b) half = (int)block_in_cluster();
+    uint32_t offset = of_b ? A_BYTES + half * (B_BYTES / 2) : half * (A_BYTES / 2);
+    int bytes = of_b ? B_BYTES / 2 : pair ? A_BYTES : A_BYTES / 2;
     ring_place at = {0, 0};
     for (int t = first; t < p.tiles; t += step) {
-        tile_place_in tile = find_tile(p, t);
-        for (int s = 0; s < p.segments; s++)
-            for (int k = 0; k < p.blocks[s]; k++) {
+        tile_corner tile = find_tile(p, t);
+        int column = tile.column + (two ? 0 : half * HALF_COLUMNS);
+        for (int s = 0; s < p.segments; s++) {
+            const CUtensorMap *map = !of_b ? &p.a[s] : two && half ? &p.b2 : &p.b[s];
+            int blocks = p.blocks[s], across = of_b ? column : tile.row + half * HALF_ROWS;
+            for (int k = 0; k < blocks; k++) {
+                uint32_t full = memory + AT_FULL + 8 * at.stage;
+                uint32_t to = memory + AT_STAGES + at.stage * STAGE_BYTES + offset;
+                int x = of_b && !TB ? across : k * DEPTH, y = of_b && !TB ? k * DEPTH : across;
                 wait_turn(memory + AT_EMPTY + 8 * at.stage, at.turn + 1);
-                ask_for_stage<TB>(p, s, k * DEPTH, tile,
-                                  memory + AT_STAGES + at.stage * STAGE_BYTES,
-                                  memory + AT_FULL + 8 * at.stage);
+                arrive_with_bytes(full, bytes);
+                if (pair && !of_b)
+                    ask_box_for_both(to, map, x, y, full);
+                else
+                    ask_box(to, map, x, y, full);
                 at.advance();
             }
+        }
     }
 }
 
@@ -252,185 +189,10 @@ __device__ static inline void multiply_all(const tile_problem &p, char *start, u
     }
 }
 
-/* What a working thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
- * `count` rows are inside. */
-struct some_pieces {
-    uint4 words[AHEAD];
-
-    __device__ void load(const bf16 *from, int64_t step, int rows, int count) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            words[i] = make_uint4(0, 0, 0, 0);
-            if (i * rows < count) words[i] = *(const uint4 *)(from + i * step);
-        }
-    }
-};
-
-__device__ static inline uint4 narrow_words(const float (&v)[VECTOR]) {
-    return make_uint4(join_halves(v[0], v[1]), join_halves(v[2], v[3]), join_halves(v[4], v[5]),
-                      join_halves(v[6], v[7]));
-}
-
-__device__ static inline void write_words(bf16 *to, uint4 w) {
-    store_words(to, w.x, w.y, w.z, w.w);
-}
-
-__device__ static inline uint4 add_words(uint4 a, uint4 b) {
-    float v[VECTOR], x[VECTOR];
-    widen_words(a, v);
-    widen_words(b, x);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        v[i] += x[i];
-    return narrow_words(v);
-}
-
-/* One piece: c, or gate and up, and what was read beside it; `at` is its place in all outputs. What
- * is not inside is worked on all the same, so that the pieces' arithmetic overlaps. */
-template <int AFTER>
-__device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint4 other, uint4 in0,
-                                            uint4 in1, int64_t at, bool inside,
-                                            float (&sum)[VECTOR]) {
-    float v[VECTOR], x[VECTOR], y[VECTOR], z[VECTOR];
-    widen_words(c, v);
-    if (AFTER == TILES_PLAIN && p.sums && inside)
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++)
-            sum[i] += v[i];
-    if (AFTER == TILES_GELU_BACK) widen_words(in0, x);
-    if (AFTER == TILES_SILU_MUL) widen_words(other, x);
-    if (AFTER == TILES_SILU_MUL_BACK) widen_words(in0, x), widen_words(in1, y);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
-        if (AFTER == TILES_GELU) v[i] = quick_gelu(v[i]);
-        if (AFTER == TILES_GELU_BACK) v[i] *= quick_gelu_slope(x[i]);
-        if (AFTER == TILES_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
-        if (AFTER == TILES_SILU_MUL_BACK) {
-            float s = sigmoid(x[i]);
-            z[i] = v[i] * x[i] * s;
-            v[i] *= y[i] * (s * (1 + x[i] * (1 - s)));
-        }
-        if (inside && AFTER == TILES_GELU_BACK) sum[i] += v[i];
-    }
-    if (!inside) return;
-    if (AFTER == TILES_PLAIN)
-        write_words(p.out[0] + at, c);
-    else
-        store_vector(p.out[0] + at, v);
-    if ((AFTER == TILES_GELU || AFTER == TILES_SILU_MUL) && p.out[1]) write_words(p.out[1] + at, c);
-    if (AFTER == TILES_SILU_MUL && p.out[2]) write_words(p.out[2] + at, other);
-    if (AFTER == TILES_SILU_MUL_BACK) store_vector(p.out[1] + at, z);
-}
-
-/* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
-__device__ static inline void add_parts(const tile_problem &p, tile_place_in tile, float *parts,
-                                        const float (&sum)[VECTOR]) {
-    int thread = (int)threadIdx.x - MULTIPLIERS;
-    sync_threads(3, WORKERS);
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++)
-        parts[thread * VECTOR + i] = sum[i];
-    sync_threads(3, WORKERS);
-    if (thread >= TILE_COLUMNS || tile.column + thread >= p.n) return;
-    float total = 0;
-#pragma unroll
-    for (int r = 0; r < WORKERS * VECTOR / TILE_COLUMNS; r++)
-        total += parts[r * TILE_COLUMNS + thread];
-    p.sums[(int64_t)(tile.row / TILE_ROWS) * p.n + tile.column + thread] = total;
-}
-
-/* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
-template <int AFTER, bool WHOLE>
-__device__ static inline void work_on_tile(const tile_problem &p, tile_place_in tile,
-                                           uint32_t memory, float *parts, uint32_t turn) {
-    constexpr bool PAIR = AFTER == TILES_SILU_MUL;
-    constexpr int PIECES = PAIR ? 8 : 16, ROWS = WORKERS / PIECES, BATCH = AHEAD * ROWS;
-    constexpr int INPUTS = PAIR ? 0 : AFTER == TILES_SILU_MUL_BACK ? 2 : 1;
-    int thread = (int)threadIdx.x - MULTIPLIERS, piece = thread % PIECES, own = thread / PIECES;
-    int column = tile.column + piece * VECTOR;
-    int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
-    int64_t step = (int64_t)ROWS * p.ld, at = (int64_t)(tile.row + own) * p.ld + column;
-    uint32_t from = memory + AT_TILE + tile_place<TILE_ROWS, TILE_COLUMNS>(own, piece);
-    some_pieces in0 = {}, in1 = {}, next0 = {}, next1 = {};
-    float sum[VECTOR] = {};
-    auto load = [&](int first) {
-        if (INPUTS > 0 && p.in[0]) next0.load(p.in[0] + at, step, ROWS, count - first);
-        if (INPUTS > 1) next1.load(p.in[1] + at, step, ROWS, count - first);
-    };
-    load(0);
-#pragma unroll 1
-    for (int first = 0; first < TILE_ROWS; first += BATCH) {
-        uint32_t half = (uint32_t)(first / HALF_ROWS);
-        int64_t to = at;
-        in0 = next0;
-        in1 = next1;
-        if (first % HALF_ROWS == 0) wait_turn(memory + AT_MADE + 8 * half, turn);
-        at += AHEAD * step;
-        if (first + BATCH < TILE_ROWS) load(first + BATCH);
-        uint4 c[AHEAD], other[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            c[i] = load_shared(from + (uint32_t)((first + i * ROWS) * 128));
-            if (PAIR)
-                other[i] = load_shared(from + (uint32_t)((TILE_ROWS + first + i * ROWS) * 128));
-        }
-        if ((first + BATCH) % HALF_ROWS == 0) {
-            __syncwarp();
-            if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * half);
-        }
-        if (AFTER <= TILES_GELU && p.in[0])
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-                c[i] = add_words(c[i], in0.words[i]);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            work_on_piece<AFTER>(p, c[i], PAIR ? other[i] : c[i], in0.words[i], in1.words[i],
-                                 to + i * step, WHOLE || first + i * ROWS < count, sum);
-    }
-    if (AFTER == TILES_PLAIN || AFTER == TILES_GELU_BACK)
-        if (p.sums) add_parts(p, tile, parts, sum);
-}
-
-template <int AFTER>
-__device__ static inline void work_on_some(const tile_problem &p, tile_place_in tile,
-                                           uint32_t memory, float *parts, uint32_t turn) {
-    int width = AFTER == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
-    if (tile.row + TILE_ROWS <= p.m && tile.column + width <= p.n)
-        work_on_tile<AFTER, true>(p, tile, memory, parts, turn);
-    else
-        work_on_tile<AFTER, false>(p, tile, memory, parts, turn);
-}
-
-__device__ static inline void work_on_all(const tile_problem &p, char *start, uint32_t memory,
-                                          int first, int step) {
-    float *parts = (float *)(start + AT_PARTS);
-    uint32_t turn = 0;
-    for (int t = first; t < p.tiles; t += step, turn++) {
-        tile_place_in tile = find_tile(p, t);
-        switch (p.after) {
-        case TILES_PLAIN:
-            work_on_some<TILES_PLAIN>(p, tile, memory, parts, turn);
-            break;
-        case TILES_GELU:
-            work_on_some<TILES_GELU>(p, tile, memory, parts, turn);
-            break;
-        case TILES_GELU_BACK:
-            work_on_some<TILES_GELU_BACK>(p, tile, memory, parts, turn);
-            break;
-        case TILES_SILU_MUL:
-            work_on_some<TILES_SILU_MUL>(p, tile, memory, parts, turn);
-            break;
-        case TILES_SILU_MUL_BACK:
-            work_on_some<TILES_SILU_MUL_BACK>(p, tile, memory, parts, turn);
-            break;
-        }
-    }
-}
-
 __device__ static inline void make_barriers(const tile_problem &p, uint32_t memory) {
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
-            make_barrier(memory + AT_FULL + 8 * i, 1);
+            make_barrier(memory + AT_FULL + 8 * i, p.cluster == 2 ? 3 : 4);
             make_barrier(memory + AT_EMPTY + 8 * i, 8 * p.cluster);
         }
         for (uint32_t i = 0; i < 2; i++) {
@@ -446,7 +208,7 @@ __device__ static inline void make_barriers(const tile_problem &p, uint32_t memo
 #define LAUNCH_THREADS 32
 #endif
 
-/* Registers: 2 · 160 + 2 · 64 + 24 a thread of each warpgroup; 480 are there, five times 96. */
+/* Registers: 2 · 160 + 2 · 64 + 32 a thread of each warpgroup are the 480 it is launched with. */
 template <bool TB>
 static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     multiply_and_work(const __grid_constant__ tile_problem p) {
@@ -463,8 +225,8 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
         leave_registers<64>();
         work_on_all(p, start, memory, first, step);
     } else {
-        leave_registers<24>();
-        if (threadIdx.x == MULTIPLIERS + WORKERS) ask_for_all<TB>(p, memory, first, step);
+        leave_registers<32>();
+        if (threadIdx.x % 32 == 0) ask_for_all<TB>(p, memory, first, step);
     }
     __syncwarp();
     sync_cluster();
@@ -612,13 +374,16 @@ static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, boo
 }
 
 weft_status tiles_launch(cudaStream_t stream, const tiles_product *p) {
+    if (find_multiprocessors() == 0)
+        return weft_fail(WEFT_EIO,
+                         "cuda: this GPU or its driver has not what products by tiles need");
     tile_problem k;
     memset((void *)&k, 0, sizeof k);
     k.m = (int)p->m;
     k.n = (int)p->n;
     k.ld = p->ld ? p->ld : p->n;
     int columns = (int)ceil_div(p->n, p->after == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS);
-    k.cluster = 1;
+    k.cluster = columns > 1 ? 2 : 1;
     k.groups = (int)ceil_div(columns, k.cluster);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
     describe_work(p, &k);
