@@ -59,6 +59,15 @@ BARS = {
 OF_SWIGLU = 0.95  # asked of wsffn-grouped, of our own swiglu
 
 
+class Stopped(BaseException):
+    """Asked to end, by a signal."""
+
+
+def stop(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    raise Stopped
+
+
 def say(text):
     print(f"[{time.perf_counter() - STARTED:4.0f} s] {text}", file=sys.stderr, flush=True)
 
@@ -72,6 +81,7 @@ class Worker:
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen([sys.executable, os.path.join(HERE, script), *args], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, env=environment, start_new_session=True)
+        atexit.register(self.close)
 
     def read_line(self, until):
         """The next object it prints; None: it ended, or the time is over."""
@@ -108,12 +118,15 @@ class Worker:
             pass
 
     def close(self):
+        if self.log.closed:
+            return
         try:
             os.killpg(self.process.pid, signal.SIGKILL)  # with what it compiles by
         except ProcessLookupError:
             pass
         self.process.wait()
         self.log.close()
+        atexit.unregister(self.close)
 
 
 class Card:
@@ -188,8 +201,8 @@ def run_ours(args, variant):
     return dict(row, tokens_per_s=TOKENS / seconds, gib=row["peak_bytes"] / GIB, took=time.perf_counter() - started)
 
 
-def measure_batch(args, batch, extra, card):
-    """Rows of a batch: {variant: (ours, [theirs])}. `extra` is started with it and left to the caller."""
+def measure_batch(args, batch, extra, card, rows):
+    """Rows of a batch into {variant: (ours, [theirs])}. `extra` is started with it and left to the caller."""
     count = sum(len(f) for _, f in batch) + len(extra)
     threads = max(1, (os.cpu_count() or 4) // max(1, count))
     workers = {(v, f): Worker("peer_cuda.py", ["--worker", f"{v}:{f}", "--steps", str(args.steps), "--settle", str(args.settle)],
@@ -203,7 +216,6 @@ def measure_batch(args, batch, extra, card):
         if not w.ready:
             say(f"PyTorch, {w.name}: {w.error}")
             w.close()
-    rows = {}
     for v, forms in batch:
         ours, theirs = run_ours(args, v), []
         if ours:
@@ -224,7 +236,6 @@ def measure_batch(args, batch, extra, card):
     for w in workers.values():
         if w.ready:
             w.close()
-    return rows
 
 
 def judge(variant, ours, theirs, swiglu):
@@ -359,23 +370,32 @@ def main():
     limits = read_limits(args)
     if not limits:
         return 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     forms = [] if args.skip_peer else list_forms(variants, args.forms)
     batches = make_batches(variants, forms, args.workers)
     if forms:
         # What two forms share, Triton's compiled kernels, is compiled once.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "weft-bench-inductor"))
     measured, attention, card = {}, [], Card()
-    for batch in batches:
-        if batch is batches[-1] and forms and not args.skip_attention:
-            attention = [Worker("peer_attention_cuda.py", ["--worker", "--forms", f], f"attention {f}", 1)
-                         for f in ("dot", "w2", "mla")]
-        measured.update(measure_batch(args, batch, attention, card))
+    ours, theirs, whole = {}, [], True
+    try:
+        for batch in batches:
+            if batch is batches[-1] and forms and not args.skip_attention:
+                attention = [Worker("peer_attention_cuda.py", ["--worker", "--forms", f], f"attention {f}", 1)
+                             for f in ("dot", "w2", "mla")]
+            measure_batch(args, batch, attention, card, measured)
+        if not args.skip_attention:
+            ours, theirs = run_attention(args, attention)
+    except Stopped:
+        say("stopped: the table has what was measured until then")
+        whole = False
     swiglu = measured.get("swiglu", (None, None))[0]
-    rows = [judge(v, *measured[v], swiglu) for v in variants]
-    ours, theirs = ({}, []) if args.skip_attention else run_attention(args, attention)
+    rows = [judge(v, *measured[v], swiglu) for v in variants if v in measured]
     print(f"{limits['gpu']}; a training step of GPT-2 124M's shape, batch 32 x 1024, bf16: tokens a second, mean of {args.steps} "
           f"after {args.settle:g} s")
-    print_training(rows, limits)
+    if rows:
+        print_training(rows, limits)
     print_attention(ours, theirs)
     print(f"\nlimits: 8192³ bf16 products {limits['matrix']:.0f} TFLOP/s, copies {limits['copy']:.2f} TB/s")
     say("done")
@@ -385,7 +405,7 @@ def main():
                 ours=[dict(form=k[0], time=k[1], forward_tflops=v[0], backward_tflops=v[1]) for k, v in ours.items()],
                 peers=theirs)), f, indent=2)
             f.write("\n")
-    return 0 if all(r["ours"] for r in rows) else 1
+    return 0 if whole and all(r["ours"] for r in rows) else 1
 
 
 if __name__ == "__main__":
