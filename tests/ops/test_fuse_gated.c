@@ -187,9 +187,15 @@ static int64_t run_fused(bool forward, bool backward, bool segments, float *out)
     return n;
 }
 
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 static void compare_runs(const float *a, const float *b, int64_t n, const char *what) {
     for (int64_t i = 0; i < n; i++)
-        if (memcmp(a + i, b + i, sizeof *a) != 0)
+        if (bits_of(a[i]) != bits_of(b[i]))
             fail_msg("%s: value %lld of %lld is %.9g and not %.9g", what, (long long)i,
                      (long long)n, (double)b[i], (double)a[i]);
 }
