@@ -13,9 +13,10 @@ extern "C" {
 extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mul_back;
 }
 
-/* Where our kernel wins. Its products are slower than the library's, so it loses with depth what it
- * saves in passes over the result, one forward and more backward: measured at 32768 × 3072 and a
- * depth of 768. Smaller results have fewer tiles than there are multiprocessors. */
+/* Where our kernel wins by itself. Its products are slower than the library's, so it loses with depth
+ * what it saves in passes over the result, one forward and more backward: measured at 32768 × 3072
+ * and a depth of 768; beyond, these are estimates. Smaller results have fewer tiles than there are
+ * multiprocessors. */
 enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024, MOST_DEPTH_BACK = 2048 };
 
 /* A product of rows as our kernel's; `x` NULL: without addresses. */
