@@ -1,35 +1,16 @@
-/* Rows as the bulk engine sees them, made by the driver on the host: a kernel gets them with its
- * other arguments, so a captured graph has them too. */
+/* Attention's rows as the bulk engine sees them. */
 #include "cuda/tensor_copy.cuh"
-
-typedef decltype(&cuTensorMapEncodeTiled) encode_function;
-
-/* The driver's own, found through the runtime: nothing is linked with the driver. */
-static encode_function find_encode() {
-    static encode_function encode = [] {
-        void *found = NULL;
-        cudaDriverEntryPointQueryResult status;
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                         &status);
-        return (encode_function)found;
-    }();
-    return encode;
-}
+#include "cuda/tensor_map.cuh"
 
 static bool make_map(const head_rows &rows, int batch, int positions, int heads, int width,
                      int box_rows, row_map *map) {
-    encode_function encode = find_encode();
     bool wide = width % 64 == 0; /* tile_panel's width */
     cuuint64_t size[4] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)positions,
                           (cuuint64_t)batch};
     cuuint64_t stride[3] = {(cuuint64_t)rows.head * 2, (cuuint64_t)rows.row * 2,
                             (cuuint64_t)rows.batch * 2};
-    cuuint32_t box[4] = {wide ? 64u : 32u, 1, (cuuint32_t)box_rows, 1}, steps[4] = {1, 1, 1, 1};
-    return encode && encode(&map->map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, rows.data, size, stride,
-                            box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                            wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    cuuint32_t box[4] = {wide ? 64u : 32u, 1, (cuuint32_t)box_rows, 1};
+    return make_tensor_map(&map->map, rows.data, 4, size, stride, box);
 }
 
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,

@@ -20,19 +20,12 @@
  * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
  * Nothing here depends on timing: every sum's order follows from the shape. */
 #include "cuda/gemm_tiles_work.cuh"
+#include "cuda/tensor_map.cuh"
 
 #include <string.h>
 
 #ifndef TENSOR_BY_WARPS
 #define LAUNCH_THREADS THREADS
-
-/* A stage of the ring, and how often it was used before. */
-struct ring_place {
-    uint32_t stage, turn;
-    __device__ void advance() {
-        if (++stage == STAGES) stage = 0, turn++;
-    }
-};
 
 /* One of the four threads that ask: the first two for a's halves, the others for b's, which are the 64
  * columns after the first or those of b2. Of a pair's blocks each asks for one of a's halves, for
@@ -46,7 +39,7 @@ __device__ static inline void ask_for_all(const tile_problem &p, uint32_t memory
     if (pair && !of_b) half = (int)block_in_cluster();
     uint32_t offset = of_b ? A_BYTES + half * (B_BYTES / 2) : half * (A_BYTES / 2);
     int bytes = of_b ? B_BYTES / 2 : pair ? A_BYTES : A_BYTES / 2;
-    ring_place at = {0, 0};
+    ring_place<STAGES> at = {0, 0};
     for (int t = first; t < p.tiles; t += step) {
         tile_corner tile = find_tile(p, t);
         int column = tile.column + (two ? 0 : half * HALF_COLUMNS);
@@ -99,7 +92,7 @@ __device__ static inline void multiply_stage(float (&c)[2][16][4], uint32_t a, u
 /* A tile's sums. Returns with the last stage's products still running; `at` is one further. */
 template <bool TB>
 __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2][16][4],
-                                            uint32_t memory, int half, ring_place &at) {
+                                            uint32_t memory, int half, ring_place<STAGES> &at) {
     int add = 0;
     uint32_t before = 0;
     for (int s = 0; s < p.segments; s++) {
@@ -163,7 +156,7 @@ __device__ static inline void multiply_all(const tile_problem &p, char *start, u
                                            int first, int step) {
     int half = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128;
     float *bias = (float *)(start + AT_BIAS) + half * 2 * TILE_COLUMNS;
-    ring_place at = {0, 0};
+    ring_place<STAGES> at = {0, 0};
     uint32_t turn = 0;
     for (int t = first; t < p.tiles; t += step, turn++) {
         float c[2][16][4];
@@ -233,20 +226,6 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
 #endif
 }
 
-typedef decltype(&cuTensorMapEncodeTiled) encode_function;
-
-/* The driver's own, found through the runtime: nothing is linked with the driver. */
-static encode_function find_encode() {
-    static encode_function encode = [] {
-        void *found = NULL;
-        cudaDriverEntryPointQueryResult status;
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                         &status);
-        return (encode_function)found;
-    }();
-    return encode;
-}
-
 /* Multiprocessors, or 0 where the kernel cannot run. It is empty where the code is not compiled for
  * 9.0a, which shows in the threads it takes. */
 static int find_multiprocessors() {
@@ -257,7 +236,7 @@ static int find_multiprocessors() {
             cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) !=
                 cudaSuccess ||
             cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-            major != 9 || !find_encode() ||
+            major != 9 || !can_make_maps() ||
             cudaFuncGetAttributes(&is, multiply_and_work<true>) != cudaSuccess ||
             is.maxThreadsPerBlock < THREADS ||
             cudaFuncSetAttribute(multiply_and_work<true>,
@@ -295,21 +274,9 @@ bool tiles_can(const tiles_product *p) {
     return COMPILED_FOR_HOPPER && fits && depth >= LEAST_DEPTH;
 }
 
-/* Boxes of so many columns, 64 or 32, and rows. */
-static bool make_map(const bf16 *data, int64_t rows, int64_t columns, int64_t ld, int box_columns,
-                     int box_rows, CUtensorMap *map) {
-    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, stride[1] = {(cuuint64_t)ld * 2};
-    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    return find_encode()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)data, size, stride, box,
-                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 static bool make_b_map(const bf16 *data, const tiles_segment *s, int64_t n, CUtensorMap *map) {
-    return s->tb ? make_map(data, n, s->k, s->ldb, DEPTH, HALF_COLUMNS, map)
-                 : make_map(data, s->k, n, s->ldb, HALF_COLUMNS, DEPTH, map);
+    return s->tb ? make_matrix_map(map, data, n, s->k, s->ldb, HALF_COLUMNS, DEPTH)
+                 : make_matrix_map(map, data, s->k, n, s->ldb, DEPTH, HALF_COLUMNS);
 }
 
 /* Segments whose factor is 0 are left out, but for the last one. */
@@ -319,7 +286,7 @@ static bool describe_segments(const tiles_product *p, tile_problem *k) {
         const tiles_segment *s = &p->segment[i];
         if (s->factor == 0 && (k->segments > 0 || i + 1 < p->segments)) continue;
         int at = k->segments++;
-        made = made && make_map(s->a, p->m, s->k, s->lda, DEPTH, HALF_ROWS, &k->a[at]) &&
+        made = made && make_matrix_map(&k->a[at], s->a, p->m, s->k, s->lda, HALF_ROWS, DEPTH) &&
                make_b_map(s->b, s, p->n, &k->b[at]);
         if (at > 0) k->ratio[at - 1] = k->factor / s->factor;
         k->blocks[at] = (int)ceil_div(s->k, DEPTH);

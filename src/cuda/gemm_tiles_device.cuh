@@ -1,41 +1,11 @@
-/* What gemm_tiles.cu is made of on the device: barriers in shared memory, boxes by the bulk engine,
- * products of 64 × 128, and the elements' arithmetic.
- *
- * A barrier counts arrivals, and bytes where it is told how many to expect; its `turn` counts how
- * often it was complete before. Whoever waits for room that was free at the start asks for the turn
- * before: wait_turn(at, turn + 1) with the parity alone. */
+/* What gemm_tiles.cu is made of on the device beside the ring: pairs of blocks, products of 64 × 128,
+ * and the elements' arithmetic. */
 #ifndef WEFT_CUDA_GEMM_TILES_DEVICE_CUH
 #define WEFT_CUDA_GEMM_TILES_DEVICE_CUH
 
-#include "cuda/tensor_tile.cuh"
-
-#include <cuda.h>
+#include "cuda/tensor_ring.cuh"
 
 #ifndef TENSOR_BY_WARPS
-
-__device__ static inline void make_barrier(uint32_t at, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-}
-
-__device__ static inline void wait_turn(uint32_t at, uint32_t turn) {
-    asm volatile("{\n"
-                 ".reg .pred there;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra again;\n"
-                 "}\n" ::"r"(at),
-                 "r"(turn & 1)
-                 : "memory");
-}
-
-__device__ static inline void arrive(uint32_t at) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-__device__ static inline void arrive_with_bytes(uint32_t at, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
-                 : "memory");
-}
 
 /* At the same barrier of another block of the cluster. Nothing was written that it would have to see,
  * so that the arrival needs no wider order than its own block's, which would cost a fence. */
@@ -67,16 +37,7 @@ __device__ static inline void sync_cluster() {
                      : "memory");
 }
 
-/* The box whose first element is column x of row y. */
-__device__ static inline void ask_box(uint32_t to, const CUtensorMap *from, int x, int y,
-                                      uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(from), "r"(x), "r"(y), "r"(barrier)
-                 : "memory");
-}
-
-/* The same to both blocks of a pair, and to the same barrier of each. */
+/* A box to both blocks of a pair, and to the same barrier of each. */
 __device__ static inline void ask_box_for_both(uint32_t to, const CUtensorMap *from, int x, int y,
                                                uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."

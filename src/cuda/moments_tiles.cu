@@ -14,9 +14,8 @@
  *
  * Floor: x once from memory; half of the products, and of the diagonal's squares the other half. */
 #include "cuda/moments_tiles.cuh"
-#include "cuda/tensor_tile.cuh"
-
-#include <cuda.h>
+#include "cuda/tensor_map.cuh"
+#include "cuda/tensor_ring.cuh"
 
 #include <string.h>
 
@@ -75,44 +74,6 @@ __host__ __device__ static inline int share_start(int steps, int shares, int sha
 #ifndef TENSOR_BY_WARPS
 #define LAUNCH_THREADS THREADS
 
-/* Barriers in shared memory: `turn` is how often one was complete before. Who waits for a stage that
- * is empty at the start asks for the turn before, by its parity. */
-__device__ static inline void make_barrier(uint32_t at, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-}
-
-__device__ static inline void wait_turn(uint32_t at, uint32_t turn) {
-    asm volatile("{\n"
-                 ".reg .pred there;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra again;\n"
-                 "}\n" ::"r"(at),
-                 "r"(turn & 1)
-                 : "memory");
-}
-
-__device__ static inline void arrive_with_bytes(uint32_t at, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
-                 : "memory");
-}
-
-/* The box whose first element is column x of row y. */
-__device__ static inline void ask_box(uint32_t to, const CUtensorMap *from, int x, int y,
-                                      uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(from), "r"(x), "r"(y), "r"(barrier)
-                 : "memory");
-}
-
-struct ring_place {
-    uint32_t stage, turn;
-    __device__ void advance() {
-        if (++stage == STAGES) stage = 0, turn++;
-    }
-};
-
 /* A step's boxes, by one thread: the columns that stand for the square's rows, and the block's own. */
 __device__ static inline void ask_for_stage(const moments_run &p, square_place at, int half,
                                             int step, uint32_t to, uint32_t full) {
@@ -162,7 +123,7 @@ __device__ static inline void add_turned(float (&c)[16][4], uint64_t a, uint64_t
 __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uint32_t right,
                                              int steps, float *part) {
     float c[2][16][4];
-    ring_place ring = {0, 0};
+    ring_place<STAGES> ring = {0, 0};
     uint32_t before = 0;
     for (int step = 0; step < steps; step++) {
         uint32_t stage = memory + ring.stage * STAGE_BYTES;
@@ -202,7 +163,7 @@ __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uin
 __device__ static inline void sum_share(const moments_run &p, square_place at, uint32_t memory,
                                         int share, int first, int end) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    ring_place ring = {0, 0};
+    ring_place<STAGES> ring = {0, 0};
     float low = 0, high = 0;
     float *to =
         p.sums + (int64_t)share * p.batch * p.width + at.row * SQUARE + warp * PANEL + 2 * lane;
@@ -251,7 +212,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     __syncthreads();
     int role = (int)threadIdx.x / 128;
     if (role == 0) {
-        ring_place ring = {0, 0};
+        ring_place<STAGES> ring = {0, 0};
         for (int step = first; step < end && threadIdx.x == 0; step++, ring.advance()) {
             wait_turn(memory + AT_EMPTY + 8 * ring.stage, ring.turn + 1);
             ask_for_stage(p, at, half, step, memory + ring.stage * STAGE_BYTES,
@@ -318,20 +279,6 @@ static __global__ void __launch_bounds__(ADD_THREADS)
                 join_halves(turned[y][x + 2], turned[y][x + 3]));
 }
 
-typedef decltype(&cuTensorMapEncodeTiled) encode_function;
-
-/* The driver's own, found through the runtime: nothing is linked with the driver. */
-static encode_function find_encode() {
-    static encode_function encode = [] {
-        void *found = NULL;
-        cudaDriverEntryPointQueryResult status;
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                         &status);
-        return (encode_function)found;
-    }();
-    return encode;
-}
-
 /* The kernel is empty where the code is not compiled for 9.0a, which shows in the threads it takes. */
 bool moments_can_run() {
     static bool able = [] {
@@ -341,7 +288,7 @@ bool moments_can_run() {
             cudaGetDevice(&device) == cudaSuccess &&
             cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
                 cudaSuccess &&
-            major == 9 && find_encode() &&
+            major == 9 && can_make_maps() &&
             cudaFuncGetAttributes(&is, multiply_shares) == cudaSuccess &&
             is.maxThreadsPerBlock >= THREADS &&
             cudaFuncSetAttribute(multiply_shares, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -380,21 +327,12 @@ int64_t moments_tiles_workspace(const moments_problem *p) {
     return place_run(p, &r, NULL);
 }
 
-static bool make_map(const moments_problem *p, CUtensorMap *map) {
-    cuuint64_t size[2] = {(cuuint64_t)p->width, (cuuint64_t)(p->batch * p->time)};
-    cuuint64_t stride[1] = {(cuuint64_t)p->width * 2};
-    cuuint32_t box[2] = {PANEL, DEPTH}, steps[2] = {1, 1};
-    return find_encode()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)p->x, size, stride, box,
-                         steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 weft_status moments_launch(cudaStream_t stream, const moments_problem *p, void *workspace) {
     moments_run r;
     memset((void *)&r, 0, sizeof r);
     place_run(p, &r, (char *)workspace);
-    if (!make_map(p, &r.x)) return weft_fail(WEFT_EIO, "cuda: the driver made no map of a tensor");
+    if (!make_matrix_map(&r.x, p->x, p->batch * p->time, p->width, p->width, DEPTH, PANEL))
+        return weft_fail(WEFT_EIO, "cuda: the driver made no map of a tensor");
     int64_t tiles = (int64_t)r.pairs * 2 * ADD_TILES,
             sums = ceil_div(p->batch * p->width, ADD_THREADS);
     multiply_shares<<<(unsigned)(2 * r.pairs * r.shares), THREADS, MEMORY, stream>>>(r);
