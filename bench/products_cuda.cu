@@ -31,11 +31,23 @@ struct form {
     const char *name;
     int m, n;
     int k[3]; /* up to the first 0 */
-    bool tb;
     tiles_after after;
-    bool bias, addend, sums, keep, times;
+    int what; /* of these */
     float factor[3];
 };
+
+enum {
+    NT = 1, /* b as [n, k]; else as [k, n] */
+    BIAS = 2,
+    ADDEND = 4,
+    SUMS = 8,  /* of columns */
+    KEEP = 16, /* what is before the activation */
+    TIMED = 32
+};
+
+static bool has(const form &f, int flag) {
+    return (f.what & flag) != 0;
+}
 
 enum { SPARE = 64, CHECKED_ROWS = 300 };
 
@@ -95,24 +107,24 @@ static void set_up(problem &x, const form &f) {
     int total = f.k[0] + f.k[1] + f.k[2];
     for (int s = 0; s < 3 && f.k[s]; s++) {
         tiles_segment &g = p.segment[p.segments++];
-        g.k = f.k[s], g.tb = f.tb, g.lda = f.k[s], g.ldb = f.tb ? f.k[s] : f.n;
+        g.k = f.k[s], g.tb = has(f, NT), g.lda = f.k[s], g.ldb = has(f, NT) ? f.k[s] : f.n;
         g.factor = f.factor[s] != 0 ? f.factor[s] : 1;
         g.a = x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
         g.b = x.input((int64_t)f.n * f.k[s], 1 / sqrtf((float)total), 11 + (uint32_t)s);
     }
     if (f.after == TILES_SILU_MUL)
         p.b2 = x.input((int64_t)f.n * f.k[0], 1 / sqrtf((float)total), 21);
-    if (f.bias) p.bias = any_tensor{x.input(f.n, 1, 31), true};
-    if (f.addend) p.addend = x.input(values, 1, 32);
+    if (has(f, BIAS)) p.bias = any_tensor{x.input(f.n, 1, 31), true};
+    if (has(f, ADDEND)) p.addend = x.input(values, 1, 32);
     if (f.after == TILES_GELU_BACK) p.at = x.input(values, 1, 33);
     if (f.after == TILES_SILU_MUL_BACK) p.gate_in = x.input(values, 1, 34);
     if (f.after == TILES_SILU_MUL_BACK) p.up_in = x.input(values, 1, 35);
     p.y = x.result<bf16>(values);
-    if (f.after == TILES_GELU && f.keep) p.pre = x.result<bf16>(values);
-    if (f.after == TILES_SILU_MUL && f.keep) p.gate = x.result<bf16>(values);
-    if (f.after == TILES_SILU_MUL && f.keep) p.up = x.result<bf16>(values);
+    if (f.after == TILES_GELU && has(f, KEEP)) p.pre = x.result<bf16>(values);
+    if (f.after == TILES_SILU_MUL && has(f, KEEP)) p.gate = x.result<bf16>(values);
+    if (f.after == TILES_SILU_MUL && has(f, KEEP)) p.up = x.result<bf16>(values);
     if (f.after == TILES_SILU_MUL_BACK) p.y2 = x.result<bf16>(values);
-    if (f.sums) p.sums = x.result<float>(tiles_bands(f.m) * f.n);
+    if (has(f, SUMS)) p.sums = x.result<float>(tiles_bands(f.m) * f.n);
 }
 
 static void tear_down(problem &x) {
@@ -250,7 +262,7 @@ static int check(const form &f, bool quiet) {
     rows = ceil_div(f.m, step) + 1;
     check_rows<<<2048, 256>>>(x.p, rows, step, &device->values);
     int64_t band_rows = ceil_div(f.m, tiles_bands(f.m)) > 128 ? 256 : 128;
-    if (f.sums) check_sums<<<1024, 256>>>(x.p, band_rows, &device->sums);
+    if (has(f, SUMS)) check_sums<<<1024, 256>>>(x.p, band_rows, &device->sums);
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost));
     unsigned long long differing = check_bits(x, &device->differing);
@@ -259,8 +271,9 @@ static int check(const form &f, bool quiet) {
         printf("%-5s %-26s [%d, %d] < %d+%d+%d %s: off by %.2f of what is allowed, %llu bad; sums "
                "%.2f, "
                "%llu bad; bits that differ: %llu\n",
-               bad ? "BAD" : "ok", f.name, f.m, f.n, f.k[0], f.k[1], f.k[2], f.tb ? "nt" : "nn",
-               host.values.worst, host.values.bad, host.sums.worst, host.sums.bad, differing);
+               bad ? "BAD" : "ok", f.name, f.m, f.n, f.k[0], f.k[1], f.k[2],
+               has(f, NT) ? "nt" : "nn", host.values.worst, host.values.bad, host.sums.worst,
+               host.sums.bad, differing);
     fflush(stdout);
     CUDA(cudaFree(device));
     tear_down(x);
@@ -384,8 +397,8 @@ static void print_times(const form &f) {
         double ours = measure([&] { must(tiles_launch(0, &x.p)); });
         printf(
             "%-26s [%d, %d] < %d+%d %s  ours %.4f ms %4.0f TFLOP/s  library %.4f ms  ratio %.2f\n",
-            f.name, f.m, f.n, f.k[0], f.k[1], f.tb ? "nt" : "nn", ours, flops / ours / 1e9, library,
-            library / ours);
+            f.name, f.m, f.n, f.k[0], f.k[1], has(f, NT) ? "nt" : "nn", ours, flops / ours / 1e9,
+            library, library / ours);
         fflush(stdout);
     }
     tear_down(x);
@@ -393,162 +406,41 @@ static void print_times(const form &f) {
 
 /* name; m n; k; tb; after; bias addend sums keep times; factors */
 static const form forms[] = {
-    {"odd plain", 1000, 136, {72}, true, TILES_PLAIN, true, false, true, false, false, {}},
-    {"odd plain", 1000, 136, {72}, false, TILES_PLAIN, false, true, false, false, false, {0.5f}},
-    {"odd gelu", 1000, 1032, {200}, true, TILES_GELU, true, true, false, true, false, {}},
-    {"odd gelu back",
-     1000,
-     1032,
-     {200},
-     false,
-     TILES_GELU_BACK,
-     false,
-     false,
-     true,
-     false,
-     false,
-     {}},
-    {"odd three",
-     1000,
-     392,
-     {200, 72, 8},
-     false,
-     TILES_PLAIN,
-     true,
-     false,
-     true,
-     false,
-     false,
-     {2, -0.5f, 3}},
-    {"odd silu", 1000, 136, {200}, true, TILES_SILU_MUL, false, false, false, true, false, {}},
-    {"odd silu", 1000, 200, {72}, false, TILES_SILU_MUL, false, false, false, false, false, {}},
-    {"odd silu back",
-     1000,
-     200,
-     {136},
-     false,
-     TILES_SILU_MUL_BACK,
-     false,
-     false,
-     false,
-     false,
-     false,
-     {}},
-    {"gelu", 32768, 3072, {768}, true, TILES_GELU, true, false, false, true, true, {}},
-    {"gelu back sums",
-     32768,
-     3072,
-     {768},
-     false,
-     TILES_GELU_BACK,
-     false,
-     false,
-     true,
-     false,
-     true,
-     {}},
-    {"gelu two", 32768, 3072, {768, 64}, true, TILES_GELU, true, false, false, true, true, {}},
-    {"gelu back sums two",
-     32768,
-     3072,
-     {768, 64},
-     false,
-     TILES_GELU_BACK,
-     false,
-     false,
-     true,
-     false,
-     true,
-     {1, 2}},
-    {"plain 3072", 32768, 3072, {768}, true, TILES_PLAIN, false, false, false, false, true, {}},
-    {"plain 3072", 32768, 3072, {768}, false, TILES_PLAIN, false, false, false, false, true, {}},
-    {"plain 768", 32768, 768, {768}, true, TILES_PLAIN, true, false, false, false, true, {}},
-    {"plain 768 addend", 32768, 768, {768}, true, TILES_PLAIN, true, true, false, false, true, {}},
-    {"plain 768", 32768, 768, {768}, false, TILES_PLAIN, false, false, false, false, true, {}},
-    {"plain 768 sums", 32768, 768, {768}, false, TILES_PLAIN, false, false, true, false, true, {}},
-    {"plain 768 deep", 32768, 768, {3072}, true, TILES_PLAIN, true, false, false, false, true, {}},
-    {"plain 768 deep",
-     32768,
-     768,
-     {3072},
-     false,
-     TILES_PLAIN,
-     false,
-     false,
-     false,
-     false,
-     true,
-     {}},
-    {"plain 768 two",
-     32768,
-     768,
-     {768, 128},
-     false,
-     TILES_PLAIN,
-     false,
-     false,
-     false,
-     false,
-     true,
-     {}},
-    {"plain 768 swiglu back",
-     32768,
-     768,
-     {3072, 3072},
-     false,
-     TILES_PLAIN,
-     false,
-     false,
-     false,
-     false,
-     true,
-     {}},
-    {"plain 128", 32768, 128, {768}, true, TILES_PLAIN, false, false, false, false, true, {}},
-    {"plain 128 two",
-     32768,
-     128,
-     {768, 768},
-     true,
-     TILES_PLAIN,
-     false,
-     false,
-     false,
-     false,
-     true,
-     {}},
-    {"plain 768 shallow",
-     32768,
-     768,
-     {128},
-     true,
-     TILES_PLAIN,
-     false,
-     false,
-     false,
-     false,
-     true,
-     {}},
-    {"plain 2304", 32768, 2304, {768}, true, TILES_PLAIN, true, false, false, false, true, {}},
-    {"silu", 32768, 3072, {768}, true, TILES_SILU_MUL, false, false, false, true, true, {}},
-    {"silu back",
-     32768,
-     3072,
-     {768},
-     false,
-     TILES_SILU_MUL_BACK,
-     false,
-     false,
-     false,
-     false,
-     true,
-     {}},
+    {"odd plain", 1000, 136, {72}, TILES_PLAIN, NT | BIAS | SUMS, {}},
+    {"odd plain", 1000, 136, {72}, TILES_PLAIN, ADDEND, {0.5f}},
+    {"odd gelu", 1000, 1032, {200}, TILES_GELU, NT | BIAS | ADDEND | KEEP, {}},
+    {"odd gelu back", 1000, 1032, {200}, TILES_GELU_BACK, SUMS, {}},
+    {"odd three", 1000, 392, {200, 72, 8}, TILES_PLAIN, BIAS | SUMS, {2, -0.5f, 3}},
+    {"odd silu", 1000, 136, {200}, TILES_SILU_MUL, NT | KEEP, {}},
+    {"odd silu", 1000, 200, {72}, TILES_SILU_MUL, 0, {}},
+    {"odd silu back", 1000, 200, {136}, TILES_SILU_MUL_BACK, 0, {}},
+    {"gelu", 32768, 3072, {768}, TILES_GELU, NT | BIAS | KEEP | TIMED, {}},
+    {"gelu back sums", 32768, 3072, {768}, TILES_GELU_BACK, SUMS | TIMED, {}},
+    {"gelu two", 32768, 3072, {768, 64}, TILES_GELU, NT | BIAS | KEEP | TIMED, {}},
+    {"gelu back sums two", 32768, 3072, {768, 64}, TILES_GELU_BACK, SUMS | TIMED, {1, 2}},
+    {"plain 3072", 32768, 3072, {768}, TILES_PLAIN, NT | TIMED, {}},
+    {"plain 3072", 32768, 3072, {768}, TILES_PLAIN, TIMED, {}},
+    {"plain 768", 32768, 768, {768}, TILES_PLAIN, NT | BIAS | TIMED, {}},
+    {"plain 768 addend", 32768, 768, {768}, TILES_PLAIN, NT | BIAS | ADDEND | TIMED, {}},
+    {"plain 768", 32768, 768, {768}, TILES_PLAIN, TIMED, {}},
+    {"plain 768 sums", 32768, 768, {768}, TILES_PLAIN, SUMS | TIMED, {}},
+    {"plain 768 deep", 32768, 768, {3072}, TILES_PLAIN, NT | BIAS | TIMED, {}},
+    {"plain 768 deep", 32768, 768, {3072}, TILES_PLAIN, TIMED, {}},
+    {"plain 768 two", 32768, 768, {768, 128}, TILES_PLAIN, TIMED, {}},
+    {"plain 768 swiglu back", 32768, 768, {3072, 3072}, TILES_PLAIN, TIMED, {}},
+    {"plain 128", 32768, 128, {768}, TILES_PLAIN, NT | TIMED, {}},
+    {"plain 128 two", 32768, 128, {768, 768}, TILES_PLAIN, NT | TIMED, {}},
+    {"plain 768 shallow", 32768, 768, {128}, TILES_PLAIN, NT | TIMED, {}},
+    {"plain 2304", 32768, 2304, {768}, TILES_PLAIN, NT | BIAS | TIMED, {}},
+    {"silu", 32768, 3072, {768}, TILES_SILU_MUL, NT | KEEP | TIMED, {}},
+    {"silu back", 32768, 3072, {768}, TILES_SILU_MUL_BACK, TIMED, {}},
 };
 
 static int check_all(bool quiet) {
     const char *quick = getenv("WEFT_QUICK");
     int bad = 0, count = 0;
     for (const form &f : forms) {
-        if (f.times && quiet && quick && *quick) continue;
+        if (has(f, TIMED) && quiet && quick && *quick) continue;
         bad += check(f, quiet);
         count++;
     }
@@ -566,6 +458,6 @@ int main(int argc, char **argv) {
     int bad = strcmp(what, "time") == 0 ? 0 : check_all(strcmp(what, "check") == 0);
     if (strcmp(what, "check") != 0)
         for (const form &f : forms)
-            if (f.times && (argc < 3 || strstr(f.name, argv[2]))) print_times(f);
+            if (has(f, TIMED) && (argc < 3 || strstr(f.name, argv[2]))) print_times(f);
     return bad != 0;
 }

@@ -1,5 +1,5 @@
-/* What gemm_tiles.cu is made of on the device beside the ring: pairs of blocks, products of 64 × 128,
- * and the elements' arithmetic. */
+/* What gemm_tiles.cu is made of on the device beside the ring: pairs of blocks, and the elements'
+ * arithmetic. */
 #ifndef WEFT_CUDA_GEMM_TILES_DEVICE_CUH
 #define WEFT_CUDA_GEMM_TILES_DEVICE_CUH
 
@@ -45,29 +45,6 @@ __device__ static inline void ask_box_for_both(uint32_t to, const CUtensorMap *f
                  "l"(from), "r"(x), "r"(y), "r"(barrier), "h"((uint16_t)3)
                  : "memory");
 }
-
-#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
-
-/* One step of 16 of a product of 64 × 128; `add` 0: c is set. */
-template <bool BY_COLUMNS>
-__device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
-    asm volatile("{\n"
-                 ".reg .pred add;\n"
-                 "setp.ne.b32 add, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, add, 1, 1, 0, %67;\n"
-                 "}\n"
-                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
-                 : "l"(a), "l"(b), "r"(add), "n"(BY_COLUMNS ? 1 : 0));
-}
-
-#undef SIXTEEN
-#undef FOUR
 
 __device__ static inline void store_matrices(uint32_t at, const uint32_t (&w)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),

@@ -96,28 +96,6 @@ __device__ static inline void leave_stage(uint32_t empty) {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
 
-#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
-
-/* One step of 16 of a product of 64 × 128, both factors by columns; `add` 0: c is set. */
-__device__ static inline void add_turned(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
-    asm volatile("{\n"
-                 ".reg .pred add;\n"
-                 "setp.ne.b32 add, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, add, 1, 1, 1, 1;\n"
-                 "}\n"
-                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-#undef SIXTEEN
-#undef FOUR
-
 /* 128 rows of the square, `left` bytes into a stage, by the columns at `right`, over the share's
  * tokens; to rows of COLUMNS. */
 __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uint32_t right,
@@ -135,8 +113,9 @@ __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uin
         for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                add_turned(c[h], move_on(a, (uint32_t)(h * PANEL_BYTES) + row_step<SQUARE>(k)),
-                           move_on(b, row_step<COLUMNS>(k)), step > 0 || k > 0);
+                add_product<true, true>(
+                    c[h], move_on(a, (uint32_t)(h * PANEL_BYTES) + row_step<SQUARE>(k)),
+                    move_on(b, row_step<COLUMNS>(k)), step > 0 || k > 0);
         end_products();
         if (step > 0) {
             wait_products<1>();
