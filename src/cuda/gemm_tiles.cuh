@@ -58,10 +58,10 @@ typedef struct {
 #define COMPILED_FOR_HOPPER false
 #endif
 
-/* Whether this product can be done here: code and device of compute capability 9.0, n and all k
- * and ld multiples of 8, tensors aligned to 16 bytes as the arena's are, and not too small to be
- * worth it. Follows from shapes and the device: addresses do not matter, so that workspace can be
- * planned by it. */
+/* Whether this product can be done here: code for compute capability 9.0a, n and all k and ld
+ * multiples of 8, tensors aligned to 16 bytes as the arena's are, and not too small to be worth it.
+ * Follows from shapes and the build: neither addresses nor the device are looked at, so that
+ * workspace can be planned by it. */
 bool tiles_can(const tiles_product *p);
 
 /* Bands of rows that column sums come in. */

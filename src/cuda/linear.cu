@@ -396,7 +396,7 @@ static double estimate_way(const weft_node *n, unsigned set, tiles_after after) 
     return seconds + (after == TILES_PLAIN ? 0 : result * LIBRARY_GELU);
 }
 
-/* The products that go by tiles, a bit each; 0: none. Shapes and the device decide. */
+/* The products that go by tiles, a bit each; 0: none. Shapes and types decide. */
 static unsigned choose_tiles(const weft_node *n) {
     if (!suits_tiles(n)) return 0;
     unsigned sets = 2u << ATTR(n, weft_matmul_attr)->more, best = 0;
