@@ -12,7 +12,7 @@
 
 #include "cuda/kernel.cuh"
 
-enum { TILES_SEGMENTS = 4 };
+enum { TILES_SEGMENTS = 5 };
 
 typedef enum {
     TILES_PLAIN,        /* y = c */

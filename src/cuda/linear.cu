@@ -31,13 +31,13 @@ enum {
 /* For estimates, as an H200 does the products of GPT-2's sizes: operations a second; bytes a second of a
  * library's product of short sums, of what it adds, and of a pass over the result; seconds a launch, and
  * seconds a result of the library's gelu beside the sums. */
-static const double LIBRARY_RATE = 735e12, SHORT_TRAFFIC = 2.2e12, ADD_TRAFFIC = 4.3e12,
-                    PASS_TRAFFIC = 3.7e12, LAUNCH = 2e-6, LIBRARY_GELU = 0.7e-12;
+static const double LIBRARY_RATE = 715e12, SHORT_TRAFFIC = 2.2e12, ADD_TRAFFIC = 4.3e12,
+                    PASS_TRAFFIC = 3.7e12, LAUNCH = 2e-6, LIBRARY_GELU = 0.8e-12;
 /* What our own kernel's share of the library's time must be below, as these are estimates. */
 static const double CLEARLY = 0.96;
 /* Of our own kernel: operations a second, and the seconds that a result takes at least by what is done
  * behind its sum, and for an addend. */
-static const double TILES_RATE = 620e12, TILES_RESULT[] = {1.0e-12, 2.7e-12, 2.8e-12},
+static const double TILES_RATE = 560e12, TILES_RESULT[] = {1.0e-12, 3.1e-12, 3.2e-12},
                     TILES_ADDEND = 0.5e-12;
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
@@ -334,6 +334,45 @@ static int count_bits(unsigned set) {
     return bits;
 }
 
+/* Our own kernel takes b of all products [k, n], or of all [n, k]: as that of the longest sums lies.
+ * The others' are turned into the workspace first, behind the columns' sums. */
+static bool layout_of(const weft_node *n, unsigned set) {
+    int64_t most = 0;
+    bool tb = false;
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        weft_matmul_pair p = weft_matmul_pair_of(n, i);
+        if (!(set >> i & 1) || weft_tensor_width(p.a) <= most) continue;
+        most = weft_tensor_width(p.a);
+        tb = p.attr.tb;
+    }
+    return tb;
+}
+
+/* Products of `set` whose b is turned. */
+static unsigned turned_of(const weft_node *n, unsigned set) {
+    unsigned turned = 0;
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++)
+        if (set >> i & 1 && weft_matmul_pair_of(n, i).attr.tb != layout_of(n, set))
+            turned |= 1u << i;
+    return turned;
+}
+
+static int64_t sums_bytes(const weft_node *n) {
+    int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
+    int64_t rows = weft_tensor_count(n->out[0]) / columns;
+    if (!ATTR(n, weft_matmul_attr)->sums) return 0;
+    return align_bytes(tiles_bands(rows) * columns * (int64_t)sizeof(float));
+}
+
+/* Bytes before the turned b of product i; of all that our own kernel needs: i past the last. */
+static int64_t turned_at(const weft_node *n, unsigned set, int i) {
+    int64_t bytes = sums_bytes(n);
+    unsigned turned = turned_of(n, set);
+    for (int k = 0; k < i; k++)
+        if (turned >> k & 1) bytes += align_bytes(weft_tensor_bytes(weft_matmul_pair_of(n, k).b));
+    return bytes;
+}
+
 /* The products of `set`, a bit each, at once, and what comes behind the sum. */
 static tiles_product describe_tiles(const weft_exec *x, const weft_node *n, unsigned set) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
@@ -344,12 +383,15 @@ static tiles_product describe_tiles(const weft_exec *x, const weft_node *n, unsi
         weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
         t.m = s.m, t.n = s.n;
         if (!(set >> i & 1)) continue;
+        bool tb = layout_of(n, set);
+        void *b = place_of(x, p.b);
+        if (x && tb != p.attr.tb) b = workspace_of<char>(x, n) + turned_at(n, set, i);
         t.segment[t.segments++] = tiles_segment{(const bf16 *)place_of(x, p.a),
-                                                (const bf16 *)place_of(x, p.b),
+                                                (const bf16 *)b,
                                                 s.k,
-                                                p.attr.tb ? s.k : s.n,
+                                                tb ? s.k : s.n,
                                                 s.k,
-                                                p.attr.tb,
+                                                tb,
                                                 (float)p.attr.alpha};
     }
     const weft_tensor *bias = first ? n->in[WEFT_MATMUL_BIAS] : NULL;
@@ -391,7 +433,8 @@ static double estimate_way(const weft_node *n, unsigned set, tiles_after after) 
         }
     }
     double behind = result * (TILES_RESULT[after] + (added ? TILES_ADDEND : 0));
-    if (set) return seconds + LAUNCH + larger(flops / TILES_RATE, behind);
+    double launches = 1 + 2 * count_bits(turned_of(n, set));
+    if (set) return seconds + launches * LAUNCH + larger(flops / TILES_RATE, behind);
     if (has_pass(n)) return seconds + LAUNCH + 6 * result / PASS_TRAFFIC;
     return seconds + (after == TILES_PLAIN ? 0 : result * LIBRARY_GELU);
 }
@@ -413,8 +456,34 @@ static unsigned choose_tiles(const weft_node *n) {
     return best;
 }
 
+/* to [columns, rows] = from [rows, columns], by squares of 32. */
+static __global__ void turn_matrix(int64_t rows, int64_t columns, const bf16 *from, bf16 *to) {
+    __shared__ bf16 square[32][33];
+    int64_t row = (int64_t)blockIdx.y * 32, column = (int64_t)blockIdx.x * 32;
+    for (int i = threadIdx.y; i < 32; i += WARPS)
+        if (row + i < rows && column + threadIdx.x < columns)
+            square[i][threadIdx.x] = from[(row + i) * columns + column + threadIdx.x];
+    __syncthreads();
+    for (int i = threadIdx.y; i < 32; i += WARPS)
+        if (column + i < columns && row + threadIdx.x < rows)
+            to[(column + i) * rows + row + threadIdx.x] = square[threadIdx.x][i];
+}
+
+static void turn_factors(weft_exec *x, const weft_node *n, unsigned set) {
+    unsigned turned = turned_of(n, set);
+    for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
+        if (!(turned >> i & 1)) continue;
+        const weft_tensor *b = weft_matmul_pair_of(n, i).b;
+        dim3 grid((unsigned)ceil_div(b->shape[1], 32), (unsigned)ceil_div(b->shape[0], 32));
+        turn_matrix<<<grid, dim3(32, WARPS), 0, stream_of(x)>>>(
+            b->shape[0], b->shape[1], data_of<bf16>(x, b),
+            (bf16 *)(workspace_of<char>(x, n) + turned_at(n, set, i)));
+    }
+}
+
 static weft_status run_tiles(weft_exec *x, const weft_node *n, unsigned set) {
     tiles_product t = describe_tiles(x, n, set);
+    turn_factors(x, n, set);
     WEFT_TRY(tiles_run(x, &t));
     if (t.sums) launch_add(x, n->out[1], tiles_bands(t.m), t.sums);
     return launched(n);
@@ -447,10 +516,10 @@ static int64_t matmul_workspace(const weft_node *n, int) {
         bytes = max_i64(bytes, gemm_workspace(&p));
         first = false;
     }
+    if (set) return max_i64(bytes, turned_at(n, set, more + 1));
     if (!has_pass(n)) return bytes;
     column_pass pass = pass_behind(n);
-    int64_t sums = tiles_bands(pass.rows) * pass.columns * (int64_t)sizeof(float);
-    return max_i64(bytes, set ? sums : pass_bytes(&pass));
+    return max_i64(bytes, pass_bytes(&pass));
 }
 
 CUDA_KERNEL(matmul, matmul_run, matmul_workspace)

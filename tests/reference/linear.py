@@ -98,9 +98,10 @@ def fan(c):
     if c.word("act", "none") == "gelu":
         h = gelu_tanh(h)
     for i in range(c.integer("terms", 1)):
+        plain = c.integer("mixed", 0) and i % 2 == 1
         if i == 0 or not c.integer("tied", 0):
-            u = c.input(f"u{i}", p, n)
-        c.output(f"y{i}", torch.einsum("mn,pn->mp", h, u))
+            u = c.input(f"u{i}", *((n, p) if plain else (p, n)))
+        c.output(f"y{i}", torch.einsum("mn,np->mp" if plain else "mn,pn->mp", h, u))
 
 
 OPS = {f.__name__: f for f in (linear, matmul, gram, batched, grouped, added, summed, fan)}

@@ -139,10 +139,13 @@ static void build_fan(test_case *c) {
     for (int64_t i = 0; i < terms; i++) {
         char name[16];
         snprintf(name, sizeof name, "u%d", (int)i);
+        bool plain = case_int(c, "mixed", 0) && i % 2 == 1;
         if (i == 0 || !case_int(c, "tied", 0))
-            u = case_input(c, name, CASE_DIFF, 1, 2, (int64_t[]){p, n});
+            u = case_input(c, name, CASE_DIFF, 1, 2, (int64_t[]){plain ? n : p, plain ? p : n});
         snprintf(name, sizeof name, "y%d", (int)i);
-        case_output(c, name, CASE_DIFF, weft_linear(g, h, u, NULL, WEFT_ACT_NONE));
+        case_output(c, name, CASE_DIFF,
+                    plain ? weft_matmul(g, h, u, false, false)
+                          : weft_linear(g, h, u, NULL, WEFT_ACT_NONE));
     }
 }
 
