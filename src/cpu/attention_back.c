@@ -12,9 +12,11 @@
  * the queries that see them. So dK and dV of the range grow in one place, and
  * dQ of a head too. Where several tasks add to the same, each has a place of
  * its own in the workspace, and they are summed afterwards in the order of the
- * tasks. How the work is divided follows from the shape alone, and so does
+ * tasks. Rows of dQ and dK that are those of Gaussians are finished before they
+ * are written. How the work is divided follows from the shape alone, and so does
  * every sum's order. */
 #include "cpu/attention_pair.h"
+#include "cpu/gaussian_back.h"
 #include "ops/list.h"
 
 enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64, ROWS_AHEAD = 16 };
@@ -228,6 +230,25 @@ static void pack_keys(const pair_task *t) {
         s->bias[j] = n && j < t->n_keys ? LOG2_E * t->head.beta * n[j] : 0;
 }
 
+/* Sums from row `at` on, the gradients of rows r0 .. of y, to those of the Gaussians that y was made
+ * of; dn: of their squares, from the first of these rows on; NULL: none. */
+static void join_rows(const attention_problem *p, const head_rows *y, int64_t b, int64_t head,
+                      int64_t r0, int64_t rows, sum_panels sums, int64_t at, const real *dn,
+                      real *widened) {
+    int64_t width = y->width, half = width / 2;
+    for (int64_t r = 0; r < rows; r++) {
+        const real *row = tile_in(p->x, y->t, head_row_at(y, b, r0 + r, head), width, widened);
+        real twice = dn ? 2 * dn[r] : 0;
+        for (int64_t n = 0; n < width; n += TILE_N) {
+            real *sum = sums.at + n * sums.rows + (at + r) * TILE_N;
+            int64_t end = min_i64(n + TILE_N, width), middle = max_i64(n, min_i64(half, end));
+            join_gradients(false, row + n, sum, sum, middle - n, twice);
+            join_gradients(true, row + middle, sum + middle - n, sum + middle - n, end - middle,
+                           twice);
+        }
+    }
+}
+
 /* Sums from row `at` on to rows r0 .. of a tensor. */
 static void write_rows(const attention_problem *p, const head_rows *to, int64_t b, int64_t head,
                        int64_t r0, int64_t rows, sum_panels from, int64_t at, real *widened) {
@@ -244,6 +265,26 @@ static void write_rows(const attention_problem *p, const head_rows *to, int64_t 
         if (left) memcpy(row + whole, sum + whole * from.rows, (size_t)left * sizeof(real));
         tile_done(p->x, to->t, element, to->width, row);
     }
+}
+
+/* Rows r0 .. of dQ, whose sums they are in the panels too. */
+static void write_queries(const backward *w, int64_t b, int64_t h, int64_t r0, int64_t rows,
+                          sum_panels dq, real *widened) {
+    if (w->p.a->gaussian_q) join_rows(&w->p, &w->p.q, b, h, r0, rows, dq, r0, NULL, widened);
+    write_rows(&w->p, &w->dq, b, h, r0, rows, dq, r0, widened);
+}
+
+/* Keys r0 .. of dK, dV and dn, from row `at` of the sums on. */
+static void write_keys(const backward *w, int64_t b, int64_t kv, int64_t r0, int64_t rows,
+                       const key_sums *sums, int64_t at, real *widened) {
+    const weft_attention_attr *a = w->p.a;
+    const real *dn = a->gaussian_n ? sums->dn + at : NULL;
+    if (a->gaussian_k) join_rows(&w->p, &w->p.k, b, kv, r0, rows, sums->dk, at, dn, widened);
+    if (w->dk.t) write_rows(&w->p, &w->dk, b, kv, r0, rows, sums->dk, at, widened);
+    if (w->dv.t) write_rows(&w->p, &w->dv, b, kv, r0, rows, sums->dv, at, widened);
+    if (w->dn)
+        memcpy(w->dn + (b * a->kv_heads + kv) * a->keys + r0, sums->dn + at,
+               (size_t)rows * sizeof(real));
 }
 
 /* A head's numbers, and its share of dn. */
@@ -294,7 +335,7 @@ static void work_head(const backward *w, pair_task *t, int64_t part) {
     }
     end_head(w, t, part);
     if (t->want_dq && !w->query_parts)
-        write_rows(t->p, &w->dq, t->b, t->h, 0, a->queries, t->dq, 0, t->s.widened);
+        write_queries(w, t->b, t->h, 0, a->queries, t->dq, t->s.widened);
 }
 
 static void work_task(void *context, int64_t task, int thread) {
@@ -333,14 +374,7 @@ static void work_task(void *context, int64_t task, int thread) {
     for (t.h = first + heads * head_part / d->head_parts; t.h < end; t.h++)
         work_head(w, &t, part);
     if (w->key_parts) return;
-    int64_t keys = t.end_key - t.first_key;
-    if (t.want_dk)
-        write_rows(&w->p, &w->dk, t.b, t.kv, t.first_key, keys, t.sums.dk, 0, t.s.widened);
-    if (t.want_dv)
-        write_rows(&w->p, &w->dv, t.b, t.kv, t.first_key, keys, t.sums.dv, 0, t.s.widened);
-    if (w->dn)
-        memcpy(w->dn + (t.b * a->kv_heads + t.kv) * a->keys + t.first_key, t.sums.dn,
-               (size_t)keys * sizeof(real));
+    write_keys(w, t.b, t.kv, t.first_key, t.end_key - t.first_key, &t.sums, 0, t.s.widened);
 }
 
 /* parts[0] += parts[1] + ...: `n` reals of each, `stride` apart. */
@@ -367,8 +401,8 @@ static void sum_query_rows(void *context, int64_t task, int thread) {
     real_block memory = {w->query_parts + bh * parts * size, 0};
     sum_panels first = lay_out_query_sums(a, &memory);
     sum_panel_rows(first, parts, size, r0, rows, a->dqk);
-    write_rows(&w->p, &w->dq, bh / a->heads, bh % a->heads, r0, rows, first, r0,
-               w->scratch + thread * w->scratch_size);
+    write_queries(w, bh / a->heads, bh % a->heads, r0, rows, first,
+                  w->scratch + thread * w->scratch_size);
 }
 
 /* dK, dV and dn of some keys of a key head. */
@@ -387,9 +421,7 @@ static void sum_key_rows(void *context, int64_t task, int thread) {
     sum_panel_rows(sums.dk, d->head_parts, w->sums_size, at, rows, a->dqk);
     sum_panel_rows(sums.dv, d->head_parts, w->sums_size, at, rows, a->dv);
     sum_parts(sums.dn + at, d->head_parts, w->sums_size, rows);
-    if (w->dk.t) write_rows(&w->p, &w->dk, b, kv, r0, rows, sums.dk, at, widened);
-    if (w->dv.t) write_rows(&w->p, &w->dv, b, kv, r0, rows, sums.dv, at, widened);
-    if (w->dn) memcpy(w->dn + head * a->keys + r0, sums.dn + at, (size_t)rows * sizeof(real));
+    write_keys(w, b, kv, r0, rows, &sums, at, widened);
 }
 
 static void sum_numbers(const backward *w) {

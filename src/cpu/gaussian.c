@@ -4,7 +4,7 @@
  * of a number that is 1e-4 at least: no zero, no denormal. */
 #include "ops/gaussian.h"
 
-#include "cpu/chunks.h"
+#include "cpu/gaussian_back.h"
 
 #define SIGMA_FLOOR ((real)1e-4)
 
@@ -35,13 +35,6 @@ static int64_t statistic_at(const heads *k, int64_t p, int64_t h) {
 
 #if WEFT_REAL == 64
 
-/* 1 − e^−a, for a ≥ 0. */
-static inline vreal vslope(vreal a) {
-    for (int i = 0; i < (int)VLEN; i++)
-        a[i] = -expm1(-a[i]);
-    return a;
-}
-
 static inline vreal vsqrt(vreal a) {
     for (int i = 0; i < (int)VLEN; i++)
         a[i] = sqrt(a[i]);
@@ -55,12 +48,6 @@ static inline vreal vlog(vreal a) {
 }
 
 #else
-
-/* 1 − e^−a, for a ≥ 0; below 1/32, where that cancels, its series. Within 2e-6. */
-static inline vreal vslope(vreal a) {
-    vreal series = a * (1 + a * (a * (1 / 6.0f) - 0.5f));
-    return vselect(a < vset(0x1p-5f), series, 1 - vexp(-a));
-}
 
 static inline vreal vsqrt(vreal a) {
     for (int i = 0; i < (int)VLEN; i++)
@@ -138,16 +125,7 @@ static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(gaussian) = {.run = gaussian_run};
 
-/* in: y, dy. arg: twice the gradient of the head's sum of squares. */
-VECTOR_FN mean_back_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = in[1] + arg[0] * in[0];
-}
-
-VECTOR_FN deviation_back_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = (in[1] + arg[0] * in[0]) * vslope(in[0]);
-}
-
-/* The same where y has no gradient. */
+/* in: y. arg: as in gaussian_back.h, but y has no gradient. */
 VECTOR_FN mean_square_back_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = arg[0] * in[0];
 }
@@ -166,10 +144,8 @@ static void gaussian_half_back(const heads *k, int64_t row, bool deviations, rea
         const real *in[] = {tile_in(k->x, k->from, at, len, y_scratch),
                             dy ? tile_in(k->x, dy, at, len, dy_scratch) : NULL};
         real *out[] = {tile_out(k->x, dx, at, dx_scratch)};
-        if (dy && deviations)
-            apply(deviation_back_vector, 2, in, 1, out, len, &factor);
-        else if (dy)
-            apply(mean_back_vector, 2, in, 1, out, len, &factor);
+        if (dy)
+            join_gradients(deviations, in[0], in[1], out[0], len, factor);
         else if (deviations)
             apply(deviation_square_back_vector, 1, in, 1, out, len, &factor);
         else

@@ -5,6 +5,8 @@
  * causal. The choice follows from types, shapes and options alone. */
 #include "cuda/attention.cuh"
 
+#include "cuda/gaussian.cuh"
+
 /* Rows of a tensor [B, positions, heads, width]. */
 static head_rows make_rows(void *data, int64_t positions, int64_t heads, int64_t width) {
     return {data, positions * heads * width, heads * width, width};
@@ -96,11 +98,24 @@ static bool wants_numbers(const weft_node *n) {
     return n->out[WEFT_ATTN_SCALE] || n->out[WEFT_ATTN_BETA] || n->out[WEFT_ATTN_LOG_TAU];
 }
 
+/* What of Gaussians' gradients the kernels finish themselves; the rest is a pass behind them. */
+static gaussian_sides can_finish(const attention_problem &p) {
+    return attention_fits_tiles(p) ? attention_tiles_finish(p) : gaussian_sides{};
+}
+
+/* Without what is laid out by attention_back_run behind it. */
+static int64_t workspace_of_kernels(const attention_problem &p, const weft_node *n) {
+    if (attention_fits_tiles(p)) return attention_tiles_back_workspace(p);
+    return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
+}
+
 static int64_t attention_back_workspace(const weft_node *n, int threads) {
     (void)threads;
     attention_problem p = make_shape(n, n->in + WEFT_ATTN_BACK_FIRST);
-    if (attention_fits_tiles(p)) return attention_tiles_back_workspace(p);
-    return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
+    int64_t bytes = workspace_of_kernels(p, n), keys = (int64_t)p.batch * p.kv_heads * p.keys;
+    if (ATTR(n, weft_attention_attr)->gaussian_n && !can_finish(p).n)
+        bytes = align_bytes(bytes) + keys * (int64_t)sizeof(float);
+    return bytes;
 }
 
 static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
@@ -114,11 +129,22 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     g.dlog_tau = data_of<float>(x, n->out[WEFT_ATTN_LOG_TAU]);
     g.drel = data_of<float>(x, n->out[WEFT_ATTN_REL]);
     g.workspace = weft_workspace(x, n);
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    gaussian_sides can = can_finish(p);
+    g.finish = {a->gaussian_q && can.q, a->gaussian_k && can.k, a->gaussian_n && can.n};
+    if (a->gaussian_n && !can.n)
+        g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
     attention_check_starts(p, stream_of(x));
     if (attention_fits_tiles(p))
         attention_tiles_back(p, g, stream_of(x));
     else
         attention_plain_back(p, g, stream_of(x));
+    weft_tensor *const *from = n->in + WEFT_ATTN_BACK_FIRST;
+    if (a->gaussian_q && !can.q)
+        gaussian_finish_gradient(x, from[WEFT_ATTN_Q], n->out[WEFT_ATTN_Q], NULL);
+    if (a->gaussian_k && !can.k)
+        gaussian_finish_gradient(x, from[WEFT_ATTN_K], n->out[WEFT_ATTN_K],
+                                 a->gaussian_n ? g.dn : NULL);
     return launched(n);
 }
 

@@ -36,11 +36,17 @@ struct attention_problem {
     int node;
 };
 
+/* Whether queries, keys, and keys' squares are Gaussians' (ops/attention.h). */
+struct gaussian_sides {
+    bool q, k, n;
+};
+
 /* What the backward pass has beside it. Outputs are NULL where not wanted. */
 struct attention_gradients {
     head_rows d_o, dq, dk, dv;
     float *dn, *dscale, *dbeta, *dlog_tau, *drel;
     void *workspace;
+    gaussian_sides finish; /* gradients of Gaussians that the kernels are to finish */
 };
 
 /* The numbers of a head, in the exponent's base 2 where it says so. */
@@ -107,6 +113,8 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
  * position, ALiBi only where causal, and no more rows and heads than a launch can count. */
 bool attention_fits_tiles(const attention_problem &p);
 int64_t attention_tiles_back_workspace(const attention_problem &p);
+/* What of Gaussians' gradients attention_tiles_back can finish. */
+gaussian_sides attention_tiles_finish(const attention_problem &p);
 void attention_tiles(const attention_problem &p, cudaStream_t stream);
 void attention_tiles_back(const attention_problem &p, const attention_gradients &g,
                           cudaStream_t stream);

@@ -163,6 +163,14 @@ int64_t attention_tiles_back_workspace(const attention_problem &p) {
     return lay_out_workspace(p, NULL, &w);
 }
 
+/* The kernels of a bare score have no code for it, and of dK in parts no block has the whole. */
+gaussian_sides attention_tiles_finish(const attention_problem &p) {
+    tiles_workspace w;
+    lay_out_workspace(p, NULL, &w);
+    bool keys = has_extras(p) && w.parts == 1;
+    return {has_extras(p), keys, keys};
+}
+
 void attention_tiles_back(const attention_problem &p, const attention_gradients &g,
                           cudaStream_t stream) {
     bool numbers = g.dscale || g.dbeta || g.dlog_tau;

@@ -426,6 +426,12 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     row_source to_dk = {&maps.dk, &g.dk, p.keys}, to_dv = {&maps.dv, &g.dv, p.keys};
     int j0 = t.j0 + first_key;
     if (j0 >= p.keys) return;
+    /* Keys that nobody sees have gradients of 0, and may not have been copied. */
+    if (EXTENT != BARE && g.finish.k && from < steps) {
+        float twice[2] = {g.finish.n ? 2 * e.dn[0] : 0.0f, g.finish.n ? 2 * e.dn[1] : 0.0f};
+        finish_gaussians<S::KEYS, S::DQK, true>(dk, factor, base + S::K, first_key, twice);
+        factor = 1;
+    }
     if (g.dv.data)
         write_rows<S::KEYS, S::DV>(to_dv, base + S::V, first_key, t.b, j0, t.kv, dv, 1.0f);
     if (g.dk.data)

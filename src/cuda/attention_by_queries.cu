@@ -248,8 +248,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     }
     if (mine == 0) return;
     row_source to = {&maps.dq, &g.dq, p.queries};
+    float factor = t.scale * LN2;
+    if (EXTRA && g.finish.q) {
+        finish_gaussians<S::QUERIES, S::DQK, false>(dq, factor, base + S::Q, warpgroup * 64, {});
+        factor = 1;
+    }
     write_rows<S::QUERIES, S::DQK>(to, base + S::Q, warpgroup * 64, t.b, t.i0 + warpgroup * 64, t.h,
-                                   dq, t.scale * LN2);
+                                   dq, factor);
     end_writes();
 }
 

@@ -3,16 +3,10 @@
 #define WEFT_CUDA_ATTENTION_TILES_CUH
 
 #include "cuda/attention.cuh"
+#include "cuda/gaussian.cuh"
 #include "cuda/tensor_copy.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
-
-/* One instruction; 0 for what is below the smallest normal number. */
-__device__ static inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /* A multiple of 1024 bytes in a block's memory, which has 1024 to spare. */
 __device__ static inline uint8_t *align_tiles(uint8_t *memory) {

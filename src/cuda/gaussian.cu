@@ -9,6 +9,7 @@
  * few on their way.
  *
  * Floor of the overlap: the bytes of x and y; backward those of x, dy and dx. */
+#include "cuda/gaussian.cuh"
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -64,16 +65,10 @@ static unsigned head_grid(const gaussians &k, int lanes, int ahead) {
     return pack_grid(ceil_div(k.rows, TOKENS * ahead * k.heads) * TOKENS * k.heads * lanes);
 }
 
-__device__ static inline float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* log(1 + e^rho) = max(rho, 0) + log(1 + z), z = e^-|rho|, the logarithm as z times a polynomial of
  * least relative error (3.5e-7): the smallest z keeps its digits. */
 __device__ static inline float softplus(float rho) {
-    float z = power_of_2(fabsf(rho) * -1.44269504f);
+    float z = power_of_two(fabsf(rho) * -1.44269504f);
     float p = -0x1.17d018p-7f;
     p = fmaf(p, z, 0x1.692eb4p-5f);
     p = fmaf(p, z, -0x1.b91082p-4f);
@@ -83,12 +78,6 @@ __device__ static inline float softplus(float rho) {
     p = fmaf(p, z, -0x1.fff932p-2f);
     p = fmaf(p, z, 0x1.fffffap-1f);
     return fmaf(p, z, fmaxf(rho, 0.0f));
-}
-
-/* 1 − e^−sigma: softplus' slope. Below 1/32, where that cancels, its series; within 2e-6. */
-__device__ static inline float slope_at(float sigma) {
-    float series = sigma * fmaf(sigma, fmaf(sigma, 1.0f / 6, -0.5f), 1.0f);
-    return sigma < 0.03125f ? series : 1.0f - power_of_2(sigma * -1.44269504f);
 }
 
 /* WHOLE: all tensors are bf16, and every pack is whole and at a multiple of 16 bytes. */
@@ -223,13 +212,14 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
     }
 }
 
-static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
-    gaussians k = gaussians_of(n->in[0]);
+static void launch_back(weft_exec *x, const weft_tensor *y, const weft_tensor *dy, float *dn,
+                        const weft_tensor *dx) {
+    gaussians k = gaussians_of(y);
     int lanes = lanes_of_row(k.width);
-    k.y = any_of(x, n->in[0]);
-    k.dy = any_of(x, n->in[1]);
-    k.numbers = data_of<float>(x, n->in[2]);
-    k.dx = any_of(x, n->out[0]);
+    k.y = any_of(x, y);
+    k.dy = any_of(x, dy);
+    k.numbers = dn;
+    k.dx = any_of(x, dx);
     k.means = k.numbers || k.dx.data != k.dy.data;
     int ahead = k.means ? 1 : AHEAD;
     bool is_bf16 = k.y.is_bf16 && k.dx.is_bf16 && (k.dy.is_bf16 || !k.dy.data);
@@ -237,6 +227,15 @@ static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
         make_gaussians_back<decltype(whole)::value>
             <<<head_grid(k, lanes, ahead), PACK_THREADS, 0, stream_of(x)>>>(k, log2_of(lanes));
     });
+}
+
+void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dx,
+                              float *dn) {
+    launch_back(x, y, dx, dn, dx);
+}
+
+static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
+    launch_back(x, n->in[0], n->in[1], data_of<float>(x, n->in[2]), n->out[0]);
     return launched(n);
 }
 

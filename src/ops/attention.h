@@ -60,6 +60,10 @@ typedef struct {
     bool causal, packed, band;
     int64_t window;
     double band_alpha;
+    /* Of attention_back: q or k is the y of a gaussian (gaussian.h), and what is made is the gradient
+     * of its x; with gaussian_n the gradient of n, that of k's own squares, goes into it and is made
+     * for nobody else. Fusing sets them. */
+    bool gaussian_q, gaussian_k, gaussian_n;
 } weft_attention_attr;
 
 enum {

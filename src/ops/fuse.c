@@ -240,6 +240,7 @@ weft_status weft_fuse(weft_graph *g) {
         if (n->op == &weft_op_norm) weft_fuse_norm(&f, n);
         if (n->op == &weft_op_bias_back) weft_fuse_norm_sums(&f, n);
         if (n->op == &weft_op_gelu_back) fuse_gelu_back(&f, n);
+        if (n->op == &weft_op_gaussian_back) weft_fuse_gaussian_back(&f, n);
         if (n->op == &weft_op_silu_mul) weft_fuse_silu_mul(&f, n);
         if (n->op == &weft_op_silu_mul_back) weft_fuse_silu_mul_back(&f, n);
     }

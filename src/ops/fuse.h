@@ -27,6 +27,12 @@
  *
  *     add(dw, embed_back(dy))     embed_back with addend dw
  *
+ * Attention's gradient is made tile by tile, and what a Gaussian's does to it needs what the tile has
+ * (fuse_gaussian.c):
+ *
+ *     gaussian_back(attention_back's dq)      attention_back with gaussian_q
+ *     gaussian_back(attention_back's dk, dn)  attention_back with gaussian_k and gaussian_n
+ *
  * Of SwiGLU's linear layers the gate goes into the products around it (gated.h):
  *
  *     silu_mul(linear(x, u), linear(x, v))  gated_linear

@@ -52,6 +52,9 @@ void weft_fuse_sum(weft_fuser *f, weft_node *product);
 /* And of a bias's gradient that sums what norm_back makes. */
 void weft_fuse_norm_sums(weft_fuser *f, weft_node *bias);
 
+/* fuse_gaussian.c: of a gaussian's gradient behind attention's. */
+void weft_fuse_gaussian_back(weft_fuser *f, weft_node *back);
+
 /* fuse_embed.c: of such a sum with an embedding's gradient in it. */
 bool weft_fuse_embed_back(weft_fuser *f, weft_node *add);
 

@@ -1,13 +1,16 @@
 /* W2 attention's geometry: the score that the kernel uses is the distance, whichever way it is
- * written.
+ * written; and its gradient, in which the Gaussians take no pass of their own.
  *
  * With one query and one key a row's logsumexp is the score itself, so the kernel's own scores can
  * be read there; the softmax drops the query's norm, which the distance has. */
 #include "core/exec.h"
 #include "core/random.h"
 #include "cpu/backend.h"
+#include "model/transformer.h"
 #include "ops/arith.h"
 #include "ops/attention.h"
+#include "ops/fuse.h"
+#include "ops/list.h"
 #include "ops/rope.h"
 
 #include <math.h>
@@ -142,11 +145,58 @@ static void test_a_shift_of_all_positions_changes_no_score(void **state) {
         assert_true(fabs(o[0][i] - o[1][i]) < 1e-10);
 }
 
+/* Attention's gradients in a model's training graph, and those that make the Gaussians' too. */
+static void count_gradients(const char *const *overrides, bool recompute, int *all, int *whole) {
+    weft_config c;
+    weft_model_graph m;
+    weft_config_defaults(&c);
+    for (; *overrides; overrides++)
+        check(weft_config_override(&c, *overrides, "test"));
+    weft_build build = {.batch = 2,
+                        .time = c.gpt2_block_size,
+                        .dtype = WEFT_BF16,
+                        .train = true,
+                        .recompute = recompute};
+    check(weft_model_build(&c, &build, &m));
+    check(weft_fuse(m.graph));
+    check(weft_graph_backward(m.graph, m.loss, NULL));
+    check(weft_fuse(m.graph));
+    *all = *whole = 0;
+    for (int64_t i = 0; i < weft_graph_node_count(m.graph); i++) {
+        const weft_node *n = weft_graph_node(m.graph, i);
+        assert_ptr_not_equal(n->op, &weft_op_gaussian_back);
+        if (n->op != &weft_op_attention_back) continue;
+        const weft_attention_attr *attr = n->attr;
+        ++*all;
+        *whole += attr->gaussian_q && attr->gaussian_k && attr->gaussian_n && !n->out[WEFT_ATTN_N];
+    }
+    weft_model_graph_destroy(&m);
+}
+
+#define SMALL "N_LAYER=3", "N_EMBD=64", "N_HEAD=4", "VOCAB_SIZE=1000", "GPT2_BLOCK_SIZE=16"
+
+static void test_gaussians_have_no_pass_of_their_own(void **state) {
+    (void)state;
+    static const char *const models[][9] = {
+        {SMALL, "ATTENTION=w2"},
+        {SMALL, "ATTENTION=w2", "POSITION=rope"},
+        {SMALL, "ATTENTION=w2", "W2_TAU_LEARNED=y"},
+        {SMALL, "ATTENTION=mla", "RA_MLA_LATENT_DIM=16", "RA_MLA_SCORE=w2"},
+    };
+    for (int i = 0; i < 8; i++) {
+        int all, whole;
+        count_gradients(models[i / 2], i % 2, &all, &whole);
+        assert_int_equal(all, 3);
+        assert_int_equal(whole, 3);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_score_is_the_distance),
         cmocka_unit_test(test_the_distance_is_the_same_with_query_and_key_exchanged),
         cmocka_unit_test(test_a_shift_of_all_positions_changes_no_score),
+        cmocka_unit_test(test_gaussians_have_no_pass_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from activation import softplus_of
+
 
 def alibi_slopes(heads):
     """2^(-8h/H); where H is no power of two, those of the power below, then every other of the power above."""
@@ -19,26 +21,47 @@ def logsumexp(s):
     return torch.log(torch.exp(s - top).sum(-1)) + top[..., 0]
 
 
+def gaussian_of(c, which, x):
+    """Means, then deviations softplus(rho), where the case has Gaussians in place of x."""
+    if c.word("gaussian", "none") not in (which, "both"):
+        return x
+    half = x.shape[-1] // 2
+    return torch.cat([x[..., :half], softplus_of(x[..., half:])], -1)
+
+
+def key_numbers(c, k, grad):
+    """A number a key [B, KV, S]: the squares of a Gaussian, or an input."""
+    if c.word("gaussian", "none") in ("k", "both"):
+        return (k * k).sum(-1).permute(0, 2, 1)
+    return c.input("n", k.shape[0], k.shape[2], k.shape[1], grad=grad)
+
+
 def scores(c, q, k, grad=True):
     """s_ij of math.md 2 with -inf where j is not visible: [B, H, T, S]."""
     b, t, h, width = q.shape
     s_len, kv = k.shape[1], k.shape[2]
+    q, k = gaussian_of(c, "q", q), gaussian_of(c, "k", k)
+    keys = k
     group = torch.tensor([i * kv // h for i in range(h)])
     k = k[:, :, group]
     kind, scaled = c.word("score", "dot"), c.word("scaled", "const")
     scale = torch.full((h,), 1.0 / math.sqrt(width))
     bias = 0.0
     if kind == "tau":
-        n = c.input("n", b, kv, s_len, grad=grad)
+        n = key_numbers(c, keys, grad)
         tau = torch.exp(c.input("log_tau", h, grad=grad))
         scale = 2.0 / (tau + 1e-6)
         beta = -1.0 / (tau + 1e-6)
+    elif kind == "w2":
+        tau = 2.0 * math.sqrt(width / 2)
+        n = key_numbers(c, keys, grad)
+        scale, beta = torch.full((h,), 2.0 / tau), torch.full((h,), -1.0 / tau)
     elif scaled == "head":
         scale = c.input("scale", h, grad=grad)
     if kind == "beta":
-        n = c.input("n", b, kv, s_len, grad=grad)
+        n = key_numbers(c, keys, grad)
         beta = c.input("beta", h, grad=grad)
-    if kind in ("beta", "tau"):
+    if kind in ("beta", "tau", "w2"):
         bias = (beta[None, :, None] * n[:, group])[:, :, None, :]
     raw = torch.einsum("bihd,bjhd->bhij", q, k)
     s = scale[None, :, None, None] * raw + bias
@@ -69,8 +92,8 @@ def attention(c):
         qkv = c.input("qkv", b, t, (h + 2 * kv) * dq).reshape(b, t, h + 2 * kv, dq)
         q, k, v = qkv[:, :, :h], qkv[:, :, h:h + kv], qkv[:, :, h + kv:]
     else:
-        q = c.input("q", b, t, h, dq)
-        k = c.input("k", b, s_len, kv, dq)
+        q = c.input("q", b, t, h, dq, scale=c.number("range", 1))
+        k = c.input("k", b, s_len, kv, dq, scale=c.number("range", 1))
         v = c.input("v", b, s_len, kv, dv)
     s = scores(c, q, k)
     lse = logsumexp(s)

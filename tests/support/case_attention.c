@@ -1,6 +1,8 @@
 /* Cases of attention. */
 #include "cases.h"
+#include "ops/arith.h"
 #include "ops/attention.h"
+#include "ops/gaussian.h"
 
 #include <math.h>
 #include <string.h>
@@ -14,13 +16,25 @@ static weft_attention_pos read_position(const test_case *c) {
     return case_is(c, "pos", "relative", "none") ? WEFT_POS_RELATIVE : WEFT_POS_NONE;
 }
 
-/* The numbers a key, a head and a distance that the case's score has. */
+/* Whether q or k is a Gaussian's. */
+static bool is_gaussian(const test_case *c, const char *which) {
+    return case_is(c, "gaussian", which, "none") || case_is(c, "gaussian", "both", "none");
+}
+
+/* The numbers a key, a head and a distance that the case's score has; a Gaussian key brings its own. */
 static void add_score_inputs(test_case *c, const sizes *z, weft_score *score) {
     bool tau = case_is(c, "score", "tau", "dot"), beta = case_is(c, "score", "beta", "dot");
+    bool w2 = case_is(c, "score", "w2", "dot");
     int64_t per_key[] = {z->batch, z->kv_heads, z->keys}, per_head[] = {z->heads};
-    if (tau || beta) score->n = case_stat(c, "n", CASE_DIFF, 1, 3, per_key);
+    if ((tau || beta || w2) && !is_gaussian(c, "k"))
+        score->n = case_stat(c, "n", CASE_DIFF, 1, 3, per_key);
     if (tau) score->log_tau = case_stat(c, "log_tau", CASE_DIFF, 1, 1, per_head);
     if (beta) score->beta = case_stat(c, "beta", CASE_DIFF, 1, 1, per_head);
+    if (w2) {
+        double warmth = 2 * sqrt((double)z->dqk / 2);
+        score->scale_value = 2 / warmth;
+        score->beta = weft_fill(case_graph(c), case_stat_dtype(c), 1, per_head, -1 / warmth);
+    }
     if (!tau && case_is(c, "scaled", "head", "const"))
         score->scale = case_stat(c, "scale", CASE_DIFF, 1, 1, per_head);
     if (score->pos == WEFT_POS_RELATIVE)
@@ -28,6 +42,23 @@ static void add_score_inputs(test_case *c, const sizes *z, weft_score *score) {
     if (case_int(c, "offset", 0))
         score->start =
             case_constant(c, "start", (int32_t)(z->keys - z->queries), 1, (int64_t[]){z->batch});
+}
+
+/* q and k as the model has them behind their projections. */
+static void add_queries_and_keys(test_case *c, const sizes *z, weft_score *score) {
+    int64_t q[] = {z->batch, z->queries, z->heads, z->dqk};
+    int64_t k[] = {z->batch, z->keys, z->kv_heads, z->dqk};
+    double range = case_number(c, "range", 1);
+    score->q = case_input(c, "q", CASE_DIFF, range, 4, q);
+    score->k = case_input(c, "k", CASE_DIFF, range, 4, k);
+    if (is_gaussian(c, "q")) score->q = weft_gaussian_query(case_graph(c), score->q);
+    if (is_gaussian(c, "k") && !score->beta && !score->log_tau)
+        score->k = weft_gaussian_query(case_graph(c), score->k);
+    else if (is_gaussian(c, "k")) {
+        weft_gaussian key = weft_gaussian_key(case_graph(c), score->k);
+        score->k = key.y;
+        score->n = key.n;
+    }
 }
 
 static void build_attention(test_case *c) {
@@ -50,10 +81,7 @@ static void build_attention(test_case *c) {
             case_input(c, "qkv", CASE_DIFF, 1, 3, (int64_t[]){z.batch, z.queries, width});
         y = weft_attention_packed(case_graph(c), &score, qkv, z.heads, z.kv_heads);
     } else {
-        score.q =
-            case_input(c, "q", CASE_DIFF, 1, 4, (int64_t[]){z.batch, z.queries, z.heads, z.dqk});
-        score.k =
-            case_input(c, "k", CASE_DIFF, 1, 4, (int64_t[]){z.batch, z.keys, z.kv_heads, z.dqk});
+        add_queries_and_keys(c, &z, &score);
         weft_tensor *v =
             case_input(c, "v", CASE_DIFF, 1, 4, (int64_t[]){z.batch, z.keys, z.kv_heads, z.dv});
         y = weft_attention(case_graph(c), &score, v);
