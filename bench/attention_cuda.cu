@@ -7,6 +7,7 @@
  *
  * TFLOP/s counts the products of the definition on the pairs that are seen: two forward, five
  * backward, whatever the kernels do. */
+#include "check_cuda.cuh"
 #include "cuda/attention.cuh"
 
 #include <stdio.h>
@@ -16,15 +17,6 @@
 #include <algorithm>
 #include <string>
 #include <vector>
-
-#define CUDA(call)                                                                                 \
-    do {                                                                                           \
-        cudaError_t error_ = (call);                                                               \
-        if (error_ != cudaSuccess) {                                                               \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 struct form {
     const char *name;

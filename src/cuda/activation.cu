@@ -1,25 +1,15 @@
-/* Activations on the GPU: a thread a pack, and for the gate's gradient some lanes a head. The
- * exponential is the hardware's (2^x to 2 ulp, its argument rounded once): with the library's, these
- * kernels would wait for arithmetic and not for memory. The floor of each is the bytes of its
- * inputs and outputs, once. */
+/* Activations on the GPU: a thread a pack, and for the gate's gradient some lanes a head. The floor of
+ * each is the bytes of its inputs and outputs, once: functions.cuh keeps arithmetic below that. */
+#include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 
 extern "C" {
 #include "ops/activation.h"
 }
 
-/* 1 / (1 + e^-x): e^-x may be inf, and 1/inf is 0. */
-__device__ static inline float sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
-/* 2√(2/π), and that times 0.044715: gelu is x·σ(x (A + B x²)). */
-#define GELU_A 1.5957691216057308f
-#define GELU_B 0.07135481627260025f
-
 struct gelu_element {
     __device__ void operator()(const float *x, float *y) const {
-        y[0] = x[0] * sigmoid(x[0] * (GELU_A + GELU_B * (x[0] * x[0])));
+        y[0] = gelu_value(x[0]);
     }
 };
 
@@ -29,13 +19,9 @@ static weft_status gelu_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(gelu, gelu_run)
 
-/* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. Beyond ±10 the
- * derivative is 0 or 1 to the last bit; within it e^-2u stays finite. */
 struct gelu_back_element {
     __device__ void operator()(const float *in, float *out) const {
-        float x = fminf(10.0f, fmaxf(-10.0f, in[1])), x2 = x * x;
-        float e = __expf(-x * (GELU_A + GELU_B * x2)), s = __fdividef(1.0f, 1.0f + e);
-        out[0] = in[0] * (s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2));
+        out[0] = in[0] * gelu_slope(in[1]);
     }
 };
 
@@ -92,9 +78,7 @@ static __global__ void softplus_packs(softplus_args k) {
         if (back)
             y[i] = column + i < k.start ? dy[i] : dy[i] * sigmoid(x[i]);
         else
-            y[i] = column + i < k.start
-                       ? x[i]
-                       : fmaxf(x[i], 0.0f) + log1pf(__expf(-fabsf(x[i]))) + k.floor;
+            y[i] = column + i < k.start ? x[i] : softplus(x[i]) + k.floor;
     }
     store_pack(k.y, at, n, y);
 }

@@ -3,10 +3,8 @@
 #define WEFT_CUDA_ATTENTION_TILES_CUH
 
 #include "cuda/attention.cuh"
-#include "cuda/gaussian.cuh"
+#include "cuda/functions.cuh"
 #include "cuda/tensor_copy.cuh"
-
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 /* A multiple of 1024 bytes in a block's memory, which has 1024 to spare. */
 __device__ static inline uint8_t *align_tiles(uint8_t *memory) {

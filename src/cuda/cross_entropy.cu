@@ -13,6 +13,7 @@
  * The gradient's node scales what the forward pass made. Whether it can must be known before any
  * value is: the two losses must have the same gradient, one tensor, or the z-loss none. Otherwise
  * the logits are made again. */
+#include "cuda/functions.cuh"
 #include "cuda/gemm.cuh"
 #include "cuda/pack.cuh"
 
@@ -30,7 +31,6 @@ enum {
     TILE_COLUMNS = 256
 };
 static const int64_t PART_BYTES = 576 << 20; /* of logits that are held at a time, at most */
-static const float LOG2_E = 1.44269504088896341f;
 
 /* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */
 struct entropy_seeds {
@@ -160,12 +160,6 @@ static __device__ inline void differentiate_row(const entropy_rows &k, int64_t a
     }
 }
 
-static __device__ inline float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* The thread's packs `first`, first + ROW_THREADS, ... below `end` of a row of bf16, on their way
  * into shared memory. */
 static __device__ inline void hold_packs(const bf16 *row, uint4 *held, int first, int end) {
@@ -191,11 +185,11 @@ static __device__ inline void add_held(top_sum *own, const float (&v)[VECTOR]) {
                       fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
     top = fmaxf(top, own->top);
     if (top == -INFINITY) return;
-    float e[VECTOR], scaled = top * LOG2_E;
-    if (top > own->top) own->sum *= power_of_2(own->top * LOG2_E - scaled);
+    float e[VECTOR], scaled = top * LOG2E;
+    if (top > own->top) own->sum *= power_of_two(own->top * LOG2E - scaled);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
-        e[i] = power_of_2(fmaf(v[i], LOG2_E, -scaled));
+        e[i] = power_of_two(fmaf(v[i], LOG2E, -scaled));
     own->sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
     own->top = top;
 }
@@ -233,14 +227,14 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) entropy_held(entropy_ro
     }
     if (!k.gradients) return;
     float penalty = row_penalty(k.seeds, counts);
-    float weight = row_weight(k.seeds, penalty, row, lse), scaled = lse * LOG2_E;
+    float weight = row_weight(k.seeds, penalty, row, lse), scaled = lse * LOG2E;
     for (int i = first; i < packs; i += ROW_THREADS) {
         float v[VECTOR];
         int hit = counts ? (int)target - i * VECTOR : -1;
         widen_held(held[i], words - i * VECTOR, v);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
-            v[j] = power_of_2(fmaf(v[j], LOG2_E, -scaled)) * weight;
+            v[j] = power_of_two(fmaf(v[j], LOG2E, -scaled)) * weight;
         if (hit >= 0 && hit < VECTOR)
 #pragma unroll
             for (int j = 0; j < VECTOR; j++)

@@ -9,6 +9,7 @@
  * few on their way.
  *
  * Floor of the overlap: the bytes of x and y; backward those of x, dy and dx. */
+#include "cuda/functions.cuh"
 #include "cuda/gaussian.cuh"
 #include "cuda/pack.cuh"
 
@@ -63,21 +64,6 @@ static int log2_of(int n) {
 
 static unsigned head_grid(const gaussians &k, int lanes, int ahead) {
     return pack_grid(ceil_div(k.rows, TOKENS * ahead * k.heads) * TOKENS * k.heads * lanes);
-}
-
-/* log(1 + e^rho) = max(rho, 0) + log(1 + z), z = e^-|rho|, the logarithm as z times a polynomial of
- * least relative error (3.5e-7): the smallest z keeps its digits. */
-__device__ static inline float softplus(float rho) {
-    float z = power_of_two(fabsf(rho) * -1.44269504f);
-    float p = -0x1.17d018p-7f;
-    p = fmaf(p, z, 0x1.692eb4p-5f);
-    p = fmaf(p, z, -0x1.b91082p-4f);
-    p = fmaf(p, z, 0x1.6b6c32p-3f);
-    p = fmaf(p, z, -0x1.f5aac8p-3f);
-    p = fmaf(p, z, 0x1.54bdacp-2f);
-    p = fmaf(p, z, -0x1.fff932p-2f);
-    p = fmaf(p, z, 0x1.fffffap-1f);
-    return fmaf(p, z, fmaxf(rho, 0.0f));
 }
 
 /* WHOLE: all tensors are bf16, and every pack is whole and at a multiple of 16 bytes. */

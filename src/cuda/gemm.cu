@@ -17,6 +17,7 @@
  * take. Only the slope of a bf16 result is put on sums that were rounded to c already, as a node of
  * its own would: those would be many in f32. The addend is the library's c, and c its d. */
 #include "cuda/algorithms.cuh"
+#include "cuda/functions.cuh"
 #include "cuda/gemm_few.cuh"
 #include "cuda/gemm_slim.cuh"
 

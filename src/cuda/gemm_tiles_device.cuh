@@ -69,40 +69,6 @@ template <int REGISTERS> __device__ static inline void leave_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-/* 2^x and 1/x by the hardware; what is too small for a normal number is 0. */
-__device__ static inline float raise_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ static inline float invert(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* 2√(2/π), and that times 0.044715: gelu is x·σ(x (A + B x²)). */
-#define GELU_A 1.5957691216057308f
-#define GELU_B 0.07135481627260025f
-#define LOG2_E 1.4426950408889634f
-
-__device__ static inline float sigmoid(float x) {
-    return invert(1.0f + raise_two(-LOG2_E * x));
-}
-
-__device__ static inline float quick_gelu(float x) {
-    return x * invert(1.0f + raise_two(x * (-LOG2_E * GELU_A - LOG2_E * GELU_B * (x * x))));
-}
-
-/* σ(1 − σ) as σ²e^-2u: 1 − σ itself would lose its digits where x is large. Beyond ±10 the slope is
- * 0 or 1 to the last bit; within it e^-2u stays finite. */
-__device__ static inline float quick_gelu_slope(float at) {
-    float x = fminf(10.0f, fmaxf(-10.0f, at)), x2 = x * x;
-    float e = raise_two(x * (-LOG2_E * GELU_A - LOG2_E * GELU_B * x2)), s = invert(1.0f + e);
-    return s + (s * e * s) * (x * (GELU_A + 3 * GELU_B * x2));
-}
-
 #endif
 
 #endif

@@ -5,6 +5,7 @@
 #ifndef WEFT_CUDA_GEMM_TILES_WORK_CUH
 #define WEFT_CUDA_GEMM_TILES_WORK_CUH
 
+#include "cuda/functions.cuh"
 #include "cuda/gemm_tiles.cuh"
 #include "cuda/gemm_tiles_device.cuh"
 
@@ -119,8 +120,8 @@ __device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint
     if (AFTER == TILES_SILU_MUL_BACK) widen_words(in0, x), widen_words(in1, y);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        if (AFTER == TILES_GELU) v[i] = quick_gelu(v[i]);
-        if (AFTER == TILES_GELU_BACK) v[i] *= quick_gelu_slope(x[i]);
+        if (AFTER == TILES_GELU) v[i] = gelu_value(v[i]);
+        if (AFTER == TILES_GELU_BACK) v[i] *= gelu_slope(x[i]);
         if (AFTER == TILES_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
         if (AFTER == TILES_SILU_MUL_BACK) {
             float s = sigmoid(x[i]);

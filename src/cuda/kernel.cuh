@@ -278,17 +278,4 @@ static inline int32_t read_i32(const weft_exec *x, const weft_tensor *t, int64_t
     return value;
 }
 
-/* gelu in its tanh form, and its derivative. */
-__device__ static inline float gelu_value(float x) {
-    float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.0f + tanhf(inner));
-}
-
-__device__ static inline float gelu_slope(float x) {
-    float square = x * x;
-    float t = tanhf(0.7978845608028654f * (x + 0.044715f * x * square));
-    return 0.5f * (1.0f + t) +
-           0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * square);
-}
-
 #endif

@@ -11,6 +11,7 @@
  * The bias gradient sums the rows of each column in two steps of a fixed order: bands of rows, then
  * the bands' sums. How many bands there are follows from the shape. Behind gelu the same pass makes
  * the rows: its floor is dy, x and dx once. */
+#include "cuda/functions.cuh"
 #include "cuda/gemm.cuh"
 #include "cuda/gemm_tiles.cuh"
 
@@ -122,14 +123,6 @@ static int64_t pass_bytes(const column_pass *p) {
     return ceil_div(p->rows, band_rows(p)) * p->columns * (int64_t)sizeof(float);
 }
 
-/* The slope as activation.cu has it, with the hardware's exponential. */
-__device__ static inline float fast_gelu_slope(float at) {
-    const float A = 1.5957691216057308f, B = 0.07135481627260025f;
-    float x = fminf(10.0f, fmaxf(-10.0f, at)), x2 = x * x;
-    float e = __expf(-x * (A + B * x2)), s = __fdividef(1.0f, 1.0f + e);
-    return s + x * (s * e * s) * (A + 3 * B * x2);
-}
-
 /* Eight numbers as they lie in memory. */
 template <typename T> struct raw_vector {
     uint4 words[sizeof(T) / 2];
@@ -175,7 +168,7 @@ template <typename T, bool GELU, int N> struct some_rows {
             if (GELU) widen_raw(x[r], slope);
 #pragma unroll
             for (int k = 0; k < VECTOR; k++) {
-                if (GELU) v[k] *= fast_gelu_slope(slope[k]);
+                if (GELU) v[k] *= gelu_slope(slope[k]);
                 sum[k] += v[k];
             }
             if (GELU) store_vector(from.dx + at + r * step, v);
@@ -242,7 +235,7 @@ static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t b
     for (int64_t i = first * columns + column; i < end * columns; i += columns) {
         float v = to_float(from.dy[i]);
         if (GELU) {
-            v *= fast_gelu_slope(to_float(from.x[i]));
+            v *= gelu_slope(to_float(from.x[i]));
             from.dx[i] = from_float<T>(v);
         }
         sum += v;

@@ -18,6 +18,7 @@
  * them up one by one: the warp is as slow as its busiest thread, not as all of them together. A
  * weight that is not above the last of one of the row's four lists is behind all of that list, whose
  * columns come before it; the same holds where each of the four has a quarter of k before it. */
+#include "cuda/functions.cuh"
 #include "cuda/routing.cuh"
 #include "cuda/tensor_copy.cuh"
 
@@ -29,15 +30,6 @@ enum {
     COLUMNS = HALF / 8,
     PLACES = 8 /* of a row's weights that a thread may put aside */
 };
-
-static const float LOG2E = 1.4426950408889634f;
-
-/* One instruction; 0 for what is below the smallest normal number. */
-__device__ static inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /* A sorted list in registers: every index into it is a constant once loops are unrolled. */
 template <int K> struct best_list {
