@@ -14,10 +14,11 @@ tokens: equal losses before and after an update mean that the same function, its
 same optimizer are timed.
 
 Every variant is what one would write for eager PyTorch: fused AdamW, cross_entropy on whole logits,
-and attention in two forms, each timed, the faster one kept: `expanded`, the formula with its T x T
-matrices, and `sdpa`, the same brought to scaled_dot_product_attention (for w2 the key's square becomes
-one more column; where the attention's weights are wanted too they are made once more, without a
-gradient). `--form NAME` takes one of them.
+and up to three forms, each timed, the fastest kept: `expanded`, the formula with its T x T matrices;
+`sdpa`, the same brought to scaled_dot_product_attention (for w2 the key's square becomes one more column;
+where the attention's weights are wanted too they are made once more, without a gradient); and `cheap`,
+that with the algebra that weft has: mla by head, cross-token behind the maps that read h, WsFFN's losses
+from a Gram matrix. `--form NAME` takes one of them.
 """
 
 import argparse
@@ -34,7 +35,7 @@ except Exception as problem:  # any reason is worth one line to whoever reads th
     torch = None
     missing = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
-FORMS = ("expanded", "sdpa")
+FORMS = ("expanded", "sdpa", "cheap")
 
 
 def read_safetensors(path):
@@ -63,10 +64,26 @@ def refuse(c):
         raise ValueError("the peer writes no dropout, no reciprocal scoring and no optimizer but adamw")
 
 
+def goes_by_head(c):
+    """Whether mla's latent can be mapped to each head's keys and values: nothing turns or squares it."""
+    turned = c["ra_mla_use_rope"] or c["position"] == "rope" or c["ra_mla_score"] == "w2"
+    return c["attention"] == "mla" and not turned and c["ra_mla_per_head_q_latent"] and c["ra_mla_per_head_v_up"]
+
+
+def crosses_behind(c):
+    """Whether cross-token can gather what the maps made of h: W_c is of full rank."""
+    return c["ra_mla_mlp_cross_token"] and not c["ra_mla_mlp_cross_rank"]
+
+
+def forms_of(c, wanted):
+    has_cheap = goes_by_head(c) or crosses_behind(c) or (c["ffn"] == "wsffn" and c["wsffn_aux_loss"])
+    return [f for f in wanted if f != "cheap" or has_cheap] or list(wanted)
+
+
 class Model:
     def __init__(self, config, tensors, form):
         refuse(config)
-        self.c, self.form = config, form
+        self.c, self.form, self.cheap = config, form, form == "cheap"
         self.p = {name: torch.nn.Parameter(value.clone()) for name, value in tensors.items()}
         self.layers = []
         for i in range(config["n_layer"]):
@@ -162,6 +179,12 @@ class Model:
             latent = latent + c["ra_mla_mlp_recip_alpha"] * received
         values = latent if c["ra_mla_joint_kv"] else F.linear(x, p["attn.v_down.weight"])
         q = F.linear(x, p["attn.q.weight"])
+        if self.cheap and goes_by_head(c):
+            width = latent.shape[-1]
+            k = F.linear(latent, p["attn.q_latent"].reshape(-1, width))
+            v = F.linear(values, p["attn.v_up"].mT.reshape(-1, width))
+            o, weights = self.attend(self.heads(q, h), self.heads(k, h), self.heads(v, h), width ** -0.5)
+            return o, weights, latent
         if c["ra_mla_per_head_q_latent"]:
             q = self.heads(q, h) @ p["attn.q_latent"]
         else:
@@ -212,15 +235,25 @@ class Model:
         e = latent.view(*latent.shape[:2], n, -1) * self.p["couple.attn_to_mlp"].view(n, 1)
         return u.flatten(2), e.flatten(2).repeat_interleave(wide // narrow, -1)
 
-    def wsffn_losses(self, p, h1):
+    def wsffn_losses(self, p, x, h1):
         c, n = self.c, self.c["wsffn_n_head"]
         w = p["ffn.z_proj.weight"]
+        if self.cheap:
+            w1 = p["ffn.w1.weight"]
+            q = w @ w1 if w.ndim == 2 else (w @ w1.view(n, -1, w1.shape[-1])).flatten(0, 1)
+            rows = x.flatten(0, 1)
+            loss = c["wsffn_lambda_z"] * ((q @ (rows.mT @ rows)) * q).sum() / (rows.shape[0] * n)
+            return self.contrast(F.linear(x.mean(1), q).view(x.shape[0] * n, -1), loss)
         if c["wsffn_z_proj"] == "dense":
             z = F.linear(h1, w).view(*h1.shape[:2], n, -1)
         else:
             z = (h1.view(-1, n, h1.shape[-1] // n).transpose(0, 1) @ w.mT).transpose(0, 1).view(*h1.shape[:2], n, -1)
         loss = c["wsffn_lambda_z"] * z.square().sum(-1).mean()
-        unit = F.normalize(z.mean(1).flatten(0, 1), dim=-1, eps=1e-8)
+        return self.contrast(z.mean(1).flatten(0, 1), loss)
+
+    def contrast(self, context, loss):
+        """The loss with InfoNCE of the context vectors added."""
+        c, unit = self.c, F.normalize(context, dim=-1, eps=1e-8)
         if unit.shape[0] < 2:
             return loss
         scores = unit @ unit.T / c["wsffn_tau"]
@@ -235,27 +268,38 @@ class Model:
             h1 = F.linear(x, p["ffn.w1.weight"])
             h = F.silu(F.linear(x, p["ffn.w3.weight"])) * h1
             if c["ffn"] == "wsffn" and c["wsffn_aux_loss"]:
-                loss = self.wsffn_losses(p, h1)
+                loss = self.wsffn_losses(p, x, h1)
         if c["ra_mla_mlp_latent_recip"]:
             u, e = self.exchange(p, h, latent)
             h = h + c["ra_mla_mlp_recip_alpha"] * e
-        if c["ra_mla_mlp_cross_token"]:
+        behind = self.cheap and crosses_behind(c)
+        if behind:
+            routes, cross = self.routes(weights), p["ffn.cross_proj.weight"]
+        elif c["ra_mla_mlp_cross_token"]:
             carried = self.routes(weights) @ h
             if c["ra_mla_mlp_cross_rank"]:
                 added = F.linear(F.linear(carried, p["ffn.cross_down.weight"]), p["ffn.cross_up.weight"])
             else:
                 added = F.linear(carried, p["ffn.cross_proj.weight"])
             h = h + c["ra_mla_mlp_cross_alpha"] * added
+
+        def read(name, bias=None):
+            """A map of h, with what cross-token adds."""
+            y = F.linear(h, p[name], bias)
+            if not behind:
+                return y
+            return y + routes @ F.linear(h, c["ra_mla_mlp_cross_alpha"] * (p[name] @ cross))
+
         if c["ra_mla_mlp_attn_gate"]:
-            a = F.linear(h, p["ffn.gate_proj.weight"])
+            a = read("ffn.gate_proj.weight")
             if c["ra_mla_mlp_gate_pool"] == "cummean":
                 a = a.cumsum(1) / torch.arange(1, a.shape[1] + 1).view(-1, 1)
             elif c["ra_mla_mlp_gate_pool"] == "sequence":
                 a = a.mean(1, keepdim=True)
             gate = F.linear(a, p["ffn.gate_heads.weight"]).sigmoid()
         if c["ffn"] == "gelu":
-            return F.linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias")), gate, u, loss
-        return F.linear(h, p["ffn.w2.weight"]), gate, u, loss
+            return read("ffn.proj.weight", p.get("ffn.proj.bias")), gate, u, loss
+        return read("ffn.w2.weight"), gate, u, loss
 
     def loss(self, tokens, targets):
         x = F.embedding(tokens, self.p["wte.weight"])
@@ -316,7 +360,7 @@ def prepare(request, forms):
         config = json.load(file)
     tensors = read_safetensors(os.path.join(request["model"], "model.safetensors"))
     tokens = torch.tensor(request["tokens"], dtype=torch.int64)
-    best, times = None, {}
+    best, times, forms = None, {}, forms_of(config, forms)
     for form in forms:
         training = Training(config, tensors, tokens, request["rate"], form)
         losses = [training.step() for _ in range(request["steps"])]
@@ -348,7 +392,7 @@ def answer(request, state, forms):
 
 def main():
     options = argparse.ArgumentParser(description="PyTorch's side of weft bench train")
-    options.add_argument("--form", choices=FORMS, help="the form of attention; without it, the faster one")
+    options.add_argument("--form", choices=FORMS, help="the form of attention; without it, the fastest one")
     form = options.parse_args().form
     state = {}
     for line in sys.stdin:
