@@ -39,7 +39,7 @@ weft_node *weft_fuser_product(const weft_fuser *f, weft_tensor *t, const weft_no
     const weft_tensor *root = weft_tensor_root(t);
     weft_node *n = root->producer;
     if (!n || n->op != &weft_op_matmul || n->out[0] != root) return NULL;
-    if (root->keep || f->reads[root->id] != 1 || attr_of(n)->act != WEFT_ACT_NONE) return NULL;
+    if (!weft_fuser_reads_once(f, root) || attr_of(n)->act != WEFT_ACT_NONE) return NULL;
     if (attr_of(n)->dtype != reader->out[0]->dtype) return NULL;
     return weft_fuser_is_open(f, n) && weft_fuser_is_quiet(f, n, reader) ? n : NULL;
 }

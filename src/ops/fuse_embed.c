@@ -10,7 +10,7 @@ static weft_node *find_embed_back(const weft_fuser *f, weft_tensor *t, const wef
     const weft_tensor *root = weft_tensor_root(t);
     weft_node *n = root->producer;
     if (!n || n->op != &weft_op_embed_back || n->in[WEFT_EMBED_BACK_ADDEND]) return NULL;
-    if (root->keep || f->reads[root->id] != 1 || root->dtype != add->out[0]->dtype) return NULL;
+    if (!weft_fuser_reads_once(f, root) || root->dtype != add->out[0]->dtype) return NULL;
     return weft_fuser_is_open(f, n) && weft_fuser_is_quiet(f, n, add) ? n : NULL;
 }
 

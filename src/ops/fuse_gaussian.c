@@ -9,30 +9,18 @@
 #include "ops/fuse_internal.h"
 #include "ops/list.h"
 
-static bool have_one_shape(const weft_tensor *a, const weft_tensor *b) {
-    if (a->ndim != b->ndim) return false;
-    for (int d = 0; d < a->ndim; d++)
-        if (a->shape[d] != b->shape[d]) return false;
-    return true;
-}
-
-/* Whether `t` is an inner value that one node reads. */
-static bool is_read_once(const weft_fuser *f, const weft_tensor *t) {
-    return !t->keep && f->reads[t->id] == 1;
-}
-
 /* The attention_back that makes dy for `back` alone, and of which input it is the gradient; NULL: it
  * is none, or that input is not the Gaussian's y. */
 static weft_node *find_attention(const weft_fuser *f, const weft_node *back, int *which) {
     weft_tensor *y = back->in[0], *dy = weft_tensor_root(back->in[1]);
     weft_node *n = dy->producer;
-    if (!n || n->op != &weft_op_attention_back || !is_read_once(f, dy)) return NULL;
+    if (!n || n->op != &weft_op_attention_back || !weft_fuser_reads_once(f, dy)) return NULL;
     if (((const weft_attention_attr *)n->attr)->packed) return NULL;
     if (!weft_fuser_is_open(f, n) || !weft_fuser_is_quiet(f, n, back)) return NULL;
     *which = dy == n->out[WEFT_ATTN_Q] ? WEFT_ATTN_Q : WEFT_ATTN_K;
     weft_tensor *from = n->in[WEFT_ATTN_BACK_FIRST + *which];
     if (dy != n->out[*which] || weft_tensor_root(from) != weft_tensor_root(y)) return NULL;
-    return have_one_shape(from, y) ? n : NULL;
+    return weft_tensor_same_shape(from, y) ? n : NULL;
 }
 
 /* Output `out` is made no more: a later use of it is refused. */
@@ -46,7 +34,8 @@ void weft_fuse_gaussian_back(weft_fuser *f, weft_node *back) {
     weft_tensor *dn = back->in[2] ? weft_tensor_root(back->in[2]) : NULL;
     weft_node *n = back->in[1] ? find_attention(f, back, &which) : NULL;
     if (!n) return;
-    if (dn && (which != WEFT_ATTN_K || dn != n->out[WEFT_ATTN_N] || !is_read_once(f, dn))) return;
+    if (dn && (which != WEFT_ATTN_K || dn != n->out[WEFT_ATTN_N] || !weft_fuser_reads_once(f, dn)))
+        return;
     weft_attention_attr *attr = weft_graph_alloc(f->g, sizeof *attr);
     if (!attr) return;
     *attr = *(const weft_attention_attr *)n->attr;

@@ -18,6 +18,11 @@ bool weft_fuser_is_quiet(const weft_fuser *f, const weft_node *from, const weft_
 /* Nodes from `first` on are rewritten, but for those that make the forward pass's values again. */
 bool weft_fuser_is_open(const weft_fuser *f, const weft_node *n);
 
+/* Whether `root`, no view, is an inner value that one node reads. */
+static inline bool weft_fuser_reads_once(const weft_fuser *f, const weft_tensor *root) {
+    return !root->keep && f->reads[root->id] == 1;
+}
+
 /* The product that makes `t` for `reader` alone and does nothing after its sum yet; NULL: it is
  * none. */
 weft_node *weft_fuser_product(const weft_fuser *f, weft_tensor *t, const weft_node *reader);

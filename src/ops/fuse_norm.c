@@ -32,7 +32,7 @@ static weft_node *find_norm_back(const weft_fuser *f, weft_tensor *t, const weft
     const weft_tensor *root = weft_tensor_root(t);
     weft_node *n = root->producer;
     if (!n || n->op != &weft_op_norm_back || n->out[WEFT_NORM_BACK_DX] != root) return NULL;
-    if (root->keep || f->reads[root->id] != 1 || n->in[WEFT_NORM_BACK_DS]) return NULL;
+    if (!weft_fuser_reads_once(f, root) || n->in[WEFT_NORM_BACK_DS]) return NULL;
     if (n->out[WEFT_NORM_BACK_SUMS]) return NULL; /* of what it makes now */
     return weft_fuser_is_open(f, n) && weft_fuser_is_quiet(f, n, add) ? n : NULL;
 }
