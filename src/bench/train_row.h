@@ -4,7 +4,7 @@
 #define WEFT_BENCH_TRAIN_ROW_H
 
 #include "bench/peer.h"
-#include "model/config.h"
+#include "config/config.h"
 
 typedef struct {
     const weft_config *config;

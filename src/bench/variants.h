@@ -2,7 +2,7 @@
 #ifndef WEFT_BENCH_VARIANTS_H
 #define WEFT_BENCH_VARIANTS_H
 
-#include "model/config.h"
+#include "config/config.h"
 
 /* A mix of attention, feed-forward and mechanisms: what it sets over a shape. */
 typedef struct {

@@ -3,8 +3,8 @@
 #ifndef WEFT_CLI_ARGS_H
 #define WEFT_CLI_ARGS_H
 
+#include "config/config.h"
 #include "core/exec.h"
-#include "model/config.h"
 #include "study/steps.h"
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };

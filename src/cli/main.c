@@ -14,9 +14,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "config/config.h"
 #include "core/nearest.h"
 #include "core/version.h"
-#include "model/config.h"
 #include "weft/weft.h"
 
 /* X(name, what follows the name in the usage line, summary in a few words) */

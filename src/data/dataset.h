@@ -3,8 +3,8 @@
 #ifndef WEFT_DATA_DATASET_H
 #define WEFT_DATA_DATASET_H
 
+#include "config/config.h"
 #include "core/error.h"
-#include "model/config.h"
 
 #include <stdint.h>
 

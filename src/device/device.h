@@ -2,8 +2,8 @@
 #ifndef WEFT_DEVICE_DEVICE_H
 #define WEFT_DEVICE_DEVICE_H
 
+#include "config/config.h"
 #include "core/exec.h"
-#include "model/config.h"
 
 /* The backend for WEFT_DEVICE_...: `auto` is the GPU where there is one that this build can use, and
  * the CPU elsewhere. f64 runs on the CPU only. An error says what is missing. */

@@ -2,8 +2,8 @@
 #ifndef WEFT_MODEL_ACCOUNT_H
 #define WEFT_MODEL_ACCOUNT_H
 
+#include "config/config.h"
 #include "core/exec.h"
-#include "model/config.h"
 
 enum { WEFT_PARTS_MAX = 16 };
 

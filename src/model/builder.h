@@ -3,7 +3,7 @@
 #ifndef WEFT_MODEL_BUILDER_H
 #define WEFT_MODEL_BUILDER_H
 
-#include "model/config.h"
+#include "config/config.h"
 #include "model/transformer.h"
 #include "ops/attention.h"
 

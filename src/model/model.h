@@ -4,8 +4,8 @@
 #ifndef WEFT_MODEL_MODEL_H
 #define WEFT_MODEL_MODEL_H
 
+#include "config/config.h"
 #include "core/mirror.h"
-#include "model/config.h"
 #include "model/transformer.h"
 
 typedef struct {

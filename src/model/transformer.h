@@ -2,8 +2,8 @@
 #ifndef WEFT_MODEL_TRANSFORMER_H
 #define WEFT_MODEL_TRANSFORMER_H
 
+#include "config/config.h"
 #include "core/graph.h"
-#include "model/config.h"
 
 /* How a parameter starts. */
 typedef enum {

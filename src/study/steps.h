@@ -6,7 +6,7 @@
 #ifndef WEFT_STUDY_STEPS_H
 #define WEFT_STUDY_STEPS_H
 
-#include "model/config.h"
+#include "config/config.h"
 
 enum { WEFT_STEP_NAME = 64, WEFT_STEP_TITLE = 160, WEFT_STEPS_MAX = 256 };
 

@@ -2,7 +2,7 @@
 #ifndef WEFT_TRAIN_SCHEDULE_H
 #define WEFT_TRAIN_SCHEDULE_H
 
-#include "model/config.h"
+#include "config/config.h"
 
 /* The rate of step 0 .. GPT2_MAX_ITERS - 1. Linear warm-up: step i of W has (i + 1)/W of
  * LEARNING_RATE, so the last of them has all of it. Then what LR_SCHEDULE says; a schedule that

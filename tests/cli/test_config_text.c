@@ -1,7 +1,7 @@
 /* Config files as people and machines may leave them, through the program and, damaged in thousands
  * of ways, through the reader. */
+#include "config/config.h"
 #include "core/random.h"
-#include "model/config.h"
 #include "support/command.h"
 
 #include <setjmp.h>

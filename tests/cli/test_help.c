@@ -1,5 +1,5 @@
 /* What the program says of itself, and how it answers a slip of the finger. */
-#include "model/config.h"
+#include "config/config.h"
 #include "support/command.h"
 #include "weft/weft.h"
 

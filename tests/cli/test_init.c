@@ -1,7 +1,7 @@
 /* `weft init`: equal seeds give equal files, shared tensors start equal, and every tensor starts as
  * the design says. */
+#include "config/config.h"
 #include "core/safetensors.h"
-#include "model/config.h"
 #include "support/command.h"
 
 #include <ctype.h>

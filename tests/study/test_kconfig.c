@@ -3,7 +3,7 @@
  *
  * kconfiglib drops what it does not understand; each such thing must end the target on one line and
  * leave .config as it was. */
-#include "model/config.h"
+#include "config/config.h"
 #include "support/command.h"
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* Reading, writing and checking configs, all from the one table of options. */
-#include "model/config.h"
+#include "config/config.h"
 
 #include "core/nearest.h"
 

@@ -4,7 +4,7 @@
  * them; the program's own table checks them. An option that matters only sometimes says so in its
  * help and is not hidden: Kconfig drops a hidden option's value, and a study's step may be what
  * makes it matter. */
-#include "model/config.h"
+#include "config/config.h"
 
 #include <string.h>
 

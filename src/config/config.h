@@ -2,11 +2,11 @@
  * checkpoint's config.json; checked as a whole before anything is built.
  *
  * options.h defines the options; this header makes the struct. */
-#ifndef WEFT_MODEL_CONFIG_H
-#define WEFT_MODEL_CONFIG_H
+#ifndef WEFT_CONFIG_CONFIG_H
+#define WEFT_CONFIG_CONFIG_H
 
 #include "core/error.h"
-#include "model/options.h"
+#include "config/options.h"
 
 #include <jansson.h>
 #include <stdbool.h>

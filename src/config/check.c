@@ -1,5 +1,5 @@
 /* Which mixes of options make sense. Each refusal names the keys, their values and the remedy. */
-#include "model/config.h"
+#include "config/config.h"
 
 static weft_status check_sizes(const weft_config *c, const char *where) {
     long long e = c->n_embd, h = c->n_head, d = e / h, kv = weft_config_kv_heads(c);

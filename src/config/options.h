@@ -9,8 +9,8 @@
  *
  * KEY is the config name without CONFIG_. `depends` is Kconfig's expression for when the option
  * matters, "" for always; a value set where it does not matter is kept and ignored. */
-#ifndef WEFT_MODEL_OPTIONS_H
-#define WEFT_MODEL_OPTIONS_H
+#ifndef WEFT_CONFIG_OPTIONS_H
+#define WEFT_CONFIG_OPTIONS_H
 
 #define WEFT_OPTIONS(GROUP, BOOL, INT, NUMBER, WORD, TEXT)                                         \
     GROUP("Model")                                                                                 \

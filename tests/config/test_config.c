@@ -1,5 +1,5 @@
 /* Configs: what is read, what is refused and with which words. */
-#include "model/config.h"
+#include "config/config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
