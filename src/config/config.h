@@ -1,62 +1,34 @@
 /* A config: every option's value, typed. Read from Kconfig-style text, from overrides, or from a
  * checkpoint's config.json; checked as a whole before anything is built.
  *
- * options.h defines the options; this header makes the struct. */
+ * options.def defines the options; this header makes the struct and the numbers of words. */
 #ifndef WEFT_CONFIG_CONFIG_H
 #define WEFT_CONFIG_CONFIG_H
 
 #include "core/error.h"
-#include "config/options.h"
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
 enum { WEFT_TEXT_MAX = 4096 };
 
-#define FIELD_GROUP(title)
-#define FIELD_BOOL(field, key, fallback, depends, help) bool field;
-#define FIELD_INT(field, key, fallback, min, max, depends, help) int64_t field;
-#define FIELD_NUMBER(field, key, fallback, min, max, depends, help) double field;
-#define FIELD_WORD(field, key, fallback, words, depends, help) int field;
-#define FIELD_TEXT(field, key, fallback, depends, help) char field[WEFT_TEXT_MAX];
-
 typedef struct {
-    WEFT_OPTIONS(FIELD_GROUP, FIELD_BOOL, FIELD_INT, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT)
+#define BOOL(field, ...) bool field;
+#define INT(field, ...) int64_t field;
+#define NUMBER(field, ...) double field;
+#define WORD(field, ...) int field;
+#define TEXT(field, ...) char field[WEFT_TEXT_MAX];
+#include "config/options.def"
 } weft_config;
 
-/* The words of the WORD options, in the order of options.h. */
-enum { WEFT_ATTENTION_DOT, WEFT_ATTENTION_W2, WEFT_ATTENTION_MLA };
-enum { WEFT_FFN_GELU, WEFT_FFN_SWIGLU, WEFT_FFN_WSFFN };
-enum {
-    WEFT_POSITION_LEARNED,
-    WEFT_POSITION_ROPE,
-    WEFT_POSITION_ALIBI,
-    WEFT_POSITION_RELATIVE,
-    WEFT_POSITION_NONE
-};
-enum { WEFT_NORM_LAYERNORM, WEFT_NORM_RMSNORM };
-enum { WEFT_PLACEMENT_PRE, WEFT_PLACEMENT_POST };
-enum { WEFT_KERNEL_W2, WEFT_KERNEL_OVERLAP };
-enum { WEFT_Z_DENSE, WEFT_Z_GROUPED };
-enum { WEFT_SCORE_DOT, WEFT_SCORE_W2 };
-enum { WEFT_GATE_TOKEN, WEFT_GATE_CUMMEAN, WEFT_GATE_SEQUENCE };
-enum { WEFT_SPARSE_TOPK, WEFT_SPARSE_RMS, WEFT_SPARSE_NONE };
-enum { WEFT_TYING_UNTIED, WEFT_TYING_TRANSPOSE, WEFT_TYING_SCALAR };
-enum { WEFT_SCHEDULE_COSINE, WEFT_SCHEDULE_CONSTANT, WEFT_SCHEDULE_WSD };
-enum { WEFT_OPTIMIZER_ADAMW, WEFT_OPTIMIZER_ADAMWSPAM };
-enum { WEFT_CONFIG_F32, WEFT_CONFIG_BF16, WEFT_CONFIG_F64 };
-enum { WEFT_DEVICE_AUTO, WEFT_DEVICE_CPU, WEFT_DEVICE_CUDA };
-enum { WEFT_INIT_NORMAL, WEFT_INIT_ORTHOGONAL };
-enum {
-    WEFT_EQUAL_ITERS,
-    WEFT_EQUAL_TOKENS,
-    WEFT_EQUAL_PARAMETERS,
-    WEFT_EQUAL_FLOPS,
-    WEFT_EQUAL_TIME
-};
-enum { WEFT_STUDY_SCORE_VAL_LOSS, WEFT_STUDY_SCORE_TRAIN_LOSS, WEFT_STUDY_SCORE_METRIC };
+/* The numbers of words: one enum for each WORD option, such as
+ * enum { WEFT_NORM_LAYERNORM, WEFT_NORM_RMSNORM }. */
+#define IS(name, word) WEFT_##name,
+#define WORD(field, key, fallback, owner, resume, depends, words, help) enum { words };
+#include "config/options.def"
 
 typedef enum {
     WEFT_OPT_BOOL,
@@ -66,14 +38,19 @@ typedef enum {
     WEFT_OPT_TEXT
 } weft_option_type;
 
+/* Whose an option is: what is computed, how it is trained, or the whole study's. */
+typedef enum { WEFT_OWNER_MODEL, WEFT_OWNER_TRAIN, WEFT_OWNER_STUDY } weft_option_owner;
+
 /* One option as data: for readers, writers, help and the Kconfig file. */
 typedef struct {
     const char *group; /* its heading */
     const char *key;   /* "N_LAYER" */
     weft_option_type type;
-    const char *fallback; /* as text */
-    double min, max;      /* INT, NUMBER */
-    const char *words;    /* WORD: "dot w2 mla" */
+    const char *fallback;     /* as text */
+    double min, max;          /* INT, NUMBER */
+    const char *const *words; /* WORD: by number, then NULL */
+    weft_option_owner owner;
+    bool free; /* a resumed run may change it */
     const char *depends;
     const char *help;
     size_t offset; /* of the field in weft_config */
@@ -83,6 +60,11 @@ typedef struct {
 const weft_option *weft_options(int *count);
 /* By key with or without CONFIG_, in either case; NULL: unknown. */
 const weft_option *weft_option_find(const char *key);
+/* A WORD option's words as "dot w2 mla"; returns `text`. */
+const char *weft_option_words(const weft_option *o, char *text, size_t room);
+/* By its field: WEFT_OPTION(n_layer). Never NULL. */
+const weft_option *weft_option_at(size_t offset);
+#define WEFT_OPTION(field) weft_option_at(offsetof(weft_config, field))
 
 void weft_config_defaults(weft_config *c);
 
@@ -102,6 +84,11 @@ weft_status weft_config_check(const weft_config *c, const char *where);
 
 /* One option's value as text ("y", "12", "0.1", "dot"). */
 void weft_config_format(const weft_config *c, const weft_option *option, char *text, size_t room);
+
+/* The word that a WORD option has. */
+const char *weft_config_word(const weft_config *c, const weft_option *option);
+/* Sets the options of one owner back to their defaults. */
+void weft_config_reset(weft_config *c, weft_option_owner owner);
 
 /* config.json: every key in lower case without CONFIG_. The caller owns the object. */
 json_t *weft_config_to_json(const weft_config *c);

@@ -1,4 +1,4 @@
-/* Reading, writing and checking configs, all from the one table of options. */
+/* Values from text and back, all by the one table of options. */
 #include "config/config.h"
 
 #include "core/nearest.h"
@@ -13,85 +13,8 @@
 /* A key, its longest value and the quotes around it. */
 enum { LINE_MOST = WEFT_TEXT_MAX + 256 };
 
-/* Each entry keeps its title or its option; titles are folded into `group` once. */
-#define ROW_GROUP(title) {.group = title},
-#define ROW_BOOL(field, k, value, needs, text)                                                     \
-    {.key = #k,                                                                                    \
-     .type = WEFT_OPT_BOOL,                                                                        \
-     .fallback = (value) ? "y" : "n",                                                              \
-     .depends = needs,                                                                             \
-     .help = text,                                                                                 \
-     .offset = offsetof(weft_config, field)},
-#define ROW_INT(field, k, value, low, high, needs, text)                                           \
-    {.key = #k,                                                                                    \
-     .type = WEFT_OPT_INT,                                                                         \
-     .fallback = #value,                                                                           \
-     .min = (double)(low),                                                                         \
-     .max = (double)(high),                                                                        \
-     .depends = needs,                                                                             \
-     .help = text,                                                                                 \
-     .offset = offsetof(weft_config, field)},
-#define ROW_NUMBER(field, k, value, low, high, needs, text)                                        \
-    {.key = #k,                                                                                    \
-     .type = WEFT_OPT_NUMBER,                                                                      \
-     .fallback = #value,                                                                           \
-     .min = (low),                                                                                 \
-     .max = (high),                                                                                \
-     .depends = needs,                                                                             \
-     .help = text,                                                                                 \
-     .offset = offsetof(weft_config, field)},
-#define ROW_WORD(field, k, value, choices, needs, text)                                            \
-    {.key = #k,                                                                                    \
-     .type = WEFT_OPT_WORD,                                                                        \
-     .fallback = value,                                                                            \
-     .words = choices,                                                                             \
-     .depends = needs,                                                                             \
-     .help = text,                                                                                 \
-     .offset = offsetof(weft_config, field)},
-#define ROW_TEXT(field, k, value, needs, text)                                                     \
-    {.key = #k,                                                                                    \
-     .type = WEFT_OPT_TEXT,                                                                        \
-     .fallback = value,                                                                            \
-     .depends = needs,                                                                             \
-     .help = text,                                                                                 \
-     .offset = offsetof(weft_config, field)},
-
-static const weft_option rows[] = {
-    WEFT_OPTIONS(ROW_GROUP, ROW_BOOL, ROW_INT, ROW_NUMBER, ROW_WORD, ROW_TEXT)};
-
-enum { N_ROWS = sizeof rows / sizeof rows[0] };
-
-const weft_option *weft_options(int *count) {
-    static weft_option options[N_ROWS];
-    static int n;
-    if (n == 0) {
-        const char *group = "";
-        int filled = 0;
-        for (int i = 0; i < N_ROWS; i++) {
-            if (!rows[i].key) {
-                group = rows[i].group;
-                continue;
-            }
-            options[filled] = rows[i];
-            options[filled++].group = group;
-        }
-        n = filled;
-    }
-    *count = n;
-    return options;
-}
-
 static const char *without_prefix(const char *key) {
     return strncasecmp(key, "CONFIG_", 7) == 0 ? key + 7 : key;
-}
-
-const weft_option *weft_option_find(const char *key) {
-    int count;
-    const weft_option *options = weft_options(&count);
-    key = without_prefix(key);
-    for (int i = 0; i < count; i++)
-        if (strcasecmp(options[i].key, key) == 0) return &options[i];
-    return NULL;
 }
 
 static const char *nearest_key(const char *key) {
@@ -109,23 +32,11 @@ static const char *nearest_key(const char *key) {
     return nearest;
 }
 
-/* The index of a word in "dot w2 mla"; -1: not one of them. */
-static int word_index(const char *words, const char *word) {
-    size_t length = strlen(word);
-    int index = 0;
-    for (const char *w = words; *w; index++) {
-        size_t n = strcspn(w, " ");
-        if (n == length && strncmp(w, word, n) == 0) return index;
-        w += n + (w[n] == ' ');
-    }
+/* The number of a word; -1: not one of them. */
+static int word_index(const char *const *words, const char *word) {
+    for (int i = 0; words[i]; i++)
+        if (strcmp(words[i], word) == 0) return i;
     return -1;
-}
-
-static void word_at(const char *words, int index, char *text, size_t room) {
-    const char *w = words;
-    for (; index > 0; index--)
-        w += strcspn(w, " ") + 1;
-    snprintf(text, room, "%.*s", (int)strcspn(w, " "), w);
 }
 
 static weft_status refuse_range(const weft_option *o, const char *value, const char *where) {
@@ -183,9 +94,10 @@ static weft_status set_value(weft_config *c, const weft_option *o, const char *v
         return set_number(field, o, value, where);
     case WEFT_OPT_WORD: {
         int index = word_index(o->words, value);
+        char words[256];
         if (index < 0)
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=\"%s\" is none of: %s", where, o->key,
-                             value, o->words);
+                             value, weft_option_words(o, words, sizeof words));
         *(int *)field = index;
         return WEFT_OK;
     }
@@ -205,6 +117,13 @@ void weft_config_defaults(weft_config *c) {
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++)
         set_value(c, &options[i], options[i].fallback, "default");
+}
+
+void weft_config_reset(weft_config *c, weft_option_owner owner) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++)
+        if (options[i].owner == owner) set_value(c, &options[i], options[i].fallback, "default");
 }
 
 weft_status weft_config_set(weft_config *c, const char *key, const char *value, const char *where) {
@@ -331,6 +250,10 @@ weft_status weft_config_step(weft_config *c, int step) {
     return WEFT_OK;
 }
 
+const char *weft_config_word(const weft_config *c, const weft_option *o) {
+    return o->words[*(const int *)((const char *)c + o->offset)];
+}
+
 void weft_config_format(const weft_config *c, const weft_option *o, char *text, size_t room) {
     const void *field = (const char *)c + o->offset;
     switch (o->type) {
@@ -350,85 +273,10 @@ void weft_config_format(const weft_config *c, const weft_option *o, char *text, 
         break;
     }
     case WEFT_OPT_WORD:
-        word_at(o->words, *(const int *)field, text, room);
+        snprintf(text, room, "%s", weft_config_word(c, o));
         break;
     case WEFT_OPT_TEXT:
         snprintf(text, room, "%s", (const char *)field);
         break;
     }
-}
-
-json_t *weft_config_to_json(const weft_config *c) {
-    json_t *object = json_object();
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; object && i < count; i++) {
-        const weft_option *o = &options[i];
-        const void *field = (const char *)c + o->offset;
-        char key[64], text[WEFT_TEXT_MAX];
-        size_t n = 0;
-        for (; o->key[n] && n + 1 < sizeof key; n++)
-            key[n] = (char)tolower((unsigned char)o->key[n]);
-        key[n] = '\0';
-        weft_config_format(c, o, text, sizeof text);
-        json_t *value;
-        switch (o->type) {
-        case WEFT_OPT_BOOL:
-            value = json_boolean(*(const bool *)field);
-            break;
-        case WEFT_OPT_INT:
-            value = json_integer(*(const int64_t *)field);
-            break;
-        case WEFT_OPT_NUMBER:
-            value = json_real(*(const double *)field);
-            break;
-        default:
-            value = json_string(text);
-            break;
-        }
-        if (json_object_set_new(object, key, value) != 0) {
-            json_decref(object);
-            return NULL;
-        }
-    }
-    return object;
-}
-
-weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where) {
-    if (!json_is_object(object))
-        return weft_fail(WEFT_EINPUT, "%s: a config is a JSON object", where);
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)object, key, value) {
-        char text[WEFT_TEXT_MAX + 2];
-        if (json_is_boolean(value))
-            snprintf(text, sizeof text, "%s", json_is_true(value) ? "y" : "n");
-        else if (json_is_integer(value))
-            snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
-        else if (json_is_real(value))
-            snprintf(text, sizeof text, "%.17g", json_real_value(value));
-        else if (json_is_string(value) && json_string_length(value) < WEFT_TEXT_MAX)
-            snprintf(text, sizeof text, "%s", json_string_value(value));
-        else
-            return weft_fail(WEFT_EINPUT, "%s: the value of '%s' is no y/n, number or text", where,
-                             key);
-        WEFT_TRY(weft_config_set(c, key, text, where));
-    }
-    return WEFT_OK;
-}
-
-int64_t weft_config_head_dim(const weft_config *c) {
-    return c->n_embd / c->n_head;
-}
-
-int64_t weft_config_ffn_dim(const weft_config *c) {
-    return c->n_ffn ? c->n_ffn : 4 * c->n_embd;
-}
-
-int64_t weft_config_kv_heads(const weft_config *c) {
-    return c->kv_heads ? c->kv_heads : c->n_head;
-}
-
-bool weft_config_leaks(const weft_config *c) {
-    return c->causal && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE;
 }

@@ -42,7 +42,9 @@ static void write_kconfig_type(FILE *out, const weft_option *o) {
 }
 
 static void write_range(FILE *out, const char *indent, const weft_option *o) {
-    if (o->type == WEFT_OPT_WORD) fprintf(out, "%sOne of: %s.\n", indent, o->words);
+    char words[256];
+    if (o->type == WEFT_OPT_WORD)
+        fprintf(out, "%sOne of: %s.\n", indent, weft_option_words(o, words, sizeof words));
     if (o->type == WEFT_OPT_NUMBER)
         fprintf(out, "%sA number from %g to %g.\n", indent, o->min, o->max);
     if (*o->depends) fprintf(out, "%sMatters where %s.\n", indent, o->depends);

@@ -89,11 +89,11 @@ static weft_status fit_width(weft_study_step *p, int64_t wanted) {
 }
 
 static weft_status need_first(const weft_study *s) {
-    static const char *const words[] = {"iters", "tokens", "parameters", "flops", "time"};
     if (!*s->plan[0].error) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by step '%s', which cannot be built: %s",
-                     s->where, words[s->base.study_equal], s->steps.list[0].name, s->plan[0].error);
+                     s->where, weft_config_word(&s->base, WEFT_OPTION(study_equal)),
+                     s->steps.list[0].name, s->plan[0].error);
 }
 
 weft_status weft_equal_widths(weft_study *s) {
@@ -107,7 +107,7 @@ weft_status weft_equal_widths(weft_study *s) {
 }
 
 static int64_t round_iters(double iters) {
-    const weft_option *o = weft_option_find("GPT2_MAX_ITERS");
+    const weft_option *o = WEFT_OPTION(gpt2_max_iters);
     double whole = fmin(fmax(nearbyint(iters), 1), o->max);
     return (int64_t)whole;
 }

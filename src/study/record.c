@@ -74,13 +74,8 @@ static void machine_text(char *text, size_t room) {
         snprintf(text, room, "unknown");
 }
 
-static const char *word_of(const weft_config *c, const char *key, char *text, size_t room) {
-    weft_config_format(c, weft_option_find(key), text, room);
-    return text;
-}
-
 static weft_status insert_study(weft_database *d, const weft_study *s, const weft_place *place) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], equal[32], score[32];
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512];
     char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM), *rates = malloc(LIST_ROOM);
     weft_status status = config && seeds && rates ? WEFT_OK : no_memory();
     const char *commit = weft_git_commit();
@@ -96,8 +91,8 @@ static weft_status insert_study(weft_database *d, const weft_study *s, const wef
             " weft_version, git_commit, created, host, machine, threads, device)"
             " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
-            word_of(&s->base, "STUDY_EQUAL", equal, sizeof equal),
-            word_of(&s->base, "STUDY_SCORE", score, sizeof score), s->base.study_tail,
+            weft_config_word(&s->base, WEFT_OPTION(study_equal)),
+            weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail,
             weft_version(), commit, now, host, machine, (int64_t)place->threads, place->device);
     }
     free(config);

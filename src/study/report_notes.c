@@ -2,6 +2,8 @@
  * what went wrong, what was not equal, where it was run. */
 #include "study/report_sections.h"
 
+#include "config/config.h"
+
 #include <ctype.h>
 #include <jansson.h>
 #include <math.h>
@@ -91,10 +93,10 @@ static json_t *step_config(const weft_report_data *d, int step) {
     return config;
 }
 
-/* Seeds belong to runs and not to steps; the study's own keys and names of places change nothing. */
+/* What is the whole study's is no difference between steps; seeds belong to runs. */
 static bool is_left_out(const char *key) {
-    return strcmp(key, "seed") == 0 || strncmp(key, "study_", 6) == 0 ||
-           strcmp(key, "ra_mla_ablation_steps") == 0 || strcmp(key, "out") == 0;
+    const weft_option *option = weft_option_find(key);
+    return option && option->owner == WEFT_OWNER_STUDY;
 }
 
 static const char *value_of(const json_t *config, const char *key) {

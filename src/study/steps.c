@@ -7,12 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6, SWITCHES = 3 };
-
-/* What a step may not set: what belongs to the study as a whole. */
-static const char *const study_keys[] = {
-    "SEED",        "RA_MLA_ABLATION_STEPS", "STUDY_STEPS", "STUDY_SEEDS", "STUDY_LEARNING_RATES",
-    "STUDY_EQUAL", "STUDY_SCORE",           "STUDY_TAIL"};
+enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6 };
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
@@ -59,12 +54,12 @@ static weft_status add_set(weft_step *step, const char *key, const char *value) 
 /* A key that a step may set, and has not yet. `where` names the step. */
 static weft_status check_key(const weft_step *step, const char *key, const char *where) {
     weft_config scratch;
-    if (!weft_option_find(key)) return weft_config_set(&scratch, key, "", where);
-    const char *name = weft_option_find(key)->key;
-    for (size_t i = 0; i < sizeof study_keys / sizeof study_keys[0]; i++)
-        if (strcmp(study_keys[i], name) == 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a step's", where,
-                             name);
+    const weft_option *option = weft_option_find(key);
+    if (!option) return weft_config_set(&scratch, key, "", where);
+    const char *name = option->key;
+    if (option->owner == WEFT_OWNER_STUDY)
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a step's", where,
+                         name);
     for (int i = 0; i < step->n_sets; i++)
         if (strncmp(step->sets[i], name, strlen(name)) == 0 && step->sets[i][strlen(name)] == '=')
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, name);
@@ -202,8 +197,8 @@ static weft_status add_ablation(weft_steps *s, const weft_config *base, int numb
                                                        "All three mechanisms",
                                                        "Gate + Cross-Token (repeat of 2)",
                                                        "All three (repeat of 3)"};
-    static const char *const switches[SWITCHES] = {"RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_CROSS_TOKEN",
-                                                   "RA_MLA_MLP_LATENT_RECIP"};
+    const weft_option *switches[] = {WEFT_OPTION(attn_gate), WEFT_OPTION(cross_token),
+                                     WEFT_OPTION(latent_recip)};
     char name[4] = {(char)('0' + number), 0};
     weft_config set = {0};
     weft_step *step;
@@ -211,9 +206,11 @@ static weft_status add_ablation(weft_steps *s, const weft_config *base, int numb
     WEFT_TRY(add_step(s, name, where, &step));
     snprintf(step->title, sizeof step->title, "%s",
              number == 0 ? attention_title(base) : titles[number]);
-    const bool values[SWITCHES] = {set.attn_gate, set.cross_token, set.latent_recip};
-    for (int i = 0; i < SWITCHES; i++)
-        WEFT_TRY(add_set(step, switches[i], values[i] ? "y" : "n"));
+    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        char value[4];
+        weft_config_format(&set, switches[i], value, sizeof value);
+        WEFT_TRY(add_set(step, switches[i]->key, value));
+    }
     step->baseline = s->n > 1 ? 0 : -1;
     return WEFT_OK;
 }

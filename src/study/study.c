@@ -30,20 +30,10 @@ int64_t weft_study_seed(const weft_study *s, int k) {
 
 void weft_study_run_config(const weft_study *s, int step, double rate, int64_t seed,
                            weft_config *c) {
-    weft_config plain;
-    weft_config_defaults(&plain);
     *c = s->plan[step].config;
+    weft_config_reset(c, WEFT_OWNER_STUDY);
     c->learning_rate = rate;
     c->seed = seed;
-    snprintf(c->ra_mla_ablation_steps, sizeof c->ra_mla_ablation_steps, "%s",
-             plain.ra_mla_ablation_steps);
-    snprintf(c->study_steps, sizeof c->study_steps, "%s", plain.study_steps);
-    snprintf(c->study_learning_rates, sizeof c->study_learning_rates, "%s",
-             plain.study_learning_rates);
-    c->study_seeds = plain.study_seeds;
-    c->study_equal = plain.study_equal;
-    c->study_score = plain.study_score;
-    c->study_tail = plain.study_tail;
 }
 
 void weft_study_number(double value, char *text, size_t room) {
@@ -58,30 +48,35 @@ static void append(char *text, size_t room, const char *more) {
     snprintf(text + at, room - at, "%s", more);
 }
 
-static void append_setting(const weft_config *c, const char *key, char *text, size_t room) {
+static void append_setting(const weft_config *c, const weft_option *o, char *text, size_t room) {
     char value[WEFT_TEXT_MAX];
-    weft_config_format(c, weft_option_find(key), value, sizeof value);
+    weft_config_format(c, o, value, sizeof value);
     bool quoted = !*value || strpbrk(value, " \t;:");
     if (*text) append(text, room, " ");
-    append(text, room, key);
+    append(text, room, o->key);
     append(text, room, quoted ? "=\"" : "=");
     append(text, room, value);
     if (quoted) append(text, room, "\"");
 }
 
+static bool sets_option(const weft_step *step, const weft_option *o) {
+    size_t n = strlen(o->key);
+    for (int i = 0; i < step->n_sets; i++)
+        if (strncmp(step->sets[i], o->key, n) == 0 && step->sets[i][n] == '=') return true;
+    return false;
+}
+
 void weft_study_overrides(const weft_study *s, int step, char *text, size_t room) {
     const weft_study_step *p = &s->plan[step];
-    bool width = false, iters = false;
+    const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(gpt2_max_iters);
     *text = '\0';
     for (int i = 0; i < p->step->n_sets; i++) {
         char key[128];
         snprintf(key, sizeof key, "%.*s", (int)strcspn(p->step->sets[i], "="), p->step->sets[i]);
-        width = width || strcmp(key, "N_FFN") == 0;
-        iters = iters || strcmp(key, "GPT2_MAX_ITERS") == 0;
-        append_setting(&p->config, key, text, room);
+        append_setting(&p->config, weft_option_find(key), text, room);
     }
-    if (p->widened && !width) append_setting(&p->config, "N_FFN", text, room);
-    if (p->counted && !iters) append_setting(&p->config, "GPT2_MAX_ITERS", text, room);
+    if (p->widened && !sets_option(p->step, width)) append_setting(&p->config, width, text, room);
+    if (p->counted && !sets_option(p->step, iters)) append_setting(&p->config, iters, text, room);
 }
 
 void weft_study_seeds_text(const weft_study *s, char *text, size_t room) {
@@ -106,7 +101,7 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
 /* "1e-3, 3e-3" */
 static weft_status parse_rates(weft_study *s) {
     const char *text = s->base.study_learning_rates, *at = text;
-    const weft_option *o = weft_option_find("LEARNING_RATE");
+    const weft_option *o = WEFT_OPTION(learning_rate);
     while (*(at += strspn(at, " \t"))) {
         char *end;
         double rate = strtod(at, &end);
@@ -125,16 +120,9 @@ static weft_status parse_rates(weft_study *s) {
     return WEFT_OK;
 }
 
-static bool sets_key(const weft_step *step, const char *key) {
-    size_t n = strlen(key);
-    for (int i = 0; i < step->n_sets; i++)
-        if (strncmp(step->sets[i], key, n) == 0 && step->sets[i][n] == '=') return true;
-    return false;
-}
-
 static weft_status check_step_keys(const weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
-        if (s->n_rates && sets_key(&s->steps.list[i], "LEARNING_RATE"))
+        if (s->n_rates && sets_option(&s->steps.list[i], WEFT_OPTION(learning_rate)))
             return weft_fail(WEFT_EINPUT,
                              "%s: step '%s' sets CONFIG_LEARNING_RATE, which "
                              "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",

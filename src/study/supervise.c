@@ -166,9 +166,6 @@ static void describe_job(const supervisor *v, const weft_job *job, char *text, s
              (long long)job->seed);
 }
 
-/* By STUDY_SCORE. */
-static const char *const score_words[] = {"val_loss", "train_loss", "metric"};
-
 static weft_status end_well(supervisor *v, const slot *s, const weft_ending *ending) {
     char what[LINE_ROOM];
     weft_job *job = s->job;
@@ -181,7 +178,8 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
         weft_log(WEFT_LOG_WARN, "%s: diverged: %s", what, ending->why);
     else
         weft_log(WEFT_LOG_INFO, "%s: %s %.4f in %.1f s", what,
-                 score_words[v->study->base.study_score], score, ending->seconds);
+                 weft_config_word(&v->study->base, WEFT_OPTION(study_score)), score,
+                 ending->seconds);
     return WEFT_OK;
 }
 

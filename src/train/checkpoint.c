@@ -27,16 +27,6 @@ static const char *const files[] = {"config.json", "model.safetensors", "optimiz
                                     "tokenizer.json"};
 enum { FILES = sizeof files / sizeof files[0], FILES_ALWAYS = FILES - 1 };
 
-/* What may differ between a checkpoint's config and that of the run which goes on from it: nothing
- * that a weight depends on before the run's old end. */
-static const char *const free_keys[] = {
-    "GPT2_MAX_ITERS",  "GPT2_EVAL_INTERVAL",    "GPT2_EVAL_SAMPLES", "GPT2_LOG_INTERVAL",
-    "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",   "CHECKPOINT_KEEP",   "DEVICE",
-    "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS", "STUDY_EQUAL",       "STUDY_LEARNING_RATES",
-    "STUDY_STEPS",     "STUDY_SCORE",           "STUDY_TAIL",        "RECOMPUTE",
-};
-enum { FREE_KEYS = sizeof free_keys / sizeof free_keys[0] };
-
 static weft_status make_path(char *path, const char *folder, const char *name, const char *tail) {
     if (snprintf(path, PATH_ROOM, "%s/%s%s", folder, name, tail) < PATH_ROOM) return WEFT_OK;
     return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
@@ -317,12 +307,6 @@ static weft_status check_files(const char *folder, const json_t *state) {
     return WEFT_OK;
 }
 
-static bool is_free(const char *key) {
-    for (int i = 0; i < FREE_KEYS; i++)
-        if (strcmp(free_keys[i], key) == 0) return true;
-    return false;
-}
-
 static weft_status check_config(const char *folder, const weft_config *c) {
     weft_config kept;
     int n;
@@ -332,7 +316,7 @@ static weft_status check_config(const char *folder, const weft_config *c) {
         char is[WEFT_TEXT_MAX], was[WEFT_TEXT_MAX];
         weft_config_format(c, &options[i], is, sizeof is);
         weft_config_format(&kept, &options[i], was, sizeof was);
-        if (strcmp(is, was) != 0 && !is_free(options[i].key))
+        if (strcmp(is, was) != 0 && !options[i].free)
             return weft_fail(
                 WEFT_EINPUT,
                 "%s: CONFIG_%s was %s in this run and is %s now; --resume goes on with "

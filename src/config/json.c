@@ -1,0 +1,63 @@
+/* config.json: every option by its key in small letters, and back. */
+#include "config/config.h"
+
+#include <ctype.h>
+
+json_t *weft_config_to_json(const weft_config *c) {
+    json_t *object = json_object();
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; object && i < count; i++) {
+        const weft_option *o = &options[i];
+        const void *field = (const char *)c + o->offset;
+        char key[64], text[WEFT_TEXT_MAX];
+        size_t n = 0;
+        for (; o->key[n] && n + 1 < sizeof key; n++)
+            key[n] = (char)tolower((unsigned char)o->key[n]);
+        key[n] = '\0';
+        weft_config_format(c, o, text, sizeof text);
+        json_t *value;
+        switch (o->type) {
+        case WEFT_OPT_BOOL:
+            value = json_boolean(*(const bool *)field);
+            break;
+        case WEFT_OPT_INT:
+            value = json_integer(*(const int64_t *)field);
+            break;
+        case WEFT_OPT_NUMBER:
+            value = json_real(*(const double *)field);
+            break;
+        default:
+            value = json_string(text);
+            break;
+        }
+        if (json_object_set_new(object, key, value) != 0) {
+            json_decref(object);
+            return NULL;
+        }
+    }
+    return object;
+}
+
+weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where) {
+    if (!json_is_object(object))
+        return weft_fail(WEFT_EINPUT, "%s: a config is a JSON object", where);
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value) {
+        char text[WEFT_TEXT_MAX + 2];
+        if (json_is_boolean(value))
+            snprintf(text, sizeof text, "%s", json_is_true(value) ? "y" : "n");
+        else if (json_is_integer(value))
+            snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
+        else if (json_is_real(value))
+            snprintf(text, sizeof text, "%.17g", json_real_value(value));
+        else if (json_is_string(value) && json_string_length(value) < WEFT_TEXT_MAX)
+            snprintf(text, sizeof text, "%s", json_string_value(value));
+        else
+            return weft_fail(WEFT_EINPUT, "%s: the value of '%s' is no y/n, number or text", where,
+                             key);
+        WEFT_TRY(weft_config_set(c, key, text, where));
+    }
+    return WEFT_OK;
+}

@@ -1,0 +1,84 @@
+/* The table of options, from options.def. */
+#include "config/config.h"
+
+#include <string.h>
+#include <strings.h>
+
+/* A heading is an entry with a group alone. */
+#define ROW(field_, kind, key_, owner_, resume, depends_, help_, ...)                              \
+    {.key = #key_,                                                                                 \
+     .type = WEFT_OPT_##kind,                                                                      \
+     .owner = WEFT_OWNER_##owner_,                                                                 \
+     .free = RESUME_##resume,                                                                      \
+     .depends = (depends_),                                                                        \
+     .help = (help_),                                                                              \
+     .offset = offsetof(weft_config, field_),                                                      \
+     __VA_ARGS__},
+
+enum { RESUME_FIXED, RESUME_FREE };
+
+static const weft_option rows[] = {
+#define GROUP(title) {.group = (title)},
+#define BOOL(field, key, value, owner, resume, depends, help)                                      \
+    ROW(field, BOOL, key, owner, resume, depends, help, .fallback = (value) ? "y" : "n")
+#define INT(field, key, value, low, high, owner, resume, depends, help)                            \
+    ROW(field, INT, key, owner, resume, depends, help, .fallback = #value, .min = (double)(low),   \
+        .max = (double)(high))
+#define NUMBER(field, key, value, low, high, owner, resume, depends, help)                         \
+    ROW(field, NUMBER, key, owner, resume, depends, help, .fallback = #value, .min = (low),        \
+        .max = (high))
+#define IS(name, word) word,
+#define WORD(field, key, value, owner, resume, depends, choices, help)                             \
+    ROW(field, WORD, key, owner, resume, depends, help, .fallback = (value),                       \
+        .words = (const char *const[]){choices NULL})
+#define TEXT(field, key, value, owner, resume, depends, help)                                      \
+    ROW(field, TEXT, key, owner, resume, depends, help, .fallback = (value))
+#include "config/options.def"
+};
+
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+const weft_option *weft_options(int *count) {
+    static weft_option options[N_ROWS];
+    static int n;
+    if (n == 0) {
+        const char *group = "";
+        int filled = 0;
+        for (int i = 0; i < N_ROWS; i++) {
+            if (!rows[i].key) {
+                group = rows[i].group;
+                continue;
+            }
+            options[filled] = rows[i];
+            options[filled++].group = group;
+        }
+        n = filled;
+    }
+    *count = n;
+    return options;
+}
+
+const weft_option *weft_option_find(const char *key) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    if (strncasecmp(key, "CONFIG_", 7) == 0) key += 7;
+    for (int i = 0; i < count; i++)
+        if (strcasecmp(options[i].key, key) == 0) return &options[i];
+    return NULL;
+}
+
+const weft_option *weft_option_at(size_t offset) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    while (options->offset != offset)
+        options++;
+    return options;
+}
+
+const char *weft_option_words(const weft_option *o, char *text, size_t room) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; o->words[i] && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", i ? " " : "", o->words[i]);
+    return text;
+}
