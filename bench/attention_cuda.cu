@@ -8,7 +8,7 @@
  * TFLOP/s counts the products of the definition on the pairs that are seen: two forward, five
  * backward, whatever the kernels do. */
 #include "check_cuda.cuh"
-#include "cuda/attention.cuh"
+#include "cuda/attention/attention.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>

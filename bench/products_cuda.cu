@@ -1,4 +1,4 @@
-/* Products by tiles (src/cuda/gemm_tiles.cuh) alone: what they compute, and how fast.
+/* Products by tiles (src/cuda/products/gemm_fused.cuh) alone: what they compute, and how fast.
  *
  *     products_cuda            both
  *     products_cuda check      only the first, quietly; with WEFT_QUICK, of the small forms
@@ -9,8 +9,8 @@
  * for the same, with the passes over memory that go with it there; some of those are simpler here than
  * the kernels that training uses. */
 #include "check_cuda.cuh"
-#include "cuda/gemm.cuh"
-#include "cuda/gemm_tiles.cuh"
+#include "cuda/products/gemm.cuh"
+#include "cuda/products/gemm_fused.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>

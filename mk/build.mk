@@ -1,10 +1,11 @@
-# Objects, library, program. Sources are found by name: src/FOLDER/*.c.
+# Objects, library, program. Sources are found by name: src/FOLDER/*.c, and under src/cuda in a folder
+# for each subject.
 
 # What measures (src/bench) is the program's and the benchmarks', not the library's.
 MEASURE_SOURCES := $(sort $(wildcard src/bench/*.c))
 CLI_SOURCES := $(sort $(wildcard src/cli/*.c)) $(MEASURE_SOURCES)
 LIB_SOURCES := $(sort $(filter-out src/cli/% src/bench/%,$(wildcard src/*/*.c)))
-CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu)))
+CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu src/cuda/*/*.cu)))
 
 # Under src/cpu everything is a kernel, compiled once for each instruction set and real type, but
 # for these, compiled once.
@@ -78,7 +79,7 @@ endif
 
 CUDA_ARCH ?= -gencode arch=compute_90a,code=sm_90a
 # The runtime is linked in and looks for the driver when it is used; cuBLASLt, which takes a tenth of
-# a second to load, is opened by src/cuda/blas.cu when a product is run.
+# a second to load, is opened by src/cuda/products/cublaslt.cu when a product is run.
 CUDA_LIBS ?= -lcudart_static -ldl -lrt -lstdc++
 CUDA_LINK := $(if $(CUDA_SOURCES),$(addprefix -L,$(wildcard $(CONFIG_CUDA)/lib64)) $(CUDA_LIBS))
 ifneq ($(CUDA_SOURCES),)

@@ -10,7 +10,7 @@ LINT := $(BUILD)/lint
 LINT_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
 LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h src/*/*.def tests/*/*.h))
 LINT_SCRIPTS := $(filter-out %.py,$(wildcard scripts/* .ci/run tests/run tests/mutate bench/run))
-FORMATTED := $(LINT_SOURCES) $(filter-out %.def,$(LINT_HEADERS)) $(wildcard src/cuda/*.cu src/cuda/*.cuh)
+FORMATTED := $(LINT_SOURCES) $(filter-out %.def,$(LINT_HEADERS)) $(wildcard $(foreach d,src/cuda src/cuda/*,$(d)/*.cu $(d)/*.cuh))
 
 .PHONY: lint format lint-format lint-tools lint-scripts tidy cppcheck lint-gcc lint-clang
 

@@ -17,7 +17,7 @@ extern "C" {
 #include "cuda/backend.h"
 #include "cuda/table.h"
 }
-#include "cuda/algorithms.cuh"
+#include "cuda/products/algorithms.cuh"
 #include "cuda/state.h"
 
 enum { CODE_MAJOR = 9, CODE_MINOR = 0 }; /* what CUDA_ARCH compiles for */

@@ -1,6 +1,6 @@
 /* Every operation, one line each: the order gives WEFT_OP_... its number and is not stored
  * anywhere, so it may change. A family's file in src/ops defines `weft_op_NAME`; the file of the
- * same name in src/cpu and src/cuda has its kernel. */
+ * same name in src/cpu, and in a folder of src/cuda, has its kernels. */
 #ifndef WEFT_OPS_LIST_H
 #define WEFT_OPS_LIST_H
 

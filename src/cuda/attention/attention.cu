@@ -1,0 +1,156 @@
+/* Attention on the GPU: from a node to a problem (attention.cuh), and which kernels solve it.
+ *
+ * The tensor cores' kernels take what they can (attention_fits_tiles says what); the plain ones
+ * the rest: f32, other widths, the relative position, the reciprocal band, ALiBi that is not
+ * causal. The choice follows from types, shapes and options alone. */
+#include "cuda/attention/attention.cuh"
+
+#include "cuda/elements/gaussian.cuh"
+
+/* Rows of a tensor [B, positions, heads, width]. */
+static head_rows make_rows(void *data, int64_t positions, int64_t heads, int64_t width) {
+    return {data, positions * heads * width, heads * width, width};
+}
+
+/* q, k and v or their gradients; where packed, all three are parts of the first. */
+static void make_projections(const weft_exec *x, const weft_attention_attr *a,
+                             weft_tensor *const *t, head_rows *q, head_rows *k, head_rows *v) {
+    char *data = data_of<char>(x, t[WEFT_ATTN_Q]);
+    if (!a->packed) {
+        *q = make_rows(data, a->queries, a->heads, a->dqk);
+        *k = make_rows(data_of<char>(x, t[WEFT_ATTN_K]), a->keys, a->kv_heads, a->dqk);
+        *v = make_rows(data_of<char>(x, t[WEFT_ATTN_V]), a->keys, a->kv_heads, a->dv);
+        return;
+    }
+    *q = make_rows(data, a->queries, a->heads + 2 * a->kv_heads, a->dqk);
+    *k = *v = *q;
+    if (!data) return;
+    int64_t size = (int64_t)weft_dtype_size(t[WEFT_ATTN_Q]->dtype);
+    k->data = data + a->heads * a->dqk * size;
+    v->data = data + (a->heads + a->kv_heads) * a->dqk * size;
+}
+
+/* What is known without an executor. */
+static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) {
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    attention_problem p = {};
+    p.batch = (int)a->batch;
+    p.queries = (int)a->queries;
+    p.keys = (int)a->keys;
+    p.heads = (int)a->heads;
+    p.kv_heads = (int)a->kv_heads;
+    p.dqk = (int)a->dqk;
+    p.dv = (int)a->dv;
+    p.distances = in[WEFT_ATTN_REL] ? (int)weft_tensor_count(in[WEFT_ATTN_REL]) : 0;
+    p.is_bf16 = in[WEFT_ATTN_Q]->dtype == WEFT_BF16;
+    p.causal = a->causal;
+    p.band = a->band;
+    p.pos = a->pos;
+    p.window = (int)min_i64(a->window, a->keys);
+    p.scale_value = (float)a->scale_value;
+    p.band_alpha = (float)a->band_alpha;
+    p.node = n->index;
+    return p;
+}
+
+static attention_problem make_problem(const weft_exec *x, const weft_node *n,
+                                      weft_tensor *const *in, const weft_tensor *o,
+                                      const weft_tensor *lse) {
+    attention_problem p = make_shape(n, in);
+    make_projections(x, ATTR(n, weft_attention_attr), in, &p.q, &p.k, &p.v);
+    p.o = make_rows(data_of<void>(x, o), p.queries, p.heads, p.dv);
+    p.lse = data_of<float>(x, lse);
+    p.n = data_of<float>(x, in[WEFT_ATTN_N]);
+    p.scale = data_of<float>(x, in[WEFT_ATTN_SCALE]);
+    p.beta = data_of<float>(x, in[WEFT_ATTN_BETA]);
+    p.log_tau = data_of<float>(x, in[WEFT_ATTN_LOG_TAU]);
+    p.rel = data_of<float>(x, in[WEFT_ATTN_REL]);
+    p.start = data_of<int32_t>(x, in[WEFT_ATTN_START]);
+    p.run = device_run(x);
+    return p;
+}
+
+static weft_status attention_run(weft_exec *x, const weft_node *n) {
+    attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
+    attention_check_starts(p, stream_of(x));
+    if (attention_fits_tiles(p))
+        attention_tiles(p, stream_of(x));
+    else
+        attention_plain(p, stream_of(x));
+    return launched(n);
+}
+
+static weft_status explain_start(weft_exec *x, const weft_node *n, weft_tensor *const *in,
+                                 int64_t place) {
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    return weft_fail(WEFT_EINPUT,
+                     "attention: start[%lld] is %d, but %lld queries from there do not fit among "
+                     "%lld keys",
+                     (long long)place, (int)read_i32(x, in[WEFT_ATTN_START], place),
+                     (long long)a->queries, (long long)a->keys);
+}
+
+static weft_status attention_explain(weft_exec *x, const weft_node *n, int64_t place) {
+    return explain_start(x, n, n->in, place);
+}
+
+static bool wants_numbers(const weft_node *n) {
+    return n->out[WEFT_ATTN_SCALE] || n->out[WEFT_ATTN_BETA] || n->out[WEFT_ATTN_LOG_TAU];
+}
+
+/* What of Gaussians' gradients the kernels finish themselves; the rest is a pass behind them. */
+static gaussian_sides can_finish(const attention_problem &p) {
+    return attention_fits_tiles(p) ? attention_tiles_finish(p) : gaussian_sides{};
+}
+
+/* Without what is laid out by attention_back_run behind it. */
+static int64_t workspace_of_kernels(const attention_problem &p, const weft_node *n) {
+    if (attention_fits_tiles(p)) return attention_tiles_back_workspace(p);
+    return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
+}
+
+static int64_t attention_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    attention_problem p = make_shape(n, n->in + WEFT_ATTN_BACK_FIRST);
+    int64_t bytes = workspace_of_kernels(p, n), keys = (int64_t)p.batch * p.kv_heads * p.keys;
+    if (ATTR(n, weft_attention_attr)->gaussian_n && !can_finish(p).n)
+        bytes = align_bytes(bytes) + keys * (int64_t)sizeof(float);
+    return bytes;
+}
+
+static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+    attention_problem p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST, n->in[1], n->in[2]);
+    attention_gradients g = {};
+    make_projections(x, ATTR(n, weft_attention_attr), n->out, &g.dq, &g.dk, &g.dv);
+    g.d_o = make_rows(data_of<void>(x, n->in[0]), p.queries, p.heads, p.dv);
+    g.dn = data_of<float>(x, n->out[WEFT_ATTN_N]);
+    g.dscale = data_of<float>(x, n->out[WEFT_ATTN_SCALE]);
+    g.dbeta = data_of<float>(x, n->out[WEFT_ATTN_BETA]);
+    g.dlog_tau = data_of<float>(x, n->out[WEFT_ATTN_LOG_TAU]);
+    g.drel = data_of<float>(x, n->out[WEFT_ATTN_REL]);
+    g.workspace = weft_workspace(x, n);
+    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+    gaussian_sides can = can_finish(p);
+    g.finish = {a->gaussian_q && can.q, a->gaussian_k && can.k, a->gaussian_n && can.n};
+    if (a->gaussian_n && !can.n)
+        g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
+    attention_check_starts(p, stream_of(x));
+    if (attention_fits_tiles(p))
+        attention_tiles_back(p, g, stream_of(x));
+    else
+        attention_plain_back(p, g, stream_of(x));
+    weft_tensor *const *from = n->in + WEFT_ATTN_BACK_FIRST;
+    if (a->gaussian_q && !can.q)
+        gaussian_finish_gradient(x, from[WEFT_ATTN_Q], n->out[WEFT_ATTN_Q], NULL);
+    if (a->gaussian_k && !can.k)
+        gaussian_finish_gradient(x, from[WEFT_ATTN_K], n->out[WEFT_ATTN_K],
+                                 a->gaussian_n ? g.dn : NULL);
+    return launched(n);
+}
+
+static weft_status attention_back_explain(weft_exec *x, const weft_node *n, int64_t place) {
+    return explain_start(x, n, n->in + WEFT_ATTN_BACK_FIRST, place);
+}
+
+CUDA_KERNEL(attention, attention_run, NULL, attention_explain)
+CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace, attention_back_explain)

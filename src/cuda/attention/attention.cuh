@@ -1,0 +1,122 @@
+/* One attention problem on the GPU, in plain numbers and pointers, and the kernels that solve it.
+ *
+ * plain.cu solves every problem; forward.cu and backward.cu those
+ * that tensor cores can (attention_fits_tiles), much faster. attention.cu makes the problem from a
+ * node and chooses. ops/attention.h says what is computed. */
+#ifndef WEFT_CUDA_ATTENTION_ATTENTION_CUH
+#define WEFT_CUDA_ATTENTION_ATTENTION_CUH
+
+#include "cuda/kernel.cuh"
+
+extern "C" {
+#include "ops/attention.h"
+}
+
+/* q, k, v, o or a gradient as rows for a sequence, a position and a head: a tensor of its own or
+ * a part of a packed one. Strides in elements. */
+struct head_rows {
+    void *data; /* NULL: not wanted */
+    int64_t batch, row, head;
+};
+
+struct attention_problem {
+    int batch, queries, keys; /* B, T, S */
+    int heads, kv_heads;      /* H, KV */
+    int dqk, dv;
+    int distances; /* numbers in rel */
+    bool is_bf16, causal, band;
+    weft_attention_pos pos;
+    int window;
+    float scale_value, band_alpha;
+    head_rows q, k, v, o;
+    float *lse;                                    /* [B, H, T] */
+    const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
+    const int32_t *start;
+    weft_cuda_run *run; /* where a bad start is noted; NULL: it is not */
+    int node;
+};
+
+/* Whether queries, keys, and keys' squares are Gaussians' (ops/attention.h). */
+struct gaussian_sides {
+    bool q, k, n;
+};
+
+/* What the backward pass has beside it. Outputs are NULL where not wanted. */
+struct attention_gradients {
+    head_rows d_o, dq, dk, dv;
+    float *dn, *dscale, *dbeta, *dlog_tau, *drel;
+    void *workspace;
+    gaussian_sides finish; /* gradients of Gaussians that the kernels are to finish */
+};
+
+/* The numbers of a head, in the exponent's base 2 where it says so. */
+struct head_numbers {
+    float scale, beta, slope;
+    float tau_factor; /* d s / d log τ = tau_factor · (s − pos) */
+};
+
+/* weft_alibi_slope on the device. */
+__device__ static inline float alibi_slope(int h, int heads) {
+    int power = 1;
+    while (power * 2 <= heads)
+        power *= 2;
+    return h < power ? exp2f(-8.0f * (float)(h + 1) / (float)power)
+                     : exp2f(-4.0f * (float)(2 * (h - power) + 1) / (float)power);
+}
+
+__device__ static inline head_numbers numbers_of_head(const attention_problem &p, int h) {
+    head_numbers f = {p.scale_value, 0.0f, 0.0f, 0.0f};
+    if (p.scale) f.scale = p.scale[h];
+    if (p.beta) f.beta = p.beta[h];
+    if (p.log_tau) {
+        double tau = exp((double)p.log_tau[h]), eps = 1e-6;
+        f.scale = (float)(2 / (tau + eps));
+        f.beta = (float)(-1 / (tau + eps));
+        f.tau_factor = (float)(-tau / (tau + eps));
+    }
+    if (p.pos == WEFT_POS_ALIBI) f.slope = alibi_slope(h, p.heads);
+    return f;
+}
+
+/* The key head of a query head, and the first query head of a key head. */
+__host__ __device__ static inline int key_head_of(const attention_problem &p, int h) {
+    if (p.heads == p.kv_heads) return h;
+    return (int)((int64_t)h * p.kv_heads / p.heads);
+}
+
+__host__ __device__ static inline int first_head_of(const attention_problem &p, int kv) {
+    if (p.heads == p.kv_heads) return kv;
+    return (int)ceil_div((int64_t)kv * p.heads, p.kv_heads);
+}
+
+/* Position of a sequence's first query; kept in range where the value cannot be used. */
+__device__ static inline int start_of(const attention_problem &p, int b) {
+    if (!p.start) return 0;
+    int start = p.start[b];
+    return start < 0 || start + p.queries > p.keys ? 0 : start;
+}
+
+__device__ static inline int64_t row_at(const head_rows &r, int b, int position, int head) {
+    return b * r.batch + position * r.row + head * r.head;
+}
+
+/* Notes every start that cannot be used. */
+void attention_check_starts(const attention_problem &p, cudaStream_t stream);
+
+/* Every problem, on the ordinary units. */
+int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative);
+void attention_plain(const attention_problem &p, cudaStream_t stream);
+void attention_plain_back(const attention_problem &p, const attention_gradients &g,
+                          cudaStream_t stream);
+
+/* bf16, (dqk, dv) one of (32, 32), (64, 64), (96, 96), (128, 64), (128, 128), no band, no relative
+ * position, ALiBi only where causal, and no more rows and heads than a launch can count. */
+bool attention_fits_tiles(const attention_problem &p);
+int64_t attention_tiles_back_workspace(const attention_problem &p);
+/* What of Gaussians' gradients attention_tiles_back can finish. */
+gaussian_sides attention_tiles_finish(const attention_problem &p);
+void attention_tiles(const attention_problem &p, cudaStream_t stream);
+void attention_tiles_back(const attention_problem &p, const attention_gradients &g,
+                          cudaStream_t stream);
+
+#endif

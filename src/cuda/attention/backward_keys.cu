@@ -1,0 +1,482 @@
+/* dK, dV, dn and the numbers a head, on the tensor cores: attention's backward pass by keys.
+ *
+ * Everything is turned: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
+ * dPᵀ = V dOᵀ, and from them, in registers, Pᵀ and dSᵀ = Pᵀ ∘ (dPᵀ − D). There they are as the next
+ * products want them, dV += Pᵀ dO and dK += dSᵀ Q. */
+#include "cuda/attention/backward.cuh"
+
+/* What a score has beside ⟨q, k⟩ times a constant: nothing; a number a key, where a block has one
+ * query head; anything. */
+enum key_extent { BARE, KEYED, GENERAL };
+
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_, bool OVERLAP_,
+          bool HOLD_K_, bool HOLD_V_>
+struct key_shape {
+    static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
+    static constexpr int QUERIES = QUERIES_; /* in a tile */
+    /* A tile's sums run while the next one's weights are made: faster, if registers suffice. */
+    static constexpr bool OVERLAP = OVERLAP_;
+    static constexpr int STAGES = OVERLAP ? 3 : 2;
+    static constexpr bool HOLD_K = HOLD_K_, HOLD_V = HOLD_V_; /* in registers */
+    static constexpr int KEYS = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
+    static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
+    static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
+    static constexpr int ROWS = D_O + STAGES * tile_bytes<QUERIES, DV>; /* lse, total, shift */
+    static constexpr int ARRIVALS = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float);
+    static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
+};
+
+/* A block's keys and query heads, and where it is among the queries. Blocks whose keys most queries
+ * see come first. */
+struct key_block {
+    int b, kv, tile, part, j0, start;
+    int first_head, heads;
+    int first, per_head; /* first query of a head that is read, and tiles of them */
+};
+
+template <typename S>
+__device__ static inline key_block place_keys(const attention_problem &p, int parts) {
+    key_block t = {};
+    int column = column_index(), columns = p.kv_heads * parts; /* of a sequence */
+    t.tile = (int)blockIdx.y;
+    t.b = (int)((unsigned)column / (unsigned)columns);
+    column -= t.b * columns;
+    t.kv = parts == 1 ? column : column / parts;
+    t.part = column - t.kv * parts;
+    if (t.b >= p.batch) return t;
+    t.j0 = t.tile * S::KEYS;
+    t.start = start_of(p, t.b);
+    int from = first_head_of(p, t.kv), group = first_head_of(p, t.kv + 1) - from;
+    t.first_head = from + group * t.part / parts;
+    t.heads = from + group * (t.part + 1) / parts - t.first_head;
+    t.first = p.causal ? max(0, t.j0 - t.start) / S::QUERIES * S::QUERIES : 0;
+    t.per_head = t.first < p.queries ? (p.queries - t.first + S::QUERIES - 1) / S::QUERIES : 0;
+    return t;
+}
+
+/* What a thread has of a head where there are extras: numbers of its two keys, and sums. */
+struct key_extras {
+    float bias[2];          /* of the exponent */
+    float number_of_key[2]; /* the bias without the position's */
+    float centred[2];       /* n_j − n_0 */
+    float column[4];        /* Σ_i ds_ij: of the first key and of the second, in halves */
+    float dn[2];
+    float number[4]; /* in four, so that no sum waits for the one before */
+    float slope;     /* to the base 2 */
+    float beta;
+};
+
+__device__ static inline void begin_head(const attention_problem &p, const key_block &t,
+                                         const head_numbers &f, int row, key_extras &e) {
+    const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
+    e.slope = f.slope * LOG2E;
+    e.beta = f.beta;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        e.number[i] = e.column[i] = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int j = t.j0 + row + 8 * r;
+        e.number_of_key[r] = n && j < p.keys ? f.beta * LOG2E * n[j] : 0.0f;
+        e.centred[r] = n && j < p.keys ? n[j] - n[0] : 0.0f;
+        e.bias[r] = -NOTHING;
+        if (j < p.keys) e.bias[r] = fmaf(e.slope, (float)(row + 8 * r), e.number_of_key[r]);
+    }
+}
+
+/* Where a warp has its part of the numbers of head h. */
+__device__ static inline double *numbers_of_warp(const attention_problem &p,
+                                                 const tiles_workspace &w, const key_block &t,
+                                                 int h, int tiles) {
+    int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    return w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
+}
+
+/* Adds the head's columns to dn, and writes what the warp has of the numbers a head. */
+__device__ static inline void end_head(const attention_problem &p, const tiles_workspace &w,
+                                       const key_block &t, int h, int tiles, key_extras &e) {
+    float number = e.number[0] + e.number[1] + e.number[2] + e.number[3], by_n = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float column = e.column[2 * r] + e.column[2 * r + 1];
+        by_n = fmaf(column, e.centred[r], by_n);
+        column += __shfl_xor_sync(0xffffffffu, column, 1);
+        column += __shfl_xor_sync(0xffffffffu, column, 2);
+        e.dn[r] += e.beta * column;
+    }
+    if (!w.numbers) return;
+    number = warp_sum(number);
+    by_n = warp_sum(by_n);
+    if (threadIdx.x % 32 != 0) return;
+    double *to = numbers_of_warp(p, w, t, h, tiles);
+    to[0] = (double)number * (w.shift ? 1.0 : (double)LN2);
+    to[1] = (double)by_n;
+}
+
+__device__ static inline void write_numbers_of_keys(const attention_problem &p,
+                                                    const attention_gradients &g,
+                                                    const tiles_workspace &w, const key_block &t,
+                                                    int row, const key_extras &e) {
+    float *dn = w.parts > 1 ? w.dn : g.dn;
+    int64_t at = ((int64_t)(t.part * p.batch + t.b) * p.kv_heads + t.kv) * p.keys;
+    if (!dn || threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (t.j0 + row + 8 * r < p.keys) dn[at + t.j0 + row + 8 * r] = e.dn[r];
+}
+
+/* The thread's rows of a part of dK or dV. */
+template <int D>
+__device__ static inline void write_part(const attention_problem &p, const tiles_workspace &w,
+                                         const key_block &t, int row, float *to,
+                                         const float (&c)[D / 8][4], float factor) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int j = t.j0 + row + 8 * r, column = threadIdx.x % 4 * 2;
+        if (j >= p.keys) continue;
+        int64_t place = ((int64_t)(t.part * p.batch + t.b) * p.keys + j) * p.kv_heads + t.kv;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(float2 *)(to + place * D + 8 * n + column) =
+                make_float2(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
+    }
+}
+
+/* Where a warpgroup's tile of pairs is. */
+struct turned_tile {
+    const float *lse, *total, *shift; /* of the tile's queries */
+    int distance;                     /* from the block's first key to the tile's first place */
+    int row;                          /* the thread's first key in the block */
+    bool wants_scale;
+};
+
+/* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
+template <int QUERIES, int EXTENT, bool MASKED>
+__device__ static inline void weigh_turned(float (&s)[QUERIES / 8][4],
+                                           float (&weight)[QUERIES / 8][4], const turned_tile &t,
+                                           float scale, const key_extras &e) {
+    int column = threadIdx.x % 4 * 2;
+    float factor = scale * LOG2E;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 8; n++) {
+        int place = t.distance + 8 * n + column;
+        float2 lse = *(const float2 *)(t.lse + 8 * n + column);
+        if (EXTENT == GENERAL) {
+            lse.x += e.slope * (float)place;
+            lse.y += e.slope * (float)(place + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float less = i % 2 ? lse.y : lse.x;
+            float x = fmaf(s[n][i], factor, EXTENT != BARE ? e.bias[i / 2] - less : -less);
+            if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
+            if (EXTENT == KEYED) s[n][i] = x;
+            weight[n][i] = power_of_two(x);
+        }
+    }
+}
+
+/* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it only where EXTENT is GENERAL. */
+template <int QUERIES, int EXTENT>
+__device__ static inline void
+slope_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
+             float (&dp)[QUERIES / 8][4], const turned_tile &t, float scale, key_extras &e) {
+    int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 8; n++) {
+        float2 total = *(const float2 *)(t.total + 8 * n + column);
+        float2 less = make_float2(0, 0);
+        if (EXTENT == GENERAL)
+            less = *(const float2 *)((t.wants_scale ? t.shift : t.lse) + 8 * n + column);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float ds = weight[n][i] * (dp[n][i] - (i % 2 ? total.y : total.x));
+            float by = s[n][i];
+            if (EXTENT == GENERAL) {
+                /* dlog_tau has no part of the position's. */
+                if (!t.wants_scale) by = fmaf(by, scale * LOG2E, e.number_of_key[i / 2]);
+                by -= i % 2 ? less.y : less.x;
+            }
+            if (EXTENT != BARE) {
+                e.column[i] += ds;
+                e.number[i] = fmaf(ds, by, e.number[i]);
+            }
+            dp[n][i] = EXTENT == GENERAL ? ds * scale : ds;
+        }
+    }
+}
+
+/* Three blocks' registers do not hold the exponents too. */
+template <typename S, int EXTENT> constexpr int blocks_of() {
+    return EXTENT == BARE || S::BLOCKS < 3 ? S::BLOCKS : 2;
+}
+
+template <typename S, int EXTENT>
+static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
+    find_key_gradients(const __grid_constant__ attention_problem p,
+                       const __grid_constant__ attention_gradients g,
+                       const __grid_constant__ tiles_workspace w,
+                       const __grid_constant__ row_maps maps) {
+    extern __shared__ uint8_t memory[];
+    uint8_t *aligned = align_tiles(memory);
+    uint32_t base = shared_address(aligned);
+    key_block t = place_keys<S>(p, w.parts);
+    if (t.b >= p.batch) return;
+    int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
+    int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
+    int steps = t.per_head * t.heads, tiles = (int)gridDim.y;
+    row_source q = {&maps.q, &p.q, p.queries}, d_o = {&maps.d_o, &g.d_o, p.queries};
+    row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
+    constexpr int q_bytes = tile_bytes<S::QUERIES, S::DQK>,
+                  do_bytes = tile_bytes<S::QUERIES, S::DV>;
+    constexpr int rows_bytes = S::QUERIES * (int)sizeof(float);
+    int next_head = t.first_head, next_at = 0, next_stage = 0; /* that is copied next */
+    auto copy_queries = [&](int more) {
+        int i = t.first + next_at * S::QUERIES;
+        int64_t numbers = ((int64_t)t.b * p.heads + next_head) * w.padded + i;
+        uint32_t arrival = base + S::ARRIVALS + (uint32_t)next_stage * 8;
+        uint32_t rows = base + S::ROWS + (uint32_t)(next_stage * 3 * rows_bytes);
+        expect_bytes(arrival, more + q_bytes + do_bytes + (w.shift ? 3 : 2) * rows_bytes);
+        copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q + (uint32_t)(next_stage * q_bytes), q,
+                                                 t.b, i, next_head, arrival);
+        copy_box<S::QUERIES, S::DV, S::THREADS>(base + S::D_O + (uint32_t)(next_stage * do_bytes),
+                                                d_o, t.b, i, next_head, arrival);
+        copy_numbers<S::QUERIES>(rows, w.lse + numbers, arrival);
+        copy_numbers<S::QUERIES>(rows + rows_bytes, w.total + numbers, arrival);
+        if (w.shift) copy_numbers<S::QUERIES>(rows + 2 * rows_bytes, w.shift + numbers, arrival);
+        next_stage = next_stage + 1 == S::STAGES ? 0 : next_stage + 1;
+        if (++next_at < t.per_head) return;
+        next_at = 0;
+        next_head++;
+    };
+    auto advance = [&](int step) {
+        wait_arrival<0>(base + S::ARRIVALS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
+        sync_block();
+    };
+    auto copy_ahead = [&](int step) {
+        if (step + 1 < steps) copy_queries(0);
+        end_box();
+    };
+    begin_arrivals(base + S::ARRIVALS, S::STAGES);
+    if (steps > 0) {
+        copy_queries(tile_bytes<S::KEYS, S::DQK> + tile_bytes<S::KEYS, S::DV>);
+        copy_box<S::KEYS, S::DQK, S::THREADS>(base + S::K, k, t.b, t.j0, t.kv, base + S::ARRIVALS);
+        copy_box<S::KEYS, S::DV, S::THREADS>(base + S::V, v, t.b, t.j0, t.kv, base + S::ARRIVALS);
+    }
+    end_box();
+    float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
+    float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
+    uint32_t weights[S::QUERIES / 16][4], slopes[S::QUERIES / 16][4];
+    key_extras e = {};
+    clear_sums(dk);
+    clear_sums(dv);
+    uint32_t k_held[S::HOLD_K ? S::DQK / 16 : 1][4], v_held[S::HOLD_V ? S::DV / 16 : 1][4];
+    auto hold_keys = [&]() {
+        if constexpr (S::HOLD_K) hold_rows<S::KEYS, S::DQK>(k_held, base + S::K, first_key);
+        if constexpr (S::HOLD_V) hold_rows<S::KEYS, S::DV>(v_held, base + S::V, first_key);
+    };
+    auto start_scores = [&](int stage) {
+        uint32_t q_tile = base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>);
+        uint32_t do_tile = base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>);
+        if constexpr (S::HOLD_K)
+            multiply_held<S::QUERIES, S::DQK, S::QUERIES>(s, k_held, q_tile);
+        else
+            multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key,
+                                                                    q_tile);
+        end_products();
+        if constexpr (S::HOLD_V)
+            multiply_held<S::QUERIES, S::DV, S::QUERIES>(dp, v_held, do_tile);
+        else
+            multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key,
+                                                                   do_tile);
+        end_products();
+    };
+    auto start_values = [&](int stage) {
+        add_weighted<S::QUERIES, S::DV>(
+            dv, weights, base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>));
+        end_products();
+    };
+    auto start_keys = [&](int stage) {
+        add_weighted<S::QUERIES, S::DQK>(
+            dk, slopes, base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>));
+        end_products();
+    };
+    int h = t.first_head, at = 0; /* head, and tile of it */
+    auto enter_head = [&]() {
+        head_numbers f = numbers_of_head(p, h);
+        scale = f.scale;
+        begin_head(p, t, f, row, e);
+    };
+    auto place_pairs = [&](int stage) {
+        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
+        int distance = t.start + t.first + at * S::QUERIES - t.j0;
+        return turned_tile{rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
+                           row,  w.shift != NULL};
+    };
+    float weight[S::QUERIES / 8][4];
+    auto weigh_step = [&](int stage) {
+        turned_tile pairs = place_pairs(stage);
+        if (p.causal && pairs.distance < first_key + 63)
+            weigh_turned<S::QUERIES, EXTENT, true>(s, weight, pairs, scale, e);
+        else
+            weigh_turned<S::QUERIES, EXTENT, false>(s, weight, pairs, scale, e);
+    };
+    auto slope_step = [&](int stage) {
+        slope_turned<S::QUERIES, EXTENT>(s, weight, dp, place_pairs(stage), scale, e);
+    };
+    auto leave_step = [&]() {
+        if (++at < t.per_head) return;
+        if (EXTENT == GENERAL) end_head(p, w, t, h, tiles, e);
+        at = 0;
+        h++;
+    };
+    /* The first tile in which one of the warpgroup's keys is seen. */
+    int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
+    if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
+    if (EXTENT != BARE) enter_head(); /* while the first tiles are copied */
+    for (int step = 0; step < from; step++) {
+        advance(step);
+        copy_ahead(step);
+    }
+    int stage = from % S::STAGES;
+    at = from;
+    if (from < steps && S::OVERLAP) {
+        advance(from);
+        copy_ahead(from);
+        hold_keys();
+        begin_products();
+        start_scores(stage);
+        wait_products<0>();
+        settle(s);
+        settle(dp);
+        weigh_step(stage);
+        slope_step(stage);
+        hold_weights<S::QUERIES>(weight, weights);
+        hold_weights<S::QUERIES>(dp, slopes);
+        leave_step();
+        for (int step = from + 1; step < steps; step++) {
+            int before = stage;
+            stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+            advance(step);
+            if (EXTENT == GENERAL && at == 0) enter_head();
+            begin_products();
+            start_scores(stage);
+            start_values(before);
+            start_keys(before);
+            copy_ahead(step);
+            wait_products<3>();
+            settle(s);
+            weigh_step(stage);
+            wait_products<2>();
+            settle(dp);
+            slope_step(stage);
+            wait_products<0>();
+            settle(dv);
+            settle(dk);
+            hold_weights<S::QUERIES>(weight, weights);
+            hold_weights<S::QUERIES>(dp, slopes);
+            leave_step();
+        }
+        begin_products();
+        start_values(stage);
+        start_keys(stage);
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
+    }
+    /* Weights are made while dPᵀ is multiplied, dSᵀ while dV is. */
+    for (int step = from; step < steps && !S::OVERLAP; step++) {
+        advance(step);
+        if (step == from) hold_keys();
+        if (EXTENT == GENERAL && at == 0 && step > from) enter_head();
+        begin_products();
+        start_scores(stage);
+        copy_ahead(step);
+        wait_products<1>();
+        settle(s);
+        weigh_step(stage);
+        hold_weights<S::QUERIES>(weight, weights);
+        begin_products();
+        start_values(stage);
+        wait_products<1>();
+        settle(dp);
+        slope_step(stage);
+        hold_weights<S::QUERIES>(dp, slopes);
+        begin_products();
+        start_keys(stage);
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
+        leave_step();
+        stage = stage + 1 == S::STAGES ? 0 : stage + 1;
+    }
+    if (EXTENT == KEYED && from < steps) end_head(p, w, t, t.first_head, tiles, e);
+    if (EXTENT != BARE && from >= steps && w.numbers && lane == 0)
+        for (int i = 0; i < t.heads; i++) {
+            double *to = numbers_of_warp(p, w, t, t.first_head + i, tiles);
+            to[0] = to[1] = 0;
+        }
+    float factor = EXTENT == GENERAL ? 1.0f : scale;
+    if (EXTENT != BARE) write_numbers_of_keys(p, g, w, t, row, e);
+    if (w.parts > 1) {
+        write_part<S::DQK>(p, w, t, row, w.dk, dk, factor);
+        write_part<S::DV>(p, w, t, row, w.dv, dv, 1.0f);
+        return;
+    }
+    row_source to_dk = {&maps.dk, &g.dk, p.keys}, to_dv = {&maps.dv, &g.dv, p.keys};
+    int j0 = t.j0 + first_key;
+    if (j0 >= p.keys) return;
+    /* Keys that nobody sees have gradients of 0, and may not have been copied. */
+    if (EXTENT != BARE && g.finish.k && from < steps) {
+        float twice[2] = {g.finish.n ? 2 * e.dn[0] : 0.0f, g.finish.n ? 2 * e.dn[1] : 0.0f};
+        finish_gaussians<S::KEYS, S::DQK, true>(dk, factor, base + S::K, first_key, twice);
+        factor = 1;
+    }
+    if (g.dv.data)
+        write_rows<S::KEYS, S::DV>(to_dv, base + S::V, first_key, t.b, j0, t.kv, dv, 1.0f);
+    if (g.dk.data)
+        write_rows<S::KEYS, S::DQK>(to_dk, base + S::K, first_key, t.b, j0, t.kv, dk, factor);
+    end_writes();
+}
+
+/* Calls f with the shape for the problem's widths. */
+template <typename F> static void with_key_shape(const attention_problem &p, F f) {
+    if (p.dqk == 32)
+        f(key_shape<32, 32, 1, 4, 64, false, false, false>());
+    else if (p.dqk == 64)
+        f(key_shape<64, 64, 1, 3, 64, false, false, false>());
+    else if (p.dqk == 96)
+        f(key_shape<96, 96, 1, 2, 64, false, false, false>());
+    else if (p.dv == 64)
+        f(key_shape<128, 64, 1, 2, 64, false, false, false>());
+    else
+        f(key_shape<128, 128, 1, 2, 64, false, false, false>());
+}
+
+key_tile attention_key_tile(const attention_problem &p) {
+    key_tile tile = {};
+    with_key_shape(p, [&](auto shape) {
+        using S = decltype(shape);
+        tile = {S::KEYS, S::THREADS / 32};
+    });
+    return tile;
+}
+
+void attention_by_keys(const attention_problem &p, const attention_gradients &g,
+                       const tiles_workspace &w, cudaStream_t stream) {
+    /* Blocks of one query head, and no sums but dn, dbeta and dlog_tau. */
+    bool keyed = p.heads == p.kv_heads * w.parts && p.pos == WEFT_POS_NONE && !g.dscale;
+    int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
+    with_key_shape(p, [&](auto shape) {
+        using S = decltype(shape);
+        dim3 blocks =
+            group_blocks((int64_t)p.batch * p.kv_heads * w.parts, ceil_div(p.keys, S::KEYS));
+        auto kernel = extent == BARE    ? find_key_gradients<S, BARE>
+                      : extent == KEYED ? find_key_gradients<S, KEYED>
+                                        : find_key_gradients<S, GENERAL>;
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+        row_maps maps;
+        if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = dim3(0);
+        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
+    });
+}

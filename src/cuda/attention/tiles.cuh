@@ -1,0 +1,81 @@
+/* What the tensor cores' attention kernels share. */
+#ifndef WEFT_CUDA_ATTENTION_TILES_CUH
+#define WEFT_CUDA_ATTENTION_TILES_CUH
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/functions.cuh"
+#include "cuda/tensor/tma.cuh"
+
+/* A multiple of 1024 bytes in a block's memory, which has 1024 to spare. */
+__device__ static inline uint8_t *align_tiles(uint8_t *memory) {
+    return memory + (1024 - (shared_address(memory) & 1023)) % 1024;
+}
+
+/* A barrier of the block that warpgroups may meet at different places of the program. */
+__device__ static inline void sync_block() {
+    asm volatile("bar.sync 0;" ::: "memory");
+}
+
+/* The warpgroup of a thread, in a register that the compiler knows to be the same for a warp. */
+__device__ static inline int warpgroup_index() {
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+}
+
+template <int N> __device__ static inline void clear_sums(float (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
+}
+
+/* Whether a score has more than ⟨q, k⟩ times one positive constant. */
+static inline bool has_extras(const attention_problem &p) {
+    return p.n || p.scale || p.log_tau || p.pos != WEFT_POS_NONE || !(p.scale_value > 0);
+}
+
+/* Blocks come in groups of so many columns (heads of sequences), which a dimension of the grid each
+ * tells: column in the group, tile, group. A group has two to three times the blocks that run at
+ * once: its longest blocks come first, so that the last ones to end are short, and its keys and
+ * values stay in the cache. */
+static inline dim3 group_blocks(int64_t columns, int64_t tiles) {
+    enum { GROUP_BLOCKS = 1024, MOST_GROUPS = 65535 };
+    int64_t groups = min_i64(ceil_div(columns, ceil_div(GROUP_BLOCKS, tiles)), MOST_GROUPS);
+    int64_t group = ceil_div(columns, max_i64(groups, 1));
+    return dim3((unsigned)group, (unsigned)tiles, (unsigned)ceil_div(columns, group));
+}
+
+/* Of the block; from `columns` on there is none. */
+__device__ static inline int column_index() {
+    return (int)(blockIdx.z * gridDim.x + blockIdx.x);
+}
+
+/* A block's head and queries. */
+struct query_block {
+    int b, h, kv, i0, place0;
+    float scale, beta, slope; /* to the base 2 */
+};
+
+/* Those that see most keys come first. */
+static inline dim3 query_blocks(const attention_problem &p, int queries) {
+    return group_blocks((int64_t)p.batch * p.heads, ceil_div(p.queries, queries));
+}
+
+__device__ static inline query_block place_queries(const attention_problem &p, int queries) {
+    query_block t = {};
+    int column = column_index();
+    t.b = (int)((unsigned)column / (unsigned)p.heads);
+    t.h = column - t.b * p.heads;
+    t.kv = key_head_of(p, t.h);
+    t.i0 = (int)(gridDim.y - 1 - blockIdx.y) * queries;
+    if (t.b < p.batch) t.place0 = start_of(p, t.b) + t.i0;
+    return t;
+}
+
+/* Apart, because they take a while: the first tiles are copied meanwhile. */
+__device__ static inline void find_numbers(const attention_problem &p, query_block &t) {
+    head_numbers f = numbers_of_head(p, t.h);
+    t.scale = f.scale * LOG2E;
+    t.beta = f.beta * LOG2E;
+    t.slope = f.slope * LOG2E;
+}
+
+#endif

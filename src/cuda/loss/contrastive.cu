@@ -1,0 +1,405 @@
+/* Cosine InfoNCE on the GPU. The rows are normalised once into the workspace, u. The scores u uᵀ/τ
+ * are made in tiles, a block each. Forward a tile's part of each row's logsumexp is kept, and the
+ * parts are joined in order. Backward a tile becomes weights W, in the workspace for a band of
+ * rows at a time, and du = W u is made in tiles again; what of du lies along u is Σ_j w_ij s_ij, so
+ * that the tiles of W know it already.
+ *
+ * With N rows of D numbers the floor is N²D multiply-adds forward, twice that backward: a few
+ * microseconds for 256 rows of 384, the largest model of the benchmarks, whose rows stay in the
+ * caches. What is left are the waits between one kernel and the next; so several losses, a layer's
+ * each, go through the kernels together, blockIdx.z the loss. Few rows of bf16 have kernels of their
+ * own, on tensor cores (contrastive_tensor.cu). */
+#include "cuda/loss/contrastive.cuh"
+#include "cuda/pack.cuh"
+
+extern "C" {
+#include "ops/contrastive.h"
+}
+
+enum {
+    BLOCK = 256,
+    TILE = 32,         /* rows and columns of a block's result: a warp has four rows of it */
+    CHUNK = 128,       /* terms of the sums that a block holds */
+    PITCH = CHUNK + 4, /* their distance: so that eight rows beside each other share no bank */
+    GROUPS = 4,        /* quarters of the block, which share out a chunk */
+    EACH = 4,          /* a thread has EACH × EACH sums of its quarter */
+    WEIGHTS = 1 << 20  /* weights in the workspace at a time, or TILE rows of them */
+};
+
+struct contrast {
+    int64_t losses, rows, width;
+    float inverse_tau;
+    any_tensor x, dx;
+    float *u; /* [L, N, D] */
+    float *norm, *lse;
+    /* forward */
+    best_and_rest *parts; /* [L, tiles, N] */
+    float *own;           /* [L, N]: a row's score with itself */
+    double *loss;         /* [L, N] */
+    /* backward */
+    float *weights; /* [L, a band's rows, N] */
+    float *along;   /* [L, tiles, N]: parts of u·du */
+    const float *dy;
+    double factor; /* of the sum of losses; backward of dy */
+};
+
+/* The loss that the block works on, as if it were the only one; x and dx are left whole. */
+__device__ static inline contrast take_loss(contrast k, int64_t band) {
+    int64_t l = blockIdx.z, tiles = ceil_div(k.rows, TILE);
+    k.u += l * k.rows * k.width;
+    k.norm += l * k.rows;
+    k.lse += l * k.rows;
+    k.parts += l * tiles * k.rows;
+    k.own += l * k.rows;
+    k.weights += l * band * k.rows;
+    k.along += l * tiles * k.rows;
+    return k;
+}
+
+/* A block a row: u = x / n; `measure`: makes the norm. */
+static __global__ void normalise_rows(contrast k, bool measure) {
+    __shared__ double shared[32];
+    int64_t start = blockIdx.x * k.width;
+    double squares = 0;
+    for (int64_t d = threadIdx.x; measure && d < k.width; d += BLOCK) {
+        double v = load_any(k.x, start + d);
+        squares += v * v;
+    }
+    float norm;
+    if (measure) {
+        squares = block_sum_double(squares, shared);
+        norm = (float)fmax(sqrt(squares), WEFT_INFONCE_NORM_MIN);
+        if (threadIdx.x == 0) k.norm[blockIdx.x] = norm;
+    } else {
+        norm = k.norm[blockIdx.x];
+    }
+    for (int64_t d = threadIdx.x; d < k.width; d += BLOCK)
+        k.u[start + d] = load_any(k.x, start + d) / norm;
+}
+
+/* Two factors of TILE rows of CHUNK numbers, and later the quarters' sums in their place. */
+union alignas(16) tile_memory {
+    struct {
+        float a[TILE][PITCH], b[TILE][PITCH];
+    } factors;
+    float sums[GROUPS][TILE][TILE];
+};
+
+/* CHUNK columns from `column` on of TILE rows from `row` on; zeros behind the ends. */
+__device__ static inline void fill_rows(float (&to)[TILE][PITCH], const float *from, int64_t row,
+                                        int64_t rows, int64_t column, int64_t width) {
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
+        int r = (i * BLOCK + (int)threadIdx.x) / CHUNK, c = (int)threadIdx.x % CHUNK;
+        bool there = row + r < rows && column + c < width;
+        to[r][c] = there ? from[(row + r) * width + column + c] : 0.0f;
+    }
+}
+
+/* The same turned about: TILE columns of CHUNK rows. */
+__device__ static inline void fill_columns(float (&to)[TILE][PITCH], const float *from, int64_t row,
+                                           int64_t rows, int64_t column, int64_t width) {
+#pragma unroll
+    for (int i = 0; i < TILE * CHUNK / BLOCK; i++) {
+        int r = (i * BLOCK + (int)threadIdx.x) / TILE, c = (int)threadIdx.x % TILE;
+        bool there = row + r < rows && column + c < width;
+        to[c][r] = there ? from[(row + r) * width + column + c] : 0.0f;
+    }
+}
+
+/* A thread's sums grow by its quarter's share of the chunk: rows y, y + 8, .. of a with rows x,
+ * x + 8, .. of b. */
+__device__ static inline void add_products(const tile_memory &m, float (&sums)[EACH][EACH]) {
+    int group = threadIdx.x / (BLOCK / GROUPS), x = threadIdx.x % 8, y = threadIdx.x / 8 % 8;
+#pragma unroll
+    for (int at = 0; at < CHUNK / GROUPS; at += 4) {
+        float4 a[EACH], b[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            a[i] = *(const float4 *)&m.factors.a[y + 8 * i][group * (CHUNK / GROUPS) + at];
+            b[i] = *(const float4 *)&m.factors.b[x + 8 * i][group * (CHUNK / GROUPS) + at];
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                sums[i][j] = fmaf(a[i].x, b[j].x, sums[i][j]);
+                sums[i][j] = fmaf(a[i].y, b[j].y, sums[i][j]);
+                sums[i][j] = fmaf(a[i].z, b[j].z, sums[i][j]);
+                sums[i][j] = fmaf(a[i].w, b[j].w, sums[i][j]);
+            }
+    }
+}
+
+/* The quarters' sums to where result() finds them. */
+__device__ static inline void share_sums(tile_memory &m, const float (&sums)[EACH][EACH]) {
+    int group = threadIdx.x / (BLOCK / GROUPS), x = threadIdx.x % 8, y = threadIdx.x / 8 % 8;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            m.sums[group][y + 8 * i][x + 8 * j] = sums[i][j];
+    __syncthreads();
+}
+
+__device__ static inline float result(const tile_memory &m, int row, int column) {
+    float sum = 0;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++)
+        sum += m.sums[group][row][column];
+    return sum;
+}
+
+/* The cosines of the rows from i on with those from j on. */
+__device__ static inline void make_cosines(const contrast &k, int64_t i, int64_t j,
+                                           tile_memory &m) {
+    float sums[EACH][EACH] = {};
+    for (int64_t column = 0; column < k.width; column += CHUNK) {
+        if (column > 0) __syncthreads();
+        fill_rows(m.factors.a, k.u, i, k.rows, column, k.width);
+        fill_rows(m.factors.b, k.u, j, k.rows, column, k.width);
+        __syncthreads();
+        add_products(m, sums);
+    }
+    share_sums(m, sums);
+}
+
+/* Of a warp's lanes; the first one's result counts. */
+static __device__ inline best_and_rest join_lanes(best_and_rest all) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        best_and_rest other = {__shfl_xor_sync(0xffffffffu, all.top, step),
+                               __shfl_xor_sync(0xffffffffu, all.rest, step)};
+        all = join_scores(all, other);
+    }
+    return all;
+}
+
+static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast all_losses) {
+    __shared__ tile_memory m;
+    contrast k = take_loss(all_losses, 0);
+    int64_t first = (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
+    int lane = threadIdx.x % 32;
+    make_cosines(k, first, j, m);
+    j += lane;
+    for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
+        int64_t i = first + row;
+        float score = result(m, row, lane) * k.inverse_tau;
+        best_and_rest all = join_lanes(best_and_rest{j < k.rows ? score : -INFINITY, 0});
+        if (i >= k.rows) break;
+        if (i == j) k.own[i] = score;
+        if (lane == 0) k.parts[blockIdx.y * k.rows + i] = all;
+    }
+}
+
+/* A warp a row: its logsumexp and its loss. */
+static __global__ void join_tiles(contrast k) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / 32, tiles = ceil_div(k.rows, TILE);
+    if (i >= k.losses * k.rows) return;
+    int64_t l = i / k.rows, at = (l * tiles - l) * k.rows + i; /* of its first tile's part */
+    best_and_rest all = {-INFINITY, 0};
+    for (int64_t t = threadIdx.x % 32; t < tiles; t += 32)
+        all = join_scores(all, k.parts[at + t * k.rows]);
+    all = join_lanes(all);
+    if (threadIdx.x % 32 > 0) return;
+    double rest = log1p((double)all.rest);
+    k.lse[i] = (float)((double)all.top + rest);
+    k.loss[i] = (double)(all.top - k.own[i]) + rest;
+}
+
+static __global__ void sum_losses(contrast k, float *y) {
+    __shared__ double shared[32];
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < k.losses * k.rows; i += BLOCK)
+        sum += k.loss[i];
+    sum = block_sum_double(sum, shared);
+    if (threadIdx.x == 0) *y = (float)(k.factor * sum);
+}
+
+/* Takes a place of the workspace, in order; with none it counts bytes only. */
+template <typename T> static T *take_place(char *workspace, int64_t *at, int64_t count) {
+    T *place = workspace ? (T *)(workspace + *at) : NULL;
+    *at += align_bytes(count * (int64_t)sizeof(T));
+    return place;
+}
+
+static int64_t place_forward(contrast *k, char *workspace) {
+    int64_t at = 0;
+    int64_t all = k->losses * k->rows;
+    k->u = take_place<float>(workspace, &at, all * k->width);
+    k->parts = take_place<best_and_rest>(workspace, &at, ceil_div(k->rows, TILE) * all);
+    k->own = take_place<float>(workspace, &at, all);
+    k->loss = take_place<double>(workspace, &at, all);
+    return at;
+}
+
+/* Rows of each loss whose weights are made at a time. */
+static int64_t band_of(const contrast *k) {
+    int64_t fit = WEIGHTS / (k->losses * k->rows) / TILE;
+    return min_i64(ceil_div(k->rows, TILE), max_i64(1, fit)) * TILE;
+}
+
+static int64_t place_backward(contrast *k, char *workspace) {
+    int64_t at = 0;
+    int64_t all = k->losses * k->rows;
+    k->u = take_place<float>(workspace, &at, all * k->width);
+    k->weights = take_place<float>(workspace, &at, band_of(k) * all);
+    k->along = take_place<float>(workspace, &at, ceil_div(k->rows, TILE) * all);
+    return at;
+}
+
+static contrast sizes_of(const weft_tensor *x) {
+    weft_infonce_sizes s = weft_infonce_measure(x);
+    contrast k = {};
+    k.losses = s.losses, k.rows = s.rows, k.width = s.width;
+    return k;
+}
+
+static bool suits_tensor(const weft_tensor *x) {
+    weft_infonce_sizes s = weft_infonce_measure(x);
+    return x->dtype == WEFT_BF16 && contrast_suits_tensor(s.rows, s.width);
+}
+
+static contrast_rows rows_of(const contrast &k) {
+    contrast_rows r = {};
+    r.losses = k.losses, r.rows = k.rows, r.width = k.width;
+    r.inverse_tau = k.inverse_tau;
+    r.x = (const bf16 *)k.x.data;
+    r.norm = k.norm;
+    r.lse = k.lse;
+    r.loss = k.loss;
+    r.dy = k.dy;
+    r.factor = k.factor;
+    r.dx = (bf16 *)(void *)k.dx.data;
+    return r;
+}
+
+static int64_t infonce_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    contrast k = sizes_of(n->in[0]);
+    return place_forward(&k, NULL);
+}
+
+static weft_status infonce_run(weft_exec *x, const weft_node *n) {
+    const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
+    contrast k = sizes_of(n->in[0]);
+    float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
+    if (!n->out[WEFT_INFONCE_LSE]) {
+        k.rows = 0;
+        sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
+        return launched(n);
+    }
+    place_forward(&k, workspace_of<char>(x, n));
+    k.x = any_of(x, n->in[0]);
+    k.inverse_tau = (float)(1 / attr->tau);
+    k.norm = data_of<float>(x, n->out[WEFT_INFONCE_NORM]);
+    k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
+    k.factor = attr->factor / (double)k.rows;
+    unsigned tiles = (unsigned)ceil_div(k.rows, TILE);
+    unsigned losses = (unsigned)k.losses, rows = (unsigned)(k.losses * k.rows);
+    if (suits_tensor(n->in[0])) {
+        contrast_losses(stream_of(x), rows_of(k));
+    } else {
+        normalise_rows<<<rows, BLOCK, 0, stream_of(x)>>>(k, true);
+        score_tiles<<<dim3(tiles, tiles, losses), BLOCK, 0, stream_of(x)>>>(k);
+        join_tiles<<<(unsigned)ceil_div(rows, BLOCK / 32), BLOCK, 0, stream_of(x)>>>(k);
+    }
+    sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
+    return launched(n);
+}
+
+CUDA_KERNEL(infonce, infonce_run, infonce_workspace)
+
+/* The weights of the band's rows, `begin` the first of them, and their parts of u·du. */
+static __global__ void __launch_bounds__(BLOCK)
+    weight_tiles(contrast all_losses, int64_t begin, int64_t band) {
+    __shared__ tile_memory m;
+    contrast k = take_loss(all_losses, band);
+    int64_t first = begin + (int64_t)blockIdx.x * TILE, j = (int64_t)blockIdx.y * TILE;
+    int lane = threadIdx.x % 32;
+    make_cosines(k, first, j, m);
+    j += lane;
+    float slope = (float)((double)*k.dy * k.factor), lse = j < k.rows ? k.lse[j] : 0.0f;
+    for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
+        int64_t i = first + row;
+        if (i >= k.rows) break;
+        float cosine = result(m, row, lane), score = cosine * k.inverse_tau, weight = 0;
+        if (j < k.rows) {
+            float p = expf(score - k.lse[i]) + expf(score - lse);
+            weight = p * slope - (i == j ? 2 * slope : 0.0f);
+            k.weights[(i - begin) * k.rows + j] = weight;
+        }
+        float along = warp_sum(weight * cosine);
+        if (lane == 0) k.along[blockIdx.y * k.rows + i] = along;
+    }
+}
+
+/* TILE columns of dx of TILE of the band's rows, from du = W u; `rows` is how many it has. */
+static __global__ void __launch_bounds__(BLOCK)
+    gradient_tiles(contrast all_losses, int64_t begin, int64_t rows, int64_t band) {
+    __shared__ tile_memory m;
+    contrast k = take_loss(all_losses, band);
+    int64_t first = (int64_t)blockIdx.x * TILE, column = (int64_t)blockIdx.y * TILE;
+    int64_t tiles = ceil_div(k.rows, TILE);
+    int lane = threadIdx.x % 32;
+    float sums[EACH][EACH] = {};
+    for (int64_t j = 0; j < k.rows; j += CHUNK) {
+        if (j > 0) __syncthreads();
+        fill_rows(m.factors.a, k.weights, first, rows, j, k.rows);
+        fill_columns(m.factors.b, k.u, j, k.rows, column, k.width);
+        __syncthreads();
+        add_products(m, sums);
+    }
+    share_sums(m, sums);
+    column += lane;
+    for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
+        int64_t i = begin + first + row;
+        if (i >= k.rows || first + row >= rows) break;
+        float along = 0, norm = k.norm[i];
+        for (int64_t t = lane; t < tiles; t += 32)
+            along += k.along[t * k.rows + i];
+        along = warp_sum(along);
+        if (!(norm > (float)WEFT_INFONCE_NORM_MIN)) along = 0;
+        if (column >= k.width) continue;
+        float u = k.u[i * k.width + column];
+        store_any(k.dx, (blockIdx.z * k.rows + i) * k.width + column,
+                  (result(m, row, lane) - u * along) / norm);
+    }
+}
+
+static int64_t infonce_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
+    return place_backward(&k, NULL);
+}
+
+static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
+    const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
+    contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
+    place_backward(&k, workspace_of<char>(x, n));
+    k.x = any_of(x, n->in[WEFT_INFONCE_BACK_X]);
+    k.inverse_tau = (float)(1 / attr->tau);
+    k.norm = data_of<float>(x, n->in[WEFT_INFONCE_BACK_NORM]);
+    k.lse = data_of<float>(x, n->in[WEFT_INFONCE_BACK_LSE]);
+    k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
+    k.dx = any_of(x, n->out[0]);
+    k.factor = attr->factor / ((double)k.rows * attr->tau);
+    if (suits_tensor(n->in[WEFT_INFONCE_BACK_X])) {
+        contrast_gradients(stream_of(x), rows_of(k));
+        return launched(n);
+    }
+    int64_t band = band_of(&k);
+    unsigned tiles = (unsigned)ceil_div(k.rows, TILE), losses = (unsigned)k.losses;
+    normalise_rows<<<(unsigned)(k.losses * k.rows), BLOCK, 0, stream_of(x)>>>(k, false);
+    for (int64_t begin = 0; begin < k.rows; begin += band) {
+        int64_t rows = min_i64(band, k.rows - begin);
+        unsigned bands = (unsigned)ceil_div(rows, TILE);
+        dim3 parts(bands, (unsigned)ceil_div(k.width, TILE), losses);
+        weight_tiles<<<dim3(bands, tiles, losses), BLOCK, 0, stream_of(x)>>>(k, begin, band);
+        gradient_tiles<<<parts, BLOCK, 0, stream_of(x)>>>(k, begin, rows, band);
+    }
+    return launched(n);
+}
+
+CUDA_KERNEL(infonce_back, infonce_back_run, infonce_back_workspace)

@@ -1,0 +1,566 @@
+/* Linear, softmax and cross-entropy on the GPU, the logits some rows at a time.
+ *
+ * A part of the rows has its logits made by a product, in bf16 where x and w are: f32 logits never
+ * exist there. One kernel, a block a row, then makes each row's logsumexp in one pass (maximum and
+ * sum together, a thread rescaling its sum when it meets a larger logit) and in a second turns the
+ * logits into their gradient where they lie. A row of bf16 waits in shared memory meanwhile, so that
+ * its logits are read once; others are read again. Two products give dx of the part and add to dw,
+ * which is f32. Floor of a part beside its products: the logits read once and written once.
+ *
+ * dx of a part is a small result of long sums: few tiles, each a whole SM's work. A part has as many
+ * rows as fill the GPU with them, without a part of a round left over.
+ *
+ * The gradient's node scales what the forward pass made. Whether it can must be known before any
+ * value is: the two losses must have the same gradient, one tensor, or the z-loss none. Otherwise
+ * the logits are made again. */
+#include "cuda/functions.cuh"
+#include "cuda/pack.cuh"
+#include "cuda/products/gemm.cuh"
+
+extern "C" {
+#include "ops/cross_entropy.h"
+}
+
+enum {
+    ROW_THREADS = 512,
+    AHEAD = 4, /* packs a thread has on their way */
+    JOIN_THREADS = 1024,
+    HELD_BYTES = 225 << 10, /* longest row that is held in shared memory */
+    SMS = 132,
+    PART_STEP = 128, /* rows of a part are a multiple of this, but for the last; a tile's, too */
+    TILE_COLUMNS = 256
+};
+static const int64_t PART_BYTES = 576 << 20; /* of logits that are held at a time, at most */
+
+/* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */
+struct entropy_seeds {
+    const int32_t *count;    /* targets that count */
+    const float *d_ce;       /* NULL: 1 */
+    const float *d_z;        /* NULL: 1 */
+    const float *d_lse;      /* [N], or NULL */
+    float ce_scale, z_scale; /* 0 where the loss has no gradient; 2 z / N for z */
+};
+
+struct entropy_rows {
+    int64_t first, words, ld;
+    const int32_t *targets;
+    any_tensor l;   /* [rows, ld] of the part */
+    float *lse;     /* [N] */
+    float *picked;  /* [N]: the target's logit */
+    bool gradients; /* l becomes its gradient */
+    entropy_seeds seeds;
+};
+
+static __device__ inline float row_penalty(const entropy_seeds &s, bool counts) {
+    if (!counts || s.ce_scale == 0) return 0;
+    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / (float)*s.count;
+}
+
+static __device__ inline float row_weight(const entropy_seeds &s, float penalty, int64_t row,
+                                          float lse) {
+    float weight = penalty;
+    if (s.z_scale != 0) weight += s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse;
+    if (s.d_lse) weight += s.d_lse[row];
+    return weight;
+}
+
+/* A maximum and Σ of the exponentials beside it. */
+struct top_sum {
+    float top, sum;
+};
+
+static __device__ inline top_sum join_tops(top_sum a, top_sum b) {
+    float top = fmaxf(a.top, b.top);
+    if (top == -INFINITY) return a;
+    return top_sum{top, a.sum * __expf(a.top - top) + b.sum * __expf(b.top - top)};
+}
+
+static __device__ inline top_sum join_block(top_sum own, top_sum *shared) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        top_sum other = {__shfl_xor_sync(0xffffffffu, own.top, step),
+                         __shfl_xor_sync(0xffffffffu, own.sum, step)};
+        own = join_tops(own, other);
+    }
+    if (lane == 0) shared[warp] = own;
+    __syncthreads();
+    own = shared[0];
+    for (int w = 1; w < ROW_THREADS / 32; w++)
+        own = join_tops(own, shared[w]);
+    return own;
+}
+
+/* Adds a pack of n elements. */
+static __device__ inline top_sum add_pack(top_sum own, float (&v)[VECTOR], int n) {
+    float top = own.top;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        v[i] = i < n ? v[i] : -INFINITY;
+        top = fmaxf(top, v[i]);
+    }
+    if (top == -INFINITY) return own;
+    float sum = own.sum * __expf(own.top - top);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        sum += __expf(v[i] - top);
+    return top_sum{top, sum};
+}
+
+/* The thread's next AHEAD packs of a row, all on their way before the first is used. */
+static __device__ inline void fetch_ahead(const entropy_rows &k, int64_t at, int64_t column,
+                                          pack (&p)[AHEAD]) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        int64_t next = column + i * ROW_THREADS * VECTOR;
+        if (next < k.words) p[i] = fetch_pack(k.l, at + next, pack_length(k.words, next));
+    }
+}
+
+/* The row's logsumexp. */
+static __device__ inline float measure_row(const entropy_rows &k, int64_t at, top_sum *shared) {
+    top_sum own = {-INFINITY, 0};
+    for (int64_t column = threadIdx.x * VECTOR; column < k.words;
+         column += AHEAD * ROW_THREADS * VECTOR) {
+        pack p[AHEAD];
+        float v[VECTOR];
+        fetch_ahead(k, at, column, p);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int n = pack_length(k.words, column + i * ROW_THREADS * VECTOR);
+            if (n == 0) break;
+            widen_pack(p[i], k.l.is_bf16, v);
+            own = add_pack(own, v, n);
+        }
+    }
+    own = join_block(own, shared);
+    return own.top + logf(own.sum);
+}
+
+static __device__ inline void differentiate_row(const entropy_rows &k, int64_t at, int64_t target,
+                                                float lse, float weight, float penalty) {
+    for (int64_t first = threadIdx.x * VECTOR; first < k.words;
+         first += AHEAD * ROW_THREADS * VECTOR) {
+        pack p[AHEAD];
+        float v[VECTOR];
+        fetch_ahead(k, at, first, p);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int64_t column = first + i * ROW_THREADS * VECTOR;
+            int n = pack_length(k.words, column), hit = (int)(target - column);
+            if (n == 0) break;
+            widen_pack(p[i], k.l.is_bf16, v);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++) {
+                v[j] = __expf(v[j] - lse) * weight;
+                v[j] -= j == hit ? penalty : 0.0f;
+            }
+            store_pack(k.l, at + column, n, v);
+        }
+    }
+}
+
+/* The thread's packs `first`, first + ROW_THREADS, ... below `end` of a row of bf16, on their way
+ * into shared memory. */
+static __device__ inline void hold_packs(const bf16 *row, uint4 *held, int first, int end) {
+    for (int i = first; i < end; i += ROW_THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         (unsigned)__cvta_generic_to_shared(held + i)),
+                     "l"(row + (int64_t)i * VECTOR));
+    asm volatile("cp.async.commit_group;");
+}
+
+/* The first `n` values of a pack of bf16; -inf behind them. */
+static __device__ inline void widen_held(uint4 p, int n, float (&v)[VECTOR]) {
+    widen_pack(pack{p, make_uint4(0, 0, 0, 0)}, true, v);
+    if (n >= VECTOR) return;
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        v[i] = i < n ? v[i] : -INFINITY;
+}
+
+/* add_pack in powers of two; maximum and sum of the pack as trees, for short chains. */
+static __device__ inline void add_held(top_sum *own, const float (&v)[VECTOR]) {
+    float top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])),
+                      fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+    top = fmaxf(top, own->top);
+    if (top == -INFINITY) return;
+    float e[VECTOR], scaled = top * LOG2E;
+    if (top > own->top) own->sum *= power_of_two(own->top * LOG2E - scaled);
+#pragma unroll
+    for (int i = 0; i < VECTOR; i++)
+        e[i] = power_of_two(fmaf(v[i], LOG2E, -scaled));
+    own->sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+    own->top = top;
+}
+
+/* A block a row of bf16. A thread sees only the packs that it held itself, so that only the sums
+ * of the row wait for others; it begins on the first half of them while the second is on its way. */
+static __global__ void __launch_bounds__(ROW_THREADS, 2) entropy_held(entropy_rows k, bool known) {
+    extern __shared__ uint4 held[];
+    __shared__ top_sum shared[ROW_THREADS / 32];
+    int64_t row = k.first + blockIdx.x, target = k.targets[row];
+    bf16 *l = (bf16 *)(void *)k.l.data + blockIdx.x * k.ld;
+    int packs = (int)(k.ld / VECTOR), words = (int)k.words, first = (int)threadIdx.x;
+    int half = (int)ceil_div(packs, 2 * ROW_THREADS) * ROW_THREADS;
+    bool counts = target >= 0 && target < k.words;
+    hold_packs(l, held, first, half < packs ? half : packs);
+    hold_packs(l, held, first + half, packs);
+    if (threadIdx.x == 0 && !known) k.picked[row] = counts ? to_float(l[target]) : 0.0f;
+    top_sum own = {-INFINITY, 0};
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    for (int i = first; i < packs; i += ROW_THREADS) {
+        if (i >= half && i < half + ROW_THREADS)
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+        if (known) continue;
+        float v[VECTOR];
+        widen_held(held[i], words - i * VECTOR, v);
+        add_held(&own, v);
+    }
+    float lse;
+    if (known) {
+        lse = k.lse[row];
+    } else {
+        own = join_block(own, shared);
+        lse = own.top + logf(own.sum);
+        if (threadIdx.x == 0) k.lse[row] = lse;
+    }
+    if (!k.gradients) return;
+    float penalty = row_penalty(k.seeds, counts);
+    float weight = row_weight(k.seeds, penalty, row, lse), scaled = lse * LOG2E;
+    for (int i = first; i < packs; i += ROW_THREADS) {
+        float v[VECTOR];
+        int hit = counts ? (int)target - i * VECTOR : -1;
+        widen_held(held[i], words - i * VECTOR, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            v[j] = power_of_two(fmaf(v[j], LOG2E, -scaled)) * weight;
+        if (hit >= 0 && hit < VECTOR)
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                v[j] -= j == hit ? penalty : 0.0f;
+        store_vector(l + (int64_t)i * VECTOR, v);
+    }
+}
+
+/* The same for rows of any type and length. `known`: the lse is there already. */
+static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows k, bool known) {
+    __shared__ top_sum shared[ROW_THREADS / 32];
+    int64_t row = k.first + blockIdx.x, at = blockIdx.x * k.ld, target = k.targets[row];
+    bool counts = target >= 0 && target < k.words;
+    float lse;
+    if (known) {
+        lse = k.lse[row];
+    } else {
+        if (threadIdx.x == 0) k.picked[row] = counts ? load_any(k.l, at + target) : 0.0f;
+        lse = measure_row(k, at, shared);
+        if (threadIdx.x == 0) k.lse[row] = lse;
+    }
+    if (!k.gradients) return;
+    float penalty = row_penalty(k.seeds, counts);
+    float weight = row_weight(k.seeds, penalty, row, lse);
+    differentiate_row(k, at, counts ? target : -1, lse, weight, penalty);
+}
+
+/* How many targets count: one block. Faults: the row. */
+static __global__ void count_targets(int64_t rows, int64_t words, const int32_t *targets,
+                                     int32_t *count, weft_cuda_run *run, int node) {
+    __shared__ double shared[32];
+    double own = 0;
+    for (int64_t i = threadIdx.x; i < rows; i += JOIN_THREADS) {
+        int32_t target = targets[i];
+        if (target < -1 || target >= words) note_fault(run, node, i);
+        own += target >= 0 && target < words;
+    }
+    own = block_sum_double(own, shared);
+    if (threadIdx.x == 0) *count = (int32_t)own;
+}
+
+/* ce and z from the rows' numbers, in double: one block. */
+static __global__ void join_losses(int64_t rows, entropy_rows k, double z, float *ce_out,
+                                   float *z_out) {
+    __shared__ double shared[32];
+    double ce = 0, squares = 0;
+    for (int64_t i = threadIdx.x; i < rows; i += JOIN_THREADS) {
+        double lse = k.lse[i];
+        if (k.targets[i] >= 0 && k.targets[i] < k.words) ce += lse - (double)k.picked[i];
+        squares += lse * lse;
+    }
+    ce = block_sum_double(ce, shared);
+    squares = block_sum_double(squares, shared);
+    if (threadIdx.x > 0) return;
+    int32_t count = *k.seeds.count;
+    *ce_out = (float)(count ? ce / count : 0);
+    *z_out = (float)(z != 0 ? z * squares / (double)rows : 0);
+}
+
+static weft_status explain_target(weft_exec *x, const weft_node *n, int64_t place) {
+    return weft_fail(WEFT_EINPUT,
+                     "cross_entropy: target %d at row %lld is outside the vocabulary of %lld, and "
+                     "only -1 means none",
+                     read_i32(x, n->in[WEFT_CE_TARGETS], place), (long long)place,
+                     (long long)n->in[WEFT_CE_W]->shape[0]);
+}
+
+/* The sizes of a node, and its workspace: the count, the picked logits, the logits of a part, dw
+ * where its sums need a place of their own, what the products need. */
+struct entropy_plan {
+    int64_t rows, words, width, ld, step;
+    bool is_bf16;          /* the logits */
+    bool dx, dw;           /* wanted */
+    bool own_dw;           /* dw is bf16 and there are several parts: summed in f32 first */
+    bool dw_bf16, dx_bf16; /* types of the products' results */
+    int64_t picked, logits, sums, products, bytes;
+};
+
+static gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool is_bf16) {
+    char *first = (char *)data;
+    return gemm_matrix{first ? first + at * (is_bf16 ? 2 : 4) : NULL, ld, 0, is_bf16};
+}
+
+/* l [rows, V] = x wᵀ. */
+static gemm_product product_logits(const entropy_plan &k, gemm_matrix x, gemm_matrix w,
+                                   gemm_matrix l, int64_t rows) {
+    gemm_product p = {};
+    p.batch = 1, p.m = rows, p.n = k.words, p.k = k.width, p.tb = true, p.alpha = 1;
+    p.a = x, p.b = w, p.c = l;
+    return p;
+}
+
+/* dx [rows, E] = l w. */
+static gemm_product product_dx(const entropy_plan &k, gemm_matrix l, gemm_matrix w, gemm_matrix dx,
+                               int64_t rows) {
+    gemm_product p = {};
+    p.batch = 1, p.m = rows, p.n = k.width, p.k = k.words, p.alpha = 1;
+    p.a = l, p.b = w, p.c = dx;
+    return p;
+}
+
+/* dw [V, E] = lᵀ x, or += */
+static gemm_product product_dw(const entropy_plan &k, gemm_matrix l, gemm_matrix x, gemm_matrix dw,
+                               int64_t rows, bool add) {
+    gemm_product p = {};
+    p.batch = 1, p.m = k.words, p.n = k.width, p.k = rows, p.ta = true, p.alpha = 1;
+    p.accumulate = add;
+    p.a = l, p.b = x, p.c = dw;
+    return p;
+}
+
+static int64_t product_bytes(const entropy_plan &k, const weft_node *n, int64_t rows) {
+    gemm_matrix x = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_X]->dtype == WEFT_BF16);
+    gemm_matrix w = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_W]->dtype == WEFT_BF16);
+    gemm_matrix l = matrix_at(NULL, 0, k.ld, k.is_bf16);
+    gemm_product p = product_logits(k, x, w, l, rows);
+    int64_t most = gemm_workspace(&p);
+    if (k.dx) {
+        p = product_dx(k, l, w, matrix_at(NULL, 0, k.width, k.dx_bf16), rows);
+        most = max_i64(most, gemm_workspace(&p));
+    }
+    for (int add = 0; k.dw && add < 2; add++) {
+        p = product_dw(k, l, x, matrix_at(NULL, 0, k.width, k.dw_bf16), rows, add);
+        most = max_i64(most, gemm_workspace(&p));
+    }
+    return most;
+}
+
+/* Rounds of tiles that dx takes in parts of `step` rows. */
+static int64_t count_rounds(const entropy_plan &k, int64_t step) {
+    int64_t parts = ceil_div(k.rows, step), last = k.rows - (parts - 1) * step;
+    int64_t across = ceil_div(k.width, TILE_COLUMNS);
+    return (parts - 1) * ceil_div(ceil_div(step, PART_STEP) * across, SMS) +
+           ceil_div(ceil_div(last, PART_STEP) * across, SMS);
+}
+
+/* Rows of a part: of those that take the fewest rounds, the fewest. */
+static int64_t part_rows(const entropy_plan &k) {
+    int64_t most = PART_BYTES / (k.ld * (k.is_bf16 ? 2 : 4)) / PART_STEP * PART_STEP;
+    int64_t best = max_i64(most, PART_STEP);
+    if (k.rows <= best) return k.rows;
+    for (int64_t step = best - PART_STEP; 2 * step > most; step -= PART_STEP)
+        if (count_rounds(k, step) <= count_rounds(k, best)) best = step;
+    return best;
+}
+
+static entropy_plan plan_entropy(const weft_node *n, const weft_tensor *dx, const weft_tensor *dw) {
+    const weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
+    entropy_plan k = {};
+    k.rows = weft_tensor_rows(x);
+    k.words = w->shape[0];
+    k.width = w->shape[1];
+    k.ld = ceil_div(k.words, VECTOR) * VECTOR;
+    k.is_bf16 = x->dtype == WEFT_BF16 && w->dtype == WEFT_BF16;
+    k.step = part_rows(k);
+    k.dx = dx != NULL;
+    k.dw = dw != NULL;
+    k.dx_bf16 = dx && dx->dtype == WEFT_BF16;
+    k.own_dw = dw && dw->dtype == WEFT_BF16 && k.step < k.rows;
+    k.dw_bf16 = dw && dw->dtype == WEFT_BF16 && !k.own_dw;
+    k.picked = align_bytes(sizeof(int32_t));
+    k.logits = k.picked + align_bytes(k.rows * (int64_t)sizeof(float));
+    k.sums = k.logits + align_bytes(k.step * k.ld * (k.is_bf16 ? 2 : 4));
+    k.products = k.sums;
+    if (k.own_dw) k.products += align_bytes(k.words * k.width * (int64_t)sizeof(float));
+    int64_t last = k.rows - (ceil_div(k.rows, k.step) - 1) * k.step;
+    k.bytes = k.products + max_i64(product_bytes(k, n, k.step), product_bytes(k, n, last));
+    return k;
+}
+
+static void run_rows(weft_exec *x, const entropy_plan &k, const entropy_rows &rows, int64_t count,
+                     bool known) {
+    int64_t bytes = k.ld * (int64_t)sizeof(bf16);
+    if (!k.is_bf16 || bytes > HELD_BYTES) {
+        entropy_part<<<(unsigned)count, ROW_THREADS, 0, stream_of(x)>>>(rows, known);
+        return;
+    }
+    cudaFuncSetAttribute(entropy_held, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    entropy_held<<<(unsigned)count, ROW_THREADS, (size_t)bytes, stream_of(x)>>>(rows, known);
+}
+
+/* All parts: logits, the kernel, dx and dw. `dx` and `dw` are where the results go. */
+static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_plan &k,
+                             entropy_rows rows, bool known, void *dx, void *dw) {
+    char *work = workspace_of<char>(x, n);
+    const weft_tensor *in = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
+    bool x_bf16 = in->dtype == WEFT_BF16;
+    gemm_matrix w_at = matrix_at(weft_data(x, w), 0, k.width, w->dtype == WEFT_BF16);
+    gemm_matrix l_at = matrix_at(work + k.logits, 0, k.ld, k.is_bf16);
+    gemm_matrix dw_at = matrix_at(dw, 0, k.width, k.dw_bf16);
+    rows.l = any_tensor{work + k.logits, k.is_bf16};
+    for (rows.first = 0; rows.first < k.rows; rows.first += k.step) {
+        int64_t count = min_i64(k.step, k.rows - rows.first), at = rows.first * k.width;
+        gemm_matrix x_at = matrix_at(weft_data(x, in), at, k.width, x_bf16);
+        gemm_product p = product_logits(k, x_at, w_at, l_at, count);
+        WEFT_TRY(gemm_run(x, &p, work + k.products));
+        run_rows(x, k, rows, count, known);
+        if (k.dw) {
+            p = product_dw(k, l_at, x_at, dw_at, count, rows.first > 0);
+            WEFT_TRY(gemm_run(x, &p, work + k.products));
+        }
+        if (k.dx) {
+            p = product_dx(k, l_at, w_at, matrix_at(dx, at, k.width, k.dx_bf16), count);
+            WEFT_TRY(gemm_run(x, &p, work + k.products));
+        }
+    }
+    return WEFT_OK;
+}
+
+/* The rows' numbers that both nodes share; counts the targets. */
+static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_plan &k) {
+    char *work = workspace_of<char>(x, n);
+    entropy_rows rows = {};
+    rows.words = k.words;
+    rows.ld = k.ld;
+    rows.targets = data_of<int32_t>(x, n->in[WEFT_CE_TARGETS]);
+    rows.picked = (float *)(work + k.picked);
+    rows.gradients = k.dx || k.dw;
+    rows.seeds.count = (int32_t *)work;
+    rows.seeds.ce_scale = 1;
+    rows.seeds.z_scale = (float)(2 * ATTR(n, weft_cross_entropy_attr)->z / (double)k.rows);
+    count_targets<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, k.words, rows.targets,
+                                                        (int32_t *)work, device_run(x), n->index);
+    return rows;
+}
+
+static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
+    const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
+    const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
+    entropy_plan k = plan_entropy(n, dx, dw);
+    entropy_rows rows = start_rows(x, n, k);
+    rows.lse = data_of<float>(x, n->out[WEFT_CE_LSE]);
+    if (!weft_z_trains(attr)) rows.seeds.z_scale = 0;
+    WEFT_TRY(run_parts(x, n, k, rows, false, weft_data(x, dx), weft_data(x, dw)));
+    join_losses<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, rows, attr->z,
+                                                      data_of<float>(x, n->out[WEFT_CE_LOSS]),
+                                                      data_of<float>(x, n->out[WEFT_CE_Z]));
+    return launched(n);
+}
+
+static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return plan_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW]).bytes;
+}
+
+CUDA_KERNEL(cross_entropy, cross_entropy_run, cross_entropy_workspace, explain_target)
+
+static const weft_tensor *root_of(const weft_tensor *t) {
+    while (t && t->view_of)
+        t = t->view_of;
+    return t;
+}
+
+static bool only_scales(const weft_node *n) {
+    const weft_tensor *d_z = n->in[WEFT_CE_BACK_D_Z];
+    bool made = n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW];
+    return made && (!d_z || root_of(d_z) == root_of(n->in[WEFT_CE_BACK_D_CE]));
+}
+
+/* The factor is a number on the device; NULL: 1. */
+struct entropy_scale {
+    const float *factor;
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = factor ? *factor * x[0] : x[0];
+    }
+};
+
+static void scale_values(weft_exec *x, any_tensor from, const weft_tensor *to,
+                         const float *factor) {
+    int64_t count = weft_tensor_count(to);
+    map_elements<1, 1><<<pack_grid(ceil_div(count, VECTOR)), PACK_THREADS, 0, stream_of(x)>>>(
+        count, tensor_list<1>{{from}}, tensor_list<1>{{any_of(x, to)}}, entropy_scale{factor});
+}
+
+/* The same in place. In training the factor is 1, and nothing is left to do. */
+static __global__ void scale_over(int64_t count, any_tensor v, const float *factor) {
+    float by = *factor;
+    if (by == 1) return;
+    for (int64_t at = thread_index() * VECTOR; at < count; at += thread_count() * VECTOR) {
+        float x[VECTOR];
+        int n = pack_length(count, at);
+        load_pack(v, at, n, x);
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            x[i] *= by;
+        store_pack(v, at, n, x);
+    }
+}
+
+static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
+    entropy_plan k = plan_entropy(n, n->out[0], n->out[1]);
+    entropy_rows rows = start_rows(x, n, k);
+    rows.lse = data_of<float>(x, n->in[WEFT_CE_BACK_LSE]);
+    rows.seeds.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
+    rows.seeds.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);
+    rows.seeds.d_lse = data_of<float>(x, n->in[WEFT_CE_BACK_D_LSE]);
+    if (!rows.seeds.d_ce) rows.seeds.ce_scale = 0;
+    if (!rows.seeds.d_z) rows.seeds.z_scale = 0;
+    float *sums = (float *)(workspace_of<char>(x, n) + k.sums);
+    WEFT_TRY(run_parts(x, n, k, rows, true, weft_data(x, n->out[0]),
+                       k.own_dw ? sums : weft_data(x, n->out[1])));
+    if (k.own_dw) scale_values(x, any_tensor{sums, false}, n->out[1], NULL);
+    return launched(n);
+}
+
+static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
+    if (!only_scales(n)) return differentiate_anew(x, n);
+    const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
+    const float *d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
+    for (int i = 0; i < 2; i++) {
+        if (!n->out[i]) continue;
+        int64_t count = weft_tensor_count(n->out[i]);
+        any_tensor from = any_of(x, made[i]), to = any_of(x, n->out[i]);
+        if (from.data == to.data && from.is_bf16 == to.is_bf16)
+            scale_over<<<grid_for(ceil_div(count, VECTOR), PACK_THREADS), PACK_THREADS, 0,
+                         stream_of(x)>>>(count, to, d_ce);
+        else
+            scale_values(x, from, n->out[i], d_ce);
+    }
+    return launched(n);
+}
+
+static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return only_scales(n) ? 0 : plan_entropy(n, n->out[0], n->out[1]).bytes;
+}
+
+CUDA_KERNEL(cross_entropy_back, cross_entropy_back_run, cross_entropy_back_workspace,
+            explain_target)

@@ -1,0 +1,230 @@
+/* Matrix products of few rows (at most GEMM_FEW_ROWS): what generation runs, and what is done once
+ * for a sequence. A row's bits do not depend on the other rows or on how many there are: its sum
+ * over k is cut and joined in the same way always.
+ *
+ * Floor: b's bytes once. In bf16 the tensor cores multiply, all rows at a time, so that b is read
+ * once indeed. A block has FEW_COLUMNS columns; its warps take turns at the steps of k, each with
+ * loads of 16 bytes straight to registers, and their sums are added in one order. Which of a step's
+ * numbers meet in an instruction is free as long as a and b agree: a lane multiplies the eight
+ * that it loaded beside each other. Where b lies as [k, n] the lanes turn 8 × 8 numbers about.
+ * f32, mixed types and rows that start anywhere take plain kernels, eight rows at a time.
+ *
+ * `finish(g, row, column, sum)` is given to them and ends a sum of matrix g. */
+#ifndef WEFT_CUDA_PRODUCTS_FEW_ROWS_CUH
+#define WEFT_CUDA_PRODUCTS_FEW_ROWS_CUH
+
+#include "cuda/products/gemm.cuh"
+
+enum {
+    FEW_WARPS = 4,
+    FEW_AT_ONCE = 8,  /* rows that a warp of the plain kernels holds sums of */
+    FEW_SHARES = 16,  /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
+    FEW_COLUMNS = 32, /* of a block with tensor cores */
+    FEW_STEP = 32     /* of k: 8 numbers a lane */
+};
+
+/* a [m, k]; b [n, k] with tb, else [k, n]; types known at run time only. */
+typedef struct {
+    any_tensor a, b;
+    int64_t a_ld, a_stride, b_ld, b_stride;
+    int64_t m, n, k;
+    float alpha;
+} few_rows;
+
+/* b [n, k]: a warp a column, whose lanes share out k. */
+template <class F> static __global__ void few_rows_by_warp(few_rows f, F finish) {
+    int64_t column = (int64_t)blockIdx.x * FEW_WARPS + threadIdx.x / 32, g = blockIdx.y;
+    int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
+    int lane = threadIdx.x % 32, rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
+    if (column >= f.n) return;
+    int64_t b_at = g * f.b_stride + column * f.b_ld, a_at = g * f.a_stride + first * f.a_ld;
+    float sums[FEW_AT_ONCE] = {};
+    for (int64_t k = lane; k < f.k; k += 32) {
+        float b = load_any(f.b, b_at + k);
+#pragma unroll
+        for (int r = 0; r < FEW_AT_ONCE; r++)
+            if (r < rows) sums[r] = fmaf(load_any(f.a, a_at + r * f.a_ld + k), b, sums[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < FEW_AT_ONCE; r++) {
+        float sum = warp_sum(sums[r]);
+        if (r < rows && lane == 0) finish(g, first + r, column, f.alpha * sum);
+    }
+}
+
+/* b [k, n]: a lane a column. The block's warps share out k, and their sums are added in order. */
+template <class F> static __global__ void few_rows_by_lane(few_rows f, F finish) {
+    __shared__ float parts[FEW_SHARES][FEW_AT_ONCE][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t column = (int64_t)blockIdx.x * 32 + lane, g = blockIdx.y;
+    int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
+    int rows = (int)min_i64(FEW_AT_ONCE, f.m - first);
+    int64_t b_at = g * f.b_stride + column, a_at = g * f.a_stride + first * f.a_ld;
+    float sums[FEW_AT_ONCE] = {};
+    for (int64_t k = warp; k < f.k && column < f.n; k += FEW_SHARES) {
+        float b = load_any(f.b, b_at + k * f.b_ld);
+#pragma unroll
+        for (int r = 0; r < FEW_AT_ONCE; r++)
+            if (r < rows) sums[r] = fmaf(load_any(f.a, a_at + r * f.a_ld + k), b, sums[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < FEW_AT_ONCE; r++)
+        parts[warp][r][lane] = sums[r];
+    __syncthreads();
+    if (warp >= rows || column >= f.n) return;
+    float sum = 0;
+    for (int w = 0; w < FEW_SHARES; w++)
+        sum += parts[w][warp][lane];
+    finish(g, first + warp, column, f.alpha * sum);
+}
+
+/* Eight numbers of bf16 as four words; zeros where there are none. */
+struct few_words {
+    unsigned word[4];
+};
+
+__device__ static inline few_words few_fetch(const bf16 *p, bool there) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (there) v = *(const uint4 *)p;
+    return few_words{{v.x, v.y, v.z, v.w}};
+}
+
+/* A lane has two neighbours of row lane/4 of 8 × 8 numbers, and gets two of column lane/4. */
+__device__ static inline unsigned few_turn(unsigned word) {
+    unsigned turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
+    return turned;
+}
+
+__device__ static inline void few_multiply(float (&c)[4], const few_words &a, const few_words &low,
+                                           int step, unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a.word[2 * step]), "r"(low.word[2 * step]), "r"(a.word[2 * step + 1]),
+                   "r"(low.word[2 * step + 1]), "r"(b0), "r"(b1));
+}
+
+/* What a lane multiplies in a step: rows lane/4, + 8, + 16, + 24 of a; of b, in the instructions'
+ * order, [tile of eight columns][which eight of k]. */
+struct few_step {
+    few_words a[4];
+    unsigned b[4][4];
+};
+
+/* TB: lane/4 is a column, and its words are of k. Else lane/4 is one of eight of k, and its words
+ * are columns: word i of the lanes makes up tile i. */
+template <bool TB>
+__device__ static inline void few_load(const few_rows &f, const bf16 *a, const bf16 *b,
+                                       int64_t column, int64_t k, few_step &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
+    bool in_k = k + quarter * 8 < f.k;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        s.a[i] = few_fetch(a + (row + 8 * i) * f.a_ld + k + quarter * 8, in_k && row + 8 * i < f.m);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int64_t n = column + (TB ? 8 * i + row : 8 * quarter);
+        int64_t depth = k + (TB ? quarter * 8 : row / 2 * 8 + 2 * i + row % 2);
+        const bf16 *from = b + (TB ? n * f.b_ld + depth : depth * f.b_ld + n);
+        few_words v = few_fetch(from, n < f.n && depth < f.k);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            s.b[TB ? i : j][TB ? j : i] = v.word[j];
+    }
+}
+
+/* The place of a block's result in a warp's sums: which of the lane's 32, and the lane. */
+template <bool TB> __device__ static inline int few_place(int row, int column) {
+    int tile = TB ? column / 8 : column % 8 / 2, quarter = TB ? column % 8 / 2 : column / 8;
+    int which = (row / 16 * 4 + tile) * 4 + row / 8 % 2 * 2 + column % 2;
+    return which * 32 + row % 8 * 4 + quarter;
+}
+
+template <bool TB, class F>
+static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
+    few_rows_by_tensor(few_rows f, F finish) {
+    __shared__ float parts[FEW_SHARES / 2][GEMM_FEW_ROWS * FEW_COLUMNS];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int64_t column = (int64_t)blockIdx.x * FEW_COLUMNS, g = blockIdx.y;
+    const bf16 *a = (const bf16 *)f.a.data + g * f.a_stride;
+    const bf16 *b = (const bf16 *)f.b.data + g * f.b_stride;
+    float sums[2][4][4] = {};
+#pragma unroll 2
+    for (int64_t k = warp * FEW_STEP; k < f.k; k += FEW_SHARES * FEW_STEP) {
+        few_step s;
+        few_load<TB>(f, a, b, column, k, s);
+#pragma unroll
+        for (int tile = 0; tile < 4; tile++) {
+            if (!TB)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    s.b[tile][i] = few_turn(s.b[tile][i]);
+#pragma unroll
+            for (int step = 0; step < 2; step++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    few_multiply(sums[half][tile], s.a[2 * half], s.a[2 * half + 1], step,
+                                 s.b[tile][2 * step], s.b[tile][2 * step + 1]);
+        }
+    }
+    /* The upper half of the warps hands its sums to the lower, which add their own. */
+    float *mine = parts[warp % (FEW_SHARES / 2)] + lane;
+    const float *sum = &sums[0][0][0];
+    if (warp >= FEW_SHARES / 2)
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            mine[i * 32] = sum[i];
+    __syncthreads();
+    if (warp < FEW_SHARES / 2)
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            mine[i * 32] += sum[i];
+    __syncthreads();
+    for (int row = warp; row < f.m; row += FEW_SHARES) {
+        if (column + lane >= f.n) break;
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < FEW_SHARES / 2; w++)
+            total += parts[w][few_place<TB>(row, lane)];
+        finish(g, row, column + lane, f.alpha * total);
+    }
+}
+
+/* Whether each row starts at 16 bytes and is whole words of them. */
+static inline bool few_is_aligned(const gemm_matrix *x, int64_t width, int64_t batch) {
+    return x->is_bf16 && width % 8 == 0 && x->ld % 8 == 0 && (batch == 1 || x->stride % 8 == 0) &&
+           (uintptr_t)x->data % 16 == 0;
+}
+
+template <class F> static void run_few_rows(cudaStream_t stream, const gemm_product *p, F finish) {
+    few_rows f = {any_tensor{p->a.data, p->a.is_bf16},
+                  any_tensor{p->b.data, p->b.is_bf16},
+                  p->a.ld,
+                  p->a.stride,
+                  p->b.ld,
+                  p->b.stride,
+                  p->m,
+                  p->n,
+                  p->k,
+                  p->alpha};
+    if (few_is_aligned(&p->a, p->k, p->batch) &&
+        few_is_aligned(&p->b, p->tb ? p->k : p->n, p->batch)) {
+        dim3 grid((unsigned)ceil_div(p->n, FEW_COLUMNS), (unsigned)p->batch);
+        if (p->tb)
+            few_rows_by_tensor<true><<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
+        else
+            few_rows_by_tensor<false><<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
+        return;
+    }
+    dim3 grid(1, (unsigned)p->batch, (unsigned)ceil_div(p->m, FEW_AT_ONCE));
+    if (p->tb) {
+        grid.x = (unsigned)ceil_div(p->n, FEW_WARPS);
+        few_rows_by_warp<<<grid, FEW_WARPS * 32, 0, stream>>>(f, finish);
+    } else {
+        grid.x = (unsigned)ceil_div(p->n, 32);
+        few_rows_by_lane<<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
+    }
+}
+
+#endif

@@ -1,0 +1,122 @@
+/* Gated linear layers on the GPU.
+ *
+ * In bf16, where the sizes allow, a kernel of our own does the products and the gate behind them:
+ * gate, up and dy go to the gate's arithmetic without a way through memory. Its floor is the larger
+ * of the products' operations and the bytes of x or d, and of y, gate and up, or of gate, up, dgate
+ * and dup, once. Otherwise the layers are done piece by piece, by the kernels of the nodes that
+ * they stand for. */
+#include "cuda/products/gemm_fused.cuh"
+
+extern "C" {
+#include "ops/gated.h"
+
+extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mul_back;
+}
+
+/* Where our kernel wins by itself. Its products are slower than the library's, so it loses with depth
+ * what it saves in passes over the result, one forward and more backward: measured at 32768 × 3072
+ * and a depth of 768; beyond, these are estimates. Smaller results have fewer tiles than there are
+ * multiprocessors. */
+enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024, MOST_DEPTH_BACK = 2048 };
+
+/* A product of rows as our kernel's; `x` NULL: without addresses. */
+static tiles_product describe_product(const weft_exec *x, const weft_gated_part *part) {
+    const weft_matmul_attr *attr = ATTR(&part->node, weft_matmul_attr);
+    const weft_tensor *a = part->in[WEFT_MATMUL_A], *b = part->in[WEFT_MATMUL_B];
+    weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
+    tiles_product p = {};
+    p.m = s.m, p.n = p.ld = s.n;
+    p.segments = 1;
+    p.segment[0] = tiles_segment{x ? data_of<bf16>(x, a) : NULL,
+                                 x ? data_of<bf16>(x, b) : NULL,
+                                 s.k,
+                                 attr->tb ? s.k : s.n,
+                                 s.k,
+                                 attr->tb,
+                                 1.0f};
+    return p;
+}
+
+static tiles_product describe_forward(const weft_exec *x, const weft_node *n) {
+    weft_gated_part part;
+    weft_gated_product(n, WEFT_GATED_GATE, &part);
+    tiles_product p = describe_product(x, &part);
+    p.after = TILES_SILU_MUL;
+    if (!x) return p;
+    p.b2 = data_of<bf16>(x, n->in[WEFT_GATED_W_UP]);
+    p.y = data_of<bf16>(x, n->out[WEFT_GATED_Y]);
+    if (!n->out[WEFT_GATED_UP]) return p;
+    p.gate = data_of<bf16>(x, n->out[WEFT_GATED_GATE]);
+    p.up = data_of<bf16>(x, n->out[WEFT_GATED_UP]);
+    return p;
+}
+
+static tiles_product describe_backward(const weft_exec *x, const weft_node *n) {
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    tiles_product p = describe_product(x, &part);
+    p.after = TILES_SILU_MUL_BACK;
+    if (!x) return p;
+    p.gate_in = data_of<bf16>(x, n->in[WEFT_GATED_BACK_GATE]);
+    p.up_in = data_of<bf16>(x, n->in[WEFT_GATED_BACK_UP]);
+    p.y = data_of<bf16>(x, n->out[WEFT_GATED_BACK_DGATE]);
+    p.y2 = data_of<bf16>(x, n->out[WEFT_GATED_BACK_DUP]);
+    return p;
+}
+
+/* Whether our kernel does it. Shapes and types decide: the workspace is planned by it. */
+static bool goes_by_tiles(const weft_node *n, const tiles_product *p) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i]->dtype != WEFT_BF16) return false;
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] && n->out[i]->dtype != WEFT_BF16) return false;
+    int64_t most = p->after == TILES_SILU_MUL ? MOST_DEPTH : MOST_DEPTH_BACK;
+    if (p->m * p->n < LEAST_VALUES || p->segment[0].k > most) return false;
+    return tiles_can(p);
+}
+
+static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
+    tiles_product p = describe_forward(x, n);
+    if (goes_by_tiles(n, &p)) return tiles_run(x, &p);
+    weft_gated_part part;
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_product(n, out, &part);
+        WEFT_TRY(weft_cuda_matmul.run(x, &part.node));
+    }
+    weft_gated_silu_mul(n, &part);
+    return weft_cuda_silu_mul.run(x, &part.node);
+}
+
+static int64_t gated_linear_workspace(const weft_node *n, int threads) {
+    tiles_product p = describe_forward(NULL, n);
+    int64_t most = 0;
+    if (goes_by_tiles(n, &p)) return 0;
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_part part;
+        weft_gated_product(n, out, &part);
+        most = max_i64(most, weft_cuda_matmul.workspace(&part.node, threads));
+    }
+    return most;
+}
+
+CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
+
+static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
+    tiles_product p = describe_backward(x, n);
+    if (goes_by_tiles(n, &p)) return tiles_run(x, &p);
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    WEFT_TRY(weft_cuda_matmul.run(x, &part.node));
+    weft_gated_back_silu_mul(n, &part);
+    return weft_cuda_silu_mul_back.run(x, &part.node);
+}
+
+static int64_t gated_linear_back_workspace(const weft_node *n, int threads) {
+    tiles_product p = describe_backward(NULL, n);
+    if (goes_by_tiles(n, &p)) return 0;
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    return weft_cuda_matmul.workspace(&part.node, threads);
+}
+
+CUDA_KERNEL(gated_linear_back, gated_linear_back_run, gated_linear_back_workspace)

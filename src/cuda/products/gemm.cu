@@ -1,0 +1,506 @@
+/* Matrix products: cuBLASLt where it can, our own kernels around it.
+ *
+ * Five ways, by the product's form alone:
+ *
+ *   few rows   at most 32 rows: each summed alone, so that its bits do not depend on the others
+ *              (few_rows.cuh).
+ *   slim       sums over many rows, a result of at most 16 × 128 (slim.cuh).
+ *   thin       a small result of long sums, of sides the library is slow at: bands of k.
+ *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
+ *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
+ *   plain      where the library has no algorithm: tiles of 32 × 32 in shared memory.
+ *
+ * Bias, gelu and gelu's slope are the library's epilogue where its result is already c (a bias must
+ * have c's type there, so an f32 bias beside bf16 is rounded first, as the result is). Otherwise the
+ * sums go to the workspace in f32 and finish_values does the rest: for gelu in f32, whose epilogue is
+ * coarser than f32 is, for f32 factors with a bf16 result, and for widths that the epilogue does not
+ * take. Only the slope of a bf16 result is put on sums that were rounded to c already, as a node of
+ * its own would: those would be many in f32. The addend is the library's c, and c its d. */
+#include "cuda/functions.cuh"
+#include "cuda/products/algorithms.cuh"
+#include "cuda/products/few_rows.cuh"
+#include "cuda/products/slim.cuh"
+
+#include <algorithm>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    THIN_SIDE = 128, /* longest side of a thin product's result */
+    THIN_VALUES = 4096,
+    THIN_DEPTH = 1024, /* shortest sums */
+    THIN_ROWS = 32,    /* of a and b that a block holds */
+    THIN_BANDS = 264,
+    TILE = 32,
+    TILE_ROWS = 8, /* threads of a tile: 32 × 8, four rows each */
+    THREADS = 256,
+    LIBRARY_SMALL = 4 << 20, /* bytes of the library's own workspace */
+    LIBRARY_LARGE = 32 << 20,
+    LIBRARY_ALIGN = 256
+};
+static const double LARGE_FLOPS = 1e9;
+
+/* A product's plan: what has to be done around the library's call. */
+typedef struct {
+    bool few_rows, thin, slim;
+    slim_product slim_sums;
+    bool widen_a, widen_b;                /* bf16 beside f32 */
+    bool round_bias;                      /* f32 bias for a bf16 epilogue */
+    bool finish;                          /* sums in f32 first, then bias, gelu and rounding */
+    bool sums_apart;                      /* and they lie in the workspace, not in c */
+    int64_t a_at, b_at, bias_at, sums_at; /* places in the workspace */
+    int64_t library_bytes, bytes;
+} gemm_plan;
+
+static int64_t matrix_values(const gemm_matrix *x, int64_t batch, int64_t rows, int64_t columns) {
+    return (batch - 1) * x->stride + (rows - 1) * x->ld + columns;
+}
+
+static int64_t a_values(const gemm_product *p) {
+    return matrix_values(&p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k);
+}
+
+static int64_t b_values(const gemm_product *p) {
+    return matrix_values(&p->b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n);
+}
+
+static int64_t take_bytes(gemm_plan *plan, int64_t bytes) {
+    int64_t at = plan->bytes;
+    plan->bytes += align_bytes(bytes);
+    return at;
+}
+
+/* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
+ * must start at multiples of 16 bytes. */
+static bool epilogue_fits(const gemm_product *p) {
+    bool one = p->batch == 1 || !(p->gelu || p->gelu_back || p->pre.data);
+    return p->c.is_bf16 && one && p->n % 8 == 0 && p->c.ld % 8 == 0;
+}
+
+static int64_t bias_values(const gemm_product *p) {
+    return p->bias.stride ? p->batch * p->n : p->n;
+}
+
+static bool is_thin(const gemm_product *p) {
+    return p->ta && !p->tb && p->batch == 1 && p->k >= THIN_DEPTH && p->m <= THIN_SIDE &&
+           p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && (p->m % 8 != 0 || p->n % 8 != 0);
+}
+
+static int64_t thin_band(const gemm_product *p) {
+    return ceil_div(ceil_div(p->k, THIN_BANDS), THIN_ROWS) * THIN_ROWS;
+}
+
+static int64_t thin_workspace(const gemm_product *p) {
+    return ceil_div(p->k, thin_band(p)) * p->m * p->n * (int64_t)sizeof(float);
+}
+
+/* Whether c, in bf16, takes the sums before finish_values is done with them. */
+static bool sums_are_rounded(const gemm_product *p) {
+    return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
+}
+
+static gemm_plan make_plan(const gemm_product *p) {
+    gemm_plan plan = {};
+    plan.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
+    if (plan.few_rows) return plan;
+    double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
+    plan.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
+    plan.bytes = plan.library_bytes + LIBRARY_ALIGN;
+    /* Whoever plans these for many rows may run the last few with the same workspace, and those are
+     * the library's. */
+    plan.slim = slim_find(p, &plan.slim_sums);
+    plan.thin = !plan.slim && is_thin(p);
+    if (plan.slim) plan.bytes = max_i64(plan.bytes, slim_workspace(&plan.slim_sums));
+    if (plan.thin) plan.bytes = max_i64(plan.bytes, thin_workspace(p));
+    if (plan.slim || plan.thin) return plan;
+    bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
+    plan.widen_a = p->a.is_bf16 && !is_bf16;
+    plan.widen_b = p->b.is_bf16 && !is_bf16;
+    plan.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
+    plan.sums_apart = plan.finish && p->c.is_bf16 && !sums_are_rounded(p);
+    plan.round_bias = !plan.finish && p->bias.data && !p->bias.is_bf16;
+    if (plan.widen_a) plan.a_at = take_bytes(&plan, a_values(p) * (int64_t)sizeof(float));
+    if (plan.widen_b) plan.b_at = take_bytes(&plan, b_values(p) * (int64_t)sizeof(float));
+    if (plan.round_bias) plan.bias_at = take_bytes(&plan, bias_values(p) * (int64_t)sizeof(bf16));
+    if (plan.sums_apart)
+        plan.sums_at = take_bytes(&plan, p->batch * p->m * p->n * (int64_t)sizeof(float));
+    return plan;
+}
+
+int64_t gemm_workspace(const gemm_product *p) {
+    return make_plan(p).bytes;
+}
+
+static __global__ void widen_values(int64_t n, const bf16 *from, float *to) {
+    for (int64_t i = thread_index(); i < n; i += thread_count())
+        to[i] = to_float(from[i]);
+}
+
+static __global__ void round_values(int64_t n, const float *from, bf16 *to) {
+    for (int64_t i = thread_index(); i < n; i += thread_count())
+        to[i] = from_float<bf16>(from[i]);
+}
+
+/* What becomes of a sum: bias, addend, the value before gelu, gelu or its slope, c. */
+typedef struct {
+    any_tensor c, bias, addend, pre; /* data NULL: not there */
+    int64_t ld, stride;              /* of c, addend and pre */
+    int64_t bias_stride;
+    bool gelu, gelu_back, accumulate;
+    float alpha;
+} finishing;
+
+static finishing describe_finish(const gemm_product *p) {
+    finishing f = {};
+    f.c = any_tensor{p->c.data, p->c.is_bf16};
+    f.bias = any_tensor{p->bias.data, p->bias.is_bf16};
+    f.addend = any_tensor{p->addend.data, p->addend.is_bf16};
+    f.pre = any_tensor{p->pre.data, p->pre.is_bf16};
+    f.ld = p->c.ld;
+    f.stride = p->c.stride;
+    f.bias_stride = p->bias.stride;
+    f.gelu = p->gelu;
+    f.gelu_back = p->gelu_back;
+    f.accumulate = p->accumulate;
+    f.alpha = p->alpha;
+    return f;
+}
+
+__device__ static void finish_value(const finishing &f, int64_t g, int64_t row, int64_t column,
+                                    float sum) {
+    int64_t at = g * f.stride + row * f.ld + column;
+    if (f.accumulate) sum += load_any(f.c, at);
+    if (f.bias.data) sum += load_any(f.bias, g * f.bias_stride + column);
+    if (f.addend.data) sum += load_any(f.addend, at);
+    if (f.gelu_back)
+        sum *= gelu_slope(load_any(f.pre, at));
+    else if (f.pre.data)
+        store_any(f.pre, at, sum);
+    store_any(f.c, at, f.gelu ? gelu_value(sum) : sum);
+}
+
+/* `sums` may be c itself: each element is read and written by one thread. */
+static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, int64_t stride,
+                                     int64_t batch, int64_t m, int64_t n) {
+    for (int64_t i = thread_index(); i < batch * m * n; i += thread_count()) {
+        int64_t column = i % n, row = i / n % m, g = i / n / m;
+        finish_value(f, g, row, column, load_any(sums, g * stride + row * ld + column));
+    }
+}
+
+/* The factors of a product whose types are known at run time only. */
+typedef struct {
+    any_tensor a, b;
+    int64_t a_ld, a_stride, b_ld, b_stride;
+    int64_t m, n, k;
+    bool ta, tb;
+} factors;
+
+static factors describe_factors(const gemm_product *p) {
+    return factors{any_tensor{p->a.data, p->a.is_bf16},
+                   any_tensor{p->b.data, p->b.is_bf16},
+                   p->a.ld,
+                   p->a.stride,
+                   p->b.ld,
+                   p->b.stride,
+                   p->m,
+                   p->n,
+                   p->k,
+                   p->ta,
+                   p->tb};
+}
+
+/* For few_rows.cuh and slim.cuh. */
+struct finish_one {
+    finishing end;
+    __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
+        finish_value(end, g, row, column, sum);
+    }
+};
+
+/* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
+ * start anywhere: a block sums a band of k, the bands' sums are added by a warp each. */
+static __global__ void multiply_bands(factors f, int64_t band, float *sums) {
+    __shared__ float a[THIN_ROWS][THIN_SIDE], b[THIN_ROWS][THIN_SIDE];
+    int m = (int)f.m, n = (int)f.n, values = m * n;
+    int64_t end = min_i64(((int64_t)blockIdx.x + 1) * band, f.k);
+    float sum[THIN_VALUES / THREADS] = {};
+    for (int64_t first = (int64_t)blockIdx.x * band; first < end; first += THIN_ROWS) {
+        int rows = (int)min_i64(THIN_ROWS, end - first);
+        for (int i = threadIdx.x; i < rows * m; i += THREADS)
+            a[i / m][i % m] = load_any(f.a, (first + i / m) * f.a_ld + i % m);
+        for (int i = threadIdx.x; i < rows * n; i += THREADS)
+            b[i / n][i % n] = load_any(f.b, (first + i / n) * f.b_ld + i % n);
+        __syncthreads();
+#pragma unroll
+        for (int t = 0; t < THIN_VALUES / THREADS; t++) {
+            int at = threadIdx.x + t * THREADS;
+            if (at >= values) break;
+            for (int r = 0; r < rows; r++)
+                sum[t] = fmaf(a[r][at / n], b[r][at % n], sum[t]);
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int t = 0; t < THIN_VALUES / THREADS; t++)
+        if (threadIdx.x + t * THREADS < values)
+            sums[(int64_t)blockIdx.x * values + threadIdx.x + t * THREADS] = sum[t];
+}
+
+static __global__ void add_bands(finishing end, int bands, int n, int values, const float *sums) {
+    int at = (int)blockIdx.x * (THREADS / 32) + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (at >= values) return;
+    float sum = 0;
+    for (int i = lane; i < bands; i += 32)
+        sum += sums[(int64_t)i * values + at];
+    sum = warp_sum(sum);
+    if (lane == 0) finish_value(end, 0, at / n, at % n, end.alpha * sum);
+}
+
+static void run_thin(cudaStream_t stream, const gemm_product *p, float *sums) {
+    int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
+    multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(describe_factors(p), band, sums);
+    add_bands<<<(unsigned)ceil_div(values, THREADS / 32), THREADS, 0, stream>>>(
+        describe_finish(p), (int)bands, (int)p->n, (int)values, sums);
+}
+
+/* Any product, slowly. */
+static __global__ void multiply_tiles(factors f, finishing end) {
+    __shared__ float a[TILE][TILE + 1], b[TILE][TILE + 1];
+    int64_t column = (int64_t)blockIdx.x * TILE, row = (int64_t)blockIdx.y * TILE, g = blockIdx.z;
+    int x = threadIdx.x, y = threadIdx.y;
+    float sums[TILE / TILE_ROWS] = {};
+    for (int64_t depth = 0; depth < f.k; depth += TILE) {
+        for (int i = y; i < TILE; i += TILE_ROWS) {
+            /* x runs along what is contiguous: k, or a row of the transposed factor. */
+            int64_t a_row = row + (f.ta ? x : i), a_k = depth + (f.ta ? i : x);
+            int64_t b_column = column + (f.tb ? i : x), b_k = depth + (f.tb ? x : i);
+            bool a_in = a_row < f.m && a_k < f.k, b_in = b_column < f.n && b_k < f.k;
+            int64_t a_at = f.ta ? a_k * f.a_ld + a_row : a_row * f.a_ld + a_k;
+            int64_t b_at = f.tb ? b_column * f.b_ld + b_k : b_k * f.b_ld + b_column;
+            a[f.ta ? x : i][f.ta ? i : x] = a_in ? load_any(f.a, g * f.a_stride + a_at) : 0;
+            b[f.tb ? x : i][f.tb ? i : x] = b_in ? load_any(f.b, g * f.b_stride + b_at) : 0;
+        }
+        __syncthreads();
+        for (int k = 0; k < TILE; k++)
+#pragma unroll
+            for (int i = 0; i < TILE / TILE_ROWS; i++)
+                sums[i] = fmaf(a[y + i * TILE_ROWS][k], b[k][x], sums[i]);
+        __syncthreads();
+    }
+    for (int i = 0; i < TILE / TILE_ROWS; i++) {
+        int64_t r = row + y + i * TILE_ROWS;
+        if (r < f.m && column + x < f.n) finish_value(end, g, r, column + x, end.alpha * sums[i]);
+    }
+}
+
+static void run_plain(cudaStream_t stream, const gemm_product *p) {
+    dim3 grid((unsigned)ceil_div(p->n, TILE), (unsigned)ceil_div(p->m, TILE), (unsigned)p->batch);
+    multiply_tiles<<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(describe_factors(p),
+                                                               describe_finish(p));
+}
+
+/* What is left to do when the library has made the sums in `sums`; `added`: with the addend. */
+static void run_finish(cudaStream_t stream, const gemm_product *p, const gemm_matrix *sums,
+                       bool added) {
+    finishing f = describe_finish(p);
+    f.accumulate = false;
+    if (added) f.addend.data = NULL;
+    finish_values<<<grid_for(p->batch * p->m * p->n, THREADS), THREADS, 0, stream>>>(
+        f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
+}
+
+static weft_status check_blas(const weft_cuda_blas *blas, cublasStatus_t status, const char *key) {
+    if (status == CUBLAS_STATUS_SUCCESS) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "cuda: cuBLASLt did not take the product %s: %s", key,
+                     blas->GetStatusString(status));
+}
+
+static cublasStatus_t make_layout(const weft_cuda_blas *blas, const gemm_matrix *x, int64_t rows,
+                                  int64_t columns, int64_t batch, cublasLtMatrixLayout_t *out) {
+    cublasStatus_t status = blas->MatrixLayoutCreate(out, x->is_bf16 ? CUDA_R_16BF : CUDA_R_32F,
+                                                     (uint64_t)columns, (uint64_t)rows, x->ld);
+    int32_t count = (int32_t)batch;
+    if (status == CUBLAS_STATUS_SUCCESS && batch > 1)
+        status = blas->MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                                sizeof count);
+    if (status == CUBLAS_STATUS_SUCCESS && batch > 1)
+        status = blas->MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                &x->stride, sizeof x->stride);
+    return status;
+}
+
+/* The largest power of two up to 64, our tensors' alignment, that divides address, rows' distance
+ * and matrices' distance. */
+static uint32_t find_alignment(const gemm_matrix *x, int64_t batch) {
+    int64_t size = x->is_bf16 ? 2 : 4;
+    uint64_t all = (uint64_t)(uintptr_t)x->data | (uint64_t)(x->ld * size) |
+                   (batch > 1 ? (uint64_t)(x->stride * size) : 0);
+    uint32_t align = WEFT_ARENA_ALIGN;
+    while (align > 1 && all % align != 0)
+        align /= 2;
+    return align;
+}
+
+static bool wants_tf32(void) {
+    const char *asked = getenv("WEFT_CUDA_TF32");
+    return asked && strcmp(asked, "1") == 0;
+}
+
+static cublasLtEpilogue_t choose_epilogue(const gemm_product *p) {
+    if (p->gelu_back) return CUBLASLT_EPILOGUE_DGELU;
+    if (p->gelu && p->pre.data)
+        return p->bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    if (p->gelu) return p->bias.data ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    return p->bias.data ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* Everything of the call but the matrices; `p` is what the library is to do. */
+static cublasStatus_t describe_call(const weft_cuda_blas *blas, const gemm_product *p,
+                                    cublasLtMatmulDesc_t *out) {
+    bool is_bf16 = p->a.is_bf16, tf32 = !is_bf16 && wants_tf32();
+    cublasOperation_t on_a = p->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t on_b = p->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = choose_epilogue(p);
+    cublasStatus_t status = blas->MatmulDescCreate(
+        out, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+#define SET(name, value)                                                                           \
+    if (status == CUBLAS_STATUS_SUCCESS)                                                           \
+    status =                                                                                       \
+        blas->MatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value))
+    SET(TRANSA, on_a);
+    SET(TRANSB, on_b);
+    SET(EPILOGUE, epilogue);
+    if (p->bias.data) SET(BIAS_POINTER, p->bias.data);
+    if (p->bias.data && p->batch > 1) SET(BIAS_BATCH_STRIDE, p->bias.stride);
+    if (p->pre.data) SET(EPILOGUE_AUX_POINTER, p->pre.data);
+    if (p->pre.data) SET(EPILOGUE_AUX_LD, p->pre.ld);
+#undef SET
+    return status;
+}
+
+static void describe_key(const gemm_product *p, algorithm_call *c) {
+    snprintf(c->key, sizeof c->key,
+             "%s%s%s%s %lldx[%lld,%lld,%lld] ld %lld %lld %lld stride %lld %lld %lld align %u %u "
+             "%u epilogue %d%s workspace %zu",
+             p->a.is_bf16   ? "bf16"
+             : wants_tf32() ? "tf32"
+                            : "f32",
+             p->c.is_bf16 ? ">bf16" : ">f32", p->ta ? " ta" : "", p->tb ? " tb" : "",
+             (long long)p->batch, (long long)p->m, (long long)p->n, (long long)p->k,
+             (long long)p->a.ld, (long long)p->b.ld, (long long)p->c.ld,
+             (long long)(p->batch > 1 ? p->a.stride : 0),
+             (long long)(p->batch > 1 ? p->b.stride : 0),
+             (long long)(p->batch > 1 ? p->c.stride : 0), c->align_b, c->align_a, c->align_c,
+             (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
+}
+
+/* The library's product; *found false: it has no algorithm for it, and nothing was launched. */
+static weft_status run_library(const weft_cuda_blas *blas, cudaStream_t stream,
+                               const gemm_product *p, void *workspace, int64_t workspace_bytes,
+                               bool *found) {
+    algorithm_call c = {};
+    cublasLtMatmulAlgo_t algorithm;
+    c.a_data = p->b.data;
+    c.b_data = p->a.data;
+    c.c_data = p->addend.data ? p->addend.data : p->c.data;
+    c.d_data = p->c.data;
+    c.d_bytes = matrix_values(&p->c, p->batch, p->m, p->n) * (p->c.is_bf16 ? 2 : 4);
+    c.alpha = p->alpha;
+    c.beta = p->accumulate || p->addend.data ? 1 : 0;
+    c.workspace = workspace;
+    c.workspace_bytes = (size_t)workspace_bytes;
+    c.align_a = find_alignment(&p->b, p->batch);
+    c.align_b = find_alignment(&p->a, p->batch);
+    c.align_c = find_alignment(&p->c, p->batch);
+    if (p->addend.data) c.align_c = std::min(c.align_c, find_alignment(&p->addend, p->batch));
+    c.flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
+    describe_key(p, &c);
+    cublasStatus_t status = describe_call(blas, p, &c.what);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->b, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->batch, &c.a);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->a, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->batch, &c.b);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->c, p->m, p->n, p->batch, &c.c);
+    *found = status == CUBLAS_STATUS_SUCCESS && find_algorithm(blas, &c, stream, &algorithm);
+    if (*found)
+        status = blas->Matmul(blas->handle, c.what, &c.alpha, c.a_data, c.a, c.b_data, c.b, &c.beta,
+                              c.c_data, c.c, c.d_data, c.c, &algorithm, c.workspace,
+                              c.workspace_bytes, stream);
+    if (c.a) blas->MatrixLayoutDestroy(c.a);
+    if (c.b) blas->MatrixLayoutDestroy(c.b);
+    if (c.c) blas->MatrixLayoutDestroy(c.c);
+    if (c.what) blas->MatmulDescDestroy(c.what);
+    return check_blas(blas, status, c.key);
+}
+
+static void widen_factor(cudaStream_t stream, gemm_matrix *x, int64_t values, void *to) {
+    widen_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(values, (const bf16 *)x->data,
+                                                                    (float *)to);
+    x->data = to;
+    x->is_bf16 = false;
+}
+
+/* The product without what comes after its sums. */
+static void leave_sums(gemm_product *p) {
+    p->gelu = p->gelu_back = false;
+    p->bias.data = p->pre.data = NULL;
+}
+
+static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
+                                    const gemm_plan *plan, char *workspace) {
+    const weft_cuda_blas *blas = weft_cuda_blas_open();
+    if (!blas) return WEFT_EMISSING;
+    gemm_product q = *p;
+    bool found;
+    if (plan->widen_a) widen_factor(stream, &q.a, a_values(p), workspace + plan->a_at);
+    if (plan->widen_b) widen_factor(stream, &q.b, b_values(p), workspace + plan->b_at);
+    if (plan->round_bias) {
+        int64_t values = bias_values(p);
+        q.bias = gemm_matrix{workspace + plan->bias_at, p->n, p->bias.stride, true};
+        round_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
+            values, (const float *)p->bias.data, (bf16 *)q.bias.data);
+    }
+    if (plan->sums_apart) {
+        q.c = gemm_matrix{workspace + plan->sums_at, p->n, p->m * p->n, false};
+        q.addend.data = NULL;
+    }
+    if (plan->finish) leave_sums(&q);
+    char *aligned =
+        workspace + (LIBRARY_ALIGN - (uintptr_t)workspace % LIBRARY_ALIGN) % LIBRARY_ALIGN;
+    bool finish = plan->finish;
+    WEFT_TRY(run_library(blas, stream, &q, aligned, plan->library_bytes, &found));
+    if (!found && q.gelu_back) {
+        finish = true;
+        leave_sums(&q);
+        WEFT_TRY(run_library(blas, stream, &q, aligned, plan->library_bytes, &found));
+    }
+    if (!found)
+        run_plain(stream, p);
+    else if (finish)
+        run_finish(stream, p, &q.c, !plan->sums_apart);
+    return WEFT_OK;
+}
+
+weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
+    gemm_plan plan = make_plan(p);
+    if (plan.few_rows)
+        run_few_rows(stream, p, finish_one{describe_finish(p)});
+    else if (plan.slim)
+        slim_run(stream, &plan.slim_sums, p->alpha, (float *)workspace,
+                 finish_one{describe_finish(p)});
+    else if (plan.thin)
+        run_thin(stream, p, (float *)workspace);
+    else
+        WEFT_TRY(run_with_library(stream, p, &plan, (char *)workspace));
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "cuda: a matrix product did not start: %s",
+                     cudaGetErrorString(error));
+}
+
+weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
+    return gemm_launch(stream_of(x), p, workspace);
+}

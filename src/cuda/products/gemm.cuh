@@ -1,0 +1,59 @@
+/* Matrix products on the GPU, for every kernel file that needs one.
+ *
+ *     gemm_product p = {};
+ *     p.batch = 1, p.m = M, p.n = N, p.k = K, p.tb = true, p.alpha = 1;
+ *     p.a = gemm_matrix{x, K, 0, true};
+ *     ...
+ *     return gemm_run(exec, &p, workspace);
+ *
+ * The products are cuBLASLt's, with sums in f32. Which of its algorithms does one is measured once
+ * for a shape and kept (algorithms.cuh); only algorithms whose sums have a fixed order are taken, so
+ * a product's bits are the same every time. f32 means f32: TF32 is used only with
+ * WEFT_CUDA_TF32=1. */
+#ifndef WEFT_CUDA_PRODUCTS_GEMM_CUH
+#define WEFT_CUDA_PRODUCTS_GEMM_CUH
+
+#include "cuda/kernel.cuh"
+
+/* A product without ta of at most this many rows is done row by row in the same way for every
+ * number of rows: a row's bits are those it has alone. */
+enum { GEMM_FEW_ROWS = 32 };
+
+/* Row-major, where it lies. */
+typedef struct {
+    void *data;
+    int64_t ld;     /* elements between rows */
+    int64_t stride; /* elements between the matrices of a batch */
+    bool is_bf16;   /* else f32 */
+} gemm_matrix;
+
+/* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
+ * asked. */
+typedef struct {
+    int64_t batch, m, n, k;
+    bool ta, tb;     /* a lies as [k, m], b as [n, k] */
+    bool accumulate; /* c += alpha · op(a) op(b); neither bias nor gelu then; c has the type that
+                        the operands allow: f32, or bf16 with a and b bf16 */
+    bool gelu;       /* the tanh form */
+    bool gelu_back;  /* c = (...) times gelu's slope at pre, in place of gelu; no bias then */
+    float alpha;
+    gemm_matrix a, b; /* read only */
+    gemm_matrix c;
+    gemm_matrix bias;   /* [n], or with a stride of n one for each of the batch; data NULL: none */
+    gemm_matrix addend; /* like c, or c itself; data NULL: none */
+    gemm_matrix pre;    /* like c: gets the values before gelu (data NULL: not wanted), or has them
+                           with gelu_back */
+} gemm_product;
+
+/* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
+ * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
+int64_t gemm_workspace(const gemm_product *p);
+
+/* Launches it on the executor's stream. `workspace` may be shared by products that follow each
+ * other. */
+weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace);
+
+/* The same on any stream, but never by tiles of our own: what those are measured against. */
+weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace);
+
+#endif

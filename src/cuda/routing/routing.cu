@@ -1,0 +1,328 @@
+/* Routing on the GPU: an attention's weights made again, the k largest of each row, and the sums with
+ * all weights or those above a threshold.
+ *
+ * Here is the way that takes every size and option. The weights of 32 rows (32 columns in the
+ * gradient) over the whole other side are a strip; as many strips as fit into a fixed workspace are
+ * made at a time, then read, so memory grows with T and not with its square. topk.cu has the
+ * tensor-core way of the common case. */
+#include "cuda/routing/routing.cuh"
+
+extern "C" {
+#include "ops/list.h"
+}
+
+enum { LANES = 32, THREADS = 256, PRODUCT_COLUMNS = 128, STRIP_BYTES = 32 << 20 };
+
+static route_rows make_rows(const weft_exec *x, const weft_tensor *t, int64_t heads, int64_t width,
+                            int64_t positions, int64_t base) {
+    size_t size = weft_dtype_size(t->dtype);
+    return route_rows{(const char *)weft_data(x, t) + (size_t)base * size,
+                      positions * heads * width, heads * width, width};
+}
+
+route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
+    const weft_route_attr *attr = ATTR(n, weft_route_attr);
+    const weft_attention_attr *a = &attr->score;
+    route_problem p = {};
+    const weft_tensor *q = n->in[WEFT_ATTN_Q], *rel = n->in[WEFT_ATTN_REL];
+    if (a->packed) {
+        int64_t all = a->heads + 2 * a->kv_heads;
+        p.q = make_rows(x, q, all, a->dqk, a->queries, 0);
+        p.k = make_rows(x, q, all, a->dqk, a->queries, a->heads * a->dqk);
+    } else {
+        p.q = make_rows(x, q, a->heads, a->dqk, a->queries, 0);
+        p.k = make_rows(x, n->in[WEFT_ATTN_K], a->kv_heads, a->dqk, a->keys, 0);
+    }
+    p.n = data_of<float>(x, n->in[WEFT_ATTN_N]);
+    p.scale = data_of<float>(x, n->in[WEFT_ATTN_SCALE]);
+    p.beta = data_of<float>(x, n->in[WEFT_ATTN_BETA]);
+    p.log_tau = data_of<float>(x, n->in[WEFT_ATTN_LOG_TAU]);
+    p.rel = data_of<float>(x, rel);
+    p.start = data_of<int32_t>(x, n->in[WEFT_ATTN_START]);
+    p.lse = data_of<float>(x, n->in[WEFT_ROUTE_LSE]);
+    p.batch = a->batch;
+    p.queries = a->queries;
+    p.keys = a->keys;
+    p.distances = rel ? weft_tensor_count(rel) : 0;
+    p.heads = (int)a->heads;
+    p.kv_heads = (int)a->kv_heads;
+    p.dqk = (int)a->dqk;
+    p.scale_value = (float)a->scale_value;
+    p.band_alpha = (float)a->band_alpha;
+    p.alibi = a->pos == WEFT_POS_ALIBI;
+    p.causal = a->causal;
+    p.band = a->band;
+    p.use_max = attr->use_max;
+    p.window = a->window;
+    return p;
+}
+
+weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place) {
+    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
+    return weft_fail(WEFT_EINPUT,
+                     "attention: start[%lld] is %d, but %lld queries from there do not fit among "
+                     "%lld keys",
+                     (long long)place, (int)read_i32(x, n->in[WEFT_ATTN_START], place),
+                     (long long)a->queries, (long long)a->keys);
+}
+
+static __global__ void check_starts(route_problem p, weft_cuda_run *run, int node) {
+    for (int64_t b = thread_index(); b < p.batch; b += thread_count())
+        if (p.start[b] < 0 || p.start[b] + p.queries > p.keys) note_fault(run, node, b);
+}
+
+/* The strips of a node: LANES rows of one sequence each (or columns, with keys on the lanes). */
+typedef struct {
+    bool keys;
+    int64_t lanes, passing; /* of a sequence */
+    int64_t tiles, total;   /* strips of a sequence, and of all */
+    int64_t chunk;          /* strips at a time */
+} strips;
+
+static strips measure_strips(const weft_node *n, bool keys) {
+    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
+    strips s = {keys, keys ? a->keys : a->queries, keys ? a->queries : a->keys, 0, 0, 0};
+    s.tiles = ceil_div(s.lanes, LANES);
+    s.total = s.tiles * a->batch;
+    int64_t fit = STRIP_BYTES / (LANES * s.passing * (int64_t)sizeof(float));
+    s.chunk = max_i64(1, min_i64(s.total, fit));
+    return s;
+}
+
+static int64_t strip_bytes(const strips &s) {
+    return align_bytes(s.chunk * LANES * s.passing * (int64_t)sizeof(float));
+}
+
+/* strip[lane][i]: the weight of lane first + lane and passing i; 0 where a pair is not seen. */
+template <typename T>
+static __global__ void make_strips(route_problem p, strips s, int64_t first_tile, float *out) {
+    int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles, first = tile % s.tiles * LANES;
+    float *strip = out + blockIdx.x * LANES * s.passing;
+    int64_t count = min_i64(LANES, s.lanes - first) * s.passing;
+    for (int64_t i = blockIdx.y * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.y * blockDim.x) {
+        int64_t lane = first + i / s.passing, other = i % s.passing;
+        strip[i] = s.keys ? route_weight<T>(p, b, other, lane) : route_weight<T>(p, b, lane, other);
+    }
+}
+
+static void launch_strips(const weft_exec *x, const weft_node *n, const route_problem &p,
+                          const strips &s, int64_t first, int64_t tiles, float *out) {
+    unsigned parts = (unsigned)min_i64(64, ceil_div(LANES * s.passing, THREADS));
+    with_type(n->in[WEFT_ATTN_Q], [&](auto tag) {
+        make_strips<decltype(tag)>
+            <<<dim3((unsigned)tiles, parts), THREADS, 0, stream_of(x)>>>(p, s, first, out);
+    });
+}
+
+static void look_at_starts(const weft_exec *x, const weft_node *n, const route_problem &p) {
+    if (p.start)
+        check_starts<<<grid_for(p.batch, THREADS), THREADS, 0, stream_of(x)>>>(p, device_run(x),
+                                                                               n->index);
+}
+
+/* route_topk: a warp a row. The next of the list is the largest weight after the last one taken, in
+ * the order (weight descending, column ascending), so nothing needs to be marked as taken. */
+
+__device__ static inline bool comes_before(float w, int j, float v, int i) {
+    return w > v || (w == v && j < i);
+}
+
+static __global__ void select_rows(route_problem p, strips s, int64_t first_tile,
+                                   const float *weights, int64_t k, bool normalize, int32_t *index,
+                                   float *weight) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles, first = tile % s.tiles * LANES;
+    for (int64_t t = first + warp; t < min_i64(first + LANES, s.lanes); t += blockDim.x / 32) {
+        const float *row = weights + (blockIdx.x * LANES + t - first) * s.passing;
+        int64_t seen = min_i64(route_place(p, b, t) + 1, s.passing);
+        int64_t at = (b * s.lanes + t) * k;
+        float last = INFINITY, sum = 0;
+        int last_index = -1;
+        for (int64_t m = 0; m < k; m++) {
+            float best = -1;
+            int best_index = INT32_MAX;
+            for (int64_t j = lane; m < seen && j < seen; j += 32)
+                if (comes_before(last, last_index, row[j], (int)j) &&
+                    comes_before(row[j], (int)j, best, best_index)) {
+                    best = row[j];
+                    best_index = (int)j;
+                }
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) {
+                float other = __shfl_xor_sync(0xffffffffu, best, step);
+                int other_index = __shfl_xor_sync(0xffffffffu, best_index, step);
+                if (comes_before(other, other_index, best, best_index)) {
+                    best = other;
+                    best_index = other_index;
+                }
+            }
+            bool found = m < seen;
+            if (lane == 0) {
+                index[at + m] = found ? best_index : -1;
+                weight[at + m] = found ? best : 0;
+            }
+            sum += found ? best : 0;
+            last = best;
+            last_index = best_index;
+        }
+        __syncwarp();
+        if (normalize && sum > 0)
+            for (int64_t m = lane; m < k; m += 32)
+                weight[at + m] /= sum;
+    }
+}
+
+static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
+    if (weft_cuda_topk_fits(n)) return weft_cuda_topk_tiles(x, n);
+    const weft_route_attr *a = ATTR(n, weft_route_attr);
+    route_problem p = weft_cuda_route_problem(x, n);
+    strips s = measure_strips(n, false);
+    float *out = workspace_of<float>(x, n);
+    look_at_starts(x, n, p);
+    for (int64_t first = 0; first < s.total; first += s.chunk) {
+        int64_t tiles = min_i64(s.chunk, s.total - first);
+        launch_strips(x, n, p, s, first, tiles, out);
+        select_rows<<<(unsigned)tiles, THREADS, 0, stream_of(x)>>>(
+            p, s, first, out, a->k, a->normalize, data_of<int32_t>(x, n->out[0]),
+            data_of<float>(x, n->out[1]));
+    }
+    return launched(n);
+}
+
+static int64_t route_topk_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return weft_cuda_topk_fits(n) ? 0 : strip_bytes(measure_strips(n, false));
+}
+
+CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace, weft_cuda_route_explain)
+
+/* route_dense: a block a row finds its floor and factor, and leaves the kept weights times the
+ * factor in the strip, which the product then reads. */
+static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile, bool rms,
+                                  float threshold, bool normalize, float *weights, float *floors,
+                                  float *factors) {
+    __shared__ float shared[32];
+    int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles;
+    int64_t t = tile % s.tiles * LANES + blockIdx.y;
+    if (t >= s.lanes) return;
+    float *row = weights + (blockIdx.x * LANES + blockIdx.y) * s.passing;
+    int64_t seen = min_i64(route_place(p, b, t) + 1, s.passing);
+    float floor = 0, sum = 0;
+    if (rms) {
+        for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
+            sum += row[j] * row[j];
+        floor = threshold * sqrtf(block_sum(sum, shared) / (float)seen);
+    }
+    sum = 0;
+    for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
+        sum += row[j] >= floor ? row[j] : 0;
+    sum = block_sum(sum, shared);
+    float factor = normalize && sum > 0 ? 1 / sum : 1;
+    for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
+        row[j] = row[j] >= floor ? row[j] * factor : 0;
+    if (threadIdx.x > 0) return;
+    floors[b * s.lanes + t] = floor;
+    factors[b * s.lanes + t] = factor;
+}
+
+/* The same for strips with keys on the lanes, from the rows' saved numbers. */
+static __global__ void weigh_columns(strips s, int64_t first_tile, const float *floors,
+                                     const float *factors, float *weights) {
+    int64_t b = (first_tile + blockIdx.x) / s.tiles;
+    float *strip = weights + blockIdx.x * LANES * s.passing;
+    for (int64_t i = blockIdx.y * blockDim.x + threadIdx.x; i < LANES * s.passing;
+         i += (int64_t)gridDim.y * blockDim.x) {
+        int64_t t = b * s.passing + i % s.passing;
+        strip[i] = strip[i] >= floors[t] ? strip[i] * factors[t] : 0;
+    }
+}
+
+/* out[lane][f] = Σ_i strip[lane][i] in[i][f]: a thread a column, all LANES rows in its registers. */
+template <typename T>
+static __global__ void multiply_strips(strips s, int64_t first_tile, const float *weights,
+                                       const T *in, int64_t width, T *out) {
+    __shared__ float part[LANES][LANES + 1];
+    int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles, first = tile % s.tiles * LANES;
+    const float *strip = weights + blockIdx.x * LANES * s.passing;
+    int64_t rows = min_i64(LANES, s.lanes - first);
+    int64_t f = (int64_t)blockIdx.y * PRODUCT_COLUMNS + threadIdx.x;
+    float sum[LANES] = {};
+    for (int64_t from = 0; from < s.passing; from += LANES) {
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < LANES * LANES; i += PRODUCT_COLUMNS) {
+            int64_t lane = i / LANES, other = from + i % LANES;
+            part[i % LANES][lane] =
+                lane < rows && other < s.passing ? strip[lane * s.passing + other] : 0;
+        }
+        __syncthreads();
+        for (int i = 0; i < LANES && from + i < s.passing; i++) {
+            float value = f < width ? to_float(in[(b * s.passing + from + i) * width + f]) : 0;
+#pragma unroll
+            for (int lane = 0; lane < LANES; lane++)
+                sum[lane] += part[i][lane] * value;
+        }
+    }
+#pragma unroll
+    for (int lane = 0; lane < LANES; lane++)
+        if (lane < rows && f < width)
+            out[(b * s.lanes + first + lane) * width + f] = from_float<T>(sum[lane]);
+}
+
+static void launch_product(const weft_exec *x, const strips &s, int64_t first, int64_t tiles,
+                           const float *weights, const weft_tensor *in, const weft_tensor *out) {
+    int64_t width = in->shape[2];
+    dim3 grid((unsigned)tiles, (unsigned)ceil_div(width, PRODUCT_COLUMNS));
+    with_type(in, [&](auto tag) {
+        using T = decltype(tag);
+        multiply_strips<T><<<grid, PRODUCT_COLUMNS, 0, stream_of(x)>>>(
+            s, first, weights, data_of<T>(x, in), width, data_of<T>(x, out));
+    });
+}
+
+static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
+    const weft_route_attr *a = ATTR(n, weft_route_attr);
+    route_problem p = weft_cuda_route_problem(x, n);
+    strips s = measure_strips(n, false);
+    float *weights = workspace_of<float>(x, n);
+    look_at_starts(x, n, p);
+    for (int64_t first = 0; first < s.total; first += s.chunk) {
+        int64_t tiles = min_i64(s.chunk, s.total - first);
+        launch_strips(x, n, p, s, first, tiles, weights);
+        weigh_rows<<<dim3((unsigned)tiles, LANES), 128, 0, stream_of(x)>>>(
+            p, s, first, a->mode == WEFT_ROUTE_RMS, (float)a->threshold, a->normalize, weights,
+            data_of<float>(x, n->out[1]), data_of<float>(x, n->out[2]));
+        launch_product(x, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
+    }
+    return launched(n);
+}
+
+static int64_t route_dense_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return strip_bytes(measure_strips(n, false));
+}
+
+CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace, weft_cuda_route_explain)
+
+static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
+    route_problem p = weft_cuda_route_problem(x, n);
+    strips s = measure_strips(n, true);
+    float *weights = workspace_of<float>(x, n);
+    unsigned parts = (unsigned)min_i64(64, ceil_div(LANES * s.passing, THREADS));
+    for (int64_t first = 0; first < s.total; first += s.chunk) {
+        int64_t tiles = min_i64(s.chunk, s.total - first);
+        launch_strips(x, n, p, s, first, tiles, weights);
+        weigh_columns<<<dim3((unsigned)tiles, parts), THREADS, 0, stream_of(x)>>>(
+            s, first, data_of<float>(x, n->in[WEFT_ROUTE_FLOOR]),
+            data_of<float>(x, n->in[WEFT_ROUTE_FACTOR]), weights);
+        launch_product(x, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
+    }
+    return launched(n);
+}
+
+static int64_t route_dense_back_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return strip_bytes(measure_strips(n, true));
+}
+
+CUDA_KERNEL(route_dense_back, route_dense_back_run, route_dense_back_workspace)

@@ -1,0 +1,122 @@
+/* What the routing kernels share: the attention whose weights are rebuilt, and the weight of a pair.
+ *
+ * A pair's weight is made by one function, with its roundings spelled out, wherever it is needed; so
+ * the forward and the backward pass find the same weights bit for bit and keep the same columns. */
+#ifndef WEFT_CUDA_ROUTING_ROUTING_CUH
+#define WEFT_CUDA_ROUTING_ROUTING_CUH
+
+#include "cuda/kernel.cuh"
+
+extern "C" {
+#include "ops/routing.h"
+}
+
+/* Rows of q or k for a sequence, a position and a head. */
+typedef struct {
+    const void *data;
+    int64_t batch, row, width; /* strides in elements; width of a head */
+} route_rows;
+
+typedef struct {
+    route_rows q, k;
+    const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
+    const float *lse;                              /* [B, H, T] */
+    const int32_t *start;                          /* [B]; NULL: 0 */
+    int64_t batch, queries, keys, distances;
+    int heads, kv_heads, dqk;
+    float scale_value, band_alpha;
+    bool alibi, causal, band, use_max;
+    int64_t window;
+} route_problem;
+
+route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n);
+
+/* The message for a start that cannot be. */
+weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place);
+
+/* The tensor-core way of route_topk: bf16, widths 32, 64, 96 and 128, k up to
+ * WEFT_CUDA_TOPK_MAX, no band and no start. */
+enum { WEFT_CUDA_TOPK_MAX = 16 };
+bool weft_cuda_topk_fits(const weft_node *n);
+weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n);
+
+/* route_gather and its gradient with the sequence in shared memory; false where it does not fit, as
+ * the shape alone decides. The workspaces are 0 there. */
+bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n);
+int64_t weft_cuda_slab_sums_workspace(const weft_node *n);
+bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n);
+int64_t weft_cuda_slab_gradient_workspace(const weft_node *n);
+
+/* ALiBi's slope, as weft_alibi_slope gives it. */
+__device__ static inline float route_slope(int h, int heads) {
+    int power = 1;
+    while (power * 2 <= heads)
+        power *= 2;
+    double exponent =
+        h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / (double)power;
+    return (float)exp2(exponent);
+}
+
+typedef struct {
+    float scale, beta, slope;
+} route_head;
+
+__device__ static inline route_head route_head_of(const route_problem &p, int h) {
+    route_head out = {p.scale_value, 0, 0};
+    if (p.log_tau) {
+        float inverse = 1.0f / (expf(p.log_tau[h]) + 1e-6f);
+        out.scale = 2 * inverse;
+        out.beta = -inverse;
+    }
+    if (p.scale) out.scale = p.scale[h];
+    if (p.beta) out.beta = p.beta[h];
+    if (p.alibi) out.slope = route_slope(h, p.heads);
+    return out;
+}
+
+/* Where query t of a sequence stands among the keys: it sees those up to there. */
+__device__ static inline int64_t route_place(const route_problem &p, int64_t b, int64_t t) {
+    if (!p.causal) return p.keys + t;
+    int64_t first = p.start ? p.start[b] : 0;
+    return max_i64(0, min_i64(first, p.keys - p.queries)) + t;
+}
+
+template <typename T>
+__device__ static inline float route_dot(const route_problem &p, int64_t b, int64_t query, int h,
+                                         int64_t key, int key_head) {
+    const T *q = (const T *)p.q.data + b * p.q.batch + query * p.q.row + h * p.q.width;
+    const T *k = (const T *)p.k.data + b * p.k.batch + key * p.k.row + key_head * p.k.width;
+    float sum = 0;
+    for (int d = 0; d < p.dqk; d++)
+        sum = __fmaf_rn(to_float(q[d]), to_float(k[d]), sum);
+    return sum;
+}
+
+/* R of query t and key j: the heads' weights, averaged, or the largest. */
+template <typename T>
+__device__ static inline float route_weight(const route_problem &p, int64_t b, int64_t t,
+                                            int64_t j) {
+    int64_t distance = route_place(p, b, t) - j;
+    if (distance < 0) return 0;
+    float total = 0;
+    for (int h = 0; h < p.heads; h++) {
+        int key_head = h * p.kv_heads / p.heads;
+        route_head head = route_head_of(p, h);
+        float score = __fmul_rn(route_dot<T>(p, b, t, h, j, key_head), head.scale);
+        if (p.n) {
+            float number = p.n[(b * p.kv_heads + key_head) * p.keys + j];
+            score = __fmaf_rn(head.beta, number, score);
+        }
+        if (p.alibi) score = __fmaf_rn(-head.slope, (float)distance, score);
+        if (p.rel) score = __fadd_rn(score, p.rel[distance]);
+        if (p.band && distance <= p.window) {
+            float back = __fmul_rn(route_dot<T>(p, b, j, h, t, key_head), head.scale);
+            score = __fmaf_rn(p.band_alpha, back, score);
+        }
+        float weight = expf(__fadd_rn(score, -p.lse[(b * p.heads + h) * p.queries + t]));
+        total = p.use_max ? fmaxf(total, weight) : __fadd_rn(total, weight);
+    }
+    return p.use_max || p.heads == 1 ? total : __fmul_rn(total, 1.0f / (float)p.heads);
+}
+
+#endif

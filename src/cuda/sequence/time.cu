@@ -1,0 +1,248 @@
+/* Means over time on the GPU. A block has some columns of a sequence and cuts its tokens into
+ * segments, a row of threads each. Sums from segment to segment are in double, so that the mean
+ * over a long sequence loses nothing to the sum's size.
+ *
+ * The running mean adds up each segment, then each thread knows what came before its own and walks
+ * it a second time, from the caches. Floor: the bytes of x and y, once.
+ *
+ * Moments are a product of the library beside a sum over time, or of many rows a kernel of their own
+ * (moments_tiles.cuh); back the sums' gradient is the product's bias, one for each sequence, which
+ * are a batch. */
+#include "cuda/pack.cuh"
+#include "cuda/products/gemm.cuh"
+#include "cuda/sequence/moments_tiles.cuh"
+
+extern "C" {
+#include "ops/time.h"
+}
+
+enum {
+    COLUMNS = 32, /* of a block of the running mean */
+    SEGMENTS = 32,
+    PACKS = 8,  /* of columns, that a block of the mean has */
+    SLICES = 32 /* and its rows of threads */
+};
+
+/* x, y: [B, T, N]. */
+struct time_args {
+    int64_t time, width;
+    any_tensor x, y;
+};
+
+/* Forward: the mean of tokens up to t. Backward: the sum from t on of dy_t/(t + 1). y may be x: a
+ * thread reads an element again just before it writes it. */
+static __global__ void scan_means(time_args k, bool back) {
+    __shared__ double sums[SEGMENTS][COLUMNS];
+    int64_t column = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
+    int64_t length = ceil_div(k.time, SEGMENTS), first = min_i64(threadIdx.y * length, k.time);
+    int64_t end = min_i64(first + length, k.time);
+    int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
+    double sum = 0;
+    if (column < k.width)
+        for (int64_t t = first; t < end; t++) {
+            double v = load_any(k.x, base + t * k.width);
+            sum += back ? v / (double)(t + 1) : v;
+        }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (column >= k.width) return;
+    sum = 0;
+    for (int s = 0; s < SEGMENTS; s++)
+        if (back ? s > threadIdx.y : s < threadIdx.y) sum += sums[s][threadIdx.x];
+    for (int64_t i = first; i < end; i++) {
+        int64_t t = back ? end - 1 - (i - first) : i, at = base + t * k.width;
+        double v = load_any(k.x, at), share = 1.0 / (double)(t + 1);
+        sum += back ? v * share : v;
+        store_any(k.y, at, (float)(back ? sum : sum * share));
+    }
+}
+
+static weft_status run_scan(weft_exec *x, const weft_node *n, bool back) {
+    const weft_tensor *in = n->in[0];
+    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0])};
+    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, COLUMNS));
+    scan_means<<<grid, dim3(COLUMNS, SEGMENTS), 0, stream_of(x)>>>(k, back);
+    return launched(n);
+}
+
+static weft_status running_mean_run(weft_exec *x, const weft_node *n) {
+    return run_scan(x, n, false);
+}
+
+CUDA_KERNEL(running_mean, running_mean_run)
+
+static weft_status running_mean_back_run(weft_exec *x, const weft_node *n) {
+    return run_scan(x, n, true);
+}
+
+CUDA_KERNEL(running_mean_back, running_mean_back_run)
+
+/* A thread's share of a pack of columns: every SLICES-th token. Whole packs are read several tokens
+ * ahead. */
+template <typename T>
+__device__ static inline void sum_slice(const T *x, int64_t tokens, int64_t width, int n,
+                                        float (&sum)[VECTOR]) {
+    if (n == VECTOR && width % VECTOR == 0) {
+#pragma unroll 8
+        for (int64_t t = threadIdx.y; t < tokens; t += SLICES) {
+            float v[VECTOR];
+            load_vector(x + t * width, v);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                sum[j] += v[j];
+        }
+        return;
+    }
+    for (int64_t t = threadIdx.y; t < tokens; t += SLICES)
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            if (j < n) sum[j] += to_float(x[t * width + j]);
+}
+
+/* y [B, 1, N]: a block has PACKS packs of columns of a sequence; its slices are added in order. */
+static __global__ void __launch_bounds__(PACKS *SLICES) sum_over_time(time_args k, double terms) {
+    __shared__ float shared[SLICES][PACKS * VECTOR];
+    int64_t first = (int64_t)blockIdx.y * PACKS * VECTOR, column = first + threadIdx.x * VECTOR;
+    int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
+    int n = pack_length(k.width, column);
+    float sum[VECTOR] = {0};
+    if (k.x.is_bf16)
+        sum_slice((const bf16 *)k.x.data + base, k.time, k.width, n, sum);
+    else
+        sum_slice((const float *)k.x.data + base, k.time, k.width, n, sum);
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        shared[threadIdx.y][threadIdx.x * VECTOR + j] = sum[j];
+    __syncthreads();
+    int at = threadIdx.y * PACKS + threadIdx.x;
+    if (at >= PACKS * VECTOR || first + at >= k.width) return;
+    double total = 0;
+#pragma unroll
+    for (int s = 0; s < SLICES; s++)
+        total += shared[s][at];
+    store_any(k.y, (int64_t)blockIdx.x * k.width + first + at, (float)(total / terms));
+}
+
+/* `terms`: what the sums are divided by. */
+static void launch_sums(const weft_exec *x, const weft_tensor *in, const weft_tensor *out,
+                        int64_t terms) {
+    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, out)};
+    dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
+    sum_over_time<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
+}
+
+static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
+    launch_sums(x, n->in[0], n->out[0], n->in[0]->shape[1]);
+    return launched(n);
+}
+
+CUDA_KERNEL(time_mean, time_mean_run)
+
+/* dx [B, T, N] from dy [B, 1, N]: a thread a pack of dx. */
+template <bool WHOLE>
+static __global__ void spread_over_time(time_args k, int64_t rows, float share) {
+    int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
+    if (row >= rows) return;
+    int64_t column = (thread_index() - row * packs) * VECTOR;
+    int n = pack_length(k.width, column);
+    float v[VECTOR];
+    int64_t from = quotient(row, k.time) * k.width + column;
+    widen_of<WHOLE>(fetch_of<WHOLE>(k.x, from, n), k.x, v);
+#pragma unroll
+    for (int j = 0; j < VECTOR; j++)
+        v[j] *= share;
+    store_of<WHOLE>(k.y, row * k.width + column, n, v);
+}
+
+static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
+    const weft_tensor *out = n->out[0];
+    time_args k = {out->shape[1], out->shape[2], any_of(x, n->in[0]), any_of(x, out)};
+    int64_t rows = out->shape[0] * out->shape[1];
+    unsigned blocks = pack_grid(rows * ceil_div(k.width, VECTOR));
+    float share = (float)(1.0 / (double)k.time);
+    with_flag(are_whole(k.width, k.x, k.y), [&](auto whole) {
+        spread_over_time<decltype(whole)::value>
+            <<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, rows, share);
+    });
+    return launched(n);
+}
+
+CUDA_KERNEL(time_mean_back, time_mean_back_run)
+
+static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
+    return gemm_matrix{x ? weft_data(x, t) : NULL, weft_tensor_width(t), 0, t->dtype == WEFT_BF16};
+}
+
+/* xᵀ x; `x` NULL: without addresses, for sizes. */
+static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
+    gemm_product p = {};
+    p.batch = 1, p.m = p.n = weft_tensor_width(n->in[0]), p.k = weft_tensor_rows(n->in[0]);
+    p.ta = true;
+    p.alpha = 1;
+    p.a = p.b = as_rows(x, n->in[0]);
+    p.c = as_rows(x, n->out[WEFT_MOMENTS_GRAM]);
+    return p;
+}
+
+static moments_problem describe_moments(const weft_exec *x, const weft_node *n) {
+    const weft_tensor *in = n->in[0];
+    moments_problem p = {in->shape[0], in->shape[1], in->shape[2], NULL, NULL, NULL};
+    if (!x) return p;
+    p.x = data_of<bf16>(x, in);
+    p.gram = data_of<bf16>(x, n->out[WEFT_MOMENTS_GRAM]);
+    p.sum = data_of<bf16>(x, n->out[WEFT_MOMENTS_SUM]);
+    return p;
+}
+
+static bool fits_tiles(const weft_node *n, const moments_problem *p) {
+    return n->in[0]->dtype == WEFT_BF16 && moments_fit(p);
+}
+
+static weft_status moments_run(weft_exec *x, const weft_node *n) {
+    moments_problem tiles = describe_moments(x, n);
+    if (fits_tiles(n, &tiles) && moments_can_run())
+        return moments_launch(stream_of(x), &tiles, weft_workspace(x, n));
+    gemm_product p = describe_gram(x, n);
+    WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+    launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
+    return launched(n);
+}
+
+static int64_t moments_workspace(const weft_node *n, int) {
+    gemm_product p = describe_gram(NULL, n);
+    moments_problem tiles = describe_moments(NULL, n);
+    int64_t bytes = fits_tiles(n, &tiles) ? moments_tiles_workspace(&tiles) : 0;
+    return max_i64(bytes, gemm_workspace(&p));
+}
+
+CUDA_KERNEL(moments, moments_run, moments_workspace)
+
+/* 2 x d_gram + d_sum, a product a sequence. */
+static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
+    static char something;
+    const weft_tensor *in = n->in[WEFT_MOMENTS_BACK_X], *d_sum = n->in[WEFT_MOMENTS_BACK_SUM];
+    int64_t time = in->shape[1], width = in->shape[2];
+    gemm_product p = {};
+    p.batch = in->shape[0], p.m = time, p.n = p.k = width;
+    p.alpha = 2;
+    p.a = as_rows(x, in);
+    p.b = as_rows(x, n->in[WEFT_MOMENTS_BACK_GRAM]);
+    p.c = as_rows(x, n->out[0]);
+    p.bias = as_rows(x, d_sum);
+    p.a.stride = p.c.stride = time * width;
+    p.bias.stride = width;
+    if (!x) p.bias.data = &something;
+    return p;
+}
+
+static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
+    gemm_product p = describe_back(x, n);
+    return gemm_run(x, &p, weft_workspace(x, n));
+}
+
+static int64_t moments_back_workspace(const weft_node *n, int) {
+    gemm_product p = describe_back(NULL, n);
+    return gemm_workspace(&p);
+}
+
+CUDA_KERNEL(moments_back, moments_back_run, moments_back_workspace)

@@ -1,0 +1,82 @@
+/* A ring of stages in shared memory that the bulk engine fills and products empty: barriers, boxes, the
+ * products and a place in the ring. For kernels on 9.0a alone.
+ *
+ * A barrier counts arrivals, and bytes where it is told how many to expect; its `turn` counts how
+ * often it was complete before. Whoever waits for room that was free at the start asks for the turn
+ * before: wait_turn(at, turn + 1) with the parity alone. */
+#ifndef WEFT_CUDA_TENSOR_PIPELINE_CUH
+#define WEFT_CUDA_TENSOR_PIPELINE_CUH
+
+#include "cuda/tensor/tile.cuh"
+
+#include <cuda.h>
+
+#ifndef TENSOR_BY_WARPS
+
+__device__ static inline void make_barrier(uint32_t at, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+
+__device__ static inline void wait_turn(uint32_t at, uint32_t turn) {
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra again;\n"
+                 "}\n" ::"r"(at),
+                 "r"(turn & 1)
+                 : "memory");
+}
+
+__device__ static inline void arrive(uint32_t at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+__device__ static inline void arrive_with_bytes(uint32_t at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+                 : "memory");
+}
+
+/* The box whose first element is column x of row y. */
+__device__ static inline void ask_box(uint32_t to, const CUtensorMap *from, int x, int y,
+                                      uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(from), "r"(x), "r"(y), "r"(barrier)
+                 : "memory");
+}
+
+#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
+
+/* One step of 16 of a product of 64 × 128, each factor by rows or by columns; `add` 0: c is set. */
+template <bool A_BY_COLUMNS, bool B_BY_COLUMNS>
+__device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.ne.b32 add, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, add, 1, 1, %67, %68;\n"
+                 "}\n"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12)
+                 : "l"(a), "l"(b), "r"(add), "n"(A_BY_COLUMNS ? 1 : 0), "n"(B_BY_COLUMNS ? 1 : 0));
+}
+
+#undef SIXTEEN
+#undef FOUR
+
+/* A stage of the ring, and how often it was used before. */
+template <int STAGES> struct ring_place {
+    uint32_t stage, turn;
+    __device__ void advance() {
+        if (++stage == STAGES) stage = 0, turn++;
+    }
+};
+
+#endif
+
+#endif

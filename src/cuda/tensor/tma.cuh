@@ -1,0 +1,186 @@
+/* Copies of tiles (tile.cuh) from rows in memory, by Hopper's bulk engine: one thread asks
+ * for a box of rows, the engine finds the addresses, exchanges the pieces, fills what is outside
+ * with 0 and counts the bytes that have arrived at a barrier in shared memory. Elsewhere every
+ * thread copies its pieces by cp.async.
+ *
+ *     begin_arrivals(a, n)        once, by all threads: n arrivals at a, 8 bytes each
+ *     expect_bytes(a, bytes)      before the copies that go with an arrival
+ *     copy_box, copy_numbers      all threads call them; only the first one asks
+ *     end_box()                   after them
+ *     wait_arrival(a, turn)       all threads; turn counts how often the arrival was used before
+ *
+ * A buffer may be copied to again after a barrier that follows the last product that reads it.
+ *
+ *     write_rows(...)             a warpgroup: its 64 rows of a product to memory, as bf16
+ *     end_writes()                after the last of them
+ *
+ * go the other way, through a tile that nothing else needs any more. */
+#ifndef WEFT_CUDA_TENSOR_TMA_CUH
+#define WEFT_CUDA_TENSOR_TMA_CUH
+
+#include "cuda/attention/attention.cuh"
+#include "cuda/tensor/tile.cuh"
+
+#include <cuda.h>
+
+/* Rows as the bulk engine sees them: [B, positions, heads, width], boxes of one panel's columns and
+ * some positions of one head. */
+struct row_map {
+    CUtensorMap map;
+};
+
+struct row_maps {
+    row_map q, k, v, d_o;  /* read in boxes of so many queries or keys */
+    row_map o, dq, dk, dv; /* written in boxes of 64 */
+};
+
+/* g is NULL in the forward pass. False: the driver has none of it. */
+bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
+                   int key_rows, row_maps *maps);
+
+/* What a tile is copied from or to: for the engine, and for threads. */
+struct row_source {
+    const row_map *map;
+    const head_rows *rows;
+    int positions;
+};
+
+#ifdef TENSOR_BY_WARPS
+
+__device__ static inline void begin_arrivals(uint32_t, int) {
+}
+
+__device__ static inline void expect_bytes(uint32_t, int) {
+}
+
+template <int ROWS, int D, int THREADS>
+__device__ static inline void copy_box(uint32_t to, const row_source &from, int b, int i, int h,
+                                       uint32_t) {
+    copy_tile<ROWS, D, THREADS>(to, (const bf16 *)from.rows->data + row_at(*from.rows, b, i, h),
+                                from.rows->row, from.positions - i);
+}
+
+template <int COUNT>
+__device__ static inline void copy_numbers(uint32_t to, const float *from, uint32_t) {
+    if ((int)threadIdx.x < COUNT / 4)
+        copy_piece(to + threadIdx.x * 16, from + threadIdx.x * 4, true);
+}
+
+__device__ static inline void end_box() {
+    end_copies();
+}
+
+template <int RUNNING> __device__ static inline void wait_arrival(uint32_t, int) {
+    wait_copies();
+}
+
+template <int ROWS, int D>
+__device__ static inline void write_rows(const row_source &to, uint32_t, int, int b, int i, int h,
+                                         const float (&c)[D / 8][4], float factor) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int at = i + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * r;
+        if (at >= to.positions) continue;
+        bf16 *row = (bf16 *)to.rows->data + row_at(*to.rows, b, at, h) + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(uint32_t *)(row + 8 * n) = pack_pair(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
+    }
+}
+
+__device__ static inline void end_writes() {
+}
+
+#else
+
+__device__ static inline void begin_arrivals(uint32_t at, int count) {
+    for (int i = 0; i < count && threadIdx.x == 0; i++)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at + 8 * (uint32_t)i)
+                     : "memory");
+    if (threadIdx.x == 0) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
+}
+
+__device__ static inline void expect_bytes(uint32_t arrival, int bytes) {
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival),
+                     "r"(bytes)
+                     : "memory");
+}
+
+template <int ROWS, int D, int THREADS>
+__device__ static inline void copy_box(uint32_t to, const row_source &from, int b, int i, int h,
+                                       uint32_t arrival) {
+    using panel = tile_panel<D>;
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (int x = 0; x < D; x += panel::width)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::"
+                     "bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+                         to + (uint32_t)(x / panel::width * ROWS * panel::bytes)),
+                     "l"(from.map), "r"(x), "r"(h), "r"(i), "r"(b), "r"(arrival)
+                     : "memory");
+}
+
+template <int COUNT>
+__device__ static inline void copy_numbers(uint32_t to, const float *from, uint32_t arrival) {
+    if (threadIdx.x == 0)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                     "[%1], %2, [%3];" ::"r"(to),
+                     "l"(from), "r"(COUNT * 4), "r"(arrival)
+                     : "memory");
+}
+
+__device__ static inline void end_box() {
+}
+
+template <int RUNNING> __device__ static inline void wait_arrival(uint32_t arrival, int turn) {
+    asm volatile("{\n"
+                 ".reg .pred there;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+                 "@!there bra again;\n"
+                 "}\n" ::"r"(arrival),
+                 "r"(turn & 1)
+                 : "memory");
+}
+
+/* Row i of head h and sequence b is the warpgroup's first; `tile` has ROWS rows, of which its own
+ * are those from row0 on. */
+template <int ROWS, int D>
+__device__ static inline void write_rows(const row_source &to, uint32_t tile, int row0, int b,
+                                         int i, int h, const float (&c)[D / 8][4], float factor) {
+    using panel = tile_panel<D>;
+    int lane = threadIdx.x % 32, row = row0 + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t at = tile + tile_place<ROWS, D>(row, 2 * k + lane / 16), w[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            w[e] = pack_pair(c[2 * k + e / 2][e % 2 * 2] * factor,
+                             c[2 * k + e / 2][e % 2 * 2 + 1] * factor);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                     "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                     : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
+    if (threadIdx.x % 128 != 0) return;
+#pragma unroll
+    for (int x = 0; x < D; x += panel::width)
+        asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+                     "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(to.map),
+                     "r"(x), "r"(h), "r"(i), "r"(b),
+                     "r"(tile + (uint32_t)((x / panel::width * ROWS + row0) * panel::bytes))
+                     : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+__device__ static inline void end_writes() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+#endif
+
+#endif
