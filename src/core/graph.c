@@ -19,6 +19,8 @@ struct graph_block {
     _Alignas(16) unsigned char bytes[];
 };
 
+weft_node weft_node_gone = {.index = -1};
+
 weft_status weft_graph_create(weft_graph **out) {
     *out = calloc(1, sizeof **out);
     if (!*out) return weft_fail(WEFT_ENOMEM, "graph: no memory");
@@ -229,13 +231,18 @@ static weft_status check_one_precision(weft_graph *g, const weft_node *n) {
                            weft_tensor_describe(wide), weft_tensor_describe(narrow));
 }
 
-/* After backward, what nothing kept depended on is gone. */
+static bool is_in_list(const weft_graph *g, const weft_node *n) {
+    return n->index >= 0 && n->index < g->n_nodes && g->nodes[n->index] == n;
+}
+
+/* After fusing and backward, what nothing kept depended on is gone. */
 static weft_status check_still_there(weft_graph *g, const weft_node *n) {
-    for (int i = 0; g->n_forward >= 0 && i < n->n_in; i++) {
+    for (int i = 0; i < n->n_in; i++) {
         const weft_node *maker = n->in[i] ? n->in[i]->producer : NULL;
-        if (maker && (maker->index >= g->n_nodes || g->nodes[maker->index] != maker))
-            return weft_graph_fail(g, "%s: input %d, %s, was dropped by backward; keep it before",
-                                   n->op->name, i, weft_tensor_describe(n->in[i]));
+        if (maker && !is_in_list(g, maker))
+            return weft_graph_fail(
+                g, "%s: input %d, %s, was dropped by fusing or backward; keep it before",
+                n->op->name, i, weft_tensor_describe(n->in[i]));
     }
     return WEFT_OK;
 }

@@ -24,6 +24,9 @@ static inline weft_tensor *weft_tensor_root(weft_tensor *t) {
     return t->view_of ? t->view_of : t;
 }
 
+/* The maker of tensors that a rewrite has done away with; its index is -1. In no list. */
+extern weft_node weft_node_gone;
+
 /* A node without inputs checked or outputs made, not yet in the list. NULL: no memory. */
 weft_node *weft_graph_node_new(weft_graph *g, const weft_op *op, weft_tensor *const *in, int n_in,
                                int n_out, const void *attr);

@@ -2,7 +2,7 @@
  *
  * A product holds each of its results in a register before it writes it. What the graph does to the
  * result next, element by element, can be done there: adding another tensor, scaling, gelu's
- * gradient; and of several products that are added, the sum stays in the register too. weft_fuse finds
+ * gradient; and of several products that are added, the sum stays in the register too. Fusing finds
  * such nodes and gives their work to the product:
  *
  *     add(matmul(a, b), c)             matmul with addend c
@@ -46,9 +46,9 @@
 
 #include "core/graph.h"
 
-/* Rewrites what has been built: all of a forward pass, or of a graph with its gradient the backward
- * pass, so it is called before and after weft_graph_backward. The forward pass is then the same with
- * and without a gradient, and what is recomputed is what it was. Kept tensors stay what they are. */
+/* Applies the rules of fuse.c to what has been built. core/program.h does this for the forward pass
+ * before the gradient is made, and for the backward pass after: the forward pass is then the same with
+ * and without a gradient. */
 weft_status weft_fuse(weft_graph *g);
 
 #endif

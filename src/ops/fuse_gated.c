@@ -17,58 +17,51 @@ static bool is_bare(const weft_node *product) {
     return attr->form == WEFT_MATMUL_ROWS && attr->alpha == 1;
 }
 
-/* The linear layer that makes `t` for silu_mul alone. */
-static weft_node *find_layer(const weft_fuser *f, weft_tensor *t, const weft_node *silu_mul) {
-    weft_node *p = weft_fuser_product(f, t, silu_mul);
-    if (!p || !is_bare(p) || p->out[0] != t || p->segment != silu_mul->segment) return NULL;
-    return ((const weft_matmul_attr *)p->attr)->tb ? p : NULL;
+/* Whether a product is a linear layer whose result silu_mul reads as it is. */
+static bool is_layer(const weft_node *p, const weft_tensor *t, const weft_node *silu_mul) {
+    return p && weft_fuse_is_free(p, silu_mul) && is_bare(p) && p->out[0] == t &&
+           p->segment == silu_mul->segment && weft_fuse_attr(p)->tb;
 }
 
-/* Gives a node the tensors that it makes from now on. */
-static void take_output(weft_node *n, int out, weft_tensor *t) {
-    n->out[out] = t;
-    t->producer = n;
-}
-
-void weft_fuse_silu_mul(weft_fuser *f, weft_node *silu_mul) {
-    weft_node *up = find_layer(f, silu_mul->in[0], silu_mul);
-    weft_node *gate = find_layer(f, silu_mul->in[1], silu_mul);
-    if (!up || !gate || up->in[WEFT_MATMUL_A] != gate->in[WEFT_MATMUL_A]) return;
+bool weft_fuse_silu_mul(weft_rewrite *r, const weft_match *m) {
+    weft_node *silu_mul = m->reader, *up = m->maker;
+    weft_node *gate = weft_rewrite_find_maker(r, silu_mul->in[1], &weft_op_matmul, 0, silu_mul);
+    if (!is_layer(up, silu_mul->in[0], silu_mul) || !is_layer(gate, silu_mul->in[1], silu_mul))
+        return false;
+    if (up->in[WEFT_MATMUL_A] != gate->in[WEFT_MATMUL_A]) return false;
     weft_tensor *in[WEFT_GATED_INPUTS] = {gate->in[WEFT_MATMUL_A], gate->in[WEFT_MATMUL_B],
                                           up->in[WEFT_MATMUL_A], up->in[WEFT_MATMUL_B]};
-    weft_node *n = weft_graph_node_new(f->g, &weft_op_gated_linear, in, WEFT_GATED_INPUTS,
-                                       WEFT_GATED_OUTPUTS, gate->attr);
-    if (!n) return;
-    weft_node **nodes = f->g->nodes;
-    n->index = up->index > gate->index ? up->index : gate->index;
+    weft_node *n = weft_rewrite_new(r, &weft_op_gated_linear, in, WEFT_GATED_INPUTS,
+                                    WEFT_GATED_OUTPUTS, gate->attr);
+    if (!n) return false;
     n->segment = silu_mul->segment;
-    nodes[up->index] = nodes[gate->index] = nodes[silu_mul->index] = NULL;
-    nodes[n->index] = n;
-    take_output(n, WEFT_GATED_Y, silu_mul->out[0]);
-    take_output(n, WEFT_GATED_GATE, gate->out[0]);
-    up->out[0]->producer = silu_mul; /* in no list any more: a later use is refused */
-    f->reads[gate->out[0]->id]--;
+    weft_rewrite_make(r, n, WEFT_GATED_Y, silu_mul->out[0]);
+    weft_rewrite_make(r, n, WEFT_GATED_GATE, gate->out[0]);
+    weft_rewrite_drop(r, up);
+    weft_rewrite_drop(r, gate);
+    weft_rewrite_drop(r, silu_mul);
+    weft_rewrite_place(r, n, up->index > gate->index ? up : gate);
+    return true;
 }
 
-void weft_fuse_silu_mul_back(weft_fuser *f, weft_node *back) {
+bool weft_fuse_silu_mul_back(weft_rewrite *r, const weft_match *m) {
+    weft_node *back = m->reader, *product = m->maker;
     weft_tensor *up = back->in[1], *gate = back->in[2];
     weft_tensor *dup = back->out[0], *dgate = back->out[1];
-    if (!dup || !dgate || dgate->dtype != dup->dtype) return;
-    weft_node *product = weft_fuser_product(f, back->in[0], back);
-    if (!product || !is_bare(product)) return;
+    if (!dup || !dgate || dgate->dtype != dup->dtype) return false;
+    if (!weft_fuse_is_free_product(m) || !is_bare(product)) return false;
     bool waits =
-        !weft_fuser_is_made_before(up, product) || !weft_fuser_is_made_before(gate, product);
-    if (waits && !weft_fuser_may_wait(product)) return;
+        !weft_rewrite_is_made_before(up, product) || !weft_rewrite_is_made_before(gate, product);
+    if (waits && !weft_fuse_may_wait(product)) return false;
     weft_tensor *in[WEFT_GATED_BACK_INPUTS] = {product->in[WEFT_MATMUL_A],
                                                product->in[WEFT_MATMUL_B], gate, up};
-    weft_node *n = weft_graph_node_new(f->g, &weft_op_gated_linear_back, in, WEFT_GATED_BACK_INPUTS,
-                                       WEFT_GATED_BACK_OUTPUTS, product->attr);
-    if (!n) return;
-    weft_node **nodes = f->g->nodes;
-    n->index = waits ? back->index : product->index;
-    nodes[product->index] = nodes[back->index] = NULL;
-    nodes[n->index] = n;
-    product->out[0]->producer = back;
-    take_output(n, WEFT_GATED_BACK_DGATE, dgate);
-    take_output(n, WEFT_GATED_BACK_DUP, dup);
+    weft_node *n = weft_rewrite_new(r, &weft_op_gated_linear_back, in, WEFT_GATED_BACK_INPUTS,
+                                    WEFT_GATED_BACK_OUTPUTS, product->attr);
+    if (!n) return false;
+    weft_rewrite_make(r, n, WEFT_GATED_BACK_DGATE, dgate);
+    weft_rewrite_make(r, n, WEFT_GATED_BACK_DUP, dup);
+    weft_rewrite_drop(r, product);
+    weft_rewrite_drop(r, back);
+    weft_rewrite_place(r, n, waits ? back : product);
+    return true;
 }

@@ -9,46 +9,35 @@
 #include "ops/fuse_internal.h"
 #include "ops/list.h"
 
-/* The attention_back that makes dy for `back` alone, and of which input it is the gradient; NULL: it
- * is none, or that input is not the Gaussian's y. */
-static weft_node *find_attention(const weft_fuser *f, const weft_node *back, int *which) {
-    weft_tensor *y = back->in[0], *dy = weft_tensor_root(back->in[1]);
-    weft_node *n = dy->producer;
-    if (!n || n->op != &weft_op_attention_back || !weft_fuser_reads_once(f, dy)) return NULL;
-    if (((const weft_attention_attr *)n->attr)->packed) return NULL;
-    if (!weft_fuser_is_open(f, n) || !weft_fuser_is_quiet(f, n, back)) return NULL;
-    *which = dy == n->out[WEFT_ATTN_Q] ? WEFT_ATTN_Q : WEFT_ATTN_K;
-    weft_tensor *from = n->in[WEFT_ATTN_BACK_FIRST + *which];
-    if (dy != n->out[*which] || weft_tensor_root(from) != weft_tensor_root(y)) return NULL;
-    return weft_tensor_same_shape(from, y) ? n : NULL;
+/* Whether dy, found as the gradient of attention's input m->output, is that of the Gaussian's y. */
+static bool is_of_gaussian(const weft_match *m) {
+    const weft_tensor *y = m->reader->in[0];
+    if (((const weft_attention_attr *)m->maker->attr)->packed) return false;
+    if (m->output != WEFT_ATTN_Q && m->output != WEFT_ATTN_K) return false;
+    const weft_tensor *from = m->maker->in[WEFT_ATTN_BACK_FIRST + m->output];
+    const weft_tensor *y_root = y->view_of ? y->view_of : y;
+    return (from->view_of ? from->view_of : from) == y_root && weft_tensor_same_shape(from, y);
 }
 
-/* Output `out` is made no more: a later use of it is refused. */
-static void drop_output(weft_node *n, int out, weft_node *back) {
-    n->out[out]->producer = back;
-    n->out[out] = NULL;
+/* Whether the gradient of the keys' squares, if there is one, comes from the same attention. */
+static bool takes_squares(const weft_rewrite *r, const weft_match *m) {
+    weft_tensor *dn = m->reader->in[2];
+    if (!dn) return true;
+    return m->output == WEFT_ATTN_K && weft_rewrite_find_maker(r, dn, &weft_op_attention_back,
+                                                               WEFT_ATTN_N, m->reader) == m->maker;
 }
 
-void weft_fuse_gaussian_back(weft_fuser *f, weft_node *back) {
-    int which;
-    weft_tensor *dn = back->in[2] ? weft_tensor_root(back->in[2]) : NULL;
-    weft_node *n = back->in[1] ? find_attention(f, back, &which) : NULL;
-    if (!n) return;
-    if (dn && (which != WEFT_ATTN_K || dn != n->out[WEFT_ATTN_N] || !weft_fuser_reads_once(f, dn)))
-        return;
-    weft_attention_attr *attr = weft_graph_alloc(f->g, sizeof *attr);
-    if (!attr) return;
-    *attr = *(const weft_attention_attr *)n->attr;
-    n->attr = attr;
-    if (which == WEFT_ATTN_Q)
+bool weft_fuse_gaussian_back(weft_rewrite *r, const weft_match *m) {
+    weft_node *back = m->reader, *n = m->maker;
+    if (!is_of_gaussian(m) || !takes_squares(r, m)) return false;
+    weft_attention_attr *attr = weft_rewrite_attr(r, n, sizeof *attr);
+    if (!attr) return false;
+    if (m->output == WEFT_ATTN_Q)
         attr->gaussian_q = true;
     else
         attr->gaussian_k = true;
-    attr->gaussian_n = attr->gaussian_n || dn;
-    if (dn) drop_output(n, WEFT_ATTN_N, back);
-    drop_output(n, which, back);
-    n->out[which] = back->out[0];
-    back->out[0]->producer = n;
-    f->reads[weft_tensor_root(back->in[0])->id]--;
-    f->g->nodes[back->index] = NULL;
+    attr->gaussian_n = attr->gaussian_n || back->in[2];
+    if (back->in[2]) weft_rewrite_make(r, n, WEFT_ATTN_N, NULL);
+    weft_fuse_replace(r, n, m->output, back, false);
+    return true;
 }

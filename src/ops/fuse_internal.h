@@ -1,66 +1,54 @@
-/* For the files that fuse: fuse.c walks over the nodes; each file of a family rewrites its own kind. */
+/* For the files that fuse: fuse.c has the table of rules; each file of a family has its own. */
 #ifndef WEFT_OPS_FUSE_INTERNAL_H
 #define WEFT_OPS_FUSE_INTERNAL_H
 
-#include "core/graph_internal.h"
+#include "core/rewrite.h"
 #include "ops/fuse.h"
 #include "ops/linear.h"
 
-typedef struct {
-    weft_graph *g;
-    int64_t first;
-    int32_t *reads; /* [tensors] by root: of how many inputs it is the memory */
-} weft_fuser;
-
-/* Whether nothing between two nodes writes to its inputs: what is read may be read sooner or later. */
-bool weft_fuser_is_quiet(const weft_fuser *f, const weft_node *from, const weft_node *to);
-
-/* Nodes from `first` on are rewritten, but for those that make the forward pass's values again. */
-bool weft_fuser_is_open(const weft_fuser *f, const weft_node *n);
-
-/* Whether `root`, no view, is an inner value that one node reads. */
-static inline bool weft_fuser_reads_once(const weft_fuser *f, const weft_tensor *root) {
-    return !root->keep && f->reads[root->id] == 1;
+static inline const weft_matmul_attr *weft_fuse_attr(const weft_node *product) {
+    return product->attr;
 }
 
-/* The product that makes `t` for `reader` alone and does nothing after its sum yet; NULL: it is
- * none. */
-weft_node *weft_fuser_product(const weft_fuser *f, weft_tensor *t, const weft_node *reader);
+/* Whether a product does nothing after its sum yet, and its result has the type of what `reader`
+ * makes. */
+static inline bool weft_fuse_is_free(const weft_node *product, const weft_node *reader) {
+    const weft_matmul_attr *attr = weft_fuse_attr(product);
+    return attr->act == WEFT_ACT_NONE && attr->dtype == reader->out[0]->dtype;
+}
 
-bool weft_fuser_is_made_before(weft_tensor *t, const weft_node *n);
+/* The same of what a rule has found: the match is of the product's result. */
+static inline bool weft_fuse_is_free_product(const weft_match *m) {
+    return m->output == 0 && weft_fuse_is_free(m->maker, m->reader);
+}
+
+/* Whether an add is a + b of as many numbers: no factor, and nothing is repeated. */
+bool weft_fuse_is_plain_sum(const weft_node *add);
 
 /* Whether a product may wait for its addend: what may have to live longer then, for each pair that it
- * sums, is no larger than the result that need not live until then. An addend that it has waits itself. Shapes alone decide, so
- * that a graph with recomputation, where lives differ, has the same products and the same bits. */
-bool weft_fuser_may_wait(const weft_node *product);
+ * sums, is no larger than the result that need not live until then. An addend that it has waits
+ * itself. Shapes alone decide, so that a graph with recomputation, where lives differ, has the same
+ * products and the same bits. */
+bool weft_fuse_may_wait(const weft_node *product);
 
-/* The product's attributes, its own to change; NULL: no memory. */
-weft_matmul_attr *weft_fuser_copy_attr(weft_fuser *f, weft_node *product);
+/* The maker makes the reader's first output in place of the one that the reader read, and the reader
+ * goes; the maker stays in its place in the list, or waits until the reader's. */
+void weft_fuse_replace(weft_rewrite *r, weft_node *maker, int output, weft_node *reader,
+                       bool waits);
 
-/* The product makes what the reader made, in its own place in the list or in the reader's. */
-void weft_fuser_replace_reader(weft_fuser *f, weft_node *product, weft_node *reader, bool waits);
-
-/* Rewrites of fuse_gated.c: a silu_mul of two linear layers, and its gradient behind a product. */
-void weft_fuse_silu_mul(weft_fuser *f, weft_node *silu_mul);
-void weft_fuse_silu_mul_back(weft_fuser *f, weft_node *back);
-
-/* Puts a node into the place before another; what lies between closes up. */
-void weft_fuser_move_before(weft_fuser *f, weft_node *n, const weft_node *other);
-
-/* fuse_norm.c: of a norm whose residual is a product; and of a sum, alpha 1 and one shape, with a
- * norm's gradient in it: true, the sum is gone. */
-void weft_fuse_norm(weft_fuser *f, weft_node *norm);
-bool weft_fuse_norm_back(weft_fuser *f, weft_node *add);
-/* Sums of products, fuse_sums.c: where the product's addend is made by a product that it alone reads,
- * that one makes its result too, and it goes. */
-void weft_fuse_sum(weft_fuser *f, weft_node *product);
-/* And of a bias's gradient that sums what norm_back makes. */
-void weft_fuse_norm_sums(weft_fuser *f, weft_node *bias);
-
-/* fuse_gaussian.c: of a gaussian's gradient behind attention's. */
-void weft_fuse_gaussian_back(weft_fuser *f, weft_node *back);
-
-/* fuse_embed.c: of such a sum with an embedding's gradient in it. */
-bool weft_fuse_embed_back(weft_fuser *f, weft_node *add);
+/* The rules: fuse.c tells what each does. */
+bool weft_fuse_addend(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_factor(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_slope(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_product_sums(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_slope_sums(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_sum(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_residual(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_norm_addend(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_norm_sums(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_embed_addend(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_gaussian_back(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_silu_mul(weft_rewrite *r, const weft_match *m);
+bool weft_fuse_silu_mul_back(weft_rewrite *r, const weft_match *m);
 
 #endif

@@ -12,55 +12,37 @@
 #include "ops/list.h"
 #include "ops/norm.h"
 
-void weft_fuse_norm(weft_fuser *f, weft_node *norm) {
-    weft_tensor *x = norm->in[WEFT_NORM_X], *r = norm->in[WEFT_NORM_R];
-    weft_tensor *s = norm->out[WEFT_NORM_S];
-    weft_node *product = r ? weft_fuser_product(f, r, norm) : NULL;
-    if (!product || product->in[WEFT_MATMUL_ADDEND] || x->dtype != r->dtype) return;
-    if (!weft_fuser_is_made_before(x, product)) return;
-    product->out[0]->producer = norm; /* its output no more: a later use is refused */
-    product->in[WEFT_MATMUL_ADDEND] = x;
-    product->out[0] = s;
-    s->producer = product;
-    norm->in[WEFT_NORM_X] = s;
-    norm->in[WEFT_NORM_R] = norm->out[WEFT_NORM_S] = NULL;
-    f->reads[s->id]++;
+bool weft_fuse_residual(weft_rewrite *r, const weft_match *m) {
+    weft_node *norm = m->reader, *product = m->maker;
+    weft_tensor *x = norm->in[WEFT_NORM_X], *s = norm->out[WEFT_NORM_S];
+    if (!weft_fuse_is_free_product(m) || product->in[WEFT_MATMUL_ADDEND]) return false;
+    if (x->dtype != norm->in[WEFT_NORM_R]->dtype || !weft_rewrite_is_made_before(x, product))
+        return false;
+    weft_rewrite_read(r, product, WEFT_MATMUL_ADDEND, x);
+    weft_rewrite_make(r, product, 0, s);
+    weft_rewrite_read(r, norm, WEFT_NORM_X, s);
+    weft_rewrite_read(r, norm, WEFT_NORM_R, NULL);
+    return true;
 }
 
-/* The norm_back that makes `t` for `add` alone and adds nothing yet; NULL: it is none. */
-static weft_node *find_norm_back(const weft_fuser *f, weft_tensor *t, const weft_node *add) {
-    const weft_tensor *root = weft_tensor_root(t);
-    weft_node *n = root->producer;
-    if (!n || n->op != &weft_op_norm_back || n->out[WEFT_NORM_BACK_DX] != root) return NULL;
-    if (!weft_fuser_reads_once(f, root) || n->in[WEFT_NORM_BACK_DS]) return NULL;
-    if (n->out[WEFT_NORM_BACK_SUMS]) return NULL; /* of what it makes now */
-    return weft_fuser_is_open(f, n) && weft_fuser_is_quiet(f, n, add) ? n : NULL;
+bool weft_fuse_norm_addend(weft_rewrite *r, const weft_match *m) {
+    weft_node *add = m->reader, *back = m->maker;
+    weft_tensor *ds = add->in[1 - m->input];
+    if (!weft_fuse_is_plain_sum(add) || ds->dtype != add->out[0]->dtype) return false;
+    if (m->output != WEFT_NORM_BACK_DX || back->in[WEFT_NORM_BACK_DS]) return false;
+    if (back->out[WEFT_NORM_BACK_SUMS]) return false; /* of what it makes now */
+    if (!weft_rewrite_is_made_before(ds, back)) return false;
+    weft_rewrite_read(r, back, WEFT_NORM_BACK_DS, ds);
+    weft_fuse_replace(r, back, WEFT_NORM_BACK_DX, add, false);
+    return true;
 }
 
-bool weft_fuse_norm_back(weft_fuser *f, weft_node *add) {
-    for (int i = 0; i < 2; i++) {
-        weft_tensor *ds = add->in[1 - i];
-        weft_node *back = find_norm_back(f, add->in[i], add);
-        if (!back || ds->dtype != add->out[0]->dtype || !weft_fuser_is_made_before(ds, back))
-            continue;
-        back->in[WEFT_NORM_BACK_DS] = ds;
-        back->out[WEFT_NORM_BACK_DX]->producer = add;
-        back->out[WEFT_NORM_BACK_DX] = add->out[0];
-        add->out[0]->producer = back;
-        f->g->nodes[add->index] = NULL;
-        return true;
-    }
-    return false;
-}
-
-void weft_fuse_norm_sums(weft_fuser *f, weft_node *bias) {
-    const weft_tensor *dx = weft_tensor_root(bias->in[0]);
-    weft_node *back = dx->producer;
-    if (!back || back->op != &weft_op_norm_back || back->out[WEFT_NORM_BACK_SUMS]) return;
-    if (back->out[WEFT_NORM_BACK_DX] != dx || !weft_fuser_is_open(f, back)) return;
-    if (weft_tensor_width(bias->in[0]) != weft_tensor_width(dx)) return;
-    back->out[WEFT_NORM_BACK_SUMS] = bias->out[0];
-    bias->out[0]->producer = back;
-    f->reads[dx->id]--;
-    f->g->nodes[bias->index] = NULL;
+bool weft_fuse_norm_sums(weft_rewrite *r, const weft_match *m) {
+    weft_node *bias = m->reader, *back = m->maker;
+    if (m->output != WEFT_NORM_BACK_DX || back->out[WEFT_NORM_BACK_SUMS]) return false;
+    const weft_tensor *dx = back->out[WEFT_NORM_BACK_DX];
+    if (weft_tensor_width(bias->in[0]) != weft_tensor_width(dx)) return false;
+    weft_rewrite_make(r, back, WEFT_NORM_BACK_SUMS, bias->out[0]);
+    weft_rewrite_drop(r, bias);
+    return true;
 }
