@@ -19,6 +19,8 @@ struct weft_exec {
     const weft_kernel **kernels; /* [nodes] */
     weft_run run;
     bool poison;
+    void (*after)(void *context, const weft_node *n);
+    void *after_context;
     weft_profile *profile; /* NULL: not asked for */
     void *state;           /* the backend's own; NULL: it has none */
 };
@@ -45,6 +47,20 @@ static weft_status check_binding(const weft_exec *x, const weft_binding *b) {
                      b->tensor->name ? b->tensor->name : "a tensor");
 }
 
+/* Whether a plan that was made before fits: what it has no place for is bound, and only that. */
+static weft_status check_plan(const weft_exec *x, const bool *bound) {
+    if (x->plan->n_nodes != x->n_nodes || x->plan->n_tensors != x->n_tensors)
+        return weft_fail(WEFT_EBUG, "exec: the plan is of another graph");
+    for (int64_t i = 0; i < x->n_tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(x->g, i);
+        if (t->role == WEFT_ROLE_TEMP || t->view_of) continue;
+        if (bound[i] != (x->plan->offset[i] < 0))
+            return weft_fail(WEFT_EBUG, "exec: '%s' is %s, but the plan has %s place for it",
+                             t->name, bound[i] ? "bound" : "not bound", bound[i] ? "a" : "no");
+    }
+    return WEFT_OK;
+}
+
 static weft_status plan_memory(weft_exec *x, const weft_exec_options *options) {
     bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
     if (!bound) return weft_fail(WEFT_ENOMEM, "exec: no memory");
@@ -54,8 +70,9 @@ static weft_status plan_memory(weft_exec *x, const weft_exec_options *options) {
         if (status == WEFT_OK) bound[b->tensor->id] = true;
     }
     if (status == WEFT_OK)
-        status = weft_plan_create(x->g, x->backend, weft_pool_size(x->pool), bound, &options->plan,
-                                  &x->plan);
+        status = x->plan ? check_plan(x, bound)
+                         : weft_plan_create(x->g, x->backend, weft_pool_size(x->pool), bound,
+                                            &options->plan, &x->plan);
     free(bound);
     return status;
 }
@@ -80,16 +97,26 @@ static weft_status place_data(weft_exec *x, const weft_exec_options *options) {
 
 weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
                              const weft_exec_options *options, weft_exec **out) {
-    *out = NULL;
-    WEFT_TRY(weft_graph_status(g));
     static const weft_exec_options defaults;
+    *out = NULL;
     if (!options) options = &defaults;
+    weft_status built = weft_graph_status(g);
+    if (built != WEFT_OK) {
+        weft_plan_destroy(options->planned);
+        return built;
+    }
     weft_exec *x = calloc(1, sizeof *x);
-    if (!x) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    if (!x) {
+        weft_plan_destroy(options->planned);
+        return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    }
     x->g = g;
+    x->plan = options->planned;
     x->backend = backend;
     x->pool = pool;
     x->poison = options->poison;
+    x->after = options->after;
+    x->after_context = options->after_context;
     x->n_nodes = weft_graph_node_count(g);
     x->n_tensors = weft_graph_tensor_count(g);
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
@@ -140,10 +167,17 @@ static void poison_temporaries(weft_exec *x) {
             fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]);
 }
 
+static weft_status run_node(weft_exec *x, int64_t i) {
+    const weft_node *n = weft_graph_node(x->g, i);
+    WEFT_TRY(x->kernels[i]->run(x, n));
+    if (x->after) x->after(x->after_context, n);
+    return WEFT_OK;
+}
+
 static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
     mark(x, -1);
     for (int64_t i = 0; i < x->n_nodes; i++) {
-        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+        WEFT_TRY(run_node(x, i));
         mark(x, i);
     }
     return WEFT_OK;
@@ -152,7 +186,7 @@ static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t 
 static weft_status walk_timed(weft_exec *x) {
     double start = weft_profile_now();
     for (int64_t i = 0; i < x->n_nodes; i++) {
-        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+        WEFT_TRY(run_node(x, i));
         double end = weft_profile_now();
         weft_profile_add(x->profile, i, end - start);
         start = end;
@@ -170,7 +204,7 @@ void weft_exec_timed(weft_exec *x, const double *seconds) {
 weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
     if (x->profile) return mark ? walk_marked(x, mark) : walk_timed(x);
     for (int64_t i = 0; i < x->n_nodes; i++)
-        WEFT_TRY(x->kernels[i]->run(x, weft_graph_node(x->g, i)));
+        WEFT_TRY(run_node(x, i));
     return WEFT_OK;
 }
 
@@ -238,4 +272,8 @@ void *weft_exec_state(const weft_exec *x) {
 
 bool weft_exec_profiled(const weft_exec *x) {
     return x->profile != NULL;
+}
+
+bool weft_exec_is_watched(const weft_exec *x) {
+    return x->profile || x->after;
 }

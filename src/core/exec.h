@@ -57,11 +57,20 @@ struct weft_backend {
 };
 
 typedef struct {
+    /* The plan of program.h, which the executor takes over, come what may. It must have been made for
+     * this graph and this backend, and the bindings below are what it left outside. NULL: one is made
+     * here, by the options below, of the graph as it is. */
+    weft_plan *planned;
     weft_plan_options plan;
     /* Memory of tensors that several graphs share (parameters, states): pairs that end on NULL.
      * Aligned to WEFT_ARENA_ALIGN. */
     const struct weft_binding *bindings;
     bool poison; /* tests: fill the arena with NaN before each run, inputs apart */
+    /* Called after each node, from the thread that runs: what it makes is there (on a GPU: has been
+     * given to the stream, so that an event recorded now follows it). A run with it is never replayed
+     * as a whole. NULL: not called. */
+    void (*after)(void *context, const weft_node *n);
+    void *after_context;
 } weft_exec_options;
 
 typedef struct weft_binding {
@@ -91,8 +100,10 @@ const weft_run *weft_exec_current_run(const weft_exec *x);
 const weft_graph *weft_exec_graph(const weft_exec *x);
 const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node);
 void *weft_exec_state(const weft_exec *x);
-/* Whether the time of each node is taken: WEFT_PROFILE. */
+/* Whether the host has to see each node of a run: its time is taken (WEFT_PROFILE), or `after` is
+ * called. Such a run is not replayed. */
 bool weft_exec_profiled(const weft_exec *x);
+bool weft_exec_is_watched(const weft_exec *x);
 /* Runs the kernels in order. Where kernels only start their work, `mark` is called before the first
  * (with -1) and after each of a profiled run, to note the time on the device; when the run is over
  * the times are given to weft_exec_timed, by node in seconds. NULL: the host's clock is right. */

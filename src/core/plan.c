@@ -273,6 +273,8 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
     p.work_buffer = calloc(nodes, sizeof *p.work_buffer);
     bool ok = p.plan && p.buffers && p.buffer_of && p.last_read && p.work_buffer;
     if (ok) {
+        p.plan->n_nodes = p.n_nodes;
+        p.plan->n_tensors = p.n_tensors;
         p.plan->offset = calloc(tensors, sizeof *p.plan->offset);
         p.plan->work_offset = calloc(nodes, sizeof *p.plan->work_offset);
         p.plan->work_bytes = calloc(nodes, sizeof *p.plan->work_bytes);

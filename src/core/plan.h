@@ -20,17 +20,18 @@ typedef struct {
 } weft_plan_options;
 
 typedef struct {
-    int64_t arena_bytes;      /* all of it */
-    int64_t workspace_bytes;  /* the largest workspace of a node */
-    int64_t pinned_bytes;     /* inputs, parameters, states without memory of their own */
-    int64_t kept_bytes;       /* temporaries that are read after the run: gradients, losses */
-    int64_t saved_bytes;      /* made in the forward pass and read in the backward pass */
-    int64_t peak_bytes;       /* the most that is alive at one node: no layout can be smaller */
-    int64_t peak_kept_bytes;  /* of kept_bytes, what is alive then */
-    int64_t peak_saved_bytes; /* of saved_bytes, what is alive then */
-    int64_t *offset;          /* [tensors] in the arena; -1: bound by the caller, or unused */
-    int64_t *work_offset;     /* [nodes] of the node's workspace; -1: none */
-    int64_t *work_bytes;      /* [nodes] */
+    int64_t n_nodes, n_tensors; /* of the graph that it is for */
+    int64_t arena_bytes;        /* all of it */
+    int64_t workspace_bytes;    /* the largest workspace of a node */
+    int64_t pinned_bytes;       /* inputs, parameters, states without memory of their own */
+    int64_t kept_bytes;         /* temporaries that are read after the run: gradients, losses */
+    int64_t saved_bytes;        /* made in the forward pass and read in the backward pass */
+    int64_t peak_bytes;         /* the most that is alive at one node: no layout can be smaller */
+    int64_t peak_kept_bytes;    /* of kept_bytes, what is alive then */
+    int64_t peak_saved_bytes;   /* of saved_bytes, what is alive then */
+    int64_t *offset;            /* [tensors] in the arena; -1: bound by the caller, or unused */
+    int64_t *work_offset;       /* [nodes] of the node's workspace; -1: none */
+    int64_t *work_bytes;        /* [nodes] */
 } weft_plan;
 
 /* `bound[id]` true: the caller brings the memory of that tensor; NULL: of none. */

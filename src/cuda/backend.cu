@@ -162,7 +162,7 @@ static const weft_kernel *cuda_kernel(const weft_node *n) {
 
 static bool wants_graph(const weft_exec *x) {
     const char *asked = getenv("WEFT_CUDA_GRAPH");
-    return !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
+    return !weft_exec_is_watched(x) && !(asked && strcmp(asked, "0") == 0);
 }
 
 static void cuda_close(void *state) {

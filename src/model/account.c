@@ -3,9 +3,7 @@
 #include "model/account.h"
 
 #include "model/transformer.h"
-#include "ops/fuse.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 int64_t weft_config_micro_batch(const weft_config *c) {
@@ -66,21 +64,7 @@ static weft_status plan_training(const weft_config *c, const weft_backend *backe
                         .dtype = weft_config_dtype(c),
                         .train = true,
                         .recompute = c->recompute};
-    WEFT_TRY(weft_model_build(c, &build, m));
-    weft_status status = weft_fuse(m->graph);
-    if (status == WEFT_OK) status = weft_graph_backward(m->graph, m->loss, NULL);
-    if (status == WEFT_OK) status = weft_fuse(m->graph);
-    int64_t tensors = weft_graph_tensor_count(m->graph);
-    bool *bound = calloc((size_t)tensors, sizeof *bound);
-    if (status == WEFT_OK && !bound) status = weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int64_t i = 0; status == WEFT_OK && i < tensors; i++)
-        bound[i] = weft_graph_tensor_at(m->graph, i)->role == WEFT_ROLE_PARAM;
-    weft_plan_options options = {.memory_limit = INT64_MAX};
-    if (status == WEFT_OK)
-        status = weft_plan_create(m->graph, backend, threads, bound, &options, plan);
-    free(bound);
-    if (status != WEFT_OK) weft_model_graph_destroy(m);
-    return status;
+    return weft_model_program(c, &build, true, backend, threads, INT64_MAX, m, plan);
 }
 
 /* The moments of AdamW (and AMSGrad's), and an f32 master beside each bf16 tensor. */
@@ -191,21 +175,12 @@ static weft_status validation_bytes(const weft_config *c, const weft_backend *ba
                         .time = c->gpt2_block_size,
                         .dtype = weft_config_dtype(c)};
     weft_model_graph m;
-    weft_plan *plan = NULL;
-    WEFT_TRY(weft_model_build(c, &build, &m));
-    int64_t tensors = weft_graph_tensor_count(m.graph);
-    bool *bound = calloc((size_t)tensors, sizeof *bound);
-    weft_status status = bound ? weft_fuse(m.graph) : weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int64_t i = 0; bound && i < tensors; i++)
-        bound[i] = weft_graph_tensor_at(m.graph, i)->role == WEFT_ROLE_PARAM;
-    weft_plan_options options = {.memory_limit = INT64_MAX};
-    if (status == WEFT_OK)
-        status = weft_plan_create(m.graph, backend, threads, bound, &options, &plan);
-    if (status == WEFT_OK) *out = plan->arena_bytes;
+    weft_plan *plan;
+    WEFT_TRY(weft_model_program(c, &build, false, backend, threads, INT64_MAX, &m, &plan));
+    *out = plan->arena_bytes;
     weft_plan_destroy(plan);
-    free(bound);
     weft_model_graph_destroy(&m);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,

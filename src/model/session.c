@@ -1,26 +1,23 @@
 /* Sessions: build, bind, run, read. */
 #include "model/session.h"
 
-#include "ops/fuse.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 weft_status weft_session_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_build *build, bool grads, bool poison, weft_session *out) {
     *out = (weft_session){.model = m, .backend = backend};
-    WEFT_TRY(weft_model_build(&m->config, build, &out->graph));
-    weft_status status = weft_fuse(out->graph.graph);
-    if (grads && status == WEFT_OK)
-        status = weft_graph_backward(out->graph.graph, out->graph.loss, NULL);
-    if (grads && status == WEFT_OK) status = weft_fuse(out->graph.graph);
-    if (status == WEFT_OK) {
-        out->bindings = weft_model_bind(m, backend, out->graph.graph);
-        if (!out->bindings) status = WEFT_ENOMEM;
-    }
-    weft_exec_options options = {.bindings = out->bindings, .poison = poison};
-    if (status == WEFT_OK)
+    weft_plan *plan;
+    WEFT_TRY(weft_mirror_place(m->mirror, backend)); /* before the plan asks how much is free */
+    WEFT_TRY(weft_model_program(&m->config, build, grads, backend, weft_pool_size(pool), 0,
+                                &out->graph, &plan));
+    out->bindings = weft_model_bind(m, backend, out->graph.graph);
+    weft_exec_options options = {.planned = plan, .bindings = out->bindings, .poison = poison};
+    weft_status status = WEFT_ENOMEM;
+    if (out->bindings)
         status = weft_exec_create(out->graph.graph, backend, pool, &options, &out->exec);
+    else
+        weft_plan_destroy(plan);
     if (status != WEFT_OK) weft_session_close(out);
     return status;
 }

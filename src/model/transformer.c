@@ -3,6 +3,7 @@
  * written once a branch. */
 #include "model/transformer.h"
 
+#include "core/program.h"
 #include "model/builder.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
@@ -285,4 +286,18 @@ void weft_model_graph_destroy(weft_model_graph *m) {
     free(m->parameters);
     free(m->scores);
     *m = (weft_model_graph){0};
+}
+
+weft_status weft_model_program(const weft_config *c, const weft_build *build, bool grads,
+                               const weft_backend *backend, int threads, int64_t memory_limit,
+                               weft_model_graph *out, weft_plan **plan) {
+    *plan = NULL;
+    WEFT_TRY(weft_model_build(c, build, out));
+    weft_program_options options = {.n_losses = grads,
+                                    .losses = &out->loss,
+                                    .outside = 1u << WEFT_ROLE_PARAM,
+                                    .plan = {.memory_limit = memory_limit}};
+    weft_status status = weft_program_make(out->graph, backend, threads, &options, plan);
+    if (status != WEFT_OK) weft_model_graph_destroy(out);
+    return status;
 }

@@ -3,7 +3,7 @@
 #define WEFT_MODEL_TRANSFORMER_H
 
 #include "config/config.h"
-#include "core/graph.h"
+#include "core/plan.h"
 
 /* How a parameter starts. */
 typedef enum {
@@ -71,5 +71,12 @@ typedef struct {
 /* Builds the forward pass and the loss. On an error nothing is left behind. */
 weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out);
 void weft_model_graph_destroy(weft_model_graph *m);
+
+/* Builds it and makes its program (core/program.h), the weights outside: what a session runs and what
+ * an estimate counts. `grads` appends the gradient of the loss. memory_limit: as in
+ * weft_plan_options. */
+weft_status weft_model_program(const weft_config *c, const weft_build *build, bool grads,
+                               const weft_backend *backend, int threads, int64_t memory_limit,
+                               weft_model_graph *out, weft_plan **plan);
 
 #endif
