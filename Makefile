@@ -11,7 +11,7 @@
 #   mk/install.mk  install and uninstall
 #
 # Variables a user may set: BUILD, CC, CFLAGS, CPPFLAGS, LDFLAGS, BLAS, DEPS, SAN, WERROR, ISAS, T,
-# JOBS, OUT, CONFIG_KEY, PREFIX, DESTDIR, PYTHON, SETUP. docs/building.md tells what each one does.
+# JOBS, OUT, CONFIG_KEY, PREFIX, DESTDIR, PYTHON, SETUP. docs/guide/building.md tells what each one does.
 
 ifneq (4.2,$(firstword $(sort $(MAKE_VERSION) 4.2)))
 $(error weft needs GNU Make 4.2 or later; this is $(MAKE_VERSION))
@@ -89,6 +89,6 @@ help: ## this list
 	@echo "make TARGET, with no target: build, then study"
 	@sed -n 's/^\([a-z][a-z-]*%*\):[^#]*## /  \1|/p' $(filter-out %.d $(CONFIG),$(MAKEFILE_LIST)) | \
 		awk -F'|' '{ sub(/%/, "NAME", $$1); printf "%-17s %s\n", $$1, $$2 }'
-	@echo "SAN=address,undefined  CC=clang  WERROR=1  T=substring  and more: docs/building.md"
+	@echo "SAN=address,undefined  CC=clang  WERROR=1  T=substring  and more: docs/guide/building.md"
 
 FORCE:

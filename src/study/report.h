@@ -1,5 +1,5 @@
 /* The report of a study: report.html, one file that opens offline, and report.md, the same words and
- * tables without the pictures. docs/study.md tells what is in it. */
+ * tables without the pictures. docs/guide/studies.md tells what is in it. */
 #ifndef WEFT_STUDY_REPORT_H
 #define WEFT_STUDY_REPORT_H
 

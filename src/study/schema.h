@@ -1,4 +1,4 @@
-/* The run database's tables, in SQLite's language. docs/study.md tells what each column holds.
+/* The run database's tables, in SQLite's language. docs/guide/studies.md tells what each column holds.
  *
  * The view `contents` is what a study says of itself: everything but time, speed, memory, the
  * machine, and the events of starting and going on. It has one text row a fact and an order of its
