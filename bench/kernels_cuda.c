@@ -66,7 +66,7 @@ static void fill_inputs(void) {
     }
 }
 
-/* Tensors, each its own; what a graph's gradients are asked of is a parameter. */
+/* Tensors, each its own; a tensor whose gradient is wanted is a parameter. */
 static weft_tensor *new_tensor(weft_role role, weft_dtype dtype, int ndim, const int64_t *shape) {
     char name[32];
     snprintf(name, sizeof name, "t%lld", (long long)weft_graph_tensor_count(graph));

@@ -48,8 +48,8 @@ def causal_mask(t):
     return torch.full((t, t), float("-inf")).triu(1)
 
 
-# Each of these yields the ways to compute one row: (name, leaves, seeds, function). The leaves are
-# what gradients are wanted of, the seeds the gradients of the outputs that function(*leaves) lists.
+# Each of these yields the ways to compute one row: (name, leaves, upstream, function). The leaves are
+# what gradients are wanted of, upstream the gradients of the outputs that function(*leaves) lists.
 
 
 def linear(s):
@@ -83,7 +83,7 @@ def attention_inputs(s):
 
 
 def attention_dot(s):
-    q, k, v, seed = attention_inputs(s)
+    q, k, v, upstream = attention_inputs(s)
 
     def sdpa(q, k, v):
         return [F.scaled_dot_product_attention(q, k, v, is_causal=True)]
@@ -91,13 +91,13 @@ def attention_dot(s):
     def sdpa_of_views(q, k, v):
         return [sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))[0].transpose(1, 2)]
 
-    yield "sdpa [B,H,T,D]", [heads_first(x) for x in (q, k, v)], [heads_first(seed)], sdpa
-    yield "sdpa [B,T,H,D]", [q, k, v], [seed], sdpa_of_views
+    yield "sdpa [B,H,T,D]", [heads_first(x) for x in (q, k, v)], [heads_first(upstream)], sdpa
+    yield "sdpa [B,T,H,D]", [q, k, v], [upstream], sdpa_of_views
 
 
 def attention_w2(s, as_written=False):
     b, t, h, dv = s["b"], s["t"], s["h"], s["dv"]
-    *leaves, seed = (heads_first(x) for x in attention_inputs(s))
+    *leaves, upstream = (heads_first(x) for x in attention_inputs(s))
     leaves.append(noise(4, h) * 0.125 + s["log_tau"])
     mask = causal_mask(t)
     hidden = mask < 0
@@ -112,8 +112,8 @@ def attention_w2(s, as_written=False):
         scores = (d.view(b, h, t, t) * -rate(log_tau)).masked_fill(hidden, float("-inf"))
         return [scores.softmax(-1) @ v]
 
-    def as_the_seed(q, k, v, log_tau):
-        """Means and deviations apart, each square expanded: the seed's formula as it stands."""
+    def as_written(q, k, v, log_tau):
+        """Means and deviations apart, each square expanded: the formula as it is written."""
 
         def squares(a, c):
             return a.square().sum(-1, keepdim=True) + c.square().sum(-1).unsqueeze(-2) - 2 * (a @ c.mT)
@@ -140,13 +140,13 @@ def attention_w2(s, as_written=False):
         return [torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view(b, h, t, dv)]
 
     if as_written:
-        forms = (as_the_seed,)
+        forms = (as_written,)
     elif b * h * t * t <= LARGE:
         forms = (distances, key_term, columns)
     else:  # the form with the most passes over T x T is never the fastest, and would fill memory
         forms = (key_term, columns)
     for form in forms:
-        yield form.__name__, leaves, [seed], form
+        yield form.__name__, leaves, [upstream], form
 
 
 def attention_w2_formula(s):
@@ -155,8 +155,8 @@ def attention_w2_formula(s):
 
 def attention_mla(s):
     b, t, h, dqk, dv = s["b"], s["t"], s["h"], s["dqk"], s["dv"]
-    q, k, v, seed = attention_inputs(s)
-    by_head, seed_by_head = heads_first(q), heads_first(seed)
+    q, k, v, upstream = attention_inputs(s)
+    by_head, upstream_by_head = heads_first(q), heads_first(upstream)
     k, v = k.squeeze(2), v.squeeze(2)
     scale = dqk**-0.5
     mask = causal_mask(t)
@@ -176,12 +176,12 @@ def attention_mla(s):
         return run
 
     if b * h * t * t <= LARGE:
-        yield "broadcast", [by_head, k, v], [seed_by_head], broadcast
+        yield "broadcast", [by_head, k, v], [upstream_by_head], broadcast
     tokens = mask.unsqueeze(1).expand(t, h, t).reshape(h * t, t)
-    yield "rows of tokens", [q, k, v], [seed], rows(tokens)
+    yield "rows of tokens", [q, k, v], [upstream], rows(tokens)
     del tokens
     heads = mask.expand(h, t, t).reshape(h * t, t)
-    yield "rows of heads", [by_head, k, v], [seed_by_head], rows(heads)
+    yield "rows of heads", [by_head, k, v], [upstream_by_head], rows(heads)
 
 
 def layernorm(s):
@@ -206,9 +206,9 @@ def rmsnorm(s):
         t = x + r
         return [t * torch.rsqrt(t.square().mean(-1, keepdim=True) + 1e-6) * w, t]
 
-    leaves, seeds = [noise(1, m, e), noise(2, m, e), noise(3, e)], [noise(9, m, e), noise(10, m, e)]
+    leaves, upstream = [noise(1, m, e), noise(2, m, e), noise(3, e)], [noise(9, m, e), noise(10, m, e)]
     for form in (rms_norm, by_hand):
-        yield form.__name__, leaves, seeds, form
+        yield form.__name__, leaves, upstream, form
 
 
 def cross_entropy(s):
@@ -238,8 +238,8 @@ OPS = {
 class Row:
     """One prepared row: its leaves and the function that is timed."""
 
-    def __init__(self, leaves, seeds, function, backward):
-        self.leaves, self.seeds, self.function = leaves, seeds, function
+    def __init__(self, leaves, upstream, function, backward):
+        self.leaves, self.upstream, self.function = leaves, upstream, function
         self.backward = backward
 
     def run(self):
@@ -249,7 +249,7 @@ class Row:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in self.leaves]
             outputs = self.function(*leaves)
-            return outputs, torch.autograd.grad(outputs, leaves, self.seeds)
+            return outputs, torch.autograd.grad(outputs, leaves, self.upstream)
 
     def timed(self):
         start = time.perf_counter()
@@ -266,10 +266,10 @@ class Row:
 
 def prepare(request, form):
     best = None
-    for name, leaves, seeds, function in OPS[request["op"]](request["sizes"]):
+    for name, leaves, upstream, function in OPS[request["op"]](request["sizes"]):
         if form and name != form:
             continue
-        row = Row(leaves, seeds, function, request["backward"])
+        row = Row(leaves, upstream, function, request["backward"])
         seconds = row.timed()
         if seconds < SLOW:  # else its first run, which warms up, says enough
             seconds = min(row.timed() for _ in range(2))

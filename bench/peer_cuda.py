@@ -1,4 +1,4 @@
-"""PyTorch's training step on a GPU, for every variant of the seeds: what `make bench-cuda` sets
+"""PyTorch's training step on a GPU, for every variant: what `make bench-cuda` sets
 beside our own (bench/table_cuda.py runs both).
 
     python bench/peer_cuda.py [--variants dot,w2] [--forms all] [--batch 32] [--steps 20] [--json]
@@ -14,14 +14,14 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
                             2 and 3) they are made once more, without a gradient, from the logsumexp,
                             and the kept ones are found by a threshold.
     flex                    FlexAttention, the key's number as a score modification (w2)
-    naive                   the formula with its T x T matrices, as the seeds write it
+    naive                   the formula with its T x T matrices, as the write-ups have it
     heads                   mla's latent keys and values are mapped to a head's width first, so that its
                             attention is as dot's
     absorbed                mla's matrices a head are multiplied into its projections first
     cheap                   steps 2 and 3: what maps a hidden vector to the stream and to the gate is
                             multiplied into the mechanisms' own matrices, so that rows are gathered
                             after those maps
-    direct                  wsffn's losses from z, as the seed writes it; else from the Gram matrix of
+    direct                  wsffn's losses from z, as the write-up has it; else from the Gram matrix of
                             its input, so that z never exists
     stacked                 the rest of those losses for all layers at once, in batched products; else
                             layer by layer
@@ -57,7 +57,7 @@ VARIANTS = {
 }
 
 # The forms that are measured when none are named (on an H200 with PyTorch 2.11 the fastest ones, and
-# the seeds' own way of steps 2, 3 and wsffn), and the rest.
+# the write-ups' own way of steps 2, 3 and wsffn), and the rest.
 ROUTED, WSFFN = ["cudnn-heads-cheap", "naive"], ["cudnn", "cudnn-stacked", "cudnn-direct"]
 FORMS = {"dot": ["cudnn", "flash"], "w2": ["flex"], "mla": ["cudnn-heads"], "step1": ["cudnn-heads"], "step2": ROUTED,
          "step3": ROUTED, "swiglu": ["cudnn"], "wsffn": WSFFN, "wsffn-grouped": WSFFN}
@@ -113,7 +113,7 @@ def later(t, device):
 
 
 class Attention(nn.Module):
-    """Queries, keys, values and a number a key, then one softmax: math.md's one form."""
+    """Queries, keys, values and one number per key, then one softmax: the one form of attention."""
 
     def __init__(self, s, v, form, mask):
         super().__init__()

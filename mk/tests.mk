@@ -21,7 +21,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long test-cuda tests bench bench-cuda bench-attention-cuda bench-products-cuda
+.PHONY: test test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # With T= only what those tests need is built.
@@ -67,6 +67,13 @@ $(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(MEASURE_OBJECTS) $(LIB_A) 
 bench-cuda: build $(OUT)/bench/limits_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/attention_cuda) ## training on the GPU beside PyTorch; ROWS=dot,w2 FORMS=all SKIP_PEER=1 JSON=file
 	@$(or $(PYTHON),python3) bench/table_cuda.py --build '$(OUT)' --variants '$(ROWS)' --forms '$(FORMS)' \
 		$(if $(SKIP_PEER),--skip-peer) $(if $(JSON),--json '$(JSON)') $(ARGS)
+
+# With JSON= it checks files that make bench or make bench-cuda wrote; without it, it measures first.
+bench-check: $(if $(JSON),,bench-for-check) ## compare measurements with bench/floors.txt; JSON="files", else make bench is run first
+	@$(or $(PYTHON),python3) bench/check.py $(or $(JSON),'$(OUT)/bench.json' '$(OUT)/bench.train.json')
+
+bench-for-check: build $(BENCH_PROGRAMS)
+	@BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' JSON='$(OUT)/bench.json' bench/run $(ARGS)
 
 # Kernels of the GPU alone.
 KERNEL_BENCHES := attention_cuda products_cuda

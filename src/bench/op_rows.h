@@ -41,9 +41,9 @@ struct bench_row {
     const char *op; /* the peer's name for it */
     bench_sizes sizes;
     void (*build)(bench_graph *g, const bench_row *row);
-    double bar; /* the peer's time over ours that is asked for; 0: nothing is */
     bool forward_only;
     bool quick;         /* measured in the quick mode too */
+    bool longer;        /* measured for longer: a row that others are judged by */
     int64_t traffic[2]; /* bytes moved, forward and with backward; 0: compute counts */
 };
 

@@ -15,16 +15,8 @@
 
 /* Numbers of a row agree with the peer's to this part: they are sums in another order. */
 #define TOLERANCE 1e-3
-/* Of the memory of a token at T = 16384 and at 1024. */
-#define MEMORY_BAR 1.1
 
-enum { MAX_BARS = 16, MAX_RMS = BENCH_MAX_OUTPUTS + BENCH_MAX_LEAVES };
-
-typedef struct {
-    char text[128];
-    double measured, asked;
-    bool met;
-} bar;
+enum { MAX_RMS = BENCH_MAX_OUTPUTS + BENCH_MAX_LEAVES };
 
 typedef struct {
     bench_op_options opt;
@@ -35,8 +27,6 @@ typedef struct {
     char peer_name[320];
     bench_table table;
     json_t *rows, *memory;
-    bar bars[MAX_BARS];
-    int bar_count;
     int differing; /* rows whose numbers are not the peer's */
 } bench;
 
@@ -47,8 +37,8 @@ typedef struct {
 } budget;
 
 static budget row_budget(const bench *b, const bench_row *row) {
-    if (b->opt.quick) return (budget){0.02, row->bar > 0 ? 2.0 : 0.8, 3, 9};
-    return (budget){0.05, row->bar > 0 ? 8.0 : 4.0, 5, 25};
+    if (b->opt.quick) return (budget){0.02, row->longer ? 2.0 : 0.8, 3, 9};
+    return (budget){0.05, row->longer ? 8.0 : 4.0, 5, 25};
 }
 
 typedef struct {
@@ -147,13 +137,6 @@ static weft_status measure_row(bench *b, const bench_row *row, bool backward, me
     return status;
 }
 
-static bar *add_bar(bench *b, double measured_value, double asked, bool met) {
-    if (b->bar_count == MAX_BARS) return NULL;
-    bar *next = &b->bars[b->bar_count++];
-    *next = (bar){.measured = measured_value, .asked = asked, .met = met};
-    return next;
-}
-
 static void report_row(bench *b, const bench_row *row, bool backward, const measured *m) {
     double seconds = bench_median(&m->ours), peers = bench_median(&m->peers);
     double rate = m->units / seconds * 1e-9, part = rate * bench_median(&m->limit);
@@ -190,13 +173,6 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
         json_object_set_new(j, "ratio", json_real(ratio));
     }
     json_array_append_new(b->rows, j);
-    if (row->bar > 0 && m->peer) {
-        bar *next =
-            add_bar(b, ratio, row->bar, row->bar > 1 ? ratio >= row->bar : ratio > row->bar);
-        if (next)
-            snprintf(next->text, sizeof next->text, "%s %s, %s: PyTorch's %s / ours", row->group,
-                     row->label, pass, m->form);
-    }
 }
 
 static bool chosen(const bench *b, const char *group, const char *label) {
@@ -245,7 +221,6 @@ static weft_status report_memory(bench *b) {
     if (!chosen(b, "memory", "attention")) return WEFT_OK;
     if (b->opt.table) fputc('\n', b->opt.table);
     bench_table_start(&b->table, b->opt.table, columns);
-    double worst = 0;
     for (int i = 0; i < bench_op_row_count; i++) {
         const bench_row *row = &bench_op_rows[i];
         if (strcmp(row->group, "attention") != 0 || row->sizes.t != tokens[0]) continue;
@@ -262,42 +237,16 @@ static weft_status report_memory(bench *b) {
                                                        (json_int_t)tokens[k], "arena_bytes",
                                                        (json_int_t)bytes[k]));
         }
-        double growth = (double)bytes[2] / (double)bytes[0] * (double)tokens[0] / (double)tokens[2];
-        if (growth > worst) worst = growth;
     }
-    bar *next = add_bar(b, worst, MEMORY_BAR, worst <= MEMORY_BAR);
-    if (next)
-        snprintf(next->text, sizeof next->text,
-                 "attention's bytes a token, T=16384 / T=1024, at most");
     return WEFT_OK;
 }
 
-static void report_bars(bench *b) {
-    static const bench_column columns[] = {
-        {"bars", -78}, {"asked", 5}, {"measured", 8}, {"", -6}, {NULL, 0}};
-    if (!b->bar_count) return;
-    if (b->opt.table) fputc('\n', b->opt.table);
-    bench_table_start(&b->table, b->opt.table, columns);
-    for (int i = 0; i < b->bar_count; i++) {
-        const bar *k = &b->bars[i];
-        bench_cell(&b->table, "%s", k->text);
-        bench_cell(&b->table, "%.2f", k->asked);
-        bench_cell(&b->table, "%.2f", k->measured);
-        bench_cell(&b->table, "%s", k->met ? "met" : "MISSED");
-    }
-}
-
 static weft_status write_json(bench *b, double gflops, double gbytes) {
-    json_t *bars = json_array();
-    for (int i = 0; i < b->bar_count; i++)
-        json_array_append_new(bars, json_pack("{s:s, s:f, s:f, s:b}", "bar", b->bars[i].text,
-                                              "asked", b->bars[i].asked, "measured",
-                                              b->bars[i].measured, "met", (int)b->bars[i].met));
-    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f}, s:O, s:O, s:o}",
-                            "version", weft_version(), "isa", weft_cpu_isa(), "blas",
-                            weft_blas_name(), "threads", weft_pool_size(b->pool), "peer",
-                            b->peer_name, "quick", (int)b->opt.quick, "limits", "gflops", gflops,
-                            "gbytes", gbytes, "rows", b->rows, "memory", b->memory, "bars", bars);
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f}, s:O, s:O}", "version",
+                            weft_version(), "isa", weft_cpu_isa(), "blas", weft_blas_name(),
+                            "threads", weft_pool_size(b->pool), "peer", b->peer_name, "quick",
+                            (int)b->opt.quick, "limits", "gflops", gflops, "gbytes", gbytes, "rows",
+                            b->rows, "memory", b->memory);
     bool failed = !all || json_dumpf(all, b->opt.json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) ||
                   fputc('\n', b->opt.json) == EOF;
     json_decref(all);
@@ -355,7 +304,6 @@ static weft_status run(bench *b) {
     bench_table_start(&b->table, b->opt.table, columns);
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
-    report_bars(b);
     if (b->opt.json) WEFT_TRY(write_json(b, gflops, gbytes));
     return WEFT_OK;
 }

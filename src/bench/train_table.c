@@ -91,12 +91,6 @@ static void print_head(const bench *b) {
             b->peer ? ", eager, as many threads, in turns" : "; its columns say -");
 }
 
-/* Whether a row meets its bar; -1 where none is asked or no peer was measured. */
-static int meets_bar(const row *r, double ratio) {
-    if (r->variant->bar <= 0 || ratio <= 0) return -1;
-    return ratio >= r->variant->bar;
-}
-
 static double number(const row *r, const char *key) {
     return json_number_value(json_object_get(r->result, key));
 }
@@ -110,7 +104,6 @@ static void print_row(bench *b, const row *r) {
     bench_table *t = &b->table;
     double seconds = number(r, "seconds"), peak = number(r, "peak_bytes");
     double plan = (double)r->plan.training_bytes, ratio = peer_ratio(r);
-    int met = meets_bar(r, ratio);
     bench_cell(t, "%s", r->variant->label);
     bench_cell(t, "%.2f", 1e-6 * (double)r->plan.parameters);
     bench_cell(t, "%.0f", step_tokens(r) / seconds);
@@ -133,11 +126,6 @@ static void print_row(bench *b, const row *r) {
     bench_cell(t, "%.0f%%", 100 * number(r, "peer_spread"));
     bench_cell(t, "%s", json_string_value(json_object_get(r->result, "peer_form")));
     bench_cell(t, "%.2f", ratio);
-    if (r->variant->bar > 0)
-        bench_cell(t, "%.1f", r->variant->bar);
-    else
-        bench_cell(t, "-");
-    bench_cell(t, "%s", met < 0 ? "-" : met ? "met" : "MISSED");
 }
 
 static void check_row(bench *b, const row *r) {
@@ -164,10 +152,9 @@ static void start_peer(bench *b) {
 
 static void measure_rows(bench *b) {
     static const bench_column columns[] = {
-        {"variant", -20}, {"params M", 8},       {"tokens/s", 9}, {"±", 4},
-        {"GFLOP/s", 8},   {"of limit", 8},       {"plan MB", 9},  {"peak MB", 9},
-        {"peak/plan", 9}, {"PyTorch tok/s", 13}, {"±", 4},        {"form", -8},
-        {"ratio", 6},     {"asked", 5},          {"", -6},        {NULL, 0}};
+        {"variant", -20}, {"params M", 8}, {"tokens/s", 9}, {"±", 4},         {"GFLOP/s", 8},
+        {"of limit", 8},  {"plan MB", 9},  {"peak MB", 9},  {"peak/plan", 9}, {"PyTorch tok/s", 13},
+        {"±", 4},         {"form", -8},    {"ratio", 6},    {NULL, 0}};
     bench_table_start(&b->table, b->opt->table, columns);
     for (int i = 0; i < b->count; i++) {
         row *r = &b->rows[i];
@@ -207,14 +194,11 @@ static json_t *row_json(const row *r) {
     json_object_set_new(j, "gflops",
                         json_real(1e-9 * r->plan.built_flops * step_tokens(r) / seconds));
     json_object_set_new(j, "peak_of_plan", peak > 0 ? json_real(peak / plan) : json_null());
-    if (r->variant->bar > 0) json_object_set_new(j, "bar", json_real(r->variant->bar));
     if (ratio > 0) {
         json_object_set_new(j, "peer_tokens_per_s",
                             json_real(step_tokens(r) / number(r, "peer_seconds")));
         json_object_set_new(j, "ratio", json_real(ratio));
     }
-    int met = meets_bar(r, ratio);
-    if (met >= 0) json_object_set_new(j, "met", json_boolean(met));
     return j;
 }
 

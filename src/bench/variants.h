@@ -10,7 +10,6 @@ typedef struct {
     const char *label;       /* in the table */
     int step;                /* of the ablation: sets the three mechanisms */
     const char *settings[6]; /* "KEY=VALUE", ended by NULL */
-    double bar; /* how many times a peer's tokens a second are asked for; 0: nothing is */
 } bench_variant;
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* `weft plan`: the counts of the seed's table, the order in which settings win, the keys of JSON. */
+/* `weft plan`: the counts of the RA-MLA write-up's table, the order in which settings win, the keys of JSON. */
 #include "support/command.h"
 
 #include <setjmp.h>
@@ -76,7 +76,7 @@ static void test_json_has_the_promised_keys(void **state) {
 static const long long UNTIED[6] = {115001856, 117370368, 230616576,
                                     240250368, 230616576, 240250368};
 
-static void test_each_step_has_the_seeds_count(void **state) {
+static void test_each_step_has_the_write_ups_count(void **state) {
     (void)state;
     for (int step = 0; step < 6; step++) {
         char number[16], word[48];
@@ -185,7 +185,7 @@ static void test_enormous_sizes_are_answered(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_has_the_promised_keys),
-        cmocka_unit_test(test_each_step_has_the_seeds_count),
+        cmocka_unit_test(test_each_step_has_the_write_ups_count),
         cmocka_unit_test(test_a_study_gives_all_its_steps),
         cmocka_unit_test(test_bad_steps_of_a_study_are_refused),
         cmocka_unit_test(test_overrides_win_over_step_and_file),

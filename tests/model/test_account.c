@@ -26,7 +26,7 @@ static int64_t parameters(const char *const *overrides, int step) {
     return account_of(overrides, step).parameters;
 }
 
-/* GPT-2 124M with mla, vocabulary padded to 50304: the seed's own table. */
+/* GPT-2 124M with mla, vocabulary padded to 50304: the RA-MLA write-up's own table. */
 static void test_parameters_of_the_seeds_table(void **state) {
     (void)state;
     const char *untied[] = {"ATTENTION=mla", "RA_MLA_MLP_TYING_MODE=untied", NULL};

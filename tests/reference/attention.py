@@ -37,7 +37,7 @@ def key_numbers(c, k, grad):
 
 
 def scores(c, q, k, grad=True):
-    """s_ij of math.md 2 with -inf where j is not visible: [B, H, T, S]."""
+    """s_ij of the one form of attention, with -inf where j is not visible: [B, H, T, S]."""
     b, t, h, width = q.shape
     s_len, kv = k.shape[1], k.shape[2]
     q, k = gaussian_of(c, "q", q), gaussian_of(c, "k", k)

@@ -1,4 +1,4 @@
-"""Cross-token routing (math.md 4.2): R over heads, made sparse row by row, and what it carries."""
+"""Cross-token routing (mathematics 4.2): R over heads, made sparse row by row, and what it carries."""
 
 import torch
 

@@ -54,7 +54,7 @@ static int64_t parameters_of(const weft_study *s, const char *name) {
     return step_of(s, name)->account.parameters;
 }
 
-static void test_all_that_were_promised_are_there(void **state) {
+static void test_every_study_of_the_documentation_is_there(void **state) {
     (void)state;
     int found = 0;
     DIR *folder = opendir("defconfigs");
@@ -71,7 +71,7 @@ static void test_all_that_were_promised_are_there(void **state) {
     assert_int_equal(found, NAMES);
 }
 
-static void test_each_says_what_it_asks_needs_and_takes(void **state) {
+static void test_each_has_its_question_needs_and_time(void **state) {
     (void)state;
     for (int i = 0; i < NAMES; i++) {
         char path[128];
@@ -175,8 +175,8 @@ static void test_equal_parameters_are_equal_to_a_hundredth(void **state) {
     }
 }
 
-/* The seed's 43% is of width 64 against width 96. */
-static void test_w2_recall_is_the_seeds_setting(void **state) {
+/* The W2 write-up's 43% is of width 64 against width 96. */
+static void test_w2_recall_is_the_write_ups_setting(void **state) {
     (void)state;
     weft_study *s = open_study("w2-recall");
     double saved = 1 - (double)parameters_of(s, "w2-64") / (double)parameters_of(s, "dot96");
@@ -239,14 +239,14 @@ static int close_scratch(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_that_were_promised_are_there),
-        cmocka_unit_test(test_each_says_what_it_asks_needs_and_takes),
+        cmocka_unit_test(test_every_study_of_the_documentation_is_there),
+        cmocka_unit_test(test_each_has_its_question_needs_and_time),
         cmocka_unit_test(test_every_step_of_each_can_be_built),
         cmocka_unit_test(test_those_of_a_few_cores_have_three_seeds),
         cmocka_unit_test(test_each_comes_back_from_kconfiglib),
         cmocka_unit_test(test_wide_rows_have_the_parameters_of_what_they_stand_beside),
         cmocka_unit_test(test_equal_parameters_are_equal_to_a_hundredth),
-        cmocka_unit_test(test_w2_recall_is_the_seeds_setting),
+        cmocka_unit_test(test_w2_recall_is_the_write_ups_setting),
         cmocka_unit_test(test_full_study_is_at_gpt2s_size),
         cmocka_unit_test(test_missing_text_says_how_to_get_it),
     };

@@ -56,7 +56,7 @@ static void test_named_steps_are_read(void **state) {
 
 static void test_ablation_steps_have_their_switches_and_repeats(void **state) {
     (void)state;
-    /* Gate, cross-token, latent of steps 0 to 5, as the seed's text lists them. */
+    /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
     static const char *const switches[] = {"nnn", "ynn", "yyn", "yyy", "yyn", "yyy"};
     weft_steps s;
     parse("", "0, 1,2,3,4,5", &s);
