@@ -128,7 +128,8 @@ static weft_status add_shard(shard_list *list, const char *folder, const char *n
     return WEFT_OK;
 }
 
-/* The text that the seed's configs train on can be had by name, so the error has the command. */
+/* The text that the studies of GPT-2's size train on can be had by name, so the error has the
+ * command. */
 static weft_status refuse_missing_fineweb(const char *folder) {
     return weft_fail(
         WEFT_EINPUT,

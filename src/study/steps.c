@@ -188,7 +188,7 @@ static const char *attention_title(const weft_config *c) {
                                                : "Baseline (dot-product attention only)";
 }
 
-/* Step `number` of the ablation: the three switches, and the seed's words for it. */
+/* Step `number` of the ablation: the three switches, and the RA-MLA write-up's words for it. */
 static weft_status add_ablation(weft_steps *s, const weft_config *base, int number,
                                 const char *where) {
     static const char *const titles[ABLATION_STEPS] = {"",
