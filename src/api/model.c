@@ -3,6 +3,7 @@
 
 #include "core/nearest.h"
 #include "model/account.h"
+#include "model/kinds.h"
 #include "train/optimizer.h"
 
 #include <errno.h>
@@ -21,7 +22,7 @@ weft_status weft_api_config(const char *path, const char *const *overrides, weft
         WEFT_TRY(weft_config_read(c, path));
     for (int i = 0; overrides && overrides[i]; i++)
         WEFT_TRY(weft_config_override(c, overrides[i], "override"));
-    return weft_config_check(c, path ? path : "config");
+    return weft_model_check(c, path ? path : "config");
 }
 
 weft_status weft_api_join(char *path, const char *folder, const char *name) {

@@ -2,6 +2,8 @@
  * not leak into the others' rows. */
 #include "bench/variants.h"
 
+#include "model/kinds.h"
+
 #include <string.h>
 
 #define PLAIN "FFN=gelu", "KV_HEADS=0"
@@ -69,5 +71,5 @@ weft_status bench_variant_config(const bench_variant *v, const bench_config_sour
     WEFT_TRY(apply(c, v->settings, v->name));
     for (int i = 0; i < from->n_overrides; i++)
         WEFT_TRY(weft_config_override(c, from->overrides[i], "-o"));
-    return weft_config_check(c, v->name);
+    return weft_model_check(c, v->name);
 }

@@ -4,6 +4,7 @@
 #include "core/nearest.h"
 #include "device/device.h"
 #include "model/account.h"
+#include "model/kinds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -209,7 +210,7 @@ weft_status weft_args_config(const weft_args *a, weft_config *c) {
     WEFT_TRY(find_step(a, c, &steps, &at));
     weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &steps.list[at], c);
     weft_steps_free(&steps);
-    return status == WEFT_OK ? weft_config_check(c, a->config ? a->config : "config") : status;
+    return status == WEFT_OK ? weft_model_check(c, a->config ? a->config : "config") : status;
 }
 
 int weft_args_readable(const weft_args *a, const char *path, const char *name) {

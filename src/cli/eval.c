@@ -3,6 +3,7 @@
 #include "cli/args.h"
 #include "model/account.h"
 #include "model/evaluate.h"
+#include "model/kinds.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -52,7 +53,7 @@ static weft_status checkpoint_config(const weft_args *args, const char *folder, 
         WEFT_TRY(weft_config_override(c, args->overrides[i], "-o"));
     if (args->dtype) WEFT_TRY(weft_config_set(c, "DTYPE", args->dtype, "--dtype"));
     if (args->device) WEFT_TRY(weft_config_set(c, "DEVICE", args->device, "--device"));
-    return weft_config_check(c, folder);
+    return weft_model_check(c, folder);
 }
 
 /* What the user named must be there, and must be what this command reads. */

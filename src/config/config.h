@@ -79,7 +79,8 @@ weft_status weft_config_read(weft_config *c, const char *path);
 /* Sets the three mechanism switches of the ablation's step 0 to 5 and leaves all else. */
 weft_status weft_config_step(weft_config *c, int step);
 
-/* Refuses mixes that make no sense, each with the keys and the remedy. `where` as above. */
+/* Refuses mixes that make no sense, each with the keys and the remedy. `where` as above. What a kind
+ * of attention, feed-forward or position refuses is weft_model_check's (model/kinds.h). */
 weft_status weft_config_check(const weft_config *c, const char *where);
 
 /* One option's value as text ("y", "12", "0.1", "dot"). */

@@ -2,6 +2,7 @@
  * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
 #include "model/account.h"
 
+#include "model/kinds.h"
 #include "model/transformer.h"
 
 #include <string.h>
@@ -120,22 +121,11 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
 /* Numbers of cache a token and layer. The gate's running sum and the band's last queries are a
  * fixed amount a sequence, not counted a token. */
 static int64_t cached_numbers(const weft_config *c) {
-    int64_t width = c->n_embd, heads = c->n_head, ffn = weft_config_ffn_dim(c), numbers = 0;
-    switch (c->attention) {
-    case WEFT_ATTENTION_DOT:
-        numbers = 2 * weft_config_kv_heads(c) * (width / heads);
-        break;
-    case WEFT_ATTENTION_W2:
-        numbers = (c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1) * width + heads + width;
-        break;
-    default:
-        numbers = (c->ra_mla_joint_kv ? 1 : 2) * c->ra_mla_latent_dim;
-        break;
-    }
+    int64_t numbers = weft_attention_of(c)->cache(c);
     if (c->cross_token) {
         /* h itself, or what is left of it behind the maps that read it, whichever is fewer. */
-        int64_t mapped = width + (c->attn_gate ? c->gate_dim : 0);
-        int64_t gathered = c->cross_rank ? c->cross_rank : ffn;
+        int64_t mapped = c->n_embd + (c->attn_gate ? c->gate_dim : 0);
+        int64_t gathered = c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
         numbers += gathered < mapped ? gathered : mapped;
     }
     return numbers;
@@ -144,7 +134,7 @@ static int64_t cached_numbers(const weft_config *c) {
 weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
                               weft_account *out) {
     *out = (weft_account){0};
-    WEFT_TRY(weft_config_check(c, "config"));
+    WEFT_TRY(weft_model_check(c, "config"));
     WEFT_TRY(account_training(c, backend, threads, out));
     WEFT_TRY(account_layer(c, backend, threads, out));
     WEFT_TRY(count_nominal_flops(c, out));

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-weft_tensor *build_dot(builder *b, weft_tensor *x) {
+static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv;
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * b->head_dim, b->width);
@@ -14,15 +14,22 @@ weft_tensor *build_dot(builder *b, weft_tensor *x) {
     if (c->gpt2_bias)
         bias = builder_vector(b, "attn.qkv.bias", init_constant(0), total * b->head_dim);
     weft_tensor *qkv = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
-    if (c->position == WEFT_POSITION_ROPE) {
-        qkv = weft_view(b->g, qkv, b->batch, b->time, total, b->head_dim);
-        qkv = rotate_heads(b, qkv, b->head_dim, b->heads + kv);
+    if (b->position->turn) {
+        qkv = as_heads(b, qkv, total, b->head_dim);
+        qkv = turn_heads(b, qkv, b->head_dim, b->heads + kv);
         qkv = weft_view(b->g, qkv, b->batch, b->time, total * b->head_dim);
     }
     b->score.scale_value = 1 / sqrt((double)b->head_dim);
-    build_score_position(b, &b->score);
-    b->packed = qkv;
-    weft_attended a = weft_attention_packed(b->g, &b->score, qkv, b->heads, kv);
-    b->lse = a.lse;
-    return a.o;
+    return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
+
+static int64_t count_cache(const weft_config *c) {
+    return 2 * weft_config_kv_heads(c) * weft_config_head_dim(c);
+}
+
+const weft_attention_kind weft_attention_dot = {
+    .build = build_dot,
+    .cache = count_cache,
+    .shares_heads = true,
+    .biased = true,
+};

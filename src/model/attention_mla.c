@@ -31,11 +31,6 @@ static weft_tensor *value_map(builder *b) {
     return matrix(b, "attn.v_up", init_uniform(latent, b->head_dim), b->heads, latent, b->head_dim);
 }
 
-/* Rows of one head or several, from [B, T, ...]. */
-static weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) {
-    return weft_view(b->g, x, b->batch, b->time, heads, width);
-}
-
 /* q̂ [B, T, H, L] = q A. Shared over heads it is one vector, repeated. */
 static weft_tensor *latent_queries(builder *b, weft_tensor *q, weft_tensor *map) {
     int64_t latent = b->c->ra_mla_latent_dim;
@@ -53,13 +48,13 @@ static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *ma
     return as_heads(b, o, b->heads, b->head_dim);
 }
 
-static bool turns_latent(const builder *b) {
-    return b->c->ra_mla_use_rope || b->c->position == WEFT_POSITION_ROPE;
+static bool turns_latent(const weft_config *c) {
+    return c->ra_mla_use_rope || weft_position_of(c)->turn;
 }
 
 static bool goes_by_head(const builder *b) {
     const weft_config *c = b->c;
-    if (turns_latent(b) || c->ra_mla_score == WEFT_SCORE_W2 || c->ra_mla_ra_alpha > 0) return false;
+    if (turns_latent(c) || c->ra_mla_score == WEFT_SCORE_W2 || c->ra_mla_ra_alpha > 0) return false;
     if (!c->ra_mla_per_head_q_latent || !c->ra_mla_per_head_v_up) return false;
     if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
     return b->head_dim < c->ra_mla_latent_dim;
@@ -75,48 +70,41 @@ static weft_tensor *expand_heads(builder *b, weft_tensor *latent, weft_tensor *m
 static weft_tensor *attend_by_head(builder *b, weft_tensor *q, weft_tensor *k, weft_tensor *v,
                                    weft_tensor *to_latent) {
     b->score.q = as_heads(b, q, b->heads, b->head_dim);
-    b->score.k = expand_heads(b, k, to_latent);
-    build_score_position(b, &b->score);
-    v = expand_heads(b, v, weft_head_transpose(b->g, value_map(b)));
-    weft_attended a = weft_attention(b->g, &b->score, v);
-    b->lse = a.lse;
-    return a.o;
+    builder_keys keys = {.k = expand_heads(b, k, to_latent)};
+    builder_score_position(b); /* parameters have one order in both forms */
+    keys.v = expand_heads(b, v, weft_head_transpose(b->g, value_map(b)));
+    return builder_attend(b, &keys);
 }
 
 static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k, weft_tensor *v,
                                      weft_tensor *to_latent) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim;
-    bool w2 = c->ra_mla_score == WEFT_SCORE_W2;
     weft_score *score = &b->score;
+    builder_keys keys = {.gaussian = c->ra_mla_score == WEFT_SCORE_W2};
     q = latent_queries(b, q, to_latent);
-    k = as_heads(b, k, 1, latent);
-    if (turns_latent(b)) {
-        int64_t turned = w2 ? latent / 2 : latent;
-        q = rotate_heads(b, q, turned, b->heads);
-        k = rotate_heads(b, k, turned, 1);
+    keys.k = as_heads(b, k, 1, latent);
+    keys.v = v == k ? keys.k : as_heads(b, v, 1, latent);
+    if (turns_latent(c)) {
+        keys.turned = keys.gaussian ? latent / 2 : latent;
+        q = rotate_heads(b, q, keys.turned, b->heads);
     }
-    if (w2) {
-        weft_gaussian key = weft_gaussian_key(b->g, k);
+    if (keys.gaussian) {
         q = weft_gaussian_query(b->g, q);
-        k = key.y;
-        score->n = key.n;
+        b->distance = true;
         build_temperature(b, score, latent / 2);
     }
     score->q = q;
-    score->k = k;
     if (c->ra_mla_ra_alpha > 0) {
         score->band = true;
         score->band_alpha = c->ra_mla_ra_alpha;
         score->window = c->ra_mla_ra_window;
     }
-    build_score_position(b, score);
-    weft_attended a = weft_attention(b->g, score, as_heads(b, v, 1, latent));
-    b->lse = a.lse;
-    return latent_values_up(b, a.o, value_map(b));
+    weft_tensor *found = builder_attend(b, &keys);
+    return latent_values_up(b, found, value_map(b));
 }
 
-weft_tensor *build_mla(builder *b, weft_tensor *x) {
+static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim;
     weft_tensor *w = matrix(b, "attn.q.weight", init_normal(0.02), b->width, b->width);
@@ -133,3 +121,39 @@ weft_tensor *build_mla(builder *b, weft_tensor *x) {
     return goes_by_head(b) ? attend_by_head(b, q, k, v, to_latent)
                            : attend_in_latent(b, q, k, v, to_latent);
 }
+
+static weft_status check(const weft_config *c, const char *where) {
+    long long latent = c->ra_mla_latent_dim;
+    bool rotated = turns_latent(c), w2 = c->ra_mla_score == WEFT_SCORE_W2;
+    long long unit = (w2 ? 2 : 1) * (rotated ? 2 : 1);
+    if (latent % unit)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_LATENT_DIM=%lld must be a multiple of %lld with "
+                         "CONFIG_RA_MLA_SCORE=\"%s\"%s",
+                         where, latent, unit, w2 ? "w2" : "dot", rotated ? " and rotation" : "");
+    if (c->ra_mla_ra_alpha > 0 && w2)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_RA_ALPHA=%g (reciprocal scoring) does not go with "
+                         "CONFIG_RA_MLA_SCORE=\"w2\"; set one of them back",
+                         where, c->ra_mla_ra_alpha);
+    if (c->ra_mla_ra_alpha > 0 && !c->causal)
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_RA_MLA_RA_ALPHA=%g needs CONFIG_CAUSAL=y", where,
+                         c->ra_mla_ra_alpha);
+    return WEFT_OK;
+}
+
+static int64_t count_cache(const weft_config *c) {
+    return (c->ra_mla_joint_kv ? 1 : 2) * c->ra_mla_latent_dim;
+}
+
+static int64_t turned_columns(const weft_config *c) {
+    return c->ra_mla_latent_dim;
+}
+
+const weft_attention_kind weft_attention_mla = {
+    .build = build_mla,
+    .check = check,
+    .cache = count_cache,
+    .turned = turned_columns,
+    .latent = true,
+};

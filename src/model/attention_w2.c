@@ -30,37 +30,40 @@ void build_temperature(builder *b, weft_score *score, int64_t width) {
 static weft_tensor *project_gaussian(builder *b, weft_tensor *x, const char *name) {
     weft_tensor *w = matrix(b, name, init_normal(0.02), 2 * b->width, b->width);
     weft_tensor *y = weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE);
-    return weft_view(b->g, y, b->batch, b->time, b->heads, 2 * b->head_dim);
+    return as_heads(b, y, b->heads, 2 * b->head_dim);
 }
 
-static weft_tensor *rotate(builder *b, weft_tensor *x) {
-    if (b->c->position != WEFT_POSITION_ROPE) return x;
-    return rotate_heads(b, x, b->head_dim, b->heads);
-}
-
-weft_tensor *build_w2(builder *b, weft_tensor *x) {
+static weft_tensor *build_w2(builder *b, weft_tensor *x) {
     weft_tensor *q = project_gaussian(b, x, "attn.q.weight");
     weft_tensor *k = project_gaussian(b, x, "attn.k.weight");
     weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->width, b->width);
     weft_tensor *v = weft_linear(b->g, x, wv, NULL, WEFT_ACT_NONE);
-    v = weft_view(b->g, v, b->batch, b->time, b->heads, b->head_dim);
+    v = as_heads(b, v, b->heads, b->head_dim);
     weft_score *score = &b->score;
+    builder_keys keys = {.v = v};
+    b->distance = true;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
-        weft_gaussian key = weft_gaussian_key(b->g, rotate(b, k));
-        score->q = weft_gaussian_query(b->g, rotate(b, q));
-        score->k = key.y;
+        weft_gaussian key = weft_gaussian_key(b->g, turn_heads(b, k, b->head_dim, b->heads));
+        score->q = weft_gaussian_query(b->g, turn_heads(b, q, b->head_dim, b->heads));
+        keys.k = key.y;
         score->n = key.n;
         build_temperature(b, score, b->head_dim);
     } else {
         weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);
-        score->q = rotate(b, oq.y);
-        score->k = rotate(b, ok.y);
-        score->n = weft_add(b->g, weft_row_squares(b->g, score->k, 0), ok.log_sigma);
+        score->q = turn_heads(b, oq.y, b->head_dim, b->heads);
+        keys.k = turn_heads(b, ok.y, b->head_dim, b->heads);
+        keys.n_extra = ok.log_sigma;
+        score->n = weft_add(b->g, weft_row_squares(b->g, keys.k, 0), ok.log_sigma);
         score->scale_value = 1;
         score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -0.5);
     }
-    build_score_position(b, score);
-    weft_attended a = weft_attention(b->g, score, v);
-    b->lse = a.lse;
-    return a.o;
+    return builder_attend(b, &keys);
 }
+
+/* k̂, its number, and v. */
+static int64_t count_cache(const weft_config *c) {
+    int64_t width = c->n_embd;
+    return (c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1) * width + c->n_head + width;
+}
+
+const weft_attention_kind weft_attention_w2 = {.build = build_w2, .cache = count_cache};

@@ -1,16 +1,36 @@
 /* What the files that build one model share: the graph, the sizes, the parameters made so far, and
- * what one layer hands to the next. */
+ * what one layer hands to the next.
+ *
+ * The seam between a description and its graph. The kinds (kinds.h) and reciprocal.c describe a
+ * layer for rows of tokens x [B, T, E]. Most of what they do concerns each row alone. What concerns
+ * other tokens goes through weft_reach below and nowhere else:
+ *
+ *   where a row stands       builder.start, given to rotations and to the embedding
+ *   attending                builder_attend
+ *   cross-token routing      builder_route, builder_gather
+ *   running sums             builder_running_mean
+ *
+ * weft_reach_whole builds these for whole sequences: training and evaluation. A graph of generation,
+ * whose rows find the tokens before them in a cache, gives another weft_reach to weft_model_build
+ * (weft_build.reach) and has every kind and every mechanism from the same description. */
 #ifndef WEFT_MODEL_BUILDER_H
 #define WEFT_MODEL_BUILDER_H
 
 #include "config/config.h"
+#include "model/kinds.h"
 #include "model/transformer.h"
 #include "ops/attention.h"
+#include "ops/routing.h"
 
-typedef struct {
+typedef struct builder {
     weft_graph *g;
     const weft_config *c;
     weft_model_graph *out;
+    const weft_attention_kind *attention;
+    const weft_ffn_kind *ffn_kind;
+    const weft_position_kind *position;
+    const struct weft_reach *reach;
+    void *reach_data; /* the reach's own */
     weft_dtype dtype; /* of activations and matrices */
     weft_dtype stat;  /* of statistics and of parameters that are few */
     bool train;
@@ -20,6 +40,11 @@ typedef struct {
     int64_t batch, time;
     int64_t width, heads, head_dim, ffn; /* E, H, D, F */
     int layer;
+    bool positioned;  /* the score has the position's share */
+    const char *part; /* of the parameters being made, for plans: "attention" */
+
+    /* [B] i32: the position of each sequence's first row; NULL: 0. The reach sets it. */
+    weft_tensor *start;
 
     /* From the layer before: NULL in the first. */
     weft_tensor *gate;     /* [B, T, H] or [B, 1, H], before the sigmoid */
@@ -27,10 +52,13 @@ typedef struct {
 
     /* Of this layer's attention, for its feed-forward. */
     weft_score score;    /* what rebuilds the weights; q and k NULL if packed */
-    weft_tensor *packed; /* qkv, if it is the dot attention's */
+    bool distance;       /* the score is a distance: the query's own norm, which drops out of the
+                            softmax, belongs to the raw scores */
+    weft_tensor *packed; /* qkv, where attention reads q, k and v from one tensor */
     weft_tensor *lse;    /* [B, H, T] */
-    weft_tensor *latent; /* c^K [B, T, L] after u, before rotation; mla only */
+    weft_tensor *latent; /* c^K [B, T, L] after u, before rotation; where the kind has one */
     weft_tensor *normed; /* what the feed-forward reads: [B, T, E] */
+    weft_routes routes;  /* of builder_route */
 
     /* Sums over layers so far; NULL: none yet. */
     weft_tensor *aux_z, *aux_contrastive;
@@ -40,6 +68,51 @@ typedef struct {
     /* per_head_scalar's numbers, one pair for the whole model. */
     weft_tensor *couple_a, *couple_b;
 } builder;
+
+/* What a token leaves for later ones, and what is done to it when it is read. The rest of the score
+ * (q, scale, positions) is in builder.score. */
+typedef struct {
+    /* Either of these: q, k and v in one tensor [B, T, (H + 2 KV) D], rotated as they must be; */
+    weft_tensor *packed;
+    int64_t kv_heads; /* with packed */
+    /* or k [B, T, KV, dqk] and v [B, T, KV, dv]. */
+    weft_tensor *k;
+    weft_tensor *v; /* may be k itself: as it is kept, before the following is done to it */
+    /* Columns of each key that are rotated when it is read; 0: none, or it was done before. */
+    int64_t turned;
+    /* Where score.n is set, it is the square of a key as it is kept, plus this [B, KV, T]; NULL:
+     * nothing. */
+    weft_tensor *n_extra;
+    /* When a key is read, its second half becomes softplus of it, and score.n its square. */
+    bool gaussian;
+} builder_keys;
+
+/* How rows reach other tokens. */
+typedef struct weft_reach {
+    /* Before the first node: inputs and states; sets builder.start. NULL: nothing to do. */
+    void (*begin)(builder *b);
+    weft_tensor *(*attend)(builder *b, const builder_keys *keys);
+    void (*route)(builder *b);
+    void (*gather)(builder *b, weft_tensor **x, weft_tensor **second);
+    weft_tensor *(*running_mean)(builder *b, weft_tensor *x);
+} weft_reach;
+
+extern const weft_reach weft_reach_whole;
+
+/* Adds the position's share to the score, once. builder_attend does so; a kind that makes parameters
+ * which must come after it asks for it before. */
+void builder_score_position(builder *b);
+/* o [B, T, H, dv], what the rows' queries in builder.score find. */
+weft_tensor *builder_attend(builder *b, const builder_keys *keys);
+/* Chooses the routes of this layer's attention, once, before anything is gathered by them. */
+void builder_route(builder *b);
+/* *x [B, T, N] becomes Σ_j R_tj x_j, R being this layer's weights as SPARSE_MODE keeps them; so does
+ * *second where that is not NULL. */
+void builder_gather(builder *b, weft_tensor **x, weft_tensor **second);
+/* Whether each gathering rebuilds all the weights, so that there should be one alone. */
+bool gathers_once(const builder *b);
+/* y_t [B, T, N]: the mean of x over a sequence's tokens up to t. */
+weft_tensor *builder_running_mean(builder *b, weft_tensor *x);
 
 /* A parameter "h.<layer>.<name>" (or `name` itself with layer < 0) and how it starts. `few` ones
  * (gains, biases, temperatures) have the statistics' type. */
@@ -59,22 +132,24 @@ weft_init init_uniform(int64_t in, int64_t out); /* bound √(6/(in+out)) */
 /* a + b where either may be NULL. */
 weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y);
 
-/* Attention of one layer: heads' outputs o [B, T, H, D] from x [B, T, E], before gate and output
- * projection. Each also sets the builder's fields of this layer. */
-weft_tensor *build_dot(builder *b, weft_tensor *x);
-weft_tensor *build_w2(builder *b, weft_tensor *x);
-weft_tensor *build_mla(builder *b, weft_tensor *x);
+/* x as heads: [B, T, heads, width]. */
+weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
+/* Rotates the first `width` columns of the first `heads` heads of x [B, T, *, *] by their rows'
+ * positions: where the position's kind does so, or whatever it is. */
+weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
+weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 /* The temperatures of w2, in the latent or not: sets the score's log_tau, or scale and beta where
  * they are fixed. `width` is that of a mean. */
 void build_temperature(builder *b, weft_score *score, int64_t width);
-/* Turns the first `width` columns of the first `heads` heads of x [B, T, *, *] by their position. */
-weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
-/* Position's share of the score: slopes or learned biases. */
-void build_score_position(builder *b, weft_score *score);
+/* For positions that count distances back: refuses CAUSAL=n. */
+weft_status check_distances(const weft_config *c, const char *where);
 
-/* Hidden activations h [B, T, F] from x [B, T, E]; with wsffn in training also adds its losses. */
-weft_tensor *build_gelu_hidden(builder *b, weft_tensor *x);
-weft_tensor *build_gated_hidden(builder *b, weft_tensor *x);
+/* The gated feed-forwards: W_1 x and W_3 x, then h from them. */
+typedef struct {
+    weft_tensor *w1, *h1, *h2;
+} gated_maps;
+gated_maps build_gated_maps(builder *b, weft_tensor *x);
+weft_tensor *build_gated_hidden(builder *b, gated_maps maps);
 /* Whether the latent mechanism's h + α e is formed; if not, the maps that read it take e's share
  * from c^K. */
 bool forms_latent_sum(const builder *b);
@@ -82,9 +157,6 @@ bool forms_latent_sum(const builder *b);
  * the activation read, so it is not stored: the activation opens a segment to recompute, which ends
  * when u is made. */
 bool makes_hidden_again(const builder *b);
-void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1);
-/* What of those losses is made once for all layers, behind the last. */
-void build_wsffn_sums(builder *b);
 
 /* The feed-forward's output [B, T, E] from its hidden activations, with the reciprocal mechanisms
  * that the config asks for between them. */

@@ -25,6 +25,7 @@ struct wsffn_layer {
 
 static weft_tensor *make_z_projection(builder *b) {
     int64_t heads = b->c->wsffn_n_head, z = b->ffn / heads;
+    b->part = "z-heads";
     weft_init init = {.start = WEFT_START_BLOCKS, .a = 1 / sqrt((double)z), .n = heads};
     if (b->c->wsffn_z_proj == WEFT_Z_DENSE)
         return matrix(b, "ffn.z_proj.weight", init, b->ffn, b->ffn);
@@ -93,7 +94,7 @@ static void add_direct_losses(builder *b, weft_tensor *h1, weft_tensor *w_z) {
     b->aux_contrastive = add_optional(b, b->aux_contrastive, contrast);
 }
 
-void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
+static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
     weft_tensor *w_z = make_z_projection(b);
     if (!b->train || !b->c->wsffn_aux_loss) return;
     if (!cheap_form_pays(b)) {
@@ -111,7 +112,7 @@ void build_wsffn_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor
     };
 }
 
-void build_wsffn_sums(builder *b) {
+static void add_sums(builder *b) {
     if (!b->wsffn) return;
     weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *sum = stack_of(b, sum);
     weft_tensor *penalty = weft_dot(b->g, weft_gram(b->g, q), s);
@@ -120,3 +121,32 @@ void build_wsffn_sums(builder *b) {
     context = weft_scale(b->g, context, 1 / (double)b->time);
     b->aux_contrastive = contrast_contexts(b, context, b->c->n_layer);
 }
+
+static weft_tensor *build_wsffn(builder *b, weft_tensor *x) {
+    const char *part = b->part;
+    gated_maps maps = build_gated_maps(b, x);
+    add_losses(b, x, maps.h1, maps.w1);
+    b->part = part;
+    return build_gated_hidden(b, maps);
+}
+
+static weft_status check(const weft_config *c, const char *where) {
+    long long f = weft_config_ffn_dim(c), heads = c->wsffn_n_head;
+    if (f % heads == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: the feed-forward's width %lld (CONFIG_N_FFN, or 4 x CONFIG_N_EMBD) does "
+                     "not divide by CONFIG_WSFFN_N_HEAD=%lld",
+                     where, f, heads);
+}
+
+static int64_t width_unit(const weft_config *c) {
+    return c->wsffn_n_head;
+}
+
+const weft_ffn_kind weft_ffn_wsffn = {
+    .build = build_wsffn,
+    .finish = add_sums,
+    .check = check,
+    .unit = width_unit,
+    .out = "ffn.w2",
+};

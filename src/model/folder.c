@@ -1,6 +1,7 @@
 /* A model in a folder: config.json and model.safetensors. Each file is written beside and renamed,
  * so that a kill leaves the old one or the new one whole. */
 #include "core/safetensors.h"
+#include "model/kinds.h"
 #include "model/model.h"
 
 #include <errno.h>
@@ -73,7 +74,7 @@ weft_status weft_model_read_config(const char *folder, weft_config *c) {
     weft_config_defaults(c);
     weft_status status = weft_config_from_json(c, object, path);
     json_decref(object);
-    return status == WEFT_OK ? weft_config_check(c, path) : status;
+    return status == WEFT_OK ? weft_model_check(c, path) : status;
 }
 
 static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor *t,

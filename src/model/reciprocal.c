@@ -17,7 +17,6 @@
 #include "ops/arith.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
-#include "ops/routing.h"
 #include "ops/time.h"
 
 static weft_tensor *weight(builder *b, const char *name, int64_t out, int64_t in) {
@@ -30,7 +29,6 @@ typedef struct {
     weft_tensor *to_mlp;   /* [F, L]; NULL: latent is off, or its share is in h */
     weft_tensor *cross;    /* [F, R]; NULL: cross-token is off, or its share is in h */
     weft_tensor *gathered; /* [B, T, R], what cross reads; NULL: gathered behind the maps */
-    weft_routes routes;    /* for that */
 } hidden_sum;
 
 /* Rows of the maps that read h. */
@@ -46,10 +44,6 @@ static bool cheap_form_pays(const builder *b, int64_t maps, int64_t rank) {
     return (m * f + tokens * m) * (double)rank < tokens * f * (double)rank;
 }
 
-static bool gathers_once(const builder *b) {
-    return b->c->sparse_mode != WEFT_SPARSE_TOPK && !b->given_routes;
-}
-
 bool forms_latent_sum(const builder *b) {
     const weft_config *c = b->c;
     if (c->tying_mode == WEFT_TYING_SCALAR) return true;
@@ -63,6 +57,10 @@ bool forms_latent_sum(const builder *b) {
             maps *= 2;
     }
     return !cheap_form_pays(b, maps, c->ra_mla_latent_dim);
+}
+
+bool makes_hidden_again(const builder *b) {
+    return b->c->latent_recip && !b->recompute && forms_latent_sum(b);
 }
 
 weft_tensor *build_receive(builder *b, weft_tensor *latent) {
@@ -110,42 +108,10 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     sum->h = weft_add_scaled(b->g, h, e, c->recip_alpha);
 }
 
-/* The routes of this layer: those given, or the largest of its attention's weights. */
-static weft_routes make_routes(builder *b) {
-    const weft_config *c = b->c;
-    bool use_max = !c->sparse_head_average;
-    if (b->given_routes) {
-        char index[48], weight_name[48];
-        snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
-        snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
-        return (weft_routes){
-            weft_new_tensor(b->g, WEFT_ROLE_INPUT, index, WEFT_I32, b->batch, b->time, b->time),
-            weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time,
-                            b->time)};
-    }
-    if (b->packed)
-        return weft_route_topk_packed(b->g, &b->score, b->packed, b->heads, weft_config_kv_heads(c),
-                                      b->lse, c->sparse_k, c->sparse_normalize, use_max);
-    return weft_route_topk(b->g, &b->score, b->lse, c->sparse_k, c->sparse_normalize, use_max);
-}
-
-/* Σ_j R_tj x_j with all the weights of this layer's attention, or those above a threshold. */
-static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
-    const weft_config *c = b->c;
-    bool use_max = !c->sparse_head_average;
-    weft_route_mode mode = c->sparse_mode == WEFT_SPARSE_RMS ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
-    if (b->packed)
-        return weft_route_dense_packed(b->g, &b->score, b->packed, b->heads,
-                                       weft_config_kv_heads(c), b->lse, x, mode,
-                                       c->sparse_rms_threshold, c->sparse_normalize, use_max);
-    return weft_route_dense(b->g, &b->score, b->lse, x, mode, c->sparse_rms_threshold,
-                            c->sparse_normalize, use_max);
-}
-
 static weft_tensor *gather(builder *b, weft_tensor *x) {
-    if (gathers_once(b)) return gather_densely(b, x);
-    weft_routes r = make_routes(b);
-    return weft_route_gather(b->g, x, r.index, r.weight);
+    builder_route(b);
+    builder_gather(b, &x, NULL);
+    return x;
 }
 
 /* Adds what comes from the tokens before. */
@@ -160,7 +126,7 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     } else {
         sum->cross = weight(b, "ffn.cross_proj.weight", b->ffn, b->ffn);
         if (cheap && !gathers_once(b))
-            sum->routes = make_routes(b);
+            builder_route(b);
         else
             sum->gathered = gather(b, sum->h);
     }
@@ -189,24 +155,20 @@ static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *ma
 
 /* Gathers what the two maps made, in place. Nobody reads the last layer's gates, and nothing should
  * be gathered for them. */
-static void gather_behind(builder *b, const hidden_sum *sum, weft_tensor **to_gate,
-                          weft_tensor **to_out) {
-    weft_routes r = sum->routes;
+static void gather_behind(builder *b, weft_tensor **to_gate, weft_tensor **to_out) {
     bool last = b->layer + 1 == b->c->n_layer;
     if (*to_gate && !last) {
-        weft_route_pair pair = weft_route_gather_pair(b->g, *to_out, *to_gate, r.index, r.weight);
-        *to_out = pair.first;
-        *to_gate = pair.second;
+        builder_gather(b, to_out, to_gate);
         return;
     }
-    if (*to_gate) *to_gate = weft_route_gather(b->g, *to_gate, r.index, r.weight);
-    *to_out = weft_route_gather(b->g, *to_out, r.index, r.weight);
+    if (*to_gate) builder_gather(b, to_gate, NULL);
+    builder_gather(b, to_out, NULL);
 }
 
 /* The next layer's gates, before the sigmoid. */
 static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads) {
     const weft_config *c = b->c;
-    if (c->gate_pool == WEFT_GATE_CUMMEAN) context = weft_running_mean(b->g, context);
+    if (c->gate_pool == WEFT_GATE_CUMMEAN) context = builder_running_mean(b, context);
     if (c->gate_pool == WEFT_GATE_SEQUENCE) context = weft_time_mean(b->g, context);
     return weft_linear(b->g, context, w_heads, NULL, WEFT_ACT_NONE);
 }
@@ -215,6 +177,7 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
                               weft_tensor *bias) {
     const weft_config *c = b->c;
     hidden_sum sum = {.h = hidden};
+    b->part = "reciprocal";
     if (c->latent_recip) exchange_latent(b, &sum);
     if (c->cross_token) cross_tokens(b, &sum);
     weft_tensor *w_gate = NULL, *w_heads = NULL, *to_gate = NULL, *to_out = NULL;
@@ -225,7 +188,7 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     if (sum.cross) {
         if (w_gate) to_gate = read_crossed(b, &sum, w_gate);
         to_out = read_crossed(b, &sum, w_out);
-        if (!sum.gathered) gather_behind(b, &sum, &to_gate, &to_out);
+        if (!sum.gathered) gather_behind(b, &to_gate, &to_out);
     }
     b->gate = w_gate ? make_gate(b, apply_map(b, &sum, w_gate, NULL, to_gate), w_heads) : NULL;
     return apply_map(b, &sum, w_out, bias, to_out);

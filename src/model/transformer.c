@@ -13,76 +13,10 @@
 #include "ops/linear.h"
 #include "ops/norm.h"
 
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const double NORMAL_STD = 0.02;
-
-weft_init init_normal(double std) {
-    return (weft_init){.start = WEFT_START_NORMAL, .a = std, .orthogonal = true};
-}
-
-weft_init init_residual(const builder *b) {
-    return init_normal(NORMAL_STD / sqrt(2.0 * (double)b->c->n_layer));
-}
-
-weft_init init_constant(double value) {
-    return (weft_init){.start = WEFT_START_CONSTANT, .a = value};
-}
-
-weft_init init_uniform(int64_t in, int64_t out) {
-    return (weft_init){.start = WEFT_START_UNIFORM, .a = sqrt(6.0 / (double)(in + out))};
-}
-
-static const char *part_of(const char *name) {
-    if (strstr(name, "gate_") || strstr(name, "cross_") || strstr(name, "couple") ||
-        strstr(name, "mlp_") || strstr(name, "attn_to_mlp"))
-        return "reciprocal";
-    if (strstr(name, ".attn.")) return "attention";
-    if (strstr(name, "z_proj")) return "z-heads";
-    if (strstr(name, ".ffn.")) return "feed-forward";
-    if (strstr(name, "ln_")) return "norm";
-    return strncmp(name, "lm_head", 7) == 0 ? "head" : "embedding";
-}
-
-static weft_tensor *add_parameter(builder *b, const char *name, weft_dtype dtype, weft_init init,
-                                  int ndim, const int64_t *shape) {
-    char full[128];
-    if (b->layer >= 0)
-        snprintf(full, sizeof full, "h.%d.%s", b->layer, name);
-    else
-        snprintf(full, sizeof full, "%s", name);
-    weft_tensor *t = weft_graph_tensor(b->g, WEFT_ROLE_PARAM, full, dtype, ndim, shape);
-    if (!t) return NULL;
-    weft_model_graph *m = b->out;
-    if (m->n_parameters == m->cap_parameters) {
-        int64_t room = m->cap_parameters ? 2 * m->cap_parameters : 64;
-        weft_parameter *grown = realloc(m->parameters, (size_t)room * sizeof *grown);
-        if (!grown) {
-            weft_graph_fail(b->g, "model: no memory for its parameters");
-            return NULL;
-        }
-        m->parameters = grown;
-        m->cap_parameters = room;
-    }
-    m->parameters[m->n_parameters++] = (weft_parameter){t, init, part_of(full)};
-    return t;
-}
-
-weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int ndim,
-                            const int64_t *shape) {
-    return add_parameter(b, name, b->dtype, init, ndim, shape);
-}
-
-weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_t size) {
-    return add_parameter(b, name, b->stat, init, 1, &size);
-}
-
-weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y) {
-    if (!x) return y;
-    return y ? weft_add(b->g, x, y) : x;
-}
 
 typedef struct {
     weft_tensor *weight, *bias;
@@ -91,6 +25,7 @@ typedef struct {
 static norm_parameters make_norm(builder *b, const char *name) {
     char full[32];
     norm_parameters p = {0};
+    b->part = "norm";
     snprintf(full, sizeof full, "%s.weight", name);
     p.weight = builder_vector(b, full, init_constant(1), b->width);
     if (b->c->norm == WEFT_NORM_LAYERNORM && b->c->gpt2_bias) {
@@ -118,10 +53,7 @@ static weft_tensor *drop(builder *b, weft_tensor *x, const char *name) {
 
 /* Keeps what this layer's raw scores are made from. */
 static void note_scores(builder *b) {
-    const weft_config *c = b->c;
     const weft_score *s = &b->score;
-    bool latent = c->attention == WEFT_ATTENTION_MLA;
-    bool w2 = latent ? c->ra_mla_score == WEFT_SCORE_W2 : c->attention == WEFT_ATTENTION_W2;
     b->out->scores[b->layer] = (weft_layer_scores){
         .q = weft_keep(s->q),
         .k = weft_keep(s->k),
@@ -132,7 +64,7 @@ static void note_scores(builder *b) {
         .log_tau = s->log_tau,
         .rel = s->rel,
         .heads = b->heads,
-        .kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(c),
+        .kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(b->c),
         .dqk = s->q ? s->q->shape[3] : b->head_dim,
         .scale_value = s->scale_value,
         .band_alpha = s->band_alpha,
@@ -140,7 +72,7 @@ static void note_scores(builder *b) {
         .causal = s->causal,
         .alibi = s->pos == WEFT_POS_ALIBI,
         .band = s->band,
-        .distance = w2,
+        .distance = b->distance,
     };
 }
 
@@ -149,9 +81,9 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     b->score = (weft_score){.causal = c->causal};
     b->packed = b->latent = b->lse = NULL;
-    weft_tensor *o = c->attention == WEFT_ATTENTION_DOT  ? build_dot(b, x)
-                     : c->attention == WEFT_ATTENTION_W2 ? build_w2(b, x)
-                                                         : build_mla(b, x);
+    b->distance = b->positioned = false;
+    b->part = "attention";
+    weft_tensor *o = b->attention->build(b, x);
     if (b->out->scores) note_scores(b);
     /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
     bool again = b->gate && !b->recompute;
@@ -160,7 +92,7 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     o = weft_view(b->g, o, b->batch, b->time, b->width);
     weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->width);
     weft_tensor *bias = NULL;
-    if (c->attention == WEFT_ATTENTION_DOT && c->gpt2_bias)
+    if (b->attention->biased && c->gpt2_bias)
         bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
     if (again) weft_graph_recompute_end(b->g);
@@ -169,14 +101,15 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
 
 /* One layer's feed-forward branch: [B, T, E] to [B, T, E]. */
 static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
-    bool gelu = b->c->ffn == WEFT_FFN_GELU;
+    const weft_ffn_kind *kind = b->ffn_kind;
+    char name[64];
     b->normed = x;
-    weft_tensor *hidden = gelu ? build_gelu_hidden(b, x) : build_gated_hidden(b, x);
-    weft_tensor *w =
-        matrix(b, gelu ? "ffn.proj.weight" : "ffn.w2.weight", init_residual(b), b->width, b->ffn);
-    weft_tensor *bias = NULL;
-    if (gelu && b->c->gpt2_bias)
-        bias = builder_vector(b, "ffn.proj.bias", init_constant(0), b->width);
+    b->part = "feed-forward";
+    weft_tensor *hidden = kind->build(b, x), *bias = NULL;
+    snprintf(name, sizeof name, "%s.weight", kind->out);
+    weft_tensor *w = matrix(b, name, init_residual(b), b->width, b->ffn);
+    snprintf(name, sizeof name, "%s.bias", kind->out);
+    if (kind->biased && b->c->gpt2_bias) bias = builder_vector(b, name, init_constant(0), b->width);
     return drop(b, build_reciprocal(b, hidden, w, bias), "ffn");
 }
 
@@ -227,19 +160,21 @@ static void build_model(builder *b, const weft_build *build) {
     const weft_config *c = b->c;
     weft_model_graph *m = b->out;
     b->layer = -1;
+    b->part = "embedding";
+    if (b->reach->begin) b->reach->begin(b);
     m->tokens = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "tokens", WEFT_I32, b->batch, b->time);
     m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
-    weft_tensor *wpe = NULL;
-    if (c->position == WEFT_POSITION_LEARNED)
-        wpe = matrix(b, "wpe.weight", init_normal(NORMAL_STD), c->gpt2_block_size, b->width);
+    weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
+    b->part = "reciprocal";
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR) {
         b->couple_a = builder_vector(b, "couple.attn_to_mlp", init_constant(1), b->heads);
         b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
     }
-    weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, NULL, 0);
+    weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, b->start, 0);
     x = build_layers(b, x);
-    build_wsffn_sums(b);
+    if (b->ffn_kind->finish) b->ffn_kind->finish(b);
+    b->part = "head";
     weft_tensor *head = wte;
     if (!c->gpt2_weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
@@ -248,7 +183,7 @@ static void build_model(builder *b, const weft_build *build) {
 
 weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out) {
     *out = (weft_model_graph){0};
-    WEFT_TRY(weft_config_check(c, "config"));
+    WEFT_TRY(weft_model_check(c, "config"));
     if (build->time > c->gpt2_block_size)
         return weft_fail(WEFT_EINPUT, "model: %lld tokens, but CONFIG_GPT2_BLOCK_SIZE is %lld",
                          (long long)build->time, (long long)c->gpt2_block_size);
@@ -263,6 +198,11 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
     builder b = {.g = out->graph,
                  .c = c,
                  .out = out,
+                 .attention = weft_attention_of(c),
+                 .ffn_kind = weft_ffn_of(c),
+                 .position = weft_position_of(c),
+                 .reach = build->reach ? build->reach : &weft_reach_whole,
+                 .reach_data = build->reach_data,
                  .dtype = build->dtype,
                  .stat = build->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
                  .train = build->train,

@@ -41,6 +41,9 @@ typedef struct {
     bool given_routes; /* cross-token gathers by inputs "h.I.routes.index" and ".weight" [B, T, T]
                             in place of attention's weights: tests hold them constant so */
     bool scores;       /* keep what raw scores are made from */
+    /* How rows reach other tokens: see builder.h. NULL: whole sequences from their first token. */
+    const struct weft_reach *reach;
+    void *reach_data;
 } weft_build;
 
 /* What a layer's raw scores are made from; kept where weft_build.scores asks for it. */

@@ -10,6 +10,7 @@
 #include "model/verify.h"
 
 #include "core/random.h"
+#include "model/kinds.h"
 #include "model/session.h"
 
 #include <math.h>
@@ -116,7 +117,7 @@ static weft_status block_config(int block, weft_config *c) {
         WEFT_TRY(weft_config_override(c, sizes[i], "verify"));
     for (int i = 0; i < VERIFY_OVERRIDES && blocks[block].overrides[i]; i++)
         WEFT_TRY(weft_config_override(c, blocks[block].overrides[i], "verify"));
-    return weft_config_check(c, "verify");
+    return weft_model_check(c, "verify");
 }
 
 static void close_run(verify_run *v) {

@@ -2,6 +2,7 @@
  * mechanisms, so the nearest width is found by halving. */
 #include "study/equal.h"
 
+#include "model/kinds.h"
 #include "model/transformer.h"
 
 #include <math.h>
@@ -25,7 +26,8 @@ static int64_t common_multiple(int64_t a, int64_t b) {
 
 int64_t weft_equal_unit(const weft_config *c) {
     int64_t unit = WIDTH_UNIT;
-    if (c->ffn == WEFT_FFN_WSFFN) unit = common_multiple(unit, c->wsffn_n_head);
+    const weft_ffn_kind *ffn = weft_ffn_of(c);
+    if (ffn->unit) unit = common_multiple(unit, ffn->unit(c));
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR) {
         unit = common_multiple(unit, c->n_head);
         unit = common_multiple(unit, c->ra_mla_latent_dim);

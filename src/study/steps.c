@@ -2,6 +2,7 @@
 #include "study/steps.h"
 
 #include "core/nearest.h"
+#include "model/kinds.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -182,12 +183,6 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
     return link_baselines(s, here);
 }
 
-static const char *attention_title(const weft_config *c) {
-    return c->attention == WEFT_ATTENTION_MLA  ? "Baseline (MLA only)"
-           : c->attention == WEFT_ATTENTION_W2 ? "Baseline (W2 attention only)"
-                                               : "Baseline (dot-product attention only)";
-}
-
 /* Step `number` of the ablation: the three switches, and the RA-MLA write-up's words for it. */
 static weft_status add_ablation(weft_steps *s, const weft_config *base, int number,
                                 const char *where) {
@@ -204,8 +199,10 @@ static weft_status add_ablation(weft_steps *s, const weft_config *base, int numb
     weft_step *step;
     WEFT_TRY(weft_config_step(&set, number));
     WEFT_TRY(add_step(s, name, where, &step));
-    snprintf(step->title, sizeof step->title, "%s",
-             number == 0 ? attention_title(base) : titles[number]);
+    if (number == 0)
+        snprintf(step->title, sizeof step->title, "Baseline (%s only)", weft_attention_title(base));
+    else
+        snprintf(step->title, sizeof step->title, "%s", titles[number]);
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
         char value[4];
         weft_config_format(&set, switches[i], value, sizeof value);

@@ -1,6 +1,7 @@
 /* Building a study: each step by itself, its failure its own, unless all fail. */
 #include "study/study.h"
 
+#include "model/kinds.h"
 #include "study/equal.h"
 #include "train/loop.h"
 
@@ -172,7 +173,7 @@ static weft_status build_steps(weft_study *s, const weft_source *source,
         p->seconds_per_iter = NAN;
         snprintf(where, sizeof where, "%.640s: step '%s'", s->where, p->step->name);
         WEFT_TRY(weft_source_read(source, p->step, &p->config));
-        keep_error(p, weft_config_check(&p->config, where));
+        keep_error(p, weft_model_check(&p->config, where));
     }
     WEFT_TRY(weft_equal_widths(s));
     for (int i = 0; i < s->steps.n; i++) {

@@ -2,6 +2,7 @@
  * of ways, through the reader. */
 #include "config/config.h"
 #include "core/random.h"
+#include "model/kinds.h"
 #include "support/command.h"
 
 #include <setjmp.h>
@@ -162,7 +163,7 @@ static void test_damaged_files_never_crash(void **state) {
         weft_config c;
         weft_config_defaults(&c);
         weft_status status = weft_config_read(&c, path);
-        if (status == WEFT_OK) status = weft_config_check(&c, path);
+        if (status == WEFT_OK) status = weft_model_check(&c, path);
         read += status == WEFT_OK;
         if (status == WEFT_OK) continue;
         assert_int_equal(status, WEFT_EINPUT);

@@ -1,5 +1,6 @@
 /* Configs: what is read, what is refused and with which words. */
 #include "config/config.h"
+#include "model/kinds.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,7 +54,7 @@ static void test_every_default_is_in_its_range(void **state) {
             fail_msg("%s", weft_error_message());
         assert_true(strlen(options[i].help) > 2);
     }
-    assert_int_equal(weft_config_check(&c, "defaults"), WEFT_OK);
+    assert_int_equal(weft_model_check(&c, "defaults"), WEFT_OK);
 }
 
 static void test_kconfig_text_is_read(void **state) {
@@ -144,7 +145,7 @@ static weft_status check_with(const char *const *overrides) {
     weft_config c = defaults();
     for (; *overrides; overrides++)
         assert_int_equal(weft_config_override(&c, *overrides, "test"), WEFT_OK);
-    return weft_config_check(&c, "test.config");
+    return weft_model_check(&c, "test.config");
 }
 
 #define check_mix(...) check_with((const char *[]){__VA_ARGS__, NULL})

@@ -1,0 +1,29 @@
+/* The kinds of attention, feed-forward and position: one line each. The words of ATTENTION, FFN and
+ * POSITION, their numbers and help come from here, and so does the model's table of what each kind
+ * does (model/kinds.h), in which a kind NAME is defined by one file.
+ *
+ *   KIND(NUMBER, name, title, help)
+ *
+ * WEFT_ATTENTION_NUMBER (WEFT_FFN_..., WEFT_POSITION_...) is its number and `name` its word in a
+ * config. `title` names it in reports; `help` completes "name: ...". */
+#ifndef WEFT_CONFIG_KINDS_H
+#define WEFT_CONFIG_KINDS_H
+
+#define WEFT_ATTENTIONS(KIND)                                                                      \
+    KIND(DOT, dot, "dot-product attention", "the scaled product of query and key")                 \
+    KIND(W2, w2, "W2 attention", "the Wasserstein-2 distance of two Gaussians")                    \
+    KIND(MLA, mla, "MLA", "the product in one latent space that all heads share")
+
+#define WEFT_FFNS(KIND)                                                                            \
+    KIND(GELU, gelu, "GELU", "two matrices around a GELU, as in GPT-2")                            \
+    KIND(SWIGLU, swiglu, "SwiGLU", "gated, three matrices")                                        \
+    KIND(WSFFN, wsffn, "WsFFN", "swiglu with latent z-heads and auxiliary losses in training")
+
+#define WEFT_POSITIONS(KIND)                                                                       \
+    KIND(LEARNED, learned, "learned positions", "a learned table, added to the embedding")         \
+    KIND(ROPE, rope, "rotary positions", "queries and keys are rotated")                           \
+    KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, of a slope per head")                      \
+    KIND(RELATIVE, relative, "relative positions", "a learned bias per distance")                  \
+    KIND(NONE, none, "no positions", "the order is not told")
+
+#endif

@@ -1,0 +1,103 @@
+/* Parameters, their starts, and the steps that many kinds have in common. */
+#include "model/builder.h"
+
+#include "ops/arith.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const double NORMAL_STD = 0.02;
+
+weft_init init_normal(double std) {
+    return (weft_init){.start = WEFT_START_NORMAL, .a = std, .orthogonal = true};
+}
+
+weft_init init_residual(const builder *b) {
+    return init_normal(NORMAL_STD / sqrt(2.0 * (double)b->c->n_layer));
+}
+
+weft_init init_constant(double value) {
+    return (weft_init){.start = WEFT_START_CONSTANT, .a = value};
+}
+
+weft_init init_uniform(int64_t in, int64_t out) {
+    return (weft_init){.start = WEFT_START_UNIFORM, .a = sqrt(6.0 / (double)(in + out))};
+}
+
+static weft_tensor *add_parameter(builder *b, const char *name, weft_dtype dtype, weft_init init,
+                                  int ndim, const int64_t *shape) {
+    char full[128];
+    if (b->layer >= 0)
+        snprintf(full, sizeof full, "h.%d.%s", b->layer, name);
+    else
+        snprintf(full, sizeof full, "%s", name);
+    weft_tensor *t = weft_graph_tensor(b->g, WEFT_ROLE_PARAM, full, dtype, ndim, shape);
+    if (!t) return NULL;
+    weft_model_graph *m = b->out;
+    if (m->n_parameters == m->cap_parameters) {
+        int64_t room = m->cap_parameters ? 2 * m->cap_parameters : 64;
+        weft_parameter *grown = realloc(m->parameters, (size_t)room * sizeof *grown);
+        if (!grown) {
+            weft_graph_fail(b->g, "model: no memory for its parameters");
+            return NULL;
+        }
+        m->parameters = grown;
+        m->cap_parameters = room;
+    }
+    m->parameters[m->n_parameters++] = (weft_parameter){t, init, b->part};
+    return t;
+}
+
+weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int ndim,
+                            const int64_t *shape) {
+    return add_parameter(b, name, b->dtype, init, ndim, shape);
+}
+
+weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_t size) {
+    return add_parameter(b, name, b->stat, init, 1, &size);
+}
+
+weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y) {
+    if (!x) return y;
+    return y ? weft_add(b->g, x, y) : x;
+}
+
+weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) {
+    return weft_view(b->g, x, b->batch, b->time, heads, width);
+}
+
+weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
+    return b->position->turn ? b->position->turn(b, x, width, heads) : x;
+}
+
+void builder_score_position(builder *b) {
+    if (b->positioned) return;
+    b->positioned = true;
+    if (b->position->score) b->position->score(b, &b->score);
+}
+
+weft_tensor *builder_attend(builder *b, const builder_keys *keys) {
+    builder_score_position(b);
+    return b->reach->attend(b, keys);
+}
+
+void builder_route(builder *b) {
+    b->reach->route(b);
+}
+
+void builder_gather(builder *b, weft_tensor **x, weft_tensor **second) {
+    b->reach->gather(b, x, second);
+}
+
+weft_tensor *builder_running_mean(builder *b, weft_tensor *x) {
+    return b->reach->running_mean(b, x);
+}
+
+weft_status check_distances(const weft_config *c, const char *where) {
+    if (c->causal) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_POSITION=\"%s\" counts distances back, so it needs "
+                     "CONFIG_CAUSAL=y",
+                     where, weft_config_word(c, WEFT_OPTION(position)));
+}

@@ -1,0 +1,23 @@
+/* SwiGLU: one map's output is multiplied by the SiLU of another's. */
+#include "model/builder.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
+
+gated_maps build_gated_maps(builder *b, weft_tensor *x) {
+    weft_tensor *w1 = matrix(b, "ffn.w1.weight", init_normal(0.02), b->ffn, b->width);
+    weft_tensor *w3 = matrix(b, "ffn.w3.weight", init_normal(0.02), b->ffn, b->width);
+    weft_tensor *h1 = weft_linear(b->g, x, w1, NULL, WEFT_ACT_NONE);
+    weft_tensor *h2 = weft_linear(b->g, x, w3, NULL, WEFT_ACT_NONE);
+    return (gated_maps){w1, h1, h2};
+}
+
+weft_tensor *build_gated_hidden(builder *b, gated_maps maps) {
+    if (makes_hidden_again(b)) weft_graph_recompute_begin(b->g);
+    return weft_silu_mul(b->g, maps.h1, maps.h2);
+}
+
+static weft_tensor *build_swiglu(builder *b, weft_tensor *x) {
+    return build_gated_hidden(b, build_gated_maps(b, x));
+}
+
+const weft_ffn_kind weft_ffn_swiglu = {.build = build_swiglu, .out = "ffn.w2"};

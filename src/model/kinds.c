@@ -1,0 +1,96 @@
+/* The tables of kinds, made from config/kinds.h, and the checks that need them. */
+#include "model/kinds.h"
+
+#include <stdio.h>
+
+#define DECLARE(NAME, name, title, help) extern const weft_attention_kind weft_attention_##name;
+WEFT_ATTENTIONS(DECLARE)
+#undef DECLARE
+#define DECLARE(NAME, name, title, help) extern const weft_ffn_kind weft_ffn_##name;
+WEFT_FFNS(DECLARE)
+#undef DECLARE
+#define DECLARE(NAME, name, title, help) extern const weft_position_kind weft_position_##name;
+WEFT_POSITIONS(DECLARE)
+#undef DECLARE
+
+#define ATTENTION(NAME, name, title, help) &weft_attention_##name,
+static const weft_attention_kind *const attentions[] = {WEFT_ATTENTIONS(ATTENTION)};
+#define FFN(NAME, name, title, help) &weft_ffn_##name,
+static const weft_ffn_kind *const ffns[] = {WEFT_FFNS(FFN)};
+#define POSITION(NAME, name, title, help) &weft_position_##name,
+static const weft_position_kind *const positions[] = {WEFT_POSITIONS(POSITION)};
+
+const weft_attention_kind *weft_attention_of(const weft_config *c) {
+    return attentions[c->attention];
+}
+
+const weft_ffn_kind *weft_ffn_of(const weft_config *c) {
+    return ffns[c->ffn];
+}
+
+const weft_position_kind *weft_position_of(const weft_config *c) {
+    return positions[c->position];
+}
+
+const char *weft_attention_title(const weft_config *c) {
+#define TITLE(NAME, name, title, help) title,
+    static const char *const titles[] = {WEFT_ATTENTIONS(TITLE)};
+#undef TITLE
+    return titles[c->attention];
+}
+
+/* The words of the attentions for which `wanted` holds: "dot", or "dot" or "mla". */
+static const char *attentions_with(bool (*wanted)(const weft_attention_kind *), char *text,
+                                   size_t room) {
+    const char *const *words = WEFT_OPTION(attention)->words;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; words[i] && used < room; i++)
+        if (wanted(attentions[i]))
+            used += (size_t)snprintf(text + used, room - used, "%s\"%s\"", used ? " or " : "",
+                                     words[i]);
+    return text;
+}
+
+static bool shares_heads(const weft_attention_kind *kind) {
+    return kind->shares_heads;
+}
+
+static bool has_latent(const weft_attention_kind *kind) {
+    return kind->latent;
+}
+
+static weft_status check_heads(const weft_config *c, const char *where) {
+    long long h = c->n_head, kv = weft_config_kv_heads(c);
+    char words[256];
+    if (c->kv_heads && !shares_heads(weft_attention_of(c)))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0",
+                         where, kv, attentions_with(shares_heads, words, sizeof words));
+    if (h % kv)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_N_HEAD=%lld does not divide by CONFIG_KV_HEADS=%lld", where, h,
+                         kv);
+    return WEFT_OK;
+}
+
+static weft_status check_latent(const weft_config *c, const char *where) {
+    char words[256];
+    if (!c->latent_recip || has_latent(weft_attention_of(c))) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
+                     "attention has a latent",
+                     where, attentions_with(has_latent, words, sizeof words));
+}
+
+weft_status weft_model_check(const weft_config *c, const char *where) {
+    const weft_attention_kind *attention = weft_attention_of(c);
+    const weft_position_kind *position = weft_position_of(c);
+    const weft_ffn_kind *ffn = weft_ffn_of(c);
+    WEFT_TRY(weft_config_check(c, where));
+    WEFT_TRY(check_heads(c, where));
+    if (attention->check) WEFT_TRY(attention->check(c, where));
+    if (position->check) WEFT_TRY(position->check(c, where));
+    if (ffn->check) WEFT_TRY(ffn->check(c, where));
+    return check_latent(c, where);
+}

@@ -1,0 +1,64 @@
+/* The table of kinds. An attention, a feed-forward or a position is one file, which defines
+ * `weft_attention_NAME`, `weft_ffn_NAME` or `weft_position_NAME`, and one line in config/kinds.h.
+ * Nothing else in the program asks which kind a config has: it asks the kind. */
+#ifndef WEFT_MODEL_KINDS_H
+#define WEFT_MODEL_KINDS_H
+
+#include "config/config.h"
+#include "config/kinds.h"
+#include "core/graph.h"
+#include "ops/attention.h"
+
+struct builder;
+
+typedef struct {
+    /* Heads' outputs o [B, T, H, D] from x [B, T, E], before gate and output projection: makes the
+     * score in the builder and ends in builder_attend (builder.h). */
+    weft_tensor *(*build)(struct builder *b, weft_tensor *x);
+    /* Refuses what of a config does not go with this kind; NULL: nothing. */
+    weft_status (*check)(const weft_config *c, const char *where);
+    /* Numbers of cache for one token in one layer. */
+    int64_t (*cache)(const weft_config *c);
+    /* Columns of a query that POSITION="rope" rotates; NULL: D. */
+    int64_t (*turned)(const weft_config *c);
+    bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
+    bool biased;       /* with GPT2_BIAS the output projection has a bias */
+    bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
+} weft_attention_kind;
+
+typedef struct {
+    /* Hidden activations h [B, T, F] from x [B, T, E]; what follows h is reciprocal.c's. Adds its
+     * losses, if it has any, to the builder's. */
+    weft_tensor *(*build)(struct builder *b, weft_tensor *x);
+    /* Behind the last layer: what is made of all layers at once; NULL: nothing. */
+    void (*finish)(struct builder *b);
+    weft_status (*check)(const weft_config *c, const char *where);
+    /* F must be a multiple of this; NULL: any F will do. */
+    int64_t (*unit)(const weft_config *c);
+    const char *out; /* the output projection's name: "ffn.proj" */
+    bool biased;     /* with GPT2_BIAS the output projection has a bias */
+} weft_ffn_kind;
+
+/* Each is NULL where the kind has nothing of the sort. */
+typedef struct {
+    /* A table [GPT2_BLOCK_SIZE, E] that is added to the embedding. */
+    weft_tensor *(*table)(struct builder *b);
+    /* The first `width` columns of the first `heads` heads of x [B, T, *, *], by their rows'
+     * positions. */
+    weft_tensor *(*turn)(struct builder *b, weft_tensor *x, int64_t width, int64_t heads);
+    /* Its share of the score. */
+    void (*score)(struct builder *b, weft_score *score);
+    weft_status (*check)(const weft_config *c, const char *where);
+} weft_position_kind;
+
+const weft_attention_kind *weft_attention_of(const weft_config *c);
+const weft_ffn_kind *weft_ffn_of(const weft_config *c);
+const weft_position_kind *weft_position_of(const weft_config *c);
+
+/* "MLA", for reports. */
+const char *weft_attention_title(const weft_config *c);
+
+/* weft_config_check, and what the config's kinds refuse. */
+weft_status weft_model_check(const weft_config *c, const char *where);
+
+#endif

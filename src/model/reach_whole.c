@@ -1,0 +1,93 @@
+/* How rows reach other tokens where whole sequences are built: row t of a sequence is its token t,
+ * and what it sees are rows of the same tensors. */
+#include "model/builder.h"
+#include "ops/gaussian.h"
+#include "ops/time.h"
+
+static weft_tensor *attend_packed(builder *b, const builder_keys *keys) {
+    b->packed = keys->packed;
+    weft_attended a =
+        weft_attention_packed(b->g, &b->score, keys->packed, b->heads, keys->kv_heads);
+    b->lse = a.lse;
+    return a.o;
+}
+
+static weft_tensor *attend(builder *b, const builder_keys *keys) {
+    if (keys->packed) return attend_packed(b, keys);
+    weft_score *score = &b->score;
+    score->k = keys->k;
+    if (keys->turned) score->k = rotate_heads(b, keys->k, keys->turned, keys->k->shape[2]);
+    if (keys->gaussian) {
+        weft_gaussian key = weft_gaussian_key(b->g, score->k);
+        score->k = key.y;
+        score->n = key.n;
+    }
+    weft_attended a = weft_attention(b->g, score, keys->v);
+    b->lse = a.lse;
+    return a.o;
+}
+
+bool gathers_once(const builder *b) {
+    return b->c->sparse_mode != WEFT_SPARSE_TOPK && !b->given_routes;
+}
+
+/* The routes of this layer: those given, or the largest of its attention's weights. */
+static weft_routes make_routes(builder *b) {
+    const weft_config *c = b->c;
+    bool use_max = !c->sparse_head_average;
+    if (b->given_routes) {
+        char index[48], weight_name[48];
+        snprintf(index, sizeof index, "h.%d.routes.index", b->layer);
+        snprintf(weight_name, sizeof weight_name, "h.%d.routes.weight", b->layer);
+        return (weft_routes){
+            weft_new_tensor(b->g, WEFT_ROLE_INPUT, index, WEFT_I32, b->batch, b->time, b->time),
+            weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time,
+                            b->time)};
+    }
+    if (b->packed)
+        return weft_route_topk_packed(b->g, &b->score, b->packed, b->heads, weft_config_kv_heads(c),
+                                      b->lse, c->sparse_k, c->sparse_normalize, use_max);
+    return weft_route_topk(b->g, &b->score, b->lse, c->sparse_k, c->sparse_normalize, use_max);
+}
+
+/* Σ_j R_tj x_j with all the weights of this layer's attention, or those above a threshold. */
+static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
+    const weft_config *c = b->c;
+    bool use_max = !c->sparse_head_average;
+    weft_route_mode mode = c->sparse_mode == WEFT_SPARSE_RMS ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
+    if (b->packed)
+        return weft_route_dense_packed(b->g, &b->score, b->packed, b->heads,
+                                       weft_config_kv_heads(c), b->lse, x, mode,
+                                       c->sparse_rms_threshold, c->sparse_normalize, use_max);
+    return weft_route_dense(b->g, &b->score, b->lse, x, mode, c->sparse_rms_threshold,
+                            c->sparse_normalize, use_max);
+}
+
+static void route(builder *b) {
+    if (!gathers_once(b)) b->routes = make_routes(b);
+}
+
+static void gather(builder *b, weft_tensor **x, weft_tensor **second) {
+    weft_routes r = b->routes;
+    if (gathers_once(b)) {
+        *x = gather_densely(b, *x);
+        if (second) *second = gather_densely(b, *second);
+    } else if (second) {
+        weft_route_pair pair = weft_route_gather_pair(b->g, *x, *second, r.index, r.weight);
+        *x = pair.first;
+        *second = pair.second;
+    } else {
+        *x = weft_route_gather(b->g, *x, r.index, r.weight);
+    }
+}
+
+static weft_tensor *running_mean(builder *b, weft_tensor *x) {
+    return weft_running_mean(b->g, x);
+}
+
+const weft_reach weft_reach_whole = {
+    .attend = attend,
+    .route = route,
+    .gather = gather,
+    .running_mean = running_mean,
+};
