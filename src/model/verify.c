@@ -24,16 +24,21 @@ typedef struct {
     const char *overrides[VERIFY_OVERRIDES];
 } verify_block;
 
+/* Each attention and feed-forward as it is, then what has options of its own. */
+#define ATTENTION(NAME, name, title, help) {#name, help, {"ATTENTION=" #name}},
+#define FFN(NAME, name, title, help) {#name, help, {"FFN=" #name}},
 static const verify_block blocks[] = {
-    {"dot", "scaled dot product, learned positions", {"ATTENTION=dot"}},
+    /* clang-format off */
+    WEFT_ATTENTIONS(ATTENTION)
+    WEFT_FFNS(FFN)
+    /* clang-format on */
     {"dot-rope", "rotary positions, RMSNorm", {"POSITION=rope", "NORM=rmsnorm"}},
     {"dot-alibi", "ALiBi slopes, grouped key heads", {"POSITION=alibi", "KV_HEADS=2"}},
     {"dot-relative",
      "learned relative bias, post-norm",
      {"POSITION=relative", "NORM_PLACEMENT=post"}},
-    {"w2", "Wasserstein-2 distance", {"ATTENTION=w2", "POSITION=rope"}},
+    {"w2-rope", "rotated means", {"ATTENTION=w2", "POSITION=rope"}},
     {"w2-overlap", "Gaussian overlap", {"ATTENTION=w2", "W2_KERNEL=overlap"}},
-    {"mla", "shared latent keys and values", {"ATTENTION=mla"}},
     {"mla-joint",
      "one latent for both, rotated",
      {"ATTENTION=mla", "RA_MLA_JOINT_KV=y", "RA_MLA_USE_ROPE=y"}},
@@ -41,9 +46,8 @@ static const verify_block blocks[] = {
      "reciprocal scoring",
      {"ATTENTION=mla", "RA_MLA_RA_ALPHA=0.5", "RA_MLA_RA_WINDOW=5"}},
     {"mla-w2", "distances in the latent", {"ATTENTION=mla", "RA_MLA_SCORE=w2"}},
-    {"swiglu", "gated feed-forward", {"FFN=swiglu"}},
-    {"wsffn",
-     "z-heads and auxiliary losses",
+    {"wsffn-losses",
+     "auxiliary losses of some weight",
      {"FFN=wsffn", "WSFFN_LAMBDA_Z=0.1", "WSFFN_LAMBDA_C=0.1"}},
     {"wsffn-grouped",
      "z-heads kept apart",
