@@ -12,9 +12,9 @@ LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h src/*/*.def tests/*
 LINT_SCRIPTS := $(filter-out %.py,$(wildcard scripts/* .ci/run tests/run tests/mutate bench/run))
 FORMATTED := $(LINT_SOURCES) $(filter-out %.def,$(LINT_HEADERS)) $(wildcard $(foreach d,src/cuda src/cuda/*,$(d)/*.cu $(d)/*.cuh))
 
-.PHONY: lint format lint-format lint-tools lint-scripts tidy cppcheck lint-gcc lint-clang
+.PHONY: lint format lint-order lint-format lint-tools lint-scripts tidy cppcheck lint-gcc lint-clang
 
-lint: lint-format lint-scripts tidy cppcheck lint-gcc lint-clang ## clang-format, clang-tidy, cppcheck, shellcheck, gcc and clang with -Werror
+lint: lint-order lint-format lint-scripts tidy cppcheck lint-gcc lint-clang ## order of folders, clang-format, clang-tidy, cppcheck, shellcheck, gcc and clang with -Werror
 	@echo "lint: clean"
 
 format: ## lay the sources out as .clang-format says
@@ -22,6 +22,10 @@ format: ## lay the sources out as .clang-format says
 
 lint-tools:
 	@$(if $(filter no,$(SETUP)),,scripts/setup lint)
+
+lint-order:
+	$(call say,LINT,src/ORDER)
+	@scripts/order
 
 lint-format: | lint-tools
 	$(call say,LINT,clang-format)

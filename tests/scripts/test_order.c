@@ -1,0 +1,99 @@
+/* The order of the folders: that the tree keeps to it, and that what does not is found. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+/* Runs scripts/order on a tree; what it prints is the caller's to free. */
+static int run_order(const char *tree, char **said) {
+    char line[1024];
+    snprintf(line, sizeof line, "scripts/order '%s' >'%s' 2>&1", tree, scratch_path("said"));
+    int status = system(line); /* NOLINT(concurrency-mt-unsafe): one thread */
+    assert_true(WIFEXITED(status));
+    *said = file_read(scratch_path("said"), NULL);
+    return WEXITSTATUS(status);
+}
+
+static void write_text(const char *path, const char *text) {
+    file_write(path, text, strlen(text));
+}
+
+/* A tree of two folders, of which `high` may include from `low`. */
+static void make_tree(const char *low, const char *high) {
+    mkdir(scratch_path("src"), 0755);
+    mkdir(scratch_path("src/low"), 0755);
+    mkdir(scratch_path("src/high"), 0755);
+    write_text(scratch_path("src/ORDER"), "# lowest first\nlow:\nhigh: low\n");
+    write_text(scratch_path("src/low/a.h"), low);
+    write_text(scratch_path("src/high/b.c"), high);
+}
+
+static void expect(int status, const char *words) {
+    char *said;
+    int is = run_order(scratch_path("."), &said);
+    if (is != status || !strstr(said, words))
+        fail_msg("ended on %d, expected %d and '%s': %s", is, status, words, said);
+    free(said);
+}
+
+static void test_every_include_goes_down(void **state) {
+    (void)state;
+    char *said;
+    if (run_order(".", &said) != 0) fail_msg("%s", said);
+    free(said);
+}
+
+static void test_an_include_that_goes_up_is_found(void **state) {
+    (void)state;
+    make_tree("#include \"low/c.h\"\n", "#include <stdio.h>\n#include \"low/a.h\"\n");
+    expect(0, "");
+    make_tree("/* a */\n#include \"high/b.h\"\n", "");
+    expect(1, "src/low/a.h:2: low may not include \"high/b.h\"");
+    make_tree("#include \"c.h\"\n", "");
+    expect(1, "src/low/a.h:1: \"c.h\" names no folder");
+}
+
+static void test_a_folder_without_a_line_is_found(void **state) {
+    (void)state;
+    make_tree("", "");
+    mkdir(scratch_path("src/new"), 0755);
+    expect(1, "no line for new");
+}
+
+static void test_the_order_has_no_circle(void **state) {
+    (void)state;
+    make_tree("", "");
+    write_text(scratch_path("src/ORDER"), "low: high\nhigh: low\n");
+    expect(1, "low may not use high");
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_every_include_goes_down, open_scratch, close_scratch),
+        cmocka_unit_test_setup_teardown(test_an_include_that_goes_up_is_found, open_scratch,
+                                        close_scratch),
+        cmocka_unit_test_setup_teardown(test_a_folder_without_a_line_is_found, open_scratch,
+                                        close_scratch),
+        cmocka_unit_test_setup_teardown(test_the_order_has_no_circle, open_scratch, close_scratch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
