@@ -15,23 +15,9 @@
 #include <string.h>
 
 const case_family case_families[CASE_FAMILIES + 1] = {
-    {"arith", cases_arith},
-    {"embedding", cases_embedding},
-    {"linear", cases_linear},
-    {"gated", cases_gated},
-    {"norm", cases_norm},
-    {"rope", cases_rope},
-    {"attention", cases_attention},
-    {"routing", cases_routing},
-    {"activation", cases_activation},
-    {"gaussian", cases_gaussian},
-    {"heads", cases_heads},
-    {"stack", cases_stack},
-    {"dropout", cases_dropout},
-    {"time", cases_time},
-    {"cross_entropy", cases_cross_entropy},
-    {"contrastive", cases_contrastive},
-    {"optimizer", cases_optimizer},
+#define CASE_ENTRY(name) {#name, cases_##name},
+    CASE_FAMILY_LIST(CASE_ENTRY)
+#undef CASE_ENTRY
 };
 
 enum { MOST_THREADS = 8 };

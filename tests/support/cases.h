@@ -55,18 +55,28 @@ typedef struct {
     void (*build)(test_case *c);
 } case_builder;
 
-/* One list a family, ended by {NULL, NULL}. */
-extern const case_builder cases_arith[], cases_embedding[], cases_linear[], cases_norm[],
-    cases_rope[], cases_attention[], cases_routing[], cases_activation[], cases_dropout[],
-    cases_time[], cases_cross_entropy[], cases_contrastive[], cases_optimizer[], cases_gaussian[],
-    cases_heads[], cases_stack[], cases_gated[];
+/* Every family: tests/support/case_NAME.c has its builders, cases/NAME.txt its lines, and
+ * tests/reference/NAME.py what they should give. */
+#define CASE_FAMILY_LIST(X)                                                                        \
+    X(arith)                                                                                       \
+    X(embedding) X(linear) X(gated) X(norm) X(rope) X(attention) X(routing) X(activation)  \
+        X(gaussian) X(heads) X(stack) X(dropout) X(time) X(cross_entropy) X(contrastive)           \
+            X(optimizer)
 
-/* All of them; the file cases/NAME.txt has a family's lines. Ended by a NULL name. */
+/* One list a family, ended by {NULL, NULL}. */
+#define CASE_DECLARE(name) extern const case_builder cases_##name[];
+CASE_FAMILY_LIST(CASE_DECLARE)
+#undef CASE_DECLARE
+
+/* All of them, ended by a NULL name. */
 typedef struct {
     const char *name;
     const case_builder *builders;
 } case_family;
 extern const case_family case_families[];
-enum { CASE_FAMILIES = 17 };
+
+#define CASE_COUNT(name) +1
+enum { CASE_FAMILIES = CASE_FAMILY_LIST(CASE_COUNT) };
+#undef CASE_COUNT
 
 #endif
