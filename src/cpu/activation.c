@@ -77,6 +77,42 @@ static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(silu_mul_back) = {.run = silu_mul_back_run};
 
+VECTOR_FN exp_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = vexp(in[0]);
+}
+
+static void exp_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                     real *const *out) {
+    (void)c;
+    (void)at;
+    apply(exp_vector, 1, in, 1, out, len, NULL);
+}
+
+static weft_status exp_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 1, 1, exp_tile, NULL);
+}
+
+const weft_kernel KERNEL(exp) = {.run = exp_run};
+
+VECTOR_FN product_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] * in[1];
+}
+
+static void exp_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                          real *const *out) {
+    (void)c;
+    (void)at;
+    apply(product_vector, 2, in, 1, out, len, NULL);
+}
+
+static weft_status exp_back_run(weft_exec *x, const weft_node *n) {
+    return run_chunks(x, n, 0, 2, 1, exp_back_tile, NULL);
+}
+
+const weft_kernel KERNEL(exp_back) = {.run = exp_back_run};
+
 VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = vsoftplus(in[0]) + arg[0];
 }

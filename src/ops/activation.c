@@ -4,6 +4,7 @@
  *               dx = dy (σ + x σ(1 − σ) 2u')
  * silu_mul      y = a · b σ(b)           da = dy · b σ(b)     db = dy · a · σ(b)(1 + b(1 − σ(b)))
  * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
+ * exp           y = e^x                  dx = dy · y
  * gate_mix      y = o (1 − α + α σ(g))   do = dy (1 − α + α σ(g))
  *               dg = α σ(g)(1 − σ(g)) Σ_d dy · o, over the sequence too where it has one gate
  */
@@ -162,6 +163,34 @@ const weft_op weft_op_softplus_back = {
 weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
     weft_softplus_attr attr = {start, floor};
     return only_output(weft_graph_append(g, &weft_op_softplus, &x, 1, 1, 1, &attr, sizeof attr));
+}
+
+/* exp: its gradient reads y, so x need not be kept. */
+
+static weft_status exp_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                            weft_tensor **d_in) {
+    d_in[0] = only_output(weft_graph_append(
+        g, &weft_op_exp_back, (weft_tensor *[]){d_out[0], n->out[0]}, 2, 2, 1, NULL, 0));
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_exp = {
+    .name = "exp",
+    .id = WEFT_OP_exp,
+    .infer = like_first_infer,
+    .grad = exp_grad,
+    .inplace = first_in_place,
+};
+
+const weft_op weft_op_exp_back = {
+    .name = "exp_back",
+    .id = WEFT_OP_exp_back,
+    .infer = unary_back_infer,
+    .inplace = unary_back_in_place,
+};
+
+weft_tensor *weft_exp(weft_graph *g, weft_tensor *x) {
+    return only_output(weft_graph_append(g, &weft_op_exp, &x, 1, 1, 1, NULL, 0));
 }
 
 /* gate_mix */

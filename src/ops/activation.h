@@ -16,6 +16,9 @@ weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
  * copied: the standard deviations of a head that holds means first. */
 weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor);
 
+/* y = e^x. Any shape. */
+weft_tensor *weft_exp(weft_graph *g, weft_tensor *x);
+
 /* y = o·(1 − α + α·sigmoid(gate)): o is [B, T, H, D], gate [B, T, H], or [B, 1, H] for one gate a
  * sequence, before the sigmoid. */
 weft_tensor *weft_gate_mix(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha);

@@ -52,6 +52,11 @@
     X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \
     X(gate_mix_back)                                                                               \
+    X(exp)                                                                                         \
+    X(exp_back)                                                                                    \
+    /* unit */                                                                                     \
+    X(unit)                                                                                        \
+    X(unit_back)                                                                                   \
     /* gaussian */                                                                                 \
     X(gaussian)                                                                                    \
     X(gaussian_back)                                                                               \

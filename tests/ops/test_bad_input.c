@@ -18,6 +18,7 @@
 #include "ops/routing.h"
 #include "ops/stack.h"
 #include "ops/time.h"
+#include "ops/unit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -165,6 +166,12 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(rope_float_start, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, F(1), 0))                        \
     X(rope_start_of_other_batch, "rope", weft_rope(g, F(1, 2, 3, 4), 4, 3, I(2), 0))               \
     X(rope_integers, "rope", weft_rope(g, I(1, 2, 3, 4), 4, 3, NULL, 0))                           \
+    /* unit */                                                                                     \
+    X(unit_flat, "unit", weft_unit(g, F(3, 4), 1))                                                 \
+    X(unit_no_heads, "unit", weft_unit(g, F(1, 2, 3, 4), 0))                                       \
+    X(unit_too_many_heads, "unit", weft_unit(g, F(1, 2, 3, 4), 4))                                 \
+    X(unit_integers, "unit", weft_unit(g, I(1, 2, 3, 4), 3))                                       \
+    X(exp_integers, "exp", weft_exp(g, I(2, 3)))                                                   \
     /* attention: B 2, T 3, H 4, KV 2, dqk 5, dv 6 */                                              \
     X(attention_flat_query, "attention",                                                           \
       attend(g, (weft_score){.q = F(3, 4, 5), .k = F(2, 3, 2, 5)}, F(2, 3, 2, 6)))                 \

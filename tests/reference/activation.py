@@ -33,6 +33,10 @@ def softplus(c):
     c.output("y", torch.cat([x[:, :start], softplus_of(x[:, start:]) + c.number("floor", 0)], 1))
 
 
+def exp(c):
+    c.output("y", torch.exp(c.input("x", c.size("M", 1), c.size("N"), scale=4)))
+
+
 def gate_mix(c):
     b, t, h, d = c.size("B"), c.size("T"), c.size("H"), c.size("D")
     alpha = c.number("alpha", 0.1)
@@ -41,4 +45,4 @@ def gate_mix(c):
     c.output("y", o * (1 - alpha + alpha * sigmoid(g))[..., None])
 
 
-OPS = {f.__name__: f for f in (gelu, silu_mul, softplus, gate_mix)}
+OPS = {f.__name__: f for f in (gelu, silu_mul, softplus, exp, gate_mix)}

@@ -57,6 +57,30 @@ static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(silu_mul_back, silu_mul_back_run)
 
+struct exp_element {
+    __device__ void operator()(const float *x, float *y) const {
+        y[0] = expf(x[0]);
+    }
+};
+
+static weft_status exp_run(weft_exec *x, const weft_node *n) {
+    return run_elements<1, 1>(x, n, 0, exp_element());
+}
+
+CUDA_KERNEL(exp, exp_run)
+
+struct exp_back_element {
+    __device__ void operator()(const float *in, float *out) const {
+        out[0] = in[0] * in[1];
+    }
+};
+
+static weft_status exp_back_run(weft_exec *x, const weft_node *n) {
+    return run_elements<2, 1>(x, n, 0, exp_back_element());
+}
+
+CUDA_KERNEL(exp_back, exp_back_run)
+
 /* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
 struct softplus_args {
     int64_t rows, width, start;
