@@ -125,15 +125,29 @@ def overlap_scores(c, q, k):
     return -0.5 * squared_distance(q_hat, k_hat) - 0.5 * log_volume
 
 
-def dot_attention(c, p, x):
-    """Scores [B, H, T, T] and values [B, T, H, D]."""
-    h, kv, d = c["N_HEAD"], c["KV"], c["D"]
+def dot_heads(c, p, x):
+    """q, k, v of each query head, [B, T, H, D], from one projection; q and k turned where positions are rope."""
+    h, kv = c["N_HEAD"], c["KV"]
     heads = split_heads(linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias")), h + 2 * kv)
     q, k, v = heads[:, :, :h], heads[:, :, h:h + kv], heads[:, :, h + kv:]
     if uses_rope(c):
         q, k = rope(q), rope(k)
     group = [i * kv // h for i in range(h)]
-    return inner(q, k[:, :, group]) / math.sqrt(d), v[:, :, group]
+    return q, k[:, :, group], v[:, :, group]
+
+
+def dot_attention(c, p, x):
+    """Scores [B, H, T, T] and values [B, T, H, D]."""
+    q, k, v = dot_heads(c, p, x)
+    return inner(q, k) / math.sqrt(c["D"]), v
+
+
+def cosine_attention(c, p, x):
+    """The cosine of the angle between q and k over a temperature per head."""
+    q, k, v = dot_heads(c, p, x)
+    lengths = [torch.sqrt((y**2).sum(-1)).clamp(min=1e-8).permute(0, 2, 1) for y in (q, k)]
+    cosines = inner(q, k) / (lengths[0][:, :, :, None] * lengths[1][:, :, None, :])
+    return cosines / torch.exp(p["attn.log_tau"])[:, None, None], v
 
 
 def w2_attention(c, p, x):
@@ -185,7 +199,7 @@ def attention(c, p, x, gate, received):
     if c["ATTENTION"] == "mla":
         scores, v, latent = mla_attention(c, p, x, received)
     else:
-        scores, v = (dot_attention if c["ATTENTION"] == "dot" else w2_attention)(c, p, x)
+        scores, v = {"dot": dot_attention, "w2": w2_attention, "cosine": cosine_attention}[c["ATTENTION"]](c, p, x)
     scores = scores + position_term(c, p, x)
     if c["CAUSAL"]:
         t = x.shape[1]

@@ -4,7 +4,7 @@ import math
 
 # Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
 KEYS = {
-    "ATTENTION": (("dot", "w2", "mla"), None),
+    "ATTENTION": (("dot", "w2", "mla", "cosine"), None),
     "FFN": (("gelu", "swiglu", "wsffn"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
@@ -115,7 +115,7 @@ def check_config(c):
     rules = [
         (c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
         (heads % derived["KV"] == 0, "KV_HEADS must divide N_HEAD"),
-        (c["ATTENTION"] == "dot" or derived["KV"] == heads, "KV_HEADS is for dot"),
+        (c["ATTENTION"] in ("dot", "cosine") or derived["KV"] == heads, "KV_HEADS is for dot and cosine"),
         (c["FFN"] != "wsffn" or derived["F"] % c["WSFFN_N_HEAD"] == 0, "WSFFN_N_HEAD must divide N_FFN"),
         (mla or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs mla"),
         (c["RA_MLA_MLP_GATE_POOL"] != "sequence" or not c["RA_MLA_MLP_ATTN_GATE"] or not c["CAUSAL"]
@@ -142,7 +142,7 @@ def uses_rope(c):
 
 
 def has_tau(c):
-    """Whether scores are divided by a temperature."""
+    """Whether scores are distances over a temperature."""
     return (c["ATTENTION"] == "w2" and c["W2_KERNEL"] == "w2") or (c["ATTENTION"] == "mla" and c["RA_MLA_SCORE"] == "w2")
 
 
@@ -155,7 +155,7 @@ def norm_shapes(c, name):
 
 def attention_shapes(c):
     e, h, d, latent = c["N_EMBD"], c["N_HEAD"], c["D"], c["L"]
-    if c["ATTENTION"] == "dot":
+    if c["ATTENTION"] in ("dot", "cosine"):
         rows = e + 2 * c["KV"] * d
         shapes = {"qkv.weight": (rows, e), "out.weight": (e, e)}
         if c["GPT2_BIAS"]:
@@ -172,7 +172,7 @@ def attention_shapes(c):
         }
         if not c["RA_MLA_JOINT_KV"]:
             shapes["v_down.weight"] = (latent, e)
-    if has_tau(c) and c["W2_TAU_LEARNED"]:
+    if c["ATTENTION"] == "cosine" or (has_tau(c) and c["W2_TAU_LEARNED"]):
         shapes["log_tau"] = (h,)
     if c["POSITION"] == "relative":
         shapes["rel_bias"] = (c["GPT2_BLOCK_SIZE"],)
