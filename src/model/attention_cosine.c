@@ -1,0 +1,41 @@
+/* The cosine of the angle between query and key, over a learned temperature: scores do not grow with
+ * the length of either, so none can come to rule the softmax by its length alone.
+ *
+ *     s_ij = ⟨q_i, k_j⟩ / (‖q_i‖ ‖k_j‖ τ_h)
+ *
+ * One projection makes queries, keys and values, as in attention_dot.c. Rotation keeps lengths, so
+ * it goes with this as it does with that. Each head learns log τ from -½ log D on: cosines of random
+ * vectors are about 1/√D, and their scores start at about 1, as those of dot do. */
+#include "model/builder.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
+#include "ops/linear.h"
+#include "ops/unit.h"
+
+#include <math.h>
+
+static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
+    const weft_config *c = b->c;
+    int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv, d = b->head_dim;
+    weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * d, b->width);
+    weft_tensor *bias = NULL;
+    if (c->gpt2_bias) bias = builder_vector(b, "attn.qkv.bias", init_constant(0), total * d);
+    weft_tensor *qkv = as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), total, d);
+    qkv = turn_heads(b, weft_unit(b->g, qkv, b->heads + kv), d, b->heads + kv);
+    qkv = weft_view(b->g, qkv, b->batch, b->time, total * d);
+    weft_init start = init_constant(-0.5 * log((double)d));
+    weft_tensor *log_tau = builder_vector(b, "attn.log_tau", start, b->heads);
+    b->score.scale = weft_exp(b->g, weft_scale(b->g, log_tau, -1));
+    return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
+}
+
+static int64_t count_cache(const weft_config *c) {
+    return 2 * weft_config_kv_heads(c) * weft_config_head_dim(c);
+}
+
+const weft_attention_kind weft_attention_cosine = {
+    .build = build_cosine,
+    .cache = count_cache,
+    .shares_heads = true,
+    .biased = true,
+};
