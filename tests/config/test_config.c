@@ -57,6 +57,55 @@ static void test_every_default_is_in_its_range(void **state) {
     assert_int_equal(weft_model_check(&c, "defaults"), WEFT_OK);
 }
 
+static bool is_listed(const char *const *list, const char *key) {
+    for (; *list; list++)
+        if (strcmp(*list, key) == 0) return true;
+    return false;
+}
+
+/* Written out: one of these less changes what --resume and studies promise. */
+static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
+    (void)state;
+    static const char *const free_keys[] = {"GPT2_MAX_ITERS",
+                                            "GPT2_EVAL_INTERVAL",
+                                            "GPT2_EVAL_SAMPLES",
+                                            "GPT2_LOG_INTERVAL",
+                                            "SAVE_CHECKPOINT",
+                                            "CHECKPOINT_INTERVAL",
+                                            "CHECKPOINT_KEEP",
+                                            "DEVICE",
+                                            "STUDY_SEEDS",
+                                            "RA_MLA_ABLATION_STEPS",
+                                            "STUDY_EQUAL",
+                                            "STUDY_LEARNING_RATES",
+                                            "STUDY_STEPS",
+                                            "STUDY_SCORE",
+                                            "STUDY_TAIL",
+                                            "RECOMPUTE",
+                                            NULL};
+    static const char *const study_keys[] = {"SEED",
+                                             "RA_MLA_ABLATION_STEPS",
+                                             "STUDY_STEPS",
+                                             "STUDY_SEEDS",
+                                             "STUDY_LEARNING_RATES",
+                                             "STUDY_EQUAL",
+                                             "STUDY_SCORE",
+                                             "STUDY_TAIL",
+                                             NULL};
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        const weft_option *o = &options[i];
+        if (is_listed(free_keys, o->key) && !o->free)
+            fail_msg("CONFIG_%s: a resumed run could change it", o->key);
+        if (o->owner == WEFT_OWNER_MODEL && o->free)
+            fail_msg("CONFIG_%s: another model cannot go on from this one's weights", o->key);
+        if (is_listed(study_keys, o->key) != (o->owner == WEFT_OWNER_STUDY))
+            fail_msg("CONFIG_%s: may a study's step set it?", o->key);
+        assert_ptr_equal(weft_option_at(options[i].offset), &options[i]);
+    }
+}
+
 static void test_kconfig_text_is_read(void **state) {
     (void)state;
     weft_config c = defaults();
@@ -246,6 +295,7 @@ static void test_kconfig_has_every_option(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_default_is_in_its_range),
+        cmocka_unit_test(test_what_a_resumed_run_and_a_step_may_change),
         cmocka_unit_test(test_kconfig_text_is_read),
         cmocka_unit_test(test_escapes_within_quotes_are_undone),
         cmocka_unit_test(test_a_text_may_have_4095_characters),

@@ -14,7 +14,7 @@
 /* Runs scripts/order on a tree; what it prints is the caller's to free. */
 static int run_order(const char *tree, char **said) {
     char line[1024];
-    snprintf(line, sizeof line, "scripts/order '%s' >'%s' 2>&1", tree, scratch_path("said"));
+    snprintf(line, sizeof line, "sh scripts/order '%s' >'%s' 2>&1", tree, scratch_path("said"));
     int status = system(line); /* NOLINT(concurrency-mt-unsafe): one thread */
     assert_true(WIFEXITED(status));
     *said = file_read(scratch_path("said"), NULL);
