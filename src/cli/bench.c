@@ -10,21 +10,21 @@
 
 const char weft_help_bench[] =
     "train: training steps (forward, backward, clipping, AdamW) of each variant on random tokens:\n"
-    "tokens a second, memory planned and measured, the part of the machine's limit.\n"
-    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; if not given), or gpt2-124m\n"
+    "tokens per second, memory planned and measured, share of the machine's limit.\n"
+    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), or gpt2-124m\n"
     "                     (8 x 1024 tokens: 10 GB and minutes)\n"
     "  --config FILE      the sizes and options of this config instead\n"
-    "  -o KEY=VALUE       override a config key in every row; may be repeated\n"
+    "  -o KEY=VALUE       override a config key in every row; repeatable\n"
     "  --variants A,B     dot, w2, mla, step1, step2, step3, swiglu, wsffn, wsffn-grouped, mla-w2\n"
-    "  --steps N          steps measured a row, and by the peer\n"
-    "  --settle S         so many seconds of steps before those: a GPU's clock settles\n"
+    "  --steps N          steps to measure per row, on both sides\n"
+    "  --settle S         seconds of steps before those, so that a GPU's clock settles\n"
     "  --profile          where each row's time goes, by operation, on standard error\n"
     "attention: the attention operations alone, forward and with backward.\n"
     "  --quick            the main rows\n"
     "both:\n"
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for\n"
     "                     train, \"python3 bench/peer.py\" for attention (PyTorch)\n"
-    "  --threads N        for both sides; without it, one a processor\n"
+    "  --threads N        for both sides; default: one per processor\n"
     "  --json             one object on standard output\n";
 
 enum { STEPS_MAX = 100000, SETTLE_MAX = 3600 };

@@ -19,10 +19,10 @@ const char weft_help_eval[] =
     "                     which loss and logits come too\n"
     "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2\n"
     "                     attention these are minus the squared distances over the temperature\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config; may be repeated\n"
+    "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto\n"
-    "  --threads N        one a processor without it\n"
+    "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n";
 
 /* JSON has no infinity and no NaN. */

@@ -4,13 +4,13 @@
 #include "model/model.h"
 
 const char weft_help_init[] =
-    "  --config FILE      the config; without it, the defaults\n"
+    "  --config FILE      the config; default: every option's own default\n"
     "  --out DIR          where the checkpoint goes: config.json and model.safetensors\n"
-    "  --seed S           start of the random numbers; without it, the config's\n"
+    "  --seed S           random seed; default: the config's\n"
     "  --step S           a study's step by name, the ablation's 0 to 5\n"
-    "  -o KEY=VALUE       override a config key; may be repeated\n"
+    "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
-    "  --threads N        one a processor without it; the result does not depend on it\n";
+    "  --threads N        default: one per processor; the result does not depend on it\n";
 
 int weft_cmd_init(int argc, char **argv) {
     weft_args args;

@@ -9,6 +9,7 @@
  *   const char weft_help_NAME[]                what `weft help NAME` prints below the usage line:
  *                                              whole lines, the options first.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -21,22 +22,23 @@
 
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
-    X(help, "[COMMAND|config]", "what a command does, or this list")                               \
-    X(plan, "--config FILE [--step N] [--json]", "parameters, operations and memory, beforehand")  \
-    X(init, "--config FILE --out DIR [--seed S]", "a fresh checkpoint")                            \
+    X(help, "[COMMAND|config]", "explain a command, or print this list")                           \
+    X(plan, "--config FILE [--step N] [--json]", "what a config costs, before anything runs")      \
+    X(init, "--config FILE --out DIR [--seed S]", "write a fresh checkpoint")                      \
     X(train, "--config FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",              \
-      "one training run")                                                                          \
-    X(eval, "--model DIR --tokens FILE [--json]", "a checkpoint's loss, logits, gradients")        \
+      "train a model")                                                                             \
+    X(eval, "--model DIR --tokens FILE [--json]", "loss, logits or gradients of a checkpoint")     \
     X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
-      "a study's steps, each run in a process of its own")                                         \
+      "run a study and write its report")                                                          \
     X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \
-      "a study's runs: lists, compares, exports")                                                  \
-    X(report, "RUNS... [--out DIR] [--json]", "studies' verdicts, tables and pictures")            \
-    X(tokenize, "[--tokenizer T] --out DIR FILES", "text, JSON lines or stdin to token shards")    \
-    X(tokenizer, "train --vocab N --out FILE FILES", "a byte-level BPE of one's own")              \
-    X(bench, "train|attention [--peer COMMAND] [--json]", "measured rows, a peer beside them")     \
-    X(verify, "[--json]", "the self-check on this machine")                                        \
-    X(version, "[--json]", "the version, and what this build has")
+      "list, compare or export a study's runs")                                                    \
+    X(report, "RUNS... [--out DIR] [--json]", "write the report of studies again")                 \
+    X(tokenize, "[--tokenizer T] --out DIR FILES", "turn text into token shards")                  \
+    X(tokenizer, "train --vocab N --out FILE FILES", "train a byte-level BPE tokenizer")           \
+    X(bench, "train|attention [--peer COMMAND] [--json]",                                          \
+      "measure speed and memory, also beside PyTorch")                                             \
+    X(verify, "[--json]", "check weft on this machine")                                            \
+    X(version, "[--json]", "the version, and the parts of this build")
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
@@ -88,7 +90,7 @@ static void print_commands(FILE *to) {
     fputs("usage: weft COMMAND [options]\n\n", to);
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].summary);
-    fputs("\n'weft help COMMAND' tells more.\n", to);
+    fputs("\n'weft help COMMAND' explains a command, 'weft help config' every option.\n", to);
 }
 
 const char weft_help_help[] =
@@ -110,7 +112,8 @@ static int help_config(int argc, char **argv) {
 }
 
 static int help_command(const command *c) {
-    printf("usage: weft %s %s\n\n%s.\n\n%s", c->name, c->usage, c->summary, c->help);
+    printf("usage: weft %s %s\n\n%c%s.\n\n%s", c->name, c->usage,
+           toupper((unsigned char)c->summary[0]), c->summary + 1, c->help);
     return EXIT_DONE;
 }
 

@@ -12,7 +12,7 @@ const char weft_help_report[] =
     "  --json             verdicts and table as one object on standard output; files are then\n"
     "                     written with --out only\n"
     "\n"
-    "A study that is still running or was stopped is reported as far as it is.\n";
+    "A study that is still running or was stopped is reported as far as it has come.\n";
 
 enum { STUDIES_MOST = 256, PATH_ROOM = 4096 };
 

@@ -7,13 +7,13 @@
 
 const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db\n"
-    "  --compare A B      two steps of one study: in what their configs differ, their scores seed\n"
+    "  --compare A B      two steps of one study: how their configs differ, their scores seed\n"
     "                     by seed, the mean difference\n"
     "  --csv FILE         the runs as comma-separated values; - is standard output\n"
     "  --metrics-csv FILE the same of every logged step\n"
     "  --diff DB2         whether another database holds the same, time, speed, memory and "
     "machine\n"
-    "                     apart; ends 1 and shows the first rows that differ where not\n"
+    "                     apart; exits 1 and shows the first rows that differ if not\n"
     "  --json             one object on standard output\n"
     "\n"
     "Without --compare, --csv, --metrics-csv or --diff, lists the runs.\n";

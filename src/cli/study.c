@@ -17,18 +17,18 @@ const char weft_help_study[] =
     "  --steps A,B        only these steps; the others wait\n"
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
     "                     runs/study for .config\n"
-    "  --jobs N           runs at a time, each with its share of the threads; without it, 1\n"
+    "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
     "  --list             the steps and what they cost; nothing is run\n"
-    "  -o KEY=VALUE       override a config key, in every step; may be repeated\n"
+    "  -o KEY=VALUE       override a config key in every step; repeatable\n"
     "  --seed N, --dtype T, --device D, --threads N\n"
     "                     as in 'weft help train'\n"
     "  --json             one object on standard output at the end\n"
     "\n"
     "DIR holds runs.db ('weft runs'), report.html and report.md, and runs/STEP-lrR-seedN: config,\n"
-    "log, last/, best/ and metrics.jsonl of each run. The same command goes on with what was cut\n"
+    "log, last/, best/ and metrics.jsonl of each run. The same command continues what was cut\n"
     "off or failed; DIR of another config is refused. SIGINT and SIGTERM let the runs finish "
     "their\n"
-    "step and save. Ends 1 where a run is neither done nor diverged, or a step cannot be built.\n";
+    "step and save. Exits 1 where a run is neither done nor diverged, or a step cannot be built.\n";
 
 enum { OUT_ROOM = 512, JOBS_MOST = 1024, SETS_ROOM = 2 * WEFT_TEXT_MAX };
 

@@ -21,7 +21,7 @@ const char weft_help_tokenize[] =
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
     "  --val-share P      that much of the text, 0 up to 1, is kept apart as val_*.bin (0)\n"
     "  --shard-tokens N   tokens of a shard (100000000)\n"
-    "  --threads N        at a time; without it, one a processor\n"
+    "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
     "\n"
     "FILES are texts, or - for standard input. A file, or a line of JSON lines, is a document. "

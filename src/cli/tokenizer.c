@@ -11,7 +11,7 @@ const char weft_help_tokenizer[] =
     "  --vocab N          tokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
     "  --out FILE         the tokenizer.json to write\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
-    "  --min-count N      a pair must occur so often to become a token (2)\n"
+    "  --min-count N      how often a pair must occur to become a token (default: 2)\n"
     "  --json             one object on standard output\n"
     "\n"
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's\n"

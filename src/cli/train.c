@@ -14,22 +14,23 @@ const char weft_help_train[] =
     "  --step S           a study's step by name, the ablation's 0 to 5; also as\n"
     "                     --ra-mla-ablation-step N; without it, a study's first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's name\n"
-    "  --resume           go on from DIR/last; in an empty folder, start\n"
+    "  --resume           continue from DIR/last; in an empty folder, start\n"
     "  --from DIR         start from a checkpoint's weights with a fresh optimizer\n"
-    "  -o KEY=VALUE       override a config key; may be repeated\n"
-    "  --seed N           start of every random number; without it, the config's\n"
+    "  -o KEY=VALUE       override a config key; repeatable\n"
+    "  --seed N           random seed; default: the config's\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto\n"
-    "  --threads N        one a processor without it; the result does not depend on it\n"
+    "  --threads N        default: one per processor; the result does not depend on it\n"
     "  --save-last        write DIR/last even where SAVE_CHECKPOINT is n\n"
-    "  --peak-flops X     operations a second that are full use, for mfu; 0: no mfu; without it,\n"
+    "  --peak-flops X     the machine's peak in operations per second, for mfu; 0: no mfu; "
+    "default:\n"
     "                     measured\n"
     "  --json             one object on standard output at the end\n"
     "\n"
-    "DIR holds last/ and best/ (checkpoints), metrics.jsonl (a line a logged step) and an event\n"
+    "DIR holds last/ and best/ (checkpoints), metrics.jsonl (a line per logged step) and an event\n"
     "file for TensorBoard. SIGINT and SIGTERM finish the step, save and leave; a second one "
     "leaves\n"
-    "at once. A run that was cut off in any way goes on with --resume to the same bits.\n";
+    "at once. --resume continues an interrupted run, with the bits of an uninterrupted one.\n";
 
 enum { OUT_ROOM = 512 };
 

@@ -7,12 +7,12 @@
 #include <jansson.h>
 
 const char weft_help_verify[] =
-    "  --threads N        one a processor without it\n"
+    "  --threads N        default: one per processor\n"
     "  --device D         cpu, cuda or auto\n"
     "  --json             one object on standard output\n"
     "\n"
     "Builds each block small and checks its shapes, its forward pass, its gradients against\n"
-    "finite differences, and that no token sees a later one. Ends 1 if any check failed.\n";
+    "finite differences, and that no token sees a later one. Exits 1 if any check failed.\n";
 
 typedef struct {
     int passed, failed;
