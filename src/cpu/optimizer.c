@@ -7,9 +7,10 @@
  *
  * The squares of a norm are summed in double in lanes that are the same for every instruction set:
  * the square of a float is exact there, so the norm of f32 gradients is the same on all machines. */
-#include "ops/optimizer.h"
+#define ADAM_REAL real
 #include "cpu/kernel.h"
 #include "cpu/vec.h"
+#include "ops/adam_policy.h"
 
 enum { TILE = 1024, CHUNK = 16 * TILE, SUM_LANES = 16 };
 
@@ -107,80 +108,10 @@ static int64_t global_norm_workspace(const weft_node *n, int threads) {
 const weft_kernel KERNEL(global_norm) = {.run = global_norm_run,
                                          .workspace = global_norm_workspace};
 
-/* Whether `norm` stands out from the norms before it. */
-static bool is_spike(const real *state, double norm, double threshold) {
-    int known = (int)state[WEFT_ADAM_KNOWN];
-    if (threshold <= 0 || known < 10) return false;
-    double mean = 0, squares = 0;
-    for (int i = 0; i < known; i++)
-        mean += (double)state[i];
-    mean /= known;
-    for (int i = 0; i < known; i++)
-        squares += ((double)state[i] - mean) * ((double)state[i] - mean);
-    return norm > mean + threshold * sqrt(squares / (known - 1));
-}
-
-static void remember_norm(real *state, double norm) {
-    int next = (int)state[WEFT_ADAM_NEXT];
-    state[next] = (real)norm;
-    state[WEFT_ADAM_NEXT] = (real)((next + 1) % WEFT_ADAM_HISTORY);
-    if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;
-}
-
-static double warmup_factor(const weft_adam_options *o, const real *state, double age) {
-    const double pi = 3.14159265358979323846;
-    double steps = (double)o->warmup_steps;
-    if (state[WEFT_ADAM_RESETS] == 0 || age > steps) return 1;
-    return fmax(1e-3, 0.5 * (1 - cos(pi * age / steps)));
-}
-
-static void decide_step(const weft_adam_options *o, double norm, double lr, real *state,
-                        real *control) {
-    bool spike = is_spike(state, norm, o->spike_threshold);
-    bool clipped = o->clip > 0 && norm > o->clip;
-    double before = (double)state[WEFT_ADAM_AGE], age = before + 1;
-    bool reset = o->reset_interval > 0 && age >= (double)o->reset_interval;
-    double warmup = warmup_factor(o, state, age), used = lr * warmup;
-    remember_norm(state, norm);
-    control[WEFT_CONTROL_APPLY] = 1;
-    control[WEFT_CONTROL_GRAD] = (real)(clipped ? o->clip / norm : 1);
-    control[WEFT_CONTROL_M] = (real)(spike ? 0.5 : 1);
-    control[WEFT_CONTROL_V] = (real)(spike ? 0.9 : 1);
-    control[WEFT_CONTROL_CUT] = (real)(before > 0 ? o->theta / (1 - pow(o->beta2, before)) : 0);
-    control[WEFT_CONTROL_BETA1] = (real)o->beta1;
-    control[WEFT_CONTROL_BETA1_REST] = (real)(1 - o->beta1);
-    control[WEFT_CONTROL_BETA2] = (real)o->beta2;
-    control[WEFT_CONTROL_BETA2_REST] = (real)(1 - o->beta2);
-    control[WEFT_CONTROL_STEP] = (real)(used / (1 - pow(o->beta1, age)));
-    control[WEFT_CONTROL_ROOT] = (real)(1 / sqrt(1 - pow(o->beta2, age)));
-    control[WEFT_CONTROL_EPS] = (real)o->eps;
-    control[WEFT_CONTROL_DECAY] = (real)(used * o->weight_decay);
-    control[WEFT_CONTROL_RESET] = reset;
-    control[WEFT_CONTROL_LR] = (real)used;
-    control[WEFT_CONTROL_WARMUP] = (real)warmup;
-    control[WEFT_CONTROL_SPIKE] = spike;
-    control[WEFT_CONTROL_CLIPPED] = clipped;
-    state[WEFT_ADAM_AGE] = (real)(reset ? 0 : age);
-    state[WEFT_ADAM_STEPS] += 1;
-    state[WEFT_ADAM_SPIKES] += spike;
-    state[WEFT_ADAM_CLIPS] += clipped;
-    state[WEFT_ADAM_RESETS] += reset;
-}
-
 static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
-    const weft_adam_options *o = ATTR(n, weft_adam_options);
-    double norm = (double)*(const real *)weft_data(x, n->in[0]);
-    double lr = (double)*(const real *)weft_data(x, n->in[1]);
-    real *state = weft_data(x, n->in[2]), *control = weft_data(x, n->out[0]);
-    for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
-        control[i] = 0;
-    control[WEFT_CONTROL_NORM] = (real)norm;
-    if (isfinite(norm)) {
-        decide_step(o, norm, lr, state, control);
-    } else {
-        control[WEFT_CONTROL_SKIPPED] = 1;
-        state[WEFT_ADAM_SKIPS] += 1;
-    }
+    const real *norm = weft_data(x, n->in[0]), *lr = weft_data(x, n->in[1]);
+    adam_control_step(ATTR(n, weft_adam_options), *norm, *lr, weft_data(x, n->in[2]),
+                      weft_data(x, n->out[0]));
     return WEFT_OK;
 }
 

@@ -15,7 +15,8 @@
 #include "cuda/pack.cuh"
 
 extern "C" {
-#include "ops/optimizer.h"
+#define ADAM_REAL float
+#include "ops/adam_policy.h"
 }
 
 enum {
@@ -170,78 +171,10 @@ static int64_t global_norm_workspace(const weft_node *n, int threads) {
 
 CUDA_KERNEL(global_norm, global_norm_run, global_norm_workspace)
 
-/* Whether `norm` stands out from the norms before it. */
-static __device__ bool is_spike(const float *state, double norm, double threshold) {
-    int known = (int)state[WEFT_ADAM_KNOWN];
-    if (threshold <= 0 || known < 10) return false;
-    double mean = 0, squares = 0;
-    for (int i = 0; i < known; i++)
-        mean += (double)state[i];
-    mean /= known;
-    for (int i = 0; i < known; i++)
-        squares += ((double)state[i] - mean) * ((double)state[i] - mean);
-    return norm > mean + threshold * sqrt(squares / (known - 1));
-}
-
-static __device__ void remember_norm(float *state, double norm) {
-    int next = (int)state[WEFT_ADAM_NEXT];
-    state[next] = (float)norm;
-    state[WEFT_ADAM_NEXT] = (float)((next + 1) % WEFT_ADAM_HISTORY);
-    if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;
-}
-
-static __device__ double warmup_factor(const weft_adam_options &o, const float *state, double age) {
-    const double pi = 3.14159265358979323846;
-    double steps = (double)o.warmup_steps;
-    if (state[WEFT_ADAM_RESETS] == 0 || age > steps) return 1;
-    return fmax(1e-3, 0.5 * (1 - cos(pi * age / steps)));
-}
-
-static __device__ void decide_step(const weft_adam_options &o, double norm, double lr, float *state,
-                                   float *control) {
-    bool spike = is_spike(state, norm, o.spike_threshold);
-    bool clipped = o.clip > 0 && norm > o.clip;
-    double before = (double)state[WEFT_ADAM_AGE], age = before + 1;
-    bool reset = o.reset_interval > 0 && age >= (double)o.reset_interval;
-    double warmup = warmup_factor(o, state, age), used = lr * warmup;
-    remember_norm(state, norm);
-    control[WEFT_CONTROL_APPLY] = 1;
-    control[WEFT_CONTROL_GRAD] = (float)(clipped ? o.clip / norm : 1);
-    control[WEFT_CONTROL_M] = spike ? 0.5f : 1.0f;
-    control[WEFT_CONTROL_V] = spike ? 0.9f : 1.0f;
-    control[WEFT_CONTROL_CUT] = (float)(before > 0 ? o.theta / (1 - pow(o.beta2, before)) : 0);
-    control[WEFT_CONTROL_BETA1] = (float)o.beta1;
-    control[WEFT_CONTROL_BETA1_REST] = (float)(1 - o.beta1);
-    control[WEFT_CONTROL_BETA2] = (float)o.beta2;
-    control[WEFT_CONTROL_BETA2_REST] = (float)(1 - o.beta2);
-    control[WEFT_CONTROL_STEP] = (float)(used / (1 - pow(o.beta1, age)));
-    control[WEFT_CONTROL_ROOT] = (float)(1 / sqrt(1 - pow(o.beta2, age)));
-    control[WEFT_CONTROL_EPS] = (float)o.eps;
-    control[WEFT_CONTROL_DECAY] = (float)(used * o.weight_decay);
-    control[WEFT_CONTROL_RESET] = reset;
-    control[WEFT_CONTROL_LR] = (float)used;
-    control[WEFT_CONTROL_WARMUP] = (float)warmup;
-    control[WEFT_CONTROL_SPIKE] = spike;
-    control[WEFT_CONTROL_CLIPPED] = clipped;
-    state[WEFT_ADAM_AGE] = (float)(reset ? 0 : age);
-    state[WEFT_ADAM_STEPS] += 1;
-    state[WEFT_ADAM_SPIKES] += spike;
-    state[WEFT_ADAM_CLIPS] += clipped;
-    state[WEFT_ADAM_RESETS] += reset;
-}
-
 /* One thread. The history is read one by one: a hundred numbers, once a step. */
 static __global__ void control_step(const __grid_constant__ weft_adam_options o, const float *norm,
                                     const float *lr, float *state, float *control) {
-    for (int i = 0; i < WEFT_ADAM_CONTROL; i++)
-        control[i] = 0;
-    control[WEFT_CONTROL_NORM] = *norm;
-    if (isfinite(*norm)) {
-        decide_step(o, (double)*norm, (double)*lr, state, control);
-    } else {
-        control[WEFT_CONTROL_SKIPPED] = 1;
-        state[WEFT_ADAM_SKIPS] += 1;
-    }
+    adam_control_step(&o, *norm, *lr, state, control);
 }
 
 static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
