@@ -165,7 +165,7 @@ static void make(problem &x, const form &f) {
         p.start = (int32_t *)x.start.device;
     }
     int64_t bytes = attention_plain_back_workspace(p, true, p.rel != NULL);
-    if (attention_fits_tiles(p)) bytes = std::max(bytes, attention_tiles_back_workspace(p));
+    if (attention_fits_flash(p)) bytes = std::max(bytes, flash_backward_workspace(p));
     x.workspace.room(bytes / 4 + 1, false);
     x.g.workspace = x.workspace.device;
 }
@@ -220,8 +220,8 @@ static results run(problem &x, bool tiles) {
     make_room(x);
     x.workspace.poison();
     if (tiles) {
-        attention_tiles(x.p, 0);
-        attention_tiles_back(x.p, x.g, 0);
+        flash_forward(x.p, 0);
+        flash_backward(x.p, x.g, 0);
     } else {
         attention_plain(x.p, 0);
         attention_plain_back(x.p, x.g, 0);
@@ -397,7 +397,7 @@ static int check_small(const form &f) {
     make(x, f);
     results r = reference(x).run();
     int bad = compare("plain/double", f, run(x, false), r, f.bf16 ? limits_bf16 : limits_f32);
-    if (attention_fits_tiles(x.p)) {
+    if (attention_fits_flash(x.p)) {
         results a = run(x, true);
         bad += compare("tiles/double", f, a, r, limits_bf16);
     }
@@ -499,14 +499,14 @@ static timing time_form(const form &f) {
     timing t;
     t.forward_products = 2 * pairs * (f.dqk + f.dv);
     t.back_products = 2 * pairs * (3 * f.dqk + 2 * f.dv);
-    t.forward = measure([&] { attention_tiles(x.p, 0); });
-    t.back = measure([&] { attention_tiles_back(x.p, x.g, 0); });
+    t.forward = measure([&] { flash_forward(x.p, 0); });
+    t.back = measure([&] { flash_backward(x.p, x.g, 0); });
     attention_gradients keys = x.g, queries = x.g;
     keys.dq.data = NULL;
     queries.dk.data = queries.dv.data = NULL;
     queries.dn = queries.dlog_tau = NULL;
-    t.by_keys = measure([&] { attention_tiles_back(x.p, keys, 0); });
-    t.by_queries = measure([&] { attention_tiles_back(x.p, queries, 0); });
+    t.by_keys = measure([&] { flash_backward(x.p, keys, 0); });
+    t.by_queries = measure([&] { flash_backward(x.p, queries, 0); });
     release(x);
     return t;
 }
@@ -563,6 +563,10 @@ template <typename F> static void for_each_form(F print) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "time";
+    if (weft_cuda_device_open() != WEFT_OK) {
+        printf("skipped: attention: %s\n", weft_error_message());
+        return 0;
+    }
     if (!strcmp(what, "check")) return check(argc > 2);
     if (!strcmp(what, "rows")) {
         for_each_form(print_row);

@@ -1,4 +1,4 @@
-/* Products by tiles (src/cuda/products/gemm_fused.cuh) alone: what they compute, and how fast.
+/* Products with a fused epilogue (src/cuda/products/gemm_fused.cuh) alone: what they compute, and how fast.
  *
  *     products_cuda            both
  *     products_cuda check      only the first, quietly; with WEFT_QUICK, of the small forms
@@ -23,7 +23,7 @@ struct form {
     const char *name;
     int m, n;
     int k[3]; /* up to the first 0 */
-    tiles_after after;
+    fused_epilogue epilogue;
     int what; /* of these */
     float factor[3];
 };
@@ -66,7 +66,7 @@ static bf16 *make(int64_t count, float spread, uint32_t seed) {
 
 struct problem {
     form f;
-    tiles_product p = {};
+    fused_product p = {};
     std::vector<void *> held, results;
     std::vector<int64_t> bytes;
     bf16 *scratch = NULL, *scratch2 = NULL; /* for the library: results before a pass */
@@ -93,30 +93,30 @@ struct problem {
 
 static void set_up(problem &x, const form &f) {
     x.f = f;
-    tiles_product &p = x.p;
+    fused_product &p = x.p;
     int64_t values = (int64_t)f.m * f.n;
-    p.m = f.m, p.n = f.n, p.after = f.after;
+    p.m = f.m, p.n = f.n, p.epilogue = f.epilogue;
     int total = f.k[0] + f.k[1] + f.k[2];
     for (int s = 0; s < 3 && f.k[s]; s++) {
-        tiles_segment &g = p.segment[p.segments++];
+        fused_segment &g = p.segment[p.segments++];
         g.k = f.k[s], g.tb = has(f, NT), g.lda = f.k[s], g.ldb = has(f, NT) ? f.k[s] : f.n;
         g.factor = f.factor[s] != 0 ? f.factor[s] : 1;
         g.a = x.input((int64_t)f.m * f.k[s], 1, 1 + (uint32_t)s);
         g.b = x.input((int64_t)f.n * f.k[s], 1 / sqrtf((float)total), 11 + (uint32_t)s);
     }
-    if (f.after == TILES_SILU_MUL)
+    if (f.epilogue == FUSED_SILU_MUL)
         p.b2 = x.input((int64_t)f.n * f.k[0], 1 / sqrtf((float)total), 21);
     if (has(f, BIAS)) p.bias = any_tensor{x.input(f.n, 1, 31), true};
     if (has(f, ADDEND)) p.addend = x.input(values, 1, 32);
-    if (f.after == TILES_GELU_BACK) p.at = x.input(values, 1, 33);
-    if (f.after == TILES_SILU_MUL_BACK) p.gate_in = x.input(values, 1, 34);
-    if (f.after == TILES_SILU_MUL_BACK) p.up_in = x.input(values, 1, 35);
+    if (f.epilogue == FUSED_GELU_BACK) p.at = x.input(values, 1, 33);
+    if (f.epilogue == FUSED_SILU_MUL_BACK) p.gate_in = x.input(values, 1, 34);
+    if (f.epilogue == FUSED_SILU_MUL_BACK) p.up_in = x.input(values, 1, 35);
     p.y = x.result<bf16>(values);
-    if (f.after == TILES_GELU && has(f, KEEP)) p.pre = x.result<bf16>(values);
-    if (f.after == TILES_SILU_MUL && has(f, KEEP)) p.gate = x.result<bf16>(values);
-    if (f.after == TILES_SILU_MUL && has(f, KEEP)) p.up = x.result<bf16>(values);
-    if (f.after == TILES_SILU_MUL_BACK) p.y2 = x.result<bf16>(values);
-    if (has(f, SUMS)) p.sums = x.result<float>(tiles_bands(f.m) * f.n);
+    if (f.epilogue == FUSED_GELU && has(f, KEEP)) p.pre = x.result<bf16>(values);
+    if (f.epilogue == FUSED_SILU_MUL && has(f, KEEP)) p.gate = x.result<bf16>(values);
+    if (f.epilogue == FUSED_SILU_MUL && has(f, KEEP)) p.up = x.result<bf16>(values);
+    if (f.epilogue == FUSED_SILU_MUL_BACK) p.y2 = x.result<bf16>(values);
+    if (has(f, SUMS)) p.sums = x.result<float>(fused_bands(f.m) * f.n);
 }
 
 static void tear_down(problem &x) {
@@ -155,7 +155,7 @@ __device__ static float exact_gelu_slope(float x) {
            0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * square);
 }
 
-__device__ static float sum_product(const tiles_product &p, const tiles_segment &s, const bf16 *b,
+__device__ static float sum_product(const fused_product &p, const fused_segment &s, const bf16 *b,
                                     int64_t row, int64_t column) {
     float sum = 0;
     for (int64_t k = 0; k < s.k; k++)
@@ -169,7 +169,7 @@ static __device__ float round_bf16(float x) {
 }
 
 /* A thread a value of the rows 0, step, 2 step, ... and the last. */
-static __global__ void check_rows(tiles_product p, int64_t rows, int64_t step, verdict *v) {
+static __global__ void check_rows(fused_product p, int64_t rows, int64_t step, verdict *v) {
     for (int64_t i = thread_index(); i < rows * p.n; i += thread_count()) {
         int64_t row = min_i64(i / p.n * step, p.m - 1), column = i % p.n, at = row * p.n + column;
         float c = 0, room = 2e-3f;
@@ -179,20 +179,20 @@ static __global__ void check_rows(tiles_product p, int64_t rows, int64_t step, v
         if (p.addend) room += fabsf(c) / 128, c += to_float(p.addend[at]);
         float y = to_float(p.y[at]), exact = c;
         c = round_bf16(c);
-        if (p.after == TILES_PLAIN) judge(v, y, exact, room);
-        if (p.after == TILES_GELU) {
+        if (p.epilogue == FUSED_PLAIN) judge(v, y, exact, room);
+        if (p.epilogue == FUSED_GELU) {
             judge(v, y, exact_gelu(exact), 2 * room);
             if (p.pre) judge(v, to_float(p.pre[at]), exact, room);
         }
-        if (p.after == TILES_GELU_BACK)
+        if (p.epilogue == FUSED_GELU_BACK)
             judge(v, y, c * exact_gelu_slope(to_float(p.at[at])), 2e-3f);
-        if (p.after == TILES_SILU_MUL) {
+        if (p.epilogue == FUSED_SILU_MUL) {
             float up = round_bf16(sum_product(p, p.segment[0], p.b2, row, column));
             judge(v, y, c * up / (1 + expf(-c)), 8e-3f);
             if (p.gate) judge(v, to_float(p.gate[at]), c, 2e-3f);
             if (p.up) judge(v, to_float(p.up[at]), up, 2e-3f);
         }
-        if (p.after == TILES_SILU_MUL_BACK) {
+        if (p.epilogue == FUSED_SILU_MUL_BACK) {
             float g = to_float(p.gate_in[at]), up = to_float(p.up_in[at]), s = 1 / (1 + expf(-g));
             judge(v, y, c * up * s * (1 + g * (1 - s)), 4e-3f);
             judge(v, to_float(p.y2[at]), c * g * s, 4e-3f);
@@ -200,7 +200,7 @@ static __global__ void check_rows(tiles_product p, int64_t rows, int64_t step, v
     }
 }
 
-static __global__ void check_sums(tiles_product p, int64_t band_rows, verdict *v) {
+static __global__ void check_sums(fused_product p, int64_t band_rows, verdict *v) {
     int64_t bands = ceil_div(p.m, band_rows);
     for (int64_t i = thread_index(); i < bands * p.n; i += thread_count()) {
         int64_t column = i % p.n, first = i / p.n * band_rows;
@@ -233,7 +233,7 @@ static unsigned long long check_bits(problem &x, unsigned long long *count) {
     }
     for (int again = 0; again < 3; again++) {
         x.poison();
-        must(tiles_launch(0, &x.p));
+        must(fused_launch(0, &x.p));
         for (size_t i = 0; i < copies.size(); i++)
             count_differences<<<1024, 256>>>((const uint32_t *)copies[i],
                                              (const uint32_t *)x.results[i], x.bytes[i] / 4, count);
@@ -253,19 +253,19 @@ static int check(const form &f, bool quiet) {
     } host = {}, *device;
     set_up(x, f);
     x.poison();
-    if (!tiles_can(&x.p)) {
-        printf("skipped: %s cannot be done by tiles here\n", f.name);
+    if (!fused_can(&x.p)) {
+        printf("skipped: %s cannot be fused here\n", f.name);
         tear_down(x);
         return 0;
     }
     CUDA(cudaMalloc(&device, sizeof host));
     CUDA(cudaMemset(device, 0, sizeof host));
-    must(tiles_launch(0, &x.p));
+    must(fused_launch(0, &x.p));
     int64_t rows = std::min(f.m, (int)CHECKED_ROWS), step = std::max<int64_t>(1, f.m / rows);
     if (step > 1) step |= 1; /* every place in a tile */
     rows = ceil_div(f.m, step) + 1;
     check_rows<<<2048, 256>>>(x.p, rows, step, &device->values);
-    int64_t band_rows = ceil_div(f.m, tiles_bands(f.m)) > 128 ? 256 : 128;
+    int64_t band_rows = ceil_div(f.m, fused_bands(f.m)) > 128 ? 256 : 128;
     if (has(f, SUMS)) check_sums<<<1024, 256>>>(x.p, band_rows, &device->sums);
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(&host, device, sizeof host, cudaMemcpyDeviceToHost));
@@ -327,8 +327,8 @@ static __global__ void pass_silu(int64_t count, const bf16 *gate, const bf16 *up
 
 /* The same by the library. */
 static gemm_product library_product(const problem &x, int s, bf16 *c) {
-    const tiles_product &p = x.p;
-    const tiles_segment &g = p.segment[s];
+    const fused_product &p = x.p;
+    const fused_segment &g = p.segment[s];
     gemm_product q = {};
     q.batch = 1, q.m = p.m, q.n = p.n, q.k = g.k, q.tb = g.tb, q.alpha = g.factor;
     q.a = gemm_matrix{(void *)g.a, g.lda, 0, true};
@@ -338,14 +338,14 @@ static gemm_product library_product(const problem &x, int s, bf16 *c) {
     q.pre.data = NULL;
     q.accumulate = s > 0;
     if (s == 0 && p.bias.data) q.bias = gemm_matrix{(void *)p.bias.data, p.n, 0, true};
-    if (p.after == TILES_GELU && p.segments == 1) q.gelu = true, q.pre.data = p.pre;
+    if (p.epilogue == FUSED_GELU && p.segments == 1) q.gelu = true, q.pre.data = p.pre;
     return q;
 }
 
 static void run_library(problem &x) {
-    const tiles_product &p = x.p;
+    const fused_product &p = x.p;
     int64_t values = p.m * p.n;
-    bool apart = p.after >= TILES_GELU_BACK;
+    bool apart = p.epilogue >= FUSED_GELU_BACK;
     if (!x.workspace) CUDA(cudaMalloc(&x.workspace, (size_t)64 << 20));
     if (!x.scratch) CUDA(cudaMalloc(&x.scratch, (size_t)values * 2));
     if (!x.scratch2) CUDA(cudaMalloc(&x.scratch2, (size_t)values * 2));
@@ -354,16 +354,16 @@ static void run_library(problem &x) {
         must(gemm_launch(0, &q, x.workspace));
     }
     unsigned blocks = (unsigned)ceil_div(values / VECTOR, 256);
-    if (p.after == TILES_GELU_BACK)
+    if (p.epilogue == FUSED_GELU_BACK)
         pass_gelu_back<<<dim3((unsigned)ceil_div(p.n, 256 * VECTOR), 512), 256>>>(
             p.m, p.n, ceil_div(p.m, 512), x.scratch, p.at, p.y, (float *)x.workspace);
-    if (p.after == TILES_SILU_MUL) {
+    if (p.epilogue == FUSED_SILU_MUL) {
         gemm_product q = library_product(x, 0, x.scratch2);
         q.b.data = (void *)p.b2;
         must(gemm_launch(0, &q, x.workspace));
         pass_silu<<<blocks, 256>>>(values, x.scratch, x.scratch2, NULL, p.y, NULL);
     }
-    if (p.after == TILES_SILU_MUL_BACK)
+    if (p.epilogue == FUSED_SILU_MUL_BACK)
         pass_silu<<<blocks, 256>>>(values, p.gate_in, p.up_in, x.scratch, p.y, p.y2);
 }
 
@@ -394,11 +394,11 @@ template <typename F> static double measure(F call) {
 static void print_times(const form &f) {
     problem x;
     set_up(x, f);
-    if (tiles_can(&x.p)) {
+    if (fused_can(&x.p)) {
         double flops = 2.0 * f.m * f.n * (f.k[0] + f.k[1] + f.k[2]);
-        if (f.after == TILES_SILU_MUL) flops *= 2;
+        if (f.epilogue == FUSED_SILU_MUL) flops *= 2;
         double library = measure([&] { run_library(x); });
-        double ours = measure([&] { must(tiles_launch(0, &x.p)); });
+        double ours = measure([&] { must(fused_launch(0, &x.p)); });
         printf(
             "%-26s [%d, %d] < %d+%d %s  ours %.4f ms %4.0f TFLOP/s  library %.4f ms  ratio %.2f\n",
             f.name, f.m, f.n, f.k[0], f.k[1], has(f, NT) ? "nt" : "nn", ours, flops / ours / 1e9,
@@ -408,36 +408,36 @@ static void print_times(const form &f) {
     tear_down(x);
 }
 
-/* name; m n; k; tb; after; bias addend sums keep times; factors */
+/* name; m n; k; tb; epilogue; bias addend sums keep times; factors */
 static const form forms[] = {
-    {"odd plain", 1000, 136, {72}, TILES_PLAIN, NT | BIAS | SUMS, {}},
-    {"odd plain", 1000, 136, {72}, TILES_PLAIN, ADDEND, {0.5f}},
-    {"odd gelu", 1000, 1032, {200}, TILES_GELU, NT | BIAS | ADDEND | KEEP, {}},
-    {"odd gelu back", 1000, 1032, {200}, TILES_GELU_BACK, SUMS, {}},
-    {"odd three", 1000, 392, {200, 72, 8}, TILES_PLAIN, BIAS | SUMS, {2, -0.5f, 3}},
-    {"odd silu", 1000, 136, {200}, TILES_SILU_MUL, NT | KEEP, {}},
-    {"odd silu", 1000, 200, {72}, TILES_SILU_MUL, 0, {}},
-    {"odd silu back", 1000, 200, {136}, TILES_SILU_MUL_BACK, 0, {}},
-    {"gelu", 32768, 3072, {768}, TILES_GELU, NT | BIAS | KEEP | TIMED, {}},
-    {"gelu back sums", 32768, 3072, {768}, TILES_GELU_BACK, SUMS | TIMED, {}},
-    {"gelu two", 32768, 3072, {768, 64}, TILES_GELU, NT | BIAS | KEEP | TIMED, {}},
-    {"gelu back sums two", 32768, 3072, {768, 64}, TILES_GELU_BACK, SUMS | TIMED, {1, 2}},
-    {"plain 3072", 32768, 3072, {768}, TILES_PLAIN, NT | TIMED, {}},
-    {"plain 3072", 32768, 3072, {768}, TILES_PLAIN, TIMED, {}},
-    {"plain 768", 32768, 768, {768}, TILES_PLAIN, NT | BIAS | TIMED, {}},
-    {"plain 768 addend", 32768, 768, {768}, TILES_PLAIN, NT | BIAS | ADDEND | TIMED, {}},
-    {"plain 768", 32768, 768, {768}, TILES_PLAIN, TIMED, {}},
-    {"plain 768 sums", 32768, 768, {768}, TILES_PLAIN, SUMS | TIMED, {}},
-    {"plain 768 deep", 32768, 768, {3072}, TILES_PLAIN, NT | BIAS | TIMED, {}},
-    {"plain 768 deep", 32768, 768, {3072}, TILES_PLAIN, TIMED, {}},
-    {"plain 768 two", 32768, 768, {768, 128}, TILES_PLAIN, TIMED, {}},
-    {"plain 768 swiglu back", 32768, 768, {3072, 3072}, TILES_PLAIN, TIMED, {}},
-    {"plain 128", 32768, 128, {768}, TILES_PLAIN, NT | TIMED, {}},
-    {"plain 128 two", 32768, 128, {768, 768}, TILES_PLAIN, NT | TIMED, {}},
-    {"plain 768 shallow", 32768, 768, {128}, TILES_PLAIN, NT | TIMED, {}},
-    {"plain 2304", 32768, 2304, {768}, TILES_PLAIN, NT | BIAS | TIMED, {}},
-    {"silu", 32768, 3072, {768}, TILES_SILU_MUL, NT | KEEP | TIMED, {}},
-    {"silu back", 32768, 3072, {768}, TILES_SILU_MUL_BACK, TIMED, {}},
+    {"odd plain", 1000, 136, {72}, FUSED_PLAIN, NT | BIAS | SUMS, {}},
+    {"odd plain", 1000, 136, {72}, FUSED_PLAIN, ADDEND, {0.5f}},
+    {"odd gelu", 1000, 1032, {200}, FUSED_GELU, NT | BIAS | ADDEND | KEEP, {}},
+    {"odd gelu back", 1000, 1032, {200}, FUSED_GELU_BACK, SUMS, {}},
+    {"odd three", 1000, 392, {200, 72, 8}, FUSED_PLAIN, BIAS | SUMS, {2, -0.5f, 3}},
+    {"odd silu", 1000, 136, {200}, FUSED_SILU_MUL, NT | KEEP, {}},
+    {"odd silu", 1000, 200, {72}, FUSED_SILU_MUL, 0, {}},
+    {"odd silu back", 1000, 200, {136}, FUSED_SILU_MUL_BACK, 0, {}},
+    {"gelu", 32768, 3072, {768}, FUSED_GELU, NT | BIAS | KEEP | TIMED, {}},
+    {"gelu back sums", 32768, 3072, {768}, FUSED_GELU_BACK, SUMS | TIMED, {}},
+    {"gelu two", 32768, 3072, {768, 64}, FUSED_GELU, NT | BIAS | KEEP | TIMED, {}},
+    {"gelu back sums two", 32768, 3072, {768, 64}, FUSED_GELU_BACK, SUMS | TIMED, {1, 2}},
+    {"plain 3072", 32768, 3072, {768}, FUSED_PLAIN, NT | TIMED, {}},
+    {"plain 3072", 32768, 3072, {768}, FUSED_PLAIN, TIMED, {}},
+    {"plain 768", 32768, 768, {768}, FUSED_PLAIN, NT | BIAS | TIMED, {}},
+    {"plain 768 addend", 32768, 768, {768}, FUSED_PLAIN, NT | BIAS | ADDEND | TIMED, {}},
+    {"plain 768", 32768, 768, {768}, FUSED_PLAIN, TIMED, {}},
+    {"plain 768 sums", 32768, 768, {768}, FUSED_PLAIN, SUMS | TIMED, {}},
+    {"plain 768 deep", 32768, 768, {3072}, FUSED_PLAIN, NT | BIAS | TIMED, {}},
+    {"plain 768 deep", 32768, 768, {3072}, FUSED_PLAIN, TIMED, {}},
+    {"plain 768 two", 32768, 768, {768, 128}, FUSED_PLAIN, TIMED, {}},
+    {"plain 768 swiglu back", 32768, 768, {3072, 3072}, FUSED_PLAIN, TIMED, {}},
+    {"plain 128", 32768, 128, {768}, FUSED_PLAIN, NT | TIMED, {}},
+    {"plain 128 two", 32768, 128, {768, 768}, FUSED_PLAIN, NT | TIMED, {}},
+    {"plain 768 shallow", 32768, 768, {128}, FUSED_PLAIN, NT | TIMED, {}},
+    {"plain 2304", 32768, 2304, {768}, FUSED_PLAIN, NT | BIAS | TIMED, {}},
+    {"silu", 32768, 3072, {768}, FUSED_SILU_MUL, NT | KEEP | TIMED, {}},
+    {"silu back", 32768, 3072, {768}, FUSED_SILU_MUL_BACK, TIMED, {}},
 };
 
 static int check_all(bool quiet) {
@@ -448,15 +448,18 @@ static int check_all(bool quiet) {
         bad += check(f, quiet);
         count++;
     }
-    printf("products by tiles: %d forms, %d wrong\n", count, bad);
+    printf("fused products: %d forms, %d wrong\n", count, bad);
     return bad;
 }
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "both";
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("skipped: products by tiles: no GPU\n");
+    if (weft_cuda_device_open() != WEFT_OK) {
+        printf("skipped: fused products: %s\n", weft_error_message());
+        return 0;
+    }
+    if (!weft_cuda_device()->wgmma) {
+        printf("skipped: fused products: this build has no code for 9.0a, or the GPU is another\n");
         return 0;
     }
     int bad = strcmp(what, "time") == 0 ? 0 : check_all(strcmp(what, "check") == 0);

@@ -62,7 +62,9 @@ $(1)/examples/%.o: examples/%.c $(1)/flags
 	$$(call say,CC,$$<)
 	$$(Q)$(2) $(filter-out -Isrc,$(3)) $(OPT_PLAIN) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
 
-$(1)/%.cu.o: src/%.cu $(1)/flags
+$(call stamp,$(1)/cuda-flags,$(CONFIG_NVCC) $(CUDA_ARCH))
+
+$(1)/%.cu.o: src/%.cu $(1)/flags $(1)/cuda-flags
 	@mkdir -p $$(@D)
 	$$(call say,NVCC,$$<)
 	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 $(if $(filter-out 0 n no,$(WERROR)),-Werror all-warnings) -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -DWEFT_CUDA_LIBRARIES='"$(CONFIG_CUDA)/lib64"' $(if $(findstring 90a,$(CUDA_ARCH)),-DWEFT_CUDA_9_0A) $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
@@ -77,6 +79,10 @@ Q := @
 say = @printf '%-5s %s\n' '$(1)' '$(2)'
 endif
 
+# Machine code for Hopper alone, whose kernels multiply by wgmma and copy by TMA. Code for any other
+# architecture has the kernels by mma.sync and the plain ones. PTX for compute_80, which drivers
+# translate for every GPU from 8.0 on, in place of it or beside it:
+# CUDA_ARCH='-gencode arch=compute_80,code=compute_80'
 CUDA_ARCH ?= -gencode arch=compute_90a,code=sm_90a
 # The runtime is linked in and looks for the driver when it is used; cuBLASLt, which takes a tenth of
 # a second to load, is opened by src/cuda/products/cublaslt.cu when a product is run.

@@ -8,94 +8,17 @@
  * and downloads need no order of their own. */
 #include <cuda_runtime.h>
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 extern "C" {
 #include "cuda/backend.h"
+#include "cuda/device.h"
 #include "cuda/table.h"
 }
 #include "cuda/products/algorithms.cuh"
 #include "cuda/state.h"
-
-enum { CODE_MAJOR = 9, CODE_MINOR = 0 }; /* what CUDA_ARCH compiles for */
-
-static int device = -1;
-static char device_name[320] = "none";
-static char problem[512]; /* why there is no backend */
-static weft_status problem_status;
-static size_t free_at_start;
-
-static void refuse(weft_status status, const char *text) {
-    problem_status = status;
-    snprintf(problem, sizeof problem, "%s", text);
-}
-
-/* Tries one device: right for our code, and it answers. */
-static bool take_device(int number) {
-    struct cudaDeviceProp is;
-    size_t total = 0;
-    char text[512];
-    if (cudaGetDeviceProperties(&is, number) != cudaSuccess) {
-        refuse(WEFT_EIO, "cuda: the GPU does not answer");
-        return false;
-    }
-    if (is.major != CODE_MAJOR || is.minor != CODE_MINOR) {
-        snprintf(text, sizeof text,
-                 "cuda: %s has compute capability %d.%d, but this weft has code for %d.%d; build "
-                 "with CUDA_ARCH='-arch=sm_%d%d'",
-                 is.name, is.major, is.minor, CODE_MAJOR, CODE_MINOR, is.major, is.minor);
-        refuse(WEFT_EMISSING, text);
-        return false;
-    }
-    if (cudaSetDevice(number) != cudaSuccess || cudaFree(NULL) != cudaSuccess ||
-        cudaMemGetInfo(&free_at_start, &total) != cudaSuccess) {
-        snprintf(text, sizeof text, "cuda: %s does not answer: %s", is.name,
-                 cudaGetErrorString(cudaGetLastError()));
-        refuse(WEFT_EIO, text);
-        return false;
-    }
-    device = number;
-    snprintf(device_name, sizeof device_name, "%s, %.1f GiB", is.name,
-             (double)total / (1024.0 * 1024.0 * 1024.0));
-    return true;
-}
-
-static void choose_device(void) {
-    const char *asked = getenv("WEFT_CUDA_DEVICE");
-    int count = 0;
-    char text[512];
-    if (asked && strcmp(asked, "none") == 0) {
-        refuse(WEFT_EMISSING, "cuda: WEFT_CUDA_DEVICE=none asks for no GPU");
-        return;
-    }
-    cudaError_t error = cudaGetDeviceCount(&count);
-    if (error != cudaSuccess || count == 0) {
-        snprintf(text, sizeof text, "cuda: no GPU can be used: %s; --device cpu works without",
-                 error == cudaErrorInsufficientDriver
-                     ? "there is no driver, or one older than this CUDA"
-                 : error != cudaSuccess ? cudaGetErrorString(error)
-                                        : "there is none");
-        refuse(WEFT_EMISSING, text);
-        return;
-    }
-    if (asked && *asked) {
-        char *end;
-        long number = strtol(asked, &end, 10);
-        if (*end || number < 0 || number >= count) {
-            snprintf(text, sizeof text, "WEFT_CUDA_DEVICE=%.40s: this machine has GPUs 0 to %d",
-                     asked, count - 1);
-            refuse(WEFT_EINPUT, text);
-            return;
-        }
-        take_device((int)number);
-        return;
-    }
-    for (int i = 0; i < count && device < 0; i++)
-        take_device(i);
-}
 
 /* The error of a call, as ours. */
 static weft_status check(cudaError_t error, const char *what) {
@@ -108,18 +31,18 @@ static weft_status check(cudaError_t error, const char *what) {
 /* Uploads and downloads cannot fail by the caller's doing; a GPU that is lost shows in the next
  * run. */
 static void cuda_upload(void *to, const void *from, int64_t bytes) {
-    cudaSetDevice(device);
+    cudaSetDevice(weft_cuda_device_number());
     cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice);
     cudaStreamSynchronize(NULL);
 }
 
 static void cuda_download(void *to, const void *from, int64_t bytes) {
-    cudaSetDevice(device);
+    cudaSetDevice(weft_cuda_device_number());
     cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost);
 }
 
 static void cuda_fill(void *to, int byte, int64_t bytes) {
-    cudaSetDevice(device);
+    cudaSetDevice(weft_cuda_device_number());
     cudaMemset(to, byte, (size_t)bytes);
     cudaStreamSynchronize(NULL);
 }
@@ -127,7 +50,7 @@ static void cuda_fill(void *to, int byte, int64_t bytes) {
 /* Zeroed, as the CPU's pages are. */
 static void *cuda_alloc(int64_t bytes) {
     void *memory = NULL;
-    cudaSetDevice(device);
+    cudaSetDevice(weft_cuda_device_number());
     if (cudaMalloc(&memory, (size_t)bytes) != cudaSuccess) {
         cudaGetLastError();
         return NULL;
@@ -138,13 +61,14 @@ static void *cuda_alloc(int64_t bytes) {
 
 static void cuda_release(void *memory, int64_t bytes) {
     (void)bytes;
-    cudaSetDevice(device);
+    cudaSetDevice(weft_cuda_device_number());
     cudaFree(memory);
 }
 
 static int64_t cuda_memory(void) {
     size_t free_now = 0, total = 0;
-    cudaSetDevice(device);
+    if (weft_cuda_device_number() < 0) return 0;
+    cudaSetDevice(weft_cuda_device_number());
     return cudaMemGetInfo(&free_now, &total) == cudaSuccess ? (int64_t)free_now : 0;
 }
 
@@ -167,7 +91,7 @@ static bool wants_graph(const weft_exec *x) {
 
 static void cuda_close(void *state) {
     weft_cuda_state *s = (weft_cuda_state *)state;
-    cudaSetDevice(device);
+    cudaSetDevice(weft_cuda_device_number());
     for (int64_t i = 0; s->marks && i < s->n_marks; i++)
         if (s->marks[i]) cudaEventDestroy(s->marks[i]);
     free(s->marks);
@@ -193,7 +117,7 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     *state = s;
     s->capture = wants_graph(x);
-    WEFT_TRY(check(cudaSetDevice(device), "the GPU is gone"));
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
     WEFT_TRY(check(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));
     WEFT_TRY(check(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
@@ -255,7 +179,7 @@ static weft_status cuda_run(weft_exec *x) {
     weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
     *s->staged = weft_cuda_run{run->seed, run->iteration, run->sequence, ~0ULL};
-    WEFT_TRY(check(cudaSetDevice(device), "the GPU is gone"));
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(
         check(cudaMemcpyAsync(s->run, s->staged, sizeof *s->run, cudaMemcpyHostToDevice, s->stream),
               "the run's numbers were not copied"));
@@ -280,21 +204,23 @@ static const weft_backend cuda = {
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, choose_device);
-    if (device >= 0) return &cuda;
-    weft_fail(problem_status, "%s", problem);
-    return NULL;
+    return weft_cuda_device_open() == WEFT_OK ? &cuda : NULL;
 }
 
 extern "C" const weft_backend *weft_cuda_planner(void) {
+    weft_cuda_device_ask();
     return &cuda;
 }
 
 extern "C" const char *weft_cuda_device_name(void) {
-    return weft_cuda_backend() ? device_name : "none";
+    static char name[320];
+    if (weft_cuda_device_open() != WEFT_OK) return "none";
+    snprintf(name, sizeof name, "%s, %.1f GiB", weft_cuda_device()->name,
+             (double)weft_cuda_device_memory() / (1024.0 * 1024.0 * 1024.0));
+    return name;
 }
 
 extern "C" int64_t weft_cuda_bytes_taken(void) {
-    return weft_cuda_backend() ? (int64_t)free_at_start - cuda_memory() : 0;
+    if (weft_cuda_device_open() != WEFT_OK) return 0;
+    return weft_cuda_device_free_at_start() - cuda_memory();
 }

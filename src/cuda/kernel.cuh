@@ -41,6 +41,7 @@
 extern "C" {
 #include "core/exec.h"
 #include "core/random.h"
+#include "cuda/device.h"
 }
 #include "cuda/state.h"
 
@@ -121,9 +122,14 @@ __host__ __device__ static inline int64_t align_bytes(int64_t bytes) {
     return ceil_div(bytes, WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
 }
 
+/* Of the GPU; a plan's are the run's (device.h). */
+static inline int64_t multiprocessors() {
+    return weft_cuda_device()->multiprocessors;
+}
+
 /* Blocks of `threads` for `count` items in a grid-stride loop: enough to fill the GPU, not more. */
 static inline unsigned grid_for(int64_t count, int threads) {
-    return (unsigned)max_i64(1, min_i64(ceil_div(count, threads), 132 * 16));
+    return (unsigned)max_i64(1, min_i64(ceil_div(count, threads), multiprocessors() * 16));
 }
 
 __device__ static inline int64_t thread_index() {

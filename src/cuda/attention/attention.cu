@@ -1,6 +1,6 @@
 /* Attention on the GPU: from a node to a problem (attention.cuh), and which kernels solve it.
  *
- * The tensor cores' kernels take what they can (attention_fits_tiles says what); the plain ones
+ * The tensor cores' kernels take what they can (attention_fits_flash says what); the plain ones
  * the rest: f32, other widths, the relative position, the reciprocal band, ALiBi that is not
  * causal. The choice follows from types, shapes and options alone. */
 #include "cuda/attention/attention.cuh"
@@ -73,8 +73,8 @@ static attention_problem make_problem(const weft_exec *x, const weft_node *n,
 static weft_status attention_run(weft_exec *x, const weft_node *n) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
     attention_check_starts(p, stream_of(x));
-    if (attention_fits_tiles(p))
-        attention_tiles(p, stream_of(x));
+    if (attention_fits_flash(p))
+        flash_forward(p, stream_of(x));
     else
         attention_plain(p, stream_of(x));
     return launched(n);
@@ -100,12 +100,12 @@ static bool wants_numbers(const weft_node *n) {
 
 /* What of Gaussians' gradients the kernels finish themselves; the rest is a pass behind them. */
 static gaussian_sides can_finish(const attention_problem &p) {
-    return attention_fits_tiles(p) ? attention_tiles_finish(p) : gaussian_sides{};
+    return attention_fits_flash(p) ? flash_backward_finishes(p) : gaussian_sides{};
 }
 
 /* Without what is laid out by attention_back_run behind it. */
 static int64_t workspace_of_kernels(const attention_problem &p, const weft_node *n) {
-    if (attention_fits_tiles(p)) return attention_tiles_back_workspace(p);
+    if (attention_fits_flash(p)) return flash_backward_workspace(p);
     return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
 }
 
@@ -135,8 +135,8 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     if (a->gaussian_n && !can.n)
         g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
     attention_check_starts(p, stream_of(x));
-    if (attention_fits_tiles(p))
-        attention_tiles_back(p, g, stream_of(x));
+    if (attention_fits_flash(p))
+        flash_backward(p, g, stream_of(x));
     else
         attention_plain_back(p, g, stream_of(x));
     weft_tensor *const *from = n->in + WEFT_ATTN_BACK_FIRST;

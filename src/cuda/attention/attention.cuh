@@ -1,7 +1,7 @@
 /* One attention problem on the GPU, in plain numbers and pointers, and the kernels that solve it.
  *
  * plain.cu solves every problem; forward.cu and backward.cu those
- * that tensor cores can (attention_fits_tiles), much faster. attention.cu makes the problem from a
+ * that tensor cores can (attention_fits_flash), much faster. attention.cu makes the problem from a
  * node and chooses. ops/attention.h says what is computed. */
 #ifndef WEFT_CUDA_ATTENTION_ATTENTION_CUH
 #define WEFT_CUDA_ATTENTION_ATTENTION_CUH
@@ -111,12 +111,11 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
 
 /* bf16, (dqk, dv) one of (32, 32), (64, 64), (96, 96), (128, 64), (128, 128), no band, no relative
  * position, ALiBi only where causal, and no more rows and heads than a launch can count. */
-bool attention_fits_tiles(const attention_problem &p);
-int64_t attention_tiles_back_workspace(const attention_problem &p);
-/* What of Gaussians' gradients attention_tiles_back can finish. */
-gaussian_sides attention_tiles_finish(const attention_problem &p);
-void attention_tiles(const attention_problem &p, cudaStream_t stream);
-void attention_tiles_back(const attention_problem &p, const attention_gradients &g,
-                          cudaStream_t stream);
+bool attention_fits_flash(const attention_problem &p);
+int64_t flash_backward_workspace(const attention_problem &p);
+/* What of Gaussians' gradients flash_backward can finish. */
+gaussian_sides flash_backward_finishes(const attention_problem &p);
+void flash_forward(const attention_problem &p, cudaStream_t stream);
+void flash_backward(const attention_problem &p, const attention_gradients &g, cudaStream_t stream);
 
 #endif

@@ -1,4 +1,4 @@
-/* Attention's backward pass on the tensor cores, without atomics: one kernel by keys and one by
+/* FlashAttention's backward pass on the tensor cores, without atomics: one kernel by keys and one by
  * queries, each of which makes P = exp(S − lse) anew from the saved logsumexp. So P and dS never
  * leave the registers, at the price of seven products in place of five.
  *
@@ -11,7 +11,7 @@
  * dQ is not wanted, or dscale is, a small kernel does so before. */
 #include "cuda/attention/backward.cuh"
 
-enum { ROW_PADDING = 128, BLOCKS_WANTED = 528 };
+enum { ROW_PADDING = 128, BLOCKS_WANTED = 4 /* for each multiprocessor */ };
 
 enum { PREPARE_THREADS = 256, PREPARE_AT_ONCE = PREPARE_THREADS / 8, PREPARE_EACH = 4 };
 
@@ -44,7 +44,7 @@ __device__ static inline void multiply_rows(const bf16 *a, int64_t a_row, const 
 /* A block has some queries of one head. */
 static __global__ void prepare_rows(const __grid_constant__ attention_problem p,
                                     const __grid_constant__ attention_gradients g,
-                                    const __grid_constant__ tiles_workspace w) {
+                                    const __grid_constant__ flash_workspace w) {
     static_assert(PREPARE_AT_ONCE * PREPARE_EACH == ROW_PADDING, "a block's rows");
     int blocks = w.padded / ROW_PADDING, head = blockIdx.x / blocks;
     int b = head / p.heads, h = head % p.heads, i0 = blockIdx.x % blocks * ROW_PADDING;
@@ -133,8 +133,8 @@ static __global__ void add_numbers_of_heads(const __grid_constant__ attention_pr
 }
 
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
-static int64_t lay_out_workspace(const attention_problem &p, char *base, tiles_workspace *w) {
-    key_tile tile = attention_key_tile(p);
+static int64_t lay_out_workspace(const attention_problem &p, char *base, flash_workspace *w) {
+    key_tile tile = flash_key_tile(p);
     int64_t used = 0, tiles = ceil_div(p.keys, tile.keys), heads = (int64_t)p.batch * p.heads;
     int64_t rows = (int64_t)p.batch * p.keys * p.kv_heads;
     auto take = [&](int64_t bytes) {
@@ -144,8 +144,9 @@ static int64_t lay_out_workspace(const attention_problem &p, char *base, tiles_w
     };
     *w = {};
     w->padded = (int)(ceil_div(p.queries, ROW_PADDING) * ROW_PADDING);
-    w->parts = (int)min_i64(ceil_div(p.heads, p.kv_heads),
-                            ceil_div(BLOCKS_WANTED, p.batch * p.kv_heads * tiles));
+    w->parts =
+        (int)min_i64(ceil_div(p.heads, p.kv_heads),
+                     ceil_div(BLOCKS_WANTED * multiprocessors(), p.batch * p.kv_heads * tiles));
     if (p.heads % p.kv_heads != 0) w->parts = 1;
     w->numbers = (double *)take(heads * tiles * tile.warps * NUMBERS * (int64_t)sizeof(double));
     w->lse = (float *)take(heads * w->padded * (int64_t)sizeof(float));
@@ -158,26 +159,30 @@ static int64_t lay_out_workspace(const attention_problem &p, char *base, tiles_w
     return used;
 }
 
-int64_t attention_tiles_back_workspace(const attention_problem &p) {
-    tiles_workspace w;
+int flash_backward_memory(const attention_problem &p) {
+    int dq = flash_backward_dq_memory(p), dkdv = flash_backward_dkdv_memory(p);
+    return dq > dkdv ? dq : dkdv;
+}
+
+int64_t flash_backward_workspace(const attention_problem &p) {
+    flash_workspace w;
     return lay_out_workspace(p, NULL, &w);
 }
 
 /* The kernels of a bare score have no code for it, and of dK in parts no block has the whole. */
-gaussian_sides attention_tiles_finish(const attention_problem &p) {
-    tiles_workspace w;
+gaussian_sides flash_backward_finishes(const attention_problem &p) {
+    flash_workspace w;
     lay_out_workspace(p, NULL, &w);
     bool keys = has_extras(p) && w.parts == 1;
     return {has_extras(p), keys, keys};
 }
 
-void attention_tiles_back(const attention_problem &p, const attention_gradients &g,
-                          cudaStream_t stream) {
+void flash_backward(const attention_problem &p, const attention_gradients &g, cudaStream_t stream) {
     bool numbers = g.dscale || g.dbeta || g.dlog_tau;
     int64_t rows = (int64_t)p.batch * p.keys * p.kv_heads, heads = (int64_t)p.batch * p.heads;
-    key_tile tile = attention_key_tile(p);
+    key_tile tile = flash_key_tile(p);
     int64_t entries = ceil_div(p.keys, tile.keys) * tile.warps; /* of a head of a sequence */
-    tiles_workspace w;
+    flash_workspace w;
     lay_out_workspace(p, (char *)g.workspace, &w);
     if (!g.dscale) w.shift = NULL;
     if (!numbers) w.numbers = NULL;
@@ -185,8 +190,8 @@ void attention_tiles_back(const attention_problem &p, const attention_gradients 
         unsigned blocks = (unsigned)(heads * (w.padded / ROW_PADDING));
         prepare_rows<<<blocks, PREPARE_THREADS, 0, stream>>>(p, g, w);
     }
-    if (g.dq.data) attention_by_queries(p, g, w, stream);
-    if (g.dk.data || g.dv.data || g.dn || numbers) attention_by_keys(p, g, w, stream);
+    if (g.dq.data) flash_backward_dq(p, g, w, stream);
+    if (g.dk.data || g.dv.data || g.dn || numbers) flash_backward_dkdv(p, g, w, stream);
     if (w.parts > 1 && g.dk.data) launch_add_rows(p, w.dk, w.parts, p.dqk, g.dk, stream);
     if (w.parts > 1 && g.dv.data) launch_add_rows(p, w.dv, w.parts, p.dv, g.dv, stream);
     if (w.parts > 1 && g.dn)

@@ -11,7 +11,7 @@ enum { NUMBERS = 2 };
  * so that times 0 it is 0. */
 constexpr float NOTHING = 1e30f;
 
-struct tiles_workspace {
+struct flash_workspace {
     float *lse, *total;  /* [B, H, padded] to the base 2; D */
     float *shift;        /* [B, H, padded] ⟨q_i, k_0⟩, where dscale is wanted */
     double *numbers;     /* [B, H, key tiles, warps, NUMBERS]: of dscale or dlog_tau; of dbeta */
@@ -56,10 +56,16 @@ struct key_tile {
     int keys, warps;
 };
 
-key_tile attention_key_tile(const attention_problem &p);
-void attention_by_keys(const attention_problem &p, const attention_gradients &g,
-                       const tiles_workspace &w, cudaStream_t stream);
-void attention_by_queries(const attention_problem &p, const attention_gradients &g,
-                          const tiles_workspace &w, cudaStream_t stream);
+key_tile flash_key_tile(const attention_problem &p);
+
+/* Shared memory of a block, of both kernels the larger. */
+int flash_backward_memory(const attention_problem &p);
+int flash_backward_dq_memory(const attention_problem &p);
+int flash_backward_dkdv_memory(const attention_problem &p);
+
+void flash_backward_dkdv(const attention_problem &p, const attention_gradients &g,
+                         const flash_workspace &w, cudaStream_t stream);
+void flash_backward_dq(const attention_problem &p, const attention_gradients &g,
+                       const flash_workspace &w, cudaStream_t stream);
 
 #endif

@@ -9,21 +9,16 @@
  * query head; anything. */
 enum key_extent { BARE, KEYED, GENERAL };
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_, bool OVERLAP_,
-          bool HOLD_K_, bool HOLD_V_>
-struct key_shape {
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_> struct key_shape {
     static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
     static constexpr int QUERIES = QUERIES_; /* in a tile */
-    /* A tile's sums run while the next one's weights are made: faster, if registers suffice. */
-    static constexpr bool OVERLAP = OVERLAP_;
-    static constexpr int STAGES = OVERLAP ? 3 : 2;
-    static constexpr bool HOLD_K = HOLD_K_, HOLD_V = HOLD_V_; /* in registers */
+    static constexpr int STAGES = 2;
     static constexpr int KEYS = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
     static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
     static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
     static constexpr int ROWS = D_O + STAGES * tile_bytes<QUERIES, DV>; /* lse, total, shift */
-    static constexpr int ARRIVALS = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float);
-    static constexpr int MEMORY = ARRIVALS + STAGES * 8 + 1024;
+    static constexpr int BARRIERS = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float);
+    static constexpr int MEMORY = BARRIERS + STAGES * 8 + 1024;
 };
 
 /* A block's keys and query heads, and where it is among the queries. Blocks whose keys most queries
@@ -86,14 +81,14 @@ __device__ static inline void begin_head(const attention_problem &p, const key_b
 
 /* Where a warp has its part of the numbers of head h. */
 __device__ static inline double *numbers_of_warp(const attention_problem &p,
-                                                 const tiles_workspace &w, const key_block &t,
+                                                 const flash_workspace &w, const key_block &t,
                                                  int h, int tiles) {
     int warps = blockDim.x / 32, warp = threadIdx.x / 32;
     return w.numbers + ((((int64_t)t.b * p.heads + h) * tiles + t.tile) * warps + warp) * NUMBERS;
 }
 
 /* Adds the head's columns to dn, and writes what the warp has of the numbers a head. */
-__device__ static inline void end_head(const attention_problem &p, const tiles_workspace &w,
+__device__ static inline void end_head(const attention_problem &p, const flash_workspace &w,
                                        const key_block &t, int h, int tiles, key_extras &e) {
     float number = e.number[0] + e.number[1] + e.number[2] + e.number[3], by_n = 0;
 #pragma unroll
@@ -115,7 +110,7 @@ __device__ static inline void end_head(const attention_problem &p, const tiles_w
 
 __device__ static inline void write_numbers_of_keys(const attention_problem &p,
                                                     const attention_gradients &g,
-                                                    const tiles_workspace &w, const key_block &t,
+                                                    const flash_workspace &w, const key_block &t,
                                                     int row, const key_extras &e) {
     float *dn = w.parts > 1 ? w.dn : g.dn;
     int64_t at = ((int64_t)(t.part * p.batch + t.b) * p.kv_heads + t.kv) * p.keys;
@@ -127,7 +122,7 @@ __device__ static inline void write_numbers_of_keys(const attention_problem &p,
 
 /* The thread's rows of a part of dK or dV. */
 template <int D>
-__device__ static inline void write_part(const attention_problem &p, const tiles_workspace &w,
+__device__ static inline void write_part(const attention_problem &p, const flash_workspace &w,
                                          const key_block &t, int row, float *to,
                                          const float (&c)[D / 8][4], float factor) {
 #pragma unroll
@@ -152,9 +147,9 @@ struct turned_tile {
 
 /* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
 template <int QUERIES, int EXTENT, bool MASKED>
-__device__ static inline void weigh_turned(float (&s)[QUERIES / 8][4],
-                                           float (&weight)[QUERIES / 8][4], const turned_tile &t,
-                                           float scale, const key_extras &e) {
+__device__ static inline void make_p_turned(float (&s)[QUERIES / 8][4],
+                                            float (&weight)[QUERIES / 8][4], const turned_tile &t,
+                                            float scale, const key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
 #pragma unroll
@@ -179,8 +174,8 @@ __device__ static inline void weigh_turned(float (&s)[QUERIES / 8][4],
 /* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it only where EXTENT is GENERAL. */
 template <int QUERIES, int EXTENT>
 __device__ static inline void
-slope_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
-             float (&dp)[QUERIES / 8][4], const turned_tile &t, float scale, key_extras &e) {
+make_ds_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
+               float (&dp)[QUERIES / 8][4], const turned_tile &t, float scale, key_extras &e) {
     int column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -206,17 +201,139 @@ slope_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8
     }
 }
 
+/* What TMA copies for a block, a step ahead: every thread calls the stages, one asks. A stage has a
+ * tile of queries, of dO, and of their numbers. */
+template <typename S> struct key_loads {
+    static constexpr int q_bytes = tile_bytes<S::QUERIES, S::DQK>,
+                         do_bytes = tile_bytes<S::QUERIES, S::DV>;
+    static constexpr int rows_bytes = S::QUERIES * (int)sizeof(float);
+
+    row_source q, d_o, k, v;
+    uint32_t base; /* of the tiles in shared memory */
+    int heads, steps;
+    int next_head, next_at, next_stage; /* that is copied next */
+
+    __device__ inline void load_queries(const key_block &t, const flash_workspace &w, int more) {
+        int i = t.first + next_at * S::QUERIES;
+        int64_t numbers = ((int64_t)t.b * heads + next_head) * w.padded + i;
+        uint32_t barrier = base + S::BARRIERS + (uint32_t)next_stage * 8;
+        uint32_t rows = base + S::ROWS + (uint32_t)(next_stage * 3 * rows_bytes);
+        expect_tx(barrier, more + q_bytes + do_bytes + (w.shift ? 3 : 2) * rows_bytes);
+        tma_load<S::QUERIES, S::DQK, S::THREADS>(base + S::Q + (uint32_t)(next_stage * q_bytes), q,
+                                                 t.b, i, next_head, barrier);
+        tma_load<S::QUERIES, S::DV, S::THREADS>(base + S::D_O + (uint32_t)(next_stage * do_bytes),
+                                                d_o, t.b, i, next_head, barrier);
+        bulk_load<S::QUERIES>(rows, w.lse + numbers, barrier);
+        bulk_load<S::QUERIES>(rows + rows_bytes, w.total + numbers, barrier);
+        if (w.shift) bulk_load<S::QUERIES>(rows + 2 * rows_bytes, w.shift + numbers, barrier);
+        next_stage = next_stage + 1 == S::STAGES ? 0 : next_stage + 1;
+        if (++next_at < t.per_head) return;
+        next_at = 0;
+        next_head++;
+    }
+
+    /* The keys, the values and the first queries. */
+    __device__ inline void begin(const key_block &t, const flash_workspace &w) {
+        init_barriers(base + S::BARRIERS, S::STAGES);
+        if (steps > 0) {
+            load_queries(t, w, tile_bytes<S::KEYS, S::DQK> + tile_bytes<S::KEYS, S::DV>);
+            tma_load<S::KEYS, S::DQK, S::THREADS>(base + S::K, k, t.b, t.j0, t.kv,
+                                                  base + S::BARRIERS);
+            tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V, v, t.b, t.j0, t.kv,
+                                                 base + S::BARRIERS);
+        }
+        commit_loads();
+    }
+
+    __device__ inline void wait_for(int step) {
+        wait_barrier<0>(base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
+        sync_block();
+    }
+
+    /* During step `step`: the queries of the next. */
+    __device__ inline void load_ahead(const key_block &t, const flash_workspace &w, int step) {
+        if (step + 1 < steps) load_queries(t, w, 0);
+        commit_loads();
+    }
+};
+
+/* Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: begin. */
+template <typename S>
+__device__ static inline void start_scores(float (&s)[S::QUERIES / 8][4],
+                                           float (&dp)[S::QUERIES / 8][4], uint32_t base,
+                                           int first_key, int stage) {
+    uint32_t q_tile = base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>);
+    uint32_t do_tile = base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>);
+    multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key, q_tile);
+    end_products();
+    multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key, do_tile);
+    end_products();
+}
+
+/* dV += Pᵀ dO: begins. */
+template <typename S>
+__device__ static inline void start_dv(float (&dv)[S::DV / 8][4],
+                                       const uint32_t (&weights)[S::QUERIES / 16][4], uint32_t base,
+                                       int stage) {
+    add_weighted<S::QUERIES, S::DV>(
+        dv, weights, base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>));
+    end_products();
+}
+
+/* dK += dSᵀ Q: begins. */
+template <typename S>
+__device__ static inline void start_dk(float (&dk)[S::DQK / 8][4],
+                                       const uint32_t (&ds)[S::QUERIES / 16][4], uint32_t base,
+                                       int stage) {
+    add_weighted<S::QUERIES, S::DQK>(
+        dk, ds, base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>));
+    end_products();
+}
+
 /* Three blocks' registers do not hold the exponents too. */
 template <typename S, int EXTENT> constexpr int blocks_of() {
     return EXTENT == BARE || S::BLOCKS < 3 ? S::BLOCKS : 2;
 }
 
+/* dK, dV and what else the block's keys have, to memory. `seen`: some query saw one of the warpgroup's
+ * keys; keys that nobody sees have gradients of 0, and may not have been copied. */
+template <typename S, int EXTENT>
+__device__ static inline void
+write_gradients(const attention_problem &p, const attention_gradients &g, const flash_workspace &w,
+                const row_maps &maps, const key_block &t, uint32_t base, int first_key, int row,
+                bool seen, float scale, const key_extras &e, float (&dk)[S::DQK / 8][4],
+                float (&dv)[S::DV / 8][4]) {
+    float factor = EXTENT == GENERAL ? 1.0f : scale;
+    if (EXTENT != BARE) write_numbers_of_keys(p, g, w, t, row, e);
+    if (w.parts > 1) {
+        write_part<S::DQK>(p, w, t, row, w.dk, dk, factor);
+        write_part<S::DV>(p, w, t, row, w.dv, dv, 1.0f);
+        return;
+    }
+    int j0 = t.j0 + first_key;
+    if (j0 >= p.keys) return;
+    if (EXTENT != BARE && g.finish.k && seen) {
+        float twice[2] = {g.finish.n ? 2 * e.dn[0] : 0.0f, g.finish.n ? 2 * e.dn[1] : 0.0f};
+        finish_gaussians<S::KEYS, S::DQK, true>(dk, factor, base + S::K, first_key, twice);
+        factor = 1;
+    }
+    if (g.dv.data)
+        tma_store<S::KEYS, S::DV>({&maps.dv, &g.dv, p.keys}, base + S::V, first_key, t.b, j0, t.kv,
+                                  dv, 1.0f);
+    if (g.dk.data)
+        tma_store<S::KEYS, S::DQK>({&maps.dk, &g.dk, p.keys}, base + S::K, first_key, t.b, j0, t.kv,
+                                   dk, factor);
+    wait_stores();
+}
+
+/* A tile of queries: loaded by TMA a step ahead, then K Qᵀ and V dOᵀ, Pᵀ, dV += Pᵀ dO, dSᵀ, and
+ * dK += dSᵀ Q. Pᵀ is made while dPᵀ is multiplied, dSᵀ while dV is. */
 template <typename S, int EXTENT>
 static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
-    find_key_gradients(const __grid_constant__ attention_problem p,
-                       const __grid_constant__ attention_gradients g,
-                       const __grid_constant__ tiles_workspace w,
-                       const __grid_constant__ row_maps maps) {
+    flash_backward_dkdv_kernel(const __grid_constant__ attention_problem p,
+                               const __grid_constant__ attention_gradients g,
+                               const __grid_constant__ flash_workspace w,
+                               const __grid_constant__ row_maps maps) {
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
@@ -225,104 +342,28 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
     int steps = t.per_head * t.heads, tiles = (int)gridDim.y;
-    row_source q = {&maps.q, &p.q, p.queries}, d_o = {&maps.d_o, &g.d_o, p.queries};
-    row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
-    constexpr int q_bytes = tile_bytes<S::QUERIES, S::DQK>,
-                  do_bytes = tile_bytes<S::QUERIES, S::DV>;
-    constexpr int rows_bytes = S::QUERIES * (int)sizeof(float);
-    int next_head = t.first_head, next_at = 0, next_stage = 0; /* that is copied next */
-    auto copy_queries = [&](int more) {
-        int i = t.first + next_at * S::QUERIES;
-        int64_t numbers = ((int64_t)t.b * p.heads + next_head) * w.padded + i;
-        uint32_t arrival = base + S::ARRIVALS + (uint32_t)next_stage * 8;
-        uint32_t rows = base + S::ROWS + (uint32_t)(next_stage * 3 * rows_bytes);
-        expect_bytes(arrival, more + q_bytes + do_bytes + (w.shift ? 3 : 2) * rows_bytes);
-        copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q + (uint32_t)(next_stage * q_bytes), q,
-                                                 t.b, i, next_head, arrival);
-        copy_box<S::QUERIES, S::DV, S::THREADS>(base + S::D_O + (uint32_t)(next_stage * do_bytes),
-                                                d_o, t.b, i, next_head, arrival);
-        copy_numbers<S::QUERIES>(rows, w.lse + numbers, arrival);
-        copy_numbers<S::QUERIES>(rows + rows_bytes, w.total + numbers, arrival);
-        if (w.shift) copy_numbers<S::QUERIES>(rows + 2 * rows_bytes, w.shift + numbers, arrival);
-        next_stage = next_stage + 1 == S::STAGES ? 0 : next_stage + 1;
-        if (++next_at < t.per_head) return;
-        next_at = 0;
-        next_head++;
-    };
-    auto advance = [&](int step) {
-        wait_arrival<0>(base + S::ARRIVALS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
-        sync_block();
-    };
-    auto copy_ahead = [&](int step) {
-        if (step + 1 < steps) copy_queries(0);
-        end_box();
-    };
-    begin_arrivals(base + S::ARRIVALS, S::STAGES);
-    if (steps > 0) {
-        copy_queries(tile_bytes<S::KEYS, S::DQK> + tile_bytes<S::KEYS, S::DV>);
-        copy_box<S::KEYS, S::DQK, S::THREADS>(base + S::K, k, t.b, t.j0, t.kv, base + S::ARRIVALS);
-        copy_box<S::KEYS, S::DV, S::THREADS>(base + S::V, v, t.b, t.j0, t.kv, base + S::ARRIVALS);
-    }
-    end_box();
+    key_loads<S> loads = {{&maps.q, &p.q, p.queries},
+                          {&maps.d_o, &g.d_o, p.queries},
+                          {&maps.k, &p.k, p.keys},
+                          {&maps.v, &p.v, p.keys},
+                          base,
+                          p.heads,
+                          steps,
+                          t.first_head,
+                          0,
+                          0};
+    loads.begin(t, w);
     float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
-    float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4];
-    uint32_t weights[S::QUERIES / 16][4], slopes[S::QUERIES / 16][4];
+    float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4], weight[S::QUERIES / 8][4];
+    uint32_t weights[S::QUERIES / 16][4], ds[S::QUERIES / 16][4];
     key_extras e = {};
     clear_sums(dk);
     clear_sums(dv);
-    uint32_t k_held[S::HOLD_K ? S::DQK / 16 : 1][4], v_held[S::HOLD_V ? S::DV / 16 : 1][4];
-    auto hold_keys = [&]() {
-        if constexpr (S::HOLD_K) hold_rows<S::KEYS, S::DQK>(k_held, base + S::K, first_key);
-        if constexpr (S::HOLD_V) hold_rows<S::KEYS, S::DV>(v_held, base + S::V, first_key);
-    };
-    auto start_scores = [&](int stage) {
-        uint32_t q_tile = base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>);
-        uint32_t do_tile = base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>);
-        if constexpr (S::HOLD_K)
-            multiply_held<S::QUERIES, S::DQK, S::QUERIES>(s, k_held, q_tile);
-        else
-            multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key,
-                                                                    q_tile);
-        end_products();
-        if constexpr (S::HOLD_V)
-            multiply_held<S::QUERIES, S::DV, S::QUERIES>(dp, v_held, do_tile);
-        else
-            multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key,
-                                                                   do_tile);
-        end_products();
-    };
-    auto start_values = [&](int stage) {
-        add_weighted<S::QUERIES, S::DV>(
-            dv, weights, base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>));
-        end_products();
-    };
-    auto start_keys = [&](int stage) {
-        add_weighted<S::QUERIES, S::DQK>(
-            dk, slopes, base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>));
-        end_products();
-    };
     int h = t.first_head, at = 0; /* head, and tile of it */
     auto enter_head = [&]() {
         head_numbers f = numbers_of_head(p, h);
         scale = f.scale;
         begin_head(p, t, f, row, e);
-    };
-    auto place_pairs = [&](int stage) {
-        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
-        int distance = t.start + t.first + at * S::QUERIES - t.j0;
-        return turned_tile{rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
-                           row,  w.shift != NULL};
-    };
-    float weight[S::QUERIES / 8][4];
-    auto weigh_step = [&](int stage) {
-        turned_tile pairs = place_pairs(stage);
-        if (p.causal && pairs.distance < first_key + 63)
-            weigh_turned<S::QUERIES, EXTENT, true>(s, weight, pairs, scale, e);
-        else
-            weigh_turned<S::QUERIES, EXTENT, false>(s, weight, pairs, scale, e);
-    };
-    auto slope_step = [&](int stage) {
-        slope_turned<S::QUERIES, EXTENT>(s, weight, dp, place_pairs(stage), scale, e);
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;
@@ -330,80 +371,50 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         at = 0;
         h++;
     };
+    auto place_pairs = [&](int stage) {
+        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
+        int distance = t.start + t.first + at * S::QUERIES - t.j0;
+        return turned_tile{rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
+                           row,  w.shift != NULL};
+    };
+    auto weigh = [&](int stage) {
+        turned_tile pairs = place_pairs(stage);
+        if (p.causal && pairs.distance < first_key + 63)
+            make_p_turned<S::QUERIES, EXTENT, true>(s, weight, pairs, scale, e);
+        else
+            make_p_turned<S::QUERIES, EXTENT, false>(s, weight, pairs, scale, e);
+    };
+    auto slope = [&](int stage) {
+        make_ds_turned<S::QUERIES, EXTENT>(s, weight, dp, place_pairs(stage), scale, e);
+    };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
     if (EXTENT != BARE) enter_head(); /* while the first tiles are copied */
     for (int step = 0; step < from; step++) {
-        advance(step);
-        copy_ahead(step);
+        loads.wait_for(step);
+        loads.load_ahead(t, w, step);
     }
     int stage = from % S::STAGES;
     at = from;
-    if (from < steps && S::OVERLAP) {
-        advance(from);
-        copy_ahead(from);
-        hold_keys();
-        begin_products();
-        start_scores(stage);
-        wait_products<0>();
-        settle(s);
-        settle(dp);
-        weigh_step(stage);
-        slope_step(stage);
-        hold_weights<S::QUERIES>(weight, weights);
-        hold_weights<S::QUERIES>(dp, slopes);
-        leave_step();
-        for (int step = from + 1; step < steps; step++) {
-            int before = stage;
-            stage = stage + 1 == S::STAGES ? 0 : stage + 1;
-            advance(step);
-            if (EXTENT == GENERAL && at == 0) enter_head();
-            begin_products();
-            start_scores(stage);
-            start_values(before);
-            start_keys(before);
-            copy_ahead(step);
-            wait_products<3>();
-            settle(s);
-            weigh_step(stage);
-            wait_products<2>();
-            settle(dp);
-            slope_step(stage);
-            wait_products<0>();
-            settle(dv);
-            settle(dk);
-            hold_weights<S::QUERIES>(weight, weights);
-            hold_weights<S::QUERIES>(dp, slopes);
-            leave_step();
-        }
-        begin_products();
-        start_values(stage);
-        start_keys(stage);
-        wait_products<0>();
-        settle(dv);
-        settle(dk);
-    }
-    /* Weights are made while dPᵀ is multiplied, dSᵀ while dV is. */
-    for (int step = from; step < steps && !S::OVERLAP; step++) {
-        advance(step);
-        if (step == from) hold_keys();
+    for (int step = from; step < steps; step++) {
+        loads.wait_for(step);
         if (EXTENT == GENERAL && at == 0 && step > from) enter_head();
         begin_products();
-        start_scores(stage);
-        copy_ahead(step);
+        start_scores<S>(s, dp, base, first_key, stage);
+        loads.load_ahead(t, w, step);
         wait_products<1>();
         settle(s);
-        weigh_step(stage);
+        weigh(stage);
         hold_weights<S::QUERIES>(weight, weights);
         begin_products();
-        start_values(stage);
+        start_dv<S>(dv, weights, base, stage);
         wait_products<1>();
         settle(dp);
-        slope_step(stage);
-        hold_weights<S::QUERIES>(dp, slopes);
+        slope(stage);
+        hold_weights<S::QUERIES>(dp, ds);
         begin_products();
-        start_keys(stage);
+        start_dk<S>(dk, ds, base, stage);
         wait_products<0>();
         settle(dv);
         settle(dk);
@@ -416,44 +427,25 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
             double *to = numbers_of_warp(p, w, t, t.first_head + i, tiles);
             to[0] = to[1] = 0;
         }
-    float factor = EXTENT == GENERAL ? 1.0f : scale;
-    if (EXTENT != BARE) write_numbers_of_keys(p, g, w, t, row, e);
-    if (w.parts > 1) {
-        write_part<S::DQK>(p, w, t, row, w.dk, dk, factor);
-        write_part<S::DV>(p, w, t, row, w.dv, dv, 1.0f);
-        return;
-    }
-    row_source to_dk = {&maps.dk, &g.dk, p.keys}, to_dv = {&maps.dv, &g.dv, p.keys};
-    int j0 = t.j0 + first_key;
-    if (j0 >= p.keys) return;
-    /* Keys that nobody sees have gradients of 0, and may not have been copied. */
-    if (EXTENT != BARE && g.finish.k && from < steps) {
-        float twice[2] = {g.finish.n ? 2 * e.dn[0] : 0.0f, g.finish.n ? 2 * e.dn[1] : 0.0f};
-        finish_gaussians<S::KEYS, S::DQK, true>(dk, factor, base + S::K, first_key, twice);
-        factor = 1;
-    }
-    if (g.dv.data)
-        write_rows<S::KEYS, S::DV>(to_dv, base + S::V, first_key, t.b, j0, t.kv, dv, 1.0f);
-    if (g.dk.data)
-        write_rows<S::KEYS, S::DQK>(to_dk, base + S::K, first_key, t.b, j0, t.kv, dk, factor);
-    end_writes();
+    write_gradients<S, EXTENT>(p, g, w, maps, t, base, first_key, row, from < steps, scale, e, dk,
+                               dv);
 }
 
 /* Calls f with the shape for the problem's widths. */
 template <typename F> static void with_key_shape(const attention_problem &p, F f) {
     if (p.dqk == 32)
-        f(key_shape<32, 32, 1, 4, 64, false, false, false>());
+        f(key_shape<32, 32, 1, 4, 64>());
     else if (p.dqk == 64)
-        f(key_shape<64, 64, 1, 3, 64, false, false, false>());
+        f(key_shape<64, 64, 1, 3, 64>());
     else if (p.dqk == 96)
-        f(key_shape<96, 96, 1, 2, 64, false, false, false>());
+        f(key_shape<96, 96, 1, 2, 64>());
     else if (p.dv == 64)
-        f(key_shape<128, 64, 1, 2, 64, false, false, false>());
+        f(key_shape<128, 64, 1, 2, 64>());
     else
-        f(key_shape<128, 128, 1, 2, 64, false, false, false>());
+        f(key_shape<128, 128, 1, 2, 64>());
 }
 
-key_tile attention_key_tile(const attention_problem &p) {
+key_tile flash_key_tile(const attention_problem &p) {
     key_tile tile = {};
     with_key_shape(p, [&](auto shape) {
         using S = decltype(shape);
@@ -462,8 +454,14 @@ key_tile attention_key_tile(const attention_problem &p) {
     return tile;
 }
 
-void attention_by_keys(const attention_problem &p, const attention_gradients &g,
-                       const tiles_workspace &w, cudaStream_t stream) {
+int flash_backward_dkdv_memory(const attention_problem &p) {
+    int bytes = 0;
+    with_key_shape(p, [&](auto shape) { bytes = decltype(shape)::MEMORY; });
+    return bytes;
+}
+
+void flash_backward_dkdv(const attention_problem &p, const attention_gradients &g,
+                         const flash_workspace &w, cudaStream_t stream) {
     /* Blocks of one query head, and no sums but dn, dbeta and dlog_tau. */
     bool keyed = p.heads == p.kv_heads * w.parts && p.pos == WEFT_POS_NONE && !g.dscale;
     int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
@@ -471,11 +469,11 @@ void attention_by_keys(const attention_problem &p, const attention_gradients &g,
         using S = decltype(shape);
         dim3 blocks =
             group_blocks((int64_t)p.batch * p.kv_heads * w.parts, ceil_div(p.keys, S::KEYS));
-        auto kernel = extent == BARE    ? find_key_gradients<S, BARE>
-                      : extent == KEYED ? find_key_gradients<S, KEYED>
-                                        : find_key_gradients<S, GENERAL>;
+        auto kernel = extent == BARE    ? flash_backward_dkdv_kernel<S, BARE>
+                      : extent == KEYED ? flash_backward_dkdv_kernel<S, KEYED>
+                                        : flash_backward_dkdv_kernel<S, GENERAL>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        row_maps maps;
+        row_maps maps = {};
         if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = dim3(0);
         kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
     });

@@ -1,17 +1,17 @@
-/* Attention's forward pass on the tensor cores.
+/* Attention's forward pass on the tensor cores: FlashAttention with W2's scores too.
  *
  * A block has WARPGROUPS · 64 queries of one head and walks the keys in tiles, while the next
  * tile is copied. A warpgroup makes the scores of its 64 queries with the tile, S = Q Kᵀ, turns
  * them into weights in registers, where they already are as the second product wants them, and
- * adds O += P V. As on the CPU a row keeps its largest score and its sum, and both and O are scaled
- * down when the largest grows. Exponents are to the base 2, log2(e) being part of the scale.
+ * adds O += P V. The softmax is online: a row keeps its largest score and its
+ * sum, and both and O are scaled down when the largest grows. Exponents are to the base 2, log2(e) being part of the scale.
  *
  * Where a score has more than ⟨q, k⟩ times one positive constant (EXTRA), it is scale · ⟨q, k⟩ plus
- * a number a key, beta · n_j + slope · (j − first place of the block). ALiBi's other half, slope
+ * one number per key, beta · n_j + slope · (j − first place of the block). ALiBi's other half, slope
  * times the place in the block, is the same for a whole row: it joins the logsumexp alone.
  *
  * tiles.cuh says in which order blocks come. */
-#include "cuda/attention/tiles.cuh"
+#include "cuda/attention/backward.cuh"
 
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
 struct forward_shape {
@@ -24,8 +24,8 @@ struct forward_shape {
     static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
     static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
-    static constexpr int ARRIVALS = BIAS + 2 * KEYS * (int)sizeof(float);
-    static constexpr int MEMORY = ARRIVALS + 2 * 8 + 1024;
+    static constexpr int BARRIERS = BIAS + 2 * KEYS * (int)sizeof(float);
+    static constexpr int MEMORY = BARRIERS + 2 * 8 + 1024;
 };
 
 /* The rows of a thread: lane / 4 of its warp's sixteen, and eight further down. */
@@ -36,8 +36,9 @@ struct row_pair {
 
 /* Scores to weights, in place. Returns by `rescale` what sums so far are worth now. */
 template <int KEYS, bool EXTRA>
-__device__ static inline void soften(float (&s)[KEYS / 8][4], row_pair &rows, float scale,
-                                     const float *bias, int j0, bool masked, float (&rescale)[2]) {
+__device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &rows, float scale,
+                                             const float *bias, int j0, bool masked,
+                                             float (&rescale)[2]) {
     int column = threadIdx.x % 4 * 2;
     if (EXTRA)
 #pragma unroll
@@ -78,10 +79,146 @@ __device__ static inline void soften(float (&s)[KEYS / 8][4], row_pair &rows, fl
     }
 }
 
+/* What TMA copies for a block, a step ahead: every thread calls the stages, one asks. */
+template <typename S, bool EXTRA> struct forward_loads {
+    static constexpr int k_bytes = tile_bytes<S::KEYS, S::DQK>,
+                         v_bytes = tile_bytes<S::KEYS, S::DV>;
+
+    row_source q, k, v;
+    uint32_t base; /* of the tiles in shared memory */
+    float *bias;   /* [2 steps][KEYS] of the scores, one number per key */
+    const float *n;
+    int keys, steps;
+    float number; /* of a key, read a step before it is stored, so that nothing waits for it */
+
+    __device__ inline void load_keys(const query_block &t, int step, uint32_t barrier) {
+        tma_load<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)((step & 1) * k_bytes), k,
+                                              t.b, step * S::KEYS, t.kv, barrier);
+    }
+
+    __device__ inline void load_values(const query_block &t, int step, uint32_t barrier) {
+        tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
+                                             step * S::KEYS, t.kv, barrier);
+    }
+
+    __device__ inline void read_number(int step) {
+        int j = step * S::KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < S::KEYS) number = n && j < keys ? n[j] : 0.0f;
+    }
+
+    __device__ inline void store_bias(const query_block &t, int step) {
+        int j = step * S::KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < S::KEYS)
+            bias[(step & 1) * S::KEYS + threadIdx.x] =
+                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
+    }
+
+    /* The queries and the first keys. */
+    __device__ inline void begin(const query_block &t) {
+        init_barriers(base + S::BARRIERS, 2);
+        expect_tx(base + S::BARRIERS, tile_bytes<S::QUERIES, S::DQK> + k_bytes);
+        tma_load<S::QUERIES, S::DQK, S::THREADS>(base + S::Q, q, t.b, t.i0, t.h,
+                                                 base + S::BARRIERS);
+        load_keys(t, 0, base + S::BARRIERS);
+        commit_loads();
+    }
+
+    /* Before step `step`: its keys and the values of the one before are there. */
+    __device__ inline void wait_for(int step) {
+        wait_barrier<0>(base + S::BARRIERS + (uint32_t)((step & 1) * 8), step / 2);
+        sync_block();
+    }
+
+    /* During step `step`: its values, and the keys of the next. */
+    __device__ inline void load_ahead(const query_block &t, int step) {
+        uint32_t barrier = base + S::BARRIERS + (uint32_t)((step + 1 & 1) * 8);
+        bool more = step + 1 < steps;
+        if (step < steps) {
+            expect_tx(barrier, v_bytes + (more ? k_bytes : 0));
+            load_values(t, step, barrier);
+        }
+        if (more) {
+            load_keys(t, step + 1, barrier);
+            store_bias(t, step + 1);
+            read_number(step + 2);
+        }
+        commit_loads();
+    }
+};
+
+/* S = Q Kᵀ: begins. */
+template <typename S, int HELD>
+__device__ static inline void start_qk(float (&s)[S::KEYS / 8][4],
+                                       const uint32_t (&q_held)[HELD][4], uint32_t base,
+                                       int warpgroup, int step) {
+    uint32_t k_tile = base + S::K + (step & 1) * tile_bytes<S::KEYS, S::DQK>;
+    if constexpr (S::HELD)
+        multiply_held<S::KEYS, S::DQK, S::KEYS>(s, q_held, k_tile);
+    else
+        multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
+                                                             k_tile);
+    end_products();
+}
+
+/* O += P V: begins. */
+template <typename S>
+__device__ static inline void start_pv(float (&o)[S::DV / 8][4],
+                                       const uint32_t (&weights)[S::KEYS / 16][4], uint32_t base,
+                                       int step) {
+    add_weighted<S::KEYS, S::DV>(o, weights, base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>);
+    end_products();
+}
+
+/* Mostly the largest score has not grown, and there is nothing to scale. */
+template <int N>
+__device__ static inline void rescale_output(float (&o)[N][4], const float (&rescale)[2]) {
+    if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f))
+#pragma unroll
+        for (int m = 0; m < N; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                o[m][i] *= rescale[i / 2];
+}
+
+__device__ static inline row_pair begin_rows(const attention_problem &p, const query_block &t,
+                                             int row) {
+    row_pair rows;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        rows.top[r] = -INFINITY;
+        rows.sum[r] = 0;
+        rows.limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
+    }
+    return rows;
+}
+
+/* O / Σ, and the logsumexp. */
+template <int N>
+__device__ static inline void end_rows(const attention_problem &p, const query_block &t, int row,
+                                       const row_pair &rows, float (&o)[N][4]) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        float factor = __fdividef(1.0f, sum);
+#pragma unroll
+        for (int m = 0; m < N; m++) {
+            o[m][2 * r] *= factor;
+            o[m][2 * r + 1] *= factor;
+        }
+        int i = t.i0 + row + 8 * r;
+        if (i < p.queries && lane % 4 == 0)
+            p.lse[((int64_t)t.b * p.heads + t.h) * p.queries + i] =
+                (rows.top[r] + log2f(sum) - t.slope * (float)(row + 8 * r)) * LN2;
+    }
+}
+
 template <typename S, bool EXTRA>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    attend_tiles(const __grid_constant__ attention_problem p,
-                 const __grid_constant__ row_maps maps) {
+    flash_forward_kernel(const __grid_constant__ attention_problem p,
+                         const __grid_constant__ row_maps maps) {
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
@@ -93,161 +230,81 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int first_place = t.place0 + warpgroup * 64;
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
     int steps = (end + S::KEYS - 1) / S::KEYS;
-    row_source q = {&maps.q, &p.q, p.queries};
-    row_source k = {&maps.k, &p.k, p.keys}, v = {&maps.v, &p.v, p.keys};
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    constexpr int k_bytes = tile_bytes<S::KEYS, S::DQK>, v_bytes = tile_bytes<S::KEYS, S::DV>;
-    auto copy_keys = [&](int step, uint32_t arrival) {
-        copy_box<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)((step & 1) * k_bytes), k,
-                                              t.b, step * S::KEYS, t.kv, arrival);
-    };
-    auto copy_values = [&](int step, uint32_t arrival) {
-        copy_box<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
-                                             step * S::KEYS, t.kv, arrival);
-    };
-    /* A number a key is read a step before it is stored, so that nothing waits for it. */
-    float number = 0;
-    auto read_number = [&](int step) {
-        int j = step * S::KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < S::KEYS) number = n && j < p.keys ? n[j] : 0.0f;
-    };
-    auto store_bias = [&](int step) {
-        int j = step * S::KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < S::KEYS)
-            bias[(step & 1) * S::KEYS + threadIdx.x] =
-                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
-    };
-    begin_arrivals(base + S::ARRIVALS, 2);
-    expect_bytes(base + S::ARRIVALS, tile_bytes<S::QUERIES, S::DQK> + k_bytes);
-    copy_box<S::QUERIES, S::DQK, S::THREADS>(base + S::Q, q, t.b, t.i0, t.h, base + S::ARRIVALS);
-    copy_keys(0, base + S::ARRIVALS);
-    end_box();
+    forward_loads<S, EXTRA> loads = {{&maps.q, &p.q, p.queries},
+                                     {&maps.k, &p.k, p.keys},
+                                     {&maps.v, &p.v, p.keys},
+                                     base,
+                                     bias,
+                                     n,
+                                     p.keys,
+                                     steps,
+                                     0};
+    loads.begin(t);
     find_numbers(p, t);
-    read_number(0);
-    store_bias(0);
-    read_number(1);
-    row_pair rows;
-    float o[S::DV / 8][4];
+    loads.read_number(0);
+    loads.store_bias(t, 0);
+    loads.read_number(1);
+    float s[S::KEYS / 8][4], o[S::DV / 8][4], rescale[2];
+    uint32_t q_held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
     clear_sums(o);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        rows.top[r] = -INFINITY;
-        rows.sum[r] = 0;
-        rows.limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
-    }
+    row_pair rows = begin_rows(p, t, row);
     int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
     bool idle = t.i0 + warpgroup * 64 >= p.queries;
     int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
-    uint32_t held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
-    /* Before step `step`: its keys and the values of the one before are there. */
-    auto advance = [&](int step) {
-        wait_arrival<0>(base + S::ARRIVALS + (uint32_t)((step & 1) * 8), step / 2);
-        sync_block();
-    };
-    auto copy_ahead = [&](int step) {
-        uint32_t arrival = base + S::ARRIVALS + (uint32_t)((step + 1 & 1) * 8);
-        bool more = step + 1 < steps;
-        if (step < steps) {
-            expect_bytes(arrival, v_bytes + (more ? k_bytes : 0));
-            copy_values(step, arrival);
-        }
-        if (more) {
-            copy_keys(step + 1, arrival);
-            store_bias(step + 1);
-            read_number(step + 2);
-        }
-        end_box();
-    };
-    float s[S::KEYS / 8][4], rescale[2];
-    auto start_scores = [&](int step) {
-        uint32_t k_tile = base + S::K + (step & 1) * tile_bytes<S::KEYS, S::DQK>;
-        if constexpr (S::HELD)
-            multiply_held<S::KEYS, S::DQK, S::KEYS>(s, held, k_tile);
-        else
-            multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
-                                                                 k_tile);
-        end_products();
-    };
-    auto start_output = [&](int step) {
-        add_weighted<S::KEYS, S::DV>(o, weights,
-                                     base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>);
-        end_products();
-    };
-    auto soften_scores = [&](int step) {
+    auto softmax = [&](int step) {
         int j0 = step * S::KEYS;
-        soften<S::KEYS, EXTRA>(s, rows, t.scale, bias + (step & 1) * S::KEYS, j0,
-                               j0 + S::KEYS - 1 > whole, rescale);
+        online_softmax<S::KEYS, EXTRA>(s, rows, t.scale, bias + (step & 1) * S::KEYS, j0,
+                                       j0 + S::KEYS - 1 > whole, rescale);
     };
     int step = 0;
-    advance(0);
-    copy_ahead(0);
+    loads.wait_for(0);
+    loads.load_ahead(t, 0);
     if (mine > 0) {
-        if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(held, base + S::Q, warpgroup * 64);
+        if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(q_held, base + S::Q, warpgroup * 64);
         begin_products();
-        start_scores(0);
+        start_qk<S>(s, q_held, base, warpgroup, 0);
         wait_products<0>();
         settle(s);
-        soften_scores(0);
+        softmax(0);
         hold_weights<S::KEYS>(s, weights);
         for (step = 1; step < mine; step++) {
-            advance(step);
+            loads.wait_for(step);
             begin_products();
-            start_scores(step);
-            start_output(step - 1);
-            copy_ahead(step);
+            start_qk<S>(s, q_held, base, warpgroup, step);
+            start_pv<S>(o, weights, base, step - 1);
+            loads.load_ahead(t, step);
             wait_products<1>();
             settle(s);
-            soften_scores(step);
+            softmax(step);
             wait_products<0>();
             settle(o);
             hold_weights<S::KEYS>(s, weights);
-            /* Mostly the largest score has not grown, and there is nothing to scale. */
-            if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f))
-#pragma unroll
-                for (int m = 0; m < S::DV / 8; m++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        o[m][i] *= rescale[i / 2];
+            rescale_output(o, rescale);
         }
-        advance(mine);
+        loads.wait_for(mine);
         begin_products();
-        start_output(mine - 1);
-        copy_ahead(mine);
+        start_pv<S>(o, weights, base, mine - 1);
+        loads.load_ahead(t, mine);
         wait_products<0>();
         settle(o);
     }
     while (++step <= steps) {
-        advance(step);
-        copy_ahead(step);
+        loads.wait_for(step);
+        loads.load_ahead(t, step);
     }
     if (idle) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = rows.sum[r];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        float factor = __fdividef(1.0f, sum);
-#pragma unroll
-        for (int m = 0; m < S::DV / 8; m++) {
-            o[m][2 * r] *= factor;
-            o[m][2 * r + 1] *= factor;
-        }
-        int i = t.i0 + row + 8 * r;
-        if (i < p.queries && lane % 4 == 0)
-            p.lse[((int64_t)t.b * p.heads + t.h) * p.queries + i] =
-                (rows.top[r] + log2f(sum) - t.slope * (float)(row + 8 * r)) * LN2;
-    }
-    row_source to = {&maps.o, &p.o, p.queries};
-    write_rows<S::QUERIES, S::DV>(to, base + S::Q, warpgroup * 64, t.b, t.i0 + warpgroup * 64, t.h,
-                                  o, 1.0f);
-    end_writes();
+    end_rows(p, t, row, rows, o);
+    tma_store<S::QUERIES, S::DV>({&maps.o, &p.o, p.queries}, base + S::Q, warpgroup * 64, t.b,
+                                 t.i0 + warpgroup * 64, t.h, o, 1.0f);
+    wait_stores();
 }
 
 template <typename S> static void launch(const attention_problem &p, cudaStream_t stream) {
     with_flag(has_extras(p), [&](auto extra) {
-        auto kernel = attend_tiles<S, decltype(extra)::value>;
+        auto kernel = flash_forward_kernel<S, decltype(extra)::value>;
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        row_maps maps;
+        row_maps maps = {};
         bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps);
         dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
         kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
@@ -257,24 +314,39 @@ template <typename S> static void launch(const attention_problem &p, cudaStream_
 /* What a launch can count. */
 enum { MOST_HEADS = 1 << 30, MOST_ROWS = 65535 * 64 };
 
-bool attention_fits_tiles(const attention_problem &p) {
+/* Calls f with the shape for the problem's widths. */
+template <typename F> static void with_forward_shape(const attention_problem &p, F f) {
+    if (p.dqk == 32)
+        f(forward_shape<32, 32, 1, 4, 64, true>());
+    else if (p.dqk == 64)
+        f(forward_shape<64, 64, 1, 4, 64, true>());
+    else if (p.dqk == 96)
+        f(forward_shape<96, 96, 1, 3, 64, true>());
+    else if (p.dv == 64)
+        f(forward_shape<128, 64, 1, 3, 64, true>());
+    else
+        f(forward_shape<128, 128, 1, 2, 64, true>());
+}
+
+/* Shared memory of a block, forward or backward. */
+static int most_memory(const attention_problem &p) {
+    int most = flash_backward_memory(p);
+    with_forward_shape(p, [&](auto shape) {
+        most = most > decltype(shape)::MEMORY ? most : decltype(shape)::MEMORY;
+    });
+    return most;
+}
+
+bool attention_fits_flash(const attention_problem &p) {
     bool size = (p.dqk == p.dv && (p.dqk == 32 || p.dqk == 64 || p.dqk == 96 || p.dqk == 128)) ||
                 (p.dqk == 128 && p.dv == 64);
     bool grid =
         (int64_t)p.batch * p.heads <= MOST_HEADS && p.queries <= MOST_ROWS && p.keys <= MOST_ROWS;
     bool position = p.pos == WEFT_POS_NONE || (p.pos == WEFT_POS_ALIBI && p.causal);
-    return p.is_bf16 && size && position && !p.band && grid;
+    return p.is_bf16 && size && position && !p.band && grid &&
+           most_memory(p) <= weft_cuda_device()->shared_memory;
 }
 
-void attention_tiles(const attention_problem &p, cudaStream_t stream) {
-    if (p.dqk == 32)
-        launch<forward_shape<32, 32, 1, 4, 64, true>>(p, stream);
-    else if (p.dqk == 64)
-        launch<forward_shape<64, 64, 1, 4, 64, true>>(p, stream);
-    else if (p.dqk == 96)
-        launch<forward_shape<96, 96, 1, 3, 64, true>>(p, stream);
-    else if (p.dv == 64)
-        launch<forward_shape<128, 64, 1, 3, 64, true>>(p, stream);
-    else
-        launch<forward_shape<128, 128, 1, 2, 64, true>>(p, stream);
+void flash_forward(const attention_problem &p, cudaStream_t stream) {
+    with_forward_shape(p, [&](auto shape) { launch<decltype(shape)>(p, stream); });
 }

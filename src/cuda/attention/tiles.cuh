@@ -35,10 +35,13 @@ static inline bool has_extras(const attention_problem &p) {
 /* Blocks come in groups of so many columns (heads of sequences), which a dimension of the grid each
  * tells: column in the group, tile, group. A group has two to three times the blocks that run at
  * once: its longest blocks come first, so that the last ones to end are short, and its keys and
- * values stay in the cache. */
+ * values stay in the cache. The number is a power of two, as that of tiles mostly is. */
 static inline dim3 group_blocks(int64_t columns, int64_t tiles) {
-    enum { GROUP_BLOCKS = 1024, MOST_GROUPS = 65535 };
-    int64_t groups = min_i64(ceil_div(columns, ceil_div(GROUP_BLOCKS, tiles)), MOST_GROUPS);
+    enum { GROUP_BLOCKS = 8 /* for each multiprocessor */, MOST_GROUPS = 65535 };
+    int64_t blocks = 1;
+    while (2 * blocks <= GROUP_BLOCKS * multiprocessors())
+        blocks *= 2;
+    int64_t groups = min_i64(ceil_div(columns, ceil_div(blocks, tiles)), MOST_GROUPS);
     int64_t group = ceil_div(columns, max_i64(groups, 1));
     return dim3((unsigned)group, (unsigned)tiles, (unsigned)ceil_div(columns, group));
 }

@@ -1,4 +1,4 @@
-/* Attention's rows as the bulk engine sees them. */
+/* Attention's rows as TMA sees them. */
 #include "cuda/tensor/tma.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
@@ -15,6 +15,7 @@ static bool make_map(const head_rows &rows, int batch, int positions, int heads,
 
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
                    int key_rows, row_maps *maps) {
+    if (!weft_cuda_device()->wgmma) return true; /* the threads copy, by cp.async */
     auto by_query = [&](const head_rows &rows, int width, int box_rows, row_map *map) {
         return !rows.data || make_map(rows, p.batch, p.queries, p.heads, width, box_rows, map);
     };

@@ -156,7 +156,7 @@ static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(head_spread, head_spread_run)
 
-enum { BLOCKS_MAX = 264 }; /* ranges of rows for each head */
+enum { DOT_BLOCKS = 2 }; /* for each multiprocessor: ranges of rows of a head */
 
 /* partial[range, head]: a block's rows and one head. */
 static __global__ void dot_runs(grouped k, int64_t range, double *partial) {
@@ -188,7 +188,8 @@ static __global__ void join_dots(int64_t ranges, int64_t heads, const double *pa
 static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
     int64_t heads = ATTR(n, weft_head_attr)->width;
     grouped k = grouped_of(x, n, n->in[0], n->in[1], heads);
-    int64_t range = ceil_div(k.rows, BLOCKS_MAX), ranges = ceil_div(k.rows, range);
+    int64_t range = ceil_div(k.rows, DOT_BLOCKS * multiprocessors()),
+            ranges = ceil_div(k.rows, range);
     double *partial = workspace_of<double>(x, n);
     dim3 grid((unsigned)ranges, (unsigned)heads);
     dot_runs<<<grid, PACK_THREADS, 0, stream_of(x)>>>(k, range, partial);
@@ -200,7 +201,8 @@ static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
 static int64_t head_scale_back_workspace(const weft_node *n, int threads) {
     (void)threads;
     int64_t heads = ATTR(n, weft_head_attr)->width;
-    return min_i64(BLOCKS_MAX, weft_tensor_rows(n->in[0])) * heads * (int64_t)sizeof(double);
+    int64_t ranges = min_i64(DOT_BLOCKS * multiprocessors(), weft_tensor_rows(n->in[0]));
+    return ranges * heads * (int64_t)sizeof(double);
 }
 
 CUDA_KERNEL(head_scale_back, head_scale_back_run, head_scale_back_workspace)

@@ -273,29 +273,23 @@ static __global__ void __launch_bounds__(THREADS, 1) make_gradients(contrast_row
 }
 
 bool contrast_suits_tensor(int64_t rows, int64_t width) {
-    static int64_t room = [] {
-        int device = 0, bytes = 0;
-        if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-                cudaSuccess ||
-            cudaFuncSetAttribute(make_losses, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
-                cudaSuccess ||
-            cudaFuncSetAttribute(make_gradients, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 bytes) != cudaSuccess)
-            bytes = 0;
-        cudaGetLastError();
-        return (int64_t)bytes;
-    }();
     return rows % ROWS == 0 && rows <= MOST_ROWS && width % 16 == 0 &&
-           memory_bytes(rows, width) <= room;
+           memory_bytes(rows, width) <= weft_cuda_device()->shared_memory;
+}
+
+typedef void (*contrast_kernel)(contrast_rows);
+
+static void launch(cudaStream_t stream, contrast_kernel kernel, const contrast_rows &k) {
+    dim3 grid((unsigned)(k.rows / ROWS), (unsigned)k.losses);
+    int64_t bytes = memory_bytes(k.rows, k.width);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    kernel<<<grid, THREADS, (size_t)bytes, stream>>>(k);
 }
 
 void contrast_losses(cudaStream_t stream, const contrast_rows &k) {
-    dim3 grid((unsigned)(k.rows / ROWS), (unsigned)k.losses);
-    make_losses<<<grid, THREADS, (size_t)memory_bytes(k.rows, k.width), stream>>>(k);
+    launch(stream, make_losses, k);
 }
 
 void contrast_gradients(cudaStream_t stream, const contrast_rows &k) {
-    dim3 grid((unsigned)(k.rows / ROWS), (unsigned)k.losses);
-    make_gradients<<<grid, THREADS, (size_t)memory_bytes(k.rows, k.width), stream>>>(k);
+    launch(stream, make_gradients, k);
 }

@@ -224,7 +224,8 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     if (packs)
         with_packs(packs, [&](auto tag) {
             constexpr int value = decltype(tag)::value;
-            int64_t blocks = min_i64(row_blocks(value) * WARP_BLOCKS, ceil_div(a.rows, WARP_ROWS));
+            int64_t blocks =
+                min_i64(row_blocks(value) * multiprocessors(), ceil_div(a.rows, WARP_ROWS));
             norm_warp_rows<value><<<(unsigned)blocks, WARP_ROWS * 32, 0, stream_of(x)>>>(a);
         });
     else if (a.width <= NARROW)

@@ -12,7 +12,6 @@ extern "C" {
 
 enum {
     LANE_PACKS = 4,           /* of a row that a lane holds */
-    WARP_BLOCKS = 132,        /* multiprocessors */
     THREADS = 256,            /* of a block, at most */
     NARROW = VECTOR * THREADS /* columns that stay in registers */
 };

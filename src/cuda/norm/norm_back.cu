@@ -6,11 +6,11 @@
 #include "cuda/norm/norm.cuh"
 
 enum {
-    BACK_WARPS = 8,   /* of a block: they fill a multiprocessor's registers */
-    BACK_ROWS = 2,    /* rows at a time */
-    BLOCKS_MAX = 528, /* ranges of rows: four for each multiprocessor */
-    JOIN = 32,        /* columns and slices of a block that joins the ranges */
-    NORM_SUMS = 3     /* dw, db, Σ dx */
+    BACK_WARPS = 8,  /* of a block: they fill a multiprocessor's registers */
+    BACK_ROWS = 2,   /* rows at a time */
+    BACK_BLOCKS = 4, /* for each multiprocessor: ranges of rows */
+    JOIN = 32,       /* columns and slices of a block that joins the ranges */
+    NORM_SUMS = 3    /* dw, db, Σ dx */
 };
 
 /* A row's gradient is rstd·g − c1 − d·c2 with g = dy·w, d = s − mean, c1 = rstd·mean(g)
@@ -241,7 +241,7 @@ static __global__ void join_ranges(int64_t blocks, int64_t width, const float *p
 
 /* Rows of a block, whole groups of them: not of the warps' kernel. */
 static int64_t back_range(int64_t rows) {
-    return ceil_div(ceil_div(rows, BLOCKS_MAX), 2 * BACK_ROWS) * 2 * BACK_ROWS;
+    return ceil_div(ceil_div(rows, BACK_BLOCKS * multiprocessors()), 2 * BACK_ROWS) * 2 * BACK_ROWS;
 }
 
 static int back_packs(const weft_node *n) {
@@ -253,7 +253,7 @@ static int back_packs(const weft_node *n) {
 static int64_t back_blocks(const weft_node *n) {
     int64_t rows = weft_tensor_rows(n->in[WEFT_NORM_BACK_S]);
     int packs = back_packs(n);
-    if (packs) return min_i64(WARP_BLOCKS, ceil_div(rows, BACK_WARPS));
+    if (packs) return min_i64(multiprocessors(), ceil_div(rows, BACK_WARPS));
     return ceil_div(rows, back_range(rows));
 }
 

@@ -20,14 +20,14 @@ extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mu
 enum { LEAST_VALUES = 1 << 22, MOST_DEPTH = 1024, MOST_DEPTH_BACK = 2048 };
 
 /* A product of rows as our kernel's; `x` NULL: without addresses. */
-static tiles_product describe_product(const weft_exec *x, const weft_gated_part *part) {
+static fused_product describe_product(const weft_exec *x, const weft_gated_part *part) {
     const weft_matmul_attr *attr = ATTR(&part->node, weft_matmul_attr);
     const weft_tensor *a = part->in[WEFT_MATMUL_A], *b = part->in[WEFT_MATMUL_B];
     weft_matmul_sizes s = weft_matmul_measure(attr, a, b);
-    tiles_product p = {};
+    fused_product p = {};
     p.m = s.m, p.n = p.ld = s.n;
     p.segments = 1;
-    p.segment[0] = tiles_segment{x ? data_of<bf16>(x, a) : NULL,
+    p.segment[0] = fused_segment{x ? data_of<bf16>(x, a) : NULL,
                                  x ? data_of<bf16>(x, b) : NULL,
                                  s.k,
                                  attr->tb ? s.k : s.n,
@@ -37,11 +37,11 @@ static tiles_product describe_product(const weft_exec *x, const weft_gated_part 
     return p;
 }
 
-static tiles_product describe_forward(const weft_exec *x, const weft_node *n) {
+static fused_product describe_forward(const weft_exec *x, const weft_node *n) {
     weft_gated_part part;
     weft_gated_product(n, WEFT_GATED_GATE, &part);
-    tiles_product p = describe_product(x, &part);
-    p.after = TILES_SILU_MUL;
+    fused_product p = describe_product(x, &part);
+    p.epilogue = FUSED_SILU_MUL;
     if (!x) return p;
     p.b2 = data_of<bf16>(x, n->in[WEFT_GATED_W_UP]);
     p.y = data_of<bf16>(x, n->out[WEFT_GATED_Y]);
@@ -51,11 +51,11 @@ static tiles_product describe_forward(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static tiles_product describe_backward(const weft_exec *x, const weft_node *n) {
+static fused_product describe_backward(const weft_exec *x, const weft_node *n) {
     weft_gated_part part;
     weft_gated_back_product(n, &part);
-    tiles_product p = describe_product(x, &part);
-    p.after = TILES_SILU_MUL_BACK;
+    fused_product p = describe_product(x, &part);
+    p.epilogue = FUSED_SILU_MUL_BACK;
     if (!x) return p;
     p.gate_in = data_of<bf16>(x, n->in[WEFT_GATED_BACK_GATE]);
     p.up_in = data_of<bf16>(x, n->in[WEFT_GATED_BACK_UP]);
@@ -65,19 +65,19 @@ static tiles_product describe_backward(const weft_exec *x, const weft_node *n) {
 }
 
 /* Whether our kernel does it. Shapes and types decide: the workspace is planned by it. */
-static bool goes_by_tiles(const weft_node *n, const tiles_product *p) {
+static bool is_fused(const weft_node *n, const fused_product *p) {
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i]->dtype != WEFT_BF16) return false;
     for (int i = 0; i < n->n_out; i++)
         if (n->out[i] && n->out[i]->dtype != WEFT_BF16) return false;
-    int64_t most = p->after == TILES_SILU_MUL ? MOST_DEPTH : MOST_DEPTH_BACK;
+    int64_t most = p->epilogue == FUSED_SILU_MUL ? MOST_DEPTH : MOST_DEPTH_BACK;
     if (p->m * p->n < LEAST_VALUES || p->segment[0].k > most) return false;
-    return tiles_can(p);
+    return fused_can(p);
 }
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
-    tiles_product p = describe_forward(x, n);
-    if (goes_by_tiles(n, &p)) return tiles_run(x, &p);
+    fused_product p = describe_forward(x, n);
+    if (is_fused(n, &p)) return fused_run(x, &p);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_product(n, out, &part);
@@ -88,9 +88,9 @@ static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
 }
 
 static int64_t gated_linear_workspace(const weft_node *n, int threads) {
-    tiles_product p = describe_forward(NULL, n);
+    fused_product p = describe_forward(NULL, n);
     int64_t most = 0;
-    if (goes_by_tiles(n, &p)) return 0;
+    if (is_fused(n, &p)) return 0;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_part part;
         weft_gated_product(n, out, &part);
@@ -102,8 +102,8 @@ static int64_t gated_linear_workspace(const weft_node *n, int threads) {
 CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
 
 static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
-    tiles_product p = describe_backward(x, n);
-    if (goes_by_tiles(n, &p)) return tiles_run(x, &p);
+    fused_product p = describe_backward(x, n);
+    if (is_fused(n, &p)) return fused_run(x, &p);
     weft_gated_part part;
     weft_gated_back_product(n, &part);
     WEFT_TRY(weft_cuda_matmul.run(x, &part.node));
@@ -112,8 +112,8 @@ static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
 }
 
 static int64_t gated_linear_back_workspace(const weft_node *n, int threads) {
-    tiles_product p = describe_backward(NULL, n);
-    if (goes_by_tiles(n, &p)) return 0;
+    fused_product p = describe_backward(NULL, n);
+    if (is_fused(n, &p)) return 0;
     weft_gated_part part;
     weft_gated_back_product(n, &part);
     return weft_cuda_matmul.workspace(&part.node, threads);

@@ -1,21 +1,21 @@
-/* Products with work behind them, on Hopper's tensor cores (gemm_fused.cuh).
+/* Products with a fused epilogue, on Hopper's tensor cores (gemm_fused.cuh).
  *
- * There is a block a multiprocessor, and each takes tiles of 256 × 128 in turn. Its warps have a role
- * each:
+ * There is a block for each multiprocessor, and each takes tiles of 256 × 128 in turn. The kernel is
+ * warp-specialized:
  *
- *   multiply   two warpgroups, 128 rows each: sums in registers. When a tile is done they add the
- *              bias, round, and leave it in shared memory.
- *   work       two warpgroups take the tile from there, 16 bytes a thread, as a kernel of elements
- *              would. They have as long as the next tile's products take.
- *   ask        four threads ask the bulk engine for 64 columns of a and of b at a time, into a ring
- *              of STAGES. They run ahead of the products, into the next tile too.
+ *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
+ *               they add the bias, round, and leave it in shared memory.
+ *   finishers   two warpgroups take the tile from there, 16 bytes a thread, as an elementwise kernel
+ *               would, and do the epilogue. They have as long as the next tile's products take.
+ *   producers   four threads ask TMA for 64 columns of a and of b at a time, into a ring of STAGES.
+ *               They run ahead of the products, into the next tile too.
  *
  * Barriers: `full` and `empty` for a stage, `made` and `taken` for each half of the tile that was left.
  *
- * Two blocks are a pair where there are two columns of tiles: they make neighbouring tiles of the same
- * rows, each asks for half of a's and the engine brings it to both. A stage is empty when both blocks'
- * warpgroups have read it. That saves a third of what comes from the L2: the GPU's power limits it, so
- * bytes that need not move are time.
+ * Two blocks are a cluster where there are two columns of tiles: they make neighbouring tiles of the same
+ * rows, each asks for half of a's and TMA brings it to both (multicast). A stage is empty when both
+ * blocks' warpgroups have read it. That saves a third of what comes from the L2: the GPU's power limits
+ * it, so bytes that need not move are time.
  *
  * Tiles go by rows first, so that the blocks share what they read of a, and all of b, in the cache.
  * Nothing here depends on timing: every sum's order follows from the shape. */
@@ -24,22 +24,22 @@
 
 #include <string.h>
 
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
 #define LAUNCH_THREADS THREADS
 
-/* One of the four threads that ask: the first two for a's halves, the others for b's, which are the 64
+/* One of the four producer threads: the first two for a's halves, the others for b's, which are the 64
  * columns after the first or those of b2. Of a pair's blocks each asks for one of a's halves, for
  * both. Each thread has all it needs at hand, because whoever multiplies waits for the last of them. */
 template <bool TB>
-__device__ static inline void ask_for_all(const tile_problem &p, uint32_t memory, int first,
+__device__ static inline void produce_all(const tile_problem &p, uint32_t memory, int first,
                                           int step) {
     int part = (int)threadIdx.x / 32 % 4, half = part % 2;
-    bool of_b = part >= 2, pair = p.cluster == 2, two = p.after == TILES_SILU_MUL;
+    bool of_b = part >= 2, pair = p.cluster == 2, two = p.epilogue == FUSED_SILU_MUL;
     if (pair && part == 1) return;
     if (pair && !of_b) half = (int)block_in_cluster();
     uint32_t offset = of_b ? A_BYTES + half * (B_BYTES / 2) : half * (A_BYTES / 2);
     int bytes = of_b ? B_BYTES / 2 : pair ? A_BYTES : A_BYTES / 2;
-    ring_place<STAGES> at = {0, 0};
+    pipeline_state<STAGES> at = {0, 0};
     for (int t = first; t < p.tiles; t += step) {
         tile_corner tile = find_tile(p, t);
         int column = tile.column + (two ? 0 : half * HALF_COLUMNS);
@@ -50,12 +50,12 @@ __device__ static inline void ask_for_all(const tile_problem &p, uint32_t memory
                 uint32_t full = memory + AT_FULL + 8 * at.stage;
                 uint32_t to = memory + AT_STAGES + at.stage * STAGE_BYTES + offset;
                 int x = of_b && !TB ? across : k * DEPTH, y = of_b && !TB ? k * DEPTH : across;
-                wait_turn(memory + AT_EMPTY + 8 * at.stage, at.turn + 1);
-                arrive_with_bytes(full, bytes);
+                wait_phase(memory + AT_EMPTY + 8 * at.stage, at.turn + 1);
+                arrive_expect_tx(full, bytes);
                 if (pair && !of_b)
-                    ask_box_for_both(to, map, x, y, full);
+                    tma_multicast_2d(to, map, x, y, full);
                 else
-                    ask_box(to, map, x, y, full);
+                    tma_load_2d(to, map, x, y, full);
                 at.advance();
             }
         }
@@ -63,7 +63,7 @@ __device__ static inline void ask_for_all(const tile_problem &p, uint32_t memory
 }
 
 /* A warp is done with a stage. */
-__device__ static inline void leave_stage(const tile_problem &p, uint32_t empty) {
+__device__ static inline void release_stage(const tile_problem &p, uint32_t empty) {
     if (threadIdx.x % 32 != 0) return;
     arrive(empty);
     if (p.cluster == 2) arrive_at_block(empty, block_in_cluster() ^ 1);
@@ -92,18 +92,18 @@ __device__ static inline void multiply_stage(float (&c)[2][16][4], uint32_t a, u
 /* A tile's sums. Returns with the last stage's products still running; `at` is one further. */
 template <bool TB>
 __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2][16][4],
-                                            uint32_t memory, int half, ring_place<STAGES> &at) {
+                                            uint32_t memory, int half, pipeline_state<STAGES> &at) {
     int add = 0;
     uint32_t before = 0;
     for (int s = 0; s < p.segments; s++) {
         for (int k = 0; k < p.blocks[s]; k++) {
             uint32_t stage = memory + AT_STAGES + at.stage * STAGE_BYTES;
-            wait_turn(memory + AT_FULL + 8 * at.stage, at.turn);
+            wait_phase(memory + AT_FULL + 8 * at.stage, at.turn);
             stage &= DESCRIBED;
             multiply_stage<TB>(c, stage + (uint32_t)half * (A_BYTES / 2), stage + A_BYTES, add);
             if (add) {
                 wait_products<1>();
-                leave_stage(p, before);
+                release_stage(p, before);
             }
             add = 1;
             before = memory + AT_EMPTY + 8 * at.stage;
@@ -152,11 +152,11 @@ __device__ static inline void leave_rows(const float (&c)[2][16][4], uint32_t ti
 }
 
 template <bool TB>
-__device__ static inline void multiply_all(const tile_problem &p, char *start, uint32_t memory,
-                                           int first, int step) {
+__device__ static inline void consume_all(const tile_problem &p, char *start, uint32_t memory,
+                                          int first, int step) {
     int half = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128;
     float *bias = (float *)(start + AT_BIAS) + half * 2 * TILE_COLUMNS;
-    ring_place<STAGES> at = {0, 0};
+    pipeline_state<STAGES> at = {0, 0};
     uint32_t turn = 0;
     for (int t = first; t < p.tiles; t += step, turn++) {
         float c[2][16][4];
@@ -168,11 +168,11 @@ __device__ static inline void multiply_all(const tile_problem &p, char *start, u
             added[thread] = value;
             sync_threads(1 + half, 128);
         }
-        wait_turn(memory + AT_TAKEN + 8 * (uint32_t)half, turn + 1);
+        wait_phase(memory + AT_TAKEN + 8 * (uint32_t)half, turn + 1);
         wait_products<0>();
         settle(c[0]);
         settle(c[1]);
-        leave_stage(p, memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
+        release_stage(p, memory + AT_EMPTY + 8 * (at.stage == 0 ? STAGES - 1 : at.stage - 1));
         if (p.bias.data || p.factor != 1.0f)
             leave_rows<true>(c, memory + AT_TILE, half, p.factor, added);
         else
@@ -185,12 +185,12 @@ __device__ static inline void multiply_all(const tile_problem &p, char *start, u
 __device__ static inline void make_barriers(const tile_problem &p, uint32_t memory) {
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
-            make_barrier(memory + AT_FULL + 8 * i, p.cluster == 2 ? 3 : 4);
-            make_barrier(memory + AT_EMPTY + 8 * i, 8 * p.cluster);
+            init_barrier(memory + AT_FULL + 8 * i, p.cluster == 2 ? 3 : 4);
+            init_barrier(memory + AT_EMPTY + 8 * i, 8 * p.cluster);
         }
         for (uint32_t i = 0; i < 2; i++) {
-            make_barrier(memory + AT_MADE + 8 * i, 4);
-            make_barrier(memory + AT_TAKEN + 8 * i, WORKERS / 32);
+            init_barrier(memory + AT_MADE + 8 * i, 4);
+            init_barrier(memory + AT_TAKEN + 8 * i, FINISHERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -204,86 +204,71 @@ __device__ static inline void make_barriers(const tile_problem &p, uint32_t memo
 /* Registers: 2 · 160 + 2 · 64 + 32 a thread of each warpgroup are the 480 it is launched with. */
 template <bool TB>
 static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
-    multiply_and_work(const __grid_constant__ tile_problem p) {
-#ifndef TENSOR_BY_WARPS
+    fused_gemm(const __grid_constant__ tile_problem p) {
+#ifndef USE_MMA_SYNC
     extern __shared__ char raw[];
     uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
     char *start = raw + (memory - raw_at);
     int first = (int)blockIdx.x / p.cluster, step = (int)gridDim.x / p.cluster;
     make_barriers(p, memory);
-    if (threadIdx.x < MULTIPLIERS) {
+    if (threadIdx.x < CONSUMERS) {
         take_registers<160>();
-        multiply_all<TB>(p, start, memory, first, step);
-    } else if (threadIdx.x < MULTIPLIERS + WORKERS) {
+        consume_all<TB>(p, start, memory, first, step);
+    } else if (threadIdx.x < CONSUMERS + FINISHERS) {
         leave_registers<64>();
-        work_on_all(p, start, memory, first, step);
+        finish_all(p, start, memory, first, step);
     } else {
         leave_registers<32>();
-        if (threadIdx.x % 32 == 0) ask_for_all<TB>(p, memory, first, step);
+        if (threadIdx.x % 32 == 0) produce_all<TB>(p, memory, first, step);
     }
     __syncwarp();
     sync_cluster();
 #endif
 }
 
-/* Multiprocessors, or 0 where the kernel cannot run. It is empty where the code is not compiled for
- * 9.0a, which shows in the threads it takes. */
-static int find_multiprocessors() {
-    static int count = [] {
-        int device = 0, found = 0, major = 0;
-        cudaFuncAttributes is = {};
-        if (cudaGetDevice(&device) != cudaSuccess ||
-            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) !=
-                cudaSuccess ||
-            cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-            major != 9 || !can_make_maps() ||
-            cudaFuncGetAttributes(&is, multiply_and_work<true>) != cudaSuccess ||
-            is.maxThreadsPerBlock < THREADS ||
-            cudaFuncSetAttribute(multiply_and_work<true>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 MEMORY) != cudaSuccess ||
-            cudaFuncSetAttribute(multiply_and_work<false>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 MEMORY) != cudaSuccess) {
-            cudaGetLastError();
-            return 0;
-        }
-        return found;
+/* Allows both kernels their shared memory, once. */
+static cudaError_t allow_memory() {
+    static cudaError_t error = [] {
+        cudaError_t first = cudaFuncSetAttribute(
+            fused_gemm<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+        cudaError_t second = cudaFuncSetAttribute(
+            fused_gemm<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
+        return first == cudaSuccess ? second : first;
     }();
-    return count;
+    return error;
 }
 
-int64_t tiles_bands(int64_t m) {
+int64_t fused_bands(int64_t m) {
     return ceil_div(m, TILE_ROWS);
 }
 
-bool tiles_can(const tiles_product *p) {
+bool fused_can(const fused_product *p) {
     bool fits = p->m >= LEAST_ROWS && p->m < INT32_MAX / 2 && p->n >= LEAST_COLUMNS &&
                 p->n < INT32_MAX / 2 && p->n % 8 == 0 && p->ld % 8 == 0 && p->segments >= 1 &&
-                p->segments <= TILES_SEGMENTS;
+                p->segments <= FUSED_SEGMENTS;
     int64_t depth = 0;
     for (int i = 0; fits && i < p->segments; i++) {
-        const tiles_segment *s = &p->segment[i];
+        const fused_segment *s = &p->segment[i];
         fits = s->k >= 8 && s->k < INT32_MAX / 2 && s->k % 8 == 0 && s->lda % 8 == 0 &&
                s->ldb % 8 == 0 && s->tb == p->segment[0].tb;
         depth += s->k;
     }
-    if (p->after == TILES_SILU_MUL) fits = fits && p->segments == 1 && !p->bias.data;
-    if (p->after >= TILES_GELU_BACK) fits = fits && !p->addend;
-    if (p->sums) fits = fits && (p->after == TILES_PLAIN || p->after == TILES_GELU_BACK);
-    return COMPILED_FOR_HOPPER && fits && depth >= LEAST_DEPTH;
+    if (p->epilogue == FUSED_SILU_MUL) fits = fits && p->segments == 1 && !p->bias.data;
+    if (p->epilogue >= FUSED_GELU_BACK) fits = fits && !p->addend;
+    if (p->sums) fits = fits && (p->epilogue == FUSED_PLAIN || p->epilogue == FUSED_GELU_BACK);
+    return weft_cuda_device()->wgmma && fits && depth >= LEAST_DEPTH;
 }
 
-static bool make_b_map(const bf16 *data, const tiles_segment *s, int64_t n, CUtensorMap *map) {
+static bool make_b_map(const bf16 *data, const fused_segment *s, int64_t n, CUtensorMap *map) {
     return s->tb ? make_matrix_map(map, data, n, s->k, s->ldb, HALF_COLUMNS, DEPTH)
                  : make_matrix_map(map, data, s->k, n, s->ldb, DEPTH, HALF_COLUMNS);
 }
 
 /* Segments whose factor is 0 are left out, but for the last one. */
-static bool describe_segments(const tiles_product *p, tile_problem *k) {
+static bool describe_segments(const fused_product *p, tile_problem *k) {
     bool made = true;
     for (int i = 0; i < p->segments; i++) {
-        const tiles_segment *s = &p->segment[i];
+        const fused_segment *s = &p->segment[i];
         if (s->factor == 0 && (k->segments > 0 || i + 1 < p->segments)) continue;
         int at = k->segments++;
         made = made && make_matrix_map(&k->a[at], s->a, p->m, s->k, s->lda, HALF_ROWS, DEPTH) &&
@@ -292,30 +277,31 @@ static bool describe_segments(const tiles_product *p, tile_problem *k) {
         k->blocks[at] = (int)ceil_div(s->k, DEPTH);
         k->factor = s->factor;
     }
-    if (p->after == TILES_SILU_MUL) made = made && make_b_map(p->b2, &p->segment[0], p->n, &k->b2);
+    if (p->epilogue == FUSED_SILU_MUL)
+        made = made && make_b_map(p->b2, &p->segment[0], p->n, &k->b2);
     return made;
 }
 
-static void describe_work(const tiles_product *p, tile_problem *k) {
-    k->after = p->after;
+static void describe_work(const fused_product *p, tile_problem *k) {
+    k->epilogue = p->epilogue;
     k->bias = p->bias;
     k->sums = p->sums;
     k->in[0] = p->addend;
     k->out[0] = p->y;
-    switch (p->after) {
-    case TILES_PLAIN:
+    switch (p->epilogue) {
+    case FUSED_PLAIN:
         break;
-    case TILES_GELU:
+    case FUSED_GELU:
         k->out[1] = p->pre;
         break;
-    case TILES_GELU_BACK:
+    case FUSED_GELU_BACK:
         k->in[0] = p->at;
         break;
-    case TILES_SILU_MUL:
+    case FUSED_SILU_MUL:
         k->out[1] = p->gate;
         k->out[2] = p->up;
         break;
-    case TILES_SILU_MUL_BACK:
+    case FUSED_SILU_MUL_BACK:
         k->in[0] = p->gate_in;
         k->in[1] = p->up_in;
         k->out[1] = p->y2;
@@ -324,7 +310,7 @@ static void describe_work(const tiles_product *p, tile_problem *k) {
 }
 
 static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, bool tb) {
-    int pairs = (int)min_i64(find_multiprocessors() / k.cluster, k.tiles);
+    int pairs = (int)min_i64(multiprocessors() / k.cluster, k.tiles);
     cudaLaunchConfig_t how = {};
     cudaLaunchAttribute cluster = {};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -336,33 +322,31 @@ static cudaError_t launch_kernel(cudaStream_t stream, const tile_problem &k, boo
     how.stream = stream;
     how.attrs = &cluster;
     how.numAttrs = 1;
-    return tb ? cudaLaunchKernelEx(&how, multiply_and_work<true>, k)
-              : cudaLaunchKernelEx(&how, multiply_and_work<false>, k);
+    return tb ? cudaLaunchKernelEx(&how, fused_gemm<true>, k)
+              : cudaLaunchKernelEx(&how, fused_gemm<false>, k);
 }
 
-weft_status tiles_launch(cudaStream_t stream, const tiles_product *p) {
-    if (find_multiprocessors() == 0)
-        return weft_fail(WEFT_EIO,
-                         "cuda: this GPU or its driver has not what products by tiles need");
+weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     tile_problem k;
     memset((void *)&k, 0, sizeof k);
     k.m = (int)p->m;
     k.n = (int)p->n;
     k.ld = p->ld ? p->ld : p->n;
-    int columns = (int)ceil_div(p->n, p->after == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS);
+    int columns = (int)ceil_div(p->n, p->epilogue == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS);
     k.cluster = columns > 1 ? 2 : 1;
     k.groups = (int)ceil_div(columns, k.cluster);
     k.tiles = (int)ceil_div(p->m, TILE_ROWS) * k.groups;
     describe_work(p, &k);
     if (!describe_segments(p, &k))
         return weft_fail(WEFT_EIO, "cuda: the driver made no map of a product's factors");
-    cudaError_t error = launch_kernel(stream, k, p->segment[0].tb);
+    cudaError_t error = allow_memory();
+    if (error == cudaSuccess) error = launch_kernel(stream, k, p->segment[0].tb);
     if (error == cudaSuccess) error = cudaGetLastError();
     if (error == cudaSuccess) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "cuda: a product by tiles did not start: %s",
+    return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",
                      cudaGetErrorString(error));
 }
 
-weft_status tiles_run(const weft_exec *x, const tiles_product *p) {
-    return tiles_launch(stream_of(x), p);
+weft_status fused_run(const weft_exec *x, const fused_product *p) {
+    return fused_launch(stream_of(x), p);
 }

@@ -5,7 +5,7 @@
 
 #include "cuda/tensor/pipeline.cuh"
 
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
 
 /* At the same barrier of another block of the cluster. Nothing was written that it would have to see,
  * so that the arrival needs no wider order than its own block's, which would cost a fence. */
@@ -38,7 +38,7 @@ __device__ static inline void sync_cluster() {
 }
 
 /* A box to both blocks of a pair, and to the same barrier of each. */
-__device__ static inline void ask_box_for_both(uint32_t to, const CUtensorMap *from, int x, int y,
+__device__ static inline void tma_multicast_2d(uint32_t to, const CUtensorMap *from, int x, int y,
                                                uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
                  "multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),

@@ -1,7 +1,7 @@
-/* A product as gemm_fused.cu's kernel gets it, and what its working warps do behind the sums: they take a
- * tile of rounded sums from shared memory by pieces of eight columns, with what goes with it from
- * memory, and write what becomes of it. A thread keeps its columns over a tile, so that column sums are
- * registers until its end. */
+/* A product as gemm_fused.cu's kernel gets it, and its epilogue: the finishing warps take a tile of
+ * rounded sums from shared memory by pieces of eight columns, with what goes with it from memory, and
+ * write what becomes of it. A thread keeps its columns over a tile, so that column sums are registers
+ * until its end. */
 #ifndef WEFT_CUDA_PRODUCTS_GEMM_FUSED_EPILOGUE_CUH
 #define WEFT_CUDA_PRODUCTS_GEMM_FUSED_EPILOGUE_CUH
 
@@ -19,10 +19,10 @@ enum {
     A_BYTES = TILE_ROWS * DEPTH * 2,
     B_BYTES = TILE_COLUMNS * DEPTH * 2,
     STAGE_BYTES = A_BYTES + B_BYTES,
-    MULTIPLIERS = 256, /* threads, the first */
-    WORKERS = 256,     /* the next */
-    THREADS = MULTIPLIERS + WORKERS + 128,
-    AHEAD = 2, /* pieces that a working thread has under way */
+    CONSUMERS = 256, /* threads, the first */
+    FINISHERS = 256, /* the next */
+    THREADS = CONSUMERS + FINISHERS + 128,
+    AHEAD = 2, /* pieces that a finishing thread has under way */
     LEAST_ROWS = 256,
     LEAST_COLUMNS = 64,
     LEAST_DEPTH = 64,
@@ -35,7 +35,7 @@ enum {
     AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
     AT_BIAS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [2 halves][2 turns][128] */
     AT_PARTS = AT_BIAS + 4 * TILE_COLUMNS * 4,        /* [16][128] */
-    AT_FULL = AT_PARTS + WORKERS * VECTOR * 4,
+    AT_FULL = AT_PARTS + FINISHERS * VECTOR * 4,
     AT_EMPTY = AT_FULL + 8 * STAGES,
     AT_MADE = AT_EMPTY + 8 * STAGES,
     AT_TAKEN = AT_MADE + 8 * 2,
@@ -44,21 +44,21 @@ enum {
 
 /* A product as the kernel gets it. */
 struct tile_problem {
-    CUtensorMap a[TILES_SEGMENTS], b[TILES_SEGMENTS], b2;
-    int blocks[TILES_SEGMENTS];  /* of DEPTH */
-    float ratio[TILES_SEGMENTS]; /* of a segment's factor to the next one's */
+    CUtensorMap a[FUSED_SEGMENTS], b[FUSED_SEGMENTS], b2;
+    int blocks[FUSED_SEGMENTS];  /* of DEPTH */
+    float ratio[FUSED_SEGMENTS]; /* of a segment's factor to the next one's */
     float factor;                /* the last one's */
     int segments, cluster;
     int m, n, tiles, groups; /* tiles of a pair or block, and of those, in a row */
     int64_t ld;
-    tiles_after after;
+    fused_epilogue epilogue;
     any_tensor bias;
     const bf16 *in[2]; /* read beside c: addend, or at, or gate and up */
     bf16 *out[3];      /* y, and pre, dup, or gate and up */
     float *sums;
 };
 
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
 
 /* A tile's first row and column. */
 struct tile_corner {
@@ -66,11 +66,11 @@ struct tile_corner {
 };
 
 __device__ static inline tile_corner find_tile(const tile_problem &p, int tile) {
-    int group = tile % p.groups, width = p.after == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
+    int group = tile % p.groups, width = p.epilogue == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
     return {tile / p.groups * TILE_ROWS, (group * p.cluster + (int)block_in_cluster()) * width};
 }
 
-/* What a working thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
+/* What a finishing thread reads beside the tile: AHEAD pieces, `step` apart, of which those of the first
  * `count` rows are inside. */
 struct some_pieces {
     uint4 words[AHEAD];
@@ -105,66 +105,67 @@ __device__ static inline uint4 add_words(uint4 a, uint4 b) {
 
 /* One piece: c, or gate and up, and what was read beside it; `at` is its place in all outputs. What
  * is not inside is worked on all the same, so that the pieces' arithmetic overlaps. */
-template <int AFTER>
-__device__ static inline void work_on_piece(const tile_problem &p, uint4 c, uint4 other, uint4 in0,
-                                            uint4 in1, int64_t at, bool inside,
-                                            float (&sum)[VECTOR]) {
+template <int EPILOGUE>
+__device__ static inline void finish_piece(const tile_problem &p, uint4 c, uint4 other, uint4 in0,
+                                           uint4 in1, int64_t at, bool inside,
+                                           float (&sum)[VECTOR]) {
     float v[VECTOR], x[VECTOR], y[VECTOR], z[VECTOR];
     widen_words(c, v);
-    if (AFTER == TILES_PLAIN && p.sums && inside)
+    if (EPILOGUE == FUSED_PLAIN && p.sums && inside)
 #pragma unroll
         for (int i = 0; i < VECTOR; i++)
             sum[i] += v[i];
-    if (AFTER == TILES_GELU_BACK) widen_words(in0, x);
-    if (AFTER == TILES_SILU_MUL) widen_words(other, x);
-    if (AFTER == TILES_SILU_MUL_BACK) widen_words(in0, x), widen_words(in1, y);
+    if (EPILOGUE == FUSED_GELU_BACK) widen_words(in0, x);
+    if (EPILOGUE == FUSED_SILU_MUL) widen_words(other, x);
+    if (EPILOGUE == FUSED_SILU_MUL_BACK) widen_words(in0, x), widen_words(in1, y);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        if (AFTER == TILES_GELU) v[i] = gelu_value(v[i]);
-        if (AFTER == TILES_GELU_BACK) v[i] *= gelu_slope(x[i]);
-        if (AFTER == TILES_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
-        if (AFTER == TILES_SILU_MUL_BACK) {
+        if (EPILOGUE == FUSED_GELU) v[i] = gelu_value(v[i]);
+        if (EPILOGUE == FUSED_GELU_BACK) v[i] *= gelu_slope(x[i]);
+        if (EPILOGUE == FUSED_SILU_MUL) v[i] *= x[i] * sigmoid(v[i]);
+        if (EPILOGUE == FUSED_SILU_MUL_BACK) {
             float s = sigmoid(x[i]);
             z[i] = v[i] * x[i] * s;
             v[i] *= y[i] * (s * (1 + x[i] * (1 - s)));
         }
-        if (inside && AFTER == TILES_GELU_BACK) sum[i] += v[i];
+        if (inside && EPILOGUE == FUSED_GELU_BACK) sum[i] += v[i];
     }
     if (!inside) return;
-    if (AFTER == TILES_PLAIN)
+    if (EPILOGUE == FUSED_PLAIN)
         write_words(p.out[0] + at, c);
     else
         store_vector(p.out[0] + at, v);
-    if ((AFTER == TILES_GELU || AFTER == TILES_SILU_MUL) && p.out[1]) write_words(p.out[1] + at, c);
-    if (AFTER == TILES_SILU_MUL && p.out[2]) write_words(p.out[2] + at, other);
-    if (AFTER == TILES_SILU_MUL_BACK) store_vector(p.out[1] + at, z);
+    if ((EPILOGUE == FUSED_GELU || EPILOGUE == FUSED_SILU_MUL) && p.out[1])
+        write_words(p.out[1] + at, c);
+    if (EPILOGUE == FUSED_SILU_MUL && p.out[2]) write_words(p.out[2] + at, other);
+    if (EPILOGUE == FUSED_SILU_MUL_BACK) store_vector(p.out[1] + at, z);
 }
 
 /* The sums of a thread's columns over its rows to those over the tile: the rows' parts in order. */
 __device__ static inline void add_parts(const tile_problem &p, tile_corner tile, float *parts,
                                         const float (&sum)[VECTOR]) {
-    int thread = (int)threadIdx.x - MULTIPLIERS;
-    sync_threads(3, WORKERS);
+    int thread = (int)threadIdx.x - CONSUMERS;
+    sync_threads(3, FINISHERS);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
         parts[thread * VECTOR + i] = sum[i];
-    sync_threads(3, WORKERS);
+    sync_threads(3, FINISHERS);
     if (thread >= TILE_COLUMNS || tile.column + thread >= p.n) return;
     float total = 0;
 #pragma unroll
-    for (int r = 0; r < WORKERS * VECTOR / TILE_COLUMNS; r++)
+    for (int r = 0; r < FINISHERS * VECTOR / TILE_COLUMNS; r++)
         total += parts[r * TILE_COLUMNS + thread];
     p.sums[(int64_t)(tile.row / TILE_ROWS) * p.n + tile.column + thread] = total;
 }
 
 /* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
-template <int AFTER, bool WHOLE>
-__device__ static inline void work_on_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
-                                           float *parts, uint32_t turn) {
-    constexpr bool PAIR = AFTER == TILES_SILU_MUL;
-    constexpr int PIECES = PAIR ? 8 : 16, ROWS = WORKERS / PIECES, BATCH = AHEAD * ROWS;
-    constexpr int INPUTS = PAIR ? 0 : AFTER == TILES_SILU_MUL_BACK ? 2 : 1;
-    int thread = (int)threadIdx.x - MULTIPLIERS, piece = thread % PIECES, own = thread / PIECES;
+template <int EPILOGUE, bool WHOLE>
+__device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
+                                          float *parts, uint32_t turn) {
+    constexpr bool PAIR = EPILOGUE == FUSED_SILU_MUL;
+    constexpr int PIECES = PAIR ? 8 : 16, ROWS = FINISHERS / PIECES, BATCH = AHEAD * ROWS;
+    constexpr int INPUTS = PAIR ? 0 : EPILOGUE == FUSED_SILU_MUL_BACK ? 2 : 1;
+    int thread = (int)threadIdx.x - CONSUMERS, piece = thread % PIECES, own = thread / PIECES;
     int column = tile.column + piece * VECTOR;
     int count = WHOLE ? TILE_ROWS : (column < p.n ? p.m - tile.row - own : 0);
     int64_t step = (int64_t)ROWS * p.ld, at = (int64_t)(tile.row + own) * p.ld + column;
@@ -182,7 +183,7 @@ __device__ static inline void work_on_tile(const tile_problem &p, tile_corner ti
         int64_t to = at;
         in0 = next0;
         in1 = next1;
-        if (first % HALF_ROWS == 0) wait_turn(memory + AT_MADE + 8 * half, turn);
+        if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, turn);
         at += AHEAD * step;
         if (first + BATCH < TILE_ROWS) load(first + BATCH);
         uint4 c[AHEAD], other[AHEAD];
@@ -196,50 +197,50 @@ __device__ static inline void work_on_tile(const tile_problem &p, tile_corner ti
             __syncwarp();
             if (thread % 32 == 0) arrive(memory + AT_TAKEN + 8 * half);
         }
-        if (AFTER <= TILES_GELU && p.in[0])
+        if (EPILOGUE <= FUSED_GELU && p.in[0])
 #pragma unroll
             for (int i = 0; i < AHEAD; i++)
                 c[i] = add_words(c[i], in0.words[i]);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++)
-            work_on_piece<AFTER>(p, c[i], PAIR ? other[i] : c[i], in0.words[i], in1.words[i],
-                                 to + i * step, WHOLE || first + i * ROWS < count, sum);
+            finish_piece<EPILOGUE>(p, c[i], PAIR ? other[i] : c[i], in0.words[i], in1.words[i],
+                                   to + i * step, WHOLE || first + i * ROWS < count, sum);
     }
-    if (AFTER == TILES_PLAIN || AFTER == TILES_GELU_BACK)
+    if (EPILOGUE == FUSED_PLAIN || EPILOGUE == FUSED_GELU_BACK)
         if (p.sums) add_parts(p, tile, parts, sum);
 }
 
-template <int AFTER>
-__device__ static inline void work_on_some(const tile_problem &p, tile_corner tile, uint32_t memory,
-                                           float *parts, uint32_t turn) {
-    int width = AFTER == TILES_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
+template <int EPILOGUE>
+__device__ static inline void finish_some(const tile_problem &p, tile_corner tile, uint32_t memory,
+                                          float *parts, uint32_t turn) {
+    int width = EPILOGUE == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
     if (tile.row + TILE_ROWS <= p.m && tile.column + width <= p.n)
-        work_on_tile<AFTER, true>(p, tile, memory, parts, turn);
+        finish_tile<EPILOGUE, true>(p, tile, memory, parts, turn);
     else
-        work_on_tile<AFTER, false>(p, tile, memory, parts, turn);
+        finish_tile<EPILOGUE, false>(p, tile, memory, parts, turn);
 }
 
-__device__ static inline void work_on_all(const tile_problem &p, char *start, uint32_t memory,
-                                          int first, int step) {
+__device__ static inline void finish_all(const tile_problem &p, char *start, uint32_t memory,
+                                         int first, int step) {
     float *parts = (float *)(start + AT_PARTS);
     uint32_t turn = 0;
     for (int t = first; t < p.tiles; t += step, turn++) {
         tile_corner tile = find_tile(p, t);
-        switch (p.after) {
-        case TILES_PLAIN:
-            work_on_some<TILES_PLAIN>(p, tile, memory, parts, turn);
+        switch (p.epilogue) {
+        case FUSED_PLAIN:
+            finish_some<FUSED_PLAIN>(p, tile, memory, parts, turn);
             break;
-        case TILES_GELU:
-            work_on_some<TILES_GELU>(p, tile, memory, parts, turn);
+        case FUSED_GELU:
+            finish_some<FUSED_GELU>(p, tile, memory, parts, turn);
             break;
-        case TILES_GELU_BACK:
-            work_on_some<TILES_GELU_BACK>(p, tile, memory, parts, turn);
+        case FUSED_GELU_BACK:
+            finish_some<FUSED_GELU_BACK>(p, tile, memory, parts, turn);
             break;
-        case TILES_SILU_MUL:
-            work_on_some<TILES_SILU_MUL>(p, tile, memory, parts, turn);
+        case FUSED_SILU_MUL:
+            finish_some<FUSED_SILU_MUL>(p, tile, memory, parts, turn);
             break;
-        case TILES_SILU_MUL_BACK:
-            work_on_some<TILES_SILU_MUL_BACK>(p, tile, memory, parts, turn);
+        case FUSED_SILU_MUL_BACK:
+            finish_some<FUSED_SILU_MUL_BACK>(p, tile, memory, parts, turn);
             break;
         }
     }

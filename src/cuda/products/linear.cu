@@ -1,17 +1,12 @@
-/* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh, and
- * the gradient of a bias, with gelu's gradient or alone.
+/* Linear layers and matrix products on the GPU: a node's tensors as the matrices of gemm.cuh.
  *
  * A node that sums several products, or does more behind its sums than the library is fast at, has two
  * ways, and an estimate of their times chooses. By pieces: one product after the other by the library,
  * each with the sum so far as its addend, and gelu's slope behind such a sum, behind an addend or
- * before a bias's gradient is the pass of those gradients, over the result. By tiles: the last of the
- * pieces is a kernel of our own (gemm_fused.cuh) that sums some of the products at once and does all
- * that comes behind; products of long sums may still be the library's before it.
- *
- * The bias gradient sums the rows of each column in two steps of a fixed order: bands of rows, then
- * the bands' sums. How many bands there are follows from the shape. Behind gelu the same pass makes
- * the rows: its floor is dy, x and dx once. */
-#include "cuda/functions.cuh"
+ * before a bias's gradient is the pass of those gradients (column_sums.cuh), over the result. Fused: the
+ * last of the pieces is a kernel of our own (gemm_fused.cuh) that sums some of the products at once and
+ * does all that comes behind; products of long sums may still be the library's before it. */
+#include "cuda/products/column_sums.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
 
@@ -19,27 +14,27 @@ extern "C" {
 #include "ops/linear.h"
 }
 
-enum {
-    WARPS = 8,
-    ADD_WARPS = 32,
-    COLUMNS = 256,
-    SMS = 132,
-    BLOCKS = 6,      /* at a time on an SM */
-    GELU_BLOCKS = 4, /* with gelu: twice the loads a thread */
-    BAND_LEAST = 64
-};
+enum { TURN_ROWS = 8 /* of a square that a block has threads for */ };
 
-/* For estimates, as an H200 does the products of GPT-2's sizes: operations a second; bytes a second of a
- * library's product of short sums, of what it adds, and of a pass over the result; seconds a launch, and
- * seconds a result of the library's gelu beside the sums. */
-static const double LIBRARY_RATE = 715e12, SHORT_TRAFFIC = 2.2e12, ADD_TRAFFIC = 4.3e12,
-                    PASS_TRAFFIC = 3.7e12, LAUNCH = 2e-6, LIBRARY_GELU = 0.8e-12;
+/* For estimates: shares of what the tensor cores and the memory could do at most, as they were found
+ * with the products of GPT-2's sizes. The library's products; bytes of its products of short sums, of
+ * what it adds, and of a pass over the result; our own kernel's products. */
+static const double LIBRARY_SHARE = 0.668, SHORT_SHARE = 0.447, ADD_SHARE = 0.875,
+                    PASS_SHARE = 0.753, FUSED_SHARE = 0.523;
+/* Operations of a multiprocessor's tensor cores in bf16, a clock: Hopper's, for which our kernel is. */
+static const double TENSOR_OPERATIONS = 4096;
+/* Clocks of a multiprocessor for a result: of the library's gelu beside the sums; of ours by what is done
+ * behind the sum, at least, and for an addend. */
+static const double LIBRARY_GELU = 0.209, FUSED_RESULT[] = {0.261, 0.810, 0.836},
+                    FUSED_ADDEND = 0.131;
+static const double LAUNCH = 2e-6; /* seconds */
 /* What our own kernel's share of the library's time must be below, as these are estimates. */
 static const double CLEARLY = 0.96;
-/* Of our own kernel: operations a second, and the seconds that a result takes at least by what is done
- * behind its sum, and for an addend. */
-static const double TILES_RATE = 560e12, TILES_RESULT[] = {1.0e-12, 3.1e-12, 3.2e-12},
-                    TILES_ADDEND = 0.5e-12;
+
+/* Clocks of all multiprocessors, a second. */
+static double clocks() {
+    return (double)multiprocessors() * weft_cuda_device()->clock;
+}
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
 static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
@@ -94,215 +89,14 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n, int
     return p;
 }
 
-/* The rows whose columns are summed: dy itself, or, with x, dy times gelu's slope at x, kept in dx. */
-template <typename T> struct summed_rows {
-    const T *dy, *x;
-    T *dx;
-};
-
-/* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
-typedef struct {
-    const weft_tensor *dy, *x, *dx; /* x NULL: no gelu */
-    const weft_tensor *db;          /* NULL: the sums are not wanted */
-    int64_t rows, columns;
-} column_pass;
-
-static column_pass pass_of(const weft_tensor *dy, const weft_tensor *x, const weft_tensor *dx,
-                           const weft_tensor *db, int64_t columns) {
-    return column_pass{dy, x, dx, db, weft_tensor_count(dy) / columns, columns};
-}
-
-/* How the rows are cut: enough bands to fill the GPU once, none shorter than worth a block. */
-static int64_t band_rows(const column_pass *p) {
-    int64_t blocks = SMS * (p->x ? GELU_BLOCKS : BLOCKS);
-    int64_t bands = max_i64(1, blocks / ceil_div(p->columns, COLUMNS));
-    return max_i64(BAND_LEAST, ceil_div(p->rows, bands));
-}
-
-static int64_t pass_bytes(const column_pass *p) {
-    return ceil_div(p->rows, band_rows(p)) * p->columns * (int64_t)sizeof(float);
-}
-
-/* Eight numbers as they lie in memory. */
-template <typename T> struct raw_vector {
-    uint4 words[sizeof(T) / 2];
-    __device__ void load(const T *p) {
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof(T) / 2); i++)
-            words[i] = ((const uint4 *)p)[i];
-    }
-};
-
-__device__ static inline void widen_raw(const raw_vector<bf16> &raw, float (&v)[VECTOR]) {
-    widen_words(raw.words[0], v);
-}
-
-__device__ static inline void widen_raw(const raw_vector<float> &raw, float (&v)[VECTOR]) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        v[4 * i] = __uint_as_float(raw.words[i].x);
-        v[4 * i + 1] = __uint_as_float(raw.words[i].y);
-        v[4 * i + 2] = __uint_as_float(raw.words[i].z);
-        v[4 * i + 3] = __uint_as_float(raw.words[i].w);
-    }
-}
-
-/* N rows of a lane's eight columns, `step` elements apart. */
-template <typename T, bool GELU, int N> struct some_rows {
-    raw_vector<T> dy[N], x[GELU ? N : 1];
-
-    __device__ void load(const summed_rows<T> &from, int64_t at, int64_t step) {
-#pragma unroll
-        for (int r = 0; r < N; r++) {
-            dy[r].load(from.dy + at + r * step);
-            if (GELU) x[r].load(from.x + at + r * step);
-        }
-    }
-
-    __device__ void add(const summed_rows<T> &from, int64_t at, int64_t step,
-                        float (&sum)[VECTOR]) const {
-#pragma unroll
-        for (int r = 0; r < N; r++) {
-            float v[VECTOR], slope[VECTOR];
-            widen_raw(dy[r], v);
-            if (GELU) widen_raw(x[r], slope);
-#pragma unroll
-            for (int k = 0; k < VECTOR; k++) {
-                if (GELU) v[k] *= gelu_slope(slope[k]);
-                sum[k] += v[k];
-            }
-            if (GELU) store_vector(from.dx + at + r * step, v);
-        }
-    }
-};
-
-/* A warp's rows of a band, every eighth: some at a time, so that their loads overlap. With gelu, which
- * takes long, the next are on their way while those at hand are worked on. */
-template <typename T, bool GELU>
-__device__ static inline void sum_rows(const summed_rows<T> &from, int64_t at, int64_t end,
-                                       int64_t step, float (&sum)[VECTOR]) {
-    constexpr int N = (GELU ? 4 : 8) / (int)sizeof(T);
-    some_rows<T, GELU, N> now, next;
-    bool some = at + (N - 1) * step < end;
-    if (some && GELU) now.load(from, at, step);
-    while (some) {
-        some = at + (2 * N - 1) * step < end;
-        if (!GELU) now.load(from, at, step);
-        if (some && GELU) next.load(from, at + N * step, step);
-        now.add(from, at, step, sum);
-        if (GELU) now = next;
-        at += N * step;
-    }
-    for (; at < end; at += step) {
-        some_rows<T, GELU, 1> last;
-        last.load(from, at, step);
-        last.add(from, at, step, sum);
-    }
-}
-
-/* The sums of a band for 256 columns: the warps' sums are added in order. */
-template <typename T, bool GELU>
-static __global__ void __launch_bounds__(WARPS * 32, GELU ? GELU_BLOCKS : BLOCKS)
-    sum_bands(int64_t rows, int64_t columns, int64_t band, summed_rows<T> from, float *sums) {
-    __shared__ float parts[WARPS][COLUMNS];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t column = (int64_t)blockIdx.x * COLUMNS + lane * VECTOR;
-    int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
-    float sum[VECTOR] = {};
-    if (column < columns)
-        sum_rows<T, GELU>(from, (first + warp) * columns + column, end * columns, WARPS * columns,
-                          sum);
-#pragma unroll
-    for (int k = 0; k < VECTOR; k++)
-        parts[warp][lane * VECTOR + k] = sum[k];
-    __syncthreads();
-    int64_t at = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
-    if (at >= columns) return;
-    float total = 0;
-    for (int w = 0; w < WARPS; w++)
-        total += parts[w][threadIdx.x];
-    sums[blockIdx.y * columns + at] = total;
-}
-
-/* The same where rows do not start at multiples of 16 bytes: a thread a column. */
-template <typename T, bool GELU>
-static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t band,
-                                        summed_rows<T> from, float *sums) {
-    int64_t column = thread_index();
-    if (column >= columns) return;
-    int64_t first = blockIdx.y * band, end = min_i64(first + band, rows);
-    float sum = 0;
-    for (int64_t i = first * columns + column; i < end * columns; i += columns) {
-        float v = to_float(from.dy[i]);
-        if (GELU) {
-            v *= gelu_slope(to_float(from.x[i]));
-            from.dx[i] = from_float<T>(v);
-        }
-        sum += v;
-    }
-    sums[blockIdx.y * columns + column] = sum;
-}
-
-/* The sum of the bands, 32 columns a block: a warp takes every ADD_WARPSth band, so that their loads
- * are under way together, and the warps' sums are added in order. */
-static __global__ void add_bands(int64_t bands, int64_t columns, const float *sums, any_tensor db) {
-    __shared__ float parts[ADD_WARPS][32];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t column = (int64_t)blockIdx.x * 32 + lane;
-    float sum = 0;
-#pragma unroll 8
-    for (int64_t i = warp; i < bands && column < columns; i += ADD_WARPS)
-        sum += sums[i * columns + column];
-    parts[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || column >= columns) return;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < ADD_WARPS; w++)
-        total += parts[w][lane];
-    store_any(db, column, total);
-}
-
-template <typename T, bool GELU>
-static void launch_bands(const weft_exec *x, const column_pass *p, int64_t band, float *sums) {
-    dim3 grid((unsigned)ceil_div(p->columns, COLUMNS), (unsigned)ceil_div(p->rows, band));
-    summed_rows<T> from = {data_of<T>(x, p->dy), data_of<T>(x, p->x), data_of<T>(x, p->dx)};
-    if (p->columns % VECTOR == 0)
-        sum_bands<T, GELU>
-            <<<grid, WARPS * 32, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
-    else
-        sum_bands_slowly<T, GELU>
-            <<<grid, COLUMNS, 0, stream_of(x)>>>(p->rows, p->columns, band, from, sums);
-}
-
-static void launch_add(const weft_exec *x, const weft_tensor *db, int64_t bands,
-                       const float *sums) {
-    int64_t columns = weft_tensor_count(db);
-    add_bands<<<(unsigned)ceil_div(columns, 32), ADD_WARPS * 32, 0, stream_of(x)>>>(
-        bands, columns, sums, any_of(x, db));
-}
-
-static weft_status run_pass(weft_exec *x, const weft_node *n, const column_pass *p) {
-    int64_t band = band_rows(p);
-    float *sums = workspace_of<float>(x, n);
-    with_type(p->dy, [&](auto tag) {
-        if (p->x)
-            launch_bands<decltype(tag), true>(x, p, band, sums);
-        else
-            launch_bands<decltype(tag), false>(x, p, band, sums);
-    });
-    if (p->db) launch_add(x, p->db, ceil_div(p->rows, band), sums);
-    return launched(n);
-}
-
 /* Over the result itself. */
 static column_pass pass_behind(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
-    return pass_of(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
+    return describe_pass(n->out[0], n->in[WEFT_MATMUL_AT], n->out[0], n->out[1], columns);
 }
 
 /* Of what our own kernel takes: by rows, and all in bf16 but the bias. */
-static bool suits_tiles(const weft_node *n) {
+static bool suits_fused(const weft_node *n) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     bool suits = weft_matmul_is_by_rows(attr, n->in[0]) && attr->dtype == WEFT_BF16 &&
                  (attr->more || attr->act != WEFT_ACT_NONE);
@@ -313,11 +107,11 @@ static bool suits_tiles(const weft_node *n) {
     return suits;
 }
 
-static tiles_after after_of(const weft_node *n) {
+static fused_epilogue epilogue_of(const weft_node *n) {
     weft_act act = ATTR(n, weft_matmul_attr)->act;
-    return act == WEFT_ACT_GELU        ? TILES_GELU
-           : act == WEFT_ACT_GELU_BACK ? TILES_GELU_BACK
-                                       : TILES_PLAIN;
+    return act == WEFT_ACT_GELU        ? FUSED_GELU
+           : act == WEFT_ACT_GELU_BACK ? FUSED_GELU_BACK
+                                       : FUSED_PLAIN;
 }
 
 static int count_bits(unsigned set) {
@@ -354,7 +148,7 @@ static int64_t sums_bytes(const weft_node *n) {
     int64_t columns = weft_matmul_measure(ATTR(n, weft_matmul_attr), n->in[0], n->in[1]).n;
     int64_t rows = weft_tensor_count(n->out[0]) / columns;
     if (!ATTR(n, weft_matmul_attr)->sums) return 0;
-    return align_bytes(tiles_bands(rows) * columns * (int64_t)sizeof(float));
+    return align_bytes(fused_bands(rows) * columns * (int64_t)sizeof(float));
 }
 
 /* Bytes before the turned b of product i; of all that our own kernel needs: i past the last. */
@@ -367,10 +161,10 @@ static int64_t turned_at(const weft_node *n, unsigned set, int i) {
 }
 
 /* The products of `set`, a bit each, at once, and what comes behind the sum. */
-static tiles_product describe_tiles(const weft_exec *x, const weft_node *n, unsigned set) {
+static fused_product describe_fused(const weft_exec *x, const weft_node *n, unsigned set) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     bool first = set + 1 == 2u << attr->more;
-    tiles_product t = {};
+    fused_product t = {};
     for (int i = 0; i <= attr->more; i++) {
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
         weft_matmul_sizes s = weft_matmul_measure(&p.attr, p.a, p.b);
@@ -379,7 +173,7 @@ static tiles_product describe_tiles(const weft_exec *x, const weft_node *n, unsi
         bool tb = layout_of(n, set);
         void *b = place_of(x, p.b);
         if (x && tb != p.attr.tb) b = workspace_of<char>(x, n) + turned_at(n, set, i);
-        t.segment[t.segments++] = tiles_segment{(const bf16 *)place_of(x, p.a),
+        t.segment[t.segments++] = fused_segment{(const bf16 *)place_of(x, p.a),
                                                 (const bf16 *)b,
                                                 s.k,
                                                 tb ? s.k : s.n,
@@ -391,7 +185,7 @@ static tiles_product describe_tiles(const weft_exec *x, const weft_node *n, unsi
     t.bias = any_tensor{place_of(x, bias), bias && bias->dtype == WEFT_BF16};
     t.addend = (const bf16 *)place_of(x, first ? n->in[WEFT_MATMUL_ADDEND] : n->out[0]);
     t.y = (bf16 *)place_of(x, n->out[0]);
-    t.after = after_of(n);
+    t.epilogue = epilogue_of(n);
     if (attr->act == WEFT_ACT_GELU) t.pre = (bf16 *)place_of(x, n->out[1]);
     t.at = (const bf16 *)place_of(x, n->in[WEFT_MATMUL_AT]);
     if (attr->sums) t.sums = x ? workspace_of<float>(x, n) : (float *)place_of(x, n->out[1]);
@@ -405,12 +199,16 @@ static double larger(double a, double b) {
 /* Seconds of a product by the library. */
 static double estimate_product(weft_matmul_sizes s, bool added) {
     double m = (double)s.m, n = (double)s.n, k = (double)s.k;
-    double bytes = 2 * (m * n + m * k + n * k), more = added ? 2 * m * n / ADD_TRAFFIC : 0;
-    return LAUNCH + larger(2 * m * n * k / LIBRARY_RATE, bytes / SHORT_TRAFFIC) + more;
+    double bytes = 2 * (m * n + m * k + n * k), memory = weft_cuda_device()->memory_rate;
+    double more = added ? 2 * m * n / (ADD_SHARE * memory) : 0;
+    return LAUNCH +
+           larger(2 * m * n * k / (LIBRARY_SHARE * TENSOR_OPERATIONS * clocks()),
+                  bytes / (SHORT_SHARE * memory)) +
+           more;
 }
 
 /* Seconds of a node whose products of `set` go by tiles at once, the others by the library before. */
-static double estimate_way(const weft_node *n, unsigned set, tiles_after after) {
+static double estimate_way(const weft_node *n, unsigned set, fused_epilogue epilogue) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     double seconds = 0, flops = 0, result = 0;
     bool added = n->in[WEFT_MATMUL_ADDEND] != NULL;
@@ -425,23 +223,26 @@ static double estimate_way(const weft_node *n, unsigned set, tiles_after after) 
             added = true;
         }
     }
-    double behind = result * (TILES_RESULT[after] + (added ? TILES_ADDEND : 0));
+    double behind = result * (FUSED_RESULT[epilogue] + (added ? FUSED_ADDEND : 0)) / clocks();
     double launches = 1 + 2 * count_bits(turned_of(n, set));
-    if (set) return seconds + launches * LAUNCH + larger(flops / TILES_RATE, behind);
-    if (has_pass(n)) return seconds + LAUNCH + 6 * result / PASS_TRAFFIC;
-    return seconds + (after == TILES_PLAIN ? 0 : result * LIBRARY_GELU);
+    if (set)
+        return seconds + launches * LAUNCH +
+               larger(flops / (FUSED_SHARE * TENSOR_OPERATIONS * clocks()), behind);
+    if (has_pass(n))
+        return seconds + LAUNCH + 6 * result / (PASS_SHARE * weft_cuda_device()->memory_rate);
+    return seconds + (epilogue == FUSED_PLAIN ? 0 : result * LIBRARY_GELU / clocks());
 }
 
 /* The products that go by tiles, a bit each; 0: none. Shapes and types decide. */
-static unsigned choose_tiles(const weft_node *n) {
-    if (!suits_tiles(n)) return 0;
+static unsigned choose_fused(const weft_node *n) {
+    if (!suits_fused(n)) return 0;
     unsigned sets = 2u << ATTR(n, weft_matmul_attr)->more, best = 0;
-    double least = CLEARLY * estimate_way(n, 0, after_of(n));
+    double least = CLEARLY * estimate_way(n, 0, epilogue_of(n));
     for (unsigned set = 1; set < sets; set++) {
-        if (count_bits(set) > TILES_SEGMENTS) continue;
-        tiles_product t = describe_tiles(NULL, n, set);
-        if (!tiles_can(&t)) continue;
-        double seconds = estimate_way(n, set, t.after);
+        if (count_bits(set) > FUSED_SEGMENTS) continue;
+        fused_product t = describe_fused(NULL, n, set);
+        if (!fused_can(&t)) continue;
+        double seconds = estimate_way(n, set, t.epilogue);
         if (seconds >= least) continue;
         least = seconds;
         best = set;
@@ -453,11 +254,11 @@ static unsigned choose_tiles(const weft_node *n) {
 static __global__ void turn_matrix(int64_t rows, int64_t columns, const bf16 *from, bf16 *to) {
     __shared__ bf16 square[32][33];
     int64_t row = (int64_t)blockIdx.y * 32, column = (int64_t)blockIdx.x * 32;
-    for (int i = threadIdx.y; i < 32; i += WARPS)
+    for (int i = threadIdx.y; i < 32; i += TURN_ROWS)
         if (row + i < rows && column + threadIdx.x < columns)
             square[i][threadIdx.x] = from[(row + i) * columns + column + threadIdx.x];
     __syncthreads();
-    for (int i = threadIdx.y; i < 32; i += WARPS)
+    for (int i = threadIdx.y; i < 32; i += TURN_ROWS)
         if (column + i < columns && row + threadIdx.x < rows)
             to[(column + i) * rows + row + threadIdx.x] = square[threadIdx.x][i];
 }
@@ -468,23 +269,23 @@ static void turn_factors(weft_exec *x, const weft_node *n, unsigned set) {
         if (!(turned >> i & 1)) continue;
         const weft_tensor *b = weft_matmul_pair_of(n, i).b;
         dim3 grid((unsigned)ceil_div(b->shape[1], 32), (unsigned)ceil_div(b->shape[0], 32));
-        turn_matrix<<<grid, dim3(32, WARPS), 0, stream_of(x)>>>(
+        turn_matrix<<<grid, dim3(32, TURN_ROWS), 0, stream_of(x)>>>(
             b->shape[0], b->shape[1], data_of<bf16>(x, b),
             (bf16 *)(workspace_of<char>(x, n) + turned_at(n, set, i)));
     }
 }
 
-static weft_status run_tiles(weft_exec *x, const weft_node *n, unsigned set) {
-    tiles_product t = describe_tiles(x, n, set);
+static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
+    fused_product t = describe_fused(x, n, set);
     turn_factors(x, n, set);
-    WEFT_TRY(tiles_run(x, &t));
-    if (t.sums) launch_add(x, n->out[1], tiles_bands(t.m), t.sums);
+    WEFT_TRY(fused_run(x, &t));
+    if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
     return launched(n);
 }
 
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     int more = ATTR(n, weft_matmul_attr)->more;
-    unsigned set = choose_tiles(n);
+    unsigned set = choose_fused(n);
     bool first = true;
     for (int i = 0; i <= more; i++) {
         if (set >> i & 1) continue;
@@ -492,15 +293,15 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
         WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
         first = false;
     }
-    if (set) return run_tiles(x, n, set);
+    if (set) return run_fused(x, n, set);
     if (!has_pass(n)) return WEFT_OK;
     column_pass pass = pass_behind(n);
-    return run_pass(x, n, &pass);
+    return run_column_pass(x, n, &pass);
 }
 
 static int64_t matmul_workspace(const weft_node *n, int) {
     int more = ATTR(n, weft_matmul_attr)->more;
-    unsigned set = choose_tiles(n);
+    unsigned set = choose_fused(n);
     int64_t bytes = 0;
     bool first = true;
     for (int i = 0; i <= more; i++) {
@@ -512,38 +313,7 @@ static int64_t matmul_workspace(const weft_node *n, int) {
     if (set) return max_i64(bytes, turned_at(n, set, more + 1));
     if (!has_pass(n)) return bytes;
     column_pass pass = pass_behind(n);
-    return max_i64(bytes, pass_bytes(&pass));
+    return max_i64(bytes, column_pass_bytes(&pass));
 }
 
 CUDA_KERNEL(matmul, matmul_run, matmul_workspace)
-
-static column_pass pass_of_bias(const weft_node *n) {
-    return pass_of(n->in[0], NULL, NULL, n->out[0], weft_tensor_width(n->in[0]));
-}
-
-static column_pass pass_of_gelu(const weft_node *n) {
-    return pass_of(n->in[0], n->in[1], n->out[0], n->out[1], weft_tensor_width(n->in[0]));
-}
-
-static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    column_pass p = pass_of_bias(n);
-    return run_pass(x, n, &p);
-}
-
-static int64_t bias_back_workspace(const weft_node *n, int) {
-    column_pass p = pass_of_bias(n);
-    return pass_bytes(&p);
-}
-
-static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
-    column_pass p = pass_of_gelu(n);
-    return run_pass(x, n, &p);
-}
-
-static int64_t gelu_bias_back_workspace(const weft_node *n, int) {
-    column_pass p = pass_of_gelu(n);
-    return pass_bytes(&p);
-}
-
-CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
-CUDA_KERNEL(gelu_bias_back, gelu_bias_back_run, gelu_bias_back_workspace)

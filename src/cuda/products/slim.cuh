@@ -17,7 +17,6 @@ enum {
     SLIM_NARROW = 16,
     SLIM_WIDE = 128,
     SLIM_ROWS = 1024, /* fewest */
-    SLIM_BLOCKS = 132,
     SLIM_WARPS = 16,
     SLIM_AHEAD = 8,     /* rows that a warp loads together */
     SLIM_ADD_WARPS = 32 /* that share out the bands */
@@ -76,7 +75,7 @@ static __global__ void __launch_bounds__(SLIM_WARPS * 32) slim_sum(slim_product 
             }
         }
     }
-    allow_next();
+    trigger_dependents();
 #pragma unroll
     for (int i = 0; i < M; i++) {
 #pragma unroll
@@ -100,7 +99,7 @@ static __global__ void slim_add(slim_product p, int bands, float alpha, const fl
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = p.m * p.n;
     int at = (int)blockIdx.x * 32 + lane;
     float sum = 0;
-    wait_before();
+    wait_for_primary();
 #pragma unroll 5
     for (int i = warp; i < bands; i += SLIM_ADD_WARPS)
         sum += at < values ? sums[(int64_t)i * values + at] : 0.0f;
@@ -127,7 +126,7 @@ static inline bool slim_find(const gemm_product *p, slim_product *slim) {
     slim->narrow_ld = narrow->ld;
     slim->wide_ld = wide->ld;
     slim->rows = p->k;
-    slim->band = ceil_div(p->k, SLIM_BLOCKS);
+    slim->band = ceil_div(p->k, multiprocessors());
     slim->m = (int)m;
     slim->n = (int)n;
     slim->turned = turned;
@@ -158,8 +157,8 @@ static void slim_run(cudaStream_t stream, const slim_product *p, float alpha, fl
     if (p->m == 8) slim_launch<8>(stream, p, sums);
     if (p->m == 12) slim_launch<12>(stream, p, sums);
     if (p->m == 16) slim_launch<16>(stream, p, sums);
-    launch_early(stream, ceil_div(p->m * p->n, 32), SLIM_ADD_WARPS * 32, slim_add<F>, *p,
-                 (int)slim_bands(p), alpha, (const float *)sums, finish);
+    launch_dependent(stream, ceil_div(p->m * p->n, 32), SLIM_ADD_WARPS * 32, slim_add<F>, *p,
+                     (int)slim_bands(p), alpha, (const float *)sums, finish);
 }
 
 #endif

@@ -162,8 +162,8 @@ static __global__ void __launch_bounds__(THREADS)
 
 static bool sums_fit(const weft_node *n) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
-    return slab_bytes(h->shape[1]) <= MOST_SHARED && index->shape[1] * index->shape[2] < 1 << 24 &&
-           h->shape[0] <= 65535;
+    return slab_bytes(h->shape[1]) <= weft_cuda_device()->shared_memory &&
+           index->shape[1] * index->shape[2] < 1 << 24 && h->shape[0] <= 65535;
 }
 
 int64_t weft_cuda_slab_sums_workspace(const weft_node *n) {

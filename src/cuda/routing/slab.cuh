@@ -17,8 +17,7 @@ enum {
     LANES = 4,
     PITCH = 16 * LANES, /* bytes of a row of the slab */
     THREADS = 256,
-    GROUPS = THREADS / LANES,
-    MOST_SHARED = 227 << 10
+    GROUPS = THREADS / LANES
 };
 
 /* Columns of a thread. */

@@ -13,6 +13,15 @@
 
 namespace cg = cooperative_groups;
 
+/* Clusters are 9.0's: other code has an empty kernel in the place of the sort, and gradient_fits takes
+ * no node. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HAS_CLUSTERS
+#define SORT_CLUSTER __cluster_dims__(SORT_BLOCKS, 1, 1)
+#else
+#define SORT_CLUSTER
+#endif
+
 enum {
     AT_ONCE = 4,     /* entries of the stream that are on their way together */
     AHEAD = 8,       /* and, times 32, of a list */
@@ -63,6 +72,7 @@ typedef struct {
     part_list *parts;
 } sort_state;
 
+#ifdef HAS_CLUSTERS
 /* Division by a number that many are divided by: a / b where a · b < 2³². */
 __device__ static inline unsigned reciprocal_of(unsigned b) {
     return 0xffffffffu / b + 1; /* 0 for b = 1 */
@@ -246,9 +256,12 @@ __device__ static inline int place_columns(const sort_state &s, uint2 none, int 
     return length;
 }
 
-static __global__ void __cluster_dims__(SORT_BLOCKS, 1, 1) __launch_bounds__(SORT_THREADS)
+#endif
+
+static __global__ void SORT_CLUSTER __launch_bounds__(SORT_THREADS)
     plan_gradient(slab_shape shape, sort_problem p, unsigned char *plan, weft_cuda_run *run,
                   int node) {
+#ifdef HAS_CLUSTERS
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ int sums[SORT_WARPS];
     cg::cluster_group cluster = cg::this_cluster();
@@ -284,6 +297,7 @@ static __global__ void __cluster_dims__(SORT_BLOCKS, 1, 1) __launch_bounds__(SOR
     __syncthreads();
     place_run(s, length);
     cluster.barrier_wait(std::move(read));
+#endif
 }
 
 /* A thread's columns of a group's sum. */
@@ -405,7 +419,9 @@ static int64_t gradient_bytes(const weft_tensor *dc) {
 static bool gradient_fits(const weft_node *n) {
     const weft_tensor *dc = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
     const weft_tensor *dh = n->out[0];
-    return gradient_bytes(dc) <= MOST_SHARED && sort_bytes(dh->shape[1]) <= MOST_SHARED - 1024 &&
+    int64_t room = weft_cuda_device()->shared_memory;
+    return weft_cuda_device()->code >= 90 && gradient_bytes(dc) <= room &&
+           sort_bytes(dh->shape[1]) <= room - 1024 &&
            index->shape[1] * index->shape[2] <= MOST_ENTRIES && dh->shape[0] <= 65535;
 }
 

@@ -8,7 +8,7 @@
  * merged. So nothing of the size of R is ever written: the floor is the scores' arithmetic,
  * B·H·dqk·T² operations (causal), and as many exponentials as there are scores.
  *
- * Queries and keys come by the bulk engine, some steps (a tile, a head) ahead: all blocks' are more
+ * Queries and keys come by TMA, some steps (a tile, a head) ahead: all blocks' are more
  * than the L2 cache has room for. Warpgroups do not meet: each waits for a step's arrival and tells
  * when it has read it, so that some take exponentials while others multiply. One thread starts the
  * copies of a later step when all have read an earlier one, not the last, so that it seldom waits.
@@ -78,9 +78,9 @@ template <int D> struct topk_memory {
     static constexpr int LAG = STEPS - 2; /* steps that the first may be ahead of the last */
     static constexpr int Q = 0, K = Q + STEPS * tile_bytes<TILE, D>;
     static constexpr int ASIDE = K + STEPS * tile_bytes<TILE, D>;
-    static constexpr int ARRIVED = ASIDE + 2 * PLACES * THREADS * (int)sizeof(float);
-    static constexpr int READ = ARRIVED + STEPS * 8;
-    static constexpr int HEADS = READ + STEPS * 8;
+    static constexpr int FULL = ASIDE + 2 * PLACES * THREADS * (int)sizeof(float);
+    static constexpr int EMPTY = FULL + STEPS * 8;
+    static constexpr int HEADS = EMPTY + STEPS * 8;
 };
 
 /* A head's numbers, to the base 2, and its key head. */
@@ -89,7 +89,7 @@ typedef struct {
     int16_t key_head, changes; /* changes: it is not that of the head before */
 } __attribute__((aligned(16))) head_scale;
 
-/* Queries and keys as the bulk engine sees them. */
+/* Queries and keys as TMA sees them. */
 typedef struct {
     row_map q, k;
 } topk_maps;
@@ -108,6 +108,7 @@ typedef struct {
     int slot, turn, key_slot;
 } topk_step;
 
+#ifndef USE_MMA_SYNC
 template <int D>
 __device__ static inline void next_step(topk_step &s, const head_scale *heads, int count) {
     constexpr int steps = topk_memory<D>::STEPS;
@@ -131,14 +132,14 @@ __device__ static inline void copy_step(const topk_maps &maps, uint32_t base,
                                         const head_scale *heads, int b, int first,
                                         const topk_step &s) {
     using M = topk_memory<D>;
-    uint32_t arrival = base + M::ARRIVED + (uint32_t)s.slot * 8;
+    uint32_t arrival = base + M::FULL + (uint32_t)s.slot * 8;
     row_source q = {&maps.q, NULL, 0}, k = {&maps.k, NULL, 0};
     head_scale head = heads[s.head];
-    expect_bytes(arrival, tile_bytes<TILE, D> * (head.changes ? 2 : 1));
-    copy_box<TILE, D, THREADS>(base + M::Q + (uint32_t)s.slot * tile_bytes<TILE, D>, q, b, first,
+    expect_tx(arrival, tile_bytes<TILE, D> * (head.changes ? 2 : 1));
+    tma_load<TILE, D, THREADS>(base + M::Q + (uint32_t)s.slot * tile_bytes<TILE, D>, q, b, first,
                                s.head, arrival);
     if (head.changes)
-        copy_box<TILE, D, THREADS>(base + M::K + (uint32_t)s.key_slot * tile_bytes<TILE, D>, k, b,
+        tma_load<TILE, D, THREADS>(base + M::K + (uint32_t)s.key_slot * tile_bytes<TILE, D>, k, b,
                                    s.key, head.key_head, arrival);
 }
 
@@ -330,16 +331,20 @@ __device__ static inline void store_rows(const route_problem &p, best_list<K> (&
 }
 
 /* Says that a warp has read a step's slots. */
-__device__ static inline void tell_read(uint32_t read) {
+__device__ static inline void release_step(uint32_t read) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(read) : "memory");
 }
 
+#endif
+
+/* Empty where the code is not for 9.0a: weft_cuda_topk_fits takes no node there. */
 template <int D, int K, bool ALL>
 static __global__ void __launch_bounds__(THREADS, 1)
     route_tiles(const __grid_constant__ route_problem p, const __grid_constant__ topk_maps maps,
                 int k, bool normalize, int32_t *index, float *weight) {
+#ifndef USE_MMA_SYNC
     using M = topk_memory<D>;
     extern __shared__ __align__(1024) uint8_t memory[];
     uint32_t base = shared_address(memory);
@@ -360,10 +365,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
                               (int16_t)key_head, (int16_t)changes};
     }
     for (int i = 0; i < M::STEPS && threadIdx.x == 0; i++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(base + M::READ + 8 * i),
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(base + M::EMPTY + 8 * i),
                      "r"((int)WARPS)
                      : "memory");
-    begin_arrivals(base + M::ARRIVED, M::STEPS);
+    init_barriers(base + M::FULL, M::STEPS);
     topk_step now = {}, ahead = {};
     for (int i = 0; i < M::STEPS && threadIdx.x == 0 && ahead.key < end; i++) {
         copy_step<D>(maps, base, heads, t.b, first, ahead);
@@ -379,7 +384,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     while (now.key < end) {
         if (++late > 0 && threadIdx.x == 0 && ahead.key < end) {
             /* The step that had the slot before. */
-            wait_arrival<0>(base + M::READ + (uint32_t)ahead.slot * 8, ahead.turn - 1);
+            wait_barrier<0>(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.turn - 1);
             copy_step<D>(maps, base, heads, t.b, first, ahead);
             next_step<D>(ahead, heads, p.heads);
         }
@@ -387,7 +392,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         bool last = now.head + 1 == p.heads;
         head_scale head = heads[now.head];
         float shift[2] = {-lse[0] * LOG2E, -lse[1] * LOG2E};
-        wait_arrival<0>(base + M::ARRIVED + (uint32_t)now.slot * 8, now.turn);
+        wait_barrier<0>(base + M::FULL + (uint32_t)now.slot * 8, now.turn);
         begin_products();
         multiply_tiles<HALF, D, TILE, TILE>(
             score, base + M::Q + (uint32_t)now.slot * tile_bytes<TILE, D>, t.tile_row,
@@ -397,7 +402,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         read_sums(p, t, last ? 0 : now.head + 1, lse);
         wait_products<0>();
         settle(score);
-        tell_read(base + M::READ + (uint32_t)now.slot * 8);
+        release_step(base + M::EMPTY + (uint32_t)now.slot * 8);
         int key = now.key + t.column;
         if (!p.causal || key <= t.first + HALF - 1) { /* else no query sees any of the keys */
             const float *n =
@@ -413,6 +418,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         next_step<D>(now, heads, p.heads);
     }
     store_rows<K>(p, lists, t, k, normalize, (float2 *)aside, index, weight);
+#endif
 }
 
 template <int D> static int topk_bytes(int heads) {
@@ -425,9 +431,10 @@ enum { MOST_HEADS = 128 };
 bool weft_cuda_topk_fits(const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     int64_t d = a->score.dqk;
-    return n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 && (d == 32 || d == 64 || d == 96 || d == 128) &&
-           a->k <= WEFT_CUDA_TOPK_MAX && !a->score.band && !n->in[WEFT_ATTN_START] &&
-           a->score.queries <= 65535 * TILE && a->score.heads <= MOST_HEADS;
+    return weft_cuda_device()->wgmma && n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 &&
+           (d == 32 || d == 64 || d == 96 || d == 128) && a->k <= WEFT_CUDA_TOPK_MAX &&
+           !a->score.band && !n->in[WEFT_ATTN_START] && a->score.queries <= 65535 * TILE &&
+           a->score.heads <= MOST_HEADS;
 }
 
 /* False: the driver has none of it. */

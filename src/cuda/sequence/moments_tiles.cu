@@ -2,7 +2,7 @@
  *
  * The matrix is symmetric, so only the squares of 256 × 256 on and above the diagonal are made. A block
  * has 128 columns of a square, for a share of the tokens: as many shares as there is room for blocks.
- * One thread asks the bulk engine for 64 tokens at a time, into a ring of STAGES; two warpgroups
+ * The producer, one thread, asks TMA for 64 tokens at a time, into a ring of STAGES; the consumers, two warpgroups,
  * multiply, 128 of the square's rows each. Both factors lie by columns in shared memory, and the
  * products read them so. On the diagonal the second factor is a part of the first, and is not asked
  * for.
@@ -30,7 +30,6 @@ enum {
     B_BYTES = COLUMNS / PANEL * PANEL_BYTES,
     STAGE_BYTES = A_BYTES + B_BYTES,
     THREADS = 384,
-    PAIRS = 66, /* that the GPU has room for */
     PART = SQUARE * COLUMNS,
     ADD_TILE = 32, /* sides of what a block of the second kernel writes */
     ADD_THREADS = 256,
@@ -71,27 +70,27 @@ __host__ __device__ static inline int share_start(int steps, int shares, int sha
     return (int)((int64_t)steps * share / shares);
 }
 
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
 #define LAUNCH_THREADS THREADS
 
 /* A step's boxes, by one thread: the columns that stand for the square's rows, and the block's own. */
-__device__ static inline void ask_for_stage(const moments_run &p, square_place at, int half,
+__device__ static inline void produce_stage(const moments_run &p, square_place at, int half,
                                             int step, uint32_t to, uint32_t full) {
     int row = step * DEPTH;
     bool diagonal = at.row == at.column;
-    arrive_with_bytes(full, diagonal ? A_BYTES : STAGE_BYTES);
+    arrive_expect_tx(full, diagonal ? A_BYTES : STAGE_BYTES);
 #pragma unroll
     for (int i = 0; i < SQUARE / PANEL; i++)
-        ask_box(to + (uint32_t)(i * PANEL_BYTES), &p.x, at.row * SQUARE + i * PANEL, row, full);
+        tma_load_2d(to + (uint32_t)(i * PANEL_BYTES), &p.x, at.row * SQUARE + i * PANEL, row, full);
     if (diagonal) return;
 #pragma unroll
     for (int i = 0; i < COLUMNS / PANEL; i++)
-        ask_box(to + A_BYTES + (uint32_t)(i * PANEL_BYTES), &p.x,
-                at.column * SQUARE + half * COLUMNS + i * PANEL, row, full);
+        tma_load_2d(to + A_BYTES + (uint32_t)(i * PANEL_BYTES), &p.x,
+                    at.column * SQUARE + half * COLUMNS + i * PANEL, row, full);
 }
 
 /* A warp is done with a stage. */
-__device__ static inline void leave_stage(uint32_t empty) {
+__device__ static inline void release_stage(uint32_t empty) {
     if (threadIdx.x % 32 == 0)
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
@@ -101,11 +100,11 @@ __device__ static inline void leave_stage(uint32_t empty) {
 __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uint32_t right,
                                              int steps, float *part) {
     float c[2][16][4];
-    ring_place<STAGES> ring = {0, 0};
+    pipeline_state<STAGES> ring = {0, 0};
     uint32_t before = 0;
     for (int step = 0; step < steps; step++) {
         uint32_t stage = memory + ring.stage * STAGE_BYTES;
-        wait_turn(memory + AT_FULL + 8 * ring.stage, ring.turn);
+        wait_phase(memory + AT_FULL + 8 * ring.stage, ring.turn);
         uint64_t a = describe_tile<DEPTH, SQUARE>(stage + left);
         uint64_t b = describe_tile<DEPTH, COLUMNS>(stage + right);
         begin_products();
@@ -119,7 +118,7 @@ __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uin
         end_products();
         if (step > 0) {
             wait_products<1>();
-            leave_stage(before);
+            release_stage(before);
         }
         before = memory + AT_EMPTY + 8 * ring.stage;
         ring.advance();
@@ -142,12 +141,12 @@ __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uin
 __device__ static inline void sum_share(const moments_run &p, square_place at, uint32_t memory,
                                         int share, int first, int end) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    ring_place<STAGES> ring = {0, 0};
+    pipeline_state<STAGES> ring = {0, 0};
     float low = 0, high = 0;
     float *to =
         p.sums + (int64_t)share * p.batch * p.width + at.row * SQUARE + warp * PANEL + 2 * lane;
     for (int step = first; step < end; step++) {
-        wait_turn(memory + AT_FULL + 8 * ring.stage, ring.turn);
+        wait_phase(memory + AT_FULL + 8 * ring.stage, ring.turn);
         uint32_t panel = memory + ring.stage * STAGE_BYTES + (uint32_t)(warp * PANEL_BYTES);
 #pragma unroll 16
         for (int row = 0; row < DEPTH; row++) {
@@ -159,7 +158,7 @@ __device__ static inline void sum_share(const moments_run &p, square_place at, u
             high += __uint_as_float(word & 0xffff0000u);
         }
         __syncwarp();
-        leave_stage(memory + AT_EMPTY + 8 * ring.stage);
+        release_stage(memory + AT_EMPTY + 8 * ring.stage);
         ring.advance();
         int sequence = step / p.steps_of_sequence;
         if (step + 1 < end && (step + 1) / p.steps_of_sequence == sequence) continue;
@@ -173,7 +172,7 @@ __device__ static inline void sum_share(const moments_run &p, square_place at, u
 
 static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     multiply_shares(const __grid_constant__ moments_run p) {
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
     extern __shared__ char raw[];
     uint32_t memory = (shared_address(raw) + 1023) / 1024 * 1024;
     int unit = (int)blockIdx.x / 2, half = (int)blockIdx.x % 2, share = unit / p.pairs;
@@ -183,18 +182,18 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     int end = share_start(p.steps, p.shares, share + 1);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < STAGES; i++) {
-            make_barrier(memory + AT_FULL + 8 * i, 1);
-            make_barrier(memory + AT_EMPTY + 8 * i, 8);
+            init_barrier(memory + AT_FULL + 8 * i, 1);
+            init_barrier(memory + AT_EMPTY + 8 * i, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     int role = (int)threadIdx.x / 128;
     if (role == 0) {
-        ring_place<STAGES> ring = {0, 0};
+        pipeline_state<STAGES> ring = {0, 0};
         for (int step = first; step < end && threadIdx.x == 0; step++, ring.advance()) {
-            wait_turn(memory + AT_EMPTY + 8 * ring.stage, ring.turn + 1);
-            ask_for_stage(p, at, half, step, memory + ring.stage * STAGE_BYTES,
+            wait_phase(memory + AT_EMPTY + 8 * ring.stage, ring.turn + 1);
+            produce_stage(p, at, half, step, memory + ring.stage * STAGE_BYTES,
                           memory + AT_FULL + 8 * ring.stage);
         }
     } else if (diagonal && half == 0 && role == 2) {
@@ -258,30 +257,11 @@ static __global__ void __launch_bounds__(ADD_THREADS)
                 join_halves(turned[y][x + 2], turned[y][x + 3]));
 }
 
-/* The kernel is empty where the code is not compiled for 9.0a, which shows in the threads it takes. */
-bool moments_can_run() {
-    static bool able = [] {
-        int device = 0, major = 0;
-        cudaFuncAttributes is = {};
-        bool found =
-            cudaGetDevice(&device) == cudaSuccess &&
-            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ==
-                cudaSuccess &&
-            major == 9 && can_make_maps() &&
-            cudaFuncGetAttributes(&is, multiply_shares) == cudaSuccess &&
-            is.maxThreadsPerBlock >= THREADS &&
-            cudaFuncSetAttribute(multiply_shares, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 MEMORY) == cudaSuccess;
-        cudaGetLastError();
-        return found;
-    }();
-    return able;
-}
-
 bool moments_fit(const moments_problem *p) {
     int64_t squares = p->width / SQUARE, tokens = p->batch * p->time;
-    return p->width % SQUARE == 0 && squares >= LEAST_SQUARES && squares <= MOST_SQUARES &&
-           p->time % DEPTH == 0 && tokens >= LEAST_TOKENS && tokens < INT32_MAX / 2;
+    return weft_cuda_device()->wgmma && p->width % SQUARE == 0 && squares >= LEAST_SQUARES &&
+           squares <= MOST_SQUARES && p->time % DEPTH == 0 && tokens >= LEAST_TOKENS &&
+           tokens < INT32_MAX / 2;
 }
 
 /* Where things are in the workspace; the bytes of it. */
@@ -290,7 +270,7 @@ static int64_t place_run(const moments_problem *p, moments_run *r, char *workspa
     r->squares = (int)(p->width / SQUARE);
     r->pairs = r->squares * (r->squares + 1) / 2;
     r->steps = (int)(p->batch * p->time / DEPTH);
-    r->shares = (int)min_i64(r->steps, max_i64(1, PAIRS / r->pairs));
+    r->shares = (int)min_i64(r->steps, max_i64(1, multiprocessors() / 2 / r->pairs));
     r->batch = (int)p->batch;
     r->steps_of_sequence = (int)(p->time / DEPTH);
     r->gram = p->gram;
@@ -314,6 +294,7 @@ weft_status moments_launch(cudaStream_t stream, const moments_problem *p, void *
         return weft_fail(WEFT_EIO, "cuda: the driver made no map of a tensor");
     int64_t tiles = (int64_t)r.pairs * 2 * ADD_TILES,
             sums = ceil_div(p->batch * p->width, ADD_THREADS);
+    cudaFuncSetAttribute(multiply_shares, cudaFuncAttributeMaxDynamicSharedMemorySize, MEMORY);
     multiply_shares<<<(unsigned)(2 * r.pairs * r.shares), THREADS, MEMORY, stream>>>(r);
     add_shares<<<(unsigned)(tiles + sums), ADD_THREADS, 0, stream>>>(r);
     cudaError_t error = cudaGetLastError();

@@ -11,9 +11,8 @@ typedef struct {
     bf16 *gram, *sum;
 } moments_problem;
 
-/* Whether the sizes suit it; and whether this device has the kernel, which asks the driver. */
+/* Whether the sizes suit it, and the device has the kernel. */
 bool moments_fit(const moments_problem *p);
-bool moments_can_run();
 
 int64_t moments_tiles_workspace(const moments_problem *p);
 

@@ -200,8 +200,7 @@ static bool fits_tiles(const weft_node *n, const moments_problem *p) {
 
 static weft_status moments_run(weft_exec *x, const weft_node *n) {
     moments_problem tiles = describe_moments(x, n);
-    if (fits_tiles(n, &tiles) && moments_can_run())
-        return moments_launch(stream_of(x), &tiles, weft_workspace(x, n));
+    if (fits_tiles(n, &tiles)) return moments_launch(stream_of(x), &tiles, weft_workspace(x, n));
     gemm_product p = describe_gram(x, n);
     WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);

@@ -1,9 +1,10 @@
-/* A ring of stages in shared memory that the bulk engine fills and products empty: barriers, boxes, the
- * products and a place in the ring. For kernels on 9.0a alone.
+/* A pipeline of stages in shared memory between warps: the producer fills a stage by TMA, the consumers
+ * multiply what is in it by wgmma and give it back. mbarriers, TMA loads of boxes, the products, and a
+ * place in the ring of stages. For kernels on 9.0a alone.
  *
  * A barrier counts arrivals, and bytes where it is told how many to expect; its `turn` counts how
- * often it was complete before. Whoever waits for room that was free at the start asks for the turn
- * before: wait_turn(at, turn + 1) with the parity alone. */
+ * often it was complete before, and the parity of that is the phase that is waited for. A producer
+ * that waits for room which is free at the start waits for the turn before: wait_phase(at, turn + 1). */
 #ifndef WEFT_CUDA_TENSOR_PIPELINE_CUH
 #define WEFT_CUDA_TENSOR_PIPELINE_CUH
 
@@ -11,13 +12,13 @@
 
 #include <cuda.h>
 
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
 
-__device__ static inline void make_barrier(uint32_t at, int arrivals) {
+__device__ static inline void init_barrier(uint32_t at, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
-__device__ static inline void wait_turn(uint32_t at, uint32_t turn) {
+__device__ static inline void wait_phase(uint32_t at, uint32_t turn) {
     asm volatile("{\n"
                  ".reg .pred there;\n"
                  "again:\n"
@@ -32,14 +33,14 @@ __device__ static inline void arrive(uint32_t at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
-__device__ static inline void arrive_with_bytes(uint32_t at, int bytes) {
+__device__ static inline void arrive_expect_tx(uint32_t at, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
                  : "memory");
 }
 
 /* The box whose first element is column x of row y. */
-__device__ static inline void ask_box(uint32_t to, const CUtensorMap *from, int x, int y,
-                                      uint32_t barrier) {
+__device__ static inline void tma_load_2d(uint32_t to, const CUtensorMap *from, int x, int y,
+                                          uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(from), "r"(x), "r"(y), "r"(barrier)
@@ -70,7 +71,7 @@ __device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_
 #undef FOUR
 
 /* A stage of the ring, and how often it was used before. */
-template <int STAGES> struct ring_place {
+template <int STAGES> struct pipeline_state {
     uint32_t stage, turn;
     __device__ void advance() {
         if (++stage == STAGES) stage = 0, turn++;

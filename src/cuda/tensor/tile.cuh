@@ -26,7 +26,7 @@
 /* Hopper's instruction is there only where the code is compiled for 9.0a; WEFT_MMA_SYNC leaves it
  * unused there too, for comparison. */
 #if defined(WEFT_MMA_SYNC) || (defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL))
-#define TENSOR_BY_WARPS
+#define USE_MMA_SYNC
 #endif
 
 template <int D> struct tile_panel {
@@ -85,7 +85,7 @@ __device__ static inline void end_copies() {
 /* Waits for this thread's copies and lets the tensor cores see them; a barrier must follow. */
 __device__ static inline void wait_copies() {
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-#ifndef TENSOR_BY_WARPS
+#ifndef USE_MMA_SYNC
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
@@ -122,7 +122,7 @@ __device__ static inline void hold_rows(uint32_t (&w)[D / 16][4], uint32_t tile,
         load_matrices(w[k], tile + tile_place<ROWS, D>(row, 2 * k + lane / 16));
 }
 
-#ifdef TENSOR_BY_WARPS
+#ifdef USE_MMA_SYNC
 #include "cuda/tensor/mma_sync.cuh"
 #else
 #include "cuda/tensor/wgmma.cuh"

@@ -1,18 +1,19 @@
-/* Copies of tiles (tile.cuh) from rows in memory, by Hopper's bulk engine: one thread asks
- * for a box of rows, the engine finds the addresses, exchanges the pieces, fills what is outside
- * with 0 and counts the bytes that have arrived at a barrier in shared memory. Elsewhere every
- * thread copies its pieces by cp.async.
+/* Copies of tiles (tile.cuh) from rows in memory, by TMA, Hopper's tensor memory accelerator: one
+ * thread asks for a box of rows, TMA finds the addresses, swizzles the pieces, fills what is outside
+ * with 0 and counts the bytes that have arrived at an mbarrier in shared memory. Where the code is not
+ * for 9.0a every thread copies its pieces by cp.async.
  *
- *     begin_arrivals(a, n)        once, by all threads: n arrivals at a, 8 bytes each
- *     expect_bytes(a, bytes)      before the copies that go with an arrival
- *     copy_box, copy_numbers      all threads call them; only the first one asks
- *     end_box()                   after them
- *     wait_arrival(a, turn)       all threads; turn counts how often the arrival was used before
+ *     init_barriers(a, n)      once, by all threads: n barriers at a, 8 bytes each
+ *     expect_tx(a, bytes)      before the copies that a barrier counts
+ *     tma_load, bulk_load      all threads call them; only the first one asks
+ *     commit_loads()           after them
+ *     wait_barrier(a, turn)    all threads; turn counts how often the barrier was used before
  *
- * A buffer may be copied to again after a barrier that follows the last product that reads it.
+ * A buffer may be copied to again after a barrier of the block that follows the last product that
+ * reads it.
  *
- *     write_rows(...)             a warpgroup: its 64 rows of a product to memory, as bf16
- *     end_writes()                after the last of them
+ *     tma_store(...)           a warpgroup: its 64 rows of a product to memory, as bf16
+ *     wait_stores()            after the last of them
  *
  * go the other way, through a tile that nothing else needs any more. */
 #ifndef WEFT_CUDA_TENSOR_TMA_CUH
@@ -23,7 +24,7 @@
 
 #include <cuda.h>
 
-/* Rows as the bulk engine sees them: [B, positions, heads, width], boxes of one panel's columns and
+/* Rows as TMA sees them: [B, positions, heads, width], boxes of one panel's columns and
  * some positions of one head. */
 struct row_map {
     CUtensorMap map;
@@ -34,49 +35,50 @@ struct row_maps {
     row_map o, dq, dk, dv; /* written in boxes of 64 */
 };
 
-/* g is NULL in the forward pass. False: the driver has none of it. */
+/* g is NULL in the forward pass. Without code for 9.0a there is nothing to make. False: the driver has
+ * none of it. */
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
                    int key_rows, row_maps *maps);
 
-/* What a tile is copied from or to: for the engine, and for threads. */
+/* What a tile is copied from or to: for TMA, and for threads. */
 struct row_source {
     const row_map *map;
     const head_rows *rows;
     int positions;
 };
 
-#ifdef TENSOR_BY_WARPS
+#ifdef USE_MMA_SYNC
 
-__device__ static inline void begin_arrivals(uint32_t, int) {
+__device__ static inline void init_barriers(uint32_t, int) {
 }
 
-__device__ static inline void expect_bytes(uint32_t, int) {
+__device__ static inline void expect_tx(uint32_t, int) {
 }
 
 template <int ROWS, int D, int THREADS>
-__device__ static inline void copy_box(uint32_t to, const row_source &from, int b, int i, int h,
+__device__ static inline void tma_load(uint32_t to, const row_source &from, int b, int i, int h,
                                        uint32_t) {
     copy_tile<ROWS, D, THREADS>(to, (const bf16 *)from.rows->data + row_at(*from.rows, b, i, h),
                                 from.rows->row, from.positions - i);
 }
 
 template <int COUNT>
-__device__ static inline void copy_numbers(uint32_t to, const float *from, uint32_t) {
+__device__ static inline void bulk_load(uint32_t to, const float *from, uint32_t) {
     if ((int)threadIdx.x < COUNT / 4)
         copy_piece(to + threadIdx.x * 16, from + threadIdx.x * 4, true);
 }
 
-__device__ static inline void end_box() {
+__device__ static inline void commit_loads() {
     end_copies();
 }
 
-template <int RUNNING> __device__ static inline void wait_arrival(uint32_t, int) {
+template <int RUNNING> __device__ static inline void wait_barrier(uint32_t, int) {
     wait_copies();
 }
 
 template <int ROWS, int D>
-__device__ static inline void write_rows(const row_source &to, uint32_t, int, int b, int i, int h,
-                                         const float (&c)[D / 8][4], float factor) {
+__device__ static inline void tma_store(const row_source &to, uint32_t, int, int b, int i, int h,
+                                        const float (&c)[D / 8][4], float factor) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -89,12 +91,12 @@ __device__ static inline void write_rows(const row_source &to, uint32_t, int, in
     }
 }
 
-__device__ static inline void end_writes() {
+__device__ static inline void wait_stores() {
 }
 
 #else
 
-__device__ static inline void begin_arrivals(uint32_t at, int count) {
+__device__ static inline void init_barriers(uint32_t at, int count) {
     for (int i = 0; i < count && threadIdx.x == 0; i++)
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at + 8 * (uint32_t)i)
                      : "memory");
@@ -102,7 +104,7 @@ __device__ static inline void begin_arrivals(uint32_t at, int count) {
     __syncthreads();
 }
 
-__device__ static inline void expect_bytes(uint32_t arrival, int bytes) {
+__device__ static inline void expect_tx(uint32_t arrival, int bytes) {
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival),
                      "r"(bytes)
@@ -110,7 +112,7 @@ __device__ static inline void expect_bytes(uint32_t arrival, int bytes) {
 }
 
 template <int ROWS, int D, int THREADS>
-__device__ static inline void copy_box(uint32_t to, const row_source &from, int b, int i, int h,
+__device__ static inline void tma_load(uint32_t to, const row_source &from, int b, int i, int h,
                                        uint32_t arrival) {
     using panel = tile_panel<D>;
     if (threadIdx.x != 0) return;
@@ -124,7 +126,7 @@ __device__ static inline void copy_box(uint32_t to, const row_source &from, int 
 }
 
 template <int COUNT>
-__device__ static inline void copy_numbers(uint32_t to, const float *from, uint32_t arrival) {
+__device__ static inline void bulk_load(uint32_t to, const float *from, uint32_t arrival) {
     if (threadIdx.x == 0)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
                      "[%1], %2, [%3];" ::"r"(to),
@@ -132,10 +134,10 @@ __device__ static inline void copy_numbers(uint32_t to, const float *from, uint3
                      : "memory");
 }
 
-__device__ static inline void end_box() {
+__device__ static inline void commit_loads() {
 }
 
-template <int RUNNING> __device__ static inline void wait_arrival(uint32_t arrival, int turn) {
+template <int RUNNING> __device__ static inline void wait_barrier(uint32_t arrival, int turn) {
     asm volatile("{\n"
                  ".reg .pred there;\n"
                  "again:\n"
@@ -149,8 +151,8 @@ template <int RUNNING> __device__ static inline void wait_arrival(uint32_t arriv
 /* Row i of head h and sequence b is the warpgroup's first; `tile` has ROWS rows, of which its own
  * are those from row0 on. */
 template <int ROWS, int D>
-__device__ static inline void write_rows(const row_source &to, uint32_t tile, int row0, int b,
-                                         int i, int h, const float (&c)[D / 8][4], float factor) {
+__device__ static inline void tma_store(const row_source &to, uint32_t tile, int row0, int b, int i,
+                                        int h, const float (&c)[D / 8][4], float factor) {
     using panel = tile_panel<D>;
     int lane = threadIdx.x % 32, row = row0 + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
@@ -177,7 +179,7 @@ __device__ static inline void write_rows(const row_source &to, uint32_t tile, in
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-__device__ static inline void end_writes() {
+__device__ static inline void wait_stores() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 

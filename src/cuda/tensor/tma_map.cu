@@ -1,4 +1,4 @@
-/* Maps for the bulk engine: the driver's function for them, and matrices. */
+/* Maps for TMA: the driver's function for them, and matrices. */
 #include "cuda/tensor/tma_map.cuh"
 
 typedef decltype(&cuTensorMapEncodeTiled) encode_function;

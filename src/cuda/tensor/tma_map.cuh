@@ -1,4 +1,4 @@
-/* Tensors as the bulk engine sees them. The driver makes the maps on the host; a kernel gets them with
+/* Tensor maps: tensors as TMA sees them. The driver makes the maps on the host; a kernel gets them with
  * its other arguments, so a captured graph has them too. Elements are bf16; a box's rows are swizzled
  * as tiles are (tile.cuh): over 128 bytes where it is 64 columns wide, over 64 where 32. */
 #ifndef WEFT_CUDA_TENSOR_TMA_MAP_CUH

@@ -1,0 +1,202 @@
+/* Which GPU is used, and what it is like.
+ *
+ * A GPU is taken if the build has code for it: machine code of its architecture, or PTX that the
+ * driver can translate. A probe kernel tells: it cannot be loaded where there is no code, and its
+ * attributes say for which architecture it was compiled. The kernels for Hopper need 9.0a; code for
+ * any other architecture has the plain kernels and those that multiply by mma.sync. */
+#include <cuda_runtime.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern "C" {
+#include "cuda/device.h"
+}
+
+/* What a plan assumes where there is no GPU: an H200, and the best code that is in this build. */
+#ifdef WEFT_CUDA_9_0A
+enum { BUILT_WGMMA = 1, BUILT_CODE = 90 };
+#else
+enum { BUILT_WGMMA = 0, BUILT_CODE = 80 };
+#endif
+static weft_cuda_facts facts = {
+    "NVIDIA H200", 9, 0, BUILT_CODE, BUILT_WGMMA, 132, 227 << 10, 1.98e9, 4.917e12,
+};
+
+typedef struct {
+    weft_status status; /* WEFT_OK: a GPU was found */
+    int number;
+    weft_cuda_facts facts;
+    char problem[512]; /* why there is none */
+} finding;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static finding opened;
+static bool is_opened, is_asked;
+static size_t free_at_start, total_memory;
+
+/* Empty, and compiled for more threads where there is code for 9.0a: that shows in its attributes. */
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+enum { PROBE_THREADS = 64 };
+#else
+enum { PROBE_THREADS = 32 };
+#endif
+static __global__ void __launch_bounds__(PROBE_THREADS) probe() {
+}
+
+static bool refuse(finding *f, weft_status status, const char *text) {
+    f->status = status;
+    snprintf(f->problem, sizeof f->problem, "%s", text);
+    return false;
+}
+
+static double attribute(cudaDeviceAttr what, int number) {
+    int value = 0;
+    return cudaDeviceGetAttribute(&value, what, number) == cudaSuccess ? (double)value : 0;
+}
+
+/* Tries one device: it answers, and there is code for it. */
+static bool find_facts(int number, finding *f) {
+    struct cudaDeviceProp is;
+    cudaFuncAttributes code = {};
+    char text[512];
+    if (cudaGetDeviceProperties(&is, number) != cudaSuccess)
+        return refuse(f, WEFT_EIO, "cuda: the GPU does not answer");
+    if (cudaSetDevice(number) != cudaSuccess || cudaFree(NULL) != cudaSuccess) {
+        snprintf(text, sizeof text, "cuda: %s does not answer: %s", is.name,
+                 cudaGetErrorString(cudaGetLastError()));
+        return refuse(f, WEFT_EIO, text);
+    }
+    if (cudaFuncGetAttributes(&code, probe) != cudaSuccess) {
+        cudaGetLastError();
+        snprintf(text, sizeof text,
+                 "cuda: %s has compute capability %d.%d, for which this weft has no code; build "
+                 "with CUDA_ARCH='-arch=sm_%d%d'",
+                 is.name, is.major, is.minor, is.major, is.minor);
+        return refuse(f, WEFT_EMISSING, text);
+    }
+    double clock = 1e3 * attribute(cudaDevAttrClockRate, number);
+    double memory_clock = 1e3 * attribute(cudaDevAttrMemoryClockRate, number);
+    double bits = attribute(cudaDevAttrGlobalMemoryBusWidth, number);
+    f->number = number;
+    f->facts.major = is.major;
+    f->facts.minor = is.minor;
+    f->facts.code = code.ptxVersion;
+    f->facts.wgmma = code.maxThreadsPerBlock == 64;
+    f->facts.multiprocessors = is.multiProcessorCount;
+    f->facts.shared_memory = (int64_t)is.sharedMemPerBlockOptin;
+    f->facts.clock = clock > 0 ? clock : facts.clock;
+    f->facts.memory_rate =
+        memory_clock * bits > 0 ? 2 * memory_clock * bits / 8 : facts.memory_rate;
+    snprintf(f->facts.name, sizeof f->facts.name, "%s", is.name);
+    f->status = WEFT_OK;
+    return true;
+}
+
+static bool wants_none(void) {
+    const char *asked = getenv("WEFT_CUDA_DEVICE");
+    return asked && strcmp(asked, "none") == 0;
+}
+
+static void find_device(finding *f) {
+    const char *asked = getenv("WEFT_CUDA_DEVICE");
+    int count = 0;
+    char text[512];
+    memset(f, 0, sizeof *f);
+    f->status = WEFT_EMISSING;
+    if (wants_none()) {
+        refuse(f, WEFT_EMISSING, "cuda: WEFT_CUDA_DEVICE=none asks for no GPU");
+        return;
+    }
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0) {
+        snprintf(text, sizeof text, "cuda: no GPU can be used: %s; --device cpu works without",
+                 error == cudaErrorInsufficientDriver
+                     ? "there is no driver, or one older than this CUDA"
+                 : error != cudaSuccess ? cudaGetErrorString(error)
+                                        : "there is none");
+        refuse(f, WEFT_EMISSING, text);
+        return;
+    }
+    if (asked && *asked) {
+        char *end;
+        long number = strtol(asked, &end, 10);
+        if (*end || number < 0 || number >= count) {
+            snprintf(text, sizeof text, "WEFT_CUDA_DEVICE=%.40s: this machine has GPUs 0 to %d",
+                     asked, count - 1);
+            refuse(f, WEFT_EINPUT, text);
+            return;
+        }
+        find_facts((int)number, f);
+        return;
+    }
+    for (int i = 0; i < count && !find_facts(i, f); i++)
+        continue;
+}
+
+weft_status weft_cuda_device_open(void) {
+    pthread_mutex_lock(&lock);
+    if (!is_opened) {
+        is_opened = is_asked = true;
+        find_device(&opened);
+        if (opened.status == WEFT_OK &&
+            cudaMemGetInfo(&free_at_start, &total_memory) != cudaSuccess)
+            refuse(&opened, WEFT_EIO, "cuda: the GPU does not tell its memory");
+        if (opened.status == WEFT_OK) facts = opened.facts;
+    }
+    pthread_mutex_unlock(&lock);
+    if (opened.status == WEFT_OK) return WEFT_OK;
+    return weft_fail(opened.status, "%s", opened.problem);
+}
+
+/* A driver that was used before a fork does not survive it, so the child asks. */
+static void ask_in_child(finding *f) {
+    int ends[2];
+    f->status = WEFT_EIO;
+    if (pipe(ends) != 0) return;
+    pid_t child = fork();
+    if (child == 0) {
+        find_device(f);
+        bool sent = write(ends[1], f, sizeof *f) == (ssize_t)sizeof *f;
+        _exit(sent ? 0 : 1);
+    }
+    close(ends[1]);
+    if (child > 0) {
+        if (read(ends[0], f, sizeof *f) != (ssize_t)sizeof *f) f->status = WEFT_EIO;
+        while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+            continue;
+    }
+    close(ends[0]);
+}
+
+void weft_cuda_device_ask(void) {
+    static finding found;
+    pthread_mutex_lock(&lock);
+    if (!is_asked && !wants_none()) {
+        is_asked = true;
+        ask_in_child(&found);
+        if (found.status == WEFT_OK) facts = found.facts;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+const weft_cuda_facts *weft_cuda_device(void) {
+    return &facts;
+}
+
+int weft_cuda_device_number(void) {
+    return is_opened && opened.status == WEFT_OK ? opened.number : -1;
+}
+
+int64_t weft_cuda_device_memory(void) {
+    return (int64_t)total_memory;
+}
+
+int64_t weft_cuda_device_free_at_start(void) {
+    return (int64_t)free_at_start;
+}

@@ -1,0 +1,135 @@
+/* A product as a call of cuBLASLt. The library is column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows
+ * are its columns. Which of its algorithms does it, algorithms.cuh knows. */
+#include "cuda/products/library.cuh"
+
+#include "cuda/products/algorithms.cuh"
+
+#include <algorithm>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static weft_status check_blas(const weft_cuda_blas *blas, cublasStatus_t status, const char *key) {
+    if (status == CUBLAS_STATUS_SUCCESS) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "cuda: cuBLASLt did not take the product %s: %s", key,
+                     blas->GetStatusString(status));
+}
+
+static cublasStatus_t make_layout(const weft_cuda_blas *blas, const gemm_matrix *x, int64_t rows,
+                                  int64_t columns, int64_t batch, cublasLtMatrixLayout_t *out) {
+    cublasStatus_t status = blas->MatrixLayoutCreate(out, x->is_bf16 ? CUDA_R_16BF : CUDA_R_32F,
+                                                     (uint64_t)columns, (uint64_t)rows, x->ld);
+    int32_t count = (int32_t)batch;
+    if (status == CUBLAS_STATUS_SUCCESS && batch > 1)
+        status = blas->MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                                sizeof count);
+    if (status == CUBLAS_STATUS_SUCCESS && batch > 1)
+        status = blas->MatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                &x->stride, sizeof x->stride);
+    return status;
+}
+
+/* The largest power of two up to 64, our tensors' alignment, that divides address, rows' distance
+ * and matrices' distance. */
+static uint32_t find_alignment(const gemm_matrix *x, int64_t batch) {
+    int64_t size = x->is_bf16 ? 2 : 4;
+    uint64_t all = (uint64_t)(uintptr_t)x->data | (uint64_t)(x->ld * size) |
+                   (batch > 1 ? (uint64_t)(x->stride * size) : 0);
+    uint32_t align = WEFT_ARENA_ALIGN;
+    while (align > 1 && all % align != 0)
+        align /= 2;
+    return align;
+}
+
+static bool wants_tf32(void) {
+    const char *asked = getenv("WEFT_CUDA_TF32");
+    return asked && strcmp(asked, "1") == 0;
+}
+
+static cublasLtEpilogue_t choose_epilogue(const gemm_product *p) {
+    if (p->gelu_back) return CUBLASLT_EPILOGUE_DGELU;
+    if (p->gelu && p->pre.data)
+        return p->bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    if (p->gelu) return p->bias.data ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    return p->bias.data ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* Everything of the call but the matrices; `p` is what the library is to do. */
+static cublasStatus_t describe_call(const weft_cuda_blas *blas, const gemm_product *p,
+                                    cublasLtMatmulDesc_t *out) {
+    bool is_bf16 = p->a.is_bf16, tf32 = !is_bf16 && wants_tf32();
+    cublasOperation_t on_a = p->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t on_b = p->ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = choose_epilogue(p);
+    cublasStatus_t status = blas->MatmulDescCreate(
+        out, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+#define SET(name, value)                                                                           \
+    if (status == CUBLAS_STATUS_SUCCESS)                                                           \
+    status =                                                                                       \
+        blas->MatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value))
+    SET(TRANSA, on_a);
+    SET(TRANSB, on_b);
+    SET(EPILOGUE, epilogue);
+    if (p->bias.data) SET(BIAS_POINTER, p->bias.data);
+    if (p->bias.data && p->batch > 1) SET(BIAS_BATCH_STRIDE, p->bias.stride);
+    if (p->pre.data) SET(EPILOGUE_AUX_POINTER, p->pre.data);
+    if (p->pre.data) SET(EPILOGUE_AUX_LD, p->pre.ld);
+#undef SET
+    return status;
+}
+
+static void describe_key(const gemm_product *p, algorithm_call *c) {
+    snprintf(c->key, sizeof c->key,
+             "%s%s%s%s %lldx[%lld,%lld,%lld] ld %lld %lld %lld stride %lld %lld %lld align %u %u "
+             "%u epilogue %d%s workspace %zu",
+             p->a.is_bf16   ? "bf16"
+             : wants_tf32() ? "tf32"
+                            : "f32",
+             p->c.is_bf16 ? ">bf16" : ">f32", p->ta ? " ta" : "", p->tb ? " tb" : "",
+             (long long)p->batch, (long long)p->m, (long long)p->n, (long long)p->k,
+             (long long)p->a.ld, (long long)p->b.ld, (long long)p->c.ld,
+             (long long)(p->batch > 1 ? p->a.stride : 0),
+             (long long)(p->batch > 1 ? p->b.stride : 0),
+             (long long)(p->batch > 1 ? p->c.stride : 0), c->align_b, c->align_a, c->align_c,
+             (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
+}
+
+weft_status library_run(cudaStream_t stream, const gemm_product *p, void *workspace,
+                        int64_t workspace_bytes, bool *found) {
+    const weft_cuda_blas *blas = weft_cuda_blas_open();
+    if (!blas) return WEFT_EMISSING;
+    algorithm_call c = {};
+    cublasLtMatmulAlgo_t algorithm;
+    c.a_data = p->b.data;
+    c.b_data = p->a.data;
+    c.c_data = p->addend.data ? p->addend.data : p->c.data;
+    c.d_data = p->c.data;
+    c.d_bytes = gemm_values(&p->c, p->batch, p->m, p->n) * (p->c.is_bf16 ? 2 : 4);
+    c.alpha = p->alpha;
+    c.beta = p->accumulate || p->addend.data ? 1 : 0;
+    c.workspace = workspace;
+    c.workspace_bytes = (size_t)workspace_bytes;
+    c.align_a = find_alignment(&p->b, p->batch);
+    c.align_b = find_alignment(&p->a, p->batch);
+    c.align_c = find_alignment(&p->c, p->batch);
+    if (p->addend.data) c.align_c = std::min(c.align_c, find_alignment(&p->addend, p->batch));
+    c.flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
+    describe_key(p, &c);
+    cublasStatus_t status = describe_call(blas, p, &c.what);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->b, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->batch, &c.a);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->a, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->batch, &c.b);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->c, p->m, p->n, p->batch, &c.c);
+    *found = status == CUBLAS_STATUS_SUCCESS && find_algorithm(blas, &c, stream, &algorithm);
+    if (*found)
+        status = blas->Matmul(blas->handle, c.what, &c.alpha, c.a_data, c.a, c.b_data, c.b, &c.beta,
+                              c.c_data, c.c, c.d_data, c.c, &algorithm, c.workspace,
+                              c.workspace_bytes, stream);
+    if (c.a) blas->MatrixLayoutDestroy(c.a);
+    if (c.b) blas->MatrixLayoutDestroy(c.b);
+    if (c.c) blas->MatrixLayoutDestroy(c.c);
+    if (c.what) blas->MatmulDescDestroy(c.what);
+    return check_blas(blas, status, c.key);
+}
