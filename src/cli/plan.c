@@ -1,5 +1,6 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
 #include "cli/args.h"
+#include "device/device.h"
 #include "model/account.h"
 
 #include <jansson.h>
@@ -47,7 +48,9 @@ static void print_table(const weft_account *a) {
 static void print_fit(const weft_fit *f, const weft_backend *backend) {
     printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
            backend->name, mib(f->needed));
-    if (weft_fit_check(f, backend) == WEFT_OK)
+    if (f->there == 0 && strcmp(backend->name, "cuda") == 0)
+        printf("  there is no GPU here: planned as for an NVIDIA H200\n");
+    else if (weft_fit_check(f, backend) == WEFT_OK)
         printf("  fits into         %14.1f MiB\n", mib(f->there));
     else
         printf("  does not fit: %s\n", weft_error_message());
@@ -155,7 +158,8 @@ static weft_status plan(const weft_args *args) {
     weft_account a;
     weft_steps steps;
     WEFT_TRY(weft_args_config(args, &c));
-    WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
+    WEFT_TRY(weft_device_plan(c.device, weft_config_dtype(&c), &backend));
+    WEFT_TRY(weft_pool_create(args->threads, &pool));
     int threads = weft_pool_size(pool);
     weft_pool_destroy(pool);
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));

@@ -17,3 +17,10 @@ weft_status weft_device_open(int64_t device, weft_dtype dtype, const weft_backen
     if (!*out) *out = weft_cpu_backend();
     return *out ? WEFT_OK : WEFT_EMISSING;
 }
+
+weft_status weft_device_plan(int64_t device, weft_dtype dtype, const weft_backend **out) {
+    weft_status status = weft_device_open(device, dtype, out);
+    if (status == WEFT_OK || device != WEFT_DEVICE_CUDA || dtype == WEFT_F64) return status;
+    *out = weft_cuda_planner();
+    return *out ? WEFT_OK : WEFT_EMISSING;
+}

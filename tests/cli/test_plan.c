@@ -171,6 +171,24 @@ static void test_types_size_the_plan(void **state) {
 }
 
 /* Sizes at the edge of what a config takes: a plan or a line, never a crash. */
+/* make test hides the GPU, so the numbers are those that are assumed where there is none. */
+static void test_a_plan_for_the_gpu_needs_none(void **state) {
+    (void)state;
+#ifdef WEFT_HAVE_CUDA
+    char *table;
+    json_t *object = command_json(RUN("plan", "--json", SMALL, "--device", "cuda"));
+    json_t *device = json_object_get(object, "device");
+    assert_string_equal(json_string_value(json_object_get(device, "name")), "cuda");
+    assert_true(integer(device, "needed_bytes") >= integer(object, "training_bytes"));
+    json_decref(object);
+    command_succeeds(RUN("plan", SMALL, "--device", "cuda"), &table);
+    assert_non_null(strstr(table, "there is no GPU here"));
+    free(table);
+#else
+    command_fails(1, RUN("plan", SMALL, "--device", "cuda"), SAYS("cuda", "built without"));
+#endif
+}
+
 static void test_enormous_sizes_are_answered(void **state) {
     (void)state;
     command_fails(2,
@@ -190,6 +208,7 @@ int main(void) {
         cmocka_unit_test(test_bad_steps_of_a_study_are_refused),
         cmocka_unit_test(test_overrides_win_over_step_and_file),
         cmocka_unit_test(test_types_size_the_plan),
+        cmocka_unit_test(test_a_plan_for_the_gpu_needs_none),
         cmocka_unit_test(test_enormous_sizes_are_answered),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);
