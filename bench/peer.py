@@ -167,7 +167,7 @@ def attention_mla(s):
         return [scores.softmax(-1) @ v.unsqueeze(1)]
 
     def rows(mask):
-        """All heads' queries as the rows of one product a sequence."""
+        """All heads' queries as the rows of one product per sequence."""
 
         def run(q, k, v):
             scores = torch.baddbmm(mask, q.flatten(1, 2), k.mT, alpha=scale)

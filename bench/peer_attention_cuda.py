@@ -5,7 +5,7 @@ beside bench/attention_cuda.
     python bench/peer_attention_cuda.py --worker     compiles, says so, and waits for a line to measure
 
 32,768 tokens, 12 heads, causal, bf16. `dot` is 64 wide, `w2` has 128-wide queries and keys, 64-wide
-values and a number a key, `mla` one key head for all queries, 128 wide. Ways to write it:
+values and a number per key, `mla` one key head for all queries, 128 wide. Ways to write it:
 
     flash cudnn   the backends of scaled_dot_product_attention; w2's number is one more column of
                   queries and keys, which are then 136 wide

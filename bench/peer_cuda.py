@@ -524,7 +524,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--settle", type=float, default=0, help="seconds of steps before those that are measured")
-    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--json", action="store_true", help="one object per line")
     parser.add_argument("--check", action="store_true", help="the forms are the same function (CPU)")
     parser.add_argument("--worker", metavar="VARIANT:FORM", help="compile, then measure a line of input at a time")
     parser.add_argument("--list", action="store_true", help="VARIANT:FORM a line, nothing is run")

@@ -116,7 +116,7 @@ class Model:
 
     def attend(self, q, k, v, scale, bias=None):
         """o [B, H, T, dv] and, where cross-token wants them, the weights [B, H, T, T]. q [B, H, T, d];
-        k, v [B, H or 1, T, d]; bias [B, H, T]: a number a key."""
+        k, v [B, H or 1, T, d]; bias [B, H, T]: a number per key."""
         wanted = self.c["ra_mla_mlp_cross_token"]
         t, h = q.shape[2], q.shape[1]
         mask = self.mask[:t, :t]

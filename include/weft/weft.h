@@ -163,7 +163,7 @@ typedef struct {
     int64_t weights_bytes, gradients_bytes, optimizer_bytes; /* of these, at its fullest moment */
     int64_t activations_bytes, workspace_bytes;
     int64_t cache_bytes_per_token; /* generation, the whole model */
-    double forward_flops;          /* operations a token, of the formulas as written */
+    double forward_flops;          /* operations per token, of the formulas as written */
     double backward_flops;
 } weft_cost;
 

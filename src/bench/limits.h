@@ -19,7 +19,7 @@ void bench_limits_destroy(bench_limits *l);
 double bench_limit_gflops(bench_limits *l);
 double bench_limit_gbytes(bench_limits *l);
 
-/* The best of a few measurements of the first, in operations a second: what counts as full use of
+/* The best of a few measurements of the first, in operations per second: what counts as full use of
  * the machine. 0: unknown. */
 double bench_peak_flops(weft_pool *pool);
 

@@ -1,5 +1,5 @@
-/* The training table: a row a variant, with tokens a second, memory against the plan, the part of the
- * machine's limit, and a peer's tokens a second in the same run. */
+/* The training table: one row per variant, with tokens per second, memory against the plan, the part of the
+ * machine's limit, and a peer's tokens per second in the same run. */
 #ifndef WEFT_BENCH_TRAIN_TABLE_H
 #define WEFT_BENCH_TRAIN_TABLE_H
 

@@ -1,4 +1,4 @@
-/* weft verify: the self-check on this machine, a line a block. */
+/* weft verify: the self-check on this machine, a line per block. */
 #include "model/verify.h"
 #include "cli/args.h"
 #include "cpu/backend.h"

@@ -180,7 +180,7 @@ typedef struct {
     const weft_node *n;
     const weft_tensor *o, *gate;
     int64_t time, heads, width, positions, block;
-    bool shared; /* one gate a sequence */
+    bool shared; /* one gate per sequence */
     real alpha;
     real *dots; /* back: Σ_d dy · o of each position and head [B, T, H] */
 } gating;

@@ -283,8 +283,8 @@ static inline void pack_along(const attention_problem *p, const head_rows *from,
     }
 }
 
-/* What a block of C starts from: nothing; what C holds; that times a factor a column; a number a
- * row; the sum of one a row and one a column. */
+/* What a block of C starts from: nothing; what C holds; that times a factor per column; a number per
+ * row; the sum of one per row and one per column. */
 enum { TILE_SET, TILE_ADD, TILE_RESCALE, TILE_ROWS, TILE_SUMS };
 
 /* One block: C = start + AB. Where `top` is not NULL, it becomes the largest of itself and C's rows.

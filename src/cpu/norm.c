@@ -116,7 +116,7 @@ static norm_job norm_job_of(weft_exec *x, const weft_node *n, const weft_tensor 
                       .padded = real_bytes(weft_tensor_width(s)) / (int64_t)sizeof(real)};
 }
 
-/* Workspace: w and b widened, then two rows a thread. */
+/* Workspace: w and b widened, then two rows per thread. */
 static int64_t norm_workspace(const weft_node *n, int threads) {
     return 2 * (threads + 1) * real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]));
 }
@@ -271,7 +271,7 @@ static int count_sums(const weft_node *n) {
     return n->out[WEFT_NORM_BACK_SUMS] ? 3 : 2;
 }
 
-/* Workspace: w widened, three rows a thread for each of a group, the partial sums. */
+/* Workspace: w widened, three rows per thread for each of a group, the partial sums. */
 static int64_t norm_back_workspace(const weft_node *n, int threads) {
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S];
     int64_t rows = weft_tensor_rows(s), width = weft_tensor_width(s);

@@ -2,7 +2,7 @@
  *
  * One side of a tile is fixed for a task and lies along the vector lanes: queries when a row's
  * weights are wanted, keys when a column's are. Its vectors are transposed once. The other side
- * passes by, one vector a step, and is read where it lies. The dot product of a pair adds up in
+ * passes by, one vector per step, and is read where it lies. The dot product of a pair adds up in
  * the same order from either side, and what follows is one compiled function, so the forward and
  * the backward pass find the same weights bit for bit. */
 #ifndef WEFT_CPU_ROUTING_TILE_H

@@ -1,6 +1,6 @@
 /* Packs: eight consecutive elements of a tensor whose type is known at run time only.
  *
- * The kernels that move memory rather than compute take a thread a pack. A pack is fetched as it
+ * The kernels that move memory rather than compute take a thread per pack. A pack is fetched as it
  * lies in memory and widened to float when it is used, so that all of a thread's loads are on
  * their way before the first is waited for; the type is a branch that all threads take alike. One
  * compiled kernel so serves f32, bf16 and any mix of the two. Whole packs at a multiple of 16

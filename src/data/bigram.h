@@ -1,4 +1,4 @@
-/* The bar that a model must beat: how well the last token alone foretells the next. */
+/* The baseline that a model must beat: how well the last token alone foretells the next. */
 #ifndef WEFT_DATA_BIGRAM_H
 #define WEFT_DATA_BIGRAM_H
 

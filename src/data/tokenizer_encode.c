@@ -32,7 +32,7 @@ struct weft_encoder {
     kept_word *words; /* [WORD_SETS][2] */
     int32_t *out;
     int64_t n, room;
-    /* Merging of long pieces, one entry a byte. */
+    /* Merging of long pieces, one entry per byte. */
     int32_t *id, *next, *before;
     uint64_t *heap; /* rank << 32 | place; two a byte, since a merge makes two new pairs */
     int64_t heap_n, long_room;

@@ -72,7 +72,7 @@ static const verify_block blocks[] = {
      "coupled by three",
      {"ATTENTION=mla", "RA_MLA_MLP_LATENT_RECIP=y", "RA_MLA_MLP_TYING_MODE=untied"}},
     {"latent-scalar",
-     "coupled by a number a head",
+     "coupled by a number per head",
      {"ATTENTION=mla", "RA_MLA_MLP_LATENT_RECIP=y", "RA_MLA_MLP_TYING_MODE=per_head_scalar"}},
     {"all",
      "mla, wsffn and all three mechanisms",

@@ -9,7 +9,7 @@ weft_tensor *weft_gelu(weft_graph *g, weft_tensor *x);
 /* Its gradient: dy times the derivative at x. linear's fused activation uses it too. */
 weft_tensor *weft_gelu_back(weft_graph *g, weft_tensor *dy, weft_tensor *x);
 
-/* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the gate of SwiGLU. Any shape, the same for both. */
+/* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the product of SwiGLU. Any shape, the same for both. */
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 
 /* y = log(1 + e^x) + floor in the columns (last dimension) from `start` on; those before it are

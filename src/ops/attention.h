@@ -17,7 +17,7 @@ typedef enum { WEFT_POS_NONE, WEFT_POS_ALIBI, WEFT_POS_RELATIVE } weft_attention
 typedef struct {
     weft_tensor *q;     /* [B, T, H, dqk] */
     weft_tensor *k;     /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
-    weft_tensor *n;     /* [B, KV, S], of the statistics' type: a number a key */
+    weft_tensor *n;     /* [B, KV, S], of the statistics' type: a number per key */
     weft_tensor *scale; /* [H] statistics' type; NULL: the constant below for every head */
     weft_tensor *beta;  /* [H] statistics' type; needs n */
     weft_tensor *log_tau; /* [H] statistics' type; needs n: scale_h = 2/(τ+ε), beta_h = −1/(τ+ε),

@@ -5,7 +5,7 @@
  *
  *     rows      y = x w          dx = rows(dy, wᵀ)         dw = outer(x, dy)
  *     plain     y = a b          da = dy bᵀ                db = aᵀ dy
- *     grouped   as rows, a weight a group
+ *     grouped   as rows, a weight per group
  *
  * outer, y = Σ_r aᵣ bᵣᵀ, and grouped outer are gradients only and have none themselves.
  *

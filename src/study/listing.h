@@ -15,7 +15,7 @@ weft_status weft_listing_table(const char *path, FILE *out);
 /* {"path", "study", "steps", "runs"}, every column by its name; the caller owns it. */
 weft_status weft_listing_json(const char *path, json_t **object);
 
-/* Comma-separated values, one row a run or one a line of metrics, of several databases under one
+/* Comma-separated values, one row per run or one per line of metrics, of several databases under one
  * heading. Numbers read back as they are. */
 weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out);
 

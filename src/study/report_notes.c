@@ -205,7 +205,7 @@ static void run_trouble(trouble *t, const weft_report_run *run) {
     }
 }
 
-/* Runs that are still to come, a line a step. */
+/* Runs that are still to come, a line per step. */
 static void waiting_trouble(trouble *t, int step) {
     int waiting = 0, running = 0;
     for (int i = 0; i < t->d->n_runs; i++) {

@@ -353,9 +353,9 @@ static void test_text_is_like_english(void **state) {
     free(tokens);
 }
 
-/* The bar of `weft train --config defconfigs/demo`: between what a model of letters' frequencies
+/* The baseline of `weft train --config defconfigs/demo`: between what a model of letters' frequencies
  * has, about 3 nats, and what can be learnt of the text. */
-static void test_bigram_bar_is_sound(void **state) {
+static void test_bigram_baseline_is_sound(void **state) {
     (void)state;
     weft_dataset *d = open_embedded();
     double loss, other, more;
@@ -434,7 +434,7 @@ int main(void) {
         cmocka_unit_test(test_sequences_are_their_documents),
         cmocka_unit_test(test_training_never_shows_validation),
         cmocka_unit_test(test_text_is_like_english),
-        cmocka_unit_test(test_bigram_bar_is_sound),
+        cmocka_unit_test(test_bigram_baseline_is_sound),
         cmocka_unit_test(test_bigram_of_nothing_is_uniform),
         cmocka_unit_test(test_text_comes_fast),
     };

@@ -15,7 +15,7 @@ typedef struct {
     double *o, *lse;
     const double *d_o; /* NULL: forward only */
     double *dq, *dk, *dv, *dn, *dscale, *dbeta, *dlog_tau, *drel;
-    double *row; /* scratch: 3 numbers a key */
+    double *row; /* scratch: 3 numbers per key */
 } plain_attention_problem;
 
 void plain_attention(const plain_attention_problem *p);

@@ -264,7 +264,7 @@ __device__ static void keep_band(const attention_problem &p, tile_memory &m, int
     __syncthreads();
 }
 
-/* Sum over the block of a double a thread, to thread 0: always the same tree. */
+/* Sum over the block of a double per thread, to thread 0: always the same tree. */
 __device__ static double sum_block(double v) {
     __shared__ double part[THREADS];
     __syncthreads();

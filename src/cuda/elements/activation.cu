@@ -1,4 +1,4 @@
-/* Activations on the GPU: a thread a pack, and for the gate's gradient some lanes a head. The floor of
+/* Activations on the GPU: a thread per pack, and for the gate's gradient some lanes per head. The floor of
  * each is the bytes of its inputs and outputs, once: functions.cuh keeps arithmetic below that. */
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
@@ -137,7 +137,7 @@ CUDA_KERNEL(softplus_back, softplus_back_run)
 /* The gate: rows are the B·T·H heads of D numbers. */
 struct gating {
     int64_t rows, time, heads, width;
-    bool shared; /* one gate a sequence */
+    bool shared; /* one gate per sequence */
     float alpha;
     any_tensor dy, o, gate, out, d_gate;
     float *dots; /* back, shared: Σ_d dy·o of each row */

@@ -1,4 +1,4 @@
-/* Plain arithmetic on the GPU. Pointwise operations are one thread a pack (pack.cuh). Sums have two
+/* Plain arithmetic on the GPU. Pointwise operations are one thread per pack (pack.cuh). Sums have two
  * stages: a block for each chunk of the tensor, a chunk's length fixed, then one block over the
  * chunks' sums; within a thread in float, from there on in double. */
 #include "cuda/pack.cuh"

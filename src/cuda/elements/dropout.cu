@@ -1,4 +1,4 @@
-/* Dropout on the GPU: a thread a pack, two Philox blocks each. The counters are those of the CPU,
+/* Dropout on the GPU: a thread per pack, two Philox blocks each. The counters are those of the CPU,
  * and the run's numbers come from device memory, where a replayed run finds them changed. Floor:
  * the bytes of x and y; twenty rounds of Philox a pack cost a little less than that takes. */
 #include "cuda/pack.cuh"

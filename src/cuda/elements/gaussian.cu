@@ -1,4 +1,4 @@
-/* Gaussians on the GPU: some lanes a head, each a pack of means and the pack of deviations that
+/* Gaussians on the GPU: some lanes per head, each a pack of means and the pack of deviations that
  * belongs to it.
  *
  * For the distance y lies over x in a model, and the gradient over dy. The means of a query are then

@@ -1,4 +1,4 @@
-/* Stacks on the GPU: a block copies a piece of a part, 16 bytes a thread at a time where parts are
+/* Stacks on the GPU: a block copies a piece of a part, 16 bytes per thread at a time where parts are
  * whole words of that. Floor: the parts' bytes, read and written. */
 #include "cuda/kernel.cuh"
 

@@ -20,7 +20,7 @@ enum {
     FEW_AT_ONCE = 8,  /* rows that a warp of the plain kernels holds sums of */
     FEW_SHARES = 16,  /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
     FEW_COLUMNS = 32, /* of a block with tensor cores */
-    FEW_STEP = 32     /* of k: 8 numbers a lane */
+    FEW_STEP = 32     /* of k: 8 numbers per lane */
 };
 
 /* a [m, k]; b [n, k] with tb, else [k, n]; types known at run time only. */
@@ -31,7 +31,7 @@ typedef struct {
     float alpha;
 } few_rows;
 
-/* b [n, k]: a warp a column, whose lanes share out k. */
+/* b [n, k]: a warp per column, whose lanes share out k. */
 template <class F> static __global__ void few_rows_by_warp(few_rows f, F finish) {
     int64_t column = (int64_t)blockIdx.x * FEW_WARPS + threadIdx.x / 32, g = blockIdx.y;
     int64_t first = (int64_t)blockIdx.z * FEW_AT_ONCE;
@@ -52,7 +52,7 @@ template <class F> static __global__ void few_rows_by_warp(few_rows f, F finish)
     }
 }
 
-/* b [k, n]: a lane a column. The block's warps share out k, and their sums are added in order. */
+/* b [k, n]: a lane per column. The block's warps share out k, and their sums are added in order. */
 template <class F> static __global__ void few_rows_by_lane(few_rows f, F finish) {
     __shared__ float parts[FEW_SHARES][FEW_AT_ONCE][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

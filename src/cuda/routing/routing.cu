@@ -121,7 +121,7 @@ static void look_at_starts(const weft_exec *x, const weft_node *n, const route_p
                                                                                n->index);
 }
 
-/* route_topk: a warp a row. The next of the list is the largest weight after the last one taken, in
+/* route_topk: a warp per row. The next of the list is the largest weight after the last one taken, in
  * the order (weight descending, column ascending), so nothing needs to be marked as taken. */
 
 __device__ static inline bool comes_before(float w, int j, float v, int i) {
@@ -197,7 +197,7 @@ static int64_t route_topk_workspace(const weft_node *n, int threads) {
 
 CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace, weft_cuda_route_explain)
 
-/* route_dense: a block a row finds its floor and factor, and leaves the kept weights times the
+/* route_dense: a block per row finds its floor and factor, and leaves the kept weights times the
  * factor in the strip, which the product then reads. */
 static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile, bool rms,
                                   float threshold, bool normalize, float *weights, float *floors,
@@ -238,7 +238,7 @@ static __global__ void weigh_columns(strips s, int64_t first_tile, const float *
     }
 }
 
-/* out[lane][f] = Σ_i strip[lane][i] in[i][f]: a thread a column, all LANES rows in its registers. */
+/* out[lane][f] = Σ_i strip[lane][i] in[i][f]: a thread per column, all LANES rows in its registers. */
 template <typename T>
 static __global__ void multiply_strips(strips s, int64_t first_tile, const float *weights,
                                        const T *in, int64_t width, T *out) {

@@ -187,7 +187,7 @@ static __global__ void move_tokens(token_order o, int shift, const int32_t *plac
     tokens[place] = o.keys ? o.tokens[i] : (int32_t)i;
 }
 
-/* first[v] = how many keys are below v: a thread a row, by halving. */
+/* first[v] = how many keys are below v: a thread per row, by halving. */
 static __global__ void find_rows(int64_t count, int64_t rows, const int32_t *keys, int32_t *first) {
     int64_t v = thread_index(), low = 0, high = count;
     if (v > rows) return;
