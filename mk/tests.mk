@@ -21,18 +21,33 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
-.PHONY: test test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
+.PHONY: test test-faults test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
+# What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
+# want to be loaded first themselves.
+FAULTS := $(if $(SAN),,$(OUT)/tests/faults.so)
+$(OUT)/tests/faults.so: tests/faults/preload.c $(OBJ)/flags
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) -std=gnu17 -O1 -fPIC -shared -Wall -Wextra $< -o $@ -ldl
+
 # With T= only what those tests need is built.
-test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) ## every test that needs no GPU; T=name runs those whose path holds it
-	@WEFT_CUDA_DEVICE=none JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
+test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that needs no GPU; T=name runs those whose path holds it
+	@WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
 test-long: test ## the same with the long proofs whole
+
+# Every file operation of every command fails once with each error, and the command is killed before
+# each; make test has a sample of it.
+test-faults: export WEFT_TEST_FAULTS := 1
+test-faults: $(PROGRAM) $(OUT)/tests/faults/test_every_call $(FAULTS) ## file operations that fail, and kills at each: all of them, with figures
+	@TIMEOUT='$(or $(TIMEOUT),14400)' WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' WEFT='$(strip $(RUNNER) $(PROGRAM))' \
+		tests/run '$(OUT)/tests' '$(OUT)/tests/faults/test_every_call'
 
 # On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
 # the GPU.

@@ -4,6 +4,7 @@
 #include "core/nearest.h"
 #include "model/account.h"
 #include "model/kinds.h"
+#include "model/sums.h"
 #include "train/optimizer.h"
 
 #include <errno.h>
@@ -54,6 +55,7 @@ static weft_status check_same_tensors(const weft_model *m, const weft_config *c,
 }
 
 static weft_status open_checkpoint(const char *path, const weft_config *c, weft_model **out) {
+    WEFT_TRY(weft_model_check_sums(path));
     WEFT_TRY(weft_model_load(path, weft_config_dtype(c), out));
     weft_status status = check_same_tensors(*out, c, path);
     if (status == WEFT_OK) {
@@ -118,8 +120,9 @@ weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,
     WEFT_TRY(weft_api_join(path, folder, "optimizer.safetensors"));
     if (remove(path) != 0 && errno != ENOENT && errno != ENOTDIR)
         return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    WEFT_TRY(weft_state_remove(folder));
     WEFT_TRY(weft_model_save(model, folder));
-    return optimizer ? weft_optimizer_write(optimizer, path) : WEFT_OK;
+    return optimizer ? weft_optimizer_write(optimizer, path, NULL) : WEFT_OK;
 }
 
 int64_t weft_model_tensors(const weft_model *model) {

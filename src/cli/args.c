@@ -5,6 +5,7 @@
 #include "device/device.h"
 #include "model/account.h"
 #include "model/kinds.h"
+#include "model/sums.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -134,7 +135,8 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
     const weft_arg *o = find_option(k, word, length);
     if (!o) return refuse_unknown(a, k, word);
     if (o->flag) {
-        if (equals) {
+        if (equals && o->value && equals[1]) *o->value = equals + 1;
+        if (equals && !(o->value && equals[1])) {
             fprintf(stderr, "weft %s: %s takes no value\n", a->command, o->name);
             return WEFT_EXIT_USAGE;
         }
@@ -226,10 +228,18 @@ int weft_args_readable(const weft_args *a, const char *path, const char *name) {
         why = strerror(errno);
     else if (S_ISDIR(is.st_mode))
         why = "is a folder, not a file";
+    else if (!S_ISREG(is.st_mode))
+        why = "is a pipe or a device, not a file";
     if (why) fprintf(stderr, "weft %s: %s: %s\n", a->command, full ? full : path, why);
     if (file >= 0) close(file);
     free(full);
     return why ? WEFT_EXIT_USAGE : WEFT_EXIT_DONE;
+}
+
+weft_status weft_args_check_model(const char *folder) {
+    weft_status status = weft_model_check_sums(folder);
+    if (status != WEFT_EINPUT) return status;
+    return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
 }
 
 int weft_args_fail(const weft_args *a, weft_status status) {

@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <sys/stat.h>
 
 const char weft_help_eval[] =
     "  --model DIR        a checkpoint: config.json and model.safetensors\n"
@@ -20,6 +21,7 @@ const char weft_help_eval[] =
     "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2\n"
     "                     attention these are minus the squared distances over the temperature\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
+    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto\n"
     "  --threads N        default: one per processor\n"
@@ -72,17 +74,43 @@ static int check_inputs(const weft_args *args, const char *folder, const weft_ev
     return status;
 }
 
+static bool is_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What is written must not take the place of what is read. */
+static weft_status check_output(const char *out, const char *folder, const weft_evaluation *what) {
+    static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "config.json",
+                                        "state.json", "tokenizer.json"};
+    char path[WEFT_PATH_MAX];
+    bool input = out && (is_same_file(out, what->tokens) ||
+                         (what->targets && is_same_file(out, what->targets)));
+    for (int i = 0; out && !input && i < 5; i++) {
+        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        input = is_same_file(out, path);
+    }
+    if (!input) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: is read here and cannot be written too; name another file",
+                     out);
+}
+
+static weft_status check_outputs(const char *folder, const weft_evaluation *what) {
+    WEFT_TRY(check_output(what->logits, folder, what));
+    WEFT_TRY(check_output(what->grads, folder, what));
+    return check_output(what->scores, folder, what);
+}
+
 int weft_cmd_eval(int argc, char **argv) {
     weft_args args;
     weft_evaluation what = {0};
     const char *folder = NULL;
-    const weft_arg own[] = {{"--model", &folder, NULL, true},
-                            {"--tokens", &what.tokens, NULL, true},
-                            {"--targets", &what.targets, NULL, false},
-                            {"--logits", &what.logits, NULL, false},
-                            {"--grads", &what.grads, NULL, false},
-                            {"--scores", &what.scores, NULL, false},
-                            {NULL, NULL, NULL, false}};
+    bool unchecked = false;
+    const weft_arg own[] = {
+        {"--model", &folder, NULL, true},          {"--tokens", &what.tokens, NULL, true},
+        {"--targets", &what.targets, NULL, false}, {"--logits", &what.logits, NULL, false},
+        {"--grads", &what.grads, NULL, false},     {"--scores", &what.scores, NULL, false},
+        {"--unchecked", NULL, &unchecked, false},  {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
     if (!exit_status) exit_status = check_inputs(&args, folder, &what);
     if (exit_status) return exit_status;
@@ -91,7 +119,9 @@ int weft_cmd_eval(int argc, char **argv) {
     weft_pool *pool = NULL;
     const weft_backend *backend;
     weft_loss_parts parts;
-    weft_status status = checkpoint_config(&args, folder, &c);
+    weft_status status = unchecked ? WEFT_OK : weft_args_check_model(folder);
+    if (status == WEFT_OK) status = check_outputs(folder, &what);
+    if (status == WEFT_OK) status = checkpoint_config(&args, folder, &c);
     if (status == WEFT_OK) status = weft_model_load_as(folder, &c, weft_config_dtype(&c), &m);
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status == WEFT_OK) status = weft_evaluate(m, backend, pool, &what, &parts);

@@ -1,29 +1,46 @@
 /* weft init: a fresh checkpoint. */
 #include "cli/args.h"
+#include "core/folders.h"
 #include "model/account.h"
 #include "model/model.h"
+#include "model/sums.h"
 
 const char weft_help_init[] =
     "  --config FILE      the config; default: every option's own default\n"
     "  --out DIR          where the checkpoint goes: config.json and model.safetensors\n"
+    "  --force            overwrite the model that is there\n"
     "  --seed S           random seed; default: the config's\n"
     "  --step S           a study's step by name, the ablation's 0 to 5\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --threads N        default: one per processor; the result does not depend on it\n";
 
+/* The folder, with no model in it that would be overwritten unasked. */
+static weft_status make_room(const char *out, bool force) {
+    static const char *const names[] = {"config.json", "model.safetensors", "state.json"};
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_folder_make_one(out));
+    for (int i = 0; i < 3; i++) {
+        WEFT_TRY(weft_path(path, "%s/%s", out, names[i]));
+        WEFT_TRY(weft_file_vacant(path, force));
+    }
+    return weft_state_remove(out);
+}
+
 int weft_cmd_init(int argc, char **argv) {
     weft_args args;
     weft_config c;
     const char *out = NULL;
-    const weft_arg own[] = {{"--out", &out, NULL, true}, {NULL, NULL, NULL, false}};
+    bool force = false;
+    const weft_arg own[] = {
+        {"--out", &out, NULL, true}, {"--force", NULL, &force, false}, {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
     weft_model *m = NULL;
     weft_pool *pool = NULL;
     weft_status status = weft_args_config(&args, &c);
-    if (status == WEFT_OK) status = weft_model_make_folder(out);
+    if (status == WEFT_OK) status = make_room(out, force);
     if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
     if (status == WEFT_OK) status = weft_pool_create(args.threads, &pool);
     if (status == WEFT_OK) status = weft_model_start_on(m, (uint64_t)c.seed, pool);

@@ -1,9 +1,11 @@
 /* weft runs: what databases of runs hold. */
 #include "cli/args.h"
+#include "core/files.h"
 #include "study/listing.h"
 
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db\n"
@@ -11,6 +13,7 @@ const char weft_help_runs[] =
     "                     by seed, the mean difference\n"
     "  --csv FILE         the runs as comma-separated values; - is standard output\n"
     "  --metrics-csv FILE the same of every logged step\n"
+    "  --force            overwrite FILE\n"
     "  --diff DB2         whether another database holds the same, time, speed, memory and "
     "machine\n"
     "                     apart; exits 1 and shows the first rows that differ if not\n"
@@ -25,6 +28,7 @@ typedef struct {
     int n;
     const char *a, *b; /* --compare */
     const char *csv, *metrics_csv, *diff;
+    bool force;
 } runs_args;
 
 static int refuse(const char *text) {
@@ -54,14 +58,31 @@ static weft_status list_runs(const weft_args *args, const runs_args *own) {
     return status;
 }
 
+/* With --force too, a database is not written over. */
+static weft_status refuse_database(const char *path) {
+    char head[16] = "";
+    FILE *file = fopen(path, "rb");
+    if (!file) return WEFT_OK;
+    size_t n = fread(head, 1, sizeof head, file);
+    fclose(file);
+    if (n < sizeof head || memcmp(head, "SQLite format 3", sizeof head) != 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: is a database; name another file", path);
+}
+
 static weft_status write_csv(const runs_args *own, const char *path, bool metrics) {
-    bool screen = strcmp(path, "-") == 0;
-    FILE *file = screen ? stdout : fopen(path, "w");
-    if (!file) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_new_file f;
+    if (strcmp(path, "-") == 0) return weft_listing_csv(own->paths, own->n, metrics, stdout);
+    WEFT_TRY(weft_file_vacant(path, own->force));
+    WEFT_TRY(refuse_database(path));
+    WEFT_TRY(weft_new_file_begin(&f, path));
+    int copy = dup(f.descriptor);
+    FILE *file = copy < 0 ? NULL : fdopen(copy, "w");
+    if (!file) return weft_new_file_end(&f, weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)));
     weft_status status = weft_listing_csv(own->paths, own->n, metrics, file);
-    bool ok = screen || (!ferror(file) && fclose(file) == 0);
+    bool ok = !ferror(file);
+    ok = fclose(file) == 0 && ok;
     if (status == WEFT_OK && !ok) status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    return status;
+    return weft_new_file_end(&f, status);
 }
 
 static weft_status compare(const weft_args *args, const runs_args *own) {
@@ -111,6 +132,7 @@ int weft_cmd_runs(int argc, char **argv) {
     const weft_arg list[] = {{"--csv", &own.csv, NULL, false},
                              {"--metrics-csv", &own.metrics_csv, NULL, false},
                              {"--diff", &own.diff, NULL, false},
+                             {"--force", NULL, &own.force, false},
                              {NULL, NULL, NULL, false}};
     int usage = take_compare(&argc, argv, &own);
     if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);

@@ -18,6 +18,9 @@ const char weft_help_study[] =
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
     "                     runs/study for .config\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
+    "  --restart RUN      begin a failed run anew, its folder set aside: STEP-lrR-seedN, or "
+    "failed\n"
+    "                     for all of them\n"
     "  --list             the steps and what they cost; nothing is run\n"
     "  -o KEY=VALUE       override a config key in every step; repeatable\n"
     "  --seed N, --dtype T, --device D, --threads N\n"
@@ -33,7 +36,7 @@ const char weft_help_study[] =
 enum { OUT_ROOM = 512, JOBS_MOST = 1024, SETS_ROOM = 2 * WEFT_TEXT_MAX };
 
 typedef struct {
-    const char *steps, *out, *jobs_text;
+    const char *steps, *out, *jobs_text, *restart;
     bool list;
     int64_t jobs;
 } study_args;
@@ -158,7 +161,8 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
                             .jobs = (int)own->jobs,
                             .threads = weft_pool_size(*pool),
                             .peak_flops = bench_peak_flops(*pool),
-                            .device = "cpu"};
+                            .device = "cpu",
+                            .restart = own->restart};
     /* From here on this process has one thread: it starts others. */
     weft_pool_destroy(*pool);
     *pool = NULL;
@@ -208,11 +212,10 @@ int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
-    const weft_arg list[] = {{"--steps", &own.steps, NULL, false},
-                             {"--out", &own.out, NULL, false},
-                             {"--jobs", &own.jobs_text, NULL, false},
-                             {"--list", NULL, &own.list, false},
-                             {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {
+        {"--steps", &own.steps, NULL, false},    {"--out", &own.out, NULL, false},
+        {"--jobs", &own.jobs_text, NULL, false}, {"--restart", &own.restart, NULL, false},
+        {"--list", NULL, &own.list, false},      {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
     if (!exit_status && (!args.config || args.step)) {
         fprintf(stderr, args.step

@@ -51,7 +51,8 @@ typedef struct {
     result *results;
     int64_t room;
     int64_t documents, bytes;
-    bool began[2]; /* a document was written to this split */
+    bool has_tokenizer; /* the folder has its tokenizer.json already */
+    bool began[2];      /* a document was written to this split */
 } job;
 
 static weft_status encode_unit(job *j, int64_t i, int thread, result *r) {
@@ -143,9 +144,24 @@ static weft_status put_in_place(job *j, const char *out) {
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
     if (snprintf(path, sizeof path, "%s/tokenizer.json", out) >= (int)sizeof path)
         return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", out);
-    WEFT_TRY(weft_tokenizer_save(j->tokenizer, path));
+    if (!j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
     WEFT_TRY(weft_shard_writer_commit(j->writers[1]));
     return weft_shard_writer_commit(j->writers[0]);
+}
+
+/* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
+static weft_status check_tokenizer(job *j, const char *out) {
+    char path[WEFT_PATH_MAX];
+    weft_kind kind;
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
+    if (j->has_tokenizer) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is there already and is not the tokenizer of these shards; name another "
+                     "folder",
+                     path);
 }
 
 static weft_status open_job(job *j, const weft_input_options *input, const char *out,
@@ -158,6 +174,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     for (int i = 0; i < threads; i++)
         WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
     int64_t vocab = weft_tokenizer_vocab(j->tokenizer);
+    WEFT_TRY(check_tokenizer(j, out));
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
 }

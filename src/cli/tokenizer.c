@@ -10,6 +10,7 @@
 const char weft_help_tokenizer[] =
     "  --vocab N          tokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
     "  --out FILE         the tokenizer.json to write\n"
+    "  --force            overwrite FILE\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
     "  --min-count N      how often a pair must occur to become a token (default: 2)\n"
     "  --json             one object on standard output\n"
@@ -65,7 +66,7 @@ static int train_tokenizer(const weft_args *args, const weft_input_options *opti
     if (status == WEFT_OK && !weft_bpe_trainer_words(b))
         status = weft_fail(WEFT_EINPUT, "there is no text in the input");
     if (status == WEFT_OK) status = train(b, vocab, least, &t);
-    if (status == WEFT_OK) status = weft_tokenizer_save(t, out);
+    if (status == WEFT_OK) status = weft_tokenizer_save(t, out, NULL);
     int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
     if (status == WEFT_OK)
         printf(args->json ? "{\"vocab\": %lld, \"words\": %lld}\n"
@@ -90,12 +91,12 @@ static int read_number(const char *option, const char *text, int64_t min, int64_
 
 int weft_cmd_tokenizer(int argc, char **argv) {
     weft_args args;
+    bool force = false;
     const char *vocab_text = NULL, *least_text = NULL, *field = NULL, *out = NULL;
-    const weft_arg own[] = {{"--vocab", &vocab_text, NULL, true},
-                            {"--out", &out, NULL, true},
-                            {"--jsonl", &field, NULL, false},
-                            {"--min-count", &least_text, NULL, false},
-                            {0}};
+    const weft_arg own[] = {
+        {"--vocab", &vocab_text, NULL, true},      {"--out", &out, NULL, true},
+        {"--force", NULL, &force, false},          {"--jsonl", &field, NULL, false},
+        {"--min-count", &least_text, NULL, false}, {0}};
     int64_t vocab = 0, least = 2;
     const char **words = calloc((size_t)argc + 1, sizeof *words);
     if (!words) return WEFT_EXIT_FAILED;
@@ -116,6 +117,8 @@ int weft_cmd_tokenizer(int argc, char **argv) {
     if (!exit_status) exit_status = read_number("--min-count", least_text, 1, INT32_MAX, &least);
     weft_input_options input = {
         .paths = words + 1, .n_paths = n - 1, .field = field, .cuttable = true};
+    if (!exit_status && weft_file_vacant(out, force) != WEFT_OK)
+        exit_status = weft_args_fail(&args, WEFT_EINPUT);
     if (!exit_status) exit_status = train_tokenizer(&args, &input, vocab, least, out);
     free(words);
     return exit_status;

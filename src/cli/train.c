@@ -14,8 +14,10 @@ const char weft_help_train[] =
     "  --step S           a study's step by name, the ablation's 0 to 5; also as\n"
     "                     --ra-mla-ablation-step N; without it, a study's first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's name\n"
-    "  --resume           continue from DIR/last; in an empty folder, start\n"
+    "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"
+    "                     DIR/NAME (step-N, best)\n"
     "  --from DIR         start from a checkpoint's weights with a fresh optimizer\n"
+    "  --unchecked        with --from: do not verify the checksums in its state.json\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --seed N           random seed; default: the config's\n"
     "  --dtype T          f32, bf16 or f64\n"
@@ -28,7 +30,8 @@ const char weft_help_train[] =
     "  --json             one object on standard output at the end\n"
     "\n"
     "DIR holds last/ and best/ (checkpoints), metrics.jsonl (a line per logged step) and an event\n"
-    "file for TensorBoard. SIGINT and SIGTERM finish the step, save and leave; a second one "
+    "file for TensorBoard. SIGINT, SIGTERM and SIGHUP finish the step, save and leave; a second "
+    "one "
     "leaves\n"
     "at once. --resume continues an interrupted run, with the bits of an uninterrupted one.\n";
 
@@ -89,10 +92,14 @@ int weft_cmd_train(int argc, char **argv) {
     weft_train_options options = {0};
     weft_train_result result;
     const char *peak = NULL;
-    const weft_arg own[] = {
-        {"--out", &options.out, NULL, false},   {"--resume", NULL, &options.resume, false},
-        {"--from", &options.from, NULL, false}, {"--save-last", NULL, &options.keep_last, false},
-        {"--peak-flops", &peak, NULL, false},   {NULL, NULL, NULL, false}};
+    bool unchecked = false;
+    const weft_arg own[] = {{"--out", &options.out, NULL, false},
+                            {"--resume", &options.resume_name, &options.resume, false},
+                            {"--from", &options.from, NULL, false},
+                            {"--save-last", NULL, &options.keep_last, false},
+                            {"--peak-flops", &peak, NULL, false},
+                            {"--unchecked", NULL, &unchecked, false},
+                            {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
     if (!exit_status && !args.config) {
         fprintf(stderr, "weft train: --config is needed; 'weft help train' tells more\n");
@@ -108,6 +115,8 @@ int weft_cmd_train(int argc, char **argv) {
     weft_pool *pool = NULL;
     const weft_backend *backend;
     weft_status status = weft_args_config(&args, &c);
+    if (status == WEFT_OK && options.from && !unchecked)
+        status = weft_args_check_model(options.from);
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status == WEFT_OK) {
         weft_stop_install();

@@ -1,6 +1,7 @@
 /* Values from text and back, all by the one table of options. */
 #include "config/config.h"
 
+#include "core/files.h"
 #include "core/nearest.h"
 
 #include <ctype.h>
@@ -220,8 +221,8 @@ static line_kind next_line(FILE *file, char line[LINE_MOST]) {
 }
 
 weft_status weft_config_read(weft_config *c, const char *path) {
-    FILE *file = fopen(path, "r");
-    if (!file) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    FILE *file;
+    WEFT_TRY(weft_file_open_stream(path, &file));
     char line[LINE_MOST], where[600];
     weft_status status = WEFT_OK;
     line_kind kind = LINE_READ;

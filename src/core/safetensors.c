@@ -443,83 +443,27 @@ static weft_status make_header(layout *l, const char *const *metadata) {
                      : weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(l->path));
 }
 
-static bool write_all(int fd, const void *data, int64_t bytes) {
-    const char *at = data;
-    while (bytes > 0) {
-        /* Systems write at most 2 GB at a time. */
-        ssize_t n = write(fd, at, bytes < (1 << 30) ? (size_t)bytes : (size_t)1 << 30);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        at += n;
-        bytes -= n;
-    }
-    return true;
-}
-
-static bool write_contents(const layout *l, int fd) {
+static weft_status write_file(const layout *l, weft_sum *sum) {
     uint64_t length = l->header_bytes;
-    if (!write_all(fd, &length, LENGTH_BYTES)) return false;
-    if (!write_all(fd, l->header, (int64_t)l->header_bytes)) return false;
+    weft_new_file f;
+    WEFT_TRY(weft_new_file_begin(&f, l->path));
+    weft_new_file_put(&f, &length, LENGTH_BYTES);
+    weft_new_file_put(&f, l->header, (int64_t)l->header_bytes);
     for (int64_t i = 0; i < l->n; i++) {
         const weft_safetensor *t = &l->tensors[l->order[i]];
-        if (!write_all(fd, t->data, t->bytes)) return false;
+        weft_new_file_put(&f, t->data, t->bytes);
     }
-    return fsync(fd) == 0;
-}
-
-/* Opens a file beside `path` that was not there. */
-static int create_beside(const char *path, char *name, size_t size) {
-    static atomic_uint turn;
-    for (int attempt = 0; attempt < 100; attempt++) {
-        int n =
-            snprintf(name, size, "%s.%ld-%u.tmp", path, (long)getpid(), atomic_fetch_add(&turn, 1));
-        if (n < 0 || (size_t)n >= size) {
-            errno = ENAMETOOLONG;
-            return -1;
-        }
-        int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST) return fd;
-    }
-    return -1;
-}
-
-/* A rename is on disk when its folder is. Some file systems cannot sync a folder: then the rename
- * is as safe as they make it. */
-static void sync_folder(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-    int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    free(folder);
-    if (fd < 0) return;
-    fsync(fd);
-    close(fd);
-}
-
-static weft_status write_file(const layout *l) {
-    char beside[4096];
-    int fd = create_beside(l->path, beside, sizeof beside);
-    if (fd < 0) return system_failed(l->path, "cannot be created");
-    bool ok = write_contents(l, fd);
-    int error = errno;
-    if (close(fd) != 0 && ok) {
-        ok = false;
-        error = errno;
-    }
-    if (ok && rename(beside, l->path) != 0) {
-        ok = false;
-        error = errno;
-    }
-    if (!ok) {
-        unlink(beside);
-        errno = error;
-        return system_failed(l->path, "cannot be written");
-    }
-    sync_folder(l->path);
-    return WEFT_OK;
+    if (sum) *sum = f.sum;
+    return weft_new_file_end(&f, WEFT_OK);
 }
 
 weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
                                    const char *const *metadata) {
+    return weft_safetensors_write_summed(path, tensors, n, metadata, NULL);
+}
+
+weft_status weft_safetensors_write_summed(const char *path, const weft_safetensor *tensors,
+                                          int64_t n, const char *const *metadata, weft_sum *sum) {
     layout l = {.path = path, .n = n};
     size_t slots = (size_t)n + 1;
     l.tensors = calloc(slots, sizeof *l.tensors);
@@ -537,7 +481,7 @@ weft_status weft_safetensors_write(const char *path, const weft_safetensor *tens
         order_data(&l);
         status = make_header(&l, metadata);
     }
-    if (status == WEFT_OK) status = write_file(&l);
+    if (status == WEFT_OK) status = write_file(&l, sum);
     free(l.header);
     free(l.begin);
     free(l.order);

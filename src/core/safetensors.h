@@ -7,6 +7,7 @@
 #ifndef WEFT_CORE_SAFETENSORS_H
 #define WEFT_CORE_SAFETENSORS_H
 
+#include "core/files.h"
 #include "core/tensor.h"
 
 enum { WEFT_SAFETENSORS_DIMS = 8, WEFT_SAFETENSORS_HEADER_MAX = 100 * 1000 * 1000 };
@@ -51,6 +52,9 @@ const char *weft_safetensors_metadata(const weft_safetensors *file, const char *
  * on NULL; NULL: none. Equal arguments give equal bytes. */
 weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,
                                    const char *const *metadata);
+/* The same; *sum, where not NULL, is that of the bytes that were meant to be written. */
+weft_status weft_safetensors_write_summed(const char *path, const weft_safetensor *tensors,
+                                          int64_t n, const char *const *metadata, weft_sum *sum);
 
 /* Bytes of one element, and the name in the file: "F32". */
 int64_t weft_file_dtype_size(weft_file_dtype dtype);

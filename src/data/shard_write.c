@@ -2,9 +2,9 @@
  * empty before, is written over. Tokens are little-endian words in a file, whatever the machine. */
 #include "data/shard_write.h"
 
+#include "core/folders.h"
 #include "data/tokens.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -33,24 +33,64 @@ static weft_status write_failed(const weft_shard_writer *w) {
     return weft_fail(WEFT_EIO, "%s: a shard cannot be written: %s", w->dir, strerror(errno));
 }
 
+static void put_word(uint8_t *to, uint32_t value, int width) {
+    for (int i = 0; i < width; i++)
+        to[i] = (uint8_t)(value >> (8 * i));
+}
+
+/* NAME_000000.bin.part */
+static bool is_part(const char *is, const char *name) {
+    size_t n = strlen(name);
+    if (strncmp(is, name, n) != 0 || is[n] != '_') return false;
+    size_t digits = strspn(is + n + 1, "0123456789");
+    return digits >= 6 && strcmp(is + n + 1 + digits, ".bin.part") == 0;
+}
+
+/* Removes what an interrupted run left: by its name a part of a shard, and by its first bytes too. Of
+ * an empty file nothing is lost. */
+static weft_status remove_part(const char *dir, const char *name) {
+    char path[WEFT_PATH_MAX], head[8] = {0};
+    int fd;
+    WEFT_TRY(weft_path(path, "%s/%s", dir, name));
+    WEFT_TRY(weft_file_open(path, &fd));
+    ssize_t n = read(fd, head, sizeof head);
+    int error = errno;
+    close(fd);
+    errno = error;
+    if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    uint8_t known[2][8];
+    put_word(known[0], MAGIC_16, 4);
+    put_word(known[0] + 4, VERSION_16, 4);
+    put_word(known[1], MAGIC_32, 4);
+    put_word(known[1] + 4, VERSION_32, 4);
+    if (n > 0 && memcmp(head, known[0], 8) != 0 && memcmp(head, known[1], 8) != 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: is not a part of a shard that weft began; move it away, or name "
+                         "another folder",
+                         path);
+    return unlink(path) == 0 ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
 /* Refuses a folder that has such shards; removes what an interrupted run left. */
 static weft_status check_folder(const char *dir, const char *name) {
     if (mkdir(dir, 0777) != 0 && errno != EEXIST)
         return weft_fail(WEFT_EINPUT, "%s: cannot be made: %s", dir, strerror(errno));
-    DIR *list = opendir(dir);
-    if (!list) return weft_fail(WEFT_EINPUT, "%s: %s", dir, strerror(errno));
+    struct stat there;
+    weft_names list;
+    if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
+        return weft_fail(WEFT_EINPUT, "%s: Not a directory", dir);
+    WEFT_TRY(weft_folder_list(dir, &list));
     weft_status status = WEFT_OK;
     size_t n = strlen(name);
-    for (struct dirent *entry; status == WEFT_OK && (entry = readdir(list));) {
-        const char *is = entry->d_name, *tail = strrchr(is, '.');
-        if (strncmp(is, name, n) != 0 || is[n] != '_' || !tail) continue;
-        if (strcmp(tail, ".bin") == 0)
+    for (int i = 0; status == WEFT_OK && i < list.n; i++) {
+        const char *is = list.list[i], *tail = strrchr(is, '.');
+        if (strncmp(is, name, n) == 0 && is[n] == '_' && tail && strcmp(tail, ".bin") == 0)
             status =
                 weft_fail(WEFT_EINPUT, "%s: has shards already (%s); name another folder", dir, is);
-        else if (strcmp(tail, ".part") == 0)
-            unlinkat(dirfd(list), is, 0);
     }
-    closedir(list);
+    for (int i = 0; status == WEFT_OK && i < list.n; i++)
+        if (is_part(list.list[i], name)) status = remove_part(dir, list.list[i]);
+    weft_names_free(&list);
     return status;
 }
 
@@ -78,11 +118,6 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
     return WEFT_OK;
 }
 
-static void put_word(uint8_t *to, uint32_t value, int width) {
-    for (int i = 0; i < width; i++)
-        to[i] = (uint8_t)(value >> (8 * i));
-}
-
 static bool write_header(weft_shard_writer *w) {
     uint8_t header[WEFT_SHARD_HEADER * 4] = {0};
     put_word(header, w->width == 2 ? MAGIC_16 : MAGIC_32, 4);
@@ -94,8 +129,14 @@ static bool write_header(weft_shard_writer *w) {
 static weft_status start_shard(weft_shard_writer *w) {
     char path[PATH_MAX];
     shard_path(w, w->shards, ".part", path);
-    w->file = fopen(path, "wb");
-    if (!w->file) return write_failed(w);
+    /* Parts were looked at before: what has appeared since is another's. */
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (!w->file) {
+        weft_status status = write_failed(w);
+        if (fd >= 0) close(fd);
+        return status;
+    }
     w->shards++;
     w->in_shard = 0;
     return write_header(w) ? WEFT_OK : write_failed(w);
@@ -142,19 +183,19 @@ int64_t weft_shard_writer_shards(const weft_shard_writer *w) {
 
 weft_status weft_shard_writer_commit(weft_shard_writer *w) {
     char from[PATH_MAX], to[PATH_MAX];
+    weft_kind kind;
     if (w->file) WEFT_TRY(end_shard(w));
     for (int64_t i = 0; i < w->shards; i++) {
         shard_path(w, i, ".part", from);
         shard_path(w, i, "", to);
+        /* No shard is overwritten that another put there meanwhile. */
+        WEFT_TRY(weft_path_kind(to, &kind));
+        if (kind != WEFT_KIND_NOTHING)
+            return weft_fail(WEFT_EIO, "%s: appeared while its text was tokenized", to);
         if (rename(from, to) != 0) return write_failed(w);
     }
-    int folder = open(w->dir, O_RDONLY | O_CLOEXEC);
-    if (folder >= 0) { /* the renames are on disk when the folder is */
-        fsync(folder);
-        close(folder);
-    }
     w->committed = true;
-    return WEFT_OK;
+    return weft_folder_sync(w->dir); /* the renames are on disk when the folder is */
 }
 
 void weft_shard_writer_close(weft_shard_writer *w) {

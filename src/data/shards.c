@@ -3,6 +3,8 @@
  * window first asks whether the file is still as long as it was. */
 #include "data/shards.h"
 
+#include "core/crc32c.h"
+#include "core/folders.h"
 #include "data/tokens.h"
 
 #include <dirent.h>
@@ -21,6 +23,7 @@ enum {
     MAGIC_32 = 20240801,
     VERSION_32 = 7,
     HEADER_BYTES = WEFT_SHARD_HEADER * 4,
+    SUM_BLOCK = 65536,
     LOOK = 65536 /* tokens of each shard whose size is looked at when it is opened */
 };
 
@@ -141,6 +144,23 @@ static weft_status refuse_missing_fineweb(const char *folder) {
         folder, strerror(errno), folder);
 }
 
+/* A part of a shard is what weft tokenize leaves when it is cut off; the shards that have their names
+ * are then not all. */
+static weft_status take_name(weft_shards *s, const char *name) {
+    size_t n = strlen(name);
+    /* NAME_000000.bin.part */
+    if (n > 15 && strcmp(name + n - 9, ".bin.part") == 0 &&
+        strspn(name + n - 15, "0123456789") == 6)
+        return weft_fail(WEFT_EINPUT,
+                         "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
+                         "it again, into a new folder",
+                         s->folder, name);
+    for (int split = 0; split < 2; split++)
+        if (is_shard_of(name, SPLIT_NAMES[split]))
+            return add_shard(&s->splits[split], s->folder, name);
+    return WEFT_OK;
+}
+
 static weft_status list_folder(weft_shards *s) {
     DIR *folder = opendir(s->folder);
     if (!folder && errno == ENOENT && strstr(s->folder, "fineweb"))
@@ -150,14 +170,13 @@ static weft_status list_folder(weft_shards *s) {
                          "DATASET %s: %s; it is embedded, recall, entailment or a folder of "
                          "train_*.bin and val_*.bin shards, which weft tokenize makes",
                          s->folder, strerror(errno));
-    weft_status status = WEFT_OK;
-    for (const struct dirent *e; status == WEFT_OK && (e = readdir(folder));)
-        for (int split = 0; status == WEFT_OK && split < 2; split++)
-            if (is_shard_of(e->d_name, SPLIT_NAMES[split])) {
-                status = add_shard(&s->splits[split], s->folder, e->d_name);
-                break;
-            }
     closedir(folder);
+    weft_names names;
+    WEFT_TRY(weft_folder_list(s->folder, &names));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < names.n; i++)
+        status = take_name(s, names.list[i]);
+    weft_names_free(&names);
     return status;
 }
 
@@ -224,6 +243,42 @@ int64_t weft_shards_vocab(const weft_shards *s) {
 
 int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
     return s->splits[split].tokens;
+}
+
+static weft_status sum_shard(const shard *s, int64_t stride, unsigned char *block, uint32_t *crc) {
+    const char *slash = strrchr(s->path, '/');
+    int fd;
+    *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);
+    *crc = weft_crc32c(*crc, &s->bytes, sizeof s->bytes);
+    WEFT_TRY(weft_file_open(s->path, &fd));
+    weft_status status = WEFT_OK;
+    for (int64_t at = 0; at < s->bytes; at += stride) {
+        ssize_t n = pread(fd, block, SUM_BLOCK, (off_t)at);
+        if (n > 0) *crc = weft_crc32c(*crc, block, (size_t)n);
+        if (n > 0) continue;
+        status = weft_fail(WEFT_EIO, "%s: %s", s->path,
+                           n < 0 ? strerror(errno) : "is shorter than it was");
+        break;
+    }
+    close(fd);
+    return status;
+}
+
+weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
+    int64_t bytes = 0;
+    *crc = 0;
+    for (int split = 0; split < 2; split++)
+        for (int64_t i = 0; i < s->splits[split].count; i++)
+            bytes += s->splits[split].all[i].bytes;
+    int64_t part = bytes / WEFT_SHARDS_SUMMED + 1, stride = SUM_BLOCK * part;
+    unsigned char *block = malloc(SUM_BLOCK);
+    weft_status status =
+        block ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
+    for (int split = 0; split < 2; split++)
+        for (int64_t i = 0; status == WEFT_OK && i < s->splits[split].count; i++)
+            status = sum_shard(&s->splits[split].all[i], stride, block, crc);
+    free(block);
+    return status;
 }
 
 /* Another file of that name is no matter: the map is of the old one. */

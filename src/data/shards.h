@@ -20,6 +20,11 @@ void weft_shards_close(weft_shards *s);
 int64_t weft_shards_vocab(const weft_shards *s);
 int64_t weft_shards_tokens(const weft_shards *s, weft_split split);
 
+/* A checksum of the names, sizes and bytes of all shards; of more than WEFT_SHARDS_SUMMED bytes, of
+ * blocks that are evenly spread. */
+enum { WEFT_SHARDS_SUMMED = 256 << 20 };
+weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc);
+
 /* Fills tokens[time] and targets[time], the tokens one later. */
 weft_status weft_shards_fill(const weft_shards *s, const weft_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets);

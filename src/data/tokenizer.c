@@ -3,13 +3,10 @@
  * hash tables that the tokenizer owns; after opening nothing changes them. */
 #include "data/tokenizer_internal.h"
 
-#include <errno.h>
 #include <jansson.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static weft_status no_memory(const weft_tokenizer *t) {
     return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory for its tables", t->name);
@@ -332,29 +329,35 @@ static char *make_source(const weft_tokenizer *t) {
     return text;
 }
 
-static weft_status write_whole(const char *path, const char *text, size_t bytes) {
-    char beside[PATH_MAX];
-    if (snprintf(beside, sizeof beside, "%s.part", path) >= (int)sizeof beside)
-        return weft_fail(WEFT_EINPUT, "%s: the name is too long", path);
-    FILE *file = fopen(beside, "wb");
-    bool ok = file && fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 &&
-              fsync(fileno(file)) == 0;
-    int error = errno;
-    if (file && fclose(file) != 0 && ok) {
-        ok = false;
-        error = errno;
-    }
-    if (ok && rename(beside, path) == 0) return WEFT_OK;
-    if (ok) error = errno;
-    if (file) unlink(beside);
-    return weft_fail(WEFT_EIO, "%s: cannot be written: %s", path, strerror(error));
+/* The file's text; *made is to be freed. */
+static weft_status source_of(const weft_tokenizer *t, char **made, const char **text,
+                             size_t *bytes) {
+    *made = t->source ? NULL : make_source(t);
+    if (!t->source && !*made) return no_memory(t);
+    *text = t->source ? t->source : *made;
+    *bytes = t->source ? t->source_bytes : strlen(*made);
+    return WEFT_OK;
 }
 
-weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path) {
-    if (t->source) return write_whole(path, t->source, t->source_bytes);
-    char *text = make_source(t);
-    if (!text) return no_memory(t);
-    weft_status status = write_whole(path, text, strlen(text));
-    free(text);
+weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path, weft_sum *sum) {
+    char *made;
+    const char *text = NULL;
+    size_t bytes = 0;
+    WEFT_TRY(source_of(t, &made, &text, &bytes));
+    weft_status status = weft_file_write(path, text, bytes, sum);
+    free(made);
     return status;
+}
+
+weft_status weft_tokenizer_is_saved(const weft_tokenizer *t, const char *path, bool *out) {
+    char *made, *there;
+    const char *text = NULL;
+    size_t bytes = 0, has;
+    *out = false;
+    WEFT_TRY(source_of(t, &made, &text, &bytes));
+    weft_status status = weft_file_read(path, bytes, &there, &has);
+    if (status == WEFT_OK) *out = has == bytes && memcmp(there, text, bytes) == 0;
+    free(there);
+    free(made);
+    return status == WEFT_EINPUT ? WEFT_OK : status; /* a longer one is another */
 }

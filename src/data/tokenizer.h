@@ -11,7 +11,7 @@
 #ifndef WEFT_DATA_TOKENIZER_H
 #define WEFT_DATA_TOKENIZER_H
 
-#include "core/error.h"
+#include "core/files.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,7 +46,9 @@ weft_status weft_tokenizer_decode(const weft_tokenizer *t, const int32_t *tokens
 
 /* Writes it as a tokenizer.json that Hugging Face's library reads too; beside, then renamed. Equal
  * tokenizers are equal files. */
-weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path);
+weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path, weft_sum *sum);
+/* Whether a file is what saving would write. */
+weft_status weft_tokenizer_is_saved(const weft_tokenizer *t, const char *path, bool *out);
 
 weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out);
 void weft_encoder_close(weft_encoder *e);

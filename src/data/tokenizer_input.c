@@ -41,11 +41,14 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
         struct stat is;
         bool standard = strcmp(options->paths[i], "-") == 0;
         int failed = standard ? fstat(0, &is) : stat(options->paths[i], &is);
-        if (failed || (S_ISDIR(is.st_mode) && !standard)) {
+        if (failed || (!S_ISREG(is.st_mode) && !standard)) {
+            const char *why = failed                ? strerror(errno)
+                              : S_ISDIR(is.st_mode) ? "is a folder, not a file"
+                                                    : "is a pipe or a device; - reads standard "
+                                                      "input";
             weft_input_close(in);
             *out = NULL;
-            return weft_fail(WEFT_EINPUT, "%s: %s", options->paths[i],
-                             failed ? strerror(errno) : "is a folder, not a file");
+            return weft_fail(WEFT_EINPUT, "%s: %s", options->paths[i], why);
         }
         if (!S_ISREG(is.st_mode)) in->total = -1;
         if (in->total >= 0) in->total += is.st_size;
@@ -74,7 +77,7 @@ static const char *path_now(const weft_input *in) {
 static weft_status open_next(weft_input *in) {
     const char *path = in->o.paths[in->next++];
     struct stat is;
-    in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC);
+    in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (in->file < 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
     in->size = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode) ? is.st_size : -1;
     in->ended = false;

@@ -16,34 +16,10 @@
 static const char END_OF_TEXT[] = "<|endoftext|>";
 
 static weft_status read_file(const char *path, char **text, size_t *bytes) {
-    struct stat is;
-    FILE *file = fopen(path, "rb");
-    *text = NULL;
-    if (!file || fstat(fileno(file), &is) != 0) {
-        weft_status status = weft_fail(errno == ENOENT ? WEFT_EINPUT : WEFT_EIO,
-                                       "tokenizer %s: cannot be read: %s", path, strerror(errno));
-        if (file) fclose(file);
-        return status;
-    }
-    weft_status status = WEFT_OK;
-    if (!S_ISREG(is.st_mode))
-        status = weft_fail(WEFT_EINPUT, "tokenizer %s: is no file", path);
-    else if (is.st_size > TOKENIZER_FILE_MAX)
-        status = weft_fail(WEFT_EINPUT, "tokenizer %s: %lld bytes are too many for a tokenizer",
-                           path, (long long)is.st_size);
-    else if (!(*text = malloc((size_t)is.st_size + 1)))
-        status = weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory to read it", path);
-    if (*text) {
-        *bytes = fread(*text, 1, (size_t)is.st_size, file);
-        (*text)[*bytes] = 0;
-        if (ferror(file)) status = weft_fail(WEFT_EIO, "tokenizer %s: cannot be read", path);
-    }
-    fclose(file);
-    if (status != WEFT_OK) {
-        free(*text);
-        *text = NULL;
-    }
-    return status;
+    errno = 0;
+    weft_status status = weft_file_read(path, TOKENIZER_FILE_MAX, text, bytes);
+    if (status == WEFT_OK) return WEFT_OK;
+    return weft_fail(errno == ENOENT ? WEFT_EINPUT : status, "tokenizer %s", weft_error_message());
 }
 
 weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {

@@ -2,6 +2,8 @@
  * is believed. */
 #include "data/tokens.h"
 
+#include "core/files.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,13 +141,9 @@ static weft_status read_shard(const token_file *f, weft_tokens *out) {
 
 weft_status weft_tokens_read(const char *path, weft_tokens *out) {
     *out = (weft_tokens){0};
-    struct stat is;
-    if (stat(path, &is) != 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(is.st_mode))
-        return weft_fail(WEFT_EINPUT, "%s: a folder, pipe or device; tokens are read from a file",
-                         path);
-    token_file f = {.path = path, .file = fopen(path, "rb"), .bytes = is.st_size};
-    if (!f.file) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    token_file f = {.path = path};
+    WEFT_TRY(weft_file_size(path, &f.bytes));
+    WEFT_TRY(weft_file_open_stream(path, &f.file));
     unsigned char first[6] = {0};
     weft_status status = WEFT_OK;
     bool npy =

@@ -1,51 +1,39 @@
 /* A model in a folder: config.json and model.safetensors. Each file is written beside and renamed,
  * so that a kill leaves the old one or the new one whole. */
+#include "core/folders.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 #include "model/model.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-enum { PATH_ROOM = 4096 };
+enum { CONFIG_MOST = 1 << 24 };
 
-static weft_status join(char *path, const char *folder, const char *name) {
-    if (snprintf(path, PATH_ROOM, "%s/%s", folder, name) < PATH_ROOM) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-}
-
-static weft_status save_config(const weft_config *c, const char *folder) {
-    char path[PATH_ROOM], beside[PATH_ROOM];
-    WEFT_TRY(join(path, folder, "config.json"));
-    WEFT_TRY(join(beside, folder, "config.json.new"));
+static weft_status save_config(const weft_config *c, const char *folder, weft_sum *sum) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/config.json", folder));
     json_t *object = weft_config_to_json(c);
-    if (!object) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    FILE *file = fopen(beside, "w");
-    bool ok = file && json_dumpf(object, file, JSON_INDENT(2) | JSON_SORT_KEYS) == 0 &&
-              fputc('\n', file) != EOF && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    if (file && fclose(file) != 0) ok = false;
+    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     json_decref(object);
-    if (ok && rename(beside, path) == 0) return WEFT_OK;
-    weft_status status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    unlink(beside);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    size_t n = strlen(text);
+    text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
+    weft_status status = weft_file_write(path, text, n + 1, sum);
+    free(text);
     return status;
 }
 
-weft_status weft_model_make_folder(const char *folder) {
-    struct stat is;
-    if (mkdir(folder, 0777) == 0) return WEFT_OK;
-    bool there = errno == EEXIST && stat(folder, &is) == 0 && S_ISDIR(is.st_mode);
-    if (there && access(folder, W_OK | X_OK) == 0) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: %s", folder, strerror(errno));
+weft_status weft_model_save(const weft_model *m, const char *folder) {
+    weft_sum sums[2];
+    return weft_model_save_summed(m, folder, &sums[0], &sums[1]);
 }
 
-weft_status weft_model_save(const weft_model *m, const char *folder) {
-    char path[PATH_ROOM];
-    WEFT_TRY(weft_model_make_folder(folder));
-    WEFT_TRY(join(path, folder, "model.safetensors"));
+weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *config,
+                                   weft_sum *weights) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_folder_make_one(folder));
+    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
     weft_mirror_use(m->mirror, NULL);
     weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
@@ -57,19 +45,19 @@ weft_status weft_model_save(const weft_model *m, const char *folder) {
                                        .data = w->data};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
-    weft_status status = weft_safetensors_write(path, tensors, m->n_weights, NULL);
+    weft_status status = weft_safetensors_write_summed(path, tensors, m->n_weights, NULL, weights);
     free(tensors);
-    return status == WEFT_OK ? save_config(&m->config, folder) : status;
+    return status == WEFT_OK ? save_config(&m->config, folder, config) : status;
 }
 
 weft_status weft_model_read_config(const char *folder, weft_config *c) {
-    char path[PATH_ROOM];
-    WEFT_TRY(join(path, folder, "config.json"));
+    char path[WEFT_PATH_MAX], *text;
+    size_t bytes;
     json_error_t error;
-    FILE *file = fopen(path, "r");
-    if (!file) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    json_t *object = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
-    fclose(file);
+    WEFT_TRY(weft_path(path, "%s/config.json", folder));
+    WEFT_TRY(weft_file_read(path, CONFIG_MOST, &text, &bytes));
+    json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    free(text);
     if (!object) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
     weft_config_defaults(c);
     weft_status status = weft_config_from_json(c, object, path);
@@ -147,8 +135,8 @@ static weft_status load_weights(weft_model *m, const char *path) {
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
                                weft_model **out) {
     *out = NULL;
-    char path[PATH_ROOM];
-    WEFT_TRY(join(path, folder, "model.safetensors"));
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
     WEFT_TRY(weft_model_create(c, dtype, out));
     weft_status status = load_weights(*out, path);
     if (status != WEFT_OK) {

@@ -5,6 +5,7 @@
 #define WEFT_MODEL_MODEL_H
 
 #include "config/config.h"
+#include "core/files.h"
 #include "core/mirror.h"
 #include "model/transformer.h"
 
@@ -53,9 +54,9 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
 /* config.json and model.safetensors in a folder, which is made if it is not there. Loading takes
  * the folder's config, or, for a file written by others, checks names and shapes against it. */
 weft_status weft_model_save(const weft_model *m, const char *folder);
-/* That folder, made where it is not; an error where nothing could be written to it. Before long work
- * it tells what saving would tell after it. */
-weft_status weft_model_make_folder(const char *folder);
+/* The same; the sums are of what was meant to be written. */
+weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *config,
+                                   weft_sum *weights);
 weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out);
 /* The same under a config that is not the folder's: its own with some keys changed. The tensors must
  * still be just those that it asks for. */

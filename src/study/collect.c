@@ -1,6 +1,6 @@
 /* Reading metrics.jsonl. */
 #include "study/collect.h"
-#include "train/crc32c.h"
+#include "core/files.h"
 
 #include <errno.h>
 #include <math.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, TAIL = 4096, RATES_MOST = 256 };
+enum { PATH_ROOM = 4096, TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20 };
 
 /* What is summed up while the lines go by. */
 typedef struct {
@@ -99,8 +99,8 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
     size_t room = 0;
     ssize_t n;
     long number = 0;
-    FILE *file = fopen(path, "r");
-    if (!file) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    FILE *file;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return WEFT_EINPUT;
     weft_status status = WEFT_OK;
     while (status == WEFT_OK && (n = getline(&text, &room, file)) > 0) {
         json_error_t error;
@@ -170,8 +170,7 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
 weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_job *job,
                              const weft_ending *ending, double *score) {
     char path[PATH_ROOM], weights[16];
-    int64_t bytes;
-    uint32_t crc = 0;
+    weft_sum sum = {0};
     summary u = {.study = s,
                  .job = job,
                  .iters = s->plan[job->step].iters,
@@ -180,9 +179,9 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_j
                  .metric_value = NAN};
     snprintf(path, sizeof path, "%s/last/model.safetensors", ending->folder);
     bool kept = access(path, F_OK) == 0; /* a run may diverge before its first checkpoint */
-    if ((kept || !ending->diverged) && weft_crc32c_file(path, &bytes, &crc) != WEFT_OK)
+    if ((kept || !ending->diverged) && weft_file_sum(path, &sum) != WEFT_OK)
         return WEFT_EINPUT; /* with its message: the run's fault, not the database's */
-    snprintf(weights, sizeof weights, "%08x", (unsigned)crc);
+    snprintf(weights, sizeof weights, "%08x", (unsigned)sum.crc);
     WEFT_TRY(weft_database_begin(d));
     weft_status status = take_run(d, &u, ending, kept ? weights : NULL);
     *score = ending->diverged ? NAN : score_of(&u);
@@ -190,7 +189,12 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_j
 }
 
 void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
-    json_t *object = json_load_file(path, 0, NULL);
+    char *text = NULL;
+    size_t bytes = 0;
+    json_t *object = NULL;
+    if (weft_file_read(path, RESULT_MOST, &text, &bytes) == WEFT_OK)
+        object = json_loadb(text, bytes, 0, NULL);
+    free(text);
     const char *word = json_string_value(json_object_get(object, "end"));
     const char *line = json_string_value(json_object_get(object, "why"));
     snprintf(end, 16, "%s", word ? word : "");
@@ -201,10 +205,10 @@ void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
 void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
     char path[PATH_ROOM], tail[TAIL + 1];
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *file = fopen(path, "r");
+    FILE *file;
     *step = 0;
     *loss = NAN;
-    if (!file) return;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     size_t n = fread(tail, 1, TAIL, file);
     fclose(file);
@@ -232,15 +236,16 @@ double weft_collect_rate(const char *folder) {
     double rates[RATES_MOST];
     int count = 0, lines = 0;
     snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
-    FILE *file = fopen(path, "r");
-    while (file && (n = getline(&text, &room, file)) > 0) {
+    FILE *file;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return NAN;
+    while ((n = getline(&text, &room, file)) > 0) {
         json_t *line = json_loadb(text, (size_t)n, 0, NULL);
         double rate = number_of(line, "tokens_per_s");
         if (lines++ > 0 && rate > 0 && count < RATES_MOST) rates[count++] = rate;
         json_decref(line);
     }
     free(text);
-    if (file) fclose(file);
+    fclose(file);
     if (count == 0) return NAN;
     qsort(rates, (size_t)count, sizeof *rates, compare_numbers);
     return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -178,12 +179,15 @@ static weft_status check_whole(weft_database *d) {
 }
 
 static weft_status open_database(const char *path, int flags, weft_database **out, bool *fresh) {
+    struct stat is;
     *out = NULL;
     weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     weft_status status = WEFT_OK;
     if (snprintf(d->path, sizeof d->path, "%s", path) >= PATH_ROOM)
         status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
+    else if (stat(path, &is) == 0 && !S_ISREG(is.st_mode))
+        status = weft_fail(WEFT_EINPUT, "%s: is no file; a database is one", path);
     else if (sqlite3_open_v2(path, &d->handle, flags, NULL) != SQLITE_OK)
         status = weft_fail(WEFT_EIO, "%s: %s", path,
                            d->handle ? sqlite3_errmsg(d->handle) : "no memory");

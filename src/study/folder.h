@@ -1,4 +1,4 @@
-/* A study's folder: making it, holding it against a second study, and how much room it has. */
+/* A study's folder: holding it against a second study, and how much room it has. */
 #ifndef WEFT_STUDY_FOLDER_H
 #define WEFT_STUDY_FOLDER_H
 
@@ -7,14 +7,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Makes the folder and those above it; an error where nothing can be written to it. */
-weft_status weft_folder_make(const char *path);
 /* Holds it until the descriptor is closed or the process ends. */
 weft_status weft_folder_hold(const char *path, int *descriptor);
 /* Bytes that may still be written there; -1: unknown. */
 int64_t weft_folder_room(const char *path);
-/* Removes a folder and all in it; not being there is well. */
-void weft_folder_remove(const char *path);
 /* Waits until no process trains into a run's folder, at most `seconds`. */
 void weft_folder_wait(const char *path, double seconds);
 

@@ -1,19 +1,19 @@
 /* A run's folder and its process. */
 #include "study/launch.h"
 
+#include "core/folders.h"
 #include "core/log.h"
 #include "study/collect.h"
 #include "study/folder.h"
 #include "train/stop.h"
 
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { PATH_ROOM = 4096, LEAST_MS = 5, MOST_MS = 250 };
+enum { LEAST_MS = 5, MOST_MS = 250 };
 
 double weft_clock(void) {
     struct timespec t;
@@ -26,14 +26,10 @@ void weft_pause(double waited) {
     nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
 }
 
-/* Beside and renamed, so that a kill leaves no half of it. */
-static weft_status write_config(const weft_config *c, const char *path) {
-    char fresh[PATH_ROOM + 8], value[WEFT_TEXT_MAX];
+static void print_config(const weft_config *c, FILE *file) {
+    char value[WEFT_TEXT_MAX];
     int n;
     const weft_option *options = weft_options(&n);
-    snprintf(fresh, sizeof fresh, "%s.new", path);
-    FILE *file = fopen(fresh, "w");
-    if (!file) return weft_fail(WEFT_EIO, "%s: %s", fresh, strerror(errno));
     for (int i = 0; i < n; i++) {
         bool text = options[i].type != WEFT_OPT_BOOL && options[i].type != WEFT_OPT_INT;
         weft_config_format(c, &options[i], value, sizeof value);
@@ -42,19 +38,29 @@ static weft_status write_config(const weft_config *c, const char *path) {
             fprintf(file, *at == '"' || *at == '\\' ? "\\%c" : "%c", *at);
         fputs(text ? "\"\n" : "\n", file);
     }
+}
+
+static weft_status write_config(const weft_config *c, const char *path) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    if (!file) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    print_config(c, file);
     bool ok = !ferror(file);
-    ok = fclose(file) == 0 && ok && rename(fresh, path) == 0;
-    return ok ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    ok = fclose(file) == 0 && ok;
+    weft_status status = ok ? weft_file_write(path, text, bytes, NULL)
+                            : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    free(text);
+    return status;
 }
 
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid) {
-    char config[PATH_ROOM], result[PATH_ROOM], log[PATH_ROOM], count[16], peak[40];
+    char config[WEFT_PATH_MAX], result[WEFT_PATH_MAX], log[WEFT_PATH_MAX], count[16], peak[40];
     WEFT_TRY(weft_folder_make(folder));
-    if (snprintf(result, sizeof result, "%s/result.json", folder) >= PATH_ROOM)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-    snprintf(config, sizeof config, "%s/config", folder);
-    snprintf(log, sizeof log, "%s/log", folder);
+    WEFT_TRY(weft_path(result, "%s/result.json", folder));
+    WEFT_TRY(weft_path(config, "%s/config", folder));
+    WEFT_TRY(weft_path(log, "%s/log", folder));
     WEFT_TRY(write_config(c, config));
     snprintf(count, sizeof count, "%d", options->threads);
     snprintf(peak, sizeof peak, "%.17g", options->peak_flops);
@@ -87,7 +93,7 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
     weft_config c;
     weft_process_end end;
     pid_t pid;
-    char log[PATH_ROOM + 32], line[WEFT_STUDY_LINE];
+    char log[WEFT_PATH_MAX], line[WEFT_STUDY_LINE];
     weft_study_run_config(s, step, p->config.learning_rate, s->base.seed, &c);
     c.gpt2_max_iters = iters;
     c.gpt2_eval_interval = iters;
@@ -101,7 +107,7 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
         p->seconds_per_iter = (double)weft_study_iter_tokens(&c) / rate;
         return WEFT_OK;
     }
-    snprintf(log, sizeof log, "%s/log", folder);
+    WEFT_TRY(weft_path(log, "%s/log", folder));
     weft_process_last_line(log, folder, line, sizeof line);
     return weft_fail(WEFT_EIO, "step '%s' could not be measured: %s", p->step->name,
                      *line ? line : "its process ended without a word");
@@ -109,35 +115,75 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
 
 /* A few iterations; where they are short, as many as make about a second. A repeat has the seconds
  * of what it repeats, since it must do the same. */
-static weft_status measure_step(weft_study *s, int step, const char *folder, int threads) {
+static weft_status measure_step(weft_study *s, int step, const char *all, int threads) {
     weft_study_step *p = &s->plan[step];
+    char folder[WEFT_PATH_MAX];
     int repeats = p->step->repeats;
     if (repeats >= 0 && s->plan[repeats].seconds_per_iter > 0) {
         p->seconds_per_iter = s->plan[repeats].seconds_per_iter;
         return WEFT_OK;
     }
+    WEFT_TRY(weft_path(folder, "%s/%d", all, step));
     WEFT_TRY(measure_once(s, step, folder, threads, WEFT_MEASURE_ITERS));
     double more = fmin(1 / p->seconds_per_iter, WEFT_MEASURE_MOST);
     if (more >= 2 * WEFT_MEASURE_ITERS) {
-        weft_folder_remove(folder);
+        WEFT_TRY(weft_path(folder, "%s/%d-again", all, step));
         WEFT_TRY(measure_once(s, step, folder, threads, (int64_t)more));
     }
     weft_log(WEFT_LOG_INFO, "step %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
     return WEFT_OK;
 }
 
-weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
-    char all[PATH_ROOM], one[PATH_ROOM + 16];
-    if (snprintf(all, sizeof all, "%s/measure", folder) >= PATH_ROOM - WEFT_STEP_NAME)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-    weft_folder_remove(all);
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < s->steps.n; i++) {
-        if (*s->plan[i].error) continue;
-        snprintf(one, sizeof one, "%s/%d", all, i);
-        status = measure_step(s, i, one, threads);
-        weft_folder_remove(one);
+/* Whether a folder holds nothing but one run of measuring, as versions before made it. */
+static bool is_measured_run(const char *path) {
+    static const char *const own[] = {"config",      "config.new",    "log",
+                                      "result.json", "metrics.jsonl", NULL};
+    weft_names names;
+    if (weft_folder_list(path, &names) != WEFT_OK) return false;
+    bool config = false, ours = true;
+    for (int i = 0; i < names.n; i++) {
+        const char *name = names.list[i];
+        bool known = strncmp(name, "events.out.tfevents.", 20) == 0;
+        for (int k = 0; own[k]; k++)
+            known = known || strcmp(name, own[k]) == 0;
+        ours = ours && known;
+        config = config || strcmp(name, "config") == 0;
     }
+    weft_names_free(&names);
+    return ours && config;
+}
+
+/* A killed study of a version before left its folder without a mark: measure/0 and so on, and nothing
+ * else. */
+static weft_status mark_of_before(const char *all) {
+    char one[WEFT_PATH_MAX];
+    weft_names names;
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(all, &kind));
+    if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
+    WEFT_TRY(weft_folder_list(all, &names));
+    bool ours = names.n > 0;
+    for (int i = 0; ours && i < names.n; i++) {
+        const char *name = names.list[i];
+        ours = strspn(name, "0123456789") == strlen(name) &&
+               weft_path(one, "%s/%s", all, name) == WEFT_OK && is_measured_run(one);
+    }
+    weft_names_free(&names);
+    return ours ? weft_folder_mark(all) : WEFT_OK;
+}
+
+weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
+    char all[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(all, "%s/measure", folder));
+    WEFT_TRY(mark_of_before(all));
+    WEFT_TRY(weft_folder_remove(all));
+    WEFT_TRY(weft_folder_make_marked(all));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < s->steps.n; i++)
+        if (!*s->plan[i].error) status = measure_step(s, i, all, threads);
+    if (status == WEFT_OK) return weft_folder_remove(all);
+    char message[1024];
+    snprintf(message, sizeof message, "%s", weft_error_message());
     weft_folder_remove(all);
-    return status;
+    return weft_fail(status, "%s", message);
 }

@@ -4,6 +4,8 @@
 #endif
 #include "study/process.h"
 
+#include "core/files.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -20,12 +22,13 @@
 enum { WORDS_MOST = 64, NOT_STARTED = 127, TAIL = 8192 };
 
 /* In the child; does not return. Only calls that are safe after a fork. */
-static void become(char **words, int out, int log, pid_t parent) {
+static void become(char **words, int out, int log, pid_t parent, const sigset_t *mask) {
     int nothing = open("/dev/null", O_RDONLY);
     setpgid(0, 0);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
-    signal(SIGXFSZ, SIG_DFL);
+    if (signal(SIGHUP, SIG_DFL) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup's */
+    sigprocmask(SIG_SETMASK, mask, NULL);
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(NOT_STARTED); /* it was killed before this was set */
@@ -39,6 +42,22 @@ static void become(char **words, int out, int log, pid_t parent) {
     _exit(NOT_STARTED);
 }
 
+/* Signals wait until the child has forgotten this process's handlers: one that came in between would
+ * be noted by a handler which the new program does not have. */
+static weft_status fork_run(char **words, int out, int log, pid_t *pid) {
+    sigset_t all, before;
+    pid_t parent = getpid();
+    fflush(NULL);
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    *pid = fork();
+    if (*pid == 0) become(words, out, log, parent, &before);
+    int error = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (*pid > 0) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "study: no process for a run: %s", strerror(error));
+}
+
 weft_status weft_process_start(const char *const *words, const char *out, const char *log,
                                pid_t *pid) {
     char *copy[WORDS_MOST + 2];
@@ -47,19 +66,12 @@ weft_status weft_process_start(const char *const *words, const char *out, const 
     for (; *words && n <= WORDS_MOST; words++)
         copy[n++] = (char *)(uintptr_t)*words;
     copy[n] = NULL;
-    int out_fd = open(out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (out_fd < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
-    int log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    weft_status status = WEFT_OK;
-    pid_t parent = getpid();
-    if (log_fd < 0) status = weft_fail(WEFT_EIO, "%s: %s", log, strerror(errno));
-    if (status == WEFT_OK) {
-        fflush(NULL);
-        *pid = fork();
-        if (*pid == 0) become(copy, out_fd, log_fd, parent);
-        if (*pid < 0)
-            status = weft_fail(WEFT_EIO, "study: no process for a run: %s", strerror(errno));
-    }
+    int out_fd, log_fd = -1;
+    WEFT_TRY(weft_file_open_own(out, &out_fd));
+    weft_status status = weft_file_open_own(log, &log_fd);
+    if (status == WEFT_OK && (ftruncate(out_fd, 0) != 0 || fcntl(log_fd, F_SETFL, O_APPEND) != 0))
+        status = weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (status == WEFT_OK) status = fork_run(copy, out_fd, log_fd, pid);
     close(out_fd);
     if (log_fd >= 0) close(log_fd);
     return status;
@@ -101,10 +113,10 @@ static const char *without(const char *text, const char *head) {
 
 void weft_process_last_line(const char *log, const char *folder, char *line, size_t room) {
     char tail[TAIL + 1], head[4200];
-    FILE *file = fopen(log, "r");
+    FILE *file;
     size_t n = 0;
     *line = '\0';
-    if (!file) return;
+    if (weft_file_open_stream(log, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     n = fread(tail, 1, TAIL, file);
     fclose(file);

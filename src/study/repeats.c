@@ -2,6 +2,8 @@
  * was changed after its run shows. */
 #include "study/repeats.h"
 
+#include "core/files.h"
+
 #include "core/log.h"
 
 #include <errno.h>
@@ -23,9 +25,10 @@ static void difference_of(const unsigned char *a, size_t n, const unsigned char 
 /* Whether two files are the same; *bytes of them, or what differs. */
 static weft_status compare_files(const char *a, const char *b, int64_t *bytes, char *detail) {
     unsigned char *block = malloc(2 * BLOCK);
-    FILE *one = block ? fopen(a, "rb") : NULL, *two = one ? fopen(b, "rb") : NULL;
-    weft_status status =
-        two ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", one ? b : a, strerror(errno));
+    FILE *one = NULL, *two = NULL;
+    weft_status status = block ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory to read it", a);
+    if (status == WEFT_OK) status = weft_file_open_stream(a, &one);
+    if (status == WEFT_OK) status = weft_file_open_stream(b, &two);
     size_t n = 1;
     *bytes = 0;
     while (status == WEFT_OK && n > 0 && !*detail) {

@@ -329,9 +329,10 @@ static weft_status open_database(weft_report_data *d) {
     if (stat(path, &is) == 0 && S_ISDIR(is.st_mode))
         path = in_folder = sqlite3_mprintf("%s/runs.db", path);
     if (!path) return no_memory(d);
-    if (stat(path, &is) != 0) {
+    bool missing = stat(path, &is) != 0;
+    if (missing || !S_ISREG(is.st_mode)) {
         weft_status status = weft_fail(WEFT_EINPUT, "%s: %s; name a study's folder or its runs.db",
-                                       path, strerror(errno));
+                                       path, missing ? strerror(errno) : "is a pipe or a device");
         sqlite3_free(in_folder);
         return status;
     }

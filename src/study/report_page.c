@@ -6,6 +6,8 @@
  * style is in it, its pictures are inline, and there is no script. */
 #include "study/report_page.h"
 
+#include "core/folders.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -15,8 +17,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { PATH_ROOM = 4096 };
 
 /* Wide tables scroll in a box of their own, so that the page never does. Pictures are drawn with
  * `ink` and `faint` for colours, which are the page's own, light or dark. */
@@ -348,42 +348,24 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text) {
 
 /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
  * report, and a full disk costs no old one. */
-static weft_status write_part(const char *path, const char *text, size_t size) {
-    FILE *out = fopen(path, "wb");
-    bool good = out && fwrite(text, 1, size, out) == size;
-    if (out && fclose(out) != 0) good = false;
-    if (good) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: cannot be written: %s", path, strerror(errno));
-}
-
-static weft_status rename_part(const char *part, const char *path) {
-    if (rename(part, path) == 0) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: cannot be written: %s", path, strerror(errno));
-}
-
 static weft_status write_both(const weft_page *p, const char *folder) {
-    static const char *const names[] = {"report.html", "report.html.part", "report.md",
-                                        "report.md.part"};
-    char paths[4][PATH_ROOM];
-    for (int i = 0; i < 4; i++)
-        if (snprintf(paths[i], PATH_ROOM, "%s/%s", folder, names[i]) >= PATH_ROOM)
-            return weft_fail(WEFT_EINPUT, "report: the folder's name is too long: %s", folder);
-    weft_status status = write_part(paths[1], p->html_text, p->html_size);
-    if (status == WEFT_OK) status = write_part(paths[3], p->md_text, p->md_size);
-    if (status == WEFT_OK) status = rename_part(paths[1], paths[0]);
-    if (status == WEFT_OK) status = rename_part(paths[3], paths[2]);
-    if (status != WEFT_OK) {
-        unlink(paths[1]);
-        unlink(paths[3]);
-    }
-    return status;
+    char html[WEFT_PATH_MAX], md[WEFT_PATH_MAX];
+    weft_new_file first, second;
+    WEFT_TRY(weft_path(html, "%s/report.html", folder));
+    WEFT_TRY(weft_path(md, "%s/report.md", folder));
+    WEFT_TRY(weft_new_file_begin(&first, html));
+    weft_status status = weft_new_file_begin(&second, md);
+    if (status != WEFT_OK) return weft_new_file_end(&first, status);
+    status = weft_new_file_put(&first, p->html_text, (int64_t)p->html_size);
+    if (status == WEFT_OK) status = weft_new_file_put(&second, p->md_text, (int64_t)p->md_size);
+    status = weft_new_file_end(&first, status);
+    return weft_new_file_end(&second, status);
 }
 
 weft_status weft_page_write(weft_page *p, const char *folder) {
     fputs("</main>\n</body>\n</html>\n", p->html);
     if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return weft_fail(WEFT_EIO, "%s: cannot be made: %s", folder, strerror(errno));
+    WEFT_TRY(weft_folder_make_one(folder));
     return write_both(p, folder);
 }

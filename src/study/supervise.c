@@ -2,12 +2,14 @@
  * folders, so it may be killed at any moment. */
 #include "study/supervise.h"
 
+#include "core/folders.h"
 #include "core/log.h"
 #include "core/progress.h"
 #include "study/collect.h"
 #include "study/equal.h"
 #include "study/folder.h"
 #include "study/launch.h"
+#include "study/restart.h"
 #include "train/stop.h"
 
 #include <math.h>
@@ -109,7 +111,9 @@ static int compare_jobs(const void *a, const void *b) {
 }
 
 static weft_status line_up(supervisor *v) {
+    const weft_study_options *o = v->options;
     WEFT_TRY(weft_record_jobs(v->database, &v->jobs));
+    if (o->restart) WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
     v->order = calloc((size_t)v->jobs.n + 1, sizeof(weft_job *));
     v->slots = calloc((size_t)v->options->jobs, sizeof *v->slots);
     if (!v->order || !v->slots) return weft_fail(WEFT_ENOMEM, "study: no memory for its runs");
@@ -356,6 +360,10 @@ static void sum_up(supervisor *v) {
     }
     if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");
     if (left > 0) append(r->why, sizeof r->why, "; the same command goes on");
+    if (r->failed > 0)
+        append(r->why, sizeof r->why,
+               "; with --restart failed, runs that cannot go on begin anew, their folders set "
+               "aside");
 }
 
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,

@@ -12,6 +12,7 @@ typedef struct {
     int threads;       /* of the machine: each run gets its share, at least one */
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
+    const char *restart; /* failed runs that begin anew (restart.h); NULL: none */
 } weft_study_options;
 
 typedef struct {

@@ -4,13 +4,17 @@
  *     step-N    earlier ones, CHECKPOINT_KEEP - 1 of them
  *
  * Each holds config.json, model.safetensors, optimizer.safetensors, tokenizer.json (where
- * tokens stand for text) and, written after them, state.json with their checksums.
+ * tokens stand for text) and, written after them, state.json with their checksums (model/sums.h);
+ * and the mark of a folder that weft may remove (core/folders.h).
  *
- * A kill at any moment leaves a whole one: NAME.new is written and synced beside, then the two
- * names are exchanged in one step (renameat2 with RENAME_EXCHANGE), and what is now NAME.new, the
+ * A kill at any moment leaves a whole one: NAME.new is written, synced and read back beside, then the
+ * two names are exchanged in one step (renameat2 with RENAME_EXCHANGE), and what is now NAME.new, the
  * older checkpoint, is kept as step-N or removed. Where the system cannot exchange, the old one is
  * first renamed to NAME.old; a kill between the two renames leaves it there, and resuming puts it
- * back. */
+ * back. One that is removed loses its name first (step-N.gone), so that no torn one has a good name.
+ *
+ * Nothing else is removed. A folder by one of these names that weft did not make, or a link, ends a
+ * run before its first step with a line that says so. */
 #ifndef WEFT_TRAIN_CHECKPOINT_H
 #define WEFT_TRAIN_CHECKPOINT_H
 
@@ -19,10 +23,13 @@
 
 /* What is no tensor. */
 typedef struct {
-    int64_t iteration;   /* steps done */
-    double best_val;     /* the lowest held-out loss so far; infinity: none yet */
-    int64_t skipped;     /* steps left out because something was not finite, */
-    int64_t skipped_row; /* and how many of them the last ones were */
+    int64_t iteration;    /* steps done */
+    double best_val;      /* the lowest held-out loss so far; infinity: none yet */
+    int64_t skipped;      /* steps left out because something was not finite, */
+    int64_t skipped_row;  /* and how many of them the last ones were */
+    int64_t logged_every; /* GPT2_LOG_INTERVAL, where it was the same all the way; 0: it was not */
+    bool has_data;        /* the checksum of the dataset's files, */
+    uint32_t data;        /* where it has some */
     /* The hash of what the backend chose for itself in a step (weft_backend's choices), where it
      * chooses: with another one the last bits may differ. */
     bool has_choices;
@@ -43,10 +50,23 @@ typedef struct {
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
                                  const weft_checkpoint *checkpoint, const char *from);
 
-/* Whether the folder has anything of a run in it. */
-bool weft_checkpoint_used(const char *run);
-/* Whether there is a RUN/NAME to go on from. Puts an interrupted exchange right. */
-bool weft_checkpoint_find(const char *run, const char *name);
+/* An error where the folder has anything of a run in it. */
+weft_status weft_checkpoint_unused(const char *run);
+
+enum { WEFT_CHECKPOINT_NAME = 32 };
+
+typedef struct {
+    const char *name; /* "step-N", to go on from that one; NULL: last */
+    int64_t logged;   /* the last step that metrics.jsonl tells of */
+    int64_t interval; /* a last was written after so many steps; 0: none ever is */
+} weft_checkpoint_wish;
+
+/* Where a run goes on: puts an interrupted exchange right, removes what a kill left half written or
+ * half removed, and names the checkpoint, empty: nothing was saved yet and the run starts. Anything
+ * else, such as a last that is gone or cannot be looked at, is an error that names what is there. To
+ * be called by whoever holds the run (metrics.h). */
+weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *wish,
+                                   char name[WEFT_CHECKPOINT_NAME]);
 
 /* Checks that the files of RUN/NAME are what was written, and that its config is `c` but for what a
  * run may change on its way (how long it is, what it reports and keeps, where it runs). */

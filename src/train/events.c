@@ -11,7 +11,8 @@
  */
 #include "train/events.h"
 
-#include "train/crc32c.h"
+#include "core/crc32c.h"
+#include "core/files.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -19,14 +20,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { EVENT_ROOM = 4096, PATH_ROOM = 4096, VARINT_BYTES = 10 };
+enum { EVENT_ROOM = 4096, VARINT_BYTES = 10 };
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
 struct weft_events {
     FILE *file;
-    char path[PATH_ROOM];
+    char path[WEFT_PATH_MAX];
 };
+
+static weft_status failed(const weft_events *e) {
+    return weft_fail(WEFT_EIO, "%s: %s", e->path, strerror(errno));
+}
 
 /* A message under construction; what does not fit is noted, and the message then not written. */
 typedef struct {
@@ -87,7 +93,7 @@ static weft_status write_event(weft_events *e, const message *m) {
               fwrite(&length_crc, sizeof length_crc, 1, e->file) == 1 &&
               fwrite(m->bytes, m->n, 1, e->file) == 1 &&
               fwrite(&crc, sizeof crc, 1, e->file) == 1 && fflush(e->file) == 0;
-    return ok ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", e->path, strerror(errno));
+    return ok ? WEFT_OK : failed(e);
 }
 
 static weft_status write_head(weft_events *e, int64_t step) {
@@ -108,15 +114,15 @@ weft_status weft_events_open(const char *folder, int64_t step, weft_events **out
     *out = NULL;
     weft_events *e = calloc(1, sizeof *e);
     if (!e) return weft_fail(WEFT_ENOMEM, "events: no memory");
-    int n = snprintf(e->path, sizeof e->path, "%s/events.out.tfevents.%010lld.weft", folder,
-                     (long long)step);
-    weft_status status = WEFT_OK;
-    if (n >= PATH_ROOM)
-        status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-    else if (!(e->file = fopen(e->path, "wb")))
-        status = weft_fail(WEFT_EIO, "%s: %s", e->path, strerror(errno));
-    else
-        status = write_head(e, step);
+    int fd;
+    weft_status status =
+        weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step);
+    if (status == WEFT_OK) status = weft_file_open_own(e->path, &fd);
+    if (status == WEFT_OK && (ftruncate(fd, 0) != 0 || !(e->file = fdopen(fd, "wb")))) {
+        status = failed(e);
+        close(fd);
+    }
+    if (status == WEFT_OK) status = write_head(e, step);
     if (status != WEFT_OK) {
         weft_events_close(e);
         return status;
@@ -142,6 +148,10 @@ weft_status weft_events_add(weft_events *e, int64_t step, double when, const wef
     put_bytes(&event, 5, summary.bytes, summary.n);
     if (summary.full) event.full = true;
     return write_event(e, &event);
+}
+
+weft_status weft_events_sync(weft_events *e) {
+    return fflush(e->file) == 0 && fsync(fileno(e->file)) == 0 ? WEFT_OK : failed(e);
 }
 
 void weft_events_close(weft_events *e) {

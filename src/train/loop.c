@@ -2,6 +2,7 @@
  * loss is true of the step it was made at, and a resumed run finds nothing left to do for it. */
 #include "train/loop.h"
 
+#include "core/folders.h"
 #include "core/log.h"
 #include "core/progress.h"
 #include "data/prefetch.h"
@@ -16,11 +17,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { AHEAD = 3, NOTE_ROOM = 160, PATH_ROOM = 4096 };
+enum { AHEAD = 3, NOTE_ROOM = 160 };
 
 typedef struct {
     const weft_config *config;
@@ -37,12 +37,13 @@ typedef struct {
     weft_metrics *metrics;
     weft_progress *progress;
     weft_train_state state;
-    int64_t micro, parts;    /* sequences of a graph run; graph runs of a step */
-    double flops_per_token;  /* nominal, forward and backward */
-    double seconds, pending; /* of training: all of this run, and since the last line */
-    int64_t steps, unlogged; /* the same in steps */
-    int64_t saved;           /* steps done when out/last was written; -1: not yet */
-    int64_t saved_best;      /* the same of out/best, in this run */
+    int64_t micro, parts;               /* sequences of a graph run; graph runs of a step */
+    double flops_per_token;             /* nominal, forward and backward */
+    double seconds, pending;            /* of training: all of this run, and since the last line */
+    int64_t steps, unlogged;            /* the same in steps */
+    int64_t saved;                      /* steps done when out/last was written; -1: not yet */
+    int64_t saved_best;                 /* the same of out/best, in this run */
+    char resumed[WEFT_CHECKPOINT_NAME]; /* the checkpoint it goes on from; empty: it starts */
 } trainer;
 
 static double now(void) {
@@ -70,25 +71,42 @@ static weft_status open_dataset(trainer *t) {
 static weft_status open_tokenizer(trainer *t) {
     const weft_config *c = t->config;
     bool embedded = strcmp(c->dataset, "embedded") == 0;
-    char path[PATH_ROOM];
+    char path[WEFT_PATH_MAX];
     if (*t->result->metric) return WEFT_OK;
-    if (!embedded && snprintf(path, sizeof path, "%s/tokenizer.json", c->dataset) < PATH_ROOM &&
-        access(path, R_OK) == 0)
-        return weft_tokenizer_open(path, &t->tokenizer);
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", c->dataset));
+    if (!embedded && access(path, R_OK) == 0) return weft_tokenizer_open(path, &t->tokenizer);
     if (!embedded && strcmp(c->tokenizer, "bytes") == 0) return WEFT_OK;
     return weft_tokenizer_open(c->tokenizer, &t->tokenizer);
 }
 
-static weft_status make_folders(const char *path) {
-    char part[PATH_ROOM];
-    if (snprintf(part, sizeof part, "%s", path) >= PATH_ROOM)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
-    for (char *slash = part + 1; *part && (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        mkdir(part, 0777);
-        *slash = '/';
-    }
-    return weft_model_make_folder(path);
+static bool keeps_last(const trainer *t) {
+    return t->config->save_checkpoint || t->options->keep_last;
+}
+
+/* Holds the folder, and names in it the checkpoint to go on from, if there is one. */
+static weft_status choose_checkpoint(trainer *t) {
+    const weft_train_options *o = t->options;
+    weft_checkpoint_wish wish = {.name = o->resume_name,
+                                 .interval = keeps_last(t) ? t->config->checkpoint_interval : 0};
+    if (!o->resume) WEFT_TRY(weft_checkpoint_unused(o->out));
+    WEFT_TRY(weft_metrics_hold(o->out, &t->metrics));
+    WEFT_TRY(weft_metrics_logged(t->metrics, &wish.logged));
+    return weft_checkpoint_choose(o->out, &wish, t->resumed);
+}
+
+/* The data that a run goes on with is that which it began with. */
+static weft_status check_dataset(trainer *t) {
+    bool has;
+    uint32_t now;
+    WEFT_TRY(weft_dataset_sum(t->dataset, &has, &now));
+    if (has && t->state.has_data && now != t->state.data)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: its files are not those that %s was trained on so far (checksum "
+                         "%08x, now %08x); put those back, or start a run with another --out",
+                         weft_dataset_name(t->dataset), t->options->out, t->state.data, now);
+    t->state.has_data = has;
+    t->state.data = now;
+    return WEFT_OK;
 }
 
 /* The weights a run begins with: the last checkpoint's, another's, or drawn ones. */
@@ -96,16 +114,14 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
     const weft_config *c = t->config;
     const weft_train_options *o = t->options;
     weft_dtype dtype = weft_config_dtype(c);
-    bool resume = o->resume && weft_checkpoint_find(o->out, "last");
-    if (!o->resume && weft_checkpoint_used(o->out))
-        return weft_fail(WEFT_EINPUT,
-                         "%s has a run in it already; --resume goes on with it, another --out "
-                         "starts anew",
-                         o->out);
-    if (resume) {
-        WEFT_TRY(weft_checkpoint_check(o->out, "last", c));
-        WEFT_TRY(weft_checkpoint_load(o->out, "last", &t->model, c, dtype, &t->state));
-        t->saved = t->state.iteration;
+    WEFT_TRY(choose_checkpoint(t));
+    if (!*t->resumed) WEFT_TRY(check_dataset(t));
+    if (*t->resumed) {
+        WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
+        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, &t->state));
+        if (t->state.logged_every != c->gpt2_log_interval) t->state.logged_every = 0;
+        WEFT_TRY(check_dataset(t));
+        if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
     } else if (o->from) {
         WEFT_TRY(weft_model_load_as(o->from, c, dtype, &t->model));
     } else {
@@ -113,7 +129,7 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
         WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
     }
     WEFT_TRY(weft_optimizer_create(t->model, backend, pool, &t->optimizer));
-    return resume ? weft_checkpoint_load_optimizer(o->out, "last", t->optimizer) : WEFT_OK;
+    return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;
 }
 
 static weft_status open_passes(trainer *t, const weft_backend *backend, weft_pool *pool) {
@@ -151,17 +167,17 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     weft_account account;
     WEFT_TRY(open_dataset(t));
     WEFT_TRY(open_tokenizer(t));
-    WEFT_TRY(make_folders(t->options->out));
+    WEFT_TRY(weft_folder_make(t->options->out));
     WEFT_TRY(check_memory(t->config, backend, pool));
     WEFT_TRY(open_model(t, backend, pool));
     WEFT_TRY(open_passes(t, backend, pool));
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
     t->flops_per_token = account.forward_flops + account.backward_flops;
-    WEFT_TRY(weft_metrics_open(t->options->out, t->state.iteration, &t->metrics));
+    WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
     weft_log(WEFT_LOG_INFO, "%s: %lld parameters on %s, %lld tokens a step%s", t->options->out,
              (long long)account.parameters, weft_dataset_name(t->dataset),
              (long long)(t->micro * t->parts * t->config->gpt2_block_size),
-             t->saved >= 0 ? ", resumed" : "");
+             *t->resumed ? ", resumed" : "");
     t->progress = weft_progress_begin(&(weft_progress_options){.label = "train",
                                                                .unit = "steps",
                                                                .total = t->config->gpt2_max_iters,
@@ -313,12 +329,13 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
 }
 
 static weft_status save(const trainer *t, const char *name, int64_t keep) {
+    WEFT_TRY(weft_metrics_sync(t->metrics));
     weft_checkpoint checkpoint = {t->model, t->optimizer, t->tokenizer, &t->state};
     bool best = t->saved_best == t->state.iteration;
     return weft_checkpoint_save(t->options->out, name, keep, &checkpoint, best ? "best" : NULL);
 }
 
-/* The held-out loss, and out/best where it is the lowest. */
+/* The held-out loss. */
 static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     weft_train_result *r = t->result;
     WEFT_TRY(weft_validation_run(t->validation, &r->val_loss, &r->metric_value));
@@ -330,8 +347,13 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     if (*r->metric) snprintf(metric, sizeof metric, ", %s %.4f", r->metric, r->metric_value);
     weft_log(WEFT_LOG_INFO, "step %lld: loss %.4f, val_loss %.4f%s", (long long)row->step,
              row->parts.loss, r->val_loss, metric);
-    if (!(r->val_loss < t->state.best_val)) return WEFT_OK;
-    t->state.best_val = r->val_loss;
+    return WEFT_OK;
+}
+
+/* out/best, where the held-out loss is the lowest. */
+static weft_status save_best(trainer *t) {
+    if (!(t->result->val_loss < t->state.best_val)) return WEFT_OK;
+    t->state.best_val = t->result->val_loss;
     if (!t->config->save_checkpoint) return WEFT_OK;
     WEFT_TRY(save(t, "best", 1));
     t->saved_best = t->state.iteration;
@@ -365,10 +387,6 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
     weft_progress_update(t->progress, row->step, note);
 }
 
-static bool keeps_last(const trainer *t) {
-    return t->config->save_checkpoint || t->options->keep_last;
-}
-
 /* While steps fail, weights that are not finite must not take the place of the last good ones. */
 static weft_status save_last(trainer *t) {
     if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
@@ -386,6 +404,12 @@ static weft_status run_steps(trainer *t) {
     const weft_config *c = t->config;
     while (t->state.iteration < c->gpt2_max_iters && t->result->end == WEFT_TRAIN_DONE) {
         weft_metrics_row row;
+        if (t->steps == 0 && weft_stop_asked()) { /* it came while all was set up */
+            t->result->end = WEFT_TRAIN_STOPPED;
+            snprintf(t->result->why, sizeof t->result->why,
+                     "stopped by a signal before a step was done; --resume goes on");
+            return WEFT_OK;
+        }
         WEFT_TRY(train_step(t, &row));
         bool last = row.step == c->gpt2_max_iters;
         bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
@@ -396,8 +420,12 @@ static weft_status run_steps(trainer *t) {
         if (last || told || row.evaluated || is_due(row.step, c->gpt2_log_interval))
             WEFT_TRY(report(t, &row));
         if (diverged) return WEFT_OK;
+        if (row.evaluated) WEFT_TRY(save_best(t));
         int asked = weft_stop_asked();
-        if (last || asked || is_due(row.step, c->checkpoint_interval)) WEFT_TRY(save_last(t));
+        /* There is no best without a last: a last that is missing is known to be lost. */
+        bool first = t->saved < 0 && t->saved_best >= 0;
+        if (last || asked || first || is_due(row.step, c->checkpoint_interval))
+            WEFT_TRY(save_last(t));
         if (!asked || last) continue;
         t->result->end = WEFT_TRAIN_STOPPED;
         snprintf(t->result->why, sizeof t->result->why,
@@ -439,10 +467,13 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     trainer t = {.config = c,
                  .options = options,
                  .result = out,
-                 .state = {.best_val = INFINITY},
+                 .state = {.best_val = INFINITY, .logged_every = c->gpt2_log_interval},
                  .saved = -1,
                  .saved_best = -1};
     weft_status status = open_trainer(&t, backend, pool);
+    /* Gone on from another than last, which must not be missing at the end. */
+    bool done = t.state.iteration >= c->gpt2_max_iters;
+    if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
     fill_result(&t, start);
     close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);

@@ -15,9 +15,11 @@
 enum { WEFT_TRAIN_SKIPS_MAX = 10 };
 
 typedef struct {
-    const char *out;   /* the run's folder; made where it is not */
-    const char *from;  /* a checkpoint whose weights a fresh run starts from; NULL: drawn ones */
-    bool resume;       /* go on from out/last where there is one; else a used folder is an error */
+    const char *out;  /* the run's folder; made where it is not */
+    const char *from; /* a checkpoint whose weights a fresh run starts from; NULL: drawn ones */
+    bool resume;      /* go on from out/last where there is one; else a used folder is an error */
+    /* A checkpoint of out by name, "step-N", to go on from instead; NULL: last. */
+    const char *resume_name;
     bool keep_last;    /* out/last is written whatever SAVE_CHECKPOINT says; out/best is not */
     double peak_flops; /* operations a second that count as full use; 0: unknown */
     /* Called before each step with its number from 0; NULL: nothing is. It may look at the weights,

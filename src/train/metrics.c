@@ -1,84 +1,83 @@
 /* Lines are appended whole and flushed, so a kill leaves at most one torn line at the end, which
- * the next run cuts off together with the lines of steps that it will do again. */
+ * the next run cuts off together with the lines of steps that it will do again. They are synced
+ * before each checkpoint, so that none is missing of the steps which that one has done. */
 #include "train/metrics.h"
 
 #include "train/events.h"
+#include "train/metrics_lines.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, SCALARS = 16 };
+enum { SCALARS = 16 };
 
 struct weft_metrics {
     FILE *file;
     weft_events *events;
-    char path[PATH_ROOM];
+    char run[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
 };
 
 static weft_status failed(const weft_metrics *m) {
     return weft_fail(WEFT_EIO, "%s: %s", m->path, strerror(errno));
 }
 
-static int64_t step_of_line(const char *line, size_t length) {
-    json_t *row = json_loadb(line, length, 0, NULL);
-    json_t *step = json_object_get(row, "step");
-    int64_t value = json_is_integer(step) ? (int64_t)json_integer_value(step) : INT64_MAX;
-    json_decref(row);
-    return value;
-}
-
-/* Where the lines of the first `step` steps end. */
-static long kept_bytes(FILE *file, int64_t step) {
-    char *line = NULL;
-    size_t room = 0;
-    long kept = 0;
-    ssize_t n;
-    rewind(file);
-    while (step > 0 && (n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n' &&
-           step_of_line(line, (size_t)n) <= step)
-        kept += (long)n;
-    free(line);
-    return kept;
-}
-
-static weft_status open_lines(weft_metrics *m, int64_t step) {
-    int fd = open(m->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    m->file = fd < 0 ? NULL : fdopen(fd, "r+");
+static weft_status open_lines(weft_metrics *m) {
+    int fd;
+    WEFT_TRY(weft_file_open_own(m->path, &fd));
+    m->file = fdopen(fd, "r+");
     if (!m->file) {
         weft_status status = failed(m);
-        if (fd >= 0) close(fd);
+        close(fd);
         return status;
     }
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return weft_fail(WEFT_EINPUT, "%s: another process trains into this folder", m->path);
-    long kept = kept_bytes(m->file, step);
-    if (ftruncate(fd, kept) != 0 || fseek(m->file, kept, SEEK_SET) != 0) return failed(m);
     return WEFT_OK;
 }
 
-weft_status weft_metrics_open(const char *run, int64_t step, weft_metrics **out) {
+weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     *out = NULL;
     weft_metrics *m = calloc(1, sizeof *m);
     if (!m) return weft_fail(WEFT_ENOMEM, "metrics: no memory");
-    weft_status status = WEFT_OK;
-    if (snprintf(m->path, PATH_ROOM, "%s/metrics.jsonl", run) >= PATH_ROOM)
-        status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", run);
-    if (status == WEFT_OK) status = open_lines(m, step);
-    if (status == WEFT_OK) status = weft_events_open(run, step, &m->events);
+    weft_status status = weft_path(m->run, "%s", run);
+    if (status == WEFT_OK) status = weft_path(m->path, "%s/metrics.jsonl", run);
+    if (status == WEFT_OK) status = open_lines(m);
     if (status != WEFT_OK) {
         weft_metrics_close(m);
         return status;
     }
     *out = m;
     return WEFT_OK;
+}
+
+weft_status weft_metrics_logged(weft_metrics *m, int64_t *step) {
+    weft_lines lines;
+    WEFT_TRY(weft_lines_read(m->file, m->path, INT64_MAX, 0, &lines));
+    *step = lines.last;
+    return WEFT_OK;
+}
+
+weft_status weft_metrics_start(weft_metrics *m, int64_t step, int64_t every) {
+    weft_lines lines;
+    WEFT_TRY(weft_lines_read(m->file, m->path, step, every, &lines));
+    weft_lines_warn(&lines, m->path);
+    if (lines.bad)
+        WEFT_TRY(weft_lines_repair(&m->file, m->path, step));
+    else if (ftruncate(fileno(m->file), (off_t)lines.bytes) != 0)
+        return failed(m);
+    if (fseek(m->file, 0, SEEK_END) != 0) return failed(m);
+    return weft_events_open(m->run, step, &m->events);
+}
+
+weft_status weft_metrics_sync(weft_metrics *m) {
+    if (fflush(m->file) != 0 || fsync(fileno(m->file)) != 0) return failed(m);
+    return weft_events_sync(m->events);
 }
 
 void weft_metrics_close(weft_metrics *m) {
@@ -145,9 +144,12 @@ static weft_status add_events(weft_metrics *m, const weft_metrics_row *r) {
 
 weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row) {
     json_t *line = make_line(row);
-    if (!line) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", m->path);
-    bool ok = json_dumpf(line, m->file, JSON_COMPACT) == 0 && fputc('\n', m->file) != EOF &&
-              fflush(m->file) == 0;
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     json_decref(line);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", m->path);
+    size_t n = strlen(text);
+    text[n] = '\n'; /* in the end's place: a line is written at once */
+    bool ok = fwrite(text, 1, n + 1, m->file) == n + 1 && fflush(m->file) == 0;
+    free(text);
     return ok ? add_events(m, row) : failed(m);
 }

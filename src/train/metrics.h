@@ -22,9 +22,17 @@ typedef struct {
     double metric_value;
 } weft_metrics_row;
 
+/* Holds the run's folder until the close: fails where another process trains into it. */
+weft_status weft_metrics_hold(const char *run, weft_metrics **out);
+/* The last step that the lines there tell of; 0: none. */
+weft_status weft_metrics_logged(weft_metrics *m, int64_t *step);
 /* Opens the files of a run that has done `step` steps: lines of later ones, which a kill left
- * behind, are cut off. Fails where another process writes there. */
-weft_status weft_metrics_open(const char *run, int64_t step, weft_metrics **out);
+ * behind, are cut off. Where other lines are damaged, the file is set aside, what is good in it stays,
+ * and a warning names it, as it names steps that are missing though a line was due at `every` so many
+ * (0: unknown). */
+weft_status weft_metrics_start(weft_metrics *m, int64_t step, int64_t every);
+/* What was added is on the disk after this. */
+weft_status weft_metrics_sync(weft_metrics *m);
 /* A value that is not finite is null in the line and left out of the event file. */
 weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row);
 void weft_metrics_close(weft_metrics *m);

@@ -388,7 +388,7 @@ const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count)
     return o->state;
 }
 
-weft_status weft_optimizer_write(const weft_optimizer *o, const char *path) {
+weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum) {
     weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     weft_mirror_use(o->mirror, NULL);
@@ -400,7 +400,7 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path) {
                                        .data = w->data};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
-    weft_status status = weft_safetensors_write(path, tensors, o->n_state, NULL);
+    weft_status status = weft_safetensors_write_summed(path, tensors, o->n_state, NULL, sum);
     free(tensors);
     return status;
 }

@@ -71,8 +71,8 @@ void weft_optimizer_refresh(weft_optimizer *o);
  * and "state", as in ops/optimizer.h. The memory may be read and written between steps. */
 const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count);
 /* The same as a safetensors file. Reading asks for the same names, types and shapes, and changes
- * nothing on an error. */
-weft_status weft_optimizer_write(const weft_optimizer *o, const char *path);
+ * nothing on an error. *sum, where not NULL, is of what was meant to be written. */
+weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum);
 weft_status weft_optimizer_read(weft_optimizer *o, const char *path);
 
 /* For whoever binds by turns: a mark of what is bound, 0 after each bind until it is set. */

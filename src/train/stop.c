@@ -8,7 +8,7 @@
 
 enum { EXIT_BY_SIGNAL = 128 };
 
-static const int signals[] = {SIGINT, SIGTERM, SIGXFSZ};
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGXFSZ};
 enum { SIGNALS = sizeof signals / sizeof signals[0] };
 
 static struct sigaction before[SIGNALS];
@@ -26,6 +26,9 @@ void weft_stop_install(void) {
         action.sa_handler = signals[i] == SIGXFSZ ? SIG_IGN : note_signal;
         sigemptyset(&action.sa_mask);
         sigaction(signals[i], &action, &before[i]);
+        /* A hangup that is ignored stays so: nohup. */
+        if (signals[i] == SIGHUP && before[i].sa_handler == SIG_IGN)
+            sigaction(SIGHUP, &before[i], NULL);
     }
 }
 

@@ -1,9 +1,9 @@
-/* Being asked to stop: SIGINT and SIGTERM. The first one asks the run to finish its step and save;
+/* Being asked to stop: SIGINT, SIGTERM, and SIGHUP unless it is ignored (nohup). The first one asks the run to finish its step and save;
  * the second ends the program at once. */
 #ifndef WEFT_TRAIN_STOP_H
 #define WEFT_TRAIN_STOP_H
 
-/* Takes the two signals over until weft_stop_remove, and lets writing past a file-size limit fail
+/* Takes the signals over until weft_stop_remove, and lets writing past a file-size limit fail
  * as an error in place of a signal. One at a time in a process. */
 void weft_stop_install(void);
 void weft_stop_remove(void);

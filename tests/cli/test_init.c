@@ -32,7 +32,8 @@ static int close_scratch(void **state) {
     "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",               \
         "VOCAB_SIZE=300", "-o", "GPT2_BLOCK_SIZE=24", "-o", "RA_MLA_LATENT_DIM=32"
 
-#define INIT(folder, ...) command_succeeds(RUN("init", "--out", folder, SIZES, __VA_ARGS__), NULL)
+#define INIT(folder, ...)                                                                          \
+    command_succeeds(RUN("init", "--force", "--out", folder, SIZES, __VA_ARGS__), NULL)
 
 static char *model_bytes(const char *folder, size_t *count) {
     char path[600];

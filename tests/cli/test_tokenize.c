@@ -4,6 +4,7 @@
 #include "data/tokenizer.h"
 #include "data/tokens.h"
 #include "support/command.h"
+#include "support/token_file.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -147,7 +148,7 @@ static void test_wide_tokens_and_leftovers(void **state) {
     const int32_t tokens[3] = {0, 69999, 65536};
     weft_shard_writer *w;
     assert_int_equal(mkdir(scratch_path("wide"), 0777), 0);
-    text_file("wide/train_000007.bin.part", "left");
+    shard_write(scratch_path("wide/train_000007.bin.part"), 20240801, 7, 0, 4, tokens, 3);
     assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "train", 70000, 100, &w),
                      WEFT_OK);
     assert_false(there_is("wide", "train_000007.bin.part"));
@@ -236,7 +237,7 @@ static void test_what_is_wrong_leaves_no_shard(void **state) {
     command_fails(2, RUN("tokenize", good), SAYS("--out"));
     command_fails(2, RUN("tokenize", "--out", out, "no-such-file"), SAYS("no-such-file"));
     command_fails(2, RUN("tokenize", "--out", out, "tests"), SAYS("tests", "folder"));
-    command_fails(2, RUN("tokenize", "--out", out, "/dev/null"), SAYS("no text"));
+    command_fails(2, RUN("tokenize", "--out", out, "/dev/null"), SAYS("a device"));
     command_fails(2, RUN("tokenize", "--out", out, "-"), SAYS("no text"));
     command_fails(2, RUN("tokenize", "--out", out, "--jsonl", "text", good, bad),
                   SAYS("bad.jsonl", "line 2", "text"));

@@ -37,7 +37,7 @@ static weft_tokenizer *train(const char *const *texts, int64_t vocab, int64_t le
 
 static json_t *saved(const weft_tokenizer *t, const char *name) {
     json_error_t error;
-    if (weft_tokenizer_save(t, scratch_path("%s", name)) != WEFT_OK)
+    if (weft_tokenizer_save(t, scratch_path("%s", name), NULL) != WEFT_OK)
         fail_msg("%s", weft_error_message());
     json_t *root = json_load_file(scratch_path("%s", name), JSON_REJECT_DUPLICATES, &error);
     if (!root) fail_msg("%s", error.text);

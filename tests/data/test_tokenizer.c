@@ -133,7 +133,7 @@ static void test_gpt2_without_numbers_and_saved(void **state) {
     weft_tokenizer *t = open_tokenizer(scratch_path("alone.bpe"));
     assert_int_equal(weft_tokenizer_vocab(t), 50257);
     assert_int_equal(weft_tokenizer_end(t), 50256);
-    assert_int_equal(weft_tokenizer_save(t, scratch_path("saved.json")), WEFT_OK);
+    assert_int_equal(weft_tokenizer_save(t, scratch_path("saved.json"), NULL), WEFT_OK);
     weft_tokenizer_close(t);
     check_kept(scratch_path("saved.json"), "tests/vectors/tokenizer.gpt2.cases.json");
 }
@@ -300,7 +300,7 @@ static void test_bytes_are_tokens(void **state) {
     assert_int_equal(tokens[2], 255);
     assert_int_equal(weft_tokenizer_vocab(t), 256);
     assert_int_equal(weft_tokenizer_end(t), -1);
-    assert_int_equal(weft_tokenizer_save(t, scratch_path("bytes.json")), WEFT_OK);
+    assert_int_equal(weft_tokenizer_save(t, scratch_path("bytes.json"), NULL), WEFT_OK);
     weft_tokenizer *again = open_tokenizer(scratch_path("bytes.json"));
     weft_encoder *f = open_encoder(again);
     tokens = encode(f, "a\x00\xFF\n ", 5, false, &count);

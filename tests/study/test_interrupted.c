@@ -83,6 +83,37 @@ static void test_a_run_that_is_killed_does_not_take_the_study_down(void **state)
     study_same(whole, out);
 }
 
+/* A run whose checkpoint is damaged fails each time, until it is begun anew. */
+static void test_a_run_that_cannot_go_on_is_begun_anew(void **state) {
+    (void)state;
+    char out[256], path[512], run[300];
+    size_t bytes;
+    snprintf(out, sizeof out, "%s", scratch_path("anew"));
+    /* All is done; then one run is made to be not. */
+    command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
+    snprintf(run, sizeof run, "%s/runs/2-lr0.001-seed1", out);
+    snprintf(path, sizeof path, "%s/last/optimizer.safetensors", run);
+    char *whole_file = file_read(path, &bytes);
+    whole_file[bytes - 1] ^= 1;
+    file_write(path, whole_file, bytes);
+    free(whole_file);
+    study_change(out, "UPDATE runs SET status = 'waiting' WHERE folder LIKE '%2-lr0.001-seed1'");
+    command_result r = command_run(RUN("study", "--config", config, "--out", out));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "checksum"));
+    assert_non_null(strstr(r.err, "--restart failed"));
+    command_free(&r);
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--restart", "2-lr0.01-seed1"),
+                  SAYS("did not fail"));
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--restart", "x"),
+                  SAYS("no such run"));
+    command_succeeds(RUN("study", "--config", config, "--out", out, "--restart", "2-lr0.001-seed1"),
+                     NULL);
+    study_same(whole, out);
+    snprintf(path, sizeof path, "%s.aside-1/last/model.safetensors", run);
+    assert_int_equal(access(path, R_OK), 0);
+}
+
 static void test_a_signal_is_handed_on_and_the_same_command_goes_on(void **state) {
     (void)state;
     char out[256], err[256];
@@ -139,6 +170,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_killed_study_ends_with_the_same_contents),
         cmocka_unit_test(test_a_run_that_is_killed_does_not_take_the_study_down),
+        cmocka_unit_test(test_a_run_that_cannot_go_on_is_begun_anew),
         cmocka_unit_test(test_a_signal_is_handed_on_and_the_same_command_goes_on),
         cmocka_unit_test(test_one_study_in_a_folder_at_a_time),
     };

@@ -195,6 +195,36 @@ static void test_time_is_measured_once_and_kept(void **state) {
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
+/* A folder by the name that measuring takes, the user's own, directly and behind a link. */
+static void test_measuring_removes_only_what_it_made(void **state) {
+    (void)state;
+    char path[300], note[600];
+    snprintf(out, sizeof out, "%s", scratch_path("measured"));
+    snprintf(path, sizeof path, "%s/measure", out);
+    snprintf(note, sizeof note, "%s/data/note", path);
+    assert_int_equal(mkdir(out, 0777), 0);
+    assert_int_equal(mkdir(path, 0777), 0);
+    snprintf(note, sizeof note, "%s/data", path);
+    assert_int_equal(mkdir(note, 0777), 0);
+    snprintf(note, sizeof note, "%s/data/note", path);
+    file_write(note, "mine", 4);
+    command_fails(2, STUDY("-o", "STUDY_EQUAL=time"), SAYS("measure", "move it away"));
+    assert_int_equal(access(note, R_OK), 0);
+    assert_int_equal(rename(path, scratch_path("mine")), 0);
+    assert_int_equal(symlink(scratch_path("mine"), path), 0);
+    command_fails(2, STUDY("-o", "STUDY_EQUAL=time"), SAYS("measure", "move it away"));
+    assert_int_equal(access(note, R_OK), 0);
+    /* What a killed study left is its own, also without a mark, as versions before left it. */
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0777), 0);
+    snprintf(note, sizeof note, "%s/0", path);
+    assert_int_equal(mkdir(note, 0777), 0);
+    snprintf(note, sizeof note, "%s/0/config", path);
+    file_write(note, "CONFIG_N_LAYER=1\n", 17);
+    command_succeeds(STUDY("-o", "STUDY_EQUAL=time", "-o", "STUDY_SEEDS=1"), NULL);
+    assert_int_not_equal(access(path, F_OK), 0);
+}
+
 static int open_scratch(void **state) {
     (void)state;
     scratch_open();
@@ -220,6 +250,7 @@ int main(void) {
         cmocka_unit_test(test_a_run_that_diverges_is_a_result),
         cmocka_unit_test(test_a_leaking_step_is_marked),
         cmocka_unit_test(test_time_is_measured_once_and_kept),
+        cmocka_unit_test(test_measuring_removes_only_what_it_made),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);
 }

@@ -72,6 +72,16 @@ int64_t study_number(const char *folder, const char *sql) {
     return value;
 }
 
+void study_change(const char *folder, const char *sql) {
+    char path[512];
+    sqlite3 *db;
+    snprintf(path, sizeof path, "%s/runs.db", folder);
+    assert_int_equal(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
+    sqlite3_busy_timeout(db, BUSY_MS);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
 double study_real(const char *folder, const char *sql) {
     sqlite3 *db;
     sqlite3_stmt *rows = ask(folder, sql, &db);

@@ -14,6 +14,9 @@ int64_t study_number(const char *folder, const char *sql);
 double study_real(const char *folder, const char *sql);
 char *study_text(const char *folder, const char *sql);
 
+/* Runs a statement that changes DIR/runs.db. */
+void study_change(const char *folder, const char *sql);
+
 /* Expects that `weft runs A --diff B` finds no difference. */
 void study_same(const char *a, const char *b);
 

@@ -49,6 +49,7 @@ void train_config(const char *path) {
 static void run_child(char **words, const char *err, long limit) {
     int nothing = open("/dev/null", O_RDWR);
     int errors = open(err, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    signal(SIGHUP, SIG_DFL); /* the tests may run under nohup */
     struct rlimit most = {.rlim_cur = (rlim_t)limit, .rlim_max = (rlim_t)limit};
     if (nothing < 0 || errors < 0 || dup2(nothing, 0) < 0 || dup2(nothing, 1) < 0 ||
         dup2(errors, 2) < 0 || (limit > 0 && setrlimit(RLIMIT_FSIZE, &most) != 0))

@@ -1,15 +1,10 @@
 /* CRC-32C eight bytes at a time: table k says what a byte does to the checksum when k more bytes
  * follow it, so eight look-ups that do not wait for each other take eight bytes. */
-#include "train/crc32c.h"
+#include "core/crc32c.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum { SLICES = 8, FILE_BLOCK = 1 << 20 };
+enum { SLICES = 8 };
 
 static uint32_t tables[SLICES][256];
 
@@ -40,22 +35,4 @@ uint32_t weft_crc32c(uint32_t crc, const void *data, size_t bytes) {
     for (; bytes; bytes--, at++)
         crc = (crc >> 8) ^ tables[0][(crc ^ *at) & 255];
     return ~crc;
-}
-
-weft_status weft_crc32c_file(const char *path, int64_t *bytes, uint32_t *crc) {
-    unsigned char *block = malloc(FILE_BLOCK);
-    FILE *file = block ? fopen(path, "rb") : NULL;
-    size_t n;
-    bool ok = file != NULL;
-    *bytes = 0;
-    *crc = 0;
-    while (ok && (n = fread(block, 1, FILE_BLOCK, file)) > 0) {
-        *crc = weft_crc32c(*crc, block, n);
-        *bytes += (int64_t)n;
-    }
-    if (file && ferror(file)) ok = false;
-    weft_status status = ok ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    if (file) fclose(file);
-    free(block);
-    return status;
 }

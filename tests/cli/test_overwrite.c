@@ -1,0 +1,180 @@
+/* What a user has is not overwritten unasked, and what is asked for is written whole or not at all. */
+#include "support/command.h"
+#include "support/study_run.h"
+#include "support/token_file.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *at(const char *name) {
+    return scratch_path("%s", name);
+}
+
+static void holds(const char *path, const char *text) {
+    char *is = file_read(path, NULL);
+    assert_string_equal(is, text);
+    free(is);
+}
+
+#define SMALL "-o", "N_LAYER=1", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=32"
+
+static void test_init_spares_a_model(void **state) {
+    (void)state;
+    size_t bytes, after;
+    command_succeeds(RUN("init", "--out", at("model"), "--seed", "1", SMALL), NULL);
+    char *before = file_read(at("model/model.safetensors"), &bytes);
+    command_fails(2, RUN("init", "--out", at("model"), "--seed", "2", SMALL),
+                  SAYS("config.json", "--force"));
+    char *now = file_read(at("model/model.safetensors"), &after);
+    assert_int_equal(bytes, after);
+    assert_memory_equal(before, now, bytes);
+    free(now);
+    command_succeeds(RUN("init", "--out", at("model"), "--seed", "2", "--force", SMALL), NULL);
+    now = file_read(at("model/model.safetensors"), &after);
+    assert_memory_not_equal(before, now, bytes);
+    free(now);
+    free(before);
+}
+
+/* A state.json that tells of another model would have the new one refused. */
+static void test_a_forced_init_can_be_read(void **state) {
+    (void)state;
+    int32_t tokens[] = {1, 2, 3, 4};
+    npy_write(at("tokens.npy"), 4, 1, 4, tokens);
+    file_write(at("model/state.json"), "{}", 2);
+    command_fails(2, RUN("eval", "--model", at("model"), "--tokens", at("tokens.npy")),
+                  SAYS("state.json", "--unchecked"));
+    command_succeeds(RUN("init", "--out", at("model"), "--force", SMALL), NULL);
+    command_succeeds(RUN("eval", "--model", at("model"), "--tokens", at("tokens.npy")), NULL);
+}
+
+static void test_eval_does_not_write_over_what_it_reads(void **state) {
+    (void)state;
+    char path[300];
+    snprintf(path, sizeof path, "%s", at("model/model.safetensors"));
+    command_fails(
+        2, RUN("eval", "--model", at("model"), "--tokens", at("tokens.npy"), "--logits", path),
+        SAYS("model.safetensors", "name another"));
+    command_fails(2,
+                  RUN("eval", "--model", at("model"), "--tokens", at("tokens.npy"), "--scores",
+                      at("tokens.npy")),
+                  SAYS("tokens.npy", "name another"));
+    assert_int_equal(mkfifo(at("pipe"), 0666), 0);
+    command_fails(
+        2,
+        RUN("eval", "--model", at("model"), "--tokens", at("tokens.npy"), "--logits", at("pipe")),
+        SAYS("a pipe"));
+}
+
+static void test_csv_spares_files_and_databases(void **state) {
+    (void)state;
+    char config[256], out[256], database[300];
+    size_t bytes, after;
+    snprintf(config, sizeof config, "%s", at("config"));
+    snprintf(out, sizeof out, "%s", at("study"));
+    snprintf(database, sizeof database, "%s/runs.db", out);
+    study_config(config);
+    command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o",
+                         "STUDY_LEARNING_RATES=1e-3", "-o", "GPT2_MAX_ITERS=2"),
+                     NULL);
+    char *before = file_read(database, &bytes);
+    command_fails(2, RUN("runs", out, "--csv", database), SAYS("runs.db", "--force"));
+    command_fails(2, RUN("runs", out, "--csv", database, "--force"), SAYS("database"));
+    char *now = file_read(database, &after);
+    assert_int_equal(bytes, after);
+    assert_memory_equal(before, now, bytes);
+    free(before);
+    free(now);
+    file_write(at("table.csv"), "mine", 4);
+    command_fails(2, RUN("runs", out, "--csv", at("table.csv")), SAYS("table.csv", "--force"));
+    command_fails(2, RUN("runs", at("no-study"), "--csv", at("table.csv"), "--force"),
+                  SAYS("no-study"));
+    holds(at("table.csv"), "mine");
+    command_succeeds(RUN("runs", out, "--csv", at("table.csv"), "--force"), NULL);
+    command_succeeds(RUN("runs", out, "--metrics-csv", at("steps.csv")), NULL);
+    now = file_read(at("table.csv"), NULL);
+    assert_non_null(strchr(now, '\n'));
+    free(now);
+    command_fails(2, RUN("runs", out, "--csv", "/dev/full"), SAYS("device"));
+}
+
+static void test_tokenizer_train_spares_a_file(void **state) {
+    (void)state;
+    file_write(at("text"), "some text, some more text", 25);
+    file_write(at("own.json"), "mine", 4);
+    command_fails(2,
+                  RUN("tokenizer", "train", "--vocab", "260", "--out", at("own.json"), at("text")),
+                  SAYS("own.json", "--force"));
+    holds(at("own.json"), "mine");
+    command_succeeds(
+        RUN("tokenizer", "train", "--vocab", "260", "--out", at("own.json"), "--force", at("text")),
+        NULL);
+}
+
+static void test_tokenize_removes_only_its_own_parts(void **state) {
+    (void)state;
+    int32_t tokens[] = {1, 2, 3};
+    assert_int_equal(mkdir(at("shards"), 0777), 0);
+    file_write(at("shards/train_notes.part"), "mine", 4);
+    file_write(at("shards/train_000000.bin.part"), "a thesis", 8);
+    command_fails(2, RUN("tokenize", "--out", at("shards"), at("text")),
+                  SAYS("train_000000.bin.part", "move it away"));
+    holds(at("shards/train_000000.bin.part"), "a thesis");
+    holds(at("shards/train_notes.part"), "mine");
+    /* What it left itself, half written. */
+    shard_write(at("shards/train_000000.bin.part"), 20240520, 1, 0, 2, tokens, 3);
+    file_write(at("shards/train_000001.bin.part"), "", 0);
+    file_write(at("shards/tokenizer.json"), "mine", 4);
+    command_fails(2, RUN("tokenize", "--out", at("shards"), at("text")),
+                  SAYS("tokenizer.json", "name another folder"));
+    holds(at("shards/tokenizer.json"), "mine");
+    assert_int_equal(unlink(at("shards/tokenizer.json")), 0);
+    command_succeeds(RUN("tokenize", "--out", at("shards"), at("text")), NULL);
+    holds(at("shards/train_notes.part"), "mine");
+    assert_int_not_equal(access(at("shards/train_000001.bin.part"), F_OK), 0);
+}
+
+/* A tokenizer that lies where its shards go is left as it is. */
+static void test_tokenize_with_the_tokenizer_in_its_place(void **state) {
+    (void)state;
+    char tokenizer[300];
+    assert_int_equal(mkdir(at("with"), 0777), 0);
+    snprintf(tokenizer, sizeof tokenizer, "%s", at("with/tokenizer.json"));
+    command_succeeds(RUN("tokenizer", "train", "--vocab", "260", "--out", tokenizer, at("text")),
+                     NULL);
+    command_succeeds(RUN("tokenize", "--out", at("with"), "--tokenizer", tokenizer, at("text")),
+                     NULL);
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_init_spares_a_model),
+        cmocka_unit_test(test_a_forced_init_can_be_read),
+        cmocka_unit_test(test_eval_does_not_write_over_what_it_reads),
+        cmocka_unit_test(test_csv_spares_files_and_databases),
+        cmocka_unit_test(test_tokenizer_train_spares_a_file),
+        cmocka_unit_test(test_tokenize_removes_only_its_own_parts),
+        cmocka_unit_test(test_tokenize_with_the_tokenizer_in_its_place),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

@@ -1,0 +1,156 @@
+/* What a program may be started with and among: closed standard streams, pipes and devices where files
+ * are expected, a limit of file size. */
+#include "support/command.h"
+#include "support/study_run.h"
+#include "support/token_file.h"
+#include "support/train_run.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char config[256];
+
+static const char *at(const char *name) {
+    return scratch_path("%s", name);
+}
+
+/* The exit status of a line of the shell in which $W is the program. */
+static int shell(const char *line) {
+    const char *named = getenv("WEFT");
+    setenv("W", named ? named : "build/weft", 1);
+    setenv("D", at("."), 1);
+    int status = system(line); /* NOLINT */
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* Each line of the metrics is an object, and the checkpoint can be gone on from. */
+static void run_is_good(const char *out) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", out);
+    char *text = file_read(path, NULL);
+    for (char *line = text; *line;) {
+        char *end = strchr(line, '\n');
+        assert_non_null(end);
+        json_t *row = json_loadb(line, (size_t)(end - line), 0, NULL);
+        if (!json_is_object(row)) fail_msg("not a line of metrics: %.80s", line);
+        json_decref(row);
+        line = end + 1;
+    }
+    free(text);
+    command_succeeds(RUN("train", "--config", config, "--out", out, "--resume"), NULL);
+}
+
+static void test_closed_streams_do_not_land_in_files(void **state) {
+    (void)state;
+    char out[300];
+    assert_int_equal(shell("$W train --config $D/config --out $D/no-err 2>&-"), 0);
+    snprintf(out, sizeof out, "%s", at("no-err"));
+    run_is_good(out);
+    assert_int_equal(shell("$W train --config $D/config --out $D/no-any 0<&- 1>&- 2>&-"), 0);
+    snprintf(out, sizeof out, "%s", at("no-any"));
+    run_is_good(out);
+    /* What was to be told and cannot be is work that failed. */
+    assert_int_equal(shell("$W train --config $D/config --out $D/no-out --json >&- 2>/dev/null"),
+                     1);
+    assert_int_equal(shell("$W version >&- 2>/dev/null"), 1);
+    assert_int_equal(shell("$W tokenize --out $D/no-in - 0<&- 2>/dev/null"), 1);
+}
+
+static void make_pipe(const char *path) {
+    assert_int_equal(mkfifo(path, 0666), 0);
+}
+
+/* None of these waits for a writer. */
+static void test_pipes_in_place_of_files_are_refused(void **state) {
+    (void)state;
+    make_pipe(at("pipe"));
+    command_fails(2, RUN("plan", "--config", at("pipe")), SAYS("a pipe"));
+    command_fails(2, RUN("tokenize", "--out", at("t"), at("pipe")), SAYS("a pipe"));
+    command_fails(2, RUN("tokenize", "--tokenizer", at("pipe"), "--out", at("t"), config),
+                  SAYS("pipe"));
+    command_fails(2, RUN("runs", at("pipe")), SAYS("no file"));
+    command_fails(2, RUN("report", at("pipe")), SAYS("pipe"));
+    assert_int_equal(mkdir(at("study"), 0777), 0);
+    make_pipe(at("study/runs.db"));
+    command_fails(2, RUN("study", "--config", at("study-config"), "--out", at("study")),
+                  SAYS("runs.db"));
+    assert_int_equal(mkdir(at("held"), 0777), 0);
+    make_pipe(at("held/lock"));
+    command_fails(2, RUN("study", "--config", at("study-config"), "--out", at("held")),
+                  SAYS("lock", "a pipe"));
+}
+
+static void test_pipes_in_a_run_are_refused(void **state) {
+    static const char *const names[] = {"metrics.jsonl",          "last/state.json",
+                                        "last/model.safetensors", "last/optimizer.safetensors",
+                                        "last/config.json",       "last"};
+    (void)state;
+    char out[300], path[400], kept[300];
+    snprintf(out, sizeof out, "%s", at("piped"));
+    snprintf(kept, sizeof kept, "%s", at("kept"));
+    command_succeeds(RUN("train", "--config", config, "--out", out, "-o", "GPT2_MAX_ITERS=2"),
+                     NULL);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", out, names[i]);
+        assert_int_equal(rename(path, kept), 0);
+        make_pipe(path);
+        command_fails(2, RUN("train", "--config", config, "--out", out, "--resume"), SAYS(out));
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(rename(kept, path), 0);
+    }
+    command_succeeds(RUN("train", "--config", config, "--out", out, "--resume"), NULL);
+}
+
+static void expect_too_large(const char *const *arguments) {
+    assert_int_equal(train_wait(train_start(arguments, at("err"), 2000)), 1);
+    char *said = file_read(at("err"), NULL);
+    if (!strstr(said, "File too large")) fail_msg("%s", said);
+    free(said);
+}
+
+/* A signal by default; here an error with a line. */
+static void test_a_limit_of_file_size_is_an_error(void **state) {
+    (void)state;
+    char text[8000];
+    memset(text, 'x', sizeof text);
+    file_write(at("text"), text, sizeof text);
+    expect_too_large(RUN("init", "--config", config, "--out", at("large")));
+    expect_too_large(RUN("tokenize", "--out", at("shards"), at("text")));
+    expect_too_large(
+        RUN("tokenizer", "train", "--vocab", "300", "--out", at("t.json"), at("text")));
+    expect_too_large(RUN("train", "--config", config, "--out", at("run")));
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    train_config(config);
+    study_config(at("study-config"));
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_closed_streams_do_not_land_in_files),
+        cmocka_unit_test(test_pipes_in_place_of_files_are_refused),
+        cmocka_unit_test(test_pipes_in_a_run_are_refused),
+        cmocka_unit_test(test_a_limit_of_file_size_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

@@ -1,0 +1,145 @@
+/* Files and folders that are worked on with care. */
+#include "core/crc32c.h"
+#include "core/folders.h"
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *at(const char *name) {
+    return scratch_path("%s", name);
+}
+
+static void expect(weft_status is, weft_status wanted, const char *word) {
+    if (is != wanted) fail_msg("%d, not %d: %s", is, wanted, weft_error_message());
+    if (word && !strstr(weft_error_message(), word))
+        fail_msg("'%s' is not in: %s", word, weft_error_message());
+}
+
+static void test_a_file_is_replaced_whole_or_not_at_all(void **state) {
+    (void)state;
+    weft_new_file f;
+    weft_sum sum, read;
+    expect(weft_file_write(at("a"), "old", 3, &sum), WEFT_OK, NULL);
+    assert_int_equal(sum.crc, weft_crc32c(0, "old", 3));
+    expect(weft_file_sum(at("a"), &read), WEFT_OK, NULL);
+    assert_true(read.crc == sum.crc && read.bytes == 3);
+    expect(weft_new_file_begin(&f, at("a")), WEFT_OK, NULL);
+    expect(weft_new_file_put(&f, "new text", 8), WEFT_OK, NULL);
+    char *now = file_read(at("a"), NULL);
+    assert_string_equal(now, "old");
+    free(now);
+    expect(weft_new_file_end(&f, weft_fail(WEFT_EINPUT, "no")), WEFT_EINPUT, "no");
+    assert_int_not_equal(access(f.beside, F_OK), 0);
+    now = file_read(at("a"), NULL);
+    assert_string_equal(now, "old");
+    free(now);
+}
+
+static void test_only_plain_files_are_read_and_written(void **state) {
+    (void)state;
+    char *text;
+    size_t bytes;
+    int fd;
+    assert_int_equal(mkfifo(at("pipe"), 0666), 0);
+    assert_int_equal(symlink(at("a"), at("link")), 0);
+    expect(weft_file_read(at("pipe"), 100, &text, &bytes), WEFT_EINPUT, "a pipe");
+    expect(weft_file_read("/dev/zero", 100, &text, &bytes), WEFT_EINPUT, "a device");
+    expect(weft_file_read(at("."), 100, &text, &bytes), WEFT_EINPUT, "a folder");
+    expect(weft_file_write(at("pipe"), "x", 1, NULL), WEFT_EINPUT, "a pipe");
+    expect(weft_file_write(at("link"), "x", 1, NULL), WEFT_EINPUT, "a link");
+    expect(weft_file_open_own(at("link"), &fd), WEFT_EINPUT, "a link");
+    expect(weft_file_open_own(at("pipe"), &fd), WEFT_EINPUT, "a pipe");
+    file_write(at("long"), "0123456789", 10);
+    expect(weft_file_read(at("long"), 9, &text, &bytes), WEFT_EINPUT, "larger");
+    expect(weft_file_read(at("long"), 10, &text, &bytes), WEFT_OK, NULL);
+    assert_int_equal(bytes, 10);
+    free(text);
+}
+
+static void test_a_path_that_is_too_long_is_refused(void **state) {
+    (void)state;
+    char path[WEFT_PATH_MAX], text[WEFT_PATH_MAX + 1];
+    memset(text, 'x', WEFT_PATH_MAX);
+    text[WEFT_PATH_MAX] = '\0';
+    expect(weft_path(path, "%s", text), WEFT_EINPUT, "too long");
+    text[WEFT_PATH_MAX - 1] = '\0';
+    expect(weft_path(path, "%s", text), WEFT_OK, NULL);
+}
+
+static void test_folders_are_made_with_those_above(void **state) {
+    (void)state;
+    expect(weft_folder_make(at("x/y/z")), WEFT_OK, NULL);
+    expect(weft_folder_make(at("x/y/z")), WEFT_OK, NULL);
+    file_write(at("plain"), "", 0);
+    expect(weft_folder_make(at("plain")), WEFT_EIO, "plain");
+    expect(weft_folder_make(at("plain/in")), WEFT_EIO, "plain");
+}
+
+static void test_only_marked_folders_are_removed(void **state) {
+    (void)state;
+    expect(weft_folder_make_marked(at("own")), WEFT_OK, NULL);
+    expect(weft_folder_make(at("own/deep/er")), WEFT_OK, NULL);
+    file_write(at("own/deep/er/file"), "x", 1);
+    expect(weft_folder_make(at("other")), WEFT_OK, NULL);
+    file_write(at("other/file"), "x", 1);
+    assert_int_equal(symlink(at("other"), at("own/deep/link")), 0);
+    expect(weft_folder_remove(at("own")), WEFT_OK, NULL);
+    assert_int_not_equal(access(at("own"), F_OK), 0);
+    assert_int_equal(access(at("other/file"), F_OK), 0);
+    expect(weft_folder_remove(at("other")), WEFT_EINPUT, "did not make");
+    assert_int_equal(access(at("other/file"), F_OK), 0);
+    /* A mark does not let a link be followed. */
+    expect(weft_folder_mark(at("other")), WEFT_OK, NULL);
+    assert_int_equal(symlink(at("other"), at("to-other")), 0);
+    expect(weft_folder_remove(at("to-other")), WEFT_EINPUT, "a link");
+    assert_int_equal(access(at("other/file"), F_OK), 0);
+    expect(weft_folder_remove(at("nothing")), WEFT_OK, NULL);
+    expect(weft_folder_make(at("empty")), WEFT_OK, NULL);
+    expect(weft_folder_remove(at("empty")), WEFT_OK, NULL);
+}
+
+static void test_names_are_listed_sorted(void **state) {
+    (void)state;
+    weft_names names;
+    expect(weft_folder_make(at("list")), WEFT_OK, NULL);
+    file_write(at("list/b"), "", 0);
+    file_write(at("list/a"), "", 0);
+    expect(weft_folder_list(at("list"), &names), WEFT_OK, NULL);
+    assert_int_equal(names.n, 2);
+    assert_string_equal(names.list[0], "a");
+    assert_string_equal(names.list[1], "b");
+    weft_names_free(&names);
+    expect(weft_folder_list(at("no-list"), &names), WEFT_EIO, "no-list");
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
+        cmocka_unit_test(test_only_plain_files_are_read_and_written),
+        cmocka_unit_test(test_a_path_that_is_too_long_is_refused),
+        cmocka_unit_test(test_folders_are_made_with_those_above),
+        cmocka_unit_test(test_only_marked_folders_are_removed),
+        cmocka_unit_test(test_names_are_listed_sorted),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}

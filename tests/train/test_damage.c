@@ -1,0 +1,225 @@
+/* Damage is noticed: a flipped bit in any file of a checkpoint, a bad line among the metrics, a
+ * dataset that is another one. */
+#include "support/fault.h"
+#include "support/token_file.h"
+#include "support/train_run.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char config[256], out[256];
+
+static const char *at(const char *name) {
+    return scratch_path("%s", name);
+}
+
+#define TRAIN(...)                                                                                 \
+    RUN("train", "--config", config, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
+#define RESUME TRAIN("--out", out, "--resume")
+
+static void train_some(const char *name, const char *iterations) {
+    snprintf(out, sizeof out, "%s", at(name));
+    command_succeeds(TRAIN("--out", out, "-o", iterations), NULL);
+}
+
+/* Every bit of state.json would be many runs: some bit of every seventh byte. */
+static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
+    (void)state;
+    size_t bytes;
+    train_some("flip", "GPT2_MAX_ITERS=2");
+    char *text = file_read(at("flip/last/state.json"), &bytes);
+    size_t stride = train_long() ? 1 : 23;
+    for (size_t i = 0; i < bytes; i += stride) {
+        text[i] ^= (char)(1 << i % 8);
+        file_write(at("flip/last/state.json"), text, bytes);
+        text[i] ^= (char)(1 << i % 8);
+        command_result r = command_run(RESUME);
+        if (r.status != 2 || !strstr(r.err, "state.json"))
+            fail_msg("bit %zu of byte %zu of %zu: ended on %d: %s", i % 8, i, bytes, r.status,
+                     r.err);
+        command_free(&r);
+    }
+    file_write(at("flip/last/state.json"), text, bytes);
+    free(text);
+    command_succeeds(RESUME, NULL);
+}
+
+/* A state of the version before has no checksum of its own. */
+static void test_a_state_of_the_version_before_is_read(void **state) {
+    (void)state;
+    train_some("format1", "GPT2_MAX_ITERS=2");
+    json_t *kept = json_load_file(at("format1/last/state.json"), 0, NULL);
+    assert_non_null(kept);
+    json_object_del(kept, "state_crc32c");
+    json_object_set_new(kept, "format", json_integer(1));
+    assert_int_equal(json_dump_file(kept, at("format1/last/state.json"), 0), 0);
+    json_decref(kept);
+    command_succeeds(RESUME, NULL);
+}
+
+static void write_tokens(const char *path) {
+    int32_t tokens[25];
+    for (int i = 0; i < 25; i++)
+        tokens[i] = i;
+    npy_write(path, 4, 1, 25, tokens);
+}
+
+static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
+    (void)state;
+    char model[300];
+    size_t bytes;
+    train_some("read", "GPT2_MAX_ITERS=2");
+    write_tokens(at("tokens.npy"));
+    snprintf(model, sizeof model, "%s/last", out);
+#define EVAL(...) RUN("eval", "--model", model, "--tokens", at("tokens.npy"), __VA_ARGS__)
+    command_succeeds(EVAL("--json"), NULL);
+    char *whole = file_read(at("read/last/model.safetensors"), &bytes);
+    whole[bytes - 3] ^= 4;
+    file_write(at("read/last/model.safetensors"), whole, bytes);
+    command_fails(2, EVAL("--json"), SAYS("model.safetensors", "checksum", "--unchecked"));
+    command_fails(2, TRAIN("--out", at("from"), "--from", model),
+                  SAYS("model.safetensors", "checksum", "--unchecked"));
+    command_succeeds(EVAL("--unchecked"), NULL);
+    command_succeeds(
+        TRAIN("--out", at("from"), "--from", model, "--unchecked", "-o", "GPT2_MAX_ITERS=1"), NULL);
+    /* Without a state.json, as others write a model, there is nothing to check. */
+    assert_int_equal(unlink(at("read/last/state.json")), 0);
+    command_succeeds(EVAL("--json"), NULL);
+    free(whole);
+}
+
+/* Lines 1 to 8, of which the third is hurt; the run goes on from step 6. */
+static void test_a_bad_line_costs_only_itself(void **state) {
+    (void)state;
+    size_t bytes;
+    train_some("line", "GPT2_MAX_ITERS=6");
+    char *text = file_read(at("line/metrics.jsonl"), &bytes);
+    char *third = strchr(strchr(text, '\n') + 1, '\n') + 1;
+    memcpy(third, "}}", 2);
+    file_write(at("line/metrics.jsonl"), text, bytes);
+    command_result r = command_run(RESUME);
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, "line 3"));
+    assert_non_null(strstr(r.err, "metrics.jsonl.damaged"));
+    assert_non_null(strstr(r.err, "steps 3 to 3"));
+    command_free(&r);
+    char *aside = file_read(at("line/metrics.jsonl.damaged"), NULL);
+    assert_string_equal(aside, text);
+    char *now = file_read(at("line/metrics.jsonl"), NULL);
+    int lines = 0, step = 0, expected[] = {1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    for (char *line = now; *line; line = strchr(line, '\n') + 1) {
+        const char *is = strstr(line, "\"step\":");
+        assert_non_null(is);
+        step = atoi(is + 7);
+        assert_int_equal(step, expected[lines++]);
+    }
+    assert_int_equal(lines, 11);
+    free(text);
+    free(aside);
+    free(now);
+    /* A second time it has another name. */
+    file_write(at("line/metrics.jsonl"), "torn\n", 5);
+    command_succeeds(RESUME, NULL);
+    assert_int_equal(access(at("line/metrics.jsonl.damaged-2"), R_OK), 0);
+}
+
+/* A torn last line and lines of steps that are done again are no damage. */
+static void test_what_a_kill_leaves_is_no_damage(void **state) {
+    (void)state;
+    size_t bytes;
+    train_some("tail", "GPT2_MAX_ITERS=4");
+    char *text = file_read(at("tail/metrics.jsonl"), &bytes);
+    FILE *file = fopen(at("tail/metrics.jsonl"), "a");
+    assert_non_null(file);
+    fputs("{\"step\": 5, \"loss\": 1}\n{\"step\": 6, \"lo", file);
+    fclose(file);
+    command_result r = command_run(TRAIN("--out", out, "--resume", "-o", "GPT2_MAX_ITERS=4"));
+    assert_int_equal(r.status, 0);
+    assert_null(strstr(r.err, "damaged"));
+    command_free(&r);
+    char *now = file_read(at("tail/metrics.jsonl"), NULL);
+    assert_string_equal(now, text);
+    free(text);
+    free(now);
+}
+
+/* The lines of the steps that a checkpoint has done are on the disk before it is. */
+static void test_metrics_are_synced_before_a_checkpoint(void **state) {
+    (void)state;
+    fault_need();
+    snprintf(out, sizeof out, "%s", at("synced"));
+    fault f = {.calls = "fsync", .path = "metrics.jsonl", .nth = 1, .error = EIO};
+    command_result r = fault_run(&f, TRAIN("--out", out), NULL);
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "metrics.jsonl"));
+    assert_int_not_equal(access(at("synced/last"), F_OK), 0);
+    assert_int_not_equal(access(at("synced/best"), F_OK), 0);
+    command_free(&r);
+}
+
+static void make_shards(const char *folder, int32_t first) {
+    int32_t tokens[400];
+    char path[600];
+    for (int i = 0; i < 400; i++)
+        tokens[i] = i * i % 251;
+    tokens[300] = first; /* one token of them is another */
+    assert_int_equal(mkdir(folder, 0777), 0);
+    snprintf(path, sizeof path, "%s/train_000000.bin", folder);
+    shard_write(path, 20240520, 1, 400, 2, tokens, 400);
+    snprintf(path, sizeof path, "%s/val_000000.bin", folder);
+    shard_write(path, 20240520, 1, 100, 2, tokens, 100);
+}
+
+static void test_another_dataset_under_a_run_is_noticed(void **state) {
+    (void)state;
+    char dataset[300];
+    make_shards(at("data"), 1);
+    make_shards(at("data2"), 2);
+    snprintf(dataset, sizeof dataset, "DATASET=%s", at("data"));
+    snprintf(out, sizeof out, "%s", at("swapped"));
+    command_succeeds(TRAIN("--out", out, "-o", dataset, "-o", "GPT2_MAX_ITERS=2"), NULL);
+    assert_int_equal(rename(at("data"), at("data1")), 0);
+    assert_int_equal(rename(at("data2"), at("data")), 0);
+    command_fails(2, TRAIN("--out", out, "-o", dataset, "--resume"), SAYS("trained on", "--out"));
+    assert_int_equal(rename(at("data"), at("data2")), 0);
+    assert_int_equal(rename(at("data1"), at("data")), 0);
+    command_succeeds(TRAIN("--out", out, "-o", dataset, "--resume"), NULL);
+    /* One that is not whole is not trained on. */
+    file_write(at("data/train_000001.bin.part"), "", 0);
+    command_fails(2, TRAIN("--out", at("partly"), "-o", dataset), SAYS("not whole", ".part"));
+}
+
+static int open_scratch(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    train_config(config);
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
+        cmocka_unit_test(test_a_state_of_the_version_before_is_read),
+        cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
+        cmocka_unit_test(test_a_bad_line_costs_only_itself),
+        cmocka_unit_test(test_what_a_kill_leaves_is_no_damage),
+        cmocka_unit_test(test_metrics_are_synced_before_a_checkpoint),
+        cmocka_unit_test(test_another_dataset_under_a_run_is_noticed),
+    };
+    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+}
