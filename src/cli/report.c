@@ -1,6 +1,7 @@
 /* weft report: the report of studies anew, from their databases. */
 #include "study/report.h"
 #include "cli/args.h"
+#include "core/files.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -14,15 +15,15 @@ const char weft_help_report[] =
     "\n"
     "A study that is still running or was stopped is reported as far as it has come.\n";
 
-enum { STUDIES_MOST = 256, PATH_ROOM = 4096 };
+enum { STUDIES_MOST = 256 };
 
 /* The folder of a database. */
-static const char *folder_of(const char *path, char room[PATH_ROOM]) {
+static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
     struct stat is;
     if (stat(path, &is) == 0 && S_ISDIR(is.st_mode)) return path;
     const char *slash = strrchr(path, '/');
     if (!slash) return ".";
-    snprintf(room, PATH_ROOM, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    snprintf(room, WEFT_PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     return room;
 }
 
@@ -48,7 +49,7 @@ int weft_cmd_report(int argc, char **argv) {
                           : "weft report: name a study's folder or its runs.db\n");
         return WEFT_EXIT_USAGE;
     }
-    char room[PATH_ROOM];
+    char room[WEFT_PATH_MAX];
     if (!out && !args.json) out = folder_of(studies[0], room);
     weft_status status = WEFT_OK;
     if (out) status = weft_report_write_several(studies, n, out);

@@ -1,6 +1,7 @@
 /* weft tokenize: texts to token shards. Batches of texts are read, encoded by the pool, a unit a
  * task, and written in their order, so the shards are the same for any number of threads. */
 #include "cli/args.h"
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/pool.h"
 #include "core/progress.h"
@@ -139,11 +140,10 @@ static weft_status run_all(job *j) {
 }
 
 static weft_status put_in_place(job *j, const char *out) {
-    char path[PATH_MAX];
+    char path[WEFT_PATH_MAX];
     if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", out) >= (int)sizeof path)
-        return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", out);
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
     if (!j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
     WEFT_TRY(weft_shard_writer_commit(j->writers[1]));
     return weft_shard_writer_commit(j->writers[0]);
@@ -191,12 +191,6 @@ static void close_job(job *j) {
     weft_tokenizer_close(j->tokenizer);
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void report(const job *j, const char *out, double took) {
     long long train = weft_shard_writer_tokens(j->writers[0]);
     long long val = weft_shard_writer_tokens(j->writers[1]);
@@ -242,9 +236,9 @@ static int tokenize(const weft_args *args, const char *tokenizer, const char *ou
         input->cuttable = weft_tokenizer_cuttable(j.tokenizer);
         status = open_job(&j, input, out, shard_tokens);
     }
-    double start = seconds();
+    double start = weft_clock();
     if (status == WEFT_OK) status = run_all(&j);
-    double took = seconds() - start;
+    double took = weft_clock() - start;
     if (status == WEFT_OK) status = put_in_place(&j, out);
     int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
     if (status == WEFT_OK) {

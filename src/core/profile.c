@@ -1,6 +1,8 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
 #include "core/profile.h"
 
+#include "core/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,9 +41,7 @@ weft_profile *weft_profile_create(const weft_graph *g) {
 }
 
 double weft_profile_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return weft_clock();
 }
 
 void weft_profile_add(weft_profile *p, int64_t node, double seconds) {

@@ -2,6 +2,7 @@
  * there; here is what to say, and when. */
 #include "core/progress.h"
 
+#include "core/clock.h"
 #include "core/log.h"
 
 #include <math.h>
@@ -20,12 +21,6 @@ struct weft_progress {
     double seconds, begun, shown; /* shown: when the last line or drawing was */
     int tenth;                    /* of the way at the last line */
 };
-
-static double clock_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* Columns of a text: characters of UTF-8. */
 static int columns(const char *text) {
@@ -170,7 +165,7 @@ weft_progress *weft_progress_begin(const weft_progress_options *options) {
     p->total = options->total;
     p->first = p->done = options->done;
     p->seconds = options->seconds > 0 ? options->seconds : line_seconds;
-    p->begun = clock_seconds();
+    p->begun = weft_clock();
     p->shown = p->begun;
     p->tenth = (int)(10 * fraction(p));
     if (weft_log_enabled(WEFT_LOG_INFO) && weft_log_status_width() > 0)
@@ -183,14 +178,14 @@ void weft_progress_update(weft_progress *p, int64_t done, const char *note) {
     p->done = done;
     if (!weft_log_enabled(WEFT_LOG_INFO)) return;
     copy_text(p->note, sizeof p->note, note ? note : "");
-    show(p, clock_seconds());
+    show(p, weft_clock());
 }
 
 void weft_progress_end(weft_progress *p, bool summary) {
     if (!p) return;
     weft_log_status(NULL);
     if (summary) {
-        double passed = clock_seconds() - p->begun;
+        double passed = weft_clock() - p->begun;
         char rate[16], time[16];
         format_rate(passed > 0 ? (double)(p->done - p->first) / passed : 0, rate, sizeof rate);
         format_time(passed, time, sizeof time);

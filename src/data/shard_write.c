@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +24,8 @@ struct weft_shard_writer {
 };
 
 static void shard_path(const weft_shard_writer *w, int64_t shard, const char *tail,
-                       char path[PATH_MAX]) {
-    snprintf(path, PATH_MAX, "%s/%s_%06lld.bin%s", w->dir, w->name, (long long)shard, tail);
+                       char path[WEFT_PATH_MAX]) {
+    snprintf(path, WEFT_PATH_MAX, "%s/%s_%06lld.bin%s", w->dir, w->name, (long long)shard, tail);
 }
 
 static weft_status write_failed(const weft_shard_writer *w) {
@@ -97,7 +96,7 @@ static weft_status check_folder(const char *dir, const char *name) {
 weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
                                    int64_t shard_tokens, weft_shard_writer **out) {
     *out = NULL;
-    if (strlen(dir) + strlen(name) + 32 > PATH_MAX)
+    if (strlen(dir) + strlen(name) + 32 > WEFT_PATH_MAX)
         return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", dir);
     if (shard_tokens < 1 || shard_tokens > INT32_MAX)
         return weft_fail(WEFT_EINPUT, "a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
@@ -127,7 +126,7 @@ static bool write_header(weft_shard_writer *w) {
 }
 
 static weft_status start_shard(weft_shard_writer *w) {
-    char path[PATH_MAX];
+    char path[WEFT_PATH_MAX];
     shard_path(w, w->shards, ".part", path);
     /* Parts were looked at before: what has appeared since is another's. */
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -182,7 +181,7 @@ int64_t weft_shard_writer_shards(const weft_shard_writer *w) {
 }
 
 weft_status weft_shard_writer_commit(weft_shard_writer *w) {
-    char from[PATH_MAX], to[PATH_MAX];
+    char from[WEFT_PATH_MAX], to[WEFT_PATH_MAX];
     weft_kind kind;
     if (w->file) WEFT_TRY(end_shard(w));
     for (int64_t i = 0; i < w->shards; i++) {
@@ -202,7 +201,7 @@ void weft_shard_writer_close(weft_shard_writer *w) {
     if (!w) return;
     if (w->file) fclose(w->file);
     for (int64_t i = 0; i < w->shards && !w->committed; i++) {
-        char path[PATH_MAX];
+        char path[WEFT_PATH_MAX];
         shard_path(w, i, ".part", path);
         unlink(path);
     }

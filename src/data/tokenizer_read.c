@@ -145,8 +145,8 @@ static bool is_file(const char *path) {
 }
 
 /* DIR/NAME, if there is such a file. */
-static bool find_in(const char *dir, const char *name, char path[PATH_MAX]) {
-    return snprintf(path, PATH_MAX, "%s/%s", dir, name) < PATH_MAX && is_file(path);
+static bool find_in(const char *dir, const char *name, char path[WEFT_PATH_MAX]) {
+    return weft_path(path, "%s/%s", dir, name) == WEFT_OK && is_file(path);
 }
 
 static weft_status read_pair(weft_tokenizer *t, const char *encoder_path, const char *merges_path) {
@@ -177,7 +177,7 @@ static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *fla
 }
 
 static weft_status read_folder(weft_tokenizer *t, const char *dir) {
-    char vocab[PATH_MAX], merges[PATH_MAX];
+    char vocab[WEFT_PATH_MAX], merges[WEFT_PATH_MAX];
     bool flat = false;
     if (find_in(dir, "tokenizer.json", vocab)) {
         WEFT_TRY(read_json_file(t, vocab, &flat));
@@ -199,7 +199,7 @@ weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
                          strerror(errno));
     if (S_ISDIR(is.st_mode)) return read_folder(t, path);
     const char *slash = strrchr(path, '/');
-    char dir[PATH_MAX], beside[PATH_MAX];
+    char dir[WEFT_PATH_MAX], beside[WEFT_PATH_MAX];
     snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     size_t length = strlen(path);
     if (length < 5 || strcmp(path + length - 5, ".json") != 0) {

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20 };
+enum { TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20 };
 
 /* What is summed up while the lines go by. */
 typedef struct {
@@ -153,8 +153,8 @@ static weft_status write_result(weft_database *d, const summary *u, const weft_e
 
 static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
                             const char *weights) {
-    char path[PATH_ROOM];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", e->folder);
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/metrics.jsonl", e->folder));
     WEFT_TRY(weft_database_run(d, "DELETE FROM metrics WHERE run = ?", "i", u->job->run));
     WEFT_TRY(weft_database_run(d,
                                "DELETE FROM events WHERE run = ? AND kind IN"
@@ -169,7 +169,7 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
 
 weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_job *job,
                              const weft_ending *ending, double *score) {
-    char path[PATH_ROOM], weights[16];
+    char path[WEFT_PATH_MAX], weights[16];
     weft_sum sum = {0};
     summary u = {.study = s,
                  .job = job,
@@ -177,7 +177,7 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_j
                  .val_loss = NAN,
                  .best_val_loss = NAN,
                  .metric_value = NAN};
-    snprintf(path, sizeof path, "%s/last/model.safetensors", ending->folder);
+    WEFT_TRY(weft_path(path, "%s/last/model.safetensors", ending->folder));
     bool kept = access(path, F_OK) == 0; /* a run may diverge before its first checkpoint */
     if ((kept || !ending->diverged) && weft_file_sum(path, &sum) != WEFT_OK)
         return WEFT_EINPUT; /* with its message: the run's fault, not the database's */
@@ -203,11 +203,11 @@ void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
 }
 
 void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
-    char path[PATH_ROOM], tail[TAIL + 1];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    char path[WEFT_PATH_MAX], tail[TAIL + 1];
     FILE *file;
     *step = 0;
     *loss = NAN;
+    if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     size_t n = fread(tail, 1, TAIL, file);
@@ -230,13 +230,13 @@ static int compare_numbers(const void *a, const void *b) {
 }
 
 double weft_collect_rate(const char *folder) {
-    char path[PATH_ROOM], *text = NULL;
+    char path[WEFT_PATH_MAX], *text = NULL;
     size_t room = 0;
     ssize_t n;
     double rates[RATES_MOST];
     int count = 0, lines = 0;
-    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
     FILE *file;
+    if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return NAN;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return NAN;
     while ((n = getline(&text, &room, file)) > 0) {
         json_t *line = json_loadb(text, (size_t)n, 0, NULL);

@@ -1,6 +1,7 @@
 /* SQLite behind statuses. */
 #include "study/database.h"
 
+#include "core/files.h"
 #include "study/schema.h"
 
 #include <errno.h>
@@ -13,11 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUSY_MS = 10000, PATH_ROOM = 4096, MESSAGE_ROOM = 2048 };
+enum { BUSY_MS = 10000, MESSAGE_ROOM = 2048 };
 
 struct weft_database {
     sqlite3 *handle;
-    char path[PATH_ROOM];
+    char path[WEFT_PATH_MAX];
 };
 
 static weft_status failed(const weft_database *d) {
@@ -183,12 +184,10 @@ static weft_status open_database(const char *path, int flags, weft_database **ou
     *out = NULL;
     weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    weft_status status = WEFT_OK;
-    if (snprintf(d->path, sizeof d->path, "%s", path) >= PATH_ROOM)
-        status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
-    else if (stat(path, &is) == 0 && !S_ISREG(is.st_mode))
+    weft_status status = weft_path(d->path, "%s", path);
+    if (status == WEFT_OK && stat(path, &is) == 0 && !S_ISREG(is.st_mode))
         status = weft_fail(WEFT_EINPUT, "%s: is no file; a database is one", path);
-    else if (sqlite3_open_v2(path, &d->handle, flags, NULL) != SQLITE_OK)
+    if (status == WEFT_OK && sqlite3_open_v2(path, &d->handle, flags, NULL) != SQLITE_OK)
         status = weft_fail(WEFT_EIO, "%s: %s", path,
                            d->handle ? sqlite3_errmsg(d->handle) : "no memory");
     if (status == WEFT_OK) {

@@ -1,6 +1,7 @@
 /* A run's folder and its process. */
 #include "study/launch.h"
 
+#include "core/clock.h"
 #include "core/folders.h"
 #include "core/log.h"
 #include "study/collect.h"
@@ -14,12 +15,6 @@
 #include <time.h>
 
 enum { LEAST_MS = 5, MOST_MS = 250 };
-
-double weft_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void weft_pause(double waited) {
     double ms = fmin(fmax(20 * waited, LEAST_MS), MOST_MS);

@@ -23,8 +23,6 @@ weft_status weft_launch(const weft_config *c, const char *folder,
  * to stop ends it with an error. */
 weft_status weft_measure_steps(weft_study *s, const char *folder, int threads);
 
-/* Seconds of a clock that only goes forward. */
-double weft_clock(void);
 /* Sleeps for a moment that grows with how long the wait has been: 5 ms to a quarter second. */
 void weft_pause(double waited);
 

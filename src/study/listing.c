@@ -1,6 +1,7 @@
 /* Tables, JSON and CSV out of a database. */
 #include "study/listing.h"
 
+#include "core/files.h"
 #include "study/listing_database.h"
 #include "study/study.h"
 
@@ -9,15 +10,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { PATH_ROOM = 4096 };
-
 weft_status weft_listing_open(const char *path, weft_database **out) {
     struct stat is;
-    char inside[PATH_ROOM];
+    char inside[WEFT_PATH_MAX];
     *out = NULL;
     if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
-    if (snprintf(inside, sizeof inside, "%s/runs.db", path) >= PATH_ROOM)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
+    WEFT_TRY(weft_path(inside, "%s/runs.db", path));
     return weft_database_open(inside, false, out);
 }
 

@@ -1,6 +1,7 @@
 /* Two steps of a study, and two databases of one study. */
 #include "study/listing.h"
 
+#include "core/files.h"
 #include "core/nearest.h"
 #include "study/listing_database.h"
 #include "study/report_data.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160, PATH_ROOM = 4096 };
+enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
 static weft_status find_step(const weft_report_data *d, const char *name, int *step) {
     const char *nearest = "";
@@ -226,7 +227,7 @@ weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *sam
     weft_database *d, *check;
     *same = false;
     WEFT_TRY(weft_listing_open(b, &check));
-    char other[PATH_ROOM];
+    char other[WEFT_PATH_MAX];
     snprintf(other, sizeof other, "%s", weft_database_path(check));
     weft_database_close(check);
     WEFT_TRY(weft_listing_open(a, &d));

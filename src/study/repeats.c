@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, BLOCK = 1 << 20, DETAIL_ROOM = 512 };
+enum { BLOCK = 1 << 20, DETAIL_ROOM = 512 };
 
 static void difference_of(const unsigned char *a, size_t n, const unsigned char *b, size_t m,
                           int64_t at, char *detail) {
@@ -46,14 +46,14 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
     return status;
 }
 
-static bool has_weights(const char *folder, const weft_job *job, char path[PATH_ROOM]) {
-    snprintf(path, PATH_ROOM, "%s/%s/last/model.safetensors", folder, job->folder);
+static bool has_weights(const char *folder, const weft_job *job, char path[WEFT_PATH_MAX]) {
+    snprintf(path, WEFT_PATH_MAX, "%s/%s/last/model.safetensors", folder, job->folder);
     return access(path, F_OK) == 0;
 }
 
 static weft_status compare_weights(const char *folder, const weft_job *run, const weft_job *first,
                                    int64_t *bytes, char *detail) {
-    char a[PATH_ROOM], b[PATH_ROOM];
+    char a[WEFT_PATH_MAX], b[WEFT_PATH_MAX];
     bool mine = has_weights(folder, run, a), other = has_weights(folder, first, b);
     *bytes = 0;
     if (mine && other) return compare_files(a, b, bytes, detail);

@@ -2,6 +2,7 @@
  * folders, so it may be killed at any moment. */
 #include "study/supervise.h"
 
+#include "core/clock.h"
 #include "core/folders.h"
 #include "core/log.h"
 #include "core/progress.h"
@@ -18,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096, LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
+enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
 
 static const double orphan_seconds = 20; /* for a killed study's last run to be gone */
 
@@ -28,7 +29,7 @@ typedef struct {
     pid_t pid;
     double begun;
     int64_t steps; /* as its metrics tell */
-    char folder[PATH_ROOM];
+    char folder[WEFT_PATH_MAX];
 } slot;
 
 typedef struct {
@@ -83,10 +84,9 @@ static weft_status check_room_for_all(const supervisor *v) {
 /* Opens or makes the database; a study that is there already must be this one. */
 static weft_status open_record(supervisor *v) {
     const weft_study_options *o = v->options;
-    char path[PATH_ROOM];
+    char path[WEFT_PATH_MAX];
     bool fresh;
-    if (snprintf(path, sizeof path, "%s/runs.db", o->out) >= PATH_ROOM)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", o->out);
+    WEFT_TRY(weft_path(path, "%s/runs.db", o->out));
     WEFT_TRY(weft_database_open_or_new(path, &v->database, &fresh));
     if (!fresh) {
         WEFT_TRY(weft_record_match(v->database, v->study));
@@ -136,8 +136,7 @@ static weft_status start_job(supervisor *v, slot *s, weft_job *job) {
                                   .peak_flops = o->peak_flops,
                                   .save_last = true};
     weft_config c;
-    if (snprintf(s->folder, sizeof s->folder, "%s/%s", o->out, job->folder) >= PATH_ROOM)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", o->out);
+    WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
     if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
     weft_study_run_config(v->study, job->step, job->rate, job->seed, &c);
     WEFT_TRY(weft_record_start(v->database, job));
@@ -189,9 +188,9 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
 
 static weft_status end_badly(supervisor *v, const slot *s, const weft_process_end *end,
                              const char *given, double seconds) {
-    char why[LINE_ROOM], log[PATH_ROOM + 8], line[LINE_ROOM], what[LINE_ROOM];
+    char why[LINE_ROOM], log[WEFT_PATH_MAX], line[LINE_ROOM], what[LINE_ROOM];
     const char *kind = end->signal ? "killed" : "failed";
-    snprintf(log, sizeof log, "%s/log", s->folder);
+    WEFT_TRY(weft_path(log, "%s/log", s->folder));
     weft_process_last_line(log, s->folder, line, sizeof line);
     if (end->signal)
         snprintf(why, sizeof why, "killed by signal %d (%s); its log ends: %.700s", end->signal,
@@ -206,10 +205,10 @@ static weft_status end_badly(supervisor *v, const slot *s, const weft_process_en
 
 /* What became of a run whose process ended. */
 static weft_status end_job(supervisor *v, slot *s, const weft_process_end *end) {
-    char path[PATH_ROOM + 16], word[16], why[LINE_ROOM], failure[LINE_ROOM];
+    char path[WEFT_PATH_MAX], word[16], why[LINE_ROOM], failure[LINE_ROOM];
     double seconds = weft_clock() - s->begun;
     weft_status status = WEFT_OK;
-    snprintf(path, sizeof path, "%s/result.json", s->folder);
+    WEFT_TRY(weft_path(path, "%s/result.json", s->folder));
     weft_collect_end(path, word, why, sizeof why);
     weft_ending ending = {.folder = s->folder,
                           .diverged = strcmp(word, "diverged") == 0,

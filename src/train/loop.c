@@ -2,6 +2,7 @@
  * loss is true of the step it was made at, and a resumed run finds nothing left to do for it. */
 #include "train/loop.h"
 
+#include "core/clock.h"
 #include "core/folders.h"
 #include "core/log.h"
 #include "core/progress.h"
@@ -45,12 +46,6 @@ typedef struct {
     int64_t saved_best;                 /* the same of out/best, in this run */
     char resumed[WEFT_CHECKPOINT_NAME]; /* the checkpoint it goes on from; empty: it starts */
 } trainer;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static weft_status open_dataset(trainer *t) {
     const weft_config *c = t->config;
@@ -296,7 +291,7 @@ static void note_choices(trainer *t) {
 }
 
 static weft_status train_step(trainer *t, weft_metrics_row *row) {
-    double start = now();
+    double start = weft_clock();
     *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
     if (t->options->before_step) {
         weft_mirror_use(t->model->mirror, NULL);
@@ -319,7 +314,7 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     row->skipped = t->state.skipped;
     log_events(t, &row->events);
     if (t->steps == 0) note_choices(t);
-    double took = now() - start;
+    double took = weft_clock() - start;
     t->seconds += took;
     t->pending += took;
     t->steps++;
@@ -443,7 +438,7 @@ static void fill_result(trainer *t, double start) {
     r->best_val_loss = isfinite(t->state.best_val) ? t->state.best_val : NAN;
     r->tokens_per_s = tokens_rate(t, t->steps, t->seconds);
     r->mfu = use_of_peak(t, r->tokens_per_s);
-    r->seconds = now() - start;
+    r->seconds = weft_clock() - start;
 }
 
 weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
@@ -459,7 +454,7 @@ weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
 
 weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,
                        const weft_train_options *options, weft_train_result *out) {
-    double start = now();
+    double start = weft_clock();
     *out = (weft_train_result){.val_loss = NAN,
                                .metric_value = NAN,
                                .parts = {NAN, NAN, NAN, NAN, NAN},
