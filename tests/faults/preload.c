@@ -6,7 +6,8 @@
  *   WEFT_FAULT_PATH     only paths that hold this text; a descriptor's path is the one it was opened by
  *   WEFT_FAULT_COMMAND  only processes whose first argument is this ("train")
  *   WEFT_FAULT_NTH      the call that fails, from 1; 0: none does, they are only counted
- *   WEFT_FAULT_ERRNO    the number it fails with; 0: the process is killed instead
+ *   WEFT_FAULT_ERRNO    the number it fails with; 0: the process is killed instead; -1: a write seems
+ *                       to go well, but its last bit is another one
  *   WEFT_FAULT_ALL      1: from the n-th on, every one fails
  *   WEFT_FAULT_COUNT    a file; when the process ends, a line with the number of calls is added
  *   WEFT_FAULT_TRACE    a file to which a line is added for each call that counts
@@ -101,8 +102,19 @@ static bool fails(const char *name, const char *path) {
     errno = before;
     if (!now) return false;
     if (number == 0) syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
-    errno = (int)number;
+    errno = number > 0 ? (int)number : before;
     return true;
+}
+
+/* A write that says that all went well. */
+static ssize_t write_wrong(int fd, const void *from, size_t bytes) {
+    char *copy = malloc(bytes + 1);
+    if (!copy) return -1;
+    memcpy(copy, from, bytes);
+    if (bytes) copy[bytes - 1] ^= 1;
+    ssize_t n = syscall(SYS_write, fd, copy, bytes);
+    free(copy);
+    return n;
 }
 
 static bool fails_at(const char *name, int fd, const char *path) {
@@ -189,7 +201,8 @@ ssize_t read(int fd, void *to, size_t bytes) {
 }
 
 ssize_t write(int fd, const void *from, size_t bytes) {
-    return fails_at("write", fd, NULL) ? -1 : REAL(write)(fd, from, bytes);
+    if (!fails_at("write", fd, NULL)) return REAL(write)(fd, from, bytes);
+    return number < 0 ? write_wrong(fd, from, bytes) : -1;
 }
 
 ssize_t pwrite(int fd, const void *from, size_t bytes, off_t at) {

@@ -52,6 +52,31 @@ static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
     command_succeeds(RESUME, NULL);
 }
 
+/* What is on the disk is not what was meant: the checkpoint before stays. */
+static void test_a_write_that_went_wrong_is_noticed(void **state) {
+    (void)state;
+    fault_need();
+    train_some("wrong", "GPT2_MAX_ITERS=2");
+    size_t bytes;
+    char *before = file_read(at("wrong/last/state.json"), &bytes);
+    static const char *const files[] = {"last.new/model", "last.new/optimizer", "last.new/config",
+                                        "last.new/state"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        fault f = {.calls = "write", .path = files[i], .nth = 1, .error = -1};
+        /* Without a best beside it, whose files it would share. */
+        command_result r =
+            fault_run(&f, TRAIN("--out", out, "--resume", "-o", "GPT2_EVAL_INTERVAL=100"), NULL);
+        if (r.status != 1 || !strstr(r.err, "reads otherwise"))
+            fail_msg("%s: ended on %d: %s", files[i], r.status, r.err);
+        command_free(&r);
+        char *now = file_read(at("wrong/last/state.json"), NULL);
+        assert_string_equal(before, now);
+        free(now);
+    }
+    free(before);
+    command_succeeds(RESUME, NULL);
+}
+
 /* A state of the version before has no checksum of its own. */
 static void test_a_state_of_the_version_before_is_read(void **state) {
     (void)state;
@@ -214,6 +239,7 @@ static int close_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
+        cmocka_unit_test(test_a_write_that_went_wrong_is_noticed),
         cmocka_unit_test(test_a_state_of_the_version_before_is_read),
         cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
         cmocka_unit_test(test_a_bad_line_costs_only_itself),
