@@ -272,7 +272,7 @@ static const char *say_why(const weft_report_data *d, const weft_report_step *st
                              "compared";
     if (step->compared.pairs == 0) return "no seed was finished by both";
     if (step->compared.pairs == 1) return "one seed has no interval";
-    return step->compared.verdict == WEFT_NO_DIFFERENCE ? "the interval holds 0" : "";
+    return step->compared.verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
 }
 
 static void compare_step(weft_report_data *d, int place, double *scores) {

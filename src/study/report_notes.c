@@ -246,8 +246,7 @@ static void event_trouble(trouble *t, const weft_report_event *event) {
 
 weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
     weft_page_heading(p, "What leaked, was skipped, failed or diverged",
-                      "What went otherwise than planned, so that no number is taken for more than "
-                      "it is.");
+                      "What went wrong, so that no number is trusted more than it deserves.");
     trouble t = {p, d, 0};
     for (int i = 0; i < d->n_steps; i++) {
         if (*d->steps[i].error) trouble_row(&t, i, "step", "cannot be built", d->steps[i].error);

@@ -76,13 +76,14 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
                          "called better or worse.");
         return;
     }
-    weft_page_say(p,
-                  "Every interval is one of %.0f%% confidence, by Student's t over the differences "
-                  "seed by seed. There %s %s with an interval (repeats are not counted again): "
-                  "were there nothing to find in any of them, %.2g would still be called better or "
-                  "worse on average, by chance.",
-                  100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are",
-                  weft_say_plural(n, "comparison", &room), n * (1 - WEFT_CONFIDENCE));
+    weft_page_say(
+        p,
+        "Every interval has %.0f%% confidence, by Student's t over the differences seed by "
+        "seed. There %s %s with an interval (repeats are not counted again). If there "
+        "were nothing to find, %.2g of them would still be called better or worse on "
+        "average, by chance.",
+        100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are", weft_say_plural(n, "comparison", &room),
+        n * (1 - WEFT_CONFIDENCE));
 }
 
 static int count_baselines(const weft_report_data *d) {
@@ -173,8 +174,8 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                                  ">memory, measured peak",
                                  ">memory, plan",
                                  ">tokens/s",
-                                 ">cache bytes a token",
-                                 ">FLOPs a token",
+                                 ">cache bytes per token",
+                                 ">FLOPs per token",
                                  ">learning rate",
                                  NULL};
     weft_page_table_open(p, heads);
@@ -186,12 +187,12 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                   "mean of the differences from the baseline, seed by seed, so it may differ from "
                   "the difference of two rows where a seed is missing; in %% of the baseline's "
                   "mean over the same seeds. Memory measured is the whole process at its "
-                  "largest; the plan is the engine's own count for training. Tokens/s have in them "
+                  "largest; the plan is the engine's own count for training. Tokens/s depend on "
                   "what else the machine did meanwhile. Cache bytes and "
                   "FLOPs (forward and backward) are counted, not measured.");
     if (d->n_rates > 1)
         weft_page_say(p,
-                      "Each step was run at %d learning rates and got, by itself, the one with "
+                      "Each step was run at %d learning rates and counts with the one that has "
                       "the best mean score (among those at which most of its seeds finished). The "
                       "choice and the score come from the same runs, which flatters every step "
                       "alike.",

@@ -1,5 +1,6 @@
 /* The report, from databases with known numbers: what it says, that it says it safely, and that no
  * database brings it down. The numbers expected here are worked out by hand. */
+#include "study/plot.h"
 #include "study/report.h"
 #include "support/command.h"
 #include "support/study_database.h"
@@ -113,14 +114,14 @@ static void test_verdicts_and_numbers(void **state) {
                      "95% interval -0.1248 to -0.0752", "3 seeds"));
     expect_line("- **worse** Step higher", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
     expect_line("- **no difference shown** Step noise",
-                SAYS("the interval holds 0", "95% interval -0.2151 to +0.2151"));
+                SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151"));
     expect_line("- **worse** Step chained (Against lower) against step lower",
                 SAYS("0.0100 higher"));
     expect_in(html, "<span class=\"word good\">better</span>");
     expect_in(html, "<span class=\"word bad\">worse</span>");
     expect_in(html, "<span class=\"word plain\">no difference shown</span>");
     expect_both("There are 4 comparisons");
-    expect_both("0.2 would still be called better or worse");
+    expect_both("0.2 of them would still be called better or worse");
     expect_line("| base |",
                 SAYS("| Plain |", "| 1M |", "| 2.1000 ± 0.1000 |", "| 3 of 3 |", "| 70.0 MiB |",
                      "| 64.0 MiB |", "| 16.02k |", "| 1024 |", "| 6M |", "| 0.001 |"));
@@ -511,9 +512,26 @@ static void test_several_studies_are_a_section_each(void **state) {
     expect_no_request();
 }
 
+/* Ticks and table cells: what a person would write. */
+static void test_short_numbers_have_no_exponents(void **state) {
+    (void)state;
+    static const struct {
+        double value;
+        int digits;
+        const char *text;
+    } cases[] = {{120000, 2, "120k"},   {180000, 1, "180k"}, {12000, 1, "12k"},
+                 {1250000, 3, "1.25M"}, {999.96, 4, "1k"},   {999.4, 2, "999"},
+                 {7, 2, "7"},           {0.002, 4, "0.002"}, {-120000, 2, "-120k"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char room[32];
+        assert_string_equal(weft_plot_short(cases[i].value, cases[i].digits, room), cases[i].text);
+    }
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_teardown(name, free_texts)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_short_numbers_have_no_exponents),
         TEST(test_verdicts_and_numbers),
         TEST(test_one_seed_shows_no_difference),
         TEST(test_seeds_that_did_not_finish_are_left_out_and_named),
