@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(WARPS * 32, GELU ? GELU_BLOCKS : BLOCKS
     sums[blockIdx.y * columns + at] = total;
 }
 
-/* The same where rows do not start at multiples of 16 bytes: a thread a column. */
+/* The same where rows do not start at multiples of 16 bytes: a thread per column. */
 template <typename T, bool GELU>
 static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t band,
                                         summed_rows<T> from, float *sums) {
@@ -153,7 +153,7 @@ static __global__ void sum_bands_slowly(int64_t rows, int64_t columns, int64_t b
     sums[blockIdx.y * columns + column] = sum;
 }
 
-/* The sum of the bands, 32 columns a block: a warp takes every ADD_WARPSth band, so that their loads
+/* The sum of the bands, 32 columns per block: a warp takes every ADD_WARPSth band, so that their loads
  * are under way together, and the warps' sums are added in order. */
 static __global__ void add_bands(int64_t bands, int64_t columns, const float *sums, any_tensor db) {
     __shared__ float parts[ADD_WARPS][32];

@@ -36,7 +36,7 @@ enum {
 };
 static const double LARGE_FLOPS = 1e9;
 
-/* A product's plan: what has to be done around the library's call. */
+/* A product's recipe: what has to be done around the library's call. */
 typedef struct {
     bool few_rows, thin, slim;
     slim_product slim_sums;
@@ -46,7 +46,7 @@ typedef struct {
     bool sums_apart;                      /* and they lie in the workspace, not in c */
     int64_t a_at, b_at, bias_at, sums_at; /* places in the workspace */
     int64_t library_bytes, bytes;
-} gemm_plan;
+} gemm_recipe;
 
 static int64_t a_values(const gemm_product *p) {
     return gemm_values(&p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k);
@@ -56,9 +56,9 @@ static int64_t b_values(const gemm_product *p) {
     return gemm_values(&p->b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n);
 }
 
-static int64_t take_bytes(gemm_plan *plan, int64_t bytes) {
-    int64_t at = plan->bytes;
-    plan->bytes += align_bytes(bytes);
+static int64_t take_bytes(gemm_recipe *recipe, int64_t bytes) {
+    int64_t at = recipe->bytes;
+    recipe->bytes += align_bytes(bytes);
     return at;
 }
 
@@ -91,36 +91,37 @@ static bool sums_are_rounded(const gemm_product *p) {
     return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
 }
 
-static gemm_plan make_plan(const gemm_product *p) {
-    gemm_plan plan = {};
-    plan.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
-    if (plan.few_rows) return plan;
+static gemm_recipe make_recipe(const gemm_product *p) {
+    gemm_recipe recipe = {};
+    recipe.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
+    if (recipe.few_rows) return recipe;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
-    plan.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
-    plan.bytes = plan.library_bytes + LIBRARY_ALIGN;
+    recipe.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
+    recipe.bytes = recipe.library_bytes + LIBRARY_ALIGN;
     /* Whoever plans these for many rows may run the last few with the same workspace, and those are
      * the library's. */
-    plan.slim = slim_find(p, &plan.slim_sums);
-    plan.thin = !plan.slim && is_thin(p);
-    if (plan.slim) plan.bytes = max_i64(plan.bytes, slim_workspace(&plan.slim_sums));
-    if (plan.thin) plan.bytes = max_i64(plan.bytes, thin_workspace(p));
-    if (plan.slim || plan.thin) return plan;
+    recipe.slim = slim_find(p, &recipe.slim_sums);
+    recipe.thin = !recipe.slim && is_thin(p);
+    if (recipe.slim) recipe.bytes = max_i64(recipe.bytes, slim_workspace(&recipe.slim_sums));
+    if (recipe.thin) recipe.bytes = max_i64(recipe.bytes, thin_workspace(p));
+    if (recipe.slim || recipe.thin) return recipe;
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
-    plan.widen_a = p->a.is_bf16 && !is_bf16;
-    plan.widen_b = p->b.is_bf16 && !is_bf16;
-    plan.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
-    plan.sums_apart = plan.finish && p->c.is_bf16 && !sums_are_rounded(p);
-    plan.round_bias = !plan.finish && p->bias.data && !p->bias.is_bf16;
-    if (plan.widen_a) plan.a_at = take_bytes(&plan, a_values(p) * (int64_t)sizeof(float));
-    if (plan.widen_b) plan.b_at = take_bytes(&plan, b_values(p) * (int64_t)sizeof(float));
-    if (plan.round_bias) plan.bias_at = take_bytes(&plan, bias_values(p) * (int64_t)sizeof(bf16));
-    if (plan.sums_apart)
-        plan.sums_at = take_bytes(&plan, p->batch * p->m * p->n * (int64_t)sizeof(float));
-    return plan;
+    recipe.widen_a = p->a.is_bf16 && !is_bf16;
+    recipe.widen_b = p->b.is_bf16 && !is_bf16;
+    recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
+    recipe.sums_apart = recipe.finish && p->c.is_bf16 && !sums_are_rounded(p);
+    recipe.round_bias = !recipe.finish && p->bias.data && !p->bias.is_bf16;
+    if (recipe.widen_a) recipe.a_at = take_bytes(&recipe, a_values(p) * (int64_t)sizeof(float));
+    if (recipe.widen_b) recipe.b_at = take_bytes(&recipe, b_values(p) * (int64_t)sizeof(float));
+    if (recipe.round_bias)
+        recipe.bias_at = take_bytes(&recipe, bias_values(p) * (int64_t)sizeof(bf16));
+    if (recipe.sums_apart)
+        recipe.sums_at = take_bytes(&recipe, p->batch * p->m * p->n * (int64_t)sizeof(float));
+    return recipe;
 }
 
 int64_t gemm_workspace(const gemm_product *p) {
-    return make_plan(p).bytes;
+    return make_recipe(p).bytes;
 }
 
 static __global__ void widen_values(int64_t n, const bf16 *from, float *to) {
@@ -316,49 +317,49 @@ static void leave_sums(gemm_product *p) {
 }
 
 static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
-                                    const gemm_plan *plan, char *workspace) {
+                                    const gemm_recipe *recipe, char *workspace) {
     gemm_product q = *p;
     bool found;
-    if (plan->widen_a) widen_factor(stream, &q.a, a_values(p), workspace + plan->a_at);
-    if (plan->widen_b) widen_factor(stream, &q.b, b_values(p), workspace + plan->b_at);
-    if (plan->round_bias) {
+    if (recipe->widen_a) widen_factor(stream, &q.a, a_values(p), workspace + recipe->a_at);
+    if (recipe->widen_b) widen_factor(stream, &q.b, b_values(p), workspace + recipe->b_at);
+    if (recipe->round_bias) {
         int64_t values = bias_values(p);
-        q.bias = gemm_matrix{workspace + plan->bias_at, p->n, p->bias.stride, true};
+        q.bias = gemm_matrix{workspace + recipe->bias_at, p->n, p->bias.stride, true};
         round_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
             values, (const float *)p->bias.data, (bf16 *)q.bias.data);
     }
-    if (plan->sums_apart) {
-        q.c = gemm_matrix{workspace + plan->sums_at, p->n, p->m * p->n, false};
+    if (recipe->sums_apart) {
+        q.c = gemm_matrix{workspace + recipe->sums_at, p->n, p->m * p->n, false};
         q.addend.data = NULL;
     }
-    if (plan->finish) leave_sums(&q);
+    if (recipe->finish) leave_sums(&q);
     char *aligned =
         workspace + (LIBRARY_ALIGN - (uintptr_t)workspace % LIBRARY_ALIGN) % LIBRARY_ALIGN;
-    bool finish = plan->finish;
-    WEFT_TRY(library_run(stream, &q, aligned, plan->library_bytes, &found));
+    bool finish = recipe->finish;
+    WEFT_TRY(library_run(stream, &q, aligned, recipe->library_bytes, &found));
     if (!found && q.gelu_back) {
         finish = true;
         leave_sums(&q);
-        WEFT_TRY(library_run(stream, &q, aligned, plan->library_bytes, &found));
+        WEFT_TRY(library_run(stream, &q, aligned, recipe->library_bytes, &found));
     }
     if (!found)
         run_plain(stream, p);
     else if (finish)
-        run_finish(stream, p, &q.c, !plan->sums_apart);
+        run_finish(stream, p, &q.c, !recipe->sums_apart);
     return WEFT_OK;
 }
 
 weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
-    gemm_plan plan = make_plan(p);
-    if (plan.few_rows)
+    gemm_recipe recipe = make_recipe(p);
+    if (recipe.few_rows)
         run_few_rows(stream, p, finish_one{describe_finish(p)});
-    else if (plan.slim)
-        slim_run(stream, &plan.slim_sums, p->alpha, (float *)workspace,
+    else if (recipe.slim)
+        slim_run(stream, &recipe.slim_sums, p->alpha, (float *)workspace,
                  finish_one{describe_finish(p)});
-    else if (plan.thin)
+    else if (recipe.thin)
         run_thin(stream, p, (float *)workspace);
     else
-        WEFT_TRY(run_with_library(stream, p, &plan, (char *)workspace));
+        WEFT_TRY(run_with_library(stream, p, &recipe, (char *)workspace));
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return WEFT_OK;
     return weft_fail(WEFT_EIO, "cuda: a matrix product did not start: %s",

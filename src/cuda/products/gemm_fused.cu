@@ -5,7 +5,7 @@
  *
  *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
  *               they add the bias, round, and leave it in shared memory.
- *   finishers   two warpgroups take the tile from there, 16 bytes a thread, as an elementwise kernel
+ *   finishers   two warpgroups take the tile from there, 16 bytes per thread, as an elementwise kernel
  *               would, and do the epilogue. They have as long as the next tile's products take.
  *   producers   four threads ask TMA for 64 columns of a and of b at a time, into a ring of STAGES.
  *               They run ahead of the products, into the next tile too.

@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(SLIM_WARPS * 32) slim_sum(slim_product 
     }
 }
 
-/* 32 sums a block. */
+/* 32 sums per block. */
 template <class F>
 static __global__ void slim_add(slim_product p, int bands, float alpha, const float *sums,
                                 F finish) {

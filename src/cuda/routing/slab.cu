@@ -1,4 +1,4 @@
-/* route_gather from slabs (slab.cuh): the plan has the k entries of each row, a group makes a
+/* route_gather from slabs (slab.cuh): the schedule has the k entries of each row, a group makes a
  * row's sum.
  *
  * Two neighbouring groups read shared memory in the same instant, and get in each other's way where
@@ -6,23 +6,23 @@
  * in even rows, the odd ones in odd rows.
  *
  * The slab comes in chunks of rows, and sums begin when the rows are there that they need, as the
- * plan says: of a causal route's first rows, the first chunk. */
+ * schedule says: of a causal route's first rows, the first chunk. */
 #include "cuda/routing/slab.cuh"
 
 enum {
-    TOGETHER = 8, /* rows whose entries lie side by side in the plan */
+    TOGETHER = 8, /* rows whose entries lie side by side in the schedule */
     CHUNKS = 4,   /* of a slab */
-    PLAN_THREADS = 64
+    SCHEDULE_THREADS = 64
 };
 
-/* A plan: for all sequences plan[row / TOGETHER][pair][row % TOGETHER], two entries each; then for
- * each 32 rows of each sequence how many rows of the slab they need. */
+/* A schedule: for all sequences schedule[row / TOGETHER][pair][row % TOGETHER], two entries each; then
+ * for each 32 rows of each sequence how many rows of the slab they need. */
 
 static int64_t pairs_of(int64_t k) {
     return ceil_div(k, 2);
 }
 
-/* Rows are filled up to what a warp of the plan's kernel has. */
+/* Rows are filled up to what a warp of the schedule's kernel has. */
 static int64_t padded_rows(int64_t rows) {
     return ceil_div(rows, 32) * 32;
 }
@@ -39,17 +39,17 @@ __device__ static inline int order_of(int row, int j, int rows) {
 }
 
 /* A thread a row, those behind the last included. */
-static __global__ void __launch_bounds__(PLAN_THREADS)
-    plan_sums(slab_shape s, int k, int pairs, const int32_t *__restrict__ index,
-              const float *__restrict__ weight, uint2 *__restrict__ plan, weft_cuda_run *run,
-              int node) {
+static __global__ void __launch_bounds__(SCHEDULE_THREADS)
+    schedule_sums(slab_shape s, int k, int pairs, const int32_t *__restrict__ index,
+                  const float *__restrict__ weight, uint2 *__restrict__ schedule,
+                  weft_cuda_run *run, int node) {
     int rows = (int)s.out_rows, keys = (int)s.in_rows, padded = (rows + 31) / 32 * 32;
     int row = (int)thread_index(), b = (int)blockIdx.y, need = 0, place[3] = {0, 0, 0};
     if (row >= padded) return;
     int64_t first = ((int64_t)b * rows + row) * k;
     int there = row < rows ? k : 0;
-    int *needs = (int *)(plan + (int64_t)gridDim.y * padded * pairs * 2);
-    plan += ((int64_t)b * padded + row / TOGETHER * TOGETHER) * pairs * 2 + row % TOGETHER * 2;
+    int *needs = (int *)(schedule + (int64_t)gridDim.y * padded * pairs * 2);
+    schedule += ((int64_t)b * padded + row / TOGETHER * TOGETHER) * pairs * 2 + row % TOGETHER * 2;
     for (int m = 0; m < there; m++) {
         int order = order_of(row, index[first + m], keys);
         place[1] += order == 0;
@@ -62,26 +62,26 @@ static __global__ void __launch_bounds__(PLAN_THREADS)
         if (order == 2) continue;
         need = max(need, j + 1);
         int at = order == 0 ? place[0]++ : place[1]++;
-        plan[at / 2 * TOGETHER * 2 + at % 2] = make_entry(j, weight[first + m]);
+        schedule[at / 2 * TOGETHER * 2 + at % 2] = make_entry(j, weight[first + m]);
     }
     for (int at = end; at < 2 * pairs; at++)
-        plan[at / 2 * TOGETHER * 2 + at % 2] = make_entry(keys, 0);
+        schedule[at / 2 * TOGETHER * 2 + at % 2] = make_entry(keys, 0);
     need = __reduce_max_sync(0xffffffffu, need);
     if (threadIdx.x % 32 == 0) needs[(b * padded + row) / 32] = need;
 }
 
 template <int HELD>
-__device__ static inline void read_pairs(const uint4 *plan, int pairs, int row,
+__device__ static inline void read_pairs(const uint4 *schedule, int pairs, int row,
                                          uint4 (&held)[HELD]) {
 #pragma unroll
     for (int i = 0; i < HELD; i++)
-        held[i] = plan[(row / TOGETHER * pairs + i) * TOGETHER + row % TOGETHER];
+        held[i] = schedule[(row / TOGETHER * pairs + i) * TOGETHER + row % TOGETHER];
 }
 
 /* One row's sum; PAIRS > 0: of that many pairs, which `held` has, and those of row `next` are read
  * into it meanwhile. */
 template <int PAIRS, int HELD, int N>
-__device__ static inline void sum_row(const unsigned char *own, const uint4 *plan, int pairs,
+__device__ static inline void sum_row(const unsigned char *own, const uint4 *schedule, int pairs,
                                       int row, int next, int rows, uint4 (&held)[HELD],
                                       float (&sum)[N]) {
     if (PAIRS > 0) {
@@ -94,13 +94,13 @@ __device__ static inline void sum_row(const unsigned char *own, const uint4 *pla
             w[2 * i] = __uint_as_float(held[i].y);
             w[2 * i + 1] = __uint_as_float(held[i].w);
         }
-        if (next < rows) read_pairs(plan, pairs, next, held);
+        if (next < rows) read_pairs(schedule, pairs, next, held);
 #pragma unroll
         for (int e = 0; e < 2 * HELD; e++)
             add_scaled(sum, w[e], value[e]);
     } else {
         for (int i = 0; i < pairs; i++) {
-            uint4 e = plan[(row / TOGETHER * pairs + i) * TOGETHER + row % TOGETHER];
+            uint4 e = schedule[(row / TOGETHER * pairs + i) * TOGETHER + row % TOGETHER];
             add_scaled(sum, __uint_as_float(e.y), *(const uint4 *)(own + e.x));
             add_scaled(sum, __uint_as_float(e.w), *(const uint4 *)(own + e.z));
         }
@@ -124,14 +124,14 @@ __device__ static inline void wait_chunk(int at) {
 /* PAIRS > 0: that many, known to the compiler. */
 template <typename T, bool ALIGNED, int PAIRS>
 static __global__ void __launch_bounds__(THREADS)
-    sum_slab(slab_shape s, int pairs, const uint4 *plan, slab_data<T> data) {
+    sum_slab(slab_shape s, int pairs, const uint4 *schedule, slab_data<T> data) {
     extern __shared__ __align__(128) unsigned char slab[];
     slab_place<T> p = find_place(s, data);
     int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, rows = (int)s.out_rows;
     int padded = (rows + 31) / 32 * 32, in_rows = (int)s.in_rows;
-    const int *needs = (const int *)(plan + (int64_t)s.batch * padded * pairs);
+    const int *needs = (const int *)(schedule + (int64_t)s.batch * padded * pairs);
     needs += (int64_t)blockIdx.y * padded / 32;
-    plan += (int64_t)blockIdx.y * padded * pairs;
+    schedule += (int64_t)blockIdx.y * padded * pairs;
     int chunk = (in_rows + CHUNKS * GROUPS - 1) / (CHUNKS * GROUPS) * GROUPS, have = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
@@ -146,7 +146,7 @@ static __global__ void __launch_bounds__(THREADS)
         return need;
     };
     uint4 held[PAIRS > 0 ? PAIRS : 1];
-    if (PAIRS > 0 && group < rows) read_pairs(plan, pairs, group, held);
+    if (PAIRS > 0 && group < rows) read_pairs(schedule, pairs, group, held);
     int need = need_from(0);
     for (int first = 0; first < rows; first += GROUPS) {
         while (have == 0 || have * chunk < need)
@@ -155,7 +155,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (next < rows) need = need_from(next);
         if (row >= rows || p.count == 0) continue;
         float sum[PIECE<T>] = {};
-        sum_row<PAIRS>(slab + lane * 16, plan, pairs, row, row + GROUPS, rows, held, sum);
+        sum_row<PAIRS>(slab + lane * 16, schedule, pairs, row, row + GROUPS, rows, held, sum);
         store_columns<ALIGNED>(p.out + row * p.width, p.count, sum);
     }
 }
@@ -186,8 +186,8 @@ bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n) {
     if (!sums_fit(n)) return false;
     slab_shape s = make_slabs(n);
     int64_t pairs = pairs_of(index->shape[2]);
-    dim3 grid((unsigned)ceil_div(s.out_rows, PLAN_THREADS), (unsigned)s.batch);
-    plan_sums<<<grid, PLAN_THREADS, 0, stream_of(x)>>>(
+    dim3 grid((unsigned)ceil_div(s.out_rows, SCHEDULE_THREADS), (unsigned)s.batch);
+    schedule_sums<<<grid, SCHEDULE_THREADS, 0, stream_of(x)>>>(
         s, (int)index->shape[2], (int)pairs, data_of<int32_t>(x, index),
         data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), workspace_of<uint2>(x, n), device_run(x),
         n->index);

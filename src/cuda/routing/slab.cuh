@@ -4,7 +4,7 @@
  * of each. The slab is read
  * once, then every sum of those columns is made from shared memory, so that h and c (dc and dh) pass
  * through memory once. A row's 64 bytes are LANES threads' 16 bytes; a group of LANES threads makes
- * one sum at a time. What all slabs of a sequence need is prepared once by a small kernel, a plan:
+ * one sum at a time. What all slabs of a sequence need is prepared once by a small kernel, a schedule:
  * entries of (where the row is in the slab, weight), two in 16 bytes, laid out so that the groups of
  * a warp read theirs side by side. An entry that is not there names a row of zeros behind the
  * slab. */

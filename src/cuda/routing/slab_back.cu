@@ -1,7 +1,7 @@
 /* route_gather's gradient from slabs (slab.cuh): a column of dh is the sum of the rows of dc
  * that kept it.
  *
- * The plan has all entries of a sequence sorted by column, and within a column by row; columns are
+ * The schedule has all entries of a sequence sorted by column, and within a column by row; columns are
  * filled up to a multiple of AT_ONCE, and those without any to AT_ONCE, with entries that add
  * nothing. This stream is cut into equal parts, one for each group, whatever the columns' lengths: a
  * column that every row keeps is shared by many groups. A group adds up and looks after AT_ONCE
@@ -33,7 +33,7 @@ enum {
 
 static const unsigned LAST = 0x80000000u; /* in an entry's place: the last of its column */
 
-/* A sequence's plan: the parts' length, for each part its first column and the part
+/* A sequence's schedule: the parts' length, for each part its first column and the part
  * where that column begins, and the stream, entry e of part g at [e / 2][g][e % 2]. */
 typedef struct {
     int length;
@@ -46,7 +46,7 @@ static int64_t longest_part(int64_t entries, int64_t columns) {
     return ceil_div(ceil_div(entries + AT_ONCE * columns, GROUPS), AT_ONCE) * AT_ONCE;
 }
 
-static int64_t plan_bytes(int64_t entries, int64_t columns) {
+static int64_t schedule_bytes(int64_t entries, int64_t columns) {
     return LIST_BYTES + longest_part(entries, columns) * GROUPS * (int64_t)sizeof(uint2);
 }
 
@@ -54,7 +54,7 @@ typedef struct {
     int64_t entries, k; /* of a sequence */
     const int32_t *index;
     const float *weight;
-    int64_t stride; /* bytes of a plan */
+    int64_t stride; /* bytes of a schedule */
 } sort_problem;
 
 /* The sort of a sequence's entries by column, by a cluster of blocks. Each warp has a run of entries;
@@ -259,8 +259,8 @@ __device__ static inline int place_columns(const sort_state &s, uint2 none, int 
 #endif
 
 static __global__ void SORT_CLUSTER __launch_bounds__(SORT_THREADS)
-    plan_gradient(slab_shape shape, sort_problem p, unsigned char *plan, weft_cuda_run *run,
-                  int node) {
+    schedule_gradient(slab_shape shape, sort_problem p, unsigned char *schedule, weft_cuda_run *run,
+                      int node) {
 #ifdef HAS_CLUSTERS
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ int sums[SORT_WARPS];
@@ -270,7 +270,7 @@ static __global__ void SORT_CLUSTER __launch_bounds__(SORT_THREADS)
     int each = (entries + 32 * SORT_BLOCKS * SORT_WARPS - 1) / (32 * SORT_BLOCKS * SORT_WARPS) * 32;
     int begin = min(entries, warp * each);
     int64_t before = sequence * p.entries;
-    unsigned char *own = plan + sequence * p.stride;
+    unsigned char *own = schedule + sequence * p.stride;
     int *numbers = (int *)memory;
     sort_state s = {columns,
                     (int)p.k,
@@ -356,15 +356,15 @@ __device__ static inline void add_part(column_sum<T, ALIGNED> &c, const unsigned
 /* Shared memory: the slab, later the parts' rests; the parts' heads. */
 template <typename T, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
-    spread_slab(slab_shape s, const unsigned char *plan, int64_t stride, int head_at,
+    spread_slab(slab_shape s, const unsigned char *schedule, int64_t stride, int head_at,
                 slab_data<T> data) {
     extern __shared__ __align__(128) unsigned char slab[];
     constexpr int N = PIECE<T>;
     slab_place<T> p = find_place(s, data);
     int group = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
-    plan += blockIdx.y * stride;
-    const part_list *parts = (const part_list *)plan;
-    const uint4 *stream = (const uint4 *)(plan + LIST_BYTES) + group;
+    schedule += blockIdx.y * stride;
+    const part_list *parts = (const part_list *)schedule;
+    const uint4 *stream = (const uint4 *)(schedule + LIST_BYTES) + group;
     int2 part = parts->part[group];
     float *rests = (float *)slab + lane * N, *heads = (float *)(slab + head_at) + lane * N;
     T *top = p.out + part.x * p.width;
@@ -428,7 +428,8 @@ static bool gradient_fits(const weft_node *n) {
 int64_t weft_cuda_slab_gradient_workspace(const weft_node *n) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     if (!gradient_fits(n)) return 0;
-    return align_bytes(dh->shape[0] * plan_bytes(index->shape[1] * index->shape[2], dh->shape[1]));
+    return align_bytes(dh->shape[0] *
+                       schedule_bytes(index->shape[1] * index->shape[2], dh->shape[1]));
 }
 
 template <typename T, bool ALIGNED>
@@ -448,12 +449,12 @@ bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n) {
     slab_shape s = make_slabs(n);
     sort_problem p = {index->shape[1] * index->shape[2], index->shape[2],
                       data_of<int32_t>(x, index), data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), 0};
-    p.stride = plan_bytes(p.entries, s.out_rows);
-    unsigned char *plan = workspace_of<unsigned char>(x, n);
+    p.stride = schedule_bytes(p.entries, s.out_rows);
+    unsigned char *schedule = workspace_of<unsigned char>(x, n);
     int bytes = (int)sort_bytes(s.out_rows);
-    cudaFuncSetAttribute(plan_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    plan_gradient<<<dim3(SORT_BLOCKS, (unsigned)s.batch), SORT_THREADS, (size_t)bytes,
-                    stream_of(x)>>>(s, p, plan, device_run(x), n->index);
+    cudaFuncSetAttribute(schedule_gradient, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    schedule_gradient<<<dim3(SORT_BLOCKS, (unsigned)s.batch), SORT_THREADS, (size_t)bytes,
+                        stream_of(x)>>>(s, p, schedule, device_run(x), n->index);
     with_type(n->in[WEFT_GATHER_H], [&](auto tag) {
         using T = decltype(tag);
         if (is_aligned<T>(s))
