@@ -4,7 +4,7 @@
  *     products_cuda check      only the first, quietly; with WEFT_QUICK, of the small forms
  *     products_cuda time NAME  only the second, of the forms whose name holds NAME
  *
- * A check takes some rows of each result, made again by a loop a value, the sums' bands from the
+ * A check takes some rows of each result, made again by a loop per value, the sums' bands from the
  * result itself, and three more runs, which must have the same bits. Times stand beside the library's
  * for the same, with the passes over memory that go with it there; some of those are simpler here than
  * the kernels that training uses. */

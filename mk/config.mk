@@ -29,7 +29,7 @@ CONFIG_NEEDS := build $(if $(filter $(STUDY_GOALS),$(or $(MAKECMDGOALS),all)),st
 
 include $(CONFIG)
 
-# MAKE_RESTARTS: one look a run is enough, whatever asked for it.
+# MAKE_RESTARTS: one look per run is enough, whatever asked for it.
 ifeq ($(MAKE_RESTARTS),)
 ifneq ($(strip $(file <$(BUILD)/config.key)),$(CONFIG_KEY))
 $(CONFIG): FORCE

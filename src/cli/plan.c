@@ -30,7 +30,7 @@ static void print_table(const weft_account *a) {
     printf("parameters          %14lld\n", (long long)a->parameters);
     for (int i = 0; i < a->n_parts; i++)
         printf("  %-17s %14lld\n", a->parts[i].name, (long long)a->parts[i].parameters);
-    printf("operations a token\n");
+    printf("operations per token\n");
     printf("  forward           %14.4g MFLOP\n", a->forward_flops / 1e6);
     printf("  backward          %14.4g MFLOP\n", a->backward_flops / 1e6);
     printf("  built, both       %14.4g MFLOP\n", a->built_flops / 1e6);

@@ -21,7 +21,7 @@ typedef struct {
     int multiprocessors; /* */
     int64_t shared_memory; /* bytes that a block may have */
     double clock;          /* of a multiprocessor, a second */
-    double memory_rate;    /* bytes a second that its memory could move at most */
+    double memory_rate;    /* bytes per second that its memory could move at most */
 } weft_cuda_facts;
 
 /* Never NULL. */

@@ -17,7 +17,7 @@ typedef struct {
     weft_part parts[WEFT_PARTS_MAX]; /* in the order of the model */
     int n_parts;
 
-    /* Floating-point operations a token at the config's block size. Nominal: of the formulas as
+    /* Floating-point operations per token at the config's block size. Nominal: of the formulas as
      * written, a causal score counted once, backward twice forward. */
     double forward_flops, backward_flops;
     /* What the graph that is built does: cheap forms and recomputation included. */

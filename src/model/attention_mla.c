@@ -4,7 +4,7 @@
  *
  * Two forms, both exact. In the latent: ⟨q A, c^K⟩, then (Σ p c^V) U, one key head of width L; the
  * only one where something turns or squares what is in the latent. By head: ⟨q, A c^K⟩, Σ p (c^V U),
- * a key head of width D for each query head. A whole sequence at once meets T/2 keys a query, and
+ * a key head of width D for each query head. A whole sequence at once meets T/2 keys per query, and
  * each costs L or D products: by head where D < L.
  *
  * With RA_MLA_SCORE="w2" queries and keys are Gaussians in the latent: means in its first half,

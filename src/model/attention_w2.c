@@ -1,9 +1,9 @@
-/* Tokens as Gaussians. Each head's query and key is a mean and a deviation a dimension; the score
+/* Tokens as Gaussians. Each head's query and key is a mean and a deviation per dimension; the score
  * is minus the squared Wasserstein-2 distance over a temperature.
  *
  * The distance needs no kernel of its own: with q̂ = [μ_q, σ_q] and k̂ = [μ_k, σ_k] it is
  * ‖q̂‖² + ‖k̂‖² − 2⟨q̂, k̂⟩, the query's own norm is the same for every key and leaves the softmax
- * unchanged, and so the score is a product of width 2D and a number a key.
+ * unchanged, and so the score is a product of width 2D and a number per key.
  *
  * `overlap` scores by the logarithm of two Gaussians' overlap: means divided by the root of the
  * deviation, and the deviation's logarithm in the key's number. */

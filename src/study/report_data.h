@@ -22,7 +22,7 @@ typedef struct {
     int runs, done;               /* at that rate (at any, without one) */
     double mean, sd, least, most; /* score over the finished runs at that rate */
     double memory;                /* the largest peak of them, bytes */
-    double speed, seconds;        /* their means: tokens a second, seconds a run */
+    double speed, seconds;        /* their means: tokens per second, seconds a run */
     weft_comparison compared;     /* with the baseline, where there is one */
     const char *why;              /* no difference shown, because ...; "" else */
 } weft_report_step;

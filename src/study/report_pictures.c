@@ -170,7 +170,7 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
     if (!any_finished(d)) return WEFT_OK;
     weft_page_heading(
         p, "How they learned",
-        "The loss as training went on, one line a step, at the step's learning rate.");
+        "The loss as training went on, one line per step, at the step's learning rate.");
     weft_page_pictures_open(p);
     WEFT_TRY(draw_curve(p, d, "training loss", "ifnull(cross_entropy, loss)", true));
     WEFT_TRY(draw_curve(p, d, "held-out loss", "val_loss", true));
@@ -278,8 +278,8 @@ weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
                                 "goes by the means alone; steps on it may differ by chance.");
         weft_page_pictures_open(p);
         draw_front(p, d, series, front, "parameters", parameters_of);
-        draw_front(p, d, series, front, "cache bytes a token", cache_of);
-        draw_front(p, d, series, front, "FLOPs a token", flops_of);
+        draw_front(p, d, series, front, "cache bytes per token", cache_of);
+        draw_front(p, d, series, front, "FLOPs per token", flops_of);
         weft_page_pictures_close(p);
     }
     free_series(series, d->n_steps);

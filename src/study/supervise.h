@@ -1,4 +1,4 @@
-/* Running a study: a process a run, some at a time, until all are ended or somebody asks to stop. */
+/* Running a study: a process per run, some at a time, until all are ended or somebody asks to stop. */
 #ifndef WEFT_STUDY_SUPERVISE_H
 #define WEFT_STUDY_SUPERVISE_H
 

@@ -23,7 +23,7 @@ enum { STEPS = 200, FIRST_STEPS = 20, LAST_STEPS = 50 };
 #define CLOSE_MEAN 2e-2   /* f32, the mean of the last steps */
 #define CLOSE_DOUBLE 1e-7 /* f64, a step */
 
-/* Reads the loss of every step; a line a step is expected, in order. */
+/* Reads the loss of every step; a line per step is expected, in order. */
 static void read_losses(const char *run, double *losses) {
     char path[512];
     snprintf(path, sizeof path, "%s/metrics.jsonl", run);

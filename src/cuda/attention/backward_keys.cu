@@ -5,7 +5,7 @@
  * products want them, dV += Pᵀ dO and dK += dSᵀ Q. */
 #include "cuda/attention/backward.cuh"
 
-/* What a score has beside ⟨q, k⟩ times a constant: nothing; a number a key, where a block has one
+/* What a score has beside ⟨q, k⟩ times a constant: nothing; a number per key, where a block has one
  * query head; anything. */
 enum key_extent { BARE, KEYED, GENERAL };
 

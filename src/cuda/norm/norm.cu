@@ -5,11 +5,11 @@
  * The variance is summed around the mean, since Σs² − (Σs)² loses everything where the mean is
  * large. Three kernels each way, by type and width alone:
  *
- *   warp    bf16, whole packs, at most LANE_PACKS of them a lane: a warp a row, which stays in
+ *   warp    bf16, whole packs, at most LANE_PACKS of them a lane: a warp per row, which stays in
  *           registers; the row after it is under way meanwhile, and no warp waits for another.
  *   narrow  up to NARROW columns: a thread has a pack of columns, a block some rows at a time; the
  *           sums of all its rows go through one exchange between the warps.
- *   wide    a block a row, which is read again for each sum: from the first cache. */
+ *   wide    a block per row, which is read again for each sum: from the first cache. */
 #include "cuda/norm/norm.cuh"
 
 enum {

@@ -138,7 +138,7 @@ static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(time_mean, time_mean_run)
 
-/* dx [B, T, N] from dy [B, 1, N]: a thread a pack of dx. */
+/* dx [B, T, N] from dy [B, 1, N]: a thread per pack of dx. */
 template <bool WHOLE>
 static __global__ void spread_over_time(time_args k, int64_t rows, float share) {
     int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
@@ -216,7 +216,7 @@ static int64_t moments_workspace(const weft_node *n, int) {
 
 CUDA_KERNEL(moments, moments_run, moments_workspace)
 
-/* 2 x d_gram + d_sum, a product a sequence. */
+/* 2 x d_gram + d_sum, a product per sequence. */
 static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
     static char something;
     const weft_tensor *in = n->in[WEFT_MOMENTS_BACK_X], *d_sum = n->in[WEFT_MOMENTS_BACK_SUM];
