@@ -1,10 +1,11 @@
 # Objects, library, program. Sources are found by name: src/FOLDER/*.c, and under src/cuda in a folder
 # for each subject.
 
-# What measures (src/bench) is the program's and the benchmarks', not the library's.
-MEASURE_SOURCES := $(sort $(wildcard src/bench/*.c))
-CLI_SOURCES := $(sort $(wildcard src/cli/*.c)) $(MEASURE_SOURCES)
-LIB_SOURCES := $(sort $(filter-out src/cli/% src/bench/%,$(wildcard src/*/*.c)))
+# The library is the engine. Beside it, in the program, are studies with their database and reports,
+# the server, what measures (src/bench) and the commands.
+PROGRAM_FOLDERS := study serve bench cli
+PROGRAM_SOURCES := $(sort $(foreach f,$(PROGRAM_FOLDERS),$(wildcard src/$(f)/*.c)))
+LIB_SOURCES := $(sort $(filter-out $(PROGRAM_FOLDERS:%=src/%/%),$(wildcard src/*/*.c)))
 CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu src/cuda/*/*.cu)))
 
 # Under src/cpu everything is a kernel, compiled once for each instruction set and real type, but
@@ -14,12 +15,12 @@ KERNEL_SOURCES := $(filter-out $(CPU_PLAIN:%=src/cpu/%.c),$(filter src/cpu/%.c,$
 PLAIN_SOURCES := $(filter-out $(KERNEL_SOURCES),$(LIB_SOURCES))
 VARIANTS := $(foreach i,$(ISAS),$(i).32 $(i).64)
 
-# $(call lib_objects,DIR): the library's objects under DIR; $(call cli_objects,DIR): the program's.
+# $(call lib_objects,DIR): the library's objects under DIR; $(call program_objects,DIR): the program's
+# own.
 lib_objects = $(PLAIN_SOURCES:src/%.c=$(1)/%.o) \
 	$(foreach v,$(VARIANTS),$(KERNEL_SOURCES:src/%.c=$(1)/%.$(v).o)) \
 	$(CUDA_SOURCES:src/%.cu=$(1)/%.cu.o)
-cli_objects = $(CLI_SOURCES:src/%.c=$(1)/%.o)
-measure_objects = $(MEASURE_SOURCES:src/%.c=$(1)/%.o)
+program_objects = $(PROGRAM_SOURCES:src/%.c=$(1)/%.o)
 
 # $(call kernel_rule,DIR,CC,FLAGS,ISA,REAL)
 define kernel_rule
@@ -94,8 +95,11 @@ endif
 
 OBJ := $(OUT)/obj
 LIB_OBJECTS := $(call lib_objects,$(OBJ))
-CLI_OBJECTS := $(call cli_objects,$(OBJ))
+PROGRAM_OBJECTS := $(call program_objects,$(OBJ))
 LIB_A := $(OUT)/libweft.a
+# What is in the program beside its commands, for tests and benchmarks. It is not installed.
+PARTS_A := $(OUT)/libprogram.a
+PARTS_OBJECTS := $(filter-out $(OBJ)/cli/%,$(PROGRAM_OBJECTS))
 LIB_SO := $(OUT)/libweft.so
 PROGRAM := $(OUT)/weft
 SONAME := libweft.so.$(VERSION_MAJOR)
@@ -103,12 +107,17 @@ SONAME := libweft.so.$(VERSION_MAJOR)
 $(eval $(call compile_rules,$(OBJ),$(CC),$(COMPILE_FLAGS)))
 # Links follow their own stamp: the flags, and which objects there are, so that a source that goes
 # away leaves the library too.
-$(eval $(call stamp,$(OBJ)/link,$(CC) $(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CUDA_LINK) $(SONAME) $(LIB_OBJECTS) $(CLI_OBJECTS)))
+$(eval $(call stamp,$(OBJ)/link,$(CC) $(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CUDA_LINK) $(SONAME) $(PROGRAM_LIBS) $(LIB_OBJECTS) $(PROGRAM_OBJECTS)))
 
 $(LIB_A): $(LIB_OBJECTS) $(OBJ)/link
 	$(call say,AR,$@)
 	@rm -f $@
 	$(Q)$(AR) rcs $@ $(LIB_OBJECTS)
+
+$(PARTS_A): $(PARTS_OBJECTS) $(OBJ)/link
+	$(call say,AR,$@)
+	@rm -f $@
+	$(Q)$(AR) rcs $@ $(PARTS_OBJECTS)
 
 # A sanitizer's runtime is the program's to bring, so only a plain library must be complete.
 $(LIB_SO): $(LIB_OBJECTS) $(OBJ)/link
@@ -116,8 +125,8 @@ $(LIB_SO): $(LIB_OBJECTS) $(OBJ)/link
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) $(if $(SAN),,-Wl,-z,defs) $(LINK_FLAGS) $(LDFLAGS) \
 		$(LIB_OBJECTS) $(LIBS) $(CUDA_LINK) -o $@
 
-$(PROGRAM): $(CLI_OBJECTS) $(LIB_A) $(OBJ)/link
+$(PROGRAM): $(PROGRAM_OBJECTS) $(LIB_A) $(OBJ)/link
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(CLI_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_OBJECTS) $(LIB_A) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
 
--include $(patsubst %.o,%.d,$(LIB_OBJECTS) $(CLI_OBJECTS))
+-include $(patsubst %.o,%.d,$(LIB_OBJECTS) $(PROGRAM_OBJECTS))

@@ -22,6 +22,7 @@ COMPILE_FLAGS = $(BASE_FLAGS) $(DEFINES) $(INCLUDES)
 
 LINK_FLAGS := -pthread $(SAN_FLAGS) -Wl,--as-needed $(CONFIG_LDFLAGS)
 LIBS := $(CONFIG_LIBS) -lm
+PROGRAM_LIBS := $(CONFIG_PROGRAM_LIBS)
 
 # Instruction sets a kernel is compiled for; the program picks among them when it starts.
 ISAS_aarch64 := neon

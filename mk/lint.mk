@@ -7,7 +7,7 @@ CPPCHECK ?= cppcheck
 SHELLCHECK ?= shellcheck
 
 LINT := $(BUILD)/lint
-LINT_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
+LINT_SOURCES := $(LIB_SOURCES) $(PROGRAM_SOURCES) $(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
 LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h src/*/*.def tests/*/*.h))
 LINT_SCRIPTS := $(filter-out %.py,$(wildcard scripts/* .ci/run tests/run tests/mutate bench/run))
 FORMATTED := $(LINT_SOURCES) $(filter-out %.def,$(LINT_HEADERS)) $(wildcard $(foreach d,src/cuda src/cuda/*,$(d)/*.cu $(d)/*.cuh))
@@ -66,7 +66,7 @@ $(LINT)/%.tidy64: % $(LINT_HEADERS) .clang-tidy mk/analyzer.h | lint-tools
 # test. It reads no system headers, so it must not complain of them; it does not see that a vector is
 # set a lane at a time, that log(0) is -inf and wanted, nor that a workspace is cut into arrays of
 # several types. Each file is checked as configured here, not in every way its #ifs allow.
-CPPCHECK_SOURCES := $(LIB_SOURCES) $(CLI_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
+CPPCHECK_SOURCES := $(LIB_SOURCES) $(PROGRAM_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
 CPPCHECK_FLAGS := -q --error-exitcode=1 --std=c11 --enable=warning,performance,portability \
 	--inline-suppr --suppress=missingInclude --suppress=missingIncludeSystem \
 	--suppress=unmatchedSuppression --suppress=uninitvar:src/cpu/vec.h --suppress=invalidFunctionArg \
@@ -86,7 +86,7 @@ $(call compile_rules,$(LINT)/$(1),$(1),$(COMPILE_FLAGS) -Werror)
 $(LINT)/$(1)/flags: | lint-tools
 lint-$(1): $(call lint_objects,$(LINT)/$(1)) | lint-tools
 endef
-lint_objects = $(filter-out %.cu.o,$(call lib_objects,$(1))) $(call cli_objects,$(1)) \
+lint_objects = $(filter-out %.cu.o,$(call lib_objects,$(1))) $(call program_objects,$(1)) \
 	$(patsubst %.c,$(1)/%.o,$(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES))
 $(eval $(call lint_compiler,gcc))
 $(eval $(call lint_compiler,clang))

@@ -1,5 +1,5 @@
 # Tests and benchmarks. tests/FOLDER/test_NAME.c is one program, linked with the static library, so
-# that what the shared one hides can be tested too, and with tests/support/*.c.
+# that what the shared one hides can be tested too, with the program's parts and tests/support/*.c.
 
 TEST_SUPPORT := $(sort $(wildcard tests/support/*.c))
 TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c))
@@ -15,11 +15,10 @@ SUPPORT_OBJECTS := $(TEST_SUPPORT:%.c=$(OBJ)/%.o)
 # Programs that measure time or count threads and want the machine to themselves: core/test_x.
 TESTS_ALONE ?=
 
-# Benchmarks: bench/NAME.c is one program, linked with src/bench/*.c.
+# Benchmarks: bench/NAME.c is one program, linked with src/bench.
 BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
-MEASURE_OBJECTS := $(call measure_objects,$(OBJ))
 
 .PHONY: test test-faults test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
@@ -63,20 +62,20 @@ bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON
 		bench/run $(ARGS); \
 	else echo "make bench: bench/run is not there" >&2; exit 2; fi
 
-$(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(LIBS) $(CMOCKA_LIBS) $(SUPPORT_OBJECTS) $(MEASURE_OBJECTS)))
+$(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_LIBS) $(LIBS) $(CMOCKA_LIBS) $(SUPPORT_OBJECTS)))
 
-$(TEST_PROGRAMS): $(OUT)/tests/%: $(OBJ)/tests/%.o $(SUPPORT_OBJECTS) $(LIB_A) $(OBJ)/test-link
+$(TEST_PROGRAMS): $(OUT)/tests/%: $(OBJ)/tests/%.o $(SUPPORT_OBJECTS) $(PARTS_A) $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(SUPPORT_OBJECTS) $(LIB_A) $(CMOCKA_LIBS) $(LIBS) $(CUDA_LINK) -o $@
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(SUPPORT_OBJECTS) $(PARTS_A) $(LIB_A) $(CMOCKA_LIBS) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
 
 # It looks at the shared library's names and runs the examples.
 $(OUT)/tests/api/test_header: | $(LIB_SO) $(EXAMPLE_PROGRAMS)
 
-$(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(MEASURE_OBJECTS) $(LIB_A) $(OBJ)/test-link
+$(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(PARTS_A) $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(MEASURE_OBJECTS) $(LIB_A) $(LIBS) $(CUDA_LINK) -o $@
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(PARTS_A) $(LIB_A) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
 
 # On a machine without a GPU it says so.
 bench-cuda: build $(OUT)/bench/limits_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/attention_cuda) ## training on the GPU beside PyTorch; ROWS=dot,w2 FORMS=all SKIP_PEER=1 JSON=file

@@ -82,6 +82,20 @@ static void test_the_library_exports_the_header_and_nothing_else(void **state) {
     assert_int_equal(shell("test $(wc -l < %s/declared) -ge 25", scratch), 0);
 }
 
+/* Studies, their database and reports, and the server are the program's. */
+static void test_the_library_needs_no_database_and_no_server(void **state) {
+    (void)state;
+    if (shell("command -v readelf >/dev/null 2>&1") != 0) {
+        printf("there is no readelf\n");
+        skip();
+    }
+    static const char needs[] = "readelf -d '%s/%s' | grep NEEDED | grep -qi '%s'";
+    assert_int_equal(shell(needs, build_folder, "libweft.so", "libc"), 0);
+    assert_int_equal(shell(needs, build_folder, "libweft.so", "sqlite"), 1);
+    assert_int_equal(shell(needs, build_folder, "libweft.so", "microhttpd"), 1);
+    assert_int_equal(shell(needs, build_folder, "weft", "sqlite"), 0);
+}
+
 static void test_the_recall_example_learns(void **state) {
     (void)state;
     const char *runner = getenv("RUNNER");
@@ -128,6 +142,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_the_header_stands_alone_in_cpp),
         cmocka_unit_test(test_the_header_stays_short),
         cmocka_unit_test(test_the_library_exports_the_header_and_nothing_else),
+        cmocka_unit_test(test_the_library_needs_no_database_and_no_server),
         cmocka_unit_test(test_the_recall_example_learns),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
