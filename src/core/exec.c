@@ -2,36 +2,21 @@
  * workspaces), so that a run allocates nothing and only calls kernels. */
 #include "core/exec.h"
 
+#include "core/exec_internal.h"
 #include "core/graph_internal.h"
 #include "core/profile.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct weft_exec {
-    const weft_graph *g;
-    const weft_backend *backend;
-    weft_pool *pool;
-    weft_plan *plan;
-    unsigned char *arena;
-    int64_t n_nodes, n_tensors;
-    void **data;                 /* [tensors] */
-    const weft_kernel **kernels; /* [nodes] */
-    weft_run run;
-    bool poison;
-    void (*after)(void *context, const weft_node *n);
-    void *after_context;
-    weft_profile *profile; /* NULL: not asked for */
-    void *state;           /* the backend's own; NULL: it has none */
-};
-
-static weft_status find_kernels(weft_exec *x) {
-    for (int64_t i = 0; i < x->n_nodes; i++) {
-        const weft_node *n = weft_graph_node(x->g, i);
-        x->kernels[i] = x->backend->kernel(n);
-        if (!x->kernels[i])
+weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *backend,
+                                   const weft_kernel **kernels) {
+    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
+        const weft_node *n = weft_graph_node(g, i);
+        kernels[i] = backend->kernel(n);
+        if (!kernels[i])
             return weft_fail(WEFT_EMISSING, "exec: the %s backend has no kernel for %s of %s",
-                             x->backend->name, n->op->name,
+                             backend->name, n->op->name,
                              weft_tensor_describe(n->n_in && n->in[0] ? n->in[0] : n->out[0]));
     }
     return WEFT_OK;
@@ -123,7 +108,7 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
     x->kernels = calloc((size_t)x->n_nodes + 1, sizeof *x->kernels);
     weft_status status =
         x->data && x->kernels ? WEFT_OK : weft_fail(WEFT_ENOMEM, "exec: no memory");
-    if (status == WEFT_OK) status = find_kernels(x);
+    if (status == WEFT_OK) status = weft_exec_find_kernels(g, backend, x->kernels);
     if (status == WEFT_OK) status = plan_memory(x, options);
     if (status == WEFT_OK) status = place_data(x, options);
     if (status == WEFT_OK) x->profile = weft_profile_create(g);
@@ -174,6 +159,12 @@ static weft_status run_node(weft_exec *x, int64_t i) {
     return WEFT_OK;
 }
 
+weft_status weft_exec_walk_part(weft_exec *x, int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; i++)
+        WEFT_TRY(run_node(x, i));
+    return WEFT_OK;
+}
+
 static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
     mark(x, -1);
     for (int64_t i = 0; i < x->n_nodes; i++) {
@@ -203,9 +194,7 @@ void weft_exec_timed(weft_exec *x, const double *seconds) {
 
 weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
     if (x->profile) return mark ? walk_marked(x, mark) : walk_timed(x);
-    for (int64_t i = 0; i < x->n_nodes; i++)
-        WEFT_TRY(run_node(x, i));
-    return WEFT_OK;
+    return weft_exec_walk_part(x, 0, x->n_nodes);
 }
 
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {

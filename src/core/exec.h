@@ -54,6 +54,8 @@ struct weft_backend {
     weft_status (*run)(weft_exec *x);
     /* The hash of what this process chose by measuring, where the last bits depend on it. */
     uint32_t (*choices)(void);
+    /* For calls over memory that is another's (function.h); NULL: kernels are just run. */
+    const struct weft_call_backend *calls;
 };
 
 typedef struct {
@@ -108,6 +110,8 @@ bool weft_exec_is_watched(const weft_exec *x);
  * (with -1) and after each of a profiled run, to note the time on the device; when the run is over
  * the times are given to weft_exec_timed, by node in seconds. NULL: the host's clock is right. */
 weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node));
+/* Runs the kernels of nodes first .. last - 1. */
+weft_status weft_exec_walk_part(weft_exec *x, int64_t first, int64_t last);
 void weft_exec_timed(weft_exec *x, const double *seconds);
 
 #endif

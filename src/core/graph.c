@@ -159,7 +159,7 @@ weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, 
     weft_tensor *t = weft_graph_tensor_new(g, role, dtype, ndim, shape);
     if (!t) return NULL;
     t->name = graph_copy_name(g, name);
-    t->needs_grad = role == WEFT_ROLE_PARAM;
+    t->needs_grad = role == WEFT_ROLE_PARAM && !g->constant;
     return t->name ? t : NULL;
 }
 

@@ -15,6 +15,8 @@ struct weft_graph {
     graph_block *blocks; /* memory of nodes, tensors, names: one list of large blocks */
     const char *scope;
     int32_t segment, n_segments;
+    void *owner;        /* of whoever builds it over the public header (api/graph.c); else NULL */
+    bool constant;      /* there will be no gradient: parameters need none */
     weft_status status; /* the first error */
     char *message;
 };

@@ -17,6 +17,7 @@ typedef struct {
     int64_t bytes;
     int64_t first, last; /* nodes, both alive; -1 is before the first node */
     int64_t offset;
+    int region;
 } plan_buffer;
 
 typedef struct {
@@ -39,7 +40,7 @@ static int64_t align_up(int64_t bytes) {
 }
 
 static int64_t add_buffer(planner *p, int64_t bytes, int64_t first, int64_t last) {
-    p->buffers[p->n_buffers] = (plan_buffer){align_up(bytes), first, last, -1};
+    p->buffers[p->n_buffers] = (plan_buffer){align_up(bytes), first, last, -1, 0};
     return p->n_buffers++;
 }
 
@@ -63,6 +64,12 @@ static bool dies_here(const planner *p, const weft_node *n, int input) {
     return p->buffer_of[root->id] >= 0;
 }
 
+/* Made in the forward pass and read in the backward pass: there, others may read it too. */
+static bool is_saved_here(const planner *p, const weft_node *n, int64_t buffer) {
+    int64_t forward = weft_graph_forward_count(p->g);
+    return p->options->cut && n->index >= forward && p->buffers[buffer].first < forward;
+}
+
 static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     if (p->options->no_inplace || p->options->no_reuse || !n->op->inplace) return -1;
     int input = n->op->inplace(n, out);
@@ -70,6 +77,7 @@ static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     if (!dies_here(p, n, input)) return -1;
     const weft_tensor *from = weft_tensor_root(n->in[input]), *to = n->out[out];
     if (from->dtype != to->dtype || weft_tensor_bytes(from) != weft_tensor_bytes(to)) return -1;
+    if (is_saved_here(p, n, p->buffer_of[from->id])) return -1;
     taken[input] = true;
     return p->buffer_of[from->id];
 }
@@ -118,6 +126,20 @@ static weft_status place_tensors(planner *p) {
     return WEFT_OK;
 }
 
+/* Which region a buffer is in: by the passes that it is alive in. */
+static weft_status assign_regions(planner *p) {
+    int64_t forward = weft_graph_forward_count(p->g);
+    for (int64_t i = 0; p->options->cut && i < p->n_buffers; i++) {
+        plan_buffer *b = &p->buffers[i];
+        if (b->first < 0 || b->last == p->n_nodes)
+            return weft_fail(WEFT_EBUG, "plan: it is cut, but something that lasts is not bound");
+        b->region = b->first >= forward  ? WEFT_REGION_BACKWARD
+                    : b->last >= forward ? WEFT_REGION_SAVED
+                                         : WEFT_REGION_FORWARD;
+    }
+    return WEFT_OK;
+}
+
 typedef struct {
     int64_t bytes, buffer;
 } plan_order;
@@ -135,6 +157,7 @@ static int64_t lowest_gap(const planner *p, const int64_t *placed, int64_t n_pla
     int64_t at = 0;
     for (int64_t i = 0; i < n_placed; i++) {
         const plan_buffer *other = &p->buffers[placed[i]];
+        if (other->region != b->region) continue;
         if (other->last < b->first || b->last < other->first) continue;
         if (other->offset >= at + b->bytes) break;
         if (other->offset + other->bytes > at) at = other->offset + other->bytes;
@@ -164,9 +187,11 @@ static weft_status assign_offsets(planner *p) {
         plan_buffer *b = &p->buffers[order[i].buffer];
         b->offset = lowest_gap(p, placed, i, b);
         insert_by_offset(p, placed, i, order[i].buffer);
-        if (b->offset + b->bytes > p->plan->arena_bytes)
-            p->plan->arena_bytes = b->offset + b->bytes;
+        int64_t *size = &p->plan->region_bytes[b->region];
+        if (b->offset + b->bytes > *size) *size = b->offset + b->bytes;
     }
+    for (int i = 0; i < WEFT_REGIONS; i++)
+        p->plan->arena_bytes += p->plan->region_bytes[i];
     free(order);
     free(placed);
     return WEFT_OK;
@@ -227,6 +252,7 @@ static weft_status copy_offsets(planner *p) {
     for (int64_t i = 0; i < p->n_tensors; i++) {
         int64_t buffer = p->buffer_of[weft_tensor_root(weft_graph_tensor_at(p->g, i))->id];
         p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;
+        p->plan->region[i] = buffer < 0 ? 0 : (uint8_t)p->buffers[buffer].region;
     }
     for (int64_t i = 0; i < p->n_nodes; i++)
         p->plan->work_offset[i] = p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
@@ -247,6 +273,7 @@ static weft_status check_limit(const planner *p) {
 static weft_status make_plan(planner *p) {
     find_last_reads(p);
     WEFT_TRY(place_tensors(p));
+    WEFT_TRY(assign_regions(p));
     WEFT_TRY(assign_offsets(p));
     WEFT_TRY(sum_up(p));
     WEFT_TRY(copy_offsets(p));
@@ -276,9 +303,10 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
         p.plan->n_nodes = p.n_nodes;
         p.plan->n_tensors = p.n_tensors;
         p.plan->offset = calloc(tensors, sizeof *p.plan->offset);
+        p.plan->region = calloc(tensors, sizeof *p.plan->region);
         p.plan->work_offset = calloc(nodes, sizeof *p.plan->work_offset);
         p.plan->work_bytes = calloc(nodes, sizeof *p.plan->work_bytes);
-        ok = p.plan->offset && p.plan->work_offset && p.plan->work_bytes;
+        ok = p.plan->offset && p.plan->region && p.plan->work_offset && p.plan->work_bytes;
     }
     weft_status status = ok ? make_plan(&p) : weft_fail(WEFT_ENOMEM, "plan: no memory");
     free(p.buffers);
@@ -296,6 +324,7 @@ weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, i
 void weft_plan_destroy(weft_plan *plan) {
     if (!plan) return;
     free(plan->offset);
+    free(plan->region);
     free(plan->work_offset);
     free(plan->work_bytes);
     free(plan);

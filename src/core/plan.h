@@ -17,21 +17,31 @@ typedef struct {
     bool no_reuse;        /* every tensor its own bytes: the reference the tests compare with */
     bool no_inplace;      /* no output over an input */
     int64_t memory_limit; /* refuse a larger arena, in bytes; 0: what the machine has */
+    bool cut;             /* between forward and backward: see below */
 } weft_plan_options;
+
+/* A plan may be cut between forward and backward pass, to be run in two calls. It then has three
+ * regions in place of one arena: what the forward pass makes and the backward pass reads, which the
+ * latter does not write to; and a workspace for each of them. All inputs, parameters and states, and
+ * whatever is kept, must be bound. A plan that is not cut has the first region only, its arena. */
+enum { WEFT_REGION_SAVED, WEFT_REGION_FORWARD, WEFT_REGION_BACKWARD, WEFT_REGIONS };
 
 typedef struct {
     int64_t n_nodes, n_tensors; /* of the graph that it is for */
     int64_t arena_bytes;        /* all of it */
-    int64_t workspace_bytes;    /* the largest workspace of a node */
-    int64_t pinned_bytes;       /* inputs, parameters, states without memory of their own */
-    int64_t kept_bytes;         /* temporaries that are read after the run: gradients, losses */
-    int64_t saved_bytes;        /* made in the forward pass and read in the backward pass */
-    int64_t peak_bytes;         /* the most that is alive at one node: no layout can be smaller */
-    int64_t peak_kept_bytes;    /* of kept_bytes, what is alive then */
-    int64_t peak_saved_bytes;   /* of saved_bytes, what is alive then */
-    int64_t *offset;            /* [tensors] in the arena; -1: bound by the caller, or unused */
-    int64_t *work_offset;       /* [nodes] of the node's workspace; -1: none */
-    int64_t *work_bytes;        /* [nodes] */
+    int64_t region_bytes[WEFT_REGIONS];
+    int64_t workspace_bytes;  /* the largest workspace of a node */
+    int64_t pinned_bytes;     /* inputs, parameters, states without memory of their own */
+    int64_t kept_bytes;       /* temporaries that are read after the run: gradients, losses */
+    int64_t saved_bytes;      /* made in the forward pass and read in the backward pass */
+    int64_t peak_bytes;       /* the most that is alive at one node: no layout can be smaller */
+    int64_t peak_kept_bytes;  /* of kept_bytes, what is alive then */
+    int64_t peak_saved_bytes; /* of saved_bytes, what is alive then */
+    int64_t *offset;          /* [tensors] in its region; -1: bound by the caller, or unused */
+    uint8_t *region;          /* [tensors] WEFT_REGION_... */
+    int64_t *work_offset; /* [nodes] of the node's workspace; -1: none. Of a plan that is cut, in
+                                   its pass's workspace */
+    int64_t *work_bytes;  /* [nodes] */
 } weft_plan;
 
 /* `bound[id]` true: the caller brings the memory of that tensor; NULL: of none. */

@@ -20,6 +20,8 @@ extern "C" {
 #include "cuda/products/algorithms.cuh"
 #include "cuda/state.h"
 
+extern "C" const struct weft_call_backend weft_cuda_calls; /* call.cu */
+
 /* The error of a call, as ours. */
 static weft_status check(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return WEFT_OK;
@@ -201,6 +203,7 @@ static weft_status cuda_run(weft_exec *x) {
 static const weft_backend cuda = {
     "cuda", cuda_kernel, cuda_alloc, cuda_release, cuda_upload, cuda_download,   cuda_memory,
     true,   cuda_fill,   cuda_open,  cuda_close,   cuda_run,    hash_algorithms,
+    &weft_cuda_calls,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

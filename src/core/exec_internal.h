@@ -1,0 +1,30 @@
+/* The executor's own fields: exec.c makes one that owns its memory, function.c those of calls over
+ * memory that is another's. */
+#ifndef WEFT_CORE_EXEC_INTERNAL_H
+#define WEFT_CORE_EXEC_INTERNAL_H
+
+#include "core/exec.h"
+#include "core/profile.h"
+
+struct weft_exec {
+    const weft_graph *g;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_plan *plan;
+    unsigned char *arena; /* where the plan's workspaces begin */
+    int64_t n_nodes, n_tensors;
+    void **data;                 /* [tensors] */
+    const weft_kernel **kernels; /* [nodes] */
+    weft_run run;
+    bool poison;
+    void (*after)(void *context, const weft_node *n);
+    void *after_context;
+    weft_profile *profile; /* NULL: not asked for */
+    void *state;           /* the backend's own; NULL: it has none */
+};
+
+/* A backend's kernel for each node, or the error that names the one it has not. */
+weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *backend,
+                                   const weft_kernel **kernels);
+
+#endif

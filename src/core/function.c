@@ -1,0 +1,350 @@
+/* Calls. Where each tensor lies is looked up once for each pass: a number of the caller's list, or a
+ * region and an offset. A call fills a table of addresses from that and walks the pass's nodes.
+ *
+ * Tables are kept in a list and used again; there are as many as calls ever ran at the same time. */
+#include "core/function.h"
+
+#include "core/exec_internal.h"
+#include "core/graph_internal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where a tensor lies. */
+typedef struct {
+    int32_t tensor;
+    int32_t bound; /* number in the caller's list; -1: in a region */
+    int64_t offset;
+    uint8_t region;
+} placing;
+
+typedef struct {
+    int64_t first, last; /* nodes */
+    placing *placings;
+    int64_t n_placings;
+    bool *uses; /* [bound] */
+} pass;
+
+typedef struct frame {
+    weft_exec exec;
+    struct frame *next_free, *next;
+} frame;
+
+struct weft_function {
+    const weft_graph *g;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_plan *plan;
+    const weft_kernel **kernels;
+    const weft_tensor **bound;
+    int n_bound;
+    pass passes[2];
+    pthread_mutex_t lock; /* of what follows */
+    frame *frames, *free_frames;
+    weft_status bad; /* the first since the last check */
+    char message[1024];
+};
+
+static frame *frame_new(weft_function *f) {
+    frame *new = calloc(1, sizeof *new);
+    if (!new) return NULL;
+    weft_exec *x = &new->exec;
+    x->g = f->g;
+    x->backend = f->backend;
+    x->pool = f->pool;
+    x->plan = f->plan;
+    x->kernels = f->kernels;
+    x->n_nodes = weft_graph_node_count(f->g);
+    x->n_tensors = weft_graph_tensor_count(f->g);
+    x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
+    bool ok = x->data != NULL;
+    if (ok && f->backend->calls) ok = f->backend->calls->open(&x->state) == WEFT_OK;
+    if (ok) return new;
+    free(x->data);
+    free(new);
+    return NULL;
+}
+
+static frame *frame_take(weft_function *f) {
+    pthread_mutex_lock(&f->lock);
+    frame *taken = f->free_frames;
+    if (taken) {
+        f->free_frames = taken->next_free;
+    } else if ((taken = frame_new(f)) != NULL) {
+        taken->next = f->frames;
+        f->frames = taken;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return taken;
+}
+
+static void frame_give_back(weft_function *f, frame *used) {
+    pthread_mutex_lock(&f->lock);
+    used->next_free = f->free_frames;
+    f->free_frames = used;
+    pthread_mutex_unlock(&f->lock);
+}
+
+static int find_bound(const weft_function *f, const weft_tensor *root) {
+    for (int i = 0; i < f->n_bound; i++)
+        if (f->bound[i] == root) return i;
+    return -1;
+}
+
+static void place_tensor(weft_function *f, pass *p, bool *seen, weft_tensor *t) {
+    if (!t || seen[t->id]) return;
+    const weft_tensor *root = weft_tensor_root(t);
+    int bound = find_bound(f, root);
+    seen[t->id] = true;
+    if (bound >= 0) p->uses[bound] = true;
+    p->placings[p->n_placings++] =
+        (placing){t->id, bound, bound < 0 ? f->plan->offset[t->id] : 0, f->plan->region[t->id]};
+}
+
+static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t last) {
+    size_t tensors = (size_t)weft_graph_tensor_count(f->g) + 1;
+    bool *seen = calloc(tensors, sizeof *seen);
+    p->first = first;
+    p->last = last;
+    p->placings = calloc(tensors, sizeof *p->placings);
+    p->uses = calloc((size_t)f->n_bound + 1, sizeof *p->uses);
+    bool ok = seen && p->placings && p->uses;
+    for (int64_t i = first; ok && i < last; i++) {
+        const weft_node *n = weft_graph_node(f->g, i);
+        for (int k = 0; k < n->n_in; k++)
+            place_tensor(f, p, seen, n->in[k]);
+        for (int k = 0; k < n->n_out; k++)
+            place_tensor(f, p, seen, n->out[k]);
+    }
+    free(seen);
+    return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
+}
+
+static weft_status plan_function(weft_function *f) {
+    bool *bound = calloc((size_t)weft_graph_tensor_count(f->g) + 1, sizeof *bound);
+    if (!bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    for (int i = 0; i < f->n_bound; i++)
+        bound[f->bound[i]->id] = true;
+    weft_plan_options options = {.cut = true, .memory_limit = INT64_MAX};
+    weft_status status =
+        weft_plan_create(f->g, f->backend, weft_pool_size(f->pool), bound, &options, &f->plan);
+    free(bound);
+    return status;
+}
+
+static weft_status fill_function(weft_function *f, const weft_tensor *const *bound) {
+    int64_t nodes = weft_graph_node_count(f->g), forward = weft_graph_forward_count(f->g);
+    f->kernels = calloc((size_t)nodes + 1, sizeof *f->kernels);
+    f->bound = calloc((size_t)f->n_bound + 1, sizeof *f->bound);
+    if (!f->kernels || !f->bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    for (int i = 0; i < f->n_bound; i++)
+        f->bound[i] = bound[i];
+    WEFT_TRY(weft_exec_find_kernels(f->g, f->backend, f->kernels));
+    WEFT_TRY(plan_function(f));
+    WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_FORWARD], 0, forward));
+    WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_BACKWARD], forward, nodes));
+    frame *first = frame_take(f);
+    if (!first) return weft_fail(WEFT_ENOMEM, "function: no memory for a call");
+    frame_give_back(f, first);
+    return WEFT_OK;
+}
+
+weft_status weft_function_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+                                 const weft_tensor *const *bound, int n_bound,
+                                 weft_function **out) {
+    *out = NULL;
+    WEFT_TRY(weft_graph_status(g));
+    weft_function *f = calloc(1, sizeof *f);
+    if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    f->g = g;
+    f->backend = backend;
+    f->pool = pool;
+    f->n_bound = n_bound;
+    pthread_mutex_init(&f->lock, NULL);
+    weft_status status = fill_function(f, bound);
+    if (status != WEFT_OK) {
+        weft_function_destroy(f);
+        return status;
+    }
+    *out = f;
+    return WEFT_OK;
+}
+
+void weft_function_destroy(weft_function *f) {
+    if (!f) return;
+    for (frame *x = f->frames; x;) {
+        frame *next = x->next;
+        if (x->exec.state) f->backend->calls->close(x->exec.state);
+        free(x->exec.data);
+        free(x);
+        x = next;
+    }
+    for (int i = 0; i < 2; i++) {
+        free(f->passes[i].placings);
+        free(f->passes[i].uses);
+    }
+    weft_plan_destroy(f->plan);
+    free(f->kernels);
+    free(f->bound);
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+int64_t weft_function_saved_bytes(const weft_function *f) {
+    return f->plan->region_bytes[WEFT_REGION_SAVED];
+}
+
+static int64_t own_bytes(const weft_function *f) {
+    return f->backend->calls ? f->backend->calls->bytes : 0;
+}
+
+static int workspace_region(weft_half half) {
+    return half == WEFT_HALF_FORWARD ? WEFT_REGION_FORWARD : WEFT_REGION_BACKWARD;
+}
+
+int64_t weft_function_workspace_bytes(const weft_function *f, weft_half half) {
+    if (f->passes[half].first == f->passes[half].last) return 0;
+    return own_bytes(f) + f->plan->region_bytes[workspace_region(half)];
+}
+
+bool weft_function_uses(const weft_function *f, weft_half half, int bound) {
+    return f->passes[half].uses[bound];
+}
+
+static weft_status check_address(const void *at, const char *what) {
+    if (at && (uintptr_t)at % WEFT_ARENA_ALIGN == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     at ? "call: the address of %s is no multiple of %d"
+                        : "call: the address of %s is NULL; it needs memory at a "
+                          "multiple of %d",
+                     what, WEFT_ARENA_ALIGN);
+}
+
+static const char *name_of(const weft_function *f, int bound) {
+    return f->bound[bound]->name ? f->bound[bound]->name : weft_tensor_describe(f->bound[bound]);
+}
+
+static weft_status check_memory(const weft_function *f, weft_half half, const weft_call_memory *m) {
+    const pass *p = &f->passes[half];
+    for (int i = 0; i < f->n_bound; i++)
+        if (p->uses[i]) WEFT_TRY(check_address(m->bound[i], name_of(f, i)));
+    if (weft_function_saved_bytes(f)) WEFT_TRY(check_address(m->saved, "what is saved"));
+    if (weft_function_workspace_bytes(f, half))
+        WEFT_TRY(check_address(m->workspace, "the workspace"));
+    return WEFT_OK;
+}
+
+static void set_addresses(const weft_function *f, weft_half half, const weft_call_memory *m,
+                          weft_exec *x) {
+    const pass *p = &f->passes[half];
+    unsigned char *base[WEFT_REGIONS] = {0};
+    unsigned char *workspace = m->workspace;
+    base[WEFT_REGION_SAVED] = m->saved;
+    base[workspace_region(half)] = x->arena = workspace ? workspace + own_bytes(f) : NULL;
+    for (int64_t i = 0; i < p->n_placings; i++) {
+        const placing *at = &p->placings[i];
+        x->data[at->tensor] = at->bound >= 0 ? m->bound[at->bound] : base[at->region] + at->offset;
+    }
+}
+
+static void note_bad(weft_function *f, weft_status status, const char *message) {
+    pthread_mutex_lock(&f->lock);
+    if (f->bad == WEFT_OK) {
+        f->bad = status;
+        snprintf(f->message, sizeof f->message, "%s", message);
+    }
+    pthread_mutex_unlock(&f->lock);
+}
+
+weft_status weft_function_call(weft_function *f, weft_half half, const weft_call_memory *m) {
+    const pass *p = &f->passes[half];
+    if (p->first == p->last) return WEFT_OK;
+    WEFT_TRY(check_memory(f, half, m));
+    frame *x = frame_take(f);
+    if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
+    set_addresses(f, half, m, &x->exec);
+    x->exec.run = m->run;
+    weft_status status = f->backend->calls ? f->backend->calls->start(&x->exec, p->first, p->last,
+                                                                      m->workspace, m->stream)
+                                           : weft_exec_walk_part(&x->exec, p->first, p->last);
+    frame_give_back(f, x);
+    if (status == WEFT_EINPUT) note_bad(f, status, weft_error_message());
+    return status;
+}
+
+/* The message cannot name the value: the memory it was read from is the caller's again. */
+static void note_fault(weft_function *f, int64_t node, int64_t place) {
+    char text[256];
+    const char *what = "?";
+    if (node < weft_graph_node_count(f->g)) what = weft_graph_node(f->g, node)->op->name;
+    snprintf(text, sizeof text, "%s: a value at place %lld of its input cannot be used", what,
+             (long long)place);
+    note_bad(f, WEFT_EINPUT, text);
+}
+
+weft_status weft_function_check(weft_function *f) {
+    int64_t node, place;
+    pthread_mutex_lock(&f->lock);
+    frame *frames = f->frames; /* the list grows at its head */
+    pthread_mutex_unlock(&f->lock);
+    for (frame *x = f->backend->calls ? frames : NULL; x; x = x->next)
+        if (f->backend->calls->fault(x->exec.state, &node, &place)) note_fault(f, node, place);
+    pthread_mutex_lock(&f->lock);
+    weft_status bad = f->bad;
+    f->bad = WEFT_OK;
+    if (bad != WEFT_OK) weft_fail(bad, "%s", f->message);
+    pthread_mutex_unlock(&f->lock);
+    return bad;
+}
+
+typedef struct {
+    void *at;
+    int64_t bytes;
+} piece;
+
+static weft_status take_pieces(const weft_function *f, piece *pieces, int n) {
+    for (int i = 0; i < n; i++) {
+        if (pieces[i].bytes == 0) continue;
+        pieces[i].at = f->backend->alloc(pieces[i].bytes);
+        if (!pieces[i].at)
+            return weft_fail(WEFT_ENOMEM, "%s: no memory to try a block once", f->backend->name);
+    }
+    return WEFT_OK;
+}
+
+static weft_status run_once(weft_function *f, const piece *pieces, void **bound) {
+    for (int i = 0; i < f->n_bound; i++)
+        bound[i] = pieces[i].at;
+    weft_call_memory m = {
+        .bound = bound, .saved = pieces[f->n_bound].at, .workspace = pieces[f->n_bound + 1].at};
+    WEFT_TRY(weft_function_call(f, WEFT_HALF_FORWARD, &m));
+    WEFT_TRY(weft_function_call(f, WEFT_HALF_BACKWARD, &m));
+    WEFT_TRY(f->backend->calls->settle());
+    (void)weft_function_check(f);
+    return WEFT_OK;
+}
+
+weft_status weft_function_prepare(weft_function *f) {
+    if (!f->backend->calls) return WEFT_OK;
+    int n = f->n_bound + 2;
+    piece *pieces = calloc((size_t)n, sizeof *pieces);
+    void **bound = calloc((size_t)n, sizeof *bound);
+    weft_status status = pieces && bound ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
+    if (status == WEFT_OK) {
+        int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
+        int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
+        for (int i = 0; i < f->n_bound; i++)
+            pieces[i].bytes = weft_tensor_bytes(f->bound[i]);
+        pieces[n - 2].bytes = weft_function_saved_bytes(f);
+        pieces[n - 1].bytes = forward > backward ? forward : backward;
+        status = take_pieces(f, pieces, n);
+    }
+    if (status == WEFT_OK) status = run_once(f, pieces, bound);
+    for (int i = 0; pieces && i < n; i++)
+        if (pieces[i].at) f->backend->release(pieces[i].at, pieces[i].bytes);
+    free(pieces);
+    free(bound);
+    return status;
+}
