@@ -5,10 +5,21 @@
 
 #include "model/session.h"
 
+#include <weft/graph.h>
+
+#include <pthread.h>
+
 struct weft_engine {
     const weft_backend *backend;
     weft_pool *pool;
+    pthread_mutex_t turn;     /* of calls that use the pool */
+    pthread_mutex_t building; /* one block is planned at a time */
+    pthread_mutex_t lock;     /* of what follows */
+    weft_block *blocks;       /* those that are kept, the last opened first */
 };
+
+/* Those of an engine that closes. */
+void weft_api_close_blocks(weft_engine *engine);
 
 struct weft_pass {
     weft_session session;

@@ -162,6 +162,15 @@ bool makes_hidden_again(const builder *b);
  * that the config asks for between them. */
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
                               weft_tensor *bias);
+/* A builder of that config at its start, with nothing made yet. */
+builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out);
+/* One layer's branches, each [B, T, E] to [B, T, E]. */
+weft_tensor *build_attention(builder *b, weft_tensor *x);
+weft_tensor *build_ffn(builder *b, weft_tensor *x);
+/* One layer: *x is the residual stream, *branch what is still to be added to it (NULL: nothing), which
+ * pre-norm does in the next norm. */
+void build_layer(builder *b, weft_tensor **x, weft_tensor **branch);
+
 /* Adds what the layer before sent to c^K. */
 weft_tensor *build_receive(builder *b, weft_tensor *latent);
 

@@ -76,8 +76,7 @@ static void note_scores(builder *b) {
     };
 }
 
-/* One layer's attention branch: [B, T, E] to [B, T, E]. */
-static weft_tensor *build_attention(builder *b, weft_tensor *x) {
+weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     b->score = (weft_score){.causal = c->causal};
     b->packed = b->latent = b->lse = NULL;
@@ -99,8 +98,7 @@ static weft_tensor *build_attention(builder *b, weft_tensor *x) {
     return drop(b, o, "attn");
 }
 
-/* One layer's feed-forward branch: [B, T, E] to [B, T, E]. */
-static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
+weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     const weft_ffn_kind *kind = b->ffn_kind;
     char name[64];
     b->normed = x;
@@ -113,27 +111,29 @@ static weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     return drop(b, build_reciprocal(b, hidden, w, bias), "ffn");
 }
 
-/* Runs the layers; returns the last norm's output. `branch` is what is still to be added to the
- * stream: pre-norm adds it in the next norm. */
+void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
+    if (b->recompute) weft_graph_recompute_begin(b->g);
+    norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
+    if (b->c->norm_placement == WEFT_PLACEMENT_POST) {
+        *x = apply_norm(b, first, *x, build_attention(b, *x), NULL);
+        *x = apply_norm(b, second, *x, build_ffn(b, *x), NULL);
+    } else {
+        weft_tensor *y = apply_norm(b, first, *x, *branch, x);
+        *branch = build_attention(b, y);
+        y = apply_norm(b, second, *x, *branch, x);
+        *branch = build_ffn(b, y);
+    }
+    if (b->recompute) weft_graph_recompute_end(b->g);
+}
+
+/* Runs the layers; returns the last norm's output. */
 static weft_tensor *build_layers(builder *b, weft_tensor *x) {
     weft_tensor *branch = NULL;
-    bool post = b->c->norm_placement == WEFT_PLACEMENT_POST;
     for (b->layer = 0; b->layer < b->c->n_layer; b->layer++) {
         char scope[32];
         snprintf(scope, sizeof scope, "h.%d", b->layer);
         weft_graph_scope(b->g, scope);
-        if (b->recompute) weft_graph_recompute_begin(b->g);
-        norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
-        if (post) {
-            x = apply_norm(b, first, x, build_attention(b, x), NULL);
-            x = apply_norm(b, second, x, build_ffn(b, x), NULL);
-        } else {
-            weft_tensor *y = apply_norm(b, first, x, branch, &x);
-            branch = build_attention(b, y);
-            y = apply_norm(b, second, x, branch, &x);
-            branch = build_ffn(b, y);
-        }
-        if (b->recompute) weft_graph_recompute_end(b->g);
+        build_layer(b, &x, &branch);
     }
     b->layer = -1;
     weft_graph_scope(b->g, NULL);
@@ -181,6 +181,29 @@ static void build_model(builder *b, const weft_build *build) {
     build_loss(b, x, head, build->logits);
 }
 
+builder builder_of(const weft_config *c, const weft_build *build, weft_model_graph *out) {
+    return (builder){.g = out->graph,
+                     .c = c,
+                     .out = out,
+                     .attention = weft_attention_of(c),
+                     .ffn_kind = weft_ffn_of(c),
+                     .position = weft_position_of(c),
+                     .reach = build->reach ? build->reach : &weft_reach_whole,
+                     .reach_data = build->reach_data,
+                     .dtype = build->dtype,
+                     .stat = build->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
+                     .train = build->train,
+                     .form = build->form,
+                     .given_routes = build->given_routes,
+                     .recompute = build->recompute,
+                     .batch = build->batch,
+                     .time = build->time,
+                     .width = c->n_embd,
+                     .heads = c->n_head,
+                     .head_dim = weft_config_head_dim(c),
+                     .ffn = weft_config_ffn_dim(c)};
+}
+
 weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out) {
     *out = (weft_model_graph){0};
     WEFT_TRY(weft_model_check(c, "config"));
@@ -195,26 +218,7 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
             return weft_fail(WEFT_ENOMEM, "model: no memory");
         }
     }
-    builder b = {.g = out->graph,
-                 .c = c,
-                 .out = out,
-                 .attention = weft_attention_of(c),
-                 .ffn_kind = weft_ffn_of(c),
-                 .position = weft_position_of(c),
-                 .reach = build->reach ? build->reach : &weft_reach_whole,
-                 .reach_data = build->reach_data,
-                 .dtype = build->dtype,
-                 .stat = build->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
-                 .train = build->train,
-                 .form = build->form,
-                 .given_routes = build->given_routes,
-                 .recompute = build->recompute,
-                 .batch = build->batch,
-                 .time = build->time,
-                 .width = c->n_embd,
-                 .heads = c->n_head,
-                 .head_dim = weft_config_head_dim(c),
-                 .ffn = weft_config_ffn_dim(c)};
+    builder b = builder_of(c, build, out);
     build_model(&b, build);
     weft_status status = weft_graph_status(out->graph);
     if (status != WEFT_OK) weft_model_graph_destroy(out);

@@ -4,11 +4,11 @@
  * One cmocka test for each line and check, named by both. WEFT_CASES=substring keeps the lines that
  * hold it. Every operation of ops/list.h must be reached by some case, and every builder have one. */
 #include "ops/list.h"
+#include "support/allocations.h"
 #include "support/case_checks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,58 +16,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
-    __has_feature(memory_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-
-#if defined(__GLIBC__) && !defined(SANITIZED)
-#define COUNTS_ALLOCATIONS 1
-
-/* The program's own malloc stands before the C library's, and counts. */
-static atomic_int_least64_t allocations;
-
-extern void *__libc_malloc(size_t size);
-extern void *__libc_calloc(size_t n, size_t size);
-extern void *__libc_realloc(void *memory, size_t size);
-extern void *__libc_memalign(size_t align, size_t size);
-
-void *malloc(size_t size) {
-    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-    return __libc_malloc(size);
-}
-
-void *calloc(size_t n, size_t size) {
-    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-    return __libc_calloc(n, size);
-}
-
-void *realloc(void *memory, size_t size) {
-    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-    return __libc_realloc(memory, size);
-}
-
-void *aligned_alloc(size_t align, size_t size) {
-    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-    return __libc_memalign(align, size);
-}
-
-int posix_memalign(void **out, size_t align, size_t size) {
-    atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
-    *out = __libc_memalign(align, size);
-    return *out ? 0 : 12;
-}
-
-static int64_t count_allocations(void) {
-    return atomic_load(&allocations);
-}
-#endif
 
 enum { FAMILIES = CASE_FAMILIES };
 

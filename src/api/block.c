@@ -1,0 +1,358 @@
+/* Blocks: a description becomes a function and its gradient (core/function.h), and an engine keeps
+ * those it has.
+ *
+ * A call's memory is bound in one list: inputs, weights, outputs, then the gradients of outputs, of
+ * inputs and of weights. What a graph hands out must have memory of its own that its pass alone
+ * writes, so an output that is an input, and a gradient that is another's or the forward pass's, are
+ * copied. */
+#include "api/api.h"
+#include "api/graph.h"
+#include "core/function.h"
+#include "core/graph_internal.h"
+#include "core/program.h"
+#include "ops/arith.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct weft_block {
+    weft_engine *engine;
+    weft_graph *graph;
+    weft_api_lists *lists;
+    weft_function *function;
+    int n_bound;
+    char *key; /* NULL: it is not kept */
+    int purpose;
+    int opened; /* how often, and not closed */
+    weft_block *next;
+};
+
+static weft_api_list *list_of(const weft_block *b, weft_block_list which) {
+    return &b->lists->list[which];
+}
+
+static bool is_in(const weft_tensor *root, weft_tensor *const *list, int n) {
+    for (int i = 0; i < n; i++)
+        if (weft_tensor_root(list[i]) == root) return true;
+    return false;
+}
+
+/* Each output a tensor that the graph makes, for itself alone. */
+static weft_status own_outputs(weft_block *b) {
+    weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
+    weft_tensor *taken[WEFT_API_TENSORS_MAX];
+    if (outputs->n == 0)
+        return weft_fail(WEFT_EINPUT, "block: it has no output; see weft_graph_output");
+    for (int i = 0; i < outputs->n; i++) {
+        weft_tensor *t = outputs->entries[i].tensor, *root = weft_tensor_root(t);
+        if (root->role != WEFT_ROLE_TEMP || is_in(root, taken, i)) t = weft_scale(b->graph, t, 1);
+        if (!t) return weft_graph_status(b->graph);
+        outputs->entries[i].tensor = taken[i] = weft_keep(t);
+    }
+    return WEFT_OK;
+}
+
+static weft_tensor *new_seed(weft_block *b, const weft_api_entry *output) {
+    char name[256];
+    const weft_tensor *t = output->tensor;
+    snprintf(name, sizeof name, "gradient of %s", output->name);
+    return weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
+}
+
+/* The gradient of Σ ⟨output, its gradient⟩. */
+static weft_status differentiate(weft_block *b) {
+    weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
+    weft_tensor *losses[WEFT_API_TENSORS_MAX], *seeds[WEFT_API_TENSORS_MAX];
+    int n = 0;
+    for (int i = 0; i < outputs->n && b->lists->gradient; i++) {
+        weft_api_entry *e = &outputs->entries[i];
+        if (!e->tensor->needs_grad || e->tensor->dtype == WEFT_I32) continue;
+        e->grad = new_seed(b, e);
+        losses[n] = e->tensor;
+        seeds[n++] = e->grad;
+    }
+    WEFT_TRY(weft_graph_status(b->graph));
+    return weft_program_differentiate(
+        b->graph, &(weft_program_options){.n_losses = n, .losses = losses, .seeds = seeds});
+}
+
+/* The gradients of inputs and weights, each a tensor that the backward pass makes for it alone; zeros
+ * where nothing depends on it. */
+static weft_status own_gradients(weft_block *b) {
+    weft_tensor *taken[2 * WEFT_API_TENSORS_MAX];
+    int n = 0;
+    if (b->graph->n_forward < 0) return WEFT_OK;
+    for (int which = WEFT_BLOCK_INPUTS; which <= WEFT_BLOCK_WEIGHTS; which++) {
+        weft_api_list *list = &b->lists->list[which];
+        for (int i = 0; i < list->n; i++) {
+            weft_api_entry *e = &list->entries[i];
+            if (!e->wants_grad) continue;
+            weft_tensor *grad = e->tensor->grad, *root = grad ? weft_tensor_root(grad) : NULL;
+            bool made_here = root && root->role == WEFT_ROLE_TEMP &&
+                             root->producer->index >= b->graph->n_forward;
+            if (!grad)
+                grad = weft_fill(b->graph, e->tensor->dtype, e->tensor->ndim, e->tensor->shape, 0);
+            else if (!made_here || is_in(root, taken, n))
+                grad = weft_scale(b->graph, grad, 1);
+            if (!grad) return weft_graph_status(b->graph);
+            e->grad = taken[n++] = weft_keep(grad);
+        }
+    }
+    return weft_graph_status(b->graph);
+}
+
+static int append_entries(const weft_api_list *list, bool gradients, const weft_tensor **out) {
+    int n = 0;
+    for (int i = 0; i < list->n; i++) {
+        weft_tensor *t = gradients ? list->entries[i].grad : list->entries[i].tensor;
+        if (t) out[n++] = weft_tensor_root(t);
+    }
+    return n;
+}
+
+static const struct {
+    weft_block_list list;
+    bool gradients;
+} bound_order[] = {{WEFT_BLOCK_INPUTS, false},  {WEFT_BLOCK_WEIGHTS, false},
+                   {WEFT_BLOCK_OUTPUTS, false}, {WEFT_BLOCK_OUTPUTS, true},
+                   {WEFT_BLOCK_INPUTS, true},   {WEFT_BLOCK_WEIGHTS, true}};
+
+enum { ORDERS = 6, BOUND_MAX = ORDERS * WEFT_API_TENSORS_MAX };
+
+static weft_status make_function(weft_block *b) {
+    const weft_tensor *bound[BOUND_MAX];
+    for (int i = 0; i < ORDERS; i++)
+        b->n_bound += append_entries(list_of(b, bound_order[i].list), bound_order[i].gradients,
+                                     bound + b->n_bound);
+    WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
+                                  &b->function));
+    return weft_function_prepare(b->function);
+}
+
+static weft_status make_block(weft_block *b, weft_describe describe, void *context) {
+    WEFT_TRY(weft_graph_create(&b->graph));
+    b->lists = calloc(1, sizeof *b->lists);
+    if (!b->lists) return weft_fail(WEFT_ENOMEM, "block: no memory");
+    b->lists->gradient = (b->purpose & WEFT_BLOCK_GRADIENT) != 0;
+    b->graph->constant = !b->lists->gradient;
+    b->graph->owner = b->lists;
+    weft_status status = describe(context, b->graph);
+    WEFT_TRY(weft_graph_status(b->graph));
+    WEFT_TRY(status);
+    WEFT_TRY(own_outputs(b));
+    WEFT_TRY(differentiate(b));
+    WEFT_TRY(own_gradients(b));
+    return make_function(b);
+}
+
+static void destroy_block(weft_block *b) {
+    weft_function_destroy(b->function);
+    weft_api_lists_free(b->lists);
+    weft_graph_destroy(b->graph);
+    free(b->key);
+    free(b);
+}
+
+void weft_api_close_blocks(weft_engine *engine) {
+    while (engine->blocks) {
+        weft_block *b = engine->blocks;
+        engine->blocks = b->next;
+        destroy_block(b);
+    }
+}
+
+/* The kept block of that key, moved to the head of the list; NULL: there is none. */
+static weft_block *find_block(weft_engine *engine, const char *key, int purpose) {
+    pthread_mutex_lock(&engine->lock);
+    weft_block **at = &engine->blocks;
+    while (*at && ((*at)->purpose != purpose || strcmp((*at)->key, key) != 0))
+        at = &(*at)->next;
+    weft_block *b = *at;
+    if (b) {
+        *at = b->next;
+        b->next = engine->blocks;
+        engine->blocks = b;
+        b->opened++;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return b;
+}
+
+/* Takes the last of the list that nobody has open out of it, where there are too many. */
+static weft_block *drop_oldest(weft_engine *engine) {
+    weft_block **oldest = NULL;
+    int n = 0;
+    for (weft_block **at = &engine->blocks; *at; at = &(*at)->next, n++)
+        if ((*at)->opened == 0) oldest = at;
+    if (n <= WEFT_BLOCKS_KEPT || !oldest) return NULL;
+    weft_block *b = *oldest;
+    *oldest = b->next;
+    return b;
+}
+
+static void keep_block(weft_engine *engine, weft_block *b) {
+    pthread_mutex_lock(&engine->lock);
+    b->next = engine->blocks;
+    engine->blocks = b;
+    weft_block *old = drop_oldest(engine);
+    pthread_mutex_unlock(&engine->lock);
+    if (old) destroy_block(old);
+}
+
+static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
+                             void *context, int purpose, weft_block **out) {
+    weft_block *b = calloc(1, sizeof *b);
+    if (!b) return weft_fail(WEFT_ENOMEM, "block: no memory");
+    b->engine = engine;
+    b->purpose = purpose;
+    b->opened = 1;
+    b->key = key ? strdup(key) : NULL;
+    weft_status status = key && !b->key ? weft_fail(WEFT_ENOMEM, "block: no memory") : WEFT_OK;
+    if (status == WEFT_OK) status = make_block(b, describe, context);
+    if (status != WEFT_OK) {
+        destroy_block(b);
+        return status;
+    }
+    *out = b;
+    return WEFT_OK;
+}
+
+weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe describe,
+                            void *context, int purpose, weft_block **out) {
+    API_NEED(out);
+    *out = NULL;
+    API_NEED(engine);
+    API_NEED(describe);
+    if (!key) return new_block(engine, NULL, describe, context, purpose, out);
+    *out = find_block(engine, key, purpose);
+    if (*out) return WEFT_OK;
+    pthread_mutex_lock(&engine->building);
+    weft_status status = WEFT_OK;
+    *out = find_block(engine, key, purpose);
+    if (!*out) {
+        status = new_block(engine, key, describe, context, purpose, out);
+        if (status == WEFT_OK) keep_block(engine, *out);
+    }
+    pthread_mutex_unlock(&engine->building);
+    return status;
+}
+
+void weft_block_close(weft_block *block) {
+    if (!block) return;
+    if (!block->key) {
+        destroy_block(block);
+        return;
+    }
+    pthread_mutex_lock(&block->engine->lock);
+    block->opened--;
+    pthread_mutex_unlock(&block->engine->lock);
+}
+
+static bool is_list(weft_block_list which) {
+    return (int)which >= 0 && which <= WEFT_BLOCK_OUTPUTS;
+}
+
+int weft_block_count(const weft_block *block, weft_block_list list) {
+    return block && is_list(list) ? list_of(block, list)->n : 0;
+}
+
+/* The number of an entry in the list of bound tensors. */
+static int bound_number(const weft_block *b, weft_block_list which, int i) {
+    int number = i;
+    for (int k = 0; k < (int)which; k++)
+        number += b->lists->list[k].n;
+    return number;
+}
+
+weft_status weft_block_tensor(const weft_block *block, weft_block_list list, int i,
+                              weft_block_info *out, size_t size) {
+    API_NEED(block);
+    API_NEED(out);
+    if (!is_list(list) || i < 0 || i >= list_of(block, list)->n)
+        return weft_fail(WEFT_EINPUT, "%s: the block has no tensor %d in list %d", __func__, i,
+                         (int)list);
+    const weft_api_entry *e = &list_of(block, list)->entries[i];
+    const weft_tensor *t = e->tensor;
+    weft_block_info info = {.name = e->name,
+                            .type = weft_dtype_name(t->dtype),
+                            .ndim = t->ndim,
+                            .count = weft_tensor_count(t),
+                            .bytes = weft_tensor_bytes(t),
+                            .gradient = e->grad != NULL,
+                            .read_back = weft_function_uses(block->function, WEFT_HALF_BACKWARD,
+                                                            bound_number(block, list, i))};
+    for (int d = 0; d < 4; d++)
+        info.shape[d] = d < t->ndim ? t->shape[d] : 1;
+    memcpy(out, &info, size < sizeof info ? size : sizeof info);
+    return WEFT_OK;
+}
+
+int64_t weft_block_bytes(const weft_block *block, weft_block_memory what) {
+    if (!block) return 0;
+    if (what == WEFT_BYTES_SAVED) return weft_function_saved_bytes(block->function);
+    return weft_function_workspace_bytes(
+        block->function, what == WEFT_BYTES_FORWARD ? WEFT_HALF_FORWARD : WEFT_HALF_BACKWARD);
+}
+
+/* The addresses of one list in the order of the bound tensors; how many. */
+static int take_addresses(const weft_api_list *list, bool gradients, void *const *from,
+                          void **out) {
+    int n = 0;
+    for (int i = 0; i < list->n; i++) {
+        if (gradients && !list->entries[i].grad) continue;
+        out[n++] = from ? from[i] : NULL;
+    }
+    return n;
+}
+
+static weft_status call_block(weft_block *b, weft_half half, const weft_call *call) {
+    void *bound[BOUND_MAX];
+    void *const *const given[ORDERS] = {call->inputs,       call->weights,     call->outputs,
+                                        call->grad_outputs, call->grad_inputs, call->grad_weights};
+    int n = 0;
+    for (int i = 0; i < ORDERS; i++)
+        n += take_addresses(list_of(b, bound_order[i].list), bound_order[i].gradients, given[i],
+                            bound + n);
+    weft_call_memory memory = {
+        .bound = bound,
+        .saved = call->saved,
+        .workspace = call->workspace,
+        .stream = call->stream,
+        .run = {call->seed, call->iteration, call->sequence},
+    };
+    if (b->engine->backend->remote) return weft_function_call(b->function, half, &memory);
+    pthread_mutex_lock(&b->engine->turn);
+    weft_status status = weft_function_call(b->function, half, &memory);
+    pthread_mutex_unlock(&b->engine->turn);
+    return status;
+}
+
+static weft_status check_call(const weft_call *call, const char *caller) {
+    if (call->size == sizeof *call) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_call)", caller,
+                     call->size);
+}
+
+weft_status weft_block_forward(weft_block *block, const weft_call *call) {
+    API_NEED(block);
+    API_NEED(call);
+    WEFT_TRY(check_call(call, __func__));
+    return call_block(block, WEFT_HALF_FORWARD, call);
+}
+
+weft_status weft_block_backward(weft_block *block, const weft_call *call) {
+    API_NEED(block);
+    API_NEED(call);
+    WEFT_TRY(check_call(call, __func__));
+    if (block->graph->n_forward < 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: the block was opened without WEFT_BLOCK_GRADIENT, or "
+                         "nothing in it has a gradient",
+                         __func__);
+    return call_block(block, WEFT_HALF_BACKWARD, call);
+}
+
+weft_status weft_block_check(weft_block *block) {
+    API_NEED(block);
+    return weft_function_check(block->function);
+}

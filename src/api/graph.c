@@ -1,0 +1,460 @@
+/* Describing a graph over the public header: what comes in, what goes out, and each operation behind
+ * the same check of what it is given. The operations' own rules say what is wrong with shapes and
+ * types; here are only words turned into values, and tensors of other graphs refused. */
+#include "api/graph.h"
+
+#include "api/api.h"
+#include "core/graph_internal.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
+#include "ops/attention.h"
+#include "ops/contrastive.h"
+#include "ops/cross_entropy.h"
+#include "ops/dropout.h"
+#include "ops/embedding.h"
+#include "ops/gaussian.h"
+#include "ops/heads.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
+#include "ops/routing.h"
+#include "ops/time.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool grow_list(weft_api_list *list) {
+    if (list->n < list->room) return true;
+    int room = list->room ? 2 * list->room : 16;
+    weft_api_entry *grown = realloc(list->entries, (size_t)room * sizeof *grown);
+    if (!grown) return false;
+    list->entries = grown;
+    list->room = room;
+    return true;
+}
+
+bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
+                   bool wants_grad) {
+    weft_api_lists *lists = g->owner;
+    weft_api_list *list = &lists->list[which];
+    if (list->n == WEFT_API_TENSORS_MAX) {
+        weft_graph_fail(g, "'%s': a block has up to %d inputs, weights and outputs each", name,
+                        WEFT_API_TENSORS_MAX);
+        return false;
+    }
+    char *copy = strdup(name);
+    if (!copy || !grow_list(list)) {
+        free(copy);
+        weft_graph_fail(g, "'%s': no memory", name);
+        return false;
+    }
+    list->entries[list->n++] =
+        (weft_api_entry){.tensor = t, .name = copy, .wants_grad = wants_grad};
+    return true;
+}
+
+void weft_api_lists_free(weft_api_lists *lists) {
+    if (!lists) return;
+    for (int which = 0; which < 3; which++) {
+        for (int i = 0; i < lists->list[which].n; i++)
+            free(lists->list[which].entries[i].name);
+        free(lists->list[which].entries);
+    }
+    free(lists);
+}
+
+/* Whether operations can be added: there is a graph, made for a block, and all is well so far. */
+static bool is_open(const weft_graph *g, const char *caller) {
+    if (g && g->owner) return g->status == WEFT_OK;
+    weft_fail(WEFT_EINPUT, "%s: the graph is %s", caller,
+              g ? "not one that a block is described in" : "NULL");
+    return false;
+}
+
+static bool has_type(weft_graph *g, const char *caller, const char *type, weft_dtype *out) {
+    if (type && weft_dtype_parse(type, out) == WEFT_OK && *out <= WEFT_I32) return true;
+    weft_graph_fail(g, "%s: type '%s' is none of f32, bf16, f64, i32", caller,
+                    type ? type : "NULL");
+    return false;
+}
+
+/* The number of a word in a list that ends on NULL; -1, and the error: it is not there. */
+static int find_word(weft_graph *g, const char *caller, const char *word,
+                     const char *const *words) {
+    char all[128] = "";
+    for (int i = 0; words[i]; i++) {
+        if (word && strcmp(word, words[i]) == 0) return i;
+        size_t used = strlen(all);
+        snprintf(all + used, sizeof all - used, "%s%s", used ? ", " : "", words[i]);
+    }
+    weft_graph_fail(g, "%s: '%s' is none of %s", caller, word ? word : "NULL", all);
+    return -1;
+}
+
+/* Whether a tensor, if there is one, is of this graph. */
+static bool owns(weft_graph *g, const char *caller, const weft_tensor *t) {
+    if (!t) return true;
+    for (int64_t i = 0; i < g->n_tensors; i++)
+        if (g->tensors[i] == t) return true;
+    weft_graph_fail(g, "%s: a tensor is not of this graph", caller);
+    return false;
+}
+
+static bool owns_all(weft_graph *g, const char *caller, weft_tensor *const *list, int n) {
+    for (int i = 0; i < n; i++)
+        if (!owns(g, caller, list[i])) return false;
+    return true;
+}
+
+/* The start of every operation: NULL from the caller if something is amiss with the graph or one of
+ * the tensors that follow. */
+#define OPEN(...)                                                                                  \
+    do {                                                                                           \
+        weft_tensor *const given_[] = {__VA_ARGS__};                                               \
+        if (!is_open(g, __func__) ||                                                               \
+            !owns_all(g, __func__, given_, (int)(sizeof given_ / sizeof *given_)))                 \
+            return 0;                                                                              \
+    } while (0)
+
+/* And one without which there is nothing to do. */
+#define NEED(t)                                                                                    \
+    do {                                                                                           \
+        if (!(t)) {                                                                                \
+            weft_graph_fail(g, "%s: %s is missing", __func__, #t);                                 \
+            return 0;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static weft_tensor *new_tensor(weft_graph *g, weft_block_list which, const char *name,
+                               const char *type, int ndim, const int64_t *shape, bool wants_grad) {
+    weft_dtype dtype;
+    const char *caller = which == WEFT_BLOCK_INPUTS ? "weft_graph_input" : "weft_graph_weight";
+    if (!is_open(g, caller) || !has_type(g, caller, type, &dtype)) return NULL;
+    if (!shape && ndim > 0) {
+        weft_graph_fail(g, "%s: shape is NULL", caller);
+        return NULL;
+    }
+    if (wants_grad && dtype == WEFT_I32) {
+        weft_graph_fail(g, "%s: '%s' is i32, which has no gradient", caller, name ? name : "NULL");
+        return NULL;
+    }
+    weft_role role = which == WEFT_BLOCK_INPUTS ? WEFT_ROLE_INPUT : WEFT_ROLE_PARAM;
+    weft_tensor *t = weft_graph_tensor(g, role, name, dtype, ndim, shape);
+    if (!t) return NULL;
+    t->needs_grad = wants_grad && ((const weft_api_lists *)g->owner)->gradient;
+    return weft_api_note(g, which, t, name, t->needs_grad) ? t : NULL;
+}
+
+weft_tensor *weft_graph_input(weft_graph *g, const char *name, const char *type, int ndim,
+                              const int64_t *shape, int gradient) {
+    return new_tensor(g, WEFT_BLOCK_INPUTS, name, type, ndim, shape, gradient);
+}
+
+weft_tensor *weft_graph_weight(weft_graph *g, const char *name, const char *type, int ndim,
+                               const int64_t *shape) {
+    return new_tensor(g, WEFT_BLOCK_WEIGHTS, name, type, ndim, shape, true);
+}
+
+weft_tensor *weft_graph_output(weft_graph *g, const char *name, weft_tensor *t) {
+    OPEN(t);
+    NEED(t);
+    NEED(name);
+    const weft_api_list *list = &((const weft_api_lists *)g->owner)->list[WEFT_BLOCK_OUTPUTS];
+    for (int i = 0; i < list->n; i++) {
+        if (strcmp(list->entries[i].name, name) != 0) continue;
+        weft_graph_fail(g, "%s: '%s' is an output already", __func__, name);
+        return NULL;
+    }
+    return weft_api_note(g, WEFT_BLOCK_OUTPUTS, t, name, false) ? t : NULL;
+}
+
+weft_status weft_graph_shape(const weft_tensor *t, int64_t shape[4], int *ndim) {
+    API_NEED(t);
+    API_NEED(shape);
+    for (int d = 0; d < 4; d++)
+        shape[d] = d < t->ndim ? t->shape[d] : 1;
+    if (ndim) *ndim = t->ndim;
+    return WEFT_OK;
+}
+
+void weft_graph_again_begin(weft_graph *g) {
+    if (is_open(g, __func__)) weft_graph_recompute_begin(g);
+}
+
+void weft_graph_again_end(weft_graph *g) {
+    if (is_open(g, __func__)) weft_graph_recompute_end(g);
+}
+
+weft_tensor *weft_graph_view(weft_graph *g, weft_tensor *t, int ndim, const int64_t *shape) {
+    OPEN(t);
+    if (ndim > 0) NEED(shape);
+    return weft_reshape(g, t, ndim, shape);
+}
+
+weft_tensor *weft_graph_add(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
+    OPEN(a, b);
+    return weft_add_scaled(g, a, b, alpha);
+}
+
+weft_tensor *weft_graph_scale(weft_graph *g, weft_tensor *a, double alpha) {
+    OPEN(a);
+    return weft_scale(g, a, alpha);
+}
+
+weft_tensor *weft_graph_cast(weft_graph *g, weft_tensor *a, const char *type) {
+    weft_dtype dtype;
+    OPEN(a);
+    NEED(a);
+    return has_type(g, __func__, type, &dtype) ? weft_cast(g, a, dtype) : NULL;
+}
+
+weft_tensor *weft_graph_fill(weft_graph *g, const char *type, int ndim, const int64_t *shape,
+                             double value) {
+    weft_dtype dtype;
+    if (!is_open(g, __func__) || !has_type(g, __func__, type, &dtype)) return NULL;
+    if (ndim > 0) NEED(shape);
+    return weft_fill(g, dtype, ndim, shape, value);
+}
+
+weft_tensor *weft_graph_dot(weft_graph *g, weft_tensor *a, weft_tensor *b) {
+    OPEN(a, b);
+    return weft_dot(g, a, b);
+}
+
+weft_tensor *weft_graph_sum_squares(weft_graph *g, weft_tensor *a, double factor) {
+    OPEN(a);
+    return weft_sum_squares(g, a, factor);
+}
+
+weft_tensor *weft_graph_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
+                               const char *act) {
+    static const char *const words[] = {"none", "gelu", NULL};
+    OPEN(x, w, bias);
+    int word = find_word(g, __func__, act, words);
+    return word < 0 ? NULL : weft_linear(g, x, w, bias, word ? WEFT_ACT_GELU : WEFT_ACT_NONE);
+}
+
+weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, int turn_a,
+                               int turn_b) {
+    OPEN(a, b);
+    NEED(a);
+    if (a->ndim == 3) return weft_batched_matmul(g, a, b, turn_a, turn_b);
+    return weft_matmul(g, a, b, turn_a, turn_b);
+}
+
+weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, int turn_w) {
+    OPEN(x, w);
+    return weft_grouped_linear(g, x, w, turn_w);
+}
+
+weft_tensor *weft_graph_gram(weft_graph *g, weft_tensor *a) {
+    OPEN(a);
+    return weft_gram(g, a);
+}
+
+weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tensor *x, weft_tensor *r,
+                             weft_tensor *w, weft_tensor *bias, weft_tensor **sum) {
+    static const char *const words[] = {"layernorm", "rmsnorm", NULL};
+    OPEN(x, r, w, bias);
+    int word = find_word(g, __func__, kind, words);
+    if (word < 0) return NULL;
+    weft_normed n = weft_norm(g, x, r, w, bias, word ? WEFT_RMSNORM : WEFT_LAYERNORM);
+    if (sum) *sum = n.s;
+    return n.y;
+}
+
+weft_tensor *weft_graph_gelu(weft_graph *g, weft_tensor *x) {
+    OPEN(x);
+    return weft_gelu(g, x);
+}
+
+weft_tensor *weft_graph_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b) {
+    OPEN(a, b);
+    return weft_silu_mul(g, a, b);
+}
+
+weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
+    OPEN(x);
+    return weft_softplus(g, x, start, floor);
+}
+
+weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
+    OPEN(x);
+    NEED(site);
+    return weft_dropout(g, x, p, site);
+}
+
+weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads) {
+    OPEN(x);
+    return weft_rope(g, x, width, heads, NULL, 0);
+}
+
+weft_tensor *weft_graph_gaussian_query(weft_graph *g, weft_tensor *x) {
+    OPEN(x);
+    return weft_gaussian_query(g, x);
+}
+
+weft_tensor *weft_graph_gaussian_key(weft_graph *g, weft_tensor *x, weft_tensor **n) {
+    OPEN(x);
+    weft_gaussian key = weft_gaussian_key(g, x);
+    if (n) *n = key.n;
+    return key.y;
+}
+
+weft_tensor *weft_graph_overlap(weft_graph *g, weft_tensor *x, weft_tensor **log_sigma) {
+    OPEN(x);
+    weft_overlap o = weft_overlap_scale(g, x);
+    if (log_sigma) *log_sigma = o.log_sigma;
+    return o.y;
+}
+
+weft_tensor *weft_graph_row_squares(weft_graph *g, weft_tensor *x, int64_t start) {
+    OPEN(x);
+    return weft_row_squares(g, x, start);
+}
+
+/* The engine's own form of the scores; false: the graph has the error. */
+static bool read_scores(weft_graph *g, const char *caller, const weft_scores *s, weft_score *out) {
+    static const char *const words[] = {"none", "alibi", "relative", NULL};
+    if (!s || s->size != sizeof *s) {
+        weft_graph_fail(g, "%s: the scores are %s", caller,
+                        s ? "of another size; set size to sizeof(weft_scores)" : "NULL");
+        return false;
+    }
+    weft_tensor *const given[] = {s->q,     s->k,    s->packed,  s->n,
+                                  s->scale, s->beta, s->log_tau, s->rel};
+    if (!owns_all(g, caller, given, (int)(sizeof given / sizeof *given))) return false;
+    if (!s->packed == !(s->q && s->k)) {
+        weft_graph_fail(g, "%s: the scores need q and k, or packed", caller);
+        return false;
+    }
+    int position = find_word(g, caller, s->position ? s->position : "none", words);
+    if (position < 0) return false;
+    *out = (weft_score){.q = s->q,
+                        .k = s->k,
+                        .n = s->n,
+                        .scale = s->scale,
+                        .beta = s->beta,
+                        .log_tau = s->log_tau,
+                        .rel = s->rel,
+                        .scale_value = s->scale_value,
+                        .pos = (weft_attention_pos)position,
+                        .causal = s->causal,
+                        .band = s->window > 0,
+                        .window = s->window,
+                        .band_alpha = s->band};
+    return true;
+}
+
+weft_tensor *weft_graph_attention(weft_graph *g, const weft_scores *scores, weft_tensor *v,
+                                  weft_tensor **lse) {
+    weft_score score;
+    OPEN(v);
+    if (!read_scores(g, __func__, scores, &score)) return NULL;
+    weft_attended a = scores->packed ? weft_attention_packed(g, &score, scores->packed,
+                                                             scores->heads, scores->kv_heads)
+                                     : weft_attention(g, &score, v);
+    if (lse) *lse = a.lse;
+    return a.o;
+}
+
+weft_status weft_graph_route(weft_graph *g, const weft_scores *scores, weft_tensor *lse, int64_t k,
+                             int normalize, int use_max, weft_tensor **index,
+                             weft_tensor **weight) {
+    weft_score score;
+    API_NEED(g);
+    API_NEED(index);
+    API_NEED(weight);
+    *index = *weight = NULL;
+    if (!is_open(g, __func__) || !owns(g, __func__, lse) ||
+        !read_scores(g, __func__, scores, &score))
+        return g->owner ? weft_graph_status(g) : WEFT_EINPUT;
+    weft_routes r = scores->packed
+                        ? weft_route_topk_packed(g, &score, scores->packed, scores->heads,
+                                                 scores->kv_heads, lse, k, normalize, use_max)
+                        : weft_route_topk(g, &score, lse, k, normalize, use_max);
+    *index = r.index;
+    *weight = r.weight;
+    return weft_graph_status(g);
+}
+
+weft_tensor *weft_graph_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
+                               weft_tensor *weight) {
+    OPEN(h, index, weight);
+    return weft_route_gather(g, h, index, weight);
+}
+
+weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, weft_tensor *lse,
+                                   weft_tensor *h, double threshold, int normalize, int use_max) {
+    weft_score score;
+    weft_route_mode mode = threshold > 0 ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
+    OPEN(lse, h);
+    if (!read_scores(g, __func__, scores, &score)) return NULL;
+    if (scores->packed)
+        return weft_route_dense_packed(g, &score, scores->packed, scores->heads, scores->kv_heads,
+                                       lse, h, mode, threshold, normalize, use_max);
+    return weft_route_dense(g, &score, lse, h, mode, threshold, normalize, use_max);
+}
+
+weft_tensor *weft_graph_gate(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha) {
+    OPEN(o, gate);
+    return weft_gate_mix(g, o, gate, alpha);
+}
+
+weft_tensor *weft_graph_running_mean(weft_graph *g, weft_tensor *x) {
+    OPEN(x);
+    return weft_running_mean(g, x);
+}
+
+weft_tensor *weft_graph_time_mean(weft_graph *g, weft_tensor *x) {
+    OPEN(x);
+    return weft_time_mean(g, x);
+}
+
+weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum) {
+    OPEN(x);
+    weft_moments_of m = weft_moments(g, x);
+    if (sum) *sum = m.sum;
+    return m.gram;
+}
+
+weft_tensor *weft_graph_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
+    OPEN(x);
+    return weft_head_repeat(g, x, heads);
+}
+
+weft_tensor *weft_graph_head_transpose(weft_graph *g, weft_tensor *x) {
+    OPEN(x);
+    return weft_head_transpose(g, x);
+}
+
+weft_tensor *weft_graph_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale,
+                                  int64_t width) {
+    OPEN(x, scale);
+    return weft_head_pool(g, x, scale, width);
+}
+
+weft_tensor *weft_graph_head_spread(weft_graph *g, weft_tensor *x, weft_tensor *scale,
+                                    int64_t width) {
+    OPEN(x, scale);
+    return weft_head_spread(g, x, scale, width);
+}
+
+weft_tensor *weft_graph_embed(weft_graph *g, weft_tensor *table, weft_tensor *ids,
+                              weft_tensor *positions) {
+    OPEN(table, ids, positions);
+    return weft_embed(g, table, ids, positions, NULL, 0);
+}
+
+weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w,
+                                      weft_tensor *targets, double z, weft_tensor **z_loss) {
+    OPEN(x, w, targets);
+    weft_losses parts = weft_cross_entropy(g, x, w, targets, z, false);
+    if (z_loss) *z_loss = parts.z;
+    return parts.ce;
+}
+
+weft_tensor *weft_graph_contrastive(weft_graph *g, weft_tensor *x, double tau, double factor) {
+    OPEN(x);
+    return weft_infonce(g, x, tau, factor);
+}

@@ -1,0 +1,291 @@
+/* Blocks on the GPU: the CPU's values on the caller's stream, pending calls, bad values told later, no
+ * memory taken in a call, and calls that the caller captures. */
+#include "core/exec.h"
+#include "cuda/backend.h"
+#include "support/block_memory.h"
+
+#include <weft/graph.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BATCH = 2, TIME = 64 };
+
+#define SIZES "N_HEAD=4", "N_EMBD=64", "GPT2_BLOCK_SIZE=64", "RA_MLA_LATENT_DIM=32"
+
+typedef struct {
+    const char *name;
+    const char *options[16];
+    double bound; /* of the difference to the CPU's f32, over the largest value */
+} mix;
+
+static const mix mixes[] = {
+    {"w2 f32", {SIZES, "ATTENTION=w2", "FFN=swiglu", "DTYPE=f32", NULL}, 1e-4},
+    {"mla f32", {SIZES, "ATTENTION=mla", "FFN=gelu", "DTYPE=f32", NULL}, 1e-4},
+    {"dot f32", {SIZES, "ATTENTION=dot", "FFN=wsffn", "DTYPE=f32", NULL}, 1e-4},
+    {"w2 bf16", {SIZES, "ATTENTION=w2", "FFN=swiglu", "DTYPE=bf16", NULL}, 5e-2},
+    {"dot bf16", {SIZES, "ATTENTION=dot", "FFN=gelu", "DTYPE=bf16", NULL}, 5e-2},
+};
+enum { MIXES = sizeof mixes / sizeof mixes[0] };
+
+static weft_engine *cpu, *gpu;
+static const weft_backend *device;
+
+static int open_engines(void **state) {
+    (void)state;
+    device = weft_cuda_backend();
+    if (!device) {
+        printf("%s\n", weft_error_message());
+        return 0;
+    }
+    return weft_engine_open(2, "cpu", &cpu) || weft_engine_open(1, "cuda", &gpu);
+}
+
+static int close_engines(void **state) {
+    (void)state;
+    weft_engine_close(gpu);
+    weft_engine_close(cpu);
+    return 0;
+}
+
+static void need_gpu(void) {
+    if (device) return;
+    printf("there is no GPU: %s\n", weft_error_message());
+    skip();
+}
+
+/* The same pieces on the device. */
+typedef struct {
+    void *values[3][MEMORY_TENSORS], *grads[3][MEMORY_TENSORS], *saved, *workspace;
+} device_memory;
+
+static void *copy_up(const void *from, int64_t bytes) {
+    if (!from || bytes == 0) return NULL;
+    void *to = device->alloc(bytes);
+    assert_non_null(to);
+    device->upload(to, from, bytes);
+    return to;
+}
+
+static void take_device(device_memory *d, const memory *m) {
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < m->n[k]; i++) {
+            d->values[k][i] = copy_up(m->values[k][i], m->info[k][i].bytes);
+            d->grads[k][i] = copy_up(m->grads[k][i], m->info[k][i].bytes);
+        }
+    d->saved = copy_up(m->saved.at, m->saved.bytes);
+    const piece *larger = m->forward.bytes > m->backward.bytes ? &m->forward : &m->backward;
+    d->workspace = copy_up(larger->at, larger->bytes);
+}
+
+/* Brings everything back and lets go of the device's. */
+static void give_device_back(device_memory *d, memory *m) {
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < m->n[k]; i++) {
+            int64_t bytes = m->info[k][i].bytes;
+            device->download(m->values[k][i], d->values[k][i], bytes);
+            device->release(d->values[k][i], bytes);
+            if (!d->grads[k][i]) continue;
+            device->download(m->grads[k][i], d->grads[k][i], bytes);
+            device->release(d->grads[k][i], bytes);
+        }
+    if (d->saved) device->release(d->saved, m->saved.bytes);
+    if (d->workspace) device->release(d->workspace, 0);
+}
+
+static weft_call device_call(device_memory *d, void *stream) {
+    return (weft_call){.size = sizeof(weft_call),
+                       .inputs = d->values[WEFT_BLOCK_INPUTS],
+                       .weights = d->values[WEFT_BLOCK_WEIGHTS],
+                       .outputs = d->values[WEFT_BLOCK_OUTPUTS],
+                       .saved = d->saved,
+                       .workspace = d->workspace,
+                       .stream = stream,
+                       .seed = 7,
+                       .iteration = 3,
+                       .grad_outputs = d->grads[WEFT_BLOCK_OUTPUTS],
+                       .grad_inputs = d->grads[WEFT_BLOCK_INPUTS],
+                       .grad_weights = d->grads[WEFT_BLOCK_WEIGHTS]};
+}
+
+/* The largest difference of outputs and gradients, over the largest value of each tensor. */
+static double part_by(const memory *a, const memory *b, char *where, size_t room) {
+    double worst = 0;
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < a->n[k]; i++)
+            for (int pass = 0; pass < 2; pass++) {
+                const void *x = pass ? a->grads[k][i] : a->values[k][i];
+                const void *y = pass ? b->grads[k][i] : b->values[k][i];
+                double most = 1e-12, off = 0;
+                for (int64_t j = 0; x && j < a->info[k][i].count; j++) {
+                    double u = get_value(&a->info[k][i], x, j), v = get_value(&b->info[k][i], y, j);
+                    if (fabs(u) > most) most = fabs(u);
+                    if (!(fabs(u - v) <= off)) off = fabs(u - v);
+                }
+                if (off / most <= worst) continue;
+                worst = off / most;
+                snprintf(where, room, "%s%s", pass ? "gradient of " : "", a->info[k][i].name);
+            }
+    return worst;
+}
+
+static void test_values_and_gradients_are_the_cpus(void **state) {
+    (void)state;
+    need_gpu();
+    for (int i = 0; i < MIXES; i++) {
+        weft_block *here, *there;
+        memory want, got;
+        device_memory d = {0};
+        char where[96] = "";
+        int purpose = WEFT_BLOCK_GRADIENT | WEFT_BLOCK_TRAIN;
+        OK(weft_block_open_part(cpu, "layer", mixes[i].options, BATCH, TIME, 1, purpose, &here));
+        OK(weft_block_open_part(gpu, "layer", mixes[i].options, BATCH, TIME, 1, purpose, &there));
+        take_memory(&want, here, 3, 0xff);
+        take_memory(&got, there, 3, 0xff);
+        forward(&want);
+        backward(&want);
+        take_device(&d, &got);
+        weft_call call = device_call(&d, NULL);
+        OK(weft_block_forward(there, &call));
+        OK(weft_block_backward(there, &call));
+        give_device_back(&d, &got);
+        OK(weft_block_check(there));
+        double by = part_by(&want, &got, where, sizeof where);
+        printf("      %s: within %.2g of the CPU, most at %s\n", mixes[i].name, by, where);
+        if (!(by <= mixes[i].bound)) fail_msg("%s: %s parts by %g", mixes[i].name, where, by);
+        give_memory_back(&want);
+        give_memory_back(&got);
+        weft_block_close(here);
+        weft_block_close(there);
+    }
+}
+
+static void test_forwards_may_be_pending_and_take_no_memory(void **state) {
+    (void)state;
+    need_gpu();
+    weft_block *block;
+    memory m[3];
+    device_memory d[3] = {0};
+    OK(weft_block_open_part(gpu, "layer", mixes[0].options, BATCH, TIME, 1, WEFT_BLOCK_GRADIENT,
+                            &block));
+    for (int i = 0; i < 3; i++) {
+        take_memory(&m[i], block, i == 2 ? 3 : (uint64_t)i + 3, 0xff);
+        take_device(&d[i], &m[i]);
+    }
+    int64_t before = weft_cuda_bytes_taken();
+    for (int i = 0; i < 2; i++) {
+        weft_call call = device_call(&d[i], NULL);
+        OK(weft_block_forward(block, &call));
+    }
+    for (int i = 0; i < 2; i++) {
+        weft_call call = device_call(&d[i], NULL);
+        OK(weft_block_backward(block, &call));
+    }
+    weft_call alone = device_call(&d[2], NULL);
+    OK(weft_block_forward(block, &alone));
+    OK(weft_block_backward(block, &alone));
+    assert_int_equal(weft_cuda_bytes_taken(), before);
+    for (int i = 0; i < 3; i++)
+        give_device_back(&d[i], &m[i]);
+    check_equal(&m[0], &m[2]);
+    for (int i = 0; i < 3; i++)
+        give_memory_back(&m[i]);
+    weft_block_close(block);
+}
+
+static weft_status describe_tokens(void *context, weft_graph *g) {
+    (void)context;
+    weft_tensor *ids = weft_graph_input(g, "ids", "i32", 2, (int64_t[]){BATCH, TIME}, 0);
+    weft_tensor *table = weft_graph_weight(g, "table", "f32", 2, (int64_t[]){11, 64});
+    weft_graph_output(g, "x", weft_graph_embed(g, table, ids, NULL));
+    return WEFT_OK;
+}
+
+static void test_a_bad_token_is_told_by_a_later_check(void **state) {
+    (void)state;
+    need_gpu();
+    weft_block *block;
+    memory m;
+    device_memory d = {0};
+    OK(weft_block_open(gpu, NULL, describe_tokens, NULL, 0, &block));
+    take_memory(&m, block, 3, 0);
+    ((int32_t *)m.values[WEFT_BLOCK_INPUTS][0])[5] = 11;
+    take_device(&d, &m);
+    weft_call call = device_call(&d, NULL);
+    OK(weft_block_forward(block, &call));
+    give_device_back(&d, &m); /* waits for it */
+    refused(weft_block_check(block), WEFT_EINPUT, "embed");
+    OK(weft_block_check(block));
+    give_memory_back(&m);
+    weft_block_close(block);
+}
+
+#ifdef WEFT_HAVE_CUDA
+/* The runtime's, as far as they are wanted here; cudaStreamNonBlocking and the global mode. */
+extern int cudaStreamCreateWithFlags(void **stream, unsigned flags);
+extern int cudaStreamDestroy(void *stream);
+extern int cudaStreamSynchronize(void *stream);
+extern int cudaStreamBeginCapture(void *stream, int mode);
+extern int cudaStreamEndCapture(void *stream, void **graph);
+extern int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags);
+extern int cudaGraphLaunch(void *exec, void *stream);
+extern int cudaGraphExecDestroy(void *exec);
+extern int cudaGraphDestroy(void *graph);
+
+static void test_the_caller_may_capture_a_call(void **state) {
+    (void)state;
+    need_gpu();
+    weft_block *block;
+    memory plain, replayed;
+    device_memory p = {0}, r = {0};
+    void *stream, *graph, *exec;
+    OK(weft_block_open_part(gpu, "layer", mixes[3].options, BATCH, TIME, 1, WEFT_BLOCK_GRADIENT,
+                            &block));
+    take_memory(&plain, block, 3, 0xff);
+    take_memory(&replayed, block, 3, 0xff);
+    take_device(&p, &plain);
+    take_device(&r, &replayed);
+    assert_int_equal(cudaStreamCreateWithFlags(&stream, 1), 0);
+    weft_call call = device_call(&p, stream);
+    OK(weft_block_forward(block, &call));
+    OK(weft_block_backward(block, &call));
+    assert_int_equal(cudaStreamSynchronize(stream), 0);
+    call = device_call(&r, stream);
+    assert_int_equal(cudaStreamBeginCapture(stream, 0), 0);
+    OK(weft_block_forward(block, &call));
+    OK(weft_block_backward(block, &call));
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), 0);
+    assert_int_equal(cudaGraphInstantiate(&exec, graph, 0), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(cudaGraphLaunch(exec, stream), 0);
+    assert_int_equal(cudaStreamSynchronize(stream), 0);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    give_device_back(&p, &plain);
+    give_device_back(&r, &replayed);
+    check_equal(&plain, &replayed);
+    give_memory_back(&plain);
+    give_memory_back(&replayed);
+    weft_block_close(block);
+}
+#endif
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values_and_gradients_are_the_cpus),
+        cmocka_unit_test(test_forwards_may_be_pending_and_take_no_memory),
+        cmocka_unit_test(test_a_bad_token_is_told_by_a_later_check),
+#ifdef WEFT_HAVE_CUDA
+        cmocka_unit_test(test_the_caller_may_capture_a_call),
+#endif
+    };
+    return cmocka_run_group_tests(tests, open_engines, close_engines);
+}
