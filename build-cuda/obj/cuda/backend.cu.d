@@ -185,13 +185,6 @@ build-cuda/obj/cuda/backend.cu.o : src/cuda/backend.cu \
     /usr/include/c++/12/utility \
     /usr/include/c++/12/bits/stl_relops.h \
     /usr/include/c++/12/initializer_list \
-    /usr/include/pthread.h \
-    /usr/include/sched.h \
-    /usr/include/aarch64-linux-gnu/bits/sched.h \
-    /usr/include/aarch64-linux-gnu/bits/types/struct_sched_param.h \
-    /usr/include/aarch64-linux-gnu/bits/cpu-set.h \
-    /usr/include/aarch64-linux-gnu/bits/setjmp.h \
-    /usr/include/aarch64-linux-gnu/bits/types/struct___jmp_buf_tag.h \
     src/cuda/backend.h \
     src/core/exec.h \
     src/core/graph.h \
@@ -205,6 +198,7 @@ build-cuda/obj/cuda/backend.cu.o : src/cuda/backend.cu \
     /usr/lib/gcc/aarch64-linux-gnu/12/include/stdbool.h \
     src/core/plan.h \
     src/core/pool.h \
+    src/cuda/device.h \
     src/cuda/table.h \
     src/ops/list.h \
     src/cuda/products/algorithms.cuh \
@@ -596,20 +590,6 @@ build-cuda/obj/cuda/backend.cu.o : src/cuda/backend.cu \
 
 /usr/include/c++/12/initializer_list:
 
-/usr/include/pthread.h:
-
-/usr/include/sched.h:
-
-/usr/include/aarch64-linux-gnu/bits/sched.h:
-
-/usr/include/aarch64-linux-gnu/bits/types/struct_sched_param.h:
-
-/usr/include/aarch64-linux-gnu/bits/cpu-set.h:
-
-/usr/include/aarch64-linux-gnu/bits/setjmp.h:
-
-/usr/include/aarch64-linux-gnu/bits/types/struct___jmp_buf_tag.h:
-
 src/cuda/backend.h:
 
 src/core/exec.h:
@@ -635,6 +615,8 @@ include/weft/weft.h:
 src/core/plan.h:
 
 src/core/pool.h:
+
+src/cuda/device.h:
 
 src/cuda/table.h:
 

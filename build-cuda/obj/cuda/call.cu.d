@@ -214,6 +214,7 @@ build-cuda/obj/cuda/call.cu.o : src/cuda/call.cu \
     src/cuda/products/gemm.cuh \
     src/cuda/kernel.cuh \
     src/core/random.h \
+    src/cuda/device.h \
     src/cuda/state.h
 
 /usr/include/stdc-predef.h:
@@ -645,5 +646,7 @@ src/cuda/products/gemm.cuh:
 src/cuda/kernel.cuh:
 
 src/core/random.h:
+
+src/cuda/device.h:
 
 src/cuda/state.h:
