@@ -406,6 +406,9 @@ static weft_status describe_aliases(void *context, weft_graph *g) {
     weft_graph_output(g, "same", a);
     weft_graph_output(g, "sum", sum);
     weft_graph_output(g, "sum again", weft_graph_view(g, sum, SHAPE(12)));
+    weft_tensor *c = weft_graph_input(g, "c", "f64", SHAPE(3, 4), 1);
+    weft_tensor *d = weft_graph_input(g, "d", "f64", SHAPE(3, 4), 1);
+    weft_graph_output(g, "twice", weft_graph_scale(g, weft_graph_add(g, c, d, 1), 2));
     return WEFT_OK;
 }
 
@@ -425,6 +428,7 @@ static void test_outputs_and_gradients_have_memory_of_their_own(void **state) {
         assert_true(out[1][i] == a[i] + b[i] && out[2][i] == a[i] + b[i]);
         assert_true(fabs(d_in[1][i] - (d_out[1][i] + d_out[2][i])) < 1e-15);
         assert_true(fabs(d_in[0][i] - d_in[1][i] - d_out[0][i]) < 1e-15);
+        assert_true(d_in[2][i] == 2 * d_out[3][i] && d_in[3][i] == 2 * d_out[3][i]);
     }
     for (int i = 0; i < 5; i++)
         assert_true(((double *)m.grads[WEFT_BLOCK_WEIGHTS][0])[i] == 0);
