@@ -153,7 +153,7 @@ static weft_status take_name(weft_shards *s, const char *name) {
         strspn(name + n - 15, "0123456789") == 6)
         return weft_fail(WEFT_EINPUT,
                          "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
-                         "it again, into a new folder",
+                         "it again into a new folder, or remove its parts",
                          s->folder, name);
     for (int split = 0; split < 2; split++)
         if (is_shard_of(name, SPLIT_NAMES[split]))

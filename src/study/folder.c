@@ -14,6 +14,17 @@
 
 enum { PAUSE_MS = 20 };
 
+/* A lock holds a process's number, or nothing yet. Another file by that name is the user's. */
+static bool is_lock(int fd) {
+    char text[32];
+    ssize_t n = pread(fd, text, sizeof text, 0);
+    if (n == 0) return true;
+    if (n < 0 || n == sizeof text) return false;
+    text[n] = '\0';
+    size_t digits = strspn(text, "0123456789");
+    return digits > 0 && (text[digits] == '\0' || strcmp(text + digits, "\n") == 0);
+}
+
 weft_status weft_folder_hold(const char *path, int *descriptor) {
     char lock[WEFT_PATH_MAX], holder[32] = "";
     int fd;
@@ -28,6 +39,13 @@ weft_status weft_folder_hold(const char *path, int *descriptor) {
                          "%s: another weft study (process %s) runs in this folder; wait for it, or "
                          "take another --out",
                          path, *holder ? holder : "unknown");
+    }
+    if (!is_lock(fd)) {
+        close(fd);
+        return weft_fail(WEFT_EINPUT,
+                         "%s: is not a lock of weft's; move it away, or take another "
+                         "--out",
+                         lock);
     }
     int n = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
     if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n) {

@@ -225,6 +225,20 @@ static void test_measuring_removes_only_what_it_made(void **state) {
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
+/* A user's file by the lock's name is not written over. */
+static void test_a_file_called_lock_stays(void **state) {
+    (void)state;
+    char path[300];
+    snprintf(out, sizeof out, "%s", scratch_path("locked"));
+    snprintf(path, sizeof path, "%s/lock", out);
+    assert_int_equal(mkdir(out, 0777), 0);
+    file_write(path, "keys to the house", 17);
+    command_fails(2, STUDY("-o", "STUDY_SEEDS=1"), SAYS("lock", "move it away"));
+    char *text = file_read(path, NULL);
+    assert_string_equal(text, "keys to the house");
+    free(text);
+}
+
 static int open_scratch(void **state) {
     (void)state;
     scratch_open();
@@ -251,6 +265,7 @@ int main(void) {
         cmocka_unit_test(test_a_leaking_step_is_marked),
         cmocka_unit_test(test_time_is_measured_once_and_kept),
         cmocka_unit_test(test_measuring_removes_only_what_it_made),
+        cmocka_unit_test(test_a_file_called_lock_stays),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);
 }
