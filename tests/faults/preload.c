@@ -7,7 +7,8 @@
  *   WEFT_FAULT_COMMAND  only processes whose first argument is this ("train")
  *   WEFT_FAULT_NTH      the call that fails, from 1; 0: none does, they are only counted
  *   WEFT_FAULT_ERRNO    the number it fails with; 0: the process is killed instead; -1: a write seems
- *                       to go well, but its last bit is another one
+ *                       to go well, but its last bit is another one; -2: it writes only a half
+ *   WEFT_FAULT_PLAIN    1: a file system that cannot exchange two names
  *   WEFT_FAULT_ALL      1: from the n-th on, every one fails
  *   WEFT_FAULT_COUNT    a file; when the process ends, a line with the number of calls is added
  *   WEFT_FAULT_TRACE    a file to which a line is added for each call that counts
@@ -35,7 +36,7 @@ enum { PATH_ROOM = 4096 };
 
 static const char *calls, *path_part, *command, *count_file, *trace_file;
 static long nth, number;
-static bool all_later, ready;
+static bool all_later, plain, ready;
 static atomic_long seen;
 
 static bool is_command(void) {
@@ -62,6 +63,7 @@ __attribute__((constructor)) static void read_wishes(void) {
     trace_file = getenv("WEFT_FAULT_TRACE");
     nth = value_of("WEFT_FAULT_NTH");
     number = value_of("WEFT_FAULT_ERRNO");
+    plain = value_of("WEFT_FAULT_PLAIN") == 1;
     all_later = value_of("WEFT_FAULT_ALL") == 1;
     ready = calls && (!command || is_command());
 }
@@ -173,7 +175,12 @@ WRAP_PATH(link, -1, (const char *path, const char *to), (path, to), to)
 WRAP_PATH(access, -1, (const char *path, int how), (path, how), path)
 
 int renameat2(int a, const char *path, int b, const char *to, unsigned flags) {
-    return fails_at("rename", a, path) ? -1 : REAL(renameat2)(a, path, b, to, flags);
+    if (fails_at("rename", a, path)) return -1;
+    if (plain && flags) {
+        errno = EINVAL;
+        return -1;
+    }
+    return REAL(renameat2)(a, path, b, to, flags);
 }
 
 int unlinkat(int folder, const char *path, int flags) {
@@ -202,15 +209,16 @@ ssize_t read(int fd, void *to, size_t bytes) {
 
 ssize_t write(int fd, const void *from, size_t bytes) {
     if (!fails_at("write", fd, NULL)) return REAL(write)(fd, from, bytes);
-    return number < 0 ? write_wrong(fd, from, bytes) : -1;
+    if (number == -2) return REAL(write)(fd, from, bytes > 1 ? bytes / 2 : bytes);
+    return number == -1 ? write_wrong(fd, from, bytes) : -1;
 }
 
 ssize_t pwrite(int fd, const void *from, size_t bytes, off_t at) {
-    return fails_at("write", fd, NULL) ? -1 : REAL(pwrite)(fd, from, bytes, at);
+    return fails_at("write", fd, NULL) && number > 0 ? -1 : REAL(pwrite)(fd, from, bytes, at);
 }
 
 ssize_t pwrite64(int fd, const void *from, size_t bytes, off64_t at) {
-    return fails_at("write", fd, NULL) ? -1 : REAL(pwrite64)(fd, from, bytes, at);
+    return fails_at("write", fd, NULL) && number > 0 ? -1 : REAL(pwrite64)(fd, from, bytes, at);
 }
 
 ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
@@ -266,11 +274,13 @@ FILE *fopen64(const char *restrict path, const char *restrict how) {
 }
 
 size_t fwrite(const void *restrict from, size_t size, size_t n, FILE *restrict file) {
-    return fails_at("write", fileno(file), NULL) ? 0 : REAL(fwrite)(from, size, n, file);
+    bool bad = fails_at("write", fileno(file), NULL) && number > 0;
+    return bad ? 0 : REAL(fwrite)(from, size, n, file);
 }
 
 int fflush(FILE *file) {
-    return file && fails_at("write", fileno(file), NULL) ? EOF : REAL(fflush)(file);
+    bool bad = file && fails_at("write", fileno(file), NULL) && number > 0;
+    return bad ? EOF : REAL(fflush)(file);
 }
 
 int fclose(FILE *file) {
