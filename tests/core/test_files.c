@@ -43,6 +43,34 @@ static void test_a_file_is_replaced_whole_or_not_at_all(void **state) {
     free(now);
 }
 
+/* The definition, a bit at a time. */
+static uint32_t crc_by_bits(const unsigned char *data, size_t bytes) {
+    uint32_t crc = 0xffffffff;
+    for (size_t i = 0; i < bytes; i++) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc & 1 ? crc >> 1 ^ 0x82f63b78 : crc >> 1;
+    }
+    return ~crc;
+}
+
+static void test_checksums_are_castagnolis(void **state) {
+    (void)state;
+    unsigned char data[100];
+    assert_int_equal(weft_crc32c(0, "123456789", 9), 0xe3069283);
+    assert_int_equal(weft_crc32c_plain(0, "123456789", 9), 0xe3069283);
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (unsigned char)(i * i * 7 + 3);
+    for (size_t from = 0; from < 9; from++)
+        for (size_t n = 0; n + from <= sizeof data; n++) {
+            uint32_t expected = crc_by_bits(data + from, n);
+            assert_int_equal(weft_crc32c(0, data + from, n), expected);
+            assert_int_equal(weft_crc32c_plain(0, data + from, n), expected);
+            uint32_t part = weft_crc32c(0, data + from, n / 3);
+            assert_int_equal(weft_crc32c(part, data + from + n / 3, n - n / 3), expected);
+        }
+}
+
 static void test_only_plain_files_are_read_and_written(void **state) {
     (void)state;
     char *text;
@@ -135,6 +163,7 @@ static int close_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
+        cmocka_unit_test(test_checksums_are_castagnolis),
         cmocka_unit_test(test_only_plain_files_are_read_and_written),
         cmocka_unit_test(test_a_path_that_is_too_long_is_refused),
         cmocka_unit_test(test_folders_are_made_with_those_above),
