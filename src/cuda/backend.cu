@@ -202,8 +202,7 @@ static weft_status cuda_run(weft_exec *x) {
 
 static const weft_backend cuda = {
     "cuda", cuda_kernel, cuda_alloc, cuda_release, cuda_upload, cuda_download,   cuda_memory,
-    true,   cuda_fill,   cuda_open,  cuda_close,   cuda_run,    hash_algorithms,
-    &weft_cuda_calls,
+    true,   cuda_fill,   cuda_open,  cuda_close,   cuda_run,    hash_algorithms, &weft_cuda_calls,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

@@ -352,7 +352,7 @@ static void test_parts_do_not_see_later_tokens(void **state) {
         const double *before = value_of(&a, WEFT_BLOCK_OUTPUTS, "y");
         const double *after = value_of(&b, WEFT_BLOCK_OUTPUTS, "y");
         assert_memory_equal(before, after, 3 * WIDTH * sizeof *x);
-        assert_true(memcmp(before + 3 * WIDTH, after + 3 * WIDTH, WIDTH * sizeof *x) != 0);
+        assert_true(before[3 * WIDTH] != after[3 * WIDTH]);
         assert_memory_equal(before + TIME * WIDTH, after + TIME * WIDTH, TIME * WIDTH * sizeof *x);
         give_memory_back(&a);
         give_memory_back(&b);
