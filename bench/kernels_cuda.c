@@ -315,14 +315,16 @@ static double build_contrast(int times) {
 /* With the logits, which a product writes and reads, and three or one of them. */
 static double build_entropy(int times) {
     (void)times;
-    weft_losses c = weft_cross_entropy(graph, INPUT(B * T, E), INPUT(V, E), TOKENS(B * T), 0, true);
+    weft_losses c =
+        weft_cross_entropy(graph, INPUT(B * T, E), INPUT(V, E), TOKENS(B * T), NULL, 0, true);
     weft_keep(c.ce);
     return 4.0 * B * T * V;
 }
 
 static double build_entropy_back(int times) {
     (void)times;
-    weft_losses c = weft_cross_entropy(graph, PARAM(B * T, E), PARAM(V, E), TOKENS(B * T), 0, true);
+    weft_losses c =
+        weft_cross_entropy(graph, PARAM(B * T, E), PARAM(V, E), TOKENS(B * T), NULL, 0, true);
     if (c.ce) weft_graph_backward(graph, weft_keep(c.ce), NULL);
     return 10.0 * B * T * V;
 }

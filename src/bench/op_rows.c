@@ -104,7 +104,7 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
     scale_last(g, 0.0625f, 0);
     weft_tensor *targets = add_leaf(g, SALT_TARGETS, WEFT_I32, 1, &s->m);
     scale_last(g, (float)s->v, 0);
-    add_output(g, weft_cross_entropy(g->graph, x, w, targets, 0, false).ce);
+    add_output(g, weft_cross_entropy(g->graph, x, w, targets, NULL, 0, false).ce);
 }
 
 #define LINEAR(K, N)                                                                               \

@@ -34,6 +34,10 @@ static void print_table(const weft_account *a) {
     printf("  forward           %14.4g MFLOP\n", a->forward_flops / 1e6);
     printf("  backward          %14.4g MFLOP\n", a->backward_flops / 1e6);
     printf("  built, both       %14.4g MFLOP\n", a->built_flops / 1e6);
+    if (a->first_phase_flops > 0)
+        printf("  of it first phase %14.4g MFLOP (forward of all micro-batches for the contrastive "
+               "loss)\n",
+               a->first_phase_flops / 1e6);
     printf("training            %14.1f MiB\n", mib(a->training_bytes));
     printf("  weights           %14.1f MiB\n", mib(a->weights_bytes));
     printf("  gradients         %14.1f MiB\n", mib(a->gradients_bytes));
@@ -70,11 +74,11 @@ static json_t *to_json(const weft_account *a) {
     for (int i = 0; i < a->n_parts; i++)
         json_object_set_new(parts, a->parts[i].name, json_integer(a->parts[i].parameters));
     return json_pack(
-        "{s:I, s:o, s:f, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, s:I, s:I}",
+        "{s:I, s:o, s:f, s:f, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, s:I, s:I}",
         "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
         a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
         "backward_flops_per_token", a->backward_flops, "built_flops_per_token", a->built_flops,
-        "training_bytes", (json_int_t)a->training_bytes, "training", "weights",
+        "first_phase_flops_per_token", a->first_phase_flops, "training_bytes", (json_int_t)a->training_bytes, "training", "weights",
         (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes, "optimizer",
         (json_int_t)a->optimizer_bytes, "activations", (json_int_t)a->activations_bytes,
         "workspace", (json_int_t)a->workspace_bytes, "kept_per_token_layer",

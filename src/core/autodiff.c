@@ -102,14 +102,13 @@ static weft_status differentiate_node(autodiff *a, const weft_node *n) {
     return status == WEFT_OK ? weft_graph_status(a->g) : status;
 }
 
-/* Drops the nodes that make nothing which is kept or read, and numbers the rest anew. */
-static weft_status drop_unused(weft_graph *g) {
+weft_status weft_graph_drop_unused(weft_graph *g) {
     bool *used = calloc((size_t)g->n_tensors + 1, sizeof *used);
     bool *wanted = calloc((size_t)g->n_nodes + 1, sizeof *wanted);
     if (!used || !wanted) {
         free(used);
         free(wanted);
-        return weft_fail(WEFT_ENOMEM, "backward: no memory");
+        return weft_fail(WEFT_ENOMEM, "graph: no memory");
     }
     for (int64_t i = g->n_nodes - 1; i >= 0; i--) {
         const weft_node *n = g->nodes[i];
@@ -127,7 +126,7 @@ static weft_status drop_unused(weft_graph *g) {
         g->nodes[count++] = g->nodes[i];
     }
     g->n_nodes = count;
-    g->n_forward = forward;
+    if (g->n_forward >= 0) g->n_forward = forward;
     free(used);
     free(wanted);
     return WEFT_OK;
@@ -171,7 +170,7 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
         if (t->role == WEFT_ROLE_TEMP || !t->needs_grad || t->view_of) continue;
         t->grad = weft_keep(a.grad[t->id]);
     }
-    if (status == WEFT_OK) status = drop_unused(g);
+    if (status == WEFT_OK) status = weft_graph_drop_unused(g);
     free(a.grad);
     free(a.clone);
     return status;

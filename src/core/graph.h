@@ -120,6 +120,10 @@ weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *s
 weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *loss,
                                      weft_tensor *const *seed);
 
+/* Drops the nodes that make nothing which is kept or read, and numbers the rest anew. The functions
+ * above end with it; a graph without a gradient may ask for it. */
+weft_status weft_graph_drop_unused(weft_graph *g);
+
 /* Read access for planner, executor and tools. */
 int64_t weft_graph_node_count(const weft_graph *g);
 const weft_node *weft_graph_node(const weft_graph *g, int64_t i);

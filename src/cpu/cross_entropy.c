@@ -198,7 +198,7 @@ static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
     return max_i64(lay_out_part(n, rows, threads).bytes, lay_out_part(n, last, threads).bytes);
 }
 
-static void write_losses(const entropy_work *w, int64_t rows, int64_t count) {
+static void write_losses(const entropy_work *w, int64_t rows, double divisor) {
     const weft_cross_entropy_attr *attr = w->n->attr;
     const real *lse = weft_data(w->x, w->n->out[WEFT_CE_LSE]);
     double ce = 0, squares = 0;
@@ -208,7 +208,7 @@ static void write_losses(const entropy_work *w, int64_t rows, int64_t count) {
     }
     real *ce_out = weft_data(w->x, w->n->out[WEFT_CE_LOSS]);
     real *z_out = weft_data(w->x, w->n->out[WEFT_CE_Z]);
-    *ce_out = (real)(count ? ce / (double)count : 0);
+    *ce_out = (real)(divisor > 0 ? ce / divisor : 0);
     *z_out = (real)(attr->z != 0 ? attr->z * squares / (double)rows : 0);
 }
 
@@ -220,7 +220,8 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
     w.picked = (real *)workspace;
-    w.seeds = scale_seeds(n, count, 1, weft_z_trains(n->attr) ? 1 : 0);
+    double divisor = divisor_of(x, n->in[WEFT_CE_COUNT], count);
+    w.seeds = scale_seeds(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
     for (int64_t row = 0; row < rows; row += step) {
         w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
         entropy_layout at = lay_out_part(n, w.part.rows, weft_pool_size(pool));
@@ -232,7 +233,7 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
         measure_part(pool, &w);
         if (has_gradients(n)) differentiate_part(pool, &w);
     }
-    write_losses(&w, rows, count);
+    write_losses(&w, rows, divisor);
     return WEFT_OK;
 }
 

@@ -90,14 +90,20 @@ static inline entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, i
 
 /* What a row's part of the gradient is made of: dl = p · weight − [v = target] · penalty. */
 typedef struct {
-    real d_ce; /* over the number of targets that count */
+    real d_ce; /* over what the sum is divided by */
     real d_z;  /* times 2 z / N */
 } entropy_seeds;
 
-static inline entropy_seeds scale_seeds(const weft_node *n, int64_t count, real d_ce, real d_z) {
+static inline entropy_seeds scale_seeds(const weft_node *n, double count, real d_ce, real d_z) {
     const weft_cross_entropy_attr *attr = n->attr;
     double rows = (double)weft_tensor_rows(n->in[WEFT_CE_X]);
-    return (entropy_seeds){count ? d_ce / (real)count : 0, (real)(2 * attr->z / rows) * d_z};
+    real share = count > 0 ? d_ce / (real)count : 0;
+    return (entropy_seeds){share, (real)(2 * attr->z / rows) * d_z};
+}
+
+/* What the sum is divided by: the count that was given, or the targets' own number. */
+static inline double divisor_of(const weft_exec *x, const weft_tensor *count, int64_t own) {
+    return count ? (double)*(const real *)weft_data(x, count) : (double)own;
 }
 
 static inline real row_penalty(entropy_seeds s, int32_t target) {

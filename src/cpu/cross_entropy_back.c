@@ -159,7 +159,7 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
     w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
     w.d_lse = weft_data(x, n->in[WEFT_CE_BACK_D_LSE]);
-    w.seeds = scale_seeds(n, count, d_ce, d_z);
+    w.seeds = scale_seeds(n, divisor_of(x, n->in[WEFT_CE_BACK_COUNT], count), d_ce, d_z);
     w.scratch = workspace + at.rest;
     gemm_matrix dx = {0};
     if (n->out[0])

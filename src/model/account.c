@@ -2,6 +2,7 @@
  * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
 #include "model/account.h"
 
+#include "model/contrast.h"
 #include "model/kinds.h"
 #include "model/transformer.h"
 
@@ -9,6 +10,15 @@
 
 int64_t weft_config_micro_batch(const weft_config *c) {
     return c->micro_batch ? c->micro_batch : c->batch_size;
+}
+
+int64_t weft_config_micro_batches(const weft_config *c) {
+    return c->batch_size / weft_config_micro_batch(c) * c->gpt2_gradient_accumulation;
+}
+
+bool weft_config_two_phases(const weft_config *c) {
+    bool contrasts = c->ffn == WEFT_FFN_WSFFN && c->wsffn_aux_loss && c->wsffn_lambda_c > 0;
+    return contrasts && weft_config_micro_batches(c) > 1;
 }
 
 weft_dtype weft_config_dtype(const weft_config *c) {
@@ -57,14 +67,33 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     return WEFT_OK;
 }
 
-/* The training graph with its gradient, planned with the weights outside the arena. */
-static weft_status plan_training(const weft_config *c, const weft_backend *backend, int threads,
-                                 weft_model_graph *m, weft_plan **plan) {
-    weft_build build = {.batch = weft_config_micro_batch(c),
+/* What one graph run of a step is built for. */
+static weft_build training_build(const weft_config *c) {
+    bool two = weft_config_two_phases(c);
+    return (weft_build){.batch = weft_config_micro_batch(c),
                         .time = c->gpt2_block_size,
                         .dtype = weft_config_dtype(c),
                         .train = true,
-                        .recompute = c->recompute};
+                        .recompute = c->recompute,
+                        .counted = weft_config_micro_batches(c) > 1,
+                        .contrast = two ? WEFT_CONTRAST_GIVEN : WEFT_CONTRAST_HERE};
+}
+
+/* The step's first phase, where it has two. */
+static weft_status account_first_phase(const weft_config *c, const weft_backend *backend,
+                                       int threads, double *flops, int64_t *bytes) {
+    weft_build build = training_build(c);
+    *flops = 0;
+    *bytes = 0;
+    if (!weft_config_two_phases(c)) return WEFT_OK;
+    return weft_contrast_account(c, backend, threads, &build, weft_config_micro_batches(c), flops,
+                                 bytes);
+}
+
+/* The training graph with its gradient, planned with the weights outside the arena. */
+static weft_status plan_training(const weft_config *c, const weft_backend *backend, int threads,
+                                 weft_model_graph *m, weft_plan **plan) {
+    weft_build build = training_build(c);
     return weft_model_program(c, &build, true, backend, threads, INT64_MAX, m, plan);
 }
 
@@ -90,11 +119,17 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     a->gradients_bytes = plan->peak_kept_bytes;
     a->activations_bytes = plan->peak_saved_bytes;
     a->optimizer_bytes = optimizer_bytes(c, &m);
-    a->training_bytes = a->weights_bytes + a->optimizer_bytes + plan->arena_bytes;
-    a->workspace_bytes = plan->arena_bytes - a->gradients_bytes - a->activations_bytes;
+    double first;
+    int64_t bytes;
+    weft_status status = account_first_phase(c, backend, threads, &first, &bytes);
+    a->first_phase_flops = first / (double)(tokens * weft_config_micro_batches(c));
+    a->built_flops += a->first_phase_flops;
+    bytes += plan->arena_bytes;
+    a->training_bytes = a->weights_bytes + a->optimizer_bytes + bytes;
+    a->workspace_bytes = bytes - a->gradients_bytes - a->activations_bytes;
     weft_plan_destroy(plan);
     weft_model_graph_destroy(&m);
-    return WEFT_OK;
+    return status;
 }
 
 /* What one more layer keeps: the difference of a model of three layers and one of two, since the
@@ -145,8 +180,7 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
 
 /* Sums over micro-batches: f32 for each weight, one for each level of the tree (gradients.h). */
 static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m) {
-    int64_t parts = c->batch_size / weft_config_micro_batch(c) * c->gpt2_gradient_accumulation;
-    int64_t bytes = 0, levels = 0;
+    int64_t parts = weft_config_micro_batches(c), bytes = 0, levels = 0;
     if (parts == 1) return 0;
     for (int64_t i = 0; i < m->n_parameters; i++)
         bytes += weft_tensor_count(m->parameters[i].tensor) * (int64_t)sizeof(float);
@@ -177,12 +211,15 @@ static weft_status needed_bytes(const weft_config *c, const weft_backend *backen
                                 int64_t *out) {
     weft_model_graph m;
     weft_plan *plan;
-    int64_t weights = 0, validation = 0;
+    int64_t weights = 0, validation = 0, first;
+    double flops;
+    WEFT_TRY(account_first_phase(c, backend, threads, &flops, &first));
     WEFT_TRY(validation_bytes(c, backend, threads, &validation));
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
     for (int64_t i = 0; i < m.n_parameters; i++)
         weights += weft_tensor_bytes(m.parameters[i].tensor);
-    *out = weights + optimizer_bytes(c, &m) + sums_bytes(c, &m) + plan->arena_bytes + validation;
+    *out = weights + optimizer_bytes(c, &m) + sums_bytes(c, &m) + plan->arena_bytes + validation +
+           first;
     weft_plan_destroy(plan);
     weft_model_graph_destroy(&m);
     return WEFT_OK;

@@ -22,6 +22,9 @@ typedef struct {
     double forward_flops, backward_flops;
     /* What the graph that is built does: cheap forms and recomputation included. */
     double built_flops;
+    /* Of it, the first of a step's two phases, where it has two (train/objective.h): another forward
+     * pass. */
+    double first_phase_flops;
 
     /* Bytes of a training step at the config's micro-batch, by what they hold at its fullest
      * moment: gradients are made while activations go, so neither is there in full. */
@@ -57,6 +60,10 @@ weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
 
 /* Sequences in one graph run: MICRO_BATCH, or BATCH_SIZE. */
 int64_t weft_config_micro_batch(const weft_config *c);
+/* Graph runs of a step: its BATCH_SIZE × GPT2_GRADIENT_ACCUMULATION sequences, so cut. */
+int64_t weft_config_micro_batches(const weft_config *c);
+/* Whether a step goes forward twice: see train/objective.h. */
+bool weft_config_two_phases(const weft_config *c);
 weft_dtype weft_config_dtype(const weft_config *c);
 
 #endif

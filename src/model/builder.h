@@ -64,6 +64,8 @@ typedef struct builder {
     weft_tensor *aux_z, *aux_contrastive;
     /* Of each layer [N], for the losses that are made of all layers at once; NULL: none are. */
     struct wsffn_layer *wsffn;
+    weft_contrast_form contrast;
+    weft_tensor **contexts; /* of each layer [N], where they are made one by one; NULL: not so */
 
     /* per_head_scalar's numbers, one pair for the whole model. */
     weft_tensor *couple_a, *couple_b;

@@ -77,11 +77,25 @@ static double penalty_factor(const builder *b) {
     return b->c->wsffn_lambda_z / (double)(b->batch * b->time * b->c->wsffn_n_head);
 }
 
-/* The contrastive loss of contexts [..., B, F]. */
-static weft_tensor *contrast_contexts(builder *b, weft_tensor *context, int64_t layers) {
+/* Contexts [..., B, F] as the rows that the contrastive loss compares. */
+static weft_tensor *view_contexts(builder *b, weft_tensor *context, int64_t layers) {
     int64_t heads = b->c->wsffn_n_head;
-    context = weft_view(b->g, context, layers, b->batch * heads, b->ffn / heads);
-    return weft_infonce(b->g, context, b->c->wsffn_tau, b->c->wsffn_lambda_c);
+    return weft_view(b->g, context, layers, b->batch * heads, b->ffn / heads);
+}
+
+static weft_tensor *contrast_contexts(builder *b, weft_tensor *rows) {
+    return weft_infonce(b->g, rows, b->c->wsffn_tau, b->c->wsffn_lambda_c);
+}
+
+/* Contexts of all layers, [layers, B · n_head, z], that are compared elsewhere. */
+static void hand_contexts(builder *b, weft_tensor *rows) {
+    weft_model_graph *m = b->out;
+    m->contexts = rows;
+    if (b->contrast == WEFT_CONTRAST_MEANS)
+        weft_keep(rows);
+    else if (rows)
+        m->d_contexts = weft_graph_tensor(b->g, WEFT_ROLE_INPUT, "d_contexts", rows->dtype,
+                                          rows->ndim, rows->shape);
 }
 
 /* z itself. */
@@ -89,9 +103,15 @@ static void add_direct_losses(builder *b, weft_tensor *h1, weft_tensor *w_z) {
     weft_tensor *z = project(b, weft_view(b->g, h1, b->batch * b->time, b->ffn), w_z);
     weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
     weft_tensor *mean = weft_view(b->g, weft_time_mean(b->g, h1), b->batch, b->ffn);
-    weft_tensor *contrast = contrast_contexts(b, project(b, mean, w_z), 1);
+    weft_tensor *rows = view_contexts(b, project(b, mean, w_z), 1);
     b->aux_z = add_optional(b, b->aux_z, penalty);
-    b->aux_contrastive = add_optional(b, b->aux_contrastive, contrast);
+    if (b->contrast == WEFT_CONTRAST_HERE) {
+        b->aux_contrastive = add_optional(b, b->aux_contrastive, contrast_contexts(b, rows));
+        return;
+    }
+    size_t room = (size_t)b->c->n_layer * sizeof(weft_tensor *);
+    if (!b->contexts) b->contexts = weft_graph_alloc(b->g, room);
+    if (b->contexts) b->contexts[b->layer] = rows;
 }
 
 static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
@@ -113,13 +133,22 @@ static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor 
 }
 
 static void add_sums(builder *b) {
+    int64_t heads = b->c->wsffn_n_head, layers = b->c->n_layer;
+    if (b->contexts) {
+        weft_tensor *all = weft_stack(b->g, b->contexts, layers);
+        hand_contexts(b, weft_view(b->g, all, layers, b->batch * heads, b->ffn / heads));
+    }
     if (!b->wsffn) return;
     weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *sum = stack_of(b, sum);
     weft_tensor *penalty = weft_dot(b->g, weft_gram(b->g, q), s);
     b->aux_z = weft_scale(b->g, penalty, penalty_factor(b));
     weft_tensor *context = weft_batched_matmul(b->g, sum, q, false, true);
     context = weft_scale(b->g, context, 1 / (double)b->time);
-    b->aux_contrastive = contrast_contexts(b, context, b->c->n_layer);
+    context = view_contexts(b, context, layers);
+    if (b->contrast == WEFT_CONTRAST_HERE)
+        b->aux_contrastive = contrast_contexts(b, context);
+    else
+        hand_contexts(b, context);
 }
 
 static weft_tensor *build_wsffn(builder *b, weft_tensor *x) {

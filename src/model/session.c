@@ -32,7 +32,7 @@ void weft_session_close(weft_session *s) {
 weft_status weft_session_run(weft_session *s, const int32_t *tokens, const int32_t *targets,
                              const weft_run *run) {
     WEFT_TRY(weft_exec_write(s->exec, s->graph.tokens, tokens));
-    WEFT_TRY(weft_exec_write(s->exec, s->graph.targets, targets));
+    if (targets) WEFT_TRY(weft_exec_write(s->exec, s->graph.targets, targets));
     weft_mirror_use(s->model->mirror, s->backend);
     return weft_exec_run(s->exec, run);
 }

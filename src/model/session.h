@@ -25,7 +25,7 @@ weft_status weft_session_open(const weft_model *m, const weft_backend *backend, 
                               const weft_build *build, bool grads, bool poison, weft_session *out);
 void weft_session_close(weft_session *s);
 
-/* One pass over tokens and targets, both [B, T]. */
+/* One pass over tokens and targets, both [B, T]; targets NULL: for a graph without a loss. */
 weft_status weft_session_run(weft_session *s, const int32_t *tokens, const int32_t *targets,
                              const weft_run *run);
 weft_status weft_session_losses(const weft_session *s, weft_loss_parts *out);

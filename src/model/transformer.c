@@ -144,15 +144,17 @@ static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logit
     weft_model_graph *m = b->out;
     weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
     weft_tensor *targets = weft_view(b->g, m->targets, b->batch * b->time);
-    weft_losses parts =
-        weft_cross_entropy(b->g, flat, head, targets, b->c->lambda_logits_z, b->c->logits_z_detach);
+    weft_losses parts = weft_cross_entropy(b->g, flat, head, targets, m->count,
+                                           b->c->lambda_logits_z, b->c->logits_z_detach);
     m->cross_entropy = weft_keep(parts.ce);
     m->logits_z = weft_keep(parts.z);
     m->aux_z = weft_keep(b->aux_z);
     m->aux_contrastive = weft_keep(b->aux_contrastive);
     weft_tensor *loss = weft_add(b->g, parts.ce, parts.z);
     loss = add_optional(b, loss, b->aux_z);
-    m->loss = weft_keep(add_optional(b, loss, b->aux_contrastive));
+    loss = add_optional(b, loss, b->aux_contrastive);
+    if (m->d_contexts) loss = weft_add(b->g, loss, weft_dot(b->g, m->contexts, m->d_contexts));
+    m->loss = weft_keep(loss);
     if (logits) m->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
 }
 
@@ -178,6 +180,9 @@ static void build_model(builder *b, const weft_build *build) {
     weft_tensor *head = wte;
     if (!c->gpt2_weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
+    if (b->contrast == WEFT_CONTRAST_MEANS) return;
+    if (build->counted)
+        m->count = weft_graph_tensor(b->g, WEFT_ROLE_INPUT, "count", b->stat, 0, NULL);
     build_loss(b, x, head, build->logits);
 }
 
@@ -195,6 +200,7 @@ builder builder_of(const weft_config *c, const weft_build *build, weft_model_gra
                      .train = build->train,
                      .form = build->form,
                      .given_routes = build->given_routes,
+                     .contrast = build->contrast,
                      .recompute = build->recompute,
                      .batch = build->batch,
                      .time = build->time,
@@ -241,7 +247,9 @@ weft_status weft_model_program(const weft_config *c, const weft_build *build, bo
                                     .losses = &out->loss,
                                     .outside = 1u << WEFT_ROLE_PARAM,
                                     .plan = {.memory_limit = memory_limit}};
-    weft_status status = weft_program_make(out->graph, backend, threads, &options, plan);
+    weft_status status = WEFT_OK;
+    if (build->contrast == WEFT_CONTRAST_MEANS) status = weft_graph_drop_unused(out->graph);
+    if (status == WEFT_OK) status = weft_program_make(out->graph, backend, threads, &options, plan);
     if (status != WEFT_OK) weft_model_graph_destroy(out);
     return status;
 }

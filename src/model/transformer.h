@@ -31,6 +31,14 @@ typedef struct {
  * decides. */
 typedef enum { WEFT_FORM_BY_SHAPE, WEFT_FORM_DIRECT, WEFT_FORM_CHEAP } weft_form;
 
+/* How a graph that has only a part of a step's batch takes WsFFN's contrastive loss, which compares
+ * all of its sequences (train/objective.h). */
+typedef enum {
+    WEFT_CONTRAST_HERE,  /* over the graph's own sequences */
+    WEFT_CONTRAST_MEANS, /* `contexts`, which the loss compares, are all that is made */
+    WEFT_CONTRAST_GIVEN  /* by its gradient at the contexts, the input `d_contexts` */
+} weft_contrast_form;
+
 typedef struct {
     int64_t batch, time; /* B, T; T may be less than the block size */
     weft_dtype dtype;
@@ -44,6 +52,8 @@ typedef struct {
     /* How rows reach other tokens: see builder.h. NULL: whole sequences from their first token. */
     const struct weft_reach *reach;
     void *reach_data;
+    bool counted;      /* cross-entropy is the sum over targets divided by the input `count` */
+    weft_contrast_form contrast;
 } weft_build;
 
 /* What a layer's raw scores are made from; kept where weft_build.scores asks for it. */
@@ -62,9 +72,13 @@ typedef struct {
     weft_graph *graph;
     weft_tensor *tokens;  /* [B, T] i32 input */
     weft_tensor *targets; /* [B, T] i32 input; -1: ignored */
-    weft_tensor *loss;    /* one number: the sum of the parts below; all kept */
+    weft_tensor *loss;    /* one number: the sum of the parts below; all kept. With
+                             WEFT_CONTRAST_GIVEN it has ⟨contexts, d_contexts⟩ for the contrastive
+                             part; with WEFT_CONTRAST_MEANS there is none */
     weft_tensor *cross_entropy, *logits_z;
     weft_tensor *aux_z, *aux_contrastive; /* NULL where there is none */
+    weft_tensor *count;                   /* [] of the statistics' type; NULL: not asked for */
+    weft_tensor *contexts, *d_contexts;   /* [layers, B · n_head, z]; NULL where not asked for */
     weft_tensor *logits;                  /* [B, T, V] if asked for */
     weft_layer_scores *scores;            /* [layers] if asked for */
     weft_parameter *parameters;           /* in the order they are made */

@@ -3,6 +3,7 @@
  *     l = x wᵀ        lse_n = log Σ_v exp(l_nv)
  *     ce = mean over n with t_n ≥ 0 of (lse_n − l_n,t_n)        z = λ · mean over n of lse_n²
  *
+ * or, with a count, ce = 1/count · Σ over them: the share of these rows in the mean of a larger batch.
  * The logits [N, V] are the largest matrix of a model and never exist as a whole: they are made in
  * parts, and gone when the next part comes. The gradient, with d_ce and d_z those of the two
  * losses:
@@ -33,6 +34,10 @@ static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
                                weft_tensor_describe(x), weft_tensor_describe(w),
                                (long long)weft_tensor_width(x));
     WEFT_TRY(weft_check_shape(g, n, "targets", targets, x->ndim - 1, x->shape));
+    const weft_tensor *count = n->in[WEFT_CE_COUNT];
+    if (count && (weft_tensor_count(count) != 1 || count->dtype != weft_stat_dtype(x)))
+        return weft_graph_fail(g, "cross_entropy: count is %s, but it must be one number of type %s",
+                               weft_tensor_describe(count), weft_dtype_name(weft_stat_dtype(x)));
     if (weft_tensor_rows(x) > INT32_MAX || w->shape[0] > INT32_MAX || w->shape[1] > INT32_MAX)
         return weft_graph_fail(g, "cross_entropy: a side of %s or %s is past 2^31 - 1",
                                weft_tensor_describe(x), weft_tensor_describe(w));
@@ -75,6 +80,7 @@ static weft_status cross_entropy_grad(weft_graph *g, const weft_node *n, weft_te
         [WEFT_CE_BACK_D_CE] = d_out[WEFT_CE_LOSS],
         [WEFT_CE_BACK_D_Z] = d_z,
         [WEFT_CE_BACK_D_LSE] = d_out[WEFT_CE_LSE],
+        [WEFT_CE_BACK_COUNT] = n->in[WEFT_CE_COUNT],
     };
     if (ask_for_gradients(g, n, d_out)) {
         const weft_node *made = maker(n);
@@ -132,10 +138,10 @@ const weft_op weft_op_cross_entropy_back = {
 };
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
-                               double z, bool detach) {
+                               weft_tensor *count, double z, bool detach) {
     weft_cross_entropy_attr attr = {z, detach};
-    weft_tensor *in[] = {x, w, targets};
-    weft_node *n = weft_graph_append(g, &weft_op_cross_entropy, in, WEFT_CE_INPUTS, WEFT_CE_INPUTS,
+    weft_tensor *in[WEFT_CE_INPUTS] = {x, w, targets, count};
+    weft_node *n = weft_graph_append(g, &weft_op_cross_entropy, in, WEFT_CE_INPUTS, WEFT_CE_COUNT,
                                      WEFT_CE_OUTPUTS, &attr, sizeof attr);
     return n ? (weft_losses){n->out[WEFT_CE_LOSS], n->out[WEFT_CE_Z], n->out[WEFT_CE_LSE]}
              : (weft_losses){0};

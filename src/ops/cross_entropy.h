@@ -5,7 +5,8 @@
 #include "core/graph.h"
 
 typedef struct {
-    weft_tensor *ce;  /* []: mean over the targets that count; 0 where none does */
+    weft_tensor *ce;  /* []: mean over the targets that count, or their sum over `count`; 0 where
+                         none does */
     weft_tensor *z;   /* []: z · mean over all rows of lse² */
     weft_tensor *lse; /* of targets' shape: the logsumexp of each row of logits */
 } weft_losses;
@@ -13,26 +14,29 @@ typedef struct {
 /* Logits are x wᵀ: x [..., E], w [V, E]; targets [...] i32 with x's leading dimensions, −1: does
  * not count; any other value outside [0, V) fails the run. With detach the z-loss is a number only,
  * and trains nothing. The three outputs are of the statistics' type. Logits as such: weft_linear.
- * */
+ *
+ * `count` [], of the statistics' type: what ce's sum is divided by in place of the number of these
+ * rows' targets, for rows that are part of a larger batch. NULL: that number. It has no gradient. */
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
-                               double z, bool detach);
+                               weft_tensor *count, double z, bool detach);
 
 /* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
  * the z-loss trains: weft_graph_backward asks for them (cross_entropy.c). dw is of the statistics'
  * type. */
-enum { WEFT_CE_X, WEFT_CE_W, WEFT_CE_TARGETS, WEFT_CE_INPUTS };
+enum { WEFT_CE_X, WEFT_CE_W, WEFT_CE_TARGETS, WEFT_CE_COUNT, WEFT_CE_INPUTS };
 enum { WEFT_CE_LOSS, WEFT_CE_Z, WEFT_CE_LSE, WEFT_CE_DX, WEFT_CE_DW, WEFT_CE_OUTPUTS };
 
-/* Inputs of cross_entropy_back, after those of cross_entropy; the d_ are NULL where nothing depends
- * on the output, the last two where the forward pass made no gradients. Outputs: dx, dw, each NULL
- * where it is not wanted. */
+/* Inputs of cross_entropy_back, after the first three of cross_entropy; the d_ are NULL where nothing
+ * depends on the output, dx and dw where the forward pass made no gradients. Outputs: dx, dw, each
+ * NULL where it is not wanted. */
 enum {
-    WEFT_CE_BACK_LSE = WEFT_CE_INPUTS,
+    WEFT_CE_BACK_LSE = WEFT_CE_TARGETS + 1,
     WEFT_CE_BACK_D_CE,
     WEFT_CE_BACK_D_Z,
     WEFT_CE_BACK_D_LSE,
     WEFT_CE_BACK_DX,
     WEFT_CE_BACK_DW,
+    WEFT_CE_BACK_COUNT,
     WEFT_CE_BACK_INPUTS
 };
 

@@ -272,10 +272,14 @@ static bool is_finite(const void *data, weft_dtype dtype, int64_t count) {
     return true;
 }
 
+weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
+    if (g->count == 1) return g->from[weight];
+    return (weft_gradient){g->dtype, level_data(g, 0, weight)};
+}
+
 const char *weft_gradients_find_bad(const weft_gradients *g) {
     for (int64_t w = 0; w < g->n; w++) {
-        weft_gradient from =
-            g->count == 1 ? g->from[w] : (weft_gradient){g->dtype, level_data(g, 0, w)};
+        weft_gradient from = weft_gradients_of(g, w);
         int64_t count = g->weights[w].count, bytes = count * (int64_t)weft_dtype_size(from.dtype);
         if (!from.data) continue;
         void *copy = g->backend->remote ? malloc((size_t)bytes) : NULL;

@@ -26,6 +26,9 @@ weft_status weft_gradients_add(weft_gradients *g);
 /* Forgets the micro-batches taken so far. */
 void weft_gradients_restart(weft_gradients *g);
 
+/* After `count` micro-batches: where a weight's mean lies in the backend's memory; data NULL: zeros. */
+weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight);
+
 /* The name of the first weight with a gradient that is not finite, after `count` micro-batches;
  * NULL: all are. */
 const char *weft_gradients_find_bad(const weft_gradients *g);

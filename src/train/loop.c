@@ -9,8 +9,8 @@
 #include "data/prefetch.h"
 #include "model/account.h"
 #include "train/checkpoint.h"
-#include "train/gradients.h"
 #include "train/metrics.h"
+#include "train/objective.h"
 #include "train/schedule.h"
 #include "train/stop.h"
 #include "train/validation.h"
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { AHEAD = 3, NOTE_ROOM = 160 };
+enum { AHEAD = 2, NOTE_ROOM = 160 };
 
 typedef struct {
     const weft_config *config;
@@ -32,8 +32,7 @@ typedef struct {
     weft_prefetch *feed;
     weft_model *model;
     weft_optimizer *optimizer;
-    weft_session session;
-    weft_gradients *gradients;
+    weft_objective *objective;
     weft_validation *validation;
     weft_metrics *metrics;
     weft_progress *progress;
@@ -130,20 +129,14 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
 static weft_status open_passes(trainer *t, const weft_backend *backend, weft_pool *pool) {
     const weft_config *c = t->config;
     t->micro = weft_config_micro_batch(c);
-    t->parts = c->batch_size / t->micro * c->gpt2_gradient_accumulation;
-    weft_build build = {.batch = t->micro,
-                        .time = c->gpt2_block_size,
-                        .dtype = t->model->dtype,
-                        .train = true,
-                        .recompute = c->recompute};
-    WEFT_TRY(weft_session_open(t->model, backend, pool, &build, true, false, &t->session));
-    WEFT_TRY(weft_gradients_create(t->optimizer, &t->session, pool, t->parts, &t->gradients));
+    t->parts = weft_config_micro_batches(c);
+    WEFT_TRY(weft_objective_open(t->optimizer, pool, NULL, &t->objective));
     WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, &t->validation));
     weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
                                   .seed = (uint64_t)c->seed,
                                   .iteration = (uint32_t)t->state.iteration,
-                                  .sequences = t->micro,
-                                  .parts = t->parts,
+                                  .sequences = t->micro * t->parts,
+                                  .parts = 1,
                                   .time = c->gpt2_block_size,
                                   .ahead = AHEAD};
     return weft_prefetch_open(t->dataset, &feed, &t->feed);
@@ -185,36 +178,19 @@ static void close_trainer(trainer *t, bool done) {
     weft_metrics_close(t->metrics);
     weft_prefetch_close(t->feed);
     weft_validation_close(t->validation);
-    weft_gradients_destroy(t->gradients);
-    weft_session_close(&t->session);
+    weft_objective_close(t->objective);
     weft_optimizer_destroy(t->optimizer);
     weft_model_destroy(t->model);
     weft_tokenizer_close(t->tokenizer);
     weft_dataset_close(t->dataset);
 }
 
-/* Forward and backward over the whole batch: the mean loss by parts, and the gradients. */
-static weft_status run_batch(trainer *t, weft_loss_parts *mean) {
-    double weight = 1.0 / (double)t->parts;
-    *mean = (weft_loss_parts){0};
-    weft_gradients_restart(t->gradients);
-    for (int64_t i = 0; i < t->parts; i++) {
-        const weft_batch *b;
-        weft_loss_parts p;
-        WEFT_TRY(weft_prefetch_next(t->feed, &b));
-        weft_run run = {.seed = (uint64_t)t->config->seed,
-                        .iteration = (uint32_t)t->state.iteration,
-                        .sequence = (uint32_t)(i * t->micro)};
-        WEFT_TRY(weft_session_run(&t->session, b->tokens, b->targets, &run));
-        WEFT_TRY(weft_session_losses(&t->session, &p));
-        WEFT_TRY(weft_gradients_add(t->gradients));
-        mean->loss += weight * p.loss;
-        mean->cross_entropy += weight * p.cross_entropy;
-        mean->aux_z += weight * p.aux_z;
-        mean->aux_contrastive += weight * p.aux_contrastive;
-        mean->logits_z += weight * p.logits_z;
-    }
-    return WEFT_OK;
+/* Forward and backward over the whole batch: the loss by parts, and the gradients. */
+static weft_status run_batch(trainer *t, weft_loss_parts *out) {
+    const weft_batch *b;
+    weft_run run = {.seed = (uint64_t)t->config->seed, .iteration = (uint32_t)t->state.iteration};
+    WEFT_TRY(weft_prefetch_next(t->feed, &b));
+    return weft_objective_run(t->objective, b->tokens, b->targets, &run, out);
 }
 
 /* The first weight that is not finite; NULL: all are. */
@@ -238,7 +214,7 @@ static const char *find_bad_weight(const weft_model *m) {
 /* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
 static void name_culprit(const trainer *t, char *text, size_t room) {
     const char *weight = find_bad_weight(t->model);
-    const char *gradient = weight ? NULL : weft_gradients_find_bad(t->gradients);
+    const char *gradient = weight ? NULL : weft_objective_find_bad(t->objective);
     if (weight)
         snprintf(text, room, "weight %s", weight);
     else if (gradient)

@@ -10,12 +10,19 @@
 
 enum { AHEAD = 2 };
 
+/* The mean over a run's targets, and how many they are. */
+typedef struct {
+    double cross_entropy;
+    int64_t targets;
+} run_loss;
+
 struct weft_validation {
     const weft_model *model;
     const weft_dataset *dataset;
     weft_session session;
     double *logits; /* [B, T, V] of a run, where there is a metric */
     int64_t batch, time, parts;
+    run_loss *runs; /* [parts] of a batch */
 };
 
 weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
@@ -31,8 +38,11 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     v->batch = weft_config_micro_batch(c);
     v->time = c->gpt2_block_size;
     v->parts = c->batch_size / v->batch;
+    v->runs = calloc((size_t)v->parts, sizeof *v->runs);
     weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};
-    weft_status status = weft_session_open(m, backend, pool, &build, false, false, &v->session);
+    weft_status status = v->runs ? WEFT_OK : weft_fail(WEFT_ENOMEM, "evaluation: no memory");
+    if (status == WEFT_OK)
+        status = weft_session_open(m, backend, pool, &build, false, false, &v->session);
     if (status == WEFT_OK && scored) {
         v->logits = malloc((size_t)(v->batch * v->time * c->vocab_size) * sizeof *v->logits);
         if (!v->logits) status = weft_fail(WEFT_ENOMEM, "evaluation: no memory for the logits");
@@ -49,6 +59,7 @@ void weft_validation_close(weft_validation *v) {
     if (!v) return;
     weft_session_close(&v->session);
     free(v->logits);
+    free(v->runs);
     free(v);
 }
 
@@ -71,20 +82,39 @@ static weft_status count_right(weft_validation *v, const weft_batch *b, int64_t 
     return WEFT_OK;
 }
 
-static weft_status run_all(weft_validation *v, weft_prefetch *feed, double *loss, double *metric) {
-    int64_t runs = v->model->config.gpt2_eval_samples * v->parts, right = 0, asked = 0;
-    double sum = 0;
-    for (int64_t i = 0; i < runs; i++) {
-        const weft_batch *b;
-        double cross_entropy;
-        WEFT_TRY(weft_prefetch_next(feed, &b));
-        WEFT_TRY(weft_session_run(&v->session, b->tokens, b->targets, &(weft_run){0}));
-        WEFT_TRY(
-            weft_session_values(&v->session, v->session.graph.cross_entropy, 1, &cross_entropy));
-        sum += cross_entropy;
-        if (v->logits) WEFT_TRY(count_right(v, b, &right, &asked));
+static weft_status run_one(weft_validation *v, const weft_batch *b, run_loss *out) {
+    out->targets = 0;
+    for (int64_t i = 0; i < v->batch * v->time; i++)
+        out->targets += b->targets[i] >= 0;
+    WEFT_TRY(weft_session_run(&v->session, b->tokens, b->targets, &(weft_run){0}));
+    return weft_session_values(&v->session, v->session.graph.cross_entropy, 1,
+                               &out->cross_entropy);
+}
+
+/* The mean over the targets of a batch of BATCH_SIZE sequences, however it is cut. */
+static double join_runs(const run_loss *runs, int64_t n) {
+    double sum = 0, targets = 0;
+    if (n == 1) return runs[0].cross_entropy;
+    for (int64_t i = 0; i < n; i++) {
+        sum += runs[i].cross_entropy * (double)runs[i].targets;
+        targets += (double)runs[i].targets;
     }
-    *loss = sum / (double)runs;
+    return targets > 0 ? sum / targets : 0;
+}
+
+static weft_status run_all(weft_validation *v, weft_prefetch *feed, double *loss, double *metric) {
+    int64_t samples = v->model->config.gpt2_eval_samples, right = 0, asked = 0;
+    double sum = 0;
+    for (int64_t s = 0; s < samples; s++) {
+        for (int64_t i = 0; i < v->parts; i++) {
+            const weft_batch *b;
+            WEFT_TRY(weft_prefetch_next(feed, &b));
+            WEFT_TRY(run_one(v, b, &v->runs[i]));
+            if (v->logits) WEFT_TRY(count_right(v, b, &right, &asked));
+        }
+        sum += join_runs(v->runs, v->parts);
+    }
+    *loss = sum / (double)samples;
     *metric = asked ? (double)right / (double)asked : NAN;
     return WEFT_OK;
 }

@@ -69,6 +69,20 @@ static void test_recomputed_layers_keep_their_input(void **state) {
     assert_true(b.built_flops > a.built_flops && b.built_flops < 1.34 * a.built_flops);
 }
 
+/* The contrastive loss over several micro-batches takes a forward pass more, without the head. */
+static void test_first_phase_is_counted(void **state) {
+    (void)state;
+    const char *whole[] = {"FFN=wsffn", "BATCH_SIZE=8", NULL};
+    const char *cut[] = {"FFN=wsffn", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
+    const char *one[] = {"FFN=wsffn", "BATCH_SIZE=8", "MICRO_BATCH=2", "WSFFN_LAMBDA_C=0", NULL};
+    weft_account a = account_of(whole, -1), b = account_of(cut, -1), c = account_of(one, -1);
+    assert_true(a.first_phase_flops == 0 && c.first_phase_flops == 0);
+    assert_true(b.first_phase_flops > 0.15 * c.built_flops);
+    assert_true(b.first_phase_flops < 0.34 * c.built_flops);
+    assert_true(b.built_flops >= c.built_flops + 0.99 * b.first_phase_flops);
+    assert_true(b.training_bytes > c.training_bytes);
+}
+
 static void test_memory_adds_up(void **state) {
     (void)state;
     const char *small[] = {
@@ -114,6 +128,7 @@ int main(void) {
         cmocka_unit_test(test_steps_4_and_5_are_2_and_3),
         cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
         cmocka_unit_test(test_recomputed_layers_keep_their_input),
+        cmocka_unit_test(test_first_phase_is_counted),
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
     };

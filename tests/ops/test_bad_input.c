@@ -316,12 +316,13 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(infonce_tau_of_zero, "infonce", weft_infonce(g, F(3, 4), 0, 1))                              \
     X(infonce_integers, "infonce", weft_infonce(g, I(3, 4), 0.07, 1))                              \
     /* cross-entropy: 6 rows of 3, vocabulary 5 */                                                 \
-    X(ce_other_width, "cross_entropy", weft_cross_entropy(g, F(6, 3), F(5, 4), I(6), 0, false).ce) \
+    X(ce_other_width, "cross_entropy",                                                             \
+      weft_cross_entropy(g, F(6, 3), F(5, 4), I(6), NULL, 0, false).ce)                            \
     X(ce_other_targets, "cross_entropy",                                                           \
-      weft_cross_entropy(g, F(6, 3), F(5, 3), I(5), 0, false).ce)                                  \
+      weft_cross_entropy(g, F(6, 3), F(5, 3), I(5), NULL, 0, false).ce)                            \
     X(ce_float_targets, "cross_entropy",                                                           \
-      weft_cross_entropy(g, F(6, 3), F(5, 3), F(6), 0, false).ce)                                  \
-    X(ce_mixed, "cross_entropy", weft_cross_entropy(g, D(6, 3), F(5, 3), I(6), 0, false).ce)       \
+      weft_cross_entropy(g, F(6, 3), F(5, 3), F(6), NULL, 0, false).ce)                            \
+    X(ce_mixed, "cross_entropy", weft_cross_entropy(g, D(6, 3), F(5, 3), I(6), NULL, 0, false).ce) \
     /* optimizer */                                                                                \
     X(global_norm_of_integers, "global_norm", norm_of(g, F(3), I(3)))                              \
     X(global_norm_mixed, "global_norm", norm_of(g, F(3), D(3)))                                    \

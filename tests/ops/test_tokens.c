@@ -137,7 +137,7 @@ static loss_bench open_loss(void) {
     l.x = weft_new_tensor(g, WEFT_ROLE_PARAM, "x", WEFT_F32, 2, 3, 4);
     l.w = weft_new_tensor(g, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 4);
     l.targets = weft_new_tensor(g, WEFT_ROLE_INPUT, "targets", WEFT_I32, 2, 3);
-    l.loss = weft_cross_entropy(g, l.x, l.w, l.targets, 0.1, true);
+    l.loss = weft_cross_entropy(g, l.x, l.w, l.targets, NULL, 0.1, true);
     weft_keep(l.loss.ce);
     weft_keep(l.loss.z);
     assert_int_equal(weft_graph_backward(g, l.loss.ce, NULL), WEFT_OK);
@@ -181,7 +181,7 @@ static void test_loss_shapes_are_refused(void **state) {
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, 6, 4);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 3);
     weft_tensor *targets = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, 6);
-    assert_null(weft_cross_entropy(b.graph, x, w, targets, 0, false).ce);
+    assert_null(weft_cross_entropy(b.graph, x, w, targets, NULL, 0, false).ce);
     assert_int_equal(weft_graph_status(b.graph), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "[6, 4]"));
     assert_non_null(strstr(weft_error_message(), "[5, 3]"));
@@ -190,7 +190,7 @@ static void test_loss_shapes_are_refused(void **state) {
     x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, 6, 4);
     w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, 5, 4);
     targets = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, 7);
-    assert_null(weft_cross_entropy(b.graph, x, w, targets, 0, false).ce);
+    assert_null(weft_cross_entropy(b.graph, x, w, targets, NULL, 0, false).ce);
     assert_int_equal(weft_graph_status(b.graph), WEFT_EINPUT);
     weft_graph_destroy(b.graph);
 }
@@ -201,7 +201,7 @@ static int64_t scratch_bytes(int64_t rows, int64_t vocabulary) {
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", WEFT_F32, rows, 8);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", WEFT_F32, vocabulary, 8);
     weft_tensor *t = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, rows);
-    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, 0, false);
+    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, 0, false);
     assert_int_equal(weft_graph_backward(b.graph, loss.ce, NULL), WEFT_OK);
     open_run(&b);
     int64_t bytes = weft_exec_plan(b.exec)->workspace_bytes;
@@ -308,7 +308,7 @@ static void check_large_loss(weft_dtype dtype, double z, float d_ce, float d_z, 
     weft_tensor *t = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, ROWS);
     weft_tensor *seed[] = {weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_ce", WEFT_F32, 0, NULL),
                            weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_z", WEFT_F32, 0, NULL)};
-    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, z, false);
+    weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, z, false);
     weft_tensor *losses[] = {weft_keep(loss.ce), weft_keep(loss.z)};
     assert_int_equal(weft_graph_backward_many(b.graph, 2, losses, seed), WEFT_OK);
     open_run(&b);

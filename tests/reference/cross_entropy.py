@@ -14,7 +14,7 @@ def cross_entropy(c):
     counted = targets >= 0
     picked = logits[torch.arange(n), targets.clamp(min=0)]
     losses = torch.where(counted, lse - picked, 0.0)
-    c.output("ce", losses.sum() / max(1, int(counted.sum())))
+    c.output("ce", losses.sum() / (c.number("over", 0) or max(1, int(counted.sum()))))
     detach = c.integer("detach", 0)
     c.output("z", c.number("z", 0) * (lse * lse).mean(), grad=not detach)
     c.output("lse", lse, grad=False)

@@ -1,5 +1,6 @@
 /* Cases of the fused linear and cross-entropy. */
 #include "cases.h"
+#include "ops/arith.h"
 #include "ops/cross_entropy.h"
 
 static void build_cross_entropy(test_case *c) {
@@ -9,8 +10,11 @@ static void build_cross_entropy(test_case *c) {
     int64_t limit = case_int(c, "ignore", 0) ? v + 2 : v;
     weft_tensor *targets = case_ids(c, "targets", limit, v, 1, (int64_t[]){n});
     bool detach = case_int(c, "detach", 0);
+    double over = case_number(c, "over", 0);
+    weft_tensor *count =
+        over > 0 ? weft_fill(case_graph(c), case_stat_dtype(c), 0, NULL, over) : NULL;
     weft_losses losses =
-        weft_cross_entropy(case_graph(c), x, w, targets, case_number(c, "z", 0), detach);
+        weft_cross_entropy(case_graph(c), x, w, targets, count, case_number(c, "z", 0), detach);
     case_output(c, "ce", CASE_DIFF, losses.ce);
     case_output(c, "z", detach ? CASE_CONST : CASE_DIFF, losses.z);
     case_output(c, "lse", CASE_CONST, losses.lse);

@@ -53,8 +53,8 @@ static __global__ void join_losses(int64_t rows, entropy_rows k, double z, float
     ce = block_sum_double(ce, shared);
     squares = block_sum_double(squares, shared);
     if (threadIdx.x > 0) return;
-    int32_t count = *k.seeds.count;
-    *ce_out = (float)(count ? ce / count : 0);
+    double divisor = k.seeds.given ? (double)*k.seeds.given : (double)*k.seeds.count;
+    *ce_out = (float)(divisor > 0 ? ce / divisor : 0);
     *z_out = (float)(z != 0 ? z * squares / (double)rows : 0);
 }
 
@@ -198,7 +198,8 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_pla
 }
 
 /* The rows' numbers that both nodes share; counts the targets. */
-static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_plan &k) {
+static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_plan &k,
+                               const weft_tensor *count) {
     char *work = workspace_of<char>(x, n);
     entropy_rows rows = {};
     rows.words = k.words;
@@ -207,6 +208,7 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_p
     rows.picked = (float *)(work + k.picked);
     rows.gradients = k.dx || k.dw;
     rows.seeds.count = (int32_t *)work;
+    rows.seeds.given = data_of<float>(x, count);
     rows.seeds.ce_scale = 1;
     rows.seeds.z_scale = (float)(2 * ATTR(n, weft_cross_entropy_attr)->z / (double)k.rows);
     count_targets<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, k.words, rows.targets,
@@ -218,7 +220,7 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
     const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
     entropy_plan k = plan_entropy(n, dx, dw);
-    entropy_rows rows = start_rows(x, n, k);
+    entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_COUNT]);
     rows.lse = data_of<float>(x, n->out[WEFT_CE_LSE]);
     if (!weft_z_trains(attr)) rows.seeds.z_scale = 0;
     WEFT_TRY(run_parts(x, n, k, rows, false, weft_data(x, dx), weft_data(x, dw)));
@@ -279,7 +281,7 @@ static __global__ void scale_over(int64_t count, any_tensor v, const float *fact
 
 static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
     entropy_plan k = plan_entropy(n, n->out[0], n->out[1]);
-    entropy_rows rows = start_rows(x, n, k);
+    entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_BACK_COUNT]);
     rows.lse = data_of<float>(x, n->in[WEFT_CE_BACK_LSE]);
     rows.seeds.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
     rows.seeds.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);

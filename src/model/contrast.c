@@ -1,0 +1,161 @@
+/* A session that goes no further than the contexts, and a graph of the one loss over all of them. */
+#include "model/contrast.h"
+
+#include "ops/arith.h"
+#include "ops/contrastive.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The loss of all contexts and its gradient. */
+typedef struct {
+    weft_graph *graph;
+    weft_tensor *x, *loss;
+} loss_graph;
+
+struct weft_contrast {
+    weft_session means;
+    loss_graph whole_loss;
+    weft_exec *exec;
+    int64_t parts, layers;
+    size_t stride;        /* bytes of one micro-batch's contexts in one layer */
+    unsigned char *whole; /* [layers, parts, stride]: the contexts, then their gradient */
+    unsigned char *one;   /* [layers, stride]: of one micro-batch */
+};
+
+static weft_build means_of(const weft_build *build) {
+    weft_build means = *build;
+    means.contrast = WEFT_CONTRAST_MEANS;
+    means.recompute = false;
+    return means;
+}
+
+/* `part` are the contexts of one micro-batch. */
+static weft_status build_loss(const weft_config *c, const weft_tensor *part, int64_t parts,
+                              loss_graph *out) {
+    WEFT_TRY(weft_graph_create(&out->graph));
+    out->x = weft_new_tensor(out->graph, WEFT_ROLE_INPUT, "contexts", part->dtype, part->shape[0],
+                             part->shape[1] * parts, part->shape[2]);
+    if (out->x) out->x->needs_grad = true;
+    out->loss = weft_keep(weft_infonce(out->graph, out->x, c->wsffn_tau, c->wsffn_lambda_c));
+    WEFT_TRY(weft_graph_status(out->graph));
+    weft_tensor *seed = weft_fill(out->graph, out->loss->dtype, 0, NULL, (double)parts);
+    return weft_graph_backward(out->graph, out->loss, seed);
+}
+
+static weft_status allocate(weft_contrast *c) {
+    const weft_tensor *part = c->means.graph.contexts;
+    size_t bytes = (size_t)weft_tensor_bytes(part);
+    c->layers = part->shape[0];
+    c->stride = bytes / (size_t)c->layers;
+    c->one = malloc(bytes);
+    c->whole = malloc(bytes * (size_t)c->parts);
+    if (c->one && c->whole) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "training: no memory for the contexts of %lld micro-batches",
+                     (long long)c->parts);
+}
+
+weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                               const weft_build *build, int64_t parts, weft_contrast **out) {
+    *out = NULL;
+    weft_contrast *c = calloc(1, sizeof *c);
+    if (!c) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    c->parts = parts;
+    weft_build means = means_of(build);
+    weft_status status = weft_session_open(m, backend, pool, &means, false, false, &c->means);
+    if (status == WEFT_OK) status = allocate(c);
+    if (status == WEFT_OK)
+        status = build_loss(&m->config, c->means.graph.contexts, parts, &c->whole_loss);
+    if (status == WEFT_OK)
+        status = weft_exec_create(c->whole_loss.graph, backend, pool, NULL, &c->exec);
+    if (status != WEFT_OK) {
+        weft_contrast_close(c);
+        return status;
+    }
+    *out = c;
+    return WEFT_OK;
+}
+
+void weft_contrast_close(weft_contrast *c) {
+    if (!c) return;
+    weft_exec_destroy(c->exec);
+    if (c->whole_loss.graph) weft_graph_destroy(c->whole_loss.graph);
+    weft_session_close(&c->means);
+    free(c->one);
+    free(c->whole);
+    free(c);
+}
+
+/* Where a micro-batch's contexts of a layer lie among all. */
+static unsigned char *place_of(const weft_contrast *c, int64_t layer, int64_t part) {
+    return c->whole + (size_t)(layer * c->parts + part) * c->stride;
+}
+
+weft_status weft_contrast_add(weft_contrast *c, int64_t part, const int32_t *tokens,
+                              const weft_run *run) {
+    WEFT_TRY(weft_session_run(&c->means, tokens, NULL, run));
+    WEFT_TRY(weft_exec_read(c->means.exec, c->means.graph.contexts, c->one));
+    for (int64_t l = 0; l < c->layers; l++)
+        memcpy(place_of(c, l, part), c->one + (size_t)l * c->stride, c->stride);
+    return WEFT_OK;
+}
+
+weft_status weft_contrast_compare(weft_contrast *c, double *loss) {
+    double raw; /* room for either type */
+    const loss_graph *g = &c->whole_loss;
+    WEFT_TRY(weft_exec_write(c->exec, g->x, c->whole));
+    WEFT_TRY(weft_exec_run(c->exec, NULL));
+    WEFT_TRY(weft_exec_read(c->exec, g->loss, &raw));
+    weft_weight_read(&(weft_weight){.dtype = g->loss->dtype, .count = 1, .data = &raw}, loss);
+    return weft_exec_read(c->exec, g->x->grad, c->whole);
+}
+
+weft_status weft_contrast_give(weft_contrast *c, int64_t part, weft_session *to) {
+    for (int64_t l = 0; l < c->layers; l++)
+        memcpy(c->one + (size_t)l * c->stride, place_of(c, l, part), c->stride);
+    return weft_exec_write(to->exec, to->graph.d_contexts, c->one);
+}
+
+static void account_graph(const weft_graph *g, const weft_plan *plan, double *flops,
+                          int64_t *bytes) {
+    *bytes += plan->arena_bytes;
+    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
+        const weft_node *n = weft_graph_node(g, i);
+        if (n->op->flops) *flops += (double)n->op->flops(n);
+    }
+}
+
+static weft_status account_loss(const weft_config *c, const weft_backend *backend, int threads,
+                                const weft_tensor *part, int64_t parts, double *flops,
+                                int64_t *bytes) {
+    loss_graph loss = {0};
+    weft_plan *plan = NULL;
+    weft_plan_options options = {.memory_limit = INT64_MAX};
+    weft_status status = build_loss(c, part, parts, &loss);
+    bool *bound = calloc((size_t)weft_graph_tensor_count(loss.graph) + 1, sizeof *bound);
+    if (status == WEFT_OK && !bound) status = weft_fail(WEFT_ENOMEM, "plan: no memory");
+    if (status == WEFT_OK)
+        status = weft_plan_create(loss.graph, backend, threads, bound, &options, &plan);
+    if (status == WEFT_OK) account_graph(loss.graph, plan, flops, bytes);
+    weft_plan_destroy(plan);
+    free(bound);
+    weft_graph_destroy(loss.graph);
+    return status;
+}
+
+weft_status weft_contrast_account(const weft_config *c, const weft_backend *backend, int threads,
+                                  const weft_build *build, int64_t parts, double *flops,
+                                  int64_t *bytes) {
+    weft_build means = means_of(build);
+    weft_model_graph m;
+    weft_plan *plan;
+    *flops = 0;
+    *bytes = 0;
+    WEFT_TRY(weft_model_program(c, &means, false, backend, threads, INT64_MAX, &m, &plan));
+    account_graph(m.graph, plan, flops, bytes);
+    weft_plan_destroy(plan);
+    *flops *= (double)parts;
+    weft_status status = account_loss(c, backend, threads, m.contexts, parts, flops, bytes);
+    weft_model_graph_destroy(&m);
+    return status;
+}

@@ -1,0 +1,134 @@
+/* The micro-batches of a step one after the other, and what they have to know of each other. */
+#include "train/objective.h"
+
+#include "model/account.h"
+#include "model/contrast.h"
+#include "train/gradients.h"
+
+#include <stdlib.h>
+
+struct weft_objective {
+    const weft_model *model;
+    weft_session session;
+    weft_gradients *gradients;
+    weft_contrast *contrast;    /* NULL: one phase */
+    int64_t micro, parts, time; /* sequences of a graph run; graph runs; tokens of a sequence */
+};
+
+static weft_status open_passes(weft_objective *o, weft_optimizer *optimizer, weft_pool *pool,
+                               const weft_objective_options *options) {
+    const weft_config *c = &o->model->config;
+    const weft_backend *backend = weft_optimizer_backend(optimizer);
+    bool two = weft_config_two_phases(c);
+    weft_build build = {.batch = o->micro,
+                        .time = o->time,
+                        .dtype = o->model->dtype,
+                        .train = true,
+                        .form = options->form,
+                        .recompute = c->recompute,
+                        .counted = o->parts > 1,
+                        .contrast = two ? WEFT_CONTRAST_GIVEN : WEFT_CONTRAST_HERE};
+    WEFT_TRY(
+        weft_session_open(o->model, backend, pool, &build, true, options->poison, &o->session));
+    if (two) WEFT_TRY(weft_contrast_open(o->model, backend, pool, &build, o->parts, &o->contrast));
+    return weft_gradients_create(optimizer, &o->session, pool, o->parts, &o->gradients);
+}
+
+weft_status weft_objective_open(weft_optimizer *optimizer, weft_pool *pool,
+                                const weft_objective_options *options, weft_objective **out) {
+    static const weft_objective_options defaults;
+    *out = NULL;
+    weft_objective *o = calloc(1, sizeof *o);
+    if (!o) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    o->model = weft_optimizer_model(optimizer);
+    o->micro = weft_config_micro_batch(&o->model->config);
+    o->parts = weft_config_micro_batches(&o->model->config);
+    o->time = o->model->config.gpt2_block_size;
+    weft_status status = open_passes(o, optimizer, pool, options ? options : &defaults);
+    if (status != WEFT_OK) {
+        weft_objective_close(o);
+        return status;
+    }
+    *out = o;
+    return WEFT_OK;
+}
+
+void weft_objective_close(weft_objective *o) {
+    if (!o) return;
+    weft_gradients_destroy(o->gradients);
+    weft_contrast_close(o->contrast);
+    weft_session_close(&o->session);
+    free(o);
+}
+
+static weft_run run_of_part(const weft_objective *o, const weft_run *run, int64_t part) {
+    weft_run own = *run;
+    own.sequence += (uint32_t)(part * o->micro);
+    return own;
+}
+
+static int64_t count_targets(const int32_t *targets, int64_t n) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        count += targets[i] >= 0;
+    return count;
+}
+
+/* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is
+ * the mean over targets. Where they have equally many targets it is that number. */
+static weft_status write_count(weft_objective *o, int64_t targets) {
+    double count = (double)targets / (double)o->parts;
+    float narrow = (float)count;
+    const weft_tensor *t = o->session.graph.count;
+    return weft_exec_write(o->session.exec, t, t->dtype == WEFT_F64 ? (const void *)&count : &narrow);
+}
+
+/* The first phase. */
+static weft_status contrast_all(weft_objective *o, const int32_t *tokens, const weft_run *run,
+                                double *loss) {
+    for (int64_t i = 0; i < o->parts; i++) {
+        weft_run own = run_of_part(o, run, i);
+        WEFT_TRY(weft_contrast_add(o->contrast, i, tokens + i * o->micro * o->time, &own));
+    }
+    return weft_contrast_compare(o->contrast, loss);
+}
+
+static void add_parts(weft_loss_parts *sum, const weft_loss_parts *p, double weight) {
+    sum->loss += weight * p->loss;
+    sum->cross_entropy += weight * p->cross_entropy;
+    sum->aux_z += weight * p->aux_z;
+    sum->aux_contrastive += weight * p->aux_contrastive;
+    sum->logits_z += weight * p->logits_z;
+}
+
+weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const int32_t *targets,
+                               const weft_run *run, weft_loss_parts *out) {
+    int64_t size = o->micro * o->time;
+    double contrastive = 0;
+    *out = (weft_loss_parts){0};
+    weft_gradients_restart(o->gradients);
+    if (o->session.graph.count) WEFT_TRY(write_count(o, count_targets(targets, o->parts * size)));
+    if (o->contrast) WEFT_TRY(contrast_all(o, tokens, run, &contrastive));
+    for (int64_t i = 0; i < o->parts; i++) {
+        weft_loss_parts p;
+        weft_run own = run_of_part(o, run, i);
+        if (o->contrast) WEFT_TRY(weft_contrast_give(o->contrast, i, &o->session));
+        WEFT_TRY(weft_session_run(&o->session, tokens + i * size, targets + i * size, &own));
+        WEFT_TRY(weft_session_losses(&o->session, &p));
+        WEFT_TRY(weft_gradients_add(o->gradients));
+        add_parts(out, &p, 1.0 / (double)o->parts);
+    }
+    if (!o->contrast) return WEFT_OK;
+    /* The graph's own sum has the gradient's inner product in it, not the loss. */
+    out->aux_contrastive = contrastive;
+    out->loss = out->cross_entropy + out->logits_z + out->aux_z + contrastive;
+    return WEFT_OK;
+}
+
+weft_gradient weft_objective_gradient(const weft_objective *o, int64_t weight) {
+    return weft_gradients_of(o->gradients, weight);
+}
+
+const char *weft_objective_find_bad(const weft_objective *o) {
+    return weft_gradients_find_bad(o->gradients);
+}
