@@ -125,6 +125,16 @@ $(LIB_SO): $(LIB_OBJECTS) $(OBJ)/link
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) $(if $(SAN),,-Wl,-z,defs) $(LINK_FLAGS) $(LDFLAGS) \
 		$(LIB_OBJECTS) $(LIBS) $(CUDA_LINK) -o $@
 
+# The calls of MPI, opened when several processes are started: see src/comm/mpi.h.
+MPI_SHIM := $(if $(findstring WEFT_HAVE_MPI,$(CONFIG_DEFINES)),$(OUT)/libweft-mpi.so)
+$(eval $(call stamp,$(OBJ)/mpi-link,$(CC) $(BASE_FLAGS) $(LINK_FLAGS) $(LDFLAGS) $(CONFIG_MPI_CFLAGS) $(CONFIG_MPI_LIBS)))
+
+$(OUT)/libweft-mpi.so: src/comm/mpi/shim.c src/comm/mpi.h $(OBJ)/mpi-link
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc $(CONFIG_MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS) \
+		$(LINK_FLAGS) $(LDFLAGS) $< $(CONFIG_MPI_LIBS) -o $@
+
+$(PROGRAM): | $(MPI_SHIM)
 $(PROGRAM): $(PROGRAM_OBJECTS) $(LIB_A) $(OBJ)/link
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_OBJECTS) $(LIB_A) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@

@@ -21,7 +21,7 @@ TEST_INCLUDES := -Itests $(CMOCKA_CFLAGS)
 COMPILE_FLAGS = $(BASE_FLAGS) $(DEFINES) $(INCLUDES)
 
 LINK_FLAGS := -pthread $(SAN_FLAGS) -Wl,--as-needed $(CONFIG_LDFLAGS)
-LIBS := $(CONFIG_LIBS) -lm
+LIBS := $(CONFIG_LIBS) -lm -ldl
 PROGRAM_LIBS := $(CONFIG_PROGRAM_LIBS)
 
 # Instruction sets a kernel is compiled for; the program picks among them when it starts.

@@ -1,13 +1,16 @@
 /* weft train: one run, in a folder of its own. */
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "core/log.h"
 #include "train/loop.h"
 #include "train/stop.h"
 
 #include <jansson.h>
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char weft_help_train[] =
     "  --config FILE      the config\n"
@@ -33,7 +36,15 @@ const char weft_help_train[] =
     "file for TensorBoard. SIGINT, SIGTERM and SIGHUP finish the step, save and leave; a second "
     "one "
     "leaves\n"
-    "at once. --resume continues an interrupted run, with the bits of an uninterrupted one.\n";
+    "at once. --resume continues an interrupted run, with the bits of an uninterrupted one.\n"
+    "\n"
+    "'mpirun -n P weft train ...' or 'srun --mpi=pmix weft train ...' share each step's "
+    "micro-batches\n"
+    "over P processes; the result does not depend on P. Rank 0 logs and writes. SIGINT, SIGTERM "
+    "or\n"
+    "SIGUSR1 to any of them stops all after the same step. WEFT_HEARTBEAT=S: a rank that is "
+    "silent\n"
+    "for S seconds ends all of them (30; 0: never).\n";
 
 enum { OUT_ROOM = 512 };
 
@@ -85,9 +96,55 @@ static int finish(const weft_args *args, const weft_train_result *r, const char 
     return WEFT_EXIT_FAILED;
 }
 
+/* Ranks on one machine share its processors, unless the launcher has shared them out already. */
+static int share_threads(const weft_args *args, const weft_comm *comm) {
+    cpu_set_t allowed;
+    int local = weft_comm_local_size(comm), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (args->threads || local == 1) return args->threads;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) < all) return 0;
+    return all / local > 1 ? all / local : 1;
+}
+
+/* The run, once its arguments are right. */
+static weft_status run(weft_args *args, weft_train_options *options, const char *peak,
+                       bool unchecked, weft_train_result *result) {
+    weft_config c;
+    weft_pool *pool = NULL;
+    const weft_backend *backend;
+    weft_comm *comm = options->comm;
+    WEFT_TRY(weft_comm_agree(comm, weft_args_config(args, &c)));
+    bool reads = options->from && !unchecked && weft_comm_rank(comm) == 0;
+    WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_check_model(options->from) : WEFT_OK));
+    args->threads = share_threads(args, comm);
+    weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
+    if (status == WEFT_OK) {
+        weft_stop_install();
+        if (!peak && !backend->remote && weft_comm_rank(comm) == 0)
+            options->peak_flops = bench_peak_flops(pool) * weft_comm_size(comm);
+        status = weft_train(&c, backend, pool, options, result);
+        weft_stop_remove();
+    }
+    weft_pool_destroy(pool);
+    return status;
+}
+
+/* Other ranks hear of an error that is this one's alone. How a run ended is rank 0's to say, before
+ * the launcher sees any of them end. */
+static int end_ranks(const weft_args *args, const weft_train_options *options, weft_status status,
+                     const weft_train_result *result) {
+    int exit_status = WEFT_EXIT_DONE;
+    if (status != WEFT_OK) {
+        weft_comm_fail(options->comm, weft_error_message());
+        exit_status = weft_args_fail(args, status);
+    } else if (weft_comm_rank(options->comm) == 0) {
+        exit_status = finish(args, result, options->out);
+    }
+    weft_comm_close(options->comm);
+    return exit_status;
+}
+
 int weft_cmd_train(int argc, char **argv) {
     weft_args args;
-    weft_config c;
     char default_out[OUT_ROOM];
     weft_train_options options = {0};
     weft_train_result result;
@@ -112,18 +169,9 @@ int weft_cmd_train(int argc, char **argv) {
     if (exit_status) return exit_status;
     name_out(&args, default_out);
     if (!options.out) options.out = default_out;
-    weft_pool *pool = NULL;
-    const weft_backend *backend;
-    weft_status status = weft_args_config(&args, &c);
-    if (status == WEFT_OK && options.from && !unchecked)
-        status = weft_args_check_model(options.from);
-    if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
-    if (status == WEFT_OK) {
-        weft_stop_install();
-        if (!peak) options.peak_flops = backend->remote ? 0 : bench_peak_flops(pool);
-        status = weft_train(&c, backend, pool, &options, &result);
-        weft_stop_remove();
-    }
-    weft_pool_destroy(pool);
-    return status == WEFT_OK ? finish(&args, &result, options.out) : weft_args_fail(&args, status);
+    weft_status status = weft_comm_open(&options.comm);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (weft_comm_rank(options.comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
+    status = run(&args, &options, peak, unchecked, &result);
+    return end_ranks(&args, &options, status, &result);
 }

@@ -2,6 +2,7 @@
  * workspaces), so that a run allocates nothing and only calls kernels. */
 #include "core/exec.h"
 
+#include "core/beat.h"
 #include "core/exec_internal.h"
 #include "core/graph_internal.h"
 #include "core/profile.h"
@@ -155,6 +156,7 @@ static void poison_temporaries(weft_exec *x) {
 static weft_status run_node(weft_exec *x, int64_t i) {
     const weft_node *n = weft_graph_node(x->g, i);
     WEFT_TRY(x->kernels[i]->run(x, n));
+    weft_beat();
     if (x->after) x->after(x->after_context, n);
     return WEFT_OK;
 }
@@ -199,6 +201,7 @@ weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node
 
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
     x->run = run ? *run : (weft_run){0};
+    weft_beat();
     if (x->poison) poison_temporaries(x);
     return x->backend->run ? x->backend->run(x) : weft_exec_walk(x, NULL);
 }

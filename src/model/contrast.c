@@ -18,9 +18,9 @@ struct weft_contrast {
     loss_graph whole_loss;
     weft_exec *exec;
     int64_t parts, layers;
-    size_t stride;        /* bytes of one micro-batch's contexts in one layer */
-    unsigned char *whole; /* [layers, parts, stride]: the contexts, then their gradient */
-    unsigned char *one;   /* [layers, stride]: of one micro-batch */
+    size_t stride;             /* bytes of one micro-batch's contexts in one layer */
+    unsigned char *parts_made; /* [parts, layers, stride]: the contexts, then their gradient */
+    unsigned char *whole;      /* [layers, parts, stride]: the same as the loss takes them */
 };
 
 static weft_build means_of(const weft_build *build) {
@@ -48,9 +48,9 @@ static weft_status allocate(weft_contrast *c) {
     size_t bytes = (size_t)weft_tensor_bytes(part);
     c->layers = part->shape[0];
     c->stride = bytes / (size_t)c->layers;
-    c->one = malloc(bytes);
+    c->parts_made = malloc(bytes * (size_t)c->parts);
     c->whole = malloc(bytes * (size_t)c->parts);
-    if (c->one && c->whole) return WEFT_OK;
+    if (c->parts_made && c->whole) return WEFT_OK;
     return weft_fail(WEFT_ENOMEM, "training: no memory for the contexts of %lld micro-batches",
                      (long long)c->parts);
 }
@@ -81,39 +81,52 @@ void weft_contrast_close(weft_contrast *c) {
     weft_exec_destroy(c->exec);
     if (c->whole_loss.graph) weft_graph_destroy(c->whole_loss.graph);
     weft_session_close(&c->means);
-    free(c->one);
+    free(c->parts_made);
     free(c->whole);
     free(c);
 }
 
-/* Where a micro-batch's contexts of a layer lie among all. */
-static unsigned char *place_of(const weft_contrast *c, int64_t layer, int64_t part) {
-    return c->whole + (size_t)(layer * c->parts + part) * c->stride;
+static unsigned char *made_part(const weft_contrast *c, int64_t part) {
+    return c->parts_made + (size_t)(part * c->layers) * c->stride;
+}
+
+/* Between the order of micro-batches and that of layers. */
+static void reorder(weft_contrast *c, bool to_layers) {
+    for (int64_t part = 0; part < c->parts; part++) {
+        for (int64_t l = 0; l < c->layers; l++) {
+            unsigned char *a = made_part(c, part) + (size_t)l * c->stride;
+            unsigned char *b = c->whole + (size_t)(l * c->parts + part) * c->stride;
+            memcpy(to_layers ? b : a, to_layers ? a : b, c->stride);
+        }
+    }
 }
 
 weft_status weft_contrast_add(weft_contrast *c, int64_t part, const int32_t *tokens,
                               const weft_run *run) {
     WEFT_TRY(weft_session_run(&c->means, tokens, NULL, run));
-    WEFT_TRY(weft_exec_read(c->means.exec, c->means.graph.contexts, c->one));
-    for (int64_t l = 0; l < c->layers; l++)
-        memcpy(place_of(c, l, part), c->one + (size_t)l * c->stride, c->stride);
-    return WEFT_OK;
+    return weft_exec_read(c->means.exec, c->means.graph.contexts, made_part(c, part));
+}
+
+void *weft_contrast_contexts(weft_contrast *c, int64_t *stride) {
+    *stride = c->layers * (int64_t)c->stride;
+    return c->parts_made;
 }
 
 weft_status weft_contrast_compare(weft_contrast *c, double *loss) {
     double raw; /* room for either type */
     const loss_graph *g = &c->whole_loss;
+    reorder(c, true);
     WEFT_TRY(weft_exec_write(c->exec, g->x, c->whole));
     WEFT_TRY(weft_exec_run(c->exec, NULL));
     WEFT_TRY(weft_exec_read(c->exec, g->loss, &raw));
     weft_weight_read(&(weft_weight){.dtype = g->loss->dtype, .count = 1, .data = &raw}, loss);
-    return weft_exec_read(c->exec, g->x->grad, c->whole);
+    WEFT_TRY(weft_exec_read(c->exec, g->x->grad, c->whole));
+    reorder(c, false);
+    return WEFT_OK;
 }
 
 weft_status weft_contrast_give(weft_contrast *c, int64_t part, weft_session *to) {
-    for (int64_t l = 0; l < c->layers; l++)
-        memcpy(c->one + (size_t)l * c->stride, place_of(c, l, part), c->stride);
-    return weft_exec_write(to->exec, to->graph.d_contexts, c->one);
+    return weft_exec_write(to->exec, to->graph.d_contexts, made_part(c, part));
 }
 
 static void account_graph(const weft_graph *g, const weft_plan *plan, double *flops,

@@ -21,7 +21,10 @@ weft_status weft_contrast_account(const weft_config *c, const weft_backend *back
 /* Forward of one micro-batch, tokens [B, T]: its contexts. */
 weft_status weft_contrast_add(weft_contrast *c, int64_t part, const int32_t *tokens,
                               const weft_run *run);
-/* After all of them: the loss. */
+/* The contexts of all micro-batches one after the other, *stride bytes each, for whoever gathers those
+ * that others made. */
+void *weft_contrast_contexts(weft_contrast *c, int64_t *stride);
+/* When all are there: the loss. */
 weft_status weft_contrast_compare(weft_contrast *c, double *loss);
 /* Then, for each: the gradient at its contexts goes to a session built with WEFT_CONTRAST_GIVEN, times
  * the number of micro-batches, since their gradients are averaged. */

@@ -2,9 +2,13 @@
  * partial sums, and as long as the two on top stand for equally many, the upper one is added to the
  * one below. An odd micro-batch is added to its left neighbour right where the session left it, so
  * the stack has no level of its own for it. Every addition is element by element, hence equal for
- * any number of threads. On the host they are done here; elsewhere graphs do them. */
+ * any number of threads. On the host they are done here; elsewhere graphs do them.
+ *
+ * A rank that has not all micro-batches may have several nodes of the tree, each added so from its
+ * first leaf on: the sum of one stays at the bottom of the stack while the next is made. */
 #include "train/gradients.h"
 
+#include "comm/reduce.h"
 #include "train/gradient_graphs.h"
 
 #include <math.h>
@@ -23,9 +27,16 @@ struct weft_gradients {
     const weft_backend *backend;
     weft_pool *pool;
     weft_gradient_graphs *graphs; /* NULL: the host adds */
-    int64_t n, count, taken;      /* weights; micro-batches of a batch, and how many were taken */
-    weft_gradient *from;          /* [n]: the session's; data NULL: zeros */
-    weft_dtype dtype;             /* of the sums */
+    int64_t n, count;             /* weights; micro-batches of a step, of all ranks */
+    weft_comm *comm;
+    weft_tree tree;
+    int first_node, nodes; /* of the tree, that are this rank's */
+    int node;              /* the one in the making, */
+    int64_t taken;         /* and how many micro-batches of it were taken */
+    weft_reduce *reduce;   /* NULL: one rank */
+    void **staged;         /* [nodes]: copies in the host's memory; NULL: the sums are there */
+    weft_gradient *from;   /* [n]: the session's; data NULL: zeros */
+    weft_dtype dtype;      /* of the sums */
     const weft_weight *weights;
     chunk *chunks;
     int64_t n_chunks;
@@ -54,6 +65,16 @@ static int deepest(int64_t count) {
     return most;
 }
 
+/* The same of all nodes of this rank: under each lie the sums of those before it. */
+static int deepest_of_rank(const weft_gradients *g) {
+    int most = 1;
+    for (int k = 0; k < g->nodes; k++) {
+        int depth = k + deepest(g->tree.nodes[g->first_node + k].count);
+        if (depth > most) most = depth;
+    }
+    return most;
+}
+
 static weft_status list_chunks(weft_gradients *g) {
     int64_t n = 0;
     for (int64_t i = 0; i < g->n; i++)
@@ -71,7 +92,7 @@ static weft_status list_chunks(weft_gradients *g) {
 
 static weft_status allocate_levels(weft_gradients *g) {
     int64_t bytes = 0, size = (int64_t)weft_dtype_size(g->dtype);
-    int depth = deepest(g->count);
+    int depth = deepest_of_rank(g);
     g->offsets = calloc((size_t)g->n, sizeof *g->offsets);
     if (!g->offsets) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     for (int64_t i = 0; i < g->n; i++) {
@@ -105,15 +126,39 @@ static weft_status make_graphs(weft_gradients *g) {
                                    .weights = g->weights,
                                    .from = g->from,
                                    .levels = g->levels,
-                                   .depth = deepest(g->count),
+                                   .depth = deepest_of_rank(g),
                                    .offsets = g->offsets,
                                    .bytes = g->level_bytes,
                                    .count = g->count};
     return weft_gradient_graphs_create(&places, &g->graphs);
 }
 
+/* What adds the ranks' nodes. Levels that the host cannot read are copied for it. */
+static weft_status make_reduce(weft_gradients *g) {
+    void **rows = calloc((size_t)g->nodes, sizeof *rows);
+    if (!rows) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int k = 0; k < g->nodes; k++) {
+        rows[k] = g->backend->remote ? malloc((size_t)g->level_bytes) : (void *)g->levels[k];
+        if (!rows[k]) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    }
+    weft_reduce_options options = {.comm = g->comm,
+                                   .pool = g->pool,
+                                   .tree = &g->tree,
+                                   .count = g->level_bytes / (int64_t)weft_dtype_size(g->dtype),
+                                   .is_double = g->dtype == WEFT_F64,
+                                   .plain =
+                                       !weft_optimizer_model(g->optimizer)->config.deterministic,
+                                   .rows = rows};
+    weft_status status = weft_reduce_create(&options, &g->reduce);
+    if (g->backend->remote)
+        g->staged = rows;
+    else
+        free(rows);
+    return status;
+}
+
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
-                                  int64_t count, weft_gradients **out) {
+                                  weft_comm *comm, int64_t count, weft_gradients **out) {
     *out = NULL;
     weft_gradients *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
@@ -123,11 +168,14 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     g->pool = pool;
     g->n = m->n_weights;
     g->count = count;
+    g->comm = comm;
     g->weights = m->weights;
     g->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
     g->from = calloc((size_t)g->n, sizeof *g->from);
     weft_status status = g->from ? WEFT_OK : weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (status == WEFT_OK) status = weft_tree_make(count, weft_comm_size(comm), &g->tree);
     if (status == WEFT_OK) {
+        g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
         find_sources(g, s);
         status = list_chunks(g);
     }
@@ -136,6 +184,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
         status = count > 1 ? weft_optimizer_bind_own(o) : weft_optimizer_bind(o, g->from);
     if (status == WEFT_OK && count > 1) g->levels[0] = weft_optimizer_gradient(o, 0);
     if (status == WEFT_OK && count > 1 && g->backend->remote) status = make_graphs(g);
+    if (status == WEFT_OK && count > 1 && comm) status = make_reduce(g);
     if (status != WEFT_OK) {
         weft_gradients_destroy(g);
         return status;
@@ -146,6 +195,11 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
+    weft_reduce_destroy(g->reduce);
+    for (int k = 0; g->staged && k < g->nodes; k++)
+        free(g->staged[k]);
+    free(g->staged);
+    weft_tree_free(&g->tree);
     weft_gradient_graphs_destroy(g->graphs);
     for (int i = 1; i < LEVELS; i++)
         if (g->levels[i]) g->backend->release(g->levels[i], g->level_bytes);
@@ -157,6 +211,7 @@ void weft_gradients_destroy(weft_gradients *g) {
 
 void weft_gradients_restart(weft_gradients *g) {
     g->taken = 0;
+    g->node = 0;
     g->depth = 0;
 }
 
@@ -244,6 +299,15 @@ static weft_status make_mean(weft_gradients *g) {
     return WEFT_OK;
 }
 
+/* The mean over all ranks, from the nodes that this one has made. */
+static weft_status reduce_ranks(weft_gradients *g) {
+    for (int k = 0; g->staged && k < g->nodes; k++)
+        g->backend->download(g->staged[k], g->levels[k], g->level_bytes);
+    WEFT_TRY(weft_reduce_run(g->reduce, 1.0 / (double)g->count));
+    if (g->staged) g->backend->upload(g->levels[0], g->staged[0], g->level_bytes);
+    return WEFT_OK;
+}
+
 weft_status weft_gradients_add(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
     int64_t i = g->taken++;
@@ -252,10 +316,12 @@ weft_status weft_gradients_add(weft_gradients *g) {
     /* The pair that an odd i closes may close a pair of pairs, and so on up. */
     for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
         WEFT_TRY(merge_top(g));
-    if (g->taken < g->count) return WEFT_OK;
-    while (g->depth > 1)
+    if (g->taken < g->tree.nodes[g->first_node + g->node].count) return WEFT_OK;
+    while (g->depth > g->node + 1)
         WEFT_TRY(merge_top(g));
-    WEFT_TRY(make_mean(g));
+    g->taken = 0;
+    if (++g->node < g->nodes) return WEFT_OK;
+    WEFT_TRY(g->reduce ? reduce_ranks(g) : make_mean(g));
     weft_gradients_restart(g);
     return WEFT_OK;
 }

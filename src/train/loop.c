@@ -11,6 +11,7 @@
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/objective.h"
+#include "train/ranks.h"
 #include "train/schedule.h"
 #include "train/stop.h"
 #include "train/validation.h"
@@ -26,6 +27,8 @@ enum { AHEAD = 2, NOTE_ROOM = 160 };
 typedef struct {
     const weft_config *config;
     const weft_train_options *options;
+    weft_comm *comm; /* the options' */
+    bool leads;      /* rank 0 */
     weft_train_result *result;
     weft_dataset *dataset;
     weft_tokenizer *tokenizer; /* what checkpoints carry; NULL: none */
@@ -108,7 +111,7 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
     const weft_config *c = t->config;
     const weft_train_options *o = t->options;
     weft_dtype dtype = weft_config_dtype(c);
-    WEFT_TRY(choose_checkpoint(t));
+    if (t->leads) WEFT_TRY(choose_checkpoint(t));
     if (!*t->resumed) WEFT_TRY(check_dataset(t));
     if (*t->resumed) {
         WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
@@ -116,7 +119,7 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
         if (t->state.logged_every != c->gpt2_log_interval) t->state.logged_every = 0;
         WEFT_TRY(check_dataset(t));
         if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
-    } else if (o->from) {
+    } else if (o->from && t->leads) {
         WEFT_TRY(weft_model_load_as(o->from, c, dtype, &t->model));
     } else {
         WEFT_TRY(weft_model_create(c, dtype, &t->model));
@@ -130,12 +133,15 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
     const weft_config *c = t->config;
     t->micro = weft_config_micro_batch(c);
     t->parts = weft_config_micro_batches(c);
-    WEFT_TRY(weft_objective_open(t->optimizer, pool, NULL, &t->objective));
-    WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, &t->validation));
+    weft_objective_options objective = {.comm = t->comm};
+    WEFT_TRY(weft_objective_open(t->optimizer, pool, &objective, &t->objective));
+    weft_share share = weft_objective_share(t->objective);
+    WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, t->comm, &t->validation));
     weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
                                   .seed = (uint64_t)c->seed,
                                   .iteration = (uint32_t)t->state.iteration,
-                                  .sequences = t->micro * t->parts,
+                                  .sequences = share.count,
+                                  .first = share.first,
                                   .parts = 1,
                                   .time = c->gpt2_block_size,
                                   .ahead = AHEAD};
@@ -151,14 +157,26 @@ static weft_status check_memory(const weft_config *c, const weft_backend *backen
     return weft_fit_check(&fit, backend);
 }
 
+static weft_status open_data(trainer *t) {
+    WEFT_TRY(open_dataset(t));
+    return open_tokenizer(t);
+}
+
+/* Folder, memory and weights. */
+static weft_status prepare(trainer *t, const weft_backend *backend, weft_pool *pool) {
+    if (t->leads) WEFT_TRY(weft_folder_make(t->options->out));
+    WEFT_TRY(check_memory(t->config, backend, pool));
+    return open_model(t, backend, pool);
+}
+
 static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_account account;
-    WEFT_TRY(open_dataset(t));
-    WEFT_TRY(open_tokenizer(t));
-    WEFT_TRY(weft_folder_make(t->options->out));
-    WEFT_TRY(check_memory(t->config, backend, pool));
-    WEFT_TRY(open_model(t, backend, pool));
-    WEFT_TRY(open_passes(t, backend, pool));
+    WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
+    WEFT_TRY(weft_ranks_check(t->comm, t->config, t->dataset));
+    WEFT_TRY(weft_comm_agree(t->comm, prepare(t, backend, pool)));
+    WEFT_TRY(weft_ranks_share(t->comm, t->model, t->optimizer, &t->state));
+    WEFT_TRY(weft_comm_agree(t->comm, open_passes(t, backend, pool)));
+    if (!t->leads) return WEFT_OK;
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
     t->flops_per_token = account.forward_flops + account.backward_flops;
     WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
@@ -325,7 +343,7 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
 static weft_status save_best(trainer *t) {
     if (!(t->result->val_loss < t->state.best_val)) return WEFT_OK;
     t->state.best_val = t->result->val_loss;
-    if (!t->config->save_checkpoint) return WEFT_OK;
+    if (!t->config->save_checkpoint || !t->leads) return WEFT_OK;
     WEFT_TRY(save(t, "best", 1));
     t->saved_best = t->state.iteration;
     return WEFT_OK;
@@ -346,7 +364,7 @@ static weft_status report(trainer *t, weft_metrics_row *row) {
     row->mfu = use_of_peak(t, row->tokens_per_s);
     t->unlogged = 0;
     t->pending = 0;
-    return weft_metrics_add(t->metrics, row);
+    return t->leads ? weft_metrics_add(t->metrics, row) : WEFT_OK;
 }
 
 static void show_progress(const trainer *t, const weft_metrics_row *row) {
@@ -360,7 +378,7 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
 
 /* While steps fail, weights that are not finite must not take the place of the last good ones. */
 static weft_status save_last(trainer *t) {
-    if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
+    if (!t->leads || !keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
     if (t->state.skipped_row > 0 && find_bad_weight(t->model)) return WEFT_OK;
     WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
     t->saved = t->state.iteration;
@@ -392,7 +410,8 @@ static weft_status run_steps(trainer *t) {
             WEFT_TRY(report(t, &row));
         if (diverged) return WEFT_OK;
         if (row.evaluated) WEFT_TRY(save_best(t));
-        int asked = weft_stop_asked();
+        bool asked;
+        WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &asked));
         /* There is no best without a last: a last that is missing is known to be lost. */
         bool first = t->saved < 0 && t->saved_best >= 0;
         if (last || asked || first || is_due(row.step, c->checkpoint_interval))
@@ -437,6 +456,8 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                                .best_val_loss = NAN};
     trainer t = {.config = c,
                  .options = options,
+                 .comm = options->comm,
+                 .leads = weft_comm_rank(options->comm) == 0,
                  .result = out,
                  .state = {.best_val = INFINITY, .logged_every = c->gpt2_log_interval},
                  .saved = -1,

@@ -8,6 +8,7 @@
 #ifndef WEFT_TRAIN_LOOP_H
 #define WEFT_TRAIN_LOOP_H
 
+#include "comm/comm.h"
 #include "core/exec.h"
 #include "model/session.h"
 
@@ -15,6 +16,8 @@
 enum { WEFT_TRAIN_SKIPS_MAX = 10 };
 
 typedef struct {
+    weft_comm *comm;  /* the ranks that train together; NULL: one. Rank 0 alone logs, reports, and
+                         reads and writes the run's folder */
     const char *out;  /* the run's folder; made where it is not */
     const char *from; /* a checkpoint whose weights a fresh run starts from; NULL: drawn ones */
     bool resume;      /* go on from out/last where there is one; else a used folder is an error */

@@ -1,6 +1,7 @@
 /* The micro-batches of a step one after the other, and what they have to know of each other. */
 #include "train/objective.h"
 
+#include "comm/tree.h"
 #include "model/account.h"
 #include "model/contrast.h"
 #include "train/gradients.h"
@@ -13,7 +14,20 @@ struct weft_objective {
     weft_gradients *gradients;
     weft_contrast *contrast;    /* NULL: one phase */
     int64_t micro, parts, time; /* sequences of a graph run; graph runs; tokens of a sequence */
+    weft_comm *comm;
+    weft_span span;          /* the graph runs that are this rank's */
+    weft_loss_parts *losses; /* [parts] */
+    int64_t *counts;         /* [ranks]: targets */
 };
+
+static weft_status share_out(weft_objective *o) {
+    size_t ranks = (size_t)weft_comm_size(o->comm);
+    o->span = weft_tree_span(o->parts, weft_comm_rank(o->comm), weft_comm_size(o->comm));
+    o->losses = calloc((size_t)o->parts, sizeof *o->losses);
+    o->counts = calloc(ranks, sizeof *o->counts);
+    if (o->losses && o->counts) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "training: no memory");
+}
 
 static weft_status open_passes(weft_objective *o, weft_optimizer *optimizer, weft_pool *pool,
                                const weft_objective_options *options) {
@@ -31,7 +45,7 @@ static weft_status open_passes(weft_objective *o, weft_optimizer *optimizer, wef
     WEFT_TRY(
         weft_session_open(o->model, backend, pool, &build, true, options->poison, &o->session));
     if (two) WEFT_TRY(weft_contrast_open(o->model, backend, pool, &build, o->parts, &o->contrast));
-    return weft_gradients_create(optimizer, &o->session, pool, o->parts, &o->gradients);
+    return weft_gradients_create(optimizer, &o->session, pool, o->comm, o->parts, &o->gradients);
 }
 
 weft_status weft_objective_open(weft_optimizer *optimizer, weft_pool *pool,
@@ -44,7 +58,10 @@ weft_status weft_objective_open(weft_optimizer *optimizer, weft_pool *pool,
     o->micro = weft_config_micro_batch(&o->model->config);
     o->parts = weft_config_micro_batches(&o->model->config);
     o->time = o->model->config.gpt2_block_size;
-    weft_status status = open_passes(o, optimizer, pool, options ? options : &defaults);
+    if (!options) options = &defaults;
+    o->comm = options->comm;
+    weft_status status = share_out(o);
+    if (status == WEFT_OK) status = open_passes(o, optimizer, pool, options);
     if (status != WEFT_OK) {
         weft_objective_close(o);
         return status;
@@ -58,7 +75,13 @@ void weft_objective_close(weft_objective *o) {
     weft_gradients_destroy(o->gradients);
     weft_contrast_close(o->contrast);
     weft_session_close(&o->session);
+    free(o->losses);
+    free(o->counts);
     free(o);
+}
+
+weft_share weft_objective_share(const weft_objective *o) {
+    return (weft_share){o->span.first * o->micro, o->span.count * o->micro};
 }
 
 static weft_run run_of_part(const weft_objective *o, const weft_run *run, int64_t part) {
@@ -76,20 +99,29 @@ static int64_t count_targets(const int32_t *targets, int64_t n) {
 
 /* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is
  * the mean over targets. Where they have equally many targets it is that number. */
-static weft_status write_count(weft_objective *o, int64_t targets) {
+static weft_status write_count(weft_objective *o, int64_t own) {
+    int64_t targets = 0;
+    WEFT_TRY(weft_comm_gather(o->comm, &own, sizeof own, o->counts));
+    for (int r = 0; r < weft_comm_size(o->comm); r++)
+        targets += o->counts[r];
     double count = (double)targets / (double)o->parts;
     float narrow = (float)count;
     const weft_tensor *t = o->session.graph.count;
-    return weft_exec_write(o->session.exec, t, t->dtype == WEFT_F64 ? (const void *)&count : &narrow);
+    return weft_exec_write(o->session.exec, t,
+                           t->dtype == WEFT_F64 ? (const void *)&count : &narrow);
 }
 
 /* The first phase. */
 static weft_status contrast_all(weft_objective *o, const int32_t *tokens, const weft_run *run,
                                 double *loss) {
-    for (int64_t i = 0; i < o->parts; i++) {
-        weft_run own = run_of_part(o, run, i);
-        WEFT_TRY(weft_contrast_add(o->contrast, i, tokens + i * o->micro * o->time, &own));
+    int64_t stride;
+    for (int64_t i = 0; i < o->span.count; i++) {
+        int64_t part = o->span.first + i;
+        weft_run own = run_of_part(o, run, part);
+        WEFT_TRY(weft_contrast_add(o->contrast, part, tokens + i * o->micro * o->time, &own));
     }
+    void *contexts = weft_contrast_contexts(o->contrast, &stride);
+    WEFT_TRY(weft_comm_gather_spans(o->comm, contexts, o->parts, stride));
     return weft_contrast_compare(o->contrast, loss);
 }
 
@@ -107,17 +139,20 @@ weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const i
     double contrastive = 0;
     *out = (weft_loss_parts){0};
     weft_gradients_restart(o->gradients);
-    if (o->session.graph.count) WEFT_TRY(write_count(o, count_targets(targets, o->parts * size)));
+    if (o->session.graph.count)
+        WEFT_TRY(write_count(o, count_targets(targets, o->span.count * size)));
     if (o->contrast) WEFT_TRY(contrast_all(o, tokens, run, &contrastive));
-    for (int64_t i = 0; i < o->parts; i++) {
-        weft_loss_parts p;
-        weft_run own = run_of_part(o, run, i);
-        if (o->contrast) WEFT_TRY(weft_contrast_give(o->contrast, i, &o->session));
+    for (int64_t i = 0; i < o->span.count; i++) {
+        int64_t part = o->span.first + i;
+        weft_run own = run_of_part(o, run, part);
+        if (o->contrast) WEFT_TRY(weft_contrast_give(o->contrast, part, &o->session));
         WEFT_TRY(weft_session_run(&o->session, tokens + i * size, targets + i * size, &own));
-        WEFT_TRY(weft_session_losses(&o->session, &p));
+        WEFT_TRY(weft_session_losses(&o->session, &o->losses[part]));
         WEFT_TRY(weft_gradients_add(o->gradients));
-        add_parts(out, &p, 1.0 / (double)o->parts);
     }
+    WEFT_TRY(weft_comm_gather_spans(o->comm, o->losses, o->parts, sizeof *o->losses));
+    for (int64_t i = 0; i < o->parts; i++)
+        add_parts(out, &o->losses[i], 1.0 / (double)o->parts);
     if (!o->contrast) return WEFT_OK;
     /* The graph's own sum has the gradient's inner product in it, not the loss. */
     out->aux_contrastive = contrastive;

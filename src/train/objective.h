@@ -12,18 +12,24 @@
  *        at them (contrast.h)
  *     2. forward and backward of each, with that gradient given at its contexts
  *
+ * Ranks share the micro-batches; the numbers of targets, the contexts, the losses and the gradients of
+ * all of them are brought together in the order of the micro-batches, so that the number of ranks
+ * changes not a bit.
+ *
  * So MICRO_BATCH decides about time and memory, and changes what is trained no more than the order of
  * a sum does. Whether there are two phases follows from the config (weft_config_two_phases). */
 #ifndef WEFT_TRAIN_OBJECTIVE_H
 #define WEFT_TRAIN_OBJECTIVE_H
 
+#include "comm/comm.h"
 #include "train/optimizer.h"
 
 typedef struct weft_objective weft_objective;
 
 typedef struct {
-    weft_form form; /* of the mechanisms that have two */
-    bool poison;    /* tests: see weft_exec_options */
+    weft_comm *comm; /* the ranks that share the step; NULL: one */
+    weft_form form;  /* of the mechanisms that have two */
+    bool poison;     /* tests: see weft_exec_options */
 } weft_objective_options;
 
 /* For the optimizer's model at the config's micro-batch and block size. Binds the optimizer to the
@@ -32,8 +38,15 @@ weft_status weft_objective_open(weft_optimizer *o, weft_pool *pool,
                                 const weft_objective_options *options, weft_objective **out);
 void weft_objective_close(weft_objective *o);
 
-/* The loss by parts of tokens and targets, both [sequences of a step, T], and the gradients that the
- * optimizer is bound to. run->sequence is the place of the first sequence. */
+/* The sequences of a step that are this rank's. */
+typedef struct {
+    int64_t first, count;
+} weft_share;
+weft_share weft_objective_share(const weft_objective *o);
+
+/* The loss by parts of the whole step, and the gradients that the optimizer is bound to, the same on
+ * every rank, from this rank's tokens and targets, both [its sequences, T]. run->sequence is the place
+ * of the step's first sequence. */
 weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const int32_t *targets,
                                const weft_run *run, weft_loss_parts *out);
 

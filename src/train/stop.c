@@ -8,7 +8,7 @@
 
 enum { EXIT_BY_SIGNAL = 128 };
 
-static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGXFSZ};
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXFSZ};
 enum { SIGNALS = sizeof signals / sizeof signals[0] };
 
 static struct sigaction before[SIGNALS];

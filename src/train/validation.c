@@ -2,6 +2,7 @@
  * metric the loss needs none. */
 #include "train/validation.h"
 
+#include "comm/tree.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 
@@ -10,10 +11,11 @@
 
 enum { AHEAD = 2 };
 
-/* The mean over a run's targets, and how many they are. */
+/* What one graph run found. */
 typedef struct {
-    double cross_entropy;
-    int64_t targets;
+    double cross_entropy; /* mean over its targets, */
+    int64_t targets;      /* and how many they are */
+    int64_t right, asked; /* of the dataset's metric */
 } run_loss;
 
 struct weft_validation {
@@ -22,11 +24,13 @@ struct weft_validation {
     weft_session session;
     double *logits; /* [B, T, V] of a run, where there is a metric */
     int64_t batch, time, parts;
-    run_loss *runs; /* [parts] of a batch */
+    int64_t samples;
+    run_loss *runs; /* [samples, parts] */
+    weft_comm *comm;
 };
 
 weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
-                                 const weft_backend *backend, weft_pool *pool,
+                                 const weft_backend *backend, weft_pool *pool, weft_comm *comm,
                                  weft_validation **out) {
     *out = NULL;
     weft_validation *v = calloc(1, sizeof *v);
@@ -38,7 +42,9 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     v->batch = weft_config_micro_batch(c);
     v->time = c->gpt2_block_size;
     v->parts = c->batch_size / v->batch;
-    v->runs = calloc((size_t)v->parts, sizeof *v->runs);
+    v->samples = c->gpt2_eval_samples;
+    v->runs = calloc((size_t)(v->samples * v->parts), sizeof *v->runs);
+    v->comm = comm;
     weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};
     weft_status status = v->runs ? WEFT_OK : weft_fail(WEFT_ENOMEM, "evaluation: no memory");
     if (status == WEFT_OK)
@@ -70,25 +76,25 @@ static int64_t first_choice(const double *logits, int64_t n) {
     return best;
 }
 
-static weft_status count_right(weft_validation *v, const weft_batch *b, int64_t *right,
-                               int64_t *asked) {
+static weft_status count_right(weft_validation *v, const weft_batch *b, run_loss *out) {
     int64_t rows = v->batch * v->time, vocab = v->model->config.vocab_size;
     WEFT_TRY(weft_session_values(&v->session, v->session.graph.logits, rows * vocab, v->logits));
     for (int64_t i = 0; i < rows; i++) {
         if (!b->scored[i]) continue;
-        ++*asked;
-        *right += first_choice(v->logits + i * vocab, vocab) == b->targets[i];
+        out->asked++;
+        out->right += first_choice(v->logits + i * vocab, vocab) == b->targets[i];
     }
     return WEFT_OK;
 }
 
 static weft_status run_one(weft_validation *v, const weft_batch *b, run_loss *out) {
-    out->targets = 0;
+    *out = (run_loss){0};
     for (int64_t i = 0; i < v->batch * v->time; i++)
         out->targets += b->targets[i] >= 0;
     WEFT_TRY(weft_session_run(&v->session, b->tokens, b->targets, &(weft_run){0}));
-    return weft_session_values(&v->session, v->session.graph.cross_entropy, 1,
-                               &out->cross_entropy);
+    WEFT_TRY(
+        weft_session_values(&v->session, v->session.graph.cross_entropy, 1, &out->cross_entropy));
+    return v->logits ? count_right(v, b, out) : WEFT_OK;
 }
 
 /* The mean over the targets of a batch of BATCH_SIZE sequences, however it is cut. */
@@ -102,33 +108,44 @@ static double join_runs(const run_loss *runs, int64_t n) {
     return targets > 0 ? sum / targets : 0;
 }
 
-static weft_status run_all(weft_validation *v, weft_prefetch *feed, double *loss, double *metric) {
-    int64_t samples = v->model->config.gpt2_eval_samples, right = 0, asked = 0;
-    double sum = 0;
-    for (int64_t s = 0; s < samples; s++) {
-        for (int64_t i = 0; i < v->parts; i++) {
-            const weft_batch *b;
-            WEFT_TRY(weft_prefetch_next(feed, &b));
-            WEFT_TRY(run_one(v, b, &v->runs[i]));
-            if (v->logits) WEFT_TRY(count_right(v, b, &right, &asked));
-        }
-        sum += join_runs(v->runs, v->parts);
+/* This rank's share of the runs, then everyone's. */
+static weft_status run_all(weft_validation *v, weft_prefetch *feed, weft_span share) {
+    for (int64_t i = share.first; i < share.first + share.count; i++) {
+        const weft_batch *b;
+        WEFT_TRY(weft_prefetch_next(feed, &b));
+        WEFT_TRY(run_one(v, b, &v->runs[i]));
     }
-    *loss = sum / (double)samples;
+    return weft_comm_gather_spans(v->comm, v->runs, v->samples * v->parts, sizeof *v->runs);
+}
+
+static void join_all(const weft_validation *v, double *loss, double *metric) {
+    int64_t right = 0, asked = 0;
+    double sum = 0;
+    for (int64_t s = 0; s < v->samples; s++)
+        sum += join_runs(v->runs + s * v->parts, v->parts);
+    for (int64_t i = 0; i < v->samples * v->parts; i++) {
+        right += v->runs[i].right;
+        asked += v->runs[i].asked;
+    }
+    *loss = sum / (double)v->samples;
     *metric = asked ? (double)right / (double)asked : NAN;
-    return WEFT_OK;
 }
 
 weft_status weft_validation_run(weft_validation *v, double *loss, double *metric) {
     weft_prefetch *feed;
+    weft_span share =
+        weft_tree_span(v->samples * v->parts, weft_comm_rank(v->comm), weft_comm_size(v->comm));
     weft_prefetch_options options = {.split = WEFT_SPLIT_VAL,
                                      .sequences = v->batch,
                                      .parts = v->parts,
+                                     .skip = share.first,
                                      .time = v->time,
                                      .scored = v->logits != NULL,
                                      .ahead = AHEAD};
     WEFT_TRY(weft_prefetch_open(v->dataset, &options, &feed));
-    weft_status status = run_all(v, feed, loss, metric);
+    weft_status status = run_all(v, feed, share);
     weft_prefetch_close(feed);
-    return status;
+    WEFT_TRY(status);
+    join_all(v, loss, metric);
+    return WEFT_OK;
 }

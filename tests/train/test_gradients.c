@@ -33,7 +33,7 @@ static void check_sum(model_run *r, int64_t count, int threads) {
     weft_pool *pool;
     assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
     assert_int_equal(weft_optimizer_create(r->model, weft_cpu_backend(), pool, &o), WEFT_OK);
-    assert_int_equal(weft_gradients_create(o, &r->session, pool, count, &g), WEFT_OK);
+    assert_int_equal(weft_gradients_create(o, &r->session, pool, NULL, count, &g), WEFT_OK);
     const weft_weight *weights = r->model->weights;
     for (int round = 0; round < 2; round++) {
         for (int64_t i = 0; i < count; i++) {
@@ -83,7 +83,7 @@ static void test_bad_gradient_is_named(void **state) {
     model_case_open(&c, "dot-learned");
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
     assert_int_equal(weft_optimizer_create(r.model, weft_cpu_backend(), r.pool, &o), WEFT_OK);
-    assert_int_equal(weft_gradients_create(o, &r.session, r.pool, 2, &g), WEFT_OK);
+    assert_int_equal(weft_gradients_create(o, &r.session, r.pool, NULL, 2, &g), WEFT_OK);
     weft_tensor *t = weft_graph_find(r.session.graph.graph, "h.0.ln_2.weight");
     ((float *)weft_data(r.session.exec, t->grad))[1] = INFINITY;
     weft_gradients_add(g);

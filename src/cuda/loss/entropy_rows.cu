@@ -13,9 +13,13 @@ enum {
     HELD_SPARE = 2 << 10 /* bytes of shared memory that a held row leaves */
 };
 
+static __device__ inline float sum_divisor(const entropy_seeds &s) {
+    return s.given ? *s.given : (float)*s.count;
+}
+
 static __device__ inline float row_penalty(const entropy_seeds &s, bool counts) {
     if (!counts || s.ce_scale == 0) return 0;
-    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / (float)*s.count;
+    return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / sum_divisor(s);
 }
 
 static __device__ inline float row_weight(const entropy_seeds &s, float penalty, int64_t row,

@@ -7,6 +7,7 @@
 /* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */
 struct entropy_seeds {
     const int32_t *count;    /* targets that count */
+    const float *given;      /* what their sum is divided by; NULL: their number */
     const float *d_ce;       /* NULL: 1 */
     const float *d_z;        /* NULL: 1 */
     const float *d_lse;      /* [N], or NULL */

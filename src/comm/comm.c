@@ -1,0 +1,486 @@
+/* The thread that talks. Jobs are a queue; those begun are polled until all their requests are done.
+ * Between polls it sleeps for a moment that grows while nothing happens, so that ranks which share
+ * processors leave them to those who compute. */
+#include "comm/comm.h"
+
+#include "comm/launch.h"
+#include "comm/tree.h"
+#include "comm/watch.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    WHY_ROOM = 480,
+    CHUNK = 1 << 28,    /* bytes of one broadcast */
+    TAGS = 30000,       /* MPI promises 32767 */
+    SPINS = 200,        /* polls before the first sleep */
+    SLEEP_MOST = 200000 /* nanoseconds */
+};
+static const double TELL_SECONDS = 0.3; /* to let others hear of a fault */
+
+struct weft_comm {
+    const weft_mpi *mpi;
+    int rank, size, local_rank, local_size;
+    weft_watch *watch; /* NULL until the ranks know each other */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* for the working thread: a job is done, or it failed */
+    pthread_cond_t work;    /* for the talking one */
+    weft_job *queue, **queue_end, *active;
+    int serial;
+    bool started, waiting, closing, failed;
+    bool agreed;        /* all ranks know that the run is over */
+    weft_status status; /* of the start */
+    char why[WHY_ROOM];
+};
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void nap(long nanoseconds) {
+    struct timespec t = {.tv_nsec = nanoseconds};
+    nanosleep(&t, NULL);
+}
+
+int weft_comm_rank(const weft_comm *c) {
+    return c ? c->rank : 0;
+}
+
+int weft_comm_size(const weft_comm *c) {
+    return c ? c->size : 1;
+}
+
+int weft_comm_local_rank(const weft_comm *c) {
+    return c ? c->local_rank : 0;
+}
+
+int weft_comm_local_size(const weft_comm *c) {
+    return c ? c->local_size : 1;
+}
+
+/* The run is over: the working thread takes the error where it waits, else this one ends the
+ * process. */
+static void end_run(weft_comm *c, const char *why) {
+    pthread_mutex_lock(&c->lock);
+    bool first = !c->failed, waiting = c->waiting;
+    c->failed = true;
+    if (first) snprintf(c->why, sizeof c->why, "%s", why);
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    if (!first || waiting) return;
+    fprintf(stderr, "weft: rank %d of %d ends: %s\n", c->rank, c->size, why);
+    _exit(1);
+}
+
+static void fail_mpi(weft_comm *c, int error) {
+    char text[256], why[WHY_ROOM];
+    c->mpi->explain(error, text, sizeof text);
+    snprintf(why, sizeof why, "MPI failed on rank %d: %s", c->rank, text);
+    end_run(c, why);
+}
+
+/* Tells every rank, and gives the words time to leave. */
+static void tell_all(weft_comm *c, const char *why) {
+    double start = now();
+    weft_watch_tell(c->watch, why);
+    while (now() - start < TELL_SECONDS) {
+        char ignored[WHY_ROOM];
+        weft_watch_look(c->watch, now(), false, ignored, sizeof ignored);
+        nap(SLEEP_MOST);
+    }
+}
+
+static int start_exchange(weft_comm *c, weft_job *job) {
+    int error = 0, tag = job->serial % TAGS;
+    for (int64_t i = 0; !error && i < job->count; i++) {
+        const weft_transfer *t = &job->transfers[i];
+        error = t->send ? c->mpi->send(t->data, t->bytes, t->rank, tag, &job->requests[i])
+                        : c->mpi->receive(t->data, t->bytes, t->rank, tag, &job->requests[i]);
+    }
+    return error;
+}
+
+static int start_job(weft_comm *c, weft_job *job) {
+    switch (job->kind) {
+    case WEFT_JOB_EXCHANGE:
+        return start_exchange(c, job);
+    case WEFT_JOB_GATHER:
+        return c->mpi->gather(job->data, job->part_bytes, job->part_offsets, job->requests);
+    case WEFT_JOB_BROADCAST:
+        return c->mpi->broadcast(job->data, job->bytes, job->requests);
+    default:
+        return c->mpi->sum(job->data, job->count, job->is_double, job->requests);
+    }
+}
+
+/* Takes what is queued. */
+static bool start_jobs(weft_comm *c) {
+    pthread_mutex_lock(&c->lock);
+    weft_job *job = c->queue;
+    c->queue = NULL;
+    c->queue_end = &c->queue;
+    pthread_mutex_unlock(&c->lock);
+    bool any = job != NULL;
+    while (job) {
+        weft_job *next = job->next;
+        int error = start_job(c, job);
+        if (error) {
+            fail_mpi(c, error);
+            return true;
+        }
+        job->next = NULL;
+        weft_job **end = &c->active;
+        while (*end)
+            end = &(*end)->next;
+        *end = job;
+        job = next;
+    }
+    return any;
+}
+
+/* Looks at one job's requests; those that are done change places with the last pending one. */
+static int poll_job(weft_comm *c, weft_job *job) {
+    for (int i = 0; i < job->pending;) {
+        int done, error = c->mpi->test(job->requests[i], &done);
+        if (error) return error;
+        if (done)
+            job->requests[i] = job->requests[--job->pending];
+        else
+            i++;
+    }
+    return 0;
+}
+
+static bool poll_jobs(weft_comm *c) {
+    bool any = false;
+    for (weft_job **at = &c->active; *at;) {
+        weft_job *job = *at;
+        int error = poll_job(c, job);
+        if (error) {
+            fail_mpi(c, error);
+            return true;
+        }
+        if (job->pending > 0) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        pthread_mutex_lock(&c->lock);
+        job->done = true;
+        pthread_cond_broadcast(&c->changed);
+        pthread_mutex_unlock(&c->lock);
+        any = true;
+    }
+    return any;
+}
+
+static void sleep_idle(weft_comm *c) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 20000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (!c->queue && !c->closing) pthread_cond_timedwait(&c->work, &c->lock, &until);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void rest(weft_comm *c, bool busy, int *idle) {
+    *idle = busy ? 0 : *idle + 1;
+    if (!c->active) {
+        sleep_idle(c);
+        *idle = 0;
+    } else if (*idle <= SPINS) {
+        sched_yield();
+    } else {
+        long sleep = 1000L * (*idle - SPINS);
+        nap(sleep < SLEEP_MOST ? sleep : SLEEP_MOST);
+    }
+}
+
+static void watch_ranks(weft_comm *c) {
+    char why[WHY_ROOM];
+    pthread_mutex_lock(&c->lock);
+    bool waiting = c->waiting, over = c->failed;
+    weft_watch *watch = c->watch;
+    pthread_mutex_unlock(&c->lock);
+    if (!watch || over) return;
+    weft_verdict verdict = weft_watch_look(watch, now(), waiting, why, sizeof why);
+    if (verdict == WEFT_WATCH_FOUND) tell_all(c, why);
+    if (verdict != WEFT_WATCH_WELL) end_run(c, why);
+}
+
+static bool is_over(weft_comm *c) {
+    pthread_mutex_lock(&c->lock);
+    bool over = (c->closing && !c->queue && !c->active) || c->failed;
+    pthread_mutex_unlock(&c->lock);
+    return over;
+}
+
+static void *talk(void *context) {
+    weft_comm *c = context;
+    int idle = 0, error = c->mpi->start(&c->rank, &c->size);
+    pthread_mutex_lock(&c->lock);
+    if (error) {
+        c->failed = true;
+        c->mpi->explain(error, c->why, sizeof c->why);
+    }
+    c->started = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    while (!is_over(c)) {
+        bool busy = start_jobs(c);
+        if (!is_over(c)) busy = poll_jobs(c) || busy;
+        watch_ranks(c);
+        rest(c, busy, &idle);
+    }
+    /* After a fault not all ranks would come to finish. */
+    if (!c->failed) c->mpi->finish();
+    return NULL;
+}
+
+/* Signals are for the thread that works. */
+static weft_status start_thread(weft_comm *c) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&c->thread, NULL, talk, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for MPI: %s", strerror(error));
+    pthread_mutex_lock(&c->lock);
+    while (!c->started)
+        pthread_cond_wait(&c->changed, &c->lock);
+    bool failed = c->failed;
+    pthread_mutex_unlock(&c->lock);
+    return failed ? weft_fail(WEFT_EMISSING, "MPI did not start: %s", c->why) : WEFT_OK;
+}
+
+/* Where every rank runs. */
+static weft_status meet(weft_comm *c) {
+    weft_rank_place own = weft_watch_place();
+    weft_rank_place *all = calloc((size_t)c->size, sizeof *all);
+    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", c->size);
+    weft_status status = weft_comm_gather(c, &own, sizeof own, all);
+    for (int i = 0; status == WEFT_OK && i < c->size; i++) {
+        bool here = strcmp(all[i].machine, own.machine) == 0;
+        c->local_rank += here && i < c->rank;
+        c->local_size += here;
+    }
+    weft_watch *watch = NULL;
+    if (status == WEFT_OK) status = weft_watch_open(c->mpi, c->rank, c->size, all, &watch);
+    pthread_mutex_lock(&c->lock);
+    c->watch = watch;
+    pthread_mutex_unlock(&c->lock);
+    free(all);
+    return status;
+}
+
+weft_status weft_comm_open(weft_comm **out) {
+    bool several;
+    *out = NULL;
+    WEFT_TRY(weft_launch_look(&several));
+    if (!several) return WEFT_OK;
+    weft_comm *c = calloc(1, sizeof *c);
+    if (!c) return weft_fail(WEFT_ENOMEM, "no memory for MPI");
+    c->queue_end = &c->queue;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    pthread_cond_init(&c->work, NULL);
+    weft_status status = weft_launch_open(&c->mpi);
+    if (status == WEFT_OK) status = start_thread(c);
+    if (status == WEFT_OK) status = meet(c);
+    if (status != WEFT_OK) {
+        free(c); /* the process is about to end; the thread, where there is one, ends with it */
+        return status;
+    }
+    *out = c;
+    return WEFT_OK;
+}
+
+void weft_comm_close(weft_comm *c) {
+    if (!c) return;
+    bool ignored;
+    if (!c->failed) {
+        weft_watch_leave(c->watch);
+        weft_comm_any(c, false, &ignored);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->closing = true;
+    pthread_cond_broadcast(&c->work);
+    pthread_mutex_unlock(&c->lock);
+    pthread_join(c->thread, NULL);
+    weft_watch_close(c->watch);
+    pthread_cond_destroy(&c->changed);
+    pthread_cond_destroy(&c->work);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+void weft_comm_fail(weft_comm *c, const char *message) {
+    char why[WHY_ROOM];
+    if (!c || c->agreed) return;
+    weft_watch_describe(c->watch, c->rank, why, sizeof why);
+    size_t at = strlen(why);
+    snprintf(why + at, sizeof why - at, ": %s", message);
+    pthread_mutex_lock(&c->lock);
+    bool told = c->failed;
+    pthread_mutex_unlock(&c->lock);
+    if (told) return;
+    weft_watch_resign(c->watch, why);
+    double start = now();
+    while (now() - start < TELL_SECONDS)
+        nap(SLEEP_MOST);
+    pthread_mutex_lock(&c->lock);
+    c->failed = true;
+    snprintf(c->why, sizeof c->why, "%s", why);
+    pthread_mutex_unlock(&c->lock);
+}
+
+weft_status weft_comm_begin(weft_comm *c, weft_job *job) {
+    int n = job->kind == WEFT_JOB_EXCHANGE ? (int)job->count : 1;
+    job->requests = malloc(((size_t)n + 1) * sizeof *job->requests);
+    if (!job->requests) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    job->n_requests = job->pending = n;
+    job->done = false;
+    job->next = NULL;
+    pthread_mutex_lock(&c->lock);
+    job->serial = c->serial++;
+    *c->queue_end = job;
+    c->queue_end = &job->next;
+    pthread_cond_broadcast(&c->work);
+    pthread_mutex_unlock(&c->lock);
+    return WEFT_OK;
+}
+
+weft_status weft_comm_wait(weft_comm *c, weft_job *job) {
+    pthread_mutex_lock(&c->lock);
+    c->waiting = true;
+    while (!job->done && !c->failed)
+        pthread_cond_wait(&c->changed, &c->lock);
+    c->waiting = false;
+    bool done = job->done;
+    pthread_mutex_unlock(&c->lock);
+    /* After a fault the library may still write into what it was given. */
+    if (!done) return weft_fail(WEFT_EIO, "%s", c->why);
+    free(job->requests);
+    job->requests = NULL;
+    return WEFT_OK;
+}
+
+static weft_status run_job(weft_comm *c, weft_job *job) {
+    WEFT_TRY(weft_comm_begin(c, job));
+    return weft_comm_wait(c, job);
+}
+
+weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void *all) {
+    memcpy((char *)all + (size_t)(weft_comm_rank(c) * bytes), own, (size_t)bytes);
+    return weft_comm_gather_spans(c, all, weft_comm_size(c), bytes);
+}
+
+weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride) {
+    if (!c) return WEFT_OK;
+    if (stride > INT32_MAX / count)
+        return weft_fail(WEFT_EINPUT, "%lld records of %lld bytes are too many for one message",
+                         (long long)count, (long long)stride);
+    int *parts = malloc(2 * (size_t)c->size * sizeof *parts);
+    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    for (int i = 0; i < c->size; i++) {
+        weft_span s = weft_tree_span(count, i, c->size);
+        parts[i] = (int)(s.count * stride);
+        parts[c->size + i] = (int)(s.first * stride);
+    }
+    weft_job job = {
+        .kind = WEFT_JOB_GATHER, .data = all, .part_bytes = parts, .part_offsets = parts + c->size};
+    weft_status status = run_job(c, &job);
+    if (status == WEFT_OK) free(parts);
+    return status;
+}
+
+weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes) {
+    for (int64_t at = 0; c && at < bytes; at += CHUNK) {
+        int64_t left = bytes - at;
+        weft_job job = {.kind = WEFT_JOB_BROADCAST,
+                        .data = (char *)data + at,
+                        .bytes = left < CHUNK ? left : CHUNK};
+        WEFT_TRY(run_job(c, &job));
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_comm_any(weft_comm *c, bool own, bool *any) {
+    *any = own;
+    if (!c) return WEFT_OK;
+    bool *all = calloc((size_t)c->size, sizeof *all);
+    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    weft_status status = weft_comm_gather(c, &own, sizeof own, all);
+    for (int i = 0; status == WEFT_OK && i < c->size; i++)
+        *any |= all[i];
+    if (status == WEFT_OK) free(all);
+    return status;
+}
+
+typedef struct {
+    int status;
+    char message[WHY_ROOM];
+} rank_status;
+
+weft_status weft_comm_agree(weft_comm *c, weft_status own) {
+    if (!c || c->failed) return own;
+    rank_status mine = {.status = (int)own};
+    if (own != WEFT_OK) snprintf(mine.message, sizeof mine.message, "%s", weft_error_message());
+    rank_status *all = calloc((size_t)c->size, sizeof *all);
+    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    weft_status status = weft_comm_gather(c, &mine, sizeof mine, all);
+    if (status != WEFT_OK) return status;
+    for (int i = 0; status == WEFT_OK && i < c->size; i++) {
+        char who[128];
+        if (all[i].status == WEFT_OK) continue;
+        weft_watch_describe(c->watch, i, who, sizeof who);
+        status = weft_fail((weft_status)all[i].status, "%s: %s", who, all[i].message);
+        c->agreed = true;
+    }
+    free(all);
+    return status;
+}
+
+/* The first line that differs, of both. */
+static weft_status report_difference(const weft_comm *c, const char *name, const char *own,
+                                     const char *first) {
+    while (*own && *own == *first) {
+        const char *own_end = strchr(own, '\n'), *first_end = strchr(first, '\n');
+        if (!own_end || !first_end || own_end - own != first_end - first ||
+            memcmp(own, first, (size_t)(own_end - own)) != 0)
+            break;
+        own = own_end + 1;
+        first = first_end + 1;
+    }
+    (void)c;
+    return weft_fail(WEFT_EINPUT, "its %s is not rank 0's: %.*s in place of %.*s", name,
+                     (int)strcspn(own, "\n"), own, (int)strcspn(first, "\n"), first);
+}
+
+weft_status weft_comm_same(weft_comm *c, const char *name, const char *text) {
+    if (!c) return WEFT_OK;
+    int64_t length = (int64_t)strlen(text) + 1;
+    WEFT_TRY(weft_comm_broadcast(c, &length, sizeof length));
+    char *first = calloc((size_t)length, 1);
+    if (!first) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    if (c->rank == 0) memcpy(first, text, (size_t)length);
+    weft_status status = weft_comm_broadcast(c, first, length);
+    if (status != WEFT_OK) return status;
+    if (strcmp(first, text) != 0) status = report_difference(c, name, text, first);
+    free(first);
+    return weft_comm_agree(c, status);
+}

@@ -1,0 +1,81 @@
+/* Reading the launcher's environment, and finding libweft-mpi.so. */
+#include "comm/launch.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LIBRARY "libweft-mpi.so"
+
+static long number_of(const char *name) {
+    const char *text = getenv(name);
+    return text && *text ? strtol(text, NULL, 10) : -1;
+}
+
+/* How many processes there are; -1: started by hand, or by a launcher that does not say. */
+static long count_ranks(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                        "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (number_of(names[i]) > 0) return number_of(names[i]);
+    /* PMIx gives a rank; Slurm knows the number. */
+    if (number_of("PMIX_RANK") >= 0) {
+        long tasks = number_of("SLURM_STEP_NUM_TASKS");
+        return tasks > 0 ? tasks : number_of("SLURM_NTASKS");
+    }
+    return -1;
+}
+
+weft_status weft_launch_look(bool *several) {
+    const char *force = getenv("WEFT_COMM");
+    long ranks = count_ranks();
+    *several = ranks > 1 || (force && strcmp(force, "mpi") == 0);
+    if (ranks < 0 && number_of("SLURM_STEP_NUM_TASKS") > 1 && number_of("SLURM_PROCID") >= 0)
+        return weft_fail(WEFT_EINPUT,
+                         "srun started %ld tasks that cannot find each other; srun --mpi=pmix or "
+                         "--mpi=pmi2, whichever this MPI was built for ('srun --mpi=list')",
+                         number_of("SLURM_STEP_NUM_TASKS"));
+    return WEFT_OK;
+}
+
+/* FOLDER of the program + `inner` + the library's name. */
+static void *open_near(const char *inner) {
+    char path[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 64);
+    if (length <= 0) return NULL;
+    path[length] = 0;
+    char *slash = strrchr(path, '/');
+    if (!slash) return NULL;
+    snprintf(slash, sizeof path - (size_t)(slash - path), "%s" LIBRARY, inner);
+    return access(path, R_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+}
+
+weft_status weft_launch_open(const weft_mpi **out) {
+    const char *named = getenv("WEFT_MPI");
+    void *library;
+    *out = NULL;
+    dlerror();
+    if (named && *named) {
+        library = dlopen(named, RTLD_NOW | RTLD_GLOBAL);
+    } else {
+        library = open_near("/");
+        if (!library) library = open_near("/../lib/");
+        if (!library) library = dlopen(LIBRARY, RTLD_NOW | RTLD_GLOBAL);
+    }
+    if (!library) {
+        const char *why = dlerror();
+        return weft_fail(WEFT_EMISSING,
+                         "a launcher started several processes, but %s cannot be opened (%s); "
+                         "install MPI ('scripts/setup optional'), then make configure and build",
+                         named && *named ? named : LIBRARY, why ? why : "not found");
+    }
+    const weft_mpi *table = dlsym(library, WEFT_MPI_ENTRY);
+    if (!table || table->abi != WEFT_MPI_ABI)
+        return weft_fail(WEFT_EMISSING, "%s is of another version of weft; build and install both",
+                         LIBRARY);
+    *out = table;
+    return WEFT_OK;
+}

@@ -1,0 +1,34 @@
+/* The sum over ranks of a long row of numbers, with the bits that one process would give it.
+ *
+ * Each rank has the sums of its nodes of the tree (tree.h). The row goes out in buckets, and a bucket
+ * is cut into one piece for each rank. A rank gets all nodes' values of its own piece, adds them as
+ * the tree says, and gives the result to all: a reduce-scatter of exact pieces and a gather. Where
+ * every rank has one node, as with powers of two, that moves as many bytes as a plain all-reduce,
+ * 2 (P - 1)/P of the row; with k nodes a rank, 1 + k in place of the 2. With `plain` it is a plain
+ * all-reduce in MPI's own order, and the last bits depend on the ranks. */
+#ifndef WEFT_COMM_REDUCE_H
+#define WEFT_COMM_REDUCE_H
+
+#include "comm/comm.h"
+#include "comm/tree.h"
+#include "core/pool.h"
+
+typedef struct weft_reduce weft_reduce;
+
+typedef struct {
+    weft_comm *comm;
+    weft_pool *pool;
+    const weft_tree *tree; /* must stay */
+    int64_t count;         /* numbers in the row */
+    bool is_double;        /* f64, else f32 */
+    bool plain;
+    void *const *rows; /* [own nodes], the host's memory; rows[0] gets the result */
+} weft_reduce_options;
+
+weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce **out);
+void weft_reduce_destroy(weft_reduce *r);
+
+/* rows[0] of every rank = factor · the sum. */
+weft_status weft_reduce_run(weft_reduce *r, double factor);
+
+#endif

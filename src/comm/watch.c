@@ -1,0 +1,203 @@
+/* Notes go along a star: each rank tells rank 0 how long its working thread has been silent, rank 0
+ * answers each. So a thousand ranks send a thousand notes a second to one, and a rank that is lost is
+ * found by rank 0, or rank 0 by all. Processes on the same machine are looked at directly, which finds
+ * a killed one at once. */
+#include "comm/watch.h"
+
+#include "core/beat.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LIMIT_SECONDS = 30, LAST_LOOKS = 50, LAST_LOOK_US = 1000 };
+static const double NOTE_SECONDS = 1, LOCAL_SECONDS = 0.1;
+
+/* What a note holds: WEFT_MPI_NOTE bytes. */
+typedef struct {
+    double silent; /* seconds since the sender's working thread gave a sign of life */
+    int fault;     /* the text says what has gone wrong */
+    char text[WEFT_MPI_NOTE - 16];
+} note;
+_Static_assert(sizeof(note) == WEFT_MPI_NOTE, "a note has a fixed size");
+
+struct weft_watch {
+    const weft_mpi *mpi;
+    int rank, size;
+    double limit;            /* seconds; 0: none */
+    weft_rank_place *places; /* [size] */
+    double *heard, *silent;  /* [size]: when a note last came, and what it said */
+    double noted, looked;    /* when notes were last sent, and processes looked at */
+    uint64_t beats;          /* of the working thread, */
+    double beaten;           /* and when they changed */
+    atomic_bool leaving, resigned;
+    char last_words[WEFT_MPI_NOTE - 16];
+};
+
+weft_rank_place weft_watch_place(void) {
+    weft_rank_place p = {.pid = getpid()};
+    char space[64] = "";
+    gethostname(p.host, sizeof p.host - 1);
+    if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
+    snprintf(p.machine, sizeof p.machine, "%.63s %.60s", p.host, space);
+    return p;
+}
+
+weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
+                            weft_watch **out) {
+    const char *limit = getenv("WEFT_HEARTBEAT");
+    size_t n = (size_t)size;
+    weft_watch *w = calloc(1, sizeof *w);
+    *out = NULL;
+    if (w) {
+        w->places = calloc(n, sizeof *w->places);
+        w->heard = calloc(n, sizeof *w->heard);
+        w->silent = calloc(n, sizeof *w->silent);
+    }
+    if (!w || !w->places || !w->heard || !w->silent) {
+        weft_watch_close(w);
+        return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
+    }
+    w->mpi = mpi;
+    w->rank = rank;
+    w->size = size;
+    w->limit = limit && *limit ? strtod(limit, NULL) : LIMIT_SECONDS;
+    memcpy(w->places, places, n * sizeof *places);
+    *out = w;
+    return WEFT_OK;
+}
+
+void weft_watch_close(weft_watch *w) {
+    if (!w) return;
+    free(w->places);
+    free(w->heard);
+    free(w->silent);
+    free(w);
+}
+
+void weft_watch_describe(const weft_watch *w, int rank, char *text, size_t room) {
+    const weft_rank_place *p = &w->places[rank];
+    snprintf(text, room, "rank %d (%s, pid %lld)", rank, p->host, (long long)p->pid);
+}
+
+static void describe_fault(const weft_watch *w, int rank, const char *what, char *why,
+                           size_t room) {
+    weft_watch_describe(w, rank, why, room);
+    size_t at = strlen(why);
+    snprintf(why + at, room - at, " %s", what);
+}
+
+void weft_watch_tell(weft_watch *w, const char *why) {
+    note n = {.fault = 1};
+    snprintf(n.text, sizeof n.text, "%s", why);
+    for (int i = 0; i < w->size; i++)
+        if (i != w->rank) w->mpi->note(&n, i);
+}
+
+void weft_watch_resign(weft_watch *w, const char *why) {
+    snprintf(w->last_words, sizeof w->last_words, "%s", why);
+    atomic_store(&w->resigned, true);
+}
+
+void weft_watch_leave(weft_watch *w) {
+    atomic_store(&w->leaving, true);
+}
+
+/* Whether a process of this machine is there: a zombie is not. */
+static bool is_alive(int64_t pid) {
+    char path[64], text[512] = "";
+    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) return false;
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return errno != ENOENT;
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    const char *state = strrchr(text, ')');
+    return !state || (state[1] && state[2] != 'Z' && state[2] != 'X');
+}
+
+/* The first rank of this machine that is gone; -1: none. */
+static int find_gone(weft_watch *w) {
+    for (int i = 0; i < w->size; i++) {
+        if (i == w->rank || strcmp(w->places[i].machine, w->places[w->rank].machine) != 0) continue;
+        if (!is_alive(w->places[i].pid)) return i;
+    }
+    return -1;
+}
+
+static double own_silence(weft_watch *w, double now, bool waiting) {
+    uint64_t beats = atomic_load_explicit(&weft_beats, memory_order_relaxed);
+    if (waiting || beats != w->beats || w->beaten == 0) w->beaten = now;
+    w->beats = beats;
+    return now - w->beaten;
+}
+
+static void send_notes(weft_watch *w, double now, double silence) {
+    if (now - w->noted < NOTE_SECONDS) return;
+    w->noted = now;
+    note n = {.silent = silence};
+    for (int i = 0; i < w->size; i++)
+        if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i);
+}
+
+/* Whether a note tells of a fault. */
+static bool read_notes(weft_watch *w, double now, char *why, size_t room) {
+    for (;;) {
+        note n;
+        int from;
+        if (w->mpi->next_note(&n, &from) != 0 || from < 0) return false;
+        w->heard[from] = now;
+        w->silent[from] = n.silent;
+        if (!n.fault) continue;
+        n.text[sizeof n.text - 1] = 0;
+        snprintf(why, room, "%s", n.text);
+        return true;
+    }
+}
+
+/* The rank, of those that this one hears, that has been silent for too long; -1: none. */
+static int find_silent(const weft_watch *w, double now, char *what, size_t room) {
+    for (int i = 0; w->limit > 0 && i < w->size; i++) {
+        if (i == w->rank || (w->rank != 0 && i != 0)) continue;
+        if (w->heard[i] > 0 && now - w->heard[i] > w->limit) {
+            snprintf(what, room,
+                     "has been silent for %.0f s: it hangs, was stopped or cannot be reached",
+                     now - w->heard[i]);
+            return i;
+        }
+        if (w->silent[i] > w->limit) {
+            snprintf(what, room, "hangs: nothing has moved in it for %.0f s", w->silent[i]);
+            return i;
+        }
+    }
+    return -1;
+}
+
+weft_verdict weft_watch_look(weft_watch *w, double now, bool waiting, char *why, size_t room) {
+    char what[96];
+    if (atomic_exchange(&w->resigned, false)) weft_watch_tell(w, w->last_words);
+    if (read_notes(w, now, why, room)) return WEFT_WATCH_TOLD;
+    if (now - w->looked < LOCAL_SECONDS) return WEFT_WATCH_WELL;
+    w->looked = now;
+    for (int i = 0; i < w->size; i++)
+        if (w->heard[i] == 0) w->heard[i] = now;
+    send_notes(w, now, own_silence(w, now, waiting));
+    int rank = atomic_load(&w->leaving) ? -1 : find_gone(w);
+    if (rank >= 0) {
+        /* It, or whoever ended it, may have said why. */
+        for (int i = 0; i < LAST_LOOKS; i++) {
+            if (read_notes(w, now, why, room)) return WEFT_WATCH_TOLD;
+            usleep(LAST_LOOK_US);
+        }
+        describe_fault(w, rank, "is gone: killed, or it crashed", why, room);
+        return WEFT_WATCH_FOUND;
+    }
+    rank = find_silent(w, now, what, sizeof what);
+    if (rank < 0) return WEFT_WATCH_WELL;
+    describe_fault(w, rank, what, why, room);
+    return WEFT_WATCH_FOUND;
+}

@@ -1,0 +1,222 @@
+/* Several processes train one model: the same bits as one of them, at any number, and through
+ * resuming at another number. */
+#include "support/command.h"
+#include "support/ranks_run.h"
+#include "support/train_run.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+enum { RANKS_MOST = 4, NAME_ROOM = 256 };
+
+/* Seven micro-batches: no number of ranks shares them evenly, and the tree has a rest. The contrastive
+ * loss and the left-out targets of a task have to be brought together. */
+static void write_config(const char *path, const char *dataset, const char *ffn) {
+    char text[1024];
+    int n = snprintf(text, sizeof text,
+                     "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
+                     "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=24\nCONFIG_FFN=\"%s\"\n"
+                     "CONFIG_WSFFN_N_HEAD=4\nCONFIG_GPT2_DROPOUT=0.1\nCONFIG_DATASET=\"%s\"\n"
+                     "CONFIG_BATCH_SIZE=7\nCONFIG_MICRO_BATCH=1\nCONFIG_LEARNING_RATE=1e-2\n"
+                     "CONFIG_GPT2_MAX_ITERS=6\nCONFIG_GPT2_EVAL_INTERVAL=3\n"
+                     "CONFIG_GPT2_EVAL_SAMPLES=2\nCONFIG_GPT2_LOG_INTERVAL=1\n"
+                     "CONFIG_CHECKPOINT_INTERVAL=2\n",
+                     ffn, dataset);
+    file_write(path, text, (size_t)n);
+}
+
+static void keep(char *out, const char *path) {
+    snprintf(out, NAME_ROOM, "%s", path);
+}
+
+/* The logged losses, which say what the weights do not: they are equal too. */
+static void same_losses(const char *a, const char *b) {
+    char path[2][NAME_ROOM + 32];
+    size_t n;
+    snprintf(path[0], sizeof path[0], "%s/metrics.jsonl", a);
+    snprintf(path[1], sizeof path[1], "%s/metrics.jsonl", b);
+    char *text[2] = {file_read(path[0], &n), file_read(path[1], &n)};
+    char *at[2] = {text[0], text[1]};
+    static const char *const keys[] = {"loss", "cross_entropy", "aux_contrastive", "val_loss",
+                                       "grad_norm"};
+    for (char *line; (line = strsep(&at[0], "\n")) && *line;) {
+        json_t *x = json_loads(line, 0, NULL), *y = json_loads(strsep(&at[1], "\n"), 0, NULL);
+        assert_true(x && y);
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+            double p = json_number_value(json_object_get(x, keys[k]));
+            double q = json_number_value(json_object_get(y, keys[k]));
+            if (memcmp(&p, &q, sizeof p) != 0)
+                fail_msg("%s and %s: %s is %.17g and %.17g", a, b, keys[k], p, q);
+        }
+        json_decref(x);
+        json_decref(y);
+    }
+    free(text[0]);
+    free(text[1]);
+}
+
+static void check_numbers(const char *name, const char *dataset, const char *ffn,
+                          const char *dtype) {
+    char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
+    ranks_need_mpi();
+    keep(config, scratch_path("%s.config", name));
+    keep(alone, scratch_path("%s-1", name));
+    keep(err, scratch_path("err"));
+    write_config(config, dataset, ffn);
+    command_succeeds(
+        RUN("train", "--config", config, "--out", alone, "--dtype", dtype, "--peak-flops", "0"),
+        NULL);
+    for (int p = 2; p <= RANKS_MOST; p++) {
+        keep(together, scratch_path("%s-%d", name, p));
+        int status = ranks_run(p,
+                               RUN("train", "--config", config, "--out", together, "--dtype", dtype,
+                                   "--peak-flops", "0"),
+                               err);
+        if (status != 0) {
+            size_t n;
+            fail_msg("%d ranks ended on %d: %s", p, status, file_read(err, &n));
+        }
+        train_same_end(alone, together);
+        same_losses(alone, together);
+    }
+}
+
+static void test_any_number_of_ranks_ends_on_the_same_bits(void **state) {
+    (void)state;
+    check_numbers("wsffn", "embedded", "wsffn", "f32");
+}
+
+static void test_ranks_share_left_out_targets(void **state) {
+    (void)state;
+    check_numbers("recall", "recall", "gelu", "f32");
+}
+
+static void test_any_number_of_ranks_in_bf16_too(void **state) {
+    (void)state;
+    check_numbers("bf16", "embedded", "wsffn", "bf16");
+}
+
+/* Which folder has the name now: a new checkpoint is another one. */
+static ino_t which(const char *out) {
+    char path[NAME_ROOM + 32];
+    struct stat is;
+    snprintf(path, sizeof path, "%s/last", out);
+    return stat(path, &is) == 0 ? is.st_ino : 0;
+}
+
+static void wait_for_checkpoint(pid_t child, const char *out) {
+    ino_t before = which(out);
+    for (int i = 0; i < 12000 && which(out) == before; i++) {
+        assert_int_equal(kill(child, 0), 0);
+        train_pause(5);
+    }
+    assert_true(which(out) != before);
+}
+
+/* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
+static void test_stopped_ranks_resume_at_another_number(void **state) {
+    (void)state;
+    char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
+    ranks_need_mpi();
+    keep(config, scratch_path("stop.config"));
+    keep(alone, scratch_path("stop-alone"));
+    keep(out, scratch_path("stop-ranks"));
+    keep(err, scratch_path("err"));
+    write_config(config, "embedded", "wsffn");
+    const char *const *arguments = RUN(
+        "train", "--config", config, "--out", out, "--resume", "--peak-flops", "0", "-o",
+        "GPT2_MAX_ITERS=4000", "-o", "GPT2_LOG_INTERVAL=100000", "-o", "GPT2_EVAL_INTERVAL=100000");
+    for (int ranks = 3; ranks >= 2; ranks--) {
+        ranks_part part = {.ranks = ranks, .arguments = arguments};
+        pid_t child = ranks_start(&part, 1, err);
+        wait_for_checkpoint(child, out);
+        kill(ranks_pid(child, ranks - 1), SIGTERM);
+        assert_int_equal(ranks_wait(child, 60), 1);
+        assert_int_equal(ranks_lines(err, "stopped by a signal after step"), 1);
+    }
+    /* To where it stopped, alone and from the start. */
+    size_t n;
+    char path[NAME_ROOM + 32], steps[64];
+    snprintf(path, sizeof path, "%s/last/state.json", out);
+    char *text = file_read(path, &n);
+    json_t *object = json_loads(text, 0, NULL);
+    snprintf(steps, sizeof steps, "GPT2_MAX_ITERS=%lld",
+             json_integer_value(json_object_get(object, "iteration")) + 3);
+    json_decref(object);
+    free(text);
+    const char *more[] = {"-o", steps, "-o", "GPT2_EVAL_INTERVAL=100000"};
+    command_succeeds(RUN("train", "--config", config, "--out", out, "--resume", "--peak-flops", "0",
+                         more[0], more[1], more[2], more[3]),
+                     NULL);
+    command_succeeds(RUN("train", "--config", config, "--out", alone, "--peak-flops", "0", more[0],
+                         more[1], more[2], more[3]),
+                     NULL);
+    train_same_file(alone, out, "last/model.safetensors");
+    train_same_file(alone, out, "last/optimizer.safetensors");
+}
+
+static double final_loss(const char *out) {
+    char path[NAME_ROOM + 32];
+    size_t n;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", out);
+    char *text = file_read(path, &n), *last = NULL, *at = text;
+    for (char *line; (line = strsep(&at, "\n"));)
+        if (*line) last = line;
+    json_t *object = json_loads(last, 0, NULL);
+    double loss = json_number_value(json_object_get(object, "loss"));
+    json_decref(object);
+    free(text);
+    return loss;
+}
+
+/* In MPI's order the sum is the same number but for its last bits. */
+static void test_plain_sum_is_near(void **state) {
+    (void)state;
+    char config[NAME_ROOM], out[2][NAME_ROOM], err[NAME_ROOM];
+    ranks_need_mpi();
+    keep(config, scratch_path("plain.config"));
+    keep(err, scratch_path("err"));
+    write_config(config, "embedded", "wsffn");
+    for (int plain = 0; plain < 2; plain++) {
+        keep(out[plain], scratch_path("plain-%d", plain));
+        assert_int_equal(
+            ranks_run(3,
+                      RUN("train", "--config", config, "--out", out[plain], "--peak-flops", "0",
+                          "-o", plain ? "DETERMINISTIC=n" : "DETERMINISTIC=y"),
+                      err),
+            0);
+    }
+    assert_true(fabs(final_loss(out[0]) - final_loss(out[1])) < 1e-4);
+}
+
+static int open_all(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_all(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_any_number_of_ranks_ends_on_the_same_bits),
+        cmocka_unit_test(test_ranks_share_left_out_targets),
+        cmocka_unit_test(test_any_number_of_ranks_in_bf16_too),
+        cmocka_unit_test(test_stopped_ranks_resume_at_another_number),
+        cmocka_unit_test(test_plain_sum_is_near),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
