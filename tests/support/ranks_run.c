@@ -23,8 +23,10 @@
 enum { WORDS_MOST = 128, PAUSE_MS = 5 };
 
 static const char *weft(void) {
+    static char path[PATH_MAX];
     const char *named = getenv("WEFT");
-    return named && *named ? named : "build/weft";
+    if (!named || !*named) named = "build/weft";
+    return realpath(named, path) ? path : named;
 }
 
 static bool is_on_path(const char *name) {
@@ -89,6 +91,10 @@ pid_t ranks_start(const ranks_part *parts, int n_parts, const char *err) {
         for (const char *const *e = p->environment; e && *e; e++) {
             add_word(words, &n, "-x");
             add_word(words, &n, *e);
+        }
+        if (p->folder) {
+            add_word(words, &n, "-wdir");
+            add_word(words, &n, p->folder);
         }
         add_word(words, &n, p->program ? p->program : weft());
         for (const char *const *a = p->arguments; *a; a++)

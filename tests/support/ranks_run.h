@@ -11,6 +11,7 @@ void ranks_need_mpi(void);
 typedef struct {
     int ranks;                      /* that have these arguments */
     const char *program;            /* NULL: WEFT's */
+    const char *folder;             /* where they run; NULL: here */
     const char *const *arguments;   /* end on NULL */
     const char *const *environment; /* NAME=value, ends on NULL; NULL: none more */
 } ranks_part;

@@ -1,0 +1,252 @@
+/* Ranks that fail, each in its way: all of them end within a minute, each with one line that says
+ * which rank and why, and the last checkpoint goes on at another number of ranks. */
+#include "support/command.h"
+#include "support/ranks_run.h"
+#include "support/token_file.h"
+#include "support/train_run.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3, NAME_ROOM = 256 };
+static const double LIMIT = 60; /* seconds */
+
+typedef struct {
+    char config[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
+} run_files;
+
+static run_files open_run(const char *name) {
+    run_files f;
+    ranks_need_mpi();
+    snprintf(f.config, sizeof f.config, "%s", scratch_path("config"));
+    snprintf(f.out, sizeof f.out, "%s", scratch_path("%s", name));
+    snprintf(f.err, sizeof f.err, "%s", scratch_path("%s.err", name));
+    train_config(f.config);
+    return f;
+}
+
+#define FOREVER "-o", "GPT2_MAX_ITERS=100000", "-o", "GPT2_LOG_INTERVAL=100000"
+
+static pid_t start_forever(const run_files *f, const char *const *environment) {
+    ranks_part part = {.ranks = RANKS,
+                       .arguments = RUN("train", "--config", f->config, "--out", f->out, "--resume",
+                                        "--peak-flops", "0", FOREVER),
+                       .environment = environment};
+    return ranks_start(&part, 1, f->err);
+}
+
+static ino_t which(const char *out) {
+    char path[NAME_ROOM + 32];
+    struct stat is;
+    snprintf(path, sizeof path, "%s/last", out);
+    return stat(path, &is) == 0 ? is.st_ino : 0;
+}
+
+static void wait_for_checkpoint(pid_t child, const char *out) {
+    ino_t before = which(out);
+    for (int i = 0; i < 6000 && which(out) == before; i++) {
+        assert_int_equal(kill(child, 0), 0);
+        train_pause(5);
+    }
+    assert_true(which(out) != before);
+}
+
+static void show(const char *path) {
+    size_t n;
+    char *text = file_read(path, &n);
+    printf("%s\n", text);
+    free(text);
+}
+
+static void expect_lines(const run_files *f, const char *text, int least) {
+    int lines = ranks_lines(f->err, text);
+    if (lines >= least) return;
+    show(f->err);
+    fail_msg("%d lines of %d hold '%s'", lines, least, text);
+}
+
+/* The next start goes on from the last checkpoint, at another number. */
+static void expect_resumable(const run_files *f) {
+    char steps[64], path[NAME_ROOM + 32];
+    size_t n;
+    snprintf(path, sizeof path, "%s/last/state.json", f->out);
+    char *text = file_read(path, &n);
+    json_t *object = json_loads(text, 0, NULL);
+    long long done = json_integer_value(json_object_get(object, "iteration"));
+    json_decref(object);
+    free(text);
+    assert_true(done > 0);
+    snprintf(steps, sizeof steps, "GPT2_MAX_ITERS=%lld", done + 2);
+    assert_int_equal(ranks_run(2,
+                               RUN("train", "--config", f->config, "--out", f->out, "--resume",
+                                   "--peak-flops", "0", "-o", steps),
+                               f->err),
+                     0);
+}
+
+static void test_killed_rank_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("killed");
+    for (int rank = 0; rank < (train_long() ? RANKS : 2); rank++) {
+        char who[64];
+        pid_t child = start_forever(&f, NULL);
+        wait_for_checkpoint(child, f.out);
+        pid_t victim = ranks_pid(child, rank);
+        snprintf(who, sizeof who, "rank %d (", rank);
+        kill(victim, SIGKILL);
+        assert_true(ranks_wait(child, LIMIT) != 0);
+        snprintf(who, sizeof who, "pid %d) is gone", (int)victim);
+        expect_lines(&f, who, RANKS - 1);
+    }
+    expect_resumable(&f);
+}
+
+/* A stopped process answers nothing: a heartbeat finds it. */
+static void test_hung_rank_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("hung");
+    for (int rank = 0; rank < 2; rank++) {
+        char who[64];
+        pid_t child = start_forever(&f, SAYS("WEFT_HEARTBEAT=2"));
+        wait_for_checkpoint(child, f.out);
+        pid_t victim = ranks_pid(child, rank);
+        kill(victim, SIGSTOP);
+        assert_true(ranks_wait(child, LIMIT) != 0);
+        snprintf(who, sizeof who, "pid %d) has been silent for", (int)victim);
+        expect_lines(&f, who, 1);
+    }
+    expect_resumable(&f);
+}
+
+/* Rank 1 is started with something else than the others. */
+static void expect_refused(const run_files *f, const ranks_part *other, const char *what) {
+    const char *const *usual =
+        RUN("train", "--config", f->config, "--out", f->out, "--peak-flops", "0");
+    ranks_part parts[] = {
+        {.ranks = 1, .arguments = usual}, *other, {.ranks = 1, .arguments = usual}};
+    if (!parts[1].arguments) parts[1].arguments = usual;
+    parts[1].ranks = 1;
+    assert_true(ranks_wait(ranks_start(parts, 3, f->err), LIMIT) != 0);
+    expect_lines(f, "rank 1 (", 2);
+    expect_lines(f, what, 2);
+}
+
+static void test_rank_without_its_data_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("data");
+    ranks_part other = {.arguments = RUN("train", "--config", f.config, "--out", f.out,
+                                         "--peak-flops", "0", "-o", "DATASET=./nowhere")};
+    expect_refused(&f, &other, "nowhere");
+}
+
+static void test_rank_with_another_config_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("config-differs");
+    ranks_part other = {.arguments = RUN("train", "--config", f.config, "--out", f.out,
+                                         "--peak-flops", "0", "-o", "LEARNING_RATE=0.02")};
+    expect_refused(&f, &other, "learning_rate");
+}
+
+/* The program with a byte more. */
+static void test_rank_with_another_program_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("program-differs");
+    char copy[NAME_ROOM], library[4096 + 32];
+    size_t n;
+    char weft[4096];
+    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
+    snprintf(copy, sizeof copy, "%s", scratch_path("weft"));
+    char *bytes = file_read(weft, &n);
+    file_write(copy, bytes, n + 1);
+    free(bytes);
+    assert_int_equal(chmod(copy, 0755), 0);
+    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
+             (int)(strrchr(weft, '/') - weft), weft);
+    ranks_part other = {.program = copy, .environment = SAYS(library)};
+    expect_refused(&f, &other, "its program is not rank 0's");
+}
+
+/* A folder with a dataset ./set of as many tokens, but other ones. */
+static void write_data(const char *folder, int kind) {
+    char path[NAME_ROOM + 32];
+    int32_t tokens[4096];
+    for (int k = 0; k < 4096; k++)
+        tokens[k] = (k * 7 + kind * (k % 2)) % 256;
+    assert_int_equal(mkdir(folder, 0777), 0);
+    snprintf(path, sizeof path, "%s/set", folder);
+    assert_int_equal(mkdir(path, 0777), 0);
+    for (int split = 0; split < 2; split++) {
+        snprintf(path, sizeof path, "%s/set/%s_0.bin", folder, split ? "val" : "train");
+        shard_write(path, 20240520, 1, 4096, 2, tokens, 4096);
+    }
+}
+
+static void test_rank_with_other_data_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("data-differs");
+    char folder[2][NAME_ROOM];
+    const char *const *arguments = RUN("train", "--config", f.config, "--out", f.out,
+                                       "--peak-flops", "0", "-o", "DATASET=./set");
+    for (int i = 0; i < 2; i++) {
+        snprintf(folder[i], sizeof folder[i], "%s", scratch_path("at-%d", i));
+        write_data(folder[i], i);
+    }
+    ranks_part parts[] = {{.ranks = 1, .arguments = arguments, .folder = folder[0]},
+                          {.ranks = 1, .arguments = arguments, .folder = folder[1]}};
+    assert_true(ranks_wait(ranks_start(parts, 2, f.err), LIMIT) != 0);
+    expect_lines(&f, "its data is not rank 0's", 2);
+}
+
+static void test_more_ranks_than_micro_batches_is_an_error(void **state) {
+    (void)state;
+    run_files f = open_run("too-many");
+    assert_true(ranks_run(3,
+                          RUN("train", "--config", f.config, "--out", f.out, "--peak-flops", "0",
+                              "-o", "GPT2_GRADIENT_ACCUMULATION=1", "-o", "MICRO_BATCH=2"),
+                          f.err) != 0);
+    expect_lines(&f, "3 ranks share a step's 2 micro-batches", 3);
+}
+
+static void test_build_without_mpi_says_so(void **state) {
+    (void)state;
+    run_files f = open_run("no-mpi");
+    ranks_part part = {.ranks = 2,
+                       .arguments = RUN("train", "--config", f.config, "--out", f.out),
+                       .environment = SAYS("WEFT_MPI=/nowhere/libweft-mpi.so")};
+    assert_true(ranks_wait(ranks_start(&part, 1, f.err), LIMIT) != 0);
+    expect_lines(&f, "/nowhere/libweft-mpi.so cannot be opened", 1);
+}
+
+static int open_all(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+static int close_all(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_killed_rank_ends_all),
+        cmocka_unit_test(test_hung_rank_ends_all),
+        cmocka_unit_test(test_rank_without_its_data_ends_all),
+        cmocka_unit_test(test_rank_with_another_config_ends_all),
+        cmocka_unit_test(test_rank_with_another_program_ends_all),
+        cmocka_unit_test(test_rank_with_other_data_ends_all),
+        cmocka_unit_test(test_more_ranks_than_micro_batches_is_an_error),
+        cmocka_unit_test(test_build_without_mpi_says_so),
+    };
+    return cmocka_run_group_tests(tests, open_all, close_all);
+}
