@@ -1,5 +1,6 @@
-/* Being asked to stop: SIGINT, SIGTERM, and SIGHUP unless it is ignored (nohup). The first one asks the run to finish its step and save;
- * the second ends the program at once. */
+/* Being asked to stop: SIGINT, SIGTERM, SIGUSR1, which mpirun hands on, and SIGHUP unless it is
+ * ignored (nohup). The first one asks the run to finish its step and save; the second ends the
+ * program at once. */
 #ifndef WEFT_TRAIN_STOP_H
 #define WEFT_TRAIN_STOP_H
 

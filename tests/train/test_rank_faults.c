@@ -52,7 +52,7 @@ static ino_t which(const char *out) {
 
 static void wait_for_checkpoint(pid_t child, const char *out) {
     ino_t before = which(out);
-    for (int i = 0; i < 6000 && which(out) == before; i++) {
+    for (int i = 0; i < 12000 && which(out) == before; i++) {
         assert_int_equal(kill(child, 0), 0);
         train_pause(5);
     }
