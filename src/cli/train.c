@@ -2,6 +2,7 @@
 #include "bench/limits.h"
 #include "cli/args.h"
 #include "core/log.h"
+#include "cuda/backend.h"
 #include "train/loop.h"
 #include "train/stop.h"
 
@@ -105,6 +106,16 @@ static int share_threads(const weft_args *args, const weft_comm *comm) {
     return all / local > 1 ? all / local : 1;
 }
 
+/* A GPU each, as far as they go. */
+static void share_gpus(const weft_config *c, const weft_comm *comm) {
+    int ranks = weft_comm_local_size(comm);
+    if (ranks == 1 || c->device == WEFT_DEVICE_CPU) return;
+    int gpus = weft_cuda_take_turn(weft_comm_local_rank(comm));
+    if (gpus > 0 && gpus < ranks)
+        weft_log(WEFT_LOG_INFO, "%d ranks share %d GPU%s on this machine", ranks, gpus,
+                 gpus > 1 ? "s" : "");
+}
+
 /* The run, once its arguments are right. */
 static weft_status run(weft_args *args, weft_train_options *options, const char *peak,
                        bool unchecked, weft_train_result *result) {
@@ -116,6 +127,7 @@ static weft_status run(weft_args *args, weft_train_options *options, const char 
     bool reads = options->from && !unchecked && weft_comm_rank(comm) == 0;
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_check_model(options->from) : WEFT_OK));
     args->threads = share_threads(args, comm);
+    share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
     if (status == WEFT_OK) {
         weft_stop_install();

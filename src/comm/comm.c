@@ -33,7 +33,7 @@ struct weft_comm {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* for the working thread: a job is done, or it failed */
     pthread_cond_t work;    /* for the talking one */
-    weft_job *queue, **queue_end, *active;
+    weft_comm_job *queue, **queue_end, *active;
     int serial;
     bool started, waiting, closing, failed;
     bool agreed;        /* all ranks know that the run is over */
@@ -100,7 +100,7 @@ static void tell_all(weft_comm *c, const char *why) {
     }
 }
 
-static int start_exchange(weft_comm *c, weft_job *job) {
+static int start_exchange(weft_comm *c, weft_comm_job *job) {
     int error = 0, tag = job->serial % TAGS;
     for (int64_t i = 0; !error && i < job->count; i++) {
         const weft_transfer *t = &job->transfers[i];
@@ -110,7 +110,7 @@ static int start_exchange(weft_comm *c, weft_job *job) {
     return error;
 }
 
-static int start_job(weft_comm *c, weft_job *job) {
+static int start_job(weft_comm *c, weft_comm_job *job) {
     switch (job->kind) {
     case WEFT_JOB_EXCHANGE:
         return start_exchange(c, job);
@@ -126,20 +126,20 @@ static int start_job(weft_comm *c, weft_job *job) {
 /* Takes what is queued. */
 static bool start_jobs(weft_comm *c) {
     pthread_mutex_lock(&c->lock);
-    weft_job *job = c->queue;
+    weft_comm_job *job = c->queue;
     c->queue = NULL;
     c->queue_end = &c->queue;
     pthread_mutex_unlock(&c->lock);
     bool any = job != NULL;
     while (job) {
-        weft_job *next = job->next;
+        weft_comm_job *next = job->next;
         int error = start_job(c, job);
         if (error) {
             fail_mpi(c, error);
             return true;
         }
         job->next = NULL;
-        weft_job **end = &c->active;
+        weft_comm_job **end = &c->active;
         while (*end)
             end = &(*end)->next;
         *end = job;
@@ -149,7 +149,7 @@ static bool start_jobs(weft_comm *c) {
 }
 
 /* Looks at one job's requests; those that are done change places with the last pending one. */
-static int poll_job(weft_comm *c, weft_job *job) {
+static int poll_job(weft_comm *c, weft_comm_job *job) {
     for (int i = 0; i < job->pending;) {
         int done, error = c->mpi->test(job->requests[i], &done);
         if (error) return error;
@@ -163,8 +163,8 @@ static int poll_job(weft_comm *c, weft_job *job) {
 
 static bool poll_jobs(weft_comm *c) {
     bool any = false;
-    for (weft_job **at = &c->active; *at;) {
-        weft_job *job = *at;
+    for (weft_comm_job **at = &c->active; *at;) {
+        weft_comm_job *job = *at;
         int error = poll_job(c, job);
         if (error) {
             fail_mpi(c, error);
@@ -348,7 +348,7 @@ void weft_comm_fail(weft_comm *c, const char *message) {
     pthread_mutex_unlock(&c->lock);
 }
 
-weft_status weft_comm_begin(weft_comm *c, weft_job *job) {
+weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {
     int n = job->kind == WEFT_JOB_EXCHANGE ? (int)job->count : 1;
     job->requests = malloc(((size_t)n + 1) * sizeof *job->requests);
     if (!job->requests) return weft_fail(WEFT_ENOMEM, "no memory for a message");
@@ -364,7 +364,7 @@ weft_status weft_comm_begin(weft_comm *c, weft_job *job) {
     return WEFT_OK;
 }
 
-weft_status weft_comm_wait(weft_comm *c, weft_job *job) {
+weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
     pthread_mutex_lock(&c->lock);
     c->waiting = true;
     while (!job->done && !c->failed)
@@ -379,7 +379,7 @@ weft_status weft_comm_wait(weft_comm *c, weft_job *job) {
     return WEFT_OK;
 }
 
-static weft_status run_job(weft_comm *c, weft_job *job) {
+static weft_status run_job(weft_comm *c, weft_comm_job *job) {
     WEFT_TRY(weft_comm_begin(c, job));
     return weft_comm_wait(c, job);
 }
@@ -401,7 +401,7 @@ weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64
         parts[i] = (int)(s.count * stride);
         parts[c->size + i] = (int)(s.first * stride);
     }
-    weft_job job = {
+    weft_comm_job job = {
         .kind = WEFT_JOB_GATHER, .data = all, .part_bytes = parts, .part_offsets = parts + c->size};
     weft_status status = run_job(c, &job);
     if (status == WEFT_OK) free(parts);
@@ -411,9 +411,9 @@ weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64
 weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes) {
     for (int64_t at = 0; c && at < bytes; at += CHUNK) {
         int64_t left = bytes - at;
-        weft_job job = {.kind = WEFT_JOB_BROADCAST,
-                        .data = (char *)data + at,
-                        .bytes = left < CHUNK ? left : CHUNK};
+        weft_comm_job job = {.kind = WEFT_JOB_BROADCAST,
+                             .data = (char *)data + at,
+                             .bytes = left < CHUNK ? left : CHUNK};
         WEFT_TRY(run_job(c, &job));
     }
     return WEFT_OK;

@@ -44,8 +44,8 @@ typedef struct {
 } weft_transfer;
 
 /* A job; the caller's memory, untouched until it is waited for. */
-typedef struct weft_job weft_job;
-struct weft_job {
+typedef struct weft_comm_job weft_comm_job;
+struct weft_comm_job {
     enum { WEFT_JOB_EXCHANGE, WEFT_JOB_GATHER, WEFT_JOB_BROADCAST, WEFT_JOB_SUM } kind;
     const weft_transfer *transfers; /* exchange: messages between two ranks match in their order */
     int64_t count;                  /* of them; sum: of numbers */
@@ -57,11 +57,11 @@ struct weft_job {
     int *requests;
     int n_requests, pending, serial;
     bool done;
-    weft_job *next;
+    weft_comm_job *next;
 };
 
-weft_status weft_comm_begin(weft_comm *c, weft_job *job);
-weft_status weft_comm_wait(weft_comm *c, weft_job *job);
+weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job);
+weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job);
 
 /* Jobs that are waited for at once. */
 /* own [bytes] of each rank to all [ranks, bytes] on every rank. */

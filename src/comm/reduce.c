@@ -16,7 +16,7 @@ enum {
 typedef struct {
     int64_t first, count; /* of the row */
     weft_transfer *transfers;
-    weft_job job;
+    weft_comm_job job;
     unsigned char *received; /* [nodes, piece]; unused for the own nodes */
 } bucket_slot;
 
@@ -112,7 +112,7 @@ static weft_status begin_scatter(weft_reduce *r, bucket_slot *s) {
         s->transfers[n++] =
             (weft_transfer){from, false, at_node(r, s, i, own), own.count * (int64_t)r->width};
     }
-    s->job = (weft_job){.kind = WEFT_JOB_EXCHANGE, .transfers = s->transfers, .count = n};
+    s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE, .transfers = s->transfers, .count = n};
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
@@ -130,7 +130,7 @@ static weft_status begin_gather(weft_reduce *r, bucket_slot *s) {
             s->transfers[n++] =
                 (weft_transfer){q, false, at_row(r, 0, p.first), p.count * (int64_t)r->width};
     }
-    s->job = (weft_job){.kind = WEFT_JOB_EXCHANGE, .transfers = s->transfers, .count = n};
+    s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE, .transfers = s->transfers, .count = n};
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
@@ -232,10 +232,10 @@ static weft_status run_plain(weft_reduce *r, double factor) {
     for (int64_t i = 0; i < n + 1; i++) {
         if (i < n) {
             bucket_slot *s = slot_of(r, i);
-            s->job = (weft_job){.kind = WEFT_JOB_SUM,
-                                .data = at_row(r, 0, s->first),
-                                .count = s->count,
-                                .is_double = r->o.is_double};
+            s->job = (weft_comm_job){.kind = WEFT_JOB_SUM,
+                                     .data = at_row(r, 0, s->first),
+                                     .count = s->count,
+                                     .is_double = r->o.is_double};
             WEFT_TRY(weft_comm_begin(r->o.comm, &s->job));
         }
         if (i == 0) continue;

@@ -103,6 +103,9 @@ static bool wants_none(void) {
     return asked && strcmp(asked, "none") == 0;
 }
 
+static int turn =
+    -1; /* of this process among those that share the machine's GPUs; -1: it has none */
+
 static void find_device(finding *f) {
     const char *asked = getenv("WEFT_CUDA_DEVICE");
     int count = 0;
@@ -135,8 +138,21 @@ static void find_device(finding *f) {
         find_facts((int)number, f);
         return;
     }
+    if (turn >= 0) {
+        find_facts(turn % count, f);
+        return;
+    }
     for (int i = 0; i < count && !find_facts(i, f); i++)
         continue;
+}
+
+extern "C" int weft_cuda_take_turn(int rank) {
+    int count = 0;
+    if (wants_none() || cudaGetDeviceCount(&count) != cudaSuccess) return 0;
+    pthread_mutex_lock(&lock);
+    turn = rank;
+    pthread_mutex_unlock(&lock);
+    return count;
 }
 
 weft_status weft_cuda_device_open(void) {
