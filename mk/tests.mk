@@ -20,7 +20,7 @@ BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
-.PHONY: test test-faults test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
+.PHONY: bench-scale test test-faults test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
@@ -56,6 +56,9 @@ test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_c
 	@$(if $(CONFIG_NVCC),WEFT_QUICK='$(QUICK)' $(RUNNER) $(OUT)/bench/products_cuda check)
 
 tests: $(TEST_PROGRAMS)
+
+bench-scale: build ## scaling over processes of this machine, and a model for GPUs; QUICK=1, THREADS=n, ARGS="measure 1 2"
+	@WEFT='$(PROGRAM)' QUICK='$(QUICK)' THREADS='$(or $(THREADS),1)' $(PYTHON) bench/scale.py $(ARGS)
 
 bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON=file
 	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' ROWS='$(ROWS)' JSON='$(JSON)' \

@@ -6,10 +6,11 @@
 #include <string.h>
 
 enum {
-    BUCKET = 1 << 20, /* numbers */
-    SLOTS = 3,        /* buckets under way */
-    CHUNK = 1 << 14,  /* numbers a task adds */
-    ALIGN = 16        /* pieces begin at multiples of this many numbers */
+    PIECE =
+        1 << 17, /* numbers of a rank's piece of a bucket: messages that are worth their latency */
+    SLOTS = 3,   /* buckets under way */
+    CHUNK = 1 << 14, /* numbers a task adds */
+    ALIGN = 16       /* pieces begin at multiples of this many numbers */
 };
 
 /* One bucket under way. */
@@ -24,8 +25,9 @@ struct weft_reduce {
     weft_reduce_options o;
     int rank, size;
     int own_first, own_nodes;
-    size_t width; /* bytes of a number */
-    void **rows;  /* [own nodes] */
+    int64_t bucket; /* numbers */
+    size_t width;   /* bytes of a number */
+    void **rows;    /* [own nodes] */
     bucket_slot slots[SLOTS];
 };
 
@@ -43,7 +45,7 @@ static piece piece_of(const weft_reduce *r, const bucket_slot *s, int rank) {
 }
 
 static int64_t largest_piece(const weft_reduce *r) {
-    int64_t bucket = r->o.count < BUCKET ? r->o.count : BUCKET;
+    int64_t bucket = r->o.count < r->bucket ? r->o.count : r->bucket;
     int64_t blocks = (bucket + ALIGN - 1) / ALIGN;
     return ((blocks + r->size - 1) / r->size + 1) * ALIGN;
 }
@@ -55,6 +57,7 @@ weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce *
     r->o = *options;
     r->rank = weft_comm_rank(options->comm);
     r->size = weft_comm_size(options->comm);
+    r->bucket = (int64_t)r->size * PIECE;
     r->own_nodes = weft_tree_of_rank(options->tree, r->rank, &r->own_first);
     r->width = options->is_double ? sizeof(double) : sizeof(float);
     r->rows = calloc((size_t)r->own_nodes, sizeof *r->rows);
@@ -190,13 +193,13 @@ static void add_piece(weft_reduce *r, const bucket_slot *s, double factor) {
 }
 
 static int64_t count_buckets(const weft_reduce *r) {
-    return (r->o.count + BUCKET - 1) / BUCKET;
+    return (r->o.count + r->bucket - 1) / r->bucket;
 }
 
 static bucket_slot *slot_of(weft_reduce *r, int64_t bucket) {
     bucket_slot *s = &r->slots[bucket % SLOTS];
-    s->first = bucket * BUCKET;
-    s->count = r->o.count - s->first < BUCKET ? r->o.count - s->first : BUCKET;
+    s->first = bucket * r->bucket;
+    s->count = r->o.count - s->first < r->bucket ? r->o.count - s->first : r->bucket;
     return s;
 }
 
