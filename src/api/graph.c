@@ -449,7 +449,7 @@ weft_tensor *weft_graph_embed(weft_graph *g, weft_tensor *table, weft_tensor *id
 weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w,
                                       weft_tensor *targets, double z, weft_tensor **z_loss) {
     OPEN(x, w, targets);
-    weft_losses parts = weft_cross_entropy(g, x, w, targets, z, false);
+    weft_losses parts = weft_cross_entropy(g, x, w, targets, NULL, z, false);
     if (z_loss) *z_loss = parts.z;
     return parts.ce;
 }

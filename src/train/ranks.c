@@ -2,7 +2,7 @@
 #include "train/ranks.h"
 
 #include "core/version.h"
-#include "train/crc32c.h"
+#include "core/crc32c.h"
 
 #include <jansson.h>
 #include <stdio.h>
