@@ -220,7 +220,7 @@ static weft_status check_one_precision(weft_graph *g, const weft_node *n) {
     const weft_tensor *wide = NULL, *narrow = NULL;
     for (int i = 0; i < n->n_in; i++) {
         const weft_tensor *t = n->in[i];
-        if (!t || t->dtype == WEFT_I32) continue;
+        if (!t || t->dtype == WEFT_I32 || t->dtype == WEFT_I8) continue;
         if (t->dtype == WEFT_F64)
             wide = t;
         else

@@ -12,6 +12,7 @@ static const struct {
     [WEFT_F64] = {"f64", 8},
     [WEFT_BF16] = {"bf16", 2},
     [WEFT_I32] = {"i32", 4},
+    [WEFT_I8] = {"i8", 1},
 };
 
 size_t weft_dtype_size(weft_dtype dtype) {
@@ -29,7 +30,7 @@ weft_status weft_dtype_parse(const char *name, weft_dtype *out) {
             return WEFT_OK;
         }
     }
-    return weft_fail(WEFT_EINPUT, "type '%s' is none of f32, f64, bf16, i32", name);
+    return weft_fail(WEFT_EINPUT, "type '%s' is none of f32, f64, bf16, i32, i8", name);
 }
 
 int64_t weft_tensor_count(const weft_tensor *t) {

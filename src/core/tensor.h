@@ -11,7 +11,7 @@
 
 enum { WEFT_MAX_DIMS = 4 };
 
-typedef enum { WEFT_F32, WEFT_F64, WEFT_BF16, WEFT_I32, WEFT_DTYPE_COUNT } weft_dtype;
+typedef enum { WEFT_F32, WEFT_F64, WEFT_BF16, WEFT_I32, WEFT_I8, WEFT_DTYPE_COUNT } weft_dtype;
 
 typedef enum {
     WEFT_ROLE_INPUT, /* the caller writes it before a run */
@@ -40,7 +40,7 @@ struct weft_tensor {
 
 /* Bytes of one element. */
 size_t weft_dtype_size(weft_dtype dtype);
-/* "f32", "f64", "bf16", "i32". */
+/* "f32", "f64", "bf16", "i32", "i8". */
 const char *weft_dtype_name(weft_dtype dtype);
 weft_status weft_dtype_parse(const char *name, weft_dtype *out);
 

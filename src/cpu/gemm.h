@@ -28,6 +28,7 @@ typedef struct {
     int64_t ld;     /* elements between rows */
     int64_t stride; /* elements between the matrices of a batch */
     bool bf16;
+    bool i8; /* of b alone: as ops/linear.h says */
 } gemm_matrix;
 
 typedef struct {
@@ -111,6 +112,10 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
 /* Few rows: few_rows.c. */
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(few_rows_workspace)(const gemm_product *p);
+
+/* Any number of rows with b i8: i8_rows.c. */
+void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
+int64_t KERNEL(i8_rows_workspace)(const gemm_product *p);
 
 /* Many rows by a kernel of our own, where GEMM_PANELS: panels.c. */
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace);

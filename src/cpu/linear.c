@@ -19,7 +19,8 @@ static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int
     return (gemm_matrix){.data = data,
                          .ld = inside ? groups * columns : columns,
                          .stride = inside ? columns : rows * columns,
-                         .bf16 = t->dtype == WEFT_BF16};
+                         .bf16 = t->dtype == WEFT_BF16,
+                         .i8 = t->dtype == WEFT_I8};
 }
 
 /* Product i of the node; `x` NULL: without addresses, for sizes. */
@@ -58,7 +59,10 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
     for (int i = 0; i <= attr->more; i++) {
         gemm_product p = describe_product(x, n, i);
-        KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+        if (p.b.i8)
+            KERNEL(i8_rows)(weft_exec_pool(x), &p, weft_workspace(x, n));
+        else
+            KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     }
     return attr->sums ? sum_columns(x, n, n->out[0], n->out[1], false) : WEFT_OK;
 }
@@ -72,7 +76,8 @@ static int64_t matmul_workspace(const weft_node *n, int threads) {
     int64_t bytes = 0;
     for (int i = 0; i <= attr->more; i++) {
         gemm_product p = describe_product(NULL, n, i);
-        bytes = max_i64(bytes, KERNEL(gemm_workspace)(&p, threads));
+        bytes = max_i64(bytes, p.b.i8 ? KERNEL(i8_rows_workspace)(&p)
+                                      : KERNEL(gemm_workspace)(&p, threads));
         if (attr->sums) bytes = max_i64(bytes, sums_bytes(p.m, p.n));
     }
     return bytes;

@@ -3,7 +3,7 @@
 
 weft_status weft_check_float(weft_graph *g, const weft_node *n, const char *what,
                              const weft_tensor *t) {
-    if (t->dtype != WEFT_I32) return WEFT_OK;
+    if (t->dtype != WEFT_I32 && t->dtype != WEFT_I8) return WEFT_OK;
     return weft_graph_fail(g, "%s: %s is %s, but it must be f32, f64 or bf16", n->op->name, what,
                            weft_tensor_describe(t));
 }

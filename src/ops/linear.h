@@ -34,6 +34,14 @@ weft_tensor *weft_gram_back(weft_graph *g, weft_tensor *a, weft_tensor *dy);
  * tb → y [..., G, N]. */
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb);
 
+/* In graphs that are not differentiated, b of a product y = x bᵀ may be i8: N rows of K numbers, each
+ * padded with zeros to weft_matmul_i8_columns(K), then N scales, f32. x is rounded to 8 bits too, with
+ * one scale for each WEFT_I8_BLOCK of a row; sums are exact within a block. */
+enum { WEFT_I8_BLOCK = 64 };
+static inline int64_t weft_matmul_i8_columns(int64_t k) {
+    return (k + WEFT_I8_BLOCK - 1) / WEFT_I8_BLOCK * WEFT_I8_BLOCK;
+}
+
 /* How the inputs a and b of a matmul node are read as matrices. */
 typedef enum {
     WEFT_MATMUL_ROWS,         /* a [..., K] · b [K, N] → [..., N] */

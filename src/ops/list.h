@@ -43,6 +43,11 @@
     X(route_gather_back)                                                                           \
     X(route_dense)                                                                                 \
     X(route_dense_back)                                                                            \
+    /* cache */                                                                                    \
+    X(cache_write)                                                                                 \
+    X(cache_attention)                                                                             \
+    X(cache_gather)                                                                                \
+    X(cache_mean)                                                                                  \
     /* activation */                                                                               \
     X(gelu)                                                                                        \
     X(gelu_back)                                                                                   \

@@ -1,0 +1,98 @@
+/* Reading pages of a cache: where a token lies, and its numbers as vectors of `real`, whatever they
+ * are stored as. Of i8 the scale is left to the reader, who puts it on a sum once. */
+#ifndef WEFT_CPU_CACHED_H
+#define WEFT_CPU_CACHED_H
+
+#include "cpu/vec.h"
+#include "ops/cache.h"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+typedef enum { CACHED_REAL, CACHED_BF16, CACHED_I8 } cached_kind;
+
+static inline cached_kind kind_of(const weft_cache_part *part) {
+    return part->dtype == WEFT_I8     ? CACHED_I8
+           : part->dtype == WEFT_BF16 ? CACHED_BF16
+                                      : CACHED_REAL;
+}
+
+/* The rows of a run. */
+typedef struct {
+    const int32_t *position, *slot, *table;
+    int64_t rows, pages; /* R; width of the table */
+} row_places;
+
+static inline row_places places_of(const weft_exec *x, const weft_node *n) {
+    return (row_places){.position = weft_data(x, n->in[WEFT_CACHE_POSITION]),
+                        .slot = weft_data(x, n->in[WEFT_CACHE_SLOT]),
+                        .table = weft_data(x, n->in[WEFT_CACHE_TABLE]),
+                        .rows = n->in[WEFT_CACHE_SLOT]->shape[0],
+                        .pages = n->in[WEFT_CACHE_TABLE]->shape[1]};
+}
+
+/* A part's pages. */
+typedef struct {
+    char *data;
+    weft_cache_part part;
+    cached_kind kind;
+    int64_t page_bytes, head_bytes; /* head_bytes: of a head's numbers in a page */
+    int64_t token_bytes;            /* of a head */
+    int64_t scales, numbers;        /* where they begin in a page */
+} cached_pages;
+
+static inline cached_pages pages_of(void *data, const weft_cache_part *part) {
+    cached_pages c = {.data = data, .part = *part, .kind = kind_of(part)};
+    c.page_bytes = weft_cache_page_bytes(part);
+    c.token_bytes = part->width * (int64_t)weft_dtype_size(part->dtype);
+    c.head_bytes = WEFT_PAGE_TOKENS * c.token_bytes;
+    c.scales = part->heads * c.head_bytes;
+    int64_t scale_bytes = part->heads * WEFT_PAGE_TOKENS * (int64_t)sizeof(float);
+    c.numbers = c.scales + (part->dtype == WEFT_I8 ? scale_bytes : 0);
+    return c;
+}
+
+/* The page of position j of row r's sequence. */
+static inline char *page_at(const cached_pages *c, const row_places *p, int64_t r, int64_t j) {
+    int64_t page = p->table[p->slot[r] * p->pages + j / WEFT_PAGE_TOKENS % p->pages];
+    return c->data + page * c->page_bytes;
+}
+
+static inline char *head_at(const cached_pages *c, char *page, int64_t head) {
+    return page + head * c->head_bytes;
+}
+
+static inline float *scale_at(const cached_pages *c, char *page, int64_t head, int64_t token) {
+    return (float *)(page + c->scales) + head * WEFT_PAGE_TOKENS + token;
+}
+
+static inline real *number_at(const cached_pages *c, char *page, int64_t head, int64_t token) {
+    return (real *)(page + c->numbers) + head * WEFT_PAGE_TOKENS + token;
+}
+
+/* VLEN numbers from element i, or the first n of them and zeros. */
+static ALWAYS_INLINE vreal load_cached(const void *data, int64_t i, int64_t n,
+                                       const cached_kind kind) {
+    if (kind == CACHED_REAL) {
+        const real *from = (const real *)data + i;
+        return n >= VLEN ? vload(from) : vload_part(from, n);
+    }
+#if WEFT_REAL == 32
+    if (kind == CACHED_BF16) {
+        typedef uint16_t half __attribute__((vector_size(VBYTES / 2)));
+        typedef uint32_t word __attribute__((vector_size(VBYTES)));
+        half h = {0};
+        memcpy(&h, (const uint16_t *)data + i, (n >= VLEN ? sizeof h : (size_t)n * 2));
+        return (vreal)(__builtin_convertvector(h, word) << 16);
+    }
+#endif
+    typedef int8_t bytes __attribute__((vector_size(VBYTES / sizeof(real))));
+    bytes b = {0};
+    memcpy(&b, (const int8_t *)data + i, (n >= VLEN ? sizeof b : (size_t)n));
+    return __builtin_convertvector(b, vreal);
+}
+
+static inline int64_t kind_bytes(cached_kind kind) {
+    return kind == CACHED_I8 ? 1 : kind == CACHED_BF16 ? 2 : (int64_t)sizeof(real);
+}
+
+#endif

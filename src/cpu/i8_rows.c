@@ -1,0 +1,200 @@
+/* Products with an i8 weight, y [m, n] = x [m, k] · wᵀ: what generation runs with WEIGHT_DTYPE=int8.
+ *
+ * Rows of x are rounded to 8 bits, with one scale for each block of WEFT_I8_BLOCK; a block's products
+ * are summed exactly in 32 bits, and the blocks' sums, times the scale, in float, in order. So a row's
+ * bits do not depend on how many rows there are, nor on which instructions sum the integers: the dot
+ * product instructions where the processor has them, else whatever the compiler makes of the loop.
+ * The weight is read once for up to GEMM_FEW_ROWS rows. */
+#include "cpu/gemm.h"
+#include "cpu/vec.h"
+#include "ops/linear.h"
+
+#if defined(__aarch64__) && WEFT_REAL == 32
+#include <sys/auxv.h>
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1 << 20)
+#endif
+#define HAVE_DOT_INSTRUCTION 1
+#else
+#define HAVE_DOT_INSTRUCTION 0
+#endif
+
+enum {
+    BLOCK = WEFT_I8_BLOCK,
+    TASK_WEIGHTS = 1 << 17, /* bytes of w that a task reads, about */
+    TASK_COLUMNS = 128,     /* and its most columns: its sums stay on the stack */
+    COLUMNS = 4             /* of w at a time */
+};
+
+typedef struct {
+    const gemm_product *p;
+    int8_t *x;     /* [m, ld] */
+    float *scales; /* [m, ld / BLOCK] */
+    int64_t ld, columns, tasks;
+    bool dot;
+} i8_run;
+
+/* A row of x in 8 bits. */
+static void round_row(const i8_run *r, int64_t row) {
+    const gemm_product *p = r->p;
+    gemm_matrix from = gemm_part(p->a, 0, row, 0);
+    for (int64_t b = 0; b < r->ld / BLOCK; b++) {
+        real value[BLOCK] = {0}, most = 0;
+        int64_t at = b * BLOCK, n = min_i64(BLOCK, p->k - at);
+        if (from.bf16)
+            gemm_widen(value, (const uint16_t *)from.data + at, n);
+        else
+            memcpy(value, (const real *)from.data + at, (size_t)n * sizeof(real));
+        for (int64_t i = 0; i < BLOCK; i++) {
+            real size = value[i] < 0 ? -value[i] : value[i];
+            most = size > most ? size : most;
+        }
+        real inverse = most > 0 ? 127 / most : 0;
+        r->scales[row * (r->ld / BLOCK) + b] = (float)(most / 127);
+        for (int64_t i = 0; i < BLOCK; i++) {
+            real v = value[i] * inverse;
+            r->x[row * r->ld + at + i] = (int8_t)(int32_t)(v < 0 ? v - (real)0.5 : v + (real)0.5);
+        }
+    }
+}
+
+/* The sums of one block for one row and one column of w. */
+static inline int32_t dot_plain(const int8_t *x, const int8_t *w) {
+    int32_t sum = 0;
+    for (int i = 0; i < BLOCK; i++)
+        sum += (int32_t)x[i] * (int32_t)w[i];
+    return sum;
+}
+
+/* sums [rows, COLUMNS] (ld TASK_COLUMNS) of a row block by all of k. */
+static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
+                      int64_t columns, real *sums) {
+    int64_t blocks = r->ld / BLOCK;
+    for (int64_t row = 0; row < m; row++)
+        for (int64_t c = 0; c < columns; c++) {
+            float sum = 0;
+            for (int64_t b = 0; b < blocks; b++) {
+                int32_t dot = dot_plain(r->x + row * r->ld + b * BLOCK, w + c * r->ld + b * BLOCK);
+                sum = fmaf((float)dot, r->scales[row * blocks + b], sum);
+            }
+            sums[row * TASK_COLUMNS + c] = (real)(sum * w_scale[c]);
+        }
+}
+
+#if HAVE_DOT_INSTRUCTION
+/* Four columns and one or two rows at a time. */
+#define DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+
+DOT_TARGET static inline __attribute__((always_inline)) void
+sum_dot_rows(const i8_run *r, int64_t row, const int8_t *w, const float *w_scale, real *sums,
+             const int rows) {
+    int64_t blocks = r->ld / BLOCK, ld = r->ld;
+    float32x4_t total[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    for (int64_t b = 0; b < blocks; b++) {
+        const int8_t *at = w + b * BLOCK;
+        int32x4_t acc[4][COLUMNS];
+        for (int k = 0; k < rows; k++)
+            for (int c = 0; c < COLUMNS; c++)
+                acc[k][c] = vdupq_n_s32(0);
+        for (int i = 0; i < BLOCK; i += 16) {
+            int8x16_t v[COLUMNS];
+            for (int c = 0; c < COLUMNS; c++)
+                v[c] = vld1q_s8(at + c * ld + i);
+            for (int k = 0; k < rows; k++) {
+                int8x16_t x = vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i);
+                for (int c = 0; c < COLUMNS; c++)
+                    acc[k][c] = vdotq_s32(acc[k][c], x, v[c]);
+            }
+        }
+        for (int k = 0; k < rows; k++) {
+            int32x4_t ab = vpaddq_s32(acc[k][0], acc[k][1]), cd = vpaddq_s32(acc[k][2], acc[k][3]);
+            float32x4_t dots = vcvtq_f32_s32(vpaddq_s32(ab, cd));
+            total[k] = vfmaq_n_f32(total[k], dots, r->scales[(row + k) * blocks + b]);
+        }
+    }
+    for (int k = 0; k < rows; k++)
+        vst1q_f32(sums + (row + k) * TASK_COLUMNS, vmulq_f32(total[k], vld1q_f32(w_scale)));
+}
+
+DOT_TARGET static void sum_dot(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
+                               real *sums) {
+    int64_t row = 0;
+    for (; row + 4 <= m; row += 4)
+        sum_dot_rows(r, row, w, w_scale, sums, 4);
+    for (; row + 2 <= m; row += 2)
+        sum_dot_rows(r, row, w, w_scale, sums, 2);
+    if (row < m) sum_dot_rows(r, row, w, w_scale, sums, 1);
+}
+#endif
+
+static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
+                        int64_t n, real *sums) {
+    int64_t c = 0;
+#if HAVE_DOT_INSTRUCTION
+    if (r->dot)
+        for (; c + COLUMNS <= n; c += COLUMNS)
+            sum_dot(r, m, w + c * r->ld, w_scale + c, sums + c);
+#endif
+    if (c < n) sum_plain(r, m, w + c * r->ld, w_scale + c, n - c, sums + c);
+}
+
+static void run_columns(void *context, int64_t task, int thread) {
+    (void)thread;
+    const i8_run *r = context;
+    const gemm_product *p = r->p;
+    int64_t column = task * r->columns, n = min_i64(r->columns, p->n - column);
+    const int8_t *w = (const int8_t *)p->b.data + column * r->ld;
+    const float *scales = (const float *)((const int8_t *)p->b.data + p->n * r->ld) + column;
+    real sums[GEMM_FEW_ROWS * TASK_COLUMNS];
+    gemm_product tile = *p;
+    tile.n = n;
+    tile.c = gemm_part(p->c, 0, 0, column);
+    if (p->addend.data) tile.addend = gemm_part(p->addend, 0, 0, column);
+    if (p->pre.data) tile.pre = gemm_part(p->pre, 0, 0, column);
+    if (p->bias.data) tile.bias = gemm_part(p->bias, 0, 0, column);
+    sum_columns(r, p->m, w, scales, n, sums);
+    if (p->alpha != 1)
+        for (int64_t i = 0; i < p->m; i++)
+            for (int64_t j = 0; j < n; j++)
+                sums[i * TASK_COLUMNS + j] *= p->alpha;
+    KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
+}
+
+static int64_t rounded_bytes(const gemm_product *p) {
+    int64_t ld = weft_matmul_i8_columns(p->k), rows = min_i64(p->m, GEMM_FEW_ROWS);
+    return ceil_div(rows * ld + rows * (ld / BLOCK) * (int64_t)sizeof(float), WEFT_ARENA_ALIGN) *
+           WEFT_ARENA_ALIGN;
+}
+
+int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
+    return rounded_bytes(p);
+}
+
+static bool has_dot_instruction(void) {
+#if HAVE_DOT_INSTRUCTION
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    return false;
+#endif
+}
+
+/* GEMM_FEW_ROWS rows after the other. */
+void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    for (int64_t row = 0; row < p->m; row += GEMM_FEW_ROWS) {
+        gemm_product part = *p;
+        part.m = min_i64(GEMM_FEW_ROWS, p->m - row);
+        part.a = gemm_part(p->a, 0, row, 0);
+        part.c = gemm_part(p->c, 0, row, 0);
+        if (p->addend.data) part.addend = gemm_part(p->addend, 0, row, 0);
+        if (p->pre.data) part.pre = gemm_part(p->pre, 0, row, 0);
+        i8_run r = {.p = &part, .x = workspace, .ld = weft_matmul_i8_columns(p->k)};
+        r.scales = (float *)((char *)workspace + part.m * r.ld);
+        r.dot = has_dot_instruction();
+        for (int64_t i = 0; i < part.m; i++)
+            round_row(&r, i);
+        int64_t columns = max_i64(TASK_WEIGHTS / r.ld, COLUMNS);
+        r.columns = min_i64(columns, TASK_COLUMNS) / COLUMNS * COLUMNS;
+        r.tasks = ceil_div(p->n, r.columns);
+        weft_pool_run(pool, r.tasks, run_columns, &r);
+    }
+}

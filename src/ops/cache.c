@@ -1,0 +1,244 @@
+/* Shape rules of the caches. None of these has a gradient: generation trains nothing. */
+#include "ops/cache.h"
+
+#include "ops/check.h"
+#include "ops/list.h"
+
+static weft_dtype stat_of(weft_dtype dtype) {
+    return dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+}
+
+int64_t weft_cache_token_bytes(const weft_cache_part *part) {
+    int64_t bytes = part->width * (int64_t)weft_dtype_size(part->dtype);
+    if (part->dtype == WEFT_I8) bytes += (int64_t)sizeof(float);
+    if (part->number) bytes += (int64_t)weft_dtype_size(stat_of(part->dtype));
+    return bytes * part->heads;
+}
+
+int64_t weft_cache_page_bytes(const weft_cache_part *part) {
+    return WEFT_PAGE_TOKENS * weft_cache_token_bytes(part);
+}
+
+static weft_status check_rows(weft_graph *g, const weft_node *n, int64_t rows) {
+    const weft_tensor *position = n->in[WEFT_CACHE_POSITION], *slot = n->in[WEFT_CACHE_SLOT];
+    const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
+    WEFT_TRY(weft_check_int(g, n, "position", position));
+    WEFT_TRY(weft_check_int(g, n, "slot", slot));
+    WEFT_TRY(weft_check_int(g, n, "table", table));
+    WEFT_TRY(weft_check_shape(g, n, "position", position, 1, &rows));
+    WEFT_TRY(weft_check_shape(g, n, "slot", slot, 1, &rows));
+    return weft_check_ndim(g, n, "table", table, 2);
+}
+
+static weft_status check_state(weft_graph *g, const weft_node *n, const char *what,
+                               const weft_tensor *t) {
+    if (t->role == WEFT_ROLE_STATE && !t->view_of) return WEFT_OK;
+    return weft_graph_fail(g, "%s: %s must be a state: it outlives a run", n->op->name, what);
+}
+
+static weft_status check_pages(weft_graph *g, const weft_node *n, const weft_tensor *pages,
+                               const weft_cache_part *part) {
+    if (part->heads < 1 || part->width < 1 || part->dtype == WEFT_I32)
+        return weft_graph_fail(g, "%s: a cache of %lld heads of %lld numbers of %s", n->op->name,
+                               (long long)part->heads, (long long)part->width,
+                               weft_dtype_name(part->dtype));
+    if (pages->dtype != WEFT_I8 || pages->ndim != 2 ||
+        pages->shape[1] != weft_cache_page_bytes(part))
+        return weft_graph_fail(g, "%s: the pages are %s, but must be i8 [pages, %lld]", n->op->name,
+                               weft_tensor_describe(pages), (long long)weft_cache_page_bytes(part));
+    return check_state(g, n, "the cache", pages);
+}
+
+/* x as R rows of at least `width` numbers. */
+static weft_status check_columns(weft_graph *g, const weft_node *n, const weft_tensor *x,
+                                 int64_t offset, int64_t width) {
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    int64_t columns = x->ndim ? weft_tensor_count(x) / x->shape[0] : 0;
+    if (offset >= 0 && offset + width <= columns) return WEFT_OK;
+    return weft_graph_fail(g, "%s: columns %lld to %lld of %s, which has rows of %lld", n->op->name,
+                           (long long)offset, (long long)(offset + width - 1),
+                           weft_tensor_describe(x), (long long)columns);
+}
+
+static weft_status cache_write_infer(weft_graph *g, weft_node *n) {
+    const weft_cache_write_attr *attr = n->attr;
+    const weft_tensor *x = n->in[WEFT_CACHE_X], *extra = n->in[WEFT_CACHE_EXTRA];
+    const weft_cache_part *part = &attr->part;
+    WEFT_TRY(check_columns(g, n, x, attr->offset, part->heads * part->width));
+    WEFT_TRY(check_rows(g, n, x->shape[0]));
+    WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], part));
+    if (extra) {
+        WEFT_TRY(weft_check_float(g, n, "extra", extra));
+        if (!part->number || weft_tensor_count(extra) != x->shape[0] * part->heads)
+            return weft_graph_fail(g, "cache_write: extra is %s, one number for each of %lld heads",
+                                   weft_tensor_describe(extra), (long long)part->heads);
+    }
+    weft_node_output(g, n, 0, WEFT_I32, 0, NULL);
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_cache_write = {
+    .name = "cache_write",
+    .id = WEFT_OP_cache_write,
+    .infer = cache_write_infer,
+    .side_effect = true,
+};
+
+void weft_cache_write(weft_graph *g, const weft_cache_part *part, weft_tensor *x, int64_t offset,
+                      weft_tensor *extra, weft_tensor *cache, const weft_rows *rows) {
+    weft_cache_write_attr attr = {*part, offset};
+    weft_tensor *in[] = {rows->position, rows->slot, rows->table, x, cache, extra};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_write, in, WEFT_CACHE_WRITE_INPUTS,
+                                     WEFT_CACHE_EXTRA, 1, &attr, sizeof attr);
+    if (n) weft_keep(n->out[0]);
+}
+
+static weft_status check_heads(weft_graph *g, const weft_node *n) {
+    const weft_cache_attention_attr *attr = n->attr;
+    static const int per_head[] = {WEFT_CACHE_SCALE, WEFT_CACHE_BETA, WEFT_CACHE_LOG_TAU};
+    for (size_t i = 0; i < sizeof per_head / sizeof per_head[0]; i++)
+        if (n->in[per_head[i]])
+            WEFT_TRY(weft_check_shape(g, n, "a number for each head", n->in[per_head[i]], 1,
+                                      &attr->heads));
+    if (attr->heads < 1 || attr->heads % attr->key.heads != 0)
+        return weft_graph_fail(g, "cache_attention: %lld heads do not share %lld key heads",
+                               (long long)attr->heads, (long long)attr->key.heads);
+    bool number = attr->key.number || attr->squares;
+    if ((n->in[WEFT_CACHE_BETA] || n->in[WEFT_CACHE_LOG_TAU]) && !number)
+        return weft_graph_fail(g, "cache_attention: beta needs a number for each key");
+    if ((attr->pos == WEFT_POS_RELATIVE) != (n->in[WEFT_CACHE_REL] != NULL))
+        return weft_graph_fail(g,
+                               "cache_attention: relative positions and their table go together");
+    return WEFT_OK;
+}
+
+static weft_status check_reading(weft_graph *g, const weft_node *n, int64_t rows) {
+    const weft_cache_attention_attr *attr = n->attr;
+    const weft_tensor *turns = n->in[WEFT_CACHE_TURNS], *recent = n->in[WEFT_CACHE_RECENT];
+    const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
+    (void)rows;
+    if (turns)
+        WEFT_TRY(weft_check_shape(g, n, "turns", turns, 3,
+                                  (int64_t[]){WEFT_KEY_BLOCK, 2, attr->turned / 2}));
+    if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
+        return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
+                               (long long)attr->context, weft_tensor_describe(table));
+    if (!attr->band || attr->window == 0) return WEFT_OK;
+    if (!recent) return weft_graph_fail(g, "cache_attention: a band needs the last queries");
+    WEFT_TRY(check_state(g, n, "the last queries", recent));
+    return weft_check_shape(
+        g, n, "the last queries", recent, 4,
+        (int64_t[]){table->shape[0], attr->window, attr->heads, attr->key.width});
+}
+
+static weft_status cache_attention_infer(weft_graph *g, weft_node *n) {
+    const weft_cache_attention_attr *attr = n->attr;
+    const weft_tensor *q = n->in[WEFT_CACHE_X], *values = n->in[WEFT_CACHE_VALUES];
+    WEFT_TRY(check_columns(g, n, q, 0, attr->heads * attr->key.width));
+    WEFT_TRY(check_rows(g, n, q->shape[0]));
+    WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->key));
+    WEFT_TRY(check_pages(g, n, values ? values : n->in[WEFT_CACHE_PAGES],
+                         values ? &attr->value : &attr->key));
+    WEFT_TRY(check_heads(g, n));
+    WEFT_TRY(check_reading(g, n, q->shape[0]));
+    weft_node_output(g, n, 0, q->dtype, 4,
+                     (int64_t[]){q->shape[0], 1, attr->heads, attr->value.width});
+    if (attr->weights)
+        weft_node_output(g, n, 1, weft_stat_dtype(q), 2, (int64_t[]){q->shape[0], attr->context});
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_cache_attention = {
+    .name = "cache_attention",
+    .id = WEFT_OP_cache_attention,
+    .infer = cache_attention_infer,
+    .side_effect = true,
+};
+
+weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *query,
+                                         const weft_rows *rows) {
+    const weft_score *s = query->score;
+    weft_cache_attention_attr attr = {
+        .key = query->key,
+        .value = query->values ? query->value : query->key,
+        .heads = query->heads,
+        .context = query->context,
+        .scale_value = s->scale_value,
+        .pos = s->pos,
+        .band = s->band,
+        .gaussian = query->gaussian,
+        .squares = query->squares,
+        .window = s->window,
+        .turned = query->turns ? query->turned : 0,
+        .band_alpha = s->band_alpha,
+        .weights = query->weights,
+    };
+    weft_tensor *in[] = {rows->position, rows->slot,    rows->table,  s->q,
+                         query->keys,    query->values, s->scale,     s->beta,
+                         s->log_tau,     s->rel,        query->turns, query->recent};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
+                                     WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
+    if (!n) return (weft_cache_attended){0};
+    return (weft_cache_attended){n->out[0], n->out[1]};
+}
+
+static weft_status cache_gather_infer(weft_graph *g, weft_node *n) {
+    const weft_cache_gather_attr *attr = n->attr;
+    const weft_tensor *weights = n->in[WEFT_CACHE_X];
+    WEFT_TRY(weft_check_float(g, n, "weights", weights));
+    WEFT_TRY(weft_check_ndim(g, n, "weights", weights, 2));
+    WEFT_TRY(check_rows(g, n, weights->shape[0]));
+    WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->part));
+    if (attr->keep == WEFT_KEEP_TOPK && attr->k < 1)
+        return weft_graph_fail(g, "cache_gather: the %lld largest weights", (long long)attr->k);
+    weft_dtype dtype = attr->part.dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+    weft_node_output(g, n, 0, dtype, 3,
+                     (int64_t[]){weights->shape[0], 1, attr->part.heads * attr->part.width});
+    return weft_graph_status(g);
+}
+
+/* It reads what a run has written, so it may not move before that. */
+const weft_op weft_op_cache_gather = {
+    .name = "cache_gather",
+    .id = WEFT_OP_cache_gather,
+    .infer = cache_gather_infer,
+    .side_effect = true,
+};
+
+weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_tensor *cache,
+                               weft_tensor *weights, weft_cache_keep keep, int64_t k,
+                               double threshold, bool normalize, const weft_rows *rows) {
+    weft_cache_gather_attr attr = {*part, keep, k, threshold, normalize};
+    weft_tensor *in[] = {rows->position, rows->slot, rows->table, weights, cache};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_gather, in, WEFT_CACHE_SHORT_INPUTS,
+                                     WEFT_CACHE_SHORT_INPUTS, 1, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
+}
+
+static weft_status cache_mean_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[WEFT_CACHE_X], *sum = n->in[WEFT_CACHE_PAGES];
+    WEFT_TRY(check_columns(g, n, x, 0, 1));
+    WEFT_TRY(check_rows(g, n, x->shape[0]));
+    WEFT_TRY(check_state(g, n, "the sums", sum));
+    WEFT_TRY(weft_check_float(g, n, "the sums", sum));
+    WEFT_TRY(weft_check_shape(
+        g, n, "the sums", sum, 2,
+        (int64_t[]){n->in[WEFT_CACHE_TABLE]->shape[0], weft_tensor_count(x) / x->shape[0]}));
+    weft_node_output_like(g, n, 0, x->dtype, x);
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_cache_mean = {
+    .name = "cache_mean",
+    .id = WEFT_OP_cache_mean,
+    .infer = cache_mean_infer,
+    .side_effect = true,
+};
+
+weft_tensor *weft_cache_mean(weft_graph *g, weft_tensor *x, weft_tensor *sum,
+                             const weft_rows *rows) {
+    weft_tensor *in[] = {rows->position, rows->slot, rows->table, x, sum};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_mean, in, WEFT_CACHE_SHORT_INPUTS,
+                                     WEFT_CACHE_SHORT_INPUTS, 1, NULL, 0);
+    return n ? n->out[0] : NULL;
+}
