@@ -47,6 +47,7 @@ static void print_table(const weft_account *a) {
     printf("  kept a token, layer %12.0f numbers\n", a->kept_per_token_layer);
     printf("cache a token       %14lld bytes\n", (long long)a->cache_bytes_token);
     printf("  a layer           %14lld bytes\n", (long long)a->cache_bytes_layer);
+    printf("cache a sequence    %14lld bytes\n", (long long)a->cache_bytes_sequence);
 }
 
 static void print_fit(const weft_fit *f, const weft_backend *backend) {
@@ -74,7 +75,7 @@ static json_t *to_json(const weft_account *a) {
     for (int i = 0; i < a->n_parts; i++)
         json_object_set_new(parts, a->parts[i].name, json_integer(a->parts[i].parameters));
     return json_pack(
-        "{s:I, s:o, s:f, s:f, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, s:I, s:I}",
+        "{s:I, s:o, s:f, s:f, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, s:I, s:I, s:I}",
         "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
         a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
         "backward_flops_per_token", a->backward_flops, "built_flops_per_token", a->built_flops,
@@ -83,7 +84,8 @@ static json_t *to_json(const weft_account *a) {
         (json_int_t)a->optimizer_bytes, "activations", (json_int_t)a->activations_bytes,
         "workspace", (json_int_t)a->workspace_bytes, "kept_per_token_layer",
         a->kept_per_token_layer, "cache_bytes_per_token", (json_int_t)a->cache_bytes_token,
-        "cache_bytes_per_token_layer", (json_int_t)a->cache_bytes_layer);
+        "cache_bytes_per_token_layer", (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
+        (json_int_t)a->cache_bytes_sequence);
 }
 
 static void print_steps_head(int width) {

@@ -2,6 +2,7 @@
  * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
 #include "model/account.h"
 
+#include "model/cached.h"
 #include "model/contrast.h"
 #include "model/kinds.h"
 #include "model/transformer.h"
@@ -153,17 +154,12 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
     return WEFT_OK;
 }
 
-/* Numbers of cache a token and layer. The gate's running sum and the band's last queries are a
- * fixed amount a sequence, not counted a token. */
-static int64_t cached_numbers(const weft_config *c) {
-    int64_t numbers = weft_attention_of(c)->cache(c);
-    if (c->cross_token) {
-        /* h itself, or what is left of it behind the maps that read it, whichever is fewer. */
-        int64_t mapped = c->n_embd + (c->attn_gate ? c->gate_dim : 0);
-        int64_t gathered = c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
-        numbers += gathered < mapped ? gathered : mapped;
-    }
-    return numbers;
+/* What generation keeps. */
+static void count_cache(const weft_config *c, weft_account *out) {
+    weft_dtype dtype = weft_config_dtype(c);
+    out->cache_bytes_layer = weft_cached_layer_bytes(c, 0, dtype);
+    out->cache_bytes_token = weft_cached_token_bytes(c, dtype);
+    out->cache_bytes_sequence = weft_cached_sequence_bytes(c, dtype);
 }
 
 weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
@@ -173,8 +169,7 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
     WEFT_TRY(account_training(c, backend, threads, out));
     WEFT_TRY(account_layer(c, backend, threads, out));
     WEFT_TRY(count_nominal_flops(c, out));
-    out->cache_bytes_layer = cached_numbers(c) * (int64_t)weft_dtype_size(weft_config_dtype(c));
-    out->cache_bytes_token = out->cache_bytes_layer * c->n_layer;
+    count_cache(c, out);
     return WEFT_OK;
 }
 

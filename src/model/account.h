@@ -37,8 +37,10 @@ typedef struct {
     /* Numbers a token that one more layer keeps for the backward pass. */
     double kept_per_token_layer;
 
-    /* Generation: bytes of cache a token, of a layer and of the model. */
+    /* Generation: bytes of cache a token, of the first layer and of the model. */
     int64_t cache_bytes_layer, cache_bytes_token;
+    /* And of a sequence, whatever its length: running sums, last queries. */
+    int64_t cache_bytes_sequence;
 } weft_account;
 
 /* `backend` and `threads` only for workspaces. */

@@ -23,13 +23,15 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
 
-static int64_t count_cache(const weft_config *c) {
-    return 2 * weft_config_kv_heads(c) * weft_config_head_dim(c);
+static int list_cache(const weft_config *c, weft_cache_part *parts) {
+    parts[0] = parts[1] = (weft_cache_part){.heads = weft_config_kv_heads(c),
+                                            .width = weft_config_head_dim(c)};
+    return 2;
 }
 
 const weft_attention_kind weft_attention_dot = {
     .build = build_dot,
-    .cache = count_cache,
+    .cache = list_cache,
     .shares_heads = true,
     .biased = true,
 };

@@ -142,8 +142,9 @@ static weft_status check(const weft_config *c, const char *where) {
     return WEFT_OK;
 }
 
-static int64_t count_cache(const weft_config *c) {
-    return (c->ra_mla_joint_kv ? 1 : 2) * c->ra_mla_latent_dim;
+static int list_cache(const weft_config *c, weft_cache_part *parts) {
+    parts[0] = parts[1] = (weft_cache_part){.heads = 1, .width = c->ra_mla_latent_dim};
+    return c->ra_mla_joint_kv ? 1 : 2;
 }
 
 static int64_t turned_columns(const weft_config *c) {
@@ -153,7 +154,7 @@ static int64_t turned_columns(const weft_config *c) {
 const weft_attention_kind weft_attention_mla = {
     .build = build_mla,
     .check = check,
-    .cache = count_cache,
+    .cache = list_cache,
     .turned = turned_columns,
     .latent = true,
 };

@@ -61,9 +61,11 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
 }
 
 /* k̂, its number, and v. */
-static int64_t count_cache(const weft_config *c) {
-    int64_t width = c->n_embd;
-    return (c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1) * width + c->n_head + width;
+static int list_cache(const weft_config *c, weft_cache_part *parts) {
+    int64_t width = weft_config_head_dim(c), factor = c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1;
+    parts[0] = (weft_cache_part){.heads = c->n_head, .width = factor * width, .number = true};
+    parts[1] = (weft_cache_part){.heads = c->n_head, .width = width};
+    return 2;
 }
 
-const weft_attention_kind weft_attention_w2 = {.build = build_w2, .cache = count_cache};
+const weft_attention_kind weft_attention_w2 = {.build = build_w2, .cache = list_cache};

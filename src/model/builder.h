@@ -97,6 +97,13 @@ typedef struct weft_reach {
     void (*route)(builder *b);
     void (*gather)(builder *b, weft_tensor **x, weft_tensor **second);
     weft_tensor *(*running_mean)(builder *b, weft_tensor *x);
+    /* Where weights do not change from run to run: factor × map · first (· second), a matrix that is
+     * formed once. NULL: products of weights are formed where the shape says that it pays. */
+    weft_tensor *(*joined)(builder *b, weft_tensor *map, weft_tensor *first, weft_tensor *second,
+                           double factor);
+    /* In place of the loss: what is made of the last norm's output x and the head's matrix. NULL: the
+     * loss. */
+    void (*finish)(builder *b, weft_tensor *x, weft_tensor *head);
 } weft_reach;
 
 extern const weft_reach weft_reach_whole;

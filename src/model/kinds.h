@@ -8,6 +8,7 @@
 #include "config/kinds.h"
 #include "core/graph.h"
 #include "ops/attention.h"
+#include "ops/cache.h"
 
 struct builder;
 
@@ -17,8 +18,9 @@ typedef struct {
     weft_tensor *(*build)(struct builder *b, weft_tensor *x);
     /* Refuses what of a config does not go with this kind; NULL: nothing. */
     weft_status (*check)(const weft_config *c, const char *where);
-    /* Numbers of cache for one token in one layer. */
-    int64_t (*cache)(const weft_config *c);
+    /* What one layer keeps of a token for generation: parts[0 ..], all but their type, at most two;
+     * how many. */
+    int (*cache)(const weft_config *c, weft_cache_part *parts);
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
     int64_t (*turned)(const weft_config *c);
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */

@@ -28,6 +28,7 @@ typedef struct {
     weft_tensor *h;        /* [B, T, F] */
     weft_tensor *to_mlp;   /* [F, L]; NULL: latent is off, or its share is in h */
     weft_tensor *cross;    /* [F, R]; NULL: cross-token is off, or its share is in h */
+    weft_tensor *before;   /* [R, F]: cross is cross · before; NULL: as it is */
     weft_tensor *gathered; /* [B, T, R], what cross reads; NULL: gathered behind the maps */
 } hidden_sum;
 
@@ -114,22 +115,31 @@ static weft_tensor *gather(builder *b, weft_tensor *x) {
     return x;
 }
 
+/* Whether tokens are gathered behind the maps M that read h, as M W_c h'. Where products of weights
+ * are formed once, what travels between tokens decides, since it is what a cache holds. */
+static bool gathers_behind(const builder *b, int64_t rank, bool cheap) {
+    if (b->reach->joined) return rank >= map_rows(b);
+    return cheap && !b->c->cross_rank && !gathers_once(b);
+}
+
 /* Adds what comes from the tokens before. */
 static void cross_tokens(builder *b, hidden_sum *sum) {
     const weft_config *c = b->c;
     int64_t rank = c->cross_rank ? c->cross_rank : b->ffn;
-    bool cheap = cheap_form_pays(b, map_rows(b), rank);
+    bool cheap = cheap_form_pays(b, map_rows(b), rank), behind = gathers_behind(b, rank, cheap);
+    weft_tensor *down = NULL;
     if (c->cross_rank) {
-        weft_tensor *down = weight(b, "ffn.cross_down.weight", rank, b->ffn);
+        down = weight(b, "ffn.cross_down.weight", rank, b->ffn);
         sum->cross = weight(b, "ffn.cross_up.weight", b->ffn, rank);
-        sum->gathered = gather(b, read_hidden(b, sum, down, NULL));
     } else {
         sum->cross = weight(b, "ffn.cross_proj.weight", b->ffn, b->ffn);
-        if (cheap && !gathers_once(b))
-            builder_route(b);
-        else
-            sum->gathered = gather(b, sum->h);
     }
+    if (behind) {
+        sum->before = down;
+        builder_route(b);
+        return;
+    }
+    sum->gathered = gather(b, down ? read_hidden(b, sum, down, NULL) : sum->h);
     if (cheap) return;
     weft_tensor *added = weft_linear(b->g, sum->gathered, sum->cross, NULL, WEFT_ACT_NONE);
     sum->h = weft_add_scaled(b->g, sum->h, added, c->cross_alpha);
@@ -139,8 +149,13 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
 /* α_c (M W_c) h' for a map M [out, F], or its like of what was gathered: α_c is put on M W_c, the
  * smallest. */
 static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor *map) {
-    weft_tensor *joined = weft_matmul(b->g, map, sum->cross, false, false);
-    joined = weft_scale(b->g, joined, b->c->cross_alpha);
+    weft_tensor *joined;
+    if (b->reach->joined) {
+        joined = b->reach->joined(b, map, sum->cross, sum->before, b->c->cross_alpha);
+    } else {
+        joined = weft_matmul(b->g, map, sum->cross, false, false);
+        joined = weft_scale(b->g, joined, b->c->cross_alpha);
+    }
     if (sum->gathered) return weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE);
     return read_hidden(b, sum, joined, NULL);
 }
@@ -181,7 +196,9 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     if (c->latent_recip) exchange_latent(b, &sum);
     if (c->cross_token) cross_tokens(b, &sum);
     weft_tensor *w_gate = NULL, *w_heads = NULL, *to_gate = NULL, *to_out = NULL;
-    if (c->attn_gate) {
+    /* Nobody reads the last layer's gates; in training their tensors are there all the same. */
+    bool last = b->layer + 1 == c->n_layer;
+    if (c->attn_gate && !(last && b->reach->finish)) {
         w_gate = weight(b, "ffn.gate_proj.weight", c->gate_dim, b->ffn);
         w_heads = weight(b, "ffn.gate_heads.weight", b->heads, c->gate_dim);
     }

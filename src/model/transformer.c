@@ -165,7 +165,8 @@ static void build_model(builder *b, const weft_build *build) {
     b->part = "embedding";
     if (b->reach->begin) b->reach->begin(b);
     m->tokens = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "tokens", WEFT_I32, b->batch, b->time);
-    m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
+    if (!b->reach->finish)
+        m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
     b->part = "reciprocal";
@@ -173,7 +174,7 @@ static void build_model(builder *b, const weft_build *build) {
         b->couple_a = builder_vector(b, "couple.attn_to_mlp", init_constant(1), b->heads);
         b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
     }
-    weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, b->start, 0);
+    weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, wpe ? b->start : NULL, 0);
     x = build_layers(b, x);
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
@@ -181,6 +182,10 @@ static void build_model(builder *b, const weft_build *build) {
     if (!c->gpt2_weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     if (b->contrast == WEFT_CONTRAST_MEANS) return;
+    if (b->reach->finish) {
+        b->reach->finish(b, x, head);
+        return;
+    }
     if (build->counted)
         m->count = weft_graph_tensor(b->g, WEFT_ROLE_INPUT, "count", b->stat, 0, NULL);
     build_loss(b, x, head, build->logits);

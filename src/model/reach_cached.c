@@ -1,0 +1,297 @@
+/* How rows reach other tokens in generation: each row is one token of some sequence, [R, 1, E], and
+ * what it sees of the others is in pages (ops/cache.h). Each part writes the row's own share first
+ * and reads afterwards.
+ *
+ * Keys are cached as scores read them wherever that takes no more room: rotated, and with σ in place
+ * of ρ. Only a joint latent, whose values are the keys before all that, is cached as it is and
+ * changed when it is read. */
+#include "model/builder.h"
+#include "model/cached.h"
+#include "ops/embedding.h"
+#include "ops/gaussian.h"
+#include "ops/linear.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+weft_status weft_cached_check(const weft_config *c) {
+    if (!c->causal)
+        return weft_fail(WEFT_EINPUT,
+                         "generate: CONFIG_CAUSAL=n: a token sees those after it, which "
+                         "are not there yet; only causal models generate");
+    if (c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
+        return weft_fail(WEFT_EINPUT,
+                         "generate: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over tokens to "
+                         "come, which are not there yet; train with \"token\" or \"cummean\"");
+    return WEFT_OK;
+}
+
+int64_t weft_cached_table_pages(int64_t context) {
+    return (context - 1 + WEFT_PAGE_TOKENS - 1) / WEFT_PAGE_TOKENS + 1;
+}
+
+void weft_cached_turns(const weft_tensor *turns, double *out) {
+    int64_t half = turns->shape[2];
+    for (int64_t j = 0; j < WEFT_KEY_BLOCK; j++)
+        for (int64_t i = 0; i < half; i++) {
+            double angle = (double)j * pow(10000, -2.0 * (double)i / (double)(2 * half));
+            out[(2 * j) * half + i] = cos(angle);
+            out[(2 * j + 1) * half + i] = sin(angle);
+        }
+}
+
+weft_dtype weft_cached_dtype(const weft_config *c, weft_dtype dtype) {
+    if (c->cache_dtype == WEFT_CACHE_BF16) return WEFT_BF16;
+    if (c->cache_dtype == WEFT_CACHE_INT8) return WEFT_I8;
+    if (c->cache_dtype == WEFT_CACHE_AUTO) return dtype;
+    return dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+}
+
+/* What travels between tokens: h, the rank's numbers, or what is left of h behind the maps that read
+ * it, whichever is fewest. */
+int weft_cached_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
+                      weft_cache_part *parts) {
+    int n = weft_attention_of(c)->cache(c, parts);
+    if (c->cross_token) {
+        int64_t gate = c->attn_gate ? c->gate_dim : 0, mapped = c->n_embd + gate;
+        int64_t gathered = c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
+        bool behind = gathered >= mapped;
+        parts[n++] = (weft_cache_part){.heads = 1, .width = behind ? c->n_embd : gathered};
+        /* The last layer makes no gates. */
+        if (behind && gate && layer + 1 < c->n_layer)
+            parts[n++] = (weft_cache_part){.heads = 1, .width = gate};
+    }
+    for (int i = 0; i < n; i++)
+        parts[i].dtype = weft_cached_dtype(c, dtype);
+    return n;
+}
+
+int64_t weft_cached_layer_bytes(const weft_config *c, int64_t layer, weft_dtype dtype) {
+    weft_cache_part parts[WEFT_CACHE_PARTS_MAX];
+    int64_t bytes = 0;
+    for (int i = weft_cached_parts(c, layer, dtype, parts) - 1; i >= 0; i--)
+        bytes += weft_cache_token_bytes(parts + i);
+    return bytes;
+}
+
+int64_t weft_cached_token_bytes(const weft_config *c, weft_dtype dtype) {
+    return (c->n_layer - 1) * weft_cached_layer_bytes(c, 0, dtype) +
+           weft_cached_layer_bytes(c, c->n_layer - 1, dtype);
+}
+
+static int64_t band_window(const weft_config *c, int64_t context) {
+    return c->ra_mla_ra_window < context ? c->ra_mla_ra_window : context;
+}
+
+int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
+    int64_t size = dtype == WEFT_F64 ? 8 : 4, numbers = 0;
+    /* The last layer makes no gates. */
+    if (c->attn_gate && c->gate_pool == WEFT_GATE_CUMMEAN)
+        numbers += (c->n_layer - 1) * c->gate_dim;
+    if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0)
+        numbers +=
+            c->n_layer * band_window(c, c->gpt2_block_size) * c->n_head * c->ra_mla_latent_dim;
+    return numbers * size;
+}
+
+static weft_cached_graph *data_of(builder *b) {
+    return b->reach_data;
+}
+
+static weft_tensor *new_state(builder *b, const char *name, weft_dtype dtype, int ndim,
+                              const int64_t *shape) {
+    char full[96];
+    snprintf(full, sizeof full, "h.%d.%s", b->layer, name);
+    return weft_graph_tensor(b->g, WEFT_ROLE_STATE, full, dtype, ndim, shape);
+}
+
+/* A part's pages in this layer. */
+static weft_tensor *new_pages(builder *b, const char *name, const weft_cache_part *part) {
+    return new_state(b, name, WEFT_I8, 2,
+                     (int64_t[]){data_of(b)->shape.pages, weft_cache_page_bytes(part)});
+}
+
+static void begin(builder *b) {
+    weft_cached_graph *d = data_of(b);
+    d->rows.position = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "position", WEFT_I32, b->batch);
+    d->rows.slot = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "slot", WEFT_I32, b->batch);
+    d->rows.table = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "table", WEFT_I32, d->shape.slots,
+                                    d->shape.table_pages);
+    d->wanted = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "wanted", WEFT_I32, d->shape.wanted, 1);
+    b->start = d->rows.position;
+}
+
+/* Where q, k and v lie in one tensor. */
+static void write_packed(builder *b, const builder_keys *keys, weft_cache_query *query,
+                         weft_score *score) {
+    weft_cached_graph *d = data_of(b);
+    weft_cache_part part = {keys->kv_heads, b->head_dim, d->shape.cache_dtype, false};
+    query->key = query->value = part;
+    query->keys = new_pages(b, "cache.key", &part);
+    query->values = new_pages(b, "cache.value", &part);
+    int64_t queries = b->heads * b->head_dim, width = keys->kv_heads * b->head_dim;
+    score->q = keys->packed;
+    weft_cache_write(b->g, &part, keys->packed, queries, NULL, query->keys, &d->rows);
+    weft_cache_write(b->g, &part, keys->packed, queries + width, NULL, query->values, &d->rows);
+}
+
+/* A latent that is key and value at once. */
+static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *query) {
+    weft_cached_graph *d = data_of(b);
+    query->key =
+        (weft_cache_part){keys->k->shape[2], keys->k->shape[3], d->shape.cache_dtype, false};
+    query->keys = new_pages(b, "cache.key", &query->key);
+    query->gaussian = query->squares = keys->gaussian;
+    query->turned = keys->turned;
+    if (keys->turned && !d->turns)
+        d->turns = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "turns", b->stat, WEFT_KEY_BLOCK, 2,
+                                   keys->turned / 2);
+    query->turns = keys->turned ? d->turns : NULL;
+    weft_cache_write(b->g, &query->key, keys->k, 0, NULL, query->keys, &d->rows);
+}
+
+static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *query) {
+    weft_cached_graph *d = data_of(b);
+    weft_tensor *k = keys->k, *v = keys->v;
+    if (!k || !v) return;
+    if (keys->turned) k = rotate_heads(b, k, keys->turned, k->shape[2]);
+    if (keys->gaussian) k = weft_gaussian_query(b->g, k);
+    if (!k) return;
+    query->squares = keys->gaussian;
+    query->key = (weft_cache_part){k->shape[2], k->shape[3], d->shape.cache_dtype,
+                                   b->score.n && !keys->gaussian};
+    query->value = (weft_cache_part){v->shape[2], v->shape[3], d->shape.cache_dtype, false};
+    query->keys = new_pages(b, "cache.key", &query->key);
+    query->values = new_pages(b, "cache.value", &query->value);
+    weft_cache_write(b->g, &query->key, k, 0, keys->n_extra, query->keys, &d->rows);
+    weft_cache_write(b->g, &query->value, v, 0, NULL, query->values, &d->rows);
+}
+
+static weft_tensor *attend(builder *b, const builder_keys *keys) {
+    const weft_config *c = b->c;
+    weft_cached_graph *d = data_of(b);
+    weft_score score = b->score;
+    weft_cache_query query = {.score = &score, .heads = b->heads, .context = d->shape.context};
+    if (keys->packed)
+        write_packed(b, keys, &query, &score);
+    else if (keys->k && keys->v == keys->k)
+        write_joint(b, keys, &query);
+    else
+        write_apart(b, keys, &query);
+    if (score.band) {
+        score.window = band_window(c, d->shape.context);
+        query.recent =
+            new_state(b, "sequence.queries", b->stat, 4,
+                      (int64_t[]){d->shape.slots, score.window, b->heads, query.key.width});
+    }
+    if (c->cross_token)
+        query.weights = c->sparse_head_average ? WEFT_WEIGHTS_MEAN : WEFT_WEIGHTS_MAX;
+    weft_cache_attended a = weft_cache_attention(b->g, &query, &d->rows);
+    d->weights = a.weights;
+    return a.o;
+}
+
+static void route(builder *b) {
+    (void)b; /* attention has left its weights */
+}
+
+static weft_tensor *gather_part(builder *b, weft_tensor *x, const char *name) {
+    const weft_config *c = b->c;
+    weft_cached_graph *d = data_of(b);
+    if (!x) return NULL;
+    static const weft_cache_keep keep[] = {[WEFT_SPARSE_TOPK] = WEFT_KEEP_TOPK,
+                                           [WEFT_SPARSE_RMS] = WEFT_KEEP_RMS,
+                                           [WEFT_SPARSE_NONE] = WEFT_KEEP_ALL};
+    weft_cache_part part = {1, weft_tensor_width(x), d->shape.cache_dtype, false};
+    weft_tensor *pages = new_pages(b, name, &part);
+    weft_cache_write(b->g, &part, x, 0, NULL, pages, &d->rows);
+    return weft_cache_gather(b->g, &part, pages, d->weights, keep[c->sparse_mode], c->sparse_k,
+                             c->sparse_rms_threshold, c->sparse_normalize, &d->rows);
+}
+
+static void gather(builder *b, weft_tensor **x, weft_tensor **second) {
+    *x = gather_part(b, *x, "cache.cross");
+    if (second) *second = gather_part(b, *second, "cache.cross_gate");
+}
+
+static weft_tensor *running_mean(builder *b, weft_tensor *x) {
+    if (!x) return NULL;
+    weft_tensor *sum = new_state(b, "sequence.sum", b->stat, 2,
+                                 (int64_t[]){data_of(b)->shape.slots, weft_tensor_width(x)});
+    return weft_cache_mean(b->g, x, sum, &data_of(b)->rows);
+}
+
+static weft_derived *new_derived(builder *b) {
+    weft_cached_graph *d = data_of(b);
+    if (d->n_derived == d->cap_derived) {
+        int64_t room = d->cap_derived ? 2 * d->cap_derived : 16;
+        weft_derived *grown = realloc(d->derived, (size_t)room * sizeof *grown);
+        if (!grown) {
+            weft_graph_fail(b->g, "model: no memory for its matrices");
+            return NULL;
+        }
+        d->derived = grown;
+        d->cap_derived = room;
+    }
+    d->derived[d->n_derived] = (weft_derived){.factor = 1};
+    return d->derived + d->n_derived++;
+}
+
+/* factor × map · first (· second), formed when generation begins; map itself without first. */
+static weft_tensor *joined(builder *b, weft_tensor *map, weft_tensor *first, weft_tensor *second,
+                           double factor) {
+    weft_derived *derived = map ? new_derived(b) : NULL;
+    if (!derived) return NULL;
+    const weft_tensor *last = second ? second : first ? first : map;
+    char name[112];
+    snprintf(name, sizeof name, "%s.joined", map->name);
+    derived->factor = factor;
+    snprintf(derived->map, sizeof derived->map, "%s", map->name);
+    if (first) snprintf(derived->first, sizeof derived->first, "%s", first->name);
+    if (second) snprintf(derived->second, sizeof derived->second, "%s", second->name);
+    derived->tensor =
+        weft_new_tensor(b->g, WEFT_ROLE_INPUT, name, b->dtype, map->shape[0], last->shape[1]);
+    return derived->tensor;
+}
+
+/* The logits of the rows that are wanted: x [R, 1, E] is a table from which they are taken. */
+static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
+    weft_cached_graph *d = data_of(b);
+    if (d->shape.head_copy) head = joined(b, head, NULL, NULL, 1);
+    x = weft_view(b->g, x, b->batch, b->width);
+    x = weft_embed(b->g, x, d->wanted, NULL, NULL, 0);
+    d->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
+}
+
+static const weft_reach reach_cached = {
+    .begin = begin,
+    .attend = attend,
+    .route = route,
+    .gather = gather,
+    .running_mean = running_mean,
+    .joined = joined,
+    .finish = finish,
+};
+
+weft_status weft_cached_build(const weft_config *c, const weft_cached_shape *shape,
+                              weft_cached_graph *out) {
+    *out = (weft_cached_graph){.shape = *shape};
+    WEFT_TRY(weft_cached_check(c));
+    weft_build build = {.batch = shape->rows,
+                        .time = 1,
+                        .dtype = shape->dtype,
+                        .form = WEFT_FORM_DIRECT,
+                        .reach = &reach_cached,
+                        .reach_data = out};
+    weft_status status = weft_model_build(c, &build, &out->model);
+    if (status != WEFT_OK) weft_cached_destroy(out);
+    return status;
+}
+
+void weft_cached_destroy(weft_cached_graph *g) {
+    weft_model_graph_destroy(&g->model);
+    free(g->derived);
+    *g = (weft_cached_graph){0};
+}
