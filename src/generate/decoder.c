@@ -1,0 +1,315 @@
+/* Rows over caches. Graphs for different numbers of rows are built when they are first needed; all
+ * of them are bound to the same weights and the same states. */
+#include "generate/decoder.h"
+
+#include "generate/weights.h"
+#include "ops/fuse.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRAPHS_MAX = 32 };
+
+typedef struct {
+    weft_cached_graph graph;
+    weft_exec *exec;
+    weft_binding *bindings;
+} row_graph;
+
+/* A state that all graphs share. */
+typedef struct {
+    char name[96];
+    char *data;
+    int64_t bytes, slot_bytes; /* slot_bytes: 0 for pages */
+} shared_state;
+
+struct weft_decoder {
+    const weft_model *model;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_decoder_limits limits;
+    weft_generation_weights *weights;
+    shared_state *states;
+    int64_t n_states, state_bytes, page_bytes;
+    row_graph *graphs[GRAPHS_MAX];
+    int n_graphs;
+    int32_t *table; /* [slots, table_pages] */
+    int64_t table_pages;
+    int32_t *ints; /* tokens, positions, slots, wanted: of a run */
+};
+
+static void close_graph(row_graph *g) {
+    if (!g) return;
+    weft_exec_destroy(g->exec);
+    free(g->bindings);
+    weft_cached_destroy(&g->graph);
+    free(g);
+}
+
+void weft_decoder_close(weft_decoder *d) {
+    if (!d) return;
+    for (int i = 0; i < d->n_graphs; i++)
+        close_graph(d->graphs[i]);
+    for (int64_t i = 0; i < d->n_states; i++)
+        if (d->states[i].data) d->backend->release(d->states[i].data, d->states[i].bytes);
+    weft_generation_weights_destroy(d->weights);
+    free(d->states);
+    free(d->table);
+    free(d->ints);
+    free(d);
+}
+
+static shared_state *find_state(const weft_decoder *d, const char *name) {
+    for (int64_t i = 0; i < d->n_states; i++)
+        if (strcmp(d->states[i].name, name) == 0) return d->states + i;
+    return NULL;
+}
+
+/* Makes room for the states that a graph has; every graph has the same. */
+static weft_status make_states(weft_decoder *d, const weft_graph *g) {
+    int64_t tensors = weft_graph_tensor_count(g);
+    d->states = calloc((size_t)tensors + 1, sizeof *d->states);
+    if (!d->states) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    for (int64_t i = 0; i < tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(g, i);
+        if (t->role != WEFT_ROLE_STATE) continue;
+        shared_state *s = d->states + d->n_states;
+        snprintf(s->name, sizeof s->name, "%s", t->name);
+        s->bytes = weft_tensor_bytes(t);
+        s->data = d->backend->alloc(s->bytes);
+        if (!s->data)
+            return weft_fail(
+                WEFT_ENOMEM,
+                "generate: no memory for a cache of %lld pages of %lld tokens; ask for "
+                "fewer sequences or a shorter context",
+                (long long)d->limits.pages, (long long)WEFT_PAGE_TOKENS);
+        d->n_states++;
+        if (strstr(t->name, ".cache.")) {
+            d->page_bytes += s->bytes;
+        } else {
+            s->slot_bytes = s->bytes / d->limits.slots;
+            d->state_bytes += s->slot_bytes;
+        }
+    }
+    return WEFT_OK;
+}
+
+static weft_status bind_graph(weft_decoder *d, row_graph *g) {
+    const weft_graph *graph = g->graph.model.graph;
+    int64_t tensors = weft_graph_tensor_count(graph), n = 0;
+    g->bindings = calloc((size_t)tensors + 1, sizeof *g->bindings);
+    if (!g->bindings) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    for (int64_t i = 0; i < tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(graph, i);
+        if (t->view_of) continue;
+        void *data = NULL;
+        if (t->role == WEFT_ROLE_STATE) {
+            const shared_state *s = find_state(d, t->name);
+            if (!s || s->bytes != weft_tensor_bytes(t))
+                return weft_fail(WEFT_EBUG, "generate: state '%s' differs between graphs", t->name);
+            data = s->data;
+        } else if (t->role != WEFT_ROLE_TEMP) {
+            data = weft_generation_weights_at(d->weights, t->name);
+            if (!data && t->role == WEFT_ROLE_PARAM)
+                return weft_fail(WEFT_EBUG, "generate: no weight '%s'", t->name);
+        }
+        if (data) g->bindings[n++] = (weft_binding){t, data};
+    }
+    return WEFT_OK;
+}
+
+static weft_status fill_turns(const row_graph *g) {
+    const weft_tensor *turns = g->graph.turns;
+    if (!turns) return WEFT_OK;
+    int64_t count = weft_tensor_count(turns);
+    double *values = malloc((size_t)count * sizeof *values);
+    float *narrow = malloc((size_t)count * sizeof *narrow);
+    weft_status status = WEFT_OK;
+    if (!values || !narrow) {
+        status = weft_fail(WEFT_ENOMEM, "generate: no memory");
+    } else {
+        weft_cached_turns(turns, values);
+        for (int64_t i = 0; i < count; i++)
+            narrow[i] = (float)values[i];
+        status = weft_exec_write(g->exec, turns,
+                                 turns->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
+    }
+    free(values);
+    free(narrow);
+    return status;
+}
+
+static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row_graph **out) {
+    *out = NULL;
+    row_graph *g = calloc(1, sizeof *g);
+    if (!g) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    const weft_config *c = &d->model->config;
+    weft_cached_shape shape = {
+        .rows = rows,
+        .wanted = wanted,
+        .slots = d->limits.slots,
+        .pages = d->limits.pages,
+        .context = d->limits.context,
+        .table_pages = d->limits.table_pages,
+        .dtype = d->model->dtype,
+        .cache_dtype = weft_cached_dtype(c, d->model->dtype),
+        .head_copy = d->model->dtype == WEFT_F32 &&
+                     (c->weight_dtype == WEFT_WEIGHT_BF16 || c->weight_dtype == WEFT_WEIGHT_INT8)};
+    weft_status status = weft_cached_build(c, &shape, &g->graph);
+    if (status == WEFT_OK) status = weft_fuse(g->graph.model.graph);
+    if (status == WEFT_OK && !d->weights)
+        status =
+            weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, &d->weights);
+    if (status == WEFT_OK && !d->states) status = make_states(d, g->graph.model.graph);
+    if (status == WEFT_OK) {
+        weft_generation_weights_apply(d->weights, g->graph.model.graph);
+        status = bind_graph(d, g);
+    }
+    weft_exec_options options = {.bindings = g->bindings};
+    if (status == WEFT_OK)
+        status = weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec);
+    if (status == WEFT_OK) status = fill_turns(g);
+    if (status != WEFT_OK) {
+        close_graph(g);
+        return status;
+    }
+    d->graphs[d->n_graphs++] = g;
+    *out = g;
+    return WEFT_OK;
+}
+
+/* Numbers of rows for which there are graphs: powers of two, and the block. */
+static int64_t round_rows(int64_t rows) {
+    if (rows > WEFT_DECODER_ROWS) return WEFT_DECODER_BLOCK;
+    int64_t n = 1;
+    while (n < rows)
+        n *= 2;
+    return n;
+}
+
+static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, row_graph **out) {
+    for (int i = 0; i < d->n_graphs; i++) {
+        *out = d->graphs[i];
+        if ((*out)->graph.shape.rows == rows && (*out)->graph.shape.wanted == wanted)
+            return WEFT_OK;
+    }
+    return open_graph(d, rows, wanted, out);
+}
+
+weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                              const weft_decoder_limits *limits, weft_decoder **out) {
+    *out = NULL;
+    WEFT_TRY(weft_cached_check(&m->config));
+    weft_decoder *d = calloc(1, sizeof *d);
+    if (!d) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    d->model = m;
+    d->backend = backend;
+    d->pool = pool;
+    d->limits = *limits;
+    d->table_pages = limits->table_pages;
+    d->table = calloc((size_t)(limits->slots * d->table_pages), sizeof *d->table);
+    d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
+    row_graph *first;
+    weft_status status =
+        d->table && d->ints ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (status == WEFT_OK) status = open_graph(d, 1, 1, &first);
+    if (status != WEFT_OK) {
+        weft_decoder_close(d);
+        return status;
+    }
+    *out = d;
+    return WEFT_OK;
+}
+
+int32_t *weft_decoder_table(weft_decoder *d, int32_t slot) {
+    return d->table + slot * d->table_pages;
+}
+
+int64_t weft_decoder_table_pages(const weft_decoder *d) {
+    return d->table_pages;
+}
+
+static weft_status read_logits(const row_graph *g, int64_t count, float *logits) {
+    const weft_tensor *t = g->graph.logits;
+    int64_t vocab = weft_tensor_width(t), all = weft_tensor_count(t);
+    void *values = malloc((size_t)weft_tensor_bytes(t));
+    if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for logits");
+    weft_status status = weft_exec_read(g->exec, t, values);
+    for (int64_t i = 0; status == WEFT_OK && i < count * vocab && i < all; i++)
+        logits[i] = t->dtype == WEFT_F64    ? (float)((const double *)values)[i]
+                    : t->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)values)[i])
+                                            : ((const float *)values)[i];
+    free(values);
+    return status;
+}
+
+weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                             float *logits) {
+    if (n < 1 || (n > WEFT_DECODER_ROWS && n != WEFT_DECODER_BLOCK))
+        return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
+    int64_t room = round_rows(n), count = 0;
+    int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;
+    int32_t *wanted = slot + room;
+    memset(d->ints, 0, (size_t)(4 * room) * sizeof *d->ints);
+    for (int64_t r = 0; r < room; r++)
+        slot[r] = -1;
+    for (int64_t r = 0; r < n; r++) {
+        tokens[r] = rows[r].token;
+        position[r] = rows[r].position;
+        slot[r] = rows[r].slot;
+        if (rows[r].wanted) wanted[count++] = (int32_t)r;
+    }
+    row_graph *g;
+    WEFT_TRY(find_graph(d, room, count <= 1 ? 1 : room, &g));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.model.tokens, tokens));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.position, position));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.slot, slot));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.table, d->table));
+    WEFT_TRY(weft_exec_write(g->exec, g->graph.wanted, wanted));
+    weft_mirror_use(d->model->mirror, d->backend);
+    WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
+    return count ? read_logits(g, count, logits) : WEFT_OK;
+}
+
+int64_t weft_decoder_state_bytes(const weft_decoder *d) {
+    return d->state_bytes;
+}
+
+void weft_decoder_save(const weft_decoder *d, int32_t slot, void *to) {
+    char *at = to;
+    for (int64_t i = 0; i < d->n_states; i++) {
+        const shared_state *s = d->states + i;
+        if (!s->slot_bytes) continue;
+        d->backend->download(at, s->data + slot * s->slot_bytes, s->slot_bytes);
+        at += s->slot_bytes;
+    }
+}
+
+void weft_decoder_load(weft_decoder *d, int32_t slot, const void *from) {
+    const char *at = from;
+    for (int64_t i = 0; i < d->n_states; i++) {
+        const shared_state *s = d->states + i;
+        if (!s->slot_bytes) continue;
+        d->backend->upload(s->data + slot * s->slot_bytes, at, s->slot_bytes);
+        at += s->slot_bytes;
+    }
+}
+
+/* Four bytes of 0x3c are 0.0115 in f32, two of them the same in bf16, one is 60 in i8. */
+void weft_decoder_fill(weft_decoder *d) {
+    for (int64_t i = 0; i < d->n_states; i++) {
+        if (d->states[i].slot_bytes) continue;
+        if (d->backend->fill)
+            d->backend->fill(d->states[i].data, 0x3c, d->states[i].bytes);
+        else
+            memset(d->states[i].data, 0x3c, (size_t)d->states[i].bytes);
+    }
+}
+
+int64_t weft_decoder_page_bytes(const weft_decoder *d) {
+    return d->page_bytes;
+}
+
+int64_t weft_decoder_weight_bytes(const weft_decoder *d) {
+    return weft_generation_weights_bytes(d->weights);
+}

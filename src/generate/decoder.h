@@ -1,0 +1,49 @@
+/* A model ready to run rows of tokens over caches: weights in WEIGHT_DTYPE, the memory of pages and
+ * of what sequences keep beside them, and a graph for each number of rows that is asked for. Which
+ * page holds what is the caller's business (generator.h). */
+#ifndef WEFT_GENERATE_DECODER_H
+#define WEFT_GENERATE_DECODER_H
+
+#include "model/cached.h"
+#include "model/model.h"
+
+typedef struct weft_decoder weft_decoder;
+
+typedef struct {
+    int64_t slots, pages, context, table_pages; /* as in weft_cached_shape */
+} weft_decoder_limits;
+
+typedef struct {
+    int32_t token, position, slot;
+    bool wanted; /* its logits are */
+} weft_decoder_row;
+
+/* Rows of a run. Up to WEFT_DECODER_ROWS a row's bits do not depend on how many there are; one run of
+ * exactly WEFT_DECODER_BLOCK rows goes through the products of training, and has bits of its own. */
+enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_BLOCK = 256 };
+
+weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                              const weft_decoder_limits *limits, weft_decoder **out);
+void weft_decoder_close(weft_decoder *d);
+
+/* The table of pages [slots, pages of a sequence]: filled by the caller, read by every run. */
+int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
+int64_t weft_decoder_table_pages(const weft_decoder *d);
+
+/* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
+weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                             float *logits);
+
+/* What a sequence keeps beside its pages: its bytes, and copies out of and into a slot. */
+int64_t weft_decoder_state_bytes(const weft_decoder *d);
+void weft_decoder_save(const weft_decoder *d, int32_t slot, void *to);
+void weft_decoder_load(weft_decoder *d, int32_t slot, const void *from);
+
+/* For benchmarks: sets every number of the caches to a small one. */
+void weft_decoder_fill(weft_decoder *d);
+
+/* Bytes of the pages, and of the weights that a run of one row reads. */
+int64_t weft_decoder_page_bytes(const weft_decoder *d);
+int64_t weft_decoder_weight_bytes(const weft_decoder *d);
+
+#endif

@@ -1,0 +1,173 @@
+/* Sampling. The rules act in this order: penalty, temperature, top-k, top-p, min-p; then one uniform
+ * number picks from what is left. Probabilities and their sums are in double. */
+#include "generate/sample.h"
+
+#include "core/random.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    double p; /* a logit, then a probability */
+    int32_t token;
+} candidate;
+
+weft_sampling weft_sampling_default(void) {
+    return (weft_sampling){.temperature = 1,
+                           .top_p = 1,
+                           .repetition_penalty = 1,
+                           .seed = 1,
+                           .max_tokens = 256,
+                           .end_token = -1};
+}
+
+static weft_status check_number(const char *what, double value, double low, double high) {
+    if (value >= low && value <= high) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s is %g, but it must be from %g to %g", what, value, low, high);
+}
+
+weft_status weft_sampling_check(const weft_sampling *s) {
+    WEFT_TRY(check_number("temperature", s->temperature, 0, 100));
+    WEFT_TRY(check_number("top-k", (double)s->top_k, 0, 0x1p31));
+    WEFT_TRY(check_number("top-p", s->top_p, 0, 1));
+    WEFT_TRY(check_number("min-p", s->min_p, 0, 1));
+    WEFT_TRY(check_number("repetition penalty", s->repetition_penalty, 0.01, 100));
+    WEFT_TRY(check_number("max-tokens", (double)s->max_tokens, 1, 0x1p31));
+    return check_number("top-logprobs", (double)s->top_logprobs, 0, WEFT_TOP_MAX);
+}
+
+size_t weft_sample_room(int64_t vocab) {
+    return (size_t)vocab * (sizeof(candidate) + sizeof(float));
+}
+
+static void penalise(float *logits, int64_t vocab, double penalty, const int32_t *seen,
+                     const float *original, int64_t n_seen) {
+    for (int64_t i = 0; i < n_seen; i++) {
+        int32_t t = seen[i];
+        if (t < 0 || t >= vocab) continue;
+        double x = (double)original[t];
+        logits[t] = (float)(x > 0 ? x / penalty : x * penalty);
+    }
+}
+
+static int by_likelihood(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->p != y->p) return x->p < y->p ? 1 : -1;
+    return x->token < y->token ? -1 : x->token > y->token;
+}
+
+static bool is_before(const candidate *x, const candidate *y) {
+    return x->p > y->p || (x->p == y->p && x->token < y->token);
+}
+
+/* The k likeliest to the front, in no order (quickselect); their number. */
+static int64_t select_likeliest(candidate *c, int64_t n, int64_t k) {
+    int64_t low = 0, high = n;
+    while (k < n && high - low > 1) {
+        candidate pivot = c[low + (high - low) / 2];
+        int64_t i = low, j = high - 1;
+        while (i <= j) {
+            while (is_before(&c[i], &pivot))
+                i++;
+            while (is_before(&pivot, &c[j]))
+                j--;
+            if (i > j) break;
+            candidate swapped = c[i];
+            c[i++] = c[j];
+            c[j--] = swapped;
+        }
+        if (k <= j)
+            high = j + 1;
+        else if (k >= i)
+            low = i;
+        else
+            break;
+    }
+    return k < n ? k : n;
+}
+
+static double logsumexp(const float *logits, int64_t vocab, double *most) {
+    float top = logits[0];
+    for (int64_t i = 1; i < vocab; i++)
+        top = logits[i] > top ? logits[i] : top;
+    double sum = 0;
+    for (int64_t i = 0; i < vocab; i++)
+        sum += exp((double)(logits[i] - top));
+    *most = (double)top;
+    return (double)top + log(sum);
+}
+
+static void report_likeliest(const float *logits, int64_t vocab, double lse, int n, candidate *c,
+                             weft_sampled *out) {
+    if (n == 0) return;
+    for (int64_t i = 0; i < vocab; i++)
+        c[i] = (candidate){(double)logits[i], (int32_t)i};
+    out->n_top = (int)select_likeliest(c, vocab, n);
+    qsort(c, (size_t)out->n_top, sizeof *c, by_likelihood);
+    for (int i = 0; i < out->n_top; i++) {
+        out->top[i] = c[i].token;
+        out->top_logprob[i] = (float)(c[i].p - lse);
+    }
+}
+
+static int32_t likeliest(const float *logits, int64_t vocab) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < vocab; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}
+
+/* How many of n candidates, sorted, are left by top-p and min-p; `total` is their probabilities'
+ * sum. */
+static int64_t cut_tail(const candidate *c, int64_t n, const weft_sampling *s, double total) {
+    double sum = 0;
+    int64_t left = 0;
+    while (left < n && c[left].p >= s->min_p * c[0].p) {
+        sum += c[left++].p;
+        if (sum >= s->top_p * total) break;
+    }
+    return left > 0 ? left : 1;
+}
+
+static int32_t draw(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
+                    candidate *c) {
+    double most, total = 0, left = 0, so_far = 0;
+    logsumexp(logits, vocab, &most);
+    for (int64_t i = 0; i < vocab; i++)
+        c[i] = (candidate){exp(((double)logits[i] - most) / s->temperature), (int32_t)i};
+    int64_t n = s->top_k ? select_likeliest(c, vocab, s->top_k) : vocab;
+    /* Without a rule that needs the order, the vocabulary's is as good, and no sort is needed. */
+    if (s->top_k || s->top_p < 1 || s->min_p > 0) qsort(c, (size_t)n, sizeof *c, by_likelihood);
+    for (int64_t i = 0; i < n; i++)
+        total += c[i].p;
+    if (s->top_p < 1 || s->min_p > 0) n = cut_tail(c, n, s, total);
+    for (int64_t i = 0; i < n; i++)
+        left += c[i].p;
+    weft_random4 words =
+        weft_philox(s->seed, number, s->sample, 0, weft_random_site("generate.sample"));
+    uint64_t bits = ((uint64_t)words.word[0] << 21) ^ ((uint64_t)words.word[1] >> 11);
+    double target = (double)(bits & ((UINT64_C(1) << 53) - 1)) * 0x1p-53 * left;
+    for (int64_t i = 0; i + 1 < n; i++) {
+        so_far += c[i].p;
+        if (so_far > target) return c[i].token;
+    }
+    return c[n - 1].token;
+}
+
+void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
+                 const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out) {
+    candidate *c = scratch;
+    const float *used = logits;
+    double most, lse = logsumexp(logits, vocab, &most);
+    *out = (weft_sampled){0};
+    report_likeliest(logits, vocab, lse, s->top_logprobs, c, out);
+    if (s->repetition_penalty != 1) {
+        float *changed = (float *)(c + vocab);
+        memcpy(changed, logits, (size_t)vocab * sizeof *changed);
+        penalise(changed, vocab, s->repetition_penalty, seen, logits, n_seen);
+        used = changed;
+    }
+    out->token = s->temperature > 0 ? draw(used, vocab, s, number, c) : likeliest(used, vocab);
+    out->logprob = (float)((double)logits[out->token] - lse);
+}

@@ -1,0 +1,47 @@
+/* From logits to a token. A draw is a pure function of the logits, the sampling parameters, the seed
+ * and the token's number: there is no state beside the list of tokens so far. */
+#ifndef WEFT_GENERATE_SAMPLE_H
+#define WEFT_GENERATE_SAMPLE_H
+
+#include "core/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { WEFT_TOP_MAX = 20 };
+
+typedef struct {
+    double temperature;        /* 0: the likeliest token; bit-equal ones: the lowest */
+    int64_t top_k;             /* of the k likeliest; 0: of all */
+    double top_p;              /* of the likeliest whose probabilities sum to this; 1: all */
+    double min_p;              /* of those at least this likely, beside the likeliest; 0: all */
+    double repetition_penalty; /* of tokens that are there already: logits above 0 are divided by
+                                  it, others multiplied; 1: none */
+    uint64_t seed;
+    uint32_t sample; /* several samples of one seed: their numbers */
+    int64_t max_tokens;
+    int32_t end_token; /* ends the text; -1: none */
+    int top_logprobs;  /* alternatives to report for each token, WEFT_TOP_MAX at most */
+} weft_sampling;
+
+/* What is used where nothing is said: temperature 1, all tokens, no penalty, 256 tokens. */
+weft_sampling weft_sampling_default(void);
+/* Refuses what is out of range, by the parameter's name. */
+weft_status weft_sampling_check(const weft_sampling *s);
+
+typedef struct {
+    int32_t token;
+    float logprob; /* natural logarithm of its probability under the model, before temperature and
+                      the rules that leave tokens out */
+    int n_top;
+    int32_t top[WEFT_TOP_MAX]; /* the likeliest, descending */
+    float top_logprob[WEFT_TOP_MAX];
+} weft_sampled;
+
+/* Bytes of scratch for weft_sample. */
+size_t weft_sample_room(int64_t vocab);
+/* Token `number` (from 0) of a text. `seen`: the tokens so far, prompt included, for the penalty. */
+void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
+                 const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out);
+
+#endif

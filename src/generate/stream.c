@@ -1,0 +1,170 @@
+/* Streaming text. Bytes wait in `held` until they are whole characters; characters wait in `text`
+ * while they could be the beginning of a stop string. */
+#include "generate/stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    char *data;
+    size_t bytes, room;
+} buffer;
+
+struct weft_stream {
+    const weft_tokenizer *tokenizer;
+    char **stops;
+    int n_stops;
+    buffer held;  /* bytes of an unfinished character */
+    buffer text;  /* characters not yet given */
+    size_t given; /* of text, by the last call */
+};
+
+static const char REPLACEMENT[] = "\xef\xbf\xbd";
+
+static weft_status append(buffer *b, const char *from, size_t bytes) {
+    if (b->bytes + bytes > b->room) {
+        size_t room = 2 * (b->bytes + bytes) + 64;
+        char *grown = realloc(b->data, room);
+        if (!grown) return weft_fail(WEFT_ENOMEM, "stream: no memory for text");
+        b->data = grown;
+        b->room = room;
+    }
+    memcpy(b->data + b->bytes, from, bytes);
+    b->bytes += bytes;
+    return WEFT_OK;
+}
+
+static void drop_front(buffer *b, size_t bytes) {
+    if (bytes == 0) return;
+    memmove(b->data, b->data + bytes, b->bytes - bytes);
+    b->bytes -= bytes;
+}
+
+weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, int n_stops,
+                             weft_stream **out) {
+    *out = NULL;
+    weft_stream *s = calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+    s->tokenizer = t;
+    s->stops = calloc((size_t)n_stops + 1, sizeof *s->stops);
+    weft_status status = s->stops ? WEFT_OK : weft_fail(WEFT_ENOMEM, "stream: no memory");
+    for (int i = 0; status == WEFT_OK && i < n_stops; i++) {
+        if (!stops[i][0]) continue;
+        s->stops[s->n_stops] = strdup(stops[i]);
+        if (!s->stops[s->n_stops++]) status = weft_fail(WEFT_ENOMEM, "stream: no memory");
+    }
+    if (status != WEFT_OK) {
+        weft_stream_close(s);
+        return status;
+    }
+    *out = s;
+    return WEFT_OK;
+}
+
+void weft_stream_close(weft_stream *s) {
+    if (!s) return;
+    for (int i = 0; s->stops && i < s->n_stops; i++)
+        free(s->stops[i]);
+    free(s->stops);
+    free(s->held.data);
+    free(s->text.data);
+    free(s);
+}
+
+/* The length of the character at p: its bytes; 0: it may be one when more bytes come; -n: n bytes
+ * that are none. */
+static int character_length(const unsigned char *p, size_t n) {
+    int want = p[0] < 0x80   ? 1
+               : p[0] < 0xc2 ? -1
+               : p[0] < 0xe0 ? 2
+               : p[0] < 0xf0 ? 3
+               : p[0] < 0xf5 ? 4
+                             : -1;
+    if (want <= 1) return want;
+    for (int i = 1; i < want; i++) {
+        if ((size_t)i >= n) return 0;
+        unsigned low = 0x80, high = 0xbf;
+        if (i == 1 && p[0] == 0xe0) low = 0xa0;
+        if (i == 1 && p[0] == 0xed) high = 0x9f;
+        if (i == 1 && p[0] == 0xf0) low = 0x90;
+        if (i == 1 && p[0] == 0xf4) high = 0x8f;
+        if (p[i] < low || p[i] > high) return -i;
+    }
+    return want;
+}
+
+/* Moves whole characters from held to text; at the end what is left becomes one U+FFFD. */
+static weft_status move_characters(weft_stream *s, bool end) {
+    size_t at = 0;
+    while (at < s->held.bytes) {
+        const unsigned char *p = (const unsigned char *)s->held.data + at;
+        int length = character_length(p, s->held.bytes - at);
+        if (length == 0 && !end) break;
+        if (length > 0) {
+            WEFT_TRY(append(&s->text, s->held.data + at, (size_t)length));
+            at += (size_t)length;
+            continue;
+        }
+        WEFT_TRY(append(&s->text, REPLACEMENT, sizeof REPLACEMENT - 1));
+        at += length < 0 ? (size_t)-length : s->held.bytes - at;
+    }
+    drop_front(&s->held, at);
+    return WEFT_OK;
+}
+
+/* Where the first stop string begins; text.bytes: nowhere. */
+static size_t find_stop(const weft_stream *s) {
+    size_t first = s->text.bytes;
+    for (int i = 0; i < s->n_stops; i++) {
+        size_t length = strlen(s->stops[i]);
+        for (size_t at = 0; at < first && at + length <= s->text.bytes; at++)
+            if (memcmp(s->text.data + at, s->stops[i], length) == 0) first = at;
+    }
+    return first;
+}
+
+/* How much of the text cannot be the beginning of a stop string any more. */
+static size_t certain_bytes(const weft_stream *s) {
+    size_t certain = s->text.bytes;
+    for (int i = 0; i < s->n_stops; i++) {
+        size_t length = strlen(s->stops[i]);
+        size_t from = s->text.bytes > length ? s->text.bytes - length : 0;
+        for (size_t at = from; at < certain; at++)
+            if (memcmp(s->text.data + at, s->stops[i], s->text.bytes - at) == 0) certain = at;
+    }
+    return certain;
+}
+
+weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, size_t *bytes,
+                            bool *stopped) {
+    drop_front(&s->text, s->given);
+    s->given = 0;
+    *stopped = false;
+    int32_t count = 0;
+    const char *from = weft_tokenizer_token(s->tokenizer, token, &count);
+    if (from)
+        WEFT_TRY(append(&s->held, from, (size_t)count));
+    else
+        WEFT_TRY(append(&s->held, REPLACEMENT, sizeof REPLACEMENT - 1));
+    WEFT_TRY(move_characters(s, false));
+    size_t stop = find_stop(s);
+    *stopped = stop < s->text.bytes;
+    s->given = *stopped ? stop : certain_bytes(s);
+    *text = s->text.data;
+    *bytes = s->given;
+    if (*stopped) {
+        s->text.bytes = stop;
+        s->held.bytes = 0;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_stream_end(weft_stream *s, const char **text, size_t *bytes) {
+    drop_front(&s->text, s->given);
+    s->given = 0;
+    WEFT_TRY(move_characters(s, true));
+    s->given = s->text.bytes;
+    *text = s->text.data;
+    *bytes = s->given;
+    return WEFT_OK;
+}

@@ -1,0 +1,25 @@
+/* Tokens to text as it comes: whole UTF-8 characters, and nothing of a stop string.
+ *
+ * A token may end in the middle of a character, and text that looks like the beginning of a stop
+ * string may turn out to be one: both are held back until it is clear what they are. */
+#ifndef WEFT_GENERATE_STREAM_H
+#define WEFT_GENERATE_STREAM_H
+
+#include "data/tokenizer.h"
+
+typedef struct weft_stream weft_stream;
+
+/* `stops`: strings that end the text and are no part of it, NULL for none; copied. */
+weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, int n_stops,
+                             weft_stream **out);
+void weft_stream_close(weft_stream *s);
+
+/* Takes one token. *text and *bytes are what became certain by it, perhaps nothing; valid until the
+ * next call. A token that the tokenizer does not have becomes U+FFFD, as do bytes that are no UTF-8.
+ * *stopped: a stop string came, and the text ends before it. */
+weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, size_t *bytes,
+                            bool *stopped);
+/* What was held back, when no more tokens come: an unfinished character becomes U+FFFD. */
+weft_status weft_stream_end(weft_stream *s, const char **text, size_t *bytes);
+
+#endif

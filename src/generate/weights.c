@@ -1,0 +1,276 @@
+/* Weights for generation. A parameter is converted where every node that reads it is a product with
+ * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
+ * bf16. Tables (embeddings), gains and biases stay as they are. */
+#include "generate/weights.h"
+
+#include "ops/gated.h"
+#include "ops/linear.h"
+#include "ops/list.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    char name[112];
+    weft_dtype dtype;
+    void *data;
+    int64_t bytes;
+    bool owned, table; /* table: a run reads some rows of it */
+} generation_weight;
+
+struct weft_generation_weights {
+    const weft_backend *backend;
+    generation_weight *list;
+    int64_t count;
+};
+
+void weft_generation_weights_destroy(weft_generation_weights *w) {
+    if (!w) return;
+    for (int64_t i = 0; i < w->count; i++)
+        if (w->list[i].owned) w->backend->release(w->list[i].data, w->list[i].bytes);
+    free(w->list);
+    free(w);
+}
+
+static generation_weight *find_weight(const weft_generation_weights *w, const char *name) {
+    for (int64_t i = 0; i < w->count; i++)
+        if (strcmp(w->list[i].name, name) == 0) return w->list + i;
+    return NULL;
+}
+
+void *weft_generation_weights_at(const weft_generation_weights *w, const char *name) {
+    const generation_weight *found = name ? find_weight(w, name) : NULL;
+    return found ? found->data : NULL;
+}
+
+int64_t weft_generation_weights_bytes(const weft_generation_weights *w) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < w->count; i++)
+        if (!w->list[i].table) bytes += w->list[i].bytes;
+    return bytes;
+}
+
+void weft_generation_weights_apply(const weft_generation_weights *w, weft_graph *g) {
+    for (int64_t i = 0; i < weft_graph_tensor_count(g); i++) {
+        weft_tensor *t = weft_graph_tensor_at(g, i);
+        if (t->role == WEFT_ROLE_TEMP || t->role == WEFT_ROLE_STATE || t->view_of) continue;
+        const generation_weight *found = find_weight(w, t->name);
+        if (found) t->dtype = found->dtype;
+    }
+}
+
+/* How the nodes of a graph read a tensor. */
+typedef struct {
+    bool product; /* on the right of a product */
+    bool by_rows; /* only as [N, K] of y = x wᵀ */
+    bool other;   /* otherwise, or under another shape */
+    bool table;   /* by an embedding */
+} reading;
+
+static reading find_readers(const weft_graph *g, const weft_tensor *t) {
+    reading r = {.by_rows = true};
+    for (int64_t i = 0; i < weft_graph_tensor_count(g); i++)
+        r.other |= weft_graph_tensor_at(g, i)->view_of == t;
+    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
+        const weft_node *n = weft_graph_node(g, i);
+        bool matmul = n->op->id == WEFT_OP_matmul;
+        for (int k = 0; k < n->n_in; k++) {
+            if (n->in[k] != t) continue;
+            r.table |= n->op->id == WEFT_OP_embed && k < 3;
+            if (n->op->id == WEFT_OP_gated_linear &&
+                (k == WEFT_GATED_W_GATE || k == WEFT_GATED_W_UP)) {
+                r.product = true;
+                continue;
+            }
+            bool right = matmul && (k == WEFT_MATMUL_B ||
+                                    (k > WEFT_MATMUL_INPUTS && (k - WEFT_MATMUL_INPUTS) % 2 == 1));
+            r.other |= !right;
+            if (!right) continue;
+            weft_matmul_pair p =
+                weft_matmul_pair_of(n, k == WEFT_MATMUL_B ? 0 : (k - WEFT_MATMUL_INPUTS) / 2 + 1);
+            r.product = true;
+            r.by_rows &= weft_matmul_is_by_rows(&p.attr, p.a) && p.attr.tb && t->ndim == 2;
+        }
+    }
+    return r;
+}
+
+static weft_dtype choose_dtype(const weft_config *c, const weft_graph *g, const weft_tensor *t,
+                               reading *r) {
+    *r = find_readers(g, t);
+    bool narrow = c->weight_dtype == WEFT_WEIGHT_BF16 || c->weight_dtype == WEFT_WEIGHT_INT8;
+    if (!narrow || t->dtype != WEFT_F32 || r->other || !r->product) return t->dtype;
+    return c->weight_dtype == WEFT_WEIGHT_INT8 && r->by_rows ? WEFT_I8 : WEFT_BF16;
+}
+
+static void quantise(const float *from, int64_t rows, int64_t columns, void *to) {
+    int64_t ld = weft_matmul_i8_columns(columns);
+    int8_t *numbers = to;
+    float *scales = (float *)(numbers + rows * ld);
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = from + r * columns;
+        float most = 0;
+        for (int64_t i = 0; i < columns; i++)
+            most = fabsf(row[i]) > most ? fabsf(row[i]) : most;
+        scales[r] = most / 127;
+        float inverse = most > 0 ? 127 / most : 0;
+        memset(numbers + r * ld, 0, (size_t)ld);
+        for (int64_t i = 0; i < columns; i++)
+            numbers[r * ld + i] = (int8_t)lrintf(row[i] * inverse);
+    }
+}
+
+/* Keeps host values of a tensor as `dtype`. */
+static weft_status keep_values(weft_generation_weights *w, generation_weight *to,
+                               const weft_tensor *t, const void *values, weft_dtype dtype) {
+    int64_t count = weft_tensor_count(t), columns = weft_tensor_width(t);
+    int64_t rows = weft_tensor_rows(t);
+    to->dtype = dtype;
+    to->bytes = dtype == WEFT_I8 ? rows * (weft_matmul_i8_columns(columns) + (int64_t)sizeof(float))
+                                 : count * (int64_t)weft_dtype_size(dtype);
+    to->data = w->backend->alloc(to->bytes);
+    void *host = malloc((size_t)to->bytes);
+    if (!to->data || !host) {
+        if (to->data) w->backend->release(to->data, to->bytes);
+        free(host);
+        return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s' in %s", t->name,
+                         weft_dtype_name(dtype));
+    }
+    to->owned = true;
+    if (dtype == WEFT_I8)
+        quantise(values, rows, columns, host);
+    else if (dtype == WEFT_BF16 && t->dtype == WEFT_F32)
+        for (int64_t i = 0; i < count; i++)
+            ((uint16_t *)host)[i] = weft_float_to_bf16(((const float *)values)[i]);
+    else
+        memcpy(host, values, (size_t)to->bytes);
+    w->backend->upload(to->data, host, to->bytes);
+    free(host);
+    return WEFT_OK;
+}
+
+static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *name,
+                               const char *as) {
+    const weft_weight *weight = weft_model_find(m, name);
+    if (!weight) {
+        weft_graph_fail(g, "generate: no weight '%s'", name);
+        return NULL;
+    }
+    return weft_graph_tensor(g, WEFT_ROLE_INPUT, as, weight->dtype, weight->ndim, weight->shape);
+}
+
+static weft_status run_product(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                               const weft_derived *d, weft_graph *g, void *out) {
+    const char *names[] = {d->map, d->first, d->second};
+    weft_tensor *in[3] = {new_factor(g, m, d->map, "map"), NULL, NULL};
+    weft_tensor *y = in[0];
+    static const char *const as[] = {"map", "first", "second"};
+    for (int i = 1; i < 3 && names[i][0]; i++) {
+        in[i] = new_factor(g, m, names[i], as[i]);
+        y = weft_matmul(g, y, in[i], false, false);
+    }
+    if (y) weft_keep(y);
+    WEFT_TRY(weft_graph_status(g));
+    weft_exec *x;
+    WEFT_TRY(weft_exec_create(g, backend, pool, NULL, &x));
+    weft_mirror_use(m->mirror, NULL);
+    weft_status status = WEFT_OK;
+    for (int i = 0; i < 3 && status == WEFT_OK; i++)
+        if (in[i]) status = weft_exec_write(x, in[i], weft_model_find(m, names[i])->data);
+    if (status == WEFT_OK) status = weft_exec_run(x, &(weft_run){0});
+    if (status == WEFT_OK) status = weft_exec_read(x, y, out);
+    weft_exec_destroy(x);
+    return status;
+}
+
+/* The values of a matrix that is formed once, on the host. */
+static weft_status form_derived(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                                const weft_derived *d, void *out) {
+    int64_t count = weft_tensor_count(d->tensor);
+    weft_weight view = {.dtype = d->tensor->dtype, .count = count, .data = out};
+    if (!d->first[0]) {
+        weft_mirror_use(m->mirror, NULL);
+        memcpy(out, weft_model_find(m, d->map)->data, (size_t)weft_tensor_bytes(d->tensor));
+        return WEFT_OK;
+    }
+    weft_graph *g;
+    WEFT_TRY(weft_graph_create(&g));
+    weft_status status = run_product(m, backend, pool, d, g, out);
+    weft_graph_destroy(g);
+    WEFT_TRY(status);
+    for (int64_t i = 0; i < count; i++) {
+        if (view.dtype == WEFT_F64)
+            ((double *)out)[i] *= d->factor;
+        else if (view.dtype == WEFT_F32)
+            ((float *)out)[i] = (float)((double)((float *)out)[i] * d->factor);
+        else
+            ((uint16_t *)out)[i] = weft_float_to_bf16(
+                (float)((double)weft_bf16_to_float(((uint16_t *)out)[i]) * d->factor));
+    }
+    return WEFT_OK;
+}
+
+static weft_status make_parameter(weft_generation_weights *w, const weft_model *m,
+                                  const weft_graph *g, const weft_tensor *t) {
+    const weft_weight *weight = weft_model_find(m, t->name);
+    if (!weight || weight->dtype != t->dtype || weight->count != weft_tensor_count(t))
+        return weft_fail(WEFT_EBUG, "generate: the graph's parameter '%s' is not the model's",
+                         t->name);
+    generation_weight *to = w->list + w->count++;
+    snprintf(to->name, sizeof to->name, "%s", t->name);
+    reading r;
+    weft_dtype dtype = choose_dtype(&m->config, g, t, &r);
+    to->table = (r.table || !r.other) && !r.product;
+    if (dtype != t->dtype) {
+        weft_mirror_use(m->mirror, NULL);
+        return keep_values(w, to, t, weight->data, dtype);
+    }
+    to->dtype = dtype;
+    to->bytes = weight->bytes;
+    to->data = weft_mirror_at(m->mirror, w->backend, weight->data);
+    return WEFT_OK;
+}
+
+static weft_status make_derived(weft_generation_weights *w, const weft_model *m, weft_pool *pool,
+                                const weft_graph *g, const weft_derived *d) {
+    void *values = malloc((size_t)weft_tensor_bytes(d->tensor));
+    if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", d->tensor->name);
+    weft_status status = form_derived(m, w->backend, pool, d, values);
+    if (status == WEFT_OK) {
+        generation_weight *to = w->list + w->count;
+        snprintf(to->name, sizeof to->name, "%s", d->tensor->name);
+        reading r;
+        weft_dtype dtype = choose_dtype(&m->config, g, d->tensor, &r);
+        status = keep_values(w, to, d->tensor, values, dtype);
+        if (status == WEFT_OK) w->count++;
+    }
+    free(values);
+    return status;
+}
+
+weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
+                                         weft_pool *pool, const weft_cached_graph *graph,
+                                         weft_generation_weights **out) {
+    *out = NULL;
+    const weft_graph *g = graph->model.graph;
+    int64_t tensors = weft_graph_tensor_count(g);
+    weft_generation_weights *w = calloc(1, sizeof *w);
+    if (!w) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    w->backend = backend;
+    w->list = calloc((size_t)tensors + 1, sizeof *w->list);
+    weft_status status = w->list ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (status == WEFT_OK) status = weft_mirror_place(m->mirror, backend);
+    for (int64_t i = 0; status == WEFT_OK && i < tensors; i++) {
+        const weft_tensor *t = weft_graph_tensor_at(g, i);
+        if (t->role == WEFT_ROLE_PARAM && !t->view_of) status = make_parameter(w, m, g, t);
+    }
+    for (int64_t i = 0; status == WEFT_OK && i < graph->n_derived; i++)
+        status = make_derived(w, m, pool, g, graph->derived + i);
+    if (status != WEFT_OK) {
+        weft_generation_weights_destroy(w);
+        return status;
+    }
+    *out = w;
+    return WEFT_OK;
+}

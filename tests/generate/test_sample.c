@@ -1,0 +1,165 @@
+/* Sampling: each rule leaves out what it says, the frequencies are the probabilities, and a draw
+ * depends on nothing but its arguments. */
+#include "generate/sample.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { VOCAB = 6 };
+
+/* Probabilities 0.4, 0.25, 0.15, 0.1, 0.07, 0.03, in no order. */
+static const double probability[VOCAB] = {0.1, 0.4, 0.03, 0.25, 0.07, 0.15};
+
+static void fill_logits(float *logits) {
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] = (float)(log(probability[i]) + 3);
+}
+
+static void count_draws(const weft_sampling *s, int draws, int *count) {
+    float logits[VOCAB];
+    fill_logits(logits);
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    memset(count, 0, VOCAB * sizeof *count);
+    for (int i = 0; i < draws; i++) {
+        weft_sampled out;
+        weft_sample(logits, VOCAB, s, (uint32_t)i, NULL, 0, scratch, &out);
+        assert_true(fabs((double)out.logprob - log(probability[out.token])) < 1e-5);
+        count[out.token]++;
+    }
+    free(scratch);
+}
+
+static void test_frequencies_are_the_probabilities(void **state) {
+    (void)state;
+    enum { DRAWS = 40000 };
+    int count[VOCAB];
+    weft_sampling s = weft_sampling_default();
+    count_draws(&s, DRAWS, count);
+    for (int i = 0; i < VOCAB; i++) {
+        double sigma = sqrt(probability[i] * (1 - probability[i]) * DRAWS);
+        assert_true(fabs(count[i] - probability[i] * DRAWS) < 4.5 * sigma);
+    }
+    s.temperature = 0.5; /* probabilities go with their squares */
+    double squares = 0;
+    for (int i = 0; i < VOCAB; i++)
+        squares += probability[i] * probability[i];
+    count_draws(&s, DRAWS, count);
+    for (int i = 0; i < VOCAB; i++) {
+        double p = probability[i] * probability[i] / squares, sigma = sqrt(p * (1 - p) * DRAWS);
+        assert_true(fabs(count[i] - p * DRAWS) < 4.5 * sigma);
+    }
+}
+
+static void assert_left(const weft_sampling *s, const bool *left) {
+    int count[VOCAB];
+    count_draws(s, 4000, count);
+    for (int i = 0; i < VOCAB; i++)
+        assert_int_equal(count[i] > 0, left[i]);
+}
+
+static void test_each_rule_leaves_out_what_it_says(void **state) {
+    (void)state;
+    weft_sampling s = weft_sampling_default();
+    s.top_k = 2;
+    assert_left(&s, (bool[]){false, true, false, true, false, false});
+    s = weft_sampling_default();
+    s.top_p = 0.6; /* 0.4 is not enough, 0.65 is */
+    assert_left(&s, (bool[]){false, true, false, true, false, false});
+    s = weft_sampling_default();
+    s.min_p = 0.3; /* at least 0.12 */
+    assert_left(&s, (bool[]){false, true, false, true, false, true});
+    s = weft_sampling_default();
+    s.temperature = 0;
+    assert_left(&s, (bool[]){false, true, false, false, false, false});
+}
+
+static void test_the_penalty_is_for_tokens_that_were_there(void **state) {
+    (void)state;
+    float logits[VOCAB] = {2, 1.9f, -1, 0, 0, 0};
+    int32_t seen[] = {0, 0, 5};
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    weft_sampling s = weft_sampling_default();
+    weft_sampled out;
+    s.temperature = 0;
+    weft_sample(logits, VOCAB, &s, 0, seen, 3, scratch, &out);
+    assert_int_equal(out.token, 0);
+    s.repetition_penalty = 1.2; /* 2 / 1.2 < 1.9; said twice it counts once */
+    weft_sample(logits, VOCAB, &s, 0, seen, 3, scratch, &out);
+    assert_int_equal(out.token, 1);
+    s.repetition_penalty = 1.04;
+    weft_sample(logits, VOCAB, &s, 0, seen, 3, scratch, &out);
+    assert_int_equal(out.token, 0);
+    free(scratch);
+}
+
+static void test_the_likeliest_are_reported_in_order(void **state) {
+    (void)state;
+    float logits[VOCAB];
+    fill_logits(logits);
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    weft_sampling s = weft_sampling_default();
+    weft_sampled out;
+    s.top_logprobs = 4;
+    weft_sample(logits, VOCAB, &s, 7, NULL, 0, scratch, &out);
+    const int32_t order[] = {1, 3, 5, 0};
+    assert_int_equal(out.n_top, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(out.top[i], order[i]);
+        assert_true(fabs((double)out.top_logprob[i] - log(probability[order[i]])) < 1e-5);
+    }
+    free(scratch);
+}
+
+static void test_seeds_samples_and_numbers_differ_and_repeat(void **state) {
+    (void)state;
+    enum { DRAWS = 64 };
+    float logits[VOCAB];
+    fill_logits(logits);
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    int32_t drawn[4][DRAWS];
+    for (int run = 0; run < 4; run++) {
+        weft_sampling s = weft_sampling_default();
+        s.seed = run == 2 ? 8 : 7;
+        s.sample = run == 3;
+        for (int i = 0; i < DRAWS; i++) {
+            weft_sampled out;
+            weft_sample(logits, VOCAB, &s, (uint32_t)i, NULL, 0, scratch, &out);
+            drawn[run][i] = out.token;
+        }
+    }
+    assert_memory_equal(drawn[0], drawn[1], sizeof drawn[0]);
+    assert_memory_not_equal(drawn[0], drawn[2], sizeof drawn[0]);
+    assert_memory_not_equal(drawn[0], drawn[3], sizeof drawn[0]);
+    free(scratch);
+}
+
+static void test_parameters_out_of_range_are_refused_by_name(void **state) {
+    (void)state;
+    weft_sampling s = weft_sampling_default();
+    assert_int_equal(weft_sampling_check(&s), WEFT_OK);
+    s.top_p = 1.5;
+    assert_int_equal(weft_sampling_check(&s), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "top-p"));
+    s = weft_sampling_default();
+    s.temperature = NAN;
+    assert_int_equal(weft_sampling_check(&s), WEFT_EINPUT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_frequencies_are_the_probabilities),
+        cmocka_unit_test(test_each_rule_leaves_out_what_it_says),
+        cmocka_unit_test(test_the_penalty_is_for_tokens_that_were_there),
+        cmocka_unit_test(test_the_likeliest_are_reported_in_order),
+        cmocka_unit_test(test_seeds_samples_and_numbers_differ_and_repeat),
+        cmocka_unit_test(test_parameters_out_of_range_are_refused_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
