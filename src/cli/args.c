@@ -88,6 +88,20 @@ int weft_args_number(const weft_args *a, const char *option, const char *text, i
     return WEFT_EXIT_DONE;
 }
 
+int weft_args_real(const weft_args *a, const char *option, const char *text, double min, double max,
+                   double *out) {
+    if (!text) return WEFT_EXIT_DONE;
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(value >= min && value <= max)) {
+        fprintf(stderr, "weft %s: %s '%s' must be a number from %g to %g\n", a->command, option,
+                text, min, max);
+        return WEFT_EXIT_USAGE;
+    }
+    *out = value;
+    return WEFT_EXIT_DONE;
+}
+
 static int read_numbers(weft_args *a, const known_options *k) {
     int64_t threads = 0;
     a->seed = -1;
@@ -144,6 +158,15 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
         return WEFT_EXIT_DONE;
     }
     if (!equals && *i + 1 >= argc) return missing_value(a, o->name);
+    if (!o->value) {
+        if (a->n_repeated == ARGS_REPEATED_MAX) {
+            fprintf(stderr, "weft %s: %s more than %d times\n", a->command, o->name,
+                    ARGS_REPEATED_MAX);
+            return WEFT_EXIT_USAGE;
+        }
+        a->repeated[a->n_repeated++] = equals ? equals + 1 : argv[++*i];
+        return WEFT_EXIT_DONE;
+    }
     *o->value = equals ? equals + 1 : argv[++*i];
     return **o->value ? WEFT_EXIT_DONE : missing_value(a, o->name);
 }

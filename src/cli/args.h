@@ -9,7 +9,7 @@
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };
 
-enum { ARGS_OVERRIDES_MAX = 256 };
+enum { ARGS_OVERRIDES_MAX = 256, ARGS_REPEATED_MAX = 64 };
 
 typedef struct {
     const char *command; /* for messages */
@@ -23,13 +23,16 @@ typedef struct {
     int64_t seed;       /* --seed N; -1: the config's */
     const char *dtype;  /* --dtype; NULL: the config's */
     const char *device; /* --device; NULL: the config's */
+    const char *repeated[ARGS_REPEATED_MAX]; /* of an option that may be given several times */
+    int n_repeated;
     /* All of these that set a key, in their order: -o, --seed, --dtype, --device. */
     weft_override settings[ARGS_OVERRIDES_MAX + 3];
     int n_settings;
     char setting_text[3][64];
 } weft_args;
 
-/* One option of a command's own. */
+/* One option of a command's own. With neither of the two it takes a value each time that it is
+ * given: see weft_args.repeated. */
 typedef struct {
     const char *name;   /* "--out" */
     const char **value; /* takes a value */
@@ -54,6 +57,10 @@ weft_status weft_args_config(const weft_args *a, weft_config *c);
  * WEFT_EXIT_DONE, or prints one line and returns WEFT_EXIT_USAGE. */
 int weft_args_number(const weft_args *a, const char *option, const char *text, int64_t min,
                      int64_t max, int64_t *out);
+
+/* The same with a point. */
+int weft_args_real(const weft_args *a, const char *option, const char *text, double min, double max,
+                   double *out);
 
 /* Whether a file that the user named can be read: WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. A
  * name that leads nowhere is wrong input; a file that fails later is failed work. `name` is joined

@@ -1,5 +1,6 @@
 /* weft bench: measured rows, a peer beside them. `train` measures whole training steps, `attention`
- * the attention operations alone. */
+ * the attention operations alone, `decode` generation. */
+#include "bench/decode_table.h"
 #include "bench/op_table.h"
 #include "bench/train_table.h"
 #include "cli/args.h"
@@ -21,7 +22,15 @@ const char weft_help_bench[] =
     "  --profile          where each row's time goes, by operation, on standard error\n"
     "attention: the attention operations alone, forward and with backward.\n"
     "  --quick            the main rows\n"
-    "both:\n"
+    "decode: generation with full caches: tokens per second, the bytes that must be read, how "
+    "much\n"
+    "of the machine's read rate is reached, and the time to the first token of a 512-token "
+    "prompt.\n"
+    "It takes --shape (default gpt2-124m), --config, -o, --variants and --steps too;\n"
+    "-o WEIGHT_DTYPE=int8 and -o CACHE_DTYPE=bf16 choose what is read.\n"
+    "  --contexts N,N     default: 256,2048,8192,32768\n"
+    "  --batches N,N      sequences at once; default: 1,8,64\n"
+    "all:\n"
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for\n"
     "                     train, \"python3 bench/peer.py\" for attention (PyTorch)\n"
     "  --threads N        for both sides; default: one per processor\n"
@@ -30,7 +39,7 @@ const char weft_help_bench[] =
 enum { STEPS_MAX = 100000, SETTLE_MAX = 3600 };
 
 typedef struct {
-    const char *what, *shape, *variants, *steps, *settle, *peer;
+    const char *what, *shape, *variants, *steps, *settle, *peer, *contexts, *batches;
     bool profile, quick;
 } bench_args;
 
@@ -107,23 +116,54 @@ static int bench_attention(const weft_args *args, const bench_args *own) {
     return finish(args, status, differing);
 }
 
+static int bench_decode(const weft_args *args, const bench_args *own) {
+    if (own->quick || own->settle || own->profile)
+        return refuse("decode takes --shape, --variants, --contexts, --batches, --steps, -o");
+    if (args->device && strcmp(args->device, "cuda") == 0)
+        return refuse("decode: measured on the CPU; leave --device out");
+    int64_t steps = 0;
+    int status = weft_args_number(args, "--steps", own->steps, 1, STEPS_MAX, &steps);
+    if (status) return status;
+    if (args->config && own->shape) return refuse("--shape and --config: give one of them");
+    const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "gpt2-124m");
+    if (!shape) return refuse("--shape must be small or gpt2-124m");
+    bench_decode_options o = {
+        .source = {shape, args->config, args->overrides, args->n_overrides},
+        .variants = own->variants,
+        .contexts = own->contexts,
+        .batches = own->batches,
+        .peer = own->peer,
+        .threads = args->threads,
+        .steps = (int)steps,
+        .table = args->json ? NULL : stdout,
+        .json = args->json ? stdout : NULL,
+    };
+    int failed = 0;
+    weft_status done = bench_decode_table(&o, &failed);
+    return finish(args, done, failed);
+}
+
 int weft_cmd_bench(int argc, char **argv) {
     weft_args args;
     bench_args own = {0};
     const weft_arg options[] = {
-        {"--shape", &own.shape, NULL, false}, {"--variants", &own.variants, NULL, false},
-        {"--steps", &own.steps, NULL, false}, {"--settle", &own.settle, NULL, false},
-        {"--peer", &own.peer, NULL, false},   {"--profile", NULL, &own.profile, false},
-        {"--quick", NULL, &own.quick, false}, {NULL, NULL, NULL, false},
+        {"--shape", &own.shape, NULL, false},     {"--variants", &own.variants, NULL, false},
+        {"--steps", &own.steps, NULL, false},     {"--settle", &own.settle, NULL, false},
+        {"--peer", &own.peer, NULL, false},       {"--profile", NULL, &own.profile, false},
+        {"--quick", NULL, &own.quick, false},     {"--contexts", &own.contexts, NULL, false},
+        {"--batches", &own.batches, NULL, false}, {NULL, NULL, NULL, false},
     };
     int status = weft_args_parse(&args, argc, argv, options, &own.what, 1);
     if (status) return status;
-    if (!own.what) return refuse("say what: train or attention");
+    if (!own.what) return refuse("say what: train, decode or attention");
+    bool decode = strcmp(own.what, "decode") == 0;
+    if (!decode && (own.contexts || own.batches))
+        return refuse("--contexts and --batches are decode's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
     if (strcmp(own.what, "train") == 0) return bench_train(&args, &own);
     if (strcmp(own.what, "attention") == 0) return bench_attention(&args, &own);
-    if (strcmp(own.what, "decode") == 0)
-        return refuse("decode: this version does not generate yet; there are train and attention");
-    fprintf(stderr, "weft bench: there is no '%s'; there are train and attention\n", own.what);
+    if (decode) return bench_decode(&args, &own);
+    fprintf(stderr, "weft bench: there is no '%s'; there are train, decode and attention\n",
+            own.what);
     return WEFT_EXIT_USAGE;
 }

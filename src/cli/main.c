@@ -31,6 +31,8 @@
     X(train, "--config FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",              \
       "train a model")                                                                             \
     X(eval, "--model DIR --tokens FILE [--json]", "loss, logits or gradients of a checkpoint")     \
+    X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \
+      "make text with a checkpoint")                                                               \
     X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
       "run a study and write its report")                                                          \
     X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \
@@ -38,7 +40,7 @@
     X(report, "RUNS... [--out DIR] [--json]", "write the report of studies again")                 \
     X(tokenize, "[--tokenizer T] --out DIR FILES", "turn text into token shards")                  \
     X(tokenizer, "train --vocab N --out FILE FILES", "train a byte-level BPE tokenizer")           \
-    X(bench, "train|attention [--peer COMMAND] [--json]",                                          \
+    X(bench, "train|decode|attention [--peer COMMAND] [--json]",                                   \
       "measure speed and memory, also beside PyTorch")                                             \
     X(verify, "[--json]", "check weft on this machine")                                            \
     X(version, "[--json]", "the version, and the parts of this build")

@@ -150,9 +150,11 @@ static void test_a_peer_with_another_loss_fails(void **state) {
 
 static void test_wrong_use_is_one_line(void **state) {
     (void)state;
-    command_fails(2, RUN("bench"), SAYS("train or attention"));
-    command_fails(2, RUN("bench", "decode"), SAYS("decode", "does not generate yet"));
-    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "train and attention"));
+    command_fails(2, RUN("bench"), SAYS("train, decode or attention"));
+    command_fails(2, RUN("bench", "decode", "--quick"), SAYS("decode takes"));
+    command_fails(2, RUN("bench", "decode", "--contexts", "many"), SAYS("--contexts"));
+    command_fails(2, RUN("bench", "train", "--contexts", "64"), SAYS("decode's"));
+    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "train, decode and attention"));
     command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
     command_fails(2, RUN("bench", "train", "--variants", "dot,"), SAYS("--variants", "''"));
     command_fails(2, RUN("bench", "train", "--steps", "0"), SAYS("--steps"));
@@ -164,6 +166,28 @@ static void test_wrong_use_is_one_line(void **state) {
     command_fails(2, RUN("bench", "train", "-o", "N_HEAD=7"), SAYS("N_HEAD"));
     command_fails(2, RUN("bench", "train", "--config", "nowhere"), SAYS("nowhere"));
     command_fails(2, RUN("bench", "attention", "--steps", "1"), SAYS("attention takes"));
+}
+
+static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
+    (void)state;
+    char *out;
+    command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "dot,mla",
+                         "--contexts", "32,300", "--batches", "1,3", "--steps", "1", "--threads",
+                         "1", "--json"),
+                     &out);
+    json_t *all = json_loads(out, 0, NULL), *rows = json_object_get(all, "rows");
+    assert_int_equal(json_array_size(rows), 2 * 2 * 2);
+    const json_t *row = json_array_get(rows, 3);
+    assert_string_equal(json_string_value(json_object_get(row, "variant")), "dot");
+    assert_int_equal(json_integer_value(json_object_get(row, "context")), 300);
+    assert_int_equal(json_integer_value(json_object_get(row, "batch")), 3);
+    assert_int_equal(json_integer_value(json_object_get(row, "cache_bytes_per_token")),
+                     6 * 2 * 256 * 4);
+    assert_int_equal(json_integer_value(json_object_get(row, "cache_bytes")),
+                     3 * 300 * 6 * 2 * 256 * 4);
+    assert_true(json_number_value(json_object_get(row, "tokens_per_s")) > 0);
+    json_decref(all);
+    free(out);
 }
 
 static int open_scratch(void **state) {
@@ -186,6 +210,7 @@ int main(void) {
         cmocka_unit_test(test_measured_memory_is_the_plan),
         cmocka_unit_test(test_a_peer_that_is_not_there_is_no_failure),
         cmocka_unit_test(test_a_peer_with_another_loss_fails),
+        cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);

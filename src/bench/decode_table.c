@@ -1,0 +1,387 @@
+/* Decoding, measured. A row is one variant with its caches filled up to a context, and `batch`
+ * sequences that each make the token behind it, again and again. Beside it stands the floor: the
+ * bytes that a step must read (every weight once, and every sequence's cache) over the rate at which
+ * this machine reads a large buffer, measured between the rows of the same run.
+ *
+ * Caches are filled with a constant: what is read is what counts, and filling 32k tokens by computing
+ * them would take longer than all the rest. Time to the first token is measured for a prompt of at
+ * most PROMPT tokens, and stands beside the training forward pass over as many. */
+#include "bench/decode_table.h"
+
+#include "bench/peer.h"
+#include "bench/table.h"
+#include "bench/timer.h"
+#include "core/version.h"
+#include "cpu/backend.h"
+#include "generate/decoder.h"
+#include "generate/generator.h"
+#include "model/kinds.h"
+#include "model/session.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LIST_MAX = 16, PROMPT = 512, STEPS_MAX = 200 };
+static const double ROW_SECONDS = 1.5;
+
+typedef struct {
+    const bench_decode_options *opt;
+    weft_pool *pool;
+    const weft_backend *backend;
+    bench_peer *peer;
+    char peer_name[256];
+    bench_table table;
+    json_t *rows;
+    char *buffer; /* that is read for the floor */
+    int64_t contexts[LIST_MAX], batches[LIST_MAX];
+    int n_contexts, n_batches, failed;
+} bench;
+
+enum { BUFFER_BYTES = 512 << 20, READ_TASKS = 64 };
+
+typedef struct {
+    const char *buffer;
+    uint64_t sums[READ_TASKS];
+} reading;
+
+static void read_part(void *context, int64_t task, int thread) {
+    (void)thread;
+    typedef uint64_t words __attribute__((vector_size(64), aligned(8), may_alias));
+    reading *r = context;
+    const char *at = r->buffer + task * (BUFFER_BYTES / READ_TASKS);
+    words sum[4] = {{0}, {0}, {0}, {0}};
+    for (int64_t i = 0; i < BUFFER_BYTES / READ_TASKS; i += 256)
+        for (int k = 0; k < 4; k++)
+            sum[k] += *(const words *)(at + i + 64 * k);
+    sum[0] += sum[1] + sum[2] + sum[3];
+    for (int k = 0; k < 8; k++)
+        r->sums[task] += sum[0][k];
+}
+
+/* Bytes a second, the best of a few reads. */
+static double read_rate(bench *b) {
+    double best = 0;
+    reading r = {.buffer = b->buffer};
+    for (int i = 0; i < 4; i++) {
+        double start = bench_now();
+        weft_pool_run(b->pool, READ_TASKS, read_part, &r);
+        double rate = BUFFER_BYTES / (bench_now() - start);
+        best = rate > best ? rate : best;
+    }
+    volatile uint64_t used = r.sums[0]; /* so that the sums are made */
+    (void)used;
+    return best;
+}
+
+static weft_status read_list(const char *text, const char *fallback, const char *what,
+                             int64_t *list, int *n) {
+    text = text ? text : fallback;
+    for (*n = 0; *text; (*n)++) {
+        char *end;
+        list[*n] = strtoll(text, &end, 10);
+        if (end == text || (*end && *end != ',') || list[*n] < 1 || *n + 1 == LIST_MAX)
+            return weft_fail(WEFT_EINPUT, "--%s '%s' must be whole numbers with commas", what,
+                             text);
+        text = *end ? end + 1 : end;
+    }
+    return WEFT_OK;
+}
+
+typedef struct {
+    double step, spread, first, whole, floor, rate; /* seconds; bytes a second */
+    double peer;
+    int64_t bytes, weights, token_bytes;
+} result;
+
+/* Steps of `batch` rows at the end of a full context. */
+static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int64_t batch,
+                                 int64_t vocab, result *r) {
+    weft_decoder_row rows[WEFT_DECODER_ROWS];
+    float *logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
+    if (!logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    bench_samples samples = {0};
+    weft_status status = WEFT_OK;
+    double begin = bench_now();
+    for (int i = -2; status == WEFT_OK && i < STEPS_MAX; i++) {
+        double start = bench_now();
+        if (i >= (b->opt->steps ? b->opt->steps : 5) &&
+            (b->opt->steps || start - begin > ROW_SECONDS))
+            break;
+        for (int64_t first = 0; status == WEFT_OK && first < batch; first += WEFT_DECODER_ROWS) {
+            int64_t n = batch - first < WEFT_DECODER_ROWS ? batch - first : WEFT_DECODER_ROWS;
+            for (int64_t k = 0; k < n; k++)
+                rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)(first + k), true};
+            status = weft_decoder_run(d, rows, n, logits);
+        }
+        if (i >= 0) bench_samples_add(&samples, bench_now() - start);
+    }
+    r->step = bench_median(&samples);
+    r->spread = bench_spread(&samples);
+    bench_samples_free(&samples);
+    free(logits);
+    return status;
+}
+
+/* A row's decoder: pages in the order of the tokens, all filled. */
+static weft_status open_decoder(const bench *b, const weft_model *m, int64_t context, int64_t batch,
+                                weft_decoder **d) {
+    int64_t table = weft_cached_table_pages(context);
+    weft_decoder_limits limits = {batch, batch * table, context, table};
+    WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, d));
+    weft_decoder_fill(*d);
+    for (int64_t s = 0; s < batch; s++)
+        for (int64_t p = 0; p < table; p++)
+            weft_decoder_table(*d, (int32_t)s)[p] = (int32_t)(s * table + p);
+    return WEFT_OK;
+}
+
+/* Seconds to the first token of a prompt, the better of two. */
+static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
+                                 double *seconds) {
+    weft_generator *g;
+    weft_generator_limits limits = {.sequences = 1, .context = prompt + 1, .no_sharing = true};
+    WEFT_TRY(weft_generator_open(m, b->backend, b->pool, &limits, &g));
+    int32_t *tokens = calloc((size_t)prompt, sizeof *tokens);
+    weft_sampling sampling = weft_sampling_default();
+    sampling.temperature = 0;
+    sampling.max_tokens = 1;
+    weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "bench: no memory");
+    *seconds = 0;
+    for (int i = 0; status == WEFT_OK && i < 3; i++) { /* the first builds the graphs */
+        int64_t id;
+        double start = bench_now();
+        status = weft_generator_add(g, tokens, prompt, &sampling, &id);
+        while (status == WEFT_OK && weft_generator_busy(g))
+            status = weft_generator_step(g);
+        double taken = bench_now() - start;
+        if (i == 1 || (i == 2 && taken < *seconds)) *seconds = taken;
+        weft_generator_remove(g, id);
+    }
+    free(tokens);
+    weft_generator_close(g);
+    return status;
+}
+
+/* The forward pass of training over as many tokens. */
+static weft_status measure_whole(const bench *b, const weft_model *m, int64_t time,
+                                 double *seconds) {
+    weft_session s;
+    weft_build build = {.batch = 1, .time = time, .dtype = m->dtype};
+    *seconds = 0;
+    WEFT_TRY(weft_session_open(m, b->backend, b->pool, &build, false, false, &s));
+    int32_t *tokens = calloc((size_t)time, sizeof *tokens);
+    weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "bench: no memory");
+    for (int i = 0; status == WEFT_OK && i < 3; i++) {
+        double start = bench_now();
+        status = weft_session_run(&s, tokens, tokens, &(weft_run){0});
+        double taken = bench_now() - start;
+        if (i == 1 || (i == 2 && taken < *seconds)) *seconds = taken;
+    }
+    free(tokens);
+    weft_session_close(&s);
+    return status;
+}
+
+static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t batch) {
+    if (!b->peer) return 0;
+    json_t *reply = bench_peer_ask(
+        b->peer,
+        json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "do", "decode", "attention",
+                  c->attention == WEFT_ATTENTION_MLA  ? "mla"
+                  : c->attention == WEFT_ATTENTION_W2 ? "w2"
+                                                      : "dot",
+                  "layers", (json_int_t)c->n_layer, "heads", (json_int_t)c->n_head, "width",
+                  (json_int_t)c->n_embd, "latent", (json_int_t)c->ra_mla_latent_dim, "vocab",
+                  (json_int_t)c->vocab_size, "context", (json_int_t)context, "batch",
+                  (json_int_t)batch, "dtype",
+                  c->weight_dtype == WEFT_WEIGHT_BF16 ? "bf16" : "f32"));
+    double seconds = json_number_value(json_object_get(reply, "seconds"));
+    json_decref(reply);
+    return seconds;
+}
+
+static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
+                               result *r) {
+    weft_decoder *d;
+    r->token_bytes = weft_cached_token_bytes(&m->config, m->dtype);
+    r->bytes = batch * context * r->token_bytes;
+    int64_t memory = b->backend->memory ? b->backend->memory() : 0;
+    if (memory && r->bytes > memory / 2)
+        return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
+    WEFT_TRY(open_decoder(b, m, context, batch, &d));
+    double before = read_rate(b);
+    weft_status status = measure_steps(b, d, context, batch, m->config.vocab_size, r);
+    double after = read_rate(b);
+    r->rate = before > after ? before : after;
+    r->weights = weft_decoder_weight_bytes(d);
+    weft_decoder_close(d);
+    r->floor = ((double)r->weights + (double)r->bytes) / r->rate;
+    return status;
+}
+
+static void print_row(bench *b, const char *variant, int64_t context, int64_t batch,
+                      const result *r) {
+    bench_table *t = &b->table;
+    double tokens = (double)batch;
+    bench_cell(t, "%s", variant);
+    bench_cell(t, "%lld", (long long)context);
+    bench_cell(t, "%lld", (long long)batch);
+    bench_cell(t, "%.1f", tokens / r->step);
+    bench_cell(t, "%.0f%%", 100 * r->spread);
+    bench_cell(t, "%.1f", 1e3 * r->step);
+    bench_cell(t, "%.1f", 1e3 * r->floor);
+    bench_cell(t, "%.0f%%", 100 * r->floor / r->step);
+    bench_cell(t, "%lld", (long long)r->token_bytes);
+    bench_cell(t, "%.1f", (double)r->bytes / 0x1p20);
+    bench_cell(t, "%.1f", (double)r->weights / 0x1p20);
+    bench_cell(t, "%.1f", 1e-9 * r->rate);
+    if (r->first > 0)
+        bench_cell(t, "%.0f", 1e3 * r->first);
+    else
+        bench_cell(t, "-");
+    if (r->first > 0 && r->whole > 0)
+        bench_cell(t, "%.2f", r->whole / r->first);
+    else
+        bench_cell(t, "-");
+    if (r->peer > 0)
+        bench_cell(t, "%.1f", tokens / r->peer);
+    else
+        bench_cell(t, "-");
+    if (r->peer > 0)
+        bench_cell(t, "%.2f", r->peer / r->step);
+    else
+        bench_cell(t, "-");
+}
+
+static void add_json(bench *b, const char *variant, int64_t context, int64_t batch,
+                     const result *r) {
+    json_t *row = json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f}",
+                            "variant", variant, "context", (json_int_t)context, "batch",
+                            (json_int_t)batch, "tokens_per_s", (double)batch / r->step, "seconds",
+                            r->step, "spread", r->spread, "floor_seconds", r->floor, "of_floor",
+                            r->floor / r->step, "cache_bytes_per_token", (json_int_t)r->token_bytes,
+                            "cache_bytes", (json_int_t)r->bytes, "weight_bytes",
+                            (json_int_t)r->weights, "read_bytes_per_s", r->rate);
+    if (r->first > 0) {
+        json_object_set_new(row, "first_token_seconds", json_real(r->first));
+        json_object_set_new(row, "training_forward_seconds", json_real(r->whole));
+    }
+    if (r->peer > 0) json_object_set_new(row, "peer_seconds", json_real(r->peer));
+    json_array_append_new(b->rows, row);
+}
+
+/* Every row of one variant. */
+static weft_status measure_variant(bench *b, const bench_variant *v) {
+    weft_config c;
+    WEFT_TRY(bench_variant_config(v, &b->opt->source, &c));
+    int64_t most = 0;
+    for (int i = 0; i < b->n_contexts; i++)
+        most = b->contexts[i] > most ? b->contexts[i] : most;
+    /* Positions without an end need no table; a learned one is as long as the longest context. */
+    c.gpt2_block_size = most > PROMPT + 1 ? most : PROMPT + 1;
+    weft_model *m;
+    WEFT_TRY(weft_model_create(&c, WEFT_F32, &m));
+    weft_status status = weft_model_start_on(m, 1, b->pool);
+    double first = 0, whole = 0;
+    if (status == WEFT_OK) status = measure_first(b, m, PROMPT, &first);
+    if (status == WEFT_OK) status = measure_whole(b, m, PROMPT, &whole);
+    for (int i = 0; status == WEFT_OK && i < b->n_contexts; i++)
+        for (int k = 0; status == WEFT_OK && k < b->n_batches; k++) {
+            result r = {.first = i == 0 && k == 0 ? first : 0, .whole = whole};
+            weft_status row = measure_row(b, m, b->contexts[i], b->batches[k], &r);
+            if (row == WEFT_ENOMEM) {
+                fprintf(stderr, "%s, context %lld, batch %lld: left out, %s\n", v->name,
+                        (long long)b->contexts[i], (long long)b->batches[k], weft_error_message());
+                continue;
+            }
+            status = row;
+            if (status != WEFT_OK) break;
+            r.peer = ask_peer(b, &c, b->contexts[i], b->batches[k]);
+            print_row(b, v->name, b->contexts[i], b->batches[k], &r);
+            add_json(b, v->name, b->contexts[i], b->batches[k], &r);
+        }
+    weft_model_destroy(m);
+    return status;
+}
+
+static weft_status measure_all(bench *b) {
+    static const bench_column columns[] = {{"variant", -8},
+                                           {"context", 7},
+                                           {"batch", 5},
+                                           {"tokens/s", 9},
+                                           {"±", 4},
+                                           {"ms/step", 8},
+                                           {"floor ms", 8},
+                                           {"of floor", 8},
+                                           {"cache B/tok", 11},
+                                           {"cache MiB", 9},
+                                           {"weights MiB", 11},
+                                           {"read GB/s", 9},
+                                           {"first ms", 8},
+                                           {"of forward", 10},
+                                           {"PyTorch", 8},
+                                           {"ratio", 6},
+                                           {NULL, 0}};
+    bench_table_start(&b->table, b->opt->table, columns);
+    const char *names = b->opt->variants ? b->opt->variants : "dot,w2,mla,step1,step2,step3";
+    while (*names) {
+        const bench_variant *v = bench_variant_find(names);
+        if (!v) return weft_fail(WEFT_EINPUT, "--variants: there is no '%s'", names);
+        weft_status status = measure_variant(b, v);
+        if (status != WEFT_OK) {
+            fprintf(stderr, "%s: %s\n", v->name, weft_error_message());
+            b->failed++;
+        }
+        names += strcspn(names, ",");
+        if (*names) names++;
+    }
+    return WEFT_OK;
+}
+
+static weft_status write_json(const bench *b) {
+    json_t *all = json_pack("{s:s, s:s, s:i, s:o, s:O}", "version", weft_version(), "isa",
+                            weft_cpu_isa(), "threads", weft_pool_size(b->pool), "peer",
+                            b->peer ? json_string(b->peer_name) : json_null(), "rows", b->rows);
+    bool failed = !all || json_dumpf(all, b->opt->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||
+                  fputc('\n', b->opt->json) == EOF;
+    json_decref(all);
+    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+}
+
+static weft_status run(bench *b) {
+    const bench_decode_options *o = b->opt;
+    b->backend = weft_cpu_backend();
+    if (!b->backend) return WEFT_EMISSING;
+    WEFT_TRY(weft_pool_create(o->threads, &b->pool));
+    WEFT_TRY(
+        read_list(o->contexts, "256,2048,8192,32768", "contexts", b->contexts, &b->n_contexts));
+    WEFT_TRY(read_list(o->batches, "1,8,64", "batches", b->batches, &b->n_batches));
+    b->rows = json_array();
+    b->buffer = malloc(BUFFER_BYTES);
+    if (!b->buffer || !b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    memset(b->buffer, 1, BUFFER_BYTES);
+    if (o->peer) {
+        b->peer =
+            bench_peer_start(o->peer, weft_pool_size(b->pool), b->peer_name, sizeof b->peer_name);
+        if (!b->peer) fprintf(stderr, "no peer: %s\n", b->peer_name);
+    }
+    if (o->table)
+        fprintf(o->table,
+                "decode on %s, %d threads; the floor is a read of every weight and of "
+                "every sequence's cache\n\n",
+                weft_cpu_isa(), weft_pool_size(b->pool));
+    WEFT_TRY(measure_all(b));
+    return o->json ? write_json(b) : WEFT_OK;
+}
+
+weft_status bench_decode_table(const bench_decode_options *options, int *failed) {
+    bench b = {.opt = options};
+    weft_status status = run(&b);
+    *failed = b.failed;
+    bench_peer_stop(b.peer);
+    json_decref(b.rows);
+    free(b.buffer);
+    weft_pool_destroy(b.pool);
+    return status;
+}

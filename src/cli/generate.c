@@ -1,0 +1,436 @@
+/* weft generate: text from a checkpoint, streamed as it is made. */
+#include "cli/args.h"
+#include "generate/folder.h"
+#include "generate/generator.h"
+#include "generate/stream.h"
+#include "model/account.h"
+#include "model/kinds.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+const char weft_help_generate[] =
+    "  --model DIR        a checkpoint, or a run's folder, which stands for its best/\n"
+    "  --prompt TEXT      what the text begins with; \\n and the like are not changed\n"
+    "  --file FILE        the prompt is this file's text; - is standard input. Without a prompt, "
+    "and\n"
+    "                     with standard input not a terminal, that is read\n"
+    "  -i                 a conversation: each line of standard input is added, and answered "
+    "until\n"
+    "                     a stop string, or --max-tokens; what was said before stays in the cache\n"
+    "  --max-tokens N     256 without it; the model's context ends a text too\n"
+    "  --temperature X    1 without it; 0 takes the likeliest token always\n"
+    "  --top-k N          of the N likeliest tokens only; 0, without it: of all\n"
+    "  --top-p X          of the likeliest whose probabilities sum to X\n"
+    "  --min-p X          of those at least X times as likely as the likeliest\n"
+    "  --repetition-penalty X\n"
+    "                     above 1: tokens that are there already become less likely\n"
+    "  --seed N           the same seed gives the same text; without it the config's SEED\n"
+    "  --stop TEXT        ends the text before this; may be repeated\n"
+    "  --samples N        so many texts of one prompt, one after the other\n"
+    "  --logprobs N       with --json: also the N likeliest tokens at each place (20 at most)\n"
+    "  --context N        tokens that prompt and text may have: GPT2_BLOCK_SIZE without it; more\n"
+    "                     where positions have no end (rope, alibi, none)\n"
+    "  --slide            at the end of the context go on, and see its last N tokens\n"
+    "  -o KEY=VALUE       override a key of the checkpoint's config: CACHE_DTYPE and WEIGHT_DTYPE\n"
+    "                     (f32, bf16, int8) say what is kept and read; may be repeated\n"
+    "  --dtype T          f32, bf16 or f64\n"
+    "  --device D         cpu, cuda or auto\n"
+    "  --threads N        one a processor without it\n"
+    "  --json             one object: text, tokens, logprobs, and how long it took\n";
+
+typedef struct {
+    weft_args args;
+    const char *path, *prompt, *file;
+    bool interactive, slide;
+    int64_t samples, context, top_logprobs;
+    weft_sampling sampling;
+    char folder[WEFT_FOLDER_PATH];
+    weft_model *model;
+    weft_tokenizer *tokenizer;
+    weft_encoder *encoder;
+    weft_pool *pool;
+    weft_generator *generator;
+} generation;
+
+/* One text as it is made. */
+typedef struct {
+    int64_t id;
+    weft_stream *stream;
+    char *text;
+    size_t bytes, room;
+    weft_sampled *tokens;
+    int64_t n_tokens, tokens_room;
+    bool done;
+    const char *finish;
+    double first; /* seconds to the first token */
+} sample_text;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int read_options(generation *g, int argc, char **argv) {
+    const char *max_tokens = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *min_p = NULL;
+    const char *penalty = NULL, *samples = NULL, *context = NULL, *logprobs = NULL;
+    const weft_arg own[] = {{"--model", &g->path, NULL, true},
+                            {"--prompt", &g->prompt, NULL, false},
+                            {"--file", &g->file, NULL, false},
+                            {"-i", NULL, &g->interactive, false},
+                            {"--interactive", NULL, &g->interactive, false},
+                            {"--slide", NULL, &g->slide, false},
+                            {"--max-tokens", &max_tokens, NULL, false},
+                            {"--temperature", &temperature, NULL, false},
+                            {"--top-k", &top_k, NULL, false},
+                            {"--top-p", &top_p, NULL, false},
+                            {"--min-p", &min_p, NULL, false},
+                            {"--repetition-penalty", &penalty, NULL, false},
+                            {"--samples", &samples, NULL, false},
+                            {"--logprobs", &logprobs, NULL, false},
+                            {"--context", &context, NULL, false},
+                            {"--stop", NULL, NULL, false},
+                            {NULL, NULL, NULL, false}};
+    weft_args *a = &g->args;
+    weft_sampling *s = &g->sampling;
+    int status = weft_args_parse(a, argc, argv, own, NULL, 0);
+    if (!status)
+        status = weft_args_number(a, "--max-tokens", max_tokens, 1, 1 << 30, &s->max_tokens);
+    if (!status) status = weft_args_number(a, "--top-k", top_k, 0, 1 << 30, &s->top_k);
+    if (!status) status = weft_args_real(a, "--temperature", temperature, 0, 100, &s->temperature);
+    if (!status) status = weft_args_real(a, "--top-p", top_p, 0, 1, &s->top_p);
+    if (!status) status = weft_args_real(a, "--min-p", min_p, 0, 1, &s->min_p);
+    if (!status)
+        status =
+            weft_args_real(a, "--repetition-penalty", penalty, 0.01, 100, &s->repetition_penalty);
+    if (!status) status = weft_args_number(a, "--samples", samples, 1, 1024, &g->samples);
+    if (!status) status = weft_args_number(a, "--context", context, 1, 1 << 28, &g->context);
+    if (!status)
+        status = weft_args_number(a, "--logprobs", logprobs, 0, WEFT_TOP_MAX, &g->top_logprobs);
+    if (status) return status;
+    s->top_logprobs = (int)g->top_logprobs;
+    if (g->prompt && g->file) {
+        fprintf(stderr, "weft generate: --prompt and --file are two prompts; give one\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if (g->interactive && (g->samples > 1 || a->json)) {
+        fprintf(stderr, "weft generate: -i is one conversation, without --samples and --json\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if (a->config || a->step) {
+        fprintf(stderr, "weft generate: --model has a config of its own; -o KEY=VALUE overrides a "
+                        "key\n");
+        return WEFT_EXIT_USAGE;
+    }
+    return WEFT_EXIT_DONE;
+}
+
+static weft_status open_all(generation *g) {
+    weft_config c;
+    const weft_backend *backend;
+    WEFT_TRY(weft_generation_folder(g->path, g->folder));
+    WEFT_TRY(weft_model_read_config(g->folder, &c));
+    for (int i = 0; i < g->args.n_settings; i++)
+        WEFT_TRY(weft_config_override(&c, g->args.settings[i].text, g->args.settings[i].where));
+    WEFT_TRY(weft_model_check(&c, g->folder));
+    /* The GPU has no kernels for caches; who asks for it by name is told so. */
+    if (c.device == WEFT_DEVICE_AUTO) c.device = WEFT_DEVICE_CPU;
+    WEFT_TRY(weft_generation_tokenizer(g->folder, &c, &g->tokenizer));
+    WEFT_TRY(weft_encoder_open(g->tokenizer, &g->encoder));
+    WEFT_TRY(weft_model_load_as(g->folder, &c, weft_config_dtype(&c), &g->model));
+    WEFT_TRY(weft_args_backend(&g->args, &c, &backend, &g->pool));
+    g->sampling.seed = (uint64_t)c.seed;
+    g->sampling.end_token = weft_tokenizer_end(g->tokenizer);
+    weft_generator_limits limits = {
+        .sequences = g->samples, .context = g->context, .slide = g->slide};
+    return weft_generator_open(g->model, backend, g->pool, &limits, &g->generator);
+}
+
+static void close_all(generation *g) {
+    weft_generator_close(g->generator);
+    weft_pool_destroy(g->pool);
+    weft_model_destroy(g->model);
+    weft_encoder_close(g->encoder);
+    weft_tokenizer_close(g->tokenizer);
+}
+
+static weft_status grow(char **data, size_t *room, size_t want) {
+    if (want <= *room) return WEFT_OK;
+    char *grown = realloc(*data, 2 * want);
+    if (!grown) return weft_fail(WEFT_ENOMEM, "generate: no memory for text");
+    *data = grown;
+    *room = 2 * want;
+    return WEFT_OK;
+}
+
+/* A whole file; malloc'd. */
+static weft_status read_text(const char *path, char **text, size_t *bytes) {
+    bool input = strcmp(path, "-") == 0;
+    FILE *file = input ? stdin : fopen(path, "rb");
+    if (!file) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    size_t room = 0, got;
+    *text = NULL;
+    *bytes = 0;
+    weft_status status = WEFT_OK;
+    do {
+        status = grow(text, &room, *bytes + 65536);
+        if (status != WEFT_OK) break;
+        got = fread(*text + *bytes, 1, 65536, file);
+        *bytes += got;
+    } while (got > 0);
+    if (status == WEFT_OK && ferror(file))
+        status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    if (!input) fclose(file);
+    return status;
+}
+
+/* Without a prompt a text begins as a document does: behind the end of another, or of a line. */
+static weft_status encode_prompt(const generation *g, const char *text, size_t bytes,
+                                 const int32_t **tokens, int64_t *count) {
+    static int32_t end;
+    WEFT_TRY(weft_encode(g->encoder, text, bytes, false, tokens, count));
+    if (*count > 0) return WEFT_OK;
+    end = weft_tokenizer_end(g->tokenizer);
+    if (end < 0) return weft_encode(g->encoder, "\n", 1, false, tokens, count);
+    *tokens = &end;
+    *count = 1;
+    return WEFT_OK;
+}
+
+static weft_status open_sample(const generation *g, sample_text *s) {
+    return weft_stream_open(g->tokenizer, g->args.repeated, g->args.n_repeated, &s->stream);
+}
+
+static void close_sample(sample_text *s) {
+    weft_stream_close(s->stream);
+    free(s->text);
+    free(s->tokens);
+}
+
+/* Text that became certain: kept, and shown if this is the text that is being shown. */
+static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool shown) {
+    WEFT_TRY(grow(&s->text, &s->room, s->bytes + bytes + 1));
+    memcpy(s->text + s->bytes, text, bytes);
+    s->bytes += bytes;
+    if (!shown || bytes == 0) return WEFT_OK;
+    fwrite(text, 1, bytes, stdout);
+    fflush(stdout);
+    return WEFT_OK;
+}
+
+static weft_status keep_token(sample_text *s, const weft_sampled *token) {
+    if (s->n_tokens == s->tokens_room) {
+        int64_t room = s->tokens_room ? 2 * s->tokens_room : 64;
+        weft_sampled *grown = realloc(s->tokens, (size_t)room * sizeof *grown);
+        if (!grown) return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
+        s->tokens = grown;
+        s->tokens_room = room;
+    }
+    s->tokens[s->n_tokens++] = *token;
+    return WEFT_OK;
+}
+
+/* Takes what a sequence has made. */
+static weft_status take_tokens(const generation *g, sample_text *s, double start, bool shown) {
+    const char *text;
+    size_t bytes;
+    bool stopped;
+    weft_sampled token;
+    weft_take take;
+    while (!s->done &&
+           (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
+        if (take == WEFT_TAKE_TOKEN) {
+            if (s->n_tokens == 0) s->first = now() - start;
+            WEFT_TRY(keep_token(s, &token));
+            WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
+            WEFT_TRY(add_text(s, text, bytes, shown));
+            if (!stopped) continue;
+            s->finish = "stop";
+            s->done = true;
+            weft_generator_stop(g->generator, s->id);
+            return WEFT_OK;
+        }
+        s->finish = take == WEFT_TAKE_END ? "stop" : "length";
+        s->done = true;
+        WEFT_TRY(weft_stream_end(s->stream, &text, &bytes));
+        WEFT_TRY(add_text(s, text, bytes, shown));
+    }
+    return WEFT_OK;
+}
+
+/* Runs until every sample is done; the first that is not done is shown as it comes, and those behind
+ * it when their turn comes. */
+static weft_status run_samples(const generation *g, sample_text *samples, double start, bool show) {
+    int64_t shown = 0, n = g->samples;
+    while (shown < n) {
+        WEFT_TRY(weft_generator_step(g->generator));
+        for (int64_t i = 0; i < n; i++)
+            WEFT_TRY(take_tokens(g, samples + i, start, show && i == shown));
+        while (shown < n && samples[shown].done) {
+            if (show) printf("\n");
+            if (++shown == n || !show) continue;
+            printf("--- %lld\n", (long long)shown + 1);
+            fwrite(samples[shown].text ? samples[shown].text : "", 1, samples[shown].bytes, stdout);
+            fflush(stdout);
+        }
+    }
+    return WEFT_OK;
+}
+
+static json_t *sample_json(const sample_text *s) {
+    json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array();
+    for (int64_t i = 0; i < s->n_tokens; i++) {
+        const weft_sampled *t = s->tokens + i;
+        json_array_append_new(tokens, json_integer(t->token));
+        json_array_append_new(logprobs, json_real((double)t->logprob));
+        json_t *top = json_array();
+        for (int k = 0; k < t->n_top; k++)
+            json_array_append_new(top, json_pack("{s:i, s:f}", "token", (int)t->top[k], "logprob",
+                                                 (double)t->top_logprob[k]));
+        json_array_append_new(tops, top);
+    }
+    json_t *object =
+        json_pack("{s:s%, s:o, s:o, s:s}", "text", s->text ? s->text : "", s->bytes, "tokens",
+                  tokens, "logprobs", logprobs, "finish", s->finish ? s->finish : "");
+    if (s->n_tokens && s->tokens[0].n_top)
+        json_object_set_new(object, "top_logprobs", tops);
+    else
+        json_decref(tops);
+    return object;
+}
+
+typedef struct {
+    double seconds, first;
+    int64_t prompt, made;
+} speed;
+
+static speed measure(const sample_text *samples, int64_t n, int64_t prompt, double start) {
+    speed v = {.seconds = now() - start, .first = samples[0].first, .prompt = prompt};
+    for (int64_t i = 0; i < n; i++)
+        v.made += samples[i].n_tokens;
+    return v;
+}
+
+static void print_json(const generation *g, const sample_text *samples, const speed *v) {
+    weft_generator_stats stats;
+    weft_generator_count(g->generator, &stats);
+    json_t *object = sample_json(samples);
+    json_object_set_new(object, "prompt_tokens", json_integer(v->prompt));
+    json_object_set_new(object, "seed", json_integer((json_int_t)g->sampling.seed));
+    json_object_set_new(object, "seconds", json_real(v->seconds));
+    json_object_set_new(object, "first_token_seconds", json_real(v->first));
+    json_object_set_new(object, "tokens_per_s",
+                        json_real(v->seconds > 0 ? (double)v->made / v->seconds : 0));
+    json_object_set_new(object, "cache_bytes_per_token", json_integer(stats.cache_bytes_per_token));
+    if (g->samples > 1) {
+        json_t *list = json_array();
+        for (int64_t i = 0; i < g->samples; i++)
+            json_array_append_new(list, sample_json(samples + i));
+        json_object_set_new(object, "samples", list);
+    }
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
+static void print_speed(const speed *v) {
+    if (!isatty(STDERR_FILENO)) return;
+    double after = v->seconds - v->first;
+    fprintf(stderr,
+            "%lld tokens of prompt, first token after %.0f ms; %lld tokens, %.1f tokens/s\n",
+            (long long)v->prompt, 1e3 * v->first, (long long)v->made,
+            v->made > 1 && after > 0 ? (double)(v->made - 1) / after : 0);
+}
+
+static weft_status generate_once(generation *g) {
+    char *text = NULL;
+    size_t bytes = 0;
+    const int32_t *tokens;
+    int64_t count;
+    if (g->prompt) {
+        bytes = strlen(g->prompt);
+    } else if (g->file || !isatty(STDIN_FILENO)) {
+        weft_status status = read_text(g->file ? g->file : "-", &text, &bytes);
+        if (status != WEFT_OK) {
+            free(text);
+            return status;
+        }
+    }
+    weft_status status = encode_prompt(g, g->prompt ? g->prompt : text, bytes, &tokens, &count);
+    sample_text *samples = calloc((size_t)g->samples, sizeof *samples);
+    if (!samples) status = weft_fail(WEFT_ENOMEM, "generate: no memory");
+    double start = now();
+    for (int64_t i = 0; status == WEFT_OK && i < g->samples; i++) {
+        weft_sampling sampling = g->sampling;
+        sampling.sample = (uint32_t)i;
+        status = open_sample(g, samples + i);
+        if (status == WEFT_OK)
+            status = weft_generator_add(g->generator, tokens, count, &sampling, &samples[i].id);
+    }
+    if (status == WEFT_OK) status = run_samples(g, samples, start, !g->args.json);
+    if (status == WEFT_OK) {
+        speed v = measure(samples, g->samples, count, start);
+        if (g->args.json)
+            print_json(g, samples, &v);
+        else
+            print_speed(&v);
+    }
+    for (int64_t i = 0; samples && i < g->samples; i++)
+        close_sample(samples + i);
+    free(samples);
+    free(text);
+    return status;
+}
+
+/* One line of a conversation and its answer. */
+static weft_status answer(generation *g, int64_t *id, const char *line, size_t bytes) {
+    const int32_t *tokens;
+    int64_t count;
+    sample_text s = {.id = *id};
+    WEFT_TRY(encode_prompt(g, line, bytes, &tokens, &count));
+    WEFT_TRY(open_sample(g, &s));
+    double start = now();
+    weft_status status =
+        *id < 0 ? weft_generator_add(g->generator, tokens, count, &g->sampling, id)
+                : weft_generator_extend(g->generator, *id, tokens, count, &g->sampling);
+    s.id = *id;
+    if (status == WEFT_OK) status = run_samples(g, &s, start, true);
+    speed v = measure(&s, 1, count, start);
+    if (status == WEFT_OK) print_speed(&v);
+    close_sample(&s);
+    return status;
+}
+
+static weft_status converse(generation *g) {
+    char *line = NULL;
+    size_t room = 0;
+    int64_t id = -1;
+    bool terminal = isatty(STDIN_FILENO);
+    weft_status status = WEFT_OK;
+    if (g->prompt && *g->prompt) status = answer(g, &id, g->prompt, strlen(g->prompt));
+    while (status == WEFT_OK) {
+        if (terminal) fputs("> ", stderr);
+        ssize_t got = getline(&line, &room, stdin);
+        if (got < 0) break;
+        status = answer(g, &id, line, (size_t)got);
+    }
+    if (terminal) fputs("\n", stderr);
+    free(line);
+    return status;
+}
+
+int weft_cmd_generate(int argc, char **argv) {
+    generation g = {.samples = 1, .sampling = weft_sampling_default()};
+    int exit_status = read_options(&g, argc, argv);
+    if (exit_status) return exit_status;
+    weft_status status = open_all(&g);
+    if (status == WEFT_OK) status = g.interactive ? converse(&g) : generate_once(&g);
+    close_all(&g);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&g.args, status);
+}
