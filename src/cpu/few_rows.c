@@ -17,6 +17,7 @@ enum {
 #else
     BLOCK_COLUMNS = 2, /* 16 registers */
 #endif
+    LINE_VECTORS = 64 / VBYTES, /* vectors of a cache line */
     BLOCK_ALONE = 8 /* columns at a time for one row: enough chains to hide an addition's time */
 };
 
@@ -92,6 +93,17 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
         for (int c = 0; c < columns; c++)
             sum[r][c] = vset(0);
     int64_t i = 0;
+    /* A row alone waits for memory: whole cache lines of each column at a time let the processor
+     * fetch ahead in all of them. The sums are those of the loop below. */
+    if (rows == 1)
+        for (; i + LINE_VECTORS * VLEN <= d->k; i += LINE_VECTORS * VLEN) {
+            vreal v[LINE_VECTORS];
+            for (int j = 0; j < LINE_VECTORS; j++)
+                v[j] = vload(x[0] + i + j * VLEN);
+            for (int c = 0; c < columns; c++)
+                for (int j = 0; j < LINE_VECTORS; j++)
+                    sum[0][c] = vfma(v[j], load_weights(w[c], i + j * VLEN, VLEN, bf16), sum[0][c]);
+        }
     for (; i + VLEN <= d->k; i += VLEN) {
         vreal value[8];
         for (int c = 0; c < columns; c++)

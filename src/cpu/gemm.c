@@ -117,7 +117,9 @@ static int64_t partial_bytes(const gemm_product *p, const gemm_cut *cut) {
 }
 
 int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads) {
-    if (is_few_rows(p)) return KERNEL(few_rows_workspace)(p);
+    if (is_few_rows(p))
+        return max_i64(KERNEL(few_rows_workspace)(p),
+                       KERNEL(bf16_rows_runs)(p) ? KERNEL(bf16_rows_workspace)(p) : 0);
     if (GEMM_PANELS) return KERNEL(panels_workspace)(p, threads);
     gemm_cut cut = KERNEL(gemm_cut)(p->batch, p->m, p->n, p->k);
     return partial_bytes(p, &cut) + threads * thread_bytes(p, &cut);
@@ -308,6 +310,10 @@ static gemm_product start_from_addend(weft_pool *pool, const gemm_product *p) {
 }
 
 static void run_product(weft_pool *pool, const gemm_product *p, void *workspace) {
+    if (KERNEL(bf16_rows_runs)(p)) {
+        KERNEL(bf16_rows)(pool, p, workspace);
+        return;
+    }
     if (is_few_rows(p)) {
         KERNEL(few_rows)(pool, p, workspace);
         return;

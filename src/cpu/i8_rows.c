@@ -23,7 +23,8 @@ enum {
     BLOCK = WEFT_I8_BLOCK,
     TASK_WEIGHTS = 1 << 17, /* bytes of w that a task reads, about */
     TASK_COLUMNS = 128,     /* and its most columns: its sums stay on the stack */
-    COLUMNS = 4             /* of w at a time */
+    COLUMNS = 4,            /* of w at a time, */
+    ALONE = 8               /* for one row */
 };
 
 typedef struct {
@@ -82,48 +83,62 @@ static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *
 }
 
 #if HAVE_DOT_INSTRUCTION
-/* Four columns and one or two rows at a time. */
 #define DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 
-DOT_TARGET static inline __attribute__((always_inline)) void
-sum_dot_rows(const i8_run *r, int64_t row, const int8_t *w, const float *w_scale, real *sums,
-             const int rows) {
+/* `columns`, a multiple of four, of w and some rows. */
+DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row, const int8_t *w,
+                                                   const float *w_scale, real *sums, const int rows,
+                                                   const int columns) {
     int64_t blocks = r->ld / BLOCK, ld = r->ld;
-    float32x4_t total[4] = {vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0), vdupq_n_f32(0)};
+    float32x4_t total[4][ALONE / 4];
+    for (int k = 0; k < rows; k++)
+        for (int c = 0; c < columns / 4; c++)
+            total[k][c] = vdupq_n_f32(0);
     for (int64_t b = 0; b < blocks; b++) {
         const int8_t *at = w + b * BLOCK;
-        int32x4_t acc[4][COLUMNS];
+        int32x4_t acc[4][ALONE];
         for (int k = 0; k < rows; k++)
-            for (int c = 0; c < COLUMNS; c++)
+            for (int c = 0; c < columns; c++)
                 acc[k][c] = vdupq_n_s32(0);
-        for (int i = 0; i < BLOCK; i += 16) {
-            int8x16_t v[COLUMNS];
-            for (int c = 0; c < COLUMNS; c++)
-                v[c] = vld1q_s8(at + c * ld + i);
-            for (int k = 0; k < rows; k++) {
-                int8x16_t x = vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i);
-                for (int c = 0; c < COLUMNS; c++)
-                    acc[k][c] = vdotq_s32(acc[k][c], x, v[c]);
+        for (int c = 0; c < columns; c++)
+            for (int i = 0; i < BLOCK; i += 16) {
+                int8x16_t v = vld1q_s8(at + c * ld + i);
+                for (int k = 0; k < rows; k++)
+                    acc[k][c] = vdotq_s32(acc[k][c], vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i),
+                                          v);
             }
-        }
-        for (int k = 0; k < rows; k++) {
-            int32x4_t ab = vpaddq_s32(acc[k][0], acc[k][1]), cd = vpaddq_s32(acc[k][2], acc[k][3]);
-            float32x4_t dots = vcvtq_f32_s32(vpaddq_s32(ab, cd));
-            total[k] = vfmaq_n_f32(total[k], dots, r->scales[(row + k) * blocks + b]);
-        }
+        for (int k = 0; k < rows; k++)
+            for (int c = 0; c < columns / 4; c++) {
+                const int32x4_t *four = acc[k] + 4 * c;
+                float32x4_t dots = vcvtq_f32_s32(
+                    vpaddq_s32(vpaddq_s32(four[0], four[1]), vpaddq_s32(four[2], four[3])));
+                total[k][c] =
+                    vfmaq_n_f32(total[k][c], dots, r->scales[(row + k) * blocks + b]);
+            }
     }
     for (int k = 0; k < rows; k++)
-        vst1q_f32(sums + (row + k) * TASK_COLUMNS, vmulq_f32(total[k], vld1q_f32(w_scale)));
+        for (int c = 0; c < columns / 4; c++)
+            vst1q_f32(sums + (row + k) * TASK_COLUMNS + 4 * c,
+                      vmulq_f32(total[k][c], vld1q_f32(w_scale + 4 * c)));
 }
 
-DOT_TARGET static void sum_dot(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
-                               real *sums) {
-    int64_t row = 0;
-    for (; row + 4 <= m; row += 4)
-        sum_dot_rows(r, row, w, w_scale, sums, 4);
-    for (; row + 2 <= m; row += 2)
-        sum_dot_rows(r, row, w, w_scale, sums, 2);
-    if (row < m) sum_dot_rows(r, row, w, w_scale, sums, 1);
+/* A row alone waits for memory: more columns at a time, and the processor fetches ahead in all. */
+DOT_TARGET static int64_t sum_dot(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
+                                  int64_t n, real *sums) {
+    int64_t c = 0;
+    if (m == 1)
+        for (; c + ALONE <= n; c += ALONE)
+            sum_dot_block(r, 0, w + c * r->ld, w_scale + c, sums + c, 1, ALONE);
+    for (; c + COLUMNS <= n; c += COLUMNS) {
+        int64_t row = 0;
+        for (; row + 4 <= m; row += 4)
+            sum_dot_block(r, row, w + c * r->ld, w_scale + c, sums + c, 4, COLUMNS);
+        for (; row + 2 <= m; row += 2)
+            sum_dot_block(r, row, w + c * r->ld, w_scale + c, sums + c, 2, COLUMNS);
+        if (row < m) sum_dot_block(r, row, w + c * r->ld, w_scale + c, sums + c, 1, COLUMNS);
+    }
+    return c;
 }
 #endif
 
@@ -131,9 +146,7 @@ static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float
                         int64_t n, real *sums) {
     int64_t c = 0;
 #if HAVE_DOT_INSTRUCTION
-    if (r->dot)
-        for (; c + COLUMNS <= n; c += COLUMNS)
-            sum_dot(r, m, w + c * r->ld, w_scale + c, sums + c);
+    if (r->dot) c = sum_dot(r, m, w, w_scale, n, sums);
 #endif
     if (c < n) sum_plain(r, m, w + c * r->ld, w_scale + c, n - c, sums + c);
 }
@@ -192,8 +205,8 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
         r.dot = has_dot_instruction();
         for (int64_t i = 0; i < part.m; i++)
             round_row(&r, i);
-        int64_t columns = max_i64(TASK_WEIGHTS / r.ld, COLUMNS);
-        r.columns = min_i64(columns, TASK_COLUMNS) / COLUMNS * COLUMNS;
+        int64_t columns = max_i64(TASK_WEIGHTS / r.ld, ALONE);
+        r.columns = min_i64(columns, TASK_COLUMNS) / ALONE * ALONE;
         r.tasks = ceil_div(p->n, r.columns);
         weft_pool_run(pool, r.tasks, run_columns, &r);
     }

@@ -93,7 +93,7 @@ static double logsumexp(const float *logits, int64_t vocab, double *most) {
         top = logits[i] > top ? logits[i] : top;
     double sum = 0;
     for (int64_t i = 0; i < vocab; i++)
-        sum += exp((double)(logits[i] - top));
+        sum += (double)expf(logits[i] - top);
     *most = (double)top;
     return (double)top + log(sum);
 }
