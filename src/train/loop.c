@@ -12,6 +12,7 @@
 #include "train/metrics.h"
 #include "train/objective.h"
 #include "train/ranks.h"
+#include "train/samples.h"
 #include "train/schedule.h"
 #include "train/stop.h"
 #include "train/validation.h"
@@ -37,6 +38,9 @@ typedef struct {
     weft_optimizer *optimizer;
     weft_objective *objective;
     weft_validation *validation;
+    weft_samples *samples;
+    const weft_backend *backend;
+    weft_pool *pool;
     weft_metrics *metrics;
     weft_progress *progress;
     weft_train_state state;
@@ -180,6 +184,10 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
     t->flops_per_token = account.forward_flops + account.backward_flops;
     WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
+    WEFT_TRY(weft_samples_open(t->options->out, t->state.iteration, t->config, t->tokenizer,
+                               &t->samples));
+    t->backend = backend;
+    t->pool = pool;
     weft_log(WEFT_LOG_INFO, "%s: %lld parameters on %s, %lld tokens a step%s", t->options->out,
              (long long)account.parameters, weft_dataset_name(t->dataset),
              (long long)(t->micro * t->parts * t->config->gpt2_block_size),
@@ -196,6 +204,7 @@ static void close_trainer(trainer *t, bool done) {
     weft_metrics_close(t->metrics);
     weft_prefetch_close(t->feed);
     weft_validation_close(t->validation);
+    weft_samples_close(t->samples);
     weft_objective_close(t->objective);
     weft_optimizer_destroy(t->optimizer);
     weft_model_destroy(t->model);
@@ -410,6 +419,7 @@ static weft_status run_steps(trainer *t) {
             WEFT_TRY(report(t, &row));
         if (diverged) return WEFT_OK;
         if (row.evaluated) WEFT_TRY(save_best(t));
+        WEFT_TRY(weft_samples_make(t->samples, t->model, t->backend, t->pool, row.step, last));
         bool asked;
         WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &asked));
         /* There is no best without a last: a last that is missing is known to be lost. */

@@ -1,0 +1,174 @@
+/* Samples while training. The generator is opened for each of them and closed again: between samples
+ * nothing of it takes memory. */
+#include "train/samples.h"
+
+#include "core/log.h"
+#include "generate/generator.h"
+#include "generate/stream.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATH_ROOM = 4096 };
+static const double TEMPERATURE = 0.8;
+
+struct weft_samples {
+    const weft_config *config;
+    const weft_tokenizer *tokenizer;
+    int32_t *prompt;
+    int64_t count;
+    char path[PATH_ROOM];
+    char *text;
+    size_t bytes, room;
+    bool off; /* the model cannot generate: said once */
+};
+
+static weft_status encode_prompt(weft_samples *s) {
+    weft_encoder *e;
+    const int32_t *tokens;
+    const char *prompt = s->config->sample_prompt;
+    WEFT_TRY(weft_encoder_open(s->tokenizer, &e));
+    weft_status status = weft_encode(e, prompt, strlen(prompt), false, &tokens, &s->count);
+    if (status == WEFT_OK && s->count >= s->config->gpt2_block_size)
+        status = weft_fail(WEFT_EINPUT,
+                           "CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
+                           "CONFIG_GPT2_BLOCK_SIZE=%lld; make it shorter",
+                           (long long)s->count, (long long)s->config->gpt2_block_size);
+    if (status == WEFT_OK) {
+        s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
+        if (s->prompt)
+            memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
+        else
+            status = weft_fail(WEFT_ENOMEM, "samples: no memory");
+    }
+    weft_encoder_close(e);
+    return status;
+}
+
+/* Cuts off a torn line, and those of later steps. */
+static weft_status cut_lines(const weft_samples *s, int64_t step) {
+    FILE *file = fopen(s->path, "r");
+    if (!file) return WEFT_OK;
+    char *line = NULL;
+    size_t room = 0;
+    off_t kept = 0;
+    ssize_t n;
+    while ((n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n') {
+        json_t *row = json_loadb(line, (size_t)n, 0, NULL);
+        bool keep = row && json_integer_value(json_object_get(row, "step")) <= step && step > 0;
+        json_decref(row);
+        if (!keep) break;
+        kept += n;
+    }
+    free(line);
+    fclose(file);
+    if (truncate(s->path, kept) != 0)
+        return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    return WEFT_OK;
+}
+
+weft_status weft_samples_open(const char *run, int64_t step, const weft_config *c,
+                              const weft_tokenizer *t, weft_samples **out) {
+    *out = NULL;
+    if (!*c->sample_prompt) return WEFT_OK;
+    if (!t)
+        return weft_fail(WEFT_EINPUT,
+                         "CONFIG_SAMPLE_PROMPT=\"%s\": the tokens of CONFIG_DATASET=\"%s\" are no "
+                         "text, or its tokenizer is not known; leave it empty",
+                         c->sample_prompt, c->dataset);
+    weft_samples *s = calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    s->config = c;
+    s->tokenizer = t;
+    weft_status status = WEFT_OK;
+    if (snprintf(s->path, sizeof s->path, "%s/samples.jsonl", run) >= PATH_ROOM)
+        status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", run);
+    if (status == WEFT_OK) status = encode_prompt(s);
+    if (status == WEFT_OK) status = cut_lines(s, step);
+    if (status != WEFT_OK) {
+        weft_samples_close(s);
+        return status;
+    }
+    *out = s;
+    return WEFT_OK;
+}
+
+void weft_samples_close(weft_samples *s) {
+    if (!s) return;
+    free(s->prompt);
+    free(s->text);
+    free(s);
+}
+
+static weft_status add_text(weft_samples *s, const char *text, size_t bytes) {
+    if (s->bytes + bytes + 1 > s->room) {
+        size_t room = 2 * (s->bytes + bytes + 1);
+        char *grown = realloc(s->text, room);
+        if (!grown) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+        s->text = grown;
+        s->room = room;
+    }
+    memcpy(s->text + s->bytes, text, bytes);
+    s->bytes += bytes;
+    s->text[s->bytes] = '\0';
+    return WEFT_OK;
+}
+
+static weft_status generate(weft_samples *s, weft_generator *g) {
+    weft_sampling sampling = weft_sampling_default();
+    sampling.temperature = TEMPERATURE;
+    sampling.seed = (uint64_t)s->config->seed;
+    sampling.max_tokens = s->config->sample_tokens;
+    sampling.end_token = weft_tokenizer_end(s->tokenizer);
+    weft_stream *stream;
+    int64_t id;
+    const char *text;
+    size_t bytes;
+    bool stopped;
+    weft_sampled token;
+    s->bytes = 0;
+    WEFT_TRY(weft_stream_open(s->tokenizer, NULL, 0, &stream));
+    weft_status status = weft_generator_add(g, s->prompt, s->count, &sampling, &id);
+    while (status == WEFT_OK && weft_generator_busy(g))
+        status = weft_generator_step(g);
+    while (status == WEFT_OK && weft_generator_take(g, id, &token) == WEFT_TAKE_TOKEN) {
+        status = weft_stream_put(stream, token.token, &text, &bytes, &stopped);
+        if (status == WEFT_OK) status = add_text(s, text, bytes);
+    }
+    if (status == WEFT_OK) status = weft_stream_end(stream, &text, &bytes);
+    if (status == WEFT_OK) status = add_text(s, text, bytes);
+    weft_stream_close(stream);
+    return status;
+}
+
+static weft_status append_line(const weft_samples *s, int64_t step) {
+    json_t *row = json_pack("{s:I, s:s, s:s%}", "step", (json_int_t)step, "prompt",
+                            s->config->sample_prompt, "text", s->text, s->bytes);
+    char *line = json_dumps(row, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    json_decref(row);
+    FILE *file = line ? fopen(s->path, "a") : NULL;
+    bool written = file && fprintf(file, "%s\n", line) > 0;
+    if (file && fclose(file) != 0) written = false;
+    free(line);
+    return written ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+}
+
+weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
+                              weft_pool *pool, int64_t step, bool last) {
+    if (!s || s->off || (!last && step % s->config->sample_interval != 0)) return WEFT_OK;
+    weft_generator *g;
+    weft_generator_limits limits = {.sequences = 1, .no_sharing = true};
+    if (weft_generator_open(m, backend, pool, &limits, &g) != WEFT_OK) {
+        weft_log(WEFT_LOG_WARN, "no samples: %s", weft_error_message());
+        s->off = true;
+        return WEFT_OK;
+    }
+    weft_status status = generate(s, g);
+    weft_generator_close(g);
+    WEFT_TRY(status);
+    weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
+    return append_line(s, step);
+}
