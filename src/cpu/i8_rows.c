@@ -105,16 +105,15 @@ DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row,
             for (int i = 0; i < BLOCK; i += 16) {
                 int8x16_t v = vld1q_s8(at + c * ld + i);
                 for (int k = 0; k < rows; k++)
-                    acc[k][c] = vdotq_s32(acc[k][c], vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i),
-                                          v);
+                    acc[k][c] =
+                        vdotq_s32(acc[k][c], vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i), v);
             }
         for (int k = 0; k < rows; k++)
             for (int c = 0; c < columns / 4; c++) {
                 const int32x4_t *four = acc[k] + 4 * c;
                 float32x4_t dots = vcvtq_f32_s32(
                     vpaddq_s32(vpaddq_s32(four[0], four[1]), vpaddq_s32(four[2], four[3])));
-                total[k][c] =
-                    vfmaq_n_f32(total[k][c], dots, r->scales[(row + k) * blocks + b]);
+                total[k][c] = vfmaq_n_f32(total[k][c], dots, r->scales[(row + k) * blocks + b]);
             }
     }
     for (int k = 0; k < rows; k++)

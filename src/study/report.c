@@ -8,9 +8,9 @@
 #include <string.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_verdicts, weft_report_table,      weft_report_repeats,     weft_report_curves,
-    weft_report_fronts,   weft_report_sweep,      weft_report_differences, weft_report_trouble,
-    weft_report_equality, weft_report_environment};
+    weft_report_verdicts, weft_report_table,    weft_report_repeats,    weft_report_curves,
+    weft_report_samples,  weft_report_fronts,   weft_report_sweep,      weft_report_differences,
+    weft_report_trouble,  weft_report_equality, weft_report_environment};
 
 static void say_summary(weft_page *p, const weft_report_data *d) {
     weft_words steps = {0}, seeds = {0}, rates = {0};

@@ -12,6 +12,8 @@ typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d)
 weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
 /* report_pictures.c */
 weft_report_section weft_report_curves, weft_report_fronts, weft_report_sweep;
+/* report_samples.c */
+weft_report_section weft_report_samples;
 /* report_notes.c */
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;

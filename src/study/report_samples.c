@@ -1,0 +1,93 @@
+/* What the steps' models write, side by side: the last sample of each step's first seed, where the
+ * study has SAMPLE_PROMPT and the runs' folders are still there. */
+#include "study/report_sections.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { PATH_ROOM = 4096, SHOWN = 600 /* bytes of a text */ };
+
+/* The study's folder, in which the runs' are. */
+static void find_folder(const weft_report_data *d, char folder[PATH_ROOM]) {
+    struct stat info;
+    snprintf(folder, PATH_ROOM, "%s", d->path);
+    if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        *slash = '\0';
+    else
+        snprintf(folder, PATH_ROOM, ".");
+}
+
+/* The last whole line of a run's samples; NULL: there is none. */
+static json_t *last_sample(const char *folder, const weft_report_run *run) {
+    char path[PATH_ROOM];
+    if (snprintf(path, sizeof path, "%s/%s/samples.jsonl", folder, run->folder) >= PATH_ROOM)
+        return NULL;
+    FILE *file = fopen(path, "r");
+    if (!file) return NULL;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
+    json_t *last = NULL;
+    while ((n = getline(&line, &room, file)) > 0) {
+        json_t *row = json_loadb(line, (size_t)n, 0, NULL);
+        if (!row) continue;
+        json_decref(last);
+        last = row;
+    }
+    free(line);
+    fclose(file);
+    return last;
+}
+
+static const weft_report_run *first_run(const weft_report_data *d, int step) {
+    for (int i = 0; i < d->n_seeds; i++) {
+        const weft_report_run *run = weft_report_find(d, step, d->steps[step].rate, d->seeds[i]);
+        if (run && run->finished) return run;
+    }
+    return NULL;
+}
+
+/* A text is cut between characters. */
+static int shown_bytes(const char *text) {
+    size_t length = strlen(text);
+    if (length <= SHOWN) return (int)length;
+    length = SHOWN;
+    while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
+        length--;
+    return (int)length;
+}
+
+weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
+    char folder[PATH_ROOM];
+    bool open = false;
+    find_folder(d, folder);
+    for (int step = 0; step < d->n_steps; step++) {
+        const weft_report_run *run = first_run(d, step);
+        json_t *sample = run ? last_sample(folder, run) : NULL;
+        const char *text = json_string_value(json_object_get(sample, "text"));
+        const char *prompt = json_string_value(json_object_get(sample, "prompt"));
+        if (text && prompt) {
+            static const char *const heads[] = {"=step", ">iteration", "prompt and text", NULL};
+            if (!open) {
+                weft_page_heading(
+                    p, "What the models write",
+                    "The last sample of each step's first random seed; the same prompt "
+                    "and the same random numbers for all.");
+                weft_page_table_open(p, heads);
+                open = true;
+            }
+            weft_words room;
+            weft_page_cell(p, "%s", weft_say_step(d, step, &room));
+            weft_page_cell(p, "%lld",
+                           (long long)json_integer_value(json_object_get(sample, "step")));
+            weft_page_cell(p, "%s%.*s", prompt, shown_bytes(text), text);
+        }
+        json_decref(sample);
+    }
+    if (open) weft_page_table_close(p);
+    return WEFT_OK;
+}
