@@ -11,6 +11,7 @@
  * written out for the block; the products then read that copy. */
 #include "ops/cache.h"
 
+#include "cpu/cache_attention_bf16.h"
 #include "cpu/cached.h"
 
 enum {
@@ -42,15 +43,17 @@ typedef struct {
     real *largest, *norm;       /* [R, H]: of a row, when its blocks are joined */
     char *scratch;
     int64_t thread_bytes;
+    bool bf16; /* by cache_attention_bf16.h */
 } attend_run;
 
 /* Scratch of a thread. */
 typedef struct {
-    real *scores; /* [group, BLOCK] */
-    real *n;      /* [BLOCK] */
-    real *copy;   /* [BLOCK, dqk]: keys as they are read */
-    real *own;    /* [dqk]: the row's own key */
-    real *coarse; /* [2, dqk / 2]: cosines and sines of the block's first position */
+    real *scores;     /* [group, BLOCK] */
+    real *n;          /* [BLOCK] */
+    real *copy;       /* [BLOCK, dqk]: keys as they are read */
+    real *own;        /* [dqk]: the row's own key */
+    real *coarse;     /* [2, dqk / 2]: cosines and sines of the block's first position */
+    uint16_t *narrow; /* [group, max(BLOCK, dqk)]: queries, then weights, in bf16 */
 } block_scratch;
 
 static bool copies_keys(const weft_cache_attention_attr *attr) {
@@ -60,7 +63,8 @@ static bool copies_keys(const weft_cache_attention_attr *attr) {
 static int64_t scratch_bytes(const weft_cache_attention_attr *attr) {
     int64_t group = attr->heads / attr->key.heads, dqk = attr->key.width;
     return real_bytes(group * BLOCK) + real_bytes(BLOCK) +
-           (copies_keys(attr) ? real_bytes(BLOCK * dqk) : 0) + 2 * real_bytes(dqk + 1);
+           (copies_keys(attr) ? real_bytes(BLOCK * dqk) : 0) + 2 * real_bytes(dqk + 1) +
+           real_bytes(group * max_i64(BLOCK, dqk) / 2 + 1);
 }
 
 static block_scratch cut_scratch(const attend_run *a, int thread) {
@@ -74,6 +78,7 @@ static block_scratch cut_scratch(const attend_run *a, int thread) {
     if (copies_keys(a->attr)) at += real_bytes(BLOCK * a->dqk);
     s.own = (real *)at;
     s.coarse = (real *)(at + real_bytes(a->dqk + 1));
+    s.narrow = (uint16_t *)(at + 2 * real_bytes(a->dqk + 1));
     return s;
 }
 
@@ -137,7 +142,21 @@ static ALWAYS_INLINE void dot_keys(const attend_run *a, const real *q, const cha
     if (left == 1) dot_queries(q, a->dqk, k, key_bytes, count, s, 1, kind);
 }
 
-static void dot_stored(const attend_run *a, const real *q, const char *k, int64_t count, real *s) {
+static void narrow_rows(const real *from, int64_t ld, int64_t rows, int64_t n, uint16_t *to) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++)
+            to[r * n + i] = weft_float_to_bf16((float)from[r * ld + i]);
+}
+
+static void dot_stored(const attend_run *a, const real *q, const uint16_t *narrow, const char *k,
+                       int64_t count, real *s) {
+#if HAVE_BF16_ATTENTION
+    if (a->bf16) {
+        bf16_score(narrow, a->group, (const uint16_t *)k, a->dqk, count, s, BLOCK);
+        return;
+    }
+#endif
+    (void)narrow;
     if (a->keys.kind == CACHED_REAL)
         dot_keys(a, q, k, a->keys.token_bytes, count, s, CACHED_REAL);
     else if (a->keys.kind == CACHED_BF16)
@@ -223,12 +242,13 @@ static void score_copied(const attend_run *a, int64_t r, int64_t g, int64_t firs
 static void score_pages(const attend_run *a, int64_t r, int64_t g, int64_t first, int64_t end,
                         const real *q, const block_scratch *s) {
     const cached_pages *c = &a->keys;
+    if (a->bf16) narrow_rows(q, a->dqk, a->group, a->dqk, s->narrow);
     for (int64_t j = first; j < end;) {
         int64_t token = j % WEFT_PAGE_TOKENS, count = min_i64(WEFT_PAGE_TOKENS - token, end - j);
         char *page = page_at(c, &a->places, r, j);
         const char *k = head_at(c, page, g) + token * c->token_bytes;
         real *to = s->scores + (j - first), *n = s->n + (j - first);
-        dot_stored(a, q, k, count, to);
+        dot_stored(a, q, s->narrow, k, count, to);
         if (c->kind == CACHED_I8) {
             const float *scale = scale_at(c, page, g, token);
             for (int64_t h = 0; h < a->group; h++)
@@ -371,6 +391,20 @@ static ALWAYS_INLINE void sum_values(const attend_run *a, int64_t r, int64_t g, 
                        kind);
 }
 
+#if HAVE_BF16_ATTENTION
+static bf16_runs find_runs(const attend_run *a, int64_t r, int64_t g, int64_t first, int64_t end) {
+    const cached_pages *c = &a->values;
+    bf16_runs runs = {.n = 0};
+    for (int64_t j = first; j < end; j += runs.count[runs.n++]) {
+        int64_t token = j % WEFT_PAGE_TOKENS;
+        char *page = page_at(c, &a->places, r, j);
+        runs.at[runs.n] = (const uint16_t *)(head_at(c, page, g) + token * c->token_bytes);
+        runs.count[runs.n] = (int)min_i64(WEFT_PAGE_TOKENS - token, end - j);
+    }
+    return runs;
+}
+#endif
+
 static int64_t find_row(const attend_run *a, int64_t task) {
     int64_t low = 0, high = a->places.rows;
     while (high - low > 1) {
@@ -406,6 +440,14 @@ static void attend_block(void *context, int64_t task, int thread) {
                    (size_t)(end - first) * sizeof(real));
         exponentials(row, end - first, to + h * step + a->dv, to + h * step + a->dv + 1);
     }
+#if HAVE_BF16_ATTENTION
+    if (a->bf16) {
+        bf16_runs runs = find_runs(a, r, g, first, end);
+        narrow_rows(s.scores, BLOCK, a->group, end - first, s.narrow);
+        bf16_values(&runs, s.narrow, end - first, a->group, a->dv, to, step);
+        return;
+    }
+#endif
     if (a->values.kind == CACHED_REAL)
         sum_values(a, r, g, first, end, s.scores, to, step, CACHED_REAL);
     else if (a->values.kind == CACHED_BF16)
@@ -565,6 +607,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.turns = weft_data(x, n->in[WEFT_CACHE_TURNS]);
     a.recent = weft_data(x, n->in[WEFT_CACHE_RECENT]);
     a.blocks = most_blocks(attr);
+    a.bf16 = !copies_keys(attr) && bf16_attends(&a.keys.part, &a.values.part);
     lay_out(&a, x, n);
     a.first[0] = 0;
     for (int64_t r = 0; r < a.places.rows; r++) {
