@@ -3,7 +3,7 @@
  * This is the public header: everything a caller may rely on is here; what is under src/ may
  * change.
  *
- * Four kinds of things, each opened, used and closed:
+ * Five kinds of things, each opened, used and closed:
  *
  *   weft_engine     where work is done: a device and a fixed number of threads.
  *   weft_model      a config (which architecture, which sizes) and its weights. It knows no
@@ -12,6 +12,7 @@
  *                   whole computation as a list of operations, the gradient's included, and plans
  *                   its memory: what fits when it is opened fits in every run, and a run allocates
  *                   nothing. Several passes of one model share its weights.
+ *   weft_generation a model that writes: sequences of tokens, many at once, with their caches.
  *   weft_optimizer  AdamW or AdamWSPAM, as the config says: the moments of every weight, and the
  *                   step that takes a pass's gradients and changes the model's weights.
  *
@@ -98,6 +99,7 @@ typedef struct weft_engine weft_engine;
 typedef struct weft_model weft_model;
 typedef struct weft_pass weft_pass;
 typedef struct weft_optimizer weft_optimizer;
+typedef struct weft_generation weft_generation;
 
 /* The engine: where work is done. */
 
@@ -232,6 +234,44 @@ WEFT_API weft_status weft_optimizer_step(weft_optimizer *optimizer, const weft_p
  * clipping cut. And over all steps so far: "steps", "clips", "spikes", "resets", "skips". */
 WEFT_API weft_status weft_optimizer_event(const weft_optimizer *optimizer, const char *what,
                                           double *out);
+
+/* Generation: sequences of tokens that the model goes on with, many at once.
+ *
+ *     weft_generation_open(engine, model, 8, 0, &g);
+ *     weft_generation_add(g, prompt, n, options, &id);
+ *     do {
+ *         weft_generation_step(g, &busy);
+ *         n = weft_generation_take(g, id, tokens, logprobs, room, &ended);
+ *     } while (busy);
+ *
+ * A sequence makes the same tokens alone and among others, at any number of threads. */
+
+/* Room for `sequences` that run at once (0: 8), each of at most `context` tokens (0: GPT2_BLOCK_SIZE;
+ * more where positions have no end). CACHE_DTYPE and WEIGHT_DTYPE of the model's config say what is
+ * kept and read. Weights that change later are not taken up: open another. Runs on the CPU. */
+WEFT_API weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t sequences,
+                                          int64_t context, weft_generation **out);
+WEFT_API void weft_generation_close(weft_generation *generation);
+
+/* Adds a sequence that begins with `count` tokens. More than `sequences` wait for their turn.
+ * `options`: a list of "KEY=VALUE" that ends on NULL; NULL: none. Keys: temperature (1; 0 takes the
+ * likeliest), top_k (0: all), top_p (1), min_p (0), repetition_penalty (1), seed (1), sample (0: the
+ * number of this sample of a seed), max_tokens (256), end_token (-1: none). */
+WEFT_API weft_status weft_generation_add(weft_generation *generation, const int32_t *prompt,
+                                         int64_t count, const char *const *options, int64_t *id);
+
+/* One step: each running sequence makes a token, and a piece of a prompt is read. *busy (may be
+ * NULL): whether one still waits or runs. */
+WEFT_API weft_status weft_generation_step(weft_generation *generation, int *busy);
+
+/* Takes what a sequence has made and was not taken yet, up to `room` tokens, and their natural
+ * log-probabilities where logprobs is not NULL: how many. *ended (may be NULL): 1 when all are taken
+ * and no more come, else 0. 0 tokens for an unknown id. */
+WEFT_API int64_t weft_generation_take(weft_generation *generation, int64_t id, int32_t *tokens,
+                                      float *logprobs, int64_t room, int *ended);
+
+/* Ends a sequence, wherever it is, and frees what it holds. */
+WEFT_API void weft_generation_remove(weft_generation *generation, int64_t id);
 
 #ifdef __cplusplus
 }

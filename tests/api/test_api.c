@@ -422,6 +422,55 @@ static void test_logits_need_no_targets(void **state) {
     close_kit(&k);
 }
 
+/* Greedy tokens are those of the largest logits, and two sequences do not disturb each other. */
+static void test_generation_goes_on_with_the_likeliest_tokens(void **state) {
+    (void)state;
+    const char *options[] = {SMALL, NULL}, *greedy[] = {"temperature=0", "max_tokens=3", NULL};
+    const char *wrong[] = {"temprature=0", NULL};
+    weft_engine *engine;
+    weft_model *model;
+    weft_generation *g;
+    weft_pass *pass;
+    int64_t first, second;
+    int busy = 1, ended;
+    int32_t made[2][8];
+    float logprobs[8], logits[COUNT * WORDS];
+    OK(weft_engine_open(1, "cpu", &engine));
+    OK(weft_model_open(NULL, options, &model));
+    OK(weft_generation_open(engine, model, 2, 0, &g));
+    refused(weft_generation_add(g, tokens, 2, wrong, &first), WEFT_EINPUT, "temprature");
+    OK(weft_generation_add(g, tokens, 2, greedy, &first));
+    OK(weft_generation_add(g, tokens + TIME, 2, greedy, &second));
+    while (busy)
+        OK(weft_generation_step(g, &busy));
+    assert_int_equal(weft_generation_take(g, first, made[0], logprobs, 2, &ended), 2);
+    assert_false(ended);
+    assert_int_equal(weft_generation_take(g, first, made[0] + 2, NULL, 6, &ended), 1);
+    assert_true(ended);
+    assert_int_equal(weft_generation_take(g, second, made[1], logprobs, 8, &ended), 3);
+    OK(weft_pass_open(engine, model, BATCH, TIME, WEFT_PASS_LOGITS, &pass));
+    int32_t whole[COUNT];
+    for (int b = 0; b < BATCH; b++)
+        for (int t = 0; t < TIME; t++)
+            whole[b * TIME + t] = t < 2 ? tokens[b * TIME + t] : made[b][t - 2];
+    OK(weft_pass_run(pass, whole, NULL, COUNT, 0));
+    OK(weft_pass_logits(pass, logits, COUNT * WORDS));
+    for (int b = 0; b < BATCH; b++)
+        for (int t = 1; t + 1 < TIME; t++) {
+            const float *row = logits + (b * TIME + t) * WORDS;
+            int best = 0;
+            for (int v = 1; v < WORDS; v++)
+                if (row[v] > row[best]) best = v;
+            assert_int_equal(best, made[b][t - 1]);
+        }
+    weft_generation_remove(g, first);
+    assert_int_equal(weft_generation_take(g, first, made[0], NULL, 8, &ended), 0);
+    weft_generation_close(g);
+    weft_pass_close(pass);
+    weft_model_close(model);
+    weft_engine_close(engine);
+}
+
 static void test_an_estimate_counts_the_models_parameters(void **state) {
     (void)state;
     const char *options[] = {SMALL, "ATTENTION=w2", "BATCH_SIZE=2", NULL};
@@ -618,6 +667,7 @@ int main(void) {
         cmocka_unit_test(test_two_models_in_one_process_do_not_disturb_each_other),
         cmocka_unit_test(test_two_engines_run_at_the_same_time),
         cmocka_unit_test(test_logits_need_no_targets),
+        cmocka_unit_test(test_generation_goes_on_with_the_likeliest_tokens),
         cmocka_unit_test(test_an_estimate_counts_the_models_parameters),
         cmocka_unit_test(test_wrong_configs_and_engines_are_refused),
         cmocka_unit_test(test_wrong_arguments_are_refused_and_change_nothing),

@@ -1,0 +1,121 @@
+/* Generation for the library's users: the scheduler of generate/generator.h behind plain numbers. */
+#include "api/api.h"
+
+#include "generate/generator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct weft_generation {
+    weft_generator *generator;
+};
+
+weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t sequences,
+                                 int64_t context, weft_generation **out) {
+    API_NEED(out);
+    *out = NULL;
+    API_NEED(engine);
+    API_NEED(model);
+    if (sequences < 0 || context < 0)
+        return weft_fail(WEFT_EINPUT, "%s: %lld sequences of %lld tokens", __func__,
+                         (long long)sequences, (long long)context);
+    weft_generation *g = calloc(1, sizeof *g);
+    if (!g) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    weft_generator_limits limits = {.sequences = sequences, .context = context};
+    weft_status status =
+        weft_generator_open(model, engine->backend, engine->pool, &limits, &g->generator);
+    if (status != WEFT_OK) {
+        free(g);
+        return status;
+    }
+    *out = g;
+    return WEFT_OK;
+}
+
+void weft_generation_close(weft_generation *generation) {
+    if (!generation) return;
+    weft_generator_close(generation->generator);
+    free(generation);
+}
+
+/* The value of "KEY=VALUE" if it is that key's. */
+static bool read_number(const char *option, const char *key, double *value, bool *good) {
+    size_t length = strlen(key);
+    if (strncmp(option, key, length) != 0 || option[length] != '=') return false;
+    char *end;
+    *value = strtod(option + length + 1, &end);
+    *good = end != option + length + 1 && !*end;
+    return true;
+}
+
+static weft_status read_option(const char *option, weft_sampling *s) {
+    double top_k = (double)s->top_k, seed = (double)s->seed, sample = (double)s->sample;
+    double max_tokens = (double)s->max_tokens, end_token = (double)s->end_token;
+    const struct {
+        const char *key;
+        double *value;
+    } keys[] = {{"temperature", &s->temperature},
+                {"top_k", &top_k},
+                {"top_p", &s->top_p},
+                {"min_p", &s->min_p},
+                {"seed", &seed},
+                {"repetition_penalty", &s->repetition_penalty},
+                {"sample", &sample},
+                {"max_tokens", &max_tokens},
+                {"end_token", &end_token}};
+    bool good = false;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (!read_number(option, keys[i].key, keys[i].value, &good)) continue;
+        bool fits = top_k >= 0 && top_k < 0x1p31 && seed >= 0 && seed < 0x1p53 && sample >= 0 &&
+                    sample < 0x1p31 && max_tokens >= 1 && max_tokens < 0x1p31 && end_token >= -1 &&
+                    end_token < 0x1p31;
+        if (!good || !fits)
+            return weft_fail(WEFT_EINPUT, "weft_generation_add: '%s' is out of range", option);
+        s->top_k = (int64_t)top_k;
+        s->seed = (uint64_t)seed;
+        s->sample = (uint32_t)sample;
+        s->max_tokens = (int64_t)max_tokens;
+        s->end_token = (int32_t)end_token;
+        return WEFT_OK;
+    }
+    return weft_fail(WEFT_EINPUT, "weft_generation_add: unknown option '%s'", option);
+}
+
+weft_status weft_generation_add(weft_generation *generation, const int32_t *prompt, int64_t count,
+                                const char *const *options, int64_t *id) {
+    API_NEED(generation);
+    API_NEED(prompt);
+    API_NEED(id);
+    weft_sampling sampling = weft_sampling_default();
+    for (; options && *options; options++)
+        WEFT_TRY(read_option(*options, &sampling));
+    return weft_generator_add(generation->generator, prompt, count, &sampling, id);
+}
+
+weft_status weft_generation_step(weft_generation *generation, int *busy) {
+    API_NEED(generation);
+    weft_status status = weft_generator_step(generation->generator);
+    if (busy) *busy = weft_generator_busy(generation->generator);
+    return status;
+}
+
+int64_t weft_generation_take(weft_generation *generation, int64_t id, int32_t *tokens,
+                             float *logprobs, int64_t room, int *ended) {
+    if (ended) *ended = 0;
+    if (!generation || (!tokens && room > 0)) return 0;
+    for (int64_t n = 0; n < room; n++) {
+        weft_sampled token;
+        weft_take take = weft_generator_take(generation->generator, id, &token);
+        if (take != WEFT_TAKE_TOKEN) {
+            if (ended) *ended = take != WEFT_TAKE_WAIT;
+            return n;
+        }
+        tokens[n] = token.token;
+        if (logprobs) logprobs[n] = token.logprob;
+    }
+    return room > 0 ? room : 0;
+}
+
+void weft_generation_remove(weft_generation *generation, int64_t id) {
+    if (generation) weft_generator_remove(generation->generator, id);
+}
