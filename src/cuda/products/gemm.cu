@@ -1,7 +1,8 @@
 /* Matrix products: cuBLASLt where it can, our own kernels around it.
  *
- * Five ways, by the product's form alone:
+ * Six ways, by the product's form alone:
  *
+ *   8 bits     b is i8: rows of a are rounded to 8 bits too (i8_rows.cuh).
  *   few rows   at most 32 rows: each summed alone, so that its bits do not depend on the others
  *              (few_rows.cuh).
  *   slim       sums over many rows, a result of at most 16 × 128 (slim.cuh).
@@ -18,6 +19,7 @@
  * its own would: those would be many in f32. The addend is the library's c, and c its d. */
 #include "cuda/functions.cuh"
 #include "cuda/products/few_rows.cuh"
+#include "cuda/products/i8_rows.cuh"
 #include "cuda/products/library.cuh"
 #include "cuda/products/slim.cuh"
 
@@ -38,7 +40,7 @@ static const double LARGE_FLOPS = 1e9;
 
 /* A product's recipe: what has to be done around the library's call. */
 typedef struct {
-    bool few_rows, thin, slim;
+    bool i8, few_rows, thin, slim;
     slim_product slim_sums;
     bool widen_a, widen_b;                /* bf16 beside f32 */
     bool round_bias;                      /* f32 bias for a bf16 epilogue */
@@ -93,6 +95,9 @@ static bool sums_are_rounded(const gemm_product *p) {
 
 static gemm_recipe make_recipe(const gemm_product *p) {
     gemm_recipe recipe = {};
+    recipe.i8 = p->b.is_i8;
+    if (recipe.i8) recipe.bytes = i8_workspace(p);
+    if (recipe.i8) return recipe;
     recipe.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
     if (recipe.few_rows) return recipe;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
@@ -203,7 +208,7 @@ static factors describe_factors(const gemm_product *p) {
                    p->tb};
 }
 
-/* For few_rows.cuh and slim.cuh. */
+/* For few_rows.cuh, i8_rows.cuh and slim.cuh. */
 struct finish_one {
     finishing end;
     __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
@@ -351,7 +356,9 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
 
 weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
     gemm_recipe recipe = make_recipe(p);
-    if (recipe.few_rows)
+    if (recipe.i8)
+        run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});
+    else if (recipe.few_rows)
         run_few_rows(stream, p, finish_one{describe_finish(p)});
     else if (recipe.slim)
         slim_run(stream, &recipe.slim_sums, p->alpha, (float *)workspace,

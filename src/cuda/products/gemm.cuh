@@ -25,6 +25,7 @@ typedef struct {
     int64_t ld;     /* elements between rows */
     int64_t stride; /* elements between the matrices of a batch */
     bool is_bf16;   /* else f32 */
+    bool is_i8;     /* of b alone, with tb: as ops/linear.h says */
 } gemm_matrix;
 
 /* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as

@@ -40,7 +40,7 @@ static double clocks() {
 static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
                              int64_t groups, bool inside) {
     return gemm_matrix{data, inside ? groups * columns : columns, inside ? columns : rows * columns,
-                       t->dtype == WEFT_BF16};
+                       t->dtype == WEFT_BF16, t->dtype == WEFT_I8};
 }
 
 /* Whether gelu's slope is left to the pass that sums columns. */
