@@ -1,0 +1,306 @@
+/* Caches on the GPU: rows written into pages, rows gathered by weights, running means.
+ *
+ * Rows are independent, and a sum's order follows from the row's own position: its bits are those it
+ * has alone. Floor of each: the bytes of the vectors that are written or read, once. */
+#include "cuda/decode/cached.cuh"
+
+enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
+
+/* A warp stores one head of one row; with `number` the squares of what is stored. */
+template <int KIND>
+static __global__ void write_vectors(row_places p, cached_pages c, any_tensor x, int64_t columns,
+                                     int64_t offset, any_tensor extra, int32_t *done) {
+    int at = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
+    int r = at / c.heads, h = at % c.heads;
+    if (thread_index() == 0) *done = 0;
+    if (r >= p.rows || p.slot[r] < 0) return;
+    int j = p.position[r], token = j % WEFT_PAGE_TOKENS;
+    char *page = page_at(c, p, r, j), *to = token_at(c, page, h, token);
+    int64_t from = r * columns + offset + (int64_t)h * c.width;
+    float scale = 1, inverse = 0, squares = 0;
+    if (KIND == CACHED_I8) {
+        float most = 0;
+        for (int i = lane; i < c.width; i += 32)
+            most = fmaxf(most, fabsf(load_any(x, from + i)));
+        most = warp_max(most);
+        scale = most / 127;
+        inverse = most > 0 ? 127 / most : 0;
+        if (lane == 0) *scale_at(c, page, h, token) = scale;
+    }
+    for (int i = lane; i < c.width; i += 32) {
+        float v = load_any(x, from + i);
+        if (KIND == CACHED_I8) {
+            int stored = __float2int_rn(v * inverse);
+            ((int8_t *)to)[i] = (int8_t)stored;
+            v = (float)stored;
+        } else if (KIND == CACHED_BF16) {
+            bf16 stored = from_float<bf16>(v);
+            ((bf16 *)to)[i] = stored;
+            v = to_float(stored);
+        } else {
+            ((float *)to)[i] = v;
+        }
+        squares = fmaf(v, v, squares);
+    }
+    if (!c.number) return;
+    squares = warp_sum(squares) * scale * scale;
+    if (extra.data) squares += load_any(extra, (int64_t)r * c.heads + h);
+    if (lane == 0) *number_at(c, page, h, token) = squares;
+}
+
+static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
+    const weft_cache_write_attr *attr = ATTR(n, weft_cache_write_attr);
+    const weft_tensor *from = n->in[WEFT_CACHE_X];
+    row_places p = places_of(x, n);
+    cached_pages c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    unsigned blocks = (unsigned)ceil_div((int64_t)p.rows * c.heads, WARPS);
+    with_kind(c.kind, [&](auto k) {
+        write_vectors<decltype(k)::value><<<blocks, WARPS * 32, 0, stream_of(x)>>>(
+            p, c, any_of(x, from), weft_tensor_count(from) / p.rows, attr->offset,
+            any_of(x, n->in[WEFT_CACHE_EXTRA]), data_of<int32_t>(x, n->out[0]));
+    });
+    return launched(n);
+}
+
+CUDA_KERNEL(cache_write, cache_write_run)
+
+/* A thread a column; rows of a sequence follow each other. */
+static __global__ void mean_columns(row_places p, int64_t width, any_tensor x, float *sums,
+                                    any_tensor y) {
+    int64_t i = thread_index();
+    if (i >= width) return;
+    for (int r = 0; r < p.rows; r++) {
+        float mean = 0;
+        if (p.slot[r] >= 0) {
+            float *sum = sums + p.slot[r] * width + i;
+            float all = (p.position[r] == 0 ? 0.0f : *sum) + load_any(x, r * width + i);
+            *sum = all;
+            mean = all * (float)(1 / ((double)p.position[r] + 1));
+        }
+        store_any(y, r * width + i, mean);
+    }
+}
+
+static weft_status cache_mean_run(weft_exec *x, const weft_node *n) {
+    row_places p = places_of(x, n);
+    int64_t width = weft_tensor_count(n->in[WEFT_CACHE_X]) / p.rows;
+    mean_columns<<<(unsigned)ceil_div(width, 128), 128, 0, stream_of(x)>>>(
+        p, width, any_of(x, n->in[WEFT_CACHE_X]), data_of<float>(x, n->in[WEFT_CACHE_PAGES]),
+        any_of(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(cache_mean, cache_mean_run)
+
+/* What a row keeps: the chosen few, or a threshold over all; and the factor of the kept ones. */
+struct kept_row {
+    float factor, floor;
+    int count;
+};
+
+struct gather_work {
+    kept_row *rows; /* [R] */
+    int32_t *index; /* [R, k]: of the largest, descending */
+    float *parts;   /* [R, blocks, width]: without k, the sums of blocks of keys */
+    int k, blocks, context, width;
+    const float *weights; /* [R, context] */
+};
+
+__device__ static inline int keys_seen(const row_places &p, int r, int context) {
+    return min(p.position[r] + 1, context);
+}
+
+/* (weight, column) pairs, largest weight first, then lowest column. */
+__device__ static inline bool comes_first(float w, int j, float v, int i) {
+    return w > v || (w == v && j < i);
+}
+
+/* The best of the block's threads, to all of them. */
+__device__ static void best_of_block(float &w, int &j) {
+    __shared__ float weights[THREADS / 32];
+    __shared__ int columns[THREADS / 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        float v = __shfl_xor_sync(0xffffffffu, w, step);
+        int i = __shfl_xor_sync(0xffffffffu, j, step);
+        if (comes_first(v, i, w, j)) w = v, j = i;
+    }
+    if (threadIdx.x % 32 == 0) weights[threadIdx.x / 32] = w, columns[threadIdx.x / 32] = j;
+    __syncthreads();
+    w = weights[0], j = columns[0];
+    for (int k = 1; k < THREADS / 32; k++)
+        if (comes_first(weights[k], columns[k], w, j)) w = weights[k], j = columns[k];
+    __syncthreads();
+}
+
+__device__ static double sum_of_block(double v) {
+    __shared__ double sums[THREADS / 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, step);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0;
+    for (int k = 0; k < THREADS / 32; k++)
+        v += sums[k];
+    __syncthreads();
+    return v;
+}
+
+/* The k largest, one after the other: each is the best of those behind the one before. */
+__device__ static kept_row choose_largest(const gather_work &g, int r, int seen, bool normalize) {
+    const float *w = g.weights + (int64_t)r * g.context;
+    kept_row row = {1, 0, min(g.k, seen)};
+    float last = INFINITY;
+    int last_column = -1;
+    double sum = 0;
+    for (int m = 0; m < row.count; m++) {
+        float best = -INFINITY;
+        int column = INT32_MAX;
+        for (int j = threadIdx.x; j < seen; j += THREADS)
+            if (comes_first(last, last_column, w[j], j) && comes_first(w[j], j, best, column))
+                best = w[j], column = j;
+        best_of_block(best, column);
+        if (threadIdx.x == 0) g.index[(int64_t)r * g.k + m] = column;
+        sum += (double)best;
+        last = best;
+        last_column = column;
+    }
+    if (normalize) row.factor = sum > 0 ? (float)(1 / sum) : 0;
+    return row;
+}
+
+__device__ static kept_row choose_above(const gather_work &g, int r, int seen, bool rms,
+                                        double threshold, bool normalize) {
+    const float *w = g.weights + (int64_t)r * g.context;
+    kept_row row = {1, 0, 0};
+    double squares = 0, sum = 0;
+    if (rms) {
+        for (int j = threadIdx.x; j < seen; j += THREADS)
+            squares += (double)w[j] * (double)w[j];
+        row.floor = (float)(threshold * sqrt(sum_of_block(squares) / (double)seen));
+    }
+    for (int j = threadIdx.x; j < seen; j += THREADS)
+        if (w[j] >= row.floor) sum += (double)w[j];
+    sum = sum_of_block(sum);
+    if (normalize) row.factor = sum > 0 ? (float)(1 / sum) : 0;
+    return row;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    choose_rows(row_places p, gather_work g, weft_cache_keep keep, double threshold,
+                bool normalize) {
+    int r = blockIdx.x;
+    kept_row row = {0, 0, 0};
+    if (p.slot[r] >= 0) {
+        int seen = keys_seen(p, r, g.context);
+        row = keep == WEFT_KEEP_TOPK
+                  ? choose_largest(g, r, seen, normalize)
+                  : choose_above(g, r, seen, keep == WEFT_KEEP_RMS, threshold, normalize);
+    }
+    if (threadIdx.x == 0) g.rows[r] = row;
+}
+
+template <int KIND>
+__device__ static inline float weighted_number(const row_places &p, const cached_pages &c, int r,
+                                               int j, float weight, int column) {
+    char *page = page_at(c, p, r, j);
+    int token = j % WEFT_PAGE_TOKENS;
+    if (KIND == CACHED_I8) weight *= *scale_at(c, page, 0, token);
+    return weight * load_cached<KIND>(token_at(c, page, 0, token), column);
+}
+
+/* A thread a column: of the chosen few, in their order. */
+template <int KIND>
+static __global__ void gather_chosen(row_places p, cached_pages c, gather_work g, float *y) {
+    int r = blockIdx.y, column = (int)thread_index();
+    if (column >= g.width) return;
+    float sum = 0;
+    if (p.slot[r] >= 0) {
+        kept_row row = g.rows[r];
+        int first = p.position[r] + 1 - keys_seen(p, r, g.context);
+        const float *w = g.weights + (int64_t)r * g.context;
+        for (int m = 0; m < row.count; m++) {
+            int j = g.index[(int64_t)r * g.k + m];
+            sum += weighted_number<KIND>(p, c, r, first + j, w[j] * row.factor, column);
+        }
+    }
+    y[(int64_t)r * g.width + column] = sum;
+}
+
+/* A thread a column, and a block of keys: those between absolute positions. */
+template <int KIND>
+static __global__ void gather_block(row_places p, cached_pages c, gather_work g) {
+    int r = blockIdx.z, part = blockIdx.y, column = (int)thread_index();
+    if (column >= g.width || p.slot[r] < 0) return;
+    int seen = keys_seen(p, r, g.context), first = p.position[r] + 1 - seen;
+    int block = first / GATHER_KEYS + part, begin = max(block * GATHER_KEYS, first);
+    int end = min((block + 1) * GATHER_KEYS, p.position[r] + 1);
+    kept_row row = g.rows[r];
+    const float *w = g.weights + (int64_t)r * g.context - first;
+    float sum = 0;
+    for (int j = begin; j < end; j++)
+        if (w[j] >= row.floor) sum += weighted_number<KIND>(p, c, r, j, w[j] * row.factor, column);
+    if (begin < end) g.parts[((int64_t)r * g.blocks + part) * g.width + column] = sum;
+}
+
+static __global__ void join_gathered(row_places p, gather_work g, float *y) {
+    int r = blockIdx.y, column = (int)thread_index();
+    if (column >= g.width) return;
+    float sum = 0;
+    if (p.slot[r] >= 0) {
+        int first = p.position[r] + 1 - keys_seen(p, r, g.context);
+        int blocks = p.position[r] / GATHER_KEYS - first / GATHER_KEYS + 1;
+        for (int b = 0; b < blocks; b++)
+            sum += g.parts[((int64_t)r * g.blocks + b) * g.width + column];
+    }
+    y[(int64_t)r * g.width + column] = sum;
+}
+
+/* Divides the workspace; `base` NULL: only measures it. Returns its bytes. */
+static int64_t lay_out(const weft_node *n, char *base, gather_work *g) {
+    const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
+    int64_t rows = n->in[WEFT_CACHE_X]->shape[0], context = n->in[WEFT_CACHE_X]->shape[1];
+    *g = {};
+    g->context = (int)context;
+    g->width = (int)(attr->part.heads * attr->part.width);
+    bool few = attr->keep == WEFT_KEEP_TOPK;
+    g->k = few ? (int)min_i64(attr->k, context) : 0;
+    g->blocks = few ? 0 : (int)(context / GATHER_KEYS + 2);
+    int64_t index = align_bytes(rows * (int64_t)sizeof(kept_row));
+    int64_t parts = index + align_bytes(rows * g->k * (int64_t)sizeof(int32_t));
+    g->rows = (kept_row *)base;
+    g->index = (int32_t *)(base + index);
+    g->parts = (float *)(base + parts);
+    return parts + rows * g->blocks * g->width * (int64_t)sizeof(float);
+}
+
+static int64_t cache_gather_workspace(const weft_node *n, int) {
+    gather_work g;
+    return lay_out(n, NULL, &g);
+}
+
+static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
+    const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
+    row_places p = places_of(x, n);
+    cached_pages c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    gather_work g;
+    lay_out(n, workspace_of<char>(x, n), &g);
+    g.weights = data_of<float>(x, n->in[WEFT_CACHE_X]);
+    float *y = data_of<float>(x, n->out[0]);
+    unsigned across = (unsigned)ceil_div(g.width, 128), rows = (unsigned)p.rows;
+    choose_rows<<<rows, THREADS, 0, stream_of(x)>>>(p, g, attr->keep, attr->threshold,
+                                                    attr->normalize);
+    with_kind(c.kind, [&](auto k) {
+        constexpr int KIND = decltype(k)::value;
+        if (g.k)
+            gather_chosen<KIND><<<dim3(across, rows), 128, 0, stream_of(x)>>>(p, c, g, y);
+        else
+            gather_block<KIND>
+                <<<dim3(across, (unsigned)g.blocks, rows), 128, 0, stream_of(x)>>>(p, c, g);
+    });
+    if (!g.k) join_gathered<<<dim3(across, rows), 128, 0, stream_of(x)>>>(p, g, y);
+    return launched(n);
+}
+
+CUDA_KERNEL(cache_gather, cache_gather_run, cache_gather_workspace)

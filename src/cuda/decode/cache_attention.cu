@@ -1,0 +1,424 @@
+/* Attention of one query for each row over the pages of its sequence: FlashDecoding's split of the
+ * keys (split-K), with the splits at fixed positions.
+ *
+ * A block has one row, one key head with all the query heads that share it, and WEFT_KEY_BLOCK keys
+ * between multiples of that: their scores, the largest of them, the sum of the exponentials and the
+ * weighted sum of the values. A second kernel joins a row's blocks in their order. Where a block begins
+ * follows from the position alone, and within it every sum has one order, so a row's bits depend
+ * neither on the batch nor on the GPU.
+ *
+ * Eight lanes have a key, or more where values are wider: 16 bytes of bf16 each, straight from the page,
+ * whose tokens of a head lie one behind the other. Keys that are stored as a latent (turned, or made
+ * into a Gaussian, when they are read) are first written out to shared memory, KEY_TILE at a time.
+ *
+ * Positions are read on the device, because a captured run is replayed for every token: the grid has
+ * room for the longest context, and blocks behind a row's position end at once.
+ *
+ * Floor: the keys and values of the rows' contexts once. */
+#include "cuda/decode/attend_tensor.cuh"
+
+/* Shared memory, in floats: q [group, padded]; scores [group, BLOCK]; n [BLOCK]; the row's own key;
+ * cosines and sines of the block's first position; then keys as they are read, or the values' sums. */
+struct attend_memory {
+    float *q, *scores, *n, *own, *coarse, *tile;
+};
+
+__device__ __host__ static inline int64_t attend_floats(const attend_problem &a) {
+    int64_t tile = SPREAD > KEY_TILE * a.padded || !copies_keys(a) ? SPREAD : KEY_TILE * a.padded;
+    return (int64_t)a.group * (a.padded + BLOCK) + BLOCK + a.padded + a.padded + tile;
+}
+
+static inline int64_t attend_bytes(const attend_problem &a) {
+    return attend_floats(a) * (int64_t)sizeof(float);
+}
+
+__device__ static inline attend_memory cut_memory(const attend_problem &a, float *memory) {
+    attend_memory m;
+    m.q = memory;
+    m.scores = m.q + a.group * a.padded;
+    m.n = m.scores + a.group * BLOCK;
+    m.own = m.n + BLOCK;
+    m.coarse = m.own + a.padded;
+    m.tile = m.coarse + a.padded;
+    return m;
+}
+
+/* cos and sin of the block's first position, which a distance in the block is added to. */
+__device__ static inline void find_coarse(const attend_problem &a, int block, float *coarse) {
+    int half = a.turned / 2;
+    for (int i = threadIdx.x; i < half; i += THREADS) {
+        double angle = (double)(block * BLOCK) * pow(10000.0, -2.0 * i / (double)a.turned), s, c;
+        sincos(angle, &s, &c);
+        coarse[i] = (float)c;
+        coarse[half + i] = (float)s;
+    }
+}
+
+/* Numbers i and i + half of a key, turned to position j. */
+__device__ static inline void turn_pair(const attend_problem &a, const float *coarse, int j, int i,
+                                        float &x, float &y) {
+    int half = a.turned / 2;
+    const float *near = a.turns + (int64_t)(j % BLOCK) * 2 * half;
+    float c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
+    float s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
+    float turned = x * c - y * s;
+    y = y * c + x * s;
+    x = turned;
+}
+
+/* Element d of key j of key head g as scores see it; the two of a turned pair are made by the thread
+ * of the first. */
+template <int KIND>
+__device__ static inline void read_key(const attend_problem &a, int r, int g, int j,
+                                       const float *coarse, float *to, int thread, int threads) {
+    char *page = page_at(a.keys, a.places, r, j);
+    int token = j % WEFT_PAGE_TOKENS, half = a.turned / 2;
+    const char *from = token_at(a.keys, page, g, token);
+    float scale = KIND == CACHED_I8 ? *scale_at(a.keys, page, g, token) : 1.0f;
+    for (int d = thread; d < a.padded; d += threads) {
+        if (d >= half && d < 2 * half) continue;
+        float x = d < a.dqk ? load_cached<KIND>(from, d) * scale : 0.0f;
+        if (d < half) {
+            float y = load_cached<KIND>(from, d + half) * scale;
+            turn_pair(a, coarse, j, d, x, y);
+            if (a.gaussian && d + half >= a.dqk / 2) y = softplus(y);
+            to[d + half] = y;
+        }
+        if (a.gaussian && d >= a.dqk / 2 && d < a.dqk) x = softplus(x);
+        to[d] = x;
+    }
+}
+
+__device__ static inline float sum_lanes(float v) {
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}
+
+/* The products of a key with all the group's queries, and its n: eight lanes a key, which all come here;
+ * `inside`: it is one. */
+template <int KIND, bool ALIGNED>
+__device__ static inline void score_key(const attend_problem &a, const attend_memory &m,
+                                        const char *key, bool inside, int at, float scale) {
+    int lane = threadIdx.x % LANES;
+    float squares = 0;
+    for (int h0 = 0; h0 < a.group; h0 += HEADS) {
+        float sum[HEADS] = {};
+        for (int d = lane * VECTOR; d < a.padded; d += LANES * VECTOR) {
+            float k[VECTOR] = {};
+            if (inside) load_eight<KIND, ALIGNED>(key, d, a.dqk, k);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) {
+                if (h0 + h >= a.group) break;
+                float q[VECTOR];
+                load_vector(m.q + (h0 + h) * a.padded + d, q);
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    sum[h] = fmaf(q[e], k[e], sum[h]);
+            }
+            if (h0 == 0 && a.squares)
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    squares = fmaf(k[e], k[e], squares);
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            float all = sum_lanes(sum[h]) * scale;
+            if (lane == 0 && inside && h0 + h < a.group) m.scores[(h0 + h) * BLOCK + at] = all;
+        }
+    }
+    if (!a.squares) return;
+    squares = sum_lanes(squares) * scale * scale;
+    if (lane == 0 && inside) m.n[at] = squares;
+}
+
+/* Raw products of keys [first, end), and their n. */
+template <int KIND, bool ALIGNED>
+__device__ static inline void score_pages(const attend_problem &a, const attend_memory &m, int r,
+                                          int g, int first, int end) {
+    int own = (int)threadIdx.x / LANES;
+    for (int j0 = first; j0 < end; j0 += KEY_TILE) {
+        int j = min(j0 + own, end - 1), token = j % WEFT_PAGE_TOKENS;
+        bool inside = j0 + own < end;
+        char *page = page_at(a.keys, a.places, r, j);
+        float scale = KIND == CACHED_I8 ? *scale_at(a.keys, page, g, token) : 1.0f;
+        score_key<KIND, ALIGNED>(a, m, token_at(a.keys, page, g, token), inside, j - first, scale);
+        if (a.keys.number && inside && threadIdx.x % LANES == 0)
+            m.n[j - first] = *number_at(a.keys, page, g, token);
+    }
+}
+
+/* The same where keys are made into something else when they are read. */
+template <int KIND>
+__device__ static inline void score_copied(const attend_problem &a, const attend_memory &m, int r,
+                                           int g, int first, int end) {
+    int own = (int)threadIdx.x / LANES;
+    for (int j0 = first; j0 < end; j0 += KEY_TILE) {
+        int j = min(j0 + own, end - 1);
+        bool inside = j0 + own < end;
+        float *copy = m.tile + own * a.padded;
+        __syncthreads();
+        if (inside) read_key<KIND>(a, r, g, j, m.coarse, copy, threadIdx.x % LANES, LANES);
+        __syncthreads();
+        score_key<CACHED_F32, false>(a, m, (const char *)copy, inside, j - first, 1.0f);
+        if (a.keys.number && inside && threadIdx.x % LANES == 0) {
+            char *page = page_at(a.keys, a.places, r, j);
+            m.n[j - first] = *number_at(a.keys, page, g, j % WEFT_PAGE_TOKENS);
+        }
+    }
+}
+
+/* Number d of the query of position j ≤ the row's own: of this run, or one of the last before it. */
+__device__ static inline float query_number(const attend_problem &a, int r, int j, int head,
+                                            int d) {
+    const row_places &p = a.places;
+    int before = r - (p.position[r] - j);
+    if (before >= 0 && p.slot[before] == p.slot[r] && p.position[before] == j)
+        return load_any(a.q, before * a.q_columns + (int64_t)head * a.dqk + d);
+    int64_t at = ((int64_t)p.slot[r] * a.window + j % a.window) * a.heads + head;
+    return a.recent[at * a.dqk + d];
+}
+
+/* Adds the band's term to the raw products, α ⟨q_j, k_i⟩ for i − j ≤ window: a warp a pair. */
+template <int KIND>
+__device__ static inline void add_band(const attend_problem &a, const attend_memory &m, int r,
+                                       int g, int first, int end) {
+    int i = a.places.position[r], from = max(first, i - a.window), lane = threadIdx.x % 32;
+    if (from >= end) return;
+    __syncthreads();
+    if (a.turned) find_coarse(a, i / BLOCK, m.coarse);
+    __syncthreads();
+    read_key<KIND>(a, r, g, i, m.coarse, m.own, (int)threadIdx.x, THREADS);
+    __syncthreads();
+    int pairs = a.group * (end - from);
+    for (int e = (int)threadIdx.x / 32; e < pairs; e += THREADS / 32) {
+        int h = e / (end - from), j = from + e % (end - from);
+        float sum = 0;
+        for (int d = lane; d < a.dqk; d += 32)
+            sum = fmaf(query_number(a, r, j, g * a.group + h, d), m.own[d], sum);
+        sum = warp_sum(sum);
+        if (lane == 0) m.scores[h * BLOCK + j - first] += a.band_alpha * sum;
+    }
+}
+
+/* Σ_j p_j v_j of the block. A thread has eight columns of every so many-th key; the threads' sums are
+ * added in order. */
+template <int KIND, bool ALIGNED>
+__device__ static inline void sum_values(const attend_problem &a, const attend_memory &m, int r,
+                                         int g, int first, int end, float *partial, int64_t step) {
+    int chunks = (a.dv + VECTOR - 1) / VECTOR, across = 1;
+    while (across < chunks && across < THREADS)
+        across *= 2;
+    int apart = THREADS / across, own = (int)threadIdx.x / across;
+    for (int h0 = 0; h0 < a.group; h0 += HEADS)
+        for (int c0 = 0; c0 < chunks; c0 += across) {
+            int chunk = c0 + (int)threadIdx.x % across;
+            float sum[HEADS][VECTOR] = {};
+            for (int j = first + own; j < end && chunk < chunks; j += apart) {
+                char *page = page_at(a.values, a.places, r, j);
+                int token = j % WEFT_PAGE_TOKENS;
+                float v[VECTOR];
+                load_eight<KIND, ALIGNED>(token_at(a.values, page, g, token), chunk * VECTOR, a.dv,
+                                          v);
+                float scale = KIND == CACHED_I8 ? *scale_at(a.values, page, g, token) : 1.0f;
+#pragma unroll
+                for (int h = 0; h < HEADS; h++) {
+                    if (h0 + h >= a.group) break;
+                    float weight = m.scores[(h0 + h) * BLOCK + j - first] * scale;
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e++)
+                        sum[h][e] = fmaf(weight, v[e], sum[h][e]);
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (int h = 0; h < HEADS; h++)
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    m.tile[(h * VECTOR + e) * THREADS + threadIdx.x] = sum[h][e];
+            __syncthreads();
+            for (int e = threadIdx.x; e < HEADS * VECTOR * across; e += THREADS) {
+                int at = e / across, column = (c0 + e % across) * VECTOR + at % VECTOR;
+                int h = h0 + at / VECTOR;
+                if (h >= a.group || column >= a.dv) continue;
+                float all = 0;
+                for (int k = 0; k < apart; k++)
+                    all += m.tile[at * THREADS + k * across + e % across];
+                partial[h * step + column] = all;
+            }
+        }
+}
+
+template <int KIND, bool ALIGNED>
+static __global__ void __launch_bounds__(THREADS)
+    attend_block(const __grid_constant__ attend_problem a) {
+    extern __shared__ __align__(16) float memory[];
+    block_place t = place_block(a);
+    if (t.first >= t.end) return;
+    int r = t.r, g = t.g, first = t.first, end = t.end;
+    attend_memory m = cut_memory(a, memory);
+    int64_t q = r * a.q_columns + (int64_t)g * a.group * a.dqk;
+    for (int e = threadIdx.x; e < a.group * a.padded; e += THREADS) {
+        int h = e / a.padded, d = e % a.padded;
+        m.q[e] = d < a.dqk ? load_any(a.q, q + (int64_t)h * a.dqk + d) : 0.0f;
+    }
+    if (a.turned) find_coarse(a, t.block, m.coarse);
+    __syncthreads();
+    if (copies_keys(a))
+        score_copied<KIND>(a, m, r, g, first, end);
+    else
+        score_pages<KIND, ALIGNED>(a, m, r, g, first, end);
+    if (a.band && a.window > 0) add_band<KIND>(a, m, r, g, first, end);
+    __syncthreads();
+    int64_t step = (int64_t)a.blocks * (a.dv + 2);
+    float *partial = partial_of(a, t);
+    weigh_keys(a, m.scores, BLOCK, m.n, t, partial, step);
+    __syncthreads();
+    sum_values<KIND, ALIGNED>(a, m, r, g, first, end, partial, step);
+}
+
+/* A block a row's head: its blocks of keys, in order. */
+static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
+    int at = blockIdx.x, r = at / a.heads, i = a.places.position[r];
+    bool there = a.places.slot[r] >= 0;
+    int blocks = there ? i / BLOCK - first_seen(a, i) / BLOCK + 1 : 0, step = a.dv + 2;
+    const float *part = a.partial + (int64_t)at * a.blocks * step;
+    float top = -INFINITY, total = 0;
+    for (int b = 0; b < blocks; b++)
+        top = fmaxf(top, part[b * step + a.dv]);
+    for (int b = 0; b < blocks; b++)
+        total += exp2f(part[b * step + a.dv] - top) * part[b * step + a.dv + 1];
+    for (int d = threadIdx.x; d < a.dv; d += blockDim.x) {
+        float sum = 0;
+        for (int b = 0; b < blocks; b++)
+            sum = fmaf(part[b * step + d], exp2f(part[b * step + a.dv] - top), sum);
+        store_any(a.o, (int64_t)at * a.dv + d, there ? sum / total : 0.0f);
+    }
+    if (threadIdx.x > 0) return;
+    a.rows[2 * at] = top;
+    a.rows[2 * at + 1] = total;
+}
+
+/* The weights of a row's keys, over all heads: a thread a key. */
+static __global__ void join_weights(const __grid_constant__ attend_problem a) {
+    int r = blockIdx.y, j = (int)thread_index(), i = a.places.position[r];
+    if (a.places.slot[r] < 0 || j > i - first_seen(a, i)) return;
+    float sum = 0;
+    for (int h = 0; h < a.heads; h++) {
+        int64_t at = (int64_t)r * a.heads + h;
+        float p = exp2f(a.scores[at * a.context + j] - a.rows[2 * at]) / a.rows[2 * at + 1];
+        sum = a.weights == WEFT_WEIGHTS_MAX ? fmaxf(sum, p) : sum + p;
+    }
+    a.weight[(int64_t)r * a.context + j] =
+        a.weights == WEFT_WEIGHTS_MAX ? sum : sum / (float)a.heads;
+}
+
+/* Keeps the queries of this run for the next. */
+static __global__ void keep_queries(const __grid_constant__ attend_problem a) {
+    int r = blockIdx.y, e = (int)thread_index(), width = a.heads * a.dqk;
+    const row_places &p = a.places;
+    if (e >= width || p.slot[r] < 0) return;
+    /* Of two rows that would take one place the later one has it. */
+    int later = r + a.window;
+    if (later < p.rows && p.slot[later] == p.slot[r] &&
+        p.position[later] == p.position[r] + a.window)
+        return;
+    int64_t at = (int64_t)p.slot[r] * a.window + p.position[r] % a.window;
+    a.recent[at * width + e] = load_any(a.q, r * a.q_columns + e);
+}
+
+static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
+    const weft_cache_attention_attr *attr = ATTR(n, weft_cache_attention_attr);
+    attend_problem a = {};
+    bool apart = n->in[WEFT_CACHE_VALUES] != NULL;
+    a.keys = pages_of(x ? weft_data(x, n->in[WEFT_CACHE_PAGES]) : NULL, &attr->key);
+    a.values =
+        apart ? pages_of(x ? weft_data(x, n->in[WEFT_CACHE_VALUES]) : NULL, &attr->value) : a.keys;
+    a.heads = (int)attr->heads;
+    a.group = (int)(attr->heads / attr->key.heads);
+    a.dqk = (int)attr->key.width;
+    a.dv = (int)attr->value.width;
+    a.padded = (int)ceil_div(a.dqk, VECTOR) * VECTOR;
+    a.context = (int)attr->context;
+    a.scale_value = (float)attr->scale_value;
+    a.band_alpha = (float)attr->band_alpha;
+    a.pos = attr->pos;
+    a.band = attr->band;
+    a.gaussian = attr->gaussian;
+    a.squares = attr->squares;
+    a.window = (int)attr->window;
+    a.turned = (int)attr->turned;
+    a.weights = attr->weights;
+    a.blocks = (int)(attr->context / BLOCK + 2);
+    return a;
+}
+
+/* Divides the workspace; `base` NULL: only measures it. Returns its bytes. */
+static int64_t lay_out(const weft_node *n, char *base, attend_problem *a) {
+    int64_t rows = n->in[WEFT_CACHE_X]->shape[0], heads = rows * a->heads, used = 0;
+    auto take = [&](int64_t count) {
+        char *at = base ? base + used : NULL;
+        used += align_bytes(count * (int64_t)sizeof(float));
+        return (float *)at;
+    };
+    a->partial = take(heads * a->blocks * (a->dv + 2));
+    a->rows = take(2 * heads);
+    if (a->weights) a->scores = take(heads * a->context);
+    return used;
+}
+
+static int64_t cache_attention_workspace(const weft_node *n, int) {
+    attend_problem a = make_problem(NULL, n);
+    return lay_out(n, NULL, &a);
+}
+
+static void launch_kernel(const weft_exec *x, const attend_problem &a,
+                          void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
+    dim3 grid((unsigned)a.blocks, (unsigned)a.keys.heads, rows);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    kernel<<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(a);
+}
+
+template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, unsigned rows) {
+    bool aligned = a.dqk % VECTOR == 0 && a.dv % VECTOR == 0;
+    launch_kernel(x, a, aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
+                  attend_bytes(a), rows);
+}
+
+static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
+    attend_problem a = make_problem(x, n);
+    lay_out(n, workspace_of<char>(x, n), &a);
+    a.places = places_of(x, n);
+    a.q = any_of(x, n->in[WEFT_CACHE_X]);
+    a.o = any_of(x, n->out[0]);
+    a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / a.places.rows;
+    a.scale = data_of<float>(x, n->in[WEFT_CACHE_SCALE]);
+    a.beta = data_of<float>(x, n->in[WEFT_CACHE_BETA]);
+    a.log_tau = data_of<float>(x, n->in[WEFT_CACHE_LOG_TAU]);
+    a.rel = data_of<float>(x, n->in[WEFT_CACHE_REL]);
+    a.turns = data_of<float>(x, n->in[WEFT_CACHE_TURNS]);
+    a.recent = data_of<float>(x, n->in[WEFT_CACHE_RECENT]);
+    if (a.weights) a.weight = data_of<float>(x, n->out[1]);
+    unsigned rows = (unsigned)a.places.rows;
+    if (a.keys.kind != a.values.kind)
+        return weft_fail(WEFT_EINPUT, "cache_attention: keys and values of different types");
+    if (attend_bytes(a) > weft_cuda_device()->shared_memory && !suits_tensor(a, a.q.is_bf16))
+        return weft_fail(WEFT_EINPUT,
+                         "cache_attention: %d heads of %d numbers for one key head are more than a "
+                         "block of this GPU has room for; --device cpu can",
+                         a.group, a.dqk);
+    if (suits_tensor(a, a.q.is_bf16))
+        launch_kernel(x, a, attend_block_tensor, tensor_bytes(a), rows);
+    else
+        with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
+    join_blocks<<<rows *(unsigned)a.heads, 128, 0, stream_of(x)>>>(a);
+    if (a.weights)
+        join_weights<<<dim3((unsigned)ceil_div(a.context, 256), rows), 256, 0, stream_of(x)>>>(a);
+    if (a.band && a.window > 0)
+        keep_queries<<<dim3((unsigned)ceil_div((int64_t)a.heads * a.dqk, 256), rows), 256, 0,
+                       stream_of(x)>>>(a);
+    return launched(n);
+}
+
+CUDA_KERNEL(cache_attention, cache_attention_run, cache_attention_workspace)

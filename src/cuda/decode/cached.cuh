@@ -1,0 +1,118 @@
+/* Reading pages of a cache (ops/cache.h) on the GPU: where a token lies, and its numbers as floats,
+ * whatever they are stored as. Of i8 the scale is left to the reader, who puts it on a sum once. */
+#ifndef WEFT_CUDA_DECODE_CACHED_CUH
+#define WEFT_CUDA_DECODE_CACHED_CUH
+
+#include "cuda/kernel.cuh"
+
+extern "C" {
+#include "ops/cache.h"
+}
+
+enum cached_kind { CACHED_F32, CACHED_BF16, CACHED_I8 };
+
+/* The rows of a run. */
+struct row_places {
+    const int32_t *position, *slot, *table;
+    int rows, pages; /* R; width of the table */
+};
+
+static inline row_places places_of(const weft_exec *x, const weft_node *n) {
+    return {data_of<int32_t>(x, n->in[WEFT_CACHE_POSITION]),
+            data_of<int32_t>(x, n->in[WEFT_CACHE_SLOT]),
+            data_of<int32_t>(x, n->in[WEFT_CACHE_TABLE]), (int)n->in[WEFT_CACHE_SLOT]->shape[0],
+            (int)n->in[WEFT_CACHE_TABLE]->shape[1]};
+}
+
+/* A part's pages. */
+struct cached_pages {
+    char *data;
+    cached_kind kind;
+    bool number;
+    int heads, width;
+    int64_t page_bytes, head_bytes; /* head_bytes: of a head's numbers in a page */
+    int64_t token_bytes;            /* of a head */
+    int64_t scales, numbers;        /* where they begin in a page */
+};
+
+static inline cached_pages pages_of(void *data, const weft_cache_part *part) {
+    cached_pages c = {};
+    c.data = (char *)data;
+    c.kind = part->dtype == WEFT_I8     ? CACHED_I8
+             : part->dtype == WEFT_BF16 ? CACHED_BF16
+                                        : CACHED_F32;
+    c.number = part->number;
+    c.heads = (int)part->heads;
+    c.width = (int)part->width;
+    c.page_bytes = weft_cache_page_bytes(part);
+    c.token_bytes = part->width * (int64_t)weft_dtype_size(part->dtype);
+    c.head_bytes = WEFT_PAGE_TOKENS * c.token_bytes;
+    c.scales = part->heads * c.head_bytes;
+    int64_t scale_bytes = part->heads * WEFT_PAGE_TOKENS * (int64_t)sizeof(float);
+    c.numbers = c.scales + (part->dtype == WEFT_I8 ? scale_bytes : 0);
+    return c;
+}
+
+/* The page of position j of row r's sequence. */
+__device__ static inline char *page_at(const cached_pages &c, const row_places &p, int r, int j) {
+    int page = p.table[(int64_t)p.slot[r] * p.pages + j / WEFT_PAGE_TOKENS % p.pages];
+    return c.data + page * c.page_bytes;
+}
+
+__device__ static inline char *token_at(const cached_pages &c, char *page, int head, int token) {
+    return page + head * c.head_bytes + token * c.token_bytes;
+}
+
+__device__ static inline float *scale_at(const cached_pages &c, char *page, int head, int token) {
+    return (float *)(page + c.scales) + head * WEFT_PAGE_TOKENS + token;
+}
+
+__device__ static inline float *number_at(const cached_pages &c, char *page, int head, int token) {
+    return (float *)(page + c.numbers) + head * WEFT_PAGE_TOKENS + token;
+}
+
+template <int KIND> __device__ static inline float load_cached(const char *from, int i) {
+    if (KIND == CACHED_BF16) return to_float(((const bf16 *)from)[i]);
+    if (KIND == CACHED_I8) return (float)((const int8_t *)from)[i];
+    return ((const float *)from)[i];
+}
+
+__device__ static inline float sign_extended(unsigned word, int byte) {
+    return (float)(int8_t)(word >> (8 * byte));
+}
+
+/* Eight numbers from element i, which is a multiple of eight; zeros behind `width`. ALIGNED: width is
+ * a multiple of eight, and so is every vector aligned to them. */
+template <int KIND, bool ALIGNED>
+__device__ static inline void load_eight(const char *from, int i, int width, float (&v)[VECTOR]) {
+    if (!ALIGNED || i >= width) {
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++)
+            v[e] = i + e < width ? load_cached<KIND>(from, i + e) : 0.0f;
+        return;
+    }
+    if (KIND == CACHED_BF16) {
+        widen_words(*(const uint4 *)((const bf16 *)from + i), v);
+    } else if (KIND == CACHED_I8) {
+        uint2 words = *(const uint2 *)(from + i);
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++)
+            v[e] = sign_extended(e < 4 ? words.x : words.y, e % 4);
+    } else {
+        load_vector((const float *)from + i, v);
+    }
+}
+
+/* Calls f with the kind as a constant: f(kind<CACHED_I8>()). */
+template <int K> struct kind { static constexpr int value = K; };
+
+template <typename F> static inline void with_kind(cached_kind k, F f) {
+    if (k == CACHED_BF16)
+        f(kind<CACHED_BF16>());
+    else if (k == CACHED_I8)
+        f(kind<CACHED_I8>());
+    else
+        f(kind<CACHED_F32>());
+}
+
+#endif
