@@ -1,8 +1,10 @@
 /* Decoding equals the whole forward pass: every config of tests/model/configs that generates, against
  * the independent reference's logits and, for lengths that the reference does not have, against the
- * whole pass; and a sequence has the bits that it has alone, however its rows are put together. */
+ * whole pass; and a sequence has the bits that it has alone, however its rows are put together.
+ * tests/cuda/test_decode.c is the same on the GPU, in f32. */
 #include "core/safetensors.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "support/model_case.h"
 
@@ -16,6 +18,22 @@
 #include <cmocka.h>
 
 enum { LONG = 70 /* tokens: four pages and a bit */ };
+
+#ifdef ON_GPU
+#define test_backend weft_cuda_backend
+static const weft_dtype WIDE = WEFT_F32;
+static const double CLOSE = 1e-4;
+#else
+#define test_backend weft_cpu_backend
+static const weft_dtype WIDE = WEFT_F64;
+static const double CLOSE = 1e-6;
+#endif
+
+static void need_backend(void) {
+    if (test_backend()) return;
+    printf("%s\n", weft_error_message());
+    skip();
+}
 
 /* A decoder with room for `slots` sequences of `time` tokens; pages are given out backwards, so that
  * none lies where its number in the sequence would put it. */
@@ -33,7 +51,7 @@ static void decoding_open(decoding *d, const model_case *c, weft_dtype dtype, in
     assert_int_equal(weft_pool_create(threads, &d->pool), WEFT_OK);
     int64_t table = weft_cached_table_pages(time), pages = slots * table;
     weft_decoder_limits limits = {slots, pages, time, table};
-    if (weft_decoder_open(d->model, weft_cpu_backend(), d->pool, &limits, &d->decoder) != WEFT_OK)
+    if (weft_decoder_open(d->model, test_backend(), d->pool, &limits, &d->decoder) != WEFT_OK)
         fail_msg("%s: %s", c->name, weft_error_message());
     for (int64_t s = 0; s < slots; s++)
         for (int64_t p = 0; p < table; p++)
@@ -79,6 +97,7 @@ static void compare(const char *name, const char *what, const float *got, const 
 }
 
 static void test_decoding_equals_the_reference(void **state) {
+    need_backend();
     const char *name = *state;
     model_case c;
     model_case_open(&c, name);
@@ -100,6 +119,7 @@ static void test_decoding_equals_the_reference(void **state) {
         {WEFT_F64, 1, 1e-6}, {WEFT_F64, 3, 1e-6}, {WEFT_F32, 1, 1e-4}, {WEFT_F32, 16, 1e-4}};
     for (size_t w = 0; w < sizeof ways / sizeof ways[0]; w++) {
         decoding d;
+        if (ways[w].dtype == WEFT_F64 && WIDE == WEFT_F32) continue;
         decoding_open(&d, &c, ways[w].dtype, c.time, c.batch, 1);
         for (int64_t b = 0; b < c.batch; b++) {
             double *values = malloc((size_t)n * sizeof *values);
@@ -138,6 +158,7 @@ static double *whole_pass(const model_case *c, weft_dtype dtype) {
 }
 
 static void test_decoding_equals_the_whole_pass_over_many_pages(void **state) {
+    need_backend();
     const char *name = *state;
     model_case c;
     open_long(&c, name, LONG);
@@ -148,12 +169,12 @@ static void test_decoding_equals_the_whole_pass_over_many_pages(void **state) {
     if (generates(&c.config) && !tied) {
         double *want = whole_pass(&c, WEFT_F64);
         decoding d;
-        decoding_open(&d, &c, WEFT_F64, LONG, 1, 1);
+        decoding_open(&d, &c, WIDE, LONG, 1, 1);
         float *got = decode_all(&d, 0, c.tokens, 1);
-        compare(name, "one row at a time", got, want, LONG * d.vocab, 1e-6);
+        compare(name, "one row at a time", got, want, LONG * d.vocab, CLOSE);
         free(got);
         got = decode_all(&d, 0, c.tokens, 32);
-        compare(name, "32 rows at a time", got, want, LONG * d.vocab, 1e-6);
+        compare(name, "32 rows at a time", got, want, LONG * d.vocab, CLOSE);
         free(got);
         decoding_close(&d);
         free(want);
@@ -171,6 +192,7 @@ static void assert_bits(const char *name, const char *what, const float *a, cons
 
 /* Three sequences of different lengths move on together, one joining late. */
 static void test_a_sequence_has_the_bits_that_it_has_alone(void **state) {
+    need_backend();
     const char *name = *state;
     model_case c;
     open_long(&c, name, LONG);
@@ -213,6 +235,7 @@ static void test_a_sequence_has_the_bits_that_it_has_alone(void **state) {
 
 /* Far past a block of keys, for one config of each way to read keys. */
 static void test_decoding_equals_the_whole_pass_over_many_blocks(void **state) {
+    need_backend();
     static const char *const names[] = {"dot-gqa-2-of-4-rope",
                                         "w2-rope",
                                         "w2-overlap-alibi",
@@ -228,9 +251,9 @@ static void test_decoding_equals_the_whole_pass_over_many_blocks(void **state) {
         open_long(&c, names[i], TIME);
         double *want = whole_pass(&c, WEFT_F64);
         decoding d;
-        decoding_open(&d, &c, WEFT_F64, TIME, 1, 2);
+        decoding_open(&d, &c, WIDE, TIME, 1, 2);
         float *got = decode_all(&d, 0, c.tokens, 32);
-        compare(names[i], "many blocks", got, want, TIME * d.vocab, 1e-6);
+        compare(names[i], "many blocks", got, want, TIME * d.vocab, CLOSE);
         free(got);
         decoding_close(&d);
         free(want);
@@ -241,6 +264,7 @@ static void test_decoding_equals_the_whole_pass_over_many_blocks(void **state) {
 /* Where the context slides, a row of a model of one layer sees just what it would see of a sequence
  * that begins with the first token in sight. */
 static void test_a_sliding_context_sees_the_last_tokens(void **state) {
+    need_backend();
     static const char *const names[] = {"dot-rope", "mla-joint-rope", "dot-alibi-h3"};
     enum { TIME = 2 * WEFT_KEY_BLOCK + 75, SEEN = 150 };
     (void)state;
@@ -249,12 +273,12 @@ static void test_a_sliding_context_sees_the_last_tokens(void **state) {
         open_long(&c, names[i], TIME);
         c.config.n_layer = 1;
         decoding d = {.time = TIME, .vocab = c.config.vocab_size};
-        d.model = model_case_weights(&c, WEFT_F64);
+        d.model = model_case_weights(&c, WIDE);
         assert_int_equal(weft_pool_create(1, &d.pool), WEFT_OK);
         int64_t table = weft_cached_table_pages(SEEN) + 2;
         weft_decoder_limits limits = {1, table, SEEN, table};
-        assert_int_equal(
-            weft_decoder_open(d.model, weft_cpu_backend(), d.pool, &limits, &d.decoder), WEFT_OK);
+        assert_int_equal(weft_decoder_open(d.model, test_backend(), d.pool, &limits, &d.decoder),
+                         WEFT_OK);
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d.decoder, 0)[p] = (int32_t)(table - 1 - p);
         float *got = decode_all(&d, 0, c.tokens, 16);
@@ -264,7 +288,7 @@ static void test_a_sliding_context_sees_the_last_tokens(void **state) {
             part.time = SEEN;
             double *want = whole_pass(&part, WEFT_F64);
             compare(names[i], "sliding", got + t * d.vocab, want + (SEEN - 1) * d.vocab, d.vocab,
-                    1e-6);
+                    CLOSE);
             free(want);
         }
         free(got);
