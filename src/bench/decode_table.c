@@ -13,10 +13,12 @@
 #include "bench/timer.h"
 #include "core/version.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "model/kinds.h"
 #include "model/session.h"
+#include "ops/arith.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -39,6 +41,7 @@ typedef struct {
 } bench;
 
 enum { BUFFER_BYTES = 512 << 20, READ_TASKS = 64 };
+static const int64_t REMOTE_NUMBERS = (int64_t)2 << 30;
 
 typedef struct {
     const char *buffer;
@@ -59,8 +62,29 @@ static void read_part(void *context, int64_t task, int thread) {
         r->sums[task] += sum[0][k];
 }
 
+/* The same on the GPU: the squares of a large tensor, summed. */
+static double remote_rate(bench *b) {
+    double best = 0;
+    weft_graph *g;
+    weft_exec *exec = NULL;
+    if (weft_graph_create(&g) != WEFT_OK) return 0;
+    weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_BF16, REMOTE_NUMBERS);
+    weft_keep(weft_sum_squares(g, x, 1));
+    if (weft_exec_create(g, b->backend, b->pool, NULL, &exec) == WEFT_OK)
+        for (int i = 0; i < 6; i++) {
+            double start = bench_now();
+            if (weft_exec_run(exec, NULL) != WEFT_OK) break;
+            double rate = 2.0 * (double)REMOTE_NUMBERS / (bench_now() - start);
+            best = rate > best ? rate : best;
+        }
+    weft_exec_destroy(exec);
+    weft_graph_destroy(g);
+    return best;
+}
+
 /* Bytes a second, the best of a few reads. */
 static double read_rate(bench *b) {
+    if (b->backend->remote) return remote_rate(b);
     double best = 0;
     reading r = {.buffer = b->buffer};
     for (int i = 0; i < 4; i++) {
@@ -229,8 +253,8 @@ static void print_row(bench *b, const char *variant, int64_t context, int64_t ba
     bench_cell(t, "%lld", (long long)batch);
     bench_cell(t, "%.1f", tokens / r->step);
     bench_cell(t, "%.0f%%", 100 * r->spread);
-    bench_cell(t, "%.1f", 1e3 * r->step);
-    bench_cell(t, "%.1f", 1e3 * r->floor);
+    bench_cell(t, b->opt->cuda ? "%.3f" : "%.1f", 1e3 * r->step);
+    bench_cell(t, b->opt->cuda ? "%.3f" : "%.1f", 1e3 * r->floor);
     bench_cell(t, "%.0f%%", 100 * r->floor / r->step);
     bench_cell(t, "%lld", (long long)r->token_bytes);
     bench_cell(t, "%.1f", (double)r->bytes / 0x1p20);
@@ -351,7 +375,7 @@ static weft_status write_json(const bench *b) {
 
 static weft_status run(bench *b) {
     const bench_decode_options *o = b->opt;
-    b->backend = weft_cpu_backend();
+    b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
     WEFT_TRY(weft_pool_create(o->threads, &b->pool));
     WEFT_TRY(
@@ -370,7 +394,7 @@ static weft_status run(bench *b) {
         fprintf(o->table,
                 "decode on %s, %d threads; the floor is a read of every weight and of "
                 "every sequence's cache\n\n",
-                weft_cpu_isa(), weft_pool_size(b->pool));
+                o->cuda ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(b->pool));
     WEFT_TRY(measure_all(b));
     return o->json ? write_json(b) : WEFT_OK;
 }

@@ -12,6 +12,7 @@ typedef struct {
     const char *contexts; /* with commas; NULL: 256,2048,8192,32768 */
     const char *batches;  /* with commas; NULL: 1,8,64 */
     const char *peer;     /* NULL: none */
+    bool cuda;            /* on the GPU */
     int threads, steps;   /* steps measured for each row; 0: by time */
     FILE *table, *json;   /* NULL: not wanted */
 } bench_decode_options;

@@ -119,8 +119,6 @@ static int bench_attention(const weft_args *args, const bench_args *own) {
 static int bench_decode(const weft_args *args, const bench_args *own) {
     if (own->quick || own->settle || own->profile)
         return refuse("decode takes --shape, --variants, --contexts, --batches, --steps, -o");
-    if (args->device && strcmp(args->device, "cuda") == 0)
-        return refuse("decode: measured on the CPU; leave --device out");
     int64_t steps = 0;
     int status = weft_args_number(args, "--steps", own->steps, 1, STEPS_MAX, &steps);
     if (status) return status;
@@ -133,6 +131,7 @@ static int bench_decode(const weft_args *args, const bench_args *own) {
         .contexts = own->contexts,
         .batches = own->batches,
         .peer = own->peer,
+        .cuda = args->device && strcmp(args->device, "cuda") == 0,
         .threads = args->threads,
         .steps = (int)steps,
         .table = args->json ? NULL : stdout,
