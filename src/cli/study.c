@@ -18,6 +18,7 @@ const char weft_help_study[] =
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
     "                     runs/study for .config\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
+    "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
     "  --restart RUN      begin a failed run anew, its folder set aside: STEP-lrR-seedN, or "
     "failed\n"
     "                     for all of them\n"
@@ -33,12 +34,20 @@ const char weft_help_study[] =
     "their\n"
     "step and save. Exits 1 where a run is neither done nor diverged, or a step cannot be built.\n";
 
-enum { OUT_ROOM = 512, JOBS_MOST = 1024, SETS_ROOM = 2 * WEFT_TEXT_MAX };
+enum {
+    OUT_ROOM = 512,
+    GPUS_ROOM = 256,
+    GPUS_MOST = 64,
+    JOBS_MOST = 1024,
+    SETS_ROOM = 2 * WEFT_TEXT_MAX
+};
 
 typedef struct {
-    const char *steps, *out, *jobs_text, *restart;
+    const char *steps, *out, *jobs_text, *gpus_text, *restart;
     bool list;
     int64_t jobs;
+    char gpus_room[GPUS_ROOM];
+    const char *gpus[GPUS_MOST];
 } study_args;
 
 /* "a,b" as a choice among the steps; *chosen is NULL for all. */
@@ -159,6 +168,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     snprintf(name, sizeof name, "runs/%s", s->name);
     weft_study_options o = {.out = own->out ? own->out : name,
                             .jobs = (int)own->jobs,
+                            .gpus = own->gpus_text ? own->gpus : NULL,
                             .threads = weft_pool_size(*pool),
                             .peak_flops = bench_peak_flops(*pool),
                             .device = "cpu",
@@ -208,14 +218,41 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     return status;
 }
 
+/* "0,1" as one run at a time on each. */
+static int read_gpus(const weft_args *args, study_args *own) {
+    if (!own->gpus_text) return WEFT_EXIT_DONE;
+    char *at = own->gpus_room;
+    int length = snprintf(own->gpus_room, sizeof own->gpus_room, "%s", own->gpus_text);
+    if (own->jobs_text || length >= GPUS_ROOM) {
+        fprintf(stderr, own->jobs_text ? "weft study: --jobs and --gpus: one run goes on each GPU\n"
+                                       : "weft study: --gpus names too many GPUs\n");
+        return WEFT_EXIT_USAGE;
+    }
+    own->jobs = 0;
+    for (char *one; (one = strsep(&at, ","));) {
+        int64_t number = -1;
+        int exit_status = weft_args_number(args, "--gpus", one, 0, JOBS_MOST, &number);
+        if (!exit_status && own->jobs == GPUS_MOST) {
+            fprintf(stderr, "weft study: --gpus names more than %d GPUs\n", GPUS_MOST);
+            exit_status = WEFT_EXIT_USAGE;
+        }
+        if (exit_status) return exit_status;
+        own->gpus[own->jobs++] = one;
+    }
+    return WEFT_EXIT_DONE;
+}
+
 int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
-    const weft_arg list[] = {
-        {"--steps", &own.steps, NULL, false},    {"--out", &own.out, NULL, false},
-        {"--jobs", &own.jobs_text, NULL, false}, {"--restart", &own.restart, NULL, false},
-        {"--list", NULL, &own.list, false},      {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {{"--steps", &own.steps, NULL, false},
+                             {"--out", &own.out, NULL, false},
+                             {"--gpus", &own.gpus_text, NULL, false},
+                             {"--jobs", &own.jobs_text, NULL, false},
+                             {"--restart", &own.restart, NULL, false},
+                             {"--list", NULL, &own.list, false},
+                             {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
     if (!exit_status && (!args.config || args.step)) {
         fprintf(stderr, args.step
@@ -226,6 +263,7 @@ int weft_cmd_study(int argc, char **argv) {
     if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);
     if (!exit_status)
         exit_status = weft_args_number(&args, "--jobs", own.jobs_text, 1, JOBS_MOST, &own.jobs);
+    if (!exit_status) exit_status = read_gpus(&args, &own);
     if (exit_status) return exit_status;
     weft_status status = study(&args, &own, &result);
     if (status != WEFT_OK) return weft_args_fail(&args, status);

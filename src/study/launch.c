@@ -49,6 +49,22 @@ static weft_status write_config(const weft_config *c, const char *path) {
     return status;
 }
 
+/* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
+static weft_status start_on(const char *gpu, const char *const *words, const char *out,
+                            const char *log, pid_t *pid) {
+    const char *own = getenv("WEFT_CUDA_DEVICE");
+    char *before = own ? strdup(own) : NULL;
+    if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
+    weft_status status = weft_process_start(words, out, log, pid);
+    if (gpu && before)
+        setenv("WEFT_CUDA_DEVICE", before, 1);
+    else if (gpu)
+        unsetenv("WEFT_CUDA_DEVICE");
+    free(before);
+    return status;
+}
+
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid) {
     char config[WEFT_PATH_MAX], result[WEFT_PATH_MAX], log[WEFT_PATH_MAX], count[16], peak[40];
@@ -63,7 +79,7 @@ weft_status weft_launch(const weft_config *c, const char *folder,
                            "--resume", "--json",   "--threads", count,   "--peak-flops",
                            peak,       NULL,       NULL};
     if (options->save_last) words[11] = "--save-last";
-    return weft_process_start(words, result, log, pid);
+    return start_on(options->gpu, words, result, log, pid);
 }
 
 /* Waits for a measuring process; a signal is handed on. */

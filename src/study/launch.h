@@ -11,6 +11,7 @@ typedef struct {
     int threads;
     double peak_flops; /* 0: no mfu */
     bool save_last;    /* a checkpoint whatever SAVE_CHECKPOINT says */
+    const char *gpu;   /* the number of its GPU; NULL: as for this process */
 } weft_launch_options;
 
 /* Makes the folder, writes its `config` and starts the process: standard output to result.json,

@@ -134,7 +134,8 @@ static weft_status start_job(supervisor *v, slot *s, weft_job *job) {
     const weft_study_options *o = v->options;
     weft_launch_options launch = {.threads = o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
                                   .peak_flops = o->peak_flops,
-                                  .save_last = true};
+                                  .save_last = true,
+                                  .gpu = o->gpus ? o->gpus[s - v->slots] : NULL};
     weft_config c;
     WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
     if (job->begun) weft_folder_wait(s->folder, orphan_seconds);

@@ -9,6 +9,8 @@ typedef struct {
     const char *out;   /* the study's folder; made where it is not */
     const bool *steps; /* which are run; NULL: all */
     int jobs;          /* runs at a time */
+    /* [jobs] The number of the GPU that each takes; NULL: they take what a run alone would. */
+    const char *const *gpus;
     int threads;       /* of the machine: each run gets its share, at least one */
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
