@@ -9,6 +9,7 @@
  * (0: a kill). */
 #include "support/fault.h"
 #include "support/study_run.h"
+#include "support/token_file.h"
 #include "support/train_run.h"
 
 #include <errno.h>
@@ -215,6 +216,39 @@ static bool model_is_right(char *why) {
     return same_file("model.safetensors", why) && same_file("config.json", why);
 }
 
+/* Commands that write one file; what they read lies elsewhere. */
+static void prepare_folder(void) {
+    shell("rm -rf '%s' && mkdir '%s'", work, work);
+}
+
+static const char *const *eval_arguments(bool again) {
+    static const char *words[16];
+    static char model[300], logits[300];
+    (void)again;
+    snprintf(model, sizeof model, "%s/last", source);
+    snprintf(logits, sizeof logits, "%s/out", work);
+    memcpy(words,
+           RUN("eval", "--model", model, "--threads", "1", "--tokens", at("tokens.npy"), "--logits",
+               logits),
+           10 * sizeof *words);
+    return words;
+}
+
+static const char *const *tokenizer_arguments(bool again) {
+    static const char *words[16];
+    static char out[300];
+    snprintf(out, sizeof out, "%s/out", work);
+    memcpy(words,
+           RUN("tokenizer", "train", "--vocab", "270", "--out", out, at("text"),
+               again ? "--force" : "--min-count=2"),
+           9 * sizeof *words);
+    return words;
+}
+
+static bool out_is_right(char *why) {
+    return same_file("out", why);
+}
+
 static const scenario scenarios[] = {
     {"train", "train", prepare_nothing, train_arguments, run_is_right, NULL, 251, false},
     {"resume", "train", prepare_run, resume_arguments, run_is_right, NULL, 251, false},
@@ -223,6 +257,8 @@ static const scenario scenarios[] = {
     {"study-train", "train", prepare_nothing, study_arguments, study_is_right, NULL, 601, false},
     {"tokenize", "tokenize", prepare_nothing, tokenize_arguments, shards_are_right,
      "has shards already", 23, false},
+    {"eval", "eval", prepare_folder, eval_arguments, out_is_right, NULL, 7, false},
+    {"tokenizer", "tokenizer", prepare_folder, tokenizer_arguments, out_is_right, NULL, 7, false},
     {"init", "init", prepare_nothing, init_arguments, model_is_right, NULL, 29, false},
 };
 enum { SCENARIOS = sizeof scenarios / sizeof scenarios[0] };
@@ -397,6 +433,10 @@ static int open_scratch(void **state) {
     for (size_t i = 0; i < sizeof text; i++)
         text[i] = (char)('a' + i % 26);
     file_write(at("text"), text, sizeof text);
+    int32_t tokens[25];
+    for (int i = 0; i < 25; i++)
+        tokens[i] = i;
+    npy_write(at("tokens.npy"), 4, 1, 25, tokens);
     return 0;
 }
 
