@@ -30,6 +30,15 @@ static void train_steps(const char *folder, const char *iterations) {
     command_succeeds(TRAIN("--out", folder, "-o", iterations, "-o", "CHECKPOINT_KEEP=2"), NULL);
 }
 
+static void shell(const char *format, ...) {
+    char line[2000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (system(line) != 0) fail_msg("%s", line); /* NOLINT */
+}
+
 static void make_victim(const char *folder) {
     char path[600];
     assert_int_equal(mkdir(folder, 0777), 0);
@@ -174,16 +183,24 @@ static void test_a_last_that_cannot_be_looked_at_is_an_error(void **state) {
     command_succeeds(RESUME, NULL);
 }
 
-/* best and last of one step share their files; the folder cannot be read to its end. */
-static void test_an_error_of_readdir_is_no_empty_checkpoint(void **state) {
+/* A folder that cannot be read to its end is not taken for one with less in it. */
+static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
     (void)state;
-    snprintf(out, sizeof out, "%s", at("unread"));
+    fault f = {.calls = "readdir", .path = "unread", .error = EIO};
+    long count = 0;
     fault_need();
-    train_steps(out, "GPT2_MAX_ITERS=2");
-    for (long nth = 1; nth < 36; nth += 3) {
-        fault f = {.calls = "readdir", .path = "unread/", .nth = nth, .error = EIO};
-        command_result r = fault_run(&f, RESUME, NULL);
-        if (r.status != 0) assert_non_null(strstr(r.err, strerror(EIO)));
+    train_steps(at("unread-begun"), "GPT2_MAX_ITERS=2");
+    snprintf(out, sizeof out, "%s", at("unread"));
+    shell("cp -a %s %s", at("unread-begun"), out);
+    command_result r = fault_run(&f, RESUME, &count);
+    assert_int_equal(r.status, 0);
+    command_free(&r);
+    assert_true(count > 20);
+    for (f.nth = 1; f.nth <= count; f.nth += train_long() ? 1 : 1 + count / 12) {
+        shell("rm -rf %s && cp -a %s %s", out, at("unread-begun"), out);
+        r = fault_run(&f, RESUME, NULL);
+        if (r.status != 1 || !strstr(r.err, strerror(EIO)))
+            fail_msg("readdir %ld of %ld: ended on %d: %s", f.nth, count, r.status, r.err);
         command_free(&r);
         assert_int_equal(access(at("unread/last/model.safetensors"), R_OK), 0);
         assert_int_equal(access(at("unread/last/state.json"), R_OK), 0);
@@ -293,7 +310,7 @@ int main(void) {
         cmocka_unit_test(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too),
         cmocka_unit_test(test_a_kill_between_the_first_best_and_the_first_last),
         cmocka_unit_test(test_a_last_that_cannot_be_looked_at_is_an_error),
-        cmocka_unit_test(test_an_error_of_readdir_is_no_empty_checkpoint),
+        cmocka_unit_test(test_an_error_of_readdir_is_no_empty_folder),
         cmocka_unit_test(test_a_sync_that_fails_is_told),
         cmocka_unit_test(test_a_kill_while_pruning_leaves_no_torn_step),
         cmocka_unit_test(test_a_torn_step_is_cleaned_up_and_not_offered),
