@@ -32,7 +32,8 @@ const char weft_help_bench[] =
     "  --batches N,N      sequences at once; default: 1,8,64\n"
     "all:\n"
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for\n"
-    "                     train, \"python3 bench/peer.py\" for attention (PyTorch)\n"
+    "                     train, \"python3 bench/peer.py\" for attention,\n"
+    "                     \"python3 bench/peer_decode.py\" for decode (all PyTorch)\n"
     "  --threads N        for both sides; default: one per processor\n"
     "  --json             one object on standard output\n";
 
