@@ -75,8 +75,11 @@ mutate: build ## break the code on purpose, and see that a test notices
 	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate; \
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
 
-test-torch: ## the tests of the PyTorch package
-	@echo "make test-torch: there is no PyTorch package yet (python/ is empty)" >&2; exit 2
+# PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch.
+test-torch: $(LIB_SO) ## the tests of the PyTorch package (PYTHON= with torch and pytest)
+	@if $(PYTHON) -c 'import torch, pytest' 2>/dev/null; then \
+		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(PYTHON) -m pytest -q tests; \
+	else echo "make test-torch: skipped: $(PYTHON) cannot import torch and pytest (PYTHON=...)" >&2; fi
 
 clean: ## remove what was built, keep what was found out about the machine
 	@if [ -d '$(BUILD)' ]; then \

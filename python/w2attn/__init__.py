@@ -1,0 +1,1 @@
+"""The W2 attention write-up's import names, on weft."""

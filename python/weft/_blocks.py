@@ -1,0 +1,93 @@
+"""Engines and blocks: parts of weft's models as two functions over foreign memory.
+
+One engine per device serves the whole process. A block knows the names, types and shapes of its
+inputs, weights and outputs; the library keeps its plan by shape, so opening one again is cheap. This
+file knows addresses only, no framework.
+"""
+import ctypes
+import os
+import threading
+from ctypes import byref, c_void_p, sizeof
+
+from ._library import BlockInfo, Call, check, handle, lib, texts
+
+INPUTS, WEIGHTS, OUTPUTS = 0, 1, 2
+GRADIENT, TRAIN = 1, 2
+SAVED, FORWARD, BACKWARD = 0, 1, 2
+ALIGNMENT = 64
+
+_lock = threading.Lock()
+_engines = {}
+_blocks = {}
+
+
+def engine(device):
+    """The engine of "cpu" or "cuda". WEFT_THREADS sets how many threads the CPU's has."""
+    with _lock:
+        if device not in _engines:
+            threads = int(os.environ.get("WEFT_THREADS", "0"))
+            _engines[device] = handle(lib.weft_engine_open, threads, device.encode())
+        return _engines[device]
+
+
+class Tensor:
+    """What a block says of one of its tensors."""
+
+    def __init__(self, info):
+        self.name, self.type = info.name.decode(), info.type.decode()
+        self.shape = tuple(info.shape[:info.ndim])
+        self.bytes, self.gradient, self.read_back = info.bytes, bool(info.gradient), bool(info.read_back)
+
+
+class Block:
+    """A part of a model ("attention", "ffn", "layer") planned for a batch and a time."""
+
+    def __init__(self, device, part, options, batch, time, first, purpose):
+        self.handle = handle(lib.weft_block_open_part, engine(device), part.encode(), texts(options),
+                             batch, time, int(first), purpose)
+        self.inputs, self.weights, self.outputs = map(self._list, (INPUTS, WEIGHTS, OUTPUTS))
+        self.saved_bytes, self.forward_bytes, self.backward_bytes = (
+            lib.weft_block_bytes(self.handle, what) for what in (SAVED, FORWARD, BACKWARD))
+
+    def _list(self, which):
+        tensors, info = [], BlockInfo()
+        for i in range(lib.weft_block_count(self.handle, which)):
+            check(lib.weft_block_tensor(self.handle, which, i, byref(info), sizeof(info)))
+            tensors.append(Tensor(info))
+        return tensors
+
+    def _call(self, inputs, weights, outputs, saved, workspace, stream, seed):
+        call = Call(size=sizeof(Call), saved=saved, workspace=workspace, stream=stream, seed=seed)
+        call.inputs, call.weights, call.outputs = map(addresses, (inputs, weights, outputs))
+        return call
+
+    def forward(self, inputs, weights, outputs, saved, workspace, stream=None, seed=0):
+        """Runs it; every argument is an address or a list of them, None where there is none."""
+        check(lib.weft_block_forward(self.handle, byref(self._call(
+            inputs, weights, outputs, saved, workspace, stream, seed))))
+
+    def backward(self, inputs, weights, outputs, saved, workspace, grad_outputs, grad_inputs,
+                 grad_weights, stream=None, seed=0):
+        call = self._call(inputs, weights, outputs, saved, workspace, stream, seed)
+        call.grad_outputs, call.grad_inputs, call.grad_weights = map(
+            addresses, (grad_outputs, grad_inputs, grad_weights))
+        check(lib.weft_block_backward(self.handle, byref(call)))
+
+    def check(self):
+        """Raises the first value that a call could not use, as far as it is known by now."""
+        check(lib.weft_block_check(self.handle))
+
+
+def addresses(values):
+    return ctypes.cast((c_void_p * max(len(values), 1))(*values), ctypes.POINTER(c_void_p))
+
+
+def block(device, part, options, batch, time, first, purpose):
+    """The block of these arguments, opened once in a process. `options` is a tuple of texts."""
+    key = device, part, options, batch, time, first, purpose
+    found = _blocks.get(key)
+    if found is None:
+        made = Block(device, part, options, batch, time, first, purpose)
+        with _lock:
+            found = _blocks.setdefault(key, made)
+    return found
