@@ -2,6 +2,7 @@
 #include "bench/limits.h"
 #include "cli/args.h"
 #include "core/log.h"
+#include "cuda/backend.h"
 #include "study/report.h"
 #include "study/supervise.h"
 #include "train/stop.h"
@@ -22,6 +23,7 @@ const char weft_help_study[] =
     "  --restart RUN      begin a failed run anew, its folder set aside: STEP-lrR-seedN, or "
     "failed\n"
     "                     for all of them\n"
+    "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
     "  --list             the steps and what they cost; nothing is run\n"
     "  -o KEY=VALUE       override a config key in every step; repeatable\n"
     "  --seed N, --dtype T, --device D, --threads N\n"
@@ -43,11 +45,12 @@ enum {
 };
 
 typedef struct {
-    const char *steps, *out, *jobs_text, *gpus_text, *restart;
+    const char *steps, *out, *jobs_text, *gpus_text, *restart, *minutes_text;
     bool list;
     int64_t jobs;
     char gpus_room[GPUS_ROOM];
     const char *gpus[GPUS_MOST];
+    double minutes;
 } study_args;
 
 /* "a,b" as a choice among the steps; *chosen is NULL for all. */
@@ -98,16 +101,12 @@ static json_t *step_json(const weft_study *s, int step) {
     return row;
 }
 
-static int runs_of_step(const weft_study *s) {
-    return weft_study_step_rates(s) * (int)s->base.study_seeds;
-}
-
 static void list_json(const weft_study *s) {
     json_t *steps = json_array(), *rates = json_array();
     int runs = 0;
     for (int i = 0; i < s->steps.n; i++) {
         json_array_append_new(steps, step_json(s, i));
-        if (!*s->plan[i].error) runs += runs_of_step(s);
+        if (!*s->plan[i].error) runs += weft_study_step_runs(s);
     }
     for (int k = 0; k < s->n_rates; k++)
         json_array_append_new(rates, json_real(s->rates[k]));
@@ -132,7 +131,7 @@ static void list_table(const weft_study *s) {
             printf("%-*s cannot be built: %s\n", width, p->step->name, p->error);
             continue;
         }
-        runs += runs_of_step(s);
+        runs += weft_study_step_runs(s);
         weft_study_overrides(s, i, sets, sizeof sets);
         if (p->iters > 0) {
             snprintf(iters, sizeof iters, "%lld", (long long)p->iters);
@@ -143,7 +142,8 @@ static void list_table(const weft_study *s) {
                (p->account.forward_flops + p->account.backward_flops) / 1e6,
                *sets ? sets : "nothing");
     }
-    printf("%d runs: %d learning rates and %lld seeds a step\n", runs, weft_study_step_rates(s),
+    printf("%d runs: %d learning rates%s and %lld seeds a step\n", runs, weft_study_step_rates(s),
+           weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
            (long long)s->base.study_seeds);
 }
 
@@ -162,7 +162,7 @@ static void print_result(const weft_study_result *r, const char *out) {
 }
 
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
-                             weft_pool **pool, weft_study_result *r) {
+                             const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[OUT_ROOM + 16];
     bool *chosen;
     snprintf(name, sizeof name, "runs/%s", s->name);
@@ -170,9 +170,10 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
                             .jobs = (int)own->jobs,
                             .gpus = own->gpus_text ? own->gpus : NULL,
                             .threads = weft_pool_size(*pool),
-                            .peak_flops = bench_peak_flops(*pool),
-                            .device = "cpu",
-                            .restart = own->restart};
+                            .peak_flops = backend->remote ? 0 : bench_peak_flops(*pool),
+                            .device = backend->remote ? weft_cuda_device_name() : "cpu",
+                            .restart = own->restart,
+                            .seconds = 60 * own->minutes};
     /* From here on this process has one thread: it starts others. */
     weft_pool_destroy(*pool);
     *pool = NULL;
@@ -210,7 +211,7 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
             list_table(s);
     } else if (status == WEFT_OK) {
         weft_stop_install();
-        status = run_study(args, own, s, &pool, r);
+        status = run_study(args, own, s, backend, &pool, r);
         weft_stop_remove();
     }
     weft_study_close(s);
@@ -242,17 +243,25 @@ static int read_gpus(const weft_args *args, study_args *own) {
     return WEFT_EXIT_DONE;
 }
 
+/* WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. */
+static int read_minutes(const char *text, double *minutes) {
+    char *end = "";
+    *minutes = text ? strtod(text, &end) : 0;
+    if (!text || (!*end && end != text && *minutes > 0 && isfinite(*minutes)))
+        return WEFT_EXIT_DONE;
+    fprintf(stderr, "weft study: --minutes '%s' must be a number above 0\n", text);
+    return WEFT_EXIT_USAGE;
+}
+
 int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
-    const weft_arg list[] = {{"--steps", &own.steps, NULL, false},
-                             {"--out", &own.out, NULL, false},
-                             {"--gpus", &own.gpus_text, NULL, false},
-                             {"--jobs", &own.jobs_text, NULL, false},
-                             {"--restart", &own.restart, NULL, false},
-                             {"--list", NULL, &own.list, false},
-                             {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {
+        {"--steps", &own.steps, NULL, false},     {"--out", &own.out, NULL, false},
+        {"--gpus", &own.gpus_text, NULL, false},  {"--jobs", &own.jobs_text, NULL, false},
+        {"--restart", &own.restart, NULL, false}, {"--minutes", &own.minutes_text, NULL, false},
+        {"--list", NULL, &own.list, false},       {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
     if (!exit_status && (!args.config || args.step)) {
         fprintf(stderr, args.step
@@ -264,6 +273,7 @@ int weft_cmd_study(int argc, char **argv) {
     if (!exit_status)
         exit_status = weft_args_number(&args, "--jobs", own.jobs_text, 1, JOBS_MOST, &own.jobs);
     if (!exit_status) exit_status = read_gpus(&args, &own);
+    if (!exit_status) exit_status = read_minutes(own.minutes_text, &own.minutes);
     if (exit_status) return exit_status;
     weft_status status = study(&args, &own, &result);
     if (status != WEFT_OK) return weft_args_fail(&args, status);

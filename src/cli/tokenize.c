@@ -21,6 +21,7 @@ const char weft_help_tokenize[] =
     "                     beside it, or a folder with such files\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
     "  --val-share P      that much of the text, 0 up to 1, is kept apart as val_*.bin (0)\n"
+    "  --val FILE         all the text of this file is kept apart too\n"
     "  --shard-tokens N   tokens of a shard (100000000)\n"
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
@@ -242,7 +243,7 @@ static int tokenize(const weft_args *args, const char *tokenizer, const char *ou
     if (status == WEFT_OK) status = put_in_place(&j, out);
     int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
     if (status == WEFT_OK) {
-        if (input->val_share > 0 && !weft_shard_writer_tokens(j.writers[1]))
+        if ((input->val_share > 0 || input->val_path) && !weft_shard_writer_tokens(j.writers[1]))
             weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
         report(&j, out, took);
     }
@@ -253,24 +254,26 @@ static int tokenize(const weft_args *args, const char *tokenizer, const char *ou
 int weft_cmd_tokenize(int argc, char **argv) {
     weft_args args;
     const char *tokenizer = NULL, *field = NULL, *share = NULL, *shard = NULL, *out = NULL;
+    weft_input_options input = {0};
     const weft_arg own[] = {{"--tokenizer", &tokenizer, NULL, false},
                             {"--jsonl", &field, NULL, false},
                             {"--val-share", &share, NULL, false},
+                            {"--val", &input.val_path, NULL, false},
                             {"--shard-tokens", &shard, NULL, false},
                             {"--out", &out, NULL, true},
                             {0}};
-    weft_input_options input = {0};
     int64_t shard_tokens = 0;
-    const char **files = calloc((size_t)argc, sizeof *files);
+    const char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files) return WEFT_EXIT_FAILED;
     int exit_status =
         weft_args_parse(&args, argc, argv, own, files, argc < FILES_MAX ? argc : FILES_MAX);
-    while (input.n_paths < argc && files[input.n_paths])
+    while (!exit_status && input.n_paths < argc && files[input.n_paths])
         input.n_paths++;
     if (!exit_status && !input.n_paths) {
         fprintf(stderr, "weft tokenize: no files are named; - is standard input\n");
         exit_status = WEFT_EXIT_USAGE;
     }
+    if (input.val_path) files[input.n_paths++] = input.val_path;
     if (!exit_status) exit_status = read_numbers(share, shard, &input.val_share, &shard_tokens);
     input.paths = files;
     input.field = field;

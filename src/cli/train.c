@@ -3,6 +3,7 @@
 #include "cli/args.h"
 #include "core/log.h"
 #include "cuda/backend.h"
+#include "study/facts.h"
 #include "train/loop.h"
 #include "train/stop.h"
 
@@ -72,7 +73,7 @@ static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-static void print_result(const weft_train_result *r, const char *out) {
+static void print_result(const weft_train_result *r, const char *out, json_t *facts) {
     json_t *object = json_pack(
         "{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "out", out,
         "finished", r->end == WEFT_TRAIN_DONE, "step", (json_int_t)r->steps, "skipped",
@@ -85,13 +86,15 @@ static void print_result(const weft_train_result *r, const char *out) {
     json_object_set_new(object, "end", json_string(ends[r->end]));
     json_object_set_new(object, "why", *r->why ? json_string(r->why) : json_null());
     if (*r->metric) json_object_set_new(object, r->metric, number(r->metric_value));
+    if (facts) json_object_set(object, "facts", facts);
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(object);
 }
 
-static int finish(const weft_args *args, const weft_train_result *r, const char *out) {
-    if (args->json) print_result(r, out);
+static int finish(const weft_args *args, const weft_train_result *r, const char *out,
+                  json_t *facts) {
+    if (args->json) print_result(r, out, facts);
     if (r->end == WEFT_TRAIN_DONE) return WEFT_EXIT_DONE;
     fprintf(stderr, "weft %s: %s: %s\n", args->command, out, r->why);
     return WEFT_EXIT_FAILED;
@@ -118,7 +121,7 @@ static void share_gpus(const weft_config *c, const weft_comm *comm) {
 
 /* The run, once its arguments are right. */
 static weft_status run(weft_args *args, weft_train_options *options, const char *peak,
-                       bool unchecked, weft_train_result *result) {
+                       bool unchecked, weft_train_result *result, json_t **facts) {
     weft_config c;
     weft_pool *pool = NULL;
     const weft_backend *backend;
@@ -135,6 +138,9 @@ static weft_status run(weft_args *args, weft_train_options *options, const char 
             options->peak_flops = bench_peak_flops(pool) * weft_comm_size(comm);
         status = weft_train(&c, backend, pool, options, result);
         weft_stop_remove();
+        if (status == WEFT_OK)
+            *facts =
+                weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
     }
     weft_pool_destroy(pool);
     return status;
@@ -143,13 +149,13 @@ static weft_status run(weft_args *args, weft_train_options *options, const char 
 /* Other ranks hear of an error that is this one's alone. How a run ended is rank 0's to say, before
  * the launcher sees any of them end. */
 static int end_ranks(const weft_args *args, const weft_train_options *options, weft_status status,
-                     const weft_train_result *result) {
+                     const weft_train_result *result, json_t *facts) {
     int exit_status = WEFT_EXIT_DONE;
     if (status != WEFT_OK) {
         weft_comm_fail(options->comm, weft_error_message());
         exit_status = weft_args_fail(args, status);
     } else if (weft_comm_rank(options->comm) == 0) {
-        exit_status = finish(args, result, options->out);
+        exit_status = finish(args, result, options->out, facts);
     }
     weft_comm_close(options->comm);
     return exit_status;
@@ -162,6 +168,7 @@ int weft_cmd_train(int argc, char **argv) {
     weft_train_result result;
     const char *peak = NULL;
     bool unchecked = false;
+    json_t *facts = NULL;
     const weft_arg own[] = {{"--out", &options.out, NULL, false},
                             {"--resume", &options.resume_name, &options.resume, false},
                             {"--from", &options.from, NULL, false},
@@ -184,6 +191,8 @@ int weft_cmd_train(int argc, char **argv) {
     weft_status status = weft_comm_open(&options.comm);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
     if (weft_comm_rank(options.comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
-    status = run(&args, &options, peak, unchecked, &result);
-    return end_ranks(&args, &options, status, &result);
+    status = run(&args, &options, peak, unchecked, &result, &facts);
+    exit_status = end_ranks(&args, &options, status, &result, facts);
+    json_decref(facts);
+    return exit_status;
 }

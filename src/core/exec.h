@@ -56,6 +56,8 @@ struct weft_backend {
     uint32_t (*choices)(void);
     /* For calls over memory that is another's (function.h); NULL: kernels are just run. */
     const struct weft_call_backend *calls;
+    /* Bytes of the device's memory that this process holds, by the device's own count. */
+    int64_t (*taken)(void);
 };
 
 typedef struct {

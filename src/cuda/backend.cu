@@ -200,9 +200,15 @@ static weft_status cuda_run(weft_exec *x) {
     return s->staged->fault == ~0ULL ? WEFT_OK : explain_fault(x, s->staged->fault);
 }
 
+static int64_t cuda_taken(void) {
+    return weft_cuda_device_free_at_start() - cuda_memory();
+}
+
 static const weft_backend cuda = {
-    "cuda", cuda_kernel, cuda_alloc, cuda_release, cuda_upload, cuda_download,   cuda_memory,
-    true,   cuda_fill,   cuda_open,  cuda_close,   cuda_run,    hash_algorithms, &weft_cuda_calls,
+    "cuda",          cuda_kernel,      cuda_alloc,  cuda_release,
+    cuda_upload,     cuda_download,    cuda_memory, true,
+    cuda_fill,       cuda_open,        cuda_close,  cuda_run,
+    hash_algorithms, &weft_cuda_calls, cuda_taken,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

@@ -83,7 +83,7 @@ static weft_status open_next(weft_input *in) {
     in->ended = false;
     in->hold = !in->o.field && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
     in->starts = true;
-    in->in_val = false;
+    in->in_val = path == in->o.val_path;
     in->place = in->line = 0;
     in->start = in->seen = in->used;
     return WEFT_OK;
@@ -147,7 +147,8 @@ static weft_status cut_lines(weft_input *in) {
         size_t stop = end ? (size_t)(end - in->buffer) + 1 : in->used;
         in->line++;
         in->starts = true;
-        WEFT_TRY(add_unit(in, stop, is_held_out(in, in->documents++)));
+        bool val = is_held_out(in, in->documents++) || in->in_val;
+        WEFT_TRY(add_unit(in, stop, val));
         in->seen = stop;
     }
     return WEFT_OK;

@@ -151,6 +151,32 @@ static weft_status write_result(weft_database *d, const summary *u, const weft_e
         u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
+static weft_status add_fact(weft_database *d, int64_t run, const char *name, const json_t *value) {
+    static const char sql[] = "INSERT INTO facts(run, name, value) VALUES (?, ?, ?)";
+    if (json_is_string(value))
+        return weft_database_run(d, sql, "iss", run, name, json_string_value(value));
+    if (json_is_integer(value))
+        return weft_database_run(d, sql, "isi", run, name, (int64_t)json_integer_value(value));
+    return weft_database_run(d, sql, "isd", run, name, json_number_value(value));
+}
+
+/* What the run says of itself in result.json. */
+static weft_status take_facts(weft_database *d, const summary *u, const weft_ending *e) {
+    char path[PATH_ROOM];
+    const char *name;
+    json_t *value;
+    snprintf(path, sizeof path, "%s/result.json", e->folder);
+    json_t *result = json_load_file(path, 0, NULL);
+    weft_status status =
+        weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
+    json_object_foreach(json_object_get(result, "facts"), name, value) {
+        if (status == WEFT_OK && !json_is_null(value))
+            status = add_fact(d, u->job->run, name, value);
+    }
+    json_decref(result);
+    return status;
+}
+
 static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
                             const char *weights) {
     char path[WEFT_PATH_MAX];
@@ -164,6 +190,7 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     if (!e->diverged && u->last != u->iters)
         return weft_fail(WEFT_EINPUT, "%s: ends at step %lld of %lld", path, (long long)u->last,
                          (long long)u->iters);
+    WEFT_TRY(take_facts(d, u, e));
     return write_result(d, u, e, weights);
 }
 

@@ -2,6 +2,7 @@
  * seeds, so a step that joins later does not move the others. */
 #include "study/record.h"
 
+#include "core/machine.h"
 #include "core/version.h"
 #include "study/equal.h"
 #include "study/schema.h"
@@ -9,7 +10,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 enum { HOST_ROOM = 256, SETS_ROOM = 2 * WEFT_TEXT_MAX, LIST_ROOM = 1 << 15 };
@@ -65,15 +65,6 @@ weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const
                              "iisss", run, step, kind, detail, now);
 }
 
-static void machine_text(char *text, size_t room) {
-    struct utsname is;
-    if (uname(&is) == 0)
-        snprintf(text, room, "%s %s %s, %ld processors", is.machine, is.sysname, is.release,
-                 sysconf(_SC_NPROCESSORS_ONLN));
-    else
-        snprintf(text, room, "unknown");
-}
-
 static weft_status insert_study(weft_database *d, const weft_study *s, const weft_place *place) {
     char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512];
     char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM), *rates = malloc(LIST_ROOM);
@@ -81,7 +72,7 @@ static weft_status insert_study(weft_database *d, const weft_study *s, const wef
     const char *commit = weft_git_commit();
     weft_time_now(now);
     host_name(host);
-    machine_text(machine, sizeof machine);
+    weft_machine_text(machine, sizeof machine);
     if (status == WEFT_OK) {
         weft_study_seeds_text(s, seeds, LIST_ROOM);
         weft_study_rates_text(s, rates, LIST_ROOM);
@@ -101,29 +92,96 @@ static weft_status insert_study(weft_database *d, const weft_study *s, const wef
     return status;
 }
 
-static weft_status insert_runs(weft_database *d, const weft_study *s, int step) {
+/* Run k of a rate: its seeds in their order, then the one that chooses. The number is the same
+ * whichever of them are run. */
+static weft_status insert_run(weft_database *d, const weft_study *s, int step, int rate_place,
+                              int k) {
     int rates = weft_study_step_rates(s), seeds = (int)s->base.study_seeds;
-    for (int i = 0; i < rates * seeds; i++) {
-        int64_t seed = weft_study_seed(s, i % seeds);
-        double rate = weft_study_rate(s, step, i / seeds);
-        char folder[WEFT_FOLDER_ROOM], number[32];
-        weft_config c;
-        weft_study_run_config(s, step, rate, seed, &c);
-        weft_study_number(rate, number, sizeof number);
-        snprintf(folder, sizeof folder, "runs/%s-lr%s-seed%lld", s->steps.list[step].name, number,
-                 (long long)seed);
-        char *json = config_json(&c);
-        if (!json) return no_memory();
-        weft_status status =
-            weft_database_run(d,
-                              "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
-                              " VALUES (?, ?, ?, ?, ?, ?)",
-                              "iidiss", (int64_t)step * rates * seeds + i + 1, (int64_t)step, rate,
-                              seed, folder, json);
-        free(json);
-        WEFT_TRY(status);
+    int row = seeds + weft_study_chooses(s);
+    int64_t seed = k < seeds ? weft_study_seed(s, k) : s->base.study_rate_seed;
+    double rate = weft_study_rate(s, step, rate_place);
+    char folder[WEFT_FOLDER_ROOM], number[32];
+    weft_config c;
+    weft_study_run_config(s, step, rate, seed, &c);
+    weft_study_number(rate, number, sizeof number);
+    snprintf(folder, sizeof folder, "runs/%s-lr%s-seed%lld", s->steps.list[step].name, number,
+             (long long)seed);
+    char *json = config_json(&c);
+    if (!json) return no_memory();
+    weft_status status = weft_database_run(
+        d,
+        "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        "iidiss", ((int64_t)step * rates + rate_place) * row + k + 1, (int64_t)step, rate, seed,
+        folder, json);
+    free(json);
+    return status;
+}
+
+/* All of a step's, or at first only those that choose its rate. */
+static weft_status insert_runs(weft_database *d, const weft_study *s, int step) {
+    int seeds = (int)s->base.study_seeds;
+    bool chooses = weft_study_chooses(s);
+    for (int rate = 0; rate < weft_study_step_rates(s); rate++)
+        for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
+            WEFT_TRY(insert_run(d, s, step, rate, k));
+    return WEFT_OK;
+}
+
+/* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
+ * a score. The smaller of equals. */
+static weft_status find_best_rate(weft_database *d, const weft_study *s, int step, int *place) {
+    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC, there;
+    double best = NAN, best_rate = NAN;
+    int ended = 0;
+    sqlite3_stmt *rows;
+    *place = -1;
+    WEFT_TRY(weft_database_ask(d, &rows,
+                               "SELECT learning_rate, score FROM runs WHERE step = ? AND seed = ?"
+                               " AND status IN ('done', 'diverged') ORDER BY learning_rate",
+                               "ii", (int64_t)step, s->base.study_rate_seed));
+    weft_status status = weft_database_next(d, rows, &there);
+    while (status == WEFT_OK && there) {
+        double score = weft_column_number(rows, 1);
+        ended++;
+        if (isfinite(score) && (isnan(best) || (higher ? score > best : score < best))) {
+            best = score;
+            best_rate = sqlite3_column_double(rows, 0);
+        }
+        status = weft_database_next(d, rows, &there);
+    }
+    weft_database_end(rows);
+    for (int i = 0; ended == s->n_rates && i < s->n_rates; i++)
+        if (s->rates[i] == best_rate) *place = i;
+    return status;
+}
+
+static weft_status choose_rate(weft_database *d, const weft_study *s, int step, int *added) {
+    int place;
+    int64_t there;
+    WEFT_TRY(weft_database_number(d, 0, &there,
+                                  "SELECT count(*) FROM runs WHERE step = ? AND seed <> ?", "ii",
+                                  (int64_t)step, s->base.study_rate_seed));
+    if (there) return WEFT_OK;
+    WEFT_TRY(find_best_rate(d, s, step, &place));
+    for (int k = 0; place >= 0 && k < (int)s->base.study_seeds; k++) {
+        WEFT_TRY(insert_run(d, s, step, place, k));
+        ++*added;
     }
     return WEFT_OK;
+}
+
+static weft_status choose_rates(weft_database *d, const weft_study *s, int *added) {
+    for (int i = 0; i < s->steps.n; i++)
+        if (!*s->plan[i].error) WEFT_TRY(choose_rate(d, s, i, added));
+    return WEFT_OK;
+}
+
+weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added) {
+    *added = 0;
+    if (!weft_study_chooses(s)) return WEFT_OK;
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, choose_rates(d, s, added));
 }
 
 static const char *or_null(const char *text) {

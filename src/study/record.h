@@ -47,6 +47,10 @@ weft_status weft_record_match(weft_database *d, weft_study *s);
  * now can gets its runs. */
 weft_status weft_record_renew(weft_database *d, const weft_study *s);
 
+/* With STUDY_RATE_SEED: a step whose rates have all been tried gets its runs with the study's seeds
+ * at the best of them. *added tells how many runs that made. */
+weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
+
 weft_status weft_record_jobs(weft_database *d, weft_jobs *out);
 void weft_jobs_free(weft_jobs *j);
 const char *weft_job_status_name(weft_job_status status);

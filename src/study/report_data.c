@@ -75,6 +75,15 @@ static weft_status no_memory(const weft_report_data *d) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
 }
 
+/* STUDY_RATE_SEED in "KEY=VALUE" lines, where it had rates to choose from. */
+static int64_t find_rate_seed(const char *config) {
+    static const char key[] = "\nSTUDY_RATE_SEED=", rates[] = "\nSTUDY_LEARNING_RATES=";
+    const char *at = strstr(config, key), *list = strstr(config, rates);
+    if (!at || !list) return -1;
+    list += strlen(rates);
+    return memchr(list, ',', strcspn(list, "\n")) ? strtoll(at + strlen(key), NULL, 10) : -1;
+}
+
 static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     const char **texts[] = {&d->name,    &d->config, &d->seeds_text, &d->rates_text,
                             &d->equal,   &d->score,  &d->version,    &d->commit,
@@ -84,6 +93,7 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
         *texts[i] = column_text(d, s, i);
     d->tail = column_number(s, n);
     d->threads = column_number(s, n + 1);
+    d->rate_seed = find_rate_seed(d->config);
     return WEFT_OK;
 }
 
@@ -137,6 +147,9 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     for (int i = 0; i < 7; i++)
         *numbers[i] = column_number(s, 12 + i);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
+    run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
+    run->device_bytes = NAN;
+    run->commit = run->where = "";
     return WEFT_OK;
 }
 
@@ -152,7 +165,21 @@ static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
     return WEFT_OK;
 }
 
+static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
+    int64_t id = column_integer(s, 0);
+    const char *name = (const char *)sqlite3_column_text(s, 1);
+    weft_report_run *run = NULL;
+    for (int i = 0; i < d->n_runs; i++)
+        if (d->runs[i].id == id) run = &d->runs[i];
+    if (!run || !name) return WEFT_OK;
+    if (strcmp(name, "device_bytes") == 0) run->device_bytes = column_number(s, 2);
+    if (strcmp(name, "commit") == 0) run->commit = column_text(d, s, 2);
+    if (strcmp(name, "where") == 0) run->where = column_text(d, s, 2);
+    return WEFT_OK;
+}
+
 static weft_status take_seed(weft_report_data *d, sqlite3_stmt *s) {
+    if (d->rate_seed >= 0 && sqlite3_column_int64(s, 0) == d->rate_seed) return WEFT_OK;
     int64_t *list = grow(d->seeds, d->n_seeds, sizeof *list);
     if (!list) return no_memory(d);
     d->seeds = list;
@@ -189,6 +216,7 @@ static const struct {
      " ORDER BY step, learning_rate, seed",
      take_run},
     {"its events", "SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
+    {"its facts", "SELECT run, name, value FROM facts", take_fact},
     {"its seeds", "SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
     {"its learning rates",
      "SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
@@ -205,12 +233,15 @@ const weft_report_run *weft_report_find(const weft_report_data *d, int step, dou
     return NULL;
 }
 
-/* Finished scores of a step at a rate; returns how many. `scores` has room for every run. */
-static int list_scores(const weft_report_data *d, int step, double rate, double *scores) {
+/* Finished scores of a step at a rate, of the runs that choose a rate or of those that count; returns
+ * how many. `scores` has room for every run. */
+static int list_scores(const weft_report_data *d, int step, double rate, bool chooses,
+                       double *scores) {
     int n = 0;
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step == step && run->rate == rate && run->finished) scores[n++] = run->score;
+        if (run->step == step && run->rate == rate && run->finished && run->chooses == chooses)
+            scores[n++] = run->score;
     }
     return n;
 }
@@ -220,7 +251,7 @@ static void choose_rate(const weft_report_data *d, int place, double *scores) {
     weft_report_step *step = &d->steps[place];
     double best = NAN;
     for (int i = 0; i < d->n_rates; i++) {
-        int n = list_scores(d, place, d->rates[i], scores);
+        int n = list_scores(d, place, d->rates[i], d->rate_seed >= 0, scores);
         double mean = weft_mean(scores, n);
         if (n < 1 || n < step->done) continue;
         bool better = d->higher_is_better ? mean > best : mean < best;
@@ -229,6 +260,7 @@ static void choose_rate(const weft_report_data *d, int place, double *scores) {
         step->done = n;
         step->rate = d->rates[i];
     }
+    if (d->rate_seed >= 0) step->done = list_scores(d, place, step->rate, false, scores);
 }
 
 /* Adds up what the finished runs of a step measured. */
@@ -238,15 +270,17 @@ static void sum_up_step(const weft_report_data *d, int place, double *scores) {
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
         if (run->step != place || (run->rate != step->rate && !isnan(step->rate))) continue;
+        if (run->chooses) continue;
         step->runs++;
         if (!run->finished) continue;
         speed += run->speed;
         seconds += run->seconds;
         step->least = fmin(step->least, run->score);
         step->most = fmax(step->most, run->score);
-        step->memory = fmax(step->memory, run->memory);
+        step->memory =
+            fmax(step->memory, isnan(run->device_bytes) ? run->memory : run->device_bytes);
     }
-    int n = list_scores(d, place, step->rate, scores);
+    int n = list_scores(d, place, step->rate, false, scores);
     step->mean = weft_mean(scores, n);
     step->sd = weft_sd(scores, n);
     if (n) step->speed = speed / n;
@@ -343,6 +377,12 @@ static weft_status open_database(weft_report_data *d) {
     return WEFT_OK;
 }
 
+/* An older database has not all of them. */
+static bool has_table(const weft_report_data *d, const char *name) {
+    return sqlite3_table_column_metadata(d->db, NULL, name, NULL, NULL, NULL, NULL, NULL, NULL) ==
+           SQLITE_OK;
+}
+
 static weft_status read_all(weft_report_data *d) {
     WEFT_TRY(open_database(d));
     if (sqlite3_exec(d->db, "BEGIN", NULL, NULL, NULL) != SQLITE_OK) return fail_sql(d, "it");
@@ -356,7 +396,8 @@ static weft_status read_all(weft_report_data *d) {
         return weft_fail(WEFT_EINPUT, "%s: is no study's database; 'weft study' makes one",
                          d->path);
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++)
-        WEFT_TRY(read_rows(d, reads[i].what, reads[i].sql, reads[i].take));
+        if (reads[i].take != take_fact || has_table(d, "facts"))
+            WEFT_TRY(read_rows(d, reads[i].what, reads[i].sql, reads[i].take));
     if (!d->name)
         return weft_fail(WEFT_EINPUT,
                          "%s: holds no study yet; run 'weft study' to the end of its "

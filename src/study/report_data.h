@@ -21,7 +21,7 @@ typedef struct {
     double rate;                  /* the learning rate chosen; NaN: no run finished */
     int runs, done;               /* at that rate (at any, without one) */
     double mean, sd, least, most; /* score over the finished runs at that rate */
-    double memory;                /* the largest peak of them, bytes */
+    double memory; /* the largest peak of them, bytes; the device's where it has its own */
     double speed, seconds;        /* their means: tokens per second, seconds a run */
     weft_comparison compared;     /* with the baseline, where there is one */
     const char *why;              /* no difference shown, because ...; "" else */
@@ -34,6 +34,9 @@ typedef struct {
     const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
     double score, iters, skipped, seconds, speed, memory, resumes;
     bool finished; /* done, with a score that is a number */
+    bool chooses;  /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
+    double device_bytes; /* of the device's memory; NaN: the host's was used */
+    const char *commit, *where; /* which program on which machine; "": the study's */
 } weft_report_run;
 
 typedef struct {
@@ -56,7 +59,8 @@ typedef struct {
     weft_report_run *runs;
     weft_report_event *events;
     int n_steps, n_runs, n_events;
-    int64_t *seeds; /* of all runs, ascending */
+    int64_t rate_seed; /* the seed that only chose rates; -1: none */
+    int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
     int n_seeds, n_rates;
 

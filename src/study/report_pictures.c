@@ -77,7 +77,7 @@ static weft_status read_curve(const weft_report_data *d, int step, const char *c
                              : weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
     for (int i = 0; i < d->n_runs && status == WEFT_OK; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step == step && run->rate == d->steps[step].rate && run->finished)
+        if (run->step == step && run->rate == d->steps[step].rate && run->finished && !run->chooses)
             status = read_run(d, run, column, iters, buckets);
     }
     for (int i = 0; i < BUCKETS && status == WEFT_OK; i++) {
@@ -295,6 +295,7 @@ static weft_plot_point sweep_point(const weft_report_data *d, int step, double r
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
         if (run->step != step || run->rate != rate) continue;
+        if (run->chooses != (d->rate_seed >= 0)) continue;
         ++*runs;
         if (!run->finished) continue;
         ++*done;

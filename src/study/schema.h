@@ -7,14 +7,15 @@
 #define WEFT_STUDY_SCHEMA_H
 
 enum {
-    WEFT_SCHEMA_VERSION = 1,
+    WEFT_SCHEMA_VERSION = 2,
+    WEFT_SCHEMA_OLDEST = 1, /* without facts; brought up to date when it is opened to write */
     WEFT_SCHEMA_APPLICATION = 0x77656674 /* "weft": what the file's header says it is */
 };
 
 /* Statements that make an empty database; run them in one transaction. */
 #define WEFT_SCHEMA                                                                                \
     "PRAGMA application_id = 0x77656674;"                                                          \
-    "PRAGMA user_version = 1;"                                                                     \
+    "PRAGMA user_version = 2;"                                                                     \
     "CREATE TABLE study("                                                                          \
     " id INTEGER PRIMARY KEY CHECK (id = 1),"                                                      \
     " schema INTEGER NOT NULL, name TEXT NOT NULL, config TEXT NOT NULL,"                          \
@@ -47,7 +48,18 @@ enum {
     "CREATE TABLE events("                                                                         \
     " id INTEGER PRIMARY KEY, run INTEGER REFERENCES runs(run), step INTEGER,"                     \
     " kind TEXT NOT NULL, detail TEXT, at TEXT);"                                                  \
-    "CREATE INDEX events_run ON events(run, kind);" WEFT_SCHEMA_VIEW
+    "CREATE INDEX events_run ON events(run, kind);" WEFT_SCHEMA_FACTS WEFT_SCHEMA_VIEW
+
+/* What a run's record says beside its results, by name. */
+#define WEFT_SCHEMA_FACTS                                                                          \
+    "CREATE TABLE facts("                                                                          \
+    " run INTEGER NOT NULL REFERENCES runs(run), name TEXT NOT NULL, value,"                       \
+    " PRIMARY KEY (run, name)) WITHOUT ROWID;"
+
+/* From version 1. */
+#define WEFT_SCHEMA_UPDATE                                                                         \
+    "PRAGMA user_version = 2; UPDATE study SET schema = 2; DROP VIEW contents;" WEFT_SCHEMA_FACTS  \
+        WEFT_SCHEMA_VIEW
 
 /* Parts in their order: study, program, steps, runs, metrics, events. quote() writes a real so that
  * it reads back as the same number. */
@@ -79,6 +91,9 @@ enum {
     "   quote(m.logits_z) || ' val_loss ' || quote(m.val_loss) || ' metric_value ' ||"             \
     "   quote(m.metric_value) || ' lr ' || quote(m.lr) || ' grad_norm ' || quote(m.grad_norm)"     \
     "   FROM metrics m JOIN runs r ON r.run = m.run"                                               \
+    "  UNION ALL SELECT 4, f.run, 1e9, 'facts', r.folder || ' ' || f.name, quote(f.value)"         \
+    "   FROM facts f JOIN runs r ON r.run = f.run"                                                 \
+    "   WHERE f.name LIKE 'loss_%' OR f.name LIKE '%_tokens' OR f.name = 'dataset_hash'"           \
     "  UNION ALL SELECT 5, ifnull(e.run, 0), ifnull(e.step, 0), 'events',"                         \
     "   ifnull(r.folder, 'study') || ' ' || ifnull(e.step, '-') || ' ' || e.kind,"                 \
     "   ifnull(e.detail, '') FROM events e LEFT JOIN runs r ON r.run = e.run"                      \

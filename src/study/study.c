@@ -25,6 +25,15 @@ double weft_study_rate(const weft_study *s, int step, int k) {
     return s->n_rates ? s->rates[k] : s->plan[step].config.learning_rate;
 }
 
+bool weft_study_chooses(const weft_study *s) {
+    return s->base.study_rate_seed >= 0 && s->n_rates > 1;
+}
+
+int weft_study_step_runs(const weft_study *s) {
+    int rates = weft_study_step_rates(s), seeds = (int)s->base.study_seeds;
+    return weft_study_chooses(s) ? rates + seeds : rates * seeds;
+}
+
 int64_t weft_study_seed(const weft_study *s, int k) {
     return s->base.seed + k;
 }
@@ -121,6 +130,18 @@ static weft_status parse_rates(weft_study *s) {
     return WEFT_OK;
 }
 
+/* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
+static weft_status check_rate_seed(const weft_study *s) {
+    int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
+    if (!weft_study_chooses(s) || seed < first || seed >= first + s->base.study_seeds)
+        return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
+                     "%lld; take another",
+                     s->where, (long long)seed, (long long)first,
+                     (long long)(first + s->base.study_seeds - 1));
+}
+
 static weft_status check_step_keys(const weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
         if (s->n_rates && sets_option(&s->steps.list[i], WEFT_OPTION(learning_rate)))
@@ -193,6 +214,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     WEFT_TRY(weft_source_read(source, NULL, &s->base));
     WEFT_TRY(weft_steps_parse(&s->base, s->where, s->name, &s->steps));
     WEFT_TRY(parse_rates(s));
+    WEFT_TRY(check_rate_seed(s));
     WEFT_TRY(check_step_keys(s));
     s->plan = calloc((size_t)s->steps.n, sizeof *s->plan);
     if (!s->plan) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");

@@ -42,6 +42,10 @@ void weft_study_close(weft_study *s);
 int weft_study_step_rates(const weft_study *s);
 double weft_study_rate(const weft_study *s, int step, int k);
 int64_t weft_study_seed(const weft_study *s, int k);
+/* Whether each step's rate is chosen by runs with STUDY_RATE_SEED, which count for nothing else. */
+bool weft_study_chooses(const weft_study *s);
+/* How many runs a step comes to. */
+int weft_study_step_runs(const weft_study *s);
 /* Tokens in one iteration of a config, and of step i's whole training. */
 int64_t weft_study_iter_tokens(const weft_config *c);
 int64_t weft_study_tokens(const weft_study *s, int step);

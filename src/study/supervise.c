@@ -45,6 +45,8 @@ typedef struct {
     weft_progress *progress;
     int64_t iters_done; /* of runs that ended */
     bool told;          /* the runs were asked to stop */
+    bool restarted; /* what was to begin anew does */
+    double begun;
 } supervisor;
 
 static bool is_chosen(const supervisor *v, int step) {
@@ -71,7 +73,7 @@ static weft_status check_room(const supervisor *v, int64_t need, int runs) {
 
 /* Each run leaves at least a checkpoint. */
 static weft_status check_room_for_all(const supervisor *v) {
-    int runs = 0, a_step = weft_study_step_rates(v->study) * (int)v->study->base.study_seeds;
+    int runs = 0, a_step = weft_study_step_runs(v->study);
     int64_t need = 0;
     for (int i = 0; i < v->study->steps.n; i++) {
         if (*v->study->plan[i].error || !is_chosen(v, i)) continue;
@@ -110,10 +112,24 @@ static int compare_jobs(const void *a, const void *b) {
     return (x->run > y->run) - (x->run < y->run);
 }
 
+static void forget_order(supervisor *v) {
+    weft_jobs_free(&v->jobs);
+    free(v->order);
+    free(v->slots);
+    v->order = NULL;
+    v->slots = NULL;
+    v->n_order = v->next = 0;
+    v->result->runs = 0;
+    v->iters_done = 0;
+}
+
 static weft_status line_up(supervisor *v) {
     const weft_study_options *o = v->options;
+    forget_order(v);
     WEFT_TRY(weft_record_jobs(v->database, &v->jobs));
-    if (o->restart) WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
+    if (o->restart && !v->restarted)
+        WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
+    v->restarted = true;
     v->order = calloc((size_t)v->jobs.n + 1, sizeof(weft_job *));
     v->slots = calloc((size_t)v->options->jobs, sizeof *v->slots);
     if (!v->order || !v->slots) return weft_fail(WEFT_ENOMEM, "study: no memory for its runs");
@@ -151,10 +167,47 @@ static weft_status start_job(supervisor *v, slot *s, weft_job *job) {
     return WEFT_OK;
 }
 
+/* Seconds that a run will take, by the slowest done run of its step or, before there is one, by the
+ * others' seconds an operation; 0: nothing is known. */
+static weft_status expect_seconds(supervisor *v, const weft_job *job, double *seconds) {
+    const weft_study_step *p = &v->study->plan[job->step];
+    double work = (p->account.forward_flops + p->account.backward_flops) *
+                  (double)weft_study_tokens(v->study, job->step);
+    sqlite3_stmt *rows;
+    bool there;
+    WEFT_TRY(weft_database_ask(v->database, &rows,
+                               "SELECT max(CASE WHEN r.step = ? THEN seconds END),"
+                               " max(seconds / (flops_per_token * tokens))"
+                               " FROM runs r JOIN steps s ON s.step = r.step"
+                               " WHERE status = 'done' AND resumes = 0",
+                               "i", (int64_t)job->step));
+    weft_status status = weft_database_next(v->database, rows, &there);
+    double own = there ? weft_column_number(rows, 0) : NAN;
+    double others = there ? weft_column_number(rows, 1) * work : NAN;
+    weft_database_end(rows);
+    *seconds = isfinite(own) ? own : isfinite(others) ? others : 0;
+    return status;
+}
+
+/* Whether the next run would not be done in the time given; then none is started any more. Where
+ * nothing is known of the time, it is: the first run tells. */
+static weft_status is_too_late(supervisor *v, const weft_job *job, bool *late) {
+    double seconds = 0;
+    *late = v->result->late;
+    if (*late || v->options->seconds <= 0) return WEFT_OK;
+    WEFT_TRY(expect_seconds(v, job, &seconds));
+    *late = seconds > 0 && weft_clock() - v->begun + seconds > v->options->seconds;
+    v->result->late = *late;
+    return WEFT_OK;
+}
+
 static weft_status fill_slots(supervisor *v) {
     for (int i = 0; i < v->options->jobs && v->next < v->n_order && !v->told; i++) {
+        bool late;
         if (v->slots[i].job) continue;
         weft_job *job = v->order[v->next];
+        WEFT_TRY(is_too_late(v, job, &late));
+        if (late) return WEFT_OK;
         WEFT_TRY(check_room(v, checkpoint_bytes(v, job->step), 1));
         WEFT_TRY(start_job(v, &v->slots[i], job));
         v->next++;
@@ -310,7 +363,8 @@ static int64_t all_iters(const supervisor *v) {
     return iters;
 }
 
-static weft_status supervise(supervisor *v) {
+/* What is in the database and not done yet. */
+static weft_status run_lined_up(supervisor *v) {
     WEFT_TRY(line_up(v));
     v->progress = weft_progress_begin(&(weft_progress_options){
         .label = "study", .unit = "iterations", .total = all_iters(v), .done = v->iters_done});
@@ -321,8 +375,21 @@ static weft_status supervise(supervisor *v) {
         end_jobs(v);
         weft_fail(status, "%s", message);
     }
-    weft_progress_end(v->progress, status == WEFT_OK && !v->told && v->n_order > 0);
-    if (status != WEFT_OK || v->told) return status;
+    bool whole = status == WEFT_OK && !v->told && !v->result->late && v->n_order > 0;
+    weft_progress_end(v->progress, whole);
+    return status;
+}
+
+/* Runs that choose a learning rate make others, so it goes on until there are no new ones. */
+static weft_status supervise(supervisor *v) {
+    int added;
+    WEFT_TRY(weft_record_choose(v->database, v->study, &added));
+    do {
+        WEFT_TRY(run_lined_up(v));
+        if (v->told) return WEFT_OK;
+        WEFT_TRY(weft_record_choose(v->database, v->study, &added));
+    } while (added > 0 && !v->result->late);
+    if (added > 0) WEFT_TRY(line_up(v)); /* they wait, and are counted */
     return weft_repeats_check(v->database, v->study, v->options->out, &v->result->repeats);
 }
 
@@ -359,6 +426,7 @@ static void sum_up(supervisor *v) {
         append(r->why, sizeof r->why, more);
     }
     if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");
+    if (left > 0 && r->late) append(r->why, sizeof r->why, "; the next would not end in time");
     if (left > 0) append(r->why, sizeof r->why, "; the same command goes on");
     if (r->failed > 0)
         append(r->why, sizeof r->why,
@@ -368,7 +436,7 @@ static void sum_up(supervisor *v) {
 
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,
                            weft_study_result *out) {
-    supervisor v = {.study = s, .options = options, .result = out};
+    supervisor v = {.study = s, .options = options, .result = out, .begun = weft_clock()};
     int hold = -1;
     *out = (weft_study_result){0};
     weft_status status = weft_folder_make(options->out);

@@ -15,6 +15,7 @@ typedef struct {
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
     const char *restart; /* failed runs that begin anew (restart.h); NULL: none */
+    double seconds; /* no run is started that would not be done by then; 0: no limit */
 } weft_study_options;
 
 typedef struct {
@@ -22,6 +23,7 @@ typedef struct {
     int done, diverged, failed, waiting;
     int errors; /* chosen steps that cannot be built */
     int signal; /* the one that ended it; 0: none */
+    bool late;  /* it ended because the next run would not have been done in time */
     weft_repeats repeats;
     char why[WEFT_STUDY_LINE]; /* one line on what is not done; empty: all is */
 } weft_study_result;

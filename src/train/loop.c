@@ -345,6 +345,8 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     if (*r->metric) snprintf(metric, sizeof metric, ", %s %.4f", r->metric, r->metric_value);
     weft_log(WEFT_LOG_INFO, "step %lld: loss %.4f, val_loss %.4f%s", (long long)row->step,
              row->parts.loss, r->val_loss, metric);
+    if (t->config->eval_positions && row->step == t->config->gpt2_max_iters)
+        return weft_validation_positions(t->validation, r->positions, &r->n_positions);
     return WEFT_OK;
 }
 
@@ -436,7 +438,7 @@ static weft_status run_steps(trainer *t) {
     return WEFT_OK;
 }
 
-static void fill_result(trainer *t, double start) {
+static void fill_result(trainer *t, const weft_backend *backend, double start) {
     weft_train_result *r = t->result;
     r->steps = t->state.iteration;
     r->skipped = t->state.skipped;
@@ -444,6 +446,9 @@ static void fill_result(trainer *t, double start) {
     r->tokens_per_s = tokens_rate(t, t->steps, t->seconds);
     r->mfu = use_of_peak(t, r->tokens_per_s);
     r->seconds = weft_clock() - start;
+    r->train_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_TRAIN) : -1;
+    r->val_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_VAL) : -1;
+    if (backend->taken) r->device_bytes = backend->taken();
 }
 
 weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
@@ -477,7 +482,7 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     bool done = t.state.iteration >= c->gpt2_max_iters;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
-    fill_result(&t, start);
+    fill_result(&t, backend, start);
     close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
     return status;
 }

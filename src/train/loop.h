@@ -11,6 +11,7 @@
 #include "comm/comm.h"
 #include "core/exec.h"
 #include "model/session.h"
+#include "train/validation.h"
 
 /* So many steps in a row that came to nothing end a run. */
 enum { WEFT_TRAIN_SKIPS_MAX = 10 };
@@ -49,6 +50,10 @@ typedef struct {
     double metric_value;
     double tokens_per_s, mfu; /* over this run's steps */
     double seconds;           /* of this run, all included */
+    int64_t device_bytes;     /* of the device's memory at the end, by its own count; 0: the host's */
+    int64_t train_tokens, val_tokens; /* that the dataset has; -1: without end */
+    weft_position_loss positions[WEFT_POSITION_RANGES_MAX]; /* with EVAL_POSITIONS */
+    int n_positions;
 } weft_train_result;
 
 /* What a run would say of its data and tokenizer, before anything else is done. `metric` is the

@@ -18,6 +18,11 @@ typedef struct {
     int64_t right, asked; /* of the dataset's metric */
 } run_loss;
 
+/* Which positions of a sequence count: first .. last - 1. */
+typedef struct {
+    int64_t first, last;
+} range;
+
 struct weft_validation {
     const weft_model *model;
     const weft_dataset *dataset;
@@ -27,6 +32,8 @@ struct weft_validation {
     int64_t samples;
     run_loss *runs; /* [samples, parts] */
     weft_comm *comm;
+    range counted;    /* all positions, but while the loss is told by position */
+    int32_t *targets; /* [B, T] of a run in which only some count */
 };
 
 weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
@@ -66,6 +73,7 @@ void weft_validation_close(weft_validation *v) {
     weft_session_close(&v->session);
     free(v->logits);
     free(v->runs);
+    free(v->targets);
     free(v);
 }
 
@@ -87,14 +95,31 @@ static weft_status count_right(weft_validation *v, const weft_batch *b, run_loss
     return WEFT_OK;
 }
 
+static bool counts_all(const weft_validation *v) {
+    return v->counted.last == 0;
+}
+
+/* The batch's targets, those that do not count ignored. Positions left of the range are read all the
+ * same. */
+static const int32_t *targets_in(weft_validation *v, const weft_batch *b) {
+    range r = v->counted;
+    if (counts_all(v)) return b->targets;
+    for (int64_t i = 0; i < v->batch * v->time; i++) {
+        int64_t at = i % v->time;
+        v->targets[i] = at >= r.first && at < r.last ? b->targets[i] : -1;
+    }
+    return v->targets;
+}
+
 static weft_status run_one(weft_validation *v, const weft_batch *b, run_loss *out) {
+    const int32_t *targets = targets_in(v, b);
     *out = (run_loss){0};
     for (int64_t i = 0; i < v->batch * v->time; i++)
-        out->targets += b->targets[i] >= 0;
-    WEFT_TRY(weft_session_run(&v->session, b->tokens, b->targets, &(weft_run){0}));
+        out->targets += targets[i] >= 0;
+    WEFT_TRY(weft_session_run(&v->session, b->tokens, targets, &(weft_run){0}));
     WEFT_TRY(
         weft_session_values(&v->session, v->session.graph.cross_entropy, 1, &out->cross_entropy));
-    return v->logits ? count_right(v, b, out) : WEFT_OK;
+    return v->logits && counts_all(v) ? count_right(v, b, out) : WEFT_OK;
 }
 
 /* The mean over the targets of a batch of BATCH_SIZE sequences, however it is cut. */
@@ -148,4 +173,30 @@ weft_status weft_validation_run(weft_validation *v, double *loss, double *metric
     WEFT_TRY(status);
     join_all(v, loss, metric);
     return WEFT_OK;
+}
+
+/* 0, 1, 4, 16, 64, 256, 512, 1024 ... */
+static int64_t next_edge(int64_t at) {
+    return at == 0 ? 1 : at < 256 ? 4 * at : 2 * at;
+}
+
+static weft_status run_ranges(weft_validation *v, weft_position_loss *out, int *count) {
+    double metric;
+    for (int64_t at = 0; at < v->time && *count < WEFT_POSITION_RANGES_MAX; at = next_edge(at)) {
+        int64_t end = next_edge(at) < v->time ? next_edge(at) : v->time;
+        weft_position_loss *p = &out[(*count)++];
+        *p = (weft_position_loss){.first = at, .last = end};
+        v->counted = (range){at, end};
+        WEFT_TRY(weft_validation_run(v, &p->loss, &metric));
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_validation_positions(weft_validation *v, weft_position_loss *out, int *count) {
+    *count = 0;
+    if (!v->targets) v->targets = malloc((size_t)(v->batch * v->time) * sizeof *v->targets);
+    if (!v->targets) return weft_fail(WEFT_ENOMEM, "evaluation: no memory for its targets");
+    weft_status status = run_ranges(v, out, count);
+    v->counted = (range){0, 0};
+    return status;
 }

@@ -19,4 +19,16 @@ void weft_validation_close(weft_validation *v);
  * right (NaN where it has none). */
 weft_status weft_validation_run(weft_validation *v, double *loss, double *metric);
 
+/* The loss of the tokens at positions first .. last - 1 alone, in the same sequences. */
+typedef struct {
+    int64_t first, last;
+    double loss;
+} weft_position_loss;
+
+enum { WEFT_POSITION_RANGES_MAX = 32 };
+
+/* By ranges that begin at 0, 1, 4, 16, 64 and 256, and double from there on. Returns how many
+ * there are in `out`, which has room for WEFT_POSITION_RANGES_MAX. */
+weft_status weft_validation_positions(weft_validation *v, weft_position_loss *out, int *count);
+
 #endif
