@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """Streams a Hugging Face dataset, or local parquet files, as JSON lines for `weft tokenize`.
 
+    scripts/stream_dataset.py --tokenizer openai-community/gpt2 data/gpt2
     scripts/stream_dataset.py HuggingFaceFW/fineweb-edu --name sample-10BT |
-        weft tokenize --tokenizer gpt2/ --jsonl text --val-share 0.001 --out data/fineweb -
-    scripts/stream_dataset.py data/*.parquet | weft tokenize --jsonl text --out data/own -
+        build/weft tokenize --tokenizer data/gpt2 --jsonl text --val-share 0.001 \\
+            --out data/fineweb-edu -
+    scripts/stream_dataset.py data/*.parquet | build/weft tokenize --jsonl text --out data/own -
 
 Nothing is downloaded beyond what is read, and nothing is held but a batch. Local files need
-pyarrow, datasets by name the package `datasets`.
+pyarrow, datasets by name the package `datasets`. With --tokenizer, the tokenizer.json of a model is
+put into the folder instead; a folder that has one is left as it is.
 """
 
 import argparse
 import glob
 import json
 import os
+import shutil
 import sys
 
 
@@ -54,16 +58,35 @@ def remote_texts(source, name, split, field):
         yield row[field]
 
 
+def save_tokenizer(model, folder):
+    """MODEL's tokenizer.json in FOLDER, by the package that `datasets` brings with it."""
+    if os.path.exists(os.path.join(folder, "tokenizer.json")):
+        return
+    hub = need("huggingface_hub")
+    try:
+        path = hub.hf_hub_download(model, "tokenizer.json")
+    except Exception as error:  # the package has many kinds, of the network and of its own
+        sys.exit(f"stream_dataset: {model}: {' '.join(str(error).split())[:200]}")
+    os.makedirs(folder, exist_ok=True)
+    shutil.copyfile(path, os.path.join(folder, "tokenizer.json"))
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", nargs="+", help="parquet files, a folder of them, or a name")
+    parser.add_argument("--tokenizer", nargs=2, metavar=("MODEL", "FOLDER"), help="put its tokenizer there")
+    parser.add_argument("source", nargs="*", help="parquet files, a folder of them, or a name")
     parser.add_argument("--name", help="the dataset's configuration, such as sample-10BT")
     parser.add_argument("--split", default="train")
     parser.add_argument("--field", default="text", help="the column that holds the text")
     parser.add_argument("--limit", type=int, default=0, help="so many documents at most")
     args = parser.parse_args()
+    if args.tokenizer:
+        save_tokenizer(*args.tokenizer)
+        return
+    if not args.source:
+        parser.error("no source is named")
     if all(os.path.exists(source) for source in args.source):
         files = [path for source in args.source for path in parquet_files(source)]
         texts = local_texts(files, args.field)

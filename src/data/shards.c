@@ -131,17 +131,25 @@ static weft_status add_shard(shard_list *list, const char *folder, const char *n
     return WEFT_OK;
 }
 
-/* The text that the studies of GPT-2's size train on can be had by name, so the error has the
- * command. */
-static weft_status refuse_missing_fineweb(const char *folder) {
+/* The texts that the configs in defconfigs/ train on can be had by name, so the error has the
+ * command: as it is printed it works in the repository's folder. */
+static weft_status refuse_missing_text(const char *folder) {
+    if (strstr(folder, "fineweb"))
+        return weft_fail(
+            WEFT_EINPUT,
+            "DATASET %s: %s; with a network, put FineWeb-Edu's shards there by: "
+            "scripts/stream_dataset.py --tokenizer openai-community/gpt2 data/gpt2 && "
+            "scripts/stream_dataset.py HuggingFaceFW/fineweb-edu --name sample-10BT | build/weft "
+            "tokenize --tokenizer data/gpt2 --jsonl text --val-share 0.001 --out %s - ; or take "
+            "CONFIG_DATASET=embedded",
+            folder, strerror(errno), folder);
     return weft_fail(
         WEFT_EINPUT,
-        "DATASET %s: %s; put FineWeb-Edu's shards there by: scripts/stream_dataset.py "
-        "HuggingFaceFW/fineweb-edu --name sample-10BT | weft tokenize --tokenizer gpt2 "
-        "--jsonl text --val-share 0.001 --out %s - (gpt2: a folder with GPT-2's "
-        "tokenizer.json, or its vocab.bpe and encoder.json), or take "
-        "CONFIG_DATASET=embedded",
-        folder, strerror(errno), folder);
+        "DATASET %s: %s; on Debian, make it by: scripts/corpus --out %s && build/weft tokenize "
+        "--tokenizer data/gpt2 --jsonl text --out %s %s/train.jsonl --val %s/val.jsonl (data/gpt2: "
+        "GPT-2's vocab.bpe and encoder.json, or a tokenizer.json by build/weft tokenizer train); "
+        "or take CONFIG_DATASET=embedded",
+        folder, strerror(errno), folder, folder, folder, folder);
 }
 
 /* A part of a shard is what weft tokenize leaves when it is cut off; the shards that have their names
@@ -163,8 +171,9 @@ static weft_status take_name(weft_shards *s, const char *name) {
 
 static weft_status list_folder(weft_shards *s) {
     DIR *folder = opendir(s->folder);
-    if (!folder && errno == ENOENT && strstr(s->folder, "fineweb"))
-        return refuse_missing_fineweb(s->folder);
+    if (!folder && errno == ENOENT &&
+        (strstr(s->folder, "fineweb") || strstr(s->folder, "debian-docs")))
+        return refuse_missing_text(s->folder);
     if (!folder)
         return weft_fail(errno == ENOENT || errno == ENOTDIR ? WEFT_EINPUT : WEFT_EIO,
                          "DATASET %s: %s; it is embedded, recall, entailment or a folder of "

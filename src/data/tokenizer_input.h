@@ -19,9 +19,9 @@ typedef struct {
     const char *const *paths; /* "-": standard input */
     int n_paths;
     const char *val_path; /* the one of them whose text is all kept apart; NULL: none */
-    const char *field; /* of JSON lines; NULL: plain text */
-    double val_share;  /* 0 .. 1 */
-    bool cuttable;     /* whether a document may come in parts (weft_tokenizer_cuttable) */
+    const char *field;    /* of JSON lines; NULL: plain text */
+    double val_share;     /* 0 .. 1 */
+    bool cuttable;        /* whether a document may come in parts (weft_tokenizer_cuttable) */
 } weft_input_options;
 
 /* A document, or a part of one. */

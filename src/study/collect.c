@@ -167,8 +167,7 @@ static weft_status take_facts(weft_database *d, const summary *u, const weft_end
     json_t *value;
     snprintf(path, sizeof path, "%s/result.json", e->folder);
     json_t *result = json_load_file(path, 0, NULL);
-    weft_status status =
-        weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
+    weft_status status = weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
     json_object_foreach(json_object_get(result, "facts"), name, value) {
         if (status == WEFT_OK && !json_is_null(value))
             status = add_fact(d, u->job->run, name, value);

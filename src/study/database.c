@@ -159,10 +159,11 @@ static weft_status check_kind(weft_database *d, bool *fresh) {
                          "%s: a database of another program; move it away, or take another folder",
                          d->path);
     if (version < WEFT_SCHEMA_OLDEST || version > WEFT_SCHEMA_VERSION)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
-                         "use the weft that made it, or take another folder",
-                         d->path, (long long)version, WEFT_SCHEMA_OLDEST, WEFT_SCHEMA_VERSION);
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
+            "use the weft that made it, or take another folder",
+            d->path, (long long)version, WEFT_SCHEMA_OLDEST, WEFT_SCHEMA_VERSION);
     if (version == WEFT_SCHEMA_VERSION || sqlite3_db_readonly(d->handle, "main")) return WEFT_OK;
     WEFT_TRY(weft_database_begin(d));
     return weft_database_finish(d, weft_database_script(d, WEFT_SCHEMA_UPDATE));

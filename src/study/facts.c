@@ -4,7 +4,6 @@
 
 #include "core/machine.h"
 #include "core/version.h"
-#include "cuda/backend.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -57,16 +56,14 @@ static void add_positions(json_t *facts, const weft_train_result *r) {
     }
 }
 
-json_t *weft_facts_of_run(const weft_config *c, const weft_backend *backend,
-                          const weft_train_result *r) {
+json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
     char machine[MACHINE_ROOM];
     json_t *facts = json_object();
     if (!facts) return NULL;
     weft_machine_text(machine, sizeof machine);
     json_object_set_new(facts, "commit", json_string(weft_git_commit()));
     json_object_set_new(facts, "machine", json_string(machine));
-    json_object_set_new(facts, "device",
-                        json_string(backend->remote ? weft_cuda_device_name() : "cpu"));
+    json_object_set_new(facts, "device", json_string(device));
     if (r->device_bytes > 0)
         json_object_set_new(facts, "device_bytes", json_integer(r->device_bytes));
     add_dataset(facts, c, r);

@@ -4,13 +4,11 @@
 #ifndef WEFT_STUDY_FACTS_H
 #define WEFT_STUDY_FACTS_H
 
-#include "core/exec.h"
 #include "train/loop.h"
 
 #include <jansson.h>
 
-/* NULL: no memory. */
-json_t *weft_facts_of_run(const weft_config *c, const weft_backend *backend,
-                          const weft_train_result *r);
+/* `device` in words. NULL: no memory. */
+json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r);
 
 #endif

@@ -108,12 +108,12 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int step, i
              (long long)seed);
     char *json = config_json(&c);
     if (!json) return no_memory();
-    weft_status status = weft_database_run(
-        d,
-        "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
-        "iidiss", ((int64_t)step * rates + rate_place) * row + k + 1, (int64_t)step, rate, seed,
-        folder, json);
+    weft_status status =
+        weft_database_run(d,
+                          "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
+                          " VALUES (?, ?, ?, ?, ?, ?)",
+                          "iidiss", ((int64_t)step * rates + rate_place) * row + k + 1,
+                          (int64_t)step, rate, seed, folder, json);
     free(json);
     return status;
 }

@@ -33,8 +33,8 @@ typedef struct {
     double rate;
     const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
     double score, iters, skipped, seconds, speed, memory, resumes;
-    bool finished; /* done, with a score that is a number */
-    bool chooses;  /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
+    bool finished;       /* done, with a score that is a number */
+    bool chooses;        /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
     double device_bytes; /* of the device's memory; NaN: the host's was used */
     const char *commit, *where; /* which program on which machine; "": the study's */
 } weft_report_run;

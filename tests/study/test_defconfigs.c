@@ -228,8 +228,9 @@ static void test_missing_text_says_how_to_get_it(void **state) {
     source.n_overrides = 1;
     weft_study *s = NULL;
     assert_int_equal(weft_study_open(&source, weft_cpu_backend(), 1, &s), WEFT_EINPUT);
-    const char *const words[] = {"/nowhere/fineweb-edu", "No such file", "stream_dataset.py",
-                                 "weft tokenize", "--out /nowhere/fineweb-edu"};
+    const char *const words[] = {"/nowhere/fineweb-edu",  "No such file",
+                                 "stream_dataset.py",     "build/weft tokenize",
+                                 "--tokenizer data/gpt2", "--out /nowhere/fineweb-edu"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (!strstr(weft_error_message(), words[i]))
             fail_msg("no '%s' in: %s", words[i], weft_error_message());

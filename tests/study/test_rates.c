@@ -58,10 +58,10 @@ static void test_the_seed_apart_counts_for_no_verdict(void **state) {
 
 static void test_a_seed_that_both_chooses_and_counts_is_refused(void **state) {
     (void)state;
-    command_fails(2,
-                  RUN("study", "--config", config, "--out", scratch_path("both"), "-o",
-                      "STUDY_RATE_SEED=2"),
-                  SAYS("CONFIG_STUDY_RATE_SEED=2", "own seeds, 1 to 2"));
+    command_fails(
+        2,
+        RUN("study", "--config", config, "--out", scratch_path("both"), "-o", "STUDY_RATE_SEED=2"),
+        SAYS("CONFIG_STUDY_RATE_SEED=2", "own seeds, 1 to 2"));
 }
 
 /* 16 positions in ranges of 1, 3 and 12: their losses, weighted so, are the whole's. */
@@ -84,7 +84,8 @@ static void test_each_run_says_which_program_made_it_where(void **state) {
     (void)state;
     int64_t runs = STEPS * (RATES + SEEDS);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'commit'"), runs);
-    assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'machine'"), runs);
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'machine'"),
+                     runs);
     assert_int_equal(
         study_number(whole, "SELECT count(*) FROM facts WHERE name = 'device' AND value = 'cpu'"),
         runs);
@@ -95,8 +96,8 @@ static void test_each_run_says_which_program_made_it_where(void **state) {
 static void test_no_run_begins_that_would_not_end_in_time(void **state) {
     (void)state;
     const char *out = scratch_path("short");
-    command_result r = command_run(
-        RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
+    command_result r =
+        command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "would not end in time"));
     command_free(&r);
@@ -113,8 +114,8 @@ static void test_an_older_database_is_still_read_and_gone_on_with(void **state) 
     const char *out = scratch_path("older");
     char path[512];
     sqlite3 *db;
-    command_result r = command_run(
-        RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
+    command_result r =
+        command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
     command_free(&r);
     snprintf(path, sizeof path, "%s/runs.db", out);
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);

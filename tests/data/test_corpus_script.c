@@ -1,0 +1,275 @@
+/* scripts/corpus on a small tree of made-up packages: what text comes out of them, what is dropped,
+ * what is held out, and that the same packages make the same bytes. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+enum { PAGES = 40 };
+
+/* A word of its own for each number. */
+static const char *word(int number, char room[16]) {
+    static const char *const parts[] = {"ba", "cor", "du", "fen", "gi", "hal", "jo", "kest"};
+    uint32_t mixed = (uint32_t)number * 2654435761u;
+    snprintf(room, 16, "%s%s%s", parts[mixed >> 29], parts[mixed >> 26 & 7],
+             parts[mixed >> 23 & 7]);
+    return room;
+}
+
+/* English enough to be kept, with other words for each number: no eight in a row are the same. */
+static void write_prose(FILE *out, int number) {
+    char a[16], b[16], c[16], d[16];
+    for (int i = 0; i < 12; i++) {
+        int from = (number * 12 + i) * 4;
+        fprintf(out, "The %s is in the %s and was not of the %s, so it can be a %s. ",
+                word(from, a), word(from + 1, b), word(from + 2, c), word(from + 3, d));
+    }
+}
+
+static FILE *open_in(const char *package, const char *path) {
+    char full[512];
+    snprintf(full, sizeof full, "%s", scratch_path("tree/%s/%s", package, path));
+    for (char *slash = full + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        mkdir(full, 0777);
+        *slash = '/';
+    }
+    FILE *out = fopen(full, "w");
+    assert_non_null(out);
+    return out;
+}
+
+static void write_page(const char *package, const char *path, int number) {
+    FILE *out = open_in(package, path);
+    fprintf(out,
+            "<!DOCTYPE html><html><head><title>Gone</title></head><body>"
+            "<nav>Home of all pages</nav><script>var gone = 1;</script><p>Next chapter</p>"
+            "<h1>Lamps &amp; rivers %d</h1><p>",
+            number);
+    write_prose(out, number);
+    fprintf(out, "</p><pre>  kept(%d)\n    as it is</pre></body></html>", number);
+    fclose(out);
+}
+
+static void write_packages(void) {
+    char path[64];
+    for (int i = 0; i < PAGES; i++) {
+        snprintf(path, sizeof path, "usr/share/doc/one/html/page%02d.html", i);
+        write_page("one-doc", path, i);
+    }
+    write_page("one-doc", "usr/share/doc/one/html/page90.html", 3);     /* page03 again */
+    write_page("one-doc", "usr/share/doc/one/html/de/page91.html", 91); /* another language */
+    FILE *out = open_in("one-doc", "DEBIAN/control");
+    fprintf(out, "Package: one-doc\nVersion: 1.2-3\nArchitecture: all\n");
+    fclose(out);
+    out = open_in("two-doc", "usr/share/man/man1/lamp.1");
+    fprintf(out, ".\\\" a comment\n.TH LAMP 1\n.SH NAME\nlamp \\- a \\fBbright\\fR thing\n"
+                 ".SH DESCRIPTION\n.B lamp\nburns.\n.PP\n");
+    write_prose(out, 200);
+    fprintf(out, "\n.TP\n.BR \\-v \", \" \\-\\-verbose\nSay what is done.\n");
+    fclose(out);
+    out = open_in("two-doc", "usr/share/doc/two/numbers.txt"); /* no prose */
+    for (int i = 0; i < 400; i++)
+        fprintf(out, "%d %d\n", i, i * i);
+    fclose(out);
+}
+
+static const char *python(void) {
+    const char *name = getenv("PYTHON");
+    return name && *name ? name : "python3";
+}
+
+static void make_corpus(const char *out, const char *options) {
+    char line[2048];
+    snprintf(line, sizeof line, "%s scripts/corpus --out %s --jobs 2 %s %s %s >%s 2>&1", python(),
+             out, options, scratch_path("tree/one-doc"), scratch_path("tree/two-doc"),
+             scratch_path("said"));
+    int status = system(line);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+    fail_msg("%s: %s", line, file_read(scratch_path("said"), NULL));
+}
+
+static char *read_part(const char *folder, const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return file_read(path, NULL);
+}
+
+/* The text of the document that comes from a file of that name; NULL: there is none. The caller
+ * frees it. */
+static char *find_document(const char *folder, const char *part, const char *from) {
+    char *lines = read_part(folder, part), *rest = lines, *line, *found = NULL;
+    while ((line = strtok_r(rest, "\n", &rest))) {
+        json_t *document = json_loads(line, 0, NULL);
+        assert_non_null(document);
+        if (strstr(json_string_value(json_object_get(document, "from")), from))
+            found = strdup(json_string_value(json_object_get(document, "text")));
+        json_decref(document);
+    }
+    free(lines);
+    return found;
+}
+
+static void test_text_is_drawn_out_of_pages_and_manuals(void **state) {
+    (void)state;
+    char *page = find_document(scratch_path("all"), "train.jsonl", "page07.html");
+    assert_non_null(page);
+    assert_int_equal(strncmp(page, "Lamps & rivers 7\n\nThe ", 22), 0);
+    assert_non_null(strstr(page, "\n\n  kept(7)\n    as it is"));
+    assert_null(strstr(page, "gone"));
+    assert_null(strstr(page, "Home of all"));
+    assert_null(strstr(page, "Next chapter")); /* on every page of the package */
+    assert_null(strstr(page, "<"));
+    free(page);
+    char *manual = find_document(scratch_path("all"), "train.jsonl", "lamp.1");
+    assert_non_null(manual);
+    assert_int_equal(strncmp(manual, "NAME\n\nlamp - a bright thing", 27), 0);
+    assert_non_null(strstr(manual, "lamp burns."));
+    assert_non_null(strstr(manual, "-v, --verbose\nSay what is done."));
+    assert_null(strstr(manual, "comment"));
+    free(manual);
+}
+
+static void test_duplicates_lists_and_other_languages_are_dropped(void **state) {
+    (void)state;
+    assert_null(find_document(scratch_path("all"), "train.jsonl", "page90"));
+    assert_null(find_document(scratch_path("all"), "train.jsonl", "page91"));
+    assert_null(find_document(scratch_path("all"), "train.jsonl", "numbers"));
+    char *text = read_part(scratch_path("all"), "manifest.json");
+    json_t *manifest = json_loads(text, 0, NULL);
+    assert_int_equal(json_integer_value(
+                         json_object_get(json_object_get(manifest, "dropped"), "near_duplicates")),
+                     1);
+    json_t *first = json_array_get(json_object_get(manifest, "packages"), 0);
+    assert_string_equal(json_string_value(json_object_get(first, "package")), "one-doc");
+    assert_string_equal(json_string_value(json_object_get(first, "version")), "1.2-3");
+    assert_int_equal(json_integer_value(json_object_get(first, "kept")), PAGES);
+    json_decref(manifest);
+    free(text);
+}
+
+static void test_held_out_documents_are_in_no_training_text(void **state) {
+    (void)state;
+    make_corpus(scratch_path("held"), "--val-share 0.2");
+    char *val = read_part(scratch_path("held"), "val.jsonl"), *rest = val, *line;
+    int held = 0;
+    while ((line = strtok_r(rest, "\n", &rest))) {
+        json_t *document = json_loads(line, 0, NULL);
+        const char *from = json_string_value(json_object_get(document, "from"));
+        assert_null(find_document(scratch_path("held"), "train.jsonl", from));
+        json_decref(document);
+        held++;
+    }
+    free(val);
+    assert_in_range(held, PAGES / 8, PAGES / 3);
+}
+
+static void test_the_same_packages_make_the_same_bytes(void **state) {
+    (void)state;
+    make_corpus(scratch_path("again"), "--val-share 0");
+    make_corpus(scratch_path("other"), "--val-share 0 --seed 2");
+    char *first = read_part(scratch_path("all"), "train.jsonl");
+    char *again = read_part(scratch_path("again"), "train.jsonl");
+    char *other = read_part(scratch_path("other"), "train.jsonl");
+    assert_string_equal(first, again);
+    assert_int_not_equal(strcmp(first, other), 0);
+    assert_int_equal(strlen(first), strlen(other));
+    free(first);
+    free(again);
+    free(other);
+}
+
+/* A .deb reads as the folder that it was made from. */
+static void test_a_package_file_reads_as_its_folder(void **state) {
+    (void)state;
+    char line[2048];
+    if (system("command -v dpkg-deb >/dev/null 2>&1") != 0) {
+        printf("dpkg-deb is not on this machine\n");
+        skip();
+    }
+    snprintf(line, sizeof line, "dpkg-deb --root-owner-group -b %s %s >/dev/null 2>&1",
+             scratch_path("tree/one-doc"), scratch_path("one-doc_1.2-3_all.deb"));
+    assert_int_equal(system(line), 0);
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof line, "%s scripts/corpus --val-share 0 --out %s %s >/dev/null 2>&1",
+                 python(), scratch_path(i ? "packed" : "folder"),
+                 scratch_path(i ? "one-doc_1.2-3_all.deb" : "tree/one-doc"));
+        assert_int_equal(system(line), 0);
+    }
+    char *folder = read_part(scratch_path("folder"), "train.jsonl");
+    char *packed = read_part(scratch_path("packed"), "train.jsonl");
+    assert_string_equal(folder, packed);
+    free(folder);
+    free(packed);
+}
+
+static void test_it_becomes_a_dataset_with_its_hash_in_the_record(void **state) {
+    (void)state;
+    char train[512], val[512];
+    const char *data = scratch_path("data/set"); /* the parent is made too */
+    make_corpus(scratch_path("held2"), "--val-share 0.2");
+    snprintf(train, sizeof train, "%s/train.jsonl", scratch_path("held2"));
+    snprintf(val, sizeof val, "%s/val.jsonl", scratch_path("held2"));
+    json_t *t = command_json(
+        RUN("tokenize", "--jsonl", "text", "--out", data, train, "--val", val, "--json"));
+    assert_true(json_integer_value(json_object_get(t, "val_tokens")) > 1000);
+    json_int_t tokens = json_integer_value(json_object_get(t, "train_tokens"));
+    json_decref(t);
+    char *manifest = read_part(scratch_path("held2"), "manifest.json"), path[512];
+    snprintf(path, sizeof path, "%s/manifest.json", data);
+    file_write(path, manifest, strlen(manifest));
+    char option[600];
+    snprintf(option, sizeof option, "DATASET=%s", data);
+    file_write(scratch_path("config"), "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=8\nCONFIG_N_HEAD=1\n", 49);
+    char *said;
+    command_succeeds(RUN("train", "--config", scratch_path("config"), "--out", scratch_path("run"),
+                         "-o", option, "-o", "VOCAB_SIZE=256", "-o", "GPT2_BLOCK_SIZE=16", "-o",
+                         "GPT2_MAX_ITERS=1", "-o", "BATCH_SIZE=1", "-o", "GPT2_EVAL_SAMPLES=1",
+                         "-o", "SAVE_CHECKPOINT=n", "--json"),
+                     &said);
+    json_t *result = json_loads(said, 0, NULL), *about = json_loads(manifest, 0, NULL);
+    json_t *facts = json_object_get(result, "facts");
+    assert_string_equal(json_string_value(json_object_get(facts, "dataset_hash")),
+                        json_string_value(json_object_get(about, "hash")));
+    assert_string_equal(json_string_value(json_object_get(facts, "dataset_packages")),
+                        "one-doc 1.2-3, two-doc ");
+    assert_int_equal(json_integer_value(json_object_get(facts, "train_tokens")), tokens);
+    json_decref(result);
+    json_decref(about);
+    free(manifest);
+    free(said);
+}
+
+static int make_all(void **state) {
+    (void)state;
+    scratch_open();
+    write_packages();
+    make_corpus(scratch_path("all"), "--val-share 0");
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_text_is_drawn_out_of_pages_and_manuals),
+        cmocka_unit_test(test_duplicates_lists_and_other_languages_are_dropped),
+        cmocka_unit_test(test_held_out_documents_are_in_no_training_text),
+        cmocka_unit_test(test_the_same_packages_make_the_same_bytes),
+        cmocka_unit_test(test_a_package_file_reads_as_its_folder),
+        cmocka_unit_test(test_it_becomes_a_dataset_with_its_hash_in_the_record),
+    };
+    return cmocka_run_group_tests(tests, make_all, close_scratch);
+}
