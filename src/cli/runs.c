@@ -2,6 +2,7 @@
 #include "cli/args.h"
 #include "core/files.h"
 #include "study/listing.h"
+#include "study/merge.h"
 
 #include <errno.h>
 #include <string.h>
@@ -19,7 +20,12 @@ const char weft_help_runs[] =
     "                     apart; exits 1 and shows the first rows that differ if not\n"
     "  --json             one object on standard output\n"
     "\n"
-    "Without --compare, --csv, --metrics-csv or --diff, lists the runs.\n";
+    "Without --compare, --csv, --metrics-csv or --diff, lists the runs.\n"
+    "\n"
+    "weft runs merge A B ... --out DIR|FILE.db\n"
+    "joins databases of one study into a new one and says which commit on which machine made each\n"
+    "run. A study of another config is refused, and so is a run that ended in two with different\n"
+    "results. 'weft study --out DIR' goes on with what none of them has.\n";
 
 enum { DATABASES_MOST = 256 };
 
@@ -29,6 +35,8 @@ typedef struct {
     const char *a, *b; /* --compare */
     const char *csv, *metrics_csv, *diff;
     bool force;
+    const char *out; /* of a merge */
+    bool merge;
 } runs_args;
 
 static int refuse(const char *text) {
@@ -103,6 +111,25 @@ static weft_status diff(const weft_args *args, const runs_args *own, bool *same)
     return WEFT_OK;
 }
 
+static weft_status merge(const weft_args *args, const runs_args *own) {
+    weft_merged r;
+    WEFT_TRY(weft_merge(own->paths, own->n, own->out, args->json ? NULL : stdout, &r));
+    if (args->json)
+        print_json(json_pack("{s:s, s:i, s:i}", "out", own->out, "runs", r.runs, "done", r.done));
+    else
+        printf("%s: %d of %d runs done\n", own->out, r.done, r.runs);
+    return WEFT_OK;
+}
+
+/* `merge` as the first word is taken out of them. */
+static void take_merge(int *argc, char **argv, runs_args *own) {
+    if (*argc < 2 || strcmp(argv[1], "merge") != 0) return;
+    own->merge = true;
+    for (int k = 1; k + 1 < *argc; k++)
+        argv[k] = argv[k + 1];
+    --*argc;
+}
+
 /* --compare has two values; the second is taken out of the words. */
 static int take_compare(int *argc, char **argv, runs_args *own) {
     for (int i = 1; i < *argc; i++) {
@@ -119,6 +146,11 @@ static int take_compare(int *argc, char **argv, runs_args *own) {
 }
 
 static int check(const weft_args *args, const runs_args *own) {
+    if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv))
+        return refuse("merge takes studies and --out alone");
+    if (own->merge && !own->out) return refuse("merge needs --out DIR or --out FILE.db");
+    if (own->merge && own->n < 2) return refuse("merge takes two studies or more");
+    if (!own->merge && own->out) return refuse("--out goes with merge");
     if (own->n == 0) return refuse("name a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
     if (args->config || args->n_settings || args->step)
@@ -133,15 +165,18 @@ int weft_cmd_runs(int argc, char **argv) {
                              {"--metrics-csv", &own.metrics_csv, NULL, false},
                              {"--diff", &own.diff, NULL, false},
                              {"--force", NULL, &own.force, false},
+                             {"--out", &own.out, NULL, false},
                              {NULL, NULL, NULL, false}};
+    take_merge(&argc, argv, &own);
     int usage = take_compare(&argc, argv, &own);
     if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);
     while (!usage && own.n < DATABASES_MOST && own.paths[own.n])
         own.n++;
     if (!usage) usage = check(&args, &own);
     if (usage) return usage;
-    bool same = true, listed = !own.a && !own.csv && !own.metrics_csv && !own.diff;
+    bool same = true, listed = !own.a && !own.csv && !own.metrics_csv && !own.diff && !own.merge;
     weft_status status = WEFT_OK;
+    if (own.merge) status = merge(&args, &own);
     if (own.csv) status = write_csv(&own, own.csv, false);
     if (status == WEFT_OK && own.metrics_csv) status = write_csv(&own, own.metrics_csv, true);
     if (status == WEFT_OK && own.a) status = compare(&args, &own);

@@ -230,8 +230,7 @@ weft_status weft_record_create(weft_database *d, const weft_study *s, const weft
     return weft_database_finish(d, fill_tables(d, s, place));
 }
 
-/* The value of KEY in "KEY=VALUE" lines; the option's default where a weft without it wrote them. */
-static void value_in(const char *lines, const weft_option *o, char *value, size_t room) {
+void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room) {
     size_t n = strlen(o->key);
     for (const char *at = lines; at && *at; at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL) {
         if (strncmp(at, o->key, n) != 0 || at[n] != '=') continue;
@@ -246,7 +245,7 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
     int n;
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
-        value_in(lines, &options[i], was, sizeof was);
+        weft_record_value(lines, &options[i], was, sizeof was);
         weft_config_format(&s->base, &options[i], is, sizeof is);
         if (strcmp(was, is) != 0)
             return weft_fail(WEFT_EINPUT,

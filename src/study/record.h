@@ -51,6 +51,10 @@ weft_status weft_record_renew(weft_database *d, const weft_study *s);
  * at the best of them. *added tells how many runs that made. */
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
 
+/* The value of an option in the "KEY=VALUE" lines of a study; its default where a weft without it wrote
+ * them. */
+void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
+
 weft_status weft_record_jobs(weft_database *d, weft_jobs *out);
 void weft_jobs_free(weft_jobs *j);
 const char *weft_job_status_name(weft_job_status status);

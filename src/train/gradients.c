@@ -157,6 +157,20 @@ static weft_status make_reduce(weft_gradients *g) {
     return status;
 }
 
+/* The optimizer takes the sums from its own buffers, for the weights that the session has a gradient
+ * of. */
+static weft_status bind_sums(weft_gradients *g) {
+    WEFT_TRY(weft_optimizer_bind_own(g->optimizer));
+    weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
+    if (!sums) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t i = 0; i < g->n; i++)
+        if (g->from[i].data)
+            sums[i] = (weft_gradient){g->dtype, weft_optimizer_gradient(g->optimizer, i)};
+    weft_status status = weft_optimizer_bind(g->optimizer, sums);
+    free(sums);
+    return status;
+}
+
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     *out = NULL;
@@ -181,7 +195,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     }
     if (status == WEFT_OK && count > 1) status = allocate_levels(g);
     if (status == WEFT_OK)
-        status = count > 1 ? weft_optimizer_bind_own(o) : weft_optimizer_bind(o, g->from);
+        status = count > 1 ? bind_sums(g) : weft_optimizer_bind(o, g->from);
     if (status == WEFT_OK && count > 1) g->levels[0] = weft_optimizer_gradient(o, 0);
     if (status == WEFT_OK && count > 1 && g->backend->remote) status = make_graphs(g);
     if (status == WEFT_OK && count > 1 && comm) status = make_reduce(g);

@@ -234,12 +234,15 @@ static weft_adam_slot bind_slot(binder *b, int64_t i, const weft_gradient *gradi
 static weft_status build_graph(binder *b, const weft_gradient *gradients, weft_adam_slot *slots,
                                weft_tensor **grads) {
     weft_optimizer *o = b->o;
-    int n = (int)o->model->n_weights;
+    int n = 0;
     WEFT_TRY(weft_graph_create(&o->graph));
-    for (int i = 0; i < n; i++) {
-        slots[i] = bind_slot(b, i, &gradients[i]);
-        grads[i] = slots[i].grad;
+    for (int64_t i = 0; i < o->model->n_weights; i++) {
+        if (!gradients[i].data) continue; /* no loss depends on it, so decay has no say either */
+        slots[n] = bind_slot(b, i, &gradients[i]);
+        grads[n] = slots[n].grad;
+        n++;
     }
+    if (n == 0) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
     o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);

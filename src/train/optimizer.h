@@ -30,8 +30,8 @@ typedef struct {
     int64_t steps, spikes, clips, resets, skips;
 } weft_step_events;
 
-/* One weight's gradient: where it lies in the backend's memory, aligned to WEFT_ARENA_ALIGN. NULL:
- * zeros. */
+/* One weight's gradient: where it lies in the backend's memory, aligned to WEFT_ARENA_ALIGN. NULL: no
+ * loss depends on the weight, and a step leaves it as it is, without decay. */
 typedef struct {
     weft_dtype dtype; /* the weight's, or what its masters are kept in */
     void *data;

@@ -1,0 +1,110 @@
+/* weft runs merge: parts of one study made apart come to what one study comes to. */
+#include "support/command.h"
+#include "support/study_run.h"
+
+#include <setjmp.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char config[256], whole[256], first[256], second[256];
+
+#define STEPS                                                                                      \
+    "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_STEPS=a; b: N_FFN=24", "-o",                      \
+        "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1"
+
+static void change(const char *folder, const char *sql) {
+    char path[512];
+    sqlite3 *db;
+    snprintf(path, sizeof path, "%s/runs.db", folder);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+static void test_parts_make_the_whole(void **state) {
+    (void)state;
+    char *said;
+    const char *out = scratch_path("joined");
+    command_succeeds(RUN("runs", "merge", first, second, "--out", out), &said);
+    study_same(whole, out);
+    /* Each run with its commit and machine. */
+    assert_non_null(strstr(said, "runs/a-lr0.001-seed1"));
+    assert_non_null(strstr(said, "runs/b-lr0.001-seed1"));
+    assert_non_null(strstr(said, "processors"));
+    assert_non_null(strstr(said, "2 of 2 runs done"));
+    free(said);
+    /* A report needs nothing but the database; a study goes on in it and finds nothing to do. */
+    const char *file = scratch_path("kept.db");
+    command_succeeds(RUN("runs", "merge", second, first, "--out", file), NULL);
+    command_succeeds(RUN("report", file, "--out", scratch_path("page")), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", out, STEPS), NULL);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM events WHERE kind = 'started'"), 2);
+}
+
+static void test_what_neither_has_waits(void **state) {
+    (void)state;
+    const char *out = scratch_path("half");
+    change(second, "UPDATE runs SET status = 'failed' WHERE status = 'done'");
+    command_succeeds(RUN("runs", "merge", first, second, "--out", out), NULL);
+    change(second, "UPDATE runs SET status = 'done' WHERE status = 'failed'");
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"), 1);
+    command_succeeds(RUN("study", "--config", config, "--out", out, STEPS), NULL);
+    study_same(whole, out);
+}
+
+static void test_other_configs_and_contradictions_are_refused(void **state) {
+    (void)state;
+    const char *other = scratch_path("other"), *out = scratch_path("refused");
+    command_succeeds(RUN("study", "--config", config, "--out", other, STEPS, "--steps", "a", "-o",
+                         "GPT2_MAX_ITERS=4"),
+                     NULL);
+    command_fails(2, RUN("runs", "merge", first, other, "--out", out),
+                  SAYS("another config", "CONFIG_GPT2_MAX_ITERS is 4 there and 8"));
+    assert_int_not_equal(access(scratch_path("refused/runs.db"), F_OK), 0);
+    /* The same run, ended with another result. */
+    const char *twice = scratch_path("twice");
+    command_succeeds(RUN("runs", "merge", first, second, "--out", twice), NULL);
+    change(twice, "UPDATE runs SET score = score + 1 WHERE step = 0");
+    command_fails(2, RUN("runs", "merge", first, twice, "--out", out),
+                  SAYS("runs/a-lr0.001-seed1", "another result"));
+    command_fails(2, RUN("runs", "merge", first, second, "--out", twice), SAYS("there already"));
+    command_fails(2, RUN("runs", "merge", first, second), SAYS("--out"));
+    command_fails(2, RUN("runs", "merge", first, "--out", out), SAYS("two studies"));
+}
+
+static int make_parts(void **state) {
+    (void)state;
+    scratch_open();
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
+    snprintf(first, sizeof first, "%s", scratch_path("first"));
+    snprintf(second, sizeof second, "%s", scratch_path("second"));
+    study_config(config);
+    command_succeeds(RUN("study", "--config", config, "--out", whole, STEPS), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", first, STEPS, "--steps", "a"), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", second, STEPS, "--steps", "b"),
+                     NULL);
+    return 0;
+}
+
+static int close_scratch(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parts_make_the_whole),
+        cmocka_unit_test(test_what_neither_has_waits),
+        cmocka_unit_test(test_other_configs_and_contradictions_are_refused),
+    };
+    return cmocka_run_group_tests(tests, make_parts, close_scratch);
+}
