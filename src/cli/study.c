@@ -195,6 +195,14 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     return WEFT_OK;
 }
 
+static void advise(const weft_study *s) {
+    const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
+    for (int i = 0; configs && i < s->steps.n; i++)
+        configs[i] = &s->plan[i].config;
+    if (configs) weft_config_advise(configs, s->steps.n, s->where);
+    free(configs);
+}
+
 static weft_status study(const weft_args *args, const study_args *own, weft_study_result *r) {
     weft_source source = weft_args_source(args);
     const weft_backend *backend;
@@ -204,6 +212,7 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     WEFT_TRY(weft_source_read(&source, NULL, &c));
     WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
     weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
+    if (status == WEFT_OK && !args->json) advise(s);
     if (status == WEFT_OK && own->list) {
         if (args->json)
             list_json(s);

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { WEFT_TEXT_MAX = 4096 };
+enum { WEFT_TEXT_MAX = 4096, WEFT_OPTIONS_MAX = 256 };
 
 typedef struct {
 #define BOOL(field, ...) bool field;
@@ -22,6 +22,8 @@ typedef struct {
 #define WORD(field, ...) int field;
 #define TEXT(field, ...) char field[WEFT_TEXT_MAX];
 #include "config/options.def"
+    unsigned char
+        given[WEFT_OPTIONS_MAX]; /* by place: 1 where it was set, not left at its default */
 } weft_config;
 
 /* The numbers of words: one enum for each WORD option, such as
@@ -82,6 +84,12 @@ weft_status weft_config_step(weft_config *c, int step);
 /* Refuses mixes that make no sense, each with the keys and the remedy. `where` as above. What a kind
  * of attention, feed-forward or position refuses is weft_model_check's (model/kinds.h). */
 weft_status weft_config_check(const weft_config *c, const char *where);
+
+/* Whether the option changes anything under this config: its `depends`. */
+bool weft_option_matters(const weft_config *c, const weft_option *o);
+/* Warns, a line each, of keys that were given and change nothing in any of the configs (a study's
+ * steps), and of settings that undo each other. */
+void weft_config_advise(const weft_config *const *configs, int n, const char *where);
 
 /* One option's value as text ("y", "12", "0.1", "dot"). */
 void weft_config_format(const weft_config *c, const weft_option *option, char *text, size_t room);

@@ -37,6 +37,8 @@ static const weft_option rows[] = {
 };
 
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
+_Static_assert(sizeof rows / sizeof rows[0] <= sizeof((weft_config *)0)->given,
+               "weft_config.given has no room for so many options");
 
 const weft_option *weft_options(int *count) {
     static weft_option options[N_ROWS];

@@ -143,6 +143,8 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
                          o->key, length, WEFT_TEXT_MAX - 1);
     memcpy(text, value, length);
     text[length] = '\0';
+    int count;
+    c->given[o - weft_options(&count)] = 1;
     return set_value(c, o, text, where);
 }
 

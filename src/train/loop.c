@@ -306,6 +306,7 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     if (finite) {
         WEFT_TRY(weft_optimizer_run(t->optimizer, row->rate));
         WEFT_TRY(weft_optimizer_events(t->optimizer, &row->events));
+        row->rate *= row->events.warmup; /* what was used, after a reset */
     } else {
         row->events.norm = NAN;
     }

@@ -1,0 +1,138 @@
+/* What can be read and checked and is still not what was meant: keys that change nothing under the
+ * kinds chosen, and settings that undo each other. One warning line each, with the remedy.
+ *
+ * When an option matters is the table's `depends`, in Kconfig's language: KEY, KEY = "word",
+ * KEY != "word", joined by && and ||, of which && binds closer. */
+#include "config/config.h"
+
+#include "core/log.h"
+
+#include <ctype.h>
+#include <string.h>
+
+enum { NAMED = 4, KEY_ROOM = 64, LIST_ROOM = 512 };
+
+static const char *skip_blanks(const char *at) {
+    while (*at == ' ')
+        at++;
+    return at;
+}
+
+/* KEY, KEY = "word" or KEY != "word" at *at, which moves past it. */
+static bool test_value(const weft_config *c, const char **at) {
+    char key[KEY_ROOM], value[WEFT_TEXT_MAX];
+    const char *from = skip_blanks(*at), *end = from;
+    while (isalnum((unsigned char)*end) || *end == '_')
+        end++;
+    snprintf(key, sizeof key, "%.*s", (int)(end - from), from);
+    const weft_option *o = weft_option_find(key);
+    if (!o) return true; /* the table names an option that is not there: it hides nothing */
+    weft_config_format(c, o, value, sizeof value);
+    end = skip_blanks(end);
+    bool unequal = end[0] == '!' && end[1] == '=';
+    if (*end != '=' && !unequal) {
+        *at = end;
+        return strcmp(value, "y") == 0;
+    }
+    const char *word = strchr(end, '"'), *close = word ? strchr(word + 1, '"') : NULL;
+    if (!close) return true;
+    size_t length = (size_t)(close - word - 1);
+    bool equal = strlen(value) == length && strncmp(value, word + 1, length) == 0;
+    *at = close + 1;
+    return equal != unequal;
+}
+
+bool weft_option_matters(const weft_config *c, const weft_option *o) {
+    const char *at = o->depends;
+    bool any = false, all = true;
+    if (!*skip_blanks(at)) return true;
+    for (;;) {
+        all = test_value(c, &at) && all;
+        at = skip_blanks(at);
+        bool both = at[0] == '&' && at[1] == '&', either = at[0] == '|' && at[1] == '|';
+        if (both || either) at += 2;
+        if (both) continue;
+        any = any || all;
+        all = true;
+        if (!either) return any;
+    }
+}
+
+/* A file that has them all was written by a menu, which says nothing of what was meant. */
+static bool is_whole(const weft_config *c, int count) {
+    int given = 0;
+    for (int i = 0; i < count; i++)
+        given += c->given[i];
+    return 4 * given >= 3 * count;
+}
+
+static bool was_meant(const weft_config *c, const weft_option *o, int place, int count) {
+    char value[WEFT_TEXT_MAX];
+    if (!c->given[place]) return false;
+    if (!is_whole(c, count)) return true;
+    weft_config_format(c, o, value, sizeof value);
+    return strcmp(value, o->fallback) != 0;
+}
+
+/* Given in one of the configs, and without effect in all of them. */
+static bool is_idle(const weft_config *const *configs, int n, const weft_option *o, int place,
+                    int count) {
+    bool meant = false;
+    for (int i = 0; i < n; i++) {
+        if (weft_option_matters(configs[i], o)) return false;
+        meant = meant || was_meant(configs[i], o, place, count);
+    }
+    return meant;
+}
+
+/* One line for all the keys that wait for the same thing. */
+static void warn_idle(const weft_config *const *configs, int n, const char *where, int first) {
+    char names[LIST_ROOM] = "";
+    int count, found = 0;
+    const weft_option *options = weft_options(&count);
+    for (int i = first; i < count; i++) {
+        const weft_option *o = &options[i];
+        if (strcmp(o->depends, options[first].depends) != 0 || !is_idle(configs, n, o, i, count))
+            continue;
+        size_t at = strlen(names);
+        if (found++ < NAMED)
+            snprintf(names + at, sizeof names - at, "%sCONFIG_%s", at ? ", " : "", o->key);
+    }
+    size_t at = strlen(names);
+    if (found > NAMED) snprintf(names + at, sizeof names - at, " and %d more", found - NAMED);
+    weft_log(WEFT_LOG_WARN,
+             "%s: %s change%s nothing here: they matter where %s; set that, or leave "
+             "them out",
+             where, names, found == 1 ? "s" : "", options[first].depends);
+}
+
+static void warn_all_idle(const weft_config *const *configs, int n, const char *where) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        bool told = false;
+        if (!is_idle(configs, n, &options[i], i, count)) continue;
+        for (int k = 0; k < i && !told; k++)
+            told = strcmp(options[k].depends, options[i].depends) == 0 &&
+                   is_idle(configs, n, &options[k], k, count);
+        if (!told) warn_idle(configs, n, where, i);
+    }
+}
+
+/* A reset begins a warm-up; the next one comes before that has ended. */
+static void warn_endless_warmup(const weft_config *c, const char *where) {
+    if (c->optimizer != WEFT_OPTIMIZER_ADAMWSPAM || !c->spam_periodic_reset || !c->spam_warmup)
+        return;
+    if (c->spam_interval > c->spam_warmup_steps || c->gpt2_max_iters <= c->spam_interval) return;
+    weft_log(WEFT_LOG_WARN,
+             "%s: CONFIG_SPAM_INTERVAL=%lld is not above CONFIG_SPAM_WARMUP_STEPS=%lld: after the "
+             "first reset the rate never stays at what was given; take a longer interval or a "
+             "shorter warm-up",
+             where, (long long)c->spam_interval, (long long)c->spam_warmup_steps);
+}
+
+void weft_config_advise(const weft_config *const *configs, int n, const char *where) {
+    if (n < 1) return;
+    warn_all_idle(configs, n, where);
+    warn_endless_warmup(configs[0], where);
+}
