@@ -161,12 +161,10 @@ static int check(const weft_args *args, const runs_args *own) {
 int weft_cmd_runs(int argc, char **argv) {
     weft_args args;
     runs_args own = {.n = 0};
-    const weft_arg list[] = {{"--csv", &own.csv, NULL, false},
-                             {"--metrics-csv", &own.metrics_csv, NULL, false},
-                             {"--diff", &own.diff, NULL, false},
-                             {"--force", NULL, &own.force, false},
-                             {"--out", &own.out, NULL, false},
-                             {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {
+        {"--csv", &own.csv, NULL, false},   {"--metrics-csv", &own.metrics_csv, NULL, false},
+        {"--diff", &own.diff, NULL, false}, {"--force", NULL, &own.force, false},
+        {"--out", &own.out, NULL, false},   {NULL, NULL, NULL, false}};
     take_merge(&argc, argv, &own);
     int usage = take_compare(&argc, argv, &own);
     if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);

@@ -72,15 +72,7 @@ static weft_status remove_part(const char *dir, const char *name) {
 
 /* Refuses a folder that has such shards; removes what an interrupted run left. */
 static weft_status check_folder(const char *dir, const char *name) {
-    char part[PATH_MAX];
-    snprintf(part, sizeof part, "%s", dir);
-    for (char *slash = part + 1; *part && (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        mkdir(part, 0777);
-        *slash = '/';
-    }
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
-        return weft_fail(WEFT_EINPUT, "%s: cannot be made: %s", dir, strerror(errno));
+    WEFT_TRY(weft_folder_make(dir));
     struct stat there;
     weft_names list;
     if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))

@@ -162,10 +162,10 @@ static weft_status add_fact(weft_database *d, int64_t run, const char *name, con
 
 /* What the run says of itself in result.json. */
 static weft_status take_facts(weft_database *d, const summary *u, const weft_ending *e) {
-    char path[PATH_ROOM];
+    char path[WEFT_PATH_MAX];
     const char *name;
     json_t *value;
-    snprintf(path, sizeof path, "%s/result.json", e->folder);
+    WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
     json_t *result = json_load_file(path, 0, NULL);
     weft_status status = weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
     json_object_foreach(json_object_get(result, "facts"), name, value) {

@@ -3,8 +3,8 @@
  * same run by its number. */
 #include "study/merge.h"
 
+#include "core/folders.h"
 #include "study/database.h"
-#include "study/folder.h"
 #include "study/record.h"
 
 #include <stdlib.h>

@@ -21,10 +21,10 @@ typedef struct {
     double rate;                  /* the learning rate chosen; NaN: no run finished */
     int runs, done;               /* at that rate (at any, without one) */
     double mean, sd, least, most; /* score over the finished runs at that rate */
-    double memory; /* the largest peak of them, bytes; the device's where it has its own */
-    double speed, seconds;        /* their means: tokens per second, seconds a run */
-    weft_comparison compared;     /* with the baseline, where there is one */
-    const char *why;              /* no difference shown, because ...; "" else */
+    double memory;         /* the largest peak of them, bytes; the device's where it has its own */
+    double speed, seconds; /* their means: tokens per second, seconds a run */
+    weft_comparison compared; /* with the baseline, where there is one */
+    const char *why;          /* no difference shown, because ...; "" else */
 } weft_report_step;
 
 typedef struct {

@@ -45,7 +45,7 @@ typedef struct {
     weft_progress *progress;
     int64_t iters_done; /* of runs that ended */
     bool told;          /* the runs were asked to stop */
-    bool restarted; /* what was to begin anew does */
+    bool restarted;     /* what was to begin anew does */
     double begun;
 } supervisor;
 

@@ -15,7 +15,7 @@ typedef struct {
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
     const char *restart; /* failed runs that begin anew (restart.h); NULL: none */
-    double seconds; /* no run is started that would not be done by then; 0: no limit */
+    double seconds;      /* no run is started that would not be done by then; 0: no limit */
 } weft_study_options;
 
 typedef struct {

@@ -194,8 +194,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
         status = list_chunks(g);
     }
     if (status == WEFT_OK && count > 1) status = allocate_levels(g);
-    if (status == WEFT_OK)
-        status = count > 1 ? bind_sums(g) : weft_optimizer_bind(o, g->from);
+    if (status == WEFT_OK) status = count > 1 ? bind_sums(g) : weft_optimizer_bind(o, g->from);
     if (status == WEFT_OK && count > 1) g->levels[0] = weft_optimizer_gradient(o, 0);
     if (status == WEFT_OK && count > 1 && g->backend->remote) status = make_graphs(g);
     if (status == WEFT_OK && count > 1 && comm) status = make_reduce(g);
