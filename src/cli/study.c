@@ -161,6 +161,14 @@ static void print_result(const weft_study_result *r, const char *out) {
     json_decref(object);
 }
 
+static void advise(const weft_study *s) {
+    const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
+    for (int i = 0; configs && i < s->steps.n; i++)
+        configs[i] = &s->plan[i].config;
+    if (configs) weft_config_advise(configs, s->steps.n, s->where);
+    free(configs);
+}
+
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[OUT_ROOM + 16];
@@ -173,7 +181,8 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
                             .peak_flops = backend->remote ? 0 : bench_peak_flops(*pool),
                             .device = backend->remote ? weft_cuda_device_name() : "cpu",
                             .restart = own->restart,
-                            .seconds = 60 * own->minutes};
+                            .seconds = 60 * own->minutes,
+                            .begins = args->json ? NULL : advise};
     /* From here on this process has one thread: it starts others. */
     weft_pool_destroy(*pool);
     *pool = NULL;
@@ -195,14 +204,6 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     return WEFT_OK;
 }
 
-static void advise(const weft_study *s) {
-    const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
-    for (int i = 0; configs && i < s->steps.n; i++)
-        configs[i] = &s->plan[i].config;
-    if (configs) weft_config_advise(configs, s->steps.n, s->where);
-    free(configs);
-}
-
 static weft_status study(const weft_args *args, const study_args *own, weft_study_result *r) {
     weft_source source = weft_args_source(args);
     const weft_backend *backend;
@@ -212,7 +213,7 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     WEFT_TRY(weft_source_read(&source, NULL, &c));
     WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
     weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
-    if (status == WEFT_OK && !args->json) advise(s);
+    if (status == WEFT_OK && own->list && !args->json) advise(s);
     if (status == WEFT_OK && own->list) {
         if (args->json)
             list_json(s);

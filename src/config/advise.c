@@ -67,11 +67,14 @@ static bool is_whole(const weft_config *c, int count) {
 }
 
 static bool was_meant(const weft_config *c, const weft_option *o, int place, int count) {
-    char value[WEFT_TEXT_MAX];
-    if (!c->given[place]) return false;
+    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
+    weft_config plain;
+    if (!c->given[place] || o->owner == WEFT_OWNER_STUDY) return false;
     if (!is_whole(c, count)) return true;
+    weft_config_defaults(&plain);
     weft_config_format(c, o, value, sizeof value);
-    return strcmp(value, o->fallback) != 0;
+    weft_config_format(&plain, o, usual, sizeof usual);
+    return strcmp(value, usual) != 0;
 }
 
 /* Given in one of the configs, and without effect in all of them. */
@@ -100,10 +103,10 @@ static void warn_idle(const weft_config *const *configs, int n, const char *wher
     }
     size_t at = strlen(names);
     if (found > NAMED) snprintf(names + at, sizeof names - at, " and %d more", found - NAMED);
-    weft_log(WEFT_LOG_WARN,
-             "%s: %s change%s nothing here: they matter where %s; set that, or leave "
-             "them out",
-             where, names, found == 1 ? "s" : "", options[first].depends);
+    bool one = found == 1;
+    weft_log(WEFT_LOG_WARN, "%s: %s %s nothing here: %s where %s; set that, or leave %s out", where,
+             names, one ? "changes" : "change", one ? "it matters" : "they matter",
+             options[first].depends, one ? "it" : "them");
 }
 
 static void warn_all_idle(const weft_config *const *configs, int n, const char *where) {

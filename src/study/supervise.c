@@ -442,6 +442,7 @@ weft_status weft_study_run(weft_study *s, const weft_study_options *options,
     weft_status status = weft_folder_make(options->out);
     if (status == WEFT_OK) status = weft_folder_hold(options->out, &hold);
     if (status == WEFT_OK) status = open_record(&v);
+    if (status == WEFT_OK && options->begins) options->begins(s);
     if (status == WEFT_OK) status = supervise(&v);
     if (status == WEFT_OK) sum_up(&v);
     weft_database_close(v.database);

@@ -16,6 +16,8 @@ typedef struct {
     const char *device;
     const char *restart; /* failed runs that begin anew (restart.h); NULL: none */
     double seconds;      /* no run is started that would not be done by then; 0: no limit */
+    /* Called once when nothing stands in the way of the first run; NULL: nothing is. */
+    void (*begins)(const weft_study *s);
 } weft_study_options;
 
 typedef struct {

@@ -31,6 +31,7 @@ void study_config(const char *path) {
                                "CONFIG_GPT2_DROPOUT=0.1\n"
                                "CONFIG_OPTIMIZER=\"adamwspam\"\n"
                                "CONFIG_SPAM_INTERVAL=5\n"
+                               "CONFIG_SPAM_WARMUP_STEPS=4\n"
                                "CONFIG_BATCH_SIZE=2\n"
                                "CONFIG_GPT2_MAX_ITERS=8\n"
                                "CONFIG_GPT2_WARMUP_STEPS=3\n"
