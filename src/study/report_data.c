@@ -94,6 +94,8 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     d->tail = column_number(s, n);
     d->threads = column_number(s, n + 1);
     d->rate_seed = find_rate_seed(d->config);
+    const char *vocabulary = strstr(d->config, "\nVOCAB_SIZE=");
+    d->vocabulary = vocabulary ? strtod(strchr(vocabulary, '=') + 1, NULL) : NAN;
     return WEFT_OK;
 }
 
@@ -304,6 +306,7 @@ static const char *say_why(const weft_report_data *d, const weft_report_step *st
         return step->leaks ? "it leaks (a token sees later ones), so its score cannot be compared"
                            : "the baseline leaks (a token sees later ones), so its score cannot be "
                              "compared";
+    if (d->nothing_learned) return "nothing was learned";
     if (step->compared.pairs == 0) return "no seed was finished by both";
     if (step->compared.pairs == 1) return "one seed has no interval";
     return step->compared.verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
@@ -321,7 +324,8 @@ static void compare_step(weft_report_data *d, int place, double *scores) {
         other[n++] = pair.baseline->score;
     }
     step->compared = weft_compare(scores, other, n, d->higher_is_better);
-    if (step->leaks != d->steps[step->baseline].leaks) step->compared.verdict = WEFT_NO_DIFFERENCE;
+    if (d->nothing_learned || step->leaks != d->steps[step->baseline].leaks)
+        step->compared.verdict = WEFT_NO_DIFFERENCE;
     step->why = say_why(d, step);
 }
 
@@ -334,9 +338,23 @@ static const char *name_score(weft_report_data *d) {
     return "metric";
 }
 
+/* Whether no finished run got below the loss of guessing among all tokens, but for one percent. A
+ * metric has no such line. */
+static bool learned_nothing(const weft_report_data *d) {
+    int finished = 0;
+    if (d->higher_is_better || !(d->vocabulary > 1)) return false;
+    for (int i = 0; i < d->n_runs; i++) {
+        if (!d->runs[i].finished) continue;
+        if (d->runs[i].score < 0.99 * log(d->vocabulary)) return false;
+        finished++;
+    }
+    return finished > 0;
+}
+
 static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
+    d->nothing_learned = learned_nothing(d);
     for (int i = 0; i < d->n_steps; i++) {
         d->steps[i].baseline = place_of(d, d->steps[i].baseline);
         d->steps[i].repeats = place_of(d, d->steps[i].repeats);

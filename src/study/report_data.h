@@ -54,6 +54,8 @@ typedef struct {
     double tail, threads;
     bool higher_is_better;
     const char *score_name; /* "held-out loss" */
+    double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
+    bool nothing_learned;   /* every finished run is at the loss of guessing */
 
     weft_report_step *steps;
     weft_report_run *runs;

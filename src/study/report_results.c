@@ -42,6 +42,18 @@ static void write_numbers(FILE *out, const weft_report_data *d, const weft_compa
     fprintf(out, "; %s.", weft_say_plural(c->pairs, "seed", &seeds));
 }
 
+/* What a comparison that shows nothing still says: how large the difference can be at most, and how
+ * many seeds would tell. */
+static void write_bound(FILE *out, const weft_comparison *c) {
+    weft_words room;
+    int seeds = weft_seeds_needed(c);
+    if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return;
+    fprintf(out, " Any difference is smaller than %s.",
+            weft_say_change(c, fmax(fabs(c->low), fabs(c->high)), &room) + 1);
+    if (seeds > c->pairs)
+        fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);
+}
+
 static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
     const weft_report_step *s = &d->steps[step];
     const weft_comparison *c = &s->compared;
@@ -56,6 +68,7 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
         fprintf(out, " (a repeat of %s)", d->steps[s->repeats].name);
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);
+    if (!d->nothing_learned) write_bound(out, c);
     write_left_out(out, d, step);
     if (s->leaks && d->steps[s->baseline].leaks) fputs(" Both leak: a token sees later ones.", out);
     fclose(out);
@@ -67,6 +80,13 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
     free(text);
 }
 
+static int most_pairs(const weft_report_data *d) {
+    int most = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        if (d->steps[i].compared.pairs > most) most = d->steps[i].compared.pairs;
+    return most;
+}
+
 /* What the intervals are worth, all together. */
 static void say_confidence(weft_page *p, const weft_report_data *d) {
     int n = weft_report_comparisons(d);
@@ -76,6 +96,10 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
                          "called better or worse.");
         return;
     }
+    if (most_pairs(d) == 2)
+        weft_page_say(p, "Two seeds are too few: the interval of two is 12.7 standard errors to "
+                         "either side, of three 4.3, of five 2.8. Five would do for differences "
+                         "about as large as the spread between seeds.");
     weft_page_say(
         p,
         "Every interval has %.0f%% confidence, by Student's t over the differences seed by "
@@ -111,6 +135,12 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
         p, "Verdicts",
         "Each step of the study against its baseline, from runs with the same seeds.");
     say_score(p, d);
+    if (d->nothing_learned)
+        weft_page_say(p,
+                      "Nothing was learned: every run ends at the loss of guessing, %.4f for %.0f "
+                      "tokens. The comparisons say nothing of the steps. Train for longer, try "
+                      "another learning rate, or look at the data.",
+                      log(d->vocabulary), d->vocabulary);
     if (d->n_steps == 0) {
         weft_page_say(p, "There are no steps yet.");
         return WEFT_OK;

@@ -118,3 +118,11 @@ weft_comparison weft_compare(const double *step, const double *baseline, int pai
     if (c.high < 0) c.verdict = higher_is_better ? WEFT_WORSE : WEFT_BETTER;
     return c;
 }
+
+int weft_seeds_needed(const weft_comparison *c) {
+    if (c->pairs < 2 || !(c->sd > 0) || c->mean == 0) return 0;
+    for (int n = 2; n <= WEFT_SEEDS_MOST; n++)
+        if (weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, n - 1) * c->sd / sqrt(n) < fabs(c->mean))
+            return n;
+    return 0;
+}

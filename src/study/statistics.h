@@ -35,4 +35,9 @@ typedef struct {
 weft_comparison weft_compare(const double *step, const double *baseline, int pairs,
                              bool higher_is_better);
 
+/* The fewest seeds whose interval would leave out 0, were the mean and the spread of the differences
+ * to stay as they are; 0: more than WEFT_SEEDS_MOST, or nothing is known of the spread. */
+enum { WEFT_SEEDS_MOST = 1000 };
+int weft_seeds_needed(const weft_comparison *c);
+
 #endif

@@ -114,7 +114,8 @@ static void test_verdicts_and_numbers(void **state) {
                      "95% interval -0.1248 to -0.0752", "3 seeds"));
     expect_line("- **worse** Step higher", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
     expect_line("- **no difference shown** Step noise",
-                SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151"));
+                SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151",
+                     "Any difference is smaller than 0.2151."));
     expect_line("- **worse** Step chained (Against lower) against step lower",
                 SAYS("0.0100 higher"));
     expect_in(html, "<span class=\"word good\">better</span>");
@@ -144,6 +145,48 @@ static void test_one_seed_shows_no_difference(void **state) {
     expect_both("nothing is called better or worse");
     expect_not_in(md, "**better**");
     expect_not_in(md, "nan");
+}
+
+/* Differences -0.3 and -0.1: mean 0.2, spread 0.1414; t of 3 degrees is 3.182, of 4 is 2.776, so four
+ * seeds give 0.2250 and five 0.1756. */
+static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **state) {
+    (void)state;
+    sqlite3 *db = begin("two", "val_loss");
+    study_step(db, 0, "a", "A", -1, -1);
+    study_step(db, 1, "b", "B", 0, -1);
+    study_run(db, 0, 1e-3, 1, 3.0, "w");
+    study_run(db, 0, 1e-3, 2, 3.1, "w");
+    study_run(db, 1, 1e-3, 1, 2.7, "w");
+    study_run(db, 1, 1e-3, 2, 3.0, "w");
+    finish(db, "two");
+    expect_line("- **no difference shown** Step b", SAYS("5 seeds would show one"));
+    expect_both("Two seeds are too few");
+}
+
+/* ln 256 = 5.5452: every run is there, so a clear difference between two steps is none. */
+static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(void **state) {
+    (void)state;
+    sqlite3 *db = begin("guess", "val_loss");
+    study_sql(db, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
+    study_step(db, 0, "a", "A", -1, -1);
+    study_step(db, 1, "b", "B", 0, -1);
+    three_seeds(db, 0, 5.545, 5.546, 5.547);
+    three_seeds(db, 1, 5.535, 5.536, 5.537);
+    study_close(db);
+    write_report("guess");
+    expect_both("Nothing was learned");
+    expect_in(md, "5.5452 for 256 tokens");
+    expect_line("- **no difference shown** Step b", SAYS("nothing was learned"));
+    expect_not_in(md, "Any difference is smaller");
+    /* One run that did learn is enough. */
+    sqlite3 *again = begin("learned", "val_loss");
+    study_sql(again, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
+    study_step(again, 0, "a", "A", -1, -1);
+    study_step(again, 1, "b", "B", 0, -1);
+    three_seeds(again, 0, 5.545, 5.546, 5.547);
+    three_seeds(again, 1, 4.0, 5.536, 5.537);
+    finish(again, "learned");
+    expect_not_in(md, "Nothing was learned");
 }
 
 static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) {
@@ -534,6 +577,8 @@ int main(void) {
         cmocka_unit_test(test_short_numbers_have_no_exponents),
         TEST(test_verdicts_and_numbers),
         TEST(test_one_seed_shows_no_difference),
+        TEST(test_two_seeds_are_told_to_be_too_few_and_how_many_would_do),
+        TEST(test_a_study_that_stays_at_guessing_says_that_nothing_was_learned),
         TEST(test_seeds_that_did_not_finish_are_left_out_and_named),
         TEST(test_leaks_and_unbuildable_steps_show_no_difference),
         TEST(test_repeats_are_equal_or_not),
