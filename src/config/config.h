@@ -78,6 +78,11 @@ weft_status weft_config_override(weft_config *c, const char *assignment, const c
 /* Reads Kconfig-style text over what is there: KEY=value, `# CONFIG_X is not set`, comments. */
 weft_status weft_config_read(weft_config *c, const char *path);
 
+/* Sets what a preset (a number of PRESET's) sets, over what is there. weft_preset_sets tells what that
+ * is, as "KEY=VALUE KEY=VALUE". */
+weft_status weft_config_preset(weft_config *c, int preset);
+const char *weft_preset_sets(int preset);
+
 /* Sets the three mechanism switches of the ablation's step 0 to 5 and leaves all else. */
 weft_status weft_config_step(weft_config *c, int step);
 

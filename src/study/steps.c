@@ -276,9 +276,9 @@ int weft_steps_find(const weft_steps *s, const char *name) {
     return -1;
 }
 
-weft_status weft_source_read(const weft_source *s, const weft_step *step, weft_config *c) {
+/* File, step and overrides, the later over the earlier. */
+static weft_status read_over(const weft_source *s, const weft_step *step, weft_config *c) {
     char where[800];
-    weft_config_defaults(c);
     if (s->file) WEFT_TRY(weft_config_read(c, s->file));
     snprintf(where, sizeof where, "%.640s: step '%s'", s->file ? s->file : "config",
              step ? step->name : "");
@@ -287,6 +287,17 @@ weft_status weft_source_read(const weft_source *s, const weft_step *step, weft_c
     for (int i = 0; i < s->n_overrides; i++)
         WEFT_TRY(weft_config_override(c, s->overrides[i].text, s->overrides[i].where));
     return WEFT_OK;
+}
+
+weft_status weft_source_read(const weft_source *s, const weft_step *step, weft_config *c) {
+    weft_config_defaults(c);
+    WEFT_TRY(read_over(s, step, c));
+    int preset = c->preset;
+    if (preset == WEFT_PRESET_NONE) return WEFT_OK;
+    /* Which one is known only now, and it goes below all of them. */
+    weft_config_defaults(c);
+    WEFT_TRY(weft_config_preset(c, preset));
+    return read_over(s, step, c);
 }
 
 void weft_study_name(const char *file, char *name, size_t room) {

@@ -85,16 +85,11 @@ static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
                                             "STUDY_TAIL",
                                             "RECOMPUTE",
                                             NULL};
-    static const char *const study_keys[] = {"SEED",
-                                             "RA_MLA_ABLATION_STEPS",
-                                             "STUDY_STEPS",
-                                             "STUDY_SEEDS",
-                                             "STUDY_LEARNING_RATES",
-                                             "STUDY_RATE_SEED",
-                                             "STUDY_EQUAL",
-                                             "STUDY_SCORE",
-                                             "STUDY_TAIL",
-                                             NULL};
+    static const char *const study_keys[] = {
+        "SEED",        "RA_MLA_ABLATION_STEPS", "STUDY_STEPS",
+        "STUDY_SEEDS", "STUDY_LEARNING_RATES",  "STUDY_RATE_SEED",
+        "STUDY_EQUAL", "STUDY_SCORE",           "STUDY_TAIL",
+        NULL};
     int count;
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++) {
@@ -274,6 +269,32 @@ static void test_json_gives_the_config_back(void **state) {
     json_decref(object);
 }
 
+/* Each write-up's model, as the write-ups describe it. */
+static void test_presets_are_the_write_ups_models(void **state) {
+    (void)state;
+    weft_config c = defaults();
+    assert_int_equal(weft_config_preset(&c, WEFT_PRESET_W2), WEFT_OK);
+    assert_int_equal(c.attention, WEFT_ATTENTION_W2);
+    assert_int_equal(c.ffn, WEFT_FFN_SWIGLU);
+    assert_int_equal(c.position, WEFT_POSITION_ROPE);
+    assert_int_equal(c.norm, WEFT_NORM_RMSNORM);
+    assert_false(c.gpt2_bias);
+    c = defaults();
+    assert_int_equal(weft_config_preset(&c, WEFT_PRESET_WSFFN), WEFT_OK);
+    assert_int_equal(c.ffn, WEFT_FFN_WSFFN);
+    assert_false(c.gpt2_weight_tying);
+    c = defaults();
+    assert_int_equal(weft_config_preset(&c, WEFT_PRESET_RA_MLA), WEFT_OK);
+    assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
+    assert_true(c.attn_gate && c.cross_token && c.latent_recip);
+    assert_int_equal(c.optimizer, WEFT_OPTIMIZER_ADAMWSPAM);
+    c = defaults(); /* GPT-2 is what the defaults are */
+    weft_config plain = defaults();
+    assert_int_equal(weft_config_preset(&c, WEFT_PRESET_GPT2), WEFT_OK);
+    c.preset = plain.preset;
+    assert_memory_equal(&c, &plain, sizeof c);
+}
+
 /* The Kconfig file names every option once. */
 static void test_kconfig_has_every_option(void **state) {
     (void)state;
@@ -308,6 +329,7 @@ int main(void) {
         cmocka_unit_test(test_sizes_may_be_as_small_as_1),
         cmocka_unit_test(test_steps_set_the_mechanisms_alone),
         cmocka_unit_test(test_json_gives_the_config_back),
+        cmocka_unit_test(test_presets_are_the_write_ups_models),
         cmocka_unit_test(test_kconfig_has_every_option),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,6 +131,28 @@ static void test_command_line_wins_over_step_and_step_over_file(void **state) {
 }
 
 /* The same through the program: --step by name, all steps of a plan, and a name that is none. */
+/* Wherever PRESET stands, all that is set wins over it; a step may take another. */
+static void test_a_preset_goes_below_all_that_is_set(void **state) {
+    (void)state;
+    const char *path = scratch_path("preset");
+    static const char text[] = "CONFIG_NORM=\"layernorm\"\nCONFIG_PRESET=\"w2\"\n";
+    file_write(path, text, sizeof text - 1);
+    weft_override rope = {"POSITION=alibi", "-o"};
+    weft_source source = {path, &rope, 1};
+    weft_config c;
+    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
+    assert_int_equal(c.preset, WEFT_PRESET_W2);
+    assert_int_equal(c.attention, WEFT_ATTENTION_W2);
+    assert_int_equal(c.norm, WEFT_NORM_LAYERNORM);
+    assert_int_equal(c.position, WEFT_POSITION_ALIBI);
+    assert_false(c.gpt2_bias);
+    char set[] = "PRESET=ra-mla", *sets[] = {set};
+    weft_step step = {.name = "s", .sets = sets, .n_sets = 1};
+    assert_int_equal(weft_source_read(&source, &step, &c), WEFT_OK);
+    assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
+    assert_true(c.gpt2_bias && c.latent_recip);
+}
+
 static void test_plan_and_train_know_steps_by_name(void **state) {
     (void)state;
     static const char text[] =
@@ -174,6 +196,7 @@ int main(void) {
         cmocka_unit_test(test_a_config_without_steps_is_one_step),
         cmocka_unit_test(test_mistakes_name_the_step_and_the_key),
         cmocka_unit_test(test_command_line_wins_over_step_and_step_over_file),
+        cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
         cmocka_unit_test(test_plan_and_train_know_steps_by_name),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);
