@@ -235,9 +235,6 @@ weft_status weft_args_config(const weft_args *a, weft_config *c) {
     WEFT_TRY(find_step(a, c, &steps, &at));
     weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &steps.list[at], c);
     weft_steps_free(&steps);
-    /* A study's keys may be another step's. */
-    if (status == WEFT_OK && at < 0 && !a->json)
-        weft_config_advise(&(const weft_config *){c}, 1, a->config ? a->config : "config");
     return status == WEFT_OK ? weft_model_check(c, a->config ? a->config : "config") : status;
 }
 

@@ -132,6 +132,10 @@ static weft_status run(weft_args *args, weft_train_options *options, const char 
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
+    /* A study's keys may be another step's. */
+    bool alone = !*c.study_steps && !*c.ra_mla_ablation_steps;
+    if (status == WEFT_OK && alone && !args->json)
+        weft_config_advise(&(const weft_config *){&c}, 1, args->config);
     if (status == WEFT_OK) {
         weft_stop_install();
         if (!peak && !backend->remote && weft_comm_rank(comm) == 0)

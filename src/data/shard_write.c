@@ -72,11 +72,11 @@ static weft_status remove_part(const char *dir, const char *name) {
 
 /* Refuses a folder that has such shards; removes what an interrupted run left. */
 static weft_status check_folder(const char *dir, const char *name) {
-    WEFT_TRY(weft_folder_make(dir));
     struct stat there;
     weft_names list;
     if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
         return weft_fail(WEFT_EINPUT, "%s: Not a directory", dir);
+    WEFT_TRY(weft_folder_make(dir));
     WEFT_TRY(weft_folder_list(dir, &list));
     weft_status status = WEFT_OK;
     size_t n = strlen(name);
