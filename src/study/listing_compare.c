@@ -56,27 +56,18 @@ static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* The scores by seed, both at their best rate, and what the differences allow to be said. */
-static weft_status pair_up(const weft_report_data *d, int a, int b, json_t *pairs,
-                           weft_comparison *out) {
-    double *one = malloc(sizeof *one * (size_t)(d->n_seeds + 1));
-    double *two = malloc(sizeof *two * (size_t)(d->n_seeds + 1));
-    int n = 0;
-    for (int i = 0; one && two && i < d->n_seeds; i++) {
-        const weft_report_run *x = weft_report_find(d, a, d->steps[a].rate, d->seeds[i]);
-        const weft_report_run *y = weft_report_find(d, b, d->steps[b].rate, d->seeds[i]);
-        if (!x || !y || !x->finished || !y->finished) continue;
-        one[n] = x->score;
-        two[n++] = y->score;
-        json_array_append_new(pairs, json_pack("{s:I, s:f, s:f, s:f}", "seed",
-                                               (json_int_t)d->seeds[i], "a", x->score, "b",
-                                               y->score, "difference", y->score - x->score));
+/* The scores by seed, both at their best rate. */
+static json_t *pair_up(const weft_report_data *d, int a, int b) {
+    json_t *pairs = json_array();
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, b, a, d->seeds[i]);
+        if (!pair.counts) continue;
+        double one = pair.baseline->score, two = pair.step->score;
+        json_array_append_new(pairs,
+                              json_pack("{s:I, s:f, s:f, s:f}", "seed", (json_int_t)d->seeds[i],
+                                        "a", one, "b", two, "difference", two - one));
     }
-    weft_status status = one && two ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
-    if (status == WEFT_OK) *out = weft_compare(two, one, n, d->higher_is_better);
-    free(one);
-    free(two);
-    return status;
+    return pairs;
 }
 
 static void print_comparison(FILE *out, const json_t *object) {
@@ -111,27 +102,26 @@ static void print_comparison(FILE *out, const json_t *object) {
     if (json_is_number(low))
         fprintf(out, ", 95%% interval %+.6g to %+.6g", json_number_value(low),
                 json_number_value(json_object_get(object, "high")));
-    fprintf(out, "  %s: %s\n", json_string_value(json_object_get(object, "b")),
-            json_string_value(json_object_get(object, "verdict")));
+    const char *why = json_string_value(json_object_get(object, "why"));
+    fprintf(out, "  %s: %s%s%s\n", json_string_value(json_object_get(object, "b")),
+            json_string_value(json_object_get(object, "verdict")), why && *why ? ": " : "",
+            why ? why : "");
 }
 
 static weft_status compare_steps(const weft_report_data *d, const char *a, const char *b,
                                  json_t **object) {
     int one, two;
     weft_comparison c;
+    const char *why;
     WEFT_TRY(find_step(d, a, &one));
     WEFT_TRY(find_step(d, b, &two));
-    json_t *pairs = json_array();
-    weft_status status = pair_up(d, one, two, pairs, &c);
-    if (status != WEFT_OK) {
-        json_decref(pairs);
-        return status;
-    }
-    *object = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "a", a, "b", b,
-                        "score", d->score, "rate_a", number(d->steps[one].rate), "rate_b",
-                        number(d->steps[two].rate), "config", config_differences(d, one, two),
-                        "pairs", pairs, "mean_difference", number(c.mean), "low", number(c.low),
-                        "high", number(c.high), "verdict", weft_verdict_word(c.verdict));
+    WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
+    *object =
+        json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", a, "b", b,
+                  "score", d->score, "rate_a", number(d->steps[one].rate), "rate_b",
+                  number(d->steps[two].rate), "config", config_differences(d, one, two), "pairs",
+                  pair_up(d, one, two), "mean_difference", number(c.mean), "low", number(c.low),
+                  "high", number(c.high), "verdict", weft_verdict_word(c.verdict), "why", why);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
 }
 

@@ -73,7 +73,7 @@ static json_t *text(const char *value) {
 static json_t *left_out(const weft_report_data *d, int step) {
     json_t *list = json_array();
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, d->seeds[i]);
+        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
         if (pair.counts || (!pair.step && !pair.baseline)) continue;
         json_array_append_new(list, json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i],
                                               "step", text(weft_report_ended(pair.step)),

@@ -289,17 +289,16 @@ static void sum_up_step(const weft_report_data *d, int place, double *scores) {
     if (n) step->seconds = seconds / n;
 }
 
-weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int64_t seed) {
-    const weft_report_step *s = &d->steps[step];
-    weft_report_pair pair = {weft_report_find(d, step, s->rate, seed), NULL, false};
-    if (s->baseline >= 0)
-        pair.baseline = weft_report_find(d, s->baseline, d->steps[s->baseline].rate, seed);
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int baseline,
+                                     int64_t seed) {
+    weft_report_pair pair = {weft_report_find(d, step, d->steps[step].rate, seed), NULL, false};
+    if (baseline >= 0) pair.baseline = weft_report_find(d, baseline, d->steps[baseline].rate, seed);
     pair.counts = pair.step && pair.baseline && pair.step->finished && pair.baseline->finished;
     return pair;
 }
 
-static const char *say_why(const weft_report_data *d, const weft_report_step *step) {
-    const weft_report_step *base = &d->steps[step->baseline];
+static const char *say_why(const weft_report_data *d, const weft_report_step *step,
+                           const weft_report_step *base, const weft_comparison *c) {
     if (*step->error) return "it cannot be built";
     if (*base->error) return "the baseline cannot be built";
     if (step->leaks != base->leaks)
@@ -307,26 +306,29 @@ static const char *say_why(const weft_report_data *d, const weft_report_step *st
                            : "the baseline leaks (a token sees later ones), so its score cannot be "
                              "compared";
     if (d->nothing_learned) return "nothing was learned";
-    if (step->compared.pairs == 0) return "no seed was finished by both";
-    if (step->compared.pairs == 1) return "one seed has no interval";
-    return step->compared.verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
+    if (c->pairs == 0) return "no seed was finished by both";
+    if (c->pairs == 1) return "one seed has no interval";
+    return c->verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
 }
 
-static void compare_step(weft_report_data *d, int place, double *scores) {
-    weft_report_step *step = &d->steps[place];
-    if (step->baseline < 0) return;
-    double *other = scores + d->n_runs;
+weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
+                                weft_comparison *out, const char **why) {
+    const weft_report_step *is = &d->steps[step], *base = &d->steps[baseline];
+    double *scores = malloc(sizeof *scores * (2 * (size_t)d->n_seeds + 1));
+    double *other = scores + d->n_seeds;
     int n = 0;
+    if (!scores) return no_memory(d);
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, place, d->seeds[i]);
+        weft_report_pair pair = weft_report_pair_of(d, step, baseline, d->seeds[i]);
         if (!pair.counts) continue;
         scores[n] = pair.step->score;
         other[n++] = pair.baseline->score;
     }
-    step->compared = weft_compare(scores, other, n, d->higher_is_better);
-    if (d->nothing_learned || step->leaks != d->steps[step->baseline].leaks)
-        step->compared.verdict = WEFT_NO_DIFFERENCE;
-    step->why = say_why(d, step);
+    *out = weft_compare(scores, other, n, d->higher_is_better);
+    free(scores);
+    if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
+    *why = say_why(d, is, base, out);
+    return WEFT_OK;
 }
 
 /* The score in words; the metric's own name, where that is the score. */
@@ -361,15 +363,18 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (d->steps[i].baseline == i) d->steps[i].baseline = -1;
         if (d->steps[i].repeats == i) d->steps[i].repeats = -1;
     }
-    double *scores = calloc((size_t)d->n_runs * 2 + 1, sizeof *scores);
+    double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     if (!scores) return no_memory(d);
     for (int i = 0; i < d->n_steps; i++) {
         choose_rate(d, i, scores);
         sum_up_step(d, i, scores);
     }
-    for (int i = 0; i < d->n_steps; i++)
-        compare_step(d, i, scores);
     free(scores);
+    for (int i = 0; i < d->n_steps; i++) {
+        weft_report_step *s = &d->steps[i];
+        if (s->baseline >= 0)
+            WEFT_TRY(weft_report_compare(d, i, s->baseline, &s->compared, &s->why));
+    }
     return WEFT_OK;
 }
 

@@ -77,12 +77,18 @@ void weft_report_free(weft_report_data *d);
 const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
                                         int64_t seed);
 
-/* What a seed is to a step's comparison. */
+/* What a seed is to the comparison of a step with another (-1: none). */
 typedef struct {
     const weft_report_run *step, *baseline; /* NULL: no such run */
     bool counts;                            /* both finished */
 } weft_report_pair;
-weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int64_t seed);
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int baseline,
+                                     int64_t seed);
+
+/* What can be said of one step against another, each at the rate chosen for it, over the seeds that
+ * both finished; and why no difference is shown ("" where one is). */
+weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
+                                weft_comparison *out, const char **why);
 
 /* How a run of a step ended, in a few words. */
 const char *weft_report_ended(const weft_report_run *run);

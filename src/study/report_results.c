@@ -11,7 +11,7 @@ static void write_left_out(FILE *out, const weft_report_data *d, int step) {
     bool any = false;
     if (*s->error || *d->steps[s->baseline].error) return;
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, d->seeds[i]);
+        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
         if (pair.counts || (!pair.step && !pair.baseline)) continue;
         fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)d->seeds[i]);
         any = true;

@@ -1,5 +1,6 @@
 /* The report, from databases with known numbers: what it says, that it says it safely, and that no
  * database brings it down. The numbers expected here are worked out by hand. */
+#include "study/listing.h"
 #include "study/plot.h"
 #include "study/report.h"
 #include "support/command.h"
@@ -240,6 +241,14 @@ static void test_leaks_and_unbuildable_steps_show_no_difference(void **state) {
     expect_not_in(md, "**better**");
     /* Nor does a leaking step stand on the front. */
     expect_in(md, "steps that no other beats on both: 0.");
+    /* `weft runs --compare` says the same. */
+    json_t *compared;
+    assert_int_equal(weft_listing_compare(scratch_path("leaks"), "0", "leaky", NULL, &compared),
+                     WEFT_OK);
+    assert_string_equal(json_string_value(json_object_get(compared, "verdict")),
+                        "no difference shown");
+    expect_in(json_string_value(json_object_get(compared, "why")), "it leaks");
+    json_decref(compared);
 }
 
 static int64_t first_and_repeat(sqlite3 *db, int seed, const char *first, const char *again) {
