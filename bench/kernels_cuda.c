@@ -8,6 +8,7 @@
  * graph without. Bytes are what must be read and written once, so TB/s is what is left of them in
  * that time, and `of copy` is that against the first row. Medians of nine runs. Matrix products are
  * in cross_entropy's rows. */
+#include "core/clock.h"
 #include "core/exec.h"
 #include "cuda/backend.h"
 #include "ops/activation.h"
@@ -28,7 +29,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { B = 32, T = 1024, E = 768, F = 3072, H = 12, D = 64, V = 50304, L = 128, RUNS = 9 };
 enum { ROWS_E = B * T * E, ROWS_F = B * T * F, MOST = ROWS_F };
@@ -42,12 +42,6 @@ static int32_t *tokens; /* [B, T] */
 static int32_t *routes; /* [B, T, KEPT]: column 0, then any up to the row's own */
 static double copy_rate, empty_time;
 static bool with_gradients;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void fill_inputs(void) {
     uint64_t s = 88172645463325252u;
@@ -116,9 +110,9 @@ static double time_graph(void) {
     weft_status status = weft_exec_create(graph, weft_cuda_backend(), pool, NULL, &x);
     if (status == WEFT_OK) write_inputs(x);
     for (int i = -3; status == WEFT_OK && i < RUNS; i++) {
-        double start = now();
+        double start = weft_clock();
         status = weft_exec_run(x, &run);
-        if (i >= 0) seconds[i] = now() - start;
+        if (i >= 0) seconds[i] = weft_clock() - start;
     }
     weft_exec_destroy(x);
     if (status != WEFT_OK) return -1;

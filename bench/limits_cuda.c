@@ -7,6 +7,7 @@
  * are random, since a product of zeros runs faster. A copy counts what is read and what is written.
  * Medians of nine runs, an empty run's time taken off. Status 3: there is no GPU, and a line says
  * why. */
+#include "core/clock.h"
 #include "core/exec.h"
 #include "cuda/backend.h"
 #include "ops/arith.h"
@@ -14,7 +15,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { SIDE = 8192, PRODUCTS = 10, COPIES = 4, RUNS = 9, NO_GPU = 3 };
 static const int64_t DRAWN = (int64_t)SIDE * SIDE; /* then they repeat */
@@ -22,12 +22,6 @@ static const int64_t COPIED = (int64_t)1 << 28;    /* numbers of a copy */
 
 static weft_pool *pool;
 static uint16_t *noise; /* [COPIED], which is more than a matrix has */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static weft_status make_noise(void) {
     uint64_t s = 88172645463325252u;
@@ -83,9 +77,9 @@ static weft_status time_graph(void (*build)(weft_graph *, int), int times, doubl
         if (weft_graph_tensor_at(g, i)->role == WEFT_ROLE_INPUT)
             weft_exec_write(x, weft_graph_tensor_at(g, i), noise);
     for (int i = -3; status == WEFT_OK && i < RUNS; i++) {
-        double start = now();
+        double start = weft_clock();
         status = weft_exec_run(x, &(weft_run){.seed = 1});
-        if (i >= 0) samples[i] = now() - start;
+        if (i >= 0) samples[i] = weft_clock() - start;
     }
     weft_exec_destroy(x);
     weft_graph_destroy(g);

@@ -11,6 +11,7 @@
 #include "bench/peer.h"
 #include "bench/table.h"
 #include "bench/timer.h"
+#include "core/clock.h"
 #include "core/version.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
@@ -72,9 +73,9 @@ static double remote_rate(bench *b) {
     weft_keep(weft_sum_squares(g, x, 1));
     if (weft_exec_create(g, b->backend, b->pool, NULL, &exec) == WEFT_OK)
         for (int i = 0; i < 6; i++) {
-            double start = bench_now();
+            double start = weft_clock();
             if (weft_exec_run(exec, NULL) != WEFT_OK) break;
-            double rate = 2.0 * (double)REMOTE_NUMBERS / (bench_now() - start);
+            double rate = 2.0 * (double)REMOTE_NUMBERS / (weft_clock() - start);
             best = rate > best ? rate : best;
         }
     weft_exec_destroy(exec);
@@ -88,9 +89,9 @@ static double read_rate(bench *b) {
     double best = 0;
     reading r = {.buffer = b->buffer};
     for (int i = 0; i < 4; i++) {
-        double start = bench_now();
+        double start = weft_clock();
         weft_pool_run(b->pool, READ_TASKS, read_part, &r);
-        double rate = BUFFER_BYTES / (bench_now() - start);
+        double rate = BUFFER_BYTES / (weft_clock() - start);
         best = rate > best ? rate : best;
     }
     volatile uint64_t used = r.sums[0]; /* so that the sums are made */
@@ -126,9 +127,9 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     if (!logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     bench_samples samples = {0};
     weft_status status = WEFT_OK;
-    double begin = bench_now();
+    double begin = weft_clock();
     for (int i = -2; status == WEFT_OK && i < STEPS_MAX; i++) {
-        double start = bench_now();
+        double start = weft_clock();
         if (i >= (b->opt->steps ? b->opt->steps : 5) &&
             (b->opt->steps || start - begin > ROW_SECONDS))
             break;
@@ -138,7 +139,7 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
                 rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)(first + k), true};
             status = weft_decoder_run(d, rows, n, logits);
         }
-        if (i >= 0) bench_samples_add(&samples, bench_now() - start);
+        if (i >= 0) bench_samples_add(&samples, weft_clock() - start);
     }
     r->step = bench_median(&samples);
     r->spread = bench_spread(&samples);
@@ -174,11 +175,11 @@ static weft_status measure_first(const bench *b, const weft_model *m, int64_t pr
     *seconds = 0;
     for (int i = 0; status == WEFT_OK && i < 3; i++) { /* the first builds the graphs */
         int64_t id;
-        double start = bench_now();
+        double start = weft_clock();
         status = weft_generator_add(g, tokens, prompt, &sampling, &id);
         while (status == WEFT_OK && weft_generator_busy(g))
             status = weft_generator_step(g);
-        double taken = bench_now() - start;
+        double taken = weft_clock() - start;
         if (i == 1 || (i == 2 && taken < *seconds)) *seconds = taken;
         weft_generator_remove(g, id);
     }
@@ -197,9 +198,9 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
     int32_t *tokens = calloc((size_t)time, sizeof *tokens);
     weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "bench: no memory");
     for (int i = 0; status == WEFT_OK && i < 3; i++) {
-        double start = bench_now();
+        double start = weft_clock();
         status = weft_session_run(&s, tokens, tokens, &(weft_run){0});
-        double taken = bench_now() - start;
+        double taken = weft_clock() - start;
         if (i == 1 || (i == 2 && taken < *seconds)) *seconds = taken;
     }
     free(tokens);

@@ -1,6 +1,7 @@
 #include "bench/limits.h"
 
 #include "bench/timer.h"
+#include "core/clock.h"
 #include "cpu/blas.h"
 
 #include <math.h>
@@ -57,9 +58,9 @@ static void multiply(void *context, int64_t task, int thread) {
 
 double bench_limit_gflops(bench_limits *l) {
     int threads = weft_pool_size(l->pool);
-    double start = bench_now();
+    double start = weft_clock();
     weft_pool_run(l->pool, threads, multiply, l);
-    return 2e-9 * SIDE * SIDE * SIDE * threads / (bench_now() - start);
+    return 2e-9 * SIDE * SIDE * SIDE * threads / (weft_clock() - start);
 }
 
 static void copy(void *context, int64_t task, int thread) {
@@ -70,9 +71,9 @@ static void copy(void *context, int64_t task, int thread) {
 
 double bench_limit_gbytes(bench_limits *l) {
     if (!l->from) return 0;
-    double start = bench_now();
+    double start = weft_clock();
     weft_pool_run(l->pool, PIECES, copy, l);
-    return 2e-9 * PIECE * PIECES / (bench_now() - start);
+    return 2e-9 * PIECE * PIECES / (weft_clock() - start);
 }
 
 double bench_peak_flops(weft_pool *pool) {

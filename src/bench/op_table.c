@@ -7,6 +7,7 @@
 #include "bench/op_rows.h"
 #include "bench/peer.h"
 #include "bench/table.h"
+#include "core/clock.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
 
@@ -56,9 +57,9 @@ static int repeats_for(double turn, double seconds) {
 
 static weft_status run_ours(weft_exec *x, int repeats, bench_samples *to) {
     for (int i = 0; i < repeats; i++) {
-        double start = bench_now();
+        double start = weft_clock();
         WEFT_TRY(weft_exec_run(x, &(weft_run){.seed = 1}));
-        bench_samples_add(to, bench_now() - start);
+        bench_samples_add(to, weft_clock() - start);
     }
     return WEFT_OK;
 }
@@ -106,9 +107,9 @@ static weft_status take_turns(bench *b, const bench_row *row, weft_exec *x, meas
     int peers = repeats_for(limit.turn, bench_median(&first_peer));
     bench_samples_free(&first);
     bench_samples_free(&first_peer);
-    double start = bench_now();
+    double start = weft_clock();
     for (int turn = 0; !status && turn < limit.most; turn++) {
-        if (turn >= limit.least && bench_now() - start > limit.total) break;
+        if (turn >= limit.least && weft_clock() - start > limit.total) break;
         bench_pause(0.005);
         status = run_ours(x, ours, &m->ours);
         measure_limit(b, row, m);

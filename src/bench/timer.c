@@ -1,15 +1,10 @@
 /* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
 #include "bench/timer.h"
 
-#include "core/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-
-double bench_now(void) {
-    return weft_clock();
-}
 
 void bench_pause(double seconds) {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};

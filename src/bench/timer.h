@@ -1,11 +1,8 @@
-/* Time, and what many measurements of it come to. */
+/* Pauses, and what many measurements of it come to. */
 #ifndef WEFT_BENCH_TIMER_H
 #define WEFT_BENCH_TIMER_H
 
 #include <stddef.h>
-
-/* Seconds of a clock that only goes forward. */
-double bench_now(void);
 
 /* Sleeps, so that threads of the other side which still spin for work go to sleep first. */
 void bench_pause(double seconds);

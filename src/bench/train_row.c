@@ -7,6 +7,7 @@
 
 #include "bench/limits.h"
 #include "bench/memory.h"
+#include "core/clock.h"
 #include "cuda/backend.h"
 #include "device/device.h"
 #include "model/account.h"
@@ -184,16 +185,16 @@ typedef struct {
 /* A GPU is given no pause: it would be cooler and faster than in training. */
 static weft_status take_turns(const bench_train_job *job, training *t, bench_limits *limits,
                               bool *peer, measured *m) {
-    double began = bench_now();
+    double began = weft_clock();
     for (int i = 0; i < job->steps; i++) {
         if (!t->backend->remote) bench_pause(0.005);
-        double start = bench_now();
+        double start = weft_clock();
         WEFT_TRY(train_step(t));
-        bench_samples_add(&m->ours, bench_now() - start);
+        bench_samples_add(&m->ours, weft_clock() - start);
         if (!t->backend->remote) bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits));
         if (*peer) *peer = bench_peer_run(job->peer, 1, &m->peers);
     }
-    if (t->backend->remote) m->whole = bench_now() - began;
+    if (t->backend->remote) m->whole = weft_clock() - began;
     return WEFT_OK;
 }
 
@@ -238,7 +239,7 @@ static int unmeasured_steps(const bench_train_job *job, bool remote) {
 
 /* What went by since `start`, which is then now. */
 static void note_time(json_t *out, const char *key, double *start) {
-    double now = bench_now();
+    double now = weft_clock();
     json_object_set_new(out, key, json_real(now - *start));
     *start = now;
 }
@@ -251,7 +252,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     if (!remote) bench_limit_gflops(limits);
     if (job->profile) setenv("WEFT_PROFILE", "1", 0);
     int64_t before = remote ? 1 : bench_resident_bytes();
-    double start = bench_now();
+    double start = weft_clock();
     WEFT_TRY(make_model(job->config, t));
     if (job->peer) WEFT_TRY(save_weights(t->model, folder, PATH_ROOM));
     note_time(out, "draw_seconds", &start);
@@ -262,7 +263,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
         WEFT_TRY(train_step(t));
         if (i == 0) note_time(out, "first_step_seconds", &start);
     }
-    for (start = bench_now(); bench_now() - start < job->settle;)
+    for (start = weft_clock(); weft_clock() - start < job->settle;)
         WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : bench_peak_bytes();
@@ -278,7 +279,7 @@ static json_t *run_job(const bench_train_job *job) {
     char folder[PATH_ROOM] = "";
     const weft_backend *backend = NULL;
     json_t *out = json_object();
-    double start = bench_now();
+    double start = weft_clock();
     int64_t device = job->config->device == WEFT_DEVICE_CUDA ? WEFT_DEVICE_CUDA : WEFT_DEVICE_CPU;
     weft_status status = weft_device_open(device, weft_config_dtype(job->config), &backend);
     note_time(out, "device_seconds", &start);

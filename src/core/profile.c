@@ -1,12 +1,10 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
 #include "core/profile.h"
 
-#include "core/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { NAME_ROOM = 120 };
 
@@ -38,10 +36,6 @@ weft_profile *weft_profile_create(const weft_graph *g) {
     p->shapes = strcmp(asked, "shapes") == 0;
     p->seconds = seconds;
     return p;
-}
-
-double weft_profile_now(void) {
-    return weft_clock();
 }
 
 void weft_profile_add(weft_profile *p, int64_t node, double seconds) {

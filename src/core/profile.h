@@ -14,8 +14,6 @@ weft_profile *weft_profile_create(const weft_graph *g);
 /* Prints, and frees. NULL is nothing. */
 void weft_profile_destroy(weft_profile *p);
 
-/* Seconds of a clock that only goes forward. */
-double weft_profile_now(void);
 void weft_profile_add(weft_profile *p, int64_t node, double seconds);
 /* A run is over. */
 void weft_profile_end_run(weft_profile *p);

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { TEXT_MAX = 64, NOTE_MAX = 128, RATE_MAX = 256, BAR_LEAST = 8, BAR_MOST = 40 };
 

@@ -1,6 +1,8 @@
 /* Reading metrics.jsonl. */
 #include "study/collect.h"
+
 #include "core/files.h"
+#include "core/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -24,11 +26,6 @@ typedef struct {
     char metric[32];
 } summary;
 
-static double number_of(const json_t *line, const char *key) {
-    const json_t *value = json_object_get(line, key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
 /* The dataset's own metric is the one key whose name ends on _accuracy. */
 static double metric_of(const json_t *line, char name[32]) {
     const char *key;
@@ -51,7 +48,8 @@ static weft_status add_event(weft_database *d, const summary *u, int64_t step, c
 
 static weft_status add_events(weft_database *d, summary *u, const json_t *line, int64_t step) {
     if (json_is_true(json_object_get(line, "spike")))
-        WEFT_TRY(add_event(d, u, step, "spike", "grad_norm %.9g", number_of(line, "grad_norm")));
+        WEFT_TRY(add_event(d, u, step, "spike", "grad_norm %.9g",
+                           weft_json_number_of(line, "grad_norm")));
     if (json_is_true(json_object_get(line, "reset")))
         WEFT_TRY(weft_record_event(d, u->job->run, step, "reset", "the moments"));
     int64_t skipped = (int64_t)json_integer_value(json_object_get(line, "skipped"));
@@ -61,8 +59,9 @@ static weft_status add_events(weft_database *d, summary *u, const json_t *line, 
 }
 
 static void sum_up(summary *u, const json_t *line, int64_t step) {
-    double rate = number_of(line, "tokens_per_s"), val = number_of(line, "val_loss");
-    double cross_entropy = number_of(line, "cross_entropy");
+    double rate = weft_json_number_of(line, "tokens_per_s"),
+           val = weft_json_number_of(line, "val_loss");
+    double cross_entropy = weft_json_number_of(line, "cross_entropy");
     const weft_config *c = &u->study->plan[u->job->step].config;
     if (rate > 0) u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
     u->val_loss = val;
@@ -84,11 +83,11 @@ static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
         "INSERT INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
         " val_loss, metric_value, lr, grad_norm, tokens_per_s)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "iidddddddddd", u->job->run, step, number_of(line, "loss"),
-        number_of(line, "cross_entropy"), number_of(line, "aux_z"),
-        number_of(line, "aux_contrastive"), number_of(line, "logits_z"),
-        number_of(line, "val_loss"), u->metric_value, number_of(line, "lr"),
-        number_of(line, "grad_norm"), number_of(line, "tokens_per_s")));
+        "iidddddddddd", u->job->run, step, weft_json_number_of(line, "loss"),
+        weft_json_number_of(line, "cross_entropy"), weft_json_number_of(line, "aux_z"),
+        weft_json_number_of(line, "aux_contrastive"), weft_json_number_of(line, "logits_z"),
+        weft_json_number_of(line, "val_loss"), u->metric_value, weft_json_number_of(line, "lr"),
+        weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s")));
     WEFT_TRY(add_events(d, u, line, step));
     sum_up(u, line, step);
     return WEFT_OK;
@@ -246,7 +245,7 @@ void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
         from--;
     json_t *line = json_loadb(tail + from, n - from, 0, NULL);
     *step = (int64_t)json_integer_value(json_object_get(line, "step"));
-    *loss = number_of(line, "loss");
+    *loss = weft_json_number_of(line, "loss");
     json_decref(line);
 }
 
@@ -266,7 +265,7 @@ double weft_collect_rate(const char *folder) {
     if (weft_file_open_stream(path, &file) != WEFT_OK) return NAN;
     while ((n = getline(&text, &room, file)) > 0) {
         json_t *line = json_loadb(text, (size_t)n, 0, NULL);
-        double rate = number_of(line, "tokens_per_s");
+        double rate = weft_json_number_of(line, "tokens_per_s");
         if (lines++ > 0 && rate > 0 && count < RATES_MOST) rates[count++] = rate;
         json_decref(line);
     }

@@ -2,6 +2,7 @@
 #include "study/listing.h"
 
 #include "core/files.h"
+#include "core/json.h"
 #include "core/nearest.h"
 #include "study/listing_database.h"
 #include "study/report_data.h"
@@ -50,10 +51,6 @@ static json_t *config_differences(const weft_report_data *d, int a, int b) {
     json_decref(one);
     json_decref(two);
     return all;
-}
-
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
 }
 
 /* The scores by seed, both at their best rate. */
@@ -118,10 +115,11 @@ static weft_status compare_steps(const weft_report_data *d, const char *a, const
     WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
     *object =
         json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", a, "b", b,
-                  "score", d->score, "rate_a", number(d->steps[one].rate), "rate_b",
-                  number(d->steps[two].rate), "config", config_differences(d, one, two), "pairs",
-                  pair_up(d, one, two), "mean_difference", number(c.mean), "low", number(c.low),
-                  "high", number(c.high), "verdict", weft_verdict_word(c.verdict), "why", why);
+                  "score", d->score, "rate_a", weft_json_number(d->steps[one].rate), "rate_b",
+                  weft_json_number(d->steps[two].rate), "config", config_differences(d, one, two),
+                  "pairs", pair_up(d, one, two), "mean_difference", weft_json_number(c.mean), "low",
+                  weft_json_number(c.low), "high", weft_json_number(c.high), "verdict",
+                  weft_verdict_word(c.verdict), "why", why);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
 }
 

@@ -1,6 +1,7 @@
 /* The report: its sections in order, for one study or several, and the same as JSON. */
 #include "study/report.h"
 
+#include "core/json.h"
 #include "study/report_sections.h"
 
 #include <math.h>
@@ -57,14 +58,6 @@ weft_status weft_report_write(const char *database, const char *folder) {
 }
 
 /* JSON has no infinity and no NaN; text that is no UTF-8 has no place in it either. */
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
-static json_t *whole(double value) {
-    return isfinite(value) ? json_integer((json_int_t)value) : json_null();
-}
-
 static json_t *text(const char *value) {
     json_t *string = json_string(value);
     return string ? string : json_null();
@@ -88,8 +81,9 @@ static json_t *verdict_json(const weft_report_data *d, int step) {
     return json_pack("{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step",
                      text(s->name), "baseline", text(d->steps[s->baseline].name), "verdict",
                      weft_verdict_word(c->verdict), "why", text(s->why), "pairs", c->pairs,
-                     "difference", number(c->mean), "low", number(c->low), "high", number(c->high),
-                     "sd", number(c->sd), "percent", number(c->percent), "repeat_of",
+                     "difference", weft_json_number(c->mean), "low", weft_json_number(c->low),
+                     "high", weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
+                     weft_json_number(c->percent), "repeat_of",
                      s->repeats >= 0 ? text(d->steps[s->repeats].name) : json_null(), "left_out",
                      left_out(d, step));
 }
@@ -97,15 +91,16 @@ static json_t *verdict_json(const weft_report_data *d, int step) {
 static json_t *step_json(const weft_report_step *s) {
     json_t *object = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", text(s->name), "title",
-        text(s->title), "overrides", text(s->overrides), "learning_rate", number(s->rate), "score",
-        number(s->mean), "sd", number(s->sd), "seeds", s->done, "runs", s->runs, "leaks", s->leaks,
-        "error", *s->error ? text(s->error) : json_null());
-    json_t *cost =
-        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", whole(s->iters),
-                  "tokens", whole(s->tokens), "parameters", whole(s->parameters), "flops_per_token",
-                  number(s->flops), "memory_bytes", whole(s->memory), "training_bytes",
-                  whole(s->training_bytes), "tokens_per_s", number(s->speed),
-                  "cache_bytes_per_token", whole(s->cache_bytes), "seconds", number(s->seconds));
+        text(s->title), "overrides", text(s->overrides), "learning_rate", weft_json_number(s->rate),
+        "score", weft_json_number(s->mean), "sd", weft_json_number(s->sd), "seeds", s->done, "runs",
+        s->runs, "leaks", s->leaks, "error", *s->error ? text(s->error) : json_null());
+    json_t *cost = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", weft_json_whole(s->iters),
+        "tokens", weft_json_whole(s->tokens), "parameters", weft_json_whole(s->parameters),
+        "flops_per_token", weft_json_number(s->flops), "memory_bytes", weft_json_whole(s->memory),
+        "training_bytes", weft_json_whole(s->training_bytes), "tokens_per_s",
+        weft_json_number(s->speed), "cache_bytes_per_token", weft_json_whole(s->cache_bytes),
+        "seconds", weft_json_number(s->seconds));
     json_object_update(object, cost);
     json_decref(cost);
     return object;
@@ -116,7 +111,7 @@ static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *
     const weft_report_run *run = r->run;
     return json_pack("{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step", text(d->steps[run->step].name),
                      "repeats", text(d->steps[d->steps[run->step].repeats].name), "seed",
-                     (json_int_t)run->seed, "learning_rate", number(run->rate), "result",
+                     (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
                      words[r->result], "files_compared", r->files, "detail", text(r->detail));
 }
 

@@ -1,4 +1,5 @@
 /* The progress bar on a terminal and in a pipe. */
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/progress.h"
 #include "support/screen.h"
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <setjmp.h>
@@ -18,12 +18,6 @@
 #define WITH(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 enum { RUN_STEPS = 600, RUN_RECORDS = 6 };
-
-static double clock_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 /* 600 steps in about 0.6 s, with a record at each hundredth. */
 static void run_with_records(void) {
@@ -53,9 +47,9 @@ static void check_records(const screen *s) {
 
 static void test_a_bar_is_one_line_that_goes_away(void **state) {
     (void)state;
-    double begun = clock_seconds();
+    double begun = weft_clock();
     screen s = screen_run(80, NULL, run_with_records);
-    double passed = clock_seconds() - begun;
+    double passed = weft_clock() - begun;
     check_records(&s);
     assert_false(s.overflow);
     assert_true(screen_count(&s, "train [") > 4);
@@ -162,9 +156,9 @@ static void run_without_end(void) {
 
 static void test_a_pipe_gets_a_line_every_so_many_seconds(void **state) {
     (void)state;
-    double begun = clock_seconds();
+    double begun = weft_clock();
     screen s = screen_run(0, NULL, run_without_end);
-    double passed = clock_seconds() - begun;
+    double passed = weft_clock() - begun;
     assert_int_equal(s.status, 0);
     assert_true(s.lines >= 3 && s.lines <= 1 + (int)(passed / 0.1));
     assert_int_equal(strncmp(s.line[0], "info  read ", 11), 0);

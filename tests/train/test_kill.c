@@ -1,5 +1,6 @@
 /* A run that is killed with SIGKILL again and again, at moments that nobody chose, and resumed each
  * time with another number of threads, ends on the bits of one that was left alone. */
+#include "core/clock.h"
 #include "core/random.h"
 #include "support/command.h"
 #include "support/train_run.h"
@@ -23,16 +24,10 @@ static ino_t which(const char *path) {
     return stat(path, &is) == 0 ? is.st_ino : 0;
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Waits until a checkpoint is being written, and at most a fifth of a millisecond more. */
 static void wait_for_writing(const char *fresh, double part) {
     const struct timespec little = {.tv_nsec = (long)(part * 2e5)};
-    for (double start = seconds(); access(fresh, F_OK) != 0 && seconds() < start + 30;) {
+    for (double start = weft_clock(); access(fresh, F_OK) != 0 && weft_clock() < start + 30;) {
     }
     nanosleep(&little, NULL);
 }
