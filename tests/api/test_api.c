@@ -1,5 +1,7 @@
 /* The public header: round trips, steps against the formula, errors. Everything here goes through
  * weft.h; nothing of src/ is included. */
+#include "support/command.h"
+
 #include <weft/weft.h>
 
 #include <math.h>
@@ -14,8 +16,6 @@
 #include <cmocka.h>
 
 enum { BATCH = 2, TIME = 5, COUNT = BATCH * TIME, WORDS = 11, ROOM = 4096 };
-
-static char scratch[] = "/tmp/weft-api-XXXXXX";
 
 #define OK(call)                                                                                   \
     do {                                                                                           \
@@ -134,7 +134,7 @@ static void test_tensors_are_listed_and_read_back_as_written(void **state) {
 static void save_and_open(const char *dtype, const char *optimizer) {
     const char *options[] = {SMALL, "FFN=wsffn", "WSFFN_N_HEAD=2", dtype, optimizer, NULL};
     char folder[ROOM];
-    snprintf(folder, sizeof folder, "%s/checkpoint", scratch);
+    snprintf(folder, sizeof folder, "%s", scratch_path("checkpoint"));
     kit a = open_kit(options, NULL);
     train(&a, 12);
     OK(weft_save(a.model, a.optimizer, folder));
@@ -168,7 +168,7 @@ static void test_overrides_change_a_checkpoints_config_but_not_its_tensors(void 
     const char *options[] = {SMALL, NULL}, *rate[] = {"LEARNING_RATE=0.5", "DTYPE=f64", NULL};
     const char *wider[] = {"N_EMBD=16", NULL}, *fewer[] = {"N_LAYER=1", NULL};
     char folder[ROOM], text[16];
-    snprintf(folder, sizeof folder, "%s/overrides", scratch);
+    snprintf(folder, sizeof folder, "%s", scratch_path("overrides"));
     weft_model *a, *b;
     OK(weft_model_open(NULL, options, &a));
     OK(weft_save(a, NULL, folder));
@@ -363,7 +363,7 @@ static void test_two_models_in_one_process_do_not_disturb_each_other(void **stat
     }
     same_weights(alone.model, a.model);
     refused(weft_optimizer_step(a.optimizer, b.pass, 1e-2), WEFT_EINPUT, "another model");
-    refused(weft_save(a.model, b.optimizer, scratch), WEFT_EINPUT, "another model");
+    refused(weft_save(a.model, b.optimizer, scratch_path(".")), WEFT_EINPUT, "another model");
     close_kit(&alone);
     close_kit(&a);
     close_kit(&b);
@@ -505,8 +505,9 @@ static void test_wrong_configs_and_engines_are_refused(void **state) {
     const char *unknown[] = {"N_LAYERS=2", NULL}, *value[] = {"N_LAYER=none", NULL};
     const char *mix[] = {"N_EMBD=10", "N_HEAD=3", NULL}, *bare[] = {"N_LAYER", NULL};
     char path[ROOM];
-    weft_engine *e = (weft_engine *)scratch;
-    weft_model *m = (weft_model *)scratch;
+    /* Not NULL, so that it is seen to be set. */
+    weft_engine *e = (weft_engine *)path;
+    weft_model *m = (weft_model *)path;
     refused(weft_engine_open(-1, NULL, &e), WEFT_EINPUT, "threads");
     assert_null(e);
     refused(weft_engine_open(1, "abacus", &e), WEFT_EINPUT, "abacus");
@@ -519,9 +520,9 @@ static void test_wrong_configs_and_engines_are_refused(void **state) {
     refused(weft_model_open(NULL, bare, &m), WEFT_EINPUT, "N_LAYER");
     refused(weft_model_open(NULL, mix, &m), WEFT_EINPUT, "N_HEAD");
     refused(weft_model_open(NULL, mix, NULL), WEFT_EINPUT, "out is NULL");
-    snprintf(path, sizeof path, "%s/none.config", scratch);
+    snprintf(path, sizeof path, "%s", scratch_path("none.config"));
     refused(weft_model_open(path, NULL, &m), WEFT_EIO, "none.config");
-    refused(weft_model_open(scratch, NULL, &m), WEFT_EIO, "config.json");
+    refused(weft_model_open(scratch_path("."), NULL, &m), WEFT_EIO, "config.json");
     weft_engine_close(NULL);
     weft_model_close(NULL);
     weft_pass_close(NULL);
@@ -552,7 +553,7 @@ static void refuse_model_calls(kit *k) {
     refused(weft_model_option(k->model, "N_LAYERS", text, 2), WEFT_EINPUT, "N_LAYER");
     refused(weft_model_option(k->model, "ATTENTION", text, 2), WEFT_EINPUT, "4 bytes");
     refused(weft_model_option(k->model, NULL, text, 2), WEFT_EINPUT, "key is NULL");
-    refused(weft_save(NULL, NULL, scratch), WEFT_EINPUT, "model is NULL");
+    refused(weft_save(NULL, NULL, scratch_path(".")), WEFT_EINPUT, "model is NULL");
     refused(weft_save(k->model, NULL, NULL), WEFT_EINPUT, "folder is NULL");
     refused(weft_save(k->model, NULL, "/dev/null/x"), WEFT_EIO, "/dev/null/x");
 }
@@ -629,7 +630,7 @@ static void test_an_optimizer_of_another_kind_is_refused(void **state) {
     const char *plain[] = {SMALL, NULL}, *spam[] = {SMALL, "OPTIMIZER=adamwspam", NULL};
     const char *wide[] = {SMALL, "N_FFN=12", NULL};
     char folder[ROOM];
-    snprintf(folder, sizeof folder, "%s/kind", scratch);
+    snprintf(folder, sizeof folder, "%s", scratch_path("kind"));
     kit a = open_kit(plain, NULL), b = open_kit(spam, NULL), c = open_kit(wide, NULL);
     weft_optimizer *o;
     OK(weft_save(a.model, a.optimizer, folder));
@@ -640,18 +641,6 @@ static void test_an_optimizer_of_another_kind_is_refused(void **state) {
     close_kit(&a);
     close_kit(&b);
     close_kit(&c);
-}
-
-static int make_scratch(void **state) {
-    (void)state;
-    return mkdtemp(scratch) ? 0 : 1;
-}
-
-static int remove_scratch(void **state) {
-    (void)state;
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
-    return system(command);
 }
 
 int main(void) {
@@ -673,5 +662,5 @@ int main(void) {
         cmocka_unit_test(test_wrong_arguments_are_refused_and_change_nothing),
         cmocka_unit_test(test_an_optimizer_of_another_kind_is_refused),
     };
-    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

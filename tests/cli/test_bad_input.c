@@ -36,12 +36,6 @@ static int make_good(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static int restore(void **state) {
     (void)state;
     remove(weights);
@@ -366,5 +360,5 @@ int main(void) {
         WITH_GOOD(test_a_missing_gpu_is_told),
         WITH_GOOD(test_damaged_checkpoints_never_crash),
     };
-    return cmocka_run_group_tests(tests, make_good, close_scratch);
+    return cmocka_run_group_tests(tests, make_good, scratch_teardown);
 }

@@ -190,18 +190,6 @@ static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
     free(out);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_train_has_a_row_for_each_variant),
@@ -213,5 +201,5 @@ int main(void) {
         cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

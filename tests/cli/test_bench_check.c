@@ -15,18 +15,6 @@ static int shell(const char *line) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 /* Runs the check on a measurement; returns its exit status, and what it said in `said`. */
 static int check(const char *measured, char **said) {
     if (shell("python3 -c 1 2>/dev/null") != 0) {
@@ -78,5 +66,5 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_ratio_under_its_floor_is_named),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -13,18 +13,6 @@
 
 #include <cmocka.h>
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static const char *write_text(const char *text) {
     const char *path = scratch_path("test.config");
     file_write(path, text, strlen(text));
@@ -186,5 +174,5 @@ int main(void) {
         cmocka_unit_test(test_newlines_in_values_stay_on_one_line),
         cmocka_unit_test(test_damaged_files_never_crash),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -14,18 +14,6 @@
 
 #include <cmocka.h>
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 /* A case as files: scratch/NAME/{config.json,model.safetensors}, tokens.npy, targets.npy. */
 typedef struct {
     model_case c;
@@ -452,5 +440,5 @@ int main(void) {
         cmocka_unit_test(test_overrides_change_the_checkpoints_config),
         cmocka_unit_test(test_dropout_is_off),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -16,18 +16,6 @@
 
 enum { LAYERS = 2, WIDTH = 64, HEADS = 4, DIM = WIDTH / HEADS, FFN = 128, LATENT = 32 };
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 #define SIZES                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",               \
         "VOCAB_SIZE=300", "-o", "GPT2_BLOCK_SIZE=24", "-o", "RA_MLA_LATENT_DIM=32"
@@ -436,5 +424,5 @@ int main(void) {
         cmocka_unit_test(test_config_json_carries_every_key),
         cmocka_unit_test(test_a_study_starts_at_step_0),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

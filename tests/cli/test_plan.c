@@ -9,18 +9,6 @@
 
 #include <cmocka.h>
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static long long integer(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
     if (!json_is_integer(value)) fail_msg("'%s' is missing or no whole number", key);
@@ -211,5 +199,5 @@ int main(void) {
         cmocka_unit_test(test_a_plan_for_the_gpu_needs_none),
         cmocka_unit_test(test_enormous_sizes_are_answered),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

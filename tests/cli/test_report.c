@@ -38,12 +38,6 @@ static int make_studies(void **state) {
     return 0;
 }
 
-static int remove_studies(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static void expect_report(const char *folder) {
     assert_int_equal(access(scratch_path("%s/report.html", folder), R_OK), 0);
     assert_int_equal(access(scratch_path("%s/report.md", folder), R_OK), 0);
@@ -137,5 +131,5 @@ int main(void) {
         cmocka_unit_test(test_json_has_verdicts_table_and_repeats),
         cmocka_unit_test(test_wrong_input_is_one_line),
     };
-    return cmocka_run_group_tests(tests, make_studies, remove_studies);
+    return cmocka_run_group_tests(tests, make_studies, scratch_teardown);
 }

@@ -19,18 +19,6 @@
 
 #define OWN "tests/vectors/tokenizer.own.json"
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static const char *text_file(const char *name, const char *text) {
     const char *path = scratch_path("%s", name);
     file_write(path, text, strlen(text));
@@ -323,5 +311,5 @@ int main(void) {
         cmocka_unit_test(test_tokenizer_is_trained),
         cmocka_unit_test(test_parquet_is_streamed),
     };
-    return cmocka_run_group_tests_name("tokenize", tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests_name("tokenize", tests, scratch_setup, scratch_teardown);
 }

@@ -1,12 +1,12 @@
 /* Configs: what is read, what is refused and with which words. */
 #include "config/config.h"
 #include "model/kinds.h"
+#include "support/command.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -16,16 +16,11 @@ static weft_config defaults(void) {
     return c;
 }
 
-/* Writes text to a file of its own and reads it as a config. */
+/* Writes text to a file and reads it as a config. */
 static weft_status read_text(weft_config *c, const char *text, char *path, size_t room) {
-    snprintf(path, room, "/tmp/weft-config-XXXXXX");
-    int file = mkstemp(path);
-    assert_true(file >= 0);
-    assert_int_equal(write(file, text, strlen(text)), (ssize_t)strlen(text));
-    close(file);
-    weft_status status = weft_config_read(c, path);
-    unlink(path);
-    return status;
+    snprintf(path, room, "%s", scratch_path("config"));
+    file_write(path, text, strlen(text));
+    return weft_config_read(c, path);
 }
 
 static void expect_words(const char *const *words) {
@@ -332,5 +327,5 @@ int main(void) {
         cmocka_unit_test(test_presets_are_the_write_ups_models),
         cmocka_unit_test(test_kconfig_has_every_option),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -2,6 +2,7 @@
  * error that names it, and never a crash. */
 #include "core/random.h"
 #include "core/safetensors.h"
+#include "support/command.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,27 +19,8 @@
 
 #include <cmocka.h>
 
-static char folder[64];
-
-static int make_folder(void **state) {
-    (void)state;
-    snprintf(folder, sizeof folder, "/tmp/weft-safetensors-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
 static const char *path_of(const char *name) {
-    static char path[512];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    DIR *dir = opendir(folder);
-    for (struct dirent *e; dir && (e = readdir(dir));)
-        unlink(path_of(e->d_name));
-    if (dir) closedir(dir);
-    return rmdir(folder);
+    return scratch_path("%s", name);
 }
 
 static void write_bytes(const char *path, const void *data, size_t bytes) {
@@ -301,7 +283,7 @@ static void test_what_is_no_file_is_refused(void **state) {
     char path[512];
     snprintf(path, sizeof path, "%s", path_of("absent"));
     refuse(path, strerror(ENOENT));
-    refuse(folder, "it is a folder or a device");
+    refuse(scratch_path("."), "it is a folder or a device");
     snprintf(path, sizeof path, "%s", path_of("pipe"));
     assert_int_equal(mkfifo(path, 0600), 0);
     refuse(path, "it is a folder or a device");
@@ -400,7 +382,7 @@ static void test_damaged_files_never_crash(void **state) {
 
 static int files_in_folder(void) {
     int n = 0;
-    DIR *dir = opendir(folder);
+    DIR *dir = opendir(scratch_path("."));
     assert_non_null(dir);
     while (readdir(dir))
         n++;
@@ -446,7 +428,7 @@ static void test_a_failed_write_leaves_the_old_file_alone(void **state) {
 static void test_a_write_that_cannot_end_removes_its_traces(void **state) {
     (void)state;
     int files = files_in_folder();
-    assert_int_equal(weft_safetensors_write(folder, sample, SAMPLES, NULL), WEFT_EIO);
+    assert_int_equal(weft_safetensors_write(scratch_path("."), sample, SAMPLES, NULL), WEFT_EIO);
     check_message("cannot be written");
     assert_int_equal(weft_safetensors_write(path_of("no/such/folder"), sample, 1, NULL), WEFT_EIO);
     check_message(strerror(ENOENT));
@@ -471,5 +453,5 @@ int main(void) {
         cmocka_unit_test(test_a_failed_write_leaves_the_old_file_alone),
         cmocka_unit_test(test_a_write_that_cannot_end_removes_its_traces),
     };
-    return cmocka_run_group_tests_name("safetensors", tests, make_folder, remove_folder);
+    return cmocka_run_group_tests_name("safetensors", tests, scratch_setup, scratch_teardown);
 }

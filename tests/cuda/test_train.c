@@ -167,18 +167,6 @@ static void test_run_that_does_not_fit_is_refused(void **state) {
                   SAYS("GiB", "MICRO_BATCH="));
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_tracks_the_cpu_in_f32),
@@ -186,5 +174,5 @@ int main(void) {
         cmocka_unit_test(test_recomputed_layers_end_on_the_same_bits),
         cmocka_unit_test(test_run_that_does_not_fit_is_refused),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

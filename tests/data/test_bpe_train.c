@@ -11,18 +11,6 @@
 
 #include <cmocka.h>
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static weft_tokenizer *train(const char *const *texts, int64_t vocab, int64_t least) {
     weft_bpe_trainer *b;
     weft_tokenizer *t;
@@ -176,5 +164,5 @@ int main(void) {
         cmocka_unit_test(test_tokenizers_reads_what_is_saved),
         cmocka_unit_test(test_sizes_are_checked),
     };
-    return cmocka_run_group_tests_name("bpe_train", tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests_name("bpe_train", tests, scratch_setup, scratch_teardown);
 }

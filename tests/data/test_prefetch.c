@@ -24,12 +24,6 @@ static int open_scratch(void **state) {
     return mkdir(scratch_path("set"), 0700);
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static weft_dataset *open_named(const char *name) {
     static weft_config c;
     weft_dataset *d;
@@ -249,5 +243,5 @@ int main(void) {
         cmocka_unit_test(test_worker_takes_no_signals),
         cmocka_unit_test(test_sizes_that_make_no_sense_are_refused),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

@@ -29,12 +29,6 @@ static int open_folder(void **state) {
     return mkdir(folder, 0700);
 }
 
-static int close_folder(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static const char *path_of(const char *name) {
     static char path[400];
     snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -335,7 +329,7 @@ static void test_damaged_shards_never_crash(void **state) {
     }
 }
 
-#define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, close_folder)
+#define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, open_folder, scratch_teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

@@ -20,18 +20,6 @@
 #define OWN "tests/vectors/tokenizer.own.json"
 #define SPLIT "tests/vectors/tokenizer.split.json"
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static void skip_without_gpt2(void) {
     if (access(GPT2 "/vocab.bpe", R_OK) == 0) return;
     printf(GPT2 "/vocab.bpe is not there\n");
@@ -509,5 +497,5 @@ int main(void) {
         cmocka_unit_test(test_patterns_that_mean_something_else_are_refused),
         cmocka_unit_test(test_damaged_files_do_no_harm),
     };
-    return cmocka_run_group_tests_name("tokenizer", tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests_name("tokenizer", tests, scratch_setup, scratch_teardown);
 }

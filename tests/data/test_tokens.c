@@ -13,18 +13,6 @@
 
 static const int32_t SAMPLE[6] = {0, 7, 65535, 3, 2, 1};
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static void expect_sample(const char *path, int64_t rows, int64_t columns, bool shard) {
     weft_tokens t;
     if (weft_tokens_read(path, &t) != WEFT_OK) fail_msg("%s", weft_error_message());
@@ -253,5 +241,5 @@ int main(void) {
         cmocka_unit_test(test_files_cut_short_are_refused),
         cmocka_unit_test(test_damaged_files_never_crash),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

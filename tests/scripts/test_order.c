@@ -74,26 +74,16 @@ static void test_the_order_has_no_circle(void **state) {
     expect(1, "low may not use high");
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_every_include_goes_down, open_scratch, close_scratch),
-        cmocka_unit_test_setup_teardown(test_an_include_that_goes_up_is_found, open_scratch,
-                                        close_scratch),
-        cmocka_unit_test_setup_teardown(test_a_folder_without_a_line_is_found, open_scratch,
-                                        close_scratch),
-        cmocka_unit_test_setup_teardown(test_the_order_has_no_circle, open_scratch, close_scratch),
+        cmocka_unit_test_setup_teardown(test_every_include_goes_down, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_an_include_that_goes_up_is_found, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_folder_without_a_line_is_found, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_the_order_has_no_circle, scratch_setup,
+                                        scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,18 +16,6 @@
 #define COLOURS "'#0072B2,#D55E00,#009E73,#CC79A7,#E69F00,#56B4E9'"
 enum { NO_BROWSER = 77, LINE_MOST = 4096 };
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 /* Six steps, the last two repeats of the two before, two seeds, two learning rates. */
 static void make_study(const char *path) {
     static const double at[] = {2.60, 2.57, 2.52, 2.45};
@@ -105,5 +93,5 @@ int main(void) {
         cmocka_unit_test(test_the_report_shows_its_plots),
         cmocka_unit_test(test_an_empty_plot_is_noticed),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -243,12 +243,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_study_of_the_documentation_is_there),
@@ -262,5 +256,5 @@ int main(void) {
         cmocka_unit_test(test_full_study_is_at_gpt2s_size),
         cmocka_unit_test(test_missing_text_says_how_to_get_it),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

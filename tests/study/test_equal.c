@@ -152,18 +152,6 @@ static void test_time_scales_by_measured_seconds(void **state) {
     weft_study_close(s);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_iterations_stay_as_configured),
@@ -173,5 +161,5 @@ int main(void) {
         cmocka_unit_test(test_width_keeps_to_what_the_mechanisms_divide_by),
         cmocka_unit_test(test_time_scales_by_measured_seconds),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -160,12 +160,6 @@ static int make_whole(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_killed_study_ends_with_the_same_contents),
@@ -174,5 +168,5 @@ int main(void) {
         cmocka_unit_test(test_a_signal_is_handed_on_and_the_same_command_goes_on),
         cmocka_unit_test(test_one_study_in_a_folder_at_a_time),
     };
-    return cmocka_run_group_tests(tests, make_whole, close_scratch);
+    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
 }

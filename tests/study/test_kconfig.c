@@ -288,12 +288,6 @@ static int open_tree(void **state) {
     return 0;
 }
 
-static int close_tree(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kconfig_in_the_tree_is_the_programs),
@@ -308,5 +302,5 @@ int main(void) {
         cmocka_unit_test(test_command_line_values_reach_the_study),
         cmocka_unit_test(test_the_environment_sets_no_option),
     };
-    return cmocka_run_group_tests(tests, open_tree, close_tree);
+    return cmocka_run_group_tests(tests, open_tree, scratch_teardown);
 }

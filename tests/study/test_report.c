@@ -18,18 +18,6 @@
 
 static char *html, *md;
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static int free_texts(void **state) {
     (void)state;
     free(html);
@@ -602,5 +590,5 @@ int main(void) {
         TEST(test_a_report_that_cannot_be_written_leaves_the_old_one),
         TEST(test_several_studies_are_a_section_each),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

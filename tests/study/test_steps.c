@@ -177,18 +177,6 @@ static void test_plan_and_train_know_steps_by_name(void **state) {
     command_fails(2, RUN("train", "--config", path, "--step", "3"), SAYS("--step", "'3'"));
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_named_steps_are_read),
@@ -199,5 +187,5 @@ int main(void) {
         cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
         cmocka_unit_test(test_plan_and_train_know_steps_by_name),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -233,12 +233,6 @@ static int make_whole(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_study_runs_every_step_rate_and_seed),
@@ -251,5 +245,5 @@ int main(void) {
         cmocka_unit_test(test_exports_can_be_read),
         cmocka_unit_test(test_a_list_runs_nothing),
     };
-    return cmocka_run_group_tests(tests, make_whole, close_scratch);
+    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
 }

@@ -247,12 +247,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_missing_data_is_told_once_and_nothing_is_made),
@@ -267,5 +261,5 @@ int main(void) {
         cmocka_unit_test(test_measuring_removes_only_what_it_made),
         cmocka_unit_test(test_a_file_called_lock_stays),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

@@ -174,6 +174,18 @@ void scratch_close(void) {
     nftw(scratch, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+int scratch_setup(void **state) {
+    (void)state;
+    scratch_open();
+    return 0;
+}
+
+int scratch_teardown(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
 const char *scratch_path(const char *format, ...) {
     static char texts[8][512];
     static unsigned turn;

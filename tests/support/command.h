@@ -33,6 +33,9 @@ void command_fails(int status, const char *const *arguments, const char *const *
  * be in use at a time. */
 void scratch_open(void);
 void scratch_close(void);
+/* The same as cmocka's setup and teardown, of a test or of a group. */
+int scratch_setup(void **state);
+int scratch_teardown(void **state);
 const char *scratch_path(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Whole files. Reading ends the bytes by a zero that is not counted; the caller frees them. */

@@ -192,18 +192,6 @@ static int dump(const char *config, const char *path) {
     return status == WEFT_OK ? 0 : complain();
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dot_gelu),
@@ -215,5 +203,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_every_curve_in_double),
     };
     if (argc == 4 && strcmp(argv[1], "--dump") == 0) return dump(argv[2], argv[3]);
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -101,18 +101,6 @@ static void test_folder_that_is_not_there_is_an_error(void **state) {
     assert_null(e);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_crc32c_is_castagnolis),
@@ -120,5 +108,5 @@ int main(void) {
         cmocka_unit_test(test_tensorboard_reads_them),
         cmocka_unit_test(test_folder_that_is_not_there_is_an_error),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -238,12 +238,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_disk_leaves_the_last_checkpoint),
@@ -255,5 +249,5 @@ int main(void) {
         cmocka_unit_test(test_steps_that_are_not_finite_are_skipped),
         cmocka_unit_test(test_many_in_a_row_end_the_run),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

@@ -170,12 +170,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
@@ -184,5 +178,5 @@ int main(void) {
         cmocka_unit_test(test_changes_by_the_host_arrive),
         cmocka_unit_test(test_self_check_passes),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

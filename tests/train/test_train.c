@@ -178,12 +178,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_config_gives_same_bits),
@@ -196,5 +190,5 @@ int main(void) {
         cmocka_unit_test(test_from_starts_with_a_fresh_optimizer),
         cmocka_unit_test(test_last_checkpoints_are_kept),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }
