@@ -8,6 +8,7 @@
  *    that lives at the same time lies. */
 #include "core/plan.h"
 
+#include "core/align.h"
 #include "core/exec.h"
 #include "core/graph_internal.h"
 
@@ -35,12 +36,8 @@ typedef struct {
     weft_plan *plan;
 } planner;
 
-static int64_t align_up(int64_t bytes) {
-    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
-}
-
 static int64_t add_buffer(planner *p, int64_t bytes, int64_t first, int64_t last) {
-    p->buffers[p->n_buffers] = (plan_buffer){align_up(bytes), first, last, -1, 0};
+    p->buffers[p->n_buffers] = (plan_buffer){weft_arena_bytes(bytes), first, last, -1, 0};
     return p->n_buffers++;
 }
 
@@ -112,7 +109,7 @@ static weft_status place_tensors(planner *p) {
         p->buffer_of[i] = -1;
         if (t->role == WEFT_ROLE_TEMP || t->view_of || (p->bound && p->bound[i])) continue;
         p->buffer_of[i] = add_buffer(p, weft_tensor_bytes(t), -1, p->n_nodes);
-        p->plan->pinned_bytes += align_up(weft_tensor_bytes(t));
+        p->plan->pinned_bytes += weft_arena_bytes(weft_tensor_bytes(t));
     }
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
@@ -121,7 +118,8 @@ static weft_status place_tensors(planner *p) {
         int64_t work = kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
         p->work_buffer[i] = work > 0 ? add_buffer(p, work, i, i) : -1;
         p->plan->work_bytes[i] = work;
-        if (align_up(work) > p->plan->workspace_bytes) p->plan->workspace_bytes = align_up(work);
+        if (weft_arena_bytes(work) > p->plan->workspace_bytes)
+            p->plan->workspace_bytes = weft_arena_bytes(work);
     }
     return WEFT_OK;
 }

@@ -10,6 +10,7 @@
 #ifndef WEFT_CPU_KERNEL_H
 #define WEFT_CPU_KERNEL_H
 
+#include "core/align.h"
 #include "core/exec.h"
 
 #include <math.h>
@@ -75,7 +76,7 @@ static inline int64_t ceil_div(int64_t a, int64_t b) {
 
 /* Bytes of `n` reals rounded up so that the next block is aligned too. */
 static inline int64_t real_bytes(int64_t n) {
-    return ceil_div(n * (int64_t)sizeof(real), WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
+    return weft_arena_bytes(n * (int64_t)sizeof(real));
 }
 
 #endif

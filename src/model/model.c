@@ -2,15 +2,13 @@
  * smallest graph of the config, so that names and shapes have one source. */
 #include "model/model.h"
 
+#include "core/align.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
-}
-
-static int64_t align_up(int64_t bytes) {
-    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
 }
 
 static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
@@ -36,7 +34,7 @@ static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
                            .part = p->part};
         memcpy(w->shape, t->shape, sizeof w->shape);
         at += length;
-        m->memory_bytes += align_up(w->bytes);
+        m->memory_bytes += weft_arena_bytes(w->bytes);
     }
     qsort(m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
     return WEFT_OK;
@@ -51,7 +49,7 @@ static weft_status allocate_weights(weft_model *m) {
     unsigned char *at = m->memory;
     for (int64_t i = 0; i < m->n_weights; i++) {
         m->weights[i].data = at;
-        at += align_up(m->weights[i].bytes);
+        at += weft_arena_bytes(m->weights[i].bytes);
     }
     return weft_mirror_create(m->memory, m->memory_bytes, &m->mirror);
 }

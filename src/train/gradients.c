@@ -9,6 +9,7 @@
 #include "train/gradients.h"
 
 #include "comm/reduce.h"
+#include "core/align.h"
 #include "train/gradient_graphs.h"
 
 #include <math.h>
@@ -45,10 +46,6 @@ struct weft_gradients {
     int64_t *offsets; /* [n]: where a weight begins in a level */
     int depth;        /* sums on the stack */
 };
-
-static int64_t align_up(int64_t bytes) {
-    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
-}
 
 static int count_ones(int64_t value) {
     int ones = 0;
@@ -97,7 +94,7 @@ static weft_status allocate_levels(weft_gradients *g) {
     if (!g->offsets) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     for (int64_t i = 0; i < g->n; i++) {
         g->offsets[i] = bytes;
-        bytes += align_up(g->weights[i].count * size);
+        bytes += weft_arena_bytes(g->weights[i].count * size);
     }
     g->level_bytes = bytes;
     for (int i = 1; i < depth; i++) {

@@ -3,6 +3,7 @@
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
+#include "core/align.h"
 #include "core/safetensors.h"
 
 #include <limits.h>
@@ -56,10 +57,6 @@ weft_adam_options weft_optimizer_options(const weft_config *c) {
     o.reset_interval = c->spam_periodic_reset ? c->spam_interval : 0;
     o.warmup_steps = c->spam_warmup ? c->spam_warmup_steps : 0;
     return o;
-}
-
-static int64_t align_up(int64_t bytes) {
-    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
 }
 
 static void *allocate_zeros(int64_t bytes) {
@@ -120,13 +117,13 @@ static void *find_state(const weft_optimizer *o, const char *kind, const char *w
 static weft_status allocate_states(weft_optimizer *o) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < o->n_state; i++)
-        bytes += align_up(o->state[i].bytes);
+        bytes += weft_arena_bytes(o->state[i].bytes);
     o->memory = allocate_zeros(bytes);
     if (!o->memory) return WEFT_ENOMEM;
     unsigned char *at = o->memory;
     for (int64_t i = 0; i < o->n_state; i++) {
         o->state[i].data = at;
-        at += align_up(o->state[i].bytes);
+        at += weft_arena_bytes(o->state[i].bytes);
     }
     for (int64_t i = 0; i < o->model->n_weights; i++) {
         const char *name = o->model->weights[i].name;
@@ -291,7 +288,7 @@ weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s
 static weft_status allocate_own(weft_optimizer *o) {
     int64_t n = o->model->n_weights, bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
     for (int64_t i = 0; i < n; i++)
-        bytes += align_up(o->model->weights[i].count * size);
+        bytes += weft_arena_bytes(o->model->weights[i].count * size);
     weft_gradient *own = calloc((size_t)n, sizeof *own);
     if (!own) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     o->own_memory = o->backend->alloc(bytes); /* comes zeroed */
@@ -303,7 +300,7 @@ static weft_status allocate_own(weft_optimizer *o) {
     unsigned char *at = o->own_memory;
     for (int64_t i = 0; i < n; i++) {
         own[i] = (weft_gradient){o->dtype, at};
-        at += align_up(o->model->weights[i].count * size);
+        at += weft_arena_bytes(o->model->weights[i].count * size);
     }
     o->own = own;
     return WEFT_OK;
