@@ -60,8 +60,22 @@ typedef struct {
 #define CASE_FAMILY_LIST(X)                                                                        \
     X(arith)                                                                                       \
     X(embedding)                                                                                   \
-    X(linear) X(gated) X(norm) X(rope) X(attention) X(routing) X(activation) X(unit) X(gaussian)   \
-        X(heads) X(stack) X(dropout) X(time) X(cross_entropy) X(contrastive) X(optimizer)
+    X(linear)                                                                                      \
+    X(gated)                                                                                       \
+    X(norm)                                                                                        \
+    X(rope)                                                                                        \
+    X(attention)                                                                                   \
+    X(routing)                                                                                     \
+    X(activation)                                                                                  \
+    X(unit)                                                                                        \
+    X(gaussian)                                                                                    \
+    X(heads)                                                                                       \
+    X(stack)                                                                                       \
+    X(dropout)                                                                                     \
+    X(time)                                                                                        \
+    X(cross_entropy)                                                                               \
+    X(contrastive)                                                                                 \
+    X(optimizer)
 
 /* One list a family, ended by {NULL, NULL}. */
 #define CASE_DECLARE(name) extern const case_builder cases_##name[];
