@@ -16,3 +16,17 @@ int64_t weft_config_kv_heads(const weft_config *c) {
 bool weft_config_leaks(const weft_config *c) {
     return c->causal && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE;
 }
+
+int64_t weft_config_micro_batch(const weft_config *c) {
+    return c->micro_batch ? c->micro_batch : c->batch_size;
+}
+
+int64_t weft_config_micro_batches(const weft_config *c) {
+    return c->batch_size / weft_config_micro_batch(c) * c->gpt2_gradient_accumulation;
+}
+
+weft_dtype weft_config_dtype(const weft_config *c) {
+    return c->dtype == WEFT_CONFIG_F64    ? WEFT_F64
+           : c->dtype == WEFT_CONFIG_BF16 ? WEFT_BF16
+                                          : WEFT_F32;
+}

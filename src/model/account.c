@@ -9,23 +9,9 @@
 
 #include <string.h>
 
-int64_t weft_config_micro_batch(const weft_config *c) {
-    return c->micro_batch ? c->micro_batch : c->batch_size;
-}
-
-int64_t weft_config_micro_batches(const weft_config *c) {
-    return c->batch_size / weft_config_micro_batch(c) * c->gpt2_gradient_accumulation;
-}
-
 bool weft_config_two_phases(const weft_config *c) {
-    bool contrasts = c->ffn == WEFT_FFN_WSFFN && c->wsffn_aux_loss && c->wsffn_lambda_c > 0;
-    return contrasts && weft_config_micro_batches(c) > 1;
-}
-
-weft_dtype weft_config_dtype(const weft_config *c) {
-    return c->dtype == WEFT_CONFIG_F64    ? WEFT_F64
-           : c->dtype == WEFT_CONFIG_BF16 ? WEFT_BF16
-                                          : WEFT_F32;
+    const weft_ffn_kind *ffn = weft_ffn_of(c);
+    return ffn->contrasts && ffn->contrasts(c) && weft_config_micro_batches(c) > 1;
 }
 
 static void count_parameters(const weft_model_graph *m, weft_account *a) {

@@ -60,12 +60,7 @@ weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, 
 /* WEFT_OK where it fits; else the error that says what is missing and which MICRO_BATCH would do. */
 weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
 
-/* Sequences in one graph run: MICRO_BATCH, or BATCH_SIZE. */
-int64_t weft_config_micro_batch(const weft_config *c);
-/* Graph runs of a step: its BATCH_SIZE × GPT2_GRADIENT_ACCUMULATION sequences, so cut. */
-int64_t weft_config_micro_batches(const weft_config *c);
 /* Whether a step goes forward twice: see train/objective.h. */
 bool weft_config_two_phases(const weft_config *c);
-weft_dtype weft_config_dtype(const weft_config *c);
 
 #endif

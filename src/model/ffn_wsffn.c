@@ -172,10 +172,15 @@ static int64_t width_unit(const weft_config *c) {
     return c->wsffn_n_head;
 }
 
+static bool contrasts(const weft_config *c) {
+    return c->wsffn_aux_loss && c->wsffn_lambda_c > 0;
+}
+
 const weft_ffn_kind weft_ffn_wsffn = {
     .build = build_wsffn,
     .finish = add_sums,
     .check = check,
     .unit = width_unit,
+    .contrasts = contrasts,
     .out = "ffn.w2",
 };

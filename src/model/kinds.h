@@ -37,6 +37,8 @@ typedef struct {
     weft_status (*check)(const weft_config *c, const char *where);
     /* F must be a multiple of this; NULL: any F will do. */
     int64_t (*unit)(const weft_config *c);
+    /* Whether one of its losses compares all the sequences of a step; NULL: none does. */
+    bool (*contrasts)(const weft_config *c);
     const char *out; /* the output projection's name: "ffn.proj" */
     bool biased;     /* with GPT2_BIAS the output projection has a bias */
 } weft_ffn_kind;
