@@ -1,7 +1,6 @@
 /* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
 #include "bench/timer.h"
 
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,6 +1,7 @@
 /* weft eval: a checkpoint's loss by parts on a file of tokens, and what else can be read off the
  * pass. */
 #include "cli/args.h"
+#include "core/json.h"
 #include "model/account.h"
 #include "model/evaluate.h"
 #include "model/kinds.h"
@@ -27,11 +28,6 @@ const char weft_help_eval[] =
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n";
 
-/* JSON has no infinity and no NaN. */
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static void print_parts(const weft_args *args, const weft_loss_parts *p) {
     if (!args->json) {
         printf("loss            %.6f\ncross_entropy   %.6f\naux_z           %.6g\n"
@@ -39,10 +35,10 @@ static void print_parts(const weft_args *args, const weft_loss_parts *p) {
                p->loss, p->cross_entropy, p->aux_z, p->aux_contrastive, p->logits_z);
         return;
     }
-    json_t *object =
-        json_pack("{s:o, s:o, s:o, s:o, s:o}", "loss", number(p->loss), "cross_entropy",
-                  number(p->cross_entropy), "aux_z", number(p->aux_z), "aux_contrastive",
-                  number(p->aux_contrastive), "logits_z", number(p->logits_z));
+    json_t *object = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o}", "loss", weft_json_number(p->loss), "cross_entropy",
+        weft_json_number(p->cross_entropy), "aux_z", weft_json_number(p->aux_z), "aux_contrastive",
+        weft_json_number(p->aux_contrastive), "logits_z", weft_json_number(p->logits_z));
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(object);

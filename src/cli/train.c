@@ -1,6 +1,7 @@
 /* weft train: one run, in a folder of its own. */
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "core/json.h"
 #include "core/log.h"
 #include "cuda/backend.h"
 #include "study/facts.h"
@@ -68,24 +69,21 @@ static void name_out(const weft_args *args, char *out) {
     if (args->step) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->step);
 }
 
-/* JSON has no infinity and no NaN. */
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static void print_result(const weft_train_result *r, const char *out, json_t *facts) {
     json_t *object = json_pack(
         "{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "out", out,
         "finished", r->end == WEFT_TRAIN_DONE, "step", (json_int_t)r->steps, "skipped",
-        (json_int_t)r->skipped, "loss", number(r->parts.loss), "cross_entropy",
-        number(r->parts.cross_entropy), "aux_z", number(r->parts.aux_z), "aux_contrastive",
-        number(r->parts.aux_contrastive), "logits_z", number(r->parts.logits_z), "val_loss",
-        number(r->val_loss), "best_val_loss", number(r->best_val_loss), "tokens_per_s",
-        number(r->tokens_per_s), "mfu", number(r->mfu), "seconds", number(r->seconds));
+        (json_int_t)r->skipped, "loss", weft_json_number(r->parts.loss), "cross_entropy",
+        weft_json_number(r->parts.cross_entropy), "aux_z", weft_json_number(r->parts.aux_z),
+        "aux_contrastive", weft_json_number(r->parts.aux_contrastive), "logits_z",
+        weft_json_number(r->parts.logits_z), "val_loss", weft_json_number(r->val_loss),
+        "best_val_loss", weft_json_number(r->best_val_loss), "tokens_per_s",
+        weft_json_number(r->tokens_per_s), "mfu", weft_json_number(r->mfu), "seconds",
+        weft_json_number(r->seconds));
     static const char *const ends[] = {"done", "stopped", "diverged"};
     json_object_set_new(object, "end", json_string(ends[r->end]));
     json_object_set_new(object, "why", *r->why ? json_string(r->why) : json_null());
-    if (*r->metric) json_object_set_new(object, r->metric, number(r->metric_value));
+    if (*r->metric) json_object_set_new(object, r->metric, weft_json_number(r->metric_value));
     if (facts) json_object_set(object, "facts", facts);
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");

@@ -1,7 +1,6 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
 #include "core/profile.h"
 
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

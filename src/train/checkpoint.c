@@ -6,6 +6,7 @@
 #endif
 #include "train/checkpoint.h"
 
+#include "core/json.h"
 #include "model/sums.h"
 #include "train/checkpoint_folder.h"
 
@@ -22,10 +23,6 @@ static weft_status system_failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static void set_hash(json_t *state, const char *key, uint32_t hash) {
     char text[16];
     snprintf(text, sizeof text, "%08x", hash);
@@ -40,9 +37,9 @@ static weft_status write_state(const char *folder, const weft_config *c, const w
             json_object_set_new(files, weft_checkpoint_files[i], weft_sum_to_json(&sums[i]));
     json_t *state = json_pack(
         "{s:s, s:I, s:I, s:o, s:I, s:I, s:I, s:o}", "weft", weft_version(), "iteration",
-        (json_int_t)s->iteration, "seed", (json_int_t)c->seed, "best_val_loss", number(s->best_val),
-        "skipped", (json_int_t)s->skipped, "skipped_in_a_row", (json_int_t)s->skipped_row,
-        "logged_every", (json_int_t)s->logged_every, "files", files);
+        (json_int_t)s->iteration, "seed", (json_int_t)c->seed, "best_val_loss",
+        weft_json_number(s->best_val), "skipped", (json_int_t)s->skipped, "skipped_in_a_row",
+        (json_int_t)s->skipped_row, "logged_every", (json_int_t)s->logged_every, "files", files);
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
     if (s->has_choices) set_hash(state, "algorithms", s->choices);
     if (s->has_data) set_hash(state, "dataset_crc32c", s->data);

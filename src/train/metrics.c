@@ -3,6 +3,7 @@
  * before each checkpoint, so that none is missing of the steps which that one has done. */
 #include "train/metrics.h"
 
+#include "core/json.h"
 #include "train/events.h"
 #include "train/metrics_lines.h"
 
@@ -87,25 +88,23 @@ void weft_metrics_close(weft_metrics *m) {
     free(m);
 }
 
-static json_t *number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
 static json_t *make_line(const weft_metrics_row *r) {
     const weft_step_events *e = &r->events;
-    json_t *line = json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step",
-                             (json_int_t)r->step, "loss", number(r->parts.loss), "cross_entropy",
-                             number(r->parts.cross_entropy), "aux_z", number(r->parts.aux_z),
-                             "aux_contrastive", number(r->parts.aux_contrastive), "logits_z",
-                             number(r->parts.logits_z), "lr", number(r->rate), "grad_norm",
-                             number(e->norm), "tokens_per_s", number(r->tokens_per_s));
+    json_t *line = json_pack(
+        "{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step", (json_int_t)r->step, "loss",
+        weft_json_number(r->parts.loss), "cross_entropy", weft_json_number(r->parts.cross_entropy),
+        "aux_z", weft_json_number(r->parts.aux_z), "aux_contrastive",
+        weft_json_number(r->parts.aux_contrastive), "logits_z", weft_json_number(r->parts.logits_z),
+        "lr", weft_json_number(r->rate), "grad_norm", weft_json_number(e->norm), "tokens_per_s",
+        weft_json_number(r->tokens_per_s));
     if (!line) return NULL;
-    if (r->evaluated) json_object_set_new(line, "val_loss", number(r->val_loss));
-    if (r->evaluated && r->metric) json_object_set_new(line, r->metric, number(r->metric_value));
-    if (r->mfu > 0) json_object_set_new(line, "mfu", number(r->mfu));
+    if (r->evaluated) json_object_set_new(line, "val_loss", weft_json_number(r->val_loss));
+    if (r->evaluated && r->metric)
+        json_object_set_new(line, r->metric, weft_json_number(r->metric_value));
+    if (r->mfu > 0) json_object_set_new(line, "mfu", weft_json_number(r->mfu));
     json_object_set_new(line, "clipped", json_boolean(e->clipped));
     if (e->warmup > 0 && e->warmup < 1)
-        json_object_set_new(line, "warmup_after_reset", number(e->warmup));
+        json_object_set_new(line, "warmup_after_reset", weft_json_number(e->warmup));
     if (e->spike) json_object_set_new(line, "spike", json_true());
     if (e->reset) json_object_set_new(line, "reset", json_true());
     if (e->cut) json_object_set_new(line, "cut", json_integer(e->cut));
