@@ -53,6 +53,7 @@ typedef struct {
     /* Its share of the score. */
     void (*score)(struct builder *b, weft_score *score);
     weft_status (*check)(const weft_config *c, const char *where);
+    bool ends; /* it has parameters for GPT2_BLOCK_SIZE positions or distances, and none beyond */
 } weft_position_kind;
 
 const weft_attention_kind *weft_attention_of(const weft_config *c);

@@ -133,8 +133,10 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     *out = (weft_model_part){.model = {.graph = g}};
     weft_config one = *c;
     one.n_layer = 1; /* losses over all layers are of this one */
-    if (build->time > one.gpt2_block_size && one.position != WEFT_POSITION_RELATIVE)
-        one.gpt2_block_size = build->time;
+    /* A layer has no table of positions, but may have biases for so many distances. */
+    const weft_position_kind *position = weft_position_of(&one);
+    bool ends = position->ends && position->score;
+    if (build->time > one.gpt2_block_size && !ends) one.gpt2_block_size = build->time;
     WEFT_TRY(weft_model_check(&one, "block"));
     if (build->time > one.gpt2_block_size)
         return weft_fail(WEFT_EINPUT, "block: %lld tokens, but GPT2_BLOCK_SIZE is %lld",

@@ -6,4 +6,8 @@ static void add_biases(builder *b, weft_score *score) {
     score->rel = builder_vector(b, "attn.rel_bias", init_constant(0), b->c->gpt2_block_size);
 }
 
-const weft_position_kind weft_position_relative = {.score = add_biases, .check = check_distances};
+const weft_position_kind weft_position_relative = {
+    .score = add_biases,
+    .check = check_distances,
+    .ends = true,
+};
