@@ -6,6 +6,7 @@
 #include "comm/launch.h"
 #include "comm/tree.h"
 #include "comm/watch.h"
+#include "core/clock.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -40,12 +41,6 @@ struct weft_comm {
     weft_status status; /* of the start */
     char why[WHY_ROOM];
 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void nap(long nanoseconds) {
     struct timespec t = {.tv_nsec = nanoseconds};
@@ -91,11 +86,11 @@ static void fail_mpi(weft_comm *c, int error) {
 
 /* Tells every rank, and gives the words time to leave. */
 static void tell_all(weft_comm *c, const char *why) {
-    double start = now();
+    double start = weft_clock();
     weft_watch_tell(c->watch, why);
-    while (now() - start < TELL_SECONDS) {
+    while (weft_clock() - start < TELL_SECONDS) {
         char ignored[WHY_ROOM];
-        weft_watch_look(c->watch, now(), false, ignored, sizeof ignored);
+        weft_watch_look(c->watch, weft_clock(), false, ignored, sizeof ignored);
         nap(SLEEP_MOST);
     }
 }
@@ -217,7 +212,7 @@ static void watch_ranks(weft_comm *c) {
     weft_watch *watch = c->watch;
     pthread_mutex_unlock(&c->lock);
     if (!watch || over) return;
-    weft_verdict verdict = weft_watch_look(watch, now(), waiting, why, sizeof why);
+    weft_verdict verdict = weft_watch_look(watch, weft_clock(), waiting, why, sizeof why);
     if (verdict == WEFT_WATCH_FOUND) tell_all(c, why);
     if (verdict != WEFT_WATCH_WELL) end_run(c, why);
 }
@@ -339,8 +334,8 @@ void weft_comm_fail(weft_comm *c, const char *message) {
     pthread_mutex_unlock(&c->lock);
     if (told) return;
     weft_watch_resign(c->watch, why);
-    double start = now();
-    while (now() - start < TELL_SECONDS)
+    double start = weft_clock();
+    while (weft_clock() - start < TELL_SECONDS)
         nap(SLEEP_MOST);
     pthread_mutex_lock(&c->lock);
     c->failed = true;

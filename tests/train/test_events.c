@@ -1,7 +1,7 @@
 /* Event files: their framing, byte by byte, and, where TensorBoard is importable, what its own
  * reader makes of them. */
-#include "support/command.h"
 #include "core/crc32c.h"
+#include "support/command.h"
 #include "train/events.h"
 
 #include <setjmp.h>
