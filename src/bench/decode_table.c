@@ -213,13 +213,10 @@ static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t 
     json_t *reply = bench_peer_ask(
         b->peer,
         json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "do", "decode", "attention",
-                  c->attention == WEFT_ATTENTION_MLA  ? "mla"
-                  : c->attention == WEFT_ATTENTION_W2 ? "w2"
-                                                      : "dot",
-                  "layers", (json_int_t)c->n_layer, "heads", (json_int_t)c->n_head, "width",
-                  (json_int_t)c->n_embd, "latent", (json_int_t)c->ra_mla_latent_dim, "vocab",
-                  (json_int_t)c->vocab_size, "context", (json_int_t)context, "batch",
-                  (json_int_t)batch, "dtype",
+                  weft_config_word(c, WEFT_OPTION(attention)), "layers", (json_int_t)c->n_layer,
+                  "heads", (json_int_t)c->n_head, "width", (json_int_t)c->n_embd, "latent",
+                  (json_int_t)c->ra_mla_latent_dim, "vocab", (json_int_t)c->vocab_size, "context",
+                  (json_int_t)context, "batch", (json_int_t)batch, "dtype",
                   c->weight_dtype == WEFT_WEIGHT_BF16 ? "bf16" : "f32"));
     double seconds = json_number_value(json_object_get(reply, "seconds"));
     json_decref(reply);

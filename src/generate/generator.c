@@ -9,6 +9,7 @@
 
 #include "generate/decoder.h"
 #include "generate/pages.h"
+#include "model/kinds.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +58,7 @@ static weft_status no_memory(void) {
 }
 
 static bool positions_end(const weft_config *c) {
-    return c->position == WEFT_POSITION_LEARNED || c->position == WEFT_POSITION_RELATIVE;
+    return weft_position_of(c)->ends;
 }
 
 static weft_status complete_limits(const weft_config *c, weft_generator_limits *l) {
@@ -71,7 +72,7 @@ static weft_status complete_limits(const weft_config *c, weft_generator_limits *
             WEFT_EINPUT,
             "generate: a context of %lld tokens, but the model's positions (%s) end at "
             "CONFIG_GPT2_BLOCK_SIZE=%lld",
-            (long long)l->context, c->position == WEFT_POSITION_LEARNED ? "learned" : "relative",
+            (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
             (long long)c->gpt2_block_size);
     if (positions_end(c) && l->slide)
         return weft_fail(WEFT_EINPUT, "generate: a sliding context needs positions without an end: "
