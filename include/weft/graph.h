@@ -30,7 +30,7 @@
  * Or one of weft's own, by the options of a model:
  *
  *     weft_block_open_part(engine, "attention", (const char *[]){"ATTENTION=w2", "N_EMBD=512",
- *                          "N_HEAD=8", NULL}, batch, time, WEFT_BLOCK_GRADIENT, &block);
+ *                          "N_HEAD=8", NULL}, batch, time, 1, WEFT_BLOCK_GRADIENT, &block);
  *
  * Building: no call needs a check. A failed one returns NULL, a NULL makes the next one fail, and
  * opening the block reports the first error. Types are "f32", "bf16", "f64" (CPU only) and "i32"; in

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 const char weft_help_generate[] =
-    "  --model DIR        a checkpoint, or a run's folder, which stands for its best/\n"
+    "  --model DIR        a checkpoint, or a run's folder, which stands for its best/ or last/\n"
     "  --prompt TEXT      what the text begins with; \\n and the like are not changed\n"
     "  --file FILE        the prompt is this file's text; - is standard input. Without a prompt, "
     "and\n"
@@ -139,7 +139,7 @@ static weft_status open_all(generation *g) {
     for (int i = 0; i < g->args.n_settings; i++)
         WEFT_TRY(weft_config_override(&c, g->args.settings[i].text, g->args.settings[i].where));
     WEFT_TRY(weft_model_check(&c, g->folder));
-    /* The GPU has no kernels for caches; who asks for it by name is told so. */
+    /* The GPU is used where it is named: its decode path is younger than the CPU's. */
     if (c.device == WEFT_DEVICE_AUTO) c.device = WEFT_DEVICE_CPU;
     WEFT_TRY(weft_generation_tokenizer(g->folder, &c, &g->tokenizer));
     WEFT_TRY(weft_encoder_open(g->tokenizer, &g->encoder));
