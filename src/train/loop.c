@@ -405,7 +405,9 @@ static weft_status run_steps(trainer *t) {
     const weft_config *c = t->config;
     while (t->state.iteration < c->gpt2_max_iters && t->result->end == WEFT_TRAIN_DONE) {
         weft_metrics_row row;
-        if (t->steps == 0 && weft_stop_asked()) { /* it came while all was set up */
+        bool early = false; /* a signal that came while all was set up; all ranks leave then */
+        if (t->steps == 0) WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &early));
+        if (early) {
             t->result->end = WEFT_TRAIN_STOPPED;
             snprintf(t->result->why, sizeof t->result->why,
                      "stopped by a signal before a step was done; --resume goes on");
