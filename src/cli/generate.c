@@ -1,17 +1,15 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
-#include "cli/args.h"
-#include "generate/folder.h"
+#include "cli/loaded.h"
+#include "core/clock.h"
 #include "generate/generator.h"
+#include "generate/prompt.h"
 #include "generate/stream.h"
-#include "model/account.h"
-#include "model/kinds.h"
 
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 const char weft_help_generate[] =
@@ -39,22 +37,19 @@ const char weft_help_generate[] =
     "  --slide            at the end of the context go on, and see its last N tokens\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config: CACHE_DTYPE and WEIGHT_DTYPE\n"
     "                     (f32, bf16, int8) say what is kept and read; may be repeated\n"
+    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
-    "  --device D         cpu, cuda or auto\n"
+    "  --device D         cpu, cuda or auto: the GPU where there is one\n"
     "  --threads N        one a processor without it\n"
     "  --json             one object: text, tokens, logprobs, and how long it took\n";
 
 typedef struct {
     weft_args args;
     const char *path, *prompt, *file;
-    bool interactive, slide;
+    bool interactive, slide, unchecked;
     int64_t samples, context, top_logprobs;
     weft_sampling sampling;
-    char folder[WEFT_FOLDER_PATH];
-    weft_model *model;
-    weft_tokenizer *tokenizer;
-    weft_encoder *encoder;
-    weft_pool *pool;
+    weft_loaded loaded;
     weft_generator *generator;
 } generation;
 
@@ -71,12 +66,6 @@ typedef struct {
     double first; /* seconds to the first token */
 } sample_text;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int read_options(generation *g, int argc, char **argv) {
     const char *max_tokens = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *min_p = NULL;
     const char *penalty = NULL, *samples = NULL, *context = NULL, *logprobs = NULL;
@@ -86,6 +75,7 @@ static int read_options(generation *g, int argc, char **argv) {
                             {"-i", NULL, &g->interactive, false},
                             {"--interactive", NULL, &g->interactive, false},
                             {"--slide", NULL, &g->slide, false},
+                            {"--unchecked", NULL, &g->unchecked, false},
                             {"--max-tokens", &max_tokens, NULL, false},
                             {"--temperature", &temperature, NULL, false},
                             {"--top-k", &top_k, NULL, false},
@@ -123,41 +113,22 @@ static int read_options(generation *g, int argc, char **argv) {
         fprintf(stderr, "weft generate: -i is one conversation, without --samples and --json\n");
         return WEFT_EXIT_USAGE;
     }
-    if (a->config || a->step) {
-        fprintf(stderr, "weft generate: --model has a config of its own; -o KEY=VALUE overrides a "
-                        "key\n");
-        return WEFT_EXIT_USAGE;
-    }
-    return WEFT_EXIT_DONE;
+    return weft_args_no_config(a);
 }
 
 static weft_status open_all(generation *g) {
-    weft_config c;
-    const weft_backend *backend;
-    WEFT_TRY(weft_generation_folder(g->path, g->folder));
-    WEFT_TRY(weft_model_read_config(g->folder, &c));
-    for (int i = 0; i < g->args.n_settings; i++)
-        WEFT_TRY(weft_config_override(&c, g->args.settings[i].text, g->args.settings[i].where));
-    WEFT_TRY(weft_model_check(&c, g->folder));
-    /* The GPU is used where it is named: its decode path is younger than the CPU's. */
-    if (c.device == WEFT_DEVICE_AUTO) c.device = WEFT_DEVICE_CPU;
-    WEFT_TRY(weft_generation_tokenizer(g->folder, &c, &g->tokenizer));
-    WEFT_TRY(weft_encoder_open(g->tokenizer, &g->encoder));
-    WEFT_TRY(weft_model_load_as(g->folder, &c, weft_config_dtype(&c), &g->model));
-    WEFT_TRY(weft_args_backend(&g->args, &c, &backend, &g->pool));
-    g->sampling.seed = (uint64_t)c.seed;
-    g->sampling.end_token = weft_tokenizer_end(g->tokenizer);
+    weft_loaded *l = &g->loaded;
+    WEFT_TRY(weft_loaded_open(&g->args, g->path, g->unchecked, l));
+    g->sampling.seed = (uint64_t)l->config.seed;
+    g->sampling.end_token = weft_tokenizer_end(l->tokenizer);
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
-    return weft_generator_open(g->model, backend, g->pool, &limits, &g->generator);
+    return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
 static void close_all(generation *g) {
     weft_generator_close(g->generator);
-    weft_pool_destroy(g->pool);
-    weft_model_destroy(g->model);
-    weft_encoder_close(g->encoder);
-    weft_tokenizer_close(g->tokenizer);
+    weft_loaded_close(&g->loaded);
 }
 
 static weft_status grow(char **data, size_t *room, size_t want) {
@@ -190,21 +161,8 @@ static weft_status read_text(const char *path, char **text, size_t *bytes) {
     return status;
 }
 
-/* Without a prompt a text begins as a document does: behind the end of another, or of a line. */
-static weft_status encode_prompt(const generation *g, const char *text, size_t bytes,
-                                 const int32_t **tokens, int64_t *count) {
-    static int32_t end;
-    WEFT_TRY(weft_encode(g->encoder, text, bytes, false, tokens, count));
-    if (*count > 0) return WEFT_OK;
-    end = weft_tokenizer_end(g->tokenizer);
-    if (end < 0) return weft_encode(g->encoder, "\n", 1, false, tokens, count);
-    *tokens = &end;
-    *count = 1;
-    return WEFT_OK;
-}
-
 static weft_status open_sample(const generation *g, sample_text *s) {
-    return weft_stream_open(g->tokenizer, g->args.repeated, g->args.n_repeated, &s->stream);
+    return weft_stream_open(g->loaded.tokenizer, g->args.repeated, g->args.n_repeated, &s->stream);
 }
 
 static void close_sample(sample_text *s) {
@@ -246,7 +204,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
     while (!s->done &&
            (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
         if (take == WEFT_TAKE_TOKEN) {
-            if (s->n_tokens == 0) s->first = now() - start;
+            if (s->n_tokens == 0) s->first = weft_clock() - start;
             WEFT_TRY(keep_token(s, &token));
             WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
             WEFT_TRY(add_text(s, text, bytes, shown));
@@ -311,7 +269,7 @@ typedef struct {
 } speed;
 
 static speed measure(const sample_text *samples, int64_t n, int64_t prompt, double start) {
-    speed v = {.seconds = now() - start, .first = samples[0].first, .prompt = prompt};
+    speed v = {.seconds = weft_clock() - start, .first = samples[0].first, .prompt = prompt};
     for (int64_t i = 0; i < n; i++)
         v.made += samples[i].n_tokens;
     return v;
@@ -362,10 +320,11 @@ static weft_status generate_once(generation *g) {
             return status;
         }
     }
-    weft_status status = encode_prompt(g, g->prompt ? g->prompt : text, bytes, &tokens, &count);
+    weft_status status = weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder,
+                                            g->prompt ? g->prompt : text, bytes, &tokens, &count);
     sample_text *samples = calloc((size_t)g->samples, sizeof *samples);
     if (!samples) status = weft_fail(WEFT_ENOMEM, "generate: no memory");
-    double start = now();
+    double start = weft_clock();
     for (int64_t i = 0; status == WEFT_OK && i < g->samples; i++) {
         weft_sampling sampling = g->sampling;
         sampling.sample = (uint32_t)i;
@@ -393,9 +352,10 @@ static weft_status answer(generation *g, int64_t *id, const char *line, size_t b
     const int32_t *tokens;
     int64_t count;
     sample_text s = {.id = *id};
-    WEFT_TRY(encode_prompt(g, line, bytes, &tokens, &count));
+    WEFT_TRY(
+        weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, line, bytes, &tokens, &count));
     WEFT_TRY(open_sample(g, &s));
-    double start = now();
+    double start = weft_clock();
     weft_status status =
         *id < 0 ? weft_generator_add(g->generator, tokens, count, &g->sampling, id)
                 : weft_generator_extend(g->generator, *id, tokens, count, &g->sampling);

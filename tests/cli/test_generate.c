@@ -96,6 +96,22 @@ static void test_the_context_ends_a_text_unless_it_slides(void **state) {
     json_decref(all);
 }
 
+/* A checkpoint that is not what its state.json tells of is noticed; whoever wants it all the same
+ * says so. */
+static void test_a_damaged_checkpoint_is_refused_unless_unchecked(void **state) {
+    (void)state;
+    static const char sums[] = "{\"format\": 1, \"files\": {\"config.json\": "
+                               "{\"bytes\": 3, \"crc32c\": \"00000000\"}, \"model.safetensors\": "
+                               "{\"bytes\": 3, \"crc32c\": \"00000000\"}}}";
+    char path[600];
+    snprintf(path, sizeof path, "%s/best/state.json", model);
+    file_write(path, sums, sizeof sums - 1);
+    command_fails(2, RUN("generate", "--model", model, "--prompt", "x"),
+                  SAYS("bytes", "--unchecked"));
+    command_succeeds(RUN("generate", "--model", model, "--prompt", "x", "--unchecked"), NULL);
+    assert_int_equal(remove(path), 0);
+}
+
 static void test_wrong_use_is_one_line(void **state) {
     (void)state;
     command_fails(2, RUN("generate"), SAYS("--model"));
@@ -116,6 +132,7 @@ int main(void) {
         cmocka_unit_test(test_json_has_text_tokens_and_logprobs),
         cmocka_unit_test(test_the_same_seed_gives_the_same_text),
         cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
+        cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
     return cmocka_run_group_tests(tests, make_model, remove_model);
