@@ -62,18 +62,18 @@ static weft_tensor *new_seed(weft_block *b, const weft_api_entry *output) {
 /* The gradient of Σ ⟨output, its gradient⟩. */
 static weft_status differentiate(weft_block *b) {
     weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
-    weft_tensor *losses[WEFT_API_TENSORS_MAX], *seeds[WEFT_API_TENSORS_MAX];
+    weft_tensor *losses[WEFT_API_TENSORS_MAX], *dlosses[WEFT_API_TENSORS_MAX];
     int n = 0;
     for (int i = 0; i < outputs->n && b->lists->gradient; i++) {
         weft_api_entry *e = &outputs->entries[i];
         if (!e->tensor->needs_grad || e->tensor->dtype == WEFT_I32) continue;
         e->grad = new_seed(b, e);
         losses[n] = e->tensor;
-        seeds[n++] = e->grad;
+        dlosses[n++] = e->grad;
     }
     WEFT_TRY(weft_graph_status(b->graph));
     return weft_program_differentiate(
-        b->graph, &(weft_program_options){.n_losses = n, .losses = losses, .seeds = seeds});
+        b->graph, &(weft_program_options){.n_losses = n, .losses = losses, .dlosses = dlosses});
 }
 
 /* The gradients of inputs and weights, each a tensor that the backward pass makes for it alone; zeros

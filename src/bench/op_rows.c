@@ -17,7 +17,7 @@
 /* log(2√64): where τ starts. Heads differ by an eighth around it. */
 #define LOG_TAU 2.7725887f
 
-enum { SALT_SEED = 9, SALT_TARGETS = 3 };
+enum { SALT_DOUT = 9, SALT_TARGETS = 3 };
 
 static weft_tensor *add_leaf(bench_graph *g, uint32_t salt, weft_dtype dtype, int ndim,
                              const int64_t *shape) {
@@ -198,15 +198,15 @@ const int bench_op_row_count = sizeof bench_op_rows / sizeof bench_op_rows[0];
 /* The gradients of the outputs are inputs; a loss has 1. */
 static weft_status append_backward(bench_graph *g) {
     if (g->output[0]->ndim == 0) return weft_graph_backward(g->graph, g->output[0], NULL);
-    weft_tensor *seed[BENCH_MAX_OUTPUTS];
+    weft_tensor *dout[BENCH_MAX_OUTPUTS];
     for (int i = 0; i < g->outputs; i++) {
         char name[16];
-        snprintf(name, sizeof name, "seed%d", i);
-        seed[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, WEFT_F32, g->output[i]->ndim,
+        snprintf(name, sizeof name, "dout%d", i);
+        dout[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, WEFT_F32, g->output[i]->ndim,
                                     g->output[i]->shape);
-        g->leaf[g->leaves++] = (bench_leaf){seed[i], SALT_SEED + (uint32_t)i, 1, 0};
+        g->leaf[g->leaves++] = (bench_leaf){dout[i], SALT_DOUT + (uint32_t)i, 1, 0};
     }
-    return weft_graph_backward_many(g->graph, g->outputs, g->output, seed);
+    return weft_graph_backward_many(g->graph, g->outputs, g->output, dout);
 }
 
 weft_status bench_graph_build(const bench_row *row, bool backward, bench_graph *g) {

@@ -17,7 +17,7 @@ enum { ROWS_MAX = 32, NAME_ROOM = 320 };
 typedef struct {
     const bench_variant *variant;
     weft_config config;
-    weft_account plan;
+    weft_account account;
     json_t *result; /* NULL: it failed */
 } row;
 
@@ -57,7 +57,7 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     if (!backend) return WEFT_EMISSING;
     if (cuda && b->opt->peer)
         return weft_fail(WEFT_EINPUT, "device cuda: --peer is measured on the CPU only");
-    return weft_account_make(&r->config, backend, b->threads, &r->plan);
+    return weft_account_make(&r->config, backend, b->threads, &r->account);
 }
 
 static weft_status list_rows(bench *b) {
@@ -103,12 +103,12 @@ static double peer_ratio(const row *r) {
 static void print_row(bench *b, const row *r) {
     bench_table *t = &b->table;
     double seconds = number(r, "seconds"), peak = number(r, "peak_bytes");
-    double plan = (double)r->plan.training_bytes, ratio = peer_ratio(r);
+    double plan = (double)r->account.training_bytes, ratio = peer_ratio(r);
     bench_cell(t, "%s", r->variant->label);
-    bench_cell(t, "%.2f", 1e-6 * (double)r->plan.parameters);
+    bench_cell(t, "%.2f", 1e-6 * (double)r->account.parameters);
     bench_cell(t, "%.0f", step_tokens(r) / seconds);
     bench_cell(t, "%.0f%%", 100 * number(r, "spread"));
-    bench_cell(t, "%.1f", 1e-9 * r->plan.built_flops * step_tokens(r) / seconds);
+    bench_cell(t, "%.1f", 1e-9 * r->account.built_flops * step_tokens(r) / seconds);
     bench_cell(t, "%.0f%%", 100 * number(r, "of_limit"));
     bench_cell(t, "%.1f", 1e-6 * plan);
     if (peak > 0) {
@@ -162,7 +162,7 @@ static void measure_rows(bench *b) {
                                .threads = b->threads,
                                .steps = b->steps,
                                .settle = b->opt->settle,
-                               .step_flops = r->plan.built_flops * step_tokens(r),
+                               .step_flops = r->account.built_flops * step_tokens(r),
                                .profile = b->opt->profile,
                                .peer = b->peer};
         if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
@@ -180,11 +180,11 @@ static void measure_rows(bench *b) {
 
 static json_t *row_json(const row *r) {
     double seconds = number(r, "seconds"), ratio = peer_ratio(r);
-    double plan = (double)r->plan.training_bytes, peak = number(r, "peak_bytes");
+    double plan = (double)r->account.training_bytes, peak = number(r, "peak_bytes");
     json_t *j =
         json_pack("{s:s, s:s, s:I, s:I, s:f}", "variant", r->variant->name, "label",
-                  r->variant->label, "parameters", (json_int_t)r->plan.parameters, "plan_bytes",
-                  (json_int_t)r->plan.training_bytes, "flops_per_token", r->plan.built_flops);
+                  r->variant->label, "parameters", (json_int_t)r->account.parameters, "plan_bytes",
+                  (json_int_t)r->account.training_bytes, "flops_per_token", r->account.built_flops);
     if (!r->result) {
         json_object_set_new(j, "failed", json_true());
         return j;
@@ -192,7 +192,7 @@ static json_t *row_json(const row *r) {
     json_object_update(j, r->result);
     json_object_set_new(j, "tokens_per_s", json_real(step_tokens(r) / seconds));
     json_object_set_new(j, "gflops",
-                        json_real(1e-9 * r->plan.built_flops * step_tokens(r) / seconds));
+                        json_real(1e-9 * r->account.built_flops * step_tokens(r) / seconds));
     json_object_set_new(j, "peak_of_plan", peak > 0 ? json_real(peak / plan) : json_null());
     if (ratio > 0) {
         json_object_set_new(j, "peer_tokens_per_s",

@@ -76,7 +76,7 @@ static json_t *count_or_null(int64_t count) {
 }
 
 static json_t *step_json(const weft_study *s, int step) {
-    const weft_study_step *p = &s->plan[step];
+    const weft_study_step *p = &s->built[step];
     char sets[SETS_ROOM];
     weft_study_overrides(s, step, sets, sizeof sets);
     json_t *row = json_pack("{s:s, s:s, s:s}", "step", p->step->name, "title", p->step->title,
@@ -106,7 +106,7 @@ static void list_json(const weft_study *s) {
     int runs = 0;
     for (int i = 0; i < s->steps.n; i++) {
         json_array_append_new(steps, step_json(s, i));
-        if (!*s->plan[i].error) runs += weft_study_step_runs(s);
+        if (!*s->built[i].error) runs += weft_study_step_runs(s);
     }
     for (int k = 0; k < s->n_rates; k++)
         json_array_append_new(rates, json_real(s->rates[k]));
@@ -125,7 +125,7 @@ static void list_table(const weft_study *s) {
     printf("%-*s %10s %14s %12s %12s  %s\n", width, "step", "iterations", "tokens", "parameters",
            "MFLOP/token", "what it sets");
     for (int i = 0; i < s->steps.n; i++) {
-        const weft_study_step *p = &s->plan[i];
+        const weft_study_step *p = &s->built[i];
         char sets[SETS_ROOM], iters[32] = "measured", tokens[32] = "measured";
         if (*p->error) {
             printf("%-*s cannot be built: %s\n", width, p->step->name, p->error);
@@ -164,7 +164,7 @@ static void print_result(const weft_study_result *r, const char *out) {
 static void advise(const weft_study *s) {
     const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
     for (int i = 0; configs && i < s->steps.n; i++)
-        configs[i] = &s->plan[i].config;
+        configs[i] = &s->built[i].config;
     if (configs) weft_config_advise(configs, s->steps.n, s->where);
     free(configs);
 }

@@ -133,13 +133,13 @@ weft_status weft_graph_drop_unused(weft_graph *g) {
 }
 
 static weft_status check_losses(weft_graph *g, int n, weft_tensor *const *loss,
-                                weft_tensor *const *seed) {
+                                weft_tensor *const *dloss) {
     WEFT_TRY(weft_graph_status(g));
     if (g->n_forward >= 0) return weft_graph_fail(g, "backward: this graph has its gradient");
     if (g->segment) return weft_graph_fail(g, "backward: a recomputation segment is still open");
     for (int i = 0; i < n; i++) {
         if (!loss[i]) return weft_graph_fail(g, "backward: loss %d is missing", i);
-        if (seed && seed[i]) continue;
+        if (dloss && dloss[i]) continue;
         if (weft_tensor_count(loss[i]) != 1)
             return weft_graph_fail(g, "backward: the loss is %s, but it must be one number",
                                    weft_tensor_describe(loss[i]));
@@ -148,8 +148,8 @@ static weft_status check_losses(weft_graph *g, int n, weft_tensor *const *loss,
 }
 
 weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *loss,
-                                     weft_tensor *const *seed) {
-    WEFT_TRY(check_losses(g, n, loss, seed));
+                                     weft_tensor *const *dloss) {
+    WEFT_TRY(check_losses(g, n, loss, dloss));
     int64_t forward = g->n_nodes, tensors = g->n_tensors;
     g->n_forward = forward;
     autodiff a = {.g = g, .n_tensors = tensors};
@@ -159,7 +159,7 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
         a.grad && a.clone ? WEFT_OK : weft_fail(WEFT_ENOMEM, "backward: no memory");
     for (int i = 0; status == WEFT_OK && i < n; i++) {
         weft_keep(loss[i]);
-        weft_tensor *start = seed && seed[i] ? seed[i] : weft_autodiff_ops.ones(g, loss[i]);
+        weft_tensor *start = dloss && dloss[i] ? dloss[i] : weft_autodiff_ops.ones(g, loss[i]);
         status = weft_graph_status(g);
         if (status == WEFT_OK) status = accumulate(&a, loss[i], start);
     }
@@ -176,6 +176,6 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
     return status;
 }
 
-weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *seed) {
-    return weft_graph_backward_many(g, 1, &loss, &seed);
+weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *dloss) {
+    return weft_graph_backward_many(g, 1, &loss, &dloss);
 }

@@ -45,7 +45,7 @@ struct weft_op {
      * index, or -1. NULL: none. The kernel must then be right when the two are the same memory. */
     int (*inplace)(const weft_node *n, int out);
 
-    /* Floating-point operations of one run, for plan and benchmarks. NULL: not counted. */
+    /* Floating-point operations of one run, for `weft plan` and benchmarks. NULL: not counted. */
     int64_t (*flops)(const weft_node *n);
 
     /* Writes to its inputs (optimizer steps, caches): never dropped as unused. */
@@ -111,14 +111,14 @@ extern const weft_autodiff weft_autodiff_ops;
 
 /* Appends the gradient of `loss` (one number) for every parameter, and for every tensor that
  * has needs_grad set by the caller: afterwards t->grad is its gradient, kept; NULL where the loss
- * does not depend on it. `seed` is the gradient of the loss itself, NULL for 1. Nodes that nothing
+ * does not depend on it. `dloss` is the gradient of the loss itself, NULL for 1. Nodes that nothing
  * kept depends on are dropped. Once a graph. */
-weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *seed);
+weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *dloss);
 
-/* Gradients of several outputs at once: the gradient of Σ ⟨loss[i], seed[i]⟩, where seed[i] has
+/* Gradients of several outputs at once: the gradient of Σ ⟨loss[i], dloss[i]⟩, where dloss[i] has
  * loss[i]'s shape. This is what tests of an operation with several outputs use. */
 weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *loss,
-                                     weft_tensor *const *seed);
+                                     weft_tensor *const *dloss);
 
 /* Drops the nodes that make nothing which is kept or read, and numbers the rest anew. The functions
  * above end with it; a graph without a gradient may ask for it. */

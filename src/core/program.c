@@ -6,7 +6,7 @@
 weft_status weft_program_differentiate(weft_graph *g, const weft_program_options *options) {
     WEFT_TRY(weft_graph_rewrite(g, weft_fusion_rules));
     if (options->n_losses == 0) return WEFT_OK;
-    WEFT_TRY(weft_graph_backward_many(g, options->n_losses, options->losses, options->seeds));
+    WEFT_TRY(weft_graph_backward_many(g, options->n_losses, options->losses, options->dlosses));
     return weft_graph_rewrite(g, weft_fusion_rules);
 }
 

@@ -20,11 +20,11 @@ extern const weft_rule weft_fusion_rules[];
 
 /* What is wanted of a graph beside what it makes itself. */
 typedef struct {
-    /* The gradient of Σ ⟨losses[i], seeds[i]⟩: see weft_graph_backward_many. A NULL seed, or no seeds,
-     * is 1. n_losses 0: no gradient. */
+    /* The gradient of Σ ⟨losses[i], dlosses[i]⟩: see weft_graph_backward_many. A NULL among dlosses,
+     * or for all of them, is 1. n_losses 0: no gradient. */
     int n_losses;
     weft_tensor *const *losses;
-    weft_tensor *const *seeds;
+    weft_tensor *const *dlosses;
     /* Roles whose memory is the caller's, as a sum of 1 << WEFT_ROLE_...: an executor then wants it
      * bound. 0: all of it is in the arena. */
     unsigned outside;

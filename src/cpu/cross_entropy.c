@@ -31,7 +31,7 @@ typedef struct {
     char *scratch;    /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
     void *product_space;
-    entropy_seeds seeds;
+    entropy_upstream upstream;
 } entropy_work;
 
 /* The maximum of a row and the sum of exponentials below it; `keep`: they take the row's place. */
@@ -118,11 +118,11 @@ static void differentiate_tile(void *context, int64_t task, int thread) {
         int32_t target = w->targets[w->part.row + row];
         real *l = w->kept + row * w->part.words + t.column;
         vreal above = vset(w->most[t.piece * w->part.rows + row] - lse[row]);
-        real factor = vexp(above)[0] * row_weight(w->seeds, target, lse[row]);
+        real factor = vexp(above)[0] * row_weight(w->upstream, target, lse[row]);
         for (; j < t.columns; j++)
             l[j] *= factor;
         if (target >= t.column && target < t.column + t.columns)
-            l[target - t.column] -= row_penalty(w->seeds, target);
+            l[target - t.column] -= row_penalty(w->upstream, target);
     }
 }
 
@@ -221,7 +221,7 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
     w.picked = (real *)workspace;
     double divisor = divisor_of(x, n->in[WEFT_CE_COUNT], count);
-    w.seeds = scale_seeds(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
+    w.upstream = scale_upstream(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
     for (int64_t row = 0; row < rows; row += step) {
         w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
         entropy_layout at = lay_out_part(n, w.part.rows, weft_pool_size(pool));

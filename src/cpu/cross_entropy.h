@@ -88,17 +88,18 @@ static inline entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, i
     return t;
 }
 
-/* What a row's part of the gradient is made of: dl = p · weight − [v = target] · penalty. */
+/* The gradients of the two losses, of which a row's part of the gradient is made: dl = p · weight − [v = target] · penalty. */
 typedef struct {
     real d_ce; /* over what the sum is divided by */
     real d_z;  /* times 2 z / N */
-} entropy_seeds;
+} entropy_upstream;
 
-static inline entropy_seeds scale_seeds(const weft_node *n, double count, real d_ce, real d_z) {
+static inline entropy_upstream scale_upstream(const weft_node *n, double count, real d_ce,
+                                              real d_z) {
     const weft_cross_entropy_attr *attr = n->attr;
     double rows = (double)weft_tensor_rows(n->in[WEFT_CE_X]);
     real share = count > 0 ? d_ce / (real)count : 0;
-    return (entropy_seeds){share, (real)(2 * attr->z / rows) * d_z};
+    return (entropy_upstream){share, (real)(2 * attr->z / rows) * d_z};
 }
 
 /* What the sum is divided by: the count that was given, or the targets' own number. */
@@ -106,11 +107,11 @@ static inline double divisor_of(const weft_exec *x, const weft_tensor *count, in
     return count ? (double)*(const real *)weft_data(x, count) : (double)own;
 }
 
-static inline real row_penalty(entropy_seeds s, int32_t target) {
+static inline real row_penalty(entropy_upstream s, int32_t target) {
     return target >= 0 ? s.d_ce : 0;
 }
 
-static inline real row_weight(entropy_seeds s, int32_t target, real lse) {
+static inline real row_weight(entropy_upstream s, int32_t target, real lse) {
     return row_penalty(s, target) + s.d_z * lse;
 }
 

@@ -1,7 +1,7 @@
 /* The gradient of linear, softmax and cross-entropy on the CPU.
  *
- * Where the forward pass made it for seeds of 1 (cross_entropy.c) and the seeds turn out equal, it
- * is scaled, in place and not at all if they are 1.
+ * Where the forward pass made it as if the losses' own gradients were 1 (cross_entropy.c), and they
+ * turn out equal, it is scaled, in place and not at all if they are 1.
  *
  * Otherwise the logits are made again. The vocabulary is taken in chunks, wide enough for good
  * products, narrow enough that N × chunk numbers stay in the last cache. For each chunk: logits to
@@ -21,7 +21,7 @@ typedef struct {
     const int32_t *targets; /* [N] */
     const real *lse;        /* [N] */
     const real *d_lse;      /* [N], or NULL */
-    entropy_seeds seeds;
+    entropy_upstream upstream;
     entropy_part part;
     gemm_product logits;
     gemm_cut cut;
@@ -41,14 +41,14 @@ static void differentiate_tile(void *context, int64_t task, int thread) {
         int32_t target = w->targets[row];
         real *l = (real *)tile.c.data + i * tile.c.ld;
         real lse = w->lse[row];
-        real weight = row_weight(w->seeds, target, lse) + (w->d_lse ? w->d_lse[row] : 0);
+        real weight = row_weight(w->upstream, target, lse) + (w->d_lse ? w->d_lse[row] : 0);
         for (; j + VLEN <= t.columns; j += VLEN)
             vstore(l + j, vexp(vload(l + j) - lse) * weight);
         if (j < t.columns)
             vstore_part(l + j, vexp(vload_part(l + j, t.columns - j) - lse) * weight,
                         t.columns - j);
         int64_t column = target - w->part.word - t.column;
-        if (column >= 0 && column < t.columns) l[column] -= row_penalty(w->seeds, target);
+        if (column >= 0 && column < t.columns) l[column] -= row_penalty(w->upstream, target);
     }
 }
 
@@ -92,8 +92,8 @@ static back_layout lay_out(const weft_node *n, int threads) {
     return at;
 }
 
-/* The forward pass made gradients for seeds of 1, and both losses have one seed: always so where
- * the z-loss has none. */
+/* The forward pass made gradients as if those of the losses were 1, and both losses have the same one:
+ * always so where the z-loss has none. */
 static bool only_scales(const weft_node *n) {
     bool made = n->in[WEFT_CE_BACK_DX] || n->in[WEFT_CE_BACK_DW];
     return made && !n->in[WEFT_CE_BACK_D_Z];
@@ -159,7 +159,7 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
     w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
     w.d_lse = weft_data(x, n->in[WEFT_CE_BACK_D_LSE]);
-    w.seeds = scale_seeds(n, divisor_of(x, n->in[WEFT_CE_BACK_COUNT], count), d_ce, d_z);
+    w.upstream = scale_upstream(n, divisor_of(x, n->in[WEFT_CE_BACK_COUNT], count), d_ce, d_z);
     w.scratch = workspace + at.rest;
     gemm_matrix dx = {0};
     if (n->out[0])

@@ -252,7 +252,7 @@ static void multiply_band(void *context, int64_t task, int thread) {
 }
 
 /* What is in hand at a time, and its cut into tasks. */
-static panel_run plan_run(const gemm_product *p, int threads) {
+static panel_run cut_run(const gemm_product *p, int threads) {
     panel_run r = {.p = p};
     int64_t matrix = p->k * ceil_div(p->n, COLUMNS) * COLUMNS;
     r.groups = min_i64(max_i64(SHARED_VALUES / matrix, 1), p->batch);
@@ -293,12 +293,12 @@ static gemm_product take_terms(const gemm_product *p, int64_t d) {
 
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
     gemm_product part = take_terms(p, 0);
-    panel_run r = plan_run(&part, threads);
+    panel_run r = cut_run(&part, threads);
     return shared_bytes(&r) + threads * r.scratch_bytes;
 }
 
 static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
-    panel_run r = plan_run(p, weft_pool_size(pool));
+    panel_run r = cut_run(p, weft_pool_size(pool));
     int64_t groups = r.groups, columns = r.columns;
     r.shared = workspace;
     r.scratch = (char *)workspace + shared_bytes(&r);

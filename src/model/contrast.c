@@ -39,8 +39,8 @@ static weft_status build_loss(const weft_config *c, const weft_tensor *part, int
     if (out->x) out->x->needs_grad = true;
     out->loss = weft_keep(weft_infonce(out->graph, out->x, c->wsffn_tau, c->wsffn_lambda_c));
     WEFT_TRY(weft_graph_status(out->graph));
-    weft_tensor *seed = weft_fill(out->graph, out->loss->dtype, 0, NULL, (double)parts);
-    return weft_graph_backward(out->graph, out->loss, seed);
+    weft_tensor *dloss = weft_fill(out->graph, out->loss->dtype, 0, NULL, (double)parts);
+    return weft_graph_backward(out->graph, out->loss, dloss);
 }
 
 static weft_status allocate(weft_contrast *c) {

@@ -91,20 +91,20 @@ static weft_status fit_width(weft_study_step *p, int64_t wanted) {
 }
 
 static weft_status need_first(const weft_study *s) {
-    if (!*s->plan[0].error) return WEFT_OK;
+    if (!*s->built[0].error) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by step '%s', which cannot be built: %s",
                      s->where, weft_config_word(&s->base, WEFT_OPTION(study_equal)),
-                     s->steps.list[0].name, s->plan[0].error);
+                     s->steps.list[0].name, s->built[0].error);
 }
 
 weft_status weft_equal_widths(weft_study *s) {
     int64_t wanted;
     if (s->base.study_equal != WEFT_EQUAL_PARAMETERS) return WEFT_OK;
     WEFT_TRY(need_first(s));
-    WEFT_TRY(weft_equal_parameters(&s->plan[0].config, &wanted));
+    WEFT_TRY(weft_equal_parameters(&s->built[0].config, &wanted));
     for (int i = 1; i < s->steps.n; i++)
-        if (!*s->plan[i].error) WEFT_TRY(fit_width(&s->plan[i], wanted));
+        if (!*s->built[i].error) WEFT_TRY(fit_width(&s->built[i], wanted));
     return WEFT_OK;
 }
 
@@ -122,7 +122,7 @@ static void set_iters(weft_study_step *p, int64_t iters) {
 
 /* What one iteration costs, in what is held equal. */
 static double iter_cost(const weft_study *s, int step) {
-    const weft_study_step *p = &s->plan[step];
+    const weft_study_step *p = &s->built[step];
     double tokens = (double)weft_study_iter_tokens(&p->config);
     double flops = p->account.forward_flops + p->account.backward_flops;
     return s->base.study_equal == WEFT_EQUAL_TIME    ? p->seconds_per_iter
@@ -132,14 +132,14 @@ static double iter_cost(const weft_study *s, int step) {
 
 static weft_status scale_iters(weft_study *s) {
     WEFT_TRY(need_first(s));
-    double whole = (double)s->plan[0].iters * iter_cost(s, 0);
+    double whole = (double)s->built[0].iters * iter_cost(s, 0);
     for (int i = 1; i < s->steps.n; i++) {
         double cost = iter_cost(s, i);
-        if (*s->plan[i].error) continue;
+        if (*s->built[i].error) continue;
         if (!(cost > 0) || !(whole > 0))
             return weft_fail(WEFT_EBUG, "study: step '%s' has no cost to be held equal",
                              s->steps.list[i].name);
-        set_iters(&s->plan[i], round_iters(whole / cost));
+        set_iters(&s->built[i], round_iters(whole / cost));
     }
     return WEFT_OK;
 }
@@ -147,7 +147,8 @@ static weft_status scale_iters(weft_study *s) {
 weft_status weft_equal_iters(weft_study *s) {
     int equal = s->base.study_equal;
     for (int i = 0; i < s->steps.n; i++)
-        s->plan[i].iters = equal == WEFT_EQUAL_TIME && i > 0 ? 0 : s->plan[i].config.gpt2_max_iters;
+        s->built[i].iters =
+            equal == WEFT_EQUAL_TIME && i > 0 ? 0 : s->built[i].config.gpt2_max_iters;
     if (equal == WEFT_EQUAL_TIME) return need_first(s);
     return equal == WEFT_EQUAL_TOKENS || equal == WEFT_EQUAL_FLOPS ? scale_iters(s) : WEFT_OK;
 }

@@ -100,7 +100,7 @@ static weft_status wait_measured(pid_t pid, weft_process_end *end) {
 /* One process of so many iterations; seconds of an iteration, the median. */
 static weft_status measure_once(weft_study *s, int step, const char *folder, int threads,
                                 int64_t iters) {
-    weft_study_step *p = &s->plan[step];
+    weft_study_step *p = &s->built[step];
     weft_config c;
     weft_process_end end;
     pid_t pid;
@@ -127,11 +127,11 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
 /* A few iterations; where they are short, as many as make about a second. A repeat has the seconds
  * of what it repeats, since it must do the same. */
 static weft_status measure_step(weft_study *s, int step, const char *all, int threads) {
-    weft_study_step *p = &s->plan[step];
+    weft_study_step *p = &s->built[step];
     char folder[WEFT_PATH_MAX];
     int repeats = p->step->repeats;
-    if (repeats >= 0 && s->plan[repeats].seconds_per_iter > 0) {
-        p->seconds_per_iter = s->plan[repeats].seconds_per_iter;
+    if (repeats >= 0 && s->built[repeats].seconds_per_iter > 0) {
+        p->seconds_per_iter = s->built[repeats].seconds_per_iter;
         return WEFT_OK;
     }
     WEFT_TRY(weft_path(folder, "%s/%d", all, step));
@@ -191,7 +191,7 @@ weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
     WEFT_TRY(weft_folder_make_marked(all));
     weft_status status = WEFT_OK;
     for (int i = 0; status == WEFT_OK && i < s->steps.n; i++)
-        if (!*s->plan[i].error) status = measure_step(s, i, all, threads);
+        if (!*s->built[i].error) status = measure_step(s, i, all, threads);
     if (status == WEFT_OK) return weft_folder_remove(all);
     char message[1024];
     snprintf(message, sizeof message, "%s", weft_error_message());

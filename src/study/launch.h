@@ -20,7 +20,7 @@ weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid);
 
 /* Seconds an iteration of every step that can be built, each in a process of its own, into the
- * study's plan (equal time). Folders are made in `folder`/measure and removed. A signal that asks
+ * study's steps (equal time). Folders are made in `folder`/measure and removed. A signal that asks
  * to stop ends it with an error. */
 weft_status weft_measure_steps(weft_study *s, const char *folder, int threads);
 

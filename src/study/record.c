@@ -173,7 +173,7 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int step, 
 
 static weft_status choose_rates(weft_database *d, const weft_study *s, int *added) {
     for (int i = 0; i < s->steps.n; i++)
-        if (!*s->plan[i].error) WEFT_TRY(choose_rate(d, s, i, added));
+        if (!*s->built[i].error) WEFT_TRY(choose_rate(d, s, i, added));
     return WEFT_OK;
 }
 
@@ -190,7 +190,7 @@ static const char *or_null(const char *text) {
 
 /* A step with its costs, or with its error alone; and its runs where it can be built. */
 static weft_status insert_step(weft_database *d, const weft_study *s, int step) {
-    const weft_study_step *p = &s->plan[step];
+    const weft_study_step *p = &s->built[step];
     const weft_account *a = &p->account;
     bool built = !*p->error;
     char *sets = malloc(SETS_ROOM);
@@ -279,7 +279,7 @@ static weft_status load_seconds(weft_database *d, weft_study *s) {
     while (status == WEFT_OK && there) {
         int64_t step = sqlite3_column_int64(rows, 0);
         if (step >= 0 && step < s->steps.n)
-            s->plan[step].seconds_per_iter = weft_column_number(rows, 1);
+            s->built[step].seconds_per_iter = weft_column_number(rows, 1);
         status = weft_database_next(d, rows, &there);
     }
     weft_database_end(rows);
@@ -296,7 +296,7 @@ static weft_status match_step(const weft_database *d, const weft_study *s, int64
     if (!known || strcmp(s->steps.list[step].name, name) != 0)
         status = weft_fail(WEFT_EINPUT, "%s: step '%s' of this study is none of the config's now",
                            weft_database_path(d), name);
-    else if (built && !*s->plan[step].error && strcmp(now, sets) != 0)
+    else if (built && !*s->built[step].error && strcmp(now, sets) != 0)
         status = weft_fail(WEFT_EINPUT,
                            "%s: step '%s' was '%.300s' in this study and is '%.300s' now; take "
                            "another --out, or the command it was started with",
@@ -323,8 +323,8 @@ static weft_status match_steps(weft_database *d, const weft_study *s) {
 /* Equal time: a step that could not be built when the others were measured has no seconds. */
 static void refuse_unmeasured(weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
-        if (!*s->plan[i].error && !(s->plan[i].seconds_per_iter > 0))
-            snprintf(s->plan[i].error, sizeof s->plan[i].error,
+        if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
+            snprintf(s->built[i].error, sizeof s->built[i].error,
                      "step '%s' was not measured with the others, so its time cannot be held "
                      "equal; take another --out",
                      s->steps.list[i].name);
@@ -344,12 +344,12 @@ static weft_status renew_step(weft_database *d, const weft_study *s, int step) {
     int64_t runs;
     WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE step = ?", "i",
                                   (int64_t)step));
-    if (runs == 0 && !*s->plan[step].error) {
+    if (runs == 0 && !*s->built[step].error) {
         WEFT_TRY(weft_database_run(d, "DELETE FROM steps WHERE step = ?", "i", (int64_t)step));
         return insert_step(d, s, step);
     }
     return weft_database_run(d, "UPDATE steps SET error = ? WHERE step = ?", "si",
-                             or_null(s->plan[step].error), (int64_t)step);
+                             or_null(s->built[step].error), (int64_t)step);
 }
 
 static weft_status renew_all(weft_database *d, const weft_study *s) {

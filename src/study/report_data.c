@@ -422,9 +422,7 @@ static weft_status read_all(weft_report_data *d) {
         if (reads[i].take != take_fact || has_table(d, "facts"))
             WEFT_TRY(read_rows(d, reads[i].what, reads[i].sql, reads[i].take));
     if (!d->name)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: holds no study yet; run 'weft study' to the end of its "
-                         "plan first",
+        return weft_fail(WEFT_EINPUT, "%s: holds no study yet; 'weft study' puts it there",
                          d->path);
     return draw_conclusions(d);
 }

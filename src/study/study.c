@@ -14,7 +14,7 @@ int64_t weft_study_iter_tokens(const weft_config *c) {
 }
 
 int64_t weft_study_tokens(const weft_study *s, int step) {
-    return s->plan[step].iters * weft_study_iter_tokens(&s->plan[step].config);
+    return s->built[step].iters * weft_study_iter_tokens(&s->built[step].config);
 }
 
 int weft_study_step_rates(const weft_study *s) {
@@ -22,7 +22,7 @@ int weft_study_step_rates(const weft_study *s) {
 }
 
 double weft_study_rate(const weft_study *s, int step, int k) {
-    return s->n_rates ? s->rates[k] : s->plan[step].config.learning_rate;
+    return s->n_rates ? s->rates[k] : s->built[step].config.learning_rate;
 }
 
 bool weft_study_chooses(const weft_study *s) {
@@ -40,7 +40,7 @@ int64_t weft_study_seed(const weft_study *s, int k) {
 
 void weft_study_run_config(const weft_study *s, int step, double rate, int64_t seed,
                            weft_config *c) {
-    *c = s->plan[step].config;
+    *c = s->built[step].config;
     weft_config_reset(c, WEFT_OWNER_STUDY);
     c->learning_rate = rate;
     c->seed = seed;
@@ -77,7 +77,7 @@ static bool sets_option(const weft_step *step, const weft_option *o) {
 }
 
 void weft_study_overrides(const weft_study *s, int step, char *text, size_t room) {
-    const weft_study_step *p = &s->plan[step];
+    const weft_study_step *p = &s->built[step];
     const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(gpt2_max_iters);
     *text = '\0';
     for (int i = 0; i < p->step->n_sets; i++) {
@@ -177,11 +177,11 @@ static bool same_data(const weft_config *a, const weft_config *b) {
 static void check_all_data(weft_study *s) {
     for (int i = 0; i < s->steps.n; i++) {
         int same = 0;
-        if (*s->plan[i].error) continue;
+        if (*s->built[i].error) continue;
         while (same < i &&
-               (*s->plan[same].error || !same_data(&s->plan[same].config, &s->plan[i].config)))
+               (*s->built[same].error || !same_data(&s->built[same].config, &s->built[i].config)))
             same++;
-        if (same == i) keep_error(&s->plan[i], check_data(s, &s->plan[i].config));
+        if (same == i) keep_error(&s->built[i], check_data(s, &s->built[i].config));
     }
 }
 
@@ -189,7 +189,7 @@ static weft_status build_steps(weft_study *s, const weft_source *source,
                                const weft_backend *backend, int threads) {
     char where[800];
     for (int i = 0; i < s->steps.n; i++) {
-        weft_study_step *p = &s->plan[i];
+        weft_study_step *p = &s->built[i];
         p->step = &s->steps.list[i];
         p->seconds_per_iter = NAN;
         snprintf(where, sizeof where, "%.640s: step '%s'", s->where, p->step->name);
@@ -198,13 +198,13 @@ static weft_status build_steps(weft_study *s, const weft_source *source,
     }
     WEFT_TRY(weft_equal_widths(s));
     for (int i = 0; i < s->steps.n; i++) {
-        weft_study_step *p = &s->plan[i];
+        weft_study_step *p = &s->built[i];
         if (!*p->error) keep_error(p, weft_account_make(&p->config, backend, threads, &p->account));
     }
     check_all_data(s);
     for (int i = 0; i < s->steps.n; i++)
-        if (!*s->plan[i].error) return weft_equal_iters(s);
-    return weft_fail(WEFT_EINPUT, "%s", s->plan[0].error);
+        if (!*s->built[i].error) return weft_equal_iters(s);
+    return weft_fail(WEFT_EINPUT, "%s", s->built[0].error);
 }
 
 static weft_status open_study(weft_study *s, const weft_source *source, const weft_backend *backend,
@@ -216,8 +216,8 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     WEFT_TRY(parse_rates(s));
     WEFT_TRY(check_rate_seed(s));
     WEFT_TRY(check_step_keys(s));
-    s->plan = calloc((size_t)s->steps.n, sizeof *s->plan);
-    if (!s->plan) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+    s->built = calloc((size_t)s->steps.n, sizeof *s->built);
+    if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
     return build_steps(s, source, backend, threads);
 }
 
@@ -237,6 +237,6 @@ weft_status weft_study_open(const weft_source *source, const weft_backend *backe
 void weft_study_close(weft_study *s) {
     if (!s) return;
     weft_steps_free(&s->steps);
-    free(s->plan);
+    free(s->built);
     free(s);
 }

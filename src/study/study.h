@@ -26,14 +26,14 @@ typedef struct {
     const char *where; /* the config's file, for messages */
     weft_config base;  /* file and overrides, without any step */
     weft_steps steps;
-    weft_study_step *plan; /* one for each of them */
+    weft_study_step *built; /* one for each of them */
     double rates[WEFT_STUDY_RATES_MAX];
     int n_rates; /* 0: each step has its config's LEARNING_RATE */
 } weft_study;
 
 /* Reads and builds. `file` of the source is needed. Fails where the study as a whole makes no
- * sense, and where no step can be built: then with the first one's reason. `threads` is for the
- * plan's workspaces. */
+ * sense, and where no step can be built: then with the first one's reason. `threads` counts for
+ * the workspaces in its costs. */
 weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
                             weft_study **out);
 void weft_study_close(weft_study *s);

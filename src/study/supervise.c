@@ -58,7 +58,7 @@ static bool is_ended(const weft_job *job) {
 }
 
 static int64_t checkpoint_bytes(const supervisor *v, int step) {
-    const weft_account *a = &v->study->plan[step].account;
+    const weft_account *a = &v->study->built[step].account;
     return a->weights_bytes + a->optimizer_bytes;
 }
 
@@ -76,7 +76,7 @@ static weft_status check_room_for_all(const supervisor *v) {
     int runs = 0, a_step = weft_study_step_runs(v->study);
     int64_t need = 0;
     for (int i = 0; i < v->study->steps.n; i++) {
-        if (*v->study->plan[i].error || !is_chosen(v, i)) continue;
+        if (*v->study->built[i].error || !is_chosen(v, i)) continue;
         need += a_step * checkpoint_bytes(v, i);
         runs += a_step;
     }
@@ -138,8 +138,8 @@ static weft_status line_up(supervisor *v) {
         if (!is_chosen(v, job->step)) continue;
         v->result->runs++;
         if (is_ended(job))
-            v->iters_done += v->study->plan[job->step].iters;
-        else if (!*v->study->plan[job->step].error)
+            v->iters_done += v->study->built[job->step].iters;
+        else if (!*v->study->built[job->step].error)
             v->order[v->n_order++] = job;
     }
     qsort(v->order, (size_t)v->n_order, sizeof(weft_job *), compare_jobs);
@@ -170,7 +170,7 @@ static weft_status start_job(supervisor *v, slot *s, weft_job *job) {
 /* Seconds that a run will take, by the slowest done run of its step or, before there is one, by the
  * others' seconds an operation; 0: nothing is known. */
 static weft_status expect_seconds(supervisor *v, const weft_job *job, double *seconds) {
-    const weft_study_step *p = &v->study->plan[job->step];
+    const weft_study_step *p = &v->study->built[job->step];
     double work = (p->account.forward_flops + p->account.backward_flops) *
                   (double)weft_study_tokens(v->study, job->step);
     sqlite3_stmt *rows;
@@ -230,7 +230,7 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
     WEFT_TRY(weft_collect_run(v->database, v->study, job, ending, &score));
     describe_job(v, job, what, sizeof what);
     job->status = ending->diverged ? WEFT_JOB_DIVERGED : WEFT_JOB_DONE;
-    v->iters_done += v->study->plan[job->step].iters;
+    v->iters_done += v->study->built[job->step].iters;
     if (ending->diverged)
         weft_log(WEFT_LOG_WARN, "%s: diverged: %s", what, ending->why);
     else
@@ -359,7 +359,7 @@ static void end_jobs(supervisor *v) {
 static int64_t all_iters(const supervisor *v) {
     int64_t iters = v->iters_done;
     for (int i = 0; i < v->n_order; i++)
-        iters += v->study->plan[v->order[i]->step].iters;
+        iters += v->study->built[v->order[i]->step].iters;
     return iters;
 }
 
@@ -419,10 +419,10 @@ static void sum_up(supervisor *v) {
                  left == 1 ? "is" : "are", first ? " (see " : "", first ? first->folder : "",
                  first ? "/log)" : "");
     for (int i = 0; i < v->study->steps.n; i++) {
-        if (!is_chosen(v, i) || !*v->study->plan[i].error) continue;
+        if (!is_chosen(v, i) || !*v->study->built[i].error) continue;
         if (r->errors++) continue;
         snprintf(more, sizeof more, "%sstep '%s' cannot be built: %s", left > 0 ? "; " : "",
-                 v->study->steps.list[i].name, v->study->plan[i].error);
+                 v->study->steps.list[i].name, v->study->built[i].error);
         append(r->why, sizeof r->why, more);
     }
     if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");

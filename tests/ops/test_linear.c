@@ -109,8 +109,8 @@ static void run_linear(weft_dtype x_type, weft_dtype w_type, int ndim, const int
     weft_tensor *y = weft_keep(weft_linear(g, x, w, b, act));
     assert_non_null(y);
     assert_int_equal(y->ndim, ndim);
-    weft_tensor *seed = weft_graph_tensor(g, WEFT_ROLE_INPUT, "dy", x_type, y->ndim, y->shape);
-    assert_int_equal(weft_graph_backward(g, y, seed), WEFT_OK);
+    weft_tensor *dy = weft_graph_tensor(g, WEFT_ROLE_INPUT, "dy", x_type, y->ndim, y->shape);
+    assert_int_equal(weft_graph_backward(g, y, dy), WEFT_OK);
     weft_pool *pool;
     weft_exec *exec;
     assert_int_equal(weft_pool_create(2, &pool), WEFT_OK);
@@ -118,7 +118,7 @@ static void run_linear(weft_dtype x_type, weft_dtype w_type, int ndim, const int
     write_pattern(exec, x, 3);
     write_pattern(exec, w, 5);
     write_pattern(exec, b, 7);
-    write_pattern(exec, seed, 11);
+    write_pattern(exec, dy, 11);
     assert_int_equal(weft_exec_run(exec, &(weft_run){0}), WEFT_OK);
     read_floats(exec, y, r->y);
     read_floats(exec, x->grad, r->dx);

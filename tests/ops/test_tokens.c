@@ -306,11 +306,11 @@ static void check_large_loss(weft_dtype dtype, double z, float d_ce, float d_z, 
     weft_tensor *x = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "x", dtype, ROWS, WIDTH);
     weft_tensor *w = weft_new_tensor(b.graph, WEFT_ROLE_PARAM, "w", dtype, WORDS, WIDTH);
     weft_tensor *t = weft_new_tensor(b.graph, WEFT_ROLE_INPUT, "targets", WEFT_I32, ROWS);
-    weft_tensor *seed[] = {weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_ce", WEFT_F32, 0, NULL),
-                           weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_z", WEFT_F32, 0, NULL)};
+    weft_tensor *dloss[] = {weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_ce", WEFT_F32, 0, NULL),
+                            weft_graph_tensor(b.graph, WEFT_ROLE_INPUT, "d_z", WEFT_F32, 0, NULL)};
     weft_losses loss = weft_cross_entropy(b.graph, x, w, t, NULL, z, false);
     weft_tensor *losses[] = {weft_keep(loss.ce), weft_keep(loss.z)};
-    assert_int_equal(weft_graph_backward_many(b.graph, 2, losses, seed), WEFT_OK);
+    assert_int_equal(weft_graph_backward_many(b.graph, 2, losses, dloss), WEFT_OK);
     open_run(&b);
     int32_t targets[ROWS];
     for (int64_t n = 0; n < ROWS; n++)
@@ -318,8 +318,8 @@ static void check_large_loss(weft_dtype dtype, double z, float d_ce, float d_z, 
     write_held(&b, x, 3);
     write_held(&b, w, 7);
     weft_exec_write(b.exec, t, targets);
-    weft_exec_write(b.exec, seed[0], &d_ce);
-    weft_exec_write(b.exec, seed[1], &d_z);
+    weft_exec_write(b.exec, dloss[0], &d_ce);
+    weft_exec_write(b.exec, dloss[1], &d_z);
     assert_int_equal(weft_exec_run(b.exec, &(weft_run){0}), WEFT_OK);
     assert_true(worst(&b, loss.ce, &want.ce) < 1e-6);
     if (z != 0) assert_true(worst(&b, loss.z, &want.z) < 1e-6);
@@ -331,7 +331,7 @@ static void check_large_loss(weft_dtype dtype, double z, float d_ce, float d_z, 
 static void test_a_large_loss_is_one_of_plain_sums(void **state) {
     (void)state;
     check_large_loss(WEFT_F32, 0, 1, 1, 1e-5);
-    check_large_loss(WEFT_F32, 0.1, 0.5f, 0.5f, 1e-5); /* one seed: scaled */
+    check_large_loss(WEFT_F32, 0.1, 0.5f, 0.5f, 1e-5); /* one gradient: scaled */
     check_large_loss(WEFT_F32, 0.1, 0.5f, 2, 1e-5);    /* two: made again */
     check_large_loss(WEFT_BF16, 0.1, 1, 1, 1e-2);
 }

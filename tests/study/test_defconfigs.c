@@ -64,7 +64,7 @@ static weft_study *open_study(const char *name) {
 static const weft_study_step *step_of(const weft_study *s, const char *name) {
     int i = weft_steps_find(&s->steps, name);
     if (i < 0) fail_msg("%s has no step %s", s->name, name);
-    return &s->plan[i];
+    return &s->built[i];
 }
 
 static int64_t parameters_of(const weft_study *s, const char *name) {
@@ -103,8 +103,8 @@ static void test_every_step_of_each_can_be_built(void **state) {
     for (int i = 0; i < n_names; i++) {
         weft_study *s = open_study(names[i]);
         for (int k = 0; k < s->steps.n; k++, steps++)
-            if (*s->plan[k].error)
-                fail_msg("%s: step %s: %s", names[i], s->steps.list[k].name, s->plan[k].error);
+            if (*s->built[k].error)
+                fail_msg("%s: step %s: %s", names[i], s->steps.list[k].name, s->built[k].error);
         weft_study_close(s);
     }
     printf("note: %d studies of %d steps\n", n_names, steps);
@@ -176,7 +176,7 @@ static void test_equal_parameters_are_equal_to_a_hundredth(void **state) {
         weft_study *s = open_study(equal[i]);
         for (int k = 1; k < s->steps.n; k++) {
             double ratio =
-                (double)s->plan[k].account.parameters / (double)s->plan[0].account.parameters;
+                (double)s->built[k].account.parameters / (double)s->built[0].account.parameters;
             if (fabs(ratio - 1) > 0.01)
                 fail_msg("%s: step %s has %g of the parameters", equal[i], s->steps.list[k].name,
                          ratio);
@@ -195,7 +195,7 @@ static void test_w2_recall_is_the_write_ups_setting(void **state) {
     assert_int_equal(s->steps.n, 8);
     assert_int_equal(s->n_rates, 3);
     for (int i = 0; i < s->steps.n; i++) {
-        const weft_config *c = &s->plan[i].config;
+        const weft_config *c = &s->built[i].config;
         assert_int_equal(weft_config_head_dim(c), 16);
         assert_int_equal(weft_config_ffn_dim(c), 4 * c->n_embd);
         assert_int_equal(c->gpt2_block_size, 2 * 64);
@@ -211,12 +211,12 @@ static void test_full_study_is_at_gpt2s_size(void **state) {
     (void)state;
     weft_study *s = open_study("gpt2-vanilla-baseline");
     /* GPT-2's 124,439,808, with 47 rows of 768 more in the padded vocabulary. */
-    assert_int_equal(s->plan[0].account.parameters, 124439808 + (50304 - 50257) * 768);
+    assert_int_equal(s->built[0].account.parameters, 124439808 + (50304 - 50257) * 768);
     weft_study_close(s);
     s = open_study("gpt2-ra-mla-full");
     assert_int_equal(s->steps.n, 6);
-    assert_int_equal(s->plan[0].config.n_embd, 768);
-    assert_int_equal(s->plan[0].config.gpt2_max_iters, 10400);
+    assert_int_equal(s->built[0].config.n_embd, 768);
+    assert_int_equal(s->built[0].config.gpt2_max_iters, 10400);
     weft_study_close(s);
 }
 

@@ -47,18 +47,18 @@ static weft_study *open_study(const char *equal, const char *steps) {
     if (weft_study_open(&source, weft_cpu_backend(), 1, &s) != WEFT_OK)
         fail_msg("%s", weft_error_message());
     for (int i = 0; i < s->steps.n; i++)
-        if (*s->plan[i].error) fail_msg("%s", s->plan[i].error);
+        if (*s->built[i].error) fail_msg("%s", s->built[i].error);
     return s;
 }
 
 static void test_iterations_stay_as_configured(void **state) {
     (void)state;
     weft_study *s = open_study("iters", "a; b: BATCH_SIZE=2 N_FFN=8; c: GPT2_MAX_ITERS=7");
-    assert_int_equal(s->plan[0].iters, ITERS);
-    assert_int_equal(s->plan[1].iters, ITERS);
-    assert_int_equal(s->plan[1].config.n_ffn, 8);
-    assert_int_equal(s->plan[2].iters, 7);
-    assert_int_equal(s->plan[0].account.parameters, parameters(gelu(F)));
+    assert_int_equal(s->built[0].iters, ITERS);
+    assert_int_equal(s->built[1].iters, ITERS);
+    assert_int_equal(s->built[1].config.n_ffn, 8);
+    assert_int_equal(s->built[2].iters, 7);
+    assert_int_equal(s->built[0].account.parameters, parameters(gelu(F)));
     weft_study_close(s);
 }
 
@@ -70,8 +70,8 @@ static void test_tokens_are_equal(void **state) {
     /* 100 x 8 x 24 tokens: 200, 266.67, 14.29, 25 and 0.2 iterations of the others. */
     static const int64_t iters[] = {100, 200, 267, 14, 25, 1};
     for (int i = 0; i < 6; i++) {
-        assert_int_equal(s->plan[i].iters, iters[i]);
-        assert_int_equal(s->plan[i].config.gpt2_max_iters, iters[i]);
+        assert_int_equal(s->built[i].iters, iters[i]);
+        assert_int_equal(s->built[i].config.gpt2_max_iters, iters[i]);
     }
     assert_int_equal(weft_study_tokens(s, 1), ITERS * BATCH * T);
     char sets[256];
@@ -88,8 +88,8 @@ static void test_operations_are_equal(void **state) {
     const double cost[] = {one, operations(3, 2, F), operations(1, 2, 256), operations(1, 3, F),
                            one / 4};
     for (int i = 0; i < 5; i++)
-        assert_int_equal(s->plan[i].iters, (int64_t)floor(ITERS * one / cost[i] + 0.5));
-    assert_int_equal(s->plan[1].iters, 52); /* 100 x 15136 / 29024 */
+        assert_int_equal(s->built[i].iters, (int64_t)floor(ITERS * one / cost[i] + 0.5));
+    assert_int_equal(s->built[1].iters, 52); /* 100 x 15136 / 29024 */
     weft_study_close(s);
 }
 
@@ -110,15 +110,15 @@ static void test_parameters_are_nearest(void **state) {
                 best = f;
             }
         }
-        assert_int_equal(weft_config_ffn_dim(&s->plan[i].config), best);
+        assert_int_equal(weft_config_ffn_dim(&s->built[i].config), best);
     }
-    assert_int_equal(weft_config_ffn_dim(&s->plan[1].config), 48);
-    assert_int_equal(s->plan[2].config.n_ffn, 0); /* as many already: left alone */
-    assert_int_equal(weft_config_ffn_dim(&s->plan[4].config), F);
-    assert_int_equal(s->plan[4].account.parameters, parameters(gelu(F)));
-    assert_int_equal(s->plan[1].account.parameters, parameters(3 * E * 48));
+    assert_int_equal(weft_config_ffn_dim(&s->built[1].config), 48);
+    assert_int_equal(s->built[2].config.n_ffn, 0); /* as many already: left alone */
+    assert_int_equal(weft_config_ffn_dim(&s->built[4].config), F);
+    assert_int_equal(s->built[4].account.parameters, parameters(gelu(F)));
+    assert_int_equal(s->built[1].account.parameters, parameters(3 * E * 48));
     for (int i = 0; i < 5; i++)
-        assert_int_equal(s->plan[i].iters, ITERS);
+        assert_int_equal(s->built[i].iters, ITERS);
     weft_study_close(s);
 }
 
@@ -140,15 +140,15 @@ static void test_width_keeps_to_what_the_mechanisms_divide_by(void **state) {
 static void test_time_scales_by_measured_seconds(void **state) {
     (void)state;
     weft_study *s = open_study("time", "a; fast: N_FFN=8; slow: N_FFN=256");
-    assert_int_equal(s->plan[0].iters, ITERS);
-    assert_int_equal(s->plan[1].iters, 0); /* not known yet */
-    s->plan[0].seconds_per_iter = 0.02;
-    s->plan[1].seconds_per_iter = 0.0149;
-    s->plan[2].seconds_per_iter = 0.3;
+    assert_int_equal(s->built[0].iters, ITERS);
+    assert_int_equal(s->built[1].iters, 0); /* not known yet */
+    s->built[0].seconds_per_iter = 0.02;
+    s->built[1].seconds_per_iter = 0.0149;
+    s->built[2].seconds_per_iter = 0.3;
     assert_int_equal(weft_equal_time(s), WEFT_OK);
-    assert_int_equal(s->plan[0].iters, 100);
-    assert_int_equal(s->plan[1].iters, 134); /* 2 s / 0.0149 s = 134.2 */
-    assert_int_equal(s->plan[2].iters, 7);   /* 6.67 */
+    assert_int_equal(s->built[0].iters, 100);
+    assert_int_equal(s->built[1].iters, 134); /* 2 s / 0.0149 s = 134.2 */
+    assert_int_equal(s->built[2].iters, 7);   /* 6.67 */
     weft_study_close(s);
 }
 

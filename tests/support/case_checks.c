@@ -95,7 +95,7 @@ static bool compare_kept(const case_ref *k, test_case *c, double output_toleranc
 static bool compare_cast(test_case *c, char *why) {
     for (int i = 0; i < case_result_count(c); i++) {
         case_result r = case_result_at(c, i);
-        const case_slot *from = r.is_grad ? &c->seed[0] : &c->input[0];
+        const case_slot *from = r.is_grad ? &c->upstream[0] : &c->input[0];
         double *want = calloc((size_t)r.count, sizeof *want);
         for (int64_t k = 0; k < r.count; k++)
             want[k] = case_round(r.like->dtype, from->values[k]);

@@ -13,7 +13,7 @@ typedef struct {
     char name[32];
     weft_tensor *tensor;
     bool diff;
-    double *values;           /* inputs, seeds: what was written, as the tensor's type holds it */
+    double *values; /* of inputs and upstream gradients: as the tensor's type holds them */
     const weft_tensor *index; /* scattered outputs: column numbers, beside tensor's values */
     int64_t columns;
 } case_slot;
@@ -28,11 +28,11 @@ struct test_case {
     uint32_t salt;
     int only_input, only_output;   /* see case_setup; 0: all */
     int diff_inputs, diff_outputs; /* how many the builder marked */
-    int n_inputs, n_outputs, n_seeds;
+    int n_inputs, n_outputs, n_upstream;
     case_slot input[CASE_MOST];
     case_slot output[CASE_MOST];
-    case_slot seed[CASE_MOST]; /* upstream gradients, one for each differentiable output */
-    char error[256];           /* what was wrong with the line; empty: nothing */
+    case_slot upstream[CASE_MOST]; /* the gradient of each differentiable output */
+    char error[256];               /* what was wrong with the line; empty: nothing */
 };
 
 typedef struct {

@@ -156,10 +156,11 @@ weft_tensor *case_constant(test_case *c, const char *name, int32_t value, int nd
 }
 
 void case_output(test_case *c, const char *name, int diff, weft_tensor *t) {
-    bool seeded = diff == CASE_DIFF;
-    if (seeded && ++c->diff_outputs != c->only_output && c->only_output) seeded = false;
+    bool differentiable = diff == CASE_DIFF;
+    if (differentiable && ++c->diff_outputs != c->only_output && c->only_output)
+        differentiable = false;
     if (t)
-        add_slot(c, c->output, &c->n_outputs, name, seeded, weft_keep(t));
+        add_slot(c, c->output, &c->n_outputs, name, differentiable, weft_keep(t));
     else if (weft_graph_status(c->graph) == WEFT_OK)
         set_error(c, "the output %s is NULL, and the graph has no error", name);
 }
@@ -184,7 +185,7 @@ void case_loosen(test_case *c, double factor) {
 
 /* An input d_y for each differentiable output, and the gradient's nodes. */
 static weft_status append_gradient(test_case *c) {
-    weft_tensor *loss[CASE_MOST], *seed[CASE_MOST];
+    weft_tensor *loss[CASE_MOST], *dloss[CASE_MOST];
     bool any = false;
     for (int i = 0; i < c->n_inputs; i++)
         any = any || c->input[i].diff;
@@ -196,14 +197,14 @@ static weft_status append_gradient(test_case *c) {
         weft_tensor *t = weft_graph_tensor(c->graph, WEFT_ROLE_INPUT, name, y->tensor->dtype,
                                            y->tensor->ndim, y->tensor->shape);
         if (!t) return weft_graph_status(c->graph);
-        case_slot *d = add_slot(c, c->seed, &c->n_seeds, name, false, t);
+        case_slot *d = add_slot(c, c->upstream, &c->n_upstream, name, false, t);
         d->values = calloc((size_t)weft_tensor_count(t), sizeof *d->values);
         draw_values(c, d, 1);
-        loss[c->n_seeds - 1] = y->tensor;
-        seed[c->n_seeds - 1] = t;
+        loss[c->n_upstream - 1] = y->tensor;
+        dloss[c->n_upstream - 1] = t;
     }
-    if (c->forward_only || !c->n_seeds || !any) return WEFT_OK;
-    return weft_graph_backward_many(c->graph, c->n_seeds, loss, seed);
+    if (c->forward_only || !c->n_upstream || !any) return WEFT_OK;
+    return weft_graph_backward_many(c->graph, c->n_upstream, loss, dloss);
 }
 
 weft_status case_write(test_case *c, const case_slot *slot) {
@@ -233,8 +234,8 @@ weft_status case_write(test_case *c, const case_slot *slot) {
 static weft_status write_all(test_case *c) {
     for (int i = 0; i < c->n_inputs; i++)
         WEFT_TRY(case_write(c, &c->input[i]));
-    for (int i = 0; i < c->n_seeds; i++)
-        WEFT_TRY(case_write(c, &c->seed[i]));
+    for (int i = 0; i < c->n_upstream; i++)
+        WEFT_TRY(case_write(c, &c->upstream[i]));
     return WEFT_OK;
 }
 
@@ -254,7 +255,7 @@ static weft_status build(test_case *c, const case_builder *builder, const case_s
     WEFT_TRY(weft_fuse(c->graph));
     if (setup->values_of) {
         copy_values(c->input, setup->values_of->input, c->n_inputs);
-        copy_values(c->seed, setup->values_of->seed, c->n_seeds);
+        copy_values(c->upstream, setup->values_of->upstream, c->n_upstream);
     }
     if (setup->graph_only) return WEFT_OK;
     weft_pool *pool = find_pool(setup->threads ? setup->threads : 1);
@@ -286,8 +287,8 @@ void case_close(test_case *c) {
     if (!c) return;
     for (int i = 0; i < c->n_inputs; i++)
         free(c->input[i].values);
-    for (int i = 0; i < c->n_seeds; i++)
-        free(c->seed[i].values);
+    for (int i = 0; i < c->n_upstream; i++)
+        free(c->upstream[i].values);
     if (c->exec) weft_exec_destroy(c->exec);
     if (c->graph) weft_graph_destroy(c->graph);
     free(c);
@@ -394,7 +395,7 @@ double case_loss(test_case *c, double *magnitude) {
         if (!c->output[i].diff) continue;
         case_result r = case_result_at(c, i);
         double *y = case_result_values(c, &r);
-        const double *d = c->seed[s++].values;
+        const double *d = c->upstream[s++].values;
         for (int64_t k = 0; k < r.count; k++) {
             sum += y[k] * d[k];
             size += fabs(y[k] * d[k]);

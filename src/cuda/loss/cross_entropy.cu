@@ -53,7 +53,7 @@ static __global__ void join_losses(int64_t rows, entropy_rows k, double z, float
     ce = block_sum_double(ce, shared);
     squares = block_sum_double(squares, shared);
     if (threadIdx.x > 0) return;
-    double divisor = k.seeds.given ? (double)*k.seeds.given : (double)*k.seeds.count;
+    double divisor = k.upstream.given ? (double)*k.upstream.given : (double)*k.upstream.count;
     *ce_out = (float)(divisor > 0 ? ce / divisor : 0);
     *z_out = (float)(z != 0 ? z * squares / (double)rows : 0);
 }
@@ -68,7 +68,7 @@ static weft_status explain_target(weft_exec *x, const weft_node *n, int64_t plac
 
 /* The sizes of a node, and its workspace: the count, the picked logits, the logits of a part, dw
  * where its sums need a place of their own, what the products need. */
-struct entropy_plan {
+struct entropy_layout {
     int64_t rows, words, width, ld, step;
     bool is_bf16;          /* the logits */
     bool dx, dw;           /* wanted */
@@ -83,7 +83,7 @@ static gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool is_b
 }
 
 /* l [rows, V] = x wᵀ. */
-static gemm_product product_logits(const entropy_plan &k, gemm_matrix x, gemm_matrix w,
+static gemm_product product_logits(const entropy_layout &k, gemm_matrix x, gemm_matrix w,
                                    gemm_matrix l, int64_t rows) {
     gemm_product p = {};
     p.batch = 1, p.m = rows, p.n = k.words, p.k = k.width, p.tb = true, p.alpha = 1;
@@ -92,8 +92,8 @@ static gemm_product product_logits(const entropy_plan &k, gemm_matrix x, gemm_ma
 }
 
 /* dx [rows, E] = l w. */
-static gemm_product product_dx(const entropy_plan &k, gemm_matrix l, gemm_matrix w, gemm_matrix dx,
-                               int64_t rows) {
+static gemm_product product_dx(const entropy_layout &k, gemm_matrix l, gemm_matrix w,
+                               gemm_matrix dx, int64_t rows) {
     gemm_product p = {};
     p.batch = 1, p.m = rows, p.n = k.width, p.k = k.words, p.alpha = 1;
     p.a = l, p.b = w, p.c = dx;
@@ -101,8 +101,8 @@ static gemm_product product_dx(const entropy_plan &k, gemm_matrix l, gemm_matrix
 }
 
 /* dw [V, E] = lᵀ x, or += */
-static gemm_product product_dw(const entropy_plan &k, gemm_matrix l, gemm_matrix x, gemm_matrix dw,
-                               int64_t rows, bool add) {
+static gemm_product product_dw(const entropy_layout &k, gemm_matrix l, gemm_matrix x,
+                               gemm_matrix dw, int64_t rows, bool add) {
     gemm_product p = {};
     p.batch = 1, p.m = k.words, p.n = k.width, p.k = rows, p.ta = true, p.alpha = 1;
     p.accumulate = add;
@@ -110,7 +110,7 @@ static gemm_product product_dw(const entropy_plan &k, gemm_matrix l, gemm_matrix
     return p;
 }
 
-static int64_t product_bytes(const entropy_plan &k, const weft_node *n, int64_t rows) {
+static int64_t product_bytes(const entropy_layout &k, const weft_node *n, int64_t rows) {
     gemm_matrix x = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_X]->dtype == WEFT_BF16);
     gemm_matrix w = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_W]->dtype == WEFT_BF16);
     gemm_matrix l = matrix_at(NULL, 0, k.ld, k.is_bf16);
@@ -128,7 +128,7 @@ static int64_t product_bytes(const entropy_plan &k, const weft_node *n, int64_t 
 }
 
 /* Rounds of tiles that dx takes in parts of `step` rows. */
-static int64_t count_rounds(const entropy_plan &k, int64_t step) {
+static int64_t count_rounds(const entropy_layout &k, int64_t step) {
     int64_t parts = ceil_div(k.rows, step), last = k.rows - (parts - 1) * step;
     int64_t across = ceil_div(k.width, TILE_COLUMNS);
     return (parts - 1) * ceil_div(ceil_div(step, PART_STEP) * across, multiprocessors()) +
@@ -136,7 +136,7 @@ static int64_t count_rounds(const entropy_plan &k, int64_t step) {
 }
 
 /* Rows of a part: of those that take the fewest rounds, the fewest. */
-static int64_t part_rows(const entropy_plan &k) {
+static int64_t part_rows(const entropy_layout &k) {
     int64_t most = PART_BYTES / (k.ld * (k.is_bf16 ? 2 : 4)) / PART_STEP * PART_STEP;
     int64_t best = max_i64(most, PART_STEP);
     if (k.rows <= best) return k.rows;
@@ -145,9 +145,10 @@ static int64_t part_rows(const entropy_plan &k) {
     return best;
 }
 
-static entropy_plan plan_entropy(const weft_node *n, const weft_tensor *dx, const weft_tensor *dw) {
+static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
+                                      const weft_tensor *dw) {
     const weft_tensor *x = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
-    entropy_plan k = {};
+    entropy_layout k = {};
     k.rows = weft_tensor_rows(x);
     k.words = w->shape[0];
     k.width = w->shape[1];
@@ -170,7 +171,7 @@ static entropy_plan plan_entropy(const weft_node *n, const weft_tensor *dx, cons
 }
 
 /* All parts: logits, the kernel, dx and dw. `dx` and `dw` are where the results go. */
-static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_plan &k,
+static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_layout &k,
                              entropy_rows rows, bool known, void *dx, void *dw) {
     char *work = workspace_of<char>(x, n);
     const weft_tensor *in = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
@@ -198,7 +199,7 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_pla
 }
 
 /* The rows' numbers that both nodes share; counts the targets. */
-static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_plan &k,
+static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_layout &k,
                                const weft_tensor *count) {
     char *work = workspace_of<char>(x, n);
     entropy_rows rows = {};
@@ -207,10 +208,10 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_p
     rows.targets = data_of<int32_t>(x, n->in[WEFT_CE_TARGETS]);
     rows.picked = (float *)(work + k.picked);
     rows.gradients = k.dx || k.dw;
-    rows.seeds.count = (int32_t *)work;
-    rows.seeds.given = data_of<float>(x, count);
-    rows.seeds.ce_scale = 1;
-    rows.seeds.z_scale = (float)(2 * ATTR(n, weft_cross_entropy_attr)->z / (double)k.rows);
+    rows.upstream.count = (int32_t *)work;
+    rows.upstream.given = data_of<float>(x, count);
+    rows.upstream.ce_scale = 1;
+    rows.upstream.z_scale = (float)(2 * ATTR(n, weft_cross_entropy_attr)->z / (double)k.rows);
     count_targets<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, k.words, rows.targets,
                                                         (int32_t *)work, device_run(x), n->index);
     return rows;
@@ -219,10 +220,10 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_p
 static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     const weft_cross_entropy_attr *attr = ATTR(n, weft_cross_entropy_attr);
     const weft_tensor *dx = n->out[WEFT_CE_DX], *dw = n->out[WEFT_CE_DW];
-    entropy_plan k = plan_entropy(n, dx, dw);
+    entropy_layout k = lay_out_entropy(n, dx, dw);
     entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_COUNT]);
     rows.lse = data_of<float>(x, n->out[WEFT_CE_LSE]);
-    if (!weft_z_trains(attr)) rows.seeds.z_scale = 0;
+    if (!weft_z_trains(attr)) rows.upstream.z_scale = 0;
     WEFT_TRY(run_parts(x, n, k, rows, false, weft_data(x, dx), weft_data(x, dw)));
     join_losses<<<1, JOIN_THREADS, 0, stream_of(x)>>>(k.rows, rows, attr->z,
                                                       data_of<float>(x, n->out[WEFT_CE_LOSS]),
@@ -232,7 +233,7 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
 
 static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return plan_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW]).bytes;
+    return lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW]).bytes;
 }
 
 CUDA_KERNEL(cross_entropy, cross_entropy_run, cross_entropy_workspace, explain_target)
@@ -280,14 +281,14 @@ static __global__ void scale_over(int64_t count, any_tensor v, const float *fact
 }
 
 static weft_status differentiate_anew(weft_exec *x, const weft_node *n) {
-    entropy_plan k = plan_entropy(n, n->out[0], n->out[1]);
+    entropy_layout k = lay_out_entropy(n, n->out[0], n->out[1]);
     entropy_rows rows = start_rows(x, n, k, n->in[WEFT_CE_BACK_COUNT]);
     rows.lse = data_of<float>(x, n->in[WEFT_CE_BACK_LSE]);
-    rows.seeds.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
-    rows.seeds.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);
-    rows.seeds.d_lse = data_of<float>(x, n->in[WEFT_CE_BACK_D_LSE]);
-    if (!rows.seeds.d_ce) rows.seeds.ce_scale = 0;
-    if (!rows.seeds.d_z) rows.seeds.z_scale = 0;
+    rows.upstream.d_ce = data_of<float>(x, n->in[WEFT_CE_BACK_D_CE]);
+    rows.upstream.d_z = data_of<float>(x, n->in[WEFT_CE_BACK_D_Z]);
+    rows.upstream.d_lse = data_of<float>(x, n->in[WEFT_CE_BACK_D_LSE]);
+    if (!rows.upstream.d_ce) rows.upstream.ce_scale = 0;
+    if (!rows.upstream.d_z) rows.upstream.z_scale = 0;
     float *sums = (float *)(workspace_of<char>(x, n) + k.sums);
     WEFT_TRY(run_parts(x, n, k, rows, true, weft_data(x, n->out[0]),
                        k.own_dw ? sums : weft_data(x, n->out[1])));
@@ -314,7 +315,7 @@ static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
 
 static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return only_scales(n) ? 0 : plan_entropy(n, n->out[0], n->out[1]).bytes;
+    return only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1]).bytes;
 }
 
 CUDA_KERNEL(cross_entropy_back, cross_entropy_back_run, cross_entropy_back_workspace,

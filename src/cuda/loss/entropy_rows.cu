@@ -13,16 +13,16 @@ enum {
     HELD_SPARE = 2 << 10 /* bytes of shared memory that a held row leaves */
 };
 
-static __device__ inline float sum_divisor(const entropy_seeds &s) {
+static __device__ inline float sum_divisor(const entropy_upstream &s) {
     return s.given ? *s.given : (float)*s.count;
 }
 
-static __device__ inline float row_penalty(const entropy_seeds &s, bool counts) {
+static __device__ inline float row_penalty(const entropy_upstream &s, bool counts) {
     if (!counts || s.ce_scale == 0) return 0;
     return s.ce_scale * (s.d_ce ? *s.d_ce : 1.0f) / sum_divisor(s);
 }
 
-static __device__ inline float row_weight(const entropy_seeds &s, float penalty, int64_t row,
+static __device__ inline float row_weight(const entropy_upstream &s, float penalty, int64_t row,
                                           float lse) {
     float weight = penalty;
     if (s.z_scale != 0) weight += s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse;
@@ -192,8 +192,8 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) entropy_held(entropy_ro
         if (threadIdx.x == 0) k.lse[row] = lse;
     }
     if (!k.gradients) return;
-    float penalty = row_penalty(k.seeds, counts);
-    float weight = row_weight(k.seeds, penalty, row, lse), scaled = lse * LOG2E;
+    float penalty = row_penalty(k.upstream, counts);
+    float weight = row_weight(k.upstream, penalty, row, lse), scaled = lse * LOG2E;
     for (int i = first; i < packs; i += ROW_THREADS) {
         float v[VECTOR];
         int hit = counts ? (int)target - i * VECTOR : -1;
@@ -223,8 +223,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows 
         if (threadIdx.x == 0) k.lse[row] = lse;
     }
     if (!k.gradients) return;
-    float penalty = row_penalty(k.seeds, counts);
-    float weight = row_weight(k.seeds, penalty, row, lse);
+    float penalty = row_penalty(k.upstream, counts);
+    float weight = row_weight(k.upstream, penalty, row, lse);
     differentiate_row(k, at, counts ? target : -1, lse, weight, penalty);
 }
 

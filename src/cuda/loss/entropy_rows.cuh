@@ -5,7 +5,7 @@
 #include "cuda/kernel.cuh"
 
 /* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */
-struct entropy_seeds {
+struct entropy_upstream {
     const int32_t *count;    /* targets that count */
     const float *given;      /* what their sum is divided by; NULL: their number */
     const float *d_ce;       /* NULL: 1 */
@@ -21,7 +21,7 @@ struct entropy_rows {
     float *lse;     /* [N] */
     float *picked;  /* [N]: the target's logit */
     bool gradients; /* l becomes its gradient */
-    entropy_seeds seeds;
+    entropy_upstream upstream;
 };
 
 /* `count` rows from k.first on. `known`: the lse is there already. */
