@@ -388,7 +388,7 @@ static int compare(const char *what, const form &f, const results &a, const resu
     return bad;
 }
 
-/* By output, in the order of `names`. Numbers a head are sums of many that cancel. */
+/* By output, in the order of `names`. Numbers per head are sums of many that cancel. */
 static const double limits_f32[] = {2e-6, 2e-6, 5e-6, 5e-6, 5e-6, 2e-5, 2e-4, 2e-4, 2e-4, 2e-4};
 static const double limits_bf16[] = {5e-3, 1e-4, 2e-2, 2e-2, 1e-2, 3e-2, 5e-2, 5e-2, 5e-2, 5e-2};
 

@@ -1,6 +1,6 @@
 """PyTorch beside weft: the benchmark programs start this and ask for the same rows.
 
-One JSON request a line on standard input, one JSON reply a line on standard output:
+One JSON request per line on standard input, one JSON reply per line on standard output:
 
     {"do": "hello", "threads": 2}         -> {"name": "PyTorch 2.9.0", "threads": 2}
     {"do": "prepare", "op": "linear", "backward": true, "sizes": {"m": 2048, ...}}

@@ -1,7 +1,7 @@
 """PyTorch's attention on a GPU, forward and backward, at T = 1k, 4k, 16k: what `make bench-cuda` sets
 beside bench/attention_cuda.
 
-    python bench/peer_attention_cuda.py [--forms dot,w2] [--lengths 1024]      a JSON object a line
+    python bench/peer_attention_cuda.py [--forms dot,w2] [--lengths 1024]      a JSON object per line
     python bench/peer_attention_cuda.py --worker     compiles, says so, and waits for a line to measure
 
 32,768 tokens, 12 heads, causal, bf16. `dot` is 64 wide, `w2` has 128-wide queries and keys, 64-wide

@@ -9,7 +9,7 @@ GPT-2 124M's shape, bf16 autocast over f32 weights, torch.compile, fused AdamW, 
 mean of --steps steps after 4. Each variant is written in every way we know to be fast in stock
 PyTorch, and the fastest way ("form") is its row. A form's name lists its choices:
 
-    flash cudnn efficient   the backend of scaled_dot_product_attention. w2's number a key is one more
+    flash cudnn efficient   the backend of scaled_dot_product_attention. w2's number per key is one more
                             column of queries and keys. Where attention's weights are wanted too (steps
                             2 and 3) they are made once more, without a gradient, from the logsumexp,
                             and the kept ones are found by a threshold.
@@ -17,7 +17,7 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
     naive                   the formula with its T x T matrices, as the write-ups have it
     heads                   mla's latent keys and values are mapped to a head's width first, so that its
                             attention is as dot's
-    absorbed                mla's matrices a head are multiplied into its projections first
+    absorbed                mla's matrices per head are multiplied into its projections first
     cheap                   steps 2 and 3: what maps a hidden vector to the stream and to the gate is
                             multiplied into the mechanisms' own matrices, so that rows are gathered
                             after those maps

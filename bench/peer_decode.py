@@ -1,6 +1,6 @@
 """PyTorch's decoding beside weft's: `weft bench decode --peer "python3 bench/peer_decode.py"`.
 
-One JSON request a line on standard input, one JSON reply a line on standard output:
+One JSON request per line on standard input, one JSON reply per line on standard output:
 
     {"do": "hello", "threads": 2}   -> {"name": "PyTorch 2.9.0", "threads": 2}
     {"do": "decode", "attention": "dot", "layers": 12, "heads": 12, "width": 768, "latent": 128,

@@ -1,6 +1,6 @@
 """PyTorch's training step beside weft's: `weft bench train --peer "python bench/peer_train.py"`.
 
-One JSON request a line on standard input, one JSON reply a line on standard output:
+One JSON request per line on standard input, one JSON reply per line on standard output:
 
     {"do": "hello", "threads": 2}        -> {"name": "PyTorch 2.9.0", "threads": 2}
     {"do": "prepare", "model": FOLDER, "tokens": [[...], ...], "rate": 6e-4, "steps": 2}

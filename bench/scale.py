@@ -94,7 +94,7 @@ def measure(numbers):
         sys.exit("bench-scale: there is no mpirun; scripts/setup optional installs it")
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     print(f"4 layers of 256, micro-batches of {TOKENS} tokens, f32, {THREADS} thread(s) a process, "
-          f"{os.cpu_count()} processors, {STEPS} steps; seconds a step")
+          f"{os.cpu_count()} processors, {STEPS} steps; seconds per step")
     print(f"{'P':>3} {'strong':>8} {'speed-up':>8} {'alone':>8} {'comm':>8} {'plain':>8} {'weak':>8} "
           f"{'efficiency':>10} {'peak MiB':>9}")
     first = None

@@ -1,7 +1,8 @@
 /* weft/graph.h: blocks and operations of one's own, over one's own memory.
  *
  * weft.h runs whole models. This header is for whoever needs a part of one, or something else made of
- * the same operations: a PyTorch module, an experiment, an engine of another kind.
+ * the same operations: a module of another framework (python/ has them for PyTorch), an experiment, an
+ * engine of another kind.
  *
  *   weft_graph    a description: inputs, weights, operations on tensors, outputs.
  *   weft_tensor   a handle for values in a graph. It holds none.

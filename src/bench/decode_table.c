@@ -114,7 +114,7 @@ static weft_status read_list(const char *text, const char *fallback, const char 
 }
 
 typedef struct {
-    double step, spread, first, whole, floor, rate; /* seconds; bytes a second */
+    double step, spread, first, whole, floor, rate; /* seconds; bytes per second */
     double peer;
     int64_t bytes, weights, token_bytes;
 } result;

@@ -12,7 +12,7 @@ enum { SIDE = 1024, MATRIX = SIDE * SIDE, PIECE = 1 << 20, PIECES = 256, PEAK_ME
 
 struct bench_limits {
     weft_pool *pool;
-    float *matrices; /* three a thread */
+    float *matrices; /* three per thread */
     char *from, *to; /* PIECES pieces each */
 };
 

@@ -1,4 +1,4 @@
-/* A peer: another program that is measured in the same run, one JSON request a line, one JSON reply
+/* A peer: another program that is measured in the same run, one JSON request per line, one JSON reply
  * a line. bench/peer.py and bench/peer_train.py say what they can be asked. */
 #ifndef WEFT_BENCH_PEER_H
 #define WEFT_BENCH_PEER_H

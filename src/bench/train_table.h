@@ -10,7 +10,7 @@ typedef struct {
     const char *variants; /* names with commas; NULL: the shape's */
     const char *peer;     /* its command line: see bench/peer.h; NULL: none */
     int threads;          /* for both sides; 0: one a processor */
-    int steps;            /* measured a row; 0: the shape's */
+    int steps;            /* measured per row; 0: the shape's */
     double settle;        /* seconds of steps before those */
     bool profile;         /* print where each row's time goes, to standard error */
     FILE *table;          /* for people; NULL: none */

@@ -44,10 +44,10 @@ static void print_table(const weft_account *a) {
     printf("  optimizer         %14.1f MiB\n", mib(a->optimizer_bytes));
     printf("  activations       %14.1f MiB\n", mib(a->activations_bytes));
     printf("  workspace         %14.1f MiB\n", mib(a->workspace_bytes));
-    printf("  kept a token, layer %12.0f numbers\n", a->kept_per_token_layer);
-    printf("cache a token       %14lld bytes\n", (long long)a->cache_bytes_token);
-    printf("  a layer           %14lld bytes\n", (long long)a->cache_bytes_layer);
-    printf("cache a sequence    %14lld bytes\n", (long long)a->cache_bytes_sequence);
+    printf("  kept per token and layer %7.0f numbers\n", a->kept_per_token_layer);
+    printf("cache per token     %14lld bytes\n", (long long)a->cache_bytes_token);
+    printf("  per layer         %14lld bytes\n", (long long)a->cache_bytes_layer);
+    printf("cache per sequence  %14lld bytes\n", (long long)a->cache_bytes_sequence);
 }
 
 static void print_fit(const weft_fit *f, const weft_backend *backend) {
@@ -79,12 +79,13 @@ static json_t *to_json(const weft_account *a) {
         "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
         a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
         "backward_flops_per_token", a->backward_flops, "built_flops_per_token", a->built_flops,
-        "first_phase_flops_per_token", a->first_phase_flops, "training_bytes", (json_int_t)a->training_bytes, "training", "weights",
-        (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes, "optimizer",
-        (json_int_t)a->optimizer_bytes, "activations", (json_int_t)a->activations_bytes,
-        "workspace", (json_int_t)a->workspace_bytes, "kept_per_token_layer",
-        a->kept_per_token_layer, "cache_bytes_per_token", (json_int_t)a->cache_bytes_token,
-        "cache_bytes_per_token_layer", (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
+        "first_phase_flops_per_token", a->first_phase_flops, "training_bytes",
+        (json_int_t)a->training_bytes, "training", "weights", (json_int_t)a->weights_bytes,
+        "gradients", (json_int_t)a->gradients_bytes, "optimizer", (json_int_t)a->optimizer_bytes,
+        "activations", (json_int_t)a->activations_bytes, "workspace",
+        (json_int_t)a->workspace_bytes, "kept_per_token_layer", a->kept_per_token_layer,
+        "cache_bytes_per_token", (json_int_t)a->cache_bytes_token, "cache_bytes_per_token_layer",
+        (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
         (json_int_t)a->cache_bytes_sequence);
 }
 

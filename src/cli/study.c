@@ -142,7 +142,7 @@ static void list_table(const weft_study *s) {
                (p->account.forward_flops + p->account.backward_flops) / 1e6,
                *sets ? sets : "nothing");
     }
-    printf("%d runs: %d learning rates%s and %lld seeds a step\n", runs, weft_study_step_rates(s),
+    printf("%d runs: %d learning rates%s and %lld seeds per step\n", runs, weft_study_step_rates(s),
            weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
            (long long)s->base.study_seeds);
 }

@@ -76,8 +76,9 @@ static bool find_facts(int number, finding *f) {
         cudaGetLastError();
         snprintf(text, sizeof text,
                  "cuda: %s has compute capability %d.%d, for which this weft has no code; build "
-                 "with CUDA_ARCH='-arch=sm_%d%d'",
-                 is.name, is.major, is.minor, is.major, is.minor);
+                 "with CUDA_ARCH='-arch=sm_%d%d%s'",
+                 is.name, is.major, is.minor, is.major, is.minor,
+                 is.major == 9 && is.minor == 0 ? "a" : "");
         return refuse(f, WEFT_EMISSING, text);
     }
     double clock = 1e3 * attribute(cudaDevAttrClockRate, number);

@@ -19,7 +19,7 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
     }
     return weft_fail(
         WEFT_EINPUT,
-        "%s: no checkpoint (config.json and model.safetensors) there, nor in its best/; "
+        "%s: no checkpoint (config.json and model.safetensors) there, nor in its best/ or last/; "
         "weft train --out DIR makes one",
         path);
 }

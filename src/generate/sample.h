@@ -11,10 +11,10 @@
 enum { WEFT_TOP_MAX = 20 };
 
 typedef struct {
-    double temperature;        /* 0: the likeliest token; bit-equal ones: the lowest */
-    int64_t top_k;             /* of the k likeliest; 0: of all */
-    double top_p;              /* of the likeliest whose probabilities sum to this; 1: all */
-    double min_p;              /* of those at least this likely, beside the likeliest; 0: all */
+    double temperature; /* 0: the likeliest token; bit-equal ones: the lowest */
+    int64_t top_k;      /* of the k likeliest; 0: of all */
+    double top_p; /* of the fewest likeliest whose probabilities sum to this or more; 1: all */
+    double min_p; /* of those at least this many times as likely as the likeliest; 0: all */
     double repetition_penalty; /* of tokens that are there already: logits above 0 are divided by
                                   it, others multiplied; 1: none */
     uint64_t seed;

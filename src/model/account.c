@@ -84,13 +84,17 @@ static weft_status plan_training(const weft_config *c, const weft_backend *backe
     return weft_model_program(c, &build, true, backend, threads, INT64_MAX, m, plan);
 }
 
+/* Of a moment or a gradient's sum: f32 beside bf16 weights. */
+static int64_t real_bytes(const weft_tensor *t) {
+    return weft_tensor_count(t) * (t->dtype == WEFT_F64 ? 8 : 4);
+}
+
 /* The moments of AdamW (and AMSGrad's), and an f32 master beside each bf16 tensor. */
 static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) {
     int64_t bytes = 0, moments = 2 + (c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_amsgrad);
     for (int64_t i = 0; i < m->n_parameters; i++) {
         const weft_tensor *t = m->parameters[i].tensor;
-        int64_t size = t->dtype == WEFT_F64 ? 8 : 4;
-        bytes += (moments + (t->dtype == WEFT_BF16)) * size * weft_tensor_count(t);
+        bytes += (moments + (t->dtype == WEFT_BF16)) * real_bytes(t);
     }
     return bytes;
 }
@@ -159,12 +163,12 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
     return WEFT_OK;
 }
 
-/* Sums over micro-batches: f32 for each weight, one for each level of the tree (gradients.h). */
+/* Sums over micro-batches: of each weight one for each level of the tree (gradients.h). */
 static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m) {
     int64_t parts = weft_config_micro_batches(c), bytes = 0, levels = 0;
     if (parts == 1) return 0;
     for (int64_t i = 0; i < m->n_parameters; i++)
-        bytes += weft_tensor_count(m->parameters[i].tensor) * (int64_t)sizeof(float);
+        bytes += real_bytes(m->parameters[i].tensor);
     /* One while the sum is made, and one more for each bit of an even index. */
     for (int64_t i = 0; i < parts; i += 2)
         levels = levels > __builtin_popcountll((unsigned long long)i)

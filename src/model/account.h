@@ -37,7 +37,7 @@ typedef struct {
     /* Numbers a token that one more layer keeps for the backward pass. */
     double kept_per_token_layer;
 
-    /* Generation: bytes of cache a token, of the first layer and of the model. */
+    /* Generation: bytes of cache per token, of the first layer and of the model. */
     int64_t cache_bytes_layer, cache_bytes_token;
     /* And of a sequence, whatever its length: running sums, last queries. */
     int64_t cache_bytes_sequence;

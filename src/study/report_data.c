@@ -3,8 +3,8 @@
  * All is read in one transaction, so that the report of a study still running is of one moment. A
  * run counts as finished where it is done and its score is a number: a failed, diverged or waiting
  * run has no score, whatever was stored. Where several learning rates were run, each step gets the
- * one with the best mean score among those that most of its seeds finished at, so that a rate is not
- * chosen for the one seed that it did not blow up. */
+ * one with the best mean score among those at which the largest number of its seeds finished, so that
+ * a rate is not chosen for the one seed that it did not blow up. */
 #include "study/report_data.h"
 
 #include <errno.h>

@@ -153,6 +153,11 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
     WEFT_TRY(weft_checkpoint_was_saved(run, &saved));
     /* Versions before did not note it. */
     bool due = wish->interval > 0 && wish->logged > wish->interval;
+    if (!f->best && f->steps == 0 && *f->list && (saved || due))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: last/ is gone, and so is every other checkpoint; there is %s; "
+                         "another --out starts anew",
+                         run, f->list);
     if (f->steps > 0 || (*f->list && (saved || due)))
         return weft_fail(WEFT_EINPUT,
                          "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "

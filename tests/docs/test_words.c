@@ -162,12 +162,19 @@ static void test_inner_words_stay_out(void **state) {
 /* The test must be able to fail. */
 static void test_each_rule_finds_its_words(void **state) {
     (void)state;
-    static const char *const wrong_lines[] = {"as math.md has it",       "/* the seed's formula */",
-                                              "what the seed says",      "departs from the seed:",
-                                              "the plan's own figure",   "the ratio meets its bar",
-                                              "| ratio | asked of it |", "0.95 is asked too",
-                                              "met or MISSED",           "## Bars",
-                                              "see issue #14",           "one number a key"};
+    static const char *const wrong_lines[] = {"as math.md has it",
+                                              "/* the seed's formula */",
+                                              "what the seed says",
+                                              "departs from the seed:",
+                                              "the plan's own figure",
+                                              "the ratio meets its bar",
+                                              "| ratio | asked of it |",
+                                              "0.95 is asked too",
+                                              "met or MISSED",
+                                              "## Bars",
+                                              "see issue #14",
+                                              "one number a key",
+                                              "cache a token"};
     static const char *const right_lines[] = {"the random seed",
                                               "over the seeds that both finished",
                                               "the progress bar",

@@ -10,6 +10,9 @@
 
 #include <cmocka.h>
 
+#define TINY                                                                                       \
+    "N_LAYER=2", "N_EMBD=32", "N_HEAD=2", "VOCAB_SIZE=256", "GPT2_BLOCK_SIZE=16", "DATASET=copy"
+
 static weft_account account_of(const char *const *overrides, int step) {
     weft_config c;
     weft_account a;
@@ -27,7 +30,7 @@ static int64_t parameters(const char *const *overrides, int step) {
 }
 
 /* GPT-2 124M with mla, vocabulary padded to 50304: the RA-MLA write-up's own table. */
-static void test_parameters_of_the_seeds_table(void **state) {
+static void test_parameters_of_the_write_ups_table(void **state) {
     (void)state;
     const char *untied[] = {"ATTENTION=mla", "RA_MLA_MLP_TYING_MODE=untied", NULL};
     const char *tied[] = {"ATTENTION=mla", NULL};
@@ -122,14 +125,39 @@ static void test_cache_bytes_of_each_attention(void **state) {
     assert_int_equal(cache(rank), 4 * (2 * 128 + 32));
 }
 
+static int64_t needed(const char *const *overrides) {
+    weft_config c;
+    weft_fit fit;
+    weft_config_defaults(&c);
+    for (; *overrides; overrides++)
+        assert_int_equal(weft_config_override(&c, *overrides, "test"), WEFT_OK);
+    if (weft_account_fit(&c, weft_cpu_backend(), 1, &fit) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+    return fit.needed;
+}
+
+/* Four micro-batches need two sums (of the first two, and of the next) beside what one needs. */
+static void test_sums_over_micro_batches_have_the_weights_type(void **state) {
+    (void)state;
+    const char *one[] = {TINY, "DTYPE=f32", "BATCH_SIZE=2", NULL};
+    const char *four[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
+    const char *one64[] = {TINY, "DTYPE=f64", "BATCH_SIZE=2", NULL};
+    const char *four64[] = {TINY, "DTYPE=f64", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
+    int64_t weights = parameters(one, -1), room = 4096; /* the count of targets, padding */
+    int64_t f32 = needed(four) - needed(one), f64 = needed(four64) - needed(one64);
+    assert_in_range(f32, 2 * 4 * weights, 2 * 4 * weights + room);
+    assert_in_range(f64, 2 * 8 * weights, 2 * 8 * weights + room);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parameters_of_the_seeds_table),
+        cmocka_unit_test(test_parameters_of_the_write_ups_table),
         cmocka_unit_test(test_steps_4_and_5_are_2_and_3),
         cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
         cmocka_unit_test(test_recomputed_layers_keep_their_input),
         cmocka_unit_test(test_first_phase_is_counted),
         cmocka_unit_test(test_memory_adds_up),
+        cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

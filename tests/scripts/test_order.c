@@ -67,6 +67,13 @@ static void test_a_folder_without_a_line_is_found(void **state) {
     expect(1, "no line for new");
 }
 
+static void test_a_folder_has_one_line(void **state) {
+    (void)state;
+    make_tree("", "");
+    write_text(scratch_path("src/ORDER"), "low:\nhigh:\nhigh: low\n");
+    expect(1, "high has two lines");
+}
+
 static void test_the_order_has_no_circle(void **state) {
     (void)state;
     make_tree("", "");
@@ -81,6 +88,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_an_include_that_goes_up_is_found, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_a_folder_without_a_line_is_found, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_folder_has_one_line, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_the_order_has_no_circle, scratch_setup,
                                         scratch_teardown),

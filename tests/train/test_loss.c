@@ -133,6 +133,20 @@ static void test_a_folder_with_a_step_alone_is_used(void **state) {
     command_fails(2, RESUME, SAYS("last/ is gone", "step-0000000002"));
 }
 
+/* Of a run that had checkpoints only the log is left: there is nothing to name. */
+static void test_a_log_alone_offers_no_checkpoint(void **state) {
+    (void)state;
+    snprintf(out, sizeof out, "%s", at("log"));
+    train_steps(out, "GPT2_MAX_ITERS=2");
+    assert_int_equal(rename(at("log/last"), at("log-last")), 0);
+    assert_int_equal(rename(at("log/best"), at("log-best")), 0);
+    command_result r = command_run(RESUME);
+    assert_int_equal(r.status, 2);
+    if (!strstr(r.err, "every other checkpoint") || strstr(r.err, "--resume="))
+        fail_msg("%s", r.err);
+    command_free(&r);
+}
+
 static void test_an_empty_folder_starts_and_a_kill_before_the_first_does_too(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("early"));
@@ -307,6 +321,7 @@ int main(void) {
         cmocka_unit_test(test_a_checkpoint_with_a_note_in_it_stays),
         cmocka_unit_test(test_a_missing_last_is_no_fresh_start),
         cmocka_unit_test(test_a_folder_with_a_step_alone_is_used),
+        cmocka_unit_test(test_a_log_alone_offers_no_checkpoint),
         cmocka_unit_test(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too),
         cmocka_unit_test(test_a_kill_between_the_first_best_and_the_first_last),
         cmocka_unit_test(test_a_last_that_cannot_be_looked_at_is_an_error),

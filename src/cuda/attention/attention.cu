@@ -2,7 +2,7 @@
  *
  * The tensor cores' kernels take what they can (attention_fits_flash says what); the plain ones
  * the rest: f32, other widths, the relative position, the reciprocal band, ALiBi that is not
- * causal. The choice follows from types, shapes and options alone. */
+ * causal. The choice follows from types, shapes and options, and from the GPU's shared memory. */
 #include "cuda/attention/attention.cuh"
 
 #include "cuda/elements/gaussian.cuh"

@@ -4,8 +4,8 @@
  * A block has one row, one key head with all the query heads that share it, and WEFT_KEY_BLOCK keys
  * between multiples of that: their scores, the largest of them, the sum of the exponentials and the
  * weighted sum of the values. A second kernel joins a row's blocks in their order. Where a block begins
- * follows from the position alone, and within it every sum has one order, so a row's bits depend
- * neither on the batch nor on the GPU.
+ * follows from the position alone, and within it every sum has one order, so a row's bits do
+ * not depend on the batch.
  *
  * Eight lanes have a key, or more where values are wider: 16 bytes of bf16 each, straight from the page,
  * whose tokens of a head lie one behind the other. Keys that are stored as a latent (turned, or made
