@@ -39,7 +39,19 @@ static weft_status check_reciprocal(const weft_config *c, const char *where) {
     return WEFT_OK;
 }
 
+static weft_status check_turns(const weft_config *c, const char *where) {
+    if (c->rope_scaling != WEFT_ROPE_SCALING_LLAMA3 && c->rope_scaling != WEFT_ROPE_SCALING_YARN)
+        return WEFT_OK;
+    if (c->rope_low < c->rope_high) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_ROPE_LOW=%g must be less than CONFIG_ROPE_HIGH=%g with "
+                     "CONFIG_ROPE_SCALING=\"%s\"",
+                     where, c->rope_low, c->rope_high,
+                     weft_config_word(c, WEFT_OPTION(rope_scaling)));
+}
+
 weft_status weft_config_check(const weft_config *c, const char *where) {
     WEFT_TRY(check_sizes(c, where));
+    WEFT_TRY(check_turns(c, where));
     return check_reciprocal(c, where);
 }

@@ -207,12 +207,12 @@ static void read_key(const attend_run *a, int64_t r, int64_t g, int64_t j, const
 }
 
 static void coarse_turns(const attend_run *a, int64_t block, real *coarse) {
+    const weft_rope_law *law = &a->attr->law;
     int64_t half = a->attr->turned / 2;
     for (int64_t i = 0; i < half; i++) {
-        double angle =
-            (double)(block * BLOCK) * pow(10000, -2.0 * (double)i / (double)a->attr->turned);
-        coarse[i] = (real)cos(angle);
-        coarse[half + i] = (real)sin(angle);
+        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->turned);
+        coarse[i] = (real)(law->amplitude * cos(angle));
+        coarse[half + i] = (real)(law->amplitude * sin(angle));
     }
 }
 

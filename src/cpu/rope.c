@@ -17,9 +17,11 @@ typedef struct {
     int64_t offset;
     const int32_t *start;
     bool inverse;
+    double amplitude;
     double *frequency; /* [half] */
     double *fine;      /* [SPAN, 2, half]: cos and sin of the distances within a span */
-    double *coarse;    /* [sequences that differ, spans, 2, half]: of a span's first position */
+    double *coarse;    /* [sequences that differ, spans, 2, half]: of a span's first position,
+                          times the amplitude */
     real *scratch;     /* per thread: cos and sin of a position [2, half], a head of bf16 */
     int64_t per_thread;
 } turning;
@@ -36,16 +38,17 @@ static int64_t thread_reals(int64_t half, int64_t width) {
 static void fill_table_row(void *context, int64_t task, int thread) {
     (void)thread;
     const turning *k = context;
-    double position = (double)task, *cosine = k->fine + task * 2 * k->half;
+    double position = (double)task, *cosine = k->fine + task * 2 * k->half, size = 1;
     if (task >= k->near) {
+        size = k->amplitude;
         int64_t row = task - k->near, sequence = row / k->spans;
         int64_t first = k->offset + (k->start ? k->start[sequence] : 0);
         position = (double)(first + row % k->spans * SPAN);
         cosine = k->coarse + row * 2 * k->half;
     }
     for (int64_t i = 0; i < k->half; i++) {
-        cosine[i] = cos(position * k->frequency[i]);
-        cosine[k->half + i] = sin(position * k->frequency[i]);
+        cosine[i] = size * cos(position * k->frequency[i]);
+        cosine[k->half + i] = size * sin(position * k->frequency[i]);
     }
 }
 
@@ -125,6 +128,7 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
                  .offset = o->offset,
                  .start = weft_data(x, n->in[1]),
                  .inverse = o->inverse,
+                 .amplitude = o->law.amplitude,
                  .frequency = weft_workspace(x, n)};
     int64_t sequences = k.start ? k.batch : 1;
     k.near = min_i64(k.time, SPAN);
@@ -135,7 +139,7 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     k.scratch = (real *)(k.frequency + table_doubles(sequences, k.time, k.half));
     k.per_thread = thread_reals(k.half, k.width);
     for (int64_t i = 0; i < k.half; i++)
-        k.frequency[i] = pow(10000, -2.0 * (double)i / (double)o->width);
+        k.frequency[i] = weft_rope_rate(&o->law, i, o->width);
     weft_pool *pool = weft_exec_pool(x);
     weft_pool_run(pool, k.near + sequences * k.spans, fill_table_row, &k);
     weft_pool_run(pool, ceil_div(k.batch * k.time, k.block), turn_block, &k);

@@ -128,7 +128,7 @@ static weft_status fill_turns(const row_graph *g) {
     if (!values || !narrow) {
         status = weft_fail(WEFT_ENOMEM, "generate: no memory");
     } else {
-        weft_cached_turns(turns, values);
+        weft_cached_turns(&g->graph, values);
         for (int64_t i = 0; i < count; i++)
             narrow[i] = (float)values[i];
         status = weft_exec_write(g->exec, turns,

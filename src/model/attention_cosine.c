@@ -18,8 +18,7 @@ static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv, d = b->head_dim;
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * d, b->width);
-    weft_tensor *bias = NULL;
-    if (c->gpt2_bias) bias = builder_vector(b, "attn.qkv.bias", init_constant(0), total * d);
+    weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * d);
     weft_tensor *qkv = as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), total, d);
     qkv = turn_heads(b, weft_unit(b->g, qkv, b->heads + kv), d, b->heads + kv);
     qkv = weft_view(b->g, qkv, b->batch, b->time, total * d);
@@ -30,8 +29,8 @@ static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
 }
 
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
-    parts[0] = parts[1] = (weft_cache_part){.heads = weft_config_kv_heads(c),
-                                            .width = weft_config_head_dim(c)};
+    parts[0] = parts[1] =
+        (weft_cache_part){.heads = weft_config_kv_heads(c), .width = weft_config_head_dim(c)};
     return 2;
 }
 

@@ -10,9 +10,7 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv;
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * b->head_dim, b->width);
-    weft_tensor *bias = NULL;
-    if (c->gpt2_bias)
-        bias = builder_vector(b, "attn.qkv.bias", init_constant(0), total * b->head_dim);
+    weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * b->head_dim);
     weft_tensor *qkv = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
     if (b->position->turn) {
         qkv = as_heads(b, qkv, total, b->head_dim);
@@ -24,8 +22,8 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
 }
 
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
-    parts[0] = parts[1] = (weft_cache_part){.heads = weft_config_kv_heads(c),
-                                            .width = weft_config_head_dim(c)};
+    parts[0] = parts[1] =
+        (weft_cache_part){.heads = weft_config_kv_heads(c), .width = weft_config_head_dim(c)};
     return 2;
 }
 

@@ -108,13 +108,16 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim;
     weft_tensor *w = matrix(b, "attn.q.weight", init_normal(0.02), b->width, b->width);
-    weft_tensor *q = weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE), *to_latent = query_map(b);
+    weft_tensor *bias = attention_bias(b, "attn.q.bias", b->width);
+    weft_tensor *q = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), *to_latent = query_map(b);
     w = matrix(b, "attn.k_down.weight", init_normal(0.02), latent, b->width);
-    weft_tensor *k = build_receive(b, weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE));
+    bias = attention_bias(b, "attn.k_down.bias", latent);
+    weft_tensor *k = build_receive(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE));
     weft_tensor *v = k;
     if (!c->ra_mla_joint_kv) {
         w = matrix(b, "attn.v_down.weight", init_normal(0.02), latent, b->width);
-        v = weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE);
+        bias = attention_bias(b, "attn.v_down.bias", latent);
+        v = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
     }
     b->latent = k;
     b->score.scale_value = 1 / sqrt((double)latent);

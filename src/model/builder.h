@@ -20,6 +20,7 @@
 #include "model/kinds.h"
 #include "model/transformer.h"
 #include "ops/attention.h"
+#include "ops/rope_law.h"
 #include "ops/routing.h"
 
 typedef struct builder {
@@ -39,6 +40,7 @@ typedef struct builder {
     bool given_routes;
     int64_t batch, time;
     int64_t width, heads, head_dim, ffn; /* E, H, D, F */
+    weft_rope_law law;                   /* of rotations */
     int layer;
     bool positioned;  /* the score has the position's share */
     const char *part; /* of the parameters being made, for plans: "attention" */
@@ -147,6 +149,11 @@ weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
  * positions: where the position's kind does so, or whatever it is. */
 weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
+/* The law of angles that the config asks for. */
+weft_rope_law rope_law_of(const weft_config *c);
+/* A bias [size] of one of attention's projections into queries, keys and values; NULL: the config has
+ * none. */
+weft_tensor *attention_bias(builder *b, const char *name, int64_t size);
 /* The temperatures of w2, in the latent or not: sets the score's log_tau, or scale and beta where
  * they are fixed. `width` is that of a mean. */
 void build_temperature(builder *b, weft_score *score, int64_t width);

@@ -35,6 +35,7 @@ typedef struct {
     weft_model_graph model; /* tokens [R, 1] */
     weft_rows rows;
     weft_tensor *turns;  /* [WEFT_KEY_BLOCK, 2, n/2]: weft_cached_turns fills it; NULL: not there */
+    weft_rope_law law;   /* of turns */
     weft_tensor *wanted; /* [wanted] i32: rows */
     weft_tensor *logits; /* [wanted, 1, V] kept */
     weft_derived *derived;
@@ -52,7 +53,7 @@ void weft_cached_destroy(weft_cached_graph *g);
 /* Pages that a sequence of `context` tokens needs at most: the width of the table. */
 int64_t weft_cached_table_pages(int64_t context);
 /* Cosines and sines for `turns`. */
-void weft_cached_turns(const weft_tensor *turns, double *out);
+void weft_cached_turns(const weft_cached_graph *g, double *out);
 
 /* What layer `layer` keeps of a token. The parts' number; dtype as the model computes. */
 enum { WEFT_CACHE_PARTS_MAX = 4 };

@@ -24,7 +24,7 @@ typedef struct {
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
     int64_t (*turned)(const weft_config *c);
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
-    bool biased;       /* with GPT2_BIAS the output projection has a bias */
+    bool biased;       /* with GPT2_BIAS its projections have biases */
     bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
 } weft_attention_kind;
 

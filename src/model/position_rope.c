@@ -3,8 +3,27 @@
 #include "model/builder.h"
 #include "ops/rope.h"
 
+weft_rope_law rope_law_of(const weft_config *c) {
+    static const weft_rope_scaling scalings[] = {
+        [WEFT_ROPE_SCALING_NONE] = WEFT_ROPE_PLAIN,
+        [WEFT_ROPE_SCALING_LINEAR] = WEFT_ROPE_LINEAR,
+        [WEFT_ROPE_SCALING_LLAMA3] = WEFT_ROPE_LLAMA3,
+        [WEFT_ROPE_SCALING_YARN] = WEFT_ROPE_YARN,
+    };
+    weft_rope_law law = {.base = c->rope_theta,
+                         .scaling = scalings[c->rope_scaling],
+                         .factor = c->rope_factor,
+                         .context = (double)c->rope_context,
+                         .low = c->rope_low,
+                         .high = c->rope_high,
+                         .amplitude = 1};
+    if (law.scaling == WEFT_ROPE_YARN)
+        law.amplitude = c->rope_amplitude > 0 ? c->rope_amplitude : 1 + 0.1 * log(law.factor);
+    return law;
+}
+
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
-    return weft_rope(b->g, x, width, heads, b->start, 0);
+    return weft_rope_by(b->g, x, width, heads, b->start, 0, &b->law);
 }
 
 static weft_status check_pairs(const weft_config *c, const char *where) {

@@ -32,11 +32,11 @@ int64_t weft_cached_table_pages(int64_t context) {
     return (context - 1 + WEFT_PAGE_TOKENS - 1) / WEFT_PAGE_TOKENS + 1;
 }
 
-void weft_cached_turns(const weft_tensor *turns, double *out) {
-    int64_t half = turns->shape[2];
+void weft_cached_turns(const weft_cached_graph *g, double *out) {
+    int64_t half = g->turns->shape[2];
     for (int64_t j = 0; j < WEFT_KEY_BLOCK; j++)
         for (int64_t i = 0; i < half; i++) {
-            double angle = (double)j * pow(10000, -2.0 * (double)i / (double)(2 * half));
+            double angle = (double)j * weft_rope_rate(&g->law, i, 2 * half);
             out[(2 * j) * half + i] = cos(angle);
             out[(2 * j + 1) * half + i] = sin(angle);
         }
@@ -149,6 +149,7 @@ static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *
         d->turns = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "turns", b->stat, WEFT_KEY_BLOCK, 2,
                                    keys->turned / 2);
     query->turns = keys->turned ? d->turns : NULL;
+    query->law = d->law = b->law;
     weft_cache_write(b->g, &query->key, keys->k, 0, NULL, query->keys, &d->rows);
 }
 

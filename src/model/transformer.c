@@ -39,7 +39,7 @@ static norm_parameters make_norm(builder *b, const char *name) {
 static weft_tensor *apply_norm(builder *b, norm_parameters p, weft_tensor *x, weft_tensor *branch,
                                weft_tensor **sum) {
     weft_norm_kind kind = b->c->norm == WEFT_NORM_LAYERNORM ? WEFT_LAYERNORM : WEFT_RMSNORM;
-    weft_normed n = weft_norm(b->g, x, branch, p.weight, p.bias, kind);
+    weft_normed n = weft_norm_by(b->g, x, branch, p.weight, p.bias, kind, b->c->norm_eps);
     if (sum) *sum = n.s;
     return n.y;
 }
@@ -76,6 +76,19 @@ static void note_scores(builder *b) {
     };
 }
 
+weft_tensor *attention_bias(builder *b, const char *name, int64_t size) {
+    int asked = b->c->attention_bias;
+    bool there = asked == WEFT_ATTENTION_BIAS_QKV || asked == WEFT_ATTENTION_BIAS_ALL;
+    if (asked == WEFT_ATTENTION_BIAS_AUTO) there = b->attention->biased && b->c->gpt2_bias;
+    return there ? builder_vector(b, name, init_constant(0), size) : NULL;
+}
+
+static bool has_output_bias(const builder *b) {
+    if (b->c->attention_bias != WEFT_ATTENTION_BIAS_AUTO)
+        return b->c->attention_bias == WEFT_ATTENTION_BIAS_ALL;
+    return b->attention->biased && b->c->gpt2_bias;
+}
+
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     b->score = (weft_score){.causal = c->causal};
@@ -91,8 +104,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     o = weft_view(b->g, o, b->batch, b->time, b->width);
     weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->width);
     weft_tensor *bias = NULL;
-    if (b->attention->biased && c->gpt2_bias)
-        bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
+    if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
     if (again) weft_graph_recompute_end(b->g);
     return drop(b, o, "attn");
@@ -209,6 +221,7 @@ builder builder_of(const weft_config *c, const weft_build *build, weft_model_gra
                      .recompute = build->recompute,
                      .batch = build->batch,
                      .time = build->time,
+                     .law = rope_law_of(c),
                      .width = c->n_embd,
                      .heads = c->n_head,
                      .head_dim = weft_config_head_dim(c),

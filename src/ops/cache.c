@@ -170,6 +170,7 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
         .squares = query->squares,
         .window = s->window,
         .turned = query->turns ? query->turned : 0,
+        .law = query->law,
         .band_alpha = s->band_alpha,
         .weights = query->weights,
     };

@@ -13,6 +13,7 @@
 
 #include "core/graph.h"
 #include "ops/attention.h"
+#include "ops/rope_law.h"
 
 enum {
     WEFT_PAGE_TOKENS = 16,
@@ -64,6 +65,7 @@ typedef struct {
     weft_tensor *turns; /* [WEFT_KEY_BLOCK, 2, turned/2]: cosines and sines of the positions of the
                            first block; turns the first `turned` columns. NULL: nothing is turned */
     int64_t turned;
+    weft_rope_law law;    /* by which they are turned */
     bool gaussian;        /* the second half is ρ: σ = softplus(ρ) */
     bool squares;         /* n = ‖k̂‖², made when read */
     weft_tensor *recent;  /* [slots, window, H, dqk], a state: the last queries, for the band */
@@ -124,6 +126,7 @@ typedef struct {
     weft_attention_pos pos;
     bool band, gaussian, squares;
     int64_t window, turned;
+    weft_rope_law law;
     double band_alpha;
     weft_weights weights;
 } weft_cache_attention_attr;

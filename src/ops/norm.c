@@ -114,7 +114,13 @@ const weft_op weft_op_norm_back = {
 
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
                       weft_norm_kind kind) {
-    weft_norm_attr attr = {.kind = kind, .eps = kind == WEFT_LAYERNORM ? 1e-5 : 1e-6};
+    return weft_norm_by(g, x, r, w, b, kind, 0);
+}
+
+weft_normed weft_norm_by(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w,
+                         weft_tensor *b, weft_norm_kind kind, double eps) {
+    if (!(eps > 0)) eps = kind == WEFT_LAYERNORM ? 1e-5 : 1e-6;
+    weft_norm_attr attr = {.kind = kind, .eps = eps};
     weft_tensor *in[WEFT_NORM_INPUTS] = {
         [WEFT_NORM_X] = x, [WEFT_NORM_W] = w, [WEFT_NORM_B] = b, [WEFT_NORM_R] = r};
     weft_node *n = weft_graph_append(g, &weft_op_norm, in, WEFT_NORM_INPUTS, 2, WEFT_NORM_OUTPUTS,

@@ -17,6 +17,9 @@ typedef struct {
 /* x: [.., E]; r the same shape and type, or NULL; w: [E]; b: [E], LayerNorm only, or NULL. */
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
                       weft_norm_kind kind);
+/* The same with another number in place of 1e-5 or 1e-6; 0 or less: with that one. */
+weft_normed weft_norm_by(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w,
+                         weft_tensor *b, weft_norm_kind kind, double eps);
 
 /* Of both nodes, for the kernels. Inputs and outputs are in the order of the enums; what is not
  * wanted is NULL. */

@@ -14,6 +14,12 @@ static weft_status rope_infer(weft_graph *g, weft_node *n) {
         return weft_graph_fail(
             g, "rope: a width of %lld, but x is %s; it must be even and at most the last dimension",
             (long long)attr->width, weft_tensor_describe(x));
+    if (!(attr->law.base >= 1) || !(attr->law.factor >= 1) || !(attr->law.amplitude > 0))
+        return weft_graph_fail(
+            g,
+            "rope: a base of %g, a factor of %g and an amplitude of %g; base and "
+            "factor must be at least 1, the amplitude above 0",
+            attr->law.base, attr->law.factor, attr->law.amplitude);
     if (attr->heads < 1 || attr->heads > x->shape[2])
         return weft_graph_fail(g, "rope: %lld heads to turn, but x is %s [B, T, H, D]",
                                (long long)attr->heads, weft_tensor_describe(x));
@@ -56,6 +62,11 @@ const weft_op weft_op_rope = {
 
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                        weft_tensor *start, int64_t offset) {
-    weft_rope_attr attr = {.width = width, .heads = heads, .offset = offset};
+    return weft_rope_by(g, x, width, heads, start, offset, &WEFT_ROPE_USUAL);
+}
+
+weft_tensor *weft_rope_by(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
+                          weft_tensor *start, int64_t offset, const weft_rope_law *law) {
+    weft_rope_attr attr = {.width = width, .heads = heads, .offset = offset, .law = *law};
     return append_rope(g, x, start, &attr);
 }

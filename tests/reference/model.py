@@ -39,9 +39,9 @@ def split_heads(x, heads):
 def norm(c, p, name, x):
     if c["NORM"] == "layernorm":
         centred = x - x.mean(-1, keepdim=True)
-        y = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5) * p[f"{name}.weight"]
+        y = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + (c["NORM_EPS"] or 1e-5)) * p[f"{name}.weight"]
         return y + p[f"{name}.bias"] if c["GPT2_BIAS"] else y
-    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-6) * p[f"{name}.weight"]
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + (c["NORM_EPS"] or 1e-6)) * p[f"{name}.weight"]
 
 
 def softplus(x):
@@ -56,12 +56,33 @@ def silu(x):
     return x * torch.sigmoid(x)
 
 
-def rope(x):
-    """Turns pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t·10000^(−2i/width)."""
+def rope_rates(c, width):
+    """The angle of each pair per position, [width/2], and what turned columns are multiplied by."""
+    rate = c["ROPE_THETA"] ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
+    slow, context = rate / c["ROPE_FACTOR"], c["ROPE_CONTEXT"]
+    if c["ROPE_SCALING"] == "linear":
+        return slow, 1.0
+    if c["ROPE_SCALING"] == "llama3":
+        wavelength = 2 * math.pi / rate
+        smooth = (context / wavelength - c["ROPE_LOW"]) / (c["ROPE_HIGH"] - c["ROPE_LOW"])
+        between = (1 - smooth) * slow + smooth * rate
+        rate = torch.where(wavelength > context / c["ROPE_LOW"], slow,
+                           torch.where(wavelength < context / c["ROPE_HIGH"], rate, between))
+    elif c["ROPE_SCALING"] == "yarn":
+        def place(turns):
+            return width * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(c["ROPE_THETA"]))
+        first, last = max(math.floor(place(c["ROPE_HIGH"])), 0), min(math.ceil(place(c["ROPE_LOW"])), width - 1)
+        ramp = ((torch.arange(width // 2, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
+        return slow * ramp + rate * (1 - ramp), c["ROPE_AMPLITUDE"] or 0.1 * math.log(c["ROPE_FACTOR"]) + 1
+    return rate, 1.0
+
+
+def rope(c, x):
+    """Turns pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t times their rates."""
     t, half = x.shape[1], x.shape[-1] // 2
-    rate = 10000.0 ** (-2.0 * torch.arange(half, dtype=torch.float64) / x.shape[-1])
+    rate, amplitude = rope_rates(c, x.shape[-1])
     angle = torch.arange(t, dtype=torch.float64)[:, None] * rate
-    cos, sin = (f(angle)[None, :, None, :].to(x.dtype) for f in (torch.cos, torch.sin))
+    cos, sin = (amplitude * f(angle)[None, :, None, :].to(x.dtype) for f in (torch.cos, torch.sin))
     low, high = x[..., :half], x[..., half:]
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 
@@ -109,7 +130,7 @@ def w2_scores(c, p, q, k):
     half = q.shape[-1] // 2
     mu_q, mu_k = q[..., :half], k[..., :half]
     if uses_rope(c):
-        mu_q, mu_k = rope(mu_q), rope(mu_k)
+        mu_q, mu_k = rope(c, mu_q), rope(c, mu_k)
     apart = squared_distance(mu_q, mu_k) + squared_distance(softplus(q[..., half:]), softplus(k[..., half:]))
     return -apart / (tau_of(c, p, half) + 1e-6)
 
@@ -120,7 +141,7 @@ def overlap_scores(c, q, k):
     var_q, var_k = softplus(q[..., half:]) + 1e-4, softplus(k[..., half:]) + 1e-4
     q_hat, k_hat = q[..., :half] / torch.sqrt(var_q), k[..., :half] / torch.sqrt(var_k)
     if uses_rope(c):
-        q_hat, k_hat = rope(q_hat), rope(k_hat)
+        q_hat, k_hat = rope(c, q_hat), rope(c, k_hat)
     log_volume = torch.log(var_k).sum(-1).permute(0, 2, 1)[:, :, None, :]
     return -0.5 * squared_distance(q_hat, k_hat) - 0.5 * log_volume
 
@@ -131,7 +152,7 @@ def dot_heads(c, p, x):
     heads = split_heads(linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias")), h + 2 * kv)
     q, k, v = heads[:, :, :h], heads[:, :, h:h + kv], heads[:, :, h + kv:]
     if uses_rope(c):
-        q, k = rope(q), rope(k)
+        q, k = rope(c, q), rope(c, k)
     group = [i * kv // h for i in range(h)]
     return q, k[:, :, group], v[:, :, group]
 
@@ -151,14 +172,14 @@ def cosine_attention(c, p, x):
 
 
 def w2_attention(c, p, x):
-    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"]), c["N_HEAD"]) for name in "qkv")
+    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias")), c["N_HEAD"]) for name in "qkv")
     scores = w2_scores(c, p, q, k) if c["W2_KERNEL"] == "w2" else overlap_scores(c, q, k)
     return scores, v
 
 
 def latent_queries(c, p, x):
     """q̂ [B, T, H, L] of 2.3."""
-    q = linear(x, p["attn.q.weight"])
+    q = linear(x, p["attn.q.weight"], p.get("attn.q.bias"))
     if c["RA_MLA_PER_HEAD_Q_LATENT"]:
         return torch.einsum("bthd,hdl->bthl", split_heads(q, c["N_HEAD"]), p["attn.q_latent"])
     return (q @ p["attn.q_latent"])[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
@@ -175,17 +196,17 @@ def band_term(c, q_hat, k_hat):
 
 def mla_attention(c, p, x, received):
     """Scores, values [B, T, H, D] expanded from the latent, and the latent c^K [B, T, L] with what it received."""
-    latent = linear(x, p["attn.k_down.weight"])
+    latent = linear(x, p["attn.k_down.weight"], p.get("attn.k_down.bias"))
     if received is not None:
         latent = latent + c["RA_MLA_MLP_RECIP_ALPHA"] * received
-    values = latent if c["RA_MLA_JOINT_KV"] else linear(x, p["attn.v_down.weight"])
+    values = latent if c["RA_MLA_JOINT_KV"] else linear(x, p["attn.v_down.weight"], p.get("attn.v_down.bias"))
     q_hat = latent_queries(c, p, x)
     k_hat = latent[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
     if c["RA_MLA_SCORE"] == "w2":
         scores = w2_scores(c, p, q_hat, k_hat)
     else:
         if uses_rope(c):
-            q_hat, k_hat = rope(q_hat), rope(k_hat)
+            q_hat, k_hat = rope(c, q_hat), rope(c, k_hat)
         scores = inner(q_hat, k_hat) / math.sqrt(c["L"])
         if c["RA_MLA_RA_ALPHA"] > 0:
             scores = scores + band_term(c, q_hat, k_hat)

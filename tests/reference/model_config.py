@@ -8,6 +8,7 @@ KEYS = {
     "FFN": (("gelu", "swiglu", "wsffn"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
+    "NORM_EPS": (float, 0.0),
     "NORM_PLACEMENT": (("pre", "post"), "pre"),
     "N_LAYER": (int, None),
     "N_HEAD": (int, None),
@@ -19,6 +20,14 @@ KEYS = {
     "BATCH_SIZE": (int, None),
     "GPT2_WEIGHT_TYING": (bool, True),
     "GPT2_BIAS": (bool, True),
+    "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
+    "ROPE_THETA": (float, 10000.0),
+    "ROPE_SCALING": (("none", "linear", "llama3", "yarn"), "none"),
+    "ROPE_FACTOR": (float, 1.0),
+    "ROPE_CONTEXT": (int, 8192),
+    "ROPE_LOW": (float, 1.0),
+    "ROPE_HIGH": (float, 4.0),
+    "ROPE_AMPLITUDE": (float, 0.0),
     "GPT2_DROPOUT": (float, None),
     "LAMBDA_LOGITS_Z": (float, 0.0),
     "LOGITS_Z_DETACH": (bool, False),
@@ -153,13 +162,19 @@ def norm_shapes(c, name):
     return shapes
 
 
+def attention_biases(c):
+    """Whether the projections into queries, keys and values have biases, and whether the output's has."""
+    if c["ATTENTION_BIAS"] == "auto":
+        there = c["GPT2_BIAS"] and c["ATTENTION"] in ("dot", "cosine")
+        return there, there
+    return c["ATTENTION_BIAS"] in ("qkv", "all"), c["ATTENTION_BIAS"] == "all"
+
+
 def attention_shapes(c):
     e, h, d, latent = c["N_EMBD"], c["N_HEAD"], c["D"], c["L"]
     if c["ATTENTION"] in ("dot", "cosine"):
         rows = e + 2 * c["KV"] * d
         shapes = {"qkv.weight": (rows, e), "out.weight": (e, e)}
-        if c["GPT2_BIAS"]:
-            shapes |= {"qkv.bias": (rows,), "out.bias": (e,)}
     elif c["ATTENTION"] == "w2":
         shapes = {"q.weight": (2 * e, e), "k.weight": (2 * e, e), "v.weight": (e, e), "out.weight": (e, e)}
     else:
@@ -172,6 +187,12 @@ def attention_shapes(c):
         }
         if not c["RA_MLA_JOINT_KV"]:
             shapes["v_down.weight"] = (latent, e)
+    inputs, output = attention_biases(c)
+    for name in ("qkv", "q", "k", "v", "k_down", "v_down"):
+        if inputs and f"{name}.weight" in shapes:
+            shapes[f"{name}.bias"] = shapes[f"{name}.weight"][:1]
+    if output:
+        shapes["out.bias"] = (e,)
     if c["ATTENTION"] == "cosine" or (has_tau(c) and c["W2_TAU_LEARNED"]):
         shapes["log_tau"] = (h,)
     if c["POSITION"] == "relative":

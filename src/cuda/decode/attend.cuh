@@ -28,6 +28,7 @@ struct attend_problem {
     weft_attention_pos pos;
     bool band, gaussian, squares;
     int window, turned;
+    weft_rope_law law;
     weft_weights weights;
     int blocks;     /* most of a row */
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */

@@ -47,10 +47,10 @@ __device__ static inline attend_memory cut_memory(const attend_problem &a, float
 __device__ static inline void find_coarse(const attend_problem &a, int block, float *coarse) {
     int half = a.turned / 2;
     for (int i = threadIdx.x; i < half; i += THREADS) {
-        double angle = (double)(block * BLOCK) * pow(10000.0, -2.0 * i / (double)a.turned), s, c;
+        double angle = (double)(block * BLOCK) * weft_rope_rate(&a.law, i, a.turned), s, c;
         sincos(angle, &s, &c);
-        coarse[i] = (float)c;
-        coarse[half + i] = (float)s;
+        coarse[i] = (float)(a.law.amplitude * c);
+        coarse[half + i] = (float)(a.law.amplitude * s);
     }
 }
 
@@ -349,6 +349,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.squares = attr->squares;
     a.window = (int)attr->window;
     a.turned = (int)attr->turned;
+    a.law = attr->law;
     a.weights = attr->weights;
     a.blocks = (int)(attr->context / BLOCK + 2);
     return a;

@@ -14,6 +14,7 @@ struct turning {
     int64_t sequences;                /* that have a table of their own */
     const int32_t *start;
     bool inverse;
+    weft_rope_law law;
     any_tensor x, y, table; /* table: [sequences, T, 2, half] */
 };
 
@@ -23,7 +24,9 @@ static __global__ void make_angles(turning k) {
     int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
     if (k.start) position += k.start[b];
     double cosine, sine;
-    sincos((double)position * pow(10000.0, -(double)i / (double)k.half), &sine, &cosine);
+    sincos((double)position * weft_rope_rate(&k.law, i, 2 * k.half), &sine, &cosine);
+    cosine *= k.law.amplitude;
+    sine *= k.law.amplitude;
     store_any(k.table, 2 * place * k.half + i, (float)cosine);
     store_any(k.table, (2 * place + 1) * k.half + i, (float)(k.inverse ? -sine : sine));
 }
@@ -90,6 +93,7 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     k.sequences = n->in[1] ? in->shape[0] : 1;
     k.start = data_of<int32_t>(x, n->in[1]);
     k.inverse = attr->inverse;
+    k.law = attr->law;
     k.x = any_of(x, in);
     k.y = any_of(x, n->out[0]);
     k.table = any_tensor{workspace_of<float>(x, n), false};
