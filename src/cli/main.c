@@ -33,6 +33,8 @@
     X(eval, "--model DIR --tokens FILE [--json]", "loss, logits or gradients of a checkpoint")     \
     X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \
       "make text with a checkpoint")                                                               \
+    X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \
+      "answer requests over HTTP, as OpenAI's interface does")                                     \
     X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
       "run a study and write its report")                                                          \
     X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \

@@ -26,6 +26,16 @@ static void write_folded(FILE *out, const char *indent, const char *text) {
     }
 }
 
+/* As Kconfig quotes: a backslash before a quote and before a backslash. */
+static void write_quoted(FILE *out, const char *text) {
+    fputc('"', out);
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') fputc('\\', out);
+        fputc(*text, out);
+    }
+    fputs("\"\n", out);
+}
+
 static void write_kconfig_type(FILE *out, const weft_option *o) {
     switch (o->type) {
     case WEFT_OPT_BOOL:
@@ -36,7 +46,8 @@ static void write_kconfig_type(FILE *out, const weft_option *o) {
                 o->max);
         break;
     default:
-        fprintf(out, "\tstring \"%s\"\n\tdefault \"%s\"\n", o->key, o->fallback);
+        fprintf(out, "\tstring \"%s\"\n\tdefault ", o->key);
+        write_quoted(out, o->fallback);
         break;
     }
 }

@@ -1,0 +1,206 @@
+/* Watching connections. A list under one lock; `gone` is called with it held, so a job that it gets
+ * is still held by its connection. */
+#include "serve/connections.h"
+
+#include "core/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { LOOK_MS = 50 };
+
+struct weft_connection {
+    int socket;
+    double deadline;
+    bool busy, told;
+    weft_job *job; /* NULL: nothing to watch */
+    weft_connection *next, *before;
+};
+
+struct weft_connections {
+    pthread_mutex_t lock;
+    pthread_cond_t news; /* the first connection, or the end */
+    pthread_t thread;
+    weft_connection *first;
+    int64_t count, busy;
+    double seconds;
+    bool closing;
+    void (*gone)(void *context, weft_job *j);
+    void *context;
+    struct pollfd *polled;
+    weft_connection **of;
+    size_t room;
+};
+
+static bool has_room(weft_connections *all) {
+    size_t want = (size_t)all->count;
+    if (want <= all->room) return true;
+    struct pollfd *polled = realloc(all->polled, 2 * want * sizeof *polled);
+    if (polled) all->polled = polled;
+    weft_connection **of = realloc(all->of, 2 * want * sizeof *of);
+    if (of) all->of = of;
+    if (!polled || !of) return false;
+    all->room = 2 * want;
+    return true;
+}
+
+/* Asks the system about every client whose job is being made. */
+static void find_gone(weft_connections *all) {
+    nfds_t n = 0;
+    if (!has_room(all)) return; /* looked at again when there is memory */
+    for (weft_connection *c = all->first; c; c = c->next) {
+        if (!c->job || c->told) continue;
+        all->polled[n] = (struct pollfd){.fd = c->socket, .events = POLLRDHUP};
+        all->of[n++] = c;
+    }
+    if (n == 0 || poll(all->polled, n, 0) <= 0) return;
+    for (nfds_t i = 0; i < n; i++) {
+        if (!(all->polled[i].revents & (POLLRDHUP | POLLHUP | POLLERR))) continue;
+        all->of[i]->told = true;
+        all->gone(all->context, all->of[i]->job);
+    }
+}
+
+static void end_slow(weft_connections *all) {
+    double now = weft_clock();
+    for (weft_connection *c = all->first; c; c = c->next) {
+        if (now < c->deadline) continue;
+        shutdown(c->socket, SHUT_RDWR);
+        if (c->job && !c->told) all->gone(all->context, c->job);
+        c->told = true;
+        c->deadline = now + all->seconds;
+    }
+}
+
+static void wait_a_little(weft_connections *all) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_MS * 1000000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    while (!all->closing && pthread_cond_timedwait(&all->news, &all->lock, &until) != ETIMEDOUT)
+        ;
+}
+
+static void *watch(void *context) {
+    weft_connections *all = context;
+    pthread_mutex_lock(&all->lock);
+    while (!all->closing) {
+        while (!all->first && !all->closing)
+            pthread_cond_wait(&all->news, &all->lock);
+        find_gone(all);
+        end_slow(all);
+        wait_a_little(all);
+    }
+    pthread_mutex_unlock(&all->lock);
+    return NULL;
+}
+
+weft_status weft_connections_open(double seconds, void (*gone)(void *context, weft_job *j),
+                                  void *context, weft_connections **out) {
+    *out = NULL;
+    weft_connections *all = calloc(1, sizeof *all);
+    if (!all) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    all->seconds = seconds;
+    all->gone = gone;
+    all->context = context;
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->news, &attributes);
+    pthread_condattr_destroy(&attributes);
+    int error = pthread_create(&all->thread, NULL, watch, all);
+    if (error) {
+        pthread_cond_destroy(&all->news);
+        pthread_mutex_destroy(&all->lock);
+        free(all);
+        return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
+    }
+    *out = all;
+    return WEFT_OK;
+}
+
+void weft_connections_close(weft_connections *all) {
+    if (!all) return;
+    pthread_mutex_lock(&all->lock);
+    all->closing = true;
+    pthread_cond_broadcast(&all->news);
+    pthread_mutex_unlock(&all->lock);
+    pthread_join(all->thread, NULL);
+    pthread_cond_destroy(&all->news);
+    pthread_mutex_destroy(&all->lock);
+    free(all->polled);
+    free(all->of);
+    free(all);
+}
+
+weft_connection *weft_connections_add(weft_connections *all, int socket) {
+    weft_connection *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->socket = socket;
+    c->deadline = weft_clock() + all->seconds;
+    pthread_mutex_lock(&all->lock);
+    c->next = all->first;
+    if (c->next) c->next->before = c;
+    all->first = c;
+    all->count++;
+    pthread_cond_signal(&all->news);
+    pthread_mutex_unlock(&all->lock);
+    return c;
+}
+
+static void let_go(weft_connections *all, weft_connection *c) {
+    all->busy -= c->busy;
+    c->busy = false;
+    c->told = false;
+    weft_job_release(c->job);
+    c->job = NULL;
+}
+
+void weft_connections_remove(weft_connections *all, weft_connection *c) {
+    pthread_mutex_lock(&all->lock);
+    let_go(all, c);
+    if (c->before)
+        c->before->next = c->next;
+    else
+        all->first = c->next;
+    if (c->next) c->next->before = c->before;
+    all->count--;
+    pthread_mutex_unlock(&all->lock);
+    free(c);
+}
+
+void weft_connection_begin(weft_connections *all, weft_connection *c, double seconds) {
+    pthread_mutex_lock(&all->lock);
+    all->busy += !c->busy;
+    c->busy = true;
+    c->deadline = weft_clock() + seconds + all->seconds;
+    pthread_mutex_unlock(&all->lock);
+}
+
+void weft_connection_watch(weft_connections *all, weft_connection *c, weft_job *j) {
+    pthread_mutex_lock(&all->lock);
+    weft_job_hold(j);
+    c->job = j;
+    pthread_mutex_unlock(&all->lock);
+}
+
+void weft_connection_end(weft_connections *all, weft_connection *c) {
+    pthread_mutex_lock(&all->lock);
+    let_go(all, c);
+    c->deadline = weft_clock() + all->seconds;
+    pthread_mutex_unlock(&all->lock);
+}
+
+void weft_connections_count(weft_connections *all, int64_t *open, int64_t *busy) {
+    pthread_mutex_lock(&all->lock);
+    *open = all->count;
+    *busy = all->busy;
+    pthread_mutex_unlock(&all->lock);
+}

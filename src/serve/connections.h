@@ -1,0 +1,36 @@
+/* The connections that are open, and a thread that watches them: for clients that are too slow, and
+ * for clients that have gone.
+ *
+ * A client must send a request whole within some seconds of connecting, or of its last answer, even
+ * if it sends a byte now and then; and while its answer is being made the connection is looked at a
+ * few times a second, since nothing else reads from it then. What is found is told in two ways: a
+ * connection that took too long is shut down, so that whoever reads from it sees its end; of a client
+ * that has gone, `gone` is called with its job. */
+#ifndef WEFT_SERVE_CONNECTIONS_H
+#define WEFT_SERVE_CONNECTIONS_H
+
+#include "serve/job.h"
+
+typedef struct weft_connections weft_connections;
+typedef struct weft_connection weft_connection;
+
+weft_status weft_connections_open(double seconds, void (*gone)(void *context, weft_job *j),
+                                  void *context, weft_connections **out);
+/* When no connection is left. */
+void weft_connections_close(weft_connections *all);
+
+/* A new connection; NULL: no memory. It must be removed before its socket is closed. */
+weft_connection *weft_connections_add(weft_connections *all, int socket);
+void weft_connections_remove(weft_connections *all, weft_connection *c);
+
+/* A request came in whole; its answer may take so many seconds. */
+void weft_connection_begin(weft_connections *all, weft_connection *c, double seconds);
+/* The answer is this job, which is held until weft_connection_end. */
+void weft_connection_watch(weft_connections *all, weft_connection *c, weft_job *j);
+/* The answer was sent, or given up. */
+void weft_connection_end(weft_connections *all, weft_connection *c);
+
+/* How many there are, and on how many of them an answer is being made or sent. */
+void weft_connections_count(weft_connections *all, int64_t *open, int64_t *busy);
+
+#endif

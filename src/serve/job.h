@@ -1,0 +1,82 @@
+/* A request while it is being answered. Two threads hold it: the one that speaks HTTP, and the
+ * worker's. The worker adds text to it; the other takes it from there and sends it. It is freed by
+ * whoever lets go of it last, so that neither has to wait for the other: a client that goes away
+ * leaves the job to the worker, a worker that stops leaves it to the connection.
+ *
+ * What is under the lock is said below; the rest is written before the worker sees the job and only
+ * read afterwards, or the worker's alone. */
+#ifndef WEFT_SERVE_JOB_H
+#define WEFT_SERVE_JOB_H
+
+#include "generate/stream.h"
+#include "serve/request.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* One text. */
+typedef struct {
+    int64_t prompt; /* the number of its prompt */
+    /* The worker's alone. */
+    int64_t id; /* the generator's; -1: none */
+    weft_stream *stream;
+    /* Under the lock. */
+    char *text;
+    size_t bytes, room;
+    weft_sampled *tokens; /* where the request wants something of each */
+    int64_t n_tokens, tokens_room;
+    int64_t made;       /* tokens */
+    int64_t shared;     /* tokens of its prompt that were not computed again */
+    const char *finish; /* "stop" or "length"; NULL: it goes on */
+} weft_choice;
+
+typedef struct {
+    int32_t *tokens;
+    int64_t count;
+} weft_job_prompt;
+
+typedef struct weft_job weft_job;
+struct weft_job {
+    weft_request request;
+    weft_job_prompt *prompts;
+    int64_t n_prompts;
+    weft_choice *choices; /* n of the first prompt, n of the second, ... */
+    int64_t n_choices;
+    int32_t end_token;
+    bool keeps_tokens;
+    double submitted; /* on weft_clock */
+    atomic_bool cancelled;
+    atomic_int owners;
+    /* Called with the lock held when there is something new and somebody waits for it. */
+    void (*wake)(void *context);
+    void *context;
+
+    pthread_mutex_t lock;
+    bool waiting;         /* somebody does */
+    bool finished;        /* nothing more comes */
+    weft_refusal failure; /* why it finished without all its text; status 0: it did not */
+
+    weft_job *next; /* the worker's: in its list */
+};
+
+/* A job for a request, which it takes over, whatever comes back. Its prompts' tokens are to be put
+ * into `prompts` [n_prompts]. NULL: no memory. */
+weft_job *weft_job_create(weft_request *request, int64_t n_prompts);
+/* One owner more, one less. */
+void weft_job_hold(weft_job *j);
+void weft_job_release(weft_job *j);
+
+/* Marks it as finished, with the failure if there is one (NULL: none), and wakes who waits. A job
+ * that is finished already stays as it is. */
+void weft_job_finish(weft_job *j, const weft_refusal *failure);
+/* Wakes who waits; with the lock held. */
+void weft_job_wake(weft_job *j);
+
+/* Tokens of all prompts, of all texts, and those of prompts that were not computed again; with the
+ * lock held. */
+typedef struct {
+    int64_t prompt, made, shared;
+} weft_job_usage;
+weft_job_usage weft_job_count(const weft_job *j);
+
+#endif

@@ -1,0 +1,167 @@
+/* Metrics. Names and units follow Prometheus' customs: a total only grows, seconds and bytes are
+ * the units, a histogram's buckets include the smaller ones. */
+#include "serve/metrics.h"
+
+#include "core/version.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { BUCKETS = 12, STATUSES = 600 };
+
+static const double bounds[BUCKETS] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30};
+
+static const char *const path_names[WEFT_PATHS] = {
+    "/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/", "other"};
+
+typedef struct {
+    int64_t count[BUCKETS + 1]; /* the last: above all bounds */
+    double sum;
+} histogram;
+
+struct weft_metrics {
+    pthread_mutex_t lock;
+    int64_t requests[WEFT_PATHS][STATUSES];
+    histogram seconds, first_token;
+    double job_seconds; /* mean of the last ones, the newest counting most */
+};
+
+weft_status weft_metrics_create(weft_metrics **out) {
+    *out = calloc(1, sizeof **out);
+    if (!*out) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    pthread_mutex_init(&(*out)->lock, NULL);
+    return WEFT_OK;
+}
+
+void weft_metrics_destroy(weft_metrics *m) {
+    if (m) pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+static void count_in(histogram *h, double value) {
+    int i = 0;
+    while (i < BUCKETS && value > bounds[i])
+        i++;
+    h->count[i]++;
+    h->sum += value;
+}
+
+void weft_metrics_request(weft_metrics *m, weft_path_name path, int status, double seconds) {
+    pthread_mutex_lock(&m->lock);
+    if (status > 0 && status < STATUSES) m->requests[path][status]++;
+    count_in(&m->seconds, seconds);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void weft_metrics_first_token(weft_metrics *m, double seconds) {
+    pthread_mutex_lock(&m->lock);
+    count_in(&m->first_token, seconds);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void weft_metrics_job(weft_metrics *m, double seconds) {
+    pthread_mutex_lock(&m->lock);
+    m->job_seconds = m->job_seconds > 0 ? 0.9 * m->job_seconds + 0.1 * seconds : seconds;
+    pthread_mutex_unlock(&m->lock);
+}
+
+double weft_metrics_job_seconds(weft_metrics *m) {
+    pthread_mutex_lock(&m->lock);
+    double seconds = m->job_seconds;
+    pthread_mutex_unlock(&m->lock);
+    return seconds;
+}
+
+static void head(FILE *to, const char *name, const char *type, const char *help) {
+    fprintf(to, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void one(FILE *to, const char *name, const char *type, const char *help, int64_t value) {
+    head(to, name, type, help);
+    fprintf(to, "%s %lld\n", name, (long long)value);
+}
+
+static void print_histogram(FILE *to, const char *name, const char *help, const histogram *h) {
+    int64_t sum = 0;
+    head(to, name, "histogram", help);
+    for (int i = 0; i < BUCKETS; i++) {
+        sum += h->count[i];
+        fprintf(to, "%s_bucket{le=\"%g\"} %lld\n", name, bounds[i], (long long)sum);
+    }
+    sum += h->count[BUCKETS];
+    fprintf(to, "%s_bucket{le=\"+Inf\"} %lld\n%s_sum %.6f\n%s_count %lld\n", name, (long long)sum,
+            name, h->sum, name, (long long)sum);
+}
+
+static void print_requests(FILE *to, const weft_metrics *m) {
+    head(to, "weft_requests_total", "counter",
+         "Requests by path and HTTP status; 499: the client went away first.");
+    for (int path = 0; path < WEFT_PATHS; path++)
+        for (int status = 0; status < STATUSES; status++)
+            if (m->requests[path][status])
+                fprintf(to, "weft_requests_total{path=\"%s\",status=\"%d\"} %lld\n",
+                        path_names[path], status, (long long)m->requests[path][status]);
+}
+
+/* Backslash, quote and line end are escaped in a label. */
+static void print_info(FILE *to, const char *model) {
+    head(to, "weft_info", "gauge", "The program and its model.");
+    fprintf(to, "weft_info{version=\"%s\",model=\"", weft_version());
+    for (const char *at = model; *at; at++) {
+        if (*at == '\\' || *at == '"') fputc('\\', to);
+        if (*at == '\n')
+            fputs("\\n", to);
+        else
+            fputc(*at, to);
+    }
+    fputs("\"} 1\n", to);
+}
+
+static int64_t resident_bytes(void) {
+    long long all, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    if (fscanf(file, "%lld %lld", &all, &resident) != 2) resident = 0;
+    fclose(file);
+    return (int64_t)resident * sysconf(_SC_PAGESIZE);
+}
+
+static void print_generator(FILE *to, const weft_generator_stats *g) {
+    one(to, "weft_prompt_tokens_total", "counter", "Tokens of prompts that were computed.",
+        g->prompt_tokens);
+    one(to, "weft_shared_tokens_total", "counter",
+        "Tokens of prompts that were found in pages of others.", g->shared_tokens);
+    one(to, "weft_generated_tokens_total", "counter", "Tokens that were made.", g->sampled_tokens);
+    one(to, "weft_set_back_total", "counter",
+        "Times that a sequence gave its pages back, to be computed again.", g->set_back);
+    one(to, "weft_sequences_running", "gauge", "Sequences that are being made.", g->running);
+    one(to, "weft_cache_pages", "gauge", "Pages of the cache.", g->pages);
+    one(to, "weft_cache_pages_used", "gauge", "Pages that sequences hold.", g->pages_used);
+    one(to, "weft_cache_pages_kept", "gauge", "Pages that are kept for others that begin alike.",
+        g->pages_kept);
+    one(to, "weft_cache_bytes", "gauge", "Bytes of the cache.", g->cache_bytes);
+}
+
+char *weft_metrics_text(weft_metrics *m, const weft_metrics_now *now) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    if (!to) return NULL;
+    print_info(to, now->model);
+    pthread_mutex_lock(&m->lock);
+    print_requests(to, m);
+    print_histogram(to, "weft_request_seconds", "Seconds from a request's arrival to its end.",
+                    &m->seconds);
+    print_histogram(to, "weft_first_token_seconds",
+                    "Seconds from a request's arrival to its first token.", &m->first_token);
+    pthread_mutex_unlock(&m->lock);
+    print_generator(to, &now->generator);
+    one(to, "weft_sequences_waiting", "gauge", "Sequences that wait for a place.", now->queued);
+    one(to, "weft_connections", "gauge", "Open connections.", now->connections);
+    one(to, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
+    if (fclose(to) == 0) return text;
+    free(text);
+    return NULL;
+}

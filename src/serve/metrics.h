@@ -1,0 +1,45 @@
+/* What the server counts, in the text format of Prometheus. Any thread may count. */
+#ifndef WEFT_SERVE_METRICS_H
+#define WEFT_SERVE_METRICS_H
+
+#include "core/error.h"
+#include "generate/generator.h"
+
+typedef struct weft_metrics weft_metrics;
+
+/* Paths that are counted apart. */
+typedef enum {
+    WEFT_PATH_COMPLETIONS,
+    WEFT_PATH_CHAT,
+    WEFT_PATH_MODELS,
+    WEFT_PATH_HEALTH,
+    WEFT_PATH_METRICS,
+    WEFT_PATH_PAGE,
+    WEFT_PATH_OTHER,
+    WEFT_PATHS
+} weft_path_name;
+
+weft_status weft_metrics_create(weft_metrics **out);
+void weft_metrics_destroy(weft_metrics *m);
+
+/* A request that was answered with that status of HTTP after so many seconds; 499: its client was
+ * gone. */
+void weft_metrics_request(weft_metrics *m, weft_path_name path, int status, double seconds);
+/* A job's first token, and its end. */
+void weft_metrics_first_token(weft_metrics *m, double seconds);
+void weft_metrics_job(weft_metrics *m, double seconds);
+/* Mean seconds of the last jobs; 0: there were none. */
+double weft_metrics_job_seconds(weft_metrics *m);
+
+/* What is now, beside what was counted. */
+typedef struct {
+    weft_generator_stats generator;
+    int64_t queued;      /* sequences that wait */
+    int64_t connections; /* open */
+    const char *model;
+} weft_metrics_now;
+
+/* All as text, malloc'd; NULL: no memory. */
+char *weft_metrics_text(weft_metrics *m, const weft_metrics_now *now);
+
+#endif

@@ -1,0 +1,395 @@
+/* Reading requests. A table names every member there is; those it does not name are refused, with
+ * the nearest that it does. A member that is null is one that is not there. */
+#include "serve/request.h"
+
+#include "core/nearest.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT = 1, CHAT = 2, BOTH = TEXT | CHAT };
+
+/* Members that are read, ignored (what they say changes no text) or refused. */
+static const struct {
+    const char *name;
+    unsigned where;
+    const char *refused; /* why; NULL: taken */
+} members[] = {
+    {"model", BOTH, NULL},
+    {"prompt", TEXT, NULL},
+    {"messages", CHAT, NULL},
+    {"max_tokens", BOTH, NULL},
+    {"max_completion_tokens", CHAT, NULL},
+    {"temperature", BOTH, NULL},
+    {"top_p", BOTH, NULL},
+    {"top_k", BOTH, NULL},
+    {"min_p", BOTH, NULL},
+    {"repetition_penalty", BOTH, NULL},
+    {"seed", BOTH, NULL},
+    {"stop", BOTH, NULL},
+    {"n", BOTH, NULL},
+    {"stream", BOTH, NULL},
+    {"stream_options", BOTH, NULL},
+    {"logprobs", BOTH, NULL},
+    {"top_logprobs", CHAT, NULL},
+    {"echo", TEXT, NULL},
+    {"return_token_ids", BOTH, NULL},
+    {"user", BOTH, NULL},
+    {"metadata", BOTH, NULL},
+    {"store", BOTH, NULL},
+    {"service_tier", BOTH, NULL},
+    {"prompt_cache_key", BOTH, NULL},
+    {"safety_identifier", BOTH, NULL},
+    {"best_of", TEXT, "choose among the texts of n yourself"},
+    {"suffix", TEXT, "text is made behind a prompt only"},
+    {"presence_penalty", BOTH, "repetition_penalty is what this server has"},
+    {"frequency_penalty", BOTH, "repetition_penalty is what this server has"},
+    {"logit_bias", BOTH, "leave it out"},
+    {"response_format", CHAT, "answers are plain text"},
+    {"tools", CHAT, "the model calls no tools"},
+    {"tool_choice", CHAT, "the model calls no tools"},
+    {"parallel_tool_calls", CHAT, "the model calls no tools"},
+    {"functions", CHAT, "the model calls no functions"},
+    {"function_call", CHAT, "the model calls no functions"},
+    {"modalities", CHAT, "answers are plain text"},
+    {"audio", CHAT, "answers are plain text"},
+    {"prediction", CHAT, "leave it out"},
+};
+enum { MEMBERS = sizeof members / sizeof members[0] };
+
+/* A request as it is being read. */
+typedef struct {
+    const weft_request_limits *limits;
+    weft_request *r;
+    weft_refusal *why;
+} reading;
+
+static bool refuse_type(const reading *in, const char *key, const char *want) {
+    return weft_refuse(in->why, 400, NULL, key, "'%s' must be %s", key, want);
+}
+
+static bool no_memory(const reading *in) {
+    return weft_refuse(in->why, 503, NULL, NULL, "no memory for the request; try again later");
+}
+
+/* A member that is there and not null. */
+static const json_t *find(const reading *in, const char *key) {
+    const json_t *value = json_object_get(in->r->root, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+static bool read_bool(const reading *in, const char *key, bool *out) {
+    const json_t *value = find(in, key);
+    if (!value) return true;
+    if (!json_is_boolean(value)) return refuse_type(in, key, "true or false");
+    *out = json_is_true(value);
+    return true;
+}
+
+static bool read_whole(const reading *in, const char *key, int64_t least, int64_t most,
+                       int64_t *out) {
+    const json_t *value = find(in, key);
+    if (!value) return true;
+    json_int_t number = json_integer_value(value);
+    if (!json_is_integer(value) || number < least || number > most)
+        return weft_refuse(in->why, 400, NULL, key, "'%s' must be a whole number from %lld to %lld",
+                           key, (long long)least, (long long)most);
+    *out = number;
+    return true;
+}
+
+static bool read_number(const reading *in, const char *key, double least, double most,
+                        double *out) {
+    const json_t *value = find(in, key);
+    if (!value) return true;
+    double number = json_number_value(value);
+    if (!json_is_number(value) || !(number >= least && number <= most))
+        return weft_refuse(in->why, 400, NULL, key, "'%s' must be a number from %g to %g", key,
+                           least, most);
+    *out = number;
+    return true;
+}
+
+/* Whether a value of a member that is refused asks for nothing. */
+static bool is_neutral(const reading *in, const char *key, const json_t *value) {
+    const char *text = json_string_value(value), *type;
+    if (json_is_null(value) || json_is_false(value)) return true;
+    if (json_is_number(value))
+        return json_number_value(value) == 0 ||
+               (strcmp(key, "best_of") == 0 && json_number_value(value) == (double)in->r->n);
+    if (text) return !*text || strcmp(text, "none") == 0 || strcmp(text, "auto") == 0;
+    if (strcmp(key, "parallel_tool_calls") == 0) return true;
+    if (json_is_array(value)) {
+        text = json_string_value(json_array_get(value, 0));
+        return json_array_size(value) == 0 ||
+               (json_array_size(value) == 1 && text && strcmp(text, "text") == 0);
+    }
+    type = json_string_value(json_object_get(value, "type"));
+    return json_is_object(value) &&
+           (json_object_size(value) == 0 || (type && strcmp(type, "text") == 0));
+}
+
+static bool refuse_unknown(const reading *in, const char *key, unsigned where) {
+    const char *nearest = NULL;
+    size_t best = strlen(key) / 2 + 1;
+    if (strlen(key) > 64) best = 0; /* no slip of the finger */
+    for (size_t i = 0; i < MEMBERS; i++) {
+        if (!best || !(members[i].where & where) || members[i].refused) continue;
+        size_t distance = weft_edit_distance(key, members[i].name);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = members[i].name;
+    }
+    if (nearest)
+        return weft_refuse(in->why, 400, "unknown_parameter", key,
+                           "unknown parameter '%.64s'; did you mean '%s'?", key, nearest);
+    return weft_refuse(in->why, 400, "unknown_parameter", key,
+                       "unknown parameter '%.64s'; leave it out", key);
+}
+
+static bool check_members(const reading *in) {
+    unsigned where = in->r->endpoint == WEFT_CHAT ? CHAT : TEXT;
+    const char *key;
+    json_t *value;
+    json_object_foreach(in->r->root, key, value) {
+        size_t i = 0;
+        while (i < MEMBERS && (strcmp(members[i].name, key) != 0 || !(members[i].where & where)))
+            i++;
+        if (i == MEMBERS) return refuse_unknown(in, key, where);
+        if (members[i].refused && !is_neutral(in, key, value))
+            return weft_refuse(in->why, 400, "unsupported_parameter", key,
+                               "'%s' is not supported; %s", key, members[i].refused);
+    }
+    return true;
+}
+
+static bool read_tokens(const reading *in, const json_t *list, weft_request_prompt *out) {
+    size_t count = json_array_size(list);
+    if (count == 0) return weft_refuse(in->why, 400, NULL, "prompt", "a prompt without tokens");
+    out->tokens = malloc(count * sizeof *out->tokens);
+    if (!out->tokens) return no_memory(in);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *value = json_array_get(list, i);
+        json_int_t token = json_integer_value(value);
+        if (!json_is_integer(value) || token < 0 || token > INT32_MAX)
+            return refuse_type(in, "prompt", "a text, or numbers of tokens, or a list of these");
+        out->tokens[i] = (int32_t)token;
+    }
+    out->n_tokens = (int64_t)count;
+    return true;
+}
+
+static bool read_prompt(const reading *in, const json_t *value, weft_request_prompt *out) {
+    if (json_is_array(value)) return read_tokens(in, value, out);
+    if (!json_is_string(value))
+        return refuse_type(in, "prompt", "a text, or numbers of tokens, or a list of these");
+    out->text = json_string_value(value);
+    out->bytes = json_string_length(value);
+    return true;
+}
+
+/* One prompt, or a list of them; a list of numbers is one. */
+static bool read_prompts(const reading *in) {
+    weft_request *r = in->r;
+    const json_t *value = find(in, "prompt");
+    if (!value) return weft_refuse(in->why, 400, NULL, "prompt", "'prompt' is needed");
+    bool list = json_is_array(value) && !json_is_integer(json_array_get(value, 0));
+    size_t count = list ? json_array_size(value) : 1;
+    if (count == 0) return weft_refuse(in->why, 400, NULL, "prompt", "a list without prompts");
+    if ((int64_t)count > in->limits->texts / r->n)
+        return weft_refuse(in->why, 400, NULL, "prompt",
+                           "%lld prompts with n = %lld are more texts than the %lld that one "
+                           "request may ask for; send several requests",
+                           (long long)count, (long long)r->n, (long long)in->limits->texts);
+    r->prompts = calloc(count, sizeof *r->prompts);
+    if (!r->prompts) return no_memory(in);
+    r->n_prompts = (int64_t)count;
+    for (size_t i = 0; i < count; i++)
+        if (!read_prompt(in, list ? json_array_get(value, i) : value, r->prompts + i)) return false;
+    return true;
+}
+
+/* A message's parts, joined. */
+static bool join_parts(const reading *in, const json_t *parts, weft_message *out) {
+    for (size_t i = 0; i < json_array_size(parts); i++) {
+        const json_t *part = json_array_get(parts, i), *text = json_object_get(part, "text");
+        const char *type = json_string_value(json_object_get(part, "type"));
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
+            return refuse_type(in, "messages",
+                               "messages of text: content is a text, or a list of "
+                               "{\"type\": \"text\", \"text\": ...}");
+        size_t bytes = json_string_length(text);
+        char *grown = realloc(out->content, out->bytes + bytes + 1);
+        if (!grown) return no_memory(in);
+        memcpy(grown + out->bytes, json_string_value(text), bytes);
+        out->content = grown;
+        out->bytes += bytes;
+    }
+    return true;
+}
+
+static bool read_message(const reading *in, const json_t *value, weft_message *out) {
+    static const char *const roles[] = {"system", "developer", "user", "assistant"};
+    const char *role = json_string_value(json_object_get(value, "role")), *key;
+    const json_t *content = json_object_get(value, "content");
+    json_t *member;
+    for (size_t i = 0; role && i < sizeof roles / sizeof roles[0]; i++)
+        if (strcmp(role, roles[i]) == 0) out->role = roles[i];
+    if (!out->role)
+        return refuse_type(in, "messages",
+                           "a list of objects with \"role\" (system, developer, user or "
+                           "assistant) and \"content\"");
+    json_object_foreach((json_t *)(uintptr_t)value, key, member) {
+        if (strcmp(key, "role") == 0 || strcmp(key, "content") == 0 || strcmp(key, "name") == 0 ||
+            is_neutral(in, key, member))
+            continue;
+        return weft_refuse(in->why, 400, "unknown_parameter", "messages",
+                           "unknown member '%.64s' of a message; leave it out", key);
+    }
+    if (json_is_array(content)) return join_parts(in, content, out);
+    if (!json_is_string(content) && !(json_is_null(content) && strcmp(role, "assistant") == 0))
+        return refuse_type(in, "messages", "messages with \"content\", a text");
+    out->bytes = json_string_length(content);
+    out->content = malloc(out->bytes + 1);
+    if (!out->content) return no_memory(in);
+    if (out->bytes) memcpy(out->content, json_string_value(content), out->bytes);
+    return true;
+}
+
+static bool read_messages(const reading *in) {
+    weft_request *r = in->r;
+    const json_t *list = find(in, "messages");
+    size_t count = json_array_size(list);
+    if (!list) return weft_refuse(in->why, 400, NULL, "messages", "'messages' is needed");
+    if (count == 0) return refuse_type(in, "messages", "a list of one message at least");
+    r->messages = calloc(count, sizeof *r->messages);
+    if (!r->messages) return no_memory(in);
+    r->n_messages = (int64_t)count;
+    for (size_t i = 0; i < count; i++)
+        if (!read_message(in, json_array_get(list, i), r->messages + i)) return false;
+    return true;
+}
+
+static bool read_stops(const reading *in) {
+    weft_request *r = in->r;
+    const json_t *value = find(in, "stop");
+    size_t count = json_is_array(value) ? json_array_size(value) : 1;
+    if (!value) return true;
+    if (count > WEFT_REQUEST_STOPS)
+        return weft_refuse(in->why, 400, NULL, "stop", "'stop' may have %d texts at most",
+                           WEFT_REQUEST_STOPS);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *stop = json_is_array(value) ? json_array_get(value, i) : value;
+        if (!json_is_string(stop) || json_string_length(stop) == 0)
+            return refuse_type(in, "stop", "a text that is not empty, or a list of such");
+        r->stops[r->n_stops++] = json_string_value(stop);
+    }
+    return true;
+}
+
+static bool read_sampling(const reading *in) {
+    weft_sampling *s = &in->r->sampling;
+    int64_t seed = 0, most = in->limits->max_tokens;
+    *s = weft_sampling_default();
+    s->max_tokens = most;
+    if (in->r->endpoint == WEFT_COMPLETIONS && most > WEFT_REQUEST_TEXT_TOKENS)
+        s->max_tokens = WEFT_REQUEST_TEXT_TOKENS;
+    in->r->has_seed = find(in, "seed") != NULL;
+    bool good = read_number(in, "temperature", 0, 100, &s->temperature) &&
+                read_number(in, "top_p", 0, 1, &s->top_p) &&
+                read_number(in, "min_p", 0, 1, &s->min_p) &&
+                read_number(in, "repetition_penalty", 0.01, 100, &s->repetition_penalty) &&
+                read_whole(in, "top_k", 0, INT32_MAX, &s->top_k) &&
+                read_whole(in, "max_tokens", 1, most, &s->max_tokens) &&
+                read_whole(in, "max_completion_tokens", 1, most, &s->max_tokens) &&
+                read_whole(in, "seed", 0, INT64_C(9007199254740991), &seed);
+    s->seed = (uint64_t)seed;
+    return good;
+}
+
+/* Completions have a number under "logprobs", chats true or false and the number beside it. */
+static bool read_logprobs(const reading *in) {
+    weft_request *r = in->r;
+    int64_t top = 0;
+    if (r->endpoint == WEFT_COMPLETIONS) {
+        r->logprobs = find(in, "logprobs") != NULL;
+        if (!read_whole(in, "logprobs", 0, WEFT_TOP_MAX, &top)) return false;
+    } else {
+        if (!read_bool(in, "logprobs", &r->logprobs) ||
+            !read_whole(in, "top_logprobs", 0, WEFT_TOP_MAX, &top))
+            return false;
+        if (top && !r->logprobs)
+            return weft_refuse(in->why, 400, NULL, "top_logprobs",
+                               "'top_logprobs' needs 'logprobs': true");
+    }
+    r->sampling.top_logprobs = (int)top;
+    return true;
+}
+
+static bool read_stream(const reading *in) {
+    weft_request *r = in->r;
+    const json_t *options = find(in, "stream_options"), *usage;
+    if (!read_bool(in, "stream", &r->stream)) return false;
+    if (!options) return true;
+    usage = json_object_get(options, "include_usage");
+    if (!json_is_object(options) || (usage && !json_is_boolean(usage)))
+        return refuse_type(in, "stream_options", "an object such as {\"include_usage\": true}");
+    if (!r->stream)
+        return weft_refuse(in->why, 400, NULL, "stream_options",
+                           "'stream_options' needs 'stream': true");
+    r->include_usage = json_is_true(usage);
+    return true;
+}
+
+static bool read_rest(const reading *in) {
+    weft_request *r = in->r;
+    const json_t *model = find(in, "model");
+    if (model && !json_is_string(model)) return refuse_type(in, "model", "a text");
+    r->model = json_string_value(model);
+    if (!read_bool(in, "echo", &r->echo) || !read_bool(in, "return_token_ids", &r->token_ids))
+        return false;
+    if (r->echo && r->logprobs)
+        return weft_refuse(in->why, 400, NULL, "echo",
+                           "'echo' with 'logprobs' is not supported: a prompt's own probabilities "
+                           "are not computed; leave one of them out");
+    return true;
+}
+
+static bool read_all(const reading *in) {
+    weft_request *r = in->r;
+    r->n = 1;
+    int64_t most = in->limits->texts < WEFT_REQUEST_N ? in->limits->texts : WEFT_REQUEST_N;
+    return read_whole(in, "n", 1, most, &r->n) && check_members(in) && read_sampling(in) &&
+           read_logprobs(in) && read_stops(in) && read_stream(in) && read_rest(in) &&
+           (r->endpoint == WEFT_CHAT ? read_messages(in) : read_prompts(in));
+}
+
+bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
+                        const weft_request_limits *limits, weft_request *out, weft_refusal *why) {
+    json_error_t error;
+    *out = (weft_request){.endpoint = endpoint};
+    *why = (weft_refusal){0};
+    out->root = json_loadb(body, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!out->root)
+        return weft_refuse(why, 400, "invalid_json", NULL,
+                           "the body is not JSON: line %d, column %d: %s", error.line, error.column,
+                           error.text);
+    reading in = {limits, out, why};
+    bool good = json_is_object(out->root)
+                    ? read_all(&in)
+                    : weft_refuse(why, 400, "invalid_json", NULL,
+                                  "the body must be one JSON object, such as {\"prompt\": ...}");
+    if (!good) weft_request_free(out);
+    return good;
+}
+
+void weft_request_free(weft_request *r) {
+    for (int64_t i = 0; r->prompts && i < r->n_prompts; i++)
+        free(r->prompts[i].tokens);
+    for (int64_t i = 0; r->messages && i < r->n_messages; i++)
+        free(r->messages[i].content);
+    free(r->prompts);
+    free(r->messages);
+    json_decref(r->root);
+    *r = (weft_request){0};
+}

@@ -1,0 +1,63 @@
+/* What a client wants: the body of a request, checked and in a struct.
+ *
+ * Bodies are not trusted. They must be JSON (RFC 8259) in UTF-8, one object without repeated keys;
+ * every member must be known, of its type and in its range. What OpenAI's interface has and this
+ * server does not is refused by name, unless its value asks for nothing. This file knows nothing of
+ * HTTP and of the model, and can be called on any bytes. */
+#ifndef WEFT_SERVE_REQUEST_H
+#define WEFT_SERVE_REQUEST_H
+
+#include "generate/sample.h"
+#include "serve/refusal.h"
+
+#include <jansson.h>
+#include <stddef.h>
+
+enum { WEFT_REQUEST_STOPS = 16, WEFT_REQUEST_N = 128, WEFT_REQUEST_TEXT_TOKENS = 16 };
+
+typedef enum { WEFT_COMPLETIONS, WEFT_CHAT } weft_endpoint;
+
+/* A text, or tokens as numbers. */
+typedef struct {
+    const char *text; /* NULL: tokens */
+    size_t bytes;
+    int32_t *tokens;
+    int64_t n_tokens;
+} weft_request_prompt;
+
+typedef struct {
+    const char *role; /* system, developer, user or assistant */
+    char *content;
+    size_t bytes;
+} weft_message;
+
+typedef struct {
+    weft_endpoint endpoint;
+    const char *model;            /* NULL: none was named */
+    weft_request_prompt *prompts; /* of completions */
+    int64_t n_prompts;
+    weft_message *messages; /* of a chat */
+    int64_t n_messages;
+    int64_t n; /* texts of each prompt */
+    weft_sampling sampling;
+    bool has_seed;
+    const char *stops[WEFT_REQUEST_STOPS + 1]; /* room for one of the server's */
+    int n_stops;
+    bool stream, include_usage;
+    bool logprobs, token_ids; /* for each token */
+    bool echo;                /* the prompt before its text */
+    json_t *root;             /* holds the texts */
+} weft_request;
+
+/* What the server allows. */
+typedef struct {
+    int64_t max_tokens; /* of a text; also of a chat's that says nothing */
+    int64_t texts;      /* prompts times n */
+} weft_request_limits;
+
+/* False: *why says what is wrong, and nothing is to be freed. */
+bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
+                        const weft_request_limits *limits, weft_request *out, weft_refusal *why);
+void weft_request_free(weft_request *r);
+
+#endif

@@ -1,0 +1,40 @@
+/* The server: OpenAI's interface over HTTP, by libmicrohttpd.
+ *
+ * One thread speaks HTTP with all clients (epoll), one makes text (worker.h), one watches for clients
+ * that are slow or gone (connections.h). A connection whose answer is being made is suspended and
+ * costs nothing until the worker has something for it. */
+#ifndef WEFT_SERVE_SERVER_H
+#define WEFT_SERVE_SERVER_H
+
+#include "data/tokenizer.h"
+#include "generate/generator.h"
+
+typedef struct weft_server weft_server;
+
+typedef struct {
+    const char *host;          /* to listen on */
+    int port;                  /* 0: any that is free */
+    const char *name;          /* of the model */
+    const char *key;           /* that clients must send; NULL: none */
+    const char *chat_template; /* CONFIG_CHAT_TEMPLATE */
+    int64_t body_bytes, connections;
+    int64_t max_tokens;       /* of a text; 0: the context's */
+    int64_t sequences, queue; /* that run at once: the generator's; and that may wait */
+    double request_seconds;   /* in which a request must come in */
+    double answer_seconds;    /* in which it must be answered */
+} weft_server_options;
+
+/* Starts it. What is given must outlive it; generator and encoder are its alone meanwhile. The
+ * tokenizer may be shared. In a build without libmicrohttpd it fails with a line that says so. */
+weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
+                             const weft_tokenizer *t, weft_encoder *encoder, weft_server **out);
+int weft_server_port(const weft_server *s);
+
+/* Takes no more connections and refuses new requests; what runs goes on. */
+void weft_server_drain(weft_server *s);
+/* How many answers are still being made or sent. */
+int64_t weft_server_busy(weft_server *s);
+/* Ends everything at once. */
+void weft_server_close(weft_server *s);
+
+#endif

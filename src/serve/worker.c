@@ -1,0 +1,308 @@
+/* The worker's loop: take what came in, end what is over, make one step, hand out what it made.
+ *
+ * The lock protects what others see: the list of new jobs, how many sequences there are, whether to
+ * stop, and the copy of the generator's figures. It is never held while the generator works, nor
+ * together with a job's lock. */
+#include "serve/worker.h"
+
+#include "core/clock.h"
+#include "core/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RETRY_MOST = 60 };
+
+struct weft_worker {
+    weft_generator *generator;
+    const weft_tokenizer *tokenizer;
+    weft_worker_limits limits;
+    weft_metrics *metrics;
+    pthread_t thread;
+    weft_job *jobs; /* the thread's own: all that it works on */
+
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    weft_job *incoming, **incoming_end;
+    int64_t sequences; /* of all jobs that are not finished */
+    bool stopping, nudged;
+    weft_generator_stats stats;
+};
+
+/* Text that became certain. */
+static weft_status add_text(weft_choice *c, const char *text, size_t bytes) {
+    if (c->bytes + bytes > c->room) {
+        size_t room = 2 * (c->bytes + bytes) + 64;
+        char *grown = realloc(c->text, room);
+        if (!grown) return weft_fail(WEFT_ENOMEM, "no memory for text");
+        c->text = grown;
+        c->room = room;
+    }
+    if (bytes) memcpy(c->text + c->bytes, text, bytes);
+    c->bytes += bytes;
+    return WEFT_OK;
+}
+
+static weft_status add_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
+    c->made++;
+    if (!j->keeps_tokens) return WEFT_OK;
+    if (c->n_tokens == c->tokens_room) {
+        int64_t room = c->tokens_room ? 2 * c->tokens_room : 16;
+        weft_sampled *grown = realloc(c->tokens, (size_t)room * sizeof *grown);
+        if (!grown) return weft_fail(WEFT_ENOMEM, "no memory for tokens");
+        c->tokens = grown;
+        c->tokens_room = room;
+    }
+    c->tokens[c->n_tokens++] = *token;
+    return WEFT_OK;
+}
+
+static void end_choice(weft_worker *w, weft_choice *c) {
+    if (c->id < 0) return;
+    weft_generator_remove(w->generator, c->id);
+    c->id = -1;
+}
+
+/* Takes what the generator made of one text. */
+static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
+    weft_sampled token;
+    weft_take take;
+    const char *text;
+    size_t bytes;
+    bool stopped = false;
+    while (!c->finish && (take = weft_generator_take(w->generator, c->id, &token))) {
+        if (take == WEFT_TAKE_TOKEN) {
+            WEFT_TRY(add_token(j, c, &token));
+            WEFT_TRY(weft_stream_put(c->stream, token.token, &text, &bytes, &stopped));
+            if (stopped) c->finish = "stop";
+        } else {
+            WEFT_TRY(weft_stream_end(c->stream, &text, &bytes));
+            c->finish = take == WEFT_TAKE_END ? "stop" : "length";
+        }
+        WEFT_TRY(add_text(c, text, bytes));
+        c->shared = weft_generator_shared(w->generator, c->id);
+    }
+    if (c->finish) end_choice(w, c);
+    return WEFT_OK;
+}
+
+/* Lets go of a job that is finished. */
+static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
+    for (int64_t i = 0; i < j->n_choices; i++)
+        end_choice(w, j->choices + i);
+    pthread_mutex_lock(&w->lock);
+    w->sequences -= j->n_choices;
+    weft_generator_count(w->generator, &w->stats);
+    pthread_mutex_unlock(&w->lock);
+    weft_job_finish(j, failure);
+    weft_job_release(j);
+}
+
+static weft_status start_choice(weft_worker *w, weft_job *j, int64_t i) {
+    weft_choice *c = j->choices + i;
+    const weft_job_prompt *p = j->prompts + c->prompt;
+    weft_sampling sampling = j->request.sampling;
+    sampling.sample = (uint32_t)(i % j->request.n);
+    sampling.end_token = j->end_token;
+    WEFT_TRY(weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream));
+    return weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
+}
+
+static void start_job(weft_worker *w, weft_job *j) {
+    weft_status status = WEFT_OK;
+    weft_refusal why;
+    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++)
+        status = start_choice(w, j, i);
+    if (status == WEFT_OK) {
+        j->next = w->jobs;
+        w->jobs = j;
+        return;
+    }
+    weft_refuse(&why, status == WEFT_EINPUT ? 400 : 503, NULL, NULL, "%s", weft_error_message());
+    drop_job(w, j, &why);
+}
+
+/* What there is for a job after a step; false: it is over. */
+static bool tend_job(weft_worker *w, weft_job *j, double now) {
+    weft_status status = WEFT_OK;
+    weft_refusal why;
+    if (atomic_load(&j->cancelled)) {
+        weft_refuse(&why, 499, NULL, NULL, "the client went away");
+        drop_job(w, j, &why);
+        return false;
+    }
+    if (now > j->submitted + w->limits.seconds) {
+        weft_refuse(&why, 504, "timeout", NULL,
+                    "the request took longer than the %g s that the server allows; ask for fewer "
+                    "tokens",
+                    w->limits.seconds);
+        drop_job(w, j, &why);
+        return false;
+    }
+    int64_t before = 0, after = 0, done = 0;
+    pthread_mutex_lock(&j->lock);
+    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++) {
+        weft_choice *c = j->choices + i;
+        before += c->made;
+        if (!c->finish) status = take_tokens(w, j, c);
+        after += c->made;
+        done += c->finish != NULL;
+    }
+    if (after > before && done < j->n_choices) weft_job_wake(j);
+    pthread_mutex_unlock(&j->lock);
+    if (before == 0 && after > 0) weft_metrics_first_token(w->metrics, now - j->submitted);
+    if (status == WEFT_OK && done < j->n_choices) return true;
+    if (status == WEFT_OK)
+        weft_metrics_job(w->metrics, now - j->submitted);
+    else
+        weft_refuse(&why, 503, NULL, NULL, "%s; try again later", weft_error_message());
+    drop_job(w, j, status == WEFT_OK ? NULL : &why);
+    return false;
+}
+
+static void tend_jobs(weft_worker *w) {
+    double now = weft_clock();
+    for (weft_job **at = &w->jobs; *at;) {
+        weft_job *j = *at, *next = j->next;
+        if (tend_job(w, j, now))
+            at = &j->next;
+        else
+            *at = next;
+    }
+}
+
+static void fail_jobs(weft_worker *w, int status, const char *message) {
+    weft_refusal why;
+    weft_refuse(&why, status, NULL, NULL, "%s", message);
+    while (w->jobs) {
+        weft_job *j = w->jobs;
+        w->jobs = j->next;
+        drop_job(w, j, &why);
+    }
+}
+
+/* Waits until there is something to do; the jobs that came in, or NULL. False: the end. */
+static bool take_incoming(weft_worker *w, weft_job **out) {
+    pthread_mutex_lock(&w->lock);
+    weft_generator_count(w->generator, &w->stats);
+    while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
+        pthread_cond_wait(&w->news, &w->lock);
+    *out = w->incoming;
+    w->incoming = NULL;
+    w->incoming_end = &w->incoming;
+    w->nudged = false;
+    bool stopping = w->stopping;
+    pthread_mutex_unlock(&w->lock);
+    return !stopping;
+}
+
+static void *run(void *context) {
+    weft_worker *w = context;
+    weft_job *incoming;
+    bool goes_on;
+    do {
+        goes_on = take_incoming(w, &incoming);
+        while (incoming) {
+            weft_job *j = incoming;
+            incoming = j->next;
+            start_job(w, j);
+        }
+        tend_jobs(w); /* ends those that nobody wants, before a step is made for them */
+        if (!goes_on || !w->jobs) continue;
+        if (weft_generator_step(w->generator) == WEFT_OK) {
+            tend_jobs(w);
+        } else {
+            weft_log(WEFT_LOG_ERROR, "serve: %s", weft_error_message());
+            fail_jobs(w, 500, weft_error_message());
+        }
+    } while (goes_on);
+    fail_jobs(w, 503, "the server is stopping; send the request again later");
+    return NULL;
+}
+
+weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
+                             const weft_worker_limits *limits, weft_metrics *metrics,
+                             weft_worker **out) {
+    *out = NULL;
+    weft_worker *w = calloc(1, sizeof *w);
+    if (!w) return weft_fail(WEFT_ENOMEM, "serve: no memory");
+    w->generator = g;
+    w->tokenizer = t;
+    w->limits = *limits;
+    w->metrics = metrics;
+    w->incoming_end = &w->incoming;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->news, NULL);
+    int error = pthread_create(&w->thread, NULL, run, w);
+    if (error) {
+        pthread_cond_destroy(&w->news);
+        pthread_mutex_destroy(&w->lock);
+        free(w);
+        return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
+    }
+    *out = w;
+    return WEFT_OK;
+}
+
+void weft_worker_stop(weft_worker *w) {
+    pthread_mutex_lock(&w->lock);
+    bool stopped = w->stopping;
+    w->stopping = true;
+    pthread_cond_signal(&w->news);
+    pthread_mutex_unlock(&w->lock);
+    if (!stopped) pthread_join(w->thread, NULL);
+}
+
+void weft_worker_close(weft_worker *w) {
+    if (!w) return;
+    weft_worker_stop(w);
+    pthread_cond_destroy(&w->news);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+/* When there may be room again: what is there, at the pace of the last jobs. */
+static int retry_seconds(const weft_worker *w, int64_t sequences) {
+    double each = weft_metrics_job_seconds(w->metrics);
+    double all = ceil(each * (double)sequences / (double)w->limits.sequences / 2);
+    return all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
+}
+
+bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *retry_after) {
+    pthread_mutex_lock(&w->lock);
+    int64_t room = w->limits.sequences + w->limits.queue - w->sequences;
+    int64_t waiting = w->sequences;
+    bool stopping = w->stopping;
+    if (!stopping && j->n_choices <= room) {
+        weft_job_hold(j);
+        j->next = NULL;
+        *w->incoming_end = j;
+        w->incoming_end = &j->next;
+        w->sequences += j->n_choices;
+        pthread_cond_signal(&w->news);
+        pthread_mutex_unlock(&w->lock);
+        return true;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (stopping)
+        return weft_refuse(why, 503, NULL, NULL, "the server is stopping; try another one");
+    *retry_after = retry_seconds(w, waiting);
+    return weft_refuse(why, 429, "rate_limit_exceeded", NULL,
+                       "the queue is full; send the request again in %d s", *retry_after);
+}
+
+void weft_worker_cancel(weft_worker *w, weft_job *j) {
+    atomic_store(&j->cancelled, true);
+    pthread_mutex_lock(&w->lock);
+    w->nudged = true;
+    pthread_cond_signal(&w->news);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued) {
+    pthread_mutex_lock(&w->lock);
+    *out = w->stats;
+    *queued = w->sequences > w->stats.running ? w->sequences - w->stats.running : 0;
+    pthread_mutex_unlock(&w->lock);
+}

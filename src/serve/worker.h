@@ -1,0 +1,39 @@
+/* The worker: one thread that makes the text of all jobs, over one generator.
+ *
+ * Jobs come in at any time and run side by side (continuous batching, generator.h). There is room
+ * for the sequences that run and for a queue of those that wait; what is beyond is refused, to be
+ * sent again later. The generator belongs to this thread while the worker is open. */
+#ifndef WEFT_SERVE_WORKER_H
+#define WEFT_SERVE_WORKER_H
+
+#include "generate/generator.h"
+#include "serve/job.h"
+#include "serve/metrics.h"
+
+typedef struct weft_worker weft_worker;
+
+typedef struct {
+    int64_t sequences; /* that run at once: the generator's */
+    int64_t queue;     /* that may wait beside them */
+    double seconds;    /* a job may take, from its arrival on */
+} weft_worker_limits;
+
+weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
+                             const weft_worker_limits *limits, weft_metrics *metrics,
+                             weft_worker **out);
+/* Ends all jobs, which are finished with a failure, and the thread. What is submitted from now on is
+ * refused. */
+void weft_worker_stop(weft_worker *w);
+/* Stops it if it was not, and frees it: nobody may use it any more. */
+void weft_worker_close(weft_worker *w);
+
+/* Adds a job and holds it until it is finished. False: it was refused, *why says why and
+ * *retry_after (where the queue is full) in how many seconds to come again. */
+bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *retry_after);
+/* Ends a job that nobody waits for any more; its pages are free after the step that runs. */
+void weft_worker_cancel(weft_worker *w, weft_job *j);
+
+/* As of the last step. */
+void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued);
+
+#endif

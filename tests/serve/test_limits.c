@@ -1,0 +1,247 @@
+/* Limits and ends: slow clients, clients that go away, a full queue, and signals. */
+#include "support/command.h"
+#include "support/http.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char model[512];
+
+static int make_model(void **state) {
+    (void)state;
+    scratch_open();
+    server_model(model, sizeof model);
+    return 0;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void sleep_ms(long ms) {
+    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+/* Waits until a metric has that value. */
+static void wait_metric(int port, const char *name, double want) {
+    double is = -1, end = now() + 20;
+    while ((is = http_metric(port, name)) != want) {
+        if (now() > end) fail_msg("%s is %g, not %g", name, is, want);
+        sleep_ms(20);
+    }
+}
+
+/* A text that takes many seconds. */
+static int start_long(int port, bool stream) {
+    char head[512], body[200];
+    int length = snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":1000000%s}",
+                          stream ? ",\"stream\":true" : "");
+    int s = client_connect(port);
+    int bytes = client_head(head, sizeof head, "/v1/completions", (size_t)length);
+    assert_true(s >= 0 && client_send(s, head, (size_t)bytes) &&
+                client_send(s, body, (size_t)length));
+    return s;
+}
+
+/* Seconds until the server closes a connection to which `step` bytes come every 100 ms. */
+static double slow_seconds(int port, const char *text, size_t step) {
+    int s = client_connect(port);
+    double start = now();
+    char byte;
+    assert_true(s >= 0);
+    for (size_t at = 0; now() < start + 20; sleep_ms(100)) {
+        size_t left = strlen(text) - at, count = left < step ? left : step;
+        if (count && !client_send(s, text + at, count)) break;
+        at += count;
+        ssize_t got = recv(s, &byte, 1, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) break;
+    }
+    close(s);
+    return now() - start;
+}
+
+static void test_slow_clients_are_ended(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--request-timeout", "1"));
+    static const char head[] = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                               "application/json\r\nContent-Length: 1000\r\n\r\n";
+    double nothing = slow_seconds(s.port, "", 0);
+    double in_head = slow_seconds(s.port, head, 1);
+    double in_body = slow_seconds(s.port, head, 60);
+    assert_true(nothing > 0.8 && nothing < 10);
+    assert_true(in_head > 0.8 && in_head < 10);
+    assert_true(in_body > 0.8 && in_body < 10);
+    /* A client that is quick is served all the while. */
+    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
+    wait_metric(s.port, "weft_connections", 1);
+    server_stop(&s);
+}
+
+static void test_a_client_that_goes_away_frees_its_pages(void **state) {
+    (void)state;
+    server s = server_start(
+        RUN("--model", model, "--threads", "1", "--context", "1000000", "--cache-mib", "200"));
+    for (int stream = 0; stream < 2; stream++) {
+        int client = start_long(s.port, stream);
+        wait_metric(s.port, "weft_sequences_running", 1);
+        assert_true(http_metric(s.port, "weft_cache_pages_used") > 0);
+        close(client);
+        double start = now();
+        wait_metric(s.port, "weft_cache_pages_used", 0);
+        assert_true(now() - start < 5);
+        wait_metric(s.port, "weft_sequences_running", 0);
+    }
+    double made = http_metric(s.port, "weft_generated_tokens_total");
+    sleep_ms(100);
+    assert_true(http_metric(s.port, "weft_generated_tokens_total") == made);
+    assert_true(
+        http_metric(s.port, "weft_requests_total{path=\"/v1/completions\",status=\"499\"}") == 2);
+    server_stop(&s);
+}
+
+static void test_a_full_queue_says_when_to_come_again(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
+                                "--cache-mib", "200", "--sequences", "1", "--queue", "1"));
+    int first = start_long(s.port, false);
+    wait_metric(s.port, "weft_sequences_running", 1);
+    int second = start_long(s.port, false);
+    wait_metric(s.port, "weft_sequences_waiting", 1);
+    answer a = http_post(s.port, "/v1/completions", NULL, "{\"prompt\":\"x\"}", 14);
+    assert_int_equal(a.status, 429);
+    assert_non_null(strstr(a.head, "Retry-After: "));
+    assert_non_null(strstr(a.body, "\"code\":\"rate_limit_exceeded\""));
+    answer_free(&a);
+    close(first);
+    close(second);
+    wait_metric(s.port, "weft_sequences_running", 0);
+    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
+    server_stop(&s);
+}
+
+static void test_a_request_may_not_take_too_long(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
+                                "--cache-mib", "200", "--answer-timeout", "1"));
+    for (int stream = 0; stream < 2; stream++) {
+        int client = start_long(s.port, stream);
+        answer a = client_read(client, 20);
+        assert_int_equal(a.status, stream ? 200 : 504);
+        assert_non_null(strstr(a.body, "\"code\":\"timeout\""));
+        assert_null(strstr(a.body, "[DONE]"));
+        answer_free(&a);
+        close(client);
+    }
+    wait_metric(s.port, "weft_cache_pages_used", 0);
+    server_stop(&s);
+}
+
+static void test_max_tokens_and_context_are_limits(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--max-tokens", "20"));
+    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":20}", 200));
+    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":21}", 400));
+    char body[400];
+    snprintf(body, sizeof body, "{\"prompt\":\"%0300d\"}", 0);
+    json_t *error = http_json(s.port, "/v1/completions", body, 400);
+    const char *code = json_string_value(json_object_get(json_object_get(error, "error"), "code"));
+    assert_string_equal(code, "context_length_exceeded");
+    json_decref(error);
+    server_stop(&s);
+}
+
+typedef struct {
+    int socket;
+    answer got;
+} reader;
+
+static void *read_answer(void *context) {
+    reader *r = context;
+    r->got = client_read(r->socket, 60);
+    return NULL;
+}
+
+static void test_a_signal_finishes_what_runs(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "20000"));
+    char head[512];
+    static const char body[] = "{\"prompt\":\"x\",\"max_tokens\":3000,\"seed\":1}";
+    pthread_t thread;
+    reader r = {.socket = client_connect(s.port)};
+    int length = client_head(head, sizeof head, "/v1/completions", sizeof body - 1);
+    assert_true(client_send(r.socket, head, (size_t)length));
+    assert_true(client_send(r.socket, body, sizeof body - 1));
+    assert_int_equal(pthread_create(&thread, NULL, read_answer, &r), 0);
+    wait_metric(s.port, "weft_sequences_running", 1);
+    kill(s.pid, SIGTERM);
+    sleep_ms(150);
+    int late = client_connect(s.port);
+    assert_true(late < 0); /* nobody listens any more */
+    assert_int_equal(server_wait(&s, 60), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(r.got.status, 200);
+    assert_non_null(strstr(r.got.body, "\"completion_tokens\":3000"));
+    answer_free(&r.got);
+    close(r.socket);
+}
+
+static void test_a_second_signal_stops_at_once(void **state) {
+    (void)state;
+    server s = server_start(
+        RUN("--model", model, "--threads", "1", "--context", "1000000", "--cache-mib", "200"));
+    int whole = start_long(s.port, false), stream = start_long(s.port, true);
+    wait_metric(s.port, "weft_sequences_running", 2);
+    kill(s.pid, SIGTERM);
+    sleep_ms(300);
+    kill(s.pid, SIGTERM);
+    double start = now();
+    assert_int_equal(server_wait(&s, 30), 0);
+    assert_true(now() - start < 10);
+    close(whole);
+    close(stream);
+}
+
+static void test_wrong_use_is_one_line(void **state) {
+    (void)state;
+    command_fails(2, RUN("serve"), SAYS("--model"));
+    command_fails(2, RUN("serve", "--model", "nowhere"), SAYS("nowhere"));
+    command_fails(2, RUN("serve", "--model", model, "--port", "70000"), SAYS("--port"));
+    command_fails(2, RUN("serve", "--model", model, "--sequences", "0"), SAYS("--sequences"));
+    command_fails(2, RUN("serve", "--model", model, "--config", "x"), SAYS("--config"));
+    command_fails(2, RUN("serve", "--model", model, "--api-key-file", "nowhere"), SAYS("nowhere"));
+    server s = server_start(RUN("--model", model, "--threads", "1"));
+    char port[16];
+    snprintf(port, sizeof port, "%d", s.port);
+    command_fails(2, RUN("serve", "--model", model, "--port", port), SAYS(port, "--port"));
+    server_stop(&s);
+}
+
+int main(void) {
+    if (server_tests_are_skipped()) return 0;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slow_clients_are_ended),
+        cmocka_unit_test(test_a_client_that_goes_away_frees_its_pages),
+        cmocka_unit_test(test_a_full_queue_says_when_to_come_again),
+        cmocka_unit_test(test_a_request_may_not_take_too_long),
+        cmocka_unit_test(test_max_tokens_and_context_are_limits),
+        cmocka_unit_test(test_a_signal_finishes_what_runs),
+        cmocka_unit_test(test_a_second_signal_stops_at_once),
+        cmocka_unit_test(test_wrong_use_is_one_line),
+    };
+    return cmocka_run_group_tests(tests, make_model, scratch_teardown);
+}

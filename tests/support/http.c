@@ -1,0 +1,307 @@
+/* A client of few lines, which can also do what no good client does. */
+#include "http.h"
+
+#include "command.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { WORDS_MOST = 64 };
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#ifdef WEFT_HAVE_MICROHTTPD
+bool server_tests_are_skipped(void) {
+    return false;
+}
+#else
+static void test_server(void **state) {
+    (void)state;
+    printf("this build has no libmicrohttpd\n");
+    skip();
+}
+
+bool server_tests_are_skipped(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_server)};
+    cmocka_run_group_tests(tests, NULL, NULL);
+    return true;
+}
+#endif
+
+void server_model(char *path, size_t room) {
+    char config[512], best[560];
+    static const char text[] =
+        "CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=256\n"
+        "CONFIG_RA_MLA_LATENT_DIM=8\n";
+    snprintf(path, room, "%s", scratch_path("tiny"));
+    snprintf(best, sizeof best, "%s/best", path);
+    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
+    file_write(config, text, sizeof text - 1);
+    assert_int_equal(mkdir(path, 0777), 0);
+    command_succeeds(RUN("init", "--config", config, "--out", best, "--seed", "1"), NULL);
+}
+
+static void exec_server(const char *const *arguments, int out) {
+    const char *named = getenv("WEFT");
+    char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST];
+    int n = 0, nothing = open("/dev/null", O_RDONLY);
+    for (char *at = program, *word; (word = strtok_r(at, " ", &at)) && n < 8;)
+        words[n++] = word;
+    static const char *const fixed[] = {"serve", "--port", "0"};
+    for (int i = 0; i < 3; i++)
+        words[n++] = (char *)(uintptr_t)fixed[i];
+    for (; *arguments && n + 1 < WORDS_MOST; arguments++)
+        words[n++] = (char *)(uintptr_t)*arguments;
+    words[n] = NULL;
+    dup2(nothing, 0);
+    dup2(out, 1);
+    execvp(words[0], words);
+    _exit(127);
+}
+
+server server_start(const char *const *arguments) {
+    server s = {0};
+    int ends[2];
+    char line[512] = "";
+    size_t got = 0;
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    s.pid = fork();
+    assert_true(s.pid >= 0);
+    if (s.pid == 0) exec_server(arguments, ends[1]);
+    close(ends[1]);
+    while (got + 1 < sizeof line && !memchr(line, '\n', got)) {
+        ssize_t more = read(ends[0], line + got, sizeof line - 1 - got);
+        if (more <= 0) break;
+        got += (size_t)more;
+    }
+    close(ends[0]);
+    const char *colon = strrchr(line, ':');
+    if (colon) s.port = atoi(colon + 1);
+    if (!s.port) {
+        waitpid(s.pid, NULL, 0);
+        fail_msg("weft serve does not listen: '%s'", line);
+    }
+    return s;
+}
+
+int server_wait(server *s, double seconds) {
+    const struct timespec pause = {.tv_nsec = 5000000};
+    double end = now() + seconds;
+    int status;
+    while (waitpid(s->pid, &status, WNOHANG) == 0) {
+        if (now() > end) kill(s->pid, SIGKILL);
+        nanosleep(&pause, NULL);
+    }
+    s->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+void server_stop(server *s) {
+    if (!s->pid) return;
+    kill(s->pid, SIGTERM);
+    assert_int_equal(server_wait(s, 60), 0);
+}
+
+int client_connect(int port) {
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s < 0) return -1;
+    if (connect(s, (struct sockaddr *)&to, sizeof to) == 0) return s;
+    close(s);
+    return -1;
+}
+
+bool client_send(int socket, const void *bytes, size_t count) {
+    const char *from = bytes;
+    while (count > 0) {
+        ssize_t sent = send(socket, from, count, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return false;
+        from += sent;
+        count -= (size_t)sent;
+    }
+    return true;
+}
+
+int client_head(char *out, size_t room, const char *path, size_t bytes) {
+    return snprintf(out, room,
+                    "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    "Connection: close\r\nContent-Length: %zu\r\n\r\n",
+                    path, bytes);
+}
+
+/* More bytes behind what there is; false: the end, or the time is up. */
+static bool read_more(int socket, char **data, size_t *bytes, size_t *room, double end) {
+    struct pollfd wait = {.fd = socket, .events = POLLIN};
+    double left = end - now();
+    if (left <= 0 || poll(&wait, 1, (int)(1000 * left) + 1) <= 0) return false;
+    if (*bytes + 65536 > *room) {
+        *room = 2 * (*bytes + 65536);
+        *data = realloc(*data, *room);
+    }
+    ssize_t got = recv(socket, *data + *bytes, 65535, 0);
+    if (got <= 0) return false;
+    *bytes += (size_t)got;
+    (*data)[*bytes] = 0;
+    return true;
+}
+
+/* The chunks' contents, in place; the bytes left of it. SIZE_MAX: the last chunk is not there yet. */
+static size_t join_chunks(char *data, size_t bytes, bool dry) {
+    size_t at = 0, to = 0;
+    for (;;) {
+        char *end = at < bytes ? memmem(data + at, bytes - at, "\r\n", 2) : NULL;
+        if (!end) return SIZE_MAX;
+        size_t length = strtoul(data + at, NULL, 16), from = (size_t)(end - data) + 2;
+        if (length == 0) return to;
+        if (from + length + 2 > bytes) return SIZE_MAX;
+        if (!dry) memmove(data + to, data + from, length);
+        to += length;
+        at = from + length + 2;
+    }
+}
+
+static const char *find_header(const char *head, const char *name) {
+    for (const char *at = head; (at = strstr(at, "\r\n"));) {
+        at += 2;
+        if (strncasecmp(at, name, strlen(name)) == 0) return at + strlen(name);
+    }
+    return NULL;
+}
+
+answer client_read(int socket, double seconds) {
+    answer a = {0};
+    char *data = calloc(1, 1), *split = NULL;
+    size_t bytes = 0, room = 1;
+    double end = now() + seconds;
+    while (!split && read_more(socket, &data, &bytes, &room, end))
+        split = memmem(data, bytes, "\r\n\r\n", 4);
+    if (!split) {
+        free(data);
+        return a;
+    }
+    size_t head = (size_t)(split - data) + 4, want = SIZE_MAX;
+    a.head = strndup(data, head);
+    const char *length = find_header(a.head, "Content-Length:");
+    bool chunked = find_header(a.head, "Transfer-Encoding: chunked") != NULL;
+    if (length) want = head + strtoul(length, NULL, 10);
+    while (bytes < want) {
+        if (chunked && join_chunks(data + head, bytes - head, true) != SIZE_MAX) break;
+        if (!read_more(socket, &data, &bytes, &room, end)) break;
+    }
+    a.bytes = bytes - head;
+    a.body = calloc(a.bytes + 1, 1);
+    memcpy(a.body, data + head, a.bytes);
+    free(data);
+    if (chunked) {
+        size_t joined = join_chunks(a.body, a.bytes, true);
+        a.bytes = joined == SIZE_MAX ? 0 : join_chunks(a.body, a.bytes, false);
+        a.body[a.bytes] = 0;
+    }
+    sscanf(a.head, "HTTP/1.1 %d", &a.status);
+    return a;
+}
+
+void answer_free(answer *a) {
+    free(a->head);
+    free(a->body);
+    *a = (answer){0};
+}
+
+answer http_get(int port, const char *path, const char *headers) {
+    char head[2048];
+    int s = client_connect(port);
+    int length = snprintf(head, sizeof head,
+                          "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s\r\n", path,
+                          headers ? headers : "");
+    answer a = {0};
+    if (s >= 0 && client_send(s, head, (size_t)length)) a = client_read(s, 60);
+    if (s >= 0) close(s);
+    return a;
+}
+
+answer http_post(int port, const char *path, const char *headers, const void *body, size_t bytes) {
+    char head[2048];
+    int s = client_connect(port);
+    int length = headers ? snprintf(head, sizeof head,
+                                    "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: "
+                                    "close\r\nContent-Length: %zu\r\n%s\r\n",
+                                    path, bytes, headers)
+                         : client_head(head, sizeof head, path, bytes);
+    answer a = {0};
+    /* A server may answer before it has read all. */
+    if (s >= 0 && client_send(s, head, (size_t)length)) {
+        client_send(s, body, bytes);
+        a = client_read(s, 120);
+    }
+    if (s >= 0) close(s);
+    return a;
+}
+
+json_t *http_json(int port, const char *path, const char *body, int status) {
+    answer a = http_post(port, path, NULL, body, strlen(body));
+    json_error_t error;
+    if (a.status != status)
+        fail_msg("%s %s: status %d, not %d: %s", path, body, a.status, status, a.body);
+    json_t *object = json_loadb(a.body, a.bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    if (!object) fail_msg("%s %s: %s in %s", path, body, error.text, a.body);
+    answer_free(&a);
+    return object;
+}
+
+double http_metric(int port, const char *name) {
+    answer a = http_get(port, "/metrics", NULL);
+    size_t length = strlen(name);
+    double value = -1;
+    for (const char *at = a.body; at && (at = strstr(at, name)); at += length)
+        if ((at == a.body || at[-1] == '\n') && at[length] == ' ') value = atof(at + length);
+    answer_free(&a);
+    return value;
+}
+
+char *events_text(const char *events, int choice, bool chat) {
+    char *text = calloc(strlen(events) + 1, 1);
+    bool done = false;
+    for (const char *at = events; *at;) {
+        const char *end = strstr(at, "\n\n");
+        if (done || !end || strncmp(at, "data: ", 6) != 0) fail_msg("not events: %s", events);
+        done = strncmp(at, "data: [DONE]\n\n", 14) == 0;
+        json_t *event =
+            done ? NULL : json_loadb(at + 6, (size_t)(end - at) - 6, JSON_ALLOW_NUL, NULL);
+        if (!done && !event) fail_msg("no JSON: %.*s", (int)(end - at), at);
+        const json_t *c = json_array_get(json_object_get(event, "choices"), 0);
+        const json_t *piece = chat ? json_object_get(json_object_get(c, "delta"), "content")
+                                   : json_object_get(c, "text");
+        if (c && json_integer_value(json_object_get(c, "index")) == choice)
+            strcat(text, json_string_value(piece) ? json_string_value(piece) : "");
+        json_decref(event);
+        at = end + 2;
+    }
+    if (!done) fail_msg("no [DONE]: %s", events);
+    return text;
+}

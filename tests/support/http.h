@@ -1,0 +1,58 @@
+/* A server that a test started, and clients of it. */
+#ifndef WEFT_TESTS_HTTP_H
+#define WEFT_TESTS_HTTP_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+typedef struct {
+    pid_t pid;
+    int port;
+} server;
+
+/* In a build that cannot serve: runs one test that is skipped and says why, and returns true. */
+bool server_tests_are_skipped(void);
+
+/* A run's folder, "tiny" in the test's scratch folder, with a model of random weights: single bytes,
+ * positions without an end, some thousand tokens in a second. */
+void server_model(char *path, size_t room);
+
+/* Runs `weft serve --port 0` with these arguments, which end on NULL, and waits until it listens. */
+server server_start(const char *const *arguments);
+/* Sends SIGTERM and expects that it ends with status 0 within a minute. */
+void server_stop(server *s);
+/* Its exit status; -1: a signal ended it, or it had to be killed after `seconds`. */
+int server_wait(server *s, double seconds);
+
+typedef struct {
+    int status; /* 0: the connection ended without an answer */
+    char *head; /* ended by a zero, as is the body */
+    char *body; /* without the marks of chunks */
+    size_t bytes;
+} answer;
+
+int client_connect(int port);
+/* Sends all; false: the other side closed. */
+bool client_send(int socket, const void *bytes, size_t count);
+/* The head of a POST with a body of so many bytes of JSON. */
+int client_head(char *out, size_t room, const char *path, size_t bytes);
+/* Reads one answer to its end. Waits for `seconds` at most. */
+answer client_read(int socket, double seconds);
+void answer_free(answer *a);
+
+/* One exchange on a connection of its own. `headers` are whole lines, NULL: none. */
+answer http_get(int port, const char *path, const char *headers);
+answer http_post(int port, const char *path, const char *headers, const void *body, size_t bytes);
+/* A POST of JSON whose answer is expected to have that status and to be JSON. */
+json_t *http_json(int port, const char *path, const char *body, int status);
+
+/* A number of /metrics; -1: there is none of that name. */
+double http_metric(int port, const char *name);
+
+/* The text that events of a stream make together, for one choice: of completions, or of a chat.
+ * Fails where it does not end in [DONE]; malloc'd. */
+char *events_text(const char *events, int choice, bool chat);
+
+#endif
