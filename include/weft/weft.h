@@ -13,6 +13,7 @@
  *                   its memory: what fits when it is opened fits in every run, and a run allocates
  *                   nothing. Several passes of one model share its weights.
  *   weft_generation a model that writes: sequences of tokens, many at once, with their caches.
+ *   weft_text       a tokenizer: text to tokens and back.
  *   weft_optimizer  AdamW or AdamWSPAM, as the config says: the moments of every weight, and the
  *                   step that takes a pass's gradients and changes the model's weights.
  *
@@ -100,6 +101,7 @@ typedef struct weft_model weft_model;
 typedef struct weft_pass weft_pass;
 typedef struct weft_optimizer weft_optimizer;
 typedef struct weft_generation weft_generation;
+typedef struct weft_text weft_text;
 
 /* The engine: where work is done. */
 
@@ -272,6 +274,24 @@ WEFT_API int64_t weft_generation_take(weft_generation *generation, int64_t id, i
 
 /* Ends a sequence, wherever it is, and frees what it holds. */
 WEFT_API void weft_generation_remove(weft_generation *generation, int64_t id);
+
+/* Text: a tokenizer, with the tokens that weft's own commands make. One call at a time for each. */
+
+/* `name`: "bytes"; a tokenizer.json; GPT-2's vocab.bpe or encoder.json; or a folder that has one. */
+WEFT_API weft_status weft_text_open(const char *name, weft_text **out);
+WEFT_API void weft_text_close(weft_text *text);
+/* Tokens are below this; 0 for NULL. */
+WEFT_API int64_t weft_text_vocabulary(const weft_text *text);
+/* The token that ends a text; -1: none. */
+WEFT_API int32_t weft_text_end(const weft_text *text);
+
+/* *count is how many tokens the text has, of which up to `room` are written. `specials` 1: the names of
+ * special tokens in it become these tokens; 0: they are text like any other. */
+WEFT_API weft_status weft_text_encode(weft_text *text, const char *bytes, size_t length,
+                                      int specials, int32_t *tokens, int64_t room, int64_t *count);
+/* *length is how many bytes the tokens have, of which up to `room` are written. No zero follows. */
+WEFT_API weft_status weft_text_decode(const weft_text *text, const int32_t *tokens, int64_t count,
+                                      char *bytes, size_t room, size_t *length);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,278 @@
+/* The optimizer's step as a function over foreign memory: one norm over all gradients, and for each
+ * group what this step shall do and doing it (ops/optimizer.h). Tensors are flat: whether one decays is
+ * said by its number of dimensions, which is what the operation looks at.
+ *
+ * A call's addresses are bound in one list: of each group its rate, state, report and cut, then of each
+ * tensor its parameter, gradient, moments, v_max and copy, those that it has. */
+#include "api/api.h"
+#include "core/function.h"
+#include "core/graph_internal.h"
+#include "core/program.h"
+#include "ops/optimizer.h"
+
+#include <weft/step.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert((int)WEFT_STEP_STATE == (int)WEFT_ADAM_STATE, "the header tells a state's length");
+_Static_assert((int)WEFT_STEP_REPORT == (int)WEFT_ADAM_CONTROL, "and a report's");
+
+enum { GROUP_BOUND = 4, SLOT_BOUND = 6, GROUPS_MAX = 4096 };
+
+struct weft_step {
+    weft_engine *engine;
+    weft_graph *graph;
+    weft_function *function;
+    const weft_tensor **bound; /* NULL: that one is not there */
+    void **addresses;          /* of the call that runs */
+    int n_groups, n_tensors;
+    pthread_mutex_t lock; /* of the addresses */
+};
+
+/* What opening is given. */
+typedef struct {
+    weft_step *step;
+    weft_dtype dtype;
+    const weft_step_group *groups;
+    const weft_step_tensor *tensors;
+} wish;
+
+static weft_status check_groups(const weft_step_group *groups, int n) {
+    for (int i = 0; i < n; i++)
+        if (groups[i].size != sizeof *groups)
+            return weft_fail(WEFT_EINPUT,
+                             "weft_step_open: size of group %d is %zu, but it must be "
+                             "sizeof(weft_step_group)",
+                             i, groups[i].size);
+    return WEFT_OK;
+}
+
+static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_groups) {
+    for (int i = 0; i < n; i++) {
+        const weft_step_tensor *t = &tensors[i];
+        if (t->size != sizeof *t)
+            return weft_fail(WEFT_EINPUT,
+                             "weft_step_open: size of tensor %d is %zu, but it must be "
+                             "sizeof(weft_step_tensor)",
+                             i, t->size);
+        if (t->count < 1 || t->group < 0 || t->group >= n_groups)
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_step_open: tensor %d has %lld numbers and group %d; there are %d "
+                "groups, and one number is the least",
+                i, (long long)t->count, t->group, n_groups);
+    }
+    return WEFT_OK;
+}
+
+static const weft_tensor **group_bound(const weft_step *s, int group) {
+    return s->bound + (int64_t)GROUP_BOUND * group;
+}
+
+static const weft_tensor **slot_bound(const weft_step *s, int tensor) {
+    return s->bound + (int64_t)GROUP_BOUND * s->n_groups + (int64_t)SLOT_BOUND * tensor;
+}
+
+static weft_tensor *slot_tensor(const wish *w, int i, weft_role role, const char *kind,
+                                weft_dtype dtype) {
+    char name[64];
+    const weft_step_tensor *t = &w->tensors[i];
+    int64_t shape[2] = {t->decay ? 1 : t->count, t->count};
+    snprintf(name, sizeof name, "%s.%d", kind, i);
+    return weft_graph_tensor(w->step->graph, role, name, dtype, t->decay ? 2 : 1, shape);
+}
+
+static weft_adam_slot describe_slot(const wish *w, int i) {
+    const weft_step_tensor *t = &w->tensors[i];
+    const weft_tensor **bound = slot_bound(w->step, i);
+    weft_adam_slot slot = {
+        .param = slot_tensor(w, i, WEFT_ROLE_PARAM, "param", w->dtype),
+        .grad = slot_tensor(w, i, WEFT_ROLE_INPUT, "grad", t->bf16_grad ? WEFT_BF16 : w->dtype),
+        .m = slot_tensor(w, i, WEFT_ROLE_STATE, "m", w->dtype),
+        .v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype),
+    };
+    if (w->groups[t->group].amsgrad)
+        slot.v_max = slot_tensor(w, i, WEFT_ROLE_STATE, "v_max", w->dtype);
+    if (t->copy) slot.copy = slot_tensor(w, i, WEFT_ROLE_STATE, "copy", WEFT_BF16);
+    const weft_tensor *all[SLOT_BOUND] = {slot.param, slot.grad,  slot.m,
+                                          slot.v,     slot.v_max, slot.copy};
+    memcpy(bound, all, sizeof all);
+    return slot;
+}
+
+/* What a group's step decides, and its update of `n` slots. */
+static void describe_group(const wish *w, int group, weft_tensor *norm, const weft_adam_slot *slots,
+                           int n) {
+    weft_graph *g = w->step->graph;
+    const weft_step_group *o = &w->groups[group];
+    weft_adam_options options = {
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .clip = o->clip,
+        .spike_threshold = o->spike_threshold,
+        .theta = o->theta,
+        .reset_interval = o->reset_interval,
+        .warmup_steps = o->warmup_steps,
+    };
+    char name[32];
+    snprintf(name, sizeof name, "lr.%d", group);
+    weft_tensor *lr = weft_graph_tensor(g, WEFT_ROLE_INPUT, name, w->dtype, 0, NULL);
+    snprintf(name, sizeof name, "state.%d", group);
+    weft_tensor *state = weft_new_tensor(g, WEFT_ROLE_STATE, name, w->dtype, WEFT_ADAM_STATE);
+    weft_tensor *control = weft_adam_control(g, norm, lr, state, &options);
+    weft_tensor *cut = weft_adamw(g, control, slots, n);
+    const weft_tensor *all[GROUP_BOUND] = {lr, state, control, cut};
+    memcpy(group_bound(w->step, group), all, sizeof all);
+}
+
+/* Slots in the order of the groups: `chosen` has room for all. */
+static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot *chosen,
+                            weft_tensor **grads) {
+    weft_step *s = w->step;
+    for (int i = 0; i < s->n_tensors; i++) {
+        slots[i] = describe_slot(w, i);
+        grads[i] = slots[i].grad;
+    }
+    WEFT_TRY(weft_graph_status(s->graph));
+    weft_tensor *norm = weft_global_norm(s->graph, grads, s->n_tensors);
+    for (int group = 0; group < s->n_groups; group++) {
+        int n = 0;
+        for (int i = 0; i < s->n_tensors; i++)
+            if (w->tensors[i].group == group) chosen[n++] = slots[i];
+        if (n > 0) describe_group(w, group, norm, chosen, n);
+    }
+    return weft_graph_status(s->graph);
+}
+
+static weft_status build(const wish *w) {
+    weft_step *s = w->step;
+    size_t n = (size_t)s->n_tensors;
+    weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
+    weft_tensor **grads = calloc(n, sizeof *grads);
+    weft_status status = slots && grads ? describe(w, slots, slots + n, grads)
+                                        : weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
+    free(slots);
+    free(grads);
+    WEFT_TRY(status);
+    return weft_program_differentiate(s->graph, &(weft_program_options){.n_losses = 0});
+}
+
+/* How many are bound: every list with the places that are empty left out. */
+static int count_bound(const weft_step *s) {
+    int n = 0, all = GROUP_BOUND * s->n_groups + SLOT_BOUND * s->n_tensors;
+    for (int i = 0; i < all; i++)
+        n += s->bound[i] != NULL;
+    return n;
+}
+
+static weft_status make_function(weft_step *s) {
+    int n = count_bound(s), at = 0, all = GROUP_BOUND * s->n_groups + SLOT_BOUND * s->n_tensors;
+    const weft_tensor **packed = calloc((size_t)n + 1, sizeof *packed);
+    s->addresses = calloc((size_t)n + 1, sizeof *s->addresses);
+    if (!packed || !s->addresses) {
+        free(packed);
+        return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
+    }
+    for (int i = 0; i < all; i++)
+        if (s->bound[i]) packed[at++] = s->bound[i];
+    weft_status status = weft_function_create(s->graph, s->engine->backend, s->engine->pool, packed,
+                                              n, &s->function);
+    free(packed);
+    return status;
+}
+
+weft_status weft_step_open(weft_engine *engine, const char *type, const weft_step_group *groups,
+                           int n_groups, const weft_step_tensor *tensors, int n_tensors,
+                           weft_step **out) {
+    API_NEED(out);
+    *out = NULL;
+    API_NEED(engine);
+    API_NEED(type);
+    API_NEED(groups);
+    API_NEED(tensors);
+    wish w = {.groups = groups, .tensors = tensors};
+    if (n_groups < 1 || n_groups > GROUPS_MAX || n_tensors < 1 || n_tensors > INT_MAX / 64)
+        return weft_fail(WEFT_EINPUT, "%s: %d tensors in %d groups; one is the least", __func__,
+                         n_tensors, n_groups);
+    if (weft_dtype_parse(type, &w.dtype) != WEFT_OK ||
+        (w.dtype != WEFT_F32 && (w.dtype != WEFT_F64 || engine->backend->remote)))
+        return weft_fail(WEFT_EINPUT, "%s: type '%s' is neither f32 nor, on the CPU, f64", __func__,
+                         type);
+    WEFT_TRY(check_groups(groups, n_groups));
+    WEFT_TRY(check_tensors(tensors, n_tensors, n_groups));
+    weft_step *s = calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};
+    pthread_mutex_init(&s->lock, NULL);
+    s->bound =
+        calloc((size_t)GROUP_BOUND * (size_t)n_groups + (size_t)SLOT_BOUND * (size_t)n_tensors,
+               sizeof *s->bound);
+    w.step = s;
+    weft_status status =
+        s->bound ? weft_graph_create(&s->graph) : weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    if (status == WEFT_OK) status = build(&w);
+    if (status == WEFT_OK) status = make_function(s);
+    if (status != WEFT_OK) {
+        weft_step_close(s);
+        return status;
+    }
+    *out = s;
+    return WEFT_OK;
+}
+
+void weft_step_close(weft_step *step) {
+    if (!step) return;
+    weft_function_destroy(step->function);
+    weft_graph_destroy(step->graph);
+    pthread_mutex_destroy(&step->lock);
+    free(step->addresses);
+    free((void *)step->bound);
+    free(step);
+}
+
+int64_t weft_step_bytes(const weft_step *step) {
+    return step ? weft_function_workspace_bytes(step->function, WEFT_HALF_FORWARD) : 0;
+}
+
+/* Packs the addresses of one list of lists; `width` of them belong to each entry. */
+static int take_addresses(const weft_tensor *const *bound, void *const *const *lists, int width,
+                          int n, void **out) {
+    int taken = 0;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < width; k++)
+            if (bound[(int64_t)i * width + k]) out[taken++] = lists[k] ? lists[k][i] : NULL;
+    return taken;
+}
+
+static weft_status run_step(weft_step *s, const weft_step_call *call) {
+    void *const *const groups[GROUP_BOUND] = {call->rates, call->states, call->reports, call->cuts};
+    void *const *const slots[SLOT_BOUND] = {call->params, call->grads, call->m,
+                                            call->v,      call->v_max, call->copies};
+    int n = take_addresses(s->bound, groups, GROUP_BOUND, s->n_groups, s->addresses);
+    take_addresses(slot_bound(s, 0), slots, SLOT_BOUND, s->n_tensors, s->addresses + n);
+    weft_call_memory memory = {
+        .bound = s->addresses, .workspace = call->workspace, .stream = call->stream};
+    if (s->engine->backend->remote)
+        return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
+    pthread_mutex_lock(&s->engine->turn);
+    weft_status status = weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
+    pthread_mutex_unlock(&s->engine->turn);
+    return status;
+}
+
+weft_status weft_step_run(weft_step *step, const weft_step_call *call) {
+    API_NEED(step);
+    API_NEED(call);
+    if (call->size != sizeof *call)
+        return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_step_call)",
+                         __func__, call->size);
+    pthread_mutex_lock(&step->lock);
+    weft_status status = run_step(step, call);
+    pthread_mutex_unlock(&step->lock);
+    return status;
+}

@@ -1,0 +1,241 @@
+/* The optimizer's step over the caller's memory, against the formula in double; and text to tokens
+ * and back. Everything here goes through the public headers. */
+#include <weft/step.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        if ((call) != WEFT_OK) fail_msg("%s: %s", #call, weft_error_message());                    \
+    } while (0)
+
+static void refused(weft_status got, const char *text) {
+    assert_int_equal(got, WEFT_EINPUT);
+    if (!strstr(weft_error_message(), text))
+        fail_msg("'%s' does not say '%s'", weft_error_message(), text);
+}
+
+enum { TENSORS = 3, ROOM = 64, STEPS = 4 };
+static const int64_t counts[TENSORS] = {17, 5, 33};
+static const int groups_of[TENSORS] = {0, 1, 0};
+static const int decays[TENSORS] = {1, 1, 0};
+
+static const weft_step_group groups[2] = {
+    {.size = sizeof(weft_step_group),
+     .beta1 = 0.9,
+     .beta2 = 0.99,
+     .eps = 1e-8,
+     .weight_decay = 0.1},
+    {.size = sizeof(weft_step_group), .beta1 = 0.5, .beta2 = 0.8, .eps = 1e-6, .weight_decay = 0.3},
+};
+static const double rates[2] = {1e-2, 3e-2};
+
+/* Memory of a call, aligned. */
+typedef struct {
+    _Alignas(WEFT_ALIGNMENT) double params[TENSORS][ROOM];
+    _Alignas(WEFT_ALIGNMENT) double grads[TENSORS][ROOM];
+    _Alignas(WEFT_ALIGNMENT) double m[TENSORS][ROOM];
+    _Alignas(WEFT_ALIGNMENT) double v[TENSORS][ROOM];
+    _Alignas(WEFT_ALIGNMENT) double states[2][128];
+    _Alignas(WEFT_ALIGNMENT) double reports[2][32];
+    _Alignas(WEFT_ALIGNMENT) double rate[2][8];
+    _Alignas(WEFT_ALIGNMENT) int32_t cuts[2][16];
+} memory;
+
+static void list_rows(void *first, size_t bytes, int n, void **out) {
+    for (int i = 0; i < n; i++)
+        out[i] = (char *)first + (size_t)i * bytes;
+}
+
+static weft_status run(weft_step *step, memory *a) {
+    void *params[TENSORS], *grads[TENSORS], *m[TENSORS], *v[TENSORS];
+    void *states[2], *reports[2], *rate[2], *cuts[2];
+    list_rows(a->params, sizeof a->params[0], TENSORS, params);
+    list_rows(a->grads, sizeof a->grads[0], TENSORS, grads);
+    list_rows(a->m, sizeof a->m[0], TENSORS, m);
+    list_rows(a->v, sizeof a->v[0], TENSORS, v);
+    list_rows(a->states, sizeof a->states[0], 2, states);
+    list_rows(a->reports, sizeof a->reports[0], 2, reports);
+    list_rows(a->rate, sizeof a->rate[0], 2, rate);
+    list_rows(a->cuts, sizeof a->cuts[0], 2, cuts);
+    int64_t bytes = weft_step_bytes(step) + 2 * WEFT_ALIGNMENT;
+    void *workspace =
+        aligned_alloc(WEFT_ALIGNMENT, (size_t)(bytes / WEFT_ALIGNMENT * WEFT_ALIGNMENT));
+    assert_non_null(workspace);
+    weft_step_call call = {.size = sizeof call,
+                           .rates = rate,
+                           .states = states,
+                           .reports = reports,
+                           .cuts = cuts,
+                           .params = params,
+                           .grads = grads,
+                           .m = m,
+                           .v = v,
+                           .workspace = workspace};
+    weft_status status = weft_step_run(step, &call);
+    free(workspace);
+    return status;
+}
+
+static double number(int i, int k, int step) {
+    return sin(3.0 * i + 0.7 * k + 1.3 * step);
+}
+
+/* One element through AdamW as the formula has it. */
+static double expected(int i, int k, int steps) {
+    const weft_step_group *o = &groups[groups_of[i]];
+    double p = number(i, k, 99), m = 0, v = 0, lr = rates[groups_of[i]];
+    for (int t = 1; t <= steps; t++) {
+        double g = number(i, k, t);
+        m = o->beta1 * m + (1 - o->beta1) * g;
+        v = o->beta2 * v + (1 - o->beta2) * g * g;
+        double up = m / (1 - pow(o->beta1, t)), down = sqrt(v / (1 - pow(o->beta2, t))) + o->eps;
+        p -= lr * (decays[i] ? o->weight_decay : 0) * p + lr * up / down;
+    }
+    return p;
+}
+
+static weft_step *open_step(weft_engine *engine, const char *type) {
+    weft_step_tensor tensors[TENSORS];
+    weft_step *step;
+    for (int i = 0; i < TENSORS; i++)
+        tensors[i] = (weft_step_tensor){
+            .size = sizeof *tensors, .count = counts[i], .group = groups_of[i], .decay = decays[i]};
+    OK(weft_step_open(engine, type, groups, 2, tensors, TENSORS, &step));
+    return step;
+}
+
+static void fill(memory *a, int step) {
+    for (int i = 0; i < TENSORS; i++)
+        for (int k = 0; k < counts[i]; k++) {
+            if (step == 1) a->params[i][k] = number(i, k, 99);
+            a->grads[i][k] = number(i, k, step);
+        }
+    a->rate[0][0] = rates[0];
+    a->rate[1][0] = rates[1];
+}
+
+static void test_each_group_steps_by_its_own_options(void **state) {
+    (void)state;
+    weft_engine *engine;
+    OK(weft_engine_open(2, "cpu", &engine));
+    weft_step *step = open_step(engine, "f64");
+    memory *a = aligned_alloc(WEFT_ALIGNMENT, sizeof *a),
+           *b = aligned_alloc(WEFT_ALIGNMENT, sizeof *b);
+    memset(a, 0, sizeof *a);
+    for (int t = 1; t <= STEPS; t++) {
+        fill(a, t);
+        OK(run(step, a));
+        memcpy(b, a, sizeof *a); /* other addresses at each call */
+        memory *other = a;
+        a = b;
+        b = other;
+    }
+    double squares = 0;
+    for (int i = 0; i < TENSORS; i++)
+        for (int k = 0; k < counts[i]; k++) {
+            assert_true(fabs(a->params[i][k] - expected(i, k, STEPS)) < 1e-12);
+            squares += a->grads[i][k] * a->grads[i][k];
+        }
+    for (int g = 0; g < 2; g++) /* the norm is over all groups */
+        assert_true(fabs(a->reports[g][16] - sqrt(squares)) < 1e-12);
+    free(a);
+    free(b);
+    weft_step_close(step);
+    weft_engine_close(engine);
+}
+
+static void test_a_gradient_that_is_not_finite_changes_no_parameter(void **state) {
+    (void)state;
+    weft_engine *engine;
+    OK(weft_engine_open(1, "cpu", &engine));
+    weft_step *step = open_step(engine, "f64");
+    memory *a = aligned_alloc(WEFT_ALIGNMENT, sizeof *a);
+    memset(a, 0, sizeof *a);
+    fill(a, 1);
+    a->grads[1][2] = NAN;
+    OK(run(step, a));
+    for (int k = 0; k < counts[0]; k++)
+        assert_true(a->params[0][k] == number(0, k, 99));
+    assert_true(a->reports[0][21] == 1);
+    free(a);
+    weft_step_close(step);
+    weft_engine_close(engine);
+}
+
+static void test_wrong_steps_are_refused(void **state) {
+    (void)state;
+    weft_engine *engine;
+    weft_step *step = NULL;
+    OK(weft_engine_open(1, "cpu", &engine));
+    weft_step_tensor tensor = {.size = sizeof tensor, .count = 3, .group = 0};
+    refused(weft_step_open(NULL, "f32", groups, 1, &tensor, 1, &step), "engine is NULL");
+    refused(weft_step_open(engine, "bf16", groups, 1, &tensor, 1, &step), "neither f32");
+    refused(weft_step_open(engine, "f32", groups, 1, &tensor, 0, &step), "one is the least");
+    tensor.group = 1;
+    refused(weft_step_open(engine, "f32", groups, 1, &tensor, 1, &step), "group 1");
+    tensor = (weft_step_tensor){.size = 3, .count = 3};
+    refused(weft_step_open(engine, "f32", groups, 1, &tensor, 1, &step),
+            "sizeof(weft_step_tensor)");
+    weft_step_group wrong = groups[0];
+    tensor.size = sizeof tensor;
+    wrong.beta1 = 1;
+    refused(weft_step_open(engine, "f32", &wrong, 1, &tensor, 1, &step), "beta1");
+    assert_null(step);
+    step = open_step(engine, "f32");
+    refused(weft_step_run(step, &(weft_step_call){.size = 1}), "sizeof(weft_step_call)");
+    refused(weft_step_run(step, &(weft_step_call){.size = sizeof(weft_step_call)}), "");
+    weft_step_close(step);
+    weft_step_close(NULL);
+    assert_int_equal(weft_step_bytes(NULL), 0);
+    weft_engine_close(engine);
+}
+
+static void test_text_becomes_tokens_and_text_again(void **state) {
+    (void)state;
+    weft_text *text;
+    int32_t tokens[8];
+    char bytes[8];
+    int64_t count;
+    size_t length;
+    OK(weft_text_open("bytes", &text));
+    assert_int_equal(weft_text_vocabulary(text), 256);
+    assert_int_equal(weft_text_end(text), -1);
+    OK(weft_text_encode(text, "h\xc3\xa9!", 4, 0, tokens, 8, &count));
+    assert_int_equal(count, 4);
+    assert_int_equal(tokens[1], 0xc3);
+    OK(weft_text_decode(text, tokens, 4, bytes, 8, &length));
+    assert_int_equal(length, 4);
+    assert_memory_equal(bytes, "h\xc3\xa9!", 4);
+    tokens[0] = -7;
+    OK(weft_text_encode(text, "abc", 3, 0, tokens, 0, &count)); /* only how many */
+    assert_int_equal(count, 3);
+    assert_int_equal(tokens[0], -7);
+    OK(weft_text_decode(text, (int32_t[]){97, 98}, 2, bytes, 1, &length));
+    assert_int_equal(length, 2);
+    refused(weft_text_decode(text, (int32_t[]){256}, 1, bytes, 8, &length), "256");
+    refused(weft_text_decode(text, tokens, -1, bytes, 8, &length), "-1");
+    refused(weft_text_encode(NULL, "a", 1, 0, tokens, 8, &count), "text is NULL");
+    weft_text_close(text);
+    assert_int_not_equal(weft_text_open("no-such-tokenizer", &text), WEFT_OK);
+    assert_null(text);
+    weft_text_close(NULL);
+    assert_int_equal(weft_text_vocabulary(NULL), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_group_steps_by_its_own_options),
+        cmocka_unit_test(test_a_gradient_that_is_not_finite_changes_no_parameter),
+        cmocka_unit_test(test_wrong_steps_are_refused),
+        cmocka_unit_test(test_text_becomes_tokens_and_text_again),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
