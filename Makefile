@@ -75,11 +75,15 @@ mutate: build ## break the code on purpose, and see that a test notices
 	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate; \
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
 
-# PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch.
-test-torch: $(LIB_SO) ## the tests of the PyTorch package (PYTHON= with torch and pytest)
-	@if $(PYTHON) -c 'import torch, pytest' 2>/dev/null; then \
-		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(PYTHON) -m pytest -q tests; \
-	else echo "make test-torch: skipped: $(PYTHON) cannot import torch and pytest (PYTHON=...)" >&2; fi
+# PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch. One line says what
+# became of it; a library with sanitizers cannot be loaded by Python.
+test-torch: $(if $(SAN),,$(LIB_SO)) ## the tests of the PyTorch package (PYTHON= with torch, numpy and pytest)
+	@if [ -n '$(SAN)' ]; then echo "test-torch: skipped: Python does not load a library with sanitizers"; \
+	elif $(PYTHON) -c 'import torch, numpy, pytest' 2>/dev/null; then \
+		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(PYTHON) -m pytest -q -p no:cacheprovider tests > '$(abspath $(OUT))/test-torch.log' 2>&1; \
+		status=$$?; echo "test-torch: $$(tail -n 1 '$(abspath $(OUT))/test-torch.log')"; \
+		[ $$status = 0 ] || { cat '$(abspath $(OUT))/test-torch.log'; exit 1; }; \
+	else echo "test-torch: skipped: $(PYTHON) cannot import torch, numpy and pytest (PYTHON=...)"; fi
 
 clean: ## remove what was built, keep what was found out about the machine
 	@if [ -d '$(BUILD)' ]; then \

@@ -33,6 +33,7 @@ $(OUT)/tests/faults.so: tests/faults/preload.c $(OBJ)/flags
 
 # With T= only what those tests need is built.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that needs no GPU; T=name runs those whose path holds it
+	$(if $(T),,@$(MAKE) --no-print-directory test-torch)
 	@WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 

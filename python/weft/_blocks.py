@@ -1,9 +1,10 @@
 """Engines and blocks: parts of weft's models as two functions over foreign memory.
 
 One engine per device serves the whole process. A block knows the names, types and shapes of its
-inputs, weights and outputs; the library keeps its plan by shape, so opening one again is cheap. This
-file knows addresses only, no framework.
+inputs, weights and outputs. The blocks that were used last are kept open; others are closed when
+nothing uses them any more. This file knows addresses only, no framework.
 """
+import collections
 import ctypes
 import os
 import threading
@@ -18,16 +19,21 @@ ALIGNMENT = 64
 
 _lock = threading.Lock()
 _engines = {}
-_blocks = {}
+_blocks = collections.OrderedDict()
+BLOCKS_KEPT = 256
 
 
 def engine(device):
-    """The engine of "cpu" or "cuda". WEFT_THREADS sets how many threads the CPU's has."""
-    with _lock:
-        if device not in _engines:
-            threads = int(os.environ.get("WEFT_THREADS", "0"))
-            _engines[device] = handle(lib.weft_engine_open, threads, device.encode())
-        return _engines[device]
+    """The engine of "cpu", "cuda" or "cuda:0". WEFT_THREADS sets how many threads the CPU's has. The
+    caller makes a GPU the current one."""
+    found = _engines.get(device)
+    if found is None:
+        with _lock:
+            if device not in _engines:
+                threads = int(os.environ.get("WEFT_THREADS", "0"))
+                _engines[device] = handle(lib.weft_engine_open, threads, device.split(":")[0].encode())
+            found = _engines[device]
+    return found
 
 
 class Tensor:
@@ -48,6 +54,10 @@ class Block:
         self.inputs, self.weights, self.outputs = map(self._list, (INPUTS, WEIGHTS, OUTPUTS))
         self.saved_bytes, self.forward_bytes, self.backward_bytes = (
             lib.weft_block_bytes(self.handle, what) for what in (SAVED, FORWARD, BACKWARD))
+
+    def __del__(self):
+        if getattr(self, "handle", None) is not None:
+            lib.weft_block_close(self.handle)
 
     def _list(self, which):
         tensors, info = [], BlockInfo()
@@ -90,4 +100,6 @@ def block(device, part, options, batch, time, first, purpose):
         made = Block(device, part, options, batch, time, first, purpose)
         with _lock:
             found = _blocks.setdefault(key, made)
+            while len(_blocks) > BLOCKS_KEPT:
+                _blocks.popitem(last=False)
     return found

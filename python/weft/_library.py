@@ -45,6 +45,26 @@ class Cost(ctypes.Structure):
                                               ("backward_flops", c_double)]
 
 
+class StepGroup(ctypes.Structure):
+    """weft_step_group"""
+    _fields_ = [("size", c_size_t)] + [(name, c_double) for name in
+                ("beta1", "beta2", "eps", "weight_decay", "clip", "spike_threshold", "theta")] + [
+                ("reset_interval", c_int64), ("warmup_steps", c_int64), ("amsgrad", c_int)]
+
+
+class StepTensor(ctypes.Structure):
+    """weft_step_tensor"""
+    _fields_ = [("size", c_size_t), ("count", c_int64), ("group", c_int), ("decay", c_int),
+                ("bf16_grad", c_int), ("copy", c_int)]
+
+
+class StepCall(ctypes.Structure):
+    """weft_step_call"""
+    _fields_ = [("size", c_size_t)] + [(name, POINTER(c_void_p)) for name in
+                ("rates", "states", "reports", "cuts", "params", "grads", "m", "v", "v_max", "copies")] + [
+                ("workspace", c_void_p), ("stream", c_void_p)]
+
+
 TEXTS = POINTER(c_char_p)
 FUNCTIONS = {
     "weft_version": (c_char_p, []),
@@ -69,7 +89,12 @@ FUNCTIONS = {
     "weft_pass_run": (c_int, [c_void_p, POINTER(c_int32), POINTER(c_int32), c_int64, c_uint32]),
     "weft_pass_loss": (c_int, [c_void_p, c_char_p, POINTER(c_double)]),
     "weft_pass_logits": (c_int, [c_void_p, POINTER(c_float), c_int64]),
+    "weft_pass_logits_f64": (c_int, [c_void_p, POINTER(c_double), c_int64]),
     "weft_pass_gradient": (c_int, [c_void_p, c_char_p, POINTER(c_float), c_int64]),
+    "weft_optimizer_open": (c_int, [c_void_p, c_void_p, c_char_p, POINTER(c_void_p)]),
+    "weft_optimizer_close": (None, [c_void_p]),
+    "weft_optimizer_step": (c_int, [c_void_p, c_void_p, c_double]),
+    "weft_optimizer_event": (c_int, [c_void_p, c_char_p, POINTER(c_double)]),
     "weft_block_open_part": (c_int, [c_void_p, c_char_p, TEXTS, c_int64, c_int64, c_int, c_int,
                                      POINTER(c_void_p)]),
     "weft_block_close": (None, [c_void_p]),
@@ -79,6 +104,26 @@ FUNCTIONS = {
     "weft_block_forward": (c_int, [c_void_p, POINTER(Call)]),
     "weft_block_backward": (c_int, [c_void_p, POINTER(Call)]),
     "weft_block_check": (c_int, [c_void_p]),
+    "weft_generation_open": (c_int, [c_void_p, c_void_p, c_int64, c_int64, POINTER(c_void_p)]),
+    "weft_generation_close": (None, [c_void_p]),
+    "weft_generation_add": (c_int, [c_void_p, POINTER(c_int32), c_int64, TEXTS, POINTER(c_int64)]),
+    "weft_generation_step": (c_int, [c_void_p, POINTER(c_int)]),
+    "weft_generation_take": (c_int64, [c_void_p, c_int64, POINTER(c_int32), POINTER(c_float), c_int64,
+                                       POINTER(c_int)]),
+    "weft_generation_remove": (None, [c_void_p, c_int64]),
+    "weft_text_open": (c_int, [c_char_p, POINTER(c_void_p)]),
+    "weft_text_close": (None, [c_void_p]),
+    "weft_text_vocabulary": (c_int64, [c_void_p]),
+    "weft_text_end": (c_int32, [c_void_p]),
+    "weft_text_encode": (c_int, [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_int32), c_int64,
+                                 POINTER(c_int64)]),
+    "weft_text_decode": (c_int, [c_void_p, POINTER(c_int32), c_int64, c_char_p, c_size_t,
+                                 POINTER(c_size_t)]),
+    "weft_step_open": (c_int, [c_void_p, c_char_p, POINTER(StepGroup), c_int, POINTER(StepTensor),
+                               c_int, POINTER(c_void_p)]),
+    "weft_step_close": (None, [c_void_p]),
+    "weft_step_bytes": (c_int64, [c_void_p]),
+    "weft_step_run": (c_int, [c_void_p, POINTER(StepCall)]),
 }
 
 

@@ -1,7 +1,11 @@
 """weft's architectures as PyTorch modules: see docs/guide/pytorch.md in the source tree."""
 from ._part import Part
-from .modules import (Config, MLAttention, RMSNorm, RotaryEmbedding, W2Attention, W2TransformerBlock, WsFFN,
+from .language_model import LanguageModel
+from .modules import (Config, MLAttention, RMSNorm, RotaryEmbedding, SwiGLU, W2Attention, W2TransformerBlock, WsFFN,
                       apply_rotary_pos_emb)
+from .optim import AdamWSPAM
+from .reciprocal import ReciprocalBlock, ReciprocalFFN, State, top_routes
 
-__all__ = ["Config", "MLAttention", "Part", "RMSNorm", "RotaryEmbedding", "W2Attention", "W2TransformerBlock",
-           "WsFFN", "apply_rotary_pos_emb"]
+__all__ = ["AdamWSPAM", "Config", "LanguageModel", "MLAttention", "Part", "RMSNorm", "ReciprocalBlock", "ReciprocalFFN",
+           "RotaryEmbedding", "State", "SwiGLU", "W2Attention", "W2TransformerBlock", "WsFFN", "apply_rotary_pos_emb",
+           "top_routes"]

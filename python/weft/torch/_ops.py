@@ -2,9 +2,12 @@
 
 `weft::part` runs a block forward and returns its outputs, then one tensor of bytes: what the backward
 pass reads again. `weft::part_back` is its gradient. Both are registered with shapes for tracing, so
-torch.compile and torch.export see them as single nodes. A block is found by part, options and shape.
+torch.compile and torch.export see them as single nodes. A block is found by part, options and shape;
+what Python around the operator needs to know of it (names and types) does not depend on the shape.
 """
-from typing import List, Sequence
+import contextlib
+import functools
+from typing import List, Optional, Sequence
 
 import torch
 
@@ -22,9 +25,38 @@ def type_name(dtype):
     return NAMES[dtype]
 
 
+def device_name(device):
+    """The name of a device's engine: each GPU has one of its own."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+
+
+def on(device):
+    """Makes a GPU the current one, as the engine wants it."""
+    return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+
+
+@functools.lru_cache(maxsize=512)
+def _split(options):
+    return tuple(options.split("\n"))
+
+
 def find(device, part, options, shape, first, purpose):
     """The block for x of that shape [batch, time, width]. `options` is one text, one option per line."""
-    return _blocks.block(device.type, part, tuple(options.split("\n")), int(shape[0]), int(shape[1]), first, purpose)
+    return _blocks.block(device_name(device), part, _split(options), int(shape[0]), int(shape[1]), first, purpose)
+
+
+@torch.compiler.assume_constant_result
+def describe(device, part, options, first, purpose):
+    """Names and dtypes of the inputs, weights and outputs of a part, whatever the shape of x."""
+    return _describe(device, part, options, first, purpose)
+
+
+@functools.lru_cache(maxsize=1024)
+def _describe(device, part, options, first, purpose):
+    block = find(torch.device(device), part, options, (1, 1), first, purpose)
+    return tuple(tuple((t.name, TYPES[t.type]) for t in some) for some in (block.inputs, block.weights, block.outputs))
 
 
 def _check(kind, said, given):
@@ -32,7 +64,7 @@ def _check(kind, said, given):
         raise ValueError(f"weft: {len(given)} {kind} were given, but the block has {len(said)}: "
                          + ", ".join(t.name for t in said))
     for t, g in zip(said, given):
-        if tuple(g.shape) != t.shape or g.dtype != TYPES[t.type]:
+        if g.shape != t.shape or g.dtype != TYPES[t.type]:
             raise ValueError(f"weft: {t.name} is {tuple(g.shape)} {g.dtype}, but {t.shape} "
                              f"{TYPES[t.type]} is wanted")
 
@@ -66,7 +98,7 @@ def _fresh(said, device):
     return out
 
 
-def _stream(device):
+def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
@@ -74,21 +106,24 @@ def _pointers(tensors):
     return [None if t is None else t.data_ptr() for t in tensors]
 
 
+def _number(seed):
+    return 0 if seed is None else int(seed)
+
+
 @torch.library.custom_op("weft::part", mutates_args=())
 def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str,
-         options: str, first: bool, purpose: int, seed: int) -> List[torch.Tensor]:
+         options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
     device = inputs[0].device
-    block = find(device, name, options, inputs[0].shape, first, purpose)
-    _check("inputs", block.inputs, inputs)
-    _check("weights", block.weights, weights)
-    inputs, weights = _dense(inputs), _dense(weights)
-    outputs = _fresh(block.outputs, device)
-    saved, saved_at = _bytes(block.saved_bytes, device)
-    workspace, workspace_at = _bytes(block.forward_bytes, device)
-    block.forward(_pointers(inputs), _pointers(weights), _pointers(outputs), saved_at, workspace_at,
-                  _stream(device), seed)
-    if device.type == "cuda":
-        workspace.record_stream(torch.cuda.current_stream(device))
+    with on(device):
+        block = find(device, name, options, inputs[0].shape, first, purpose)
+        _check("inputs", block.inputs, inputs)
+        _check("weights", block.weights, weights)
+        inputs, weights = _dense(inputs), _dense(weights)
+        outputs = _fresh(block.outputs, device)
+        saved, saved_at = _bytes(block.saved_bytes, device)
+        workspace, workspace_at = _bytes(block.forward_bytes, device)
+        block.forward(_pointers(inputs), _pointers(weights), _pointers(outputs), saved_at, workspace_at,
+                      stream_of(device), _number(seed))
     return [*outputs, saved]
 
 
@@ -103,21 +138,22 @@ def _(inputs, weights, name, options, first, purpose, seed):
 def part_back(grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
               weights: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], saved: torch.Tensor,
               name: str, options: str, first: bool, purpose: int,
-              seed: int) -> List[torch.Tensor]:
+              seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
     device = saved.device
-    block = find(device, name, options, inputs[0].shape, first, purpose)
-    inputs, weights, grads, outputs = map(_dense, (inputs, weights, grads, outputs))
-    at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
-    workspace, workspace_at = _bytes(block.backward_bytes, device)
-    made = _fresh([t for t in (*block.inputs, *block.weights) if t.gradient], device)
-    rest = iter(made)
-    grad_inputs = [next(rest) if t.gradient else None for t in block.inputs]
-    grad_weights = [next(rest) if t.gradient else None for t in block.weights]
-    given = iter(grads)
-    grad_outputs = [next(given) if t.gradient else None for t in block.outputs]
-    block.backward(_pointers(inputs), _pointers(weights), _pointers(outputs), at, workspace_at,
-                   _pointers(grad_outputs), _pointers(grad_inputs), _pointers(grad_weights),
-                   _stream(device), seed)
+    with on(device):
+        block = find(device, name, options, inputs[0].shape, first, purpose)
+        inputs, weights, grads, outputs = map(_dense, (inputs, weights, grads, outputs))
+        at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
+        workspace, workspace_at = _bytes(block.backward_bytes, device)
+        made = _fresh([t for t in (*block.inputs, *block.weights) if t.gradient], device)
+        rest = iter(made)
+        grad_inputs = [next(rest) if t.gradient else None for t in block.inputs]
+        grad_weights = [next(rest) if t.gradient else None for t in block.weights]
+        given = iter(grads)
+        grad_outputs = [next(given) if t.gradient else None for t in block.outputs]
+        block.backward(_pointers(inputs), _pointers(weights), _pointers(outputs), at, workspace_at,
+                       _pointers(grad_outputs), _pointers(grad_inputs), _pointers(grad_weights),
+                       stream_of(device), _number(seed))
     return made
 
 
@@ -129,20 +165,22 @@ def _(grads, inputs, weights, outputs, saved, name, options, first, purpose, see
 
 
 def _setup(ctx, inputs, output):
-    tensors, weights, ctx.name, ctx.options, ctx.first, ctx.purpose, ctx.seed = inputs
-    ctx.counts = len(tensors), len(weights)
-    ctx.save_for_backward(*tensors, *weights, *output)
+    tensors, weights, ctx.name, ctx.options, ctx.first, ctx.purpose, seed = inputs
+    ctx.counts = len(tensors), len(weights), seed is not None
+    ctx.save_for_backward(*tensors, *weights, *output, *([seed] if seed is not None else []))
 
 
 def _backward(ctx, grads):
     kept = ctx.saved_tensors
-    n, m = ctx.counts
+    n, m, seeded = ctx.counts
+    seed = kept[-1] if seeded else None
+    kept = kept[:-1] if seeded else kept
     tensors, weights, outputs, saved = kept[:n], kept[n:n + m], kept[n + m:-1], kept[-1]
     block = find(saved.device, ctx.name, ctx.options, tensors[0].shape, ctx.first, ctx.purpose)
     given = [torch.zeros_like(o) if g is None else g.to(o.dtype)
              for g, o, t in zip(grads, outputs, block.outputs) if t.gradient]
     made = iter(torch.ops.weft.part_back(given, list(tensors), list(weights), list(outputs), saved,
-                                         ctx.name, ctx.options, ctx.first, ctx.purpose, ctx.seed))
+                                         ctx.name, ctx.options, ctx.first, ctx.purpose, seed))
     return ([next(made) if t.gradient else None for t in block.inputs],
             [next(made) if t.gradient else None for t in block.weights], None, None, None, None, None)
 
@@ -150,16 +188,26 @@ def _backward(ctx, grads):
 part.register_autograd(_backward, setup_context=_setup)
 
 
-def run(name, options, inputs, weights, first=True, train=False, seed=0):
-    """A part's outputs, by name. Gradients are prepared where something wants one."""
-    device = inputs[0].device
+def check_devices(tensors):
+    """The one device that all of them lie on, which must be one that weft runs on."""
+    device = tensors[0].device
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"weft runs on cpu and cuda, not on {device.type}; move the tensors there")
-    for t in (*inputs, *weights):
+    for t in tensors:
         if t.device != device:
             raise ValueError(f"weft: tensors lie on {device} and {t.device}; move them to one device")
+    return device
+
+
+def run(name, options, inputs, weights, first=True, train=False, seed=None):
+    """A part's outputs, by name. `weights` may have other types than the block's, and are converted.
+    Gradients are prepared where something wants one."""
+    device = check_devices((*inputs, *weights))
     wants = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *weights))
     purpose = _blocks.GRADIENT * wants + _blocks.TRAIN * bool(train)
-    out = torch.ops.weft.part(list(inputs), list(weights), name, options, first, purpose, seed)
-    block = find(device, name, options, inputs[0].shape, first, purpose)
-    return {t.name: o for t, o in zip(block.outputs, out)}
+    _, said, outputs = describe(device_name(device), name, options, first, purpose)
+    if len(said) != len(weights):
+        raise ValueError(f"weft: {len(weights)} weights were given, but the block has {len(said)}")
+    weights = [w.to(t) for w, (_, t) in zip(weights, said)]
+    out = torch.ops.weft.part(list(inputs), weights, name, options, first, purpose, seed)
+    return {name: o for (name, _), o in zip(outputs, out)}

@@ -47,18 +47,21 @@ def apply_rotary_pos_emb(q, k, cos, sin):
     return turn(q), turn(k)
 
 
-def is_causal(mask, time):
-    """What a mask means: False for none, True for the lower triangle; others are refused."""
+def mask_kind(mask, time):
+    """What a mask means: "none" for every token, "causal" for the lower triangle, else "other". Values
+    are not looked at while tracing."""
     if mask is None:
-        return False
-    seen = mask if mask.dtype == torch.bool else mask > -1e3
-    lower = torch.ones(time, time, dtype=torch.bool, device=mask.device).tril()
-    if mask.shape[-2:] == (time, time) and bool((seen == lower).all()):
-        return True
-    if bool(seen.all()):
-        return False
-    raise ValueError("weft attends to all tokens or to those so far: the mask must be None, all visible, "
-                     "or the causal triangle [..., T, T]")
+        return "none"
+    if torch.compiler.is_compiling():
+        return "other"
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not bool((seen | (mask < -1e3)).all()):
+        return "other"
+    if mask.shape[-2:] == (time, time):
+        lower = torch.ones(time, time, dtype=torch.bool, device=mask.device).tril()
+        if bool((seen == lower).all()):
+            return "causal"
+    return "none" if bool(seen.all()) else "other"
 
 
 def check_rotary(given, head_dim, x):
@@ -72,63 +75,80 @@ def check_rotary(given, head_dim, x):
                          "weft rotates positions 0 to T - 1 with base 10000")
 
 
-class _TwoWays(nn.Module):
-    """One set of weights, with and without a causal mask."""
+class _W2(nn.Module):
+    """What W2 attention and its block share: one set of weights under any mask."""
 
-    def __init__(self, part, **options):
+    def __init__(self, part, hidden_size, heads, rope=True, **options):
         super().__init__()
-        self.core = Part(part, CAUSAL=True, **options)
+        if hidden_size % heads:
+            raise ValueError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {heads}")
+        self.heads, self.head_dim, self.rope = heads, hidden_size // heads, rope
+        self.core = Part(part, ATTENTION="w2", POSITION="rope" if rope else "none", GPT2_BIAS=False, CAUSAL=True,
+                         N_EMBD=hidden_size, N_HEAD=heads, **options)
 
-    def run(self, x, causal):
-        self.core.options["CAUSAL"] = "y" if causal else "n"
-        return self.core(x)
+    def forward(self, hidden_states, rotary_emb_outputs=None, attention_mask=None, is_causal=False):
+        """`attention_mask`: True (or 0) where a token is visible, False (or -inf) where not, of a shape
+        that spreads to [batch, heads, time, time]. None, all visible and the causal triangle run on
+        weft's kernels, and so does is_causal=True; another mask runs on PyTorch's own attention, and so
+        does any mask under torch.compile."""
+        check_rotary(rotary_emb_outputs, self.head_dim, hidden_states)
+        kind = mask_kind(attention_mask, hidden_states.shape[1])
+        if is_causal and kind == "other":
+            attention_mask = self._both(attention_mask, hidden_states)
+        elif is_causal:
+            kind = "causal"
+        if kind == "other":
+            return self._masked(hidden_states, attention_mask)
+        return self.core(hidden_states, CAUSAL="y" if kind == "causal" else "n")["y"]
+
+    def _both(self, mask, x):
+        from .masked import score_mask
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        return score_mask(mask, x).masked_fill(hidden, float("-inf"))
+
+    def _masked(self, x, mask):
+        from . import masked
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        p = dict(zip(self.core.names, self.core.weights()))
+        if self.core.part == "layer":
+            return masked.block(x, p, self.heads, mask)
+        return masked.attention(x, p, self.heads, self.rope, mask)
 
 
-class W2Attention(_TwoWays):
+class W2Attention(_W2):
     """Attention by the Wasserstein-2 distance of Gaussians, with its four projections: x → y, both
     [batch, time, hidden_size]. `rope` False leaves positions out."""
 
     def __init__(self, hidden_size, num_attention_heads, rope=True):
-        if hidden_size % num_attention_heads:
-            raise ValueError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_attention_heads}")
-        super().__init__("attention", ATTENTION="w2", POSITION="rope" if rope else "none", GPT2_BIAS=False,
-                         N_EMBD=hidden_size, N_HEAD=num_attention_heads)
-        self.head_dim = hidden_size // num_attention_heads
-
-    def forward(self, hidden_states, rotary_emb_outputs=None, attention_mask=None):
-        check_rotary(rotary_emb_outputs, self.head_dim, hidden_states)
-        return self.run(hidden_states, is_causal(attention_mask, hidden_states.shape[1]))["y"]
+        super().__init__("attention", hidden_size, num_attention_heads, rope)
 
 
-class W2TransformerBlock(_TwoWays):
+class W2TransformerBlock(_W2):
     """RMSNorm, W2 attention, RMSNorm, SwiGLU, with residual sums. `config` is any object with
     hidden_size, num_attention_heads, intermediate_size and rms_norm_eps."""
 
     def __init__(self, config):
         if abs(getattr(config, "rms_norm_eps", EPS) - EPS) > 1e-12:
             raise ValueError(f"weft's RMSNorm has eps 1e-6; rms_norm_eps is {config.rms_norm_eps}")
-        if config.hidden_size % config.num_attention_heads:
-            raise ValueError(f"hidden_size {config.hidden_size} is no multiple of "
-                             f"num_attention_heads {config.num_attention_heads}")
-        super().__init__("layer", ATTENTION="w2", FFN="swiglu", NORM="rmsnorm", POSITION="rope", GPT2_BIAS=False,
-                         N_EMBD=config.hidden_size, N_HEAD=config.num_attention_heads, N_FFN=config.intermediate_size)
-        self.head_dim = config.hidden_size // config.num_attention_heads
-
-    def forward(self, hidden_states, rotary_emb_outputs=None, attention_mask=None):
-        check_rotary(rotary_emb_outputs, self.head_dim, hidden_states)
-        return self.run(hidden_states, is_causal(attention_mask, hidden_states.shape[1]))["y"]
+        super().__init__("layer", config.hidden_size, config.num_attention_heads, FFN="swiglu", NORM="rmsnorm",
+                         N_FFN=config.intermediate_size)
 
 
-class MLAttention(_TwoWays):
+class MLAttention(nn.Module):
     """Attention whose keys and values live in one latent of `latent_dim` numbers that all heads share.
     Causal unless `causal` is False."""
 
     def __init__(self, hidden_size, num_attention_heads, latent_dim=128, joint=False, rope=False):
-        super().__init__("attention", ATTENTION="mla", POSITION="rope" if rope else "none", N_EMBD=hidden_size,
-                         N_HEAD=num_attention_heads, RA_MLA_LATENT_DIM=latent_dim, RA_MLA_JOINT_KV=joint)
+        super().__init__()
+        if hidden_size % num_attention_heads:
+            raise ValueError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_attention_heads}")
+        self.core = Part("attention", ATTENTION="mla", POSITION="rope" if rope else "none", CAUSAL=True,
+                         N_EMBD=hidden_size, N_HEAD=num_attention_heads, RA_MLA_LATENT_DIM=latent_dim,
+                         RA_MLA_JOINT_KV=joint)
 
     def forward(self, x, causal=True):
-        return self.run(x, causal)["y"]
+        return self.core(x, CAUSAL="y" if causal else "n")["y"]
 
 
 @dataclass
@@ -170,8 +190,19 @@ class WsFFN(nn.Module):
 
     def forward(self, x, is_training=None):
         training = self.training if is_training is None else is_training
-        self.core.train(bool(training and self.config.use_aux_loss))
-        out = self.core(x)
-        if not self.core.training:
+        training = bool(training and self.config.use_aux_loss)
+        out = self.core(x, train=training)
+        if not training:
             return out["y"], None
         return out["y"], sum(out[name] for name in ("aux_z", "aux_contrastive") if name in out)
+
+
+class SwiGLU(nn.Module):
+    """W₂(silu(W₃ x) ⊙ W₁ x), without biases."""
+
+    def __init__(self, hidden_size, intermediate_size):
+        super().__init__()
+        self.core = Part("ffn", FFN="swiglu", N_EMBD=hidden_size, N_HEAD=1, N_FFN=intermediate_size)
+
+    def forward(self, x):
+        return self.core(x)["y"]

@@ -1,0 +1,141 @@
+"""weft.load and weft.save against the engine's own model, and weft.Model against both."""
+import filecmp
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.torch import LanguageModel
+
+SIZES = dict(N_LAYER=3, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, GPT2_BLOCK_SIZE=12, SEED=5)
+MECHANISMS = dict(ATTENTION="mla", RA_MLA_LATENT_DIM=12, RA_MLA_MLP_ATTN_GATE=True, RA_MLA_MLP_CROSS_TOKEN=True,
+                  RA_MLA_MLP_LATENT_RECIP=True, GPT2_WEIGHT_TYING=False)
+KINDS = {
+    "gpt2": {},
+    "w2 and wsffn": dict(ATTENTION="w2", POSITION="rope", NORM="rmsnorm", FFN="wsffn", WSFFN_N_HEAD=4, LAMBDA_LOGITS_Z=1e-3),
+    "mla with all mechanisms": MECHANISMS,
+    "coupling scalars": dict(MECHANISMS, RA_MLA_MLP_TYING_MODE="per_head_scalar", RA_MLA_MLP_SPARSE_MODE="rms"),
+    "post-norm": dict(POSITION="relative", NORM_PLACEMENT="post", KV_HEADS=1),
+    "preset, bf16": dict(PRESET="w2", DTYPE="bf16"),
+    "preset, f64": dict(PRESET="ra-mla", DTYPE="f64"),
+}
+TOKENS = np.random.default_rng(0).integers(0, 50, (2, 9))
+TARGETS = np.random.default_rng(1).integers(0, 50, (2, 9))
+TARGETS[0, 3] = -1
+PROGRAM = os.path.join(os.path.dirname(os.path.realpath(weft.library_path)), "weft")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, tmp_path):
+    model = weft.Model(**SIZES, **KINDS[request.param])
+    model.save(tmp_path / "a")
+    return request.param, model, tmp_path
+
+
+def test_loading_and_saving_changes_no_byte(kind):
+    _, _, folder = kind
+    weft.save(weft.load(folder / "a"), folder / "b")
+    for name in "model.safetensors", "config.json":
+        assert filecmp.cmp(folder / "a" / name, folder / "b" / name, shallow=False), name
+
+
+def test_a_loaded_model_computes_what_the_engine_does(kind):
+    name, model, folder = kind
+    module = weft.load(folder / "a")
+    tokens, targets = torch.from_numpy(TOKENS), torch.from_numpy(TARGETS)
+    close = 2e-3 if "bf16" in name else 2e-6
+    want, got = model.loss(TOKENS, TARGETS, train=True), module.losses(tokens, targets)
+    for part in got:
+        assert abs(want[part] - got[part].item()) < close, part
+    assert sum(want[p] for p in want if p != "loss") == pytest.approx(want["loss"], abs=close)
+    got["loss"].backward()
+    for tensor, gradient in model.gradients(TOKENS, TARGETS).items():
+        ours = dict(module.named_parameters())[tensor].grad
+        ours = np.zeros_like(gradient) if ours is None else ours.float().numpy()
+        assert np.abs(ours - gradient).max() < (2e-2 if "bf16" in name else 2e-6), tensor
+    module.eval()
+    assert np.abs(model.logits(TOKENS) - module(tokens).detach().double().numpy()).max() < close
+    assert model.loss(TOKENS, TARGETS)["loss"] == pytest.approx(module(tokens, targets)[1].item(), abs=close)
+
+
+def test_weft_eval_reads_what_was_saved(tmp_path):
+    if not os.path.exists(PROGRAM):
+        pytest.skip(f"{PROGRAM} is not there: run make build")
+    torch.manual_seed(4)
+    module = LanguageModel(ATTENTION="w2", POSITION="rope", **{k: v for k, v in SIZES.items() if k != "SEED"})
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    weft.save(module, tmp_path / "m")
+    np.save(tmp_path / "tokens.npy", np.concatenate([TOKENS, TARGETS[:, -1:]], 1).astype(np.int32))
+    out = subprocess.run([PROGRAM, "eval", "--model", tmp_path / "m", "--tokens", tmp_path / "tokens.npy", "--json"],
+                         capture_output=True, text=True, check=True).stdout
+    import json
+    targets = np.concatenate([TOKENS[:, 1:], TARGETS[:, -1:]], 1)
+    want = module.eval()(torch.from_numpy(TOKENS), torch.from_numpy(targets))[1].item()
+    assert json.loads(out)["loss"] == pytest.approx(want, abs=1e-5)
+
+
+def test_a_run_folder_stands_for_its_best(tmp_path):
+    weft.Model(**SIZES).save(tmp_path / "run" / "best")
+    assert weft.Model(tmp_path / "run").path.endswith("best")
+    assert sum(p.numel() for p in weft.load(tmp_path / "run").parameters()) == weft.Model(tmp_path / "run").parameters
+
+
+def test_what_is_wrong_is_told(tmp_path):
+    model = weft.Model(**SIZES)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        weft.Model(tmp_path / "nowhere")
+    with pytest.raises(weft.InputError, match="vocabulary"):
+        model.logits([[50]])
+    with pytest.raises(weft.InputError, match="whole numbers"):
+        model.logits([[0.5]])
+    with pytest.raises(weft.InputError, match=r"\(2, 9\).*\(2, 8\)"):
+        model.loss(TOKENS, TARGETS[:, :8])
+    with pytest.raises(weft.InputError, match="wte.weight"):
+        model.read("wte.weigth")
+    model.close()
+    with pytest.raises(weft.InputError, match="closed"):
+        model.logits([[1]])
+    module = LanguageModel(**SIZES)
+    with pytest.raises(ValueError, match="GPT2_BLOCK_SIZE is 12"):
+        module(torch.zeros(1, 13, dtype=torch.long))
+    with pytest.raises(ValueError, match="batch, time"):
+        module(torch.zeros(1, 3))
+
+
+def test_dropout_draws_anew_and_from_torchs_seed():
+    module = LanguageModel(GPT2_DROPOUT=0.3, **SIZES)
+    tokens = torch.from_numpy(TOKENS)
+    torch.manual_seed(1)
+    first, second = module(tokens), module(tokens)
+    torch.manual_seed(1)
+    assert torch.equal(first, module(tokens)) and not torch.equal(first, second)
+    assert torch.equal(module.eval()(tokens), module(tokens))
+    towards = torch.randn_like(first)
+    module.train()
+    torch.manual_seed(2)
+    a = torch.autograd.grad(module(tokens), module.wte.weight, towards)[0]
+    torch.manual_seed(2)
+    assert torch.equal(a, torch.autograd.grad(module(tokens), module.wte.weight, towards)[0])
+
+
+def test_the_write_ups_language_model():
+    from w2attn.config import ModelConfig
+    from w2attn.ffn import FFN, RMSNorm
+    from w2attn.model import LanguageModel as Writeup
+    torch.manual_seed(0)
+    model = Writeup(ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=36))
+    ids = torch.from_numpy(TOKENS)
+    logits = model(ids)
+    loss, again = model(ids, labels=ids)
+    assert logits.shape == (2, 9, 50) and torch.equal(logits, again)
+    want = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert loss.item() == pytest.approx(want.item(), abs=1e-6)
+    changed = ids.clone()
+    changed[:, 5:] = 1
+    assert torch.allclose(model(changed)[:, :5], logits[:, :5], atol=1e-6)
+    assert FFN(24, 36)(torch.randn(2, 3, 24)).shape == RMSNorm(24)(torch.randn(2, 3, 24)).shape

@@ -1,0 +1,176 @@
+"""The optimizer against the engine's own, and the engine's AdamW against PyTorch's."""
+import copy
+import pickle
+from ctypes import byref, c_double
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft import _blocks
+from weft._library import check, handle, lib
+from weft.torch import AdamWSPAM, LanguageModel
+
+SIZES = dict(N_LAYER=2, N_EMBD=32, N_HEAD=4, VOCAB_SIZE=64, GPT2_BLOCK_SIZE=16, SEED=3)
+KINDS = {"gpt2": {}, "w2": dict(PRESET="w2"), "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw")}
+STEPS = 50
+
+
+def batches():
+    rows = np.random.default_rng(7).integers(0, 64, (STEPS, 4, 17))
+    return [(row[:, :-1].copy(), row[:, 1:].copy()) for row in rows]
+
+
+def engine_weights(rate, options, after=None):
+    """The engine's own training: the weights after STEPS steps."""
+    model = weft.Model(**SIZES, **options)
+    engine = _blocks.engine("cpu")
+    optimizer = handle(lib.weft_optimizer_open, engine, model.handle, None)
+    try:
+        for tokens, targets in batches():
+            a_pass, _ = model._run(tokens, targets, 1)
+            check(lib.weft_optimizer_step(optimizer, a_pass, rate))
+            if after:
+                after(optimizer)
+    finally:
+        lib.weft_optimizer_close(optimizer)
+    return {name: model.read(name) for name in model.names()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_adamw_trains_as_the_engines(kind):
+    options = dict(KINDS[kind], WEIGHT_DECAY=0.1, GRAD_CLIP=1.0)
+    want = engine_weights(1e-3, options)
+    module = LanguageModel(**SIZES, **options)
+    parameters = list(module.parameters())
+    optimizer = torch.optim.AdamW([{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+                                   {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
+                                  lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    for tokens, targets in batches():
+        optimizer.zero_grad()
+        module(torch.from_numpy(tokens), torch.from_numpy(targets))[1].backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    for name, p in module.named_parameters():
+        assert np.abs(p.detach().numpy() - want[name]).max() < 1e-5, name
+
+
+SPAM = dict(WEIGHT_DECAY=0.1, GRAD_CLIP=0.5, OPTIMIZER="adamwspam", SPAM_INTERVAL=20, SPAM_WARMUP_STEPS=8,
+            SPAM_SPIKE_THRESHOLD=0.2, SPAM_THETA=5.0, ADAM_BETA2=0.95)
+OURS = dict(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=0.5, interval=20, warmup_steps=8, spike_threshold=0.2, theta=5.0)
+
+
+def train(module, optimizer, some):
+    events = []
+    for tokens, targets in some:
+        optimizer.zero_grad()
+        module(torch.from_numpy(tokens), torch.from_numpy(targets))[1].backward()
+        optimizer.step()
+        events.append(optimizer.events())
+    return events
+
+
+def test_adamwspam_trains_as_the_engines():
+    seen = []
+
+    def note(optimizer):
+        out = c_double()
+        row = {}
+        for what in "spike", "reset", "clipped", "cut":
+            check(lib.weft_optimizer_event(optimizer, what.encode(), byref(out)))
+            row[what] = out.value
+        seen.append(row)
+
+    want = engine_weights(1e-3, dict(PRESET="w2", **SPAM), note)
+    module = LanguageModel(PRESET="w2", **SIZES)
+    events = train(module, AdamWSPAM(module.parameters(), **OURS), batches())
+    assert [{k: e[k] for k in ("spike", "reset", "clipped")} for e in events] == [
+        {k: r[k] for k in ("spike", "reset", "clipped")} for r in seen]
+    assert sum(r["spike"] for r in seen) and sum(r["reset"] for r in seen) == 2 and sum(r["cut"] for r in seen)
+    for name, p in module.named_parameters():
+        assert np.abs(p.detach().numpy() - want[name]).max() < 1e-5, name
+
+
+def test_one_step_equals_the_engines_bits():
+    """With the engine's own gradients there is nothing left to differ."""
+    model = weft.Model(**SIZES, PRESET="w2", **SPAM)
+    module = LanguageModel(PRESET="w2", **SIZES)
+    ours = AdamWSPAM(module.parameters(), **OURS)
+    theirs = handle(lib.weft_optimizer_open, _blocks.engine("cpu"), model.handle, None)
+    try:
+        for tokens, targets in batches()[:5]:
+            a_pass, _ = model._run(tokens, targets, 1)
+            for name, gradient in model.gradients(tokens, targets).items():
+                p = module
+                for step in name.split("."):
+                    p = p[int(step)] if step.isdigit() else getattr(p, step)
+                p.grad = torch.from_numpy(gradient)
+            a_pass, _ = model._run(tokens, targets, 1)
+            check(lib.weft_optimizer_step(theirs, a_pass, 1e-3))
+            ours.step()
+            for name, p in module.named_parameters():
+                assert np.array_equal(p.detach().numpy(), model.read(name)), name
+    finally:
+        lib.weft_optimizer_close(theirs)
+
+
+def test_a_saved_state_goes_on_with_equal_bits():
+    torch.manual_seed(0)
+    module = LanguageModel(PRESET="w2", **SIZES)
+    optimizer = AdamWSPAM(module.parameters(), **OURS)
+    train(module, optimizer, batches()[:15])
+    other = copy.deepcopy(module)
+    again = AdamWSPAM(other.parameters(), lr=0.5)
+    again.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    train(module, optimizer, batches()[15:30])
+    train(other, again, batches()[15:30])
+    for a, b in zip(module.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_groups_have_options_of_their_own(dtype):
+    """Plain AdamW, with groups, views and a missing gradient, beside torch.optim.AdamW."""
+    torch.manual_seed(1)
+
+    def make():
+        torch.manual_seed(2)
+        big = torch.randn(7, 5, dtype=dtype)
+        return [torch.randn(3, 4, dtype=dtype), torch.randn(6, dtype=dtype), big.t().clone()[1:], torch.randn(2, 2, dtype=dtype)]
+
+    mine, theirs = [[p.requires_grad_() for p in make()] for _ in range(2)]
+    groups = [dict(lr=1e-2, weight_decay=0.3, betas=(0.8, 0.9)), dict(lr=3e-3, weight_decay=0.0, eps=1e-6)]
+    ours = AdamWSPAM.adamw([{"params": mine[:2], **groups[0]}, {"params": mine[2:], **groups[1]}], decay_vectors=True)
+    wide = [p.detach().to(torch.float64 if dtype == torch.float64 else torch.float32).requires_grad_() for p in theirs]
+    other = torch.optim.AdamW([{"params": wide[:2], **groups[0]}, {"params": wide[2:], **groups[1]}])
+    for i in range(12):
+        for k, (a, b) in enumerate(zip(mine, wide)):
+            grad = torch.randn(a.shape, dtype=torch.float64).to(dtype)
+            a.grad = None if k == 3 and i % 2 else grad
+            b.grad = None if k == 3 and i % 2 else grad.to(b.dtype)
+        ours.step()
+        other.step()
+    # torch counts steps for each parameter, AdamWSPAM for each group: the fourth is left out.
+    for a, b in zip(mine[:3], wide[:3]):
+        assert torch.allclose(a.to(b.dtype), b, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+        if dtype == torch.bfloat16:
+            assert torch.allclose(ours.state[a]["master"], b, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_wrong_is_told():
+    p = torch.randn(3, requires_grad=True)
+    with pytest.raises(ValueError, match="betas"):
+        AdamWSPAM([p], betas=(0.9, 1.0))
+    with pytest.raises(ValueError, match="lr"):
+        AdamWSPAM([p], lr=-1)
+    half = torch.randn(3, dtype=torch.float16, requires_grad=True)
+    half.grad = torch.ones_like(half)
+    with pytest.raises(TypeError, match="float32"):
+        AdamWSPAM([half]).step()
+    optimizer = AdamWSPAM([p])
+    optimizer.step()
+    before = p.detach().clone()
+    p.grad = torch.tensor([1.0, float("nan"), 2.0])
+    optimizer.step()
+    assert torch.equal(p, before) and optimizer.events()["skipped"] == 1

@@ -1,0 +1,30 @@
+"""A causal language model of W2 transformer blocks."""
+from torch import nn
+from weft.torch import LanguageModel as Engine
+
+from .config import ModelConfig
+
+__all__ = ["LanguageModel", "ModelConfig"]
+
+
+class LanguageModel(nn.Module):
+    """input_ids [B, T] → logits [B, T, vocab_size]; with labels [B, T] (-100 or -1: does not count),
+    the loss of telling each next token, and the logits."""
+
+    def __init__(self, config):
+        super().__init__()
+        if abs(config.rms_norm_eps - 1e-6) > 1e-12:
+            raise ValueError(f"weft's RMSNorm has eps 1e-6; rms_norm_eps is {config.rms_norm_eps}")
+        self.config = config
+        self.model = Engine(PRESET="w2", VOCAB_SIZE=config.vocab_size, N_EMBD=config.hidden_size,
+                            N_LAYER=config.num_hidden_layers, N_HEAD=config.num_attention_heads,
+                            N_FFN=config.intermediate_size, GPT2_BLOCK_SIZE=config.max_position_embeddings,
+                            GPT2_WEIGHT_TYING=config.tie_word_embeddings)
+
+    def forward(self, input_ids, labels=None):
+        if labels is None:
+            return self.model(input_ids)
+        targets = labels.new_full(labels.shape, -1)
+        targets[:, :-1] = labels[:, 1:].clamp_min(-1)
+        logits, loss = self.model(input_ids, targets)
+        return loss, logits

@@ -1,0 +1,159 @@
+"""Generation: texts that a model goes on with, all at once or as they come.
+
+A generation has a cache for each sequence and works on all of them at a time. Sequences do not
+influence each other: each makes the tokens it would make alone.
+"""
+import codecs
+import ctypes
+from ctypes import byref, c_float, c_int, c_int32, c_int64
+
+from . import _blocks
+from ._library import InputError, check, handle, lib, texts
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "sample", "max_tokens", "end_token")
+TAKEN = 64
+
+
+class Token:
+    """One token as it comes: its number, its text where that is whole, its log-probability, and which
+    prompt it goes on with."""
+    __slots__ = ("token", "text", "logprob", "prompt")
+
+    def __init__(self, token, text, logprob, prompt):
+        self.token, self.text, self.logprob, self.prompt = token, text, logprob, prompt
+
+    def __repr__(self):
+        return f"Token({self.token}, {self.text!r}, logprob={self.logprob:.4f})"
+
+    def __str__(self):
+        return self.text
+
+
+class _Sequence:
+    def __init__(self, id, model, prompt):
+        self.id, self.prompt, self.ended = id, prompt, False
+        self.tokenizer = model.tokenizer if model is not None else None
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def text(self, token):
+        if self.tokenizer is None:
+            return ""
+        if token >= self.tokenizer.vocabulary:  # a vocabulary that was padded has numbers without a text
+            return "\ufffd"
+        return self.decoder.decode(self.tokenizer.decode_bytes([token]))
+
+
+def _tokens(model, prompt):
+    if isinstance(prompt, (str, bytes)):
+        return model.tokenizer.encode(prompt)
+    return [int(t) for t in prompt]
+
+
+def _sampling(options, end):
+    unknown = set(options) - set(SAMPLING)
+    if unknown:
+        raise TypeError(f"weft.generate: unknown option {sorted(unknown)[0]!r}; there are " + ", ".join(SAMPLING))
+    options = {key: value for key, value in options.items() if value is not None}
+    if end is not None:
+        options.setdefault("end_token", end)
+    return [f"{key}={value!r}" for key, value in options.items()]
+
+
+def stream(model, prompts, context=0, sequences=0, **options):
+    """Yields the tokens of all prompts as they are made."""
+    known = all(not isinstance(p, (str, bytes)) for p in prompts)
+    end = None
+    texted = model
+    if known:
+        try:
+            end = model.tokenizer.end
+        except Exception:  # tokens alone are wanted, and a tokenizer is not there
+            texted = None
+    else:
+        end = model.tokenizer.end
+    said = texts(_sampling(options, end))
+    engine = _blocks.engine("cpu")
+    generation = handle(lib.weft_generation_open, engine, model._open(), sequences or min(len(prompts), 64), context)
+    try:
+        running = []
+        for i, prompt in enumerate(prompts):
+            tokens, id = _tokens(model, prompt), c_int64()
+            if not tokens:
+                raise InputError("weft.generate: the prompt is empty; give it one token at least")
+            array = (c_int32 * len(tokens))(*tokens)
+            check(lib.weft_generation_add(generation, array, len(tokens), said, byref(id)))
+            running.append(_Sequence(id, texted, i))
+        made, logprobs = (c_int32 * TAKEN)(), (c_float * TAKEN)()
+        busy, ended = c_int(1), c_int()
+        while running:
+            if busy.value:
+                check(lib.weft_generation_step(generation, byref(busy)))
+            for sequence in running:
+                n = lib.weft_generation_take(generation, sequence.id, made, logprobs, TAKEN, byref(ended))
+                for k in range(n):
+                    yield Token(made[k], sequence.text(made[k]), logprobs[k], sequence.prompt)
+                sequence.ended = bool(ended.value)
+            running = [sequence for sequence in running if not sequence.ended]
+    finally:
+        lib.weft_generation_close(generation)
+
+
+def generate(model, prompt, stream=False, n=1, progress=False, context=0, **options):
+    """How a text goes on.
+
+    `model` is a weft.Model or the folder of a checkpoint; `prompt` a text, a list of tokens, or a list
+    of either. Returns the text that follows, or the tokens where tokens were given; a list for a list,
+    and for n > 1 samples of one prompt. With `stream` it returns an iterator of Token in place of
+    that. `progress` shows a bar (tqdm, where it can be imported). Options: temperature, top_k, top_p,
+    min_p, repetition_penalty, seed, sample, max_tokens, end_token.
+    """
+    from ._model import Model
+    own = not isinstance(model, Model)
+    if own:
+        model = Model(model)
+    one = isinstance(prompt, (str, bytes)) or (len(prompt) > 0 and not isinstance(prompt[0], (str, bytes, list, tuple))
+                                               and not hasattr(prompt[0], "__len__"))
+    prompts = [prompt] if one else list(prompt)
+    if not prompts:
+        raise InputError("weft.generate: there is no prompt")
+    if n < 1:
+        raise InputError(f"weft.generate: n is {n}, but one sample is the least")
+    if n > 1 and not one:
+        raise InputError("weft.generate: n > 1 goes with one prompt")
+    if stream:
+        if n > 1:
+            raise InputError("weft.generate: stream goes with n = 1; call it with sample=1, 2, ... for others")
+        return _stream(model, prompts, context=context, **options)
+    if n > 1:
+        first = int(options.pop("sample", 0))
+        return [generate(model, prompt, context=context, progress=progress, sample=first + i, **options) for i in range(n)]
+    made = [[] for _ in prompts]
+    bar = _bar(progress, len(prompts) * int(options.get("max_tokens", 256)))
+    for token in _stream(model, prompts, context=context, **options):
+        made[token.prompt].append(token.token)
+        if bar is not None:
+            bar.update(1)
+    if bar is not None:
+        bar.close()
+    out = [_text(model.tokenizer, tokens) if isinstance(p, (str, bytes)) else tokens
+           for p, tokens in zip(prompts, made)]
+    return out[0] if one else out
+
+
+_stream = stream
+
+
+def _text(tokenizer, tokens):
+    if tokens and tokens[-1] == tokenizer.end:
+        tokens = tokens[:-1]
+    return tokenizer.decode([t for t in tokens if t < tokenizer.vocabulary])
+
+
+def _bar(wanted, total):
+    if not wanted:
+        return None
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=total, unit="token", leave=False)
