@@ -13,7 +13,8 @@ from weft._library import check, handle, lib
 from weft.torch import AdamWSPAM, LanguageModel
 
 SIZES = dict(N_LAYER=2, N_EMBD=32, N_HEAD=4, VOCAB_SIZE=64, GPT2_BLOCK_SIZE=16, SEED=3)
-KINDS = {"gpt2": {}, "w2": dict(PRESET="w2"), "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw")}
+KINDS = {"gpt2": {}, "gpt2, f64": dict(DTYPE="f64"), "w2": dict(PRESET="w2", DTYPE="f64"),
+         "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw", DTYPE="f64")}
 STEPS = 50
 
 
@@ -23,7 +24,8 @@ def batches():
 
 
 def engine_weights(rate, options, after=None):
-    """The engine's own training: the weights after STEPS steps."""
+    """The engine's own training: the weights after STEPS steps. Adam divides by the size of a gradient,
+    so where gradients are tiny rounding counts: those models are compared in f64."""
     model = weft.Model(**SIZES, **options)
     engine = _blocks.engine("cpu")
     optimizer = handle(lib.weft_optimizer_open, engine, model.handle, None)
@@ -53,7 +55,7 @@ def test_torchs_adamw_trains_as_the_engines(kind):
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
     for name, p in module.named_parameters():
-        assert np.abs(p.detach().numpy() - want[name]).max() < 1e-5, name
+        assert np.abs(p.detach().numpy() - want[name]).max() < (1e-5 if kind == "gpt2" else 1e-8), name
 
 
 SPAM = dict(WEIGHT_DECAY=0.1, GRAD_CLIP=0.5, OPTIMIZER="adamwspam", SPAM_INTERVAL=20, SPAM_WARMUP_STEPS=8,
@@ -82,14 +84,14 @@ def test_adamwspam_trains_as_the_engines():
             row[what] = out.value
         seen.append(row)
 
-    want = engine_weights(1e-3, dict(PRESET="w2", **SPAM), note)
-    module = LanguageModel(PRESET="w2", **SIZES)
+    want = engine_weights(1e-3, dict(PRESET="w2", DTYPE="f64", **SPAM), note)
+    module = LanguageModel(PRESET="w2", DTYPE="f64", **SIZES)
     events = train(module, AdamWSPAM(module.parameters(), **OURS), batches())
     assert [{k: e[k] for k in ("spike", "reset", "clipped")} for e in events] == [
         {k: r[k] for k in ("spike", "reset", "clipped")} for r in seen]
     assert sum(r["spike"] for r in seen) and sum(r["reset"] for r in seen) == 2 and sum(r["cut"] for r in seen)
     for name, p in module.named_parameters():
-        assert np.abs(p.detach().numpy() - want[name]).max() < 1e-5, name
+        assert np.abs(p.detach().numpy() - want[name]).max() < 1e-8, name
 
 
 def test_one_step_equals_the_engines_bits():

@@ -12,17 +12,32 @@
 #include <string.h>
 #include <sys/stat.h>
 
-weft_status weft_api_config(const char *path, const char *const *overrides, weft_config *c,
-                            bool *is_folder) {
-    struct stat is;
-    *is_folder = path && stat(path, &is) == 0 && S_ISDIR(is.st_mode);
-    weft_config_defaults(c);
-    if (*is_folder)
+/* What is at `path`, and the overrides on it. */
+static weft_status read_over(const char *path, bool is_folder, const char *const *overrides,
+                             weft_config *c) {
+    if (is_folder)
         WEFT_TRY(weft_model_read_config(path, c));
     else if (path)
         WEFT_TRY(weft_config_read(c, path));
     for (int i = 0; overrides && overrides[i]; i++)
         WEFT_TRY(weft_config_override(c, overrides[i], "override"));
+    return WEFT_OK;
+}
+
+weft_status weft_api_config(const char *path, const char *const *overrides, weft_config *c,
+                            bool *is_folder) {
+    struct stat is;
+    *is_folder = path && stat(path, &is) == 0 && S_ISDIR(is.st_mode);
+    weft_config_defaults(c);
+    WEFT_TRY(read_over(path, *is_folder, overrides, c));
+    int preset = c->preset;
+    /* Which preset it is is known only now, and it goes below everything that is set. A checkpoint has
+     * all keys set. */
+    if (preset != WEFT_PRESET_NONE && !*is_folder) {
+        weft_config_defaults(c);
+        WEFT_TRY(weft_config_preset(c, preset));
+        WEFT_TRY(read_over(path, false, overrides, c));
+    }
     return weft_model_check(c, path ? path : "config");
 }
 

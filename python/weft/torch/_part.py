@@ -16,11 +16,18 @@ def started_weights(options, seed, names):
                 for name in names}
 
 
+class Weights(nn.Module):
+    """A holder of parameters, so that they have a checkpoint's dotted names."""
+
+    def extra_repr(self):
+        return ", ".join(f"{name} {list(p.shape)}" for name, p in self._parameters.items())
+
+
 def owner_of(module, name, make=False):
     """The module that has the parameter of a dotted name."""
     for step in name.split(".")[:-1]:
         if make and not hasattr(module, step):
-            module.add_module(step, nn.Module())
+            module.add_module(step, Weights())
         module = getattr(module, step)
     return module
 
@@ -80,4 +87,6 @@ class Part(nn.Module):
 
     def extra_repr(self):
         count = sum(p.numel() for p in self.parameters())
+        if len(self.options) > 16:
+            return f"{self.part}, {self.options.get('ATTENTION')}, {self.options.get('FFN')}, {count:,} parameters"
         return f"{self.part}, " + ", ".join(f"{k}={v}" for k, v in self.options.items()) + f", {count:,} parameters"
