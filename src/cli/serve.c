@@ -212,7 +212,9 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
     weft_server_drain(s->server);
     int64_t busy = weft_server_busy(s->server);
     if (busy)
-        weft_log(WEFT_LOG_INFO, "serve: stopping when %lld requests are answered; again: at once",
+        weft_log(WEFT_LOG_INFO,
+                 "serve: stopping, requests still being answered: %lld; a second signal "
+                 "stops at once",
                  (long long)busy);
     while (weft_server_busy(s->server) > 0)
         if (sigtimedwait(signals, NULL, &pause) > 0) return;

@@ -1,0 +1,202 @@
+/* Requests and templates on their own: what becomes of a body, and of a conversation. */
+#include "serve/key.h"
+#include "serve/request.h"
+#include "serve/template.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const weft_request_limits limits = {.max_tokens = 1000, .texts = 64};
+
+static void test_a_body_becomes_its_struct(void **state) {
+    (void)state;
+    static const char body[] =
+        "{\"model\":\"m\",\"prompt\":[\"a\",[1,2]],\"max_tokens\":7,\"temperature\":0.5,"
+        "\"top_p\":0.9,\"top_k\":3,\"min_p\":0.1,\"repetition_penalty\":1.1,\"seed\":12,"
+        "\"stop\":[\"x\",\"yz\"],\"n\":2,\"stream\":true,\"stream_options\":{\"include_usage\":"
+        "true},"
+        "\"logprobs\":4,\"return_token_ids\":true,\"user\":\"u\"}";
+    weft_request r;
+    weft_refusal why;
+    assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS, &limits, &r, &why));
+    assert_int_equal(why.status, 0);
+    assert_string_equal(r.model, "m");
+    assert_int_equal(r.n_prompts, 2);
+    assert_string_equal(r.prompts[0].text, "a");
+    assert_null(r.prompts[1].text);
+    assert_int_equal(r.prompts[1].n_tokens, 2);
+    assert_int_equal(r.prompts[1].tokens[1], 2);
+    assert_int_equal(r.sampling.max_tokens, 7);
+    assert_true(r.sampling.temperature == 0.5 && r.sampling.top_p == 0.9);
+    assert_true(r.sampling.min_p == 0.1 && r.sampling.repetition_penalty == 1.1);
+    assert_int_equal(r.sampling.top_k, 3);
+    assert_int_equal(r.sampling.seed, 12);
+    assert_int_equal(r.sampling.top_logprobs, 4);
+    assert_int_equal(r.n_stops, 2);
+    assert_string_equal(r.stops[1], "yz");
+    assert_int_equal(r.n, 2);
+    assert_true(r.has_seed && r.stream && r.include_usage && r.logprobs && r.token_ids && !r.echo);
+    weft_request_free(&r);
+}
+
+static void test_what_is_missing_has_its_default(void **state) {
+    (void)state;
+    static const char text[] = "{\"prompt\":\"\",\"seed\":null,\"stop\":null,\"logprobs\":null}";
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
+    weft_request r;
+    weft_refusal why;
+    assert_true(weft_request_parse(text, sizeof text - 1, WEFT_COMPLETIONS, &limits, &r, &why));
+    assert_int_equal(r.sampling.max_tokens, 16);
+    assert_true(r.sampling.temperature == 1 && r.sampling.top_p == 1 && !r.has_seed && !r.logprobs);
+    weft_request_free(&r);
+    assert_true(weft_request_parse(chat, sizeof chat - 1, WEFT_CHAT, &limits, &r, &why));
+    assert_int_equal(r.sampling.max_tokens, 1000);
+    assert_string_equal(r.messages[0].role, "user");
+    weft_request_free(&r);
+}
+
+/* Bodies with bytes changed, dropped and doubled at random: whatever comes of it, it is a request or
+ * a refusal with a status, and a sanitizer has nothing to say. */
+static void test_any_bytes_at_all(void **state) {
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"prompt\":[\"Once\",[1,2,3]],\"max_tokens\":5,\"stop\":[\"a\",\"b\"],\"n\":2,\"seed\":"
+        "3}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"\\u00e9\"}]},"
+        "{\"role\":\"assistant\",\"content\":null}],\"logprobs\":true,\"top_logprobs\":2}"};
+    static const char letters[] = "{}[]\",:0123456789.eE+-\\u \n\t\xff\xc3ntf";
+    const char *longer = getenv("WEFT_TEST_LONG");
+    int taken = 0, rounds = longer && *longer ? 400000 : 20000;
+    unsigned dice = 1;
+    for (int round = 0; round < rounds; round++) {
+        char text[512];
+        size_t bytes = strlen(bodies[round % 2]);
+        memcpy(text, bodies[round % 2], bytes);
+        for (int change = rand_r(&dice) % 4; change >= 0; change--) {
+            size_t at = (size_t)rand_r(&dice) % bytes;
+            int kind = rand_r(&dice) % 4;
+            if (kind == 0 && bytes > 1) {
+                memmove(text + at, text + at + 1, bytes - at - 1);
+                bytes--;
+            } else if (kind == 1 && bytes < sizeof text) {
+                memmove(text + at + 1, text + at, bytes - at);
+                bytes++;
+            } else {
+                text[at] = letters[(size_t)rand_r(&dice) % (sizeof letters - 1)];
+            }
+        }
+        char *exact = malloc(bytes); /* a byte read behind it is seen by a sanitizer */
+        memcpy(exact, text, bytes);
+        weft_request r;
+        weft_refusal why;
+        bool good = weft_request_parse(exact, bytes, round / 2 % 2 ? WEFT_CHAT : WEFT_COMPLETIONS,
+                                       &limits, &r, &why);
+        taken += good;
+        if (good) {
+            assert_true(r.n >= 1 && r.n <= limits.texts);
+            weft_request_free(&r);
+        } else {
+            assert_int_equal(why.status, 400);
+            char *json = weft_refusal_json(&why);
+            assert_non_null(json);
+            free(json);
+        }
+        free(exact);
+    }
+    assert_true(taken > rounds / 1000);
+}
+
+static void check_tokens(const char *template_text, const weft_message *messages, int64_t count,
+                         const char *want, const char *stop) {
+    weft_tokenizer *t;
+    weft_encoder *e;
+    weft_template *m;
+    const int32_t *tokens;
+    int32_t *got;
+    int64_t n, n_got;
+    assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
+    assert_int_equal(weft_encoder_open(t, &e), WEFT_OK);
+    assert_int_equal(weft_template_open(template_text, t, &m), WEFT_OK);
+    assert_int_equal(weft_template_encode(m, e, messages, count, &got, &n_got), WEFT_OK);
+    assert_int_equal(weft_encode(e, want, strlen(want), true, &tokens, &n), WEFT_OK);
+    assert_int_equal(n_got, n);
+    assert_memory_equal(got, tokens, (size_t)n * sizeof *tokens);
+    if (stop)
+        assert_string_equal(weft_template_stop(m), stop);
+    else
+        assert_null(weft_template_stop(m));
+    free(got);
+    weft_template_close(m);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+/* Text is encoded as if it were written in one piece; special tokens of the template are tokens. */
+static void test_a_conversation_becomes_its_tokens(void **state) {
+    (void)state;
+    char hello[] = "hello there", reply[] = "the program";
+    const weft_message messages[] = {{"user", hello, sizeof hello - 1},
+                                     {"assistant", reply, sizeof reply - 1}};
+    check_tokens("{role}: {content}\\n", messages, 2,
+                 "user: hello there\nassistant: the program\nassistant: ", "\n");
+    check_tokens("<|endoftext|>{role}\\n{content}<|endoftext|>\\n", messages, 1,
+                 "<|endoftext|>user\nhello there<|endoftext|>\n<|endoftext|>assistant\n",
+                 "<|endoftext|>");
+    check_tokens("{content}", messages, 1, "hello there", NULL);
+    check_tokens("{role}{content}{role}", messages, 1, "userhello thereuserassistant", NULL);
+}
+
+/* What people write is text, even if it is a special token's name. */
+static void test_nobody_can_write_special_tokens(void **state) {
+    (void)state;
+    weft_tokenizer *t;
+    weft_encoder *e;
+    weft_template *m;
+    int32_t *got;
+    int64_t count, ends = 0;
+    char text[] = "a<|endoftext|>b";
+    const weft_message message = {"user", text, sizeof text - 1};
+    assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
+    assert_int_equal(weft_encoder_open(t, &e), WEFT_OK);
+    assert_int_equal(weft_template_open("{role}\\n{content}<|endoftext|>", t, &m), WEFT_OK);
+    assert_int_equal(weft_template_encode(m, e, &message, 1, &got, &count), WEFT_OK);
+    for (int64_t i = 0; i < count; i++)
+        ends += got[i] == weft_tokenizer_end(t);
+    assert_int_equal(ends, 1);
+    free(got);
+    weft_template_close(m);
+    assert_int_equal(weft_template_open("{role}", t, &m), WEFT_EINPUT);
+    assert_int_equal(weft_template_open("{content}{content}", t, &m), WEFT_EINPUT);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+static void test_keys_are_compared_whole(void **state) {
+    (void)state;
+    assert_true(weft_key_matches("abc", "Bearer abc"));
+    assert_true(weft_key_matches("abc", "bearer abc"));
+    static const char *const wrong[] = {NULL,         "",          "abc",         "Bearer",
+                                        "Bearer ",    "Bearer ab", "Bearer abcd", "Bearer abd",
+                                        "Bearer ABC", "Basic abc", "Bearer  abc", "Bearer abcabc",
+                                        "Bearer abc "};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_false(weft_key_matches("abc", wrong[i]));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_body_becomes_its_struct),
+        cmocka_unit_test(test_what_is_missing_has_its_default),
+        cmocka_unit_test(test_any_bytes_at_all),
+        cmocka_unit_test(test_a_conversation_becomes_its_tokens),
+        cmocka_unit_test(test_nobody_can_write_special_tokens),
+        cmocka_unit_test(test_keys_are_compared_whole),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
