@@ -2,6 +2,7 @@
 #include "study/report.h"
 #include "cli/args.h"
 #include "core/files.h"
+#include "core/text.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -30,7 +31,7 @@ static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
 static weft_status print_json(const char *const *studies, int n) {
     json_t *object;
     WEFT_TRY(weft_report_json(studies, n, &object));
-    json_dumpf(object, stdout, JSON_INDENT(2));
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
     printf("\n");
     json_decref(object);
     return WEFT_OK;
@@ -55,6 +56,7 @@ int weft_cmd_report(int argc, char **argv) {
     if (out) status = weft_report_write_several(studies, n, out);
     if (status == WEFT_OK && args.json) status = print_json(studies, n);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (!args.json) printf("wrote %s/report.html and %s/report.md\n", out, out);
+    if (!args.json)
+        printf("wrote %s/report.html and %s/report.md\n", weft_shown(out), weft_shown(out));
     return WEFT_EXIT_DONE;
 }

@@ -1,6 +1,8 @@
 /* weft runs: what databases of runs hold. */
 #include "cli/args.h"
 #include "core/files.h"
+#include "core/json.h"
+#include "core/text.h"
 #include "study/listing.h"
 #include "study/merge.h"
 
@@ -45,7 +47,7 @@ static int refuse(const char *text) {
 }
 
 static void print_json(json_t *object) {
-    json_dumpf(object, stdout, JSON_INDENT(2));
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
     printf("\n");
     json_decref(object);
 }
@@ -106,8 +108,8 @@ static weft_status diff(const weft_args *args, const runs_args *own, bool *same)
     if (args->json)
         print_json(json_pack("{s:b}", "equal", *same));
     else
-        printf(*same ? "%s and %s hold the same\n" : "%s and %s differ\n", own->paths[0],
-               own->diff);
+        printf(*same ? "%s and %s hold the same\n" : "%s and %s differ\n",
+               weft_shown(own->paths[0]), weft_shown(own->diff));
     return WEFT_OK;
 }
 
@@ -115,9 +117,10 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
     weft_merged r;
     WEFT_TRY(weft_merge(own->paths, own->n, own->out, args->json ? NULL : stdout, &r));
     if (args->json)
-        print_json(json_pack("{s:s, s:i, s:i}", "out", own->out, "runs", r.runs, "done", r.done));
+        print_json(json_pack("{s:o, s:i, s:i}", "out", weft_json_text(own->out), "runs", r.runs,
+                             "done", r.done));
     else
-        printf("%s: %d of %d runs done\n", own->out, r.done, r.runs);
+        printf("%s: %d of %d runs done\n", weft_shown(own->out), r.done, r.runs);
     return WEFT_OK;
 }
 

@@ -1,6 +1,8 @@
 /* The thread's last error message, and the version. */
 #include "core/error.h"
 
+#include "core/text.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -16,9 +18,7 @@ weft_status weft_fail(weft_status status, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     /* One line, whatever a file or a user put into it. */
-    for (char *c = text; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    snprintf(error_message, sizeof error_message, "%s", text);
+    weft_text_show(text, error_message, sizeof error_message);
     return status;
 }
 

@@ -3,6 +3,8 @@
  * all in one buffer. */
 #include "core/log.h"
 
+#include "core/text.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -85,14 +87,24 @@ static void append(char *buffer, size_t *at, const char *text) {
     *at += n;
 }
 
-/* The text without line ends and other control characters. */
-static void clean(char *text) {
+/* One line that can be shown, whatever is in it. */
+static void clean(char text[RECORD_MAX + 1]) {
+    char shown[RECORD_MAX + 1];
     size_t n = strlen(text);
     while (n > 0 && text[n - 1] == '\n')
         text[--n] = '\0';
-    for (size_t i = 0; i < n; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c < 0x20 || c == 0x7f) text[i] = ' ';
+    weft_text_show(text, shown, sizeof shown);
+    memcpy(text, shown, strlen(shown) + 1);
+}
+
+/* The same without making it wider. */
+static void blank_controls(char *text) {
+    while (*text) {
+        int n = weft_utf8_length(text);
+        bool shown = n && !weft_utf8_is_control(text, n);
+        for (int i = 0; !shown && i < (n ? n : 1); i++)
+            text[i] = ' ';
+        text += n ? n : 1;
     }
 }
 
@@ -163,7 +175,7 @@ void weft_log_status(const char *text) {
     pthread_mutex_lock(&lock);
     if (*status || (text && *text)) {
         snprintf(status, sizeof status, "%s", text ? text : "");
-        clean(status);
+        blank_controls(status);
         append(buffer, &at, erase_line);
         append(buffer, &at, status);
         write_all(buffer, at);

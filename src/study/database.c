@@ -2,6 +2,8 @@
 #include "study/database.h"
 
 #include "core/files.h"
+#include "core/text.h"
+#include "study/database_check.h"
 #include "study/schema.h"
 
 #include <errno.h>
@@ -10,11 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { BUSY_MS = 10000, MESSAGE_ROOM = 2048 };
+enum { BUSY_MS = 10000, MESSAGE_ROOM = 2048, VALUE_MOST = 1 << 24 };
 
 struct weft_database {
     sqlite3 *handle;
@@ -31,7 +32,8 @@ static weft_status failed(const weft_database *d) {
     if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
         return weft_fail(WEFT_EIO, "%s: another program holds it (%s)", d->path,
                          sqlite3_errmsg(d->handle));
-    return weft_fail(WEFT_EIO, "%s: %s", d->path, sqlite3_errmsg(d->handle));
+    bool input = code == SQLITE_TOOBIG || code == SQLITE_CONSTRAINT;
+    return weft_fail(input ? WEFT_EINPUT : WEFT_EIO, "%s: %s", d->path, sqlite3_errmsg(d->handle));
 }
 
 void weft_database_close(weft_database *d) {
@@ -141,30 +143,37 @@ const char *weft_column_text(sqlite3_stmt *rows, int column) {
     return text ? text : "";
 }
 
+const char *weft_column_shown(sqlite3_stmt *rows, int column) {
+    return weft_shown(weft_column_text(rows, column));
+}
+
 double weft_column_number(sqlite3_stmt *rows, int column) {
     return sqlite3_column_type(rows, column) == SQLITE_NULL ? NAN
                                                             : sqlite3_column_double(rows, column);
 }
 
-/* Ours and whole, or empty. */
-static weft_status check_kind(weft_database *d, bool *fresh) {
-    int64_t application, version, tables;
+/* Ours, or empty. */
+static weft_status check_kind(weft_database *d, int64_t *version, bool *fresh) {
+    int64_t application, tables;
     WEFT_TRY(weft_database_number(d, 0, &tables, "SELECT count(*) FROM sqlite_schema", ""));
     WEFT_TRY(weft_database_number(d, 0, &application, "PRAGMA application_id", ""));
-    WEFT_TRY(weft_database_number(d, 0, &version, "PRAGMA user_version", ""));
+    WEFT_TRY(weft_database_number(d, 0, version, "PRAGMA user_version", ""));
     *fresh = tables == 0;
     if (*fresh) return WEFT_OK;
     if (application != WEFT_SCHEMA_APPLICATION)
         return weft_fail(WEFT_EINPUT,
                          "%s: a database of another program; move it away, or take another folder",
                          d->path);
-    if (version < WEFT_SCHEMA_OLDEST || version > WEFT_SCHEMA_VERSION)
+    if (*version < WEFT_SCHEMA_OLDEST || *version > WEFT_SCHEMA_VERSION)
         return weft_fail(
             WEFT_EINPUT,
             "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
             "use the weft that made it, or take another folder",
-            d->path, (long long)version, WEFT_SCHEMA_OLDEST, WEFT_SCHEMA_VERSION);
-    if (version == WEFT_SCHEMA_VERSION || sqlite3_db_readonly(d->handle, "main")) return WEFT_OK;
+            d->path, (long long)*version, WEFT_SCHEMA_OLDEST, WEFT_SCHEMA_VERSION);
+    return WEFT_OK;
+}
+
+static weft_status update(weft_database *d) {
     WEFT_TRY(weft_database_begin(d));
     return weft_database_finish(d, weft_database_script(d, WEFT_SCHEMA_UPDATE));
 }
@@ -172,7 +181,7 @@ static weft_status check_kind(weft_database *d, bool *fresh) {
 static weft_status check_whole(weft_database *d) {
     sqlite3_stmt *rows;
     bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "PRAGMA quick_check(1)", ""));
+    WEFT_TRY(weft_database_ask(d, &rows, "PRAGMA integrity_check(1)", ""));
     weft_status status = weft_database_next(d, rows, &there);
     if (status == WEFT_OK && there && strcmp(weft_column_text(rows, 0), "ok") != 0)
         status =
@@ -182,22 +191,37 @@ static weft_status check_whole(weft_database *d) {
     return status;
 }
 
+/* SQLite's own defences against a file that was written with intent. */
+static void arm(weft_database *d) {
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
+    sqlite3_limit(d->handle, SQLITE_LIMIT_LENGTH, VALUE_MOST);
+    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON", NULL, NULL, NULL);
+    sqlite3_busy_timeout(d->handle, BUSY_MS);
+}
+
+/* All that is there is looked at before any of it is read. */
+static weft_status check_all(weft_database *d, bool *fresh) {
+    int64_t version;
+    WEFT_TRY(check_kind(d, &version, fresh));
+    if (*fresh) return WEFT_OK;
+    WEFT_TRY(check_whole(d));
+    WEFT_TRY(weft_database_check(d, version));
+    bool old = version < WEFT_SCHEMA_VERSION && !sqlite3_db_readonly(d->handle, "main");
+    return old ? update(d) : WEFT_OK;
+}
+
 static weft_status open_database(const char *path, int flags, weft_database **out, bool *fresh) {
-    struct stat is;
     *out = NULL;
     weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     weft_status status = weft_path(d->path, "%s", path);
-    if (status == WEFT_OK && stat(path, &is) == 0 && !S_ISREG(is.st_mode))
-        status = weft_fail(WEFT_EINPUT, "%s: is no file; a database is one", path);
+    if (status == WEFT_OK) status = weft_database_check_files(path, flags & SQLITE_OPEN_READWRITE);
     if (status == WEFT_OK && sqlite3_open_v2(path, &d->handle, flags, NULL) != SQLITE_OK)
         status = weft_fail(WEFT_EIO, "%s: %s", path,
                            d->handle ? sqlite3_errmsg(d->handle) : "no memory");
-    if (status == WEFT_OK) {
-        sqlite3_busy_timeout(d->handle, BUSY_MS);
-        status = check_kind(d, fresh);
-    }
-    if (status == WEFT_OK && !*fresh) status = check_whole(d);
+    if (status == WEFT_OK) arm(d);
+    if (status == WEFT_OK) status = check_all(d, fresh);
     if (status == WEFT_OK)
         *out = d;
     else

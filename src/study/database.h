@@ -46,6 +46,8 @@ weft_status weft_database_finish(weft_database *d, weft_status status);
 
 /* A column as text, "" for NULL; as a number, NaN for NULL. */
 const char *weft_column_text(sqlite3_stmt *rows, int column);
+/* The same as a terminal may have it (core/text.h: eight of them at a time). */
+const char *weft_column_shown(sqlite3_stmt *rows, int column);
 double weft_column_number(sqlite3_stmt *rows, int column);
 
 /* Now, as ISO 8601 in UTC with milliseconds. */

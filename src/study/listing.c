@@ -2,6 +2,7 @@
 #include "study/listing.h"
 
 #include "core/files.h"
+#include "core/json.h"
 #include "study/listing_database.h"
 #include "study/study.h"
 
@@ -43,23 +44,23 @@ static void print_number(FILE *out, int width, int digits, double value) {
 static void print_heading(sqlite3_stmt *rows, void *context) {
     FILE *out = context;
     fprintf(out, "%s: %d of %d runs done, equal %s, scored by %s, made %s\n",
-            weft_column_text(rows, 0), sqlite3_column_int(rows, 1), sqlite3_column_int(rows, 2),
-            weft_column_text(rows, 3), weft_column_text(rows, 4), weft_column_text(rows, 5));
+            weft_column_shown(rows, 0), sqlite3_column_int(rows, 1), sqlite3_column_int(rows, 2),
+            weft_column_shown(rows, 3), weft_column_shown(rows, 4), weft_column_shown(rows, 5));
 }
 
 static void print_run(sqlite3_stmt *rows, void *context) {
     FILE *out = context;
     char rate[32];
     weft_study_number(sqlite3_column_double(rows, 2), rate, sizeof rate);
-    fprintf(out, "%4d %-16s %9s %6lld %-8s %8lld", sqlite3_column_int(rows, 0),
-            weft_column_text(rows, 1), rate, (long long)sqlite3_column_int64(rows, 3),
-            weft_column_text(rows, 4), (long long)sqlite3_column_int64(rows, 5));
+    fprintf(out, "%4lld %-16s %9s %6lld %-8s %8lld", (long long)sqlite3_column_int64(rows, 0),
+            weft_column_shown(rows, 1), rate, (long long)sqlite3_column_int64(rows, 3),
+            weft_column_shown(rows, 4), (long long)sqlite3_column_int64(rows, 5));
     print_number(out, 9, 4, weft_column_number(rows, 6));
     print_number(out, 9, 4, weft_column_number(rows, 7));
     print_number(out, 9, 1, weft_column_number(rows, 8));
     print_number(out, 9, 0, weft_column_number(rows, 9));
     print_number(out, 8, 1, weft_column_number(rows, 10) / (1024.0 * 1024.0));
-    fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "", weft_column_text(rows, 11));
+    fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "", weft_column_shown(rows, 11));
 }
 
 weft_status weft_listing_table(const char *path, FILE *out) {
@@ -90,7 +91,7 @@ static json_t *row_object(sqlite3_stmt *rows) {
         int type = sqlite3_column_type(rows, i);
         json_t *value = type == SQLITE_INTEGER ? json_integer(sqlite3_column_int64(rows, i))
                         : type == SQLITE_FLOAT ? json_real(sqlite3_column_double(rows, i))
-                        : type == SQLITE_TEXT  ? json_string(weft_column_text(rows, i))
+                        : type == SQLITE_TEXT  ? weft_json_text(weft_column_text(rows, i))
                                                : json_null();
         /* A run's config is JSON already. */
         if (strcmp(sqlite3_column_name(rows, i), "config") == 0 &&
@@ -118,8 +119,8 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     if (status == WEFT_OK)
         status = weft_listing_each(d, "SELECT * FROM runs ORDER BY run", append_row, runs);
     if (status == WEFT_OK)
-        *object = json_pack("{s:s, s:O, s:O, s:O}", "path", path, "study", json_array_get(study, 0),
-                            "steps", steps, "runs", runs);
+        *object = json_pack("{s:o, s:O, s:O, s:O}", "path", weft_json_text(path), "study",
+                            json_array_get(study, 0), "steps", steps, "runs", runs);
     json_decref(study);
     json_decref(steps);
     json_decref(runs);

@@ -4,6 +4,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/nearest.h"
+#include "core/text.h"
 #include "study/listing_database.h"
 #include "study/report_data.h"
 #include "study/study.h"
@@ -67,6 +68,11 @@ static json_t *pair_up(const weft_report_data *d, int a, int b) {
     return pairs;
 }
 
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return weft_shown(text ? text : "");
+}
+
 static void print_comparison(FILE *out, const json_t *object) {
     const json_t *row;
     const char *key;
@@ -76,13 +82,13 @@ static void print_comparison(FILE *out, const json_t *object) {
     json_object_foreach(json_object_get(object, "config"), key, value) {
         char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
         char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
-        fprintf(out, "  %-28s %14s %14s\n", key, a ? a : "", b ? b : "");
+        fprintf(out, "  %-28s %14s %14s\n", weft_shown(key), weft_shown(a ? a : ""),
+                weft_shown(b ? b : ""));
         free(a);
         free(b);
     }
-    fprintf(out, "%-30s %14s %14s %14s\n", json_string_value(json_object_get(object, "score")),
-            json_string_value(json_object_get(object, "a")),
-            json_string_value(json_object_get(object, "b")), "difference");
+    fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
+            text_of(object, "b"), "difference");
     fprintf(out, "  %-28s %14g %14g\n", "learning rate",
             json_number_value(json_object_get(object, "rate_a")),
             json_number_value(json_object_get(object, "rate_b")));
@@ -99,10 +105,9 @@ static void print_comparison(FILE *out, const json_t *object) {
     if (json_is_number(low))
         fprintf(out, ", 95%% interval %+.6g to %+.6g", json_number_value(low),
                 json_number_value(json_object_get(object, "high")));
-    const char *why = json_string_value(json_object_get(object, "why"));
-    fprintf(out, "  %s: %s%s%s\n", json_string_value(json_object_get(object, "b")),
-            json_string_value(json_object_get(object, "verdict")), why && *why ? ": " : "",
-            why ? why : "");
+    const char *why = text_of(object, "why");
+    fprintf(out, "  %s: %s%s%s\n", text_of(object, "b"), text_of(object, "verdict"),
+            *why ? ": " : "", why);
 }
 
 static weft_status compare_steps(const weft_report_data *d, const char *a, const char *b,
@@ -113,13 +118,13 @@ static weft_status compare_steps(const weft_report_data *d, const char *a, const
     WEFT_TRY(find_step(d, a, &one));
     WEFT_TRY(find_step(d, b, &two));
     WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
-    *object =
-        json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", a, "b", b,
-                  "score", d->score, "rate_a", weft_json_number(d->steps[one].rate), "rate_b",
-                  weft_json_number(d->steps[two].rate), "config", config_differences(d, one, two),
-                  "pairs", pair_up(d, one, two), "mean_difference", weft_json_number(c.mean), "low",
-                  weft_json_number(c.low), "high", weft_json_number(c.high), "verdict",
-                  weft_verdict_word(c.verdict), "why", why);
+    *object = json_pack(
+        "{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", weft_json_text(a), "b",
+        weft_json_text(b), "score", d->score, "rate_a", weft_json_number(d->steps[one].rate),
+        "rate_b", weft_json_number(d->steps[two].rate), "config", config_differences(d, one, two),
+        "pairs", pair_up(d, one, two), "mean_difference", weft_json_number(c.mean), "low",
+        weft_json_number(c.low), "high", weft_json_number(c.high), "verdict",
+        weft_verdict_word(c.verdict), "why", why);
     return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
 }
 
@@ -159,14 +164,17 @@ static void print_parting(FILE *out, const char *one, const char *two) {
     for (size_t i = from; i < at; i++)
         if (one[i] == '\n') from = i + 1; /* a text of lines: the one that differs */
     const char *dots = from ? "..." : "";
-    fprintf(out, "  here   %s%.*s\n", dots, line_part(one + from), one + from);
-    fprintf(out, "  there  %s%.*s\n", dots, line_part(two + from), two + from);
+    char part[AROUND + 1];
+    snprintf(part, sizeof part, "%.*s", line_part(one + from), one + from);
+    fprintf(out, "  here   %s%s\n", dots, weft_shown(part));
+    snprintf(part, sizeof part, "%.*s", line_part(two + from), two + from);
+    fprintf(out, "  there  %s%s\n", dots, weft_shown(part));
 }
 
 static void print_difference(sqlite3_stmt *rows, void *context) {
     differences *d = context;
     if (d->shown++ >= ROWS_SHOWN) return;
-    fprintf(d->out, "%s %s\n", weft_column_text(rows, 0), weft_column_text(rows, 1));
+    fprintf(d->out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
     print_parting(
         d->out,
         sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
@@ -175,8 +183,8 @@ static void print_difference(sqlite3_stmt *rows, void *context) {
 
 static void note_program(sqlite3_stmt *rows, void *context) {
     differences *d = context;
-    fprintf(d->out, "note: written by %s here and by %s there\n", weft_column_text(rows, 0),
-            weft_column_text(rows, 1));
+    fprintf(d->out, "note: written by %s here and by %s there\n", weft_column_shown(rows, 0),
+            weft_column_shown(rows, 1));
 }
 
 static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {

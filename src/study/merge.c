@@ -4,8 +4,9 @@
 #include "study/merge.h"
 
 #include "core/folders.h"
-#include "study/database.h"
+#include "study/database_check.h"
 #include "study/record.h"
+#include "study/schema.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,9 @@ static weft_status name_out(const char *out, char file[PATH_ROOM]) {
     if (!database) WEFT_TRY(weft_folder_make(out));
     if (snprintf(file, PATH_ROOM, database ? "%s" : "%s/runs.db", out) >= PATH_ROOM)
         return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", out);
-    if (access(file, F_OK) != 0) return WEFT_OK;
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(file, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
 }
 
@@ -246,9 +249,9 @@ static weft_status tell_runs(weft_database *d, FILE *say) {
                           ""));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
-        fprintf(say, "%-32s %-8s %9.4f  %.12s  %s, %s\n", weft_column_text(rows, 0),
-                weft_column_text(rows, 1), weft_column_number(rows, 2), weft_column_text(rows, 3),
-                weft_column_text(rows, 4), weft_column_text(rows, 5));
+        fprintf(say, "%-32s %-8s %9.4f  %.12s  %s, %s\n", weft_column_shown(rows, 0),
+                weft_column_shown(rows, 1), weft_column_number(rows, 2), weft_column_shown(rows, 3),
+                weft_column_shown(rows, 4), weft_column_shown(rows, 5));
         status = weft_database_next(d, rows, &there);
     }
     weft_database_end(rows);
@@ -273,6 +276,7 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
     if (status == WEFT_OK) status = mark_first(d);
     for (int i = 1; status == WEFT_OK && i < n; i++)
         status = merge_part(d, paths[i]);
+    if (status == WEFT_OK) status = weft_database_check(d, WEFT_SCHEMA_VERSION);
     if (status == WEFT_OK) status = count_runs(d, result);
     if (status == WEFT_OK && say) status = tell_runs(d, say);
     weft_database_close(d);

@@ -92,28 +92,40 @@ static weft_status insert_study(weft_database *d, const weft_study *s, const wef
     return status;
 }
 
+/* Runs of a rate: one for each seed, and the one that chooses. */
+static int runs_of_rate(const weft_study *s) {
+    return (int)s->base.study_seeds + weft_study_chooses(s);
+}
+
+static void name_folder(const weft_study *s, weft_job *job) {
+    char number[32];
+    weft_study_number(job->rate, number, sizeof number);
+    snprintf(job->folder, sizeof job->folder, "runs/%s-lr%s-seed%lld",
+             s->steps.list[job->step].name, number, (long long)job->seed);
+}
+
 /* Run k of a rate: its seeds in their order, then the one that chooses. The number is the same
  * whichever of them are run. */
+static weft_job make_job(const weft_study *s, int step, int rate_place, int k) {
+    weft_job job = {.step = step, .rate = weft_study_rate(s, step, rate_place)};
+    job.run = ((int64_t)step * weft_study_step_rates(s) + rate_place) * runs_of_rate(s) + k + 1;
+    job.seed = k < (int)s->base.study_seeds ? weft_study_seed(s, k) : s->base.study_rate_seed;
+    name_folder(s, &job);
+    return job;
+}
+
 static weft_status insert_run(weft_database *d, const weft_study *s, int step, int rate_place,
                               int k) {
-    int rates = weft_study_step_rates(s), seeds = (int)s->base.study_seeds;
-    int row = seeds + weft_study_chooses(s);
-    int64_t seed = k < seeds ? weft_study_seed(s, k) : s->base.study_rate_seed;
-    double rate = weft_study_rate(s, step, rate_place);
-    char folder[WEFT_FOLDER_ROOM], number[32];
+    weft_job job = make_job(s, step, rate_place, k);
     weft_config c;
-    weft_study_run_config(s, step, rate, seed, &c);
-    weft_study_number(rate, number, sizeof number);
-    snprintf(folder, sizeof folder, "runs/%s-lr%s-seed%lld", s->steps.list[step].name, number,
-             (long long)seed);
+    weft_study_run_config(s, step, job.rate, job.seed, &c);
     char *json = config_json(&c);
     if (!json) return no_memory();
     weft_status status =
         weft_database_run(d,
                           "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
                           " VALUES (?, ?, ?, ?, ?, ?)",
-                          "iidiss", ((int64_t)step * rates + rate_place) * row + k + 1,
-                          (int64_t)step, rate, seed, folder, json);
+                          "iidiss", job.run, (int64_t)step, job.rate, job.seed, job.folder, json);
     free(json);
     return status;
 }
@@ -337,7 +349,11 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
         refuse_unmeasured(s);
         WEFT_TRY(weft_equal_time(s));
     }
-    return match_steps(d, s);
+    WEFT_TRY(match_steps(d, s));
+    weft_jobs jobs;
+    WEFT_TRY(weft_record_jobs(d, s, &jobs));
+    weft_jobs_free(&jobs);
+    return WEFT_OK;
 }
 
 static weft_status renew_step(weft_database *d, const weft_study *s, int step) {
@@ -377,22 +393,43 @@ static weft_job_status status_of(const char *name) {
     return WEFT_JOB_WAITING;
 }
 
-static weft_status add_job(weft_jobs *j, sqlite3_stmt *rows) {
+/* A row's run as the study would have made it, by its number; what else the row says of it must be
+ * the same. */
+static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
+                             weft_job *job) {
+    int64_t run = sqlite3_column_int64(rows, 0), row = runs_of_rate(s);
+    int64_t step_runs = row * weft_study_step_rates(s), at = run - 1;
+    bool known = at >= 0 && at / step_runs < s->steps.n;
+    if (known)
+        *job = make_job(s, (int)(at / step_runs), (int)(at % step_runs / row), (int)(at % row));
+    if (known && *s->built[job->step].error) { /* which has no config now, and runs nothing */
+        job->rate = sqlite3_column_double(rows, 2);
+        name_folder(s, job);
+    }
+    if (known && sqlite3_column_int64(rows, 1) == job->step &&
+        sqlite3_column_double(rows, 2) == job->rate && sqlite3_column_int64(rows, 3) == job->seed &&
+        strcmp(weft_column_text(rows, 4), job->folder) == 0)
+        return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: run %lld ('%.160s') is none that this study makes; take another --out "
+                     "(make: OUT=folder)",
+                     weft_database_path(d), (long long)run, weft_column_text(rows, 4));
+}
+
+static weft_status add_job(const weft_database *d, const weft_study *s, weft_jobs *j,
+                           sqlite3_stmt *rows) {
+    weft_job job;
+    WEFT_TRY(check_job(d, s, rows, &job));
     weft_job *list = realloc(j->list, (size_t)(j->n + 1) * sizeof *list);
     if (!list) return no_memory();
     j->list = list;
-    weft_job *job = &list[j->n++];
-    *job = (weft_job){.run = sqlite3_column_int64(rows, 0),
-                      .step = sqlite3_column_int(rows, 1),
-                      .rate = sqlite3_column_double(rows, 2),
-                      .seed = sqlite3_column_int64(rows, 3),
-                      .status = status_of(weft_column_text(rows, 5)),
-                      .begun = sqlite3_column_int(rows, 6)};
-    snprintf(job->folder, sizeof job->folder, "%s", weft_column_text(rows, 4));
+    job.status = status_of(weft_column_text(rows, 5));
+    job.begun = sqlite3_column_int(rows, 6);
+    list[j->n++] = job;
     return WEFT_OK;
 }
 
-weft_status weft_record_jobs(weft_database *d, weft_jobs *out) {
+weft_status weft_record_jobs(weft_database *d, const weft_study *s, weft_jobs *out) {
     sqlite3_stmt *rows;
     bool there;
     *out = (weft_jobs){0};
@@ -402,7 +439,7 @@ weft_status weft_record_jobs(weft_database *d, weft_jobs *out) {
                                ""));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
-        status = add_job(out, rows);
+        status = add_job(d, s, out, rows);
         if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
     }
     weft_database_end(rows);

@@ -55,7 +55,9 @@ weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added
  * them. */
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
-weft_status weft_record_jobs(weft_database *d, weft_jobs *out);
+/* The study's runs. A row that this study would not have made (another number, rate, seed or folder)
+ * is refused. */
+weft_status weft_record_jobs(weft_database *d, const weft_study *s, weft_jobs *out);
 void weft_jobs_free(weft_jobs *j);
 const char *weft_job_status_name(weft_job_status status);
 

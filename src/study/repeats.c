@@ -131,7 +131,7 @@ weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char
                                weft_repeats *out) {
     weft_jobs jobs;
     *out = (weft_repeats){0};
-    WEFT_TRY(weft_record_jobs(d, &jobs));
+    WEFT_TRY(weft_record_jobs(d, s, &jobs));
     weft_status status = weft_database_begin(d);
     if (status == WEFT_OK) status = weft_database_finish(d, check_all(d, s, &jobs, folder, out));
     weft_jobs_free(&jobs);

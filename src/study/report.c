@@ -57,20 +57,15 @@ weft_status weft_report_write(const char *database, const char *folder) {
     return weft_report_write_several(&database, 1, folder);
 }
 
-/* JSON has no infinity and no NaN; text that is no UTF-8 has no place in it either. */
-static json_t *text(const char *value) {
-    json_t *string = json_string(value);
-    return string ? string : json_null();
-}
-
 static json_t *left_out(const weft_report_data *d, int step) {
     json_t *list = json_array();
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
         if (pair.counts || (!pair.step && !pair.baseline)) continue;
-        json_array_append_new(list, json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i],
-                                              "step", text(weft_report_ended(pair.step)),
-                                              "baseline", text(weft_report_ended(pair.baseline))));
+        json_array_append_new(list,
+                              json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i], "step",
+                                        weft_json_text(weft_report_ended(pair.step)), "baseline",
+                                        weft_json_text(weft_report_ended(pair.baseline))));
     }
     return list;
 }
@@ -79,21 +74,23 @@ static json_t *verdict_json(const weft_report_data *d, int step) {
     const weft_report_step *s = &d->steps[step];
     const weft_comparison *c = &s->compared;
     return json_pack("{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step",
-                     text(s->name), "baseline", text(d->steps[s->baseline].name), "verdict",
-                     weft_verdict_word(c->verdict), "why", text(s->why), "pairs", c->pairs,
-                     "difference", weft_json_number(c->mean), "low", weft_json_number(c->low),
-                     "high", weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
-                     weft_json_number(c->percent), "repeat_of",
-                     s->repeats >= 0 ? text(d->steps[s->repeats].name) : json_null(), "left_out",
-                     left_out(d, step));
+                     weft_json_text(s->name), "baseline",
+                     weft_json_text(d->steps[s->baseline].name), "verdict",
+                     weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs",
+                     c->pairs, "difference", weft_json_number(c->mean), "low",
+                     weft_json_number(c->low), "high", weft_json_number(c->high), "sd",
+                     weft_json_number(c->sd), "percent", weft_json_number(c->percent), "repeat_of",
+                     s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
+                     "left_out", left_out(d, step));
 }
 
 static json_t *step_json(const weft_report_step *s) {
     json_t *object = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", text(s->name), "title",
-        text(s->title), "overrides", text(s->overrides), "learning_rate", weft_json_number(s->rate),
-        "score", weft_json_number(s->mean), "sd", weft_json_number(s->sd), "seeds", s->done, "runs",
-        s->runs, "leaks", s->leaks, "error", *s->error ? text(s->error) : json_null());
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", weft_json_text(s->name),
+        "title", weft_json_text(s->title), "overrides", weft_json_text(s->overrides),
+        "learning_rate", weft_json_number(s->rate), "score", weft_json_number(s->mean), "sd",
+        weft_json_number(s->sd), "seeds", s->done, "runs", s->runs, "leaks", s->leaks, "error",
+        *s->error ? weft_json_text(s->error) : json_null());
     json_t *cost = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", weft_json_whole(s->iters),
         "tokens", weft_json_whole(s->tokens), "parameters", weft_json_whole(s->parameters),
@@ -109,10 +106,11 @@ static json_t *step_json(const weft_report_step *s) {
 static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *r) {
     static const char *const words[] = {"not compared", "equal", "unequal"};
     const weft_report_run *run = r->run;
-    return json_pack("{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step", text(d->steps[run->step].name),
-                     "repeats", text(d->steps[d->steps[run->step].repeats].name), "seed",
-                     (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
-                     words[r->result], "files_compared", r->files, "detail", text(r->detail));
+    return json_pack(
+        "{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step", weft_json_text(d->steps[run->step].name),
+        "repeats", weft_json_text(d->steps[d->steps[run->step].repeats].name), "seed",
+        (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
+        words[r->result], "files_compared", r->files, "detail", weft_json_text(r->detail));
 }
 
 static weft_status study_json(const char *database, json_t **object) {
@@ -130,11 +128,11 @@ static weft_status study_json(const char *database, json_t **object) {
         status = weft_report_repeat_of(&d, &d.runs[i], &r);
         if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
     }
-    *object = json_pack("{s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o}", "name", text(d.name),
-                        "score", text(d.score), "score_name", text(d.score_name),
-                        "higher_is_better", d.higher_is_better, "confidence", WEFT_CONFIDENCE,
-                        "comparisons", weft_report_comparisons(&d), "verdicts", verdicts, "steps",
-                        steps, "repeats", repeats);
+    *object = json_pack("{s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o}", "name",
+                        weft_json_text(d.name), "score", weft_json_text(d.score), "score_name",
+                        weft_json_text(d.score_name), "higher_is_better", d.higher_is_better,
+                        "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
+                        "verdicts", verdicts, "steps", steps, "repeats", repeats);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {
         json_decref(*object);

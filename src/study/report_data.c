@@ -7,29 +7,31 @@
  * a rate is not chosen for the one seed that it did not blow up. */
 #include "study/report_data.h"
 
-#include <errno.h>
+#include "core/text.h"
+#include "study/listing_database.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-enum { BUSY_MS = 5000 };
 
 struct weft_report_block {
     weft_report_block *next;
-    char text[];
+    char *text;
 };
 
-/* A copy that lives as long as the data; NULL is "". */
+/* A copy in UTF-8 that lives as long as the data; NULL is "". */
 static const char *keep_text(weft_report_data *d, const char *text) {
     if (!text || !*text) return "";
-    size_t length = strlen(text);
-    weft_report_block *block = malloc(sizeof *block + length + 1);
-    if (!block) return ""; /* the report says less; it does not fail for a name */
-    memcpy(block->text, text, length + 1);
-    block->next = d->texts;
+    weft_report_block *block = malloc(sizeof *block);
+    char *copy = weft_text_repair(text);
+    if (!block || !copy) { /* the report says less; it does not fail for a name */
+        free(block);
+        free(copy);
+        return "";
+    }
+    *block = (weft_report_block){d->texts, copy};
     d->texts = block;
-    return block->text;
+    return copy;
 }
 
 static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column) {
@@ -44,23 +46,19 @@ static int64_t column_integer(sqlite3_stmt *s, int column) {
     return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
 }
 
-static weft_status fail_sql(const weft_report_data *d, const char *what) {
-    return weft_fail(WEFT_EIO, "%s: cannot read %s: %s", d->path, what, sqlite3_errmsg(d->db));
-}
-
 /* Runs a query; `take` is called with each row. */
 typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
 
-static weft_status read_rows(weft_report_data *d, const char *what, const char *sql,
-                             take_row *take) {
+static weft_status read_rows(weft_report_data *d, const char *sql, take_row *take) {
     sqlite3_stmt *s;
-    if (sqlite3_prepare_v2(d->db, sql, -1, &s, NULL) != SQLITE_OK) return fail_sql(d, what);
-    weft_status status = WEFT_OK;
-    int code;
-    while ((code = sqlite3_step(s)) == SQLITE_ROW && status == WEFT_OK)
+    bool there;
+    WEFT_TRY(weft_database_ask(d->database, &s, sql, ""));
+    weft_status status = weft_database_next(d->database, s, &there);
+    while (status == WEFT_OK && there) {
         status = take(d, s);
-    if (status == WEFT_OK && code != SQLITE_DONE) status = fail_sql(d, what);
-    sqlite3_finalize(s);
+        if (status == WEFT_OK) status = weft_database_next(d->database, s, &there);
+    }
+    weft_database_end(s);
     return status;
 }
 
@@ -131,7 +129,7 @@ static int place_of(const weft_report_data *d, int64_t id) {
 
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     int step = place_of(d, column_integer(s, 1));
-    if (step < 0) return WEFT_OK; /* of a step that is not there */
+    if (step < 0) return WEFT_OK; /* written since the database was checked */
     weft_report_run *list = grow(d->runs, d->n_runs, sizeof *list);
     if (!list) return no_memory(d);
     d->runs = list;
@@ -200,28 +198,24 @@ static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static const struct {
-    const char *what, *sql;
+    const char *sql;
     take_row *take;
 } reads[] = {
-    {"the study",
-     "SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
+    {"SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
      " host, machine, device, tail, threads FROM study",
      take_study},
-    {"its steps",
-     "SELECT step, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
+    {"SELECT step, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
      " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM steps"
      " ORDER BY step",
      take_step},
-    {"its runs",
-     "SELECT run, step, learning_rate, seed, folder, status, why, config, metric, weights, started,"
+    {"SELECT run, step, learning_rate, seed, folder, status, why, config, metric, weights, started,"
      " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
      " ORDER BY step, learning_rate, seed",
      take_run},
-    {"its events", "SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
-    {"its facts", "SELECT run, name, value FROM facts", take_fact},
-    {"its seeds", "SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
-    {"its learning rates",
-     "SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
+    {"SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
+    {"SELECT run, name, value FROM facts", take_fact},
+    {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
+    {"SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
      " ORDER BY learning_rate",
      take_rate},
 };
@@ -378,52 +372,23 @@ static weft_status draw_conclusions(weft_report_data *d) {
     return WEFT_OK;
 }
 
-/* A folder stands for the runs.db in it. A file that is not there must not be made. */
-static weft_status open_database(weft_report_data *d) {
-    struct stat is;
-    char *in_folder = NULL;
-    const char *path = d->path;
-    if (stat(path, &is) == 0 && S_ISDIR(is.st_mode))
-        path = in_folder = sqlite3_mprintf("%s/runs.db", path);
-    if (!path) return no_memory(d);
-    bool missing = stat(path, &is) != 0;
-    if (missing || !S_ISREG(is.st_mode)) {
-        weft_status status = weft_fail(WEFT_EINPUT, "%s: %s; name a study's folder or its runs.db",
-                                       path, missing ? strerror(errno) : "is a pipe or a device");
-        sqlite3_free(in_folder);
-        return status;
-    }
-    int code = sqlite3_open_v2(path, &d->db, SQLITE_OPEN_READONLY, NULL);
-    sqlite3_free(in_folder);
-    if (code != SQLITE_OK) return fail_sql(d, "it");
-    sqlite3_busy_timeout(d->db, BUSY_MS);
+/* An older database has no facts. */
+static weft_status has_facts(weft_report_data *d, bool *facts) {
+    int64_t n;
+    WEFT_TRY(weft_database_number(d->database, 0, &n,
+                                  "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'", ""));
+    *facts = n > 0;
     return WEFT_OK;
 }
 
-/* An older database has not all of them. */
-static bool has_table(const weft_report_data *d, const char *name) {
-    return sqlite3_table_column_metadata(d->db, NULL, name, NULL, NULL, NULL, NULL, NULL, NULL) ==
-           SQLITE_OK;
-}
-
 static weft_status read_all(weft_report_data *d) {
-    WEFT_TRY(open_database(d));
-    if (sqlite3_exec(d->db, "BEGIN", NULL, NULL, NULL) != SQLITE_OK) return fail_sql(d, "it");
-    sqlite3_stmt *s;
-    const char *tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN"
-                         " ('study', 'steps', 'runs', 'metrics', 'events')";
-    if (sqlite3_prepare_v2(d->db, tables, -1, &s, NULL) != SQLITE_OK) return fail_sql(d, "it");
-    int n = sqlite3_step(s) == SQLITE_ROW ? sqlite3_column_int(s, 0) : 0;
-    sqlite3_finalize(s);
-    if (n < 5)
-        return weft_fail(WEFT_EINPUT, "%s: is no study's database; 'weft study' makes one",
-                         d->path);
+    bool facts;
+    WEFT_TRY(weft_listing_open(d->path, &d->database));
+    WEFT_TRY(weft_database_script(d->database, "BEGIN"));
+    WEFT_TRY(has_facts(d, &facts));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++)
-        if (reads[i].take != take_fact || has_table(d, "facts"))
-            WEFT_TRY(read_rows(d, reads[i].what, reads[i].sql, reads[i].take));
-    if (!d->name)
-        return weft_fail(WEFT_EINPUT, "%s: holds no study yet; 'weft study' puts it there",
-                         d->path);
+        if (reads[i].take != take_fact || facts)
+            WEFT_TRY(read_rows(d, reads[i].sql, reads[i].take));
     return draw_conclusions(d);
 }
 
@@ -437,6 +402,7 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
 void weft_report_free(weft_report_data *d) {
     while (d->texts) {
         weft_report_block *next = d->texts->next;
+        free(d->texts->text);
         free(d->texts);
         d->texts = next;
     }
@@ -445,7 +411,7 @@ void weft_report_free(weft_report_data *d) {
     free(d->events);
     free(d->seeds);
     free(d->rates);
-    sqlite3_close(d->db);
+    weft_database_close(d->database);
     *d = (weft_report_data){0};
 }
 
@@ -467,19 +433,13 @@ int weft_report_comparisons(const weft_report_data *d) {
 }
 
 /* Rows of one run that the other does not have. Speed is no part of it. */
-static int64_t count_rows(const weft_report_data *d, int64_t run, int64_t other) {
+static weft_status count_rows(const weft_report_data *d, int64_t run, int64_t other, int64_t *n) {
 #define ROWS(which)                                                                                \
     "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
     " lr, grad_norm FROM metrics WHERE run = " which
-    sqlite3_stmt *s;
-    int64_t n = -1;
-    const char *sql = "SELECT count(*) FROM (" ROWS("?1") " EXCEPT " ROWS("?2") ")";
-    if (sqlite3_prepare_v2(d->db, sql, -1, &s, NULL) != SQLITE_OK) return n;
-    sqlite3_bind_int64(s, 1, run);
-    sqlite3_bind_int64(s, 2, other);
-    if (sqlite3_step(s) == SQLITE_ROW) n = sqlite3_column_int64(s, 0);
-    sqlite3_finalize(s);
-    return n;
+    return weft_database_number(d->database, 0, n,
+                                "SELECT count(*) FROM (" ROWS("?1") " EXCEPT " ROWS("?2") ")", "ii",
+                                run, other);
 }
 
 /* The study's own word is taken for the files; the checksum of the weights and the metrics are
@@ -500,9 +460,9 @@ weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_r
         out->detail = event->detail;
     }
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
-    int64_t here = count_rows(d, run->id, out->first->id);
-    int64_t there = count_rows(d, out->first->id, run->id);
-    if (here < 0 || there < 0) return fail_sql(d, "its metrics");
+    int64_t here, there;
+    WEFT_TRY(count_rows(d, run->id, out->first->id, &here));
+    WEFT_TRY(count_rows(d, out->first->id, run->id, &there));
     out->rows = here > there ? here : there;
     bool known = *run->weights && *out->first->weights;
     bool differs = out->rows > 0 || (known && strcmp(run->weights, out->first->weights) != 0);

@@ -5,9 +5,9 @@
 #define WEFT_STUDY_REPORT_DATA_H
 
 #include "core/error.h"
+#include "study/database.h"
 #include "study/statistics.h"
 
-#include <sqlite3.h>
 #include <stdint.h>
 
 /* Numbers that the database does not have are NaN, texts are "". */
@@ -47,7 +47,7 @@ typedef struct {
 typedef struct weft_report_block weft_report_block;
 
 typedef struct {
-    sqlite3 *db;
+    weft_database *database;
     const char *path;
     const char *name, *config, *seeds_text, *rates_text, *equal, *score, *version, *commit,
         *created, *host, *machine, *device;

@@ -7,6 +7,7 @@
 #include "study/report_page.h"
 
 #include "core/folders.h"
+#include "core/text.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -69,25 +70,12 @@ static const char style[] =
     "h1{font-size:1.55rem}ul.list li{grid-template-columns:1fr}}\n"
     "@media print{.scroll{overflow:visible}}\n";
 
-/* The length of the UTF-8 letter at `at`; 0: there is none. */
-static int letter_length(const char *at) {
-    const unsigned char *b = (const unsigned char *)at;
-    if (b[0] < 0x80) return 1;
-    int n = b[0] >= 0xf0 && b[0] < 0xf5 ? 4 : b[0] >= 0xe0 ? 3 : b[0] >= 0xc2 ? 2 : 0;
-    if (b[0] >= 0xf5) return 0;
-    for (int i = 1; i < n; i++)
-        if ((b[i] & 0xc0) != 0x80) return 0;
-    bool overlong = (b[0] == 0xe0 && b[1] < 0xa0) || (b[0] == 0xf0 && b[1] < 0x90);
-    bool outside = (b[0] == 0xed && b[1] >= 0xa0) || (b[0] == 0xf4 && b[1] >= 0x90);
-    return overlong || outside ? 0 : n;
-}
-
 /* One letter of a text that is neither markup nor a control character; returns its bytes. */
 static int put_letter(FILE *out, const char *at) {
-    int n = letter_length(at);
+    int n = weft_utf8_length(at);
     if (n == 0)
         fputs("\xef\xbf\xbd", out);
-    else if (n == 1 && ((unsigned char)*at < ' ' || *at == 0x7f))
+    else if (weft_utf8_is_control(at, n))
         fputc(' ', out);
     else
         fwrite(at, 1, (size_t)n, out);

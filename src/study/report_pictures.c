@@ -43,21 +43,22 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     char sql[160];
     snprintf(sql, sizeof sql, "SELECT step, %s FROM metrics WHERE run = ?1 ORDER BY step", column);
     sqlite3_stmt *s;
-    if (sqlite3_prepare_v2(d->db, sql, -1, &s, NULL) != SQLITE_OK)
-        return weft_fail(WEFT_EIO, "%s: cannot read its metrics: %s", d->path,
-                         sqlite3_errmsg(d->db));
-    sqlite3_bind_int64(s, 1, run->id);
-    while (sqlite3_step(s) == SQLITE_ROW) {
-        double step = sqlite3_column_double(s, 0), value = sqlite3_column_double(s, 1);
-        if (sqlite3_column_type(s, 1) == SQLITE_NULL || !isfinite(value) || step < 0) continue;
-        bucket *b = &buckets[(int)fmin(step / iters * BUCKETS, BUCKETS - 1)];
-        b->sum += value;
-        b->at += step;
-        b->n++;
+    bool there;
+    WEFT_TRY(weft_database_ask(d->database, &s, sql, "i", run->id));
+    weft_status status = weft_database_next(d->database, s, &there);
+    while (status == WEFT_OK && there) {
+        double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
+        if (isfinite(value) && step >= 0) {
+            bucket *b = &buckets[(int)fmin(step / iters * BUCKETS, BUCKETS - 1)];
+            b->sum += value;
+            b->at += step;
+            b->n++;
+        }
+        status = weft_database_next(d->database, s, &there);
     }
-    sqlite3_finalize(s);
+    weft_database_end(s);
     close_run(buckets);
-    return WEFT_OK;
+    return status;
 }
 
 /* The longest run of all, in training steps. */

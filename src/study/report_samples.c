@@ -2,6 +2,8 @@
  * study has SAMPLE_PROMPT and the runs' folders are still there. */
 #include "study/report_sections.h"
 
+#include "core/files.h"
+
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +28,8 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
     char path[PATH_ROOM];
     if (snprintf(path, sizeof path, "%s/%s/samples.jsonl", folder, run->folder) >= PATH_ROOM)
         return NULL;
-    FILE *file = fopen(path, "r");
-    if (!file) return NULL;
+    FILE *file;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return NULL;
     char *line = NULL;
     size_t room = 0;
     ssize_t n;

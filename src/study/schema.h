@@ -15,7 +15,9 @@ enum {
 /* Statements that make an empty database; run them in one transaction. */
 #define WEFT_SCHEMA                                                                                \
     "PRAGMA application_id = 0x77656674;"                                                          \
-    "PRAGMA user_version = 2;"                                                                     \
+    "PRAGMA user_version = 2;" WEFT_SCHEMA_TABLES WEFT_SCHEMA_FACTS WEFT_SCHEMA_VIEW
+
+#define WEFT_SCHEMA_TABLES                                                                         \
     "CREATE TABLE study("                                                                          \
     " id INTEGER PRIMARY KEY CHECK (id = 1),"                                                      \
     " schema INTEGER NOT NULL, name TEXT NOT NULL, config TEXT NOT NULL,"                          \
@@ -48,13 +50,16 @@ enum {
     "CREATE TABLE events("                                                                         \
     " id INTEGER PRIMARY KEY, run INTEGER REFERENCES runs(run), step INTEGER,"                     \
     " kind TEXT NOT NULL, detail TEXT, at TEXT);"                                                  \
-    "CREATE INDEX events_run ON events(run, kind);" WEFT_SCHEMA_FACTS WEFT_SCHEMA_VIEW
+    "CREATE INDEX events_run ON events(run, kind);"
 
 /* What a run's record says beside its results, by name. */
 #define WEFT_SCHEMA_FACTS                                                                          \
     "CREATE TABLE facts("                                                                          \
     " run INTEGER NOT NULL REFERENCES runs(run), name TEXT NOT NULL, value,"                       \
     " PRIMARY KEY (run, name)) WITHOUT ROWID;"
+
+/* The tables of version 1, for holding one against. */
+#define WEFT_SCHEMA_FIRST WEFT_SCHEMA_TABLES WEFT_SCHEMA_VIEW_WITH("")
 
 /* From version 1. */
 #define WEFT_SCHEMA_UPDATE                                                                         \
@@ -64,6 +69,13 @@ enum {
 /* Parts in their order: study, program, steps, runs, metrics, events. quote() writes a real so that
  * it reads back as the same number. */
 #define WEFT_SCHEMA_VIEW                                                                           \
+    WEFT_SCHEMA_VIEW_WITH("  UNION ALL SELECT 4, f.run, 1e9, 'facts', r.folder || ' ' || f.name,"  \
+                          " quote(f.value)"                                                        \
+                          "   FROM facts f JOIN runs r ON r.run = f.run"                           \
+                          "   WHERE f.name LIKE 'loss_%' OR f.name LIKE '%_tokens'"                \
+                          " OR f.name = 'dataset_hash'")
+
+#define WEFT_SCHEMA_VIEW_WITH(facts)                                                               \
     "CREATE VIEW contents(part, key, value) AS"                                                    \
     " SELECT part, key, value FROM ("                                                              \
     "  SELECT 0 AS place, 0 AS a, 0 AS b, 'study' AS part, name AS key,"                           \
@@ -90,10 +102,7 @@ enum {
     "   quote(m.aux_z) || ' aux_contrastive ' || quote(m.aux_contrastive) || ' logits_z ' ||"      \
     "   quote(m.logits_z) || ' val_loss ' || quote(m.val_loss) || ' metric_value ' ||"             \
     "   quote(m.metric_value) || ' lr ' || quote(m.lr) || ' grad_norm ' || quote(m.grad_norm)"     \
-    "   FROM metrics m JOIN runs r ON r.run = m.run"                                               \
-    "  UNION ALL SELECT 4, f.run, 1e9, 'facts', r.folder || ' ' || f.name, quote(f.value)"         \
-    "   FROM facts f JOIN runs r ON r.run = f.run"                                                 \
-    "   WHERE f.name LIKE 'loss_%' OR f.name LIKE '%_tokens' OR f.name = 'dataset_hash'"           \
+    "   FROM metrics m JOIN runs r ON r.run = m.run" facts                                         \
     "  UNION ALL SELECT 5, ifnull(e.run, 0), ifnull(e.step, 0), 'events',"                         \
     "   ifnull(r.folder, 'study') || ' ' || ifnull(e.step, '-') || ' ' || e.kind,"                 \
     "   ifnull(e.detail, '') FROM events e LEFT JOIN runs r ON r.run = e.run"                      \

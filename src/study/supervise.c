@@ -126,7 +126,7 @@ static void forget_order(supervisor *v) {
 static weft_status line_up(supervisor *v) {
     const weft_study_options *o = v->options;
     forget_order(v);
-    WEFT_TRY(weft_record_jobs(v->database, &v->jobs));
+    WEFT_TRY(weft_record_jobs(v->database, v->study, &v->jobs));
     if (o->restart && !v->restarted)
         WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
     v->restarted = true;
@@ -146,6 +146,23 @@ static weft_status line_up(supervisor *v) {
     return WEFT_OK;
 }
 
+/* Runs are written below the study's folder, wherever that is, and not through a link inside it. */
+static weft_status refuse_link(const char *path) {
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING || kind == WEFT_KIND_FOLDER) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is %s, and a study writes into folders of its own; move it away", path,
+                     weft_kind_name(kind));
+}
+
+static weft_status refuse_links(const weft_study_options *o, const char *folder) {
+    char runs[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(runs, "%s/runs", o->out));
+    WEFT_TRY(refuse_link(runs));
+    return refuse_link(folder);
+}
+
 static weft_status start_job(supervisor *v, slot *s, weft_job *job) {
     const weft_study_options *o = v->options;
     weft_launch_options launch = {.threads = o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
@@ -154,6 +171,7 @@ static weft_status start_job(supervisor *v, slot *s, weft_job *job) {
                                   .gpu = o->gpus ? o->gpus[s - v->slots] : NULL};
     weft_config c;
     WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
+    WEFT_TRY(refuse_links(o, s->folder));
     if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
     weft_study_run_config(v->study, job->step, job->rate, job->seed, &c);
     WEFT_TRY(weft_record_start(v->database, job));

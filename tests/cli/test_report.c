@@ -118,9 +118,9 @@ static void test_wrong_input_is_one_line(void **state) {
     command_fails(2, RUN("report", scratch_path("good"), scratch_path("bad")), SAYS("--out"));
     command_fails(2, RUN("report", scratch_path("nowhere")), SAYS("nowhere", "No such file"));
     file_write(scratch_path("zero.db"), "", 0);
-    command_fails(2, RUN("report", scratch_path("zero.db")), SAYS("no study's database"));
+    command_fails(2, RUN("report", scratch_path("zero.db")), SAYS("an empty database"));
     command_fails(2, RUN("report", "--json", scratch_path("good"), scratch_path("zero.db")),
-                  SAYS("no study's database"));
+                  SAYS("an empty database"));
     command_fails(1, RUN("report", scratch_path("good"), "--out", scratch_path("zero.db")),
                   SAYS("zero.db"));
 }

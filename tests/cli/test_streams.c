@@ -77,7 +77,7 @@ static void test_pipes_in_place_of_files_are_refused(void **state) {
     command_fails(2, RUN("tokenize", "--out", at("t"), at("pipe")), SAYS("a pipe"));
     command_fails(2, RUN("tokenize", "--tokenizer", at("pipe"), "--out", at("t"), config),
                   SAYS("pipe"));
-    command_fails(2, RUN("runs", at("pipe")), SAYS("no file"));
+    command_fails(2, RUN("runs", at("pipe")), SAYS("a plain file"));
     command_fails(2, RUN("report", at("pipe")), SAYS("pipe"));
     assert_int_equal(mkdir(at("study"), 0777), 0);
     make_pipe(at("study/runs.db"));

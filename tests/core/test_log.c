@@ -111,7 +111,8 @@ static void test_a_record_is_one_line_whatever_is_in_it(void **state) {
     screen s = screen_run(0, NULL, log_odd_texts);
     assert_int_equal(s.status, 0);
     assert_int_equal(screen_count(&s, "\n"), 5);
-    assert_non_null(strstr(s.raw, "info  two lines and  [31mred \ninfo  \ninfo  grün 100%\n"));
+    assert_non_null(strstr(s.raw, "info  two\\x0alines\\x09and \\x1b[31mred\\x7f\ninfo  \n"
+                                  "info  grün 100%\n"));
     assert_int_equal(screen_count(&s, "xxx...\n"), 1);
     assert_int_equal(screen_count(&s, "üü...\n"), 1);
     assert_true(s.bytes < 8200);

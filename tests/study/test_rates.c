@@ -1,5 +1,6 @@
 /* Learning rates that are chosen on a seed of their own, a study that has only so much time, and
  * what a run's record says beside its results. */
+#include "study/schema.h"
 #include "support/command.h"
 #include "support/study_run.h"
 
@@ -119,13 +120,11 @@ static void test_an_older_database_is_still_read_and_gone_on_with(void **state) 
     command_free(&r);
     snprintf(path, sizeof path, "%s/runs.db", out);
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(
-        sqlite3_exec(db,
-                     "DROP VIEW contents; DROP TABLE facts; CREATE VIEW contents(part, key, value)"
-                     " AS SELECT 'study', name, config FROM study; UPDATE study SET schema = 1;"
-                     " PRAGMA user_version = 1",
-                     NULL, NULL, NULL),
-        SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db,
+                                  "DROP VIEW contents; DROP TABLE facts;" WEFT_SCHEMA_VIEW_WITH(
+                                      "") "UPDATE study SET schema = 1; PRAGMA user_version = 1",
+                                  NULL, NULL, NULL),
+                     SQLITE_OK);
     sqlite3_close(db);
     command_succeeds(RUN("runs", out), NULL);
     command_succeeds(RUN("report", out), NULL);

@@ -1,0 +1,25 @@
+/* Text that was written by others: names in files, in databases and in folders.
+ *
+ * A terminal obeys what it is shown. A name with an escape sequence in it could clear the screen,
+ * hide a line or answer in the user's place, so what is not weft's own text is shown escaped: control
+ * characters, those that turn the direction of writing, and bytes that are no UTF-8 as \xNN. */
+#ifndef WEFT_CORE_TEXT_H
+#define WEFT_CORE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
+int weft_utf8_length(const char *text);
+/* Whether that letter of so many bytes would be obeyed rather than shown. */
+bool weft_utf8_is_control(const char *text, int length);
+
+/* Writes the text as it may be shown, ended by "..." where the room is too small. */
+void weft_text_show(const char *text, char *out, size_t room);
+/* The same in a room of the calling thread's own: eight such texts may be in use at a time. */
+const char *weft_shown(const char *text);
+
+/* A copy in which each byte that is no UTF-8 is U+FFFD; the caller frees it. NULL: no memory. */
+char *weft_text_repair(const char *text);
+
+#endif
