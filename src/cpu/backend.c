@@ -3,6 +3,7 @@
 #include "cpu/backend.h"
 
 #include "cpu/blas.h"
+#include "cpu/matrix.h"
 #include "ops/list.h"
 
 #include <pthread.h>
@@ -11,6 +12,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#ifndef HWCAP2_BF16
+#define HWCAP2_BF16 (1 << 14)
+#endif
+#endif
 
 typedef const weft_kernel *const kernel_table[WEFT_OP_COUNT];
 
@@ -18,6 +28,7 @@ typedef struct {
     const char *name;
     kernel_table *f32, *f64;
     bool (*runs)(void);
+    weft_matrix matrix; /* that it uses */
 } instruction_set;
 
 #define DECLARE_TABLES(isa)                                                                        \
@@ -31,6 +42,18 @@ static bool runs_avx512(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+
+static bool runs_avx512_bf16(void) {
+    return runs_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+
+/* The tiles' state is large, so the kernel wants to be asked before a process uses them. */
+static bool runs_amx(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned eax, ebx, ecx, edx, amx = 1u << 22 | 1u << 24; /* AMX-BF16 and AMX-TILE */
+    if (!runs_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+    return (edx & amx) == amx && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 #if defined(WEFT_HAVE_ISA_avx2)
 DECLARE_TABLES(avx2)
@@ -43,6 +66,9 @@ DECLARE_TABLES(sse2)
 #endif
 #if defined(WEFT_HAVE_ISA_neon)
 DECLARE_TABLES(neon)
+static bool runs_bfmmla(void) {
+    return getauxval(AT_HWCAP2) & HWCAP2_BF16;
+}
 #endif
 #if defined(WEFT_HAVE_ISA_plain)
 DECLARE_TABLES(plain)
@@ -51,19 +77,22 @@ DECLARE_TABLES(plain)
 /* Best first; the last runs everywhere. */
 static const instruction_set sets[] = {
 #if defined(WEFT_HAVE_ISA_avx512)
-    {"avx512", TABLES(avx512), runs_avx512},
+    {"amx", TABLES(avx512), runs_amx, WEFT_MATRIX_AMX},
+    {"avx512-bf16", TABLES(avx512), runs_avx512_bf16, WEFT_MATRIX_AVX512_BF16},
+    {"avx512", TABLES(avx512), runs_avx512, WEFT_MATRIX_NONE},
 #endif
 #if defined(WEFT_HAVE_ISA_avx2)
-    {"avx2", TABLES(avx2), runs_avx2},
+    {"avx2", TABLES(avx2), runs_avx2, WEFT_MATRIX_NONE},
 #endif
 #if defined(WEFT_HAVE_ISA_sse2)
-    {"sse2", TABLES(sse2), NULL},
+    {"sse2", TABLES(sse2), NULL, WEFT_MATRIX_NONE},
 #endif
 #if defined(WEFT_HAVE_ISA_neon)
-    {"neon", TABLES(neon), NULL},
+    {"neon-bf16", TABLES(neon), runs_bfmmla, WEFT_MATRIX_BFMMLA},
+    {"neon", TABLES(neon), NULL, WEFT_MATRIX_NONE},
 #endif
 #if defined(WEFT_HAVE_ISA_plain)
-    {"plain", TABLES(plain), NULL},
+    {"plain", TABLES(plain), NULL, WEFT_MATRIX_NONE},
 #endif
 };
 
@@ -155,4 +184,8 @@ const weft_backend *weft_cpu_backend(void) {
 
 const char *weft_cpu_isa(void) {
     return weft_cpu_backend() ? chosen->name : "none";
+}
+
+weft_matrix weft_cpu_matrix(void) {
+    return chosen ? chosen->matrix : WEFT_MATRIX_NONE;
 }

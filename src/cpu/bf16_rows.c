@@ -6,13 +6,10 @@
  * sums over k, high before low, whose order does not depend on m: a row's bits are those it has
  * alone. */
 #include "cpu/gemm.h"
+#include "cpu/matrix.h"
 #include "cpu/vec.h"
 
-#if defined(__aarch64__) && WEFT_REAL == 32 && defined(__linux__)
-#include <sys/auxv.h>
-#ifndef HWCAP2_BF16
-#define HWCAP2_BF16 (1 << 14)
-#endif
+#if defined(__aarch64__) && WEFT_REAL == 32
 
 enum {
     TASK_WEIGHTS = 1 << 16, /* elements of w that a task reads */
@@ -139,7 +136,7 @@ static void split_rows(const bf16_run *r) {
 
 bool KERNEL(bf16_rows_runs)(const gemm_product *p) {
     return p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS && !p->ta &&
-           (getauxval(AT_HWCAP2) & HWCAP2_BF16);
+           weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
 }
 
 int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p) {

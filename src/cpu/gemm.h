@@ -16,7 +16,7 @@
 enum { GEMM_FEW_ROWS = 32 };
 
 /* Whether panels.c does the products and not the library: where its kernel is the faster one. */
-#if defined(__aarch64__) && WEFT_REAL == 32
+#if WEFT_REAL == 32 && (defined(__aarch64__) || defined(__AVX2__))
 #define GEMM_PANELS 1
 #else
 #define GEMM_PANELS 0

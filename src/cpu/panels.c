@@ -1,223 +1,120 @@
-/* Matrix products by a kernel of our own, where it is faster than the library's (GEMM_PANELS).
+/* Matrix products by kernels of our own, where they are faster than the library's (GEMM_PANELS).
  *
- * The inner kernel holds a block of ROWS × COLUMNS results in registers and runs through DEPTH terms
- * of their sums. It reads its operands as panels: a panel of a is ROWS of its rows, a panel of b
- * COLUMNS of its columns, the terms one after the other. Copying an operand into panels is where it
- * is transposed, widened from bf16, and padded with zeros at its edges, so there is one kernel for
- * all of that.
+ * The inner kernel holds a block of results in registers and runs through some hundred terms of their
+ * sums. It reads its operands as panels: a panel of a is a few of its rows, a panel of b a few of its
+ * columns, the terms one after the other. Copying an operand into panels is where it is transposed,
+ * widened from bf16, and padded with zeros at its edges, so there is one kernel for all of that. Which
+ * kernel, and what its panels look like, is the form's (panel_form.h).
  *
  * b is copied first, by all threads, and then read by all of them. A task copies some panels of a
  * into its thread's scratch, where they stay in the second cache, and takes each panel of b past
- * them. Each result is a sum over blocks of DEPTH terms, the blocks' sums added in order, wherever
+ * them. Each result is a sum over blocks of `depth` terms, the blocks' sums added in order, wherever
  * it lies: so its bits follow from its row, its column and k alone, and the cut into tasks is free
  * to follow the number of threads. */
-#include "cpu/gemm.h"
-#include "cpu/vec.h"
+#include "cpu/panel_form.h"
 
 #if GEMM_PANELS
 
 enum {
-    ROWS = 12, /* by COLUMNS: 24 registers of sums, 5 for the operands */
-    COLUMNS = 8,
-    DEPTH = 512,             /* a panel of each operand fits the first cache */
-    BAND = 8,                /* most panels of rows that a task holds */
-    LINE = 16,               /* terms that are read at a time: a cache line */
-    TERMS = 4,               /* terms that are copied at a time where vectors lie side by side */
+    LINE = 64,               /* bytes of a cache line */
     PACK = 8,                /* panels of b that a task copies */
     SHARED_VALUES = 1 << 21, /* of b that is copied at a time, about */
     SHARED_COLUMNS = 128,    /* and no fewer columns than this */
     TASKS_A_THREAD = 4,      /* at least, where the rows allow it */
-    PIECE = 8,               /* fewest panels of columns, where columns are cut */
+    PIECE_COLUMNS = 64,      /* fewest columns, where they are cut */
     SERIAL_COLUMNS = 512     /* of b that one thread alone copies at a time */
 };
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
-/* Four numbers from element i. */
-static ALWAYS_INLINE vreal load_four(const void *data, int64_t i, const bool bf16) {
-    if (!bf16) return vload((const real *)data + i);
-    uint16_t half[4];
-    memcpy(half, (const uint16_t *)data + i, sizeof half);
-    vreal v = {0};
-    for (int j = 0; j < 4; j++)
-        v[j] = weft_bf16_to_float(half[j]);
-    return v;
+static const panel_form *choose_form(const gemm_product *p) {
+    const panel_form *bf16 = p->a.bf16 && p->b.bf16 ? KERNEL(panel_bf16)() : NULL;
+    return bf16 ? bf16 : &KERNEL(panel_real);
 }
 
-static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16) {
-    return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
+static int64_t pad(int64_t n, int64_t step) {
+    return ceil_div(n, step) * step;
 }
 
-static ALWAYS_INLINE void prefetch(const void *data, int64_t i, const bool bf16) {
-    __builtin_prefetch((const char *)data + i * (int64_t)(bf16 ? sizeof(uint16_t) : sizeof(real)));
+/* Bytes of panels of `count` rows or columns (a multiple of the panel's) for k terms. */
+static int64_t panel_bytes(const panel_form *f, int64_t count, int64_t k) {
+    return count * pad(k, f->terms) * f->size;
 }
 
-/* Four rows of four numbers, turned: to[j * step] gets the j-th of each row. */
-static ALWAYS_INLINE void turn_four(const void *data, int64_t at, int64_t ld, real *to,
-                                    int64_t step, const bool bf16) {
-    vreal r0 = load_four(data, at, bf16), r1 = load_four(data, at + ld, bf16);
-    vreal r2 = load_four(data, at + 2 * ld, bf16), r3 = load_four(data, at + 3 * ld, bf16);
-    vreal a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
-    vreal b = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
-    vreal c = __builtin_shufflevector(r2, r3, 0, 4, 2, 6);
-    vreal d = __builtin_shufflevector(r2, r3, 1, 5, 3, 7);
-    vstore(to, __builtin_shufflevector(a, c, 0, 1, 4, 5));
-    vstore(to + step, __builtin_shufflevector(b, d, 0, 1, 4, 5));
-    vstore(to + 2 * step, __builtin_shufflevector(a, c, 2, 3, 6, 7));
-    vstore(to + 3 * step, __builtin_shufflevector(b, d, 2, 3, 6, 7));
-}
-
-/* A panel of `count` ≤ width vectors that lie one after the other, k terms each. */
-static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, real *to,
-                                     const int64_t width, const bool bf16) {
-    int64_t d = 0;
-    if (count == width)
-        for (; d + LINE <= k; d += LINE)
-            for (int64_t i = 0; i < width; i += 4)
-                for (int64_t e = d; e < d + LINE; e += 4)
-                    turn_four(x.data, i * x.ld + e, x.ld, to + e * width + i, width, bf16);
-    for (; d < k; d++)
-        for (int64_t i = 0; i < width; i++)
-            to[d * width + i] = i < count ? load_one(x.data, i * x.ld + d, bf16) : 0;
-}
-
-/* Panels of `count` vectors that lie side by side, term by term. Some terms at a time: a panel is
- * written by lines, and what is read for one panel is near what the next one reads. */
-static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, real *to,
-                                      const int64_t width, const bool bf16) {
-    int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
-    for (int64_t first = 0; first < k; first += TERMS) {
-        int64_t end = min_i64(first + TERMS, k);
-        for (int64_t d = first; d < end; d++)
-            for (int64_t s = 0; s < count; s += LINE)
-                prefetch(x.data, (d + TERMS) * x.ld + s, bf16);
-        for (int64_t s = 0; s < whole; s += width)
-            for (int64_t d = first; d < end; d++)
-                for (int64_t i = 0; i < width; i += 4)
-                    vstore(to + s * k + d * width + i, load_four(x.data, d * x.ld + s + i, bf16));
-        for (int64_t d = first; d < end; d++)
-            for (int64_t i = whole; i < padded; i++)
-                to[whole * k + d * width + i - whole] =
-                    i < count ? load_one(x.data, d * x.ld + i, bf16) : 0;
-    }
-}
-
-static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_t k, real *to,
-                               const int64_t width, const bool bf16) {
-    if (across) {
-        pack_across(x, count, k, to, width, bf16);
-        return;
-    }
-    for (int64_t s = 0; s < count; s += width)
-        pack_along(gemm_part(x, 0, s, 0), min_i64(width, count - s), k, to + s * k, width, bf16);
-}
-
-static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, real *to) {
-    if (x.bf16)
-        pack(x, across, count, k, to, ROWS, true);
-    else
-        pack(x, across, count, k, to, ROWS, false);
-}
-
-static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, real *to) {
-    if (x.bf16)
-        pack(x, across, count, k, to, COLUMNS, true);
-    else
-        pack(x, across, count, k, to, COLUMNS, false);
-}
-
-/* A row of the block: its two vectors of sums, named so that they stay in registers. */
-#define EACH_ROW(do_row)                                                                           \
-    do_row(0, a0, 0) do_row(1, a0, 1) do_row(2, a0, 2) do_row(3, a0, 3) do_row(4, a1, 0)           \
-        do_row(5, a1, 1) do_row(6, a1, 2) do_row(7, a1, 3) do_row(8, a2, 0) do_row(9, a2, 1)       \
-            do_row(10, a2, 2) do_row(11, a2, 3)
-#define ROW_START(i, from, lane) vreal low##i = vset(0), high##i = vset(0);
-#define ROW_ADD(i, from, lane)                                                                     \
-    low##i = VFMA_LANE(b0, from, lane, low##i);                                                    \
-    high##i = VFMA_LANE(b1, from, lane, high##i);
-#define ROW_STORE(i, from, lane)                                                                   \
-    store_sums(c + i * ldc, low##i * factor, add);                                                 \
-    store_sums(c + i * ldc + 4, high##i * factor, add);
-
-static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
-    vstore(to, add ? vload(to) + sums : sums);
-}
-
-/* c [ROWS, COLUMNS] = alpha · a b, or += where `add`, for a panel of each and k terms. */
-static void multiply_panels(int64_t k, const real *a, const real *b, real alpha, bool add, real *c,
-                            int64_t ldc) {
-    EACH_ROW(ROW_START)
-    const real *end = a + k * ROWS;
-#pragma GCC unroll 4
-    for (; a < end; a += ROWS, b += COLUMNS) {
-        vreal a0 = vload(a), a1 = vload(a + 4), a2 = vload(a + 8);
-        vreal b0 = vload(b), b1 = vload(b + 4);
-        EACH_ROW(ROW_ADD)
-    }
-    vreal factor = vset(alpha);
-    EACH_ROW(ROW_STORE)
-}
-
-/* Asks for a panel's numbers from the further caches: the share of rows i to i + ROWS of m. */
-static ALWAYS_INLINE void fetch_part(const real *panel, int64_t count, int64_t i, int64_t m) {
-    int64_t end = min_i64(i + ROWS, m) * count / m;
-    for (int64_t at = i * count / m; at < end; at += LINE)
+/* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
+static inline void fetch_part(const char *panel, int64_t bytes, int64_t i, int64_t rows,
+                              int64_t m) {
+    int64_t end = min_i64(i + rows, m) * bytes / m;
+    for (int64_t at = i * bytes / m; at < end; at += LINE)
         __builtin_prefetch(panel + at, 0, 2);
 }
 
-/* c [m, n] from packed blocks of k ≤ DEPTH terms. At an edge the kernel works on a copy. */
-static void multiply_block(const gemm_product *p, int64_t k, const real *a, const real *b,
-                           bool add) {
-    int64_t ldc = p->c.ld;
-    for (int64_t j = 0; j < p->n; j += COLUMNS, b += COLUMNS * k) {
-        for (int64_t i = 0; i < p->m; i += ROWS) {
+/* A block at the edge of c, m × n of its results: the kernel works on a copy. */
+static void multiply_edge(const panel_form *f, int64_t k, const char *a, const char *b, real alpha,
+                          bool add, real *c, int64_t ldc, int64_t m, int64_t n) {
+    real edge[PANEL_BLOCK_MAX];
+    memset(edge, 0, (size_t)(f->rows * f->columns) * sizeof(real));
+    for (int64_t r = 0; add && r < m; r++)
+        memcpy(edge + r * f->columns, c + r * ldc, (size_t)n * sizeof(real));
+    f->multiply(k, a, b, alpha, add, edge, f->columns);
+    for (int64_t r = 0; r < m; r++)
+        memcpy(c + r * ldc, edge + r * f->columns, (size_t)n * sizeof(real));
+}
+
+/* c [m, n] from packed blocks of k ≤ depth terms. */
+static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k, const char *a,
+                           const char *b, bool add) {
+    int64_t ldc = p->c.ld, rows = f->rows, columns = f->columns, bytes = panel_bytes(f, columns, k);
+    k = pad(k, f->terms);
+    if (f->begin) f->begin();
+    for (int64_t j = 0; j < p->n; j += columns, b += bytes) {
+        for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
-            int64_t m = min_i64(ROWS, p->m - i), n = min_i64(COLUMNS, p->n - j);
-            if (j + COLUMNS < p->n) fetch_part(b + COLUMNS * k, COLUMNS * k, i, p->m);
-            if (m == ROWS && n == COLUMNS) {
-                multiply_panels(k, a + i * k, b, p->alpha, add, c, ldc);
-                continue;
-            }
-            real edge[ROWS * COLUMNS] = {0};
-            for (int64_t r = 0; add && r < m; r++)
-                memcpy(edge + r * COLUMNS, c + r * ldc, (size_t)n * sizeof(real));
-            multiply_panels(k, a + i * k, b, p->alpha, add, edge, COLUMNS);
-            for (int64_t r = 0; r < m; r++)
-                memcpy(c + r * ldc, edge + r * COLUMNS, (size_t)n * sizeof(real));
+            const char *panel = a + panel_bytes(f, i, k);
+            int64_t m = min_i64(rows, p->m - i), n = min_i64(columns, p->n - j);
+            if (j + columns < p->n) fetch_part(b + bytes, bytes, i, rows, p->m);
+            if (m == rows && n == columns)
+                f->multiply(k, panel, b, p->alpha, add, c, ldc);
+            else
+                multiply_edge(f, k, panel, b, p->alpha, add, c, ldc, m, n);
         }
     }
+    if (f->end) f->end();
 }
 
 /* A product, what of it is in hand, and how that is shared out. */
 typedef struct {
     const gemm_product *p;
+    const panel_form *form;
     int64_t column, columns; /* of b in hand; all of them, or one matrix's part */
     int64_t g, groups;       /* matrices in hand */
     int64_t bands, pieces;   /* of a matrix's rows and columns: a task each */
-    real *shared;            /* [groups][blocks of terms][panels][terms][COLUMNS] */
+    char *shared;            /* [groups][blocks of terms][panels of columns] */
     char *scratch;           /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
 } panel_run;
 
 static int64_t column_panels(const panel_run *r) {
-    return ceil_div(r->columns, COLUMNS);
+    return ceil_div(r->columns, r->form->columns);
 }
 
-/* Where the panels of matrix g begin for the terms from d on. */
-static real *shared_panels(const panel_run *r, int64_t g, int64_t d) {
-    return r->shared + (g * r->p->k + d) * column_panels(r) * COLUMNS;
+/* Where the panels of matrix g begin for the terms from d on, a multiple of depth. */
+static char *shared_panels(const panel_run *r, int64_t g, int64_t d) {
+    int64_t columns = column_panels(r) * r->form->columns;
+    return r->shared + g * panel_bytes(r->form, columns, r->p->k) +
+           panel_bytes(r->form, columns, d);
 }
 
 static void copy_shared(void *context, int64_t task, int thread) {
     (void)thread;
     const panel_run *r = context;
     const gemm_product *p = r->p;
-    int64_t parts = ceil_div(column_panels(r), PACK), blocks = ceil_div(p->k, DEPTH);
-    int64_t column = task % parts * PACK * COLUMNS;
-    int64_t d = task / parts % blocks * DEPTH, g = task / parts / blocks;
-    int64_t count = min_i64(PACK * COLUMNS, r->columns - column), k = min_i64(DEPTH, p->k - d);
+    const panel_form *f = r->form;
+    int64_t parts = ceil_div(column_panels(r), PACK), blocks = ceil_div(p->k, f->depth);
+    int64_t column = task % parts * PACK * f->columns;
+    int64_t d = task / parts % blocks * f->depth, g = task / parts / blocks;
+    int64_t count = min_i64(PACK * f->columns, r->columns - column);
+    int64_t k = min_i64(f->depth, p->k - d);
     gemm_product part = gemm_tile(p, r->g + g, 0, 0, r->column + column, count, d, k);
-    pack_columns(part.b, !p->tb, count, k, shared_panels(r, g, d) + column * k);
+    f->pack_columns(part.b, !p->tb, count, k, shared_panels(r, g, d) + panel_bytes(f, column, k));
 }
 
 /* The first of `count` things that share `part` of `parts` gets: equal shares, or as good as. */
@@ -225,25 +122,33 @@ static int64_t share_start(int64_t count, int64_t part, int64_t parts) {
     return count * part / parts;
 }
 
+/* Bytes of the panels of a that a thread holds. */
+static int64_t band_bytes(const panel_form *f, int64_t k) {
+    return weft_arena_bytes(panel_bytes(f, f->band * f->rows, min_i64(f->depth, k)));
+}
+
 static void multiply_band(void *context, int64_t task, int thread) {
     const panel_run *r = context;
     const gemm_product *p = r->p;
-    int64_t panels = column_panels(r), rows = ceil_div(p->m, ROWS);
+    const panel_form *f = r->form;
+    int64_t panels = column_panels(r), rows = ceil_div(p->m, f->rows);
     int64_t piece = task % r->pieces, band = task / r->pieces % r->bands;
     int64_t g = task / r->pieces / r->bands;
-    int64_t row = share_start(rows, band, r->bands) * ROWS;
-    int64_t m = min_i64(share_start(rows, band + 1, r->bands) * ROWS, p->m) - row;
-    int64_t column = share_start(panels, piece, r->pieces) * COLUMNS;
-    int64_t n = min_i64(share_start(panels, piece + 1, r->pieces) * COLUMNS, r->columns) - column;
+    int64_t row = share_start(rows, band, r->bands) * f->rows;
+    int64_t m = min_i64(share_start(rows, band + 1, r->bands) * f->rows, p->m) - row;
+    int64_t column = share_start(panels, piece, r->pieces) * f->columns;
+    int64_t end = share_start(panels, piece + 1, r->pieces) * f->columns;
+    int64_t n = min_i64(end, r->columns) - column;
     gemm_product tile = gemm_tile(p, r->g + g, row, m, r->column + column, n, 0, p->k);
-    real *a = (real *)(r->scratch + thread * r->scratch_bytes);
+    char *a = r->scratch + thread * r->scratch_bytes;
     gemm_matrix c = tile.c;
-    if (c.bf16) tile.c = (gemm_matrix){.data = a + BAND * ROWS * min_i64(DEPTH, p->k), .ld = n};
-    for (int64_t d = 0; d < p->k; d += DEPTH) {
-        int64_t k = min_i64(DEPTH, p->k - d);
+    if (c.bf16) tile.c = (gemm_matrix){.data = a + band_bytes(f, p->k), .ld = n};
+    for (int64_t d = 0; d < p->k; d += f->depth) {
+        int64_t k = min_i64(f->depth, p->k - d);
         gemm_matrix part = p->ta ? gemm_part(tile.a, 0, d, 0) : gemm_part(tile.a, 0, 0, d);
-        pack_rows(part, p->ta, m, k, a);
-        multiply_block(&tile, k, a, shared_panels(r, g, d) + column * k, d > 0 || p->accumulate);
+        f->pack_rows(part, p->ta, m, k, a);
+        const char *b = shared_panels(r, g, d) + panel_bytes(f, column, k);
+        multiply_block(f, &tile, k, a, b, d > 0 || p->accumulate);
     }
     const real *sums = tile.c.data;
     int64_t ld = tile.c.ld;
@@ -253,34 +158,38 @@ static void multiply_band(void *context, int64_t task, int thread) {
 
 /* What is in hand at a time, and its cut into tasks. */
 static panel_run cut_run(const gemm_product *p, int threads) {
-    panel_run r = {.p = p};
-    int64_t matrix = p->k * ceil_div(p->n, COLUMNS) * COLUMNS;
+    const panel_form *f = choose_form(p);
+    panel_run r = {.p = p, .form = f};
+    int64_t matrix = p->k * pad(p->n, f->columns);
     r.groups = min_i64(max_i64(SHARED_VALUES / matrix, 1), p->batch);
     r.columns = p->n;
-    if (matrix > SHARED_VALUES)
-        r.columns =
-            min_i64(max_i64(SHARED_VALUES / p->k, SHARED_COLUMNS) / COLUMNS * COLUMNS, p->n);
-    int64_t rows = ceil_div(p->m, ROWS), wanted = ceil_div(TASKS_A_THREAD * threads, r.groups);
-    r.bands = min_i64(max_i64(ceil_div(rows, BAND), wanted), rows);
+    if (matrix > SHARED_VALUES) {
+        int64_t columns = max_i64(SHARED_VALUES / p->k, SHARED_COLUMNS);
+        r.columns = min_i64(columns / f->columns * f->columns, p->n);
+    }
+    int64_t rows = ceil_div(p->m, f->rows), wanted = ceil_div(TASKS_A_THREAD * threads, r.groups);
+    r.bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
     int64_t all = ceil_div(r.bands * r.groups, threads) * threads;
     r.bands = min_i64(max_i64(all / r.groups, r.bands), rows);
-    int64_t most = max_i64(column_panels(&r) / PIECE, 1);
+    int64_t most = max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1);
     r.pieces = min_i64(ceil_div(wanted, r.bands), most);
-    int64_t sums = p->c.bf16 ? BAND * ROWS * r.columns : 0;
-    r.scratch_bytes = real_bytes(BAND * ROWS * min_i64(DEPTH, p->k) + sums);
+    int64_t sums = p->c.bf16 ? f->band * f->rows * r.columns : 0;
+    r.scratch_bytes = band_bytes(f, p->k) + real_bytes(sums);
     return r;
 }
 
 static int64_t shared_bytes(const panel_run *r) {
-    return real_bytes(r->groups * r->p->k * column_panels(r) * COLUMNS);
+    int64_t columns = column_panels(r) * r->form->columns;
+    return weft_arena_bytes(r->groups * panel_bytes(r->form, columns, r->p->k));
 }
 
 /* The terms from d on that are summed in one go. Long sums into reals take several, so that all of
  * b's columns are at hand in each and a is copied once; sums into bf16 cannot wait there. */
 static gemm_product take_terms(const gemm_product *p, int64_t d) {
-    int64_t k = p->k, width = ceil_div(p->n, COLUMNS) * COLUMNS;
+    const panel_form *f = choose_form(p);
+    int64_t k = p->k, width = pad(p->n, f->columns);
     if (!p->c.bf16 && k * width > SHARED_VALUES)
-        k = max_i64(SHARED_VALUES / width / DEPTH, 1) * DEPTH;
+        k = max_i64(SHARED_VALUES / width / f->depth, 1) * f->depth;
     k = min_i64(k, p->k - d);
     gemm_product part = gemm_tile(p, 0, 0, p->m, 0, p->n, d, k);
     part.batch = p->batch;
@@ -299,14 +208,14 @@ int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
 
 static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
     panel_run r = cut_run(p, weft_pool_size(pool));
-    int64_t groups = r.groups, columns = r.columns;
+    int64_t groups = r.groups, columns = r.columns, blocks = ceil_div(p->k, r.form->depth);
     r.shared = workspace;
-    r.scratch = (char *)workspace + shared_bytes(&r);
+    r.scratch = r.shared + shared_bytes(&r);
     for (r.g = 0; r.g < p->batch; r.g += groups) {
         r.groups = min_i64(groups, p->batch - r.g);
         for (r.column = 0; r.column < p->n; r.column += columns) {
             r.columns = min_i64(columns, p->n - r.column);
-            int64_t parts = ceil_div(column_panels(&r), PACK) * ceil_div(p->k, DEPTH);
+            int64_t parts = ceil_div(column_panels(&r), PACK) * blocks;
             weft_pool_run(pool, r.groups * parts, copy_shared, &r);
             weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
         }
@@ -321,33 +230,43 @@ void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     }
 }
 
-int64_t KERNEL(panels_serial_workspace)(const gemm_product *p) {
-    int64_t columns = ceil_div(min_i64(p->n, SERIAL_COLUMNS), COLUMNS) * COLUMNS;
-    int64_t rows = min_i64(ceil_div(p->m, ROWS), BAND) * ROWS;
-    return real_bytes((rows + columns) * min_i64(p->k, DEPTH));
+/* Bytes of the panels of a that one thread alone holds. */
+static int64_t serial_band_bytes(const panel_form *f, const gemm_product *p) {
+    int64_t rows = min_i64(ceil_div(p->m, f->rows), f->band) * f->rows;
+    return weft_arena_bytes(panel_bytes(f, rows, min_i64(p->k, f->depth)));
 }
 
-/* The rows from `row` on of a product whose columns are copied already, for the terms from d on. */
-static void multiply_rows(const gemm_product *p, int64_t d, int64_t k, real *a, const real *b) {
-    for (int64_t row = 0; row < p->m; row += BAND * ROWS) {
-        int64_t m = min_i64(BAND * ROWS, p->m - row);
+int64_t KERNEL(panels_serial_workspace)(const gemm_product *p) {
+    const panel_form *f = choose_form(p);
+    int64_t columns = pad(min_i64(p->n, SERIAL_COLUMNS), f->columns);
+    int64_t b = weft_arena_bytes(panel_bytes(f, columns, min_i64(p->k, f->depth)));
+    return serial_band_bytes(f, p) + b;
+}
+
+/* All rows of a product whose columns are copied already, for the terms from d on. */
+static void multiply_rows(const panel_form *f, const gemm_product *p, int64_t d, int64_t k, char *a,
+                          const char *b) {
+    for (int64_t row = 0; row < p->m; row += f->band * f->rows) {
+        int64_t m = min_i64(f->band * f->rows, p->m - row);
         gemm_product tile = gemm_tile(p, 0, row, m, 0, p->n, d, k);
-        pack_rows(tile.a, p->ta, m, k, a);
-        multiply_block(&tile, k, a, b, d > 0 || p->accumulate);
+        f->pack_rows(tile.a, p->ta, m, k, a);
+        multiply_block(f, &tile, k, a, b, d > 0 || p->accumulate);
     }
 }
 
 void KERNEL(panels_serial)(const gemm_product *p, void *workspace) {
-    real *a = workspace, *b = a + min_i64(ceil_div(p->m, ROWS), BAND) * ROWS * min_i64(p->k, DEPTH);
+    const panel_form *f = choose_form(p);
+    int64_t wide = SERIAL_COLUMNS / f->columns * f->columns;
+    char *a = workspace, *b = a + serial_band_bytes(f, p);
     for (int64_t g = 0; g < p->batch; g++) {
-        for (int64_t column = 0; column < p->n; column += SERIAL_COLUMNS) {
-            int64_t n = min_i64(SERIAL_COLUMNS, p->n - column);
+        for (int64_t column = 0; column < p->n; column += wide) {
+            int64_t n = min_i64(wide, p->n - column);
             gemm_product tile = gemm_tile(p, g, 0, p->m, column, n, 0, p->k);
-            for (int64_t d = 0; d < p->k; d += DEPTH) {
-                int64_t k = min_i64(DEPTH, p->k - d);
+            for (int64_t d = 0; d < p->k; d += f->depth) {
+                int64_t k = min_i64(f->depth, p->k - d);
                 gemm_matrix part = p->tb ? gemm_part(tile.b, 0, 0, d) : gemm_part(tile.b, 0, d, 0);
-                pack_columns(part, !p->tb, n, k, b);
-                multiply_rows(&tile, d, k, a, b);
+                f->pack_columns(part, !p->tb, n, k, b);
+                multiply_rows(f, &tile, d, k, a, b);
             }
         }
     }

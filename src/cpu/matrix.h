@@ -1,0 +1,16 @@
+/* Instructions that multiply bf16 numbers and sum in float, where the processor has them. They are
+ * asked for at run time: the kernels that use them are compiled for them function by function. */
+#ifndef WEFT_CPU_MATRIX_H
+#define WEFT_CPU_MATRIX_H
+
+typedef enum {
+    WEFT_MATRIX_NONE,
+    WEFT_MATRIX_BFMMLA,      /* Arm: 2 × 4 by 4 × 2, and BFDOT, dot products of pairs */
+    WEFT_MATRIX_AVX512_BF16, /* x86-64: dot products of pairs */
+    WEFT_MATRIX_AMX,         /* x86-64: tiles of 16 × 32 by 32 × 16; has the one before too */
+} weft_matrix;
+
+/* The best of them, or less where WEFT_CPU says so. */
+weft_matrix weft_cpu_matrix(void);
+
+#endif

@@ -1,0 +1,410 @@
+/* Panels of bf16 numbers, for the instructions that multiply them and sum in float: Arm's BFMMLA, and
+ * of x86-64 AMX's tiles and AVX-512's dot products of pairs. The numbers are copied as they are; what
+ * differs is how many terms of a row lie side by side (panel_form.h).
+ *
+ * The sums are floats in a fixed order. They are not the bits of a chain of fused multiply-adds: the
+ * instructions add the products of a group of terms before they add to the sum, and some flush
+ * denormal numbers to zero. */
+#include "cpu/matrix.h"
+#include "cpu/panel_form.h"
+#include "cpu/vec.h"
+
+#if WEFT_REAL == 32 && (defined(__aarch64__) || defined(__AVX512F__))
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+typedef uint16_t half4 __attribute__((vector_size(8)));
+typedef uint16_t half8 __attribute__((vector_size(16)));
+typedef uint32_t pair4 __attribute__((vector_size(16)));
+
+static ALWAYS_INLINE half4 load4(const uint16_t *from) {
+    half4 v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static ALWAYS_INLINE half8 load8(const uint16_t *from) {
+    half8 v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+static ALWAYS_INLINE void store8(uint16_t *to, half8 v) {
+    memcpy(to, &v, sizeof v);
+}
+
+/* a0 b0 a1 b1 a2 b2 a3 b3 */
+static ALWAYS_INLINE half8 zip4(half4 a, half4 b) {
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5, 2, 6, 3, 7);
+}
+
+static ALWAYS_INLINE pair4 low_pairs(half8 a, half8 b) {
+    return __builtin_shufflevector((pair4)a, (pair4)b, 0, 4, 1, 5);
+}
+
+static ALWAYS_INLINE pair4 high_pairs(half8 a, half8 b) {
+    return __builtin_shufflevector((pair4)a, (pair4)b, 2, 6, 3, 7);
+}
+
+/* Number i of term d of vectors that lie side by side, 0 behind the last of either. */
+static ALWAYS_INLINE uint16_t number_across(gemm_matrix x, int64_t d, int64_t k, int64_t i,
+                                            int64_t count) {
+    return d < k && i < count ? ((const uint16_t *)x.data)[d * x.ld + i] : 0;
+}
+
+/* A group of terms of `width` vectors side by side, where some are missing. */
+static void pack_rest(gemm_matrix x, int64_t d, int64_t k, int64_t i, int64_t count, uint16_t *to,
+                      int64_t width, int64_t group) {
+    for (int64_t v = 0; v < width; v++)
+        for (int64_t g = 0; g < group; g++)
+            to[v * group + g] = number_across(x, d + g, k, i + v, count);
+}
+
+/* Two terms of four vectors side by side, and four of four. */
+static ALWAYS_INLINE void turn_pairs(const uint16_t *from, int64_t ld, uint16_t *to) {
+    store8(to, zip4(load4(from), load4(from + ld)));
+}
+
+static ALWAYS_INLINE void turn_fours(const uint16_t *from, int64_t ld, uint16_t *to) {
+    half8 low = zip4(load4(from), load4(from + ld));
+    half8 high = zip4(load4(from + 2 * ld), load4(from + 3 * ld));
+    store8(to, (half8)low_pairs(low, high));
+    store8(to + 8, (half8)high_pairs(low, high));
+}
+
+/* Eight terms of eight vectors: vector i's go to to[i * step]. */
+static ALWAYS_INLINE void turn_eights(const uint16_t *from, int64_t ld, uint16_t *to,
+                                      int64_t step) {
+    half8 pairs[8];
+    for (int r = 0; r < 8; r += 2) {
+        half8 a = load8(from + r * ld), b = load8(from + (r + 1) * ld);
+        pairs[r] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+        pairs[r + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    for (int half = 0; half < 2; half++) {
+        pair4 low01 = low_pairs(pairs[half], pairs[2 + half]);
+        pair4 low23 = high_pairs(pairs[half], pairs[2 + half]);
+        pair4 high01 = low_pairs(pairs[4 + half], pairs[6 + half]);
+        pair4 high23 = high_pairs(pairs[4 + half], pairs[6 + half]);
+        uint16_t *out = to + 4 * half * step;
+        store8(out, (half8)__builtin_shufflevector(low01, high01, 0, 1, 4, 5));
+        store8(out + step, (half8)__builtin_shufflevector(low01, high01, 2, 3, 6, 7));
+        store8(out + 2 * step, (half8)__builtin_shufflevector(low23, high23, 0, 1, 4, 5));
+        store8(out + 3 * step, (half8)__builtin_shufflevector(low23, high23, 2, 3, 6, 7));
+    }
+}
+
+/* A group of terms of `width` vectors side by side, all there. */
+static ALWAYS_INLINE void turn_group(const uint16_t *from, int64_t ld, uint16_t *to,
+                                     const int64_t width, const int64_t group) {
+    if (group == 2)
+        for (int64_t i = 0; i < width; i += 4)
+            turn_pairs(from + i, ld, to + i * 2);
+    else if (group == 4)
+        for (int64_t i = 0; i < width; i += 4)
+            turn_fours(from + i, ld, to + i * 4);
+    else
+        for (int64_t i = 0; i < width; i += 8)
+            for (int64_t g = 0; g < group; g += 8)
+                turn_eights(from + g * ld + i, ld, to + i * group + g, group);
+}
+
+/* Vectors side by side. All panels of a few terms, then the next terms: what one panel reads lies near
+ * what the next one does. */
+static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
+                                      const int64_t width, const int64_t group, int64_t padded) {
+    const uint16_t *from = x.data;
+    for (int64_t d = 0; d < padded; d += group)
+        for (int64_t i = 0; i < count; i += width) {
+            uint16_t *panel = to + i * padded + d * width;
+            if (d + group <= k && i + width <= count)
+                turn_group(from + d * x.ld + i, x.ld, panel, width, group);
+            else
+                pack_rest(x, d, k, i, count, panel, width, group);
+        }
+}
+
+/* A panel of `count` ≤ width vectors that lie one behind the other: groups are copied whole. */
+static ALWAYS_INLINE void pack_along(const uint16_t *from, int64_t ld, int64_t count, int64_t k,
+                                     uint16_t *to, const int64_t width, const int64_t group,
+                                     int64_t padded) {
+    int64_t whole = k / group * group;
+    for (int64_t i = 0; i < count; i++) {
+        const uint16_t *row = from + i * ld;
+        for (int64_t d = 0; d < whole; d += group)
+            memcpy(to + d * width + i * group, row + d, (size_t)group * sizeof *to);
+        for (int64_t d = whole; d < padded; d += group)
+            for (int64_t g = 0; g < group; g++)
+                to[d * width + i * group + g] = d + g < k ? row[d + g] : 0;
+    }
+    for (int64_t i = count; i < width; i++)
+        for (int64_t d = 0; d < padded; d += group)
+            memset(to + d * width + i * group, 0, (size_t)group * sizeof *to);
+}
+
+/* Panels of `width` vectors with `group` terms side by side, for k padded to a multiple of `terms`. */
+static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_t k, void *to,
+                               const int64_t width, const int64_t group, const int64_t terms) {
+    int64_t padded = ceil_div(k, terms) * terms;
+    if (across) {
+        pack_across(x, count, k, to, width, group, padded);
+        return;
+    }
+    for (int64_t s = 0; s < count; s += width)
+        pack_along((const uint16_t *)x.data + s * x.ld, x.ld, min_i64(width, count - s), k,
+                   (uint16_t *)to + s * padded, width, group, padded);
+}
+
+static ALWAYS_INLINE void store_sums(real *to, vreal sums, real alpha, bool add) {
+    sums = sums * vset(alpha);
+    vstore(to, add ? vload(to) + sums : sums);
+}
+
+#if defined(__aarch64__)
+
+enum { ROWS = 8, COLUMNS = 12, GROUP = 4, ROW_PAIRS = ROWS / 2, COLUMN_PAIRS = COLUMNS / 2 };
+
+/* In the order written: gcc's scheduler would read more ahead than there are registers. */
+#if defined(__clang__)
+#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
+#else
+#define BF16_TARGET                                                                                \
+    __attribute__((target("arch=armv8.2-a+bf16"), optimize("no-schedule-insns")))
+#endif
+
+static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    pack(x, across, count, k, to, ROWS, GROUP, GROUP);
+}
+
+static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    pack(x, across, count, k, to, COLUMNS, GROUP, GROUP);
+}
+
+/* Registers of 2 × 2 results: the instruction multiplies two rows of four terms by two columns. */
+BF16_TARGET static void multiply_bfmmla(int64_t k, const void *a_panel, const void *b_panel,
+                                        real alpha, bool add, real *c, int64_t ldc) {
+    const uint16_t *a = a_panel, *b = b_panel, *end = a + k * ROWS;
+    float32x4_t sum[ROW_PAIRS][COLUMN_PAIRS];
+#pragma GCC unroll 4
+    for (int i = 0; i < ROW_PAIRS; i++)
+#pragma GCC unroll 6
+        for (int j = 0; j < COLUMN_PAIRS; j++)
+            sum[i][j] = vdupq_n_f32(0);
+    for (; a < end; a += ROWS * GROUP, b += COLUMNS * GROUP) {
+        bfloat16x8_t row[ROW_PAIRS];
+#pragma GCC unroll 4
+        for (int i = 0; i < ROW_PAIRS; i++)
+            row[i] = vreinterpretq_bf16_u16(vld1q_u16(a + 8 * i));
+#pragma GCC unroll 6
+        for (int j = 0; j < COLUMN_PAIRS; j++) {
+            bfloat16x8_t column = vreinterpretq_bf16_u16(vld1q_u16(b + 8 * j));
+#pragma GCC unroll 4
+            for (int i = 0; i < ROW_PAIRS; i++)
+                sum[i][j] = vbfmmlaq_f32(sum[i][j], row[i], column);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < ROW_PAIRS; i++)
+#pragma GCC unroll 6
+        for (int j = 0; j < COLUMN_PAIRS; j += 2) {
+            real *to = c + 2 * i * ldc + 2 * j;
+            vreal first = (vreal)vcombine_f32(vget_low_f32(sum[i][j]), vget_low_f32(sum[i][j + 1]));
+            vreal next =
+                (vreal)vcombine_f32(vget_high_f32(sum[i][j]), vget_high_f32(sum[i][j + 1]));
+            store_sums(to, first, alpha, add);
+            store_sums(to + ldc, next, alpha, add);
+        }
+}
+
+static const panel_form bfmmla = {
+    .rows = ROWS,
+    .columns = COLUMNS,
+    .band = 16,
+    .depth = 512,
+    .terms = GROUP,
+    .size = sizeof(uint16_t),
+    .pack_rows = pack_rows,
+    .pack_columns = pack_columns,
+    .multiply = multiply_bfmmla,
+};
+
+const panel_form *KERNEL(panel_bf16)(void) {
+    return weft_cpu_matrix() == WEFT_MATRIX_BFMMLA ? &bfmmla : NULL;
+}
+
+#else /* AVX-512 */
+
+enum {
+    ROWS = 12,
+    COLUMNS = 32,
+    PAIR = 2,
+    TILE = 16,       /* rows of a tile, and floats in one of its rows */
+    TILE_TERMS = 32, /* terms that a tile of a holds */
+    TILE_ROWS = 32,  /* of the block of results: two tiles by two */
+    TILE_STRIDE = 64 /* bytes of a tile's row */
+};
+
+static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    pack(x, across, count, k, to, COLUMNS, PAIR, PAIR);
+}
+
+static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    pack(x, across, count, k, to, ROWS, PAIR, PAIR);
+}
+
+/* As panel_real.c does it, a pair of terms in the place of a term. */
+__attribute__((target("avx512bf16"))) static void
+multiply_pairs(int64_t k, const void *a_panel, const void *b_panel, real alpha, bool add, real *c,
+               int64_t ldc) {
+    const uint16_t *a = a_panel, *b = b_panel, *end = a + k * ROWS;
+    __m512 sum[ROWS][2];
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++)
+        sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (; a < end; a += ROWS * PAIR, b += COLUMNS * PAIR) {
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 32);
+#pragma GCC unroll 12
+        for (int i = 0; i < ROWS; i++) {
+            int32_t pair;
+            memcpy(&pair, a + PAIR * i, sizeof pair);
+            __m512bh row = (__m512bh)_mm512_set1_epi32(pair);
+            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], row, b0);
+            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], row, b1);
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++) {
+        store_sums(c + i * ldc, (vreal)sum[i][0], alpha, add);
+        store_sums(c + i * ldc + VLEN, (vreal)sum[i][1], alpha, add);
+    }
+}
+
+static const panel_form pairs = {
+    .rows = ROWS,
+    .columns = COLUMNS,
+    .band = 8,
+    .depth = 512,
+    .terms = PAIR,
+    .size = sizeof(uint16_t),
+    .pack_rows = pack_rows,
+    .pack_columns = pack_columns,
+    .multiply = multiply_pairs,
+};
+
+static void pack_tile_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    pack(x, across, count, k, to, TILE_ROWS, TILE_TERMS, TILE_TERMS);
+}
+
+static void pack_tile_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    pack(x, across, count, k, to, COLUMNS, PAIR, TILE_TERMS);
+}
+
+#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16")))
+
+/* Tiles 0 to 3 are results, 4 and 5 rows of a, 6 and 7 columns of b: 16 rows of 64 bytes each. */
+AMX_TARGET static void begin_tiles(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shape.row_bytes[i] = TILE_STRIDE;
+        shape.rows[i] = TILE;
+    }
+    _tile_loadconfig(&shape);
+}
+
+AMX_TARGET static void end_tiles(void) {
+    _tile_release();
+}
+
+/* The four tiles of results from or to memory; `stride` in bytes. */
+AMX_TARGET static ALWAYS_INLINE void load_results(const real *c, int64_t ld) {
+    _tile_loadd(0, c, (int)(ld * 4));
+    _tile_loadd(1, c + TILE, (int)(ld * 4));
+    _tile_loadd(2, c + TILE * ld, (int)(ld * 4));
+    _tile_loadd(3, c + TILE * ld + TILE, (int)(ld * 4));
+}
+
+AMX_TARGET static ALWAYS_INLINE void store_results(real *c, int64_t ld) {
+    _tile_stored(0, c, (int)(ld * 4));
+    _tile_stored(1, c + TILE, (int)(ld * 4));
+    _tile_stored(2, c + TILE * ld, (int)(ld * 4));
+    _tile_stored(3, c + TILE * ld + TILE, (int)(ld * 4));
+}
+
+AMX_TARGET static ALWAYS_INLINE void zero_results(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+AMX_TARGET static ALWAYS_INLINE void sum_tiles(int64_t k, const char *a, const char *b) {
+    for (int64_t d = 0; d < k; d += TILE_TERMS) {
+        _tile_loadd(6, b, 2 * TILE_STRIDE);
+        _tile_loadd(4, a, TILE_STRIDE);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + TILE_STRIDE, 2 * TILE_STRIDE);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + TILE * TILE_STRIDE, TILE_STRIDE);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        a += TILE_ROWS * TILE_STRIDE;
+        b += TILE * 2 * TILE_STRIDE;
+    }
+}
+
+/* Sums go on from c itself where alpha is 1; else they are made apart and scaled. */
+AMX_TARGET static void multiply_tiles(int64_t k, const void *a, const void *b, real alpha, bool add,
+                                      real *c, int64_t ldc) {
+    if (alpha == 1) {
+        if (add)
+            load_results(c, ldc);
+        else
+            zero_results();
+        sum_tiles(k, a, b);
+        store_results(c, ldc);
+        return;
+    }
+    real apart[TILE_ROWS * COLUMNS];
+    zero_results();
+    sum_tiles(k, a, b);
+    store_results(apart, COLUMNS);
+    for (int64_t i = 0; i < TILE_ROWS; i++)
+        for (int64_t j = 0; j < COLUMNS; j += VLEN)
+            store_sums(c + i * ldc + j, vload(apart + i * COLUMNS + j), alpha, add);
+}
+
+static const panel_form tiles = {
+    .rows = TILE_ROWS,
+    .columns = COLUMNS,
+    .band = 4,
+    .depth = 512,
+    .terms = TILE_TERMS,
+    .size = sizeof(uint16_t),
+    .pack_rows = pack_tile_rows,
+    .pack_columns = pack_tile_columns,
+    .multiply = multiply_tiles,
+    .begin = begin_tiles,
+    .end = end_tiles,
+};
+
+const panel_form *KERNEL(panel_bf16)(void) {
+    switch (weft_cpu_matrix()) {
+    case WEFT_MATRIX_AMX: return &tiles;
+    case WEFT_MATRIX_AVX512_BF16: return &pairs;
+    default: return NULL;
+    }
+}
+
+#endif
+
+#else
+
+const panel_form *KERNEL(panel_bf16)(void) {
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* Panels of reals: one product for every type of operand, since bf16 is widened as it is copied. The
+ * block of results fills the registers: 12 × 8 on NEON, 12 × 32 on AVX-512, 4 × 24 on AVX2. */
+#include "cpu/panel_form.h"
+#include "cpu/vec.h"
+
+#if GEMM_PANELS
+
+enum {
+#if defined(__AVX512F__)
+    ROWS = 12, /* 24 registers of sums, 2 for b, the numbers of a one at a time */
+    WIDE = 2,  /* vectors of a row */
+    DEPTH = 256,
+#elif defined(__AVX2__)
+    ROWS = 4, /* 12 of 16 registers, and 3 for b */
+    WIDE = 3,
+    DEPTH = 256,
+#else
+    ROWS = 12, /* 24 registers of sums, 5 for the operands */
+    WIDE = 2,
+    DEPTH = 512,
+#endif
+    COLUMNS = WIDE * VBYTES / (int)sizeof(real), /* a panel of b fits the first cache */
+    LINE = 16,                                   /* terms that are read at a time: a cache line */
+    TERMS = 4 /* terms that are copied at a time where vectors lie side by side */
+};
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+typedef real four __attribute__((vector_size(4 * sizeof(real))));
+
+/* Four numbers from element i. */
+static ALWAYS_INLINE four load_four(const void *data, int64_t i, const bool bf16) {
+    four v;
+    if (!bf16) {
+        memcpy(&v, (const real *)data + i, sizeof v);
+        return v;
+    }
+    uint16_t half[4];
+    memcpy(half, (const uint16_t *)data + i, sizeof half);
+    for (int j = 0; j < 4; j++)
+        v[j] = weft_bf16_to_float(half[j]);
+    return v;
+}
+
+static ALWAYS_INLINE void store_four(real *to, four v) {
+    memcpy(to, &v, sizeof v);
+}
+
+static ALWAYS_INLINE real load_one(const void *data, int64_t i, const bool bf16) {
+    return bf16 ? weft_bf16_to_float(((const uint16_t *)data)[i]) : ((const real *)data)[i];
+}
+
+static ALWAYS_INLINE void prefetch(const void *data, int64_t i, const bool bf16) {
+    __builtin_prefetch((const char *)data + i * (int64_t)(bf16 ? sizeof(uint16_t) : sizeof(real)));
+}
+
+/* Four rows of four numbers, turned: to[j * step] gets the j-th of each row. */
+static ALWAYS_INLINE void turn_four(const void *data, int64_t at, int64_t ld, real *to,
+                                    int64_t step, const bool bf16) {
+    four r0 = load_four(data, at, bf16), r1 = load_four(data, at + ld, bf16);
+    four r2 = load_four(data, at + 2 * ld, bf16), r3 = load_four(data, at + 3 * ld, bf16);
+    four a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
+    four b = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
+    four c = __builtin_shufflevector(r2, r3, 0, 4, 2, 6);
+    four d = __builtin_shufflevector(r2, r3, 1, 5, 3, 7);
+    store_four(to, __builtin_shufflevector(a, c, 0, 1, 4, 5));
+    store_four(to + step, __builtin_shufflevector(b, d, 0, 1, 4, 5));
+    store_four(to + 2 * step, __builtin_shufflevector(a, c, 2, 3, 6, 7));
+    store_four(to + 3 * step, __builtin_shufflevector(b, d, 2, 3, 6, 7));
+}
+
+/* A panel of `count` ≤ width vectors that lie one after the other, k terms each. */
+static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, real *to,
+                                     const int64_t width, const bool bf16) {
+    int64_t d = 0;
+    if (count == width)
+        for (; d + LINE <= k; d += LINE)
+            for (int64_t i = 0; i < width; i += 4)
+                for (int64_t e = d; e < d + LINE; e += 4)
+                    turn_four(x.data, i * x.ld + e, x.ld, to + e * width + i, width, bf16);
+    for (; d < k; d++)
+        for (int64_t i = 0; i < width; i++)
+            to[d * width + i] = i < count ? load_one(x.data, i * x.ld + d, bf16) : 0;
+}
+
+/* Panels of `count` vectors that lie side by side, term by term. Some terms at a time: a panel is
+ * written by lines, and what is read for one panel is near what the next one reads. */
+static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, real *to,
+                                      const int64_t width, const bool bf16) {
+    int64_t whole = count / width * width, padded = ceil_div(count, width) * width;
+    for (int64_t first = 0; first < k; first += TERMS) {
+        int64_t end = min_i64(first + TERMS, k);
+        for (int64_t d = first; d < end; d++)
+            for (int64_t s = 0; s < count; s += LINE)
+                prefetch(x.data, (d + TERMS) * x.ld + s, bf16);
+        for (int64_t s = 0; s < whole; s += width)
+            for (int64_t d = first; d < end; d++)
+                for (int64_t i = 0; i < width; i += 4)
+                    store_four(to + s * k + d * width + i,
+                               load_four(x.data, d * x.ld + s + i, bf16));
+        for (int64_t d = first; d < end; d++)
+            for (int64_t i = whole; i < padded; i++)
+                to[whole * k + d * width + i - whole] =
+                    i < count ? load_one(x.data, d * x.ld + i, bf16) : 0;
+    }
+}
+
+static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_t k, real *to,
+                               const int64_t width, const bool bf16) {
+    if (across) {
+        pack_across(x, count, k, to, width, bf16);
+        return;
+    }
+    for (int64_t s = 0; s < count; s += width)
+        pack_along(gemm_part(x, 0, s, 0), min_i64(width, count - s), k, to + s * k, width, bf16);
+}
+
+static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    if (x.bf16)
+        pack(x, across, count, k, to, ROWS, true);
+    else
+        pack(x, across, count, k, to, ROWS, false);
+}
+
+static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
+    if (x.bf16)
+        pack(x, across, count, k, to, COLUMNS, true);
+    else
+        pack(x, across, count, k, to, COLUMNS, false);
+}
+
+static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
+    vstore(to, add ? vload(to) + sums : sums);
+}
+
+#if defined(__aarch64__)
+
+/* A row of the block: its two vectors of sums, named so that they stay in registers. */
+#define EACH_ROW(do_row)                                                                           \
+    do_row(0, a0, 0) do_row(1, a0, 1) do_row(2, a0, 2) do_row(3, a0, 3) do_row(4, a1, 0)           \
+        do_row(5, a1, 1) do_row(6, a1, 2) do_row(7, a1, 3) do_row(8, a2, 0) do_row(9, a2, 1)       \
+            do_row(10, a2, 2) do_row(11, a2, 3)
+#define ROW_START(i, from, lane) vreal low##i = vset(0), high##i = vset(0);
+#define ROW_ADD(i, from, lane)                                                                     \
+    low##i = VFMA_LANE(b0, from, lane, low##i);                                                    \
+    high##i = VFMA_LANE(b1, from, lane, high##i);
+#define ROW_STORE(i, from, lane)                                                                   \
+    store_sums(c + i * ldc, low##i * factor, add);                                                 \
+    store_sums(c + i * ldc + 4, high##i * factor, add);
+
+/* c [ROWS, COLUMNS] = alpha · a b, or += where `add`, for a panel of each and k terms. */
+static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel, real alpha,
+                            bool add, real *c, int64_t ldc) {
+    const real *a = a_panel, *b = b_panel;
+    EACH_ROW(ROW_START)
+    const real *end = a + k * ROWS;
+#pragma GCC unroll 4
+    for (; a < end; a += ROWS, b += COLUMNS) {
+        vreal a0 = vload(a), a1 = vload(a + 4), a2 = vload(a + 8);
+        vreal b0 = vload(b), b1 = vload(b + 4);
+        EACH_ROW(ROW_ADD)
+    }
+    vreal factor = vset(alpha);
+    EACH_ROW(ROW_STORE)
+}
+
+#else
+
+static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel, real alpha,
+                            bool add, real *c, int64_t ldc) {
+    const real *a = a_panel, *b = b_panel, *end = a + k * ROWS;
+    vreal sum[ROWS][WIDE];
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < WIDE; j++)
+            sum[i][j] = vset(0);
+    for (; a < end; a += ROWS, b += COLUMNS) {
+        vreal column[WIDE];
+#pragma GCC unroll 3
+        for (int j = 0; j < WIDE; j++)
+            column[j] = vload(b + j * VLEN);
+#pragma GCC unroll 12
+        for (int i = 0; i < ROWS; i++) {
+            vreal row = vset(a[i]);
+#pragma GCC unroll 3
+            for (int j = 0; j < WIDE; j++)
+                sum[i][j] = vfma(row, column[j], sum[i][j]);
+        }
+    }
+    vreal factor = vset(alpha);
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < WIDE; j++)
+            store_sums(c + i * ldc + j * VLEN, sum[i][j] * factor, add);
+}
+
+#endif
+
+const panel_form KERNEL(panel_real) = {
+    .rows = ROWS,
+    .columns = COLUMNS,
+    .band = 96 / ROWS,
+    .depth = DEPTH,
+    .terms = 1,
+    .size = sizeof(real),
+    .pack_rows = pack_rows,
+    .pack_columns = pack_columns,
+    .multiply = multiply_panels,
+};
+
+#endif
