@@ -51,8 +51,8 @@ static inline gemm_product product_dx(const weft_exec *x, const weft_node *n, en
                                       void *l, gemm_matrix dx, bool add) {
     gemm_product p = {.batch = 1, .m = at.rows, .k = at.words, .alpha = 1, .accumulate = add};
     p.n = n->in[WEFT_CE_W]->shape[1];
-    p.a = (gemm_matrix){.data = l, .ld = at.words};
     p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
+    p.a = (gemm_matrix){.data = l, .ld = at.words, .rounds = p.b.bf16};
     p.c = dx;
     return p;
 }
@@ -63,8 +63,8 @@ static inline gemm_product product_dw(const weft_exec *x, const weft_node *n, en
     gemm_product p = {.batch = 1, .m = at.words, .k = at.rows, .ta = true, .accumulate = add};
     p.n = n->in[WEFT_CE_W]->shape[1];
     p.alpha = 1;
-    p.a = (gemm_matrix){.data = l, .ld = at.words};
     p.b = rows_of(x, n->in[WEFT_CE_X], at.row);
+    p.a = (gemm_matrix){.data = l, .ld = at.words, .rounds = p.b.bf16};
     p.c = dw;
     return p;
 }

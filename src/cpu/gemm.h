@@ -28,7 +28,8 @@ typedef struct {
     int64_t ld;     /* elements between rows */
     int64_t stride; /* elements between the matrices of a batch */
     bool bf16;
-    bool i8; /* of b alone: as ops/linear.h says */
+    bool rounds; /* real, and may be rounded to bf16 where that makes the product faster */
+    bool i8;     /* of b alone: as ops/linear.h says */
 } gemm_matrix;
 
 typedef struct {

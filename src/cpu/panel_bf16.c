@@ -13,6 +13,12 @@
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
+enum {
+    DEPTH = 512,    /* terms that are summed in registers */
+    GROUP_MAX = 32, /* terms side by side */
+    WIDTH_MAX = 32  /* rows or columns of a panel */
+};
+
 typedef uint16_t half4 __attribute__((vector_size(8)));
 typedef uint16_t half8 __attribute__((vector_size(16)));
 typedef uint32_t pair4 __attribute__((vector_size(16)));
@@ -44,20 +50,6 @@ static ALWAYS_INLINE pair4 low_pairs(half8 a, half8 b) {
 
 static ALWAYS_INLINE pair4 high_pairs(half8 a, half8 b) {
     return __builtin_shufflevector((pair4)a, (pair4)b, 2, 6, 3, 7);
-}
-
-/* Number i of term d of vectors that lie side by side, 0 behind the last of either. */
-static ALWAYS_INLINE uint16_t number_across(gemm_matrix x, int64_t d, int64_t k, int64_t i,
-                                            int64_t count) {
-    return d < k && i < count ? ((const uint16_t *)x.data)[d * x.ld + i] : 0;
-}
-
-/* A group of terms of `width` vectors side by side, where some are missing. */
-static void pack_rest(gemm_matrix x, int64_t d, int64_t k, int64_t i, int64_t count, uint16_t *to,
-                      int64_t width, int64_t group) {
-    for (int64_t v = 0; v < width; v++)
-        for (int64_t g = 0; g < group; g++)
-            to[v * group + g] = number_across(x, d + g, k, i + v, count);
 }
 
 /* Two terms of four vectors side by side, and four of four. */
@@ -109,37 +101,51 @@ static ALWAYS_INLINE void turn_group(const uint16_t *from, int64_t ld, uint16_t 
                 turn_eights(from + g * ld + i, ld, to + i * group + g, group);
 }
 
+/* Numbers of a matrix from element `at` on as bf16, zeros behind the first n. */
+static ALWAYS_INLINE void take_numbers(gemm_matrix x, int64_t at, int64_t n, int64_t padded,
+                                       uint16_t *to) {
+    if (x.bf16)
+        memcpy(to, (const uint16_t *)x.data + at, (size_t)n * sizeof *to);
+    else
+        gemm_round(to, (const real *)x.data + at, n);
+    memset(to + n, 0, (size_t)(padded - n) * sizeof *to);
+}
+
 /* Vectors side by side. All panels of a few terms, then the next terms: what one panel reads lies near
- * what the next one does. */
+ * what the next one does. Where some are missing or must be rounded, a copy is turned. */
 static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
                                       const int64_t width, const int64_t group, int64_t padded) {
-    const uint16_t *from = x.data;
     for (int64_t d = 0; d < padded; d += group)
         for (int64_t i = 0; i < count; i += width) {
             uint16_t *panel = to + i * padded + d * width;
-            if (d + group <= k && i + width <= count)
-                turn_group(from + d * x.ld + i, x.ld, panel, width, group);
-            else
-                pack_rest(x, d, k, i, count, panel, width, group);
+            if (x.bf16 && d + group <= k && i + width <= count) {
+                turn_group((const uint16_t *)x.data + d * x.ld + i, x.ld, panel, width, group);
+                continue;
+            }
+            uint16_t copy[GROUP_MAX * WIDTH_MAX];
+            for (int64_t g = 0; g < group; g++) {
+                bool there = d + g < k;
+                take_numbers(x, there ? (d + g) * x.ld + i : 0, there ? min_i64(width, count - i) : 0,
+                             width, copy + g * width);
+            }
+            turn_group(copy, width, panel, width, group);
         }
 }
 
-/* A panel of `count` ≤ width vectors that lie one behind the other: groups are copied whole. */
-static ALWAYS_INLINE void pack_along(const uint16_t *from, int64_t ld, int64_t count, int64_t k,
-                                     uint16_t *to, const int64_t width, const int64_t group,
-                                     int64_t padded) {
-    int64_t whole = k / group * group;
-    for (int64_t i = 0; i < count; i++) {
-        const uint16_t *row = from + i * ld;
-        for (int64_t d = 0; d < whole; d += group)
-            memcpy(to + d * width + i * group, row + d, (size_t)group * sizeof *to);
-        for (int64_t d = whole; d < padded; d += group)
-            for (int64_t g = 0; g < group; g++)
-                to[d * width + i * group + g] = d + g < k ? row[d + g] : 0;
-    }
-    for (int64_t i = count; i < width; i++)
+/* A panel of `count` ≤ width vectors that lie one behind the other: groups are copied whole, from a
+ * copy of the vector where it must be rounded or filled up. */
+static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
+                                     const int64_t width, const int64_t group, int64_t padded) {
+    for (int64_t i = 0; i < width; i++) {
+        uint16_t copy[DEPTH];
+        const uint16_t *row = (const uint16_t *)x.data + i * x.ld;
+        if (!x.bf16 || i >= count || k < padded) {
+            take_numbers(x, i < count ? i * x.ld : 0, i < count ? k : 0, padded, copy);
+            row = copy;
+        }
         for (int64_t d = 0; d < padded; d += group)
-            memset(to + d * width + i * group, 0, (size_t)group * sizeof *to);
+            memcpy(to + d * width + i * group, row + d, (size_t)group * sizeof *to);
+    }
 }
 
 /* Panels of `width` vectors with `group` terms side by side, for k padded to a multiple of `terms`. */
@@ -151,8 +157,8 @@ static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_
         return;
     }
     for (int64_t s = 0; s < count; s += width)
-        pack_along((const uint16_t *)x.data + s * x.ld, x.ld, min_i64(width, count - s), k,
-                   (uint16_t *)to + s * padded, width, group, padded);
+        pack_along(gemm_part(x, 0, s, 0), min_i64(width, count - s), k, (uint16_t *)to + s * padded,
+                   width, group, padded);
 }
 
 static ALWAYS_INLINE void store_sums(real *to, vreal sums, real alpha, bool add) {
@@ -220,7 +226,7 @@ static const panel_form bfmmla = {
     .rows = ROWS,
     .columns = COLUMNS,
     .band = 16,
-    .depth = 512,
+    .depth = DEPTH,
     .terms = GROUP,
     .size = sizeof(uint16_t),
     .pack_rows = pack_rows,
@@ -283,7 +289,7 @@ static const panel_form pairs = {
     .rows = ROWS,
     .columns = COLUMNS,
     .band = 8,
-    .depth = 512,
+    .depth = DEPTH,
     .terms = PAIR,
     .size = sizeof(uint16_t),
     .pack_rows = pack_rows,
@@ -381,7 +387,7 @@ static const panel_form tiles = {
     .rows = TILE_ROWS,
     .columns = COLUMNS,
     .band = 4,
-    .depth = 512,
+    .depth = DEPTH,
     .terms = TILE_TERMS,
     .size = sizeof(uint16_t),
     .pack_rows = pack_tile_rows,

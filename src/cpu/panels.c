@@ -26,7 +26,8 @@ enum {
 };
 
 static const panel_form *choose_form(const gemm_product *p) {
-    const panel_form *bf16 = p->a.bf16 && p->b.bf16 ? KERNEL(panel_bf16)() : NULL;
+    bool narrow = (p->a.bf16 || p->a.rounds) && (p->b.bf16 || p->b.rounds);
+    const panel_form *bf16 = narrow ? KERNEL(panel_bf16)() : NULL;
     return bf16 ? bf16 : &KERNEL(panel_real);
 }
 

@@ -43,11 +43,10 @@ static inline void vstore(real *p, vreal v) {
     *(vreal_any *)p = v;
 }
 
+/* a in every lane. Taking 0 away changes nothing, not even -0; what is left is a broadcast, which a loop
+ * over the lanes does not always become. */
 static inline vreal vset(real a) {
-    vreal v;
-    for (int i = 0; i < (int)VLEN; i++)
-        v[i] = a;
-    return v;
+    return a - (vreal){0};
 }
 
 /* The first n < VLEN elements; the others are 0. */
