@@ -186,6 +186,12 @@ const char *weft_cpu_isa(void) {
     return weft_cpu_backend() ? chosen->name : "none";
 }
 
+const char *weft_cpu_isa_at(int i, bool *runs) {
+    if (i < 0 || (size_t)i >= sizeof sets / sizeof sets[0]) return NULL;
+    *runs = !sets[i].runs || sets[i].runs();
+    return sets[i].name;
+}
+
 weft_matrix weft_cpu_matrix(void) {
     return chosen ? chosen->matrix : WEFT_MATRIX_NONE;
 }

@@ -5,10 +5,14 @@
 #include "core/exec.h"
 
 /* The backend with the best kernels this processor can run: WEFT_CPU=sse2, avx2, ... in the
- * environment asks for lesser ones. NULL and an error message when the BLAS cannot be used. */
+ * environment chooses lesser ones. NULL and an error message when the BLAS cannot be used. */
 const weft_backend *weft_cpu_backend(void);
 
 /* The instruction set in use: "neon", "avx2", ... */
 const char *weft_cpu_isa(void);
+
+/* Number i of the instruction sets of this build, the best first, and whether this processor runs it;
+ * NULL behind the last. */
+const char *weft_cpu_isa_at(int i, bool *runs);
 
 #endif

@@ -1,0 +1,76 @@
+/* Every instruction set of the build that this processor runs gives right results: the tests of
+ * products and the table of cases are run once more under each but the default, chosen by WEFT_CPU. */
+#include "cpu/backend.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const char *folder; /* of this program */
+
+/* Runs the test program and returns its exit status. */
+static int run_under(const char *isa, const char *program) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/../%s", folder, program);
+    if (access(path, X_OK) != 0) {
+        printf("%s is not built: make tests\n", program);
+        skip();
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        int log = open("/dev/null", O_WRONLY);
+        dup2(log, STDOUT_FILENO);
+        dup2(log, STDERR_FILENO);
+        setenv("WEFT_CPU", isa, 1);
+        execl(path, path, (char *)NULL);
+        _exit(127);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void test_every_instruction_set_gives_right_results(void **state) {
+    (void)state;
+    static const char *const programs[] = {"cpu/test_gemm", "ops/test_cases"};
+    const char *isa;
+    bool runs;
+    for (int i = 0; (isa = weft_cpu_isa_at(i, &runs)); i++) {
+        if (!runs) printf("%s: this processor does not run it\n", isa);
+        if (!runs || strcmp(isa, weft_cpu_isa()) == 0) continue;
+        for (size_t p = 0; p < sizeof programs / sizeof programs[0]; p++) {
+            int status = run_under(isa, programs[p]);
+            if (status != 0)
+                fail_msg("WEFT_CPU=%s %s: exit status %d", isa, programs[p], status);
+        }
+    }
+}
+
+static void test_an_unknown_instruction_set_is_refused(void **state) {
+    (void)state;
+    assert_int_not_equal(run_under("abacus", "cpu/test_gemm"), 0);
+}
+
+int main(int argc, char **argv) {
+    (void)argc;
+    static char own[PATH_MAX];
+    snprintf(own, sizeof own, "%s", argv[0]);
+    char *slash = strrchr(own, '/');
+    if (slash) *slash = 0;
+    folder = slash ? own : ".";
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_instruction_set_gives_right_results),
+        cmocka_unit_test(test_an_unknown_instruction_set_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
