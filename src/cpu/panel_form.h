@@ -15,6 +15,7 @@ enum { PANEL_BLOCK_MAX = 1024 }; /* most results of a block */
 typedef struct {
     int64_t rows, columns; /* of a block of results */
     int64_t band;          /* panels of rows that a task holds: they stay in the second cache */
+    int64_t chunk;         /* columns of c that are finished at a time; 0: all that are in hand */
     int64_t depth;         /* terms that are summed in registers before they are added to c */
     int64_t terms;         /* k is padded to a multiple of this; divides depth */
     int64_t size;          /* bytes of a number in a panel */

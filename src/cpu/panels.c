@@ -22,6 +22,7 @@ enum {
     SHARED_COLUMNS = 128,    /* and no fewer columns than this */
     TASKS_A_THREAD = 4,      /* at least, where the rows allow it */
     PIECE_COLUMNS = 64,      /* fewest columns, where they are cut */
+    HELD_TERMS = 2048,       /* most terms of rows of a that a thread holds all of */
     SERIAL_COLUMNS = 512     /* of b that one thread alone copies at a time */
 };
 
@@ -123,38 +124,103 @@ static int64_t share_start(int64_t count, int64_t part, int64_t parts) {
     return count * part / parts;
 }
 
-/* Bytes of the panels of a that a thread holds. */
-static int64_t band_bytes(const panel_form *f, int64_t k) {
-    return weft_arena_bytes(panel_bytes(f, f->band * f->rows, min_i64(f->depth, k)));
+/* Whether a thread holds its rows of a for all terms and finishes a few columns of c at a time, while
+ * their sums are in its caches. Otherwise it takes all columns past each block of terms. */
+static bool finishes_in_chunks(const panel_form *f, int64_t k) {
+    return f->chunk && k <= HELD_TERMS;
 }
 
-static void multiply_band(void *context, int64_t task, int thread) {
-    const panel_run *r = context;
+/* Floats between the rows of sums. An odd number of cache lines: a block's rows would else lie in the
+ * same few sets of the first cache. */
+static int64_t sums_ld(int64_t columns) {
+    return ceil_div(columns, 32) * 32 + 16;
+}
+
+/* Bytes of the panels of a that a thread holds, and of sums that c cannot take. */
+static int64_t band_bytes(const panel_form *f, int64_t k) {
+    int64_t held = finishes_in_chunks(f, k) ? k : min_i64(f->depth, k);
+    return weft_arena_bytes(panel_bytes(f, f->band * f->rows, held));
+}
+
+static int64_t sums_bytes(const panel_form *f, const gemm_product *p, int64_t columns) {
+    if (finishes_in_chunks(f, p->k)) return real_bytes(f->band * f->rows * sums_ld(f->chunk));
+    return p->c.bf16 ? real_bytes(f->band * f->rows * sums_ld(columns)) : 0;
+}
+
+/* A task's share of matrix g: rows and columns of what is in hand. */
+typedef struct {
+    int64_t g, row, m, column, n;
+} band_place;
+
+static band_place place_band(const panel_run *r, int64_t task) {
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
     int64_t panels = column_panels(r), rows = ceil_div(p->m, f->rows);
     int64_t piece = task % r->pieces, band = task / r->pieces % r->bands;
-    int64_t g = task / r->pieces / r->bands;
-    int64_t row = share_start(rows, band, r->bands) * f->rows;
-    int64_t m = min_i64(share_start(rows, band + 1, r->bands) * f->rows, p->m) - row;
-    int64_t column = share_start(panels, piece, r->pieces) * f->columns;
+    band_place at = {.g = task / r->pieces / r->bands};
+    at.row = share_start(rows, band, r->bands) * f->rows;
+    at.m = min_i64(share_start(rows, band + 1, r->bands) * f->rows, p->m) - at.row;
+    at.column = share_start(panels, piece, r->pieces) * f->columns;
     int64_t end = share_start(panels, piece + 1, r->pieces) * f->columns;
-    int64_t n = min_i64(end, r->columns) - column;
-    gemm_product tile = gemm_tile(p, r->g + g, row, m, r->column + column, n, 0, p->k);
-    char *a = r->scratch + thread * r->scratch_bytes;
+    at.n = min_i64(end, r->columns) - at.column;
+    return at;
+}
+
+static void copy_rows(const panel_run *r, band_place at, int64_t d, int64_t k, char *to) {
+    gemm_product part = gemm_tile(r->p, r->g + at.g, at.row, at.m, 0, 0, d, k);
+    r->form->pack_rows(part.a, r->p->ta, at.m, k, to);
+}
+
+/* All columns past each block of terms. */
+static void multiply_whole(const panel_run *r, band_place at, char *a) {
+    const gemm_product *p = r->p;
+    const panel_form *f = r->form;
+    gemm_product tile =
+        gemm_tile(p, r->g + at.g, at.row, at.m, r->column + at.column, at.n, 0, p->k);
     gemm_matrix c = tile.c;
-    if (c.bf16) tile.c = (gemm_matrix){.data = a + band_bytes(f, p->k), .ld = n};
+    if (c.bf16) tile.c = (gemm_matrix){.data = a + band_bytes(f, p->k), .ld = sums_ld(at.n)};
     for (int64_t d = 0; d < p->k; d += f->depth) {
         int64_t k = min_i64(f->depth, p->k - d);
-        gemm_matrix part = p->ta ? gemm_part(tile.a, 0, d, 0) : gemm_part(tile.a, 0, 0, d);
-        f->pack_rows(part, p->ta, m, k, a);
-        const char *b = shared_panels(r, g, d) + panel_bytes(f, column, k);
+        copy_rows(r, at, d, k, a);
+        const char *b = shared_panels(r, at.g, d) + panel_bytes(f, at.column, k);
         multiply_block(f, &tile, k, a, b, d > 0 || p->accumulate);
     }
     const real *sums = tile.c.data;
     int64_t ld = tile.c.ld;
     tile.c = c;
     KERNEL(gemm_finish)(&tile, sums, ld, false);
+}
+
+/* A few columns at a time, all terms of them. */
+static void multiply_chunks(const panel_run *r, band_place at, char *a) {
+    const gemm_product *p = r->p;
+    const panel_form *f = r->form;
+    for (int64_t d = 0; d < p->k; d += f->depth)
+        copy_rows(r, at, d, min_i64(f->depth, p->k - d), a + panel_bytes(f, f->band * f->rows, d));
+    real *sums = (real *)(a + band_bytes(f, p->k));
+    int64_t ld = sums_ld(f->chunk);
+    for (int64_t column = at.column; column < at.column + at.n; column += f->chunk) {
+        int64_t n = min_i64(f->chunk, at.column + at.n - column);
+        gemm_product tile = gemm_tile(p, r->g + at.g, at.row, at.m, r->column + column, n, 0, p->k);
+        gemm_matrix c = tile.c;
+        tile.c = (gemm_matrix){.data = sums, .ld = ld};
+        for (int64_t d = 0; d < p->k; d += f->depth) {
+            int64_t k = min_i64(f->depth, p->k - d);
+            const char *b = shared_panels(r, at.g, d) + panel_bytes(f, column, k);
+            multiply_block(f, &tile, k, a + panel_bytes(f, f->band * f->rows, d), b, d > 0);
+        }
+        tile.c = c;
+        KERNEL(gemm_finish)(&tile, sums, ld, p->accumulate);
+    }
+}
+
+static void multiply_band(void *context, int64_t task, int thread) {
+    const panel_run *r = context;
+    char *a = r->scratch + thread * r->scratch_bytes;
+    if (finishes_in_chunks(r->form, r->p->k))
+        multiply_chunks(r, place_band(r, task), a);
+    else
+        multiply_whole(r, place_band(r, task), a);
 }
 
 /* What is in hand at a time, and its cut into tasks. */
@@ -174,8 +240,7 @@ static panel_run cut_run(const gemm_product *p, int threads) {
     r.bands = min_i64(max_i64(all / r.groups, r.bands), rows);
     int64_t most = max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1);
     r.pieces = min_i64(ceil_div(wanted, r.bands), most);
-    int64_t sums = p->c.bf16 ? f->band * f->rows * r.columns : 0;
-    r.scratch_bytes = band_bytes(f, p->k) + real_bytes(sums);
+    r.scratch_bytes = band_bytes(f, p->k) + sums_bytes(f, p, r.columns);
     return r;
 }
 
