@@ -22,6 +22,7 @@ struct weft_server {
     weft_connections *connections;
     struct MHD_Daemon *daemon;
     int port;
+    int listening; /* taken back from the daemon; -1: it is the daemon's */
     int64_t started;
     atomic_bool draining;
 };

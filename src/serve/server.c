@@ -88,6 +88,7 @@ weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
     s->options = *o;
     s->tokenizer = t;
     s->encoder = encoder;
+    s->listening = -1;
     s->started = (int64_t)time(NULL);
     atomic_init(&s->draining, false);
     weft_generator_count(g, &s->model);
@@ -113,8 +114,9 @@ int weft_server_port(const weft_server *s) {
 
 void weft_server_drain(weft_server *s) {
     if (atomic_exchange(&s->draining, true)) return;
-    int listening = MHD_quiesce_daemon(s->daemon);
-    if (listening >= 0) close(listening);
+    /* Closed when the thread that may still look at it is gone. */
+    s->listening = MHD_quiesce_daemon(s->daemon);
+    if (s->listening >= 0) shutdown(s->listening, SHUT_RDWR);
 }
 
 int64_t weft_server_busy(weft_server *s) {
@@ -129,6 +131,7 @@ void weft_server_close(weft_server *s) {
     if (!s) return;
     if (s->worker) weft_worker_stop(s->worker);
     if (s->daemon) MHD_stop_daemon(s->daemon);
+    if (s->listening >= 0) close(s->listening);
     weft_connections_close(s->connections);
     weft_worker_close(s->worker);
     weft_metrics_destroy(s->metrics);

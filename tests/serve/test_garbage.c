@@ -210,6 +210,31 @@ static void test_requests_that_are_wrong(void **state) {
     answer_free(&a);
 }
 
+/* A name that leads to this machine by somebody else's doing. */
+static void test_names_of_others_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int status;
+    } cases[] = {{"localhost", 200},        {"localhost:8000", 200},
+                 {"127.0.0.1:1", 200},      {"[::1]:80", 200},
+                 {"a.localhost", 200},      {"evil.example", 403},
+                 {"localhost.evil", 403},   {"xlocalhost", 403},
+                 {"127.evil.example", 403}, {"", 403}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char head[256];
+        int s = client_connect(shared.port);
+        int length = snprintf(head, sizeof head,
+                              "GET /v1/models HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n",
+                              cases[i].name);
+        assert_true(s >= 0 && client_send(s, head, (size_t)length));
+        answer a = client_read(s, 20);
+        if (a.status != cases[i].status) fail_msg("%s: status %d", cases[i].name, a.status);
+        answer_free(&a);
+        close(s);
+    }
+}
+
 /* Bytes that are no HTTP, and ends in the middle of it. */
 static void test_what_is_no_request(void **state) {
     (void)state;
@@ -217,17 +242,17 @@ static void test_what_is_no_request(void **state) {
         "\r\n\r\n\r\n",
         "GET\r\n\r\n",
         "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Content-Length: -1\r\n\r\n{}",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Content-Length: 99999999999999999999999\r\n\r\n{}",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Content-Length: 1000\r\n\r\n{\"prompt\":",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}",
-        "GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+        "GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         int s = client_connect(shared.port);
@@ -255,9 +280,10 @@ static void test_what_is_no_request(void **state) {
 /* A body in pieces without a length, and one connection for several requests. */
 static void test_what_is_unusual_and_right(void **state) {
     (void)state;
-    static const char chunks[] = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
-                                 "application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
-                                 "\r\n9\r\n{\"prompt\"\r\n6\r\n:\"x\"  \r\n1\r\n}\r\n0\r\n\r\n";
+    static const char chunks[] =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\n"
+        "\r\n9\r\n{\"prompt\"\r\n6\r\n:\"x\"  \r\n1\r\n}\r\n0\r\n\r\n";
     int s = client_connect(shared.port);
     for (int i = 0; i < 3; i++) {
         assert_true(client_send(s, chunks, sizeof chunks - 1));
@@ -275,6 +301,7 @@ int main(void) {
         cmocka_unit_test(test_bodies_that_were_cut),
         cmocka_unit_test(test_bodies_that_are_deep_or_long),
         cmocka_unit_test(test_requests_that_are_wrong),
+        cmocka_unit_test(test_names_of_others_are_refused),
         cmocka_unit_test(test_what_is_no_request),
         cmocka_unit_test(test_what_is_unusual_and_right),
     };

@@ -165,6 +165,39 @@ static void test_max_tokens_and_context_are_limits(void **state) {
     server_stop(&s);
 }
 
+/* The time for sending a request is not the time for its answer. */
+static void test_an_answer_may_take_longer_than_a_request(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "100000",
+                                "--request-timeout", "1", "--sequences", "2"));
+    char body[200];
+    double start = now(), took = 0;
+    for (int tokens = 4000; took < 2.5; tokens *= 2) {
+        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", tokens);
+        start = now();
+        json_decref(http_json(s.port, "/v1/completions", body, 200));
+        took = now() - start;
+    }
+    server_stop(&s);
+}
+
+/* Those that are too many wait until others are gone. */
+static void test_connections_are_limited(void **state) {
+    (void)state;
+    server s = server_start(
+        RUN("--model", model, "--threads", "1", "--connections", "3", "--request-timeout", "1"));
+    int held[3];
+    for (int i = 0; i < 3; i++)
+        held[i] = client_connect(s.port);
+    sleep_ms(100);
+    double start = now();
+    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
+    assert_true(now() - start > 0.5); /* the three were ended first */
+    for (int i = 0; i < 3; i++)
+        close(held[i]);
+    server_stop(&s);
+}
+
 typedef struct {
     int socket;
     answer got;
@@ -239,6 +272,8 @@ int main(void) {
         cmocka_unit_test(test_a_full_queue_says_when_to_come_again),
         cmocka_unit_test(test_a_request_may_not_take_too_long),
         cmocka_unit_test(test_max_tokens_and_context_are_limits),
+        cmocka_unit_test(test_an_answer_may_take_longer_than_a_request),
+        cmocka_unit_test(test_connections_are_limited),
         cmocka_unit_test(test_a_signal_finishes_what_runs),
         cmocka_unit_test(test_a_second_signal_stops_at_once),
         cmocka_unit_test(test_wrong_use_is_one_line),
