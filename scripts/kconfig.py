@@ -16,7 +16,9 @@ import difflib
 import os
 import re
 import shutil
+import signal
 import sys
+import termios
 
 try:
     import kconfiglib
@@ -180,6 +182,30 @@ def make_config(path):
     print(f".config is {path}; make runs its study, make menuconfig changes it")
 
 
+def terminal_is_gone():
+    try:
+        termios.tcgetattr(sys.stdin.fileno())
+    except termios.error:
+        return True
+    return False
+
+
+def end_with_terminal(menu):
+    """kconfiglib's menu takes the end of its input for no key yet and asks again, for ever. Where the
+    terminal is gone the process ends: nothing can be shown or saved any more."""
+    read_key = menu._getch_compat
+
+    def read_key_or_end(window):
+        key = read_key(window)
+        if key == -1 and terminal_is_gone():
+            os._exit(1)
+        return key
+
+    menu._getch_compat = read_key_or_end
+    # Ignored under nohup; a menu is of no use without its terminal.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def edit_config():
     import menuconfig
 
@@ -187,6 +213,7 @@ def edit_config():
         fail("menuconfig needs a terminal; make CONFIG_KEY=value sets a value without one")
     if os.path.exists(".config"):
         load(".config")
+    end_with_terminal(menuconfig)
     menuconfig.menuconfig(open_table())
     if os.path.exists(".config"):
         load(".config")

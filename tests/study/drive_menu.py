@@ -1,12 +1,17 @@
-"""Runs a command on a terminal and plays a person who sets CONFIG_ATTENTION to w2 in its menu.
+"""Runs a command on a terminal and plays a person in its menu.
+
+    drive_menu.py COMMAND...            sets CONFIG_ATTENTION to w2
+    drive_menu.py --leave COMMAND...    closes the terminal while the menu is shown
 
 Ends as the command does; 77 where the system gives no terminal; 1 where the screen does not show what
-the next key is for within a minute.
+the next key is for within a minute, or where a process is left that the terminal was closed for. No
+process is left in any case.
 """
 
 import os
 import pty
 import select
+import signal
 import sys
 import time
 
@@ -42,21 +47,64 @@ def read_until(terminal, word):
     return False
 
 
-def main():
+def start(command, leaves):
     try:
         child, terminal = pty.fork()
     except OSError:
         sys.exit(77)
     if child == 0:
         os.environ["TERM"] = "xterm"
-        os.execvp(sys.argv[1], sys.argv[1:])
+        if leaves:  # as under nohup: only the closed terminal itself tells
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execvp(command[0], command)
+    return child, terminal
+
+
+def play(child, terminal):
     for word, keys in SCRIPT:
         if not read_until(terminal, word):
             sys.exit(f"drive_menu: {word.decode()} was not shown")
         os.write(terminal, keys)
     if not read_until(terminal, None):
         sys.exit("drive_menu: the menu does not end")
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def is_left(group):
+    """Whether a process of the group is still there; the child itself is waited for."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def leave(child, terminal):
+    if not read_until(terminal, SCRIPT[0][0]):
+        sys.exit("drive_menu: the menu was not shown")
+    os.close(terminal)
+    end = time.monotonic() + PATIENCE_S / 2
+    while is_left(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    if is_left(child):
+        sys.exit("drive_menu: the menu goes on without its terminal")
+    return 0
+
+
+def main():
+    leaves = sys.argv[1] == "--leave"
+    child, terminal = start(sys.argv[2 if leaves else 1:], leaves)
+    try:
+        sys.exit((leave if leaves else play)(child, terminal))
+    finally:
+        try:
+            os.killpg(child, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 if __name__ == "__main__":

@@ -216,6 +216,22 @@ static void test_menuconfig_changes_an_option(void **state) {
     free(text);
 }
 
+/* Also where nobody is told of it by a signal. */
+static void test_menuconfig_ends_with_its_terminal(void **state) {
+    (void)state;
+    without_kconfiglib_skip();
+    write_tree(".config", "CONFIG_N_LAYER=7\n");
+    int status = shell("\"$PYTHON\" tests/study/drive_menu.py --leave make -s SETUP=no menuconfig");
+    if (status == 77) {
+        printf("this system gives no terminal\n");
+        skip();
+    }
+    expect_done(status);
+    char *text = tree_file(".config");
+    assert_string_equal(text, "CONFIG_N_LAYER=7\n");
+    free(text);
+}
+
 /* A program in weft's place, which says what it was called with. */
 static int run_study(const char *arguments) {
     write_tree("said", "#!/bin/sh\nprintf '%s\\n' \"$@\"\n");
@@ -299,6 +315,7 @@ int main(void) {
         cmocka_unit_test(test_list_defconfigs_has_each_with_its_sentence),
         cmocka_unit_test(test_menuconfig_without_a_terminal_says_so),
         cmocka_unit_test(test_menuconfig_changes_an_option),
+        cmocka_unit_test(test_menuconfig_ends_with_its_terminal),
         cmocka_unit_test(test_command_line_values_reach_the_study),
         cmocka_unit_test(test_the_environment_sets_no_option),
     };
