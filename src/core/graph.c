@@ -37,6 +37,7 @@ void weft_graph_destroy(weft_graph *g) {
     }
     free(g->nodes);
     free(g->tensors);
+    free(g->named);
     free(g->message);
     free(g);
 }
@@ -144,6 +145,34 @@ weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dty
     return t;
 }
 
+/* Where the tensor of that name is, or would be: FNV-1a, then the next free slot. */
+static int64_t named_slot(const weft_graph *g, const char *name) {
+    uint64_t hash = 14695981039346656037u;
+    for (const char *c = name; *c; c++)
+        hash = (hash ^ (unsigned char)*c) * 1099511628211u;
+    int64_t slot = (int64_t)(hash & (uint64_t)(g->named_slots - 1));
+    while (g->named[slot] && strcmp(g->named[slot]->name, name) != 0)
+        slot = (slot + 1) & (g->named_slots - 1);
+    return slot;
+}
+
+/* Room for one more name with half of the slots free. */
+static bool graph_grow_named(weft_graph *g) {
+    if (2 * (g->n_named + 1) <= g->named_slots) return true;
+    weft_graph larger = {.named_slots = g->named_slots ? 2 * g->named_slots : 256};
+    larger.named = calloc((size_t)larger.named_slots, sizeof(weft_tensor *));
+    if (!larger.named) {
+        graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
+        return false;
+    }
+    for (int64_t i = 0; i < g->named_slots; i++)
+        if (g->named[i]) larger.named[named_slot(&larger, g->named[i]->name)] = g->named[i];
+    free(g->named);
+    g->named = larger.named;
+    g->named_slots = larger.named_slots;
+    return true;
+}
+
 weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, weft_dtype dtype,
                                int ndim, const int64_t *shape) {
     if (g->status != WEFT_OK) return NULL;
@@ -160,13 +189,16 @@ weft_tensor *weft_graph_tensor(weft_graph *g, weft_role role, const char *name, 
     if (!t) return NULL;
     t->name = graph_copy_name(g, name);
     t->needs_grad = role == WEFT_ROLE_PARAM && !g->constant;
-    return t->name ? t : NULL;
+    if (t->name && graph_grow_named(g)) {
+        g->named[named_slot(g, name)] = t;
+        g->n_named++;
+        return t;
+    }
+    return NULL;
 }
 
 weft_tensor *weft_graph_find(const weft_graph *g, const char *name) {
-    for (int64_t i = 0; i < g->n_tensors; i++)
-        if (g->tensors[i]->name && strcmp(g->tensors[i]->name, name) == 0) return g->tensors[i];
-    return NULL;
+    return g->named_slots ? g->named[named_slot(g, name)] : NULL;
 }
 
 weft_tensor *weft_keep(weft_tensor *t) {

@@ -12,6 +12,8 @@ struct weft_graph {
     int64_t n_forward; /* nodes of the forward pass; -1 before backward: all of them */
     weft_tensor **tensors;
     int64_t n_tensors, cap_tensors;
+    weft_tensor **named; /* [named_slots]: tensors by the hash of their names; NULL: a free slot */
+    int64_t n_named, named_slots;
     graph_block *blocks; /* memory of nodes, tensors, names: one list of large blocks */
     const char *scope;
     int32_t segment, n_segments;

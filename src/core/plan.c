@@ -11,6 +11,7 @@
 #include "core/align.h"
 #include "core/exec.h"
 #include "core/graph_internal.h"
+#include "core/plan_space.h"
 
 #include <stdlib.h>
 
@@ -149,50 +150,31 @@ static int by_size(const void *a, const void *b) {
     return i->buffer < j->buffer ? -1 : 1;
 }
 
-/* `placed` holds the buffers laid out so far by ascending offset. */
-static int64_t lowest_gap(const planner *p, const int64_t *placed, int64_t n_placed,
-                          const plan_buffer *b) {
-    int64_t at = 0;
-    for (int64_t i = 0; i < n_placed; i++) {
-        const plan_buffer *other = &p->buffers[placed[i]];
-        if (other->region != b->region) continue;
-        if (other->last < b->first || b->last < other->first) continue;
-        if (other->offset >= at + b->bytes) break;
-        if (other->offset + other->bytes > at) at = other->offset + other->bytes;
-    }
-    return at;
-}
-
-static void insert_by_offset(const planner *p, int64_t *placed, int64_t n_placed, int64_t buffer) {
-    int64_t i = n_placed;
-    for (; i > 0 && p->buffers[placed[i - 1]].offset > p->buffers[buffer].offset; i--)
-        placed[i] = placed[i - 1];
-    placed[i] = buffer;
+static weft_status place_buffer(planner *p, weft_space *spaces[WEFT_REGIONS], plan_buffer *b) {
+    weft_space **space = &spaces[b->region];
+    int64_t *size = &p->plan->region_bytes[b->region];
+    if (!*space) WEFT_TRY(weft_space_open(p->n_nodes + 2, space));
+    WEFT_TRY(weft_space_take(*space, b->first + 1, b->last + 1, b->bytes, &b->offset));
+    if (b->offset + b->bytes > *size) *size = b->offset + b->bytes;
+    return WEFT_OK;
 }
 
 static weft_status assign_offsets(planner *p) {
+    weft_space *spaces[WEFT_REGIONS] = {NULL};
     plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
-    int64_t *placed = calloc((size_t)p->n_buffers + 1, sizeof *placed);
-    if (!order || !placed) {
-        free(order);
-        free(placed);
-        return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    }
+    if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int64_t i = 0; i < p->n_buffers; i++)
         order[i] = (plan_order){p->buffers[i].bytes, i};
     qsort(order, (size_t)p->n_buffers, sizeof *order, by_size);
-    for (int64_t i = 0; i < p->n_buffers; i++) {
-        plan_buffer *b = &p->buffers[order[i].buffer];
-        b->offset = lowest_gap(p, placed, i, b);
-        insert_by_offset(p, placed, i, order[i].buffer);
-        int64_t *size = &p->plan->region_bytes[b->region];
-        if (b->offset + b->bytes > *size) *size = b->offset + b->bytes;
-    }
-    for (int i = 0; i < WEFT_REGIONS; i++)
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; i < p->n_buffers && status == WEFT_OK; i++)
+        status = place_buffer(p, spaces, &p->buffers[order[i].buffer]);
+    for (int i = 0; i < WEFT_REGIONS; i++) {
         p->plan->arena_bytes += p->plan->region_bytes[i];
+        weft_space_close(spaces[i]);
+    }
     free(order);
-    free(placed);
-    return WEFT_OK;
+    return status;
 }
 
 /* Made in the forward pass and read in the backward pass. */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -177,6 +178,23 @@ static void test_a_plan_for_the_gpu_needs_none(void **state) {
 #endif
 }
 
+static double processor_seconds(void) {
+    struct rusage use;
+    getrusage(RUSAGE_CHILDREN, &use);
+    return (double)use.ru_utime.tv_sec + 1e-6 * (double)use.ru_utime.tv_usec;
+}
+
+/* Its buffers are a hundred times as many as a usual model's; were each held against all others, it
+ * would take a minute. */
+static void test_a_thousand_layers_are_planned_at_once(void **state) {
+    (void)state;
+    double before = processor_seconds();
+    command_succeeds(RUN("plan", "-o", "N_LAYER=1024"), NULL);
+    double took = processor_seconds() - before;
+    printf("note: weft plan of 1024 layers: %.2f s of processor time\n", took);
+    assert_true(took < 10);
+}
+
 static void test_enormous_sizes_are_answered(void **state) {
     (void)state;
     command_fails(2,
@@ -197,6 +215,7 @@ int main(void) {
         cmocka_unit_test(test_overrides_win_over_step_and_file),
         cmocka_unit_test(test_types_size_the_plan),
         cmocka_unit_test(test_a_plan_for_the_gpu_needs_none),
+        cmocka_unit_test(test_a_thousand_layers_are_planned_at_once),
         cmocka_unit_test(test_enormous_sizes_are_answered),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

@@ -1,6 +1,7 @@
 /* The memory plan and the executor: nothing that lives at the same time shares a byte, and random
  * graphs compute the same bits however their memory is laid out. */
 #include "core/exec.h"
+#include "core/plan_space.h"
 #include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/activation.h"
@@ -274,6 +275,45 @@ static size_t run_graph(const weft_graph *g, weft_tensor *const *params, weft_pl
     return used;
 }
 
+typedef struct {
+    int64_t first, last, bytes, offset;
+} taken;
+
+/* The lowest place by looking at every other one. */
+static int64_t lowest_place(const taken *all, int n, const taken *b) {
+    int64_t at = 0;
+    for (int i = 0; i < n; i++) {
+        if (all[i].last < b->first || b->last < all[i].first) continue;
+        if (all[i].offset >= at + b->bytes || all[i].offset + all[i].bytes <= at) continue;
+        at = all[i].offset + all[i].bytes;
+        i = -1; /* what was below may be in the way now */
+    }
+    return at;
+}
+
+static void test_the_lowest_free_place_is_found(void **state) {
+    (void)state;
+    enum { TAKEN = 300, ROUNDS = 40 };
+    static taken all[TAKEN];
+    unsigned draw = 17;
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t moments = 1 + (int64_t)((uint64_t)rand_r(&draw) % 100);
+        weft_space *s;
+        assert_int_equal(weft_space_open(moments, &s), WEFT_OK);
+        for (int i = 0; i < TAKEN; i++) {
+            taken *b = &all[i];
+            b->first = (int64_t)((uint64_t)rand_r(&draw) % (uint64_t)moments);
+            b->last =
+                b->first + (int64_t)((uint64_t)rand_r(&draw) % (uint64_t)(moments - b->first));
+            b->bytes = 64 * (int64_t)((uint64_t)rand_r(&draw) % 6);
+            if (i % 7 == 0) b->first = 0, b->last = moments - 1;
+            assert_int_equal(weft_space_take(s, b->first, b->last, b->bytes, &b->offset), WEFT_OK);
+            if (b->bytes) assert_int_equal(b->offset, lowest_place(all, i, b));
+        }
+        weft_space_close(s);
+    }
+}
+
 static void test_random_graphs_agree_however_memory_is_laid_out(void **state) {
     (void)state;
     enum { ROOM = 1 << 16 };
@@ -307,6 +347,7 @@ int main(void) {
         cmocka_unit_test(test_only_kept_tensors_can_be_read),
         cmocka_unit_test(test_bound_memory_must_be_aligned_and_of_the_graph),
         cmocka_unit_test(test_lives_that_overlap_share_no_bytes),
+        cmocka_unit_test(test_the_lowest_free_place_is_found),
         cmocka_unit_test(test_random_graphs_agree_however_memory_is_laid_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
