@@ -1,10 +1,67 @@
-/* Numbers and texts to JSON and back. */
+/* JSON: what jansson leaves to its user. */
 #include "core/json.h"
 
+#include "core/files.h"
 #include "core/text.h"
 
 #include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+
+/* About what each sign stands for in memory, over every one that is not in a string; and how much of
+ * that a text may come to, a short one in any case. */
+enum {
+    LIST_BYTES = 160,
+    OBJECT_BYTES = 300,
+    VALUE_BYTES = 60, /* after a comma */
+    KEY_BYTES = 80,
+    MOST_TIMES = 40,
+    ALWAYS_BYTES = 1 << 20
+};
+
+static size_t bytes_of_sign(char c) {
+    return c == '['   ? LIST_BYTES
+           : c == '{' ? OBJECT_BYTES
+           : c == ',' ? VALUE_BYTES
+           : c == ':' ? KEY_BYTES
+                      : 0;
+}
+
+static bool is_within_bounds(const char *text, size_t bytes) {
+    size_t all = 0, most = bytes > SIZE_MAX / MOST_TIMES ? SIZE_MAX : MOST_TIMES * bytes;
+    bool within = false; /* a string */
+    if (most < ALWAYS_BYTES) most = ALWAYS_BYTES;
+    for (size_t i = 0; i < bytes && all <= most; i++) {
+        if (within && text[i] == '\\')
+            i++;
+        else if (text[i] == '"')
+            within = !within;
+        else if (!within)
+            all += bytes_of_sign(text[i]);
+    }
+    return all <= most;
+}
+
+json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_t *error) {
+    if (is_within_bounds(text, bytes)) return json_loadb(text, bytes, flags, error);
+    if (error) {
+        *error = (json_error_t){.line = 1};
+        snprintf(error->text, sizeof error->text,
+                 "it has more lists and objects than a file of its size may have");
+    }
+    return NULL;
+}
+
+json_t *weft_json_file(const char *path, size_t most) {
+    char *text;
+    size_t bytes;
+    if (weft_file_read(path, most, &text, &bytes) != WEFT_OK) return NULL;
+    json_t *value = weft_json_read(text, bytes, 0, NULL);
+    free(text);
+    return value;
+}
 
 json_t *weft_json_number(double value) {
     return isfinite(value) ? json_real(value) : json_null();

@@ -4,6 +4,12 @@
 
 #include <jansson.h>
 
+/* Parses a text by others. In memory, lists and objects take up to a hundred times what they take as
+ * text; a text that is little else, and would come to more than 40 times its own size, is an error
+ * like any other. Flags and error as json_loadb has them. */
+json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_t *error);
+/* A whole file of at most so many bytes; NULL where there is none that can be read. */
+json_t *weft_json_file(const char *path, size_t most);
 /* null where the value is not finite. The caller owns it. */
 json_t *weft_json_number(double value);
 /* The same as a whole number. */

@@ -7,6 +7,8 @@
  * could hide, and every byte of the file is accounted for. */
 #include "core/safetensors.h"
 
+#include "core/json.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -253,7 +255,7 @@ static weft_status read_header(weft_safetensors *f) {
     const char *text = (const char *)f->map + LENGTH_BYTES;
     if (length == 0 || text[0] != '{') return bad_file(f, "its header does not begin with '{'");
     json_error_t error;
-    f->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    f->header = weft_json_read(text, length, JSON_REJECT_DUPLICATES, &error);
     if (!f->header)
         return weft_fail(WEFT_EINPUT, "%s: not a usable safetensors file: header, byte %d: %s",
                          shown(f->path), error.position, shown(error.text));

@@ -47,8 +47,9 @@ static weft_status make_batch(weft_prefetch *p, int64_t number) {
     for (int64_t s = 0; s < o->sequences && !must_stop(p); s++) {
         int64_t at = s * o->time;
         WEFT_TRY(weft_dataset_fill(p->dataset, o->split, o->seed, b->iteration,
-                                   (uint32_t)(o->first + b->part * o->sequences + s), o->time, b->tokens + at,
-                                   b->targets + at, b->scored ? b->scored + at : NULL));
+                                   (uint32_t)(o->first + b->part * o->sequences + s), o->time,
+                                   b->tokens + at, b->targets + at,
+                                   b->scored ? b->scored + at : NULL));
     }
     return WEFT_OK;
 }

@@ -21,6 +21,7 @@ weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out) {
         return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", name);
     }
     t->end = -1;
+    t->ids_most = TOKENIZER_VOCAB_MAX;
     *out = t;
     return WEFT_OK;
 }
@@ -112,9 +113,11 @@ static bool grow_index(weft_tokenizer *t) {
 
 weft_status weft_tokenizer_add_token(weft_tokenizer *t, int64_t id, const char *bytes,
                                      int64_t length, bool indexed) {
-    if (id < 0 || id >= TOKENIZER_VOCAB_MAX)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: token number %lld is not from 0 to %d",
-                         t->name, (long long)id, TOKENIZER_VOCAB_MAX - 1);
+    if (id < 0 || id >= t->ids_most)
+        return weft_fail(WEFT_EINPUT,
+                         "tokenizer %s: token number %lld is not from 0 to %lld, which a file of "
+                         "its size may have",
+                         t->name, (long long)id, (long long)t->ids_most - 1);
     if (length <= 0 || length > INT32_MAX)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: token %lld has no text", t->name,
                          (long long)id);

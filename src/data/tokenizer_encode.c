@@ -18,7 +18,12 @@ enum {
     SHORT_PIECE = 64,    /* bytes: above, the heap pays */
     RAW_PIECE = 256,     /* bytes that are no UTF-8, merged together at most */
     JIT_STACK_START = 32 * 1024,
-    JIT_STACK_MAX = 8 * 1024 * 1024
+    JIT_STACK_MAX = 8 * 1024 * 1024,
+    STEPS_FEW = 10 * 1000, /* of a match, at first */
+    STEPS_MANY = 10 * 1000 * 1000,
+    TRY_BYTES = 4096, /* of a text, for each second try */
+    TRIES_LEAST = 16,
+    HEAP_KIB = 64 * 1024 /* of a match without the compiler of PCRE2 */
 };
 
 typedef struct {
@@ -39,6 +44,7 @@ struct weft_encoder {
     pcre2_match_data *match[TOKENIZER_STEPS_MAX];
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
+    int64_t tries_left; /* second tries of patterns on this text */
 };
 
 static weft_status no_memory(const weft_encoder *e) {
@@ -67,6 +73,8 @@ weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
         e->stack = pcre2_jit_stack_create(JIT_STACK_START, JIT_STACK_MAX, NULL);
         ok = ok && e->context;
         if (e->context && e->stack) pcre2_jit_stack_assign(e->context, NULL, e->stack);
+        if (e->context) pcre2_set_depth_limit(e->context, STEPS_MANY);
+        if (e->context) pcre2_set_heap_limit(e->context, HEAP_KIB);
     }
     if (!ok) {
         weft_status status = no_memory(e);
@@ -267,19 +275,38 @@ static bool add_piece(weft_encoder *e, const char *piece, size_t bytes) {
 
 static weft_status split_text(weft_encoder *e, int step, const char *text, size_t bytes);
 
+/* One match. A pattern comes with a tokenizer, and one that tries very many ways must not hold the
+ * program up for ever: a match has a limit of steps, memory and depth. Most need few steps; some, as
+ * over a long run of blanks, need more, so a text may have a second try for every few thousand of its
+ * bytes. A text's work is at most so many steps per byte whatever the pattern is. */
+static int match_piece(weft_encoder *e, int step, const char *text, size_t bytes, size_t at) {
+    const pcre2_code *pattern = e->t->steps[step].pattern;
+    pcre2_set_match_limit(e->context, STEPS_FEW);
+    int found = pcre2_match(pattern, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK,
+                            e->match[step], e->context);
+    if (found != PCRE2_ERROR_MATCHLIMIT || e->tries_left <= 0) return found;
+    e->tries_left--;
+    pcre2_set_match_limit(e->context, STEPS_MANY);
+    return pcre2_match(pattern, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK, e->match[step],
+                       e->context);
+}
+
+static weft_status pattern_failed(const weft_encoder *e, int code) {
+    PCRE2_UCHAR why[128];
+    bool limit = code == PCRE2_ERROR_MATCHLIMIT || code == PCRE2_ERROR_DEPTHLIMIT ||
+                 code == PCRE2_ERROR_HEAPLIMIT || code == PCRE2_ERROR_JIT_STACKLIMIT;
+    pcre2_get_error_message(code, why, sizeof why);
+    return weft_fail(WEFT_EINPUT, "tokenizer %s: its pattern %s on this text: %s", e->t->name,
+                     limit ? "takes too many steps" : "fails", (char *)why);
+}
+
 /* Pieces are the matches and what lies between them. An empty match cuts too. */
 static weft_status split_by_pattern(weft_encoder *e, int step, const char *text, size_t bytes) {
     size_t from = 0, at = 0;
     while (at < bytes) {
-        int found = pcre2_match(e->t->steps[step].pattern, (PCRE2_SPTR)text, bytes, at,
-                                PCRE2_NO_UTF_CHECK, e->match[step], e->context);
+        int found = match_piece(e, step, text, bytes, at);
         if (found == PCRE2_ERROR_NOMATCH) break;
-        if (found < 0) {
-            PCRE2_UCHAR why[128];
-            pcre2_get_error_message(found, why, sizeof why);
-            return weft_fail(WEFT_EINPUT, "tokenizer %s: its pattern fails on this text: %s",
-                             e->t->name, (char *)why);
-        }
+        if (found < 0) return pattern_failed(e, found);
         const PCRE2_SIZE *span = pcre2_get_ovector_pointer(e->match[step]);
         size_t start = span[0], end = span[1];
         if (start > end || start < from)
@@ -373,6 +400,7 @@ static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, 
 weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
                         const int32_t **tokens, int64_t *count) {
     e->n = 0;
+    e->tries_left = TRIES_LEAST + (int64_t)(bytes / TRY_BYTES);
     *tokens = NULL;
     *count = 0;
     if (bytes > WEFT_ENCODE_MAX)

@@ -3,6 +3,8 @@
  * shrinks meanwhile is a short text and not a crash. */
 #include "data/tokenizer_input.h"
 
+#include "core/json.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -242,7 +244,7 @@ weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, c
     *bytes = 0;
     if (blank == unit->bytes) return WEFT_OK;
     json_error_t error;
-    json_t *line = json_loadb(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
+    json_t *line = weft_json_read(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
     if (!line)
         return weft_fail(WEFT_EINPUT, "%s, line %lld: is no JSON: %.80s", in->o.paths[unit->path],
                          (long long)unit->line, error.text);

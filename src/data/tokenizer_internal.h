@@ -11,6 +11,7 @@
 enum {
     TOKENIZER_STEPS_MAX = 8,       /* splits one after the other */
     TOKENIZER_VOCAB_MAX = 1 << 24, /* named limit against numbers made to exhaust memory */
+    TOKENIZER_IDS_FREE = 1 << 16,  /* numbers that a file of any size may use */
     TOKENIZER_FILE_MAX = 256 * 1024 * 1024
 };
 
@@ -41,6 +42,7 @@ struct weft_tokenizer {
     /* Vocabulary. Token i is pool[offset[i] .. + length[i]]; a length of 0 is a hole in the
      * numbering. The index finds a token by its bytes. */
     int64_t vocab, room;
+    int64_t ids_most; /* a number in a file is below this: its tables follow from the file's size */
     int64_t *offset;
     int32_t *length;
     char *pool;

@@ -5,12 +5,14 @@
  * that. */
 #include "data/tokenizer_json.h"
 
+#include "core/json.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out) {
     json_error_t error;
-    *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!*out)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: line %d is no JSON: %.80s", t->name,
                          error.line, error.text);

@@ -15,10 +15,16 @@
 
 static const char END_OF_TEXT[] = "<|endoftext|>";
 
-static weft_status read_file(const char *path, char **text, size_t *bytes) {
+/* A token takes more than one byte of a file, whatever its format; a pair of files adds up. */
+static weft_status read_file(weft_tokenizer *t, const char *path, char **text, size_t *bytes) {
     errno = 0;
     weft_status status = weft_file_read(path, TOKENIZER_FILE_MAX, text, bytes);
-    if (status == WEFT_OK) return WEFT_OK;
+    if (status == WEFT_OK) {
+        bool first = t->ids_most == TOKENIZER_VOCAB_MAX;
+        int64_t most = (first ? TOKENIZER_IDS_FREE : t->ids_most) + (int64_t)*bytes;
+        t->ids_most = most < TOKENIZER_VOCAB_MAX ? most : TOKENIZER_VOCAB_MAX;
+        return WEFT_OK;
+    }
     return weft_fail(errno == ENOENT ? WEFT_EINPUT : status, "tokenizer %s", weft_error_message());
 }
 
@@ -93,8 +99,8 @@ static weft_status read_merge_line(weft_tokenizer *t, const char *line, size_t l
 
 static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes, bool numbering) {
     int64_t lines = 0;
-    for (size_t i = 0; i < bytes; i++)
-        lines += text[i] == '\n';
+    for (size_t i = 3; i < bytes; i++) /* a merge has three letters at least */
+        lines += text[i] == '\n' && text[i - 1] != '\n' && text[i - 2] != '\n';
     WEFT_TRY(weft_tokenizer_reserve_merges(t, lines + 1));
     for (size_t at = 0; at < bytes;) {
         const char *end = memchr(text + at, '\n', bytes - at);
@@ -153,8 +159,8 @@ static weft_status read_pair(weft_tokenizer *t, const char *encoder_path, const 
     char *encoder = NULL, *merges = NULL;
     size_t bytes = 0;
     weft_status status = WEFT_OK;
-    if (*encoder_path) status = read_file(encoder_path, &encoder, &bytes);
-    if (status == WEFT_OK) status = read_file(merges_path, &merges, &bytes);
+    if (*encoder_path) status = read_file(t, encoder_path, &encoder, &bytes);
+    if (status == WEFT_OK) status = read_file(t, merges_path, &merges, &bytes);
     if (status == WEFT_OK) status = read_gpt2(t, encoder, merges, bytes);
     free(encoder);
     free(merges);
@@ -162,7 +168,7 @@ static weft_status read_pair(weft_tokenizer *t, const char *encoder_path, const 
 }
 
 static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {
-    WEFT_TRY(read_file(path, &t->source, &t->source_bytes));
+    WEFT_TRY(read_file(t, path, &t->source, &t->source_bytes));
     json_t *root;
     WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
     /* An encoder.json is tokens and numbers and nothing else. */

@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum { KIND_OTHER, KIND_LETTER, KIND_NUMBER, KIND_SPACE };
-enum { CODE_POINTS = 0x110000 };
+enum { CODE_POINTS = 0x110000, PATTERN_MOST = 1 << 16 };
 
 static uint8_t kinds[CODE_POINTS];
 static bool kinds_ready;
@@ -292,6 +292,9 @@ static weft_status compile_text(const char *text, const char *where, pcre2_code 
 
 weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out) {
     *out = NULL;
+    if (strlen(pattern) > PATTERN_MOST)
+        return weft_fail(WEFT_EINPUT, "%s: the pattern is longer than %d bytes", where,
+                         PATTERN_MOST);
     /* An escape of two letters becomes this much at most. */
     pattern_text p = {malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1),
                       0};

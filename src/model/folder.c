@@ -1,6 +1,7 @@
 /* A model in a folder: config.json and model.safetensors. Each file is written beside and renamed,
  * so that a kill leaves the old one or the new one whole. */
 #include "core/folders.h"
+#include "core/json.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 #include "model/model.h"
@@ -56,7 +57,7 @@ weft_status weft_model_read_config(const char *folder, weft_config *c) {
     json_error_t error;
     WEFT_TRY(weft_path(path, "%s/config.json", folder));
     WEFT_TRY(weft_file_read(path, CONFIG_MOST, &text, &bytes));
-    json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    json_t *object = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     free(text);
     if (!object) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
     weft_config_defaults(c);

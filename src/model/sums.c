@@ -2,6 +2,7 @@
 #include "model/sums.h"
 
 #include "core/crc32c.h"
+#include "core/json.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -64,7 +65,7 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     *out = NULL;
     WEFT_TRY(weft_path(path, "%s/state.json", folder));
     WEFT_TRY(weft_file_read(path, STATE_MOST, &text, &bytes));
-    json_t *state = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     weft_status status = WEFT_OK;
     json_int_t format = json_integer_value(json_object_get(state, "format"));
     if (!state)

@@ -103,7 +103,7 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
     weft_status status = WEFT_OK;
     while (status == WEFT_OK && (n = getline(&text, &room, file)) > 0) {
         json_error_t error;
-        json_t *line = json_loadb(text, (size_t)n, 0, &error);
+        json_t *line = weft_json_read(text, (size_t)n, 0, &error);
         number++;
         status = line ? add_line(d, u, line)
                       : weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
@@ -165,7 +165,7 @@ static weft_status take_facts(weft_database *d, const summary *u, const weft_end
     const char *name;
     json_t *value;
     WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
-    json_t *result = json_load_file(path, 0, NULL);
+    json_t *result = weft_json_file(path, RESULT_MOST);
     weft_status status = weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
     json_object_foreach(json_object_get(result, "facts"), name, value) {
         if (status == WEFT_OK && !json_is_null(value))
@@ -214,12 +214,7 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_j
 }
 
 void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
-    char *text = NULL;
-    size_t bytes = 0;
-    json_t *object = NULL;
-    if (weft_file_read(path, RESULT_MOST, &text, &bytes) == WEFT_OK)
-        object = json_loadb(text, bytes, 0, NULL);
-    free(text);
+    json_t *object = weft_json_file(path, RESULT_MOST);
     const char *word = json_string_value(json_object_get(object, "end"));
     const char *line = json_string_value(json_object_get(object, "why"));
     snprintf(end, 16, "%s", word ? word : "");
@@ -243,7 +238,7 @@ void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
     size_t from = n - 1;
     while (from > 0 && tail[from - 1] != '\n')
         from--;
-    json_t *line = json_loadb(tail + from, n - from, 0, NULL);
+    json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
     *step = (int64_t)json_integer_value(json_object_get(line, "step"));
     *loss = weft_json_number_of(line, "loss");
     json_decref(line);
@@ -264,7 +259,7 @@ double weft_collect_rate(const char *folder) {
     if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return NAN;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return NAN;
     while ((n = getline(&text, &room, file)) > 0) {
-        json_t *line = json_loadb(text, (size_t)n, 0, NULL);
+        json_t *line = weft_json_read(text, (size_t)n, 0, NULL);
         double rate = weft_json_number_of(line, "tokens_per_s");
         if (lines++ > 0 && rate > 0 && count < RATES_MOST) rates[count++] = rate;
         json_decref(line);

@@ -2,6 +2,7 @@
  * hash and its packages are facts of every run on it. */
 #include "study/facts.h"
 
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/version.h"
 
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATH_ROOM = 4096, MACHINE_ROOM = 512 };
+enum { PATH_ROOM = 4096, MACHINE_ROOM = 512, MANIFEST_MOST = 1 << 24 };
 
 /* "bash-doc 5.2.15-2, git-doc 1:2.39.5": NULL where there are none; the caller frees it. */
 static char *list_packages(const json_t *manifest) {
@@ -36,7 +37,7 @@ static void add_dataset(json_t *facts, const weft_config *c, const weft_train_re
         json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
     if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
     if (snprintf(path, sizeof path, "%s/manifest.json", c->dataset) >= PATH_ROOM) return;
-    json_t *manifest = json_load_file(path, 0, NULL);
+    json_t *manifest = weft_json_file(path, MANIFEST_MOST);
     json_t *hash = json_object_get(manifest, "hash");
     if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
     char *packages = list_packages(manifest);

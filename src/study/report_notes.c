@@ -3,6 +3,7 @@
 #include "study/report_sections.h"
 
 #include "config/config.h"
+#include "core/json.h"
 
 #include <ctype.h>
 #include <jansson.h>
@@ -58,7 +59,7 @@ static void read_assignments(json_t *config, const char *text, const char *ends)
 }
 
 static void read_json(json_t *config, const char *text) {
-    json_t *object = json_loads(text, 0, NULL), *value;
+    json_t *object = weft_json_read(text, strlen(text), 0, NULL), *value;
     const char *name;
     json_object_foreach(object, name, value) {
         char key[KEY_ROOM], number[64];

@@ -3,6 +3,7 @@
 #include "study/report_sections.h"
 
 #include "core/files.h"
+#include "core/json.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
     ssize_t n;
     json_t *last = NULL;
     while ((n = getline(&line, &room, file)) > 0) {
-        json_t *row = json_loadb(line, (size_t)n, 0, NULL);
+        json_t *row = weft_json_read(line, (size_t)n, 0, NULL);
         if (!row) continue;
         json_decref(last);
         last = row;

@@ -2,6 +2,7 @@
  * nothing of it takes memory. */
 #include "train/samples.h"
 
+#include "core/json.h"
 #include "core/log.h"
 #include "generate/generator.h"
 #include "generate/stream.h"
@@ -57,7 +58,7 @@ static weft_status cut_lines(const weft_samples *s, int64_t step) {
     off_t kept = 0;
     ssize_t n;
     while ((n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n') {
-        json_t *row = json_loadb(line, (size_t)n, 0, NULL);
+        json_t *row = weft_json_read(line, (size_t)n, 0, NULL);
         bool keep = row && json_integer_value(json_object_get(row, "step")) <= step && step > 0;
         json_decref(row);
         if (!keep) break;

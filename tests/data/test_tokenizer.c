@@ -1,5 +1,6 @@
 /* Tokenizers: the reference's tokens on text, the same bytes back on anything, and files that are
  * not to be trusted. */
+#include "core/clock.h"
 #include "core/random.h"
 #include "data/tokenizer.h"
 #include "support/command.h"
@@ -448,6 +449,86 @@ static void test_patterns_that_mean_something_else_are_refused(void **state) {
     expect_pattern_refused("a", "ByteLevel");
 }
 
+/* The tokenizer whose splits are patterns, with another first one. */
+static weft_tokenizer *open_with_pattern(const char *pattern) {
+    size_t bytes;
+    char *text = file_read(SPLIT, &bytes), *at = strstr(text, "\"Regex\":"), *end;
+    assert_non_null(at);
+    end = strstr(at, "\"}");
+    assert_non_null(end);
+    char *changed = malloc(bytes + strlen(pattern) + 32);
+    assert_non_null(changed);
+    int n = sprintf(changed, "%.*s\"Regex\": \"%s%s", (int)(at - text), text, pattern, end);
+    file_write(scratch_path("pattern.json"), changed, (size_t)n);
+    free(changed);
+    free(text);
+    return open_tokenizer(scratch_path("pattern.json"));
+}
+
+/* A pattern that tries every way to cut a run ends with a line, and soon, however long the text is;
+ * one that needs many steps now and then works. */
+static void test_a_pattern_without_end_is_cut_off(void **state) {
+    (void)state;
+    enum { BYTES = 200000 };
+    char *text = malloc(BYTES);
+    int64_t count;
+    const int32_t *tokens;
+    assert_non_null(text);
+    memset(text, 'a', BYTES);
+    static const char *const endless[] = {"(a+)+[xy]", "(a|aa)+[xy]", "((a*)*)*[xy]",
+                                          "(.*)(.*)(.*)(.*)(.*)[xy]", "(a|aa){18}[xy]|a"};
+    for (size_t i = 0; i < sizeof endless / sizeof endless[0]; i++) {
+        weft_tokenizer *t = open_with_pattern(endless[i]);
+        weft_encoder *e = open_encoder(t);
+        double begun = weft_clock();
+        if (weft_encode(e, text, BYTES, false, &tokens, &count) == WEFT_OK)
+            fail_msg("%s went through", endless[i]);
+        assert_non_null(strstr(weft_error_message(), "takes too many steps"));
+        assert_true(weft_clock() - begun < 30);
+        weft_encoder_close(e);
+        weft_tokenizer_close(t);
+    }
+    /* 50 runs of blanks, each of which is gone over again for a line's end that is not there. */
+    weft_tokenizer *t = open_with_pattern("\\\\s*[\\\\r\\\\n]+|\\\\s+|a+");
+    weft_encoder *e = open_encoder(t);
+    for (int i = 0; i < BYTES; i++)
+        text[i] = i % 4000 < 3990 ? ' ' : 'a';
+    tokens = encode(e, text, BYTES, false, &count);
+    expect_back(t, tokens, count, text, BYTES);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+    free(text);
+}
+
+/* The tables follow from the file's size, not from the numbers in it. */
+static void test_a_small_file_has_small_tables(void **state) {
+    (void)state;
+    expect_changed_refused("\"!\": 0", "\"!\": 16000000", "of its size");
+    size_t room = 70000;
+    char *pattern = malloc(room + 1), *lists = malloc(6000001);
+    assert_non_null(pattern);
+    assert_non_null(lists);
+    memset(pattern, 'x', room);
+    pattern[room] = 0;
+    char *step = malloc(room + 512);
+    assert_non_null(step);
+    snprintf(step, room + 512,
+             "\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\","
+             "\"pattern\": {\"Regex\": \"%s\"}, \"behavior\": \"Isolated\"}]}, \"old\":",
+             pattern);
+    expect_changed_refused("\"pre_tokenizer\":", step, "longer than");
+    /* Empty lists take 40 times as much in memory. */
+    for (size_t i = 0; i < 6000000; i += 3)
+        memcpy(lists + i, "[],", 3);
+    memcpy(lists, "{\"a\":[", 6);
+    lists[6000000] = 0;
+    memcpy(lists + 5999996, "[]]}", 4);
+    expect_text_refused("lists.json", lists, "more lists and objects");
+    free(step);
+    free(lists);
+    free(pattern);
+}
+
 /* Whatever is wrong with a file, it is refused in one line or works. */
 static void test_damaged_files_do_no_harm(void **state) {
     (void)state;
@@ -495,6 +576,8 @@ int main(void) {
         cmocka_unit_test(test_decode_refuses_other_numbers),
         cmocka_unit_test(test_what_cannot_be_used_is_named),
         cmocka_unit_test(test_patterns_that_mean_something_else_are_refused),
+        cmocka_unit_test(test_a_pattern_without_end_is_cut_off),
+        cmocka_unit_test(test_a_small_file_has_small_tables),
         cmocka_unit_test(test_damaged_files_do_no_harm),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, scratch_setup, scratch_teardown);
