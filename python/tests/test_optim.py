@@ -55,7 +55,7 @@ def test_torchs_adamw_trains_as_the_engines(kind):
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
     for name, p in module.named_parameters():
-        assert np.abs(p.detach().numpy() - want[name]).max() < (1e-5 if kind == "gpt2" else 1e-8), name
+        assert np.abs(p.detach().numpy() - want[name]).max() < (1e-5 if kind == "gpt2" else 1e-7), name
 
 
 SPAM = dict(WEIGHT_DECAY=0.1, GRAD_CLIP=0.5, OPTIMIZER="adamwspam", SPAM_INTERVAL=20, SPAM_WARMUP_STEPS=8,

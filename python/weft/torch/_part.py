@@ -47,6 +47,7 @@ class Part(nn.Module):
     def __init__(self, part, first=True, weights=None, shared=(), **options):
         super().__init__()
         self.part, self.first, self.shared = part, first, tuple(shared)
+        self.unread = ()  # weights of outputs that nobody reads: they get no gradient, and so no decay
         self.options = {key.upper(): text(value) for key, value in options.items()}
         seed = int(torch.randint(1 << 31, ())) if weights is None else 0
         said = self._describe("cpu", torch.float32, _blocks.GRADIENT | _blocks.TRAIN)
@@ -66,8 +67,9 @@ class Part(nn.Module):
 
     def weights(self, shared=None):
         """The parameters in the order of the block's weights."""
-        return [shared[name] if name in self.shared else getattr(owner_of(self, name), name.rpartition(".")[2])
-                for name in self.names]
+        found = {name: shared[name] if name in self.shared else getattr(owner_of(self, name), name.rpartition(".")[2])
+                 for name in self.names}
+        return [found[name].detach() if name in self.unread else found[name] for name in self.names]
 
     def forward(self, x, *others, train=None, first=None, shared=None, **changes):
         """`train` and `first` count in place of the module's own; `changes` are options for this call

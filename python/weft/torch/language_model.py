@@ -15,6 +15,8 @@ from ._part import Part, owner_of
 
 EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 COUPLE = ("couple.attn_to_mlp", "couple.mlp_to_attn")
+# What they make goes to the next layer; the last one's is read by nobody.
+TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.mlp_down.weight", "ffn.mlp_to_attn.weight")
 # Read by the model around the layers.
 KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "GPT2_BLOCK_SIZE", "POSITION", "NORM", "GPT2_WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",
@@ -64,6 +66,7 @@ class LanguageModel(nn.Module):
             head = f"h.{i}."
             own = {name[len(head):]: torch.from_numpy(model.read(name)) for name in names if name.startswith(head)}
             self.h.append(Part("layer", first=i == 0, weights=own, shared=COUPLE, **layer))
+        self.h[-1].unread = TO_NEXT
         for name in names:
             if not name.startswith("h."):
                 value = torch.from_numpy(model.read(name))
