@@ -11,11 +11,15 @@ the last few passes are kept. Weights are read and written by the names of a che
 import collections
 import ctypes
 import json
+import math
 import os
 import threading
 from ctypes import byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:  # PyTorch's side does without
+    np = None
 
 from . import _blocks
 from ._library import InputError, check, handle, lib, text, texts
@@ -106,7 +110,7 @@ class Model:
     @property
     def parameters(self):
         """How many parameters it has."""
-        return sum(int(np.prod(self.shape(name), dtype=np.int64)) for name in self.names())
+        return sum(math.prod(self.shape(name)) for name in self.names())
 
     def __repr__(self):
         if self.handle is None:
@@ -124,22 +128,33 @@ class Model:
 
     # Its tensors.
 
+    @property
+    def wide(self):
+        """Whether its numbers are float64: DTYPE is f64."""
+        return self.option("DTYPE") == "f64"
+
+    def read_at(self, name, address):
+        """Puts a tensor's values at an address: double where DTYPE is f64, else float."""
+        function, kind = (lib.weft_model_read_f64, c_double) if self.wide else (lib.weft_model_read, c_float)
+        check(function(self._open(), name.encode(), ctypes.cast(address, ctypes.POINTER(kind)), math.prod(self.shape(name))))
+
+    def write_from(self, name, address):
+        """The other way."""
+        function, kind = (lib.weft_model_write_f64, c_double) if self.wide else (lib.weft_model_write, c_float)
+        check(function(self._open(), name.encode(), ctypes.cast(address, ctypes.POINTER(kind)), math.prod(self.shape(name))))
+
     def read(self, name):
         """A tensor's values: float64 where DTYPE is f64, else float32."""
-        wide = self.option("DTYPE") == "f64"
-        out = np.empty(self.shape(name), np.float64 if wide else np.float32)
-        function, kind = (lib.weft_model_read_f64, c_double) if wide else (lib.weft_model_read, c_float)
-        check(function(self._open(), name.encode(), pointer(out, kind), out.size))
+        out = np.empty(self.shape(name), np.float64 if self.wide else np.float32)
+        self.read_at(name, out.ctypes.data)
         return out
 
     def write(self, name, values):
         """Gives a tensor other values, of its shape."""
-        wide = self.option("DTYPE") == "f64"
-        values = np.ascontiguousarray(values, np.float64 if wide else np.float32)
+        values = np.ascontiguousarray(values, np.float64 if self.wide else np.float32)
         if values.shape != self.shape(name):
             raise InputError(f"weft: {name} is {self.shape(name)}, but the values are {values.shape}")
-        function, kind = (lib.weft_model_write_f64, c_double) if wide else (lib.weft_model_write, c_float)
-        check(function(self._open(), name.encode(), pointer(values, kind), values.size))
+        self.write_from(name, values.ctypes.data)
 
     def save(self, folder):
         """Writes a checkpoint: config.json, model.safetensors, and the tokenizer it came with."""
@@ -174,7 +189,7 @@ class Model:
         one = np.ndim(tokens) == 1
         with self._lock:
             a_pass, shape = self._run(tokens, None, LOGITS)
-            wide = self.option("DTYPE") == "f64"
+            wide = self.wide
             out = np.empty((*shape, int(self.option("VOCAB_SIZE"))), np.float64 if wide else np.float32)
             function, kind = (lib.weft_pass_logits_f64, c_double) if wide else (lib.weft_pass_logits, c_float)
             check(function(a_pass, pointer(out, kind), out.size))
@@ -228,6 +243,8 @@ class Model:
 
 def batch_of(values, name):
     """Whole numbers as int32 [batch, time]; one row may come without its dimension."""
+    if np is None:
+        raise ImportError("weft.Model takes and gives NumPy arrays: pip install numpy")
     values = np.asarray(values)
     if values.ndim == 1:
         values = values[None]

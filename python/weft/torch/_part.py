@@ -7,13 +7,19 @@ from .._library import text
 from . import _ops
 
 
+def read_tensor(model, name):
+    """A tensor of a weft.Model as a PyTorch one."""
+    out = torch.empty(model.shape(name), dtype=torch.float64 if model.wide else torch.float32)
+    model.read_at(name, out.data_ptr())
+    return out
+
+
 def started_weights(options, seed, names):
     """The start that the engine gives a layer's weights, as f32 tensors by name."""
     from .._model import Model
     with Model(**{**options, "N_LAYER": 1, "VOCAB_SIZE": 1, "DTYPE": "f32", "SEED": seed}) as model:
         there = set(model.names())
-        return {name: torch.from_numpy(model.read(f"h.0.{name}" if f"h.0.{name}" in there else name))
-                for name in names}
+        return {name: read_tensor(model, f"h.0.{name}" if f"h.0.{name}" in there else name) for name in names}
 
 
 class Weights(nn.Module):

@@ -11,7 +11,7 @@ from .. import _blocks
 from .._library import text
 from .._model import Model, checkpoint_folder, copy_tokenizer, folder_options
 from . import _ops
-from ._part import Part, owner_of
+from ._part import Part, owner_of, read_tensor
 
 EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 COUPLE = ("couple.attn_to_mlp", "couple.mlp_to_attn")
@@ -64,12 +64,12 @@ class LanguageModel(nn.Module):
         self.h = nn.ModuleList()
         for i in range(int(self.config["N_LAYER"])):
             head = f"h.{i}."
-            own = {name[len(head):]: torch.from_numpy(model.read(name)) for name in names if name.startswith(head)}
+            own = {name[len(head):]: read_tensor(model, name) for name in names if name.startswith(head)}
             self.h.append(Part("layer", first=i == 0, weights=own, shared=COUPLE, **layer))
         self.h[-1].unread = TO_NEXT
         for name in names:
             if not name.startswith("h."):
-                value = torch.from_numpy(model.read(name))
+                value = read_tensor(model, name)
                 owner_of(self, name, make=True).register_parameter(name.rpartition(".")[2], nn.Parameter(value))
         self._set_types(matrix, wide)
 
@@ -170,7 +170,8 @@ class LanguageModel(nn.Module):
             raise ValueError("weft: the module's parameters are not those of its options: "
                              + ", ".join(sorted(set(state) ^ set(model.names()))[:4]))
         for name, value in state.items():
-            model.write(name, value.to("cpu", torch.float64 if kind == "f64" else torch.float32).numpy())
+            value = value.to("cpu", torch.float64 if kind == "f64" else torch.float32).contiguous()
+            model.write_from(name, value.data_ptr())
         model.path = self.source
         return model
 

@@ -1,0 +1,329 @@
+"""weft's PyTorch modules beside the same functions in plain and in compiled PyTorch.
+
+    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--quick] [--json FILE]
+
+Each row is one module at one shape, forward alone and with backward: a time for weft and for each form
+of PyTorch, taken in turns in one run (the median of the rounds), the ratio (PyTorch's time over weft's:
+above 1, weft is faster), and the memory. On a GPU that is the peak above what is there before the call;
+on the CPU the bytes that the forward pass keeps for the backward pass. Forms of PyTorch:
+
+    plain     the formula as the write-up has it, eager
+    compiled  the same through torch.compile
+    sdpa      w2 and mla: the best known way to write it, through torch.compile. w2's distance is a dot
+              product with one number per key, which scaled_dot_product_attention takes as a mask
+
+float32 on the CPU, bfloat16 on a GPU. The last table is what a call costs beside its work: inside the
+C library, and from Python's call to its return, at a shape of next to no work.
+"""
+import argparse
+import ctypes
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from weft import _blocks
+from weft.torch import Config, Part, RotaryEmbedding, W2TransformerBlock, WsFFN, apply_rotary_pos_emb, masked
+
+MIB = 1024.0**2
+# name, shape: batch, time, width, heads, feed-forward width
+SHAPES = {
+    "cpu": {"write-up": (2, 64, 512, 8, 2048), "GPT-2": (1, 1024, 768, 12, 3072)},
+    "cuda": {"write-up": (2, 64, 512, 8, 2048), "GPT-2": (16, 1024, 768, 12, 3072)},
+}
+WSFFN_SHAPES = {
+    "cpu": {"write-up": (2, 128, 1024, 8, 4096), "GPT-2": (1, 1024, 768, 8, 3072)},
+    "cuda": {"write-up": (2, 128, 1024, 8, 4096), "GPT-2": (16, 1024, 768, 8, 3072)},
+}
+LATENT = 128
+
+
+class Weighted(nn.Module):
+    """Plain PyTorch over the weights of one of our modules, by their names in a checkpoint."""
+
+    def __init__(self, core, heads):
+        super().__init__()
+        self.keys, self.heads = core.names, heads
+        self.values = nn.ParameterList(nn.Parameter(w.detach().clone()) for w in core.weights())
+
+    def named(self):
+        return dict(zip(self.keys, self.values))
+
+
+def swiglu(x, p):
+    return F.linear(F.silu(F.linear(x, p["ffn.w3.weight"])) * F.linear(x, p["ffn.w1.weight"]), p["ffn.w2.weight"])
+
+
+class PlainW2(Weighted):
+    """Every token sees every token; T x T distances, as the write-up has it."""
+
+    def forward(self, x):
+        p = self.named()
+        x = x + self.attention(F.rms_norm(x, x.shape[-1:], p["ln_1.weight"].to(x.dtype), 1e-6), p)
+        return x + swiglu(F.rms_norm(x, x.shape[-1:], p["ln_2.weight"].to(x.dtype), 1e-6), p)
+
+    def attention(self, x, p):
+        batch, time, width = x.shape
+        dim = width // self.heads
+        q, k, v = (F.linear(x, p[f"attn.{n}.weight"]).view(batch, time, self.heads, -1).transpose(1, 2) for n in "qkv")
+        mq, mk = apply_rotary_pos_emb(q[..., :dim], k[..., :dim], *RotaryEmbedding(dim)(x, seq_len=time))
+        sq, sk = F.softplus(q[..., dim:]), F.softplus(k[..., dim:])
+
+        def squares(a, b):
+            return a.pow(2).sum(-1)[..., :, None] + b.pow(2).sum(-1)[..., None, :] - 2 * a @ b.transpose(-1, -2)
+
+        tau = (p["attn.log_tau"].exp() + 1e-6).to(x.dtype).view(1, -1, 1, 1)
+        o = (-(squares(mq, mk) + squares(sq, sk)) / tau).softmax(-1) @ v
+        return F.linear(o.transpose(1, 2).reshape(batch, time, width), p["attn.out.weight"])
+
+
+class FastW2(PlainW2):
+    def attention(self, x, p):
+        zeros = torch.zeros(1, 1, 1, x.shape[1], dtype=x.dtype, device=x.device)
+        return masked.attention(x, p, self.heads, True, zeros)
+
+
+class PlainMLA(Weighted):
+    """Causal, latent keys and values expanded to the heads, T x T scores."""
+
+    def forward(self, x):
+        p = self.named()
+        x = x + self.attention(F.rms_norm(x, x.shape[-1:], p["ln_1.weight"].to(x.dtype), 1e-6), p)
+        return x + swiglu(F.rms_norm(x, x.shape[-1:], p["ln_2.weight"].to(x.dtype), 1e-6), p)
+
+    def project(self, x, p):
+        batch, time, width = x.shape
+        q = F.linear(x, p["attn.q.weight"]).view(batch, time, self.heads, -1)
+        q = torch.einsum("bthd,hdl->bhtl", q, p["attn.q_latent"])
+        return q, *(F.linear(x, p[f"attn.{n}_down.weight"])[:, None] for n in "kv")
+
+    def close(self, o, p):
+        o = torch.einsum("bhtl,hld->bthd", o, p["attn.v_up"]).flatten(2)
+        return F.linear(o, p["attn.out.weight"])
+
+    def attention(self, x, p):
+        q, k, v = self.project(x, p)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(LATENT)
+        scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1), -math.inf)
+        return self.close(scores.softmax(-1) @ v, p)
+
+
+class FastMLA(PlainMLA):
+    def attention(self, x, p):
+        q, k, v = self.project(x, p)
+        k, v = (t.expand(-1, self.heads, -1, -1) for t in (k, v))
+        return self.close(F.scaled_dot_product_attention(q, k, v, is_causal=True), p)
+
+
+class PlainSwiGLU(Weighted):
+    def forward(self, x):
+        return swiglu(x, self.named())
+
+
+def rows(device, wanted):
+    """(name, shape's name, shape, ours, forms)."""
+    for name in wanted:
+        for at, shape in (WSFFN_SHAPES if name == "wsffn" else SHAPES)[device].items():
+            _, _, width, heads, ffn = shape
+            if name == "w2":
+                config = type("C", (), dict(hidden_size=width, num_attention_heads=heads, intermediate_size=ffn, rms_norm_eps=1e-6))
+                ours = W2TransformerBlock(config)
+                forms = {"plain": PlainW2(ours.core, heads), "compiled": PlainW2(ours.core, heads), "sdpa": FastW2(ours.core, heads)}
+            elif name == "mla":
+                ours = Part("layer", ATTENTION="mla", FFN="swiglu", NORM="rmsnorm", POSITION="none", N_EMBD=width, N_HEAD=heads,
+                            N_FFN=ffn, RA_MLA_LATENT_DIM=LATENT)
+                forms = {"plain": PlainMLA(ours, heads), "compiled": PlainMLA(ours, heads), "sdpa": FastMLA(ours, heads)}
+            else:
+                ours = WsFFN(Config(d_model=width, d_ffn=ffn, n_head=heads, z_proj="grouped"))
+                forms = {"plain": PlainSwiGLU(ours.core, heads), "compiled": PlainSwiGLU(ours.core, heads)}
+            yield name, at, shape, ours, forms
+
+
+def main_output(out):
+    """The loss that a call trains: of WsFFN the auxiliary one too."""
+    if isinstance(out, dict):
+        return out["y"], None
+    return out if isinstance(out, tuple) else (out, None)
+
+
+def call(module, x, towards, backward):
+    if not backward:
+        with torch.no_grad():
+            return main_output(module(x))[0]
+    for p in (x, *module.parameters()):
+        p.grad = None
+    y, extra = main_output(module(x))
+    tensors, grads = [y], [towards]
+    if extra is not None:
+        tensors.append(extra)
+        grads.append(torch.ones_like(extra))
+    torch.autograd.backward(tensors, grads)
+    return y
+
+
+def wait(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(device, work, repeats):
+    wait(device)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    wait(device)
+    return (time.perf_counter() - begin) / repeats
+
+
+def memory(device, module, x, towards):
+    """MiB: the peak above the state before (GPU), or what is kept for the backward pass (CPU)."""
+    if device == "cuda":
+        for p in (x, *module.parameters()):
+            p.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call(module, x, towards, True)
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / MIB
+    kept, own = {}, {p.untyped_storage().data_ptr() for p in (x, *module.parameters())}
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = main_output(module(x))[0]
+    del y
+    return sum(kept.values()) / MIB
+
+
+def measure(device, shape, modules, backward, rounds, budget):
+    """Median seconds of each, in turns, and each one's largest difference from the first."""
+    batch, time_, width = shape[:3]
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    torch.manual_seed(0)
+    x = torch.randn(batch, time_, width, device=device, dtype=kind, requires_grad=True)
+    towards = torch.randn_like(x)
+    first = None
+    differences, repeats = {}, {}
+    for name, module in modules.items():
+        y = call(module, x, towards, backward).detach().float()
+        first = y if first is None else first
+        differences[name] = ((y - first).abs().max() / first.abs().max()).item()
+        call(module, x, towards, backward)
+        once = timed(device, lambda m=module: call(m, x, towards, backward), 2)
+        repeats[name] = max(1, min(200, int(budget / rounds / max(once, 1e-6))))
+    times = {name: [] for name in modules}
+    for _ in range(rounds):
+        for name, module in modules.items():
+            times[name].append(timed(device, lambda m=module: call(m, x, towards, backward), repeats[name]))
+    return {name: statistics.median(t) for name, t in times.items()}, differences, x, towards
+
+
+def overheads(device):
+    """Microseconds of a call at a shape of next to no work: inside C, and of the whole Python call."""
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
+    out = []
+    for name, module in (("w2 attention", Part("attention", ATTENTION="w2", POSITION="rope", GPT2_BIAS=False, N_EMBD=16, N_HEAD=1)),
+                         ("swiglu", Part("ffn", FFN="swiglu", N_EMBD=16, N_HEAD=1, N_FFN=16))):
+        module = module.to(device, kind)
+        x = torch.randn(1, 1, 16, device=device, dtype=kind)
+        run = Bare(module, x)
+        x.requires_grad_()
+        with torch.no_grad():
+            forward = [timed(device, lambda: module(x), 300) for _ in range(5)]
+        towards = torch.randn_like(x)
+
+        def both():
+            torch.autograd.backward([module(x)["y"]], [towards])
+
+        whole = [timed(device, both, 200) for _ in range(5)]
+        inside = [timed(device, run, 2000) for _ in range(5)]
+        out.append((name, *(1e6 * statistics.median(t) for t in (inside, forward, whole))))
+    return out
+
+
+class Bare:
+    """The C call alone, its addresses made once."""
+
+    def __init__(self, module, x):
+        from weft.torch import _ops
+        device = x.device
+        said = _ops._split(module._text(x.dtype))
+        self.block = _blocks.block(_ops.device_name(device), module.part, said, 1, 1, True, 0)
+        self.inputs, self.weights = [x], [w.detach().to(_ops.TYPES[t.type]) for w, t in zip(module.weights(), self.block.weights)]
+        self.outputs = _ops._fresh(self.block.outputs, device)
+        self.held = [_ops._bytes(n, device) for n in (self.block.saved_bytes, self.block.forward_bytes)]
+        self.call = self.block._call([x.data_ptr()], [w.data_ptr() for w in self.weights],
+                                     [o.data_ptr() for o in self.outputs], self.held[0][1], self.held[1][1],
+                                     _ops.stream_of(device), 0)
+        self.at = ctypes.byref(self.call)
+        from weft._library import check, lib
+        check(lib.weft_block_forward(self.block.handle, self.at))
+        self.function, self.handle = lib.weft_block_forward, self.block.handle
+
+    def __call__(self):
+        self.function(self.handle, self.at)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", default="w2,mla,wsffn")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled forms out")
+    parser.add_argument("--json", help="write the rows there too")
+    options = parser.parse_args()
+    device, found = options.device, []
+    rounds, budget = (3, 0.3) if options.quick else (7, 2.0)
+    threads = torch.get_num_threads()
+    print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else f'{threads} threads'}, "
+          f"{'bfloat16' if device == 'cuda' else 'float32'}")
+    print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in ("plain", "compiled", "sdpa"))
+          + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")
+    for name, at, shape, ours, forms in rows(device, options.rows.split(",")):
+        kind = torch.float32 if device == "cpu" else torch.bfloat16
+        if options.no_compile:
+            forms = {"plain": forms["plain"]}
+        modules = {"weft": ours.to(device, kind), **{f: m.to(device, kind) for f, m in forms.items()}}
+        for form in modules:
+            if form in ("compiled", "sdpa"):
+                torch._dynamo.reset()
+                modules[form] = torch.compile(modules[form], dynamic=False)
+        for backward in (False, True):
+            times, differences, x, towards = measure(device, shape, modules, backward, rounds, budget)
+            worst = max(differences.values())
+            if worst > (1e-3 if device == "cpu" else 0.1):
+                print(f"bench/torch_modules.py: {name}: the outputs differ: {differences}", file=sys.stderr)
+                return 1
+            sizes = {form: memory(device, m, x, towards) for form, m in modules.items()} if backward else {}
+            line = f"{name:<7}{at:<10}{'both' if backward else 'forward':<10}{1e3 * times['weft']:>9.3f}"
+            for form in ("plain", "compiled", "sdpa"):
+                line += f"{1e3 * times[form]:>13.3f}{times[form] / times['weft']:>7.2f}" if form in times else f"{'-':>13}{'-':>7}"
+            for form, room in (("weft", 10), ("plain", 8), ("compiled", 9), ("sdpa", 8)):
+                line += f"{sizes[form]:>{room}.1f}" if form in sizes else f"{'-':>{room}}"
+            print(line, flush=True)
+            found.append({"module": name, "shape": at, "backward": backward, "seconds": times, "mib": sizes, "difference": differences})
+    print(f"\n{'µs of a call without work':<28}{'inside C':>10}{'forward':>10}{'with backward':>15}")
+    for name, inside, forward, whole in overheads(device):
+        print(f"{name:<28}{inside:>10.1f}{forward:>10.1f}{whole:>15.1f}")
+        found.append({"overhead": name, "c_us": inside, "forward_us": forward, "both_us": whole})
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
