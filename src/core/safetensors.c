@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ static const struct {
     int64_t size;
 } file_dtypes[] = {
     [WEFT_FILE_F64] = {"F64", 8}, [WEFT_FILE_F32] = {"F32", 4}, [WEFT_FILE_BF16] = {"BF16", 2},
-    [WEFT_FILE_I64] = {"I64", 8}, [WEFT_FILE_I32] = {"I32", 4},
+    [WEFT_FILE_F16] = {"F16", 2}, [WEFT_FILE_I64] = {"I64", 8}, [WEFT_FILE_I32] = {"I32", 4},
 };
 
 enum { FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
@@ -128,7 +129,7 @@ static weft_status read_dtype(const weft_safetensors *f, const char *name, const
     }
     return weft_fail(WEFT_EINPUT,
                      "%s: tensor '%s' is of type '%.20s', which is not supported: convert it to "
-                     "F64, F32, BF16, I64 or I32",
+                     "F64, F32, BF16, F16, I64 or I32",
                      shown(f->path), shown(name), shown(text));
 }
 
@@ -336,6 +337,52 @@ const weft_safetensor *weft_safetensors_find(const weft_safetensors *file, const
 
 const char *weft_safetensors_metadata(const weft_safetensors *file, const char *key) {
     return json_string_value(json_object_get(file->metadata, key));
+}
+
+/* IEEE's half: a sign, 5 bits of exponent, 10 of fraction. */
+static double half_to_double(uint16_t bits) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double size = exponent == 31  ? (fraction ? (double)NAN : (double)INFINITY)
+                  : exponent == 0 ? ldexp(fraction, -24)
+                                  : ldexp(1024 + fraction, exponent - 25);
+    return bits >> 15 ? -size : size;
+}
+
+static double element(weft_file_dtype dtype, const unsigned char *at) {
+    uint16_t half;
+    float single;
+    double value = 0;
+    int32_t i32;
+    int64_t i64;
+    switch (dtype) {
+    case WEFT_FILE_F64:
+        memcpy(&value, at, sizeof value);
+        break;
+    case WEFT_FILE_F32:
+        memcpy(&single, at, sizeof single);
+        value = (double)single;
+        break;
+    case WEFT_FILE_BF16:
+    case WEFT_FILE_F16:
+        memcpy(&half, at, sizeof half);
+        value = dtype == WEFT_FILE_F16 ? half_to_double(half) : (double)weft_bf16_to_float(half);
+        break;
+    case WEFT_FILE_I64:
+        memcpy(&i64, at, sizeof i64);
+        value = (double)i64;
+        break;
+    case WEFT_FILE_I32:
+        memcpy(&i32, at, sizeof i32);
+        value = (double)i32;
+        break;
+    }
+    return value;
+}
+
+void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out) {
+    int64_t size = file_dtypes[t->dtype].size;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = element(t->dtype, (const unsigned char *)t->data + (first + i) * size);
 }
 
 /* What the writer lays out before it writes a byte. */

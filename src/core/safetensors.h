@@ -17,6 +17,7 @@ typedef enum {
     WEFT_FILE_F64,
     WEFT_FILE_F32,
     WEFT_FILE_BF16,
+    WEFT_FILE_F16, /* IEEE's half: others write it, weft does not compute with it */
     WEFT_FILE_I64,
     WEFT_FILE_I32
 } weft_file_dtype;
@@ -55,6 +56,9 @@ weft_status weft_safetensors_write(const char *path, const weft_safetensor *tens
 /* The same; *sum, where not NULL, is that of the bytes that were meant to be written. */
 weft_status weft_safetensors_write_summed(const char *path, const weft_safetensor *tensors,
                                           int64_t n, const char *const *metadata, weft_sum *sum);
+
+/* n elements from the first one on, as doubles. */
+void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out);
 
 /* Bytes of one element, and the name in the file: "F32". */
 int64_t weft_file_dtype_size(weft_file_dtype dtype);

@@ -95,20 +95,7 @@ static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
     }
     double *values = malloc((size_t)w->count * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
-    const unsigned char *from = t->data;
-    for (int64_t i = 0; i < w->count; i++) {
-        if (t->dtype == WEFT_FILE_F64) {
-            memcpy(&values[i], from + 8 * i, 8);
-        } else if (t->dtype == WEFT_FILE_F32) {
-            float value;
-            memcpy(&value, from + 4 * i, 4);
-            values[i] = (double)value;
-        } else {
-            uint16_t bits;
-            memcpy(&bits, from + 2 * i, 2);
-            values[i] = (double)weft_bf16_to_float(bits);
-        }
-    }
+    weft_safetensor_values(t, 0, w->count, values);
     weft_weight_write(w, values);
     free(values);
     return WEFT_OK;

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <math.h>
 #include <setjmp.h>
 
 #include <cmocka.h>
@@ -154,6 +155,25 @@ static void test_a_file_of_no_tensors_is_fine(void **state) {
     weft_safetensors_close(file);
 }
 
+/* IEEE's halves by hand: 1, -2, the largest, the smallest, 2^-14, -0, infinity. */
+static void test_elements_are_read_as_numbers(void **state) {
+    (void)state;
+    static const uint16_t halves[] = {0x3c00, 0xc000, 0x7bff, 0x0001, 0x0400, 0x8000, 0x7c00};
+    static const double want[] = {1, -2, 65504, 0x1p-24, 0x1p-14, 0, INFINITY};
+    double got[7];
+    weft_safetensor t = {.dtype = WEFT_FILE_F16, .ndim = 1, .shape = {7}, .data = halves};
+    weft_safetensor_values(&t, 0, 7, got);
+    for (int i = 0; i < 7; i++)
+        assert_true(got[i] == want[i]);
+    assert_true(signbit(got[5]));
+    t = (weft_safetensor){.dtype = WEFT_FILE_BF16, .data = bf16};
+    weft_safetensor_values(&t, 1, 2, got);
+    assert_true(got[0] == 2 && got[1] == 3);
+    t = (weft_safetensor){.dtype = WEFT_FILE_I64, .data = i64};
+    weft_safetensor_values(&t, 0, 2, got);
+    assert_true(got[0] == -1 && got[1] == 0x1p40);
+}
+
 static void test_empty_tensors_and_loose_alignment_of_others_are_read(void **state) {
     (void)state;
     /* A header of 110 bytes, so that nothing lies on a multiple of its size. */
@@ -187,8 +207,8 @@ static const struct {
     {"{\"a\":{\"dtype\":7}}", 0, "'dtype' is missing"},
     {"{\"a\":{\"dtype\":\"Q7\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'Q7'"},
     {"{\"a\":{\"dtype\":\"f32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "'f32'"},
-    {"{\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4,
-     "tensor 'h' is of type 'F16', which is not supported"},
+    {"{\"h\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4,
+     "tensor 'h' is of type 'F8_E4M3', which is not supported"},
     {"{\"a\":{\"dtype\":\"F32\"}}", 4, "'shape' is missing"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "'shape' is missing"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "a size in 'shape'"},
@@ -444,6 +464,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_written_is_read),
         cmocka_unit_test(test_equal_tensors_are_equal_files),
         cmocka_unit_test(test_a_file_of_no_tensors_is_fine),
+        cmocka_unit_test(test_elements_are_read_as_numbers),
         cmocka_unit_test(test_empty_tensors_and_loose_alignment_of_others_are_read),
         cmocka_unit_test(test_bad_headers_are_refused),
         cmocka_unit_test(test_bad_lengths_are_refused),

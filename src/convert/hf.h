@@ -1,0 +1,49 @@
+/* Models in Hugging Face's layout: a folder with config.json, model.safetensors (or several files and
+ * an index of them) and a tokenizer, read into weft's and written from it.
+ *
+ * Two families: GPT-2, and the Llama-like ones (Llama, Mistral, Qwen2), which differ in their biases.
+ * hf_config.c turns one config into the other; hf_pieces.c has the one list of which tensor is which,
+ * for both directions; hf_read.c and hf_write.c do the files. What a folder asks for and weft does
+ * not compute is refused by its key: a model is read whole or not at all. */
+#ifndef WEFT_CONVERT_HF_H
+#define WEFT_CONVERT_HF_H
+
+#include "data/tokenizer.h"
+#include "model/model.h"
+
+#include <jansson.h>
+
+typedef enum { WEFT_HF_GPT2, WEFT_HF_LLAMA } weft_hf_family;
+
+/* Whether the folder's config.json is one of theirs: it has a model_type. */
+bool weft_hf_is_folder(const char *folder);
+
+/* Their config as ours. `where` names it in errors. */
+weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
+                                weft_hf_family *family);
+/* Ours as theirs; the caller owns the object. `end` is the token that ends a text, -1: none. A config
+ * that they have no model for is refused by the key. */
+weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_family *family,
+                                 json_t **out);
+
+/* ATTENTION_BIAS with auto resolved. */
+int weft_hf_attention_bias(const weft_config *c);
+
+/* One of their tensors, and the rows of ours that hold it. */
+typedef struct {
+    char ours[96], theirs[128];
+    int64_t first, rows; /* of ours */
+    int64_t columns;     /* 0: it has one dimension */
+    bool turned;         /* theirs is [columns, rows] */
+} weft_hf_piece;
+
+/* All of them; malloc'd. `prefix` is before the names of the body ("transformer.", "model."). NULL: no
+ * memory, said in an error. */
+weft_hf_piece *weft_hf_list(const weft_config *c, weft_hf_family family, const char *prefix,
+                            int64_t *count);
+
+weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out);
+/* `t` NULL: without a tokenizer. */
+weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder);
+
+#endif

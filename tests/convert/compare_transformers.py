@@ -1,0 +1,99 @@
+"""Converted models against transformers: compare_transformers.py WEFT SCRATCH TOKENIZER
+
+For every model of hf_models.py: its logits by `weft eval` equal those of transformers, `weft generate` gives the tokens of its
+greedy generation, the folder that `--to-hf` writes has the weights again, bit for bit, and the same logits. Prints a line for each
+and ends on 1 at the first that differs."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import hf_models
+
+LOGITS = 1e-4
+NEW_TOKENS = 24
+PROMPT = "The lamp was in the river"
+
+
+def weft(*arguments):
+    done = subprocess.run([*WEFT, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"weft {' '.join(map(str, arguments))}: {done.stderr}")
+    return done.stdout
+
+
+def apart(a, b):
+    return float((a - b).abs().max())
+
+
+def logits_of(folder, tokens):
+    numpy.save(SCRATCH / "tokens.npy", tokens.numpy())
+    weft("eval", "--model", folder, "--tokens", SCRATCH / "tokens.npy", "--logits", SCRATCH / "logits.safetensors")
+    return load_file(SCRATCH / "logits.safetensors")["logits"]
+
+
+def save(model, folder, name):
+    """As transformers does: one name in several files, others in half precision."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder, max_shard_size="20KB" if name in ("gpt2-untied", "llama-bias") else "5GB")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def compare(name):
+    model = hf_models.make(name)
+    theirs, ours, back = SCRATCH / f"{name}.hf", SCRATCH / f"{name}.weft", SCRATCH / f"{name}.back"
+    tokenizer = save(model, theirs, name)
+    weft("convert", "--model", theirs, "--out", ours)
+    tokens = torch.randint(0, hf_models.VOCAB, (3, 65))
+    with torch.no_grad():
+        wanted = model(tokens[:, :-1]).logits
+    off = apart(logits_of(ours, tokens), wanted)
+    assert off <= LOGITS, f"logits are off by {off:g}"
+
+    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        greedy = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0]
+    made = json.loads(weft("generate", "--model", ours, "--prompt", PROMPT, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
+    text = tokenizer.decode(greedy[prompt.shape[1]:], clean_up_tokenization_spaces=False)
+    assert made["tokens"] == greedy[prompt.shape[1]:].tolist(), f"greedy tokens differ: {made['tokens']} {greedy.tolist()}"
+    assert made["text"] == text, f"greedy text differs: {made['text']!r} {text!r}"
+
+    weft("convert", "--model", ours, "--to-hf", "--out", back)
+    again = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[key]), f"{key} is not what it was"
+    with torch.no_grad():
+        back_off = apart(again(tokens[:, :-1]).logits, wanted)
+    assert back_off <= 1e-5, f"logits of what was written back are off by {back_off:g}"
+    assert AutoTokenizer.from_pretrained(back)(PROMPT)["input_ids"] == prompt[0].tolist(), "the tokenizer is not what it was"
+    print(f"{name}: logits within {off:.1e}, {NEW_TOKENS} greedy tokens the same, written back the same")
+
+
+def compare_half():
+    """Weights of half precision are read as they are."""
+    model = hf_models.make("llama").half()
+    theirs, ours = SCRATCH / "half.hf", SCRATCH / "half.weft"
+    save(model, theirs, "half")
+    weft("convert", "--model", theirs, "--out", ours)
+    mine = load_file(ours / "model.safetensors")
+    assert torch.equal(mine["wte.weight"], model.model.embed_tokens.weight.float()), "half precision is not read as it is"
+    print("float16: read bit for bit")
+
+
+if __name__ == "__main__":
+    WEFT, SCRATCH, TOKENIZER = sys.argv[1].split(), pathlib.Path(sys.argv[2]), sys.argv[3]
+    for case in hf_models.CASES:
+        try:
+            compare(case)
+        except AssertionError as failed:
+            raise SystemExit(f"{case}: {failed}") from None
+    compare_half()

@@ -1,0 +1,47 @@
+"""Two small models in Hugging Face's layout, and the logits that transformers gives for them: tests/vectors/hf/.
+
+Needs transformers. `tokens[i] = (7 i + 3) mod V` on both sides, 2 rows of 9; the logits are those of the first 8 of each row."""
+
+import pathlib
+import shutil
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
+VOCAB, ROWS, LENGTH = 13, 2, 8
+
+MODELS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=12, n_inner=12, vocab_size=VOCAB,
+                                         layer_norm_epsilon=1e-3, bos_token_id=None, eos_token_id=None)),
+    # Two files and an index, grouped-query heads, scaled rotations, biases.
+    "llama": (LlamaForCausalLM, LlamaConfig(
+        hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
+        max_position_embeddings=12, rms_norm_eps=1e-3, attention_bias=True, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 32})),
+}
+
+
+def make(name):
+    torch.manual_seed(1)
+    kind, config = MODELS[name]
+    model = kind(config).double().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            around = 1.0 if parameter.ndim == 1 and not key.endswith("bias") else 0.0
+            parameter.copy_((around + 0.3 * torch.randn_like(parameter)).float())
+        tokens = (7 * torch.arange(ROWS * (LENGTH + 1)) + 3).remainder(VOCAB).reshape(ROWS, LENGTH + 1)
+        logits = model(tokens[:, :LENGTH]).logits
+    folder = OUT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.float().save_pretrained(folder, max_shard_size="8KB" if name == "llama" else "1GB")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    save_file({"logits": logits.contiguous()}, OUT / f"{name}.logits.safetensors")
+
+
+if __name__ == "__main__":
+    for one in sys.argv[1:] or MODELS:
+        make(one)
