@@ -132,10 +132,38 @@ static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, u
         }
 }
 
+/* Pairs of terms of four vectors that lie one behind the other, four pairs of each: a square of 32-bit
+ * numbers turned. */
+static ALWAYS_INLINE void turn_along(const uint16_t *from, int64_t ld, uint16_t *to, int64_t step) {
+    pair4 r0 = (pair4)load8(from), r1 = (pair4)load8(from + ld);
+    pair4 r2 = (pair4)load8(from + 2 * ld), r3 = (pair4)load8(from + 3 * ld);
+    pair4 a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
+    pair4 b = __builtin_shufflevector(r0, r1, 1, 5, 3, 7);
+    pair4 c = __builtin_shufflevector(r2, r3, 0, 4, 2, 6);
+    pair4 d = __builtin_shufflevector(r2, r3, 1, 5, 3, 7);
+    store8(to, (half8)__builtin_shufflevector(a, c, 0, 1, 4, 5));
+    store8(to + step, (half8)__builtin_shufflevector(b, d, 0, 1, 4, 5));
+    store8(to + 2 * step, (half8)__builtin_shufflevector(a, c, 2, 3, 6, 7));
+    store8(to + 3 * step, (half8)__builtin_shufflevector(b, d, 2, 3, 6, 7));
+}
+
+/* A panel of pairs, all there. Copied pair by pair, each would go to a cache line of its own. */
+static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *to,
+                                           const int64_t width) {
+    for (int64_t d = 0; d < k; d += 8)
+        for (int64_t i = 0; i < width; i += 4)
+            turn_along((const uint16_t *)x.data + i * x.ld + d, x.ld, to + d * width + 2 * i,
+                       2 * width);
+}
+
 /* A panel of `count` ≤ width vectors that lie one behind the other: groups are copied whole, from a
  * copy of the vector where it must be rounded or filled up. */
 static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
                                      const int64_t width, const int64_t group, int64_t padded) {
+    if (group == 2 && x.bf16 && count == width && k == padded && k % 8 == 0) {
+        pack_pairs_along(x, k, to, width);
+        return;
+    }
     for (int64_t i = 0; i < width; i++) {
         uint16_t copy[DEPTH];
         const uint16_t *row = (const uint16_t *)x.data + i * x.ld;
