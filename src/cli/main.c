@@ -21,6 +21,7 @@
 #include "config/config.h"
 #include "core/nearest.h"
 #include "core/version.h"
+#include "cpu/blas.h"
 #include "weft/weft.h"
 
 /* X(name, what follows the name in the usage line, summary in a few words) */
@@ -213,8 +214,17 @@ static void hold_streams(void) {
             _exit(EXIT_FAILED);
 }
 
+/* The library's threads would hold up the end of the program. */
+static void check_room(void) {
+    if (weft_blas_check_room() == WEFT_OK) return;
+    fprintf(stderr, "weft: %s\n", weft_error_message());
+    fflush(stderr);
+    _exit(EXIT_FAILED);
+}
+
 int main(int argc, char **argv) {
     hold_streams();
+    check_room();
     signal(SIGXFSZ, SIG_IGN); /* past a limit of file size, writing fails with an error */
     if (argc < 2) {
         print_commands(stderr);

@@ -3,6 +3,10 @@
 #include "cpu/blas.h"
 
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
 
 #if defined(WEFT_BLAS_MKL)
 #include <mkl.h>
@@ -36,6 +40,64 @@ weft_status weft_blas_init(void) {
                      "with BLAS=openblas, BLAS=blis or BLAS=mkl");
 #endif
 }
+
+#if defined(WEFT_BLAS_OPENBLAS)
+/* A buffer, by the library's own definition. */
+#if defined(__x86_64__)
+enum { BUFFER_MIB = 128 };
+#else
+enum { BUFFER_MIB = 32 };
+#endif
+enum { SETTLE_MS = 20, SETTLE_MOST = 100 };
+
+/* Bytes of address space in use; 0: this system does not tell. */
+static int64_t space_in_use(void) {
+    long long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file) return 0;
+    if (fscanf(file, "%lld", &pages) != 1) pages = 0;
+    fclose(file);
+    return (int64_t)pages * sysconf(_SC_PAGESIZE);
+}
+
+/* Until the library's threads have what there is to have. */
+static void let_settle(void) {
+    int64_t before = -1, now = space_in_use();
+    for (int i = 0; i < SETTLE_MOST && now != before; i++) {
+        before = now;
+        nanosleep(&(struct timespec){.tv_nsec = SETTLE_MS * 1000000L}, NULL);
+        now = space_in_use();
+    }
+}
+
+static bool has_room(int64_t bytes) {
+    void *room =
+        mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return false;
+    munmap(room, (size_t)bytes);
+    return true;
+}
+
+weft_status weft_blas_check_room(void) {
+    const int64_t buffer = (int64_t)BUFFER_MIB << 20;
+    int threads = openblas_get_num_threads();
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return WEFT_OK;
+    if (has_room((threads + 1) * buffer)) return WEFT_OK;
+    let_settle();
+    if (has_room(buffer)) return WEFT_OK;
+    return weft_fail(
+        WEFT_ENOMEM,
+        "the limit of address space (ulimit -v) is %lld KiB, too little for the buffers "
+        "of the BLAS on %d threads: %d MiB each; raise it, or set "
+        "OPENBLAS_NUM_THREADS=1",
+        (long long)(limit.rlim_cur / 1024), threads, BUFFER_MIB);
+}
+#else
+weft_status weft_blas_check_room(void) {
+    return WEFT_OK;
+}
+#endif
 
 const char *weft_blas_name(void) {
 #if defined(WEFT_BLAS_OPENBLAS)

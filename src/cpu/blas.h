@@ -14,6 +14,12 @@
  * called again. */
 weft_status weft_blas_init(void);
 
+/* Whether the address space has room for the library's own buffers, where that is limited (ulimit
+ * -v). OpenBLAS asks for a buffer when a thread of it starts, and asks again without end where there
+ * is none; it also waits for those threads when the program ends. So after a failure the program
+ * should leave by _exit. */
+weft_status weft_blas_check_room(void);
+
 /* "OpenBLAS 0.3.21 neoversev1", for the log. */
 const char *weft_blas_name(void);
 

@@ -145,12 +145,35 @@ static int close_scratch(void **state) {
     return 0;
 }
 
+/* OpenBLAS asks for its buffers again and again where there is no room for them. */
+static void test_a_limit_of_address_space_ends_with_a_line(void **state) {
+    (void)state;
+    const char *faults = getenv("WEFT_FAULTS");
+    if (faults && !*faults) {
+        printf("sanitizers need all of the address space\n");
+        skip();
+    }
+    for (int mib = 40; mib <= 200; mib += 20) {
+        char line[300];
+        snprintf(line, sizeof line,
+                 "ulimit -v %d; timeout 60 $W init -o N_LAYER=1 -o N_EMBD=16 -o N_HEAD=1 -o "
+                 "VOCAB_SIZE=256 --force --out $D/narrow 2>$D/narrow.err",
+                 1024 * mib);
+        int status = shell(line);
+        char *said = file_read(at("narrow.err"), NULL);
+        if (status == 124) fail_msg("%d MiB: it does not end", mib);
+        if (status != 0 && !*said) fail_msg("%d MiB: ended on %d without a word", mib, status);
+        free(said);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_closed_streams_do_not_land_in_files),
         cmocka_unit_test(test_pipes_in_place_of_files_are_refused),
         cmocka_unit_test(test_pipes_in_a_run_are_refused),
         cmocka_unit_test(test_a_limit_of_file_size_is_an_error),
+        cmocka_unit_test(test_a_limit_of_address_space_ends_with_a_line),
     };
     return cmocka_run_group_tests(tests, open_scratch, close_scratch);
 }
