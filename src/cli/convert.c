@@ -1,10 +1,15 @@
 /* weft convert: a model from one layout into another. */
 #include "cli/args.h"
+#include "convert/attention.h"
 #include "convert/hf.h"
+#include "convert/measure.h"
 #include "core/folders.h"
+#include "core/json.h"
 #include "generate/folder.h"
 #include "model/sums.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,6 +18,22 @@ const char weft_help_convert[] =
     "                     (GPT-2, Llama, Mistral, Qwen2: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout\n"
+    "  --to-mla           dot attention becomes MLA: keys and values through latents that hold "
+    "their\n"
+    "                     strongest directions; how much each layer loses is printed\n"
+    "  --latent L         with --to-mla: the latents' width; with all dimensions of the keys "
+    "nothing\n"
+    "                     is lost\n"
+    "  --joint            with --to-mla: one latent for keys and values\n"
+    "  --to-w2            dot attention becomes W2: means from queries and keys, equal deviations; "
+    "how\n"
+    "                     far its weights are from dot's is printed\n"
+    "  --spread A         with --to-w2: queries are multiplied by A and keys divided by it (4); "
+    "scores\n"
+    "                     come closer to dot's with its square, 1 leaves both as they are\n"
+    "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
+    "the\n"
+    "                     loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
     "  --force            overwrite the model that is there\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
@@ -20,12 +41,24 @@ const char weft_help_convert[] =
     "  --json             one object on standard output\n"
     "\n"
     "A checkpoint made so has a file model.config, so that it can be trained further:\n"
-    "  weft train --config DIR/model.config -o DATASET=... --from DIR\n";
+    "  weft train --config DIR/model.config -o DATASET=... --from DIR\n"
+    "After --to-mla and --to-w2, training so makes good what was lost.\n";
+
+enum { TEXT_TIME = 256, TEXT_TOKENS = 16384 };
 
 typedef struct {
-    const char *model, *out;
-    bool to_hf, no_tokenizer, force, unchecked;
+    const char *model, *out, *latent_text, *spread_text, *text;
+    bool to_hf, to_mla, to_w2, joint, no_tokenizer, force, unchecked;
+    int64_t latent;
+    double spread;
 } conversion;
+
+/* What a change of attention did. */
+typedef struct {
+    weft_latent_error *errors; /* [layers]; NULL: no MLA */
+    double *apart;             /* [layers]; NULL: no W2 */
+    double before, after;      /* losses on the text; NaN: none given */
+} change;
 
 /* The folder, with no model in it that would be overwritten unasked. */
 static weft_status make_room(const conversion *v) {
@@ -130,10 +163,103 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
     return weft_model_load_as(folder, &c, weft_config_dtype(&c), out);
 }
 
+/* The text's tokens, or where none was given, tokens at random. */
+static weft_status read_text(const conversion *v, const weft_model *m, const weft_tokenizer *t,
+                             weft_windows *text) {
+    int64_t time = m->config.gpt2_block_size < TEXT_TIME ? m->config.gpt2_block_size : TEXT_TIME;
+    weft_tokenizer *own = NULL;
+    if (!v->text) return weft_windows_random(m->config.vocab_size, time, 2, text);
+    if (!t) WEFT_TRY(weft_tokenizer_open(m->config.tokenizer, &own));
+    weft_status status = WEFT_OK;
+    if (weft_tokenizer_vocab(t ? t : own) > m->config.vocab_size)
+        status = weft_fail(WEFT_EINPUT,
+                           "--text: the tokenizer has %lld tokens, but the model knows "
+                           "%lld; its own belongs beside it as tokenizer.json",
+                           (long long)weft_tokenizer_vocab(t ? t : own),
+                           (long long)m->config.vocab_size);
+    if (status == WEFT_OK)
+        status = weft_windows_read(v->text, t ? t : own, time, TEXT_TOKENS, text);
+    weft_tokenizer_close(own);
+    return status;
+}
+
+static weft_status to_mla(const conversion *v, const weft_model *m, weft_place place,
+                          const weft_windows *text, weft_model **out, change *did) {
+    weft_mla_options options = {.latent = v->latent, .joint = v->joint};
+    double *moments = NULL;
+    did->errors = calloc((size_t)m->config.n_layer, sizeof *did->errors);
+    if (!did->errors) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    if (v->text) WEFT_TRY(weft_windows_moments(m, place, text, &moments));
+    options.moments = moments;
+    weft_status status = weft_convert_to_mla(m, &options, out, did->errors);
+    free(moments);
+    return status;
+}
+
+static weft_status to_w2(const conversion *v, const weft_model *m, weft_place place,
+                         const weft_windows *text, weft_model **out, change *did) {
+    did->apart = calloc((size_t)m->config.n_layer, sizeof *did->apart);
+    if (!did->apart) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_TRY(weft_convert_to_w2(m, v->spread, (uint64_t)m->config.seed, out));
+    return weft_windows_apart(m, *out, place, text, did->apart);
+}
+
+/* *m becomes the model with the other attention. */
+static weft_status change_attention(const weft_args *args, const conversion *v,
+                                    const weft_tokenizer *t, weft_model **m, change *did) {
+    weft_place place = {0};
+    weft_windows text = {0};
+    weft_model *changed = NULL;
+    weft_status status = weft_args_backend(args, &(*m)->config, &place.backend, &place.pool);
+    if (status == WEFT_OK) status = read_text(v, *m, t, &text);
+    if (status == WEFT_OK)
+        status = v->to_mla ? to_mla(v, *m, place, &text, &changed, did)
+                           : to_w2(v, *m, place, &text, &changed, did);
+    if (status == WEFT_OK && v->text) status = weft_windows_loss(*m, place, &text, &did->before);
+    if (status == WEFT_OK && v->text)
+        status = weft_windows_loss(changed, place, &text, &did->after);
+    weft_windows_free(&text);
+    weft_pool_destroy(place.pool);
+    if (status == WEFT_OK) {
+        weft_model_destroy(*m);
+        *m = changed;
+    } else {
+        weft_model_destroy(changed);
+    }
+    return status;
+}
+
+static void print_change(const change *did, int64_t layers) {
+    if (did->errors) printf("layer  keys lost  values lost\n");
+    for (int64_t l = 0; did->errors && l < layers; l++)
+        printf("%5lld  %8.2f%%  %10.2f%%\n", (long long)l, 100 * did->errors[l].keys,
+               100 * did->errors[l].values);
+    if (did->apart) printf("layer  attention moved\n");
+    for (int64_t l = 0; did->apart && l < layers; l++)
+        printf("%5lld  %14.3f%%\n", (long long)l, 100 * did->apart[l]);
+    if (!isnan(did->before)) printf("loss   %.4f before, %.4f after\n", did->before, did->after);
+}
+
+static void add_change(json_t *object, const change *did, int64_t layers) {
+    json_t *list = json_array();
+    for (int64_t l = 0; did->errors && l < layers; l++)
+        json_array_append_new(list,
+                              json_pack("{s:o, s:o}", "keys", weft_json_number(did->errors[l].keys),
+                                        "values", weft_json_number(did->errors[l].values)));
+    for (int64_t l = 0; did->apart && l < layers; l++)
+        json_array_append_new(list, json_pack("{s:o}", "moved", weft_json_number(did->apart[l])));
+    json_object_set_new(object, "layers", list);
+    json_object_set_new(object, "loss_before", weft_json_number(did->before));
+    json_object_set_new(object, "loss_after", weft_json_number(did->after));
+}
+
 static void print_result(const weft_args *args, const conversion *v, const weft_model *m,
-                         bool theirs, const weft_tokenizer *t) {
+                         bool theirs, const weft_tokenizer *t, const change *did) {
+    int64_t layers = m->config.n_layer;
     long long parameters = (long long)weft_model_parameter_count(m);
     if (!args->json) {
+        print_change(did, layers);
+        fflush(stdout);
         fprintf(stderr, "%s: %s, %lld parameters%s\n", v->out,
                 v->to_hf ? "Hugging Face's layout" : "a checkpoint", parameters,
                 t ? ", with its tokenizer" : ", without a tokenizer");
@@ -143,6 +269,7 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
         json_pack("{s:s, s:s, s:s, s:I, s:b}", "out", v->out, "from",
                   theirs ? "huggingface" : "weft", "to", v->to_hf ? "huggingface" : "weft",
                   "parameters", (json_int_t)parameters, "tokenizer", t != NULL);
+    if (did->errors || did->apart) add_change(object, did, layers);
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(object);
@@ -161,32 +288,64 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     char folder[WEFT_FOLDER_PATH];
     weft_model *m = NULL;
     weft_tokenizer *t = NULL;
-    bool theirs = weft_hf_is_folder(v->model);
-    if (!theirs && !v->to_hf)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s is a checkpoint of weft's already; --to-hf writes Hugging Face's layout", v->model);
+    change did = {.before = NAN, .after = NAN};
+    bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
+    if (!theirs && !v->to_hf && !changes)
+        return weft_fail(WEFT_EINPUT,
+                         "%s is a checkpoint of weft's already; --to-hf, --to-mla and --to-w2 make "
+                         "something else of it",
+                         v->model);
     weft_status status = read_model(args, v, theirs, folder, &m);
     if (status == WEFT_OK) status = open_tokenizer(v, folder, &m->config, &t);
+    if (status == WEFT_OK && changes) status = change_attention(args, v, t, &m, &did);
     if (status == WEFT_OK && v->to_hf) status = check_theirs(&m->config);
     if (status == WEFT_OK) status = make_room(v);
     if (status == WEFT_OK)
         status = v->to_hf ? weft_hf_write(m, t, v->out) : write_checkpoint(v, m, t);
-    if (status == WEFT_OK) print_result(args, v, m, theirs, t);
+    if (status == WEFT_OK) print_result(args, v, m, theirs, t, &did);
+    free(did.errors);
+    free(did.apart);
     weft_tokenizer_close(t);
     weft_model_destroy(m);
     return status;
 }
 
+static int wrong(const char *what) {
+    fprintf(stderr, "weft convert: %s; 'weft help convert' tells more\n", what);
+    return WEFT_EXIT_USAGE;
+}
+
+static int check_usage(const weft_args *args, conversion *v) {
+    if (v->to_hf + v->to_mla + v->to_w2 > 1)
+        return wrong("--to-hf, --to-mla and --to-w2 do not go together");
+    if (v->to_mla != (v->latent_text != NULL)) return wrong("--to-mla and --latent go together");
+    if (v->joint && !v->to_mla) return wrong("--joint goes with --to-mla");
+    if (v->spread_text && !v->to_w2) return wrong("--spread goes with --to-w2");
+    if (v->text && !v->to_mla && !v->to_w2) return wrong("--text goes with --to-mla and --to-w2");
+    int status = weft_args_number(args, "--latent", v->latent_text, 1, 65536, &v->latent);
+    if (!status) status = weft_args_real(args, "--spread", v->spread_text, 1e-3, 1e3, &v->spread);
+    if (!status && v->text) status = weft_args_readable(args, v->text, NULL);
+    return status;
+}
+
 int weft_cmd_convert(int argc, char **argv) {
     weft_args args;
-    conversion v = {0};
-    const weft_arg own[] = {
-        {"--model", &v.model, NULL, true},  {"--out", &v.out, NULL, true},
-        {"--to-hf", NULL, &v.to_hf, false}, {"--no-tokenizer", NULL, &v.no_tokenizer, false},
-        {"--force", NULL, &v.force, false}, {"--unchecked", NULL, &v.unchecked, false},
-        {NULL, NULL, NULL, false}};
+    conversion v = {.spread = 4};
+    const weft_arg own[] = {{"--model", &v.model, NULL, true},
+                            {"--out", &v.out, NULL, true},
+                            {"--to-hf", NULL, &v.to_hf, false},
+                            {"--to-mla", NULL, &v.to_mla, false},
+                            {"--latent", &v.latent_text, NULL, false},
+                            {"--joint", NULL, &v.joint, false},
+                            {"--to-w2", NULL, &v.to_w2, false},
+                            {"--spread", &v.spread_text, NULL, false},
+                            {"--text", &v.text, NULL, false},
+                            {"--no-tokenizer", NULL, &v.no_tokenizer, false},
+                            {"--force", NULL, &v.force, false},
+                            {"--unchecked", NULL, &v.unchecked, false},
+                            {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status) exit_status = check_usage(&args, &v);
     if (exit_status) return exit_status;
     weft_status status = convert(&args, &v);
     return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);

@@ -32,7 +32,7 @@
     X(train, "--config FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",              \
       "train a model")                                                                             \
     X(eval, "--model DIR --tokens FILE [--json]", "loss, logits or gradients of a checkpoint")     \
-    X(convert, "--model DIR --out DIR [--to-hf] [--json]",                                    \
+    X(convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",             \
       "read or write Hugging Face's layout, or change the attention")                              \
     X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \
       "make text with a checkpoint")                                                               \

@@ -95,6 +95,10 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     b->packed = b->latent = b->lse = NULL;
     b->distance = b->positioned = false;
     b->part = "attention";
+    if (b->out->moments) {
+        weft_tensor *rows = weft_view(b->g, x, b->batch * b->time, b->width);
+        b->out->moments[b->layer] = weft_keep(weft_gram(b->g, rows));
+    }
     weft_tensor *o = b->attention->build(b, x);
     if (b->out->scores) note_scores(b);
     /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
@@ -235,12 +239,12 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
         return weft_fail(WEFT_EINPUT, "model: %lld tokens, but CONFIG_GPT2_BLOCK_SIZE is %lld",
                          (long long)build->time, (long long)c->gpt2_block_size);
     WEFT_TRY(weft_graph_create(&out->graph));
-    if (build->scores) {
-        out->scores = calloc((size_t)c->n_layer, sizeof *out->scores);
-        if (!out->scores) {
-            weft_model_graph_destroy(out);
-            return weft_fail(WEFT_ENOMEM, "model: no memory");
-        }
+    size_t layers = (size_t)c->n_layer;
+    if (build->scores) out->scores = calloc(layers, sizeof *out->scores);
+    if (build->moments) out->moments = calloc(layers, sizeof *out->moments);
+    if ((build->scores && !out->scores) || (build->moments && !out->moments)) {
+        weft_model_graph_destroy(out);
+        return weft_fail(WEFT_ENOMEM, "model: no memory");
     }
     builder b = builder_of(c, build, out);
     build_model(&b, build);
@@ -253,6 +257,7 @@ void weft_model_graph_destroy(weft_model_graph *m) {
     weft_graph_destroy(m->graph);
     free(m->parameters);
     free(m->scores);
+    free(m->moments);
     *m = (weft_model_graph){0};
 }
 

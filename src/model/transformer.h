@@ -49,10 +49,11 @@ typedef struct {
     bool given_routes; /* cross-token gathers by inputs "h.I.routes.index" and ".weight" [B, T, T]
                             in place of attention's weights: tests hold them constant so */
     bool scores;       /* keep what raw scores are made from */
+    bool moments;      /* keep the sums of x xᵀ over what each layer's attention reads */
     /* How rows reach other tokens: see builder.h. NULL: whole sequences from their first token. */
     const struct weft_reach *reach;
     void *reach_data;
-    bool counted;      /* cross-entropy is the sum over targets divided by the input `count` */
+    bool counted; /* cross-entropy is the sum over targets divided by the input `count` */
     weft_contrast_form contrast;
 } weft_build;
 
@@ -81,6 +82,7 @@ typedef struct {
     weft_tensor *contexts, *d_contexts;   /* [layers, B · n_head, z]; NULL where not asked for */
     weft_tensor *logits;                  /* [B, T, V] if asked for */
     weft_layer_scores *scores;            /* [layers] if asked for */
+    weft_tensor **moments;                /* [layers] of [E, E] if asked for */
     weft_parameter *parameters;           /* in the order they are made */
     int64_t n_parameters, cap_parameters;
 } weft_model_graph;

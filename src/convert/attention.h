@@ -1,0 +1,46 @@
+/* Another attention in place of dot's, with weights made from its own. */
+#ifndef WEFT_CONVERT_ATTENTION_H
+#define WEFT_CONVERT_ATTENTION_H
+
+#include "model/model.h"
+
+/* How much of a layer's keys and values a latent loses: the root of the lost share of their mean
+ * squares, over the inputs that the moments tell of, or over inputs of all directions alike. */
+typedef struct {
+    double keys, values;
+} weft_latent_error;
+
+typedef struct {
+    int64_t latent;        /* L */
+    bool joint;            /* one latent for keys and values */
+    const double *moments; /* [layers, E, E] of weft_windows_moments; NULL: unknown */
+} weft_mla_options;
+
+/* errors [layers]. The largest L that loses nothing is the width of all key heads, or N_EMBD where that
+ * is less or the latent is joint. */
+weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *options,
+                                weft_model **out, weft_latent_error *errors);
+
+/* The means are dot's queries times `spread` and its keys divided by it, the deviations a constant but
+ * for a little noise, without which they would have no gradient. The scores are dot's but for
+ * −‖k‖²/(2√D spread²), one number per key. */
+weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed, weft_model **out);
+
+/* A layer's dot attention, as doubles in one malloc'd piece; n = KV_HEADS · D. */
+typedef struct {
+    double *all;
+    double *q, *k, *v;    /* [E, E], [n, E], [n, E] */
+    double *bq, *bk, *bv; /* [E], [n], [n]; zeros where it has none */
+    double *out, *b_out;  /* [E, E], [E] */
+    bool biased;          /* it has bq, bk and bv, or b_out */
+} weft_dot_layer;
+
+/* Refuses a model whose attention is not dot; `what` is the option in the message. */
+weft_status weft_dot_check(const weft_model *m, const char *what);
+weft_status weft_dot_read(const weft_model *m, int64_t layer, weft_dot_layer *out);
+/* The name of a layer's weight in `out`, filled from `values` where the model has it. */
+void weft_layer_write(weft_model *out, int64_t layer, const char *name, const double *values);
+/* A model of another config with the weights that both have. */
+weft_status weft_model_with(const weft_model *m, const weft_config *c, weft_model **out);
+
+#endif

@@ -1,0 +1,197 @@
+/* Models on a text, a window at a time, so that memory stays small. */
+#include "convert/measure.h"
+
+#include "core/random.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_MOST = 1 << 28, COMPARED_WINDOWS = 2, COMPARED_TOKENS = 128 };
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "convert: no memory");
+}
+
+static weft_status cut(const int32_t *tokens, int64_t count, const char *path, int64_t time,
+                       int64_t most, weft_windows *out) {
+    if (count > most) count = most;
+    if (count < 2)
+        return weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
+                         path);
+    out->time = time < count - 1 ? time : count - 1;
+    out->windows = count / (out->time + 1);
+    size_t bytes = (size_t)(out->windows * (out->time + 1)) * sizeof *out->tokens;
+    out->tokens = malloc(bytes);
+    if (!out->tokens) return no_memory();
+    memcpy(out->tokens, tokens, bytes);
+    return WEFT_OK;
+}
+
+weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t time, int64_t most,
+                              weft_windows *out) {
+    char *text;
+    size_t bytes;
+    weft_encoder *e;
+    const int32_t *tokens;
+    int64_t count;
+    *out = (weft_windows){0};
+    WEFT_TRY(weft_encoder_open(t, &e));
+    weft_status status = weft_file_read(path, FILE_MOST, &text, &bytes);
+    if (status == WEFT_OK) {
+        status = weft_encode(e, text, bytes, false, &tokens, &count);
+        free(text);
+    }
+    if (status == WEFT_OK) status = cut(tokens, count, path, time, most, out);
+    weft_encoder_close(e);
+    return status;
+}
+
+weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, weft_windows *out) {
+    int64_t count = windows * (time + 1);
+    *out = (weft_windows){.windows = windows, .time = time};
+    out->tokens = malloc((size_t)count * sizeof *out->tokens);
+    double *u = malloc((size_t)count * sizeof *u);
+    weft_status status = out->tokens && u ? WEFT_OK : no_memory();
+    if (status == WEFT_OK) weft_random_uniform_at(1, 0, weft_random_site("convert"), 0, count, u);
+    for (int64_t i = 0; status == WEFT_OK && i < count; i++)
+        out->tokens[i] = (int32_t)(u[i] * (double)vocab);
+    free(u);
+    return status;
+}
+
+void weft_windows_free(weft_windows *text) {
+    free(text->tokens);
+    *text = (weft_windows){0};
+}
+
+static weft_status open_session(const weft_model *m, weft_place place, int64_t time,
+                                const weft_build *what, weft_session *s) {
+    weft_build build = *what;
+    build.batch = 1;
+    build.time = time;
+    build.dtype = m->dtype;
+    return weft_session_open(m, place.backend, place.pool, &build, false, false, s);
+}
+
+static weft_status run_window(weft_session *s, const weft_windows *text, int64_t window) {
+    const int32_t *tokens = text->tokens + window * (text->time + 1);
+    return weft_session_run(s, tokens, tokens + 1, NULL);
+}
+
+weft_status weft_windows_loss(const weft_model *m, weft_place place, const weft_windows *text,
+                              double *loss) {
+    weft_session s;
+    weft_loss_parts parts;
+    *loss = 0;
+    WEFT_TRY(open_session(m, place, text->time, &(weft_build){.batch = 1}, &s));
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < text->windows; i++) {
+        status = run_window(&s, text, i);
+        if (status == WEFT_OK) status = weft_session_losses(&s, &parts);
+        if (status == WEFT_OK) *loss += parts.cross_entropy / (double)text->windows;
+    }
+    weft_session_close(&s);
+    return status;
+}
+
+static weft_status add_moments(weft_session *s, const weft_windows *text, int64_t window,
+                               double *values, double *sums) {
+    const weft_config *c = &s->model->config;
+    int64_t count = c->n_embd * c->n_embd;
+    double share = 1 / (double)(text->windows * text->time);
+    WEFT_TRY(run_window(s, text, window));
+    for (int64_t l = 0; l < c->n_layer; l++) {
+        WEFT_TRY(weft_session_values(s, s->graph.moments[l], count, values));
+        for (int64_t i = 0; i < count; i++)
+            sums[l * count + i] += share * values[i];
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_windows_moments(const weft_model *m, weft_place place, const weft_windows *text,
+                                 double **moments) {
+    weft_session s;
+    int64_t count = m->config.n_embd * m->config.n_embd;
+    double *values = malloc((size_t)count * sizeof *values);
+    *moments = calloc((size_t)(m->config.n_layer * count), sizeof **moments);
+    weft_status status = values && *moments ? WEFT_OK : no_memory();
+    if (status == WEFT_OK)
+        status = open_session(m, place, text->time, &(weft_build){.moments = true}, &s);
+    if (status == WEFT_OK) {
+        for (int64_t i = 0; status == WEFT_OK && i < text->windows; i++)
+            status = add_moments(&s, text, i, values, *moments);
+        weft_session_close(&s);
+    }
+    free(values);
+    if (status != WEFT_OK) {
+        free(*moments);
+        *moments = NULL;
+    }
+    return status;
+}
+
+/* softmax of the first n scores of a row, in place. */
+static void weigh(double *row, int64_t n) {
+    double most = row[0], sum = 0;
+    for (int64_t j = 1; j < n; j++)
+        most = fmax(most, row[j]);
+    for (int64_t j = 0; j < n; j++)
+        sum += row[j] = exp(row[j] - most);
+    for (int64_t j = 0; j < n; j++)
+        row[j] /= sum;
+}
+
+/* The mean over rows of half the sum of differences; scores [rows, time, time], causal. */
+static double weights_apart(double *a, double *b, int64_t heads, int64_t time) {
+    double apart = 0;
+    for (int64_t r = 0; r < heads * time; r++) {
+        int64_t seen = r % time + 1;
+        weigh(a + r * time, seen);
+        weigh(b + r * time, seen);
+        for (int64_t j = 0; j < seen; j++)
+            apart += 0.5 * fabs(a[r * time + j] - b[r * time + j]);
+    }
+    return apart / (double)(heads * time);
+}
+
+static weft_status compare_window(weft_session s[2], const weft_windows *text, int64_t window,
+                                  double *scores, double *apart) {
+    const weft_config *c = &s[0].model->config;
+    int64_t time = s[0].graph.tokens->shape[1], count = c->n_head * time * time;
+    const int32_t *tokens = text->tokens + window * (text->time + 1);
+    for (int i = 0; i < 2; i++)
+        WEFT_TRY(weft_session_run(&s[i], tokens, tokens + 1, NULL));
+    for (int64_t l = 0; l < c->n_layer; l++) {
+        for (int i = 0; i < 2; i++)
+            WEFT_TRY(weft_session_scores(&s[i], l, scores + i * count));
+        apart[l] += weights_apart(scores, scores + count, c->n_head, time);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_place place,
+                               const weft_windows *text, double *apart) {
+    const weft_config *c = &a->config;
+    int64_t time = text->time < COMPARED_TOKENS ? text->time : COMPARED_TOKENS;
+    int64_t windows = text->windows < COMPARED_WINDOWS ? text->windows : COMPARED_WINDOWS;
+    double *scores = malloc((size_t)(2 * c->n_head * time * time) * sizeof *scores);
+    weft_session s[2];
+    if (!scores) return no_memory();
+    memset(apart, 0, (size_t)c->n_layer * sizeof *apart);
+    weft_build build = {.scores = true};
+    weft_status status = open_session(a, place, time, &build, &s[0]);
+    if (status == WEFT_OK) {
+        status = open_session(b, place, time, &build, &s[1]);
+        if (status == WEFT_OK) {
+            for (int64_t i = 0; status == WEFT_OK && i < windows; i++)
+                status = compare_window(s, text, i, scores, apart);
+            weft_session_close(&s[1]);
+        }
+        weft_session_close(&s[0]);
+    }
+    for (int64_t l = 0; l < c->n_layer; l++)
+        apart[l] /= (double)windows;
+    free(scores);
+    return status;
+}

@@ -1,0 +1,38 @@
+/* What a model does on a text: its loss, the second moments of what its attention reads, and how far
+ * another model's attention is from it. */
+#ifndef WEFT_CONVERT_MEASURE_H
+#define WEFT_CONVERT_MEASURE_H
+
+#include "data/tokenizer.h"
+#include "model/session.h"
+
+/* A text as windows of `time` + 1 tokens, of which the first `time` are read. */
+typedef struct {
+    int32_t *tokens; /* [windows, time + 1] */
+    int64_t windows, time;
+} weft_windows;
+
+/* Where models run. */
+typedef struct {
+    const weft_backend *backend;
+    weft_pool *pool;
+} weft_place;
+
+/* At most `most` tokens of a file, in windows of at most `time`. */
+weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t time, int64_t most,
+                              weft_windows *out);
+/* Tokens at random, where there is no text. */
+weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, weft_windows *out);
+void weft_windows_free(weft_windows *text);
+
+weft_status weft_windows_loss(const weft_model *m, weft_place place, const weft_windows *text,
+                              double *loss);
+/* The mean of x xᵀ [E, E] over the text, for each layer: moments[layer], all malloc'd in one piece. */
+weft_status weft_windows_moments(const weft_model *m, weft_place place, const weft_windows *text,
+                                 double **moments);
+/* For each layer: half the sum of the differences between the two models' attention weights, from 0
+ * (the same) to 1 (none in common), in the mean over heads and tokens of the first windows. */
+weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_place place,
+                               const weft_windows *text, double *apart);
+
+#endif

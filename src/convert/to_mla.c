@@ -1,0 +1,243 @@
+/* From dot to MLA. All heads' keys of a layer are k = W x, W [n, E]. With the n directions u_i of
+ * their second moments E[k kᵀ] = W M Wᵀ, M = E[x xᵀ], the L strongest are kept:
+ *
+ *     c = U_Lᵀ W x        k ≈ U_L c
+ *
+ * which among all maps of rank L loses least of E‖k‖². That is the truncated singular value
+ * decomposition of W M^½ with its factors folded together: nothing is inverted, and with L = n it is
+ * exact, since then U Uᵀ = 1. Without a text M = 1, and it is the decomposition of W itself. Values
+ * go the same way. For a joint latent keys and values are stacked, each divided by its own size, so
+ * that neither is lost for the other.
+ *
+ * MLA divides scores by √L where dot has √D, so A_h = √(L/D) times its head's rows of U. A key's bias
+ * adds the same number to all scores of a query and drops out; that of the values is seen by every
+ * token whole, since weights sum to 1, and goes through W_o into the output's bias. */
+#include "convert/attention.h"
+#include "convert/spectrum.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. */
+static void multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
+                             double *room, double *y) {
+    if (moments) {
+        memset(room, 0, (size_t)(n * e) * sizeof *room);
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0; k < e; k++)
+                for (int64_t j = 0; j < e; j++)
+                    room[i * e + j] += w[i * e + k] * moments[k * e + j];
+    } else {
+        memcpy(room, w, (size_t)(n * e) * sizeof *room);
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k < e; k++)
+                sum += room[i * e + k] * w[j * e + k];
+            y[i * n + j] = y[j * n + i] = sum;
+        }
+}
+
+/* The directions of some rows W [n, E]. */
+typedef struct {
+    int64_t n, e, latent;
+    double *w;      /* [n, E] */
+    double *scale;  /* [n]: what each row was divided by */
+    double *gram;   /* [n, n]: W M Wᵀ of the undivided rows */
+    double *values; /* [n] */
+    double *u;      /* [n, n]: row i is the direction i */
+    double *down;   /* [L, E]: U_Lᵀ W */
+    double *room;   /* [n, max(n, E)] */
+} directions;
+
+static weft_status open_directions(directions *d, int64_t n, int64_t e, int64_t latent) {
+    int64_t wide = n > e ? n : e;
+    *d = (directions){.n = n, .e = e, .latent = latent};
+    d->w = calloc((size_t)(n * e + 2 * n + 2 * n * n + latent * e + n * wide), sizeof *d->w);
+    if (!d->w) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's keys");
+    d->scale = d->w + n * e;
+    d->values = d->scale + n;
+    d->gram = d->values + n;
+    d->u = d->gram + n * n;
+    d->down = d->u + n * n;
+    d->room = d->down + latent * e;
+    return WEFT_OK;
+}
+
+/* Rows first .. first + n - 1 divided by the root of their mean squares in sum. */
+static void balance(directions *d, int64_t first, int64_t n) {
+    double sum = 0;
+    for (int64_t i = first; i < first + n; i++)
+        sum += d->gram[i * d->n + i];
+    for (int64_t i = first; i < first + n; i++)
+        d->scale[i] = sum > 0 ? sqrt(sum) : 1;
+}
+
+/* Finds U and U_Lᵀ W of the divided rows; `scale` and `w` are set, and `gram` is of the rows. */
+static weft_status find_directions(directions *d) {
+    double *a = d->room;
+    for (int64_t i = 0; i < d->n; i++)
+        for (int64_t j = 0; j < d->n; j++)
+            a[i * d->n + j] = d->gram[i * d->n + j] / (d->scale[i] * d->scale[j]);
+    WEFT_TRY(weft_spectrum(a, d->n, d->values, d->u));
+    memset(d->down, 0, (size_t)(d->latent * d->e) * sizeof *d->down);
+    for (int64_t l = 0; l < d->latent; l++)
+        for (int64_t i = 0; i < d->n; i++)
+            for (int64_t j = 0; j < d->e; j++)
+                d->down[l * d->e + j] += d->u[l * d->n + i] / d->scale[i] * d->w[i * d->e + j];
+    return WEFT_OK;
+}
+
+/* Row i of the kept rows is Σ_l up(i, l) c_l. */
+static double up(const directions *d, int64_t i, int64_t l) {
+    return d->u[l * d->n + i] * d->scale[i];
+}
+
+/* The root of the lost share of rows first .. first + n - 1: their moments are G, and those of what is
+ * left U_L U_Lᵀ applied on both sides. */
+static double lost(const directions *d, int64_t first, int64_t n) {
+    double all = 0, left = 0;
+    for (int64_t i = first; i < first + n; i++) {
+        double row = d->gram[i * d->n + i], kept = 0;
+        /* E[(k_i − k̂_i)²] = G_ii − Σ_l λ_l up(i, l)², since U's rows are eigenvectors. */
+        for (int64_t l = 0; l < d->latent; l++)
+            kept += d->values[l] * up(d, i, l) * up(d, i, l);
+        all += row;
+        left += row - kept;
+    }
+    return all > 0 && left > 0 ? sqrt(left / all) : 0;
+}
+
+typedef struct {
+    const weft_model *from;
+    weft_model *to;
+    const weft_mla_options *options;
+    int64_t e, n, heads, kv, width; /* E, KV · D, H, KV, D */
+} mla_conversion;
+
+/* A [H, D, L] from the rows of U that start at `first`, times a factor; U [H, L, D] where `turned`. */
+static weft_status write_maps(const mla_conversion *v, int64_t layer, const char *name,
+                              const directions *d, int64_t first, double factor, bool turned) {
+    int64_t latent = d->latent, width = v->width;
+    double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
+    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    for (int64_t h = 0; h < v->heads; h++)
+        for (int64_t i = 0; i < width; i++)
+            for (int64_t l = 0; l < latent; l++) {
+                int64_t row = first + h * v->kv / v->heads * width + i;
+                int64_t at = turned ? (h * latent + l) * width + i : (h * width + i) * latent + l;
+                map[at] = factor * up(d, row, l);
+            }
+    weft_layer_write(v->to, layer, name, map);
+    free(map);
+    return WEFT_OK;
+}
+
+/* b_out + W_o b_v, each head having the values of its group. */
+static void add_value_bias(const mla_conversion *v, weft_dot_layer *dot) {
+    for (int64_t i = 0; i < v->e; i++)
+        for (int64_t h = 0; h < v->heads; h++)
+            for (int64_t j = 0; j < v->width; j++)
+                dot->b_out[i] += dot->out[i * v->e + h * v->width + j] *
+                                 dot->bv[h * v->kv / v->heads * v->width + j];
+}
+
+static weft_status convert_apart(const mla_conversion *v, int64_t layer, const weft_dot_layer *dot,
+                                 const double *moments, directions *d, weft_latent_error *error) {
+    double factor = sqrt((double)d->latent / (double)v->width);
+    for (int part = 0; part < 2; part++) {
+        memcpy(d->w, part ? dot->v : dot->k, (size_t)(v->n * v->e) * sizeof *d->w);
+        multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
+        for (int64_t i = 0; i < d->n; i++)
+            d->scale[i] = 1;
+        WEFT_TRY(find_directions(d));
+        weft_layer_write(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
+        WEFT_TRY(write_maps(v, layer, part ? "attn.v_up" : "attn.q_latent", d, 0, part ? 1 : factor,
+                            part));
+        *(part ? &error->values : &error->keys) = lost(d, 0, v->n);
+    }
+    return WEFT_OK;
+}
+
+static weft_status convert_joint(const mla_conversion *v, int64_t layer, const weft_dot_layer *dot,
+                                 const double *moments, directions *d, weft_latent_error *error) {
+    double factor = sqrt((double)d->latent / (double)v->width);
+    memcpy(d->w, dot->k, (size_t)(2 * v->n * v->e) * sizeof *d->w); /* the values follow the keys */
+    multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
+    balance(d, 0, v->n);
+    balance(d, v->n, v->n);
+    WEFT_TRY(find_directions(d));
+    weft_layer_write(v->to, layer, "attn.k_down.weight", d->down);
+    WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, factor, false));
+    WEFT_TRY(write_maps(v, layer, "attn.v_up", d, v->n, 1, true));
+    error->keys = lost(d, 0, v->n);
+    error->values = lost(d, v->n, v->n);
+    return WEFT_OK;
+}
+
+static weft_status convert_layer(const mla_conversion *v, int64_t layer, directions *d,
+                                 weft_latent_error *error) {
+    const weft_mla_options *o = v->options;
+    const double *moments = o->moments ? o->moments + layer * v->e * v->e : NULL;
+    weft_dot_layer dot;
+    WEFT_TRY(weft_dot_read(v->from, layer, &dot));
+    weft_status status = o->joint ? convert_joint(v, layer, &dot, moments, d, error)
+                                  : convert_apart(v, layer, &dot, moments, d, error);
+    weft_layer_write(v->to, layer, "attn.q.weight", dot.q);
+    weft_layer_write(v->to, layer, "attn.q.bias", dot.bq);
+    add_value_bias(v, &dot);
+    weft_layer_write(v->to, layer, "attn.out.bias", dot.b_out);
+    free(dot.all);
+    return status;
+}
+
+static weft_status check(const weft_model *m, const weft_mla_options *o) {
+    const weft_config *c = &m->config;
+    int64_t n = weft_config_kv_heads(c) * weft_config_head_dim(c);
+    int64_t most = o->joint || n > c->n_embd ? c->n_embd : n;
+    WEFT_TRY(weft_dot_check(m, "--to-mla"));
+    if (c->position == WEFT_POSITION_ROPE)
+        return weft_fail(WEFT_EINPUT,
+                         "--to-mla: CONFIG_POSITION=\"rope\" turns each head's keys by their "
+                         "position, which no latent that heads share can do; --to-w2 takes it");
+    if (o->latent <= most) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "--latent %lld: a layer's keys have %lld dimensions; more would hold nothing",
+                     (long long)o->latent, (long long)most);
+}
+
+weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *options,
+                                weft_model **out, weft_latent_error *errors) {
+    *out = NULL;
+    WEFT_TRY(check(m, options));
+    weft_config c = m->config;
+    bool biased =
+        weft_model_find(m, "h.0.attn.qkv.bias") || weft_model_find(m, "h.0.attn.out.bias");
+    c.attention = WEFT_ATTENTION_MLA;
+    c.attention_bias = biased ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
+    c.kv_heads = 0;
+    c.ra_mla_latent_dim = options->latent;
+    c.ra_mla_joint_kv = options->joint;
+    WEFT_TRY(weft_model_with(m, &c, out));
+    mla_conversion v = {.from = m,
+                        .to = *out,
+                        .options = options,
+                        .e = c.n_embd,
+                        .heads = c.n_head,
+                        .kv = weft_config_kv_heads(&m->config),
+                        .width = weft_config_head_dim(&c)};
+    v.n = v.kv * v.width;
+    directions d;
+    weft_status status = open_directions(&d, options->joint ? 2 * v.n : v.n, v.e, options->latent);
+    for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++)
+        status = convert_layer(&v, l, &d, &errors[l]);
+    free(d.w);
+    weft_mirror_wrote((*out)->mirror, NULL);
+    if (status != WEFT_OK) {
+        weft_model_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}

@@ -1,0 +1,225 @@
+/* `weft convert --to-mla` and `--to-w2`: what is exact is exact, what is lost is what is printed, and
+ * what cannot be is refused. */
+#include "core/safetensors.h"
+#include "support/command.h"
+#include "support/token_file.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { VOCAB = 13, ROWS = 2, LENGTH = 8, WIDTH = 16, HEADS = 4, SHARED = 2, DIM = WIDTH / HEADS };
+
+#define GROUPED                                                                                    \
+    "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=4", "-o", "KV_HEADS=2", "-o", "N_FFN=24",  \
+        "-o", "VOCAB_SIZE=13", "-o", "GPT2_BLOCK_SIZE=24", "-o", "POSITION=alibi"
+
+static double *values_in(const char *path, const char *name, int64_t *count) {
+    weft_safetensors *file;
+    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
+    const weft_safetensor *t = weft_safetensors_find(file, name);
+    if (!t) fail_msg("%s: no '%s'", path, name);
+    *count = t->bytes / weft_file_dtype_size(t->dtype);
+    double *values = malloc((size_t)*count * sizeof *values);
+    assert_non_null(values);
+    weft_safetensor_values(t, 0, *count, values);
+    weft_safetensors_close(file);
+    return values;
+}
+
+static double most_apart(const char *a, const char *b) {
+    int64_t n, m;
+    double *x = values_in(a, "logits", &n), *y = values_in(b, "logits", &m), most = 0;
+    assert_int_equal(n, m);
+    for (int64_t i = 0; i < n; i++)
+        most = fmax(most, fabs(x[i] - y[i]));
+    free(x);
+    free(y);
+    return most;
+}
+
+/* The logits of a model in f64, in a file of that name. */
+static const char *logits_of(const char *model, const char *name) {
+    int32_t tokens[ROWS * (LENGTH + 1)];
+    for (int i = 0; i < ROWS * (LENGTH + 1); i++)
+        tokens[i] = (7 * i + 3) % VOCAB;
+    const char *path = scratch_path("tokens.npy"), *out = scratch_path("%s.logits", name);
+    npy_write(path, 4, ROWS, LENGTH + 1, tokens);
+    command_succeeds(
+        RUN("eval", "--model", model, "--tokens", path, "--logits", out, "--dtype", "f64"), NULL);
+    return out;
+}
+
+static const char GPT2[] = "tests/vectors/hf/gpt2", LLAMA[] = "tests/vectors/hf/llama";
+static const char GPT2_LOGITS[] = "tests/vectors/hf/gpt2.logits.safetensors";
+static const char LLAMA_LOGITS[] = "tests/vectors/hf/llama.logits.safetensors";
+
+/* With biases everywhere: the kept model's logits are those of transformers. */
+static void test_a_latent_of_full_width_is_exact(void **state) {
+    (void)state;
+    const char *out = scratch_path("full");
+    command_succeeds(RUN("convert", "--force", "--model", GPT2, "--to-mla", "--latent", "8",
+                         "--dtype", "f64", "--out", out),
+                     NULL);
+    assert_true(most_apart(logits_of(out, "full"), GPT2_LOGITS) < 1e-12);
+    command_succeeds(RUN("convert", "--force", "--model", GPT2, "--to-mla", "--latent", "8",
+                         "--joint", "--dtype", "f64", "--out", out),
+                     NULL);
+    assert_true(most_apart(logits_of(out, "full"), GPT2_LOGITS) < 1e-12);
+}
+
+static const char *grouped_model(void) {
+    const char *model = scratch_path("grouped");
+    command_succeeds(
+        RUN("init", "--force", GROUPED, "--dtype", "f64", "-o", "INIT=orthogonal", "--out", model),
+        NULL);
+    return model;
+}
+
+static void test_shared_heads_are_exact_at_their_own_width(void **state) {
+    (void)state;
+    const char *model = grouped_model(), *out = scratch_path("latent");
+    command_succeeds(
+        RUN("convert", "--force", "--model", model, "--to-mla", "--latent", "8", "--out", out),
+        NULL);
+    assert_true(most_apart(logits_of(out, "latent"), logits_of(model, "grouped")) < 1e-12);
+    command_fails(2, RUN("convert", "--model", model, "--to-mla", "--latent", "9", "--out", out),
+                  SAYS("--latent 9", "8 dimensions"));
+}
+
+/* ‖W − Ŵ‖ / ‖W‖ from the files, Ŵ being A's and W_dk's product without MLA's scale. */
+static double lost_in_files(const char *from, const char *to, int64_t latent) {
+    char path[600];
+    int64_t n;
+    snprintf(path, sizeof path, "%s/model.safetensors", from);
+    double *w = values_in(path, "h.1.attn.qkv.weight", &n), off = 0, all = 0;
+    snprintf(path, sizeof path, "%s/model.safetensors", to);
+    double *down = values_in(path, "h.1.attn.k_down.weight", &n);
+    double *a = values_in(path, "h.1.attn.q_latent", &n);
+    for (int h = 0; h < HEADS; h++)
+        for (int i = 0; i < DIM; i++)
+            for (int j = 0; j < WIDTH; j++) {
+                double made = 0;
+                for (int64_t l = 0; l < latent; l++)
+                    made += a[(h * DIM + i) * latent + l] * down[l * WIDTH + j];
+                made /= sqrt((double)latent / DIM);
+                double want = w[(WIDTH + h * SHARED / HEADS * DIM + i) * WIDTH + j];
+                off += (want - made) * (want - made);
+                all += want * want;
+            }
+    free(w);
+    free(down);
+    free(a);
+    return sqrt(off / all);
+}
+
+static double number_in(const json_t *root, const char *list, size_t i, const char *key) {
+    return json_number_value(json_object_get(json_array_get(json_object_get(root, list), i), key));
+}
+
+static void test_what_is_lost_is_what_is_printed(void **state) {
+    (void)state;
+    const char *model = scratch_path("normal"), *out = scratch_path("latent");
+    command_succeeds(RUN("init", "--force", GROUPED, "--dtype", "f64", "--out", model), NULL);
+    double before = 1;
+    for (int64_t latent = 1; latent <= 8; latent++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", (int)latent);
+        json_t *said = command_json(RUN("convert", "--force", "--model", model, "--to-mla",
+                                        "--latent", text, "--out", out, "--json"));
+        double keys = number_in(said, "layers", 1, "keys");
+        assert_true(fabs(keys - lost_in_files(model, out, latent)) < 1e-7);
+        assert_true(keys < before);
+        before = keys;
+        json_decref(said);
+    }
+    assert_true(before < 1e-6);
+}
+
+/* By a text what its tokens need is kept, whatever the weights are beside it. */
+static void test_a_text_tells_what_matters(void **state) {
+    (void)state;
+    const char *model = scratch_path("bytes"), *out = scratch_path("latent"),
+               *text = scratch_path("text"), *run = scratch_path("run");
+    char words[4096];
+    for (size_t i = 0; i < sizeof words; i++)
+        words[i] = "abcabdab "[i % 9];
+    file_write(text, words, sizeof words);
+    command_succeeds(RUN("init", "--force", "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2",
+                         "-o", "VOCAB_SIZE=256", "-o", "GPT2_BLOCK_SIZE=32", "-o",
+                         "INIT=orthogonal", "-o", "POSITION=none", "--out", model),
+                     NULL);
+    json_t *said = command_json(RUN("convert", "--force", "--model", model, "--to-mla", "--latent",
+                                    "6", "--text", text, "--out", out, "--json"));
+    double with = number_in(said, "layers", 0, "keys");
+    assert_true(json_is_number(json_object_get(said, "loss_before")));
+    json_decref(said);
+    said = command_json(RUN("convert", "--force", "--model", model, "--to-mla", "--latent", "6",
+                            "--out", out, "--json"));
+    double without = number_in(said, "layers", 0, "keys");
+    assert_true(json_is_null(json_object_get(said, "loss_before")));
+    json_decref(said);
+    /* Five letters without places have five directions. */
+    assert_true(with < 1e-3 && without > 0.1);
+    char config[600];
+    snprintf(config, sizeof config, "%s/model.config", out);
+    command_succeeds(RUN("train", "--config", config, "--from", out, "--out", run, "-o",
+                         "GPT2_MAX_ITERS=2", "-o", "BATCH_SIZE=2", "--peak-flops", "0"),
+                     NULL);
+}
+
+static double moved(const char *model, const char *spread, const char *out) {
+    json_t *said = command_json(RUN("convert", "--force", "--model", model, "--to-w2", "--spread",
+                                    spread, "--dtype", "f64", "--out", out, "--json"));
+    double most =
+        fmax(number_in(said, "layers", 0, "moved"), number_in(said, "layers", 1, "moved"));
+    json_decref(said);
+    return most;
+}
+
+static void test_w2_starts_close_to_dot(void **state) {
+    (void)state;
+    const char *out = scratch_path("w2");
+    double one = moved(GPT2, "1", out), four = moved(GPT2, "4", out),
+           many = moved(GPT2, "100", out);
+    assert_true(four < one / 4);
+    assert_true(many < 0.002);
+    assert_true(most_apart(logits_of(out, "w2"), GPT2_LOGITS) < 0.005);
+    /* Rotations and shared heads go with it. */
+    assert_true(moved(LLAMA, "100", out) < 0.002);
+    assert_true(most_apart(logits_of(out, "w2"), LLAMA_LOGITS) < 0.02);
+}
+
+static void test_what_cannot_be_is_refused(void **state) {
+    (void)state;
+    const char *out = scratch_path("refused"), *w2 = scratch_path("w2-refused");
+    command_fails(2, RUN("convert", "--model", LLAMA, "--to-mla", "--latent", "4", "--out", out),
+                  SAYS("CONFIG_POSITION=\"rope\"", "--to-w2"));
+    command_succeeds(RUN("convert", "--model", GPT2, "--to-w2", "--out", w2), NULL);
+    command_fails(2, RUN("convert", "--model", w2, "--to-mla", "--latent", "4", "--out", out),
+                  SAYS("CONFIG_ATTENTION=\"dot\"", "\"w2\""));
+    command_fails(2, RUN("convert", "--model", GPT2, "--to-mla", "--out", out), SAYS("--latent"));
+    command_fails(
+        2, RUN("convert", "--model", GPT2, "--to-mla", "--to-w2", "--latent", "4", "--out", out),
+        SAYS("do not go together"));
+    command_fails(2, RUN("convert", "--model", GPT2, "--to-w2", "--joint", "--out", out),
+                  SAYS("--joint"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_latent_of_full_width_is_exact),
+        cmocka_unit_test(test_shared_heads_are_exact_at_their_own_width),
+        cmocka_unit_test(test_what_is_lost_is_what_is_printed),
+        cmocka_unit_test(test_a_text_tells_what_matters),
+        cmocka_unit_test(test_w2_starts_close_to_dot),
+        cmocka_unit_test(test_what_cannot_be_is_refused),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
