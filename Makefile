@@ -6,6 +6,7 @@
 #   mk/build.mk    objects (CPU kernels once for each instruction set and real type), library, program
 #   mk/examples.mk programs over the public header
 #   mk/tests.mk    test and benchmark programs
+#   mk/fuzz.mk     readers under libFuzzer
 #   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
 #   mk/study.mk    configs and the study
 #   mk/install.mk  install and uninstall
@@ -44,6 +45,7 @@ include mk/flags.mk
 include mk/build.mk
 include mk/examples.mk
 include mk/tests.mk
+include mk/fuzz.mk
 include mk/lint.mk
 include mk/study.mk
 include mk/install.mk

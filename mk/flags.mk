@@ -6,6 +6,7 @@ CFLAGS ?=
 # Sanitized objects live in a folder of their own, so that going back and forth rebuilds nothing.
 comma := ,
 override OUT := $(BUILD)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))
+# Their code confuses the compiler's own analysis, so warnings stay warnings.
 SAN_FLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
 # -O3 for kernels, -O2 for the rest. Nothing that changes what a number is worth: no -ffast-math;
@@ -15,7 +16,7 @@ OPT_KERNEL := $(if $(SAN),-O1,-O3) -ffp-contract=fast -fno-math-errno -fno-trapp
 
 DEFINES := -D_GNU_SOURCE $(CONFIG_DEFINES)
 BASE_FLAGS := -std=gnu17 -g $(WARNINGS) -fPIC -fvisibility=hidden -fno-semantic-interposition \
-	-pthread $(SAN_FLAGS) $(if $(filter-out 0 n no,$(WERROR)),-Werror)
+	-pthread $(SAN_FLAGS) $(if $(SAN),,$(if $(filter-out 0 n no,$(WERROR)),-Werror))
 INCLUDES := -Iinclude -Isrc $(CONFIG_CFLAGS)
 TEST_INCLUDES := -Itests $(CMOCKA_CFLAGS)
 COMPILE_FLAGS = $(BASE_FLAGS) $(DEFINES) $(INCLUDES)

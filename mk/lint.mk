@@ -7,9 +7,9 @@ CPPCHECK ?= cppcheck
 SHELLCHECK ?= shellcheck
 
 LINT := $(BUILD)/lint
-LINT_SOURCES := $(LIB_SOURCES) $(PROGRAM_SOURCES) $(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
+LINT_SOURCES := $(LIB_SOURCES) $(PROGRAM_SOURCES) $(TEST_SUPPORT) $(FUZZ_SOURCES) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
 LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h src/*/*.def tests/*/*.h))
-LINT_SCRIPTS := $(filter-out %.py,$(wildcard scripts/* .ci/run tests/run tests/mutate bench/run))
+LINT_SCRIPTS := $(filter-out %.py,$(wildcard scripts/* .ci/run tests/run tests/mutate tests/fuzz/run bench/run))
 FORMATTED := $(LINT_SOURCES) $(filter-out %.def,$(LINT_HEADERS)) $(wildcard $(foreach d,src/cuda src/cuda/*,$(d)/*.cu $(d)/*.cuh))
 
 .PHONY: lint format lint-order lint-format lint-tools lint-scripts tidy cppcheck lint-gcc lint-clang
@@ -87,6 +87,6 @@ $(LINT)/$(1)/flags: | lint-tools
 lint-$(1): $(call lint_objects,$(LINT)/$(1)) | lint-tools
 endef
 lint_objects = $(filter-out %.cu.o,$(call lib_objects,$(1))) $(call program_objects,$(1)) \
-	$(patsubst %.c,$(1)/%.o,$(TEST_SUPPORT) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES))
+	$(patsubst %.c,$(1)/%.o,$(TEST_SUPPORT) $(FUZZ_SOURCES) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES))
 $(eval $(call lint_compiler,gcc))
 $(eval $(call lint_compiler,clang))

@@ -11,6 +11,8 @@ TEST_CHOSEN := $(call chosen,$(filter-out $(CUDA_TESTS),$(TEST_PROGRAMS)))
 CUDA_CHOSEN := $(call chosen,$(CUDA_TESTS))
 TEST_OBJECTS := $(TEST_SOURCES:%.c=$(OBJ)/%.o)
 SUPPORT_OBJECTS := $(TEST_SUPPORT:%.c=$(OBJ)/%.o)
+FUZZ_SOURCES := $(filter-out tests/fuzz/test_% tests/fuzz/entry.c,$(sort $(wildcard tests/fuzz/*.c)))
+FUZZ_OBJECTS := $(FUZZ_SOURCES:%.c=$(OBJ)/%.o)
 
 # Programs that measure time or count threads and want the machine to themselves: core/test_x.
 TESTS_ALONE ?=
@@ -21,7 +23,7 @@ BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
 .PHONY: bench-scale test test-faults test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
-.SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS)
+.SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
 # want to be loaded first themselves.
@@ -40,7 +42,8 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that ne
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
-test-long: test ## the same with the long proofs whole
+test-long: test ## the same with the long proofs whole, and an hour of make fuzz
+	@$(MAKE) fuzz-hour
 
 # Every file operation of every command fails once with each error, and the command is killed before
 # each; make test has a sample of it.
@@ -71,7 +74,10 @@ $(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_LIBS) $(
 $(TEST_PROGRAMS): $(OUT)/tests/%: $(OBJ)/tests/%.o $(SUPPORT_OBJECTS) $(PARTS_A) $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
-	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(SUPPORT_OBJECTS) $(PARTS_A) $(LIB_A) $(CMOCKA_LIBS) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(filter-out $(SUPPORT_OBJECTS),$(filter %.o,$^)) $(SUPPORT_OBJECTS) $(PARTS_A) $(LIB_A) $(CMOCKA_LIBS) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
+
+# The targets of make fuzz, run over the inputs that are kept.
+$(OUT)/tests/fuzz/test_regressions: $(FUZZ_OBJECTS)
 
 # It looks at the shared library's names and runs the examples.
 $(OUT)/tests/api/test_header: | $(LIB_SO) $(EXAMPLE_PROGRAMS)
@@ -111,4 +117,4 @@ bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TF
 bench-products-cuda: $(OUT)/bench/products_cuda ## products with work behind them: right or wrong, and ms beside cuBLASLt
 	@$(OUT)/bench/products_cuda $(ARGS)
 
--include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(BENCH_OBJECTS))
+-include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS))

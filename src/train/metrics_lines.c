@@ -30,7 +30,7 @@ static void note_gap(weft_lines *l, int64_t from, int64_t to) {
 
 /* A step between two lines that should have had one. */
 static void look_for_gap(weft_lines *l, int64_t next, int64_t every) {
-    if (every > 0 && next - 1 >= (l->last / every + 1) * every) note_gap(l, l->last + 1, next - 1);
+    if (every > 0 && (next - 1) / every > l->last / every) note_gap(l, l->last + 1, next - 1);
 }
 
 static void note_bad(weft_lines *l, int64_t number) {

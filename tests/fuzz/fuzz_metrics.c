@@ -1,0 +1,45 @@
+/* A run's metrics.jsonl as --resume finds it: the step and the interval that the checkpoint tells, eight
+ * bytes each, then the file. */
+#include "fuzz/fuzz.h"
+#include "study/collect.h"
+#include "train/metrics.h"
+#include "train/metrics_lines.h"
+
+#include <stdio.h>
+
+static void check_lines(const char *path, int64_t step, int64_t every, weft_lines *out) {
+    FILE *file = fopen(path, "r");
+    FUZZ_PROMISE(file != NULL, "the file that was written is there");
+    FUZZ_PROMISE(weft_lines_read(file, path, step, every, out) == WEFT_OK,
+                 "a file of lines can be read, whatever is in them");
+    fclose(file);
+}
+
+bool fuzz_metrics(const uint8_t *data, size_t size) {
+    fuzz_bytes in = {data, size};
+    int64_t step = fuzz_number(&in), every = fuzz_number(&in), logged;
+    double loss;
+    weft_metrics *m;
+    weft_lines before, after;
+    fuzz_new_folder("run");
+    const char *path = fuzz_file("run/metrics.jsonl", in.data, in.size);
+    weft_collect_progress(fuzz_path("run"), &logged, &loss);
+    weft_collect_rate(fuzz_path("run"));
+    check_lines(path, step, every, &before);
+    FUZZ_PROMISE(before.last <= (step > 0 ? step : 0), "no line of a later step stays");
+    FUZZ_PROMISE(!before.gaps || before.gap_to / every > (before.gap_from - 1) / every,
+                 "a line was due in a gap");
+    if (weft_metrics_hold(fuzz_path("run"), &m) != WEFT_OK) return false;
+    /* The folder is one of a run that goes on: starting leaves what is good. */
+    if (weft_metrics_logged(m, &logged) == WEFT_OK &&
+        weft_metrics_start(m, step, every) == WEFT_OK) {
+        weft_metrics_close(m);
+        path = fuzz_path("run/metrics.jsonl");
+        check_lines(path, step, every, &after);
+        FUZZ_PROMISE(after.bad == 0, "a file that was repaired has no damaged line");
+        FUZZ_PROMISE(after.last == before.last, "the last good line stays");
+        return true;
+    }
+    weft_metrics_close(m);
+    return false;
+}
