@@ -1,6 +1,9 @@
 /* The operations' table as a program: src/bench/op_table.h says what it measures. */
 #include "bench/op_table.h"
 
+#include "core/files.h"
+#include "core/json.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,7 +18,7 @@ static const char usage[] =
     "  --peer COMMAND  the peer, if not bench/peer.py by $PYTHON, else python3\n"
     "  --no-peer       without PyTorch\n";
 
-enum { COMMAND_MAX = 1024 };
+enum { COMMAND_MAX = 1024, OLD_MOST = 1 << 26 };
 
 static bool parse(int argc, char **argv, bench_op_options *o, const char **json) {
     for (int i = 1; i < argc; i++) {
@@ -42,6 +45,18 @@ static bool parse(int argc, char **argv, bench_op_options *o, const char **json)
     return true;
 }
 
+/* A file of ours, or none: others are not written over. */
+static bool is_vacant(const char *path) {
+    weft_kind kind;
+    if (weft_path_kind(path, &kind) != WEFT_OK || kind == WEFT_KIND_NOTHING) return true;
+    json_t *old = kind == WEFT_KIND_FILE ? weft_json_file(path, OLD_MOST) : NULL;
+    bool ours = json_is_array(json_object_get(old, "rows"));
+    json_decref(old);
+    if (!ours)
+        fprintf(stderr, "bench: %s is there already and no benchmark's; name another file\n", path);
+    return ours;
+}
+
 int main(int argc, char **argv) {
     char peer[COMMAND_MAX];
     const char *python = getenv("PYTHON"), *json = NULL;
@@ -51,7 +66,10 @@ int main(int argc, char **argv) {
         fputs(usage, stderr);
         return 2;
     }
-    if (json && !(o.json = fopen(json, "w"))) {
+    char *text = NULL;
+    size_t bytes = 0;
+    if (json && !is_vacant(json)) return 2;
+    if (json && !(o.json = open_memstream(&text, &bytes))) {
         fprintf(stderr, "bench: %s: %s\n", json, strerror(errno));
         return 2;
     }
@@ -60,9 +78,10 @@ int main(int argc, char **argv) {
     weft_status status = bench_op_table(&o, &differing);
     if (status) fprintf(stderr, "bench: %s\n", weft_error_message());
     if (differing) fprintf(stderr, "bench: %d rows differ from the peer's numbers\n", differing);
-    if (o.json && fclose(o.json)) {
-        fprintf(stderr, "bench: %s: %s\n", json, strerror(errno));
+    if (o.json && (fclose(o.json) || weft_file_write(json, text, bytes, NULL) != WEFT_OK)) {
+        fprintf(stderr, "bench: %s: cannot be written: %s\n", json, weft_error_message());
         return 1;
     }
+    free(text);
     return status || differing ? 1 : 0;
 }

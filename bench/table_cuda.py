@@ -340,6 +340,10 @@ def main():
     parser.add_argument("--patience", type=float, default=150, help="seconds for a batch to compile")
     parser.add_argument("--json", default="")
     args = parser.parse_args()
+    if args.json and os.path.exists(args.json):
+        with open(args.json, errors="replace") as old:
+            if '"rows"' not in old.read():
+                sys.exit(f"bench-cuda: {args.json} is there already and no benchmark's; name another file")
     variants = [v for v in args.variants.split(",") if v] or list(LABELS)
     for v in variants:
         if v not in LABELS:
@@ -377,11 +381,12 @@ def main():
     print(f"\nlimits: 8192³ bf16 products {limits['matrix']:.0f} TFLOP/s, copies {limits['copy']:.2f} TB/s")
     say("done")
     if args.json:
-        with open(args.json, "w") as f:
+        with open(args.json + ".new", "w") as f:
             json.dump(dict(limits=limits, rows=rows, attention=dict(
                 ours=[dict(form=k[0], time=k[1], forward_tflops=v[0], backward_tflops=v[1]) for k, v in ours.items()],
                 peers=theirs)), f, indent=2)
             f.write("\n")
+        os.replace(args.json + ".new", args.json)
     return 0 if whole and all(r["ours"] for r in rows) else 1
 
 

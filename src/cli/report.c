@@ -11,6 +11,7 @@ const char weft_help_report[] =
     "  RUNS...            studies' folders or their runs.db; several make one report\n"
     "  --out DIR          where report.html and report.md go; without it, into the one study's\n"
     "                     folder\n"
+    "  --force            write over a report.html or report.md that is not weft's\n"
     "  --json             verdicts and table as one object on standard output; files are then\n"
     "                     written with --out only\n"
     "\n"
@@ -40,7 +41,9 @@ static weft_status print_json(const char *const *studies, int n) {
 int weft_cmd_report(int argc, char **argv) {
     weft_args args;
     const char *studies[STUDIES_MOST] = {NULL}, *out = NULL;
-    const weft_arg own[] = {{"--out", &out, NULL, false}, {NULL, NULL, NULL, false}};
+    bool force = false;
+    const weft_arg own[] = {
+        {"--out", &out, NULL, false}, {"--force", NULL, &force, false}, {NULL, NULL, NULL, false}};
     int usage = weft_args_parse(&args, argc, argv, own, studies, STUDIES_MOST), n = 0;
     if (usage) return usage;
     while (n < STUDIES_MOST && studies[n])
@@ -53,7 +56,7 @@ int weft_cmd_report(int argc, char **argv) {
     char room[WEFT_PATH_MAX];
     if (!out && !args.json) out = folder_of(studies[0], room);
     weft_status status = WEFT_OK;
-    if (out) status = weft_report_write_several(studies, n, out);
+    if (out) status = weft_report_write_several(studies, n, out, force);
     if (status == WEFT_OK && args.json) status = print_json(studies, n);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
     if (!args.json)

@@ -1,6 +1,7 @@
 /* weft study: every step of a study, each run in a process of its own, then the report. */
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "core/files.h"
 #include "core/log.h"
 #include "cuda/backend.h"
 #include "study/report.h"
@@ -171,7 +172,7 @@ static void advise(const weft_study *s) {
 
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
-    char name[OUT_ROOM], database[OUT_ROOM + 16];
+    char name[OUT_ROOM], database[WEFT_PATH_MAX];
     bool *chosen;
     snprintf(name, sizeof name, "runs/%s", s->name);
     weft_study_options o = {.out = own->out ? own->out : name,
@@ -188,10 +189,11 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     *pool = NULL;
     weft_status status = choose_steps(s, own->steps, &chosen);
     o.steps = chosen;
+    if (status == WEFT_OK) status = weft_report_vacant(o.out);
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
     free(chosen);
     WEFT_TRY(status);
-    snprintf(database, sizeof database, "%.500s/runs.db", o.out);
+    WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
     bool stopped = r->signal && r->waiting > 0;
     if (!stopped) status = weft_report_write(database, o.out);
     if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);

@@ -38,7 +38,8 @@ static weft_status write_study(weft_page *p, const char *database, bool several)
     return status;
 }
 
-weft_status weft_report_write_several(const char *const *databases, int n, const char *folder) {
+weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
+                                      bool force) {
     weft_page page;
     WEFT_TRY(weft_page_open(&page, n > 1 ? "weft: studies" : "weft: a study"));
     char title[64];
@@ -48,13 +49,17 @@ weft_status weft_report_write_several(const char *const *databases, int n, const
     weft_status status = WEFT_OK;
     for (int i = 0; i < n && status == WEFT_OK; i++)
         status = write_study(&page, databases[i], n > 1);
-    if (status == WEFT_OK) status = weft_page_write(&page, folder);
+    if (status == WEFT_OK) status = weft_page_write(&page, folder, force);
     weft_page_free(&page);
     return status;
 }
 
 weft_status weft_report_write(const char *database, const char *folder) {
-    return weft_report_write_several(&database, 1, folder);
+    return weft_report_write_several(&database, 1, folder, false);
+}
+
+weft_status weft_report_vacant(const char *folder) {
+    return weft_page_vacant(folder, false);
 }
 
 static json_t *left_out(const weft_report_data *d, int step) {

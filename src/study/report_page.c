@@ -19,6 +19,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* By these a report is known, so that nothing else is written over. */
+#define HTML_MARK "<meta name=\"generator\" content=\"weft\">"
+#define MD_MARK "<!-- weft report -->"
+
+enum { LOOK = 512 };
+
 /* Wide tables scroll in a box of their own, so that the page never does. Pictures are drawn with
  * `ink` and `faint` for colours, which are the page's own, light or dark. */
 static const char style[] =
@@ -144,7 +150,7 @@ weft_status weft_page_open(weft_page *p, const char *title) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
-    fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+    fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" HTML_MARK "\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
           p->html);
     weft_page_escape_html(p->html, title);
@@ -334,6 +340,42 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text) {
     fputs("\n", p->md);
 }
 
+/* Whether a mark, or the one of before there were marks, is in the first or the last bytes. */
+static weft_status has_mark(const char *path, bool *there, bool *ours) {
+    char text[2 * LOOK + 1] = "";
+    FILE *file;
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    *there = kind != WEFT_KIND_NOTHING;
+    *ours = false;
+    if (kind != WEFT_KIND_FILE) return WEFT_OK;
+    WEFT_TRY(weft_file_open_stream(path, &file));
+    size_t n = fread(text, 1, LOOK, file);
+    if (n == LOOK && fseek(file, -LOOK, SEEK_END) == 0) n += fread(text + n, 1, LOOK, file);
+    fclose(file);
+    for (size_t i = 0; i < n; i++)
+        if (!text[i]) text[i] = ' ';
+    *ours = strstr(text, HTML_MARK) || strstr(text, MD_MARK) || strstr(text, "<title>weft: ");
+    return WEFT_OK;
+}
+
+weft_status weft_page_vacant(const char *folder, bool force) {
+    static const char *const names[] = {"report.html", "report.md"};
+    bool there[2], ours[2];
+    char path[WEFT_PATH_MAX];
+    for (int i = 0; i < 2; i++) {
+        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        WEFT_TRY(has_mark(path, &there[i], &ours[i]));
+        /* Older ones in Markdown have no mark; they lie beside their page. */
+        if (force || !there[i] || ours[i] || (i == 1 && ours[0])) continue;
+        return weft_fail(WEFT_EINPUT,
+                         "%s: is there already and no report of weft's; move it away, or let 'weft "
+                         "report' write over it with --force",
+                         path);
+    }
+    return WEFT_OK;
+}
+
 /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
  * report, and a full disk costs no old one. */
 static weft_status write_both(const weft_page *p, const char *folder) {
@@ -350,10 +392,12 @@ static weft_status write_both(const weft_page *p, const char *folder) {
     return weft_new_file_end(&second, status);
 }
 
-weft_status weft_page_write(weft_page *p, const char *folder) {
+weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     fputs("</main>\n</body>\n</html>\n", p->html);
+    fputs("\n" MD_MARK "\n", p->md);
     if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     WEFT_TRY(weft_folder_make_one(folder));
+    WEFT_TRY(weft_page_vacant(folder, force));
     return write_both(p, folder);
 }

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
 typedef struct {
@@ -19,7 +20,9 @@ typedef struct {
 
 weft_status weft_page_open(weft_page *p, const char *title);
 /* Writes folder/report.html and folder/report.md, making the folder where it is missing. */
-weft_status weft_page_write(weft_page *p, const char *folder);
+weft_status weft_page_write(weft_page *p, const char *folder, bool force);
+/* An error where one of the two is there and no report of weft's, unless `force`. */
+weft_status weft_page_vacant(const char *folder, bool force);
 void weft_page_free(weft_page *p);
 
 #define PRINTF(a, b) __attribute__((format(printf, a, b)))

@@ -106,6 +106,41 @@ static void test_csv_spares_files_and_databases(void **state) {
     command_fails(2, RUN("runs", out, "--csv", "/dev/full"), SAYS("device"));
 }
 
+/* A page of the user's by that name stays, in the study's folder and elsewhere; weft's own is
+ * written anew. */
+static void test_a_report_spares_other_pages(void **state) {
+    (void)state;
+    char study[256];
+    snprintf(study, sizeof study, "%s", at("reported"));
+    setenv("WEFT_GNUPLOT", "/no/such/gnuplot", 1);
+    assert_int_equal(mkdir(study, 0777), 0);
+    file_write(at("reported/report.md"), "mine\n", 5);
+    study_config(at("report-config"));
+#define ONE                                                                                        \
+    RUN("study", "--config", at("report-config"), "--out", study, "--steps", "2", "-o",            \
+        "STUDY_SEEDS=1", "-o", "STUDY_LEARNING_RATES=")
+    command_fails(2, ONE, SAYS("report.md", "no report of weft's"));
+    assert_int_not_equal(access(at("reported/runs.db"), F_OK), 0); /* nothing ran for nothing */
+    assert_int_equal(unlink(at("reported/report.md")), 0);
+    command_succeeds(ONE, NULL);
+    command_succeeds(RUN("report", study), NULL);
+    command_succeeds(ONE, NULL);
+    file_write(at("reported/report.html"), "<p>mine", 7);
+    command_fails(2, RUN("report", study), SAYS("report.html", "--force"));
+    holds(at("reported/report.html"), "<p>mine");
+    command_succeeds(RUN("report", study, "--force"), NULL);
+    command_succeeds(RUN("report", study), NULL);
+    assert_int_equal(mkdir(at("elsewhere"), 0777), 0);
+    file_write(at("elsewhere/report.md"), "# Study of mine\n", 16);
+    command_fails(2, RUN("report", study, "--out", at("elsewhere")), SAYS("report.md", "--force"));
+    holds(at("elsewhere/report.md"), "# Study of mine\n");
+    assert_int_not_equal(access(at("elsewhere/report.html"), F_OK), 0);
+    /* One that was written before reports had marks. */
+    file_write(at("elsewhere/report.html"), "<!DOCTYPE html><title>weft: a study</title>", 43);
+    command_succeeds(RUN("report", study, "--out", at("elsewhere")), NULL);
+    unsetenv("WEFT_GNUPLOT");
+}
+
 static void test_tokenizer_train_spares_a_file(void **state) {
     (void)state;
     file_write(at("text"), "some text, some more text", 25);
@@ -172,6 +207,7 @@ int main(void) {
         cmocka_unit_test(test_a_forced_init_can_be_read),
         cmocka_unit_test(test_eval_does_not_write_over_what_it_reads),
         cmocka_unit_test(test_csv_spares_files_and_databases),
+        cmocka_unit_test(test_a_report_spares_other_pages),
         cmocka_unit_test(test_tokenizer_train_spares_a_file),
         cmocka_unit_test(test_tokenize_removes_only_its_own_parts),
         cmocka_unit_test(test_tokenize_with_the_tokenizer_in_its_place),

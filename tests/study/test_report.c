@@ -542,7 +542,7 @@ static void test_several_studies_are_a_section_each(void **state) {
         paths[i] = scratch_path("%s", paths[i]);
     }
     unsetenv("WEFT_GNUPLOT");
-    assert_int_equal(weft_report_write_several(paths, 2, scratch_path("both")), WEFT_OK);
+    assert_int_equal(weft_report_write_several(paths, 2, scratch_path("both"), false), WEFT_OK);
     read_report("both");
     expect_both("2 studies");
     expect_in(html, "<h2>Study first-study</h2>");
