@@ -159,13 +159,19 @@ class Model:
         return latent or self.c["position"] == "rope"
 
     def dot(self, p, x):
+        """dot, and cosine: q and k of length 1 over a temperature for each head."""
         h, kv = self.c["n_head"], self.c["kv_heads"] or self.c["n_head"]
         packed = F.linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias"))
         q, k, v = self.heads(packed, h + 2 * kv).split((h, kv, kv), 1)
+        cosine = self.c["attention"] == "cosine"
+        if cosine:
+            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         if self.turns():
             q, k = self.rope(q), self.rope(k)
         if kv < h:
             k, v = (y.repeat_interleave(h // kv, 1) for y in (k, v))
+        if cosine:
+            return *self.attend(q * torch.exp(-p["attn.log_tau"]).view(-1, 1, 1), k, v, 1.0), None
         return *self.attend(q, k, v, q.shape[-1] ** -0.5), None
 
     def w2(self, p, x):
@@ -200,7 +206,7 @@ class Model:
 
     def attention(self, p, x, gate, received):
         kind = self.c["attention"]
-        o, weights, latent = self.mla(p, x, received) if kind == "mla" else (self.dot if kind == "dot" else self.w2)(p, x)
+        o, weights, latent = self.mla(p, x, received) if kind == "mla" else (self.w2 if kind == "w2" else self.dot)(p, x)
         if gate is not None:
             alpha = self.c["ra_mla_mlp_gate_alpha"]
             o = o * (1 - alpha + alpha * gate.transpose(1, 2).unsqueeze(-1))

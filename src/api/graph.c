@@ -191,6 +191,27 @@ weft_tensor *weft_graph_view(weft_graph *g, weft_tensor *t, int ndim, const int6
     return weft_reshape(g, t, ndim, shape);
 }
 
+/* Operations of tensors alone: weft_graph_gelu is weft_gelu behind the check. */
+#define OF_ONE(name)                                                                               \
+    weft_tensor *weft_graph_##name(weft_graph *g, weft_tensor *a) {                                \
+        OPEN(a);                                                                                   \
+        return weft_##name(g, a);                                                                  \
+    }
+#define OF_TWO(name)                                                                               \
+    weft_tensor *weft_graph_##name(weft_graph *g, weft_tensor *a, weft_tensor *b) {                \
+        OPEN(a, b);                                                                                \
+        return weft_##name(g, a, b);                                                               \
+    }
+
+OF_ONE(gelu)
+OF_ONE(gaussian_query)
+OF_ONE(gram)
+OF_ONE(head_transpose)
+OF_ONE(running_mean)
+OF_ONE(time_mean)
+OF_TWO(dot)
+OF_TWO(silu_mul)
+
 weft_tensor *weft_graph_add(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
     OPEN(a, b);
     return weft_add_scaled(g, a, b, alpha);
@@ -214,11 +235,6 @@ weft_tensor *weft_graph_fill(weft_graph *g, const char *type, int ndim, const in
     if (!is_open(g, __func__) || !has_type(g, __func__, type, &dtype)) return NULL;
     if (ndim > 0) NEED(shape);
     return weft_fill(g, dtype, ndim, shape, value);
-}
-
-weft_tensor *weft_graph_dot(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    OPEN(a, b);
-    return weft_dot(g, a, b);
 }
 
 weft_tensor *weft_graph_sum_squares(weft_graph *g, weft_tensor *a, double factor) {
@@ -247,11 +263,6 @@ weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tenso
     return weft_grouped_linear(g, x, w, turn_w);
 }
 
-weft_tensor *weft_graph_gram(weft_graph *g, weft_tensor *a) {
-    OPEN(a);
-    return weft_gram(g, a);
-}
-
 weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tensor *x, weft_tensor *r,
                              weft_tensor *w, weft_tensor *bias, weft_tensor **sum) {
     static const char *const words[] = {"layernorm", "rmsnorm", NULL};
@@ -261,16 +272,6 @@ weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tensor *x, we
     weft_normed n = weft_norm(g, x, r, w, bias, word ? WEFT_RMSNORM : WEFT_LAYERNORM);
     if (sum) *sum = n.s;
     return n.y;
-}
-
-weft_tensor *weft_graph_gelu(weft_graph *g, weft_tensor *x) {
-    OPEN(x);
-    return weft_gelu(g, x);
-}
-
-weft_tensor *weft_graph_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    OPEN(a, b);
-    return weft_silu_mul(g, a, b);
 }
 
 weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
@@ -287,11 +288,6 @@ weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const c
 weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads) {
     OPEN(x);
     return weft_rope(g, x, width, heads, NULL, 0);
-}
-
-weft_tensor *weft_graph_gaussian_query(weft_graph *g, weft_tensor *x) {
-    OPEN(x);
-    return weft_gaussian_query(g, x);
 }
 
 weft_tensor *weft_graph_gaussian_key(weft_graph *g, weft_tensor *x, weft_tensor **n) {
@@ -401,16 +397,6 @@ weft_tensor *weft_graph_gate(weft_graph *g, weft_tensor *o, weft_tensor *gate, d
     return weft_gate_mix(g, o, gate, alpha);
 }
 
-weft_tensor *weft_graph_running_mean(weft_graph *g, weft_tensor *x) {
-    OPEN(x);
-    return weft_running_mean(g, x);
-}
-
-weft_tensor *weft_graph_time_mean(weft_graph *g, weft_tensor *x) {
-    OPEN(x);
-    return weft_time_mean(g, x);
-}
-
 weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum) {
     OPEN(x);
     weft_moments_of m = weft_moments(g, x);
@@ -421,11 +407,6 @@ weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum
 weft_tensor *weft_graph_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
     OPEN(x);
     return weft_head_repeat(g, x, heads);
-}
-
-weft_tensor *weft_graph_head_transpose(weft_graph *g, weft_tensor *x) {
-    OPEN(x);
-    return weft_head_transpose(g, x);
 }
 
 weft_tensor *weft_graph_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale,

@@ -148,26 +148,16 @@ const char *weft_model_tensor_name(const weft_model *model, int64_t i) {
     return model && i >= 0 && i < model->n_weights ? model->weights[i].name : NULL;
 }
 
-static const char *nearest_name(const weft_model *m, const char *name) {
-    const char *nearest = NULL;
-    size_t best = strlen(name) / 2 + 1;
-    for (int64_t i = 0; i < m->n_weights; i++) {
-        size_t distance = weft_edit_distance(name, m->weights[i].name);
-        if (distance >= best) continue;
-        best = distance;
-        nearest = m->weights[i].name;
-    }
-    return nearest;
-}
-
 weft_status weft_api_find_any(const weft_model *m, const char *caller, const char *name,
                               weft_weight **out) {
     *out = weft_model_find(m, name);
     if (*out) return WEFT_OK;
-    const char *nearest = nearest_name(m, name);
-    if (nearest)
+    weft_nearest nearest = weft_nearest_to(name, strlen(name) / 2 + 1);
+    for (int64_t i = 0; i < m->n_weights; i++)
+        weft_nearest_offer(&nearest, m->weights[i].name);
+    if (*nearest.name)
         return weft_fail(WEFT_EINPUT, "%s: the model has no tensor '%s'; did you mean '%s'?",
-                         caller, name, nearest);
+                         caller, name, nearest.name);
     return weft_fail(WEFT_EINPUT, "%s: the model has no tensor '%s'", caller, name);
 }
 

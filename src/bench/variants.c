@@ -12,6 +12,7 @@
 const bench_variant bench_variants[] = {
     {"dot", "dot + gelu", 0, {"ATTENTION=dot", "FFN=gelu"}},
     {"w2", "w2 + gelu", 0, {"ATTENTION=w2", "W2_KERNEL=w2", PLAIN}},
+    {"cosine", "cosine + gelu", 0, {"ATTENTION=cosine", "FFN=gelu"}},
     {"mla", "mla (step 0)", 0, {LATENT}},
     {"step1", "step 1: gate", 1, {LATENT}},
     {"step2", "step 2: gate, cross", 2, {LATENT}},

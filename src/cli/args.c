@@ -52,17 +52,12 @@ static const weft_arg *find_option(const known_options *k, const char *word, siz
 static int refuse_unknown(const weft_args *a, const known_options *k, const char *given) {
     char word[OPTION_LETTERS];
     snprintf(word, sizeof word, "%.*s", (int)strcspn(given, "="), given);
-    const char *nearest = NULL;
-    size_t best = strlen(word) / 2 + 1;
-    for (int i = 0; i < k->n; i++) {
-        size_t distance = weft_edit_distance(word, k->list[i].name);
-        if (distance >= best) continue;
-        best = distance;
-        nearest = k->list[i].name;
-    }
-    if (nearest)
+    weft_nearest nearest = weft_nearest_to(word, strlen(word) / 2 + 1);
+    for (int i = 0; i < k->n; i++)
+        weft_nearest_offer(&nearest, k->list[i].name);
+    if (*nearest.name)
         fprintf(stderr, "weft %s: unknown option '%s'; did you mean '%s'?\n", a->command, word,
-                nearest);
+                nearest.name);
     else
         fprintf(stderr, "weft %s: unknown option '%s'; 'weft help %s' lists them\n", a->command,
                 word, a->command);

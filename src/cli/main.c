@@ -80,17 +80,12 @@ static const command *find_command(const char *name) {
 }
 
 static int unknown_command(const char *name) {
-    const command *nearest = NULL;
-    size_t least = strlen(name) / 2 + 2; /* farther than this is not a slip of the finger */
-    for (size_t i = 0; i < N_COMMANDS; i++) {
-        size_t distance = weft_edit_distance(name, commands[i].name);
-        if (distance < least) {
-            least = distance;
-            nearest = &commands[i];
-        }
-    }
-    if (nearest)
-        fprintf(stderr, "weft: unknown command '%s'; did you mean '%s'?\n", name, nearest->name);
+    /* Farther than this is not a slip of the finger. */
+    weft_nearest nearest = weft_nearest_to(name, strlen(name) / 2 + 2);
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        weft_nearest_offer(&nearest, commands[i].name);
+    if (*nearest.name)
+        fprintf(stderr, "weft: unknown command '%s'; did you mean '%s'?\n", name, nearest.name);
     else
         fprintf(stderr, "weft: unknown command '%s'; 'weft help' lists them\n", name);
     return EXIT_USAGE;

@@ -20,17 +20,11 @@ static const char *without_prefix(const char *key) {
 
 static const char *nearest_key(const char *key) {
     int count;
-    size_t best = SIZE_MAX;
     const weft_option *options = weft_options(&count);
-    const char *nearest = "";
-    for (int i = 0; i < count; i++) {
-        size_t distance = weft_edit_distance(key, options[i].key);
-        if (distance < best) {
-            best = distance;
-            nearest = options[i].key;
-        }
-    }
-    return nearest;
+    weft_nearest nearest = weft_nearest_to(key, SIZE_MAX);
+    for (int i = 0; i < count; i++)
+        weft_nearest_offer(&nearest, options[i].key);
+    return nearest.name;
 }
 
 /* The number of a word; -1: not one of them. */

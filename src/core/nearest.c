@@ -28,3 +28,14 @@ size_t weft_edit_distance(const char *a, const char *b) {
     }
     return row[n];
 }
+
+weft_nearest weft_nearest_to(const char *wanted, size_t within) {
+    return (weft_nearest){.wanted = wanted, .name = "", .distance = within};
+}
+
+void weft_nearest_offer(weft_nearest *n, const char *name) {
+    size_t distance = weft_edit_distance(n->wanted, name);
+    if (distance >= n->distance) return;
+    n->distance = distance;
+    n->name = name;
+}

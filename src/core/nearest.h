@@ -1,4 +1,4 @@
-/* The nearest known name to one that is not: for "did you mean". */
+/* The nearest known name to one that is not: for "did you mean". Each known name is offered in turn. */
 #ifndef WEFT_CORE_NEAREST_H
 #define WEFT_CORE_NEAREST_H
 
@@ -7,5 +7,15 @@
 /* How many letters to insert, drop or change to make b of a, in either case. Names of 64 letters
  * and more are as far from everything as can be. */
 size_t weft_edit_distance(const char *a, const char *b);
+
+typedef struct {
+    const char *wanted;
+    const char *name; /* the first of the nearest so far; "": none */
+    size_t distance;
+} weft_nearest;
+
+/* `within`: no name that is as many letters away or more; SIZE_MAX: any. */
+weft_nearest weft_nearest_to(const char *wanted, size_t within);
+void weft_nearest_offer(weft_nearest *n, const char *name);
 
 #endif

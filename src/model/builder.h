@@ -174,6 +174,8 @@ bool forms_latent_sum(const builder *b);
  * when u is made. */
 bool makes_hidden_again(const builder *b);
 
+/* What the mechanisms have once for the whole model: before the first layer. */
+void begin_reciprocal(builder *b);
 /* The feed-forward's output [B, T, E] from its hidden activations, with the reciprocal mechanisms
  * that the config asks for between them. */
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,

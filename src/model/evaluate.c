@@ -165,14 +165,6 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
     return status;
 }
 
-static void add_parts(weft_loss_parts *sum, const weft_loss_parts *p, double weight) {
-    sum->loss += weight * p->loss;
-    sum->cross_entropy += weight * p->cross_entropy;
-    sum->aux_z += weight * p->aux_z;
-    sum->aux_contrastive += weight * p->aux_contrastive;
-    sum->logits_z += weight * p->logits_z;
-}
-
 /* Windows of the block size, each starting on the last token of the one before; the last may be
  * shorter. A few windows a pass keep memory small however long the shard is. */
 static weft_status evaluate_shard(const weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -196,7 +188,7 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
         weft_status status = evaluate_batch(m, backend, pool, what, &b, &parts);
         batch_free(&b);
         WEFT_TRY(status);
-        add_parts(out, &parts, (double)(batch * time) / (double)total);
+        weft_loss_parts_add(out, &parts, (double)(batch * time) / (double)total);
         at += batch * time;
     }
     return WEFT_OK;

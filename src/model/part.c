@@ -52,14 +52,6 @@ static const weft_reach reach_given = {
     .running_mean = mean_given,
 };
 
-/* The numbers that a model has once for all layers. */
-static void couple(builder *b) {
-    b->part = "reciprocal";
-    if (!b->c->latent_recip || b->c->tying_mode != WEFT_TYING_SCALAR) return;
-    b->couple_a = builder_vector(b, "couple.attn_to_mlp", init_constant(1), b->heads);
-    b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
-}
-
 /* What the layer before sends to attention. */
 static void receive(part_builder *p) {
     builder *b = &p->b;
@@ -109,7 +101,7 @@ static void build_part(part_builder *p, weft_part_kind part, bool first) {
     builder *b = &p->b;
     weft_tensor *x = input(p, "x", b->dtype, b->batch, b->time, b->width);
     b->layer = -1;
-    if (part != WEFT_PART_ATTENTION) couple(b);
+    if (part != WEFT_PART_ATTENTION) begin_reciprocal(b);
     b->layer = 0;
     if (part == WEFT_PART_FFN)
         take_over(p);

@@ -45,6 +45,13 @@ static bool cheap_form_pays(const builder *b, int64_t maps, int64_t rank) {
     return (m * f + tokens * m) * (double)rank < tokens * f * (double)rank;
 }
 
+void begin_reciprocal(builder *b) {
+    b->part = "reciprocal";
+    if (!b->c->latent_recip || b->c->tying_mode != WEFT_TYING_SCALAR) return;
+    b->couple_a = builder_vector(b, "couple.attn_to_mlp", init_constant(1), b->heads);
+    b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
+}
+
 bool forms_latent_sum(const builder *b) {
     const weft_config *c = b->c;
     if (c->tying_mode == WEFT_TYING_SCALAR) return true;

@@ -63,3 +63,11 @@ weft_status weft_session_losses(const weft_session *s, weft_loss_parts *out) {
     WEFT_TRY(weft_session_values(s, m->aux_contrastive, 1, &out->aux_contrastive));
     return weft_session_values(s, m->logits_z, 1, &out->logits_z);
 }
+
+void weft_loss_parts_add(weft_loss_parts *sum, const weft_loss_parts *p, double weight) {
+    sum->loss += weight * p->loss;
+    sum->cross_entropy += weight * p->cross_entropy;
+    sum->aux_z += weight * p->aux_z;
+    sum->aux_contrastive += weight * p->aux_contrastive;
+    sum->logits_z += weight * p->logits_z;
+}

@@ -19,6 +19,9 @@ typedef struct {
     double loss, cross_entropy, aux_z, aux_contrastive, logits_z;
 } weft_loss_parts;
 
+/* sum += weight · p, each part. */
+void weft_loss_parts_add(weft_loss_parts *sum, const weft_loss_parts *p, double weight);
+
 /* Builds and plans. `grads` appends the gradient of the loss. `poison` is for
  * tests: see weft_exec_options. */
 weft_status weft_session_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,

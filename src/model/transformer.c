@@ -185,11 +185,7 @@ static void build_model(builder *b, const weft_build *build) {
         m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
-    b->part = "reciprocal";
-    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR) {
-        b->couple_a = builder_vector(b, "couple.attn_to_mlp", init_constant(1), b->heads);
-        b->couple_b = builder_vector(b, "couple.mlp_to_attn", init_constant(1), b->heads);
-    }
+    begin_reciprocal(b);
     weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, wpe ? b->start : NULL, 0);
     x = build_layers(b, x);
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);

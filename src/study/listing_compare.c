@@ -17,18 +17,14 @@
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
 static weft_status find_step(const weft_report_data *d, const char *name, int *step) {
-    const char *nearest = "";
-    size_t best = SIZE_MAX;
+    weft_nearest nearest = weft_nearest_to(name, SIZE_MAX);
     for (int i = 0; i < d->n_steps; i++) {
-        size_t distance = weft_edit_distance(name, d->steps[i].name);
         *step = i;
         if (strcmp(d->steps[i].name, name) == 0) return WEFT_OK;
-        if (distance >= best) continue;
-        best = distance;
-        nearest = d->steps[i].name;
+        weft_nearest_offer(&nearest, d->steps[i].name);
     }
     return weft_fail(WEFT_EINPUT, "%s: there is no step '%s'; did you mean '%s'?", d->path, name,
-                     nearest);
+                     nearest.name);
 }
 
 /* The config of any run of a step; NULL: it has none. */

@@ -263,16 +263,12 @@ weft_status weft_steps_ablation(const weft_config *base, int number, weft_steps 
 }
 
 int weft_steps_find(const weft_steps *s, const char *name) {
-    const char *nearest = "";
-    size_t best = SIZE_MAX;
+    weft_nearest nearest = weft_nearest_to(name, SIZE_MAX);
     for (int i = 0; i < s->n; i++) {
         if (strcmp(s->list[i].name, name) == 0) return i;
-        size_t distance = weft_edit_distance(name, s->list[i].name);
-        if (distance >= best) continue;
-        best = distance;
-        nearest = s->list[i].name;
+        weft_nearest_offer(&nearest, s->list[i].name);
     }
-    weft_fail(WEFT_EINPUT, "there is no step '%.63s'; did you mean '%s'?", name, nearest);
+    weft_fail(WEFT_EINPUT, "there is no step '%.63s'; did you mean '%s'?", name, nearest.name);
     return -1;
 }
 

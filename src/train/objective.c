@@ -125,14 +125,6 @@ static weft_status contrast_all(weft_objective *o, const int32_t *tokens, const 
     return weft_contrast_compare(o->contrast, loss);
 }
 
-static void add_parts(weft_loss_parts *sum, const weft_loss_parts *p, double weight) {
-    sum->loss += weight * p->loss;
-    sum->cross_entropy += weight * p->cross_entropy;
-    sum->aux_z += weight * p->aux_z;
-    sum->aux_contrastive += weight * p->aux_contrastive;
-    sum->logits_z += weight * p->logits_z;
-}
-
 weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const int32_t *targets,
                                const weft_run *run, weft_loss_parts *out) {
     int64_t size = o->micro * o->time;
@@ -152,7 +144,7 @@ weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const i
     }
     WEFT_TRY(weft_comm_gather_spans(o->comm, o->losses, o->parts, sizeof *o->losses));
     for (int64_t i = 0; i < o->parts; i++)
-        add_parts(out, &o->losses[i], 1.0 / (double)o->parts);
+        weft_loss_parts_add(out, &o->losses[i], 1.0 / (double)o->parts);
     if (!o->contrast) return WEFT_OK;
     /* The graph's own sum has the gradient's inner product in it, not the loss. */
     out->aux_contrastive = contrastive;

@@ -23,19 +23,6 @@ enum { B = 2, T = 5, E = 8, H = 2, D = E / H, F = 12 };
         __VA_ARGS__                                                                                \
     }
 
-static weft_engine *engine;
-
-static int open_engine(void **state) {
-    (void)state;
-    return weft_engine_open(2, "cpu", &engine);
-}
-
-static int close_engine(void **state) {
-    (void)state;
-    weft_engine_close(engine);
-    return 0;
-}
-
 /* Σ ⟨output, its gradient⟩. */
 static double pair_outputs(const memory *m) {
     double sum = 0;

@@ -47,19 +47,6 @@ static const char *const *const mixes[] = {w2, mla, wsffn};
 static const int32_t tokens[COUNT] = {1, 5, 2, 9, 10, 0, 3, 3, 7, 4, 6, 8};
 static const int32_t targets[COUNT] = {5, 2, 9, 10, -1, 3, 3, 7, 4, 8, 0, 1};
 
-static weft_engine *engine;
-
-static int open_engine(void **state) {
-    (void)state;
-    return weft_engine_open(2, "cpu", &engine);
-}
-
-static int close_engine(void **state) {
-    (void)state;
-    weft_engine_close(engine);
-    return 0;
-}
-
 static weft_status describe_embedding(void *context, weft_graph *g) {
     (void)context;
     weft_tensor *ids = weft_graph_input(g, "ids", "i32", 2, (int64_t[]){BATCH, TIME}, 0);

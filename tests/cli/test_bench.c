@@ -15,8 +15,9 @@
         "GPT2_BLOCK_SIZE=16", "-o", "VOCAB_SIZE=64", "-o", "BATCH_SIZE=2", "-o",                   \
         "RA_MLA_LATENT_DIM=16"
 
-static const char *const variants[] = {"dot",   "w2",     "mla",   "step1",         "step2",
-                                       "step3", "swiglu", "wsffn", "wsffn-grouped", "mla-w2"};
+static const char *const variants[] = {"dot",   "w2",    "cosine", "mla",   "step1",
+                                       "step2", "step3", "swiglu", "wsffn", "wsffn-grouped",
+                                       "mla-w2"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 static double number(const json_t *object, const char *key) {

@@ -34,12 +34,6 @@ static int make_model(void **state) {
     return 0;
 }
 
-static int remove_model(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static json_t *run_json(const char *const *arguments) {
     char *out;
     command_succeeds(arguments, &out);
@@ -135,5 +129,5 @@ int main(void) {
         cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
-    return cmocka_run_group_tests(tests, make_model, remove_model);
+    return cmocka_run_group_tests(tests, make_model, scratch_teardown);
 }

@@ -189,18 +189,6 @@ static void test_tokenize_with_the_tokenizer_in_its_place(void **state) {
                      NULL);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_init_spares_a_model),
@@ -212,5 +200,5 @@ int main(void) {
         cmocka_unit_test(test_tokenize_removes_only_its_own_parts),
         cmocka_unit_test(test_tokenize_with_the_tokenizer_in_its_place),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

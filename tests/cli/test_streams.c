@@ -139,12 +139,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 /* OpenBLAS asks for its buffers again and again where there is no room for them. */
 static void test_a_limit_of_address_space_ends_with_a_line(void **state) {
     (void)state;
@@ -175,5 +169,5 @@ int main(void) {
         cmocka_unit_test(test_a_limit_of_file_size_is_an_error),
         cmocka_unit_test(test_a_limit_of_address_space_ends_with_a_line),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

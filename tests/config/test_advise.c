@@ -97,18 +97,6 @@ static void test_when_an_option_matters_is_read_from_its_line(void **state) {
     assert_true(weft_option_matters(&c, tau));
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_ra_mla_keys_without_the_attention_are_named),
@@ -116,5 +104,5 @@ int main(void) {
         cmocka_unit_test(test_a_whole_config_is_judged_by_what_it_changes),
         cmocka_unit_test(test_when_an_option_matters_is_read_from_its_line),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

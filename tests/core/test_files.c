@@ -148,18 +148,6 @@ static void test_names_are_listed_sorted(void **state) {
     expect(weft_folder_list(at("no-list"), &names), WEFT_EIO, "no-list");
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
@@ -170,5 +158,5 @@ int main(void) {
         cmocka_unit_test(test_only_marked_folders_are_removed),
         cmocka_unit_test(test_names_are_listed_sorted),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -256,12 +256,6 @@ static int make_all(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text_is_drawn_out_of_pages_and_manuals),
@@ -271,5 +265,5 @@ int main(void) {
         cmocka_unit_test(test_a_package_file_reads_as_its_folder),
         cmocka_unit_test(test_it_becomes_a_dataset_with_its_hash_in_the_record),
     };
-    return cmocka_run_group_tests(tests, make_all, close_scratch);
+    return cmocka_run_group_tests(tests, make_all, scratch_teardown);
 }

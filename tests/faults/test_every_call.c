@@ -440,12 +440,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     struct CMUnitTest tests[SCENARIOS];
     static char names[SCENARIOS][64];
@@ -456,5 +450,5 @@ int main(void) {
         tests[i] = (struct CMUnitTest){
             .name = names[i], .test_func = test_every_call, .initial_state = &list[i]};
     }
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

@@ -174,22 +174,10 @@ static void test_eight_bits_hardly_change_the_perplexity(void **state) {
     }
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_narrow_logits_are_within_their_error),
         cmocka_unit_test(test_eight_bits_hardly_change_the_perplexity),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -91,22 +91,10 @@ static void test_bad_gpus_are_refused(void **state) {
                   SAYS("--jobs", "--gpus"));
 }
 
-static int open_all(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_gpu_has_one_run),
         cmocka_unit_test(test_bad_gpus_are_refused),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -152,11 +152,7 @@ static void test_one_study_in_a_folder_at_a_time(void **state) {
 
 static int make_whole(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
-    study_config(config);
-    command_succeeds(RUN("study", "--config", config, "--out", whole), NULL);
+    study_whole(config, whole, NULL);
     return 0;
 }
 

@@ -94,17 +94,11 @@ static int make_parts(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts_make_the_whole),
         cmocka_unit_test(test_what_neither_has_waits),
         cmocka_unit_test(test_other_configs_and_contradictions_are_refused),
     };
-    return cmocka_run_group_tests(tests, make_parts, close_scratch);
+    return cmocka_run_group_tests(tests, make_parts, scratch_teardown);
 }

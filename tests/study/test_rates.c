@@ -136,17 +136,7 @@ static void test_an_older_database_is_still_read_and_gone_on_with(void **state) 
 
 static int make_whole(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
-    study_config(config);
-    command_succeeds(RUN("study", "--config", config, "--out", whole, APART), NULL);
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
+    study_whole(config, whole, RUN(APART));
     return 0;
 }
 
@@ -160,5 +150,5 @@ int main(void) {
         cmocka_unit_test(test_no_run_begins_that_would_not_end_in_time),
         cmocka_unit_test(test_an_older_database_is_still_read_and_gone_on_with),
     };
-    return cmocka_run_group_tests(tests, make_whole, close_scratch);
+    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
 }

@@ -9,6 +9,19 @@
 
 #include <cmocka.h>
 
+weft_engine *engine;
+
+int open_engine(void **state) {
+    (void)state;
+    return weft_engine_open(2, "cpu", &engine);
+}
+
+int close_engine(void **state) {
+    (void)state;
+    weft_engine_close(engine);
+    return 0;
+}
+
 void refused(weft_status got, weft_status want, const char *text) {
     assert_int_equal(got, want);
     if (!strstr(weft_error_message(), text))

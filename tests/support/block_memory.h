@@ -7,6 +7,11 @@
 
 #include <stdint.h>
 
+/* The engine of a group of tests, on the CPU with two threads: cmocka's setup and teardown. */
+extern weft_engine *engine;
+int open_engine(void **state);
+int close_engine(void **state);
+
 enum { MEMORY_TENSORS = 32, MEMORY_GUARD = 64 };
 
 typedef struct {

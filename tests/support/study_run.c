@@ -47,6 +47,19 @@ void study_config(const char *path) {
     file_write(path, text, sizeof text - 1);
 }
 
+void study_whole(char config[STUDY_ROOM], char folder[STUDY_ROOM], const char *const *more) {
+    const char *arguments[16] = {"study", "--config", config, "--out", folder};
+    scratch_open();
+    snprintf(config, STUDY_ROOM, "%s", scratch_path("config"));
+    snprintf(folder, STUDY_ROOM, "%s", scratch_path("whole"));
+    study_config(config);
+    for (int i = 5; more && *more; more++, i++) {
+        assert_true(i < 15);
+        arguments[i] = *more;
+    }
+    command_succeeds(arguments, NULL);
+}
+
 /* A question's first row; NULL: there is none, or no database yet. */
 static sqlite3_stmt *ask(const char *folder, const char *sql, sqlite3 **db) {
     char path[512];

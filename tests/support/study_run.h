@@ -8,6 +8,11 @@
 /* Writes a config: one layer, 8 steps, the ablation's steps 2 and 4 with two seeds and two rates. */
 void study_config(const char *path);
 
+enum { STUDY_ROOM = 256 };
+/* Opens the scratch folder and runs that study in it to its end: its config and its folder. `more`:
+ * arguments, which end on NULL; NULL: none. */
+void study_whole(char config[STUDY_ROOM], char folder[STUDY_ROOM], const char *const *more);
+
 /* The first column of the first row of a question to DIR/runs.db; 0 and "" where there is none. The
  * text is the caller's to free. */
 int64_t study_number(const char *folder, const char *sql);

@@ -3,6 +3,7 @@
 #include "command.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -111,4 +113,21 @@ void train_same_end(const char *a, const char *b) {
 bool train_long(void) {
     const char *asked = getenv("WEFT_TEST_LONG");
     return asked && strcmp(asked, "1") == 0;
+}
+
+/* Which folder has the name now: a new checkpoint is another one. */
+static ino_t which_last(const char *out) {
+    char path[PATH_MAX];
+    struct stat is;
+    snprintf(path, sizeof path, "%s/last", out);
+    return stat(path, &is) == 0 ? is.st_ino : 0;
+}
+
+void train_wait_checkpoint(pid_t child, const char *out) {
+    ino_t before = which_last(out);
+    for (int i = 0; i < 12000 && which_last(out) == before; i++) {
+        assert_int_equal(kill(child, 0), 0);
+        train_pause(5);
+    }
+    assert_true(which_last(out) != before);
 }

@@ -16,6 +16,8 @@ pid_t train_start(const char *const *arguments, const char *err, long limit);
 /* Waits for the end: the exit status, or minus the signal. */
 int train_wait(pid_t child);
 void train_pause(long milliseconds);
+/* Waits until a run that goes on has written another OUT/last than there is now. */
+void train_wait_checkpoint(pid_t child, const char *out);
 
 /* Expects equal contents of A/NAME and B/NAME. */
 void train_same_file(const char *a, const char *b, const char *name);

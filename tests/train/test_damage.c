@@ -230,12 +230,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
@@ -247,5 +241,5 @@ int main(void) {
         cmocka_unit_test(test_metrics_are_synced_before_a_checkpoint),
         cmocka_unit_test(test_another_dataset_under_a_run_is_noticed),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

@@ -112,23 +112,11 @@ static void test_the_rate_that_is_logged_is_the_one_used(void **state) {
     }
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_projection_whose_losses_are_off_is_not_decayed),
         cmocka_unit_test(test_the_last_layers_gate_is_not_decayed),
         cmocka_unit_test(test_the_rate_that_is_logged_is_the_one_used),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

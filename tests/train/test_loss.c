@@ -309,12 +309,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_links_and_others_folders_are_not_removed),
@@ -331,5 +325,5 @@ int main(void) {
         cmocka_unit_test(test_a_torn_step_is_cleaned_up_and_not_offered),
         cmocka_unit_test(test_a_run_of_the_version_before_goes_on),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }

@@ -43,22 +43,6 @@ static pid_t start_forever(const run_files *f, const char *const *environment) {
     return ranks_start(&part, 1, f->err);
 }
 
-static ino_t which(const char *out) {
-    char path[NAME_ROOM + 32];
-    struct stat is;
-    snprintf(path, sizeof path, "%s/last", out);
-    return stat(path, &is) == 0 ? is.st_ino : 0;
-}
-
-static void wait_for_checkpoint(pid_t child, const char *out) {
-    ino_t before = which(out);
-    for (int i = 0; i < 12000 && which(out) == before; i++) {
-        assert_int_equal(kill(child, 0), 0);
-        train_pause(5);
-    }
-    assert_true(which(out) != before);
-}
-
 static void show(const char *path) {
     size_t n;
     char *text = file_read(path, &n);
@@ -98,7 +82,7 @@ static void test_killed_rank_ends_all(void **state) {
     for (int rank = 0; rank < (train_long() ? RANKS : 2); rank++) {
         char who[64];
         pid_t child = start_forever(&f, NULL);
-        wait_for_checkpoint(child, f.out);
+        train_wait_checkpoint(child, f.out);
         pid_t victim = ranks_pid(child, rank);
         snprintf(who, sizeof who, "rank %d (", rank);
         kill(victim, SIGKILL);
@@ -116,7 +100,7 @@ static void test_hung_rank_ends_all(void **state) {
     for (int rank = 0; rank < 2; rank++) {
         char who[64];
         pid_t child = start_forever(&f, SAYS("WEFT_HEARTBEAT=2"));
-        wait_for_checkpoint(child, f.out);
+        train_wait_checkpoint(child, f.out);
         pid_t victim = ranks_pid(child, rank);
         kill(victim, SIGSTOP);
         assert_true(ranks_wait(child, LIMIT) != 0);
@@ -225,18 +209,6 @@ static void test_build_without_mpi_says_so(void **state) {
     expect_lines(&f, "/nowhere/libweft-mpi.so cannot be opened", 1);
 }
 
-static int open_all(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed_rank_ends_all),
@@ -248,5 +220,5 @@ int main(void) {
         cmocka_unit_test(test_more_ranks_than_micro_batches_is_an_error),
         cmocka_unit_test(test_build_without_mpi_says_so),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -105,23 +105,6 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
     check_numbers("bf16", "embedded", "wsffn", "bf16");
 }
 
-/* Which folder has the name now: a new checkpoint is another one. */
-static ino_t which(const char *out) {
-    char path[NAME_ROOM + 32];
-    struct stat is;
-    snprintf(path, sizeof path, "%s/last", out);
-    return stat(path, &is) == 0 ? is.st_ino : 0;
-}
-
-static void wait_for_checkpoint(pid_t child, const char *out) {
-    ino_t before = which(out);
-    for (int i = 0; i < 12000 && which(out) == before; i++) {
-        assert_int_equal(kill(child, 0), 0);
-        train_pause(5);
-    }
-    assert_true(which(out) != before);
-}
-
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
 static void test_stopped_ranks_resume_at_another_number(void **state) {
     (void)state;
@@ -138,7 +121,7 @@ static void test_stopped_ranks_resume_at_another_number(void **state) {
     for (int ranks = 3; ranks >= 2; ranks--) {
         ranks_part part = {.ranks = ranks, .arguments = arguments};
         pid_t child = ranks_start(&part, 1, err);
-        wait_for_checkpoint(child, out);
+        train_wait_checkpoint(child, out);
         kill(ranks_pid(child, ranks - 1), SIGTERM);
         assert_int_equal(ranks_wait(child, 60), 1);
         assert_int_equal(ranks_lines(err, "stopped by a signal after step"), 1);
@@ -198,18 +181,6 @@ static void test_plain_sum_is_near(void **state) {
     assert_true(fabs(final_loss(out[0]) - final_loss(out[1])) < 1e-4);
 }
 
-static int open_all(void **state) {
-    (void)state;
-    scratch_open();
-    return 0;
-}
-
-static int close_all(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_number_of_ranks_ends_on_the_same_bits),
@@ -218,5 +189,5 @@ int main(void) {
         cmocka_unit_test(test_stopped_ranks_resume_at_another_number),
         cmocka_unit_test(test_plain_sum_is_near),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -27,12 +27,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static int close_scratch(void **state) {
-    (void)state;
-    scratch_close();
-    return 0;
-}
-
 static char *lines_of(const char *run) {
     return file_read(scratch_path("%s/samples.jsonl", run), NULL);
 }
@@ -84,5 +78,5 @@ int main(void) {
         cmocka_unit_test(test_samples_are_kept_and_come_again_after_a_resume),
         cmocka_unit_test(test_tokens_that_are_no_text_have_no_samples),
     };
-    return cmocka_run_group_tests(tests, open_scratch, close_scratch);
+    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }
