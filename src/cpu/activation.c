@@ -3,59 +3,39 @@
 
 #include "cpu/chunks.h"
 
+/* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
+#define ELEMENTWISE(name, inputs, outputs)                                                         \
+    static void name##_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,      \
+                            real *const *out) {                                                    \
+        (void)c;                                                                                   \
+        (void)at;                                                                                  \
+        apply(name##_vector, inputs, in, outputs, out, len, NULL);                                 \
+    }                                                                                              \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        return run_chunks(x, n, 0, inputs, outputs, name##_tile, NULL);                            \
+    }                                                                                              \
+    const weft_kernel KERNEL(name) = {.run = name##_run};
+
 VECTOR_FN gelu_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = vgelu(in[0]);
 }
 
-static void gelu_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                      real *const *out) {
-    (void)c;
-    (void)at;
-    apply(gelu_vector, 1, in, 1, out, len, NULL);
-}
-
-static weft_status gelu_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 1, 1, gelu_tile, NULL);
-}
-
-const weft_kernel KERNEL(gelu) = {.run = gelu_run};
+ELEMENTWISE(gelu, 1, 1)
 
 VECTOR_FN gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] * vgelu_slope(in[1]);
 }
 
-static void gelu_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                           real *const *out) {
-    (void)c;
-    (void)at;
-    apply(gelu_back_vector, 2, in, 1, out, len, NULL);
-}
-
-static weft_status gelu_back_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 2, 1, gelu_back_tile, NULL);
-}
-
-const weft_kernel KERNEL(gelu_back) = {.run = gelu_back_run};
+ELEMENTWISE(gelu_back, 2, 1)
 
 VECTOR_FN silu_mul_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] * in[1] * vsigmoid(in[1]);
 }
 
-static void silu_mul_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                          real *const *out) {
-    (void)c;
-    (void)at;
-    apply(silu_mul_vector, 2, in, 1, out, len, NULL);
-}
-
-static weft_status silu_mul_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 2, 1, silu_mul_tile, NULL);
-}
-
-const weft_kernel KERNEL(silu_mul) = {.run = silu_mul_run};
+ELEMENTWISE(silu_mul, 2, 1)
 
 VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
@@ -64,54 +44,21 @@ VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
     out[1] = dy * a * (s * (1 + b * (1 - s)));
 }
 
-static void silu_mul_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                               real *const *out) {
-    (void)c;
-    (void)at;
-    apply(silu_mul_back_vector, 3, in, 2, out, len, NULL);
-}
-
-static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 3, 2, silu_mul_back_tile, NULL);
-}
-
-const weft_kernel KERNEL(silu_mul_back) = {.run = silu_mul_back_run};
+ELEMENTWISE(silu_mul_back, 3, 2)
 
 VECTOR_FN exp_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = vexp(in[0]);
 }
 
-static void exp_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                     real *const *out) {
-    (void)c;
-    (void)at;
-    apply(exp_vector, 1, in, 1, out, len, NULL);
-}
+ELEMENTWISE(exp, 1, 1)
 
-static weft_status exp_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 1, 1, exp_tile, NULL);
-}
-
-const weft_kernel KERNEL(exp) = {.run = exp_run};
-
-VECTOR_FN product_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN exp_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] * in[1];
 }
 
-static void exp_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                          real *const *out) {
-    (void)c;
-    (void)at;
-    apply(product_vector, 2, in, 1, out, len, NULL);
-}
-
-static weft_status exp_back_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 2, 1, exp_back_tile, NULL);
-}
-
-const weft_kernel KERNEL(exp_back) = {.run = exp_back_run};
+ELEMENTWISE(exp_back, 2, 1)
 
 VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = vsoftplus(in[0]) + arg[0];
