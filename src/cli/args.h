@@ -17,12 +17,12 @@ typedef struct {
     const char *config;                        /* --config FILE */
     const char *overrides[ARGS_OVERRIDES_MAX]; /* -o KEY=VALUE */
     int n_overrides;
-    const char *step;   /* --step NAME; NULL: not given */
-    bool json;          /* --json */
-    int threads;        /* --threads N; 0: one a processor */
-    int64_t seed;       /* --seed N; -1: the config's */
-    const char *dtype;  /* --dtype; NULL: the config's */
-    const char *device; /* --device; NULL: the config's */
+    const char *step;                        /* --step NAME; NULL: not given */
+    bool json;                               /* --json */
+    int threads;                             /* --threads N; 0: one a processor */
+    int64_t seed;                            /* --seed N; -1: the config's */
+    const char *dtype;                       /* --dtype; NULL: the config's */
+    const char *device;                      /* --device; NULL: the config's */
     const char *repeated[ARGS_REPEATED_MAX]; /* of an option that may be given several times */
     int n_repeated;
     /* All of these that set a key, in their order: -o, --seed, --dtype, --device. */

@@ -8,11 +8,8 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[WEFT_DTYPE_COUNT] = {
-    [WEFT_F32] = {"f32", 4},
-    [WEFT_F64] = {"f64", 8},
-    [WEFT_BF16] = {"bf16", 2},
-    [WEFT_I32] = {"i32", 4},
-    [WEFT_I8] = {"i8", 1},
+    [WEFT_F32] = {"f32", 4}, [WEFT_F64] = {"f64", 8}, [WEFT_BF16] = {"bf16", 2},
+    [WEFT_I32] = {"i32", 4}, [WEFT_I8] = {"i8", 1},
 };
 
 size_t weft_dtype_size(weft_dtype dtype) {

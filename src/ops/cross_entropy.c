@@ -36,7 +36,8 @@ static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_shape(g, n, "targets", targets, x->ndim - 1, x->shape));
     const weft_tensor *count = n->in[WEFT_CE_COUNT];
     if (count && (weft_tensor_count(count) != 1 || count->dtype != weft_stat_dtype(x)))
-        return weft_graph_fail(g, "cross_entropy: count is %s, but it must be one number of type %s",
+        return weft_graph_fail(g,
+                               "cross_entropy: count is %s, but it must be one number of type %s",
                                weft_tensor_describe(count), weft_dtype_name(weft_stat_dtype(x)));
     if (weft_tensor_rows(x) > INT32_MAX || w->shape[0] > INT32_MAX || w->shape[1] > INT32_MAX)
         return weft_graph_fail(g, "cross_entropy: a side of %s or %s is past 2^31 - 1",
