@@ -60,10 +60,8 @@ template <typename S, bool EXTRA> struct query_loads {
 
     row_source q, d_o, k, v;
     uint32_t base; /* of the tiles in shared memory */
-    float *bias;   /* [2 steps][KEYS] of the scores, one number per key */
-    const float *n;
-    int keys, steps;
-    float number; /* of a key, read a step before it is stored, so that nothing waits for it */
+    key_biases<S::KEYS, EXTRA> biases;
+    int steps;
 
     __device__ inline void load_keys(const query_block &t, int step, int more) {
         uint32_t barrier = base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8);
@@ -72,18 +70,6 @@ template <typename S, bool EXTRA> struct query_loads {
                                               k, t.b, step * S::KEYS, t.kv, barrier);
         tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
                                              step * S::KEYS, t.kv, barrier);
-    }
-
-    __device__ inline void read_number(int step) {
-        int j = step * S::KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < S::KEYS) number = n && j < keys ? n[j] : 0.0f;
-    }
-
-    __device__ inline void store_bias(const query_block &t, int step) {
-        int j = step * S::KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < S::KEYS)
-            bias[(step & 1) * S::KEYS + threadIdx.x] =
-                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
     }
 
     /* The queries, their dO and the first keys and values. */
@@ -106,8 +92,7 @@ template <typename S, bool EXTRA> struct query_loads {
     __device__ inline void load_ahead(const query_block &t, int step) {
         if (step + 1 < steps) {
             load_keys(t, step + 1, 0);
-            store_bias(t, step + 1);
-            read_number(step + 2);
+            biases.advance(t, step + 1);
         }
         commit_loads();
     }
@@ -237,11 +222,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                                    {&maps.k, &p.k, p.keys},
                                    {&maps.v, &p.v, p.keys},
                                    base,
-                                   bias,
-                                   n,
-                                   p.keys,
-                                   steps,
-                                   0};
+                                   {bias, n, p.keys, 0},
+                                   steps};
     loads.begin(t);
     row_products<S> products;
     products.read(p, t, row);
@@ -250,9 +232,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     clear_sums(dq);
     read_lse(p, t, row, lse);
     find_numbers(p, t);
-    loads.read_number(0);
-    loads.store_bias(t, 0);
-    loads.read_number(1);
+    loads.biases.begin(t);
     float s[S::KEYS / 8][4], dp[S::KEYS / 8][4];
     uint32_t ds[S::KEYS / 16][4];
     uint32_t q_held[S::HOLD_Q ? S::DQK / 16 : 1][4], do_held[S::HOLD_DO ? S::DV / 16 : 1][4];

@@ -86,10 +86,8 @@ template <typename S, bool EXTRA> struct forward_loads {
 
     row_source q, k, v;
     uint32_t base; /* of the tiles in shared memory */
-    float *bias;   /* [2 steps][KEYS] of the scores, one number per key */
-    const float *n;
-    int keys, steps;
-    float number; /* of a key, read a step before it is stored, so that nothing waits for it */
+    key_biases<S::KEYS, EXTRA> biases;
+    int steps;
 
     __device__ inline void load_keys(const query_block &t, int step, uint32_t barrier) {
         tma_load<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)((step & 1) * k_bytes), k,
@@ -99,18 +97,6 @@ template <typename S, bool EXTRA> struct forward_loads {
     __device__ inline void load_values(const query_block &t, int step, uint32_t barrier) {
         tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
                                              step * S::KEYS, t.kv, barrier);
-    }
-
-    __device__ inline void read_number(int step) {
-        int j = step * S::KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < S::KEYS) number = n && j < keys ? n[j] : 0.0f;
-    }
-
-    __device__ inline void store_bias(const query_block &t, int step) {
-        int j = step * S::KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < S::KEYS)
-            bias[(step & 1) * S::KEYS + threadIdx.x] =
-                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
     }
 
     /* The queries and the first keys. */
@@ -139,8 +125,7 @@ template <typename S, bool EXTRA> struct forward_loads {
         }
         if (more) {
             load_keys(t, step + 1, barrier);
-            store_bias(t, step + 1);
-            read_number(step + 2);
+            biases.advance(t, step + 1);
         }
         commit_loads();
     }
@@ -231,20 +216,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
     int steps = (end + S::KEYS - 1) / S::KEYS;
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    forward_loads<S, EXTRA> loads = {{&maps.q, &p.q, p.queries},
-                                     {&maps.k, &p.k, p.keys},
-                                     {&maps.v, &p.v, p.keys},
-                                     base,
-                                     bias,
-                                     n,
-                                     p.keys,
-                                     steps,
-                                     0};
+    forward_loads<S, EXTRA> loads = {{&maps.q, &p.q, p.queries}, {&maps.k, &p.k, p.keys},
+                                     {&maps.v, &p.v, p.keys},    base,
+                                     {bias, n, p.keys, 0},       steps};
     loads.begin(t);
     find_numbers(p, t);
-    loads.read_number(0);
-    loads.store_bias(t, 0);
-    loads.read_number(1);
+    loads.biases.begin(t);
     float s[S::KEYS / 8][4], o[S::DV / 8][4], rescale[2];
     uint32_t q_held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
     clear_sums(o);

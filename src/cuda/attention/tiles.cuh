@@ -81,4 +81,38 @@ __device__ static inline void find_numbers(const attention_problem &p, query_blo
     t.slope = f.slope * LOG2E;
 }
 
+/* What a key adds to its scores whatever the query, β n_j and ALiBi's slope: one number per key of a
+ * tile, in shared memory a step before the tile is scored. EXTRA false: there is nothing of the sort. */
+template <int KEYS, bool EXTRA> struct key_biases {
+    float *bias;    /* [2 steps][KEYS] */
+    const float *n; /* of the head's keys; NULL: none */
+    int keys;
+    float number; /* of a key, read a step before it is stored, so that nothing waits for it */
+
+    __device__ inline void read(int step) {
+        int j = step * KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < KEYS) number = n && j < keys ? n[j] : 0.0f;
+    }
+
+    __device__ inline void store(const query_block &t, int step) {
+        int j = step * KEYS + (int)threadIdx.x;
+        if (EXTRA && (int)threadIdx.x < KEYS)
+            bias[(step & 1) * KEYS + threadIdx.x] =
+                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
+    }
+
+    /* Before the first step. */
+    __device__ inline void begin(const query_block &t) {
+        read(0);
+        store(t, 0);
+        read(1);
+    }
+
+    /* During the step before `step`. */
+    __device__ inline void advance(const query_block &t, int step) {
+        store(t, step);
+        read(step + 1);
+    }
+};
+
 #endif
