@@ -149,8 +149,8 @@ static weft_status take_run(weft_database *d, int64_t run, bool facts) {
         "DELETE FROM main.runs WHERE run = ?",
         "INSERT INTO main.runs SELECT * FROM part.runs WHERE run = ?",
         "INSERT INTO main.metrics SELECT * FROM part.metrics WHERE run = ?",
-        "INSERT INTO main.events(run, step, kind, detail, at)"
-        " SELECT run, step, kind, detail, at FROM part.events WHERE run = ? ORDER BY id",
+        ("INSERT INTO main.events(run, step, kind, detail, at)"
+         " SELECT run, step, kind, detail, at FROM part.events WHERE run = ? ORDER BY id"),
     };
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
         WEFT_TRY(weft_database_run(d, steps[i], "i", run));

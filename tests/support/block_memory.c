@@ -13,7 +13,7 @@ weft_engine *engine;
 
 int open_engine(void **state) {
     (void)state;
-    return weft_engine_open(2, "cpu", &engine);
+    return (int)weft_engine_open(2, "cpu", &engine);
 }
 
 int close_engine(void **state) {
