@@ -125,8 +125,8 @@ static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, u
             uint16_t copy[GROUP_MAX * WIDTH_MAX];
             for (int64_t g = 0; g < group; g++) {
                 bool there = d + g < k;
-                take_numbers(x, there ? (d + g) * x.ld + i : 0, there ? min_i64(width, count - i) : 0,
-                             width, copy + g * width);
+                take_numbers(x, there ? (d + g) * x.ld + i : 0,
+                             there ? min_i64(width, count - i) : 0, width, copy + g * width);
             }
             turn_group(copy, width, panel, width, group);
         }
@@ -202,8 +202,7 @@ enum { ROWS = 8, COLUMNS = 12, GROUP = 4, ROW_PAIRS = ROWS / 2, COLUMN_PAIRS = C
 #if defined(__clang__)
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
 #else
-#define BF16_TARGET                                                                                \
-    __attribute__((target("arch=armv8.2-a+bf16"), optimize("no-schedule-insns")))
+#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16"), optimize("no-schedule-insns")))
 #endif
 
 static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
@@ -288,9 +287,9 @@ static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void
 }
 
 /* As panel_real.c does it, a pair of terms in the place of a term. */
-__attribute__((target("avx512bf16"))) static void
-multiply_pairs(int64_t k, const void *a_panel, const void *b_panel, real alpha, bool add, real *c,
-               int64_t ldc) {
+__attribute__((target("avx512bf16"))) static void multiply_pairs(int64_t k, const void *a_panel,
+                                                                 const void *b_panel, real alpha,
+                                                                 bool add, real *c, int64_t ldc) {
     const uint16_t *a = a_panel, *b = b_panel, *end = a + k * ROWS;
     __m512 sum[ROWS][2];
 #pragma GCC unroll 12
@@ -430,9 +429,12 @@ static const panel_form tiles = {
 
 const panel_form *KERNEL(panel_bf16)(void) {
     switch (weft_cpu_matrix()) {
-    case WEFT_MATRIX_AMX: return &tiles;
-    case WEFT_MATRIX_AVX512_BF16: return &pairs;
-    default: return NULL;
+    case WEFT_MATRIX_AMX:
+        return &tiles;
+    case WEFT_MATRIX_AVX512_BF16:
+        return &pairs;
+    default:
+        return NULL;
     }
 }
 

@@ -50,8 +50,7 @@ static void test_every_instruction_set_gives_right_results(void **state) {
         if (!runs || strcmp(isa, weft_cpu_isa()) == 0) continue;
         for (size_t p = 0; p < sizeof programs / sizeof programs[0]; p++) {
             int status = run_under(isa, programs[p]);
-            if (status != 0)
-                fail_msg("WEFT_CPU=%s %s: exit status %d", isa, programs[p], status);
+            if (status != 0) fail_msg("WEFT_CPU=%s %s: exit status %d", isa, programs[p], status);
         }
     }
 }
