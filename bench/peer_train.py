@@ -18,7 +18,9 @@ and up to three forms, each timed, the fastest kept: `expanded`, the formula wit
 `sdpa`, the same brought to scaled_dot_product_attention (for w2 the key's square becomes one more column;
 where the attention's weights are wanted too they are made once more, without a gradient); and `cheap`,
 that with the algebra that weft has: mla by head, cross-token behind the maps that read h, WsFFN's losses
-from a Gram matrix. `--form NAME` takes one of them.
+from a Gram matrix. `--form NAME` takes one of them. With `--compile` the fastest is compiled too
+(torch.compile), and the faster of both kept. Weights in bf16 are trained as PyTorch does it: kept in f32, with the
+forward pass under bf16 autocast.
 """
 
 import argparse
@@ -39,20 +41,22 @@ FORMS = ("expanded", "sdpa", "cheap")
 
 
 def read_safetensors(path):
-    """The f32 tensors of a file, by name: a length, a header in JSON, then the bytes."""
+    """The tensors of a file as f32, by name, and whether some are bf16: a length, a header in JSON, then the bytes."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = bytearray(file.read())
-    tensors = {}
+    types = {"F32": torch.float32, "BF16": torch.bfloat16}
+    tensors, narrow = {}, False
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] != "F32":
-            raise ValueError(f"{name} is {entry['dtype']}; the peer computes in F32")
-        first, last = entry["data_offsets"]
-        flat = torch.frombuffer(data, dtype=torch.float32, offset=first, count=(last - first) // 4)
-        tensors[name] = flat.reshape(entry["shape"]).clone()
-    return tensors
+        if entry["dtype"] not in types:
+            raise ValueError(f"{name} is {entry['dtype']}; the peer reads F32 and BF16")
+        dtype, (first, last) = types[entry["dtype"]], entry["data_offsets"]
+        flat = torch.frombuffer(data, dtype=dtype, offset=first, count=(last - first) // dtype.itemsize)
+        tensors[name] = flat.reshape(entry["shape"]).to(torch.float32, copy=True)
+        narrow |= entry["dtype"] == "BF16"
+    return tensors, narrow
 
 
 def refuse(c):
@@ -333,8 +337,9 @@ class Model:
 class Training:
     """A model, its optimizer and its batch: what is timed."""
 
-    def __init__(self, config, tensors, tokens, rate, form):
-        self.model, self.clip = Model(config, tensors, form), config["grad_clip"]
+    def __init__(self, config, tensors, tokens, rate, form, narrow):
+        self.model, self.clip, self.narrow = Model(config, tensors, form), config["grad_clip"], narrow
+        self.loss = self.model.loss
         self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         self.parameters = list(self.model.p.values())
         groups = [{"params": [p for p in self.parameters if (p.ndim >= 2) == decays],
@@ -348,7 +353,8 @@ class Training:
 
     def step(self):
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model.loss(self.tokens, self.targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
+            loss = self.loss(self.tokens, self.targets)
         loss.backward()
         if self.clip > 0:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
@@ -361,23 +367,42 @@ class Training:
         return time.perf_counter() - start
 
 
-def prepare(request, forms):
+def keep_compiled(training, form, times):
+    """The name of the form, compiled if that is faster; a compiler that fails is told and left out."""
+    eager = min(training.timed() for _ in range(2))
+    training.loss = torch.compile(training.model.loss, dynamic=False)
+    try:
+        training.step()
+        times[form + " compiled"] = min(training.timed() for _ in range(2))
+    except Exception as problem:  # no C++ compiler, an operation that it does not take, ...
+        print(f"torch.compile: {type(problem).__name__}: {problem}".splitlines()[0], file=sys.stderr)
+        times[form + " compiled"] = math.inf
+    if times[form + " compiled"] < eager:
+        return form + " compiled"
+    training.loss = training.model.loss
+    return form
+
+
+def prepare(request, forms, compiles):
     with open(os.path.join(request["model"], "config.json")) as file:
         config = json.load(file)
-    tensors = read_safetensors(os.path.join(request["model"], "model.safetensors"))
+    tensors, narrow = read_safetensors(os.path.join(request["model"], "model.safetensors"))
     tokens = torch.tensor(request["tokens"], dtype=torch.int64)
     best, times, forms = None, {}, forms_of(config, forms)
     for form in forms:
-        training = Training(config, tensors, tokens, request["rate"], form)
+        training = Training(config, tensors, tokens, request["rate"], form, narrow)
         losses = [training.step() for _ in range(request["steps"])]
         times[form] = training.timed() if len(forms) > 1 else 0.0
         if best is None or times[form] < times[best[0]]:
             best = (form, training, losses)
         del training
-    return best[1], {"losses": best[2], "form": best[0], "forms": times}
+    form, training, losses = best
+    if compiles:
+        form = keep_compiled(training, form, times)
+    return training, {"losses": losses, "form": form, "forms": {k: v for k, v in times.items() if v < math.inf}}
 
 
-def answer(request, state, forms):
+def answer(request, state, forms, compiles):
     kind = request["do"]
     if kind == "hello":
         if torch is None:
@@ -386,7 +411,7 @@ def answer(request, state, forms):
         return {"name": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads()}
     if kind == "prepare":
         state.clear()
-        state["training"], reply = prepare(request, forms)
+        state["training"], reply = prepare(request, forms, compiles)
         return reply
     if kind == "run":
         return {"seconds": [state["training"].timed() for _ in range(request["repeats"])]}
@@ -399,11 +424,13 @@ def answer(request, state, forms):
 def main():
     options = argparse.ArgumentParser(description="PyTorch's side of weft bench train")
     options.add_argument("--form", choices=FORMS, help="the form of attention; without it, the fastest one")
-    form = options.parse_args().form
+    options.add_argument("--compile", action="store_true", help="compile the fastest form too, and keep the faster")
+    options = options.parse_args()
+    form = options.form
     state = {}
     for line in sys.stdin:
         try:
-            reply = answer(json.loads(line), state, (form,) if form else FORMS)
+            reply = answer(json.loads(line), state, (form,) if form else FORMS, options.compile)
         except Exception as problem:  # the row is lost, the conversation is not
             state.clear()
             reply = {"error": f"{type(problem).__name__}: {problem}".splitlines()[0]}

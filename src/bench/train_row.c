@@ -23,6 +23,7 @@
 
 /* Losses agree with the peer's to this part. */
 #define TOLERANCE 1e-3
+#define TOLERANCE_BF16 1e-2
 
 /* A GPU's first run chooses algorithms and its second is captured. */
 enum { GPU_UNMEASURED = 4 };
@@ -164,10 +165,12 @@ static bool prepare_peer(const bench_train_job *job, const training *t, const ch
         return false;
     }
     json_t *theirs = json_object_get(reply, "losses");
+    bool bf16 = weft_config_dtype(job->config) == WEFT_BF16;
+    double tolerance = bf16 ? TOLERANCE_BF16 : TOLERANCE;
     bool differs = (int)json_array_size(theirs) != CHECKED_STEPS;
     for (int i = 0; !differs && i < CHECKED_STEPS; i++) {
         double other = json_number_value(json_array_get(theirs, (size_t)i));
-        differs = !(fabs(t->losses[i] - other) <= TOLERANCE * fabs(other));
+        differs = !(fabs(t->losses[i] - other) <= tolerance * fabs(other));
     }
     json_object_set_new(out, "differs", json_boolean(differs));
     json_object_set(out, "peer_losses", theirs);
