@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20 };
+enum { TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20, FACT_MOST = 1 << 16 };
 
 /* What is summed up while the lines go by. */
 typedef struct {
@@ -77,6 +77,9 @@ static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
     const json_t *at = json_object_get(line, "step");
     if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
     int64_t step = (int64_t)json_integer_value(at);
+    if (step < u->last || step > u->iters)
+        return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
+                         (long long)step, (long long)u->last, (long long)u->iters);
     u->metric_value = metric_of(line, u->metric);
     WEFT_TRY(weft_database_run(
         d,
@@ -152,6 +155,7 @@ static weft_status write_result(weft_database *d, const summary *u, const weft_e
 
 static weft_status add_fact(weft_database *d, int64_t run, const char *name, const json_t *value) {
     static const char sql[] = "INSERT INTO facts(run, name, value) VALUES (?, ?, ?)";
+    if (json_is_string(value) && json_string_length(value) > FACT_MOST) return WEFT_OK;
     if (json_is_string(value))
         return weft_database_run(d, sql, "iss", run, name, json_string_value(value));
     if (json_is_integer(value))

@@ -1,6 +1,7 @@
 /* Building a study: each step by itself, its failure its own, unless all fail. */
 #include "study/study.h"
 
+#include "core/bounded.h"
 #include "model/kinds.h"
 #include "study/equal.h"
 #include "train/loop.h"
@@ -14,7 +15,8 @@ int64_t weft_study_iter_tokens(const weft_config *c) {
 }
 
 int64_t weft_study_tokens(const weft_study *s, int step) {
-    return s->built[step].iters * weft_study_iter_tokens(&s->built[step].config);
+    return weft_bounded_product(s->built[step].iters,
+                                weft_study_iter_tokens(&s->built[step].config));
 }
 
 int weft_study_step_rates(const weft_study *s) {

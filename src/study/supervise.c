@@ -2,6 +2,7 @@
  * folders, so it may be killed at any moment. */
 #include "study/supervise.h"
 
+#include "core/bounded.h"
 #include "core/clock.h"
 #include "core/folders.h"
 #include "core/log.h"
@@ -59,7 +60,7 @@ static bool is_ended(const weft_job *job) {
 
 static int64_t checkpoint_bytes(const supervisor *v, int step) {
     const weft_account *a = &v->study->built[step].account;
-    return a->weights_bytes + a->optimizer_bytes;
+    return weft_bounded_sum(a->weights_bytes, a->optimizer_bytes);
 }
 
 static weft_status check_room(const supervisor *v, int64_t need, int runs) {
@@ -77,7 +78,7 @@ static weft_status check_room_for_all(const supervisor *v) {
     int64_t need = 0;
     for (int i = 0; i < v->study->steps.n; i++) {
         if (*v->study->built[i].error || !is_chosen(v, i)) continue;
-        need += a_step * checkpoint_bytes(v, i);
+        need = weft_bounded_sum(need, weft_bounded_product(a_step, checkpoint_bytes(v, i)));
         runs += a_step;
     }
     return check_room(v, need, runs);

@@ -35,6 +35,11 @@ weft_status weft_checkpoint_check(const char *run, const char *name, const weft_
     return status == WEFT_OK ? check_config(folder, c) : status;
 }
 
+/* As many as a training may have iterations. */
+static bool is_count(json_int_t number) {
+    return number >= 0 && (double)number <= WEFT_OPTION(gpt2_max_iters)->max;
+}
+
 static weft_status read_state(const char *folder, weft_train_state *out) {
     json_t *state;
     json_int_t iteration = 0, skipped = 0, row = 0;
@@ -42,15 +47,15 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
     const json_t *best = json_object_get(state, "best_val_loss");
     const char *choices = json_string_value(json_object_get(state, "algorithms"));
     const char *data = json_string_value(json_object_get(state, "dataset_crc32c"));
+    json_int_t logged = json_integer_value(json_object_get(state, "logged_every"));
     bool ok = json_unpack(state, "{s:I, s:I, s:I}", "iteration", &iteration, "skipped", &skipped,
                           "skipped_in_a_row", &row) == 0 &&
-              iteration >= 0;
+              is_count(iteration) && is_count(skipped) && is_count(row) && is_count(logged);
     *out = (weft_train_state){.iteration = iteration,
                               .best_val = json_is_number(best) ? json_number_value(best) : INFINITY,
                               .skipped = skipped,
                               .skipped_row = row,
-                              .logged_every =
-                                  json_integer_value(json_object_get(state, "logged_every")),
+                              .logged_every = logged,
                               .has_data = data != NULL,
                               .data = data ? (uint32_t)strtoul(data, NULL, 16) : 0,
                               .has_choices = choices != NULL,

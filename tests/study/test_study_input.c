@@ -37,6 +37,19 @@ static void test_missing_data_is_told_once_and_nothing_is_made(void **state) {
     assert_int_not_equal(access(out, F_OK), 0);
 }
 
+/* More tokens than 64 bits count are as many as they can. */
+static void test_the_largest_study_is_listed(void **state) {
+    (void)state;
+    snprintf(out, sizeof out, "%s", scratch_path("largest"));
+    json_t *all = command_json(STUDY("--list", "--json", "-o", "GPT2_MAX_ITERS=1000000000", "-o",
+                                     "BATCH_SIZE=1048576", "-o",
+                                     "GPT2_GRADIENT_ACCUMULATION=1048576", "-o", "MICRO_BATCH=1",
+                                     "-o", "GPT2_BLOCK_SIZE=1024", "-o", "SEED=9007199254740991"));
+    const json_t *step = json_array_get(json_object_get(all, "steps"), 0);
+    assert_true(json_integer_value(json_object_get(step, "tokens")) == INT64_MAX);
+    json_decref(all);
+}
+
 static void test_a_folder_that_cannot_be_written_is_refused(void **state) {
     (void)state;
     file_write(scratch_path("file"), "x", 1);
@@ -250,6 +263,7 @@ static int open_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_missing_data_is_told_once_and_nothing_is_made),
+        cmocka_unit_test(test_the_largest_study_is_listed),
         cmocka_unit_test(test_a_folder_that_cannot_be_written_is_refused),
         cmocka_unit_test(test_a_full_disk_is_told_and_kept_apart),
         cmocka_unit_test(test_a_strange_database_is_refused_and_kept),

@@ -90,6 +90,28 @@ static void test_a_state_of_the_version_before_is_read(void **state) {
     command_succeeds(RESUME, NULL);
 }
 
+/* Numbers at the ends of what 64 bits hold: refused before anything is counted with them. */
+static void test_extreme_counts_in_a_state_are_refused(void **state) {
+    (void)state;
+    static const char *const keys[] = {"iteration", "skipped", "skipped_in_a_row", "logged_every"};
+    static const json_int_t values[] = {INT64_MAX, INT64_MIN, -1, 1000000001};
+    train_some("extreme", "GPT2_MAX_ITERS=2");
+    for (int k = 0; k < 4; k++) {
+        for (int v = 0; v < 4; v++) {
+            json_t *kept = json_load_file(at("extreme/last/state.json"), 0, NULL);
+            json_t *changed = json_deep_copy(kept);
+            json_object_del(changed, "state_crc32c");
+            json_object_set_new(changed, "format", json_integer(1));
+            json_object_set_new(changed, keys[k], json_integer(values[v]));
+            assert_int_equal(json_dump_file(changed, at("extreme/last/state.json"), 0), 0);
+            command_fails(2, RESUME, SAYS("state.json"));
+            assert_int_equal(json_dump_file(kept, at("extreme/last/state.json"), 0), 0);
+            json_decref(changed);
+            json_decref(kept);
+        }
+    }
+}
+
 static void write_tokens(const char *path) {
     int32_t tokens[25];
     for (int i = 0; i < 25; i++)
@@ -235,6 +257,7 @@ int main(void) {
         cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
         cmocka_unit_test(test_a_write_that_went_wrong_is_noticed),
         cmocka_unit_test(test_a_state_of_the_version_before_is_read),
+        cmocka_unit_test(test_extreme_counts_in_a_state_are_refused),
         cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
         cmocka_unit_test(test_a_bad_line_costs_only_itself),
         cmocka_unit_test(test_what_a_kill_leaves_is_no_damage),
