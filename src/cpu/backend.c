@@ -67,7 +67,7 @@ DECLARE_TABLES(sse2)
 #if defined(WEFT_HAVE_ISA_neon)
 DECLARE_TABLES(neon)
 static bool runs_bfmmla(void) {
-    return getauxval(AT_HWCAP2) & HWCAP2_BF16;
+    return WEFT_ARM_TARGETS && (getauxval(AT_HWCAP2) & HWCAP2_BF16);
 }
 #endif
 #if defined(WEFT_HAVE_ISA_plain)

@@ -9,7 +9,7 @@
 #include "cpu/matrix.h"
 #include "cpu/vec.h"
 
-#if defined(__aarch64__) && WEFT_REAL == 32
+#if WEFT_ARM_TARGETS && WEFT_REAL == 32
 
 enum {
     TASK_WEIGHTS = 1 << 16, /* elements of w that a task reads */

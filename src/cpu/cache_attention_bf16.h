@@ -5,12 +5,9 @@
 #define WEFT_CPU_CACHE_ATTENTION_BF16_H
 
 #include "cpu/cached.h"
+#include "cpu/matrix.h"
 
-#if defined(__aarch64__) && defined(__linux__) && WEFT_REAL == 32
-#include <sys/auxv.h>
-#ifndef HWCAP2_BF16
-#define HWCAP2_BF16 (1 << 14)
-#endif
+#if WEFT_ARM_TARGETS && WEFT_REAL == 32
 
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
 
@@ -18,7 +15,7 @@ enum { BF16_COLUMNS = 32 /* widths must be multiples of this */ };
 
 static inline bool bf16_attends(const weft_cache_part *key, const weft_cache_part *value) {
     return key->dtype == WEFT_BF16 && value->dtype == WEFT_BF16 && key->width % BF16_COLUMNS == 0 &&
-           value->width % BF16_COLUMNS == 0 && (getauxval(AT_HWCAP2) & HWCAP2_BF16);
+           value->width % BF16_COLUMNS == 0 && weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
 }
 
 BF16_TARGET static ALWAYS_INLINE bfloat16x8_t bf16_load(const uint16_t *from) {

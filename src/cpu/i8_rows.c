@@ -6,10 +6,11 @@
  * product instructions where the processor has them, else whatever the compiler makes of the loop.
  * The weight is read once for up to GEMM_FEW_ROWS rows. */
 #include "cpu/gemm.h"
+#include "cpu/matrix.h"
 #include "cpu/vec.h"
 #include "ops/linear.h"
 
-#if defined(__aarch64__) && WEFT_REAL == 32
+#if WEFT_ARM_TARGETS && WEFT_REAL == 32
 #include <sys/auxv.h>
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)

@@ -3,6 +3,14 @@
 #ifndef WEFT_CPU_MATRIX_H
 #define WEFT_CPU_MATRIX_H
 
+/* Whether functions may be compiled for Arm's dot product and matrix instructions one by one: clang
+ * before 16 takes their intrinsics only where the whole file is compiled for them. */
+#if defined(__aarch64__) && (!defined(__clang__) || __clang_major__ >= 16)
+#define WEFT_ARM_TARGETS 1
+#else
+#define WEFT_ARM_TARGETS 0
+#endif
+
 typedef enum {
     WEFT_MATRIX_NONE,
     WEFT_MATRIX_BFMMLA,      /* Arm: 2 × 4 by 4 × 2, and BFDOT, dot products of pairs */

@@ -9,7 +9,7 @@
 #include "cpu/panel_form.h"
 #include "cpu/vec.h"
 
-#if WEFT_REAL == 32 && (defined(__aarch64__) || defined(__AVX512F__))
+#if WEFT_REAL == 32 && (WEFT_ARM_TARGETS || defined(__AVX512F__))
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
