@@ -2,6 +2,7 @@
  * that model.safetensors.index.json lists. Each of our tensors must find all of its pieces, and each
  * of theirs must be one of them. */
 #include "convert/hf.h"
+#include "core/json.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 
@@ -29,7 +30,7 @@ static weft_status read_json(const char *folder, const char *name, json_t **out)
     *out = NULL;
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     WEFT_TRY(weft_file_read(path, JSON_MOST, &text, &bytes));
-    *out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     free(text);
     if (!*out) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
     return WEFT_OK;

@@ -2,6 +2,7 @@
  * the nearest that it does. A member that is null is one that is not there. */
 #include "serve/request.h"
 
+#include "core/json.h"
 #include "core/nearest.h"
 
 #include <stdlib.h>
@@ -369,7 +370,7 @@ bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
     json_error_t error;
     *out = (weft_request){.endpoint = endpoint};
     *why = (weft_refusal){0};
-    out->root = json_loadb(body, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    out->root = weft_json_read(body, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!out->root)
         return weft_refuse(why, 400, "invalid_json", NULL,
                            "the body is not JSON: line %d, column %d: %s", error.line, error.column,

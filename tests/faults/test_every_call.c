@@ -216,6 +216,31 @@ static bool model_is_right(char *why) {
     return same_file("model.safetensors", why) && same_file("config.json", why);
 }
 
+/* From Hugging Face's layout and into it. */
+static const char *const *convert_arguments(bool again) {
+    static const char *words[16];
+    const char *const *from =
+        again ? RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", work, "--force")
+              : RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", work);
+    memcpy(words, from, (again ? 7 : 6) * sizeof *words);
+    return words;
+}
+
+static const char *const *convert_back_arguments(bool again) {
+    static const char *words[16];
+    static char model[300];
+    snprintf(model, sizeof model, "%s", at("converted"));
+    const char *const *from =
+        again ? RUN("convert", "--model", model, "--to-hf", "--out", work, "--force")
+              : RUN("convert", "--model", model, "--to-hf", "--out", work);
+    memcpy(words, from, (again ? 8 : 7) * sizeof *words);
+    return words;
+}
+
+static bool converted_is_right(char *why) {
+    return model_is_right(why) && same_file("model.config", why);
+}
+
 /* Commands that write one file; what they read lies elsewhere. */
 static void prepare_folder(void) {
     shell("rm -rf '%s' && mkdir '%s'", work, work);
@@ -260,6 +285,9 @@ static const scenario scenarios[] = {
     {"eval", "eval", prepare_folder, eval_arguments, out_is_right, NULL, 7, false},
     {"tokenizer", "tokenizer", prepare_folder, tokenizer_arguments, out_is_right, NULL, 7, false},
     {"init", "init", prepare_nothing, init_arguments, model_is_right, NULL, 29, false},
+    {"convert", "convert", prepare_nothing, convert_arguments, converted_is_right, NULL, 29, false},
+    {"convert-back", "convert", prepare_nothing, convert_back_arguments, model_is_right, NULL, 29,
+     false},
 };
 enum { SCENARIOS = sizeof scenarios / sizeof scenarios[0] };
 
@@ -422,6 +450,8 @@ static int open_scratch(void **state) {
           file);
     fclose(file);
     command_succeeds(RUN(TRAIN, "--out", source, "-o", "GPT2_MAX_ITERS=2"), NULL);
+    command_succeeds(RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", at("converted")),
+                     NULL);
     study_config(at("study-config"));
     file = fopen(at("study-config"), "a");
     assert_non_null(file);
