@@ -7,6 +7,7 @@
 #   mk/examples.mk programs over the public header
 #   mk/tests.mk    test and benchmark programs
 #   mk/fuzz.mk     readers under libFuzzer
+#   mk/coverage.mk lines and branches that tests reach
 #   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
 #   mk/study.mk    configs and the study
 #   mk/install.mk  install and uninstall
@@ -46,6 +47,7 @@ include mk/build.mk
 include mk/examples.mk
 include mk/tests.mk
 include mk/fuzz.mk
+include mk/coverage.mk
 include mk/lint.mk
 include mk/study.mk
 include mk/install.mk

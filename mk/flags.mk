@@ -3,25 +3,26 @@
 WARNINGS := -Wall -Wextra -Wshadow -Wconversion
 CFLAGS ?=
 
-# Sanitized objects live in a folder of their own, so that going back and forth rebuilds nothing.
+# Sanitized objects live in a folder of their own, so that going back and forth rebuilds nothing; so
+# do those that count which lines are run (COVERAGE=1, which make coverage sets).
 comma := ,
-override OUT := $(BUILD)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))
+override OUT := $(BUILD)$(if $(COVERAGE),/coverage,$(if $(SAN),/san-$(subst $(comma),-,$(SAN))))
 # Their code confuses the compiler's own analysis, so warnings stay warnings.
 SAN_FLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
 # -O3 for kernels, -O2 for the rest. Nothing that changes what a number is worth: no -ffast-math;
 # fused multiply-adds are wanted, errno and floating-point traps are not used.
-OPT_PLAIN := $(if $(SAN),-O1,-O2)
+OPT_PLAIN := $(if $(COVERAGE),-O0 --coverage,$(if $(SAN),-O1,-O2))
 OPT_KERNEL := $(if $(SAN),-O1,-O3) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 
 DEFINES := -D_GNU_SOURCE $(CONFIG_DEFINES)
 BASE_FLAGS := -std=gnu17 -g $(WARNINGS) -fPIC -fvisibility=hidden -fno-semantic-interposition \
-	-pthread $(SAN_FLAGS) $(if $(SAN),,$(if $(filter-out 0 n no,$(WERROR)),-Werror))
+	-pthread $(SAN_FLAGS) $(if $(SAN)$(COVERAGE),,$(if $(filter-out 0 n no,$(WERROR)),-Werror))
 INCLUDES := -Iinclude -Isrc $(CONFIG_CFLAGS)
 TEST_INCLUDES := -Itests $(CMOCKA_CFLAGS)
 COMPILE_FLAGS = $(BASE_FLAGS) $(DEFINES) $(INCLUDES)
 
-LINK_FLAGS := -pthread $(SAN_FLAGS) -Wl,--as-needed $(CONFIG_LDFLAGS)
+LINK_FLAGS := -pthread $(SAN_FLAGS) $(if $(COVERAGE),--coverage) -Wl,--as-needed $(CONFIG_LDFLAGS)
 LIBS := $(CONFIG_LIBS) -lm -ldl
 PROGRAM_LIBS := $(CONFIG_PROGRAM_LIBS)
 

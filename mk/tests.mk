@@ -4,8 +4,8 @@
 TEST_SUPPORT := $(sort $(wildcard tests/support/*.c))
 TEST_SOURCES := $(sort $(wildcard tests/*/test_*.c))
 TEST_PROGRAMS := $(TEST_SOURCES:tests/%.c=$(OUT)/tests/%)
-# $(call chosen,PROGRAMS): those whose path holds T.
-chosen = $(if $(T),$(foreach p,$(1),$(if $(findstring $(T),$(p:$(OUT)/tests/%=%)),$(p))),$(1))
+# $(call chosen,PROGRAMS): those whose path holds T, or one of the words in it.
+chosen = $(if $(T),$(foreach p,$(1),$(if $(strip $(foreach t,$(T),$(findstring $(t),$(p:$(OUT)/tests/%=%)))),$(p))),$(1))
 CUDA_TESTS := $(filter $(OUT)/tests/cuda/%,$(TEST_PROGRAMS))
 TEST_CHOSEN := $(call chosen,$(filter-out $(CUDA_TESTS),$(TEST_PROGRAMS)))
 CUDA_CHOSEN := $(call chosen,$(CUDA_TESTS))
@@ -22,7 +22,7 @@ BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
-.PHONY: bench-scale test test-faults test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
+.PHONY: bench-scale test test-faults test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
@@ -43,7 +43,17 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that ne
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
 test-long: test ## the same with the long proofs whole, and an hour of make fuzz
+	@$(MAKE) test-tsan
 	@$(MAKE) fuzz-hour
+
+# Programs whose code runs on several threads: pool, log, batches made ahead, tokenizing, sessions,
+# generation, the server, training.
+TSAN_TESTS := api/test_api api/test_graph cli/test_generate cli/test_tokenize core/test_log core/test_pool core/test_progress \
+	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_stream serve/test_limits \
+	serve/test_serve train/test_gradients train/test_objective train/test_optimizer train/test_samples train/test_train
+
+test-tsan: ## the tests of what runs on several threads, under ThreadSanitizer; make test SAN=thread takes all
+	@$(MAKE) test SAN=thread T='$(or $(T),$(TSAN_TESTS))' TIMEOUT='$(or $(TIMEOUT),1800)'
 
 # Every file operation of every command fails once with each error, and the command is killed before
 # each; make test has a sample of it.

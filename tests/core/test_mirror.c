@@ -1,0 +1,138 @@
+/* A mirror over a device whose memory is a block of the test's own: what one side wrote is what the
+ * other reads, and nothing is copied that is not newer. */
+#include "core/mirror.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BYTES = 8 };
+
+static int uploads, downloads, blocks;
+static bool full;
+
+static void *device_alloc(int64_t bytes) {
+    if (full) return NULL;
+    blocks++;
+    return calloc(1, (size_t)bytes);
+}
+
+static void device_release(void *memory, int64_t bytes) {
+    (void)bytes;
+    blocks--;
+    free(memory);
+}
+
+static void device_upload(void *to, const void *from, int64_t bytes) {
+    uploads++;
+    memcpy(to, from, (size_t)bytes);
+}
+
+static void device_download(void *to, const void *from, int64_t bytes) {
+    downloads++;
+    memcpy(to, from, (size_t)bytes);
+}
+
+static const weft_backend device = {.name = "device",
+                                    .alloc = device_alloc,
+                                    .release = device_release,
+                                    .upload = device_upload,
+                                    .download = device_download,
+                                    .remote = true};
+static const weft_backend other = {
+    .name = "other", .alloc = device_alloc, .release = device_release, .remote = true};
+static const weft_backend here = {.name = "here"};
+
+static int begin(void **state) {
+    (void)state;
+    uploads = downloads = blocks = 0;
+    full = false;
+    return 0;
+}
+
+static weft_mirror *mirror_of(char host[BYTES]) {
+    weft_mirror *m;
+    assert_int_equal(weft_mirror_create(host, BYTES, &m), WEFT_OK);
+    return m;
+}
+
+static void test_each_side_reads_what_the_other_wrote(void **state) {
+    (void)state;
+    char host[BYTES] = "abcdefg", out[3];
+    weft_mirror *m = mirror_of(host);
+    assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
+    weft_mirror_use(m, &device);
+    char *there = weft_mirror_at(m, &device, host);
+    assert_string_equal(there, "abcdefg");
+    assert_ptr_equal(weft_mirror_at(m, &device, host + 2), there + 2);
+    memcpy(there, "ABCDEFG", BYTES);
+    weft_mirror_wrote(m, &device);
+    weft_mirror_read(m, host + 2, 3, out);
+    assert_memory_equal(out, "CDE", 3);
+    assert_string_equal(host, "abcdefg"); /* a look at a part brings nothing over */
+    weft_mirror_use(m, NULL);
+    assert_string_equal(host, "ABCDEFG");
+    host[0] = 'x';
+    weft_mirror_wrote(m, NULL);
+    assert_int_equal(weft_mirror_writes(m), 1);
+    weft_mirror_use(m, &device);
+    assert_string_equal(there, "xBCDEFG");
+    weft_mirror_destroy(m);
+    assert_int_equal(blocks, 0);
+}
+
+static void test_only_what_is_newer_is_copied(void **state) {
+    (void)state;
+    char host[BYTES] = "abcdefg";
+    weft_mirror *m = mirror_of(host);
+    assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
+    weft_mirror_use(m, NULL);
+    weft_mirror_use(m, &device);
+    weft_mirror_use(m, &device);
+    weft_mirror_use(m, NULL);
+    assert_int_equal(uploads, 1);
+    assert_int_equal(downloads, 0);
+    weft_mirror_destroy(m);
+}
+
+static void test_a_host_backend_has_no_copy(void **state) {
+    (void)state;
+    char host[BYTES] = "abcdefg";
+    weft_mirror *m = mirror_of(host);
+    assert_int_equal(weft_mirror_place(m, &here), WEFT_OK);
+    weft_mirror_use(m, &here);
+    assert_ptr_equal(weft_mirror_at(m, &here, host), host);
+    assert_null(weft_mirror_at(m, &device, NULL));
+    assert_int_equal(blocks + uploads, 0);
+    weft_mirror_destroy(m);
+}
+
+static void test_a_mirror_has_one_copy_and_says_why_it_has_none(void **state) {
+    (void)state;
+    char host[BYTES] = "abcdefg";
+    weft_mirror *m = mirror_of(host);
+    full = true;
+    assert_int_equal(weft_mirror_place(m, &device), WEFT_ENOMEM);
+    assert_non_null(strstr(weft_error_message(), "device: no memory"));
+    full = false;
+    assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
+    assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
+    assert_int_equal(weft_mirror_place(m, &other), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "on device already"));
+    assert_int_equal(blocks, 1);
+    weft_mirror_destroy(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_each_side_reads_what_the_other_wrote, begin),
+        cmocka_unit_test_setup(test_only_what_is_newer_is_copied, begin),
+        cmocka_unit_test_setup(test_a_host_backend_has_no_copy, begin),
+        cmocka_unit_test_setup(test_a_mirror_has_one_copy_and_says_why_it_has_none, begin),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
