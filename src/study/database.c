@@ -201,27 +201,40 @@ static void arm(weft_database *d) {
 }
 
 /* All that is there is looked at before any of it is read. */
-static weft_status check_all(weft_database *d, bool *fresh) {
+static weft_status check_all(weft_database *d, bool write, bool *fresh) {
     int64_t version;
     WEFT_TRY(check_kind(d, &version, fresh));
     if (*fresh) return WEFT_OK;
     WEFT_TRY(check_whole(d));
     WEFT_TRY(weft_database_check(d, version));
-    bool old = version < WEFT_SCHEMA_VERSION && !sqlite3_db_readonly(d->handle, "main");
-    return old ? update(d) : WEFT_OK;
+    return write && version < WEFT_SCHEMA_VERSION ? update(d) : WEFT_OK;
 }
 
-static weft_status open_database(const char *path, int flags, weft_database **out, bool *fresh) {
+/* A journal beside it may be of a study that was cut off: then the database is half changed, and
+ * whoever opens it next, to read too, must be able to put it back as it was. */
+static weft_status flags_to_read(const char *path, int *flags) {
+    char journal[WEFT_PATH_MAX];
+    weft_kind kind;
+    WEFT_TRY(weft_path(journal, "%s-journal", path));
+    WEFT_TRY(weft_path_kind(journal, &kind));
+    *flags = kind == WEFT_KIND_FILE ? SQLITE_OPEN_READWRITE : SQLITE_OPEN_READONLY;
+    return WEFT_OK;
+}
+
+static weft_status open_database(const char *path, bool write, bool make, weft_database **out,
+                                 bool *fresh) {
+    int flags = SQLITE_OPEN_READWRITE | (make ? SQLITE_OPEN_CREATE : 0);
     *out = NULL;
     weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     weft_status status = weft_path(d->path, "%s", path);
-    if (status == WEFT_OK) status = weft_database_check_files(path, flags & SQLITE_OPEN_READWRITE);
+    if (status == WEFT_OK) status = weft_database_check_files(path, write);
+    if (status == WEFT_OK && !write) status = flags_to_read(path, &flags);
     if (status == WEFT_OK && sqlite3_open_v2(path, &d->handle, flags, NULL) != SQLITE_OK)
         status = weft_fail(WEFT_EIO, "%s: %s", path,
                            d->handle ? sqlite3_errmsg(d->handle) : "no memory");
     if (status == WEFT_OK) arm(d);
-    if (status == WEFT_OK) status = check_all(d, fresh);
+    if (status == WEFT_OK) status = check_all(d, write, fresh);
     if (status == WEFT_OK)
         *out = d;
     else
@@ -233,8 +246,7 @@ weft_status weft_database_open(const char *path, bool write, weft_database **out
     bool fresh = false;
     *out = NULL;
     if (access(path, R_OK) != 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
-    WEFT_TRY(
-        open_database(path, write ? SQLITE_OPEN_READWRITE : SQLITE_OPEN_READONLY, out, &fresh));
+    WEFT_TRY(open_database(path, write, false, out, &fresh));
     if (!fresh) return WEFT_OK;
     weft_database_close(*out);
     *out = NULL;
@@ -242,7 +254,7 @@ weft_status weft_database_open(const char *path, bool write, weft_database **out
 }
 
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh) {
-    return open_database(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, out, fresh);
+    return open_database(path, true, true, out, fresh);
 }
 
 void weft_time_now(char text[WEFT_TIME_ROOM]) {

@@ -318,6 +318,28 @@ static void test_a_journal_that_names_another_file_is_refused(void **state) {
     command_fails(2, STUDY, SAYS("runs.db-journal", "is a link"));
 }
 
+/* As a kill in the middle of a transaction leaves it: some pages are changed, the journal has the old
+ * ones. */
+static void test_a_study_that_was_cut_off_can_be_looked_at(void **state) {
+    (void)state;
+    sqlite3 *db;
+    char cut[256];
+    spoil("INSERT INTO events(kind, detail) VALUES('x', printf('%.500000c', 'x'))");
+    snprintf(cut, sizeof cut, "%s", scratch_path("cut"));
+    assert_int_equal(sqlite3_open(database, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db,
+                                  "PRAGMA cache_size = 1; BEGIN; UPDATE runs SET score = 99;"
+                                  "UPDATE events SET detail = detail || 'y' WHERE kind = 'x'",
+                                  NULL, NULL, NULL),
+                     SQLITE_OK);
+    shell("rm -rf '%s' && mkdir '%s' && cp '%s' '%s-journal' '%s'", cut, cut, database, database,
+          cut);
+    sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
+    sqlite3_close(db);
+    command_succeeds(RUN("runs", cut), NULL);
+    study_same(spoilt, cut);
+}
+
 static int make_study(void **state) {
     (void)state;
     scratch_open();
@@ -339,6 +361,7 @@ int main(void) {
         cmocka_unit_test(test_escape_sequences_are_printed_escaped),
         cmocka_unit_test(test_a_link_in_the_studys_folder_is_not_written_through),
         cmocka_unit_test(test_a_journal_that_names_another_file_is_refused),
+        cmocka_unit_test(test_a_study_that_was_cut_off_can_be_looked_at),
     };
     return cmocka_run_group_tests(tests, make_study, scratch_teardown);
 }
