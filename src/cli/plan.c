@@ -15,6 +15,7 @@ const char weft_help_plan[] =
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto: whose memory it must fit\n"
     "  --threads N        workspaces for that many threads\n"
+    "  --ranks P          memory of one of P processes too, with each value of SHARD\n"
     "  --json             one object on standard output\n"
     "\n"
     "Nothing is run and no memory is taken: parameters, operations and memory are read off the\n"
@@ -68,6 +69,39 @@ static void add_fit(json_t *object, const weft_fit *f, const weft_backend *backe
                                   (json_int_t)f->needed, "free_bytes", (json_int_t)f->there,
                                   "micro_batch", (json_int_t)f->micro_batch, "micro_batch_bytes",
                                   (json_int_t)f->would_need));
+}
+
+enum { SHARDS = 3 };
+static const char *const shard_names[SHARDS] = {"none", "optimizer", "gradients"};
+
+static weft_status account_ranks(const weft_config *c, const weft_backend *backend, int threads,
+                                 int ranks, weft_rank_bytes out[SHARDS]) {
+    for (int i = 0; i < SHARDS; i++) {
+        weft_config one = *c;
+        one.shard = i;
+        WEFT_TRY(weft_account_rank(&one, backend, threads, ranks, &out[i]));
+    }
+    return WEFT_OK;
+}
+
+static void print_ranks(const weft_rank_bytes list[SHARDS], int ranks) {
+    printf("one of %d ranks, MiB   weights  optimizer       sums      arena        all\n", ranks);
+    for (int i = 0; i < SHARDS; i++)
+        printf("  SHARD=%-12s %9.1f %10.1f %10.1f %10.1f %10.1f\n", shard_names[i],
+               mib(list[i].weights), mib(list[i].optimizer), mib(list[i].sums), mib(list[i].arena),
+               mib(list[i].all));
+}
+
+static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ranks) {
+    json_t *all = json_pack("{s:i}", "ranks", ranks);
+    for (int i = 0; i < SHARDS; i++)
+        json_object_set_new(all, shard_names[i],
+                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights",
+                                      (json_int_t)list[i].weights, "optimizer",
+                                      (json_int_t)list[i].optimizer, "sums",
+                                      (json_int_t)list[i].sums, "arena", (json_int_t)list[i].arena,
+                                      "all", (json_int_t)list[i].all));
+    json_object_set_new(object, "rank_bytes", all);
 }
 
 static json_t *to_json(const weft_account *a) {
@@ -158,7 +192,7 @@ static weft_status plan_steps(const weft_args *args, const weft_config *base,
     return status;
 }
 
-static weft_status plan(const weft_args *args) {
+static weft_status plan(const weft_args *args, int ranks) {
     weft_config c;
     const weft_backend *backend;
     weft_pool *pool;
@@ -177,23 +211,43 @@ static weft_status plan(const weft_args *args) {
         return status;
     }
     weft_fit fit;
-    WEFT_TRY(weft_account_fit(&c, backend, threads, &fit));
+    weft_rank_bytes bytes[SHARDS];
+    int several = ranks > 1 ? ranks : 1;
+    WEFT_TRY(weft_account_fit(&c, backend, threads, several, &fit));
+    if (ranks) WEFT_TRY(account_ranks(&c, backend, threads, ranks, bytes));
     if (args->json) {
         json_t *object = to_json(&a);
         add_fit(object, &fit, backend);
+        if (ranks) add_ranks(object, bytes, ranks);
         print_json(object);
     } else {
         print_table(&a);
         print_fit(&fit, backend);
+        if (ranks) print_ranks(bytes, ranks);
     }
     return WEFT_OK;
 }
 
+static int read_ranks(const char *text, int *out) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (*text && !*end && value >= 1 && value <= 1000000) {
+        *out = (int)value;
+        return WEFT_EXIT_DONE;
+    }
+    fprintf(stderr, "weft plan: --ranks '%s' must be a number of 1 or more\n", text);
+    return WEFT_EXIT_USAGE;
+}
+
 int weft_cmd_plan(int argc, char **argv) {
     weft_args args;
-    int exit_status = weft_args_parse(&args, argc, argv, NULL, NULL, 0);
+    const char *text = NULL;
+    int ranks = 0;
+    const weft_arg own[] = {{"--ranks", &text, NULL, false}, {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status && text) exit_status = read_ranks(text, &ranks);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
-    weft_status status = plan(&args);
+    weft_status status = plan(&args, ranks);
     return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
 }

@@ -35,7 +35,6 @@ struct weft_comm {
     pthread_cond_t changed; /* for the working thread: a job is done, or it failed */
     pthread_cond_t work;    /* for the talking one */
     weft_comm_job *queue, **queue_end, *active;
-    int serial;
     bool started, waiting, closing, failed;
     bool agreed;        /* all ranks know that the run is over */
     weft_status status; /* of the start */
@@ -96,7 +95,7 @@ static void tell_all(weft_comm *c, const char *why) {
 }
 
 static int start_exchange(weft_comm *c, weft_comm_job *job) {
-    int error = 0, tag = job->serial % TAGS;
+    int error = 0, tag = (int)(job->tag % TAGS);
     for (int64_t i = 0; !error && i < job->count; i++) {
         const weft_transfer *t = &job->transfers[i];
         error = t->send ? c->mpi->send(t->data, t->bytes, t->rank, tag, &job->requests[i])
@@ -351,7 +350,6 @@ weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {
     job->done = false;
     job->next = NULL;
     pthread_mutex_lock(&c->lock);
-    job->serial = c->serial++;
     *c->queue_end = job;
     c->queue_end = &job->next;
     pthread_cond_broadcast(&c->work);
@@ -374,6 +372,13 @@ weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
     return WEFT_OK;
 }
 
+bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job) {
+    pthread_mutex_lock(&c->lock);
+    bool done = job->done;
+    pthread_mutex_unlock(&c->lock);
+    return done;
+}
+
 static weft_status run_job(weft_comm *c, weft_comm_job *job) {
     WEFT_TRY(weft_comm_begin(c, job));
     return weft_comm_wait(c, job);
@@ -384,11 +389,43 @@ weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void 
     return weft_comm_gather_spans(c, all, weft_comm_size(c), bytes);
 }
 
+static weft_status check_room(int64_t count, int64_t stride) {
+    if (stride <= INT32_MAX / count) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%lld records of %lld bytes are too many for one message",
+                     (long long)count, (long long)stride);
+}
+
+weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets) {
+    weft_comm_job job = {
+        .kind = WEFT_JOB_GATHER, .data = all, .part_bytes = bytes, .part_offsets = offsets};
+    return c ? run_job(c, &job) : WEFT_OK;
+}
+
+weft_status weft_comm_gather_turns(weft_comm *c, void *all, int64_t count, int64_t stride) {
+    if (!c) return WEFT_OK;
+    WEFT_TRY(check_room(count, stride));
+    int *parts = calloc(2 * (size_t)c->size, sizeof *parts);
+    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    weft_status status = WEFT_OK;
+    for (int64_t turn = 0; status == WEFT_OK && turn < count; turn += c->size) {
+        for (int i = 0; i < c->size; i++) {
+            parts[i] = turn + i < count ? (int)stride : 0;
+            parts[c->size + i] = turn + i < count ? (int)((turn + i) * stride) : 0;
+        }
+        status = weft_comm_gather_parts(c, all, parts, parts + c->size);
+    }
+    if (status == WEFT_OK) free(parts);
+    return status;
+}
+
+weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int64_t n) {
+    weft_comm_job job = {.kind = WEFT_JOB_EXCHANGE, .transfers = transfers, .count = n};
+    return c ? run_job(c, &job) : WEFT_OK;
+}
+
 weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride) {
     if (!c) return WEFT_OK;
-    if (stride > INT32_MAX / count)
-        return weft_fail(WEFT_EINPUT, "%lld records of %lld bytes are too many for one message",
-                         (long long)count, (long long)stride);
+    WEFT_TRY(check_room(count, stride));
     int *parts = malloc(2 * (size_t)c->size * sizeof *parts);
     if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     for (int i = 0; i < c->size; i++) {
@@ -396,9 +433,7 @@ weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64
         parts[i] = (int)(s.count * stride);
         parts[c->size + i] = (int)(s.first * stride);
     }
-    weft_comm_job job = {
-        .kind = WEFT_JOB_GATHER, .data = all, .part_bytes = parts, .part_offsets = parts + c->size};
-    weft_status status = run_job(c, &job);
+    weft_status status = weft_comm_gather_parts(c, all, parts, parts + c->size);
     if (status == WEFT_OK) free(parts);
     return status;
 }

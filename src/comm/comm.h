@@ -48,20 +48,24 @@ typedef struct weft_comm_job weft_comm_job;
 struct weft_comm_job {
     enum { WEFT_JOB_EXCHANGE, WEFT_JOB_GATHER, WEFT_JOB_BROADCAST, WEFT_JOB_SUM } kind;
     const weft_transfer *transfers; /* exchange: messages between two ranks match in their order */
-    int64_t count;                  /* of them; sum: of numbers */
+    int64_t tag;   /* exchange: tells it from others under way at the same time, on all ranks alike;
+                      begun in any order. Other jobs begin in one order on all ranks */
+    int64_t count; /* of transfers; sum: of numbers */
     void *data;                     /* gather, broadcast, sum */
     int64_t bytes;                  /* broadcast */
     const int *part_bytes, *part_offsets; /* gather: [ranks] of `data` */
     bool is_double;                       /* sum: f64, else f32 */
     /* The communication's own. */
     int *requests;
-    int n_requests, pending, serial;
+    int n_requests, pending;
     bool done;
     weft_comm_job *next;
 };
 
 weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job);
 weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job);
+/* Whether waiting would take no time. */
+bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job);
 
 /* Jobs that are waited for at once. */
 /* own [bytes] of each rank to all [ranks, bytes] on every rank. */
@@ -69,6 +73,12 @@ weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void 
 /* `count` records of `stride` bytes each, of which every rank has made its span (tree.h): all of them to
  * every rank. */
 weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride);
+/* Every rank's part of `all`, of bytes[rank] at offsets[rank], to every rank. */
+weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets);
+/* The same where rank r has made records r, r + ranks, r + 2 ranks, ... */
+weft_status weft_comm_gather_turns(weft_comm *c, void *all, int64_t count, int64_t stride);
+/* Messages between ranks, at once. */
+weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int64_t n);
 /* Rank 0's bytes to all; any number of them. */
 weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes);
 /* Whether any rank says so. */

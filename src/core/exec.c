@@ -123,6 +123,12 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
     return WEFT_OK;
 }
 
+void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node *n),
+                     void *context) {
+    x->after = after;
+    x->after_context = context;
+}
+
 void weft_exec_destroy(weft_exec *x) {
     if (!x) return;
     if (x->state) x->backend->close(x->state);

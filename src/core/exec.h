@@ -86,6 +86,10 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
                              const weft_exec_options *options, weft_exec **out);
 void weft_exec_destroy(weft_exec *x);
 
+/* Sets or takes away `after` of the options, for the runs from now on. Only where the backend runs node
+ * by node: not a remote one. */
+void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node *n), void *context);
+
 /* Walks the nodes. On an error the message names the node. */
 weft_status weft_exec_run(weft_exec *x, const weft_run *run);
 

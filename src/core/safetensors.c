@@ -422,7 +422,7 @@ static weft_status check_tensor(const layout *l, int64_t i) {
         wrong = "it has more than 8 dimensions";
     else if (!shape_bytes(t->ndim, t->shape, t->dtype, &t->bytes))
         wrong = "its shape is negative or too large";
-    else if (t->bytes > 0 && !t->data)
+    else if (t->bytes > 0 && !t->data && !t->make)
         wrong = "it has no data";
     if (!wrong) return WEFT_OK;
     return weft_fail(WEFT_EINPUT, "%s: tensor '%s' cannot be written: %s", shown(l->path),
@@ -495,15 +495,18 @@ static weft_status make_header(layout *l, const char *const *metadata) {
 static weft_status write_file(const layout *l, weft_sum *sum) {
     uint64_t length = l->header_bytes;
     weft_new_file f;
+    weft_status status = WEFT_OK;
     WEFT_TRY(weft_new_file_begin(&f, l->path));
     weft_new_file_put(&f, &length, LENGTH_BYTES);
     weft_new_file_put(&f, l->header, (int64_t)l->header_bytes);
-    for (int64_t i = 0; i < l->n; i++) {
+    for (int64_t i = 0; status == WEFT_OK && i < l->n; i++) {
         const weft_safetensor *t = &l->tensors[l->order[i]];
-        weft_new_file_put(&f, t->data, t->bytes);
+        const void *data = t->data;
+        if (t->make) status = t->make(t->context, t, &data);
+        if (status == WEFT_OK) weft_new_file_put(&f, data, t->bytes);
     }
     if (sum) *sum = f.sum;
-    return weft_new_file_end(&f, WEFT_OK);
+    return weft_new_file_end(&f, status);
 }
 
 weft_status weft_safetensors_write(const char *path, const weft_safetensor *tensors, int64_t n,

@@ -22,7 +22,8 @@ typedef enum {
     WEFT_FILE_I32
 } weft_file_dtype;
 
-typedef struct {
+typedef struct weft_safetensor weft_safetensor;
+struct weft_safetensor {
     const char *name;
     weft_file_dtype dtype;
     int ndim; /* 0: one number */
@@ -31,7 +32,11 @@ typedef struct {
      * alignment: copy from it. */
     const void *data;
     int64_t bytes; /* of data; set by reading, ignored by writing */
-} weft_safetensor;
+    /* Writing: makes the elements when their turn comes, to last until the next call, so that not all
+     * tensors have to be in memory at once. NULL: `data` has them. */
+    weft_status (*make)(void *context, const weft_safetensor *t, const void **data);
+    void *context;
+};
 
 typedef struct weft_safetensors weft_safetensors;
 

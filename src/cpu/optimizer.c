@@ -12,7 +12,8 @@
 #include "cpu/vec.h"
 #include "ops/adam_policy.h"
 
-enum { TILE = 1024, CHUNK = 16 * TILE, SUM_LANES = 16 };
+enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16 };
+_Static_assert(CHUNK % TILE == 0, "a chunk is whole tiles");
 
 /* Where the tensors' chunks are: those of tensor i have the numbers first[i] .. first[i+1] − 1. */
 typedef struct {
@@ -89,14 +90,18 @@ static void norm_chunk(void *context, int64_t task, int thread) {
     ((double *)list->result)[task] = sum[0];
 }
 
+static real join_parts(const double *parts, int64_t chunks) {
+    double sum = 0;
+    for (int64_t i = 0; i < chunks; i++)
+        sum += parts[i];
+    return (real)sqrt(sum);
+}
+
 static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
     weft_pool_run(weft_exec_pool(x), chunks, norm_chunk, &list);
-    double sum = 0;
-    for (int64_t i = 0; i < chunks; i++)
-        sum += ((double *)list.result)[i];
-    *(real *)weft_data(x, n->out[0]) = (real)sqrt(sum);
+    *(real *)weft_data(x, n->out[0]) = join_parts(list.result, chunks);
     return WEFT_OK;
 }
 
@@ -107,6 +112,23 @@ static int64_t global_norm_workspace(const weft_node *n, int threads) {
 
 const weft_kernel KERNEL(global_norm) = {.run = global_norm_run,
                                          .workspace = global_norm_workspace};
+
+static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
+    chunk_list list;
+    int64_t chunks = list_chunks(&list, x, n, 0, 1);
+    list.result = weft_data(x, n->out[0]);
+    weft_pool_run(weft_exec_pool(x), chunks, norm_chunk, &list);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(norm_parts) = {.run = norm_parts_run, .workspace = global_norm_workspace};
+
+static weft_status norm_join_run(weft_exec *x, const weft_node *n) {
+    *(real *)weft_data(x, n->out[0]) = join_parts(weft_data(x, n->in[0]), n->in[0]->shape[0]);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(norm_join) = {.run = norm_join_run};
 
 static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
     const real *norm = weft_data(x, n->in[0]), *lr = weft_data(x, n->in[1]);

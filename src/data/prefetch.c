@@ -41,15 +41,15 @@ static bool must_stop(weft_prefetch *p) {
 static weft_status make_batch(weft_prefetch *p, int64_t number) {
     const weft_prefetch_options *o = &p->options;
     weft_batch *b = &p->ring[number % p->slots];
-    int64_t place = o->skip + number;
-    b->iteration = o->iteration + (uint32_t)(place / o->parts);
-    b->part = place % o->parts;
+    int64_t turn = o->skip + number;
+    b->iteration = o->iteration + (uint32_t)(turn / o->parts);
+    b->part = turn % o->parts;
     for (int64_t s = 0; s < o->sequences && !must_stop(p); s++) {
-        int64_t at = s * o->time;
+        int64_t at = s * o->time, place = b->part * o->sequences + s;
+        if (o->group) place = place / o->group * o->step + place % o->group;
         WEFT_TRY(weft_dataset_fill(p->dataset, o->split, o->seed, b->iteration,
-                                   (uint32_t)(o->first + b->part * o->sequences + s), o->time,
-                                   b->tokens + at, b->targets + at,
-                                   b->scored ? b->scored + at : NULL));
+                                   (uint32_t)(o->first + place), o->time, b->tokens + at,
+                                   b->targets + at, b->scored ? b->scored + at : NULL));
     }
     return WEFT_OK;
 }

@@ -17,7 +17,9 @@ typedef struct {
     uint32_t iteration; /* the first one */
     int64_t sequences;  /* in a batch */
     int64_t parts;      /* batches in an iteration: part p has sequences p·n .. p·n + n-1, */
-    int64_t first;      /* counted from this one */
+    int64_t first;      /* counted from this one; */
+    int64_t group;      /* or, where not 0, groups of so many neighbours, */
+    int64_t step;       /* each begun so many sequences after the one before */
     int64_t skip;       /* batches to leave out before the first */
     int64_t time;       /* tokens in a sequence */
     bool scored;        /* fill that too */

@@ -163,18 +163,29 @@ weft_status weft_account_make(const weft_config *c, const weft_backend *backend,
     return WEFT_OK;
 }
 
-/* Sums over micro-batches: of each weight one for each level of the tree (gradients.h). */
-static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m) {
-    int64_t parts = weft_config_micro_batches(c), bytes = 0, levels = 0;
+/* Sums on the stack at once while so many micro-batches are added: one while the sum is made, and one
+ * more for each bit of an even index. */
+static int64_t count_levels(int64_t parts) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < parts; i += 2) {
+        int64_t ones = __builtin_popcountll((unsigned long long)i);
+        if (ones > most) most = ones;
+    }
+    return most + 1;
+}
+
+/* Sums over micro-batches: of each weight one for each level of the tree (train/gradients.h). */
+static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m, int ranks) {
+    int64_t parts = weft_config_micro_batches(c), bytes = 0;
     if (parts == 1) return 0;
     for (int64_t i = 0; i < m->n_parameters; i++)
         bytes += real_bytes(m->parameters[i].tensor);
-    /* One while the sum is made, and one more for each bit of an even index. */
-    for (int64_t i = 0; i < parts; i += 2)
-        levels = levels > __builtin_popcountll((unsigned long long)i)
-                     ? levels
-                     : __builtin_popcountll((unsigned long long)i);
-    return bytes * (levels + 1);
+    if (ranks == 1) return bytes * count_levels(parts);
+    if (c->shard == WEFT_SHARD_GRADIENTS) return (bytes / ranks + 1) * count_levels(parts);
+    /* A rank whose micro-batches are no node of the tree has another sum for the rest. */
+    int64_t own = (parts + ranks - 1) / ranks;
+    bool node = parts % ranks == 0 && (own & (own - 1)) == 0;
+    return bytes * (count_levels(own) + !node);
 }
 
 /* The arena of the pass over held-out data. */
@@ -192,33 +203,45 @@ static weft_status validation_bytes(const weft_config *c, const weft_backend *ba
     return WEFT_OK;
 }
 
-static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,
-                                int64_t *out) {
+weft_status weft_account_rank(const weft_config *c, const weft_backend *backend, int threads,
+                              int ranks, weft_rank_bytes *out) {
     weft_model_graph m;
     weft_plan *plan;
-    int64_t weights = 0, validation = 0, first;
+    int64_t validation = 0, first;
     double flops;
+    *out = (weft_rank_bytes){0};
     WEFT_TRY(account_first_phase(c, backend, threads, &flops, &first));
     WEFT_TRY(validation_bytes(c, backend, threads, &validation));
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
     for (int64_t i = 0; i < m.n_parameters; i++)
-        weights += weft_tensor_bytes(m.parameters[i].tensor);
-    *out = weights + optimizer_bytes(c, &m) + sums_bytes(c, &m) + plan->arena_bytes + validation +
-           first;
+        out->weights += weft_tensor_bytes(m.parameters[i].tensor);
+    out->optimizer = optimizer_bytes(c, &m);
+    if (c->shard != WEFT_SHARD_NONE) out->optimizer = (out->optimizer + ranks - 1) / ranks;
+    out->sums = sums_bytes(c, &m, ranks);
+    out->arena = plan->arena_bytes + validation + first;
+    out->all = out->weights + out->optimizer + out->sums + out->arena;
     weft_plan_destroy(plan);
     weft_model_graph_destroy(&m);
     return WEFT_OK;
 }
 
+static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,
+                                int ranks, int64_t *out) {
+    weft_rank_bytes bytes;
+    WEFT_TRY(weft_account_rank(c, backend, threads, ranks, &bytes));
+    *out = bytes.all;
+    return WEFT_OK;
+}
+
 weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
-                             weft_fit *out) {
+                             int ranks, weft_fit *out) {
     *out = (weft_fit){.there = backend->memory ? backend->memory() : 0};
-    WEFT_TRY(needed_bytes(c, backend, threads, &out->needed));
+    WEFT_TRY(needed_bytes(c, backend, threads, ranks, &out->needed));
     for (int64_t micro = weft_config_micro_batch(c); micro > 0; micro--) {
         weft_config less = *c;
         if (c->batch_size % micro != 0) continue;
         less.micro_batch = micro;
-        WEFT_TRY(needed_bytes(&less, backend, threads, &out->would_need));
+        WEFT_TRY(needed_bytes(&less, backend, threads, ranks, &out->would_need));
         if (out->there > 0 && out->would_need > out->there) continue;
         out->micro_batch = micro;
         return WEFT_OK;

@@ -55,8 +55,19 @@ typedef struct {
     int64_t would_need;  /* with it */
 } weft_fit;
 
+/* `ranks` of them train together, and share what SHARD says. */
 weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
-                             weft_fit *out);
+                             int ranks, weft_fit *out);
+
+/* Bytes of one of several ranks in training, by what they hold. */
+typedef struct {
+    int64_t weights, optimizer;
+    int64_t sums;  /* of gradients over micro-batches */
+    int64_t arena; /* a micro-batch's gradients, activations and scratch, and the held-out pass */
+    int64_t all;
+} weft_rank_bytes;
+weft_status weft_account_rank(const weft_config *c, const weft_backend *backend, int threads,
+                              int ranks, weft_rank_bytes *out);
 /* WEFT_OK where it fits; else the error that says what is missing and which MICRO_BATCH would do. */
 weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
 

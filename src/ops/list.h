@@ -94,6 +94,8 @@
     X(infonce_back)                                                                                \
     /* optimizer */                                                                                \
     X(global_norm)                                                                                 \
+    X(norm_parts)                                                                                  \
+    X(norm_join)                                                                                   \
     X(adam_control)                                                                                \
     X(adamw)
 

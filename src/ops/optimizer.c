@@ -66,16 +66,64 @@ const weft_op weft_op_global_norm = {
     .infer = global_norm_infer,
 };
 
-weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
+static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *const *grads,
+                                int n) {
     weft_tensor **in = n > 0 ? tensor_list(g, n) : NULL;
     int count = 0;
     for (int i = 0; in && i < n; i++)
         if (grads[i]) in[count++] = grads[i];
     if (count == 0) {
-        weft_graph_fail(g, "global_norm: there is no gradient to take the norm of");
+        weft_graph_fail(g, "%s: there is no gradient to take the norm of", op->name);
         return NULL;
     }
-    weft_node *node = weft_graph_append(g, &weft_op_global_norm, in, count, count, 1, NULL, 0);
+    weft_node *node = weft_graph_append(g, op, in, count, count, 1, NULL, 0);
+    return node ? node->out[0] : NULL;
+}
+
+weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
+    return append_norm(g, &weft_op_global_norm, grads, n);
+}
+
+static weft_status norm_parts_infer(weft_graph *g, weft_node *n) {
+    int64_t chunks = 0;
+    for (int i = 0; i < n->n_in; i++) {
+        WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
+        chunks += (weft_tensor_count(n->in[i]) + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
+    }
+    weft_node_output(g, n, 0, WEFT_I32, 2, (int64_t[]){chunks, 2});
+    return weft_graph_status(g);
+}
+
+const weft_op weft_op_norm_parts = {
+    .name = "norm_parts",
+    .id = WEFT_OP_norm_parts,
+    .infer = norm_parts_infer,
+};
+
+weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
+    weft_tensor *parts = append_norm(g, &weft_op_norm_parts, grads, n);
+    return parts ? weft_keep(parts) : NULL;
+}
+
+static weft_status norm_join_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *parts = n->in[0];
+    weft_dtype dtype = *(const weft_dtype *)n->attr;
+    if (parts->dtype != WEFT_I32 || parts->ndim != 2 || parts->shape[1] != 2)
+        return weft_graph_fail(g, "norm_join: the sums are %s, but they must be i32 [chunks, 2]",
+                               weft_tensor_describe(parts));
+    weft_node_output(g, n, 0, dtype, 0, NULL);
+    return check_real(g, n, "norm", n->out[0], n->out[0]);
+}
+
+const weft_op weft_op_norm_join = {
+    .name = "norm_join",
+    .id = WEFT_OP_norm_join,
+    .infer = norm_join_infer,
+};
+
+weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype) {
+    weft_node *node =
+        weft_graph_append(g, &weft_op_norm_join, &parts, 1, 1, 1, &dtype, sizeof dtype);
     return node ? node->out[0] : NULL;
 }
 

@@ -9,19 +9,23 @@
 #include "train/gradients.h"
 
 #include "comm/reduce.h"
-#include "core/align.h"
 #include "train/gradient_graphs.h"
+#include "train/scatter.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK = 1 << 14, LEVELS = 40 };
+enum { LEVELS = 40 };
 
-/* A stretch of one weight's gradient: one task. */
+/* One addition of the tree: into a level, from the session (-1) or from the level above it. */
 typedef struct {
-    int64_t weight, first, count;
-} chunk;
+    const weft_gradients *g;
+    int to, from;
+    bool add;
+    double factor; /* of the finished mean */
+    int64_t first; /* chunk */
+} addition;
 
 struct weft_gradients {
     weft_optimizer *optimizer;
@@ -34,17 +38,27 @@ struct weft_gradients {
     int first_node, nodes; /* of the tree, that are this rank's */
     int node;              /* the one in the making, */
     int64_t taken;         /* and how many micro-batches of it were taken */
-    weft_reduce *reduce;   /* NULL: one rank */
+    weft_reduce *reduce;   /* NULL: one rank, or */
+    weft_scatter *scatter; /* sums that ranks share */
     void **staged;         /* [nodes]: copies in the host's memory; NULL: the sums are there */
     weft_gradient *from;   /* [n]: the session's; data NULL: zeros */
     weft_dtype dtype;      /* of the sums */
     const weft_weight *weights;
-    chunk *chunks;
-    int64_t n_chunks;
+    weft_shards shards; /* a level is its row, and a task a chunk */
     unsigned char *levels[LEVELS]; /* partial sums; levels[0] are the optimizer's buffers */
     int64_t level_bytes;
     int64_t *offsets; /* [n]: where a weight begins in a level */
     int depth;        /* sums on the stack */
+    /* While the last micro-batch's backward pass runs: what is left to do for each weight, and how many
+     * weights of a bucket have yet to be done. */
+    addition last[2 * LEVELS];
+    int n_last;
+    const weft_session *session;
+    int64_t *made_by;  /* [n]: the node that ends a weight's gradient; -1: none */
+    int64_t *due;      /* [buckets] */
+    bool *finished;    /* [n] */
+    bool early;        /* the last micro-batch runs, watched */
+    weft_status status; /* of the early part */
 };
 
 static int count_ones(int64_t value) {
@@ -72,30 +86,13 @@ static int deepest_of_rank(const weft_gradients *g) {
     return most;
 }
 
-static weft_status list_chunks(weft_gradients *g) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < g->n; i++)
-        n += (g->weights[i].count + CHUNK - 1) / CHUNK;
-    g->chunks = calloc((size_t)n + 1, sizeof *g->chunks);
-    if (!g->chunks) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t i = 0; i < g->n; i++) {
-        for (int64_t at = 0; at < g->weights[i].count; at += CHUNK) {
-            int64_t left = g->weights[i].count - at;
-            g->chunks[g->n_chunks++] = (chunk){i, at, left < CHUNK ? left : CHUNK};
-        }
-    }
-    return WEFT_OK;
-}
-
 static weft_status allocate_levels(weft_gradients *g) {
-    int64_t bytes = 0, size = (int64_t)weft_dtype_size(g->dtype);
+    int64_t bytes = weft_shards_bytes(&g->shards);
     int depth = deepest_of_rank(g);
     g->offsets = calloc((size_t)g->n, sizeof *g->offsets);
     if (!g->offsets) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t i = 0; i < g->n; i++) {
-        g->offsets[i] = bytes;
-        bytes += weft_arena_bytes(g->weights[i].count * size);
-    }
+    for (int64_t i = 0; i < g->n; i++)
+        g->offsets[i] = weft_shards_offset(&g->shards, i);
     g->level_bytes = bytes;
     for (int i = 1; i < depth; i++) {
         g->levels[i] = g->backend->alloc(bytes);
@@ -141,7 +138,8 @@ static weft_status make_reduce(weft_gradients *g) {
     weft_reduce_options options = {.comm = g->comm,
                                    .pool = g->pool,
                                    .tree = &g->tree,
-                                   .count = g->level_bytes / (int64_t)weft_dtype_size(g->dtype),
+                                   .cut = &g->shards.cut,
+                                   .scatter = weft_optimizer_shards(g->optimizer) != NULL,
                                    .is_double = g->dtype == WEFT_F64,
                                    .plain =
                                        !weft_optimizer_model(g->optimizer)->config.deterministic,
@@ -168,6 +166,46 @@ static weft_status bind_sums(weft_gradients *g) {
     return status;
 }
 
+/* Whole sums. */
+static weft_status make_sums(weft_gradients *g) {
+    if (g->count == 1) return weft_optimizer_bind(g->optimizer, g->from);
+    WEFT_TRY(allocate_levels(g));
+    WEFT_TRY(bind_sums(g));
+    g->levels[0] = weft_optimizer_gradient(g->optimizer, 0);
+    if (g->backend->remote) WEFT_TRY(make_graphs(g));
+    return g->comm ? make_reduce(g) : WEFT_OK;
+}
+
+/* Sums that ranks share. */
+static weft_status make_scatter(weft_gradients *g) {
+    const weft_shards *shards = weft_optimizer_shards(g->optimizer);
+    weft_scatter_options options = {.comm = g->comm,
+                                    .backend = g->backend,
+                                    .pool = g->pool,
+                                    .shards = shards,
+                                    .from = g->from,
+                                    .count = g->count};
+    WEFT_TRY(weft_scatter_create(&options, &g->scatter));
+    int64_t n = weft_shards_owned(shards, shards->rank, NULL);
+    bool *has = calloc((size_t)g->n + 1, sizeof *has);
+    weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
+    weft_gradient *means = calloc((size_t)n + 1, sizeof *means);
+    bool there = has && own && means;
+    if (there) weft_shards_owned(shards, shards->rank, own);
+    for (int64_t w = 0; there && w < g->n; w++)
+        has[w] = g->from[w].data != NULL;
+    for (int64_t i = 0; there && i < n; i++)
+        if (has[own[i].weight]) means[i] = weft_scatter_mean(g->scatter, i);
+    weft_status status = there ? weft_optimizer_bind_shard(g->optimizer, has, means)
+                               : weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    free(has);
+    free(own);
+    free(means);
+    return status;
+}
+
+static weft_status watch_session(weft_gradients *g, const weft_session *s);
+
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     *out = NULL;
@@ -185,16 +223,15 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     g->from = calloc((size_t)g->n, sizeof *g->from);
     weft_status status = g->from ? WEFT_OK : weft_fail(WEFT_ENOMEM, "gradients: no memory");
     if (status == WEFT_OK) status = weft_tree_make(count, weft_comm_size(comm), &g->tree);
+    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS;
     if (status == WEFT_OK) {
         g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
         find_sources(g, s);
-        status = list_chunks(g);
+        status = weft_shards_make(m, comm, &g->shards);
     }
-    if (status == WEFT_OK && count > 1) status = allocate_levels(g);
-    if (status == WEFT_OK) status = count > 1 ? bind_sums(g) : weft_optimizer_bind(o, g->from);
-    if (status == WEFT_OK && count > 1) g->levels[0] = weft_optimizer_gradient(o, 0);
-    if (status == WEFT_OK && count > 1 && g->backend->remote) status = make_graphs(g);
-    if (status == WEFT_OK && count > 1 && comm) status = make_reduce(g);
+    if (status == WEFT_OK) status = shared ? make_scatter(g) : make_sums(g);
+    if (status == WEFT_OK && (g->reduce || g->scatter) && !g->backend->remote)
+        status = watch_session(g, s);
     if (status != WEFT_OK) {
         weft_gradients_destroy(g);
         return status;
@@ -206,6 +243,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
     weft_reduce_destroy(g->reduce);
+    weft_scatter_destroy(g->scatter);
     for (int k = 0; g->staged && k < g->nodes; k++)
         free(g->staged[k]);
     free(g->staged);
@@ -213,16 +251,22 @@ void weft_gradients_destroy(weft_gradients *g) {
     weft_gradient_graphs_destroy(g->graphs);
     for (int i = 1; i < LEVELS; i++)
         if (g->levels[i]) g->backend->release(g->levels[i], g->level_bytes);
+    weft_shards_free(&g->shards);
     free(g->offsets);
-    free(g->chunks);
+    free(g->made_by);
+    free(g->due);
+    free(g->finished);
     free(g->from);
     free(g);
 }
 
 void weft_gradients_restart(weft_gradients *g) {
+    if (g->early) weft_exec_watch(g->session->exec, NULL, NULL);
+    g->early = false;
     g->taken = 0;
     g->node = 0;
     g->depth = 0;
+    if (g->scatter) weft_scatter_restart(g->scatter);
 }
 
 static void *level_data(const weft_gradients *g, int level, int64_t weight) {
@@ -245,19 +289,11 @@ static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
         to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
 }
 
-/* One addition of the tree: into a level, from the session (-1) or from the level above it. */
-typedef struct {
-    const weft_gradients *g;
-    int to, from;
-    bool add;
-    double factor; /* of the finished mean */
-} addition;
-
 static void add_chunk(void *context, int64_t task, int thread) {
     (void)thread;
     const addition *a = context;
     const weft_gradients *g = a->g;
-    const chunk *c = &g->chunks[task];
+    const weft_stretch *c = &g->shards.chunks[a->first + task];
     weft_gradient from = a->from < 0 ? g->from[c->weight]
                                      : (weft_gradient){g->dtype, level_data(g, a->from, c->weight)};
     void *to = level_data(g, a->to, c->weight);
@@ -276,7 +312,7 @@ static void add_chunk(void *context, int64_t task, int thread) {
 static void scale_chunk(void *context, int64_t task, int thread) {
     (void)thread;
     const addition *a = context;
-    const chunk *c = &a->g->chunks[task];
+    const weft_stretch *c = &a->g->shards.chunks[task];
     void *to = level_data(a->g, 0, c->weight);
     for (int64_t i = c->first; i < c->first + c->count; i++) {
         if (a->g->dtype == WEFT_F64)
@@ -286,54 +322,160 @@ static void scale_chunk(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status take_session(weft_gradients *g, int level, bool add) {
-    if (g->graphs) return weft_gradient_graphs_take(g->graphs, level, add);
-    addition a = {.g = g, .to = level, .from = -1, .add = add};
-    weft_pool_run(g->pool, g->n_chunks, add_chunk, &a);
-    return WEFT_OK;
+/* Adds the sum on top to the one below it. */
+static void list_merge(weft_gradients *g) {
+    int top = --g->depth;
+    g->last[g->n_last++] = (addition){.g = g, .to = top - 1, .from = top, .add = true};
 }
 
-/* Adds the sum on top to the one below it. */
-static weft_status merge_top(weft_gradients *g) {
-    int top = --g->depth;
-    if (g->graphs) return weft_gradient_graphs_merge(g->graphs, top);
-    addition a = {.g = g, .to = top - 1, .from = top, .add = true};
-    weft_pool_run(g->pool, g->n_chunks, add_chunk, &a);
+/* Lists what the next micro-batch's gradient means for the stack: it is set on top or added to its left
+ * neighbour, and the pair that an odd one closes may close a pair of pairs, and so on up. The last one
+ * of a node leaves one sum of it. */
+static void list_additions(weft_gradients *g) {
+    int64_t i = g->taken++;
+    bool over = g->taken == g->tree.nodes[g->first_node + g->node].count;
+    if (i % 2 == 0) g->depth++;
+    g->n_last = 0;
+    g->last[g->n_last++] = (addition){.g = g, .to = g->depth - 1, .from = -1, .add = i % 2 != 0};
+    for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
+        list_merge(g);
+    if (!over) return;
+    while (g->depth > g->node + 1)
+        list_merge(g);
+    g->taken = 0;
+    g->node++;
+}
+
+/* Does them for the chunks first .. first + count - 1. */
+static void add_chunks(weft_gradients *g, int64_t first, int64_t count) {
+    for (int k = 0; k < g->n_last; k++) {
+        g->last[k].first = first;
+        weft_pool_run(g->pool, count, add_chunk, &g->last[k]);
+    }
+}
+
+static weft_status add_all(weft_gradients *g) {
+    if (!g->graphs) {
+        add_chunks(g, 0, g->shards.cut.n_blocks);
+        return WEFT_OK;
+    }
+    for (int k = 0; k < g->n_last; k++) {
+        const addition *a = &g->last[k];
+        WEFT_TRY(a->from < 0 ? weft_gradient_graphs_take(g->graphs, a->to, a->add)
+                             : weft_gradient_graphs_merge(g->graphs, a->from));
+    }
     return WEFT_OK;
 }
 
 static weft_status make_mean(weft_gradients *g) {
     if (g->graphs) return weft_gradient_graphs_mean(g->graphs);
     addition mean = {.g = g, .factor = 1.0 / (double)g->count};
-    weft_pool_run(g->pool, g->n_chunks, scale_chunk, &mean);
+    weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, &mean);
     return WEFT_OK;
+}
+
+/* One weight's gradient is made, in the last micro-batch of this rank: buckets that have all of theirs go
+ * out while the backward pass goes on. */
+static void finish_weight(weft_gradients *g, int64_t w) {
+    int64_t first = g->shards.first[w], end = g->shards.first[w + 1];
+    if (!g->scatter) add_chunks(g, first, end - first);
+    g->finished[w] = true;
+    for (int64_t i = first; i < end; i++) {
+        int64_t bucket = weft_cut_bucket_of(&g->shards.cut, i);
+        if (--g->due[bucket] > 0 || g->status != WEFT_OK) continue;
+        g->status = g->scatter ? weft_scatter_send(g->scatter, bucket)
+                               : weft_reduce_send(g->reduce, bucket);
+    }
+}
+
+static void after_node(void *context, const weft_node *n) {
+    weft_gradients *g = context;
+    for (int64_t w = 0; w < g->n; w++)
+        if (g->made_by[w] == n->index && !g->finished[w]) finish_weight(g, w);
+}
+
+/* Which node makes a weight's gradient. */
+static weft_status watch_session(weft_gradients *g, const weft_session *s) {
+    const weft_graph *graph = s->graph.graph;
+    g->session = s;
+    g->made_by = malloc((size_t)g->n * sizeof *g->made_by);
+    g->finished = calloc((size_t)g->n, sizeof *g->finished);
+    g->due = calloc((size_t)weft_cut_buckets(&g->shards.cut), sizeof *g->due);
+    if (!g->made_by || !g->finished || !g->due)
+        return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t w = 0; w < g->n; w++) {
+        const weft_tensor *t = weft_graph_find(graph, g->weights[w].name);
+        g->made_by[w] = -1;
+        for (int64_t i = 0; t && t->grad && i < weft_graph_node_count(graph); i++) {
+            const weft_node *n = weft_graph_node(graph, i);
+            for (int k = 0; k < n->n_out; k++)
+                if (n->out[k] == t->grad) g->made_by[w] = i;
+        }
+    }
+    return WEFT_OK;
+}
+
+static bool is_last(const weft_gradients *g) {
+    return g->node == g->nodes - 1 &&
+           g->taken + 1 == g->tree.nodes[g->first_node + g->node].count;
+}
+
+void weft_gradients_expect(weft_gradients *g) {
+    if (g->scatter) weft_scatter_begin(g->scatter, true);
+    if (!g->session || (!g->scatter && !is_last(g))) return;
+    if (!g->scatter) list_additions(g);
+    g->early = true;
+    g->status = WEFT_OK;
+    memset(g->finished, 0, (size_t)g->n * sizeof *g->finished);
+    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
+        g->due[b] = weft_cut_bucket(&g->shards.cut, b).count;
+    if (g->reduce) weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
+    weft_exec_watch(g->session->exec, after_node, g);
+}
+
+/* What nothing was seen to make is zeros, or lay there before. */
+static weft_status finish_early(weft_gradients *g) {
+    weft_exec_watch(g->session->exec, NULL, NULL);
+    g->early = false;
+    for (int64_t w = 0; w < g->n; w++)
+        if (!g->finished[w]) finish_weight(g, w);
+    WEFT_TRY(g->status);
+    return g->scatter ? WEFT_OK : weft_reduce_end(g->reduce);
 }
 
 /* The mean over all ranks, from the nodes that this one has made. */
 static weft_status reduce_ranks(weft_gradients *g) {
     for (int k = 0; g->staged && k < g->nodes; k++)
         g->backend->download(g->staged[k], g->levels[k], g->level_bytes);
-    WEFT_TRY(weft_reduce_run(g->reduce, 1.0 / (double)g->count));
+    weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
+    WEFT_TRY(weft_reduce_end(g->reduce));
     if (g->staged) g->backend->upload(g->levels[0], g->staged[0], g->level_bytes);
     return WEFT_OK;
 }
 
 weft_status weft_gradients_add(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
-    int64_t i = g->taken++;
-    if (i % 2 == 0) g->depth++;
-    WEFT_TRY(take_session(g, g->depth - 1, i % 2 != 0));
-    /* The pair that an odd i closes may close a pair of pairs, and so on up. */
-    for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
-        WEFT_TRY(merge_top(g));
-    if (g->taken < g->tree.nodes[g->first_node + g->node].count) return WEFT_OK;
-    while (g->depth > g->node + 1)
-        WEFT_TRY(merge_top(g));
-    g->taken = 0;
-    if (++g->node < g->nodes) return WEFT_OK;
-    WEFT_TRY(g->reduce ? reduce_ranks(g) : make_mean(g));
+    if (g->early) WEFT_TRY(finish_early(g));
+    if (g->scatter) {
+        WEFT_TRY(weft_scatter_end(g->scatter));
+        if (!weft_scatter_is_over(g->scatter)) return WEFT_OK;
+    } else if (g->node < g->nodes) {
+        list_additions(g);
+        WEFT_TRY(add_all(g));
+        if (g->node < g->nodes) return WEFT_OK;
+        WEFT_TRY(g->reduce ? reduce_ranks(g) : make_mean(g));
+    }
     weft_gradients_restart(g);
     return WEFT_OK;
+}
+
+bool weft_gradients_are_dealt(const weft_gradients *g) {
+    return g->scatter != NULL;
+}
+
+weft_status weft_gradients_pass(weft_gradients *g) {
+    weft_scatter_begin(g->scatter, false);
+    return weft_gradients_add(g);
 }
 
 /* Whether all of a gradient is finite, read in the host's memory. */
@@ -353,17 +495,55 @@ weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
     return (weft_gradient){g->dtype, level_data(g, 0, weight)};
 }
 
-const char *weft_gradients_find_bad(const weft_gradients *g) {
+/* The same of numbers in the backend's memory. */
+static bool is_finite_there(const weft_gradients *g, weft_gradient from, int64_t count) {
+    int64_t bytes = count * (int64_t)weft_dtype_size(from.dtype);
+    void *copy = g->backend->remote ? malloc((size_t)bytes) : NULL;
+    if (g->backend->remote && !copy) return true;
+    if (copy) g->backend->download(copy, from.data, bytes);
+    bool good = is_finite(copy ? copy : from.data, from.dtype, count);
+    free(copy);
+    return good;
+}
+
+/* The first weight of those that are not finite; `n`: none. */
+static int64_t find_bad(const weft_gradients *g) {
     for (int64_t w = 0; w < g->n; w++) {
         weft_gradient from = weft_gradients_of(g, w);
-        int64_t count = g->weights[w].count, bytes = count * (int64_t)weft_dtype_size(from.dtype);
-        if (!from.data) continue;
-        void *copy = g->backend->remote ? malloc((size_t)bytes) : NULL;
-        if (g->backend->remote && !copy) return NULL;
-        if (copy) g->backend->download(copy, from.data, bytes);
-        bool good = is_finite(copy ? copy : from.data, from.dtype, count);
-        free(copy);
-        if (!good) return g->weights[w].name;
+        if (from.data && !is_finite_there(g, from, g->weights[w].count)) return w;
     }
-    return NULL;
+    return g->n;
+}
+
+/* The same of what this rank has. */
+static int64_t find_own_bad(const weft_gradients *g) {
+    const weft_shards *s = weft_optimizer_shards(g->optimizer);
+    int64_t n = weft_shards_owned(s, s->rank, NULL), bad = g->n;
+    weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
+    if (own) weft_shards_owned(s, s->rank, own);
+    for (int64_t i = 0; own && bad == g->n && i < n; i++) {
+        weft_gradient from;
+        if (g->scatter) {
+            from = weft_scatter_mean(g->scatter, i);
+        } else {
+            from = weft_gradients_of(g, own[i].weight);
+            from.data = (unsigned char *)from.data +
+                        (size_t)own[i].first * weft_dtype_size(from.dtype);
+        }
+        if (!is_finite_there(g, from, own[i].count)) bad = own[i].weight;
+    }
+    free(own);
+    return bad;
+}
+
+const char *weft_gradients_find_bad(const weft_gradients *g) {
+    int ranks = weft_comm_size(g->comm);
+    bool shared = weft_optimizer_shards(g->optimizer) != NULL;
+    int64_t bad = shared ? find_own_bad(g) : find_bad(g), first = bad;
+    int64_t *all = shared ? calloc((size_t)ranks, sizeof *all) : NULL;
+    if (all && weft_comm_gather(g->comm, &bad, sizeof bad, all) == WEFT_OK)
+        for (int r = 0; r < ranks; r++)
+            first = all[r] < first ? all[r] : first;
+    free(all);
+    return first < g->n ? g->weights[first].name : NULL;
 }

@@ -129,7 +129,7 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
         WEFT_TRY(weft_model_create(c, dtype, &t->model));
         WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
     }
-    WEFT_TRY(weft_optimizer_create(t->model, backend, pool, &t->optimizer));
+    WEFT_TRY(weft_optimizer_create_shared(t->model, backend, pool, t->comm, &t->optimizer));
     return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;
 }
 
@@ -146,6 +146,8 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
                                   .iteration = (uint32_t)t->state.iteration,
                                   .sequences = share.count,
                                   .first = share.first,
+                                  .group = share.group,
+                                  .step = share.step,
                                   .parts = 1,
                                   .time = c->gpt2_block_size,
                                   .ahead = AHEAD};
@@ -153,11 +155,11 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
 }
 
 /* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
-static weft_status check_memory(const weft_config *c, const weft_backend *backend,
-                                weft_pool *pool) {
+static weft_status check_memory(const trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_fit fit;
     if (!backend->remote) return WEFT_OK;
-    WEFT_TRY(weft_account_fit(c, backend, weft_pool_size(pool), &fit));
+    WEFT_TRY(weft_account_fit(t->config, backend, weft_pool_size(pool), weft_comm_size(t->comm),
+                              &fit));
     return weft_fit_check(&fit, backend);
 }
 
@@ -169,7 +171,7 @@ static weft_status open_data(trainer *t) {
 /* Folder, memory and weights. */
 static weft_status prepare(trainer *t, const weft_backend *backend, weft_pool *pool) {
     if (t->leads) WEFT_TRY(weft_folder_make(t->options->out));
-    WEFT_TRY(check_memory(t->config, backend, pool));
+    WEFT_TRY(check_memory(t, backend, pool));
     return open_model(t, backend, pool);
 }
 
@@ -179,6 +181,8 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     WEFT_TRY(weft_ranks_check(t->comm, t->config, t->dataset));
     WEFT_TRY(weft_comm_agree(t->comm, prepare(t, backend, pool)));
     WEFT_TRY(weft_ranks_share(t->comm, t->model, t->optimizer, &t->state));
+    WEFT_TRY(weft_comm_broadcast(t->comm, t->resumed, sizeof t->resumed));
+    WEFT_TRY(weft_comm_broadcast(t->comm, &t->saved, sizeof t->saved));
     WEFT_TRY(weft_comm_agree(t->comm, open_passes(t, backend, pool)));
     if (!t->leads) return WEFT_OK;
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
@@ -327,11 +331,15 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     return WEFT_OK;
 }
 
+/* Rank 0 saves; where the optimizer's state is shared out the others give it theirs. */
 static weft_status save(const trainer *t, const char *name, int64_t keep) {
+    if (!t->leads) return weft_optimizer_serve(t->optimizer);
     WEFT_TRY(weft_metrics_sync(t->metrics));
     weft_checkpoint checkpoint = {t->model, t->optimizer, t->tokenizer, &t->state};
     bool best = t->saved_best == t->state.iteration;
-    return weft_checkpoint_save(t->options->out, name, keep, &checkpoint, best ? "best" : NULL);
+    weft_status status =
+        weft_checkpoint_save(t->options->out, name, keep, &checkpoint, best ? "best" : NULL);
+    return status == WEFT_OK ? weft_optimizer_served(t->optimizer) : status;
 }
 
 /* The held-out loss. */
@@ -355,7 +363,7 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
 static weft_status save_best(trainer *t) {
     if (!(t->result->val_loss < t->state.best_val)) return WEFT_OK;
     t->state.best_val = t->result->val_loss;
-    if (!t->config->save_checkpoint || !t->leads) return WEFT_OK;
+    if (!t->config->save_checkpoint) return WEFT_OK;
     WEFT_TRY(save(t, "best", 1));
     t->saved_best = t->state.iteration;
     return WEFT_OK;
@@ -390,7 +398,7 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
 
 /* While steps fail, weights that are not finite must not take the place of the last good ones. */
 static weft_status save_last(trainer *t) {
-    if (!t->leads || !keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
+    if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
     if (t->state.skipped_row > 0 && find_bad_weight(t->model)) return WEFT_OK;
     WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
     t->saved = t->state.iteration;

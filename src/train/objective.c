@@ -15,7 +15,9 @@ struct weft_objective {
     weft_contrast *contrast;    /* NULL: one phase */
     int64_t micro, parts, time; /* sequences of a graph run; graph runs; tokens of a sequence */
     weft_comm *comm;
-    weft_span span;          /* the graph runs that are this rank's */
+    weft_span span;          /* the graph runs that are this rank's, where it has neighbouring ones; */
+    bool dealt;              /* else rank, rank + ranks, ... */
+    int64_t count;           /* how many they are */
     weft_loss_parts *losses; /* [parts] */
     int64_t *counts;         /* [ranks]: targets */
 };
@@ -45,7 +47,23 @@ static weft_status open_passes(weft_objective *o, weft_optimizer *optimizer, wef
     WEFT_TRY(
         weft_session_open(o->model, backend, pool, &build, true, options->poison, &o->session));
     if (two) WEFT_TRY(weft_contrast_open(o->model, backend, pool, &build, o->parts, &o->contrast));
-    return weft_gradients_create(optimizer, &o->session, pool, o->comm, o->parts, &o->gradients);
+    WEFT_TRY(
+        weft_gradients_create(optimizer, &o->session, pool, o->comm, o->parts, &o->gradients));
+    o->dealt = weft_gradients_are_dealt(o->gradients);
+    int64_t ranks = weft_comm_size(o->comm), rank = weft_comm_rank(o->comm);
+    o->count = o->dealt ? (o->parts - rank + ranks - 1) / ranks : o->span.count;
+    return WEFT_OK;
+}
+
+/* This rank's i-th graph run, in the order of all. */
+static int64_t part_of(const weft_objective *o, int64_t i) {
+    return o->dealt ? weft_comm_rank(o->comm) + i * weft_comm_size(o->comm) : o->span.first + i;
+}
+
+/* `stride` bytes of every graph run to all ranks. */
+static weft_status gather(weft_objective *o, void *all, int64_t stride) {
+    if (o->dealt) return weft_comm_gather_turns(o->comm, all, o->parts, stride);
+    return weft_comm_gather_spans(o->comm, all, o->parts, stride);
 }
 
 weft_status weft_objective_open(weft_optimizer *optimizer, weft_pool *pool,
@@ -81,7 +99,10 @@ void weft_objective_close(weft_objective *o) {
 }
 
 weft_share weft_objective_share(const weft_objective *o) {
-    return (weft_share){o->span.first * o->micro, o->span.count * o->micro};
+    int64_t count = o->count * o->micro;
+    if (!o->dealt) return (weft_share){o->span.first * o->micro, count, count, 0};
+    return (weft_share){weft_comm_rank(o->comm) * o->micro, count, o->micro,
+                        weft_comm_size(o->comm) * o->micro};
 }
 
 static weft_run run_of_part(const weft_objective *o, const weft_run *run, int64_t part) {
@@ -115,13 +136,13 @@ static weft_status write_count(weft_objective *o, int64_t own) {
 static weft_status contrast_all(weft_objective *o, const int32_t *tokens, const weft_run *run,
                                 double *loss) {
     int64_t stride;
-    for (int64_t i = 0; i < o->span.count; i++) {
-        int64_t part = o->span.first + i;
+    for (int64_t i = 0; i < o->count; i++) {
+        int64_t part = part_of(o, i);
         weft_run own = run_of_part(o, run, part);
         WEFT_TRY(weft_contrast_add(o->contrast, part, tokens + i * o->micro * o->time, &own));
     }
     void *contexts = weft_contrast_contexts(o->contrast, &stride);
-    WEFT_TRY(weft_comm_gather_spans(o->comm, contexts, o->parts, stride));
+    WEFT_TRY(gather(o, contexts, stride));
     return weft_contrast_compare(o->contrast, loss);
 }
 
@@ -132,17 +153,21 @@ weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const i
     *out = (weft_loss_parts){0};
     weft_gradients_restart(o->gradients);
     if (o->session.graph.count)
-        WEFT_TRY(write_count(o, count_targets(targets, o->span.count * size)));
+        WEFT_TRY(write_count(o, count_targets(targets, o->count * size)));
     if (o->contrast) WEFT_TRY(contrast_all(o, tokens, run, &contrastive));
-    for (int64_t i = 0; i < o->span.count; i++) {
-        int64_t part = o->span.first + i;
+    for (int64_t i = 0; i < o->count; i++) {
+        int64_t part = part_of(o, i);
         weft_run own = run_of_part(o, run, part);
         if (o->contrast) WEFT_TRY(weft_contrast_give(o->contrast, part, &o->session));
+        weft_gradients_expect(o->gradients);
         WEFT_TRY(weft_session_run(&o->session, tokens + i * size, targets + i * size, &own));
         WEFT_TRY(weft_session_losses(&o->session, &o->losses[part]));
         WEFT_TRY(weft_gradients_add(o->gradients));
     }
-    WEFT_TRY(weft_comm_gather_spans(o->comm, o->losses, o->parts, sizeof *o->losses));
+    /* Others may have one more. */
+    if (o->dealt && part_of(o, o->count) - weft_comm_rank(o->comm) < o->parts)
+        WEFT_TRY(weft_gradients_pass(o->gradients));
+    WEFT_TRY(gather(o, o->losses, sizeof *o->losses));
     for (int64_t i = 0; i < o->parts; i++)
         weft_loss_parts_add(out, &o->losses[i], 1.0 / (double)o->parts);
     if (!o->contrast) return WEFT_OK;

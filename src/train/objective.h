@@ -38,9 +38,9 @@ weft_status weft_objective_open(weft_optimizer *o, weft_pool *pool,
                                 const weft_objective_options *options, weft_objective **out);
 void weft_objective_close(weft_objective *o);
 
-/* The sequences of a step that are this rank's. */
+/* The sequences of a step that are this rank's: groups of neighbours, each `step` after the one before. */
 typedef struct {
-    int64_t first, count;
+    int64_t first, count, group, step;
 } weft_share;
 weft_share weft_objective_share(const weft_objective *o);
 

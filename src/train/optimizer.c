@@ -5,45 +5,14 @@
 
 #include "core/align.h"
 #include "core/safetensors.h"
+#include "train/optimizer_internal.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_ROOM = 160, SLOT_STATES = 4 };
-
-/* What belongs to one weight; NULL: not there. */
-typedef struct {
-    void *m, *v, *v_max, *master;
-} slot_memory;
-
-struct weft_optimizer {
-    weft_model *model;
-    const weft_backend *backend;
-    weft_pool *pool;
-    weft_dtype dtype; /* of the state: f32, or f64 beside f64 */
-    weft_adam_options options;
-    bool amsgrad;
-
-    weft_weight *state; /* [n_state], by name */
-    int64_t n_state;
-    char (*names)[NAME_ROOM];
-    void *memory;
-    weft_mirror *mirror; /* of the memory */
-    int64_t seen;        /* changes of the model's weights by the host that the masters know of */
-    slot_memory *slots;  /* [weights], the host's */
-    void *control_state;
-
-    weft_gradient *own; /* [weights]; NULL: none were asked for */
-    void *own_memory;   /* the backend's */
-    int64_t own_bytes;
-
-    weft_graph *graph; /* NULL: no gradients are bound */
-    weft_exec *exec;
-    weft_tensor *lr, *control, *cut;
-    uint64_t mark;
-};
+enum { SLOT_STATES = 4 };
 
 weft_adam_options weft_optimizer_options(const weft_config *c) {
     weft_adam_options o = {.beta1 = c->adam_beta1,
@@ -75,9 +44,9 @@ static int by_name(const void *a, const void *b) {
 /* Adds a tensor to the list; its memory follows when all are known. */
 static weft_status list_state(weft_optimizer *o, const char *kind, const weft_weight *like) {
     char *name = o->names[o->n_state];
-    int length = like->name ? snprintf(name, NAME_ROOM, "%s.%s", kind, like->name)
-                            : snprintf(name, NAME_ROOM, "%s", kind);
-    if (length >= NAME_ROOM)
+    int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kind, like->name)
+                            : snprintf(name, WEFT_STATE_NAME, "%s", kind);
+    if (length >= WEFT_STATE_NAME)
         return weft_fail(WEFT_EBUG, "optimizer: the name of '%s' is too long", like->name);
     weft_weight *w = &o->state[o->n_state++];
     *w = (weft_weight){.name = name, .dtype = o->dtype, .ndim = like->ndim, .count = like->count};
@@ -91,8 +60,7 @@ static weft_status list_states(weft_optimizer *o) {
     int64_t most = m->n_weights * SLOT_STATES + 1;
     o->state = calloc((size_t)most, sizeof *o->state);
     o->names = calloc((size_t)most, sizeof *o->names);
-    o->slots = calloc((size_t)m->n_weights, sizeof *o->slots);
-    if (!o->state || !o->names || !o->slots) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (!o->state || !o->names) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_weight *w = &m->weights[i];
         WEFT_TRY(list_state(o, "m", w));
@@ -107,30 +75,73 @@ static weft_status list_states(weft_optimizer *o) {
 }
 
 static void *find_state(const weft_optimizer *o, const char *kind, const char *weight) {
-    char name[NAME_ROOM];
+    char name[WEFT_STATE_NAME];
     snprintf(name, sizeof name, "%s%s%s", kind, weight ? "." : "", weight ? weight : "");
     weft_weight key = {.name = name};
     const weft_weight *w = bsearch(&key, o->state, (size_t)o->n_state, sizeof *o->state, by_name);
     return w ? w->data : NULL;
 }
 
-static weft_status allocate_states(weft_optimizer *o) {
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < o->n_state; i++)
-        bytes += weft_arena_bytes(o->state[i].bytes);
-    o->memory = allocate_zeros(bytes);
-    if (!o->memory) return WEFT_ENOMEM;
-    unsigned char *at = o->memory;
+/* One slot a weight, or one for each stretch that this rank owns. */
+static weft_status list_slots(weft_optimizer *o) {
+    int64_t n = o->model->n_weights;
+    o->n_slots = o->sharded ? weft_shards_owned(&o->shards, o->shards.rank, NULL) : n;
+    weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
+    o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
+    if (parts && o->slots && o->sharded) weft_shards_owned(&o->shards, o->shards.rank, parts);
+    for (int64_t i = 0; parts && o->slots && i < o->n_slots; i++)
+        o->slots[i].part =
+            o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count};
+    bool there = parts && o->slots;
+    free(parts);
+    return there ? WEFT_OK : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+}
+
+/* Sets the slots' places in the memory from `at` on, or only counts the bytes where that is NULL. */
+static int64_t place_slots(weft_optimizer *o, unsigned char *at) {
+    int64_t bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        weft_optimizer_slot *s = &o->slots[i];
+        bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
+        void **places[SLOT_STATES] = {&s->m, &s->v, o->amsgrad ? &s->v_max : NULL,
+                                      narrow ? &s->master : NULL};
+        for (int k = 0; k < SLOT_STATES; k++) {
+            if (!places[k]) continue;
+            if (at) *places[k] = at + bytes;
+            bytes += weft_arena_bytes(s->part.count * size);
+        }
+    }
+    if (at) o->control_state = at + bytes;
+    return bytes + weft_arena_bytes(WEFT_ADAM_STATE * size);
+}
+
+static void place_states(weft_optimizer *o, unsigned char *at) {
     for (int64_t i = 0; i < o->n_state; i++) {
         o->state[i].data = at;
         at += weft_arena_bytes(o->state[i].bytes);
     }
-    for (int64_t i = 0; i < o->model->n_weights; i++) {
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        weft_optimizer_slot *s = &o->slots[i];
         const char *name = o->model->weights[i].name;
-        o->slots[i] = (slot_memory){find_state(o, "m", name), find_state(o, "v", name),
-                                    find_state(o, "v_max", name), find_state(o, "master", name)};
+        s->m = find_state(o, "m", name);
+        s->v = find_state(o, "v", name);
+        s->v_max = find_state(o, "v_max", name);
+        s->master = find_state(o, "master", name);
     }
     o->control_state = find_state(o, "state", NULL);
+}
+
+static weft_status allocate_states(weft_optimizer *o) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
+        bytes += weft_arena_bytes(o->state[i].bytes);
+    if (o->sharded) bytes = place_slots(o, NULL);
+    o->memory = allocate_zeros(bytes);
+    if (!o->memory) return WEFT_ENOMEM;
+    if (o->sharded)
+        place_slots(o, o->memory);
+    else
+        place_states(o, o->memory);
     WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
     WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
     WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
@@ -141,6 +152,11 @@ static weft_status allocate_states(weft_optimizer *o) {
 
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   weft_optimizer **out) {
+    return weft_optimizer_create_shared(m, backend, pool, NULL, out);
+}
+
+weft_status weft_optimizer_create_shared(weft_model *m, const weft_backend *backend,
+                                         weft_pool *pool, weft_comm *comm, weft_optimizer **out) {
     *out = NULL;
     weft_optimizer *o = calloc(1, sizeof *o);
     if (!o) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
@@ -150,7 +166,11 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     o->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
     o->options = weft_optimizer_options(&m->config);
     o->amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM && m->config.spam_amsgrad;
+    o->comm = comm;
+    o->sharded = comm && m->config.shard != WEFT_SHARD_NONE;
     weft_status status = list_states(o);
+    if (status == WEFT_OK && o->sharded) status = weft_optimizer_shard_open(o);
+    if (status == WEFT_OK) status = list_slots(o);
     if (status == WEFT_OK) status = allocate_states(o);
     if (status != WEFT_OK) {
         weft_optimizer_destroy(o);
@@ -167,11 +187,13 @@ static void unbind(weft_optimizer *o) {
     o->graph = NULL;
     o->lr = o->control = o->cut = NULL;
     o->mark = 0;
+    if (o->sharded) weft_optimizer_shard_unbind(o);
 }
 
 void weft_optimizer_destroy(weft_optimizer *o) {
     if (!o) return;
     unbind(o);
+    if (o->sharded) weft_optimizer_shard_close(o);
     free(o->own);
     if (o->own_memory) o->backend->release(o->own_memory, o->own_bytes);
     weft_mirror_destroy(o->mirror);
@@ -190,77 +212,85 @@ const weft_backend *weft_optimizer_backend(const weft_optimizer *o) {
     return o->backend;
 }
 
-/* The graph under construction, and where its tensors lie. */
-typedef struct {
-    weft_optimizer *o;
-    weft_binding *bindings;
-    int64_t n;
-} binder;
-
-/* A tensor shaped like a weight, over given memory of the backend; NULL for NULL memory. */
-static weft_tensor *bind_tensor(binder *b, weft_role role, const char *kind, const weft_weight *w,
-                                weft_dtype dtype, void *data) {
+weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
+                                   const weft_stretch *part, weft_dtype dtype, void *data) {
+    const weft_weight *w = &b->o->model->weights[part->weight];
     if (!data) return NULL;
-    char name[NAME_ROOM];
-    snprintf(name, sizeof name, "%s.%s", kind, w->name);
-    weft_tensor *t = weft_graph_tensor(b->o->graph, role, name, dtype, w->ndim, w->shape);
+    char name[WEFT_STATE_NAME];
+    /* What is left of a shape is whether it decays: two dimensions or more. */
+    bool whole = part->count == w->count, flat = w->ndim < 2;
+    const int64_t cut[] = {1, part->count};
+    if (whole)
+        snprintf(name, sizeof name, "%s.%s", kind, w->name);
+    else
+        snprintf(name, sizeof name, "%s.%s.%lld", kind, w->name, (long long)part->first);
+    weft_tensor *t =
+        weft_graph_tensor(b->graph, role, name, dtype, whole ? w->ndim : 2 - flat,
+                          whole ? w->shape : cut + flat);
     if (t) b->bindings[b->n++] = (weft_binding){t, data};
     return t;
 }
 
-static weft_adam_slot bind_slot(binder *b, int64_t i, const weft_gradient *gradient) {
+static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_slot *slot,
+                                const weft_gradient *gradient) {
     const weft_optimizer *o = b->o;
-    const weft_weight *w = &o->model->weights[i];
-    slot_memory s = o->slots[i];
-    void *weight = weft_mirror_at(o->model->mirror, o->backend, w->data);
-    s.m = weft_mirror_at(o->mirror, o->backend, s.m);
-    s.v = weft_mirror_at(o->mirror, o->backend, s.v);
-    s.v_max = weft_mirror_at(o->mirror, o->backend, s.v_max);
-    s.master = weft_mirror_at(o->mirror, o->backend, s.master);
+    const weft_stretch *p = &slot->part;
+    const weft_weight *w = &o->model->weights[p->weight];
+    unsigned char *weight = weft_mirror_at(o->model->mirror, o->backend, w->data);
+    weight += (size_t)p->first * weft_dtype_size(w->dtype);
+    void *m = weft_mirror_at(o->mirror, o->backend, slot->m);
+    void *v = weft_mirror_at(o->mirror, o->backend, slot->v);
+    void *v_max = weft_mirror_at(o->mirror, o->backend, slot->v_max);
+    void *master = weft_mirror_at(o->mirror, o->backend, slot->master);
     return (weft_adam_slot){
-        .param =
-            bind_tensor(b, WEFT_ROLE_PARAM, "param", w, o->dtype, s.master ? s.master : weight),
-        .grad = bind_tensor(b, WEFT_ROLE_INPUT, "grad", w, gradient->dtype, gradient->data),
-        .m = bind_tensor(b, WEFT_ROLE_STATE, "m", w, o->dtype, s.m),
-        .v = bind_tensor(b, WEFT_ROLE_STATE, "v", w, o->dtype, s.v),
-        .v_max = bind_tensor(b, WEFT_ROLE_STATE, "v_max", w, o->dtype, s.v_max),
-        .copy = s.master ? bind_tensor(b, WEFT_ROLE_STATE, "copy", w, w->dtype, weight) : NULL,
+        .param = weft_optimizer_tensor(b, WEFT_ROLE_PARAM, "param", p, o->dtype,
+                                       master ? master : weight),
+        .grad = weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", p, gradient->dtype,
+                                      gradient->data),
+        .m = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "m", p, o->dtype, m),
+        .v = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v", p, o->dtype, v),
+        .v_max = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v_max", p, o->dtype, v_max),
+        .copy =
+            master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
     };
 }
 
-static weft_status build_graph(binder *b, const weft_gradient *gradients, weft_adam_slot *slots,
-                               weft_tensor **grads) {
+static weft_status build_graph(weft_optimizer_binder *b, const weft_gradient *gradients,
+                               weft_adam_slot *slots, weft_tensor **grads) {
     weft_optimizer *o = b->o;
     int n = 0;
     WEFT_TRY(weft_graph_create(&o->graph));
-    for (int64_t i = 0; i < o->model->n_weights; i++) {
+    b->graph = o->graph;
+    for (int64_t i = 0; i < o->n_slots; i++) {
         if (!gradients[i].data) continue; /* no loss depends on it, so decay has no say either */
-        slots[n] = bind_slot(b, i, &gradients[i]);
+        slots[n] = bind_slot(b, &o->slots[i], &gradients[i]);
         grads[n] = slots[n].grad;
         n++;
     }
-    if (n == 0) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
+    if (n == 0 && !o->sharded)
+        return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
     o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
     void *place = weft_mirror_at(o->mirror, o->backend, o->control_state);
     if (state) b->bindings[b->n++] = (weft_binding){state, place};
-    weft_tensor *norm = weft_global_norm(o->graph, grads, n);
+    weft_tensor *norm =
+        o->sharded ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
-    o->cut = weft_adamw(o->graph, o->control, slots, n);
+    o->cut = n > 0 ? weft_adamw(o->graph, o->control, slots, n) : NULL;
     WEFT_TRY(weft_graph_status(o->graph));
     weft_exec_options options = {.bindings = b->bindings};
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
 }
 
-weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients) {
-    int64_t n = o->model->n_weights;
-    unbind(o);
+static weft_status bind_slots(weft_optimizer *o, const weft_gradient *gradients) {
+    int64_t n = o->n_slots;
     if (n > INT_MAX / WEFT_SLOT_SIZE - 1)
         return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many", (long long)n);
-    binder b = {.o = o, .bindings = calloc((size_t)n * WEFT_SLOT_SIZE + 2, sizeof *b.bindings)};
-    weft_adam_slot *slots = calloc((size_t)n, sizeof *slots);
-    weft_tensor **grads = calloc((size_t)n, sizeof *grads);
+    weft_optimizer_binder b = {
+        .o = o, .bindings = calloc((size_t)n * WEFT_SLOT_SIZE + 2, sizeof *b.bindings)};
+    weft_adam_slot *slots = calloc((size_t)n + 1, sizeof *slots);
+    weft_tensor **grads = calloc((size_t)n + 1, sizeof *grads);
     weft_status status = b.bindings && slots && grads
                              ? build_graph(&b, gradients, slots, grads)
                              : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
@@ -269,6 +299,37 @@ weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradient
     free(grads);
     if (status != WEFT_OK) unbind(o);
     return status;
+}
+
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients) {
+    if (!o->sharded) {
+        unbind(o);
+        return bind_slots(o, gradients);
+    }
+    bool *has = calloc((size_t)o->model->n_weights + 1, sizeof *has);
+    weft_gradient *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
+    for (int64_t i = 0; has && i < o->model->n_weights; i++)
+        has[i] = gradients[i].data != NULL;
+    for (int64_t i = 0; parts && i < o->n_slots; i++) {
+        const weft_stretch *p = &o->slots[i].part;
+        const weft_gradient *g = &gradients[p->weight];
+        parts[i] = *g;
+        if (g->data)
+            parts[i].data =
+                (unsigned char *)g->data + (size_t)p->first * weft_dtype_size(g->dtype);
+    }
+    weft_status status = has && parts ? weft_optimizer_bind_shard(o, has, parts)
+                                      : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    free(has);
+    free(parts);
+    return status;
+}
+
+weft_status weft_optimizer_bind_shard(weft_optimizer *o, const bool *has,
+                                      const weft_gradient *gradients) {
+    unbind(o);
+    WEFT_TRY(weft_optimizer_shard_bind(o, has, gradients));
+    return bind_slots(o, gradients);
 }
 
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s) {
@@ -321,7 +382,9 @@ weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
     WEFT_TRY(weft_exec_write(o->exec, o->lr, o->dtype == WEFT_F64 ? (const void *)&rate : &narrow));
     weft_mirror_use(o->mirror, o->backend);
     weft_mirror_use(o->model->mirror, o->backend);
+    if (o->sharded) WEFT_TRY(weft_optimizer_shard_before(o));
     weft_status status = weft_exec_run(o->exec, NULL);
+    if (status == WEFT_OK && o->sharded) status = weft_optimizer_shard_after(o);
     weft_mirror_wrote(o->mirror, o->backend);
     weft_mirror_wrote(o->model->mirror, o->backend);
     return status;
@@ -337,11 +400,11 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
     double state[WEFT_ADAM_STATE], control[WEFT_ADAM_CONTROL] = {0};
     if (o->exec) {
         double raw[WEFT_ADAM_CONTROL]; /* room for either type */
-        int32_t cut;
+        int32_t cut = 0;
         WEFT_TRY(weft_exec_read(o->exec, o->control, raw));
-        WEFT_TRY(weft_exec_read(o->exec, o->cut, &cut));
+        if (o->cut && !o->sharded) WEFT_TRY(weft_exec_read(o->exec, o->cut, &cut));
         widen(o, raw, WEFT_ADAM_CONTROL, control);
-        out->cut = cut;
+        out->cut = o->sharded ? o->cut_of_all : cut;
     }
     double narrow[WEFT_ADAM_STATE]; /* room for either type */
     weft_mirror_read(o->mirror, o->control_state,
@@ -370,11 +433,12 @@ void weft_optimizer_refresh(weft_optimizer *o) {
     o->seen = writes;
     weft_mirror_use(o->model->mirror, NULL);
     weft_mirror_use(o->mirror, NULL);
-    for (int64_t i = 0; i < o->model->n_weights; i++) {
-        const weft_weight *w = &o->model->weights[i];
-        const uint16_t *weight = w->data;
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        const weft_stretch *p = &o->slots[i].part;
+        const uint16_t *weight = o->model->weights[p->weight].data;
         float *master = o->slots[i].master;
-        for (int64_t k = 0; master && k < w->count; k++)
+        if (master) weight += p->first;
+        for (int64_t k = 0; master && k < p->count; k++)
             if (weft_float_to_bf16(master[k]) != weight[k])
                 master[k] = weft_bf16_to_float(weight[k]);
     }
@@ -392,15 +456,21 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
     weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     weft_mirror_use(o->mirror, NULL);
+    weft_optimizer_collector collector = {.o = o};
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];
         tensors[i] = (weft_safetensor){.name = w->name,
                                        .dtype = weft_file_dtype_of(w->dtype),
                                        .ndim = w->ndim,
                                        .data = w->data};
+        if (o->sharded) {
+            tensors[i].make = weft_optimizer_collect;
+            tensors[i].context = &collector;
+        }
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
     weft_status status = weft_safetensors_write_summed(path, tensors, o->n_state, NULL, sum);
+    free(collector.tensor);
     free(tensors);
     return status;
 }
@@ -431,6 +501,11 @@ weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
     weft_safetensors *file;
     WEFT_TRY(weft_safetensors_open(path, &file));
     weft_status status = check_state(o, file, path);
+    if (status == WEFT_OK && o->sharded) {
+        weft_safetensors_close(o->file);
+        o->file = file;
+        return WEFT_OK;
+    }
     for (int64_t i = 0; status == WEFT_OK && i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];
         memcpy(w->data, weft_safetensors_find(file, w->name)->data, (size_t)w->bytes);

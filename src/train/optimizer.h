@@ -19,6 +19,7 @@
 
 #include "model/session.h"
 #include "ops/optimizer.h"
+#include "train/shards.h"
 
 /* What the last step did, and the counters over all steps. */
 typedef struct {
@@ -44,13 +45,24 @@ weft_adam_options weft_optimizer_options(const weft_config *c);
  * and must outlive it. */
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   weft_optimizer **out);
+/* The same with the state shared out over ranks (SHARD of the config; shards.h): each has the moments
+ * and masters of what it owns, updates that, and gives the new weights to all. Every rank then makes
+ * the same calls. comm NULL: this one has all. */
+weft_status weft_optimizer_create_shared(weft_model *m, const weft_backend *backend,
+                                         weft_pool *pool, weft_comm *comm, weft_optimizer **out);
 void weft_optimizer_destroy(weft_optimizer *o);
+/* How its state is shared out; NULL: it has all. */
+const weft_shards *weft_optimizer_shards(const weft_optimizer *o);
 const weft_model *weft_optimizer_model(const weft_optimizer *o);
 const weft_backend *weft_optimizer_backend(const weft_optimizer *o);
 
 /* Takes gradients from these places from now on: `gradients` has one for each of the model's
  * weights, in their order. On an error the optimizer is bound to nothing. */
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients);
+/* Of a shared optimizer: has[weights], whether a weight has a gradient at all, and one place for each
+ * stretch that weft_shards_owned lists. */
+weft_status weft_optimizer_bind_shard(weft_optimizer *o, const bool *has,
+                                      const weft_gradient *gradients);
 /* The gradients of a session that was opened with them; it must stay open while it is bound. */
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s);
 /* Buffers of its own in the backend's memory, f32 (f64 beside f64), zero at first; made at the first
@@ -67,13 +79,19 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
  * it. Nothing to do for f32 and f64, where the weights themselves are updated. */
 void weft_optimizer_refresh(weft_optimizer *o);
 
-/* The state by name, ascending: "m.NAME", "v.NAME", "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
+/* The state by name, of one that is not shared, ascending: "m.NAME", "v.NAME", "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
  * and "state", as in ops/optimizer.h. The memory may be read and written between steps. */
 const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count);
 /* The same as a safetensors file. Reading asks for the same names, types and shapes, and changes
  * nothing on an error. *sum, where not NULL, is of what was meant to be written. */
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum);
 weft_status weft_optimizer_read(weft_optimizer *o, const char *path);
+/* Of a shared optimizer rank 0 alone writes and reads. While it writes, the others serve it, until it
+ * says that it is done, however that went; what it has read is given out by all of them together. Both
+ * do nothing where the state is not shared. */
+weft_status weft_optimizer_serve(weft_optimizer *o);
+weft_status weft_optimizer_served(weft_optimizer *o);
+weft_status weft_optimizer_give_out(weft_optimizer *o);
 
 /* For whoever binds by turns: a mark of what is bound, 0 after each bind until it is set. */
 void weft_optimizer_mark(weft_optimizer *o, uint64_t mark);

@@ -66,6 +66,10 @@ weft_status weft_ranks_share(weft_comm *c, weft_model *m, weft_optimizer *o,
     weft_mirror_use(m->mirror, NULL);
     WEFT_TRY(weft_comm_broadcast(c, m->memory, m->memory_bytes));
     weft_mirror_wrote(m->mirror, NULL);
+    if (weft_optimizer_shards(o)) {
+        weft_optimizer_refresh(o);
+        return weft_optimizer_give_out(o);
+    }
     const weft_weight *list = weft_optimizer_state(o, &n);
     for (int64_t i = 0; i < n; i++)
         WEFT_TRY(weft_comm_broadcast(c, list[i].data, list[i].bytes));

@@ -206,8 +206,30 @@ static void test_enormous_sizes_are_answered(void **state) {
                                "VOCAB_SIZE=16777216")) > 1000000000000LL);
 }
 
+/* What ranks share is a part in P of what one has. */
+static void test_ranks_share_memory(void **state) {
+    (void)state;
+    json_t *object = command_json(RUN("plan", SMALL, "--device", "cpu", "-o", "BATCH_SIZE=8", "-o",
+                                      "MICRO_BATCH=1", "--dtype", "bf16", "--ranks", "4",
+                                      "--json"));
+    json_t *all = json_object_get(object, "rank_bytes");
+    json_t *none = json_object_get(all, "none"), *first = json_object_get(all, "optimizer");
+    json_t *second = json_object_get(all, "gradients");
+    long long parameters_here = integer(object, "parameters");
+    assert_int_equal(integer(all, "ranks"), 4);
+    assert_true(integer(none, "optimizer") > 8 * parameters_here);
+    assert_int_equal(integer(first, "optimizer") * 4, integer(none, "optimizer"));
+    assert_int_equal(integer(second, "optimizer") * 4, integer(none, "optimizer"));
+    /* Two micro-batches of a rank are one sum; eight of all take three, of which a quarter is here. */
+    assert_int_equal(integer(none, "sums"), 4 * parameters_here);
+    assert_int_equal(integer(first, "sums"), 4 * parameters_here);
+    assert_true(llabs(integer(second, "sums") - 3 * parameters_here) <= 16);
+    json_decref(object);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_share_memory),
         cmocka_unit_test(test_json_has_the_promised_keys),
         cmocka_unit_test(test_each_step_has_the_write_ups_count),
         cmocka_unit_test(test_a_study_gives_all_its_steps),

@@ -131,7 +131,7 @@ static int64_t needed(const char *const *overrides) {
     weft_config_defaults(&c);
     for (; *overrides; overrides++)
         assert_int_equal(weft_config_override(&c, *overrides, "test"), WEFT_OK);
-    if (weft_account_fit(&c, weft_cpu_backend(), 1, &fit) != WEFT_OK)
+    if (weft_account_fit(&c, weft_cpu_backend(), 1, 1, &fit) != WEFT_OK)
         fail_msg("%s", weft_error_message());
     return fit.needed;
 }

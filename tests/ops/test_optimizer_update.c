@@ -138,6 +138,68 @@ static void test_an_update_does_not_depend_on_place_or_threads(void **state) {
 }
 
 /* A step of two parameters, the first with a bf16 gradient of ones, the second with none. */
+enum { CUT_FIRST = 2, CUT_TENSORS = 2, CUT_MOST = 8 };
+
+/* The norm of two gradients in one operation, or in halves: the chunks' sums made in two graphs, joined
+ * in a third. */
+static float norm_of(const float *values, bool halves) {
+    static const int64_t counts[CUT_TENSORS] = {COUNT, 1021};
+    /* The first graph has some chunks of the first gradient, the second the rest and the other. */
+    const int64_t border = CUT_FIRST * WEFT_NORM_CHUNK;
+    const int64_t firsts[] = {0, border, 0}, ends[] = {border, COUNT, counts[1]};
+    double parts[CUT_MOST] = {0};
+    int64_t done = 0;
+    float norm = 0;
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(2, &pool), WEFT_OK);
+    for (int turn = 0; turn < (halves ? 3 : 1); turn++) {
+        weft_graph *g;
+        weft_exec *x;
+        weft_tensor *in[CUT_TENSORS], *out;
+        int n = 0, from = turn == 1 ? 1 : 0, to = turn == 1 ? 3 : 1;
+        assert_int_equal(weft_graph_create(&g), WEFT_OK);
+        if (halves && turn == 2) {
+            in[n++] = weft_new_tensor(g, WEFT_ROLE_INPUT, "parts", WEFT_I32, done, 2);
+            out = weft_keep(weft_norm_join(g, in[0], WEFT_F32));
+        } else {
+            if (!halves) to = CUT_TENSORS;
+            for (int k = from; k < to; k++)
+                in[n++] = weft_new_tensor(g, WEFT_ROLE_INPUT, k == from ? "a" : "b", WEFT_F32,
+                                          halves ? ends[k] - firsts[k] : counts[k]);
+            out = halves ? weft_norm_parts(g, in, n) : weft_keep(weft_global_norm(g, in, n));
+        }
+        assert_int_equal(weft_graph_status(g), WEFT_OK);
+        assert_int_equal(weft_exec_create(g, test_backend(), pool, NULL, &x), WEFT_OK);
+        for (int k = 0; k < n; k++) {
+            const void *data = halves && turn == 2 ? (const void *)parts
+                               : halves            ? values + firsts[from + k]
+                                                   : values;
+            assert_int_equal(weft_exec_write(x, in[k], data), WEFT_OK);
+        }
+        assert_int_equal(weft_exec_run(x, NULL), WEFT_OK);
+        void *result = halves && turn < 2 ? (void *)&parts[done] : &norm;
+        assert_int_equal(weft_exec_read(x, out, result), WEFT_OK);
+        if (halves && turn < 2) done += out->shape[0];
+        weft_exec_destroy(x);
+        weft_graph_destroy(g);
+    }
+    weft_pool_destroy(pool);
+    return norm;
+}
+
+static void test_a_norm_in_halves_has_the_same_bits(void **state) {
+    (void)state;
+    skip_without_backend();
+    float *values = malloc(COUNT * sizeof *values);
+    for (int64_t i = 0; i < COUNT; i++)
+        values[i] = (float)(case_unit(3, "g", i) * (i % 7 ? 1e-3 : 10.0));
+    float whole = norm_of(values, false), halves = norm_of(values, true);
+    if (memcmp(&whole, &halves, sizeof whole) != 0)
+        fail_msg("%.9g in one, %.9g in halves", (double)whole, (double)halves);
+    assert_true(whole > 1);
+    free(values);
+}
+
 static void test_no_gradient_counts_as_zeros(void **state) {
     (void)state;
     skip_without_backend();
@@ -347,6 +409,7 @@ static void test_wrong_inputs_are_refused_with_a_line(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_update_does_not_depend_on_place_or_threads),
+        cmocka_unit_test(test_a_norm_in_halves_has_the_same_bits),
         cmocka_unit_test(test_no_gradient_counts_as_zeros),
         cmocka_unit_test(test_the_state_holds_the_last_norms),
         cmocka_unit_test(test_a_whole_step_is_one_graph),

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -105,6 +106,95 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
     check_numbers("bf16", "embedded", "wsffn", "bf16");
 }
 
+/* Weights of several chunks, each cut among ranks; spike clipping counts over all of them. */
+#define SHARED_MODEL                                                                               \
+    "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "OPTIMIZER=adamwspam", "-o", \
+    "BATCH_SIZE=13"
+
+static void check_shared(const char *dtype, int ranks, const char *shard) {
+    char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM], option[64];
+    size_t n;
+    ranks_need_mpi();
+    keep(config, scratch_path("shared.config"));
+    keep(alone, scratch_path("shared-%s", dtype));
+    keep(together, scratch_path("shared-%s-%d-%s", dtype, ranks, shard));
+    keep(err, scratch_path("err"));
+    snprintf(option, sizeof option, "SHARD=%s", shard);
+    write_config(config, "embedded", "wsffn");
+    if (access(alone, F_OK) != 0)
+        command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", dtype,
+                             "--peak-flops", "0", SHARED_MODEL),
+                         NULL);
+    int status = ranks_run(ranks,
+                           RUN("train", "--config", config, "--out", together, "--dtype", dtype,
+                               "--peak-flops", "0", SHARED_MODEL, "-o", option),
+                           err);
+    if (status != 0) fail_msg("%d ranks ended on %d: %s", ranks, status, file_read(err, &n));
+    train_same_end(alone, together);
+    same_losses(alone, together);
+}
+
+static void test_shared_state_changes_no_bit(void **state) {
+    (void)state;
+    static const char *const shards[] = {"optimizer", "gradients"};
+    check_shared("f32", 3, "optimizer");
+    check_shared("bf16", 4, "gradients");
+    check_shared("f32", 2, "gradients");
+    for (int p = 2; train_long() && p <= RANKS_MOST; p++) {
+        for (int i = 0; i < 4; i++)
+            check_shared(i % 2 ? "f32" : "bf16", p, shards[i / 2]);
+    }
+}
+
+/* Each part of the run shares something else, at another number. */
+static void test_shared_state_resumes_at_another_number(void **state) {
+    (void)state;
+    static const struct {
+        int ranks;
+        const char *shard, *steps;
+    } parts[] = {{3, "SHARD=gradients", "GPT2_MAX_ITERS=2"},
+                 {2, "SHARD=optimizer", "GPT2_MAX_ITERS=4"},
+                 {2, "SHARD=none", "GPT2_MAX_ITERS=5"},
+                 {4, "SHARD=gradients", "GPT2_MAX_ITERS=6"}};
+    char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
+    ranks_need_mpi();
+    keep(config, scratch_path("parts.config"));
+    keep(alone, scratch_path("parts-alone"));
+    keep(out, scratch_path("parts-ranks"));
+    keep(err, scratch_path("err"));
+    write_config(config, "embedded", "wsffn");
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        assert_int_equal(ranks_run(parts[i].ranks,
+                                   RUN("train", "--config", config, "--out", out, "--resume",
+                                       "--dtype", "bf16", "--peak-flops", "0", SHARED_MODEL, "-o",
+                                       parts[i].shard, "-o", parts[i].steps, "-o",
+                                       "GPT2_EVAL_INTERVAL=1000"),
+                                   err),
+                         0);
+    command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", "bf16",
+                         "--peak-flops", "0", SHARED_MODEL, "-o", "GPT2_EVAL_INTERVAL=1000"),
+                     NULL);
+    train_same_file(alone, out, "last/model.safetensors");
+    train_same_file(alone, out, "last/optimizer.safetensors");
+}
+
+/* Which folder has the name now: a new checkpoint is another one. */
+static ino_t which(const char *out) {
+    char path[NAME_ROOM + 32];
+    struct stat is;
+    snprintf(path, sizeof path, "%s/last", out);
+    return stat(path, &is) == 0 ? is.st_ino : 0;
+}
+
+static void wait_for_checkpoint(pid_t child, const char *out) {
+    ino_t before = which(out);
+    for (int i = 0; i < 12000 && which(out) == before; i++) {
+        assert_int_equal(kill(child, 0), 0);
+        train_pause(5);
+    }
+    assert_true(which(out) != before);
+}
+
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
 static void test_stopped_ranks_resume_at_another_number(void **state) {
     (void)state;
@@ -186,6 +276,8 @@ int main(void) {
         cmocka_unit_test(test_any_number_of_ranks_ends_on_the_same_bits),
         cmocka_unit_test(test_ranks_share_left_out_targets),
         cmocka_unit_test(test_any_number_of_ranks_in_bf16_too),
+        cmocka_unit_test(test_shared_state_changes_no_bit),
+        cmocka_unit_test(test_shared_state_resumes_at_another_number),
         cmocka_unit_test(test_stopped_ranks_resume_at_another_number),
         cmocka_unit_test(test_plain_sum_is_near),
     };

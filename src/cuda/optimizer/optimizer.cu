@@ -145,8 +145,10 @@ static int64_t count_chunks(const weft_node *n, int start, int stride, int64_t c
     return chunks;
 }
 
-static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
-    double *partial = workspace_of<double>(x, n);
+static_assert((int)NORM_CHUNK == (int)WEFT_NORM_CHUNK, "the chunks that ranks share");
+
+/* Starts the sums of all chunks, and returns how many there are. */
+static int64_t sum_norm_chunks(weft_exec *x, const weft_node *n, double *partial) {
     int64_t done = 0;
     for (int i = 0; i < n->n_in;) {
         norm_list list = {};
@@ -160,7 +162,13 @@ static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
         sum_norm_chunk<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(list, partial + done);
         done += chunks;
     }
-    join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(done, partial, data_of<float>(x, n->out[0]));
+    return done;
+}
+
+static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
+    double *partial = workspace_of<double>(x, n);
+    int64_t chunks = sum_norm_chunks(x, n, partial);
+    join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(chunks, partial, data_of<float>(x, n->out[0]));
     return launched(n);
 }
 
@@ -170,6 +178,22 @@ static int64_t global_norm_workspace(const weft_node *n, int threads) {
 }
 
 CUDA_KERNEL(global_norm, global_norm_run, global_norm_workspace)
+
+static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
+    sum_norm_chunks(x, n, (double *)data_of<int32_t>(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(norm_parts, norm_parts_run)
+
+static weft_status norm_join_run(weft_exec *x, const weft_node *n) {
+    join_norm<<<1, JOIN_THREADS, 0, stream_of(x)>>>(n->in[0]->shape[0],
+                                                    (const double *)data_of<int32_t>(x, n->in[0]),
+                                                    data_of<float>(x, n->out[0]));
+    return launched(n);
+}
+
+CUDA_KERNEL(norm_join, norm_join_run)
 
 /* One thread. The history is read one by one: a hundred numbers, once a step. */
 static __global__ void control_step(const __grid_constant__ weft_adam_options o, const float *norm,

@@ -1,0 +1,92 @@
+/* The optimizer's own struct, for the files that it is made of: optimizer.c, and optimizer_shard.c with
+ * what is more to do where ranks share its state. */
+#ifndef WEFT_TRAIN_OPTIMIZER_INTERNAL_H
+#define WEFT_TRAIN_OPTIMIZER_INTERNAL_H
+
+#include "core/safetensors.h"
+#include "train/optimizer.h"
+#include "train/shards.h"
+
+enum { WEFT_STATE_NAME = 160 };
+
+/* A stretch of a weight and what belongs to it, in the host's memory; NULL: not there. */
+typedef struct {
+    weft_stretch part;
+    void *m, *v, *v_max, *master;
+} weft_optimizer_slot;
+
+struct weft_optimizer {
+    weft_model *model;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_dtype dtype; /* of the state: f32, or f64 beside f64 */
+    weft_adam_options options;
+    bool amsgrad;
+
+    weft_weight *state; /* [n_state], by name; without data where it is shared */
+    int64_t n_state;
+    char (*names)[WEFT_STATE_NAME];
+    void *memory;
+    weft_mirror *mirror;        /* of the memory */
+    int64_t seen;               /* changes of the model's weights by the host that the masters know of */
+    weft_optimizer_slot *slots; /* [n_slots]: one a weight, or one a stretch of this rank's */
+    int64_t n_slots;
+    void *control_state;
+
+    weft_gradient *own; /* [weights]; NULL: none were asked for */
+    void *own_memory;   /* the backend's */
+    int64_t own_bytes;
+
+    weft_graph *graph; /* NULL: no gradients are bound */
+    weft_exec *exec;
+    weft_tensor *lr, *control, *cut;
+    uint64_t mark;
+
+    /* Where ranks share it. */
+    bool sharded;
+    weft_comm *comm;
+    weft_shards shards;
+    weft_graph *norm_graph; /* the own chunks' part of the norm; NULL: none has a gradient */
+    weft_exec *norm_exec;
+    weft_tensor *norm_parts, *all_parts;
+    double *parts;       /* [chunks]: rank after rank, as they are gathered */
+    double *ordered;     /* [chunks with a gradient], in the order of the row */
+    int64_t *order;      /* [chunks]: place in `ordered`; -1: no gradient */
+    int64_t n_ordered;
+    int *counts, *begins; /* [ranks]: bytes of `parts` */
+    int64_t cut_of_all;
+    weft_safetensors *file; /* rank 0's: read, not given out yet */
+};
+
+/* A graph under construction, and where its tensors lie. */
+typedef struct {
+    weft_optimizer *o;
+    weft_graph *graph;
+    weft_binding *bindings;
+    int64_t n;
+} weft_optimizer_binder;
+
+/* A tensor over given memory of the backend; NULL for NULL memory. */
+weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
+                                   const weft_stretch *part, weft_dtype dtype, void *data);
+
+weft_status weft_optimizer_shard_open(weft_optimizer *o);
+void weft_optimizer_shard_close(weft_optimizer *o);
+/* The graph of the own norm; has[weights]. */
+weft_status weft_optimizer_shard_bind(weft_optimizer *o, const bool *has,
+                                      const weft_gradient *gradients);
+void weft_optimizer_shard_unbind(weft_optimizer *o);
+/* The norm of all, in the optimizer's graph. */
+weft_tensor *weft_optimizer_shard_norm(weft_optimizer *o);
+/* Around its run: gathers the parts of the norm; gives the new weights to all. */
+weft_status weft_optimizer_shard_before(weft_optimizer *o);
+weft_status weft_optimizer_shard_after(weft_optimizer *o);
+
+/* A tensor of the state, whole, on rank 0: see weft_safetensor. */
+typedef struct {
+    const weft_optimizer *o;
+    void *tensor; /* the last one */
+} weft_optimizer_collector;
+weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, const void **data);
+
+#endif

@@ -1,0 +1,340 @@
+/* What is more to do where ranks share the optimizer's state.
+ *
+ * A step: each rank adds up its chunks' part of the norm; the parts are gathered and joined by all in
+ * the order of the row, so that all decide alike; each updates its stretches, and its new weights go
+ * to the others, bucket by bucket.
+ *
+ * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
+ * owners send or get their stretches of it. So no rank ever has the whole state. */
+#include "train/optimizer_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { UNDER_WAY = 4 }; /* buckets of weights */
+
+weft_status weft_optimizer_shard_open(weft_optimizer *o) {
+    WEFT_TRY(weft_shards_make(o->model, o->comm, &o->shards));
+    size_t chunks = (size_t)o->shards.cut.n_blocks, ranks = (size_t)o->shards.cut.size;
+    o->parts = calloc(chunks + 1, sizeof *o->parts);
+    o->ordered = calloc(chunks + 1, sizeof *o->ordered);
+    o->order = calloc(chunks + 1, sizeof *o->order);
+    o->counts = calloc(ranks, sizeof *o->counts);
+    o->begins = calloc(ranks, sizeof *o->begins);
+    if (o->parts && o->ordered && o->order && o->counts && o->begins) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+}
+
+void weft_optimizer_shard_unbind(weft_optimizer *o) {
+    weft_exec_destroy(o->norm_exec);
+    weft_graph_destroy(o->norm_graph);
+    o->norm_exec = NULL;
+    o->norm_graph = NULL;
+    o->norm_parts = o->all_parts = NULL;
+}
+
+void weft_optimizer_shard_close(weft_optimizer *o) {
+    weft_optimizer_shard_unbind(o);
+    weft_safetensors_close(o->file);
+    weft_shards_free(&o->shards);
+    free(o->parts);
+    free(o->ordered);
+    free(o->order);
+    free(o->counts);
+    free(o->begins);
+}
+
+const weft_shards *weft_optimizer_shards(const weft_optimizer *o) {
+    return o->sharded ? &o->shards : NULL;
+}
+
+/* Where a gathered part of the norm comes in the order of the row. */
+static void order_parts(weft_optimizer *o, const bool *has) {
+    const weft_shards *s = &o->shards;
+    int64_t n = 0, at = 0;
+    int64_t *place = o->order; /* first by chunk */
+    for (int64_t i = 0; i < s->cut.n_blocks; i++)
+        place[i] = has[s->chunks[i].weight] ? n++ : -1;
+    o->n_ordered = n;
+    for (int r = 0; r < s->cut.size; r++) {
+        int64_t begin = at;
+        for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
+            weft_blocks p = weft_cut_piece(&s->cut, b, r);
+            for (int64_t i = p.first; i < p.first + p.count; i++)
+                at += place[i] >= 0;
+        }
+        o->begins[r] = (int)(begin * (int64_t)sizeof *o->parts);
+        o->counts[r] = (int)((at - begin) * (int64_t)sizeof *o->parts);
+    }
+}
+
+static void sort_parts(weft_optimizer *o) {
+    const weft_shards *s = &o->shards;
+    int64_t at = 0;
+    for (int r = 0; r < s->cut.size; r++) {
+        for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
+            weft_blocks p = weft_cut_piece(&s->cut, b, r);
+            for (int64_t i = p.first; i < p.first + p.count; i++)
+                if (o->order[i] >= 0) o->ordered[o->order[i]] = o->parts[at++];
+        }
+    }
+}
+
+static weft_status build_norm(weft_optimizer_binder *b, const weft_gradient *gradients,
+                              weft_tensor **grads) {
+    weft_optimizer *o = b->o;
+    int n = 0;
+    WEFT_TRY(weft_graph_create(&o->norm_graph));
+    b->graph = o->norm_graph;
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        const weft_gradient *g = &gradients[i];
+        if (g->data)
+            grads[n++] = weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", &o->slots[i].part,
+                                               g->dtype, g->data);
+    }
+    if (n == 0) return WEFT_OK;
+    o->norm_parts = weft_norm_parts(o->norm_graph, grads, n);
+    WEFT_TRY(weft_graph_status(o->norm_graph));
+    weft_exec_options options = {.bindings = b->bindings};
+    return weft_exec_create(o->norm_graph, o->backend, o->pool, &options, &o->norm_exec);
+}
+
+weft_status weft_optimizer_shard_bind(weft_optimizer *o, const bool *has,
+                                      const weft_gradient *gradients) {
+    size_t n = (size_t)o->n_slots;
+    order_parts(o, has);
+    if (o->n_ordered == 0) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
+    weft_optimizer_binder b = {.o = o, .bindings = calloc(n + 1, sizeof *b.bindings)};
+    weft_tensor **grads = calloc(n + 1, sizeof *grads);
+    weft_status status = b.bindings && grads ? build_norm(&b, gradients, grads)
+                                             : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    free(b.bindings);
+    free(grads);
+    return status;
+}
+
+weft_tensor *weft_optimizer_shard_norm(weft_optimizer *o) {
+    o->all_parts =
+        weft_new_tensor(o->graph, WEFT_ROLE_INPUT, "norm_parts", WEFT_I32, o->n_ordered, 2);
+    return weft_norm_join(o->graph, o->all_parts, o->dtype);
+}
+
+weft_status weft_optimizer_shard_before(weft_optimizer *o) {
+    int rank = o->shards.rank;
+    if (o->norm_exec) {
+        WEFT_TRY(weft_exec_run(o->norm_exec, NULL));
+        WEFT_TRY(weft_exec_read(o->norm_exec, o->norm_parts,
+                                (unsigned char *)o->parts + o->begins[rank]));
+    }
+    WEFT_TRY(weft_comm_gather_parts(o->comm, o->parts, o->counts, o->begins));
+    sort_parts(o);
+    return weft_exec_write(o->exec, o->all_parts, o->ordered);
+}
+
+/* One bucket's new weights on their way. */
+typedef struct {
+    weft_transfer *transfers; /* [2 ranks] */
+    weft_comm_job job;
+} weights_job;
+
+/* The own piece to all, theirs to here. Where the backend's memory is not the host's, the host's side
+ * of the weights is the way through. */
+static weft_status begin_weights(weft_optimizer *o, int64_t bucket, weights_job *w) {
+    const weft_shards *s = &o->shards;
+    int64_t n = 0, own_bytes, bytes;
+    void *own = weft_shards_weights(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
+    if (o->backend->remote && own_bytes)
+        o->backend->download(own, weft_mirror_at(o->model->mirror, o->backend, own), own_bytes);
+    for (int r = 0; r < s->cut.size; r++) {
+        if (r == s->rank) continue;
+        void *theirs = weft_shards_weights(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
+        if (own_bytes) w->transfers[n++] = (weft_transfer){r, true, own, own_bytes};
+        if (bytes) w->transfers[n++] = (weft_transfer){r, false, theirs, bytes};
+    }
+    w->job = (weft_comm_job){
+        .kind = WEFT_JOB_EXCHANGE, .transfers = w->transfers, .count = n, .tag = bucket};
+    return weft_comm_begin(o->comm, &w->job);
+}
+
+static weft_status end_weights(weft_optimizer *o, weights_job *w) {
+    WEFT_TRY(weft_comm_wait(o->comm, &w->job));
+    for (int64_t i = 0; o->backend->remote && i < w->job.count; i++) {
+        const weft_transfer *t = &w->transfers[i];
+        if (!t->send)
+            o->backend->upload(weft_mirror_at(o->model->mirror, o->backend, t->data), t->data,
+                               t->bytes);
+    }
+    return WEFT_OK;
+}
+
+static weft_status give_weights(weft_optimizer *o, weights_job *jobs) {
+    int64_t n = weft_cut_buckets(&o->shards.cut);
+    for (int64_t b = 0; b < n + UNDER_WAY; b++) {
+        weights_job *w = &jobs[b % UNDER_WAY];
+        if (b >= UNDER_WAY) WEFT_TRY(end_weights(o, w));
+        if (b < n) WEFT_TRY(begin_weights(o, b, w));
+    }
+    return WEFT_OK;
+}
+
+/* How many elements spike clipping cut, of all ranks. */
+static weft_status count_cuts(weft_optimizer *o) {
+    int ranks = o->shards.cut.size;
+    int32_t own = 0, *all = calloc((size_t)ranks, sizeof *all);
+    if (!all) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    weft_status status = o->cut ? weft_exec_read(o->exec, o->cut, &own) : WEFT_OK;
+    if (status == WEFT_OK) status = weft_comm_gather(o->comm, &own, sizeof own, all);
+    o->cut_of_all = 0;
+    for (int r = 0; r < ranks; r++)
+        o->cut_of_all += all[r];
+    if (o->cut_of_all > INT32_MAX) o->cut_of_all = INT32_MAX;
+    if (status == WEFT_OK) free(all);
+    return status;
+}
+
+weft_status weft_optimizer_shard_after(weft_optimizer *o) {
+    weights_job jobs[UNDER_WAY] = {{0}};
+    size_t most = 2 * (size_t)o->shards.cut.size;
+    weft_transfer *transfers = calloc(UNDER_WAY * most, sizeof *transfers);
+    if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    for (size_t i = 0; i < UNDER_WAY; i++)
+        jobs[i].transfers = transfers + i * most;
+    weft_status status = give_weights(o, jobs);
+    if (status == WEFT_OK && o->options.theta > 0) status = count_cuts(o);
+    if (status == WEFT_OK) free(transfers); /* else messages may be under way */
+    return status;
+}
+
+/* One tensor of the state. */
+typedef struct {
+    enum { STATE_M, STATE_V, STATE_V_MAX, STATE_MASTER, STATE_CONTROL } kind;
+    int64_t weight;
+} state_key;
+
+static state_key key_of(const weft_optimizer *o, int64_t index) {
+    static const char *const kinds[] = {"m", "v", "v_max", "master"};
+    const char *name = o->state[index].name, *dot = strchr(name, '.');
+    state_key key = {.kind = STATE_CONTROL};
+    for (int k = 0; dot && k < STATE_CONTROL; k++)
+        if (strncmp(name, kinds[k], (size_t)(dot - name)) == 0 && !kinds[k][dot - name])
+            key.kind = k;
+    while (dot && strcmp(o->model->weights[key.weight].name, dot + 1) != 0)
+        key.weight++;
+    return key;
+}
+
+static unsigned char *slot_data(const weft_optimizer_slot *s, const state_key *key) {
+    void *const places[] = {s->m, s->v, s->v_max, s->master};
+    return places[key->kind];
+}
+
+/* This rank's memory of a stretch that it owns. */
+static unsigned char *find_own(const weft_optimizer *o, const state_key *key,
+                               const weft_stretch *part) {
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        const weft_stretch *p = &o->slots[i].part;
+        if (p->weight == part->weight && p->first == part->first)
+            return slot_data(&o->slots[i], key);
+    }
+    return NULL;
+}
+
+/* The stretch of a weight from a chunk on that one rank owns; *chunk goes on to the next. */
+static weft_stretch next_stretch(const weft_shards *s, int64_t *chunk, int *owner) {
+    weft_stretch part = s->chunks[*chunk];
+    *owner = weft_cut_owner(&s->cut, *chunk);
+    while (++*chunk < s->first[part.weight + 1] && weft_cut_owner(&s->cut, *chunk) == *owner)
+        part.count += s->chunks[*chunk].count;
+    return part;
+}
+
+/* A tensor of the state, whole in rank 0's `tensor`, to its owners or from them. */
+static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned char *tensor,
+                              bool collect) {
+    const weft_shards *s = &o->shards;
+    state_key key = key_of(o, index);
+    int64_t size = (int64_t)weft_dtype_size(o->dtype), n = 0;
+    if (key.kind == STATE_CONTROL) { /* every rank has it */
+        if (!collect) return weft_comm_broadcast(o->comm, o->control_state, o->state[index].bytes);
+        if (s->rank == 0) memcpy(tensor, o->control_state, (size_t)o->state[index].bytes);
+        return WEFT_OK;
+    }
+    int64_t chunk = s->first[key.weight], end = s->first[key.weight + 1];
+    weft_transfer *transfers = calloc((size_t)(end - chunk) + 1, sizeof *transfers);
+    if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    while (chunk < end) {
+        int owner;
+        weft_stretch part = next_stretch(s, &chunk, &owner);
+        unsigned char *place = tensor ? tensor + part.first * size : NULL;
+        unsigned char *own = owner == s->rank ? find_own(o, &key, &part) : NULL;
+        if (s->rank == 0 && owner == 0)
+            memcpy(collect ? place : own, collect ? own : place, (size_t)(part.count * size));
+        else if (s->rank == 0)
+            transfers[n++] = (weft_transfer){owner, !collect, place, part.count * size};
+        else if (owner == s->rank)
+            transfers[n++] = (weft_transfer){0, collect, own, part.count * size};
+    }
+    weft_status status = weft_comm_exchange(o->comm, transfers, n);
+    if (status == WEFT_OK) free(transfers);
+    return status;
+}
+
+weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, const void **data) {
+    weft_optimizer_collector *c = context;
+    int64_t index = 0;
+    while (strcmp(c->o->state[index].name, t->name) != 0)
+        index++;
+    free(c->tensor);
+    c->tensor = malloc((size_t)c->o->state[index].bytes);
+    if (!c->tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", t->name);
+    WEFT_TRY(weft_comm_broadcast(c->o->comm, &index, sizeof index));
+    WEFT_TRY(move_state(c->o, index, c->tensor, true));
+    *data = c->tensor;
+    return WEFT_OK;
+}
+
+weft_status weft_optimizer_serve(weft_optimizer *o) {
+    if (!o->sharded) return WEFT_OK;
+    weft_mirror_use(o->mirror, NULL);
+    for (;;) {
+        int64_t index;
+        WEFT_TRY(weft_comm_broadcast(o->comm, &index, sizeof index));
+        if (index < 0) return WEFT_OK;
+        WEFT_TRY(move_state(o, index, NULL, true));
+    }
+}
+
+weft_status weft_optimizer_served(weft_optimizer *o) {
+    int64_t over = -1;
+    return o->sharded ? weft_comm_broadcast(o->comm, &over, sizeof over) : WEFT_OK;
+}
+
+/* Rank 0's tensor out of the file, aligned. */
+static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned char **tensor) {
+    const weft_weight *w = &o->state[index];
+    free(*tensor);
+    *tensor = malloc((size_t)w->bytes);
+    if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
+    memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
+    if (key_of(o, index).kind == STATE_CONTROL)
+        memcpy(o->control_state, *tensor, (size_t)w->bytes);
+    return WEFT_OK;
+}
+
+weft_status weft_optimizer_give_out(weft_optimizer *o) {
+    bool has = o->file != NULL;
+    unsigned char *tensor = NULL;
+    if (!o->sharded) return WEFT_OK;
+    WEFT_TRY(weft_comm_broadcast(o->comm, &has, sizeof has));
+    weft_mirror_use(o->mirror, NULL);
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; has && status == WEFT_OK && i < o->n_state; i++) {
+        if (o->shards.rank == 0) status = read_state(o, i, &tensor);
+        if (status == WEFT_OK) status = move_state(o, i, tensor, false);
+    }
+    if (status == WEFT_OK) free(tensor);
+    weft_mirror_wrote(o->mirror, NULL);
+    weft_safetensors_close(o->file);
+    o->file = NULL;
+    return status;
+}
