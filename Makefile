@@ -57,7 +57,7 @@ include mk/install.mk
 # Installs, builds, and ends in a report.
 all: study
 
-build: $(PROGRAM) $(LIB_A) $(LIB_SO) $(MPI_SHIM) ## the program and the library
+build: $(PROGRAM) $(LIB_A) $(LIB_SO) $(MPI_SHIM) $(NCCL_SHIM) ## the program and the library
 
 setup: ## install what is missing; WITH="study test lint optional" for more than the build needs
 	@scripts/setup $(or $(WITH),build)

@@ -134,7 +134,17 @@ $(OUT)/libweft-mpi.so: src/comm/mpi/shim.c src/comm/mpi.h $(OBJ)/mpi-link
 	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc $(CONFIG_MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS) \
 		$(LINK_FLAGS) $(LDFLAGS) $< $(CONFIG_MPI_LIBS) -o $@
 
-$(PROGRAM): | $(MPI_SHIM)
+# The calls of NCCL, opened by ranks with a GPU each: see src/comm/nccl.h.
+NCCL_SHIM := $(if $(CONFIG_NCCL_CFLAGS),$(OUT)/libweft-nccl.so)
+NCCL_FLAGS := -I$(CONFIG_CUDA)/include $(CONFIG_NCCL_CFLAGS) $(if $(CONFIG_NCCL_LIBRARY),-DWEFT_NCCL_LIBRARY='"$(CONFIG_NCCL_LIBRARY)"')
+$(eval $(call stamp,$(OBJ)/nccl-link,$(CC) $(BASE_FLAGS) $(LINK_FLAGS) $(LDFLAGS) $(NCCL_FLAGS)))
+
+$(OUT)/libweft-nccl.so: src/comm/nccl/shim.c src/comm/nccl.h $(OBJ)/nccl-link
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc $(NCCL_FLAGS) $(CPPFLAGS) $(CFLAGS) \
+		$(LINK_FLAGS) $(LDFLAGS) $< -ldl -o $@
+
+$(PROGRAM): | $(MPI_SHIM) $(NCCL_SHIM)
 $(PROGRAM): $(PROGRAM_OBJECTS) $(LIB_A) $(OBJ)/link
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_OBJECTS) $(LIB_A) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@

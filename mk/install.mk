@@ -9,7 +9,7 @@ PKGCONFIGDIR ?= $(LIBDIR)/pkgconfig
 
 SO_FILE := libweft.so.$(VERSION)
 INSTALLED := $(BINDIR)/weft $(LIBDIR)/libweft.a $(LIBDIR)/$(SO_FILE) $(LIBDIR)/libweft.so.$(VERSION_MAJOR) \
-	$(LIBDIR)/libweft.so $(INCLUDEDIR)/weft/weft.h $(INCLUDEDIR)/weft/graph.h $(INCLUDEDIR)/weft/step.h $(PKGCONFIGDIR)/weft.pc $(MANDIR)/man1/weft.1 $(LIBDIR)/libweft-mpi.so
+	$(LIBDIR)/libweft.so $(INCLUDEDIR)/weft/weft.h $(INCLUDEDIR)/weft/graph.h $(INCLUDEDIR)/weft/step.h $(PKGCONFIGDIR)/weft.pc $(MANDIR)/man1/weft.1 $(LIBDIR)/libweft-mpi.so $(LIBDIR)/libweft-nccl.so
 
 .PHONY: install uninstall
 
@@ -21,6 +21,7 @@ install: build ## install under PREFIX (/usr/local), within DESTDIR
 	ln -sf $(SO_FILE) '$(DESTDIR)$(LIBDIR)/libweft.so.$(VERSION_MAJOR)'
 	ln -sf $(SO_FILE) '$(DESTDIR)$(LIBDIR)/libweft.so'
 	$(if $(MPI_SHIM),install -m 755 $(MPI_SHIM) '$(DESTDIR)$(LIBDIR)/libweft-mpi.so')
+	$(if $(NCCL_SHIM),install -m 755 $(NCCL_SHIM) '$(DESTDIR)$(LIBDIR)/libweft-nccl.so')
 	install -m 644 include/weft/weft.h include/weft/graph.h include/weft/step.h '$(DESTDIR)$(INCLUDEDIR)/weft/'
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@INCLUDEDIR@|$(INCLUDEDIR)|; s|@VERSION@|$(VERSION)|' \
 		-e 's|@REQUIRES@|$(strip $(CONFIG_REQUIRES))|; s|@LIBS_PRIVATE@|$(strip $(CONFIG_LDFLAGS) $(CONFIG_LIBS_PRIVATE) $(CUDA_LINK))|' \

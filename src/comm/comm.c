@@ -36,6 +36,7 @@ struct weft_comm {
     pthread_cond_t work;    /* for the talking one */
     weft_comm_job *queue, **queue_end, *active;
     bool started, waiting, closing, failed;
+    bool away; /* the working thread waits elsewhere */
     bool agreed;        /* all ranks know that the run is over */
     weft_status status; /* of the start */
     char why[WHY_ROOM];
@@ -207,7 +208,7 @@ static void rest(weft_comm *c, bool busy, int *idle) {
 static void watch_ranks(weft_comm *c) {
     char why[WHY_ROOM];
     pthread_mutex_lock(&c->lock);
-    bool waiting = c->waiting, over = c->failed;
+    bool waiting = c->waiting || c->away, over = c->failed;
     weft_watch *watch = c->watch;
     pthread_mutex_unlock(&c->lock);
     if (!watch || over) return;
@@ -320,6 +321,18 @@ void weft_comm_close(weft_comm *c) {
     pthread_cond_destroy(&c->work);
     pthread_mutex_destroy(&c->lock);
     free(c);
+}
+
+void weft_comm_machine(const weft_comm *c, char *text, size_t room) {
+    weft_rank_place place = weft_watch_place();
+    (void)c;
+    snprintf(text, room, "%s", place.machine);
+}
+
+void weft_comm_away(weft_comm *c, bool away) {
+    pthread_mutex_lock(&c->lock);
+    c->away = away;
+    pthread_mutex_unlock(&c->lock);
 }
 
 void weft_comm_fail(weft_comm *c, const char *message) {

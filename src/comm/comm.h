@@ -15,6 +15,7 @@
 #include "core/error.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct weft_comm weft_comm;
@@ -34,6 +35,12 @@ int weft_comm_local_size(const weft_comm *c);
 /* This rank cannot go on: all others end with the message, as above. It is for the caller to end this
  * one; weft_comm_close then waits for nobody. */
 void weft_comm_fail(weft_comm *c, const char *message);
+
+/* This rank's machine, by a name that the ranks of one machine share. */
+void weft_comm_machine(const weft_comm *c, char *text, size_t room);
+/* Around calls in which the working thread waits for other ranks without weft_comm_wait: its silence
+ * means nothing then, and a fault ends the process. */
+void weft_comm_away(weft_comm *c, bool away);
 
 /* One message of an exchange. */
 typedef struct {

@@ -1,4 +1,4 @@
-/* Reading the launcher's environment, and finding libweft-mpi.so. */
+/* Reading the launcher's environment, and finding libweft-mpi.so and libweft-nccl.so. */
 #include "comm/launch.h"
 
 #include <dlfcn.h>
@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define LIBRARY "libweft-mpi.so"
+#define NCCL_LIBRARY "libweft-nccl.so"
 
 static long number_of(const char *name) {
     const char *text = getenv(name);
@@ -42,15 +43,35 @@ weft_status weft_launch_look(bool *several) {
 }
 
 /* FOLDER of the program + `inner` + the library's name. */
-static void *open_near(const char *inner) {
+static void *open_near(const char *inner, const char *name) {
     char path[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - 64);
     if (length <= 0) return NULL;
     path[length] = 0;
     char *slash = strrchr(path, '/');
     if (!slash) return NULL;
-    snprintf(slash, sizeof path - (size_t)(slash - path), "%s" LIBRARY, inner);
+    snprintf(slash, sizeof path - (size_t)(slash - path), "%s%s", inner, name);
     return access(path, R_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+}
+
+/* Beside the program, in ../lib of it, or where the system looks. */
+static void *open_library(const char *name) {
+    void *library = open_near("/", name);
+    if (!library) library = open_near("/../lib/", name);
+    return library ? library : dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+}
+
+weft_status weft_launch_nccl(const weft_nccl **out) {
+    void *library = open_library(NCCL_LIBRARY);
+    const weft_nccl *table = library ? dlsym(library, WEFT_NCCL_ENTRY) : NULL;
+    *out = NULL;
+    if (!library)
+        return weft_fail(WEFT_EMISSING, "this build has no " NCCL_LIBRARY
+                                        ": with NCCL's nccl.h, make configure and build");
+    if (!table || table->abi != WEFT_NCCL_ABI)
+        return weft_fail(WEFT_EMISSING, NCCL_LIBRARY " is of another version of weft");
+    *out = table;
+    return WEFT_OK;
 }
 
 weft_status weft_launch_open(const weft_mpi **out) {
@@ -58,13 +79,10 @@ weft_status weft_launch_open(const weft_mpi **out) {
     void *library;
     *out = NULL;
     dlerror();
-    if (named && *named) {
+    if (named && *named)
         library = dlopen(named, RTLD_NOW | RTLD_GLOBAL);
-    } else {
-        library = open_near("/");
-        if (!library) library = open_near("/../lib/");
-        if (!library) library = dlopen(LIBRARY, RTLD_NOW | RTLD_GLOBAL);
-    }
+    else
+        library = open_library(LIBRARY);
     if (!library) {
         const char *why = dlerror();
         return weft_fail(WEFT_EMISSING,

@@ -58,6 +58,8 @@ struct weft_backend {
     const struct weft_call_backend *calls;
     /* Bytes of the device's memory that this process holds, by the device's own count. */
     int64_t (*taken)(void);
+    /* Adding rows there over ranks (rows.h); NULL: by way of the host's memory. */
+    const struct weft_row_backend *rows;
 };
 
 typedef struct {

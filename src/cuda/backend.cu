@@ -21,6 +21,7 @@ extern "C" {
 #include "cuda/state.h"
 
 extern "C" const struct weft_call_backend weft_cuda_calls; /* call.cu */
+extern "C" const struct weft_row_backend weft_cuda_rows;   /* tensor/rows.cu */
 
 /* The error of a call, as ours. */
 static weft_status check(cudaError_t error, const char *what) {
@@ -208,7 +209,7 @@ static const weft_backend cuda = {
     "cuda",          cuda_kernel,      cuda_alloc,  cuda_release,
     cuda_upload,     cuda_download,    cuda_memory, true,
     cuda_fill,       cuda_open,        cuda_close,  cuda_run,
-    hash_algorithms, &weft_cuda_calls, cuda_taken,
+    hash_algorithms, &weft_cuda_calls, cuda_taken,  &weft_cuda_rows,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

@@ -8,7 +8,9 @@
  * first leaf on: the sum of one stays at the bottom of the stack while the next is made. */
 #include "train/gradients.h"
 
+#include "comm/device_reduce.h"
 #include "comm/reduce.h"
+#include "core/rows.h"
 #include "train/gradient_graphs.h"
 #include "train/scatter.h"
 
@@ -38,6 +40,7 @@ struct weft_gradients {
     int first_node, nodes; /* of the tree, that are this rank's */
     int node;              /* the one in the making, */
     int64_t taken;         /* and how many micro-batches of it were taken */
+    weft_device_reduce *device; /* NULL: not from GPU to GPU */
     weft_reduce *reduce;   /* NULL: one rank, or */
     weft_scatter *scatter; /* sums that ranks share */
     void **staged;         /* [nodes]: copies in the host's memory; NULL: the sums are there */
@@ -127,29 +130,51 @@ static weft_status make_graphs(weft_gradients *g) {
     return weft_gradient_graphs_create(&places, &g->graphs);
 }
 
-/* What adds the ranks' nodes. Levels that the host cannot read are copied for it. */
-static weft_status make_reduce(weft_gradients *g) {
+static void *pin(const weft_gradients *g) {
+    const weft_row_backend *rows = g->backend->rows;
+    return rows ? rows->pin(g->level_bytes) : malloc((size_t)g->level_bytes);
+}
+
+/* By way of the host's memory: levels that it cannot read are copied for it. */
+static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter) {
     void **rows = calloc((size_t)g->nodes, sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (g->backend->remote) g->staged = rows;
+    bool there = true;
     for (int k = 0; k < g->nodes; k++) {
-        rows[k] = g->backend->remote ? malloc((size_t)g->level_bytes) : (void *)g->levels[k];
-        if (!rows[k]) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+        rows[k] = g->backend->remote ? pin(g) : (void *)g->levels[k];
+        there = there && rows[k];
     }
     weft_reduce_options options = {.comm = g->comm,
                                    .pool = g->pool,
                                    .tree = &g->tree,
                                    .cut = &g->shards.cut,
-                                   .scatter = weft_optimizer_shards(g->optimizer) != NULL,
+                                   .scatter = scatter,
                                    .is_double = g->dtype == WEFT_F64,
-                                   .plain =
-                                       !weft_optimizer_model(g->optimizer)->config.deterministic,
+                                   .plain = plain,
                                    .rows = rows};
-    weft_status status = weft_reduce_create(&options, &g->reduce);
-    if (g->backend->remote)
-        g->staged = rows;
-    else
-        free(rows);
+    weft_status status = there ? weft_reduce_create(&options, &g->reduce)
+                               : weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!g->staged) free(rows);
     return status;
+}
+
+/* What adds the ranks' nodes. */
+static weft_status make_reduce(weft_gradients *g) {
+    bool plain = !weft_optimizer_model(g->optimizer)->config.deterministic;
+    bool scatter = weft_optimizer_shards(g->optimizer) != NULL;
+    void *rows[LEVELS];
+    for (int k = 0; k < g->nodes; k++)
+        rows[k] = g->levels[k];
+    weft_device_reduce_options options = {.comm = g->comm,
+                                          .backend = g->backend,
+                                          .tree = &g->tree,
+                                          .cut = &g->shards.cut,
+                                          .plain = plain,
+                                          .scatter = scatter,
+                                          .rows = rows};
+    WEFT_TRY(weft_device_reduce_open(&options, &g->device));
+    return g->device ? WEFT_OK : make_host_reduce(g, plain, scatter);
 }
 
 /* The optimizer takes the sums from its own buffers, for the weights that the session has a gradient
@@ -242,10 +267,15 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
+    weft_device_reduce_close(g->device);
     weft_reduce_destroy(g->reduce);
     weft_scatter_destroy(g->scatter);
-    for (int k = 0; g->staged && k < g->nodes; k++)
-        free(g->staged[k]);
+    for (int k = 0; g->staged && k < g->nodes; k++) {
+        if (g->backend->rows && g->staged[k])
+            g->backend->rows->unpin(g->staged[k]);
+        else
+            free(g->staged[k]);
+    }
     free(g->staged);
     weft_tree_free(&g->tree);
     weft_gradient_graphs_destroy(g->graphs);
@@ -445,6 +475,7 @@ static weft_status finish_early(weft_gradients *g) {
 
 /* The mean over all ranks, from the nodes that this one has made. */
 static weft_status reduce_ranks(weft_gradients *g) {
+    if (g->device) return weft_device_reduce_run(g->device, 1.0 / (double)g->count);
     for (int k = 0; g->staged && k < g->nodes; k++)
         g->backend->download(g->staged[k], g->levels[k], g->level_bytes);
     weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
@@ -463,7 +494,7 @@ weft_status weft_gradients_add(weft_gradients *g) {
         list_additions(g);
         WEFT_TRY(add_all(g));
         if (g->node < g->nodes) return WEFT_OK;
-        WEFT_TRY(g->reduce ? reduce_ranks(g) : make_mean(g));
+        WEFT_TRY(g->reduce || g->device ? reduce_ranks(g) : make_mean(g));
     }
     weft_gradients_restart(g);
     return WEFT_OK;

@@ -1,0 +1,26 @@
+/* Long rows of f32 in a backend's memory that is not the host's: what adding gradients over ranks needs
+ * there. Calls of one queue are done in their order, beside whatever else the device does; executors'
+ * runs are over when they return. */
+#ifndef WEFT_CORE_ROWS_H
+#define WEFT_CORE_ROWS_H
+
+#include "core/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct weft_row_backend {
+    weft_status (*open)(void **queue);
+    void (*close)(void *queue);
+    void (*add)(void *queue, float *to, const float *from, int64_t n); /* to += from */
+    void (*copy)(void *queue, float *to, const float *from, int64_t n);
+    void (*scale)(void *queue, float *data, float factor, int64_t n);
+    weft_status (*wait)(void *queue);
+    /* A name that no other device of this machine has. */
+    void (*name)(char *text, size_t room);
+    /* The host's memory that the device copies from and to at full speed; NULL: no memory. */
+    void *(*pin)(int64_t bytes);
+    void (*unpin)(void *memory);
+} weft_row_backend;
+
+#endif

@@ -1,0 +1,88 @@
+/* core/rows.h on the GPU: sums of f32 rows, four numbers a thread. Bytes moved: 12 for each number that
+ * is added, 8 that is scaled. */
+#include <cuda_runtime.h>
+
+#include <stdio.h>
+
+extern "C" {
+#include "core/rows.h"
+#include "cuda/device.h"
+}
+
+enum { THREADS = 256, QUAD = 4 };
+
+static __global__ void add_rows(float *to, const float *from, int64_t n) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
+#pragma unroll
+    for (int k = 0; k < QUAD; k++)
+        if (i + k < n) to[i + k] = __fadd_rn(to[i + k], from[i + k]);
+}
+
+static __global__ void scale_row(float *data, float factor, int64_t n) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
+#pragma unroll
+    for (int k = 0; k < QUAD; k++)
+        if (i + k < n) data[i + k] = __fmul_rn(data[i + k], factor);
+}
+
+static unsigned blocks_of(int64_t n) {
+    return (unsigned)((n + THREADS * QUAD - 1) / (THREADS * QUAD));
+}
+
+static weft_status check(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return WEFT_OK;
+    cudaGetLastError();
+    return weft_fail(WEFT_EIO, "cuda: %s: %s", what, cudaGetErrorString(error));
+}
+
+static weft_status rows_open(void **queue) {
+    cudaStream_t stream;
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream"));
+    *queue = stream;
+    return WEFT_OK;
+}
+
+static void rows_close(void *queue) {
+    cudaStreamDestroy((cudaStream_t)queue);
+}
+
+static void rows_add(void *queue, float *to, const float *from, int64_t n) {
+    if (n > 0) add_rows<<<blocks_of(n), THREADS, 0, (cudaStream_t)queue>>>(to, from, n);
+}
+
+static void rows_copy(void *queue, float *to, const float *from, int64_t n) {
+    cudaMemcpyAsync(to, from, (size_t)n * sizeof *to, cudaMemcpyDeviceToDevice,
+                    (cudaStream_t)queue);
+}
+
+static void rows_scale(void *queue, float *data, float factor, int64_t n) {
+    if (n > 0) scale_row<<<blocks_of(n), THREADS, 0, (cudaStream_t)queue>>>(data, factor, n);
+}
+
+static weft_status rows_wait(void *queue) {
+    WEFT_TRY(check(cudaGetLastError(), "the sum over ranks did not start"));
+    return check(cudaStreamSynchronize((cudaStream_t)queue), "the sum over ranks failed");
+}
+
+static void rows_name(char *text, size_t room) {
+    if (cudaDeviceGetPCIBusId(text, (int)room, weft_cuda_device_number()) != cudaSuccess)
+        snprintf(text, room, "GPU %d", weft_cuda_device_number());
+}
+
+static void *rows_pin(int64_t bytes) {
+    void *memory = NULL;
+    cudaSetDevice(weft_cuda_device_number());
+    if (cudaMallocHost(&memory, (size_t)bytes) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void rows_unpin(void *memory) {
+    cudaFreeHost(memory);
+}
+
+extern "C" const weft_row_backend weft_cuda_rows = {
+    rows_open, rows_close, rows_add, rows_copy, rows_scale, rows_wait, rows_name, rows_pin,
+    rows_unpin,
+};
