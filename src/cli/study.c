@@ -1,10 +1,12 @@
 /* weft study: every step of a study, each run in a process of its own, then the report. */
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "comm/launch.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "cuda/backend.h"
 #include "study/report.h"
+#include "study/slurm.h"
 #include "study/supervise.h"
 #include "train/stop.h"
 
@@ -25,6 +27,10 @@ const char weft_help_study[] =
     "failed\n"
     "                     for all of them\n"
     "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
+    "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each step, and a job after them\n"
+    "                     that joins their databases and writes the report; OPTIONS go to sbatch.\n"
+    "                     A job has --threads processors (4), the memory of the largest step, and a\n"
+    "                     GPU where DEVICE is cuda. The same command continues what is not done\n"
     "  --list             the steps and what they cost; nothing is run\n"
     "  -o KEY=VALUE       override a config key in every step; repeatable\n"
     "  --seed N, --dtype T, --device D, --threads N\n"
@@ -42,12 +48,15 @@ enum {
     GPUS_ROOM = 256,
     GPUS_MOST = 64,
     JOBS_MOST = 1024,
-    SETS_ROOM = 2 * WEFT_TEXT_MAX
+    SETS_ROOM = 2 * WEFT_TEXT_MAX,
+    SLURM_CPUS = 4
 };
 
 typedef struct {
     const char *steps, *out, *jobs_text, *gpus_text, *restart, *minutes_text;
-    bool list;
+    bool list, slurm;
+    const char *slurm_options;
+    const char **words; /* of each job */
     int64_t jobs;
     char gpus_room[GPUS_ROOM];
     const char *gpus[GPUS_MOST];
@@ -170,6 +179,56 @@ static void advise(const weft_study *s) {
     free(configs);
 }
 
+/* The words of this command that each job has too; the caller frees the list. */
+static const char **job_words(int argc, char **argv) {
+    static const char *const own[] = {"--slurm", "--out", "--steps", "--threads", "--json"};
+    const char **words = calloc((size_t)argc + 2, sizeof *words);
+    int n = 0;
+    if (!words) return NULL;
+    words[n++] = "study";
+    for (int i = 1; i < argc; i++) {
+        bool skip = false, has_value = false;
+        for (size_t k = 0; k < sizeof own / sizeof *own; k++) {
+            size_t length = strlen(own[k]);
+            if (strncmp(argv[i], own[k], length) != 0) continue;
+            if (argv[i][length] && argv[i][length] != '=') continue;
+            skip = true;
+            has_value = k >= 1 && k <= 3 && !argv[i][length];
+        }
+        if (!skip) words[n++] = argv[i];
+        i += has_value;
+    }
+    return words;
+}
+
+static weft_status submit_study(const weft_args *args, const study_args *own, const weft_study *s) {
+    char name[OUT_ROOM];
+    bool *chosen;
+    weft_slurm_jobs jobs;
+    if (s->base.study_equal == WEFT_EQUAL_TIME)
+        return weft_fail(WEFT_EINPUT, "study: STUDY_EQUAL=\"time\" is measured on one machine; "
+                                      "--slurm cannot share it out");
+    snprintf(name, sizeof name, "runs/%s", s->name);
+    WEFT_TRY(choose_steps(s, own->steps, &chosen));
+    weft_slurm_options o = {.out = own->out ? own->out : name,
+                            .steps = chosen,
+                            .words = own->words,
+                            .more = own->slurm_options,
+                            .cpus = args->threads ? args->threads : SLURM_CPUS,
+                            .gpu = s->base.device == WEFT_DEVICE_CUDA};
+    weft_status status = weft_slurm_submit(s, &o, &jobs);
+    free(chosen);
+    WEFT_TRY(status);
+    if (args->json)
+        printf("{\"out\": \"%s\", \"jobs\": %d, \"array\": %s, \"gather\": %s}\n", o.out,
+               jobs.jobs, jobs.array, jobs.gather);
+    else
+        weft_log(WEFT_LOG_INFO,
+                 "%d jobs are submitted as array %s; job %s then writes %s/report.html", jobs.jobs,
+                 jobs.array, jobs.gather, o.out);
+    return WEFT_OK;
+}
+
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[WEFT_PATH_MAX];
@@ -221,6 +280,8 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
             list_json(s);
         else
             list_table(s);
+    } else if (status == WEFT_OK && own->slurm) {
+        status = submit_study(args, own, s);
     } else if (status == WEFT_OK) {
         weft_stop_install();
         status = run_study(args, own, s, backend, &pool, r);
@@ -265,6 +326,15 @@ static int read_minutes(const char *text, double *minutes) {
     return WEFT_EXIT_USAGE;
 }
 
+/* Ranks would each run the whole study, in one folder. */
+static int refuse_ranks(void) {
+    bool several = false;
+    if (weft_launch_look(&several) == WEFT_OK && !several) return WEFT_EXIT_DONE;
+    fprintf(stderr, "weft study: a study starts its runs itself: without mpirun or srun; --jobs, "
+                    "--gpus or --slurm run several at a time\n");
+    return WEFT_EXIT_USAGE;
+}
+
 int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
@@ -273,7 +343,8 @@ int weft_cmd_study(int argc, char **argv) {
         {"--steps", &own.steps, NULL, false},     {"--out", &own.out, NULL, false},
         {"--gpus", &own.gpus_text, NULL, false},  {"--jobs", &own.jobs_text, NULL, false},
         {"--restart", &own.restart, NULL, false}, {"--minutes", &own.minutes_text, NULL, false},
-        {"--list", NULL, &own.list, false},       {NULL, NULL, NULL, false}};
+        {"--list", NULL, &own.list, false},       {"--slurm", &own.slurm_options, &own.slurm, false},
+        {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
     if (!exit_status && (!args.config || args.step)) {
         fprintf(stderr, args.step
@@ -286,8 +357,12 @@ int weft_cmd_study(int argc, char **argv) {
         exit_status = weft_args_number(&args, "--jobs", own.jobs_text, 1, JOBS_MOST, &own.jobs);
     if (!exit_status) exit_status = read_gpus(&args, &own);
     if (!exit_status) exit_status = read_minutes(own.minutes_text, &own.minutes);
+    if (!exit_status) exit_status = refuse_ranks();
     if (exit_status) return exit_status;
-    weft_status status = study(&args, &own, &result);
+    own.words = job_words(argc, argv);
+    weft_status status = own.words ? study(&args, &own, &result)
+                                   : weft_fail(WEFT_ENOMEM, "study: no memory");
+    free(own.words);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
     if (!*result.why) return WEFT_EXIT_DONE;
     fprintf(stderr, "weft study: %s\n", result.why);
