@@ -11,7 +11,7 @@
 
 enum {
     WEFT_CUT_BLOCKS = 8, /* of a piece: messages that are worth their latency; */
-    WEFT_CUT_MOST = 128  /* but of a bucket about so many */
+    WEFT_CUT_MOST = 2048 /* but of a bucket about so many */
 };
 
 typedef struct {

@@ -27,14 +27,20 @@ static void add(script *s, const char *text) {
     s->n += n;
 }
 
-/* A word as a shell reads it back, with a blank before it. */
-static void add_word(script *s, const char *word) {
-    add(s, " '");
+/* A word as a shell reads it back. */
+static void add_quoted(script *s, const char *word) {
+    add(s, "'");
     for (const char *at = word; *at; at++) {
         char one[2] = {*at, 0};
         add(s, *at == '\'' ? "'\\''" : one);
     }
     add(s, "'");
+}
+
+/* The same with a blank before it. */
+static void add_word(script *s, const char *word) {
+    add(s, " ");
+    add_quoted(s, word);
 }
 
 static weft_status write_script(const script *s, const char *path) {
@@ -99,7 +105,7 @@ static void make_array(script *s, const weft_slurm_options *o, const char *progr
 /* All parts as one database, which takes its name when it is whole. A study of one step is its part. */
 static void make_gather(script *s, const weft_slurm_options *o, const char *program) {
     add(s, "#!/bin/sh\nset -eu\ncd \"$SLURM_SUBMIT_DIR\"\nout=");
-    add_word(s, o->out);
+    add_quoted(s, o->out);
     add(s, "\nif [ -e \"$out\"/runs.db ] && [ ! -e \"$out\"/slurm/gathered ]; then\n"
            "    echo \"$out/runs.db was not gathered here\" >&2; exit 1\nfi\n"
            "rm -f \"$out\"/slurm/gathered.db\n"

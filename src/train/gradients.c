@@ -231,6 +231,12 @@ static weft_status make_scatter(weft_gradients *g) {
 
 static weft_status watch_session(weft_gradients *g, const weft_session *s);
 
+/* WEFT_OVERLAP=0: gradients leave after the backward pass, to measure what the overlap is worth. */
+static bool sends_late(void) {
+    const char *text = getenv("WEFT_OVERLAP");
+    return text && strcmp(text, "0") == 0;
+}
+
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     *out = NULL;
@@ -255,7 +261,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
         status = weft_shards_make(m, comm, &g->shards);
     }
     if (status == WEFT_OK) status = shared ? make_scatter(g) : make_sums(g);
-    if (status == WEFT_OK && (g->reduce || g->scatter) && !g->backend->remote)
+    if (status == WEFT_OK && (g->reduce || g->scatter) && !g->backend->remote && !sends_late())
         status = watch_session(g, s);
     if (status != WEFT_OK) {
         weft_gradients_destroy(g);

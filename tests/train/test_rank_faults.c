@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -108,6 +110,49 @@ static void test_hung_rank_ends_all(void **state) {
         expect_lines(&f, who, 1);
     }
     expect_resumable(&f);
+}
+
+/* Stops one thread of another process until that has ended: its working thread hangs, and the thread that
+ * talks goes on. Where it happens to stop while it waits for the others, which is no fault, it is let go
+ * and stopped again. */
+static void hold_thread(pid_t victim) {
+    int status;
+    if (ptrace(PTRACE_SEIZE, victim, NULL, NULL) != 0) _exit(77);
+    for (int turn = 0; turn < 20; turn++) {
+        ptrace(PTRACE_INTERRUPT, victim, NULL, NULL);
+        for (int i = 0; i < 500; i++) {
+            if (waitpid(victim, &status, __WALL | WNOHANG) == victim &&
+                (WIFEXITED(status) || WIFSIGNALED(status)))
+                _exit(0);
+            train_pause(10);
+        }
+        ptrace(PTRACE_CONT, victim, NULL, NULL);
+        train_pause(31);
+    }
+    _exit(1);
+}
+
+static void test_hung_working_thread_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("thread");
+    char who[64];
+    int status;
+    pid_t child = start_forever(&f, SAYS("WEFT_HEARTBEAT=2"));
+    train_wait_checkpoint(child, f.out);
+    pid_t victim = ranks_pid(child, 1), holder = fork();
+    assert_true(holder >= 0);
+    if (holder == 0) hold_thread(victim);
+    while (waitpid(holder, &status, WNOHANG) == 0 && kill(child, 0) == 0)
+        train_pause(10);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+        kill(child, SIGTERM);
+        ranks_wait(child, LIMIT);
+        printf("this system does not let a process stop another's thread\n");
+        skip();
+    }
+    assert_true(ranks_wait(child, LIMIT) != 0);
+    snprintf(who, sizeof who, "pid %d) hangs: nothing has moved in it for", (int)victim);
+    expect_lines(&f, who, 1);
 }
 
 /* Rank 1 is started with something else than the others. */
@@ -213,6 +258,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed_rank_ends_all),
         cmocka_unit_test(test_hung_rank_ends_all),
+        cmocka_unit_test(test_hung_working_thread_ends_all),
         cmocka_unit_test(test_rank_without_its_data_ends_all),
         cmocka_unit_test(test_rank_with_another_config_ends_all),
         cmocka_unit_test(test_rank_with_another_program_ends_all),

@@ -178,23 +178,6 @@ static void test_shared_state_resumes_at_another_number(void **state) {
     train_same_file(alone, out, "last/optimizer.safetensors");
 }
 
-/* Which folder has the name now: a new checkpoint is another one. */
-static ino_t which(const char *out) {
-    char path[NAME_ROOM + 32];
-    struct stat is;
-    snprintf(path, sizeof path, "%s/last", out);
-    return stat(path, &is) == 0 ? is.st_ino : 0;
-}
-
-static void wait_for_checkpoint(pid_t child, const char *out) {
-    ino_t before = which(out);
-    for (int i = 0; i < 12000 && which(out) == before; i++) {
-        assert_int_equal(kill(child, 0), 0);
-        train_pause(5);
-    }
-    assert_true(which(out) != before);
-}
-
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
 static void test_stopped_ranks_resume_at_another_number(void **state) {
     (void)state;
