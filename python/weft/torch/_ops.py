@@ -110,9 +110,8 @@ def _number(seed):
     return 0 if seed is None else int(seed)
 
 
-@torch.library.custom_op("weft::part", mutates_args=())
-def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str,
-         options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
+def _forward(inputs, weights, name, options, first, purpose, seed):
+    """Runs a block: (block, inputs and weights as it took them, outputs, what is saved)."""
     device = inputs[0].device
     with on(device):
         block = find(device, name, options, inputs[0].shape, first, purpose)
@@ -124,6 +123,33 @@ def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: 
         workspace, workspace_at = _bytes(block.forward_bytes, device)
         block.forward(_pointers(inputs), _pointers(weights), _pointers(outputs), saved_at, workspace_at,
                       stream_of(device), _number(seed))
+    return block, inputs, weights, outputs, saved
+
+
+def _gradients(block, grads, inputs, weights, outputs, saved, seed):
+    """The gradients of a block's inputs and weights that have one. What the block does not read again
+    may be None; `grads` are of the outputs that have one."""
+    device = saved.device
+    with on(device):
+        at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
+        workspace, workspace_at = _bytes(block.backward_bytes, device)
+        made = _fresh([t for t in (*block.inputs, *block.weights) if t.gradient], device)
+        rest = iter(made)
+        grad_inputs = [next(rest) if t.gradient else None for t in block.inputs]
+        grad_weights = [next(rest) if t.gradient else None for t in block.weights]
+        grads = _dense(grads)
+        given = iter(grads)
+        grad_outputs = [next(given) if t.gradient else None for t in block.outputs]
+        block.backward(_pointers(inputs), _pointers(weights), _pointers(outputs), at, workspace_at,
+                       _pointers(grad_outputs), _pointers(grad_inputs), _pointers(grad_weights),
+                       stream_of(device), _number(seed))
+    return made
+
+
+@torch.library.custom_op("weft::part", mutates_args=())
+def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str,
+         options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
+    _, _, _, outputs, saved = _forward(inputs, weights, name, options, first, purpose, seed)
     return [*outputs, saved]
 
 
@@ -139,22 +165,9 @@ def part_back(grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
               weights: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], saved: torch.Tensor,
               name: str, options: str, first: bool, purpose: int,
               seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
-    device = saved.device
-    with on(device):
-        block = find(device, name, options, inputs[0].shape, first, purpose)
-        inputs, weights, grads, outputs = map(_dense, (inputs, weights, grads, outputs))
-        at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
-        workspace, workspace_at = _bytes(block.backward_bytes, device)
-        made = _fresh([t for t in (*block.inputs, *block.weights) if t.gradient], device)
-        rest = iter(made)
-        grad_inputs = [next(rest) if t.gradient else None for t in block.inputs]
-        grad_weights = [next(rest) if t.gradient else None for t in block.weights]
-        given = iter(grads)
-        grad_outputs = [next(given) if t.gradient else None for t in block.outputs]
-        block.backward(_pointers(inputs), _pointers(weights), _pointers(outputs), at, workspace_at,
-                       _pointers(grad_outputs), _pointers(grad_inputs), _pointers(grad_weights),
-                       stream_of(device), _number(seed))
-    return made
+    with on(saved.device):
+        block = find(saved.device, name, options, inputs[0].shape, first, purpose)
+    return _gradients(block, grads, *map(_dense, (inputs, weights, outputs)), saved, seed)
 
 
 @part_back.register_fake
@@ -188,6 +201,41 @@ def _backward(ctx, grads):
 part.register_autograd(_backward, setup_context=_setup)
 
 
+class _Eager(torch.autograd.Function):
+    """The same outside of tracing, with less around it: an operator's own bookkeeping costs more than a
+    small block. Keeps only what the backward pass reads again."""
+
+    @staticmethod
+    def forward(ctx, name, options, first, purpose, seed, n_inputs, *tensors):
+        block, inputs, weights, outputs, saved = _forward(tensors[:n_inputs], tensors[n_inputs:], name, options, first,
+                                                          purpose, seed)
+        ctx.block, ctx.seed = block, seed
+        ctx.like = [(o.shape, o.dtype) for o in outputs]
+        kept = [t if said.read_back else None for said, t in
+                zip((*block.inputs, *block.weights, *block.outputs), (*inputs, *weights, *outputs))]
+        ctx.save_for_backward(*kept, saved)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(o for o, said in zip(outputs, block.outputs) if not said.gradient))
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        block, (*kept, saved) = ctx.block, ctx.saved_tensors
+        n, m = len(block.inputs), len(block.weights)
+        given = [torch.zeros(shape, dtype=dtype, device=saved.device) if g is None else g.to(dtype)
+                 for g, (shape, dtype), said in zip(grads, ctx.like, block.outputs) if said.gradient]
+        made = iter(_gradients(block, given, kept[:n], kept[n:n + m], kept[n + m:], saved, ctx.seed))
+        return (None,) * 6 + tuple(next(made) if said.gradient else None for said in (*block.inputs, *block.weights))
+
+
+def _is_traced(tensors):
+    """Whether something looks on that must see an operator: tracing, a mode, a transform, a subclass."""
+    return (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or any(type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors))
+
+
 def check_devices(tensors):
     """The one device that all of them lie on, which must be one that weft runs on."""
     device = tensors[0].device
@@ -209,5 +257,10 @@ def run(name, options, inputs, weights, first=True, train=False, seed=None):
     if len(said) != len(weights):
         raise ValueError(f"weft: {len(weights)} weights were given, but the block has {len(said)}")
     weights = [w.to(t) for w, (_, t) in zip(weights, said)]
-    out = torch.ops.weft.part(list(inputs), weights, name, options, first, purpose, seed)
+    if _is_traced((*inputs, *weights)):
+        out = torch.ops.weft.part(list(inputs), weights, name, options, first, purpose, seed)
+    elif wants:
+        out = _Eager.apply(name, options, first, purpose, seed, len(inputs), *inputs, *weights)
+    else:
+        out = _forward(inputs, weights, name, options, first, purpose, seed)[3]
     return {name: o for (name, _), o in zip(outputs, out)}

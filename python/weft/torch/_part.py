@@ -53,6 +53,7 @@ class Part(nn.Module):
     def __init__(self, part, first=True, weights=None, shared=(), **options):
         super().__init__()
         self.part, self.first, self.shared = part, first, tuple(shared)
+        self._texts = {}
         self.unread = ()  # weights of outputs that nobody reads: they get no gradient, and so no decay
         self.options = {key.upper(): text(value) for key, value in options.items()}
         seed = int(torch.randint(1 << 31, ())) if weights is None else 0
@@ -65,6 +66,15 @@ class Part(nn.Module):
                 owner_of(self, name, make=True).register_parameter(name.rpartition(".")[2], nn.Parameter(weights[name]))
 
     def _text(self, dtype, **changes):
+        """The options as one text. They do not change, so it is made once for each type and change."""
+        if torch.compiler.is_compiling():
+            return self._joined(dtype, changes)
+        key = dtype, *changes.items()
+        if key not in self._texts:
+            self._texts[key] = self._joined(dtype, changes)
+        return self._texts[key]
+
+    def _joined(self, dtype, changes):
         options = {**self.options, **changes, "DTYPE": _ops.type_name(dtype)}
         return "\n".join(f"{key}={value}" for key, value in options.items())
 
@@ -83,6 +93,7 @@ class Part(nn.Module):
         width = int(self.options["N_EMBD"])
         if x.dim() != 3 or x.shape[-1] != width or not x.numel():
             raise ValueError(f"weft: x is {tuple(x.shape)}, but [batch, time, {width}] is wanted")
+        _ops.check_devices((x,))
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
             others = tuple(t.to(x.dtype) if t.is_floating_point() else t for t in others)

@@ -69,6 +69,8 @@ def check_rotary(given, head_dim, x):
     if given is None or torch.compiler.is_compiling():
         return
     cos, sin = given
+    if cos.device != x.device or sin.device != x.device:
+        raise ValueError(f"weft: rotary_emb_outputs lie on {cos.device}, but x on {x.device}; move them to one device")
     want_cos, want_sin = RotaryEmbedding(head_dim)(x, seq_len=x.shape[1])
     if cos.shape[-2:] != want_cos.shape[-2:] or (cos - want_cos).abs().max() > 1e-2 or (sin - want_sin).abs().max() > 1e-2:
         raise ValueError(f"rotary_emb_outputs must be RotaryEmbedding({head_dim})(x, seq_len={x.shape[1]}): "
