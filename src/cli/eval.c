@@ -1,7 +1,9 @@
 /* weft eval: a checkpoint's loss by parts on a file of tokens, and what else can be read off the
- * pass. */
+ * pass; or its score on multiple-choice questions. */
 #include "cli/args.h"
 #include "core/json.h"
+#include "generate/folder.h"
+#include "generate/suite.h"
 #include "model/account.h"
 #include "model/evaluate.h"
 #include "model/kinds.h"
@@ -21,6 +23,13 @@ const char weft_help_eval[] =
     "                     which loss and logits come too\n"
     "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2\n"
     "                     attention these are minus the squared distances over the temperature\n"
+    "  --suite FILE       in place of --tokens: multiple-choice questions, JSON lines with "
+    "context,\n"
+    "                     choices and answer (from 0); prints the share of answers that are the\n"
+    "                     likeliest choice by log-likelihood (acc) and by that per character\n"
+    "                     (acc_norm). A choice follows its context as it is: a blank between them\n"
+    "                     is part of the choice\n"
+    "  --details OUT      write each question's log-likelihoods as JSON lines\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
@@ -44,6 +53,20 @@ static void print_parts(const weft_args *args, const weft_loss_parts *p) {
     json_decref(object);
 }
 
+static void print_score(const weft_args *args, const char *path, const weft_suite_score *s) {
+    if (!args->json) {
+        printf("questions  %lld\nacc        %.4f ± %.4f\nacc_norm   %.4f ± %.4f\n",
+               (long long)s->questions, s->acc, s->acc_error, s->acc_norm, s->acc_norm_error);
+        return;
+    }
+    json_t *object = json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "suite", path, "questions",
+                               (json_int_t)s->questions, "acc", s->acc, "acc_norm", s->acc_norm,
+                               "acc_stderr", s->acc_error, "acc_norm_stderr", s->acc_norm_error);
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+}
+
 /* The checkpoint's own config, with what the arguments change of it. */
 static weft_status checkpoint_config(const weft_args *args, const char *folder, weft_config *c) {
     WEFT_TRY(weft_model_read_config(folder, c));
@@ -55,7 +78,14 @@ static weft_status checkpoint_config(const weft_args *args, const char *folder, 
 }
 
 /* What the user named must be there, and must be what this command reads. */
-static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what) {
+static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
+                        const char *suite, const char *details) {
+    bool others = what->tokens || what->targets || what->logits || what->grads || what->scores;
+    if (!what->tokens == !suite || (suite && others) || (details && !suite)) {
+        fprintf(stderr,
+                "weft eval: name --tokens FILE, or --suite FILE, which takes --details alone\n");
+        return WEFT_EXIT_USAGE;
+    }
     if (args->config || args->step) {
         fprintf(stderr,
                 "weft eval: %s does not go with --model, which has a config of its own; "
@@ -65,7 +95,7 @@ static int check_inputs(const weft_args *args, const char *folder, const weft_ev
     }
     int status = weft_args_readable(args, folder, "config.json");
     if (!status) status = weft_args_readable(args, folder, "model.safetensors");
-    if (!status) status = weft_args_readable(args, what->tokens, NULL);
+    if (!status) status = weft_args_readable(args, suite ? suite : what->tokens, NULL);
     if (!status && what->targets) status = weft_args_readable(args, what->targets, NULL);
     return status;
 }
@@ -80,7 +110,7 @@ static weft_status check_output(const char *out, const char *folder, const weft_
     static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "config.json",
                                         "state.json", "tokenizer.json"};
     char path[WEFT_PATH_MAX];
-    bool input = out && (is_same_file(out, what->tokens) ||
+    bool input = out && ((what->tokens && is_same_file(out, what->tokens)) ||
                          (what->targets && is_same_file(out, what->targets)));
     for (int i = 0; out && !input && i < 5; i++) {
         WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
@@ -97,32 +127,62 @@ static weft_status check_outputs(const char *folder, const weft_evaluation *what
     return check_output(what->scores, folder, what);
 }
 
-int weft_cmd_eval(int argc, char **argv) {
-    weft_args args;
-    weft_evaluation what = {0};
-    const char *folder = NULL;
-    bool unchecked = false;
-    const weft_arg own[] = {
-        {"--model", &folder, NULL, true},          {"--tokens", &what.tokens, NULL, true},
-        {"--targets", &what.targets, NULL, false}, {"--logits", &what.logits, NULL, false},
-        {"--grads", &what.grads, NULL, false},     {"--scores", &what.scores, NULL, false},
-        {"--unchecked", NULL, &unchecked, false},  {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status) exit_status = check_inputs(&args, folder, &what);
-    if (exit_status) return exit_status;
+/* What is to be read off a model, and what it comes to. */
+typedef struct {
+    const char *folder, *suite, *details;
+    weft_evaluation what;
+    weft_loss_parts parts;
+    weft_suite_score score;
+} eval_job;
+
+static weft_status score_suite(eval_job *job, const weft_model *m, const weft_backend *backend,
+                               weft_pool *pool) {
+    weft_tokenizer *tokenizer = NULL;
+    WEFT_TRY(check_output(job->details, job->folder, &(weft_evaluation){.tokens = job->suite}));
+    WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
+    weft_status status =
+        weft_suite(m, tokenizer, backend, pool, job->suite, job->details, &job->score);
+    weft_tokenizer_close(tokenizer);
+    return status;
+}
+
+static weft_status run_job(const weft_args *args, eval_job *job) {
     weft_config c;
     weft_model *m = NULL;
     weft_pool *pool = NULL;
     const weft_backend *backend;
-    weft_loss_parts parts;
-    weft_status status = unchecked ? WEFT_OK : weft_args_check_model(folder);
-    if (status == WEFT_OK) status = check_outputs(folder, &what);
-    if (status == WEFT_OK) status = checkpoint_config(&args, folder, &c);
-    if (status == WEFT_OK) status = weft_model_load_as(folder, &c, weft_config_dtype(&c), &m);
-    if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
-    if (status == WEFT_OK) status = weft_evaluate(m, backend, pool, &what, &parts);
-    if (status == WEFT_OK) print_parts(&args, &parts);
+    WEFT_TRY(check_outputs(job->folder, &job->what));
+    WEFT_TRY(checkpoint_config(args, job->folder, &c));
+    weft_status status = weft_model_load_as(job->folder, &c, weft_config_dtype(&c), &m);
+    if (status == WEFT_OK) status = weft_args_backend(args, &c, &backend, &pool);
+    if (status == WEFT_OK)
+        status = job->suite ? score_suite(job, m, backend, pool)
+                            : weft_evaluate(m, backend, pool, &job->what, &job->parts);
     weft_pool_destroy(pool);
     weft_model_destroy(m);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return status;
+}
+
+int weft_cmd_eval(int argc, char **argv) {
+    weft_args args;
+    eval_job job = {0};
+    weft_evaluation *what = &job.what;
+    bool unchecked = false;
+    const weft_arg own[] = {
+        {"--model", &job.folder, NULL, true},       {"--tokens", &what->tokens, NULL, false},
+        {"--targets", &what->targets, NULL, false}, {"--logits", &what->logits, NULL, false},
+        {"--grads", &what->grads, NULL, false},     {"--scores", &what->scores, NULL, false},
+        {"--suite", &job.suite, NULL, false},       {"--details", &job.details, NULL, false},
+        {"--unchecked", NULL, &unchecked, false},   {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status) exit_status = check_inputs(&args, job.folder, what, job.suite, job.details);
+    if (exit_status) return exit_status;
+    weft_status status = unchecked ? WEFT_OK : weft_args_check_model(job.folder);
+    if (status == WEFT_OK) status = run_job(&args, &job);
+    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (job.suite)
+        print_score(&args, job.suite, &job.score);
+    else
+        print_parts(&args, &job.parts);
+    return WEFT_EXIT_DONE;
 }
