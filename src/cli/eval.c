@@ -81,9 +81,13 @@ static weft_status checkpoint_config(const weft_args *args, const char *folder, 
 static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
                         const char *suite, const char *details) {
     bool others = what->tokens || what->targets || what->logits || what->grads || what->scores;
-    if (!what->tokens == !suite || (suite && others) || (details && !suite)) {
+    if (!what->tokens && !suite) {
+        fprintf(stderr, "weft eval: --tokens is needed, or --suite; 'weft help eval' tells more\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if ((suite && others) || (details && !suite)) {
         fprintf(stderr,
-                "weft eval: name --tokens FILE, or --suite FILE, which takes --details alone\n");
+                "weft eval: --suite FILE goes with --details alone, and --details with it\n");
         return WEFT_EXIT_USAGE;
     }
     if (args->config || args->step) {

@@ -1,0 +1,206 @@
+"""Whatever comes in works or raises, nothing leaks, and copies of all kinds compute the same.
+
+Trimmed here; WEFT_TEST_LONG=1 makes it 2,000 random calls and 10,000 calls for the leak."""
+import copy
+import io
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from weft.torch import (AdamWSPAM, Config, LanguageModel, MLAttention, ReciprocalBlock, SwiGLU, W2Attention,
+                        W2TransformerBlock, WsFFN)
+
+LONG = bool(os.environ.get("WEFT_TEST_LONG"))
+CALLS, REPEATS = (2000, 10000) if LONG else (120, 600)
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class W2Config:
+    hidden_size, num_attention_heads, intermediate_size, rms_norm_eps = 24, 3, 36, 1e-6
+
+
+# A process of its own: a crash there is a failure here.
+RANDOM = r"""
+import random, sys
+import torch
+from weft.torch import *
+
+torch.manual_seed(int(sys.argv[2]))
+dice = random.Random(int(sys.argv[2]))
+MAKERS = [
+    lambda w, h: W2Attention(w, h), lambda w, h: MLAttention(w, h, latent_dim=dice.choice([1, 4, 7])),
+    lambda w, h: WsFFN(Config(d_model=w, d_ffn=dice.choice([8, 12]), n_head=dice.choice([1, 4]))),
+    lambda w, h: SwiGLU(w, dice.choice([1, 5, 16])), lambda w, h: ReciprocalBlock(w, h, 8, latent_dim=4),
+    lambda w, h: Part(dice.choice(["attention", "layer", "ffn"]), ATTENTION=dice.choice(["dot", "w2", "mla"]), N_EMBD=w, N_HEAD=h,
+                      N_FFN=dice.choice([1, 6]), POSITION=dice.choice(["none", "rope", "alibi"]), RA_MLA_LATENT_DIM=4)]
+TYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64]
+
+def tensor(width):
+    kind, form = dice.choice(TYPES), dice.randrange(8)
+    b, t = dice.choice([0, 1, 1, 2, 3]), dice.choice([0, 1, 2, 5, 17])
+    base = torch.randn(b + 1, 2 * t + 1, 2 * width + 3)
+    x = [lambda: base[:b, :t, :width], lambda: base[:b, :2 * t:2, 1:width + 1], lambda: base[:b, :t, :2 * width:2],
+         lambda: base[:b, :t, :width].transpose(0, 1).contiguous().transpose(0, 1),
+         lambda: base[:1, :1, :width].expand(max(b, 1), max(t, 1), width), lambda: base[:b, :t, :width].flip(1),
+         lambda: base[:b, :t, :width + dice.choice([0, 1])], lambda: base[0, :t, :width]][form]()
+    x = x.to(kind) if dice.random() < 0.7 else x.clone().to(kind)
+    if dice.random() < 0.05:
+        x = x.to("meta")
+    if dice.random() < 0.03 and x.dtype == torch.float32:
+        x = x.to_sparse()
+    return x.detach().requires_grad_(x.is_floating_point() and dice.random() < 0.7)
+
+worked = raised = 0
+for i in range(int(sys.argv[1])):
+    try:
+        heads = dice.choice([1, 2, 3])
+        width = dice.choice([1, 2, 6, 12, 12, 12])
+        module = dice.choice(MAKERS)(width, heads)
+        x = tensor(width)
+        if dice.random() < 0.6 and x.is_floating_point():
+            module = module.to(x.dtype)
+        if dice.random() < 0.3:
+            module.eval()
+        options = {}
+        if isinstance(module, W2Attention) and dice.random() < 0.5:
+            t = x.shape[1] if x.dim() > 1 else 1
+            options["attention_mask"] = dice.choice([torch.ones(t, t).tril().bool(), torch.zeros(t + 1, t), torch.randn(1, 1, t, t),
+                                                     torch.ones(t, dtype=torch.int32)])
+        out = module(x, **options)
+        parts = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple) else [out]
+        parts = [p for q in parts for p in (q if isinstance(q, tuple) else [q])]
+        loss = sum(p.float().sum() for p in parts if p is not None and p.is_floating_point())
+        if loss.requires_grad:
+            loss.backward()
+        worked += 1
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, MemoryError) as error:
+        if not str(error):
+            raise AssertionError(f"call {i} raised {error!r} without a word")
+        raised += 1
+print(worked, raised)
+"""
+
+
+def test_random_calls_work_or_raise():
+    result = subprocess.run([sys.executable, "-X", "faulthandler", "-c", RANDOM, str(CALLS), "11"], capture_output=True,
+                            text=True, cwd=HERE.parent)
+    assert result.returncode == 0, result.stderr[-3000:]
+    worked, raised = map(int, result.stdout.split())
+    assert worked + raised == CALLS and worked > CALLS // 5 and raised > CALLS // 20
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc to look at")
+def test_calls_leak_nothing():
+    module, x = W2TransformerBlock(W2Config()), torch.randn(2, 9, 24, requires_grad=True)
+    optimizer = AdamWSPAM(module.parameters())
+
+    def once():
+        module(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(200):
+        once()
+    before = resident()
+    for _ in range(REPEATS):
+        once()
+    assert resident() - before < 8 << 20
+
+
+def test_shapes_that_come_and_go_leak_nothing():
+    """More shapes than are kept."""
+    from weft import _blocks
+    module = SwiGLU(8, 8)
+    with torch.no_grad():
+        for t in range(1, _blocks.BLOCKS_KEPT + 40):
+            module(torch.zeros(1, t, 8))
+    assert len(_blocks._blocks) <= _blocks.BLOCKS_KEPT
+    assert module(torch.zeros(1, 1, 8)).shape == (1, 1, 8)
+
+
+def test_threads_share_a_module_and_replicas_of_it():
+    torch.manual_seed(0)
+    module, x = W2TransformerBlock(W2Config()), torch.randn(2, 9, 24)
+    replicas = [module, module, copy.deepcopy(module), copy.deepcopy(module)]
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    want = {False: module(x), True: module(x, attention_mask=mask)}
+    wrong = []
+
+    def work(number):
+        for i in range(20):
+            causal = bool((i + number) % 2)
+            got = replicas[number](x, attention_mask=mask if causal else None)
+            got.sum().backward()
+            if not torch.equal(got, want[causal]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_exported_models_compute_the_same():
+    torch.manual_seed(0)
+    for module, x in ((W2TransformerBlock(W2Config()).eval(), torch.randn(2, 9, 24)),
+                      (LanguageModel(PRESET="w2", N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, GPT2_BLOCK_SIZE=12),
+                       torch.randint(50, (2, 9)))):
+        program = torch.export.export(module, (x,))
+        assert torch.allclose(program.module()(x), module(x), atol=1e-6)
+        file = io.BytesIO()
+        torch.export.save(program, file)
+        file.seek(0)
+        assert torch.allclose(torch.export.load(file).module()(x), module(x), atol=1e-6)
+
+
+def test_gradients_are_not_differentiated_twice():
+    module, x = SwiGLU(8, 8), torch.randn(1, 3, 8, requires_grad=True)
+    grad, = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()
+
+
+def test_checkpointed_layers_compute_the_same():
+    torch.manual_seed(0)
+    module, x = W2TransformerBlock(W2Config()), torch.randn(2, 9, 24, requires_grad=True)
+    want = torch.autograd.grad(module(x).sum(), x)[0]
+    y = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], want)
+
+
+PYTHONS = [name for name in ("python3.9", "python3.10", "python3.11", "python3.12", "python3.13") if shutil.which(name)]
+
+
+@pytest.mark.skipif(not LONG, reason="WEFT_TEST_LONG=1 builds a wheel and installs it")
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_wheel_installs_into_a_clean_environment(python, tmp_path):
+    source = tmp_path / "python"
+    shutil.copytree(HERE.parent, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "_lib", "__pycache__"))
+    import weft
+    made = subprocess.run([python, "-m", "venv", tmp_path / "venv"], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"{python} makes no virtual environment: {made.stderr.strip()[-200:]}")
+    own = tmp_path / "venv" / "bin" / "python"
+    environment = {**os.environ, "WEFT_LIBRARY": weft.library_path}
+    built = subprocess.run([own, "-m", "pip", "install", source], capture_output=True, text=True, env=environment)
+    if "Could not find a version" in built.stderr or "Temporary failure" in built.stderr:
+        pytest.skip("pip cannot fetch setuptools here")
+    assert built.returncode == 0, built.stderr[-2000:]
+    environment.pop("WEFT_LIBRARY")
+    environment.pop("PYTHONPATH", None)
+    said = subprocess.run([own, "-c", "import weft; print(weft.library_path); print(weft.plan()['parameters'])"],
+                          capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert said.stdout.split()[1] == "124475904" and "site-packages" in said.stdout, said.stderr
