@@ -4,8 +4,8 @@
  *                       .a = {x, .ld = K}, .b = {w, .ld = K}, .c = {y, .ld = N}};
  *     KERNEL(gemm)(pool, &p, workspace);
  *
- * How a product is cut into tiles follows from its sizes alone, so the result's bits depend
- * neither on the number of threads nor on who runs which tile. */
+ * The result's bits follow from the sizes and types alone: they depend neither on the number of
+ * threads nor on who runs which tile. */
 #ifndef WEFT_CPU_GEMM_H
 #define WEFT_CPU_GEMM_H
 
