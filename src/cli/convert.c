@@ -183,7 +183,7 @@ static weft_status read_text(const conversion *v, const weft_model *m, const wef
     return status;
 }
 
-static weft_status to_mla(const conversion *v, const weft_model *m, weft_place place,
+static weft_status to_mla(const conversion *v, const weft_model *m, weft_backing place,
                           const weft_windows *text, weft_model **out, change *did) {
     weft_mla_options options = {.latent = v->latent, .joint = v->joint};
     double *moments = NULL;
@@ -196,7 +196,7 @@ static weft_status to_mla(const conversion *v, const weft_model *m, weft_place p
     return status;
 }
 
-static weft_status to_w2(const conversion *v, const weft_model *m, weft_place place,
+static weft_status to_w2(const conversion *v, const weft_model *m, weft_backing place,
                          const weft_windows *text, weft_model **out, change *did) {
     did->apart = calloc((size_t)m->config.n_layer, sizeof *did->apart);
     if (!did->apart) return weft_fail(WEFT_ENOMEM, "convert: no memory");
@@ -207,7 +207,7 @@ static weft_status to_w2(const conversion *v, const weft_model *m, weft_place pl
 /* *m becomes the model with the other attention. */
 static weft_status change_attention(const weft_args *args, const conversion *v,
                                     const weft_tokenizer *t, weft_model **m, change *did) {
-    weft_place place = {0};
+    weft_backing place = {0};
     weft_windows text = {0};
     weft_model *changed = NULL;
     weft_status status = weft_args_backend(args, &(*m)->config, &place.backend, &place.pool);

@@ -66,10 +66,11 @@ static weft_status open_file(weight_files *f, const char *name) {
 /* The files that an index of tensors names, each once. */
 static weft_status open_index(weight_files *f) {
     static const char NAME[] = "model.safetensors.index.json";
-    json_t *root, *seen = json_object(), *file;
+    json_t *root, *seen, *file;
     const char *tensor, *name;
     WEFT_TRY(read_json(f->folder, NAME, &root));
     json_t *map = json_object_get(root, "weight_map");
+    seen = json_object();
     weft_status status = WEFT_OK;
     if (!json_is_object(map) || !seen)
         status = weft_fail(WEFT_EINPUT, "%s/%s: \"weight_map\" is missing", f->folder, NAME);

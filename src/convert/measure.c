@@ -65,7 +65,7 @@ void weft_windows_free(weft_windows *text) {
     *text = (weft_windows){0};
 }
 
-static weft_status open_session(const weft_model *m, weft_place place, int64_t time,
+static weft_status open_session(const weft_model *m, weft_backing place, int64_t time,
                                 const weft_build *what, weft_session *s) {
     weft_build build = *what;
     build.batch = 1;
@@ -79,7 +79,7 @@ static weft_status run_window(weft_session *s, const weft_windows *text, int64_t
     return weft_session_run(s, tokens, tokens + 1, NULL);
 }
 
-weft_status weft_windows_loss(const weft_model *m, weft_place place, const weft_windows *text,
+weft_status weft_windows_loss(const weft_model *m, weft_backing place, const weft_windows *text,
                               double *loss) {
     weft_session s;
     weft_loss_parts parts;
@@ -109,7 +109,7 @@ static weft_status add_moments(weft_session *s, const weft_windows *text, int64_
     return WEFT_OK;
 }
 
-weft_status weft_windows_moments(const weft_model *m, weft_place place, const weft_windows *text,
+weft_status weft_windows_moments(const weft_model *m, weft_backing place, const weft_windows *text,
                                  double **moments) {
     weft_session s;
     int64_t count = m->config.n_embd * m->config.n_embd;
@@ -170,7 +170,7 @@ static weft_status compare_window(weft_session s[2], const weft_windows *text, i
     return WEFT_OK;
 }
 
-weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_place place,
+weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_backing place,
                                const weft_windows *text, double *apart) {
     const weft_config *c = &a->config;
     int64_t time = text->time < COMPARED_TOKENS ? text->time : COMPARED_TOKENS;

@@ -16,7 +16,7 @@ typedef struct {
 typedef struct {
     const weft_backend *backend;
     weft_pool *pool;
-} weft_place;
+} weft_backing;
 
 /* At most `most` tokens of a file, in windows of at most `time`. */
 weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t time, int64_t most,
@@ -25,14 +25,14 @@ weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t
 weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, weft_windows *out);
 void weft_windows_free(weft_windows *text);
 
-weft_status weft_windows_loss(const weft_model *m, weft_place place, const weft_windows *text,
+weft_status weft_windows_loss(const weft_model *m, weft_backing place, const weft_windows *text,
                               double *loss);
 /* The mean of x xᵀ [E, E] over the text, for each layer: moments[layer], all malloc'd in one piece. */
-weft_status weft_windows_moments(const weft_model *m, weft_place place, const weft_windows *text,
+weft_status weft_windows_moments(const weft_model *m, weft_backing place, const weft_windows *text,
                                  double **moments);
 /* For each layer: half the sum of the differences between the two models' attention weights, from 0
  * (the same) to 1 (none in common), in the mean over heads and tokens of the first windows. */
-weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_place place,
+weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_backing place,
                                const weft_windows *text, double *apart);
 
 #endif
