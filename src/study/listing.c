@@ -3,6 +3,7 @@
 
 #include "core/files.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "study/listing_database.h"
 #include "study/study.h"
 
@@ -130,18 +131,26 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     return status;
 }
 
+/* One letter, escaped where a terminal would obey it; lines' ends and tabs are a table's own. Returns
+ * its bytes. */
+static int write_letter(FILE *out, const char *text) {
+    int n = weft_utf8_length(text), bytes = n ? n : 1;
+    bool plain = strchr("\r\n\t", *text) || (n && !weft_utf8_is_control(text, n));
+    if (plain) fwrite(text, 1, (size_t)bytes, out);
+    for (int i = 0; !plain && i < bytes; i++)
+        fprintf(out, "\\x%02x", (unsigned)(unsigned char)text[i]);
+    return bytes;
+}
+
 /* Quoted where it must be; a quote inside is doubled. */
 static void write_field(FILE *out, const char *text) {
-    if (!strpbrk(text, ",\"\r\n")) {
-        fputs(text, out);
-        return;
-    }
-    fputc('"', out);
-    for (; *text; text++) {
+    bool quoted = strpbrk(text, ",\"\r\n");
+    if (quoted) fputc('"', out);
+    while (*text) {
         if (*text == '"') fputc('"', out);
-        fputc(*text, out);
+        text += write_letter(out, text);
     }
-    fputc('"', out);
+    if (quoted) fputc('"', out);
 }
 
 typedef struct {

@@ -122,7 +122,7 @@ static void write_ticks(FILE *out, char axis, range r) {
     for (int n = 0; (first + n) * step <= r.high && n < 4 * TICKS; n++) {
         double value = (first + n) * step;
         char room[32];
-        int digits = (int)ceil(log10(fmax(fabs(value) / step, 1)) + 1e-9) + 1;
+        int digits = (int)fmin(ceil(log10(fmax(fabs(value) / step, 1)) + 1e-9), 16) + 1;
         if (fabs(value) >= 999.95)
             weft_plot_short(value, digits, room);
         else

@@ -223,6 +223,8 @@ static void test_escape_sequences_are_printed_escaped(void **state) {
     const char *const *const ways[] = {
         RUN("runs", spoilt),
         RUN("runs", spoilt, "--json"),
+        RUN("runs", spoilt, "--csv", "-"),
+        RUN("runs", spoilt, "--metrics-csv", "-"),
         RUN("runs", spoilt, "--compare", a, a),
         RUN("runs", spoilt, "--compare", a, a, "--json"),
         RUN("runs", spoilt, "--compare", a, "no"),
