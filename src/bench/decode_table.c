@@ -25,7 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIST_MAX = 16, PROMPT = 512, STEPS_MAX = 200 };
+enum { LIST_MAX = 16, PROMPT = 512, STEPS_MAX = 200, PICKS_MAX = 2000 };
 static const double ROW_SECONDS = 1.5;
 
 typedef struct {
@@ -115,9 +115,39 @@ static weft_status read_list(const char *text, const char *fallback, const char 
 
 typedef struct {
     double step, spread, first, whole, floor, rate; /* seconds; bytes per second */
-    double peer;
-    int64_t bytes, weights, token_bytes;
+    double peer, phase;
+    int64_t bytes, weights, token_bytes, phases;
 } result;
+
+/* The same where tokens are picked on the device: the next step begins before the last one's are here,
+ * as in generation. */
+static weft_status measure_picks(bench *b, weft_decoder *d, int64_t context, int64_t batch,
+                                 result *r) {
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    int32_t tokens[WEFT_DECODER_ROWS_MAX];
+    bench_samples samples = {0};
+    for (int64_t k = 0; k < batch; k++)
+        rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)k, true};
+    weft_status status = weft_decoder_begin(d, rows, batch);
+    for (int64_t k = 0; k < batch; k++)
+        rows[k].token = -1 - (int32_t)k;
+    double begin = weft_clock(), last = begin;
+    for (int i = -10; status == WEFT_OK && i < PICKS_MAX; i++) {
+        status = weft_decoder_begin(d, rows, batch);
+        if (status == WEFT_OK) status = weft_decoder_end(d, tokens);
+        double now = weft_clock();
+        if (i >= 0) bench_samples_add(&samples, now - last);
+        last = now;
+        if (b->opt->steps ? i + 1 >= b->opt->steps : now - begin > ROW_SECONDS) break;
+    }
+    if (status == WEFT_OK) status = weft_decoder_end(d, tokens);
+    r->step = bench_median(&samples);
+    r->spread = bench_spread(&samples);
+    r->phases = weft_decoder_phases(d);
+    if (status == WEFT_OK) r->phase = weft_decoder_phase_seconds(d);
+    bench_samples_free(&samples);
+    return status;
+}
 
 /* Steps of `batch` rows at the end of a full context. */
 static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int64_t batch,
@@ -229,11 +259,13 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
     r->token_bytes = weft_cached_token_bytes(&m->config, m->dtype);
     r->bytes = batch * context * r->token_bytes;
     int64_t memory = b->backend->memory ? b->backend->memory() : 0;
-    if (memory && r->bytes > memory / 2)
+    if (memory && r->bytes > memory - memory / 4)
         return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
     WEFT_TRY(open_decoder(b, m, context, batch, &d));
     double before = read_rate(b);
-    weft_status status = measure_steps(b, d, context, batch, m->config.vocab_size, r);
+    weft_status status = weft_decoder_picks(d) && batch <= weft_decoder_rows(d)
+                             ? measure_picks(b, d, context, batch, r)
+                             : measure_steps(b, d, context, batch, m->config.vocab_size, r);
     double after = read_rate(b);
     r->rate = before > after ? before : after;
     r->weights = weft_decoder_weight_bytes(d);
@@ -274,6 +306,15 @@ static void print_row(bench *b, const char *variant, int64_t context, int64_t ba
         bench_cell(t, "%.2f", r->peer / r->step);
     else
         bench_cell(t, "-");
+    if (!b->opt->cuda) return;
+    if (r->phases)
+        bench_cell(t, "%lld", (long long)r->phases);
+    else
+        bench_cell(t, "-");
+    if (r->phases && r->phase > 0)
+        bench_cell(t, "%.3f", 1e3 * (double)r->phases * r->phase);
+    else
+        bench_cell(t, "-");
 }
 
 static void add_json(bench *b, const char *variant, int64_t context, int64_t batch,
@@ -289,6 +330,10 @@ static void add_json(bench *b, const char *variant, int64_t context, int64_t bat
         json_object_set_new(row, "first_token_seconds", json_real(r->first));
         json_object_set_new(row, "training_forward_seconds", json_real(r->whole));
     }
+    if (r->phases) {
+        json_object_set_new(row, "phases", json_integer(r->phases));
+        json_object_set_new(row, "phase_seconds", json_real(r->phase));
+    }
     if (r->peer > 0) json_object_set_new(row, "peer_seconds", json_real(r->peer));
     json_array_append_new(b->rows, row);
 }
@@ -303,7 +348,7 @@ static weft_status measure_variant(bench *b, const bench_variant *v) {
     /* Positions without an end need no table; a learned one is as long as the longest context. */
     c.gpt2_block_size = most > PROMPT + 1 ? most : PROMPT + 1;
     weft_model *m;
-    WEFT_TRY(weft_model_create(&c, WEFT_F32, &m));
+    WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
     weft_status status = weft_model_start_on(m, 1, b->pool);
     double first = 0, whole = 0;
     if (status == WEFT_OK) status = measure_first(b, m, PROMPT, &first);
@@ -328,23 +373,28 @@ static weft_status measure_variant(bench *b, const bench_variant *v) {
 }
 
 static weft_status measure_all(bench *b) {
-    static const bench_column columns[] = {{"variant", -8},
-                                           {"context", 7},
-                                           {"batch", 5},
-                                           {"tokens/s", 9},
-                                           {"±", 4},
-                                           {"ms/step", 8},
-                                           {"floor ms", 8},
-                                           {"of floor", 8},
-                                           {"cache B/tok", 11},
-                                           {"cache MiB", 9},
-                                           {"weights MiB", 11},
-                                           {"read GB/s", 9},
-                                           {"first ms", 8},
-                                           {"of forward", 10},
-                                           {"PyTorch", 8},
-                                           {"ratio", 6},
-                                           {NULL, 0}};
+    bench_column columns[] = {{"variant", -8},
+                              {"context", 7},
+                              {"batch", 5},
+                              {"tokens/s", 9},
+                              {"±", 4},
+                              {"ms/step", 8},
+                              {"floor ms", 8},
+                              {"of floor", 8},
+                              {"cache B/tok", 11},
+                              {"cache MiB", 9},
+                              {"weights MiB", 11},
+                              {"read GB/s", 9},
+                              {"first ms", 8},
+                              {"of forward", 10},
+                              {"PyTorch", 8},
+                              {"ratio", 6},
+                              {"phases", 6},
+                              {"empty ms", 8},
+                              {NULL, 0}};
+    /* Only a GPU has steps of one launch: their phases, and what these would take with nothing in
+     * them. */
+    if (!b->opt->cuda) columns[16] = (bench_column){NULL, 0};
     bench_table_start(&b->table, b->opt->table, columns);
     const char *names = b->opt->variants ? b->opt->variants : "dot,w2,mla,step1,step2,step3";
     while (*names) {

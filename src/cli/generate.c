@@ -105,6 +105,7 @@ static int read_options(generation *g, int argc, char **argv) {
         status = weft_args_number(a, "--logprobs", logprobs, 0, WEFT_TOP_MAX, &g->top_logprobs);
     if (status) return status;
     s->top_logprobs = (int)g->top_logprobs;
+    s->token_only = !a->json;
     if (g->prompt && g->file) {
         fprintf(stderr, "weft generate: --prompt and --file are two prompts; give one\n");
         return WEFT_EXIT_USAGE;

@@ -60,6 +60,8 @@ struct weft_backend {
     int64_t (*taken)(void);
     /* Adding rows there over ranks (rows.h); NULL: by way of the host's memory. */
     const struct weft_row_backend *rows;
+    /* Steps of generation in one launch (ops/step.h); NULL: it has none. */
+    const struct weft_step_backend *steps;
 };
 
 typedef struct {

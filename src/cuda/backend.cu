@@ -22,6 +22,7 @@ extern "C" {
 
 extern "C" const struct weft_call_backend weft_cuda_calls; /* call.cu */
 extern "C" const struct weft_row_backend weft_cuda_rows;   /* tensor/rows.cu */
+extern "C" const struct weft_step_backend weft_cuda_steps; /* decode/step.cu */
 
 /* The error of a call, as ours. */
 static weft_status check(cudaError_t error, const char *what) {
@@ -210,6 +211,7 @@ static const weft_backend cuda = {
     cuda_upload,     cuda_download,    cuda_memory, true,
     cuda_fill,       cuda_open,        cuda_close,  cuda_run,
     hash_algorithms, &weft_cuda_calls, cuda_taken,  &weft_cuda_rows,
+    &weft_cuda_steps,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

@@ -1,8 +1,10 @@
 /* Rows over caches. Graphs for different numbers of rows are built when they are first needed; all
- * of them are bound to the same weights and the same states. */
+ * of them are bound to the same weights and the same states. Where the backend can run the model's
+ * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only. */
 #include "generate/decoder.h"
 
 #include "generate/weights.h"
+#include "model/step.h"
 #include "ops/fuse.h"
 
 #include <stdlib.h>
@@ -35,7 +37,10 @@ struct weft_decoder {
     int n_graphs;
     int32_t *table; /* [slots, table_pages] */
     int64_t table_pages;
-    int32_t *ints; /* tokens, positions, slots, wanted: of a run */
+    int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
+    const weft_step_backend *steps; /* NULL: operation by operation */
+    void *step;
+    bool *changed; /* [slots]: rows of the table that the step has not seen */
 };
 
 static void close_graph(row_graph *g) {
@@ -48,6 +53,7 @@ static void close_graph(row_graph *g) {
 
 void weft_decoder_close(weft_decoder *d) {
     if (!d) return;
+    if (d->step) d->steps->close(d->step);
     for (int i = 0; i < d->n_graphs; i++)
         close_graph(d->graphs[i]);
     for (int64_t i = 0; i < d->n_states; i++)
@@ -56,6 +62,7 @@ void weft_decoder_close(weft_decoder *d) {
     free(d->states);
     free(d->table);
     free(d->ints);
+    free(d->changed);
     free(d);
 }
 
@@ -196,6 +203,37 @@ static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, row
     return open_graph(d, rows, wanted, out);
 }
 
+/* Weights for a step are bf16 unless others are wanted. */
+static bool wants_step(const weft_decoder *d, weft_step_form *form) {
+    const weft_config *c = &d->model->config;
+    const weft_step_backend *steps = d->backend->steps;
+    bool narrow = c->weight_dtype == WEFT_WEIGHT_AUTO || c->weight_dtype == WEFT_WEIGHT_BF16;
+    if (!steps || !narrow || !weft_step_form_of(c, weft_cached_dtype(c, d->model->dtype), form))
+        return false;
+    form->slots = d->limits.slots;
+    form->context = d->limits.context;
+    form->table_pages = d->table_pages;
+    return steps->suits(form);
+}
+
+static weft_status open_step(weft_decoder *d) {
+    weft_step_form form;
+    if (!wants_step(d, &form)) return WEFT_OK;
+    weft_step_model m;
+    WEFT_TRY(weft_step_make(d->model, d->backend, d->pool, &form, &m));
+    for (int64_t i = 0; i < form.layers; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "h.%lld.cache.key", (long long)i);
+        m.layer[i].keys = find_state(d, name)->data;
+        snprintf(name, sizeof name, "h.%lld.cache.value", (long long)i);
+        if (!form.joint) m.layer[i].values = find_state(d, name)->data;
+    }
+    weft_status status = d->backend->steps->open(&m, &d->step);
+    weft_step_model_free(&m);
+    if (status == WEFT_OK) d->steps = d->backend->steps;
+    return status;
+}
+
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;
@@ -209,10 +247,12 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     d->table_pages = limits->table_pages;
     d->table = calloc((size_t)(limits->slots * d->table_pages), sizeof *d->table);
     d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
+    d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
     weft_status status =
-        d->table && d->ints ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory");
+        d->table && d->ints && d->changed ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory");
     if (status == WEFT_OK) status = open_graph(d, 1, 1, &first);
+    if (status == WEFT_OK) status = open_step(d);
     if (status != WEFT_OK) {
         weft_decoder_close(d);
         return status;
@@ -222,6 +262,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
 }
 
 int32_t *weft_decoder_table(weft_decoder *d, int32_t slot) {
+    d->changed[slot] = true;
     return d->table + slot * d->table_pages;
 }
 
@@ -243,10 +284,65 @@ static weft_status read_logits(const row_graph *g, int64_t count, float *logits)
     return status;
 }
 
+int64_t weft_decoder_rows(const weft_decoder *d) {
+    return d->step ? WEFT_DECODER_ROWS_MAX : WEFT_DECODER_ROWS;
+}
+
+bool weft_decoder_picks(const weft_decoder *d) {
+    return d->step != NULL;
+}
+
+int64_t weft_decoder_phases(const weft_decoder *d) {
+    return d->step ? d->steps->phases(d->step) : 0;
+}
+
+double weft_decoder_phase_seconds(const weft_decoder *d) {
+    return d->step && d->steps->phase_seconds ? d->steps->phase_seconds(d->step) : 0;
+}
+
+weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n) {
+    weft_step_rows step = {.count = n};
+    for (int64_t r = 0; r < n; r++) {
+        int32_t slot = rows[r].slot, token = rows[r].token;
+        if (token < -WEFT_STEP_ROWS || token >= d->model->config.vocab_size)
+            return weft_fail(WEFT_EINPUT, "generate: token %d, but the model knows 0 to %lld",
+                             (int)token, (long long)d->model->config.vocab_size - 1);
+        step.token[r] = token;
+        step.position[r] = rows[r].position;
+        step.slot[r] = slot;
+        if (d->changed[slot]) d->steps->set_pages(d->step, slot, d->table + slot * d->table_pages);
+        d->changed[slot] = false;
+    }
+    return d->steps->start(d->step, &step);
+}
+
+weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
+    return d->steps->finish(d->step, tokens);
+}
+
+/* Rows that are wanted beside each other are copied at once. */
+weft_status weft_decoder_run_picking(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                     float *logits, int32_t *picked) {
+    WEFT_TRY(weft_decoder_begin(d, rows, n));
+    WEFT_TRY(weft_decoder_end(d, picked));
+    for (int64_t r = 0; r < n;) {
+        int64_t first = r;
+        while (r < n && rows[r].wanted)
+            r++;
+        if (r > first) WEFT_TRY(d->steps->logits(d->step, first, r - first, logits));
+        logits += (r - first) * d->model->config.vocab_size;
+        r += r == first;
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits) {
-    if (n < 1 || (n > WEFT_DECODER_ROWS && n != WEFT_DECODER_BLOCK))
+    if (n < 1 || (n > weft_decoder_rows(d) && n != WEFT_DECODER_BLOCK))
         return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
+    int32_t picked[WEFT_DECODER_ROWS_MAX];
+    if (d->step && n != WEFT_DECODER_BLOCK)
+        return weft_decoder_run_picking(d, rows, n, logits, picked);
     int64_t room = round_rows(n), count = 0;
     int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;
     int32_t *wanted = slot + room;
@@ -311,5 +407,6 @@ int64_t weft_decoder_page_bytes(const weft_decoder *d) {
 }
 
 int64_t weft_decoder_weight_bytes(const weft_decoder *d) {
+    if (d->step) return d->steps->weight_bytes(d->step);
     return weft_generation_weights_bytes(d->weights);
 }

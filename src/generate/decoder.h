@@ -18,9 +18,10 @@ typedef struct {
     bool wanted; /* its logits are */
 } weft_decoder_row;
 
-/* Rows of a run. Up to WEFT_DECODER_ROWS a row's bits do not depend on how many there are; one run of
- * exactly WEFT_DECODER_BLOCK rows goes through the products of training, and has bits of its own. */
-enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_BLOCK = 256 };
+/* Rows of a run. Up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
+ * WEFT_DECODER_ROWS_MAX, a row's bits do not depend on how many there are; one run of exactly
+ * WEFT_DECODER_BLOCK rows goes through the products of training, and has bits of its own. */
+enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = 64, WEFT_DECODER_BLOCK = 256 };
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out);
@@ -33,6 +34,23 @@ int64_t weft_decoder_table_pages(const weft_decoder *d);
 /* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits);
+
+int64_t weft_decoder_rows(const weft_decoder *d);
+
+/* The likeliest token of each row, of bit-equal ones the lowest: where the backend runs a step in one
+ * launch (ops/step.h) nothing else needs to come back to the host. A token of -1 - i is the one that
+ * the run before picked in its row i. Up to two runs may be under way: what was begun is ended in
+ * order, before anything else is asked of the decoder. */
+bool weft_decoder_picks(const weft_decoder *d); /* false: these are not there */
+weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n);
+weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);
+/* weft_decoder_run, and what was picked. */
+weft_status weft_decoder_run_picking(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                     float *logits, int32_t *picked);
+/* Phases of such a step, between which the whole device meets, and the seconds of one in which nothing
+ * is done, measured now; 0: it goes operation by operation. */
+int64_t weft_decoder_phases(const weft_decoder *d);
+double weft_decoder_phase_seconds(const weft_decoder *d);
 
 /* What a sequence keeps beside its pages: its bytes, and copies out of and into a slot. */
 int64_t weft_decoder_state_bytes(const weft_decoder *d);

@@ -36,7 +36,15 @@ typedef struct {
     weft_sampled *made;
     int64_t n_made, n_taken, made_room;
     int64_t shared;
+    uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
 } sequence;
+
+/* A run under way, whose tokens are picked on the device: whose its rows are. */
+typedef struct {
+    int n;
+    int64_t id[WEFT_DECODER_ROWS_MAX];
+    uint32_t epoch[WEFT_DECODER_ROWS_MAX];
+} flight;
 
 struct weft_generator {
     weft_decoder *decoder;
@@ -47,9 +55,11 @@ struct weft_generator {
     sequence **list; /* by id */
     int64_t n_list, list_room, next_id;
     bool *slot_used;
-    float *logits; /* [WEFT_DECODER_ROWS, V] */
+    int64_t rows;  /* of a run, at most: weft_decoder_rows */
+    float *logits; /* [rows, V] */
     void *scratch; /* for sampling */
     void *state;   /* of a sequence */
+    flight ahead;  /* n = 0: none */
     weft_generator_stats stats;
 };
 
@@ -109,7 +119,8 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     if (status == WEFT_OK) {
         g->state_bytes = weft_decoder_state_bytes(g->decoder);
         g->slot_used = calloc((size_t)l.sequences, sizeof *g->slot_used);
-        g->logits = malloc((size_t)(WEFT_DECODER_ROWS * m->config.vocab_size) * sizeof *g->logits);
+        g->rows = weft_decoder_rows(g->decoder);
+        g->logits = malloc((size_t)(g->rows * m->config.vocab_size) * sizeof *g->logits);
         g->scratch = malloc(weft_sample_room(m->config.vocab_size));
         g->state = malloc((size_t)g->state_bytes + 1);
         if (!g->slot_used || !g->logits || !g->scratch || !g->state) status = no_memory();
@@ -275,6 +286,7 @@ static void give_back(weft_generator *g, sequence *s) {
     if (s->slot >= 0) g->slot_used[s->slot] = false;
     s->slot = -1;
     s->n_pages = s->n_sealed = s->n_computed = 0;
+    s->epoch++;
 }
 
 static void set_back(weft_generator *g, sequence *s) {
@@ -434,13 +446,17 @@ static void finish_sequence(weft_generator *g, sequence *s, weft_take how) {
     (void)g;
     s->state = SEQUENCE_DONE;
     s->end = how;
+    s->epoch++;
 }
 
-/* Draws the next token from a row's logits. */
-static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
-    weft_sampled made;
-    weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
-                g->scratch, &made);
+/* Whether a token of the sequence is more than the likeliest. */
+static bool needs_logits(const sequence *s) {
+    const weft_sampling *how = &s->sampling;
+    return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
+           how->top_logprobs > 0;
+}
+
+static weft_status take_token(weft_generator *g, sequence *s, weft_sampled made) {
     if (made.token == s->sampling.end_token) {
         finish_sequence(g, s, WEFT_TAKE_END);
         return WEFT_OK;
@@ -460,12 +476,20 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     return WEFT_OK;
 }
 
+/* Draws the next token from a row's logits. */
+static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
+    weft_sampled made;
+    weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
+                g->scratch, &made);
+    return take_token(g, s, made);
+}
+
 /* Rows of one run, and whose they are. */
 typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
     int64_t n;
-    sequence *of[WEFT_DECODER_ROWS]; /* sequences of the run, in order */
-    int64_t count[WEFT_DECODER_ROWS];
+    sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
+    int64_t count[WEFT_DECODER_ROWS_MAX];
     int n_of;
 } batch;
 
@@ -481,12 +505,27 @@ static void put_rows(batch *b, sequence *s, int64_t rows) {
     }
 }
 
-static weft_status run_batch(weft_generator *g, const batch *b) {
+/* Where the decoder picks the likeliest tokens itself, only the logits that are needed are wanted. */
+static weft_status run_rows(weft_generator *g, batch *b, int32_t *picked, bool *picks) {
+    *picks = weft_decoder_picks(g->decoder) && b->n != WEFT_DECODER_BLOCK;
+    if (!*picks) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
+    int64_t last = -1;
+    for (int i = 0; i < b->n_of; i++) {
+        last += b->count[i];
+        b->rows[last].wanted &= needs_logits(b->of[i]);
+    }
+    return weft_decoder_run_picking(g->decoder, b->rows, b->n, g->logits, picked);
+}
+
+static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
-    WEFT_TRY(weft_decoder_run(g->decoder, b->rows, b->n, g->logits));
-    int64_t row = 0;
+    int32_t picked[WEFT_DECODER_ROWS_MAX];
+    bool picks;
+    WEFT_TRY(run_rows(g, b, picked, &picks));
+    int64_t row = 0, last = -1;
     for (int i = 0; i < b->n_of; i++) {
         sequence *s = b->of[i];
+        last += b->count[i];
         s->n_computed += b->count[i];
         g->stats.prompt_tokens += b->count[i] - 1;
         WEFT_TRY(seal_pages(g, s));
@@ -494,7 +533,10 @@ static weft_status run_batch(weft_generator *g, const batch *b) {
             g->stats.prompt_tokens++;
             continue;
         }
-        WEFT_TRY(take_logits(g, s, g->logits + row++ * g->config.vocab_size));
+        if (picks && !needs_logits(s))
+            WEFT_TRY(take_token(g, s, (weft_sampled){.token = picked[last]}));
+        else
+            WEFT_TRY(take_logits(g, s, g->logits + row++ * g->config.vocab_size));
     }
     return WEFT_OK;
 }
@@ -503,11 +545,11 @@ static bool wants_token(const sequence *s) {
     return s->state == SEQUENCE_RUNNING && s->n_computed + 1 == s->n_tokens;
 }
 
-/* A token for every sequence whose prompt is read, up to WEFT_DECODER_ROWS of them in a run. */
+/* A token for every sequence whose prompt is read, as many in a run as may be. */
 static weft_status run_decoding(weft_generator *g) {
     for (int64_t i = 0; i < g->n_list;) {
         int64_t first = i, chosen = 0;
-        for (; i < g->n_list && chosen < WEFT_DECODER_ROWS; i++)
+        for (; i < g->n_list && chosen < g->rows; i++)
             if (wants_token(g->list[i]))
                 chosen += find_pages(g, g->list[i], g->list[i]->n_computed + 1);
         /* Finding pages for one may have set another back. */
@@ -523,13 +565,13 @@ static weft_status run_decoding(weft_generator *g) {
 /* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
 static weft_status run_prompts(weft_generator *g) {
     batch b = {0};
-    for (int64_t i = 0; i < g->n_list && b.n < WEFT_DECODER_ROWS; i++) {
+    for (int64_t i = 0; i < g->n_list && b.n < g->rows; i++) {
         sequence *s = g->list[i];
         int64_t left = s->n_tokens - s->n_computed;
         if (s->state != SEQUENCE_RUNNING || left < 2) continue;
         bool block = s->n_computed + WEFT_DECODER_BLOCK <= block_end(s);
         if (block && b.n > 0) break;
-        int64_t rows = block ? WEFT_DECODER_BLOCK : WEFT_DECODER_ROWS - b.n;
+        int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b.n;
         rows = rows < left ? rows : left;
         if (!block) rows = rows_until_kept(g, s, rows);
         if (!find_pages(g, s, s->n_computed + rows)) continue;
@@ -540,10 +582,94 @@ static weft_status run_prompts(weft_generator *g) {
     return run_batch(g, &b);
 }
 
+static bool is_ahead(const weft_generator *g, const sequence *s) {
+    for (int i = 0; i < g->ahead.n; i++)
+        if (g->ahead.id[i] == s->id) return g->ahead.epoch[i] == s->epoch;
+    return false;
+}
+
+/* Where all that is to be done is the likeliest next token of sequences that run, the next run begins
+ * before the tokens of the last one are here: it takes them from the device's memory, and the host is
+ * never what a step waits for. A sequence that ends meanwhile has one row for nothing. */
+static bool may_go_ahead(const weft_generator *g) {
+    int64_t running = 0;
+    if (!weft_decoder_picks(g->decoder) || g->limits.slide) return false;
+    for (int64_t i = 0; i < g->n_list; i++) {
+        const sequence *s = g->list[i];
+        if (s->state == SEQUENCE_DONE) continue;
+        if (!wants_token(s) || needs_logits(s) || (g->ahead.n && !is_ahead(g, s))) return false;
+        running++;
+    }
+    return running > 0 && running <= g->rows;
+}
+
+/* Pages up to `end`, if there are free ones. */
+static bool has_pages(weft_generator *g, sequence *s, int64_t end) {
+    while (s->n_pages * PAGE < end) {
+        int32_t page = s->n_pages < g->table_pages ? weft_pages_take(g->pages) : -1;
+        if (page < 0) return false;
+        set_page(g, s, page);
+    }
+    return true;
+}
+
+/* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without
+ * one under way, the next of all that run. out->n = 0: there is nothing to begin. */
+static weft_status begin_ahead(weft_generator *g, flight *out) {
+    const flight *now = &g->ahead;
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    int64_t later = now->n ? 1 : 0, count = now->n ? now->n : g->n_list;
+    out->n = 0;
+    for (int64_t i = 0; i < count; i++) {
+        sequence *s = now->n ? find_sequence(g, now->id[i]) : g->list[i];
+        if (!s || s->state != SEQUENCE_RUNNING || (now->n && s->epoch != now->epoch[i])) continue;
+        if (s->n_tokens + later >= s->stop_at) continue;
+        if (!has_pages(g, s, s->n_computed + later + 1)) {
+            out->n = 0;
+            return WEFT_OK;
+        }
+        rows[out->n] =
+            (weft_decoder_row){.token = now->n ? -1 - (int32_t)i : s->tokens[s->n_computed],
+                               .position = (int32_t)(s->n_computed + later),
+                               .slot = s->slot};
+        out->id[out->n] = s->id;
+        out->epoch[out->n++] = s->epoch;
+    }
+    return out->n ? weft_decoder_begin(g->decoder, rows, out->n) : WEFT_OK;
+}
+
+/* Takes the tokens of the run under way. */
+static weft_status end_ahead(weft_generator *g) {
+    int32_t tokens[WEFT_DECODER_ROWS_MAX];
+    flight now = g->ahead;
+    g->ahead.n = 0;
+    WEFT_TRY(weft_decoder_end(g->decoder, tokens));
+    for (int i = 0; i < now.n; i++) {
+        sequence *s = find_sequence(g, now.id[i]);
+        if (!s || s->state != SEQUENCE_RUNNING || s->epoch != now.epoch[i]) continue;
+        s->n_computed++;
+        WEFT_TRY(seal_pages(g, s));
+        WEFT_TRY(take_token(g, s, (weft_sampled){.token = tokens[i]}));
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_generator_step(weft_generator *g) {
+    flight next = {0};
+    if (g->ahead.n) {
+        if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
+        weft_status status = end_ahead(g);
+        g->ahead = next;
+        if (next.n || status != WEFT_OK) return status;
+        admit(g);
+        return run_prompts(g);
+    }
     admit(g);
     WEFT_TRY(run_decoding(g));
-    return run_prompts(g);
+    WEFT_TRY(run_prompts(g));
+    if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
+    g->ahead = next;
+    return WEFT_OK;
 }
 
 weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token) {

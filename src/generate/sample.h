@@ -21,6 +21,7 @@ typedef struct {
     uint32_t sample; /* several samples of one seed: their numbers */
     int64_t max_tokens;
     int32_t end_token; /* ends the text; -1: none */
+    bool token_only;   /* no logprob is needed: it may be 0, and then less comes back from a GPU */
     int top_logprobs;  /* alternatives to report for each token, WEFT_TOP_MAX at most */
 } weft_sampling;
 

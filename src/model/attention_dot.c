@@ -2,6 +2,7 @@
  * config asks for fewer. One projection makes queries, keys and values, and attention reads them
  * where they lie. */
 #include "model/builder.h"
+#include "model/step.h"
 #include "ops/linear.h"
 
 #include <math.h>
@@ -27,9 +28,27 @@ static int list_cache(const weft_config *c, weft_cache_part *parts) {
     return 2;
 }
 
+static bool step_form(const weft_config *c, weft_step_form *form) {
+    form->kv_heads = weft_config_kv_heads(c);
+    form->dqk = form->dv = weft_config_head_dim(c);
+    return true;
+}
+
+static weft_status step_layer(const weft_step_source *s, float *heads, float *bias, float *out,
+                              float *scale, float *beta) {
+    (void)beta;
+    for (int64_t h = 0; h < s->form->heads; h++)
+        scale[h] = (float)(1 / sqrt((double)s->form->dqk));
+    WEFT_TRY(weft_step_read(s, "attn.qkv.weight", heads));
+    WEFT_TRY(weft_step_read_optional(s, "attn.qkv.bias", bias));
+    return weft_step_read(s, "attn.out.weight", out);
+}
+
 const weft_attention_kind weft_attention_dot = {
     .build = build_dot,
     .cache = list_cache,
+    .step = step_form,
+    .step_layer = step_layer,
     .shares_heads = true,
     .biased = true,
 };

@@ -8,6 +8,7 @@
  * `overlap` scores by the logarithm of two Gaussians' overlap: means divided by the root of the
  * deviation, and the deviation's logarithm in the key's number. */
 #include "model/builder.h"
+#include "model/step.h"
 #include "ops/arith.h"
 #include "ops/gaussian.h"
 #include "ops/linear.h"
@@ -71,4 +72,33 @@ static int list_cache(const weft_config *c, weft_cache_part *parts) {
     return 2;
 }
 
-const weft_attention_kind weft_attention_w2 = {.build = build_w2, .cache = list_cache};
+static bool step_form(const weft_config *c, weft_step_form *form) {
+    form->dv = weft_config_head_dim(c);
+    form->dqk = 2 * form->dv;
+    form->gaussian = true;
+    return c->w2_kernel == WEFT_KERNEL_W2;
+}
+
+static weft_status step_layer(const weft_step_source *s, float *heads, float *bias, float *out,
+                              float *scale, float *beta) {
+    const weft_step_form *f = s->form;
+    const weft_config *c = &s->model->config;
+    int64_t columns = f->heads * f->dqk, numbers = columns * f->width;
+    double width = (double)f->dv, tau = c->w2_tau > 0 ? c->w2_tau : 2 * sqrt(width);
+    if (c->w2_tau_learned) WEFT_TRY(weft_step_read(s, "attn.log_tau", scale));
+    for (int64_t h = 0; h < f->heads; h++) {
+        double own = (c->w2_tau_learned ? exp((double)scale[h]) : tau) + TAU_EPS;
+        scale[h] = (float)(2 / own);
+        beta[h] = (float)(-1 / own);
+    }
+    WEFT_TRY(weft_step_read(s, "attn.q.weight", heads));
+    WEFT_TRY(weft_step_read(s, "attn.k.weight", heads + numbers));
+    WEFT_TRY(weft_step_read(s, "attn.v.weight", heads + 2 * numbers));
+    WEFT_TRY(weft_step_read_optional(s, "attn.q.bias", bias));
+    WEFT_TRY(weft_step_read_optional(s, "attn.k.bias", bias + columns));
+    WEFT_TRY(weft_step_read_optional(s, "attn.v.bias", bias + 2 * columns));
+    return weft_step_read(s, "attn.out.weight", out);
+}
+
+const weft_attention_kind weft_attention_w2 = {
+    .build = build_w2, .cache = list_cache, .step = step_form, .step_layer = step_layer};

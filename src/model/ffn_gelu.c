@@ -13,4 +13,5 @@ static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
     return weft_gelu(b->g, before);
 }
 
-const weft_ffn_kind weft_ffn_gelu = {.build = build_gelu, .out = "ffn.proj", .biased = true};
+const weft_ffn_kind weft_ffn_gelu = {
+    .build = build_gelu, .in = "ffn.fc", .out = "ffn.proj", .biased = true};

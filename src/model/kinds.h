@@ -9,8 +9,10 @@
 #include "core/graph.h"
 #include "ops/attention.h"
 #include "ops/cache.h"
+#include "ops/step.h"
 
 struct builder;
+struct weft_step_source;
 
 typedef struct {
     /* Heads' outputs o [B, T, H, D] from x [B, T, E], before gate and output projection: makes the
@@ -23,6 +25,13 @@ typedef struct {
     int (*cache)(const weft_config *c, weft_cache_part *parts);
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
     int64_t (*turned)(const weft_config *c);
+    /* Its form in steps of one launch (ops/step.h): sizes, and whether they are Gaussian or joint;
+     * false: it has none. NULL: never. */
+    bool (*step)(const weft_config *c, weft_step_form *form);
+    /* A layer's matrices in that form, rows of columns: heads [H dqk + KV (dqk + dv), E], its bias,
+     * which is 0, and out [E, H dv]; scale and beta [H]. */
+    weft_status (*step_layer)(const struct weft_step_source *s, float *heads, float *bias,
+                              float *out, float *scale, float *beta);
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
     bool biased;       /* with GPT2_BIAS its projections have biases */
     bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
@@ -39,6 +48,8 @@ typedef struct {
     int64_t (*unit)(const weft_config *c);
     /* Whether one of its losses compares all the sequences of a step; NULL: none does. */
     bool (*contrasts)(const weft_config *c);
+    const char *in;  /* where all it does is a GELU between two matrices, the first one's name:
+                        "ffn.fc"; NULL: it does more */
     const char *out; /* the output projection's name: "ffn.proj" */
     bool biased;     /* with GPT2_BIAS the output projection has a bias */
 } weft_ffn_kind;

@@ -105,6 +105,7 @@ static weft_status start_choice(weft_worker *w, weft_job *j, int64_t i) {
     weft_sampling sampling = j->request.sampling;
     sampling.sample = (uint32_t)(i % j->request.n);
     sampling.end_token = j->end_token;
+    sampling.token_only = !j->request.logprobs;
     WEFT_TRY(weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream));
     return weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
 }

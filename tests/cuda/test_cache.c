@@ -105,6 +105,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
                               .context = f->context,
                               .turns = d->turns,
                               .turned = f->turned,
+                              .law = WEFT_ROPE_USUAL,
                               .gaussian = f->gaussian,
                               .squares = f->squares,
                               .weights = f->weights};

@@ -1,0 +1,362 @@
+/* Attention of a step (step_kernel.cuh): runs of keys, a warp each, and their joining. */
+#ifndef WEFT_CUDA_DECODE_STEP_ATTEND_CUH
+#define WEFT_CUDA_DECODE_STEP_ATTEND_CUH
+
+#include "cuda/decode/step_problem.cuh"
+
+/* Keys of a run: from the row's own position alone. */
+__device__ __host__ static inline int step_run_keys(const step_problem &p, int position) {
+    return position < STEP_SHORT ? p.run_keys[0] : p.run_keys[1];
+}
+
+struct step_run {
+    int r, g, run, place; /* row, key head; of the runs that are seen, and of all */
+    int keys, position, first, end;
+    int skip, page; /* pages before the first leaf; of the run's pages, the lane's */
+};
+
+__device__ static inline uint4 step_read(const unsigned short *from, bool there) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (there) v = __ldcg((const uint4 *)from);
+    return v;
+}
+
+__device__ static inline float step_squares(uint4 v) {
+    float a = step_low(v.x), b = step_high(v.x), c = step_low(v.y), d = step_high(v.y);
+    float e = step_low(v.z), f = step_high(v.z), g = step_low(v.w), h = step_high(v.w);
+    return ((a * a + b * b) + (c * c + d * d)) + ((e * e + f * f) + (g * g + h * h));
+}
+
+/* The ring: units of 16 keys or values, of each lane those of tokens lane / 4
+ * and + 8, numbers 32 d + 8 (lane % 4) to + 7. A leaf is two units of keys,
+ * then two of values. */
+template <int MT, int DQ, int DV> struct step_units {
+    static constexpr int SIZE = 2 * (DQ > DV ? DQ : DV); /* places of a unit */
+    static constexpr int COUNT = step_shape<MT>::PLACES / SIZE;
+};
+
+template <int MT, int DQ, int DV>
+__device__ static inline void step_fetch_unit(const step_problem &p, const step_phase &f,
+                                              const step_run &t, int unit, int units, uint4 *to) {
+    int lane = threadIdx.x % 32, half = unit / 4 * 2 + unit % 2; /* which 16 keys of the run */
+    int page = __shfl_sync(0xffffffffu, t.page, t.skip + half);
+    if (unit < units) {
+        bool value = unit % 4 >= 2;
+        int key = (t.place * t.keys + 16 * (t.skip + half)) + lane / 4;
+        const char *pages = value ? f.values + page * p.value_bytes : f.keys + page * p.key_bytes;
+        int width = value ? 32 * DV : 32 * DQ;
+        const unsigned short *from =
+            (const unsigned short *)pages + (t.g * 16 + lane / 4) * width + lane % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            bool there = key + 8 * n >= t.first && key + 8 * n < t.end;
+#pragma unroll
+            for (int d = 0; d < (DQ > DV ? DQ : DV); d++)
+                if (d < (value ? DV : DQ))
+                    step_copy_or_zero(to + (n * (value ? DV : DQ) + d) * STEP_THREADS,
+                                      from + n * 8 * width + 32 * d, there);
+        }
+    }
+    step_commit();
+}
+
+/* The largest of a row's four lanes, and their sum. */
+__device__ static inline float step_quad_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+__device__ static inline float step_quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+/* S = Q Kᵀ of 16 keys: c[n] has keys 8 n + 2 (lane % 4) + e % 2 of heads lane /
+ * 4 + 8 (e / 2). */
+template <int DQ, bool GAUSSIAN>
+__device__ static inline void step_score(const step_problem &p, const step_phase &f,
+                                         const step_run &t, int first, const uint4 *keys,
+                                         const step_words (&high)[DQ], const step_words (&low)[DQ],
+                                         float (*c)[4], float *number) {
+    int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float squares = 0;
+#pragma unroll
+        for (int d = 0; d < DQ; d++) {
+            uint4 k = keys[(n * DQ + d) * STEP_THREADS];
+            step_multiply(*(float(*)[4])c[n], high[d], low[d], 0, k.x, k.y);
+            step_multiply(*(float(*)[4])c[n], high[d], low[d], 1, k.z, k.w);
+            if (GAUSSIAN) squares += step_squares(k);
+        }
+        if (!GAUSSIAN) continue;
+        number[n] = step_quad_sum(squares);
+        int key = first + 8 * n + row;
+        int behind = t.position - key;
+        if (behind == 0 && quarter == 0)
+            ((float *)(step_page(p, f.keys, p.key_bytes, t.r, key) +
+                       p.numbers))[t.g * 16 + key % 16] = number[n];
+    }
+}
+
+/* From products to exponentials under the largest of the row so far; `most` and
+ * `all` move on, and what was summed before has to be multiplied by `keep`. */
+template <bool GAUSSIAN>
+__device__ static inline void step_weigh(const step_run &t, int leaf, const float (&scale)[2],
+                                         const float (&beta)[2], const float (&number)[4],
+                                         float (&c)[4][4], float (&most)[2], float (&all)[2],
+                                         float (&keep)[2]) {
+    int quarter = threadIdx.x % 4;
+    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    bool whole = leaf >= t.first && leaf + STEP_LEAF <= t.end;
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int key = leaf + 8 * n + 2 * quarter + e % 2;
+            float v = c[n][e] * scale[e / 2];
+            if (GAUSSIAN)
+                v = fmaf(__shfl_sync(0xffffffffu, number[n], (2 * quarter + e % 2) * 4),
+                         beta[e / 2], v);
+            if (!whole && (key < t.first || key >= t.end)) v = -INFINITY;
+            c[n][e] = v;
+            top[e / 2] = fmaxf(top[e / 2], v);
+        }
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        float now = fmaxf(most[e], step_quad_max(top[e]));
+        keep[e] = step_power(most[e] - now);
+        most[e] = now;
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            c[n][e] = step_power(c[n][e] - most[e / 2]);
+            sum[e / 2] += c[n][e];
+        }
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+        all[e] = fmaf(all[e], keep[e], step_quad_sum(sum[e]));
+}
+
+/* o += P V of 16 keys, P being words of c[0] and c[1]: o[d][i] has columns 32 d
+ * + 8 (lane % 4) + 2 i + e % 2. */
+template <int DV>
+__device__ static inline void step_sum_values(const uint4 *values, const float (*c)[4],
+                                              float (&o)[DV][4][4]) {
+    unsigned a[4] = {step_pack(c[0][0], c[0][1]), step_pack(c[0][2], c[0][3]),
+                     step_pack(c[1][0], c[1][1]), step_pack(c[1][2], c[1][3])};
+#pragma unroll
+    for (int d = 0; d < DV; d++) {
+        uint4 v = values[d * STEP_THREADS], w = values[(DV + d) * STEP_THREADS];
+        step_mma(o[d][0], a[0], a[1], a[2], a[3], step_turn(v.x), step_turn(w.x));
+        step_mma(o[d][1], a[0], a[1], a[2], a[3], step_turn(v.y), step_turn(w.y));
+        step_mma(o[d][2], a[0], a[1], a[2], a[3], step_turn(v.z), step_turn(w.z));
+        step_mma(o[d][3], a[0], a[1], a[2], a[3], step_turn(v.w), step_turn(w.w));
+    }
+}
+
+template <int DQ>
+__device__ static inline step_words step_read_query(const step_problem &p, const step_run &t, int h,
+                                                    int d) {
+    const unsigned short *q = p.query + ((long long)t.r * p.heads + t.g * p.group + h) * 32 * DQ;
+    uint4 v = step_read(q + 32 * d + threadIdx.x % 4 * 8, h < p.group);
+    return step_words{{v.x, v.y, v.z, v.w}};
+}
+
+template <int DV>
+__device__ static void step_write_part(const step_problem &p, const step_run &t,
+                                       const float (&o)[DV][4][4], const float (&most)[2],
+                                       const float (&all)[2]) {
+    int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int h = row + 8 * e;
+        if (h >= p.group) continue;
+        float *to = p.parts + (((long long)t.r * p.heads + t.g * p.group + h) * p.runs + t.run) *
+                                  (32 * DV + STEP_LINE);
+#pragma unroll
+        for (int d = 0; d < DV; d++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                *(float2 *)(to + 32 * d + 8 * quarter + 2 * i) =
+                    make_float2(o[d][i][2 * e], o[d][i][2 * e + 1]);
+        if (quarter == 0) *(float2 *)(to + 32 * DV) = make_float2(most[e], all[e]);
+    }
+}
+
+template <int MT, int DQ, int DV>
+__device__ static void step_attend_run(const step_problem &p, const step_phase &f,
+                                       const step_run &t, uint4 *ring) {
+    constexpr int UNITS = step_units<MT, DQ, DV>::COUNT, SIZE = step_units<MT, DQ, DV>::SIZE;
+    constexpr bool GAUSSIAN = DQ != DV; /* of means and deviations, as wide again as a value */
+    int row = threadIdx.x % 32 / 4, begin = t.place * t.keys + 16 * t.skip;
+    int leaves = (t.end - begin + STEP_LEAF - 1) / STEP_LEAF, units = 4 * leaves, place = 0;
+    step_words high[DQ], low[DQ];
+    float scale[2] = {0, 0}, beta[2] = {0, 0}, o[DV][4][4] = {};
+    float most[2] = {-INFINITY, -INFINITY}, all[2] = {0, 0}, c[4][4], number[4];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        step_fetch_unit<MT, DQ, DV>(p, f, t, u, units, ring + u * SIZE * STEP_THREADS);
+#pragma unroll
+    for (int d = 0; d < DQ; d++) {
+        high[d] = step_read_query<DQ>(p, t, row, d);
+        low[d] = step_read_query<DQ>(p, t, row + 8, d);
+    }
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int h = row + 8 * e;
+        if (h >= p.group) continue;
+        scale[e] = __ldg(f.scale + t.g * p.group + h);
+        if (GAUSSIAN) beta[e] = __ldg(f.beta + t.g * p.group + h);
+    }
+#pragma unroll 1
+    for (int leaf = 0; leaf < leaves; leaf++) {
+        int first = begin + leaf * STEP_LEAF;
+#pragma unroll
+        for (int which = 0; which < 4; which++) {
+            uint4 *unit = ring + place * SIZE * STEP_THREADS;
+            step_wait<UNITS - 1>();
+            if (which == 0)
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    c[n][0] = c[n][1] = c[n][2] = c[n][3] = number[n] = 0;
+            if (which < 2)
+                step_score<DQ, GAUSSIAN>(p, f, t, first + 16 * which, unit, high, low,
+                                         c + 2 * which, number + 2 * which);
+            if (which == 1) {
+                float keep[2];
+                step_weigh<GAUSSIAN>(t, first, scale, beta, number, c, most, all, keep);
+#pragma unroll
+                for (int d = 0; d < DV; d++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++)
+                            o[d][i][e] *= keep[e / 2];
+            }
+            if (which >= 2) step_sum_values<DV>(unit, c + 2 * (which - 2), o);
+            step_fetch_unit<MT, DQ, DV>(p, f, t, 4 * leaf + which + UNITS, units, unit);
+            place = place + 1 == UNITS ? 0 : place + 1;
+        }
+    }
+    step_write_part<DV>(p, t, o, most, all);
+}
+
+/* Runs are dealt out to the warps of all blocks in turn, so that few of them
+ * spread over all. */
+template <int MT, int DQ, int DV>
+__device__ static void step_attend(const step_problem &p, const step_phase &f, uint4 *ring) {
+    int lane = threadIdx.x % 32;
+    int warp = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+    int items = p.rows * p.kv_heads * p.runs, warps = (int)gridDim.x * STEP_WARPS;
+    for (int item = warp; item < items; item += warps) {
+        step_run t;
+        t.r = item / p.runs / p.kv_heads;
+        t.g = item / p.runs % p.kv_heads;
+        t.run = item % p.runs;
+        t.position = p.position[t.r];
+        t.keys = step_run_keys(p, t.position);
+        int seen = max(0, t.position + 1 - p.context);
+        t.place = t.run + seen / t.keys;
+        t.first = max(t.place * t.keys, seen);
+        t.end = min((t.place + 1) * t.keys, t.position + 1);
+        if (t.first >= t.end) continue;
+        t.skip = (t.first - t.place * t.keys) / STEP_LEAF * (STEP_LEAF / 16);
+        t.page = 0;
+        int j = t.place * t.keys + 16 * lane;
+        if (lane < t.keys / 16 && j + 16 > t.first && j < t.end)
+            t.page =
+                __ldg(p.pages + (long long)p.slot[t.r] * p.table_pages + j / 16 % p.table_pages);
+        step_attend_run<MT, DQ, DV>(p, f, t, ring);
+    }
+}
+
+/* Runs of a row. */
+__device__ static inline int step_runs(const step_problem &p, int position) {
+    int keys = step_run_keys(p, position), seen = max(0, position + 1 - p.context);
+    return position / keys - seen / keys + 1;
+}
+
+/* Four columns of a head of a row from its runs, one after the other, as bf16.
+ */
+__device__ static inline uint2 step_join_few(const step_problem &p, int r, int head, int column,
+                                             int runs) {
+    int line = p.dv + STEP_LINE;
+    const float *from = p.parts + ((long long)r * p.heads + head) * p.runs * line;
+    float top = -INFINITY, all = 0;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+    for (int j = 0; j < runs; j++)
+        top = fmaxf(top, __ldcg(from + j * line + p.dv));
+#pragma unroll 8
+    for (int j = 0; j < runs; j++) {
+        float4 v = __ldcg((const float4 *)(from + j * line + column));
+        float2 w = __ldcg((const float2 *)(from + j * line + p.dv));
+        float factor = step_power(w.x - top);
+        all = fmaf(w.y, factor, all);
+        sum.x = fmaf(v.x, factor, sum.x), sum.y = fmaf(v.y, factor, sum.y);
+        sum.z = fmaf(v.z, factor, sum.z), sum.w = fmaf(v.w, factor, sum.w);
+    }
+    float inverse = 1 / all;
+    uint2 words;
+    words.x = step_pack(sum.x * inverse, sum.y * inverse);
+    words.y = step_pack(sum.z * inverse, sum.w * inverse);
+    return words;
+}
+
+/* The same of many runs: a warp has 16 columns, and its lanes share out the
+ * runs. */
+__device__ static void step_join_many(const step_problem &p, int r, int head, int piece, int runs) {
+    enum { ACROSS = 4 };
+    int lane = threadIdx.x % 32, column = (piece * ACROSS + lane % ACROSS) * 4;
+    int line = p.dv + STEP_LINE;
+    const float *from = p.parts + ((long long)r * p.heads + head) * p.runs * line;
+    float top = -INFINITY, all = 0;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int j = lane; j < runs; j += 32)
+        top = fmaxf(top, __ldcg(from + (long long)j * line + p.dv));
+    top = step_max(top);
+#pragma unroll 8
+    for (int j = lane / ACROSS; j < runs; j += 32 / ACROSS) {
+        float4 v = __ldcg((const float4 *)(from + (long long)j * line + column));
+        float2 w = __ldcg((const float2 *)(from + (long long)j * line + p.dv));
+        float factor = step_power(w.x - top);
+        all = fmaf(w.y, factor, all);
+        sum.x = fmaf(v.x, factor, sum.x), sum.y = fmaf(v.y, factor, sum.y);
+        sum.z = fmaf(v.z, factor, sum.z), sum.w = fmaf(v.w, factor, sum.w);
+    }
+#pragma unroll
+    for (int step = ACROSS; step < 32; step *= 2) {
+        all += __shfl_xor_sync(0xffffffffu, all, step);
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
+        sum.z += __shfl_xor_sync(0xffffffffu, sum.z, step);
+        sum.w += __shfl_xor_sync(0xffffffffu, sum.w, step);
+    }
+    if (lane >= ACROSS) return;
+    float inverse = 1 / all;
+    uint2 words;
+    words.x = step_pack(sum.x * inverse, sum.y * inverse);
+    words.y = step_pack(sum.z * inverse, sum.w * inverse);
+    *(uint2 *)(p.found + ((long long)r * p.heads + head) * p.dv + column) = words;
+}
+
+__device__ static void step_join(const step_problem &p) {
+    int pieces = p.dv / 16, warp = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x);
+    for (int item = warp; item < p.rows * p.heads * pieces; item += (int)gridDim.x * STEP_WARPS) {
+        int r = item / pieces / p.heads, runs = step_runs(p, p.position[r]);
+        if (runs > STEP_FEW_RUNS)
+            step_join_many(p, r, item / pieces % p.heads, item % pieces, runs);
+    }
+    int first = (int)(blockIdx.x * STEP_THREADS + threadIdx.x);
+    for (int e = first; e < p.rows * p.heads * p.dv / 4; e += (int)gridDim.x * STEP_THREADS) {
+        int head = 4 * e / p.dv, r = head / p.heads, runs = step_runs(p, p.position[r]);
+        if (runs <= STEP_FEW_RUNS)
+            *(uint2 *)(p.found + 4 * (long long)e) =
+                step_join_few(p, r, head % p.heads, 4 * e % p.dv, runs);
+    }
+}
+
+#endif

@@ -1,0 +1,91 @@
+/* A step of generation in one launch, for the models whose layers are queries, keys and values by one
+ * product, attention over pages (ops/cache.h), and three products around the residual stream. A
+ * backend that has it runs rows of tokens through all layers without coming back to the host; every
+ * other model goes operation by operation.
+ *
+ * Weights are bf16 and inputs of products are rounded to bf16; sums, norms and the residual stream are
+ * f32. A row's bits depend on its sequence alone. */
+#ifndef WEFT_OPS_STEP_H
+#define WEFT_OPS_STEP_H
+
+#include "core/exec.h"
+
+enum { WEFT_STEP_ROWS = 64 /* of a step, at most */, WEFT_STEP_COLUMNS = 8, WEFT_STEP_CHUNK = 32 };
+
+/* y = x wᵀ (+ bias): w [columns, depth] in the order in which it is multiplied (weft_step_pack). */
+typedef struct {
+    int64_t columns, depth; /* depth: a multiple of WEFT_STEP_CHUNK */
+    uint16_t *weights;      /* bf16 */
+    float *bias;            /* [columns] or NULL */
+} weft_step_matrix;
+
+/* What does not change from layer to layer. */
+typedef struct {
+    int64_t layers, width, hidden, vocab;
+    int64_t heads, kv_heads, dqk, dv;
+    bool gaussian; /* the second half of a query and of a key is σ = softplus(ρ), and keys have a
+                      number n = ‖k‖² in their pages */
+    bool joint;    /* values are the keys */
+    bool rms;      /* RMSNorm in place of LayerNorm */
+    double eps;
+    int64_t slots, context, table_pages; /* as in weft_cached_shape */
+} weft_step_form;
+
+/* Host memory, all of it malloc'd, but for keys and values. A norm's gain and offset are part of the
+ * product behind it: w diag(gain), and w offset in its bias. */
+typedef struct {
+    weft_step_matrix heads;    /* queries [H dqk], keys [KV dqk], values [KV dv, unless joint] */
+    weft_step_matrix out;      /* of what is found, [H dv] */
+    weft_step_matrix in, back; /* of the feed-forward, a GELU between them */
+    float *scale, *beta;       /* [H]: score = scale ⟨q, k⟩ + beta n; beta NULL: none */
+    void *keys, *values;       /* the backend's memory: pages */
+} weft_step_layer;
+
+typedef struct {
+    weft_step_form form;
+    weft_step_layer *layer;
+    weft_step_matrix head;
+    /* The backend's memory, f32 or bf16: embeddings [V, E], and those of positions or NULL. */
+    const void *table, *place;
+    weft_dtype table_dtype, place_dtype;
+} weft_step_model;
+
+/* Rows of a step, in the order that ops/cache.h asks for. */
+typedef struct {
+    int64_t count;
+    int32_t token[WEFT_STEP_ROWS]; /* -1 - i: the one that the step before picked in its row i */
+    int32_t position[WEFT_STEP_ROWS], slot[WEFT_STEP_ROWS];
+} weft_step_rows;
+
+typedef struct weft_step_backend {
+    /* Whether the sizes are such that it can. */
+    bool (*suits)(const weft_step_form *form);
+    /* Copies the weights; the model may be freed afterwards. */
+    weft_status (*open)(const weft_step_model *m, void **step);
+    void (*close)(void *step);
+    /* Row `slot` of the table of pages. */
+    void (*set_pages)(void *step, int64_t slot, const int32_t *pages);
+    /* Starts a step; at most two may be under way. */
+    weft_status (*start)(void *step, const weft_step_rows *rows);
+    /* Waits for the oldest step under way: the likeliest token of each row, of bit-equal ones the
+     * lowest. */
+    weft_status (*finish)(void *step, int32_t *tokens);
+    /* The logits of rows `first` to `first + count - 1` of the step that was finished last, none
+     * being under way. */
+    weft_status (*logits)(void *step, int64_t first, int64_t count, float *out);
+    int64_t (*phases)(const void *step); /* between which the whole device meets */
+    /* Seconds of a phase in which nothing is done, measured now, no step being under way; 0: it
+     * could not be. */
+    double (*phase_seconds)(void *step);
+    int64_t (*weight_bytes)(const void *step);
+} weft_step_backend;
+
+/* Numbers of a packed matrix, and w [columns, depth] as one: tiles of 8 columns; of each the chunks of
+ * 32 numbers; of each the eight numbers that lane 4 c + q of a warp multiplies, 8 q to 8 q + 7 of
+ * column c. Behind the last column zeros. */
+int64_t weft_step_packed(int64_t columns, int64_t depth);
+void weft_step_pack(const float *w, int64_t columns, int64_t depth, uint16_t *out);
+
+void weft_step_model_free(weft_step_model *m);
+
+#endif

@@ -1,0 +1,152 @@
+/* Steps of one launch (ops/step.h) on the GPU: the logits of the CPU's decoding with the same types of
+ * weights and caches, and the bits that a sequence has alone, however its rows are put together. */
+#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "generate/decoder.h"
+#include "support/step_forms.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { TIME = 300, SLOTS = 70 };
+
+static void need_gpu(void) {
+    if (weft_cuda_backend()) return;
+    printf("%s\n", weft_error_message());
+    skip();
+}
+
+static int64_t count_different(const float *a, const float *b, int64_t n) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        count += memcmp(a + i, b + i, sizeof *a) != 0;
+    return count;
+}
+
+static void test_a_step_equals_the_cpus(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_decoding cpu, gpu;
+    step_case_open(&c, f, TIME);
+    step_decoding_open(&cpu, &c, weft_cpu_backend(), 1, TIME);
+    step_decoding_open(&gpu, &c, weft_cuda_backend(), 1, TIME);
+    assert_true(weft_decoder_picks(gpu.decoder));
+    float *want = step_decode(&cpu, 0, c.tokens, TIME, 1),
+          *got = step_decode(&gpu, 0, c.tokens, TIME, 1);
+    double worst = 0, most = 0, squares = 0;
+    for (int64_t i = 0; i < TIME * cpu.vocab; i++) {
+        double off = fabs((double)got[i] - (double)want[i]);
+        if (!(off <= worst)) worst = off;
+        squares += off * off;
+        most = fmax(most, fabs((double)want[i]));
+    }
+    printf("%s: largest difference %.3g, in the mean %.3g, of logits up to %.3g\n", f->name, worst,
+           sqrt(squares / (double)(TIME * cpu.vocab)), most);
+    if (!(worst <= 2e-2 * fmax(1, most))) fail_msg("%s: %.3g off", f->name, worst);
+    free(want);
+    free(got);
+    step_decoding_close(&cpu);
+    step_decoding_close(&gpu);
+    free(c.tokens);
+}
+
+static void test_a_sequence_has_the_bits_that_it_has_alone(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_decoding one, all;
+    step_case_open(&c, f, TIME);
+    step_decoding_open(&one, &c, weft_cuda_backend(), 1, TIME);
+    step_decoding_open(&all, &c, weft_cuda_backend(), SLOTS, TIME);
+    float *want = step_decode(&one, 0, c.tokens, TIME, 1);
+    static const int64_t chunks[] = {7, 16, 17, 64};
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        float *got = step_decode(&all, (int32_t)i, c.tokens, TIME, chunks[i]);
+        int64_t off = count_different(want, got, TIME * one.vocab);
+        if (off)
+            fail_msg("%s: %lld numbers differ in runs of %lld rows", f->name, (long long)off,
+                     (long long)chunks[i]);
+        free(got);
+    }
+    /* 64 sequences at different positions, each with its own tokens but the last. */
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    float *logits = malloc((size_t)(WEFT_DECODER_ROWS_MAX * one.vocab) * sizeof *logits);
+    for (int64_t t = 0; t < TIME; t++) {
+        for (int32_t s = 0; s < 64; s++) {
+            int64_t at = s == 63 ? t : t / (s % 3 + 1);
+            rows[s] = (weft_decoder_row){c.tokens[s == 63 ? at : (at * (s + 2)) % TIME],
+                                         (int32_t)at, s + 4, true};
+        }
+        if (weft_decoder_run(all.decoder, rows, 64, logits) != WEFT_OK)
+            fail_msg("%s", weft_error_message());
+        int64_t off = count_different(want + t * one.vocab, logits + 63 * one.vocab, one.vocab);
+        if (off)
+            fail_msg("%s: %lld numbers differ among 64 at %lld", f->name, (long long)off,
+                     (long long)t);
+    }
+    free(logits);
+    free(want);
+    step_decoding_close(&one);
+    step_decoding_close(&all);
+    free(c.tokens);
+}
+
+/* Picked on the device and carried on there, tokens are those of the logits. */
+static void test_picked_tokens_are_the_likeliest(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_decoding d;
+    step_case_open(&c, f, TIME);
+    step_decoding_open(&d, &c, weft_cuda_backend(), 2, TIME);
+    enum { STEPS = 120 };
+    int32_t want[STEPS], got[2], token = c.tokens[0];
+    float *logits = malloc((size_t)d.vocab * sizeof *logits);
+    for (int32_t t = 0; t < STEPS; t++) {
+        weft_decoder_row row = {token, t, 0, true};
+        assert_int_equal(weft_decoder_run(d.decoder, &row, 1, logits), WEFT_OK);
+        token = 0;
+        for (int32_t n = 1; n < d.vocab; n++)
+            if (logits[n] > logits[token]) token = n;
+        want[t] = token;
+    }
+    weft_decoder_row row = {c.tokens[0], 0, 1, true};
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_OK);
+    for (int32_t t = 0; t < STEPS; t++) {
+        row = (weft_decoder_row){-1, t + 1, 1, true}; /* of its only row */
+        assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_OK);
+        assert_int_equal(weft_decoder_end(d.decoder, got), WEFT_OK);
+        if (got[0] != want[t])
+            fail_msg("%s: token %d is %d, the logits say %d", f->name, (int)t, (int)got[0],
+                     (int)want[t]);
+    }
+    assert_int_equal(weft_decoder_end(d.decoder, got), WEFT_OK);
+    free(logits);
+    step_decoding_close(&d);
+    free(c.tokens);
+}
+
+int main(void) {
+    struct CMUnitTest tests[3 * STEP_FORMS];
+    int n = 0;
+    const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
+    for (int i = 0; i < STEP_FORMS; i++) {
+        if (only && strcmp(only, step_forms[i].name) != 0) continue;
+        void *f = (void *)(uintptr_t)(step_forms + i);
+        tests[n++] = (struct CMUnitTest){"test_a_step_equals_the_cpus", test_a_step_equals_the_cpus,
+                                         NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_a_sequence_has_the_bits_that_it_has_alone",
+                                test_a_sequence_has_the_bits_that_it_has_alone, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){"test_picked_tokens_are_the_likeliest",
+                                         test_picked_tokens_are_the_likeliest, NULL, NULL, f};
+    }
+    return _cmocka_run_group_tests("step", tests, (size_t)n, NULL, NULL);
+}
