@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -27,12 +28,25 @@ static float tree(int64_t first, int64_t count, int64_t element) {
     return tree(first, left, element) + tree(first + left, count - left, element);
 }
 
-static void check_sum(model_run *r, int64_t count, int threads) {
+static void fill_bytes(void *to, int byte, int64_t bytes) {
+    memset(to, byte, (size_t)bytes);
+}
+
+/* The processor as a device whose memory is not the host's: sums are made by graphs on it. */
+static weft_backend apart(void) {
+    weft_backend b = *weft_cpu_backend();
+    b.name = "apart";
+    b.remote = true;
+    b.fill = fill_bytes;
+    return b;
+}
+
+static void check_sum(model_run *r, const weft_backend *backend, int64_t count, int threads) {
     weft_optimizer *o;
     weft_gradients *g;
     weft_pool *pool;
     assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
-    assert_int_equal(weft_optimizer_create(r->model, weft_cpu_backend(), pool, &o), WEFT_OK);
+    assert_int_equal(weft_optimizer_create(r->model, backend, pool, &o), WEFT_OK);
     assert_int_equal(weft_gradients_create(o, &r->session, pool, NULL, count, &g), WEFT_OK);
     const weft_weight *weights = r->model->weights;
     for (int round = 0; round < 2; round++) {
@@ -43,7 +57,7 @@ static void check_sum(model_run *r, int64_t count, int threads) {
                 for (int64_t e = 0; gradient && e < weights[w].count; e++)
                     gradient[e] = leaf(i, e);
             }
-            weft_gradients_add(g);
+            assert_int_equal(weft_gradients_add(g), WEFT_OK);
         }
     }
     for (int64_t w = 0; count > 1 && w < r->model->n_weights; w++) {
@@ -69,7 +83,20 @@ static void test_micro_batches_are_added_in_a_tree(void **state) {
     model_case_open(&c, "dot-learned");
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
     for (int64_t count = 1; count <= MOST; count++)
-        check_sum(&r, count, count % 2 ? 1 : 3);
+        check_sum(&r, weft_cpu_backend(), count, count % 2 ? 1 : 3);
+    model_run_close(&r);
+    model_case_close(&c);
+}
+
+static void test_a_device_adds_them_in_the_same_tree(void **state) {
+    (void)state;
+    model_case c;
+    model_run r;
+    const weft_backend device = apart();
+    model_case_open(&c, "dot-learned");
+    model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
+    for (int64_t count = 2; count <= MOST; count++)
+        check_sum(&r, &device, count, count % 2 ? 1 : 3);
     model_run_close(&r);
     model_case_close(&c);
 }
@@ -98,6 +125,7 @@ static void test_bad_gradient_is_named(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_micro_batches_are_added_in_a_tree),
+        cmocka_unit_test(test_a_device_adds_them_in_the_same_tree),
         cmocka_unit_test(test_bad_gradient_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
