@@ -283,6 +283,21 @@ static void test_answers_are_the_same_among_others(void **state) {
     }
 }
 
+/* The second time, pages of the first are found: the same text, and the usage tells. */
+static void test_a_beginning_that_is_known_is_not_computed_again(void **state) {
+    (void)state;
+    static const char body[] = "{\"prompt\":\"All happy families are alike; each unhappy family is "
+                               "unhappy in its own way.\",\"seed\":2}";
+    json_t *first = http_json(shared.port, "/v1/completions", body, 200);
+    json_t *again = http_json(shared.port, "/v1/completions", body, 200);
+    const json_t *usage = json_object_get(again, "usage");
+    const json_t *details = json_object_get(usage, "prompt_tokens_details");
+    assert_true(json_equal(json_object_get(first, "choices"), json_object_get(again, "choices")));
+    assert_true(json_integer_value(json_object_get(details, "cached_tokens")) >= 48);
+    json_decref(first);
+    json_decref(again);
+}
+
 static void test_models_health_and_metrics(void **state) {
     (void)state;
     answer a = http_get(shared.port, "/v1/models", NULL);
@@ -347,6 +362,7 @@ int main(void) {
         cmocka_unit_test(test_logprobs_of_completions),
         cmocka_unit_test(test_echo_puts_the_prompt_before_its_text),
         cmocka_unit_test(test_answers_are_the_same_among_others),
+        cmocka_unit_test(test_a_beginning_that_is_known_is_not_computed_again),
         cmocka_unit_test(test_models_health_and_metrics),
         cmocka_unit_test(test_the_key_is_asked_of_all_but_health_and_page),
     };

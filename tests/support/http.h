@@ -21,7 +21,7 @@ void server_model(char *path, size_t room);
 
 /* Runs `weft serve --port 0` with these arguments, which end on NULL, and waits until it listens. */
 server server_start(const char *const *arguments);
-/* Sends SIGTERM and expects that it ends with status 0 within a minute. */
+/* Sends SIGTERM and expects that it ends with status 0 within five minutes. */
 void server_stop(server *s);
 /* Its exit status; -1: a signal ended it, or it had to be killed after `seconds`. */
 int server_wait(server *s, double seconds);
