@@ -251,6 +251,8 @@ def run(name, options, inputs, weights, first=True, train=False, seed=None):
     """A part's outputs, by name. `weights` may have other types than the block's, and are converted.
     Gradients are prepared where something wants one."""
     device = check_devices((*inputs, *weights))
+    if device.type == "cuda" and inputs[0].dtype == torch.float64:
+        raise TypeError("weft computes in float64 on the CPU only; convert with .to(torch.float32), or move to the CPU")
     wants = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *weights))
     purpose = _blocks.GRADIENT * wants + _blocks.TRAIN * bool(train)
     _, said, outputs = describe(device_name(device), name, options, first, purpose)
