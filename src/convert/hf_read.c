@@ -128,8 +128,9 @@ static weft_status read_piece(const weight_files *f, const weft_hf_piece *p, wef
     weft_weight *w = weft_model_find(m, p->ours);
     if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
-    double *values = malloc((size_t)count * 2 * sizeof *values), *turned = values + count;
+    double *values = malloc((size_t)count * 2 * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    double *turned = values + count;
     weft_safetensor_values(t, 0, count, values);
     for (int64_t i = 0; p->turned && i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)

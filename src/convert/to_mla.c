@@ -14,10 +14,12 @@
  * token whole, since weights sum to 1, and goes through W_o into the output's bias. */
 #include "convert/attention.h"
 #include "convert/spectrum.h"
+#include "core/progress.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. */
 static void multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
@@ -231,8 +233,15 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     v.n = v.kv * v.width;
     directions d;
     weft_status status = open_directions(&d, options->joint ? 2 * v.n : v.n, v.e, options->latent);
-    for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++)
+    weft_progress *bar = NULL; /* on a terminal: seconds per layer at GPT-2's size */
+    if (isatty(STDERR_FILENO))
+        bar = weft_progress_begin(
+            &(weft_progress_options){.label = "convert", .unit = "layers", .total = c.n_layer});
+    for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++) {
         status = convert_layer(&v, l, &d, &errors[l]);
+        weft_progress_update(bar, l + 1, NULL);
+    }
+    weft_progress_end(bar, false);
     free(d.w);
     weft_mirror_wrote((*out)->mirror, NULL);
     if (status != WEFT_OK) {

@@ -27,8 +27,9 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
                                   double factor) {
     int64_t e = v->e, d = v->width, count = 2 * e * e;
     char weight[32], bias_name[32], site[64];
-    double *map = malloc((size_t)(count + 2 * e) * sizeof *map), *shift = map + count;
+    double *map = malloc((size_t)(count + 2 * e) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    double *shift = map + count;
     snprintf(weight, sizeof weight, "attn.%s.weight", name);
     snprintf(bias_name, sizeof bias_name, "attn.%s.bias", name);
     snprintf(site, sizeof site, "h.%lld.%s", (long long)layer, weight);
@@ -51,8 +52,9 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
 
 static weft_status write_values(const w2_conversion *v, int64_t layer, const weft_dot_layer *dot) {
     int64_t e = v->e, d = v->width;
-    double *map = malloc((size_t)(e * e + e) * sizeof *map), *shift = map + e * e;
+    double *map = malloc((size_t)(e * e + e) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    double *shift = map + e * e;
     for (int64_t i = 0; i < e; i++) {
         int64_t from = i / d * v->kv / v->heads * d + i % d;
         memcpy(map + i * e, dot->v + from * e, (size_t)e * sizeof *map);
