@@ -5,63 +5,14 @@
  * compute it (decoder.h): whole blocks of a prompt by the products of training, everything else row
  * by row. Which tokens go which way follows from the prompt's length alone, so it is the same when a
  * sequence is set back and computed again, and pages are shared only between equal ways. */
-#include "generate/generator.h"
+#include "generate/generator_internal.h"
 
-#include "generate/decoder.h"
-#include "generate/pages.h"
 #include "model/kinds.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_SEQUENCES = 8, PAGE = WEFT_PAGE_TOKENS };
-
-typedef enum { SEQUENCE_WAITING, SEQUENCE_RUNNING, SEQUENCE_DONE } sequence_state;
-
-typedef struct {
-    int64_t id;
-    sequence_state state;
-    weft_take end; /* of one that is done */
-    int32_t *tokens;
-    int64_t n_tokens, room;
-    int64_t n_prompt; /* of the first prompt */
-    int64_t n_computed;
-    int64_t stop_at;  /* tokens at which it ends */
-    int32_t *pages;   /* [table pages], by place in the table; -1: none */
-    int64_t n_pages;  /* taken so far; with a sliding context more than are held */
-    int64_t n_sealed; /* of them, offered to others */
-    int32_t slot;
-    weft_sampling sampling;
-    uint32_t number; /* tokens sampled */
-    weft_sampled *made;
-    int64_t n_made, n_taken, made_room;
-    int64_t shared;
-    uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
-} sequence;
-
-/* A run under way, whose tokens are picked on the device: whose its rows are. */
-typedef struct {
-    int n;
-    int64_t id[WEFT_DECODER_ROWS_MAX];
-    uint32_t epoch[WEFT_DECODER_ROWS_MAX];
-} flight;
-
-struct weft_generator {
-    weft_decoder *decoder;
-    weft_pages *pages;
-    weft_generator_limits limits;
-    weft_config config;
-    int64_t n_pages, table_pages, state_bytes, page_bytes;
-    sequence **list; /* by id */
-    int64_t n_list, list_room, next_id;
-    bool *slot_used;
-    int64_t rows;  /* of a run, at most: weft_decoder_rows */
-    float *logits; /* [rows, V] */
-    void *scratch; /* for sampling */
-    void *state;   /* of a sequence */
-    flight ahead;  /* n = 0: none */
-    weft_generator_stats stats;
-};
+enum { DEFAULT_SEQUENCES = 8 };
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "generate: no memory");
@@ -155,7 +106,7 @@ void weft_generator_close(weft_generator *g) {
     free(g);
 }
 
-static sequence *find_sequence(const weft_generator *g, int64_t id) {
+sequence *generator_find(const weft_generator *g, int64_t id) {
     int64_t low = 0, high = g->n_list;
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -250,7 +201,7 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
 
 weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *tokens,
                                   int64_t count, const weft_sampling *sampling) {
-    sequence *s = find_sequence(g, id);
+    sequence *s = generator_find(g, id);
     if (!s || s->state != SEQUENCE_DONE)
         return weft_fail(WEFT_EINPUT, "generate: sequence %lld is not there or has not ended",
                          (long long)id);
@@ -272,7 +223,7 @@ static int64_t held_pages(const weft_generator *g, const sequence *s) {
     return s->n_pages < g->table_pages ? s->n_pages : g->table_pages;
 }
 
-static void set_page(weft_generator *g, sequence *s, int32_t page) {
+void generator_set_page(weft_generator *g, sequence *s, int32_t page) {
     int64_t at = s->n_pages++ % g->table_pages;
     s->pages[at] = page;
     weft_decoder_table(g->decoder, s->slot)[at] = page;
@@ -314,7 +265,7 @@ static sequence *find_victim(const weft_generator *g, const sequence *asking) {
 static bool find_pages(weft_generator *g, sequence *s, int64_t end) {
     while (s->n_pages * PAGE < end) {
         if (s->n_pages >= g->table_pages) { /* the page that slid out of sight */
-            set_page(g, s, s->pages[s->n_pages % g->table_pages]);
+            generator_set_page(g, s, s->pages[s->n_pages % g->table_pages]);
             continue;
         }
         int32_t page = weft_pages_take(g->pages);
@@ -325,7 +276,7 @@ static bool find_pages(weft_generator *g, sequence *s, int64_t end) {
             set_back(g, s);
             return false;
         }
-        set_page(g, s, page);
+        generator_set_page(g, s, page);
     }
     return true;
 }
@@ -356,7 +307,7 @@ static void share_beginning(weft_generator *g, sequence *s) {
     }
     for (int64_t i = 0; i < usable; i++) {
         weft_pages_hold(g->pages, pages[i]);
-        set_page(g, s, pages[i]);
+        generator_set_page(g, s, pages[i]);
     }
     if (usable && g->state_bytes)
         weft_decoder_load(g->decoder, s->slot, weft_pages_state(g->pages, pages[usable - 1]));
@@ -425,8 +376,7 @@ static int64_t rows_until_kept(const weft_generator *g, const sequence *s, int64
     return rows;
 }
 
-/* Offers the pages that are full now to others. */
-static weft_status seal_pages(weft_generator *g, sequence *s) {
+weft_status generator_seal_pages(weft_generator *g, sequence *s) {
     if (g->limits.no_sharing || s->n_computed > g->limits.context) return WEFT_OK;
     while ((s->n_sealed + 1) * PAGE <= s->n_computed) {
         int64_t page = s->n_sealed++, end = (page + 1) * PAGE;
@@ -449,14 +399,13 @@ static void finish_sequence(weft_generator *g, sequence *s, weft_take how) {
     s->epoch++;
 }
 
-/* Whether a token of the sequence is more than the likeliest. */
-static bool needs_logits(const sequence *s) {
+bool generator_needs_logits(const sequence *s) {
     const weft_sampling *how = &s->sampling;
     return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
            how->top_logprobs > 0;
 }
 
-static weft_status take_token(weft_generator *g, sequence *s, weft_sampled made) {
+weft_status generator_take_token(weft_generator *g, sequence *s, weft_sampled made) {
     if (made.token == s->sampling.end_token) {
         finish_sequence(g, s, WEFT_TAKE_END);
         return WEFT_OK;
@@ -481,7 +430,7 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     weft_sampled made;
     weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
                 g->scratch, &made);
-    return take_token(g, s, made);
+    return generator_take_token(g, s, made);
 }
 
 /* Rows of one run, and whose they are. */
@@ -512,7 +461,7 @@ static weft_status run_rows(weft_generator *g, batch *b, int32_t *picked, bool *
     int64_t last = -1;
     for (int i = 0; i < b->n_of; i++) {
         last += b->count[i];
-        b->rows[last].wanted &= needs_logits(b->of[i]);
+        b->rows[last].wanted &= generator_needs_logits(b->of[i]);
     }
     return weft_decoder_run_picking(g->decoder, b->rows, b->n, g->logits, picked);
 }
@@ -528,20 +477,20 @@ static weft_status run_batch(weft_generator *g, batch *b) {
         last += b->count[i];
         s->n_computed += b->count[i];
         g->stats.prompt_tokens += b->count[i] - 1;
-        WEFT_TRY(seal_pages(g, s));
+        WEFT_TRY(generator_seal_pages(g, s));
         if (s->n_computed < s->n_tokens) {
             g->stats.prompt_tokens++;
             continue;
         }
-        if (picks && !needs_logits(s))
-            WEFT_TRY(take_token(g, s, (weft_sampled){.token = picked[last]}));
+        if (picks && !generator_needs_logits(s))
+            WEFT_TRY(generator_take_token(g, s, (weft_sampled){.token = picked[last]}));
         else
             WEFT_TRY(take_logits(g, s, g->logits + row++ * g->config.vocab_size));
     }
     return WEFT_OK;
 }
 
-static bool wants_token(const sequence *s) {
+bool generator_wants_token(const sequence *s) {
     return s->state == SEQUENCE_RUNNING && s->n_computed + 1 == s->n_tokens;
 }
 
@@ -550,12 +499,13 @@ static weft_status run_decoding(weft_generator *g) {
     for (int64_t i = 0; i < g->n_list;) {
         int64_t first = i, chosen = 0;
         for (; i < g->n_list && chosen < g->rows; i++)
-            if (wants_token(g->list[i]))
+            if (generator_wants_token(g->list[i]))
                 chosen += find_pages(g, g->list[i], g->list[i]->n_computed + 1);
         /* Finding pages for one may have set another back. */
         batch b = {0};
         for (int64_t k = first; k < i; k++)
-            if (wants_token(g->list[k]) && g->list[k]->n_pages * PAGE > g->list[k]->n_computed)
+            if (generator_wants_token(g->list[k]) &&
+                g->list[k]->n_pages * PAGE > g->list[k]->n_computed)
                 put_rows(&b, g->list[k], 1);
         WEFT_TRY(run_batch(g, &b));
     }
@@ -582,83 +532,11 @@ static weft_status run_prompts(weft_generator *g) {
     return run_batch(g, &b);
 }
 
-static bool is_ahead(const weft_generator *g, const sequence *s) {
-    for (int i = 0; i < g->ahead.n; i++)
-        if (g->ahead.id[i] == s->id) return g->ahead.epoch[i] == s->epoch;
-    return false;
-}
-
-/* Where all that is to be done is the likeliest next token of sequences that run, the next run begins
- * before the tokens of the last one are here: it takes them from the device's memory, and the host is
- * never what a step waits for. A sequence that ends meanwhile has one row for nothing. */
-static bool may_go_ahead(const weft_generator *g) {
-    int64_t running = 0;
-    if (!weft_decoder_picks(g->decoder) || g->limits.slide) return false;
-    for (int64_t i = 0; i < g->n_list; i++) {
-        const sequence *s = g->list[i];
-        if (s->state == SEQUENCE_DONE) continue;
-        if (!wants_token(s) || needs_logits(s) || (g->ahead.n && !is_ahead(g, s))) return false;
-        running++;
-    }
-    return running > 0 && running <= g->rows;
-}
-
-/* Pages up to `end`, if there are free ones. */
-static bool has_pages(weft_generator *g, sequence *s, int64_t end) {
-    while (s->n_pages * PAGE < end) {
-        int32_t page = s->n_pages < g->table_pages ? weft_pages_take(g->pages) : -1;
-        if (page < 0) return false;
-        set_page(g, s, page);
-    }
-    return true;
-}
-
-/* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without
- * one under way, the next of all that run. out->n = 0: there is nothing to begin. */
-static weft_status begin_ahead(weft_generator *g, flight *out) {
-    const flight *now = &g->ahead;
-    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
-    int64_t later = now->n ? 1 : 0, count = now->n ? now->n : g->n_list;
-    out->n = 0;
-    for (int64_t i = 0; i < count; i++) {
-        sequence *s = now->n ? find_sequence(g, now->id[i]) : g->list[i];
-        if (!s || s->state != SEQUENCE_RUNNING || (now->n && s->epoch != now->epoch[i])) continue;
-        if (s->n_tokens + later >= s->stop_at) continue;
-        if (!has_pages(g, s, s->n_computed + later + 1)) {
-            out->n = 0;
-            return WEFT_OK;
-        }
-        rows[out->n] =
-            (weft_decoder_row){.token = now->n ? -1 - (int32_t)i : s->tokens[s->n_computed],
-                               .position = (int32_t)(s->n_computed + later),
-                               .slot = s->slot};
-        out->id[out->n] = s->id;
-        out->epoch[out->n++] = s->epoch;
-    }
-    return out->n ? weft_decoder_begin(g->decoder, rows, out->n) : WEFT_OK;
-}
-
-/* Takes the tokens of the run under way. */
-static weft_status end_ahead(weft_generator *g) {
-    int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    flight now = g->ahead;
-    g->ahead.n = 0;
-    WEFT_TRY(weft_decoder_end(g->decoder, tokens));
-    for (int i = 0; i < now.n; i++) {
-        sequence *s = find_sequence(g, now.id[i]);
-        if (!s || s->state != SEQUENCE_RUNNING || s->epoch != now.epoch[i]) continue;
-        s->n_computed++;
-        WEFT_TRY(seal_pages(g, s));
-        WEFT_TRY(take_token(g, s, (weft_sampled){.token = tokens[i]}));
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_generator_step(weft_generator *g) {
     flight next = {0};
     if (g->ahead.n) {
-        if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
-        weft_status status = end_ahead(g);
+        if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));
+        weft_status status = generator_end_ahead(g);
         g->ahead = next;
         if (next.n || status != WEFT_OK) return status;
         admit(g);
@@ -667,13 +545,13 @@ weft_status weft_generator_step(weft_generator *g) {
     admit(g);
     WEFT_TRY(run_decoding(g));
     WEFT_TRY(run_prompts(g));
-    if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
+    if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));
     g->ahead = next;
     return WEFT_OK;
 }
 
 weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token) {
-    sequence *s = find_sequence(g, id);
+    sequence *s = generator_find(g, id);
     if (!s) return WEFT_TAKE_WAIT;
     if (s->n_taken < s->n_made) {
         *token = s->made[s->n_taken++];
@@ -694,14 +572,14 @@ void weft_generator_remove(weft_generator *g, int64_t id) {
 }
 
 void weft_generator_stop(weft_generator *g, int64_t id) {
-    sequence *s = find_sequence(g, id);
+    sequence *s = generator_find(g, id);
     if (!s || s->state == SEQUENCE_DONE) return;
     if (s->slot < 0) s->n_computed = 0;
     finish_sequence(g, s, WEFT_TAKE_LENGTH);
 }
 
 int64_t weft_generator_shared(const weft_generator *g, int64_t id) {
-    const sequence *s = find_sequence(g, id);
+    const sequence *s = generator_find(g, id);
     return s ? s->shared : 0;
 }
 
