@@ -19,6 +19,8 @@ KINDS = {
     "mla with all mechanisms": MECHANISMS,
     "coupling scalars": dict(MECHANISMS, RA_MLA_MLP_TYING_MODE="per_head_scalar", RA_MLA_MLP_SPARSE_MODE="rms"),
     "post-norm": dict(POSITION="relative", NORM_PLACEMENT="post", KV_HEADS=1),
+    "llama's kind": dict(POSITION="rope", ROPE_THETA=500.0, NORM="rmsnorm", NORM_EPS=1e-3, FFN="swiglu", GPT2_BIAS=False,
+                         ATTENTION_BIAS="qkv", KV_HEADS=1),
     "preset, bf16": dict(PRESET="w2", DTYPE="bf16"),
     "preset, f64": dict(PRESET="ra-mla", DTYPE="f64"),
 }

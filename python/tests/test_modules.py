@@ -15,7 +15,7 @@ D = E // H
 
 
 class W2Config:
-    hidden_size, num_attention_heads, intermediate_size, rms_norm_eps = E, H, F, 1e-6
+    hidden_size, num_attention_heads, intermediate_size, rms_norm_eps = E, H, F, 1e-3
 
 
 def heads(x, w, count):
@@ -46,7 +46,7 @@ def plain_swiglu(x, p, at="ffn."):
 
 
 def norm(x, w):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + W2Config.rms_norm_eps) * w
 
 
 def plain_block(x, p, causal, mask=None):

@@ -13,10 +13,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if abs(config.rms_norm_eps - 1e-6) > 1e-12:
-            raise ValueError(f"weft's RMSNorm has eps 1e-6; rms_norm_eps is {config.rms_norm_eps}")
         self.config = config
-        self.model = Engine(PRESET="w2", VOCAB_SIZE=config.vocab_size, N_EMBD=config.hidden_size,
+        self.model = Engine(PRESET="w2", NORM_EPS=config.rms_norm_eps, VOCAB_SIZE=config.vocab_size, N_EMBD=config.hidden_size,
                             N_LAYER=config.num_hidden_layers, N_HEAD=config.num_attention_heads,
                             N_FFN=config.intermediate_size, GPT2_BLOCK_SIZE=config.max_position_embeddings,
                             GPT2_WEIGHT_TYING=config.tie_word_embeddings)

@@ -68,10 +68,10 @@ def _normed(model, layer, x):
     if layer.options.get("NORM_PLACEMENT", "pre") == "post":
         return x
     weight, bias = layer.ln_1.weight, getattr(layer.ln_1, "bias", None)
-    x = x.double()
+    x, own = x.double(), float(model.config["NORM_EPS"])
     if model.config["NORM"] == "layernorm":
-        return functional.layer_norm(x, x.shape[-1:], weight.double(), None if bias is None else bias.double(), 1e-5)
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+        return functional.layer_norm(x, x.shape[-1:], weight.double(), None if bias is None else bias.double(), own or 1e-5)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + (own or 1e-6)) * weight.double()
 
 
 def _turned(x):
@@ -109,6 +109,11 @@ def _queries_keys(model, layer, x):
 
 
 def _weights(model, layer, args):
+    plain = float(layer.options.get("ROPE_THETA", 10000)) == 10000 and layer.options.get("ROPE_SCALING", "none") == "none"
+    biased = any(name in layer.names for name in ("attn.q.bias", "attn.k.bias", "attn.v.bias"))
+    if not plain or biased:
+        raise ValueError("weft.plot: rotary positions of another base and biases of single projections are not drawn; "
+                         "`weft eval --scores` writes the scores of every model")
     x = _normed(model, layer, args[0])
     if model.config["ATTENTION"] == "mla":
         return _latent_weights(model, layer, x, args)

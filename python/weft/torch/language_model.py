@@ -18,7 +18,7 @@ COUPLE = ("couple.attn_to_mlp", "couple.mlp_to_attn")
 # What they make goes to the next layer; the last one's is read by nobody.
 TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.mlp_down.weight", "ffn.mlp_to_attn.weight")
 # Read by the model around the layers.
-KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "GPT2_BLOCK_SIZE", "POSITION", "NORM", "GPT2_WEIGHT_TYING",
+KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "GPT2_BLOCK_SIZE", "POSITION", "NORM", "NORM_EPS", "GPT2_WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",
         "FFN", "N_HEAD")
 # A layer does not depend on these, and blocks are found by their options.
@@ -112,13 +112,14 @@ class LanguageModel(nn.Module):
 
     def _norm(self, x):
         kind = self.config["NORM"]
+        eps = float(self.config["NORM_EPS"]) or EPS[kind]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if kind == "layernorm":
             bias = getattr(self.ln_f, "bias", None)
             y = functional.layer_norm(wide, wide.shape[-1:], self.ln_f.weight.to(wide.dtype),
-                                      None if bias is None else bias.to(wide.dtype), EPS[kind])
+                                      None if bias is None else bias.to(wide.dtype), eps)
         else:
-            y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS[kind]) * self.ln_f.weight.to(wide.dtype)
+            y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * self.ln_f.weight.to(wide.dtype)
         return y.to(x.dtype)
 
     def hidden(self, tokens):

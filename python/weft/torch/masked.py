@@ -47,14 +47,14 @@ def attention(x, p, heads, rope, mask):
     return functional.linear(o.transpose(1, 2).reshape(batch, time, width), p["attn.out.weight"].to(x.dtype))
 
 
-def norm(x, weight):
+def norm(x, weight, eps):
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight).to(x.dtype)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
-def block(x, p, heads, mask):
+def block(x, p, heads, mask, eps):
     """RMSNorm, W2 attention, RMSNorm, SwiGLU, with residual sums."""
-    x = x + attention(norm(x, p["ln_1.weight"]), p, heads, True, mask)
-    y = norm(x, p["ln_2.weight"])
+    x = x + attention(norm(x, p["ln_1.weight"], eps), p, heads, True, mask)
+    y = norm(x, p["ln_2.weight"], eps)
     hidden = functional.silu(functional.linear(y, p["ffn.w3.weight"].to(x.dtype))) * functional.linear(y, p["ffn.w1.weight"].to(x.dtype))
     return x + functional.linear(hidden, p["ffn.w2.weight"].to(x.dtype))

@@ -114,7 +114,7 @@ class _W2(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         p = dict(zip(self.core.names, self.core.weights()))
         if self.core.part == "layer":
-            return masked.block(x, p, self.heads, mask)
+            return masked.block(x, p, self.heads, mask, self.eps)
         return masked.attention(x, p, self.heads, self.rope, mask)
 
 
@@ -131,10 +131,10 @@ class W2TransformerBlock(_W2):
     hidden_size, num_attention_heads, intermediate_size and rms_norm_eps."""
 
     def __init__(self, config):
-        if abs(getattr(config, "rms_norm_eps", EPS) - EPS) > 1e-12:
-            raise ValueError(f"weft's RMSNorm has eps 1e-6; rms_norm_eps is {config.rms_norm_eps}")
+        eps = float(getattr(config, "rms_norm_eps", EPS))
         super().__init__("layer", config.hidden_size, config.num_attention_heads, FFN="swiglu", NORM="rmsnorm",
-                         N_FFN=config.intermediate_size)
+                         NORM_EPS=eps, N_FFN=config.intermediate_size)
+        self.eps = eps
 
 
 class MLAttention(nn.Module):
