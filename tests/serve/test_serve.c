@@ -160,19 +160,27 @@ static void test_chat_is_what_generate_writes_behind_the_template(void **state) 
     json_decref(made);
 }
 
+/* What follows the content ends the answer, as what the request names does. */
 static void test_a_template_of_ones_own(void **state) {
     (void)state;
     server s = server_start(RUN("--model", model, "--threads", "1", "--name", "other", "-o",
-                                "CHAT_TEMPLATE=<{role}>\\t{content}</{role}>"));
-    json_t *got = http_json(s.port, "/v1/chat/completions",
-                            "{\"model\":\"other\",\"messages\":[{\"role\":\"user\",\"content\":"
-                            "\"Hi\"}],\"seed\":3,\"max_tokens\":90,\"stop\":\"q\"}",
-                            200);
-    json_t *made = generate(SAYS("--prompt", "<user>\tHi</user><assistant>\t", "--max-tokens", "90",
-                                 "--seed", "3", "--stop", "</", "--stop", "q"));
-    check_same_text(json_object_get(json_object_get(choice(got, 0), "message"), "content"), made);
-    json_decref(got);
-    json_decref(made);
+                                "CHAT_TEMPLATE=<{role}>\\t{content}e{role}"));
+    static const char *const stops[] = {"", ",\"stop\":\"q\""};
+    for (int i = 0; i < 2; i++) {
+        char body[300];
+        snprintf(body, sizeof body,
+                 "{\"model\":\"other\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],"
+                 "\"seed\":3,\"max_tokens\":230%s}",
+                 stops[i]);
+        json_t *got = http_json(s.port, "/v1/chat/completions", body, 200);
+        json_t *made = generate(SAYS("--prompt", "<user>\tHieuser<assistant>\t", "--max-tokens",
+                                     "230", "--seed", "3", "--stop", "e", "--stop", i ? "q" : "e"));
+        const json_t *c = choice(got, 0);
+        check_same_text(json_object_get(json_object_get(c, "message"), "content"), made);
+        assert_string_equal(json_string_value(json_object_get(c, "finish_reason")), "stop");
+        json_decref(got);
+        json_decref(made);
+    }
     server_stop(&s);
     command_fails(2, RUN("serve", "--port", "0", "--model", model, "-o", "CHAT_TEMPLATE={role}"),
                   SAYS("CHAT_TEMPLATE", "{content}"));
