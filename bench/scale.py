@@ -6,7 +6,7 @@
     python3 bench/scale.py model          what 8, 64 and 1,024 GPUs would give, by the formula below
 
 Measured, in seconds of a step, for each number of processes P, with one thread each unless THREADS says
-otherwise:
+otherwise, and a step of MICRO_BATCHES (16):
 
     strong   the same step of micro-batches shared by P ranks
     late     the same with WEFT_OVERLAP=0: gradients leave when the backward pass is over
@@ -47,7 +47,7 @@ WEFT = os.environ.get("WEFT", "build/weft")
 THREADS = os.environ.get("THREADS", "1")
 QUICK = bool(os.environ.get("QUICK"))
 STEPS = 5 if QUICK else 20
-MICRO_BATCHES = 16  # of a step of strong scaling
+MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", "16"))  # of a step of strong scaling
 
 CONFIG = """CONFIG_N_LAYER=4
 CONFIG_N_HEAD=4
