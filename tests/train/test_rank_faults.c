@@ -112,6 +112,22 @@ static void test_hung_rank_ends_all(void **state) {
     expect_resumable(&f);
 }
 
+/* Waits until a process's first thread computes: one that sleeps waits for the others. */
+static void wait_running(pid_t victim) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)victim, (int)victim);
+    for (int i = 0; i < 5000; i++) {
+        FILE *file = fopen(path, "r");
+        if (!file) return;
+        size_t n = fread(text, 1, sizeof text - 1, file);
+        fclose(file);
+        text[n] = 0;
+        const char *state = strrchr(text, ')');
+        if (state && state[1] && state[2] == 'R') return;
+        train_pause(1);
+    }
+}
+
 /* Stops one thread of another process until that has ended: its working thread hangs, and the thread that
  * talks goes on. Where it happens to stop while it waits for the others, which is no fault, it is let go
  * and stopped again. */
@@ -119,6 +135,7 @@ static void hold_thread(pid_t victim) {
     int status;
     if (ptrace(PTRACE_SEIZE, victim, NULL, NULL) != 0) _exit(77);
     for (int turn = 0; turn < 20; turn++) {
+        wait_running(victim);
         ptrace(PTRACE_INTERRUPT, victim, NULL, NULL);
         for (int i = 0; i < 500; i++) {
             if (waitpid(victim, &status, __WALL | WNOHANG) == victim &&
