@@ -102,6 +102,20 @@ static void test_a_missing_input_is_refused(void **state) {
     expect_error(g, "add", "missing");
 }
 
+static void test_a_view_of_nothing_is_refused(void **state) {
+    (void)state;
+    weft_graph *g = new_graph();
+    assert_null(weft_reshape(g, NULL, 1, (const int64_t[]){4}));
+    expect_error(g, "reshape", "input is missing");
+}
+
+static void test_an_unknown_type_is_refused(void **state) {
+    (void)state;
+    weft_graph *g = new_graph();
+    assert_null(weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_DTYPE_COUNT, 2));
+    expect_error(g, "type number", "f32");
+}
+
 static void test_double_and_float_do_not_mix(void **state) {
     (void)state;
     weft_graph *g = new_graph();
@@ -267,6 +281,8 @@ int main(void) {
         cmocka_unit_test(test_the_scope_is_in_the_error),
         cmocka_unit_test(test_the_first_error_stays),
         cmocka_unit_test(test_a_missing_input_is_refused),
+        cmocka_unit_test(test_a_view_of_nothing_is_refused),
+        cmocka_unit_test(test_an_unknown_type_is_refused),
         cmocka_unit_test(test_double_and_float_do_not_mix),
         cmocka_unit_test(test_integers_are_refused_where_reals_belong),
         cmocka_unit_test(test_a_view_keeps_the_number_of_elements),
