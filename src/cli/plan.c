@@ -95,12 +95,11 @@ static void print_ranks(const weft_rank_bytes list[SHARDS], int ranks) {
 static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ranks) {
     json_t *all = json_pack("{s:i}", "ranks", ranks);
     for (int i = 0; i < SHARDS; i++)
-        json_object_set_new(all, shard_names[i],
-                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights",
-                                      (json_int_t)list[i].weights, "optimizer",
-                                      (json_int_t)list[i].optimizer, "sums",
-                                      (json_int_t)list[i].sums, "arena", (json_int_t)list[i].arena,
-                                      "all", (json_int_t)list[i].all));
+        json_object_set_new(
+            all, shard_names[i],
+            json_pack("{s:I, s:I, s:I, s:I, s:I}", "weights", (json_int_t)list[i].weights,
+                      "optimizer", (json_int_t)list[i].optimizer, "sums", (json_int_t)list[i].sums,
+                      "arena", (json_int_t)list[i].arena, "all", (json_int_t)list[i].all));
     json_object_set_new(object, "rank_bytes", all);
 }
 

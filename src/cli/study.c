@@ -27,9 +27,11 @@ const char weft_help_study[] =
     "failed\n"
     "                     for all of them\n"
     "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
-    "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each step, and a job after them\n"
+    "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each step, and a job after "
+    "them\n"
     "                     that joins their databases and writes the report; OPTIONS go to sbatch.\n"
-    "                     A job has --threads processors (4), the memory of the largest step, and a\n"
+    "                     A job has --threads processors (4), the memory of the largest step, and "
+    "a\n"
     "                     GPU where DEVICE is cuda. The same command continues what is not done\n"
     "  --list             the steps and what they cost; nothing is run\n"
     "  -o KEY=VALUE       override a config key in every step; repeatable\n"
@@ -220,8 +222,8 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     free(chosen);
     WEFT_TRY(status);
     if (args->json)
-        printf("{\"out\": \"%s\", \"jobs\": %d, \"array\": %s, \"gather\": %s}\n", o.out,
-               jobs.jobs, jobs.array, jobs.gather);
+        printf("{\"out\": \"%s\", \"jobs\": %d, \"array\": %s, \"gather\": %s}\n", o.out, jobs.jobs,
+               jobs.array, jobs.gather);
     else
         weft_log(WEFT_LOG_INFO,
                  "%d jobs are submitted as array %s; job %s then writes %s/report.html", jobs.jobs,
@@ -339,12 +341,15 @@ int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
-    const weft_arg list[] = {
-        {"--steps", &own.steps, NULL, false},     {"--out", &own.out, NULL, false},
-        {"--gpus", &own.gpus_text, NULL, false},  {"--jobs", &own.jobs_text, NULL, false},
-        {"--restart", &own.restart, NULL, false}, {"--minutes", &own.minutes_text, NULL, false},
-        {"--list", NULL, &own.list, false},       {"--slurm", &own.slurm_options, &own.slurm, false},
-        {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {{"--steps", &own.steps, NULL, false},
+                             {"--out", &own.out, NULL, false},
+                             {"--gpus", &own.gpus_text, NULL, false},
+                             {"--jobs", &own.jobs_text, NULL, false},
+                             {"--restart", &own.restart, NULL, false},
+                             {"--minutes", &own.minutes_text, NULL, false},
+                             {"--list", NULL, &own.list, false},
+                             {"--slurm", &own.slurm_options, &own.slurm, false},
+                             {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
     if (!exit_status && (!args.config || args.step)) {
         fprintf(stderr, args.step
@@ -360,8 +365,8 @@ int weft_cmd_study(int argc, char **argv) {
     if (!exit_status) exit_status = refuse_ranks();
     if (exit_status) return exit_status;
     own.words = job_words(argc, argv);
-    weft_status status = own.words ? study(&args, &own, &result)
-                                   : weft_fail(WEFT_ENOMEM, "study: no memory");
+    weft_status status =
+        own.words ? study(&args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");
     free(own.words);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
     if (!*result.why) return WEFT_EXIT_DONE;

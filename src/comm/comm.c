@@ -36,7 +36,7 @@ struct weft_comm {
     pthread_cond_t work;    /* for the talking one */
     weft_comm_job *queue, **queue_end, *active;
     bool started, waiting, closing, failed;
-    bool away; /* the working thread waits elsewhere */
+    bool away;          /* the working thread waits elsewhere */
     bool agreed;        /* all ranks know that the run is over */
     weft_status status; /* of the start */
     char why[WHY_ROOM];

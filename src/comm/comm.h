@@ -58,8 +58,8 @@ struct weft_comm_job {
     int64_t tag;   /* exchange: tells it from others under way at the same time, on all ranks alike;
                       begun in any order. Other jobs begin in one order on all ranks */
     int64_t count; /* of transfers; sum: of numbers */
-    void *data;                     /* gather, broadcast, sum */
-    int64_t bytes;                  /* broadcast */
+    void *data;    /* gather, broadcast, sum */
+    int64_t bytes; /* broadcast */
     const int *part_bytes, *part_offsets; /* gather: [ranks] of `data` */
     bool is_double;                       /* sum: f64, else f32 */
     /* The communication's own. */

@@ -159,8 +159,7 @@ void weft_device_reduce_close(weft_device_reduce *r) {
     if (r->link) r->nccl->finish(r->link);
     if (r->queue) r->device->close(r->queue);
     if (r->received)
-        r->o.backend->release(r->received,
-                              ((int64_t)r->o.tree->n_nodes * r->largest + 16) * 4);
+        r->o.backend->release(r->received, ((int64_t)r->o.tree->n_nodes * r->largest + 16) * 4);
     free(r->rows);
     free(r);
 }

@@ -207,10 +207,10 @@ static int64_t cuda_taken(void) {
 }
 
 static const weft_backend cuda = {
-    "cuda",          cuda_kernel,      cuda_alloc,  cuda_release,
-    cuda_upload,     cuda_download,    cuda_memory, true,
-    cuda_fill,       cuda_open,        cuda_close,  cuda_run,
-    hash_algorithms, &weft_cuda_calls, cuda_taken,  &weft_cuda_rows,
+    "cuda",           cuda_kernel,      cuda_alloc,  cuda_release,
+    cuda_upload,      cuda_download,    cuda_memory, true,
+    cuda_fill,        cuda_open,        cuda_close,  cuda_run,
+    hash_algorithms,  &weft_cuda_calls, cuda_taken,  &weft_cuda_rows,
     &weft_cuda_steps,
 };
 

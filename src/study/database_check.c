@@ -31,11 +31,12 @@ typedef struct {
     "(typeof(" column ") = 'integer' AND " column " IN (SELECT run FROM runs))"
 
 #define AND_REAL(column) " AND " REAL(column)
+/* clang-format off */
 #define METRICS_REAL                                                                               \
-    AND_REAL("loss")                                                                               \
-    AND_REAL("cross_entropy")                                                                      \
-    AND_REAL("aux_z") AND_REAL("aux_contrastive") AND_REAL("logits_z") AND_REAL("val_loss")        \
-        AND_REAL("metric_value") AND_REAL("lr") AND_REAL("grad_norm") AND_REAL("tokens_per_s")
+    AND_REAL("loss") AND_REAL("cross_entropy") AND_REAL("aux_z") AND_REAL("aux_contrastive")       \
+    AND_REAL("logits_z") AND_REAL("val_loss") AND_REAL("metric_value") AND_REAL("lr")              \
+    AND_REAL("grad_norm") AND_REAL("tokens_per_s")
+/* clang-format on */
 #define SOME_TEXT "text of at most a million letters"
 
 static const rule rules[] = {

@@ -11,13 +11,14 @@
 #include "study/study.h"
 
 typedef struct {
-    const char *out;          /* DIR; made where it is not */
-    const bool *steps;        /* which; NULL: all */
-    const char *const *words; /* of `weft study` in each job, but for --steps, --out, --threads; end on
+    const char *out;   /* DIR; made where it is not */
+    const bool *steps; /* which; NULL: all */
+    const char *const
+        *words;       /* of `weft study` in each job, but for --steps, --out, --threads; end on
                                  NULL */
-    const char *more;         /* further options of sbatch, as a shell reads them; NULL: none */
-    int cpus;                 /* of a job */
-    bool gpu;                 /* it needs one */
+    const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
+    int cpus;         /* of a job */
+    bool gpu;         /* it needs one */
 } weft_slurm_options;
 
 typedef struct {

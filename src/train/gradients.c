@@ -37,17 +37,17 @@ struct weft_gradients {
     int64_t n, count;             /* weights; micro-batches of a step, of all ranks */
     weft_comm *comm;
     weft_tree tree;
-    int first_node, nodes; /* of the tree, that are this rank's */
-    int node;              /* the one in the making, */
-    int64_t taken;         /* and how many micro-batches of it were taken */
+    int first_node, nodes;      /* of the tree, that are this rank's */
+    int node;                   /* the one in the making, */
+    int64_t taken;              /* and how many micro-batches of it were taken */
     weft_device_reduce *device; /* NULL: not from GPU to GPU */
-    weft_reduce *reduce;   /* NULL: one rank, or */
-    weft_scatter *scatter; /* sums that ranks share */
-    void **staged;         /* [nodes]: copies in the host's memory; NULL: the sums are there */
-    weft_gradient *from;   /* [n]: the session's; data NULL: zeros */
-    weft_dtype dtype;      /* of the sums */
+    weft_reduce *reduce;        /* NULL: one rank, or */
+    weft_scatter *scatter;      /* sums that ranks share */
+    void **staged;              /* [nodes]: copies in the host's memory; NULL: the sums are there */
+    weft_gradient *from;        /* [n]: the session's; data NULL: zeros */
+    weft_dtype dtype;           /* of the sums */
     const weft_weight *weights;
-    weft_shards shards; /* a level is its row, and a task a chunk */
+    weft_shards shards;            /* a level is its row, and a task a chunk */
     unsigned char *levels[LEVELS]; /* partial sums; levels[0] are the optimizer's buffers */
     int64_t level_bytes;
     int64_t *offsets; /* [n]: where a weight begins in a level */
@@ -57,10 +57,10 @@ struct weft_gradients {
     addition last[2 * LEVELS];
     int n_last;
     const weft_session *session;
-    int64_t *made_by;  /* [n]: the node that ends a weight's gradient; -1: none */
-    int64_t *due;      /* [buckets] */
-    bool *finished;    /* [n] */
-    bool early;        /* the last micro-batch runs, watched */
+    int64_t *made_by;   /* [n]: the node that ends a weight's gradient; -1: none */
+    int64_t *due;       /* [buckets] */
+    bool *finished;     /* [n] */
+    bool early;         /* the last micro-batch runs, watched */
     weft_status status; /* of the early part */
 };
 
@@ -452,8 +452,7 @@ static weft_status watch_session(weft_gradients *g, const weft_session *s) {
 }
 
 static bool is_last(const weft_gradients *g) {
-    return g->node == g->nodes - 1 &&
-           g->taken + 1 == g->tree.nodes[g->first_node + g->node].count;
+    return g->node == g->nodes - 1 && g->taken + 1 == g->tree.nodes[g->first_node + g->node].count;
 }
 
 void weft_gradients_expect(weft_gradients *g) {
@@ -564,8 +563,8 @@ static int64_t find_own_bad(const weft_gradients *g) {
             from = weft_scatter_mean(g->scatter, i);
         } else {
             from = weft_gradients_of(g, own[i].weight);
-            from.data = (unsigned char *)from.data +
-                        (size_t)own[i].first * weft_dtype_size(from.dtype);
+            from.data =
+                (unsigned char *)from.data + (size_t)own[i].first * weft_dtype_size(from.dtype);
         }
         if (!is_finite_there(g, from, own[i].count)) bad = own[i].weight;
     }

@@ -158,8 +158,8 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
 static weft_status check_memory(const trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_fit fit;
     if (!backend->remote) return WEFT_OK;
-    WEFT_TRY(weft_account_fit(t->config, backend, weft_pool_size(pool), weft_comm_size(t->comm),
-                              &fit));
+    WEFT_TRY(
+        weft_account_fit(t->config, backend, weft_pool_size(pool), weft_comm_size(t->comm), &fit));
     return weft_fit_check(&fit, backend);
 }
 

@@ -15,9 +15,9 @@ struct weft_objective {
     weft_contrast *contrast;    /* NULL: one phase */
     int64_t micro, parts, time; /* sequences of a graph run; graph runs; tokens of a sequence */
     weft_comm *comm;
-    weft_span span;          /* the graph runs that are this rank's, where it has neighbouring ones; */
-    bool dealt;              /* else rank, rank + ranks, ... */
-    int64_t count;           /* how many they are */
+    weft_span span; /* the graph runs that are this rank's, where it has neighbouring ones; */
+    bool dealt;     /* else rank, rank + ranks, ... */
+    int64_t count;  /* how many they are */
     weft_loss_parts *losses; /* [parts] */
     int64_t *counts;         /* [ranks]: targets */
 };
@@ -47,8 +47,7 @@ static weft_status open_passes(weft_objective *o, weft_optimizer *optimizer, wef
     WEFT_TRY(
         weft_session_open(o->model, backend, pool, &build, true, options->poison, &o->session));
     if (two) WEFT_TRY(weft_contrast_open(o->model, backend, pool, &build, o->parts, &o->contrast));
-    WEFT_TRY(
-        weft_gradients_create(optimizer, &o->session, pool, o->comm, o->parts, &o->gradients));
+    WEFT_TRY(weft_gradients_create(optimizer, &o->session, pool, o->comm, o->parts, &o->gradients));
     o->dealt = weft_gradients_are_dealt(o->gradients);
     int64_t ranks = weft_comm_size(o->comm), rank = weft_comm_rank(o->comm);
     o->count = o->dealt ? (o->parts - rank + ranks - 1) / ranks : o->span.count;
@@ -152,8 +151,7 @@ weft_status weft_objective_run(weft_objective *o, const int32_t *tokens, const i
     double contrastive = 0;
     *out = (weft_loss_parts){0};
     weft_gradients_restart(o->gradients);
-    if (o->session.graph.count)
-        WEFT_TRY(write_count(o, count_targets(targets, o->count * size)));
+    if (o->session.graph.count) WEFT_TRY(write_count(o, count_targets(targets, o->count * size)));
     if (o->contrast) WEFT_TRY(contrast_all(o, tokens, run, &contrastive));
     for (int64_t i = 0; i < o->count; i++) {
         int64_t part = part_of(o, i);

@@ -90,8 +90,7 @@ static weft_status list_slots(weft_optimizer *o) {
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
     if (parts && o->slots && o->sharded) weft_shards_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; parts && o->slots && i < o->n_slots; i++)
-        o->slots[i].part =
-            o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count};
+        o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count};
     bool there = parts && o->slots;
     free(parts);
     return there ? WEFT_OK : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
@@ -224,9 +223,8 @@ weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, con
         snprintf(name, sizeof name, "%s.%s", kind, w->name);
     else
         snprintf(name, sizeof name, "%s.%s.%lld", kind, w->name, (long long)part->first);
-    weft_tensor *t =
-        weft_graph_tensor(b->graph, role, name, dtype, whole ? w->ndim : 2 - flat,
-                          whole ? w->shape : cut + flat);
+    weft_tensor *t = weft_graph_tensor(b->graph, role, name, dtype, whole ? w->ndim : 2 - flat,
+                                       whole ? w->shape : cut + flat);
     if (t) b->bindings[b->n++] = (weft_binding){t, data};
     return t;
 }
@@ -245,8 +243,8 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
     return (weft_adam_slot){
         .param = weft_optimizer_tensor(b, WEFT_ROLE_PARAM, "param", p, o->dtype,
                                        master ? master : weight),
-        .grad = weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", p, gradient->dtype,
-                                      gradient->data),
+        .grad =
+            weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", p, gradient->dtype, gradient->data),
         .m = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "m", p, o->dtype, m),
         .v = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v", p, o->dtype, v),
         .v_max = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v_max", p, o->dtype, v_max),
@@ -267,8 +265,7 @@ static weft_status build_graph(weft_optimizer_binder *b, const weft_gradient *gr
         grads[n] = slots[n].grad;
         n++;
     }
-    if (n == 0 && !o->sharded)
-        return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
+    if (n == 0 && !o->sharded) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
     o->lr = weft_graph_tensor(o->graph, WEFT_ROLE_INPUT, "lr", o->dtype, 0, NULL);
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
@@ -315,8 +312,7 @@ weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradient
         const weft_gradient *g = &gradients[p->weight];
         parts[i] = *g;
         if (g->data)
-            parts[i].data =
-                (unsigned char *)g->data + (size_t)p->first * weft_dtype_size(g->dtype);
+            parts[i].data = (unsigned char *)g->data + (size_t)p->first * weft_dtype_size(g->dtype);
     }
     weft_status status = has && parts ? weft_optimizer_bind_shard(o, has, parts)
                                       : weft_fail(WEFT_ENOMEM, "optimizer: no memory");

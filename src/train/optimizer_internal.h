@@ -27,8 +27,8 @@ struct weft_optimizer {
     int64_t n_state;
     char (*names)[WEFT_STATE_NAME];
     void *memory;
-    weft_mirror *mirror;        /* of the memory */
-    int64_t seen;               /* changes of the model's weights by the host that the masters know of */
+    weft_mirror *mirror; /* of the memory */
+    int64_t seen;        /* changes of the model's weights by the host that the masters know of */
     weft_optimizer_slot *slots; /* [n_slots]: one a weight, or one a stretch of this rank's */
     int64_t n_slots;
     void *control_state;
@@ -49,9 +49,9 @@ struct weft_optimizer {
     weft_graph *norm_graph; /* the own chunks' part of the norm; NULL: none has a gradient */
     weft_exec *norm_exec;
     weft_tensor *norm_parts, *all_parts;
-    double *parts;       /* [chunks]: rank after rank, as they are gathered */
-    double *ordered;     /* [chunks with a gradient], in the order of the row */
-    int64_t *order;      /* [chunks]: place in `ordered`; -1: no gradient */
+    double *parts;   /* [chunks]: rank after rank, as they are gathered */
+    double *ordered; /* [chunks with a gradient], in the order of the row */
+    int64_t *order;  /* [chunks]: place in `ordered`; -1: no gradient */
     int64_t n_ordered;
     int *counts, *begins; /* [ranks]: bytes of `parts` */
     int64_t cut_of_all;

@@ -316,8 +316,7 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
     *tensor = malloc((size_t)w->bytes);
     if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
     memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
-    if (key_of(o, index).kind == STATE_CONTROL)
-        memcpy(o->control_state, *tensor, (size_t)w->bytes);
+    if (key_of(o, index).kind == STATE_CONTROL) memcpy(o->control_state, *tensor, (size_t)w->bytes);
     return WEFT_OK;
 }
 

@@ -42,8 +42,9 @@ struct weft_scatter {
     int n_list;
     bool own, last; /* this rank has a micro-batch in the turn; it is the last turn */
     bool *sent;     /* [buckets] */
-    int64_t *order; /* [buckets]: as they were sent in the turn before; for a rank that has none to make */
-    int64_t turns;  /* buckets sent */
+    int64_t *
+        order; /* [buckets]: as they were sent in the turn before; for a rank that has none to make */
+    int64_t turns; /* buckets sent */
     bucket_slot slots[UNDER_WAY];
 };
 
@@ -154,8 +155,7 @@ weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatte
 
 void weft_scatter_destroy(weft_scatter *s) {
     if (!s) return;
-    if (s->device)
-        s->o.backend->release(s->device, s->own_at[s->buckets] * (int64_t)s->width);
+    if (s->device) s->o.backend->release(s->device, s->own_at[s->buckets] * (int64_t)s->width);
     for (int i = 0; i < LEVELS; i++)
         free(s->levels[i]);
     for (int i = 0; i < UNDER_WAY; i++) {
@@ -249,8 +249,7 @@ static void pack_chunk(void *context, int64_t task, int thread) {
     int64_t first = weft_cut_bucket(&h->cut, t->slot->bucket).first, i = first + task;
     const weft_stretch *c = &h->chunks[i];
     const weft_gradient *from = &t->s->o.from[c->weight];
-    unsigned char *to =
-        t->slot->packed + (size_t)(h->borders[i] - h->borders[first]) * t->s->width;
+    unsigned char *to = t->slot->packed + (size_t)(h->borders[i] - h->borders[first]) * t->s->width;
     if (!from->data)
         memset(to, 0, (size_t)c->count * t->s->width);
     else if (t->s->o.backend->remote)
@@ -298,10 +297,8 @@ static weft_status begin_bucket(weft_scatter *s, bucket_slot *slot) {
                 q, false, slot->received + (size_t)q * (size_t)s->largest * s->width, own};
     }
     slot->busy = true;
-    slot->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE,
-                                .transfers = slot->transfers,
-                                .count = n,
-                                .tag = slot->bucket};
+    slot->job = (weft_comm_job){
+        .kind = WEFT_JOB_EXCHANGE, .transfers = slot->transfers, .count = n, .tag = slot->bucket};
     return weft_comm_begin(s->o.comm, &slot->job);
 }
 
@@ -396,8 +393,7 @@ weft_status weft_scatter_end(weft_scatter *s) {
     for (bucket_slot *slot; (slot = oldest(s));)
         WEFT_TRY(end_bucket(s, slot));
     if (s->last && s->device)
-        s->o.backend->upload(s->device, s->levels[0],
-                             s->own_at[s->buckets] * (int64_t)s->width);
+        s->o.backend->upload(s->device, s->levels[0], s->own_at[s->buckets] * (int64_t)s->width);
     return WEFT_OK;
 }
 

@@ -209,9 +209,9 @@ static void test_enormous_sizes_are_answered(void **state) {
 /* What ranks share is a part in P of what one has. */
 static void test_ranks_share_memory(void **state) {
     (void)state;
-    json_t *object = command_json(RUN("plan", SMALL, "--device", "cpu", "-o", "BATCH_SIZE=8", "-o",
-                                      "MICRO_BATCH=1", "--dtype", "bf16", "--ranks", "4",
-                                      "--json"));
+    json_t *object =
+        command_json(RUN("plan", SMALL, "--device", "cpu", "-o", "BATCH_SIZE=8", "-o",
+                         "MICRO_BATCH=1", "--dtype", "bf16", "--ranks", "4", "--json"));
     json_t *all = json_object_get(object, "rank_bytes");
     json_t *none = json_object_get(all, "none"), *first = json_object_get(all, "optimizer");
     json_t *second = json_object_get(all, "gradients");

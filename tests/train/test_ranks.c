@@ -108,8 +108,7 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
 
 /* Weights of several chunks, each cut among ranks; spike clipping counts over all of them. */
 #define SHARED_MODEL                                                                               \
-    "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "OPTIMIZER=adamwspam", "-o", \
-    "BATCH_SIZE=13"
+    "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "OPTIMIZER=adamwspam", "-o", "BATCH_SIZE=13"
 
 static void check_shared(const char *dtype, int ranks, const char *shard) {
     char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM], option[64];
@@ -164,13 +163,13 @@ static void test_shared_state_resumes_at_another_number(void **state) {
     keep(err, scratch_path("err"));
     write_config(config, "embedded", "wsffn");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        assert_int_equal(ranks_run(parts[i].ranks,
-                                   RUN("train", "--config", config, "--out", out, "--resume",
-                                       "--dtype", "bf16", "--peak-flops", "0", SHARED_MODEL, "-o",
-                                       parts[i].shard, "-o", parts[i].steps, "-o",
-                                       "GPT2_EVAL_INTERVAL=1000"),
-                                   err),
-                         0);
+        assert_int_equal(
+            ranks_run(parts[i].ranks,
+                      RUN("train", "--config", config, "--out", out, "--resume", "--dtype", "bf16",
+                          "--peak-flops", "0", SHARED_MODEL, "-o", parts[i].shard, "-o",
+                          parts[i].steps, "-o", "GPT2_EVAL_INTERVAL=1000"),
+                      err),
+            0);
     command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", "bf16",
                          "--peak-flops", "0", SHARED_MODEL, "-o", "GPT2_EVAL_INTERVAL=1000"),
                      NULL);

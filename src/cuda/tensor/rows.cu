@@ -83,6 +83,6 @@ static void rows_unpin(void *memory) {
 }
 
 extern "C" const weft_row_backend weft_cuda_rows = {
-    rows_open, rows_close, rows_add, rows_copy, rows_scale, rows_wait, rows_name, rows_pin,
-    rows_unpin,
+    rows_open, rows_close, rows_add, rows_copy,  rows_scale,
+    rows_wait, rows_name,  rows_pin, rows_unpin,
 };
