@@ -81,12 +81,14 @@ static ALWAYS_INLINE vreal load_cached(const void *data, int64_t i, int64_t n,
         typedef uint16_t half __attribute__((vector_size(VBYTES / 2)));
         typedef uint32_t word __attribute__((vector_size(VBYTES)));
         half h = {0};
+        /* cppcheck-suppress sizeofDivisionMemfunc */
         memcpy(&h, (const uint16_t *)data + i, (n >= VLEN ? sizeof h : (size_t)n * 2));
         return (vreal)(__builtin_convertvector(h, word) << 16);
     }
 #endif
     typedef int8_t bytes __attribute__((vector_size(VBYTES / sizeof(real))));
     bytes b = {0};
+    /* cppcheck-suppress sizeofDivisionMemfunc */
     memcpy(&b, (const int8_t *)data + i, (n >= VLEN ? sizeof b : (size_t)n));
     return __builtin_convertvector(b, vreal);
 }

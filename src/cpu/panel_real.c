@@ -30,7 +30,7 @@ typedef real four __attribute__((vector_size(4 * sizeof(real))));
 
 /* Four numbers from element i. */
 static ALWAYS_INLINE four load_four(const void *data, int64_t i, const bool bf16) {
-    four v;
+    four v = {0};
     if (!bf16) {
         memcpy(&v, (const real *)data + i, sizeof v);
         return v;

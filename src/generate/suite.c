@@ -91,7 +91,7 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
     while (head > 0 && is_blank(whole[head - 1]))
         head--;
     const int32_t *tokens;
-    int64_t n_context = 0, n;
+    int64_t n_context = 0, n = 0;
     weft_status status = head ? encode(s, whole, head, &tokens, &n_context) : WEFT_OK;
     if (status == WEFT_OK) status = encode(s, whole, bytes, &tokens, &n);
     int64_t extra = head == 0;

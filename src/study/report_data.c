@@ -309,9 +309,9 @@ weft_status weft_report_compare(const weft_report_data *d, int step, int baselin
                                 weft_comparison *out, const char **why) {
     const weft_report_step *is = &d->steps[step], *base = &d->steps[baseline];
     double *scores = malloc(sizeof *scores * (2 * (size_t)d->n_seeds + 1));
+    if (!scores) return no_memory(d);
     double *other = scores + d->n_seeds;
     int n = 0;
-    if (!scores) return no_memory(d);
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, step, baseline, d->seeds[i]);
         if (!pair.counts) continue;

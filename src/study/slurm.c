@@ -189,9 +189,10 @@ static weft_status check_folder(const char *out) {
 weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
                               weft_slurm_jobs *out) {
     char path[WEFT_PATH_MAX], program[WEFT_PATH_MAX];
-    script *array = calloc(2, sizeof *array), *gather = array + 1;
-    int64_t mib;
+    script *array = calloc(2, sizeof *array);
     if (!array) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    script *gather = array + 1;
+    int64_t mib;
     weft_status status = check_folder(o->out);
     if (status == WEFT_OK) status = own_program(program);
     if (status == WEFT_OK) status = count_memory(s, o, &mib);
