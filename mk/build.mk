@@ -39,6 +39,9 @@ $(call stamp,$(1)/commit,$(GIT_COMMIT))
 $(1)/core/version.o: $(1)/commit
 $(1)/core/version.o: OWN_DEFINES := -DWEFT_GIT_COMMIT='"$(GIT_COMMIT)"'
 
+# Holds them whole.
+$(1)/study/charts.o: src/study/charts.js src/study/charts.css
+
 $(1)/%.o: src/%.c $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call say,CC,$$<)

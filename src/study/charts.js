@@ -1,0 +1,545 @@
+/* Charts of reports and of the live page: lines over training, points over cost, drawn as SVG.
+ *
+ *   weftCharts.group(element, {x, series, charts, smooth})
+ *
+ * fills an element with one toolbar, one legend and the charts that share them, and returns an object
+ * whose update(spec) draws new data and keeps what the reader chose.
+ *
+ *   x       [{key, label, unit}]  what the x axis can be; unit: "count", "seconds" or "bytes"
+ *   series  [{key, name, style, baseline}]  one for each thing compared. `style` (0, 1, ...) chooses colour,
+ *           dash and marker; `baseline` is the key of the series it is compared with. A series hidden in
+ *           one group is hidden in all, by its key.
+ *   charts  [{title, label, unit, lines | points, difference, front, log, note}]
+ *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
+ *                   runs of one series are averaged where their first x is the same; the band goes from
+ *                   the least to the most, and the single runs show while the series is pointed at
+ *           points  [{series, at: [{x, y, low, high}], join}]
+ *           difference: lines are shown minus their baseline's, run by run of the same name
+ *           front   [[x, y], ..] a staircase, such as a Pareto front
+ *           log     the x axis begins logarithmic
+ *
+ * Nothing is loaded and nothing is sent. Names are set as text, never as markup. Every chart takes the
+ * keyboard: arrows move along the x axis and between series, Escape leaves, and what is under the
+ * cursor is spoken by a live region.
+ *
+ * It is a script of our own because the page must be one small file that works offline, and because no
+ * packaged library has per-run lines on hover, differences by seed and a keyboard cursor. */
+"use strict";
+const weftCharts = (() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const DASHES = ["", "9 4", "4 3", "9 4 2 4", "2 3"];
+  const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
+  const COLOURS = 8;
+  const hidden = new Set();
+  const groups = [];
+
+  /* Round numbers: 1, 2 or 5 times a power of ten, at most `most` of them within the range. */
+  function ticks(low, high, most) {
+    if (!(high > low) || !isFinite(high - low)) return [];
+    let step = 10 ** Math.floor(Math.log10((high - low) / most));
+    for (const times of [1, 2, 5, 10]) {
+      if ((high - low) / (step * times) <= most) { step *= times; break; }
+    }
+    const list = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-12) + step * 1e-9; i++) list.push(i * step);
+    return list.map((v) => +v.toPrecision(12));
+  }
+
+  /* On a logarithmic axis: powers of ten, with 2 and 5 between them where there is room. */
+  function logTicks(low, high, most) {
+    const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
+    for (const times of [[1, 2, 5], [1, 3], [1]]) {
+      const list = [];
+      for (let p = from; p <= to; p++) {
+        for (const t of times) list.push(+(t * 10 ** p).toPrecision(12));
+      }
+      const inside = list.filter((v) => v >= low * (1 - 1e-9) && v <= high * (1 + 1e-9));
+      if (inside.length <= most && inside.length > 1) return inside;
+    }
+    const every = Math.ceil((to - from) / most), list = [];
+    if (to - from < 2) return ticks(low, high, most);
+    for (let p = from; p <= to; p += every) list.push(10 ** p);
+    return list.filter((v) => v >= low && v <= high);
+  }
+
+  const UNITS = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"];
+
+  /* The labels of an axis: one unit for all of them, and as many decimals as the step has. */
+  function labels(values, log) {
+    const most = Math.max(...values.map(Math.abs), 0);
+    if (log) return values.map((v) => short(v, 3));
+    let unit = 0, scale = 1;
+    if (most >= 1e4) while (most / scale >= 1000 && unit < UNITS.length - 1) { scale *= 1000; unit++; }
+    const step = values.length > 1 ? Math.abs(values[1] - values[0]) / scale : most / scale || 1;
+    if (most > 0 && step < 1e-6) return values.map((v) => v.toExponential(1).replace("e+", "e"));
+    let decimals = 0;
+    while (decimals < 8 && Math.abs(Math.round(step * 10 ** decimals) - step * 10 ** decimals) > 1e-6 * step * 10 ** decimals) decimals++;
+    return values.map((v) => {
+      const text = minus((v / scale).toFixed(decimals));
+      return +text.replace("\u2212", "-") === 0 ? "0" : text + UNITS[unit];
+    });
+  }
+
+  const minus = (text) => text.replace("-", "\u2212");
+
+  /* A value for people: digits that count, and a unit letter for large ones. */
+  function short(value, digits = 4) {
+    if (!isFinite(value)) return "\u2013";
+    let unit = 0, v = value;
+    if (Math.abs(v) >= 1e4) while (Math.abs(v) >= 999.5 && unit < UNITS.length - 1) { v /= 1000; unit++; }
+    if (v !== 0 && Math.abs(v) < 1e-4) return minus(v.toExponential(digits - 1));
+    return minus(String(+v.toPrecision(digits))) + UNITS[unit];
+  }
+
+  /* What the axis counts in: seconds become minutes or hours, bytes KiB, MiB or GiB. */
+  function scaleOf(unit, most) {
+    const steps = unit === "seconds" ? [[1, "s"], [60, "min"], [3600, "h"], [86400, "days"]]
+      : unit === "bytes" ? [[1, "bytes"], [1024, "KiB"], [1024 ** 2, "MiB"], [1024 ** 3, "GiB"], [1024 ** 4, "TiB"]] : [[1, ""]];
+    const enough = unit === "seconds" ? 2 : 1;
+    let chosen = steps[0];
+    for (const s of steps) if (most >= enough * s[0]) chosen = s;
+    return {by: chosen[0], name: chosen[1]};
+  }
+
+  const fullLabel = (label, unit) => (unit ? label + " (" + unit + ")" : label);
+
+  function make(kind, attributes, parent, text) {
+    const node = document.createElementNS(SVG, kind);
+    for (const name in attributes) node.setAttribute(name, attributes[name]);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.appendChild(node);
+    return node;
+  }
+
+  function html(kind, attributes, parent, text) {
+    const node = document.createElement(kind);
+    for (const name in attributes) node.setAttribute(name, attributes[name]);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.appendChild(node);
+    return node;
+  }
+
+  const colourOf = (style) => "var(--c" + (style % COLOURS) + ")";
+  const dashOf = (style) => DASHES[style % DASHES.length];
+
+  function marker(parent, style, x, y, size) {
+    const c = colourOf(style), s = size, kind = MARKERS[style % MARKERS.length];
+    const shapes = {
+      square: [[-s, -s], [s, -s], [s, s], [-s, s]], diamond: [[0, -1.4 * s], [1.4 * s, 0], [0, 1.4 * s], [-1.4 * s, 0]],
+      up: [[0, -1.3 * s], [1.2 * s, s], [-1.2 * s, s]], down: [[0, 1.3 * s], [1.2 * s, -s], [-1.2 * s, -s]],
+      cross: [[-s, 0.35 * s], [-s, -0.35 * s], [-0.35 * s, -0.35 * s], [-0.35 * s, -s], [0.35 * s, -s], [0.35 * s, -0.35 * s],
+        [s, -0.35 * s], [s, 0.35 * s], [0.35 * s, 0.35 * s], [0.35 * s, s], [-0.35 * s, s], [-0.35 * s, 0.35 * s]]};
+    if (shapes[kind]) return make("polygon", {points: shapes[kind].map((p) => (x + p[0]) + "," + (y + p[1])).join(" "), style: "fill:" + c}, parent);
+    return make("circle", {cx: x, cy: y, r: s, style: kind === "ring" ? "fill:none;stroke-width:2;stroke:" + c : "fill:" + c}, parent);
+  }
+
+  /* A run's x by key: its own numbers, or a factor of the first key's. */
+  function xOf(run, key, first) {
+    const own = run.x[key];
+    return typeof own === "number" ? run.x[first].map((v) => v * own) : own || [];
+  }
+
+  /* The exponential moving average, corrected for its start. */
+  function smoothed(y, weight) {
+    if (!weight) return y;
+    let sum = 0, rest = 1;
+    return y.map((v) => {
+      sum = weight * sum + (1 - weight) * v;
+      rest *= weight;
+      return sum / (1 - rest);
+    });
+  }
+
+  /* The runs of one series as {name, key: [first x], x, y}, minus the baseline's of the same name. */
+  function runsOf(line, base, state, keys) {
+    const first = keys[0].key;
+    const plain = (l) => l.runs.map((r) => ({name: r.name, at: r.x[first] || [], x: xOf(r, state.x, first), y: smoothed(r.y, state.smooth)}));
+    const runs = plain(line);
+    if (!base) return runs;
+    const others = new Map(plain(base).map((r) => [r.name, new Map(r.at.map((v, i) => [v, r.y[i]]))]));
+    return runs.filter((r) => others.has(r.name)).map((r) => {
+      const other = others.get(r.name), keep = r.at.map((v, i) => i).filter((i) => other.has(r.at[i]));
+      return {name: r.name, at: keep.map((i) => r.at[i]), x: keep.map((i) => r.x[i]), y: keep.map((i) => r.y[i] - other.get(r.at[i]))};
+    });
+  }
+
+  /* Mean, least and most over the runs, where every run has a number. */
+  function summary(runs) {
+    const sums = new Map();
+    for (const r of runs) {
+      r.at.forEach((at, i) => {
+        if (!isFinite(r.y[i]) || !isFinite(r.x[i])) return;
+        const s = sums.get(at) || {x: 0, y: 0, low: Infinity, high: -Infinity, n: 0};
+        s.x += r.x[i]; s.y += r.y[i]; s.n++;
+        s.low = Math.min(s.low, r.y[i]); s.high = Math.max(s.high, r.y[i]);
+        sums.set(at, s);
+      });
+    }
+    const most = runs.filter((r) => r.at.length).length;
+    return [...sums.entries()].sort((a, b) => a[0] - b[0]).filter((e) => e[1].n === most)
+      .map(([, s]) => ({x: s.x / s.n, y: s.y / s.n, low: s.low, high: s.high}));
+  }
+
+  /* What a chart shows now: [{series, style, points, runs, join}]. */
+  function shown(chart, spec, state) {
+    const bySeries = new Map(spec.series.map((s, i) => [i, s])), list = [];
+    for (const line of chart.lines || []) {
+      const s = bySeries.get(line.series);
+      if (!s || hidden.has(s.key)) continue;
+      let base = null;
+      if (chart.difference) {
+        base = chart.lines.find((l) => spec.series[l.series].key === s.baseline);
+        if (!base || base === line) continue;
+      }
+      const runs = runsOf(line, base, state, spec.x);
+      list.push({series: s, style: s.style, runs, points: summary(runs), join: true, band: true});
+    }
+    for (const set of chart.points || []) {
+      const s = bySeries.get(set.series);
+      if (s && !hidden.has(s.key)) list.push({series: s, style: s.style, runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, bars: true});
+    }
+    return list.filter((l) => l.points.length);
+  }
+
+  /* The first steps fall from far above and would press the rest flat; a linear axis leaves them out. */
+  function rangeOf(list, chart, state) {
+    let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity, late = -Infinity;
+    for (const l of list) {
+      const end = l.points[l.points.length - 1].x;
+      for (const p of l.points) {
+        const low = isFinite(p.low) ? p.low : p.y, high = isFinite(p.high) ? p.high : p.y;
+        if (state.logX && !(p.x > 0)) continue;
+        if (state.logY && !chart.difference && !(low > 0)) continue;
+        x0 = Math.min(x0, p.x); x1 = Math.max(x1, p.x);
+        y0 = Math.min(y0, low); y1 = Math.max(y1, high);
+        if (p.x >= 0.2 * end) late = Math.max(late, high);
+      }
+    }
+    for (const p of chart.front || []) { y0 = Math.min(y0, p[1]); y1 = Math.max(y1, p[1]); }
+    if (chart.difference) {
+      const bound = list.flatMap((l) => l.points.slice(Math.floor(l.points.length * 0.1))).map((p) => Math.max(Math.abs(p.low), Math.abs(p.high)));
+      const most = Math.max(...bound, 1e-9);
+      y0 = Math.max(Math.min(y0, 0), -most); y1 = Math.min(Math.max(y1, 0), most);
+    } else if (!state.logY && chart.lines && !chart.higher && late > y0 && y1 - y0 > 1.5 * (late - y0)) {
+      y1 = late;
+    }
+    const grow = (a, b, share, log) => {
+      if (log) return [a / (b / a || 1) ** share / (a === b ? 1.1 : 1), b * (b / a || 1) ** share * (a === b ? 1.1 : 1)];
+      const room = b > a ? (b - a) * share : Math.max(Math.abs(b) * 0.05, 1e-6);
+      return [a - room, b + room];
+    };
+    if (!(x1 >= x0)) return null;
+    const points = !chart.lines;
+    if (points || x0 === x1) [x0, x1] = grow(x0, x1, 0.08, state.logX);
+    else if (!state.logX) x0 = Math.min(0, x0);
+    [y0, y1] = grow(y0, y1, 0.06, state.logY && !chart.difference);
+    return {x0, x1, y0, y1};
+  }
+
+  function drawChart(view, spec, state, active) {
+    const {chart, figure} = view, width = Math.max(240, Math.floor(figure.clientWidth || 600));
+    const height = Math.round(Math.min(Math.max(width * 0.58, 220), 400));
+    const own = {...state, logX: chart.points ? !!chart.log !== !!state.logX : state.logX};
+    const list = shown(chart, spec, own), range = rangeOf(list, chart, own);
+    const svg = view.svg;
+    svg.replaceChildren();
+    svg.setAttribute("viewBox", "0 0 " + width + " " + height);
+    svg.setAttribute("height", height);
+    view.map = null;
+    if (!range) {
+      make("text", {x: width / 2, y: height / 2, "text-anchor": "middle", class: "soft"}, svg, "nothing to draw");
+      return;
+    }
+    const axis = chart.points ? chart.x || spec.x[0] : spec.x.find((a) => a.key === state.x) || spec.x[0];
+    const logY = state.logY && !chart.difference;
+    const sx = scaleOf(axis.unit, range.x1), sy = scaleOf(chart.scale, range.y1);
+    const yTicks = logY ? logTicks(range.y0 / sy.by, range.y1 / sy.by, height / 36) : ticks(range.y0 / sy.by, range.y1 / sy.by, height / 44);
+    const yText = labels(yTicks, false);
+    const left = 14 + 7.6 * Math.max(3, ...yText.map((t) => t.length)), right = 14, top = 30, bottom = 44;
+    const most = Math.max(2, Math.floor((width - left - right) / 72));
+    const xTicks = own.logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
+    const xText = labels(xTicks, own.logX);
+    const place = (v, a, b, log) => (log ? Math.log(v / a) / Math.log(b / a) : (v - a) / (b - a));
+    const px = (v) => left + place(v, range.x0, range.x1, own.logX) * (width - left - right);
+    const py = (v) => height - bottom - place(v, range.y0, range.y1, logY) * (height - top - bottom);
+
+    for (const [i, v] of yTicks.entries()) {
+      make("line", {x1: left, x2: width - right, y1: py(v * sy.by), y2: py(v * sy.by), class: "grid"}, svg);
+      make("text", {x: left - 7, y: py(v * sy.by) + 4.5, "text-anchor": "end"}, svg, yText[i]);
+    }
+    for (const [i, v] of xTicks.entries()) {
+      const at = px(v * sx.by), anchor = at > width - 26 ? "end" : "middle";
+      make("line", {x1: at, x2: at, y1: height - bottom, y2: height - bottom + 5, class: "axis"}, svg);
+      make("text", {x: anchor === "end" ? width - 4 : at, y: height - bottom + 20, "text-anchor": anchor}, svg, xText[i]);
+    }
+    make("line", {x1: left, x2: width - right, y1: height - bottom, y2: height - bottom, class: "axis"}, svg);
+    if (chart.difference) make("line", {x1: left, x2: width - right, y1: py(0), y2: py(0), class: "zero"}, svg);
+    make("text", {x: 4, y: 16, class: "name"}, svg, fullLabel(chart.label, chart.unit || sy.name));
+    make("text", {x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle", class: "name"}, svg, fullLabel(axis.label, sx.name));
+
+    const id = "clip" + view.id, clip = make("clipPath", {id}, svg);
+    make("rect", {x: left - 2, y: top - 8, width: width - left - right + 8, height: height - top - bottom + 10}, clip);
+    const area = make("g", {"clip-path": "url(#" + id + ")"}, svg);
+    const path = (points, y) => points.filter((p) => (!own.logX || p.x > 0) && (!logY || y(p) > 0))
+      .map((p, i) => (i ? "L" : "M") + px(p.x).toFixed(1) + " " + py(y(p)).toFixed(1)).join("");
+    for (const l of list) {
+      if (!l.band || l.runs.length < 2) continue;
+      const low = path([...l.points].reverse(), (p) => p.low).replace("M", "L");
+      make("path", {d: path(l.points, (p) => p.high) + low + "Z", class: "band", style: "fill:" + colourOf(l.style)}, area);
+    }
+    if (chart.front && chart.front.length) {
+      let d = "";
+      chart.front.forEach((p, i) => { d += i ? "H" + px(p[0]) + "V" + py(p[1]) : "M" + px(p[0]) + " " + py(p[1]); });
+      make("path", {d: d + "H" + (width - right), class: "front"}, area);
+    }
+    for (const l of list) {
+      const on = active && active.key === l.series.key, dim = active && active.key && !on;
+      const g = make("g", {class: dim ? "dim" : "", "data-series": l.series.key}, area);
+      if (on) for (const r of l.runs) {
+        const points = r.x.map((x, i) => ({x, y: r.y[i]})).filter((p) => isFinite(p.x) && isFinite(p.y));
+        make("path", {d: path(points, (p) => p.y), class: "run", style: "stroke:" + colourOf(l.style)}, g);
+      }
+      if (l.join) make("path", {d: path(l.points, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + colourOf(l.style), "stroke-dasharray": dashOf(l.style)}, g);
+      const every = l.bars ? 1 : Math.max(1, Math.ceil(l.points.length / 6));
+      l.points.forEach((p, i) => {
+        if (own.logX && !(p.x > 0)) return;
+        if (l.bars && isFinite(p.low) && isFinite(p.high)) make("line", {x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high), class: "bar", style: "stroke:" + colourOf(l.style)}, g);
+        if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l.style, px(p.x), py(p.y), l.bars ? 5 : 3);
+      });
+    }
+    view.map = {px, py, left, right: width - right, top, bottom: height - bottom, list, axis, sx, sy, width, height};
+    view.cursor = make("line", {class: "cursor", y1: top - 6, y2: height - bottom, visibility: "hidden"}, svg);
+  }
+
+  function valueText(v, chart, sy, difference) {
+    const text = short(v / sy.by, 5) + (sy.by > 1 ? " " + sy.name : "");
+    return difference && v > 0 ? "+" + text : text;
+  }
+
+  /* The point of a line nearest to a place on the screen. */
+  function nearest(l, map, x) {
+    let best = l.points[0];
+    for (const p of l.points) if (Math.abs(map.px(p.x) - x) < Math.abs(map.px(best.x) - x)) best = p;
+    return best;
+  }
+
+  function describe(view, found, focus) {
+    const {chart, map} = view, rows = found.map(({line, point}) => {
+      const spread = isFinite(point.low) && isFinite(point.high) && point.high > point.low
+        ? " (" + valueText(point.low, chart, map.sy, chart.difference) + " to " + valueText(point.high, chart, map.sy, chart.difference) + ")" : "";
+      return {line, text: valueText(point.y, chart, map.sy, chart.difference), spread, on: line === focus};
+    });
+    rows.sort((a, b) => found.find((f) => f.line === b.line).point.y - found.find((f) => f.line === a.line).point.y);
+    return rows;
+  }
+
+  /* The values at a place: a box beside the pointer, a line through it, the single runs of the series
+     that is nearest. */
+  function point(view, group, x, y, key) {
+    if (!view.map) return;
+    const {map, chart} = view;
+    let found = map.list.map((line) => ({line, point: nearest(line, map, x)}));
+    if (!found.length) return;
+    const far = (f) => Math.hypot(chart.lines ? 0 : map.px(f.point.x) - x, map.py(f.point.y) - y);
+    const focus = key !== undefined ? (found.find((f) => f.line.series.key === key) || found[0]) : found.reduce((a, b) => (far(b) < far(a) ? b : a));
+    if (!chart.lines) found = found.filter((f) => Math.abs(map.px(f.point.x) - map.px(focus.point.x)) < 4 || f === focus);
+    if (view.active !== focus.line.series.key) {
+      view.active = focus.line.series.key;
+      drawChart(view, group.spec, group.state, {key: view.active});
+    }
+    view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x};
+    const at = view.map.px(focus.point.x);
+    view.cursor.setAttribute("x1", at);
+    view.cursor.setAttribute("x2", at);
+    view.cursor.setAttribute("visibility", "visible");
+    marker(view.svg, focus.line.style, at, view.map.py(focus.point.y), 5).setAttribute("class", "focus");
+    view.svg.querySelectorAll(".focus").forEach((n, i, all) => { if (i < all.length - 1) n.remove(); });
+    const tip = view.tip, rows = describe(view, found, focus.line);
+    tip.replaceChildren();
+    html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
+    for (const r of rows) {
+      const row = html("div", {class: r.on ? "row on" : "row"}, tip);
+      html("i", {style: "background:" + colourOf(r.line.style)}, row);
+      html("span", {}, row, r.line.series.name);
+      html("b", {}, row, r.text);
+      if (r.spread && r.on) html("small", {}, row, r.spread.trim());
+    }
+    const runs = focus.line.runs.length > 1 ? focus.line.runs : [];
+    if (runs.length) {
+      const text = runs.slice(0, 8).map((r) => {
+        let best = 0;
+        r.x.forEach((v, i) => { if (Math.abs(v - focus.point.x) < Math.abs(r.x[best] - focus.point.x)) best = i; });
+        return r.name + " " + valueText(r.y[best], chart, map.sy, chart.difference);
+      });
+      html("div", {class: "runs"}, tip, text.join(", ") + (runs.length > 8 ? ", \u2026" : ""));
+    }
+    tip.hidden = false;
+    const share = map.width ? view.svg.getBoundingClientRect().width / map.width : 1;
+    const room = view.figure.clientWidth, w = tip.offsetWidth;
+    let leftAt = at * share + 14;
+    if (leftAt + w > room) leftAt = at * share - w - 14;
+    tip.style.left = Math.max(0, Math.min(leftAt, room - w)) + "px";
+    tip.style.top = Math.max(0, 26 + (view.svg.offsetTop || 0)) + "px";
+    return rows;
+  }
+
+  function leave(view, group) {
+    view.tip.hidden = true;
+    if (view.active !== null) {
+      view.active = null;
+      drawChart(view, group.spec, group.state, null);
+    }
+    view.at = null;
+  }
+
+  function keys(view, group, event) {
+    const map = view.map;
+    if (!map || !map.list.length) return;
+    if (event.key === "Escape") { leave(view, group); return; }
+    const order = map.list.map((l) => l.series.key);
+    let key = view.at ? view.at.key : order[0];
+    let line = map.list.find((l) => l.series.key === key) || map.list[0], i = line.points.length - 1;
+    if (view.at) line.points.forEach((p, k) => { if (Math.abs(p.x - view.at.value) < Math.abs(line.points[i].x - view.at.value)) i = k; });
+    const moves = {ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9};
+    if (event.key in moves) {
+      if (view.at) i += moves[event.key];
+    } else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+      key = order[(order.indexOf(key) + (event.key === "ArrowUp" ? order.length - 1 : 1)) % order.length];
+      line = map.list.find((l) => l.series.key === key);
+      i = Math.min(i, line.points.length - 1);
+    } else return;
+    event.preventDefault();
+    const p = line.points[Math.max(0, Math.min(i, line.points.length - 1))];
+    const rows = point(view, group, map.px(p.x), map.py(p.y), key), on = rows.find((r) => r.on);
+    view.say.textContent = line.series.name + ", " + map.axis.label + " " + short(p.x / map.sx.by, 5) + " " + map.sx.name + ": " + on.text + on.spread;
+  }
+
+  let count = 0;
+
+  function buildView(group, chart) {
+    const figure = html("figure", {class: "chart"}, group.pictures), id = ++count;
+    if (chart.title) html("h4", {id: "title" + id}, figure, chart.title);
+    const svg = make("svg", {role: "application", tabindex: "0", "aria-label": (chart.title || chart.label) + ". Arrow keys read the values."}, figure);
+    const tip = html("div", {class: "tip"}, figure), say = html("div", {class: "unseen", "aria-live": "polite"}, figure);
+    tip.hidden = true;
+    if (chart.note) html("figcaption", {}, figure, chart.note);
+    const view = {chart, figure, svg, tip, say, id, active: null, at: null, map: null};
+    const moved = (e) => {
+      if (!view.map) return;
+      const r = svg.getBoundingClientRect(), share = view.map.width / r.width;
+      point(view, group, (e.clientX - r.left) * share, (e.clientY - r.top) * share);
+    };
+    svg.addEventListener("pointermove", moved);
+    svg.addEventListener("pointerdown", moved);
+    svg.addEventListener("pointerleave", () => leave(view, group));
+    svg.addEventListener("blur", () => leave(view, group));
+    svg.addEventListener("keydown", (e) => keys(view, group, e));
+    return view;
+  }
+
+  function sample(style) {
+    const svg = make("svg", {viewBox: "0 0 34 12", width: 34, height: 12, "aria-hidden": "true"});
+    make("line", {x1: 1, x2: 33, y1: 6, y2: 6, style: "stroke-width:2.4;stroke:" + colourOf(style), "stroke-dasharray": dashOf(style)}, svg);
+    marker(svg, style, 17, 6, 4);
+    return svg;
+  }
+
+  function drawAll() {
+    for (const g of groups) g.draw();
+  }
+
+  function buildLegend(group) {
+    group.legend.replaceChildren();
+    const used = new Set(group.spec.charts.flatMap((c) => [...(c.lines || []), ...(c.points || [])].map((l) => l.series)));
+    group.spec.series.forEach((s, i) => {
+      if (!used.has(i)) return;
+      const button = html("button", {type: "button", "aria-pressed": String(!hidden.has(s.key)), "data-key": s.key, title: "Click: hide or show. Shift and click: this one alone."}, group.legend);
+      button.appendChild(sample(s.style));
+      html("span", {}, button, s.name);
+      button.addEventListener("click", (e) => {
+        if (e.shiftKey) {
+          const alone = group.spec.series.every((o) => (o.key === s.key) !== hidden.has(o.key));
+          for (const o of group.spec.series) if (alone || o.key === s.key) hidden.delete(o.key); else hidden.add(o.key);
+        } else if (!hidden.delete(s.key)) hidden.add(s.key);
+        drawAll();
+      });
+      const hint = (on) => () => { for (const v of group.views) drawChart(v, group.spec, group.state, on ? {key: s.key} : null); };
+      button.addEventListener("pointerenter", hint(true));
+      button.addEventListener("pointerleave", hint(false));
+    });
+  }
+
+  function buildTools(group) {
+    const tools = group.tools, spec = group.spec, state = group.state;
+    tools.replaceChildren();
+    const lines = spec.charts.some((c) => c.lines);
+    if (lines && spec.x.length > 1) {
+      const label = html("label", {}, tools, "x axis "), select = html("select", {name: "x"}, label);
+      for (const a of spec.x) html("option", {value: a.key}, select, a.label);
+      select.value = state.x;
+      select.addEventListener("change", () => { state.x = select.value; group.draw(); });
+    }
+    const check = (name, text) => {
+      const label = html("label", {}, tools), box = html("input", {type: "checkbox", name}, label);
+      label.append(" " + text);
+      box.checked = state[name];
+      box.addEventListener("change", () => { state[name] = box.checked; group.draw(); });
+    };
+    if (lines) {
+      check("logX", "log x");
+      check("logY", "log y");
+      const label = html("label", {}, tools, "smoothing "), slide = html("input", {type: "range", name: "smooth", min: 0, max: 0.99, step: 0.01, value: state.smooth}, label);
+      const out = html("output", {}, label, state.smooth.toFixed(2));
+      slide.addEventListener("input", () => { state.smooth = +slide.value; out.textContent = state.smooth.toFixed(2); group.draw(); });
+    }
+    tools.hidden = !tools.children.length;
+  }
+
+  function group(element, spec) {
+    element.replaceChildren();
+    element.classList.add("charts");
+    const g = {spec, views: [], state: {x: spec.x.length ? spec.x[0].key : "", logX: false, logY: false, smooth: spec.smooth || 0}};
+    g.tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"}, element);
+    g.legend = html("div", {class: "legend", role: "group", "aria-label": "What is shown"}, element);
+    g.pictures = html("div", {class: "pictures"}, element);
+    g.draw = () => {
+      for (const b of g.legend.children) b.setAttribute("aria-pressed", String(!hidden.has(b.dataset.key)));
+      for (const v of g.views) drawChart(v, g.spec, g.state, v.active ? {key: v.active} : null);
+    };
+    g.update = (next) => {
+      const same = next.charts.length === g.views.length && next.charts.every((c, i) => c.title === g.views[i].chart.title);
+      const legend = JSON.stringify(next.series) !== JSON.stringify(g.spec.series) || !g.legend.children.length;
+      g.spec = next;
+      if (!same) {
+        g.pictures.replaceChildren();
+        g.views = next.charts.map((c) => buildView(g, c));
+        buildTools(g);
+      } else next.charts.forEach((c, i) => { g.views[i].chart = c; });
+      if (legend || !same) buildLegend(g);
+      g.draw();
+    };
+    groups.push(g);
+    buildTools(g);
+    buildLegend(g);
+    g.views = spec.charts.map((c) => buildView(g, c));
+    g.draw();
+    let wide = element.clientWidth;
+    new ResizeObserver(() => { if (element.clientWidth !== wide) { wide = element.clientWidth; g.draw(); } }).observe(element);
+    return g;
+  }
+
+  /* A report: each element with data-charts is filled from the JSON in the page. */
+  function start() {
+    const data = document.getElementById("weft-charts");
+    if (!data) return;
+    const list = JSON.parse(data.textContent);
+    for (const element of document.querySelectorAll("[data-charts]")) {
+      const spec = list[+element.dataset.charts];
+      if (spec) group(element, spec);
+    }
+    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+  }
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  else start();
+  return {group, ticks, logTicks, labels, short, hidden, scaleOf};
+})();
