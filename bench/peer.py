@@ -57,6 +57,12 @@ def linear(s):
     yield "linear", [x, w, b], [noise(9, s["m"], s["n"])], lambda x, w, b: [F.linear(x, w, b)]
 
 
+def product(s):
+    dtype = torch.bfloat16 if s.get("bf16") else torch.float32
+    x, w = noise(1, s["m"], s["k"]), noise(2, s["n"], s["k"]) / math.sqrt(s["k"])
+    yield "linear", [x.to(dtype), w.to(dtype)], None, lambda x, w: [F.linear(x, w)]
+
+
 def decode(s):
     """A token through weights that no cache holds together."""
     x = noise(1, s["m"], s["k"])
@@ -224,6 +230,7 @@ def cross_entropy(s):
 
 OPS = {
     "linear": linear,
+    "product": product,
     "decode": decode,
     "attention_dot": attention_dot,
     "attention_w2": attention_w2,
@@ -261,7 +268,7 @@ class Row:
     def rms(self):
         result = self.run()
         values = [*result[0], *result[1]] if self.backward else result
-        return [x.square().mean().sqrt().item() for x in values]
+        return [x.float().square().mean().sqrt().item() for x in values]
 
 
 def prepare(request, form):

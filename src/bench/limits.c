@@ -1,39 +1,55 @@
 #include "bench/limits.h"
 
-#include "bench/timer.h"
 #include "core/clock.h"
-#include "cpu/blas.h"
+#include "cpu/backend.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { SIDE = 1024, MATRIX = SIDE * SIDE, PIECE = 1 << 20, PIECES = 256, PEAK_MEASUREMENTS = 3 };
+/* Seconds that a loop runs for at least. */
+#define LOOP_SECONDS 0.004
+
+enum { PIECE = 1 << 20, PIECES = 256, PEAK_MEASUREMENTS = 3, FIRST_ROUNDS = 1 << 10 };
 
 struct bench_limits {
     weft_pool *pool;
-    float *matrices; /* three per thread */
-    char *from, *to; /* PIECES pieces each */
+    int64_t rounds[2]; /* of a loop, in float and in bf16 */
+    double *rates;     /* of the threads */
+    char *from, *to;   /* PIECES pieces each */
 };
+
+/* So many rounds that a loop takes LOOP_SECONDS. */
+static int64_t count_rounds(bool bf16) {
+    int64_t rounds = FIRST_ROUNDS;
+    for (;; rounds *= 2) {
+        double start = weft_clock();
+        if (weft_cpu_work(bf16, rounds) <= 0) return 0;
+        if (weft_clock() - start >= LOOP_SECONDS) return rounds;
+    }
+}
 
 weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out) {
     *out = NULL;
+    if (!weft_cpu_backend()) return WEFT_EMISSING;
     bench_limits *l = calloc(1, sizeof *l);
     if (!l) return weft_fail(WEFT_ENOMEM, "limits: no memory");
-    size_t count = (size_t)weft_pool_size(pool) * 3 * MATRIX;
     l->pool = pool;
-    l->matrices = malloc(count * sizeof *l->matrices);
+    l->rates = calloc((size_t)weft_pool_size(pool), sizeof *l->rates);
+    if (!l->rates) {
+        bench_limits_destroy(l);
+        return weft_fail(WEFT_ENOMEM, "limits: no memory");
+    }
+    l->rounds[false] = count_rounds(false);
+    l->rounds[true] = count_rounds(true);
     if (copies) {
         l->from = malloc((size_t)PIECE * PIECES);
         l->to = malloc((size_t)PIECE * PIECES);
-    }
-    if (!l->matrices || (copies && (!l->from || !l->to))) {
-        bench_limits_destroy(l);
-        return weft_fail(WEFT_ENOMEM, "limits: no memory for the large product and copy");
-    }
-    for (size_t i = 0; i < count; i++)
-        l->matrices[i] = (float)(i % 61) * 0.03125f - 1;
-    if (copies) {
+        if (!l->from || !l->to) {
+            bench_limits_destroy(l);
+            return weft_fail(WEFT_ENOMEM, "limits: no memory for the large copy");
+        }
         memset(l->from, 1, (size_t)PIECE * PIECES);
         memset(l->to, 2, (size_t)PIECE * PIECES);
     }
@@ -43,24 +59,41 @@ weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out
 
 void bench_limits_destroy(bench_limits *l) {
     if (!l) return;
-    free(l->matrices);
+    free(l->rates);
     free(l->from);
     free(l->to);
     free(l);
 }
 
-static void multiply(void *context, int64_t task, int thread) {
-    (void)thread;
-    float *m = ((bench_limits *)context)->matrices + task * 3 * MATRIX;
-    weft_blas_sgemm(false, false, SIDE, SIDE, SIDE, 1, m, SIDE, m + MATRIX, SIDE, 0, m + 2 * MATRIX,
-                    SIDE);
+typedef struct {
+    bool bf16;
+    int64_t rounds;
+    double *rates; /* one for each task */
+} loop;
+
+/* By the thread's own clock: what else the machine does is not the loop's. */
+static double thread_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-double bench_limit_gflops(bench_limits *l) {
+static void work(void *context, int64_t task, int thread) {
+    (void)thread;
+    const loop *l = context;
+    double start = thread_clock(), count = weft_cpu_work(l->bf16, l->rounds);
+    l->rates[task] = 1e-9 * count / (thread_clock() - start);
+}
+
+double bench_limit_gflops(bench_limits *l, bool bf16) {
+    loop each = {.bf16 = bf16 && l->rounds[true], .rates = l->rates};
+    each.rounds = l->rounds[each.bf16];
     int threads = weft_pool_size(l->pool);
-    double start = weft_clock();
-    weft_pool_run(l->pool, threads, multiply, l);
-    return 2e-9 * SIDE * SIDE * SIDE * threads / (weft_clock() - start);
+    weft_pool_run(l->pool, threads, work, &each);
+    double sum = 0;
+    for (int i = 0; i < threads; i++)
+        sum += l->rates[i];
+    return sum;
 }
 
 static void copy(void *context, int64_t task, int thread) {
@@ -76,12 +109,12 @@ double bench_limit_gbytes(bench_limits *l) {
     return 2e-9 * PIECE * PIECES / (weft_clock() - start);
 }
 
-double bench_peak_flops(weft_pool *pool) {
+double bench_peak_flops(weft_pool *pool, bool bf16) {
     bench_limits *limits;
     double best = 0;
     if (bench_limits_create(pool, false, &limits) != WEFT_OK) return 0;
     for (int i = 0; i < PEAK_MEASUREMENTS; i++)
-        best = fmax(best, bench_limit_gflops(limits));
+        best = fmax(best, bench_limit_gflops(limits, bf16));
     bench_limits_destroy(limits);
     return best * 1e9;
 }

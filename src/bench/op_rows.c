@@ -49,6 +49,16 @@ static void build_linear(bench_graph *g, const bench_row *row) {
     add_output(g, weft_linear(g->graph, x, w, b, WEFT_ACT_NONE));
 }
 
+/* Operands whose numbers a model has: a sum of k products is about 1. */
+static void build_product(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    weft_dtype dtype = s->bf16 ? WEFT_BF16 : WEFT_F32;
+    weft_tensor *x = add_leaf(g, 1, dtype, 2, (int64_t[]){s->m, s->k});
+    weft_tensor *w = add_leaf(g, 2, dtype, 2, (int64_t[]){s->n, s->k});
+    scale_last(g, 1 / sqrtf((float)s->k), 0);
+    add_output(g, weft_linear(g->graph, x, w, NULL, WEFT_ACT_NONE));
+}
+
 static void build_decode(bench_graph *g, const bench_row *row) {
     const bench_sizes *s = &row->sizes;
     weft_tensor *x = LEAF(g, 1, s->m, s->k), *y = NULL;
@@ -106,6 +116,15 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
     scale_last(g, (float)s->v, 0);
     add_output(g, weft_cross_entropy(g->graph, x, w, targets, NULL, 0, false).ce);
 }
+
+#define PRODUCT(M, N, K, NAME, BF16, QUICK)                                                        \
+    {                                                                                              \
+        .group = "product", .label = #M "×" #N "×" #K NAME, .op = "product",                       \
+        .build = build_product, .sizes = {.m = M, .n = N, .k = K, .bf16 = BF16},                   \
+        .forward_only = true, .quick = QUICK                                                       \
+    }
+#define PRODUCTS(M, N, K, QUICK)                                                                   \
+    PRODUCT(M, N, K, " f32", 0, QUICK), PRODUCT(M, N, K, " bf16", 1, QUICK)
 
 #define LINEAR(K, N)                                                                               \
     {                                                                                              \
@@ -169,6 +188,12 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
     }
 
 const bench_row bench_op_rows[] = {
+    PRODUCTS(256, 256, 256, false),
+    PRODUCTS(512, 512, 512, false),
+    PRODUCTS(1024, 768, 3072, true),
+    PRODUCTS(1024, 1024, 1024, false),
+    PRODUCTS(2048, 2048, 2048, false),
+    PRODUCTS(3072, 3072, 3072, false),
     LINEAR(768, 2304),
     LINEAR(768, 3072),
     LINEAR(3072, 768),
@@ -225,9 +250,9 @@ json_t *bench_row_sizes(const bench_row *row) {
     const struct {
         const char *name;
         int64_t value;
-    } all[] = {{"m", s->m},   {"n", s->n}, {"k", s->k},   {"b", s->b},
-               {"t", s->t},   {"h", s->h}, {"kv", s->kv}, {"dqk", s->dqk},
-               {"dv", s->dv}, {"e", s->e}, {"v", s->v},   {"copies", s->copies}};
+    } all[] = {{"m", s->m}, {"n", s->n},           {"k", s->k},      {"b", s->b},   {"t", s->t},
+               {"h", s->h}, {"kv", s->kv},         {"dqk", s->dqk},  {"dv", s->dv}, {"e", s->e},
+               {"v", s->v}, {"copies", s->copies}, {"bf16", s->bf16}};
     json_t *sizes = json_object();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i].value) json_object_set_new(sizes, all[i].name, json_integer(all[i].value));
@@ -253,9 +278,18 @@ static float noise(uint32_t salt, uint32_t index) {
     return (float)(h >> 8) * 0x1p-23f - 1;
 }
 
+static float leaf_value(const bench_leaf *leaf, int64_t i) {
+    return noise(leaf->salt, (uint32_t)i) * leaf->scale + leaf->shift;
+}
+
 static void fill_reals(const bench_leaf *leaf, float *to, int64_t count) {
     for (int64_t i = 0; i < count; i++)
-        to[i] = noise(leaf->salt, (uint32_t)i) * leaf->scale + leaf->shift;
+        to[i] = leaf_value(leaf, i);
+}
+
+static void fill_halves(const bench_leaf *leaf, uint16_t *to, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = weft_float_to_bf16(leaf_value(leaf, i));
 }
 
 /* Integers from 0 to below the leaf's scale. */
@@ -274,6 +308,8 @@ weft_status bench_graph_fill(const bench_graph *g, weft_exec *x) {
         if (!values) return weft_fail(WEFT_ENOMEM, "no memory for the values of a row");
         if (leaf->tensor->dtype == WEFT_I32)
             fill_integers(leaf, values, count);
+        else if (leaf->tensor->dtype == WEFT_BF16)
+            fill_halves(leaf, values, count);
         else
             fill_reals(leaf, values, count);
         weft_status status = weft_exec_write(x, leaf->tensor, values);
@@ -285,14 +321,18 @@ weft_status bench_graph_fill(const bench_graph *g, weft_exec *x) {
 
 static double rms_of(weft_exec *x, const weft_tensor *t) {
     int64_t count = weft_tensor_count(t);
-    float *values = malloc((size_t)count * sizeof *values);
+    void *values = malloc((size_t)weft_tensor_bytes(t));
     if (!values || weft_exec_read(x, t, values)) {
         free(values);
         return NAN;
     }
+    const float *reals = values;
+    const uint16_t *halves = values;
     double sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        sum += (double)values[i] * (double)values[i];
+    for (int64_t i = 0; i < count; i++) {
+        double value = (double)(t->dtype == WEFT_BF16 ? weft_bf16_to_float(halves[i]) : reals[i]);
+        sum += value * value;
+    }
     free(values);
     return sqrt(sum / (double)count);
 }

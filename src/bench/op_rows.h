@@ -15,6 +15,7 @@ typedef struct {
     int64_t dqk, dv;
     int64_t e, v; /* width, vocabulary */
     int64_t copies;
+    int64_t bf16; /* 1: operands and result are bf16, not f32 */
 } bench_sizes;
 
 /* A tensor that the caller fills: the hash of `salt`, times scale, plus shift. */
@@ -36,7 +37,7 @@ typedef struct {
 
 typedef struct bench_row bench_row;
 struct bench_row {
-    const char *group; /* linear, decode, attention, norm, cross-entropy */
+    const char *group; /* product, linear, decode, attention, norm, cross-entropy */
     const char *label;
     const char *op; /* the peer's name for it */
     bench_sizes sizes;

@@ -93,8 +93,8 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
 }
 
 static void measure_limit(bench *b, const bench_row *row, measured *m) {
-    double rate =
-        row->traffic[0] > 0 ? bench_limit_gbytes(b->limits) : bench_limit_gflops(b->limits);
+    double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
+                                      : bench_limit_gflops(b->limits, row->sizes.bf16);
     bench_samples_add(&m->limit, 1 / rate);
 }
 
@@ -242,35 +242,42 @@ static weft_status report_memory(bench *b) {
     return WEFT_OK;
 }
 
-static weft_status write_json(bench *b, double gflops, double gbytes) {
-    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f}, s:O, s:O}", "version",
-                            weft_version(), "isa", weft_cpu_isa(), "blas", weft_blas_name(),
-                            "threads", weft_pool_size(b->pool), "peer", b->peer_name, "quick",
-                            (int)b->opt.quick, "limits", "gflops", gflops, "gbytes", gbytes, "rows",
-                            b->rows, "memory", b->memory);
+/* What the machine can do when it is let: the best of a few measurements. */
+typedef struct {
+    double gflops, bf16_gflops, gbytes;
+} machine_limits;
+
+static weft_status write_json(bench *b, const machine_limits *limits) {
+    json_t *all = json_pack(
+        "{s:s, s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f, s:f}, s:O, s:O}", "version", weft_version(),
+        "isa", weft_cpu_isa(), "blas", weft_blas_name(), "threads", weft_pool_size(b->pool), "peer",
+        b->peer_name, "quick", (int)b->opt.quick, "limits", "gflops", limits->gflops, "bf16_gflops",
+        limits->bf16_gflops, "gbytes", limits->gbytes, "rows", b->rows, "memory", b->memory);
     bool failed = !all || json_dumpf(all, b->opt.json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) ||
                   fputc('\n', b->opt.json) == EOF;
     json_decref(all);
     return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
 }
 
-/* The best of a few: what the machine can do when it is let. */
-static double best_of(double (*measure)(bench_limits *), bench_limits *l) {
-    double best = 0;
-    for (int i = 0; i < 6; i++)
-        best = fmax(best, measure(l));
+static machine_limits measure_limits(bench_limits *l) {
+    machine_limits best = {0};
+    for (int i = 0; i < 6; i++) {
+        best.gflops = fmax(best.gflops, bench_limit_gflops(l, false));
+        best.bf16_gflops = fmax(best.bf16_gflops, bench_limit_gflops(l, true));
+        best.gbytes = fmax(best.gbytes, bench_limit_gbytes(l));
+    }
     return best;
 }
 
-static void print_head(const bench *b, double gflops, double gbytes) {
+static void print_head(const bench *b, const machine_limits *limits) {
     FILE *to = b->opt.table;
     if (!to) return;
-    fprintf(to, "weft %s, %s, %s, threads: %d, f32\n", weft_version(), weft_cpu_isa(),
-            weft_blas_name(), weft_pool_size(b->pool));
+    fprintf(to, "weft %s, %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), weft_blas_name(),
+            weft_pool_size(b->pool));
     fprintf(to,
-            "limits: %.1f GFLOP/s (a 1024³ sgemm of the library on every thread at once), "
-            "%.1f GB/s (a copy of 256 MiB, read + written)\n",
-            gflops, gbytes);
+            "limits of %s on all threads: %.1f GFLOP/s in f32 and %.1f in bf16 (multiply-adds in "
+            "registers alone), %.1f GB/s (a copy of 256 MiB, read + written)\n",
+            weft_cpu_isa(), limits->gflops, limits->bf16_gflops, limits->gbytes);
     fprintf(to, "peer: %s%s\n", b->peer_name,
             b->peer ? ", as many threads" : "; its columns say -");
     fputs(
@@ -299,13 +306,12 @@ static weft_status run(bench *b) {
     if (b->opt.peer)
         b->peer = bench_peer_start(b->opt.peer, weft_pool_size(b->pool), b->peer_name,
                                    sizeof b->peer_name);
-    double gflops = best_of(bench_limit_gflops, b->limits);
-    double gbytes = best_of(bench_limit_gbytes, b->limits);
-    print_head(b, gflops, gbytes);
+    machine_limits limits = measure_limits(b->limits);
+    print_head(b, &limits);
     bench_table_start(&b->table, b->opt.table, columns);
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
-    if (b->opt.json) WEFT_TRY(write_json(b, gflops, gbytes));
+    if (b->opt.json) WEFT_TRY(write_json(b, &limits));
     return WEFT_OK;
 }
 

@@ -185,6 +185,10 @@ typedef struct {
     double whole;                     /* on a GPU: from the first to the last of ours */
 } measured;
 
+static double measure_limit(const bench_train_job *job, bench_limits *limits) {
+    return bench_limit_gflops(limits, weft_config_dtype(job->config) == WEFT_BF16);
+}
+
 /* A GPU is given no pause: it would be cooler and faster than in training. */
 static weft_status take_turns(const bench_train_job *job, training *t, bench_limits *limits,
                               bool *peer, measured *m) {
@@ -194,7 +198,7 @@ static weft_status take_turns(const bench_train_job *job, training *t, bench_lim
         double start = weft_clock();
         WEFT_TRY(train_step(t));
         bench_samples_add(&m->ours, weft_clock() - start);
-        if (!t->backend->remote) bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits));
+        if (!t->backend->remote) bench_samples_add(&m->limit, 1 / measure_limit(job, limits));
         if (*peer) *peer = bench_peer_run(job->peer, 1, &m->peers);
     }
     if (t->backend->remote) m->whole = weft_clock() - began;
@@ -252,7 +256,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
                                char *folder, json_t *out) {
     bool remote = t->backend->remote; /* then memory is the device's, above its first reading */
     if (!remote) WEFT_TRY(touch_everything(job, t));
-    if (!remote) bench_limit_gflops(limits);
+    if (!remote) measure_limit(job, limits);
     if (job->profile) setenv("WEFT_PROFILE", "1", 0);
     int64_t before = remote ? 1 : bench_resident_bytes();
     double start = weft_clock();

@@ -24,8 +24,8 @@ typedef struct {
  *   device_seconds, draw_seconds, open_seconds, first_step_seconds
  *                              what it took to find the device, draw the weights, open the training
  *                              pass, and take the first step
- *   of_limit                   the rate of step_flops against a 1024³ sgemm on every thread, measured
- *                              in the same turns
+ *   of_limit                   the rate of step_flops against multiply-adds in registers on every thread
+ *                              (bench/limits.h), of the kind of its dtype, measured in the same turns
  *   peak_bytes                 the most memory that training added; 0: the system does not tell
  *   losses                     of the first steps
  *   peer_seconds, peer_spread, peer_form, peer_forms, peer_losses, differs

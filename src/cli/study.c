@@ -231,6 +231,10 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     return WEFT_OK;
 }
 
+static double peak_flops(const weft_study *s, const weft_backend *backend, weft_pool *pool) {
+    return backend->remote ? 0 : bench_peak_flops(pool, weft_config_dtype(&s->base) == WEFT_BF16);
+}
+
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[WEFT_PATH_MAX];
@@ -240,7 +244,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
                             .jobs = (int)own->jobs,
                             .gpus = own->gpus_text ? own->gpus : NULL,
                             .threads = weft_pool_size(*pool),
-                            .peak_flops = backend->remote ? 0 : bench_peak_flops(*pool),
+                            .peak_flops = peak_flops(s, backend, *pool),
                             .device = backend->remote ? weft_cuda_device_name() : "cpu",
                             .restart = own->restart,
                             .seconds = 60 * own->minutes,

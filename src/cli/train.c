@@ -138,7 +138,8 @@ static weft_status run(weft_args *args, weft_train_options *options, const char 
     if (status == WEFT_OK) {
         weft_stop_install();
         if (!peak && !backend->remote && weft_comm_rank(comm) == 0)
-            options->peak_flops = bench_peak_flops(pool) * weft_comm_size(comm);
+            options->peak_flops =
+                bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
         status = weft_train(&c, backend, pool, options, result);
         weft_stop_remove();
         if (status == WEFT_OK)

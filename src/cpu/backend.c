@@ -28,13 +28,17 @@ typedef struct {
     const char *name;
     kernel_table *f32, *f64;
     bool (*runs)(void);
-    weft_matrix matrix; /* that it uses */
+    weft_matrix matrix;                                           /* that it uses */
+    double (*work)(int64_t rounds), (*work_bf16)(int64_t rounds); /* cpu/peak.h */
 } instruction_set;
 
 #define DECLARE_TABLES(isa)                                                                        \
     extern kernel_table weft_cpu_table_##isa##_32;                                                 \
-    extern kernel_table weft_cpu_table_##isa##_64;
+    extern kernel_table weft_cpu_table_##isa##_64;                                                 \
+    double weft_cpu_peak_real_##isa##_32(int64_t rounds);                                          \
+    double weft_cpu_peak_bf16_##isa##_32(int64_t rounds);
 #define TABLES(isa) &weft_cpu_table_##isa##_32, &weft_cpu_table_##isa##_64
+#define WORK(isa) weft_cpu_peak_real_##isa##_32, weft_cpu_peak_bf16_##isa##_32
 
 #if defined(WEFT_HAVE_ISA_avx512)
 DECLARE_TABLES(avx512)
@@ -77,22 +81,22 @@ DECLARE_TABLES(plain)
 /* Best first; the last runs everywhere. */
 static const instruction_set sets[] = {
 #if defined(WEFT_HAVE_ISA_avx512)
-    {"amx", TABLES(avx512), runs_amx, WEFT_MATRIX_AMX},
-    {"avx512-bf16", TABLES(avx512), runs_avx512_bf16, WEFT_MATRIX_AVX512_BF16},
-    {"avx512", TABLES(avx512), runs_avx512, WEFT_MATRIX_NONE},
+    {"amx", TABLES(avx512), runs_amx, WEFT_MATRIX_AMX, WORK(avx512)},
+    {"avx512-bf16", TABLES(avx512), runs_avx512_bf16, WEFT_MATRIX_AVX512_BF16, WORK(avx512)},
+    {"avx512", TABLES(avx512), runs_avx512, WEFT_MATRIX_NONE, WORK(avx512)},
 #endif
 #if defined(WEFT_HAVE_ISA_avx2)
-    {"avx2", TABLES(avx2), runs_avx2, WEFT_MATRIX_NONE},
+    {"avx2", TABLES(avx2), runs_avx2, WEFT_MATRIX_NONE, WORK(avx2)},
 #endif
 #if defined(WEFT_HAVE_ISA_sse2)
-    {"sse2", TABLES(sse2), NULL, WEFT_MATRIX_NONE},
+    {"sse2", TABLES(sse2), NULL, WEFT_MATRIX_NONE, WORK(sse2)},
 #endif
 #if defined(WEFT_HAVE_ISA_neon)
-    {"neon-bf16", TABLES(neon), runs_bfmmla, WEFT_MATRIX_BFMMLA},
-    {"neon", TABLES(neon), NULL, WEFT_MATRIX_NONE},
+    {"neon-bf16", TABLES(neon), runs_bfmmla, WEFT_MATRIX_BFMMLA, WORK(neon)},
+    {"neon", TABLES(neon), NULL, WEFT_MATRIX_NONE, WORK(neon)},
 #endif
 #if defined(WEFT_HAVE_ISA_plain)
-    {"plain", TABLES(plain), NULL, WEFT_MATRIX_NONE},
+    {"plain", TABLES(plain), NULL, WEFT_MATRIX_NONE, WORK(plain)},
 #endif
 };
 
@@ -190,6 +194,11 @@ const char *weft_cpu_isa_at(int i, bool *runs) {
     if (i < 0 || (size_t)i >= sizeof sets / sizeof sets[0]) return NULL;
     *runs = !sets[i].runs || sets[i].runs();
     return sets[i].name;
+}
+
+double weft_cpu_work(bool bf16, int64_t rounds) {
+    if (!chosen) return 0;
+    return bf16 ? chosen->work_bf16(rounds) : chosen->work(rounds);
 }
 
 weft_matrix weft_cpu_matrix(void) {

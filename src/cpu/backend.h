@@ -15,4 +15,9 @@ const char *weft_cpu_isa(void);
  * NULL behind the last. */
 const char *weft_cpu_isa_at(int i, bool *runs);
 
+/* Rounds of multiply-adds in registers alone on the calling thread, by the instruction set in use: what a
+ * product's rate is measured against. Returns how many floating-point operations they were. bf16: by its
+ * instructions for bf16; 0 where it has none. */
+double weft_cpu_work(bool bf16, int64_t rounds);
+
 #endif

@@ -1,6 +1,7 @@
 /* Every instruction set of the build that this processor runs gives right results: the tests of
  * products and the table of cases are run once more under each but the default, chosen by WEFT_CPU. */
 #include "cpu/backend.h"
+#include "cpu/matrix.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -60,6 +61,18 @@ static void test_an_unknown_instruction_set_is_refused(void **state) {
     assert_int_not_equal(run_under("abacus", "cpu/test_gemm"), 0);
 }
 
+/* A benchmark divides by what the loop says it did: rounds count, and bf16 has a rate of its own exactly
+ * where there are instructions for it. */
+static void test_work_in_registers_is_counted(void **state) {
+    (void)state;
+    assert_non_null(weft_cpu_backend());
+    bool bf16 = weft_cpu_matrix() != WEFT_MATRIX_NONE;
+    assert_true(weft_cpu_work(false, 1) > 0);
+    assert_true(weft_cpu_work(false, 1000) == 1000 * weft_cpu_work(false, 1));
+    assert_true((weft_cpu_work(true, 1) > 0) == bf16);
+    assert_true(weft_cpu_work(true, 1000) == 1000 * weft_cpu_work(true, 1));
+}
+
 int main(int argc, char **argv) {
     (void)argc;
     static char own[PATH_MAX];
@@ -69,6 +82,7 @@ int main(int argc, char **argv) {
     folder = slash ? own : ".";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_instruction_set_gives_right_results),
+        cmocka_unit_test(test_work_in_registers_is_counted),
         cmocka_unit_test(test_an_unknown_instruction_set_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
