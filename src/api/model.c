@@ -152,7 +152,7 @@ weft_status weft_api_find_any(const weft_model *m, const char *caller, const cha
                               weft_weight **out) {
     *out = weft_model_find(m, name);
     if (*out) return WEFT_OK;
-    weft_nearest nearest = weft_nearest_to(name, strlen(name) / 2 + 1);
+    weft_nearest nearest = weft_nearest_slip(name);
     for (int64_t i = 0; i < m->n_weights; i++)
         weft_nearest_offer(&nearest, m->weights[i].name);
     if (*nearest.name)

@@ -52,7 +52,7 @@ static const weft_arg *find_option(const known_options *k, const char *word, siz
 static int refuse_unknown(const weft_args *a, const known_options *k, const char *given) {
     char word[OPTION_LETTERS];
     snprintf(word, sizeof word, "%.*s", (int)strcspn(given, "="), given);
-    weft_nearest nearest = weft_nearest_to(word, strlen(word) / 2 + 1);
+    weft_nearest nearest = weft_nearest_slip(word);
     for (int i = 0; i < k->n; i++)
         weft_nearest_offer(&nearest, k->list[i].name);
     if (*nearest.name)

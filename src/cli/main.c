@@ -80,8 +80,7 @@ static const command *find_command(const char *name) {
 }
 
 static int unknown_command(const char *name) {
-    /* Farther than this is not a slip of the finger. */
-    weft_nearest nearest = weft_nearest_to(name, strlen(name) / 2 + 2);
+    weft_nearest nearest = weft_nearest_slip(name);
     for (size_t i = 0; i < N_COMMANDS; i++)
         weft_nearest_offer(&nearest, commands[i].name);
     if (*nearest.name)

@@ -21,7 +21,7 @@ static const char *without_prefix(const char *key) {
 static const char *nearest_key(const char *key) {
     int count;
     const weft_option *options = weft_options(&count);
-    weft_nearest nearest = weft_nearest_to(key, SIZE_MAX);
+    weft_nearest nearest = weft_nearest_to(key);
     for (int i = 0; i < count; i++)
         weft_nearest_offer(&nearest, options[i].key);
     return nearest.name;

@@ -14,8 +14,10 @@ typedef struct {
     size_t distance;
 } weft_nearest;
 
-/* `within`: no name that is as many letters away or more; SIZE_MAX: any. */
-weft_nearest weft_nearest_to(const char *wanted, size_t within);
+/* Any name, however far away; or only one that could be a slip of the finger: half of the letters
+ * are right. */
+weft_nearest weft_nearest_to(const char *wanted);
+weft_nearest weft_nearest_slip(const char *wanted);
 void weft_nearest_offer(weft_nearest *n, const char *name);
 
 #endif

@@ -131,19 +131,13 @@ static bool is_neutral(const reading *in, const char *key, const json_t *value) 
 }
 
 static bool refuse_unknown(const reading *in, const char *key, unsigned where) {
-    const char *nearest = NULL;
-    size_t best = strlen(key) / 2 + 1;
-    if (strlen(key) > 64) best = 0; /* no slip of the finger */
-    for (size_t i = 0; i < MEMBERS; i++) {
-        if (!best || !(members[i].where & where) || members[i].refused) continue;
-        size_t distance = weft_edit_distance(key, members[i].name);
-        if (distance >= best) continue;
-        best = distance;
-        nearest = members[i].name;
-    }
-    if (nearest)
+    weft_nearest nearest = weft_nearest_slip(key);
+    for (size_t i = 0; i < MEMBERS; i++)
+        if ((members[i].where & where) && !members[i].refused)
+            weft_nearest_offer(&nearest, members[i].name);
+    if (*nearest.name)
         return weft_refuse(in->why, 400, "unknown_parameter", key,
-                           "unknown parameter '%.64s'; did you mean '%s'?", key, nearest);
+                           "unknown parameter '%.64s'; did you mean '%s'?", key, nearest.name);
     return weft_refuse(in->why, 400, "unknown_parameter", key,
                        "unknown parameter '%.64s'; leave it out", key);
 }

@@ -17,7 +17,7 @@
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
 static weft_status find_step(const weft_report_data *d, const char *name, int *step) {
-    weft_nearest nearest = weft_nearest_to(name, SIZE_MAX);
+    weft_nearest nearest = weft_nearest_to(name);
     for (int i = 0; i < d->n_steps; i++) {
         *step = i;
         if (strcmp(d->steps[i].name, name) == 0) return WEFT_OK;

@@ -263,7 +263,7 @@ weft_status weft_steps_ablation(const weft_config *base, int number, weft_steps 
 }
 
 int weft_steps_find(const weft_steps *s, const char *name) {
-    weft_nearest nearest = weft_nearest_to(name, SIZE_MAX);
+    weft_nearest nearest = weft_nearest_to(name);
     for (int i = 0; i < s->n; i++) {
         if (strcmp(s->list[i].name, name) == 0) return i;
         weft_nearest_offer(&nearest, s->list[i].name);
