@@ -1,6 +1,7 @@
 /* A model into a folder of Hugging Face's layout: config.json, model.safetensors, tokenizer.json. */
 #include "convert/hf.h"
 #include "core/folders.h"
+#include "core/json.h"
 #include "core/safetensors.h"
 
 #include <stdlib.h>
@@ -59,14 +60,7 @@ static weft_status write_config(const weft_model *m, const weft_tokenizer *t, co
     json_t *root;
     WEFT_TRY(weft_hf_config_write(&m->config, t ? weft_tokenizer_end(t) : -1, family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[m->dtype]));
-    char *text = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS);
-    json_decref(root);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    size_t n = strlen(text);
-    text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
-    weft_status status = weft_file_write(path, text, n + 1, NULL);
-    free(text);
-    return status;
+    return weft_json_write(path, root, NULL);
 }
 
 weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder) {

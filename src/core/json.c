@@ -1,7 +1,6 @@
 /* JSON: what jansson leaves to its user. */
 #include "core/json.h"
 
-#include "core/files.h"
 #include "core/text.h"
 
 #include <math.h>
@@ -9,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* About what each sign stands for in memory, over every one that is not in a string; and how much of
  * that a text may come to, a short one in any case. */
@@ -61,6 +61,17 @@ json_t *weft_json_file(const char *path, size_t most) {
     json_t *value = weft_json_read(text, bytes, 0, NULL);
     free(text);
     return value;
+}
+
+weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum) {
+    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    json_decref(object);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    size_t n = strlen(text);
+    text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
+    weft_status status = weft_file_write(path, text, n + 1, sum);
+    free(text);
+    return status;
 }
 
 json_t *weft_json_number(double value) {

@@ -2,6 +2,8 @@
 #ifndef WEFT_CORE_JSON_H
 #define WEFT_CORE_JSON_H
 
+#include "core/files.h"
+
 #include <jansson.h>
 
 /* Parses a text by others. In memory, lists and objects take up to a hundred times what they take as
@@ -10,6 +12,9 @@
 json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_t *error);
 /* A whole file of at most so many bytes; NULL where there is none that can be read. */
 json_t *weft_json_file(const char *path, size_t most);
+/* Writes an object as a text file, indented, keys in order; NULL: memory ran out when it was made.
+ * Releases the object. */
+weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum);
 /* null where the value is not finite. The caller owns it. */
 json_t *weft_json_number(double value);
 /* The same as a whole number. */

@@ -14,15 +14,7 @@ enum { CONFIG_MOST = 1 << 24 };
 static weft_status save_config(const weft_config *c, const char *folder, weft_sum *sum) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/config.json", folder));
-    json_t *object = weft_config_to_json(c);
-    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
-    json_decref(object);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    size_t n = strlen(text);
-    text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
-    weft_status status = weft_file_write(path, text, n + 1, sum);
-    free(text);
-    return status;
+    return weft_json_write(path, weft_config_to_json(c), sum);
 }
 
 weft_status weft_model_save(const weft_model *m, const char *folder) {
