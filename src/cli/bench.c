@@ -105,7 +105,7 @@ static int bench_attention(const weft_args *args, const bench_args *own) {
         (args->dtype && strcmp(args->dtype, "f32") != 0))
         return refuse("attention takes --quick, --peer, --threads and --json only");
     if (args->device && strcmp(args->device, "cuda") == 0)
-        return refuse("device cuda: this build has no CUDA backend; use cpu");
+        return refuse("attention is measured on the CPU here; on a GPU: make bench-attention-cuda");
     bench_op_options o = {
         .rows = "attention",
         .peer = own->peer,
