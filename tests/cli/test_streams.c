@@ -136,9 +136,7 @@ static void test_a_limit_of_file_size_is_an_error(void **state) {
 
 static int open_scratch(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    train_config(config);
+    train_scratch(config, sizeof config);
     study_config(at("study-config"));
     return 0;
 }

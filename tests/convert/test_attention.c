@@ -1,7 +1,7 @@
 /* `weft convert --to-mla` and `--to-w2`: what is exact is exact, what is lost is what is printed, and
  * what cannot be is refused. */
-#include "core/safetensors.h"
 #include "support/command.h"
+#include "support/tensor_file.h"
 #include "support/token_file.h"
 
 #include <math.h>
@@ -19,30 +19,6 @@ enum { VOCAB = 13, ROWS = 2, LENGTH = 8, WIDTH = 16, HEADS = 4, SHARED = 2, DIM 
 #define GROUPED                                                                                    \
     "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=4", "-o", "KV_HEADS=2", "-o", "N_FFN=24",  \
         "-o", "VOCAB_SIZE=13", "-o", "GPT2_BLOCK_SIZE=24", "-o", "POSITION=alibi"
-
-static double *values_in(const char *path, const char *name, int64_t *count) {
-    weft_safetensors *file;
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
-    const weft_safetensor *t = weft_safetensors_find(file, name);
-    if (!t) fail_msg("%s: no '%s'", path, name);
-    *count = t->bytes / weft_file_dtype_size(t->dtype);
-    double *values = malloc((size_t)*count * sizeof *values);
-    assert_non_null(values);
-    weft_safetensor_values(t, 0, *count, values);
-    weft_safetensors_close(file);
-    return values;
-}
-
-static double most_apart(const char *a, const char *b) {
-    int64_t n, m;
-    double *x = values_in(a, "logits", &n), *y = values_in(b, "logits", &m), most = 0;
-    assert_int_equal(n, m);
-    for (int64_t i = 0; i < n; i++)
-        most = fmax(most, fabs(x[i] - y[i]));
-    free(x);
-    free(y);
-    return most;
-}
 
 /* The logits of a model in f64, in a file of that name. */
 static const char *logits_of(const char *model, const char *name) {
@@ -67,11 +43,11 @@ static void test_a_latent_of_full_width_is_exact(void **state) {
     command_succeeds(RUN("convert", "--force", "--model", GPT2, "--to-mla", "--latent", "8",
                          "--dtype", "f64", "--out", out),
                      NULL);
-    assert_true(most_apart(logits_of(out, "full"), GPT2_LOGITS) < 1e-12);
+    assert_true(tensors_apart(logits_of(out, "full"), GPT2_LOGITS, "logits") < 1e-12);
     command_succeeds(RUN("convert", "--force", "--model", GPT2, "--to-mla", "--latent", "8",
                          "--joint", "--dtype", "f64", "--out", out),
                      NULL);
-    assert_true(most_apart(logits_of(out, "full"), GPT2_LOGITS) < 1e-12);
+    assert_true(tensors_apart(logits_of(out, "full"), GPT2_LOGITS, "logits") < 1e-12);
 }
 
 static const char *grouped_model(void) {
@@ -88,7 +64,8 @@ static void test_shared_heads_are_exact_at_their_own_width(void **state) {
     command_succeeds(
         RUN("convert", "--force", "--model", model, "--to-mla", "--latent", "8", "--out", out),
         NULL);
-    assert_true(most_apart(logits_of(out, "latent"), logits_of(model, "grouped")) < 1e-12);
+    assert_true(tensors_apart(logits_of(out, "latent"), logits_of(model, "grouped"), "logits") <
+                1e-12);
     command_fails(2, RUN("convert", "--model", model, "--to-mla", "--latent", "9", "--out", out),
                   SAYS("--latent 9", "8 dimensions"));
 }
@@ -98,10 +75,10 @@ static double lost_in_files(const char *from, const char *to, int64_t latent) {
     char path[600];
     int64_t n;
     snprintf(path, sizeof path, "%s/model.safetensors", from);
-    double *w = values_in(path, "h.1.attn.qkv.weight", &n), off = 0, all = 0;
+    double *w = tensor_values(path, "h.1.attn.qkv.weight", &n), off = 0, all = 0;
     snprintf(path, sizeof path, "%s/model.safetensors", to);
-    double *down = values_in(path, "h.1.attn.k_down.weight", &n);
-    double *a = values_in(path, "h.1.attn.q_latent", &n);
+    double *down = tensor_values(path, "h.1.attn.k_down.weight", &n);
+    double *a = tensor_values(path, "h.1.attn.q_latent", &n);
     for (int h = 0; h < HEADS; h++)
         for (int i = 0; i < DIM; i++)
             for (int j = 0; j < WIDTH; j++) {
@@ -190,10 +167,10 @@ static void test_w2_starts_close_to_dot(void **state) {
            many = moved(GPT2, "100", out);
     assert_true(four < one / 4);
     assert_true(many < 0.002);
-    assert_true(most_apart(logits_of(out, "w2"), GPT2_LOGITS) < 0.005);
+    assert_true(tensors_apart(logits_of(out, "w2"), GPT2_LOGITS, "logits") < 0.005);
     /* Rotations and shared heads go with it. */
     assert_true(moved(LLAMA, "100", out) < 0.002);
-    assert_true(most_apart(logits_of(out, "w2"), LLAMA_LOGITS) < 0.02);
+    assert_true(tensors_apart(logits_of(out, "w2"), LLAMA_LOGITS, "logits") < 0.02);
 }
 
 static void test_what_cannot_be_is_refused(void **state) {

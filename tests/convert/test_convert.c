@@ -1,8 +1,8 @@
 /* `weft convert`: Hugging Face's folders in and out. Kept models and their logits come from
  * transformers (tests/reference/make_hf_vectors.py); where that is importable, many more are made and
  * compared on the spot. */
-#include "core/safetensors.h"
 #include "support/command.h"
+#include "support/tensor_file.h"
 #include "support/token_file.h"
 
 #include <math.h>
@@ -32,31 +32,6 @@ static void write_tokens(const char *path) {
     npy_write(path, 4, ROWS, LENGTH + 1, tokens);
 }
 
-/* The tensor of that name in a file, as doubles; malloc'd. */
-static double *values_in(const char *path, const char *name, int64_t *count) {
-    weft_safetensors *file;
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
-    const weft_safetensor *t = weft_safetensors_find(file, name);
-    if (!t) fail_msg("%s: no '%s'", path, name);
-    *count = t->bytes / weft_file_dtype_size(t->dtype);
-    double *values = malloc((size_t)*count * sizeof *values);
-    assert_non_null(values);
-    weft_safetensor_values(t, 0, *count, values);
-    weft_safetensors_close(file);
-    return values;
-}
-
-static double most_apart(const char *a, const char *b, const char *name) {
-    int64_t n, m;
-    double *x = values_in(a, name, &n), *y = values_in(b, name, &m), most = 0;
-    assert_int_equal(n, m);
-    for (int64_t i = 0; i < n; i++)
-        most = fmax(most, fabs(x[i] - y[i]));
-    free(x);
-    free(y);
-    return most;
-}
-
 static void expect_logits(const char *model, const char *kept, const char *dtype,
                           double tolerance) {
     const char *tokens = scratch_path("tokens.npy"), *logits = scratch_path("logits.safetensors");
@@ -64,7 +39,7 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
     command_succeeds(
         RUN("eval", "--model", model, "--tokens", tokens, "--logits", logits, "--dtype", dtype),
         NULL);
-    double off = most_apart(logits, kept, "logits");
+    double off = tensors_apart(logits, kept, "logits");
     if (!(off <= tolerance)) fail_msg("%s: logits are off by %g in %s", model, off, dtype);
 }
 

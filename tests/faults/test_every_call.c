@@ -58,15 +58,6 @@ static const char *at(const char *name) {
     return scratch_path("%s", name);
 }
 
-static void shell(const char *format, ...) {
-    char line[2000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    if (system(line) != 0) fail_msg("%s", line); /* NOLINT */
-}
-
 static bool is_there(const char *folder, const char *name) {
     char path[600];
     struct stat is;
@@ -149,11 +140,11 @@ static bool run_is_right(char *why) {
 }
 
 static void prepare_nothing(void) {
-    shell("rm -rf '%s'", work);
+    shell_succeeds("rm -rf '%s'", work);
 }
 
 static void prepare_run(void) {
-    shell("rm -rf '%s' && cp -a '%s' '%s'", work, source, work);
+    shell_succeeds("rm -rf '%s' && cp -a '%s' '%s'", work, source, work);
 }
 
 #define TRAIN "train", "--config", config, "--threads", "1", "--peak-flops", "0"
@@ -243,7 +234,7 @@ static bool converted_is_right(char *why) {
 
 /* Commands that write one file; what they read lies elsewhere. */
 static void prepare_folder(void) {
-    shell("rm -rf '%s' && mkdir '%s'", work, work);
+    shell_succeeds("rm -rf '%s' && mkdir '%s'", work, work);
 }
 
 static const char *const *eval_arguments(bool again) {
@@ -378,7 +369,7 @@ static void make_whole(const scenario *s) {
     snprintf(whole, sizeof whole, "%s", at(name));
     s->prepare();
     command_succeeds(s->arguments(false), NULL);
-    shell("rm -rf '%s' && cp -a '%s' '%s'", whole, work, whole);
+    shell_succeeds("rm -rf '%s' && cp -a '%s' '%s'", whole, work, whole);
     if (!s->is_right(why)) fail_msg("%s: %s", s->name, why);
 }
 

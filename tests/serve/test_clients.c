@@ -21,18 +21,14 @@ static char model[512], url[64];
 
 static int start_shared(void **state) {
     (void)state;
-    scratch_open();
-    server_model(model, sizeof model);
-    shared = server_start(
-        RUN("--model", model, "--threads", "1", "--context", "200000", "--sequences", "4"));
+    shared = server_open(model, sizeof model, RUN("--context", "200000", "--sequences", "4"));
     snprintf(url, sizeof url, "http://127.0.0.1:%d", shared.port);
     return 0;
 }
 
 static int stop_shared(void **state) {
     (void)state;
-    server_stop(&shared);
-    scratch_close();
+    server_close(&shared);
     return 0;
 }
 

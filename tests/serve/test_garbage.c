@@ -19,16 +19,13 @@ static server shared;
 static int start_shared(void **state) {
     (void)state;
     char model[512];
-    scratch_open();
-    server_model(model, sizeof model);
-    shared = server_start(RUN("--model", model, "--threads", "1"));
+    shared = server_open(model, sizeof model, RUN(NULL));
     return 0;
 }
 
 static int stop_shared(void **state) {
     (void)state;
-    server_stop(&shared);
-    scratch_close();
+    server_close(&shared);
     return 0;
 }
 

@@ -1,4 +1,5 @@
 /* Limits and ends: slow clients, clients that go away, a full queue, and signals. */
+#include "core/clock.h"
 #include "support/command.h"
 #include "support/http.h"
 
@@ -12,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -26,23 +26,12 @@ static int make_model(void **state) {
     return 0;
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void sleep_ms(long ms) {
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&pause, NULL);
-}
-
 /* Waits until a metric has that value. */
 static void wait_metric(int port, const char *name, double want) {
-    double is = -1, end = now() + 20;
+    double is = -1, end = weft_clock() + 20;
     while ((is = http_metric(port, name)) != want) {
-        if (now() > end) fail_msg("%s is %g, not %g", name, is, want);
-        sleep_ms(20);
+        if (weft_clock() > end) fail_msg("%s is %g, not %g", name, is, want);
+        pause_ms(20);
     }
 }
 
@@ -61,10 +50,10 @@ static int start_long(int port, bool stream) {
 /* Seconds until the server closes a connection to which `step` bytes come every 100 ms. */
 static double slow_seconds(int port, const char *text, size_t step) {
     int s = client_connect(port);
-    double start = now();
+    double start = weft_clock();
     char byte;
     assert_true(s >= 0);
-    for (size_t at = 0; now() < start + 20; sleep_ms(100)) {
+    for (size_t at = 0; weft_clock() < start + 20; pause_ms(100)) {
         size_t left = strlen(text) - at, count = left < step ? left : step;
         if (count && !client_send(s, text + at, count)) break;
         at += count;
@@ -72,7 +61,7 @@ static double slow_seconds(int port, const char *text, size_t step) {
         if (got == 0 || (got < 0 && errno != EAGAIN)) break;
     }
     close(s);
-    return now() - start;
+    return weft_clock() - start;
 }
 
 static void test_slow_clients_are_ended(void **state) {
@@ -101,13 +90,13 @@ static void test_a_client_that_goes_away_frees_its_pages(void **state) {
         wait_metric(s.port, "weft_sequences_running", 1);
         assert_true(http_metric(s.port, "weft_cache_pages_used") > 0);
         close(client);
-        double start = now();
+        double start = weft_clock();
         wait_metric(s.port, "weft_cache_pages_used", 0);
-        assert_true(now() - start < 5);
+        assert_true(weft_clock() - start < 5);
         wait_metric(s.port, "weft_sequences_running", 0);
     }
     double made = http_metric(s.port, "weft_generated_tokens_total");
-    sleep_ms(100);
+    pause_ms(100);
     assert_true(http_metric(s.port, "weft_generated_tokens_total") == made);
     assert_true(
         http_metric(s.port, "weft_requests_total{path=\"/v1/completions\",status=\"499\"}") == 2);
@@ -171,12 +160,12 @@ static void test_an_answer_may_take_longer_than_a_request(void **state) {
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "100000",
                                 "--request-timeout", "1", "--sequences", "2"));
     char body[200];
-    double start = now(), took = 0;
+    double start = weft_clock(), took = 0;
     for (int tokens = 4000; took < 2.5; tokens *= 2) {
         snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", tokens);
-        start = now();
+        start = weft_clock();
         json_decref(http_json(s.port, "/v1/completions", body, 200));
-        took = now() - start;
+        took = weft_clock() - start;
     }
     server_stop(&s);
 }
@@ -189,10 +178,10 @@ static void test_connections_are_limited(void **state) {
     int held[3];
     for (int i = 0; i < 3; i++)
         held[i] = client_connect(s.port);
-    sleep_ms(100);
-    double start = now();
+    pause_ms(100);
+    double start = weft_clock();
     json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
-    assert_true(now() - start > 0.5); /* the three were ended first */
+    assert_true(weft_clock() - start > 0.5); /* the three were ended first */
     for (int i = 0; i < 3; i++)
         close(held[i]);
     server_stop(&s);
@@ -222,7 +211,7 @@ static void test_a_signal_finishes_what_runs(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, read_answer, &r), 0);
     wait_metric(s.port, "weft_sequences_running", 1);
     kill(s.pid, SIGTERM);
-    sleep_ms(150);
+    pause_ms(150);
     int late = client_connect(s.port);
     assert_true(late < 0); /* nobody listens any more */
     assert_int_equal(server_wait(&s, 60), 0);
@@ -240,11 +229,11 @@ static void test_a_second_signal_stops_at_once(void **state) {
     int whole = start_long(s.port, false), stream = start_long(s.port, true);
     wait_metric(s.port, "weft_sequences_running", 2);
     kill(s.pid, SIGTERM);
-    sleep_ms(300);
+    pause_ms(300);
     kill(s.pid, SIGTERM);
-    double start = now();
+    double start = weft_clock();
     assert_int_equal(server_wait(&s, 30), 0);
-    assert_true(now() - start < 10);
+    assert_true(weft_clock() - start < 10);
     close(whole);
     close(stream);
 }

@@ -18,16 +18,13 @@ static server shared; /* of the tests that need nothing special */
 
 static int start_shared(void **state) {
     (void)state;
-    scratch_open();
-    server_model(model, sizeof model);
-    shared = server_start(RUN("--model", model, "--threads", "1", "--request-timeout", "2"));
+    shared = server_open(model, sizeof model, RUN("--request-timeout", "2"));
     return 0;
 }
 
 static int stop_shared(void **state) {
     (void)state;
-    server_stop(&shared);
-    scratch_close();
+    server_close(&shared);
     return 0;
 }
 

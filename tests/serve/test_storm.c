@@ -1,6 +1,7 @@
 /* Many clients at once: a third of them well-behaved, a third that go away at any moment, a third that
  * send garbage. Every well-behaved one gets the text that weft generate writes, and when all are gone
  * the server has nothing left of them. `make test` has fewer of them than `make test-long`. */
+#include "core/clock.h"
 #include "support/command.h"
 #include "support/http.h"
 
@@ -14,7 +15,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -35,17 +35,6 @@ typedef struct {
     int number;
     char wrong[512]; /* empty: all went well */
 } client;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void sleep_ms(long ms) {
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&pause, NULL);
-}
 
 static int start_shared(void **state) {
     (void)state;
@@ -153,7 +142,7 @@ static void go_away(unsigned *dice) {
     bool whole = rand_r(dice) % 4 > 0;
     client_send(s, head, whole ? (size_t)bytes : (size_t)rand_r(dice) % (size_t)bytes);
     if (whole) client_send(s, body, rand_r(dice) % 4 ? (size_t)length : (size_t)length / 2);
-    sleep_ms((long)(rand_r(dice) % 400));
+    pause_ms((long)(rand_r(dice) % 400));
     if (rand_r(dice) % 3 == 0) recv(s, head, 100, MSG_DONTWAIT);
     struct linger at_once = {.l_onoff = 1};
     if (rand_r(dice) % 2) setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
@@ -179,21 +168,22 @@ static void send_garbage(client *c, unsigned *dice) {
     } else { /* a byte a second, until the server has had enough */
         char head[512];
         int bytes = client_head(head, sizeof head, "/v1/completions", 100), s;
-        double start = now();
+        double start = weft_clock();
         s = client_connect(shared.port);
         for (int i = 0; s >= 0 && i < bytes && client_send(s, head + i, 1); i++) {
             if (recv(s, head, 1, MSG_DONTWAIT) == 0) break;
-            sleep_ms(1000);
+            pause_ms(1000);
         }
         if (s >= 0) close(s);
-        if (now() - start > 60) snprintf(c->wrong, sizeof c->wrong, "a slow client was not ended");
+        if (weft_clock() - start > 60)
+            snprintf(c->wrong, sizeof c->wrong, "a slow client was not ended");
     }
 }
 
 static void *run_client(void *context) {
     client *c = context;
     unsigned dice = (unsigned)c->number * 7919u + 1;
-    sleep_ms((long)(rand_r(&dice) % 200));
+    pause_ms((long)(rand_r(&dice) % 200));
     if (c->number % 3 == 0)
         be_good(c, &dice);
     else if (c->number % 3 == 1)
@@ -244,10 +234,10 @@ static void run_storm(int n) {
 }
 
 static void wait_metric(const char *name, double want) {
-    double is, end = now() + 30;
+    double is, end = weft_clock() + 30;
     while ((is = http_metric(shared.port, name)) != want) {
-        if (now() > end) fail_msg("%s is %g, not %g", name, is, want);
-        sleep_ms(50);
+        if (weft_clock() > end) fail_msg("%s is %g, not %g", name, is, want);
+        pause_ms(50);
     }
 }
 
@@ -265,9 +255,9 @@ static void test_a_storm_leaves_nothing_behind(void **state) {
     run_storm(n); /* also what is kept once and for all */
     wait_quiet();
     double before = http_metric(shared.port, "process_resident_memory_bytes");
-    double start = now();
+    double start = weft_clock();
     run_storm(n);
-    double seconds = now() - start;
+    double seconds = weft_clock() - start;
     wait_quiet();
     double after = http_metric(shared.port, "process_resident_memory_bytes");
     printf("note: %d clients in %.1f s; resident memory %.1f MiB before, %.1f MiB after\n", n,

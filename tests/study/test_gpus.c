@@ -73,7 +73,7 @@ static void test_each_gpu_has_one_run(void **state) {
         train_start(RUN("study", "--config", config, "--out", out, "--gpus", "3,5"), err, 0);
     unsigned seen = 0;
     for (int i = 0; i < 6000 && seen != (1u << 3 | 1u << 5); i++) {
-        train_pause(10);
+        pause_ms(10);
         seen = gpus_of_children(child);
     }
     kill(child, SIGTERM);

@@ -25,20 +25,11 @@ static char config[256], made[256], spoilt[256], database[300];
         "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1", "-o", "RA_MLA_MLP_GATE_DIM=64"
 #define STUDY RUN("study", "--config", config, "--out", spoilt, STEPS)
 
-static void shell(const char *format, ...) {
-    char line[2000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    if (system(line) != 0) fail_msg("%s", line); /* NOLINT */
-}
-
 /* A copy of a study that is done, changed by SQL with all checks off. */
 static void spoil(const char *sql) {
     sqlite3 *db;
     char *error = NULL;
-    shell("rm -rf '%s' && cp -a '%s' '%s'", spoilt, made, spoilt);
+    shell_succeeds("rm -rf '%s' && cp -a '%s' '%s'", spoilt, made, spoilt);
     assert_int_equal(sqlite3_open(database, &db), SQLITE_OK);
     sqlite3_db_config(db, SQLITE_DBCONFIG_DEFENSIVE, 0, NULL);
     sqlite3_exec(db,
@@ -266,20 +257,21 @@ static void study_refuses(const char *name, const char *word) {
 static void test_a_link_in_the_studys_folder_is_not_written_through(void **state) {
     (void)state;
     const char *victim = scratch_path("victim");
-    shell("rm -rf '%s' '%s' && mkdir '%s'", spoilt, victim, victim);
+    shell_succeeds("rm -rf '%s' '%s' && mkdir '%s'", spoilt, victim, victim);
     /* The runs' folder, one run's folder, the database. */
-    shell("mkdir '%s' && ln -s ../victim '%s/runs'", spoilt, spoilt);
+    shell_succeeds("mkdir '%s' && ln -s ../victim '%s/runs'", spoilt, spoilt);
     study_refuses("runs", "is a link");
-    shell("rm -rf '%s' && mkdir -p '%s/runs' && ln -s ../../victim '%s/runs/a-lr0.001-seed1'",
-          spoilt, spoilt, spoilt);
+    shell_succeeds(
+        "rm -rf '%s' && mkdir -p '%s/runs' && ln -s ../../victim '%s/runs/a-lr0.001-seed1'", spoilt,
+        spoilt, spoilt);
     study_refuses("a-lr0.001-seed1", "is a link");
-    shell("rm -rf '%s' && mkdir '%s' && ln -s ../victim/runs.db '%s/runs.db'", spoilt, spoilt,
-          spoilt);
+    shell_succeeds("rm -rf '%s' && mkdir '%s' && ln -s ../victim/runs.db '%s/runs.db'", spoilt,
+                   spoilt, spoilt);
     study_refuses("runs.db", "is a link");
-    shell("cp '%s/runs.db' '%s/runs.db'", made, victim);
+    shell_succeeds("cp '%s/runs.db' '%s/runs.db'", made, victim);
     study_refuses("runs.db", "is a link");
     command_succeeds(RUN("runs", spoilt), NULL); /* reading through one is no harm */
-    shell("rm '%s/runs.db' && rmdir '%s'", victim, victim);
+    shell_succeeds("rm '%s/runs.db' && rmdir '%s'", victim, victim);
 }
 
 /* A rollback journal that names a super-journal: SQLite would remove that file. */
@@ -316,7 +308,7 @@ static void test_a_journal_that_names_another_file_is_refused(void **state) {
     char *kept = file_read(victim, NULL);
     assert_string_equal(kept, "precious");
     free(kept);
-    shell("rm '%s-journal' && ln -s precious '%s-journal'", database, database);
+    shell_succeeds("rm '%s-journal' && ln -s precious '%s-journal'", database, database);
     command_fails(2, STUDY, SAYS("runs.db-journal", "is a link"));
 }
 
@@ -334,8 +326,8 @@ static void test_a_study_that_was_cut_off_can_be_looked_at(void **state) {
                                   "UPDATE events SET detail = detail || 'y' WHERE kind = 'x'",
                                   NULL, NULL, NULL),
                      SQLITE_OK);
-    shell("rm -rf '%s' && mkdir '%s' && cp '%s' '%s-journal' '%s'", cut, cut, database, database,
-          cut);
+    shell_succeeds("rm -rf '%s' && mkdir '%s' && cp '%s' '%s-journal' '%s'", cut, cut, database,
+                   database, cut);
     sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
     sqlite3_close(db);
     command_succeeds(RUN("runs", cut), NULL);

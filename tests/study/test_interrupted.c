@@ -34,13 +34,13 @@ static void test_a_killed_study_ends_with_the_same_contents(void **state) {
         int64_t done = study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'");
         pid_t study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
         if (i % 3 == 0) { /* anywhere in the start */
-            train_pause((long)(part * 60));
+            pause_ms((long)(part * 60));
         } else { /* in a run, or as its end is written down */
             if (i % 3 == 1) study_wait_done(study, out, done + 1);
             pid_t child = study_child(study);
-            train_pause((long)(part * 80));
+            pause_ms((long)(part * 80));
             if (i % 2 && child > 0) kill(child, SIGKILL);
-            if (i % 4 == 1) train_pause((long)(part * 20));
+            if (i % 4 == 1) pause_ms((long)(part * 20));
         }
         kill(study, SIGKILL);
         int status = train_wait(study);

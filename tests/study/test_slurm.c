@@ -41,7 +41,7 @@ static int cluster(const char *what, const char *folder) {
 static bool wait_for(const char *path) {
     for (int i = 0; i < WAIT_SECONDS * 10; i++) {
         if (access(path, F_OK) == 0) return true;
-        train_pause(100);
+        pause_ms(100);
     }
     return false;
 }

@@ -81,12 +81,17 @@ static void start(char **words, FILE *out, FILE *err) {
     _exit(127);
 }
 
+void pause_ms(long milliseconds) {
+    const struct timespec pause = {.tv_sec = milliseconds / 1000,
+                                   .tv_nsec = milliseconds % 1000 * 1000000L};
+    nanosleep(&pause, NULL);
+}
+
 static int wait_for(pid_t child) {
-    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
     int status;
     for (long waited = 0; waitpid(child, &status, WNOHANG) == 0; waited += PAUSE_MS) {
         if (waited == LIMIT_SECONDS * 1000L) kill(child, SIGKILL);
-        nanosleep(&pause, NULL);
+        pause_ms(PAUSE_MS);
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
@@ -172,6 +177,15 @@ static int remove_one(const char *path, const struct stat *is, int kind, struct 
 
 void scratch_close(void) {
     nftw(scratch, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+void shell_succeeds(const char *format, ...) {
+    char line[2000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (system(line) != 0) fail_msg("%s", line); /* NOLINT */
 }
 
 int scratch_setup(void **state) {

@@ -26,6 +26,10 @@ json_t *command_json(const char *const *arguments);
  * with "weft" and holds all of `words`. */
 void command_fails(int status, const char *const *arguments, const char *const *words);
 
+/* A line of shell, made as printf makes it, that must end with status 0. */
+void shell_succeeds(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void pause_ms(long milliseconds);
+
 #define RUN(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define SAYS(...) ((const char *const[]){__VA_ARGS__, NULL})
 

@@ -2,6 +2,7 @@
 #include "http.h"
 
 #include "command.h"
+#include "core/clock.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,18 +20,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 enum { WORDS_MOST = 64 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #ifdef WEFT_HAVE_MICROHTTPD
 bool server_tests_are_skipped(void) {
@@ -120,12 +114,11 @@ server server_start(const char *const *arguments) {
 }
 
 int server_wait(server *s, double seconds) {
-    const struct timespec pause = {.tv_nsec = 5000000};
-    double end = now() + seconds;
+    double end = weft_clock() + seconds;
     int status;
     while (waitpid(s->pid, &status, WNOHANG) == 0) {
-        if (now() > end) kill(s->pid, SIGKILL);
-        nanosleep(&pause, NULL);
+        if (weft_clock() > end) kill(s->pid, SIGKILL);
+        pause_ms(5);
     }
     s->pid = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -135,6 +128,20 @@ void server_stop(server *s) {
     if (!s->pid) return;
     kill(s->pid, SIGTERM);
     assert_int_equal(server_wait(s, 300), 0);
+}
+
+server server_open(char *model, size_t room, const char *const *arguments) {
+    const char *words[WORDS_MOST] = {"--model", model, "--threads", "1"};
+    for (int n = 4; *arguments && n < WORDS_MOST - 1; n++)
+        words[n] = *arguments++;
+    scratch_open();
+    server_model(model, room);
+    return server_start(words);
+}
+
+void server_close(server *s) {
+    server_stop(s);
+    scratch_close();
 }
 
 int client_connect(int port) {
@@ -170,7 +177,7 @@ int client_head(char *out, size_t room, const char *path, size_t bytes) {
 /* More bytes behind what there is; false: the end, or the time is up. */
 static bool read_more(int socket, char **data, size_t *bytes, size_t *room, double end) {
     struct pollfd wait = {.fd = socket, .events = POLLIN};
-    double left = end - now();
+    double left = end - weft_clock();
     if (left <= 0 || poll(&wait, 1, (int)(1000 * left) + 1) <= 0) return false;
     if (*bytes + 65536 > *room) {
         *room = 2 * (*bytes + 65536);
@@ -210,7 +217,7 @@ answer client_read(int socket, double seconds) {
     answer a = {0};
     char *data = calloc(1, 1), *split = NULL;
     size_t bytes = 0, room = 1;
-    double end = now() + seconds;
+    double end = weft_clock() + seconds;
     while (!split && read_more(socket, &data, &bytes, &room, end))
         split = memmem(data, bytes, "\r\n\r\n", 4);
     if (!split) {

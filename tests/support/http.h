@@ -21,6 +21,10 @@ void server_model(char *path, size_t room);
 
 /* Runs `weft serve --port 0` with these arguments, which end on NULL, and waits until it listens. */
 server server_start(const char *const *arguments);
+/* A scratch folder with a server_model in it, `room` bytes for its path, and a server of that model on
+ * one thread with these arguments too; and the end of both. */
+server server_open(char *model, size_t room, const char *const *arguments);
+void server_close(server *s);
 /* Sends SIGTERM and expects that it ends with status 0 within five minutes. */
 void server_stop(server *s);
 /* Its exit status; -1: a signal ended it, or it had to be killed after `seconds`. */

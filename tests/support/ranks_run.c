@@ -113,7 +113,7 @@ int ranks_wait(pid_t child, double seconds) {
     int status;
     double waited = 0;
     while (waitpid(child, &status, WNOHANG) == 0) {
-        train_pause(PAUSE_MS);
+        pause_ms(PAUSE_MS);
         waited += PAUSE_MS / 1000.0;
         if (waited < seconds) continue;
         kill(child, SIGTERM);

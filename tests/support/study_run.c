@@ -130,7 +130,7 @@ pid_t study_child(pid_t study) {
         if (file && fscanf(file, "%d", &child) != 1) child = 0;
         if (file) fclose(file);
         if (child > 0) return child;
-        train_pause(1);
+        pause_ms(1);
     }
     return 0;
 }
@@ -138,6 +138,6 @@ pid_t study_child(pid_t study) {
 void study_wait_done(pid_t study, const char *folder, int64_t runs) {
     for (int i = 0; i < WAITS && kill(study, 0) == 0; i++) {
         if (study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done'") >= runs) return;
-        train_pause(5);
+        pause_ms(5);
     }
 }

@@ -60,6 +60,12 @@ static void run_child(char **words, const char *err, long limit) {
     _exit(127);
 }
 
+void train_scratch(char *config, size_t room) {
+    scratch_open();
+    snprintf(config, room, "%s", scratch_path("config"));
+    train_config(config);
+}
+
 pid_t train_start(const char *const *arguments, const char *err, long limit) {
     const char *named = getenv("WEFT");
     char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST + 1];
@@ -78,17 +84,11 @@ pid_t train_start(const char *const *arguments, const char *err, long limit) {
     return child;
 }
 
-void train_pause(long milliseconds) {
-    const struct timespec pause = {.tv_sec = milliseconds / 1000,
-                                   .tv_nsec = milliseconds % 1000 * 1000000L};
-    nanosleep(&pause, NULL);
-}
-
 int train_wait(pid_t child) {
     int status;
     for (long waited = 0; waitpid(child, &status, WNOHANG) == 0; waited += PAUSE_MS) {
         if (waited == LIMIT_MS) kill(child, SIGKILL);
-        train_pause(PAUSE_MS);
+        pause_ms(PAUSE_MS);
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
@@ -127,7 +127,7 @@ void train_wait_checkpoint(pid_t child, const char *out) {
     ino_t before = which_last(out);
     for (int i = 0; i < 12000 && which_last(out) == before; i++) {
         assert_int_equal(kill(child, 0), 0);
-        train_pause(5);
+        pause_ms(5);
     }
     assert_true(which_last(out) != before);
 }

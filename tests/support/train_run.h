@@ -9,13 +9,14 @@
 
 /* Writes a config: two layers, dropout, 3 × 2 micro-batches a step, 12 steps. */
 void train_config(const char *path);
+/* Opens a scratch folder with such a config in it; `room` bytes for its path. */
+void train_scratch(char *config, size_t room);
 
 /* Starts the program; its standard error goes to the file `err`. No file may grow past `limit`
  * bytes; 0: no limit. */
 pid_t train_start(const char *const *arguments, const char *err, long limit);
 /* Waits for the end: the exit status, or minus the signal. */
 int train_wait(pid_t child);
-void train_pause(long milliseconds);
 /* Waits until a run that goes on has written another OUT/last than there is now. */
 void train_wait_checkpoint(pid_t child, const char *out);
 

@@ -246,9 +246,7 @@ static void test_another_dataset_under_a_run_is_noticed(void **state) {
 
 static int open_scratch(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    train_config(config);
+    train_scratch(config, sizeof config);
     return 0;
 }
 

@@ -113,7 +113,7 @@ static void test_vocabulary_must_fit(void **state) {
 static void wait_for_lines(const char *path) {
     struct stat is;
     for (int i = 0; i < 10000 && (stat(path, &is) != 0 || is.st_size == 0); i++)
-        train_pause(2);
+        pause_ms(2);
 }
 
 static void stop_by(int number) {
@@ -154,12 +154,12 @@ static int signal_twice(long wait_ms) {
     char events[300];
     snprintf(events, sizeof events, "%s/events.out.tfevents.0000000000.weft", out);
     for (int i = 0; i < 10000 && access(events, F_OK); i++)
-        train_pause(2);
-    train_pause(wait_ms);
+        pause_ms(2);
+    pause_ms(wait_ms);
     /* On a busy machine two that come close together are one. */
     for (int i = 0; i < 1000 && waitpid(child, &status, WNOHANG) == 0; i++) {
         kill(child, SIGINT);
-        train_pause(50);
+        pause_ms(50);
     }
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
@@ -232,9 +232,7 @@ static void test_many_in_a_row_end_the_run(void **state) {
 
 static int open_scratch(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    train_config(config);
+    train_scratch(config, sizeof config);
     return 0;
 }
 

@@ -37,7 +37,7 @@ static bool wait_for_checkpoint(pid_t child, const char *last, ino_t before) {
     for (int i = 0; i < FIRST_MOST; i++) {
         if (which(last) != before) return true;
         if (kill(child, 0) != 0) return false;
-        train_pause(1);
+        pause_ms(1);
     }
     return false;
 }
@@ -77,7 +77,7 @@ static void test_killed_runs_end_on_the_same_bits(void **state) {
         if (i % 3 == 0)
             wait_for_writing(fresh, part);
         else
-            train_pause((long)(part * 3 * step_ms));
+            pause_ms((long)(part * 3 * step_ms));
         kill(child, SIGKILL);
         assert_int_equal(train_wait(child), -SIGKILL);
         during += access(fresh, F_OK) == 0;

@@ -30,15 +30,6 @@ static void train_steps(const char *folder, const char *iterations) {
     command_succeeds(TRAIN("--out", folder, "-o", iterations, "-o", "CHECKPOINT_KEEP=2"), NULL);
 }
 
-static void shell(const char *format, ...) {
-    char line[2000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    if (system(line) != 0) fail_msg("%s", line); /* NOLINT */
-}
-
 static void make_victim(const char *folder) {
     char path[600];
     assert_int_equal(mkdir(folder, 0777), 0);
@@ -205,13 +196,13 @@ static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
     fault_need();
     train_steps(at("unread-begun"), "GPT2_MAX_ITERS=2");
     snprintf(out, sizeof out, "%s", at("unread"));
-    shell("cp -a %s %s", at("unread-begun"), out);
+    shell_succeeds("cp -a %s %s", at("unread-begun"), out);
     command_result r = fault_run(&f, RESUME, &count);
     assert_int_equal(r.status, 0);
     command_free(&r);
     assert_true(count > 20);
     for (f.nth = 1; f.nth <= count; f.nth += train_long() ? 1 : 1 + count / 12) {
-        shell("rm -rf %s && cp -a %s %s", out, at("unread-begun"), out);
+        shell_succeeds("rm -rf %s && cp -a %s %s", out, at("unread-begun"), out);
         r = fault_run(&f, RESUME, NULL);
         if (r.status != 1 || !strstr(r.err, strerror(EIO)))
             fail_msg("readdir %ld of %ld: ended on %d: %s", f.nth, count, r.status, r.err);
@@ -298,9 +289,7 @@ static void test_a_run_of_the_version_before_goes_on(void **state) {
 
 static int open_scratch(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    train_config(config);
+    train_scratch(config, sizeof config);
     /* So that a run in two legs of other lengths is the whole run. */
     FILE *file = fopen(config, "a");
     assert_non_null(file);

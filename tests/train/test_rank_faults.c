@@ -124,7 +124,7 @@ static void wait_running(pid_t victim) {
         text[n] = 0;
         const char *state = strrchr(text, ')');
         if (state && state[1] && state[2] == 'R') return;
-        train_pause(1);
+        pause_ms(1);
     }
 }
 
@@ -141,10 +141,10 @@ static void hold_thread(pid_t victim) {
             if (waitpid(victim, &status, __WALL | WNOHANG) == victim &&
                 (WIFEXITED(status) || WIFSIGNALED(status)))
                 _exit(0);
-            train_pause(10);
+            pause_ms(10);
         }
         ptrace(PTRACE_CONT, victim, NULL, NULL);
-        train_pause(31);
+        pause_ms(31);
     }
     _exit(1);
 }
@@ -160,7 +160,7 @@ static void test_hung_working_thread_ends_all(void **state) {
     assert_true(holder >= 0);
     if (holder == 0) hold_thread(victim);
     while (waitpid(holder, &status, WNOHANG) == 0 && kill(child, 0) == 0)
-        train_pause(10);
+        pause_ms(10);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
         kill(child, SIGTERM);
         ranks_wait(child, LIMIT);

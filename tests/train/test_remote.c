@@ -164,9 +164,7 @@ static void test_self_check_passes(void **state) {
 
 static int open_scratch(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    train_config(config);
+    train_scratch(config, sizeof config);
     return 0;
 }
 

@@ -172,9 +172,7 @@ static void test_last_checkpoints_are_kept(void **state) {
 
 static int open_scratch(void **state) {
     (void)state;
-    scratch_open();
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    train_config(config);
+    train_scratch(config, sizeof config);
     return 0;
 }
 
