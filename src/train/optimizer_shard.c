@@ -205,9 +205,11 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     return status;
 }
 
+enum { STATE_M, STATE_V, STATE_V_MAX, STATE_MASTER, STATE_CONTROL };
+
 /* One tensor of the state. */
 typedef struct {
-    enum { STATE_M, STATE_V, STATE_V_MAX, STATE_MASTER, STATE_CONTROL } kind;
+    int kind; /* STATE_M and so on */
     int64_t weight;
 } state_key;
 
