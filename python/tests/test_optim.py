@@ -13,8 +13,8 @@ from weft._library import check, handle, lib
 from weft.torch import AdamWSPAM, LanguageModel
 
 SIZES = dict(N_LAYER=2, N_EMBD=32, N_HEAD=4, VOCAB_SIZE=64, GPT2_BLOCK_SIZE=16, SEED=3)
-KINDS = {"gpt2": {}, "gpt2, f64": dict(DTYPE="f64"), "w2": dict(PRESET="w2", DTYPE="f64"),
-         "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw", DTYPE="f64")}
+MODELS = {"gpt2": {}, "w2": dict(PRESET="w2"), "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw"),
+          "wsffn": dict(PRESET="wsffn", OPTIMIZER="adamw")}
 STEPS = 50
 
 
@@ -24,8 +24,7 @@ def batches():
 
 
 def engine_weights(rate, options, after=None):
-    """The engine's own training: the weights after STEPS steps. Adam divides by the size of a gradient,
-    so where gradients are tiny rounding counts: those models are compared in f64."""
+    """The engine's own training: the weights after STEPS steps."""
     model = weft.Model(**SIZES, **options)
     engine = _blocks.engine("cpu")
     optimizer = handle(lib.weft_optimizer_open, engine, model.handle, None)
@@ -40,11 +39,23 @@ def engine_weights(rate, options, after=None):
     return {name: model.read(name) for name in model.names()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_torchs_adamw_trains_as_the_engines(kind):
-    options = dict(KINDS[kind], WEIGHT_DECAY=0.1, GRAD_CLIP=1.0)
+def without_key_biases(name, values):
+    """A bias of keys adds the same to a whole row of scores, so its gradient is zero but for rounding, and
+    Adam divides rounding by its own size: there is nothing to compare."""
+    if not name.endswith("attn.qkv.bias"):
+        return values
+    third = len(values) // 3
+    return np.concatenate((values[:third], values[2 * third:]))
+
+
+@pytest.mark.parametrize("dtype, most", [("f32", 1e-5), ("f64", 5e-8)])
+@pytest.mark.parametrize("kind", MODELS)
+def test_torchs_adamw_trains_as_the_engines(kind, dtype, most):
+    """The f64 figure is torch's clipping: it divides by the norm + 1e-6."""
+    options = dict(MODELS[kind], DTYPE=dtype, WEIGHT_DECAY=0.1, GRAD_CLIP=1.0)
     want = engine_weights(1e-3, options)
     module = LanguageModel(**SIZES, **options)
+    start = {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
     parameters = list(module.parameters())
     optimizer = torch.optim.AdamW([{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
                                    {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
@@ -54,8 +65,10 @@ def test_torchs_adamw_trains_as_the_engines(kind):
         module(torch.from_numpy(tokens), torch.from_numpy(targets))[1].backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
+    assert max(np.abs(p.detach().numpy() - start[name]).max() for name, p in module.named_parameters()) > 1e-2
     for name, p in module.named_parameters():
-        assert np.abs(p.detach().numpy() - want[name]).max() < (1e-5 if kind == "gpt2" else 1e-7), name
+        got, wanted = (without_key_biases(name, v) for v in (p.detach().numpy(), want[name]))
+        assert np.abs(got - wanted).max() < most, name
 
 
 SPAM = dict(WEIGHT_DECAY=0.1, GRAD_CLIP=0.5, OPTIMIZER="adamwspam", SPAM_INTERVAL=20, SPAM_WARMUP_STEPS=8,

@@ -39,6 +39,7 @@ MAKERS = [
     lambda w, h: SwiGLU(w, dice.choice([1, 5, 16])), lambda w, h: ReciprocalBlock(w, h, 8, latent_dim=4),
     lambda w, h: Part(dice.choice(["attention", "layer", "ffn"]), ATTENTION=dice.choice(["dot", "w2", "mla"]), N_EMBD=w, N_HEAD=h,
                       N_FFN=dice.choice([1, 6]), POSITION=dice.choice(["none", "rope", "alibi"]), RA_MLA_LATENT_DIM=4)]
+CUDA = torch.cuda.is_available()
 TYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64]
 
 def tensor(width):
@@ -50,13 +51,17 @@ def tensor(width):
          lambda: base[:1, :1, :width].expand(max(b, 1), max(t, 1), width), lambda: base[:b, :t, :width].flip(1),
          lambda: base[:b, :t, :width + dice.choice([0, 1])], lambda: base[0, :t, :width]][form]()
     x = x.to(kind) if dice.random() < 0.7 else x.clone().to(kind)
+    if CUDA and dice.random() < 0.5:
+        x = x.to("cuda")
     if dice.random() < 0.05:
         x = x.to("meta")
     if dice.random() < 0.03 and x.dtype == torch.float32:
         x = x.to_sparse()
+    if CUDA and x.layout == torch.strided and not x.is_meta and dice.random() < 0.5:
+        x = x.cuda() if dice.random() < 0.5 else x.cuda().transpose(0, -1).contiguous().transpose(0, -1)
     return x.detach().requires_grad_(x.is_floating_point() and dice.random() < 0.7)
 
-worked = raised = 0
+worked = raised = on_gpu = 0
 for i in range(int(sys.argv[1])):
     try:
         heads = dice.choice([1, 2, 3])
@@ -65,6 +70,8 @@ for i in range(int(sys.argv[1])):
         x = tensor(width)
         if dice.random() < 0.6 and x.is_floating_point():
             module = module.to(x.dtype)
+        if CUDA and dice.random() < (0.9 if x.is_cuda else 0.1):
+            module = module.cuda()
         if dice.random() < 0.3:
             module.eval()
         options = {}
@@ -72,18 +79,25 @@ for i in range(int(sys.argv[1])):
             t = x.shape[1] if x.dim() > 1 else 1
             options["attention_mask"] = dice.choice([torch.ones(t, t).tril().bool(), torch.zeros(t + 1, t), torch.randn(1, 1, t, t),
                                                      torch.ones(t, dtype=torch.int32)])
+            if x.is_cuda and dice.random() < 0.9:
+                options["attention_mask"] = options["attention_mask"].cuda()
         out = module(x, **options)
         parts = list(out.values()) if isinstance(out, dict) else list(out) if isinstance(out, tuple) else [out]
         parts = [p for q in parts for p in (q if isinstance(q, tuple) else [q])]
         loss = sum(p.float().sum() for p in parts if p is not None and p.is_floating_point())
         if loss.requires_grad:
             loss.backward()
+        if CUDA:
+            torch.cuda.synchronize()
         worked += 1
+        on_gpu += x.is_cuda
     except (ValueError, TypeError, RuntimeError, NotImplementedError, MemoryError) as error:
         if not str(error):
             raise AssertionError(f"call {i} raised {error!r} without a word")
         raised += 1
-print(worked, raised)
+if CUDA:
+    torch.cuda.synchronize()
+print(worked, raised, on_gpu)
 """
 
 
@@ -91,7 +105,8 @@ def test_random_calls_work_or_raise():
     result = subprocess.run([sys.executable, "-X", "faulthandler", "-c", RANDOM, str(CALLS), "11"], capture_output=True,
                             text=True, cwd=HERE.parent)
     assert result.returncode == 0, result.stderr[-3000:]
-    worked, raised = map(int, result.stdout.split())
+    worked, raised, on_gpu = map(int, result.stdout.split())
+    print(f"{worked} calls worked ({on_gpu} on a GPU), {raised} raised")
     assert worked + raised == CALLS and worked > CALLS // 5 and raised > CALLS // 20
 
 
