@@ -249,7 +249,10 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
         snprintf(value, room, "%.*s", (int)strcspn(at + n + 1, "\n"), at + n + 1);
         return;
     }
-    snprintf(value, room, "%s", o->fallback);
+    /* As the reader would write it: 0.0 in the list of options is 0 here. */
+    weft_config defaults;
+    weft_config_defaults(&defaults);
+    weft_config_format(&defaults, o, value, room);
 }
 
 static weft_status match_config(weft_database *d, const weft_study *s, const char *lines) {

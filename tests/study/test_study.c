@@ -146,6 +146,20 @@ static void test_another_config_is_refused_and_nothing_is_overwritten(void **sta
     free(is);
 }
 
+/* Options come with time: what an older weft did not know had its default. */
+static void test_a_study_of_an_older_weft_goes_on(void **state) {
+    (void)state;
+    const char *out = scratch_path("older");
+    command_succeeds(
+        RUN("study", "--config", config, "--out", out, "--steps", "4", "-o", "STUDY_SEEDS=1"),
+        NULL);
+    study_change(out, "UPDATE study SET config = replace(config, 'NORM_EPS=0' || char(10), '')");
+    assert_int_equal(study_number(out, "SELECT instr(config, 'NORM_EPS') FROM study"), 0);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", out, "--steps", "4", "-o", "STUDY_SEEDS=1"),
+        NULL);
+}
+
 static void test_a_changed_weight_shows_as_unequal(void **state) {
     (void)state;
     const char *out = scratch_path("changed");
@@ -237,6 +251,7 @@ int main(void) {
         cmocka_unit_test(test_two_at_a_time_come_to_the_same),
         cmocka_unit_test(test_chosen_steps_leave_the_others_waiting),
         cmocka_unit_test(test_another_config_is_refused_and_nothing_is_overwritten),
+        cmocka_unit_test(test_a_study_of_an_older_weft_goes_on),
         cmocka_unit_test(test_a_changed_weight_shows_as_unequal),
         cmocka_unit_test(test_exports_can_be_read),
         cmocka_unit_test(test_a_list_runs_nothing),
