@@ -2,6 +2,7 @@
  * pass; or its score on multiple-choice questions. */
 #include "cli/args.h"
 #include "core/json.h"
+#include "core/text.h"
 #include "generate/folder.h"
 #include "generate/suite.h"
 #include "model/account.h"
@@ -11,9 +12,13 @@
 #include <jansson.h>
 #include <math.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 const char weft_help_eval[] =
-    "  --model DIR        a checkpoint: config.json and model.safetensors\n"
+    "  --model DIR        a checkpoint: config.json and model.safetensors; a run's folder stands "
+    "for\n"
+    "                     its best\n"
+    "  --text FILE        a text, read by the checkpoint's tokenizer\n"
     "  --tokens FILE      a .npy of shape [B, T+1] (int32 or int64), one batch; or a token shard\n"
     "  --targets FILE     a .npy of shape [B, T], -1 for ignored; without it, the tokens that "
     "follow\n"
@@ -37,17 +42,31 @@ const char weft_help_eval[] =
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n";
 
-static void print_parts(const weft_args *args, const weft_loss_parts *p) {
+/* NaN where it is not known what the tokens stand for. */
+static double bits_per_byte(const weft_evaluated *e) {
+    double nats = e->parts.cross_entropy * (double)e->tokens;
+    return e->bytes > 0 ? nats / log(2) / (double)e->bytes : NAN;
+}
+
+static void print_parts(const weft_args *args, const weft_evaluated *e) {
+    const weft_loss_parts *p = &e->parts;
+    char tokens[WEFT_COUNT_ROOM];
+    double perplexity = exp(p->cross_entropy), bits = bits_per_byte(e);
     if (!args->json) {
-        printf("loss            %.6f\ncross_entropy   %.6f\naux_z           %.6g\n"
-               "aux_contrastive %.6g\nlogits_z        %.6g\n",
-               p->loss, p->cross_entropy, p->aux_z, p->aux_contrastive, p->logits_z);
+        printf("tokens          %s\nloss            %.6f\ncross_entropy   %.6f\n"
+               "perplexity      %.4f\n",
+               weft_count_text(e->tokens, tokens), p->loss, p->cross_entropy, perplexity);
+        if (isfinite(bits)) printf("bits_per_byte   %.4f\n", bits);
+        printf("aux_z           %.6g\naux_contrastive %.6g\nlogits_z        %.6g\n", p->aux_z,
+               p->aux_contrastive, p->logits_z);
         return;
     }
     json_t *object = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o}", "loss", weft_json_number(p->loss), "cross_entropy",
-        weft_json_number(p->cross_entropy), "aux_z", weft_json_number(p->aux_z), "aux_contrastive",
-        weft_json_number(p->aux_contrastive), "logits_z", weft_json_number(p->logits_z));
+        "{s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "loss", weft_json_number(p->loss),
+        "cross_entropy", weft_json_number(p->cross_entropy), "aux_z", weft_json_number(p->aux_z),
+        "aux_contrastive", weft_json_number(p->aux_contrastive), "logits_z",
+        weft_json_number(p->logits_z), "tokens", (json_int_t)e->tokens, "perplexity",
+        weft_json_number(perplexity), "bits_per_byte", weft_json_number(bits));
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(object);
@@ -80,9 +99,15 @@ static weft_status checkpoint_config(const weft_args *args, const char *folder, 
 /* What the user named must be there, and must be what this command reads. */
 static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
                         const char *suite, const char *details) {
-    bool others = what->tokens || what->targets || what->logits || what->grads || what->scores;
-    if (!what->tokens && !suite) {
-        fprintf(stderr, "weft eval: --tokens is needed, or --suite; 'weft help eval' tells more\n");
+    bool others =
+        what->tokens || what->text || what->targets || what->logits || what->grads || what->scores;
+    if (!what->tokens && !what->text && !suite) {
+        fprintf(stderr, "weft eval: --text or --tokens is needed, or --suite; 'weft help eval' "
+                        "tells more\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if (what->tokens && what->text) {
+        fprintf(stderr, "weft eval: --text and --tokens: one of them at a time\n");
         return WEFT_EXIT_USAGE;
     }
     if ((suite && others) || (details && !suite)) {
@@ -99,7 +124,8 @@ static int check_inputs(const weft_args *args, const char *folder, const weft_ev
     }
     int status = weft_args_readable(args, folder, "config.json");
     if (!status) status = weft_args_readable(args, folder, "model.safetensors");
-    if (!status) status = weft_args_readable(args, suite ? suite : what->tokens, NULL);
+    const char *input = suite ? suite : what->text ? what->text : what->tokens;
+    if (!status) status = weft_args_readable(args, input, NULL);
     if (!status && what->targets) status = weft_args_readable(args, what->targets, NULL);
     return status;
 }
@@ -115,6 +141,7 @@ static weft_status check_output(const char *out, const char *folder, const weft_
                                         "state.json", "tokenizer.json"};
     char path[WEFT_PATH_MAX];
     bool input = out && ((what->tokens && is_same_file(out, what->tokens)) ||
+                         (what->text && is_same_file(out, what->text)) ||
                          (what->targets && is_same_file(out, what->targets)));
     for (int i = 0; out && !input && i < 5; i++) {
         WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
@@ -135,7 +162,8 @@ static weft_status check_outputs(const char *folder, const weft_evaluation *what
 typedef struct {
     const char *folder, *suite, *details;
     weft_evaluation what;
-    weft_loss_parts parts;
+    char checkpoint[WEFT_FOLDER_PATH];
+    weft_evaluated found;
     weft_suite_score score;
 } eval_job;
 
@@ -150,6 +178,20 @@ static weft_status score_suite(eval_job *job, const weft_model *m, const weft_ba
     return status;
 }
 
+/* The checkpoint's tokenizer, where it has one; a text needs it. */
+static weft_status evaluate(eval_job *job, const weft_model *m, const weft_backend *backend,
+                            weft_pool *pool) {
+    weft_tokenizer *tokenizer = NULL;
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", job->folder));
+    bool has = access(path, R_OK) == 0 || job->what.text;
+    if (has) WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
+    job->what.tokenizer = tokenizer;
+    weft_status status = weft_evaluate(m, backend, pool, &job->what, &job->found);
+    weft_tokenizer_close(tokenizer);
+    return status;
+}
+
 static weft_status run_job(const weft_args *args, eval_job *job) {
     weft_config c;
     weft_model *m = NULL;
@@ -160,8 +202,7 @@ static weft_status run_job(const weft_args *args, eval_job *job) {
     weft_status status = weft_model_load_as(job->folder, &c, weft_config_dtype(&c), &m);
     if (status == WEFT_OK) status = weft_args_backend(args, &c, &backend, &pool);
     if (status == WEFT_OK)
-        status = job->suite ? score_suite(job, m, backend, pool)
-                            : weft_evaluate(m, backend, pool, &job->what, &job->parts);
+        status = job->suite ? score_suite(job, m, backend, pool) : evaluate(job, m, backend, pool);
     weft_pool_destroy(pool);
     weft_model_destroy(m);
     return status;
@@ -172,13 +213,21 @@ int weft_cmd_eval(int argc, char **argv) {
     eval_job job = {0};
     weft_evaluation *what = &job.what;
     bool unchecked = false;
-    const weft_arg own[] = {
-        {"--model", &job.folder, NULL, true},       {"--tokens", &what->tokens, NULL, false},
-        {"--targets", &what->targets, NULL, false}, {"--logits", &what->logits, NULL, false},
-        {"--grads", &what->grads, NULL, false},     {"--scores", &what->scores, NULL, false},
-        {"--suite", &job.suite, NULL, false},       {"--details", &job.details, NULL, false},
-        {"--unchecked", NULL, &unchecked, false},   {NULL, NULL, NULL, false}};
+    const weft_arg own[] = {{"--model", &job.folder, NULL, true},
+                            {"--tokens", &what->tokens, NULL, false},
+                            {"--targets", &what->targets, NULL, false},
+                            {"--logits", &what->logits, NULL, false},
+                            {"--grads", &what->grads, NULL, false},
+                            {"--scores", &what->scores, NULL, false},
+                            {"--suite", &job.suite, NULL, false},
+                            {"--details", &job.details, NULL, false},
+                            {"--unchecked", NULL, &unchecked, false},
+                            {"--text", &what->text, NULL, false},
+                            {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    /* What is no checkpoint at all is told of by the check below. */
+    if (!exit_status && weft_generation_folder(job.folder, job.checkpoint) == WEFT_OK)
+        job.folder = job.checkpoint;
     if (!exit_status) exit_status = check_inputs(&args, job.folder, what, job.suite, job.details);
     if (exit_status) return exit_status;
     weft_status status = unchecked ? WEFT_OK : weft_args_check_model(job.folder);
@@ -187,6 +236,6 @@ int weft_cmd_eval(int argc, char **argv) {
     if (job.suite)
         print_score(&args, job.suite, &job.score);
     else
-        print_parts(&args, &job.parts);
+        print_parts(&args, &job.found);
     return WEFT_EXIT_DONE;
 }

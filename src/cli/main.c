@@ -29,9 +29,10 @@
     X(help, "[COMMAND|config]", "explain a command, or print this list")                           \
     X(plan, "--config FILE [--step N] [--json]", "what a config costs, before anything runs")      \
     X(init, "--config FILE --out DIR [--seed S]", "write a fresh checkpoint")                      \
-    X(train, "--config FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",              \
+    X(train, "--config FILE|--text FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",  \
       "train a model")                                                                             \
-    X(eval, "--model DIR --tokens FILE [--json]", "loss, logits or gradients of a checkpoint")     \
+    X(eval, "--model DIR --text FILE|--tokens FILE [--json]",                                      \
+      "loss, logits or gradients of a checkpoint")                                                 \
     X(convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",             \
       "read or write Hugging Face's layout, or change the attention")                              \
     X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \

@@ -1,8 +1,7 @@
 /* weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
 #include "cli/args.h"
-#include "core/progress.h"
 #include "data/bpe_train.h"
-#include "data/tokenizer_input.h"
+#include "data/texts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,63 +17,18 @@ const char weft_help_tokenizer[] =
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's\n"
     "library reads it too. There may be fewer tokens than N where there is little text.\n";
 
-enum { BATCH_BYTES = 8 << 20 };
-
-static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
-    const weft_input_unit *units;
-    int64_t count = 0, read = 0;
-    weft_status status;
-    weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
-    while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
-        for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
-            char *keep;
-            const char *text;
-            size_t bytes;
-            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
-            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
-            free(keep);
-            read += (int64_t)units[i].bytes;
-        }
-        if (status != WEFT_OK) break;
-        weft_progress_update(p, read / 1000, NULL);
-    }
-    weft_progress_end(p, false);
-    return status;
-}
-
-static void show_progress(void *progress, int64_t tokens) {
-    weft_progress_update(progress, tokens, NULL);
-}
-
-static weft_status train(weft_bpe_trainer *b, int64_t vocab, int64_t least, weft_tokenizer **out) {
-    weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "train", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
-    weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
-    weft_progress_end(p, false);
-    return status;
-}
-
-static int train_tokenizer(const weft_args *args, const weft_input_options *options, int64_t vocab,
+static int train_tokenizer(const weft_args *args, const weft_input_options *input, int64_t vocab,
                            int64_t least, const char *out) {
-    weft_input *in = NULL;
-    weft_bpe_trainer *b = NULL;
     weft_tokenizer *t = NULL;
-    weft_status status = weft_input_open(options, &in);
-    if (status == WEFT_OK) status = weft_bpe_trainer_open(&b);
-    if (status == WEFT_OK) status = count_texts(b, in);
-    if (status == WEFT_OK && !weft_bpe_trainer_words(b))
-        status = weft_fail(WEFT_EINPUT, "there is no text in the input");
-    if (status == WEFT_OK) status = train(b, vocab, least, &t);
+    int64_t words = 0;
+    weft_status status = weft_texts_learn(input, vocab, least, &t, &words);
     if (status == WEFT_OK) status = weft_tokenizer_save(t, out, NULL);
     int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
     if (status == WEFT_OK)
         printf(args->json ? "{\"vocab\": %lld, \"words\": %lld}\n"
                           : "vocabulary %lld, learned from %lld different words\n",
-               (long long)weft_tokenizer_vocab(t), (long long)weft_bpe_trainer_words(b));
+               (long long)weft_tokenizer_vocab(t), (long long)words);
     weft_tokenizer_close(t);
-    weft_bpe_trainer_close(b);
-    weft_input_close(in);
     return exit_status;
 }
 

@@ -1,9 +1,13 @@
 /* weft train: one run, in a folder of its own. */
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "cli/own_text.h"
+#include "core/files.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/text.h"
 #include "cuda/backend.h"
+#include "generate/folder.h"
 #include "study/facts.h"
 #include "train/loop.h"
 #include "train/stop.h"
@@ -13,16 +17,25 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 const char weft_help_train[] =
     "  --config FILE      the config\n"
+    "  --text FILE        in place of --config: train on this text; repeatable. A tokenizer is\n"
+    "                     learned from it, a twentieth of it is kept apart, and the model's size\n"
+    "                     follows the text and the machine; all of it is in DIR/data and "
+    "DIR/config\n"
+    "  --minutes M        with --text: about how long training may take (10)\n"
     "  --step S           a study's step by name, the ablation's 0 to 5; also as\n"
     "                     --ra-mla-ablation-step N; without it, a study's first\n"
-    "  --out DIR          the run's folder; without it, runs/ and the config's name\n"
+    "  --out DIR          the run's folder; without it, runs/ and the config's or text's name\n"
     "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"
-    "                     DIR/NAME (step-N, best)\n"
-    "  --from DIR         start from a checkpoint's weights with a fresh optimizer\n"
+    "                     DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is\n"
+    "                     used\n"
+    "  --from DIR         start from a checkpoint's weights with a fresh optimizer; a run's "
+    "folder\n"
+    "                     stands for its best\n"
     "  --unchecked        with --from: do not verify the checksums in its state.json\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --seed N           random seed; default: the config's\n"
@@ -35,8 +48,10 @@ const char weft_help_train[] =
     "                     measured\n"
     "  --json             one object on standard output at the end\n"
     "\n"
-    "DIR holds last/ and best/ (checkpoints), metrics.jsonl (a line per logged step) and an event\n"
-    "file for TensorBoard. SIGINT, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and leave; a "
+    "DIR holds last/ and best/ (checkpoints), config, metrics.jsonl (a line per logged step) and "
+    "an\n"
+    "event file for TensorBoard. SIGINT, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and "
+    "leave; a "
     "second "
     "one "
     "leaves\n"
@@ -51,6 +66,16 @@ const char weft_help_train[] =
     "for S seconds ends all of them (30; 0: never).\n";
 
 enum { OUT_ROOM = 512 };
+static const double MINUTES_MOST = 1e6;
+
+/* What is said of a run beside its config. */
+typedef struct {
+    weft_train_options options;
+    const char *peak, *minutes_text;
+    double minutes;
+    bool unchecked;
+    char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_FOLDER_PATH];
+} train_args;
 
 static int read_peak(const char *text, double *out) {
     char *end = "";
@@ -63,14 +88,22 @@ static int read_peak(const char *text, double *out) {
     return WEFT_EXIT_USAGE;
 }
 
-/* runs/NAME, or runs/NAME-stepN. */
+/* runs/NAME, or runs/NAME-stepN; of a text, its name without its ending. */
 static void name_out(const weft_args *args, char *out) {
-    const char *slash = strrchr(args->config, '/');
-    int at = snprintf(out, OUT_ROOM, "runs/%.200s", slash ? slash + 1 : args->config);
+    const char *path = args->config ? args->config : args->repeated[0];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *dot = args->config ? NULL : strrchr(name, '.');
+    int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
+    int at = snprintf(out, OUT_ROOM, "runs/%.*s", length < 200 ? length : 200, name);
     if (args->step) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->step);
 }
 
-static void print_result(const weft_train_result *r, const char *out, json_t *facts) {
+/* Of the best held-out loss; NaN where the tokens are no text. */
+static double bits_per_byte(const weft_train_result *r) {
+    return r->bytes_per_token > 0 ? r->best_val_loss / log(2) / r->bytes_per_token : NAN;
+}
+
+static json_t *result_object(const weft_train_result *r, const char *out, json_t *facts) {
     json_t *object = json_pack(
         "{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "out", out,
         "finished", r->end == WEFT_TRAIN_DONE, "step", (json_int_t)r->steps, "skipped",
@@ -84,16 +117,55 @@ static void print_result(const weft_train_result *r, const char *out, json_t *fa
     static const char *const ends[] = {"done", "stopped", "diverged"};
     json_object_set_new(object, "end", json_string(ends[r->end]));
     json_object_set_new(object, "why", *r->why ? json_string(r->why) : json_null());
+    json_object_set_new(object, "bits_per_byte", weft_json_number(bits_per_byte(r)));
     if (*r->metric) json_object_set_new(object, r->metric, weft_json_number(r->metric_value));
     if (facts) json_object_set(object, "facts", facts);
+    return object;
+}
+
+static void print_result(const weft_train_result *r, const char *out, json_t *facts) {
+    json_t *object = result_object(r, out, facts);
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(object);
 }
 
+/* Where the run is, how good it became, and what can be done with it. */
+static void tell_end(const weft_train_result *r, const char *out) {
+    char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_FOLDER_PATH];
+    const char *shown = weft_shown(out);
+    if (isfinite(r->best_val_loss))
+        snprintf(loss, sizeof loss, ", best held-out loss %.4f, perplexity %.2f", r->best_val_loss,
+                 exp(r->best_val_loss));
+    if (isfinite(bits_per_byte(r)))
+        snprintf(bits, sizeof bits, ", %.3f bits per byte", bits_per_byte(r));
+    weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", shown, weft_count_text(r->steps, steps), loss,
+             bits);
+    if (weft_generation_folder(out, best) != WEFT_OK) return;
+    if (r->bytes_per_token > 0)
+        weft_log(WEFT_LOG_INFO, "next: weft generate --model %s --prompt TEXT", shown);
+    else
+        weft_log(WEFT_LOG_INFO, "next: weft eval --model %s --tokens FILE", shown);
+}
+
+/* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */
+static weft_status keep_result(const weft_train_result *r, const char *out, json_t *facts) {
+    char path[WEFT_PATH_MAX];
+    struct stat a, b;
+    WEFT_TRY(weft_path(path, "%s/result.json", out));
+    bool same = fstat(STDOUT_FILENO, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
+                a.st_ino == b.st_ino;
+    if (same) return WEFT_OK;
+    return weft_json_write(path, result_object(r, out, facts), NULL);
+}
+
 static int finish(const weft_args *args, const weft_train_result *r, const char *out,
                   json_t *facts) {
-    if (args->json) print_result(r, out, facts);
+    if (keep_result(r, out, facts) != WEFT_OK) weft_log(WEFT_LOG_WARN, "%s", weft_error_message());
+    if (args->json)
+        print_result(r, out, facts);
+    else if (r->end == WEFT_TRAIN_DONE)
+        tell_end(r, out);
     if (r->end == WEFT_TRAIN_DONE) return WEFT_EXIT_DONE;
     fprintf(stderr, "weft %s: %s: %s\n", args->command, out, r->why);
     return WEFT_EXIT_FAILED;
@@ -118,15 +190,29 @@ static void share_gpus(const weft_config *c, const weft_comm *comm) {
                  gpus > 1 ? "s" : "");
 }
 
+/* A text becomes shards and a config, unless there is a run to go on with. */
+static weft_status prepare_text(const weft_args *args, const train_args *own) {
+    weft_kind kind;
+    if (!args->n_repeated || weft_comm_rank(own->options.comm) > 0) return WEFT_OK;
+    WEFT_TRY(weft_path_kind(own->config, &kind));
+    if (own->options.resume && kind == WEFT_KIND_FILE) return WEFT_OK;
+    return weft_own_text_prepare(args, args->repeated, args->n_repeated, own->options.out,
+                                 own->minutes);
+}
+
 /* The run, once its arguments are right. */
-static weft_status run(weft_args *args, weft_train_options *options, const char *peak,
-                       bool unchecked, weft_train_result *result, json_t **facts) {
+static weft_status run(weft_args *args, train_args *own, weft_train_result *result,
+                       json_t **facts) {
     weft_config c;
     weft_pool *pool = NULL;
     const weft_backend *backend;
+    weft_train_options *options = &own->options;
     weft_comm *comm = options->comm;
+    bool kept = !args->config;
+    WEFT_TRY(weft_comm_agree(comm, prepare_text(args, own)));
+    if (kept) args->config = own->config;
     WEFT_TRY(weft_comm_agree(comm, weft_args_config(args, &c)));
-    bool reads = options->from && !unchecked && weft_comm_rank(comm) == 0;
+    bool reads = options->from && !own->unchecked && weft_comm_rank(comm) == 0;
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_check_model(options->from) : WEFT_OK));
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
@@ -137,7 +223,7 @@ static weft_status run(weft_args *args, weft_train_options *options, const char 
         weft_config_advise(&(const weft_config *){&c}, 1, args->config);
     if (status == WEFT_OK) {
         weft_stop_install();
-        if (!peak && !backend->remote && weft_comm_rank(comm) == 0)
+        if (!own->peak && !backend->remote && weft_comm_rank(comm) == 0)
             options->peak_flops =
                 bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
         status = weft_train(&c, backend, pool, options, result);
@@ -165,38 +251,71 @@ static int end_ranks(const weft_args *args, const weft_train_options *options, w
     return exit_status;
 }
 
+static int refuse(const char *why) {
+    fprintf(stderr, "weft train: %s\n", why);
+    return WEFT_EXIT_USAGE;
+}
+
+/* Where the config comes from: a file, a text, or the run itself. */
+static int find_config(weft_args *args, train_args *own) {
+    weft_train_options *o = &own->options;
+    bool texts = args->n_repeated > 0;
+    if (args->config && texts)
+        return refuse("--text makes a config of its own; leave --config out");
+    if (own->minutes_text && !texts) return refuse("--minutes goes with --text");
+    if (texts && args->step) return refuse("--step goes with --config");
+    if (!args->config && !texts && !(o->resume && o->out))
+        return refuse(
+            "--config is needed, or --text FILE; to go on with a run, --resume --out DIR; "
+            "'weft help train' tells more");
+    for (int i = 0; i < args->n_repeated; i++)
+        if (weft_args_readable(args, args->repeated[i], NULL)) return WEFT_EXIT_USAGE;
+    if (args->config || texts) name_out(args, own->out);
+    if (!o->out) o->out = own->out;
+    if (args->config) return weft_args_readable(args, args->config, NULL);
+    if (weft_path(own->config, "%s/config", o->out) != WEFT_OK)
+        return weft_args_fail(args, WEFT_EINPUT);
+    return texts ? WEFT_EXIT_DONE : weft_args_readable(args, own->config, NULL);
+}
+
+/* A run's folder stands for its best checkpoint. */
+static int find_from(const weft_args *args, train_args *own) {
+    const char **from = &own->options.from;
+    if (!*from) return WEFT_EXIT_DONE;
+    if (weft_generation_folder(*from, own->from) != WEFT_OK)
+        return weft_args_fail(args, WEFT_EINPUT);
+    *from = own->from;
+    return WEFT_EXIT_DONE;
+}
+
 int weft_cmd_train(int argc, char **argv) {
     weft_args args;
-    char default_out[OUT_ROOM];
-    weft_train_options options = {0};
+    train_args own = {.minutes = WEFT_OWN_TEXT_MINUTES};
+    weft_train_options *o = &own.options;
     weft_train_result result;
-    const char *peak = NULL;
-    bool unchecked = false;
     json_t *facts = NULL;
-    const weft_arg own[] = {{"--out", &options.out, NULL, false},
-                            {"--resume", &options.resume_name, &options.resume, false},
-                            {"--from", &options.from, NULL, false},
-                            {"--save-last", NULL, &options.keep_last, false},
-                            {"--peak-flops", &peak, NULL, false},
-                            {"--unchecked", NULL, &unchecked, false},
-                            {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status && !args.config) {
-        fprintf(stderr, "weft train: --config is needed; 'weft help train' tells more\n");
-        exit_status = WEFT_EXIT_USAGE;
-    }
-    if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);
-    if (!exit_status && options.from)
-        exit_status = weft_args_readable(&args, options.from, "model.safetensors");
-    if (!exit_status) exit_status = read_peak(peak, &options.peak_flops);
+    const weft_arg list[] = {{"--out", &o->out, NULL, false},
+                             {"--text", NULL, NULL, false},
+                             {"--minutes", &own.minutes_text, NULL, false},
+                             {"--resume", &o->resume_name, &o->resume, false},
+                             {"--from", &o->from, NULL, false},
+                             {"--save-last", NULL, &o->keep_last, false},
+                             {"--peak-flops", &own.peak, NULL, false},
+                             {"--unchecked", NULL, &own.unchecked, false},
+                             {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
+    if (!exit_status)
+        exit_status =
+            weft_args_real(&args, "--minutes", own.minutes_text, 0.01, MINUTES_MOST, &own.minutes);
+    if (!exit_status) exit_status = find_config(&args, &own);
+    if (!exit_status) exit_status = find_from(&args, &own);
+    if (!exit_status) exit_status = read_peak(own.peak, &o->peak_flops);
     if (exit_status) return exit_status;
-    name_out(&args, default_out);
-    if (!options.out) options.out = default_out;
-    weft_status status = weft_comm_open(&options.comm);
+    weft_status status = weft_comm_open(&o->comm);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (weft_comm_rank(options.comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
-    status = run(&args, &options, peak, unchecked, &result, &facts);
-    exit_status = end_ranks(&args, &options, status, &result, facts);
+    if (weft_comm_rank(o->comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
+    status = run(&args, &own, &result, &facts);
+    exit_status = end_ranks(&args, o, status, &result, facts);
     json_decref(facts);
     return exit_status;
 }

@@ -109,6 +109,11 @@ void weft_config_reset(weft_config *c, weft_option_owner owner);
 json_t *weft_config_to_json(const weft_config *c);
 weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where);
 
+/* Every key as a config's line: what reading takes back. */
+void weft_config_write(const weft_config *c, FILE *out);
+/* The same as a file; beside, then renamed. */
+weft_status weft_config_save(const weft_config *c, const char *path);
+
 /* The Kconfig file, and the text of `weft help config`. */
 void weft_config_write_kconfig(FILE *out);
 void weft_config_write_help(FILE *out);

@@ -6,6 +6,9 @@
  * makes it matter. */
 #include "config/config.h"
 
+#include "core/files.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 enum { TEXT_WIDTH = 76 };
@@ -98,4 +101,33 @@ void weft_config_write_help(FILE *out) {
         if (o->type == WEFT_OPT_INT) fprintf(out, "      From %.0f to %.0f.\n", o->min, o->max);
         write_range(out, "      ", o);
     }
+}
+
+void weft_config_write(const weft_config *c, FILE *out) {
+    char value[WEFT_TEXT_MAX];
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        bool plain = options[i].type == WEFT_OPT_BOOL || options[i].type == WEFT_OPT_INT;
+        weft_config_format(c, &options[i], value, sizeof value);
+        fprintf(out, "CONFIG_%s=", options[i].key);
+        if (plain)
+            fprintf(out, "%s\n", value);
+        else
+            write_quoted(out, value);
+    }
+}
+
+weft_status weft_config_save(const weft_config *c, const char *path) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    if (!file) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    weft_config_write(c, file);
+    bool ok = !ferror(file);
+    ok = fclose(file) == 0 && ok;
+    weft_status status = ok ? weft_file_write(path, text, bytes, NULL)
+                            : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    free(text);
+    return status;
 }

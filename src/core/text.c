@@ -87,3 +87,16 @@ char *weft_text_repair(const char *text) {
     if (out) out[at] = '\0';
     return out;
 }
+
+const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]) {
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
+    for (int i = 0; i < length; i++) {
+        int left = length - i;
+        bool first = i == 0 || digits[i - 1] == '-';
+        if (!first && left % 3 == 0) out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = '\0';
+    return out;
+}

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
 int weft_utf8_length(const char *text);
@@ -18,6 +19,10 @@ bool weft_utf8_is_control(const char *text, int length);
 void weft_text_show(const char *text, char *out, size_t room);
 /* The same in a room of the calling thread's own: eight such texts may be in use at a time. */
 const char *weft_shown(const char *text);
+
+enum { WEFT_COUNT_ROOM = 32 };
+/* A whole number as people read it, "1,234,567"; returns `out`. */
+const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]);
 
 /* A copy in which each byte that is no UTF-8 is U+FFFD; the caller frees it. NULL: no memory. */
 char *weft_text_repair(const char *text);

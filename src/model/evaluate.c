@@ -143,6 +143,19 @@ static weft_status write_scores(const weft_session *s, const char *path) {
     return status;
 }
 
+/* Adds a batch's targets to what was evaluated. An end of text stands for no bytes. */
+static void count_targets(const weft_evaluation *what, const token_batch *b, weft_evaluated *out) {
+    const weft_tokenizer *t = what->tokenizer;
+    for (int64_t i = 0; i < b->batch * b->time; i++) {
+        int32_t bytes = 0;
+        if (b->targets[i] < 0) continue;
+        out->tokens++;
+        if (t && b->targets[i] != weft_tokenizer_end(t))
+            weft_tokenizer_token(t, b->targets[i], &bytes);
+        out->bytes += bytes;
+    }
+}
+
 static weft_status evaluate_batch(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   const weft_evaluation *what, const token_batch *b,
                                   weft_loss_parts *out) {
@@ -169,14 +182,13 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
  * shorter. A few windows a pass keep memory small however long the shard is. */
 static weft_status evaluate_shard(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   const weft_evaluation *what, const weft_tokens *t,
-                                  weft_loss_parts *out) {
+                                  weft_evaluated *out) {
     if (what->logits || what->grads || what->scores || what->targets)
         return weft_fail(WEFT_EINPUT,
                          "%s: logits, gradients, scores and targets go with one batch: "
                          "give a .npy of shape [B, T+1]",
-                         what->tokens);
+                         what->text ? what->text : what->tokens);
     int64_t total = t->columns - 1, block = m->config.gpt2_block_size, at = 0;
-    *out = (weft_loss_parts){0};
     while (at < total) {
         int64_t time = total - at < block ? total - at : block;
         int64_t batch = (total - at) / time;
@@ -185,31 +197,60 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
         weft_loss_parts parts;
         WEFT_TRY(batch_allocate(&b, batch, time));
         batch_fill(&b, t->values + at, time);
+        count_targets(what, &b, out);
         weft_status status = evaluate_batch(m, backend, pool, what, &b, &parts);
         batch_free(&b);
         WEFT_TRY(status);
-        weft_loss_parts_add(out, &parts, (double)(batch * time) / (double)total);
+        weft_loss_parts_add(&out->parts, &parts, (double)(batch * time) / (double)total);
         at += batch * time;
     }
     return WEFT_OK;
 }
 
+/* A text as a shard has it: the end of text before it, where there is one. */
+static weft_status read_text(const weft_evaluation *what, weft_tokens *out) {
+    char *text;
+    size_t bytes;
+    weft_encoder *e = NULL;
+    const int32_t *tokens;
+    int64_t count = 0;
+    int32_t end = weft_tokenizer_end(what->tokenizer);
+    *out = (weft_tokens){0};
+    WEFT_TRY(weft_file_read(what->text, WEFT_ENCODE_MAX, &text, &bytes));
+    weft_status status = weft_encoder_open(what->tokenizer, &e);
+    if (status == WEFT_OK) status = weft_encode(e, text, bytes, false, &tokens, &count);
+    int64_t before = end >= 0;
+    int32_t *values =
+        status == WEFT_OK ? malloc((size_t)(count + before + 1) * sizeof *values) : NULL;
+    if (status == WEFT_OK && !values) status = weft_fail(WEFT_ENOMEM, "%s: no memory", what->text);
+    if (status == WEFT_OK) {
+        if (before) values[0] = end;
+        memcpy(values + before, tokens, (size_t)count * sizeof *values);
+        *out = (weft_tokens){.rows = 1, .columns = count + before, .shard = true, .values = values};
+    }
+    weft_encoder_close(e);
+    free(text);
+    return status;
+}
+
 weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft_pool *pool,
-                          const weft_evaluation *what, weft_loss_parts *out) {
+                          const weft_evaluation *what, weft_evaluated *out) {
     weft_tokens t;
-    WEFT_TRY(weft_tokens_read(what->tokens, &t));
+    *out = (weft_evaluated){0};
+    WEFT_TRY(what->text ? read_text(what, &t) : weft_tokens_read(what->tokens, &t));
     weft_status status = WEFT_OK;
     token_batch b = {0};
     if (t.columns < 2) {
         status = weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
-                           what->tokens);
+                           what->text ? what->text : what->tokens);
     } else if (t.shard) {
         status = evaluate_shard(m, backend, pool, what, &t, out);
     } else {
         status = batch_allocate(&b, t.rows, t.columns - 1);
         if (status == WEFT_OK) batch_fill(&b, t.values, t.columns);
         if (status == WEFT_OK && what->targets) status = read_targets(&b, what->targets);
-        if (status == WEFT_OK) status = evaluate_batch(m, backend, pool, what, &b, out);
+        if (status == WEFT_OK) count_targets(what, &b, out);
+        if (status == WEFT_OK) status = evaluate_batch(m, backend, pool, what, &b, &out->parts);
         batch_free(&b);
     }
     weft_tokens_free(&t);

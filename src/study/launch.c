@@ -21,34 +21,6 @@ void weft_pause(double waited) {
     nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
 }
 
-static void print_config(const weft_config *c, FILE *file) {
-    char value[WEFT_TEXT_MAX];
-    int n;
-    const weft_option *options = weft_options(&n);
-    for (int i = 0; i < n; i++) {
-        bool text = options[i].type != WEFT_OPT_BOOL && options[i].type != WEFT_OPT_INT;
-        weft_config_format(c, &options[i], value, sizeof value);
-        fprintf(file, text ? "CONFIG_%s=\"" : "CONFIG_%s=", options[i].key);
-        for (const char *at = value; *at; at++)
-            fprintf(file, *at == '"' || *at == '\\' ? "\\%c" : "%c", *at);
-        fputs(text ? "\"\n" : "\n", file);
-    }
-}
-
-static weft_status write_config(const weft_config *c, const char *path) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *file = open_memstream(&text, &bytes);
-    if (!file) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    print_config(c, file);
-    bool ok = !ferror(file);
-    ok = fclose(file) == 0 && ok;
-    weft_status status = ok ? weft_file_write(path, text, bytes, NULL)
-                            : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    free(text);
-    return status;
-}
-
 /* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
 static weft_status start_on(const char *gpu, const char *const *words, const char *out,
                             const char *log, pid_t *pid) {
@@ -72,7 +44,7 @@ weft_status weft_launch(const weft_config *c, const char *folder,
     WEFT_TRY(weft_path(result, "%s/result.json", folder));
     WEFT_TRY(weft_path(config, "%s/config", folder));
     WEFT_TRY(weft_path(log, "%s/log", folder));
-    WEFT_TRY(write_config(c, config));
+    WEFT_TRY(weft_config_save(c, config));
     snprintf(count, sizeof count, "%d", options->threads);
     snprintf(peak, sizeof peak, "%.17g", options->peak_flops);
     const char *words[] = {"train",    "--config", config,      "--out", folder,

@@ -175,6 +175,13 @@ static weft_status prepare(trainer *t, const weft_backend *backend, weft_pool *p
     return open_model(t, backend, pool);
 }
 
+/* The run's own config, by which it can be gone on with and looked at. */
+static weft_status keep_config(const trainer *t) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/config", t->options->out));
+    return weft_config_save(t->config, path);
+}
+
 static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_account account;
     WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
@@ -188,6 +195,9 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
     t->flops_per_token = account.forward_flops + account.backward_flops;
     WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
+    WEFT_TRY(keep_config(t));
+    if (t->tokenizer)
+        WEFT_TRY(weft_validation_bytes(t->validation, t->tokenizer, &t->result->bytes_per_token));
     WEFT_TRY(weft_samples_open(t->options->out, t->state.iteration, t->config, t->tokenizer,
                                &t->samples));
     t->backend = backend;

@@ -50,7 +50,8 @@ typedef struct {
     double metric_value;
     double tokens_per_s, mfu; /* over this run's steps */
     double seconds;           /* of this run, all included */
-    int64_t device_bytes; /* of the device's memory at the end, by its own count; 0: the host's */
+    int64_t device_bytes;   /* of the device's memory at the end, by its own count; 0: the host's */
+    double bytes_per_token; /* of the held-out text; 0: the tokens are no text */
     int64_t train_tokens, val_tokens; /* that the dataset has; -1: without end */
     weft_position_loss positions[WEFT_POSITION_RANGES_MAX]; /* with EVAL_POSITIONS */
     int n_positions;

@@ -175,6 +175,40 @@ weft_status weft_validation_run(weft_validation *v, double *loss, double *metric
     return WEFT_OK;
 }
 
+/* An end of text stands for none. */
+static int64_t target_bytes(const weft_validation *v, const weft_batch *b, const weft_tokenizer *t,
+                            int64_t *targets) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < v->batch * v->time; i++) {
+        int32_t bytes = 0;
+        if (b->targets[i] < 0) continue;
+        ++*targets;
+        if (b->targets[i] != weft_tokenizer_end(t)) weft_tokenizer_token(t, b->targets[i], &bytes);
+        sum += bytes;
+    }
+    return sum;
+}
+
+weft_status weft_validation_bytes(const weft_validation *v, const weft_tokenizer *t, double *out) {
+    weft_prefetch *feed;
+    int64_t bytes = 0, targets = 0;
+    weft_prefetch_options options = {.split = WEFT_SPLIT_VAL,
+                                     .sequences = v->batch,
+                                     .parts = v->parts,
+                                     .time = v->time,
+                                     .ahead = AHEAD};
+    WEFT_TRY(weft_prefetch_open(v->dataset, &options, &feed));
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < v->samples * v->parts; i++) {
+        const weft_batch *b;
+        status = weft_prefetch_next(feed, &b);
+        if (status == WEFT_OK) bytes += target_bytes(v, b, t, &targets);
+    }
+    weft_prefetch_close(feed);
+    *out = targets ? (double)bytes / (double)targets : 0;
+    return status;
+}
+
 /* 0, 1, 4, 16, 64, 256, 512, 1024 ... */
 static int64_t next_edge(int64_t at) {
     return at == 0 ? 1 : at < 256 ? 4 * at : 2 * at;

@@ -4,6 +4,7 @@
 
 #include "comm/comm.h"
 #include "data/dataset.h"
+#include "data/tokenizer.h"
 #include "model/session.h"
 
 typedef struct weft_validation weft_validation;
@@ -18,6 +19,9 @@ void weft_validation_close(weft_validation *v);
 /* The loss, and the part of what the dataset's metric scores that the model's first choice got
  * right (NaN where it has none). */
 weft_status weft_validation_run(weft_validation *v, double *loss, double *metric);
+
+/* The mean bytes of text that a target of that set stands for. */
+weft_status weft_validation_bytes(const weft_validation *v, const weft_tokenizer *t, double *out);
 
 /* The loss of the tokens at positions first .. last - 1 alone, in the same sequences. */
 typedef struct {

@@ -118,6 +118,24 @@ static void test_a_share_is_kept_apart(void **state) {
     expect_bytes("apart", "val_000000.bin", "d\nh\nl\np\nt");
 }
 
+static void test_a_twentieth_is_kept_apart_unless_told(void **state) {
+    (void)state;
+    char text[4001];
+    for (int i = 0; i < 4000; i++)
+        text[i] = i % 10 == 9 ? '\n' : 'a';
+    text[4000] = 0;
+    const char *file = text_file("twentieth.txt", text);
+    command_succeeds(RUN("tokenize", "--out", scratch_path("a/b/c"), file), NULL);
+    weft_tokens val = read_shard("a/b/c", "val_000000.bin");
+    assert_in_range(val.columns, 190, 210);
+    weft_tokens_free(&val);
+    command_succeeds(RUN("tokenize", "--val-share", "0", "--out", scratch_path("all"), file), NULL);
+    assert_false(there_is("all", "val_000000.bin"));
+    const char *other = text_file("other.txt", "for validation\n");
+    command_succeeds(RUN("tokenize", "--val", other, "--out", scratch_path("other"), file), NULL);
+    expect_bytes("other", "val_000000.bin", "for validation\n");
+}
+
 static void test_shards_have_so_many_tokens(void **state) {
     (void)state;
     command_succeeds(RUN("tokenize", "--shard-tokens", "4", "--out", scratch_path("small"),
@@ -170,11 +188,11 @@ static void test_threads_and_pipes_change_nothing(void **state) {
     }
     file_write(scratch_path("long.txt"), text, n);
     const char *program = getenv("WEFT");
-    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--threads", "1", "--out",
-                         scratch_path("t1"), scratch_path("long.txt")),
+    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--val-share", "0", "--threads", "1",
+                         "--out", scratch_path("t1"), scratch_path("long.txt")),
                      NULL);
     snprintf(line, sizeof line,
-             "%s tokenize --tokenizer " OWN " --threads 3 --out %s - <%s >%s 2>&1",
+             "%s tokenize --tokenizer " OWN " --val-share 0 --threads 3 --out %s - <%s >%s 2>&1",
              program ? program : "build/weft", scratch_path("t3"), scratch_path("long.txt"),
              scratch_path("said"));
     assert_int_equal(system(line), 0);
@@ -303,6 +321,7 @@ int main(void) {
         cmocka_unit_test(test_bytes_of_files_are_the_tokens),
         cmocka_unit_test(test_lines_of_json_are_documents),
         cmocka_unit_test(test_a_share_is_kept_apart),
+        cmocka_unit_test(test_a_twentieth_is_kept_apart_unless_told),
         cmocka_unit_test(test_shards_have_so_many_tokens),
         cmocka_unit_test(test_wide_tokens_and_leftovers),
         cmocka_unit_test(test_threads_and_pipes_change_nothing),

@@ -1,0 +1,289 @@
+/* From a text to a config.
+ *
+ * The vocabulary grows with the text: a token should occur often enough to be learned. The model is
+ * the largest of a ladder of sizes that keeps two promises: the time allows a few tokens for each of
+ * its parameters, and it has no more than a few parameters for each token of the text. Steps follow
+ * from the time, up to a number of passes over the text after which little is left to learn. */
+#include "cli/own_text.h"
+
+#include "bench/limits.h"
+#include "core/folders.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "data/shard_write.h"
+#include "data/texts.h"
+#include "device/device.h"
+#include "model/account.h"
+#include "train/checkpoint.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    BYTES_ONLY = 200 * 1000, /* shorter texts are read byte by byte */
+    BYTES_PER_TOKEN = 1000,  /* of text for each token of the vocabulary */
+    VOCAB_MOST = 32768,
+    BLOCK_LEAST = 16,
+    PARAMETERS_PER_TOKEN = 4, /* at most, of the text */
+    TOKENS_PER_PARAMETER = 4, /* at least, that the time allows */
+    TOKENS_ENOUGH = 20,       /* for each parameter */
+    PASSES_MOST = 40,
+    STEPS_WANTED = 1000,
+    STEPS_LEAST = 50,
+    PROMPT_MOST = 24,
+    SHARE_OF_MEMORY = 2 /* one part in so many may be used */
+};
+static const double VAL_SHARE = 0.05;
+static const double SHARE_OF_PEAK = 0.4;     /* of what a product reaches, a whole step does */
+static const double GPU_FLOPS = 1.5e14;      /* of a step, taken where there is a GPU */
+static const double SMALL_FLOPS_LEAST = 1e9; /* where nothing could be measured */
+
+typedef struct {
+    int64_t layers, heads, width, block;
+} rung;
+
+static const rung ladder[] = {{2, 2, 64, 64},     {3, 4, 128, 128},    {4, 4, 192, 128},
+                              {6, 4, 256, 256},   {6, 6, 384, 256},    {8, 8, 512, 256},
+                              {12, 12, 768, 512}, {24, 16, 1024, 1024}};
+enum { RUNGS = sizeof ladder / sizeof ladder[0] };
+
+/* What is known when a size is chosen. */
+typedef struct {
+    const weft_backend *backend;
+    int threads;
+    int64_t vocab, train, val; /* tokens */
+    double flops;              /* that may be spent */
+    char prompt[PROMPT_MOST + 1];
+} facts;
+
+/* A rung with what it costs. */
+typedef struct {
+    weft_config config;
+    int64_t parameters;
+    double flops_per_token,
+        tokens; /* tokens: that it is trained on, passes over the text included */
+} choice;
+
+/* A power of two, so that the same text gives the same vocabulary whatever is added to it. */
+static int64_t choose_vocab(int64_t bytes) {
+    int64_t vocab = 512;
+    while (vocab < VOCAB_MOST && 2 * vocab * BYTES_PER_TOKEN <= bytes)
+        vocab *= 2;
+    return vocab;
+}
+
+/* The first words of a text that are plain letters, for samples to begin with. */
+static void find_prompt(const char *path, char *out) {
+    char line[256];
+    FILE *file = fopen(path, "r");
+    *out = '\0';
+    while (file && !*out && fgets(line, sizeof line, file)) {
+        size_t length = strcspn(line, "\r\n"), from = strspn(line, " \t"), cut = 0;
+        if (length - from > PROMPT_MOST) length = from + PROMPT_MOST;
+        for (size_t i = from; i <= length; i++) {
+            char letter = i < length ? line[i] : '\0';
+            bool plain = letter >= ' ' && letter <= '~' && letter != '"' && letter != '\\';
+            if (i == length || letter == ' ') cut = i;
+            if (!plain) break;
+        }
+        bool whole = cut > from && isalpha((unsigned char)line[from]);
+        if (whole) snprintf(out, PROMPT_MOST + 1, "%.*s", (int)(cut - from), line + from);
+    }
+    if (file) fclose(file);
+}
+
+static int64_t bytes_of(const char *const *paths, int n) {
+    int64_t all = 0, one;
+    for (int i = 0; i < n; i++)
+        if (weft_file_size(paths[i], &one) == WEFT_OK) all += one;
+    return all;
+}
+
+static double learning_rate(int64_t width) {
+    return width <= 256 ? 1e-3 : width <= 512 ? 6e-4 : 3e-4;
+}
+
+static void set_sizes(const facts *f, const rung *r, weft_config *c) {
+    weft_config_defaults(c);
+    c->n_layer = r->layers;
+    c->n_head = r->heads;
+    c->n_embd = r->width;
+    c->vocab_size = (f->vocab + 63) / 64 * 64;
+    c->gpt2_block_size = r->block;
+    while (c->gpt2_block_size > BLOCK_LEAST && c->gpt2_block_size + 1 > f->val)
+        c->gpt2_block_size /= 2;
+    if (f->backend->remote) c->dtype = WEFT_CONFIG_BF16;
+    c->learning_rate = learning_rate(r->width);
+    c->gpt2_min_lr = c->learning_rate / 10;
+}
+
+static weft_status cost(const facts *f, const rung *r, choice *out) {
+    weft_account a;
+    set_sizes(f, r, &out->config);
+    WEFT_TRY(weft_config_set(&out->config, "POSITION", "rope", "--text"));
+    WEFT_TRY(weft_account_make(&out->config, f->backend, f->threads, &a));
+    out->parameters = a.parameters;
+    out->flops_per_token = a.forward_flops + a.backward_flops;
+    out->tokens = f->flops / out->flops_per_token;
+    return WEFT_OK;
+}
+
+/* The first rung always; a higher one where text and time are enough for it. */
+static weft_status choose_size(const facts *f, choice *out) {
+    WEFT_TRY(cost(f, &ladder[0], out));
+    for (int i = 1; i < RUNGS; i++) {
+        choice next;
+        WEFT_TRY(cost(f, &ladder[i], &next));
+        double parameters = (double)next.parameters;
+        if (parameters > PARAMETERS_PER_TOKEN * (double)f->train ||
+            next.tokens < TOKENS_PER_PARAMETER * parameters)
+            break;
+        *out = next;
+    }
+    double enough = TOKENS_ENOUGH * (double)out->parameters;
+    double passes = PASSES_MOST * (double)f->train;
+    out->tokens = fmin(out->tokens, fmax(enough, (double)f->train));
+    out->tokens = fmin(out->tokens, passes);
+    return WEFT_OK;
+}
+
+static int64_t at_least(int64_t value, int64_t least) {
+    return value < least ? least : value;
+}
+
+/* A batch that leaves about a thousand steps, and the intervals that go with them. */
+static void set_steps(const facts *f, choice *h) {
+    weft_config *c = &h->config;
+    double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
+    c->batch_size = at_least(llround(step / (double)c->gpt2_block_size), 1);
+    int64_t tokens = c->batch_size * c->gpt2_block_size;
+    c->gpt2_max_iters = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
+    c->gpt2_warmup_steps = c->gpt2_max_iters / 20;
+    c->gpt2_eval_interval = at_least(c->gpt2_max_iters / 20, 1);
+    c->checkpoint_interval = c->gpt2_eval_interval;
+    c->gpt2_log_interval = at_least(c->gpt2_max_iters / 200, 1);
+    int64_t batches = at_least(f->val / tokens, 1);
+    c->gpt2_eval_samples = batches < 20 ? batches : 20;
+    c->sample_interval = at_least(c->gpt2_max_iters / 5, 1);
+    if (c->sample_tokens > c->gpt2_block_size - PROMPT_MOST)
+        c->sample_tokens = at_least(c->gpt2_block_size - PROMPT_MOST, 1);
+    snprintf(c->sample_prompt, sizeof c->sample_prompt, "%s", f->prompt);
+}
+
+/* Fewer sequences at once until a step fits. */
+static weft_status fit_memory(const facts *f, weft_config *c) {
+    weft_account a;
+    double pages = (double)sysconf(_SC_AVPHYS_PAGES), page = (double)sysconf(_SC_PAGESIZE);
+    double there = pages * page / SHARE_OF_MEMORY;
+    if (f->backend->remote) {
+        weft_fit fit;
+        WEFT_TRY(weft_account_fit(c, f->backend, f->threads, 1, &fit));
+        if (fit.there && fit.needed > fit.there && fit.micro_batch)
+            c->micro_batch = fit.micro_batch;
+        return WEFT_OK;
+    }
+    for (;;) {
+        WEFT_TRY(weft_account_make(c, f->backend, f->threads, &a));
+        int64_t micro = weft_config_micro_batch(c), next = micro - 1;
+        if ((double)a.training_bytes <= there || micro == 1) return WEFT_OK;
+        while (c->batch_size % next)
+            next--;
+        c->micro_batch = next;
+    }
+}
+
+/* The data's folder anew: what a cut-off attempt left there is weft's own. */
+static weft_status make_data(const char *folder) {
+    WEFT_TRY(weft_folder_remove(folder));
+    return weft_folder_make_marked(folder);
+}
+
+static weft_status make_tokenizer(const weft_input_options *input, int64_t bytes,
+                                  weft_tokenizer **out) {
+    int64_t words;
+    if (bytes < BYTES_ONLY) return weft_tokenizer_open("bytes", out);
+    weft_input_options whole = *input;
+    whole.cuttable = true;
+    return weft_texts_learn(&whole, choose_vocab(bytes), 2, out, &words);
+}
+
+static weft_status make_shards(const char *const *paths, int n, const char *data, weft_pool *pool,
+                               facts *f) {
+    weft_input_options input = {.paths = paths, .n_paths = n, .val_share = VAL_SHARE};
+    weft_tokenizer *t = NULL;
+    weft_texts_sum sum = {0};
+    weft_status status = make_tokenizer(&input, bytes_of(paths, n), &t);
+    if (status == WEFT_OK)
+        status = weft_texts_tokenize(&input, t, pool, data, WEFT_SHARD_TOKENS, &sum);
+    f->train = sum.tokens[0];
+    f->val = sum.tokens[1];
+    if (status == WEFT_OK) f->vocab = weft_tokenizer_vocab(t);
+    weft_tokenizer_close(t);
+    WEFT_TRY(status);
+    if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: %lld tokens are too little text: a twentieth of it, kept apart, must be "
+                     "more than %d tokens; give a longer one",
+                     paths[0], (long long)(f->train + f->val), BLOCK_LEAST);
+}
+
+static void tell(const char *out, const facts *f, const choice *h, double minutes) {
+    char tokens[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM], parameters[WEFT_COUNT_ROOM];
+    const weft_config *c = &h->config;
+    weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
+             weft_count_text(f->train + f->val, tokens), weft_count_text(f->vocab, vocab));
+    double used = (double)(c->gpt2_max_iters * c->batch_size * c->gpt2_block_size);
+    double share = used * h->flops_per_token / f->flops;
+    weft_log(WEFT_LOG_INFO,
+             "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
+             "steps, about %.0f%s; --minutes M for more",
+             weft_count_text(h->parameters, parameters), (long long)c->n_layer,
+             (long long)c->n_embd, (long long)c->gpt2_block_size, (long long)c->gpt2_max_iters,
+             fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
+             minutes * share >= 1 ? " minutes" : " seconds");
+}
+
+static weft_status write_own_config(const char *out, const char *data, const facts *f, choice *h) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/config", out));
+    if (strlen(data) >= sizeof h->config.dataset)
+        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", data);
+    snprintf(h->config.dataset, sizeof h->config.dataset, "%s", data);
+    WEFT_TRY(fit_memory(f, &h->config));
+    return weft_config_save(&h->config, path);
+}
+
+static weft_status prepare(const char *const *paths, int n, const char *out, double minutes,
+                           weft_pool *pool, facts *f) {
+    char data[WEFT_PATH_MAX];
+    choice h;
+    WEFT_TRY(weft_path(data, "%s/data", out));
+    WEFT_TRY(make_data(data));
+    WEFT_TRY(make_shards(paths, n, data, pool, f));
+    double peak = f->backend->remote ? GPU_FLOPS : SHARE_OF_PEAK * bench_peak_flops(pool, false);
+    f->flops = 60 * minutes * fmax(peak, SMALL_FLOPS_LEAST);
+    find_prompt(paths[0], f->prompt);
+    WEFT_TRY(choose_size(f, &h));
+    set_steps(f, &h);
+    tell(out, f, &h, minutes);
+    return write_own_config(out, data, f, &h);
+}
+
+weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
+                                  const char *out, double minutes) {
+    weft_config c;
+    weft_pool *pool = NULL;
+    facts f = {0};
+    weft_config_defaults(&c);
+    if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
+    WEFT_TRY(weft_folder_make(out));
+    WEFT_TRY(weft_checkpoint_unused(out));
+    WEFT_TRY(weft_args_backend(a, &c, &f.backend, &pool));
+    f.threads = weft_pool_size(pool);
+    weft_status status = prepare(paths, n_paths, out, minutes, pool, &f);
+    weft_pool_destroy(pool);
+    return status;
+}

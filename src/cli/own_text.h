@@ -1,0 +1,16 @@
+/* Training on a text of one's own with nothing else said: `weft train --text FILE`. */
+#ifndef WEFT_CLI_OWN_TEXT_H
+#define WEFT_CLI_OWN_TEXT_H
+
+#include "cli/args.h"
+
+/* How long training may take where nothing is said, in minutes. */
+enum { WEFT_OWN_TEXT_MINUTES = 10 };
+
+/* Learns a tokenizer from the texts, writes their shards into `out`/data, and a config for them into
+ * `out`/config: a model whose size follows the text and what this machine computes in `minutes`. A
+ * folder that has a run already is refused. */
+weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
+                                  const char *out, double minutes);
+
+#endif

@@ -1,0 +1,247 @@
+/* Texts to tokens. */
+#include "data/texts.h"
+
+#include "core/clock.h"
+#include "core/folders.h"
+#include "core/progress.h"
+#include "data/bpe_train.h"
+#include "data/shard_write.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20 };
+
+static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
+    const weft_input_unit *units;
+    int64_t count = 0, read = 0;
+    weft_status status;
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
+    while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
+        for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
+            char *keep;
+            const char *text;
+            size_t bytes;
+            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
+            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
+            free(keep);
+            read += (int64_t)units[i].bytes;
+        }
+        if (status != WEFT_OK) break;
+        weft_progress_update(p, read / 1000, NULL);
+    }
+    weft_progress_end(p, false);
+    return status;
+}
+
+static void show_progress(void *progress, int64_t tokens) {
+    weft_progress_update(progress, tokens, NULL);
+}
+
+static weft_status join_pairs(weft_bpe_trainer *b, int64_t vocab, int64_t least,
+                              weft_tokenizer **out) {
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "train", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
+    weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
+    weft_progress_end(p, false);
+    return status;
+}
+
+weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
+                             weft_tokenizer **out, int64_t *words) {
+    weft_input *in = NULL;
+    weft_bpe_trainer *b = NULL;
+    *out = NULL;
+    weft_status status = weft_input_open(input, &in);
+    if (status == WEFT_OK) status = weft_bpe_trainer_open(&b);
+    if (status == WEFT_OK) status = count_texts(b, in);
+    if (status == WEFT_OK && !(*words = weft_bpe_trainer_words(b)))
+        status = weft_fail(WEFT_EINPUT, "there is no text in the input");
+    if (status == WEFT_OK) status = join_pairs(b, vocab, least, out);
+    weft_bpe_trainer_close(b);
+    weft_input_close(in);
+    return status;
+}
+
+typedef struct {
+    int32_t *tokens;
+    int64_t count;
+    size_t bytes;
+    weft_status status;
+    char message[256];
+} result;
+
+typedef struct {
+    const weft_tokenizer *tokenizer;
+    weft_input *input;
+    weft_pool *pool;
+    weft_encoder **encoders; /* one a thread */
+    weft_shard_writer *writers[2];
+    const weft_input_unit *units;
+    result *results;
+    int64_t room;
+    int64_t documents, bytes;
+    bool has_tokenizer; /* the folder has its tokenizer.json already */
+    bool began[2];      /* a document was written to this split */
+} job;
+
+static weft_status encode_unit(job *j, int64_t i, int thread, result *r) {
+    char *keep;
+    const char *text;
+    const int32_t *tokens;
+    weft_status status = weft_input_text(j->input, &j->units[i], &keep, &text, &r->bytes);
+    if (status == WEFT_OK)
+        status = weft_encode(j->encoders[thread], text, r->bytes, false, &tokens, &r->count);
+    if (status == WEFT_OK && r->count) {
+        r->tokens = malloc((size_t)r->count * sizeof *tokens);
+        if (r->tokens)
+            memcpy(r->tokens, tokens, (size_t)r->count * sizeof *tokens);
+        else
+            status = weft_fail(WEFT_ENOMEM, "no memory for %lld tokens", (long long)r->count);
+    }
+    free(keep);
+    return status;
+}
+
+static void encode_task(void *context, int64_t i, int thread) {
+    job *j = context;
+    result *r = &j->results[i];
+    r->tokens = NULL;
+    r->count = 0;
+    r->bytes = 0;
+    r->status = encode_unit(j, i, thread, r);
+    if (r->status != WEFT_OK) snprintf(r->message, sizeof r->message, "%s", weft_error_message());
+}
+
+/* What stands before a document: the end of the one before it. */
+static weft_status put_separator(job *j, bool val) {
+    int32_t end = weft_tokenizer_end(j->tokenizer);
+    const int32_t *tokens = &end;
+    int64_t count = 1;
+    bool first = !j->began[val];
+    j->began[val] = true;
+    if (end < 0 && first) return WEFT_OK;
+    if (end < 0) WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
+    return weft_shard_writer_put(j->writers[val], tokens, count);
+}
+
+static weft_status write_unit(job *j, const weft_input_unit *unit, const result *r) {
+    if (r->status != WEFT_OK) return weft_fail(r->status, "%s", r->message);
+    if (!r->count) return WEFT_OK; /* no text, no document */
+    if (unit->starts) {
+        WEFT_TRY(put_separator(j, unit->val));
+        j->documents++;
+    }
+    j->bytes += (int64_t)r->bytes;
+    return weft_shard_writer_put(j->writers[unit->val], r->tokens, r->count);
+}
+
+static weft_status run_batch(job *j, int64_t count) {
+    weft_status status = WEFT_OK;
+    if (count > j->room) {
+        result *results = realloc(j->results, (size_t)count * sizeof *results);
+        if (!results) return weft_fail(WEFT_ENOMEM, "no memory for %lld texts", (long long)count);
+        j->results = results;
+        j->room = count;
+    }
+    weft_pool_run(j->pool, count, encode_task, j);
+    for (int64_t i = 0; i < count; i++) {
+        if (status == WEFT_OK) status = write_unit(j, &j->units[i], &j->results[i]);
+        free(j->results[i].tokens);
+    }
+    return status;
+}
+
+static weft_status run_all(job *j) {
+    size_t want = (size_t)weft_pool_size(j->pool) * BATCH_A_THREAD * UNIT_BYTES;
+    int64_t read = 0, count = 0;
+    weft_status status;
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "tokenize", .unit = "KB", .total = weft_input_total(j->input) / 1000});
+    while ((status = weft_input_next(j->input, want, &j->units, &count)) == WEFT_OK && count > 0) {
+        if ((status = run_batch(j, count)) != WEFT_OK) break;
+        for (int64_t i = 0; i < count; i++)
+            read += (int64_t)j->units[i].bytes;
+        weft_progress_update(p, read / 1000, NULL);
+    }
+    weft_progress_end(p, false);
+    return status;
+}
+
+static weft_status put_in_place(job *j, const char *out) {
+    char path[WEFT_PATH_MAX];
+    if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
+        return weft_fail(WEFT_EINPUT, "there is no text in the input");
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    if (!j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
+    WEFT_TRY(weft_shard_writer_commit(j->writers[1]));
+    return weft_shard_writer_commit(j->writers[0]);
+}
+
+/* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
+static weft_status check_tokenizer(job *j, const char *out) {
+    char path[WEFT_PATH_MAX];
+    weft_kind kind;
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
+    if (j->has_tokenizer) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is there already and is not the tokenizer of these shards; name another "
+                     "folder",
+                     path);
+}
+
+static weft_status open_job(job *j, const weft_input_options *input, const char *out,
+                            int64_t shard_tokens) {
+    WEFT_TRY(weft_input_open(input, &j->input));
+    int threads = weft_pool_size(j->pool);
+    j->encoders = calloc((size_t)threads, sizeof *j->encoders);
+    if (!j->encoders) return weft_fail(WEFT_ENOMEM, "no memory to encode with");
+    for (int i = 0; i < threads; i++)
+        WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
+    int64_t vocab = weft_tokenizer_vocab(j->tokenizer);
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(out, &kind));
+    if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
+        return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
+    WEFT_TRY(weft_folder_make(out));
+    WEFT_TRY(check_tokenizer(j, out));
+    WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
+    return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
+}
+
+static void close_job(job *j) {
+    for (int i = 0; j->encoders && i < weft_pool_size(j->pool); i++)
+        weft_encoder_close(j->encoders[i]);
+    free(j->encoders);
+    free(j->results);
+    weft_shard_writer_close(j->writers[0]);
+    weft_shard_writer_close(j->writers[1]);
+    weft_input_close(j->input);
+}
+
+weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
+                                weft_pool *pool, const char *folder, int64_t shard_tokens,
+                                weft_texts_sum *out) {
+    job j = {.tokenizer = t, .pool = pool};
+    weft_input_options cut = *input;
+    cut.cuttable = weft_tokenizer_cuttable(t);
+    weft_status status = open_job(&j, &cut, folder, shard_tokens);
+    double start = weft_clock();
+    if (status == WEFT_OK) status = run_all(&j);
+    double took = weft_clock() - start;
+    if (status == WEFT_OK) status = put_in_place(&j, folder);
+    if (status == WEFT_OK)
+        *out = (weft_texts_sum){.documents = j.documents,
+                                .bytes = j.bytes,
+                                .tokens = {weft_shard_writer_tokens(j.writers[0]),
+                                           weft_shard_writer_tokens(j.writers[1])},
+                                .shards = weft_shard_writer_shards(j.writers[0]) +
+                                          weft_shard_writer_shards(j.writers[1]),
+                                .seconds = took};
+    close_job(&j);
+    return status;
+}

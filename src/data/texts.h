@@ -1,0 +1,31 @@
+/* What is done with texts from files and standard input: a tokenizer is learned from them, and they
+ * become token shards. Both show a progress bar. */
+#ifndef WEFT_DATA_TEXTS_H
+#define WEFT_DATA_TEXTS_H
+
+#include "core/pool.h"
+#include "data/tokenizer.h"
+#include "data/tokenizer_input.h"
+
+/* A byte-level BPE of at most `vocab` tokens, whose pairs occur `least` times. `words`: how many
+ * different pieces the texts have. */
+weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
+                             weft_tokenizer **out, int64_t *words);
+
+/* What tokenizing came to. */
+typedef struct {
+    int64_t documents, bytes;
+    int64_t tokens[2]; /* of training and of validation */
+    int64_t shards;
+    double seconds;
+} weft_texts_sum;
+
+/* Writes the shards train_* and val_* of the texts into a folder, which is made where it is not, and
+ * its tokenizer.json. Batches of texts are read, encoded by the pool, a unit a task, and written in
+ * their order, so the shards are the same for any number of threads. Nothing appears under its name
+ * before everything is written. */
+weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
+                                weft_pool *pool, const char *folder, int64_t shard_tokens,
+                                weft_texts_sum *out);
+
+#endif

@@ -1,0 +1,141 @@
+/* The way in: a text alone is enough to train, and a run's folder is enough to go on with it, to
+ * generate from it and to evaluate it. */
+#include "support/command.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { SENTENCES = 400, LONG_SENTENCES = 9000 };
+
+/* A text with some order in it. */
+static const char *write_text(const char *name, int sentences) {
+    static const char *const who[] = {"The miller", "Her brother", "A sailor", "The old cat"};
+    static const char *const does[] = {"reads", "forgets", "carries", "paints"};
+    const char *path = scratch_path("%s", name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < sentences; i++)
+        fprintf(file, "%s %s the %d letters.\n", who[i % 4], does[i / 3 % 4], i % 7);
+    fclose(file);
+    return path;
+}
+
+static double number(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static void test_a_text_is_enough(void **state) {
+    (void)state;
+    const char *text = write_text("book.txt", SENTENCES);
+    char out[512], *made;
+    snprintf(out, sizeof out, "%s", scratch_path("runs/book"));
+    command_result r =
+        command_run(RUN("train", "--text", text, "--minutes", "0.02", "--out", out, "--device",
+                        "cpu", "--threads", "1", "-o", "GPT2_MAX_ITERS=20"));
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, "bits per byte"));
+    assert_non_null(strstr(r.err, "next: weft generate --model"));
+    assert_non_null(strstr(r.err, "The miller")); /* a sample began so */
+    command_free(&r);
+    assert_int_equal(access(scratch_path("runs/book/data/val_000000.bin"), R_OK), 0);
+    assert_int_equal(access(scratch_path("runs/book/config"), R_OK), 0);
+    command_succeeds(RUN("generate", "--model", out, "--prompt", "The", "--max-tokens", "4"),
+                     &made);
+    free(made);
+    command_fails(2, RUN("train", "--text", text, "--out", out), SAYS("has a run in it already"));
+}
+
+/* The same run by parts: perplexity and bits per byte follow from the loss, by their definitions. */
+static void test_a_run_is_evaluated_on_text(void **state) {
+    (void)state;
+    json_t *e = command_json(RUN("eval", "--json", "--model", scratch_path("runs/book"), "--text",
+                                 scratch_path("book.txt")));
+    double loss = number(e, "cross_entropy"), bytes = 0;
+    size_t count;
+    char *text = file_read(scratch_path("book.txt"), &count);
+    free(text);
+    bytes = (double)(count - 1); /* by bytes; the first one is told by nothing */
+    assert_int_equal(number(e, "tokens"), count - 1);
+    assert_true(fabs(number(e, "perplexity") / exp(loss) - 1) < 1e-9);
+    double bits = loss * number(e, "tokens") / (log(2) * bytes);
+    assert_true(fabs(number(e, "bits_per_byte") / bits - 1) < 1e-9);
+    assert_true(bits < 8); /* it learned something */
+    json_decref(e);
+    command_fails(2,
+                  RUN("eval", "--model", scratch_path("runs/book"), "--text", "x", "--tokens", "y"),
+                  SAYS("--text", "--tokens"));
+}
+
+static void test_resuming_needs_the_folder_alone(void **state) {
+    (void)state;
+    const char *out = scratch_path("runs/book");
+    json_t *before = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
+    assert_non_null(before);
+    char iters[64];
+    snprintf(iters, sizeof iters, "GPT2_MAX_ITERS=%d", (int)number(before, "step") + 3);
+    command_succeeds(RUN("train", "--resume", "--out", out, "-o", iters), NULL);
+    json_t *after = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
+    assert_non_null(after);
+    assert_int_equal(number(after, "step"), number(before, "step") + 3);
+    json_decref(before);
+    json_decref(after);
+    command_fails(2, RUN("train", "--resume", "--out", scratch_path("nothing")), SAYS("config"));
+    command_fails(2, RUN("train"), SAYS("--text"));
+}
+
+/* A longer text has a tokenizer of its own; what its tokens stand for is counted in bytes. */
+static void test_a_longer_text_has_a_tokenizer(void **state) {
+    (void)state;
+    const char *text = write_text("long.txt", LONG_SENTENCES);
+    char out[512];
+    snprintf(out, sizeof out, "%s", scratch_path("runs/long"));
+    command_succeeds(RUN("train", "--text", text, "--minutes", "0.01", "--out", out, "-o",
+                         "GPT2_MAX_ITERS=3", "-o", "SAMPLE_PROMPT="),
+                     NULL);
+    json_t *e = command_json(RUN("eval", "--json", "--model", out, "--text", text));
+    size_t count;
+    free(file_read(text, &count));
+    double tokens = number(e, "tokens"), bytes = (double)count;
+    assert_true(tokens < bytes / 2);
+    double bits = number(e, "cross_entropy") * tokens / (log(2) * bytes);
+    assert_true(fabs(number(e, "bits_per_byte") / bits - 1) < 1e-9);
+    json_decref(e);
+    /* From the run's folder: its best. */
+    char config[600];
+    snprintf(config, sizeof config, "%s/config", out);
+    command_succeeds(RUN("train", "--config", config, "--from", out, "--out", scratch_path("more"),
+                         "-o", "GPT2_MAX_ITERS=1", "-o", "SAMPLE_PROMPT="),
+                     NULL);
+}
+
+static void test_what_is_wrong_is_said(void **state) {
+    (void)state;
+    const char *tiny = scratch_path("tiny.txt");
+    file_write(tiny, "too short", 9);
+    command_fails(2, RUN("train", "--text", "no-such-text"), SAYS("no-such-text"));
+    command_fails(2, RUN("train", "--text", tiny, "--config", "defconfigs/demo"), SAYS("--config"));
+    command_fails(2, RUN("train", "--text", tiny, "--minutes", "0"), SAYS("--minutes"));
+    command_fails(2, RUN("train", "--config", "defconfigs/demo", "--minutes", "1"), SAYS("--text"));
+    command_fails(2, RUN("train", "--text", tiny, "--out", scratch_path("t")),
+                  SAYS("tiny.txt", "too little"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_text_is_enough),
+        cmocka_unit_test(test_a_run_is_evaluated_on_text),
+        cmocka_unit_test(test_resuming_needs_the_folder_alone),
+        cmocka_unit_test(test_a_longer_text_has_a_tokenizer),
+        cmocka_unit_test(test_what_is_wrong_is_said),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
