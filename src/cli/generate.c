@@ -1,6 +1,7 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
 #include "cli/loaded.h"
 #include "core/clock.h"
+#include "core/text.h"
 #include "generate/generator.h"
 #include "generate/prompt.h"
 #include "generate/stream.h"
@@ -41,7 +42,8 @@ const char weft_help_generate[] =
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto: the GPU where there is one\n"
     "  --threads N        one a processor without it\n"
-    "  --json             one object: text, tokens, logprobs, and how long it took\n";
+    "  --json             one object: text, tokens, logprobs, and how long it took\n"
+    "On a terminal, control characters of the text are shown as \\xNN.\n";
 
 typedef struct {
     weft_args args;
@@ -172,14 +174,22 @@ static void close_sample(sample_text *s) {
     free(s->tokens);
 }
 
+/* A terminal would obey what the model says; a file or a pipe has it as it is. */
+static void show_text(const char *text, size_t bytes) {
+    if (isatty(STDOUT_FILENO))
+        weft_text_print(stdout, text, bytes);
+    else
+        fwrite(text, 1, bytes, stdout);
+    fflush(stdout);
+}
+
 /* Text that became certain: kept, and shown if this is the text that is being shown. */
 static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool shown) {
+    if (bytes == 0) return WEFT_OK;
     WEFT_TRY(grow(&s->text, &s->room, s->bytes + bytes + 1));
     memcpy(s->text + s->bytes, text, bytes);
     s->bytes += bytes;
-    if (!shown || bytes == 0) return WEFT_OK;
-    fwrite(text, 1, bytes, stdout);
-    fflush(stdout);
+    if (shown) show_text(text, bytes);
     return WEFT_OK;
 }
 
@@ -235,8 +245,7 @@ static weft_status run_samples(const generation *g, sample_text *samples, double
             if (show) printf("\n");
             if (++shown == n || !show) continue;
             printf("--- %lld\n", (long long)shown + 1);
-            fwrite(samples[shown].text ? samples[shown].text : "", 1, samples[shown].bytes, stdout);
-            fflush(stdout);
+            show_text(samples[shown].text ? samples[shown].text : "", samples[shown].bytes);
         }
     }
     return WEFT_OK;

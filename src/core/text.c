@@ -64,6 +64,21 @@ void weft_text_show(const char *text, char *out, size_t room) {
     out[at] = '\0';
 }
 
+void weft_text_print(FILE *out, const char *text, size_t bytes) {
+    char letter[5], shown[16];
+    for (size_t at = 0; at < bytes;) {
+        size_t n = bytes - at < 4 ? bytes - at : 4;
+        if (text[at] == '\n' || text[at] == '\t') {
+            fputc(text[at++], out);
+            continue;
+        }
+        memcpy(letter, text + at, n);
+        letter[n] = '\0'; /* a letter that is cut off is none */
+        at += (size_t)show_letter(letter, shown);
+        fputs(shown, out);
+    }
+}
+
 const char *weft_shown(const char *text) {
     static _Thread_local char rooms[SHOWN_TEXTS][SHOWN_ROOM];
     static _Thread_local unsigned next;

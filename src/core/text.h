@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
 int weft_utf8_length(const char *text);
@@ -23,6 +24,9 @@ const char *weft_shown(const char *text);
 enum { WEFT_COUNT_ROOM = 32 };
 /* A whole number as people read it, "1,234,567"; returns `out`. */
 const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]);
+
+/* Writes so many bytes of text as they may be shown; its line feeds and tabs stay. */
+void weft_text_print(FILE *out, const char *text, size_t bytes);
 
 /* A copy in which each byte that is no UTF-8 is U+FFFD; the caller frees it. NULL: no memory. */
 char *weft_text_repair(const char *text);

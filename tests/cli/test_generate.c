@@ -1,5 +1,6 @@
 /* weft generate: text from a checkpoint, and one line on what is wrong. */
 #include "support/command.h"
+#include "support/screen.h"
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -74,6 +76,55 @@ static void test_the_same_seed_gives_the_same_text(void **state) {
         json_decref(runs[i]);
 }
 
+enum { SEEDS = 4 };
+static const char *const seeds_of_text[SEEDS] = {"1", "2", "3", "4"};
+static int seed_shown;
+
+#define TEXT_OF(seed)                                                                              \
+    "generate", "--model", model, "--prompt", "Once", "--max-tokens", "60", "--samples", "2",      \
+        "--threads", "1", "--seed", seed
+
+/* The program with standard output on the terminal that standard error is on. */
+static void generate_to_terminal(void) {
+    const char *const *words = RUN(TEXT_OF(seeds_of_text[seed_shown]));
+    const char *named = getenv("WEFT");
+    char line[2048];
+    int at = snprintf(line, sizeof line, "exec %s", named ? named : "build/weft");
+    for (; *words; words++)
+        at += snprintf(line + at, sizeof line - (size_t)at, " '%s'", *words);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    execl("/bin/sh", "sh", "-c", line, (char *)NULL);
+    _exit(127);
+}
+
+static int count_controls(const char *text, size_t bytes, const char *but) {
+    int n = 0;
+    for (size_t i = 0; i < bytes; i++)
+        n += ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) && !strchr(but, text[i]);
+    return n;
+}
+
+/* What a model says may hold escape sequences, which a terminal would obey. */
+static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(void **state) {
+    (void)state;
+    int raw = 0, escaped = 0;
+    for (seed_shown = 0; seed_shown < SEEDS; seed_shown++) {
+        char *out;
+        command_succeeds(RUN(TEXT_OF(seeds_of_text[seed_shown])), &out);
+        raw += count_controls(out, strlen(out), "\n\t");
+        free(out);
+        screen s = screen_run(500, NULL, generate_to_terminal);
+        assert_int_equal(s.status, 0);
+        assert_int_equal(count_controls(s.raw, s.bytes, "\r\n\t"), 0);
+        for (size_t i = 0; i < s.bytes; i++) /* a carriage return is the terminal's own */
+            assert_true(s.raw[i] != '\r' || s.raw[i + 1] == '\n');
+        escaped += screen_count(&s, "\\x");
+        screen_free(&s);
+    }
+    assert_true(raw > 0);
+    assert_true(escaped >= raw);
+}
+
 static void test_the_context_ends_a_text_unless_it_slides(void **state) {
     (void)state;
     const char *ways[][2] = {{"--top-k", "0"}, {"--context", "100"}};
@@ -125,6 +176,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_has_text_tokens_and_logprobs),
         cmocka_unit_test(test_the_same_seed_gives_the_same_text),
+        cmocka_unit_test(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them),
         cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
         cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
         cmocka_unit_test(test_wrong_use_is_one_line),

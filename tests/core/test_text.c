@@ -63,11 +63,27 @@ static void test_a_long_text_is_cut_between_letters(void **state) {
     assert_string_equal(out, "123456...");
 }
 
+/* With zeros in it, and with a letter that is cut off at its end. */
+static void test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed(void **state) {
+    (void)state;
+    static const char text[] = "a\n\tb\r\x1b[2J\0\xc2\x9b\xc3\xbc\xe2\x82";
+    char *out = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&out, &bytes);
+    assert_non_null(file);
+    weft_text_print(file, text, sizeof text - 1);
+    weft_text_print(file, "", 0);
+    fclose(file);
+    assert_string_equal(out, "a\n\tb\\x0d\\x1b[2J\\x00\\xc2\\x9b\xc3\xbc\\xe2\\x82");
+    free(out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_a_terminal_obeys_is_escaped),
         cmocka_unit_test(test_bytes_that_are_no_utf8_are_escaped),
         cmocka_unit_test(test_a_long_text_is_cut_between_letters),
+        cmocka_unit_test(test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed),
     };
     return cmocka_run_group_tests_name("text", tests, NULL, NULL);
 }
