@@ -21,7 +21,7 @@ static weft_status describe(void *context, weft_graph *g) {
     return WEFT_OK;
 }
 
-/* Memory that begins where a block wants it; a program this small does not free it. */
+/* Memory that begins where a block wants it. */
 static void *take(int64_t bytes) {
     size_t room = ((size_t)bytes + WEFT_ALIGNMENT - 1) / WEFT_ALIGNMENT * WEFT_ALIGNMENT;
     void *memory = room ? aligned_alloc(WEFT_ALIGNMENT, room) : NULL;
@@ -87,6 +87,15 @@ int main(void) {
             for (int64_t j = 0; j < info[i].count; j++)
                 weights[i][j] -= 0.1f * gradients[i][j];
     }
+    for (int i = 0; i < WEIGHTS; i++) {
+        free(weights[i]);
+        free(gradients[i]);
+    }
+    free(call.saved);
+    free(call.workspace);
+    free(x);
+    free(y);
+    free(dy);
     weft_block_close(block);
     weft_engine_close(engine);
     return 0;

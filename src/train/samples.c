@@ -112,7 +112,7 @@ static weft_status add_text(weft_samples *s, const char *text, size_t bytes) {
         s->text = grown;
         s->room = room;
     }
-    memcpy(s->text + s->bytes, text, bytes);
+    if (bytes) memcpy(s->text + s->bytes, text, bytes);
     s->bytes += bytes;
     s->text[s->bytes] = '\0';
     return WEFT_OK;
