@@ -33,6 +33,10 @@ $(OUT)/tests/faults.so: tests/faults/preload.c $(OBJ)/flags
 	$(call say,LD,$@)
 	$(Q)$(CC) -std=gnu17 -O1 -fPIC -shared -Wall -Wextra $< -o $@ -ldl
 
+# Sanitized code is many times slower: so many times as long may a test or a command of it take.
+export PATIENCE ?= $(if $(SAN),15,1)
+TIMEOUT ?= $(if $(SAN),7200)
+
 # With T= only what those tests need is built.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that needs no GPU; T=name runs those whose path holds it
 	$(if $(T),,@$(MAKE) --no-print-directory test-torch)

@@ -192,7 +192,7 @@ static void test_a_thousand_layers_are_planned_at_once(void **state) {
     command_succeeds(RUN("plan", "-o", "N_LAYER=1024"), NULL);
     double took = processor_seconds() - before;
     printf("note: weft plan of 1024 layers: %.2f s of processor time\n", took);
-    assert_true(took < 10);
+    assert_true(took < 10 * command_patience());
 }
 
 static void test_enormous_sizes_are_answered(void **state) {

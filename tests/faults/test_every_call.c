@@ -287,11 +287,25 @@ typedef struct {
     long silent;  /* faults that changed nothing: exit 0 and the right bits */
     long told;    /* exit 1 or 2 with a line */
     long refused; /* the second command named what is wrong */
+    long wrong;
 } figures;
 
 static bool is_all(void) {
     const char *faults = getenv("WEFT_TEST_FAULTS");
     return train_long() || (faults && strcmp(faults, "1") == 0);
+}
+
+/* One that is wrong does not keep the others from being tried. */
+__attribute__((format(printf, 4, 5))) static void note_wrong(const scenario *s, const fault *f,
+                                                             figures *n, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("note: WRONG: WEFT_FAULT_ONLY=\"%s %s %ld %d\": ", s->name, f->calls, f->nth, f->error);
+    vprintf(format, args);
+    printf("\n");
+    fflush(stdout);
+    va_end(args);
+    n->wrong++;
 }
 
 static void check_first(const scenario *s, const fault *f, const command_result *r, figures *n) {
@@ -303,16 +317,12 @@ static void check_first(const scenario *s, const fault *f, const command_result 
     n->faults++;
     if (r->status == 0) {
         n->silent++;
-        if (!s->is_right(why))
-            fail_msg("%s %s %ld %d: ended on 0, but %s", s->name, f->calls, f->nth, f->error, why);
+        if (!s->is_right(why)) note_wrong(s, f, n, "ended on 0, but %s", why);
         return;
     }
     n->told++;
-    if (r->status != 1 && r->status != 2)
-        fail_msg("%s %s %ld %d: ended on %d: %s", s->name, f->calls, f->nth, f->error, r->status,
-                 r->err);
-    if (!strstr(r->err, "weft "))
-        fail_msg("%s %s %ld %d: nothing was said: %s", s->name, f->calls, f->nth, f->error, r->err);
+    if (r->status != 1 && r->status != 2) note_wrong(s, f, n, "ended on %d: %s", r->status, r->err);
+    if (!strstr(r->err, "weft ")) note_wrong(s, f, n, "nothing was said: %s", r->err);
 }
 
 static void check_second(const scenario *s, const fault *f, figures *n) {
@@ -321,10 +331,9 @@ static void check_second(const scenario *s, const fault *f, figures *n) {
     if (r.status != 0 && s->refusal && strstr(r.err, s->refusal)) {
         n->refused++;
     } else if (r.status != 0) {
-        fail_msg("%s %s %ld %d: cannot go on, ended on %d: %s", s->name, f->calls, f->nth, f->error,
-                 r.status, r.err);
+        note_wrong(s, f, n, "cannot go on, ended on %d: %s", r.status, r.err);
     } else if (!s->is_right(why)) {
-        fail_msg("%s %s %ld %d: goes on wrongly: %s", s->name, f->calls, f->nth, f->error, why);
+        note_wrong(s, f, n, "goes on wrongly: %s", why);
     }
     command_free(&r);
 }
@@ -392,9 +401,10 @@ static void run_scenario(const scenario *s) {
     for (long nth = 1; nth <= counts[OPERATIONS]; nth++)
         if (turn++ % stride == 0) run_case(s, "all", nth, 0, &n);
     printf(
-        "note: %s: %ld faults (%ld told, %ld without effect), %ld kills; %ld refused, all others "
-        "ended in the right bits\n",
-        s->name, n.faults, n.told, n.silent, n.kills, n.refused);
+        "note: %s: %ld faults (%ld told, %ld without effect), %ld kills; %ld refused, %ld wrong, "
+        "all others ended in the right bits\n",
+        s->name, n.faults, n.told, n.silent, n.kills, n.refused, n.wrong);
+    assert_int_equal(n.wrong, 0);
 }
 
 /* One case, by WEFT_FAULT_ONLY. */
@@ -412,6 +422,7 @@ static bool run_only(const scenario *s) {
         setenv("WEFT_FAULT_PLAIN", s->plain ? "1" : "0", 1);
         setenv("WEFT_FAULT_TRACE", "/tmp/weft-fault-trace", 1);
         run_case(s, call, nth, error, &n);
+        assert_int_equal(n.wrong, 0);
     }
     return true;
 }

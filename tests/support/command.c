@@ -87,10 +87,17 @@ void pause_ms(long milliseconds) {
     nanosleep(&pause, NULL);
 }
 
+int command_patience(void) {
+    const char *times = getenv("PATIENCE");
+    long n = times ? strtol(times, NULL, 10) : 1;
+    return n > 1 && n < 1000 ? (int)n : 1;
+}
+
 static int wait_for(pid_t child) {
+    const long limit = 1000L * LIMIT_SECONDS * command_patience();
     int status;
     for (long waited = 0; waitpid(child, &status, WNOHANG) == 0; waited += PAUSE_MS) {
-        if (waited == LIMIT_SECONDS * 1000L) kill(child, SIGKILL);
+        if (waited >= limit) kill(child, SIGKILL);
         pause_ms(PAUSE_MS);
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;

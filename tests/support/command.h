@@ -12,8 +12,11 @@ typedef struct {
     char line[256];  /* the command line, for messages */
 } command_result;
 
+/* How many times as long as usual things may take (sanitizers): the variable PATIENCE, 1 without it. */
+int command_patience(void);
+
 /* Runs the program that the variable WEFT names with arguments that end on NULL. One that takes
- * longer than a minute is ended. */
+ * longer than a minute, with patience, is ended. */
 command_result command_run(const char *const *arguments);
 void command_free(command_result *r);
 
