@@ -34,7 +34,7 @@ ifeq ($(MAKE_RESTARTS),)
 ifneq ($(strip $(file <$(BUILD)/config.key)),$(CONFIG_KEY))
 $(CONFIG): FORCE
 else ifneq ($(or $(if $(filter test,$(CONFIG_NEEDS)),$(if $(HAVE_CMOCKA),,cmocka)),\
-                 $(if $(filter study,$(CONFIG_NEEDS)),$(if $(and $(KCONFIG_PYTHON),$(GNUPLOT)),,study)),\
+                 $(if $(filter study,$(CONFIG_NEEDS)),$(if $(KCONFIG_PYTHON),,study)),\
                  $(filter configure,$(MAKECMDGOALS))),)
 $(CONFIG): FORCE
 endif

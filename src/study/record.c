@@ -255,6 +255,10 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
     weft_config_format(&defaults, o, value, room);
 }
 
+bool weft_record_is_words(const weft_option *o) {
+    return o == WEFT_OPTION(study_question);
+}
+
 static weft_status match_config(weft_database *d, const weft_study *s, const char *lines) {
     char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
     int n;
@@ -262,7 +266,7 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
     for (int i = 0; i < n; i++) {
         weft_record_value(lines, &options[i], was, sizeof was);
         weft_config_format(&s->base, &options[i], is, sizeof is);
-        if (strcmp(was, is) != 0)
+        if (strcmp(was, is) != 0 && !weft_record_is_words(&options[i]))
             return weft_fail(WEFT_EINPUT,
                              "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
                              "another --out (make: OUT=folder), or the config it was started with",
@@ -382,7 +386,11 @@ static weft_status renew_all(weft_database *d, const weft_study *s) {
                                      " WHERE status = 'running'"));
     for (int i = 0; i < s->steps.n; i++)
         WEFT_TRY(renew_step(d, s, i));
-    return WEFT_OK;
+    char *config = config_text(&s->base); /* the question may be another */
+    if (!config) return no_memory();
+    weft_status status = weft_database_run(d, "UPDATE study SET config = ?", "s", config);
+    free(config);
+    return status;
 }
 
 weft_status weft_record_renew(weft_database *d, const weft_study *s) {

@@ -9,20 +9,9 @@
 #include <string.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_verdicts, weft_report_table,    weft_report_repeats,    weft_report_curves,
-    weft_report_samples,  weft_report_fronts,   weft_report_sweep,      weft_report_differences,
-    weft_report_trouble,  weft_report_equality, weft_report_environment};
-
-static void say_summary(weft_page *p, const weft_report_data *d) {
-    weft_words steps = {0}, seeds = {0}, rates = {0};
-    int done = 0;
-    for (int i = 0; i < d->n_runs; i++)
-        done += d->runs[i].finished;
-    weft_page_say(p, "%s, %s, %s; %d of %d runs finished.",
-                  weft_say_plural(d->n_steps, "step", &steps),
-                  weft_say_plural(d->n_seeds, "seed", &seeds),
-                  weft_say_plural(d->n_rates, "learning rate", &rates), done, d->n_runs);
-}
+    weft_report_answer,      weft_report_verdicts, weft_report_curves,  weft_report_fronts,
+    weft_report_table,       weft_report_samples,  weft_report_sweep,   weft_report_trouble,
+    weft_report_differences, weft_report_equality, weft_report_repeats, weft_report_environment};
 
 static weft_status write_study(weft_page *p, const char *database, bool several) {
     weft_report_data d;
@@ -30,7 +19,6 @@ static weft_status write_study(weft_page *p, const char *database, bool several)
     char title[200];
     snprintf(title, sizeof title, "Study %.180s", d.name);
     weft_page_title(p, several ? 2 : 1, title);
-    say_summary(p, &d);
     weft_status status = WEFT_OK;
     for (size_t i = 0; i < sizeof sections / sizeof sections[0] && status == WEFT_OK; i++)
         status = sections[i](p, &d);
@@ -38,10 +26,23 @@ static weft_status write_study(weft_page *p, const char *database, bool several)
     return status;
 }
 
+/* A page of one study has its name in the window's title. */
+static weft_status open_page(weft_page *page, const char *const *databases, int n) {
+    char title[300];
+    weft_report_data d;
+    snprintf(title, sizeof title, "weft: %d studies", n);
+    if (n == 1) {
+        WEFT_TRY(weft_report_read(databases[0], &d));
+        snprintf(title, sizeof title, "%.200s: a study by weft", d.name);
+        weft_report_free(&d);
+    }
+    return weft_page_open(page, title);
+}
+
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
     weft_page page;
-    WEFT_TRY(weft_page_open(&page, n > 1 ? "weft: studies" : "weft: a study"));
+    WEFT_TRY(open_page(&page, databases, n));
     char title[64];
     snprintf(title, sizeof title, "%d studies", n);
     if (n > 1) weft_page_title(&page, 1, title);
@@ -133,11 +134,14 @@ static weft_status study_json(const char *database, json_t **object) {
         status = weft_report_repeat_of(&d, &d.runs[i], &r);
         if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
     }
-    *object = json_pack("{s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o}", "name",
-                        weft_json_text(d.name), "score", weft_json_text(d.score), "score_name",
-                        weft_json_text(d.score_name), "higher_is_better", d.higher_is_better,
-                        "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
-                        "verdicts", verdicts, "steps", steps, "repeats", repeats);
+    char *answer = weft_report_sentence(&d);
+    *object = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o}", "name", weft_json_text(d.name),
+        "question", weft_json_text(d.question), "answer", weft_json_text(answer ? answer : ""),
+        "score", weft_json_text(d.score), "score_name", weft_json_text(d.score_name),
+        "higher_is_better", d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
+        weft_report_comparisons(&d), "verdicts", verdicts, "steps", steps, "repeats", repeats);
+    free(answer);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {
         json_decref(*object);

@@ -9,6 +9,7 @@
 
 #include "core/text.h"
 #include "study/listing_database.h"
+#include "study/record.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -92,6 +93,9 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     d->tail = column_number(s, n);
     d->threads = column_number(s, n + 1);
     d->rate_seed = find_rate_seed(d->config);
+    char question[WEFT_TEXT_MAX];
+    weft_record_value(d->config, WEFT_OPTION(study_question), question, sizeof question);
+    d->question = keep_text(d, question);
     const char *vocabulary = strstr(d->config, "\nVOCAB_SIZE=");
     d->vocabulary = vocabulary ? strtod(strchr(vocabulary, '=') + 1, NULL) : NAN;
     return WEFT_OK;
@@ -147,6 +151,8 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     for (int i = 0; i < 7; i++)
         *numbers[i] = column_number(s, 12 + i);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
+    d->steps[step].waiting +=
+        strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
     run->device_bytes = NAN;
     run->commit = run->where = "";
@@ -299,6 +305,7 @@ static const char *say_why(const weft_report_data *d, const weft_report_step *st
         return step->leaks ? "it leaks (a token sees later ones), so its score cannot be compared"
                            : "the baseline leaks (a token sees later ones), so its score cannot be "
                              "compared";
+    if (c->verdict == WEFT_NOT_YET) return "runs of it or of its baseline are still to come";
     if (d->nothing_learned) return "nothing was learned";
     if (c->pairs == 0) return "no seed was finished by both";
     if (c->pairs == 1) return "one seed has no interval";
@@ -321,6 +328,9 @@ weft_status weft_report_compare(const weft_report_data *d, int step, int baselin
     *out = weft_compare(scores, other, n, d->higher_is_better);
     free(scores);
     if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
+    bool built = !*is->error && !*base->error && is->leaks == base->leaks;
+    if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)
+        out->verdict = WEFT_NOT_YET;
     *why = say_why(d, is, base, out);
     return WEFT_OK;
 }
@@ -413,6 +423,17 @@ void weft_report_free(weft_report_data *d) {
     free(d->rates);
     weft_database_close(d->database);
     *d = (weft_report_data){0};
+}
+
+bool weft_report_at_edge(const weft_report_data *d, int step) {
+    const weft_report_step *s = &d->steps[step];
+    double least = NAN, most = NAN;
+    for (int i = 0; i < d->n_runs; i++) {
+        if (d->runs[i].step != step) continue;
+        least = fmin(least, d->runs[i].rate);
+        most = fmax(most, d->runs[i].rate);
+    }
+    return least < most && (s->rate == least || s->rate == most);
 }
 
 const char *weft_report_ended(const weft_report_run *run) {

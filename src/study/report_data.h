@@ -24,7 +24,8 @@ typedef struct {
     double memory;         /* the largest peak of them, bytes; the device's where it has its own */
     double speed, seconds; /* their means: tokens per second, seconds a run */
     weft_comparison compared; /* with the baseline, where there is one */
-    const char *why;          /* no difference shown, because ...; "" else */
+    const char *why;          /* no difference shown, or not yet, because ...; "" else */
+    int waiting;              /* its runs that wait or run, at whatever rate */
 } weft_report_step;
 
 typedef struct {
@@ -54,6 +55,7 @@ typedef struct {
     double tail, threads;
     bool higher_is_better;
     const char *score_name; /* "held-out loss" */
+    const char *question;   /* STUDY_QUESTION */
     double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
     bool nothing_learned;   /* every finished run is at the loss of guessing */
 
@@ -89,6 +91,9 @@ weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int ba
  * both finished; and why no difference is shown ("" where one is). */
 weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
                                 weft_comparison *out, const char **why);
+
+/* Whether a step's rate is the least or the most of those that were tried for it. */
+bool weft_report_at_edge(const weft_report_data *d, int step);
 
 /* How a run of a step ended, in a few words. */
 const char *weft_report_ended(const weft_report_run *run);

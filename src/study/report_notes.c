@@ -142,8 +142,8 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     if (d->n_steps < 2) return WEFT_OK;
-    weft_page_heading(p, "What differs between the configs",
-                      "Every key whose value is not the same in all steps; the rest is alike.");
+    weft_page_fold(p, "What differs between the configs",
+                   "Every key whose value is not the same in all steps; the rest is alike.");
     json_t **configs = calloc((size_t)d->n_steps, sizeof *configs);
     json_t *keys = json_object();
     bool memory = configs && keys;
@@ -344,10 +344,9 @@ static void equality_row(weft_page *p, const weft_report_data *d, int place) {
 
 weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     if (d->n_steps < 2) return WEFT_OK;
-    weft_page_heading(
-        p, "What was equal, and what was not",
-        "A step may score better because it is larger or was trained for longer: here "
-        "is what each was given, and how many times its baseline's.");
+    weft_page_fold(p, "What was equal, and what was not",
+                   "A step may score better because it is larger or was trained for longer: here "
+                   "is what each was given, and how many times its baseline's.");
     weft_page_say(p, "The study held equal: %s.", *d->equal ? d->equal : "nothing");
     char *text = NULL;
     size_t size;
@@ -381,9 +380,8 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
                                    {"seeds", d->seeds_text},
                                    {"learning rates", d->rates_text},
                                    {"database", d->path}};
-    weft_page_heading(
-        p, "Where and with what it was run",
-        "The program, the machine and the config that the steps' overrides start from.");
+    weft_page_fold(p, "Where and with what it was run",
+                   "The program, the machine and the config that the steps' overrides start from.");
     weft_page_table_open(p, heads);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         weft_page_cell(p, "%s", rows[i][0]);

@@ -2,12 +2,15 @@
  *
  * Every text passes one of the two escapes below, so a step named <script> is read as that and run
  * by nobody. Control characters become blanks and bytes that are no UTF-8 become U+FFFD: a text can
- * neither end a table's row nor hide what follows it. The page asks for nothing from elsewhere: its
- * style is in it, its pictures are inline, and there is no script. */
+ * neither end a table's row nor hide what follows it. Data for the script is JSON in which <, > and &
+ * are escaped, so none can end its element. The page asks for nothing from elsewhere: its style and its
+ * script are in it, its pictures are inline, and a policy in its head forbids all the rest. */
 #include "study/report_page.h"
 
 #include "core/folders.h"
+#include "core/json.h"
 #include "core/text.h"
+#include "study/charts.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -25,56 +28,10 @@
 
 enum { LOOK = 512 };
 
-/* Wide tables scroll in a box of their own, so that the page never does. Pictures are drawn with
- * `ink` and `faint` for colours, which are the page's own, light or dark. */
-static const char style[] =
-    ":root{color-scheme:light dark;--ink:#1d2329;--soft:#59636e;--paper:#fdfdfc;--box:#f3f4f2;"
-    "--line:#d9dcd8;--faint:#c9cdc8;--good:#00694d;--bad:#a63c00}\n"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e4e6e3;--soft:#a3aba6;--paper:#16191b;"
-    "--box:#202426;--line:#363c3e;--faint:#454c4e;--good:#3fc79b;--bad:#ff9256}}\n"
-    "*{box-sizing:border-box}\n"
-    "body{margin:0;background:var(--paper);color:var(--ink);font:17px/1.55 system-ui,-apple-system,"
-    "'Segoe UI',Roboto,'Noto Sans','DejaVu Sans',sans-serif;overflow-wrap:anywhere}\n"
-    "main{max-width:1240px;margin:0 auto;padding:28px 20px 72px}\n"
-    "h1{font-size:1.9rem;line-height:1.2;margin:0 0 .5rem;letter-spacing:-.01em}\n"
-    "h2{font-size:1.3rem;line-height:1.3;margin:3rem 0 .2rem;padding-top:1rem;"
-    "border-top:1px solid var(--line)}\n"
-    "h3{font-size:1.12rem;line-height:1.3;margin:2.2rem 0 .2rem}\n"
-    "p{margin:.5rem 0;max-width:46rem}\n"
-    ".about{color:var(--soft);margin-top:0}\n"
-    "ul.list{list-style:none;margin:1rem 0;padding:0}\n"
-    "ul.list li{display:grid;grid-template-columns:13.5rem 1fr;gap:.2rem 1rem;padding:.6rem 0;"
-    "border-top:1px solid var(--line)}\n"
-    "ul.list li:last-child{border-bottom:1px solid var(--line)}\n"
-    ".word{font-weight:650}.good{color:var(--good)}.bad{color:var(--bad)}\n"
-    ".plain{color:var(--soft)}\n"
-    ".good::before{content:'\\25B2\\00A0'}.bad::before{content:'\\25BC\\00A0'}"
-    ".plain::before{content:'\\25CB\\00A0'}\n"
-    ".scroll{overflow-x:auto;margin:1rem 0;border:1px solid var(--line);border-radius:6px}\n"
-    "table{border-collapse:collapse;width:100%;font-size:.84rem;font-variant-numeric:tabular-nums;"
-    "overflow-wrap:normal}\n"
-    "th,td{padding:.45rem .6rem;text-align:left;vertical-align:top;border-top:1px solid "
-    "var(--line);min-width:3rem;max-width:24rem}\n"
-    "th{border-top:0;background:var(--box);font-weight:600;vertical-align:bottom}\n"
-    "th.n,td.n{text-align:right}td.n,td.k{white-space:nowrap;max-width:none}\n"
-    "td.mid{min-width:9rem}td.long{min-width:17rem}\n"
-    "td{overflow-wrap:break-word}\n"
-    ".pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));"
-    "gap:1.2rem 1.6rem;margin:1rem 0}\n"
-    "figure{margin:0;max-width:660px}\n"
-    "figure svg{display:block;width:100%;height:auto}\n"
-    "figcaption{color:var(--soft);font-size:.88rem;line-height:1.45;margin-top:.3rem}\n"
-    "figure .none{border:1px dashed var(--faint);border-radius:6px;padding:1.2rem}\n"
-    "svg [stroke=ink]{stroke:var(--ink)}svg [fill=ink]{fill:var(--ink)}"
-    "svg [color=ink]{color:var(--ink)}\n"
-    "svg [stroke=faint]{stroke:var(--faint)}svg [fill=faint]{fill:var(--faint)}"
-    "svg [color=faint]{color:var(--faint)}\n"
-    "details{margin:1rem 0}summary{cursor:pointer;font-weight:600}\n"
-    "pre{overflow-x:auto;background:var(--box);border-radius:6px;padding:1rem;font-size:.82rem;"
-    "line-height:1.45;overflow-wrap:normal}\n"
-    "@media(max-width:640px){body{font-size:16px}main{padding:20px 14px 48px}"
-    "h1{font-size:1.55rem}ul.list li{grid-template-columns:1fr}}\n"
-    "@media print{.scroll{overflow:visible}}\n";
+/* Nothing is loaded or sent, whatever a text holds. */
+#define POLICY                                                                                     \
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "        \
+    "'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">"
 
 /* One letter of a text that is neither markup nor a control character; returns its bytes. */
 static int put_letter(FILE *out, const char *at) {
@@ -117,6 +74,18 @@ void weft_page_escape_html(FILE *out, const char *text) {
     escape_html(out, text, false);
 }
 
+json_t *weft_page_json(const char *text) {
+    char *clean = NULL;
+    size_t size;
+    FILE *out = open_memstream(&clean, &size);
+    while (out && *text)
+        text += put_letter(out, text);
+    if (out) fclose(out);
+    json_t *string = weft_json_text(clean ? clean : "");
+    free(clean);
+    return string;
+}
+
 /* Markdown's own signs get a backslash; those that only mean something at a line's start never
  * stand there. An underscore within a word means nothing. */
 static void escape_md(FILE *out, const char *text) {
@@ -146,15 +115,17 @@ weft_status weft_page_open(weft_page *p, const char *title) {
     *p = (weft_page){.level = 2};
     p->html = open_memstream(&p->html_text, &p->html_size);
     p->md = open_memstream(&p->md_text, &p->md_size);
-    if (!p->html || !p->md) {
+    p->charts = json_array();
+    if (!p->html || !p->md || !p->charts) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" HTML_MARK "\n"
-          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY
+          "\n<title>",
           p->html);
     weft_page_escape_html(p->html, title);
-    fprintf(p->html, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", style);
+    fprintf(p->html, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", weft_charts_style);
     return WEFT_OK;
 }
 
@@ -163,10 +134,20 @@ void weft_page_free(weft_page *p) {
     if (p->md) fclose(p->md);
     free(p->html_text);
     free(p->md_text);
+    for (int i = 0; p->svgs && p->svgs[i]; i++)
+        free(p->svgs[i]);
+    free(p->svgs);
+    json_decref(p->charts);
     *p = (weft_page){0};
 }
 
+static void close_fold(weft_page *p) {
+    if (p->folded) fputs("</details>\n", p->html);
+    p->folded = false;
+}
+
 void weft_page_title(weft_page *p, int level, const char *text) {
+    close_fold(p);
     fprintf(p->html, "<h%d>", level);
     weft_page_escape_html(p->html, text);
     fprintf(p->html, "</h%d>\n", level);
@@ -175,8 +156,7 @@ void weft_page_title(weft_page *p, int level, const char *text) {
     fputs("\n", p->md);
 }
 
-void weft_page_heading(weft_page *p, const char *text, const char *about) {
-    weft_page_title(p, p->level, text);
+static void say_about(weft_page *p, const char *about) {
     if (!about) return;
     fputs("<p class=\"about\">", p->html);
     weft_page_escape_html(p->html, about);
@@ -184,6 +164,39 @@ void weft_page_heading(weft_page *p, const char *text, const char *about) {
     fputs("\n", p->md);
     escape_md(p->md, about);
     fputs("\n", p->md);
+}
+
+void weft_page_heading(weft_page *p, const char *text, const char *about) {
+    weft_page_title(p, p->level, text);
+    say_about(p, about);
+}
+
+void weft_page_fold(weft_page *p, const char *text, const char *about) {
+    close_fold(p);
+    p->folded = true;
+    fputs("<details class=\"fold\"><summary>", p->html);
+    weft_page_escape_html(p->html, text);
+    fputs("</summary>\n", p->html);
+    fprintf(p->md, "\n%.*s ", p->level, "######");
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+    say_about(p, about);
+}
+
+void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    const char *mark = strcmp(kind, "answer") == 0 ? "**" : "";
+    fprintf(p->html, "<p class=\"%s\">", kind);
+    weft_page_escape_html(p->html, text);
+    fputs("</p>\n", p->html);
+    fprintf(p->md, "\n%s", mark);
+    escape_md(p->md, text);
+    fprintf(p->md, "%s\n", mark);
+    free(room);
 }
 
 void weft_page_say(weft_page *p, const char *format, ...) {
@@ -244,7 +257,9 @@ static const char *cell_class(const char *head, const char *text) {
 void weft_page_table_open(weft_page *p, const char *const *heads) {
     p->heads = heads;
     p->column = 0;
-    fputs("<div class=\"scroll\" tabindex=\"0\">\n<table>\n<thead><tr>", p->html);
+    fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
+          "aria-label=\"Table\">\n<table>\n<thead><tr>",
+          p->html);
     fputs("\n|", p->md);
     for (p->columns = 0; heads[p->columns]; p->columns++) {
         const char *head = heads[p->columns], *name = head + (*class_of(head) != '\0');
@@ -290,8 +305,32 @@ void weft_page_table_close(weft_page *p) {
     fputs("</tbody>\n</table>\n</div>\n", p->html);
 }
 
-void weft_page_pictures_open(weft_page *p) {
-    fputs("<div class=\"pictures\">\n", p->html);
+void weft_page_pictures_open(weft_page *p, json_t *spec) {
+    fputs("<div", p->html);
+    if (spec && json_array_append_new(p->charts, spec) == 0)
+        fprintf(p->html, " data-charts=\"%zu\"", json_array_size(p->charts) - 1);
+    fputs("><div class=\"pictures\">\n", p->html);
+    fputs("\n", p->md);
+}
+
+/* The picture's number among the files; 0: no memory. */
+static int keep_svg(weft_page *p, const char *svg) {
+    int n = 0;
+    while (p->svgs && p->svgs[n])
+        n++;
+    char **more = realloc(p->svgs, sizeof *more * ((size_t)n + 2));
+    if (!more) return 0;
+    p->svgs = more;
+    more[n] = strdup(svg);
+    more[n + 1] = NULL;
+    return more[n] ? n + 1 : 0;
+}
+
+void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
+    int number = svg ? keep_svg(p, svg) : 0;
+    fputs(number ? "\n![" : "\n", p->md);
+    escape_md(p->md, caption);
+    if (number) fprintf(p->md, "](report-%d.svg)", number);
     fputs("\n", p->md);
 }
 
@@ -312,13 +351,35 @@ void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
     fputs("<figcaption>", p->html);
     weft_page_escape_html(p->html, text);
     fputs("</figcaption>\n</figure>\n", p->html);
-    fputs("- ", p->md);
-    escape_md(p->md, text);
-    fputs(" (picture: in report.html)\n", p->md);
+    weft_page_picture_md(p, svg, text);
     free(room);
 }
 
 void weft_page_pictures_close(weft_page *p) {
+    fputs("</div></div>\n", p->html);
+}
+
+void weft_page_texts_open(weft_page *p) {
+    fputs("<div class=\"samples\">\n", p->html);
+}
+
+void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
+    fputs("<article><h4>", p->html);
+    weft_page_escape_html(p->html, title);
+    fputs("</h4><p><mark>", p->html);
+    escape_html(p->html, given, true);
+    fputs("</mark>", p->html);
+    escape_html(p->html, text, true);
+    fputs("</p></article>\n", p->html);
+    fputs("\n- **", p->md);
+    escape_md(p->md, title);
+    fputs("**: ", p->md);
+    escape_md(p->md, given);
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+}
+
+void weft_page_texts_close(weft_page *p) {
     fputs("</div>\n", p->html);
 }
 
@@ -359,19 +420,63 @@ static weft_status has_mark(const char *path, bool *there, bool *ours) {
     return WEFT_OK;
 }
 
-weft_status weft_page_vacant(const char *folder, bool force) {
-    static const char *const names[] = {"report.html", "report.md"};
-    bool there[2], ours[2];
+/* An error where something else than a report's part is in its place. `beside` is one of ours that
+ * vouches for it. */
+static weft_status check_place(const char *folder, const char *name, bool beside, bool *ours) {
     char path[WEFT_PATH_MAX];
-    for (int i = 0; i < 2; i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
-        WEFT_TRY(has_mark(path, &there[i], &ours[i]));
-        /* Older ones in Markdown have no mark; they lie beside their page. */
-        if (force || !there[i] || ours[i] || (i == 1 && ours[0])) continue;
-        return weft_fail(WEFT_EINPUT,
-                         "%s: is there already and no report of weft's; move it away, or let 'weft "
-                         "report' write over it with --force",
-                         path);
+    bool there;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_TRY(has_mark(path, &there, ours));
+    if (!there || *ours || beside) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is there already and no report of weft's; move it away, or let 'weft "
+                     "report' write over it with --force",
+                     path);
+}
+
+weft_status weft_page_vacant(const char *folder, bool force) {
+    bool page, text;
+    if (force) return WEFT_OK;
+    WEFT_TRY(check_place(folder, "report.html", false, &page));
+    /* Older ones in Markdown have no mark; they lie beside their page. */
+    return check_place(folder, "report.md", page, &text);
+}
+
+static weft_status pictures_vacant(const weft_page *p, const char *folder, bool force) {
+    char name[32];
+    bool ours;
+    for (int i = 0; p->svgs && p->svgs[i] && !force; i++) {
+        snprintf(name, sizeof name, "report-%d.svg", i + 1);
+        WEFT_TRY(check_place(folder, name, false, &ours));
+    }
+    return WEFT_OK;
+}
+
+/* A picture by itself brings what the page's style gives it there. */
+static weft_status put_svg(weft_new_file *file, const char *svg) {
+    static const char head[] = "<svg xmlns=\"http://www.w3.org/2000/svg\" ",
+                      style[] =
+                          MD_MARK "<style>[fill=ink]{fill:#1d2329}[stroke=ink]{stroke:#1d2329}"
+                                  "[stroke=faint]{stroke:#c9cdc8}[fill=faint]{fill:#c9cdc8}"
+                                  "@media(prefers-color-scheme:dark){[fill=ink]{fill:#e4e6e3}"
+                                  "[stroke=ink]{stroke:#e4e6e3}[stroke=faint]{stroke:#454c4e}"
+                                  "[fill=faint]{fill:#454c4e}}</style>";
+    const char *rest = svg + strcspn(svg, " ") + 1, *inside = strchr(rest, '>');
+    if (!inside) return weft_fail(WEFT_EINPUT, "report: a picture is no SVG");
+    inside++;
+    WEFT_TRY(weft_new_file_put(file, head, (int64_t)strlen(head)));
+    WEFT_TRY(weft_new_file_put(file, rest, inside - rest));
+    WEFT_TRY(weft_new_file_put(file, style, (int64_t)strlen(style)));
+    return weft_new_file_put(file, inside, (int64_t)strlen(inside));
+}
+
+static weft_status write_pictures(const weft_page *p, const char *folder) {
+    char path[WEFT_PATH_MAX];
+    weft_new_file file;
+    for (int i = 0; p->svgs && p->svgs[i]; i++) {
+        WEFT_TRY(weft_path(path, "%s/report-%d.svg", folder, i + 1));
+        WEFT_TRY(weft_new_file_begin(&file, path));
+        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, p->svgs[i])));
     }
     return WEFT_OK;
 }
@@ -388,16 +493,38 @@ static weft_status write_both(const weft_page *p, const char *folder) {
     if (status != WEFT_OK) return weft_new_file_end(&first, status);
     status = weft_new_file_put(&first, p->html_text, (int64_t)p->html_size);
     if (status == WEFT_OK) status = weft_new_file_put(&second, p->md_text, (int64_t)p->md_size);
+    if (status == WEFT_OK) status = write_pictures(p, folder);
     status = weft_new_file_end(&first, status);
     return weft_new_file_end(&second, status);
 }
 
+/* Data, then the script that draws it. */
+static weft_status put_script(weft_page *p) {
+    if (json_array_size(p->charts) == 0) return WEFT_OK;
+    char *text = json_dumps(p->charts, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
+    if (!text) return weft_fail(WEFT_ENOMEM, "report: no memory for its charts");
+    fputs("<script type=\"application/json\" id=\"weft-charts\">", p->html);
+    for (const char *at = text; *at; at++) {
+        if (strchr("<>&", *at))
+            fprintf(p->html, "\\u%04x", (unsigned)*at);
+        else
+            fputc(*at, p->html);
+    }
+    free(text);
+    fprintf(p->html, "</script>\n<script>\n%s</script>\n", weft_charts_script);
+    return WEFT_OK;
+}
+
 weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
-    fputs("</main>\n</body>\n</html>\n", p->html);
+    close_fold(p);
+    fputs("</main>\n", p->html);
+    WEFT_TRY(put_script(p));
+    fputs("</body>\n</html>\n", p->html);
     fputs("\n" MD_MARK "\n", p->md);
     if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_TRY(weft_page_vacant(folder, force));
+    WEFT_TRY(pictures_vacant(p, folder, force));
     return write_both(p, folder);
 }

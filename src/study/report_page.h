@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -15,11 +16,15 @@ typedef struct {
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
     int columns, column; /* of the open table */
     const char *const *heads;
-    int pictures; /* so far: makes the ids in them unlike */
+    bool folded;    /* a section that begins folded is open */
+    int pictures;   /* so far: makes the ids in them unlike */
+    char **svgs;    /* the pictures, for files beside the Markdown */
+    json_t *charts; /* what charts.js draws: one object for each group of pictures */
 } weft_page;
 
 weft_status weft_page_open(weft_page *p, const char *title);
-/* Writes folder/report.html and folder/report.md, making the folder where it is missing. */
+/* Writes folder/report.html, folder/report.md and its pictures, folder/report-1.svg and so on, making
+ * the folder where it is missing. */
 weft_status weft_page_write(weft_page *p, const char *folder, bool force);
 /* An error where one of the two is there and no report of weft's, unless `force`. */
 weft_status weft_page_vacant(const char *folder, bool force);
@@ -30,7 +35,11 @@ void weft_page_free(weft_page *p);
 /* The one plain sentence under a heading is what `about` is for; NULL: none. */
 void weft_page_title(weft_page *p, int level, const char *text);
 void weft_page_heading(weft_page *p, const char *text, const char *about);
+/* A heading whose section is folded until the reader opens it. */
+void weft_page_fold(weft_page *p, const char *text, const char *about);
 void weft_page_say(weft_page *p, const char *format, ...) PRINTF(2, 3);
+/* A paragraph of another kind: "facts", "question", "answer" (bold in Markdown) or "caveat". */
+void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);
 
 /* A list whose items begin with a word that stands out. `kind` is "good", "bad" or "plain" and
  * chooses how. */
@@ -45,16 +54,27 @@ void weft_page_table_open(weft_page *p, const char *const *heads);
 void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
 void weft_page_table_close(weft_page *p);
 
-/* Pictures of one section, beside each other where there is room. `svg` goes into the HTML as it
- * is; where it is NULL the caption is followed by what weft_error_message() says of it. */
-void weft_page_pictures_open(weft_page *p);
+/* Pictures of one section, beside each other where there is room. `spec` is what charts.js draws in
+ * their place where scripts run (the page takes it over); NULL: they stay as they are. */
+void weft_page_pictures_open(weft_page *p, json_t *spec);
+/* `svg` goes into the HTML as it is, and into a file that the Markdown shows; where it is NULL the
+ * caption is followed by what weft_error_message() says of it. */
 void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) PRINTF(3, 4);
 void weft_page_pictures_close(weft_page *p);
+/* A picture for the Markdown alone, of what the HTML shows otherwise. */
+void weft_page_picture_md(weft_page *p, const char *svg, const char *caption);
+
+/* Texts side by side, each with its title; what was given to the model stands out from what it wrote. */
+void weft_page_texts_open(weft_page *p);
+void weft_page_text(weft_page *p, const char *title, const char *given, const char *text);
+void weft_page_texts_close(weft_page *p);
 
 /* Text as it is, folded away. */
 void weft_page_folded(weft_page *p, const char *summary, const char *text);
 
 /* The text as HTML shows it. */
 void weft_page_escape_html(FILE *out, const char *text);
+/* The text in JSON, without what HTML would show as a blank or U+FFFD. */
+json_t *weft_page_json(const char *text);
 
 #endif

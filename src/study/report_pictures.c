@@ -1,102 +1,26 @@
-/* The pictures: loss curves, score against cost with the Pareto front, and the sweep of learning
- * rates.
- *
- * A long run has more training steps than a screen has dots, so a curve is cut into BUCKETS equal
- * parts of its length; each run gives the mean of its numbers in a part, and over the runs go the
- * line (mean) and the band (least to most). */
+/* Score against cost with the Pareto front, and the sweep of learning rates. */
 #include "study/plot.h"
 #include "study/report_sections.h"
+
+#include "core/json.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 120, EARLY_PERCENT = 20, RATES_MOST = 24, NAMES_ROOM = 400 };
+enum { RATES_MOST = 24, NAMES_ROOM = 400 };
 
-typedef struct {
-    double x, mean, least, most; /* sums over the runs, until they are divided */
-    int runs;
-    double sum, at; /* of the run being read */
-    int n;
-} bucket;
-
-/* Ends a run: its means go into the buckets. */
-static void close_run(bucket *buckets) {
-    for (int i = 0; i < BUCKETS; i++) {
-        bucket *b = &buckets[i];
-        if (b->n) {
-            double mean = b->sum / b->n;
-            b->x += b->at / b->n;
-            b->mean += mean;
-            b->least = b->runs ? fmin(b->least, mean) : mean;
-            b->most = b->runs ? fmax(b->most, mean) : mean;
-            b->runs++;
-        }
-        b->sum = b->at = 0;
-        b->n = 0;
-    }
-}
-
-static weft_status read_run(const weft_report_data *d, const weft_report_run *run,
-                            const char *column, double iters, bucket *buckets) {
-    char sql[160];
-    snprintf(sql, sizeof sql, "SELECT step, %s FROM metrics WHERE run = ?1 ORDER BY step", column);
-    sqlite3_stmt *s;
-    bool there;
-    WEFT_TRY(weft_database_ask(d->database, &s, sql, "i", run->id));
-    weft_status status = weft_database_next(d->database, s, &there);
-    while (status == WEFT_OK && there) {
-        double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
-        if (isfinite(value) && step >= 0) {
-            bucket *b = &buckets[(int)fmin(step / iters * BUCKETS, BUCKETS - 1)];
-            b->sum += value;
-            b->at += step;
-            b->n++;
-        }
-        status = weft_database_next(d->database, s, &there);
-    }
-    weft_database_end(s);
-    close_run(buckets);
-    return status;
-}
-
-/* The longest run of all, in training steps. */
-static double most_iters(const weft_report_data *d) {
-    double most = 1;
-    for (int i = 0; i < d->n_runs; i++)
-        most = fmax(most, d->runs[i].iters);
-    return most;
-}
-
-static weft_status read_curve(const weft_report_data *d, int step, const char *column, double iters,
-                              weft_plot_series *series) {
-    bucket *buckets = calloc(BUCKETS, sizeof *buckets);
-    series->points = calloc(BUCKETS, sizeof *series->points);
-    weft_status status = buckets && series->points
-                             ? WEFT_OK
-                             : weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
-    for (int i = 0; i < d->n_runs && status == WEFT_OK; i++) {
-        const weft_report_run *run = &d->runs[i];
-        if (run->step == step && run->rate == d->steps[step].rate && run->finished && !run->chooses)
-            status = read_run(d, run, column, iters, buckets);
-    }
-    for (int i = 0; i < BUCKETS && status == WEFT_OK; i++) {
-        const bucket *b = &buckets[i];
-        if (!b->runs) continue;
-        series->points[series->n++] =
-            (weft_plot_point){b->x / b->runs, b->mean / b->runs, b->least, b->most};
-    }
-    free(buckets);
-    return status;
+/* The unit of the score; NULL: it has none. */
+static const char *score_unit(const weft_report_data *d) {
+    return d->higher_is_better ? NULL : "nats per token";
 }
 
 static weft_plot_series *make_series(const weft_report_data *d) {
     weft_plot_series *series = calloc((size_t)d->n_steps + 1, sizeof *series);
     for (int i = 0; series && i < d->n_steps; i++) {
-        series[i].label = d->steps[i].name;
+        series[i].label = weft_step_label(d, i);
         series[i].style = i;
-        series[i].under = d->steps[i].repeats >= 0;
     }
     return series;
 }
@@ -107,21 +31,6 @@ static void free_series(weft_plot_series *series, int n) {
     free(series);
 }
 
-/* The first steps fall from far above, and would press all that follows flat: where they do, the
- * picture is cut above what comes after them. NaN: it is not. */
-static double find_top(const weft_plot_series *series, int n, double iters) {
-    double most = -INFINITY, late = -INFINITY, least = INFINITY;
-    for (int s = 0; s < n; s++) {
-        for (int i = 0; i < series[s].n; i++) {
-            weft_plot_point at = series[s].points[i];
-            most = fmax(most, at.high);
-            least = fmin(least, at.low);
-            if (at.x >= iters * EARLY_PERCENT / 100) late = fmax(late, at.high);
-        }
-    }
-    return late > least && most - least > 1.5 * (late - least) ? late : NAN;
-}
-
 static void put_picture(weft_page *p, const weft_plot *plot, const char *caption) {
     char *svg;
     if (weft_plot_svg(plot, ++p->pictures, &svg) != WEFT_OK) svg = NULL;
@@ -129,55 +38,54 @@ static void put_picture(weft_page *p, const weft_plot *plot, const char *caption
     free(svg);
 }
 
-static weft_status draw_curve(weft_page *p, const weft_report_data *d, const char *name,
-                              const char *column, bool falls) {
-    weft_plot_series *series = make_series(d);
-    double iters = most_iters(d);
-    weft_status status =
-        series ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
-    int points = 0;
-    for (int i = 0; i < d->n_steps && status == WEFT_OK; i++) {
-        status = read_curve(d, i, column, iters, &series[i]);
-        points += series[i].n;
+static void set_number(json_t *object, const char *key, double value) {
+    if (isfinite(value)) json_object_set_new(object, key, json_real(value));
+}
+
+static json_t *point_json(weft_plot_point at) {
+    json_t *point = json_object();
+    set_number(point, "x", at.x);
+    set_number(point, "y", at.y);
+    set_number(point, "low", at.low);
+    set_number(point, "high", at.high);
+    return point;
+}
+
+/* A picture of points as charts.js takes it. */
+static json_t *chart_json(const weft_plot *plot, const char *caption) {
+    static const char *const units[] = {"count", "seconds", "bytes"};
+    json_t *sets = json_array(), *front = json_array();
+    for (int s = 0; s < plot->n_series; s++) {
+        json_t *at = json_array();
+        for (int i = 0; i < plot->series[s].n; i++)
+            json_array_append_new(at, point_json(plot->series[s].points[i]));
+        if (plot->series[s].n)
+            json_array_append_new(sets, json_pack("{s:i, s:o, s:b}", "series", s, "at", at, "join",
+                                                  plot->kind == WEFT_PLOT_MEASURED));
+        else
+            json_decref(at);
     }
-    if (status == WEFT_OK && points) {
-        weft_plot plot = {.kind = WEFT_PLOT_CURVES,
-                          .title = name,
-                          .x_label = "training steps",
-                          .y_label = name,
-                          .series = series,
-                          .n_series = d->n_steps,
-                          .top = falls ? find_top(series, d->n_steps, iters) : NAN};
-        char caption[400];
-        snprintf(caption, sizeof caption,
-                 "%.120s by training step: the mean over seeds, and a band from the least to the "
-                 "most of them.%s",
-                 name,
-                 isnan(plot.top) ? ""
-                                 : " The first steps are higher than the picture and are cut off.");
-        put_picture(p, &plot, caption);
-    }
-    free_series(series, d->n_steps);
-    return status;
+    for (int i = 0; i < plot->n_front; i++)
+        json_array_append_new(front, json_pack("[f, f]", plot->front[i].x, plot->front[i].y));
+    char title[200];
+    snprintf(title, sizeof title, "%s", plot->title);
+    *title = (char)toupper((unsigned char)*title);
+    json_t *chart = json_pack("{s:o, s:o, s:{s:s, s:s}, s:o, s:o, s:b, s:o}", "title",
+                              weft_page_json(title), "label", weft_page_json(plot->y_label), "x",
+                              "label", plot->x_label, "unit", units[plot->x_unit], "points", sets,
+                              "front", front, "log", plot->log_x, "note", weft_page_json(caption));
+    if (plot->y_unit) json_object_set_new(chart, "unit", json_string(plot->y_unit));
+    return chart;
+}
+
+static json_t *group_json(const weft_report_data *d, json_t *charts) {
+    return json_pack("{s:[], s:o, s:o}", "x", "series", weft_report_series(d), "charts", charts);
 }
 
 static bool any_finished(const weft_report_data *d) {
     for (int i = 0; i < d->n_steps; i++)
         if (d->steps[i].done > 0) return true;
     return false;
-}
-
-weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
-    if (!any_finished(d)) return WEFT_OK;
-    weft_page_heading(
-        p, "How they learned",
-        "The loss as training went on, one line per step, at the step's learning rate.");
-    weft_page_pictures_open(p);
-    WEFT_TRY(draw_curve(p, d, "training loss", "ifnull(cross_entropy, loss)", true));
-    WEFT_TRY(draw_curve(p, d, "held-out loss", "val_loss", true));
-    if (d->higher_is_better) WEFT_TRY(draw_curve(p, d, d->score_name, "metric_value", false));
-    weft_page_pictures_close(p);
-    return WEFT_OK;
 }
 
 static double parameters_of(const weft_report_step *s) {
@@ -191,6 +99,25 @@ static double cache_of(const weft_report_step *s) {
 static double flops_of(const weft_report_step *s) {
     return s->flops;
 }
+
+static double memory_of(const weft_report_step *s) {
+    return s->memory;
+}
+
+static double seconds_of(const weft_report_step *s) {
+    return s->seconds;
+}
+
+static const struct {
+    const char *name;
+    weft_unit unit;
+    double (*of)(const weft_report_step *s);
+} costs[] = {{"parameters", WEFT_UNIT_COUNT, parameters_of},
+             {"FLOPs per token", WEFT_UNIT_COUNT, flops_of},
+             {"cache per token", WEFT_UNIT_BYTES, cache_of},
+             {"measured memory", WEFT_UNIT_BYTES, memory_of},
+             {"time per run", WEFT_UNIT_SECONDS, seconds_of}};
+enum { COSTS = sizeof costs / sizeof costs[0] };
 
 /* Whether no other step costs no more and scores no less, one of them truly. A step that leaks has
  * no score worth the name; a repeat is the same point again. */
@@ -226,7 +153,7 @@ static int place_points(const weft_report_data *d, double (*cost)(const weft_rep
     *names = '\0';
     for (int i = 0; i < d->n_steps; i++) {
         const weft_report_step *s = &d->steps[i];
-        series[i].n = isfinite(s->mean) && isfinite(cost(s));
+        series[i].n = isfinite(s->mean) && isfinite(cost(s)) && s->repeats < 0;
         if (!series[i].n) continue;
         *series[i].points = (weft_plot_point){cost(s), s->mean, s->least, s->most};
         points++;
@@ -234,58 +161,87 @@ static int place_points(const weft_report_data *d, double (*cost)(const weft_rep
         front[(*n_front)++] = *series[i].points;
         if (used < NAMES_ROOM)
             used += (size_t)snprintf(names + used, NAMES_ROOM - used, "%s%.40s", used ? ", " : "",
-                                     s->name);
+                                     weft_step_label(d, i));
     }
     qsort(front, (size_t)*n_front, sizeof *front, by_x);
     return points;
 }
 
-static void draw_front(weft_page *p, const weft_report_data *d, weft_plot_series *series,
-                       weft_plot_point *front, const char *name,
-                       double (*cost)(const weft_report_step *)) {
-    char names[NAMES_ROOM], caption[NAMES_ROOM + 400], title[200];
+/* What one cost's picture needs, kept until both forms of it are made. */
+typedef struct {
+    weft_plot plot;
+    weft_plot_series *series;
+    weft_plot_point *front;
+    char title[200], caption[NAMES_ROOM + 400];
+} cost_picture;
+
+static void free_picture(cost_picture *c, int n) {
+    free_series(c->series, n);
+    free(c->front);
+}
+
+static weft_status make_picture(const weft_report_data *d, int cost, cost_picture *c) {
+    char names[NAMES_ROOM];
     int n_front = 0;
-    if (place_points(d, cost, series, front, &n_front, names) == 0) return;
-    snprintf(title, sizeof title, "%.100s against %s", d->score_name, name);
-    weft_plot plot = {.kind = WEFT_PLOT_POINTS,
-                      .title = title,
-                      .x_label = name,
-                      .y_label = d->score_name,
-                      .series = series,
-                      .n_series = d->n_steps,
-                      .front = front,
-                      .n_front = n_front,
-                      .top = NAN};
-    snprintf(caption, sizeof caption,
-             "%s: the mean over seeds, with a bar from the least to the most. The dashed line is "
+    c->series = make_series(d);
+    c->front = calloc((size_t)d->n_steps + 1, sizeof *c->front);
+    bool memory = c->series && c->front;
+    for (int i = 0; i < d->n_steps && memory; i++)
+        memory = (c->series[i].points = calloc(1, sizeof *c->series[i].points)) != NULL;
+    if (!memory) return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
+    if (place_points(d, costs[cost].of, c->series, c->front, &n_front, names) == 0) return WEFT_OK;
+    snprintf(c->title, sizeof c->title, "%.100s against %s", d->score_name, costs[cost].name);
+    snprintf(c->caption, sizeof c->caption,
+             "The mean over seeds, with a bar from the least to the most. The dashed line is "
              "the Pareto front, steps that no other beats on both: %s.",
-             title, *names ? names : "none");
-    put_picture(p, &plot, caption);
+             *names ? names : "none");
+    c->plot = (weft_plot){.kind = WEFT_PLOT_POINTS,
+                          .title = c->title,
+                          .x_label = costs[cost].name,
+                          .x_unit = costs[cost].unit,
+                          .y_label = d->score_name,
+                          .y_unit = score_unit(d),
+                          .series = c->series,
+                          .n_series = d->n_steps,
+                          .front = c->front,
+                          .n_front = n_front,
+                          .top = NAN};
+    return WEFT_OK;
+}
+
+static void put_fronts(weft_page *p, const weft_report_data *d, const cost_picture *pictures) {
+    json_t *charts = json_array();
+    for (int i = 0; i < COSTS; i++)
+        if (pictures[i].plot.title)
+            json_array_append_new(charts, chart_json(&pictures[i].plot, pictures[i].caption));
+    weft_page_heading(p, "Score against cost",
+                      d->higher_is_better
+                          ? "What a score costs: up and to the left is better. The front goes "
+                            "by the means alone; steps on it may differ by chance."
+                          : "What a score costs: down and to the left is better. The front "
+                            "goes by the means alone; steps on it may differ by chance.");
+    weft_page_pictures_open(p, group_json(d, charts));
+    for (int i = 0; i < COSTS; i++) {
+        char caption[NAMES_ROOM + 700];
+        if (!pictures[i].plot.title) continue;
+        snprintf(caption, sizeof caption, "%s. %s", pictures[i].title, pictures[i].caption);
+        put_picture(p, &pictures[i].plot, caption);
+    }
+    weft_page_pictures_close(p);
 }
 
 weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
     if (!any_finished(d)) return WEFT_OK;
-    weft_plot_series *series = make_series(d);
-    weft_plot_point *front = calloc((size_t)d->n_steps + 1, sizeof *front);
-    bool memory = series && front;
-    for (int i = 0; i < d->n_steps && memory; i++)
-        memory = (series[i].points = calloc(1, sizeof *series[i].points)) != NULL;
-    if (memory) {
-        weft_page_heading(p, "Score against cost",
-                          d->higher_is_better
-                              ? "What a score costs: up and to the left is better. The front goes "
-                                "by the means alone; steps on it may differ by chance."
-                              : "What a score costs: down and to the left is better. The front "
-                                "goes by the means alone; steps on it may differ by chance.");
-        weft_page_pictures_open(p);
-        draw_front(p, d, series, front, "parameters", parameters_of);
-        draw_front(p, d, series, front, "cache bytes per token", cache_of);
-        draw_front(p, d, series, front, "FLOPs per token", flops_of);
-        weft_page_pictures_close(p);
-    }
-    free_series(series, d->n_steps);
-    free(front);
-    return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
+    cost_picture *pictures = calloc(COSTS, sizeof *pictures);
+    weft_status status =
+        pictures ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
+    for (int i = 0; i < COSTS && status == WEFT_OK; i++)
+        status = make_picture(d, i, &pictures[i]);
+    if (status == WEFT_OK) put_fronts(p, d, pictures);
+    for (int i = 0; i < COSTS && pictures; i++)
+        free_picture(&pictures[i], d->n_steps);
+    free(pictures);
+    return status;
 }
 
 /* The mean score of a step at each rate where some seed finished. */
@@ -319,7 +275,8 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
     heads[n + 1] = NULL;
     weft_page_table_open(p, heads);
     for (int i = 0; i < d->n_steps; i++) {
-        weft_page_cell(p, "%s", d->steps[i].name);
+        if (d->steps[i].repeats >= 0) continue;
+        weft_page_cell(p, "%s", weft_step_label(d, i));
         for (int k = 0; k < n; k++) {
             int done, runs;
             weft_words room;
@@ -341,7 +298,7 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
         for (int k = 0; k < d->n_rates && memory; k++) {
             int done, runs;
             weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
-            if (done && at.x > 0) series[i].points[series[i].n++] = at;
+            if (done && at.x > 0 && d->steps[i].repeats < 0) series[i].points[series[i].n++] = at;
         }
     }
     if (memory) {
@@ -354,14 +311,18 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
                           .title = "score by learning rate",
                           .x_label = "learning rate",
                           .y_label = d->score_name,
+                          .y_unit = score_unit(d),
                           .log_x = true,
                           .series = series,
                           .n_series = d->n_steps,
                           .top = NAN};
-        weft_page_pictures_open(p);
-        put_picture(p, &plot,
-                    "Score by learning rate: the mean over seeds, with a bar from the "
-                    "least to the most of them.");
+        static const char caption[] =
+            "Score by learning rate: the mean over seeds, with a bar from "
+            "the least to the most of them.";
+        json_t *charts = json_array();
+        json_array_append_new(charts, chart_json(&plot, caption));
+        weft_page_pictures_open(p, group_json(d, charts));
+        put_picture(p, &plot, caption);
         weft_page_pictures_close(p);
     }
     free_series(series, d->n_steps);

@@ -64,8 +64,6 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
     weft_words room;
     fprintf(out, "Step %s against ", weft_say_step(d, step, &room));
     fprintf(out, "step %s", d->steps[s->baseline].name);
-    if (s->repeats >= 0 && !strstr(s->title, "repeat"))
-        fprintf(out, " (a repeat of %s)", d->steps[s->repeats].name);
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);
     if (!d->nothing_learned) write_bound(out, c);
@@ -80,13 +78,6 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
     free(text);
 }
 
-static int most_pairs(const weft_report_data *d) {
-    int most = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        if (d->steps[i].compared.pairs > most) most = d->steps[i].compared.pairs;
-    return most;
-}
-
 /* What the intervals are worth, all together. */
 static void say_confidence(weft_page *p, const weft_report_data *d) {
     int n = weft_report_comparisons(d);
@@ -96,10 +87,6 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
                          "called better or worse.");
         return;
     }
-    if (most_pairs(d) == 2)
-        weft_page_say(p, "Two seeds are too few: the interval of two is 12.7 standard errors to "
-                         "either side, of three 4.3, of five 2.8. Five would do for differences "
-                         "about as large as the spread between seeds.");
     weft_page_say(
         p,
         "Every interval has %.0f%% confidence, by Student's t over the differences seed by "
@@ -113,7 +100,7 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
 static int count_baselines(const weft_report_data *d) {
     int n = 0;
     for (int i = 0; i < d->n_steps; i++)
-        n += d->steps[i].baseline >= 0;
+        n += weft_report_is_compared(d, i);
     return n;
 }
 
@@ -131,30 +118,19 @@ static void say_score(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
+    if (count_baselines(d) == 0) return WEFT_OK;
     weft_page_heading(
         p, "Verdicts",
         "Each step of the study against its baseline, from runs with the same seeds.");
     say_score(p, d);
     if (d->nothing_learned)
         weft_page_say(p,
-                      "Nothing was learned: every run ends at the loss of guessing, %.4f for %.0f "
-                      "tokens. The comparisons say nothing of the steps. Train for longer, try "
-                      "another learning rate, or look at the data.",
+                      "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
+                      "longer, try another learning rate, or look at the data.",
                       log(d->vocabulary), d->vocabulary);
-    if (d->n_steps == 0) {
-        weft_page_say(p, "There are no steps yet.");
-        return WEFT_OK;
-    }
-    if (count_baselines(d) == 0) {
-        weft_words name, mean;
-        weft_page_say(p, "Nothing is compared: no step has a baseline. %s has a %s of %s.",
-                      weft_say_step(d, 0, &name), d->score_name,
-                      weft_say_score(d->steps[0].mean, &mean));
-        return WEFT_OK;
-    }
     weft_page_list_open(p);
     for (int i = 0; i < d->n_steps; i++)
-        if (d->steps[i].baseline >= 0) write_verdict(p, d, i);
+        if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
     weft_page_list_close(p);
     say_confidence(p, d);
     return WEFT_OK;
@@ -278,9 +254,9 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_runs; i++)
         n += d->steps[d->runs[i].step].repeats >= 0;
     if (n == 0) return WEFT_OK;
-    weft_page_heading(p, "Repeats, bit for bit",
-                      "Some steps are trained a second time, in processes of their own: the same "
-                      "config must give the same bits.");
+    weft_page_fold(p, "Repeats, bit for bit",
+                   "Some steps are trained a second time, in processes of their own: the same "
+                   "config must give the same bits.");
     weft_page_table_open(p, heads);
     for (int i = 0; i < d->n_runs; i++) {
         if (d->steps[d->runs[i].step].repeats < 0) continue;

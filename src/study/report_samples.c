@@ -69,28 +69,27 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     bool open = false;
     find_folder(d, folder);
     for (int step = 0; step < d->n_steps; step++) {
-        const weft_report_run *run = first_run(d, step);
+        const weft_report_run *run = d->steps[step].repeats < 0 ? first_run(d, step) : NULL;
         json_t *sample = run ? last_sample(folder, run) : NULL;
         const char *text = json_string_value(json_object_get(sample, "text"));
         const char *prompt = json_string_value(json_object_get(sample, "prompt"));
         if (text && prompt) {
-            static const char *const heads[] = {"=step", ">iteration", "prompt and text", NULL};
             if (!open) {
                 weft_page_heading(
                     p, "What the models write",
                     "The last sample of each step's first random seed; the same prompt "
                     "and the same random numbers for all.");
-                weft_page_table_open(p, heads);
+                weft_page_texts_open(p);
                 open = true;
             }
-            weft_words room;
-            weft_page_cell(p, "%s", weft_say_step(d, step, &room));
-            weft_page_cell(p, "%lld",
-                           (long long)json_integer_value(json_object_get(sample, "step")));
-            weft_page_cell(p, "%s%.*s", prompt, shown_bytes(text), text);
+            char title[300], *shown = strndup(text, (size_t)shown_bytes(text));
+            snprintf(title, sizeof title, "%.200s, after %lld steps", weft_step_label(d, step),
+                     (long long)json_integer_value(json_object_get(sample, "step")));
+            weft_page_text(p, title, prompt, shown ? shown : "");
+            free(shown);
         }
         json_decref(sample);
     }
-    if (open) weft_page_table_close(p);
+    if (open) weft_page_texts_close(p);
     return WEFT_OK;
 }

@@ -8,10 +8,14 @@
 
 typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d);
 
+/* report_answer.c, report_forest.c */
+weft_report_section weft_report_answer, weft_report_forest;
 /* report_results.c */
 weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
+/* report_curves.c */
+weft_report_section weft_report_curves;
 /* report_pictures.c */
-weft_report_section weft_report_curves, weft_report_fronts, weft_report_sweep;
+weft_report_section weft_report_fronts, weft_report_sweep;
 /* report_samples.c */
 weft_report_section weft_report_samples;
 /* report_notes.c */
@@ -23,6 +27,8 @@ typedef struct {
     char text[512];
 } weft_words;
 const char *weft_say_step(const weft_report_data *d, int step, weft_words *room); /* "3 (All)" */
+/* What a step is called in pictures: its title, its name where it has none. */
+const char *weft_step_label(const weft_report_data *d, int step);
 const char *weft_say_score(double value, weft_words *room);
 const char *weft_say_bytes(double bytes, weft_words *room);  /* "33.8 GiB" */
 const char *weft_say_count(double value, weft_words *room);  /* "115.0M" */
@@ -33,7 +39,28 @@ const char *weft_say_change(const weft_comparison *c, double value, weft_words *
 const char *weft_say_interval(const weft_comparison *c, weft_words *room);
 /* When a run began and ended: "2026-01-31 10:00:00.000 to 10:05:00.000". */
 const char *weft_say_times(const weft_report_run *run, weft_words *room);
+/* "2.1%", of the baseline's score; an absolute number where that is 0. */
+const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room);
 /* "1 seed", "3 seeds" */
 const char *weft_say_plural(int n, const char *thing, weft_words *room);
+
+/* Whether a step has a baseline and is no repeat; whether its comparison counts, too: it can be built,
+ * and sees later tokens only where its baseline does. report_answer.c */
+bool weft_report_is_compared(const weft_report_data *d, int step);
+bool weft_report_counts(const weft_report_data *d, int step);
+/* The seeds of the comparison that has most of them. */
+int weft_report_most_pairs(const weft_report_data *d);
+/* What all are compared with; -1: not all with the same. */
+int weft_report_baseline(const weft_report_data *d);
+
+/* The answer in a sentence; the caller's to free. NULL: no memory. report_answer.c */
+char *weft_report_sentence(const weft_report_data *d);
+/* What must be known beside it, a sentence each, NULL at the end: two seeds, a leak, the edge of a
+ * sweep, failures, repeats that are not equal. Each and the list are the caller's to free. */
+weft_status weft_report_caveats(const weft_report_data *d, char ***list);
+
+/* What charts.js is told of the steps: [{key, name, style, baseline}], all of them in their order. The
+ * caller owns the array. report_curves.c */
+json_t *weft_report_series(const weft_report_data *d);
 
 #endif

@@ -17,6 +17,21 @@ const char *weft_say_step(const weft_report_data *d, int step, weft_words *room)
     return room->text;
 }
 
+const char *weft_step_label(const weft_report_data *d, int step) {
+    const weft_report_step *s = &d->steps[step];
+    return *s->title ? s->title : s->name;
+}
+
+const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room) {
+    double percent = c->baseline != 0 ? 100 * fabs(difference / c->baseline) : NAN;
+    int decimals = percent >= 9.95 ? 0 : percent >= 0.0995 ? 1 : percent >= 0.00995 ? 2 : 3;
+    if (isfinite(percent))
+        snprintf(room->text, sizeof room->text, "%.*f%%", decimals, percent);
+    else
+        snprintf(room->text, sizeof room->text, "%.3g", fabs(difference));
+    return room->text;
+}
+
 const char *weft_say_score(double value, weft_words *room) {
     if (!isfinite(value)) return DASH;
     bool plain = fabs(value) < 1e6 && (fabs(value) >= 1e-3 || value == 0);

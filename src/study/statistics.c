@@ -92,7 +92,8 @@ double weft_t_quantile(double probability, double freedom) {
 }
 
 const char *weft_verdict_word(weft_verdict v) {
-    return v == WEFT_BETTER ? "better" : v == WEFT_WORSE ? "worse" : "no difference shown";
+    static const char *const words[] = {"no difference shown", "better", "worse", "not yet"};
+    return words[v];
 }
 
 weft_comparison weft_compare(const double *step, const double *baseline, int pairs,

@@ -16,8 +16,9 @@ double weft_sd(const double *values, int n);   /* with n - 1; NaN for fewer than
 double weft_t_probability(double t, double freedom);
 double weft_t_quantile(double probability, double freedom);
 
-typedef enum { WEFT_NO_DIFFERENCE, WEFT_BETTER, WEFT_WORSE } weft_verdict;
-/* "no difference shown", "better", "worse" */
+/* NOT_YET: runs are still to come that may decide it. weft_compare, which knows of none, never says it. */
+typedef enum { WEFT_NO_DIFFERENCE, WEFT_BETTER, WEFT_WORSE, WEFT_NOT_YET } weft_verdict;
+/* "no difference shown", "better", "worse", "not yet" */
 const char *weft_verdict_word(weft_verdict v);
 
 /* Differences, step minus baseline, over the seeds that both finished. What cannot be known is

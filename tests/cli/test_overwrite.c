@@ -112,7 +112,6 @@ static void test_a_report_spares_other_pages(void **state) {
     (void)state;
     char study[256];
     snprintf(study, sizeof study, "%s", at("reported"));
-    setenv("WEFT_GNUPLOT", "/no/such/gnuplot", 1);
     assert_int_equal(mkdir(study, 0777), 0);
     file_write(at("reported/report.md"), "mine\n", 5);
     study_config(at("report-config"));
@@ -138,7 +137,6 @@ static void test_a_report_spares_other_pages(void **state) {
     /* One that was written before reports had marks. */
     file_write(at("elsewhere/report.html"), "<!DOCTYPE html><title>weft: a study</title>", 43);
     command_succeeds(RUN("report", study, "--out", at("elsewhere")), NULL);
-    unsetenv("WEFT_GNUPLOT");
 }
 
 static void test_tokenizer_train_spares_a_file(void **state) {

@@ -31,7 +31,6 @@ static void make_study(const char *name, double by) {
 
 static int make_studies(void **state) {
     (void)state;
-    setenv("WEFT_GNUPLOT", "/no/such/gnuplot", 1);
     scratch_open();
     make_study("good", -0.2);
     make_study("bad", 0.2);

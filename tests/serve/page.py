@@ -7,92 +7,12 @@ and stops it; holds a conversation of two messages; looks at the page in the dar
 telephone, for faults in its script and for what it loaded. Ends on 0 when all is well, 1 with a line
 for each thing that is not, 77 where there is no Chromium.
 """
-import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-class Browser:
-    """Chromium with its protocol on descriptors 3 and 4: JSON texts, each ended by a zero."""
-
-    def __init__(self, program, folder):
-        to, self.write_end = os.pipe()
-        self.read_end, back = os.pipe()
-        words = [program, "--headless", "--disable-gpu", "--no-first-run", "--disable-extensions",
-                 "--disable-background-networking", "--disable-dev-shm-usage",
-                 "--remote-debugging-pipe", "--user-data-dir=" + folder, "about:blank"]
-        if os.getuid() == 0:
-            words.insert(1, "--no-sandbox")
-
-        def place():
-            low, high = os.dup(to), os.dup(back)
-            os.dup2(low, 3)
-            os.dup2(high, 4)
-
-        self.process = subprocess.Popen(words, preexec_fn=place, close_fds=False,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(to)
-        os.close(back)
-        self.held, self.number, self.session, self.events = b"", 0, None, []
-
-    def call(self, method, **params):
-        self.number += 1
-        message = {"id": self.number, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.write_end, json.dumps(message).encode() + b"\0")
-        while True:
-            while b"\0" not in self.held:
-                more = os.read(self.read_end, 65536)
-                if not more:
-                    raise RuntimeError("Chromium ended")
-                self.held += more
-            text, self.held = self.held.split(b"\0", 1)
-            answer = json.loads(text)
-            if answer.get("id") != self.number:
-                self.events.append(answer)
-                continue
-            if "error" in answer:
-                raise RuntimeError("%s: %s" % (method, answer["error"]))
-            return answer["result"]
-
-    def open(self, url):
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for part in ("Page", "Runtime", "Network", "Log"):
-            self.call(part + ".enable")
-        self.call("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete'")
-
-    def value(self, script):
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        if "exceptionDetails" in result:
-            raise RuntimeError("%s: %s" % (script, result["exceptionDetails"]))
-        return result["result"].get("value")
-
-    def wait(self, script, seconds=60):
-        end = time.time() + seconds
-        while not self.value(script):
-            if time.time() > end:
-                raise RuntimeError("never: " + script)
-            time.sleep(0.02)
-
-    def press(self, key, code, modifiers=0):
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, modifiers=modifiers,
-                      windowsVirtualKeyCode=code, nativeVirtualKeyCode=code)
-
-    def write(self, field, text):
-        self.value("document.getElementById('%s').value = ''; document.getElementById('%s').focus()"
-                   % (field, field))
-        self.call("Input.insertText", text=text)
-
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from chromium import BROWSERS, Browser, find_browser
 
 OUT = "document.getElementById('out').textContent"
 STATUS = "document.getElementById('status').textContent"
@@ -181,7 +101,7 @@ def main():
     if len(sys.argv) != 6:
         sys.exit(__doc__)
     url, folder, prompt, seed, text = sys.argv[1:]
-    program = next((shutil.which(name) for name in BROWSERS if shutil.which(name)), None)
+    program = find_browser()
     if not program:
         print("none of %s is installed" % ", ".join(BROWSERS))
         sys.exit(77)

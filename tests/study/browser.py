@@ -1,73 +1,47 @@
-"""Opens a report in headless Chromium and looks at what is drawn. Needs nothing but Python.
+"""Drives a report in headless Chromium. Needs nothing but Python.
 
-    browser.py REPORT.html FOLDER WIDTHS COLOURS
+    browser.py REPORT.html FOLDER STEPS COLOURS
 
-WIDTHS are page widths in pixels and COLOURS what each plot must show, both with commas: 1280,390 and
-#0072B2,#D55E00. For each width a page in FOLDER holds the report in a frame of that width; it writes
-down where the plots are, what the script of the report threw, what was loaded, and whether the page
-scrolls sideways. A screenshot is then taken, decoded, and the pixels inside each plot are
-counted: those that are not background, and those of each colour left of the labels. So a plot whose
-tags are there but that shows nothing fails.
+STEPS is how many steps the report compares and COLOURS what their curves are drawn in, with commas. The
+report is opened with scripts: hover shows values and single seeds, a click on a name hides the step in
+every chart, axes and smoothing change what is drawn, the keyboard reads values out, numbers on an axis do
+not touch, nothing scrolls sideways from a telephone to a wall, dark is dark, nothing is loaded and no
+error is logged. Then without scripts: the static pictures show every step's colour, counted in pixels,
+so that a plot whose tags are there but that shows nothing fails.
 
 Ends on 0 when all is well, 1 with a line for each thing that is not, 77 where there is no Chromium.
 """
-import html
-import json
 import os
-import re
-import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import zlib
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LEAST_DRAWN = 0.01  # share of a plot's pixels
-LEAST_COLOURED = 0.00025  # share that has a step's colour
-LABELS = 0.88  # what is right of this share of the width are names
-NEAR = 30  # how far a channel may be from a colour
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from chromium import BROWSERS, Browser, find_browser
 
-# In the report's own page: first of all, and last of all.
-BEFORE = """<script>window.faults = [];
-window.onerror = (m) => { faults.push(String(m)); };
-console.error = (...m) => { faults.push(m.join(" ")); };</script>"""
-AFTER = """<script>
-const rects = [...document.querySelectorAll("figure svg")].map((f) => {
-  const r = f.getBoundingClientRect();
-  return [r.left + scrollX, r.top + scrollY, r.width, r.height];
-});
-const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
-window.seen = JSON.stringify({rects: rects, faults: faults, width: innerWidth,
-  scroll: document.documentElement.scrollWidth, height: document.documentElement.scrollHeight,
-  loaded: performance.getEntriesByType("resource").map((e) => e.name),
-  twice: ids.filter((id, i) => ids.indexOf(id) !== i), tables: document.querySelectorAll("table").length,
-  scripts: document.scripts.length});</script>"""
-FRAME = """<!DOCTYPE html><meta charset="utf-8"><style>body{{margin:0;background:#fff}}
-iframe{{border:0;display:block;width:{width}px;height:{height}px}}</style>
-<iframe srcdoc="{page}"></iframe><pre id="seen"></pre>
-<script>onload = () => {{
-  document.getElementById("seen").textContent = frames[0].seen || "";
-}};</script>"""
+LEAST_COLOURED = 25  # pixels
+NEAR = 40  # how far a channel may be from a colour
 
-
-def find_browser():
-    for name in BROWSERS:
-        if shutil.which(name):
-            return shutil.which(name)
-    return None
-
-
-def run_browser(browser, page, folder, *options):
-    with tempfile.TemporaryDirectory(dir=folder) as profile:
-        words = [browser, "--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-                 "--disable-extensions", "--disable-background-networking", "--disable-dev-shm-usage",
-                 "--force-device-scale-factor=1", "--virtual-time-budget=4000",
-                 "--user-data-dir=" + profile, *options, "file://" + os.path.abspath(page)]
-        if os.getuid() == 0:
-            words.insert(1, "--no-sandbox")
-        return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=240,
-                              check=False).stdout.decode("utf-8", "replace")
+# Texts of one row that touch: [first, second].
+TOUCHING = """[...document.querySelectorAll("figure svg")].flatMap((svg) => {
+  const boxes = [...svg.querySelectorAll("text")].map((t) => [t.getBoundingClientRect(), t.textContent])
+    .filter((b) => b[0].width);
+  const bad = [];
+  boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b) => {
+    if (a[0].left < b[0].right && b[0].left < a[0].right && a[0].top + 4 < b[0].bottom && b[0].top + 4 < a[0].bottom)
+      bad.push(a[1] + " | " + b[1]);
+  }));
+  return bad;
+})"""
+# The first chart of lines: its middle on the screen.
+MIDDLE = """(() => {
+  const r = document.querySelector(".chart svg").getBoundingClientRect();
+  return [r.left + r.width * 0.6, r.top + r.height * 0.5];
+})()"""
+LINES = "document.querySelectorAll('.chart path.line').length"
+SHOWN = "[...document.querySelectorAll('.chart path.line')].map(p => p.getAttribute('d')).join()"
+LABELS = "[...document.querySelector('.chart svg').querySelectorAll('text')].map(t => t.textContent)"
 
 
 def decode_png(data, bottom=1 << 30):
@@ -111,89 +85,168 @@ def decode_png(data, bottom=1 << 30):
     return width, height, step, rows
 
 
-def count(picture, rect, colours):
-    """Pixels in a rectangle: all, not background, of each colour left of the labels."""
-    width, height, step, rows = picture
-    left, top = max(0, int(rect[0])), max(0, int(rect[1]))
-    right, bottom = min(width, int(rect[0] + rect[2])), min(height, int(rect[1] + rect[3]))
-    names = left + int(LABELS * (right - left))
+def coloured(picture, colours):
+    """How many pixels of a picture are near each colour."""
+    _, _, step, rows = picture
     seen = {}
-    for y in range(top, bottom):
-        row = rows[y]
-        for x in range(left, right):
-            key = (bytes(row[x * step:x * step + 3]), x < names)
+    for row in rows:
+        for x in range(0, len(row), step):
+            key = bytes(row[x:x + 3])
             seen[key] = seen.get(key, 0) + 1
-    ground = max(seen, key=seen.get)[0] if seen else b"\0\0\0"
     near = lambda a, b: all(abs(p - q) <= NEAR for p, q in zip(a, b))
-    drawn = sum(n for (c, _), n in seen.items() if not near(c, ground))
-    found = [sum(n for (c, inside), n in seen.items() if inside and near(c, colour))
-             for colour in colours]
-    return (right - left) * (bottom - top), drawn, found
+    return [sum(n for c, n in seen.items() if near(c, colour)) for colour in colours]
 
 
-def look(browser, report, folder, width, colours):
-    """Everything that is wrong at one width."""
-    page = re.sub("<head>", lambda m: m.group(0) + BEFORE, report, count=1)
-    page = page.replace("</body>", AFTER + "</body>")
-    path = os.path.join(folder, "page-%d.html" % width)
-    shot = os.path.join(folder, "report-%d.png" % width)
+def check_hover(b, steps, wrong):
+    b.value("document.querySelector('.chart svg').scrollIntoView({block: 'center'})")
+    b.move(*b.value(MIDDLE))
+    tip = b.value("[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.textContent).join()")
+    if "training steps" not in tip or "seed 1" not in tip:
+        wrong.append("hover shows %r" % tip)
+    rows = b.value("document.querySelectorAll('.tip:not([hidden]) .row').length")
+    if rows != steps:
+        wrong.append("hover shows %d rows, not %d" % (rows, steps))
+    if b.value("document.querySelectorAll('.chart path.run').length") < 2:
+        wrong.append("hover shows no single seeds")
+    b.move(2, 2)
+    if b.value("document.querySelectorAll('.tip:not([hidden])').length"):
+        wrong.append("the values stay when the pointer leaves")
 
-    def frame(height):
-        with open(path, "w", encoding="utf-8") as out:
-            out.write(FRAME.format(width=width, height=height, page=html.escape(page)))
 
-    frame(2000)
-    dom = run_browser(browser, path, folder, "--window-size=1600,2100", "--dump-dom")
-    found = re.search('<pre id="seen">(.*?)</pre>', dom, re.S)
-    if not found or not found.group(1):
-        return ["%d: the page told nothing of itself: %.300s" % (width, dom)]
-    seen = json.loads(html.unescape(found.group(1)))
-    wrong = ["a script fault: %s" % fault for fault in seen["faults"]]
-    if seen["width"] != width:
-        wrong.append("the frame is %s wide" % seen["width"])
-    if seen["scroll"] > width:
-        wrong.append("the page scrolls sideways: it is %d wide" % seen["scroll"])
-    if seen["loaded"]:
-        wrong.append("it loads %s" % ", ".join(seen["loaded"]))
-    if seen["twice"]:
-        wrong.append("ids that are there twice: %s" % ", ".join(seen["twice"][:5]))
-    if seen["scripts"] != 2:
-        wrong.append("it has a script of its own")
-    if len(seen["rects"]) < 5 or seen["tables"] < 4:
-        wrong.append("%d plots and %d tables" % (len(seen["rects"]), seen["tables"]))
-    frame(seen["height"])
-    if os.path.exists(shot):
-        os.remove(shot)
-    run_browser(browser, path, folder, "--window-size=%d,%d" % (max(width, 800), seen["height"]),
-                "--screenshot=" + shot)
-    if not os.path.exists(shot):
-        return wrong + ["%d: no screenshot was taken" % width]
-    bottom = max((int(r[1] + r[3]) + 1 for r in seen["rects"]), default=0)
-    picture = decode_png(open(shot, "rb").read(), bottom)
-    for i, rect in enumerate(seen["rects"]):
-        area, drawn, coloured = count(picture, rect, colours)
-        print("width %d, plot %d: %d of %d pixels drawn; by colour %s" %
-              (width, i, drawn, area, coloured))
-        if drawn < LEAST_DRAWN * area or drawn == 0:
-            wrong.append("plot %d: only %d of %d pixels are drawn" % (i, drawn, area))
-        for colour, n in zip(colours, coloured):
-            if n < max(LEAST_COLOURED * area, 8):
-                wrong.append("plot %d: %d pixels of colour %s" % (i, n, colour.hex()))
-    return ["width %d: %s" % (width, line) for line in wrong]
+def check_toggle(b, wrong):
+    before = b.value(LINES)
+    at = b.value("""(() => { const r = document.querySelectorAll('.legend button')[1].getBoundingClientRect();
+        return [r.left + r.width / 2, r.top + r.height / 2]; })()""")
+    b.click(*at)
+    b.move(2, 2)
+    if not b.value(LINES) < before:
+        wrong.append("a click hides nothing: %d lines" % before)
+    key = b.value("document.querySelectorAll('.legend button')[1].dataset.key")
+    if b.value("[...document.querySelectorAll('.chart [data-series]')].some(g => g.dataset.series === %r)" % key):
+        wrong.append("a hidden step is still in a chart")
+    if b.value("document.querySelectorAll('.legend button[aria-pressed=false]').length") < 2:
+        wrong.append("it is hidden in one legend alone")
+    b.click(*at)
+    b.move(2, 2)
+    if b.value(LINES) != before:
+        wrong.append("a second click does not bring it back")
+
+
+def check_tools(b, wrong):
+    for name, change in (("x", "select.value = 'tokens'"), ("x", "select.value = 'seconds'"),
+                         ("logY", "select.checked = true"), ("logX", "select.checked = true"),
+                         ("smooth", "select.value = 0.9")):
+        before = b.value(SHOWN)
+        b.value("""{ const select = document.querySelector(".tools [name=%s]"); %s;
+            select.dispatchEvent(new Event(select.type === "range" ? "input" : "change")); }""" % (name, change))
+        if name == "smooth" and b.value(SHOWN) == before:
+            wrong.append("smoothing changes nothing")
+        if name.startswith("log") and b.value(SHOWN) == before:
+            wrong.append("%s changes nothing" % name)
+        if "tokens" in change and "tokens" not in b.value(LABELS):
+            wrong.append("the axis is not tokens: %s" % b.value(LABELS))
+    for t in b.value(TOUCHING):
+        wrong.append("texts touch with other axes: %s" % t)
+
+
+def check_keyboard(b, wrong):
+    b.value("document.querySelector('.chart svg').focus()")
+    b.press("ArrowLeft", 37)
+    b.press("ArrowLeft", 37)
+    first = b.value("document.querySelector('.chart .unseen').textContent")
+    b.press("ArrowDown", 40)
+    second = b.value("document.querySelector('.chart .unseen').textContent")
+    if ":" not in first or first == second:
+        wrong.append("the keyboard says %r and %r" % (first, second))
+    b.press("Escape", 27)
+    unnamed = b.value("[...document.querySelectorAll('input,select')].filter(e => !e.labels.length).length +"
+                      "[...document.querySelectorAll('svg[role]')].filter(e => !e.getAttribute('aria-label')).length")
+    if unnamed:
+        wrong.append("%d things have no name for a screen reader" % unnamed)
+
+
+def check_widths(b, wrong):
+    for width in (2560, 1280, 390):
+        b.size(width)
+        b.wait("Math.abs(innerWidth - %d) < 1" % width)
+        b.value("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+        if b.value("document.documentElement.scrollWidth") > width:
+            wrong.append("%d: the page scrolls sideways: it is %d wide" %
+                         (width, b.value("document.documentElement.scrollWidth")))
+        for t in b.value(TOUCHING):
+            wrong.append("%d: texts touch: %s" % (width, t))
+        small = b.value("[...document.querySelectorAll('.chart svg')].filter(s => s.getBoundingClientRect().height < 150).length")
+        if small:
+            wrong.append("%d: %d charts are flat" % (width, small))
+
+
+def check_static(b, url, folder, steps, colours, wrong):
+    """Without scripts."""
+    b.call("Emulation.setScriptExecutionDisabled", value=True)
+    b.size(1280)
+    b.scheme("light")
+    b.call("Page.navigate", url=url)
+    b.wait("document.readyState === 'complete'")
+    rects = b.value("""[...document.querySelectorAll("figure svg")].map((f) => {
+        const r = f.getBoundingClientRect();
+        return [r.left + scrollX, r.top + scrollY, r.width * 0.72, r.height]; })""")
+    if len(rects) < 5:
+        wrong.append("without scripts there are %d pictures" % len(rects))
+    if b.value("document.querySelectorAll('.forest .step').length") != steps - 1:
+        wrong.append("the forest has another number of rows")
+    for i, rect in enumerate(rects[:1] + rects[-1:]):
+        found = coloured(decode_png(b.picture(rect)), colours)
+        print("static picture %d: pixels by colour %s" % (i, found))
+        for colour, n in zip(colours, found):
+            if n < LEAST_COLOURED:
+                wrong.append("static picture %d: %d pixels of colour %s" % (i, n, colour.hex()))
+    for t in b.value(TOUCHING):
+        wrong.append("without scripts texts touch: %s" % t)
+    ids = b.value("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    if len(ids) != len(set(ids)):
+        wrong.append("ids are there twice")
+
+
+def drive(b, url, folder, steps, colours, wrong):
+    b.open(url)
+    b.size(1280)
+    if not b.value("document.querySelectorAll('.chart').length >= 5"):
+        wrong.append("there are %d charts" % b.value("document.querySelectorAll('.chart').length"))
+    check_hover(b, steps, wrong)
+    check_toggle(b, wrong)
+    check_widths(b, wrong)
+    b.size(1280)
+    check_tools(b, wrong)
+    check_keyboard(b, wrong)
+    shades = []
+    for scheme in ("light", "dark"):
+        b.scheme(scheme)
+        shades.append(b.value("getComputedStyle(document.body).backgroundColor"))
+    if shades[0] == shades[1]:
+        wrong.append("light and dark are both %s" % shades[0])
+    check_static(b, url, folder, steps, colours, wrong)
+    wrong += b.faults()
+    wrong += ["it loads %s" % asked for asked in b.requests()
+              if asked != url and not asked.startswith(("data:", "about:"))]
 
 
 def main():
     if len(sys.argv) != 5:
         sys.exit(__doc__)
-    browser = find_browser()
-    if not browser:
+    program = find_browser()
+    if not program:
         print("none of %s is installed" % ", ".join(BROWSERS))
         sys.exit(77)
-    report = open(sys.argv[1], encoding="utf-8").read()
+    url = "file://" + os.path.abspath(sys.argv[1])
     colours = [bytes.fromhex(c.lstrip("#")) for c in sys.argv[4].split(",")]
     wrong = []
-    for width in sys.argv[3].split(","):
-        wrong += look(browser, report, sys.argv[2], int(width), colours)
+    with tempfile.TemporaryDirectory(dir=sys.argv[2], ignore_cleanup_errors=True) as profile:
+        b = Browser(program, profile)
+        try:
+            drive(b, url, sys.argv[2], int(sys.argv[3]), colours, wrong)
+        except RuntimeError as error:
+            wrong.append(str(error))
+        b.close()
     print("\n".join(wrong))
     sys.exit(1 if wrong else 0)
 

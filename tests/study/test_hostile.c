@@ -337,7 +337,6 @@ static void test_a_study_that_was_cut_off_can_be_looked_at(void **state) {
 static int make_study(void **state) {
     (void)state;
     scratch_open();
-    setenv("WEFT_GNUPLOT", "/no/such/gnuplot", 1);
     snprintf(config, sizeof config, "%s", scratch_path("config"));
     snprintf(made, sizeof made, "%s", scratch_path("made"));
     snprintf(spoilt, sizeof spoilt, "%s", scratch_path("spoilt"));
