@@ -120,6 +120,10 @@ WEFT_API weft_tensor *weft_graph_gram(weft_graph *g, weft_tensor *a);
 WEFT_API weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tensor *x,
                                       weft_tensor *r, weft_tensor *w, weft_tensor *bias,
                                       weft_tensor **sum);
+/* The same with another ε, above 0. */
+WEFT_API weft_tensor *weft_graph_norm_eps(weft_graph *g, const char *kind, weft_tensor *x,
+                                          weft_tensor *r, weft_tensor *w, weft_tensor *bias,
+                                          double eps, weft_tensor **sum);
 /* GELU in its tanh form. SwiGLU's gate, silu(b) ⊙ a. log(1 + e^x) + floor in the columns from `start`
  * on. */
 WEFT_API weft_tensor *weft_graph_gelu(weft_graph *g, weft_tensor *x);
@@ -131,8 +135,22 @@ WEFT_API weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t
 WEFT_API weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site);
 
 /* Rotary positions: the first `width` columns of the first `heads` heads of x [B, T, H, D] are turned,
- * column i with column i + width/2. */
+ * column i with column i + width/2, by 10000^(−2i/width) per position. */
 WEFT_API weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads);
+
+/* Other angles: base^(−2i/width), changed by a scaling for sequences longer than those of the first
+ * training. Only size and base must be set. The formulas are those of a model's options ROPE_*. */
+typedef struct {
+    size_t size;         /* sizeof(weft_rotation) */
+    double base;         /* above 1 */
+    const char *scaling; /* "none" (also NULL), "linear", "llama3", "yarn" */
+    double factor;       /* every scaling: at least 1 */
+    double context;      /* llama3 and yarn: tokens of the first training; with it 0 < low < high */
+    double low, high;
+    double amplitude; /* of turned columns; 0 means 1 */
+} weft_rotation;
+WEFT_API weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
+                                        const weft_rotation *by);
 
 /* Tokens as Gaussians, x [B, T, H, 2D] with D means and D raw deviations ρ in each head. For the
  * Wasserstein-2 distance: [means, softplus(ρ)], and for keys their squares *n [B, H, T]. For the

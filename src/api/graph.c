@@ -20,6 +20,7 @@
 #include "ops/routing.h"
 #include "ops/time.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -263,15 +264,30 @@ weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tenso
     return weft_grouped_linear(g, x, w, turn_w);
 }
 
-weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tensor *x, weft_tensor *r,
-                             weft_tensor *w, weft_tensor *bias, weft_tensor **sum) {
+/* eps 0: the kind's own. */
+static weft_tensor *add_norm(weft_graph *g, const char *caller, const char *kind,
+                             weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *bias,
+                             double eps, weft_tensor **sum) {
     static const char *const words[] = {"layernorm", "rmsnorm", NULL};
-    OPEN(x, r, w, bias);
-    int word = find_word(g, __func__, kind, words);
+    int word = find_word(g, caller, kind, words);
     if (word < 0) return NULL;
-    weft_normed n = weft_norm(g, x, r, w, bias, word ? WEFT_RMSNORM : WEFT_LAYERNORM);
+    weft_normed n = weft_norm_by(g, x, r, w, bias, word ? WEFT_RMSNORM : WEFT_LAYERNORM, eps);
     if (sum) *sum = n.s;
     return n.y;
+}
+
+weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tensor *x, weft_tensor *r,
+                             weft_tensor *w, weft_tensor *bias, weft_tensor **sum) {
+    OPEN(x, r, w, bias);
+    return add_norm(g, __func__, kind, x, r, w, bias, 0, sum);
+}
+
+weft_tensor *weft_graph_norm_eps(weft_graph *g, const char *kind, weft_tensor *x, weft_tensor *r,
+                                 weft_tensor *w, weft_tensor *bias, double eps, weft_tensor **sum) {
+    OPEN(x, r, w, bias);
+    if (eps > 0 && isfinite(eps)) return add_norm(g, __func__, kind, x, r, w, bias, eps, sum);
+    weft_graph_fail(g, "%s: eps is %g; it must be above 0", __func__, eps);
+    return NULL;
 }
 
 weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
@@ -288,6 +304,47 @@ weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const c
 weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads) {
     OPEN(x);
     return weft_rope(g, x, width, heads, NULL, 0);
+}
+
+/* What is wrong with the numbers of a rotation; NULL: nothing. */
+static const char *wrong_angles(const weft_rope_law *law) {
+    bool bends = law->scaling == WEFT_ROPE_LLAMA3 || law->scaling == WEFT_ROPE_YARN;
+    if (!(law->base > 1) || !isfinite(law->base)) return "base must be above 1";
+    if (law->scaling != WEFT_ROPE_PLAIN && !(law->factor >= 1)) return "factor must be at least 1";
+    if (bends && !(law->context > 0)) return "context must be above 0";
+    if (bends && !(law->low > 0 && law->low < law->high)) return "low and high: 0 < low < high";
+    return law->amplitude > 0 ? NULL : "amplitude must be above 0, or 0 for 1";
+}
+
+/* The engine's own form of a rotation; false: the graph has the error. */
+static bool read_rotation(weft_graph *g, const char *caller, const weft_rotation *r,
+                          weft_rope_law *out) {
+    static const char *const words[] = {"none", "linear", "llama3", "yarn", NULL};
+    if (!r || r->size != sizeof *r) {
+        weft_graph_fail(g, "%s: the rotation is %s", caller,
+                        r ? "of another size; set size to sizeof(weft_rotation)" : "NULL");
+        return false;
+    }
+    int scaling = find_word(g, caller, r->scaling ? r->scaling : words[0], words);
+    if (scaling < 0) return false;
+    *out = (weft_rope_law){.base = r->base,
+                           .scaling = (weft_rope_scaling)scaling,
+                           .factor = scaling ? r->factor : 1,
+                           .context = r->context,
+                           .low = r->low,
+                           .high = r->high,
+                           .amplitude = r->amplitude != 0 ? r->amplitude : 1};
+    const char *wrong = wrong_angles(out);
+    if (wrong) weft_graph_fail(g, "%s: %s", caller, wrong);
+    return !wrong;
+}
+
+weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
+                               const weft_rotation *by) {
+    weft_rope_law law;
+    OPEN(x);
+    if (!read_rotation(g, __func__, by, &law)) return NULL;
+    return weft_rope_by(g, x, width, heads, NULL, 0, &law);
 }
 
 weft_tensor *weft_graph_gaussian_key(weft_graph *g, weft_tensor *x, weft_tensor **n) {

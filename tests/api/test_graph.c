@@ -565,6 +565,65 @@ static void test_wrong_memory_is_refused(void **state) {
     weft_block_close(block);
 }
 
+enum { TURNED = 4, PLACES = 5 };
+
+static weft_status describe_numbers(void *context, weft_graph *g) {
+    const weft_rotation *by = context;
+    weft_tensor *x = weft_graph_input(g, "x", "f64", SHAPE(1, PLACES, 1, TURNED + 2), 1);
+    weft_tensor *gain = weft_graph_weight(g, "gain", "f64", SHAPE(TURNED + 2));
+    weft_graph_output(g, "turned", weft_graph_rotate(g, x, TURNED, 1, by));
+    weft_graph_output(g, "rms", weft_graph_norm_eps(g, "rmsnorm", x, NULL, gain, NULL, 0.5, NULL));
+    weft_graph_output(g, "layer",
+                      weft_graph_norm_eps(g, "layernorm", x, NULL, gain, NULL, 0.25, NULL));
+    return WEFT_OK;
+}
+
+static void near(double got, double want) {
+    if (!(fabs(got - want) <= 1e-12 * (1 + fabs(want)))) fail_msg("%.15g, not %.15g", got, want);
+}
+
+/* Rates of the two pairs, worked out by hand: 500^0 and 500^(-1/2); linear divides them by 8. */
+static void test_norms_have_an_eps_and_rotations_a_base(void **state) {
+    (void)state;
+    weft_rotation by = {.size = sizeof by, .base = 500};
+    for (int scaled = 0; scaled < 2; scaled++) {
+        double rate[2] = {1, 0.044721359549995794};
+        if (scaled) {
+            by.scaling = "linear";
+            by.factor = 8;
+        }
+        weft_block *block;
+        memory m;
+        OK(weft_block_open(engine, NULL, describe_numbers, &by, WEFT_BLOCK_GRADIENT, &block));
+        take_memory(&m, block, 3, 0xff);
+        forward(&m);
+        const double *gain = m.values[WEFT_BLOCK_WEIGHTS][0];
+        for (int t = 0; t < PLACES; t++) {
+            const double *x = (const double *)m.values[WEFT_BLOCK_INPUTS][0] + t * (TURNED + 2);
+            const double *const *y = (const double *const *)m.values[WEFT_BLOCK_OUTPUTS];
+            int at = t * (TURNED + 2);
+            double mean = 0, squares = 0, spread = 0;
+            for (int i = 0; i < 2; i++) {
+                double angle = t * rate[i] / (scaled ? 8 : 1);
+                near(y[0][at + i], x[i] * cos(angle) - x[i + 2] * sin(angle));
+                near(y[0][at + i + 2], x[i + 2] * cos(angle) + x[i] * sin(angle));
+            }
+            for (int i = 0; i < TURNED + 2; i++)
+                mean += x[i] / (TURNED + 2);
+            for (int i = 0; i < TURNED + 2; i++) {
+                squares += x[i] * x[i] / (TURNED + 2);
+                spread += (x[i] - mean) * (x[i] - mean) / (TURNED + 2);
+            }
+            for (int i = 0; i < TURNED + 2; i++) {
+                near(y[1][at + i], x[i] / sqrt(squares + 0.5) * gain[i]);
+                near(y[2][at + i], (x[i] - mean) / sqrt(spread + 0.25) * gain[i]);
+            }
+        }
+        give_memory_back(&m);
+        check_gradients(block);
+    }
+}
+
 static weft_tensor *foreign;
 
 /* One thing wrong in each. */
@@ -595,6 +654,15 @@ static weft_status describe_wrong(void *context, weft_graph *g) {
         weft_graph_again_begin(g);
         weft_graph_output(g, "y", weft_graph_gelu(g, x));
     }
+    if (what == 16)
+        weft_graph_output(g, "y", weft_graph_norm_eps(g, "rmsnorm", x, NULL, w, NULL, 0, NULL));
+    if (what >= 17) {
+        weft_rotation by = {.size = what == 17 ? 8 : sizeof by, .base = what == 18 ? 1 : 500};
+        if (what == 19) by.scaling = "ntk";
+        if (what == 20) by.scaling = "linear";
+        if (what == 21) by = (weft_rotation){sizeof by, 500, "yarn", 2, 64, 4, 1, 0};
+        weft_graph_output(g, "y", weft_graph_rotate(g, x, 4, 1, &by));
+    }
     return WEFT_OK;
 }
 
@@ -609,7 +677,8 @@ static void test_wrong_descriptions_are_refused(void **state) {
     (void)state;
     static const char *const words[] = {
         "5",     "missing",   "f16",     "relu",   "already", "output", "graph",    "i32",
-        "sizes", "layernorm", "already", "scores", "q and k", "",       "elements", "open"};
+        "sizes", "layernorm", "already", "scores", "q and k", "",       "elements", "open",
+        "eps",   "size",      "base",    "yarn",   "factor",  "low"};
     weft_block *block, *kept;
     OK(weft_block_open(engine, NULL, describe_foreign, NULL, 0, &kept));
     for (int i = 0; i < (int)(sizeof words / sizeof *words); i++) {
@@ -643,6 +712,7 @@ int main(void) {
         cmocka_unit_test(test_a_bad_token_is_told_by_a_later_check),
         cmocka_unit_test(test_blocks_are_kept_by_their_key),
         cmocka_unit_test(test_threads_that_want_one_block_describe_it_once),
+        cmocka_unit_test(test_norms_have_an_eps_and_rotations_a_base),
         cmocka_unit_test(test_wrong_memory_is_refused),
         cmocka_unit_test(test_wrong_descriptions_are_refused),
     };
