@@ -88,7 +88,8 @@ class PlainW2(Weighted):
 class FastW2(PlainW2):
     def attention(self, x, p):
         zeros = torch.zeros(1, 1, 1, x.shape[1], dtype=x.dtype, device=x.device)
-        return masked.attention(x, p, self.heads, True, zeros)
+        rope = RotaryEmbedding(x.shape[-1] // self.heads)(x, seq_len=x.shape[1])
+        return masked.attention(x, p, self.heads, rope, zeros)
 
 
 class PlainMLA(Weighted):
@@ -261,15 +262,14 @@ class Bare:
     def __init__(self, module, x):
         from weft.torch import _ops
         device = x.device
-        said = _ops._split(module._text(x.dtype))
-        self.block = _blocks.block(_ops.device_name(device), module.part, said, 1, 1, True, 0)
-        self.inputs, self.weights = [x], [w.detach().to(_ops.TYPES[t.type]) for w, t in zip(module.weights(), self.block.weights)]
-        self.outputs = _ops._fresh(self.block.outputs, device)
+        self.block = _blocks.block(_ops.device_name(device), module.part, module._text(x.dtype), 1, 1, True, 0)
+        self.given = [x, *(w.detach().to(t) for w, t in zip(module.weights(), _ops.layout(self.block).weight_dtypes))]
+        at = [t.data_ptr() for t in self.given]
+        self.outputs, outputs_at = _ops._fresh(_ops.layout(self.block).outputs, device)
         self.held = [_ops._bytes(n, device) for n in (self.block.saved_bytes, self.block.forward_bytes)]
-        self.call = self.block._call([x.data_ptr()], [w.data_ptr() for w in self.weights],
-                                     [o.data_ptr() for o in self.outputs], self.held[0][1], self.held[1][1],
-                                     _ops.stream_of(device), 0)
-        self.at = ctypes.byref(self.call)
+        self.frame = self.block.frame()
+        self.frame.fill(at[:1], at[1:], outputs_at, self.held[0][1], self.held[1][1], _ops.stream_of(device), 0)
+        self.at = self.frame.at
         from weft._library import check, lib
         check(lib.weft_block_forward(self.block.handle, self.at))
         self.function, self.handle = lib.weft_block_forward, self.block.handle

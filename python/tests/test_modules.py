@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from weft.torch import (Config, MLAttention, ReciprocalBlock, ReciprocalFFN, RotaryEmbedding, State, SwiGLU, W2Attention,
-                        W2TransformerBlock, WsFFN, apply_rotary_pos_emb, top_routes)
+                        W2TransformerBlock, WsFFN, top_routes)
 
 B, T, E, H, F = 2, 9, 24, 3, 36
 D = E // H
@@ -28,11 +28,18 @@ def attend(scores, v, w_out, causal):
     return functional.linear((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E), w_out)
 
 
-def plain_w2(x, p, causal, at="attn.", mask=None):
+def turned(x, base):
+    """Each pair of columns turned as a complex number, position by position."""
+    rate = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
+    turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), torch.arange(T)[:, None] * rate)
+    y = torch.complex(x[..., :D // 2], x[..., D // 2:]) * turn
+    return torch.cat((y.real, y.imag), -1)
+
+
+def plain_w2(x, p, causal, at="attn.", mask=None, base=10000):
     q, k = heads(x, p[at + "q.weight"], H), heads(x, p[at + "k.weight"], H)
     v = heads(x, p[at + "v.weight"], H)
-    cos, sin = RotaryEmbedding(D)(x, seq_len=T)
-    mq, mk = apply_rotary_pos_emb(q[..., :D], k[..., :D], cos, sin)
+    mq, mk = turned(q[..., :D], base), turned(k[..., :D], base)
     sq, sk = functional.softplus(q[..., D:]), functional.softplus(k[..., D:])
     distance = (mq[..., :, None, :] - mk[..., None, :, :]).pow(2).sum(-1) + (sq[..., :, None, :] - sk[..., None, :, :]).pow(2).sum(-1)
     tau = p[at + "log_tau"].exp().view(1, H, 1, 1) + 1e-6
@@ -49,8 +56,8 @@ def norm(x, w):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + W2Config.rms_norm_eps) * w
 
 
-def plain_block(x, p, causal, mask=None):
-    x = x + plain_w2(norm(x, p["ln_1.weight"]), p, causal, mask=mask)
+def plain_block(x, p, causal, mask=None, base=10000):
+    x = x + plain_w2(norm(x, p["ln_1.weight"]), p, causal, mask=mask, base=base)
     return x + plain_swiglu(norm(x, p["ln_2.weight"]), p)[0]
 
 
@@ -133,6 +140,13 @@ SOME = torch.rand(T, T, generator=torch.Generator().manual_seed(2)) < 0.5
 SOME |= torch.eye(T, dtype=torch.bool)
 ADDED = torch.randn(B, 1, T, T, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 MASK = torch.ones(T, T, dtype=torch.bool).tril()
+ROPE = RotaryEmbedding(D, base=77.0)
+
+
+class ThetaConfig(W2Config):
+    rope_theta = 500
+
+
 CASES = {
     "w2 attention": (lambda: W2Attention(E, H), lambda m, x: m(x), lambda x, p: plain_w2(x, p, False)),
     "w2 attention, causal": (lambda: W2Attention(E, H), lambda m, x: m(x, attention_mask=MASK),
@@ -145,6 +159,9 @@ CASES = {
                                lambda x, p: plain_w2(x, p, False, mask=torch.zeros(T, T).masked_fill(~SOME, -math.inf))),
     "w2 block, added numbers": (lambda: W2TransformerBlock(W2Config()), lambda m, x: m(x, attention_mask=ADDED),
                                 lambda x, p: plain_block(x, p, False, mask=ADDED)),
+    "w2 attention, another base": (lambda: W2Attention(E, H, base=9), lambda m, x: m(x), lambda x, p: plain_w2(x, p, False, base=9)),
+    "w2 block, another base": (lambda: W2TransformerBlock(ThetaConfig()), lambda m, x: m(x),
+                               lambda x, p: plain_block(x, p, False, base=500)),
     "swiglu": (lambda: SwiGLU(E, F), lambda m, x: m(x), lambda x, p: plain_swiglu(x, p)[0]),
     "reciprocal ffn": (lambda: ReciprocalFFN(E, F, H, latent_dim=5, top_k=3),
                        lambda m, x: added(*m(x, routes=top_routes(WEIGHTS, 3), latent=SENT)), plain_ffn_case),
@@ -235,8 +252,48 @@ def test_losses_only_in_training():
         WsFFN(Config(d_model=E, d_ffn=F, n_head=5))
 
 
+def test_tables_set_the_base():
+    module, x = shaken(lambda: W2TransformerBlock(W2Config()))
+    p = {name.removeprefix("core."): t for name, t in module.named_parameters()}
+    tables = ROPE(x, seq_len=T)
+    assert ROPE(x, seq_len=T)[0] is tables[0]
+    for mask in None, MASK, ADDED:
+        want = plain_block(x, p, mask is MASK, mask=ADDED if mask is ADDED else None, base=77)
+        assert torch.allclose(module(x, rotary_emb_outputs=tables, attention_mask=mask), want, rtol=1e-9, atol=1e-9)
+    usual = plain_block(x, p, False)
+    assert torch.allclose(module(x, rotary_emb_outputs=RotaryEmbedding(D)(x, seq_len=T)), usual, rtol=1e-9, atol=1e-9)
+    foreign = tuple(t.clone() for t in tables)
+    with pytest.raises(ValueError, match="rope_theta"):
+        module(x, rotary_emb_outputs=foreign)
+    own = tuple(t.clone() for t in RotaryEmbedding(D)(x, seq_len=T))
+    assert torch.equal(module(x, rotary_emb_outputs=own), module(x))
+    own[0].mul_(-1)
+    with pytest.raises(ValueError, match="rotary_emb_outputs"):
+        module(x, rotary_emb_outputs=own)
+    with pytest.raises(ValueError, match="rotary_emb_outputs"):
+        module(x, rotary_emb_outputs=RotaryEmbedding(D)(x, seq_len=T + 1))
+
+
+def test_tables_of_another_base_are_told_when_compiled():
+    """Values are unknown while tracing: the compiled block looks at them when it runs."""
+    module, x = shaken(lambda: W2TransformerBlock(W2Config()))
+    module.requires_grad_(False)
+    x = x.detach()
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, rotary_emb_outputs=RotaryEmbedding(D)(x, seq_len=T)), module(x))
+    with pytest.raises(RuntimeError, match="rope_theta"):
+        compiled(x, rotary_emb_outputs=ROPE(x, seq_len=T))
+
+
 def test_wrong_input_is_told():
     module = W2Attention(E, H)
+    with pytest.raises(ValueError, match="to_dense"):
+        module(torch.randn(B, T, E).to_sparse())
+    with pytest.raises(ValueError, match="nothing to compute"):
+        module(torch.randn(0, T, E))
+    with pytest.raises(TypeError, match="float32"):
+        module(torch.randn(B, T, E).half(), attention_mask=SOME)
     for x in torch.randn(B, T, E + 1), torch.randn(T, E):
         with pytest.raises(ValueError, match="wanted"):
             module(x)

@@ -54,6 +54,7 @@ class Block:
         self.inputs, self.weights, self.outputs = map(self._list, (INPUTS, WEIGHTS, OUTPUTS))
         self.saved_bytes, self.forward_bytes, self.backward_bytes = (
             lib.weft_block_bytes(self.handle, what) for what in (SAVED, FORWARD, BACKWARD))
+        self._frames = []
 
     def __del__(self):
         if getattr(self, "handle", None) is not None:
@@ -66,26 +67,53 @@ class Block:
             tensors.append(Tensor(info))
         return tensors
 
-    def _call(self, inputs, weights, outputs, saved, workspace, stream, seed):
-        call = Call(size=sizeof(Call), saved=saved, workspace=workspace, stream=stream, seed=seed)
-        call.inputs, call.weights, call.outputs = map(addresses, (inputs, weights, outputs))
-        return call
+    def frame(self):
+        """A weft_call with its lists, to be filled. A thread takes one, and gives it back."""
+        try:
+            return self._frames.pop()
+        except IndexError:
+            return Frame(len(self.inputs), len(self.weights), len(self.outputs))
 
     def forward(self, inputs, weights, outputs, saved, workspace, stream=None, seed=0):
         """Runs it; every argument is an address or a list of them, None where there is none."""
-        check(lib.weft_block_forward(self.handle, byref(self._call(
-            inputs, weights, outputs, saved, workspace, stream, seed))))
+        frame = self.frame()
+        frame.fill(inputs, weights, outputs, saved, workspace, stream, seed)
+        status = lib.weft_block_forward(self.handle, frame.at)
+        self._frames.append(frame)
+        if status:
+            check(status)
 
     def backward(self, inputs, weights, outputs, saved, workspace, grad_outputs, grad_inputs,
                  grad_weights, stream=None, seed=0):
-        call = self._call(inputs, weights, outputs, saved, workspace, stream, seed)
-        call.grad_outputs, call.grad_inputs, call.grad_weights = map(
-            addresses, (grad_outputs, grad_inputs, grad_weights))
-        check(lib.weft_block_backward(self.handle, byref(call)))
+        frame = self.frame()
+        frame.fill(inputs, weights, outputs, saved, workspace, stream, seed)
+        frame.grad_outputs[:], frame.grad_inputs[:], frame.grad_weights[:] = grad_outputs, grad_inputs, grad_weights
+        status = lib.weft_block_backward(self.handle, frame.at)
+        self._frames.append(frame)
+        if status:
+            check(status)
 
     def check(self):
         """Raises the first value that a call could not use, as far as it is known by now."""
         check(lib.weft_block_check(self.handle))
+
+
+class Frame:
+    """A weft_call and the lists that it points to. ctypes objects are slow to make, so a block keeps them."""
+
+    def __init__(self, inputs, weights, outputs):
+        self.inputs, self.weights, self.outputs = (c_void_p * inputs)(), (c_void_p * weights)(), (c_void_p * outputs)()
+        self.grad_outputs, self.grad_inputs, self.grad_weights = (
+            (c_void_p * outputs)(), (c_void_p * inputs)(), (c_void_p * weights)())
+        self.call = Call(size=sizeof(Call))
+        for name in "inputs", "weights", "outputs", "grad_outputs", "grad_inputs", "grad_weights":
+            setattr(self.call, name, ctypes.cast(getattr(self, name), ctypes.POINTER(c_void_p)))
+        self.at = byref(self.call)
+
+    def fill(self, inputs, weights, outputs, saved, workspace, stream, seed):
+        self.inputs[:], self.weights[:], self.outputs[:] = inputs, weights, outputs
+        call = self.call
+        call.saved, call.workspace, call.stream, call.seed = saved, workspace, stream, seed
 
 
 def addresses(values):
@@ -93,13 +121,17 @@ def addresses(values):
 
 
 def block(device, part, options, batch, time, first, purpose):
-    """The block of these arguments, opened once in a process. `options` is a tuple of texts."""
+    """The block of these arguments, opened once in a process. `options` is one text, one option per line."""
     key = device, part, options, batch, time, first, purpose
     found = _blocks.get(key)
     if found is None:
-        made = Block(device, part, options, batch, time, first, purpose)
+        made = Block(device, part, options.split("\n"), batch, time, first, purpose)
         with _lock:
             found = _blocks.setdefault(key, made)
             while len(_blocks) > BLOCKS_KEPT:
                 _blocks.popitem(last=False)
+    elif len(_blocks) == BLOCKS_KEPT:
+        with _lock:
+            if key in _blocks:
+                _blocks.move_to_end(key)
     return found

@@ -34,17 +34,14 @@ def device_name(device):
 
 def on(device):
     """Makes a GPU the current one, as the engine wants it."""
-    return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-
-
-@functools.lru_cache(maxsize=512)
-def _split(options):
-    return tuple(options.split("\n"))
+    if device.type == "cpu" or torch.cuda.current_device() == device.index:
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
 
 
 def find(device, part, options, shape, first, purpose):
     """The block for x of that shape [batch, time, width]. `options` is one text, one option per line."""
-    return _blocks.block(device_name(device), part, _split(options), int(shape[0]), int(shape[1]), first, purpose)
+    return _blocks.block(device_name(device), part, options, int(shape[0]), int(shape[1]), first, purpose)
 
 
 @torch.compiler.assume_constant_result
@@ -59,23 +56,58 @@ def _describe(device, part, options, first, purpose):
     return tuple(tuple((t.name, TYPES[t.type]) for t in some) for some in (block.inputs, block.weights, block.outputs))
 
 
-def _check(kind, said, given):
-    if len(said) != len(given):
-        raise ValueError(f"weft: {len(given)} {kind} were given, but the block has {len(said)}: "
-                         + ", ".join(t.name for t in said))
-    for t, g in zip(said, given):
-        if g.shape != t.shape or g.dtype != TYPES[t.type]:
-            raise ValueError(f"weft: {t.name} is {tuple(g.shape)} {g.dtype}, but {t.shape} "
-                             f"{TYPES[t.type]} is wanted")
+class _Layout:
+    """What a call of a block compares and makes, as lists that are built once."""
+
+    def __init__(self, block):
+        self.given = [*block.inputs, *block.weights]
+        self.shapes, self.dtypes = [t.shape for t in self.given], [TYPES[t.type] for t in self.given]
+        self.weight_dtypes = self.dtypes[len(block.inputs):]
+        self.outputs = [(t.shape, TYPES[t.type]) for t in block.outputs]
+        self.trained = [t.gradient for t in self.given]
+        self.gradients = [(t.shape, TYPES[t.type]) for t in self.given if t.gradient]
+        self.kept = [t.read_back for t in (*self.given, *block.outputs)]
+        self.fixed = [i for i, t in enumerate(block.outputs) if not t.gradient]
+        self.reached = [i for i, t in enumerate(block.outputs) if t.gradient]
+        self.names = [t.name for t in block.outputs]
+
+
+def layout(block):
+    try:
+        return block.layout
+    except AttributeError:
+        block.layout = _Layout(block)
+        return block.layout
+
+
+def _check(block, inputs, weights):
+    """That these are the tensors which the block wants."""
+    said, given = layout(block), (*inputs, *weights)
+    if ([t.shape for t in given] == said.shapes and [t.dtype for t in given] == said.dtypes
+            and len(inputs) == len(block.inputs)):
+        return
+    for kind, some, these in ("inputs", block.inputs, inputs), ("weights", block.weights, weights):
+        if len(some) != len(these):
+            raise ValueError(f"weft: {len(these)} {kind} were given, but the block has {len(some)}: "
+                             + ", ".join(t.name for t in some))
+        for t, g in zip(some, these):
+            if g.shape != t.shape or g.dtype != TYPES[t.type]:
+                raise ValueError(f"weft: {t.name} is {tuple(g.shape)} {g.dtype}, but {t.shape} "
+                                 f"{TYPES[t.type]} is wanted")
 
 
 def _dense(tensors):
-    """Contiguous and aligned: a view that begins elsewhere is copied."""
-    out = []
+    """Contiguous and aligned, with their addresses: a view that begins elsewhere is copied."""
+    out, at = [], []
     for t in tensors:
-        t = t.contiguous()
-        out.append(t.clone() if t.data_ptr() % _blocks.ALIGNMENT else t)
-    return out
+        where = t.data_ptr()
+        if where % _blocks.ALIGNMENT or not t.is_contiguous():
+            t = t.contiguous()
+            t = t.clone() if t.data_ptr() % _blocks.ALIGNMENT else t
+            where = t.data_ptr()
+        out.append(t)
+        at.append(where)
+    return out, at
 
 
 def _bytes(count, device):
@@ -85,63 +117,63 @@ def _bytes(count, device):
 
 
 def _fresh(said, device):
-    """New tensors for what a block makes. Each is aligned: the allocators give 64 bytes or more."""
-    out = []
-    for t in said:
-        made = torch.empty(t.shape, dtype=TYPES[t.type], device=device)
+    """New tensors for what a block makes, and their addresses. The allocators give 64 bytes or more."""
+    out, at = [], []
+    for shape, dtype in said:
+        made = torch.empty(shape, dtype=dtype, device=device)
         if made.data_ptr() % _blocks.ALIGNMENT:
             size = made.element_size()
-            room = torch.empty(made.numel() + _blocks.ALIGNMENT // size, dtype=made.dtype, device=device)
+            room = torch.empty(made.numel() + _blocks.ALIGNMENT // size, dtype=dtype, device=device)
             skip = (-room.data_ptr() % _blocks.ALIGNMENT) // size
-            made = room[skip:skip + made.numel()].view(t.shape)
+            made = room[skip:skip + made.numel()].view(shape)
         out.append(made)
-    return out
+        at.append(made.data_ptr())
+    return out, at
 
 
 def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
-def _pointers(tensors):
-    return [None if t is None else t.data_ptr() for t in tensors]
-
-
 def _number(seed):
     return 0 if seed is None else int(seed)
 
 
-def _forward(inputs, weights, name, options, first, purpose, seed):
-    """Runs a block: (block, inputs and weights as it took them, outputs, what is saved)."""
-    device = inputs[0].device
+def _spread(wanted, values):
+    """The values where one is wanted, None elsewhere."""
+    rest = iter(values)
+    return [next(rest) if w else None for w in wanted]
+
+
+def _forward(block, inputs, weights, seed):
+    """Runs a block: (inputs and weights as it took them, outputs, what is saved)."""
+    device, n = inputs[0].device, len(block.inputs)
+    _check(block, inputs, weights)
     with on(device):
-        block = find(device, name, options, inputs[0].shape, first, purpose)
-        _check("inputs", block.inputs, inputs)
-        _check("weights", block.weights, weights)
-        inputs, weights = _dense(inputs), _dense(weights)
-        outputs = _fresh(block.outputs, device)
+        taken, at = _dense((*inputs, *weights))
+        outputs, outputs_at = _fresh(layout(block).outputs, device)
         saved, saved_at = _bytes(block.saved_bytes, device)
         workspace, workspace_at = _bytes(block.forward_bytes, device)
-        block.forward(_pointers(inputs), _pointers(weights), _pointers(outputs), saved_at, workspace_at,
-                      stream_of(device), _number(seed))
-    return block, inputs, weights, outputs, saved
+        block.forward(at[:n], at[n:], outputs_at, saved_at, workspace_at, stream_of(device), _number(seed))
+    return taken, outputs, saved
 
 
-def _gradients(block, grads, inputs, weights, outputs, saved, seed):
-    """The gradients of a block's inputs and weights that have one. What the block does not read again
-    may be None; `grads` are of the outputs that have one."""
-    device = saved.device
+def _gradients(block, grads, taken, saved, seed):
+    """The gradients of a block's inputs and weights that have one. `taken` are its inputs, weights and
+    outputs, None where the block does not read them again; `grads` are of the outputs that have one."""
+    device, n, m = saved.device, len(block.inputs), len(block.inputs) + len(block.weights)
+    said = layout(block)
     with on(device):
-        at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
+        saved_at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
         workspace, workspace_at = _bytes(block.backward_bytes, device)
-        made = _fresh([t for t in (*block.inputs, *block.weights) if t.gradient], device)
-        rest = iter(made)
-        grad_inputs = [next(rest) if t.gradient else None for t in block.inputs]
-        grad_weights = [next(rest) if t.gradient else None for t in block.weights]
-        grads = _dense(grads)
-        given = iter(grads)
-        grad_outputs = [next(given) if t.gradient else None for t in block.outputs]
-        block.backward(_pointers(inputs), _pointers(weights), _pointers(outputs), at, workspace_at,
-                       _pointers(grad_outputs), _pointers(grad_inputs), _pointers(grad_weights),
+        made, made_at = _fresh(said.gradients, device)
+        made_at = _spread(said.trained, made_at)
+        grads, grads_at = _dense(grads)
+        at = [None if t is None else t.data_ptr() for t in taken]
+        grad_outputs = [None] * len(block.outputs)
+        for i, where in zip(said.reached, grads_at):
+            grad_outputs[i] = where
+        block.backward(at[:n], at[n:m], at[m:], saved_at, workspace_at, grad_outputs, made_at[:n], made_at[n:],
                        stream_of(device), _number(seed))
     return made
 
@@ -149,7 +181,9 @@ def _gradients(block, grads, inputs, weights, outputs, saved, seed):
 @torch.library.custom_op("weft::part", mutates_args=())
 def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str,
          options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
-    _, _, _, outputs, saved = _forward(inputs, weights, name, options, first, purpose, seed)
+    with on(inputs[0].device):
+        block = find(inputs[0].device, name, options, inputs[0].shape, first, purpose)
+    _, outputs, saved = _forward(block, inputs, weights, seed)
     return [*outputs, saved]
 
 
@@ -167,7 +201,7 @@ def part_back(grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
               seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
     with on(saved.device):
         block = find(saved.device, name, options, inputs[0].shape, first, purpose)
-    return _gradients(block, grads, *map(_dense, (inputs, weights, outputs)), saved, seed)
+    return _gradients(block, grads, _dense((*inputs, *weights, *outputs))[0], saved, seed)
 
 
 @part_back.register_fake
@@ -206,27 +240,27 @@ class _Eager(torch.autograd.Function):
     small block. Keeps only what the backward pass reads again."""
 
     @staticmethod
-    def forward(ctx, name, options, first, purpose, seed, n_inputs, *tensors):
-        block, inputs, weights, outputs, saved = _forward(tensors[:n_inputs], tensors[n_inputs:], name, options, first,
-                                                          purpose, seed)
+    def forward(ctx, block, seed, n_inputs, *tensors):
+        taken, outputs, saved = _forward(block, tensors[:n_inputs], tensors[n_inputs:], seed)
+        said = layout(block)
         ctx.block, ctx.seed = block, seed
-        ctx.like = [(o.shape, o.dtype) for o in outputs]
-        kept = [t if said.read_back else None for said, t in
-                zip((*block.inputs, *block.weights, *block.outputs), (*inputs, *weights, *outputs))]
-        ctx.save_for_backward(*kept, saved)
+        ctx.save_for_backward(*[t if kept else None for kept, t in zip(said.kept, (*taken, *outputs))], saved)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(o for o, said in zip(outputs, block.outputs) if not said.gradient))
+        if said.fixed:
+            ctx.mark_non_differentiable(*[outputs[i] for i in said.fixed])
         return tuple(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        block, (*kept, saved) = ctx.block, ctx.saved_tensors
-        n, m = len(block.inputs), len(block.weights)
-        given = [torch.zeros(shape, dtype=dtype, device=saved.device) if g is None else g.to(dtype)
-                 for g, (shape, dtype), said in zip(grads, ctx.like, block.outputs) if said.gradient]
-        made = iter(_gradients(block, given, kept[:n], kept[n:n + m], kept[n + m:], saved, ctx.seed))
-        return (None,) * 6 + tuple(next(made) if said.gradient else None for said in (*block.inputs, *block.weights))
+        block, (*taken, saved) = ctx.block, ctx.saved_tensors
+        said, given = layout(block), []
+        for i in said.reached:
+            g, (shape, dtype) = grads[i], said.outputs[i]
+            given.append(torch.zeros(shape, dtype=dtype, device=saved.device) if g is None else
+                         g if g.dtype == dtype else g.to(dtype))
+        made = _gradients(block, given, taken, saved, ctx.seed)
+        return (None, None, None, *_spread(said.trained, made))
 
 
 def _is_traced(tensors):
@@ -253,16 +287,25 @@ def run(name, options, inputs, weights, first=True, train=False, seed=None):
     device = check_devices((*inputs, *weights))
     if device.type == "cuda" and inputs[0].dtype == torch.float64:
         raise TypeError("weft computes in float64 on the CPU only; convert with .to(torch.float32), or move to the CPU")
-    wants = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *weights))
+    wants = torch.is_grad_enabled() and any([t.requires_grad for t in (*inputs, *weights)])
     purpose = _blocks.GRADIENT * wants + _blocks.TRAIN * bool(train)
+    if _is_traced((*inputs, *weights)):
+        return _run_traced(device, name, options, inputs, weights, first, purpose, seed)
+    with on(device):
+        block = find(device, name, options, inputs[0].shape, first, purpose)
+    dtypes = layout(block).weight_dtypes
+    weights = [w if w.dtype == t else w.to(t) for w, t in zip(weights, dtypes)] if len(dtypes) == len(weights) else weights
+    if wants:
+        out = _Eager.apply(block, seed, len(inputs), *inputs, *weights)
+    else:
+        out = _forward(block, inputs, weights, seed)[1]
+    return dict(zip(layout(block).names, out))
+
+
+def _run_traced(device, name, options, inputs, weights, first, purpose, seed):
     _, said, outputs = describe(device_name(device), name, options, first, purpose)
     if len(said) != len(weights):
         raise ValueError(f"weft: {len(weights)} weights were given, but the block has {len(said)}")
     weights = [w.to(t) for w, (_, t) in zip(weights, said)]
-    if _is_traced((*inputs, *weights)):
-        out = torch.ops.weft.part(list(inputs), weights, name, options, first, purpose, seed)
-    elif wants:
-        out = _Eager.apply(name, options, first, purpose, seed, len(inputs), *inputs, *weights)
-    else:
-        out = _forward(inputs, weights, name, options, first, purpose, seed)[3]
+    out = torch.ops.weft.part(list(inputs), weights, name, options, first, purpose, seed)
     return {name: o for (name, _), o in zip(outputs, out)}

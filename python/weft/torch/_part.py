@@ -38,6 +38,14 @@ def owner_of(module, name, make=False):
     return module
 
 
+def found_in(module, steps, leaf):
+    """The same parameter, past nn.Module's __getattr__, which is slow; a parametrized one is an attribute."""
+    for step in steps:
+        module = module._modules[step]
+    parameter = module._parameters.get(leaf)
+    return getattr(module, leaf) if parameter is None else parameter
+
+
 class Part(nn.Module):
     """`part` is "attention", "ffn" or "layer"; the options are those of a weft config.
 
@@ -59,6 +67,8 @@ class Part(nn.Module):
         seed = int(torch.randint(1 << 31, ())) if weights is None else 0
         said = self._describe("cpu", torch.float32, _blocks.GRADIENT | _blocks.TRAIN)
         self.names = [name for name, _ in said[1]]
+        self._places = [(name.split(".")[:-1], name.rpartition(".")[2]) for name in self.names]
+        self.width, self.dropout = int(self.options["N_EMBD"]), float(self.options.get("GPT2_DROPOUT", 0))
         if weights is None:
             weights = started_weights(self.options, seed, self.names)
         for name in self.names:
@@ -83,23 +93,33 @@ class Part(nn.Module):
 
     def weights(self, shared=None):
         """The parameters in the order of the block's weights."""
+        if not torch.compiler.is_compiling() and not self.shared and not self.unread:
+            return [found_in(self, steps, leaf) for steps, leaf in self._places]
         found = {name: shared[name] if name in self.shared else getattr(owner_of(self, name), name.rpartition(".")[2])
                  for name in self.names}
         return [found[name].detach() if name in self.unread else found[name] for name in self.names]
 
+    def check(self, x):
+        """Raises what is wrong with x, and says what is wanted."""
+        if x.dim() != 3 or x.shape[-1] != self.width:
+            raise ValueError(f"weft: x is {tuple(x.shape)}, but [batch, time, {self.width}] is wanted")
+        if not x.numel():
+            raise ValueError(f"weft: x is {tuple(x.shape)}: there is nothing to compute; leave the call out where "
+                             "a batch or a sequence is empty")
+        if x.layout != torch.strided:
+            raise ValueError(f"weft: x is {x.layout}; convert with .to_dense()")
+        _ops.check_devices((x,))
+
     def forward(self, x, *others, train=None, first=None, shared=None, **changes):
         """`train` and `first` count in place of the module's own; `changes` are options for this call
         that leave the weights what they are, such as CAUSAL="n"."""
-        width = int(self.options["N_EMBD"])
-        if x.dim() != 3 or x.shape[-1] != width or not x.numel():
-            raise ValueError(f"weft: x is {tuple(x.shape)}, but [batch, time, {width}] is wanted")
-        _ops.check_devices((x,))
+        self.check(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
             others = tuple(t.to(x.dtype) if t.is_floating_point() else t for t in others)
         train = self.training if train is None else train
         seed = None
-        if train and float(self.options.get("GPT2_DROPOUT", 0)) > 0:
+        if train and self.dropout > 0:
             seed = torch.randint(1 << 62, ())
         return _ops.run(self.part, self._text(x.dtype, **changes), [x, *others], self.weights(shared),
                         self.first if first is None else first, train, seed)

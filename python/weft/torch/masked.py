@@ -8,7 +8,7 @@ for each key, which joins the mask.
 import torch
 from torch.nn import functional
 
-from .modules import RotaryEmbedding, apply_rotary_pos_emb
+from .modules import apply_rotary_pos_emb
 
 EPS = 1e-6
 
@@ -28,7 +28,8 @@ def score_mask(mask, like):
 
 
 def attention(x, p, heads, rope, mask):
-    """x [B, T, E] → [B, T, E] with the weights p of a W2 attention, by their names in a checkpoint."""
+    """x [B, T, E] → [B, T, E] with the weights p of a W2 attention, by their names in a checkpoint. `rope` are
+    the tables of a RotaryEmbedding, or None."""
     batch, time, width = x.shape
     dim = width // heads
 
@@ -37,8 +38,8 @@ def attention(x, p, heads, rope, mask):
 
     q, k, v = split("attn.q.weight"), split("attn.k.weight"), split("attn.v.weight")
     mean_q, mean_k = q[..., :dim], k[..., :dim]
-    if rope:
-        mean_q, mean_k = apply_rotary_pos_emb(mean_q, mean_k, *RotaryEmbedding(dim)(x, seq_len=time))
+    if rope is not None:
+        mean_q, mean_k = apply_rotary_pos_emb(mean_q, mean_k, *rope)
     q = torch.cat((mean_q, functional.softplus(q[..., dim:])), -1)
     k = torch.cat((mean_k, functional.softplus(k[..., dim:])), -1)
     tau = (p["attn.log_tau"].exp() + EPS).to(x.dtype).view(1, heads, 1, 1)
@@ -52,9 +53,9 @@ def norm(x, weight, eps):
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
-def block(x, p, heads, mask, eps):
+def block(x, p, heads, rope, mask, eps):
     """RMSNorm, W2 attention, RMSNorm, SwiGLU, with residual sums."""
-    x = x + attention(norm(x, p["ln_1.weight"], eps), p, heads, True, mask)
+    x = x + attention(norm(x, p["ln_1.weight"], eps), p, heads, rope, mask)
     y = norm(x, p["ln_2.weight"], eps)
     hidden = functional.silu(functional.linear(y, p["ffn.w3.weight"].to(x.dtype))) * functional.linear(y, p["ffn.w1.weight"].to(x.dtype))
     return x + functional.linear(hidden, p["ffn.w2.weight"].to(x.dtype))
