@@ -206,7 +206,7 @@ static weft_status find_step(const weft_args *a, const weft_config *base, weft_s
     char *end;
     *steps = (weft_steps){0};
     *at = -1;
-    if (*base->study_steps) {
+    if (weft_steps_by_name(base)) {
         WEFT_TRY(weft_steps_parse(base, where, "study", steps));
         *at = a->step ? weft_steps_find(steps, a->step) : 0;
         if (*at >= 0) return WEFT_OK;

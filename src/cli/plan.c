@@ -165,7 +165,7 @@ static json_t *steps_json(const weft_config *base, const weft_steps *steps,
         json_t *row = to_json(&accounts[i]);
         const char *name = steps->list[i].name;
         json_object_set_new(row, "step",
-                            *base->study_steps ? json_string(name) : json_integer(atoi(name)));
+                            weft_steps_by_name(base) ? json_string(name) : json_integer(atoi(name)));
         json_array_append_new(rows, row);
     }
     return rows;
@@ -203,7 +203,7 @@ static weft_status plan(const weft_args *args, int ranks) {
     int threads = weft_pool_size(pool);
     weft_pool_destroy(pool);
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
-    if (!args->step && (*c.ra_mla_ablation_steps || *c.study_steps)) {
+    if (!args->step && weft_steps_listed(&c)) {
         WEFT_TRY(weft_steps_parse(&c, args->config ? args->config : "config", "study", &steps));
         weft_status status = plan_steps(args, &c, &a, &steps, backend, threads);
         weft_steps_free(&steps);

@@ -218,7 +218,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
     /* A study's keys may be another step's. */
-    bool alone = !*c.study_steps && !*c.ra_mla_ablation_steps;
+    bool alone = !weft_steps_listed(&c);
     if (status == WEFT_OK && alone && !args->json)
         weft_config_advise(&(const weft_config *){&c}, 1, args->config);
     if (status == WEFT_OK) {

@@ -1,8 +1,10 @@
-/* Reading CONFIG_STUDY_STEPS and CONFIG_RA_MLA_ABLATION_STEPS. */
+/* Reading CONFIG_STUDY_STEPS and CONFIG_RA_MLA_ABLATION_STEPS, and what CONFIG_STUDY_SWEEP makes of
+ * them. */
 #include "study/steps.h"
 
 #include "core/nearest.h"
 #include "model/kinds.h"
+#include "study/sweep.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -247,12 +249,93 @@ static weft_status parse_steps(const weft_config *base, const char *where, const
     return add_step(s, name, where, &step);
 }
 
+/* "NAME-VALUE-VALUE", or the values alone where the study has one step. */
+static weft_status name_point(const weft_step *step, bool alone, const weft_sweep_point *point,
+                              int axes, const char *where, char name[WEFT_STEP_NAME]) {
+    char all[WEFT_STEP_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
+    int n = snprintf(all, sizeof all, "%s", alone ? "" : step->name);
+    for (int i = 0; i < axes; i++)
+        n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? "-" : "", point->text[i]);
+    for (int i = 0; i < n; i++)
+        if (!is_name_letter(all[i])) all[i] = '_';
+    if (n >= WEFT_STEP_NAME)
+        return weft_fail(WEFT_EINPUT, "%s: the step's name '%.20s...' is longer than %d letters",
+                         where, all, WEFT_STEP_NAME - 1);
+    memcpy(name, all, (size_t)n + 1);
+    return WEFT_OK;
+}
+
+static weft_status add_point(weft_steps *out, const weft_step *step, bool alone,
+                             const weft_sweep *sweep, int p, const char *where) {
+    const weft_sweep_point *point = &sweep->points[p];
+    char name[WEFT_STEP_NAME], title[WEFT_STEP_TITLE] = "";
+    weft_step *made;
+    WEFT_TRY(name_point(step, alone, point, sweep->axes, where, name));
+    WEFT_TRY(add_step(out, name, where, &made));
+    for (int i = 0; i < step->n_sets; i++) {
+        char *equals = strchr(step->sets[i], '=');
+        *equals = '\0';
+        weft_status status = add_set(made, step->sets[i], equals + 1);
+        *equals = '=';
+        WEFT_TRY(status);
+    }
+    size_t n = 0;
+    if (!alone) n = (size_t)snprintf(title, sizeof title, "%s,", step->title);
+    for (int i = 0; i < sweep->axes; i++) {
+        WEFT_TRY(check_key(made, sweep->option[i]->key, where));
+        WEFT_TRY(add_set(made, sweep->option[i]->key, point->text[i]));
+        if (n < sizeof title)
+            n += (size_t)snprintf(title + n, sizeof title - n, "%s%s=%s", n ? " " : "",
+                                  sweep->option[i]->key, point->text[i]);
+    }
+    snprintf(made->title, sizeof made->title, "%s", title);
+    return WEFT_OK;
+}
+
+/* Each step becomes one step for each point of the sweep. A point is compared with the same point of the
+ * step's baseline; the points of a step that has none, with its first. */
+static weft_status sweep_steps(const weft_config *base, const char *where, weft_steps *s) {
+    char here[700];
+    weft_sweep sweep;
+    weft_steps swept = {0};
+    bool alone = s->n == 1;
+    snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_SWEEP", where);
+    WEFT_TRY(weft_sweep_read(base->study_sweep, (int)base->study_sweep_points,
+                             WEFT_STEPS_MAX / s->n, (uint64_t)base->seed, here, &sweep));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < s->n; i++)
+        for (int p = 0; status == WEFT_OK && p < sweep.n; p++)
+            status = add_point(&swept, &s->list[i], alone, &sweep, p, here);
+    for (int i = 0; status == WEFT_OK && i < swept.n; i++) {
+        const weft_step *from = &s->list[i / sweep.n];
+        int p = i % sweep.n;
+        swept.list[i].baseline = from->baseline >= 0 ? from->baseline * sweep.n + p
+                                 : p                 ? i - p
+                                                     : -1;
+        swept.list[i].repeats = from->repeats >= 0 ? from->repeats * sweep.n + p : -1;
+    }
+    weft_sweep_free(&sweep);
+    weft_steps_free(s);
+    *s = swept;
+    return status;
+}
+
 weft_status weft_steps_parse(const weft_config *base, const char *where, const char *name,
                              weft_steps *out) {
     *out = (weft_steps){0};
     weft_status status = parse_steps(base, where, name, out);
+    if (status == WEFT_OK && *skip_blanks(base->study_sweep))
+        status = sweep_steps(base, where, out);
     if (status != WEFT_OK) weft_steps_free(out);
     return status;
+}
+
+bool weft_steps_by_name(const weft_config *base) {
+    return *base->study_steps || *base->study_sweep;
+}
+
+bool weft_steps_listed(const weft_config *base) {
+    return weft_steps_by_name(base) || *base->ra_mla_ablation_steps;
 }
 
 weft_status weft_steps_ablation(const weft_config *base, int number, weft_steps *out) {

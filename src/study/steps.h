@@ -38,13 +38,17 @@ typedef struct {
 } weft_steps;
 
 /* The steps that a config asks for: RA_MLA_ABLATION_STEPS, STUDY_STEPS, or one step named `name`
- * with nothing set. `where` is the config's file, for messages. Keys are known and settable by a
+ * with nothing set; with STUDY_SWEEP, each of them at every point of the sweep. `where` is the config's file, for messages. Keys are known and settable by a
  * step; values are looked at when the step is applied. */
 weft_status weft_steps_parse(const weft_config *base, const char *where, const char *name,
                              weft_steps *out);
 void weft_steps_free(weft_steps *s);
 /* By name; -1: none, and an error that names the nearest one. */
 int weft_steps_find(const weft_steps *s, const char *name);
+
+/* Whether the config lists steps, and whether they go by name. The ablation's go by number. */
+bool weft_steps_listed(const weft_config *base);
+bool weft_steps_by_name(const weft_config *base);
 
 /* Step `number` of the ablation alone, whatever the config lists; `out` is the caller's as above. */
 weft_status weft_steps_ablation(const weft_config *base, int number, weft_steps *out);

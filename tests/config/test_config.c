@@ -61,15 +61,22 @@ static bool is_listed(const char *const *list, const char *key) {
 /* Written out: one of these less changes what --resume and studies promise. */
 static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
     (void)state;
-    static const char *const free_keys[] = {
-        "GPT2_MAX_ITERS",  "GPT2_EVAL_INTERVAL",    "GPT2_EVAL_SAMPLES", "GPT2_LOG_INTERVAL",
-        "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",   "CHECKPOINT_KEEP",   "DEVICE",
-        "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS", "STUDY_EQUAL",       "STUDY_LEARNING_RATES",
-        "STUDY_RATE_SEED", "STUDY_STEPS",           "EVAL_POSITIONS",    "STUDY_SCORE",
-        "STUDY_TAIL",      "STUDY_QUESTION",        "RECOMPUTE",         NULL};
+    static const char *const free_keys[] = {"GPT2_MAX_ITERS",    "GPT2_EVAL_INTERVAL",
+                                            "GPT2_EVAL_SAMPLES", "GPT2_LOG_INTERVAL",
+                                            "SAVE_CHECKPOINT",   "CHECKPOINT_INTERVAL",
+                                            "CHECKPOINT_KEEP",   "DEVICE",
+                                            "STUDY_SEEDS",       "RA_MLA_ABLATION_STEPS",
+                                            "STUDY_EQUAL",       "STUDY_LEARNING_RATES",
+                                            "STUDY_RATE_SEED",   "STUDY_STEPS",
+                                            "STUDY_SWEEP",       "STUDY_SWEEP_POINTS",
+                                            "EVAL_POSITIONS",    "STUDY_SCORE",
+                                            "STUDY_TAIL",        "STUDY_QUESTION",
+                                            "RECOMPUTE",         NULL};
     static const char *const study_keys[] = {"SEED",
                                              "RA_MLA_ABLATION_STEPS",
                                              "STUDY_STEPS",
+                                             "STUDY_SWEEP",
+                                             "STUDY_SWEEP_POINTS",
                                              "STUDY_SEEDS",
                                              "STUDY_LEARNING_RATES",
                                              "STUDY_RATE_SEED",
