@@ -4,6 +4,7 @@
 #include "comm/comm.h"
 
 #include "comm/launch.h"
+#include "comm/message.h"
 #include "comm/tree.h"
 #include "comm/watch.h"
 #include "core/clock.h"
@@ -417,7 +418,7 @@ weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, co
 weft_status weft_comm_gather_turns(weft_comm *c, void *all, int64_t count, int64_t stride) {
     if (!c) return WEFT_OK;
     WEFT_TRY(check_room(count, stride));
-    int *parts = calloc(2 * (size_t)c->size, sizeof *parts);
+    int *parts = weft_message_memory(2 * (size_t)c->size, sizeof *parts);
     if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     weft_status status = WEFT_OK;
     for (int64_t turn = 0; status == WEFT_OK && turn < count; turn += c->size) {
@@ -427,7 +428,7 @@ weft_status weft_comm_gather_turns(weft_comm *c, void *all, int64_t count, int64
         }
         status = weft_comm_gather_parts(c, all, parts, parts + c->size);
     }
-    if (status == WEFT_OK) free(parts);
+    weft_message_done(parts, status);
     return status;
 }
 
@@ -439,7 +440,7 @@ weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int
 weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride) {
     if (!c) return WEFT_OK;
     WEFT_TRY(check_room(count, stride));
-    int *parts = malloc(2 * (size_t)c->size * sizeof *parts);
+    int *parts = weft_message_memory(2 * (size_t)c->size, sizeof *parts);
     if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     for (int i = 0; i < c->size; i++) {
         weft_span s = weft_tree_span(count, i, c->size);
@@ -447,7 +448,7 @@ weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64
         parts[c->size + i] = (int)(s.first * stride);
     }
     weft_status status = weft_comm_gather_parts(c, all, parts, parts + c->size);
-    if (status == WEFT_OK) free(parts);
+    weft_message_done(parts, status);
     return status;
 }
 
@@ -465,12 +466,12 @@ weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes) {
 weft_status weft_comm_any(weft_comm *c, bool own, bool *any) {
     *any = own;
     if (!c) return WEFT_OK;
-    bool *all = calloc((size_t)c->size, sizeof *all);
+    bool *all = weft_message_memory((size_t)c->size, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     weft_status status = weft_comm_gather(c, &own, sizeof own, all);
     for (int i = 0; status == WEFT_OK && i < c->size; i++)
         *any |= all[i];
-    if (status == WEFT_OK) free(all);
+    weft_message_done(all, status);
     return status;
 }
 
@@ -483,10 +484,9 @@ weft_status weft_comm_agree(weft_comm *c, weft_status own) {
     if (!c || c->failed) return own;
     rank_status mine = {.status = (int)own};
     if (own != WEFT_OK) snprintf(mine.message, sizeof mine.message, "%s", weft_error_message());
-    rank_status *all = calloc((size_t)c->size, sizeof *all);
+    rank_status *all = weft_message_memory((size_t)c->size, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    weft_status status = weft_comm_gather(c, &mine, sizeof mine, all);
-    if (status != WEFT_OK) return status;
+    weft_status gathered = weft_comm_gather(c, &mine, sizeof mine, all), status = gathered;
     for (int i = 0; status == WEFT_OK && i < c->size; i++) {
         char who[128];
         if (all[i].status == WEFT_OK) continue;
@@ -494,7 +494,7 @@ weft_status weft_comm_agree(weft_comm *c, weft_status own) {
         status = weft_fail((weft_status)all[i].status, "%s: %s", who, all[i].message);
         c->agreed = true;
     }
-    free(all);
+    weft_message_done(all, gathered);
     return status;
 }
 
@@ -518,12 +518,12 @@ weft_status weft_comm_same(weft_comm *c, const char *name, const char *text) {
     if (!c) return WEFT_OK;
     int64_t length = (int64_t)strlen(text) + 1;
     WEFT_TRY(weft_comm_broadcast(c, &length, sizeof length));
-    char *first = calloc((size_t)length, 1);
+    char *first = weft_message_memory((size_t)length, 1);
     if (!first) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     if (c->rank == 0) memcpy(first, text, (size_t)length);
-    weft_status status = weft_comm_broadcast(c, first, length);
-    if (status != WEFT_OK) return status;
-    if (strcmp(first, text) != 0) status = report_difference(c, name, text, first);
-    free(first);
-    return weft_comm_agree(c, status);
+    weft_status sent = weft_comm_broadcast(c, first, length), status = sent;
+    if (sent == WEFT_OK && strcmp(first, text) != 0)
+        status = report_difference(c, name, text, first);
+    weft_message_done(first, sent);
+    return sent == WEFT_OK ? weft_comm_agree(c, status) : sent;
 }

@@ -2,6 +2,7 @@
 #include "comm/device_reduce.h"
 
 #include "comm/launch.h"
+#include "comm/message.h"
 #include "core/log.h"
 #include "core/rows.h"
 
@@ -58,7 +59,7 @@ static rank_gpu look_here(weft_device_reduce *r) {
 /* Whether all can, each with a GPU of its own; else why not. */
 static weft_status agree(weft_device_reduce *r, bool *all_can, char *why) {
     int size = weft_comm_size(r->o.comm);
-    rank_gpu own = look_here(r), *all = calloc((size_t)size, sizeof *all);
+    rank_gpu own = look_here(r), *all = weft_message_memory((size_t)size, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     weft_status status = weft_comm_gather(r->o.comm, &own, sizeof own, all);
     *all_can = status == WEFT_OK;
@@ -68,12 +69,13 @@ static weft_status agree(weft_device_reduce *r, bool *all_can, char *why) {
             *all_can = false;
         }
         for (int k = 0; *all_can && k < i; k++) {
-            if (strcmp(all[i].gpu, all[k].gpu) || strcmp(all[i].machine, all[k].machine)) continue;
+            if (strcmp(all[i].gpu, all[k].gpu) != 0 || strcmp(all[i].machine, all[k].machine) != 0)
+                continue;
             snprintf(why, WHY_ROOM, "ranks %d and %d share a GPU", k, i);
             *all_can = false;
         }
     }
-    if (status == WEFT_OK) free(all);
+    weft_message_done(all, status);
     return status;
 }
 
@@ -157,7 +159,7 @@ weft_status weft_device_reduce_open(const weft_device_reduce_options *options,
 void weft_device_reduce_close(weft_device_reduce *r) {
     if (!r) return;
     if (r->link) r->nccl->finish(r->link);
-    if (r->queue) r->device->close(r->queue);
+    if (r->device && r->queue) r->device->close(r->queue);
     if (r->received)
         r->o.backend->release(r->received, ((int64_t)r->o.tree->n_nodes * r->largest + 16) * 4);
     free(r->rows);

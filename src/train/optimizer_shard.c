@@ -6,6 +6,7 @@
  *
  * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
  * owners send or get their stretches of it. So no rank ever has the whole state. */
+#include "comm/message.h"
 #include "train/optimizer_internal.h"
 
 #include <stdlib.h>
@@ -180,7 +181,7 @@ static weft_status give_weights(weft_optimizer *o, weights_job *jobs) {
 /* How many elements spike clipping cut, of all ranks. */
 static weft_status count_cuts(weft_optimizer *o) {
     int ranks = o->shards.cut.size;
-    int32_t own = 0, *all = calloc((size_t)ranks, sizeof *all);
+    int32_t own = 0, *all = weft_message_memory((size_t)ranks, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     weft_status status = o->cut ? weft_exec_read(o->exec, o->cut, &own) : WEFT_OK;
     if (status == WEFT_OK) status = weft_comm_gather(o->comm, &own, sizeof own, all);
@@ -188,20 +189,20 @@ static weft_status count_cuts(weft_optimizer *o) {
     for (int r = 0; r < ranks; r++)
         o->cut_of_all += all[r];
     if (o->cut_of_all > INT32_MAX) o->cut_of_all = INT32_MAX;
-    if (status == WEFT_OK) free(all);
+    weft_message_done(all, status);
     return status;
 }
 
 weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     weights_job jobs[UNDER_WAY] = {{0}};
     size_t most = 2 * (size_t)o->shards.cut.size;
-    weft_transfer *transfers = calloc(UNDER_WAY * most, sizeof *transfers);
+    weft_transfer *transfers = weft_message_memory(UNDER_WAY * most, sizeof *transfers);
     if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     for (size_t i = 0; i < UNDER_WAY; i++)
         jobs[i].transfers = transfers + i * most;
     weft_status status = give_weights(o, jobs);
     if (status == WEFT_OK && o->options.theta > 0) status = count_cuts(o);
-    if (status == WEFT_OK) free(transfers); /* else messages may be under way */
+    weft_message_done(transfers, status);
     return status;
 }
 
@@ -262,7 +263,7 @@ static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned c
         return WEFT_OK;
     }
     int64_t chunk = s->first[key.weight], end = s->first[key.weight + 1];
-    weft_transfer *transfers = calloc((size_t)(end - chunk) + 1, sizeof *transfers);
+    weft_transfer *transfers = weft_message_memory((size_t)(end - chunk) + 1, sizeof *transfers);
     if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     while (chunk < end) {
         int owner;
@@ -277,7 +278,7 @@ static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned c
             transfers[n++] = (weft_transfer){0, collect, own, part.count * size};
     }
     weft_status status = weft_comm_exchange(o->comm, transfers, n);
-    if (status == WEFT_OK) free(transfers);
+    weft_message_done(transfers, status);
     return status;
 }
 
@@ -314,8 +315,8 @@ weft_status weft_optimizer_served(weft_optimizer *o) {
 /* Rank 0's tensor out of the file, aligned. */
 static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned char **tensor) {
     const weft_weight *w = &o->state[index];
-    free(*tensor);
-    *tensor = malloc((size_t)w->bytes);
+    weft_message_done(*tensor, WEFT_OK);
+    *tensor = weft_message_memory((size_t)w->bytes, 1);
     if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
     memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
     if (key_of(o, index).kind == STATE_CONTROL) memcpy(o->control_state, *tensor, (size_t)w->bytes);
@@ -333,7 +334,7 @@ weft_status weft_optimizer_give_out(weft_optimizer *o) {
         if (o->shards.rank == 0) status = read_state(o, i, &tensor);
         if (status == WEFT_OK) status = move_state(o, i, tensor, false);
     }
-    if (status == WEFT_OK) free(tensor);
+    weft_message_done(tensor, status);
     weft_mirror_wrote(o->mirror, NULL);
     weft_safetensors_close(o->file);
     o->file = NULL;
