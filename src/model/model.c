@@ -16,7 +16,7 @@ static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
     m->n_weights = graph->n_parameters;
     for (int64_t i = 0; i < m->n_weights; i++)
         room += strlen(graph->parameters[i].tensor->name) + 1;
-    m->weights = calloc((size_t)m->n_weights, sizeof *m->weights);
+    m->weights = calloc((size_t)m->n_weights + 1, sizeof *m->weights);
     m->names = malloc(room + 1);
     if (!m->weights || !m->names) return weft_fail(WEFT_ENOMEM, "model: no memory");
     for (int64_t i = 0; i < m->n_weights; i++) {
