@@ -19,7 +19,7 @@ typedef struct {
     int n_overrides;
     const char *step;                        /* --step NAME; NULL: not given */
     bool json;                               /* --json */
-    int threads;                             /* --threads N; 0: one a processor */
+    int threads;                             /* --threads N; 0: one per processor */
     int64_t seed;                            /* --seed N; -1: the config's */
     const char *dtype;                       /* --dtype; NULL: the config's */
     const char *device;                      /* --device; NULL: the config's */

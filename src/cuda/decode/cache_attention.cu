@@ -300,7 +300,7 @@ static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
     a.rows[2 * at + 1] = total;
 }
 
-/* The weights of a row's keys, over all heads: a thread a key. */
+/* The weights of a row's keys, over all heads: one thread per key. */
 static __global__ void join_weights(const __grid_constant__ attend_problem a) {
     int r = blockIdx.y, j = (int)thread_index(), i = a.places.position[r];
     if (a.places.slot[r] < 0 || j > i - first_seen(a, i)) return;
