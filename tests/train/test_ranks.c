@@ -139,6 +139,7 @@ static void test_shared_state_changes_no_bit(void **state) {
     check_shared("f32", 3, "optimizer");
     check_shared("bf16", 4, "gradients");
     check_shared("f32", 2, "gradients");
+    check_shared("f64", 3, "optimizer"); /* where the order of the norm's parts shows in its bits */
     for (int p = 2; train_long() && p <= RANKS_MOST; p++) {
         for (int i = 0; i < 4; i++)
             check_shared(i % 2 ? "f32" : "bf16", p, shards[i / 2]);
