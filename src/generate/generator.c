@@ -127,7 +127,7 @@ static weft_status append_tokens(sequence *s, const int32_t *tokens, int64_t cou
         s->tokens = grown;
         s->room = room;
     }
-    memcpy(s->tokens + s->n_tokens, tokens, (size_t)count * sizeof *tokens);
+    if (count > 0) memcpy(s->tokens + s->n_tokens, tokens, (size_t)count * sizeof *tokens);
     s->n_tokens += count;
     return WEFT_OK;
 }

@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,8 +86,7 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
     size_t head = strlen(context), tail = strlen(choice);
     char *whole = malloc(head + tail + 1);
     if (!whole) return no_memory(s);
-    memcpy(whole, context, head);
-    memcpy(whole + head, choice, tail + 1);
+    snprintf(whole, head + tail + 1, "%s%s", context, choice);
     size_t bytes = head + tail;
     while (head > 0 && is_blank(whole[head - 1]))
         head--;

@@ -34,14 +34,12 @@ static bool step_form(const weft_config *c, weft_step_form *form) {
     return true;
 }
 
-static weft_status step_layer(const weft_step_source *s, float *heads, float *bias, float *out,
-                              float *scale, float *beta) {
-    (void)beta;
+static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
     for (int64_t h = 0; h < s->form->heads; h++)
-        scale[h] = (float)(1 / sqrt((double)s->form->dqk));
-    WEFT_TRY(weft_step_read(s, "attn.qkv.weight", heads));
-    WEFT_TRY(weft_step_read_optional(s, "attn.qkv.bias", bias));
-    return weft_step_read(s, "attn.out.weight", out);
+        to->scale[h] = (float)(1 / sqrt((double)s->form->dqk));
+    WEFT_TRY(weft_step_read(s, "attn.qkv.weight", to->heads));
+    WEFT_TRY(weft_step_read_optional(s, "attn.qkv.bias", to->bias));
+    return weft_step_read(s, "attn.out.weight", to->out);
 }
 
 const weft_attention_kind weft_attention_dot = {

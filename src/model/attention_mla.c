@@ -233,15 +233,13 @@ static weft_status join_maps(const weft_step_source *s, float *w, float *map, fl
     return WEFT_OK;
 }
 
-static weft_status step_layer(const weft_step_source *s, float *heads, float *bias, float *out,
-                              float *scale, float *beta) {
+static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
     const weft_step_form *f = s->form;
-    (void)beta;
     for (int64_t h = 0; h < f->heads; h++)
-        scale[h] = (float)(1 / sqrt((double)f->dqk));
+        to->scale[h] = (float)(1 / sqrt((double)f->dqk));
     float *w = malloc((size_t)(f->width * f->width) * sizeof *w);
     float *map = malloc((size_t)(f->width * f->dqk) * sizeof *map);
-    weft_status status = w && map ? join_maps(s, w, map, heads, bias, out)
+    weft_status status = w && map ? join_maps(s, w, map, to->heads, to->bias, to->out)
                                   : weft_fail(WEFT_ENOMEM, "generate: no memory");
     free(w);
     free(map);

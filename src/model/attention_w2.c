@@ -79,25 +79,24 @@ static bool step_form(const weft_config *c, weft_step_form *form) {
     return c->w2_kernel == WEFT_KERNEL_W2;
 }
 
-static weft_status step_layer(const weft_step_source *s, float *heads, float *bias, float *out,
-                              float *scale, float *beta) {
+static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
     const weft_step_form *f = s->form;
     const weft_config *c = &s->model->config;
     int64_t columns = f->heads * f->dqk, numbers = columns * f->width;
     double width = (double)f->dv, tau = c->w2_tau > 0 ? c->w2_tau : 2 * sqrt(width);
-    if (c->w2_tau_learned) WEFT_TRY(weft_step_read(s, "attn.log_tau", scale));
+    if (c->w2_tau_learned) WEFT_TRY(weft_step_read(s, "attn.log_tau", to->scale));
     for (int64_t h = 0; h < f->heads; h++) {
-        double own = (c->w2_tau_learned ? exp((double)scale[h]) : tau) + TAU_EPS;
-        scale[h] = (float)(2 / own);
-        beta[h] = (float)(-1 / own);
+        double own = (c->w2_tau_learned ? exp((double)to->scale[h]) : tau) + TAU_EPS;
+        to->scale[h] = (float)(2 / own);
+        to->beta[h] = (float)(-1 / own);
     }
-    WEFT_TRY(weft_step_read(s, "attn.q.weight", heads));
-    WEFT_TRY(weft_step_read(s, "attn.k.weight", heads + numbers));
-    WEFT_TRY(weft_step_read(s, "attn.v.weight", heads + 2 * numbers));
-    WEFT_TRY(weft_step_read_optional(s, "attn.q.bias", bias));
-    WEFT_TRY(weft_step_read_optional(s, "attn.k.bias", bias + columns));
-    WEFT_TRY(weft_step_read_optional(s, "attn.v.bias", bias + 2 * columns));
-    return weft_step_read(s, "attn.out.weight", out);
+    WEFT_TRY(weft_step_read(s, "attn.q.weight", to->heads));
+    WEFT_TRY(weft_step_read(s, "attn.k.weight", to->heads + numbers));
+    WEFT_TRY(weft_step_read(s, "attn.v.weight", to->heads + 2 * numbers));
+    WEFT_TRY(weft_step_read_optional(s, "attn.q.bias", to->bias));
+    WEFT_TRY(weft_step_read_optional(s, "attn.k.bias", to->bias + columns));
+    WEFT_TRY(weft_step_read_optional(s, "attn.v.bias", to->bias + 2 * columns));
+    return weft_step_read(s, "attn.out.weight", to->out);
 }
 
 const weft_attention_kind weft_attention_w2 = {

@@ -14,6 +14,14 @@
 struct builder;
 struct weft_step_source;
 
+/* What a layer's attention is in a step of one launch; matrices as rows of columns. */
+typedef struct {
+    float *heads;        /* [H dqk + KV (dqk + dv), E] */
+    float *bias;         /* of heads; zeros at first */
+    float *out;          /* [E, H dv] */
+    float *scale, *beta; /* [H]; beta: NULL where it is not Gaussian */
+} weft_step_maps;
+
 typedef struct {
     /* Heads' outputs o [B, T, H, D] from x [B, T, E], before gate and output projection: makes the
      * score in the builder and ends in builder_attend (builder.h). */
@@ -28,10 +36,8 @@ typedef struct {
     /* Its form in steps of one launch (ops/step.h): sizes, and whether they are Gaussian or joint;
      * false: it has none. NULL: never. */
     bool (*step)(const weft_config *c, weft_step_form *form);
-    /* A layer's matrices in that form, rows of columns: heads [H dqk + KV (dqk + dv), E], its bias,
-     * which is 0, and out [E, H dv]; scale and beta [H]. */
-    weft_status (*step_layer)(const struct weft_step_source *s, float *heads, float *bias,
-                              float *out, float *scale, float *beta);
+    /* Fills a layer's matrices in that form. */
+    weft_status (*step_layer)(const struct weft_step_source *s, const weft_step_maps *to);
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
     bool biased;       /* with GPT2_BIAS its projections have biases */
     bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */

@@ -64,7 +64,7 @@ static weft_status no_memory(void) {
 static weft_status read_vector(const weft_step_source *s, const char *name, float **out) {
     int64_t count = weft_step_count(s, name);
     if (count == 0) return WEFT_OK;
-    *out = malloc((size_t)count * sizeof **out);
+    *out = calloc((size_t)count, sizeof **out);
     return *out ? weft_step_read(s, name, *out) : no_memory();
 }
 
@@ -127,7 +127,8 @@ static weft_status read_attention(const weft_step_source *s, float *heads, float
     if (f->gaussian) to->beta = malloc((size_t)f->heads * sizeof *to->beta);
     to->heads.bias = calloc((size_t)columns, sizeof *to->heads.bias);
     if (!to->scale || (f->gaussian && !to->beta) || !to->heads.bias) return no_memory();
-    WEFT_TRY(kind->step_layer(s, heads, to->heads.bias, out, to->scale, to->beta));
+    weft_step_maps maps = {heads, to->heads.bias, out, to->scale, to->beta};
+    WEFT_TRY(kind->step_layer(s, &maps));
     WEFT_TRY(fold_norm(s, "ln_1", columns, f->width, heads, &to->heads.bias));
     WEFT_TRY(pack(heads, columns, f->width, &to->heads));
     WEFT_TRY(pack(out, f->width, f->heads * f->dv, &to->out));
