@@ -364,7 +364,7 @@ const weftCharts = (() => {
       html("i", {style: "background:" + colourOf(r.line.style)}, row);
       html("span", {}, row, r.line.series.name);
       html("b", {}, row, r.text);
-      if (r.spread && r.on) html("small", {}, row, r.spread.trim());
+      if (r.spread && r.on && r.line.runs.length < 2) html("small", {}, row, r.spread.trim());
     }
     const runs = focus.line.runs.length > 1 ? focus.line.runs : [];
     if (runs.length) {
@@ -503,7 +503,7 @@ const weftCharts = (() => {
     const g = {spec, views: [], state: {x: spec.x.length ? spec.x[0].key : "", logX: false, logY: false, smooth: spec.smooth || 0}};
     g.tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"}, element);
     g.legend = html("div", {class: "legend", role: "group", "aria-label": "What is shown"}, element);
-    g.pictures = html("div", {class: "pictures"}, element);
+    g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);
     g.draw = () => {
       for (const b of g.legend.children) b.setAttribute("aria-pressed", String(!hidden.has(b.dataset.key)));
       for (const v of g.views) drawChart(v, g.spec, g.state, v.active ? {key: v.active} : null);

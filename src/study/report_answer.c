@@ -318,6 +318,8 @@ static void say_question(weft_page *p, const weft_report_data *d) {
         weft_page_line(p, "question", "Does any step have a %s %s than %s?",
                        d->higher_is_better ? "higher" : "lower", d->score_name,
                        weft_step_label(d, base));
+    else if (d->n_steps > 1)
+        weft_page_line(p, "question", "How does each step compare with its baseline?");
 }
 
 /* When, with what and where, in one line. */

@@ -53,6 +53,12 @@ static double place_of(extent e, double value) {
     return fmin(fmax(100 * (value - e.low) / (e.high - e.low), 0), 100);
 }
 
+/* A step of which nothing can be drawn yet has no row: a line names them all. */
+static bool has_row(const weft_report_data *d, int step) {
+    const weft_comparison *c = &d->steps[step].compared;
+    return weft_report_is_compared(d, step) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
+}
+
 static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_ticks *ticks,
                       bool counted) {
     fputs("<div class=\"track\">", out);
@@ -84,6 +90,11 @@ static void put_row(FILE *out, const weft_report_data *d, int step, extent e,
     weft_words room;
     fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
     weft_page_escape_html(out, weft_step_label(d, step));
+    if (weft_report_baseline(d) < 0) {
+        fputs(" <small>vs ", out);
+        weft_page_escape_html(out, weft_step_label(d, s->baseline));
+        fputs("</small>", out);
+    }
     fputs("</span>", out);
     put_track(out, c, e, ticks, weft_report_counts(d, step));
     fputs("<span class=\"value\" role=\"cell\">", out);
@@ -102,7 +113,7 @@ static void put_forest(FILE *out, const weft_report_data *d) {
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
     for (int i = 0; i < d->n_steps; i++)
-        if (weft_report_is_compared(d, i)) put_row(out, d, i, e, &ticks);
+        if (has_row(d, i)) put_row(out, d, i, e, &ticks);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
     for (int i = 0; i < ticks.n; i++) {
         fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, ticks.at[i]),
@@ -168,17 +179,39 @@ static char *draw_forest(const weft_report_data *d, int n) {
         put_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
     }
     for (int i = 0, row = 0; i < d->n_steps; i++)
-        if (weft_report_is_compared(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
+        if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
     fputs("</svg>\n", out);
     if (fclose(out) == 0) return svg;
     free(svg);
     return NULL;
 }
 
+/* "Still to come: A, B and C." */
+static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = n ? open_memstream(&text, &size) : NULL;
+    if (!out) return;
+    for (int i = 0, said = 0; i < d->n_steps; i++) {
+        if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
+        fprintf(out, "%s%s",
+                said == 0       ? ""
+                : said == n - 1 ? " and "
+                                : ", ",
+                weft_step_label(d, i));
+        said++;
+    }
+    if (fclose(out) == 0) weft_page_line(p, "about", "Still to come: %s.", text);
+    free(text);
+}
+
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
-    int base = weft_report_baseline(d), n = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        n += weft_report_is_compared(d, i);
+    int base = weft_report_baseline(d), n = 0, to_come = 0;
+    for (int i = 0; i < d->n_steps; i++) {
+        n += has_row(d, i);
+        to_come += weft_report_is_compared(d, i) && !has_row(d, i);
+    }
+    say_to_come(p, d, to_come);
     if (n == 0) return WEFT_OK;
     put_forest(p->html, d);
     char *svg = draw_forest(d, n);

@@ -10,6 +10,7 @@ static void write_left_out(FILE *out, const weft_report_data *d, int step) {
     const weft_report_step *s = &d->steps[step];
     bool any = false;
     if (*s->error || *d->steps[s->baseline].error) return;
+    if (s->compared.pairs == 0 && s->compared.verdict == WEFT_NOT_YET) return;
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
         if (pair.counts || (!pair.step && !pair.baseline)) continue;

@@ -99,9 +99,11 @@ class Browser:
         self.call("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": name}])
 
-    def picture(self, clip=None):
-        """A screenshot as PNG, of a rectangle of the page: left, top, width, height."""
-        options = {"format": "png", "captureBeyondViewport": True}
+    def picture(self, clip=None, form="png"):
+        """A screenshot of a rectangle of the page: left, top, width, height."""
+        options = {"format": form, "captureBeyondViewport": True}
+        if form == "webp":
+            options["quality"] = 85
         if clip:
             options["clip"] = dict(zip(("x", "y", "width", "height"), clip), scale=1)
         return base64.b64decode(self.call("Page.captureScreenshot", **options)["data"])
