@@ -14,6 +14,9 @@ const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db\n"
     "  --compare A B      two steps of one study: how their configs differ, their scores seed\n"
     "                     by seed, the mean difference\n"
+    "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes\n"
+    "                     or an option that is a number; with its interval\n"
+    "  --steps A,B        with --fit: these steps alone\n"
     "  --csv FILE         the runs as comma-separated values; - is standard output\n"
     "  --metrics-csv FILE the same of every logged step\n"
     "  --force            overwrite FILE\n"
@@ -22,7 +25,7 @@ const char weft_help_runs[] =
     "                     apart; exits 1 and shows the first rows that differ if not\n"
     "  --json             one object on standard output\n"
     "\n"
-    "Without --compare, --csv, --metrics-csv or --diff, lists the runs.\n"
+    "Without --compare, --fit, --csv, --metrics-csv or --diff, lists the runs.\n"
     "\n"
     "weft runs merge A B ... --out DIR|FILE.db\n"
     "joins databases of one study into a new one and says which commit on which machine made each\n"
@@ -36,6 +39,7 @@ typedef struct {
     int n;
     const char *a, *b; /* --compare */
     const char *csv, *metrics_csv, *diff;
+    const char *fit, *steps;
     bool force;
     const char *out; /* of a merge */
     bool merge;
@@ -103,6 +107,14 @@ static weft_status compare(const weft_args *args, const runs_args *own) {
     return WEFT_OK;
 }
 
+static weft_status fit(const weft_args *args, const runs_args *own) {
+    json_t *object = NULL;
+    WEFT_TRY(weft_listing_fit(own->paths, own->n, own->fit, own->steps, args->json ? NULL : stdout,
+                              args->json ? &object : NULL));
+    if (object) print_json(object);
+    return WEFT_OK;
+}
+
 static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
     WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
     if (args->json)
@@ -149,11 +161,12 @@ static int take_compare(int *argc, char **argv, runs_args *own) {
 }
 
 static int check(const weft_args *args, const runs_args *own) {
-    if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv))
+    if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv || own->fit))
         return refuse("merge takes studies and --out alone");
     if (own->merge && !own->out) return refuse("merge needs --out DIR or --out FILE.db");
     if (own->merge && own->n < 2) return refuse("merge takes two studies or more");
     if (!own->merge && own->out) return refuse("--out goes with merge");
+    if (own->steps && !own->fit) return refuse("--steps goes with --fit");
     if (own->n == 0) return refuse("name a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
     if (args->config || args->n_settings || args->step)
@@ -165,9 +178,10 @@ int weft_cmd_runs(int argc, char **argv) {
     weft_args args;
     runs_args own = {.n = 0};
     const weft_arg list[] = {
-        {"--csv", &own.csv, NULL, false},   {"--metrics-csv", &own.metrics_csv, NULL, false},
-        {"--diff", &own.diff, NULL, false}, {"--force", NULL, &own.force, false},
-        {"--out", &own.out, NULL, false},   {NULL, NULL, NULL, false}};
+        {"--csv", &own.csv, NULL, false},     {"--metrics-csv", &own.metrics_csv, NULL, false},
+        {"--diff", &own.diff, NULL, false},   {"--force", NULL, &own.force, false},
+        {"--out", &own.out, NULL, false},     {"--fit", &own.fit, NULL, false},
+        {"--steps", &own.steps, NULL, false}, {NULL, NULL, NULL, false}};
     take_merge(&argc, argv, &own);
     int usage = take_compare(&argc, argv, &own);
     if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);
@@ -175,12 +189,14 @@ int weft_cmd_runs(int argc, char **argv) {
         own.n++;
     if (!usage) usage = check(&args, &own);
     if (usage) return usage;
-    bool same = true, listed = !own.a && !own.csv && !own.metrics_csv && !own.diff && !own.merge;
+    bool same = true,
+         listed = !own.a && !own.csv && !own.metrics_csv && !own.diff && !own.merge && !own.fit;
     weft_status status = WEFT_OK;
     if (own.merge) status = merge(&args, &own);
     if (own.csv) status = write_csv(&own, own.csv, false);
     if (status == WEFT_OK && own.metrics_csv) status = write_csv(&own, own.metrics_csv, true);
     if (status == WEFT_OK && own.a) status = compare(&args, &own);
+    if (status == WEFT_OK && own.fit) status = fit(&args, &own);
     if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
     if (status == WEFT_OK && listed) status = list_runs(&args, &own);
     if (status != WEFT_OK) return weft_args_fail(&args, status);

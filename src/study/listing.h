@@ -24,6 +24,12 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
                                  json_t **object);
 
+/* A power law of the score over all finished runs that count, of several studies: score = factor x^power,
+ * by least squares of the logarithms. `x` is parameters, flops (of a whole run), tokens, cache_bytes, or
+ * any option that is a number. `steps`: only those, separated by commas; NULL: all. */
+weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *steps,
+                             FILE *out, json_t **object);
+
 /* Whether two databases have the same `contents`, which program wrote them apart; what differs is
  * written to `out`, the first few rows of it. */
 weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same);

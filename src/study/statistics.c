@@ -127,3 +127,23 @@ int weft_seeds_needed(const weft_comparison *c) {
             return n;
     return 0;
 }
+
+weft_line weft_line_fit(const double *x, const double *y, int n) {
+    weft_line line = {NAN, NAN, NAN, NAN, NAN};
+    double mean_x = weft_mean(x, n), mean_y = weft_mean(y, n), xx = 0, xy = 0, rest = 0;
+    for (int i = 0; i < n; i++) {
+        xx += pow(x[i] - mean_x, 2);
+        xy += (x[i] - mean_x) * (y[i] - mean_y);
+    }
+    if (!(xx > 0)) return line;
+    line.slope = xy / xx;
+    line.at = mean_y - line.slope * mean_x;
+    if (n < 3) return line;
+    for (int i = 0; i < n; i++)
+        rest += pow(y[i] - line.at - line.slope * x[i], 2);
+    line.spread = sqrt(rest / (n - 2));
+    double half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, n - 2) * line.spread / sqrt(xx);
+    line.low = line.slope - half;
+    line.high = line.slope + half;
+    return line;
+}

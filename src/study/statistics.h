@@ -41,4 +41,12 @@ weft_comparison weft_compare(const double *step, const double *baseline, int pai
 enum { WEFT_SEEDS_MOST = 1000 };
 int weft_seeds_needed(const weft_comparison *c);
 
+/* The line y = at + slope x of least squares. The interval of the slope is at WEFT_CONFIDENCE; `spread`
+ * is the standard deviation of the points around the line, with n - 2. Both are NaN for fewer than three
+ * points, all of it for fewer than two or for one x. */
+typedef struct {
+    double at, slope, low, high, spread;
+} weft_line;
+weft_line weft_line_fit(const double *x, const double *y, int n);
+
 #endif

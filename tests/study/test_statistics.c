@@ -126,6 +126,25 @@ static void test_mean_and_spread(void **state) {
     assert_true(isnan(weft_compare(some, zero, 2, false).percent));
 }
 
+/* Anscombe's first set (The American Statistician 27, 1973): the line 3.00 + 0.500 x, whose slope has the
+ * standard error 0.1179. */
+static void test_a_line_is_the_published_one(void **state) {
+    (void)state;
+    const double x[] = {10, 8, 13, 9, 11, 14, 6, 4, 12, 7, 5};
+    const double y[] = {8.04, 6.95, 7.58, 8.81, 8.33, 9.96, 7.24, 4.26, 10.84, 4.82, 5.68};
+    weft_line line = weft_line_fit(x, y, 11);
+    expect_near("at", line.at, 3.0001, 1e-4);
+    expect_near("slope", line.slope, 0.5001, 1e-4);
+    /* 2.26216 is Student's t for 9 degrees of freedom. */
+    expect_near("low", line.low, 0.5001 - 2.26216 * 0.1179, 2e-4);
+    expect_near("high", line.high, 0.5001 + 2.26216 * 0.1179, 2e-4);
+    expect_near("spread", line.spread, 1.237, 1e-3);
+    weft_line two = weft_line_fit(x, y, 2);
+    expect_near("slope", two.slope, (8.04 - 6.95) / 2, 1e-12);
+    assert_true(isnan(two.low) && isnan(two.spread));
+    assert_true(isnan(weft_line_fit(x, y, 1).slope) && isnan(weft_line_fit(x, y, 0).slope));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_t_quantiles_are_the_references),
@@ -133,6 +152,7 @@ int main(void) {
         cmocka_unit_test(test_comparisons_are_the_references),
         cmocka_unit_test(test_fewer_than_two_pairs_show_nothing),
         cmocka_unit_test(test_mean_and_spread),
+        cmocka_unit_test(test_a_line_is_the_published_one),
     };
     return cmocka_run_group_tests(tests, read_vectors, free_vectors);
 }

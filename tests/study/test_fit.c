@@ -1,0 +1,92 @@
+/* weft runs --fit: the law that the scores were made by comes back; runs that count for nothing and steps
+ * that were not chosen stay out; what has no logarithm is refused. */
+#include "support/command.h"
+#include "support/study_database.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* score = 20 parameters^-0.1; parameters are 1000000 + 250000 step. */
+static double law(int step) {
+    return 20 * pow(1e6 + 250000.0 * step, -0.1);
+}
+
+static const char *make(const char *name, double noise) {
+    static const char *const names[] = {"a", "b", "c", "d"};
+    const char *path = scratch_path("%s", name);
+    sqlite3 *db = study_open(path, "sizes", "val_loss");
+    for (int i = 0; i < 4; i++) {
+        study_step(db, i, names[i], names[i], i ? 0 : -1, -1);
+        for (int seed = 1; seed <= 2; seed++)
+            study_run(db, i, 0.001, seed, law(i) * exp(seed == 1 ? noise : -noise), "x");
+    }
+    study_run_ended(db, 3, 0.001, 3, "diverged", "");
+    study_close(db);
+    return path;
+}
+
+static json_t *fit(const char *path, const char *x, const char *steps) {
+    char *text;
+    if (steps)
+        command_succeeds(RUN("runs", path, "--fit", x, "--steps", steps, "--json"), &text);
+    else
+        command_succeeds(RUN("runs", path, "--fit", x, "--json"), &text);
+    json_t *object = json_loads(text, 0, NULL);
+    assert_non_null(object);
+    free(text);
+    return object;
+}
+
+static double number(const json_t *object, const char *key) {
+    return json_number_value(json_object_get(object, key));
+}
+
+static void test_the_law_comes_back(void **state) {
+    (void)state;
+    json_t *exact = fit(make("exact.db", 0), "parameters", NULL);
+    assert_true(fabs(number(exact, "power") + 0.1) < 1e-9);
+    assert_true(fabs(number(exact, "factor") - 20) < 1e-6);
+    assert_true(number(exact, "spread") < 1e-9);
+    assert_int_equal(json_array_size(json_object_get(exact, "runs")), 8);
+    json_decref(exact);
+    /* Each seed 1% to either side: the same line, and an interval around its power. */
+    json_t *noisy = fit(make("noisy.db", 0.01), "parameters", NULL);
+    assert_true(fabs(number(noisy, "power") + 0.1) < 1e-9);
+    assert_true(number(noisy, "low") < -0.11 && number(noisy, "high") > -0.09);
+    assert_true(fabs(number(noisy, "spread") - 0.01 * sqrt(8.0 / 6)) < 1e-9);
+    json_decref(noisy);
+}
+
+static void test_steps_may_be_chosen(void **state) {
+    (void)state;
+    json_t *two = fit(make("chosen.db", 0), "parameters", "d,b");
+    assert_int_equal(json_array_size(json_object_get(two, "runs")), 4);
+    json_decref(two);
+}
+
+static void test_what_cannot_be_fitted_is_refused(void **state) {
+    (void)state;
+    const char *path = make("refused.db", 0);
+    command_fails(2, RUN("runs", path, "--fit", "flopz"), SAYS("'flopz'", "flops"));
+    command_fails(2, RUN("runs", path, "--fit", "ATTENTION"), SAYS("ATTENTION", "not a number"));
+    command_fails(2, RUN("runs", path, "--fit", "tokens"), SAYS("tokens", "two values"));
+    command_fails(2, RUN("runs", path, "--fit", "parameters", "--steps", "a"), SAYS("two values"));
+    command_fails(2, RUN("runs", path, "--steps", "a"), SAYS("--fit"));
+    command_fails(2, RUN("runs", path, "--fit", "N_FFN"), SAYS("N_FFN", "above 0"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_law_comes_back),
+        cmocka_unit_test(test_steps_may_be_chosen),
+        cmocka_unit_test(test_what_cannot_be_fitted_is_refused),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
