@@ -34,7 +34,8 @@ typedef struct {
 
 struct weft_encoder {
     const weft_tokenizer *t;
-    kept_word *words; /* [WORD_SETS][2] */
+    void *memory;
+    kept_word *words; /* [WORD_SETS][2], in memory from a multiple of 64 on */
     int32_t *out;
     int64_t n, room;
     /* Merging of long pieces, one entry per byte. */
@@ -58,9 +59,10 @@ weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
     e->t = t;
     bool ok = true, patterns = false;
     if (!t->bytes_only) {
-        e->words = aligned_alloc(64, 2 * WORD_SETS * sizeof *e->words);
-        ok = e->words != NULL;
-        if (ok) memset(e->words, 0, 2 * WORD_SETS * sizeof *e->words);
+        /* calloc's pages cost nothing until a word is kept in them. */
+        e->memory = calloc(2 * WORD_SETS + 1, sizeof *e->words);
+        ok = e->memory != NULL;
+        if (ok) e->words = (kept_word *)(((uintptr_t)e->memory + 63) / 64 * 64);
     }
     for (int i = 0; i < t->n_steps; i++) {
         if (!t->steps[i].pattern) continue;
@@ -91,7 +93,7 @@ void weft_encoder_close(weft_encoder *e) {
         pcre2_match_data_free(e->match[i]);
     pcre2_match_context_free(e->context);
     pcre2_jit_stack_free(e->stack);
-    free(e->words);
+    free(e->memory);
     free(e->out);
     free(e->id);
     free(e->next);

@@ -13,6 +13,8 @@
 
 enum { PATH_ROOM = 512, PATHS = 4 };
 
+bool fuzz_every_way;
+
 static char folder[PATH_ROOM / 2];
 static pid_t owner;
 
@@ -33,9 +35,9 @@ static void remove_folder(void) {
 
 /* Warnings are of no interest here, and there are millions. */
 static void begin(void) {
-    const char *places[] = {"/dev/shm", getenv("TMPDIR"), "/tmp"};
+    const char *places[] = {getenv("FUZZ_FOLDER"), "/dev/shm", getenv("TMPDIR"), "/tmp"};
     weft_log_set_level(WEFT_LOG_ERROR);
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         if (!places[i] || !*places[i]) continue;
         snprintf(folder, sizeof folder, "%.200s/weft-fuzz-XXXXXX", places[i]);
         if (!mkdtemp(folder)) continue;
@@ -106,6 +108,15 @@ char *fuzz_text(fuzz_bytes bytes) {
     if (bytes.size) memcpy(text, bytes.data, bytes.size);
     text[bytes.size] = 0;
     return text;
+}
+
+/* FNV-1a. */
+int fuzz_way(const uint8_t *data, size_t size, int ways) {
+    uint32_t hash = 2166136261u;
+    if (fuzz_every_way) return -1;
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ data[i]) * 16777619u;
+    return (int)((hash >> 8) % (uint32_t)ways);
 }
 
 void fuzz_touch(const void *data, size_t size) {

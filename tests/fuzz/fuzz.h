@@ -64,6 +64,10 @@ fuzz_bytes fuzz_until_zero(fuzz_bytes *from);
 uint8_t fuzz_byte(fuzz_bytes *from);
 /* A number of eight bytes, little endian; what is missing is 0. */
 int64_t fuzz_number(fuzz_bytes *from);
+/* Of so many ways to use what was read, the one that these bytes take; -1: all of them, one after the
+ * other, as `make test` does. A fuzzer has so many inputs that each way sees plenty. */
+int fuzz_way(const uint8_t *data, size_t size, int ways);
+extern bool fuzz_every_way;
 /* A malloc'd copy with a zero behind it. */
 char *fuzz_text(fuzz_bytes bytes);
 

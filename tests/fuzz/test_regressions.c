@@ -1,8 +1,13 @@
 /* Every input that is kept, through the functions that `make fuzz` runs: tests/fuzz/inputs, from which
- * it starts, and tests/fuzz/regressions, which once broke something. `test_regressions TARGET FILE...`
- * runs those files alone. */
+ * it starts, and tests/fuzz/regressions, which once broke something.
+ *
+ * `test_regressions TARGET FILE...` runs those files alone. `test_regressions --mutate TARGET SEED
+ * SECONDS` changes the kept inputs at random for so long: no coverage leads it, but any compiler and any
+ * sanitizer will do (make test-hostile). The input at hand is kept in a file that it names. */
+#include "core/clock.h"
 #include "core/folders.h"
 #include "fuzz/fuzz.h"
+#include "support/command.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,7 +41,7 @@ static bool run_file(const target *t, const char *path) {
     free(text);
     printf("%s\n", path); /* the last of these is the one that ended the program */
     fflush(stdout);
-    alarm(SECONDS);
+    alarm(SECONDS * (unsigned)command_patience());
     bool taken = t->run(data, bytes);
     alarm(0);
     free(data);
@@ -83,9 +88,146 @@ static int run_named(int n, char **words) {
     return 2;
 }
 
+enum { KEPT_MOST = 256, MUTANT_MOST = 1 << 16 };
+
+typedef struct {
+    uint8_t *data[KEPT_MOST];
+    size_t size[KEPT_MOST];
+    int n;
+    uint64_t random;
+} kept_inputs;
+
+/* SplitMix64. */
+static uint64_t draw(kept_inputs *k, uint64_t below) {
+    uint64_t x = k->random += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (x ^ (x >> 31)) % below;
+}
+
+static void keep_folder(kept_inputs *k, const char *kind, const char *name) {
+    char folder[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
+    weft_names names;
+    weft_kind is;
+    snprintf(folder, sizeof folder, "tests/fuzz/%s/%s", kind, name);
+    if (weft_path_kind(folder, &is) != WEFT_OK || is == WEFT_KIND_NOTHING) return;
+    if (weft_folder_list(folder, &names) != WEFT_OK) return;
+    for (int i = 0; i < names.n && k->n < KEPT_MOST; i++) {
+        char *text;
+        snprintf(path, sizeof path, "%.2000s/%.2000s", folder, names.list[i]);
+        if (weft_file_read(path, MUTANT_MOST / 2, &text, &k->size[k->n]) != WEFT_OK) continue;
+        k->data[k->n++] = (uint8_t *)text;
+    }
+    weft_names_free(&names);
+}
+
+/* A number in the text becomes one at the edge of a type. */
+static size_t edge_number(kept_inputs *k, uint8_t *data, size_t size) {
+    static const char *const edges[] = {"0",
+                                        "-1",
+                                        "255",
+                                        "65536",
+                                        "2147483648",
+                                        "4294967296",
+                                        "9223372036854775807",
+                                        "-9223372036854775808",
+                                        "1e308",
+                                        "1e999",
+                                        "0.5",
+                                        "nan"};
+    size_t at = (size_t)draw(k, size), end;
+    while (at < size && (data[at] < '0' || data[at] > '9'))
+        at++;
+    for (end = at; end < size && data[end] >= '0' && data[end] <= '9';)
+        end++;
+    const char *edge = edges[draw(k, sizeof edges / sizeof edges[0])];
+    size_t n = strlen(edge);
+    if (end == at || size + n > MUTANT_MOST) return size;
+    memmove(data + at + n, data + end, size - end);
+    memcpy(data + at, edge, n);
+    return size - (end - at) + n;
+}
+
+static size_t mutate_once(kept_inputs *k, uint8_t *data, size_t size) {
+    static const uint8_t bytes[] = {0, 1, 0x7f, 0x80, 0xff, '"', '{', '}', '[', '\n', '\\', ','};
+    size_t at = (size_t)draw(k, size + 1), n = 1 + (size_t)draw(k, 16);
+    const int other = (int)draw(k, (uint64_t)k->n);
+    switch (draw(k, 8)) {
+    case 0:
+        if (at < size) data[at] ^= (uint8_t)(1u << draw(k, 8));
+        return size;
+    case 1:
+        if (at < size) data[at] = bytes[draw(k, sizeof bytes)];
+        return size;
+    case 2:
+        if (at < size) data[at] = (uint8_t)draw(k, 256);
+        return size;
+    case 3: /* taken out */
+        if (at + n > size) return size;
+        memmove(data + at, data + at + n, size - at - n);
+        return size - n;
+    case 4: /* doubled */
+        if (at + n > size || size + n > MUTANT_MOST) return size;
+        memmove(data + at + n, data + at, size - at);
+        return size + n;
+    case 5: /* the end of another */
+        if (at > k->size[other] || k->size[other] > MUTANT_MOST) return size;
+        memcpy(data + at, k->data[other] + at, k->size[other] - at);
+        return k->size[other];
+    case 6: /* cut off */
+        return at;
+    default:
+        return size ? edge_number(k, data, size) : 0;
+    }
+}
+
+static int run_mutants(const target *t, uint64_t seed, double seconds) {
+    kept_inputs k = {.random = seed};
+    uint8_t *data = malloc(MUTANT_MOST);
+    long runs = 0, taken = 0;
+    double start = weft_clock();
+    if (!data) return 2;
+    keep_folder(&k, "inputs", t->name);
+    keep_folder(&k, "regressions", t->name);
+    if (!k.n) return 2;
+    fprintf(stderr, "%s: the input at hand is %s\n", t->name, fuzz_path("at-hand"));
+    for (; weft_clock() - start < seconds; runs++) {
+        int which = (int)draw(&k, (uint64_t)k.n);
+        size_t size = k.size[which];
+        memcpy(data, k.data[which], size);
+        for (uint64_t left = 1 + draw(&k, 6); left; left--)
+            size = mutate_once(&k, data, size);
+        uint8_t *copy = malloc(size ? size : 1);
+        if (!copy) return 2;
+        memcpy(copy, data, size);
+        fuzz_file("at-hand", data, size);
+        alarm(SECONDS * (unsigned)command_patience());
+        taken += t->run(copy, size);
+        alarm(0);
+        free(copy);
+    }
+    printf("%-16s %10ld mutants, %ld taken, seed %llu\n", t->name, runs, taken,
+           (unsigned long long)seed);
+    for (int i = 0; i < k.n; i++)
+        free(k.data[i]);
+    free(data);
+    return 0;
+}
+
+static int run_mutants_of(const char *name, const char *seed, const char *seconds) {
+    for (int i = 0; i < TARGETS; i++)
+        if (strcmp(targets[i].name, name) == 0)
+            return run_mutants(&targets[i], strtoull(seed, NULL, 10), strtod(seconds, NULL));
+    fprintf(stderr, "there is no target '%s'\n", name);
+    return 2;
+}
+
 int main(int n, char **words) {
     static char names[TARGETS][96];
     struct CMUnitTest tests[TARGETS];
+    if (n == 5 && strcmp(words[1], "--mutate") == 0)
+        return run_mutants_of(words[2], words[3], words[4]);
+    fuzz_every_way = true;
     if (n > 2) return run_named(n, words);
     for (int i = 0; i < TARGETS; i++) {
         snprintf(names[i], sizeof names[i], "test_reader_takes_or_refuses_every_kept_input(%s)",
