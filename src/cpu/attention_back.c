@@ -15,6 +15,7 @@
  * tasks. Rows of dQ and dK that are those of Gaussians are finished before they
  * are written. How the work is divided follows from the shape alone, and so does
  * every sum's order. */
+#include "cpu/attention_bf16.h"
 #include "cpu/attention_pair.h"
 #include "cpu/gaussian_back.h"
 #include "ops/list.h"
@@ -147,6 +148,8 @@ static int64_t lay_out_workspace(backward *w, real *base) {
 }
 
 static int64_t attention_back_workspace(const weft_node *n, int threads) {
+    if (KERNEL(attention_back_bf16_runs)(n))
+        return KERNEL(attention_back_bf16_workspace)(n, threads);
     backward w = {.p.a = ATTR(n, weft_attention_attr)};
     w.split = divide_work(w.p.a);
     int64_t shared = lay_out_workspace(&w, NULL);
@@ -475,6 +478,7 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
 }
 
 static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+    if (KERNEL(attention_back_bf16_runs)(n)) return KERNEL(attention_back_bf16)(x, n);
     backward w = make_backward(x, n);
     const weft_attention_attr *a = w.p.a;
     WEFT_TRY(check_starts(&w.p));

@@ -43,7 +43,8 @@ static int run_under(const char *isa, const char *program) {
 
 static void test_every_instruction_set_gives_right_results(void **state) {
     (void)state;
-    static const char *const programs[] = {"cpu/test_gemm", "ops/test_cases"};
+    static const char *const programs[] = {"cpu/test_gemm", "ops/test_cases",
+                                           "cpu/test_bf16_attention"};
     const char *isa;
     bool runs;
     for (int i = 0; (isa = weft_cpu_isa_at(i, &runs)); i++) {
