@@ -37,10 +37,11 @@ ISA_FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
 ISA_DEFINES := $(foreach i,$(ISAS),-DWEFT_HAVE_ISA_$(i))
 
 # The commit of this tree, for `weft version` and every study's database; -changed: the sources are
-# not as it has them. Another tree's that happens to be around this one is not ours.
+# not as it has them. Another tree's that happens to be around this one is not ours. An archive of
+# `make dist` has it in .commit.
 GIT_COMMIT := $(or $(shell [ -e .git ] && commit=$$(git rev-parse HEAD 2>/dev/null) && \
 	if git diff --quiet HEAD -- src include mk Makefile 2>/dev/null; then echo "$$commit"; \
-	else echo "$$commit-changed"; fi),unknown)
+	else echo "$$commit-changed"; fi),$(strip $(file <.commit)),unknown)
 
 # $(call stamp,FILE,TEXT): FILE holds TEXT and is written anew only when TEXT changed, so that what
 # depends on FILE is rebuilt exactly then.

@@ -1,4 +1,6 @@
-# Install and uninstall: program, library, header, pkg-config file, man page.
+# Install and uninstall: program, library, headers, pkg-config file, man page, completion for bash and
+# zsh, the ready studies (`weft study --config demo` finds them), documentation and examples. Archives:
+# the sources (dist) and a Debian package (deb).
 
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
@@ -6,15 +8,28 @@ LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 MANDIR ?= $(PREFIX)/share/man
 PKGCONFIGDIR ?= $(LIBDIR)/pkgconfig
+DATADIR ?= $(PREFIX)/share/weft
+DOCDIR ?= $(PREFIX)/share/doc/weft
+BASHDIR ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 
 SO_FILE := libweft.so.$(VERSION)
 INSTALLED := $(BINDIR)/weft $(LIBDIR)/libweft.a $(LIBDIR)/$(SO_FILE) $(LIBDIR)/libweft.so.$(VERSION_MAJOR) \
-	$(LIBDIR)/libweft.so $(INCLUDEDIR)/weft/weft.h $(INCLUDEDIR)/weft/graph.h $(INCLUDEDIR)/weft/step.h $(PKGCONFIGDIR)/weft.pc $(MANDIR)/man1/weft.1 $(LIBDIR)/libweft-mpi.so $(LIBDIR)/libweft-nccl.so
+	$(LIBDIR)/libweft.so $(INCLUDEDIR)/weft/weft.h $(INCLUDEDIR)/weft/graph.h $(INCLUDEDIR)/weft/step.h $(PKGCONFIGDIR)/weft.pc $(MANDIR)/man1/weft.1 $(LIBDIR)/libweft-mpi.so $(LIBDIR)/libweft-nccl.so \
+	$(BASHDIR)/weft $(ZSHDIR)/_weft
+# What a reader reads; the databases behind the results stay in the repository.
+DOC_FILES := $(wildcard README.md CHANGELOG.md SECURITY.md LICENSE docs/*.md docs/guide/*.md docs/internals/*.md \
+	docs/notes/*.md docs/results/*.md docs/images/*.svg docs/images/*.png docs/images/*.webp)
+EXAMPLE_FILES := $(wildcard examples/*)
 
-.PHONY: install uninstall
+.PHONY: install install-files uninstall dist deb
 
-install: build ## install under PREFIX (/usr/local), within DESTDIR
-	install -d $(addprefix '$(DESTDIR)',$(BINDIR) $(LIBDIR) $(INCLUDEDIR)/weft $(PKGCONFIGDIR) $(MANDIR)/man1)
+install: build install-files ## install under PREFIX (/usr/local), within DESTDIR
+
+# What is built already.
+install-files: | $(if $(filter install,$(MAKECMDGOALS)),build)
+	install -d $(addprefix '$(DESTDIR)',$(BINDIR) $(LIBDIR) $(INCLUDEDIR)/weft $(PKGCONFIGDIR) $(MANDIR)/man1 \
+		$(DATADIR)/defconfigs $(DOCDIR)/examples $(BASHDIR) $(ZSHDIR) $(sort $(dir $(DOC_FILES:%=$(DOCDIR)/%))))
 	install -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/weft'
 	install -m 644 $(LIB_A) '$(DESTDIR)$(LIBDIR)/libweft.a'
 	install -m 755 $(LIB_SO) '$(DESTDIR)$(LIBDIR)/$(SO_FILE)'
@@ -27,7 +42,25 @@ install: build ## install under PREFIX (/usr/local), within DESTDIR
 		-e 's|@REQUIRES@|$(strip $(CONFIG_REQUIRES))|; s|@LIBS_PRIVATE@|$(strip $(CONFIG_LDFLAGS) $(CONFIG_LIBS_PRIVATE) $(CUDA_LINK))|' \
 		weft.pc.in > '$(DESTDIR)$(PKGCONFIGDIR)/weft.pc'
 	sed 's|@VERSION@|$(VERSION)|' docs/weft.1 > '$(DESTDIR)$(MANDIR)/man1/weft.1'
+	install -m 644 completions/weft.bash '$(DESTDIR)$(BASHDIR)/weft'
+	install -m 644 completions/_weft '$(DESTDIR)$(ZSHDIR)/_weft'
+	install -m 644 defconfigs/* '$(DESTDIR)$(DATADIR)/defconfigs/'
+	install -m 644 Kconfig '$(DESTDIR)$(DATADIR)/Kconfig'
+	install -m 644 $(EXAMPLE_FILES) '$(DESTDIR)$(DOCDIR)/examples/'
+	for file in $(DOC_FILES); do install -m 644 "$$file" '$(DESTDIR)$(DOCDIR)/'"$$file" || exit 1; done
 
 uninstall: ## remove what install put there
-	rm -f $(addprefix '$(DESTDIR)',$(INSTALLED))
-	-rmdir '$(DESTDIR)$(INCLUDEDIR)/weft' 2>/dev/null
+	rm -f $(addprefix '$(DESTDIR)',$(INSTALLED) $(DATADIR)/Kconfig $(patsubst %,$(DATADIR)/%,$(wildcard defconfigs/*)) \
+		$(DOC_FILES:%=$(DOCDIR)/%) $(EXAMPLE_FILES:%=$(DOCDIR)/%))
+	-rmdir $(addprefix '$(DESTDIR)',$(INCLUDEDIR)/weft $(DATADIR)/defconfigs $(DATADIR) $(DOCDIR)/examples $(DOCDIR)/docs/guide \
+		$(DOCDIR)/docs/internals $(DOCDIR)/docs/notes $(DOCDIR)/docs/results $(DOCDIR)/docs/images $(DOCDIR)/docs $(DOCDIR)) 2>/dev/null
+
+# The sources as they are committed; `make` in the unpacked folder knows their commit.
+DIST := $(BUILD)/weft-$(VERSION).tar.xz
+dist: ## the committed sources as build/weft-VERSION.tar.xz
+	@mkdir -p '$(BUILD)'
+	@git archive --format=tar --prefix='weft-$(VERSION)/' --add-virtual-file="weft-$(VERSION)/.commit:$$(git rev-parse HEAD)" HEAD | xz -T0 > '$(DIST).part'
+	@mv '$(DIST).part' '$(DIST)' && echo "$(DIST)"
+
+deb: build ## a Debian package of what install installs, build/weft_VERSION_ARCH.deb
+	@scripts/deb '$(BUILD)' '$(VERSION)' $(MAKE)

@@ -1,6 +1,7 @@
 /* Parsing of options. Long options take their value as the next word or after '='. */
 #include "cli/args.h"
 
+#include "cli/defconfig.h"
 #include "core/nearest.h"
 #include "device/device.h"
 #include "model/account.h"
@@ -189,6 +190,8 @@ int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, co
                 a->command);
         return WEFT_EXIT_USAGE;
     }
+    static char beside[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
+    a->config = weft_defconfig_find(a->config, beside);
     int status = read_numbers(a, &k);
     if (!status) list_settings(a);
     return status;

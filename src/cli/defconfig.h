@@ -1,0 +1,12 @@
+/* Studies that come with the program, by name: `--config demo`. */
+#ifndef WEFT_CLI_DEFCONFIG_H
+#define WEFT_CLI_DEFCONFIG_H
+
+#include "core/files.h"
+
+/* Where `name` is a plain word, no file of that name is here, and one is among the studies beside the
+ * program (../share/weft/defconfigs as installed, ../defconfigs in the repository), the path of that
+ * one, in `room`; `name` itself otherwise, NULL too. */
+const char *weft_defconfig_find(const char *name, char room[WEFT_PATH_MAX]);
+
+#endif

@@ -1,0 +1,134 @@
+/* What `make install` installs works away from the repository: the program with its ready studies,
+ * completion, man page, headers and library; and `make uninstall` leaves nothing. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { OUTPUT_MOST = 1 << 16 };
+
+/* What a line of shell prints; `there` is where it is installed. */
+static char *shell_prints(const char *format, ...) {
+    static char output[OUTPUT_MOST];
+    char line[4096], command[4600];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    snprintf(command, sizeof command, "there='%s'; PATH=\"$there/usr/bin:$PATH\"; %s",
+             scratch_path("root"), line);
+    FILE *out = popen(command, "r");
+    assert_non_null(out);
+    size_t n = fread(output, 1, sizeof output - 1, out);
+    output[n] = '\0';
+    int status = pclose(out);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_msg("%s: exit %d: %s", line, WEXITSTATUS(status), output);
+    return output;
+}
+
+static void expect_prints(const char *line, const char *words) {
+    char *output = shell_prints("%s", line);
+    if (!strstr(output, words)) fail_msg("%s: '%s' is not in: %.2000s", line, words, output);
+}
+
+/* The library is built by `make build`; a test alone may run without it. */
+static bool is_installed(void) {
+    static int done = -1;
+    char line[2048];
+    snprintf(
+        line, sizeof line,
+        "make -s install-files SETUP=no PREFIX=/usr LIBDIR=/usr/lib DESTDIR='%s' >/dev/null 2>&1",
+        scratch_path("root"));
+    if (done < 0) done = system(line) == 0;
+    return done;
+}
+
+#define NEEDS_INSTALL()                                                                            \
+    if (!is_installed()) {                                                                         \
+        print_message("nothing to install: make build was not run\n");                             \
+        skip();                                                                                    \
+    }
+
+static void test_ready_studies_are_found_by_name(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+    expect_prints("cd \"$there\" && weft study --config demo --list", "108864");
+    expect_prints("cd \"$there\" && weft plan --config w2-recall --json", "parameters");
+    /* A file of that name in the working folder comes first. */
+    expect_prints("mkdir -p \"$there/x\" && cd \"$there/x\" && echo 'CONFIG_N_EMBD=oops' > demo && "
+                  "weft plan --config demo 2>&1 || true",
+                  "demo:1: CONFIG_N_EMBD");
+}
+
+static void test_completion_knows_commands_options_keys_and_studies(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+#define COMPLETE                                                                                   \
+    "bash -c 'source \"$0\"; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _weft 2>/dev/null; "     \
+    "echo \"${COMPREPLY[@]}\"' \"$there/usr/share/bash-completion/completions/weft\" "
+    expect_prints(COMPLETE "weft stu", "study");
+    expect_prints(COMPLETE "weft train --resu", "--resume");
+    expect_prints(COMPLETE "weft train -o N_LAY", "N_LAYER=");
+    expect_prints(COMPLETE "weft study --config reci", "reciprocal");
+    expect_prints(COMPLETE "weft train --device c", "cpu cuda");
+    expect_prints(COMPLETE "weft help conf", "config");
+    expect_prints("if command -v zsh >/dev/null; then zsh -n "
+                  "\"$there/usr/share/zsh/site-functions/_weft\"; fi; echo read",
+                  "read");
+}
+
+static void test_the_man_page_has_every_command(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+    char *missing = shell_prints(
+        "weft help | sed -n 's/^  \\([a-z][a-z]*\\)  .*/\\1/p' | while read -r name; do "
+        "grep -q \"^\\.BR $name\" \"$there/usr/share/man/man1/weft.1\" || echo \"$name\"; done");
+    assert_string_equal(missing, "");
+    expect_prints("cat \"$there/usr/share/man/man1/weft.1\"", "weft 0.");
+}
+
+static void test_an_example_compiles_against_what_is_installed(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+    if (system("pkg-config --version >/dev/null 2>&1") != 0) {
+        print_message("there is no pkg-config\n");
+        skip();
+    }
+    shell_prints("cd \"$there\" && export PKG_CONFIG_SYSROOT_DIR=\"$there\" "
+                 "PKG_CONFIG_PATH=\"$there/usr/lib/pkgconfig:$PKG_CONFIG_PATH\" && "
+                 "${CC:-cc} usr/share/doc/weft/examples/block.c -o block $(pkg-config --cflags "
+                 "--libs weft) -lm 2>&1");
+    expect_prints("ls \"$there/block\" \"$there/usr/share/doc/weft/docs/guide/studies.md\"",
+                  "block");
+}
+
+static void test_uninstall_leaves_nothing(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+    char line[2048];
+    snprintf(line, sizeof line,
+             "make -s uninstall SETUP=no PREFIX=/usr LIBDIR=/usr/lib DESTDIR='%s' >/dev/null 2>&1",
+             scratch_path("root"));
+    assert_int_equal(system(line), 0);
+    assert_string_equal(shell_prints("find \"$there/usr\" ! -type d"), "");
+    assert_string_equal(shell_prints("find \"$there/usr/share\" -name 'weft*'"), "");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ready_studies_are_found_by_name),
+        cmocka_unit_test(test_completion_knows_commands_options_keys_and_studies),
+        cmocka_unit_test(test_the_man_page_has_every_command),
+        cmocka_unit_test(test_an_example_compiles_against_what_is_installed),
+        cmocka_unit_test(test_uninstall_leaves_nothing),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
