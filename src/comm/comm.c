@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,9 +24,12 @@ enum {
     CHUNK = 1 << 28,    /* bytes of one broadcast */
     TAGS = 30000,       /* MPI promises 32767 */
     SPINS = 200,        /* polls before the first sleep */
-    SLEEP_MOST = 200000 /* nanoseconds */
+    SLEEP_LEAST = 2000, /* nanoseconds; */
+    SLEEP_MOST = 50000  /* without a way of the kernel's, large messages move only at a poll */
 };
 static const double TELL_SECONDS = 0.3; /* to let others hear of a fault */
+static const double MEET_LEAST = 20;    /* seconds, for all ranks to find each other */
+static const double LOOK_SECONDS = 1;   /* to find out whose it is */
 
 struct weft_comm {
     const weft_mpi *mpi;
@@ -39,6 +43,7 @@ struct weft_comm {
     bool started, waiting, closing, failed;
     bool away;          /* the working thread waits elsewhere */
     bool agreed;        /* all ranks know that the run is over */
+    double meet_by;     /* when the ranks must have found each other; 0: any time */
     weft_status status; /* of the start */
     char why[WHY_ROOM];
 };
@@ -78,13 +83,6 @@ static void end_run(weft_comm *c, const char *why) {
     _exit(1);
 }
 
-static void fail_mpi(weft_comm *c, int error) {
-    char text[256], why[WHY_ROOM];
-    c->mpi->explain(error, text, sizeof text);
-    snprintf(why, sizeof why, "MPI failed on rank %d: %s", c->rank, text);
-    end_run(c, why);
-}
-
 /* Tells every rank, and gives the words time to leave. */
 static void tell_all(weft_comm *c, const char *why) {
     double start = weft_clock();
@@ -94,6 +92,22 @@ static void tell_all(weft_comm *c, const char *why) {
         weft_watch_look(c->watch, weft_clock(), false, ignored, sizeof ignored);
         nap(SLEEP_MOST);
     }
+}
+
+/* An error of MPI's mostly is another rank's end, seen from here: whoever is gone is named. */
+static void fail_mpi(weft_comm *c, int error) {
+    char text[256], why[WHY_ROOM];
+    weft_verdict verdict = WEFT_WATCH_WELL;
+    double start = weft_clock();
+    c->mpi->explain(error, text, sizeof text);
+    while (c->watch && verdict == WEFT_WATCH_WELL && weft_clock() - start < LOOK_SECONDS) {
+        verdict = weft_watch_look(c->watch, weft_clock(), true, why, sizeof why);
+        nap(SLEEP_MOST);
+    }
+    if (verdict == WEFT_WATCH_WELL)
+        snprintf(why, sizeof why, "MPI failed on rank %d: %s", c->rank, text);
+    if (c->watch && verdict != WEFT_WATCH_TOLD) tell_all(c, why);
+    end_run(c, why);
 }
 
 static int start_exchange(weft_comm *c, weft_comm_job *job) {
@@ -144,15 +158,14 @@ static bool start_jobs(weft_comm *c) {
     return any;
 }
 
-/* Looks at one job's requests; those that are done change places with the last pending one. */
-static int poll_job(weft_comm *c, weft_comm_job *job) {
-    for (int i = 0; i < job->pending;) {
-        int done, error = c->mpi->test(job->requests[i], &done);
-        if (error) return error;
-        if (done)
-            job->requests[i] = job->requests[--job->pending];
-        else
-            i++;
+/* Looks at one job's requests, from the last one on, up to one that is not done: each look lets MPI move
+ * the data of all of them, and costs as much. */
+static int poll_job(weft_comm *c, weft_comm_job *job, bool *moved) {
+    while (job->pending > 0) {
+        int done, error = c->mpi->test(job->requests[job->pending - 1], &done);
+        if (error || !done) return error;
+        job->pending--;
+        *moved = true;
     }
     return 0;
 }
@@ -161,7 +174,7 @@ static bool poll_jobs(weft_comm *c) {
     bool any = false;
     for (weft_comm_job **at = &c->active; *at;) {
         weft_comm_job *job = *at;
-        int error = poll_job(c, job);
+        int error = poll_job(c, job, &any);
         if (error) {
             fail_mpi(c, error);
             return true;
@@ -201,9 +214,26 @@ static void rest(weft_comm *c, bool busy, int *idle) {
     } else if (*idle <= SPINS) {
         sched_yield();
     } else {
-        long sleep = 1000L * (*idle - SPINS);
+        long sleep = SLEEP_LEAST * (long)(*idle - SPINS);
         nap(sleep < SLEEP_MOST ? sleep : SLEEP_MOST);
     }
+}
+
+/* Seconds for all ranks to find each other; 0: any time. Before they have, no rank is watched. */
+static double meet_limit(void) {
+    double limit = 1.5 * weft_watch_limit();
+    return limit > 0 && limit < MEET_LEAST ? MEET_LEAST : limit;
+}
+
+static bool is_late(const weft_comm *c) {
+    return c->meet_by > 0 && weft_clock() > c->meet_by;
+}
+
+static void describe_late(char *why, size_t room) {
+    snprintf(why, room,
+             "not all ranks have come within %.0f s: one hangs, or cannot be reached; where that "
+             "takes longer, WEFT_HEARTBEAT=SECONDS sets two thirds of it (0: any time)",
+             meet_limit());
 }
 
 static void watch_ranks(weft_comm *c) {
@@ -212,10 +242,22 @@ static void watch_ranks(weft_comm *c) {
     bool waiting = c->waiting || c->away, over = c->failed;
     weft_watch *watch = c->watch;
     pthread_mutex_unlock(&c->lock);
-    if (!watch || over) return;
+    if (over) return;
+    if (!watch && is_late(c)) {
+        describe_late(why, sizeof why);
+        end_run(c, why);
+    }
+    if (!watch) return;
     weft_verdict verdict = weft_watch_look(watch, weft_clock(), waiting, why, sizeof why);
     if (verdict == WEFT_WATCH_FOUND) tell_all(c, why);
     if (verdict != WEFT_WATCH_WELL) end_run(c, why);
+}
+
+bool weft_comm_is_over(weft_comm *c) {
+    pthread_mutex_lock(&c->lock);
+    bool failed = c->failed;
+    pthread_mutex_unlock(&c->lock);
+    return failed;
 }
 
 static bool is_over(weft_comm *c) {
@@ -228,6 +270,7 @@ static bool is_over(weft_comm *c) {
 static void *talk(void *context) {
     weft_comm *c = context;
     int idle = 0, error = c->mpi->start(&c->rank, &c->size);
+    prctl(PR_SET_TIMERSLACK, SLEEP_LEAST, 0L, 0L, 0L);
     pthread_mutex_lock(&c->lock);
     if (error) {
         c->failed = true;
@@ -243,8 +286,26 @@ static void *talk(void *context) {
         rest(c, busy, &idle);
     }
     /* After a fault not all ranks would come to finish. */
-    if (!c->failed) c->mpi->finish();
+    if (!weft_comm_is_over(c)) c->mpi->finish();
     return NULL;
+}
+
+/* A rank that does not come keeps the others inside MPI, and nothing can call them back. */
+static void wait_started(weft_comm *c) {
+    char why[WHY_ROOM];
+    pthread_mutex_lock(&c->lock);
+    while (!c->started && !is_late(c)) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec++;
+        pthread_cond_timedwait(&c->changed, &c->lock, &until);
+    }
+    bool started = c->started;
+    pthread_mutex_unlock(&c->lock);
+    if (started) return;
+    describe_late(why, sizeof why);
+    fprintf(stderr, "weft: this rank ends: %s\n", why);
+    _exit(1);
 }
 
 /* Signals are for the thread that works. */
@@ -255,12 +316,9 @@ static weft_status start_thread(weft_comm *c) {
     int error = pthread_create(&c->thread, NULL, talk, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) return weft_fail(WEFT_ENOMEM, "cannot start a thread for MPI: %s", strerror(error));
-    pthread_mutex_lock(&c->lock);
-    while (!c->started)
-        pthread_cond_wait(&c->changed, &c->lock);
-    bool failed = c->failed;
-    pthread_mutex_unlock(&c->lock);
-    return failed ? weft_fail(WEFT_EMISSING, "MPI did not start: %s", c->why) : WEFT_OK;
+    wait_started(c);
+    return weft_comm_is_over(c) ? weft_fail(WEFT_EMISSING, "MPI did not start: %s", c->why)
+                                : WEFT_OK;
 }
 
 /* Where every rank runs. */
@@ -291,24 +349,22 @@ weft_status weft_comm_open(weft_comm **out) {
     weft_comm *c = calloc(1, sizeof *c);
     if (!c) return weft_fail(WEFT_ENOMEM, "no memory for MPI");
     c->queue_end = &c->queue;
+    if (meet_limit() > 0) c->meet_by = weft_clock() + meet_limit();
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     pthread_cond_init(&c->work, NULL);
     weft_status status = weft_launch_open(&c->mpi);
     if (status == WEFT_OK) status = start_thread(c);
     if (status == WEFT_OK) status = meet(c);
-    if (status != WEFT_OK) {
-        free(c); /* the process is about to end; the thread, where there is one, ends with it */
-        return status;
-    }
-    *out = c;
-    return WEFT_OK;
+    /* On an error its memory stays: the process is about to end, and the thread with it. */
+    if (status == WEFT_OK) *out = c;
+    return status;
 }
 
 void weft_comm_close(weft_comm *c) {
     if (!c) return;
     bool ignored;
-    if (!c->failed) {
+    if (!weft_comm_is_over(c)) {
         weft_watch_leave(c->watch);
         weft_comm_any(c, false, &ignored);
     }
@@ -342,10 +398,7 @@ void weft_comm_fail(weft_comm *c, const char *message) {
     weft_watch_describe(c->watch, c->rank, why, sizeof why);
     size_t at = strlen(why);
     snprintf(why + at, sizeof why - at, ": %s", message);
-    pthread_mutex_lock(&c->lock);
-    bool told = c->failed;
-    pthread_mutex_unlock(&c->lock);
-    if (told) return;
+    if (weft_comm_is_over(c)) return;
     weft_watch_resign(c->watch, why);
     double start = weft_clock();
     while (weft_clock() - start < TELL_SECONDS)
@@ -481,7 +534,7 @@ typedef struct {
 } rank_status;
 
 weft_status weft_comm_agree(weft_comm *c, weft_status own) {
-    if (!c || c->failed) return own;
+    if (!c || weft_comm_is_over(c)) return own;
     rank_status mine = {.status = (int)own};
     if (own != WEFT_OK) snprintf(mine.message, sizeof mine.message, "%s", weft_error_message());
     rank_status *all = weft_message_memory((size_t)c->size, sizeof *all);

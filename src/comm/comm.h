@@ -36,6 +36,9 @@ int weft_comm_local_size(const weft_comm *c);
  * one; weft_comm_close then waits for nobody. */
 void weft_comm_fail(weft_comm *c, const char *message);
 
+/* Whether the run has ended by a fault: others may not answer any more. */
+bool weft_comm_is_over(weft_comm *c);
+
 /* This rank's machine, by a name that the ranks of one machine share. */
 void weft_comm_machine(const weft_comm *c, char *text, size_t room);
 /* Around calls in which the working thread waits for other ranks without weft_comm_wait: its silence

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-enum { WEFT_MPI_ABI = 1, WEFT_MPI_NOTE = 512 };
+enum { WEFT_MPI_ABI = 2, WEFT_MPI_NOTE = 512 };
 
 /* Functions return 0, or MPI's error for `explain`. All of them are for one thread, the one that
  * called `start`. A request is a number that is free again once `test` says done. */
@@ -28,9 +28,10 @@ typedef struct {
     /* Sums over ranks in the order MPI likes, in place. */
     int (*sum)(void *data, int64_t count, int is_double, int *request);
     int (*test)(int request, int *done);
-    /* Notes of WEFT_MPI_NOTE bytes beside the messages. `note` drops one where the last to the same
-     * rank is still on its way; `next_note` sets *from to -1 where none has come. */
-    int (*note)(const void *text, int to);
+    /* Notes of WEFT_MPI_NOTE bytes beside the messages. `note` leaves *sent at 0, and has done nothing,
+     * where the last to the same rank is still on its way; `next_note` sets *from to -1 where none has
+     * come. */
+    int (*note)(const void *text, int to, int *sent);
     int (*next_note)(void *text, int *from);
     void (*explain)(int error, char *text, int room);
 } weft_mpi;

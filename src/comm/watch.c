@@ -35,6 +35,9 @@ struct weft_watch {
     double beaten;           /* and when they changed */
     atomic_bool leaving, resigned;
     char last_words[WEFT_MPI_NOTE - 16];
+    note fault; /* that the others are told of, */
+    bool *told; /* [size], those who were; */
+    int untold; /* and how many were not */
 };
 
 weft_rank_place weft_watch_place(void) {
@@ -46,9 +49,13 @@ weft_rank_place weft_watch_place(void) {
     return p;
 }
 
+double weft_watch_limit(void) {
+    const char *limit = getenv("WEFT_HEARTBEAT");
+    return limit && *limit ? strtod(limit, NULL) : LIMIT_SECONDS;
+}
+
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out) {
-    const char *limit = getenv("WEFT_HEARTBEAT");
     size_t n = (size_t)size;
     weft_watch *w = calloc(1, sizeof *w);
     *out = NULL;
@@ -56,15 +63,16 @@ weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_
         w->places = calloc(n, sizeof *w->places);
         w->heard = calloc(n, sizeof *w->heard);
         w->silent = calloc(n, sizeof *w->silent);
+        w->told = calloc(n, sizeof *w->told);
     }
-    if (!w || !w->places || !w->heard || !w->silent) {
+    if (!w || !w->places || !w->heard || !w->silent || !w->told) {
         weft_watch_close(w);
         return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
     }
     w->mpi = mpi;
     w->rank = rank;
     w->size = size;
-    w->limit = limit && *limit ? strtod(limit, NULL) : LIMIT_SECONDS;
+    w->limit = weft_watch_limit();
     memcpy(w->places, places, n * sizeof *places);
     *out = w;
     return WEFT_OK;
@@ -75,6 +83,7 @@ void weft_watch_close(weft_watch *w) {
     free(w->places);
     free(w->heard);
     free(w->silent);
+    free(w->told);
     free(w);
 }
 
@@ -90,11 +99,25 @@ static void describe_fault(const weft_watch *w, int rank, const char *what, char
     snprintf(why + at, room - at, " %s", what);
 }
 
+/* To those whom no note is on its way to: a heartbeat may be. A rank that no note can be sent to is
+ * gone, and needs none. */
+static void tell_rest(weft_watch *w) {
+    for (int i = 0; w->untold > 0 && i < w->size; i++) {
+        int sent = 1;
+        if (w->told[i]) continue;
+        int error = w->mpi->note(&w->fault, i, &sent);
+        w->told[i] = error || sent;
+        w->untold -= w->told[i];
+    }
+}
+
 void weft_watch_tell(weft_watch *w, const char *why) {
-    note n = {.fault = 1};
-    snprintf(n.text, sizeof n.text, "%s", why);
+    w->fault = (note){.fault = 1};
+    snprintf(w->fault.text, sizeof w->fault.text, "%s", why);
     for (int i = 0; i < w->size; i++)
-        if (i != w->rank) w->mpi->note(&n, i);
+        w->told[i] = i == w->rank;
+    w->untold = w->size - 1;
+    tell_rest(w);
 }
 
 void weft_watch_resign(weft_watch *w, const char *why) {
@@ -140,8 +163,9 @@ static void send_notes(weft_watch *w, double now, double silence) {
     if (now - w->noted < NOTE_SECONDS) return;
     w->noted = now;
     note n = {.silent = silence};
+    int sent; /* one that is not is made good by the next */
     for (int i = 0; i < w->size; i++)
-        if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i);
+        if (i != w->rank && (w->rank == 0 || i == 0)) w->mpi->note(&n, i, &sent);
 }
 
 /* Whether a note tells of a fault. */
@@ -180,6 +204,7 @@ static int find_silent(const weft_watch *w, double now, char *what, size_t room)
 weft_verdict weft_watch_look(weft_watch *w, double now, bool waiting, char *why, size_t room) {
     char what[96];
     if (atomic_exchange(&w->resigned, false)) weft_watch_tell(w, w->last_words);
+    tell_rest(w);
     if (read_notes(w, now, why, room)) return WEFT_WATCH_TOLD;
     if (now - w->looked < LOCAL_SECONDS) return WEFT_WATCH_WELL;
     w->looked = now;

@@ -19,6 +19,8 @@ typedef struct {
 
 /* This process's. */
 weft_rank_place weft_watch_place(void);
+/* WEFT_HEARTBEAT, in seconds; 0: none. */
+double weft_watch_limit(void);
 
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out);

@@ -1,5 +1,6 @@
 /* Signs of life of the thread that works, for whoever watches whether it hangs (comm/comm.h). The
- * executor gives one with every node; long work outside it should too. */
+ * executor gives one with every node, the pool with every run, and files with every block that is read
+ * or written; other work that takes seconds should too. */
 #ifndef WEFT_CORE_BEAT_H
 #define WEFT_CORE_BEAT_H
 

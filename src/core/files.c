@@ -1,6 +1,7 @@
 /* Files. */
 #include "core/files.h"
 
+#include "core/beat.h"
 #include "core/crc32c.h"
 #include "core/folders.h"
 
@@ -15,6 +16,8 @@
 
 /* Systems write at most 2 GB at a time; so much is also summed at a time, while it is in the cache. */
 enum { BLOCK = 1 << 20, ATTEMPTS = 100 };
+/* Large files go to the disk as they are written, so that no single call takes minutes. */
+static const int64_t SYNC_BYTES = 1 << 28;
 
 weft_status weft_path(char path[WEFT_PATH_MAX], const char *format, ...) {
     va_list args;
@@ -113,6 +116,7 @@ weft_status weft_file_sum(const char *path, weft_sum *out) {
         }
         out->crc = weft_crc32c(out->crc, block, (size_t)n);
         out->bytes += n;
+        weft_beat();
     }
     if (descriptor >= 0) close(descriptor);
     free(block);
@@ -208,6 +212,10 @@ weft_status weft_new_file_put(weft_new_file *f, const void *data, int64_t bytes)
         f->sum.bytes += n;
         at += n;
         bytes -= n;
+        weft_beat();
+        if ((f->unsynced += n) < SYNC_BYTES) continue;
+        if (fsync(f->descriptor) != 0) return write_failed(f);
+        f->unsynced = 0;
     }
     return f->status;
 }

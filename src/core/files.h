@@ -60,6 +60,7 @@ weft_status weft_file_open_own(const char *path, int *descriptor);
 typedef struct {
     int descriptor; /* -1: closed */
     weft_sum sum;   /* of what was put */
+    int64_t unsynced;
     weft_status status;
     char path[WEFT_PATH_MAX], beside[WEFT_PATH_MAX];
 } weft_new_file;

@@ -2,6 +2,8 @@
  * kernels of one step follow each other within microseconds. */
 #include "core/pool.h"
 
+#include "core/beat.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -137,6 +139,7 @@ int weft_pool_size(const weft_pool *pool) {
 }
 
 void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
+    weft_beat();
     if (pool->size == 1 || tasks <= 1) {
         for (int64_t i = 0; i < tasks; i++)
             task(context, i, 0);

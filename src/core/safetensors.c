@@ -7,6 +7,7 @@
  * could hide, and every byte of the file is accounted for. */
 #include "core/safetensors.h"
 
+#include "core/beat.h"
 #include "core/json.h"
 
 #include <errno.h>
@@ -332,6 +333,7 @@ const weft_safetensor *weft_safetensors_at(const weft_safetensors *file, int64_t
 
 const weft_safetensor *weft_safetensors_find(const weft_safetensors *file, const char *name) {
     weft_safetensor key = {.name = name};
+    weft_beat();
     return bsearch(&key, file->tensors, (size_t)file->count, sizeof key, by_name);
 }
 

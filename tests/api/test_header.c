@@ -106,6 +106,19 @@ static void test_the_library_needs_no_database_and_no_server(void **state) {
     assert_int_equal(shell(needs, build_folder, "weft", "sqlite"), 0);
 }
 
+/* MPI and NCCL are opened when several processes are started, by libraries of their own. */
+static void test_neither_library_nor_program_needs_mpi_or_nccl(void **state) {
+    (void)state;
+    if (shell("command -v ldd >/dev/null 2>&1") != 0) {
+        printf("there is no ldd\n");
+        skip();
+    }
+    static const char needs[] = "ldd '%s/%s' | grep -qiE '%s'";
+    assert_int_equal(shell(needs, build_folder, "libweft.so", "libc\\."), 0);
+    assert_int_equal(shell(needs, build_folder, "libweft.so", "mpi|pmix|nccl"), 1);
+    assert_int_equal(shell(needs, build_folder, "weft", "mpi|pmix|nccl"), 1);
+}
+
 static void test_the_recall_example_learns(void **state) {
     (void)state;
     const char *runner = getenv("RUNNER");
@@ -173,6 +186,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_each_header_stays_short),
         cmocka_unit_test(test_the_library_exports_the_headers_and_nothing_else),
         cmocka_unit_test(test_the_library_needs_no_database_and_no_server),
+        cmocka_unit_test(test_neither_library_nor_program_needs_mpi_or_nccl),
         cmocka_unit_test(test_the_recall_example_learns),
         cmocka_unit_test(test_the_block_example_learns),
     };

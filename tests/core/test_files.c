@@ -1,4 +1,5 @@
 /* Files and folders that are worked on with care. */
+#include "core/beat.h"
 #include "core/crc32c.h"
 #include "core/folders.h"
 #include "support/command.h"
@@ -52,6 +53,21 @@ static uint32_t crc_by_bits(const unsigned char *data, size_t bytes) {
             crc = crc & 1 ? crc >> 1 ^ 0x82f63b78 : crc >> 1;
     }
     return ~crc;
+}
+
+/* Who writes or reads much is alive: other ranks wait for it meanwhile (comm/comm.h). */
+static void test_long_files_give_signs_of_life(void **state) {
+    (void)state;
+    size_t bytes = 5 << 20;
+    weft_sum sum;
+    char *data = calloc(bytes, 1);
+    uint64_t before = atomic_load(&weft_beats);
+    assert_int_equal(weft_file_write(scratch_path("long"), data, bytes, &sum), WEFT_OK);
+    assert_true(atomic_load(&weft_beats) >= before + 5);
+    before = atomic_load(&weft_beats);
+    assert_int_equal(weft_file_sum(scratch_path("long"), &sum), WEFT_OK);
+    assert_true(atomic_load(&weft_beats) >= before + 5);
+    free(data);
 }
 
 static void test_checksums_are_castagnolis(void **state) {
@@ -151,6 +167,7 @@ static void test_names_are_listed_sorted(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
+        cmocka_unit_test(test_long_files_give_signs_of_life),
         cmocka_unit_test(test_checksums_are_castagnolis),
         cmocka_unit_test(test_only_plain_files_are_read_and_written),
         cmocka_unit_test(test_a_path_that_is_too_long_is_refused),

@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { RANKS = 3, NAME_ROOM = 256 };
+enum { NAME_ROOM = 256 };
 static const double LIMIT = 60; /* seconds */
 
 typedef struct {
@@ -35,10 +35,13 @@ static run_files open_run(const char *name) {
     return f;
 }
 
-#define FOREVER "-o", "GPT2_MAX_ITERS=100000", "-o", "GPT2_LOG_INTERVAL=100000"
+/* Six micro-batches: at most six ranks. */
+#define FOREVER                                                                                    \
+    "-o", "GPT2_MAX_ITERS=100000", "-o", "GPT2_LOG_INTERVAL=100000", "-o", "MICRO_BATCH=1", "-o",  \
+        "BATCH_SIZE=3", "-o", "GPT2_GRADIENT_ACCUMULATION=2", "-o", "LR_SCHEDULE=constant"
 
-static pid_t start_forever(const run_files *f, const char *const *environment) {
-    ranks_part part = {.ranks = RANKS,
+static pid_t start_forever(const run_files *f, int ranks, const char *const *environment) {
+    ranks_part part = {.ranks = ranks,
                        .arguments = RUN("train", "--config", f->config, "--out", f->out, "--resume",
                                         "--peak-flops", "0", FOREVER),
                        .environment = environment};
@@ -60,7 +63,7 @@ static void expect_lines(const run_files *f, const char *text, int least) {
 }
 
 /* The next start goes on from the last checkpoint, at another number. */
-static void expect_resumable(const run_files *f) {
+static void expect_resumable(const run_files *f, int ranks) {
     char steps[64], path[NAME_ROOM + 32];
     size_t n;
     snprintf(path, sizeof path, "%s/last/state.json", f->out);
@@ -71,28 +74,78 @@ static void expect_resumable(const run_files *f) {
     free(text);
     assert_true(done > 0);
     snprintf(steps, sizeof steps, "GPT2_MAX_ITERS=%lld", done + 2);
-    assert_int_equal(ranks_run(2,
+    assert_int_equal(ranks_run(ranks,
                                RUN("train", "--config", f->config, "--out", f->out, "--resume",
-                                   "--peak-flops", "0", "-o", steps),
+                                   "--peak-flops", "0", FOREVER, "-o", steps),
                                f->err),
                      0);
 }
 
+/* One of so many is killed; the checkpoint is whole, and so many others go on with it. */
+static void check_killed(const char *name, int ranks, int rank, int others) {
+    char who[64];
+    run_files f = open_run(name);
+    pid_t child = start_forever(&f, ranks, NULL);
+    train_wait_checkpoint(child, f.out);
+    pid_t victim = ranks_pid(child, rank);
+    kill(victim, SIGKILL);
+    assert_true(ranks_wait(child, LIMIT) != 0);
+    snprintf(who, sizeof who, "rank %d (", rank);
+    expect_lines(&f, who, ranks - 1);
+    snprintf(who, sizeof who, "pid %d) is gone", (int)victim);
+    expect_lines(&f, who, ranks - 1);
+    expect_resumable(&f, others);
+}
+
 static void test_killed_rank_ends_all(void **state) {
     (void)state;
-    run_files f = open_run("killed");
-    for (int rank = 0; rank < (train_long() ? RANKS : 2); rank++) {
-        char who[64];
-        pid_t child = start_forever(&f, NULL);
-        train_wait_checkpoint(child, f.out);
-        pid_t victim = ranks_pid(child, rank);
-        snprintf(who, sizeof who, "rank %d (", rank);
-        kill(victim, SIGKILL);
-        assert_true(ranks_wait(child, LIMIT) != 0);
-        snprintf(who, sizeof who, "pid %d) is gone", (int)victim);
-        expect_lines(&f, who, RANKS - 1);
+    static const int numbers[] = {2, 3, 4, 6};
+    check_killed("killed", 4, 3, 2);
+    for (size_t i = 0; train_long() && i < sizeof numbers / sizeof *numbers; i++) {
+        for (int rank = 0; rank < numbers[i]; rank++) {
+            char name[64];
+            snprintf(name, sizeof name, "killed-%d-%d", numbers[i], rank);
+            check_killed(name, numbers[i], rank, numbers[(i + (size_t)rank + 1) % 4]);
+        }
     }
-    expect_resumable(&f);
+}
+
+/* Killed again and again at any moment, in any number: the end is that of a run that nobody disturbed. */
+static void test_run_that_is_killed_often_ends_as_another(void **state) {
+    (void)state;
+    static const int numbers[] = {3, 2, 6, 4};
+    run_files f = open_run("often");
+    char alone[NAME_ROOM], more[64];
+    int kills = train_long() ? 24 : 3;
+    long long steps = 0;
+    snprintf(alone, sizeof alone, "%s", scratch_path("undisturbed"));
+    for (int i = 0; i < kills; i++) {
+        int ranks = numbers[i % 4];
+        pid_t child = start_forever(&f, ranks, NULL);
+        train_wait_checkpoint(child, f.out);
+        pause_ms(i * 37 % 211);
+        kill(ranks_pid(child, i % ranks), SIGKILL);
+        assert_true(ranks_wait(child, LIMIT) != 0);
+    }
+    char path[NAME_ROOM + 32];
+    size_t n;
+    snprintf(path, sizeof path, "%s/last/state.json", f.out);
+    char *text = file_read(path, &n);
+    json_t *object = json_loads(text, 0, NULL);
+    steps = json_integer_value(json_object_get(object, "iteration")) + 1;
+    json_decref(object);
+    free(text);
+    snprintf(more, sizeof more, "GPT2_MAX_ITERS=%lld", steps);
+    assert_int_equal(ranks_run(2,
+                               RUN("train", "--config", f.config, "--out", f.out, "--resume",
+                                   "--peak-flops", "0", FOREVER, "-o", more),
+                               f.err),
+                     0);
+    command_succeeds(RUN("train", "--config", f.config, "--out", alone, "--peak-flops", "0",
+                         FOREVER, "-o", more),
+                     NULL);
+    train_same_file(alone, f.out, "last/model.safetensors");
+    train_same_file(alone, f.out, "last/optimizer.safetensors");
 }
 
 /* A stopped process answers nothing: a heartbeat finds it. */
@@ -101,7 +154,7 @@ static void test_hung_rank_ends_all(void **state) {
     run_files f = open_run("hung");
     for (int rank = 0; rank < 2; rank++) {
         char who[64];
-        pid_t child = start_forever(&f, SAYS("WEFT_HEARTBEAT=2"));
+        pid_t child = start_forever(&f, 3, SAYS("WEFT_HEARTBEAT=2"));
         train_wait_checkpoint(child, f.out);
         pid_t victim = ranks_pid(child, rank);
         kill(victim, SIGSTOP);
@@ -109,7 +162,21 @@ static void test_hung_rank_ends_all(void **state) {
         snprintf(who, sizeof who, "pid %d) has been silent for", (int)victim);
         expect_lines(&f, who, 1);
     }
-    expect_resumable(&f);
+    expect_resumable(&f, 2);
+}
+
+/* A rank that never comes: the others wait inside MPI, where no heartbeat is yet. */
+static void test_rank_that_does_not_come_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("absent");
+    const char *const *environment = SAYS("WEFT_HEARTBEAT=2");
+    ranks_part parts[] = {
+        {.ranks = 2,
+         .arguments = RUN("train", "--config", f.config, "--out", f.out, "--peak-flops", "0"),
+         .environment = environment},
+        {.ranks = 1, .program = "sleep", .arguments = RUN("100"), .environment = environment}};
+    assert_true(ranks_wait(ranks_start(parts, 2, f.err), LIMIT) != 0);
+    expect_lines(&f, "not all ranks have come within 20 s", 1);
 }
 
 /* Waits until a process's first thread computes: one that sleeps waits for the others. */
@@ -154,7 +221,7 @@ static void test_hung_working_thread_ends_all(void **state) {
     run_files f = open_run("thread");
     char who[64];
     int status;
-    pid_t child = start_forever(&f, SAYS("WEFT_HEARTBEAT=2"));
+    pid_t child = start_forever(&f, 3, SAYS("WEFT_HEARTBEAT=2"));
     train_wait_checkpoint(child, f.out);
     pid_t victim = ranks_pid(child, 1), holder = fork();
     assert_true(holder >= 0);
@@ -274,6 +341,8 @@ static void test_build_without_mpi_says_so(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed_rank_ends_all),
+        cmocka_unit_test(test_run_that_is_killed_often_ends_as_another),
+        cmocka_unit_test(test_rank_that_does_not_come_ends_all),
         cmocka_unit_test(test_hung_rank_ends_all),
         cmocka_unit_test(test_hung_working_thread_ends_all),
         cmocka_unit_test(test_rank_without_its_data_ends_all),

@@ -107,43 +107,57 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
 }
 
 /* Weights of several chunks, each cut among ranks; spike clipping counts over all of them. */
-#define SHARED_MODEL                                                                               \
-    "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "OPTIMIZER=adamwspam", "-o", "BATCH_SIZE=13"
+#define LARGER_MODEL "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "BATCH_SIZE=13"
+#define SHARED_MODEL LARGER_MODEL, "-o", "OPTIMIZER=adamwspam"
 
-static void check_shared(const char *dtype, int ranks, const char *shard) {
+static void check_shared_by(const char *optimizer, const char *dtype, int ranks,
+                            const char *shard) {
     char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM], option[64];
     size_t n;
     ranks_need_mpi();
     keep(config, scratch_path("shared.config"));
-    keep(alone, scratch_path("shared-%s", dtype));
-    keep(together, scratch_path("shared-%s-%d-%s", dtype, ranks, shard));
+    keep(alone, scratch_path("shared-%s-%s", optimizer, dtype));
+    keep(together, scratch_path("shared-%s-%s-%d-%s", optimizer, dtype, ranks, shard));
     keep(err, scratch_path("err"));
     snprintf(option, sizeof option, "SHARD=%s", shard);
     write_config(config, "embedded", "wsffn");
     if (access(alone, F_OK) != 0)
         command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", dtype,
-                             "--peak-flops", "0", SHARED_MODEL),
+                             "--peak-flops", "0", LARGER_MODEL, "-o", optimizer),
                          NULL);
     int status = ranks_run(ranks,
                            RUN("train", "--config", config, "--out", together, "--dtype", dtype,
-                               "--peak-flops", "0", SHARED_MODEL, "-o", option),
+                               "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o", option),
                            err);
     if (status != 0) fail_msg("%d ranks ended on %d: %s", ranks, status, file_read(err, &n));
     train_same_end(alone, together);
     same_losses(alone, together);
 }
 
+static void check_shared(const char *dtype, int ranks, const char *shard) {
+    check_shared_by("OPTIMIZER=adamwspam", dtype, ranks, shard);
+}
+
 static void test_shared_state_changes_no_bit(void **state) {
     (void)state;
-    static const char *const shards[] = {"optimizer", "gradients"};
     check_shared("f32", 3, "optimizer");
     check_shared("bf16", 4, "gradients");
     check_shared("f32", 2, "gradients");
     check_shared("f64", 3, "optimizer"); /* where the order of the norm's parts shows in its bits */
-    for (int p = 2; train_long() && p <= RANKS_MOST; p++) {
-        for (int i = 0; i < 4; i++)
-            check_shared(i % 2 ? "f32" : "bf16", p, shards[i / 2]);
-    }
+}
+
+/* Every optimizer, type, way of sharing and number; dropout and the contrastive loss in all of them. */
+static void test_every_way_of_sharing_ends_on_the_same_bits(void **state) {
+    (void)state;
+    static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=adamwspam"};
+    static const char *const types[] = {"f32", "bf16"};
+    static const char *const shards[] = {"none", "optimizer", "gradients"};
+    check_shared_by(optimizers[0], types[1], 3, shards[1]);
+    for (int o = 0; train_long() && o < 2; o++)
+        for (int t = 0; t < 2; t++)
+            for (int s = 0; s < 3; s++)
+                for (int p = 2; p <= RANKS_MOST; p++)
+                    check_shared_by(optimizers[o], types[t], p, shards[s]);
 }
 
 /* Each part of the run shares something else, at another number. */
@@ -260,6 +274,7 @@ int main(void) {
         cmocka_unit_test(test_ranks_share_left_out_targets),
         cmocka_unit_test(test_any_number_of_ranks_in_bf16_too),
         cmocka_unit_test(test_shared_state_changes_no_bit),
+        cmocka_unit_test(test_every_way_of_sharing_ends_on_the_same_bits),
         cmocka_unit_test(test_shared_state_resumes_at_another_number),
         cmocka_unit_test(test_stopped_ranks_resume_at_another_number),
         cmocka_unit_test(test_plain_sum_is_near),

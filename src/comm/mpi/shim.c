@@ -9,8 +9,9 @@ enum { NOTE_TAG = 1 };
 
 static MPI_Comm messages, notes;
 static int own_rank, ranks;
-static MPI_Request *requests; /* MPI_REQUEST_NULL: free */
-static int room;
+static MPI_Request *requests; /* [room] */
+static int *free_numbers;     /* [n_free]: of those that are not in use */
+static int room, n_free;
 static char (*note_texts)[WEFT_MPI_NOTE]; /* [ranks]: on their way */
 static MPI_Request *note_requests;        /* [ranks] */
 
@@ -38,29 +39,33 @@ static void finish(void) {
     MPI_Finalized(&done);
     if (!done) MPI_Finalize();
     free(requests);
+    free(free_numbers);
     free(note_texts);
     free(note_requests);
     requests = NULL;
-    room = 0;
+    free_numbers = NULL;
+    room = n_free = 0;
+}
+
+static int make_room(void) {
+    int more = room ? 2 * room : 64;
+    MPI_Request *grown = realloc(requests, (size_t)more * sizeof *grown);
+    if (grown) requests = grown;
+    int *numbers = realloc(free_numbers, (size_t)more * sizeof *numbers);
+    if (numbers) free_numbers = numbers;
+    if (!grown || !numbers) return MPI_ERR_NO_MEM;
+    for (int i = more; i-- > room;)
+        free_numbers[n_free++] = i;
+    room = more;
+    return 0;
 }
 
 /* Keeps a request, and gives its number. */
 static int keep(MPI_Request request, int *number) {
-    for (int i = 0; i < room; i++) {
-        if (requests[i] != MPI_REQUEST_NULL) continue;
-        requests[i] = request;
-        *number = i;
-        return 0;
-    }
-    int more = room ? 2 * room : 64;
-    MPI_Request *grown = realloc(requests, (size_t)more * sizeof *grown);
-    if (!grown) return MPI_ERR_NO_MEM;
-    for (int i = room; i < more; i++)
-        grown[i] = MPI_REQUEST_NULL;
-    requests = grown;
-    *number = room;
-    requests[room] = request;
-    room = more;
+    int error = n_free ? 0 : make_room();
+    if (error) return error;
+    *number = free_numbers[--n_free];
+    requests[*number] = request;
     return 0;
 }
 
@@ -97,16 +102,18 @@ static int sum(void *data, int64_t count, int is_double, int *number) {
 }
 
 static int test(int number, int *done) {
-    return MPI_Test(&requests[number], done, MPI_STATUS_IGNORE);
+    int error = MPI_Test(&requests[number], done, MPI_STATUS_IGNORE);
+    if (!error && *done) free_numbers[n_free++] = number;
+    return error;
 }
 
-static int note(const void *text, int to) {
-    int done = 1;
+static int note(const void *text, int to, int *sent) {
+    *sent = 1;
     if (note_requests[to] != MPI_REQUEST_NULL) {
-        int error = MPI_Test(&note_requests[to], &done, MPI_STATUS_IGNORE);
+        int error = MPI_Test(&note_requests[to], sent, MPI_STATUS_IGNORE);
         if (error) return error;
     }
-    if (!done) return 0;
+    if (!*sent) return 0;
     memcpy(note_texts[to], text, WEFT_MPI_NOTE);
     return MPI_Isend(note_texts[to], WEFT_MPI_NOTE, MPI_BYTE, to, NOTE_TAG, notes,
                      &note_requests[to]);
