@@ -3,6 +3,7 @@
 
     make bench-scale                      both tables
     python3 bench/scale.py measure [P...] processes on this machine, started by mpirun (default: 1 2 4)
+    python3 bench/scale.py gpu            ranks on one GPU, with and without overlap
     python3 bench/scale.py model          what 8, 64 and 1,024 GPUs would give, by the formula below
 
 Measured, in seconds of a step, for each number of processes P, with one thread each unless THREADS says
@@ -16,8 +17,10 @@ otherwise, and a step of MICRO_BATCHES (16):
     weak     P times the step
 
 `comm` is the part of a step that is not there alone. `MiB` is the largest resident memory of a rank with
-SHARD=none, optimizer and gradients. Steps are timed by weft itself (tokens_per_s: evaluation and saving
-are left out). The last line is one rank with MPI against a process without it, by turns.
+SHARD=none, optimizer and gradients. weft itself times each step, without evaluation and saving
+(tokens_per_s in metrics.jsonl). A figure is the median over the steps of a run but its first two; strong,
+late, plain and alone are run by turns, and theirs is the median over the turns. The last line is one rank
+with MPI against a process without it, by turns too.
 
 The model. A step of N parameters on P GPUs, each with T tokens of it in M micro-batches:
 
@@ -27,12 +30,13 @@ The model. A step of N parameters on P GPUs, each with T tokens of it in M micro
                 (P-1)/P . (4 + 2) N, gradients to their owners and bf16 weights back
     links       NVLINK within a machine of 8; beyond it, each GPU's share of the network
     messages    each bucket of P pieces takes two groups of P-1 messages that go at the same time:
-                2 (GROUP + (P-1) POST); a piece is 2^17 numbers, with more than 256 ranks fewer
+                2 (GROUP + (P-1) POST); a piece is 2^17 to 2^20 numbers, so that there are at least 32 buckets;
+                with more than 32 ranks fewer
     comm        bytes / bandwidth + messages
-    step        compute + comm; overlapped: compute + max(0, comm - 2/3 compute / M), since the buckets can
-                leave during the last micro-batch's backward pass
-    exact/plain what the exact tree costs against a plain ring all-reduce, which has the same bytes and
-                2 (P-1) steps of a group each in all
+    step        compute + max(0, comm - 2/3 compute / M), since buckets leave during the last micro-batch's
+                backward pass; late: compute + comm, as with WEFT_OVERLAP=0
+    exact/plain comm against that of a plain all-reduce: the same bytes, and 2 log2 P groups in all, which a
+                tree of NCCL's takes
 """
 import json
 import math
@@ -46,7 +50,8 @@ import tempfile
 WEFT = os.environ.get("WEFT", "build/weft")
 THREADS = os.environ.get("THREADS", "1")
 QUICK = bool(os.environ.get("QUICK"))
-STEPS = 5 if QUICK else 20
+STEPS, WARM = (5, 2) if QUICK else (10, 2)
+TURNS = 1 if QUICK else 3
 MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", "16"))  # of a step of strong scaling
 
 CONFIG = """CONFIG_N_LAYER=4
@@ -55,98 +60,144 @@ CONFIG_N_EMBD=256
 CONFIG_VOCAB_SIZE=4096
 CONFIG_GPT2_BLOCK_SIZE=128
 CONFIG_MICRO_BATCH=1
+CONFIG_GPT2_LOG_INTERVAL=1
 CONFIG_GPT2_EVAL_INTERVAL=1000000
 CONFIG_GPT2_EVAL_SAMPLES=1
 CONFIG_SAVE_CHECKPOINT=n
 """
 TOKENS = 128  # of a micro-batch
 
-
-def command(folder, name, micro_batches, options=()):
-    return [WEFT, "train", "--config", os.path.join(folder, "config"), "--out", os.path.join(folder, name),
-            "--threads", THREADS, "--device", "cpu", "--peak-flops", "0", "--json",
-            "-o", f"BATCH_SIZE={micro_batches}", "-o", f"GPT2_MAX_ITERS={STEPS}",
-            *[word for option in options for word in ("-o", option)]]
-
-
-def start(words, environment=None):
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                            env={**os.environ, **(environment or {})})
-
-
-def finish(process):
-    """The run's report and the largest resident memory of its processes, in MiB."""
-    text = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"bench-scale: a run ended on {process.returncode}")
-    return json.loads(text), usage.ru_maxrss / 1024
+# GPT-2 124M; a micro-batch of 16 sequences for each of two ranks.
+GPU_CONFIG = """CONFIG_N_LAYER=12
+CONFIG_N_HEAD=12
+CONFIG_N_EMBD=768
+CONFIG_VOCAB_SIZE=50304
+CONFIG_GPT2_BLOCK_SIZE=1024
+CONFIG_MICRO_BATCH=16
+CONFIG_BATCH_SIZE=32
+CONFIG_DTYPE="bf16"
+CONFIG_GPT2_LOG_INTERVAL=1
+CONFIG_GPT2_EVAL_INTERVAL=1000000
+CONFIG_GPT2_EVAL_SAMPLES=1
+CONFIG_SAVE_CHECKPOINT=n
+"""
 
 
-def seconds_of(report, micro_batches):
-    return micro_batches * TOKENS / report["tokens_per_s"]
+class Folder:
+    """A temporary folder with a config, and runs in it."""
+
+    def __init__(self, config, device="cpu", steps=STEPS, warm=WARM):
+        self.memory = tempfile.TemporaryDirectory()
+        self.device, self.steps, self.warm, self.runs = device, steps, warm, 0
+        with open(os.path.join(self.memory.name, "config"), "w", encoding="utf-8") as file:
+            file.write(config)
+
+    def start(self, ranks=1, options=(), environment=None):
+        """Starts a run by so many ranks; for finish()."""
+        self.runs += 1
+        out = os.path.join(self.memory.name, f"run-{self.runs}")
+        words = [WEFT, "train", "--config", os.path.join(self.memory.name, "config"), "--out", out, "--threads", THREADS,
+                 "--device", self.device, "--peak-flops", "0", "-o", f"GPT2_MAX_ITERS={self.steps}",
+                 *[word for option in options for word in ("-o", option)]]
+        if ranks > 1:
+            words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *words]
+        log = open(out + ".log", "w+", encoding="utf-8")
+        return subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, **(environment or {})}), out, log
+
+    def finish(self, started):
+        """Seconds of a step, and the largest resident memory of the run's processes in MiB."""
+        process, out, log = started
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            log.seek(0)
+            sys.exit(f"bench-scale: a run ended on {process.returncode}: {log.read()[-2000:]}")
+        with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
+            speeds = [json.loads(line)["tokens_per_s"] for line in file]
+        return 1 / statistics.median(speeds[self.warm:]), usage.ru_maxrss / 1024
+
+    def run(self, *arguments, **named):
+        return self.finish(self.start(*arguments, **named))
 
 
-def run_ranks(folder, name, ranks, micro_batches, options=(), environment=None):
-    words = command(folder, name, micro_batches, options)
-    if ranks > 1:
-        words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *words]
-    report, memory = finish(start(words, environment))
-    return seconds_of(report, micro_batches), memory
+def batch(n):
+    return [f"BATCH_SIZE={n}"]
 
 
-def run_alone(folder, name, processes, micro_batches):
-    """So many processes at once, each with its share."""
-    started = [start(command(folder, f"{name}-{i}", micro_batches)) for i in range(processes)]
-    return max(seconds_of(finish(p)[0], micro_batches) for p in started)
+def by_turns(ways):
+    """ways: functions that give seconds. The median of each over the turns."""
+    times = [[way() for way in ways] for _ in range(TURNS)]
+    return [statistics.median(column) for column in zip(*times)]
 
 
 def measure_one(p):
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "config"), "w", encoding="utf-8") as file:
-            file.write(CONFIG)
-        strong, none = run_ranks(folder, "strong", p, MICRO_BATCHES)
-        late, _ = run_ranks(folder, "late", p, MICRO_BATCHES, environment={"WEFT_OVERLAP": "0"})
-        plain, _ = run_ranks(folder, "plain", p, MICRO_BATCHES, ["DETERMINISTIC=n"])
-        alone = run_alone(folder, "alone", p, MICRO_BATCHES // p)
-        weak = 0 if QUICK and p > 4 else run_ranks(folder, "weak", p, MICRO_BATCHES * p)[0]
-        _, first = run_ranks(folder, "zero-1", p, MICRO_BATCHES, ["SHARD=optimizer"])
-        _, second = run_ranks(folder, "zero-2", p, MICRO_BATCHES, ["SHARD=gradients"])
-    return strong, late, plain, alone, weak, none, first, second
+    folder = Folder(CONFIG)
+    step = MICRO_BATCHES * TOKENS
+
+    def ranks(options=(), environment=None, micro_batches=MICRO_BATCHES):
+        return folder.run(p, [*batch(micro_batches), *options], environment)[0] * micro_batches * TOKENS
+
+    def alone():
+        started = [folder.start(1, batch(MICRO_BATCHES // p)) for _ in range(p)]
+        return max(folder.finish(one)[0] for one in started) * step / p
+
+    strong, late, plain, quiet = by_turns([
+        ranks, lambda: ranks(environment={"WEFT_OVERLAP": "0"}), lambda: ranks(["DETERMINISTIC=n"]), alone])
+    weak = ranks(micro_batches=MICRO_BATCHES * p) if p > 1 else strong
+    memory = [folder.run(p, [*batch(MICRO_BATCHES), f"SHARD={shard}"])[1] for shard in ("none", "optimizer", "gradients")]
+    return strong, late, plain, quiet, weak, *memory
 
 
 def compare_one_rank():
     """One rank that has MPI and one that has not, by turns: the ratio of the medians."""
-    times = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "config"), "w", encoding="utf-8") as file:
-            file.write(CONFIG)
-        for turn in range(3 if QUICK else 7):
-            for mpi in (False, True):
-                environment = {"WEFT_COMM": "mpi"} if mpi else None
-                seconds, _ = run_ranks(folder, f"one-{turn}-{mpi}", 1, MICRO_BATCHES, environment=environment)
-                times[mpi].append(seconds)
-    one, other = statistics.median(times[False]), statistics.median(times[True])
+    folder, times = Folder(CONFIG), {None: [], "mpi": []}
+    for _ in range(3 if QUICK else 7):
+        for way, list_of_way in times.items():
+            seconds, _ = folder.run(1, batch(MICRO_BATCHES), {"WEFT_COMM": way} if way else None)
+            list_of_way.append(seconds * MICRO_BATCHES * TOKENS)
+    one, other = statistics.median(times[None]), statistics.median(times["mpi"])
     print(f"P = 1: {one:.4f} s without MPI, {other:.4f} s as a rank of one: {other / one:.3f}")
 
 
-def measure(numbers):
+def need_mpi():
     if not shutil.which("mpirun"):
         sys.exit("bench-scale: there is no mpirun; scripts/setup optional installs it")
     os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
+def measure(numbers):
+    need_mpi()
     print(f"4 layers of 256, {MICRO_BATCHES} micro-batches of {TOKENS} tokens, f32, {THREADS} thread(s) per process, "
-          f"{os.cpu_count()} processors, {STEPS} steps; seconds per step")
+          f"{os.cpu_count()} processors, {STEPS} steps, {TURNS} turn(s); seconds per step")
     print(f"{'P':>3} {'strong':>8} {'speed-up':>8} {'late':>8} {'plain':>8} {'exact/plain':>11} {'alone':>8} {'comm':>8} "
           f"{'weak':>8} {'efficiency':>10} {'MiB none':>9} {'optimizer':>9} {'gradients':>9}")
     first = None
     for p in numbers:
         strong, late, plain, alone, weak, none, zero1, zero2 = measure_one(p)
         first = first or strong
-        share = f"{first / weak:10.2f}" if weak else f"{'-':>10}"
         print(f"{p:3d} {strong:8.3f} {first / strong:8.2f} {late:8.3f} {plain:8.3f} {strong / plain:11.2f} {alone:8.3f} "
-              f"{max(0, strong - alone):8.3f} {weak:8.3f} {share} {none:9.0f} {zero1:9.0f} {zero2:9.0f}", flush=True)
+              f"{max(0, strong - alone):8.3f} {weak:8.3f} {first / weak:10.2f} {none:9.0f} {zero1:9.0f} {zero2:9.0f}",
+              flush=True)
     compare_one_rank()
+
+
+def gpu():
+    """GPT-2 124M on one card. Ranks that share it take their gradients through the host's memory."""
+    need_mpi()
+    os.environ["WEFT_CUDA_DEVICE"] = "0"
+    folder = Folder(GPU_CONFIG, "cuda", 12, 4)
+    step = 32 * 1024
+    one = folder.run()[0] * step
+    print("GPT-2 124M, bf16, 2 micro-batches of 16 sequences of 1,024 tokens on one GPU; milliseconds per step")
+    print(f"{'':>34} {'overlap':>8} {'late':>8}")
+    print(f"{'one process without MPI':>34} {1e3 * one:8.1f}", flush=True)
+    for name, ranks, environment, options in (
+            ("one rank, NCCL", 1, {"WEFT_COMM": "mpi"}, []),
+            ("two ranks, host memory", 2, {}, []),
+            ("two ranks, SHARD=optimizer", 2, {}, ["SHARD=optimizer"]),
+            ("two ranks, SHARD=gradients", 2, {}, ["SHARD=gradients"])):
+        times = [folder.run(ranks, options, {**environment, "WEFT_OVERLAP": overlap})[0] * step for overlap in "10"]
+        print(f"{name:>34} {1e3 * times[0]:8.1f} {1e3 * times[1]:8.1f}", flush=True)
 
 
 # An H200: dense bf16, and what training reaches of it here (docs/results/performance.md); NVLink 4 and a
@@ -155,7 +206,7 @@ PEAK, USE = 989e12, 0.4
 NVLINK, NETWORK = 450e9, 50e9
 # Seconds that a group of NCCL's messages takes beside its bytes, and that one message of it adds.
 GROUP, POST = 20e-6, 1e-6
-BLOCK, BLOCKS, MOST = 1 << 14, 8, 2048  # src/comm/cut.h
+BLOCK, BUCKETS, LEAST, LARGEST, MOST = 1 << 14, 32, 8, 64, 2048  # src/comm/cut.h
 MEMORY = 141e9
 TOKENS_GPU, MICRO_GPU = 32768, 4
 
@@ -169,7 +220,8 @@ def link_of(gpus):
 
 
 def messages_of(parameters, gpus):
-    piece = BLOCK * max(1, min(BLOCKS, MOST // gpus))
+    blocks = int(min(max(parameters / BLOCK / (gpus * BUCKETS), LEAST), LARGEST))
+    piece = BLOCK * max(1, min(blocks, MOST // gpus))
     return max(1, parameters / (gpus * piece)) * 2 * (GROUP + (gpus - 1) * POST)
 
 
@@ -188,26 +240,27 @@ def model():
     print(f"{TOKENS_GPU} tokens per GPU in {MICRO_GPU} micro-batches, {USE:.0%} of {PEAK / 1e12:.0f} TFLOP/s, "
           f"{NVLINK / 1e9:.0f} GB/s within a machine, {NETWORK / 1e9:.0f} GB/s per GPU between")
     print(f"{'parameters':>10} {'GPUs':>6} {'compute s':>10} {'bytes s':>9} {'messages s':>10} {'step s':>8} {'efficiency':>10} "
-          f"{'overlapped':>10} {'exact/plain':>11} {'GB none':>8} {'optimizer':>9} {'gradients':>9}")
+          f"{'late':>6} {'exact/plain':>11} {'GB none':>8} {'optimizer':>9} {'gradients':>9}")
     for parameters, name in ((124e6, "124M"), (1.5e9, "1.5B"), (7e9, "7B")):
         for gpus in (8, 64, 1024):
             compute = 6 * parameters * TOKENS_GPU / (USE * PEAK)
             moved = bytes_of(parameters, gpus, False) / link_of(gpus)
             latency = messages_of(parameters, gpus)
             comm = moved + latency
-            hidden = compute + max(0.0, comm - 2 / 3 * compute / MICRO_GPU)
-            ring = moved + 2 * (gpus - 1) * GROUP
+            step = compute + max(0.0, comm - 2 / 3 * compute / MICRO_GPU)
+            plain = moved + 2 * math.log2(gpus) * GROUP
             memory = [memory_of(parameters, gpus, shard) / 1e9 for shard in ("none", "optimizer", "gradients")]
-            print(f"{name:>10} {gpus:6d} {compute:10.3f} {moved:9.3f} {latency:10.3f} {compute + comm:8.3f} "
-                  f"{compute / (compute + comm):10.2f} {compute / hidden:10.2f} {comm / ring:11.2f} "
-                  f"{memory[0]:8.1f} {memory[1]:9.1f} {memory[2]:9.1f}")
+            print(f"{name:>10} {gpus:6d} {compute:10.3f} {moved:9.3f} {latency:10.3f} {step:8.3f} {compute / step:10.2f} "
+                  f"{compute / (compute + comm):6.2f} {comm / plain:11.2f} {memory[0]:8.1f} {memory[1]:9.1f} {memory[2]:9.1f}")
 
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else "all"
-    if what not in ("all", "measure", "model"):
+    if what not in ("all", "measure", "gpu", "model"):
         sys.exit(__doc__)
     if what in ("all", "measure"):
         measure([int(p) for p in sys.argv[2:]] or [1, 2, 4])
+    if what == "gpu":
+        gpu()
     if what in ("all", "model"):
         model()

@@ -3,8 +3,10 @@
 
 /* Whoever adds a piece holds it once for every rank: with many ranks pieces are smaller. */
 static int64_t bucket_blocks(const weft_cut *c) {
-    int64_t of_piece = WEFT_CUT_MOST / c->size;
-    if (of_piece > WEFT_CUT_BLOCKS) of_piece = WEFT_CUT_BLOCKS;
+    int64_t of_piece = c->n_blocks / ((int64_t)c->size * WEFT_CUT_BUCKETS);
+    if (of_piece < WEFT_CUT_LEAST) of_piece = WEFT_CUT_LEAST;
+    if (of_piece > WEFT_CUT_LARGEST) of_piece = WEFT_CUT_LARGEST;
+    if (of_piece > WEFT_CUT_MOST / c->size) of_piece = WEFT_CUT_MOST / c->size;
     return c->size * (of_piece > 1 ? of_piece : 1);
 }
 

@@ -10,8 +10,11 @@
 #include <stdint.h>
 
 enum {
-    WEFT_CUT_BLOCKS = 8, /* of a piece: messages that are worth their latency; */
-    WEFT_CUT_MOST = 2048 /* but of a bucket about so many */
+    WEFT_CUT_BUCKETS =
+        32,             /* of a row, so that some leave while others are made; more where pieces */
+    WEFT_CUT_LEAST = 8, /* would have fewer blocks than a message's latency is worth, */
+    WEFT_CUT_LARGEST = 64, /* or so many that memory for them is wasted, */
+    WEFT_CUT_MOST = 2048   /* or a bucket would have more than so many */
 };
 
 typedef struct {

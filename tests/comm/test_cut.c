@@ -8,10 +8,11 @@
 
 #include <cmocka.h>
 
-enum { BLOCKS_MOST = 300 };
+enum { BLOCKS_MOST = 9000 };
 
 static void check_cut(int64_t blocks, int size) {
-    int64_t borders[BLOCKS_MOST + 1], owned = 0;
+    static int64_t borders[BLOCKS_MOST + 1];
+    int64_t owned = 0;
     for (int64_t i = 0; i <= blocks; i++)
         borders[i] = 7 * i + i % 3;
     weft_cut c = {.n_blocks = blocks, .borders = borders, .size = size};
@@ -40,14 +41,34 @@ static void check_cut(int64_t blocks, int size) {
 
 static void test_every_block_has_one_owner(void **state) {
     (void)state;
-    for (int64_t blocks = 1; blocks <= BLOCKS_MOST; blocks += blocks < 40 ? 1 : 13)
+    for (int64_t blocks = 1; blocks <= 300; blocks += blocks < 40 ? 1 : 13)
         for (int size = 1; size <= 200; size += size < 9 ? 1 : 37)
             check_cut(blocks, size);
+    check_cut(BLOCKS_MOST, 1);
+    check_cut(BLOCKS_MOST - 1, 3);
+    check_cut(BLOCKS_MOST, 2048);
+}
+
+static int64_t buckets_of(int64_t blocks, int size) {
+    weft_cut c = {.n_blocks = blocks, .size = size};
+    return weft_cut_buckets(&c);
+}
+
+/* A long row has few buckets, a short one pieces that are worth a message, and whoever adds pieces of
+ * many ranks needs no more memory for it. */
+static void test_pieces_grow_with_the_row(void **state) {
+    (void)state;
+    assert_int_equal(buckets_of(8 * 2 * 10, 2), 10);
+    assert_int_equal(buckets_of(40 * 2 * 32, 2), 32);
+    assert_int_equal(buckets_of(64 * 8 * 1000, 8), 1000);
+    assert_int_equal(buckets_of(2048 * 50, 1024), 50);
+    assert_int_equal(buckets_of(3000 * 5, 3000), 5);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_block_has_one_owner),
+        cmocka_unit_test(test_pieces_grow_with_the_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
