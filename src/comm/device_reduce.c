@@ -1,4 +1,5 @@
-/* All of it is put into one queue of the device, bucket after bucket, and waited for at the end. */
+/* All of it is put into one queue of the device, bucket after bucket as they are sent, and waited for at
+ * the end: the device exchanges one while it still makes others. */
 #include "comm/device_reduce.h"
 
 #include "comm/launch.h"
@@ -22,6 +23,9 @@ struct weft_device_reduce {
     int64_t largest; /* numbers of a piece */
     float *received; /* [nodes, piece] */
     float **rows;    /* [own nodes] */
+    bool *sent;      /* [buckets] */
+    float factor;
+    bool broken; /* a call failed */
 };
 
 /* Numbers of the row. */
@@ -139,9 +143,10 @@ weft_status weft_device_reduce_open(const weft_device_reduce_options *options,
     r->own_nodes = weft_tree_of_rank(options->tree, r->rank, &r->own_first);
     r->largest = weft_cut_largest(options->cut);
     r->rows = calloc((size_t)r->own_nodes, sizeof *r->rows);
+    r->sent = calloc((size_t)weft_cut_buckets(options->cut) + 1, sizeof *r->sent);
     weft_status status =
-        r->rows ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
-    for (int k = 0; r->rows && k < r->own_nodes; k++)
+        r->rows && r->sent ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    for (int k = 0; status == WEFT_OK && k < r->own_nodes; k++)
         r->rows[k] = options->rows[k];
     if (status == WEFT_OK) status = agree(r, &all_can, why);
     if (status == WEFT_OK && all_can) status = start(r);
@@ -158,18 +163,25 @@ weft_status weft_device_reduce_open(const weft_device_reduce_options *options,
 
 void weft_device_reduce_close(weft_device_reduce *r) {
     if (!r) return;
-    if (r->link) r->nccl->finish(r->link);
+    if (r->link && (r->broken || weft_comm_is_over(r->o.comm)))
+        r->nccl->abort(r->link);
+    else if (r->link)
+        r->nccl->finish(r->link);
     if (r->device && r->queue) r->device->close(r->queue);
     if (r->received)
         r->o.backend->release(r->received, ((int64_t)r->o.tree->n_nodes * r->largest + 16) * 4);
     free(r->rows);
+    free(r->sent);
     free(r);
 }
 
-static piece piece_of(const weft_device_reduce *r, int64_t bucket, int rank) {
-    weft_blocks b = weft_cut_piece(r->o.cut, bucket, rank);
+static piece numbers_of(const weft_device_reduce *r, weft_blocks b) {
     const int64_t *borders = r->o.cut->borders;
     return (piece){borders[b.first], borders[b.first + b.count] - borders[b.first]};
+}
+
+static piece piece_of(const weft_device_reduce *r, int64_t bucket, int rank) {
+    return numbers_of(r, weft_cut_piece(r->o.cut, bucket, rank));
 }
 
 /* Where this rank has a node's values of its own piece. */
@@ -215,36 +227,55 @@ static weft_status gather(const weft_device_reduce *r, int64_t bucket, piece own
     return check(r, error ? error : ended, "sums were not exchanged");
 }
 
-static weft_status run_tree(const weft_device_reduce *r, float factor) {
+static weft_status send_by_tree(const weft_device_reduce *r, int64_t bucket) {
     const weft_tree *t = r->o.tree;
-    for (int64_t b = 0; b < weft_cut_buckets(r->o.cut); b++) {
-        piece own = piece_of(r, b, r->rank);
-        float *result = r->rows[0] + own.first;
-        WEFT_TRY(scatter(r, b, own));
-        for (int i = 0; i < t->n_merges; i++)
-            r->device->add(r->queue, at_node(r, t->merges[i].to, own),
-                           at_node(r, t->merges[i].from, own), own.count);
-        if (at_node(r, 0, own) != result)
-            r->device->copy(r->queue, result, at_node(r, 0, own), own.count);
-        r->device->scale(r->queue, result, factor, own.count);
-        if (!r->o.scatter) WEFT_TRY(gather(r, b, own));
-    }
-    return WEFT_OK;
+    piece own = piece_of(r, bucket, r->rank);
+    float *result = r->rows[0] + own.first;
+    WEFT_TRY(scatter(r, bucket, own));
+    for (int i = 0; i < t->n_merges; i++)
+        r->device->add(r->queue, at_node(r, t->merges[i].to, own),
+                       at_node(r, t->merges[i].from, own), own.count);
+    if (at_node(r, 0, own) != result)
+        r->device->copy(r->queue, result, at_node(r, 0, own), own.count);
+    r->device->scale(r->queue, result, r->factor, own.count);
+    return r->o.scatter ? WEFT_OK : gather(r, bucket, own);
 }
 
-static weft_status run_plain(const weft_device_reduce *r, float factor) {
-    int64_t count = r->o.cut->borders[r->o.cut->n_blocks];
+static weft_status send_plain(const weft_device_reduce *r, int64_t bucket) {
+    piece all = numbers_of(r, weft_cut_bucket(r->o.cut, bucket));
+    float *row = r->rows[0] + all.first;
     for (int k = 1; k < r->own_nodes; k++)
-        r->device->add(r->queue, r->rows[0], r->rows[k], count);
-    WEFT_TRY(check(r, r->nccl->sum(r->link, r->rows[0], count, r->queue), "no sum over ranks"));
-    r->device->scale(r->queue, r->rows[0], factor, count);
+        r->device->add(r->queue, row, r->rows[k] + all.first, all.count);
+    WEFT_TRY(check(r, r->nccl->sum(r->link, row, all.count, r->queue), "no sum over ranks"));
+    r->device->scale(r->queue, row, r->factor, all.count);
     return WEFT_OK;
 }
 
-weft_status weft_device_reduce_run(weft_device_reduce *r, double factor) {
-    WEFT_TRY(r->o.plain ? run_plain(r, (float)factor) : run_tree(r, (float)factor));
+void *weft_device_reduce_queue(const weft_device_reduce *r) {
+    return r->queue;
+}
+
+void weft_device_reduce_begin(weft_device_reduce *r, double factor) {
+    memset(r->sent, 0, (size_t)weft_cut_buckets(r->o.cut) * sizeof *r->sent);
+    r->factor = (float)factor;
+}
+
+/* The first messages between two ranks wait until both are there. */
+weft_status weft_device_reduce_send(weft_device_reduce *r, int64_t bucket) {
+    r->sent[bucket] = true;
+    weft_comm_away(r->o.comm, true);
+    weft_status status = r->o.plain ? send_plain(r, bucket) : send_by_tree(r, bucket);
+    weft_comm_away(r->o.comm, false);
+    r->broken |= status != WEFT_OK;
+    return status;
+}
+
+weft_status weft_device_reduce_end(weft_device_reduce *r) {
+    for (int64_t b = 0; b < weft_cut_buckets(r->o.cut); b++)
+        if (!r->sent[b]) WEFT_TRY(weft_device_reduce_send(r, b));
     weft_comm_away(r->o.comm, true);
     weft_status status = r->device->wait(r->queue);
     weft_comm_away(r->o.comm, false);
+    r->broken |= status != WEFT_OK;
     return status;
 }

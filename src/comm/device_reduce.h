@@ -25,7 +25,13 @@ weft_status weft_device_reduce_open(const weft_device_reduce_options *options,
                                     weft_device_reduce **out);
 void weft_device_reduce_close(weft_device_reduce *r);
 
-/* rows[0] = factor · the sum: all of it on every rank, with `scatter` the own pieces. */
-weft_status weft_device_reduce_run(weft_device_reduce *r, double factor);
+/* The queue that it puts its work into: what is put there before a bucket is sent is done before. */
+void *weft_device_reduce_queue(const weft_device_reduce *r);
+
+/* As in reduce.h: rows[0] = factor · the sum, all of it on every rank, with `scatter` the own pieces.
+ * Only the end waits. */
+void weft_device_reduce_begin(weft_device_reduce *r, double factor);
+weft_status weft_device_reduce_send(weft_device_reduce *r, int64_t bucket);
+weft_status weft_device_reduce_end(weft_device_reduce *r);
 
 #endif

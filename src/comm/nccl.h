@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-enum { WEFT_NCCL_ABI = 1, WEFT_NCCL_ID = 128 };
+enum { WEFT_NCCL_ABI = 2, WEFT_NCCL_ID = 128 };
 
 /* Functions return 0, or NCCL's error for `explain`. Data is the device's memory, and a queue the
  * stream that a call is put into. */
@@ -20,6 +20,7 @@ typedef struct {
     int (*make_id)(void *id); /* [WEFT_NCCL_ID], by one rank for all */
     int (*start)(const void *id, int rank, int size, void **comm);
     void (*finish)(void *comm);
+    void (*abort)(void *comm); /* the same, where others may not answer any more */
     /* Messages between `begin` and `end` go at the same time. */
     int (*begin)(void);
     int (*end)(void);

@@ -1,5 +1,5 @@
 /* Buckets are a pipeline: while one is added, others are on their way in or out. A bucket's messages are
- * told apart by its number, so that ranks need not be equally far. Whoever has to wait waits for the
+ * told apart by its turn, which is the same on every rank, so that ranks need not be equally far. Whoever has to wait waits for the
  * oldest bucket: that one every rank has begun, or is about to, so it comes to an end. */
 #include "comm/reduce.h"
 
@@ -110,7 +110,7 @@ static weft_status begin_exchange(weft_reduce *r, bucket_slot *s, int64_t n, pha
     s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE,
                              .transfers = s->transfers,
                              .count = n,
-                             .tag = 2 * s->bucket + (next == GOING)};
+                             .tag = 2 * s->turn + (next == GOING)};
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
@@ -225,14 +225,14 @@ static weft_status go_on(weft_reduce *r, bucket_slot *s) {
     WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
     if (s->phase == COMING) {
         add_piece(r, s);
-        s->phase = FREE;
-        return r->o.scatter ? WEFT_OK : begin_gather(r, s);
+        if (!r->o.scatter) return begin_gather(r, s);
     }
     if (r->o.plain) {
         piece all = numbers_of(r, weft_cut_bucket(r->o.cut, s->bucket));
         scale_numbers(r, at_row(r, 0, all.first), all.count);
     }
     s->phase = FREE;
+    if (r->o.done) r->o.done(r->o.context, s->bucket);
     return WEFT_OK;
 }
 

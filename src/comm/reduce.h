@@ -32,6 +32,9 @@ typedef struct {
     bool is_double;        /* f64, else f32 */
     bool plain, scatter;
     void *const *rows; /* [own nodes], the host's memory; rows[0] gets the result */
+    /* Called when the result of a bucket is there; NULL: nobody wants to know. */
+    void (*done)(void *context, int64_t bucket);
+    void *context;
 } weft_reduce_options;
 
 weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce **out);

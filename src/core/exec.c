@@ -129,6 +129,25 @@ void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node 
     x->after_context = context;
 }
 
+weft_status weft_exec_cut(weft_exec *x, const int64_t *parts, int n) {
+    free(x->parts);
+    x->parts = malloc((size_t)n * sizeof *x->parts);
+    if (!x->parts) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    memcpy(x->parts, parts, (size_t)n * sizeof *x->parts);
+    x->n_parts = n;
+    return WEFT_OK;
+}
+
+int weft_exec_parts(const weft_exec *x, const int64_t **parts) {
+    *parts = x->parts ? x->parts : &x->n_nodes;
+    return x->parts ? x->n_parts : 1;
+}
+
+void weft_exec_made(weft_exec *x, int64_t first, int64_t last) {
+    for (int64_t i = first; x->after && i < last; i++)
+        x->after(x->after_context, weft_graph_node(x->g, i));
+}
+
 void weft_exec_destroy(weft_exec *x) {
     if (!x) return;
     if (x->state) x->backend->close(x->state);
@@ -137,6 +156,7 @@ void weft_exec_destroy(weft_exec *x) {
     weft_plan_destroy(x->plan);
     free(x->data);
     free(x->kernels);
+    free(x->parts);
     free(x);
 }
 
@@ -164,7 +184,7 @@ static weft_status run_node(weft_exec *x, int64_t i) {
     const weft_node *n = weft_graph_node(x->g, i);
     WEFT_TRY(x->kernels[i]->run(x, n));
     weft_beat();
-    if (x->after) x->after(x->after_context, n);
+    if (!x->backend->run) weft_exec_made(x, i, i + 1);
     return WEFT_OK;
 }
 
@@ -274,5 +294,5 @@ bool weft_exec_profiled(const weft_exec *x) {
 }
 
 bool weft_exec_is_watched(const weft_exec *x) {
-    return x->profile || x->after;
+    return x->after != NULL;
 }

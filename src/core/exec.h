@@ -74,9 +74,8 @@ typedef struct {
      * Aligned to WEFT_ARENA_ALIGN. */
     const struct weft_binding *bindings;
     bool poison; /* tests: fill the arena with NaN before each run, inputs apart */
-    /* Called after each node, from the thread that runs: what it makes is there (on a GPU: has been
-     * given to the stream, so that an event recorded now follows it). A run with it is never replayed
-     * as a whole. NULL: not called. */
+    /* Called for each node in their order, from the thread that runs, when what it makes is there. NULL:
+     * not called. */
     void (*after)(void *context, const weft_node *n);
     void *after_context;
 } weft_exec_options;
@@ -90,9 +89,13 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
                              const weft_exec_options *options, weft_exec **out);
 void weft_exec_destroy(weft_exec *x);
 
-/* Sets or takes away `after` of the options, for the runs from now on. Only where the backend runs node
- * by node: not a remote one. */
+/* Sets or takes away `after` of the options, for the runs from now on. */
 void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node *n), void *context);
+/* Where the kernels of a backend only start their work, a watched run looks at it no more often than
+ * this: parts[i] is the node after the last of the i-th part, ascending up to the number of nodes, and
+ * `after` is called for all nodes of a part when the last of them is done. To be set once, before the
+ * first run; without it there is one part. */
+weft_status weft_exec_cut(weft_exec *x, const int64_t *parts, int n);
 
 /* Walks the nodes. On an error the message names the node. */
 weft_status weft_exec_run(weft_exec *x, const weft_run *run);
@@ -112,10 +115,13 @@ const weft_run *weft_exec_current_run(const weft_exec *x);
 const weft_graph *weft_exec_graph(const weft_exec *x);
 const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node);
 void *weft_exec_state(const weft_exec *x);
-/* Whether the host has to see each node of a run: its time is taken (WEFT_PROFILE), or `after` is
- * called. Such a run is not replayed. */
+/* Whether the time of each node is taken (WEFT_PROFILE). Such a run is not replayed. */
 bool weft_exec_profiled(const weft_exec *x);
+/* Whether `after` is wanted in this run, and the parts; a backend with a `run` of its own calls
+ * weft_exec_made when the nodes first .. last - 1 are done, in their order. */
 bool weft_exec_is_watched(const weft_exec *x);
+int weft_exec_parts(const weft_exec *x, const int64_t **parts);
+void weft_exec_made(weft_exec *x, int64_t first, int64_t last);
 /* Runs the kernels in order. Where kernels only start their work, `mark` is called before the first
  * (with -1) and after each of a profiled run, to note the time on the device; when the run is over
  * the times are given to weft_exec_timed, by node in seconds. NULL: the host's clock is right. */

@@ -19,6 +19,8 @@ struct weft_exec {
     bool poison;
     void (*after)(void *context, const weft_node *n);
     void *after_context;
+    int64_t *parts; /* [n_parts]: weft_exec_cut; NULL: one */
+    int n_parts;
     weft_profile *profile; /* NULL: not asked for */
     void *state;           /* the backend's own; NULL: it has none */
 };

@@ -4,17 +4,19 @@
 #ifndef WEFT_CORE_ROWS_H
 #define WEFT_CORE_ROWS_H
 
-#include "core/error.h"
-
-#include <stddef.h>
-#include <stdint.h>
+#include "core/tensor.h"
 
 typedef struct weft_row_backend {
     weft_status (*open)(void **queue);
     void (*close)(void *queue);
     void (*add)(void *queue, float *to, const float *from, int64_t n); /* to += from */
+    /* to = or += what lies there as f32 or bf16; from NULL: zeros. */
+    void (*take)(void *queue, float *to, const void *from, weft_dtype dtype, bool add, int64_t n);
     void (*copy)(void *queue, float *to, const float *from, int64_t n);
     void (*scale)(void *queue, float *data, float factor, int64_t n);
+    /* Between the device and the host's memory, which should be pinned. */
+    void (*fetch)(void *queue, void *host, const void *from, int64_t bytes);
+    void (*put)(void *queue, void *to, const void *host, int64_t bytes);
     weft_status (*wait)(void *queue);
     /* A name that no other device of this machine has. */
     void (*name)(char *text, size_t room);

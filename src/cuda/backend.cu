@@ -2,7 +2,9 @@
  *
  * A run's first time goes kernel by kernel, so that whatever is chosen or loaded once (matrix
  * products' algorithms, modules) is; the second is captured as a CUDA graph, which it and all later
- * ones replay. WEFT_CUDA_GRAPH=0 keeps to single kernels. Around either, the run's numbers are
+ * ones replay. WEFT_CUDA_GRAPH=0 keeps to single kernels. A run that is watched is a graph for each
+ * part: all of them are given to the stream, an event after each, and while the device works on, the
+ * host waits for one event after the other and says what is done. Around either, the run's numbers are
  * copied to the device before, and the first bad value that a kernel met is copied back after, when
  * the host waits for the run to end. So whoever returns from here finds the device idle: uploads
  * and downloads need no order of their own. */
@@ -90,7 +92,7 @@ static const weft_kernel *cuda_kernel(const weft_node *n) {
 
 static bool wants_graph(const weft_exec *x) {
     const char *asked = getenv("WEFT_CUDA_GRAPH");
-    return !weft_exec_is_watched(x) && !(asked && strcmp(asked, "0") == 0);
+    return !weft_exec_profiled(x) && !(asked && strcmp(asked, "0") == 0);
 }
 
 static void cuda_close(void *state) {
@@ -99,6 +101,11 @@ static void cuda_close(void *state) {
     for (int64_t i = 0; s->marks && i < s->n_marks; i++)
         if (s->marks[i]) cudaEventDestroy(s->marks[i]);
     free(s->marks);
+    for (int i = 0; s->parts && i < s->n_parts; i++) {
+        if (s->parts[i].graph) cudaGraphExecDestroy(s->parts[i].graph);
+        if (s->parts[i].done) cudaEventDestroy(s->parts[i].done);
+    }
+    free(s->parts);
     if (s->graph) cudaGraphExecDestroy(s->graph);
     if (s->stream) cudaStreamDestroy(s->stream);
     if (s->run) cudaFree(s->run);
@@ -145,25 +152,69 @@ static void report_times(weft_exec *x, const weft_cuda_state *s) {
     free(seconds);
 }
 
-/* Records the kernels instead of running them. */
-static weft_status capture_run(weft_exec *x, weft_cuda_state *s) {
+/* Records the kernels of nodes first .. last - 1 instead of running them. */
+static weft_status capture(weft_exec *x, const weft_cuda_state *s, int64_t first, int64_t last,
+                           cudaGraphExec_t *out) {
     cudaGraph_t graph = NULL;
     WEFT_TRY(check(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal),
                    "the run could not be captured"));
-    weft_status status = weft_exec_walk(x, NULL);
+    weft_status status = weft_exec_walk_part(x, first, last);
     cudaError_t error = cudaStreamEndCapture(s->stream, &graph);
     if (status == WEFT_OK)
         status = check(error, "the run could not be captured (WEFT_CUDA_GRAPH=0 does without)");
     if (status == WEFT_OK)
-        status = check(cudaGraphInstantiate(&s->graph, graph, 0), "no memory for the run's graph");
+        status = check(cudaGraphInstantiate(out, graph, 0), "no memory for the run's graph");
     if (graph) cudaGraphDestroy(graph);
     return status;
 }
 
 static weft_status start_run(weft_exec *x, weft_cuda_state *s) {
+    int64_t nodes = weft_graph_node_count(weft_exec_graph(x));
     if (!s->capture || s->runs == 0) return weft_exec_walk(x, mark_node);
-    if (!s->graph) WEFT_TRY(capture_run(x, s));
+    if (!s->graph) WEFT_TRY(capture(x, s, 0, nodes, &s->graph));
     return check(cudaGraphLaunch(s->graph, s->stream), "the run did not start");
+}
+
+static weft_status make_parts(const weft_exec *x, weft_cuda_state *s) {
+    const int64_t *ends;
+    s->n_parts = weft_exec_parts(x, &ends);
+    s->parts = (weft_cuda_part *)calloc((size_t)s->n_parts, sizeof *s->parts);
+    if (!s->parts) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    for (int i = 0; i < s->n_parts; i++)
+        WEFT_TRY(
+            check(cudaEventCreateWithFlags(&s->parts[i].done, cudaEventDisableTiming), "no event"));
+    return WEFT_OK;
+}
+
+static weft_status start_part(weft_exec *x, weft_cuda_state *s, weft_cuda_part *p, int64_t first,
+                              int64_t last) {
+    if (!s->capture || s->runs == 0) {
+        WEFT_TRY(weft_exec_walk_part(x, first, last));
+    } else {
+        if (!p->graph) WEFT_TRY(capture(x, s, first, last, &p->graph));
+        WEFT_TRY(check(cudaGraphLaunch(p->graph, s->stream), "the run did not start"));
+    }
+    return check(cudaEventRecord(p->done, s->stream), "no event");
+}
+
+static weft_status start_parts(weft_exec *x, weft_cuda_state *s) {
+    const int64_t *ends;
+    if (!s->parts) WEFT_TRY(make_parts(x, s));
+    weft_exec_parts(x, &ends);
+    for (int i = 0; i < s->n_parts; i++)
+        WEFT_TRY(start_part(x, s, &s->parts[i], i ? ends[i - 1] : 0, ends[i]));
+    return WEFT_OK;
+}
+
+/* Says of each part when it is done. */
+static weft_status follow_parts(weft_exec *x, const weft_cuda_state *s) {
+    const int64_t *ends;
+    weft_exec_parts(x, &ends);
+    for (int i = 0; i < s->n_parts; i++) {
+        WEFT_TRY(check(cudaEventSynchronize(s->parts[i].done), "the run failed"));
+        weft_exec_made(x, i ? ends[i - 1] : 0, ends[i]);
+    }
+    return WEFT_OK;
 }
 
 /* The message for a value that a kernel could not use. */
@@ -182,12 +233,13 @@ static weft_status explain_fault(weft_exec *x, unsigned long long fault) {
 static weft_status cuda_run(weft_exec *x) {
     weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
+    bool watched = weft_exec_is_watched(x), in_parts = watched && !s->marks;
     *s->staged = weft_cuda_run{run->seed, run->iteration, run->sequence, ~0ULL};
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(
         check(cudaMemcpyAsync(s->run, s->staged, sizeof *s->run, cudaMemcpyHostToDevice, s->stream),
               "the run's numbers were not copied"));
-    weft_status status = start_run(x, s);
+    weft_status status = in_parts ? start_parts(x, s) : start_run(x, s);
     if (status != WEFT_OK) {
         cudaStreamSynchronize(s->stream);
         return status;
@@ -196,7 +248,9 @@ static weft_status cuda_run(weft_exec *x) {
     WEFT_TRY(
         check(cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
               "the run's state was not copied"));
+    if (in_parts) WEFT_TRY(follow_parts(x, s));
     WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    if (watched && !in_parts) weft_exec_made(x, 0, weft_graph_node_count(weft_exec_graph(x)));
     if (s->marks) report_times(x, s);
     if (s->runs == 1) save_algorithms();
     return s->staged->fault == ~0ULL ? WEFT_OK : explain_fault(x, s->staged->fault);

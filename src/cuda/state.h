@@ -1,5 +1,5 @@
-/* What an executor on the GPU has beside its arena: a stream, the captured run, and the run's
- * numbers in device memory, where a replayed graph reads them. */
+/* What an executor on the GPU has beside its arena: a stream, the captured run, the parts of a watched
+ * one, and the run's numbers in device memory, where a replayed graph reads them. */
 #ifndef WEFT_CUDA_STATE_H
 #define WEFT_CUDA_STATE_H
 
@@ -15,6 +15,12 @@ typedef struct {
     unsigned long long fault; /* node << 40 | place; all bits set: none */
 } weft_cuda_run;
 
+/* Some nodes of a run, of which the host wants to know when they are done. */
+typedef struct {
+    cudaGraphExec_t graph; /* NULL: not captured yet */
+    cudaEvent_t done;
+} weft_cuda_part;
+
 typedef struct {
     cudaStream_t stream;
     weft_cuda_run *run;    /* device */
@@ -22,6 +28,8 @@ typedef struct {
     cudaGraphExec_t graph; /* NULL: not captured yet, or not wanted */
     cudaEvent_t *marks;    /* [nodes + 1]: a profile's; NULL: none is taken */
     int64_t n_marks;
+    weft_cuda_part *parts; /* [n_parts]: of weft_exec_parts; NULL: no run was watched yet */
+    int n_parts;
     int runs;     /* runs so far; capture comes after the first */
     bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
 } weft_cuda_state;

@@ -6,63 +6,11 @@
  *
  * A rank that has not all micro-batches may have several nodes of the tree, each added so from its
  * first leaf on: the sum of one stays at the bottom of the stack while the next is made. */
-#include "train/gradients.h"
-
-#include "comm/device_reduce.h"
-#include "comm/reduce.h"
-#include "core/rows.h"
-#include "train/gradient_graphs.h"
-#include "train/scatter.h"
+#include "train/gradients_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { LEVELS = 40 };
-
-/* One addition of the tree: into a level, from the session (-1) or from the level above it. */
-typedef struct {
-    const weft_gradients *g;
-    int to, from;
-    bool add;
-    double factor; /* of the finished mean */
-    int64_t first; /* chunk */
-} addition;
-
-struct weft_gradients {
-    weft_optimizer *optimizer;
-    const weft_backend *backend;
-    weft_pool *pool;
-    weft_gradient_graphs *graphs; /* NULL: the host adds */
-    int64_t n, count;             /* weights; micro-batches of a step, of all ranks */
-    weft_comm *comm;
-    weft_tree tree;
-    int first_node, nodes;      /* of the tree, that are this rank's */
-    int node;                   /* the one in the making, */
-    int64_t taken;              /* and how many micro-batches of it were taken */
-    weft_device_reduce *device; /* NULL: not from GPU to GPU */
-    weft_reduce *reduce;        /* NULL: one rank, or */
-    weft_scatter *scatter;      /* sums that ranks share */
-    void **staged;              /* [nodes]: copies in the host's memory; NULL: the sums are there */
-    weft_gradient *from;        /* [n]: the session's; data NULL: zeros */
-    weft_dtype dtype;           /* of the sums */
-    const weft_weight *weights;
-    weft_shards shards;            /* a level is its row, and a task a chunk */
-    unsigned char *levels[LEVELS]; /* partial sums; levels[0] are the optimizer's buffers */
-    int64_t level_bytes;
-    int64_t *offsets; /* [n]: where a weight begins in a level */
-    int depth;        /* sums on the stack */
-    /* While the last micro-batch's backward pass runs: what is left to do for each weight, and how many
-     * weights of a bucket have yet to be done. */
-    addition last[2 * LEVELS];
-    int n_last;
-    const weft_session *session;
-    int64_t *made_by;   /* [n]: the node that ends a weight's gradient; -1: none */
-    int64_t *due;       /* [buckets] */
-    bool *finished;     /* [n] */
-    bool early;         /* the last micro-batch runs, watched */
-    weft_status status; /* of the early part */
-};
 
 static int count_ones(int64_t value) {
     int ones = 0;
@@ -135,8 +83,21 @@ static void *pin(const weft_gradients *g) {
     return rows ? rows->pin(g->level_bytes) : malloc((size_t)g->level_bytes);
 }
 
+/* A bucket of the mean, back to the memory that it was copied from. */
+static void put_bucket(void *context, int64_t bucket) {
+    weft_gradients *g = context;
+    const weft_row_backend *rows = g->backend->rows;
+    weft_gradients_bytes b = weft_gradients_bucket(g, bucket);
+    unsigned char *from = (unsigned char *)g->staged[0] + b.first, *to = g->levels[0] + b.first;
+    if (rows)
+        rows->put(g->queue, to, from, b.count);
+    else
+        g->backend->upload(to, from, b.count);
+}
+
 /* By way of the host's memory: levels that it cannot read are copied for it. */
 static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter) {
+    if (g->backend->rows) WEFT_TRY(g->backend->rows->open(&g->queue));
     void **rows = calloc((size_t)g->nodes, sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     if (g->backend->remote) g->staged = rows;
@@ -152,7 +113,9 @@ static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter)
                                    .scatter = scatter,
                                    .is_double = g->dtype == WEFT_F64,
                                    .plain = plain,
-                                   .rows = rows};
+                                   .rows = rows,
+                                   .done = g->staged ? put_bucket : NULL,
+                                   .context = g};
     weft_status status = there ? weft_reduce_create(&options, &g->reduce)
                                : weft_fail(WEFT_ENOMEM, "gradients: no memory");
     if (!g->staged) free(rows);
@@ -163,7 +126,7 @@ static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter)
 static weft_status make_reduce(weft_gradients *g) {
     bool plain = !weft_optimizer_model(g->optimizer)->config.deterministic;
     bool scatter = weft_optimizer_shards(g->optimizer) != NULL;
-    void *rows[LEVELS];
+    void *rows[WEFT_GRADIENT_LEVELS];
     for (int k = 0; k < g->nodes; k++)
         rows[k] = g->levels[k];
     weft_device_reduce_options options = {.comm = g->comm,
@@ -174,7 +137,9 @@ static weft_status make_reduce(weft_gradients *g) {
                                           .scatter = scatter,
                                           .rows = rows};
     WEFT_TRY(weft_device_reduce_open(&options, &g->device));
-    return g->device ? WEFT_OK : make_host_reduce(g, plain, scatter);
+    if (!g->device) return make_host_reduce(g, plain, scatter);
+    g->queue = weft_device_reduce_queue(g->device);
+    return WEFT_OK;
 }
 
 /* The optimizer takes the sums from its own buffers, for the weights that the session has a gradient
@@ -229,14 +194,6 @@ static weft_status make_scatter(weft_gradients *g) {
     return status;
 }
 
-static weft_status watch_session(weft_gradients *g, const weft_session *s);
-
-/* WEFT_OVERLAP=0: gradients leave after the backward pass, to measure what the overlap is worth. */
-static bool sends_late(void) {
-    const char *text = getenv("WEFT_OVERLAP");
-    return text && strcmp(text, "0") == 0;
-}
-
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     *out = NULL;
@@ -261,8 +218,8 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
         status = weft_shards_make(m, comm, &g->shards);
     }
     if (status == WEFT_OK) status = shared ? make_scatter(g) : make_sums(g);
-    if (status == WEFT_OK && (g->reduce || g->scatter) && !g->backend->remote && !sends_late())
-        status = watch_session(g, s);
+    if (status == WEFT_OK && (g->reduce || g->device || g->scatter))
+        status = weft_gradients_watch(g, s);
     if (status != WEFT_OK) {
         weft_gradients_destroy(g);
         return status;
@@ -273,6 +230,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
+    if (g->queue && !g->device) g->backend->rows->close(g->queue);
     weft_device_reduce_close(g->device);
     weft_reduce_destroy(g->reduce);
     weft_scatter_destroy(g->scatter);
@@ -285,7 +243,7 @@ void weft_gradients_destroy(weft_gradients *g) {
     free(g->staged);
     weft_tree_free(&g->tree);
     weft_gradient_graphs_destroy(g->graphs);
-    for (int i = 1; i < LEVELS; i++)
+    for (int i = 1; i < WEFT_GRADIENT_LEVELS; i++)
         if (g->levels[i]) g->backend->release(g->levels[i], g->level_bytes);
     weft_shards_free(&g->shards);
     free(g->offsets);
@@ -327,7 +285,7 @@ static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
 
 static void add_chunk(void *context, int64_t task, int thread) {
     (void)thread;
-    const addition *a = context;
+    const weft_gradient_addition *a = context;
     const weft_gradients *g = a->g;
     const weft_stretch *c = &g->shards.chunks[a->first + task];
     weft_gradient from = a->from < 0 ? g->from[c->weight]
@@ -347,7 +305,7 @@ static void add_chunk(void *context, int64_t task, int thread) {
 
 static void scale_chunk(void *context, int64_t task, int thread) {
     (void)thread;
-    const addition *a = context;
+    const weft_gradient_addition *a = context;
     const weft_stretch *c = &a->g->shards.chunks[task];
     void *to = level_data(a->g, 0, c->weight);
     for (int64_t i = c->first; i < c->first + c->count; i++) {
@@ -361,18 +319,20 @@ static void scale_chunk(void *context, int64_t task, int thread) {
 /* Adds the sum on top to the one below it. */
 static void list_merge(weft_gradients *g) {
     int top = --g->depth;
-    g->last[g->n_last++] = (addition){.g = g, .to = top - 1, .from = top, .add = true};
+    g->last[g->n_last++] =
+        (weft_gradient_addition){.g = g, .to = top - 1, .from = top, .add = true};
 }
 
-/* Lists what the next micro-batch's gradient means for the stack: it is set on top or added to its left
+/* What the next micro-batch's gradient means for the stack: it is set on top or added to its left
  * neighbour, and the pair that an odd one closes may close a pair of pairs, and so on up. The last one
  * of a node leaves one sum of it. */
-static void list_additions(weft_gradients *g) {
+void weft_gradients_list(weft_gradients *g) {
     int64_t i = g->taken++;
     bool over = g->taken == g->tree.nodes[g->first_node + g->node].count;
     if (i % 2 == 0) g->depth++;
     g->n_last = 0;
-    g->last[g->n_last++] = (addition){.g = g, .to = g->depth - 1, .from = -1, .add = i % 2 != 0};
+    g->last[g->n_last++] =
+        (weft_gradient_addition){.g = g, .to = g->depth - 1, .from = -1, .add = i % 2 != 0};
     for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
         list_merge(g);
     if (!over) return;
@@ -382,8 +342,7 @@ static void list_additions(weft_gradients *g) {
     g->node++;
 }
 
-/* Does them for the chunks first .. first + count - 1. */
-static void add_chunks(weft_gradients *g, int64_t first, int64_t count) {
+void weft_gradients_add_chunks(weft_gradients *g, int64_t first, int64_t count) {
     for (int k = 0; k < g->n_last; k++) {
         g->last[k].first = first;
         weft_pool_run(g->pool, count, add_chunk, &g->last[k]);
@@ -392,11 +351,11 @@ static void add_chunks(weft_gradients *g, int64_t first, int64_t count) {
 
 static weft_status add_all(weft_gradients *g) {
     if (!g->graphs) {
-        add_chunks(g, 0, g->shards.cut.n_blocks);
+        weft_gradients_add_chunks(g, 0, g->shards.cut.n_blocks);
         return WEFT_OK;
     }
     for (int k = 0; k < g->n_last; k++) {
-        const addition *a = &g->last[k];
+        const weft_gradient_addition *a = &g->last[k];
         WEFT_TRY(a->from < 0 ? weft_gradient_graphs_take(g->graphs, a->to, a->add)
                              : weft_gradient_graphs_merge(g->graphs, a->from));
     }
@@ -405,98 +364,27 @@ static weft_status add_all(weft_gradients *g) {
 
 static weft_status make_mean(weft_gradients *g) {
     if (g->graphs) return weft_gradient_graphs_mean(g->graphs);
-    addition mean = {.g = g, .factor = 1.0 / (double)g->count};
+    weft_gradient_addition mean = {.g = g, .factor = 1.0 / (double)g->count};
     weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, &mean);
     return WEFT_OK;
 }
 
-/* One weight's gradient is made, in the last micro-batch of this rank: buckets that have all of theirs go
- * out while the backward pass goes on. */
-static void finish_weight(weft_gradients *g, int64_t w) {
-    int64_t first = g->shards.first[w], end = g->shards.first[w + 1];
-    if (!g->scatter) add_chunks(g, first, end - first);
-    g->finished[w] = true;
-    for (int64_t i = first; i < end; i++) {
-        int64_t bucket = weft_cut_bucket_of(&g->shards.cut, i);
-        if (--g->due[bucket] > 0 || g->status != WEFT_OK) continue;
-        g->status = g->scatter ? weft_scatter_send(g->scatter, bucket)
-                               : weft_reduce_send(g->reduce, bucket);
-    }
-}
-
-static void after_node(void *context, const weft_node *n) {
-    weft_gradients *g = context;
-    for (int64_t w = 0; w < g->n; w++)
-        if (g->made_by[w] == n->index && !g->finished[w]) finish_weight(g, w);
-}
-
-/* Which node makes a weight's gradient. */
-static weft_status watch_session(weft_gradients *g, const weft_session *s) {
-    const weft_graph *graph = s->graph.graph;
-    g->session = s;
-    g->made_by = malloc((size_t)g->n * sizeof *g->made_by);
-    g->finished = calloc((size_t)g->n, sizeof *g->finished);
-    g->due = calloc((size_t)weft_cut_buckets(&g->shards.cut), sizeof *g->due);
-    if (!g->made_by || !g->finished || !g->due)
-        return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t w = 0; w < g->n; w++) {
-        const weft_tensor *t = weft_graph_find(graph, g->weights[w].name);
-        g->made_by[w] = -1;
-        for (int64_t i = 0; t && t->grad && i < weft_graph_node_count(graph); i++) {
-            const weft_node *n = weft_graph_node(graph, i);
-            for (int k = 0; k < n->n_out; k++)
-                if (n->out[k] == t->grad) g->made_by[w] = i;
-        }
-    }
-    return WEFT_OK;
-}
-
-static bool is_last(const weft_gradients *g) {
-    return g->node == g->nodes - 1 && g->taken + 1 == g->tree.nodes[g->first_node + g->node].count;
-}
-
-void weft_gradients_expect(weft_gradients *g) {
-    if (g->scatter) weft_scatter_begin(g->scatter, true);
-    if (!g->session || (!g->scatter && !is_last(g))) return;
-    if (!g->scatter) list_additions(g);
-    g->early = true;
-    g->status = WEFT_OK;
-    memset(g->finished, 0, (size_t)g->n * sizeof *g->finished);
-    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
-        g->due[b] = weft_cut_bucket(&g->shards.cut, b).count;
-    if (g->reduce) weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
-    weft_exec_watch(g->session->exec, after_node, g);
-}
-
-/* What nothing was seen to make is zeros, or lay there before. */
-static weft_status finish_early(weft_gradients *g) {
-    weft_exec_watch(g->session->exec, NULL, NULL);
-    g->early = false;
-    for (int64_t w = 0; w < g->n; w++)
-        if (!g->finished[w]) finish_weight(g, w);
-    WEFT_TRY(g->status);
-    return g->scatter ? WEFT_OK : weft_reduce_end(g->reduce);
-}
-
 /* The mean over all ranks, from the nodes that this one has made. */
 static weft_status reduce_ranks(weft_gradients *g) {
-    if (g->device) return weft_device_reduce_run(g->device, 1.0 / (double)g->count);
-    for (int k = 0; g->staged && k < g->nodes; k++)
-        g->backend->download(g->staged[k], g->levels[k], g->level_bytes);
-    weft_reduce_begin(g->reduce, 1.0 / (double)g->count);
-    WEFT_TRY(weft_reduce_end(g->reduce));
-    if (g->staged) g->backend->upload(g->levels[0], g->staged[0], g->level_bytes);
-    return WEFT_OK;
+    weft_gradients_begin(g);
+    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
+        WEFT_TRY(weft_gradients_send(g, b));
+    return weft_gradients_end(g);
 }
 
 weft_status weft_gradients_add(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
-    if (g->early) WEFT_TRY(finish_early(g));
+    if (g->early) WEFT_TRY(weft_gradients_finish(g));
     if (g->scatter) {
         WEFT_TRY(weft_scatter_end(g->scatter));
         if (!weft_scatter_is_over(g->scatter)) return WEFT_OK;
     } else if (g->node < g->nodes) {
-        list_additions(g);
+        weft_gradients_list(g);
         WEFT_TRY(add_all(g));
         if (g->node < g->nodes) return WEFT_OK;
         WEFT_TRY(g->reduce || g->device ? reduce_ranks(g) : make_mean(g));

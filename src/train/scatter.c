@@ -2,6 +2,8 @@
  * the host's memory, and copied to a backend that has its own when the step is over. */
 #include "train/scatter.h"
 
+#include "core/rows.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,8 +42,10 @@ struct weft_scatter {
     int depth;
     addition *list; /* of this turn */
     int n_list;
-    bool own, last; /* this rank has a micro-batch in the turn; it is the last turn */
-    bool *sent;     /* [buckets] */
+    bool own, last;               /* this rank has a micro-batch in the turn; it is the last turn */
+    const weft_row_backend *rows; /* of a backend that has its own memory, and a queue beside its */
+    void *queue;                  /* runs; NULL: it copies only when asked to */
+    bool *sent;                   /* [buckets] */
     int64_t *
         order; /* [buckets]: as they were sent in the turn before; for a rank that has none to make */
     int64_t turns; /* buckets sent */
@@ -106,6 +110,11 @@ static void *aligned_zeros(size_t bytes) {
     return memory;
 }
 
+/* Memory that a device copies to at full speed. */
+static void *packing_room(const weft_scatter *s, size_t bytes) {
+    return s->rows ? s->rows->pin((int64_t)bytes + 1) : aligned_zeros(bytes);
+}
+
 static bool allocate(weft_scatter *s) {
     size_t own = (size_t)s->own_at[s->buckets] * s->width, ranks = (size_t)s->ranks;
     size_t piece = (size_t)s->largest * s->width, bucket = 0;
@@ -117,7 +126,7 @@ static bool allocate(weft_scatter *s) {
         if (!(s->levels[i] = aligned_zeros(own))) return false;
     for (int i = 0; i < UNDER_WAY; i++) {
         bucket_slot *slot = &s->slots[i];
-        slot->packed = aligned_zeros(bucket);
+        slot->packed = packing_room(s, bucket);
         slot->received = aligned_zeros(piece * ranks);
         slot->transfers = calloc(2 * ranks, sizeof *slot->transfers);
         if (!slot->packed || !slot->received || !slot->transfers) return false;
@@ -141,7 +150,9 @@ weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatte
     s->buckets = weft_cut_buckets(&options->shards->cut);
     s->largest = weft_cut_largest(&options->shards->cut);
     s->n_levels = count_levels(options->count);
+    s->rows = options->backend->remote ? options->backend->rows : NULL;
     weft_status status = place_own(s);
+    if (status == WEFT_OK && s->rows) status = s->rows->open(&s->queue);
     if (status == WEFT_OK && !allocate(s))
         status = weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part of %d sums",
                            s->n_levels);
@@ -159,10 +170,12 @@ void weft_scatter_destroy(weft_scatter *s) {
     for (int i = 0; i < LEVELS; i++)
         free(s->levels[i]);
     for (int i = 0; i < UNDER_WAY; i++) {
-        free(s->slots[i].packed);
+        if (s->rows && s->slots[i].packed) s->rows->unpin(s->slots[i].packed);
+        if (!s->rows) free(s->slots[i].packed);
         free(s->slots[i].received);
         free(s->slots[i].transfers);
     }
+    if (s->queue) s->rows->close(s->queue);
     free(s->own_at);
     free(s->mean_at);
     free(s->list);
@@ -221,14 +234,27 @@ static void widen(const weft_scatter *s, const weft_gradient *from, int64_t firs
     }
 }
 
-/* From memory that the host cannot read, by way of the place itself: its upper half has room for what
- * is narrower. */
+/* Memory that the host cannot read is copied to the place itself: its upper half has room for what is
+ * narrower. */
+static unsigned char *raw_place(const weft_scatter *s, const weft_gradient *from, int64_t count,
+                                unsigned char *to) {
+    return to + (s->width - weft_dtype_size(from->dtype)) * (size_t)count;
+}
+
 static void fetch(const weft_scatter *s, const weft_gradient *from, int64_t first, int64_t count,
                   unsigned char *to) {
     size_t size = weft_dtype_size(from->dtype);
-    unsigned char *raw = to + (s->width - size) * (size_t)count;
-    s->o.backend->download(raw, (const unsigned char *)from->data + (size_t)first * size,
-                           count * (int64_t)size);
+    const unsigned char *data = (const unsigned char *)from->data + (size_t)first * size;
+    unsigned char *raw = raw_place(s, from, count, to);
+    if (s->rows)
+        s->rows->fetch(s->queue, raw, data, count * (int64_t)size);
+    else
+        s->o.backend->download(raw, data, count * (int64_t)size);
+}
+
+static void widen_in_place(const weft_scatter *s, const weft_gradient *from, int64_t count,
+                           unsigned char *to) {
+    const unsigned char *raw = raw_place(s, from, count, to);
     if (from->dtype != WEFT_BF16) return;
     for (int64_t i = 0; i < count; i++) {
         uint16_t bits;
@@ -242,31 +268,40 @@ typedef struct {
     const bucket_slot *slot;
 } bucket_task;
 
+/* The i-th chunk of a bucket, and its place among the packed ones. */
+static const weft_stretch *chunk_of(const bucket_task *t, int64_t i, unsigned char **to) {
+    const weft_shards *h = t->s->o.shards;
+    int64_t first = weft_cut_bucket(&h->cut, t->slot->bucket).first;
+    *to = t->slot->packed + (size_t)(h->borders[first + i] - h->borders[first]) * t->s->width;
+    return &h->chunks[first + i];
+}
+
 static void pack_chunk(void *context, int64_t task, int thread) {
     (void)thread;
     const bucket_task *t = context;
-    const weft_shards *h = t->s->o.shards;
-    int64_t first = weft_cut_bucket(&h->cut, t->slot->bucket).first, i = first + task;
-    const weft_stretch *c = &h->chunks[i];
+    unsigned char *to;
+    const weft_stretch *c = chunk_of(t, task, &to);
     const weft_gradient *from = &t->s->o.from[c->weight];
-    unsigned char *to = t->slot->packed + (size_t)(h->borders[i] - h->borders[first]) * t->s->width;
     if (!from->data)
         memset(to, 0, (size_t)c->count * t->s->width);
     else if (t->s->o.backend->remote)
-        fetch(t->s, from, c->first, c->count, to);
+        widen_in_place(t->s, from, c->count, to);
     else
         widen(t->s, from, c->first, c->count, to);
 }
 
-static void pack(weft_scatter *s, const bucket_slot *slot) {
+static weft_status pack(weft_scatter *s, const bucket_slot *slot) {
     bucket_task t = {s, slot};
     int64_t n = weft_cut_bucket(&s->o.shards->cut, slot->bucket).count;
-    if (!s->o.backend->remote) {
-        weft_pool_run(s->o.pool, n, pack_chunk, &t);
-        return;
+    for (int64_t i = 0; s->o.backend->remote && i < n; i++) {
+        unsigned char *to;
+        const weft_stretch *c = chunk_of(&t, i, &to);
+        const weft_gradient *from = &s->o.from[c->weight];
+        if (from->data) fetch(s, from, c->first, c->count, to);
     }
-    for (int64_t i = 0; i < n; i++)
-        pack_chunk(&t, i, 0);
+    if (s->rows) WEFT_TRY(s->rows->wait(s->queue));
+    weft_pool_run(s->o.pool, n, pack_chunk, &t);
+    return WEFT_OK;
 }
 
 static unsigned char *packed_piece(const weft_scatter *s, const bucket_slot *slot,
@@ -298,7 +333,7 @@ static weft_status begin_bucket(weft_scatter *s, bucket_slot *slot) {
     }
     slot->busy = true;
     slot->job = (weft_comm_job){
-        .kind = WEFT_JOB_EXCHANGE, .transfers = slot->transfers, .count = n, .tag = slot->bucket};
+        .kind = WEFT_JOB_EXCHANGE, .transfers = slot->transfers, .count = n, .tag = slot->turn};
     return weft_comm_begin(s->o.comm, &slot->job);
 }
 
@@ -381,7 +416,7 @@ weft_status weft_scatter_send(weft_scatter *s, int64_t bucket) {
     slot->bucket = bucket;
     s->order[s->turns] = bucket;
     slot->turn = s->turns++;
-    if (s->own) pack(s, slot);
+    if (s->own) WEFT_TRY(pack(s, slot));
     return begin_bucket(s, slot);
 }
 

@@ -14,6 +14,7 @@ _Static_assert(sizeof(ncclUniqueId) == WEFT_NCCL_ID, "an id has a fixed size");
     X(ncclGetUniqueId)                                                                             \
     X(ncclCommInitRank)                                                                            \
     X(ncclCommDestroy)                                                                             \
+    X(ncclCommAbort)                                                                               \
     X(ncclGroupStart)                                                                              \
     X(ncclGroupEnd)                                                                                \
     X(ncclSend)                                                                                    \
@@ -64,6 +65,10 @@ static void finish(void *comm) {
     p_ncclCommDestroy(comm);
 }
 
+static void give_up(void *comm) {
+    p_ncclCommAbort(comm);
+}
+
 static int begin(void) {
     return (int)p_ncclGroupStart();
 }
@@ -94,6 +99,7 @@ __attribute__((visibility("default"))) const weft_nccl weft_nccl_table = {
     .make_id = make_id,
     .start = start,
     .finish = finish,
+    .abort = give_up,
     .begin = begin,
     .end = end,
     .send = send_bytes,

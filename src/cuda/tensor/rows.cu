@@ -1,5 +1,7 @@
-/* core/rows.h on the GPU: sums of f32 rows, four numbers a thread. Bytes moved: 12 for each number that
- * is added, 8 that is scaled. */
+/* core/rows.h on the GPU: sums of f32 rows, four numbers per thread. Bytes moved: 12 for each number that
+ * is added, 8 that is scaled. A queue is a stream whose blocks go before those of the runs beside it:
+ * they are few, and other ranks wait for them. */
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <stdio.h>
@@ -16,6 +18,14 @@ static __global__ void add_rows(float *to, const float *from, int64_t n) {
 #pragma unroll
     for (int k = 0; k < QUAD; k++)
         if (i + k < n) to[i + k] = __fadd_rn(to[i + k], from[i + k]);
+}
+
+template <class T> static __global__ void take_row(float *to, const T *from, bool add, int64_t n) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
+#pragma unroll
+    for (int k = 0; k < QUAD; k++)
+        if (i + k < n)
+            to[i + k] = add ? __fadd_rn(to[i + k], (float)from[i + k]) : (float)from[i + k];
 }
 
 static __global__ void scale_row(float *data, float factor, int64_t n) {
@@ -37,8 +47,11 @@ static weft_status check(cudaError_t error, const char *what) {
 
 static weft_status rows_open(void **queue) {
     cudaStream_t stream;
+    int least, most;
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream"));
+    WEFT_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &most), "no stream"));
+    WEFT_TRY(
+        check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, most), "no stream"));
     *queue = stream;
     return WEFT_OK;
 }
@@ -51,6 +64,18 @@ static void rows_add(void *queue, float *to, const float *from, int64_t n) {
     if (n > 0) add_rows<<<blocks_of(n), THREADS, 0, (cudaStream_t)queue>>>(to, from, n);
 }
 
+static void rows_take(void *queue, float *to, const void *from, weft_dtype dtype, bool add,
+                      int64_t n) {
+    cudaStream_t stream = (cudaStream_t)queue;
+    if (n <= 0 || (!from && add)) return;
+    if (!from)
+        cudaMemsetAsync(to, 0, (size_t)n * sizeof *to, stream);
+    else if (dtype == WEFT_BF16)
+        take_row<<<blocks_of(n), THREADS, 0, stream>>>(to, (const __nv_bfloat16 *)from, add, n);
+    else
+        take_row<<<blocks_of(n), THREADS, 0, stream>>>(to, (const float *)from, add, n);
+}
+
 static void rows_copy(void *queue, float *to, const float *from, int64_t n) {
     cudaMemcpyAsync(to, from, (size_t)n * sizeof *to, cudaMemcpyDeviceToDevice,
                     (cudaStream_t)queue);
@@ -58,6 +83,14 @@ static void rows_copy(void *queue, float *to, const float *from, int64_t n) {
 
 static void rows_scale(void *queue, float *data, float factor, int64_t n) {
     if (n > 0) scale_row<<<blocks_of(n), THREADS, 0, (cudaStream_t)queue>>>(data, factor, n);
+}
+
+static void rows_fetch(void *queue, void *host, const void *from, int64_t bytes) {
+    cudaMemcpyAsync(host, from, (size_t)bytes, cudaMemcpyDeviceToHost, (cudaStream_t)queue);
+}
+
+static void rows_put(void *queue, void *to, const void *host, int64_t bytes) {
+    cudaMemcpyAsync(to, host, (size_t)bytes, cudaMemcpyHostToDevice, (cudaStream_t)queue);
 }
 
 static weft_status rows_wait(void *queue) {
@@ -83,6 +116,6 @@ static void rows_unpin(void *memory) {
 }
 
 extern "C" const weft_row_backend weft_cuda_rows = {
-    rows_open, rows_close, rows_add, rows_copy,  rows_scale,
-    rows_wait, rows_name,  rows_pin, rows_unpin,
+    rows_open,  rows_close, rows_add,  rows_take, rows_copy, rows_scale,
+    rows_fetch, rows_put,   rows_wait, rows_name, rows_pin,  rows_unpin,
 };

@@ -1,0 +1,126 @@
+/* Ranks whose gradients lie in a device's memory, without a device (support/remote.h): this program
+ * starts itself several times. They end on the bits of one process on the CPU, whether gradients leave
+ * during the backward pass or after it. */
+#include "comm/comm.h"
+#include "cpu/backend.h"
+#include "support/command.h"
+#include "support/ranks_run.h"
+#include "support/remote.h"
+#include "support/train_run.h"
+#include "train/loop.h"
+
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { NAME_ROOM = 256 };
+
+/* Weights of several buckets, of which some are made long before the others; seven micro-batches, so
+ * that ranks have nodes of several sizes. */
+static const char text[] =
+    "CONFIG_N_LAYER=4\nCONFIG_N_HEAD=4\nCONFIG_N_EMBD=128\nCONFIG_VOCAB_SIZE=2048\n"
+    "CONFIG_GPT2_BLOCK_SIZE=8\nCONFIG_FFN=\"wsffn\"\nCONFIG_WSFFN_N_HEAD=4\n"
+    "CONFIG_GPT2_DROPOUT=0.1\nCONFIG_DATASET=\"embedded\"\nCONFIG_BATCH_SIZE=7\n"
+    "CONFIG_MICRO_BATCH=1\nCONFIG_GPT2_MAX_ITERS=3\nCONFIG_GPT2_EVAL_INTERVAL=2\n"
+    "CONFIG_GPT2_EVAL_SAMPLES=1\nCONFIG_GPT2_LOG_INTERVAL=1\nCONFIG_LEARNING_RATE=1e-2\n";
+
+static void keep(char *out, const char *path) {
+    snprintf(out, NAME_ROOM, "%s", path);
+}
+
+static weft_status train(const char *config, const char *out, const char *dtype, const char *shard,
+                         const weft_backend *backend, weft_comm *comm) {
+    weft_config c;
+    weft_pool *pool;
+    weft_train_result result;
+    weft_train_options options = {.comm = comm, .out = out, .resume = true};
+    weft_config_defaults(&c);
+    WEFT_TRY(weft_config_read(&c, config));
+    WEFT_TRY(weft_config_set(&c, "DTYPE", dtype, "test"));
+    WEFT_TRY(weft_config_set(&c, "SHARD", shard, "test"));
+    WEFT_TRY(weft_pool_create(1, &pool));
+    weft_status status = weft_train(&c, backend, pool, &options, &result);
+    weft_pool_destroy(pool);
+    return status;
+}
+
+/* One rank: rank CONFIG OUT DTYPE SHARD. */
+static int be_rank(char **words) {
+    weft_comm *comm;
+    weft_status status = weft_comm_open(&comm);
+    if (status == WEFT_OK)
+        status = train(words[2], words[3], words[4], words[5], remote_backend(), comm);
+    if (status != WEFT_OK) {
+        weft_comm_fail(comm, weft_error_message());
+        fprintf(stderr, "%s\n", weft_error_message());
+        return 1;
+    }
+    if (weft_comm_rank(comm) == 0)
+        fprintf(stderr, "copies: %lld early, %lld late\n", (long long)remote_early_copies(),
+                (long long)remote_late_copies());
+    weft_comm_close(comm);
+    return 0;
+}
+
+static void check(int ranks, const char *dtype, const char *shard, const char *overlap,
+                  bool leaves_early) {
+    char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
+    char own[PATH_MAX], weft[PATH_MAX], library[PATH_MAX + 32];
+    size_t n;
+    keep(config, scratch_path("config"));
+    keep(alone, scratch_path("alone-%s", dtype));
+    keep(together, scratch_path("%d-%s-%s-%s", ranks, dtype, shard, overlap));
+    keep(err, scratch_path("err"));
+    file_write(config, text, sizeof text - 1);
+    if (access(alone, F_OK) != 0)
+        assert_int_equal(train(config, alone, dtype, "none", weft_cpu_backend(), NULL), WEFT_OK);
+    assert_non_null(realpath("/proc/self/exe", own));
+    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
+    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
+             (int)(strrchr(weft, '/') - weft), weft);
+    ranks_part part = {.ranks = ranks,
+                       .program = own,
+                       .arguments = RUN("rank", config, together, dtype, shard),
+                       .environment = SAYS(library, "WEFT_NCCL=none", overlap)};
+    int status = ranks_wait(ranks_start(&part, 1, err), 120);
+    char *said = file_read(err, &n), *copies = strstr(said, "copies: ");
+    if (status != 0 || !copies) fail_msg("%d ranks ended on %d: %s", ranks, status, said);
+    if (leaves_early != (atoi(copies + strlen("copies: ")) > 0))
+        fail_msg("%d ranks, %s, %s: %s", ranks, shard, overlap, copies);
+    free(said);
+    train_same_end(alone, together);
+}
+
+static void test_gradients_leave_a_device_during_the_backward_pass(void **state) {
+    (void)state;
+    ranks_need_mpi();
+    check(2, "bf16", "none", "WEFT_OVERLAP=1", true);
+    check(3, "f32", "optimizer", "WEFT_OVERLAP=1", true);
+    check(3, "bf16", "gradients", "WEFT_OVERLAP=1", true);
+    static const char *const shards[] = {"none", "optimizer", "gradients"};
+    for (int i = 0; train_long() && i < 3; i++)
+        for (int p = 2; p <= 4; p++)
+            check(p, i % 2 ? "f32" : "bf16", shards[i], "WEFT_OVERLAP=1", true);
+}
+
+static void test_gradients_leave_a_device_after_it_on_request(void **state) {
+    (void)state;
+    ranks_need_mpi();
+    check(3, "bf16", "none", "WEFT_OVERLAP=0", false);
+    check(2, "bf16", "gradients", "WEFT_OVERLAP=0", false);
+}
+
+int main(int n, char **words) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients_leave_a_device_during_the_backward_pass),
+        cmocka_unit_test(test_gradients_leave_a_device_after_it_on_request),
+    };
+    if (n == 6 && strcmp(words[1], "rank") == 0) return be_rank(words);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
