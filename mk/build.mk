@@ -41,6 +41,7 @@ $(1)/core/version.o: OWN_DEFINES := -DWEFT_GIT_COMMIT='"$(GIT_COMMIT)"'
 
 # Holds them whole.
 $(1)/study/charts.o: src/study/charts.js src/study/charts.css
+$(1)/serve/live_page.o: src/serve/live.html src/serve/live.js src/serve/live.css
 
 $(1)/%.o: src/%.c $(1)/flags
 	@mkdir -p $$(@D)

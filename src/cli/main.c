@@ -39,6 +39,7 @@
       "make text with a checkpoint")                                                               \
     X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \
       "answer requests over HTTP, as OpenAI's interface does")                                     \
+    X(watch, "[DIR...] [--port N] [--host ADDRESS] [--json]", "a live page of runs and studies")   \
     X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
       "run a study and write its report")                                                          \
     X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \

@@ -1,9 +1,12 @@
 /* weft study: every step of a study, each run in a process of its own, then the report. */
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "cli/live_study.h"
 #include "comm/launch.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/log.h"
+#include "core/text.h"
 #include "cuda/backend.h"
 #include "study/report.h"
 #include "study/slurm.h"
@@ -235,6 +238,29 @@ static double peak_flops(const weft_study *s, const weft_backend *backend, weft_
     return backend->remote ? 0 : bench_peak_flops(pool, weft_config_dtype(&s->base) == WEFT_BF16);
 }
 
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+/* What the study says, as its report does: the answer, and a line for each comparison. */
+static void tell_verdicts(const char *database) {
+    json_t *report = NULL, *verdict;
+    size_t i;
+    if (weft_report_json(&database, 1, &report) != WEFT_OK) return;
+    const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
+    json_array_foreach(json_object_get(one, "verdicts"), i, verdict) {
+        double percent = weft_json_number_of(verdict, "percent");
+        char number[32] = "";
+        if (isfinite(percent)) snprintf(number, sizeof number, " (%+.2f%%)", percent);
+        weft_log(WEFT_LOG_INFO, "%s against %s: %s%s", weft_shown(text_of(verdict, "step")),
+                 weft_shown(text_of(verdict, "baseline")), text_of(verdict, "verdict"), number);
+    }
+    const char *answer = text_of(one, "answer");
+    if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);
+    json_decref(report);
+}
+
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[WEFT_PATH_MAX];
@@ -255,7 +281,9 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     weft_status status = choose_steps(s, own->steps, &chosen);
     o.steps = chosen;
     if (status == WEFT_OK) status = weft_report_vacant(o.out);
+    pid_t page = status == WEFT_OK && !args->json ? weft_live_study_start(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
+    weft_live_study_stop(page);
     free(chosen);
     WEFT_TRY(status);
     WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
@@ -263,11 +291,11 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     if (!stopped) status = weft_report_write(database, o.out);
     if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);
     WEFT_TRY(status);
-    if (args->json)
-        print_result(r, o.out);
-    else if (!stopped)
-        weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
-                 r->done + r->diverged, r->runs, o.out);
+    if (args->json) print_result(r, o.out);
+    if (args->json || stopped) return WEFT_OK;
+    tell_verdicts(database);
+    weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
+             r->done + r->diverged, r->runs, o.out);
     return WEFT_OK;
 }
 

@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "generate/prompt.h"
 #include "serve/answer.h"
+#include "serve/http.h"
 #include "serve/key.h"
 #include "serve/page.h"
 
@@ -58,11 +59,7 @@ static enum MHD_Result send_text(exchange *x, int status, const char *type, char
     snprintf(seconds, sizeof seconds, "%d", x->retry_after);
     MHD_add_response_header(r, "Content-Type", type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
-    if (keep)
-        MHD_add_response_header(r, "Content-Security-Policy",
-                                "default-src 'none'; style-src 'unsafe-inline'; script-src "
-                                "'unsafe-inline'; connect-src 'self'; form-action 'none'; "
-                                "frame-ancestors 'none'; base-uri 'none'");
+    if (keep) MHD_add_response_header(r, "Content-Security-Policy", WEFT_HTTP_POLICY);
     if (status == 429) MHD_add_response_header(r, "Retry-After", seconds);
     if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (status == 405) MHD_add_response_header(r, "Allow", x->post ? "GET, HEAD" : "POST");
@@ -117,23 +114,12 @@ static const char *header(const exchange *x, const char *name) {
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
 }
 
-/* A name that means this machine and no other, with or without a port. */
-static bool is_local_name(const char *host) {
-    size_t length = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
-    static const char local[] = ".localhost";
-    size_t tail = sizeof local - 1;
-    return (length == tail - 1 && strncasecmp(host, local + 1, length) == 0) ||
-           (length > tail && strncasecmp(host + length - tail, local, tail) == 0) ||
-           (length == 5 && strncmp(host, "[::1]", 5) == 0) || strcmp(host, "::1") == 0 ||
-           (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == length);
-}
-
 /* A page from elsewhere can have its own name lead to this machine (DNS rebinding), and a browser then
  * takes the server for a part of that page's site. The name in the request gives it away. */
 static bool check_name(exchange *x) {
     const weft_server_options *o = &x->server->options;
     const char *host = header(x, "Host");
-    if (o->key || !host || !is_local_name(o->host) || is_local_name(host)) return true;
+    if (o->key || !host || !weft_http_is_local(o->host) || weft_http_is_local(host)) return true;
     return weft_refuse(
         &x->refusal, 403, NULL, NULL,
         "the server is for this machine alone, not for '%.64s'; call it 127.0.0.1 or "

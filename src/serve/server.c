@@ -4,74 +4,24 @@
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "core/log.h"
 #include "serve/exchange.h"
+#include "serve/http.h"
 
-#include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-static int bound_port(int socket) {
-    struct sockaddr_storage at;
-    socklen_t length = sizeof at;
-    if (getsockname(socket, (struct sockaddr *)&at, &length) != 0) return 0;
-    return ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
-                                          : ((struct sockaddr_in *)&at)->sin_port);
-}
-
-/* A socket that listens at the first address of the host that can be had. */
-static weft_status listen_on(const weft_server_options *o, int *out, bool *six) {
-    struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *list;
-    char port[16];
-    int yes = 1, error;
-    *out = -1;
-    snprintf(port, sizeof port, "%d", o->port);
-    error = getaddrinfo(o->host, port, &hints, &list);
-    if (error) return weft_fail(WEFT_EINPUT, "--host %s: %s", o->host, gai_strerror(error));
-    for (struct addrinfo *at = list; at && *out < 0; at = at->ai_next) {
-        int s = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (s < 0) continue;
-        setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-        if (bind(s, at->ai_addr, at->ai_addrlen) == 0 && listen(s, SOMAXCONN) == 0) {
-            *out = s;
-            *six = at->ai_family == AF_INET6;
-        } else {
-            error = errno;
-            close(s);
-        }
-    }
-    freeaddrinfo(list);
-    if (*out >= 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "cannot listen on %s, port %d: %s; another --port, or 0 for any that is free",
-                     o->host, o->port, strerror(error));
-}
-
-static void log_line(void *context, const char *format, va_list list) {
-    char text[512];
-    (void)context;
-    vsnprintf(text, sizeof text, format, list);
-    text[strcspn(text, "\n")] = 0;
-    weft_log(WEFT_LOG_DEBUG, "serve: %s", text);
-}
 
 static weft_status start_daemon(weft_server *s) {
     const weft_server_options *o = &s->options;
     int listening;
     bool six = false;
-    WEFT_TRY(listen_on(o, &listening, &six));
-    s->port = bound_port(listening);
+    WEFT_TRY(weft_http_listen(o->host, o->port, &listening, &six));
+    s->port = weft_http_port(listening);
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
     s->daemon = MHD_start_daemon(
         flags, (uint16_t)s->port, NULL, NULL, weft_exchange_receive, s, MHD_OPTION_EXTERNAL_LOGGER,
-        log_line, NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED,
+        weft_http_log, NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED,
         weft_exchange_end, s, MHD_OPTION_NOTIFY_CONNECTION, weft_exchange_connection, s,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)(o->request_seconds + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);

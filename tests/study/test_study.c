@@ -108,6 +108,21 @@ static void test_two_at_a_time_come_to_the_same(void **state) {
     study_same(whole, out);
 }
 
+/* What the report answers is the last thing in the terminal too; a study that is done says it again. */
+static void test_the_end_says_what_the_report_says(void **state) {
+    (void)state;
+    json_t *report = command_json(RUN("report", whole, "--json"));
+    const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
+    const json_t *verdict = json_array_get(json_object_get(one, "verdicts"), 0);
+    command_result r = command_run(RUN("study", "--config", config, "--out", whole));
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, json_string_value(json_object_get(one, "answer"))));
+    assert_non_null(strstr(r.err, json_string_value(json_object_get(verdict, "verdict"))));
+    assert_non_null(strstr(r.err, " against "));
+    command_free(&r);
+    json_decref(report);
+}
+
 static void test_chosen_steps_leave_the_others_waiting(void **state) {
     (void)state;
     const char *out = scratch_path("chosen");
@@ -249,6 +264,7 @@ int main(void) {
         cmocka_unit_test(test_results_are_those_of_the_metrics_file),
         cmocka_unit_test(test_repeats_are_equal_to_the_bit),
         cmocka_unit_test(test_two_at_a_time_come_to_the_same),
+        cmocka_unit_test(test_the_end_says_what_the_report_says),
         cmocka_unit_test(test_chosen_steps_leave_the_others_waiting),
         cmocka_unit_test(test_another_config_is_refused_and_nothing_is_overwritten),
         cmocka_unit_test(test_a_study_of_an_older_weft_goes_on),

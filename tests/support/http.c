@@ -67,13 +67,13 @@ static void skip_leak_search(void) {
     setenv("ASAN_OPTIONS", text, 1);
 }
 
-static void exec_server(const char *const *arguments, int out) {
+static void exec_server(const char *command, const char *const *arguments, int out) {
     const char *named = getenv("WEFT");
     char *program = strdup(named ? named : "build/weft"), *words[WORDS_MOST];
     int n = 0, nothing = open("/dev/null", O_RDONLY);
     for (char *at = program, *word; (word = strtok_r(at, " ", &at)) && n < 8;)
         words[n++] = word;
-    static const char *const fixed[] = {"serve", "--port", "0"};
+    const char *const fixed[] = {command, "--port", "0"};
     for (int i = 0; i < 3; i++)
         words[n++] = (char *)(uintptr_t)fixed[i];
     for (; *arguments && n + 1 < WORDS_MOST; arguments++)
@@ -86,6 +86,10 @@ static void exec_server(const char *const *arguments, int out) {
 }
 
 server server_start(const char *const *arguments) {
+    return server_start_as("serve", arguments);
+}
+
+server server_start_as(const char *command, const char *const *arguments) {
     static int started;
     server s = {0};
     int ends[2];
@@ -95,7 +99,7 @@ server server_start(const char *const *arguments) {
     s.pid = fork();
     assert_true(s.pid >= 0);
     if (s.pid == 0 && started > 0) skip_leak_search();
-    if (s.pid == 0) exec_server(arguments, ends[1]);
+    if (s.pid == 0) exec_server(command, arguments, ends[1]);
     started++;
     close(ends[1]);
     while (got + 1 < sizeof line && !memchr(line, '\n', got)) {
@@ -108,7 +112,7 @@ server server_start(const char *const *arguments) {
     if (colon) s.port = atoi(colon + 1);
     if (!s.port) {
         waitpid(s.pid, NULL, 0);
-        fail_msg("weft serve does not listen: '%s'", line);
+        fail_msg("weft %s does not listen: '%s'", command, line);
     }
     return s;
 }

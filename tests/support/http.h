@@ -21,6 +21,8 @@ void server_model(char *path, size_t room);
 
 /* Runs `weft serve --port 0` with these arguments, which end on NULL, and waits until it listens. */
 server server_start(const char *const *arguments);
+/* The same of another command: "watch". */
+server server_start_as(const char *command, const char *const *arguments);
 /* A scratch folder with a server_model in it, `room` bytes for its path, and a server of that model on
  * one thread with these arguments too; and the end of both. */
 server server_open(char *model, size_t room, const char *const *arguments);

@@ -1,0 +1,67 @@
+/* Sockets and names. */
+#include "serve/http.h"
+
+#include "core/log.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int weft_http_port(int socket) {
+    struct sockaddr_storage at;
+    socklen_t length = sizeof at;
+    if (getsockname(socket, (struct sockaddr *)&at, &length) != 0) return 0;
+    return ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                          : ((struct sockaddr_in *)&at)->sin_port);
+}
+
+weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six) {
+    struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *list;
+    char port[16];
+    int yes = 1, error;
+    *out = -1;
+    snprintf(port, sizeof port, "%d", port_number);
+    error = getaddrinfo(host, port, &hints, &list);
+    if (error) return weft_fail(WEFT_EINPUT, "--host %s: %s", host, gai_strerror(error));
+    for (struct addrinfo *at = list; at && *out < 0; at = at->ai_next) {
+        int s = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (s < 0) continue;
+        setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+        if (bind(s, at->ai_addr, at->ai_addrlen) == 0 && listen(s, SOMAXCONN) == 0) {
+            *out = s;
+            *six = at->ai_family == AF_INET6;
+        } else {
+            error = errno;
+            close(s);
+        }
+    }
+    freeaddrinfo(list);
+    if (*out >= 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "cannot listen on %s, port %d: %s; another --port, or 0 for any that is free",
+                     host, port_number, strerror(error));
+}
+
+void weft_http_log(void *context, const char *format, va_list list) {
+    char text[512];
+    (void)context;
+    vsnprintf(text, sizeof text, format, list);
+    text[strcspn(text, "\n")] = 0;
+    weft_log(WEFT_LOG_DEBUG, "serve: %s", text);
+}
+
+bool weft_http_is_local(const char *host) {
+    size_t length = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    static const char local[] = ".localhost";
+    size_t tail = sizeof local - 1;
+    return (length == tail - 1 && strncasecmp(host, local + 1, length) == 0) ||
+           (length > tail && strncasecmp(host + length - tail, local, tail) == 0) ||
+           (length == 5 && strncmp(host, "[::1]", 5) == 0) || strcmp(host, "::1") == 0 ||
+           (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == length);
+}

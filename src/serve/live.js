@@ -1,0 +1,338 @@
+/* The live page. Everything that others named is set as text, never as markup. */
+"use strict";
+(() => {
+  const STEP = 0, LOSS = 1, VAL = 2, RATE = 3, NORM = 4, SPEED = 5, MFU = 6;
+  const AT_FIRST = 12; /* runs that are ticked when the page opens */
+  const byId = (id) => document.getElementById(id);
+  const runs = new Map(), studies = new Map(), styles = new Map(), ticked = new Set();
+  let chosen = false, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = "";
+
+  const node = (kind, parent, text, name) => {
+    const made = document.createElement(kind);
+    if (text !== undefined) made.textContent = text;
+    if (name) made.className = name;
+    if (parent) parent.appendChild(made);
+    return made;
+  };
+  const known = (v) => typeof v === "number" && isFinite(v);
+  const digits = (v, n = 4) => (known(v) ? v.toFixed(n) : "");
+  const count = (v) => (known(v) ? Math.round(v).toLocaleString("en") : "");
+  const time = (s) => {
+    if (!known(s)) return "";
+    if (s < 60) return Math.round(s) + "s";
+    if (s < 3600) return Math.floor(s / 60) + "m" + String(Math.floor(s % 60)).padStart(2, "0") + "s";
+    if (s < 86400) return Math.floor(s / 3600) + "h" + String(Math.floor((s / 60) % 60)).padStart(2, "0") + "m";
+    return Math.floor(s / 86400) + "d" + String(Math.floor((s / 3600) % 24)).padStart(2, "0") + "h";
+  };
+
+  /* What a run is called and how its columns are read. */
+  const ORDER = {running: 0, waiting: 1, diverged: 2, ended: 3, stopped: 4, done: 5};
+  const COLUMNS = [
+    {key: "name", label: "run", of: (r) => r.name},
+    {key: "status", label: "status", of: (r) => ORDER[r.status], text: (r) => r.status},
+    {key: "step", label: "step", of: (r) => r.step, text: (r) => count(r.step) + (r.steps ? " of " + count(r.steps) : ""), n: 1},
+    {key: "loss", label: "loss", of: (r) => r.loss, text: (r) => digits(r.loss), n: 1},
+    {key: "val_loss", label: "held-out loss", of: (r) => r.val_loss, text: (r) => digits(r.val_loss), n: 1},
+    {key: "best_val_loss", label: "best", of: (r) => r.best_val_loss, text: (r) => digits(r.best_val_loss), n: 1},
+    {key: "tokens_per_s", label: "tokens/s", of: (r) => r.tokens_per_s, text: (r) => count(r.tokens_per_s), n: 1},
+    {key: "mfu", label: "MFU", of: (r) => r.mfu, text: (r) => (known(r.mfu) ? (100 * r.mfu).toFixed(1) + "%" : ""), n: 1},
+    {key: "seconds_left", label: "left", of: (r) => r.seconds_left, text: (r) => time(r.seconds_left), n: 1},
+    {key: "tags", label: "tags", of: (r) => r.tags}];
+
+  const keysOf = (list) => [...new Set(list.flatMap((r) => Object.keys(r.options)))].sort();
+  const differing = (list) => keysOf(list).filter((k) => new Set(list.map((r) => JSON.stringify(r.options[k]))).size > 1);
+  const optionColumn = (key) => ({key: "option " + key, label: key, of: (r) => r.options[key], n: 0});
+  const value = (v) => (v === undefined ? "" : String(v));
+
+  /* "mla done LEARNING_RATE>1e-3": all of the words hold. */
+  function passes(r, words) {
+    return words.every((word) => {
+      const m = /^([A-Za-z_0-9]+)(=|<|>)(.*)$/.exec(word);
+      if (!m) return [r.name, r.status, r.tags, r.note].some((t) => t.toLowerCase().includes(word.toLowerCase()));
+      const key = Object.keys(r.options).find((k) => k.toLowerCase() === m[1].toLowerCase());
+      const own = key ? r.options[key] : r[m[1].toLowerCase()];
+      if (m[2] === "=") return value(own).toLowerCase() === m[3].toLowerCase() || (+own === +m[3] && m[3] !== "");
+      return own !== undefined && own !== null && (m[2] === "<" ? +own < +m[3] : +own > +m[3]);
+    });
+  }
+
+  const filtered = () => {
+    const words = byId("filter").value.split(/\s+/).filter(Boolean);
+    return [...runs.values()].filter((r) => passes(r, words));
+  };
+
+  /* Runs that differ by their seed alone have one name. */
+  function groupOf(r) {
+    if (!byId("group").checked) return "run " + r.id;
+    const rest = {...r.options};
+    delete rest.SEED;
+    return JSON.stringify([r.study, rest]);
+  }
+
+  const nameOf = (r) => (byId("group").checked ? r.name.replace(/-seed\d+$/, "") : r.name);
+
+  function styleOf(key) {
+    if (!styles.has(key)) styles.set(key, styles.size);
+    return styles.get(key);
+  }
+
+  /* Training time: the tokens between two lines over the rate that the later one tells. */
+  function seconds(r) {
+    let sum = 0, before = 0;
+    return r.rows.map((row) => {
+      if (known(row[SPEED]) && row[SPEED] > 0) sum += (row[STEP] - before) * r.tokens_per_step / row[SPEED];
+      before = row[STEP];
+      return sum;
+    });
+  }
+
+  function lineOf(r, column) {
+    const at = seconds(r), keep = r.rows.map((row, i) => i).filter((i) => known(r.rows[i][column]));
+    return {name: r.name, x: {step: keep.map((i) => r.rows[i][STEP]), tokens: r.tokens_per_step || 1, seconds: keep.map((i) => at[i])},
+      y: keep.map((i) => r.rows[i][column])};
+  }
+
+  function specification() {
+    const groups = new Map();
+    for (const r of runs.values()) {
+      if (!ticked.has(r.id)) continue;
+      const key = groupOf(r);
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(r);
+    }
+    const list = [...groups.entries()];
+    const chart = (title, label, column, more) => ({title, label, ...more,
+      lines: list.map(([, members], i) => ({series: i, runs: members.map((r) => lineOf(r, column)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
+    return {
+      x: [{key: "step", label: "training step", unit: "count"}, {key: "tokens", label: "tokens", unit: "count"}, {key: "seconds", label: "training time", unit: "seconds"}],
+      series: list.map(([key, members]) => ({key, name: nameOf(members[0]) + (members.length > 1 ? " (" + members.length + " runs)" : ""), style: styleOf(key)})),
+      charts: [chart("Held-out loss", "cross-entropy (nats)", VAL), chart("Training loss", "loss (nats)", LOSS),
+        chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Share of the machine's peak (MFU)", "share", MFU, {higher: true}), chart("Learning rate", "learning rate", RATE, {higher: true}),
+        chart("Norm of the gradient", "norm", NORM)].filter((c) => c.lines.length)};
+  }
+
+  function drawCurves() {
+    const spec = specification();
+    byId("curves").hidden = !spec.charts.length;
+    if (!spec.charts.length) return;
+    if (charts) charts.update(spec);
+    else charts = weftCharts.group(byId("curves"), spec);
+  }
+
+  function columns(list) {
+    const keys = byId("all").checked ? keysOf(list) : differing(list);
+    return [...COLUMNS, ...keys.map(optionColumn)];
+  }
+
+  function sorted(list, column) {
+    const rank = (v) => (v === undefined || v === null || v === "" ? 1 : 0);
+    return list.sort((a, b) => {
+      const x = column.of(a), y = column.of(b);
+      if (rank(x) !== rank(y)) return rank(x) - rank(y);
+      const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", {numeric: true});
+      return (down ? -order : order) || a.id - b.id;
+    });
+  }
+
+  function drawHead(all) {
+    const row = node("tr", null);
+    node("th", row, "");
+    for (const c of all) {
+      const cell = node("th", row, undefined, c.n ? "n" : ""), button = node("button", cell, c.label);
+      button.type = "button";
+      if (c.key === sortBy) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
+      button.addEventListener("click", () => { down = sortBy === c.key && !down; sortBy = c.key; draw(); });
+    }
+    byId("runs").tHead.replaceChildren(row);
+  }
+
+  function drawRow(body, r, all) {
+    const row = node("tr", body, undefined, r.id === open ? "open" : "");
+    row.dataset.id = r.id;
+    const box = node("input", node("td", row));
+    box.type = "checkbox";
+    box.checked = ticked.has(r.id);
+    box.setAttribute("aria-label", "show " + r.name);
+    box.addEventListener("click", (e) => { e.stopPropagation(); if (box.checked) ticked.add(r.id); else ticked.delete(r.id); chosen = true; draw(); });
+    for (const c of all) {
+      const cell = node("td", row, undefined, c.key === "name" ? "name" : c.n ? "n" : "");
+      if (c.key === "name") {
+        const button = node("button", cell, r.name);
+        button.type = "button";
+        button.addEventListener("click", (e) => { e.stopPropagation(); show(r.id); });
+      } else cell.textContent = c.text ? c.text(r) : value(c.of(r));
+      if (c.key === "status") cell.className = r.status;
+      if (c.key === "step" && r.status === "running" && r.steps) {
+        const bar = node("progress", cell);
+        bar.max = r.steps;
+        bar.value = r.step || 0;
+      }
+    }
+    row.addEventListener("click", () => show(r.id));
+  }
+
+  function drawTable() {
+    const list = filtered(), all = columns(list), column = all.find((c) => c.key === sortBy) || all[0];
+    const focus = document.activeElement, body = byId("runs").tBodies[0];
+    if (byId("runs").contains(focus) && focus.tagName !== "BODY" && focus.type !== "checkbox" && !chosen) return;
+    drawHead(all);
+    body.replaceChildren();
+    for (const r of sorted(list, column)) drawRow(body, r, all);
+  }
+
+  function drawCompare() {
+    const list = [...runs.values()].filter((r) => ticked.has(r.id)), keys = differing(list), place = byId("compare");
+    place.hidden = list.length < 2 || list.length > 12 || !keys.length;
+    if (place.hidden) return;
+    const head = node("tr", null), body = place.querySelector("tbody");
+    node("th", head, "option");
+    for (const r of list) node("th", head, r.name);
+    place.querySelector("thead").replaceChildren(head);
+    body.replaceChildren();
+    const line = (name, of) => {
+      const row = node("tr", body);
+      node("th", row, name);
+      for (const r of list) node("td", row, of(r));
+    };
+    for (const k of keys) line(k, (r) => value(r.options[k]) || "default");
+    line("best held-out loss", (r) => digits(r.best_val_loss));
+  }
+
+  function drawStudies() {
+    const place = byId("studies");
+    place.hidden = !studies.size;
+    place.replaceChildren();
+    for (const s of studies.values()) {
+      const all = s.waiting + s.running + s.done + s.failed;
+      const left = [...runs.values()].filter((r) => r.study === s.id).map((r) => r.seconds_left).filter(known);
+      const item = node("li", place, s.name + ": " + s.done + " of " + all + " runs done" + (s.running ? ", " + s.running + " running" : "") +
+        (s.failed ? ", " + s.failed + " failed" : "") + (left.length ? ", this one " + time(Math.max(...left)) + " left" : ""));
+      const bar = node("progress", item);
+      bar.max = all || 1;
+      bar.value = s.done + s.failed;
+    }
+  }
+
+  function drawMachine(gpus) {
+    const place = byId("machine");
+    place.hidden = !gpus.length;
+    place.replaceChildren();
+    for (const g of gpus) {
+      const parts = [g.name];
+      if (known(g.percent)) parts.push(g.percent + "% busy");
+      if (known(g.watts)) parts.push(Math.round(g.watts) + " W");
+      if (known(g.mhz)) parts.push(g.mhz + " MHz");
+      if (known(g.used_bytes)) parts.push((g.used_bytes / 2 ** 30).toFixed(1) + " of " + (g.bytes / 2 ** 30).toFixed(1) + " GiB");
+      node("li", place, parts.join(" \u00b7 "));
+    }
+  }
+
+  function drawState() {
+    const all = [...runs.values()], busy = all.filter((r) => r.status === "running").length;
+    byId("state").textContent = all.length + (all.length === 1 ? " run" : " runs") + ", " + busy + " running";
+    byId("state").className = "";
+    byId("empty").hidden = all.length > 0;
+    document.title = (busy ? busy + " running \u2013 " : "") + "weft watch";
+  }
+
+  function draw() {
+    drawState();
+    drawStudies();
+    drawCurves();
+    drawTable();
+    drawCompare();
+    drawOne();
+    chosen = false;
+  }
+
+  function drawOne() {
+    const r = runs.get(open);
+    byId("one").hidden = !r;
+    if (!r) return;
+    byId("title").textContent = r.name;
+    byId("facts").textContent = [r.status, "step " + count(r.step) + (r.steps ? " of " + count(r.steps) : ""),
+      known(r.best_val_loss) ? "best held-out loss " + digits(r.best_val_loss) + ", perplexity " + digits(Math.exp(r.best_val_loss), 2) : "",
+      known(r.seconds_left) ? time(r.seconds_left) + " left" : ""].filter(Boolean).join(" \u00b7 ");
+    const body = byId("options").tBodies[0];
+    body.replaceChildren();
+    for (const k of Object.keys(r.options).sort()) {
+      const row = node("tr", body);
+      node("th", row, k);
+      node("td", row, value(r.options[k]));
+    }
+    readLog(r.id);
+  }
+
+  /* JSON lines of samples are shown as text. */
+  function asText(text) {
+    if (!text.includes("{\"step\"")) return text;
+    return text.split("\n").filter((l) => l.startsWith("{")).map((l) => {
+      try { const s = JSON.parse(l); return "step " + s.step + ": " + s.prompt + s.text; } catch (e) { return ""; }
+    }).join("\n\n");
+  }
+
+  function readLog(id) {
+    fetch("api/log?id=" + id).then((a) => a.text()).then((text) => {
+      if (id !== open || text === shownLog) return;
+      const place = byId("log"), below = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
+      shownLog = text;
+      byId("what").textContent = text.includes("{\"step\"") ? "Samples" : "Log";
+      place.textContent = asText(text) || "This run has no log of its own.";
+      if (below) place.scrollTop = place.scrollHeight;
+    }).catch(() => {});
+  }
+
+  function show(id) {
+    const r = runs.get(id);
+    open = open === id ? null : id;
+    shownLog = "";
+    byId("log").textContent = "";
+    byId("kept").textContent = "";
+    if (r) { byId("tags").value = r.tags; byId("note").value = r.note; }
+    chosen = true;
+    draw();
+  }
+
+  function take(news) {
+    for (const s of news.studies) studies.set(s.id, s);
+    for (const r of news.runs) {
+      const before = runs.get(r.id);
+      if (before && !r.reset) r.rows = before.rows.concat(r.rows);
+      runs.set(r.id, r);
+      if (!before && ticked.size < AT_FIRST) ticked.add(r.id);
+    }
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; draw(); });
+  }
+
+  function start() {
+    const stream = new EventSource("api/events");
+    stream.addEventListener("open", () => { byId("state").className = ""; });
+    stream.addEventListener("news", (e) => take(JSON.parse(e.data)));
+    stream.addEventListener("machine", (e) => drawMachine(JSON.parse(e.data).gpus));
+    stream.addEventListener("error", () => {
+      byId("state").textContent = "no connection; what is shown is of before";
+      byId("state").className = "off";
+    });
+    byId("filter").addEventListener("input", () => { chosen = true; draw(); });
+    for (const id of ["group", "all"]) byId(id).addEventListener("change", () => { styles.clear(); chosen = true; draw(); });
+    byId("some").addEventListener("click", () => { ticked.clear(); for (const r of filtered()) ticked.add(r.id); chosen = true; draw(); });
+    byId("none").addEventListener("click", () => { ticked.clear(); chosen = true; draw(); });
+    byId("csv").addEventListener("click", () => {
+      const list = filtered(), all = columns(list), quote = (t) => "\"" + String(t === undefined || t === null ? "" : t).replace(/"/g, "\"\"") + "\"";
+      const lines = [all.map((c) => quote(c.label)), ...list.map((r) => all.map((c) => quote(c.key === "status" ? r.status : c.of(r))))];
+      const link = node("a", null);
+      link.href = URL.createObjectURL(new Blob([lines.map((l) => l.join(",")).join("\r\n") + "\r\n"], {type: "text/csv"}));
+      link.download = "runs.csv";
+      link.click();
+    });
+    byId("notes").addEventListener("submit", (e) => {
+      e.preventDefault();
+      fetch("api/note", {method: "POST", headers: {"Content-Type": "application/json"},
+        body: JSON.stringify({id: open, note: byId("note").value, tags: byId("tags").value})})
+        .then((a) => { byId("kept").textContent = a.ok ? "kept" : "not kept"; }).catch(() => { byId("kept").textContent = "not kept"; });
+    });
+  }
+  start();
+})();

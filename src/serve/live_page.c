@@ -1,0 +1,43 @@
+/* The page from its files, which stay HTML, JavaScript and CSS; see study/charts.c. */
+#include "serve/live_page.h"
+
+#include "study/charts.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define TAKE(name, path)                                                                           \
+    __asm__(".pushsection .rodata\n"                                                               \
+            ".global " name "\n"                                                                   \
+            ".hidden " name "\n"                                                                   \
+            ".type " name ", %object\n" name ":\n"                                                 \
+            ".incbin \"" path "\"\n"                                                               \
+            ".byte 0\n"                                                                            \
+            ".size " name ", . - " name "\n"                                                       \
+            ".popsection\n")
+
+TAKE("weft_live_body", "src/serve/live.html");
+TAKE("weft_live_script", "src/serve/live.js");
+TAKE("weft_live_style", "src/serve/live.css");
+
+extern const char weft_live_body[], weft_live_script[], weft_live_style[];
+
+char *weft_live_page(void) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) return NULL;
+    fprintf(out,
+            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+            "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+            "<link rel=\"icon\" href=\"data:,\">\n"
+            "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
+            "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
+            weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
+            weft_live_script);
+    bool bad = ferror(out) != 0;
+    if (fclose(out) == 0 && !bad) return text;
+    free(text);
+    return NULL;
+}

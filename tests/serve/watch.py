@@ -1,0 +1,150 @@
+"""Drives the live page of runs in headless Chromium. Needs nothing but Python.
+
+    watch.py URL RUNS FOLDER [PICTURES]
+
+RUNS is the folder that is watched. A run that arrives must appear, and its new lines with it; pointing at
+a curve tells its values; a click on the legend hides it; the filter and the table's heads work; a note is
+kept; nothing scrolls sideways at 390 and 1280 pixels; the page's script has no fault and asks nobody but
+its server. With PICTURES, screenshots go there. Ends on 0 when all is well, 1 with a line for each thing
+that is not, 77 where there is no Chromium.
+"""
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from chromium import BROWSERS, Browser, find_browser  # noqa: E402
+
+ROWS = "document.querySelectorAll('#runs tbody tr').length"
+NAMES = "[...document.querySelectorAll('#runs tbody td.name')].map(e => e.textContent)"
+
+
+def add_run(runs, name, seed, lines):
+    folder = os.path.join(runs, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config"), "w", encoding="utf-8") as out:
+        out.write("CONFIG_N_LAYER=3\nCONFIG_BATCH_SIZE=4\nCONFIG_GPT2_BLOCK_SIZE=32\n"
+                  "CONFIG_GPT2_MAX_ITERS=1000\nCONFIG_SEED=%d\n" % seed)
+    add_lines(runs, name, 0, lines, seed)
+
+
+def add_lines(runs, name, first, count, seed=1):
+    with open(os.path.join(runs, name, "metrics.jsonl"), "a", encoding="utf-8") as out:
+        for i in range(first, first + count):
+            row = {"step": 10 * (i + 1), "loss": 2 + 3 / (i + 1) + 0.01 * seed, "lr": 1e-3, "grad_norm": 1.0,
+                   "tokens_per_s": 5000 + i}
+            if i % 2:
+                row["val_loss"] = 2.1 + 3 / (i + 1) + 0.01 * seed
+            out.write(json.dumps(row) + "\n")
+
+
+def check_arrival(b, runs, wrong):
+    before = b.value(ROWS)
+    add_run(runs, "late-seed1", 1, 20)
+    add_run(runs, "late-seed2", 2, 20)
+    b.wait(ROWS + " === %d" % (before + 2), 30)
+    add_lines(runs, "late-seed1", 20, 5)
+    b.wait("[...document.querySelectorAll('#runs tbody tr')].some(r => r.textContent.includes('late-seed1')"
+           " && r.textContent.includes('250'))", 30)
+    shown = b.value(NAMES)
+    if "<img src=x onerror=alert(1)>" not in shown:
+        wrong.append("names: %r" % shown)
+    if b.value("document.querySelectorAll('#runs img').length"):
+        wrong.append("a name became markup")
+
+
+def middle(b, selector):
+    b.value("document.querySelector(%s).scrollIntoView({block: 'center'})" % json.dumps(selector))
+    return b.value("(() => { const r = document.querySelector(%s).getBoundingClientRect();"
+                   " return [r.left + r.width / 2, r.top + r.height / 2]; })()" % json.dumps(selector))
+
+
+def check_curves(b, wrong):
+    b.wait("document.querySelectorAll('#curves .chart .line').length > 1")
+    b.move(*middle(b, "#curves .chart svg"))
+    b.wait("[...document.querySelectorAll('#curves .tip')].some(t => !t.hidden && t.textContent.length > 5)", 10)
+    lines = b.value("document.querySelectorAll('#curves .chart .line').length")
+    b.click(*middle(b, "#curves .legend button"))
+    b.wait("document.querySelectorAll('#curves .chart .line').length < %d" % lines, 10)
+    b.click(*middle(b, "#curves .legend button"))
+    b.wait("document.querySelectorAll('#curves .chart .line').length === %d" % lines, 10)
+    b.value("document.getElementById('group').click()")
+    b.wait("document.querySelector('#curves .legend').textContent.includes('late (2 runs)')", 10)
+
+
+def check_table(b, wrong):
+    rows = b.value(ROWS)
+    b.write("filter", "late SEED=2")
+    b.wait(ROWS + " === 1", 10)
+    if b.value(NAMES) != ["late-seed2"]:
+        wrong.append("filtered: %r" % b.value(NAMES))
+    b.write("filter", "")
+    b.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
+    b.wait(ROWS + " === %d" % rows, 10)
+    b.value("[...document.querySelectorAll('#runs th button')].find(e => e.textContent === 'run').click()")
+    names = b.value(NAMES)
+    b.value("[...document.querySelectorAll('#runs th button')].find(e => e.textContent === 'run').click()")
+    if b.value(NAMES) != names[::-1]:
+        wrong.append("sorted: %r and %r" % (names, b.value(NAMES)))
+
+
+def check_note(b, wrong):
+    b.value("[...document.querySelectorAll('#runs td.name button')].find(e => e.textContent === 'late-seed2').click()")
+    b.wait("!document.getElementById('one').hidden", 10)
+    b.write("tags", "tagged")
+    b.value("document.getElementById('notes').requestSubmit()")
+    b.wait("document.getElementById('kept').textContent === 'kept'", 10)
+    b.value("document.activeElement.blur()")
+    b.wait("[...document.querySelectorAll('#runs tbody tr')].some(r => r.textContent.includes('tagged'))", 10)
+
+
+def check_looks(b, pictures, wrong):
+    for width in (390, 1280):
+        b.size(width)
+        b.wait("innerWidth === %d" % width, 10)
+        if b.value("document.documentElement.scrollWidth") > width:
+            wrong.append("the page scrolls sideways at %d" % width)
+        if pictures:
+            height = min(b.value("document.documentElement.scrollHeight"), 2000)
+            with open(os.path.join(pictures, "watch-%d.png" % width), "wb") as out:
+                out.write(b.picture((0, 0, width, height)))
+    unnamed = b.value("[...document.querySelectorAll('input,select,textarea')]"
+                      ".filter(e => !e.labels.length && !e.getAttribute('aria-label')).length")
+    if unnamed:
+        wrong.append("%d fields have no label" % unnamed)
+
+
+def main():
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    url, runs, folder = sys.argv[1:4]
+    program = find_browser()
+    if not program:
+        print("none of %s is installed" % ", ".join(BROWSERS))
+        sys.exit(77)
+    wrong = []
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as profile:
+        b = Browser(program, profile)
+        try:
+            b.open(url)
+            b.wait(ROWS + " > 0", 30)
+            check_arrival(b, runs, wrong)
+            check_curves(b, wrong)
+            check_table(b, wrong)
+            check_note(b, wrong)
+            check_looks(b, sys.argv[4] if len(sys.argv) > 4 else None, wrong)
+            wrong += b.faults()
+            wrong += ["it loads %s" % r for r in b.requests() if not r.startswith((url, "data:", "about:", "blob:"))]
+        except RuntimeError as error:
+            wrong.append(str(error))
+            wrong += b.faults()
+        finally:
+            b.close()
+    for line in wrong:
+        print(line)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
