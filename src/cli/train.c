@@ -161,7 +161,8 @@ static weft_status keep_result(const weft_train_result *r, const char *out, json
 
 static int finish(const weft_args *args, const weft_train_result *r, const char *out,
                   json_t *facts) {
-    if (keep_result(r, out, facts) != WEFT_OK) weft_log(WEFT_LOG_WARN, "%s", weft_error_message());
+    weft_status kept = keep_result(r, out, facts);
+    if (kept != WEFT_OK) return weft_args_fail(args, kept);
     if (args->json)
         print_result(r, out, facts);
     else if (r->end == WEFT_TRAIN_DONE)

@@ -2,9 +2,11 @@
  * finite, signals. Each ends on one clear line and leaves the last good checkpoint as it was. */
 #include "cpu/backend.h"
 #include "support/command.h"
+#include "support/fault.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -69,11 +71,20 @@ static void test_full_disk_leaves_the_last_checkpoint(void **state) {
 
 static void test_full_disk_under_the_metrics_is_told(void **state) {
     (void)state;
+    /* Room for the run's config, and not for a row of each step; the events are the longer ones. */
     pid_t child = train_start(RUN("train", "--config", config, "--out", folder("lines"), "-o",
-                                  "CHECKPOINT_INTERVAL=100", "-o", "GPT2_EVAL_INTERVAL=100"),
-                              folder("err"), 1000);
+                                  "CHECKPOINT_INTERVAL=1000", "-o", "GPT2_EVAL_INTERVAL=1000", "-o",
+                                  "GPT2_MAX_ITERS=500"),
+                              folder("err"), 20000);
     assert_int_equal(train_wait(child), 1);
-    last_line_says(folder("err"), "metrics.jsonl");
+    last_line_says(folder("err"), "events.out");
+    fault_need();
+    fault f = {.calls = "write", .path = "metrics.jsonl", .nth = 3, .error = ENOSPC};
+    command_result r =
+        fault_run(&f, RUN("train", "--config", config, "--out", folder("rows")), NULL);
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "metrics.jsonl: No space left on device"));
+    command_free(&r);
 }
 
 static void test_damaged_checkpoint_is_refused(void **state) {
