@@ -22,7 +22,7 @@ BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
-.PHONY: bench-scale test test-faults test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
+.PHONY: bench-scale test test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
@@ -46,9 +46,11 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that ne
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
-test-long: test ## the same with the long proofs whole, and an hour of make fuzz
+test-long: test ## the same with the long proofs whole, sanitizers, make test-hostile and an hour of make fuzz; figures
 	@$(MAKE) test-tsan
+	@$(MAKE) test-hostile SECONDS='$(or $(SECONDS),600)'
 	@$(MAKE) fuzz-hour
+	@tests/figures '$(BUILD)'
 
 # Programs whose code runs on several threads: pool, log, batches made ahead, tokenizing, sessions,
 # generation, the server, training.
@@ -65,6 +67,14 @@ test-faults: export WEFT_TEST_FAULTS := 1
 test-faults: $(PROGRAM) $(OUT)/tests/faults/test_every_call $(FAULTS) ## file operations that fail, and kills at each: all of them, with figures
 	@TIMEOUT='$(or $(TIMEOUT),14400)' WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' WEFT='$(strip $(RUNNER) $(PROGRAM))' \
 		tests/run '$(OUT)/tests' '$(OUT)/tests/faults/test_every_call'
+
+# Good files of every format, changed at random: through the program, then through each reader alone.
+HOSTILE_SAN := $(or $(SAN),address$(comma)undefined)
+test-hostile: ## files of every format changed at random, under sanitizers; SEED=1 SECONDS=60 ONLY=format, with figures
+	@$(MAKE) hostile-run SAN='$(HOSTILE_SAN)'
+
+hostile-run: $(PROGRAM) $(OUT)/tests/fuzz/test_regressions
+	@tests/hostile/run '$(BUILD)/hostile' '$(PROGRAM)' '$(OUT)/tests/fuzz/test_regressions' '$(or $(SEED),1)' '$(or $(SECONDS),60)' '$(ONLY)'
 
 # On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
 # the GPU.

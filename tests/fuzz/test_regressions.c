@@ -9,6 +9,7 @@
 #include "fuzz/fuzz.h"
 #include "support/command.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -181,7 +182,8 @@ static size_t mutate_once(kept_inputs *k, uint8_t *data, size_t size) {
     }
 }
 
-static int run_mutants(const target *t, uint64_t seed, double seconds) {
+/* For so long, or so many. */
+static int run_mutants(const target *t, uint64_t seed, double seconds, long most) {
     kept_inputs k = {.random = seed};
     uint8_t *data = malloc(MUTANT_MOST);
     long runs = 0, taken = 0;
@@ -191,7 +193,7 @@ static int run_mutants(const target *t, uint64_t seed, double seconds) {
     keep_folder(&k, "regressions", t->name);
     if (!k.n) return 2;
     fprintf(stderr, "%s: the input at hand is %s\n", t->name, fuzz_path("at-hand"));
-    for (; weft_clock() - start < seconds; runs++) {
+    for (; runs < most && weft_clock() - start < seconds; runs++) {
         int which = (int)draw(&k, (uint64_t)k.n);
         size_t size = k.size[which];
         memcpy(data, k.data[which], size);
@@ -217,14 +219,23 @@ static int run_mutants(const target *t, uint64_t seed, double seconds) {
 static int run_mutants_of(const char *name, const char *seed, const char *seconds) {
     for (int i = 0; i < TARGETS; i++)
         if (strcmp(targets[i].name, name) == 0)
-            return run_mutants(&targets[i], strtoull(seed, NULL, 10), strtod(seconds, NULL));
+            return run_mutants(&targets[i], strtoull(seed, NULL, 10), strtod(seconds, NULL),
+                               LONG_MAX);
     fprintf(stderr, "there is no target '%s'\n", name);
     return 2;
 }
 
+/* A sample, always the same one; a database is slow. */
+static void test_reader_takes_or_refuses_what_was_changed_at_random(void **state) {
+    const target *t = *state;
+    fuzz_every_way = false;
+    assert_int_equal(run_mutants(t, 1, 600, strcmp(t->name, "runs_db") == 0 ? 8 : 150), 0);
+    fuzz_every_way = true;
+}
+
 int main(int n, char **words) {
-    static char names[TARGETS][96];
-    struct CMUnitTest tests[TARGETS];
+    static char names[2 * TARGETS][96];
+    struct CMUnitTest tests[2 * TARGETS];
     if (n == 5 && strcmp(words[1], "--mutate") == 0)
         return run_mutants_of(words[2], words[3], words[4]);
     fuzz_every_way = true;
@@ -235,6 +246,11 @@ int main(int n, char **words) {
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_reader_takes_or_refuses_every_kept_input,
                                        .initial_state = (void *)(uintptr_t)&targets[i]};
+        snprintf(names[TARGETS + i], sizeof names[0],
+                 "test_reader_takes_or_refuses_what_was_changed_at_random(%s)", targets[i].name);
+        tests[TARGETS + i] = tests[i];
+        tests[TARGETS + i].name = names[TARGETS + i];
+        tests[TARGETS + i].test_func = test_reader_takes_or_refuses_what_was_changed_at_random;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

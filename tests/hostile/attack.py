@@ -1,0 +1,567 @@
+#!/usr/bin/env python3
+"""tests/hostile/attack.py [--weft PROGRAM] [--seed N] [--seconds S] [--only FORMAT] [--keep FOLDER]
+
+Attacks the program from outside, as somebody who hands over files would: takes a good file of each
+format, changes it at random, and gives it to the commands that read it. `make test-hostile` runs it on
+a program with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+Of each command it wants to know:
+- it ended by itself, in time, with exit status 0, 1 or 2, and no sanitizer said a word;
+- where it refused, its last line tells what is wrong, and nothing that it wrote holds a control
+  character that a terminal would obey;
+- a folder that it was not told of is as it was, though links to it lie among the files.
+Of the server: that it answers the next request, whatever came before, and ends well when told to.
+
+Prints a row for each format and a sum. What breaks a rule is kept in FOLDER (build/hostile), one folder
+for each, with the command and what it said. Exit status 1 where there was such a thing. A run is
+determined by its seed, as far as the time allows."""
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+EDGES = [0, -1, 1, 2, 127, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63), 1e308, 1e-320,
+         0.5, -0.0]
+TEXTS = ["", "\x1b[2J\x1b]0;x\x07", "../../victim", "/etc/passwd", "%s%n%s%n", "a" * 5000, "\u202e\u2066", "nan", "\x00", "é" * 300,
+         "'; DROP TABLE runs; --", "<script>alert(1)</script>", "{{", "\\", "null"]
+SAID_BY_SANITIZERS = ("AddressSanitizer", "LeakSanitizer", "ThreadSanitizer", "runtime error:", "UndefinedBehaviorSanitizer",
+                      "stack smashing", "malloc():", "free():", "double free", "corrupted")
+CONFIG = """CONFIG_N_LAYER=1
+CONFIG_N_HEAD=2
+CONFIG_N_EMBD=16
+CONFIG_N_FFN=32
+CONFIG_VOCAB_SIZE=256
+CONFIG_GPT2_BLOCK_SIZE=16
+CONFIG_BATCH_SIZE=2
+CONFIG_DATASET="embedded"
+CONFIG_TOKENIZER="bytes"
+CONFIG_GPT2_MAX_ITERS=3
+CONFIG_GPT2_EVAL_INTERVAL=1
+CONFIG_GPT2_EVAL_SAMPLES=2
+CONFIG_CHECKPOINT_INTERVAL=1
+"""
+
+
+class Mutator:
+    """Changes of bytes, of JSON, and of the formats around them."""
+
+    def __init__(self, dice):
+        self.dice = dice
+
+    def bytes(self, data):
+        data, dice = bytearray(data), self.dice
+        for _ in range(dice.choice((1, 1, 2, 4, 12))):
+            at = dice.randrange(len(data) + 1)
+            n = dice.choice((1, 1, 2, 4, 8, 64, 1000))
+            how = dice.randrange(8)
+            if how == 0 and at < len(data):
+                data[at] ^= 1 << dice.randrange(8)
+            elif how == 1 and at < len(data):
+                data[at] = dice.choice((0, 1, 0x7F, 0x80, 0xFF, 0x1B, 0x22, 0x7B, 0x5B, 10))
+            elif how == 2:
+                data[at : at + n] = dice.randbytes(n)
+            elif how == 3:
+                del data[at : at + n]
+            elif how == 4:
+                data[at:at] = data[at : at + n] * dice.choice((1, 2, 50))
+            elif how == 5:
+                del data[at:]
+            elif how == 6:
+                data[at : at + 8] = struct.pack("<q", dice.choice([e for e in EDGES if isinstance(e, int)]))
+            else:
+                data[at:at] = dice.choice(TEXTS).encode()
+        return bytes(data)
+
+    def value(self, value):
+        """One change somewhere in a JSON value."""
+        dice = self.dice
+        if isinstance(value, dict) and value and dice.random() < 0.9:
+            key, out = dice.choice(list(value)), dict(value)
+            how = dice.randrange(7)
+            if how == 0:
+                del out[key]
+            elif how == 1:
+                out[dice.choice(TEXTS)] = out.pop(key)
+            elif how == 2:
+                out[key + "x"] = out[key]
+            else:
+                out[key] = self.value(value[key])
+            return out
+        if isinstance(value, list) and value and dice.random() < 0.9:
+            out, at = list(value), dice.randrange(len(value))
+            how = dice.randrange(6)
+            if how == 0:
+                del out[at]
+            elif how == 1:
+                out[at:at] = [out[at]] * dice.choice((1, 3, 2000))
+            else:
+                out[at] = self.value(out[at])
+            return out
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and dice.random() < 0.5:
+            return dice.choice((value + 1, value - 1, -value, value * 2, value + 0.5))
+        return dice.choice((dice.choice(EDGES), dice.choice(TEXTS), None, True, [], {}, [[[[]]]], {"a": {"b": [1]}}))
+
+    def json(self, data):
+        if self.dice.random() < 0.35:
+            return self.bytes(data)
+        try:
+            value = json.loads(data)
+        except ValueError:
+            return self.bytes(data)
+        for _ in range(self.dice.choice((1, 1, 1, 2, 4))):
+            value = self.value(value)
+        text = json.dumps(value)
+        if self.dice.random() < 0.05:
+            text = "[" * 3000 + text
+        return text.encode()
+
+    def json_lines(self, data):
+        if self.dice.random() < 0.3:
+            return self.bytes(data)
+        lines = data.split(b"\n")
+        at = self.dice.randrange(len(lines))
+        lines[at] = self.json(lines[at])
+        return b"\n".join(lines)
+
+    def safetensors(self, data):
+        if self.dice.random() < 0.3 or len(data) < 8:
+            return self.bytes(data)
+        n = struct.unpack("<Q", data[:8])[0]
+        header = self.json(data[8 : 8 + n])
+        length = len(header) if self.dice.random() < 0.9 else self.dice.choice((0, 2**32, 2**63, 2**64 - 1, len(data)))
+        return struct.pack("<Q", length) + header + data[8 + n :]
+
+    def database(self, data):
+        """Values of rows, or bytes of the file."""
+        dice = self.dice
+        if dice.random() < 0.3:
+            return self.bytes(data)
+        with tempfile.NamedTemporaryFile(suffix=".db") as file:
+            file.write(data)
+            file.flush()
+            db = sqlite3.connect(file.name)
+            try:
+                db.execute("PRAGMA ignore_check_constraints = ON")
+                db.execute("PRAGMA journal_mode = OFF")
+                tables = [r[0] for r in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                for _ in range(dice.choice((1, 1, 2, 5))):
+                    table = dice.choice(tables)
+                    column = dice.choice([r[1] for r in db.execute(f"PRAGMA table_info({table})")])
+                    value = dice.choice((dice.choice(EDGES), dice.choice(TEXTS), None, dice.randbytes(9)))
+                    how = dice.randrange(8)
+                    rows = f"rowid IN (SELECT rowid FROM {table} ORDER BY random() LIMIT {dice.choice((1, 1, 99))})"
+                    if how == 0:
+                        db.execute(f"DELETE FROM {table} WHERE {rows}")
+                    elif how == 1:
+                        db.execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO other")
+                    elif how == 2:
+                        db.execute(f"CREATE TRIGGER t{dice.randrange(99)} AFTER UPDATE ON {table} BEGIN DELETE FROM {table}; END")
+                    else:
+                        db.execute(f"UPDATE OR REPLACE {table} SET {column} = ? WHERE {rows}", (value,))
+                db.commit()
+            except (sqlite3.Error, OverflowError, UnicodeError):
+                pass
+            finally:
+                db.close()
+            return pathlib.Path(file.name).read_bytes()
+
+    def of(self, name):
+        """What changes a file of this name."""
+        if name.endswith(".safetensors"):
+            return self.safetensors
+        if name.endswith(".jsonl"):
+            return self.json_lines
+        if name.endswith(".json"):
+            return self.json
+        if name.endswith(".db"):
+            return self.database
+        return self.bytes
+
+
+def is_obeyed(text):
+    return any((ord(c) < 32 and c not in "\n\r\t") or 0x7F <= ord(c) < 0xA0 for c in text)
+
+
+class Attack:
+    def __init__(self, options):
+        self.weft, self.seed, self.kept = options.weft, options.seed, pathlib.Path(options.keep)
+        self.patience = max(1, int(os.environ.get("PATIENCE") or 1))
+        self.dice = random.Random(self.seed)
+        self.mutator = Mutator(self.dice)
+        self.top = pathlib.Path(tempfile.mkdtemp(prefix="weft-hostile-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+        self.counts = collections.defaultdict(collections.Counter)
+        self.findings = 0
+        self.environment = dict(os.environ, WEFT_CUDA_DEVICE="none", NO_COLOR="1", HOME=str(self.top), OPENBLAS_NUM_THREADS="1")
+        self.environment.setdefault("ASAN_OPTIONS", "allocator_may_return_null=1:detect_leaks=0:detect_stack_use_after_return=1")
+        self.environment.setdefault("UBSAN_OPTIONS", "print_stacktrace=1")
+        self.server = None
+
+    # The good files.
+
+    def good(self, *words):
+        done = subprocess.run([self.weft, *map(str, words)], env=self.environment, capture_output=True, stdin=subprocess.DEVNULL)
+        if done.returncode != 0:
+            sys.exit(f"attack.py: weft {' '.join(map(str, words))} ended on {done.returncode}: {done.stderr.decode()}")
+
+    def prepare(self):
+        g = self.g = self.top / "good"
+        victim = self.victim = self.top / "victim"
+        (g / "text").mkdir(parents=True)
+        (victim / "deep").mkdir(parents=True)
+        for name in ("a.txt", "deep/b.txt", ".weft", "model.safetensors"):
+            (victim / name).write_text("not yours")
+        (g / "config").write_text(CONFIG)
+        text = "".join(f"line {i}: the quick brown fox, naïve café, {i * i}\n" for i in range(120))
+        (g / "text/a.txt").write_text(text)
+        (g / "text/a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in text.split("\n")))
+        config = ("--config", g / "config", "--threads", 1)
+        self.good("init", *config, "--out", g / "model")
+        self.good("train", *config, "--out", g / "run")
+        self.good("tokenizer", "train", "--vocab", 300, "--out", g / "tokenizer.json", g / "text/a.txt")
+        self.good("tokenize", "--tokenizer", g / "tokenizer.json", "--val-share", 0.2, "--shard-tokens", 700, "--threads", 1, "--out", g / "shards", g / "text/a.txt")
+        (g / "study-config").write_text(CONFIG + 'CONFIG_STUDY_SEEDS=2\nCONFIG_STUDY_LEARNING_RATES="1e-3"\nCONFIG_ATTENTION="mla"\n'
+                                        'CONFIG_RA_MLA_LATENT_DIM=8\nCONFIG_RA_MLA_ABLATION_STEPS="0,2"\n')
+        self.good("study", "--config", g / "study-config", "--threads", 1, "--out", g / "study")
+        rows = [{"context": f"question {i}", "choices": [" yes", " no", " perhaps"], "answer": i % 3} for i in range(6)]
+        (g / "suite.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        tokens = struct.pack("<34i", *(i % 256 for i in range(34)))
+        header = "{'descr': '<i4', 'fortran_order': False, 'shape': (2, 17), }".ljust(117) + "\n"
+        (g / "tokens.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + tokens)
+        for kind in ("gpt2", "llama"):
+            shutil.copytree(pathlib.Path("tests/vectors/hf") / kind, g / f"hf-{kind}")
+
+    # One attack.
+
+    def change(self, folder):
+        """Changes one to three files of a folder, and now and then puts something else in a file's place."""
+        files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+        for path in self.dice.sample(files, min(len(files), self.dice.choice((1, 1, 1, 2, 3)))):
+            how = self.dice.random()
+            if how < 0.9:
+                path.write_bytes(self.mutator.of(path.name)(path.read_bytes()))
+                continue
+            path.unlink()
+            if how < 0.92:
+                path.symlink_to(self.victim / "a.txt")
+            elif how < 0.93:
+                path.symlink_to(path.name)
+            elif how < 0.945:
+                os.mkfifo(path)
+            elif how < 0.96:
+                path.mkdir()
+            elif how < 0.97:
+                path.symlink_to("/dev/zero")
+            elif how < 0.98:
+                path.write_bytes(b"")
+        if self.dice.random() < 0.08:
+            name = self.dice.choice(("last.new", "best.old", "step-00000001", "measure", "report.html", "runs.db-journal", "last", "x"))
+            path = folder / name
+            if not path.exists() and not path.is_symlink():
+                path.symlink_to(self.victim)
+
+    def put(self, name, *changed):
+        """A fresh copy of good files, with the chosen ones changed; the folder."""
+        work = self.top / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        for part in {name, *changed}:
+            source = self.g / part
+            if source.is_dir():
+                shutil.copytree(source, work / part, symlinks=True)
+            else:
+                shutil.copy(source, work / part)
+        for part in changed:
+            path = work / part
+            if path.is_dir():
+                self.change(path)
+            else:
+                path.write_bytes(self.mutator.of(path.name)(path.read_bytes()))
+        return work
+
+    def hash_of_victim(self):
+        h = hashlib.sha256()
+        for path in sorted(self.victim.rglob("*")):
+            h.update(str(path).encode())
+            if path.is_file():
+                h.update(path.read_bytes())
+        return h.hexdigest()
+
+    def keep(self, kind, why, words, out, err):
+        self.findings += 1
+        self.counts[kind]["findings"] += 1
+        at = self.kept / f"{self.seed}-{self.findings:03d}-{kind}"
+        shutil.rmtree(at, ignore_errors=True)
+        at.mkdir(parents=True)
+        (at / "command").write_text(f"{why}\n{' '.join(map(str, words))}\n")
+        (at / "out").write_bytes(out)
+        (at / "err").write_bytes(err)
+        if (self.top / "work").is_dir():
+            subprocess.run(["cp", "-a", self.top / "work", at / "work"], check=False, stderr=subprocess.DEVNULL)
+        last = err.decode(errors="replace").strip().split("\n")[-1][:200]
+        print(f"FOUND {kind}: {why}: weft {' '.join(map(str, words[1:]))}: {last!r}; {at}", flush=True)
+
+    def run(self, kind, *words):
+        words = [self.weft, *map(str, words)]
+        limit = 20 * self.patience
+        try:
+            done = subprocess.run(words, env=self.environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=limit)
+        except subprocess.TimeoutExpired as late:
+            self.keep(kind, f"took more than {limit} s", words, late.stdout or b"", late.stderr or b"")
+            return
+        err, out = done.stderr.decode(errors="replace"), done.stdout.decode(errors="replace")
+        self.counts[kind]["runs"] += 1
+        self.counts[kind]["used" if done.returncode == 0 else "refused"] += 1
+        why = None
+        if any(word in err for word in SAID_BY_SANITIZERS):
+            why = "a sanitizer spoke"
+        elif done.returncode < 0:
+            why = f"ended by {signal.Signals(-done.returncode).name}"
+        elif done.returncode not in (0, 1, 2):
+            why = f"ended on {done.returncode}"
+        elif done.returncode and not err.strip().split("\n")[-1].startswith("weft"):
+            why = "the last line does not tell what is wrong"
+        elif is_obeyed(err) or (is_obeyed(out) and "generate" not in words):
+            why = "wrote a control character"
+        elif self.hash_of_victim() != self.unhurt:
+            why = "another folder was changed"
+        if why:
+            self.keep(kind, why, words, done.stdout, done.stderr)
+            if self.hash_of_victim() != self.unhurt:
+                sys.exit("attack.py: the victim was hurt; see above")
+
+    # The formats.
+
+    def attack_checkpoint(self):
+        w = self.put("model", "model")
+        more = self.dice.choice(([], ["--unchecked"]))
+        self.dice.choice((
+            lambda: self.run("checkpoint", "generate", "--model", w / "model", "--prompt", "ab", "--max-tokens", 3, "--threads", 1, *more),
+            lambda: self.run("checkpoint", "eval", "--model", w / "model", "--tokens", self.g / "tokens.npy", "--threads", 1, *more),
+            lambda: self.run("checkpoint", "convert", "--model", w / "model", "--to-hf", "--out", w / "hf", *more),
+            lambda: self.run("checkpoint", "train", "--config", self.g / "config", "--from", w / "model", "--threads", 1, "--out", w / "run", *more),
+        ))()
+
+    def attack_run(self):
+        """A run's folder: checkpoints, state.json, metrics.jsonl."""
+        w = self.put("run", "run")
+        self.run("run", "train", "--config", self.g / "config", "--out", w / "run", "--threads", 1, "--resume", "-o", "GPT2_MAX_ITERS=4")
+
+    def attack_state(self):
+        w = self.put("run")
+        path = w / "run/last" / self.dice.choice(("state.json", "state.json", "config.json"))
+        path.write_bytes(self.mutator.json(path.read_bytes()))
+        more = self.dice.choice(([], ["--unchecked"]))
+        self.run("state.json", "eval", "--model", w / "run/last", "--tokens", self.g / "tokens.npy", "--threads", 1, *more)
+
+    def attack_metrics(self):
+        w = self.put("run")
+        path = w / "run/metrics.jsonl"
+        path.write_bytes(self.mutator.json_lines(path.read_bytes()))
+        self.run("metrics", "train", "--config", self.g / "config", "--out", w / "run", "--threads", 1, "--resume", "-o", "GPT2_MAX_ITERS=4")
+
+    def attack_dataset(self):
+        w = self.put("shards", "shards")
+        self.run("dataset", "train", "--config", self.g / "config", "--threads", 1, "--out", w / "run", "-o", f"DATASET={w / 'shards'}",
+                 "-o", "VOCAB_SIZE=320", "-o", "GPT2_MAX_ITERS=1")
+
+    def attack_tokens(self):
+        w = self.put("tokens.npy", "tokens.npy")
+        self.run("tokens", "eval", "--model", self.g / "model", "--tokens", w / "tokens.npy", "--threads", 1)
+
+    def attack_tokenizer(self):
+        w = self.put("tokenizer.json", "tokenizer.json")
+        self.run("tokenizer", "tokenize", "--tokenizer", w / "tokenizer.json", "--threads", 1, "--out", w / "out", self.g / "text/a.txt")
+
+    def attack_text(self):
+        w = self.put("text", "text")
+        self.dice.choice((
+            lambda: self.run("text", "tokenize", "--tokenizer", self.g / "tokenizer.json", "--jsonl", "text", "--threads", 1, "--out", w / "out", w / "text/a.jsonl"),
+            lambda: self.run("text", "tokenizer", "train", "--vocab", 290, "--out", w / "t.json", w / "text/a.txt"),
+            lambda: self.run("text", "eval", "--model", self.g / "model", "--text", w / "text/a.txt", "--threads", 1),
+        ))()
+
+    def attack_config(self):
+        w = self.put("study-config", "study-config")
+        self.run("config", "plan", "--config", w / "study-config")
+
+    def attack_database(self):
+        w = self.put("study")
+        path = w / "study/runs.db"
+        path.write_bytes(self.mutator.database(path.read_bytes()))
+        self.dice.choice((
+            lambda: self.run("runs.db", "runs", w / "study"),
+            lambda: self.run("runs.db", "runs", path, "--json"),
+            lambda: self.run("runs.db", "runs", path, "--csv", "-"),
+            lambda: self.run("runs.db", "runs", path, "--compare", "0", "2"),
+            lambda: self.run("runs.db", "runs", "merge", path, self.g / "study/runs.db", "--out", w / "merged.db"),
+            lambda: self.run("runs.db", "report", w / "study", "--out", w / "report"),
+            lambda: self.run("runs.db", "report", path, "--json"),
+            lambda: self.run("runs.db", "study", "--config", self.g / "study-config", "--threads", 1, "--out", w / "study"),
+        ))()
+
+    def attack_study(self):
+        """Everything in a study's folder."""
+        w = self.put("study", "study")
+        self.dice.choice((
+            lambda: self.run("study", "study", "--config", self.g / "study-config", "--threads", 1, "--out", w / "study"),
+            lambda: self.run("study", "report", w / "study"),
+        ))()
+
+    def attack_suite(self):
+        w = self.put("suite.jsonl", "suite.jsonl")
+        self.run("suite", "eval", "--model", self.g / "model", "--suite", w / "suite.jsonl", "--threads", 1, "--json")
+
+    def attack_hugging_face(self):
+        name = self.dice.choice(("hf-gpt2", "hf-llama"))
+        w = self.put(name, name)
+        self.run("hugging face", "convert", "--model", w / name, "--out", w / "out")
+
+    # The server.
+
+    def start_server(self):
+        self.said = open(self.top / "server-said", "w+b")
+        self.server = subprocess.Popen([self.weft, "serve", "--model", str(self.g / "model"), "--port", "0", "--threads", "1", "--json",
+                                        "--request-timeout", "2"], env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                       stderr=self.said)
+        text = b""
+        while b"}" not in text:
+            piece = self.server.stdout.read1(4096)
+            if not piece:
+                sys.exit("attack.py: the server did not start: " + (self.top / "server-said").read_text())
+            text += piece
+        found = json.loads(text)
+        self.port = int(found.get("port") or str(found.get("address") or found.get("url")).rstrip("/").rsplit(":", 1)[1])
+
+    def ask(self, request, wait):
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as s:
+                s.sendall(request)
+                if self.dice.random() < 0.3:
+                    return b""
+                answer = b""
+                while piece := s.recv(65536):
+                    answer += piece
+                return answer
+        except OSError:
+            return b""
+
+    def server_is_well(self):
+        for _ in range(3):
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=10 * self.patience) as s:
+                    s.sendall(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n".encode())
+                    answer = s.recv(4096)
+                    if answer.startswith(b"HTTP/1.1 200"):
+                        return True
+            except OSError:
+                pass
+            time.sleep(0.5)
+        return False
+
+    def request(self):
+        dice = self.dice
+        chat = dice.random() < 0.5
+        body = {"max_tokens": 3, "temperature": 0.5, "seed": 3, "stop": ["x"], "stream": dice.random() < 0.3, "n": 1, "logprobs": None if chat else 1}
+        if chat:
+            body["messages"] = [{"role": "system", "content": "be"}, {"role": "user", "content": "ab"}]
+        else:
+            body["prompt"] = "ab"
+        data = json.dumps(body).encode()
+        if dice.random() < 0.8:
+            data = self.mutator.json(data)
+        length = len(data) if dice.random() < 0.9 else dice.choice((0, 1, 2**31, 2**63, 10**30, -1))
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        if dice.random() < 0.2:
+            path = dice.choice(("/v1/models", "/metrics", "/", "/../etc/passwd", "/v1/%00"))
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode()
+        if dice.random() < 0.3:
+            head = self.mutator.bytes(head)
+        return head + data
+
+    def attack_requests(self):
+        if not self.server:
+            self.start_server()
+        for _ in range(20):
+            request = self.request()
+            answer = self.ask(request, 1 if self.dice.random() < 0.9 else 4 * self.patience)
+            self.counts["requests"]["runs"] += 1
+            self.counts["requests"]["used" if answer.startswith(b"HTTP/1.1 200") else "refused"] += 1
+            if self.server.poll() is not None:
+                break
+        if not self.server_is_well():
+            self.end_server("it does not answer /health any more", request)
+
+    def end_server(self, why=None, request=b""):
+        if not self.server:
+            return
+        self.server.send_signal(signal.SIGTERM)
+        try:
+            status = self.server.wait(30 * self.patience)
+        except subprocess.TimeoutExpired:
+            self.server.kill()
+            status, why = self.server.wait(), why or "SIGTERM does not end it"
+        said = (self.top / "server-said").read_bytes()
+        text = said.decode(errors="replace")
+        if any(word in text for word in SAID_BY_SANITIZERS):
+            why = "a sanitizer spoke"
+        elif status != 0:
+            why = why or f"it ended on {status}"
+        elif is_obeyed(text):
+            why = why or "wrote a control character"
+        if why:
+            self.keep("requests", why, [self.weft, "serve"], request, said)
+        self.server.stdout.close()
+        self.said.close()
+        self.server = None
+
+    def go(self, seconds, only):
+        attacks = {name[7:]: getattr(self, name) for name in sorted(dir(self)) if name.startswith("attack_")}
+        if only and only not in attacks:
+            sys.exit(f"attack.py: --only {only}: the formats are {', '.join(attacks)}")
+        names, start = [only] if only else list(attacks), time.monotonic()
+        self.prepare()
+        self.unhurt = self.hash_of_victim()
+        turn = 0
+        try:
+            while time.monotonic() - start < seconds:
+                attacks[names[turn % len(names)]]()
+                turn += 1
+            self.end_server()
+        finally:
+            if self.server:
+                self.server.kill()
+            subprocess.run(["rm", "-rf", self.top], check=False)
+        print(f"{'format':<14}{'inputs':>9}{'used':>9}{'refused':>9}{'findings':>10}")
+        for name, c in sorted(self.counts.items()):
+            print(f"{name:<14}{c['runs']:>9}{c['used']:>9}{c['refused']:>9}{c['findings']:>10}")
+        total = sum(c["runs"] for c in self.counts.values())
+        print(f"hostile: {total} inputs of {len(self.counts)} formats in {time.monotonic() - start:.0f} s, seed {self.seed}, {self.findings} findings")
+        return 1 if self.findings else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weft", default="build/weft")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--only", metavar="FORMAT")
+    parser.add_argument("--keep", metavar="FOLDER", default="build/hostile")
+    options = parser.parse_args()
+    options.weft = os.path.abspath(options.weft)
+    return Attack(options).go(options.seconds, options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
