@@ -1,24 +1,28 @@
-"""weft's PyTorch modules beside the same functions in plain and in compiled PyTorch.
+"""weft's modules beside the same function in plain and in compiled PyTorch.
 
-    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--quick] [--json FILE]
+    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--threads N] [--dtype bfloat16] [--quick] [--json FILE]
 
 Each row is one module at one shape, forward alone and with backward: a time for weft and for each form
 of PyTorch, taken in turns in one run (the median of the rounds), the ratio (PyTorch's time over weft's:
-above 1, weft is faster), and the memory. On a GPU that is the peak above what is there before the call;
-on the CPU the bytes that the forward pass keeps for the backward pass. Forms of PyTorch:
+above 1, weft is faster), and the memory. On a GPU that is the peak above what is there before the call,
+cuBLAS's workspace included; on the CPU the bytes that the forward pass keeps for the backward pass. Forms
+of PyTorch:
 
     plain     the formula as the write-up has it, eager
     compiled  the same through torch.compile
     sdpa      w2 and mla: the best known way to write it, through torch.compile. w2's distance is a dot
               product with one number per key, which scaled_dot_product_attention takes as a mask
+    products  the products with the weights and nothing else. Where these are most of the time, the ratio
+              of plain and products is what a block without any other cost would reach
 
 float32 on the CPU, bfloat16 on a GPU. The last table is what a call costs beside its work: inside the
-C library, and from Python's call to its return, at a shape of next to no work.
+C library, and from Python's call to its return, at a shape of next to no work; in brackets plain PyTorch.
 """
 import argparse
 import ctypes
 import json
 import math
+import os
 import pathlib
 import statistics
 import sys
@@ -44,6 +48,7 @@ WSFFN_SHAPES = {
     "cuda": {"write-up": (2, 128, 1024, 8, 4096), "GPT-2": (16, 1024, 768, 8, 3072)},
 }
 LATENT = 128
+FORMS = ("plain", "compiled", "sdpa", "products")
 
 
 class Weighted(nn.Module):
@@ -129,6 +134,25 @@ class PlainSwiGLU(Weighted):
         return swiglu(x, self.named())
 
 
+class Products(Weighted):
+    """The products with the weights alone, joined by sums so that each has its gradients."""
+
+    def forward(self, x):
+        p = self.named()
+        y = swiglu_products(x, p)
+        if "attn.q_latent" in p:
+            q, k, v = PlainMLA.project(self, x, p)
+            y = y + PlainMLA.close(self, q + k + v, p)
+        elif "attn.q.weight" in p:
+            q, k, v = (F.linear(x, p[f"attn.{n}.weight"]) for n in "qkv")
+            y = y + sum(half for t in (q, k) for half in t.chunk(2, -1)) + F.linear(v, p["attn.out.weight"])
+        return y
+
+
+def swiglu_products(x, p):
+    return F.linear(F.linear(x, p["ffn.w3.weight"]) + F.linear(x, p["ffn.w1.weight"]), p["ffn.w2.weight"])
+
+
 def rows(device, wanted):
     """(name, shape's name, shape, ours, forms)."""
     for name in wanted:
@@ -137,11 +161,13 @@ def rows(device, wanted):
             if name == "w2":
                 config = type("C", (), dict(hidden_size=width, num_attention_heads=heads, intermediate_size=ffn, rms_norm_eps=1e-6))
                 ours = W2TransformerBlock(config)
-                forms = {"plain": PlainW2(ours.core, heads), "compiled": PlainW2(ours.core, heads), "sdpa": FastW2(ours.core, heads)}
+                forms = {"plain": PlainW2(ours.core, heads), "compiled": PlainW2(ours.core, heads), "sdpa": FastW2(ours.core, heads),
+                         "products": Products(ours.core, heads)}
             elif name == "mla":
                 ours = Part("layer", ATTENTION="mla", FFN="swiglu", NORM="rmsnorm", POSITION="none", N_EMBD=width, N_HEAD=heads,
                             N_FFN=ffn, RA_MLA_LATENT_DIM=LATENT)
-                forms = {"plain": PlainMLA(ours, heads), "compiled": PlainMLA(ours, heads), "sdpa": FastMLA(ours, heads)}
+                forms = {"plain": PlainMLA(ours, heads), "compiled": PlainMLA(ours, heads), "sdpa": FastMLA(ours, heads),
+                         "products": Products(ours, heads)}
             else:
                 ours = WsFFN(Config(d_model=width, d_ffn=ffn, n_head=heads, z_proj="grouped"))
                 forms = {"plain": PlainSwiGLU(ours.core, heads), "compiled": PlainSwiGLU(ours.core, heads)}
@@ -190,6 +216,7 @@ def memory(device, module, x, towards):
         for p in (x, *module.parameters()):
             p.grad = None
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call(module, x, towards, True)
@@ -209,10 +236,9 @@ def memory(device, module, x, towards):
     return sum(kept.values()) / MIB
 
 
-def measure(device, shape, modules, backward, rounds, budget):
+def measure(device, kind, shape, modules, backward, rounds, budget):
     """Median seconds of each, in turns, and each one's largest difference from the first."""
     batch, time_, width = shape[:3]
-    kind = torch.float32 if device == "cpu" else torch.bfloat16
     torch.manual_seed(0)
     x = torch.randn(batch, time_, width, device=device, dtype=kind, requires_grad=True)
     towards = torch.randn_like(x)
@@ -221,7 +247,8 @@ def measure(device, shape, modules, backward, rounds, budget):
     for name, module in modules.items():
         y = call(module, x, towards, backward).detach().float()
         first = y if first is None else first
-        differences[name] = ((y - first).abs().max() / first.abs().max()).item()
+        if name != "products":
+            differences[name] = ((y - first).abs().max() / first.abs().max()).item()
         call(module, x, towards, backward)
         once = timed(device, lambda m=module: call(m, x, towards, backward), 2)
         repeats[name] = max(1, min(200, int(budget / rounds / max(once, 1e-6))))
@@ -232,27 +259,26 @@ def measure(device, shape, modules, backward, rounds, budget):
     return {name: statistics.median(t) for name, t in times.items()}, differences, x, towards
 
 
-def overheads(device):
-    """Microseconds of a call at a shape of next to no work, of the fastest of five rounds: inside C, and of
-    the whole Python call."""
-    kind = torch.float32 if device == "cpu" else torch.bfloat16
+def overheads(device, kind):
+    """Microseconds of a call at a shape of next to no work, of the fastest of five rounds: inside C, of the
+    whole Python call, and of the same in plain PyTorch."""
     out = []
-    for name, module in (("w2 attention", Part("attention", ATTENTION="w2", POSITION="rope", GPT2_BIAS=False, N_EMBD=16, N_HEAD=1)),
-                         ("swiglu", Part("ffn", FFN="swiglu", N_EMBD=16, N_HEAD=1, N_FFN=16))):
+    for name, module, peer in (
+            ("w2 attention", Part("attention", ATTENTION="w2", POSITION="rope", GPT2_BIAS=False, N_EMBD=16, N_HEAD=1), PlainW2),
+            ("swiglu", Part("ffn", FFN="swiglu", N_EMBD=16, N_HEAD=1, N_FFN=16), PlainSwiGLU)):
         module = module.to(device, kind)
+        peer = peer(module, 1).to(device, kind)
+        plain = (lambda a, m=peer: m.attention(a, m.named())) if name == "w2 attention" else peer
         x = torch.randn(1, 1, 16, device=device, dtype=kind)
         run = Bare(module, x)
         x.requires_grad_()
-        with torch.no_grad():
-            forward = [timed(device, lambda: module(x), 300) for _ in range(5)]
         towards = torch.randn_like(x)
-
-        def both():
-            torch.autograd.backward([module(x)["y"]], [towards])
-
-        whole = [timed(device, both, 200) for _ in range(5)]
+        ours = lambda a, m=module: m(a)["y"]
+        with torch.no_grad():
+            forward = [[timed(device, lambda: f(x), 300) for _ in range(5)] for f in (ours, plain)]
+        both = [[timed(device, lambda: torch.autograd.backward([f(x)], [towards]), 200) for _ in range(5)] for f in (ours, plain)]
         inside = [timed(device, run, 2000) for _ in range(5)]
-        out.append((name, *(1e6 * min(t) for t in (inside, forward, whole))))
+        out.append((name, *(1e6 * min(t) for t in (inside, *forward, *both))))
     return out
 
 
@@ -282,44 +308,50 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", default="w2,mla,wsffn")
+    parser.add_argument("--threads", type=int, default=0, help="of both on the CPU; PyTorch's own choice unless given")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of both")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forms out")
     parser.add_argument("--json", help="write the rows there too")
     options = parser.parse_args()
     device, found = options.device, []
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    os.environ["WEFT_THREADS"] = str(torch.get_num_threads())
+    kind = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
     rounds, budget = (3, 0.3) if options.quick else (7, 2.0)
     threads = torch.get_num_threads()
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else f'{threads} threads'}, "
-          f"{'bfloat16' if device == 'cuda' else 'float32'}")
-    print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in ("plain", "compiled", "sdpa"))
+          f"{str(kind).split('.')[1]}")
+    print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in FORMS)
           + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")
     for name, at, shape, ours, forms in rows(device, options.rows.split(",")):
-        kind = torch.float32 if device == "cpu" else torch.bfloat16
         if options.no_compile:
-            forms = {"plain": forms["plain"]}
+            forms = {form: m for form, m in forms.items() if form in ("plain", "products")}
         modules = {"weft": ours.to(device, kind), **{f: m.to(device, kind) for f, m in forms.items()}}
         for form in modules:
             if form in ("compiled", "sdpa"):
                 torch._dynamo.reset()
                 modules[form] = torch.compile(modules[form], dynamic=False)
         for backward in (False, True):
-            times, differences, x, towards = measure(device, shape, modules, backward, rounds, budget)
+            times, differences, x, towards = measure(device, kind, shape, modules, backward, rounds, budget)
             worst = max(differences.values())
-            if worst > (1e-3 if device == "cpu" else 0.1):
+            if worst > (1e-3 if kind == torch.float32 else 0.1):
                 print(f"bench/torch_modules.py: {name}: the outputs differ: {differences}", file=sys.stderr)
                 return 1
             sizes = {form: memory(device, m, x, towards) for form, m in modules.items()} if backward else {}
             line = f"{name:<7}{at:<10}{'both' if backward else 'forward':<10}{1e3 * times['weft']:>9.3f}"
-            for form in ("plain", "compiled", "sdpa"):
+            for form in FORMS:
                 line += f"{1e3 * times[form]:>13.3f}{times[form] / times['weft']:>7.2f}" if form in times else f"{'-':>13}{'-':>7}"
             for form, room in (("weft", 10), ("plain", 8), ("compiled", 9), ("sdpa", 8)):
                 line += f"{sizes[form]:>{room}.1f}" if form in sizes else f"{'-':>{room}}"
             print(line, flush=True)
             found.append({"module": name, "shape": at, "backward": backward, "seconds": times, "mib": sizes, "difference": differences})
-    print(f"\n{'µs of a call without work':<28}{'inside C':>10}{'forward':>10}{'with backward':>15}")
-    for name, inside, forward, whole in overheads(device):
-        print(f"{name:<28}{inside:>10.1f}{forward:>10.1f}{whole:>15.1f}")
-        found.append({"overhead": name, "c_us": inside, "forward_us": forward, "both_us": whole})
+    print(f"\n{'µs of a call without work':<28}{'inside C':>10}{'forward':>10}{'(plain)':>9}{'with backward':>15}{'(plain)':>9}")
+    for name, inside, forward, forward_plain, both, both_plain in overheads(device, kind):
+        print(f"{name:<28}{inside:>10.1f}{forward:>10.1f}{forward_plain:>9.1f}{both:>15.1f}{both_plain:>9.1f}")
+        found.append({"overhead": name, "c_us": inside, "forward_us": forward, "both_us": both,
+                      "plain_forward_us": forward_plain, "plain_both_us": both_plain})
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
     return 0
