@@ -40,13 +40,8 @@ static double sum_flops(const weft_graph *g, int64_t first, int64_t last) {
 }
 
 static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
-    weft_build build = {.batch = 1,
-                        .time = c->gpt2_block_size,
-                        .dtype = weft_config_dtype(c),
-                        .train = true,
-                        .form = WEFT_FORM_DIRECT};
     weft_model_graph m;
-    WEFT_TRY(weft_model_build(c, &build, &m));
+    WEFT_TRY(weft_model_build_nominal(c, &m));
     double flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph));
     a->forward_flops = flops / (double)c->gpt2_block_size;
     a->backward_flops = 2 * a->forward_flops;

@@ -249,6 +249,15 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
     return status;
 }
 
+weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out) {
+    weft_build build = {.batch = 1,
+                        .time = c->gpt2_block_size,
+                        .dtype = weft_config_dtype(c),
+                        .train = true,
+                        .form = WEFT_FORM_DIRECT};
+    return weft_model_build(c, &build, out);
+}
+
 void weft_model_graph_destroy(weft_model_graph *m) {
     weft_graph_destroy(m->graph);
     free(m->parameters);

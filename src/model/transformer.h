@@ -89,6 +89,8 @@ typedef struct {
 
 /* Builds the forward pass and the loss. On an error nothing is left behind. */
 weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out);
+/* One sequence in training, in the direct form: what parameters and operations are counted on. */
+weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out);
 void weft_model_graph_destroy(weft_model_graph *m);
 
 /* Builds it and makes its program (core/program.h), the weights outside: what a session runs and what

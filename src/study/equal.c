@@ -36,13 +36,8 @@ int64_t weft_equal_unit(const weft_config *c) {
 }
 
 weft_status weft_equal_parameters(const weft_config *c, int64_t *out) {
-    weft_build build = {.batch = 1,
-                        .time = c->gpt2_block_size,
-                        .dtype = weft_config_dtype(c),
-                        .train = true,
-                        .form = WEFT_FORM_DIRECT};
     weft_model_graph m;
-    WEFT_TRY(weft_model_build(c, &build, &m));
+    WEFT_TRY(weft_model_build_nominal(c, &m));
     *out = 0;
     for (int64_t i = 0; i < m.n_parameters; i++)
         *out += weft_tensor_count(m.parameters[i].tensor);

@@ -100,10 +100,10 @@ static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter)
     if (g->backend->rows) WEFT_TRY(g->backend->rows->open(&g->queue));
     void **rows = calloc((size_t)g->nodes, sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    if (g->backend->remote) g->staged = rows;
-    bool there = true;
+    bool there = true, staged = g->backend->remote;
+    if (staged) g->staged = rows;
     for (int k = 0; k < g->nodes; k++) {
-        rows[k] = g->backend->remote ? pin(g) : (void *)g->levels[k];
+        rows[k] = staged ? pin(g) : (void *)g->levels[k];
         there = there && rows[k];
     }
     weft_reduce_options options = {.comm = g->comm,
@@ -118,7 +118,7 @@ static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter)
                                    .context = g};
     weft_status status = there ? weft_reduce_create(&options, &g->reduce)
                                : weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    if (!g->staged) free(rows);
+    if (!staged) free(rows);
     return status;
 }
 
