@@ -16,17 +16,14 @@ square of every output and then of every gradient: both sides fill their inputs 
 so equal numbers mean that the same function was timed.
 """
 
-import json
 import math
 import sys
 import time
 
-try:
-    import torch
+from conversation import converse, row_requests, torch
+
+if torch:
     import torch.nn.functional as F
-except Exception as problem:  # any reason is worth one line to whoever reads the table
-    torch = None
-    missing = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
 LARGE = 100_000_000  # scores in all heads of a row, beyond which the wasteful forms are not tried
 SLOW = 0.25  # seconds
@@ -287,35 +284,6 @@ def prepare(request, form):
     return best[2], {"form": best[1], "rms": best[2].rms()}
 
 
-def answer(request, state, form):
-    kind = request["do"]
-    if kind == "hello":
-        if torch is None:
-            return {"error": f"PyTorch cannot be imported ({missing})"}
-        torch.set_num_threads(request["threads"])
-        return {"name": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads()}
-    if kind == "prepare":
-        state["row"], reply = prepare(request, form)
-        return reply
-    if kind == "run":
-        return {"seconds": [state["row"].timed() for _ in range(request["repeats"])]}
-    if kind == "drop":
-        state.clear()
-        return {}
-    return {"error": f"no request '{kind}'"}
-
-
-def main():
-    state = {}
-    form = sys.argv[sys.argv.index("--form") + 1] if "--form" in sys.argv[:-1] else None
-    for line in sys.stdin:
-        try:
-            reply = answer(json.loads(line), state, form)
-        except Exception as problem:  # the row is lost, the conversation is not
-            state.clear()
-            reply = {"error": f"{type(problem).__name__}: {problem}".splitlines()[0]}
-        print(json.dumps(reply), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    chosen = sys.argv[sys.argv.index("--form") + 1] if "--form" in sys.argv[:-1] else None
+    converse(row_requests(lambda request: prepare(request, chosen)))

@@ -13,17 +13,13 @@ heads share, with the maps absorbed, as weft does. A variant that it does not wr
 {"error": "one line"}.
 """
 
-import json
 import statistics
-import sys
 import time
 
-try:
-    import torch
+from conversation import converse, torch
+
+if torch:
     import torch.nn.functional as F
-except Exception as problem:  # any reason is worth one line to whoever reads the table
-    torch = None
-    missing = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
 
 def make_layer(c, dtype):
@@ -87,20 +83,5 @@ def decode(c):
     return {"seconds": statistics.median(times)}
 
 
-def answer(request):
-    if torch is None:
-        return {"error": f"PyTorch cannot be imported: {missing}"}
-    if request["do"] == "hello":
-        torch.set_num_threads(request["threads"])
-        return {"name": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads()}
-    if request["do"] == "decode":
-        return decode(request)
-    return {"error": f"cannot do {request['do']}"}
-
-
-for line in sys.stdin:
-    try:
-        reply = answer(json.loads(line))
-    except Exception as problem:
-        reply = {"error": f"{type(problem).__name__}: {problem}".splitlines()[0]}
-    print(json.dumps(reply), flush=True)
+if __name__ == "__main__":
+    converse({"decode": decode})

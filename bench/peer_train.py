@@ -30,12 +30,10 @@ import os
 import sys
 import time
 
-try:
-    import torch
+from conversation import converse, row_requests, torch
+
+if torch:
     import torch.nn.functional as F
-except Exception as problem:  # any reason is worth one line to whoever reads the table
-    torch = None
-    missing = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
 FORMS = ("expanded", "sdpa", "cheap")
 
@@ -402,39 +400,13 @@ def prepare(request, forms, compiles):
     return training, {"losses": losses, "form": form, "forms": {k: v for k, v in times.items() if v < math.inf}}
 
 
-def answer(request, state, forms, compiles):
-    kind = request["do"]
-    if kind == "hello":
-        if torch is None:
-            return {"error": f"PyTorch cannot be imported ({missing})"}
-        torch.set_num_threads(request["threads"])
-        return {"name": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads()}
-    if kind == "prepare":
-        state.clear()
-        state["training"], reply = prepare(request, forms, compiles)
-        return reply
-    if kind == "run":
-        return {"seconds": [state["training"].timed() for _ in range(request["repeats"])]}
-    if kind == "drop":
-        state.clear()
-        return {}
-    return {"error": f"no request '{kind}'"}
-
-
 def main():
     options = argparse.ArgumentParser(description="PyTorch's side of weft bench train")
     options.add_argument("--form", choices=FORMS, help="the form of attention; without it, the fastest one")
     options.add_argument("--compile", action="store_true", help="compile the fastest form too, and keep the faster")
     options = options.parse_args()
-    form = options.form
-    state = {}
-    for line in sys.stdin:
-        try:
-            reply = answer(json.loads(line), state, (form,) if form else FORMS, options.compile)
-        except Exception as problem:  # the row is lost, the conversation is not
-            state.clear()
-            reply = {"error": f"{type(problem).__name__}: {problem}".splitlines()[0]}
-        print(json.dumps(reply), flush=True)
+    forms = (options.form,) if options.form else FORMS
+    converse(row_requests(lambda request: prepare(request, forms, options.compile)))
 
 
 if __name__ == "__main__":
