@@ -79,7 +79,11 @@ static weft_status choose_steps(const weft_study *s, const char *text, bool **ch
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
         int step = weft_steps_find(&s->steps, name);
-        if (step < 0) return weft_fail(WEFT_EINPUT, "--steps: %s", weft_error_message());
+        if (step < 0) {
+            free(*chosen);
+            *chosen = NULL;
+            return weft_fail(WEFT_EINPUT, "--steps: %s", weft_error_message());
+        }
         (*chosen)[step] = true;
         text += n + (text[n] == ',');
     }

@@ -148,8 +148,9 @@ static void order(problem *p) {
 weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors) {
     double *room = calloc((size_t)n * 3, sizeof *room);
     if (!room) return weft_fail(WEFT_ENOMEM, "convert: no memory");
-    problem p = {
-        .n = n, .a = a, .q = vectors, .d = values, .e = room, .v = room + n, .w = room + 2 * n};
+    problem p = {.n = n, .q = vectors, .e = room, .v = room + n, .w = room + 2 * n};
+    p.a = a;
+    p.d = values;
     memset(vectors, 0, (size_t)(n * n) * sizeof *vectors);
     for (int64_t i = 0; i < n; i++)
         vectors[i * n + i] = 1;

@@ -13,11 +13,15 @@
 #include <unistd.h>
 
 int weft_http_port(int socket) {
-    struct sockaddr_storage at;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+    } at;
     socklen_t length = sizeof at;
-    if (getsockname(socket, (struct sockaddr *)&at, &length) != 0) return 0;
-    return ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
-                                          : ((struct sockaddr_in *)&at)->sin_port);
+    memset(&at, 0, sizeof at);
+    if (getsockname(socket, &at.any, &length) != 0) return 0;
+    return ntohs(at.any.sa_family == AF_INET6 ? at.six.sin6_port : at.four.sin_port);
 }
 
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six) {

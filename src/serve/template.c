@@ -168,14 +168,15 @@ static weft_status put_text(prompt *p, const char *text, size_t bytes) {
 }
 
 static weft_status put_tokens(prompt *p, const int32_t *tokens, int64_t count) {
-    if (p->count + count > p->tokens_room) {
+    if (count <= 0) return WEFT_OK;
+    if (!p->tokens || p->count + count > p->tokens_room) {
         int64_t room = 2 * (p->count + count);
         int32_t *grown = realloc(p->tokens, (size_t)room * sizeof *grown);
         if (!grown) return no_memory();
         p->tokens = grown;
         p->tokens_room = room;
     }
-    if (count) memcpy(p->tokens + p->count, tokens, (size_t)count * sizeof *tokens);
+    memcpy(p->tokens + p->count, tokens, (size_t)count * sizeof *tokens);
     p->count += count;
     return WEFT_OK;
 }
