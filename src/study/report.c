@@ -9,9 +9,10 @@
 #include <string.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_answer,      weft_report_verdicts, weft_report_curves,  weft_report_fronts,
-    weft_report_table,       weft_report_samples,  weft_report_sweep,   weft_report_trouble,
-    weft_report_differences, weft_report_equality, weft_report_repeats, weft_report_environment};
+    weft_report_answer,     weft_report_verdicts,    weft_report_curves,    weft_report_fronts,
+    weft_report_table,      weft_report_samples,     weft_report_attention, weft_report_sweep,
+    weft_report_trouble,    weft_report_differences, weft_report_equality,  weft_report_repeats,
+    weft_report_environment};
 
 static weft_status write_study(weft_page *p, const char *database, bool several) {
     weft_report_data d;

@@ -183,6 +183,15 @@ void weft_page_fold(weft_page *p, const char *text, const char *about) {
     say_about(p, about);
 }
 
+void weft_page_subtitle(weft_page *p, const char *text) {
+    fputs("<h4>", p->html);
+    weft_page_escape_html(p->html, text);
+    fputs("</h4>\n", p->html);
+    fputs("\n**", p->md);
+    escape_md(p->md, text);
+    fputs("**\n", p->md);
+}
+
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     va_list args;
     char *room;
@@ -334,12 +343,7 @@ void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
     fputs("\n", p->md);
 }
 
-void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
-    va_list args;
-    char *room;
-    va_start(args, format);
-    const char *text = format_text(&room, format, args);
-    va_end(args);
+static void put_figure(weft_page *p, const char *svg, const char *caption) {
     fputs("<figure>\n", p->html);
     if (svg) {
         fputs(svg, p->html);
@@ -349,10 +353,23 @@ void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
         fputs("</div>\n", p->html);
     }
     fputs("<figcaption>", p->html);
-    weft_page_escape_html(p->html, text);
+    weft_page_escape_html(p->html, caption);
     fputs("</figcaption>\n</figure>\n", p->html);
+}
+
+void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    put_figure(p, svg, text);
     weft_page_picture_md(p, svg, text);
     free(room);
+}
+
+void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
+    put_figure(p, svg, caption);
 }
 
 void weft_page_pictures_close(weft_page *p) {

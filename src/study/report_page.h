@@ -37,6 +37,8 @@ void weft_page_title(weft_page *p, int level, const char *text);
 void weft_page_heading(weft_page *p, const char *text, const char *about);
 /* A heading whose section is folded until the reader opens it. */
 void weft_page_fold(weft_page *p, const char *text, const char *about);
+/* A title within a section. */
+void weft_page_subtitle(weft_page *p, const char *text);
 void weft_page_say(weft_page *p, const char *format, ...) PRINTF(2, 3);
 /* A paragraph of another kind: "facts", "question", "answer" (bold in Markdown) or "caveat". */
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);
@@ -61,6 +63,8 @@ void weft_page_pictures_open(weft_page *p, json_t *spec);
  * caption is followed by what weft_error_message() says of it. */
 void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) PRINTF(3, 4);
 void weft_page_pictures_close(weft_page *p);
+/* A small picture of many, for the HTML alone. */
+void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption);
 /* A picture for the Markdown alone, of what the HTML shows otherwise. */
 void weft_page_picture_md(weft_page *p, const char *svg, const char *caption);
 

@@ -12,16 +12,15 @@
 
 enum { PATH_ROOM = 4096, SHOWN = 600 /* bytes of a text */ };
 
-/* The study's folder, in which the runs' are. */
-static void find_folder(const weft_report_data *d, char folder[PATH_ROOM]) {
+void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
     struct stat info;
-    snprintf(folder, PATH_ROOM, "%s", d->path);
+    snprintf(folder, WEFT_PATH_MAX, "%s", d->path);
     if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
     char *slash = strrchr(folder, '/');
     if (slash)
         *slash = '\0';
     else
-        snprintf(folder, PATH_ROOM, ".");
+        snprintf(folder, WEFT_PATH_MAX, ".");
 }
 
 /* The last whole line of a run's samples; NULL: there is none. */
@@ -46,7 +45,7 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
     return last;
 }
 
-static const weft_report_run *first_run(const weft_report_data *d, int step) {
+const weft_report_run *weft_report_first_run(const weft_report_data *d, int step) {
     for (int i = 0; i < d->n_seeds; i++) {
         const weft_report_run *run = weft_report_find(d, step, d->steps[step].rate, d->seeds[i]);
         if (run && run->finished) return run;
@@ -65,11 +64,12 @@ static int shown_bytes(const char *text) {
 }
 
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
-    char folder[PATH_ROOM];
+    char folder[WEFT_PATH_MAX];
     bool open = false;
-    find_folder(d, folder);
+    weft_report_folder(d, folder);
     for (int step = 0; step < d->n_steps; step++) {
-        const weft_report_run *run = d->steps[step].repeats < 0 ? first_run(d, step) : NULL;
+        const weft_report_run *run =
+            d->steps[step].repeats < 0 ? weft_report_first_run(d, step) : NULL;
         json_t *sample = run ? last_sample(folder, run) : NULL;
         const char *text = json_string_value(json_object_get(sample, "text"));
         const char *prompt = json_string_value(json_object_get(sample, "prompt"));

@@ -3,6 +3,7 @@
 #ifndef WEFT_STUDY_REPORT_SECTIONS_H
 #define WEFT_STUDY_REPORT_SECTIONS_H
 
+#include "core/files.h"
 #include "study/report_data.h"
 #include "study/report_page.h"
 
@@ -18,6 +19,8 @@ weft_report_section weft_report_curves;
 weft_report_section weft_report_fronts, weft_report_sweep;
 /* report_samples.c */
 weft_report_section weft_report_samples;
+/* report_attention.c */
+weft_report_section weft_report_attention;
 /* report_notes.c */
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;
@@ -43,6 +46,11 @@ const char *weft_say_times(const weft_report_run *run, weft_words *room);
 const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room);
 /* "1 seed", "3 seeds" */
 const char *weft_say_plural(int n, const char *thing, weft_words *room);
+
+/* The study's folder, in which the runs' are; a step's first seed that finished, NULL: none.
+ * report_samples.c */
+void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
+const weft_report_run *weft_report_first_run(const weft_report_data *d, int step);
 
 /* Whether a step has a baseline and is no repeat; whether its comparison counts, too: it can be built,
  * and sees later tokens only where its baseline does. report_answer.c */

@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "generate/generator.h"
 #include "generate/stream.h"
+#include "train/attention_map.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -21,7 +22,9 @@ struct weft_samples {
     const weft_tokenizer *tokenizer;
     int32_t *prompt;
     int64_t count;
-    char path[PATH_ROOM];
+    int32_t map[WEFT_MAP_TOKENS]; /* the first tokens of prompt and text */
+    int64_t mapped;
+    char path[PATH_ROOM], run[PATH_ROOM];
     char *text;
     size_t bytes, room;
     bool off; /* the model cannot generate: said once */
@@ -85,6 +88,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
     s->config = c;
     s->tokenizer = t;
     weft_status status = WEFT_OK;
+    snprintf(s->run, sizeof s->run, "%s", run);
     if (snprintf(s->path, sizeof s->path, "%s/samples.jsonl", run) >= PATH_ROOM)
         status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", run);
     if (status == WEFT_OK) status = encode_prompt(s);
@@ -118,6 +122,10 @@ static weft_status add_text(weft_samples *s, const char *text, size_t bytes) {
     return WEFT_OK;
 }
 
+static void map_token(weft_samples *s, int32_t token) {
+    if (s->mapped < WEFT_MAP_TOKENS) s->map[s->mapped++] = token;
+}
+
 static weft_status generate(weft_samples *s, weft_generator *g) {
     weft_sampling sampling = weft_sampling_default();
     sampling.temperature = TEMPERATURE;
@@ -131,11 +139,15 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     bool stopped;
     weft_sampled token;
     s->bytes = 0;
+    s->mapped = 0;
+    for (int64_t i = 0; i < s->count; i++)
+        map_token(s, s->prompt[i]);
     WEFT_TRY(weft_stream_open(s->tokenizer, NULL, 0, &stream));
     weft_status status = weft_generator_add(g, s->prompt, s->count, &sampling, &id);
     while (status == WEFT_OK && weft_generator_busy(g))
         status = weft_generator_step(g);
     while (status == WEFT_OK && weft_generator_take(g, id, &token) == WEFT_TAKE_TOKEN) {
+        map_token(s, token.token);
         status = weft_stream_put(stream, token.token, &text, &bytes, &stopped);
         if (status == WEFT_OK) status = add_text(s, text, bytes);
     }
@@ -171,5 +183,8 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
     weft_generator_close(g);
     WEFT_TRY(status);
     weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
-    return append_line(s, step);
+    WEFT_TRY(append_line(s, step));
+    if (!last) return WEFT_OK;
+    return weft_attention_map_write(s->run, m, backend, pool, s->tokenizer, s->map, s->mapped,
+                                    step);
 }

@@ -1,6 +1,7 @@
 /* Text that a run makes as it trains (SAMPLE_PROMPT, SAMPLE_INTERVAL, SAMPLE_TOKENS): one JSON object
  * on a line of samples.jsonl in the run's folder, {"step", "prompt", "text"}, and the log. The same
- * random seed every time, so that texts differ by what was learned between them. */
+ * random seed every time, so that texts differ by what was learned between them. With the last one goes
+ * what the model attends to in it: attention_map.h. */
 #ifndef WEFT_TRAIN_SAMPLES_H
 #define WEFT_TRAIN_SAMPLES_H
 

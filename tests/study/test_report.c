@@ -482,6 +482,33 @@ static void test_what_differs_and_what_was_not_equal(void **state) {
     expect_line("| b | 100 | 204.8k | 1.25M (1.25 ×) |", SAYS("12.5"));
 }
 
+/* Two tokens: the second looks at itself with 75%, whose root is 0.87: the darkest shade of six. What
+ * is out of range or of another kind is not drawn. */
+static void test_attention_is_drawn_where_a_run_stored_it(void **state) {
+    (void)state;
+    static const char map[] =
+        "{\"step\": 9, \"tokens\": [\"a\", \"<b>\"], \"layers\": [{\"layer\": 0, \"heads\":"
+        " [[[100], [25, 75]], [[400], [\"x\", -3]], \"no rows\"], \"sigma\": [[0.5, 1.0]]}, 7]}";
+    sqlite3 *db = begin("looks", "val_loss");
+    study_step(db, 0, "0", "Baseline", -1, -1);
+    study_step(db, 1, "1", "Gate", 0, -1);
+    three_seeds(db, 0, 2.0, 2.1, 2.2);
+    three_seeds(db, 1, 1.9, 2.01, 2.09);
+    study_close(db);
+    assert_int_equal(mkdir(scratch_path("looks/runs"), 0777), 0);
+    assert_int_equal(mkdir(scratch_path("looks/runs/0-lr0.001-seed1"), 0777), 0);
+    file_write(scratch_path("looks/runs/0-lr0.001-seed1/attention.json"), map, sizeof map - 1);
+    write_report("looks");
+    expect_both("What attention looks at");
+    expect_in(html, "fill-opacity=\"1.00\" d=\"M0 0h1v1h-1zM1 1h1v1h-1z\"");
+    expect_in(html, "fill-opacity=\"0.50\" d=\"M0 1h1v1h-1z\"");
+    expect_in(html, "layer 1, head 1; below: each token&#39;s");
+    expect_in(html, "layer 1, head 3</figcaption>");
+    file_write(scratch_path("looks/runs/0-lr0.001-seed1/attention.json"), "[1, 2", 5);
+    write_report("looks");
+    expect_not_in(html, "What attention looks at");
+}
+
 /* Nothing to report is no reason to fall over, whatever is missing. */
 static void test_half_filled_databases_are_reported(void **state) {
     (void)state;
@@ -610,6 +637,7 @@ int main(void) {
         TEST(test_the_page_asks_for_nothing_and_holds_its_pictures),
         TEST(test_a_picture_that_is_not_weft_is_spared),
         TEST(test_what_differs_and_what_was_not_equal),
+        TEST(test_attention_is_drawn_where_a_run_stored_it),
         TEST(test_half_filled_databases_are_reported),
         TEST(test_what_is_no_study_is_refused),
         TEST(test_a_report_that_cannot_be_written_leaves_the_old_one),

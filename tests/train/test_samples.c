@@ -65,6 +65,49 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     free(want);
 }
 
+/* Each token spreads its attention over those up to itself; rounding to percent loses half of one for
+ * each. */
+static void expect_spread(const json_t *rows, size_t time) {
+    assert_int_equal(json_array_size(rows), time);
+    for (size_t i = 0; i < time; i++) {
+        const json_t *row = json_array_get(rows, i);
+        json_int_t sum = 0;
+        assert_int_equal(json_array_size(row), i + 1);
+        for (size_t j = 0; j <= i; j++)
+            sum += json_integer_value(json_array_get(row, j));
+        assert_in_range(sum, 100 - (json_int_t)(i + 1) / 2, 100 + (json_int_t)(i + 1) / 2);
+    }
+}
+
+static void test_the_last_sample_shows_what_attention_looks_at(void **state) {
+    (void)state;
+    char run[512];
+    snprintf(run, sizeof run, "%s", scratch_path("looks"));
+    command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=2", "-o",
+                         "ATTENTION=w2", "-o", "N_LAYER=3", "--out", run),
+                     NULL);
+    char *text = file_read(scratch_path("looks/attention.json"), NULL);
+    json_t *map = json_loads(text, 0, NULL), *layers = json_object_get(map, "layers"), *layer;
+    size_t l, time = json_array_size(json_object_get(map, "tokens"));
+    assert_int_equal(json_integer_value(json_object_get(map, "step")), 2);
+    assert_int_equal(time, 4 + 9); /* bytes of "The ", and SAMPLE_TOKENS */
+    assert_int_equal(json_array_size(layers), 2);
+    json_array_foreach(layers, l, layer) {
+        const json_t *heads = json_object_get(layer, "heads");
+        assert_int_equal(json_integer_value(json_object_get(layer, "layer")), l ? 2 : 0);
+        assert_int_equal(json_array_size(heads), 2);
+        for (size_t h = 0; h < 2; h++) {
+            const json_t *sigma = json_array_get(json_object_get(layer, "sigma"), h);
+            expect_spread(json_array_get(heads, h), time);
+            assert_int_equal(json_array_size(sigma), time);
+            for (size_t i = 0; i < time; i++)
+                assert_true(json_real_value(json_array_get(sigma, i)) > 0);
+        }
+    }
+    json_decref(map);
+    free(text);
+}
+
 static void test_tokens_that_are_no_text_have_no_samples(void **state) {
     (void)state;
     command_fails(2,
@@ -76,6 +119,7 @@ static void test_tokens_that_are_no_text_have_no_samples(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_samples_are_kept_and_come_again_after_a_resume),
+        cmocka_unit_test(test_the_last_sample_shows_what_attention_looks_at),
         cmocka_unit_test(test_tokens_that_are_no_text_have_no_samples),
     };
     return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);

@@ -1,0 +1,132 @@
+/* One pass over the tokens in a session that keeps its scores; weights are their softmax, in double. */
+#include "train/attention_map.h"
+
+#include "core/files.h"
+#include "core/json.h"
+#include "model/session.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A row of scores as percent, up to `seen` tokens. */
+static json_t *row_json(const double *scores, int64_t seen) {
+    json_t *row = json_array();
+    double most = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < seen; j++)
+        most = fmax(most, scores[j]);
+    for (int64_t j = 0; j < seen; j++)
+        sum += exp(scores[j] - most);
+    for (int64_t j = 0; j < seen; j++)
+        json_array_append_new(row,
+                              json_integer((json_int_t)lround(100 * exp(scores[j] - most) / sum)));
+    return row;
+}
+
+static json_t *heads_json(const double *scores, int64_t heads, int64_t time, bool causal) {
+    json_t *list = json_array();
+    for (int64_t h = 0; h < heads; h++) {
+        json_t *rows = json_array();
+        for (int64_t i = 0; i < time; i++)
+            json_array_append_new(rows,
+                                  row_json(scores + (h * time + i) * time, causal ? i + 1 : time));
+        json_array_append_new(list, rows);
+    }
+    return list;
+}
+
+/* The mean deviation of each token's query, for each head; NULL where tokens are no Gaussians. */
+static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t heads, int64_t time,
+                              json_t **out) {
+    const weft_config *c = &s->model->config;
+    const weft_layer_scores *l = &s->graph.scores[layer];
+    *out = NULL;
+    if (c->attention != WEFT_ATTENTION_W2 || c->w2_kernel != WEFT_KERNEL_W2 || !l->q)
+        return WEFT_OK;
+    int64_t half = l->dqk / 2, count = time * l->heads * l->dqk;
+    double *q = malloc((size_t)count * sizeof *q);
+    if (!q) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    weft_status status = weft_session_values(s, l->q, count, q);
+    *out = json_array();
+    for (int64_t h = 0; h < heads && status == WEFT_OK; h++) {
+        json_t *row = json_array();
+        for (int64_t i = 0; i < time; i++) {
+            double sum = 0;
+            for (int64_t d = half; d < l->dqk; d++)
+                sum += q[(i * l->heads + h) * l->dqk + d];
+            json_array_append_new(row, weft_json_number(sum / (double)half));
+        }
+        json_array_append_new(*out, row);
+    }
+    free(q);
+    return status;
+}
+
+static weft_status layer_json(const weft_session *s, int64_t layer, int64_t time, json_t *layers) {
+    const weft_config *c = &s->model->config;
+    int64_t heads = c->n_head < WEFT_MAP_HEADS ? c->n_head : WEFT_MAP_HEADS;
+    double *scores = malloc((size_t)(c->n_head * time * time) * sizeof *scores);
+    json_t *sigma = NULL;
+    if (!scores) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    weft_status status = weft_session_scores(s, layer, scores);
+    if (status == WEFT_OK) status = sigma_json(s, layer, heads, time, &sigma);
+    if (status == WEFT_OK) {
+        json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads",
+                                   heads_json(scores, heads, time, c->causal));
+        if (sigma) json_object_set(object, "sigma", sigma);
+        json_array_append_new(layers, object);
+    }
+    json_decref(sigma);
+    free(scores);
+    return status;
+}
+
+static json_t *tokens_json(const weft_tokenizer *t, const int32_t *tokens, int64_t count) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < count; i++) {
+        int32_t bytes = 0;
+        const char *text = weft_tokenizer_token(t, tokens[i], &bytes);
+        char *copy = strndup(text ? text : "", (size_t)bytes);
+        json_array_append_new(list, weft_json_text(copy ? copy : ""));
+        free(copy);
+    }
+    return list;
+}
+
+static weft_status write_file(const char *run, json_t *object) {
+    char path[WEFT_PATH_MAX];
+    weft_new_file file;
+    char *text = json_dumps(object, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(5));
+    if (!text) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    weft_status status = weft_path(path, "%s/attention.json", run);
+    if (status == WEFT_OK) status = weft_new_file_begin(&file, path);
+    if (status == WEFT_OK)
+        status = weft_new_file_end(&file, weft_new_file_put(&file, text, (int64_t)strlen(text)));
+    free(text);
+    return status;
+}
+
+weft_status weft_attention_map_write(const char *run, const weft_model *m,
+                                     const weft_backend *backend, weft_pool *pool,
+                                     const weft_tokenizer *t, const int32_t *tokens, int64_t count,
+                                     int64_t step) {
+    if (count > WEFT_MAP_TOKENS) count = WEFT_MAP_TOKENS;
+    if (count > m->config.gpt2_block_size) count = m->config.gpt2_block_size;
+    if (count < 2) return WEFT_OK;
+    weft_session s;
+    weft_model quiet = *m; /* the same weights, without dropout */
+    quiet.config.gpt2_dropout = 0;
+    weft_build build = {.batch = 1, .time = count, .dtype = m->dtype, .scores = true};
+    WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, false, false, &s));
+    json_t *layers = json_array();
+    weft_status status = weft_session_run(&s, tokens, tokens, NULL);
+    int64_t last = m->config.n_layer - 1;
+    if (status == WEFT_OK) status = layer_json(&s, 0, count, layers);
+    if (status == WEFT_OK && last > 0) status = layer_json(&s, last, count, layers);
+    weft_session_close(&s);
+    json_t *object = json_pack("{s:I, s:o, s:o}", "step", (json_int_t)step, "tokens",
+                               tokens_json(t, tokens, count), "layers", layers);
+    if (status == WEFT_OK) status = write_file(run, object);
+    json_decref(object);
+    return status;
+}
