@@ -27,12 +27,22 @@ static double mib(int64_t bytes) {
     return (double)bytes / (1024.0 * 1024.0);
 }
 
+static int64_t part_parameters(const weft_account *a, const char *name) {
+    for (int i = 0; i < a->n_parts; i++)
+        if (strcmp(a->parts[i].name, name) == 0) return a->parts[i].parameters;
+    return 0;
+}
+
 static void print_table(const weft_account *a) {
     printf("parameters          %14lld\n", (long long)a->parameters);
     for (int i = 0; i < a->n_parts; i++)
         printf("  %-17s %14lld\n", a->parts[i].name, (long long)a->parts[i].parameters);
+    printf("  attention : feed-forward   1 : %.2f\n",
+           (double)part_parameters(a, "feed-forward") / (double)part_parameters(a, "attention"));
     printf("operations per token\n");
     printf("  forward           %14.4g MFLOP\n", a->forward_flops / 1e6);
+    printf("    attention       %14.4g MFLOP\n", a->attention_flops / 1e6);
+    printf("    feed-forward    %14.4g MFLOP\n", a->ffn_flops / 1e6);
     printf("  backward          %14.4g MFLOP\n", a->backward_flops / 1e6);
     printf("  built, both       %14.4g MFLOP\n", a->built_flops / 1e6);
     if (a->first_phase_flops > 0)
@@ -108,9 +118,11 @@ static json_t *to_json(const weft_account *a) {
     for (int i = 0; i < a->n_parts; i++)
         json_object_set_new(parts, a->parts[i].name, json_integer(a->parts[i].parameters));
     return json_pack(
-        "{s:I, s:o, s:f, s:f, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, s:I, s:I, s:I}",
+        "{s:I, s:o, s:f, s:f, s:{s:f, s:f}, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, "
+        "s:I, s:I, s:I}",
         "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
         a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
+        "forward_flops_parts", "attention", a->attention_flops, "feed-forward", a->ffn_flops,
         "backward_flops_per_token", a->backward_flops, "built_flops_per_token", a->built_flops,
         "first_phase_flops_per_token", a->first_phase_flops, "training_bytes",
         (json_int_t)a->training_bytes, "training", "weights", (json_int_t)a->weights_bytes,
@@ -164,8 +176,8 @@ static json_t *steps_json(const weft_config *base, const weft_steps *steps,
     for (int i = 0; i < steps->n; i++) {
         json_t *row = to_json(&accounts[i]);
         const char *name = steps->list[i].name;
-        json_object_set_new(row, "step",
-                            weft_steps_by_name(base) ? json_string(name) : json_integer(atoi(name)));
+        json_object_set_new(
+            row, "step", weft_steps_by_name(base) ? json_string(name) : json_integer(atoi(name)));
         json_array_append_new(rows, row);
     }
     return rows;

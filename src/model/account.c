@@ -45,6 +45,8 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     double flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph));
     a->forward_flops = flops / (double)c->gpt2_block_size;
     a->backward_flops = 2 * a->forward_flops;
+    a->attention_flops = m.attention_flops / (double)c->gpt2_block_size;
+    a->ffn_flops = m.ffn_flops / (double)c->gpt2_block_size;
     weft_model_graph_destroy(&m);
     return WEFT_OK;
 }

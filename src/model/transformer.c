@@ -89,8 +89,19 @@ static bool has_output_bias(const builder *b) {
     return b->attention->biased && b->c->gpt2_bias;
 }
 
+/* Operations of the nodes from `first` on. */
+static double flops_since(const weft_graph *g, int64_t first) {
+    double flops = 0;
+    for (int64_t i = first; i < weft_graph_node_count(g); i++) {
+        const weft_node *n = weft_graph_node(g, i);
+        if (n->op->flops) flops += (double)n->op->flops(n);
+    }
+    return flops;
+}
+
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
+    int64_t first = weft_graph_node_count(b->g);
     b->score = (weft_score){.causal = c->causal};
     b->packed = b->latent = b->lse = NULL;
     b->distance = b->positioned = false;
@@ -111,12 +122,14 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
     if (again) weft_graph_recompute_end(b->g);
+    b->out->attention_flops += flops_since(b->g, first);
     return drop(b, o, "attn");
 }
 
 weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     const weft_ffn_kind *kind = b->ffn_kind;
     char name[64];
+    int64_t first = weft_graph_node_count(b->g);
     b->normed = x;
     b->part = "feed-forward";
     weft_tensor *hidden = kind->build(b, x), *bias = NULL;
@@ -124,7 +137,9 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     weft_tensor *w = matrix(b, name, init_residual(b), b->width, b->ffn);
     snprintf(name, sizeof name, "%s.bias", kind->out);
     if (kind->biased && b->c->gpt2_bias) bias = builder_vector(b, name, init_constant(0), b->width);
-    return drop(b, build_reciprocal(b, hidden, w, bias), "ffn");
+    weft_tensor *y = build_reciprocal(b, hidden, w, bias);
+    b->out->ffn_flops += flops_since(b->g, first);
+    return drop(b, y, "ffn");
 }
 
 void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {

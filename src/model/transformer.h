@@ -83,6 +83,7 @@ typedef struct {
     weft_tensor *logits;                  /* [B, T, V] if asked for */
     weft_layer_scores *scores;            /* [layers] if asked for */
     weft_tensor **moments;                /* [layers] of [E, E] if asked for */
+    double attention_flops, ffn_flops;    /* forward, of all layers, as they were built */
     weft_parameter *parameters;           /* in the order they are made */
     int64_t n_parameters, cap_parameters;
 } weft_model_graph;

@@ -72,6 +72,18 @@ static void test_recomputed_layers_keep_their_input(void **state) {
     assert_true(b.built_flops > a.built_flops && b.built_flops < 1.34 * a.built_flops);
 }
 
+/* GPT-2 124M by hand, E = 768, T = 1024, twelve layers: four products of E x E and a causal score and mix
+ * over (T + 1) / 2 keys; two products of E x 4E. */
+static void test_operations_by_part(void **state) {
+    (void)state;
+    const char *none[] = {NULL}, *wide[] = {"N_FFN=6144", NULL};
+    weft_account a = account_of(none, -1), b = account_of(wide, -1);
+    assert_true(a.attention_flops == 12.0 * (8 * 768 * 768 + 2 * 1025 * 768));
+    assert_true(a.ffn_flops == 12.0 * 4 * 768 * 3072);
+    assert_true(a.forward_flops - a.attention_flops - a.ffn_flops >= 2.0 * 768 * 50304);
+    assert_true(b.ffn_flops == 2 * a.ffn_flops && b.attention_flops == a.attention_flops);
+}
+
 /* The contrastive loss over several micro-batches takes a forward pass more, without the head. */
 static void test_first_phase_is_counted(void **state) {
     (void)state;
@@ -155,6 +167,7 @@ int main(void) {
         cmocka_unit_test(test_steps_4_and_5_are_2_and_3),
         cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
         cmocka_unit_test(test_recomputed_layers_keep_their_input),
+        cmocka_unit_test(test_operations_by_part),
         cmocka_unit_test(test_first_phase_is_counted),
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
