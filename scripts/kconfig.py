@@ -5,8 +5,8 @@
     kconfig.py savedefconfig FILE      writes what .config has other than the defaults
     kconfig.py check FILE...           reads them, writes nothing
 
-kconfiglib passes over what it does not understand: a key it does not know, a number without quotes
-where a text is meant, a number out of range. Here each is an error of one line, and nothing is
+kconfiglib passes over what it does not understand: a key it does not know, a text without quotes, a
+number out of range. Here each is an error of one line, and nothing is
 written: every line of the file is held against what came back, and no warning is let by.
 Words and numbers with a point are texts to Kconfig. What they may be is in the option's help, where
 the program's table wrote it, and is held too.
@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import termios
 
 try:
@@ -25,10 +26,12 @@ try:
 except ImportError:
     sys.exit(f"kconfig: {sys.executable} has no kconfiglib; scripts/setup study installs it")
 
+DEMO = "defconfigs/demo"
 ASSIGNED = re.compile(r"CONFIG_([^=\s]+)=(.*)")
 UNSET = re.compile(r"# CONFIG_(\S+) is not set")
 TEXT = re.compile(r'"((?:[^\\"]|\\.)*)"')
 WORDS = re.compile(r"^One of: (.*)\.$", re.MULTILINE)
+FOREIGN = re.compile(r'^FOREIGN\((\w+), "((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
 NUMBER = re.compile(r"^A number from (\S+) to (\S+)\.$", re.MULTILINE)
 
 
@@ -50,22 +53,41 @@ def open_table():
     return table
 
 
+def foreign_keys():
+    """Keys of other trainers, and what to use instead: the program's own list."""
+    try:
+        with open("src/config/foreign.def", encoding="utf-8") as file:
+            return {key: text.replace('\\"', '"') for key, text in FOREIGN.findall(file.read())}
+    except OSError:
+        return {}
+
+
 def known_symbol(table, name, where):
     symbol = table.syms.get(name)
     if symbol is not None and symbol.nodes:
         return symbol
+    instead = foreign_keys().get(name.upper())
+    if instead:
+        fail(f"{where}: CONFIG_{name} is not an option of weft; {instead}")
     names = [s.name for s in table.unique_defined_syms]
     near = difflib.get_close_matches(name.upper(), names, 1, 0)
     fail(f"{where}: CONFIG_{name} is not an option; did you mean CONFIG_{near[0]}?")
 
 
+def is_number(symbol):
+    """Numbers with a point are texts to Kconfig alone."""
+    return bool(NUMBER.search(symbol.nodes[0].help or ""))
+
+
 def written_value(symbol, text, where):
-    """What a line's text stands for; a text needs its quotes."""
+    """What a line's text stands for; a text needs its quotes, a number does not."""
     if symbol.orig_type != kconfiglib.STRING:
         return text
     match = TEXT.fullmatch(text)
     if not match and text.startswith('"'):
         fail(f"{where}: CONFIG_{symbol.name}={text}: a quote is missing, or one inside needs a \\")
+    if not match and is_number(symbol):
+        return text
     if not match:
         fail(f'{where}: CONFIG_{symbol.name}={text} needs quotes: CONFIG_{symbol.name}="{text}"')
     return kconfiglib.unescape(match.group(1))
@@ -122,11 +144,26 @@ def explain(symbol, value, where):
          f"{symbol.str_value or 'nothing'}")
 
 
+def load_quoted(table, path, replace=True):
+    """As kconfiglib wants it: numbers with a point between quotes."""
+    with open(path, encoding="utf-8") as file:
+        lines = file.read().split("\n")
+    for place, line in enumerate(lines):
+        match = ASSIGNED.fullmatch(line.rstrip())
+        symbol = table.syms.get(match.group(1)) if match else None
+        if symbol is not None and symbol.nodes and is_number(symbol) and not match.group(2).startswith('"'):
+            lines[place] = f'CONFIG_{match.group(1)}="{match.group(2)}"'
+    with tempfile.NamedTemporaryFile("w", suffix=".config", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+        file.flush()
+        table.load_config(file.name, replace)
+
+
 def load(path):
     """The table with the file's values, each of which is as the file has it."""
     table = open_table()
     lines = list(read_lines(table, path))
-    table.load_config(path)
+    load_quoted(table, path)
     for number, symbol, value in lines:
         where = f"{path}:{number}"
         if symbol.str_value != value:
@@ -206,6 +243,61 @@ def end_with_terminal(menu):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def problem_of(symbol, value):
+    """What is wrong with a value that a person typed; None: nothing."""
+    text = symbol.nodes[0].help or ""
+    bounds = NUMBER.search(text)
+    if not bounds:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return f"'{value}' must be a number"
+    low, high = bounds.groups()
+    return None if float(low) <= number <= float(high) else f"{value} is outside {low} to {high}"
+
+
+def pick_words(menu):
+    """An option of a few words is picked from a list by its number, and a number is looked at before it
+    is taken: what cannot be read back cannot be saved."""
+    change, valid = menu._change_node, menu._check_valid
+
+    def change_or_pick(node):
+        words = WORDS.search(getattr(node, "help", None) or "")
+        if not words or not menu._changeable(node):
+            return change(node)
+        names, keys = words.group(1).split(), "123456789abcdefgh"
+        lines = [f"{key}  {name}{'  (now)' if name == node.item.str_value else ''}" for key, name in zip(keys, names)]
+        key = menu._key_dialog(node.prompt[0][:60], "\n".join(lines + ["", "Press a number; ESC leaves it."]),
+                               keys[:len(names)])
+        if key is not None:
+            menu._set_val(node.item, names[keys.index(key)])
+        return True
+
+    def valid_or_error(symbol, value):
+        problem = problem_of(symbol, value)
+        if problem:
+            menu._error(problem)
+            return False
+        return valid(symbol, value)
+
+    menu._change_node, menu._check_valid = change_or_pick, valid_or_error
+
+
+def begin_with(menu, table):
+    """What .config says, or where there is none the demo's study; bare numbers are taken as the program
+    takes them."""
+    there = os.path.exists(".config")
+    start = ".config" if there else DEMO
+
+    def load_start():
+        if os.path.exists(start):
+            load_quoted(table, start)
+        return True if not there else menu._needs_save()
+
+    menu._load_config = load_start
+
+
 def edit_config():
     import menuconfig
 
@@ -214,7 +306,10 @@ def edit_config():
     if os.path.exists(".config"):
         load(".config")
     end_with_terminal(menuconfig)
-    menuconfig.menuconfig(open_table())
+    pick_words(menuconfig)
+    table = open_table()
+    begin_with(menuconfig, table)
+    menuconfig.menuconfig(table)
     if os.path.exists(".config"):
         load(".config")
 

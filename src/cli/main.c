@@ -26,7 +26,7 @@
 
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
-    X(help, "[COMMAND|config]", "explain a command, or print this list")                           \
+    X(help, "[COMMAND|config [WORD]]", "explain a command, or print this list")                    \
     X(plan, "--config FILE [--step N] [--json]", "what a config costs, before anything runs")      \
     X(init, "--config FILE --out DIR [--seed S]", "write a fresh checkpoint")                      \
     X(train, "--config FILE|--text FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",  \
@@ -100,21 +100,27 @@ static void print_commands(FILE *to) {
 }
 
 const char weft_help_help[] =
-    "Without COMMAND, lists the commands. 'weft help config' lists every option of a config;\n"
-    "'weft help config --kconfig' prints them as a Kconfig file.\n";
+    "Without COMMAND, lists the commands. 'weft help config' lists every option of a config, "
+    "'weft\n"
+    "help config WORD' those whose name or explanation holds a word; 'weft help config --kconfig'\n"
+    "prints them as a Kconfig file.\n";
 
 /* `weft help config`: a page that is no command's. */
 static int help_config(int argc, char **argv) {
-    bool kconfig = argc == 3 && strcmp(argv[2], "--kconfig") == 0;
-    if (argc > 2 && !kconfig) {
-        fprintf(stderr, "weft help config: takes --kconfig alone, not '%s'\n", argv[2]);
+    const char *word = argc > 2 ? argv[2] : NULL;
+    if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
+        fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
+                argv[argc - 1]);
         return EXIT_USAGE;
     }
-    if (kconfig)
+    if (word && strcmp(word, "--kconfig") == 0) {
         weft_config_write_kconfig(stdout);
-    else
-        weft_config_write_help(stdout);
-    return EXIT_DONE;
+        return EXIT_DONE;
+    }
+    if (weft_config_write_help(stdout, word)) return EXIT_DONE;
+    fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
+            word);
+    return EXIT_USAGE;
 }
 
 static int help_command(const command *c) {

@@ -114,9 +114,10 @@ void weft_config_write(const weft_config *c, FILE *out);
 /* The same as a file; beside, then renamed. */
 weft_status weft_config_save(const weft_config *c, const char *path);
 
-/* The Kconfig file, and the text of `weft help config`. */
+/* The Kconfig file, and the text of `weft help config`: of the options whose key or help holds `word`
+ * (NULL: all); false: there are none. */
 void weft_config_write_kconfig(FILE *out);
-void weft_config_write_help(FILE *out);
+bool weft_config_write_help(FILE *out, const char *word);
 
 /* Derived sizes. */
 int64_t weft_config_head_dim(const weft_config *c);    /* D = E / H */

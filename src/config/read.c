@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* A key, its longest value and the quotes around it. */
 enum { LINE_MOST = WEFT_TEXT_MAX + 256 };
@@ -121,11 +122,25 @@ void weft_config_reset(weft_config *c, weft_option_owner owner) {
         if (options[i].owner == owner) set_value(c, &options[i], options[i].fallback, "default");
 }
 
+/* A key of other trainers is told by what it means there, a slip of the finger by its letters. */
+static weft_status refuse_key(const char *key, const char *where) {
+    static const struct {
+        const char *key, *instead;
+    } foreign[] = {
+#define FOREIGN(key, instead) {#key, instead},
+#include "config/foreign.def"
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
+        if (strcasecmp(foreign[i].key, key) == 0)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option of weft; %s", where, key,
+                             foreign[i].instead);
+    return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option; did you mean CONFIG_%s?", where,
+                     key, nearest_key(key));
+}
+
 weft_status weft_config_set(weft_config *c, const char *key, const char *value, const char *where) {
     const weft_option *o = weft_option_find(key);
-    if (!o)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option; did you mean CONFIG_%s?",
-                         where, without_prefix(key), nearest_key(without_prefix(key)));
+    if (!o) return refuse_key(without_prefix(key), where);
     char text[WEFT_TEXT_MAX + 2];
     size_t length = strlen(value);
     if (length >= 2 && value[0] == '"' && value[length - 1] == '"') {

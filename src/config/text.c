@@ -10,8 +10,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
-enum { TEXT_WIDTH = 76 };
+enum { TEXT_WIDTH = 76, PROMPT_WIDTH = 100, PHRASE = 20 };
 
 /* Prints text folded at words, each line after `indent`. */
 static void write_folded(FILE *out, const char *indent, const char *text) {
@@ -39,20 +40,39 @@ static void write_quoted(FILE *out, const char *text) {
     fputs("\"\n", out);
 }
 
-static void write_kconfig_type(FILE *out, const weft_option *o) {
-    switch (o->type) {
-    case WEFT_OPT_BOOL:
-        fprintf(out, "\tbool \"%s\"\n\tdefault %s\n", o->key, o->fallback);
-        break;
-    case WEFT_OPT_INT:
-        fprintf(out, "\tint \"%s\"\n\tdefault %s\n\trange %.0f %.0f\n", o->key, o->fallback, o->min,
-                o->max);
-        break;
-    default:
-        fprintf(out, "\tstring \"%s\"\n\tdefault ", o->key);
-        write_quoted(out, o->fallback);
-        break;
+/* What a menu shows: the first sentence of the help, or as much of it as a line takes. */
+static void write_prompt(FILE *out, const weft_option *o) {
+    const char *text = o->help, *end = text;
+    while (*end && !(*end == '.' && (end[1] == ' ' || !end[1])) && *end != ';' &&
+           !(*end == ':' && end - text >= PHRASE))
+        end++;
+    if (end - text > PROMPT_WIDTH) {
+        const char *cut = text + PROMPT_WIDTH;
+        while (cut > text && *cut != ' ' && *cut != ',' && *cut != ':')
+            cut--;
+        end = cut > text ? cut : end;
     }
+    while (end > text && (end[-1] == ',' || end[-1] == ':' || end[-1] == ' '))
+        end--;
+    fputc('"', out);
+    for (; text < end; text++) {
+        if (*text == '"' || *text == '\\') fputc('\\', out);
+        fputc(*text, out);
+    }
+    fputs("\"\n", out);
+}
+
+static void write_kconfig_type(FILE *out, const weft_option *o) {
+    static const char *const types[] = {[WEFT_OPT_BOOL] = "bool", [WEFT_OPT_INT] = "int"};
+    bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
+    fprintf(out, "\t%s ", plain ? types[o->type] : "string");
+    write_prompt(out, o);
+    fprintf(out, "\tdefault ");
+    if (plain)
+        fprintf(out, "%s\n", o->fallback);
+    else
+        write_quoted(out, o->fallback);
+    if (o->type == WEFT_OPT_INT) fprintf(out, "\trange %.0f %.0f\n", o->min, o->max);
 }
 
 static void write_range(FILE *out, const char *indent, const weft_option *o) {
@@ -86,12 +106,19 @@ void weft_config_write_kconfig(FILE *out) {
     if (*group) fprintf(out, "\nendmenu\n");
 }
 
-void weft_config_write_help(FILE *out) {
+/* Whether a word, in either case, is in an option's key or its help. */
+static bool is_about(const weft_option *o, const char *word) {
+    return !word || strcasestr(o->key, word) || strcasestr(o->help, word) ||
+           (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
+}
+
+bool weft_config_write_help(FILE *out, const char *word) {
     int count;
     const weft_option *options = weft_options(&count);
     const char *group = "";
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
+        if (!is_about(o, word)) continue;
         if (strcmp(group, o->group) != 0) {
             fprintf(out, "%s%s\n", *group ? "\n" : "", o->group);
             group = o->group;
@@ -101,6 +128,7 @@ void weft_config_write_help(FILE *out) {
         if (o->type == WEFT_OPT_INT) fprintf(out, "      From %.0f to %.0f.\n", o->min, o->max);
         write_range(out, "      ", o);
     }
+    return *group;
 }
 
 void weft_config_write(const weft_config *c, FILE *out) {

@@ -19,8 +19,8 @@ PATIENCE_S = 60
 # What must be on the screen, then what is typed.
 SCRIPT = [
     (b"Model", b"\n"),
-    (b"ATTENTION", b"\n"),
-    (b"dot", b"\x7f\x7f\x7fw2\n"),
+    (b"What scores a pair of tokens", b"\n"),
+    (b"2  w2", b"2"),
     (b"w2", b"q"),
     (b"(Y)es", b"y"),
 ]

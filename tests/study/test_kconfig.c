@@ -114,14 +114,77 @@ static void test_defconfig_writes_what_it_says(void **state) {
     assert_string_equal(c.dataset, "a \"b\" \\ c");
 }
 
+/* As the program reads them, and as the RA-MLA write-up has them. */
+static void test_bare_numbers_are_taken(void **state) {
+    (void)state;
+    without_kconfiglib_skip();
+    write_tree("defconfigs/test", "CONFIG_LEARNING_RATE=2e-3\nCONFIG_RA_MLA_RA_ALPHA=0.5\n");
+    expect_done(shell("make -s SETUP=no defconfig-test && make -s SETUP=no savedefconfig"));
+    char *text = tree_file("defconfig");
+    expect_words(text, SAYS("CONFIG_LEARNING_RATE=\"2e-3\"", "CONFIG_RA_MLA_RA_ALPHA=\"0.5\""));
+    free(text);
+    write_tree(".config", "CONFIG_LEARNING_RATE=3e-3\n");
+    expect_done(shell("make -s SETUP=no savedefconfig"));
+    text = tree_file("defconfig");
+    assert_string_equal(text, "CONFIG_LEARNING_RATE=\"3e-3\"\n");
+    free(text);
+}
+
+/* By what they mean: by letters, GPT2_DATASET would be GPT2_DROPOUT or the like. The program and make
+ * say the same. */
+static void test_keys_of_other_trainers_are_told_what_to_use(void **state) {
+    (void)state;
+    static const struct {
+        const char *key, *instead;
+    } keys[] = {{"ENABLE_RA_MLA", "CONFIG_ATTENTION=\"mla\""},
+                {"GPT2_DATASET", "CONFIG_DATASET"},
+                {"MIXED_PRECISION", "CONFIG_DTYPE=\"bf16\""},
+                {"GPT2_USE_DDP", "mpirun"},
+                {"GPT2_COMPILE", "leave it out"}};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        char line[128];
+        weft_config c;
+        weft_config_defaults(&c);
+        assert_int_equal(weft_config_set(&c, keys[i].key, "y", "here"), WEFT_EINPUT);
+        expect_words(weft_error_message(), SAYS("here: ", keys[i].key, keys[i].instead));
+        snprintf(line, sizeof line, "CONFIG_%s=y\n", keys[i].key);
+        if (shell("scripts/python-with kconfiglib") == 0)
+            refuse(line, SAYS("defconfigs/test:1:", keys[i].key, keys[i].instead));
+    }
+}
+
+/* Every key that is named instead is an option, and none that is foreign is one. */
+static void test_what_is_named_instead_is_there(void **state) {
+    (void)state;
+    size_t n;
+    char *text = file_read("src/config/foreign.def", &n);
+    int found = 0;
+    for (char *at = text; (at = strstr(at, "CONFIG_")); found++) {
+        char key[64];
+        at += 7;
+        snprintf(key, sizeof key, "%.*s", (int)strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"),
+                 at);
+        if (!weft_option_find(key)) fail_msg("there is no CONFIG_%s", key);
+    }
+    assert_true(found > 20);
+    for (char *at = text; (at = strstr(at, "\nFOREIGN("));) {
+        char key[64];
+        at += 9;
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(at, ","), at);
+        if (weft_option_find(key)) fail_msg("CONFIG_%s is an option", key);
+    }
+    free(text);
+}
+
 static void test_what_kconfiglib_drops_is_an_error(void **state) {
     (void)state;
     without_kconfiglib_skip();
     refuse("\nCONFIG_N_LAYERS=3\n",
            SAYS("defconfigs/test:2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?"));
     refuse("# CONFIG_GPT2_BIA is not set\n", SAYS("defconfigs/test:1:", "CONFIG_GPT2_BIAS?"));
-    refuse("CONFIG_LEARNING_RATE=0.1\n",
-           SAYS("defconfigs/test:1:", "CONFIG_LEARNING_RATE=\"0.1\"", "quotes"));
+    refuse("CONFIG_ATTENTION=w2\n",
+           SAYS("defconfigs/test:1:", "CONFIG_ATTENTION=\"w2\"", "quotes"));
+    refuse("CONFIG_GPT2_DROPOUT=7\n", SAYS("defconfigs/test:1:", "DROPOUT=7", "0 to 0.99"));
     refuse("CONFIG_N_LAYER=2000\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER=2000", "1 to 1024"));
     refuse("CONFIG_N_LAYER=-1\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER=-1", "1 to 1024"));
     refuse("CONFIG_N_LAYER=two\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER", "whole number"));
@@ -308,6 +371,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kconfig_in_the_tree_is_the_programs),
         cmocka_unit_test(test_defconfig_writes_what_it_says),
+        cmocka_unit_test(test_bare_numbers_are_taken),
+        cmocka_unit_test(test_keys_of_other_trainers_are_told_what_to_use),
+        cmocka_unit_test(test_what_is_named_instead_is_there),
         cmocka_unit_test(test_what_kconfiglib_drops_is_an_error),
         cmocka_unit_test(test_a_key_that_does_not_come_back_is_an_error),
         cmocka_unit_test(test_an_unknown_defconfig_says_where_the_list_is),
