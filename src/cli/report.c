@@ -8,7 +8,8 @@
 #include <sys/stat.h>
 
 const char weft_help_report[] =
-    "  RUNS...            studies' folders or their runs.db; several make one report\n"
+    "  RUNS...            studies' folders or their runs.db, or folders with runs of weft train;\n"
+    "                     several make one report\n"
     "  --out DIR          where report.html and report.md go; without it, into the one study's\n"
     "                     folder\n"
     "  --force            write over a report.html or report.md that is not weft's\n"

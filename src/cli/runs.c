@@ -11,7 +11,10 @@
 #include <unistd.h>
 
 const char weft_help_runs[] =
-    "  DIR|DB...          studies' folders or their runs.db\n"
+    "  DIR|DB...          studies' folders or their runs.db, or folders with runs of weft train, "
+    "at\n"
+    "                     any depth: runs that differ by seed and learning rate alone are one "
+    "step\n"
     "  --compare A B      two steps of one study: how their configs differ, their scores seed\n"
     "                     by seed, the mean difference\n"
     "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes\n"
@@ -167,7 +170,7 @@ static int check(const weft_args *args, const runs_args *own) {
     if (own->merge && own->n < 2) return refuse("merge takes two studies or more");
     if (!own->merge && own->out) return refuse("--out goes with merge");
     if (own->steps && !own->fit) return refuse("--steps goes with --fit");
-    if (own->n == 0) return refuse("name a study's folder or its runs.db");
+    if (own->n == 0) return refuse("name a folder with runs, a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
     if (args->config || args->n_settings || args->step)
         return refuse("takes no config; 'weft help runs' tells more");

@@ -4,6 +4,7 @@
 #include "core/files.h"
 #include "core/json.h"
 #include "core/text.h"
+#include "study/gather.h"
 #include "study/listing_database.h"
 #include "study/study.h"
 
@@ -11,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 weft_status weft_listing_open(const char *path, weft_database **out) {
     struct stat is;
@@ -18,7 +20,11 @@ weft_status weft_listing_open(const char *path, weft_database **out) {
     *out = NULL;
     if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
     WEFT_TRY(weft_path(inside, "%s/runs.db", path));
-    return weft_database_open(inside, false, out);
+    if (access(inside, F_OK) == 0) return weft_database_open(inside, false, out);
+    WEFT_TRY(weft_gather(path, inside));
+    weft_status status = weft_database_open(inside, false, out);
+    unlink(inside); /* what is open stays until it is closed */
+    return status;
 }
 
 weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,

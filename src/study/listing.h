@@ -8,7 +8,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* `path` is a database or a study's folder everywhere. */
+/* `path` is a database, a study's folder, or a folder with runs that no study made (gather.h)
+ * everywhere. */
 
 /* Its runs as a table for people, a line each. */
 weft_status weft_listing_table(const char *path, FILE *out);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { PATH_ROOM = 4096, SHOWN = 600 /* bytes of a text */ };
 
@@ -26,8 +27,15 @@ void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
 /* The last whole line of a run's samples; NULL: there is none. */
 static json_t *last_sample(const char *folder, const weft_report_run *run) {
     char path[PATH_ROOM];
-    if (snprintf(path, sizeof path, "%s/%s/samples.jsonl", folder, run->folder) >= PATH_ROOM)
-        return NULL;
+    /* Runs that no study made are not in runs/ (gather.h). */
+    const char *names[] = {run->folder, strchr(run->folder, '/')};
+    bool there = false;
+    for (int i = 0; i < 2 && !there && names[i]; i++) {
+        const char *name = names[i] + i;
+        if (snprintf(path, sizeof path, "%s/%s/samples.jsonl", folder, name) >= PATH_ROOM)
+            return NULL;
+        there = access(path, F_OK) == 0;
+    }
     FILE *file;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return NULL;
     char *line = NULL;

@@ -1,0 +1,140 @@
+/* Runs that `weft train` made, without a study: listed, compared, exported and reported as a study's
+ * are. */
+#include "support/command.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char runs[512];
+
+static void train(const char *attention, const char *seed) {
+    char out[640], option[64];
+    snprintf(out, sizeof out, "%s/%s-seed%s", runs, attention, seed);
+    snprintf(option, sizeof option, "ATTENTION=%s", attention);
+    command_succeeds(RUN("train", "--config", scratch_path("config"), "--out", out, "--seed", seed,
+                         "-o", option, "--threads", "1", "--peak-flops", "0"),
+                     NULL);
+}
+
+static int make_runs(void **state) {
+    (void)state;
+    static const char config[] =
+        "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\n"
+        "CONFIG_GPT2_BLOCK_SIZE=16\nCONFIG_BATCH_SIZE=2\nCONFIG_GPT2_MAX_ITERS=6\n"
+        "CONFIG_GPT2_EVAL_INTERVAL=3\nCONFIG_GPT2_EVAL_SAMPLES=1\nCONFIG_SAVE_CHECKPOINT=n\n"
+        "CONFIG_GPT2_LOG_INTERVAL=1\nCONFIG_DEVICE=\"cpu\"\n";
+    scratch_open();
+    file_write(scratch_path("config"), config, sizeof config - 1);
+    snprintf(runs, sizeof runs, "%s", scratch_path("runs"));
+    train("dot", "1");
+    train("dot", "2");
+    train("w2", "1");
+    train("w2", "2");
+    return 0;
+}
+
+static int remove_runs(void **state) {
+    (void)state;
+    scratch_close();
+    return 0;
+}
+
+static json_t *result_of(const char *run) {
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s/result.json", runs, run);
+    json_t *result = json_load_file(path, 0, NULL);
+    assert_non_null(result);
+    return result;
+}
+
+/* Two steps of two seeds, with the losses that training said at its end. */
+static void test_runs_are_listed(void **state) {
+    (void)state;
+    static const char *const names[] = {"dot-seed1", "dot-seed2", "w2-seed1", "w2-seed2"};
+    json_t *all = command_json(RUN("runs", runs, "--json"));
+    const json_t *one = json_array_get(json_object_get(all, "studies"), 0);
+    const json_t *steps = json_object_get(one, "steps"), *list = json_object_get(one, "runs");
+    assert_int_equal(json_array_size(steps), 2);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 1), "name")), "w2");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 1), "overrides")),
+                        "ATTENTION=w2");
+    assert_int_equal(json_array_size(list), 4);
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *run = json_array_get(list, i);
+        json_t *result = result_of(names[i]);
+        assert_true(json_number_value(json_object_get(run, "val_loss")) ==
+                    json_number_value(json_object_get(result, "val_loss")));
+        assert_int_equal(json_integer_value(json_object_get(run, "seed")), 1 + (int)i % 2);
+        assert_string_equal(json_string_value(json_object_get(run, "status")), "done");
+        json_decref(result);
+    }
+    json_decref(all);
+}
+
+static void test_runs_are_compared_seed_by_seed(void **state) {
+    (void)state;
+    json_t *a = result_of("dot-seed2"), *b = result_of("w2-seed2");
+    double difference = json_number_value(json_object_get(b, "val_loss")) -
+                        json_number_value(json_object_get(a, "val_loss"));
+    char number[64], *out;
+    snprintf(number, sizeof number, "%+.6g", difference);
+    command_succeeds(RUN("runs", runs, "--compare", "dot", "w2"), &out);
+    if (!strstr(out, number)) fail_msg("no %s in %s", number, out);
+    free(out);
+    json_decref(a);
+    json_decref(b);
+}
+
+static void test_runs_are_reported_and_exported(void **state) {
+    (void)state;
+    size_t n;
+    command_succeeds(RUN("report", runs, "--out", scratch_path(".")), NULL);
+    char *page = file_read(scratch_path("report.md"), &n);
+    assert_non_null(strstr(page, "w2"));
+    free(page);
+    command_succeeds(RUN("runs", runs, "--metrics-csv", scratch_path("lines.csv")), NULL);
+    char *lines = file_read(scratch_path("lines.csv"), &n);
+    int count = 0;
+    for (const char *at = lines; (at = strchr(at, '\n')); at++)
+        count++;
+    assert_int_equal(count, 1 + 4 * 6);
+    free(lines);
+    command_fails(2, RUN("runs", "docs"), SAYS("docs", "runs.db", "metrics.jsonl"));
+}
+
+/* By the package, where there is one. */
+static void test_runs_are_handed_to_wandb(void **state) {
+    (void)state;
+    char line[1400];
+    const char *python = getenv("PYTHON");
+    if (!python || !*python) python = "python3";
+    snprintf(line, sizeof line, "'%s' -c 'import wandb' >/dev/null 2>&1", python);
+    if (system(line) != 0) {
+        printf("%s has no wandb\n", python);
+        skip();
+    }
+    snprintf(line, sizeof line,
+             "'%s' scripts/export --wandb --dir '%s' '%s' >/dev/null 2>&1 && ls "
+             "'%s'/wandb/offline-run-*/*.wandb "
+             ">/dev/null",
+             python, scratch_path("."), runs, scratch_path("."));
+    assert_int_equal(system(line), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runs_are_listed),
+        cmocka_unit_test(test_runs_are_compared_seed_by_seed),
+        cmocka_unit_test(test_runs_are_reported_and_exported),
+        cmocka_unit_test(test_runs_are_handed_to_wandb),
+    };
+    return cmocka_run_group_tests(tests, make_runs, remove_runs);
+}
