@@ -103,6 +103,25 @@ static void test_a_client_that_goes_away_frees_its_pages(void **state) {
     server_stop(&s);
 }
 
+/* Nothing is sent to a request that waits, so only somebody who looks can tell that its client is gone. */
+static void test_a_client_that_goes_while_it_waits_leaves_the_queue(void **state) {
+    (void)state;
+    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
+                                "--cache-mib", "200", "--sequences", "1"));
+    int first = start_long(s.port, false);
+    wait_metric(s.port, "weft_sequences_running", 1);
+    int second = start_long(s.port, false), third = start_long(s.port, true);
+    wait_metric(s.port, "weft_sequences_waiting", 2);
+    close(second);
+    wait_metric(s.port, "weft_sequences_waiting", 1);
+    close(third);
+    wait_metric(s.port, "weft_sequences_waiting", 0);
+    assert_true(http_metric(s.port, "weft_sequences_running") == 1);
+    close(first);
+    wait_metric(s.port, "weft_sequences_running", 0);
+    server_stop(&s);
+}
+
 static void test_a_full_queue_says_when_to_come_again(void **state) {
     (void)state;
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
@@ -258,6 +277,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slow_clients_are_ended),
         cmocka_unit_test(test_a_client_that_goes_away_frees_its_pages),
+        cmocka_unit_test(test_a_client_that_goes_while_it_waits_leaves_the_queue),
         cmocka_unit_test(test_a_full_queue_says_when_to_come_again),
         cmocka_unit_test(test_a_request_may_not_take_too_long),
         cmocka_unit_test(test_max_tokens_and_context_are_limits),
