@@ -240,14 +240,19 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
 
 static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t batch) {
     if (!b->peer) return 0;
+    bool narrow = c->weight_dtype == WEFT_WEIGHT_BF16 || weft_config_dtype(c) == WEFT_BF16;
     json_t *reply = bench_peer_ask(
-        b->peer,
-        json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "do", "decode", "attention",
-                  weft_config_word(c, WEFT_OPTION(attention)), "layers", (json_int_t)c->n_layer,
-                  "heads", (json_int_t)c->n_head, "width", (json_int_t)c->n_embd, "latent",
-                  (json_int_t)c->ra_mla_latent_dim, "vocab", (json_int_t)c->vocab_size, "context",
-                  (json_int_t)context, "batch", (json_int_t)batch, "dtype",
-                  c->weight_dtype == WEFT_WEIGHT_BF16 ? "bf16" : "f32"));
+        b->peer, json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}", "do",
+                           "decode", "attention", weft_config_word(c, WEFT_OPTION(attention)),
+                           "layers", (json_int_t)c->n_layer, "heads", (json_int_t)c->n_head,
+                           "width", (json_int_t)c->n_embd, "latent",
+                           (json_int_t)c->ra_mla_latent_dim, "vocab", (json_int_t)c->vocab_size,
+                           "context", (json_int_t)context, "batch", (json_int_t)batch, "dtype",
+                           narrow ? "bf16" : "f32", "device", b->opt->cuda ? "cuda" : "cpu"));
+    if (!reply)
+        fprintf(stderr, "%s, context %lld, batch %lld: %s\n",
+                weft_config_word(c, WEFT_OPTION(attention)), (long long)context, (long long)batch,
+                bench_peer_error(b->peer));
     double seconds = json_number_value(json_object_get(reply, "seconds"));
     json_decref(reply);
     return seconds;
@@ -412,8 +417,9 @@ static weft_status measure_all(bench *b) {
 }
 
 static weft_status write_json(const bench *b) {
-    json_t *all = json_pack("{s:s, s:s, s:i, s:o, s:O}", "version", weft_version(), "isa",
-                            weft_cpu_isa(), "threads", weft_pool_size(b->pool), "peer",
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:o, s:O}", "version", weft_version(), "device",
+                            b->opt->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(),
+                            "threads", weft_pool_size(b->pool), "peer",
                             b->peer ? json_string(b->peer_name) : json_null(), "rows", b->rows);
     bool failed = !all || json_dumpf(all, b->opt->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||
                   fputc('\n', b->opt->json) == EOF;
