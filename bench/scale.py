@@ -4,6 +4,7 @@
     make bench-scale                      both tables
     python3 bench/scale.py measure [P...] processes on this machine, started by mpirun (default: 1 2 4)
     python3 bench/scale.py gpu            ranks on one GPU, with and without overlap
+    python3 bench/scale.py against WEFT   one process of another build's program and of this one, by turns
     python3 bench/scale.py model          what 8, 64 and 1,024 GPUs would give, by the formula below
 
 Measured, in seconds of a step, for each number of processes P, with one thread each unless THREADS says
@@ -18,7 +19,7 @@ otherwise, and a step of MICRO_BATCHES (16):
 
 `comm` is the part of a step that is not there alone. `MiB` is the largest resident memory of a rank with
 SHARD=none, optimizer and gradients. weft itself times each step, without evaluation and saving
-(tokens_per_s in metrics.jsonl). A figure is the median over the steps of a run but its first two; strong,
+(tokens_per_s in metrics.jsonl). A figure is the median over the steps of a run but its first three; strong,
 late, plain and alone are run by turns, and theirs is the median over the turns. The last line is one rank
 with MPI against a process without it, by turns too.
 
@@ -46,11 +47,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 WEFT = os.environ.get("WEFT", "build/weft")
 THREADS = os.environ.get("THREADS", "1")
 QUICK = bool(os.environ.get("QUICK"))
-STEPS, WARM = (5, 2) if QUICK else (10, 2)
+STEPS, WARM = (6, 3) if QUICK else (11, 3)
 TURNS = 1 if QUICK else 3
 MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", "16"))  # of a step of strong scaling
 
@@ -86,9 +88,9 @@ CONFIG_SAVE_CHECKPOINT=n
 class Folder:
     """A temporary folder with a config, and runs in it."""
 
-    def __init__(self, config, device="cpu", steps=STEPS, warm=WARM):
+    def __init__(self, config, device="cpu", threads=THREADS):
         self.memory = tempfile.TemporaryDirectory()
-        self.device, self.steps, self.warm, self.runs = device, steps, warm, 0
+        self.device, self.threads, self.runs = device, threads, 0
         with open(os.path.join(self.memory.name, "config"), "w", encoding="utf-8") as file:
             file.write(config)
 
@@ -96,8 +98,8 @@ class Folder:
         """Starts a run by so many ranks; for finish()."""
         self.runs += 1
         out = os.path.join(self.memory.name, f"run-{self.runs}")
-        words = [WEFT, "train", "--config", os.path.join(self.memory.name, "config"), "--out", out, "--threads", THREADS,
-                 "--device", self.device, "--peak-flops", "0", "-o", f"GPT2_MAX_ITERS={self.steps}",
+        words = [WEFT, "train", "--config", os.path.join(self.memory.name, "config"), "--out", out, "--threads",
+                 self.threads, "--device", self.device, "--peak-flops", "0", "-o", f"GPT2_MAX_ITERS={STEPS}",
                  *[word for option in options for word in ("-o", option)]]
         if ranks > 1:
             words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *words]
@@ -114,7 +116,7 @@ class Folder:
             sys.exit(f"bench-scale: a run ended on {process.returncode}: {log.read()[-2000:]}")
         with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as file:
             speeds = [json.loads(line)["tokens_per_s"] for line in file]
-        return 1 / statistics.median(speeds[self.warm:]), usage.ru_maxrss / 1024
+        return 1 / statistics.median(speeds[WARM:]), usage.ru_maxrss / 1024
 
     def run(self, *arguments, **named):
         return self.finish(self.start(*arguments, **named))
@@ -141,17 +143,20 @@ def measure_one(p):
         started = [folder.start(1, batch(MICRO_BATCHES // p)) for _ in range(p)]
         return max(folder.finish(one)[0] for one in started) * step / p
 
-    strong, late, plain, quiet = by_turns([
+    if p == 1:  # all of them are the same
+        strong, memory = by_turns([ranks])[0], folder.run(1, batch(MICRO_BATCHES))[1]
+        return [strong] * 5 + [memory] * 3
+    times = by_turns([
         ranks, lambda: ranks(environment={"WEFT_OVERLAP": "0"}), lambda: ranks(["DETERMINISTIC=n"]), alone])
-    weak = ranks(micro_batches=MICRO_BATCHES * p) if p > 1 else strong
+    weak = ranks(micro_batches=MICRO_BATCHES * p)
     memory = [folder.run(p, [*batch(MICRO_BATCHES), f"SHARD={shard}"])[1] for shard in ("none", "optimizer", "gradients")]
-    return strong, late, plain, quiet, weak, *memory
+    return [*times, weak, *memory]
 
 
 def compare_one_rank():
     """One rank that has MPI and one that has not, by turns: the ratio of the medians."""
     folder, times = Folder(CONFIG), {None: [], "mpi": []}
-    for _ in range(3 if QUICK else 7):
+    for _ in range(3 if QUICK else 5):
         for way, list_of_way in times.items():
             seconds, _ = folder.run(1, batch(MICRO_BATCHES), {"WEFT_COMM": way} if way else None)
             list_of_way.append(seconds * MICRO_BATCHES * TOKENS)
@@ -181,11 +186,33 @@ def measure(numbers):
     compare_one_rank()
 
 
+def against(other):
+    """One process: this program's processor time and time against another's, which may know fewer options."""
+    programs, times = {"other": other, "this": WEFT}, {"other": [], "this": []}
+    with tempfile.TemporaryDirectory() as folder:
+        config = os.path.join(folder, "config")
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG + "CONFIG_BATCH_SIZE=8\nCONFIG_GPT2_MAX_ITERS=4\n")
+        for turn in range(3 if QUICK else 15):
+            for name, program in programs.items():
+                words = [program, "train", "--config", config, "--out", os.path.join(folder, f"{name}-{turn}"),
+                         "--threads", THREADS, "--device", "cpu", "--peak-flops", "0"]
+                process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                start = time.monotonic()
+                _, status, usage = os.wait4(process.pid, 0)
+                if status:
+                    sys.exit(f"bench-scale: {program} ended on {os.waitstatus_to_exitcode(status)}")
+                times[name].append((usage.ru_utime + usage.ru_stime, time.monotonic() - start))
+    for i, what in enumerate(("processor time", "time")):
+        one, two = (statistics.median(t[i] for t in times[name]) for name in programs)
+        print(f"{what}: other {one:.3f} s, this {two:.3f} s, this / other {two / one:.3f}")
+
+
 def gpu():
     """GPT-2 124M on one card. Ranks that share it take their gradients through the host's memory."""
     need_mpi()
     os.environ["WEFT_CUDA_DEVICE"] = "0"
-    folder = Folder(GPU_CONFIG, "cuda", 12, 4)
+    folder = Folder(GPU_CONFIG, "cuda", str(os.cpu_count() // 2 or 1))
     step = 32 * 1024
     one = folder.run()[0] * step
     print("GPT-2 124M, bf16, 2 micro-batches of 16 sequences of 1,024 tokens on one GPU; milliseconds per step")
@@ -194,7 +221,6 @@ def gpu():
     for name, ranks, environment, options in (
             ("one rank, NCCL", 1, {"WEFT_COMM": "mpi"}, []),
             ("two ranks, host memory", 2, {}, []),
-            ("two ranks, SHARD=optimizer", 2, {}, ["SHARD=optimizer"]),
             ("two ranks, SHARD=gradients", 2, {}, ["SHARD=gradients"])):
         times = [folder.run(ranks, options, {**environment, "WEFT_OVERLAP": overlap})[0] * step for overlap in "10"]
         print(f"{name:>34} {1e3 * times[0]:8.1f} {1e3 * times[1]:8.1f}", flush=True)
@@ -256,8 +282,10 @@ def model():
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else "all"
-    if what not in ("all", "measure", "gpu", "model"):
+    if what not in ("all", "measure", "against", "gpu", "model"):
         sys.exit(__doc__)
+    if what == "against":
+        against(sys.argv[2])
     if what in ("all", "measure"):
         measure([int(p) for p in sys.argv[2:]] or [1, 2, 4])
     if what == "gpu":
