@@ -24,6 +24,7 @@ enum {
     CHUNK = 1 << 28,    /* bytes of one broadcast */
     TAGS = 30000,       /* MPI promises 32767 */
     SPINS = 200,        /* polls before the first sleep */
+    LEAVE_SECONDS = 5,  /* the longest that a call of MPI's may take after a fault */
     SLEEP_LEAST = 2000, /* nanoseconds; */
     SLEEP_MOST = 50000  /* without a way of the kernel's, large messages move only at a poll */
 };
@@ -42,6 +43,7 @@ struct weft_comm {
     weft_comm_job *queue, **queue_end, *active;
     bool started, waiting, closing, failed;
     bool away;          /* the working thread waits elsewhere */
+    bool left;          /* the talking thread touches nothing any more */
     bool agreed;        /* all ranks know that the run is over */
     double meet_by;     /* when the ranks must have found each other; 0: any time */
     weft_status status; /* of the start */
@@ -287,6 +289,10 @@ static void *talk(void *context) {
     }
     /* After a fault not all ranks would come to finish. */
     if (!weft_comm_is_over(c)) c->mpi->finish();
+    pthread_mutex_lock(&c->lock);
+    c->left = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
     return NULL;
 }
 
@@ -392,6 +398,17 @@ void weft_comm_away(weft_comm *c, bool away) {
     pthread_mutex_unlock(&c->lock);
 }
 
+/* Until jobs under way are nobody's: whoever made them may free them then. */
+static void wait_left(weft_comm *c) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LEAVE_SECONDS;
+    pthread_mutex_lock(&c->lock);
+    while (!c->left && pthread_cond_timedwait(&c->changed, &c->lock, &until) == 0)
+        continue;
+    pthread_mutex_unlock(&c->lock);
+}
+
 void weft_comm_fail(weft_comm *c, const char *message) {
     char why[WHY_ROOM];
     if (!c || c->agreed) return;
@@ -406,7 +423,9 @@ void weft_comm_fail(weft_comm *c, const char *message) {
     pthread_mutex_lock(&c->lock);
     c->failed = true;
     snprintf(c->why, sizeof c->why, "%s", why);
+    pthread_cond_broadcast(&c->work);
     pthread_mutex_unlock(&c->lock);
+    wait_left(c);
 }
 
 weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {

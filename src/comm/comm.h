@@ -33,7 +33,8 @@ int weft_comm_local_rank(const weft_comm *c);
 int weft_comm_local_size(const weft_comm *c);
 
 /* This rank cannot go on: all others end with the message, as above. It is for the caller to end this
- * one; weft_comm_close then waits for nobody. */
+ * one; weft_comm_close then waits for nobody. Jobs under way are over when it returns, so it comes
+ * before their memory is freed. */
 void weft_comm_fail(weft_comm *c, const char *message);
 
 /* Whether the run has ended by a fault: others may not answer any more. */

@@ -11,4 +11,7 @@ const weft_backend *remote_backend(void);
 int64_t remote_early_copies(void);
 int64_t remote_late_copies(void);
 
+/* The n-th watched run from now on fails when all of it is done. */
+void remote_fail(int n);
+
 #endif

@@ -239,6 +239,22 @@ static void test_hung_working_thread_ends_all(void **state) {
     expect_lines(&f, who, 1);
 }
 
+/* Rank 0 gathers what the others have of the optimizer's state, and the disk is full. */
+static void test_rank_that_cannot_save_ends_all(void **state) {
+    (void)state;
+    run_files f = open_run("full");
+    char weft[4096];
+    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
+    ranks_part part = {.ranks = 3,
+                       .program = "sh",
+                       .arguments = RUN("-c", "ulimit -f 40; exec \"$0\" \"$@\"", weft, "train",
+                                        "--config", f.config, "--out", f.out, "--peak-flops", "0",
+                                        "-o", "SHARD=optimizer")};
+    assert_true(ranks_wait(ranks_start(&part, 1, f.err), LIMIT) != 0);
+    expect_lines(&f, "File too large", 3);
+    expect_lines(&f, "rank 0 (", 2);
+}
+
 /* Rank 1 is started with something else than the others. */
 static void expect_refused(const run_files *f, const ranks_part *other, const char *what) {
     const char *const *usual =
@@ -345,6 +361,7 @@ int main(void) {
         cmocka_unit_test(test_rank_that_does_not_come_ends_all),
         cmocka_unit_test(test_hung_rank_ends_all),
         cmocka_unit_test(test_hung_working_thread_ends_all),
+        cmocka_unit_test(test_rank_that_cannot_save_ends_all),
         cmocka_unit_test(test_rank_without_its_data_ends_all),
         cmocka_unit_test(test_rank_with_another_config_ends_all),
         cmocka_unit_test(test_rank_with_another_program_ends_all),

@@ -54,6 +54,7 @@ static weft_status train(const char *config, const char *out, const char *dtype,
 static int be_rank(char **words) {
     weft_comm *comm;
     weft_status status = weft_comm_open(&comm);
+    if (status == WEFT_OK && weft_comm_rank(comm) == 1 && getenv("FAILS")) remote_fail(2);
     if (status == WEFT_OK)
         status = train(words[2], words[3], words[4], words[5], remote_backend(), comm);
     if (status != WEFT_OK) {
@@ -68,10 +69,23 @@ static int be_rank(char **words) {
     return 0;
 }
 
+/* Starts ranks of this program, and waits for their end. */
+static int run_ranks(int ranks, const char *const *arguments, const char *more, const char *err) {
+    char own[PATH_MAX], weft[PATH_MAX], library[PATH_MAX + 32];
+    assert_non_null(realpath("/proc/self/exe", own));
+    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
+    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
+             (int)(strrchr(weft, '/') - weft), weft);
+    ranks_part part = {.ranks = ranks,
+                       .program = own,
+                       .arguments = arguments,
+                       .environment = SAYS(library, "WEFT_NCCL=none", more)};
+    return ranks_wait(ranks_start(&part, 1, err), 120);
+}
+
 static void check(int ranks, const char *dtype, const char *shard, const char *overlap,
                   bool leaves_early) {
     char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
-    char own[PATH_MAX], weft[PATH_MAX], library[PATH_MAX + 32];
     static int turn;
     size_t n;
     keep(config, scratch_path("config"));
@@ -81,15 +95,7 @@ static void check(int ranks, const char *dtype, const char *shard, const char *o
     file_write(config, text, sizeof text - 1);
     if (access(alone, F_OK) != 0)
         assert_int_equal(train(config, alone, dtype, "none", weft_cpu_backend(), NULL), WEFT_OK);
-    assert_non_null(realpath("/proc/self/exe", own));
-    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
-    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
-             (int)(strrchr(weft, '/') - weft), weft);
-    ranks_part part = {.ranks = ranks,
-                       .program = own,
-                       .arguments = RUN("rank", config, together, dtype, shard),
-                       .environment = SAYS(library, "WEFT_NCCL=none", overlap)};
-    int status = ranks_wait(ranks_start(&part, 1, err), 120);
+    int status = run_ranks(ranks, RUN("rank", config, together, dtype, shard), overlap, err);
     char *said = file_read(err, &n), *copies = strstr(said, "copies: ");
     if (status != 0 || !copies) fail_msg("%d ranks ended on %d: %s", ranks, status, said);
     if (leaves_early != (atoi(copies + strlen("copies: ")) > 0))
@@ -117,10 +123,26 @@ static void test_gradients_leave_a_device_after_it_on_request(void **state) {
     check(2, "bf16", "gradients", "WEFT_OVERLAP=0", false);
 }
 
+/* Its messages are under way when it fails. */
+static void test_device_that_is_lost_ends_all(void **state) {
+    (void)state;
+    char config[NAME_ROOM], err[NAME_ROOM];
+    size_t n;
+    ranks_need_mpi();
+    keep(config, scratch_path("config"));
+    keep(err, scratch_path("err"));
+    file_write(config, text, sizeof text - 1);
+    assert_true(run_ranks(3, RUN("rank", config, scratch_path("lost"), "bf16", "none"), "FAILS=1",
+                          err) != 0);
+    if (ranks_lines(err, "the device is lost") >= 3 && ranks_lines(err, "rank 1 (") >= 2) return;
+    fail_msg("%s", file_read(err, &n));
+}
+
 int main(int n, char **words) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients_leave_a_device_during_the_backward_pass),
         cmocka_unit_test(test_gradients_leave_a_device_after_it_on_request),
+        cmocka_unit_test(test_device_that_is_lost_ends_all),
     };
     if (n == 6 && strcmp(words[1], "rank") == 0) return be_rank(words);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
