@@ -11,6 +11,13 @@ OVERRIDES := $(sort $(foreach v,$(filter-out $(BUILD_CONFIGS),$(filter CONFIG_%,
 	$(if $(filter command,$(firstword $(origin $(v)))),$(v))))
 STUDY_OPTIONS = $(foreach v,$(OVERRIDES),-o $(call quoted,$(v:CONFIG_%=%)=$(value $(v))))
 
+# Which config is in force is the first thing that plain make says, unless it is to be silent.
+ifeq ($(MAKE_RESTARTS)$(findstring s,$(firstword -$(MAKEFLAGS))),)
+ifneq ($(filter all study,$(or $(MAKECMDGOALS),all)),)
+$(info weft: the study of $(if $(wildcard .config),.config; without that file it is the demo's,defconfigs/demo; make defconfig-NAME chooses another))
+endif
+endif
+
 # Where the study goes is `weft study`'s to choose; OUT=folder chooses another. The demo's runs are so
 # small that one a core is the fastest; another study has one run at a time, on all cores, unless
 # JOBS= says otherwise: it may need the memory.
@@ -42,7 +49,11 @@ defconfig-%: ## write .config from defconfigs/NAME
 savedefconfig: ## write what .config changes to defconfig; to defconfigs/NAME with NAME=
 	$(call run_kconfig,savedefconfig $(call quoted,$(if $(NAME),defconfigs/$(NAME),defconfig)))
 
-# The first sentence of each one's leading comment.
-list-defconfigs: ## the studies there are
-	@for file in defconfigs/*; do \
-		printf '%-24s %s\n' "$${file#defconfigs/}" "$$(sed -n '1s/^# *//p' "$$file")"; done
+# The first sentence of each one's leading comment; before it, where the program is built, about how long
+# the study takes on this machine.
+list-defconfigs: ## the studies there are, and how long each takes here
+	@for file in defconfigs/*; do time=; \
+		if [ -x $(PROGRAM) ]; then time=$$($(PROGRAM) study --config "$$file" --device cpu --list 2>/dev/null | \
+			sed -n 's/^about \(.*\) here, .*/\1/p'); printf '%-24s %-12s ' "$${file#defconfigs/}" "$${time:--}"; \
+		else printf '%-24s ' "$${file#defconfigs/}"; fi; \
+		sed -n '1s/^# *//p' "$$file"; done

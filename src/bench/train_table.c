@@ -109,7 +109,10 @@ static void print_row(bench *b, const row *r) {
     bench_cell(t, "%.0f", step_tokens(r) / seconds);
     bench_cell(t, "%.0f%%", 100 * number(r, "spread"));
     bench_cell(t, "%.1f", 1e-9 * r->account.built_flops * step_tokens(r) / seconds);
-    bench_cell(t, "%.0f%%", 100 * number(r, "of_limit"));
+    if (number(r, "of_limit") > 0)
+        bench_cell(t, "%.0f%%", 100 * number(r, "of_limit"));
+    else
+        bench_cell(t, "-"); /* a GPU's limit is not measured here */
     bench_cell(t, "%.1f", 1e-6 * plan);
     if (peak > 0) {
         bench_cell(t, "%.1f", 1e-6 * peak);

@@ -38,6 +38,16 @@ static const bench_shape shapes[] = {
      1,
      {"N_LAYER=12", "N_EMBD=768", "N_HEAD=12", "GPT2_BLOCK_SIZE=1024", "BATCH_SIZE=8",
       "VOCAB_SIZE=50304"}},
+    {"gpt2-355m",
+     "dot,mla,step3",
+     1,
+     {"N_LAYER=24", "N_EMBD=1024", "N_HEAD=16", "GPT2_BLOCK_SIZE=1024", "BATCH_SIZE=8",
+      "VOCAB_SIZE=50304"}},
+    {"gpt2-1558m",
+     "dot,mla,step3",
+     1,
+     {"N_LAYER=48", "N_EMBD=1600", "N_HEAD=25", "GPT2_BLOCK_SIZE=1024", "BATCH_SIZE=8",
+      "VOCAB_SIZE=50304", "RECOMPUTE=y"}},
 };
 
 const bench_variant *bench_variant_find(const char *name) {

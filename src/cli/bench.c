@@ -12,7 +12,8 @@
 const char weft_help_bench[] =
     "train: training steps (forward, backward, clipping, AdamW) of each variant on random tokens:\n"
     "tokens per second, memory planned and measured, share of the machine's limit.\n"
-    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), or gpt2-124m\n"
+    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), gpt2-124m,\n"
+    "                     gpt2-355m or gpt2-1558m\n"
     "                     (8 x 1024 tokens: 10 GB and minutes)\n"
     "  --config FILE      the sizes and options of this config instead\n"
     "  -o KEY=VALUE       override a config key in every row; repeatable\n"
@@ -61,7 +62,7 @@ static int bench_train(const weft_args *args, const bench_args *own) {
     if (args->step) return refuse("--step is not taken; name the steps: --variants mla,step3");
     if (args->config && own->shape) return refuse("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "small");
-    if (!shape) return refuse("--shape must be small or gpt2-124m");
+    if (!shape) return refuse("--shape must be small, gpt2-124m, gpt2-355m or gpt2-1558m");
     if (args->config) {
         int unreadable = weft_args_readable(args, args->config, NULL);
         if (unreadable) return unreadable;
@@ -127,7 +128,7 @@ static int bench_decode(const weft_args *args, const bench_args *own) {
     if (status) return status;
     if (args->config && own->shape) return refuse("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "gpt2-124m");
-    if (!shape) return refuse("--shape must be small or gpt2-124m");
+    if (!shape) return refuse("--shape must be small, gpt2-124m, gpt2-355m or gpt2-1558m");
     bench_decode_options o = {
         .source = {shape, args->config, args->overrides, args->n_overrides},
         .variants = own->variants,

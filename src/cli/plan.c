@@ -1,5 +1,7 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
 #include "cli/args.h"
+#include "core/text.h"
+#include "cpu/backend.h"
 #include "device/device.h"
 #include "model/account.h"
 
@@ -34,9 +36,10 @@ static int64_t part_parameters(const weft_account *a, const char *name) {
 }
 
 static void print_table(const weft_account *a) {
-    printf("parameters          %14lld\n", (long long)a->parameters);
+    char count[WEFT_COUNT_ROOM];
+    printf("parameters          %14s\n", weft_count_text(a->parameters, count));
     for (int i = 0; i < a->n_parts; i++)
-        printf("  %-17s %14lld\n", a->parts[i].name, (long long)a->parts[i].parameters);
+        printf("  %-17s %14s\n", a->parts[i].name, weft_count_text(a->parts[i].parameters, count));
     printf("  attention : feed-forward   1 : %.2f\n",
            (double)part_parameters(a, "feed-forward") / (double)part_parameters(a, "attention"));
     printf("operations per token\n");
@@ -56,9 +59,9 @@ static void print_table(const weft_account *a) {
     printf("  activations       %14.1f MiB\n", mib(a->activations_bytes));
     printf("  workspace         %14.1f MiB\n", mib(a->workspace_bytes));
     printf("  kept per token and layer %7.0f numbers\n", a->kept_per_token_layer);
-    printf("cache per token     %14lld bytes\n", (long long)a->cache_bytes_token);
-    printf("  per layer         %14lld bytes\n", (long long)a->cache_bytes_layer);
-    printf("cache per sequence  %14lld bytes\n", (long long)a->cache_bytes_sequence);
+    printf("cache per token     %14s bytes\n", weft_count_text(a->cache_bytes_token, count));
+    printf("  per layer         %14s bytes\n", weft_count_text(a->cache_bytes_layer, count));
+    printf("cache per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence, count));
 }
 
 static void print_fit(const weft_fit *f, const weft_backend *backend) {
@@ -140,9 +143,11 @@ static void print_steps_head(int width) {
 }
 
 static void print_steps_row(int width, const char *step, const weft_account *a) {
-    printf("%*s %14lld %14.4g %14.1f %14.0f %14lld\n", width, step, (long long)a->parameters,
-           (a->forward_flops + a->backward_flops) / 1e6, mib(a->training_bytes),
-           a->kept_per_token_layer, (long long)a->cache_bytes_token);
+    char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
+    printf("%*s %14s %14.4g %14.1f %14.0f %14s\n", width, step,
+           weft_count_text(a->parameters, parameters), (a->forward_flops + a->backward_flops) / 1e6,
+           mib(a->training_bytes), a->kept_per_token_layer,
+           weft_count_text(a->cache_bytes_token, cache));
 }
 
 static void print_json(json_t *object) {
@@ -203,6 +208,19 @@ static weft_status plan_steps(const weft_args *args, const weft_config *base,
     return status;
 }
 
+/* A build without CUDA still answers: parameters and operations are the same, and memory but for the
+ * kernels' own workspace. */
+static weft_status open_backend(const weft_args *args, const weft_config *c,
+                                const weft_backend **out) {
+    weft_status status = weft_device_plan(c->device, weft_config_dtype(c), out);
+    if (status != WEFT_EMISSING) return status;
+    *out = weft_cpu_backend();
+    if (!args->json)
+        printf("this weft was built without CUDA: workspace is counted as the CPU's kernels take "
+               "it\n");
+    return WEFT_OK;
+}
+
 static weft_status plan(const weft_args *args, int ranks) {
     weft_config c;
     const weft_backend *backend;
@@ -210,7 +228,7 @@ static weft_status plan(const weft_args *args, int ranks) {
     weft_account a;
     weft_steps steps;
     WEFT_TRY(weft_args_config(args, &c));
-    WEFT_TRY(weft_device_plan(c.device, weft_config_dtype(&c), &backend));
+    WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
     int threads = weft_pool_size(pool);
     weft_pool_destroy(pool);

@@ -120,7 +120,7 @@ static json_t *step_json(const weft_study *s, int step) {
     return row;
 }
 
-static void list_json(const weft_study *s) {
+static void list_json(const weft_study *s, double seconds) {
     json_t *steps = json_array(), *rates = json_array();
     int runs = 0;
     for (int i = 0; i < s->steps.n; i++) {
@@ -129,15 +129,46 @@ static void list_json(const weft_study *s) {
     }
     for (int k = 0; k < s->n_rates; k++)
         json_array_append_new(rates, json_real(s->rates[k]));
-    json_t *all = json_pack("{s:s, s:I, s:I, s:o, s:i, s:o}", "name", s->name, "seeds",
+    json_t *all = json_pack("{s:s, s:I, s:I, s:o, s:i, s:o, s:o}", "name", s->name, "seeds",
                             (json_int_t)s->base.study_seeds, "first_seed", (json_int_t)s->base.seed,
-                            "learning_rates", rates, "runs", runs, "steps", steps);
+                            "learning_rates", rates, "runs", runs, "steps", steps, "seconds",
+                            weft_json_number(seconds));
     json_dumpf(all, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(all);
 }
 
-static void list_table(const weft_study *s) {
+/* What of a large product's rate a whole training run comes to, evaluation and saving included. */
+static const double SHARE_OF_PEAK = 0.3;
+
+/* Seconds that all runs take one after the other; NaN: nothing is known of the device's speed, or how
+ * long steps run is measured. */
+static double seconds_of(const weft_study *s, double peak) {
+    double flops = 0;
+    for (int i = 0; i < s->steps.n; i++) {
+        const weft_study_step *p = &s->built[i];
+        if (*p->error) continue;
+        if (p->iters <= 0) return NAN;
+        double tokens = (double)weft_study_tokens(s, i) * weft_study_step_runs(s);
+        flops += tokens * (p->account.forward_flops + p->account.backward_flops);
+    }
+    return peak > 0 ? flops / (SHARE_OF_PEAK * peak) : NAN;
+}
+
+/* "about 12 minutes" */
+static void describe_time(double seconds, char *out, size_t room) {
+    static const struct {
+        double seconds;
+        const char *name;
+    } units[] = {{86400, "days"}, {3600, "hours"}, {60, "minutes"}, {1, "seconds"}};
+    for (int i = 0; i < 4; i++) {
+        if (seconds < 2 * units[i].seconds && i < 3) continue;
+        snprintf(out, room, "about %.0f %s", fmax(seconds / units[i].seconds, 1), units[i].name);
+        return;
+    }
+}
+
+static void list_table(const weft_study *s, double seconds) {
     int width = 4, runs = 0;
     for (int i = 0; i < s->steps.n; i++)
         if ((int)strlen(s->steps.list[i].name) > width) width = (int)strlen(s->steps.list[i].name);
@@ -153,17 +184,22 @@ static void list_table(const weft_study *s) {
         runs += weft_study_step_runs(s);
         weft_study_overrides(s, i, sets, sizeof sets);
         if (p->iters > 0) {
-            snprintf(iters, sizeof iters, "%lld", (long long)p->iters);
-            snprintf(tokens, sizeof tokens, "%lld", (long long)weft_study_tokens(s, i));
+            weft_count_text(p->iters, iters);
+            weft_count_text(weft_study_tokens(s, i), tokens);
         }
-        printf("%-*s %10s %14s %12lld %12.4g  %s\n", width, p->step->name, iters, tokens,
-               (long long)p->account.parameters,
+        char parameters[WEFT_COUNT_ROOM];
+        printf("%-*s %10s %14s %12s %12.4g  %s\n", width, p->step->name, iters, tokens,
+               weft_count_text(p->account.parameters, parameters),
                (p->account.forward_flops + p->account.backward_flops) / 1e6,
                *sets ? sets : "nothing");
     }
     printf("%d runs: %d learning rates%s and %lld seeds per step\n", runs, weft_study_step_rates(s),
            weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
            (long long)s->base.study_seeds);
+    char time[64];
+    if (!isfinite(seconds)) return;
+    describe_time(seconds, time, sizeof time);
+    printf("%s here, one run after the other\n", time);
 }
 
 static void print_result(const weft_study_result *r, const char *out) {
@@ -314,10 +350,12 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
     if (status == WEFT_OK && own->list && !args->json) advise(s);
     if (status == WEFT_OK && own->list) {
+        double peak =
+            backend->remote ? 0 : bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16);
         if (args->json)
-            list_json(s);
+            list_json(s, seconds_of(s, peak));
         else
-            list_table(s);
+            list_table(s, seconds_of(s, peak));
     } else if (status == WEFT_OK && own->slurm) {
         status = submit_study(args, own, s);
     } else if (status == WEFT_OK) {

@@ -10,7 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXT_MAX = 64, NOTE_MAX = 128, RATE_MAX = 256, BAR_LEAST = 8, BAR_MOST = 40 };
+enum {
+    TEXT_MAX = 64,
+    NOTE_MAX = 128,
+    RATE_MAX = 256,
+    BAR_LEAST = 8,
+    BAR_MOST = 40,
+    BAR_WIDTH = 60
+};
 
 static const double redraw_seconds = 0.1, line_seconds = 30;
 
@@ -81,22 +88,40 @@ static double fraction(const weft_progress *p) {
     return f < 0 ? 0 : f > 1 ? 1 : f;
 }
 
+/* "3m05s left", or nothing where the end is unknown. */
+static void describe_left(const weft_progress *p, double now, char *out, size_t size) {
+    double passed = now - p->begun, moved = (double)(p->done - p->first);
+    double rest = (double)(p->total - p->done);
+    char left[16];
+    *out = '\0';
+    if (p->total <= 0) return;
+    format_time(rest <= 0 ? 0 : moved > 0 ? rest * passed / moved : INFINITY, left, sizeof left);
+    snprintf(out, size, "%s left", left);
+}
+
+/* "12.3 steps/s" */
+static void describe_speed(const weft_progress *p, double now, char *out, size_t size) {
+    double passed = now - p->begun, moved = (double)(p->done - p->first);
+    char rate[16] = "?";
+    if (passed > 0 && moved > 0) format_rate(moved / passed, rate, sizeof rate);
+    snprintf(out, size, "%s %s/s", rate, p->unit);
+}
+
+/* Parts with commas between them; empty ones are left out. */
+static void join(char *out, size_t size, const char *const *parts, int n) {
+    size_t at = 0;
+    *out = '\0';
+    for (int i = 0; i < n; i++)
+        if (*parts[i] && at < size)
+            at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
+}
+
 /* "12.3 steps/s, 3m05s left, loss 3.21" */
 static void describe_rate(const weft_progress *p, double now, char *out, size_t size) {
-    double passed = now - p->begun, moved = (double)(p->done - p->first);
-    char rate[16] = "?", left[16];
-    size_t at = 0;
-    if (passed > 0 && moved > 0) format_rate(moved / passed, rate, sizeof rate);
-    at += (size_t)snprintf(out, size, "%s %s/s", rate, p->unit);
-    if (p->total > 0) {
-        double rest = (double)(p->total - p->done);
-        format_time(rest <= 0   ? 0
-                    : moved > 0 ? rest * passed / moved
-                                : INFINITY,
-                    left, sizeof left);
-        at += (size_t)snprintf(out + at, size - at, ", %s left", left);
-    }
-    if (*p->note) snprintf(out + at, size - at, ", %s", p->note);
+    char speed[TEXT_MAX + 24], left[32];
+    describe_speed(p, now, speed, sizeof speed);
+    describe_left(p, now, left, sizeof left);
+    join(out, size, (const char *const[]){speed, left, p->note}, 3);
 }
 
 /* "120/1000 (12%)", or "120 steps" where the end is unknown. */
@@ -108,18 +133,33 @@ static void describe_place(const weft_progress *p, char *out, size_t size) {
         snprintf(out, size, "%lld %s", (long long)p->done, p->unit);
 }
 
-/* "train [=====>     ]  48% 12.3 steps/s, 3m05s left, loss 3.21" in `width` columns: the bar takes
- * what the words leave, and goes where that is too little. */
-static void draw_bar(const weft_progress *p, double now, int width) {
-    char head[TEXT_MAX + 4], tail[RATE_MAX + 32], line[2 * RATE_MAX], bar[BAR_MOST + 4] = "";
-    char rate[RATE_MAX];
-    describe_rate(p, now, rate, sizeof rate);
-    snprintf(head, sizeof head, "%s ", p->label);
+/* What stands behind the bar, shorter with each `cut`: the rate goes first, then the end of the note. */
+static void describe_tail(const weft_progress *p, double now, int cut, char *out, size_t size) {
+    char place[TEXT_MAX + 32], speed[TEXT_MAX + 24], left[32];
     if (p->total > 0)
-        snprintf(tail, sizeof tail, "%3d%% %s", (int)(100 * fraction(p)), rate);
+        snprintf(place, sizeof place, "%lld/%lld", (long long)p->done, (long long)p->total);
     else
-        snprintf(tail, sizeof tail, "%lld %s", (long long)p->done, rate);
-    int room = width - columns(head) - columns(tail) - 3;
+        snprintf(place, sizeof place, "%lld", (long long)p->done);
+    describe_speed(p, now, speed, sizeof speed);
+    describe_left(p, now, left, sizeof left);
+    join(out, size, (const char *const[]){place, cut ? "" : speed, left, p->note}, 4);
+}
+
+/* "train [=====>     ] 480/1000, 12.3 steps/s, 3m05s left, loss 3.21" in `width` columns: the bar takes
+ * what the words leave. On a terminal of the usual width it always has some columns; on a narrow one
+ * it goes. */
+static void draw_bar(const weft_progress *p, double now, int width) {
+    char head[TEXT_MAX + 4], tail[RATE_MAX + 128], line[2 * RATE_MAX + 256], bar[BAR_MOST + 4] = "";
+    snprintf(head, sizeof head, "%s ", p->label);
+    int words = width - columns(head) - 3, room = 0;
+    for (int cut = 0; cut < 2 && room < BAR_LEAST; cut++) {
+        describe_tail(p, now, cut, tail, sizeof tail);
+        room = words - columns(tail);
+    }
+    if (room < BAR_LEAST && width >= BAR_WIDTH && words - BAR_LEAST > 0) {
+        cut_columns(tail, words - BAR_LEAST);
+        room = BAR_LEAST;
+    }
     if (p->total > 0 && room >= BAR_LEAST) {
         int length = room < BAR_MOST ? room : BAR_MOST, full = (int)(fraction(p) * length);
         bar[0] = '[';

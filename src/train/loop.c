@@ -6,6 +6,7 @@
 #include "core/folders.h"
 #include "core/log.h"
 #include "core/progress.h"
+#include "core/text.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 #include "train/checkpoint.h"
@@ -202,9 +203,10 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
                                &t->samples));
     t->backend = backend;
     t->pool = pool;
-    weft_log(WEFT_LOG_INFO, "%s: %lld parameters on %s, %lld tokens a step%s", t->options->out,
-             (long long)account.parameters, weft_dataset_name(t->dataset),
-             (long long)(t->micro * t->parts * t->config->gpt2_block_size),
+    char parameters[WEFT_COUNT_ROOM], tokens[WEFT_COUNT_ROOM];
+    weft_log(WEFT_LOG_INFO, "%s: %s parameters on %s, %s tokens per step%s", t->options->out,
+             weft_count_text(account.parameters, parameters), weft_dataset_name(t->dataset),
+             weft_count_text(t->micro * t->parts * t->config->gpt2_block_size, tokens),
              *t->resumed ? ", resumed" : "");
     t->progress = weft_progress_begin(&(weft_progress_options){.label = "train",
                                                                .unit = "steps",
@@ -397,12 +399,14 @@ static weft_status report(trainer *t, weft_metrics_row *row) {
     return t->leads ? weft_metrics_add(t->metrics, row) : WEFT_OK;
 }
 
+/* Short enough for a bar of 80 columns beside the step and the time that is left. */
 static void show_progress(const trainer *t, const weft_metrics_row *row) {
-    char note[NOTE_ROOM], val[32] = "", mfu[32] = "";
-    double rate = tokens_rate(t, t->steps, t->seconds), use = use_of_peak(t, rate);
-    if (isfinite(t->result->val_loss)) snprintf(val, sizeof val, " val %.4f", t->result->val_loss);
-    if (use > 0) snprintf(mfu, sizeof mfu, " mfu %.0f%%", 100 * use);
-    snprintf(note, sizeof note, "loss %.4f%s %.0f tok/s%s", row->parts.loss, val, rate, mfu);
+    char note[NOTE_ROOM], val[32] = "";
+    double rate = tokens_rate(t, t->steps, t->seconds);
+    bool large = rate >= 1e4;
+    if (isfinite(t->result->val_loss)) snprintf(val, sizeof val, " val %.3f", t->result->val_loss);
+    snprintf(note, sizeof note, "loss %.3f%s %.*f%s tok/s", row->parts.loss, val,
+             large && rate < 1e5, large ? rate / 1e3 : rate, large ? "k" : "");
     weft_progress_update(t->progress, row->step, note);
 }
 

@@ -90,6 +90,46 @@ static void test_a_bar_fits_every_width(void **state) {
     }
 }
 
+/* A training step with all that it says: the bar stays, and what is left and the loss are seen. */
+static void run_training(void) {
+    weft_progress *p = weft_progress_begin(
+        &(weft_progress_options){.label = "train", .unit = "steps", .total = 10400});
+    for (int i = 1; i <= 3; i++) {
+        usleep(110000);
+        weft_progress_update(p, 3400 * i, "loss 3.217 val 3.311 221.4k tok/s");
+    }
+    weft_progress_end(p, false);
+}
+
+static void test_eighty_columns_hold_a_training_step_and_its_bar(void **state) {
+    (void)state;
+    screen s = screen_run(80, NULL, run_training);
+    assert_int_equal(s.status, 0);
+    assert_false(s.overflow);
+    assert_true(screen_count(&s, "train [=") >= 2);
+    assert_true(screen_count(&s, "] 6800/10400, ") >= 1);
+    assert_true(screen_count(&s, " left, loss 3.217 val 3.311 221.4k tok/s") >= 2);
+    screen_free(&s);
+}
+
+/* A study's note is longer than the screen: its end goes, not the bar. */
+static void run_long_note(void) {
+    weft_progress *p = weft_progress_begin(
+        &(weft_progress_options){.label = "study", .unit = "iterations", .total = 2000});
+    usleep(110000);
+    weft_progress_update(p, 1000,
+                         "step a-long-name, lr 0.0006, seed 1: loss 5.5394, 2 of 4 runs done");
+    weft_progress_end(p, false);
+}
+
+static void test_a_long_note_leaves_the_bar(void **state) {
+    (void)state;
+    screen s = screen_run(80, NULL, run_long_note);
+    assert_false(s.overflow);
+    assert_true(screen_count(&s, "study [===>    ] 1000/2000, ") == 1);
+    screen_free(&s);
+}
+
 static void run_odd_texts(void) {
     weft_progress *p = weft_progress_begin(
         &(weft_progress_options){.label = "üüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüüü",
@@ -201,6 +241,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_bar_is_one_line_that_goes_away),
         cmocka_unit_test(test_a_bar_fits_every_width),
+        cmocka_unit_test(test_eighty_columns_hold_a_training_step_and_its_bar),
+        cmocka_unit_test(test_a_long_note_leaves_the_bar),
         cmocka_unit_test(test_odd_texts_and_numbers_do_not_garble),
         cmocka_unit_test(test_a_pipe_gets_a_line_each_tenth),
         cmocka_unit_test(test_a_pipe_gets_a_line_every_so_many_seconds),

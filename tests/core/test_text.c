@@ -78,8 +78,26 @@ static void test_a_text_is_printed_with_its_lines_and_nothing_that_is_obeyed(voi
     free(out);
 }
 
+static void test_counts_have_separators(void **state) {
+    (void)state;
+    static const struct {
+        int64_t n;
+        const char *text;
+    } cases[] = {{0, "0"},
+                 {999, "999"},
+                 {1000, "1,000"},
+                 {-1234567, "-1,234,567"},
+                 {-100, "-100"},
+                 {12345, "12,345"},
+                 {INT64_MIN, "-9,223,372,036,854,775,808"}};
+    char out[WEFT_COUNT_ROOM];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_string_equal(weft_count_text(cases[i].n, out), cases[i].text);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_counts_have_separators),
         cmocka_unit_test(test_what_a_terminal_obeys_is_escaped),
         cmocka_unit_test(test_bytes_that_are_no_utf8_are_escaped),
         cmocka_unit_test(test_a_long_text_is_cut_between_letters),
