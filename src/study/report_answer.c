@@ -111,7 +111,7 @@ static void write_power(FILE *out, const weft_report_data *d) {
         if (!(share >= least)) least = share, narrow = c;
         if (!(share <= most)) most = share, wide = c;
     }
-    if (!wide) return;
+    if (!wide || !narrow) return;
     weft_words a, b, seeds;
     fprintf(out, "%s could have shown a difference of ",
             weft_say_plural(weft_report_most_pairs(d), "seed", &seeds));
