@@ -93,6 +93,7 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
         q = rotate_heads(b, q, keys.turned, b->heads);
     }
     if (keys.gaussian) {
+        b->gaussian = true;
         q = weft_gaussian_query(b->g, q);
         b->distance = true;
         build_temperature(b, score, latent / 2);

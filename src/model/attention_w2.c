@@ -48,6 +48,7 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
     b->distance = true;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
         weft_gaussian key = weft_gaussian_key(b->g, turn_heads(b, k, b->head_dim, b->heads));
+        b->gaussian = true;
         score->q = weft_gaussian_query(b->g, turn_heads(b, q, b->head_dim, b->heads));
         keys.k = key.y;
         score->n = key.n;

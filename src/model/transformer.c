@@ -73,6 +73,7 @@ static void note_scores(builder *b) {
         .alibi = s->pos == WEFT_POS_ALIBI,
         .band = s->band,
         .distance = b->distance,
+        .gaussian = b->gaussian,
     };
 }
 
@@ -104,7 +105,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     int64_t first = weft_graph_node_count(b->g);
     b->score = (weft_score){.causal = c->causal};
     b->packed = b->latent = b->lse = NULL;
-    b->distance = b->positioned = false;
+    b->distance = b->gaussian = b->positioned = false;
     b->part = "attention";
     if (b->out->moments) {
         weft_tensor *rows = weft_view(b->g, x, b->batch * b->time, b->width);

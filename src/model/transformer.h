@@ -66,6 +66,7 @@ typedef struct {
     double scale_value, band_alpha;
     int64_t window;
     bool causal, alibi, band, distance; /* distance: the query's norm belongs to the score */
+    bool gaussian;                      /* the second half of a query is its deviations */
 } weft_layer_scores;
 
 /* A built model. Tensors belong to the graph. */

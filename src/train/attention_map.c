@@ -38,11 +38,9 @@ static json_t *heads_json(const double *scores, int64_t heads, int64_t time, boo
 /* The mean deviation of each token's query, for each head; NULL where tokens are no Gaussians. */
 static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t heads, int64_t time,
                               json_t **out) {
-    const weft_config *c = &s->model->config;
     const weft_layer_scores *l = &s->graph.scores[layer];
     *out = NULL;
-    if (c->attention != WEFT_ATTENTION_W2 || c->w2_kernel != WEFT_KERNEL_W2 || !l->q)
-        return WEFT_OK;
+    if (!l->gaussian || !l->q) return WEFT_OK;
     int64_t half = l->dqk / 2, count = time * l->heads * l->dqk;
     double *q = malloc((size_t)count * sizeof *q);
     if (!q) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
