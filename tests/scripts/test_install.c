@@ -60,7 +60,7 @@ static bool is_installed(void) {
 static void test_ready_studies_are_found_by_name(void **state) {
     (void)state;
     NEEDS_INSTALL();
-    expect_prints("cd \"$there\" && weft study --config demo --list", "108864");
+    expect_prints("cd \"$there\" && weft study --config demo --list --json", "108864");
     expect_prints("cd \"$there\" && weft plan --config w2-recall --json", "parameters");
     /* A file of that name in the working folder comes first. */
     expect_prints("mkdir -p \"$there/x\" && cd \"$there/x\" && echo 'CONFIG_N_EMBD=oops' > demo && "
