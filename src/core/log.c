@@ -87,6 +87,23 @@ static void append(char *buffer, size_t *at, const char *text) {
     *at += n;
 }
 
+/* The status line, the inside of its bar coloured. */
+static void append_status(char *buffer, size_t *at) {
+    const char *open = strchr(status, '['), *close = open ? strchr(open, ']') : NULL;
+    if (!colours || !close) {
+        append(buffer, at, status);
+        return;
+    }
+    char part[STATUS_MAX + 1];
+    snprintf(part, sizeof part, "%.*s", (int)(open + 1 - status), status);
+    append(buffer, at, part);
+    append(buffer, at, "\033[36m");
+    snprintf(part, sizeof part, "%.*s", (int)(close - open - 1), open + 1);
+    append(buffer, at, part);
+    append(buffer, at, "\033[0m");
+    append(buffer, at, close);
+}
+
 /* One line that can be shown, whatever is in it. */
 static void clean(char text[RECORD_MAX + 1]) {
     char shown[RECORD_MAX + 1];
@@ -150,7 +167,7 @@ void weft_log(weft_log_level level, const char *format, ...) {
     append_prefix(buffer, &at, level);
     append(buffer, &at, text);
     append(buffer, &at, "\n");
-    append(buffer, &at, status);
+    append_status(buffer, &at);
     write_all(buffer, at);
     pthread_mutex_unlock(&lock);
     errno = error;
@@ -177,7 +194,7 @@ void weft_log_status(const char *text) {
         snprintf(status, sizeof status, "%s", text ? text : "");
         blank_controls(status);
         append(buffer, &at, erase_line);
-        append(buffer, &at, status);
+        append_status(buffer, &at);
         write_all(buffer, at);
     }
     pthread_mutex_unlock(&lock);

@@ -28,7 +28,7 @@ void weft_log_set_level(weft_log_level level);
 int weft_log_status_width(void);
 
 /* Draws `text` (one line, at most that many columns) as the status line, in place of the one
- * before; NULL takes it away. Does nothing where there can be none. */
+ * before; what is between its first [ and ] is coloured where colours are; NULL takes it away. Does nothing where there can be none. */
 void weft_log_status(const char *text);
 
 #endif

@@ -75,7 +75,7 @@ static void test_a_bar_fits_every_width(void **state) {
     (void)state;
     static const int widths[] = {1, 2, 10, 24, 33, 50, 132, 400};
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
-        screen s = screen_run(widths[i], NULL, run_short);
+        screen s = screen_run(widths[i], WITH("NO_COLOR=1"), run_short);
         assert_int_equal(s.status, 0);
         assert_int_equal(s.lines, 0);
         int widest = 0;
@@ -103,12 +103,17 @@ static void run_training(void) {
 
 static void test_eighty_columns_hold_a_training_step_and_its_bar(void **state) {
     (void)state;
-    screen s = screen_run(80, NULL, run_training);
+    screen s = screen_run(80, WITH("NO_COLOR=1"), run_training);
     assert_int_equal(s.status, 0);
     assert_false(s.overflow);
     assert_true(screen_count(&s, "train [=") >= 2);
     assert_true(screen_count(&s, "] 6800/10400, ") >= 1);
     assert_true(screen_count(&s, " left, loss 3.217 val 3.311 221.4k tok/s") >= 2);
+    assert_int_equal(screen_count(&s, "\033[36m"), 0);
+    screen_free(&s);
+    s = screen_run(80, NULL, run_training);
+    assert_false(s.overflow);
+    assert_true(screen_count(&s, "train [\033[36m=") >= 2);
     screen_free(&s);
 }
 
@@ -124,7 +129,7 @@ static void run_long_note(void) {
 
 static void test_a_long_note_leaves_the_bar(void **state) {
     (void)state;
-    screen s = screen_run(80, NULL, run_long_note);
+    screen s = screen_run(80, WITH("NO_COLOR=1"), run_long_note);
     assert_false(s.overflow);
     assert_true(screen_count(&s, "study [===>    ] 1000/2000, ") == 1);
     screen_free(&s);

@@ -274,6 +274,50 @@ static void test_a_run_of_weft_train_is_followed(void **state) {
     fail_msg("the run was not seen to end");
 }
 
+/* A library in NVML's place, with one GPU that says what the test knows. */
+static void test_gpus_are_told(void **state) {
+    (void)state;
+    static const char source[] =
+        "#include <string.h>\n"
+        "int nvmlInit_v2(void) { return 0; }\nint nvmlShutdown(void) { return 0; }\n"
+        "int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }\n"
+        "int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)8; return (int)i; "
+        "}\n"
+        "int nvmlDeviceGetName(void *d, char *t, unsigned n) { (void)d; strncpy(t, \"A "
+        "<b>GPU</b>\", n); "
+        "return 0; }\n"
+        "int nvmlDeviceGetPowerUsage(void *d, unsigned *p) { (void)d; *p = 321500; return 0; }\n"
+        "int nvmlDeviceGetClockInfo(void *d, int w, unsigned *c) { (void)d; *c = w == 1 ? 1755 : "
+        "1; "
+        "return 0; }\n"
+        "int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { (void)d; m[0] = 3000; m[2] "
+        "= 1000; "
+        "return 0; }\n"
+        "int nvmlDeviceGetUtilizationRates(void *d, unsigned *u) { (void)d; (void)u; return 3; }\n";
+    static const char ask[] = "GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    static char held[1 << 20];
+    char line[1200];
+    file_write(scratch_path("nvml.c"), source, sizeof source - 1);
+    snprintf(line, sizeof line, "cc -shared -fPIC -o '%s' '%s' 2>/dev/null",
+             scratch_path("nvml.so"), scratch_path("nvml.c"));
+    if (system(line) != 0) {
+        printf("cc makes no shared library here\n");
+        skip();
+    }
+    server_stop(&watch);
+    setenv("WEFT_NVML", scratch_path("nvml.so"), 1);
+    watch = server_start_as("watch", RUN(root));
+    unsetenv("WEFT_NVML");
+    int socket = client_connect(watch.port);
+    assert_true(client_send(socket, ask, sizeof ask - 1));
+    held[0] = '\0';
+    read_until(socket, held, sizeof held, "event: machine");
+    read_until(socket, held, sizeof held, "\"percent\":null");
+    assert_non_null(
+        strstr(held, "\"watts\":321.5,\"mhz\":1755.0,\"used_bytes\":1000.0,\"bytes\":3000.0"));
+    close(socket);
+}
+
 static void test_the_page_works_in_a_browser(void **state) {
     (void)state;
     char line[2048];
@@ -307,6 +351,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_wrong_is_refused),
         cmocka_unit_test(test_notes_are_kept),
         cmocka_unit_test(test_a_run_of_weft_train_is_followed),
+        cmocka_unit_test(test_gpus_are_told),
         cmocka_unit_test(test_the_page_works_in_a_browser),
         cmocka_unit_test(test_a_folder_that_is_not_there_is_named),
     };

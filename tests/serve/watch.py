@@ -89,6 +89,15 @@ def check_table(b, wrong):
         wrong.append("sorted: %r and %r" % (names, b.value(NAMES)))
 
 
+def check_machine(b, wrong):
+    """Where the server found a GPU, or the test's own."""
+    shown = b.value("document.getElementById('machine').textContent")
+    if shown and "<b>GPU</b>" in shown and "322 W" not in shown:
+        wrong.append("the GPU: %r" % shown)
+    if b.value("document.querySelectorAll('#machine b').length"):
+        wrong.append("a GPU's name became markup")
+
+
 def check_note(b, wrong):
     b.value("[...document.querySelectorAll('#runs td.name button')].find(e => e.textContent === 'late-seed2').click()")
     b.wait("!document.getElementById('one').hidden", 10)
@@ -133,6 +142,7 @@ def main():
             check_curves(b, wrong)
             check_table(b, wrong)
             check_note(b, wrong)
+            check_machine(b, wrong)
             check_looks(b, sys.argv[4] if len(sys.argv) > 4 else None, wrong)
             wrong += b.faults()
             wrong += ["it loads %s" % r for r in b.requests() if not r.startswith((url, "data:", "about:", "blob:"))]
