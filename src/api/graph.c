@@ -265,9 +265,9 @@ weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tenso
 }
 
 /* eps 0: the kind's own. */
-static weft_tensor *add_norm(weft_graph *g, const char *caller, const char *kind,
-                             weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *bias,
-                             double eps, weft_tensor **sum) {
+static weft_tensor *add_norm(weft_graph *g, const char *caller, const char *kind, weft_tensor *x,
+                             weft_tensor *r, weft_tensor *w, weft_tensor *bias, double eps,
+                             weft_tensor **sum) {
     static const char *const words[] = {"layernorm", "rmsnorm", NULL};
     int word = find_word(g, caller, kind, words);
     if (word < 0) return NULL;
