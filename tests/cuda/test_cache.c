@@ -299,7 +299,7 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
             one.position[7] = lengths[s];
             run_rows(&d, one.slot, one.position);
             read_numbers(&d, d.o, alone);
-            if (memcmp(alone + 7 * width, together + s * width, (size_t)width * sizeof *alone))
+            if (memcmp(alone + 7 * width, together + s * width, (size_t)width * sizeof *alone) != 0)
                 fail_msg("%s: sequence %d", forms[i].name, (int)s);
         }
         close_decoder(&d);

@@ -162,9 +162,9 @@ static void test_runs_of_another_study_are_not_gone_on_with(void **state) {
         "UPDATE runs SET folder = 'runs/elsewhere' WHERE run = 1",
         "UPDATE runs SET seed = 7 WHERE run = 1",
         "UPDATE runs SET learning_rate = 0.5 WHERE run = 1",
-        "UPDATE runs SET run = 9000000000000000000 WHERE run = 2;"
-        "DELETE FROM metrics WHERE run = 2; DELETE FROM facts WHERE run = 2;"
-        "DELETE FROM events WHERE run = 2",
+        ("UPDATE runs SET run = 9000000000000000000 WHERE run = 2;"
+         "DELETE FROM metrics WHERE run = 2; DELETE FROM facts WHERE run = 2;"
+         "DELETE FROM events WHERE run = 2"),
         "UPDATE runs SET step = 1, seed = 5 WHERE run = 1",
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
