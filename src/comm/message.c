@@ -6,9 +6,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-typedef struct message {
-    struct message *next;
-    max_align_t memory[];
+/* Stands before the memory of a message. */
+typedef union message {
+    union message *next;
+    max_align_t aligned;
 } message;
 
 static message *kept;
@@ -16,13 +17,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void *weft_message_memory(size_t count, size_t size) {
     if (size && count > (SIZE_MAX - sizeof(message)) / size) return NULL;
-    message *m = calloc(1, sizeof *m + count * size);
-    return m ? m->memory : NULL;
+    char *memory = calloc(1, sizeof(message) + count * size);
+    if (memory) memory += sizeof(message);
+    return memory;
 }
 
 void weft_message_done(void *memory, weft_status status) {
     if (!memory) return;
-    message *m = (message *)((char *)memory - offsetof(message, memory));
+    message *m = (message *)memory - 1;
     if (status == WEFT_OK) {
         free(m);
         return;

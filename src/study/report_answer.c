@@ -112,7 +112,7 @@ static void write_power(FILE *out, const weft_report_data *d) {
         if (!(share <= most)) most = share, wide = c;
     }
     if (!wide || !narrow) return;
-    weft_words a, b, seeds;
+    weft_words a, b, seeds = {0};
     fprintf(out, "%s could have shown a difference of ",
             weft_say_plural(weft_report_most_pairs(d), "seed", &seeds));
     if (most > 1.5 * least)
@@ -324,7 +324,7 @@ static void say_question(weft_page *p, const weft_report_data *d) {
 
 /* When, with what and where, in one line. */
 static void say_facts(weft_page *p, const weft_report_data *d) {
-    weft_words steps, seeds, rates;
+    weft_words steps, seeds = {0}, rates;
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,

@@ -217,7 +217,7 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     char *svg = draw_forest(d, n);
     if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
     free(svg);
-    weft_words score, seeds;
+    weft_words score, seeds = {0};
     if (base >= 0)
         weft_page_line(
             p, "about", "Difference in %s from %s (%s), %s%s; the bars are %.0f%% intervals.",
