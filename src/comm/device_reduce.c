@@ -146,7 +146,7 @@ weft_status weft_device_reduce_open(const weft_device_reduce_options *options,
     r->sent = calloc((size_t)weft_cut_buckets(options->cut) + 1, sizeof *r->sent);
     weft_status status =
         r->rows && r->sent ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
-    for (int k = 0; status == WEFT_OK && k < r->own_nodes; k++)
+    for (int k = 0; r->rows && k < r->own_nodes; k++)
         r->rows[k] = options->rows[k];
     if (status == WEFT_OK) status = agree(r, &all_can, why);
     if (status == WEFT_OK && all_can) status = start(r);

@@ -98,7 +98,7 @@ static void check(int ranks, const char *dtype, const char *shard, const char *o
     int status = run_ranks(ranks, RUN("rank", config, together, dtype, shard), overlap, err);
     char *said = file_read(err, &n), *copies = strstr(said, "copies: ");
     if (status != 0 || !copies) fail_msg("%d ranks ended on %d: %s", ranks, status, said);
-    if (leaves_early != (atoi(copies + strlen("copies: ")) > 0))
+    if (copies && leaves_early != (atoi(copies + strlen("copies: ")) > 0))
         fail_msg("%d ranks, %s, %s: %s", ranks, shard, overlap, copies);
     free(said);
     train_same_end(alone, together);
