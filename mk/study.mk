@@ -53,7 +53,8 @@ savedefconfig: ## write what .config changes to defconfig; to defconfigs/NAME wi
 # the study takes on this machine.
 list-defconfigs: ## the studies there are, and how long each takes here
 	@for file in defconfigs/*; do time=; \
-		if [ -x $(PROGRAM) ]; then time=$$($(PROGRAM) study --config "$$file" --device cpu --list 2>/dev/null | \
-			sed -n 's/^about \(.*\) here, .*/\1/p'); printf '%-24s %-12s ' "$${file#defconfigs/}" "$${time:--}"; \
+		if [ -x $(PROGRAM) ]; then for data in '' '-o DATASET=embedded'; do [ "$$time" ] || \
+			time=$$($(PROGRAM) study --config "$$file" --device cpu $$data --list 2>/dev/null | \
+			sed -n 's/^about \(.*\) here, .*/\1/p'); done; printf '%-24s %-12s ' "$${file#defconfigs/}" "$${time:--}"; \
 		else printf '%-24s ' "$${file#defconfigs/}"; fi; \
 		sed -n '1s/^# *//p' "$$file"; done

@@ -38,6 +38,7 @@ static bool terminal, colours, times;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char status[STATUS_MAX + 1]; /* under the lock; empty: none is drawn */
+static int copy = -1;               /* under the lock */
 
 static bool is_set(const char *name) {
     const char *value = getenv(name);
@@ -70,15 +71,19 @@ void weft_log_set_level(weft_log_level level) {
     atomic_store(&least, (int)level);
 }
 
-/* Standard error that is gone or full is nothing a log could report. */
-static void write_all(const char *text, size_t bytes) {
+/* A file that is gone or full is nothing a log could report. */
+static void write_to(int file, const char *text, size_t bytes) {
     while (bytes > 0) {
-        ssize_t n = write(STDERR_FILENO, text, bytes);
+        ssize_t n = write(file, text, bytes);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return;
         text += n;
         bytes -= (size_t)n;
     }
+}
+
+static void write_all(const char *text, size_t bytes) {
+    write_to(STDERR_FILENO, text, bytes);
 }
 
 static void append(char *buffer, size_t *at, const char *text) {
@@ -169,8 +174,18 @@ void weft_log(weft_log_level level, const char *format, ...) {
     append(buffer, &at, "\n");
     append_status(buffer, &at);
     write_all(buffer, at);
+    if (copy >= 0) {
+        int n = snprintf(buffer, sizeof buffer, "%-5s %s\n", levels[level].name, text);
+        write_to(copy, buffer, (size_t)n);
+    }
     pthread_mutex_unlock(&lock);
     errno = error;
+}
+
+void weft_log_copy(int descriptor) {
+    pthread_mutex_lock(&lock);
+    copy = descriptor;
+    pthread_mutex_unlock(&lock);
 }
 
 int weft_log_status_width(void) {

@@ -23,6 +23,9 @@ bool weft_log_enabled(weft_log_level level);
 /* Sets what WEFT_LOG would: for a program's own options. */
 void weft_log_set_level(weft_log_level level);
 
+/* Writes every record to a file too, without colours; -1: no more. The descriptor stays the caller's. */
+void weft_log_copy(int descriptor);
+
 /* Columns of the terminal that a status line may take; 0 where there can be none, because
  * standard error is no terminal, or a dumb one. */
 int weft_log_status_width(void);

@@ -21,6 +21,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -51,6 +52,7 @@ typedef struct {
     int64_t steps, unlogged;            /* the same in steps */
     int64_t saved;                      /* steps done when out/last was written; -1: not yet */
     int64_t saved_best;                 /* the same of out/best, in this run */
+    int log;                            /* out/log; -1: none */
     char resumed[WEFT_CHECKPOINT_NAME]; /* the checkpoint it goes on from; empty: it starts */
 } trainer;
 
@@ -183,6 +185,27 @@ static weft_status keep_config(const trainer *t) {
     return weft_config_save(t->config, path);
 }
 
+/* out/log, for whoever looks at the run; a study has it as standard error already. That it cannot be
+ * written stops no run. */
+static void keep_log(trainer *t) {
+    char path[WEFT_PATH_MAX];
+    struct stat file, error;
+    if (weft_path(path, "%s/log", t->options->out) != WEFT_OK ||
+        weft_file_open_own(path, &t->log) != WEFT_OK) {
+        weft_log(WEFT_LOG_WARN, "no log is kept: %s", weft_error_message());
+        t->log = -1;
+        return;
+    }
+    bool same = fstat(t->log, &file) == 0 && fstat(STDERR_FILENO, &error) == 0 &&
+                file.st_dev == error.st_dev && file.st_ino == error.st_ino;
+    if (same || lseek(t->log, 0, SEEK_END) < 0) {
+        close(t->log);
+        t->log = -1;
+        return;
+    }
+    weft_log_copy(t->log);
+}
+
 static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
     weft_account account;
     WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
@@ -197,6 +220,7 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     t->flops_per_token = account.forward_flops + account.backward_flops;
     WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
     WEFT_TRY(keep_config(t));
+    keep_log(t);
     if (t->tokenizer)
         WEFT_TRY(weft_validation_bytes(t->validation, t->tokenizer, &t->result->bytes_per_token));
     WEFT_TRY(weft_samples_open(t->options->out, t->state.iteration, t->config, t->tokenizer,
@@ -217,6 +241,8 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
 
 static void close_trainer(trainer *t, bool done) {
     weft_progress_end(t->progress, done);
+    weft_log_copy(-1);
+    if (t->log >= 0) close(t->log);
     weft_metrics_close(t->metrics);
     weft_prefetch_close(t->feed);
     weft_validation_close(t->validation);
@@ -501,7 +527,8 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                  .result = out,
                  .state = {.best_val = INFINITY, .logged_every = c->gpt2_log_interval},
                  .saved = -1,
-                 .saved_best = -1};
+                 .saved_best = -1,
+                 .log = -1};
     weft_status status = open_trainer(&t, backend, pool);
     /* Gone on from another than last, which must not be missing at the end. */
     bool done = t.state.iteration >= c->gpt2_max_iters;

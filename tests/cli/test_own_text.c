@@ -48,6 +48,12 @@ static void test_a_text_is_enough(void **state) {
     command_free(&r);
     assert_int_equal(access(scratch_path("runs/book/data/val_000000.bin"), R_OK), 0);
     assert_int_equal(access(scratch_path("runs/book/config"), R_OK), 0);
+    size_t n;
+    char *log = file_read(scratch_path("runs/book/log"), &n);
+    assert_non_null(strstr(log, " parameters on "));
+    assert_non_null(strstr(log, "val_loss"));
+    assert_null(strstr(log, "\033"));
+    free(log);
     command_succeeds(RUN("generate", "--model", out, "--prompt", "The", "--max-tokens", "4"),
                      &made);
     free(made);

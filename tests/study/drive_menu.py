@@ -2,6 +2,8 @@
 
     drive_menu.py COMMAND...            sets CONFIG_ATTENTION to w2
     drive_menu.py --leave COMMAND...    closes the terminal while the menu is shown
+    drive_menu.py --wrong COMMAND...    gives CONFIG_GPT2_DROPOUT a number that it cannot have, then 0.3
+    drive_menu.py --save COMMAND...     saves what the menu begins with
 
 Ends as the command does; 77 where the system gives no terminal; 1 where the screen does not show what
 the next key is for within a minute, or where a process is left that the terminal was closed for. No
@@ -24,6 +26,18 @@ SCRIPT = [
     (b"w2", b"q"),
     (b"(Y)es", b"y"),
 ]
+
+WRONG = [
+    (b"Model", b"/"),
+    (b"Jump to", b"GPT2_DROPOUT\n"),
+    (b"Dropout on the two", b"\n"),
+    (b"0.0", b"\x7f\x7f\x7f7\n"),
+    (b"outside 0 to 0.99", b"\x1b"),
+    (b"7", b"\x7f0.3\n"),
+    (b"3", b"q"),
+    (b"(Y)es", b"y"),
+]
+SAVE = [(b"Model", b"q"), (b"(Y)es", b"y")]
 
 
 def read_until(terminal, word):
@@ -60,8 +74,8 @@ def start(command, leaves):
     return child, terminal
 
 
-def play(child, terminal):
-    for word, keys in SCRIPT:
+def play(child, terminal, script=SCRIPT):
+    for word, keys in script:
         if not read_until(terminal, word):
             sys.exit(f"drive_menu: {word.decode()} was not shown")
         os.write(terminal, keys)
@@ -96,10 +110,12 @@ def leave(child, terminal):
 
 
 def main():
-    leaves = sys.argv[1] == "--leave"
-    child, terminal = start(sys.argv[2 if leaves else 1:], leaves)
+    leaves, named = sys.argv[1] == "--leave", sys.argv[1].startswith("--")
+    child, terminal = start(sys.argv[2 if named else 1:], leaves)
     try:
-        sys.exit((leave if leaves else play)(child, terminal))
+        if leaves:
+            sys.exit(leave(child, terminal))
+        sys.exit(play(child, terminal, {"--wrong": WRONG, "--save": SAVE}.get(sys.argv[1], SCRIPT)))
     finally:
         try:
             os.killpg(child, signal.SIGKILL)

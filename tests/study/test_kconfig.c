@@ -279,6 +279,37 @@ static void test_menuconfig_changes_an_option(void **state) {
     free(text);
 }
 
+static void drive(const char *how) {
+    int status = shell("\"$PYTHON\" tests/study/drive_menu.py %s make -s SETUP=no menuconfig", how);
+    if (status == 77) {
+        printf("this system gives no terminal\n");
+        skip();
+    }
+    expect_done(status);
+}
+
+/* What cannot be read back cannot be saved. */
+static void test_menuconfig_takes_no_wrong_number(void **state) {
+    (void)state;
+    without_kconfiglib_skip();
+    write_tree(".config", "CONFIG_N_LAYER=7\n");
+    drive("--wrong");
+    expect_done(shell("make -s SETUP=no savedefconfig"));
+    char *text = tree_file("defconfig");
+    assert_string_equal(text, "CONFIG_N_LAYER=7\nCONFIG_GPT2_DROPOUT=\"0.3\"\n");
+    free(text);
+}
+
+static void test_menuconfig_begins_with_the_demo(void **state) {
+    (void)state;
+    without_kconfiglib_skip();
+    expect_done(shell("rm -f .config"));
+    drive("--save");
+    expect_done(shell("mv .config saved && make -s SETUP=no defconfig-demo && "
+                      "grep -v '^#' .config >made.txt && grep -v '^#' saved >saved.txt && cmp "
+                      "made.txt saved.txt"));
+}
+
 /* Also where nobody is told of it by a signal. */
 static void test_menuconfig_ends_with_its_terminal(void **state) {
     (void)state;
@@ -381,6 +412,8 @@ int main(void) {
         cmocka_unit_test(test_list_defconfigs_has_each_with_its_sentence),
         cmocka_unit_test(test_menuconfig_without_a_terminal_says_so),
         cmocka_unit_test(test_menuconfig_changes_an_option),
+        cmocka_unit_test(test_menuconfig_takes_no_wrong_number),
+        cmocka_unit_test(test_menuconfig_begins_with_the_demo),
         cmocka_unit_test(test_menuconfig_ends_with_its_terminal),
         cmocka_unit_test(test_command_line_values_reach_the_study),
         cmocka_unit_test(test_the_environment_sets_no_option),
