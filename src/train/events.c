@@ -105,7 +105,7 @@ static weft_status write_head(weft_events *e, int64_t step) {
     WEFT_TRY(write_event(e, &m));
     if (step == 0) return WEFT_OK;
     /* The reader forgets from this step on; what was done up to `step` stays. */
-    begin_event(&m, (double)time(NULL), step + 1);
+    begin_event(&m, (double)time(NULL), step < INT64_MAX ? step + 1 : step);
     put_bytes(&m, 7, started, sizeof started);
     return write_event(e, &m);
 }
