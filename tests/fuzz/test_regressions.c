@@ -185,13 +185,12 @@ static size_t mutate_once(kept_inputs *k, uint8_t *data, size_t size) {
 /* For so long, or so many. */
 static int run_mutants(const target *t, uint64_t seed, double seconds, long most) {
     kept_inputs k = {.random = seed};
-    uint8_t *data = malloc(MUTANT_MOST);
     long runs = 0, taken = 0;
     double start = weft_clock();
-    if (!data) return 2;
     keep_folder(&k, "inputs", t->name);
     keep_folder(&k, "regressions", t->name);
-    if (!k.n) return 2;
+    uint8_t *data = malloc(MUTANT_MOST);
+    if (!k.n || !data) exit(2);
     fprintf(stderr, "%s: the input at hand is %s\n", t->name, fuzz_path("at-hand"));
     for (; runs < most && weft_clock() - start < seconds; runs++) {
         int which = (int)draw(&k, (uint64_t)k.n);
@@ -200,7 +199,7 @@ static int run_mutants(const target *t, uint64_t seed, double seconds, long most
         for (uint64_t left = 1 + draw(&k, 6); left; left--)
             size = mutate_once(&k, data, size);
         uint8_t *copy = malloc(size ? size : 1);
-        if (!copy) return 2;
+        if (!copy) exit(2);
         memcpy(copy, data, size);
         fuzz_file("at-hand", data, size);
         alarm(SECONDS * (unsigned)command_patience());
