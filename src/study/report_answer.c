@@ -324,7 +324,7 @@ static void say_question(weft_page *p, const weft_report_data *d) {
 
 /* When, with what and where, in one line. */
 static void say_facts(weft_page *p, const weft_report_data *d) {
-    weft_words steps, seeds = {0}, rates;
+    weft_words steps = {0}, seeds = {0}, rates = {0};
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
