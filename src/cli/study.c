@@ -162,7 +162,7 @@ static void describe_time(double seconds, char *out, size_t room) {
         const char *name;
     } units[] = {{86400, "days"}, {3600, "hours"}, {60, "minutes"}, {1, "seconds"}};
     for (int i = 0; i < 4; i++) {
-        if (seconds < 2 * units[i].seconds && i < 3) continue;
+        if (i < 3 && seconds < 2 * units[i].seconds) continue;
         snprintf(out, room, "about %.0f %s", fmax(seconds / units[i].seconds, 1), units[i].name);
         return;
     }
