@@ -105,6 +105,7 @@ static weft_status add_value(axis *a, const char *from, size_t n, const char *wh
     char(*values)[WEFT_SWEEP_VALUE] = realloc(a->values, (size_t)(a->n + 1) * sizeof *values);
     if (!values) return no_memory();
     a->values = values;
+    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
     memcpy(values[a->n++], value, sizeof value);
     return WEFT_OK;
 }

@@ -31,12 +31,14 @@ int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
 }
 void weft_blas_sgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                      int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+/* NOLINTBEGIN(readability-non-const-parameter): as the BLAS has them */
 void weft_blas_sgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                      int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
     (void)ta, (void)tb, (void)m, (void)n, (void)k, (void)alpha, (void)a, (void)lda, (void)b;
     (void)ldb, (void)beta, (void)c, (void)ldc;
     abort();
 }
+/* NOLINTEND(readability-non-const-parameter) */
 
 /* Takes turns in place of threads: what depends on their number is the cut into tasks. */
 struct weft_pool {
