@@ -86,7 +86,8 @@ static bool suits(const weft_step_form *f) {
     return !(asked && strcmp(asked, "0") == 0) && facts->code >= 80 &&
            facts->shared_memory >= most && kernel_of(f, false) && f->width % STEP_CHUNK == 0 &&
            f->width <= STEP_WIDTH && f->hidden % 64 == 0 && f->heads * f->dv % 64 == 0 &&
-           f->heads / f->kv_heads <= 16 && !(f->joint && (f->gaussian || f->dqk != f->dv));
+           f->heads / f->kv_heads <= 16 && !(f->joint && (f->gaussian || f->dqk != f->dv)) &&
+           !f->turned && !f->gated;
 }
 
 /* Room on the device; with `from`, filled. */
