@@ -134,10 +134,10 @@ static void test_picked_tokens_are_the_likeliest(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[3 * STEP_GPU_FORMS];
+    struct CMUnitTest tests[3 * STEP_FORMS];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
-    for (int i = 0; i < STEP_GPU_FORMS; i++) {
+    for (int i = 0; i < STEP_FORMS; i++) {
         if (only && strcmp(only, step_forms[i].name) != 0) continue;
         void *f = (void *)(uintptr_t)(step_forms + i);
         tests[n++] = (struct CMUnitTest){"test_a_step_equals_the_cpus", test_a_step_equals_the_cpus,

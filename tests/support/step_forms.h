@@ -11,8 +11,7 @@ typedef struct {
     const char *settings[10];
 } step_form;
 
-/* The GPU's step takes the first ones; the others go operation by operation there. */
-enum { STEP_FORMS = 10, STEP_GPU_FORMS = 7 };
+enum { STEP_FORMS = 6 };
 extern const step_form step_forms[STEP_FORMS];
 
 /* A case of `time` tokens; the caller frees its tokens. */

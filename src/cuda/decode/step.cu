@@ -42,7 +42,6 @@ struct cuda_step {
     step_problem problem;
     step_kernel few, many; /* up to 16 rows, and up to 64 */
     int grid, few_bytes, many_bytes;
-    bool overlaps; /* a step's blocks come while the last of the step before are still there */
     cudaStream_t stream;
     std::vector<void *> memory;
     std::vector<step_phase> phases;
@@ -71,23 +70,15 @@ static step_kernel kernel_of(const weft_step_form *f, bool many) {
     return NULL;
 }
 
-/* Shared memory for phases and biases, at most. */
-static int64_t list_bytes(const weft_step_form *f) {
-    int64_t columns = f->heads * f->dqk + f->kv_heads * (f->dqk + f->dv) + 2 * f->width + f->hidden;
-    int64_t tiles = columns / STEP_COLUMNS / weft_cuda_device()->multiprocessors + 2;
-    return (6 * f->layers + 2) * (int64_t)sizeof(step_phase) +
-           f->layers * tiles * STEP_COLUMNS * (int64_t)sizeof(float);
-}
-
 static bool suits(const weft_step_form *f) {
     const weft_cuda_facts *facts = weft_cuda_device();
     const char *asked = getenv("WEFT_CUDA_STEP");
-    int64_t most = max_i64(step_shape<1>::BYTES, step_shape<4>::BYTES) + list_bytes(f);
+    int most =
+        step_shape<1>::BYTES > step_shape<4>::BYTES ? step_shape<1>::BYTES : step_shape<4>::BYTES;
     return !(asked && strcmp(asked, "0") == 0) && facts->code >= 80 &&
            facts->shared_memory >= most && kernel_of(f, false) && f->width % STEP_CHUNK == 0 &&
-           f->width <= STEP_WIDTH && f->hidden % 64 == 0 && f->heads * f->dv % 64 == 0 &&
-           f->heads / f->kv_heads <= 16 && !(f->joint && (f->gaussian || f->dqk != f->dv)) &&
-           !f->turned && !f->gated;
+           f->width <= STEP_WIDTH && f->hidden % STEP_CHUNK == 0 && f->heads / f->kv_heads <= 16 &&
+           !(f->joint && (f->gaussian || f->dqk != f->dv));
 }
 
 /* Room on the device; with `from`, filled. */
@@ -118,7 +109,7 @@ static weft_status add_product(cuda_step *s, const weft_step_matrix *m, step_sou
     /* The next product begins where this one ends, so that blocks have equal shares in all. */
     s->shift = (s->shift + f.tiles) % s->grid;
     s->weight_bytes += weft_step_packed(m->columns, m->depth) * 2;
-    if (target == STEP_TO_LOGITS) WEFT_TRY(place_floats(s, m->bias, m->columns, &f.bias));
+    WEFT_TRY(place_floats(s, m->bias, m->columns, &f.bias));
     s->phases.push_back(f);
     s->matrices.push_back(m);
     return WEFT_OK;
@@ -151,64 +142,38 @@ static weft_status add_layer(cuda_step *s, const weft_step_layer *l) {
     return add_product(s, &l->back, STEP_FROM_HIDDEN, STEP_TO_STREAM, {});
 }
 
-/* Calls visit(chunk_of) for each piece of the head's weights: the order of step_head. */
-template <typename F>
-static void walk_head(const cuda_step *s, const step_phase &f, int block, F visit) {
-    for (int base = 0, each; base < f.tiles; base += each * s->grid * STEP_WARPS) {
-        each = step_head_tiles(f.tiles, base, s->grid);
-        if (step_head_first(base, each, s->grid, block, 0) >= f.tiles) break;
-        for (int chunk = 0; chunk < f.chunks; chunk++)
-            for (int g = 0; g < each; g++)
-                visit([=](int warp) {
-                    int tile = step_head_first(base, each, s->grid, block, warp) + g;
-                    return tile < f.tiles ? (int64_t)tile * f.chunks + chunk : -1;
-                });
-    }
-}
-
-/* The same of another product: the order of step_product. */
-template <typename F>
-static void walk_product(const cuda_step *s, const step_phase &f, int block, F visit) {
-    for (int tile = (block - f.shift + s->grid) % s->grid; tile < f.tiles;
-         tile += STEP_TILES * s->grid)
-        for (int slot = 0; slot < step_slots(f.chunks); slot++)
-            for (int g = 0; g < STEP_TILES && tile + g * s->grid < f.tiles; g++)
-                visit([=](int warp) {
-                    int chunk = slot * STEP_WARPS + warp;
-                    return chunk < f.chunks ? (int64_t)(tile + g * s->grid) * f.chunks + chunk : -1;
-                });
-}
-
-/* Calls visit(matrix, chunk_of) for each piece of a block's weights in the order of use; chunk_of(warp)
- * is -1 where the warp has none. */
+/* Calls visit(matrix, tile, slot) for each piece of a block's weights in the order of use, which is
+ * that of step_product. */
 template <typename F> static void walk_pieces(const cuda_step *s, int block, F visit) {
     for (size_t i = 0; i < s->phases.size(); i++) {
         const step_phase &f = s->phases[i];
-        auto piece = [&](auto chunk_of) { visit(s->matrices[i], chunk_of); };
         if (f.kind != STEP_PRODUCT) continue;
-        if (f.target == STEP_TO_LOGITS)
-            walk_head(s, f, block, piece);
-        else
-            walk_product(s, f, block, piece);
+        int first = (block - f.shift + s->grid) % s->grid;
+        for (int tile = first; tile < f.tiles; tile += STEP_TILES * s->grid)
+            for (int slot = 0; slot < step_slots(f.chunks); slot++)
+                for (int g = 0; g < STEP_TILES && tile + g * s->grid < f.tiles; g++)
+                    visit(s->matrices[i], tile + g * s->grid, slot);
     }
 }
 
-/* A piece has a chunk for each warp, and zeros where there are no more. */
+/* A piece has a chunk of the tile for each warp, and zeros where there are no more. */
 static weft_status lay_out_weights(cuda_step *s) {
     enum { CHUNK = STEP_COLUMNS * STEP_CHUNK };
     std::vector<int> pieces(1, 0);
     int count = 0;
     for (int b = 0; b < s->grid; b++) {
-        walk_pieces(s, b, [&](const weft_step_matrix *, auto) { count++; });
+        walk_pieces(s, b, [&](const weft_step_matrix *, int, int) { count++; });
         pieces.push_back(count);
     }
     std::vector<uint16_t> weights((size_t)count * STEP_WARPS * CHUNK);
     uint16_t *to = weights.data();
     for (int b = 0; b < s->grid; b++)
-        walk_pieces(s, b, [&](const weft_step_matrix *m, auto chunk_of) {
-            for (int w = 0; w < STEP_WARPS; w++, to += CHUNK) {
-                int64_t chunk = chunk_of(w);
-                if (chunk >= 0) memcpy(to, m->weights + chunk * CHUNK, CHUNK * sizeof *to);
+        walk_pieces(s, b, [&](const weft_step_matrix *m, int tile, int slot) {
+            int64_t chunks = m->depth / STEP_CHUNK;
+            for (int64_t w = 0; w < STEP_WARPS; w++, to += CHUNK) {
+                int64_t chunk = slot * STEP_WARPS + w;
+                if (chunk < chunks)
+                    memcpy(to, m->weights + (tile * chunks + chunk) * CHUNK, CHUNK * sizeof *to);
             }
         });
     WEFT_TRY(place(s, weights.data(), (int64_t)(weights.size() * sizeof weights[0]),
@@ -217,37 +182,12 @@ static weft_status lay_out_weights(cuda_step *s) {
                  (void **)&s->problem.pieces);
 }
 
-/* Of each block those of its columns in the order of step_product, zeros where there is none. */
-static weft_status lay_out_biases(cuda_step *s) {
-    std::vector<std::vector<float>> of((size_t)s->grid);
-    size_t most = 0;
-    for (int b = 0; b < s->grid; b++) {
-        for (size_t i = 0; i < s->phases.size(); i++) {
-            const step_phase &f = s->phases[i];
-            if (f.kind != STEP_PRODUCT || f.target == STEP_TO_LOGITS) continue;
-            for (int tile = (b - f.shift + s->grid) % s->grid; tile < f.tiles; tile += s->grid)
-                for (int n = tile * STEP_COLUMNS; n < (tile + 1) * STEP_COLUMNS; n++)
-                    of[(size_t)b].push_back(
-                        s->matrices[i]->bias && n < f.columns ? s->matrices[i]->bias[n] : 0);
-        }
-        if (of[(size_t)b].size() > most) most = of[(size_t)b].size();
-    }
-    std::vector<float> all;
-    for (std::vector<float> &one : of) {
-        one.resize(most);
-        all.insert(all.end(), one.begin(), one.end());
-    }
-    s->problem.n_biases = (int)most;
-    return place(s, all.data(), (int64_t)(all.size() * sizeof all[0]), (void **)&s->problem.biases);
-}
-
 static weft_status add_phases(cuda_step *s, const weft_step_model *m) {
     add_phase(s, STEP_EMBED, {});
     for (int64_t i = 0; i < m->form.layers; i++)
         WEFT_TRY(add_layer(s, m->layer + i));
     WEFT_TRY(add_product(s, &m->head, STEP_FROM_STREAM, STEP_TO_LOGITS, {}));
     WEFT_TRY(lay_out_weights(s));
-    WEFT_TRY(lay_out_biases(s));
     s->matrices.clear();
     s->problem.n_phases = (int)s->phases.size();
     return place(s, s->phases.data(), (int64_t)(s->phases.size() * sizeof(step_phase)),
@@ -276,7 +216,7 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(place(s, NULL, f->slots * f->table_pages * 4, (void **)&p->pages));
     WEFT_TRY(place(s, NULL, 128, (void **)&p->barrier));
     if (getenv("WEFT_CUDA_STEP_TIMES"))
-        WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * STEP_MARKS * 8, (void **)&p->times));
+        WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * 16, (void **)&p->times));
     WEFT_TRY(check(
         cudaHostAlloc((void **)&s->told, 2 * STEP_ROWS * sizeof *s->told, cudaHostAllocMapped),
         "no pinned memory"));
@@ -315,7 +255,7 @@ static void describe(cuda_step *s, const weft_step_model *m) {
 static weft_status choose_kernels(cuda_step *s) {
     s->few = kernel_of(&s->form, false);
     s->many = kernel_of(&s->form, true);
-    int list = (int)(s->phases.size() * sizeof(step_phase)) + s->problem.n_biases * 4;
+    int list = (int)((6 * s->form.layers + 2) * (int64_t)sizeof(step_phase));
     s->few_bytes = step_shape<1>::BYTES + list;
     s->many_bytes = step_shape<4>::BYTES + list;
     WEFT_TRY(check(cudaFuncSetAttribute((const void *)s->few,
@@ -326,58 +266,42 @@ static weft_status choose_kernels(cuda_step *s) {
                  "no room for a step");
 }
 
-static int kind_of(const step_phase &f) {
-    return f.kind == STEP_EMBED           ? 0
-           : f.kind == STEP_ATTEND        ? 6
-           : f.kind == STEP_JOIN          ? 7
-           : f.target == STEP_TO_HEADS    ? 1
-           : f.source == STEP_FROM_HEADS  ? 2
-           : f.target == STEP_TO_HIDDEN   ? 3
-           : f.source == STEP_FROM_HIDDEN ? 4
-                                          : 5;
-}
-
-/* WEFT_CUDA_STEP_TIMES: what the phases of the last step took on the first multiprocessor, from mark to
- * mark, the last being until the next phase began. Of a product: its input is there, it is multiplied,
- * the warps' sums are in shared memory, the results are written. Of attention: the first keys are asked
- * for, they are there, the run is summed, its part is written. */
+/* WEFT_CUDA_STEP_TIMES: what the phases of the last step took, on the first multiprocessor: its own
+ * work, and until the next phase began. */
 static void print_times(const cuda_step *s) {
     static const char *const kinds[] = {
         "embedding", "queries, keys, values", "out", "in", "back", "head",
         "attention", "attention joined"};
-    std::vector<long long> at(STEP_MARKS * s->phases.size());
-    double between[8][STEP_MARKS] = {}, clock = weft_cuda_device()->clock;
+    std::vector<long long> at(2 * s->phases.size());
+    double work[8] = {}, rest[8] = {}, clock = weft_cuda_device()->clock;
     int count[8] = {};
     cudaMemcpy(at.data(), s->problem.times, at.size() * sizeof at[0], cudaMemcpyDeviceToHost);
     for (size_t i = 0; i < s->phases.size(); i++) {
-        const long long *mark = &at[STEP_MARKS * i];
+        const step_phase &f = s->phases[i];
         size_t next = i + 1;
-        if (mark[0] == 0) continue; /* it was left out */
-        while (next < s->phases.size() && at[STEP_MARKS * next] == 0)
+        if (at[2 * i] == 0) continue; /* it was left out */
+        while (next < s->phases.size() && at[2 * next] == 0)
             next++;
-        int kind = kind_of(s->phases[i]), last = 0;
-        for (int k = 1; k < STEP_MARKS; k++)
-            if (mark[k] > mark[last]) {
-                between[kind][k - 1] += (double)(mark[k] - mark[last]);
-                last = k;
-            }
-        if (next < s->phases.size())
-            between[kind][STEP_MARKS - 1] += (double)(at[STEP_MARKS * next] - mark[last]);
+        int kind = f.kind == STEP_EMBED           ? 0
+                   : f.kind == STEP_ATTEND        ? 6
+                   : f.kind == STEP_JOIN          ? 7
+                   : f.target == STEP_TO_HEADS    ? 1
+                   : f.source == STEP_FROM_HEADS  ? 2
+                   : f.target == STEP_TO_HIDDEN   ? 3
+                   : f.source == STEP_FROM_HIDDEN ? 4
+                                                  : 5;
+        work[kind] += (double)(at[2 * i + 1] - at[2 * i]);
+        if (next < s->phases.size()) rest[kind] += (double)(at[2 * next] - at[2 * i + 1]);
         count[kind]++;
     }
     fprintf(stderr, "%lld rows, %.1f us by the first multiprocessor's clock of %.0f MHz\n",
             (long long)s->rows[(s->finished + 1) % 2],
             1e6 * (double)(at.back() - at.front()) / clock, 1e-6 * clock);
-    for (int k = 0; k < 8; k++) {
-        double all = 0, scale = count[k] ? 1e6 / clock / count[k] : 0;
-        for (double part : between[k])
-            all += part * scale;
-        if (!count[k]) continue;
-        fprintf(stderr, "%-22s %3d phases, %7.2f us each:", kinds[k], count[k], all);
-        for (double part : between[k])
-            fprintf(stderr, " %.2f", part * scale);
-        fprintf(stderr, "\n");
-    }
+    for (int k = 0; k < 8; k++)
+        if (count[k])
+            fprintf(stderr, "%-22s %3d phases, %7.2f us each: work %7.2f, to the next %7.2f\n",
+                    kinds[k], count[k], 1e6 * (work[k] + rest[k]) / clock / count[k],
+                    1e6 * work[k] / clock / count[k], 1e6 * rest[k] / clock / count[k]);
 }
 
 static void close_step(void *step) {
@@ -401,17 +325,12 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     s->grid = weft_cuda_device()->multiprocessors;
     s->problem.run_keys[0] = SHORT_RUN;
     s->problem.run_keys[1] = LONG_RUN;
-    if (getenv("WEFT_CUDA_STEP_RUNS"))
-        sscanf(getenv("WEFT_CUDA_STEP_RUNS"), "%d,%d", s->problem.run_keys,
-               s->problem.run_keys + 1);
-    const char *early = getenv("WEFT_CUDA_STEP_EARLY");
-    s->overlaps = weft_cuda_device()->code >= 90 && !(early && early[0] == '0');
     describe(s, m);
     weft_status status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
+    if (status == WEFT_OK) status = choose_kernels(s);
     if (status == WEFT_OK)
         status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
-    if (status == WEFT_OK) status = choose_kernels(s);
     if (status == WEFT_OK) status = make_buffers(s);
     if (status == WEFT_OK) status = check(cudaDeviceSynchronize(), "a step was not made ready");
     if (status != WEFT_OK) {
@@ -433,7 +352,6 @@ static void set_pages(void *step, int64_t slot, const int32_t *pages) {
  * The sums are the same. */
 static bool joins_late(const cuda_step *s, const weft_step_rows *rows) {
     int64_t numbers = 0;
-    if (rows->count > 16 && s->form.heads * s->form.dv > STEP_WIDTH) return false; /* one panel */
     for (int64_t r = 0; r < rows->count; r++) {
         int64_t keys = step_run_keys(s->problem, rows->position[r]), last = rows->position[r];
         int64_t seen = max_i64(0, last + 1 - s->form.context), runs = last / keys - seen / keys + 1;
@@ -446,17 +364,11 @@ static bool joins_late(const cuda_step *s, const weft_step_rows *rows) {
 /* One block a multiprocessor, which its shared memory sees to. They are all there at once: what runs
  * before them ends without them. */
 static cudaError_t launch(const cuda_step *s, step_problem *p, bool many) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)s->grid);
-    config.blockDim = dim3(STEP_THREADS);
-    config.dynamicSmemBytes = (size_t)(many ? s->many_bytes : s->few_bytes);
-    config.stream = s->stream;
-    config.attrs = &early;
-    config.numAttrs = s->overlaps ? 1 : 0;
-    return cudaLaunchKernelEx(&config, many ? s->many : s->few, *p);
+    void *arguments[] = {p};
+    const void *kernel = (const void *)(many ? s->many : s->few);
+    size_t bytes = (size_t)(many ? s->many_bytes : s->few_bytes);
+    dim3 grid((unsigned)s->grid), block(STEP_THREADS);
+    return cudaLaunchKernel(kernel, grid, block, arguments, bytes, s->stream);
 }
 
 static weft_status start(void *step, const weft_step_rows *rows) {

@@ -188,7 +188,7 @@ __device__ static void step_write_part(const step_problem &p, const step_run &t,
 
 template <int MT, int DQ, int DV>
 __device__ static void step_attend_run(const step_problem &p, const step_phase &f,
-                                       const step_run &t, uint4 *ring, int phase) {
+                                       const step_run &t, uint4 *ring) {
     constexpr int UNITS = step_units<MT, DQ, DV>::COUNT, SIZE = step_units<MT, DQ, DV>::SIZE;
     constexpr bool GAUSSIAN = DQ != DV; /* of means and deviations, as wide again as a value */
     int row = threadIdx.x % 32 / 4, begin = t.place * t.keys + 16 * t.skip;
@@ -196,7 +196,6 @@ __device__ static void step_attend_run(const step_problem &p, const step_phase &
     step_words high[DQ], low[DQ];
     float scale[2] = {0, 0}, beta[2] = {0, 0}, o[DV][4][4] = {};
     float most[2] = {-INFINITY, -INFINITY}, all[2] = {0, 0}, c[4][4], number[4];
-    step_mark(p, phase, 1);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         step_fetch_unit<MT, DQ, DV>(p, f, t, u, units, ring + u * SIZE * STEP_THREADS);
@@ -219,7 +218,6 @@ __device__ static void step_attend_run(const step_problem &p, const step_phase &
         for (int which = 0; which < 4; which++) {
             uint4 *unit = ring + place * SIZE * STEP_THREADS;
             step_wait<UNITS - 1>();
-            if (which == 0 && leaf == 0) step_mark(p, phase, 2);
             if (which == 0)
 #pragma unroll
                 for (int n = 0; n < 4; n++)
@@ -243,16 +241,13 @@ __device__ static void step_attend_run(const step_problem &p, const step_phase &
             place = place + 1 == UNITS ? 0 : place + 1;
         }
     }
-    step_mark(p, phase, 3);
     step_write_part<DV>(p, t, o, most, all);
-    step_mark(p, phase, 4);
 }
 
 /* Runs are dealt out to the warps of all blocks in turn, so that few of them
  * spread over all. */
 template <int MT, int DQ, int DV>
-__device__ static void step_attend(const step_problem &p, const step_phase &f, uint4 *ring,
-                                   int phase) {
+__device__ static void step_attend(const step_problem &p, const step_phase &f, uint4 *ring) {
     int lane = threadIdx.x % 32;
     int warp = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x);
     int items = p.rows * p.kv_heads * p.runs, warps = (int)gridDim.x * STEP_WARPS;
@@ -274,7 +269,7 @@ __device__ static void step_attend(const step_problem &p, const step_phase &f, u
         if (lane < t.keys / 16 && j + 16 > t.first && j < t.end)
             t.page =
                 __ldg(p.pages + (long long)p.slot[t.r] * p.table_pages + j / 16 % p.table_pages);
-        step_attend_run<MT, DQ, DV>(p, f, t, ring, phase);
+        step_attend_run<MT, DQ, DV>(p, f, t, ring);
     }
 }
 
@@ -345,8 +340,7 @@ __device__ static void step_join_many(const step_problem &p, int r, int head, in
     uint2 words;
     words.x = step_pack(sum.x * inverse, sum.y * inverse);
     words.y = step_pack(sum.z * inverse, sum.w * inverse);
-    *(uint2 *)(p.found + (long long)r * p.heads * p.dv + step_swapped(r, head * p.dv + column)) =
-        words;
+    *(uint2 *)(p.found + ((long long)r * p.heads + head) * p.dv + column) = words;
 }
 
 __device__ static void step_join(const step_problem &p) {
@@ -360,7 +354,7 @@ __device__ static void step_join(const step_problem &p) {
     for (int e = first; e < p.rows * p.heads * p.dv / 4; e += (int)gridDim.x * STEP_THREADS) {
         int head = 4 * e / p.dv, r = head / p.heads, runs = step_runs(p, p.position[r]);
         if (runs <= STEP_FEW_RUNS)
-            *(uint2 *)(p.found + step_swapped(r, 4 * e)) =
+            *(uint2 *)(p.found + 4 * (long long)e) =
                 step_join_few(p, r, head % p.heads, 4 * e % p.dv, runs);
     }
 }

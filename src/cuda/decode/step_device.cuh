@@ -44,65 +44,6 @@ template <int N> __device__ static inline void step_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Copies of whole rows by the copy engine of a multiprocessor (TMA), which a barrier in shared memory
- * counts. Before 9.0 there is none. */
-__device__ static inline bool step_has_bulk() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    return true;
-#else
-    return false;
-#endif
-}
-
-__device__ static inline void step_bulk_init(unsigned long long *full) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"((unsigned)__cvta_generic_to_shared(full))
-                 : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-/* So many bytes will come; what was written before is seen by the copies. */
-__device__ static inline void step_bulk_expect(unsigned long long *full, unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(full)),
-                 "r"(bytes)
-                 : "memory");
-#endif
-}
-
-__device__ static inline void step_bulk_copy(void *to, const void *from, unsigned bytes,
-                                             unsigned long long *full) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"((unsigned)__cvta_generic_to_shared(to)),
-        "l"(from), "r"(bytes), "r"((unsigned)__cvta_generic_to_shared(full))
-        : "memory");
-#endif
-}
-
-__device__ static inline void step_bulk_fence() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async;" ::: "memory");
-#endif
-}
-
-__device__ static inline void step_bulk_wait(unsigned long long *full, unsigned parity) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    unsigned done;
-    do {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"((unsigned)__cvta_generic_to_shared(full)), "r"(parity)
-                     : "memory");
-    } while (!done);
-#endif
-}
-
 __device__ static inline unsigned short step_narrow(float v) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(v));
 }

@@ -26,8 +26,7 @@
 #define WEFT_CUDA_DECODE_STEP_KERNEL_CUH
 
 #include "cuda/decode/step_attend.cuh"
-#include "cuda/decode/step_head.cuh"
-#include "cuda/dependent_launch.cuh"
+#include "cuda/decode/step_product.cuh"
 
 __device__ static inline float step_load(const void *from, bool is_bf16, long long at) {
     return is_bf16 ? step_widen(((const unsigned short *)from)[at]) : ((const float *)from)[at];
@@ -58,7 +57,7 @@ __device__ static inline void step_meet(const step_problem &p, unsigned &arrived
 __device__ static inline void step_note(const step_problem &p, int which) {
     if (!p.times || blockIdx.x > 0) return;
     __syncthreads();
-    step_mark(p, which / STEP_MARKS, which % STEP_MARKS);
+    if (threadIdx.x == 0) p.times[which] = step_clock();
 }
 
 /* The last block to come tells the host. */
@@ -74,12 +73,17 @@ __device__ static void step_tell(const step_problem &p, unsigned arrived, int *l
     if (threadIdx.x == 0) *p.told_step = p.step;
 }
 
-/* What does not depend on the step before: the first weights, phases and biases. */
-template <int MT>
-__device__ static void step_make_ready(const step_problem &p, char *memory, step_memory &m,
-                                       step_stream &s) {
+template <int MT, int DQ, int DV>
+__device__ static void step_run_phases(const step_problem &p, char *memory) {
     using shape = step_shape<MT>;
-    int piece = __ldg(p.pieces + blockIdx.x), words = (int)(sizeof(step_phase) / 8) * p.n_phases;
+    step_memory m;
+    m.input = (unsigned short *)(memory + shape::RING);
+    m.sums = (float *)(memory + shape::RING + shape::INPUT);
+    m.best = (unsigned long long *)(memory + shape::RING + shape::INPUT + shape::SUMS);
+    step_phase *phases = (step_phase *)(memory + shape::BYTES);
+    uint4 *keys = (uint4 *)m.input + threadIdx.x;
+    step_stream s;
+    int piece = __ldg(p.pieces + blockIdx.x);
     s.ring = (uint4 *)memory + threadIdx.x;
     s.from = p.weights + ((long long)piece * STEP_THREADS + threadIdx.x) * 8;
     s.left = __ldg(p.pieces + blockIdx.x + 1) - piece;
@@ -87,52 +91,24 @@ __device__ static void step_make_ready(const step_problem &p, char *memory, step
 #pragma unroll 1
     for (int i = 0; i < shape::DEPTH; i++)
         step_fetch(s, i);
-    m.input = (unsigned short *)(memory + shape::RING);
-    m.sums = (float *)(memory + shape::RING + shape::INPUT);
-    m.best = (unsigned long long *)(m.sums + shape::SUMS / 4);
-    m.full = m.best + STEP_ROWS;
-    m.turns = 0;
-    m.pages = (int *)(m.full + 2);
-    if (threadIdx.x < 2) step_bulk_init(m.full + threadIdx.x);
-    m.phases = (step_phase *)(memory + shape::BYTES);
-    float *bias = (float *)(m.phases + p.n_phases);
-    m.bias = bias;
-    for (int i = threadIdx.x; i < words; i += STEP_THREADS)
-        ((unsigned long long *)m.phases)[i] = __ldg((const unsigned long long *)p.phases + i);
-    for (int i = threadIdx.x; i < p.n_biases; i += STEP_THREADS)
-        bias[i] = __ldg(p.biases + (long long)blockIdx.x * p.n_biases + i);
-}
-
-template <int MT, int DQ, int DV>
-__device__ static void step_run_phases(const step_problem &p, char *memory) {
-    step_memory m;
-    step_stream s;
-    trigger_dependents();
-    step_make_ready<MT>(p, memory, m, s);
-    wait_for_primary();
-    uint4 *keys = (uint4 *)m.input + threadIdx.x;
-    if ((int)threadIdx.x < p.rows)
-        m.pages[threadIdx.x] = __ldcg(p.pages + (long long)p.slot[threadIdx.x] * p.table_pages +
-                                      p.position[threadIdx.x] / 16 % p.table_pages);
+    for (int i = threadIdx.x; i < p.n_phases * (int)(sizeof(step_phase) / 8); i += STEP_THREADS)
+        ((unsigned long long *)phases)[i] = __ldg((const unsigned long long *)p.phases + i);
     __syncthreads();
     unsigned arrived = p.arrived;
     for (int i = 0; i < p.n_phases; i++) {
-        const step_phase &f = m.phases[i];
+        const step_phase &f = phases[i];
         if (f.kind == STEP_JOIN && p.joins_late) continue;
         if (i > 0) step_meet(p, arrived);
-        m.phase = i;
-        step_note(p, STEP_MARKS * i);
+        step_note(p, 2 * i);
         if (f.kind == STEP_EMBED)
             step_embed(p);
-        else if (f.kind == STEP_PRODUCT && f.target == STEP_TO_LOGITS)
-            step_head<MT>(p, f, m, s);
         else if (f.kind == STEP_PRODUCT)
             step_product<MT>(p, f, m, s);
         else if (f.kind == STEP_ATTEND)
-            step_attend<MT, DQ, DV>(p, f, keys, i);
+            step_attend<MT, DQ, DV>(p, f, keys);
         else
             step_join(p);
-        step_note(p, STEP_MARKS * i + STEP_MARKS - 1);
+        step_note(p, 2 * i + 1);
     }
     step_tell(p, arrived, (int *)m.sums);
 }

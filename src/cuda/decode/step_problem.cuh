@@ -13,12 +13,11 @@ enum {
     STEP_CHUNK = 32,  /* numbers of a column that a warp multiplies at a time */
     STEP_LEAF = 32,   /* keys that a warp scores at a time */
     STEP_ROWS = 64,
-    STEP_WIDTH = 768,    /* most of the residual stream */
-    STEP_HEAD_TILES = 4, /* of the head, that a warp sums at once */
-    STEP_SHORT = 2048,   /* positions with short runs of keys */
-    STEP_FEW_RUNS = 32,  /* that one thread joins */
-    STEP_LINE = 4,       /* floats behind a part of attention: largest score, sum */
-    STEP_MARKS = 8       /* times of a phase: begun, up to six on the way, ended */
+    STEP_WIDTH = 768,   /* most of the residual stream */
+    STEP_SPARE = 8,     /* numbers behind a row of inputs, so that rows share no bank */
+    STEP_SHORT = 2048,  /* positions with short runs of keys */
+    STEP_FEW_RUNS = 32, /* that one thread joins */
+    STEP_LINE = 4       /* floats behind a part of attention: largest score, sum */
 };
 
 enum step_kind { STEP_EMBED, STEP_PRODUCT, STEP_ATTEND, STEP_JOIN };
@@ -30,7 +29,7 @@ struct step_phase {
     int columns, depth; /* of a product: n, k */
     int tiles, chunks;
     int shift;                 /* the block that has the first tile */
-    const float *bias;         /* of the head: [columns] or NULL */
+    const float *bias;         /* [columns] or NULL */
     const float *scale, *beta; /* of attention, [heads], to the base 2; beta NULL: none */
     char *keys, *values;       /* the layer's pages */
 };
@@ -39,10 +38,8 @@ struct step_problem {
     const step_phase *phases;
     const unsigned short *weights; /* of all blocks: [piece, STEP_THREADS, 8] */
     const int *pieces;             /* [grid + 1]: where those of a block begin */
-    const float *biases;           /* [grid, n_biases]: of a block's columns in the order of use */
-    int n_biases;
-    int n_phases, rows, row_bits; /* 2^row_bits >= rows */
-    bool joins_late;              /* attention's runs are joined where they are read: all rows
+    int n_phases, rows, row_bits;  /* 2^row_bits >= rows */
+    bool joins_late;               /* attention's runs are joined where they are read: all rows
                       have few */
     int width, hidden, heads, kv_heads, group, dqk, dv, vocab;
     bool gaussian, rms, table_is_bf16, place_is_bf16;
@@ -69,15 +66,9 @@ struct step_problem {
     volatile int *told;
     volatile unsigned *told_step;
     unsigned step;
-    long long *times; /* [phases, STEP_MARKS]: when the first block was where in a phase; NULL: not
-                       noted */
+    long long *times; /* [phases, 2]: when the first block began a phase and ended
+                       it; NULL: not noted */
 };
-
-/* Notes when the first block came to place `at` of a phase. */
-__device__ static inline void step_mark(const step_problem &p, int phase, int at) {
-    if (p.times && blockIdx.x == 0 && threadIdx.x == 0)
-        p.times[phase * STEP_MARKS + at] = step_clock();
-}
 
 struct step_words {
     unsigned word[4];
@@ -105,35 +96,21 @@ __device__ static inline void step_multiply(float (&c)[4], const step_words &hig
              low.word[2 * half + 1], b0, b1);
 }
 
-/* How a block works on up to 16 MT rows. Inputs are held PANEL columns at a time, in stages of STAGE
- * columns that many rows come in one by one. */
+/* How a block works on up to 16 MT rows. */
 template <int MT> struct step_shape {
     static constexpr int TILES = STEP_TILES;
-    static constexpr int DEPTH = MT == 1 ? 16 : 8; /* of the ring */
-    static constexpr int PANEL = MT == 1 ? 4 * STEP_WIDTH : STEP_WIDTH;
-    static constexpr int STAGE = MT == 1 ? PANEL : STEP_WARPS * STEP_CHUNK;
+    static constexpr int DEPTH = MT == 1 ? 16 : 8;                      /* of the ring */
+    static constexpr int PANEL = MT == 1 ? 4 * STEP_WIDTH : STEP_WIDTH; /* columns of inputs held */
     static constexpr int SLOTS = PANEL / STEP_CHUNK / STEP_WARPS; /* of a panel, for each warp */
-    static constexpr int INPUT = 16 * MT * PANEL * 2;             /* bytes */
+    static constexpr int PITCH = PANEL + STEP_SPARE;
+    static constexpr int INPUT = 16 * MT * PITCH * 2; /* bytes */
     static constexpr int SUMS = STEP_WARPS * TILES * 16 * MT * STEP_COLUMNS * 4;
     static constexpr int RING = DEPTH * STEP_THREADS * 16;
-    static constexpr int BEST = STEP_ROWS * 8, PAGES = STEP_ROWS * 4, FULL = 2 * 8;
-    static constexpr int BYTES =
-        RING + INPUT + SUMS + BEST + FULL + PAGES; /* phases and biases behind */
+    static constexpr int BEST = STEP_ROWS * 8;
+    static constexpr int BYTES = RING + INPUT + SUMS + BEST; /* and the phases */
     static constexpr int PLACES =
         (INPUT + SUMS) / STEP_THREADS / 16; /* for attention, each thread's */
 };
-
-/* Of odd rows the halves of 128 bytes are exchanged, so that two rows beside each other share no bank.
- * What attention found and the feed-forward's hidden numbers lie in memory like that, too. */
-__device__ static inline int step_swapped(int r, int at) {
-    return at ^ (r & 1) << 5;
-}
-
-/* Where number `at` of row r of a panel of inputs is: [stage, row, STAGE]. */
-template <int MT> __device__ static inline int step_input_at(int r, int at) {
-    constexpr int STAGE = step_shape<MT>::STAGE;
-    return (at / STAGE * 16 * MT + r) * STAGE + step_swapped(r, at % STAGE);
-}
 
 /* The page of position j of row r's sequence. */
 __device__ static inline char *step_page(const step_problem &p, char *pages, long long bytes, int r,
