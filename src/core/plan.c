@@ -209,7 +209,7 @@ static weft_status find_peak(planner *p, int64_t *node) {
     return WEFT_OK;
 }
 
-/* The plan's figures beside the offsets: what is alive when. */
+/* What the plan tells beside the offsets: what is alive when. */
 static weft_status sum_up(planner *p) {
     int64_t peak = -1;
     WEFT_TRY(find_peak(p, &peak));
