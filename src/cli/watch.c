@@ -55,13 +55,12 @@ static int read_options(watching *w, int argc, char **argv) {
 static void print_address(const watching *w) {
     const char *host = w->options.host;
     bool six = strchr(host, ':') != NULL;
-    int port = weft_live_port(w->watch);
+    int port = weft_live_port(w->watch), found = weft_live_found(w->watch);
     if (w->args.json)
         printf("{\"host\": \"%s\", \"port\": %d}\n", host, port);
     else
-        printf("watching %d run%s at http://%s%s%s:%d\n", weft_watched_count(w->runs),
-               weft_watched_count(w->runs) == 1 ? "" : "s", six ? "[" : "", host, six ? "]" : "",
-               port);
+        printf("watching %d run%s at http://%s%s%s:%d\n", found, found == 1 ? "" : "s",
+               six ? "[" : "", host, six ? "]" : "", port);
     fflush(stdout);
     if (!weft_http_is_local(host))
         weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", host);

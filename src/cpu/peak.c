@@ -44,7 +44,7 @@ double KERNEL(peak_real)(int64_t rounds) {
 
 #else
 
-static volatile real number;
+static _Thread_local volatile real number; /* what the compiler cannot know, and the sums' end */
 
 double KERNEL(peak_real)(int64_t rounds) {
     vreal sum[SUMS], a = vset(number), b = vset(number);

@@ -32,7 +32,7 @@ struct weft_live {
     weft_gpus *gpus;
     char *page;
     struct MHD_Daemon *daemon;
-    int port;
+    int port, found;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
@@ -312,6 +312,7 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     w->gpus = weft_gpus_open();
     weft_status status = w->page ? WEFT_OK : weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->version = weft_watched_look(runs);
+    w->found = weft_watched_count(runs);
     if (status == WEFT_OK) status = start_daemon(w);
     int error = status == WEFT_OK ? pthread_create(&w->thread, NULL, look, w) : 0;
     if (error) status = weft_fail(WEFT_EIO, "watch: no thread: %s", strerror(error));
@@ -326,6 +327,10 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
 
 int weft_live_port(const weft_live *w) {
     return w->port;
+}
+
+int weft_live_found(const weft_live *w) {
+    return w->found;
 }
 
 /* Streams end when they see the end; then the daemon can. */
