@@ -80,7 +80,7 @@ mutate: build ## break the code on purpose, and see that a test notices
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
 
 # PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch. One line says what
-# became of it; a library with sanitizers cannot be loaded by Python.
+# became of it; a library with sanitizers cannot be loaded by Python. TORCH=no leaves them out of make test.
 test-torch: $(if $(SAN),,$(LIB_SO)) ## the tests of the PyTorch package (PYTHON= with torch, numpy and pytest)
 	@if [ -n '$(SAN)' ]; then echo "test-torch: skipped: Python does not load a library with sanitizers"; \
 	elif $(PYTHON) -c 'import torch, numpy, pytest' 2>/dev/null; then \

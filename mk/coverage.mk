@@ -7,10 +7,10 @@ export GCOV ?= gcov
 
 .PHONY: coverage coverage-report
 
-coverage: ## run the tests and tell which lines and branches of src/ they reach; T=name as for test
+coverage: ## run the tests and tell which lines and branches of src/ they reach; T=name and TORCH=no as for test
 	@command -v $(GCOV) >/dev/null || { echo "make coverage: $(GCOV), which is part of gcc, is missing (GCOV=...)" >&2; exit 2; }
 	@find '$(BUILD)/coverage' -name '*.gcda' -delete 2>/dev/null || true
-	@GCOV_ERROR_FILE='$(abspath $(BUILD))/coverage/gcov.log' $(MAKE) COVERAGE=1 test T='$(T)' || echo "make coverage: a test failed; what follows is of this run" >&2
+	@GCOV_ERROR_FILE='$(abspath $(BUILD))/coverage/gcov.log' $(MAKE) COVERAGE=1 test T='$(T)' TORCH='$(TORCH)' || echo "make coverage: a test failed; what follows is of this run" >&2
 	@$(MAKE) coverage-report
 
 # Of the counts that are there.

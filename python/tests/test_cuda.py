@@ -9,14 +9,17 @@ except ImportError:
     pytest = None
 import torch
 
-if pytest is not None:
-    pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 if __name__ == "__main__":
     import pathlib
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import gpu
 from weft.torch import (AdamWSPAM, Config, LanguageModel, MLAttention, ReciprocalBlock, State, SwiGLU, W2Attention,
                         W2TransformerBlock, WsFFN)
+
+MISSING = gpu.missing()
+if pytest is not None:
+    pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 B, T, E, H, F = 2, 33, 64, 4, 96
 
@@ -180,8 +183,8 @@ def test_calls_keep_no_memory():
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        print("skipped: there is no GPU")
+    if MISSING:
+        print(f"skipped: {MISSING}")
         raise SystemExit(0)
     failed = 0
     for name, test in list(globals().items()):

@@ -31,6 +31,8 @@ class W2Config:
 RANDOM = r"""
 import random, sys
 import torch
+sys.path.insert(0, "tests")
+import gpu
 from weft.torch import *
 
 torch.manual_seed(int(sys.argv[2]))
@@ -41,7 +43,7 @@ MAKERS = [
     lambda w, h: SwiGLU(w, dice.choice([1, 5, 16])), lambda w, h: ReciprocalBlock(w, h, 8, latent_dim=4),
     lambda w, h: Part(dice.choice(["attention", "layer", "ffn"]), ATTENTION=dice.choice(["dot", "w2", "mla"]), N_EMBD=w, N_HEAD=h,
                       N_FFN=dice.choice([1, 6]), POSITION=dice.choice(["none", "rope", "alibi"]), RA_MLA_LATENT_DIM=4)]
-CUDA = torch.cuda.is_available()
+CUDA = gpu.missing() is None
 TYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64]
 
 def tensor(width):

@@ -225,7 +225,7 @@ static weft_status read_text(const weft_evaluation *what, weft_tokens *out) {
     if (status == WEFT_OK && !values) status = weft_fail(WEFT_ENOMEM, "%s: no memory", what->text);
     if (status == WEFT_OK) {
         if (before) values[0] = end;
-        memcpy(values + before, tokens, (size_t)count * sizeof *values);
+        if (count) memcpy(values + before, tokens, (size_t)count * sizeof *values);
         *out = (weft_tokens){.rows = 1, .columns = count + before, .shard = true, .values = values};
     }
     weft_encoder_close(e);
