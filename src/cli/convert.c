@@ -105,21 +105,23 @@ static weft_status write_checkpoint(const conversion *v, const weft_model *m,
     return t ? weft_tokenizer_save(t, path, &sum) : WEFT_OK;
 }
 
-static bool has_file(const char *folder, const char *name) {
+static weft_status find_file(const char *folder, const char *name, bool *there) {
     char path[WEFT_PATH_MAX];
-    return weft_path(path, "%s/%s", folder, name) == WEFT_OK && access(path, R_OK) == 0;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    return weft_path_there(path, there);
 }
 
 /* The tokenizer of a folder; NULL where it has none. */
 static weft_status open_tokenizer(const conversion *v, const char *folder, const weft_config *c,
                                   weft_tokenizer **out) {
     static const char *const names[] = {"tokenizer.json", "vocab.bpe", "merges.txt"};
-    bool there = false;
+    bool there = false, other = false;
     *out = NULL;
-    for (int i = 0; i < 3; i++)
-        there |= has_file(folder, names[i]);
     if (v->no_tokenizer) return WEFT_OK;
-    if (!there && has_file(folder, "tokenizer.model"))
+    for (int i = 0; i < 3 && !there; i++)
+        WEFT_TRY(find_file(folder, names[i], &there));
+    if (!there) WEFT_TRY(find_file(folder, "tokenizer.model", &other));
+    if (other)
         return weft_fail(WEFT_EINPUT,
                          "%s: its tokenizer is SentencePiece's tokenizer.model, which is not "
                          "supported; byte-level BPE is. --no-tokenizer converts the weights alone",

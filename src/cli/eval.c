@@ -184,8 +184,10 @@ static weft_status evaluate(eval_job *job, const weft_model *m, const weft_backe
     weft_tokenizer *tokenizer = NULL;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/tokenizer.json", job->folder));
-    bool has = access(path, R_OK) == 0 || job->what.text;
-    if (has) WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
+    bool has;
+    WEFT_TRY(weft_path_there(path, &has));
+    if (has || job->what.text)
+        WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
     job->what.tokenizer = tokenizer;
     weft_status status = weft_evaluate(m, backend, pool, &job->what, &job->found);
     weft_tokenizer_close(tokenizer);

@@ -8,7 +8,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { JSON_MOST = 1 << 26, SHARDS_MOST = 4096 };
 
@@ -18,9 +17,10 @@ typedef struct {
     int n;
 } weight_files;
 
-static bool has_file(const char *folder, const char *name) {
+static weft_status find_file(const char *folder, const char *name, bool *there) {
     char path[WEFT_PATH_MAX];
-    return weft_path(path, "%s/%s", folder, name) == WEFT_OK && access(path, R_OK) == 0;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    return weft_path_there(path, there);
 }
 
 static weft_status read_json(const char *folder, const char *name, json_t **out) {
@@ -90,11 +90,14 @@ static weft_status open_index(weight_files *f) {
 }
 
 static weft_status open_files(const char *folder, weight_files *f) {
+    bool there;
     *f = (weight_files){.folder = folder};
     f->list = calloc(SHARDS_MOST, sizeof *f->list);
     if (!f->list) return weft_fail(WEFT_ENOMEM, "convert: no memory");
-    if (has_file(folder, "model.safetensors")) return open_file(f, "model.safetensors");
-    if (has_file(folder, "model.safetensors.index.json")) return open_index(f);
+    WEFT_TRY(find_file(folder, "model.safetensors", &there));
+    if (there) return open_file(f, "model.safetensors");
+    WEFT_TRY(find_file(folder, "model.safetensors.index.json", &there));
+    if (there) return open_index(f);
     return weft_fail(WEFT_EINPUT,
                      "%s: has no model.safetensors and no model.safetensors.index.json; weights of "
                      "other formats can be saved so by transformers",

@@ -46,6 +46,13 @@ weft_status weft_path_kind(const char *path, weft_kind *out) {
     return weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
 }
 
+weft_status weft_path_there(const char *path, bool *there) {
+    weft_kind kind;
+    weft_status status = weft_path_kind(path, &kind);
+    *there = status == WEFT_OK && kind != WEFT_KIND_NOTHING;
+    return status;
+}
+
 const char *weft_kind_name(weft_kind kind) {
     static const char *const names[] = {"nothing", "a file", "a folder", "a link",
                                         "a pipe or a device"};

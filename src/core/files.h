@@ -32,6 +32,9 @@ typedef enum {
 } weft_kind;
 
 weft_status weft_path_kind(const char *path, weft_kind *out);
+/* Whether there is anything, for files that may be missing. One that is there and cannot be read, or a
+ * link that leads nowhere, is there: opening it then says what is wrong. */
+weft_status weft_path_there(const char *path, bool *there);
 /* "a link", for messages. */
 const char *weft_kind_name(weft_kind kind);
 

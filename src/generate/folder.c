@@ -1,21 +1,29 @@
 /* Folders for generation. */
 #include "generate/folder.h"
+#include "core/files.h"
 
 #include <stdio.h>
-#include <unistd.h>
 
-static bool has_file(const char *folder, const char *name) {
-    char path[WEFT_FOLDER_PATH];
-    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
-    return length < (int)sizeof path && access(path, R_OK) == 0;
+static weft_status find_file(const char *folder, const char *name, char path[WEFT_PATH_MAX],
+                             bool *there) {
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    return weft_path_there(path, there);
+}
+
+static weft_status is_checkpoint(const char *folder, bool *is) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(find_file(folder, "config.json", path, is));
+    return *is ? find_file(folder, "model.safetensors", path, is) : WEFT_OK;
 }
 
 weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH]) {
     static const char *const inside[] = {"", "/best", "/last"};
+    bool is;
     for (size_t i = 0; i < sizeof inside / sizeof inside[0]; i++) {
         if (snprintf(out, WEFT_FOLDER_PATH, "%s%s", path, inside[i]) >= WEFT_FOLDER_PATH)
             return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
-        if (has_file(out, "config.json") && has_file(out, "model.safetensors")) return WEFT_OK;
+        WEFT_TRY(is_checkpoint(out, &is));
+        if (is) return WEFT_OK;
     }
     return weft_fail(
         WEFT_EINPUT,
@@ -26,15 +34,11 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
 
 weft_status weft_generation_tokenizer(const char *folder, const weft_config *c,
                                       weft_tokenizer **out) {
-    char path[WEFT_FOLDER_PATH];
+    char path[WEFT_PATH_MAX];
+    bool there;
     *out = NULL;
-    if (has_file(folder, "tokenizer.json")) {
-        if (snprintf(path, sizeof path, "%s/tokenizer.json", folder) >= (int)sizeof path)
-            return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-        WEFT_TRY(weft_tokenizer_open(path, out));
-    } else {
-        WEFT_TRY(weft_tokenizer_open(c->tokenizer, out));
-    }
+    WEFT_TRY(find_file(folder, "tokenizer.json", path, &there));
+    WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, out));
     if (weft_tokenizer_vocab(*out) <= c->vocab_size) return WEFT_OK;
     weft_status status = weft_fail(
         WEFT_EINPUT, "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's",

@@ -207,7 +207,8 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_j
                  .best_val_loss = NAN,
                  .metric_value = NAN};
     WEFT_TRY(weft_path(path, "%s/last/model.safetensors", ending->folder));
-    bool kept = access(path, F_OK) == 0; /* a run may diverge before its first checkpoint */
+    bool kept; /* a run may diverge before its first checkpoint */
+    if (weft_path_there(path, &kept) != WEFT_OK) return WEFT_EINPUT;
     if ((kept || !ending->diverged) && weft_file_sum(path, &sum) != WEFT_OK)
         return WEFT_EINPUT; /* with its message: the run's fault, not the database's */
     snprintf(weights, sizeof weights, "%08x", (unsigned)sum.crc);

@@ -227,9 +227,11 @@ static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
     const char *folder =
         weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
     int step = 0;
+    bool there;
     WEFT_TRY(weft_path(path, "%s/config", folder));
     weft_config_defaults(g->config);
-    if (access(path, R_OK) == 0) WEFT_TRY(weft_config_read(g->config, path));
+    WEFT_TRY(weft_path_there(path, &there));
+    if (there) WEFT_TRY(weft_config_read(g->config, path));
     if (*count == 0) *g->first = *g->config;
     WEFT_TRY(find_step(g, run, &step));
     snprintf(place, sizeof place, "%d %.17g %lld", step, g->config->learning_rate,

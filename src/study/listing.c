@@ -17,10 +17,12 @@
 weft_status weft_listing_open(const char *path, weft_database **out) {
     struct stat is;
     char inside[WEFT_PATH_MAX];
+    bool there;
     *out = NULL;
     if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
     WEFT_TRY(weft_path(inside, "%s/runs.db", path));
-    if (access(inside, F_OK) == 0) return weft_database_open(inside, false, out);
+    WEFT_TRY(weft_path_there(inside, &there));
+    if (there) return weft_database_open(inside, false, out);
     WEFT_TRY(weft_gather(path, inside));
     weft_status status = weft_database_open(inside, false, out);
     unlink(inside); /* what is open stays until it is closed */

@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { WAIT_MS = 2000 };
 
@@ -37,11 +36,13 @@ static weft_status open_file(weft_notes *n) {
 
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
     weft_notes *n = calloc(1, sizeof *n);
+    bool there;
     *out = NULL;
     if (!n) return weft_fail(WEFT_ENOMEM, "notes: no memory");
     weft_status status = weft_path(n->folder, "%s", folder);
     if (status == WEFT_OK) status = weft_path(n->path, "%s/notes.db", folder);
-    if (status == WEFT_OK && access(n->path, F_OK) == 0) status = open_file(n);
+    if (status == WEFT_OK) status = weft_path_there(n->path, &there);
+    if (status == WEFT_OK && there) status = open_file(n);
     if (status != WEFT_OK) {
         weft_notes_close(n);
         return status;

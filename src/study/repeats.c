@@ -46,16 +46,19 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
     return status;
 }
 
-static bool has_weights(const char *folder, const weft_job *job, char path[WEFT_PATH_MAX]) {
-    snprintf(path, WEFT_PATH_MAX, "%s/%s/last/model.safetensors", folder, job->folder);
-    return access(path, F_OK) == 0;
+static weft_status find_weights(const char *folder, const weft_job *job, char path[WEFT_PATH_MAX],
+                                bool *there) {
+    WEFT_TRY(weft_path(path, "%s/%s/last/model.safetensors", folder, job->folder));
+    return weft_path_there(path, there);
 }
 
 static weft_status compare_weights(const char *folder, const weft_job *run, const weft_job *first,
                                    int64_t *bytes, char *detail) {
     char a[WEFT_PATH_MAX], b[WEFT_PATH_MAX];
-    bool mine = has_weights(folder, run, a), other = has_weights(folder, first, b);
+    bool mine, other;
     *bytes = 0;
+    WEFT_TRY(find_weights(folder, run, a, &mine));
+    WEFT_TRY(find_weights(folder, first, b, &other));
     if (mine && other) return compare_files(a, b, bytes, detail);
     if (mine != other)
         snprintf(detail, DETAIL_ROOM, "%s has no weights", mine ? first->folder : run->folder);

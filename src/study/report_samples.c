@@ -4,6 +4,7 @@
 
 #include "core/files.h"
 #include "core/json.h"
+#include "core/log.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -34,10 +35,15 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
         const char *name = names[i] + i;
         if (snprintf(path, sizeof path, "%s/%s/samples.jsonl", folder, name) >= PATH_ROOM)
             return NULL;
-        there = access(path, F_OK) == 0;
+        /* One that cannot be looked at is opened too: that tells why. */
+        if (weft_path_there(path, &there) != WEFT_OK) there = true;
     }
     FILE *file;
-    if (weft_file_open_stream(path, &file) != WEFT_OK) return NULL;
+    if (!there) return NULL;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) {
+        weft_log(WEFT_LOG_WARN, "report: without the samples of a run: %s", weft_error_message());
+        return NULL;
+    }
     char *line = NULL;
     size_t room = 0;
     ssize_t n;

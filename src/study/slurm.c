@@ -179,9 +179,12 @@ static weft_status submit_gather(const weft_study *s, const weft_slurm_options *
 /* A study that was run here is not replaced by one that is gathered. */
 static weft_status check_folder(const char *out) {
     char database[WEFT_PATH_MAX], mark[WEFT_PATH_MAX];
+    bool made, gathered;
     WEFT_TRY(weft_path(database, "%s/runs.db", out));
     WEFT_TRY(weft_path(mark, "%s/slurm/gathered", out));
-    if (access(database, F_OK) != 0 || access(mark, F_OK) == 0) return WEFT_OK;
+    WEFT_TRY(weft_path_there(database, &made));
+    WEFT_TRY(weft_path_there(mark, &gathered));
+    if (!made || gathered) return WEFT_OK;
     return weft_fail(WEFT_EINPUT, "%s: a study was run there without --slurm; take another --out",
                      out);
 }

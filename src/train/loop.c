@@ -74,11 +74,12 @@ static weft_status open_dataset(trainer *t) {
  * nothing; of a folder without a tokenizer.json nothing is known unless the config names one. */
 static weft_status open_tokenizer(trainer *t) {
     const weft_config *c = t->config;
-    bool embedded = strcmp(c->dataset, "embedded") == 0;
+    bool embedded = strcmp(c->dataset, "embedded") == 0, there = false;
     char path[WEFT_PATH_MAX];
     if (*t->result->metric) return WEFT_OK;
     WEFT_TRY(weft_path(path, "%s/tokenizer.json", c->dataset));
-    if (!embedded && access(path, R_OK) == 0) return weft_tokenizer_open(path, &t->tokenizer);
+    if (!embedded) WEFT_TRY(weft_path_there(path, &there));
+    if (there) return weft_tokenizer_open(path, &t->tokenizer);
     if (!embedded && strcmp(c->tokenizer, "bytes") == 0) return WEFT_OK;
     return weft_tokenizer_open(c->tokenizer, &t->tokenizer);
 }

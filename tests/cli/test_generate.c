@@ -157,6 +157,31 @@ static void test_a_damaged_checkpoint_is_refused_unless_unchecked(void **state) 
     assert_int_equal(remove(path), 0);
 }
 
+/* Another tokenizer would make another text: one that cannot be read is not taken for none. */
+static void test_a_tokenizer_that_cannot_be_read_is_an_error(void **state) {
+    (void)state;
+    char path[600], text[600];
+    snprintf(path, sizeof path, "%s/best/tokenizer.json", model);
+    snprintf(text, sizeof text, "%s", scratch_path("some-text"));
+    file_write(text, "some text", 9);
+    for (int way = 0; way < 2; way++) {
+        assert_int_equal(symlink(way ? "tokenizer.json" : "nowhere", path), 0);
+        command_fails(2, RUN("generate", "--model", model, "--prompt", "x"),
+                      SAYS("tokenizer.json"));
+        command_fails(2, RUN("eval", "--model", model, "--text", text), SAYS("tokenizer.json"));
+        assert_int_equal(unlink(path), 0);
+    }
+    command_succeeds(RUN("eval", "--model", model, "--text", text), NULL);
+}
+
+/* Nothing to tell in it; under sanitizers nothing is copied from nowhere either. */
+static void test_an_empty_text_is_refused(void **state) {
+    (void)state;
+    const char *path = scratch_path("empty");
+    file_write(path, "", 0);
+    command_fails(2, RUN("eval", "--model", model, "--text", path), SAYS("two tokens"));
+}
+
 static void test_wrong_use_is_one_line(void **state) {
     (void)state;
     command_fails(2, RUN("generate"), SAYS("--model"));
@@ -179,6 +204,8 @@ int main(void) {
         cmocka_unit_test(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them),
         cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
         cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
+        cmocka_unit_test(test_a_tokenizer_that_cannot_be_read_is_an_error),
+        cmocka_unit_test(test_an_empty_text_is_refused),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
     return cmocka_run_group_tests(tests, make_model, scratch_teardown);

@@ -108,6 +108,25 @@ static void test_only_plain_files_are_read_and_written(void **state) {
     free(text);
 }
 
+/* What is there and cannot be looked at is not missing: what follows from its absence must not. */
+static void test_only_nothing_is_missing(void **state) {
+    (void)state;
+    bool there = true;
+    expect(weft_path_there(at("absent"), &there), WEFT_OK, NULL);
+    assert_false(there);
+    file_write(at("present"), "", 0);
+    expect(weft_path_there(at("present"), &there), WEFT_OK, NULL);
+    assert_true(there);
+    expect(weft_path_there(at("present/below"), &there), WEFT_OK, NULL);
+    assert_false(there);
+    assert_int_equal(symlink("absent", at("astray")), 0);
+    expect(weft_path_there(at("astray"), &there), WEFT_OK, NULL);
+    assert_true(there);
+    assert_int_equal(symlink("round", at("round")), 0);
+    expect(weft_path_there(at("round/below"), &there), WEFT_EIO, "cannot be looked at");
+    assert_false(there);
+}
+
 static void test_a_path_that_is_too_long_is_refused(void **state) {
     (void)state;
     char path[WEFT_PATH_MAX], text[WEFT_PATH_MAX + 1];
@@ -170,6 +189,7 @@ int main(void) {
         cmocka_unit_test(test_long_files_give_signs_of_life),
         cmocka_unit_test(test_checksums_are_castagnolis),
         cmocka_unit_test(test_only_plain_files_are_read_and_written),
+        cmocka_unit_test(test_only_nothing_is_missing),
         cmocka_unit_test(test_a_path_that_is_too_long_is_refused),
         cmocka_unit_test(test_folders_are_made_with_those_above),
         cmocka_unit_test(test_only_marked_folders_are_removed),
