@@ -17,6 +17,11 @@ FUZZ_OBJECTS := $(FUZZ_SOURCES:%.c=$(OBJ)/%.o)
 # Programs that measure time or count threads and want the machine to themselves: core/test_x.
 TESTS_ALONE ?=
 
+# Programs that take longest begin, so that the last core is not left alone with one of them.
+TESTS_FIRST ?= api/test_header faults/test_every_call convert/test_convert ops/test_cases generate/test_decode \
+	serve/test_storm serve/test_serve serve/test_limits ops/test_tokens cpu/test_gemm model/test_model \
+	study/test_interrupted generate/test_generator train/test_kill study/test_study_input study/test_rates
+
 # Benchmarks: bench/NAME.c is one program, linked with src/bench.
 BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
@@ -42,7 +47,7 @@ TIMEOUT ?= $(if $(SAN),7200)
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that needs no GPU; T=name runs those whose path holds it
 	@mkdir -p '$(OUT)'; rm -f '$(OUT)/torch-failed'
 	$(if $(T)$(filter no,$(TORCH)),,@$(MAKE) --no-print-directory test-torch || echo yes >'$(OUT)/torch-failed')
-	@WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
+	@WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' FIRST='$(TESTS_FIRST)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 	@[ ! -e '$(OUT)/torch-failed' ] || { echo "make test: test-torch failed; what it said is above, and in $(OUT)/test-torch.log" >&2; exit 1; }
 
