@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const STEP = 0, LOSS = 1, VAL = 2, RATE = 3, NORM = 4, SPEED = 5, MFU = 6;
-  const AT_FIRST = 12; /* runs that are ticked when the page opens */
+  const AT_FIRST = 12, GROUPED_AT_FIRST = 60; /* runs that are ticked when the page opens */
   const byId = (id) => document.getElementById(id);
   const runs = new Map(), studies = new Map(), styles = new Map(), ticked = new Set();
   let chosen = false, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = "";
@@ -39,6 +39,7 @@
     {key: "seconds_left", label: "left", of: (r) => r.seconds_left, text: (r) => time(r.seconds_left), n: 1},
     {key: "tags", label: "tags", of: (r) => r.tags}];
 
+  const TITLE = {key: "title", label: "model", of: (r) => r.title};
   const keysOf = (list) => [...new Set(list.flatMap((r) => Object.keys(r.options)))].sort();
   const differing = (list) => keysOf(list).filter((k) => new Set(list.map((r) => JSON.stringify(r.options[k]))).size > 1);
   const optionColumn = (key) => ({key: "option " + key, label: key, of: (r) => r.options[key], n: 0});
@@ -48,7 +49,7 @@
   function passes(r, words) {
     return words.every((word) => {
       const m = /^([A-Za-z_0-9]+)(=|<|>)(.*)$/.exec(word);
-      if (!m) return [r.name, r.status, r.tags, r.note].some((t) => t.toLowerCase().includes(word.toLowerCase()));
+      if (!m) return [r.name, r.title || "", r.status, r.tags, r.note].some((t) => t.toLowerCase().includes(word.toLowerCase()));
       const key = Object.keys(r.options).find((k) => k.toLowerCase() === m[1].toLowerCase());
       const own = key ? r.options[key] : r[m[1].toLowerCase()];
       if (m[2] === "=") return value(own).toLowerCase() === m[3].toLowerCase() || (+own === +m[3] && m[3] !== "");
@@ -69,7 +70,17 @@
     return JSON.stringify([r.study, rest]);
   }
 
-  const nameOf = (r) => (byId("group").checked ? r.name.replace(/-seed\d+$/, "") : r.name);
+  /* A study's run is called by its step's title, and by as much more as tells it from the others that
+     are shown: the study, the learning rate, the seed. */
+  function nameOf(r, members, shown) {
+    const together = byId("group").checked, count = members > 1 ? " (" + members + (r.title ? " seeds)" : " runs)") : "";
+    if (!r.title) return (together ? r.name.replace(/-seed\d+$/, "") : r.name) + count;
+    const several = (list, of) => new Set(list.map(of)).size > 1, parts = [r.title];
+    const same = shown.filter((o) => o.title === r.title && o.study === r.study);
+    if (several(same, (o) => o.options.LEARNING_RATE)) parts.push("rate " + value(r.options.LEARNING_RATE));
+    if (!together) parts.push("seed " + value(r.options.SEED));
+    return (several(shown, (o) => o.study) ? studies.get(r.study)?.name + ": " : "") + parts.join(", ") + count;
+  }
 
   function styleOf(key) {
     if (!styles.has(key)) styles.set(key, styles.size);
@@ -86,10 +97,10 @@
     });
   }
 
-  function lineOf(r, column) {
+  function lineOf(r, column, {times = 1} = {}) {
     const at = seconds(r), keep = r.rows.map((row, i) => i).filter((i) => known(r.rows[i][column]));
-    return {name: r.name, x: {step: keep.map((i) => r.rows[i][STEP]), tokens: r.tokens_per_step || 1, seconds: keep.map((i) => at[i])},
-      y: keep.map((i) => r.rows[i][column])};
+    return {name: r.title && byId("group").checked ? "seed " + value(r.options.SEED) : r.name, x: {step: keep.map((i) => r.rows[i][STEP]), tokens: r.tokens_per_step || 1, seconds: keep.map((i) => at[i])},
+      y: keep.map((i) => times * r.rows[i][column])};
   }
 
   function specification() {
@@ -100,14 +111,14 @@
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(r);
     }
-    const list = [...groups.entries()];
+    const list = [...groups.entries()], all = list.flatMap(([, members]) => members);
     const chart = (title, label, column, more) => ({title, label, ...more,
-      lines: list.map(([, members], i) => ({series: i, runs: members.map((r) => lineOf(r, column)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
+      lines: list.map(([, members], i) => ({series: i, runs: members.map((r) => lineOf(r, column, more)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
     return {
       x: [{key: "step", label: "training step", unit: "count"}, {key: "tokens", label: "tokens", unit: "count"}, {key: "seconds", label: "training time", unit: "seconds"}],
-      series: list.map(([key, members]) => ({key, name: nameOf(members[0]) + (members.length > 1 ? " (" + members.length + " runs)" : ""), style: styleOf(key)})),
-      charts: [chart("Held-out loss", "cross-entropy (nats)", VAL), chart("Training loss", "loss (nats)", LOSS),
-        chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Share of the machine's peak (MFU)", "share", MFU, {higher: true}), chart("Learning rate", "learning rate", RATE, {higher: true}),
+      series: list.map(([key, members]) => ({key, name: nameOf(members[0], members.length, all), style: styleOf(key)})),
+      charts: [chart("Held-out loss", "nats per token", VAL), chart("Training loss", "nats per token", LOSS),
+        chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100}), chart("Learning rate", "learning rate", RATE, {higher: true}),
         chart("Norm of the gradient", "norm", NORM)].filter((c) => c.lines.length)};
   }
 
@@ -121,7 +132,8 @@
 
   function columns(list) {
     const keys = byId("all").checked ? keysOf(list) : differing(list);
-    return [...COLUMNS, ...keys.map(optionColumn)];
+    const [name, ...rest] = COLUMNS, titles = list.some((r) => r.title) ? [TITLE] : [];
+    return [name, ...titles, ...rest, ...keys.map(optionColumn)];
   }
 
   function sorted(list, column) {
@@ -186,7 +198,7 @@
     if (place.hidden) return;
     const head = node("tr", null), body = place.querySelector("tbody");
     node("th", head, "option");
-    for (const r of list) node("th", head, r.name);
+    for (const r of list) node("th", head, nameOf(r, 1, list));
     place.querySelector("thead").replaceChildren(head);
     body.replaceChildren();
     const line = (name, of) => {
@@ -249,7 +261,7 @@
     const r = runs.get(open);
     byId("one").hidden = !r;
     if (!r) return;
-    byId("title").textContent = r.name;
+    byId("title").textContent = r.title ? r.name + ": " + r.title : r.name;
     byId("facts").textContent = [r.status, "step " + count(r.step) + (r.steps ? " of " + count(r.steps) : ""),
       known(r.best_val_loss) ? "best held-out loss " + digits(r.best_val_loss) + ", perplexity " + digits(Math.exp(r.best_val_loss), 2) : "",
       known(r.seconds_left) ? time(r.seconds_left) + " left" : ""].filter(Boolean).join(" \u00b7 ");
@@ -293,13 +305,20 @@
     draw();
   }
 
+  /* A study's seeds are averaged from the start; the box is the reader's after that. */
+  function beginWith(news) {
+    const titles = news.runs.filter((r) => r.title).map((r) => r.study + " " + r.title);
+    byId("group").checked = new Set(titles).size < titles.length;
+  }
+
   function take(news) {
+    if (!runs.size) beginWith(news);
     for (const s of news.studies) studies.set(s.id, s);
     for (const r of news.runs) {
       const before = runs.get(r.id);
       if (before && !r.reset) r.rows = before.rows.concat(r.rows);
       runs.set(r.id, r);
-      if (!before && ticked.size < AT_FIRST) ticked.add(r.id);
+      if (!before && (ticked.size < AT_FIRST || (r.title && byId("group").checked && ticked.size < GROUPED_AT_FIRST))) ticked.add(r.id);
     }
     if (waiting) return;
     waiting = true;

@@ -40,7 +40,8 @@ typedef struct {
 
 typedef struct {
     char *folder, *name;
-    int study; /* -1: none */
+    char *title; /* of its step in a study; NULL: none is known */
+    int study;   /* -1: none */
     stamp lines, config, result, notes;
     int64_t read; /* bytes of metrics.jsonl */
     row *rows;
@@ -58,6 +59,7 @@ typedef struct {
     stamp database;
     int64_t count[4]; /* waiting, running, done, failed or diverged */
     int64_t version;
+    int named; /* how many runs there were when they were last given titles */
 } study;
 
 struct weft_watched {
@@ -294,15 +296,10 @@ static void look_at_run(weft_watched *w, run *r) {
     r->status = status;
 }
 
-static void count_runs(study *s) {
-    char path[WEFT_PATH_MAX];
-    weft_database *d;
+static void count_runs(study *s, weft_database *d) {
     sqlite3_stmt *rows;
     bool there = false;
     static const char *const names[] = {"waiting", "running", "done"};
-    if (weft_path(path, "%s/runs.db", s->folder) != WEFT_OK ||
-        weft_database_open(path, false, &d) != WEFT_OK)
-        return;
     memset(s->count, 0, sizeof s->count);
     if (weft_database_ask(d, &rows, "SELECT status, count(*) FROM runs GROUP BY status", "") ==
         WEFT_OK) {
@@ -314,6 +311,42 @@ static void count_runs(study *s) {
         }
         weft_database_end(rows);
     }
+}
+
+static void set_title(weft_watched *w, const char *folder, const char *title) {
+    for (int i = 0; i < w->n_runs; i++) {
+        run *r = &w->runs[i];
+        if (strcmp(r->folder, folder) != 0 || (r->title && strcmp(r->title, title) == 0)) continue;
+        free(r->title);
+        r->title = weft_text_repair(title);
+        r->version = ++w->version;
+    }
+}
+
+/* What the study's runs are called: a step's title says more than a folder. */
+static void name_runs(weft_watched *w, const study *s, weft_database *d) {
+    char path[WEFT_PATH_MAX];
+    sqlite3_stmt *rows;
+    bool there = false;
+    if (weft_database_ask(d, &rows,
+                          "SELECT runs.folder, steps.title FROM runs JOIN steps USING (step)",
+                          "") != WEFT_OK)
+        return;
+    while (weft_database_next(d, rows, &there) == WEFT_OK && there)
+        if (weft_path(path, "%s/%s", s->folder, weft_column_text(rows, 0)) == WEFT_OK)
+            set_title(w, path, weft_column_text(rows, 1));
+    weft_database_end(rows);
+}
+
+static void read_study(weft_watched *w, study *s) {
+    char path[WEFT_PATH_MAX];
+    weft_database *d;
+    s->named = w->n_runs;
+    if (weft_path(path, "%s/runs.db", s->folder) != WEFT_OK ||
+        weft_database_open(path, false, &d) != WEFT_OK)
+        return;
+    count_runs(s, d);
+    name_runs(w, s, d);
     weft_database_close(d);
 }
 
@@ -328,9 +361,8 @@ int64_t weft_watched_look(weft_watched *w) {
     for (int i = 0; i < w->n_studies; i++) {
         bool changed;
         look_at(w->studies[i].folder, "runs.db", &w->studies[i].database, &changed);
-        if (!changed) continue;
-        w->studies[i].version = ++w->version;
-        count_runs(&w->studies[i]);
+        if (changed) w->studies[i].version = ++w->version;
+        if (changed || w->studies[i].named != w->n_runs) read_study(w, &w->studies[i]);
     }
     for (int i = 0; i < w->n_runs; i++)
         look_at_run(w, &w->runs[i]);
@@ -377,9 +409,10 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     char note[WEFT_NOTE_ROOM] = "", tags[WEFT_NOTE_ROOM] = "";
     weft_notes_get(w->notes, r->folder, note, tags);
     return json_pack(
-        "{s:i, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, "
-        "s:o}",
-        "id", id, "name", weft_json_text(r->name), "study",
+        "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, "
+        "s:o, s:o}",
+        "id", id, "name", weft_json_text(r->name), "title",
+        r->title ? weft_json_text(r->title) : json_null(), "study",
         r->study < 0 ? json_null() : json_integer(r->study), "status", r->status, "step",
         weft_json_whole(last->value[0]), "steps", (json_int_t)r->steps, "tokens_per_step",
         (json_int_t)r->tokens_per_step, "loss", weft_json_number(last->value[1]), "val_loss",
@@ -490,6 +523,7 @@ void weft_watched_close(weft_watched *w) {
     for (int i = 0; i < w->n_runs; i++) {
         free(w->runs[i].folder);
         free(w->runs[i].name);
+        free(w->runs[i].title);
         free(w->runs[i].rows);
         json_decref(w->runs[i].options);
     }

@@ -27,13 +27,14 @@ int64_t weft_watched_look(weft_watched *w);
  *
  *   {"version": N,
  *    "studies": [{"id", "name", "folder", "waiting", "running", "done", "failed"}],
- *    "runs": [{"id", "name", "study", "status", "step", "steps", "tokens_per_step", "loss", "val_loss",
- *              "best_val_loss", "tokens_per_s", "mfu", "seconds_left", "note", "tags", "reset",
- *              "options": {"KEY": value that is not the default}, "rows": [[..]]}]}
+ *    "runs": [{"id", "name", "title", "study", "status", "step", "steps", "tokens_per_step", "loss",
+ *              "val_loss", "best_val_loss", "tokens_per_s", "mfu", "seconds_left", "note", "tags",
+ *              "reset", "options": {"KEY": value that is not the default}, "rows": [[..]]}]}
  *
  * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are
  * those after that change, or all of them where "reset" is true. `status` is waiting, running, done,
- * stopped, diverged or ended: it does not run and did not say how it ended. */
+ * stopped, diverged or ended: it does not run and did not say how it ended. `title` is that of its
+ * step in the study, or null. */
 json_t *weft_watched_news(const weft_watched *w, int64_t after);
 
 int weft_watched_count(const weft_watched *w);

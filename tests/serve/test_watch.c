@@ -55,7 +55,7 @@ static void make_study(void) {
     assert_int_equal(mkdir(path, 0777), 0);
     snprintf(path, sizeof path, "%s/studied/runs.db", root);
     sqlite3 *db = study_open(path, "studied", "val_loss");
-    study_step(db, 0, "plain", "plain", -1, -1);
+    study_step(db, 0, "plain", "Plain <b>attention</b>", -1, -1);
     study_run(db, 0, 1e-3, 1, 2.0, "00");
     study_run(db, 0, 1e-3, 2, 2.1, "01");
     study_run_ended(db, 0, 1e-3, 3, "waiting", NULL);
@@ -318,6 +318,28 @@ static void test_gpus_are_told(void **state) {
     close(socket);
 }
 
+/* A step's title says what a run is; its folder does not. */
+static void test_a_studys_runs_have_their_steps_title(void **state) {
+    (void)state;
+    char path[1024];
+    snprintf(path, sizeof path, "%s/studied/runs", root);
+    assert_int_equal(mkdir(path, 0777), 0);
+    make_run("studied/runs/0-lr0.001-seed1", "1");
+    make_run("studied/runs/0-lr0.001-seed2", "2");
+    for (int i = 0; i < 100; i++) {
+        json_t *news = get_json("/api/runs", 200);
+        json_t *run = find_run(news, "studied/runs/0-lr0.001-seed2");
+        const char *title = json_string_value(json_object_get(run, "title"));
+        bool told = title && strcmp(title, "Plain <b>attention</b>") == 0;
+        bool other = json_is_null(json_object_get(find_run(news, "first"), "title"));
+        json_decref(news);
+        assert_true(other);
+        if (told) return;
+        usleep(100000);
+    }
+    fail_msg("the run was not given its title");
+}
+
 static void test_the_page_works_in_a_browser(void **state) {
     (void)state;
     char line[2048];
@@ -352,6 +374,7 @@ int main(void) {
         cmocka_unit_test(test_notes_are_kept),
         cmocka_unit_test(test_a_run_of_weft_train_is_followed),
         cmocka_unit_test(test_gpus_are_told),
+        cmocka_unit_test(test_a_studys_runs_have_their_steps_title),
         cmocka_unit_test(test_the_page_works_in_a_browser),
         cmocka_unit_test(test_a_folder_that_is_not_there_is_named),
     };

@@ -60,6 +60,15 @@ def middle(b, selector):
                    " return [r.left + r.width / 2, r.top + r.height / 2]; })()" % json.dumps(selector))
 
 
+def check_study(b, wrong):
+    """A study's runs go by their step's title, averaged over the seeds."""
+    b.wait("document.querySelector('#curves .legend').textContent.includes('Plain <b>attention</b> (2 seeds)')", 10)
+    if not b.value("document.getElementById('group').checked"):
+        wrong.append("seeds are not averaged")
+    b.value("document.getElementById('group').click()")
+    b.wait("document.querySelector('#curves .legend').textContent.includes('Plain <b>attention</b>, seed 2')", 10)
+
+
 def check_curves(b, wrong):
     b.wait("document.querySelectorAll('#curves .chart .line').length > 1")
     b.move(*middle(b, "#curves .chart svg"))
@@ -138,6 +147,7 @@ def main():
         try:
             b.open(url)
             b.wait(ROWS + " > 0", 30)
+            check_study(b, wrong)
             check_arrival(b, runs, wrong)
             check_curves(b, wrong)
             check_table(b, wrong)
