@@ -280,7 +280,7 @@ const weftCharts = (() => {
     make("text", {x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle", class: "name"}, svg, fullLabel(axis.label, sx.name));
 
     const id = "clip" + view.id, clip = make("clipPath", {id}, svg);
-    make("rect", {x: left - 2, y: top - 8, width: width - left - right + 8, height: height - top - bottom + 10}, clip);
+    make("rect", {x: left - 2, y: top - 5, width: width - left - right + 8, height: height - top - bottom + 7}, clip);
     const area = make("g", {"clip-path": "url(#" + id + ")"}, svg);
     const path = (points, y) => points.filter((p) => (!own.logX || p.x > 0) && (!logY || y(p) > 0))
       .map((p, i) => (i ? "L" : "M") + px(p.x).toFixed(1) + " " + py(y(p)).toFixed(1)).join("");
@@ -314,7 +314,7 @@ const weftCharts = (() => {
   }
 
   function valueText(v, chart, sy, difference) {
-    const text = short(v / sy.by, 5) + (sy.by > 1 ? " " + sy.name : "");
+    const text = short(v / sy.by, difference ? 3 : 5) + (sy.by > 1 ? " " + sy.name : "");
     return difference && v > 0 ? "+" + text : text;
   }
 
@@ -335,6 +335,55 @@ const weftCharts = (() => {
     return rows;
   }
 
+  /* The cells of CELL pixels that lines and points run through, so that a box can keep clear of them. */
+  const CELL = 8;
+
+  function covered(map) {
+    if (map.cells) return map.cells;
+    const found = new Map();
+    for (const l of map.list) {
+      let before = null;
+      for (const p of l.points) {
+        const here = [map.px(p.x), map.py(p.y)];
+        const from = l.join && before ? before : here, n = Math.min(200, 1 + Math.ceil(Math.hypot(here[0] - from[0], here[1] - from[1]) / CELL));
+        for (let i = 1; i <= n; i++) {
+          const cell = [0, 1].map((k) => Math.floor((from[k] + (here[k] - from[k]) * i / n) / CELL) * CELL);
+          found.set(cell.join(), cell);
+        }
+        before = here;
+      }
+    }
+    map.cells = [...found.values()];
+    return map.cells;
+  }
+
+  /* Puts the box beside the pointer, where it hides the least of the curves and never the point itself. */
+  function placeTip(view, x, y) {
+    const {map, tip, figure} = view, picture = view.svg.getBoundingClientRect(), frame = figure.getBoundingClientRect();
+    const share = picture.width / map.width, w = tip.offsetWidth / share, h = tip.offsetHeight / share, gap = 14;
+    const left = Math.max(0, map.width - w), down = Math.max(0, map.bottom - h), cells = covered(map);
+    const fit = (v, most) => Math.max(0, Math.min(v, most));
+    let best = null;
+    for (const bx of [x + gap, x - gap - w, x - w / 2]) {
+      for (const by of [y - h / 2, y - h - gap, y + gap, -26, map.bottom - h]) {
+        const a = fit(bx, left), b = Math.max(-26, Math.min(by, down)); /* up to the title, whose right end is free */
+        let cost = 0.02 * Math.hypot(Math.max(a - x, 0, x - a - w), Math.max(b - y, 0, y - b - h)) + (a < map.left ? 2 : 0) + (b < 22 && a < 190 ? 4 : 0);
+        if (x > a - 6 && x < a + w + 6 && y > b - 6 && y < b + h + 6) cost += 1000;
+        for (const [i, k] of cells) if (i > a - CELL && i < a + w && k > b - CELL && k < b + h) cost++;
+        if (!best || cost < best.cost) best = {cost, a, b};
+      }
+    }
+    tip.style.left = picture.left - frame.left + best.a * share + "px";
+    tip.style.top = picture.top - frame.top + best.b * share + "px";
+  }
+
+  function drawCursor(view, style, x, y) {
+    const cursor = {x1: x, x2: x, visibility: "visible"};
+    for (const name in cursor) view.cursor.setAttribute(name, cursor[name]);
+    view.svg.querySelectorAll(".focus").forEach((n) => n.remove());
+    marker(view.svg, style, x, y, 5).setAttribute("class", "focus");
+  }
+
   /* The values at a place: a box beside the pointer, a line through it, the single runs of the series
      that is nearest. */
   function point(view, group, x, y, key) {
@@ -349,13 +398,9 @@ const weftCharts = (() => {
       view.active = focus.line.series.key;
       drawChart(view, group.spec, group.state, {key: view.active});
     }
-    view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x};
+    view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x, height: focus.point.y};
     const at = view.map.px(focus.point.x);
-    view.cursor.setAttribute("x1", at);
-    view.cursor.setAttribute("x2", at);
-    view.cursor.setAttribute("visibility", "visible");
-    marker(view.svg, focus.line.style, at, view.map.py(focus.point.y), 5).setAttribute("class", "focus");
-    view.svg.querySelectorAll(".focus").forEach((n, i, all) => { if (i < all.length - 1) n.remove(); });
+    drawCursor(view, focus.line.style, at, view.map.py(focus.point.y));
     const tip = view.tip, rows = describe(view, found, focus.line);
     tip.replaceChildren();
     html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
@@ -371,17 +416,12 @@ const weftCharts = (() => {
       const text = runs.slice(0, 8).map((r) => {
         let best = 0;
         r.x.forEach((v, i) => { if (Math.abs(v - focus.point.x) < Math.abs(r.x[best] - focus.point.x)) best = i; });
-        return r.name + " " + valueText(r.y[best], chart, map.sy, chart.difference);
+        return r.name + ": " + valueText(r.y[best], chart, map.sy, chart.difference);
       });
       html("div", {class: "runs"}, tip, text.join(", ") + (runs.length > 8 ? ", \u2026" : ""));
     }
     tip.hidden = false;
-    const share = map.width ? view.svg.getBoundingClientRect().width / map.width : 1;
-    const room = view.figure.clientWidth, w = tip.offsetWidth;
-    let leftAt = at * share + 14;
-    if (leftAt + w > room) leftAt = at * share - w - 14;
-    tip.style.left = Math.max(0, Math.min(leftAt, room - w)) + "px";
-    tip.style.top = Math.max(0, 26 + (view.svg.offsetTop || 0)) + "px";
+    placeTip(view, at, view.map.py(focus.point.y));
     return rows;
   }
 
@@ -506,7 +546,11 @@ const weftCharts = (() => {
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);
     g.draw = () => {
       for (const b of g.legend.children) b.setAttribute("aria-pressed", String(!hidden.has(b.dataset.key)));
-      for (const v of g.views) drawChart(v, g.spec, g.state, v.active ? {key: v.active} : null);
+      for (const v of g.views) {
+        const {at, active} = v;
+        drawChart(v, g.spec, g.state, active ? {key: active} : null);
+        if (at && v.map) point(v, g, v.map.px(at.value), v.map.py(at.height), at.key); /* what is pointed at stays so */
+      }
     };
     g.update = (next) => {
       const same = next.charts.length === g.views.length && next.charts.every((c, i) => c.title === g.views[i].chart.title);

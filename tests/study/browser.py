@@ -106,6 +106,10 @@ def check_hover(b, steps, wrong):
     rows = b.value("document.querySelectorAll('.tip:not([hidden]) .row').length")
     if rows != steps:
         wrong.append("hover shows %d rows, not %d" % (rows, steps))
+    if b.value("""(() => { const box = document.querySelector('.tip:not([hidden])').getBoundingClientRect(),
+            at = document.querySelector('.chart .focus').getBoundingClientRect();
+            return box.left < at.right && box.right > at.left && box.top < at.bottom && box.bottom > at.top; })()"""):
+        wrong.append("the values hide the point they are of")
     if b.value("document.querySelectorAll('.chart path.run').length") < 2:
         wrong.append("hover shows no single seeds")
     b.move(2, 2)
