@@ -283,18 +283,46 @@ static const char *text_of(const json_t *object, const char *key) {
     return text ? text : "";
 }
 
-/* What the study says, as its report does: the answer, and a line for each comparison. */
+/* What the report calls a step, and whether it is the one that others are compared with. */
+static const char *title_of(const json_t *steps, const char *name, bool *first) {
+    size_t i;
+    json_t *step;
+    json_array_foreach(steps, i, step) {
+        if (strcmp(text_of(step, "step"), name) != 0) continue;
+        *first = i == 0;
+        return text_of(step, "title");
+    }
+    return name;
+}
+
+/* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
+static void tell_verdict(const json_t *steps, const json_t *verdict) {
+    bool first = false, any;
+    char number[96] = "", against[WEFT_TEXT_MAX] = "";
+    double mean = weft_json_number_of(verdict, "difference");
+    double low = weft_json_number_of(verdict, "low"), high = weft_json_number_of(verdict, "high");
+    const char *baseline = title_of(steps, text_of(verdict, "baseline"), &first);
+    if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
+    if (isfinite(mean) && isfinite(low) && isfinite(high))
+        snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
+    else if (isfinite(mean))
+        snprintf(number, sizeof number, ", %+.4f", mean);
+    weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
+             weft_shown(title_of(steps, text_of(verdict, "step"), &any)), against,
+             text_of(verdict, "verdict"), number);
+}
+
+/* What the study says, as its report does: a line for each comparison, and the answer. */
 static void tell_verdicts(const char *database) {
     json_t *report = NULL, *verdict;
     size_t i;
     if (weft_report_json(&database, 1, &report) != WEFT_OK) return;
     const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
     json_array_foreach(json_object_get(one, "verdicts"), i, verdict) {
-        double percent = weft_json_number_of(verdict, "percent");
-        char number[32] = "";
-        if (isfinite(percent)) snprintf(number, sizeof number, " (%+.2f%%)", percent);
-        weft_log(WEFT_LOG_INFO, "%s against %s: %s%s", weft_shown(text_of(verdict, "step")),
-                 weft_shown(text_of(verdict, "baseline")), text_of(verdict, "verdict"), number);
+        /* A repeat says what its original said, unless that is the baseline. */
+        const char *original = text_of(verdict, "repeat_of");
+        if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0)
+            tell_verdict(json_object_get(one, "steps"), verdict);
     }
     const char *answer = text_of(one, "answer");
     if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);

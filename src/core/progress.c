@@ -47,6 +47,15 @@ static void cut_columns(char *text, int width) {
     }
 }
 
+/* Cuts a text to so many columns at one of its commas, where there is one. */
+static void cut_parts(char *text, int width) {
+    if (columns(text) <= width) return;
+    cut_columns(text, width + 1);
+    char *comma = strrchr(text, ',');
+    if (comma) *comma = '\0';
+    cut_columns(text, width);
+}
+
 /* Copies as much of a text as fits, and no half character. */
 static void copy_text(char *to, size_t size, const char *from) {
     size_t n = strnlen(from, size - 1);
@@ -133,7 +142,8 @@ static void describe_place(const weft_progress *p, char *out, size_t size) {
         snprintf(out, size, "%lld %s", (long long)p->done, p->unit);
 }
 
-/* What stands behind the bar, shorter with each `cut`: the rate goes first, then the end of the note. */
+/* What stands behind the bar. With `cut` it is shorter by the rate; what is too long even then loses
+ * the last parts of the note. */
 static void describe_tail(const weft_progress *p, double now, int cut, char *out, size_t size) {
     char place[TEXT_MAX + 32], speed[TEXT_MAX + 24], left[32];
     if (p->total > 0)
@@ -157,8 +167,8 @@ static void draw_bar(const weft_progress *p, double now, int width) {
         room = words - columns(tail);
     }
     if (room < BAR_LEAST && width >= BAR_WIDTH && words - BAR_LEAST > 0) {
-        cut_columns(tail, words - BAR_LEAST);
-        room = BAR_LEAST;
+        cut_parts(tail, words - BAR_LEAST);
+        room = words - columns(tail);
     }
     if (p->total > 0 && room >= BAR_LEAST) {
         int length = room < BAR_MOST ? room : BAR_MOST, full = (int)(fraction(p) * length);

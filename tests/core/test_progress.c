@@ -117,13 +117,13 @@ static void test_eighty_columns_hold_a_training_step_and_its_bar(void **state) {
     screen_free(&s);
 }
 
-/* A study's note is longer than the screen: its end goes, not the bar. */
+/* A study's note is longer than the screen: its last parts go, not the bar. */
 static void run_long_note(void) {
     weft_progress *p = weft_progress_begin(
         &(weft_progress_options){.label = "study", .unit = "iterations", .total = 2000});
     usleep(110000);
     weft_progress_update(p, 1000,
-                         "step a-long-name, lr 0.0006, seed 1: loss 5.5394, 2 of 4 runs done");
+                         "2 of 4 runs, loss 5.5394, step a-long-name, lr 0.0006, seed 1");
     weft_progress_end(p, false);
 }
 
@@ -132,6 +132,8 @@ static void test_a_long_note_leaves_the_bar(void **state) {
     screen s = screen_run(80, WITH("NO_COLOR=1"), run_long_note);
     assert_false(s.overflow);
     assert_true(screen_count(&s, "study [===>    ] 1000/2000, ") == 1);
+    assert_true(screen_count(&s, "2 of 4 runs, loss 5.5394, step a-long-name") == 1);
+    assert_int_equal(screen_count(&s, "step a-long-name,"), 0);
     screen_free(&s);
 }
 
