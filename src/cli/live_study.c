@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef WEFT_HAVE_MICROHTTPD
 enum { LINE = 256, WAIT_MS = 5000 };
 
 /* In the child; does not return. It ends with the study, whatever ends that. */
@@ -40,7 +41,6 @@ static int read_port(int from) {
 }
 
 pid_t weft_live_study_start(const char *folder) {
-#ifdef WEFT_HAVE_MICROHTTPD
     const char *wish = getenv("WEFT_WATCH");
     int ends[2];
     if (!isatty(STDERR_FILENO) || (wish && strcmp(wish, "no") == 0)) return 0;
@@ -55,11 +55,13 @@ pid_t weft_live_study_start(const char *folder) {
     else
         weft_live_study_stop(pid);
     return port ? pid : 0;
+}
 #else
+pid_t weft_live_study_start(const char *folder) {
     (void)folder;
     return 0;
-#endif
 }
+#endif
 
 void weft_live_study_stop(pid_t pid) {
     if (pid <= 0) return;
