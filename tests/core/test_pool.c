@@ -83,6 +83,47 @@ static void test_many_short_runs_follow_each_other(void **state) {
     }
 }
 
+/* Two kinds of tasks, each with a context of its own that is gone after its run. */
+typedef struct {
+    int64_t kind, tasks;
+    atomic_int wrong, runs[16];
+} short_run;
+
+static void count_kind_0(void *context, int64_t task, int thread) {
+    short_run *r = context;
+    (void)thread;
+    if (r->kind == 0 && task < r->tasks)
+        atomic_fetch_add(&r->runs[task], 1);
+    else
+        atomic_fetch_add(&r->wrong, 1);
+}
+
+static void count_kind_1(void *context, int64_t task, int thread) {
+    short_run *r = context;
+    (void)thread;
+    if (r->kind == 1 && task < r->tasks)
+        atomic_fetch_add(&r->runs[task], 1);
+    else
+        atomic_fetch_add(&r->wrong, 1);
+}
+
+/* More threads than processors, so that many come late: none may touch a run that is over. */
+static void test_late_threads_take_nothing_of_another_run(void **state) {
+    (void)state;
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(24, &pool), WEFT_OK);
+    for (int64_t i = 0; i < 4000; i++) {
+        short_run r = {.kind = i % 2, .tasks = 2 + i % 15};
+        weft_pool_run(pool, r.tasks, i % 2 ? count_kind_1 : count_kind_0, &r);
+        assert_int_equal(atomic_load(&r.wrong), 0);
+        for (int64_t k = 0; k < 16; k++)
+            assert_int_equal(atomic_load(&r.runs[k]), k < r.tasks);
+        if (i % 500 == 499) usleep(3000); /* they sleep by then */
+        r.kind = 2;
+    }
+    weft_pool_destroy(pool);
+}
+
 static void write_square(void *context, int64_t task, int thread) {
     (void)thread;
     ((int64_t *)context)[task] = task * task;
@@ -156,6 +197,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_task_runs_once),
         cmocka_unit_test(test_many_short_runs_follow_each_other),
+        cmocka_unit_test(test_late_threads_take_nothing_of_another_run),
         cmocka_unit_test(test_what_tasks_write_is_seen_after_the_run),
         cmocka_unit_test(test_destroying_a_pool_ends_its_threads),
         cmocka_unit_test(test_zero_takes_the_processors_of_the_process),
