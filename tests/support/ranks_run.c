@@ -70,7 +70,7 @@ static void run_child(char **words, const char *err) {
     setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
     setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
     /* Where one rank is gone it ends the others: with time to say why, on a busy machine too. */
-    setenv("OMPI_MCA_odls_base_sigkill_timeout", "4", 1);
+    setenv("OMPI_MCA_odls_base_sigkill_timeout", "4", 0);
     execvp(words[0], words);
     _exit(127);
 }

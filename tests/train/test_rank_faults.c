@@ -119,6 +119,7 @@ static void test_run_that_is_killed_often_ends_as_another(void **state) {
     int kills = train_long() ? 24 : 3;
     long long steps = 0;
     snprintf(alone, sizeof alone, "%s", scratch_path("undisturbed"));
+    setenv("OMPI_MCA_odls_base_sigkill_timeout", "1", 1); /* nobody reads why they end */
     for (int i = 0; i < kills; i++) {
         int ranks = numbers[i % 4];
         pid_t child = start_forever(&f, ranks, NULL);
@@ -127,6 +128,7 @@ static void test_run_that_is_killed_often_ends_as_another(void **state) {
         kill(ranks_pid(child, i % ranks), SIGKILL);
         assert_true(ranks_wait(child, LIMIT) != 0);
     }
+    unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
     char path[NAME_ROOM + 32];
     size_t n;
     snprintf(path, sizeof path, "%s/last/state.json", f.out);
