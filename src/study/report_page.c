@@ -532,7 +532,7 @@ static weft_status put_script(weft_page *p) {
     return WEFT_OK;
 }
 
-weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
+static weft_status finish(weft_page *p) {
     close_fold(p);
     fputs("</main>\n", p->html);
     WEFT_TRY(put_script(p));
@@ -540,6 +540,19 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     fputs("\n" MD_MARK "\n", p->md);
     if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    return WEFT_OK;
+}
+
+weft_status weft_page_write_html(weft_page *p, const char *path, bool force) {
+    bool there, ours;
+    WEFT_TRY(finish(p));
+    WEFT_TRY(has_mark(path, &there, &ours));
+    if (there && !ours) WEFT_TRY(weft_file_vacant(path, force));
+    return weft_file_write(path, p->html_text, p->html_size, NULL);
+}
+
+weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
+    WEFT_TRY(finish(p));
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_TRY(weft_page_vacant(folder, force));
     WEFT_TRY(pictures_vacant(p, folder, force));

@@ -28,6 +28,9 @@ weft_status weft_page_open(weft_page *p, const char *title);
 weft_status weft_page_write(weft_page *p, const char *folder, bool force);
 /* An error where one of the two is there and no report of weft's, unless `force`. */
 weft_status weft_page_vacant(const char *folder, bool force);
+/* Writes the HTML alone, as a file of that name; as above, nothing but a page of weft's is written over
+ * unless `force`. */
+weft_status weft_page_write_html(weft_page *p, const char *path, bool force);
 void weft_page_free(weft_page *p);
 
 #define PRINTF(a, b) __attribute__((format(printf, a, b)))

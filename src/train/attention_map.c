@@ -60,9 +60,11 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
     return status;
 }
 
-static weft_status layer_json(const weft_session *s, int64_t layer, int64_t time, json_t *layers) {
+weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64_t heads,
+                                     json_t *layers) {
     const weft_config *c = &s->model->config;
-    int64_t heads = c->n_head < WEFT_MAP_HEADS ? c->n_head : WEFT_MAP_HEADS;
+    int64_t time = s->graph.tokens->shape[1];
+    if (heads > c->n_head) heads = c->n_head;
     double *scores = malloc((size_t)(c->n_head * time * time) * sizeof *scores);
     json_t *sigma = NULL;
     if (!scores) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
@@ -79,7 +81,7 @@ static weft_status layer_json(const weft_session *s, int64_t layer, int64_t time
     return status;
 }
 
-static json_t *tokens_json(const weft_tokenizer *t, const int32_t *tokens, int64_t count) {
+json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens, int64_t count) {
     json_t *list = json_array();
     for (int64_t i = 0; i < count; i++) {
         int32_t bytes = 0;
@@ -119,11 +121,12 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
     json_t *layers = json_array();
     weft_status status = weft_session_run(&s, tokens, tokens, NULL);
     int64_t last = m->config.n_layer - 1;
-    if (status == WEFT_OK) status = layer_json(&s, 0, count, layers);
-    if (status == WEFT_OK && last > 0) status = layer_json(&s, last, count, layers);
+    if (status == WEFT_OK) status = weft_attention_map_layer(&s, 0, WEFT_MAP_HEADS, layers);
+    if (status == WEFT_OK && last > 0)
+        status = weft_attention_map_layer(&s, last, WEFT_MAP_HEADS, layers);
     weft_session_close(&s);
     json_t *object = json_pack("{s:I, s:o, s:o}", "step", (json_int_t)step, "tokens",
-                               tokens_json(t, tokens, count), "layers", layers);
+                               weft_attention_map_tokens(t, tokens, count), "layers", layers);
     if (status == WEFT_OK) status = write_file(run, object);
     json_decref(object);
     return status;

@@ -9,7 +9,9 @@
 
 #include "core/exec.h"
 #include "data/tokenizer.h"
-#include "model/model.h"
+#include "model/session.h"
+
+#include <jansson.h>
 
 enum { WEFT_MAP_TOKENS = 40, WEFT_MAP_HEADS = 4 };
 
@@ -18,5 +20,11 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
                                      const weft_backend *backend, weft_pool *pool,
                                      const weft_tokenizer *t, const int32_t *tokens, int64_t count,
                                      int64_t step);
+
+/* Its parts, for others: appends a layer's object, of up to so many heads, to a list, from a session of
+ * one sequence that keeps its scores and has run; and the tokens' texts. */
+weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64_t heads,
+                                     json_t *layers);
+json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens, int64_t count);
 
 #endif
