@@ -70,6 +70,7 @@ GPT2 ?= ../shared/data/gpt2
 vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors of the tests again (needs PyTorch and NumPy)
 	$(PYTHON) tests/reference/make_vectors.py
 	$(PYTHON) tests/reference/make_model_vectors.py
+	$(PYTHON) tests/reference/make_inspect_vectors.py
 	$(PYTHON) tests/reference/make_statistics_vectors.py
 	$(PYTHON) tests/reference/make_curves.py --build '$(OUT)'
 	@if [ -f '$(GPT2)/vocab.bpe' ]; then $(PYTHON) tests/reference/make_tokenizer_vectors.py '$(GPT2)' || [ $$? = 3 ]; \

@@ -3,7 +3,7 @@
 
 # The library is the engine. Beside it, in the program, are studies with their database and reports,
 # the server, what measures (src/bench) and the commands.
-PROGRAM_FOLDERS := convert study serve bench cli
+PROGRAM_FOLDERS := convert study inspect serve bench cli
 PROGRAM_SOURCES := $(sort $(foreach f,$(PROGRAM_FOLDERS),$(wildcard src/$(f)/*.c)))
 LIB_SOURCES := $(sort $(filter-out $(PROGRAM_FOLDERS:%=src/%/%),$(wildcard src/*/*.c)))
 CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu src/cuda/*/*.cu)))

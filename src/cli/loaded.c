@@ -15,8 +15,8 @@ int weft_args_no_config(const weft_args *a) {
     return WEFT_EXIT_USAGE;
 }
 
-weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
-                             weft_loaded *out) {
+static weft_status open_loaded(const weft_args *a, const char *path, bool unchecked, bool with_text,
+                               weft_loaded *out) {
     *out = (weft_loaded){0};
     weft_config *c = &out->config;
     WEFT_TRY(weft_generation_folder(path, out->folder));
@@ -25,10 +25,22 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
     WEFT_TRY(weft_model_check(c, out->folder));
-    WEFT_TRY(weft_generation_tokenizer(out->folder, c, &out->tokenizer));
-    WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
+    if (with_text) {
+        WEFT_TRY(weft_generation_tokenizer(out->folder, c, &out->tokenizer));
+        WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
+    }
     WEFT_TRY(weft_model_load_as(out->folder, c, weft_config_dtype(c), &out->model));
     return weft_args_backend(a, c, &out->backend, &out->pool);
+}
+
+weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
+                             weft_loaded *out) {
+    return open_loaded(a, path, unchecked, true, out);
+}
+
+weft_status weft_loaded_open_model(const weft_args *a, const char *path, bool unchecked,
+                                   weft_loaded *out) {
+    return open_loaded(a, path, unchecked, false, out);
 }
 
 void weft_loaded_close(weft_loaded *l) {

@@ -1,4 +1,4 @@
-/* A checkpoint that is ready to generate: what `weft generate` and `weft serve` both begin with. */
+/* A checkpoint that is ready to run: what `weft generate`, `weft serve` and `weft inspect` begin with. */
 #ifndef WEFT_CLI_LOADED_H
 #define WEFT_CLI_LOADED_H
 
@@ -20,6 +20,9 @@ typedef struct {
  * verified unless `unchecked`. After a failure too it is to be closed. */
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded *out);
+/* The same without a tokenizer. */
+weft_status weft_loaded_open_model(const weft_args *a, const char *path, bool unchecked,
+                                   weft_loaded *out);
 void weft_loaded_close(weft_loaded *l);
 
 /* Refuses --config and --step, since a checkpoint has a config of its own. */

@@ -35,6 +35,8 @@
       "loss, logits or gradients of a checkpoint")                                                 \
     X(convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",             \
       "read or write Hugging Face's layout, or change the attention")                              \
+    X(inspect, "MODEL --text FILE [--out FILE] [--json]",                                          \
+      "what a model's mechanisms do on a text")                                                    \
     X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \
       "make text with a checkpoint")                                                               \
     X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \

@@ -2,6 +2,7 @@
 #include "convert/measure.h"
 
 #include "core/random.h"
+#include "data/tokens.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -44,6 +45,17 @@ weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t
     }
     if (status == WEFT_OK) status = cut(tokens, count, path, time, most, out);
     weft_encoder_close(e);
+    return status;
+}
+
+weft_status weft_windows_tokens(const char *path, int64_t time, int64_t windows,
+                                weft_windows *out) {
+    weft_tokens t;
+    *out = (weft_windows){0};
+    WEFT_TRY(weft_tokens_read(path, &t));
+    if (!t.shard && t.columns > 1) time = t.columns - 1;
+    weft_status status = cut(t.values, t.rows * t.columns, path, time, windows * (time + 1), out);
+    weft_tokens_free(&t);
     return status;
 }
 

@@ -21,6 +21,9 @@ typedef struct {
 /* At most `most` tokens of a file, in windows of at most `time`. */
 weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t time, int64_t most,
                               weft_windows *out);
+/* At most so many windows of a file of tokens: the rows of a .npy [B, T+1], whatever `time` is, or
+ * windows of at most `time` of a shard. */
+weft_status weft_windows_tokens(const char *path, int64_t time, int64_t windows, weft_windows *out);
 /* Tokens at random, where there is no text. */
 weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, weft_windows *out);
 void weft_windows_free(weft_windows *text);

@@ -122,6 +122,7 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
         w = matrix(b, "attn.v_down.weight", init_normal(0.02), latent, b->width);
         bias = attention_bias(b, "attn.v_down.bias", latent);
         v = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
+        b->latent_v = v;
     }
     b->latent = k;
     b->score.scale_value = 1 / sqrt((double)latent);

@@ -55,6 +55,8 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
         build_temperature(b, score, b->head_dim);
     } else {
         weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);
+        b->rho_q = q;
+        b->rho_k = k;
         score->q = turn_heads(b, oq.y, b->head_dim, b->heads);
         keys.k = turn_heads(b, ok.y, b->head_dim, b->heads);
         keys.n_extra = ok.log_sigma;

@@ -60,6 +60,8 @@ typedef struct builder {
     weft_tensor *packed; /* qkv, where attention reads q, k and v from one tensor */
     weft_tensor *lse;    /* [B, H, T] */
     weft_tensor *latent; /* c^K [B, T, L] after u, before rotation; where the kind has one */
+    weft_tensor *latent_v;      /* c^V [B, T, L], where it is another */
+    weft_tensor *rho_q, *rho_k; /* [B, T, H, 2D] raw means and deviations, where q and k hold none */
     weft_tensor *normed; /* what the feed-forward reads: [B, T, E] */
     weft_routes routes;  /* of builder_route */
 

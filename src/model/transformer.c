@@ -77,6 +77,17 @@ static void note_scores(builder *b) {
     };
 }
 
+/* Keeps what this layer's mechanisms made; the feed-forward adds what it reads. */
+static void note_inside(builder *b) {
+    b->out->inside[b->layer] = (weft_layer_inside){
+        .gate = weft_keep(b->gate),
+        .latent = weft_keep(b->latent),
+        .latent_v = weft_keep(b->latent_v),
+        .rho_q = weft_keep(b->rho_q),
+        .rho_k = weft_keep(b->rho_k),
+    };
+}
+
 weft_tensor *attention_bias(builder *b, const char *name, int64_t size) {
     int asked = b->c->attention_bias;
     bool there = asked == WEFT_ATTENTION_BIAS_QKV || asked == WEFT_ATTENTION_BIAS_ALL;
@@ -104,7 +115,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
     b->score = (weft_score){.causal = c->causal};
-    b->packed = b->latent = b->lse = NULL;
+    b->packed = b->latent = b->latent_v = b->rho_q = b->rho_k = b->lse = NULL;
     b->distance = b->gaussian = b->positioned = false;
     b->part = "attention";
     if (b->out->moments) {
@@ -113,6 +124,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     }
     weft_tensor *o = b->attention->build(b, x);
     if (b->out->scores) note_scores(b);
+    if (b->out->inside) note_inside(b);
     /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
     bool again = b->gate && !b->recompute;
     if (again) weft_graph_recompute_begin(b->g);
@@ -132,6 +144,7 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     char name[64];
     int64_t first = weft_graph_node_count(b->g);
     b->normed = x;
+    if (b->out->inside) b->out->inside[b->layer].normed = weft_keep(x);
     b->part = "feed-forward";
     weft_tensor *hidden = kind->build(b, x), *bias = NULL;
     snprintf(name, sizeof name, "%s.weight", kind->out);
@@ -254,7 +267,9 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
     size_t layers = (size_t)c->n_layer;
     if (build->scores) out->scores = calloc(layers, sizeof *out->scores);
     if (build->moments) out->moments = calloc(layers, sizeof *out->moments);
-    if ((build->scores && !out->scores) || (build->moments && !out->moments)) {
+    if (build->inside) out->inside = calloc(layers, sizeof *out->inside);
+    if ((build->scores && !out->scores) || (build->moments && !out->moments) ||
+        (build->inside && !out->inside)) {
         weft_model_graph_destroy(out);
         return weft_fail(WEFT_ENOMEM, "model: no memory");
     }
@@ -279,6 +294,7 @@ void weft_model_graph_destroy(weft_model_graph *m) {
     free(m->parameters);
     free(m->scores);
     free(m->moments);
+    free(m->inside);
     *m = (weft_model_graph){0};
 }
 

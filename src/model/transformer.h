@@ -50,6 +50,7 @@ typedef struct {
                             in place of attention's weights: tests hold them constant so */
     bool scores;       /* keep what raw scores are made from */
     bool moments;      /* keep the sums of x xᵀ over what each layer's attention reads */
+    bool inside;       /* keep what the layers' mechanisms made: weft_layer_inside */
     /* How rows reach other tokens: see builder.h. NULL: whole sequences from their first token. */
     const struct weft_reach *reach;
     void *reach_data;
@@ -69,6 +70,17 @@ typedef struct {
     bool gaussian;                      /* the second half of a query is its deviations */
 } weft_layer_scores;
 
+/* What a layer's mechanisms made; kept where weft_build.inside asks for it. NULL where the layer has
+ * nothing of the sort. */
+typedef struct {
+    weft_tensor *gate;     /* [B, T, H] or [B, 1, H]: of this layer's heads, before the sigmoid */
+    weft_tensor *latent;   /* c^K [B, T, L] with what it received, before rotation */
+    weft_tensor *latent_v; /* c^V [B, T, L]; NULL: it is c^K */
+    weft_tensor *rho_q, *rho_k; /* [B, T, H, 2D]: the second half are raw deviations; for scores
+                                    whose queries and keys hold none */
+    weft_tensor *normed;        /* [B, T, E], what the feed-forward reads */
+} weft_layer_inside;
+
 /* A built model. Tensors belong to the graph. */
 typedef struct {
     weft_graph *graph;
@@ -84,6 +96,7 @@ typedef struct {
     weft_tensor *logits;                  /* [B, T, V] if asked for */
     weft_layer_scores *scores;            /* [layers] if asked for */
     weft_tensor **moments;                /* [layers] of [E, E] if asked for */
+    weft_layer_inside *inside;            /* [layers] if asked for */
     double attention_flops, ffn_flops;    /* forward, of all layers, as they were built */
     weft_parameter *parameters;           /* in the order they are made */
     int64_t n_parameters, cap_parameters;

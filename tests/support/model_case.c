@@ -64,6 +64,15 @@ static void read_marks(model_case *c, const char *path) {
     c->key = seed << 32 | weft_random_site(c->name);
 }
 
+static int32_t draw_token(const model_case *c, int64_t at) {
+    return (int32_t)floor(draw(c->key, "tokens", at) * (double)c->config.vocab_size);
+}
+
+void model_case_token_rows(const model_case *c, int32_t *rows) {
+    for (int64_t i = 0; i < c->batch * (c->time + 1); i++)
+        rows[i] = draw_token(c, i);
+}
+
 void model_case_open(model_case *c, const char *name) {
     char path[256];
     *c = (model_case){0};
@@ -80,9 +89,7 @@ void model_case_open(model_case *c, const char *name) {
     assert_non_null(c->targets);
     for (int64_t b = 0; b < c->batch; b++) {
         for (int64_t t = 0; t <= c->time; t++) {
-            int64_t at = b * (c->time + 1) + t;
-            int32_t token =
-                (int32_t)floor(draw(c->key, "tokens", at) * (double)c->config.vocab_size);
+            int32_t token = draw_token(c, b * (c->time + 1) + t);
             if (t < c->time) c->tokens[b * c->time + t] = token;
             if (t > 0) c->targets[b * c->time + t - 1] = token;
         }

@@ -24,6 +24,8 @@ void model_case_names_free(char **names, int n);
 /* Reads a config and draws its tokens. Fails the running test if it cannot. */
 void model_case_open(model_case *c, const char *name);
 void model_case_close(model_case *c);
+/* Its tokens with those that follow them, [B, T+1], none ignored. */
+void model_case_token_rows(const model_case *c, int32_t *rows);
 
 /* The model with its drawn weights. */
 weft_model *model_case_weights(const model_case *c, weft_dtype dtype);

@@ -1,0 +1,129 @@
+/* weft inspect: what a model's mechanisms do on a text. */
+#include "cli/loaded.h"
+#include "core/text.h"
+#include "inspect/show.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char weft_help_inspect[] =
+    "  --model DIR        a checkpoint, or a run's folder for its best; also without --model\n"
+    "  --text FILE        a text, read by the checkpoint's tokenizer\n"
+    "  --tokens FILE      in place of it: a .npy of shape [B, T+1], or a token shard\n"
+    "  --context N        tokens of a window; default: 256, or the model's context if smaller\n"
+    "  --windows N        most windows to read; default: 8\n"
+    "  --out FILE         write a page with pictures as HTML\n"
+    "  --force            overwrite FILE whatever it is\n"
+    "  --no-gradients     leave out the training pass that measures gradients\n"
+    "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
+    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T          f32, bf16 or f64\n"
+    "  --device D         cpu, cuda or auto\n"
+    "  --threads N        default: one per processor\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "For each head of each layer: the entropy of its weights, where they lie, W2's temperature "
+    "and\n"
+    "deviations, the gate. For each layer: what the routes of cross-token keep, the directions in\n"
+    "MLA's latents, how alike the z-heads are. For each mechanism: the norm of its gradient.\n";
+
+enum { CONTEXT = 256, WINDOWS = 8, WINDOWS_MOST = 1 << 20 };
+
+typedef struct {
+    const char *model, *text, *tokens, *out, *context_text, *windows_text;
+    bool force, no_gradients, unchecked;
+    int64_t context, windows;
+} inspect_job;
+
+static int check_arguments(const weft_args *a, inspect_job *job, const char *word) {
+    if (!job->model) job->model = word;
+    if (!job->model || (word && job->model != word)) {
+        fprintf(stderr, "weft inspect: one model is needed, as --model DIR; 'weft help inspect' "
+                        "tells more\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if (!job->text == !job->tokens) {
+        fprintf(stderr, "weft inspect: --text FILE or --tokens FILE is needed%s\n",
+                job->text ? ", one of them at a time" : "");
+        return WEFT_EXIT_USAGE;
+    }
+    int status = weft_args_no_config(a);
+    if (!status)
+        status = weft_args_number(a, "--context", job->context_text, 2, 1 << 20, &job->context);
+    if (!status)
+        status =
+            weft_args_number(a, "--windows", job->windows_text, 1, WINDOWS_MOST, &job->windows);
+    if (!status) status = weft_args_readable(a, job->text ? job->text : job->tokens, NULL);
+    return status;
+}
+
+static weft_status read_windows(const inspect_job *job, const weft_loaded *l, weft_windows *out) {
+    int64_t block = l->config.gpt2_block_size, time = job->context;
+    if (job->context_text && time > block)
+        return weft_fail(WEFT_EINPUT,
+                         "--context %lld: the model has %lld tokens of context "
+                         "(CONFIG_GPT2_BLOCK_SIZE)",
+                         (long long)time, (long long)block);
+    if (time > block) time = block;
+    int64_t most = job->windows * (time + 1);
+    if (job->tokens) return weft_windows_tokens(job->tokens, time, job->windows, out);
+    return weft_windows_read(job->text, l->tokenizer, time, most, out);
+}
+
+static weft_status show(const weft_args *a, const inspect_job *job, const weft_loaded *l,
+                        weft_backing place, const weft_windows *text, const weft_inspection *i) {
+    char title[256];
+    snprintf(title, sizeof title, "Inside %.200s", job->model);
+    if (job->out)
+        WEFT_TRY(weft_inspection_page(i, l->model, place, text, l->tokenizer, title, job->out,
+                                      job->force));
+    if (!a->json) {
+        weft_inspection_print(i, stdout);
+        if (job->out) printf("\npictures: %s\n", weft_shown(job->out));
+        return WEFT_OK;
+    }
+    json_t *object = weft_inspection_json(i);
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+    printf("\n");
+    json_decref(object);
+    return WEFT_OK;
+}
+
+static weft_status inspect(const weft_args *a, const inspect_job *job, weft_loaded *l) {
+    weft_windows text = {0};
+    weft_inspection found = {0};
+    WEFT_TRY(job->text ? weft_loaded_open(a, job->model, job->unchecked, l)
+                       : weft_loaded_open_model(a, job->model, job->unchecked, l));
+    l->model->config.gpt2_dropout = 0;
+    weft_backing place = {l->backend, l->pool};
+    weft_status status = read_windows(job, l, &text);
+    if (status == WEFT_OK)
+        status = weft_inspect(l->model, place, &text, !job->no_gradients, &found);
+    if (status == WEFT_OK) status = show(a, job, l, place, &text, &found);
+    weft_inspection_free(&found);
+    weft_windows_free(&text);
+    return status;
+}
+
+int weft_cmd_inspect(int argc, char **argv) {
+    weft_args args;
+    weft_loaded loaded = {0};
+    inspect_job job = {.context = CONTEXT, .windows = WINDOWS};
+    const char *word = NULL;
+    const weft_arg own[] = {{"--model", &job.model, NULL, false},
+                            {"--text", &job.text, NULL, false},
+                            {"--tokens", &job.tokens, NULL, false},
+                            {"--context", &job.context_text, NULL, false},
+                            {"--windows", &job.windows_text, NULL, false},
+                            {"--out", &job.out, NULL, false},
+                            {"--force", NULL, &job.force, false},
+                            {"--no-gradients", NULL, &job.no_gradients, false},
+                            {"--unchecked", NULL, &job.unchecked, false},
+                            {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, &word, 1);
+    if (!exit_status) exit_status = check_arguments(&args, &job, word);
+    if (exit_status) return exit_status;
+    weft_status status = inspect(&args, &job, &loaded);
+    weft_loaded_close(&loaded);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+}

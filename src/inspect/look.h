@@ -1,0 +1,65 @@
+/* Between the files of this folder: each looks at one thing in what a session kept of one window, and adds
+ * it up over windows. */
+#ifndef WEFT_INSPECT_LOOK_H
+#define WEFT_INSPECT_LOOK_H
+
+#include "inspect/inspect.h"
+
+/* A kept tensor as doubles; malloc'd. NULL with WEFT_OK where the tensor is NULL. */
+weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out);
+
+/* softmax of the first n scores of a row, in place. */
+void weft_look_softmax(double *row, int64_t n);
+
+/* Sums over tokens so far, of one head or of one layer; see the files. */
+typedef struct {
+    double rows, entropy, most, first, self, back;
+    double *sigma[2][2]; /* of queries and keys: sum and sum of squares [width] */
+    int64_t width;       /* of the deviations; 0: none */
+    double tokens;       /* that were added to sigma */
+    double moved, moved_rows;
+    double gate[2], gates; /* sum and sum of squares; how many */
+} weft_head_sums;
+
+typedef struct {
+    weft_head_sums *heads; /* [H] */
+    double route_rows, routes, kept, same_layer, same_layer_rows, same_token, same_token_rows;
+    double *latent_sum[2], *latent_gram[2]; /* of c^K and c^V: [L], [L, L] */
+    double latent_rows;
+    double *contexts; /* of z-heads, of all windows: [windows, F] */
+} weft_layer_sums;
+
+/* scores [H, T, T] become weights; adds them to the heads' sums. */
+void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_sums *sums);
+/* The routes of these weights: chosen [T, T] is set to 0 and 1; `before` is the layer's before, or
+ * NULL. */
+weft_status weft_look_routes(const weft_config *c, const double *weights, int64_t time,
+                             const unsigned char *before, unsigned char *chosen,
+                             weft_layer_sums *sums);
+void weft_finish_weights(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
+
+/* Deviations; `scores` are still scores. */
+weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
+                                weft_layer_look *out, weft_layer_sums *sums);
+void weft_finish_gaussians(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
+
+weft_status weft_look_gates(const weft_session *s, int64_t layer, weft_layer_look *out,
+                            weft_layer_sums *sums);
+void weft_finish_gates(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
+
+weft_status weft_look_latents(const weft_session *s, int64_t layer, weft_layer_look *out,
+                              weft_layer_sums *sums);
+weft_status weft_finish_latents(weft_layer_look *out, weft_layer_sums *sums);
+
+/* z-heads; nothing where the layer has none. */
+weft_status weft_look_z(const weft_session *s, int64_t layer, int64_t window, int64_t windows,
+                        weft_layer_sums *sums);
+weft_status weft_finish_z(const weft_model *m, int64_t layer, int64_t windows, weft_layer_look *out,
+                          const weft_layer_sums *sums);
+
+weft_status weft_look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
+                                weft_inspection *out);
+
+void weft_layer_sums_free(weft_layer_sums *sums, int64_t heads);
+
+#endif
