@@ -49,13 +49,17 @@ def causal_mask(t):
 # what gradients are wanted of, upstream the gradients of the outputs that function(*leaves) lists.
 
 
+def type_of(s):
+    return torch.bfloat16 if s.get("bf16") else torch.float32
+
+
 def linear(s):
     x, w, b = noise(1, s["m"], s["k"]), noise(2, s["n"], s["k"]), noise(3, s["n"])
     yield "linear", [x, w, b], [noise(9, s["m"], s["n"])], lambda x, w, b: [F.linear(x, w, b)]
 
 
 def product(s):
-    dtype = torch.bfloat16 if s.get("bf16") else torch.float32
+    dtype = type_of(s)
     x, w = noise(1, s["m"], s["k"]), noise(2, s["n"], s["k"]) / math.sqrt(s["k"])
     yield "linear", [x.to(dtype), w.to(dtype)], None, lambda x, w: [F.linear(x, w)]
 
@@ -82,7 +86,7 @@ def attention_inputs(s):
     """q, k, v and the gradient of the output, [B, T, heads, width]."""
     b, t, h, kv = s["b"], s["t"], s["h"], s["kv"]
     q, k, v = noise(1, b, t, h, s["dqk"]), noise(2, b, t, kv, s["dqk"]), noise(3, b, t, kv, s["dv"])
-    return q, k, v, noise(9, b, t, h, s["dv"])
+    return [x.to(type_of(s)) for x in (q, k, v, noise(9, b, t, h, s["dv"]))]
 
 
 def attention_dot(s):
@@ -98,15 +102,15 @@ def attention_dot(s):
     yield "sdpa [B,T,H,D]", [q, k, v], [upstream], sdpa_of_views
 
 
-def attention_w2(s, as_written=False):
+def attention_w2(s, formula=False):
     b, t, h, dv = s["b"], s["t"], s["h"], s["dv"]
     *leaves, upstream = (heads_first(x) for x in attention_inputs(s))
     leaves.append(noise(4, h) * 0.125 + s["log_tau"])
-    mask = causal_mask(t)
+    mask = causal_mask(t).to(type_of(s))
     hidden = mask < 0
 
     def rate(log_tau):
-        return 1 / (log_tau.exp() + 1e-6).view(1, h, 1, 1)
+        return (1 / (log_tau.exp() + 1e-6)).to(type_of(s)).view(1, h, 1, 1)
 
     def distances(q, k, v, log_tau):
         """The squares expanded: |q|^2 + |k|^2 - 2qk, one product added to their sum."""
@@ -136,24 +140,34 @@ def attention_w2(s, as_written=False):
     def columns(q, k, v, log_tau):
         """The squares as two more columns of q and k: one product, the mask added in it."""
         r = rate(log_tau)
-        one = torch.ones(b, h, t, 1)
+        one = torch.ones(b, h, t, 1, dtype=q.dtype)
         left = torch.cat([q * (2 * r), one, -r * q.square().sum(-1, keepdim=True)], -1)
         right = torch.cat([k, -r * k.square().sum(-1, keepdim=True), one], -1)
         scores = torch.baddbmm(mask, left.flatten(0, 1), right.flatten(0, 1).mT)
         return [torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view(b, h, t, dv)]
 
-    if as_written:
+    def sdpa(q, k, v, log_tau):
+        """The key's square as one more column of q and k, and zeros behind v."""
+        r = rate(log_tau)
+        left = torch.cat([q * (2 * r), torch.ones(b, h, t, 1, dtype=q.dtype)], -1)
+        right = torch.cat([k, -r * k.square().sum(-1, keepdim=True)], -1)
+        wide = F.pad(v, (0, left.shape[-1] - dv))
+        return [F.scaled_dot_product_attention(left, right, wide, is_causal=True, scale=1.0)[..., :dv]]
+
+    if formula:
         forms = (as_written,)
+    elif s.get("bf16"):  # differences of large squares need more digits than bf16 has
+        forms = (key_term, columns, sdpa)
     elif b * h * t * t <= LARGE:
-        forms = (distances, key_term, columns)
+        forms = (distances, key_term, columns, sdpa)
     else:  # the form with the most passes over T x T is never the fastest, and would fill memory
-        forms = (key_term, columns)
+        forms = (key_term, columns, sdpa)
     for form in forms:
         yield form.__name__, leaves, [upstream], form
 
 
 def attention_w2_formula(s):
-    return attention_w2(s, as_written=True)
+    return attention_w2(s, formula=True)
 
 
 def attention_mla(s):
@@ -162,7 +176,7 @@ def attention_mla(s):
     by_head, upstream_by_head = heads_first(q), heads_first(upstream)
     k, v = k.squeeze(2), v.squeeze(2)
     scale = dqk**-0.5
-    mask = causal_mask(t)
+    mask = causal_mask(t).to(type_of(s))
 
     def broadcast(q, k, v):
         """The key head broadcast over the query heads."""
@@ -178,6 +192,11 @@ def attention_mla(s):
 
         return run
 
+    def sdpa(q, k, v):
+        every = (k.unsqueeze(1).expand(-1, h, -1, -1), v.unsqueeze(1).expand(-1, h, -1, -1))
+        return [F.scaled_dot_product_attention(q, *every, is_causal=True)]
+
+    yield "sdpa", [by_head, k, v], [upstream_by_head], sdpa
     if b * h * t * t <= LARGE:
         yield "broadcast", [by_head, k, v], [upstream_by_head], broadcast
     tokens = mask.unsqueeze(1).expand(t, h, t).reshape(h * t, t)
@@ -214,6 +233,19 @@ def rmsnorm(s):
         yield form.__name__, leaves, upstream, form
 
 
+def adamw(s):
+    """A step of PyTorch's fused optimizer; the weights are updated in place."""
+    weights = noise(1, s["m"], s["e"])
+    weights.grad = noise(2, s["m"], s["e"])
+    optimizer = torch.optim.AdamW([weights], lr=1e-3, weight_decay=0.01, fused=True)
+
+    def step():
+        optimizer.step()
+        return [weights]
+
+    yield "fused", [], None, step
+
+
 def cross_entropy(s):
     m, e, v = s["m"], s["e"], s["v"]
     x, w = noise(1, m, e), noise(2, v, e) * 0.0625
@@ -235,6 +267,7 @@ OPS = {
     "attention_mla": attention_mla,
     "layernorm": layernorm,
     "rmsnorm": rmsnorm,
+    "adamw": adamw,
     "cross_entropy": cross_entropy,
 }
 

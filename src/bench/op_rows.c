@@ -9,6 +9,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/linear.h"
 #include "ops/norm.h"
+#include "ops/optimizer.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -23,16 +24,21 @@ static weft_tensor *add_leaf(bench_graph *g, uint32_t salt, weft_dtype dtype, in
                              const int64_t *shape) {
     char name[16];
     snprintf(name, sizeof name, "leaf%d", g->leaves);
-    bool grad = g->backward && dtype == WEFT_F32;
+    bool grad = g->backward && dtype != WEFT_I32;
     weft_tensor *t = weft_graph_tensor(g->graph, grad ? WEFT_ROLE_PARAM : WEFT_ROLE_INPUT, name,
                                        dtype, ndim, shape);
     g->leaf[g->leaves++] = (bench_leaf){t, salt, 1, 0};
     return t;
 }
 
-#define LEAF(g, salt, ...)                                                                         \
-    add_leaf((g), (salt), WEFT_F32, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),     \
+#define LEAF_OF(g, salt, dtype, ...)                                                               \
+    add_leaf((g), (salt), (dtype), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),      \
              (int64_t[]){__VA_ARGS__})
+#define LEAF(g, salt, ...) LEAF_OF(g, salt, WEFT_F32, __VA_ARGS__)
+
+static weft_dtype operands_of(const bench_row *row) {
+    return row->sizes.bf16 ? WEFT_BF16 : WEFT_F32;
+}
 
 static void scale_last(bench_graph *g, float scale, float shift) {
     g->leaf[g->leaves - 1].scale = scale;
@@ -52,9 +58,8 @@ static void build_linear(bench_graph *g, const bench_row *row) {
 /* Operands whose numbers a model has: a sum of k products is about 1. */
 static void build_product(bench_graph *g, const bench_row *row) {
     const bench_sizes *s = &row->sizes;
-    weft_dtype dtype = s->bf16 ? WEFT_BF16 : WEFT_F32;
-    weft_tensor *x = add_leaf(g, 1, dtype, 2, (int64_t[]){s->m, s->k});
-    weft_tensor *w = add_leaf(g, 2, dtype, 2, (int64_t[]){s->n, s->k});
+    weft_dtype dtype = operands_of(row);
+    weft_tensor *x = LEAF_OF(g, 1, dtype, s->m, s->k), *w = LEAF_OF(g, 2, dtype, s->n, s->k);
     scale_last(g, 1 / sqrtf((float)s->k), 0);
     add_output(g, weft_linear(g->graph, x, w, NULL, WEFT_ACT_NONE));
 }
@@ -72,19 +77,21 @@ static void build_decode(bench_graph *g, const bench_row *row) {
 /* q, k, v, then what the variant has. */
 static void build_attention(bench_graph *g, const bench_row *row) {
     const bench_sizes *s = &row->sizes;
+    weft_dtype dtype = operands_of(row);
     weft_score score = {.causal = true, .scale_value = 1 / sqrt((double)s->dqk)};
-    score.q = LEAF(g, 1, s->b, s->t, s->h, s->dqk);
-    score.k = LEAF(g, 2, s->b, s->t, s->kv, s->dqk);
-    weft_tensor *v = LEAF(g, 3, s->b, s->t, s->kv, s->dv);
+    score.q = LEAF_OF(g, 1, dtype, s->b, s->t, s->h, s->dqk);
+    score.k = LEAF_OF(g, 2, dtype, s->b, s->t, s->kv, s->dqk);
+    weft_tensor *v = LEAF_OF(g, 3, dtype, s->b, s->t, s->kv, s->dv);
     add_output(g, weft_attention(g->graph, &score, v).o);
 }
 
 static void build_w2(bench_graph *g, const bench_row *row) {
     const bench_sizes *s = &row->sizes;
+    weft_dtype dtype = operands_of(row);
     weft_score score = {.causal = true};
-    score.q = LEAF(g, 1, s->b, s->t, s->h, s->dqk);
-    score.k = LEAF(g, 2, s->b, s->t, s->kv, s->dqk);
-    weft_tensor *v = LEAF(g, 3, s->b, s->t, s->kv, s->dv);
+    score.q = LEAF_OF(g, 1, dtype, s->b, s->t, s->h, s->dqk);
+    score.k = LEAF_OF(g, 2, dtype, s->b, s->t, s->kv, s->dqk);
+    weft_tensor *v = LEAF_OF(g, 3, dtype, s->b, s->t, s->kv, s->dv);
     score.log_tau = LEAF(g, 4, s->h);
     scale_last(g, 0.125f, LOG_TAU);
     score.n = weft_row_squares(g->graph, score.k, 0);
@@ -106,6 +113,25 @@ static void build_layernorm(bench_graph *g, const bench_row *row) {
 
 static void build_rmsnorm(bench_graph *g, const bench_row *row) {
     build_norm(g, row, WEFT_RMSNORM);
+}
+
+/* The weights are updated in place: a run is a step. */
+static void build_adamw(bench_graph *g, const bench_row *row) {
+    const bench_sizes *s = &row->sizes;
+    const int64_t shape[] = {s->m, s->e};
+    weft_adam_slot slot = {.param = LEAF(g, 1, s->m, s->e), .grad = LEAF(g, 2, s->m, s->e)};
+    slot.m = weft_graph_tensor(g->graph, WEFT_ROLE_STATE, "m", WEFT_F32, 2, shape);
+    slot.v = weft_graph_tensor(g->graph, WEFT_ROLE_STATE, "v", WEFT_F32, 2, shape);
+    weft_tensor *state =
+        weft_new_tensor(g->graph, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
+    weft_tensor *norm = LEAF(g, 3, 1);
+    scale_last(g, 0, 1);
+    weft_tensor *lr = LEAF(g, 4, 1);
+    scale_last(g, 0, 1e-3f);
+    weft_adam_options options = {
+        .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 0};
+    weft_adamw(g->graph, weft_adam_control(g->graph, norm, lr, state, &options), &slot, 1);
+    add_output(g, slot.param);
 }
 
 static void build_cross_entropy(bench_graph *g, const bench_row *row) {
@@ -153,6 +179,15 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
         .build = build_attention, .sizes = HEADS(T, 12, 64, 64), .quick = QUICK, .longer = LONGER  \
     }
 
+/* q, k and v bf16, as a model with weights in bf16 has them. */
+#define BF16_HEADS(T, KV, DQK, DV)                                                                 \
+    { .b = 4096 / (T), .t = T, .h = 12, .kv = KV, .dqk = DQK, .dv = DV, .bf16 = 1 }
+#define BF16_ATTENTION(NAME, OP, BUILD, KV, DQK, DV, T, QUICK)                                     \
+    {                                                                                              \
+        .group = "attention", .label = NAME " bf16 T=" #T, .op = OP, .build = BUILD,               \
+        .sizes = BF16_HEADS(T, KV, DQK, DV), .quick = QUICK                                        \
+    }
+
 /* Against the fastest way to write it, and as the formula stands: ‖q‖² + ‖k‖² − 2⟨q, k⟩. */
 #define W2(T, QUICK, LONGER)                                                                       \
     {                                                                                              \
@@ -178,6 +213,15 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
         .sizes = {.m = 8192, .e = 768}, .quick = true, .traffic = {                                \
             4 * 4 * 8192 * 768,                                                                    \
             8 * 4 * 8192 * 768                                                                     \
+        }                                                                                          \
+    }
+
+/* Reads a weight, its gradient and its two moments; writes all but the gradient. */
+#define ADAMW(M, E)                                                                                \
+    {                                                                                              \
+        .group = "optimizer", .label = "adamw " #M "×" #E, .op = "adamw", .build = build_adamw,    \
+        .sizes = {.m = M, .e = E}, .forward_only = true, .quick = true, .traffic = {               \
+            (int64_t)7 * 4 * (M) * (E)                                                             \
         }                                                                                          \
     }
 
@@ -213,8 +257,12 @@ const bench_row bench_op_rows[] = {
     MLA(256, false),
     MLA(1024, true),
     MLA(4096, false),
+    BF16_ATTENTION("dot 64/64", "attention_dot", build_attention, 12, 64, 64, 1024, true),
+    BF16_ATTENTION("w2 128/64", "attention_w2", build_w2, 12, 128, 64, 1024, true),
+    BF16_ATTENTION("mla 128/128", "attention_mla", build_attention, 1, 128, 128, 1024, false),
     NORM(layernorm),
     NORM(rmsnorm),
+    ADAMW(8192, 4096),
     CROSS_ENTROPY(512, 50304, false),
     CROSS_ENTROPY(1024, 4096, true),
 };
@@ -227,8 +275,8 @@ static weft_status append_backward(bench_graph *g) {
     for (int i = 0; i < g->outputs; i++) {
         char name[16];
         snprintf(name, sizeof name, "dout%d", i);
-        dout[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, WEFT_F32, g->output[i]->ndim,
-                                    g->output[i]->shape);
+        dout[i] = weft_graph_tensor(g->graph, WEFT_ROLE_INPUT, name, g->output[i]->dtype,
+                                    g->output[i]->ndim, g->output[i]->shape);
         g->leaf[g->leaves++] = (bench_leaf){dout[i], SALT_DOUT + (uint32_t)i, 1, 0};
     }
     return weft_graph_backward_many(g->graph, g->outputs, g->output, dout);
@@ -240,7 +288,7 @@ weft_status bench_graph_build(const bench_row *row, bool backward, bench_graph *
     row->build(g, row);
     WEFT_TRY(weft_graph_status(g->graph));
     for (g->wanted = 0; g->wanted < g->leaves; g->wanted++)
-        if (g->leaf[g->wanted].tensor->dtype != WEFT_F32) break;
+        if (g->leaf[g->wanted].tensor->dtype == WEFT_I32) break;
     if (backward) WEFT_TRY(append_backward(g));
     return weft_graph_status(g->graph);
 }

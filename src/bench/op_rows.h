@@ -37,7 +37,7 @@ typedef struct {
 
 typedef struct bench_row bench_row;
 struct bench_row {
-    const char *group; /* product, linear, decode, attention, norm, cross-entropy */
+    const char *group; /* product, linear, decode, attention, norm, optimizer, cross-entropy */
     const char *label;
     const char *op; /* the peer's name for it */
     bench_sizes sizes;
