@@ -11,10 +11,10 @@
 
 const char weft_help_bench[] =
     "train: training steps (forward, backward, clipping, AdamW) of each variant on random tokens:\n"
-    "tokens per second, memory planned and measured, share of the machine's limit.\n"
-    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), gpt2-124m,\n"
-    "                     gpt2-355m or gpt2-1558m\n"
-    "                     (8 x 1024 tokens: 10 GB and minutes)\n"
+    "tokens per second, memory planned and measured, share of the machine's limit (multiply-adds\n"
+    "in registers; on a GPU a large matrix product).\n"
+    "  --shape NAME       small (6 layers, 256 wide, 8 x 256 tokens; the default), or gpt2-124m,\n"
+    "                     gpt2-355m or gpt2-1558m (8 x 1024 tokens: 10 GB and minutes on a CPU)\n"
     "  --config FILE      the sizes and options of this config instead\n"
     "  -o KEY=VALUE       override a config key in every row; repeatable\n"
     "  --variants A,B     dot, w2, cosine, mla, step1, step2, step3, swiglu, wsffn, "
@@ -37,6 +37,7 @@ const char weft_help_bench[] =
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for\n"
     "                     train, \"python3 bench/peer.py\" for attention,\n"
     "                     \"python3 bench/peer_decode.py\" for decode (all PyTorch)\n"
+    "  --device D         cpu (the default) or cuda, for train and decode\n"
     "  --threads N        for both sides; default: one per processor\n"
     "  --json             one object on standard output\n";
 

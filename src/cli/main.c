@@ -18,6 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/filled.h"
 #include "config/config.h"
 #include "core/nearest.h"
 #include "core/version.h"
@@ -126,8 +127,11 @@ static int help_config(int argc, char **argv) {
 }
 
 static int help_command(const command *c) {
-    printf("usage: weft %s %s\n\n%c%s.\n\n%s", c->name, c->usage,
-           toupper((unsigned char)c->summary[0]), c->summary + 1, c->help);
+    char usage[512];
+    snprintf(usage, sizeof usage, "usage: weft %s %s\n", c->name, c->usage);
+    weft_print_filled(stdout, usage);
+    printf("\n%c%s.\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1);
+    weft_print_filled(stdout, c->help);
     return EXIT_DONE;
 }
 

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { TEXT_WIDTH = 76, PROMPT_WIDTH = 100, PHRASE = 20 };
+enum { TEXT_WIDTH = 73, PROMPT_WIDTH = 100, PHRASE = 20 };
 
 /* Prints text folded at words, each line after `indent`. */
 static void write_folded(FILE *out, const char *indent, const char *text) {

@@ -54,6 +54,24 @@ static void test_every_command_has_help(void **state) {
     expect_text(RUN("eval", "--tokens", "x", "--help"), "--targets FILE");
 }
 
+/* A terminal of the usual width shows every help text without breaking its lines. */
+static void test_help_fits_eighty_columns(void **state) {
+    (void)state;
+    for (int i = 0; i <= COMMANDS; i++) {
+        char *out;
+        command_succeeds(RUN("help", i < COMMANDS ? commands[i] : "config"), &out);
+        for (char *line = out, *next; line; line = next) {
+            next = strchr(line, '\n');
+            if (next) *next++ = 0;
+            int columns = 0;
+            for (const char *c = line; *c; c++)
+                columns += ((unsigned char)*c & 0xc0) != 0x80;
+            if (columns > 79) fail_msg("%d columns: %s", columns, line);
+        }
+        free(out);
+    }
+}
+
 /* Every option that the help of a command shows is one that the command takes. */
 static void test_help_shows_options_that_are_taken(void **state) {
     (void)state;
@@ -199,6 +217,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_lists_every_command),
         cmocka_unit_test(test_every_command_has_help),
+        cmocka_unit_test(test_help_fits_eighty_columns),
         cmocka_unit_test(test_help_shows_options_that_are_taken),
         cmocka_unit_test(test_help_config_lists_every_option),
         cmocka_unit_test(test_version_names_the_commit),
