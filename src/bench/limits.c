@@ -1,5 +1,7 @@
 #include "bench/limits.h"
 
+#include "bench/op_rows.h"
+#include "bench/timer.h"
 #include "core/clock.h"
 #include "cpu/backend.h"
 
@@ -12,6 +14,9 @@
 #define LOOP_SECONDS 0.004
 
 enum { PIECE = 1 << 20, PIECES = 256, PEAK_MEASUREMENTS = 3, FIRST_ROUNDS = 1 << 10 };
+
+/* Of a product on a GPU: the first chooses its algorithm, the second is captured. */
+enum { PRODUCTS_UNMEASURED = 4, PRODUCTS_MEASURED = 30 };
 
 struct bench_limits {
     weft_pool *pool;
@@ -117,4 +122,31 @@ double bench_peak_flops(weft_pool *pool, bool bf16) {
         best = fmax(best, bench_limit_gflops(limits, bf16));
     bench_limits_destroy(limits);
     return best * 1e9;
+}
+
+static weft_status time_products(weft_exec *x, bench_samples *seconds) {
+    weft_run run = {.seed = 1};
+    for (int i = 0; i < PRODUCTS_UNMEASURED; i++)
+        WEFT_TRY(weft_exec_run(x, &run));
+    for (int i = 0; i < PRODUCTS_MEASURED; i++) {
+        double start = weft_clock();
+        WEFT_TRY(weft_exec_run(x, &run));
+        bench_samples_add(seconds, weft_clock() - start);
+    }
+    return WEFT_OK;
+}
+
+double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool bf16) {
+    bench_graph g;
+    weft_exec *x = NULL;
+    bench_samples seconds = {0};
+    weft_status status = bench_graph_build(&bench_limit_rows[bf16], false, &g);
+    if (!status) status = weft_exec_create(g.graph, backend, pool, NULL, &x);
+    if (!status) status = bench_graph_fill(&g, x);
+    if (!status) status = time_products(x, &seconds);
+    double rate = status ? 0 : 1e-9 * bench_graph_flops(g.graph) / bench_median(&seconds);
+    weft_exec_destroy(x);
+    weft_graph_destroy(g.graph);
+    bench_samples_free(&seconds);
+    return rate;
 }

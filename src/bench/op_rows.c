@@ -231,6 +231,8 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
         .build = build_cross_entropy, .sizes = {.m = M, .e = 768, .v = V}, .quick = QUICK          \
     }
 
+const bench_row bench_limit_rows[2] = {PRODUCTS(8192, 8192, 4096, false)};
+
 const bench_row bench_op_rows[] = {
     PRODUCTS(256, 256, 256, false),
     PRODUCTS(512, 512, 512, false),

@@ -48,6 +48,9 @@ struct bench_row {
     int64_t traffic[2]; /* bytes moved, forward and with backward; 0: compute counts */
 };
 
+/* A product as large as any model's, by which a device's limit is measured: f32, bf16. */
+extern const bench_row bench_limit_rows[2];
+
 extern const bench_row bench_op_rows[];
 extern const int bench_op_row_count;
 

@@ -223,6 +223,16 @@ static void report_speed(const bench_train_job *job, const measured *m, bool pee
     }
 }
 
+/* After the steps, so that its memory is not counted as theirs. */
+static void report_device_limit(const bench_train_job *job, const training *t, json_t *out) {
+    bool bf16 = weft_config_dtype(job->config) == WEFT_BF16;
+    double limit = bench_product_gflops(t->backend, t->pool, bf16);
+    double seconds = json_number_value(json_object_get(out, "seconds"));
+    double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
+    json_object_set_new(out, "limit_gflops", json_real(limit));
+    json_object_set_new(out, "of_limit", json_real(limit > 0 ? rate / limit : 0));
+}
+
 static weft_status measure_speed(const bench_train_job *job, training *t, bench_limits *limits,
                                  const char *folder, json_t *out) {
     measured m = {0};
@@ -274,6 +284,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
         WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
     int64_t peak = remote ? weft_cuda_bytes_taken() + before : bench_peak_bytes();
+    if (remote) report_device_limit(job, t, out);
     json_object_set_new(out, "peak_bytes", json_integer(before && peak ? peak - before : 0));
     json_t *losses = json_array();
     for (uint32_t i = 0; i < CHECKED_STEPS && i < t->iteration; i++)

@@ -112,7 +112,7 @@ static void print_row(bench *b, const row *r) {
     if (number(r, "of_limit") > 0)
         bench_cell(t, "%.0f%%", 100 * number(r, "of_limit"));
     else
-        bench_cell(t, "-"); /* a GPU's limit is not measured here */
+        bench_cell(t, "-"); /* it could not be measured */
     bench_cell(t, "%.1f", 1e-6 * plan);
     if (peak > 0) {
         bench_cell(t, "%.1f", 1e-6 * peak);
