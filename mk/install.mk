@@ -1,5 +1,6 @@
 # Install and uninstall: program, library, headers, pkg-config file, man page, completion for bash and
-# zsh, the ready studies (`weft study --config demo` finds them), documentation and examples. Archives:
+# zsh, the ready studies (`weft study --config demo` finds them), the scripts that the guide names,
+# documentation and examples. Archives:
 # the sources (dist) and a Debian package (deb).
 
 PREFIX ?= /usr/local
@@ -21,6 +22,7 @@ INSTALLED := $(BINDIR)/weft $(LIBDIR)/libweft.a $(LIBDIR)/$(SO_FILE) $(LIBDIR)/l
 DOC_FILES := $(wildcard README.md CHANGELOG.md SECURITY.md LICENSE docs/*.md docs/guide/*.md docs/internals/*.md \
 	docs/notes/*.md docs/results/*.md docs/images/*.svg docs/images/*.png docs/images/*.webp)
 EXAMPLE_FILES := $(wildcard examples/*)
+SCRIPT_FILES := scripts/export scripts/corpus
 
 .PHONY: install install-files uninstall dist deb
 
@@ -29,7 +31,7 @@ install: build install-files ## install under PREFIX (/usr/local), within DESTDI
 # What is built already.
 install-files: | $(if $(filter install,$(MAKECMDGOALS)),build)
 	install -d $(addprefix '$(DESTDIR)',$(BINDIR) $(LIBDIR) $(INCLUDEDIR)/weft $(PKGCONFIGDIR) $(MANDIR)/man1 \
-		$(DATADIR)/defconfigs $(DOCDIR)/examples $(BASHDIR) $(ZSHDIR) $(sort $(dir $(DOC_FILES:%=$(DOCDIR)/%))))
+		$(DATADIR)/defconfigs $(DATADIR)/scripts $(DOCDIR)/examples $(BASHDIR) $(ZSHDIR) $(sort $(dir $(DOC_FILES:%=$(DOCDIR)/%))))
 	install -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/weft'
 	install -m 644 $(LIB_A) '$(DESTDIR)$(LIBDIR)/libweft.a'
 	install -m 755 $(LIB_SO) '$(DESTDIR)$(LIBDIR)/$(SO_FILE)'
@@ -46,13 +48,14 @@ install-files: | $(if $(filter install,$(MAKECMDGOALS)),build)
 	install -m 644 completions/_weft '$(DESTDIR)$(ZSHDIR)/_weft'
 	install -m 644 defconfigs/* '$(DESTDIR)$(DATADIR)/defconfigs/'
 	install -m 644 Kconfig '$(DESTDIR)$(DATADIR)/Kconfig'
+	install -m 755 $(SCRIPT_FILES) '$(DESTDIR)$(DATADIR)/scripts/'
 	install -m 644 $(EXAMPLE_FILES) '$(DESTDIR)$(DOCDIR)/examples/'
 	for file in $(DOC_FILES); do install -m 644 "$$file" '$(DESTDIR)$(DOCDIR)/'"$$file" || exit 1; done
 
 uninstall: ## remove what install put there
-	rm -f $(addprefix '$(DESTDIR)',$(INSTALLED) $(DATADIR)/Kconfig $(patsubst %,$(DATADIR)/%,$(wildcard defconfigs/*)) \
+	rm -f $(addprefix '$(DESTDIR)',$(INSTALLED) $(DATADIR)/Kconfig $(patsubst %,$(DATADIR)/%,$(wildcard defconfigs/*) $(SCRIPT_FILES)) \
 		$(DOC_FILES:%=$(DOCDIR)/%) $(EXAMPLE_FILES:%=$(DOCDIR)/%))
-	-rmdir $(addprefix '$(DESTDIR)',$(INCLUDEDIR)/weft $(DATADIR)/defconfigs $(DATADIR) $(DOCDIR)/examples $(DOCDIR)/docs/guide \
+	-rmdir $(addprefix '$(DESTDIR)',$(INCLUDEDIR)/weft $(DATADIR)/defconfigs $(DATADIR)/scripts $(DATADIR) $(DOCDIR)/examples $(DOCDIR)/docs/guide \
 		$(DOCDIR)/docs/internals $(DOCDIR)/docs/notes $(DOCDIR)/docs/results $(DOCDIR)/docs/images $(DOCDIR)/docs $(DOCDIR)) 2>/dev/null
 
 # The sources as they are committed; `make` in the unpacked folder knows their commit.

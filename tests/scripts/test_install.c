@@ -80,9 +80,41 @@ static void test_completion_knows_commands_options_keys_and_studies(void **state
     expect_prints(COMPLETE "weft study --config reci", "reciprocal");
     expect_prints(COMPLETE "weft train --device c", "cpu cuda");
     expect_prints(COMPLETE "weft help conf", "config");
-    expect_prints("if command -v zsh >/dev/null; then zsh -n "
-                  "\"$there/usr/share/zsh/site-functions/_weft\"; fi; echo read",
-                  "read");
+}
+
+/* As a person does: a zsh of its own on a terminal, letters and Tab. */
+static void test_zsh_completes(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+    if (system("command -v zsh >/dev/null") != 0) {
+        print_message("there is no zsh\n");
+        skip();
+    }
+    char *said =
+        shell_prints("zsh -f tests/scripts/complete.zsh \"$there\" 'weft stu' "
+                     "'weft train --resu' 'weft train -o N_LAY' 'weft study --config reci'");
+    static const char *const expected[] = {
+        "weft study", "weft train --resume",
+        "weft train -o N_LAYER=", "weft study --config reciprocal"};
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
+        if (!strstr(said, expected[i])) fail_msg("'%s' is not in: %s", expected[i], said);
+}
+
+/* The package holds what is installed, and says what it needs. */
+static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+    if (system("command -v dpkg-deb >/dev/null") != 0) {
+        print_message("there is no dpkg-deb\n");
+        skip();
+    }
+    expect_prints("scripts/deb \"$there/deb\" \"$(weft version | sed -n 's/^weft "
+                  "\\([0-9.]*\\).*/\\1/p')\" make SETUP=no 2>&1",
+                  "/weft_");
+    expect_prints("dpkg-deb -f \"$there\"/deb/weft_*.deb Depends", "libjansson");
+    shell_prints("dpkg-deb -x \"$there\"/deb/weft_*.deb \"$there/unpacked\"");
+    expect_prints("cd / && \"$there/unpacked/usr/bin/weft\" study --config demo --list", "108,864");
+    expect_prints("\"$there/unpacked/usr/share/weft/scripts/export\" --help", "--wandb");
 }
 
 static void test_the_man_page_has_every_command(void **state) {
@@ -130,6 +162,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ready_studies_are_found_by_name),
         cmocka_unit_test(test_completion_knows_commands_options_keys_and_studies),
+        cmocka_unit_test(test_zsh_completes),
+        cmocka_unit_test(test_a_debian_package_can_be_unpacked_and_run),
         cmocka_unit_test(test_the_man_page_has_every_command),
         cmocka_unit_test(test_an_example_compiles_against_what_is_installed),
         cmocka_unit_test(test_uninstall_leaves_nothing),
