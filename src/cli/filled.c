@@ -80,8 +80,9 @@ static void begin_option(filler *f, const char *line, size_t length) {
 
 static void add_line(filler *f, const char *line, size_t length) {
     size_t blanks = strspn(line, " ");
-    bool option = blanks == 2 && (line[2] == '-' || (length > BODY && line[BODY - 1] == ' ' &&
-                                                     line[BODY - 2] == ' '));
+    bool option =
+        blanks == 2 &&
+        (line[2] == '-' || (length > BODY && line[BODY - 1] == ' ' && line[BODY - 2] == ' '));
     if (length == 0) {
         end(f);
         fputc('\n', f->to);

@@ -1,0 +1,174 @@
+"""Runs the commands of README.md and of the guide, page by page, as they stand there.
+
+    commands.py WEFT FOLDER [PAGE...]
+
+Every line of code that begins with a program's name is run by the shell, in the order of its page, in a copy
+of the repository's root under FOLDER. Training, studies and servers are cut short by options that are
+added; make is asked only whether it could (make -n), except for the study that make without a target runs. A line that is not run is in NOT_RUN below with
+where it is tested or what it would need, so that none is overlooked. Ends on 0, or on 1 with a line for
+each command that failed.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+# Pages whose commands need changes to the sources that the page describes.
+FOLLOWED_BY_HAND = {"docs/guide/add-an-attention.md", "docs/guide/add-an-operation.md", "docs/guide/add-an-option.md"}
+NOT_RUN = [
+    ("docs/guide/huggingface.md", r"weft (convert|generate|tokenize|train) ", "convert/test_guide runs this page"),
+    ("docs/guide/serving.md", r"curl ", "serve/test_clients runs it"),
+    ("docs/guide/building.md", r"make (install|deb|dist)", "scripts/test_install runs it"),
+    ("docs/guide/pytorch.md", r"python3 -m venv|pip install", "needs PyTorch from the network; make test-torch runs the rest"),
+    ("docs/guide/training.md", r"mpirun ", "needs free cores; the tests of train and comm run mpirun"),
+    ("docs/guide/studies.md", r"scripts/corpus|weft tokenize --tokenizer data/gpt2", "needs Debian's mirror and GPT-2's files"),
+    ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; study/test_slurm runs it"),
+]
+PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|curl|docker|git|cp|export|hf)( |$)|for .*; do$"
+
+# Stands in for the program: what takes long is cut short, and what waits for Ctrl-C gets it.
+WRAPPER = """#!/bin/sh
+weft=%s
+case "$1 $*" in
+    *--list*|*--help*) exec "$weft" "$@" ;;
+    "train "*--text*) exec "$weft" "$@" --minutes 0.01 --device cpu -o GPT2_MAX_ITERS=2 -o SAMPLE_PROMPT= ;;
+    "train "*) exec "$weft" "$@" --device cpu -o GPT2_MAX_ITERS=2 -o GPT2_EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
+    "study "*) exec "$weft" "$@" --device cpu -o GPT2_MAX_ITERS=2 -o GPT2_EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
+    "watch "*|"serve "*)
+        "$weft" "$@" --port 0 >%s/address 2>&1 &
+        for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+            sleep 0.2
+            grep -q http:// %s/address && break
+        done
+        cat %s/address
+        kill -INT $!
+        wait $! ;;
+    *) exec "$weft" "$@" ;;
+esac
+"""
+
+# Stands in for make.
+MAKE = """make() {
+    local word goal= out=
+    for word in "$@"; do
+        case $word in OUT=*) out=${word#OUT=} ;; *=*) ;; *) goal=$word ;; esac
+    done
+    command make -C "%s" -n SETUP=no "$@" >/dev/null || return
+    [ -n "$goal" ] || weft study --config defconfigs/demo --out "${out:-runs/demo}"
+}
+"""
+
+
+def blocks(text):
+    """The blocks of code of a page: (language, lines)."""
+    fence, block = None, []
+    for line in text.split("\n"):
+        if line.lstrip().startswith("```"):
+            if fence is None:
+                fence, block = line.strip()[3:], []
+            else:
+                yield fence, block
+                fence, block = None, []
+        elif fence is not None:
+            block.append(line)
+        elif re.match(r" {4,}\S", line):
+            block.append(line)
+        elif block and line.strip():
+            yield "", block
+            block = []
+    if block:
+        yield "", block
+
+
+def commands(block):
+    """What the shell is to run of a block: lines joined where one continues, and loops as a whole."""
+    lines, found = [l.strip() for l in block if l.strip()], []
+    while lines:
+        line = lines.pop(0)
+        while line.endswith("\\") and lines:
+            line += "\n" + lines.pop(0)
+        if re.match(r"for .*; do$", line):
+            while lines and not line.endswith("done"):
+                line += "\n" + lines.pop(0)
+        if re.match(PROGRAMS, line.split("\n")[0]):
+            found.append(line)
+    return found
+
+
+def make_root(weft, root):
+    """A folder that looks like the repository's root after make build."""
+    here = os.getcwd()
+    for name in ("docs", "scripts", "tests", "src", "examples", "README.md"):
+        os.symlink(os.path.join(here, name), os.path.join(root, name))
+    shutil.copytree("defconfigs", os.path.join(root, "defconfigs"))
+    os.mkdir(os.path.join(root, "build"))
+    program = os.path.join(root, "build", "weft")
+    with open(program, "w", encoding="utf-8") as out:
+        out.write(WRAPPER % (weft, root, root, root))
+    os.chmod(program, 0o755)
+    for name in ("book.txt", "other.txt"):
+        with open(os.path.join(root, name), "w", encoding="utf-8") as out:
+            for page in sorted(glob.glob("docs/*/*.md"))[:12]:
+                with open(page, encoding="utf-8") as text:
+                    out.write(text.read())
+
+
+def write_configs(page, found, root):
+    """The configs that a page tells to write."""
+    names = {"docs/guide/extending.md": "defconfigs/my-study", "docs/guide/studies.md": "my.config"}
+    for _, block in found:
+        lines = [l.strip() for l in block]
+        if page in names and sum(l.startswith("CONFIG_") for l in lines) > 4:
+            with open(os.path.join(root, names[page]), "w", encoding="utf-8") as out:
+                out.write("\n".join(lines) + "\n")
+
+
+def reason(page, command):
+    for where, pattern, why in NOT_RUN:
+        if page == where and re.match(pattern, command):
+            return why
+    return None
+
+
+def run_page(page, root):
+    """The commands that failed, and how many were run."""
+    with open(page, encoding="utf-8") as file:
+        found = list(blocks(file.read()))
+    write_configs(page, found, root)
+    failed, ran = [], 0
+    here = os.getcwd()
+    start = MAKE % here + 'PATH="%s/build:$PATH"\nunset MAKEFLAGS MAKELEVEL MFLAGS\n' % root
+    for language, block in found:
+        for command in commands(block) if language in ("", "sh") else []:
+            why = reason(page, command)
+            if why:
+                print("note: %s: not run: %s (%s)" % (page, command.split("\n")[0], why))
+                continue
+            done = subprocess.run(["bash", "-c", start + command], cwd=root, text=True, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, env={**os.environ, "WEFT_WATCH": "no"})
+            ran += 1
+            if done.returncode != 0:
+                failed.append("%s: %s\n    ended on %d: %s" % (page, command, done.returncode, done.stdout.strip()[-400:]))
+    return failed, ran
+
+
+def main():
+    weft, folder = os.path.abspath(sys.argv[1]), sys.argv[2]
+    pages = sys.argv[3:] or ["README.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED_BY_HAND)
+    root = os.path.join(os.path.abspath(folder), "root")
+    os.makedirs(root)
+    make_root(weft, root)  # one for all pages: a reader has what the pages before left
+    failed, ran = [], 0
+    for page in pages:
+        wrong, n = run_page(page, root)
+        failed, ran = failed + wrong, ran + n
+        print("%s: %d commands run, %d failed" % (page, n, len(wrong)))
+    for line in failed:
+        print(line)
+    sys.exit(1 if failed or ran < (30 if not sys.argv[3:] else 1) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+/* The commands of README.md and of the guide run as they stand there: commands.py takes them from the
+ * pages, runs them in order in a copy of the repository's root, and names those that fail. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+/* Runs commands.py; what it prints is the caller's to free. */
+static int run_pages(const char *folder, const char *pages, char **said) {
+    char line[2048];
+    const char *weft = getenv("WEFT");
+    mkdir(scratch_path(folder), 0777);
+    snprintf(line, sizeof line, "python3 tests/docs/commands.py '%s' '%s' %s >'%s' 2>&1",
+             weft ? weft : "build/weft", scratch_path(folder), pages, scratch_path("said.txt"));
+    int status = system(line);
+    *said = file_read(scratch_path("said.txt"), NULL);
+    return status;
+}
+
+static void test_the_commands_of_every_page_run(void **state) {
+    (void)state;
+    char *said;
+    if (run_pages("all", "", &said) != 0) fail_msg("%s", said);
+    assert_non_null(strstr(said, "docs/guide/studies.md: "));
+    free(said);
+}
+
+/* The test must be able to fail: by a command that fails, and by a page without any. */
+static void test_a_command_that_fails_is_found(void **state) {
+    (void)state;
+    static const char page[] =
+        "# A page\n\n    weft plan -o N_LAYER=2\n    weft plan -o N_LAYERS=2\n";
+    static const char empty[] = "# A page\n\n    int x;\n";
+    char *said, name[512];
+    file_write(scratch_path("page.md"), page, sizeof page - 1);
+    snprintf(name, sizeof name, "'%s'", scratch_path("page.md"));
+    assert_int_not_equal(run_pages("wrong", name, &said), 0);
+    assert_non_null(strstr(said, "2 commands run, 1 failed"));
+    assert_non_null(strstr(said, "weft plan -o N_LAYERS=2\n    ended on 2: "));
+    free(said);
+    file_write(scratch_path("page.md"), empty, sizeof empty - 1);
+    assert_int_not_equal(run_pages("empty", name, &said), 0);
+    free(said);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_command_that_fails_is_found),
+        cmocka_unit_test(test_the_commands_of_every_page_run),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
