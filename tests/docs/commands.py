@@ -108,7 +108,7 @@ def make_root(weft, root):
     with open(program, "w", encoding="utf-8") as out:
         out.write(WRAPPER % (weft, root, root, root))
     os.chmod(program, 0o755)
-    for name in ("book.txt", "other.txt"):
+    for name in ("book.txt", "other.txt", "my-text.txt"):
         with open(os.path.join(root, name), "w", encoding="utf-8") as out:
             for page in sorted(glob.glob("docs/*/*.md"))[:12]:
                 with open(page, encoding="utf-8") as text:
@@ -133,25 +133,25 @@ def reason(page, command):
 
 
 def run_page(page, root):
-    """The commands that failed, and how many were run."""
+    """The commands that failed, how many were run, and a line for each that was not."""
     with open(page, encoding="utf-8") as file:
         found = list(blocks(file.read()))
     write_configs(page, found, root)
-    failed, ran = [], 0
+    failed, ran, left_out = [], 0, []
     here = os.getcwd()
     start = MAKE % here + 'PATH="%s/build:$PATH"\nunset MAKEFLAGS MAKELEVEL MFLAGS\n' % root
     for language, block in found:
         for command in commands(block) if language in ("", "sh") else []:
             why = reason(page, command)
             if why:
-                print("note: %s: not run: %s (%s)" % (page, command.split("\n")[0], why))
+                left_out.append("%s: not run: %s (%s)" % (page, command.split("\n")[0], why))
                 continue
             done = subprocess.run(["bash", "-c", start + command], cwd=root, text=True, stdin=subprocess.DEVNULL,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, env={**os.environ, "WEFT_WATCH": "no"})
             ran += 1
             if done.returncode != 0:
                 failed.append("%s: %s\n    ended on %d: %s" % (page, command, done.returncode, done.stdout.strip()[-400:]))
-    return failed, ran
+    return failed, ran, left_out
 
 
 def main():
@@ -160,12 +160,12 @@ def main():
     root = os.path.join(os.path.abspath(folder), "root")
     os.makedirs(root)
     make_root(weft, root)  # one for all pages: a reader has what the pages before left
-    failed, ran = [], 0
+    failed, ran, summary = [], 0, []
     for page in pages:
-        wrong, n = run_page(page, root)
+        wrong, n, left_out = run_page(page, root)
         failed, ran = failed + wrong, ran + n
-        print("%s: %d commands run, %d failed" % (page, n, len(wrong)))
-    for line in failed:
+        summary += ["%s: %d commands run, %d failed" % (page, n, len(wrong))] + left_out
+    for line in failed + summary:
         print(line)
     sys.exit(1 if failed or ran < (30 if not sys.argv[3:] else 1) else 0)
 
