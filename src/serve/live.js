@@ -43,7 +43,7 @@
   const keysOf = (list) => [...new Set(list.flatMap((r) => Object.keys(r.options)))].sort();
   const differing = (list) => keysOf(list).filter((k) => new Set(list.map((r) => JSON.stringify(r.options[k]))).size > 1);
   const optionColumn = (key) => ({key: "option " + key, label: key, of: (r) => r.options[key], n: 0});
-  const value = (v) => (v === undefined ? "" : String(v));
+  const value = (v) => (v === undefined || v === null ? "" : String(v));
 
   /* "mla done LEARNING_RATE>1e-3": all of the words hold. */
   function passes(r, words) {
@@ -67,7 +67,7 @@
     if (!byId("group").checked) return "run " + r.id;
     const rest = {...r.options};
     delete rest.SEED;
-    return JSON.stringify([r.study, rest]);
+    return JSON.stringify([r.study, r.title, rest]);
   }
 
   /* A study's run is called by its step's title, and by as much more as tells it from the others that
@@ -311,6 +311,15 @@
     byId("group").checked = new Set(titles).size < titles.length;
   }
 
+  /* What runs now is, and of what ran before as much as can be told apart; a study's repeats, which have
+     the options of another step, are not. */
+  function isShownAtFirst(r) {
+    if (r.status === "running") return true;
+    const same = (o) => o.id < r.id && o.study === r.study && JSON.stringify(o.options) === JSON.stringify(r.options);
+    if (r.title && [...runs.values()].some(same)) return false;
+    return ticked.size < (r.title && byId("group").checked ? GROUPED_AT_FIRST : AT_FIRST);
+  }
+
   function take(news) {
     if (!runs.size) beginWith(news);
     for (const s of news.studies) studies.set(s.id, s);
@@ -318,7 +327,7 @@
       const before = runs.get(r.id);
       if (before && !r.reset) r.rows = before.rows.concat(r.rows);
       runs.set(r.id, r);
-      if (!before && (ticked.size < AT_FIRST || (r.title && byId("group").checked && ticked.size < GROUPED_AT_FIRST))) ticked.add(r.id);
+      if (!before && isShownAtFirst(r)) ticked.add(r.id);
     }
     if (waiting) return;
     waiting = true;

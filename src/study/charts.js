@@ -362,12 +362,15 @@ const weftCharts = (() => {
     const {map, tip, figure} = view, picture = view.svg.getBoundingClientRect(), frame = figure.getBoundingClientRect();
     const share = picture.width / map.width, w = tip.offsetWidth / share, h = tip.offsetHeight / share, gap = 14;
     const left = Math.max(0, map.width - w), down = Math.max(0, map.bottom - h), cells = covered(map);
-    const fit = (v, most) => Math.max(0, Math.min(v, most));
+    const inPage = (a) => picture.left + a * share >= 0 && picture.left + (a + w) * share <= document.documentElement.clientWidth;
+    const places = [x + gap, x - gap - w, x - w / 2].map((a) => [Math.max(0, Math.min(a, left)), 0]);
+    for (const beside of [map.width + 4, -w - 4]) if (inPage(beside)) places.push([beside, 5]); /* over its neighbour */
     let best = null;
-    for (const bx of [x + gap, x - gap - w, x - w / 2]) {
+    for (const [a, price] of places) {
       for (const by of [y - h / 2, y - h - gap, y + gap, -26, map.bottom - h]) {
-        const a = fit(bx, left), b = Math.max(-26, Math.min(by, down)); /* up to the title, whose right end is free */
-        let cost = 0.02 * Math.hypot(Math.max(a - x, 0, x - a - w), Math.max(b - y, 0, y - b - h)) + (a < map.left ? 2 : 0) + (b < 22 && a < 190 ? 4 : 0);
+        const b = Math.max(-26, Math.min(by, down)); /* up to the title, whose right end is free */
+        let cost = price + 0.02 * Math.hypot(Math.max(a - x, 0, x - a - w), Math.max(b - y, 0, y - b - h));
+        if (!price) cost += (a < map.left ? 2 : 0) + (b < 22 && a < 190 ? 4 : 0);
         if (x > a - 6 && x < a + w + 6 && y > b - 6 && y < b + h + 6) cost += 1000;
         for (const [i, k] of cells) if (i > a - CELL && i < a + w && k > b - CELL && k < b + h) cost++;
         if (!best || cost < best.cost) best = {cost, a, b};
