@@ -1,6 +1,8 @@
 /* weft study --slurm against a Slurm of this machine: the array's parts, gathered, are the study that one
- * process would have run. And what is refused with a line. */
+ * process would have run. srun starts ranks that train as one process does. And what is refused with a
+ * line. */
 #include "support/command.h"
+#include "support/ranks_run.h"
 #include "support/study_run.h"
 #include "support/train_run.h"
 
@@ -69,8 +71,30 @@ static void submit_and_compare(const char *config, const char *folder) {
     study_same(alone, out);
 }
 
-static void test_array_is_gathered(void **state) {
-    (void)state;
+/* Ranks that srun starts, against one process. */
+static void train_by_srun(const char *config, const char *folder) {
+    char out[NAME_ROOM], alone[NAME_ROOM], conf[NAME_ROOM + 32], command[4096];
+    const char *weft = getenv("WEFT");
+    keep(out, scratch_path("srun"));
+    keep(alone, scratch_path("process"));
+    train_config(config);
+    snprintf(conf, sizeof conf, "%s/slurm.conf", folder);
+    setenv("SLURM_CONF", conf, 1);
+    snprintf(
+        command, sizeof command,
+        "srun --mpi=pmix -n 2 %s train --config %s --out %s --threads 1 --peak-flops 0 2>%s.err",
+        weft ? weft : "build/weft", config, out, out);
+    int status = system(command);
+    unsetenv("SLURM_CONF");
+    assert_int_equal(status, 0);
+    command_succeeds(
+        RUN("train", "--config", config, "--out", alone, "--threads", "1", "--peak-flops", "0"),
+        NULL);
+    train_same_end(alone, out);
+}
+
+/* Starts a Slurm for the work, where that can be. */
+static void with_cluster(const char *name, void (*work)(const char *config, const char *folder)) {
     const char *runner = getenv("RUNNER");
     char config[NAME_ROOM], folder[NAME_ROOM];
     if (!train_long() || (runner && *runner)) {
@@ -79,13 +103,24 @@ static void test_array_is_gathered(void **state) {
         skip();
     }
     keep(config, scratch_path("config"));
-    keep(folder, scratch_path("cluster"));
+    keep(folder, scratch_path("%s", name));
     write_config(config);
     int started = cluster("start", folder);
     if (started == 77) skip();
-    if (started == 0) submit_and_compare(config, folder);
+    if (started == 0) work(config, folder);
     cluster("stop", folder);
     assert_int_equal(started, 0);
+}
+
+static void test_array_is_gathered(void **state) {
+    (void)state;
+    with_cluster("array", submit_and_compare);
+}
+
+static void test_srun_starts_ranks(void **state) {
+    (void)state;
+    if (train_long()) ranks_need_mpi();
+    with_cluster("tasks", train_by_srun);
 }
 
 static void test_without_slurm_is_one_line(void **state) {
@@ -115,6 +150,7 @@ int main(void) {
         cmocka_unit_test(test_without_slurm_is_one_line),
         cmocka_unit_test(test_a_study_is_not_started_by_mpirun),
         cmocka_unit_test(test_array_is_gathered),
+        cmocka_unit_test(test_srun_starts_ranks),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
