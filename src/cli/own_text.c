@@ -15,6 +15,7 @@
 #include "device/device.h"
 #include "model/account.h"
 #include "train/checkpoint.h"
+#include "train/metrics.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -276,6 +277,7 @@ weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, 
                                   const char *out, double minutes) {
     weft_config c;
     weft_pool *pool = NULL;
+    weft_metrics *hold = NULL;
     facts f = {0};
     weft_config_defaults(&c);
     if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
@@ -283,7 +285,10 @@ weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, 
     WEFT_TRY(weft_checkpoint_unused(out));
     WEFT_TRY(weft_args_backend(a, &c, &f.backend, &pool));
     f.threads = weft_pool_size(pool);
-    weft_status status = prepare(paths, n_paths, out, minutes, pool, &f);
+    /* From here on the folder is a run's, and this process's alone. */
+    weft_status status = weft_metrics_hold(out, &hold);
+    if (status == WEFT_OK) status = prepare(paths, n_paths, out, minutes, pool, &f);
+    weft_metrics_close(hold);
     weft_pool_destroy(pool);
     return status;
 }

@@ -50,7 +50,8 @@ typedef struct {
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
                                  const weft_checkpoint *checkpoint, const char *from);
 
-/* An error where the folder has anything of a run in it. */
+/* An error where the folder has anything of a run in it, or a file that is none's and has a name that a
+ * run writes over. */
 weft_status weft_checkpoint_unused(const char *run);
 
 enum { WEFT_CHECKPOINT_NAME = 32 };

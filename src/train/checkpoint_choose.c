@@ -11,8 +11,10 @@ enum { LIST_ROOM = 400 };
 
 /* What belongs to a run, by name. */
 typedef struct {
-    bool last, last_old, best, metrics;
-    int steps; /* step-N that are whole */
+    bool last, last_old, best, lines;
+    bool begun;        /* metrics.jsonl is there, if only empty: all the other names are weft's */
+    const char *other; /* a file with a name that a run writes over */
+    int steps;         /* step-N that are whole */
     char list[LIST_ROOM];
 } findings;
 
@@ -43,15 +45,22 @@ static weft_status has_lines(const char *run, const char *name, bool *out) {
 }
 
 static weft_status find_one(const char *run, const char *name, findings *f) {
+    static const char *const lines[] = {"metrics.jsonl", "samples.jsonl", NULL};
+    static const char *const files[] = {"config", "result.json", "attention.json", NULL};
     char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind = WEFT_CHECKPOINT_NONE;
     bool last = strcmp(name, "last") == 0, best = strcmp(name, "best") == 0;
     bool step = weft_checkpoint_step_of(name) >= 0;
-    if (strcmp(name, "metrics.jsonl") == 0) {
-        WEFT_TRY(has_lines(run, name, &f->metrics));
-        if (f->metrics) add_to_list(f, name);
+    if (is_name(name, lines)) {
+        bool some;
+        WEFT_TRY(has_lines(run, name, &some));
+        if (some) add_to_list(f, name);
+        f->lines = f->lines || some;
+        f->begun = f->begun || strcmp(name, lines[0]) == 0;
         return WEFT_OK;
     }
+    for (int i = 0; files[i]; i++)
+        if (strcmp(name, files[i]) == 0) f->other = files[i];
     if (strcmp(name, "last.old") == 0) f->last_old = true;
     if (!last && !best && !step) return WEFT_OK;
     WEFT_TRY(weft_path(path, "%s/%s", run, name));
@@ -77,7 +86,13 @@ static weft_status find_all(const char *run, findings *f) {
 weft_status weft_checkpoint_unused(const char *run) {
     findings f;
     WEFT_TRY(find_all(run, &f));
-    if (!f.last && !f.last_old && !f.best && !f.steps && !f.metrics) return WEFT_OK;
+    bool run_there = f.last || f.last_old || f.best || f.steps || f.lines;
+    if (!run_there && f.other && !f.begun)
+        return weft_fail(WEFT_EINPUT,
+                         "%s/%s is no run's, and a run would write over it; move it away, or take "
+                         "another --out",
+                         run, f.other);
+    if (!run_there) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s has a run in it already (%s); --resume goes on with it, another --out "
                      "starts anew",

@@ -7,6 +7,7 @@
 #include "generate/generator.h"
 #include "generate/stream.h"
 #include "train/attention_map.h"
+#include "train/metrics_lines.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 4096 };
 static const double TEMPERATURE = 0.8;
 
 struct weft_samples {
@@ -24,7 +24,8 @@ struct weft_samples {
     int64_t count;
     int32_t map[WEFT_MAP_TOKENS]; /* the first tokens of prompt and text */
     int64_t mapped;
-    char path[PATH_ROOM], run[PATH_ROOM];
+    char path[WEFT_PATH_MAX], run[WEFT_PATH_MAX];
+    FILE *file;
     char *text;
     size_t bytes, room;
     bool off; /* the model cannot generate: said once */
@@ -52,26 +53,28 @@ static weft_status encode_prompt(weft_samples *s) {
     return status;
 }
 
-/* Cuts off a torn line, and those of later steps. */
-static weft_status cut_lines(const weft_samples *s, int64_t step) {
-    FILE *file = fopen(s->path, "r");
-    if (!file) return WEFT_OK;
-    char *line = NULL;
-    size_t room = 0;
-    off_t kept = 0;
-    ssize_t n;
-    while ((n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n') {
-        json_t *row = weft_json_read(line, (size_t)n, 0, NULL);
-        bool keep = row && json_integer_value(json_object_get(row, "step")) <= step && step > 0;
-        json_decref(row);
-        if (!keep) break;
-        kept += n;
+static weft_status failed(const weft_samples *s) {
+    return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+}
+
+/* Opens the lines, and cuts off a torn one and those of later steps. What is no sample is set aside. */
+static weft_status open_lines(weft_samples *s, int64_t step) {
+    weft_lines lines;
+    int fd;
+    WEFT_TRY(weft_file_open_own(s->path, &fd));
+    s->file = fdopen(fd, "r+");
+    if (!s->file) {
+        weft_status status = failed(s);
+        close(fd);
+        return status;
     }
-    free(line);
-    fclose(file);
-    if (truncate(s->path, kept) != 0)
-        return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
-    return WEFT_OK;
+    WEFT_TRY(weft_lines_read(s->file, s->path, step, 0, &lines));
+    weft_lines_warn(&lines, s->path);
+    if (lines.bad)
+        WEFT_TRY(weft_lines_repair(&s->file, s->path, step));
+    else if (ftruncate(fileno(s->file), (off_t)lines.bytes) != 0)
+        return failed(s);
+    return fseek(s->file, 0, SEEK_END) == 0 ? WEFT_OK : failed(s);
 }
 
 weft_status weft_samples_open(const char *run, int64_t step, const weft_config *c,
@@ -87,12 +90,10 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
     if (!s) return weft_fail(WEFT_ENOMEM, "samples: no memory");
     s->config = c;
     s->tokenizer = t;
-    weft_status status = WEFT_OK;
-    snprintf(s->run, sizeof s->run, "%s", run);
-    if (snprintf(s->path, sizeof s->path, "%s/samples.jsonl", run) >= PATH_ROOM)
-        status = weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", run);
+    weft_status status = weft_path(s->run, "%s", run);
+    if (status == WEFT_OK) status = weft_path(s->path, "%s/samples.jsonl", run);
     if (status == WEFT_OK) status = encode_prompt(s);
-    if (status == WEFT_OK) status = cut_lines(s, step);
+    if (status == WEFT_OK) status = open_lines(s, step);
     if (status != WEFT_OK) {
         weft_samples_close(s);
         return status;
@@ -103,6 +104,7 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
 
 void weft_samples_close(weft_samples *s) {
     if (!s) return;
+    if (s->file) fclose(s->file);
     free(s->prompt);
     free(s->text);
     free(s);
@@ -157,16 +159,15 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     return status;
 }
 
-static weft_status append_line(const weft_samples *s, int64_t step) {
+static weft_status append_line(weft_samples *s, int64_t step) {
     json_t *row = json_pack("{s:I, s:s, s:s%}", "step", (json_int_t)step, "prompt",
                             s->config->sample_prompt, "text", s->text, s->bytes);
     char *line = json_dumps(row, JSON_COMPACT | JSON_PRESERVE_ORDER);
     json_decref(row);
-    FILE *file = line ? fopen(s->path, "a") : NULL;
-    bool written = file && fprintf(file, "%s\n", line) > 0;
-    if (file && fclose(file) != 0) written = false;
+    if (!line) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    bool written = fprintf(s->file, "%s\n", line) > 0 && fflush(s->file) == 0;
     free(line);
-    return written ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    return written ? WEFT_OK : failed(s);
 }
 
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
