@@ -4,7 +4,7 @@
 
 static weft_status check_sizes(const weft_config *c, const char *where) {
     long long e = c->n_embd, h = c->n_head;
-    if (e % h)
+    if (!c->head_dim && e % h)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_N_EMBD=%lld does not divide by CONFIG_N_HEAD=%lld", where, e,
                          h);

@@ -2,7 +2,7 @@
 #include "config/config.h"
 
 int64_t weft_config_head_dim(const weft_config *c) {
-    return c->n_embd / c->n_head;
+    return c->head_dim ? c->head_dim : c->n_embd / c->n_head;
 }
 
 int64_t weft_config_ffn_dim(const weft_config *c) {

@@ -8,9 +8,16 @@
 #include <string.h>
 
 weft_status weft_dot_check(const weft_model *m, const char *what) {
-    if (m->config.attention == WEFT_ATTENTION_DOT) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"",
-                     what, weft_config_word(&m->config, WEFT_OPTION(attention)));
+    const weft_config *c = &m->config;
+    if (c->attention != WEFT_ATTENTION_DOT)
+        return weft_fail(WEFT_EINPUT,
+                         "%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"", what,
+                         weft_config_word(c, WEFT_OPTION(attention)));
+    if (c->n_head * weft_config_head_dim(c) == c->n_embd) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s takes heads that fill CONFIG_N_EMBD=%lld; this model has %lld of "
+                     "CONFIG_HEAD_DIM=%lld. Convert it before heads are removed",
+                     what, (long long)c->n_embd, (long long)c->n_head, (long long)c->head_dim);
 }
 
 static const weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {

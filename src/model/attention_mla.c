@@ -22,7 +22,7 @@
 static weft_tensor *query_map(builder *b) {
     int64_t latent = b->c->ra_mla_latent_dim;
     if (!b->c->ra_mla_per_head_q_latent)
-        return matrix(b, "attn.q_latent", init_uniform(b->width, latent), b->width, latent);
+        return matrix(b, "attn.q_latent", init_uniform(b->inner, latent), b->inner, latent);
     return matrix(b, "attn.q_latent", init_uniform(b->head_dim, latent), b->heads, b->head_dim,
                   latent);
 }
@@ -39,7 +39,7 @@ static weft_tensor *latent_queries(builder *b, weft_tensor *q, weft_tensor *map)
     int64_t latent = b->c->ra_mla_latent_dim;
     if (b->c->ra_mla_per_head_q_latent)
         return weft_grouped_linear(b->g, as_heads(b, q, b->heads, b->head_dim), map, false);
-    q = weft_matmul(b->g, weft_view(b->g, q, b->batch * b->time, b->width), map, false, false);
+    q = weft_matmul(b->g, weft_view(b->g, q, b->batch * b->time, b->inner), map, false, false);
     return weft_head_repeat(b->g, as_heads(b, q, 1, latent), b->heads);
 }
 
@@ -65,7 +65,7 @@ static bool goes_by_head(const builder *b) {
 
 /* A head's keys and values from the latent's: [B, T, H, D] from [B, T, L], by a map [H, D, L]. */
 static weft_tensor *expand_heads(builder *b, weft_tensor *latent, weft_tensor *map) {
-    map = weft_view(b->g, map, b->width, b->c->ra_mla_latent_dim);
+    map = weft_view(b->g, map, b->inner, b->c->ra_mla_latent_dim);
     weft_tensor *y = weft_linear(b->g, latent, map, NULL, WEFT_ACT_NONE);
     return as_heads(b, y, b->heads, b->head_dim);
 }
@@ -111,8 +111,8 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
 static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t latent = c->ra_mla_latent_dim;
-    weft_tensor *w = matrix(b, "attn.q.weight", init_normal(0.02), b->width, b->width);
-    weft_tensor *bias = attention_bias(b, "attn.q.bias", b->width);
+    weft_tensor *w = matrix(b, "attn.q.weight", init_normal(0.02), b->inner, b->width);
+    weft_tensor *bias = attention_bias(b, "attn.q.bias", b->inner);
     weft_tensor *q = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), *to_latent = query_map(b);
     w = matrix(b, "attn.k_down.weight", init_normal(0.02), latent, b->width);
     bias = attention_bias(b, "attn.k_down.bias", latent);
@@ -178,7 +178,7 @@ static void join_queries(const weft_step_form *f, bool own, int64_t head, const 
                          const float *map, float *out) {
     memset(out, 0, (size_t)(f->heads * f->dqk * f->width) * sizeof *out);
     for (int64_t h = 0; h < f->heads; h++)
-        for (int64_t d = 0; d < (own ? head : f->width); d++) {
+        for (int64_t d = 0; d < (own ? head : f->heads * head); d++) {
             int64_t row = own ? h * head + d : d;
             for (int64_t l = 0; l < f->dqk; l++)
                 add_scaled(out + (h * f->dqk + l) * f->width, map[row * f->dqk + l],
@@ -205,7 +205,7 @@ static void join_values(const weft_step_form *f, bool own, int64_t head, const f
 static void join_bias(const weft_step_form *f, bool own, int64_t head, const float *b,
                       const float *map, float *out) {
     for (int64_t h = 0; h < f->heads; h++)
-        for (int64_t d = 0; d < (own ? head : f->width); d++) {
+        for (int64_t d = 0; d < (own ? head : f->heads * head); d++) {
             int64_t row = own ? h * head + d : d;
             add_scaled(out + h * f->dqk, b[row], map + row * f->dqk, f->dqk);
         }
@@ -239,8 +239,9 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
     const weft_step_form *f = s->form;
     for (int64_t h = 0; h < f->heads; h++)
         to->scale[h] = (float)(1 / sqrt((double)f->dqk));
-    float *w = malloc((size_t)(f->width * f->width) * sizeof *w);
-    float *map = malloc((size_t)(f->width * f->dqk) * sizeof *map);
+    int64_t inner = f->heads * weft_config_head_dim(&s->model->config);
+    float *w = malloc((size_t)(f->width * inner) * sizeof *w);
+    float *map = malloc((size_t)(inner * f->dqk) * sizeof *map);
     weft_status status = w && map ? join_maps(s, w, map, to->heads, to->bias, to->out)
                                   : weft_fail(WEFT_ENOMEM, "generate: no memory");
     free(w);

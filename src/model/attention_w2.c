@@ -30,8 +30,8 @@ void build_temperature(builder *b, weft_score *score, int64_t width) {
 /* Each head's means and raw deviations [B, T, H, 2D]. */
 static weft_tensor *project_gaussian(builder *b, weft_tensor *x, const char *weight,
                                      const char *bias_name) {
-    weft_tensor *w = matrix(b, weight, init_normal(0.02), 2 * b->width, b->width);
-    weft_tensor *bias = attention_bias(b, bias_name, 2 * b->width);
+    weft_tensor *w = matrix(b, weight, init_normal(0.02), 2 * b->inner, b->width);
+    weft_tensor *bias = attention_bias(b, bias_name, 2 * b->inner);
     weft_tensor *y = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
     return as_heads(b, y, b->heads, 2 * b->head_dim);
 }
@@ -39,8 +39,8 @@ static weft_tensor *project_gaussian(builder *b, weft_tensor *x, const char *wei
 static weft_tensor *build_w2(builder *b, weft_tensor *x) {
     weft_tensor *q = project_gaussian(b, x, "attn.q.weight", "attn.q.bias");
     weft_tensor *k = project_gaussian(b, x, "attn.k.weight", "attn.k.bias");
-    weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->width, b->width);
-    weft_tensor *bias = attention_bias(b, "attn.v.bias", b->width);
+    weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->inner, b->width);
+    weft_tensor *bias = attention_bias(b, "attn.v.bias", b->inner);
     weft_tensor *v = weft_linear(b->g, x, wv, bias, WEFT_ACT_NONE);
     v = as_heads(b, v, b->heads, b->head_dim);
     weft_score *score = &b->score;

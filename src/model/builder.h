@@ -40,6 +40,7 @@ typedef struct builder {
     bool given_routes;
     int64_t batch, time;
     int64_t width, heads, head_dim, ffn; /* E, H, D, F */
+    int64_t inner;                       /* H D, the width of all heads */
     weft_rope_law law;                   /* of rotations */
     int layer;
     bool positioned;  /* the score has the position's share */

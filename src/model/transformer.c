@@ -129,8 +129,8 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     bool again = b->gate && !b->recompute;
     if (again) weft_graph_recompute_begin(b->g);
     if (b->gate) o = weft_gate_mix(b->g, o, b->gate, c->gate_alpha);
-    o = weft_view(b->g, o, b->batch, b->time, b->width);
-    weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->width);
+    o = weft_view(b->g, o, b->batch, b->time, b->inner);
+    weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->inner);
     weft_tensor *bias = NULL;
     if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
@@ -254,6 +254,7 @@ builder builder_of(const weft_config *c, const weft_build *build, weft_model_gra
                      .width = c->n_embd,
                      .heads = c->n_head,
                      .head_dim = weft_config_head_dim(c),
+                     .inner = c->n_head * weft_config_head_dim(c),
                      .ffn = weft_config_ffn_dim(c)};
 }
 

@@ -13,6 +13,7 @@ KEYS = {
     "N_LAYER": (int, None),
     "N_HEAD": (int, None),
     "N_EMBD": (int, None),
+    "HEAD_DIM": (int, 0),
     "N_FFN": (int, 0),
     "KV_HEADS": (int, 0),
     "VOCAB_SIZE": (int, None),
@@ -116,13 +117,13 @@ def check_config(c):
             raise BadConfig(f"CONFIG_{key} is {'unknown' if key not in KEYS else 'not given'}")
     heads, mla = c["N_HEAD"], c["ATTENTION"] == "mla"
     derived = {
-        "D": c["N_EMBD"] // heads,
+        "D": c["HEAD_DIM"] or c["N_EMBD"] // heads,
         "F": c["N_FFN"] or 4 * c["N_EMBD"],
         "KV": c["KV_HEADS"] or heads,
         "L": c["RA_MLA_LATENT_DIM"],
     }
     rules = [
-        (c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
+        (c["HEAD_DIM"] or c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
         (heads % derived["KV"] == 0, "KV_HEADS must divide N_HEAD"),
         (c["ATTENTION"] in ("dot", "cosine") or derived["KV"] == heads, "KV_HEADS is for dot and cosine"),
         (c["FFN"] != "wsffn" or derived["F"] % c["WSFFN_N_HEAD"] == 0, "WSFFN_N_HEAD must divide N_FFN"),
@@ -172,18 +173,19 @@ def attention_biases(c):
 
 def attention_shapes(c):
     e, h, d, latent = c["N_EMBD"], c["N_HEAD"], c["D"], c["L"]
+    inner = h * d
     if c["ATTENTION"] in ("dot", "cosine"):
-        rows = e + 2 * c["KV"] * d
-        shapes = {"qkv.weight": (rows, e), "out.weight": (e, e)}
+        rows = inner + 2 * c["KV"] * d
+        shapes = {"qkv.weight": (rows, e), "out.weight": (e, inner)}
     elif c["ATTENTION"] == "w2":
-        shapes = {"q.weight": (2 * e, e), "k.weight": (2 * e, e), "v.weight": (e, e), "out.weight": (e, e)}
+        shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * inner, e), "v.weight": (inner, e), "out.weight": (e, inner)}
     else:
         shapes = {
-            "q.weight": (e, e),
+            "q.weight": (inner, e),
             "k_down.weight": (latent, e),
-            "q_latent": (h, d, latent) if c["RA_MLA_PER_HEAD_Q_LATENT"] else (e, latent),
+            "q_latent": (h, d, latent) if c["RA_MLA_PER_HEAD_Q_LATENT"] else (inner, latent),
             "v_up": (h, latent, d) if c["RA_MLA_PER_HEAD_V_UP"] else (latent, d),
-            "out.weight": (e, e),
+            "out.weight": (e, inner),
         }
         if not c["RA_MLA_JOINT_KV"]:
             shapes["v_down.weight"] = (latent, e)
