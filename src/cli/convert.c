@@ -1,12 +1,11 @@
 /* weft convert: a model from one layout into another. */
 #include "cli/args.h"
+#include "cli/new_model.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
-#include "core/folders.h"
 #include "core/json.h"
 #include "generate/folder.h"
-#include "model/sums.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -53,57 +52,6 @@ typedef struct {
     double *apart;             /* [layers]; NULL: no W2 */
     double before, after;      /* losses on the text; NaN: none given */
 } change;
-
-/* The folder, with no model in it that would be overwritten unasked. */
-static weft_status make_room(const conversion *v) {
-    static const char *const names[] = {"config.json", "model.safetensors", "state.json",
-                                        "model.config", "tokenizer.json"};
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_folder_make_one(v->out));
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", v->out, names[i]));
-        WEFT_TRY(weft_file_vacant(path, v->force));
-    }
-    return weft_state_remove(v->out);
-}
-
-/* The options that make the model, as a config that training takes. */
-static weft_status write_model_config(const weft_config *c, const char *folder) {
-    char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX], *text = NULL;
-    size_t bytes = 0;
-    weft_config defaults;
-    int count;
-    const weft_option *options = weft_options(&count);
-    weft_config_defaults(&defaults);
-    WEFT_TRY(weft_path(path, "%s/model.config", folder));
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
-        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
-        weft_config_format(c, o, value, sizeof value);
-        weft_config_format(&defaults, o, usual, sizeof usual);
-        if (o->owner != WEFT_OWNER_MODEL || strcmp(value, usual) == 0) continue;
-        fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
-    }
-    if (fclose(out) != 0) {
-        free(text);
-        return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    }
-    weft_status status = weft_file_write(path, text, bytes, NULL);
-    free(text);
-    return status;
-}
-
-static weft_status write_checkpoint(const conversion *v, const weft_model *m,
-                                    const weft_tokenizer *t) {
-    char path[WEFT_PATH_MAX];
-    weft_sum sum;
-    WEFT_TRY(weft_model_save(m, v->out));
-    WEFT_TRY(write_model_config(&m->config, v->out));
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", v->out));
-    return t ? weft_tokenizer_save(t, path, &sum) : WEFT_OK;
-}
 
 static weft_status find_file(const char *folder, const char *name, bool *there) {
     char path[WEFT_PATH_MAX];
@@ -295,9 +243,9 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     if (status == WEFT_OK) status = open_tokenizer(v, folder, &m->config, &t);
     if (status == WEFT_OK && changes) status = change_attention(args, v, t, &m, &did);
     if (status == WEFT_OK && v->to_hf) status = check_theirs(&m->config);
-    if (status == WEFT_OK) status = make_room(v);
+    if (status == WEFT_OK) status = weft_new_model_room(v->out, v->force);
     if (status == WEFT_OK)
-        status = v->to_hf ? weft_hf_write(m, t, v->out) : write_checkpoint(v, m, t);
+        status = v->to_hf ? weft_hf_write(m, t, v->out) : weft_new_model_write(v->out, m, t);
     if (status == WEFT_OK) print_result(args, v, m, theirs, t, &did);
     free(did.errors);
     free(did.apart);

@@ -36,6 +36,8 @@
       "loss, logits or gradients of a checkpoint")                                                 \
     X(convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",             \
       "read or write Hugging Face's layout, or change the attention")                              \
+    X(prune, "--model DIR --out DIR --what heads|ffn|z-heads|cross --keep X [--sparse] [--json]",  \
+      "remove the least important parts of a model")                                               \
     X(inspect, "MODEL --text FILE [--out FILE] [--json]",                                          \
       "what a model's mechanisms do on a text")                                                    \
     X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \

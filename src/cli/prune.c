@@ -1,0 +1,242 @@
+/* weft prune: a smaller model from a trained one. */
+#include "convert/prune.h"
+#include "cli/loaded.h"
+#include "cli/new_model.h"
+#include "core/json.h"
+#include "core/text.h"
+#include "inspect/inspect.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char weft_help_prune[] =
+    "  --model DIR        the model: a checkpoint, or a run's folder for its best\n"
+    "  --out DIR          where the smaller checkpoint goes\n"
+    "  --what W           what is removed: heads (of attention), ffn (columns of the "
+    "feed-forward),\n"
+    "                     z-heads (of WsFFN, with their columns), cross (columns of cross-token's\n"
+    "                     matrix, or directions of it if its rank is limited)\n"
+    "  --keep X           the share that stays, between 0 and 1; each layer keeps as many\n"
+    "  --by B             what makes a part important: magnitude (the default: the sum of its "
+    "squared\n"
+    "                     weights), state (squared weights times AdamW's second moments, from the\n"
+    "                     checkpoint's optimizer.safetensors), gate (heads alone: the mean of "
+    "their\n"
+    "                     gates over --text; the first layer, which has none, by magnitude)\n"
+    "  --sparse           zeros in place of what is removed: all shapes stay\n"
+    "  --text FILE        a text to measure the loss on, before and after; needed by --by gate\n"
+    "  --force            overwrite the model that is there\n"
+    "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
+    "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
+    "  --dtype T          f32, bf16 or f64; default: the checkpoint's\n"
+    "  --device D         cpu, cuda or auto\n"
+    "  --threads N        default: one per processor\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "The model that is left computes what the whole one does with the removed parts' outputs at "
+    "zero.\n"
+    "Training recovers most of what was lost; DIR/model.config is a config for it:\n"
+    "  weft train --config DIR/model.config -o DATASET=... --from DIR\n";
+
+enum { TEXT_TIME = 256, TEXT_WINDOWS = 32 };
+
+typedef struct {
+    const char *model, *out, *what_text, *by_text, *keep_text, *text;
+    bool sparse, force, unchecked;
+    weft_prune_what what;
+    double keep;
+} prune_job;
+
+/* What it came to. */
+typedef struct {
+    weft_pruned did;
+    weft_model *model;
+    int64_t before, after;          /* parameters */
+    double loss_before, loss_after; /* NaN without a text */
+} prune_result;
+
+static const char *const whats[] = {"heads", "ffn", "z-heads", "cross"};
+static const char *const bys[] = {"magnitude", "state", "gate"};
+
+static int find_word(const char *const *words, int n, const char *word) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(words[i], word) == 0) return i;
+    return -1;
+}
+
+static int wrong(const char *format, const char *word) {
+    fprintf(stderr, "weft prune: ");
+    fprintf(stderr, "%s '%s'; 'weft help prune' tells more\n", format, weft_shown(word));
+    return WEFT_EXIT_USAGE;
+}
+
+static int check_arguments(const weft_args *a, prune_job *job) {
+    int what = find_word(whats, 4, job->what_text);
+    if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job->what_text);
+    job->what = (weft_prune_what)what;
+    if (!job->by_text) job->by_text = bys[0];
+    if (find_word(bys, 3, job->by_text) < 0)
+        return wrong("--by is magnitude, state or gate, not", job->by_text);
+    bool gate = strcmp(job->by_text, "gate") == 0;
+    if (gate && job->what != WEFT_PRUNE_HEADS)
+        return wrong("--by gate goes with --what heads, not", job->what_text);
+    if (gate && !job->text) {
+        fprintf(stderr, "weft prune: --by gate needs a --text on which the gates are measured\n");
+        return WEFT_EXIT_USAGE;
+    }
+    int status = weft_args_no_config(a);
+    if (!status) status = weft_args_real(a, "--keep", job->keep_text, 1e-6, 1, &job->keep);
+    if (!status && job->text) status = weft_args_readable(a, job->text, NULL);
+    return status;
+}
+
+/* The mean gate of each unit: [layers, units]; the first layer has none. */
+static weft_status measure_gates(const weft_model *m, weft_backing place, const weft_windows *text,
+                                 double **out) {
+    const weft_config *c = &m->config;
+    int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
+    weft_inspection i;
+    *out = NULL;
+    if (!c->attn_gate)
+        return weft_fail(WEFT_EINPUT, "--by gate: the model has no gates "
+                                      "(CONFIG_RA_MLA_MLP_ATTN_GATE); --by magnitude and --by "
+                                      "state need none");
+    WEFT_TRY(weft_inspect(m, place, text, false, &i));
+    *out = calloc((size_t)(c->n_layer * units), sizeof **out);
+    for (int64_t k = 0; *out && k < c->n_layer * c->n_head; k++)
+        (*out)[k / group] += i.layers[k / c->n_head].heads[k % c->n_head].gate / (double)group;
+    weft_inspection_free(&i);
+    return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "prune: no memory");
+}
+
+static weft_status open_state(const char *folder, weft_safetensors **out) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/optimizer.safetensors", folder));
+    bool there;
+    WEFT_TRY(weft_path_there(path, &there));
+    if (!there)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: is not there, and --by state reads it; a run's checkpoints have it. "
+                         "--by magnitude needs none",
+                         path);
+    return weft_safetensors_open(path, out);
+}
+
+static weft_status read_text(const prune_job *job, const weft_loaded *l, weft_windows *text) {
+    int64_t time = l->config.gpt2_block_size < TEXT_TIME ? l->config.gpt2_block_size : TEXT_TIME;
+    if (!job->text) return WEFT_OK;
+    return weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), text);
+}
+
+static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
+                         prune_result *r) {
+    weft_backing place = {l->backend, l->pool};
+    weft_safetensors *state = NULL;
+    double *given = NULL;
+    weft_status status = WEFT_OK;
+    if (strcmp(job->by_text, "state") == 0) status = open_state(l->folder, &state);
+    if (status == WEFT_OK && strcmp(job->by_text, "gate") == 0)
+        status = measure_gates(l->model, place, text, &given);
+    weft_prune_options options = {.what = job->what,
+                                  .keep = job->keep,
+                                  .sparse = job->sparse,
+                                  .given = given,
+                                  .state = state};
+    if (status == WEFT_OK) status = weft_prune(l->model, &options, &r->model, &r->did);
+    if (state) weft_safetensors_close(state);
+    free(given);
+    if (status == WEFT_OK && job->text)
+        status = weft_windows_loss(l->model, place, text, &r->loss_before);
+    if (status == WEFT_OK && job->text)
+        status = weft_windows_loss(r->model, place, text, &r->loss_after);
+    return status;
+}
+
+static void print_text(const prune_job *job, const prune_result *r) {
+    char before[WEFT_COUNT_ROOM], after[WEFT_COUNT_ROOM];
+    printf("layer  importance kept\n");
+    for (int64_t l = 0; l < r->did.n_layers; l++)
+        printf("%5lld  %14.1f%%\n", (long long)l, 100 * r->did.layers[l].share);
+    printf("%s: %lld of %lld in each layer%s\n", job->what_text, (long long)r->did.left,
+           (long long)r->did.units, job->sparse ? ", zeros in place of the others" : "");
+    printf("parameters: %s of %s\n", weft_count_text(r->after, after),
+           weft_count_text(r->before, before));
+    if (job->text) printf("loss: %.4f before, %.4f after\n", r->loss_before, r->loss_after);
+    fflush(stdout);
+    fprintf(stderr, "%s: a checkpoint; weft train --config %s/model.config --from %s heals it\n",
+            weft_shown(job->out), weft_shown(job->out), weft_shown(job->out));
+}
+
+static void print_json(const prune_job *job, const prune_result *r) {
+    json_t *layers = json_array();
+    for (int64_t l = 0; l < r->did.n_layers; l++) {
+        json_t *kept = json_array();
+        for (int64_t k = 0; k < r->did.left; k++)
+            json_array_append_new(kept, json_integer(r->did.layers[l].kept[k]));
+        json_array_append_new(layers,
+                              json_pack("{s:o, s:o}", "importance_kept",
+                                        weft_json_number(r->did.layers[l].share), "kept", kept));
+    }
+    json_t *object =
+        json_pack("{s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "out", job->out,
+                  "what", job->what_text, "by", job->by_text, "sparse", job->sparse, "units",
+                  (json_int_t)r->did.units, "left", (json_int_t)r->did.left, "parameters_before",
+                  (json_int_t)r->before, "parameters", (json_int_t)r->after, "loss_before",
+                  weft_json_number(r->loss_before), "loss_after", weft_json_number(r->loss_after),
+                  "layers", layers);
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+    printf("\n");
+    json_decref(object);
+}
+
+/* A model's own tokenizer, where it has one; a text needs it. */
+static weft_status open_tokenizer(const prune_job *job, weft_loaded *l) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", l->folder));
+    bool there;
+    WEFT_TRY(weft_path_there(path, &there));
+    if (!job->text && !there) return WEFT_OK;
+    return weft_generation_tokenizer(l->folder, &l->config, &l->tokenizer);
+}
+
+static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded *l) {
+    weft_windows text = {0};
+    prune_result r = {.loss_before = NAN, .loss_after = NAN};
+    WEFT_TRY(weft_loaded_open_model(a, job->model, job->unchecked, l));
+    WEFT_TRY(open_tokenizer(job, l));
+    weft_status status = read_text(job, l, &text);
+    if (status == WEFT_OK) status = prune(job, l, &text, &r);
+    if (status == WEFT_OK) status = weft_new_model_room(job->out, job->force);
+    if (status == WEFT_OK) status = weft_new_model_write(job->out, r.model, l->tokenizer);
+    if (status == WEFT_OK) {
+        r.before = weft_model_parameter_count(l->model);
+        r.after = weft_model_parameter_count(r.model);
+        if (a->json)
+            print_json(job, &r);
+        else
+            print_text(job, &r);
+    }
+    weft_model_destroy(r.model);
+    weft_pruned_free(&r.did);
+    weft_windows_free(&text);
+    return status;
+}
+
+int weft_cmd_prune(int argc, char **argv) {
+    weft_args args;
+    weft_loaded loaded = {0};
+    prune_job job = {0};
+    const weft_arg own[] = {
+        {"--model", &job.model, NULL, true},          {"--out", &job.out, NULL, true},
+        {"--what", &job.what_text, NULL, true},       {"--keep", &job.keep_text, NULL, true},
+        {"--by", &job.by_text, NULL, false},          {"--text", &job.text, NULL, false},
+        {"--sparse", NULL, &job.sparse, false},       {"--force", NULL, &job.force, false},
+        {"--unchecked", NULL, &job.unchecked, false}, {NULL, NULL, NULL, false}};
+    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status) exit_status = check_arguments(&args, &job);
+    if (exit_status) return exit_status;
+    weft_status status = run_job(&args, &job, &loaded);
+    weft_loaded_close(&loaded);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+}

@@ -1,0 +1,70 @@
+/* A smaller model from a trained one: attention heads, feed-forward columns, z-heads, or what cross-token
+ * reads, removed from every layer.
+ *
+ * A unit is what is removed or kept as a whole, with all the weights that make it or read it. Each layer
+ * keeps its most important units, the same number in each, so that one config describes them all. What
+ * is left computes what the whole model does with the removed units' outputs at zero, to the last
+ * rounding; but routes of cross-token, which are made of all heads' weights, are made of the heads that
+ * are left. */
+#ifndef WEFT_CONVERT_PRUNE_H
+#define WEFT_CONVERT_PRUNE_H
+
+#include "core/safetensors.h"
+#include "model/model.h"
+
+typedef enum {
+    WEFT_PRUNE_HEADS,   /* attention heads; with shared keys and values, groups of them */
+    WEFT_PRUNE_FFN,     /* columns of the feed-forward; of wsffn, as many of each z-head */
+    WEFT_PRUNE_Z_HEADS, /* z-heads with their columns */
+    WEFT_PRUNE_CROSS    /* columns of W_c, or directions of it where its rank is limited */
+} weft_prune_what;
+
+typedef struct {
+    weft_prune_what what;
+    double keep; /* the share of units that stays */
+    bool sparse; /* zeros in place: the config and all shapes stay */
+    /* How important a unit is: */
+    const double *given;           /* [layers, units]; NaN: by magnitude */
+    const weft_safetensors *state; /* an optimizer's: Σ w² v over the unit's weights, v their second
+                                      moments */
+    /* both NULL: by magnitude, Σ w² */
+} weft_prune_options;
+
+/* What became of one layer. */
+typedef struct {
+    int64_t *kept; /* the units that stay, ascending */
+    double share;  /* of the layer's importance that they have */
+} weft_pruned_layer;
+
+typedef struct {
+    int64_t units, left; /* of each layer */
+    int64_t n_layers;
+    weft_pruned_layer *layers;
+} weft_pruned;
+
+/* How many units a layer of the model has; refuses what it has none of, and what cannot be removed. */
+weft_status weft_prune_units(const weft_config *c, weft_prune_what what, bool sparse,
+                             int64_t *units);
+weft_status weft_prune(const weft_model *m, const weft_prune_options *options, weft_model **out,
+                       weft_pruned *did);
+void weft_pruned_free(weft_pruned *did);
+
+/* Between the two files. A tensor of a layer that units have a part of: along `axis`, unit u has the
+ * indices from `first` + u · `size` on, `size` of them. A tensor may have several of these. */
+typedef struct {
+    char name[64]; /* without "h.I." */
+    int axis;
+    int64_t first, size;
+    bool counts; /* its weights count for importance */
+    bool zeroed; /* in a sparse model; others are left as they are, since nothing reads them then */
+    bool next;   /* it is about the units of the next layer: the gates of its heads */
+} weft_prune_piece;
+
+enum { WEFT_PRUNE_PIECES = 32 };
+int weft_prune_pieces(const weft_config *c, weft_prune_what what, weft_prune_piece *pieces);
+/* Units that must lose alike come in blocks of neighbours: how many units a block has; all: one block. */
+int64_t weft_prune_block(const weft_config *c, weft_prune_what what, int64_t units);
+/* The config with `left` of so many units. */
+void weft_prune_config(weft_config *c, weft_prune_what what, int64_t units, int64_t left);
+
+#endif
