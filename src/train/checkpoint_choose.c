@@ -192,5 +192,5 @@ weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *
     WEFT_TRY(find_all(run, &f));
     if (!f.last) return choose_without_last(run, wish, &f, name);
     snprintf(name, WEFT_CHECKPOINT_NAME, "last");
-    return WEFT_OK;
+    return weft_checkpoint_note_saved(run); /* a kill may have come before it was noted */
 }

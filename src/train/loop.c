@@ -472,8 +472,9 @@ static weft_status run_steps(trainer *t) {
         if (last || told || row.evaluated || is_due(row.step, c->gpt2_log_interval))
             WEFT_TRY(report(t, &row));
         if (diverged) return WEFT_OK;
-        if (row.evaluated) WEFT_TRY(save_best(t));
+        /* Before any checkpoint: whoever goes on from one finds what was made up to it. */
         WEFT_TRY(weft_samples_make(t->samples, t->model, t->backend, t->pool, row.step, last));
+        if (row.evaluated) WEFT_TRY(save_best(t));
         bool asked;
         WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &asked));
         /* There is no best without a last: a last that is missing is known to be lost. */

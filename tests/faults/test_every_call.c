@@ -116,9 +116,10 @@ static char *lines_of(const char *folder) {
 }
 
 static bool run_is_right(char *why) {
-    static const char *const files[] = {"last/config.json",           "last/model.safetensors",
-                                        "last/optimizer.safetensors", "last/state.json",
-                                        "best/model.safetensors",     "best/state.json"};
+    static const char *const files[] = {
+        "last/config.json", "last/model.safetensors", "last/optimizer.safetensors",
+        "last/state.json",  "best/model.safetensors", "best/state.json",
+        "samples.jsonl",    "attention.json",         ".saved"};
     static const char *const left[] = {"last.new", "best.new", "last.old", "best.old"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         if (!same_file(files[i], why)) return false;
@@ -473,7 +474,8 @@ static int open_scratch(void **state) {
     assert_non_null(file);
     fputs("CONFIG_GPT2_MAX_ITERS=4\nCONFIG_GPT2_EVAL_INTERVAL=2\nCONFIG_CHECKPOINT_INTERVAL=1\n"
           "CONFIG_CHECKPOINT_KEEP=2\nCONFIG_GPT2_GRADIENT_ACCUMULATION=1\n"
-          "CONFIG_LR_SCHEDULE=\"constant\"\n",
+          "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_SAMPLE_PROMPT=\"a\"\n"
+          "CONFIG_SAMPLE_INTERVAL=2\nCONFIG_SAMPLE_TOKENS=2\n",
           file);
     fclose(file);
     command_succeeds(RUN(TRAIN, "--out", source, "-o", "GPT2_MAX_ITERS=2"), NULL);

@@ -1,6 +1,6 @@
 /* Samples while training: made when they are due, kept a line each, the same after a resume, shown in
  * the report; and refused where tokens are no text. */
-#include "support/command.h"
+#include "support/fault.h"
 
 #include <jansson.h>
 #include <setjmp.h>
@@ -65,6 +65,36 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     free(want);
 }
 
+/* The first checkpoint is of the last step: after a kill behind best/ there is no step left to do. */
+static void test_a_kill_at_the_end_loses_no_sample(void **state) {
+    (void)state;
+    static const struct {
+        const char *calls, *path;
+    } kills[] = {{"write", "samples.jsonl"},
+                 {"open", "attention.json"},
+                 {"mkdir", "last.new"},
+                 {"open", ".saved"}};
+    fault_need();
+    for (size_t i = 0; i < sizeof kills / sizeof kills[0]; i++) {
+        char run[512];
+        snprintf(run, sizeof run, "%s", scratch_path("killed-%zu", i));
+        fault f = {.calls = kills[i].calls, .path = kills[i].path, .nth = 1};
+        command_result r =
+            fault_run(&f,
+                      RUN("train", "--config", config, TINY, "-o", "CHECKPOINT_INTERVAL=100", "-o",
+                          "GPT2_MAX_ITERS=2", "--out", run),
+                      NULL);
+        assert_int_equal(r.status, -1);
+        command_free(&r);
+        command_succeeds(RUN("train", "--resume", "--out", run), NULL);
+        char *lines = file_read(scratch_path("killed-%zu/samples.jsonl", i), NULL);
+        assert_non_null(strstr(lines, "{\"step\":2"));
+        free(lines);
+        free(file_read(scratch_path("killed-%zu/attention.json", i), NULL));
+        free(file_read(scratch_path("killed-%zu/.saved", i), NULL));
+    }
+}
+
 /* Each token spreads its attention over those up to itself; rounding to percent loses half of one for
  * each. */
 static void expect_spread(const json_t *rows, size_t time) {
@@ -119,6 +149,7 @@ static void test_tokens_that_are_no_text_have_no_samples(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_samples_are_kept_and_come_again_after_a_resume),
+        cmocka_unit_test(test_a_kill_at_the_end_loses_no_sample),
         cmocka_unit_test(test_the_last_sample_shows_what_attention_looks_at),
         cmocka_unit_test(test_tokens_that_are_no_text_have_no_samples),
     };
