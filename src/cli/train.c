@@ -13,6 +13,7 @@
 #include "train/stop.h"
 
 #include <jansson.h>
+#include <errno.h>
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -142,10 +143,12 @@ static void tell_end(const weft_train_result *r, const char *out) {
     weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", shown, weft_count_text(r->steps, steps), loss,
              bits);
     if (weft_generation_folder(out, best) != WEFT_OK) return;
+    /* The program as it was called, so that the line can be copied. */
+    const char *weft = weft_shown(program_invocation_name);
     if (r->bytes_per_token > 0)
-        weft_log(WEFT_LOG_INFO, "next: weft generate --model %s --prompt TEXT", shown);
+        weft_log(WEFT_LOG_INFO, "next: %s generate --model %s --prompt TEXT", weft, shown);
     else
-        weft_log(WEFT_LOG_INFO, "next: weft eval --model %s --tokens FILE", shown);
+        weft_log(WEFT_LOG_INFO, "next: %s eval --model %s --tokens FILE", weft, shown);
 }
 
 /* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */

@@ -43,7 +43,7 @@ static void test_a_text_is_enough(void **state) {
                         "cpu", "--threads", "1", "-o", "GPT2_MAX_ITERS=20"));
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.err, "bits per byte"));
-    assert_non_null(strstr(r.err, "next: weft generate --model"));
+    assert_non_null(strstr(r.err, "weft generate --model"));
     assert_non_null(strstr(r.err, "The miller")); /* a sample began so */
     command_free(&r);
     assert_int_equal(access(scratch_path("runs/book/data/val_000000.bin"), R_OK), 0);
