@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import sys
 
-# Pages whose commands need changes to the sources that the page describes.
-FOLLOWED_BY_HAND = {"docs/guide/add-an-attention.md", "docs/guide/add-an-operation.md", "docs/guide/add-an-option.md"}
+# Pages whose commands need the changes that the page describes: follow.py makes them.
+FOLLOWED = {"docs/guide/add-an-attention.md", "docs/guide/add-an-operation.md", "docs/guide/add-an-option.md"}
 NOT_RUN = [
     ("docs/guide/huggingface.md", r"weft (convert|generate|tokenize|train) ", "convert/test_guide runs this page"),
     ("docs/guide/serving.md", r"curl ", "serve/test_clients runs it"),
@@ -156,7 +156,7 @@ def run_page(page, root):
 
 def main():
     weft, folder = os.path.abspath(sys.argv[1]), sys.argv[2]
-    pages = sys.argv[3:] or ["README.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED_BY_HAND)
+    pages = sys.argv[3:] or ["README.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED)
     root = os.path.join(os.path.abspath(folder), "root")
     os.makedirs(root)
     make_root(weft, root)  # one for all pages: a reader has what the pages before left

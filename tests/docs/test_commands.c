@@ -49,10 +49,32 @@ static void test_a_command_that_fails_is_found(void **state) {
     free(said);
 }
 
+/* The three pages on adding something, followed in a copy of the tree, which is then built and tested. */
+static void test_the_pages_on_adding_can_be_followed(void **state) {
+    (void)state;
+    char line[4096];
+    if (!getenv("WEFT_TEST_LONG")) {
+        print_message("builds weft in a copy: make test-long does\n");
+        skip();
+    }
+    const char *tree = scratch_path("tree"), *said = scratch_path("said.txt");
+    snprintf(line, sizeof line,
+             "mkdir '%s' && cp -a Makefile Kconfig weft.pc.in README.md CHANGELOG.md SECURITY.md "
+             "LICENSE bench completions defconfigs docs examples include mk python scripts src "
+             "tests '%s' && env -u MAKEFLAGS -u MAKELEVEL python3 tests/docs/follow.py '%s' "
+             ">'%s' 2>&1",
+             tree, tree, tree, said);
+    if (system(line) != 0) {
+        char *text = file_read(said, NULL), *wrong = strstr(text, "FAILED ");
+        fail_msg("%s", wrong ? wrong : text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_command_that_fails_is_found),
         cmocka_unit_test(test_the_commands_of_every_page_run),
+        cmocka_unit_test(test_the_pages_on_adding_can_be_followed),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
