@@ -1,6 +1,7 @@
 /* weft eval: a checkpoint's loss by parts on a file of tokens, and what else can be read off the
- * pass; or its score on multiple-choice questions. */
+ * pass; or its score on multiple-choice questions, or at finding a key in a long text. */
 #include "cli/args.h"
+#include "cli/needle.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "generate/folder.h"
@@ -34,7 +35,21 @@ const char weft_help_eval[] =
     "                     likeliest choice by log-likelihood (acc) and by that per character\n"
     "                     (acc_norm). A choice follows its context as it is: a blank between them\n"
     "                     is part of the choice\n"
-    "  --details OUT      write each question's log-likelihoods as JSON lines\n"
+    "  --needle           in place of --tokens: hide a pass key of five digits in text, ask for it "
+    "at\n"
+    "                     the end, and print the share of right answers by length and depth. The\n"
+    "                     text is --text, or for tokenizers of bytes text made by the program\n"
+    "  --lengths A,B      tokens of a prompt with its answer; default: a quarter, a half and all "
+    "of\n"
+    "                     the model's context; more only with positions that have no end (rope,\n"
+    "                     alibi, none; -o ROPE_SCALING=... slows rotations)\n"
+    "  --depths A,B       where the key is, 0 the beginning, 1 the end; default: "
+    "0,0.25,0.5,0.75,1\n"
+    "  --trials N         keys for each length and depth; default: 10\n"
+    "  --seed N           other texts and keys\n"
+    "  --details OUT      write each question's log-likelihoods, or each prompt and answer, as "
+    "JSON\n"
+    "                     lines\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
@@ -96,25 +111,32 @@ static weft_status checkpoint_config(const weft_args *args, const char *folder, 
     return weft_model_check(c, folder);
 }
 
+static int misuse(const char *what) {
+    fprintf(stderr, "weft eval: %s\n", what);
+    return WEFT_EXIT_USAGE;
+}
+
+/* What goes with what. */
+static int check_usage(const weft_evaluation *what, const char *suite, const char *details,
+                       const weft_needle_args *needle) {
+    bool outputs = what->targets || what->logits || what->grads || what->scores;
+    if (!needle->on && (needle->lengths || needle->depths || needle->trials))
+        return misuse("--lengths, --depths and --trials go with --needle");
+    if (needle->on && (what->tokens || outputs || suite))
+        return misuse("--needle goes with --text and --details alone");
+    if (!what->tokens && !what->text && !suite && !needle->on)
+        return misuse(
+            "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells "
+            "more");
+    if (what->tokens && what->text) return misuse("--text and --tokens: one of them at a time");
+    if ((suite && (what->tokens || what->text || outputs)) || (details && !suite && !needle->on))
+        return misuse("--suite FILE goes with --details alone, and --details with it or --needle");
+    return WEFT_EXIT_DONE;
+}
+
 /* What the user named must be there, and must be what this command reads. */
 static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
-                        const char *suite, const char *details) {
-    bool others =
-        what->tokens || what->text || what->targets || what->logits || what->grads || what->scores;
-    if (!what->tokens && !what->text && !suite) {
-        fprintf(stderr, "weft eval: --text or --tokens is needed, or --suite; 'weft help eval' "
-                        "tells more\n");
-        return WEFT_EXIT_USAGE;
-    }
-    if (what->tokens && what->text) {
-        fprintf(stderr, "weft eval: --text and --tokens: one of them at a time\n");
-        return WEFT_EXIT_USAGE;
-    }
-    if ((suite && others) || (details && !suite)) {
-        fprintf(stderr,
-                "weft eval: --suite FILE goes with --details alone, and --details with it\n");
-        return WEFT_EXIT_USAGE;
-    }
+                        const char *suite) {
     if (args->config || args->step) {
         fprintf(stderr,
                 "weft eval: %s does not go with --model, which has a config of its own; "
@@ -125,7 +147,7 @@ static int check_inputs(const weft_args *args, const char *folder, const weft_ev
     int status = weft_args_readable(args, folder, "config.json");
     if (!status) status = weft_args_readable(args, folder, "model.safetensors");
     const char *input = suite ? suite : what->text ? what->text : what->tokens;
-    if (!status) status = weft_args_readable(args, input, NULL);
+    if (!status && input) status = weft_args_readable(args, input, NULL);
     if (!status && what->targets) status = weft_args_readable(args, what->targets, NULL);
     return status;
 }
@@ -165,6 +187,9 @@ typedef struct {
     char checkpoint[WEFT_FOLDER_PATH];
     weft_evaluated found;
     weft_suite_score score;
+    weft_needle_args needle;
+    weft_needle_options hidden;
+    weft_needle_score answers;
 } eval_job;
 
 static weft_status score_suite(eval_job *job, const weft_model *m, const weft_backend *backend,
@@ -174,6 +199,16 @@ static weft_status score_suite(eval_job *job, const weft_model *m, const weft_ba
     WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
     weft_status status =
         weft_suite(m, tokenizer, backend, pool, job->suite, job->details, &job->score);
+    weft_tokenizer_close(tokenizer);
+    return status;
+}
+
+static weft_status find_needles(eval_job *job, const weft_model *m, const weft_backend *backend,
+                                weft_pool *pool) {
+    weft_tokenizer *tokenizer = NULL;
+    WEFT_TRY(check_output(job->details, job->folder, &job->what));
+    WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
+    weft_status status = weft_needle(m, tokenizer, backend, pool, &job->hidden, &job->answers);
     weft_tokenizer_close(tokenizer);
     return status;
 }
@@ -204,10 +239,22 @@ static weft_status run_job(const weft_args *args, eval_job *job) {
     weft_status status = weft_model_load_as(job->folder, &c, weft_config_dtype(&c), &m);
     if (status == WEFT_OK) status = weft_args_backend(args, &c, &backend, &pool);
     if (status == WEFT_OK)
-        status = job->suite ? score_suite(job, m, backend, pool) : evaluate(job, m, backend, pool);
+        status = job->needle.on ? find_needles(job, m, backend, pool)
+                 : job->suite   ? score_suite(job, m, backend, pool)
+                                : evaluate(job, m, backend, pool);
     weft_pool_destroy(pool);
     weft_model_destroy(m);
     return status;
+}
+
+/* The default lengths follow from the checkpoint's config. */
+static int read_needle_options(const weft_args *args, eval_job *job) {
+    weft_config c;
+    weft_status status = checkpoint_config(args, job->folder, &c);
+    if (status != WEFT_OK) return weft_args_fail(args, status);
+    job->hidden =
+        (weft_needle_options){.text = job->what.text, .details = job->details, .quiet = args->json};
+    return weft_needle_args_read(args, &job->needle, c.gpt2_block_size, &job->hidden);
 }
 
 int weft_cmd_eval(int argc, char **argv) {
@@ -225,17 +272,25 @@ int weft_cmd_eval(int argc, char **argv) {
                             {"--details", &job.details, NULL, false},
                             {"--unchecked", NULL, &unchecked, false},
                             {"--text", &what->text, NULL, false},
+                            {"--needle", NULL, &job.needle.on, false},
+                            {"--lengths", &job.needle.lengths, NULL, false},
+                            {"--depths", &job.needle.depths, NULL, false},
+                            {"--trials", &job.needle.trials, NULL, false},
                             {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
     /* What is no checkpoint at all is told of by the check below. */
     if (!exit_status && weft_generation_folder(job.folder, job.checkpoint) == WEFT_OK)
         job.folder = job.checkpoint;
-    if (!exit_status) exit_status = check_inputs(&args, job.folder, what, job.suite, job.details);
+    if (!exit_status) exit_status = check_usage(what, job.suite, job.details, &job.needle);
+    if (!exit_status) exit_status = check_inputs(&args, job.folder, what, job.suite);
+    if (!exit_status && job.needle.on) exit_status = read_needle_options(&args, &job);
     if (exit_status) return exit_status;
     weft_status status = unchecked ? WEFT_OK : weft_args_check_model(job.folder);
     if (status == WEFT_OK) status = run_job(&args, &job);
     if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (job.suite)
+    if (job.needle.on)
+        weft_needle_print(&args, &job.hidden, &job.answers);
+    else if (job.suite)
         print_score(&args, job.suite, &job.score);
     else
         print_parts(&args, &job.found);

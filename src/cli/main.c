@@ -32,7 +32,7 @@
     X(init, "--config FILE --out DIR [--seed S]", "write a fresh checkpoint")                      \
     X(train, "--config FILE|--text FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",  \
       "train a model")                                                                             \
-    X(eval, "--model DIR --text FILE|--tokens FILE [--json]",                                      \
+    X(eval, "--model DIR --text FILE|--tokens FILE|--suite FILE|--needle [--json]",                \
       "loss, logits or gradients of a checkpoint")                                                 \
     X(convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",             \
       "read or write Hugging Face's layout, or change the attention")                              \

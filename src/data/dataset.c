@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum { EMBEDDED, RECALL, ENTAILMENT, SHARDS } dataset_kind;
+typedef enum { EMBEDDED, RECALL, ENTAILMENT, NEEDLE, SHARDS } dataset_kind;
 
 struct weft_dataset {
     dataset_kind kind;
@@ -32,6 +32,9 @@ weft_status weft_dataset_open(const weft_config *c, weft_dataset **out) {
     } else if (strcmp(c->dataset, "entailment") == 0) {
         d->kind = ENTAILMENT;
         d->vocab = WEFT_ENTAILMENT_VOCAB;
+    } else if (strcmp(c->dataset, "needle") == 0) {
+        d->kind = NEEDLE;
+        d->vocab = WEFT_CORPUS_VOCAB;
     } else {
         d->kind = SHARDS;
         status = weft_shards_open(c->dataset, c->vocab_size, &d->shards);
@@ -70,6 +73,7 @@ weft_status weft_dataset_sum(const weft_dataset *d, bool *has, uint32_t *crc) {
 
 const char *weft_dataset_metric(const weft_dataset *d) {
     if (d->kind == RECALL) return "recall_accuracy";
+    if (d->kind == NEEDLE) return "needle_accuracy";
     return d->kind == ENTAILMENT ? "entailment_accuracy" : NULL;
 }
 
@@ -82,6 +86,7 @@ weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t 
         weft_recall_fill(d->vocab, &p, time, tokens, targets, scored);
         return WEFT_OK;
     }
+    if (d->kind == NEEDLE) return weft_needle_fill(&p, time, tokens, targets, scored);
     if (d->kind == ENTAILMENT) return weft_entailment_fill(&p, time, tokens, targets, scored);
     if (scored) memset(scored, 0, (size_t)time);
     if (d->kind == SHARDS) return weft_shards_fill(d->shards, &p, time, tokens, targets);

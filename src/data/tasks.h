@@ -1,4 +1,4 @@
-/* Two synthetic tasks that ask one thing of attention each. Both are unlimited; their metric is
+/* Three synthetic tasks that ask one thing of attention each. All are unlimited; their metric is
  * the share of the scored positions whose most likely token is the target.
  *
  * Recall: a random half is repeated. tokens[t] = half[t mod h], h = T / 2 (at least 1), half drawn
@@ -14,7 +14,11 @@
  * half of the sequence, 2 to 32 nodes, each node's parent drawn from those before it. Half of the
  * answers are YES; half of the others ask the right pair the wrong way round. Targets are the
  * answers alone, at the position of b, and these are scored: guessing has a loss of ln 2 and an
- * accuracy of one half. */
+ * accuracy of one half.
+ *
+ * Needle: a pass key of five digits stands twice in a line somewhere in embedded text (corpus.h), and the
+ * sequence ends with the question for it and the answer. Tokens are bytes. All of the text is a
+ * target; the five digits of the answer are scored, so guessing has an accuracy of 0.1. */
 #ifndef WEFT_DATA_TASKS_H
 #define WEFT_DATA_TASKS_H
 
@@ -33,9 +37,23 @@ enum {
     WEFT_ENTAILMENT_TIME = 7 /* the shortest sequence: an edge and a query without its answer */
 };
 
+enum {
+    WEFT_NEEDLE_KEYS = 100000, /* keys are below this */
+    WEFT_NEEDLE_ROOM = 96,
+    WEFT_NEEDLE_TIME = 128 /* the shortest sequence */
+};
+
+/* The line with a key, the question for it, and its answer as it follows the question; returned is how
+ * many bytes. */
+int weft_needle_write(int32_t key, char needle[WEFT_NEEDLE_ROOM]);
+extern const char weft_needle_question[];
+int weft_needle_answer(int32_t key, char answer[WEFT_NEEDLE_ROOM]);
+
 /* As weft_dataset_fill. */
 void weft_recall_fill(int64_t vocab, const weft_place *p, int64_t time, int32_t *tokens,
                       int32_t *targets, uint8_t *scored);
+weft_status weft_needle_fill(const weft_place *p, int64_t time, int32_t *tokens, int32_t *targets,
+                             uint8_t *scored);
 weft_status weft_entailment_fill(const weft_place *p, int64_t time, int32_t *tokens,
                                  int32_t *targets, uint8_t *scored);
 

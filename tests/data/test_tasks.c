@@ -1,4 +1,4 @@
-/* The two synthetic tasks, their sequences read back by other means than made them. */
+/* The synthetic tasks, their sequences read back by other means than made them. */
 #include "data/bigram.h"
 #include "data/tasks.h"
 
@@ -186,6 +186,53 @@ static void test_entailment_of_too_few_tokens_is_refused(void **state) {
     }
 }
 
+/* tokens and the last target as text. */
+static char *needle_text(uint32_t sequence, weft_split split, int64_t time) {
+    static char text[1100];
+    weft_place p = {.split = split, .seed = 3, .iteration = 5, .sequence = sequence};
+    assert_int_equal(weft_needle_fill(&p, time, tokens, targets, scored), WEFT_OK);
+    for (int64_t t = 0; t < time; t++) {
+        text[t] = (char)tokens[t];
+        if (t > 0) assert_int_equal(targets[t - 1], tokens[t]);
+    }
+    text[time] = (char)targets[time - 1];
+    text[time + 1] = '\0';
+    return text;
+}
+
+static void test_needle_asks_for_the_key_in_the_text(void **state) {
+    (void)state;
+    static const char line[] = "\nThe pass key is ", rest[] = ". Remember it. ",
+                      behind[] = " is the pass key.\n",
+                      question[] = "\nWhat is the pass key? The pass key is ";
+    double first = 1, last = 0;
+    for (uint32_t i = 0; i < 200; i++) {
+        int64_t time = i % 2 ? 1000 : 128;
+        char *text = needle_text(i, WEFT_SPLIT_TRAIN, time);
+        char *at = strstr(text, line), *end = text + time + 1 - 5;
+        assert_non_null(at);
+        assert_null(strstr(at + 1, line));
+        const char *key = at + strlen(line), *again = key + 5 + strlen(rest);
+        assert_memory_equal(key + 5, rest, strlen(rest));
+        assert_memory_equal(again, key, 5);
+        assert_memory_equal(again + 5, behind, strlen(behind));
+        /* The text ends with the question and the same five digits, which are scored. */
+        assert_memory_equal(end, at + strlen(line), 5);
+        assert_memory_equal(end - strlen(question), question, strlen(question));
+        for (int64_t t = 0; t < time; t++)
+            assert_int_equal(scored[t], t >= time - 5);
+        first = fmin(first, (double)(at - text) / (double)time);
+        last = fmax(last, (double)(at - text) / (double)time);
+    }
+    assert_true(first < 0.02 && last > 0.8);
+    char own[1100];
+    snprintf(own, sizeof own, "%s", needle_text(1, WEFT_SPLIT_TRAIN, 500));
+    assert_string_not_equal(own, needle_text(1, WEFT_SPLIT_VAL, 500));
+    weft_place p = {.split = WEFT_SPLIT_VAL};
+    assert_int_equal(weft_needle_fill(&p, 127, tokens, targets, NULL), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "at least 128 bytes"));
+}
+
 /* The last token alone tells nothing of either task: a bigram model has to guess. */
 static void test_tasks_need_attention(void **state) {
     (void)state;
@@ -210,6 +257,7 @@ int main(void) {
         cmocka_unit_test(test_recall_repeats_its_first_half),
         cmocka_unit_test(test_recall_takes_any_size),
         cmocka_unit_test(test_recall_halves_are_uniform),
+        cmocka_unit_test(test_needle_asks_for_the_key_in_the_text),
         cmocka_unit_test(test_entailment_answers_are_right),
         cmocka_unit_test(test_entailment_trees_differ),
         cmocka_unit_test(test_entailment_of_too_few_tokens_is_refused),
