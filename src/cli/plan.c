@@ -61,7 +61,8 @@ static void print_table(const weft_account *a) {
     printf("  kept per token and layer %7.0f numbers\n", a->kept_per_token_layer);
     printf("cache per token     %14s bytes\n", weft_count_text(a->cache_bytes_token, count));
     printf("  per layer         %14s bytes\n", weft_count_text(a->cache_bytes_layer, count));
-    printf("cache per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence, count));
+    if (a->cache_bytes_sequence > 0)
+        printf("  and per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence, count));
 }
 
 static void print_fit(const weft_fit *f, const weft_backend *backend) {
