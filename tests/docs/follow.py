@@ -58,9 +58,11 @@ def run(command, status=0):
         failed.append("%s ended on %d: %s" % (command, done.returncode, done.stdout[-1500:]))
 
 
-def run_page(page, torch, expect=(), leave=()):
-    """The page's commands in order; `expect` fail with status 2, `leave` are another's or need a terminal."""
-    for block in page.found:
+def run_page(page, torch, expect=(), leave=(), begin=""):
+    """The page's commands in order, from the block that holds `begin` on; `expect` fail with status 2, `leave` need a
+    terminal."""
+    first = next(i for i, block in enumerate(page.found) if begin in "\n".join(block))
+    for block in page.found[first:]:
         for command in commands(block):
             if any(word in command for word in leave):
                 continue
@@ -95,7 +97,7 @@ def follow_attention(torch):
     put("tests/reference/model.py", '"cosine": cosine_attention', ', "euclid": euclid_attention')
     config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# Euclidean attention", 1)
     write("tests/model/configs/my-euclid.config", config.replace('CONFIG_ATTENTION="dot"\n', page.block('CONFIG_ATTENTION="euclid"')))
-    run_page(page, torch, leave=("cosine", "T=model\n", "git log"))
+    run_page(page, torch, begin="KIND(EUCLID")
 
 
 def follow_operation(torch):
