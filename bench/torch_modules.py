@@ -1,6 +1,7 @@
 """weft's modules beside the same function in plain and in compiled PyTorch.
 
-    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--threads N] [--dtype bfloat16] [--quick] [--json FILE]
+    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--forms plain,compiled] [--threads N]
+                                     [--dtype bfloat16] [--quick] [--json FILE]
 
 Each row is one module at one shape, forward alone and with backward: a time for weft and for each form
 of PyTorch, taken in turns in one run (the median of the rounds), the ratio (PyTorch's time over weft's:
@@ -320,10 +321,12 @@ def main():
     parser.add_argument("--threads", type=int, default=0, help="of both on the CPU; PyTorch's own choice unless given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of both")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--forms", default=",".join(FORMS), help="of PyTorch; all unless given")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forms out")
     parser.add_argument("--json", help="write the rows there too")
     options = parser.parse_args()
     device, found = options.device, []
+    wanted = [form for form in options.forms.split(",") if not (options.no_compile and form in ("compiled", "sdpa"))]
     if options.threads:
         torch.set_num_threads(options.threads)
     os.environ["WEFT_THREADS"] = str(torch.get_num_threads())
@@ -335,8 +338,7 @@ def main():
     print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in FORMS)
           + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")
     for name, at, shape, ours, forms in rows(device, options.rows.split(",")):
-        if options.no_compile:
-            forms = {form: m for form, m in forms.items() if form in ("plain", "products")}
+        forms = {form: m for form, m in forms.items() if form in wanted}
         modules = {"weft": ours.to(device, kind), **{f: m.to(device, kind) for f, m in forms.items()}}
         for form in modules:
             if form in ("compiled", "sdpa"):
