@@ -1,6 +1,6 @@
 /* The thread that talks. Jobs are a queue; those begun are polled until all their requests are done.
- * Between polls it sleeps for a moment that grows while nothing happens, so that ranks which share
- * processors leave them to those who compute. */
+ * Between polls it sleeps for a moment, so that those who compute have the processors; where its own
+ * working thread waits, it looks more often, as far as ranks do not share processors. */
 #include "comm/comm.h"
 
 #include "comm/launch.h"
@@ -42,6 +42,7 @@ struct weft_comm {
     pthread_cond_t work;    /* for the talking one */
     weft_comm_job *queue, **queue_end, *active;
     bool started, waiting, closing, failed;
+    bool alone;         /* no rank shares its processor with another one */
     bool away;          /* the working thread waits elsewhere */
     bool left;          /* the talking thread touches nothing any more */
     bool agreed;        /* all ranks know that the run is over */
@@ -208,17 +209,31 @@ static void sleep_idle(weft_comm *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
+typedef enum { COMPUTES, WAITS, WAITS_ALONE } working_thread;
+
+static working_thread look_at_work(weft_comm *c) {
+    pthread_mutex_lock(&c->lock);
+    working_thread now = !c->waiting ? COMPUTES : c->alone ? WAITS_ALONE : WAITS;
+    pthread_mutex_unlock(&c->lock);
+    return now;
+}
+
+/* While the working thread computes, messages have time, and looking for them takes the processor from
+ * somebody. While it waits, its processor is free, unless ranks share it. */
 static void rest(weft_comm *c, bool busy, int *idle) {
     *idle = busy ? 0 : *idle + 1;
     if (!c->active) {
         sleep_idle(c);
         *idle = 0;
-    } else if (*idle <= SPINS) {
-        sched_yield();
-    } else {
-        long sleep = SLEEP_LEAST * (long)(*idle - SPINS);
-        nap(sleep < SLEEP_MOST ? sleep : SLEEP_MOST);
+        return;
     }
+    if (busy) return;
+    long grown = SLEEP_LEAST * ((long)*idle - SPINS);
+    working_thread now = look_at_work(c);
+    if (now == WAITS_ALONE || (now == WAITS && grown <= 0))
+        sched_yield();
+    else
+        nap(now == COMPUTES || grown > SLEEP_MOST ? SLEEP_MOST : grown);
 }
 
 /* Seconds for all ranks to find each other; 0: any time. Before they have, no rank is watched. */
@@ -327,6 +342,13 @@ static weft_status start_thread(weft_comm *c) {
                                 : WEFT_OK;
 }
 
+/* That this process may use. */
+static int processors(void) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 /* Where every rank runs. */
 static weft_status meet(weft_comm *c) {
     weft_rank_place own = weft_watch_place();
@@ -342,6 +364,7 @@ static weft_status meet(weft_comm *c) {
     if (status == WEFT_OK) status = weft_watch_open(c->mpi, c->rank, c->size, all, &watch);
     pthread_mutex_lock(&c->lock);
     c->watch = watch;
+    c->alone = c->local_size <= processors();
     pthread_mutex_unlock(&c->lock);
     free(all);
     return status;

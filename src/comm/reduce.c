@@ -245,8 +245,7 @@ static bucket_slot *oldest(weft_reduce *r) {
     return found;
 }
 
-/* Takes up what has come meanwhile, without waiting. */
-static weft_status look(weft_reduce *r) {
+weft_status weft_reduce_look(weft_reduce *r) {
     for (int i = 0; i < SLOTS; i++) {
         bucket_slot *s = &r->slots[i];
         if (s->phase != FREE && weft_comm_is_done(r->o.comm, &s->job)) WEFT_TRY(go_on(r, s));
@@ -268,7 +267,7 @@ void weft_reduce_begin(weft_reduce *r, double factor) {
 
 weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
     bucket_slot *s;
-    WEFT_TRY(look(r));
+    WEFT_TRY(weft_reduce_look(r));
     while (!(s = find_free(r)))
         WEFT_TRY(go_on(r, oldest(r)));
     r->sent[bucket] = true;

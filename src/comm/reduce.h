@@ -12,6 +12,7 @@
  *
  *     weft_reduce_begin(r, factor);
  *     weft_reduce_send(r, bucket);       each of them once, in the same order on every rank
+ *     weft_reduce_look(r);               now and then: others wait for what this rank adds
  *     weft_reduce_end(r);                those that were not sent yet, and waits for all
  */
 #ifndef WEFT_COMM_REDUCE_H
@@ -43,6 +44,8 @@ void weft_reduce_destroy(weft_reduce *r);
 /* rows[0] = factor · the sum: all of it on every rank, with `scatter` the own pieces. */
 void weft_reduce_begin(weft_reduce *r, double factor);
 weft_status weft_reduce_send(weft_reduce *r, int64_t bucket);
+/* Takes up what has come meanwhile, without waiting. */
+weft_status weft_reduce_look(weft_reduce *r);
 weft_status weft_reduce_end(weft_reduce *r);
 
 #endif

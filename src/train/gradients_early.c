@@ -93,6 +93,7 @@ static void after_node(void *context, const weft_node *n) {
     weft_gradients *g = context;
     for (int64_t w = 0; w < g->n; w++)
         if (g->made_by[w] == n->index && !g->finished[w]) finish_weight(g, w);
+    if (g->reduce && g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
 }
 
 /* The node that makes the last gradient of a bucket; -1: nothing makes one. */
