@@ -12,7 +12,7 @@
 #include "cpu/vec.h"
 #include "ops/adam_policy.h"
 
-enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16 };
+enum { TILE = 1024, CHUNK = WEFT_NORM_CHUNK, SUM_LANES = 16, SIDE = 4 };
 _Static_assert(CHUNK % TILE == 0, "a chunk is whole tiles");
 
 /* Where the tensors' chunks are: those of tensor i have the numbers first[i] .. first[i+1] − 1. */
@@ -208,9 +208,34 @@ static inline __attribute__((always_inline)) void update_vector(const update_dat
 #undef STORE
 }
 
+/* SIDE vectors from element i on, in the order in which their roots and quotients overlap: these take
+ * longer than all the rest. */
+static inline __attribute__((always_inline)) void update_side(const update_data u, int64_t i) {
+    vreal g[SIDE], m[SIDE], v[SIDE], by[SIDE];
+    for (int k = 0; k < SIDE; k++) {
+        g[k] = vload(u.t.g + i + k * VLEN) * u.t.grad_factor;
+        v[k] = vload(u.t.v + i + k * VLEN) * u.v * u.beta2 + g[k] * g[k] * u.beta2_rest;
+        vstore(u.t.v + i + k * VLEN, v[k]);
+    }
+    for (int k = 0; k < SIDE; k++)
+        by[k] = vsqrt(v[k]);
+    for (int k = 0; k < SIDE; k++) {
+        m[k] = vload(u.t.m + i + k * VLEN) * u.m * u.beta1 + g[k] * u.beta1_rest;
+        vstore(u.t.m + i + k * VLEN, m[k]);
+    }
+    for (int k = 0; k < SIDE; k++)
+        by[k] = m[k] * u.step / (by[k] * u.root + u.eps);
+    for (int k = 0; k < SIDE; k++) {
+        vreal p = vload(u.t.p + i + k * VLEN);
+        vstore(u.t.p + i + k * VLEN, p - (p * u.t.decay + by[k]));
+    }
+}
+
 static inline __attribute__((always_inline)) void update_vectors(const update_data u, int64_t len,
                                                                  bool with_max) {
     int64_t i = 0;
+    for (; !with_max && i + SIDE * VLEN <= len; i += SIDE * VLEN)
+        update_side(u, i);
     for (; i + VLEN <= len; i += VLEN)
         update_vector(u, i, VLEN, with_max);
     if (i < len) update_vector(u, i, len - i, with_max);
