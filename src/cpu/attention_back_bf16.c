@@ -217,14 +217,14 @@ static int64_t seen_by(const pair_task *t, int64_t row) {
     return max_i64(0, min_i64(t->n_keys, t->start + t->q0 + row + 1 - t->key0));
 }
 
-/* c = alpha · A Bᵀ where the pair is visible: rows of queries by columns of keys. */
+/* c = A Bᵀ where the pair is visible: rows of queries by columns of keys. */
 static void multiply_visible(const pair_task *t, const uint16_t *rows, const uint16_t *columns,
-                             int64_t depth, real alpha, real *c) {
+                             int64_t depth, real *c) {
     const panel_form *f = t->w->form;
     for (int64_t i = 0; i < t->n_queries; i += f->rows) {
         int64_t seen = seen_by(t, min_i64(i + f->rows, t->n_queries) - 1);
         multiply_panels(f, f->rows, pad(seen, f->columns), depth, rows + i * depth, 0, columns,
-                        f->columns * depth, alpha, false, c + i * SCORES_LD, SCORES_LD);
+                        f->columns * depth, 1, false, c + i * SCORES_LD, SCORES_LD);
     }
 }
 
@@ -233,8 +233,9 @@ static void finish_row(const pair_task *t, int64_t row, int64_t seen, int64_t wi
     real *score = t->s.scores + row * SCORES_LD, *weight = t->s.weights + row * SCORES_LD;
     real *dp = t->s.dp + row * SCORES_LD;
     vreal lse = vset(t->s.lse[t->q0 + row]), total = vset(t->s.total[t->q0 + row]);
+    real factor = LOG2_E * t->head.scale;
     for (int64_t j = 0; j < width; j += VLEN) {
-        vreal x = vload(score + j) + (vload(t->s.bias + j) + lse);
+        vreal x = vload(score + j) * factor + (vload(t->s.bias + j) + lse);
         vstore(score + j, x);
         vstore(weight + j, x);
         vstore(dp + j, vload(dp + j) + total);
@@ -333,9 +334,9 @@ static void work_pair(pair_task *t) {
     const scratch *s = &t->s;
     int64_t key = t->key0 - t->first_key, dqk = columns_of(w, a->dqk), dv = columns_of(w, a->dv);
     multiply_visible(t, s->q_rows + t->q0 * depth_of(w, a->dqk), s->k_columns, depth_of(w, a->dqk),
-                     LOG2_E * t->head.scale, s->scores);
+                     s->scores);
     multiply_visible(t, s->do_rows + t->q0 * depth_of(w, a->dv), s->v_columns, depth_of(w, a->dv),
-                     1, s->dp);
+                     s->dp);
     soften_pair(t);
     if (w->dv.t)
         add_over_queries(t, s->p, s->do_columns + t->q0 * dv, a->dv, 1, t->sums.dv + key * dv);

@@ -25,7 +25,7 @@ typedef struct {
     uint16_t *values;  /* panels of columns [columns], as many terms as keys */
     uint16_t *weights; /* [block][PANEL_KEYS] */
     uint16_t *packed;  /* the same in panels of rows */
-    real *scores;      /* [block][SCORES_LD]; multiples of ln 2 */
+    real *scores;      /* [block][SCORES_LD]; products, then multiples of ln 2 */
     real *output;      /* [query_tile][columns] */
     real *top, *sum;   /* [query_tile] */
     real *fresh;       /* [block] the largest score of the tile of keys */
@@ -126,16 +126,17 @@ static int64_t seen_by(const query_task *t, int64_t row) {
     return max_i64(0, min_i64(t->n_keys, t->place0 + row + 1 - t->key0));
 }
 
-/* Finishes the scores of a row, −inf behind the keys that it sees, and returns the largest. */
-static real finish_row(real *scores, const real *bias, int64_t seen, int64_t width) {
-    for (int64_t j = seen; j < width; j++)
-        scores[j] = -INFINITY;
+/* Products of a row to scores, −inf behind the keys that it sees; returns the largest. */
+static real finish_row(real *scores, real factor, const real *bias, int64_t seen, int64_t width) {
     vreal most = vset(-INFINITY);
     for (int64_t j = 0; j < width; j += VLEN) {
-        vreal x = vload(scores + j) + vload(bias + j);
+        vreal x = vload(scores + j) * factor + vload(bias + j);
         vstore(scores + j, x);
-        most = vmax(x, most);
+        if (j + VLEN <= seen) most = vmax(x, most);
     }
+    for (int64_t j = seen; j < width; j++)
+        scores[j] = -INFINITY;
+    if (seen % VLEN && seen < width) most = vmax(vload(scores + seen / VLEN * VLEN), most);
     return vmax_lane(most);
 }
 
@@ -168,8 +169,10 @@ static void raise_tops(const query_task *t, int64_t row, int64_t rows) {
 /* Weights of a block of queries; the sums of weights join the rows' own. */
 static void soften_block(const query_task *t, int64_t row, int64_t rows, int64_t width) {
     const forward_scratch *s = &t->s;
+    real factor = LOG2_E * t->head.scale;
     for (int64_t i = 0; i < rows; i++)
-        s->fresh[i] = finish_row(s->scores + i * SCORES_LD, s->bias, seen_by(t, row + i), width);
+        s->fresh[i] =
+            finish_row(s->scores + i * SCORES_LD, factor, s->bias, seen_by(t, row + i), width);
     raise_tops(t, row, rows);
     for (int64_t i = 0; i < rows; i++) {
         uint16_t *weights = s->weights + i * PANEL_KEYS;
@@ -200,8 +203,7 @@ static void attend_block(const query_task *t, int64_t row) {
     int64_t depth = pad(a->dqk, f->terms), columns = pad(a->dv, f->columns), m = pad(rows, f->rows);
     int64_t terms = pad(seen, f->terms), width = terms <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
     multiply_panels(f, m, pad(seen, f->columns), depth, s->queries + row * depth, f->rows * depth,
-                    s->keys, f->columns * depth, LOG2_E * t->head.scale, false, s->scores,
-                    SCORES_LD);
+                    s->keys, f->columns * depth, 1, false, s->scores, SCORES_LD);
     soften_block(t, row, rows, width);
     gemm_matrix weights = {.data = s->weights, .ld = PANEL_KEYS, .bf16 = true};
     f->pack_rows(weights, false, rows, terms, s->packed);
