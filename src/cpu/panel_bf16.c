@@ -7,6 +7,7 @@
  * denormal numbers to zero. */
 #include "cpu/matrix.h"
 #include "cpu/panel_form.h"
+#include "cpu/turn.h"
 #include "cpu/vec.h"
 
 #if WEFT_REAL == 32 && (WEFT_ARM_TARGETS || defined(__AVX512F__))
@@ -16,7 +17,8 @@
 enum {
     DEPTH = 512,    /* terms that are summed in registers */
     GROUP_MAX = 32, /* terms side by side */
-    WIDTH_MAX = 32  /* rows or columns of a panel */
+    WIDTH_MAX = 32, /* rows or columns of a panel */
+    PAIR_LINE = 32  /* numbers of a cache line */
 };
 
 typedef uint16_t half4 __attribute__((vector_size(8)));
@@ -147,9 +149,29 @@ static ALWAYS_INLINE void turn_along(const uint16_t *from, int64_t ld, uint16_t 
     store8(to + 3 * step, (half8)__builtin_shufflevector(b, d, 2, 3, 6, 7));
 }
 
+#if defined(__AVX512F__)
+
+/* PAIR_LINE terms of a whole panel of pairs, a cache line of each vector. */
+static ALWAYS_INLINE void turn_pair_line(const uint16_t *from, int64_t ld, uint16_t *to,
+                                         const int64_t width) {
+    for (int64_t i = 0; i < width; i += 16)
+        for (int64_t e = 0; e < PAIR_LINE; e += 8)
+            turn_lanes((const char *)(from + i * ld + e), ld * (int64_t)sizeof *from,
+                       (char *)(to + e * width + 2 * i), 2 * width * (int64_t)sizeof *to, 4);
+}
+
+#endif
+
 /* A panel of pairs, all there. Copied pair by pair, each would go to a cache line of its own. */
 static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *to,
                                            const int64_t width) {
+#if defined(__AVX512F__)
+    if (width % 16 == 0 && k % PAIR_LINE == 0) {
+        for (int64_t d = 0; d < k; d += PAIR_LINE)
+            turn_pair_line((const uint16_t *)x.data + d, x.ld, to + d * width, width);
+        return;
+    }
+#endif
     for (int64_t d = 0; d < k; d += 8)
         for (int64_t i = 0; i < width; i += 4)
             turn_along((const uint16_t *)x.data + i * x.ld + d, x.ld, to + d * width + 2 * i,

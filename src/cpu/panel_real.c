@@ -1,6 +1,7 @@
 /* Panels of reals: one product for every type of operand, since bf16 is widened as it is copied. The
  * block of results fills the registers: 12 × 8 on NEON, 12 × 32 on AVX-512, 4 × 24 on AVX2. */
 #include "cpu/panel_form.h"
+#include "cpu/turn.h"
 #include "cpu/vec.h"
 
 #if GEMM_PANELS
@@ -69,10 +70,28 @@ static ALWAYS_INLINE void turn_four(const void *data, int64_t at, int64_t ld, re
     store_four(to + 3 * step, __builtin_shufflevector(b, d, 2, 3, 6, 7));
 }
 
+#if defined(__AVX512F__)
+
+/* LINE terms of a whole panel. */
+static ALWAYS_INLINE void turn_line(const real *from, int64_t ld, real *to, const int64_t width) {
+    const int lanes = width % 16 ? 3 : 4;
+    for (int64_t i = 0; i < width; i += 4 * lanes)
+        for (int64_t e = 0; e < LINE; e += 4)
+            turn_lanes((const char *)(from + i * ld + e), ld * (int64_t)sizeof(real),
+                       (char *)(to + e * width + i), width * (int64_t)sizeof(real), lanes);
+}
+
+#endif
+
 /* A panel of `count` ≤ width vectors that lie one after the other, k terms each. */
 static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, real *to,
                                      const int64_t width, const bool bf16) {
     int64_t d = 0;
+#if defined(__AVX512F__)
+    if (count == width && !bf16)
+        for (; d + LINE <= k; d += LINE)
+            turn_line((const real *)x.data + d, x.ld, to + d * width, width);
+#endif
     if (count == width)
         for (; d + LINE <= k; d += LINE)
             for (int64_t i = 0; i < width; i += 4)
