@@ -19,7 +19,7 @@ const char weft_help_init[] =
 static weft_status make_room(const char *out, bool force) {
     static const char *const names[] = {"config.json", "model.safetensors", "state.json"};
     char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_folder_make_one(out));
+    WEFT_TRY(weft_folder_make(out));
     for (int i = 0; i < 3; i++) {
         WEFT_TRY(weft_path(path, "%s/%s", out, names[i]));
         WEFT_TRY(weft_file_vacant(path, force));

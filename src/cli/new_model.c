@@ -12,7 +12,7 @@ weft_status weft_new_model_room(const char *folder, bool force) {
     static const char *const names[] = {"config.json", "model.safetensors", "state.json",
                                         "model.config", "tokenizer.json"};
     char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_folder_make_one(folder));
+    WEFT_TRY(weft_folder_make(folder));
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
         WEFT_TRY(weft_file_vacant(path, force));

@@ -67,7 +67,7 @@ weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const ch
     char path[WEFT_PATH_MAX];
     weft_hf_family family;
     weft_sum sum;
-    WEFT_TRY(weft_folder_make_one(folder));
+    WEFT_TRY(weft_folder_make(folder));
     WEFT_TRY(weft_path(path, "%s/config.json", folder));
     WEFT_TRY(write_config(m, t, path, &family));
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));

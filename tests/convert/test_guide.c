@@ -40,9 +40,6 @@ static void copy_file(const char *from, const char *to) {
 static void make_what_is_there(void) {
     const char *model = scratch_path("model"), *theirs = scratch_path("page/hf/gpt2");
     mkdir(scratch_path("page"), 0777);
-    mkdir(scratch_path("page/hf"), 0777);
-    mkdir(scratch_path("page/models"), 0777);
-    mkdir(scratch_path("page/runs"), 0777);
     command_succeeds(RUN("init", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",
                          "VOCAB_SIZE=700", "-o", "GPT2_BLOCK_SIZE=32", "--out", model),
                      NULL);
