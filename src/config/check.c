@@ -8,6 +8,11 @@ static weft_status check_sizes(const weft_config *c, const char *where) {
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_N_EMBD=%lld does not divide by CONFIG_N_HEAD=%lld", where, e,
                          h);
+    if (c->mup && !c->mup_base_width)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_MUP=y needs CONFIG_MUP_BASE_WIDTH, the CONFIG_N_EMBD at which "
+                         "the learning rate is known",
+                         where);
     if (c->micro_batch && c->batch_size % c->micro_batch)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_BATCH_SIZE=%lld does not divide by CONFIG_MICRO_BATCH=%lld",

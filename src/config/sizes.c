@@ -5,6 +5,10 @@ int64_t weft_config_head_dim(const weft_config *c) {
     return c->head_dim ? c->head_dim : c->n_embd / c->n_head;
 }
 
+double weft_config_mup(const weft_config *c) {
+    return c->mup ? (double)c->n_embd / (double)c->mup_base_width : 1;
+}
+
 int64_t weft_config_ffn_dim(const weft_config *c) {
     return c->n_ffn ? c->n_ffn : 4 * c->n_embd;
 }

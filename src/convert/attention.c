@@ -13,6 +13,11 @@ weft_status weft_dot_check(const weft_model *m, const char *what) {
         return weft_fail(WEFT_EINPUT,
                          "%s starts from CONFIG_ATTENTION=\"dot\"; this model has \"%s\"", what,
                          weft_config_word(c, WEFT_OPTION(attention)));
+    if (c->mup)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: not of a model with CONFIG_MUP=y, whose scores and logits "
+                         "have scales of their own",
+                         what);
     if (c->n_head * weft_config_head_dim(c) == c->n_embd) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s takes heads that fill CONFIG_N_EMBD=%lld; this model has %lld of "

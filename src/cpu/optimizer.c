@@ -154,7 +154,7 @@ typedef struct {
     real *p, *m, *v, *v_max; /* v_max may be NULL */
     const real *g;
     real grad_factor; /* 1 where g is clipped already */
-    real decay;
+    real decay, rate;
 } tile_data;
 
 static inline bool is_cut(real g, real limit) {
@@ -250,7 +250,7 @@ static void update_tile(const tile_data *t, const real *control, int64_t len) {
         .beta1_rest = control[WEFT_CONTROL_BETA1_REST],
         .beta2 = control[WEFT_CONTROL_BETA2],
         .beta2_rest = control[WEFT_CONTROL_BETA2_REST],
-        .step = control[WEFT_CONTROL_STEP],
+        .step = control[WEFT_CONTROL_STEP] * t->rate,
         .root = control[WEFT_CONTROL_ROOT],
         .eps = control[WEFT_CONTROL_EPS],
     };
@@ -290,6 +290,7 @@ static void adamw_chunk(void *context, int64_t task, int thread) {
     const real *control = weft_data(list->x, list->n->in[0]);
     int index = tensor_of_chunk(list, task);
     weft_tensor *const *slot = list->n->in + 1 + (int64_t)index * WEFT_SLOT_SIZE;
+    const double *rates = list->n->attr;
     real limit_factor = control[WEFT_CONTROL_CUT] * control[WEFT_CONTROL_V];
     real widened[TILE], clipped[TILE];
     int64_t at = (task - list->first[index]) * CHUNK, cuts = 0;
@@ -297,6 +298,7 @@ static void adamw_chunk(void *context, int64_t task, int thread) {
     for (; at < end; at += TILE) {
         int64_t len = min_i64(TILE, end - at);
         tile_data t = slot_tile(list->x, slot, control, at, len, widened);
+        t.rate = rates ? (real)rates[index] : 1;
         int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
         if (tile_cuts > 0) cut_tile(&t, limit_factor, len, clipped);
         update_tile(&t, control, len);

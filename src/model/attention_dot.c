@@ -7,6 +7,12 @@
 
 #include <math.h>
 
+/* 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
+static double dot_scale(const weft_config *c) {
+    double d = (double)weft_config_head_dim(c);
+    return c->mup && c->mup_base_head ? sqrt((double)c->mup_base_head) / d : 1 / sqrt(d);
+}
+
 static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv;
@@ -18,7 +24,7 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
         qkv = turn_heads(b, qkv, b->head_dim, b->heads + kv);
         qkv = weft_view(b->g, qkv, b->batch, b->time, total * b->head_dim);
     }
-    b->score.scale_value = 1 / sqrt((double)b->head_dim);
+    b->score.scale_value = dot_scale(c);
     return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
 
@@ -36,7 +42,7 @@ static bool step_form(const weft_config *c, weft_step_form *form) {
 
 static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
     for (int64_t h = 0; h < s->form->heads; h++)
-        to->scale[h] = (float)(1 / sqrt((double)s->form->dqk));
+        to->scale[h] = (float)dot_scale(&s->model->config);
     WEFT_TRY(weft_step_read(s, "attn.qkv.weight", to->heads));
     WEFT_TRY(weft_step_read_optional(s, "attn.qkv.bias", to->bias));
     return weft_step_read(s, "attn.out.weight", to->out);
@@ -49,4 +55,5 @@ const weft_attention_kind weft_attention_dot = {
     .step_layer = step_layer,
     .shares_heads = true,
     .biased = true,
+    .mup = true,
 };

@@ -51,6 +51,9 @@ static weft_tensor *add_parameter(builder *b, const char *name, weft_dtype dtype
 
 weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int ndim,
                             const int64_t *shape) {
+    /* The variance of what a map sums over its inputs stays the same at every width. */
+    if (b->c->mup && init.start == WEFT_START_NORMAL && weft_is_hidden(b->part))
+        init.a /= sqrt(weft_config_mup(b->c));
     return add_parameter(b, name, b->dtype, init, ndim, shape);
 }
 

@@ -14,4 +14,9 @@ static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
 }
 
 const weft_ffn_kind weft_ffn_gelu = {
-    .build = build_gelu, .in = "ffn.fc", .out = "ffn.proj", .biased = true};
+    .build = build_gelu,
+    .in = "ffn.fc",
+    .out = "ffn.proj",
+    .biased = true,
+    .mup = true,
+};

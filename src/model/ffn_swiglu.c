@@ -20,4 +20,8 @@ static weft_tensor *build_swiglu(builder *b, weft_tensor *x) {
     return build_gated_hidden(b, build_gated_maps(b, x));
 }
 
-const weft_ffn_kind weft_ffn_swiglu = {.build = build_swiglu, .out = "ffn.w2"};
+const weft_ffn_kind weft_ffn_swiglu = {
+    .build = build_swiglu,
+    .out = "ffn.w2",
+    .mup = true,
+};

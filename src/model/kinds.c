@@ -83,6 +83,22 @@ static weft_status check_latent(const weft_config *c, const char *where) {
                      where, attentions_with(has_latent, words, sizeof words));
 }
 
+static bool knows_mup(const weft_attention_kind *kind) {
+    return kind->mup;
+}
+
+static weft_status check_mup(const weft_config *c, const char *where) {
+    char words[256];
+    bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
+    if (!c->mup || (weft_attention_of(c)->mup && weft_ffn_of(c)->mup && !mechanisms))
+        return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\" or "
+                     "\"swiglu\" and no reciprocal mechanism: how others go with the width is not "
+                     "known",
+                     where, attentions_with(knows_mup, words, sizeof words));
+}
+
 weft_status weft_model_check(const weft_config *c, const char *where) {
     const weft_attention_kind *attention = weft_attention_of(c);
     const weft_position_kind *position = weft_position_of(c);
@@ -92,5 +108,6 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     if (attention->check) WEFT_TRY(attention->check(c, where));
     if (position->check) WEFT_TRY(position->check(c, where));
     if (ffn->check) WEFT_TRY(ffn->check(c, where));
+    WEFT_TRY(check_mup(c, where));
     return check_latent(c, where);
 }

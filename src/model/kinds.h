@@ -41,6 +41,7 @@ typedef struct {
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
     bool biased;       /* with GPT2_BIAS its projections have biases */
     bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
+    bool mup;          /* MUP knows how its maps and scores go with the width */
 } weft_attention_kind;
 
 typedef struct {
@@ -58,6 +59,7 @@ typedef struct {
                         "ffn.fc"; NULL: it does more */
     const char *out; /* the output projection's name: "ffn.proj" */
     bool biased;     /* with GPT2_BIAS the output projection has a bias */
+    bool mup;        /* MUP knows how its maps go with the width */
 } weft_ffn_kind;
 
 /* Each is NULL where the kind has nothing of the sort. */

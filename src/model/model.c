@@ -89,6 +89,11 @@ weft_weight *weft_model_find(const weft_model *m, const char *name) {
     return bsearch(&key, m->weights, (size_t)m->n_weights, sizeof *m->weights, by_name);
 }
 
+double weft_model_rate(const weft_model *m, const weft_weight *w) {
+    bool hidden = m->config.mup && w->ndim >= 2 && weft_is_hidden(w->part);
+    return hidden ? 1 / weft_config_mup(&m->config) : 1;
+}
+
 int64_t weft_model_parameter_count(const weft_model *m) {
     int64_t count = 0;
     for (int64_t i = 0; i < m->n_weights; i++)

@@ -43,6 +43,8 @@ weft_status weft_model_start(weft_model *m, uint64_t seed);
 weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool);
 
 weft_weight *weft_model_find(const weft_model *m, const char *name);
+/* The factor of a weight's learning rate: with MUP, 1 / the width's growth for maps between layers. */
+double weft_model_rate(const weft_model *m, const weft_weight *w);
 int64_t weft_model_parameter_count(const weft_model *m);
 
 /* The bindings of a graph's parameters to the model's memory on a backend, for weft_exec_options;

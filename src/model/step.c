@@ -24,8 +24,8 @@ bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_f
                              .rms = c->norm != WEFT_NORM_LAYERNORM};
     form->eps = c->norm_eps > 0 ? c->norm_eps : form->rms ? 1e-6 : 1e-5;
     return cache_dtype == WEFT_BF16 && attention->step && weft_ffn_of(c)->in && !position->turn &&
-           !position->score && !has_mechanism(c) && c->norm_placement == WEFT_PLACEMENT_PRE &&
-           c->causal && attention->step(c, form);
+           !position->score && !has_mechanism(c) && !c->mup &&
+           c->norm_placement == WEFT_PLACEMENT_PRE && c->causal && attention->step(c, form);
 }
 
 static const weft_weight *find(const weft_step_source *s, const char *name) {

@@ -15,8 +15,13 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const double NORMAL_STD = 0.02;
+
+bool weft_is_hidden(const char *part) {
+    return strcmp(part, "attention") == 0 || strcmp(part, "feed-forward") == 0;
+}
 
 typedef struct {
     weft_tensor *weight, *bias;
@@ -217,6 +222,7 @@ static void build_model(builder *b, const weft_build *build) {
     begin_reciprocal(b);
     weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, wpe ? b->start : NULL, 0);
     x = build_layers(b, x);
+    if (c->mup) x = weft_scale(b->g, x, 1 / weft_config_mup(c)); /* the logits' scale */
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
     weft_tensor *head = wte;

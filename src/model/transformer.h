@@ -26,6 +26,9 @@ typedef struct {
     const char *part; /* for plans: "embedding", "attention", "feed-forward", ... */
 } weft_parameter;
 
+/* Whether a part's matrices lie between layers, so that both their sides grow with the width. */
+bool weft_is_hidden(const char *part);
+
 /* WsFFN's losses, MLA and the mechanisms of reciprocal.c have a direct form, as the formulas are
  * written, and a cheap one that never makes the large intermediate. Both are exact; the shape
  * decides. */

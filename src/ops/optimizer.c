@@ -14,7 +14,8 @@
  *               v̂ = v/(1 − β2^t), where v̂ > 0 and g² > θ v̂:              g ← sign(g) √(θ v̂)
  *               m ← β1 m + (1 − β1) g        v ← β2 v + (1 − β2) g²       v_max ← max(v_max, v)
  *               p ← p − lr · decay · p − lr · m/(1 − β1^t) / (√(v/(1 − β2^t)) + ε)
- *               with v_max in place of v where there is one; decay only with two dimensions or more
+ *               with v_max in place of v where there is one; decay only with two dimensions or more;
+ *               a tensor may have a factor on lr, though not on the decay's
  *               reset: m, v, v_max ← 0
  *
  * The norm of a spike enters the history like any other, and a reset does not empty it. What
@@ -239,6 +240,14 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
         slot[WEFT_SLOT_V_MAX] = slots[i].v_max;
         slot[WEFT_SLOT_COPY] = slots[i].copy;
     }
-    weft_node *node = weft_graph_append(g, &weft_op_adamw, in, (int)n_in, 1, 1, NULL, 0);
+    bool own = false;
+    double *rates = weft_graph_alloc(g, (size_t)n * sizeof *rates);
+    if (!rates) return NULL;
+    for (int i = 0; i < n; i++) {
+        rates[i] = slots[i].rate != 0 ? slots[i].rate : 1;
+        own = own || rates[i] != 1;
+    }
+    weft_node *node = weft_graph_append(g, &weft_op_adamw, in, (int)n_in, 1, 1, own ? rates : NULL,
+                                        own ? (size_t)n * sizeof *rates : 0);
     return node ? weft_keep(node->out[0]) : NULL;
 }

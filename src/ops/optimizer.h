@@ -93,13 +93,15 @@ typedef struct {
     weft_tensor *m, *v; /* states of param's type that start as zeros */
     weft_tensor *v_max; /* the same; with it the update is AMSGrad's. NULL: none */
     weft_tensor *copy;  /* bf16: gets the new parameter, rounded. NULL: none */
+    double rate;        /* factor of its learning rate, decay apart; 0: 1 */
 } weft_adam_slot;
 
 /* Updates n parameters. Returns how many elements spike clipping cut in this step: an i32 number,
  * kept. */
 weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n);
 
-/* For kernels: a slot's tensors are the node's inputs 1 + WEFT_SLOT_SIZE · slot + ... */
+/* For kernels: a slot's tensors are the node's inputs 1 + WEFT_SLOT_SIZE · slot + ..., and the factor of
+ * its learning rate is the slot's number of the node's attributes, doubles; no attributes: 1. */
 enum {
     WEFT_SLOT_PARAM,
     WEFT_SLOT_GRAD,

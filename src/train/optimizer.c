@@ -250,6 +250,7 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
         .v_max = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v_max", p, o->dtype, v_max),
         .copy =
             master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
+        .rate = weft_model_rate(o->model, w),
     };
 }
 

@@ -383,13 +383,66 @@ static const char *build_wrong(wrong_kind wrong) {
     weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, length);
     weft_tensor *norm = weft_global_norm(g, &d, wrong == WRONG_EMPTY_LIST ? 0 : 1);
     weft_tensor *control = weft_adam_control(g, norm, lr, s, &o);
-    weft_adam_slot slot = {p, d, m, wrong == WRONG_MOMENT_MISSING ? NULL : v, NULL, copy};
+    weft_adam_slot slot = {p, d, m, wrong == WRONG_MOMENT_MISSING ? NULL : v, NULL, copy, 0};
     if (wrong == WRONG_PARAM_TEMP) slot.param = control;
     weft_adamw(g, control, &slot, 1);
     weft_status status = weft_graph_status(g);
     snprintf(message, sizeof message, "%s", status == WEFT_OK ? "" : weft_error_message());
     weft_graph_destroy(g);
     return message;
+}
+
+/* Adam's first step is lr · rate wherever there is a gradient; decay is by lr alone. */
+static void test_a_tensor_may_have_a_rate_of_its_own(void **state) {
+    (void)state;
+    skip_without_backend();
+    static const double rates[] = {0.25, 0};
+    static const char *const names[2][4] = {{"p0", "g0", "m0", "v0"}, {"p1", "g1", "m1", "v1"}};
+    weft_graph *g;
+    weft_pool *pool;
+    weft_exec *exec;
+    weft_adam_slot slots[2];
+    weft_tensor *grads[2];
+    weft_adam_options o = {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1};
+    float zeros[WEFT_ADAM_STATE] = {0}, lr = 0.01f;
+    const float p[6] = {1, -2, 3, -4, 5, -6}, d[6] = {0.5f, -1, 2, 3, -0.1f, 0.7f};
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    for (int i = 0; i < 2; i++) {
+        slots[i] = (weft_adam_slot){
+            .param = weft_new_tensor(g, WEFT_ROLE_PARAM, names[i][0], WEFT_F32, 2, 3),
+            .grad = weft_new_tensor(g, WEFT_ROLE_INPUT, names[i][1], WEFT_F32, 2, 3),
+            .m = weft_new_tensor(g, WEFT_ROLE_STATE, names[i][2], WEFT_F32, 2, 3),
+            .v = weft_new_tensor(g, WEFT_ROLE_STATE, names[i][3], WEFT_F32, 2, 3),
+            .rate = rates[i]};
+        grads[i] = slots[i].grad;
+    }
+    weft_tensor *rate = weft_new_tensor(g, WEFT_ROLE_INPUT, "lr", WEFT_F32, 1);
+    weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, WEFT_ADAM_STATE);
+    weft_adamw(g, weft_adam_control(g, weft_global_norm(g, grads, 2), rate, s, &o), slots, 2);
+    assert_int_equal(weft_graph_status(g), WEFT_OK);
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, test_backend(), pool, NULL, &exec), WEFT_OK);
+    assert_int_equal(weft_exec_write(exec, rate, &lr), WEFT_OK);
+    assert_int_equal(weft_exec_write(exec, s, zeros), WEFT_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(weft_exec_write(exec, slots[i].param, p), WEFT_OK);
+        assert_int_equal(weft_exec_write(exec, slots[i].grad, d), WEFT_OK);
+        assert_int_equal(weft_exec_write(exec, slots[i].m, zeros), WEFT_OK);
+        assert_int_equal(weft_exec_write(exec, slots[i].v, zeros), WEFT_OK);
+    }
+    assert_int_equal(weft_exec_run(exec, NULL), WEFT_OK);
+    for (int i = 0; i < 2; i++) {
+        float now[6];
+        double factor = i == 0 ? 0.25 : 1;
+        assert_int_equal(weft_exec_read(exec, slots[i].param, now), WEFT_OK);
+        for (int k = 0; k < 6; k++) {
+            double want = p[k] - 0.01 * 0.1 * p[k] - factor * 0.01 * (d[k] > 0 ? 1 : -1);
+            assert_true(fabs(now[k] - want) < 2e-6);
+        }
+    }
+    weft_exec_destroy(exec);
+    weft_pool_destroy(pool);
+    weft_graph_destroy(g);
 }
 
 static void test_wrong_inputs_are_refused_with_a_line(void **state) {
@@ -413,6 +466,7 @@ int main(void) {
         cmocka_unit_test(test_no_gradient_counts_as_zeros),
         cmocka_unit_test(test_the_state_holds_the_last_norms),
         cmocka_unit_test(test_a_whole_step_is_one_graph),
+        cmocka_unit_test(test_a_tensor_may_have_a_rate_of_its_own),
         cmocka_unit_test(test_wrong_inputs_are_refused_with_a_line),
     };
     return cmocka_run_group_tests_name("optimizer update", tests, NULL, NULL);

@@ -160,7 +160,8 @@ def dot_heads(c, p, x):
 def dot_attention(c, p, x):
     """Scores [B, H, T, T] and values [B, T, H, D]."""
     q, k, v = dot_heads(c, p, x)
-    return inner(q, k) / math.sqrt(c["D"]), v
+    scale = math.sqrt(c["MUP_BASE_HEAD"]) / c["D"] if c["MUP"] and c["MUP_BASE_HEAD"] else 1 / math.sqrt(c["D"])
+    return scale * inner(q, k), v
 
 
 def cosine_attention(c, p, x):
@@ -366,6 +367,8 @@ def forward(c, params, ids, constants):
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
     x = norm(c, params, "ln_f", x)
+    if c["MUP"]:
+        x = x * (c["MUP_BASE_WIDTH"] / c["N_EMBD"])
     head = params["wte.weight"] if c["GPT2_WEIGHT_TYING"] else params["lm_head.weight"]
     return linear(x, head), aux_z, aux_c
 

@@ -20,7 +20,7 @@ TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.mlp_down.weight
 # Read by the model around the layers.
 KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "GPT2_BLOCK_SIZE", "POSITION", "NORM", "NORM_EPS", "GPT2_WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",
-        "FFN", "N_HEAD")
+        "FFN", "N_HEAD", "MUP", "MUP_BASE_WIDTH")
 # A layer does not depend on these, and blocks are found by their options.
 NOT_LAYERS = ("N_LAYER", "VOCAB_SIZE", "SEED", "DTYPE", "DEVICE", "PRESET", "TOKENIZER")
 
@@ -147,6 +147,8 @@ class LanguageModel(nn.Module):
     def _run(self, tokens, targets):
         x, aux = self.hidden(tokens)
         head = self.lm_head.weight if hasattr(self, "lm_head") else self.wte.weight
+        if self.config["MUP"] == "y":
+            x = x * (float(self.config["MUP_BASE_WIDTH"]) / float(self.config["N_EMBD"]))
         logits = functional.linear(x, head.to(x.dtype))
         if targets is None:
             return logits, None

@@ -216,6 +216,7 @@ struct adam_slot {
     any_tensor g;             /* data NULL: zeros */
     int64_t count;
     bool decays;
+    float rate; /* factor of the learning rate */
 };
 
 struct adam_list {
@@ -229,7 +230,7 @@ struct adam_factors {
     bool reset;
 };
 
-static __device__ inline adam_factors read_factors(const float *control, bool decays) {
+static __device__ inline adam_factors read_factors(const float *control, bool decays, float rate) {
     adam_factors f;
     f.grad = control[WEFT_CONTROL_GRAD];
     f.m = control[WEFT_CONTROL_M];
@@ -239,7 +240,7 @@ static __device__ inline adam_factors read_factors(const float *control, bool de
     f.beta1_rest = control[WEFT_CONTROL_BETA1_REST];
     f.beta2 = control[WEFT_CONTROL_BETA2];
     f.beta2_rest = control[WEFT_CONTROL_BETA2_REST];
-    f.step = control[WEFT_CONTROL_STEP];
+    f.step = __fmul_rn(control[WEFT_CONTROL_STEP], rate);
     f.root = control[WEFT_CONTROL_ROOT];
     f.eps = control[WEFT_CONTROL_EPS];
     f.decay = decays ? control[WEFT_CONTROL_DECAY] : 0.0f;
@@ -377,7 +378,7 @@ static __global__ void __launch_bounds__(PACK_THREADS, ADAM_BLOCKS)
     int64_t at = (int64_t)(blockIdx.x - list.first[index]) * ADAM_CHUNK;
     int cut = 0;
     if (control[WEFT_CONTROL_APPLY] != 0)
-        cut = update_slot_chunk(s, read_factors(control, s.decays), at);
+        cut = update_slot_chunk(s, read_factors(control, s.decays, s.rate), at);
     /* At most ADAM_CHUNK: exact in float. */
     float total = block_sum((float)cut, shared);
     if (threadIdx.x == 0) cuts[blockIdx.x] = (int32_t)total;
@@ -393,7 +394,7 @@ static __global__ void join_cuts(int64_t chunks, const int32_t *cuts, int32_t *o
     if (threadIdx.x == 0) *out = (int32_t)fmin(sum, 2147483647.0);
 }
 
-static adam_slot slot_of(weft_exec *x, weft_tensor *const *in) {
+static adam_slot slot_of(weft_exec *x, weft_tensor *const *in, float rate) {
     adam_slot s = {};
     s.p = data_of<float>(x, in[WEFT_SLOT_PARAM]);
     s.m = data_of<float>(x, in[WEFT_SLOT_M]);
@@ -403,18 +404,21 @@ static adam_slot slot_of(weft_exec *x, weft_tensor *const *in) {
     s.g = any_of(x, in[WEFT_SLOT_GRAD]);
     s.count = weft_tensor_count(in[WEFT_SLOT_PARAM]);
     s.decays = in[WEFT_SLOT_PARAM]->ndim >= 2;
+    s.rate = rate;
     return s;
 }
 
 static weft_status adamw_run(weft_exec *x, const weft_node *n) {
     const float *control = data_of<float>(x, n->in[0]);
+    const double *rates = (const double *)n->attr;
     int32_t *cuts = workspace_of<int32_t>(x, n);
     int64_t done = 0;
     for (int i = 1; i < n->n_in;) {
         adam_list list = {};
         for (; i < n->n_in && list.slots < ADAM_SLOTS; i += WEFT_SLOT_SIZE) {
             int at = list.slots++;
-            list.slot[at] = slot_of(x, n->in + i);
+            float rate = rates ? (float)rates[(i - 1) / WEFT_SLOT_SIZE] : 1.0f;
+            list.slot[at] = slot_of(x, n->in + i, rate);
             list.first[at + 1] =
                 list.first[at] + (int32_t)ceil_div(list.slot[at].count, ADAM_CHUNK);
         }
