@@ -267,7 +267,8 @@ class WsFFN(nn.Module):
         out = self.core(x, train=training)
         if not training:
             return out["y"], None
-        return out["y"], sum(out[name] for name in ("aux_z", "aux_contrastive") if name in out)
+        losses = [out[name] for name in ("aux_z", "aux_contrastive") if name in out]
+        return out["y"], losses[0] + losses[1] if len(losses) == 2 else sum(losses)
 
 
 class SwiGLU(nn.Module):
