@@ -15,9 +15,11 @@
 
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -333,6 +335,7 @@ static json_t *read_result(int from) {
 
 json_t *bench_train_run(const bench_train_job *job) {
     int ends[2];
+    pid_t parent = getpid();
     fflush(NULL);
     pid_t child = pipe(ends) == 0 ? fork() : -1;
     if (child < 0) {
@@ -341,6 +344,9 @@ json_t *bench_train_run(const bench_train_job *job) {
     }
     if (child == 0) {
         close(ends[0]);
+        /* It does not go on without the process that wants its row. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(1);
         json_t *result = run_job(job);
         char *text = json_dumps(result, JSON_COMPACT);
         size_t length = text ? strlen(text) : 0;

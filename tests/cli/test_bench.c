@@ -1,8 +1,11 @@
 /* `weft bench`: every variant trains, the rows are there for people and programs, and the memory that
  * a training step takes is what the plan said. */
 #include "support/command.h"
+#include "support/study_run.h"
+#include "support/train_run.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,6 +152,21 @@ static void test_a_peer_with_another_loss_fails(void **state) {
     command_free(&r);
 }
 
+/* Each row is measured in a process of its own, which would have years to go. */
+static void test_a_row_ends_with_the_benchmark(void **state) {
+    (void)state;
+    scratch_open();
+    pid_t bench =
+        train_start(RUN("bench", "train", "--steps", "99999", TINY), scratch_path("err"), 0);
+    pid_t row = study_child(bench);
+    kill(bench, SIGTERM);
+    assert_int_equal(train_wait(bench), -SIGTERM);
+    for (int i = 0; row > 0 && i < 500 * command_patience() && kill(row, 0) == 0; i++)
+        pause_ms(10);
+    if (row > 0 && kill(row, SIGKILL) == 0) fail_msg("the row's process goes on");
+    scratch_close();
+}
+
 static void test_wrong_use_is_one_line(void **state) {
     (void)state;
     command_fails(2, RUN("bench"), SAYS("train, decode or attention"));
@@ -200,6 +218,7 @@ int main(void) {
         cmocka_unit_test(test_a_peer_that_is_not_there_is_no_failure),
         cmocka_unit_test(test_a_peer_with_another_loss_fails),
         cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
+        cmocka_unit_test(test_a_row_ends_with_the_benchmark),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
