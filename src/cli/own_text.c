@@ -226,9 +226,10 @@ static weft_status make_shards(const char *const *paths, int n, const char *data
     WEFT_TRY(status);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
-                     "%s: %lld tokens are too little text: a twentieth of it, kept apart, must be "
-                     "more than %d tokens; give a longer one",
-                     paths[0], (long long)(f->train + f->val), BLOCK_LEAST);
+                     "%s: %lld tokens are too little text: a twentieth of it, whole lines that are "
+                     "kept apart, must be more than %d tokens; give a longer one%s",
+                     paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
+                     f->val == 0 ? ", with line ends" : "");
 }
 
 static void tell(const char *out, const facts *f, const choice *h, double minutes) {

@@ -229,6 +229,17 @@ static const char *const *convert_back_arguments(bool again) {
     return words;
 }
 
+static const char *const *prune_arguments(bool again) {
+    static const char *words[16];
+    static char model[300];
+    snprintf(model, sizeof model, "%s/last", source);
+    const char *const *from =
+        RUN("prune", "--model", model, "--what", "heads", "--keep", "0.5", "--threads", "1",
+            "--out", work, again ? "--force" : "--by=magnitude");
+    memcpy(words, from, 13 * sizeof *words);
+    return words;
+}
+
 static bool converted_is_right(char *why) {
     return model_is_right(why) && same_file("model.config", why);
 }
@@ -280,6 +291,7 @@ static const scenario scenarios[] = {
     {"convert", "convert", prepare_nothing, convert_arguments, converted_is_right, NULL, 29, false},
     {"convert-back", "convert", prepare_nothing, convert_back_arguments, model_is_right, NULL, 29,
      false},
+    {"prune", "prune", prepare_nothing, prune_arguments, model_is_right, NULL, 29, false},
 };
 enum { SCENARIOS = sizeof scenarios / sizeof scenarios[0] };
 
