@@ -59,10 +59,10 @@ uninstall: ## remove what install put there
 		$(DOCDIR)/docs/internals $(DOCDIR)/docs/notes $(DOCDIR)/docs/results $(DOCDIR)/docs/images $(DOCDIR)/docs $(DOCDIR)) 2>/dev/null
 
 # The sources as they are committed; `make` in the unpacked folder knows their commit.
-DIST := $(BUILD)/weft-$(VERSION).tar.xz
-dist: ## the committed sources as build/weft-VERSION.tar.xz
+DIST := $(BUILD)/weft-$(VERSION).tar.gz
+dist: ## the committed sources as build/weft-VERSION.tar.gz
 	@mkdir -p '$(BUILD)'
-	@git archive --format=tar --prefix='weft-$(VERSION)/' --add-virtual-file="weft-$(VERSION)/.commit:$$(git rev-parse HEAD)" HEAD | xz -T0 > '$(DIST).part'
+	@git archive --format=tar --prefix='weft-$(VERSION)/' --add-virtual-file="weft-$(VERSION)/.commit:$$(git rev-parse HEAD)" HEAD | gzip -9n > '$(DIST).part'
 	@mv '$(DIST).part' '$(DIST)' && echo "$(DIST)"
 
 deb: build ## a Debian package of what install installs, build/weft_VERSION_ARCH.deb

@@ -100,6 +100,19 @@ static void test_zsh_completes(void **state) {
         if (!strstr(said, expected[i])) fail_msg("'%s' is not in: %s", expected[i], said);
 }
 
+static void test_the_archive_of_the_sources_knows_its_commit(void **state) {
+    (void)state;
+    if (system("git rev-parse HEAD >/dev/null 2>&1") != 0) {
+        print_message("this is no clone\n");
+        skip();
+    }
+    expect_prints("make -s dist BUILD=\"$there/dist\"", ".tar.gz");
+    shell_prints("tar -C \"$there/dist\" -xf \"$there\"/dist/weft-*.tar.gz");
+    expect_prints(
+        "test \"$(cat \"$there\"/dist/weft-*/.commit)\" = \"$(git rev-parse HEAD)\" && echo same",
+        "same");
+}
+
 /* The package holds what is installed, and says what it needs. */
 static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
     (void)state;
@@ -163,6 +176,7 @@ int main(void) {
         cmocka_unit_test(test_ready_studies_are_found_by_name),
         cmocka_unit_test(test_completion_knows_commands_options_keys_and_studies),
         cmocka_unit_test(test_zsh_completes),
+        cmocka_unit_test(test_the_archive_of_the_sources_knows_its_commit),
         cmocka_unit_test(test_a_debian_package_can_be_unpacked_and_run),
         cmocka_unit_test(test_the_man_page_has_every_command),
         cmocka_unit_test(test_an_example_compiles_against_what_is_installed),
