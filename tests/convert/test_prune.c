@@ -26,12 +26,12 @@ static void check(weft_status status) {
 
 /* A path in the scratch folder that stays valid. */
 static const char *at(const char *name) {
-    static char paths[16][512];
+    static char paths[32][512];
     int i = 0;
     const char *path = scratch_path("%s", name);
     while (paths[i][0] && strcmp(paths[i], path) != 0)
         i++;
-    assert_true(i < 15);
+    assert_true(i < 31);
     snprintf(paths[i], sizeof paths[i], "%s", path);
     return paths[i];
 }
@@ -373,6 +373,30 @@ static void test_the_smaller_model_is_planned_generates_and_heals(void **state) 
     assert_true(loss_of(healed) < pruned);
 }
 
+/* scripts/prune-curve in its smallest form: one model, one share, few steps. */
+static void test_the_curve_of_losses_is_made(void **state) {
+    (void)state;
+    const char *program = getenv("WEFT");
+    shell_succeeds(
+        "WEFT='%s' MODELS=dot KEEPS=0.5 STEPS=2 HEAL=1 scripts/prune-curve '%s' >'%s' 2>&1",
+        program ? program : "build/weft", at("curve"), at("curve.log"));
+    char *table = file_read(at("curve/prune.tsv"), NULL);
+    int rows = 0;
+    for (const char *c = table; (c = strstr(c, "\ndot\t")); c++) {
+        double keep, loss, healed;
+        char what[16], by[16];
+        long long parameters;
+        assert_int_equal(sscanf(c + 5, "%15s %15s %lf %lld %lf %lf", what, by, &keep, &parameters,
+                                &loss, &healed),
+                         6);
+        assert_true(loss > 1 && loss < 7 && healed > 1 && healed < 7);
+        assert_true((parameters < 174656) == (keep < 1));
+        rows++;
+    }
+    assert_int_equal(rows, 5); /* the whole, heads and columns by two measures */
+    free(table);
+}
+
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
     const char *out = at("refused"), *text = make_text(), *alibi = at("alibi");
@@ -429,6 +453,7 @@ int main(void) {
         cmocka_unit_test(test_the_least_important_go),
         cmocka_unit_test(test_gates_choose_heads),
         cmocka_unit_test(test_the_smaller_model_is_planned_generates_and_heals),
+        cmocka_unit_test(test_the_curve_of_losses_is_made),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

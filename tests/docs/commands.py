@@ -20,6 +20,7 @@ FOLLOWED = {"docs/guide/add-an-attention.md", "docs/guide/add-an-operation.md", 
 NOT_RUN = [
     ("docs/guide/huggingface.md", r"weft (convert|generate|tokenize|train) ", "convert/test_guide runs this page"),
     ("docs/guide/serving.md", r"curl ", "serve/test_clients runs it"),
+    ("docs/guide/pruning.md", r"scripts/prune-curve", "takes minutes; convert/test_prune runs its smallest form"),
     ("docs/guide/building.md", r"make (install|deb|dist)", "scripts/test_install runs it"),
     ("docs/guide/pytorch.md", r"python3 -m venv|pip install", "needs PyTorch from the network; make test-torch runs the rest"),
     ("docs/guide/training.md", r"mpirun ", "needs free cores; the tests of train and comm run mpirun"),
