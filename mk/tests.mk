@@ -96,8 +96,8 @@ tests: $(TEST_PROGRAMS)
 bench-scale: build ## scaling over processes of this machine, and a model for GPUs; QUICK=1, THREADS=n, ARGS="measure 1 2"
 	@WEFT='$(PROGRAM)' QUICK='$(QUICK)' THREADS='$(or $(THREADS),1)' $(PYTHON) bench/scale.py $(ARGS)
 
-bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON=file
-	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' ROWS='$(ROWS)' JSON='$(JSON)' \
+bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON=file, COMPILE=1
+	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' ROWS='$(ROWS)' JSON='$(JSON)' COMPILE='$(COMPILE)' \
 		bench/run $(ARGS); \
 	else echo "make bench: bench/run is not there" >&2; exit 2; fi
 
