@@ -120,7 +120,7 @@ void weft_config_write_kconfig(FILE *out);
 bool weft_config_write_help(FILE *out, const char *word);
 
 /* Derived sizes. */
-double weft_config_mup(const weft_config *c);           /* E / MUP_BASE_WIDTH with MUP; else 1 */
+double weft_config_mup(const weft_config *c);          /* E / MUP_BASE_WIDTH with MUP; else 1 */
 int64_t weft_config_head_dim(const weft_config *c);    /* D: HEAD_DIM, or E / H */
 int64_t weft_config_ffn_dim(const weft_config *c);     /* F */
 int64_t weft_config_kv_heads(const weft_config *c);    /* KV: key and value heads */

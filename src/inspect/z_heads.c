@@ -56,7 +56,7 @@ weft_status weft_look_z(const weft_session *s, int64_t layer, int64_t window, in
     const weft_weight *w_1 = layer_weight(s->model, layer, "ffn.w1.weight");
     if (!w_z || !w_1) return WEFT_OK;
     int64_t ffn = w_1->shape[0], width = w_1->shape[1];
-    double *x = NULL, *first = NULL, *second = NULL, *h = malloc((size_t)ffn * sizeof *h);
+    double *x = NULL, *first = NULL, *second = NULL, *h = calloc((size_t)ffn, sizeof *h);
     if (!sums->contexts) sums->contexts = calloc((size_t)(windows * ffn), sizeof(double));
     weft_status status =
         h && sums->contexts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "inspect: no memory");
@@ -87,7 +87,8 @@ static double cosine(const double *a, const double *b, int64_t n) {
 /* The mean over pairs; contexts [windows, heads, z]. */
 static void compare_contexts(const double *contexts, int64_t windows, int64_t heads, int64_t size,
                              weft_layer_look *out) {
-    double between = 0, across = 0, n_between = 0, n_across = 0;
+    double between = 0, across = 0;
+    int64_t n_between = 0, n_across = 0;
     int64_t row = heads * size;
     for (int64_t w = 0; w < windows; w++)
         for (int64_t i = 0; i < heads; i++) {
@@ -97,8 +98,8 @@ static void compare_contexts(const double *contexts, int64_t windows, int64_t he
             for (int64_t v = w + 1; v < windows; v++, n_across++)
                 across += cosine(own, contexts + v * row + i * size, size);
         }
-    out->z_between = n_between > 0 ? between / n_between : NAN;
-    out->z_across = n_across > 0 ? across / n_across : NAN;
+    out->z_between = n_between > 0 ? between / (double)n_between : NAN;
+    out->z_across = n_across > 0 ? across / (double)n_across : NAN;
 }
 
 static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double *out) {
