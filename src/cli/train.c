@@ -12,8 +12,8 @@
 #include "train/loop.h"
 #include "train/stop.h"
 
-#include <jansson.h>
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>

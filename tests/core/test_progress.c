@@ -122,8 +122,7 @@ static void run_long_note(void) {
     weft_progress *p = weft_progress_begin(
         &(weft_progress_options){.label = "study", .unit = "iterations", .total = 2000});
     usleep(110000);
-    weft_progress_update(p, 1000,
-                         "2 of 4 runs, loss 5.5394, step a-long-name, lr 0.0006, seed 1");
+    weft_progress_update(p, 1000, "2 of 4 runs, loss 5.5394, step a-long-name, lr 0.0006, seed 1");
     weft_progress_end(p, false);
 }
 
