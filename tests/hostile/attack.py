@@ -351,6 +351,8 @@ class Attack:
             lambda: self.run("checkpoint", "eval", "--model", w / "model", "--tokens", self.g / "tokens.npy", "--threads", 1, *more),
             lambda: self.run("checkpoint", "convert", "--model", w / "model", "--to-hf", "--out", w / "hf", *more),
             lambda: self.run("checkpoint", "train", "--config", self.g / "config", "--from", w / "model", "--threads", 1, "--out", w / "run", *more),
+            lambda: self.run("checkpoint", "prune", "--model", w / "model", "--what", "heads", "--keep", "0.5", "--threads", 1, "--out", w / "small", *more),
+            lambda: self.run("checkpoint", "inspect", "--model", w / "model", "--tokens", self.g / "tokens.npy", "--threads", 1, "--out", w / "page.html", *more),
         ))()
 
     def attack_run(self):
@@ -390,6 +392,7 @@ class Attack:
             lambda: self.run("text", "tokenize", "--tokenizer", self.g / "tokenizer.json", "--jsonl", "text", "--threads", 1, "--out", w / "out", w / "text/a.jsonl"),
             lambda: self.run("text", "tokenizer", "train", "--vocab", 290, "--out", w / "t.json", w / "text/a.txt"),
             lambda: self.run("text", "eval", "--model", self.g / "model", "--text", w / "text/a.txt", "--threads", 1),
+            lambda: self.run("text", "inspect", "--model", self.g / "model", "--text", w / "text/a.txt", "--threads", 1, "--out", w / "page.html"),
         ))()
 
     def attack_config(self):
