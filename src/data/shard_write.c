@@ -19,7 +19,8 @@ struct weft_shard_writer {
     char *dir, *name;
     int width; /* bytes of a token */
     int64_t shard_tokens, tokens, shards, in_shard;
-    FILE *file; /* NULL: between shards */
+    int64_t placed; /* shards that have their names */
+    FILE *file;     /* NULL: between shards */
     bool committed;
 };
 
@@ -80,11 +81,15 @@ static weft_status check_folder(const char *dir, const char *name) {
     WEFT_TRY(weft_folder_list(dir, &list));
     weft_status status = WEFT_OK;
     size_t n = strlen(name);
+    bool parts = false;
+    for (int i = 0; i < list.n; i++)
+        parts = parts || is_part(list.list[i], name);
     for (int i = 0; status == WEFT_OK && i < list.n; i++) {
         const char *is = list.list[i], *tail = strrchr(is, '.');
         if (strncmp(is, name, n) == 0 && is[n] == '_' && tail && strcmp(tail, ".bin") == 0)
             status =
-                weft_fail(WEFT_EINPUT, "%s: has shards already (%s); name another folder", dir, is);
+                weft_fail(WEFT_EINPUT, "%s: has shards already (%s)%s; name another folder", dir,
+                          is, parts ? ", not all of them: a command was cut off here" : "");
     }
     for (int i = 0; status == WEFT_OK && i < list.n; i++)
         if (is_part(list.list[i], name)) status = remove_part(dir, list.list[i]);
@@ -179,21 +184,29 @@ int64_t weft_shard_writer_shards(const weft_shard_writer *w) {
     return w->shards;
 }
 
-weft_status weft_shard_writer_commit(weft_shard_writer *w) {
+static weft_status place(weft_shard_writer *w) {
     char from[WEFT_PATH_MAX], to[WEFT_PATH_MAX];
     weft_kind kind;
-    if (w->file) WEFT_TRY(end_shard(w));
-    for (int64_t i = 0; i < w->shards; i++) {
-        shard_path(w, i, ".part", from);
-        shard_path(w, i, "", to);
+    for (; w->placed < w->shards; w->placed++) {
+        shard_path(w, w->placed, ".part", from);
+        shard_path(w, w->placed, "", to);
         /* No shard is overwritten that another put there meanwhile. */
         WEFT_TRY(weft_path_kind(to, &kind));
         if (kind != WEFT_KIND_NOTHING)
             return weft_fail(WEFT_EIO, "%s: appeared while its text was tokenized", to);
         if (rename(from, to) != 0) return write_failed(w);
     }
-    w->committed = true;
     return weft_folder_sync(w->dir); /* the renames are on disk when the folder is */
+}
+
+weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n) {
+    for (int i = 0; i < n; i++)
+        if (writers[i]->file) WEFT_TRY(end_shard(writers[i]));
+    for (int i = n - 1; i >= 0; i--)
+        WEFT_TRY(place(writers[i]));
+    for (int i = 0; i < n; i++)
+        writers[i]->committed = true;
+    return WEFT_OK;
 }
 
 void weft_shard_writer_close(weft_shard_writer *w) {
@@ -201,7 +214,7 @@ void weft_shard_writer_close(weft_shard_writer *w) {
     if (w->file) fclose(w->file);
     for (int64_t i = 0; i < w->shards && !w->committed; i++) {
         char path[WEFT_PATH_MAX];
-        shard_path(w, i, ".part", path);
+        shard_path(w, i, i < w->placed ? "" : ".part", path);
         unlink(path);
     }
     free(w->dir);

@@ -21,8 +21,9 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
 weft_status weft_shard_writer_put(weft_shard_writer *w, const int32_t *tokens, int64_t count);
 int64_t weft_shard_writer_tokens(const weft_shard_writer *w);
 int64_t weft_shard_writer_shards(const weft_shard_writer *w);
-/* Ends the last shard and puts all in place. */
-weft_status weft_shard_writer_commit(weft_shard_writer *w);
+/* Ends the last shards and puts all of all writers in place, the first writer's last. On an error close
+ * removes those that have their places already. */
+weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n);
 /* Frees it; what was not committed is removed. */
 void weft_shard_writer_close(weft_shard_writer *w);
 

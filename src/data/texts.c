@@ -7,8 +7,12 @@
 #include "data/bpe_train.h"
 #include "data/shard_write.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20 };
 
@@ -84,6 +88,7 @@ typedef struct {
     int64_t documents, bytes;
     bool has_tokenizer; /* the folder has its tokenizer.json already */
     bool began[2];      /* a document was written to this split */
+    int folder;         /* held by a lock; -1: not yet */
 } job;
 
 static weft_status encode_unit(job *j, int64_t i, int thread, result *r) {
@@ -175,8 +180,16 @@ static weft_status put_in_place(job *j, const char *out) {
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
     WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
     if (!j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
-    WEFT_TRY(weft_shard_writer_commit(j->writers[1]));
-    return weft_shard_writer_commit(j->writers[0]);
+    return weft_shard_writers_commit(j->writers, 2);
+}
+
+/* One process at a time: the parts that another is writing are no remainders. */
+static weft_status hold(job *j, const char *out) {
+    j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
+    return WEFT_OK;
 }
 
 /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
@@ -208,6 +221,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
         return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
     WEFT_TRY(weft_folder_make(out));
+    WEFT_TRY(hold(j, out));
     WEFT_TRY(check_tokenizer(j, out));
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
@@ -220,13 +234,14 @@ static void close_job(job *j) {
     free(j->results);
     weft_shard_writer_close(j->writers[0]);
     weft_shard_writer_close(j->writers[1]);
+    if (j->folder >= 0) close(j->folder);
     weft_input_close(j->input);
 }
 
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out) {
-    job j = {.tokenizer = t, .pool = pool};
+    job j = {.tokenizer = t, .pool = pool, .folder = -1};
     weft_input_options cut = *input;
     cut.cuttable = weft_tokenizer_cuttable(t);
     weft_status status = open_job(&j, &cut, folder, shard_tokens);

@@ -3,14 +3,17 @@
 #include "data/shard_write.h"
 #include "data/tokenizer.h"
 #include "data/tokens.h"
-#include "support/command.h"
+#include "support/fault.h"
 #include "support/token_file.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -160,7 +163,7 @@ static void test_wide_tokens_and_leftovers(void **state) {
     assert_false(there_is("wide", "train_000007.bin.part"));
     assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
     assert_false(there_is("wide", "train_000000.bin"));
-    assert_int_equal(weft_shard_writer_commit(w), WEFT_OK);
+    assert_int_equal(weft_shard_writers_commit(&w, 1), WEFT_OK);
     weft_shard_writer_close(w);
     weft_tokens t = read_shard("wide", "train_000000.bin");
     assert_int_equal(t.columns, 3);
@@ -261,6 +264,45 @@ static void test_what_is_wrong_leaves_no_shard(void **state) {
     command_fails(2, RUN("tokenize", "--out", good, good), SAYS("good.jsonl"));
 }
 
+/* val_000000.bin has its name already when a shard of the others cannot have it. */
+static void test_shards_come_all_or_none(void **state) {
+    (void)state;
+    char text[3001], out[256];
+    for (int i = 0; i < 3000; i++)
+        text[i] = i % 10 == 9 ? '\n' : 'a';
+    text[3000] = 0;
+    const char *file = text_file("whole.txt", text);
+    snprintf(out, sizeof out, "%s", scratch_path("together"));
+    const char *const *words =
+        RUN("tokenize", "--out", out, "--shard-tokens", "1000", "--threads", "1", file);
+    fault_need();
+    fault f = {.calls = "rename", .path = "train_000001.bin", .nth = 1, .error = ENOSPC};
+    command_result r = fault_run(&f, words, NULL);
+    if (r.status != 1) fail_msg("%d: %s", r.status, r.err);
+    command_free(&r);
+    assert_false(there_is("together", "val_000000.bin"));
+    assert_false(there_is("together", "train_000000.bin"));
+    assert_false(there_is("together", "train_000001.bin.part"));
+    f.error = 0; /* a kill there leaves some, and the next one says so */
+    r = fault_run(&f, words, NULL);
+    command_free(&r);
+    command_fails(2, words, SAYS("has shards already", "cut off"));
+    shell_succeeds("rm -r '%s'", out);
+    command_succeeds(words, NULL);
+}
+
+static void test_two_do_not_tokenize_into_one_folder(void **state) {
+    (void)state;
+    const char *file = text_file("held.txt", "some text\n");
+    assert_int_equal(mkdir(scratch_path("held"), 0777), 0);
+    int folder = open(scratch_path("held"), O_RDONLY | O_DIRECTORY);
+    assert_int_equal(flock(folder, LOCK_EX), 0);
+    command_fails(2, RUN("tokenize", "--out", scratch_path("held"), file),
+                  SAYS("another process tokenizes"));
+    close(folder);
+    command_succeeds(RUN("tokenize", "--out", scratch_path("held"), file), NULL);
+}
+
 static void test_tokenizer_is_trained(void **state) {
     (void)state;
     const char *text = text_file("words.txt", "low lower lowest low lower low slow slower");
@@ -327,6 +369,8 @@ int main(void) {
         cmocka_unit_test(test_threads_and_pipes_change_nothing),
         cmocka_unit_test(test_json_says_what_was_done),
         cmocka_unit_test(test_what_is_wrong_leaves_no_shard),
+        cmocka_unit_test(test_shards_come_all_or_none),
+        cmocka_unit_test(test_two_do_not_tokenize_into_one_folder),
         cmocka_unit_test(test_tokenizer_is_trained),
         cmocka_unit_test(test_parquet_is_streamed),
     };
