@@ -299,6 +299,9 @@ static void test_places_that_cannot_be_written(void **state) {
     snprintf(below, sizeof below, "%s/none", tokens);
     command_fails(1, RUN("init", "--out", below), SAYS(tokens));
     command_fails(1, RUN("init", "--out", tokens), SAYS(tokens, "File exists"));
+    command_succeeds(RUN("init", "--out", scratch_path("deep/er"), "-o", "N_LAYER=1", "-o",
+                         "VOCAB_SIZE=16", "-o", "N_EMBD=24"),
+                     NULL);
 }
 
 static void test_a_missing_gpu_is_told(void **state) {
