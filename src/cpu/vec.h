@@ -153,6 +153,33 @@ static inline vreal vfma(vreal a, vreal b, vreal c) {
 #define VFMA_LANE(b, a, lane, c) vfma(b, vset((a)[lane]), c)
 #endif
 
+#if defined(__AVX2__) && WEFT_REAL == 32
+
+/* Eight lanes from a vector: the upper half beside the lower one, where there are sixteen. */
+#if defined(__AVX512F__)
+#define VHALF(v) _mm512_castps512_ps256((__m512)(v)), _mm512_extractf32x8_ps((__m512)(v), 1)
+#define VEIGHT(op, v) op(VHALF(v))
+#else
+#define VEIGHT(op, v) ((__m256)(v))
+#endif
+
+/* The sum of the lanes, halves first: a fixed order. */
+static inline real vsum(vreal v) {
+    __m256 eight = VEIGHT(_mm256_add_ps, v);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline real vmax_lane(vreal v) {
+    __m256 eight = VEIGHT(_mm256_max_ps, v);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+#else
+
 /* The sum of the lanes, halves first: a fixed order. */
 static inline real vsum(vreal v) {
     real lane[VBYTES / sizeof(real)];
@@ -169,6 +196,8 @@ static inline real vmax_lane(vreal v) {
         best = v[i] > best ? v[i] : best;
     return best;
 }
+
+#endif
 
 #if WEFT_REAL == 64
 
