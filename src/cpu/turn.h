@@ -43,6 +43,26 @@ turn_lanes(const char *from, int64_t stride, char *to, int64_t step, const int l
     turn_put(to + 3 * step, _mm512_unpackhi_epi64(b, d), lanes);
 }
 
+/* The same for six vectors. */
+static inline __attribute__((always_inline)) __m256 turn_two(const char *from, int64_t stride) {
+    __m256 v = _mm256_castps128_ps256(_mm_loadu_ps((const float *)from));
+    return _mm256_insertf128_ps(v, _mm_loadu_ps((const float *)(from + 4 * stride)), 1);
+}
+
+static inline __attribute__((always_inline)) void turn_six(const char *from, int64_t stride,
+                                                           char *to, int64_t step) {
+    __m256 r0 = turn_two(from, stride), r1 = turn_two(from + stride, stride);
+    __m256 r2 = _mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + 2 * stride)));
+    __m256 r3 = _mm256_castps128_ps256(_mm_loadu_ps((const float *)(from + 3 * stride)));
+    __m256 a = _mm256_unpacklo_ps(r0, r1), b = _mm256_unpackhi_ps(r0, r1);
+    __m256 c = _mm256_unpacklo_ps(r2, r3), d = _mm256_unpackhi_ps(r2, r3);
+    const __mmask8 six = 0x3f;
+    _mm256_mask_storeu_ps(to, six, _mm256_shuffle_ps(a, c, 0x44));
+    _mm256_mask_storeu_ps(to + step, six, _mm256_shuffle_ps(a, c, 0xee));
+    _mm256_mask_storeu_ps(to + 2 * step, six, _mm256_shuffle_ps(b, d, 0x44));
+    _mm256_mask_storeu_ps(to + 3 * step, six, _mm256_shuffle_ps(b, d, 0xee));
+}
+
 #endif
 
 #endif
