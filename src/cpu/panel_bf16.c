@@ -294,10 +294,11 @@ enum {
     ROWS = 12,
     COLUMNS = 32,
     PAIR = 2,
-    TILE = 16,       /* rows of a tile, and floats in one of its rows */
-    TILE_TERMS = 32, /* terms that a tile of a holds */
-    TILE_ROWS = 32,  /* of the block of results: two tiles by two */
-    TILE_STRIDE = 64 /* bytes of a tile's row */
+    TILE = 16,        /* rows of a tile, and floats in one of its rows */
+    TILE_TERMS = 32,  /* terms that a tile of a holds */
+    TILE_ROWS = 32,   /* of the block of results: two tiles by two */
+    TILE_STRIDE = 64, /* bytes of a tile's row */
+    AHEAD = 2         /* steps of TILE_TERMS that panels are asked for ahead */
 };
 
 static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
@@ -398,16 +399,34 @@ AMX_TARGET static ALWAYS_INLINE void zero_results(void) {
     _tile_zero(3);
 }
 
+/* A quarter of what is read of a panel AHEAD steps later. Loads of tiles do not make the machine read
+ * ahead by itself. */
+static ALWAYS_INLINE void fetch_quarter(const char *panel, int quarter) {
+    const char *from = panel + (AHEAD * TILE_ROWS + quarter * TILE_ROWS / 4) * TILE_STRIDE;
+#pragma GCC unroll 8
+    for (int r = 0; r < TILE_ROWS / 4; r++)
+        __builtin_prefetch(from + r * TILE_STRIDE);
+}
+
+/* The loads before the products: the next step's then begin while this one's products run. */
 AMX_TARGET static ALWAYS_INLINE void sum_tiles(int64_t k, const char *a, const char *b) {
     for (int64_t d = 0; d < k; d += TILE_TERMS) {
         _tile_loadd(6, b, 2 * TILE_STRIDE);
-        _tile_loadd(4, a, TILE_STRIDE);
-        _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + TILE_STRIDE, 2 * TILE_STRIDE);
-        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(4, a, TILE_STRIDE);
         _tile_loadd(5, a + TILE * TILE_STRIDE, TILE_STRIDE);
+        _tile_dpbf16ps(0, 4, 6);
+        fetch_quarter(a, 0);
+        fetch_quarter(b, 0);
+        _tile_dpbf16ps(1, 4, 7);
+        fetch_quarter(a, 1);
+        fetch_quarter(b, 1);
         _tile_dpbf16ps(2, 5, 6);
+        fetch_quarter(a, 2);
+        fetch_quarter(b, 2);
         _tile_dpbf16ps(3, 5, 7);
+        fetch_quarter(a, 3);
+        fetch_quarter(b, 3);
         a += TILE_ROWS * TILE_STRIDE;
         b += TILE * 2 * TILE_STRIDE;
     }
@@ -439,6 +458,7 @@ static const panel_form tiles = {
     .columns = COLUMNS,
     .band = 8,
     .chunk = 4 * COLUMNS,
+    .by_rows = true,
     .depth = DEPTH,
     .terms = TILE_TERMS,
     .size = sizeof(uint16_t),

@@ -16,9 +16,11 @@ typedef struct {
     int64_t rows, columns; /* of a block of results */
     int64_t band;          /* panels of rows that a task holds: they stay in the second cache */
     int64_t chunk;         /* columns of c that are finished at a time; 0: all that are in hand */
-    int64_t depth;         /* terms that are summed in registers before they are added to c */
-    int64_t terms;         /* k is padded to a multiple of this; divides depth */
-    int64_t size;          /* bytes of a number in a panel */
+    bool by_rows;  /* and of one panel of rows: their sums stay in the first cache; the kernel then
+                      asks for b ahead by itself */
+    int64_t depth; /* terms that are summed in registers before they are added to c */
+    int64_t terms; /* k is padded to a multiple of this; divides depth */
+    int64_t size;  /* bytes of a number in a panel */
     /* Panels of `count` vectors of k terms each, which lie one behind the other or, `across`, side by
      * side. */
     void (*pack_rows)(gemm_matrix x, bool across, int64_t count, int64_t k, void *to);

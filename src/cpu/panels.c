@@ -66,20 +66,18 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
                            const char *b, bool add) {
     int64_t ldc = p->c.ld, rows = f->rows, columns = f->columns, bytes = panel_bytes(f, columns, k);
     k = pad(k, f->terms);
-    if (f->begin) f->begin();
     for (int64_t j = 0; j < p->n; j += columns, b += bytes) {
         for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
             const char *panel = a + panel_bytes(f, i, k);
             int64_t m = min_i64(rows, p->m - i), n = min_i64(columns, p->n - j);
-            if (j + columns < p->n) fetch_part(b + bytes, bytes, i, rows, p->m);
+            if (!f->by_rows && j + columns < p->n) fetch_part(b + bytes, bytes, i, rows, p->m);
             if (m == rows && n == columns)
                 f->multiply(k, panel, b, p->alpha, add, c, ldc);
             else
                 multiply_edge(f, k, panel, b, p->alpha, add, c, ldc, m, n);
         }
     }
-    if (f->end) f->end();
 }
 
 /* A product, what of it is in hand, and how that is shared out. */
@@ -191,36 +189,56 @@ static void multiply_whole(const panel_run *r, band_place at, char *a) {
     KERNEL(gemm_finish)(&tile, sums, ld, false);
 }
 
-/* A few columns at a time, all terms of them. */
+/* Asks for rows that will be read or written when the sums of a tile are finished. */
+static void fetch_rows(gemm_matrix x, int64_t rows, int64_t columns) {
+    int64_t size = x.bf16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(real);
+    for (int64_t i = 0; x.data && i < rows; i++)
+        for (int64_t j = 0; j < columns * size; j += LINE)
+            __builtin_prefetch((const char *)x.data + i * x.ld * size + j, 0, 2);
+}
+
+/* A few columns at a time, all terms of them; of one panel of rows after the other where the form asks
+ * for that. */
 static void multiply_chunks(const panel_run *r, band_place at, char *a) {
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
     for (int64_t d = 0; d < p->k; d += f->depth)
         copy_rows(r, at, d, min_i64(f->depth, p->k - d), a + panel_bytes(f, f->band * f->rows, d));
     real *sums = (real *)(a + band_bytes(f, p->k));
-    int64_t ld = sums_ld(f->chunk);
-    for (int64_t column = at.column; column < at.column + at.n; column += f->chunk) {
-        int64_t n = min_i64(f->chunk, at.column + at.n - column);
-        gemm_product tile = gemm_tile(p, r->g + at.g, at.row, at.m, r->column + column, n, 0, p->k);
-        gemm_matrix c = tile.c;
-        tile.c = (gemm_matrix){.data = sums, .ld = ld};
-        for (int64_t d = 0; d < p->k; d += f->depth) {
-            int64_t k = min_i64(f->depth, p->k - d);
-            const char *b = shared_panels(r, at.g, d) + panel_bytes(f, column, k);
-            multiply_block(f, &tile, k, a + panel_bytes(f, f->band * f->rows, d), b, d > 0);
+    int64_t ld = sums_ld(f->chunk), rows = f->by_rows ? f->rows : at.m;
+    for (int64_t column = at.column; column < at.column + at.n; column += f->chunk)
+        for (int64_t i = 0; i < at.m; i += rows) {
+            int64_t n = min_i64(f->chunk, at.column + at.n - column), m = min_i64(rows, at.m - i);
+            gemm_product tile =
+                gemm_tile(p, r->g + at.g, at.row + i, m, r->column + column, n, 0, p->k);
+            gemm_matrix c = tile.c;
+            tile.c = (gemm_matrix){.data = sums, .ld = ld};
+            if (f->by_rows) {
+                fetch_rows(c, m, n);
+                fetch_rows(tile.addend, m, n);
+                fetch_rows(tile.pre, m, n);
+            }
+            for (int64_t d = 0; d < p->k; d += f->depth) {
+                int64_t k = min_i64(f->depth, p->k - d);
+                const char *panels = a + panel_bytes(f, f->band * f->rows, d);
+                const char *b = shared_panels(r, at.g, d) + panel_bytes(f, column, k);
+                multiply_block(f, &tile, k, panels + panel_bytes(f, i, k), b, d > 0);
+            }
+            tile.c = c;
+            KERNEL(gemm_finish)(&tile, sums, ld, p->accumulate);
         }
-        tile.c = c;
-        KERNEL(gemm_finish)(&tile, sums, ld, p->accumulate);
-    }
 }
 
 static void multiply_band(void *context, int64_t task, int thread) {
     const panel_run *r = context;
+    const panel_form *f = r->form;
     char *a = r->scratch + thread * r->scratch_bytes;
-    if (finishes_in_chunks(r->form, r->p->k))
+    if (f->begin) f->begin();
+    if (finishes_in_chunks(f, r->p->k))
         multiply_chunks(r, place_band(r, task), a);
     else
         multiply_whole(r, place_band(r, task), a);
+    if (f->end) f->end();
 }
 
 /* What is in hand at a time, and its cut into tasks. */
@@ -324,6 +342,7 @@ void KERNEL(panels_serial)(const gemm_product *p, void *workspace) {
     const panel_form *f = choose_form(p);
     int64_t wide = SERIAL_COLUMNS / f->columns * f->columns;
     char *a = workspace, *b = a + serial_band_bytes(f, p);
+    if (f->begin) f->begin();
     for (int64_t g = 0; g < p->batch; g++) {
         for (int64_t column = 0; column < p->n; column += wide) {
             int64_t n = min_i64(wide, p->n - column);
@@ -336,6 +355,7 @@ void KERNEL(panels_serial)(const gemm_product *p, void *workspace) {
             }
         }
     }
+    if (f->end) f->end();
 }
 
 #endif
