@@ -83,7 +83,10 @@ def make_step(c, device):
     layers = [make_layer(c, dtype, device) for _ in range(c["layers"])]
     table = torch.randn(c["vocab"], c["width"], dtype=dtype, device=device) * 0.02
     token = torch.zeros(c["batch"], dtype=torch.long, device=device)
-    one = torch.compile(run_layer, dynamic=False) if device == "cuda" else run_layer
+    one = run_layer
+    if device == "cuda":
+        torch._dynamo.reset()  # a form of the last request is no reason to stop compiling
+        one = torch.compile(run_layer, dynamic=False)
 
     def step():
         x = table[token]
