@@ -37,6 +37,7 @@ static int list_cache(const weft_config *c, weft_cache_part *parts) {
 static bool step_form(const weft_config *c, weft_step_form *form) {
     form->kv_heads = weft_config_kv_heads(c);
     form->dqk = form->dv = weft_config_head_dim(c);
+    form->turned = weft_position_of(c)->turn != NULL;
     return true;
 }
 

@@ -22,6 +22,8 @@ static weft_tensor *build_swiglu(builder *b, weft_tensor *x) {
 
 const weft_ffn_kind weft_ffn_swiglu = {
     .build = build_swiglu,
+    .gate = "ffn.w3",
+    .up = "ffn.w1",
     .out = "ffn.w2",
     .mup = true,
 };

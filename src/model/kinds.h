@@ -55,11 +55,13 @@ typedef struct {
     int64_t (*unit)(const weft_config *c);
     /* Whether one of its losses compares all the sequences of a step; NULL: none does. */
     bool (*contrasts)(const weft_config *c);
-    const char *in;  /* where all it does is a GELU between two matrices, the first one's name:
+    const char *in; /* where all it does is a GELU between two matrices, the first one's name:
                         "ffn.fc"; NULL: it does more */
-    const char *out; /* the output projection's name: "ffn.proj" */
-    bool biased;     /* with GPT2_BIAS the output projection has a bias */
-    bool mup;        /* MUP knows how its maps go with the width */
+    const char *gate, *up; /* where all it does is SiLU(gate x) times up x before the output
+                              projection, their names; NULL: it does something else */
+    const char *out;       /* the output projection's name: "ffn.proj" */
+    bool biased;           /* with GPT2_BIAS the output projection has a bias */
+    bool mup;              /* MUP knows how its maps go with the width */
 } weft_ffn_kind;
 
 /* Each is NULL where the kind has nothing of the sort. */

@@ -2,6 +2,7 @@
  * and packed, a task a layer. */
 #include "model/step.h"
 
+#include "model/builder.h"
 #include "model/kinds.h"
 
 #include <stdio.h>
@@ -15,17 +16,21 @@ static bool has_mechanism(const weft_config *c) {
 bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_form *form) {
     const weft_attention_kind *attention = weft_attention_of(c);
     const weft_position_kind *position = weft_position_of(c);
+    const weft_ffn_kind *ffn = weft_ffn_of(c);
     *form = (weft_step_form){.layers = c->n_layer,
                              .width = c->n_embd,
                              .hidden = weft_config_ffn_dim(c),
                              .vocab = c->vocab_size,
                              .heads = c->n_head,
                              .kv_heads = c->n_head,
-                             .rms = c->norm != WEFT_NORM_LAYERNORM};
+                             .rms = c->norm != WEFT_NORM_LAYERNORM,
+                             .gated = ffn->gate != NULL,
+                             .law = rope_law_of(c)};
     form->eps = c->norm_eps > 0 ? c->norm_eps : form->rms ? 1e-6 : 1e-5;
-    return cache_dtype == WEFT_BF16 && attention->step && weft_ffn_of(c)->in && !position->turn &&
+    return cache_dtype == WEFT_BF16 && attention->step && (ffn->in || ffn->gate) &&
            !position->score && !has_mechanism(c) && !c->mup &&
-           c->norm_placement == WEFT_PLACEMENT_PRE && c->causal && attention->step(c, form);
+           c->norm_placement == WEFT_PLACEMENT_PRE && c->causal && attention->step(c, form) &&
+           (!position->turn || form->turned);
 }
 
 static const weft_weight *find(const weft_step_source *s, const char *name) {
@@ -118,6 +123,25 @@ static weft_status read_matrix(const weft_step_source *s, const char *name, cons
     return pack(scratch, columns, depth, to);
 }
 
+/* Pairs that turn together beside each other: rows [dqk, width] of `heads` heads, and their biases. */
+static weft_status pair_rows(const weft_step_form *f, int64_t heads, float *w, float *bias) {
+    int64_t half = f->dqk / 2, row = f->width;
+    float *was = malloc((size_t)(f->dqk * (row + 1)) * sizeof *was);
+    if (!was) return no_memory();
+    for (int64_t h = 0; h < heads; h++, w += f->dqk * row, bias += f->dqk) {
+        float *was_bias = was + f->dqk * row;
+        memcpy(was, w, (size_t)(f->dqk * row) * sizeof *was);
+        memcpy(was_bias, bias, (size_t)f->dqk * sizeof *was);
+        for (int64_t n = 0; n < f->dqk; n++) {
+            int64_t from = n / 2 + n % 2 * half;
+            memcpy(w + n * row, was + from * row, (size_t)row * sizeof *was);
+            bias[n] = was_bias[from];
+        }
+    }
+    free(was);
+    return WEFT_OK;
+}
+
 static weft_status read_attention(const weft_step_source *s, float *heads, float *out,
                                   weft_step_layer *to) {
     const weft_step_form *f = s->form;
@@ -129,10 +153,35 @@ static weft_status read_attention(const weft_step_source *s, float *heads, float
     if (!to->scale || (f->gaussian && !to->beta) || !to->heads.bias) return no_memory();
     weft_step_maps maps = {heads, to->heads.bias, out, to->scale, to->beta};
     WEFT_TRY(kind->step_layer(s, &maps));
+    if (f->turned) WEFT_TRY(pair_rows(f, f->heads + f->kv_heads, heads, to->heads.bias));
     WEFT_TRY(fold_norm(s, "ln_1", columns, f->width, heads, &to->heads.bias));
     WEFT_TRY(pack(heads, columns, f->width, &to->heads));
     WEFT_TRY(pack(out, f->width, f->heads * f->dv, &to->out));
     return read_vector(s, "attn.out.bias", &to->out.bias);
+}
+
+/* Two matrices [hidden, width], a row of each in turn. */
+static weft_status read_gated(const weft_step_source *s, const weft_ffn_kind *ffn, float *scratch,
+                              weft_step_matrix *to) {
+    const weft_step_form *f = s->form;
+    const char *names[] = {ffn->gate, ffn->up};
+    int64_t count = f->hidden * f->width;
+    float *one = malloc((size_t)count * sizeof *one);
+    weft_status status = one ? WEFT_OK : no_memory();
+    for (int64_t i = 0; status == WEFT_OK && i < 2; i++) {
+        char full[64];
+        snprintf(full, sizeof full, "%s.weight", names[i]);
+        if (weft_step_count(s, full) != count)
+            status = weft_fail(WEFT_EBUG, "generate: '%s' is not as a step takes it", full);
+        if (status == WEFT_OK) status = weft_step_read(s, full, one);
+        for (int64_t n = 0; status == WEFT_OK && n < f->hidden; n++)
+            memcpy(scratch + (2 * n + i) * f->width, one + n * f->width,
+                   (size_t)f->width * sizeof *one);
+    }
+    free(one);
+    WEFT_TRY(status);
+    WEFT_TRY(fold_norm(s, "ln_2", 2 * f->hidden, f->width, scratch, &to->bias));
+    return pack(scratch, 2 * f->hidden, f->width, to);
 }
 
 static weft_status read_layer(const weft_step_source *s, float *scratch, float *out,
@@ -140,7 +189,10 @@ static weft_status read_layer(const weft_step_source *s, float *scratch, float *
     const weft_step_form *f = s->form;
     const weft_ffn_kind *ffn = weft_ffn_of(&s->model->config);
     WEFT_TRY(read_attention(s, scratch, out, to));
-    WEFT_TRY(read_matrix(s, ffn->in, "ln_2", f->hidden, f->width, scratch, &to->in));
+    if (f->gated)
+        WEFT_TRY(read_gated(s, ffn, scratch, &to->in));
+    else
+        WEFT_TRY(read_matrix(s, ffn->in, "ln_2", f->hidden, f->width, scratch, &to->in));
     return read_matrix(s, ffn->out, NULL, f->width, f->hidden, scratch, &to->back);
 }
 
@@ -160,7 +212,7 @@ static weft_status read_part(const reading *r, int64_t task) {
     bool last = task == f->layers;
     weft_step_source s = {r->model, f, last ? -1 : task};
     int64_t heads = f->heads * f->dqk + f->kv_heads * (f->dqk + f->dv);
-    int64_t most = f->width * max_of(last ? f->vocab : heads, f->hidden);
+    int64_t most = f->width * max_of(last ? f->vocab : heads, 2 * f->hidden);
     float *scratch = malloc((size_t)most * sizeof *scratch);
     float *found = malloc((size_t)(f->width * f->heads * f->dv) * sizeof *found);
     weft_status status = scratch && found ? WEFT_OK : no_memory();

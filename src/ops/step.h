@@ -9,6 +9,7 @@
 #define WEFT_OPS_STEP_H
 
 #include "core/exec.h"
+#include "ops/rope_law.h"
 
 enum { WEFT_STEP_ROWS = 64 /* of a step, at most */, WEFT_STEP_COLUMNS = 8, WEFT_STEP_CHUNK = 32 };
 
@@ -26,7 +27,11 @@ typedef struct {
     bool gaussian; /* the second half of a query and of a key is σ = softplus(ρ), and keys have a
                       number n = ‖k‖² in their pages */
     bool joint;    /* values are the keys */
-    bool rms;      /* RMSNorm in place of LayerNorm */
+    bool turned;   /* queries and keys turn with their position: columns 2 i and 2 i + 1 of a head
+                      are its numbers i and i + dqk/2, a pair */
+    weft_rope_law law;
+    bool gated; /* the feed-forward's `in` has 2 hidden columns: SiLU of 2 i times 2 i + 1 */
+    bool rms;   /* RMSNorm in place of LayerNorm */
     double eps;
     int64_t slots, context, table_pages; /* as in weft_cached_shape */
 } weft_step_form;
@@ -36,7 +41,7 @@ typedef struct {
 typedef struct {
     weft_step_matrix heads;    /* queries [H dqk], keys [KV dqk], values [KV dv, unless joint] */
     weft_step_matrix out;      /* of what is found, [H dv] */
-    weft_step_matrix in, back; /* of the feed-forward, a GELU between them */
+    weft_step_matrix in, back; /* of the feed-forward, between them a GELU, or what gated says */
     float *scale, *beta;       /* [H]: score = scale ⟨q, k⟩ + beta n; beta NULL: none */
     void *keys, *values;       /* the backend's memory: pages */
 } weft_step_layer;

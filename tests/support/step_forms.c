@@ -17,9 +17,16 @@ const step_form step_forms[STEP_FORMS] = {
     {"w2", {"ATTENTION=w2"}},
     {"w2-fixed-none", {"ATTENTION=w2", "W2_TAU_LEARNED=n", "POSITION=none", "ATTENTION_BIAS=qkv"}},
     {"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128"}},
+    {"mla-twelve-heads",
+     {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128", "N_HEAD=12", "N_EMBD=192", "GPT2_BIAS=n"}},
     {"mla-joint-shared",
      {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128", "RA_MLA_JOINT_KV=y", "RA_MLA_PER_HEAD_Q_LATENT=n",
       "RA_MLA_PER_HEAD_V_UP=n", "ATTENTION_BIAS=all", "NORM_EPS=0.001"}},
+    {"llama",
+     {"ATTENTION=dot", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "NORM=rmsnorm", "GPT2_BIAS=n",
+      "GPT2_WEIGHT_TYING=n", "POSITION=rope", "FFN=swiglu"}},
+    {"rope-gelu", {"ATTENTION=dot", "POSITION=rope", "ROPE_SCALING=linear", "ROPE_FACTOR=2"}},
+    {"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu", "POSITION=none"}},
 };
 
 void step_case_open(model_case *c, const step_form *f, int64_t time) {

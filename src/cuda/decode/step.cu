@@ -1,26 +1,21 @@
-/* Steps of generation in one launch (ops/step.h): the memory of a step, its list of phases, and its
- * launches. The kernel is step_kernel.cuh.
+/* Steps of generation in one launch (ops/step.h): the memory of a step, and its launches. The phases are
+ * in step_plan.cuh, the kernel in step_kernel.cuh.
  *
  * A launch has one block on every multiprocessor, all of them there at once. What changes
  * from step to step travels in the kernel's parameters, and what was picked comes back by a word of
  * pinned host memory that the host watches, so that nothing is copied and nobody waits for a stream.
  * The next step may be started before that: it takes its tokens from the device's memory. */
-#include "cuda/decode/step_kernel.cuh"
+#include "cuda/decode/step_plan.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <vector>
 
 extern "C" {
 #include "ops/step.h"
 
 extern const struct weft_step_backend weft_cuda_steps;
 }
-
-static_assert((int)STEP_ROWS == (int)WEFT_STEP_ROWS && (int)STEP_CHUNK == (int)WEFT_STEP_CHUNK &&
-                  (int)STEP_COLUMNS == (int)WEFT_STEP_COLUMNS,
-              "weights are packed for this kernel");
 
 template <int MT, int DQ, int DV>
 static __global__ void __launch_bounds__(STEP_THREADS, 1)
@@ -29,39 +24,14 @@ static __global__ void __launch_bounds__(STEP_THREADS, 1)
     step_run_phases<MT, DQ, DV>(p, step_shared);
 }
 
-typedef void (*step_kernel)(step_problem);
-
 /* Keys of a run. Partial results are a hundredth of what is read, and a short context still has a run
  * for every multiprocessor. */
-enum { SHORT_RUN = 64, LONG_RUN = 128 };
+enum { SHORT_RUN = 64, LONG_RUN = 128, SHORT = 2048 };
+
+/* The same of blocks. */
+enum { SHORT_SPAN = 384, LONG_SPAN = 768, SHORT_SPANS = 4096 };
 
 enum { JOIN_MOST = 16384 /* numbers of attention's parts that each block joins for itself */ };
-
-struct cuda_step {
-    weft_step_form form;
-    step_problem problem;
-    step_kernel few, many; /* up to 16 rows, and up to 64 */
-    int grid, few_bytes, many_bytes;
-    cudaStream_t stream;
-    std::vector<void *> memory;
-    std::vector<step_phase> phases;
-    std::vector<const weft_step_matrix *> matrices; /* of the phases, while it is opened */
-    int shift;                                      /* of the next product */
-    int64_t weight_bytes;
-    int32_t *told;       /* host, pinned: [2, ROWS] */
-    unsigned *told_step; /* [2] */
-    float *logits;       /* host, pinned: [ROWS, V], made when first asked for */
-    unsigned started, finished;
-    unsigned arrived; /* blocks at the barrier by the end of all that was started */
-    int64_t rows[2];
-};
-
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
-                     what, cudaGetErrorString(error));
-}
 
 static step_kernel kernel_of(const weft_step_form *f, bool many) {
     if (f->dqk == 64 && f->dv == 64) return many ? run_step<4, 2, 2> : run_step<1, 2, 2>;
@@ -70,145 +40,72 @@ static step_kernel kernel_of(const weft_step_form *f, bool many) {
     return NULL;
 }
 
+/* Shared memory for biases, at most. */
+static int64_t list_bytes(const weft_step_form *f) {
+    int64_t columns = f->heads * f->dqk + f->kv_heads * (f->dqk + f->dv) + 2 * f->width +
+                      (f->gated ? 2 : 1) * f->hidden;
+    int64_t tiles = columns / STEP_COLUMNS / weft_cuda_device()->multiprocessors;
+    return f->layers * (tiles + 2 + 2 * STEP_TILES) * STEP_COLUMNS * (int64_t)sizeof(float);
+}
+
+static bool has_spans(const weft_step_form *f) {
+    return step_has_spans((int)f->dqk / 32, (int)f->dv / 32);
+}
+
+/* Query heads that share a key head, at most. */
+static int64_t most_heads(const weft_step_form *f) {
+    static_assert((int)step_span<4, 4, 4>::GROUP <= (int)step_span<1, 4, 4>::GROUP, "the least");
+    return has_spans(f) ? step_span<4, 4, 4>::GROUP : 16;
+}
+
 static bool suits(const weft_step_form *f) {
     const weft_cuda_facts *facts = weft_cuda_device();
     const char *asked = getenv("WEFT_CUDA_STEP");
-    int most =
-        step_shape<1>::BYTES > step_shape<4>::BYTES ? step_shape<1>::BYTES : step_shape<4>::BYTES;
+    int64_t most = max_i64(step_shape<1>::BYTES, step_shape<4>::BYTES) + list_bytes(f);
     return !(asked && strcmp(asked, "0") == 0) && facts->code >= 80 &&
-           facts->shared_memory >= most && kernel_of(f, false) && f->width % STEP_CHUNK == 0 &&
-           f->width <= STEP_WIDTH && f->hidden % STEP_CHUNK == 0 && f->heads / f->kv_heads <= 16 &&
-           !(f->joint && (f->gaussian || f->dqk != f->dv));
-}
-
-/* Room on the device; with `from`, filled. */
-static weft_status place(cuda_step *s, const void *from, int64_t bytes, void **out) {
-    *out = NULL;
-    if (bytes == 0) return WEFT_OK;
-    WEFT_TRY(check(cudaMalloc(out, (size_t)bytes), "no memory for a step"));
-    s->memory.push_back(*out);
-    cudaError_t error = from ? cudaMemcpy(*out, from, (size_t)bytes, cudaMemcpyHostToDevice)
-                             : cudaMemset(*out, 0, (size_t)bytes);
-    return check(error, "a step's memory was not filled");
-}
-
-static weft_status place_floats(cuda_step *s, const float *from, int64_t count, const float **out) {
-    return from ? place(s, from, count * (int64_t)sizeof *from, (void **)out) : WEFT_OK;
-}
-
-static weft_status add_product(cuda_step *s, const weft_step_matrix *m, step_source source,
-                               step_target target, step_phase f) {
-    f.kind = STEP_PRODUCT;
-    f.source = source;
-    f.target = target;
-    f.columns = (int)m->columns;
-    f.depth = (int)m->depth;
-    f.tiles = (int)ceil_div(m->columns, STEP_COLUMNS);
-    f.chunks = (int)(m->depth / STEP_CHUNK);
-    f.shift = s->shift;
-    /* The next product begins where this one ends, so that blocks have equal shares in all. */
-    s->shift = (s->shift + f.tiles) % s->grid;
-    s->weight_bytes += weft_step_packed(m->columns, m->depth) * 2;
-    WEFT_TRY(place_floats(s, m->bias, m->columns, &f.bias));
-    s->phases.push_back(f);
-    s->matrices.push_back(m);
-    return WEFT_OK;
-}
-
-static void add_phase(cuda_step *s, step_kind kind, step_phase f) {
-    f.kind = kind;
-    s->phases.push_back(f);
-    s->matrices.push_back(NULL);
-}
-
-static weft_status add_layer(cuda_step *s, const weft_step_layer *l) {
-    int64_t heads = s->form.heads;
-    step_phase f = {};
-    f.keys = (char *)l->keys;
-    f.values = (char *)(s->form.joint ? l->keys : l->values);
-    WEFT_TRY(add_product(s, &l->heads, STEP_FROM_STREAM, STEP_TO_HEADS, f));
-    std::vector<float> scale(l->scale, l->scale + heads), beta;
-    if (l->beta) beta.assign(l->beta, l->beta + heads);
-    for (int64_t h = 0; h < heads; h++) {
-        scale[(size_t)h] *= LOG2E;
-        if (l->beta) beta[(size_t)h] *= LOG2E;
-    }
-    WEFT_TRY(place_floats(s, scale.data(), heads, &f.scale));
-    WEFT_TRY(place_floats(s, l->beta ? beta.data() : NULL, heads, &f.beta));
-    add_phase(s, STEP_ATTEND, f);
-    add_phase(s, STEP_JOIN, {});
-    WEFT_TRY(add_product(s, &l->out, STEP_FROM_HEADS, STEP_TO_STREAM, {}));
-    WEFT_TRY(add_product(s, &l->in, STEP_FROM_STREAM, STEP_TO_HIDDEN, {}));
-    return add_product(s, &l->back, STEP_FROM_HIDDEN, STEP_TO_STREAM, {});
-}
-
-/* Calls visit(matrix, tile, slot) for each piece of a block's weights in the order of use, which is
- * that of step_product. */
-template <typename F> static void walk_pieces(const cuda_step *s, int block, F visit) {
-    for (size_t i = 0; i < s->phases.size(); i++) {
-        const step_phase &f = s->phases[i];
-        if (f.kind != STEP_PRODUCT) continue;
-        int first = (block - f.shift + s->grid) % s->grid;
-        for (int tile = first; tile < f.tiles; tile += STEP_TILES * s->grid)
-            for (int slot = 0; slot < step_slots(f.chunks); slot++)
-                for (int g = 0; g < STEP_TILES && tile + g * s->grid < f.tiles; g++)
-                    visit(s->matrices[i], tile + g * s->grid, slot);
-    }
-}
-
-/* A piece has a chunk of the tile for each warp, and zeros where there are no more. */
-static weft_status lay_out_weights(cuda_step *s) {
-    enum { CHUNK = STEP_COLUMNS * STEP_CHUNK };
-    std::vector<int> pieces(1, 0);
-    int count = 0;
-    for (int b = 0; b < s->grid; b++) {
-        walk_pieces(s, b, [&](const weft_step_matrix *, int, int) { count++; });
-        pieces.push_back(count);
-    }
-    std::vector<uint16_t> weights((size_t)count * STEP_WARPS * CHUNK);
-    uint16_t *to = weights.data();
-    for (int b = 0; b < s->grid; b++)
-        walk_pieces(s, b, [&](const weft_step_matrix *m, int tile, int slot) {
-            int64_t chunks = m->depth / STEP_CHUNK;
-            for (int64_t w = 0; w < STEP_WARPS; w++, to += CHUNK) {
-                int64_t chunk = slot * STEP_WARPS + w;
-                if (chunk < chunks)
-                    memcpy(to, m->weights + (tile * chunks + chunk) * CHUNK, CHUNK * sizeof *to);
-            }
-        });
-    WEFT_TRY(place(s, weights.data(), (int64_t)(weights.size() * sizeof weights[0]),
-                   (void **)&s->problem.weights));
-    return place(s, pieces.data(), (int64_t)(pieces.size() * sizeof pieces[0]),
-                 (void **)&s->problem.pieces);
-}
-
-static weft_status add_phases(cuda_step *s, const weft_step_model *m) {
-    add_phase(s, STEP_EMBED, {});
-    for (int64_t i = 0; i < m->form.layers; i++)
-        WEFT_TRY(add_layer(s, m->layer + i));
-    WEFT_TRY(add_product(s, &m->head, STEP_FROM_STREAM, STEP_TO_LOGITS, {}));
-    WEFT_TRY(lay_out_weights(s));
-    s->matrices.clear();
-    s->problem.n_phases = (int)s->phases.size();
-    return place(s, s->phases.data(), (int64_t)(s->phases.size() * sizeof(step_phase)),
-                 (void **)&s->problem.phases);
+           facts->shared_memory >= most && kernel_of(f, false) && f->width % 64 == 0 &&
+           f->width <= STEP_WIDTH && f->hidden % 64 == 0 && f->heads * f->dv % 64 == 0 &&
+           f->heads / f->kv_heads <= most_heads(f) &&
+           !(f->joint && (f->gaussian || f->dqk != f->dv)) &&
+           !(f->turned && (f->gaussian || f->joint));
 }
 
 /* Most runs of keys that a row has: by the shorter ones as far as they go, then by the longer. */
 static int64_t runs_of(const step_problem &p, int64_t context) {
-    int64_t few = min_i64(context, STEP_SHORT) / p.run_keys[0], many = context / p.run_keys[1];
+    int64_t few = min_i64(context, p.short_positions) / p.run_keys[0],
+            many = context / p.run_keys[1];
     return max_i64(few, many) + 2;
+}
+
+static weft_status make_turns(cuda_step *s) {
+    int64_t half = s->form.dqk / 2;
+    std::vector<double> rates;
+    if (!s->form.turned) return WEFT_OK;
+    for (int64_t i = 0; i < half; i++)
+        rates.push_back(weft_rope_rate(&s->form.law, i, s->form.dqk));
+    WEFT_TRY(place(s, rates.data(), half * (int64_t)sizeof rates[0], (void **)&s->problem.rates));
+    return place(s, NULL, STEP_ROWS * half * (int64_t)sizeof(float2), (void **)&s->problem.turns);
+}
+
+/* Inputs of products, stage by stage. */
+static weft_status place_rows(cuda_step *s, int64_t columns, unsigned short **out) {
+    int64_t stages = ceil_div(columns, STEP_STAGE);
+    return place(s, NULL, stages * STEP_ROWS * STEP_STAGE * 2, (void **)out);
 }
 
 static weft_status make_buffers(cuda_step *s) {
     const weft_step_form *f = &s->form;
     step_problem *p = &s->problem;
-    int64_t rows = STEP_ROWS, found = f->heads * f->dv;
+    int64_t rows = STEP_ROWS;
     p->runs = (int)runs_of(*p, f->context);
     WEFT_TRY(place(s, NULL, rows * f->width * 4, (void **)&p->stream));
+    WEFT_TRY(place(s, NULL, STEP_SPLITS * rows * f->width * 4, (void **)&p->sums));
+    WEFT_TRY(place_rows(s, f->width, &p->normed));
+    WEFT_TRY(place(s, NULL, 2 * STEP_FLAGGED * f->width * 8, (void **)&p->stream_flags));
+    WEFT_TRY(place(s, NULL, STEP_FLAGGED * f->hidden * 4, (void **)&p->hidden_flags));
     WEFT_TRY(place(s, NULL, rows * f->heads * f->dqk * 2, (void **)&p->query));
-    WEFT_TRY(place(s, NULL, rows * found * 2, (void **)&p->found));
-    WEFT_TRY(place(s, NULL, rows * f->hidden * 2, (void **)&p->between));
+    WEFT_TRY(place_rows(s, f->heads * f->dv, &p->found));
+    WEFT_TRY(place_rows(s, f->hidden, &p->between));
     WEFT_TRY(
         place(s, NULL, rows * f->heads * p->runs * (f->dv + STEP_LINE) * 4, (void **)&p->parts));
     WEFT_TRY(place(s, NULL, rows * f->vocab * 4, (void **)&p->logits));
@@ -216,7 +113,7 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(place(s, NULL, f->slots * f->table_pages * 4, (void **)&p->pages));
     WEFT_TRY(place(s, NULL, 128, (void **)&p->barrier));
     if (getenv("WEFT_CUDA_STEP_TIMES"))
-        WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * 16, (void **)&p->times));
+        WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * STEP_MARKS * 8, (void **)&p->times));
     WEFT_TRY(check(
         cudaHostAlloc((void **)&s->told, 2 * STEP_ROWS * sizeof *s->told, cudaHostAllocMapped),
         "no pinned memory"));
@@ -240,6 +137,9 @@ static void describe(cuda_step *s, const weft_step_model *m) {
     p->vocab = (int)f->vocab;
     p->gaussian = f->gaussian;
     p->rms = f->rms;
+    p->turned = f->turned;
+    p->gated = f->gated;
+    p->amplitude = (float)f->law.amplitude;
     p->eps = (float)f->eps;
     p->table = m->table;
     p->place = m->place;
@@ -255,9 +155,8 @@ static void describe(cuda_step *s, const weft_step_model *m) {
 static weft_status choose_kernels(cuda_step *s) {
     s->few = kernel_of(&s->form, false);
     s->many = kernel_of(&s->form, true);
-    int list = (int)((6 * s->form.layers + 2) * (int64_t)sizeof(step_phase));
-    s->few_bytes = step_shape<1>::BYTES + list;
-    s->many_bytes = step_shape<4>::BYTES + list;
+    s->few_bytes = step_shape<1>::BYTES + (int)max_i64(s->whole.n_biases, s->split.n_biases) * 4;
+    s->many_bytes = step_shape<4>::BYTES + s->split.n_biases * 4;
     WEFT_TRY(check(cudaFuncSetAttribute((const void *)s->few,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, s->few_bytes),
                    "no room for a step"));
@@ -266,42 +165,58 @@ static weft_status choose_kernels(cuda_step *s) {
                  "no room for a step");
 }
 
-/* WEFT_CUDA_STEP_TIMES: what the phases of the last step took, on the first multiprocessor: its own
- * work, and until the next phase began. */
+static int kind_of(const step_phase &f) {
+    return f.kind == STEP_EMBED           ? 0
+           : f.kind == STEP_ATTEND        ? 6
+           : f.kind == STEP_JOIN          ? 7
+           : f.kind == STEP_ADD           ? 8
+           : f.target == STEP_TO_HEADS    ? 1
+           : f.source == STEP_FROM_HEADS  ? 2
+           : f.target == STEP_TO_HIDDEN   ? 3
+           : f.source == STEP_FROM_HIDDEN ? 4
+                                          : 5;
+}
+
+/* WEFT_CUDA_STEP_TIMES: what the phases of the last step took on the first multiprocessor, from mark to
+ * mark, the last being until the next phase began. Of a product: its input is there, it is multiplied,
+ * the warps' sums are in shared memory, the results are written. Of attention: the first keys are asked
+ * for, they are there, the run is summed, its part is written. */
 static void print_times(const cuda_step *s) {
     static const char *const kinds[] = {
-        "embedding", "queries, keys, values", "out", "in", "back", "head",
-        "attention", "attention joined"};
-    std::vector<long long> at(2 * s->phases.size());
-    double work[8] = {}, rest[8] = {}, clock = weft_cuda_device()->clock;
-    int count[8] = {};
+        "embedding", "queries, keys, values", "out",       "in", "back", "head",
+        "attention", "attention joined",      "sums added"};
+    std::vector<long long> at(STEP_MARKS * s->phases.size());
+    double between[9][STEP_MARKS] = {};
+    int count[9] = {};
     cudaMemcpy(at.data(), s->problem.times, at.size() * sizeof at[0], cudaMemcpyDeviceToHost);
     for (size_t i = 0; i < s->phases.size(); i++) {
-        const step_phase &f = s->phases[i];
+        const long long *mark = &at[STEP_MARKS * i];
         size_t next = i + 1;
-        if (at[2 * i] == 0) continue; /* it was left out */
-        while (next < s->phases.size() && at[2 * next] == 0)
+        if (mark[0] == 0) continue; /* it was left out */
+        while (next < s->phases.size() && at[STEP_MARKS * next] == 0)
             next++;
-        int kind = f.kind == STEP_EMBED           ? 0
-                   : f.kind == STEP_ATTEND        ? 6
-                   : f.kind == STEP_JOIN          ? 7
-                   : f.target == STEP_TO_HEADS    ? 1
-                   : f.source == STEP_FROM_HEADS  ? 2
-                   : f.target == STEP_TO_HIDDEN   ? 3
-                   : f.source == STEP_FROM_HIDDEN ? 4
-                                                  : 5;
-        work[kind] += (double)(at[2 * i + 1] - at[2 * i]);
-        if (next < s->phases.size()) rest[kind] += (double)(at[2 * next] - at[2 * i + 1]);
+        int kind = kind_of(s->phases[i]), last = 0;
+        for (int k = 1; k < STEP_MARKS; k++)
+            if (mark[k] > mark[last]) {
+                between[kind][k - 1] += (double)(mark[k] - mark[last]);
+                last = k;
+            }
+        if (next < s->phases.size())
+            between[kind][STEP_MARKS - 1] += (double)(at[STEP_MARKS * next] - mark[last]);
         count[kind]++;
     }
-    fprintf(stderr, "%lld rows, %.1f us by the first multiprocessor's clock of %.0f MHz\n",
-            (long long)s->rows[(s->finished + 1) % 2],
-            1e6 * (double)(at.back() - at.front()) / clock, 1e-6 * clock);
-    for (int k = 0; k < 8; k++)
-        if (count[k])
-            fprintf(stderr, "%-22s %3d phases, %7.2f us each: work %7.2f, to the next %7.2f\n",
-                    kinds[k], count[k], 1e6 * (work[k] + rest[k]) / clock / count[k],
-                    1e6 * work[k] / clock / count[k], 1e6 * rest[k] / clock / count[k]);
+    fprintf(stderr, "%lld rows, %.1f us on the first multiprocessor\n",
+            (long long)s->rows[(s->finished + 1) % 2], 1e-3 * (double)(at.back() - at.front()));
+    for (int k = 0; k < 9; k++) {
+        double all = 0, scale = count[k] ? 1e-3 / count[k] : 0;
+        for (double part : between[k])
+            all += part * scale;
+        if (!count[k]) continue;
+        fprintf(stderr, "%-22s %3d phases, %7.2f us each:", kinds[k], count[k], all);
+        for (double part : between[k])
+            fprintf(stderr, " %.2f", part * scale);
+        fprintf(stderr, "\n");
+    }
 }
 
 static void close_step(void *step) {
@@ -319,18 +234,48 @@ static void close_step(void *step) {
     delete s;
 }
 
+static void choose_runs(cuda_step *s) {
+    step_problem *p = &s->problem;
+    bool spans = has_spans(&s->form);
+    p->run_keys[0] = spans ? (int)SHORT_SPAN : (int)SHORT_RUN;
+    p->run_keys[1] = spans ? (int)LONG_SPAN : (int)LONG_RUN;
+    p->short_positions = spans ? (int)SHORT_SPANS : (int)SHORT;
+    if (getenv("WEFT_CUDA_STEP_RUNS"))
+        sscanf(getenv("WEFT_CUDA_STEP_RUNS"), "%d,%d,%d", p->run_keys, p->run_keys + 1,
+               &p->short_positions);
+}
+
+static bool is_off(const char *name) {
+    const char *set = getenv(name);
+    return set && strcmp(set, "0") == 0;
+}
+
+/* How blocks work together. Flags are the fewer rows', and of models without pairs of columns. */
+static void choose_form(cuda_step *s) {
+    const weft_step_form *f = &s->form;
+    int64_t deepest = max_i64(f->hidden, f->heads * f->dv);
+    s->sums_whole = deepest <= step_shape<1>::PANEL && !is_off("WEFT_CUDA_STEP_WHOLE");
+    bool flags = s->sums_whole && !f->turned && !f->gated && !is_off("WEFT_CUDA_STEP_FLAGS");
+    s->flagged = flags ? (int)STEP_FLAGGED : 0;
+    s->flags = 1;
+    s->early = !is_off("WEFT_CUDA_STEP_KEYS_EARLY");
+}
+
 static weft_status open_step(const weft_step_model *m, void **step) {
     cuda_step *s = new cuda_step();
     s->form = m->form;
     s->grid = weft_cuda_device()->multiprocessors;
-    s->problem.run_keys[0] = SHORT_RUN;
-    s->problem.run_keys[1] = LONG_RUN;
+    choose_runs(s);
+    choose_form(s);
+    const char *early = getenv("WEFT_CUDA_STEP_EARLY");
+    s->overlaps = weft_cuda_device()->code >= 90 && !(early && early[0] == '0');
     describe(s, m);
     weft_status status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
-    if (status == WEFT_OK) status = choose_kernels(s);
     if (status == WEFT_OK)
         status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
+    if (status == WEFT_OK) status = choose_kernels(s);
+    if (status == WEFT_OK) status = make_turns(s);
     if (status == WEFT_OK) status = make_buffers(s);
     if (status == WEFT_OK) status = check(cudaDeviceSynchronize(), "a step was not made ready");
     if (status != WEFT_OK) {
@@ -348,13 +293,20 @@ static void set_pages(void *step, int64_t slot, const int32_t *pages) {
                     (size_t)s->form.table_pages * sizeof *pages, cudaMemcpyHostToDevice, s->stream);
 }
 
+static int64_t runs_at(const cuda_step *s, int64_t position) {
+    int64_t keys = step_run_keys(s->problem, (int)position);
+    int64_t seen = max_i64(0, position + 1 - s->form.context);
+    return position / keys - seen / keys + 1;
+}
+
 /* Whether attention's parts are so few that each block may join them for itself, which saves a phase.
  * The sums are the same. */
 static bool joins_late(const cuda_step *s, const weft_step_rows *rows) {
     int64_t numbers = 0;
+    bool many = rows->count > 16 || !s->sums_whole;
+    if (many && s->form.heads * s->form.dv > STEP_WIDTH) return false; /* one panel */
     for (int64_t r = 0; r < rows->count; r++) {
-        int64_t keys = step_run_keys(s->problem, rows->position[r]), last = rows->position[r];
-        int64_t seen = max_i64(0, last + 1 - s->form.context), runs = last / keys - seen / keys + 1;
+        int64_t runs = runs_at(s, rows->position[r]);
         if (runs > STEP_FEW_RUNS) return false;
         numbers += s->form.heads * runs * (s->form.dv + STEP_LINE);
     }
@@ -364,11 +316,32 @@ static bool joins_late(const cuda_step *s, const weft_step_rows *rows) {
 /* One block a multiprocessor, which its shared memory sees to. They are all there at once: what runs
  * before them ends without them. */
 static cudaError_t launch(const cuda_step *s, step_problem *p, bool many) {
-    void *arguments[] = {p};
-    const void *kernel = (const void *)(many ? s->many : s->few);
-    size_t bytes = (size_t)(many ? s->many_bytes : s->few_bytes);
-    dim3 grid((unsigned)s->grid), block(STEP_THREADS);
-    return cudaLaunchKernel(kernel, grid, block, arguments, bytes, s->stream);
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)s->grid);
+    config.blockDim = dim3(STEP_THREADS);
+    config.dynamicSmemBytes = (size_t)(many ? s->many_bytes : s->few_bytes);
+    config.stream = s->stream;
+    config.attrs = &early;
+    config.numAttrs = s->overlaps ? 1 : 0;
+    return cudaLaunchKernelEx(&config, many ? s->many : s->few, *p);
+}
+
+static void use_order(step_problem *p, const step_order &order) {
+    p->weights = order.weights;
+    p->pieces = order.pieces;
+    p->biases = order.biases;
+    p->n_biases = order.n_biases;
+}
+
+/* How often the blocks of a step meet. */
+static int64_t count_meetings(const cuda_step *s, const step_problem &p) {
+    int64_t count = 1; /* when the host is told */
+    for (int i = 0; i < p.n_phases; i = step_behind(p, s->phases[(size_t)i], i))
+        count += i > 0 && !step_is_flagged(p, s->phases[(size_t)i]);
+    return count;
 }
 
 static weft_status start(void *step, const weft_step_rows *rows) {
@@ -383,6 +356,8 @@ static weft_status start(void *step, const weft_step_rows *rows) {
         p.token[r] = rows->token[r];
         p.position[r] = rows->position[r];
         p.slot[r] = rows->slot[r];
+        p.settled[r] = r && rows->slot[r] == rows->slot[r - 1] ? p.settled[r - 1] : p.position[r];
+        p.live_runs = (int)max_i64(p.live_runs, runs_at(s, rows->position[r]));
     }
     p.turn = (int)(s->started % 2);
     p.joins_late = joins_late(s, rows);
@@ -390,11 +365,16 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     p.step = s->started + 1;
     p.told = s->told + p.turn * STEP_ROWS;
     p.told_step = s->told_step + p.turn;
-    bool many = rows->count > 16;
+    bool many = rows->count > 16 || !s->sums_whole;
+    p.whole = s->sums_whole && !many;
+    p.early = !many && s->early;
+    p.flagged = p.whole && rows->count <= s->flagged;
+    p.flags = s->flags;
+    if (p.flagged) s->flags += (unsigned)p.n_phases;
+    use_order(&p, p.whole ? s->whole : s->split);
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check(launch(s, &p, many), "a step did not start"));
-    int64_t meetings = p.n_phases - (p.joins_late ? s->form.layers : 0);
-    s->arrived += (unsigned)(s->grid * meetings);
+    s->arrived += (unsigned)(s->grid * count_meetings(s, p));
     s->rows[p.turn] = rows->count;
     s->started++;
     return WEFT_OK;
@@ -449,13 +429,14 @@ static float time_phases(cuda_step *s, const step_phase *phases, int count, cuda
     p.phases = phases;
     p.n_phases = count;
     p.rows = 0;
+    use_order(&p, s->split);
     p.turn = (int)(s->started % 2);
     p.arrived = s->arrived;
     p.told = s->told + p.turn * STEP_ROWS;
     p.told_step = s->told_step + 1 - p.turn; /* nobody watches it now */
     p.times = NULL;
     cudaEventRecord(mark[0], s->stream);
-    if (launch(s, &p, false) != cudaSuccess) return 0;
+    if (launch(s, &p, true) != cudaSuccess) return 0;
     s->arrived += (unsigned)(s->grid * count);
     cudaEventRecord(mark[1], s->stream);
     if (cudaEventSynchronize(mark[1]) != cudaSuccess) return 0;

@@ -6,13 +6,15 @@
 
 /* Keys of a run: from the row's own position alone. */
 __device__ __host__ static inline int step_run_keys(const step_problem &p, int position) {
-    return position < STEP_SHORT ? p.run_keys[0] : p.run_keys[1];
+    return position < p.short_positions ? p.run_keys[0] : p.run_keys[1];
 }
 
+/* A warp's share of a row's keys. */
 struct step_run {
-    int r, g, run, place; /* row, key head; of the runs that are seen, and of all */
-    int keys, position, first, end;
-    int skip, page; /* pages before the first leaf; of the run's pages, the lane's */
+    int r, g, run;            /* row, key head; of the runs that are seen */
+    int position, first, end; /* the keys that are seen of the run */
+    int begin, step, leaves;  /* the first leaf's first key, from leaf to leaf, and how many */
+    int page;                 /* of the leaves' pages, two each, the lane's */
 };
 
 __device__ static inline uint4 step_read(const unsigned short *from, bool there) {
@@ -32,17 +34,18 @@ __device__ static inline float step_squares(uint4 v) {
  * then two of values. */
 template <int MT, int DQ, int DV> struct step_units {
     static constexpr int SIZE = 2 * (DQ > DV ? DQ : DV); /* places of a unit */
-    static constexpr int COUNT = step_shape<MT>::PLACES / SIZE;
+    static constexpr int ROOM = step_shape<MT>::PLACES / SIZE;
+    static constexpr int COUNT = MT > 1 || ROOM < 4 ? ROOM : 4;
 };
 
 template <int MT, int DQ, int DV>
 __device__ static inline void step_fetch_unit(const step_problem &p, const step_phase &f,
                                               const step_run &t, int unit, int units, uint4 *to) {
     int lane = threadIdx.x % 32, half = unit / 4 * 2 + unit % 2; /* which 16 keys of the run */
-    int page = __shfl_sync(0xffffffffu, t.page, t.skip + half);
+    int page = __shfl_sync(0xffffffffu, t.page, half);
     if (unit < units) {
         bool value = unit % 4 >= 2;
-        int key = (t.place * t.keys + 16 * (t.skip + half)) + lane / 4;
+        int key = t.begin + half / 2 * t.step + half % 2 * 16 + lane / 4;
         const char *pages = value ? f.values + page * p.value_bytes : f.keys + page * p.key_bytes;
         int width = value ? 32 * DV : 32 * DQ;
         const unsigned short *from =
@@ -186,90 +189,160 @@ __device__ static void step_write_part(const step_problem &p, const step_run &t,
     }
 }
 
-template <int MT, int DQ, int DV>
-__device__ static void step_attend_run(const step_problem &p, const step_phase &f,
-                                       const step_run &t, uint4 *ring) {
-    constexpr int UNITS = step_units<MT, DQ, DV>::COUNT, SIZE = step_units<MT, DQ, DV>::SIZE;
-    constexpr bool GAUSSIAN = DQ != DV; /* of means and deviations, as wide again as a value */
-    int row = threadIdx.x % 32 / 4, begin = t.place * t.keys + 16 * t.skip;
-    int leaves = (t.end - begin + STEP_LEAF - 1) / STEP_LEAF, units = 4 * leaves, place = 0;
+/* What a warp has of a run. */
+template <int DQ, int DV> struct step_found { float o[DV][4][4], most[2], all[2]; };
+
+template <int DQ> struct step_query {
     step_words high[DQ], low[DQ];
-    float scale[2] = {0, 0}, beta[2] = {0, 0}, o[DV][4][4] = {};
-    float most[2] = {-INFINITY, -INFINITY}, all[2] = {0, 0}, c[4][4], number[4];
+    float scale[2], beta[2];
+};
+
+/* The first item of a warp or block, which may have begun ahead of the barrier. */
+struct step_begun {
+    step_run t;
+    int item;
+    bool fetched;
+};
+
+/* The first units of a run on their way. */
+template <int MT, int DQ, int DV, int UNITS>
+__device__ static inline void step_fetch_first(const step_problem &p, const step_phase &f,
+                                               const step_run &t, uint4 *ring) {
+    constexpr int SIZE = step_units<MT, DQ, DV>::SIZE;
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        step_fetch_unit<MT, DQ, DV>(p, f, t, u, units, ring + u * SIZE * STEP_THREADS);
+        step_fetch_unit<MT, DQ, DV>(p, f, t, u, 4 * t.leaves, ring + u * SIZE * STEP_THREADS);
+}
+
+/* The queries of a run. */
+template <int DQ>
+__device__ static inline void step_ask_queries(const step_problem &p, const step_phase &f,
+                                               const step_run &t, step_query<DQ> &q,
+                                               bool gaussian) {
+    int row = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int d = 0; d < DQ; d++) {
-        high[d] = step_read_query<DQ>(p, t, row, d);
-        low[d] = step_read_query<DQ>(p, t, row + 8, d);
+        q.high[d] = step_read_query<DQ>(p, t, row, d);
+        q.low[d] = step_read_query<DQ>(p, t, row + 8, d);
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         int h = row + 8 * e;
-        if (h >= p.group) continue;
-        scale[e] = __ldg(f.scale + t.g * p.group + h);
-        if (GAUSSIAN) beta[e] = __ldg(f.beta + t.g * p.group + h);
+        q.scale[e] = h < p.group ? __ldg(f.scale + t.g * p.group + h) : 0;
+        q.beta[e] = gaussian && h < p.group ? __ldg(f.beta + t.g * p.group + h) : 0;
     }
+}
+
+template <int MT, int DQ, int DV, int UNITS>
+__device__ static inline void step_begin_run(const step_problem &p, const step_phase &f,
+                                             const step_run &t, uint4 *ring, step_query<DQ> &q) {
+    step_fetch_first<MT, DQ, DV, UNITS>(p, f, t, ring);
+    step_ask_queries<DQ>(p, f, t, q, DQ != DV);
+}
+
+/* Sums a run that was begun. */
+template <int MT, int DQ, int DV, int UNITS>
+__device__ static inline void step_sum_run(const step_problem &p, const step_phase &f,
+                                           const step_run &t, uint4 *ring, const step_query<DQ> &q,
+                                           int phase, step_found<DQ, DV> &out) {
+    constexpr int SIZE = step_units<MT, DQ, DV>::SIZE;
+    constexpr bool GAUSSIAN = DQ != DV; /* of means and deviations, as wide again as a value */
+    int units = 4 * t.leaves, place = 0;
+    float c[4][4] = {}, number[4] = {};
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+        out.most[e] = -INFINITY, out.all[e] = 0;
+#pragma unroll
+    for (int d = 0; d < DV; d++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out.o[d][i][0] = out.o[d][i][1] = out.o[d][i][2] = out.o[d][i][3] = 0;
 #pragma unroll 1
-    for (int leaf = 0; leaf < leaves; leaf++) {
-        int first = begin + leaf * STEP_LEAF;
+    for (int leaf = 0; leaf < t.leaves; leaf++) {
+        int first = t.begin + leaf * t.step;
 #pragma unroll
         for (int which = 0; which < 4; which++) {
             uint4 *unit = ring + place * SIZE * STEP_THREADS;
             step_wait<UNITS - 1>();
+            if (which == 0 && leaf == 0) step_mark(p, phase, 2);
             if (which == 0)
 #pragma unroll
                 for (int n = 0; n < 4; n++)
                     c[n][0] = c[n][1] = c[n][2] = c[n][3] = number[n] = 0;
             if (which < 2)
-                step_score<DQ, GAUSSIAN>(p, f, t, first + 16 * which, unit, high, low,
+                step_score<DQ, GAUSSIAN>(p, f, t, first + 16 * which, unit, q.high, q.low,
                                          c + 2 * which, number + 2 * which);
             if (which == 1) {
                 float keep[2];
-                step_weigh<GAUSSIAN>(t, first, scale, beta, number, c, most, all, keep);
+                step_weigh<GAUSSIAN>(t, first, q.scale, q.beta, number, c, out.most, out.all, keep);
 #pragma unroll
                 for (int d = 0; d < DV; d++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
 #pragma unroll
                         for (int e = 0; e < 4; e++)
-                            o[d][i][e] *= keep[e / 2];
+                            out.o[d][i][e] *= keep[e / 2];
             }
-            if (which >= 2) step_sum_values<DV>(unit, c + 2 * (which - 2), o);
+            if (which >= 2) step_sum_values<DV>(unit, c + 2 * (which - 2), out.o);
             step_fetch_unit<MT, DQ, DV>(p, f, t, 4 * leaf + which + UNITS, units, unit);
             place = place + 1 == UNITS ? 0 : place + 1;
         }
     }
-    step_write_part<DV>(p, t, o, most, all);
+}
+
+/* Item `item` of a row, a key head and a run, if there are keys in it: leaves `first`, `first + every`
+ * and so on of the run are the warp's. */
+__device__ static inline bool step_find_run(const step_problem &p, int item, int leaf, int every,
+                                            step_run &t) {
+    int lane = threadIdx.x % 32;
+    t.r = item / p.live_runs / p.kv_heads;
+    t.g = item / p.live_runs % p.kv_heads;
+    t.run = item % p.live_runs;
+    t.position = p.position[t.r];
+    int keys = step_run_keys(p, t.position), seen = max(0, t.position + 1 - p.context);
+    int from = (t.run + seen / keys) * keys;
+    t.first = max(from, seen);
+    t.end = min(from + keys, t.position + 1);
+    if (t.first >= t.end) return false;
+    int skip = (t.first - from) / STEP_LEAF; /* leaves that are seen no more */
+    leaf += (max(0, skip - leaf) + every - 1) / every * every;
+    t.begin = from + leaf * STEP_LEAF;
+    t.step = every * STEP_LEAF;
+    t.leaves = t.begin < t.end ? (t.end - t.begin + t.step - 1) / t.step : 0;
+    t.page = 0;
+    int j = t.begin + lane / 2 * t.step + lane % 2 * 16;
+    if (lane < 2 * t.leaves && j + 16 > t.first && j < t.end)
+        t.page = __ldg(p.pages + (long long)p.slot[t.r] * p.table_pages + j / 16 % p.table_pages);
+    return true;
 }
 
 /* Runs are dealt out to the warps of all blocks in turn, so that few of them
  * spread over all. */
+__device__ static inline int step_next_run(const step_problem &p, int item, int items,
+                                           step_run &t) {
+    while (item < items && !step_find_run(p, item, 0, 1, t))
+        item += (int)gridDim.x * STEP_WARPS;
+    return item;
+}
+
 template <int MT, int DQ, int DV>
-__device__ static void step_attend(const step_problem &p, const step_phase &f, uint4 *ring) {
-    int lane = threadIdx.x % 32;
-    int warp = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x);
-    int items = p.rows * p.kv_heads * p.runs, warps = (int)gridDim.x * STEP_WARPS;
-    for (int item = warp; item < items; item += warps) {
-        step_run t;
-        t.r = item / p.runs / p.kv_heads;
-        t.g = item / p.runs % p.kv_heads;
-        t.run = item % p.runs;
-        t.position = p.position[t.r];
-        t.keys = step_run_keys(p, t.position);
-        int seen = max(0, t.position + 1 - p.context);
-        t.place = t.run + seen / t.keys;
-        t.first = max(t.place * t.keys, seen);
-        t.end = min((t.place + 1) * t.keys, t.position + 1);
-        if (t.first >= t.end) continue;
-        t.skip = (t.first - t.place * t.keys) / STEP_LEAF * (STEP_LEAF / 16);
-        t.page = 0;
-        int j = t.place * t.keys + 16 * lane;
-        if (lane < t.keys / 16 && j + 16 > t.first && j < t.end)
-            t.page =
-                __ldg(p.pages + (long long)p.slot[t.r] * p.table_pages + j / 16 % p.table_pages);
-        step_attend_run<MT, DQ, DV>(p, f, t, ring);
+__device__ static void step_attend(const step_problem &p, const step_phase &f, uint4 *ring,
+                                   int phase, const step_begun &begun) {
+    constexpr int UNITS = step_units<MT, DQ, DV>::COUNT;
+    int items = p.rows * p.kv_heads * p.live_runs, warps = (int)gridDim.x * STEP_WARPS;
+    bool fetched = begun.fetched;
+    step_run t = begun.t;
+    for (int item = begun.item; item < items; item = step_next_run(p, item + warps, items, t)) {
+        step_query<DQ> q = {};
+        step_found<DQ, DV> out;
+        step_mark(p, phase, 1);
+        if (!fetched) step_fetch_first<MT, DQ, DV, UNITS>(p, f, t, ring);
+        fetched = false;
+        step_ask_queries<DQ>(p, f, t, q, DQ != DV);
+        step_sum_run<MT, DQ, DV, UNITS>(p, f, t, ring, q, phase, out);
+        step_mark(p, phase, 3);
+        step_write_part<DV>(p, t, out.o, out.most, out.all);
+        step_mark(p, phase, 4);
     }
 }
 
@@ -306,6 +379,37 @@ __device__ static inline uint2 step_join_few(const step_problem &p, int r, int h
     return words;
 }
 
+/* Two columns of up to STEP_PARTS parts, which are read all at once. The sums are those of
+ * step_join_few. */
+enum { STEP_PARTS = 16 };
+
+__device__ static inline unsigned step_join_pair(const step_problem &p, int r, int head, int column,
+                                                 int runs) {
+    int line = p.dv + STEP_LINE;
+    const float *from = p.parts + ((long long)r * p.heads + head) * p.runs * line;
+    float2 v[STEP_PARTS], w[STEP_PARTS];
+#pragma unroll
+    for (int j = 0; j < STEP_PARTS; j++) {
+        v[j] = make_float2(0, 0), w[j] = make_float2(-INFINITY, 0);
+        if (j >= runs) continue;
+        w[j] = __ldcg((const float2 *)(from + j * line + p.dv));
+        v[j] = __ldcg((const float2 *)(from + j * line + column));
+    }
+    float top = -INFINITY, all = 0, x = 0, y = 0;
+#pragma unroll
+    for (int j = 0; j < STEP_PARTS; j++)
+        top = fmaxf(top, w[j].x);
+#pragma unroll
+    for (int j = 0; j < STEP_PARTS; j++) {
+        if (j >= runs) continue;
+        float factor = step_power(w[j].x - top);
+        all = fmaf(w[j].y, factor, all);
+        x = fmaf(v[j].x, factor, x), y = fmaf(v[j].y, factor, y);
+    }
+    float inverse = 1 / all;
+    return step_pack(x * inverse, y * inverse);
+}
+
 /* The same of many runs: a warp has 16 columns, and its lanes share out the
  * runs. */
 __device__ static void step_join_many(const step_problem &p, int r, int head, int piece, int runs) {
@@ -340,7 +444,7 @@ __device__ static void step_join_many(const step_problem &p, int r, int head, in
     uint2 words;
     words.x = step_pack(sum.x * inverse, sum.y * inverse);
     words.y = step_pack(sum.z * inverse, sum.w * inverse);
-    *(uint2 *)(p.found + ((long long)r * p.heads + head) * p.dv + column) = words;
+    *(uint2 *)(p.found + step_row_at(r, head * p.dv + column)) = words;
 }
 
 __device__ static void step_join(const step_problem &p) {
@@ -351,11 +455,15 @@ __device__ static void step_join(const step_problem &p) {
             step_join_many(p, r, item / pieces % p.heads, item % pieces, runs);
     }
     int first = (int)(blockIdx.x * STEP_THREADS + threadIdx.x);
-    for (int e = first; e < p.rows * p.heads * p.dv / 4; e += (int)gridDim.x * STEP_THREADS) {
-        int head = 4 * e / p.dv, r = head / p.heads, runs = step_runs(p, p.position[r]);
-        if (runs <= STEP_FEW_RUNS)
-            *(uint2 *)(p.found + 4 * (long long)e) =
-                step_join_few(p, r, head % p.heads, 4 * e % p.dv, runs);
+    for (int e = first; e < p.rows * p.heads * p.dv / 2; e += (int)gridDim.x * STEP_THREADS) {
+        int head = 2 * e / p.dv, r = head / p.heads, runs = step_runs(p, p.position[r]);
+        int column = 2 * e % p.dv, at = head % p.heads * p.dv + column;
+        if (runs <= STEP_PARTS)
+            *(unsigned *)(p.found + step_row_at(r, at)) =
+                step_join_pair(p, r, head % p.heads, column, runs);
+        else if (runs <= STEP_FEW_RUNS && column % 4 == 0)
+            *(uint2 *)(p.found + step_row_at(r, at)) =
+                step_join_few(p, r, head % p.heads, column, runs);
     }
 }
 

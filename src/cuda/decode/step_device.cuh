@@ -44,6 +44,65 @@ template <int N> __device__ static inline void step_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* Copies of whole rows by the copy engine of a multiprocessor (TMA), which a barrier in shared memory
+ * counts. Before 9.0 there is none. */
+__device__ static inline bool step_has_bulk() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return true;
+#else
+    return false;
+#endif
+}
+
+__device__ static inline void step_bulk_init(unsigned long long *full) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"((unsigned)__cvta_generic_to_shared(full))
+                 : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* So many bytes will come; what was written before is seen by the copies. */
+__device__ static inline void step_bulk_expect(unsigned long long *full, unsigned bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(full)),
+                 "r"(bytes)
+                 : "memory");
+#endif
+}
+
+__device__ static inline void step_bulk_copy(void *to, const void *from, unsigned bytes,
+                                             unsigned long long *full) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from), "r"(bytes), "r"((unsigned)__cvta_generic_to_shared(full))
+        : "memory");
+#endif
+}
+
+__device__ static inline void step_bulk_fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
+__device__ static inline void step_bulk_wait(unsigned long long *full, unsigned parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    unsigned done;
+    do {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"((unsigned)__cvta_generic_to_shared(full)), "r"(parity)
+                     : "memory");
+    } while (!done);
+#endif
+}
+
 __device__ static inline unsigned short step_narrow(float v) {
     return __bfloat16_as_ushort(__float2bfloat16_rn(v));
 }
@@ -97,8 +156,44 @@ __device__ static inline unsigned step_arrive(unsigned *barrier) {
     return before;
 }
 
+/* Numbers with flags: 32 bits and a flag behind them are written and read at once, so that whoever sees
+ * the flag has the number. Nobody waits for a barrier. */
+struct step_pair {
+    unsigned long long first, second;
+};
+
+__device__ static inline void step_put_flagged(unsigned long long *to, unsigned value,
+                                               unsigned flag) {
+    unsigned long long both = (unsigned long long)flag << 32 | value;
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+
+__device__ static inline unsigned long long step_look_one(const unsigned long long *from) {
+    unsigned long long v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+    return v;
+}
+
+__device__ static inline step_pair step_look_flagged(const unsigned long long *from) {
+    step_pair v;
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(v.first), "=l"(v.second)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+
+__device__ static inline void step_await_flagged(step_pair &v, const unsigned long long *from,
+                                                 unsigned flag) {
+    while ((unsigned)(v.first >> 32) != flag || (unsigned)(v.second >> 32) != flag)
+        v = step_look_flagged(from);
+}
+
+/* Nanoseconds. */
 __device__ static inline long long step_clock() {
-    return clock64();
+    long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
 }
 
 __device__ static inline void step_fence_host() {
