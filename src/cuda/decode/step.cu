@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, 1)
 enum { SHORT_RUN = 64, LONG_RUN = 128, SHORT = 2048 };
 
 /* The same of blocks. */
-enum { SHORT_SPAN = 384, LONG_SPAN = 768, SHORT_SPANS = 4096 };
+enum { SHORT_SPAN = 384, LONG_SPAN = 1536, SHORT_SPANS = 4096 };
 
 enum { JOIN_MOST = 16384 /* numbers of attention's parts that each block joins for itself */ };
 
