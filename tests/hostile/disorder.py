@@ -43,7 +43,7 @@ CONFIG_SAMPLE_INTERVAL=2
 CONFIG_SAMPLE_TOKENS=4
 CONFIG_STUDY_SEEDS=1
 """
-# Times, speeds and addresses are in these.
+# Times, speeds and addresses are in these. A kill may leave NAME.PID-N.tmp, which was being written beside NAME.
 OTHERWISE = ("log", "result.json", "metrics.jsonl", "runs.db", "report.html", "report.md", "lock", "manifest.json")
 ROOM = 20000  # KiB
 
@@ -105,7 +105,7 @@ class Disorder:
     def bits(self):
         found = {}
         for path in self.work.rglob("*"):
-            if path.is_file() and path.name not in OTHERWISE and not path.name.startswith("events.") and path.suffix != ".svg":
+            if path.is_file() and path.name not in OTHERWISE and not path.name.startswith("events.") and path.suffix not in (".svg", ".tmp"):
                 found[str(path.relative_to(self.work))] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
 
