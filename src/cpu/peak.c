@@ -62,7 +62,7 @@ enum { LEFT = SUMS / 8 + 1, RIGHT = 2 };
 #endif
 
 /* What the compiler does not know. */
-static volatile uint32_t seed = 1;
+static _Thread_local volatile uint32_t seed = 1; /* of a thread: all of them measure at once */
 
 /* n numbers of either sign, about 1/2 in size. */
 static void draw_numbers(real *to, int n) {
