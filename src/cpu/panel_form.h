@@ -21,6 +21,9 @@ typedef struct {
     int64_t depth; /* terms that are summed in registers before they are added to c */
     int64_t terms; /* k is padded to a multiple of this; divides depth */
     int64_t size;  /* bytes of a number in a panel */
+    int64_t copy,
+        read; /* multiply-adds in the time that it takes to copy a number of a, and to read one
+                           of b from afar, about: products are then cut by them. 0: by rows first */
     /* Panels of `count` vectors of k terms each, which lie one behind the other or, `across`, side by
      * side. */
     void (*pack_rows)(gemm_matrix x, bool across, int64_t count, int64_t k, void *to);

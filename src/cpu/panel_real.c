@@ -12,15 +12,21 @@ enum {
     WIDE = 4, /* vectors of a row */
     DEPTH = 256,
     STEPS = 2, /* terms of a round of the loop */
+    COPY = 20,
+    READ = 8,
 #elif defined(__AVX2__)
     ROWS = 4, /* 12 of 16 registers, and 3 for b */
     WIDE = 3,
     DEPTH = 256,
     STEPS = 4,
+    COPY = 0,
+    READ = 0,
 #else
     ROWS = 12, /* 24 registers of sums, 5 for the operands */
     WIDE = 2,
     DEPTH = 512,
+    COPY = 0,
+    READ = 0,
 #endif
     COLUMNS = WIDE * VBYTES / (int)sizeof(real), /* a panel of b fits the first cache */
     LINE = 16,                                   /* terms that are read at a time: a cache line */
@@ -242,6 +248,8 @@ const panel_form KERNEL(panel_real) = {
     .depth = DEPTH,
     .terms = 1,
     .size = sizeof(real),
+    .copy = COPY,
+    .read = READ,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .multiply = multiply_panels,

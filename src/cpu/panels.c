@@ -21,6 +21,7 @@ enum {
     SHARED_VALUES = 1 << 21, /* of b that is copied at a time, about */
     SHARED_COLUMNS = 128,    /* and no fewer columns than this */
     TASKS_A_THREAD = 4,      /* at least, where the rows allow it */
+    PIECES_MOST = 8,         /* of the columns, where costs are compared */
     PIECE_COLUMNS = 64,      /* fewest columns, where they are cut */
     HELD_TERMS = 2048,       /* most terms of rows of a that a thread holds all of */
     SERIAL_COLUMNS = 512     /* of b that one thread alone copies at a time */
@@ -241,6 +242,55 @@ static void multiply_band(void *context, int64_t task, int thread) {
     if (f->end) f->end();
 }
 
+/* How much longer the longest of `parts` shares of n is than their mean. */
+static double unevenness(int64_t n, int64_t parts) {
+    return (double)(ceil_div(n, parts) * parts) / (double)n;
+}
+
+/* What a cut costs against a perfect one: threads that wait for the last tasks, shares that are uneven,
+ * copies of a task's rows for each piece of the columns, and panels of b that are read from afar for
+ * each band of the rows. Few tasks for a thread leave nothing to even out what else the machine does. */
+static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, int threads) {
+    const panel_form *f = r->form;
+    int64_t tasks = bands * pieces * r->groups;
+    double rows = (double)r->p->m / (double)bands, columns = (double)r->columns / (double)pieces;
+    double waits = unevenness(tasks, threads) * unevenness(ceil_div(r->p->m, f->rows), bands) *
+                   unevenness(column_panels(r), pieces);
+    if (tasks < threads) waits = (double)threads / (double)tasks;
+    double few = 0.5 * (double)threads / (double)tasks;
+    return waits * (1 + (double)f->copy / columns + (double)f->read / rows) + few;
+}
+
+/* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch holds. */
+static void cut_by_cost(panel_run *r, int threads) {
+    const panel_form *f = r->form;
+    int64_t rows = ceil_div(r->p->m, f->rows), least = ceil_div(rows, f->band);
+    int64_t most = min_i64(max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1), PIECES_MOST);
+    double cheapest = INFINITY;
+    for (int64_t pieces = 1; pieces <= most; pieces++)
+        for (int64_t each = 0; each <= TASKS_A_THREAD; each++) {
+            int64_t wanted = ceil_div(each * threads, pieces * r->groups);
+            int64_t bands = min_i64(max_i64(least, wanted), rows);
+            double cost = estimate_cost(r, bands, pieces, threads);
+            if (cost >= cheapest) continue;
+            cheapest = cost;
+            r->bands = bands;
+            r->pieces = pieces;
+        }
+}
+
+/* Bands of rows for a few tasks a thread; pieces of the columns only where there are too few rows. */
+static void cut_by_rows(panel_run *r, int threads) {
+    const panel_form *f = r->form;
+    int64_t rows = ceil_div(r->p->m, f->rows);
+    int64_t wanted = ceil_div(TASKS_A_THREAD * threads, r->groups);
+    r->bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
+    int64_t all = ceil_div(r->bands * r->groups, threads) * threads;
+    r->bands = min_i64(max_i64(all / r->groups, r->bands), rows);
+    int64_t most = max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1);
+    r->pieces = min_i64(ceil_div(wanted, r->bands), most);
+}
+
 /* What is in hand at a time, and its cut into tasks. */
 static panel_run cut_run(const gemm_product *p, int threads) {
     const panel_form *f = choose_form(p);
@@ -252,12 +302,10 @@ static panel_run cut_run(const gemm_product *p, int threads) {
         int64_t columns = max_i64(SHARED_VALUES / p->k, SHARED_COLUMNS);
         r.columns = min_i64(columns / f->columns * f->columns, p->n);
     }
-    int64_t rows = ceil_div(p->m, f->rows), wanted = ceil_div(TASKS_A_THREAD * threads, r.groups);
-    r.bands = min_i64(max_i64(ceil_div(rows, f->band), wanted), rows);
-    int64_t all = ceil_div(r.bands * r.groups, threads) * threads;
-    r.bands = min_i64(max_i64(all / r.groups, r.bands), rows);
-    int64_t most = max_i64(column_panels(&r) * f->columns / PIECE_COLUMNS, 1);
-    r.pieces = min_i64(ceil_div(wanted, r.bands), most);
+    if (f->copy)
+        cut_by_cost(&r, threads);
+    else
+        cut_by_rows(&r, threads);
     r.scratch_bytes = band_bytes(f, p->k) + sums_bytes(f, p, r.columns);
     return r;
 }
