@@ -264,7 +264,8 @@ static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, i
 /* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch holds. */
 static void cut_by_cost(panel_run *r, int threads) {
     const panel_form *f = r->form;
-    int64_t rows = ceil_div(r->p->m, f->rows), least = ceil_div(rows, f->band);
+    int64_t rows = max_i64(ceil_div(r->p->m, f->rows), 1);
+    int64_t least = max_i64(ceil_div(rows, f->band), 1);
     int64_t most = min_i64(max_i64(column_panels(r) * f->columns / PIECE_COLUMNS, 1), PIECES_MOST);
     double cheapest = INFINITY;
     for (int64_t pieces = 1; pieces <= most; pieces++)
