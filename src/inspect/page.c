@@ -147,7 +147,9 @@ static char *text_of(const weft_tokenizer *t, const int32_t *tokens, int64_t tim
     json_t *word, *words = weft_attention_map_tokens(t, tokens, time);
     FILE *out = open_memstream(&text, &bytes);
     if (out) {
-        json_array_foreach(words, k, word) fputs(json_string_value(word), out);
+        json_array_foreach(words, k, word) {
+            fputs(json_string_value(word), out);
+        }
         fclose(out);
     }
     json_decref(words);
@@ -168,7 +170,9 @@ static weft_status put_maps(weft_page *p, const weft_model *m, weft_backing plac
     if (read) weft_page_say(p, "%s", read);
     free(read);
     weft_page_pictures_open(p, NULL);
-    json_array_foreach(layers, k, layer) put_layer_maps(p, layer, (size_t)time, (int)k);
+    json_array_foreach(layers, k, layer) {
+        put_layer_maps(p, layer, (size_t)time, (int)k);
+    }
     weft_page_pictures_close(p);
     json_decref(layers);
     return WEFT_OK;
