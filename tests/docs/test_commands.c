@@ -15,9 +15,10 @@
 static int run_pages(const char *folder, const char *pages, char **said) {
     char line[2048];
     const char *weft = getenv("WEFT");
-    mkdir(scratch_path(folder), 0777);
+    mkdir(scratch_path("%s", folder), 0777);
     snprintf(line, sizeof line, "python3 tests/docs/commands.py '%s' '%s' %s >'%s' 2>&1",
-             weft ? weft : "build/weft", scratch_path(folder), pages, scratch_path("said.txt"));
+             weft ? weft : "build/weft", scratch_path("%s", folder), pages,
+             scratch_path("said.txt"));
     int status = system(line);
     *said = file_read(scratch_path("said.txt"), NULL);
     return status;
