@@ -11,8 +11,8 @@
 
 const char weft_help_plan[] =
     "  --config FILE      the config; default: every option's own default\n"
-    "  --step S           one step by name, or 0 to 5 of the ablation; default: all of a study's "
-    "steps\n"
+    "  --step S           one variant by name, or 0 to 5 of the ablation; default: all of a "
+    "study's variants\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto: whose memory it must fit\n"
@@ -139,7 +139,7 @@ static json_t *to_json(const weft_account *a) {
 }
 
 static void print_steps_head(int width) {
-    printf("%*s %14s %14s %14s %14s %14s\n", width, "step", "parameters", "MFLOP/token",
+    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
            "training MiB", "kept/tok/layer", "cache B/token");
 }
 
@@ -167,7 +167,7 @@ static weft_status account_step(const weft_args *args, const char *step,
 }
 
 static void print_steps(const weft_steps *steps, const weft_account *accounts) {
-    int width = 4;
+    int width = 7;
     for (int i = 0; i < steps->n; i++)
         if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
     print_steps_head(width);

@@ -14,14 +14,14 @@ const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db, or folders with runs of weft train, "
     "at\n"
     "                     any depth: runs that differ by seed and learning rate alone are one "
-    "step\n"
-    "  --compare A B      two steps of one study: how their configs differ, their scores seed\n"
+    "variant\n"
+    "  --compare A B      two variants of one study: how their configs differ, their scores seed\n"
     "                     by seed, the mean difference\n"
     "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes\n"
     "                     or an option that is a number; with its interval\n"
-    "  --steps A,B        with --fit: these steps alone\n"
+    "  --steps A,B        with --fit: these variants alone\n"
     "  --csv FILE         the runs as comma-separated values; - is standard output\n"
-    "  --metrics-csv FILE the same of every logged step\n"
+    "  --metrics-csv FILE the same of every logged training step\n"
     "  --force            overwrite FILE\n"
     "  --diff DB2         whether another database holds the same, time, speed, memory and "
     "machine\n"
@@ -152,7 +152,7 @@ static void take_merge(int *argc, char **argv, runs_args *own) {
 static int take_compare(int *argc, char **argv, runs_args *own) {
     for (int i = 1; i < *argc; i++) {
         if (strcmp(argv[i], "--compare") != 0) continue;
-        if (i + 2 >= *argc) return refuse("--compare needs two steps");
+        if (i + 2 >= *argc) return refuse("--compare needs two variants");
         own->a = argv[i + 1];
         own->b = argv[i + 2];
         for (int k = i; k + 3 < *argc; k++)

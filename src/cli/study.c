@@ -22,32 +22,35 @@ const char weft_help_study[] =
     "  --config FILE      the config, or the name of a study that comes with weft, with its study: "
     "RA_MLA_ABLATION_STEPS or STUDY_STEPS, and\n"
     "                     STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, STUDY_SCORE, STUDY_TAIL\n"
-    "  --steps A,B        only these steps; the others wait\n"
+    "  --steps A,B        only these variants; the others wait\n"
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
     "                     runs/study for .config\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
     "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
-    "  --restart RUN      begin a failed run anew, its folder set aside: STEP-lrR-seedN, or "
+    "  --restart RUN      begin a failed run anew, its folder set aside: VARIANT-lrR-seedN, or "
     "failed\n"
     "                     for all of them\n"
     "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
-    "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each step, and a job after "
+    "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each variant, and a job after "
     "them\n"
     "                     that joins their databases and writes the report; OPTIONS go to sbatch.\n"
-    "                     A job has --threads processors (4), the memory of the largest step, and "
+    "                     A job has --threads processors (4), the memory of the largest variant, "
+    "and "
     "a\n"
     "                     GPU where DEVICE is cuda. The same command continues what is not done\n"
-    "  --list             the steps and what they cost; nothing is run\n"
-    "  -o KEY=VALUE       override a config key in every step; repeatable\n"
+    "  --list             the variants and what they cost; nothing is run\n"
+    "  -o KEY=VALUE       override a config key in every variant; repeatable\n"
     "  --seed N, --dtype T, --device D, --threads N\n"
     "                     as in 'weft help train'\n"
     "  --json             one object on standard output at the end\n"
     "\n"
-    "DIR holds runs.db ('weft runs'), report.html and report.md, and runs/STEP-lrR-seedN: config,\n"
+    "DIR holds runs.db ('weft runs'), report.html and report.md, and runs/VARIANT-lrR-seedN: "
+    "config,\n"
     "log, last/, best/ and metrics.jsonl of each run. The same command continues what was cut\n"
     "off or failed; DIR of another config is refused. SIGINT and SIGTERM let the runs finish "
     "their\n"
-    "step and save. Exits 1 where a run is neither done nor diverged, or a step cannot be built.\n";
+    "training step and save. Exits 1 where a run is neither done nor diverged, or a variant cannot "
+    "be built.\n";
 
 enum {
     OUT_ROOM = 512,
@@ -170,10 +173,10 @@ static void describe_time(double seconds, char *out, size_t room) {
 }
 
 static void list_table(const weft_study *s, double seconds) {
-    int width = 4, runs = 0;
+    int width = 7, runs = 0;
     for (int i = 0; i < s->steps.n; i++)
         if ((int)strlen(s->steps.list[i].name) > width) width = (int)strlen(s->steps.list[i].name);
-    printf("%-*s %10s %14s %12s %12s  %s\n", width, "step", "iterations", "tokens", "parameters",
+    printf("%-*s %10s %14s %12s %12s  %s\n", width, "variant", "iterations", "tokens", "parameters",
            "MFLOP/token", "what it sets");
     for (int i = 0; i < s->steps.n; i++) {
         const weft_study_step *p = &s->built[i];
@@ -194,7 +197,8 @@ static void list_table(const weft_study *s, double seconds) {
                (p->account.forward_flops + p->account.backward_flops) / 1e6,
                *sets ? sets : "nothing");
     }
-    printf("%d runs: %d learning rates%s and %lld seeds per step\n", runs, weft_study_step_rates(s),
+    printf("%d runs: %d learning rates%s and %lld seeds per variant\n", runs,
+           weft_study_step_rates(s),
            weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
            (long long)s->base.study_seeds);
     char time[64];

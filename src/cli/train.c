@@ -28,7 +28,7 @@ const char weft_help_train[] =
     "                     follows the text and the machine; all of it is in DIR/data and "
     "DIR/config\n"
     "  --minutes M        with --text: about how long training may take (10)\n"
-    "  --step S           a study's step by name, the ablation's 0 to 5; also as\n"
+    "  --step S           a study's variant by name, the ablation's 0 to 5; also as\n"
     "                     --ra-mla-ablation-step N; without it, a study's first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's or text's name\n"
     "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"

@@ -30,7 +30,7 @@
   const COLUMNS = [
     {key: "name", label: "run", of: (r) => r.name},
     {key: "status", label: "status", of: (r) => ORDER[r.status], text: (r) => r.status},
-    {key: "step", label: "step", of: (r) => r.step, text: (r) => count(r.step) + (r.steps ? " of " + count(r.steps) : ""), n: 1},
+    {key: "step", label: "training step", of: (r) => r.step, text: (r) => count(r.step) + (r.steps ? " of " + count(r.steps) : ""), n: 1},
     {key: "loss", label: "loss", of: (r) => r.loss, text: (r) => digits(r.loss), n: 1},
     {key: "val_loss", label: "held-out loss", of: (r) => r.val_loss, text: (r) => digits(r.val_loss), n: 1},
     {key: "best_val_loss", label: "best", of: (r) => r.best_val_loss, text: (r) => digits(r.best_val_loss), n: 1},
@@ -39,7 +39,7 @@
     {key: "seconds_left", label: "left", of: (r) => r.seconds_left, text: (r) => time(r.seconds_left), n: 1},
     {key: "tags", label: "tags", of: (r) => r.tags}];
 
-  const TITLE = {key: "title", label: "model", of: (r) => r.title};
+  const TITLE = {key: "title", label: "variant", of: (r) => r.title};
   const keysOf = (list) => [...new Set(list.flatMap((r) => Object.keys(r.options)))].sort();
   const differing = (list) => keysOf(list).filter((k) => new Set(list.map((r) => JSON.stringify(r.options[k]))).size > 1);
   const optionColumn = (key) => ({key: "option " + key, label: key, of: (r) => r.options[key], n: 0});
@@ -262,7 +262,7 @@
     byId("one").hidden = !r;
     if (!r) return;
     byId("title").textContent = r.title ? r.name + ": " + r.title : r.name;
-    byId("facts").textContent = [r.status, "step " + count(r.step) + (r.steps ? " of " + count(r.steps) : ""),
+    byId("facts").textContent = [r.status, "training step " + count(r.step) + (r.steps ? " of " + count(r.steps) : ""),
       known(r.best_val_loss) ? "best held-out loss " + digits(r.best_val_loss) + ", perplexity " + digits(Math.exp(r.best_val_loss), 2) : "",
       known(r.seconds_left) ? time(r.seconds_left) + " left" : ""].filter(Boolean).join(" \u00b7 ");
     const body = byId("options").tBodies[0];
@@ -279,7 +279,7 @@
   function asText(text) {
     if (!text.includes("{\"step\"")) return text;
     return text.split("\n").filter((l) => l.startsWith("{")).map((l) => {
-      try { const s = JSON.parse(l); return "step " + s.step + ": " + s.prompt + s.text; } catch (e) { return ""; }
+      try { const s = JSON.parse(l); return "training step " + s.step + ": " + s.prompt + s.text; } catch (e) { return ""; }
     }).join("\n\n");
   }
 

@@ -87,10 +87,11 @@ static weft_status fit_width(weft_study_step *p, int64_t wanted) {
 
 static weft_status need_first(const weft_study *s) {
     if (!*s->built[0].error) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by step '%s', which cannot be built: %s",
-                     s->where, weft_config_word(&s->base, WEFT_OPTION(study_equal)),
-                     s->steps.list[0].name, s->built[0].error);
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by variant '%s', which cannot be built: %s", s->where,
+        weft_config_word(&s->base, WEFT_OPTION(study_equal)), s->steps.list[0].name,
+        s->built[0].error);
 }
 
 weft_status weft_equal_widths(weft_study *s) {
@@ -132,7 +133,7 @@ static weft_status scale_iters(weft_study *s) {
         double cost = iter_cost(s, i);
         if (*s->built[i].error) continue;
         if (!(cost > 0) || !(whole > 0))
-            return weft_fail(WEFT_EBUG, "study: step '%s' has no cost to be held equal",
+            return weft_fail(WEFT_EBUG, "study: variant '%s' has no cost to be held equal",
                              s->steps.list[i].name);
         set_iters(&s->built[i], round_iters(whole / cost));
     }

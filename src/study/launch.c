@@ -64,9 +64,10 @@ static weft_status wait_measured(pid_t pid, weft_process_end *end) {
         told = told || asked;
         weft_pause(weft_clock() - begun);
     }
-    return told ? weft_fail(WEFT_EIO, "stopped by a signal while steps were measured; nothing is "
-                                      "kept, the same command starts anew")
-                : WEFT_OK;
+    return told
+               ? weft_fail(WEFT_EIO, "stopped by a signal while variants were measured; nothing is "
+                                     "kept, the same command starts anew")
+               : WEFT_OK;
 }
 
 /* One process of so many iterations; seconds of an iteration, the median. */
@@ -92,7 +93,7 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
     }
     WEFT_TRY(weft_path(log, "%s/log", folder));
     weft_process_last_line(log, folder, line, sizeof line);
-    return weft_fail(WEFT_EIO, "step '%s' could not be measured: %s", p->step->name,
+    return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->step->name,
                      *line ? line : "its process ended without a word");
 }
 
@@ -113,7 +114,7 @@ static weft_status measure_step(weft_study *s, int step, const char *all, int th
         WEFT_TRY(weft_path(folder, "%s/%d-again", all, step));
         WEFT_TRY(measure_once(s, step, folder, threads, (int64_t)more));
     }
-    weft_log(WEFT_LOG_INFO, "step %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
+    weft_log(WEFT_LOG_INFO, "variant %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
     return WEFT_OK;
 }
 

@@ -81,7 +81,7 @@ weft_status weft_listing_table(const char *path, FILE *out) {
                           " (SELECT count(*) FROM runs), equal, score, created FROM study",
                           print_heading, out);
     if (status == WEFT_OK) {
-        fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "step", "lr",
+        fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr",
                 "seed", "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
         status = weft_listing_each(d,
                                    "SELECT run, name, learning_rate, seed, status, runs.iters,"

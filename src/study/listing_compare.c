@@ -23,7 +23,7 @@ static weft_status find_step(const weft_report_data *d, const char *name, int *s
         if (strcmp(d->steps[i].name, name) == 0) return WEFT_OK;
         weft_nearest_offer(&nearest, d->steps[i].name);
     }
-    return weft_fail(WEFT_EINPUT, "%s: there is no step '%s'; did you mean '%s'?", d->path, name,
+    return weft_fail(WEFT_EINPUT, "%s: there is no variant '%s'; did you mean '%s'?", d->path, name,
                      nearest.name);
 }
 

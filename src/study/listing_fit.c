@@ -104,7 +104,7 @@ static weft_status add_study(points *p, const weft_report_data *d, const char *x
         double at = x_of(step, run, x);
         if (!(at > 0) || !(run->score > 0))
             return weft_fail(WEFT_EINPUT,
-                             "%s: step '%s' has %s %g and score %g; a power law is for numbers "
+                             "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
                              "above 0",
                              d->path, weft_shown(step->name), x, at, run->score);
         WEFT_TRY(add_point(p, step, run, at));
@@ -115,7 +115,7 @@ static weft_status add_study(points *p, const weft_report_data *d, const char *x
 static void print_fit(FILE *out, const points *p, const char *x, const weft_line *line) {
     const json_t *row;
     size_t i;
-    fprintf(out, "%-24s %6s %14s %12s %12s\n", "step", "seed", x, "score", "by the law");
+    fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
     json_array_foreach(p->rows, i, row) {
         double at = json_number_value(json_object_get(row, "x"));
         fprintf(out, "%-24s %6lld %14.6g %12.6g %12.6g\n",

@@ -105,8 +105,8 @@ static weft_status match_steps(weft_database *d, const char *path) {
                           ""));
     weft_status status = weft_database_next(d, rows, &there);
     if (status == WEFT_OK && there)
-        status = weft_fail(WEFT_EINPUT, "%s: step '%s' has other settings than in the first", path,
-                           weft_column_text(rows, 0));
+        status = weft_fail(WEFT_EINPUT, "%s: variant '%s' has other settings than in the first",
+                           path, weft_column_text(rows, 0));
     weft_database_end(rows);
     return status;
 }

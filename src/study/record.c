@@ -313,11 +313,12 @@ static weft_status match_step(const weft_database *d, const weft_study *s, int64
     if (known) weft_study_overrides(s, (int)step, now, SETS_ROOM);
     weft_status status = WEFT_OK;
     if (!known || strcmp(s->steps.list[step].name, name) != 0)
-        status = weft_fail(WEFT_EINPUT, "%s: step '%s' of this study is none of the config's now",
-                           weft_database_path(d), name);
+        status =
+            weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
+                      weft_database_path(d), name);
     else if (built && !*s->built[step].error && strcmp(now, sets) != 0)
         status = weft_fail(WEFT_EINPUT,
-                           "%s: step '%s' was '%.300s' in this study and is '%.300s' now; take "
+                           "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
                            "another --out, or the command it was started with",
                            weft_database_path(d), name, sets, now);
     free(now);
@@ -344,7 +345,7 @@ static void refuse_unmeasured(weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
         if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
             snprintf(s->built[i].error, sizeof s->built[i].error,
-                     "step '%s' was not measured with the others, so its time cannot be held "
+                     "variant '%s' was not measured with the others, so its time cannot be held "
                      "equal; take another --out",
                      s->steps.list[i].name);
 }

@@ -92,9 +92,9 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
     weft_words room;
     int most = largest(d, verdict);
     if (n == all)
-        fprintf(out, "All %d steps", n);
+        fprintf(out, "All %d variants", n);
     else
-        fprintf(out, "%d of %d steps", n, all);
+        fprintf(out, "%d of %d variants", n, all);
     fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_step_label(d, most),
             weft_say_share(&d->steps[most].compared, d->steps[most].compared.mean, &room));
 }
@@ -116,7 +116,7 @@ static void write_power(FILE *out, const weft_report_data *d) {
     fprintf(out, "%s could have shown a difference of ",
             weft_say_plural(weft_report_most_pairs(d), "seed", &seeds));
     if (most > 1.5 * least)
-        fprintf(out, "%s to %s, depending on the step",
+        fprintf(out, "%s to %s, depending on the variant",
                 weft_say_share(narrow, (narrow->high - narrow->low) / 2, &a),
                 weft_say_share(wide, (wide->high - wide->low) / 2, &b));
     else
@@ -132,7 +132,7 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
     int all = better + worse + open + yet;
     snprintf(object, sizeof object, "the %.100s", d->score_name);
     bool none = better == 0 && all > 1;
-    if (none) fprintf(out, "No step %s %s", gain, object);
+    if (none) fprintf(out, "No variant %s %s", gain, object);
     write_side(out, d, WEFT_BETTER, gain, object, all);
     if (worse && (none || better)) fputs("; ", out);
     write_side(out, d, WEFT_WORSE, loss, none || better ? "it" : object, all);
@@ -159,7 +159,7 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
     weft_words score;
     snprintf(object, sizeof object, "the %.100s", d->score_name);
     if (d->n_steps == 0) {
-        fputs("There are no steps yet.", out);
+        fputs("There are no variants yet.", out);
     } else if (waiting) {
         fprintf(out, "Not yet: %d of %d runs are finished.", count_finished(d), d->n_runs);
         if (!shown) return;
@@ -169,22 +169,23 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
         write_side(out, d, WEFT_WORSE, loss, better ? "it" : object, counted);
         fputs(".", out);
     } else if (d->nothing_learned) {
-        fprintf(out,
-                "Nothing was learned: every run ends at the loss of guessing (%.4f), so the steps "
-                "cannot be told apart.",
-                log(d->vocabulary));
+        fprintf(
+            out,
+            "Nothing was learned: every run ends at the loss of guessing (%.4f), so the variants "
+            "cannot be told apart.",
+            log(d->vocabulary));
     } else if (comparisons == 0) {
-        fputs("Nothing is compared: no step has a baseline.", out);
+        fputs("Nothing is compared: no variant has a baseline.", out);
         if (isfinite(d->steps[0].mean))
             fprintf(out, " %s has a %s of %s.", weft_step_label(d, 0), d->score_name,
                     weft_say_score(d->steps[0].mean, &score));
     } else if (counted == 0) {
-        fputs(
-            "Nothing can be compared: no step can be built and keeps from seeing later tokens, as "
-            "its baseline does.",
-            out);
+        fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
+              "tokens, as "
+              "its baseline does.",
+              out);
     } else if (weft_report_most_pairs(d) == 0) {
-        fputs("Nothing can be compared: no seed was finished by a step and its baseline.", out);
+        fputs("Nothing can be compared: no seed was finished by a variant and its baseline.", out);
     } else if (weft_report_most_pairs(d) == 1) {
         fputs("One seed cannot tell: a difference needs at least two to be told from chance.", out);
     } else {
@@ -315,11 +316,11 @@ static void say_question(weft_page *p, const weft_report_data *d) {
     if (*d->question)
         weft_page_line(p, "question", "%s", d->question);
     else if (base >= 0)
-        weft_page_line(p, "question", "Does any step have a %s %s than %s?",
+        weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
                        d->higher_is_better ? "higher" : "lower", d->score_name,
                        weft_step_label(d, base));
     else if (d->n_steps > 1)
-        weft_page_line(p, "question", "How does each step compare with its baseline?");
+        weft_page_line(p, "question", "How does each variant compare with its baseline?");
 }
 
 /* When, with what and where, in one line. */
@@ -327,12 +328,12 @@ static void say_facts(weft_page *p, const weft_report_data *d) {
     weft_words steps = {0}, seeds = {0}, rates = {0};
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
-    weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
-                   *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
-                   *d->machine ? ", " : "", d->machine, weft_say_plural(d->n_steps, "step", &steps),
-                   weft_say_plural(d->n_seeds, "seed", &seeds),
-                   weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d),
-                   d->n_runs);
+    weft_page_line(
+        p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
+        *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
+        *d->machine ? ", " : "", d->machine, weft_say_plural(d->n_steps, "variant", &steps),
+        weft_say_plural(d->n_seeds, "seed", &seeds),
+        weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d), d->n_runs);
 }
 
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {

@@ -51,7 +51,7 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
         json_t *map = run ? read_map(folder, run) : NULL;
         if (map && !open)
             weft_page_fold(p, "What attention looks at",
-                           "Each step's heads of the first and the last layer, over the text "
+                           "Each variant's heads of the first and the last layer, over the text "
                            "above: a row for each token, darker where it looks more. The first "
                            "token is at the top left. (The pictures are in report.html.)");
         open = open || map;

@@ -191,7 +191,7 @@ json_t *weft_report_series(const weft_report_data *d) {
 
 static json_t *axes_json(void) {
     return json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
-                     "label", "training steps", "key", "tokens", "label", "tokens", "key", "flops",
+                     "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
                      "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
                      "seconds");
 }
@@ -236,7 +236,7 @@ static weft_status draw(weft_page *p, const weft_report_data *d, const curve *cu
         weft_plot plot = {
             .kind = WEFT_PLOT_CURVES,
             .title = title,
-            .x_label = "training steps",
+            .x_label = "training step",
             .y_label = difference ? "difference" : of->name,
             .y_unit = of->unit,
             .zero = difference,
@@ -249,7 +249,8 @@ static weft_status draw(weft_page *p, const weft_report_data *d, const curve *cu
                 p, svg,
                 "%s by training step: the mean over seeds, and a band from the least "
                 "to the most of them.%s",
-                title, isnan(plot.top) ? "" : " The first steps are higher than the picture.");
+                title,
+                isnan(plot.top) ? "" : " The first training steps are higher than the picture.");
     }
     free(svg);
     for (int i = 0; series && i < d->n_steps; i++)
@@ -310,10 +311,11 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_steps; i++)
         any = any || d->steps[i].done > 0;
     if (!any) return WEFT_OK;
-    weft_page_heading(p, "How they learned",
-                      "Each loss as training went on, at each step's learning rate, and beside it "
-                      "the difference from the baseline. Point at a line for its values and single "
-                      "seeds; click a name to hide it.");
+    weft_page_heading(
+        p, "How they learned",
+        "Each loss as training went on, at each variant's learning rate, and beside it "
+        "the difference from the baseline. Point at a line for its values and single "
+        "seeds; click a name to hide it.");
     if (d->higher_is_better) WEFT_TRY(put_subject(p, d, &subjects[2]));
     WEFT_TRY(put_subject(p, d, &subjects[0]));
     return put_subject(p, d, &subjects[1]);

@@ -226,7 +226,7 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
             weft_say_plural(weft_report_most_pairs(d), "seed", &seeds), 100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
-                       "Difference in %s of each step from its own baseline, %s%s; the bars are "
+                       "Difference in %s of each variant from its own baseline, %s%s; the bars are "
                        "%.0f%% intervals.",
                        d->score_name, d->higher_is_better ? "" : "in nats per token, ",
                        weft_say_plural(weft_report_most_pairs(d), "seed", &seeds),

@@ -119,7 +119,7 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
     if (!heads) return;
     heads[0] = "key";
     for (int i = 0; i < d->n_steps; i++)
-        heads[i + 1] = d->steps[i].name;
+        heads[i + 1] = weft_step_label(d, i);
     json_object_foreach(keys, key, unused) {
         if (is_left_out(key) || !differs(configs, d->n_steps, key)) continue;
         if (!open) weft_page_table_open(p, heads);
@@ -136,14 +136,14 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
     if (open)
         weft_page_table_close(p);
     else
-        weft_page_say(p, "The steps' configs are the same in every key.");
+        weft_page_say(p, "The variants' configs are the same in every key.");
     free(heads);
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     if (d->n_steps < 2) return WEFT_OK;
     weft_page_fold(p, "What differs between the configs",
-                   "Every key whose value is not the same in all steps; the rest is alike.");
+                   "Every key whose value is not the same in all variants; the rest is alike.");
     json_t **configs = calloc((size_t)d->n_steps, sizeof *configs);
     json_t *keys = json_object();
     bool memory = configs && keys;
@@ -168,9 +168,9 @@ typedef struct {
 
 static void trouble_row(trouble *t, int step, const char *where, const char *what,
                         const char *why) {
-    static const char *const heads[] = {"step", "where", "what", "why", NULL};
+    static const char *const heads[] = {"variant", "where", "what", "why", NULL};
     if (t->rows++ == 0) weft_page_table_open(t->p, heads);
-    weft_page_cell(t->p, "%s", step >= 0 ? t->d->steps[step].name : "–");
+    weft_page_cell(t->p, "%s", step >= 0 ? weft_step_label(t->d, step) : "–");
     weft_page_cell(t->p, "%s", where);
     weft_page_cell(t->p, "%s", what);
     weft_page_cell(t->p, "%s", why);
@@ -250,9 +250,9 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
                       "What went wrong, so that no number is trusted more than it deserves.");
     trouble t = {p, d, 0};
     for (int i = 0; i < d->n_steps; i++) {
-        if (*d->steps[i].error) trouble_row(&t, i, "step", "cannot be built", d->steps[i].error);
+        if (*d->steps[i].error) trouble_row(&t, i, "config", "cannot be built", d->steps[i].error);
         if (d->steps[i].leaks)
-            trouble_row(&t, i, "step", "LEAKS",
+            trouble_row(&t, i, "every run", "LEAKS",
                         "a token sees later ones, so its score is not one of prediction");
         waiting_trouble(&t, i);
     }
@@ -263,9 +263,9 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
     if (t.rows)
         weft_page_table_close(p);
     else if (d->n_runs)
-        weft_page_say(p,
-                      "Nothing: every step could be built, none leaks, every run finished and no "
-                      "update was skipped.");
+        weft_page_say(
+            p, "Nothing: every variant could be built, none leaks, every run finished and no "
+               "update was skipped.");
     else
         weft_page_say(p, "Nothing yet: no run was made.");
     return WEFT_OK;
@@ -329,7 +329,7 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
 
 static void equality_row(weft_page *p, const weft_report_data *d, int place) {
     const weft_report_step *s = &d->steps[place];
-    weft_page_cell(p, "%s", s->name);
+    weft_page_cell(p, "%s", weft_step_label(d, place));
     for (int q = 0; q < QUANTITIES; q++) {
         double value = quantities[q].of(s);
         double base = s->baseline >= 0 ? quantities[q].of(&d->steps[s->baseline]) : NAN;
@@ -344,9 +344,10 @@ static void equality_row(weft_page *p, const weft_report_data *d, int place) {
 
 weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     if (d->n_steps < 2) return WEFT_OK;
-    weft_page_fold(p, "What was equal, and what was not",
-                   "A step may score better because it is larger or was trained for longer: here "
-                   "is what each was given, and how many times its baseline's.");
+    weft_page_fold(
+        p, "What was equal, and what was not",
+        "A variant may score better because it is larger or was trained for longer: here "
+        "is what each was given, and how many times its baseline's.");
     weft_page_say(p, "The study held equal: %s.", *d->equal ? d->equal : "nothing");
     char *text = NULL;
     size_t size;
@@ -357,7 +358,7 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     fclose(out);
     if (text && *text) weft_page_say(p, "%s", text);
     free(text);
-    const char *heads[QUANTITIES + 2] = {"step"};
+    const char *heads[QUANTITIES + 2] = {"variant"};
     for (int q = 0; q < QUANTITIES; q++)
         heads[q + 1] = quantities[q].head;
     weft_page_table_open(p, heads);
@@ -380,8 +381,9 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
                                    {"seeds", d->seeds_text},
                                    {"learning rates", d->rates_text},
                                    {"database", d->path}};
-    weft_page_fold(p, "Where and with what it was run",
-                   "The program, the machine and the config that the steps' overrides start from.");
+    weft_page_fold(
+        p, "Where and with what it was run",
+        "The program, the machine and the config that the variants' overrides start from.");
     weft_page_table_open(p, heads);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         weft_page_cell(p, "%s", rows[i][0]);

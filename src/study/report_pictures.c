@@ -192,7 +192,7 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
     if (place_points(d, costs[cost].of, c->series, c->front, &n_front, names) == 0) return WEFT_OK;
     snprintf(c->title, sizeof c->title, "%.100s against %s", d->score_name, costs[cost].name);
     snprintf(c->caption, sizeof c->caption,
-             "On the Pareto front, steps that no other beats on both: %s.",
+             "On the Pareto front, variants that no other beats on both: %s.",
              *names ? names : "none");
     c->plot = (weft_plot){.kind = WEFT_PLOT_POINTS,
                           .title = c->title,
@@ -213,16 +213,17 @@ static void put_fronts(weft_page *p, const weft_report_data *d, const cost_pictu
     for (int i = 0; i < COSTS; i++)
         if (pictures[i].plot.title)
             json_array_append_new(charts, chart_json(&pictures[i].plot, pictures[i].caption));
-    weft_page_heading(p, "Score against cost",
-                      d->higher_is_better
-                          ? "What a score costs: up and to the left is better. The mean over "
-                            "seeds, with a bar from the least to the most. The dashed line is the "
-                            "Pareto front; it goes by the means alone, and steps on it may differ "
-                            "by chance."
-                          : "What a score costs: down and to the left is better. The mean over "
-                            "seeds, with a bar from the least to the most. The dashed line is the "
-                            "Pareto front; it goes by the means alone, and steps on it may differ "
-                            "by chance.");
+    weft_page_heading(
+        p, "Score against cost",
+        d->higher_is_better
+            ? "What a score costs: up and to the left is better. The mean over "
+              "seeds, with a bar from the least to the most. The dashed line is the "
+              "Pareto front; it goes by the means alone, and variants on it may differ "
+              "by chance."
+            : "What a score costs: down and to the left is better. The mean over "
+              "seeds, with a bar from the least to the most. The dashed line is the "
+              "Pareto front; it goes by the means alone, and variants on it may differ "
+              "by chance.");
     weft_page_pictures_open(p, group_json(d, charts));
     for (int i = 0; i < COSTS; i++) {
         char caption[NAMES_ROOM + 700];
@@ -268,7 +269,7 @@ static weft_plot_point sweep_point(const weft_report_data *d, int step, double r
 }
 
 static void sweep_table(weft_page *p, const weft_report_data *d) {
-    const char *heads[RATES_MOST + 2] = {"step"};
+    const char *heads[RATES_MOST + 2] = {"variant"};
     char texts[RATES_MOST][32];
     int n = d->n_rates < RATES_MOST ? d->n_rates : RATES_MOST;
     for (int i = 0; i < n; i++) {

@@ -18,9 +18,9 @@ static void write_left_out(FILE *out, const weft_report_data *d, int step) {
         any = true;
         bool step_bad = !pair.step || !pair.step->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
-        if (step_bad) fprintf(out, "step %s %s", s->name, weft_report_ended(pair.step));
+        if (step_bad) fprintf(out, "variant %s %s", s->name, weft_report_ended(pair.step));
         if (base_bad)
-            fprintf(out, "%sstep %s %s", step_bad ? "; " : "", d->steps[s->baseline].name,
+            fprintf(out, "%svariant %s %s", step_bad ? "; " : "", d->steps[s->baseline].name,
                     weft_report_ended(pair.baseline));
         fputs(")", out);
     }
@@ -62,9 +62,9 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
     size_t size;
     FILE *out = open_memstream(&text, &size);
     if (!out) return;
-    weft_words room;
-    fprintf(out, "Step %s against ", weft_say_step(d, step, &room));
-    fprintf(out, "step %s", d->steps[s->baseline].name);
+    weft_words one, other;
+    fprintf(out, "Variant %s against %s", weft_say_step(d, step, &one),
+            weft_say_step(d, s->baseline, &other));
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);
     if (!d->nothing_learned) write_bound(out, c);
@@ -122,7 +122,7 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
     if (count_baselines(d) == 0) return WEFT_OK;
     weft_page_heading(
         p, "Verdicts",
-        "Each step of the study against its baseline, from runs with the same seeds.");
+        "Each variant of the study against its baseline, from runs with the same seeds.");
     say_score(p, d);
     if (d->nothing_learned)
         weft_page_say(p,
@@ -166,13 +166,13 @@ static void table_row(weft_page *p, const weft_report_data *d, int place) {
 
 weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (d->n_steps == 0) return WEFT_OK;
-    weft_page_heading(p, "The steps in numbers",
-                      "What each step is, what it scored, and what it costs.");
+    weft_page_heading(p, "The variants in numbers",
+                      "What each variant is, what it scored, and what it costs.");
     char score[160], interval[80];
     snprintf(score, sizeof score, ">%.120s ± sd", d->score_name);
     snprintf(interval, sizeof interval, ">change [%.0f%% interval]", 100 * WEFT_CONFIDENCE);
-    const char *const heads[] = {"step",
-                                 "mechanisms",
+    const char *const heads[] = {"variant",
+                                 "what it is",
                                  ">parameters",
                                  score,
                                  ">seeds finished",
@@ -200,14 +200,14 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
            "FLOPs (forward and backward) are counted, not measured.");
     if (d->n_rates > 1 && d->rate_seed >= 0)
         weft_page_say(p,
-                      "Each step was run at %d learning rates with seed %lld, which counts for "
+                      "Each variant was run at %d learning rates with seed %lld, which counts for "
                       "nothing else, and got the best of them.",
                       d->n_rates, (long long)d->rate_seed);
     else if (d->n_rates > 1)
         weft_page_say(p,
-                      "Each step was run at %d learning rates and counts with the one that has "
+                      "Each variant was run at %d learning rates and counts with the one that has "
                       "the best mean score (among those at which most of its seeds finished). The "
-                      "choice and the score come from the same runs, which flatters every step "
+                      "choice and the score come from the same runs, which flatters every variant "
                       "alike.",
                       d->n_rates);
     return WEFT_OK;
@@ -256,7 +256,7 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
         n += d->steps[d->runs[i].step].repeats >= 0;
     if (n == 0) return WEFT_OK;
     weft_page_fold(p, "Repeats, bit for bit",
-                   "Some steps are trained a second time, in processes of their own: the same "
+                   "Some variants are trained a second time, in processes of their own: the same "
                    "config must give the same bits.");
     weft_page_table_open(p, heads);
     for (int i = 0; i < d->n_runs; i++) {

@@ -91,13 +91,14 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
             if (!open) {
                 weft_page_heading(
                     p, "What the models write",
-                    "The last sample of each step's first random seed; the same prompt "
+                    "The last sample of each variant's first random seed; the same prompt "
                     "and the same random numbers for all.");
                 weft_page_texts_open(p);
                 open = true;
             }
             char title[300], *shown = strndup(text, (size_t)shown_bytes(text));
-            snprintf(title, sizeof title, "%.200s, after %lld steps", weft_step_label(d, step),
+            snprintf(title, sizeof title, "%.200s, after %lld training steps",
+                     weft_step_label(d, step),
                      (long long)json_integer_value(json_object_get(sample, "step")));
             weft_page_text(p, title, prompt, shown ? shown : "");
             free(shown);

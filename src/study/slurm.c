@@ -63,7 +63,7 @@ static weft_status write_steps(const weft_study *s, const weft_slurm_options *o,
         add(&list, "\n");
         ++*count;
     }
-    if (*count == 0) return weft_fail(WEFT_EINPUT, "study: no step to submit");
+    if (*count == 0) return weft_fail(WEFT_EINPUT, "study: no variant to submit");
     return write_script(&list, path);
 }
 

@@ -13,7 +13,7 @@
 enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6 };
 
 static weft_status no_memory(void) {
-    return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+    return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
 }
 
 void weft_steps_free(weft_steps *s) {
@@ -29,9 +29,9 @@ void weft_steps_free(weft_steps *s) {
 static weft_status add_step(weft_steps *s, const char *name, const char *where, weft_step **out) {
     for (int i = 0; i < s->n; i++)
         if (strcmp(s->list[i].name, name) == 0)
-            return weft_fail(WEFT_EINPUT, "%s: step '%s' is there twice", where, name);
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' is there twice", where, name);
     if (s->n == WEFT_STEPS_MAX)
-        return weft_fail(WEFT_EINPUT, "%s: more than %d steps", where, WEFT_STEPS_MAX);
+        return weft_fail(WEFT_EINPUT, "%s: more than %d variants", where, WEFT_STEPS_MAX);
     weft_step *list = realloc(s->list, (size_t)(s->n + 1) * sizeof *list);
     if (!list) return no_memory();
     s->list = list;
@@ -61,7 +61,7 @@ static weft_status check_key(const weft_step *step, const char *key, const char 
     if (!option) return weft_config_set(&scratch, key, "", where);
     const char *name = option->key;
     if (option->owner == WEFT_OWNER_STUDY)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a step's", where,
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a variant's", where,
                          name);
     for (int i = 0; i < step->n_sets; i++)
         if (strncmp(step->sets[i], name, strlen(name)) == 0 && step->sets[i][strlen(name)] == '=')
@@ -106,11 +106,11 @@ static weft_status read_name(const char **at, const char *where, const char *aft
         n++;
     if (n == 0)
         return weft_fail(WEFT_EINPUT,
-                         "%s: a step's name is expected %s, not '%.20s'; names have letters, "
+                         "%s: a variant's name is expected %s, not '%.20s'; names have letters, "
                          "digits, '.', '_' and '-'",
                          where, after, from);
     if (n >= WEFT_STEP_NAME)
-        return weft_fail(WEFT_EINPUT, "%s: the step's name '%.20s...' is longer than %d letters",
+        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
                          where, from, WEFT_STEP_NAME - 1);
     snprintf(name, WEFT_STEP_NAME, "%.*s", (int)n, from);
     *at = skip_blanks(from + n);
@@ -134,7 +134,7 @@ static weft_status read_step(weft_steps *s, const char **text, const char *where
     weft_step *step;
     WEFT_TRY(read_name(&at, where, s->n ? "after ';'" : "at the start", name));
     WEFT_TRY(add_step(s, name, where, &step));
-    snprintf(here, sizeof here, "%.640s: step '%s'", where, name);
+    snprintf(here, sizeof here, "%.640s: variant '%s'", where, name);
     if (strncmp(at, "vs", 2) == 0 && isspace((unsigned char)at[2])) {
         at += 2;
         WEFT_TRY(read_name(&at, here, "after 'vs'", step->base));
@@ -160,7 +160,7 @@ static weft_status link_baselines(weft_steps *s, const char *where) {
         if (!*step->base) continue;
         step->baseline = weft_steps_find(s, step->base);
         if (step->baseline < 0)
-            return weft_fail(WEFT_EINPUT, "%s: step '%s' vs '%s': %s", where, step->name,
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", where, step->name,
                              step->base, weft_error_message());
     }
     for (int i = 0; i < s->n; i++) {
@@ -170,7 +170,7 @@ static weft_status link_baselines(weft_steps *s, const char *where) {
             hops++;
         }
         if (at >= 0)
-            return weft_fail(WEFT_EINPUT, "%s: step '%s' vs '%s' leads back to itself", where,
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", where,
                              s->list[i].name, s->list[i].base);
     }
     return WEFT_OK;
@@ -223,7 +223,7 @@ static weft_status parse_ablation(const weft_config *base, const char *where, we
         long number = strtol(at, &end, 10);
         const char *next = skip_blanks(end);
         if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
-            return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be steps 0 to 5 with commas", here,
+            return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas", here,
                              base->ra_mla_ablation_steps);
         WEFT_TRY(add_ablation(s, base, (int)number, here));
         at = skip_blanks(*next ? next + 1 : next);
@@ -259,7 +259,7 @@ static weft_status name_point(const weft_step *step, bool alone, const weft_swee
     for (int i = 0; i < n; i++)
         if (!is_name_letter(all[i])) all[i] = '_';
     if (n >= WEFT_STEP_NAME)
-        return weft_fail(WEFT_EINPUT, "%s: the step's name '%.20s...' is longer than %d letters",
+        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
                          where, all, WEFT_STEP_NAME - 1);
     memcpy(name, all, (size_t)n + 1);
     return WEFT_OK;
@@ -351,7 +351,7 @@ int weft_steps_find(const weft_steps *s, const char *name) {
         if (strcmp(s->list[i].name, name) == 0) return i;
         weft_nearest_offer(&nearest, s->list[i].name);
     }
-    weft_fail(WEFT_EINPUT, "there is no step '%.63s'; did you mean '%s'?", name, nearest.name);
+    weft_fail(WEFT_EINPUT, "there is no variant '%.63s'; did you mean '%s'?", name, nearest.name);
     return -1;
 }
 
@@ -359,7 +359,7 @@ int weft_steps_find(const weft_steps *s, const char *name) {
 static weft_status read_over(const weft_source *s, const weft_step *step, weft_config *c) {
     char where[800];
     if (s->file) WEFT_TRY(weft_config_read(c, s->file));
-    snprintf(where, sizeof where, "%.640s: step '%s'", s->file ? s->file : "config",
+    snprintf(where, sizeof where, "%.640s: variant '%s'", s->file ? s->file : "config",
              step ? step->name : "");
     for (int i = 0; step && i < step->n_sets; i++)
         WEFT_TRY(weft_config_override(c, step->sets[i], where));

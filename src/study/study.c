@@ -148,7 +148,7 @@ static weft_status check_step_keys(const weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
         if (s->n_rates && sets_option(&s->steps.list[i], WEFT_OPTION(learning_rate)))
             return weft_fail(WEFT_EINPUT,
-                             "%s: step '%s' sets CONFIG_LEARNING_RATE, which "
+                             "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
                              "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
                              s->where, s->steps.list[i].name);
     return WEFT_OK;
@@ -194,7 +194,7 @@ static weft_status build_steps(weft_study *s, const weft_source *source,
         weft_study_step *p = &s->built[i];
         p->step = &s->steps.list[i];
         p->seconds_per_iter = NAN;
-        snprintf(where, sizeof where, "%.640s: step '%s'", s->where, p->step->name);
+        snprintf(where, sizeof where, "%.640s: variant '%s'", s->where, p->step->name);
         WEFT_TRY(weft_source_read(source, p->step, &p->config));
         keep_error(p, weft_model_check(&p->config, where));
     }
@@ -219,7 +219,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     WEFT_TRY(check_rate_seed(s));
     WEFT_TRY(check_step_keys(s));
     s->built = calloc((size_t)s->steps.n, sizeof *s->built);
-    if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+    if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     return build_steps(s, source, backend, threads);
 }
 

@@ -234,11 +234,11 @@ static weft_status fill_slots(supervisor *v) {
     return WEFT_OK;
 }
 
-/* "step 2, lr 0.001, seed 3" */
+/* "variant 2, lr 0.001, seed 3" */
 static void describe_job(const supervisor *v, const weft_job *job, char *text, size_t room) {
     char rate[32];
     weft_study_number(job->rate, rate, sizeof rate);
-    snprintf(text, room, "step %s, lr %s, seed %lld", v->study->steps.list[job->step].name, rate,
+    snprintf(text, room, "variant %s, lr %s, seed %lld", v->study->steps.list[job->step].name, rate,
              (long long)job->seed);
 }
 
@@ -305,7 +305,7 @@ static weft_status end_job(supervisor *v, slot *s, const weft_process_end *end) 
     return status;
 }
 
-/* "3 of 18 runs, loss 1.5775, step 3, seed 1": what matters most comes first, since a narrow terminal
+/* "3 of 18 runs, loss 1.5775, variant 3, seed 1": what matters most comes first, since a narrow terminal
  * shows the beginning. */
 static void show_progress(supervisor *v) {
     char note[NOTE_ROOM], what[LINE_ROOM] = "", loss_text[32] = "";
@@ -352,7 +352,7 @@ static weft_status run_jobs(supervisor *v) {
         bool moved = false;
         if (asked && !v->told) {
             hand_on(v, asked);
-            weft_log(WEFT_LOG_INFO, "stopping: the runs finish their step and save");
+            weft_log(WEFT_LOG_INFO, "stopping: the runs finish their training step and save");
         }
         WEFT_TRY(fill_slots(v));
         if (v->active == 0) return WEFT_OK;
@@ -439,7 +439,7 @@ static void sum_up(supervisor *v) {
     for (int i = 0; i < v->study->steps.n; i++) {
         if (!is_chosen(v, i) || !*v->study->built[i].error) continue;
         if (r->errors++) continue;
-        snprintf(more, sizeof more, "%sstep '%s' cannot be built: %s", left > 0 ? "; " : "",
+        snprintf(more, sizeof more, "%svariant '%s' cannot be built: %s", left > 0 ? "; " : "",
                  v->study->steps.list[i].name, v->study->built[i].error);
         append(r->why, sizeof r->why, more);
     }

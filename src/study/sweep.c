@@ -239,7 +239,7 @@ static weft_status make_points(const axis *axes, int points, int most, uint64_t 
     int n = whole ? grid : points;
     if (n > most)
         return weft_fail(WEFT_EINPUT,
-                         "%s has %d points, and a study at most %d steps; draw some of "
+                         "%s has %d points, and a study at most %d variants; draw some of "
                          "them: CONFIG_STUDY_SWEEP_POINTS",
                          where, n, most);
     out->points = calloc((size_t)n, sizeof *out->points);

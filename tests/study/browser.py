@@ -1,17 +1,18 @@
 """Drives a report in headless Chromium. Needs nothing but Python.
 
-    browser.py REPORT.html FOLDER STEPS COLOURS
+    browser.py REPORT.html FOLDER VARIANTS COLOURS
 
-STEPS is how many steps the report compares and COLOURS what their curves are drawn in, with commas. The
-report is opened with scripts: hover shows values and single seeds, a click on a name hides the step in
+VARIANTS is how many variants the report compares and COLOURS what their curves are drawn in, with commas. The
+report is opened with scripts: hover shows values and single seeds, a click on a name hides the variant in
 every chart, axes and smoothing change what is drawn, the keyboard reads values out, numbers on an axis do
 not touch, nothing scrolls sideways from a telephone to a wall, dark is dark, nothing is loaded and no
-error is logged. Then without scripts: the static pictures show every step's colour, counted in pixels,
+error is logged. Then without scripts: the static pictures show every variant's colour, counted in pixels,
 so that a plot whose tags are there but that shows nothing fails.
 
 Ends on 0 when all is well, 1 with a line for each thing that is not, 77 where there is no Chromium.
 """
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -101,7 +102,7 @@ def check_hover(b, steps, wrong):
     b.value("document.querySelector('.chart svg').scrollIntoView({block: 'center'})")
     b.move(*b.value(MIDDLE))
     tip = b.value("[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.textContent).join()")
-    if "training steps" not in tip or "seed 1" not in tip:
+    if "training step " not in tip or "seed 1" not in tip:
         wrong.append("hover shows %r" % tip)
     rows = b.value("document.querySelectorAll('.tip:not([hidden]) .row').length")
     if rows != steps:
@@ -211,11 +212,21 @@ def check_static(b, url, folder, steps, colours, wrong):
         wrong.append("ids are there twice")
 
 
+def check_words(b, wrong):
+    """A step is one of training; what a study compares are variants."""
+    text = b.value("""(() => { const page = document.body.cloneNode(true);
+        page.querySelectorAll("script, pre").forEach(e => e.remove()); return page.textContent; })()""")
+    for found in re.finditer(r"(?i)(\w*)\s+(steps?)\b", text):
+        if found.group(1).lower() != "training":
+            wrong.append("which step is meant: %r" % text[max(0, found.start() - 40):found.end() + 20])
+
+
 def drive(b, url, folder, steps, colours, wrong):
     b.open(url)
     b.size(1280)
     if not b.value("document.querySelectorAll('.chart').length >= 5"):
         wrong.append("there are %d charts" % b.value("document.querySelectorAll('.chart').length"))
+    check_words(b, wrong)
     check_hover(b, steps, wrong)
     check_toggle(b, wrong)
     check_widths(b, wrong)

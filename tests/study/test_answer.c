@@ -86,7 +86,7 @@ static void test_worse_alone_is_said(void **state) {
     three_seeds(db, 1, 2.1, 2.19, 2.31);
     three_seeds(db, 2, 1.9, 2.15, 2.25);
     expect_answer(db, "worse",
-                  "No step lowered the held-out loss; Gate raised it by 4.8% (95% interval 3.6% to "
+                  "No variant lowered the held-out loss; Gate raised it by 4.8% (95% interval 3.6% to "
                   "5.9%); for 1 other no difference was shown.",
                   "");
 }
@@ -100,7 +100,7 @@ static void test_nothing_shown_says_what_could_have_been(void **state) {
     three_seeds(db, 2, 2.1, 2.05, 2.15);
     expect_answer(
         db, "nothing",
-        "No step lowered the held-out loss; 3 seeds could have shown a difference of 10%.", "");
+        "No variant lowered the held-out loss; 3 seeds could have shown a difference of 10%.", "");
 }
 
 static void test_one_step_alone_is_said_as_one(void **state) {
@@ -153,8 +153,8 @@ static void test_one_seed_and_two_are_said_to_be_few(void **state) {
     }
     /* Differences -0.1 and -0.2: 12.706 times 0.05 is 0.6353 of 3.05, 21%; of Cross twice that. */
     expect_answer(db, "two",
-                  "No step lowered the held-out loss; 2 seeds could have shown a difference of 21% "
-                  "to 42%, depending on the step.",
+                  "No variant lowered the held-out loss; 2 seeds could have shown a difference of 21% "
+                  "to 42%, depending on the variant.",
                   "Two seeds are too few: the interval of two is 12.7 standard errors to either "
                   "side, of three 4.3, of five 2.8.");
 }
@@ -168,7 +168,7 @@ static void test_nothing_learned_is_the_answer(void **state) {
     three_seeds(db, 2, 5.535, 5.536, 5.537);
     expect_answer(db, "guess",
                   "Nothing was learned: every run ends at the loss of guessing (5.5452), so the "
-                  "steps cannot be told apart.",
+                  "variants cannot be told apart.",
                   "");
 }
 

@@ -16,13 +16,13 @@
 #define COLOURS "'#0072B2,#D55E00,#009E73,#CC79A7'"
 enum { NO_BROWSER = 77, LINE_MOST = 4096 };
 
-/* Six steps, the last two repeats of the two before, two seeds, two learning rates. */
+/* Six variants, the last two repeats of the two before, two seeds, two learning rates. */
 static void make_study(const char *path) {
     static const double at[] = {2.60, 2.57, 2.52, 2.45};
     static const char *const titles[] = {
         "Baseline",  "Gate </script><b>\"'",         "Gate + Cross-Token",
         "All three", "Gate + Cross-Token, a repeat", "All three, a repeat"};
-    sqlite3 *db = study_open(path, "six steps", "val_loss");
+    sqlite3 *db = study_open(path, "six variants", "val_loss");
     for (int s = 0; s < 6; s++) {
         char name[8];
         int like = s > 3 ? s - 2 : s;

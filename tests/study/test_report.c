@@ -98,14 +98,14 @@ static void test_verdicts_and_numbers(void **state) {
     three_seeds(db, 3, 1.9, 2.15, 2.25);  /* -0.10 +0.05 +0.05: half 0.215133 */
     three_seeds(db, 4, 1.91, 2.02, 2.10); /* +0.01 each: no spread */
     finish(db, "verdicts");
-    expect_line("- **better** Step lower (Lower loss) against step base",
+    expect_line("- **better** Variant lower (Lower loss) against base (Plain)",
                 SAYS("2.0000 on average", "0.1000 lower", "(-4.76%)",
                      "95% interval -0.1248 to -0.0752", "3 seeds"));
-    expect_line("- **worse** Step higher", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
-    expect_line("- **no difference shown** Step noise",
+    expect_line("- **worse** Variant higher", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
+    expect_line("- **no difference shown** Variant noise",
                 SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151",
                      "Any difference is smaller than 0.2151."));
-    expect_line("- **worse** Step chained (Against lower) against step lower",
+    expect_line("- **worse** Variant chained (Against lower) against lower (Lower loss)",
                 SAYS("0.0100 higher"));
     expect_in(html, "<span class=\"word good\">better</span>");
     expect_in(html, "<span class=\"word bad\">worse</span>");
@@ -128,7 +128,7 @@ static void test_one_seed_shows_no_difference(void **state) {
     study_run(db, 0, 1e-3, 1, 3.0, "a");
     study_run(db, 1, 1e-3, 1, 1.5, "b");
     finish(db, "one");
-    expect_line("- **no difference shown** Step 1 (Gate) against step 0",
+    expect_line("- **no difference shown** Variant 1 (Gate) against 0 (Baseline)",
                 SAYS("one seed has no interval", "1.5000 lower", "(-50.00%)", "; 1 seed."));
     expect_line("| 1 |", SAYS("| 1.5000 |", "-1.5000 (no interval)"));
     expect_both("nothing is called better or worse");
@@ -148,7 +148,7 @@ static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **s
     study_run(db, 1, 1e-3, 1, 2.7, "w");
     study_run(db, 1, 1e-3, 2, 3.0, "w");
     finish(db, "two");
-    expect_line("- **no difference shown** Step b", SAYS("5 seeds would show one"));
+    expect_line("- **no difference shown** Variant b", SAYS("5 seeds would show one"));
     expect_both("Two seeds are too few");
     expect_in(html, "<p class=\"caveat\">Two seeds are too few");
 }
@@ -167,7 +167,7 @@ static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(vo
     expect_both("Nothing was learned");
     expect_in(md, "**Nothing was learned: every run ends at the loss of guessing (5.5452)");
     expect_in(md, "5.5452 for 256 tokens");
-    expect_line("- **no difference shown** Step b", SAYS("nothing was learned"));
+    expect_line("- **no difference shown** Variant b", SAYS("nothing was learned"));
     expect_not_in(md, "Any difference is smaller");
     /* One run that did learn is enough. */
     sqlite3 *again = begin("learned", "val_loss");
@@ -198,10 +198,10 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     study_sql(db, "UPDATE runs SET skipped = 3 WHERE step = 0 AND seed = 1");
     finish(db, "failed");
     expect_line(
-        "- **better** Step 1 against step 0", /* -0.1 and -0.09: half 0.063531 */
+        "- **better** Variant 1 against 0", /* -0.1 and -0.09: half 0.063531 */
         SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
-             "Left out: seed 3 (step 1 diverged), seed 4 (step 0 failed), seed 5 (step 1 has "
-             "not been run yet; step 0 has no score)."));
+             "Left out: seed 3 (variant 1 diverged), seed 4 (variant 0 failed), seed 5 (variant 1 has "
+             "not been run yet; variant 0 has no score)."));
     expect_line("| 1 | seed 3, learning rate 0.001 |",
                 SAYS("| diverged |", "the loss was not finite at step 7"));
     expect_line("| 0 | seed 4, learning rate 0.001 |", SAYS("| failed |", "no room on the disk"));
@@ -223,14 +223,14 @@ static void test_leaks_and_unbuildable_steps_show_no_difference(void **state) {
               "UPDATE steps SET error = 'N_HEAD: 5 does not divide N_EMBD 64', parameters = NULL,"
               " flops_per_token = NULL WHERE step = 2");
     finish(db, "leaks");
-    expect_line("- **no difference shown** Step leaky",
+    expect_line("- **no difference shown** Variant leaky",
                 SAYS("it leaks", "cannot be compared", "1.0000 lower"));
-    expect_line("- **no difference shown** Step broken", SAYS("it cannot be built"));
-    expect_line("| leaky | step | LEAKS |", SAYS("later"));
-    expect_line("| broken | step | cannot be built |", SAYS("N_HEAD: 5 does not divide N_EMBD 64"));
+    expect_line("- **no difference shown** Variant broken", SAYS("it cannot be built"));
+    expect_line("| leaky | every run | LEAKS |", SAYS("later"));
+    expect_line("| broken | config | cannot be built |", SAYS("N_HEAD: 5 does not divide N_EMBD 64"));
     expect_not_in(md, "**better**");
     /* Nor does a leaking step stand on the front. */
-    expect_in(md, "steps that no other beats on both: 0.");
+    expect_in(md, "variants that no other beats on both: 0.");
     /* `weft runs --compare` says the same. */
     json_t *compared;
     assert_int_equal(weft_listing_compare(scratch_path("leaks"), "0", "leaky", NULL, &compared),
@@ -293,12 +293,12 @@ static void test_each_step_gets_its_own_learning_rate(void **state) {
     study_run(db, 1, 1e-2, 1, 0.5, "e");
     study_run_ended(db, 1, 1e-2, 2, "diverged", "NaN");
     finish(db, "rates");
-    expect_line("- **better** Step 1 against step 0", /* -0.99 and -0.98: half 0.063531 */
+    expect_line("- **better** Variant 1 against 0", /* -0.99 and -0.98: half 0.063531 */
                 SAYS("2.5150 on average", "95% interval -1.0485 to -0.9215"));
     expect_line("| 0 | RA_MLA_STEP=0 N_FFN=256 |", SAYS("| 3.5000 ± 0.7071 |", "| 0.001 |"));
     expect_line("| 1 | RA_MLA_STEP=1 N_FFN=256 |", SAYS("| 2.5150 ± 0.7142 |", "| 0.003 |"));
     expect_both("run at 3 learning rates");
-    expect_line("| step | 0.001 | 0.003 | 0.01 |", SAYS(""));
+    expect_line("| variant | 0.001 | 0.003 | 0.01 |", SAYS(""));
     expect_line("| 1 | 4.5000 (2 of 2) | 2.5150 (2 of 2) chosen | 0.5000 (1 of 2) |", SAYS(""));
     expect_line("| 0 | 3.5000 (2 of 2) chosen | 4.0000 (2 of 2) |", SAYS("(0 of 0)"));
 }
@@ -313,12 +313,12 @@ static void test_a_metric_is_better_higher(void **state) {
     three_seeds(db, 1, 0.80, 0.82, 0.81);
     three_seeds(db, 2, 0.60, 0.62, 0.61);
     finish(db, "metric");
-    expect_line("- **better** Step up", SAYS("The accuracy is 0.8100", "0.1000 higher"));
-    expect_line("- **worse** Step down", SAYS("0.1000 lower"));
+    expect_line("- **better** Variant up", SAYS("The accuracy is 0.8100", "0.1000 higher"));
+    expect_line("- **worse** Variant down", SAYS("0.1000 lower"));
     expect_both("Higher is better");
     expect_both("up and to the left is better");
     expect_in(md, "| accuracy ± sd |");
-    expect_in(md, "steps that no other beats on both: 0, up.");
+    expect_in(md, "variants that no other beats on both: 0, up.");
 }
 
 static const char *const hostile[] = {"<script>alert(1)</script>",
@@ -455,7 +455,7 @@ static void test_a_picture_that_is_not_weft_is_spared(void **state) {
     assert_int_equal(unlink(scratch_path("spared/report-1.svg")), 0);
     write_report("spared");
     write_report("spared"); /* over its own */
-    expect_both("Nothing is compared: no step has a baseline.");
+    expect_both("Nothing is compared: no variant has a baseline.");
 }
 
 static void test_what_differs_and_what_was_not_equal(void **state) {
@@ -514,7 +514,7 @@ static void test_half_filled_databases_are_reported(void **state) {
     (void)state;
     sqlite3 *db = begin("half", "val_loss");
     finish(db, "half");
-    expect_both("There are no steps yet.");
+    expect_both("There are no variants yet.");
     expect_both("no run was made");
     assert_int_equal(sqlite3_open(scratch_path("half/runs.db"), &db), SQLITE_OK);
     study_sql(db, "BEGIN");
@@ -524,7 +524,7 @@ static void test_half_filled_databases_are_reported(void **state) {
     study_sql(db, "UPDATE steps SET iters = NULL, tokens = NULL, parameters = NULL,"
                   " flops_per_token = NULL, training_bytes = NULL, cache_bytes_per_token = NULL");
     finish(db, "half");
-    expect_line("- **no difference shown** Step 2", SAYS("no seed was finished by both"));
+    expect_line("- **no difference shown** Variant 2", SAYS("no seed was finished by both"));
     assert_int_equal(sqlite3_open(scratch_path("half/runs.db"), &db), SQLITE_OK);
     study_sql(db, "BEGIN");
     study_sql(db, "INSERT INTO runs(step, learning_rate, seed, folder, status, config) VALUES"

@@ -154,7 +154,7 @@ static void test_another_config_is_refused_and_nothing_is_overwritten(void **sta
     /* The same base, but a step that no longer sets what it set. */
     command_fails(2,
                   RUN("study", "--config", config, "--out", whole, "-o", "RA_MLA_MLP_ATTN_GATE=n"),
-                  SAYS("step '2'", "RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_ATTN_GATE=n"));
+                  SAYS("variant '2'", "RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_ATTN_GATE=n"));
     char *is = read_database(whole, &after);
     assert_int_equal(before, after);
     assert_memory_equal(was, is, before);

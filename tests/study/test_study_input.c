@@ -141,7 +141,7 @@ static void test_a_step_that_cannot_be_built_leaves_the_others_alone(void **stat
     command_result r =
         command_run(STUDY(NAMED, "-o", "STUDY_STEPS=a; odd: N_HEAD=3; far: DATASET=/no/such"));
     assert_int_equal(r.status, 1);
-    assert_non_null(strstr(r.err, "weft study: step 'odd' cannot be built"));
+    assert_non_null(strstr(r.err, "weft study: variant 'odd' cannot be built"));
     command_free(&r);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 1);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs"), 1);
