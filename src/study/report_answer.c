@@ -323,17 +323,36 @@ static void say_question(weft_page *p, const weft_report_data *d) {
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
 }
 
+int weft_report_repeated(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += d->steps[i].repeats >= 0;
+    return n;
+}
+
+/* "4 variants (and 2 repeats as a check)" */
+static const char *say_variants(const weft_report_data *d, weft_words *room) {
+    int repeats = weft_report_repeated(d);
+    weft_words variants = {0}, again = {0};
+    if (!repeats) return weft_say_plural(d->n_steps, "variant", room);
+    weft_say_plural(d->n_steps - repeats, "variant", &variants);
+    weft_say_plural(repeats, "repeat", &again);
+    snprintf(room->text, sizeof room->text, "%.64s (and %.64s as a check)", variants.text,
+             again.text);
+    return room->text;
+}
+
 /* When, with what and where, in one line. */
 static void say_facts(weft_page *p, const weft_report_data *d) {
     weft_words steps = {0}, seeds = {0}, rates = {0};
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
-    weft_page_line(
-        p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
-        *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
-        *d->machine ? ", " : "", d->machine, weft_say_plural(d->n_steps, "variant", &steps),
-        weft_say_plural(d->n_seeds, "seed", &seeds),
-        weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d), d->n_runs);
+    weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
+                   *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
+                   *d->machine ? ", " : "", d->machine, say_variants(d, &steps),
+                   weft_say_plural(d->n_seeds, "seed", &seeds),
+                   weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d),
+                   d->n_runs);
 }
 
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {

@@ -316,6 +316,10 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
         "Each loss as training went on, at each variant's learning rate, and beside it "
         "the difference from the baseline. Point at a line for its values and single "
         "seeds; click a name to hide it.");
+    if (weft_report_repeated(d))
+        weft_page_line(p, "about",
+                       "Repeats are in no picture: their curves lie on those of the variants that "
+                       "they repeat. The folded section on repeats says whether they do.");
     if (d->higher_is_better) WEFT_TRY(put_subject(p, d, &subjects[2]));
     WEFT_TRY(put_subject(p, d, &subjects[0]));
     return put_subject(p, d, &subjects[1]);

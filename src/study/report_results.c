@@ -144,7 +144,10 @@ static void table_row(weft_page *p, const weft_report_data *d, int place) {
     bool compared = s->baseline >= 0 && c->pairs > 0;
     weft_page_cell(p, "%s", s->name);
     const char *what = *s->title && strcmp(s->title, s->name) != 0 ? s->title : s->overrides;
-    weft_page_cell(p, "%s%s", *what ? what : "as configured", s->leaks ? " LEAKS" : "");
+    char repeats[128] = "";
+    if (s->repeats >= 0)
+        snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->steps[s->repeats].name);
+    weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));
     if (s->done > 1)
         weft_page_cell(p, "%s ± %s", weft_say_score(s->mean, &a), weft_say_score(s->sd, &b));

@@ -56,6 +56,8 @@ const weft_report_run *weft_report_first_run(const weft_report_data *d, int step
  * and sees later tokens only where its baseline does. report_answer.c */
 bool weft_report_is_compared(const weft_report_data *d, int step);
 bool weft_report_counts(const weft_report_data *d, int step);
+/* How many of the variants are repeats of others; pictures leave them out. */
+int weft_report_repeated(const weft_report_data *d);
 /* The seeds of the comparison that has most of them. */
 int weft_report_most_pairs(const weft_report_data *d);
 /* What all are compared with; -1: not all with the same. */

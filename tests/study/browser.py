@@ -212,6 +212,16 @@ def check_static(b, url, folder, steps, colours, wrong):
         wrong.append("ids are there twice")
 
 
+def check_count(b, steps, wrong):
+    """As many variants are said as are drawn, and what is not drawn is said too."""
+    drawn, facts = b.value("document.querySelectorAll('.charts .legend')[0].children.length"), b.value(
+        "document.querySelector('.facts').textContent")
+    if drawn != steps or "%d variants (and 2 repeats" % steps not in facts:
+        wrong.append("%d variants are drawn, and it says %r" % (drawn, facts))
+    if "Repeats are in no picture" not in b.value("document.querySelector('main').textContent"):
+        wrong.append("it is not said why repeats are not drawn")
+
+
 def check_words(b, wrong):
     """A step is one of training; what a study compares are variants."""
     text = b.value("""(() => { const page = document.body.cloneNode(true);
@@ -227,6 +237,7 @@ def drive(b, url, folder, steps, colours, wrong):
     if not b.value("document.querySelectorAll('.chart').length >= 5"):
         wrong.append("there are %d charts" % b.value("document.querySelectorAll('.chart').length"))
     check_words(b, wrong)
+    check_count(b, steps, wrong)
     check_hover(b, steps, wrong)
     check_toggle(b, wrong)
     check_widths(b, wrong)
