@@ -31,7 +31,7 @@ const weftCharts = (() => {
   const SVG = holder.content.firstChild.namespaceURI; /* so that no address stands in the page */
   const DASHES = ["", "9 4", "4 3", "9 4 2 4", "2 3"];
   const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
-  const COLOURS = 8;
+  const COLOURS = 8, RUNS_TOLD = 8;
   const hidden = new Set();
   const groups = [];
 
@@ -335,6 +335,16 @@ const weftCharts = (() => {
     return rows;
   }
 
+  /* "seed 1: 2.41, seed 2: 2.43": the single runs of a line at a place. */
+  function runsText(view, line, x) {
+    const {chart, map} = view;
+    return line.runs.slice(0, RUNS_TOLD).map((r) => {
+      let best = 0;
+      r.x.forEach((v, i) => { if (Math.abs(v - x) < Math.abs(r.x[best] - x)) best = i; });
+      return r.name + ": " + valueText(r.y[best], chart, map.sy, chart.difference);
+    }).join(", ") + (line.runs.length > RUNS_TOLD ? ", \u2026" : "");
+  }
+
   /* The cells of CELL pixels that lines and points run through, so that a box can keep clear of them. */
   const CELL = 8;
 
@@ -413,15 +423,7 @@ const weftCharts = (() => {
       html("span", {}, row, r.line.series.name);
       html("b", {}, row, r.text);
       if (r.spread && r.on && r.line.runs.length < 2) html("small", {}, row, r.spread.trim());
-    }
-    const runs = focus.line.runs.length > 1 ? focus.line.runs : [];
-    if (runs.length) {
-      const text = runs.slice(0, 8).map((r) => {
-        let best = 0;
-        r.x.forEach((v, i) => { if (Math.abs(v - focus.point.x) < Math.abs(r.x[best] - focus.point.x)) best = i; });
-        return r.name + ": " + valueText(r.y[best], chart, map.sy, chart.difference);
-      });
-      html("div", {class: "runs"}, tip, text.join(", ") + (runs.length > 8 ? ", \u2026" : ""));
+      if (r.on && r.line.runs.length > 1) html("div", {class: "runs"}, tip, r.line.series.name + " by run: " + runsText(view, r.line, focus.point.x));
     }
     tip.hidden = false;
     placeTip(view, at, view.map.py(focus.point.y));

@@ -104,6 +104,10 @@ def check_hover(b, steps, wrong):
     tip = b.value("[...document.querySelectorAll('.tip')].filter(t => !t.hidden).map(t => t.textContent).join()")
     if "training step " not in tip or "seed 1" not in tip:
         wrong.append("hover shows %r" % tip)
+    whose = b.value("""(() => { const on = document.querySelector('.tip:not([hidden]) .row.on');
+        return [on.querySelector('span').textContent, on.nextElementSibling ? on.nextElementSibling.textContent : ""]; })()""")
+    if not whose[1].startswith(whose[0]):
+        wrong.append("the values by seed do not say whose they are: %r" % whose)
     rows = b.value("document.querySelectorAll('.tip:not([hidden]) .row').length")
     if rows != steps:
         wrong.append("hover shows %d rows, not %d" % (rows, steps))
