@@ -31,7 +31,7 @@ const weftCharts = (() => {
   const SVG = holder.content.firstChild.namespaceURI; /* so that no address stands in the page */
   const DASHES = ["", "9 4", "4 3", "9 4 2 4", "2 3"];
   const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
-  const COLOURS = 8, RUNS_TOLD = 8;
+  const COLOURS = 8, RUNS_TOLD = 8, ROWS_TOLD = 6;
   const hidden = new Set();
   const groups = [];
 
@@ -335,6 +335,12 @@ const weftCharts = (() => {
     return rows;
   }
 
+  /* Of many rows those around the one that is pointed at, so that the box has room in its chart. */
+  function nearby(rows) {
+    const from = Math.max(0, Math.min(rows.findIndex((r) => r.on) - ROWS_TOLD / 2, rows.length - ROWS_TOLD));
+    return rows.slice(from, from + ROWS_TOLD);
+  }
+
   /* "seed 1: 2.41, seed 2: 2.43": the single runs of a line at a place. */
   function runsText(view, line, x) {
     const {chart, map} = view;
@@ -367,20 +373,19 @@ const weftCharts = (() => {
     return map.cells;
   }
 
-  /* Puts the box beside the pointer, where it hides the least of the curves and never the point itself. */
+  /* Puts the box beside the pointer, where it hides the least of the curves and never the point itself. It
+     stays in its own chart; being less than half as wide, it fits to one side of any point. */
   function placeTip(view, x, y) {
     const {map, tip, figure} = view, picture = view.svg.getBoundingClientRect(), frame = figure.getBoundingClientRect();
     const share = picture.width / map.width, w = tip.offsetWidth / share, h = tip.offsetHeight / share, gap = 14;
     const left = Math.max(0, map.width - w), down = Math.max(0, map.bottom - h), cells = covered(map);
-    const inPage = (a) => picture.left + a * share >= 0 && picture.left + (a + w) * share <= document.documentElement.clientWidth;
-    const places = [x + gap, x - gap - w, x - w / 2].map((a) => [Math.max(0, Math.min(a, left)), 0]);
-    for (const beside of [map.width + 4, -w - 4]) if (inPage(beside)) places.push([beside, 5]); /* over its neighbour */
+    const places = [x + gap, x - gap - w, x - w / 2].map((a) => Math.max(0, Math.min(a, left)));
     let best = null;
-    for (const [a, price] of places) {
+    for (const a of places) {
       for (const by of [y - h / 2, y - h - gap, y + gap, -26, map.bottom - h]) {
         const b = Math.max(-26, Math.min(by, down)); /* up to the title, whose right end is free */
-        let cost = price + 0.02 * Math.hypot(Math.max(a - x, 0, x - a - w), Math.max(b - y, 0, y - b - h));
-        if (!price) cost += (a < map.left ? 2 : 0) + (b < 22 && a < 190 ? 4 : 0);
+        let cost = 0.02 * Math.hypot(Math.max(a - x, 0, x - a - w), Math.max(b - y, 0, y - b - h));
+        cost += (a < map.left ? 2 : 0) + (b < 22 && a < 190 ? 4 : 0);
         if (x > a - 6 && x < a + w + 6 && y > b - 6 && y < b + h + 6) cost += 1000;
         for (const [i, k] of cells) if (i > a - CELL && i < a + w && k > b - CELL && k < b + h) cost++;
         if (!best || cost < best.cost) best = {cost, a, b};
@@ -414,10 +419,10 @@ const weftCharts = (() => {
     view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x, height: focus.point.y};
     const at = view.map.px(focus.point.x);
     drawCursor(view, focus.line.style, at, view.map.py(focus.point.y));
-    const tip = view.tip, rows = describe(view, found, focus.line);
+    const tip = view.tip, rows = describe(view, found, focus.line), told = nearby(rows);
     tip.replaceChildren();
     html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
-    for (const r of rows) {
+    for (const r of told) {
       const row = html("div", {class: r.on ? "row on" : "row"}, tip);
       html("i", {style: "background:" + colourOf(r.line.style)}, row);
       html("span", {}, row, r.line.series.name);
@@ -425,6 +430,7 @@ const weftCharts = (() => {
       if (r.spread && r.on && r.line.runs.length < 2) html("small", {}, row, r.spread.trim());
       if (r.on && r.line.runs.length > 1) html("div", {class: "runs"}, tip, r.line.series.name + " by run: " + runsText(view, r.line, focus.point.x));
     }
+    if (rows.length > told.length) html("div", {class: "at"}, tip, "and " + (rows.length - told.length) + " more");
     tip.hidden = false;
     placeTip(view, at, view.map.py(focus.point.y));
     return rows;

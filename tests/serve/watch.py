@@ -82,6 +82,31 @@ def check_curves(b, wrong):
     b.wait("document.querySelector('#curves .legend').textContent.includes('late (2 runs)')", 10)
 
 
+# Charts other than its own that the box of values covers.
+COVERED = """(() => {
+  const tip = document.querySelector(".tip:not([hidden])"), box = tip.getBoundingClientRect();
+  return [...document.querySelectorAll("#curves .chart svg")].filter((svg) => {
+    const r = svg.getBoundingClientRect();
+    return !tip.parentNode.contains(svg) && box.left < r.right && box.right > r.left && box.top < r.bottom && box.bottom > r.top;
+  }).length; })()"""
+
+
+def check_box(b, wrong):
+    """The values of a chart hide no other chart, wherever the pointer is."""
+    b.size(1280)
+    b.wait("innerWidth === 1280", 10)
+    for chart in range(b.value("document.querySelectorAll('#curves .chart svg').length")):
+        b.value("document.querySelectorAll('#curves .chart svg')[%d].scrollIntoView({block: 'center'})" % chart)
+        left, top, width, height = b.value("""(() => { const r = document.querySelectorAll("#curves .chart svg")[%d]
+            .getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()""" % chart)
+        for share in (0.3, 0.55, 0.95):
+            b.move(left + share * width, top + height / 2)
+            b.wait("document.querySelectorAll('.tip:not([hidden])').length", 10)
+            if b.value(COVERED):
+                wrong.append("the values of chart %d hide another at %g" % (chart, share))
+    b.move(2, 2)
+
+
 def check_table(b, wrong):
     rows = b.value(ROWS)
     b.write("filter", "late SEED=2")
@@ -150,6 +175,7 @@ def main():
             check_study(b, wrong)
             check_arrival(b, runs, wrong)
             check_curves(b, wrong)
+            check_box(b, wrong)
             check_table(b, wrong)
             check_note(b, wrong)
             check_machine(b, wrong)
