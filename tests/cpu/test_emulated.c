@@ -1,5 +1,5 @@
 /* The products of the architecture that this machine is not, under qemu-user: AVX2 on aarch64, NEON and
- * BFMMLA on x86-64. emulated_products.c is the program; it is compiled here, by a cross compiler. Both
+ * BFMMLA on x86-64. emulated/products.c is the program; it is compiled here, by a cross compiler. Both
  * are in scripts/setup emulator. */
 #include <limits.h>
 #include <setjmp.h>
@@ -26,7 +26,7 @@
     "-std=gnu17 -D_GNU_SOURCE -O2 -ffp-contract=fast -fno-math-errno -fno-trapping-math "          \
     "-DWEFT_REAL=32 -Iinclude -Isrc -pthread " OTHER_FLAGS
 #define SOURCES                                                                                    \
-    "tests/cpu/emulated_products.c src/cpu/gemm.c src/cpu/panels.c src/cpu/panel_real.c "          \
+    "tests/cpu/emulated/products.c src/cpu/gemm.c src/cpu/panels.c src/cpu/panel_real.c "          \
     "src/cpu/panel_bf16.c"
 
 static int run(const char *command) {
@@ -46,8 +46,8 @@ static void test_products_of_the_other_architecture_are_right(void **state) {
     close(file);
     snprintf(command, sizeof command, COMPILER " " FLAGS " " SOURCES " -o %s -lm", program);
     assert_int_equal(run(command), 0);
-    snprintf(command, sizeof command, "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu %s",
-             program);
+    snprintf(command, sizeof command, "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu %s %s",
+             program, getenv("WEFT_TEST_LONG") ? "all" : "");
     int status = run(command);
     unlink(program);
     assert_int_equal(status, 0);
