@@ -158,8 +158,14 @@
     byId("runs").tHead.replaceChildren(row);
   }
 
-  function drawRow(body, r, all) {
-    const row = node("tr", body, undefined, r.id === open ? "open" : "");
+  /* The run with the lowest held-out loss of those that are listed; null where there is but one. */
+  function bestOf(list) {
+    const scored = list.filter((r) => known(r.best_val_loss));
+    return scored.length > 1 ? scored.reduce((a, b) => (b.best_val_loss < a.best_val_loss ? b : a)).id : null;
+  }
+
+  function drawRow(body, r, all, best) {
+    const row = node("tr", body, undefined, [r.id === open ? "open" : "", r.id === best ? "best" : ""].filter(Boolean).join(" "));
     row.dataset.id = r.id;
     const box = node("input", node("td", row));
     box.type = "checkbox";
@@ -173,6 +179,7 @@
         button.type = "button";
         button.addEventListener("click", (e) => { e.stopPropagation(); show(r.id); });
       } else cell.textContent = c.text ? c.text(r) : value(c.of(r));
+      if (c.key === "best_val_loss" && r.id === best) markBest(cell);
       if (c.key === "status") cell.className = r.status;
       if (c.key === "step" && r.status === "running" && r.steps) {
         const bar = node("progress", cell);
@@ -183,13 +190,22 @@
     row.addEventListener("click", () => show(r.id));
   }
 
+  function markBest(cell) {
+    const star = node("span", null, "\u2605", "star");
+    star.title = "the lowest held-out loss of the runs listed";
+    star.setAttribute("role", "img");
+    star.setAttribute("aria-label", "best of all");
+    cell.prepend(star, " ");
+  }
+
   function drawTable() {
     const list = filtered(), all = columns(list), column = all.find((c) => c.key === sortBy) || all[0];
     const focus = document.activeElement, body = byId("runs").tBodies[0];
     if (byId("runs").contains(focus) && focus.tagName !== "BODY" && focus.type !== "checkbox" && !chosen) return;
     drawHead(all);
     body.replaceChildren();
-    for (const r of sorted(list, column)) drawRow(body, r, all);
+    const best = bestOf(list);
+    for (const r of sorted(list, column)) drawRow(body, r, all, best);
   }
 
   function drawCompare() {
@@ -208,6 +224,8 @@
     };
     for (const k of keys) line(k, (r) => value(r.options[k]) || "default");
     line("best held-out loss", (r) => digits(r.best_val_loss));
+    const cells = body.lastChild.querySelectorAll("td"), best = list.findIndex((r) => r.id === bestOf(list));
+    if (best >= 0) markBest(cells[best]);
   }
 
   function drawStudies() {

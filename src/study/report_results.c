@@ -137,7 +137,48 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static void table_row(weft_page *p, const weft_report_data *d, int place) {
+static bool beats(const weft_report_data *d, double score, double other) {
+    return isfinite(score) &&
+           (isnan(other) || (d->higher_is_better ? score > other : score < other));
+}
+
+/* The variant with the best mean, of those that see no later tokens; -1: there are not two. */
+static int best_variant(const weft_report_data *d) {
+    int best = -1, n = 0;
+    for (int i = 0; i < d->n_steps; i++) {
+        const weft_report_step *s = &d->steps[i];
+        if (s->leaks || s->repeats >= 0 || !isfinite(s->mean)) continue;
+        n++;
+        if (beats(d, s->mean, best < 0 ? NAN : d->steps[best].mean)) best = i;
+    }
+    return n > 1 && !d->nothing_learned ? best : -1;
+}
+
+/* The single run with the best score, of the same variants; NULL: none finished. */
+static const weft_report_run *best_run(const weft_report_data *d) {
+    const weft_report_run *best = NULL;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_step *s = &d->steps[d->runs[i].step];
+        if (s->leaks || s->repeats >= 0 || !d->runs[i].finished) continue;
+        if (beats(d, d->runs[i].score, best ? best->score : NAN)) best = &d->runs[i];
+    }
+    return best;
+}
+
+static void say_best(weft_page *p, const weft_report_data *d) {
+    const weft_report_run *run = best_run(d);
+    weft_words room;
+    if (best_variant(d) >= 0)
+        weft_page_say(p, "\xe2\x98\x85 marks the best mean. Whether it is more than chance, the "
+                         "verdicts say.");
+    if (run)
+        weft_page_say(
+            p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
+            weft_step_label(d, run->step), (long long)run->seed, run->rate, d->score_name,
+            weft_say_score(run->score, &room), run->folder);
+}
+
+static void table_row(weft_page *p, const weft_report_data *d, int place, bool best) {
     const weft_report_step *s = &d->steps[place];
     const weft_comparison *c = &s->compared;
     weft_words a, b;
@@ -150,9 +191,10 @@ static void table_row(weft_page *p, const weft_report_data *d, int place) {
     weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));
     if (s->done > 1)
-        weft_page_cell(p, "%s ± %s", weft_say_score(s->mean, &a), weft_say_score(s->sd, &b));
+        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean, &a),
+                       weft_say_score(s->sd, &b));
     else
-        weft_page_cell(p, "%s", weft_say_score(s->mean, &a));
+        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean, &a));
     weft_page_cell(p, "%d of %d", s->done, s->runs);
     if (compared && isfinite(c->percent))
         weft_page_cell(p, "%+.2f%%", c->percent);
@@ -190,8 +232,9 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                                  NULL};
     weft_page_table_open(p, heads);
     for (int i = 0; i < d->n_steps; i++)
-        table_row(p, d, i);
+        table_row(p, d, i, i == best_variant(d));
     weft_page_table_close(p);
+    say_best(p, d);
     weft_page_say(
         p, "Score: mean and standard deviation over the seeds that finished. Change: the "
            "mean of the differences from the baseline, seed by seed, so it may differ from "

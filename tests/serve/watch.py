@@ -123,6 +123,21 @@ def check_table(b, wrong):
         wrong.append("sorted: %r and %r" % (names, b.value(NAMES)))
 
 
+def check_best(b, wrong):
+    """The run with the lowest held-out loss is marked, among those that are listed."""
+    marked = "[...document.querySelectorAll('#runs tr.best')].map(r => r.querySelector('td.name').textContent)"
+    for words, best in (("late", ["late-seed1"]), ("late SEED=2", [])):
+        b.write("filter", words)
+        b.wait(ROWS + " === %d" % (2 if best else 1), 10)
+        if b.value(marked) != best:
+            wrong.append("of '%s' the best is marked as %r" % (words, b.value(marked)))
+    b.write("filter", "")
+    b.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
+    b.wait(ROWS + " > 2", 10)
+    if b.value("document.querySelectorAll('#runs .star').length") != 1:
+        wrong.append("%d runs are the best" % b.value("document.querySelectorAll('#runs .star').length"))
+
+
 def check_machine(b, wrong):
     """Where the server found a GPU, or the test's own."""
     shown = b.value("document.getElementById('machine').textContent")
@@ -152,6 +167,12 @@ def check_looks(b, pictures, wrong):
             height = min(b.value("document.documentElement.scrollHeight"), 2000)
             with open(os.path.join(pictures, "watch-%d.png" % width), "wb") as out:
                 out.write(b.picture((0, 0, width, height)))
+        cut = b.value("""(() => { const field = document.getElementById("filter"), style = getComputedStyle(field);
+            const pen = document.createElement("canvas").getContext("2d"); pen.font = style.font;
+            const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+            return pen.measureText(field.placeholder).width > room ? field.placeholder : ""; })()""")
+        if cut:
+            wrong.append("%d: what the filter takes is cut off: %s" % (width, cut))
     unnamed = b.value("[...document.querySelectorAll('input,select,textarea')]"
                       ".filter(e => !e.labels.length && !e.getAttribute('aria-label')).length")
     if unnamed:
@@ -177,6 +198,7 @@ def main():
             check_curves(b, wrong)
             check_box(b, wrong)
             check_table(b, wrong)
+            check_best(b, wrong)
             check_note(b, wrong)
             check_machine(b, wrong)
             check_looks(b, sys.argv[4] if len(sys.argv) > 4 else None, wrong)

@@ -115,9 +115,11 @@ static void test_verdicts_and_numbers(void **state) {
     expect_line("| base |",
                 SAYS("| Plain |", "| 1M |", "| 2.1000 ± 0.1000 |", "| 3 of 3 |", "| 70.0 MiB |",
                      "| 64.0 MiB |", "| 16.02k |", "| 1024 |", "| 6M |", "| 0.001 |"));
-    expect_line("| lower |",
-                SAYS("| 2.0000 ± 0.0954 |", "| -4.76% |", "-0.1000 \\[-0.1248, -0.0752\\]"));
+    expect_line("| lower |", SAYS("| \xe2\x98\x85 2.0000 ± 0.0954 |", "| -4.76% |",
+                                  "-0.1000 \\[-0.1248, -0.0752\\]"));
     expect_in(html, "<td class=\"n\">-0.1000 [-0.1248, -0.0752]</td>");
+    expect_both("The best single run is Lower loss with seed 1 and learning rate 0.001: held-out "
+                "loss 1.9000, in ");
 }
 
 static void test_one_seed_shows_no_difference(void **state) {
@@ -130,7 +132,7 @@ static void test_one_seed_shows_no_difference(void **state) {
     finish(db, "one");
     expect_line("- **no difference shown** Variant 1 (Gate) against 0 (Baseline)",
                 SAYS("one seed has no interval", "1.5000 lower", "(-50.00%)", "; 1 seed."));
-    expect_line("| 1 |", SAYS("| 1.5000 |", "-1.5000 (no interval)"));
+    expect_line("| 1 |", SAYS("| \xe2\x98\x85 1.5000 |", "-1.5000 (no interval)"));
     expect_both("nothing is called better or worse");
     expect_not_in(md, "**better**");
     expect_not_in(md, "nan");
@@ -197,11 +199,11 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     study_sql(db, "UPDATE runs SET score = 9e999 WHERE step = 0 AND seed = 5");
     study_sql(db, "UPDATE runs SET skipped = 3 WHERE step = 0 AND seed = 1");
     finish(db, "failed");
-    expect_line(
-        "- **better** Variant 1 against 0", /* -0.1 and -0.09: half 0.063531 */
-        SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
-             "Left out: seed 3 (variant 1 diverged), seed 4 (variant 0 failed), seed 5 (variant 1 has "
-             "not been run yet; variant 0 has no score)."));
+    expect_line("- **better** Variant 1 against 0", /* -0.1 and -0.09: half 0.063531 */
+                SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
+                     "Left out: seed 3 (variant 1 diverged), seed 4 (variant 0 failed), seed 5 "
+                     "(variant 1 has "
+                     "not been run yet; variant 0 has no score)."));
     expect_line("| 1 | seed 3, learning rate 0.001 |",
                 SAYS("| diverged |", "the loss was not finite at step 7"));
     expect_line("| 0 | seed 4, learning rate 0.001 |", SAYS("| failed |", "no room on the disk"));
@@ -227,9 +229,11 @@ static void test_leaks_and_unbuildable_steps_show_no_difference(void **state) {
                 SAYS("it leaks", "cannot be compared", "1.0000 lower"));
     expect_line("- **no difference shown** Variant broken", SAYS("it cannot be built"));
     expect_line("| leaky | every run | LEAKS |", SAYS("later"));
-    expect_line("| broken | config | cannot be built |", SAYS("N_HEAD: 5 does not divide N_EMBD 64"));
+    expect_line("| broken | config | cannot be built |",
+                SAYS("N_HEAD: 5 does not divide N_EMBD 64"));
     expect_not_in(md, "**better**");
-    /* Nor does a leaking step stand on the front. */
+    /* Nor does a leaking variant stand on the front, nor is it the best. */
+    expect_both("The best single run is 0 ");
     expect_in(md, "variants that no other beats on both: 0.");
     /* `weft runs --compare` says the same. */
     json_t *compared;
@@ -296,7 +300,8 @@ static void test_each_step_gets_its_own_learning_rate(void **state) {
     expect_line("- **better** Variant 1 against 0", /* -0.99 and -0.98: half 0.063531 */
                 SAYS("2.5150 on average", "95% interval -1.0485 to -0.9215"));
     expect_line("| 0 | RA_MLA_STEP=0 N_FFN=256 |", SAYS("| 3.5000 ± 0.7071 |", "| 0.001 |"));
-    expect_line("| 1 | RA_MLA_STEP=1 N_FFN=256 |", SAYS("| 2.5150 ± 0.7142 |", "| 0.003 |"));
+    expect_line("| 1 | RA_MLA_STEP=1 N_FFN=256 |",
+                SAYS("| \xe2\x98\x85 2.5150 ± 0.7142 |", "| 0.003 |"));
     expect_both("run at 3 learning rates");
     expect_line("| variant | 0.001 | 0.003 | 0.01 |", SAYS(""));
     expect_line("| 1 | 4.5000 (2 of 2) | 2.5150 (2 of 2) chosen | 0.5000 (1 of 2) |", SAYS(""));
@@ -316,6 +321,8 @@ static void test_a_metric_is_better_higher(void **state) {
     expect_line("- **better** Variant up", SAYS("The accuracy is 0.8100", "0.1000 higher"));
     expect_line("- **worse** Variant down", SAYS("0.1000 lower"));
     expect_both("Higher is better");
+    expect_in(md, "| \xe2\x98\x85 0.8100 ");
+    expect_both("The best single run is up with seed 2 ");
     expect_both("up and to the left is better");
     expect_in(md, "| accuracy ± sd |");
     expect_in(md, "variants that no other beats on both: 0, up.");
