@@ -2,20 +2,20 @@
 #include "core/files.h"
 
 #include "core/beat.h"
+#include "core/beside.h"
 #include "core/crc32c.h"
 #include "core/folders.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* Systems write at most 2 GB at a time; so much is also summed at a time, while it is in the cache. */
-enum { BLOCK = 1 << 20, ATTEMPTS = 100 };
+enum { BLOCK = 1 << 20 };
 /* Large files go to the disk as they are written, so that no single call takes minutes. */
 static const int64_t SYNC_BYTES = 1 << 28;
 
@@ -195,16 +195,11 @@ static weft_status check_place(const char *path) {
 }
 
 weft_status weft_new_file_begin(weft_new_file *f, const char *path) {
-    static atomic_uint turn;
     *f = (weft_new_file){.descriptor = -1};
     WEFT_TRY(weft_path(f->path, "%s", path));
     WEFT_TRY(check_place(path));
-    for (int attempt = 0; attempt < ATTEMPTS && f->descriptor < 0; attempt++) {
-        WEFT_TRY(weft_path(f->beside, "%s.%ld-%u.tmp", path, (long)getpid(),
-                           atomic_fetch_add(&turn, 1)));
-        f->descriptor = open(f->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (f->descriptor < 0 && errno != EEXIST) return write_failed(f);
-    }
+    weft_beside_clear(path);
+    f->descriptor = weft_beside_open(path, f->beside);
     return f->descriptor < 0 ? write_failed(f) : WEFT_OK;
 }
 
@@ -227,14 +222,15 @@ weft_status weft_new_file_put(weft_new_file *f, const void *data, int64_t bytes)
     return f->status;
 }
 
-/* Syncs, closes, renames, syncs the folder. */
+/* Syncs, renames, closes, syncs the folder. Closing lets go of the lock, so the name comes before it. */
 static weft_status settle(weft_new_file *f) {
     char *slash;
     if (fsync(f->descriptor) != 0) return write_failed(f);
+    if (rename(f->beside, f->path) != 0) return write_failed(f);
+    f->beside[0] = '\0';
     int closed = close(f->descriptor);
     f->descriptor = -1;
-    if (closed != 0 || rename(f->beside, f->path) != 0) return write_failed(f);
-    f->beside[0] = '\0';
+    if (closed != 0) return write_failed(f);
     /* The rename is on disk when its folder is. */
     slash = strrchr(f->path, '/');
     if (!slash) return weft_folder_sync(".");
@@ -245,8 +241,8 @@ static weft_status settle(weft_new_file *f) {
 weft_status weft_new_file_end(weft_new_file *f, weft_status status) {
     if (status == WEFT_OK) status = f->status;
     if (status == WEFT_OK) status = settle(f);
-    if (f->descriptor >= 0) close(f->descriptor);
     if (status != WEFT_OK && f->beside[0]) unlink(f->beside);
+    if (f->descriptor >= 0) close(f->descriptor);
     f->descriptor = -1;
     return status;
 }

@@ -1,6 +1,7 @@
 /* Whose a folder is, is told by what is in it. */
 #include "train/checkpoint_folder.h"
 
+#include "core/beside.h"
 #include "model/model.h"
 #include "model/sums.h"
 
@@ -23,14 +24,11 @@ typedef struct {
 /* Whether a name is `own`, or that of the file beside which becomes it: own.12-3.tmp, and in versions
  * before own.new, own.part. */
 static bool is_of(const char *name, const char *own, bool *beside) {
-    size_t n = strlen(own), length = strlen(name);
+    size_t n = strlen(own);
     if (strncmp(name, own, n) != 0) return false;
     *beside = name[n] != '\0';
-    if (!*beside) return true;
-    const char *tail = name + n;
-    if (strcmp(tail, ".new") == 0 || strcmp(tail, ".part") == 0) return true;
-    return *tail == '.' && length > n + 4 && strcmp(name + length - 4, ".tmp") == 0 &&
-           strspn(tail + 1, "0123456789-") == length - n - 5;
+    return !*beside || strcmp(name + n, ".new") == 0 || strcmp(name + n, ".part") == 0 ||
+           weft_is_beside(name, own);
 }
 
 static void take_name(contents *c, const char *name) {

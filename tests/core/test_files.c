@@ -5,11 +5,13 @@
 #include "support/command.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -41,6 +43,96 @@ static void test_a_file_is_replaced_whole_or_not_at_all(void **state) {
     assert_int_not_equal(access(f.beside, F_OK), 0);
     now = file_read(at("a"), NULL);
     assert_string_equal(now, "old");
+    free(now);
+}
+
+/* A process that writes `a`: it says so through a pipe, and then waits to be killed or let go. */
+static pid_t start_writer(int *said, int *go) {
+    int tells[2], waits[2];
+    char word;
+    assert_int_equal(pipe(tells), 0);
+    assert_int_equal(pipe(waits), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        weft_new_file f;
+        close(waits[1]);
+        bool ok = weft_new_file_begin(&f, at("a")) == WEFT_OK &&
+                  weft_new_file_put(&f, "writer", 6) == WEFT_OK && write(tells[1], "x", 1) == 1 &&
+                  read(waits[0], &word, 1) == 0 && weft_new_file_end(&f, WEFT_OK) == WEFT_OK;
+        _exit(!ok);
+    }
+    close(tells[1]);
+    close(waits[0]);
+    *said = tells[0];
+    *go = waits[1];
+    assert_int_equal(read(*said, &word, 1), 1);
+    close(*said);
+    return child;
+}
+
+static int count_names(void) {
+    weft_names names;
+    expect(weft_folder_list(at("."), &names), WEFT_OK, NULL);
+    int n = names.n;
+    weft_names_free(&names);
+    return n;
+}
+
+static void test_what_a_kill_leaves_beside_is_removed_by_the_next_writer(void **state) {
+    (void)state;
+    int said, go, status;
+    expect(weft_file_write(at("a"), "old", 3, NULL), WEFT_OK, NULL);
+    int before = count_names();
+    pid_t child = start_writer(&said, &go);
+    assert_int_equal(count_names(), before + 1);
+    /* It lives: what it writes is left alone, and takes its place. */
+    expect(weft_file_write(at("a"), "new", 3, NULL), WEFT_OK, NULL);
+    assert_int_equal(count_names(), before + 1);
+    close(go);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    char *now = file_read(at("a"), NULL);
+    assert_string_equal(now, "writer");
+    free(now);
+
+    child = start_writer(&said, &go);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    close(go);
+    assert_int_equal(count_names(), before + 1);
+    expect(weft_file_write(at("b"), "other", 5, NULL), WEFT_OK, NULL);
+    assert_int_equal(count_names(), before + 2);
+    expect(weft_file_write(at("a"), "new", 3, NULL), WEFT_OK, NULL);
+    assert_int_equal(count_names(), before + 1);
+}
+
+static void test_only_what_weft_left_beside_is_removed(void **state) {
+    (void)state;
+    static const char *const others[] = {"a.12-3.tmp.old", "a.-3.tmp", "a.12-.tmp",
+                                         "a.x-3.tmp",      "a.12-3",   "aa.12-3.tmp",
+                                         "a12-3.tmp",      "a.12.tmp", "a.12-3-4.tmp"};
+    enum { OTHERS = sizeof others / sizeof *others };
+    for (int i = 0; i < OTHERS; i++)
+        file_write(at(others[i]), "mine", 4);
+    file_write(at("victim"), "mine", 4);
+    file_write(at("a.1-1.tmp"), "left", 4);
+    assert_int_equal(symlink("victim", at("a.2-1.tmp")), 0);
+    assert_int_equal(mkfifo(at("a.3-1.tmp"), 0600), 0);
+    assert_int_equal(mkdir(at("a.4-1.tmp"), 0700), 0);
+    assert_int_equal(link(at("victim"), at("a.5-1.tmp")), 0);
+    expect(weft_file_write(at("a"), "new", 3, NULL), WEFT_OK, NULL);
+    assert_int_not_equal(access(at("a.1-1.tmp"), F_OK), 0);
+    for (int i = 0; i < OTHERS; i++)
+        if (access(at(others[i]), F_OK) != 0) fail_msg("%s is gone", others[i]);
+    for (int i = 2; i <= 5; i++) {
+        struct stat is;
+        char name[32];
+        snprintf(name, sizeof name, "a.%d-1.tmp", i);
+        if (lstat(at(name), &is) != 0) fail_msg("%s is gone", name);
+    }
+    char *now = file_read(at("victim"), NULL);
+    assert_string_equal(now, "mine");
     free(now);
 }
 
@@ -186,6 +278,8 @@ static void test_names_are_listed_sorted(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
+        cmocka_unit_test(test_what_a_kill_leaves_beside_is_removed_by_the_next_writer),
+        cmocka_unit_test(test_only_what_weft_left_beside_is_removed),
         cmocka_unit_test(test_long_files_give_signs_of_life),
         cmocka_unit_test(test_checksums_are_castagnolis),
         cmocka_unit_test(test_only_plain_files_are_read_and_written),

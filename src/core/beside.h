@@ -1,0 +1,22 @@
+/* The file beside: NAME.PID-N.tmp, which is written and then becomes NAME (files.h).
+ *
+ * Whoever writes one holds a lock on it until it has its name, and the system lets go of the lock when the
+ * process ends, however it ends. One that nobody holds was left by a kill, and whoever next writes NAME
+ * removes it. Process numbers do not decide: other containers and machines have the same ones. */
+#ifndef WEFT_CORE_BESIDE_H
+#define WEFT_CORE_BESIDE_H
+
+#include "core/files.h"
+
+/* Whether `name` is a file beside `own`, both without folders. */
+bool weft_is_beside(const char *name, const char *own);
+
+/* A new one for `path`, locked where the file system has locks, open for writing. -1 and errno on an
+ * error; `out` then is the name that was tried last, or empty. */
+int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]);
+
+/* Removes those of `path` that a kill has left: plain files of this user under such a name that nobody
+ * holds. All else stays, and so does what cannot be looked at; it is in nobody's way. */
+void weft_beside_clear(const char *path);
+
+#endif
