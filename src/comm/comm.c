@@ -1,8 +1,12 @@
 /* The thread that talks. Jobs are a queue; those begun are polled until all their requests are done.
  * Between polls it sleeps for a moment, so that those who compute have the processors; where its own
- * working thread waits, it looks more often, as far as ranks do not share processors. */
+ * working thread waits, it looks more often, as far as ranks do not share processors.
+ *
+ * There is no lock between the two. A working thread that is stopped, at whatever instruction, keeps the
+ * other one from nothing: heartbeats go on, and say that it hangs. */
 #include "comm/comm.h"
 
+#include "comm/bell.h"
 #include "comm/launch.h"
 #include "comm/message.h"
 #include "comm/tree.h"
@@ -12,6 +16,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,23 +36,25 @@ enum {
 static const double TELL_SECONDS = 0.3; /* to let others hear of a fault */
 static const double MEET_LEAST = 20;    /* seconds, for all ranks to find each other */
 static const double LOOK_SECONDS = 1;   /* to find out whose it is */
+static const double IDLE_SECONDS = 0.02;
 
 struct weft_comm {
     const weft_mpi *mpi;
     int rank, size, local_rank, local_size;
-    weft_watch *watch; /* NULL until the ranks know each other */
+    _Atomic(weft_watch *) watch; /* NULL until the ranks know each other */
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed; /* for the working thread: a job is done, or it failed */
-    pthread_cond_t work;    /* for the talking one */
-    weft_comm_job *queue, **queue_end, *active;
-    bool started, waiting, closing, failed;
-    bool alone;         /* no rank shares its processor with another one */
-    bool away;          /* the working thread waits elsewhere */
-    bool left;          /* the talking thread touches nothing any more */
-    bool agreed;        /* all ranks know that the run is over */
-    double meet_by;     /* when the ranks must have found each other; 0: any time */
-    weft_status status; /* of the start */
+    weft_bell changed;              /* for the working thread: a job is done, or it failed */
+    weft_bell work;                 /* for the talking one */
+    _Atomic(weft_comm_job *) queue; /* the last one first */
+    weft_comm_job *active;          /* the talking thread's */
+    atomic_bool started, waiting, closing;
+    atomic_bool ending, failed; /* somebody has the word; `why` is said */
+    atomic_bool alone;          /* no rank shares its processor with another one */
+    atomic_bool away;           /* the working thread waits elsewhere */
+    atomic_bool left;           /* the talking thread touches nothing any more */
+    bool agreed;                /* all ranks know that the run is over */
+    double meet_by;             /* when the ranks must have found each other; 0: any time */
+    weft_status status;         /* of the start */
     char why[WHY_ROOM];
 };
 
@@ -75,13 +82,12 @@ int weft_comm_local_size(const weft_comm *c) {
 /* The run is over: the working thread takes the error where it waits, else this one ends the
  * process. */
 static void end_run(weft_comm *c, const char *why) {
-    pthread_mutex_lock(&c->lock);
-    bool first = !c->failed, waiting = c->waiting;
-    c->failed = true;
-    if (first) snprintf(c->why, sizeof c->why, "%s", why);
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
-    if (!first || waiting) return;
+    if (atomic_exchange(&c->ending, true)) return;
+    snprintf(c->why, sizeof c->why, "%s", why);
+    atomic_store(&c->failed, true);
+    bool waiting = atomic_load(&c->waiting);
+    weft_bell_ring(&c->changed);
+    if (waiting) return;
     fprintf(stderr, "weft: rank %d of %d ends: %s\n", c->rank, c->size, why);
     _exit(1);
 }
@@ -136,13 +142,20 @@ static int start_job(weft_comm *c, weft_comm_job *job) {
     }
 }
 
-/* Takes what is queued. */
+/* What is queued, the first one first. */
+static weft_comm_job *take_queue(weft_comm *c) {
+    weft_comm_job *last = atomic_exchange(&c->queue, NULL), *first = NULL;
+    while (last) {
+        weft_comm_job *before = last->next;
+        last->next = first;
+        first = last;
+        last = before;
+    }
+    return first;
+}
+
 static bool start_jobs(weft_comm *c) {
-    pthread_mutex_lock(&c->lock);
-    weft_comm_job *job = c->queue;
-    c->queue = NULL;
-    c->queue_end = &c->queue;
-    pthread_mutex_unlock(&c->lock);
+    weft_comm_job *job = take_queue(c);
     bool any = job != NULL;
     while (job) {
         weft_comm_job *next = job->next;
@@ -187,35 +200,25 @@ static bool poll_jobs(weft_comm *c) {
             continue;
         }
         *at = job->next;
-        pthread_mutex_lock(&c->lock);
-        job->done = true;
-        pthread_cond_broadcast(&c->changed);
-        pthread_mutex_unlock(&c->lock);
+        atomic_store(&job->done, true);
+        weft_bell_ring(&c->changed);
         any = true;
     }
     return any;
 }
 
 static void sleep_idle(weft_comm *c) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 20000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_nsec -= 1000000000;
-        until.tv_sec++;
-    }
-    pthread_mutex_lock(&c->lock);
-    if (!c->queue && !c->closing) pthread_cond_timedwait(&c->work, &c->lock, &until);
-    pthread_mutex_unlock(&c->lock);
+    weft_bell_listen(&c->work, true);
+    if (!atomic_load(&c->queue) && !atomic_load(&c->closing))
+        weft_bell_sleep(&c->work, IDLE_SECONDS);
+    weft_bell_listen(&c->work, false);
 }
 
 typedef enum { COMPUTES, WAITS, WAITS_ALONE } working_thread;
 
 static working_thread look_at_work(weft_comm *c) {
-    pthread_mutex_lock(&c->lock);
-    working_thread now = !c->waiting ? COMPUTES : c->alone ? WAITS_ALONE : WAITS;
-    pthread_mutex_unlock(&c->lock);
-    return now;
+    if (!atomic_load(&c->waiting)) return COMPUTES;
+    return atomic_load(&c->alone) ? WAITS_ALONE : WAITS;
 }
 
 /* While the working thread computes, messages have time, and looking for them takes the processor from
@@ -255,11 +258,9 @@ static void describe_late(char *why, size_t room) {
 
 static void watch_ranks(weft_comm *c) {
     char why[WHY_ROOM];
-    pthread_mutex_lock(&c->lock);
-    bool waiting = c->waiting || c->away, over = c->failed;
-    weft_watch *watch = c->watch;
-    pthread_mutex_unlock(&c->lock);
-    if (over) return;
+    bool waiting = atomic_load(&c->waiting) || atomic_load(&c->away);
+    weft_watch *watch = atomic_load(&c->watch);
+    if (atomic_load(&c->failed)) return;
     if (!watch && is_late(c)) {
         describe_late(why, sizeof why);
         end_run(c, why);
@@ -271,31 +272,24 @@ static void watch_ranks(weft_comm *c) {
 }
 
 bool weft_comm_is_over(weft_comm *c) {
-    pthread_mutex_lock(&c->lock);
-    bool failed = c->failed;
-    pthread_mutex_unlock(&c->lock);
-    return failed;
+    return atomic_load(&c->failed);
 }
 
 static bool is_over(weft_comm *c) {
-    pthread_mutex_lock(&c->lock);
-    bool over = (c->closing && !c->queue && !c->active) || c->failed;
-    pthread_mutex_unlock(&c->lock);
-    return over;
+    if (atomic_load(&c->failed)) return true;
+    return atomic_load(&c->closing) && !atomic_load(&c->queue) && !c->active;
 }
 
 static void *talk(void *context) {
     weft_comm *c = context;
     int idle = 0, error = c->mpi->start(&c->rank, &c->size);
     prctl(PR_SET_TIMERSLACK, SLEEP_LEAST, 0L, 0L, 0L);
-    pthread_mutex_lock(&c->lock);
     if (error) {
-        c->failed = true;
         c->mpi->explain(error, c->why, sizeof c->why);
+        atomic_store(&c->failed, true);
     }
-    c->started = true;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&c->started, true);
+    weft_bell_ring(&c->changed);
     while (!is_over(c)) {
         bool busy = start_jobs(c);
         if (!is_over(c)) busy = poll_jobs(c) || busy;
@@ -304,26 +298,19 @@ static void *talk(void *context) {
     }
     /* After a fault not all ranks would come to finish. */
     if (!weft_comm_is_over(c)) c->mpi->finish();
-    pthread_mutex_lock(&c->lock);
-    c->left = true;
-    pthread_cond_broadcast(&c->changed);
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&c->left, true);
+    weft_bell_ring(&c->changed);
     return NULL;
 }
 
 /* A rank that does not come keeps the others inside MPI, and nothing can call them back. */
 static void wait_started(weft_comm *c) {
     char why[WHY_ROOM];
-    pthread_mutex_lock(&c->lock);
-    while (!c->started && !is_late(c)) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
-        pthread_cond_timedwait(&c->changed, &c->lock, &until);
-    }
-    bool started = c->started;
-    pthread_mutex_unlock(&c->lock);
-    if (started) return;
+    weft_bell_listen(&c->changed, true);
+    while (!atomic_load(&c->started) && !is_late(c))
+        weft_bell_sleep(&c->changed, 1);
+    weft_bell_listen(&c->changed, false);
+    if (atomic_load(&c->started)) return;
     describe_late(why, sizeof why);
     fprintf(stderr, "weft: this rank ends: %s\n", why);
     _exit(1);
@@ -362,10 +349,8 @@ static weft_status meet(weft_comm *c) {
     }
     weft_watch *watch = NULL;
     if (status == WEFT_OK) status = weft_watch_open(c->mpi, c->rank, c->size, all, &watch);
-    pthread_mutex_lock(&c->lock);
-    c->watch = watch;
-    c->alone = c->local_size <= processors();
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&c->alone, c->local_size <= processors());
+    atomic_store(&c->watch, watch);
     free(all);
     return status;
 }
@@ -377,11 +362,9 @@ weft_status weft_comm_open(weft_comm **out) {
     if (!several) return WEFT_OK;
     weft_comm *c = calloc(1, sizeof *c);
     if (!c) return weft_fail(WEFT_ENOMEM, "no memory for MPI");
-    c->queue_end = &c->queue;
     if (meet_limit() > 0) c->meet_by = weft_clock() + meet_limit();
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->changed, NULL);
-    pthread_cond_init(&c->work, NULL);
+    weft_bell_open(&c->changed);
+    weft_bell_open(&c->work);
     weft_status status = weft_launch_open(&c->mpi);
     if (status == WEFT_OK) status = start_thread(c);
     if (status == WEFT_OK) status = meet(c);
@@ -397,15 +380,12 @@ void weft_comm_close(weft_comm *c) {
         weft_watch_leave(c->watch);
         weft_comm_any(c, false, &ignored);
     }
-    pthread_mutex_lock(&c->lock);
-    c->closing = true;
-    pthread_cond_broadcast(&c->work);
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&c->closing, true);
+    weft_bell_ring(&c->work);
     pthread_join(c->thread, NULL);
     weft_watch_close(c->watch);
-    pthread_cond_destroy(&c->changed);
-    pthread_cond_destroy(&c->work);
-    pthread_mutex_destroy(&c->lock);
+    weft_bell_close(&c->changed);
+    weft_bell_close(&c->work);
     free(c);
 }
 
@@ -416,20 +396,16 @@ void weft_comm_machine(const weft_comm *c, char *text, size_t room) {
 }
 
 void weft_comm_away(weft_comm *c, bool away) {
-    pthread_mutex_lock(&c->lock);
-    c->away = away;
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&c->away, away);
 }
 
 /* Until jobs under way are nobody's: whoever made them may free them then. */
 static void wait_left(weft_comm *c) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LEAVE_SECONDS;
-    pthread_mutex_lock(&c->lock);
-    while (!c->left && pthread_cond_timedwait(&c->changed, &c->lock, &until) == 0)
-        continue;
-    pthread_mutex_unlock(&c->lock);
+    double by = weft_clock() + LEAVE_SECONDS;
+    weft_bell_listen(&c->changed, true);
+    while (!atomic_load(&c->left) && weft_clock() < by)
+        weft_bell_sleep(&c->changed, by - weft_clock());
+    weft_bell_listen(&c->changed, false);
 }
 
 void weft_comm_fail(weft_comm *c, const char *message) {
@@ -443,11 +419,11 @@ void weft_comm_fail(weft_comm *c, const char *message) {
     double start = weft_clock();
     while (weft_clock() - start < TELL_SECONDS)
         nap(SLEEP_MOST);
-    pthread_mutex_lock(&c->lock);
-    c->failed = true;
-    snprintf(c->why, sizeof c->why, "%s", why);
-    pthread_cond_broadcast(&c->work);
-    pthread_mutex_unlock(&c->lock);
+    if (!atomic_exchange(&c->ending, true)) {
+        snprintf(c->why, sizeof c->why, "%s", why);
+        atomic_store(&c->failed, true);
+    }
+    weft_bell_ring(&c->work);
     wait_left(c);
 }
 
@@ -456,24 +432,22 @@ weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {
     job->requests = malloc(((size_t)n + 1) * sizeof *job->requests);
     if (!job->requests) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     job->n_requests = job->pending = n;
-    job->done = false;
-    job->next = NULL;
-    pthread_mutex_lock(&c->lock);
-    *c->queue_end = job;
-    c->queue_end = &job->next;
-    pthread_cond_broadcast(&c->work);
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&job->done, false);
+    job->next = atomic_load(&c->queue);
+    while (!atomic_compare_exchange_weak(&c->queue, &job->next, job))
+        continue;
+    weft_bell_ring(&c->work);
     return WEFT_OK;
 }
 
 weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
-    pthread_mutex_lock(&c->lock);
-    c->waiting = true;
-    while (!job->done && !c->failed)
-        pthread_cond_wait(&c->changed, &c->lock);
-    c->waiting = false;
-    bool done = job->done;
-    pthread_mutex_unlock(&c->lock);
+    atomic_store(&c->waiting, true);
+    weft_bell_listen(&c->changed, true);
+    while (!atomic_load(&job->done) && !atomic_load(&c->failed))
+        weft_bell_sleep(&c->changed, 1);
+    weft_bell_listen(&c->changed, false);
+    atomic_store(&c->waiting, false);
+    bool done = atomic_load(&job->done);
     /* After a fault the library may still write into what it was given. */
     if (!done) return weft_fail(WEFT_EIO, "%s", c->why);
     free(job->requests);
@@ -482,10 +456,8 @@ weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
 }
 
 bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job) {
-    pthread_mutex_lock(&c->lock);
-    bool done = job->done;
-    pthread_mutex_unlock(&c->lock);
-    return done;
+    (void)c;
+    return atomic_load(&job->done);
 }
 
 static weft_status run_job(weft_comm *c, weft_comm_job *job) {

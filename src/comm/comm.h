@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -69,7 +70,7 @@ struct weft_comm_job {
     /* The communication's own. */
     int *requests;
     int n_requests, pending;
-    bool done;
+    atomic_bool done;
     weft_comm_job *next;
 };
 
