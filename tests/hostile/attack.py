@@ -15,13 +15,10 @@ Of the server: that it answers the next request, whatever came before, and ends 
 Prints a row for each format and a sum. What breaks a rule is kept in FOLDER (build/hostile), one folder
 for each, with the command and what it said. Exit status 1 where there was such a thing. A run is
 determined by its seed, as far as the time allows."""
-import argparse
-import collections
 import hashlib
 import json
 import os
 import pathlib
-import random
 import shutil
 import signal
 import socket
@@ -32,25 +29,19 @@ import sys
 import tempfile
 import time
 
+import session
+
 EDGES = [0, -1, 1, 2, 127, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63), 1e308, 1e-320,
          0.5, -0.0]
 TEXTS = ["", "\x1b[2J\x1b]0;x\x07", "../../victim", "/etc/passwd", "%s%n%s%n", "a" * 5000, "\u202e\u2066", "nan", "\x00", "é" * 300,
          "'; DROP TABLE runs; --", "<script>alert(1)</script>", "{{", "\\", "null"]
 SAID_BY_SANITIZERS = ("AddressSanitizer", "LeakSanitizer", "ThreadSanitizer", "runtime error:", "UndefinedBehaviorSanitizer",
                       "stack smashing", "malloc():", "free():", "double free", "corrupted")
-CONFIG = """CONFIG_N_LAYER=1
-CONFIG_N_HEAD=2
-CONFIG_N_EMBD=16
-CONFIG_N_FFN=32
-CONFIG_VOCAB_SIZE=256
-CONFIG_GPT2_BLOCK_SIZE=16
-CONFIG_BATCH_SIZE=2
+CONFIG = session.SMALL_MODEL + """CONFIG_N_FFN=32
 CONFIG_DATASET="embedded"
 CONFIG_TOKENIZER="bytes"
 CONFIG_GPT2_MAX_ITERS=3
 CONFIG_GPT2_EVAL_INTERVAL=1
-CONFIG_GPT2_EVAL_SAMPLES=2
-CONFIG_CHECKPOINT_INTERVAL=1
 """
 
 
@@ -194,15 +185,12 @@ def is_obeyed(text):
     return any((ord(c) < 32 and c not in "\n\r\t") or 0x7F <= ord(c) < 0xA0 for c in text)
 
 
-class Attack:
+class Attack(session.Session):
+    METHODS, PROGRAM = "attack_", "attack.py"
+
     def __init__(self, options):
-        self.weft, self.seed, self.kept = options.weft, options.seed, pathlib.Path(options.keep)
-        self.patience = max(1, int(os.environ.get("PATIENCE") or 1))
-        self.dice = random.Random(self.seed)
-        self.mutator = Mutator(self.dice)
-        self.top = pathlib.Path(tempfile.mkdtemp(prefix="weft-hostile-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
-        self.counts = collections.defaultdict(collections.Counter)
-        self.findings = 0
+        super().__init__(options)
+        self.kept, self.mutator = pathlib.Path(options.keep), Mutator(self.dice)
         self.environment = dict(os.environ, WEFT_CUDA_DEVICE="none", NO_COLOR="1", HOME=str(self.top), OPENBLAS_NUM_THREADS="1")
         self.environment.setdefault("ASAN_OPTIONS", "allocator_may_return_null=1:detect_leaks=0:detect_stack_use_after_return=1")
         self.environment.setdefault("UBSAN_OPTIONS", "print_stacktrace=1")
@@ -299,8 +287,7 @@ class Attack:
         return h.hexdigest()
 
     def keep(self, kind, why, words, out, err):
-        self.findings += 1
-        self.counts[kind]["findings"] += 1
+        self.count_finding(kind)
         at = self.kept / f"{self.seed}-{self.findings:03d}-{kind}"
         shutil.rmtree(at, ignore_errors=True)
         at.mkdir(parents=True)
@@ -530,9 +517,7 @@ class Attack:
         self.server = None
 
     def go(self, seconds, only):
-        attacks = {name[7:]: getattr(self, name) for name in sorted(dir(self)) if name.startswith("attack_")}
-        if only and only not in attacks:
-            sys.exit(f"attack.py: --only {only}: the formats are {', '.join(attacks)}")
+        attacks = self.methods(only)
         names, start = [only] if only else list(attacks), time.monotonic()
         self.prepare()
         self.unhurt = self.hash_of_victim()
@@ -546,25 +531,10 @@ class Attack:
             if self.server:
                 self.server.kill()
             subprocess.run(["rm", "-rf", self.top], check=False)
-        print(f"{'format':<14}{'inputs':>9}{'used':>9}{'refused':>9}{'findings':>10}")
-        for name, c in sorted(self.counts.items()):
-            print(f"{name:<14}{c['runs']:>9}{c['used']:>9}{c['refused']:>9}{c['findings']:>10}")
-        total = sum(c["runs"] for c in self.counts.values())
+        total = self.show_counts("format", "runs", "used", "refused", "findings")
         print(f"hostile: {total} inputs of {len(self.counts)} formats in {time.monotonic() - start:.0f} s, seed {self.seed}, {self.findings} findings")
         return 1 if self.findings else 0
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default="build/weft")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--only", metavar="FORMAT")
-    parser.add_argument("--keep", metavar="FOLDER", default="build/hostile")
-    options = parser.parse_args()
-    options.weft = os.path.abspath(options.weft)
-    return Attack(options).go(options.seconds, options.only)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    session.main(Attack, __doc__, "FORMAT", ("--keep", "build/hostile"))

@@ -13,29 +13,19 @@ once more, alone and with room.
 Of each it wants to know: the command ended by itself, in time, with a line where it did not do its work;
 what the same command makes afterwards is what it makes when it is left alone; a file that is not weft's
 is as it was. Prints a row for each way and a sum; exit status 1 where there were findings."""
-import argparse
-import collections
 import hashlib
 import os
 import pathlib
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-CONFIG = """CONFIG_N_LAYER=1
-CONFIG_N_HEAD=2
-CONFIG_N_EMBD=16
-CONFIG_VOCAB_SIZE=256
-CONFIG_GPT2_BLOCK_SIZE=16
-CONFIG_GPT2_MAX_ITERS=6
+import session
+
+CONFIG = session.SMALL_MODEL + """CONFIG_GPT2_MAX_ITERS=6
 CONFIG_GPT2_EVAL_INTERVAL=2
-CONFIG_GPT2_EVAL_SAMPLES=2
-CONFIG_BATCH_SIZE=2
-CONFIG_CHECKPOINT_INTERVAL=1
 CONFIG_CHECKPOINT_KEEP=2
 CONFIG_LR_SCHEDULE="constant"
 CONFIG_SAMPLE_PROMPT="a"
@@ -43,18 +33,17 @@ CONFIG_SAMPLE_INTERVAL=2
 CONFIG_SAMPLE_TOKENS=4
 CONFIG_STUDY_SEEDS=1
 """
-# Times, speeds and addresses are in these. A kill may leave NAME.PID-N.tmp, which was being written beside NAME.
+# Times, speeds and addresses are in these.
 OTHERWISE = ("log", "result.json", "metrics.jsonl", "runs.db", "report.html", "report.md", "lock", "manifest.json")
 ROOM = 20000  # KiB
 
 
-class Disorder:
+class Disorder(session.Session):
+    METHODS, PROGRAM = "disorder_", "disorder.py"
+
     def __init__(self, options):
-        self.weft, self.seed, self.dice = options.weft, options.seed, random.Random(options.seed)
-        self.patience = int(os.environ.get("PATIENCE", "1"))
-        self.top = pathlib.Path(tempfile.mkdtemp(prefix="weft-disorder-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+        super().__init__(options)
         self.work = self.top / "work"
-        self.counts, self.findings = collections.defaultdict(collections.Counter), 0
         self.mounted = False
         config, study, text, ref = (str(self.top / n) for n in ("config", "study", "text", "ref"))
         pathlib.Path(config).write_text(CONFIG)
@@ -105,13 +94,12 @@ class Disorder:
     def bits(self):
         found = {}
         for path in self.work.rglob("*"):
-            if path.is_file() and path.name not in OTHERWISE and not path.name.startswith("events.") and path.suffix not in (".svg", ".tmp"):
+            if path.is_file() and path.name not in OTHERWISE and not path.name.startswith("events.") and path.suffix != ".svg":
                 found[str(path.relative_to(self.work))] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
 
     def found(self, way, name, why, said=""):
-        self.findings += 1
-        self.counts[way]["findings"] += 1
+        self.count_finding(way)
         print(f"FOUND {way} {name}: {why}: {said.strip().splitlines()[-1][:200] if said.strip() else ''}", flush=True)
 
     def prepare(self):
@@ -211,9 +199,7 @@ class Disorder:
             self.found("taken", name, f"what {path.name}, a {kind}, leads to is changed", said)
 
     def go(self, seconds, only):
-        ways = {n[9:]: getattr(self, n) for n in sorted(dir(self)) if n.startswith("disorder_")}
-        if only and only not in ways:
-            sys.exit(f"disorder.py: --only {only}: the ways are {', '.join(ways)}")
+        ways = self.methods(only)
         try:
             self.prepare()
             try:
@@ -229,10 +215,7 @@ class Disorder:
                     break
                 self.counts[way]["runs"] += 1
                 ways[way](self.dice.choice(list(self.commands)))
-            print(f"{'way':<8}{'cases':>8}{'findings':>10}")
-            for way, c in sorted(self.counts.items()):
-                print(f"{way:<8}{c['runs']:>8}{c['findings']:>10}")
-            total = sum(c["runs"] for c in self.counts.values())
+            total = self.show_counts("way", "runs", "findings")
             print(f"disorder: {total} cases of {len(self.commands)} commands in {time.monotonic() - start:.0f} s, seed {self.seed}, {self.findings} findings")
         finally:
             if self.mounted:
@@ -241,16 +224,5 @@ class Disorder:
         return 1 if self.findings else 0
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weft", default="build/weft")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--only", metavar="WAY")
-    options = parser.parse_args()
-    options.weft = os.path.abspath(options.weft)
-    return Disorder(options).go(options.seconds, options.only)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    session.main(Disorder, __doc__, "WAY")
