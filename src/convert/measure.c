@@ -143,24 +143,13 @@ weft_status weft_windows_moments(const weft_model *m, weft_backing place, const 
     return status;
 }
 
-/* softmax of the first n scores of a row, in place. */
-static void weigh(double *row, int64_t n) {
-    double most = row[0], sum = 0;
-    for (int64_t j = 1; j < n; j++)
-        most = fmax(most, row[j]);
-    for (int64_t j = 0; j < n; j++)
-        sum += row[j] = exp(row[j] - most);
-    for (int64_t j = 0; j < n; j++)
-        row[j] /= sum;
-}
-
 /* The mean over rows of half the sum of differences; scores [rows, time, time], causal. */
 static double weights_apart(double *a, double *b, int64_t heads, int64_t time) {
     double apart = 0;
     for (int64_t r = 0; r < heads * time; r++) {
         int64_t seen = r % time + 1;
-        weigh(a + r * time, seen);
-        weigh(b + r * time, seen);
+        weft_scores_softmax(a + r * time, seen);
+        weft_scores_softmax(b + r * time, seen);
         for (int64_t j = 0; j < seen; j++)
             apart += 0.5 * fabs(a[r * time + j] - b[r * time + j]);
     }

@@ -88,8 +88,8 @@ static double row_moved(const gaussians *g, const double *scores, int64_t seen, 
         with[j] = scores[j];
         without[j] = scores[j] + scale / 2 * distance;
     }
-    weft_look_softmax(with, seen);
-    weft_look_softmax(without, seen);
+    weft_scores_softmax(with, seen);
+    weft_scores_softmax(without, seen);
     for (int64_t j = 0; j < seen; j++)
         apart += 0.5 * fabs(with[j] - without[j]);
     return apart;

@@ -8,9 +8,6 @@
 /* A kept tensor as doubles; malloc'd. NULL with WEFT_OK where the tensor is NULL. */
 weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out);
 
-/* softmax of the first n scores of a row, in place. */
-void weft_look_softmax(double *row, int64_t n);
-
 /* Sums over tokens so far, of one head or of one layer; see the files. */
 typedef struct {
     double rows, entropy, most, first, self, back;

@@ -5,16 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void weft_look_softmax(double *row, int64_t n) {
-    double most = row[0], sum = 0;
-    for (int64_t j = 1; j < n; j++)
-        most = fmax(most, row[j]);
-    for (int64_t j = 0; j < n; j++)
-        sum += row[j] = exp(row[j] - most);
-    for (int64_t j = 0; j < n; j++)
-        row[j] /= sum;
-}
-
 static double entropy(const double *p, int64_t n) {
     double sum = 0;
     for (int64_t j = 0; j < n; j++)
@@ -42,7 +32,7 @@ void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_
         for (int64_t i = 0; i < time; i++) {
             double *row = scores + (h * time + i) * time;
             int64_t seen = seen_by(c, i, time);
-            weft_look_softmax(row, seen);
+            weft_scores_softmax(row, seen);
             memset(row + seen, 0, (size_t)(time - seen) * sizeof *row);
             add_row(&sums->heads[h], row, i, seen);
         }

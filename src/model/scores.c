@@ -96,6 +96,16 @@ static void fill_scores(const score_values *v, double *out) {
     }
 }
 
+void weft_scores_softmax(double *row, int64_t n) {
+    double most = row[0], sum = 0;
+    for (int64_t j = 1; j < n; j++)
+        most = fmax(most, row[j]);
+    for (int64_t j = 0; j < n; j++)
+        sum += row[j] = exp(row[j] - most);
+    for (int64_t j = 0; j < n; j++)
+        row[j] /= sum;
+}
+
 weft_status weft_session_scores(const weft_session *session, int64_t layer, double *out) {
     if (!session->graph.scores)
         return weft_fail(WEFT_EBUG, "scores: the session was built without them");

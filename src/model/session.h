@@ -43,4 +43,7 @@ weft_status weft_session_values(const weft_session *s, const weft_tensor *t, int
  * -inf where a key is not seen. The session must be built with `scores`. */
 weft_status weft_session_scores(const weft_session *s, int64_t layer, double *out);
 
+/* A row of n > 0 scores becomes its weights, in place: their softmax, in double. */
+void weft_scores_softmax(double *row, int64_t n);
+
 #endif

@@ -9,21 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A row of scores as percent, up to `seen` tokens. */
-static json_t *row_json(const double *scores, int64_t seen) {
+/* A row of scores, which become weights, as percent, up to `seen` tokens. */
+static json_t *row_json(double *scores, int64_t seen) {
     json_t *row = json_array();
-    double most = -INFINITY, sum = 0;
+    weft_scores_softmax(scores, seen);
     for (int64_t j = 0; j < seen; j++)
-        most = fmax(most, scores[j]);
-    for (int64_t j = 0; j < seen; j++)
-        sum += exp(scores[j] - most);
-    for (int64_t j = 0; j < seen; j++)
-        json_array_append_new(row,
-                              json_integer((json_int_t)lround(100 * exp(scores[j] - most) / sum)));
+        json_array_append_new(row, json_integer((json_int_t)lround(100 * scores[j])));
     return row;
 }
 
-static json_t *heads_json(const double *scores, int64_t heads, int64_t time, bool causal) {
+static json_t *heads_json(double *scores, int64_t heads, int64_t time, bool causal) {
     json_t *list = json_array();
     for (int64_t h = 0; h < heads; h++) {
         json_t *rows = json_array();
