@@ -8,6 +8,7 @@
 #include "core/text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
+#include "inspect/record.h"
 #include "study/facts.h"
 #include "train/loop.h"
 #include "train/stop.h"
@@ -204,6 +205,19 @@ static weft_status prepare_text(const weft_args *args, const train_args *own) {
                                  own->minutes);
 }
 
+/* What EVAL_INSIDE finds, and where the model is. */
+typedef struct {
+    weft_backing place;
+    json_t *facts;
+} look_inside;
+
+static weft_status look(void *context, const weft_model *m) {
+    look_inside *l = context;
+    weft_model quiet = *m; /* the same weights, without dropout */
+    quiet.config.gpt2_dropout = 0;
+    return weft_inspect_held_out(&quiet, l->place, l->facts);
+}
+
 /* The run, once its arguments are right. */
 static weft_status run(weft_args *args, train_args *own, weft_train_result *result,
                        json_t **facts) {
@@ -230,11 +244,16 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
         if (!own->peak && !backend->remote && weft_comm_rank(comm) == 0)
             options->peak_flops =
                 bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
+        look_inside inside = {{backend, pool}, json_object()};
+        if (c.eval_inside) options->at_end = look;
+        options->context = &inside;
         status = weft_train(&c, backend, pool, options, result);
         weft_stop_remove();
         if (status == WEFT_OK)
             *facts =
                 weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
+        if (*facts) json_object_update(*facts, inside.facts);
+        json_decref(inside.facts);
     }
     weft_pool_destroy(pool);
     return status;

@@ -2,6 +2,7 @@
 #include "core/json.h"
 #include "core/text.h"
 #include "inspect/show.h"
+#include "study/inside_picture.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -30,26 +31,19 @@ static double share_of(const weft_head_look *h) {
     return h->entropy / h->most;
 }
 
-const weft_head_number weft_head_numbers[] = {
-    {"entropy", "entropy of the weights, in nats", entropy_of, 0, NAN},
-    {"entropy_share", "entropy as a share of that of equal weights", share_of, 0, 1},
-    {"first", "weight on the first token", first_of, 0, 1},
-    {"self", "weight on the token itself", self_of, 0, 1},
-    {"back", "tokens back, in the mean", back_of, 0, NAN},
-    {"tau", "temperature", tau_of, 0, NAN},
-    {"sigma_q", "mean deviation of queries", sigma_q_of, 0, NAN},
-    {"sigma_k", "mean deviation of keys", sigma_k_of, 0, NAN},
-    {"spread_q", "how much queries' deviations vary over tokens (std / mean)", spread_q_of, 0, NAN},
-    {"spread_k", "how much keys' deviations vary over tokens (std / mean)", spread_k_of, 0, NAN},
-    {"moved", "weight that moves if all tokens have the same deviations", moved_of, 0, NAN},
-    {"gate", "gate, in the mean over tokens", gate_of, 0, 1},
-    {"gate_spread", "gate, standard deviation over tokens", gate_spread_of, 0, NAN},
-    {NULL, NULL, NULL, 0, 0}};
+/* In the order of weft_inside_heads. */
+static double (*const head_values[])(const weft_head_look *h) = {
+    entropy_of, share_of,    first_of,    self_of,  back_of, tau_of,        sigma_q_of,
+    sigma_k_of, spread_q_of, spread_k_of, moved_of, gate_of, gate_spread_of};
 
-bool weft_inspection_has(const weft_inspection *i, const weft_head_number *n) {
+double weft_head_value(const weft_head_look *h, int number) {
+    return head_values[number](h);
+}
+
+bool weft_inspection_has(const weft_inspection *i, int number) {
     for (int64_t l = 0; l < i->n_layers; l++)
         for (int64_t h = 0; h < i->n_heads; h++)
-            if (isfinite(n->of(&i->layers[l].heads[h]))) return true;
+            if (isfinite(weft_head_value(&i->layers[l].heads[h], number))) return true;
     return false;
 }
 
@@ -68,12 +62,11 @@ static int compare(const void *a, const void *b) {
 }
 
 /* All heads, or where they are many the lowest, the middle and the highest. */
-static void print_row(FILE *out, const weft_head_number *n, const weft_layer_look *layer,
-                      int64_t heads) {
+static void print_row(FILE *out, int number, const weft_layer_look *layer, int64_t heads) {
     double *values = malloc((size_t)heads * sizeof *values);
     if (!values) return;
     for (int64_t h = 0; h < heads; h++)
-        values[h] = n->of(&layer->heads[h]);
+        values[h] = weft_head_value(&layer->heads[h], number);
     if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, compare);
     for (int64_t h = 0; h < heads; h++)
         if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
@@ -81,8 +74,9 @@ static void print_row(FILE *out, const weft_head_number *n, const weft_layer_loo
     free(values);
 }
 
-static void print_heads(const weft_inspection *i, const weft_head_number *n, FILE *out) {
-    fprintf(out, "\n%s: %s\nlayer ", n->name, n->title);
+static void print_heads(const weft_inspection *i, int number, FILE *out) {
+    fprintf(out, "\n%s: %s\nlayer ", weft_inside_heads[number].name,
+            weft_inside_heads[number].title);
     if (i->n_heads > HEADS_MOST)
         fprintf(out, "  lowest  median highest  of %lld heads", (long long)i->n_heads);
     for (int64_t h = 0; h < i->n_heads && i->n_heads <= HEADS_MOST; h++)
@@ -90,7 +84,7 @@ static void print_heads(const weft_inspection *i, const weft_head_number *n, FIL
     fprintf(out, "\n");
     for (int64_t l = 0; l < i->n_layers; l++) {
         fprintf(out, "%5lld ", (long long)l);
-        print_row(out, n, &i->layers[l], i->n_heads);
+        print_row(out, number, &i->layers[l], i->n_heads);
         fprintf(out, "\n");
     }
 }
@@ -163,7 +157,7 @@ void weft_inspection_print(const weft_inspection *i, FILE *out) {
     fprintf(out, "%s tokens in %lld windows of %lld, loss %.4f\n",
             weft_count_text(i->windows * i->time, tokens), (long long)i->windows,
             (long long)i->time, i->loss);
-    for (const weft_head_number *n = weft_head_numbers; n->name; n++)
+    for (int n = 0; weft_inside_heads[n].name; n++)
         if (weft_inspection_has(i, n)) print_heads(i, n, out);
     print_routes(i, out);
     print_latents(i, out);
@@ -173,8 +167,9 @@ void weft_inspection_print(const weft_inspection *i, FILE *out) {
 
 static json_t *head_json(const weft_head_look *h) {
     json_t *object = json_object();
-    for (const weft_head_number *n = weft_head_numbers; n->name; n++)
-        json_object_set_new(object, n->name, weft_json_number(n->of(h)));
+    for (int n = 0; weft_inside_heads[n].name; n++)
+        json_object_set_new(object, weft_inside_heads[n].name,
+                            weft_json_number(weft_head_value(h, n)));
     if (isfinite(h->gate)) {
         json_t *bins = json_array();
         for (int b = 0; b < WEFT_GATE_BINS; b++)

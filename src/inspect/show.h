@@ -17,16 +17,8 @@ weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, 
                                  const weft_windows *text, const weft_tokenizer *t,
                                  const char *title, const char *path, bool force);
 
-/* What a head can be asked for by number: the field, its title, and for a picture the range of its
- * shades, NaN being the largest value there is. The list ends on a NULL name. */
-typedef struct {
-    const char *name, *title;
-    double (*of)(const weft_head_look *h);
-    double low, high;
-} weft_head_number;
-extern const weft_head_number weft_head_numbers[];
-
-/* Whether any head has that number. */
-bool weft_inspection_has(const weft_inspection *i, const weft_head_number *n);
+/* The number of weft_inside_heads' place `number`; NaN: the head has none. And whether any head has it. */
+double weft_head_value(const weft_head_look *h, int number);
+bool weft_inspection_has(const weft_inspection *i, int number);
 
 #endif

@@ -6,7 +6,7 @@
 #include "core/nearest.h"
 #include "core/text.h"
 #include "study/listing_database.h"
-#include "study/report_data.h"
+#include "study/report_sections.h"
 #include "study/study.h"
 
 #include <math.h>
@@ -70,6 +70,27 @@ static const char *text_of(const json_t *object, const char *key) {
     return weft_shown(text ? text : "");
 }
 
+static void print_positions(FILE *out, const json_t *list) {
+    const json_t *row;
+    size_t i;
+    json_array_foreach(list, i, row) {
+        char range[64];
+        long long first = json_integer_value(json_object_get(row, "first"));
+        long long last = json_integer_value(json_object_get(row, "last"));
+        snprintf(range, sizeof range, first == last ? "position %lld" : "positions %lld to %lld",
+                 first, last);
+        fprintf(out, "  %-28s %14.6g %14.6g %+14.6g", range,
+                json_number_value(json_object_get(row, "a")),
+                json_number_value(json_object_get(row, "b")),
+                json_number_value(json_object_get(row, "difference")));
+        if (json_is_number(json_object_get(row, "low")))
+            fprintf(out, ", 95%% interval %+.6g to %+.6g",
+                    json_number_value(json_object_get(row, "low")),
+                    json_number_value(json_object_get(row, "high")));
+        fprintf(out, "\n");
+    }
+}
+
 static void print_comparison(FILE *out, const json_t *object) {
     const json_t *row;
     const char *key;
@@ -105,6 +126,24 @@ static void print_comparison(FILE *out, const json_t *object) {
     const char *why = text_of(object, "why");
     fprintf(out, "  %s: %s%s%s\n", text_of(object, "b"), text_of(object, "verdict"),
             *why ? ": " : "", why);
+    print_positions(out, json_object_get(object, "loss_by_position"));
+}
+
+/* The loss by position, where the runs' records have it. */
+static weft_status compare_positions(const weft_report_data *d, int one, int two, json_t *list) {
+    weft_report_range ranges[WEFT_REPORT_RANGES];
+    int n = weft_report_ranges(d, ranges);
+    for (int i = 0; i < n; i++) {
+        weft_comparison c;
+        WEFT_TRY(weft_report_fact_compare(d, two, one, ranges[i].name, &c));
+        if (c.pairs == 0) continue;
+        json_array_append_new(
+            list, json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "first",
+                            (json_int_t)ranges[i].first, "last", (json_int_t)ranges[i].last, "a",
+                            c.baseline, "b", c.step, "difference", c.mean, "low",
+                            weft_json_number(c.low), "high", weft_json_number(c.high)));
+    }
+    return WEFT_OK;
 }
 
 static weft_status compare_steps(const weft_report_data *d, const char *a, const char *b,
@@ -122,7 +161,10 @@ static weft_status compare_steps(const weft_report_data *d, const char *a, const
         "pairs", pair_up(d, one, two), "mean_difference", weft_json_number(c.mean), "low",
         weft_json_number(c.low), "high", weft_json_number(c.high), "verdict",
         weft_verdict_word(c.verdict), "why", why);
-    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
+    if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    json_t *positions = json_array();
+    json_object_set_new(*object, "loss_by_position", positions);
+    return compare_positions(d, one, two, positions);
 }
 
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
@@ -133,6 +175,7 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
     WEFT_TRY(weft_report_read(path, &d));
     weft_status status = compare_steps(&d, a, b, &made);
     weft_report_free(&d);
+    if (status != WEFT_OK) json_decref(made);
     WEFT_TRY(status);
     if (out) print_comparison(out, made);
     if (object)

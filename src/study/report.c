@@ -9,10 +9,10 @@
 #include <string.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_answer,     weft_report_verdicts,    weft_report_curves,    weft_report_fronts,
-    weft_report_table,      weft_report_samples,     weft_report_attention, weft_report_sweep,
-    weft_report_trouble,    weft_report_differences, weft_report_equality,  weft_report_repeats,
-    weft_report_environment};
+    weft_report_answer,    weft_report_verdicts,  weft_report_curves,     weft_report_fronts,
+    weft_report_table,     weft_report_positions, weft_report_inside,     weft_report_samples,
+    weft_report_attention, weft_report_sweep,     weft_report_trouble,    weft_report_differences,
+    weft_report_equality,  weft_report_repeats,   weft_report_environment};
 
 static weft_status write_study(weft_page *p, const char *database, bool several) {
     weft_report_data d;
@@ -91,7 +91,22 @@ static json_t *verdict_json(const weft_report_data *d, int step) {
                      "left_out", left_out(d, step));
 }
 
-static json_t *step_json(const weft_report_step *s) {
+static json_t *positions_json(const weft_report_data *d, int step) {
+    weft_report_range ranges[WEFT_REPORT_RANGES];
+    int n = weft_report_ranges(d, ranges);
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        double loss = weft_report_fact_mean(d, step, ranges[i].name);
+        if (isfinite(loss))
+            json_array_append_new(list,
+                                  json_pack("{s:I, s:I, s:f}", "first", (json_int_t)ranges[i].first,
+                                            "last", (json_int_t)ranges[i].last, "loss", loss));
+    }
+    return list;
+}
+
+static json_t *step_json(const weft_report_data *d, int step) {
+    const weft_report_step *s = &d->steps[step];
     json_t *object = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", weft_json_text(s->name),
         "title", weft_json_text(s->title), "overrides", weft_json_text(s->overrides),
@@ -107,6 +122,8 @@ static json_t *step_json(const weft_report_step *s) {
         "seconds", weft_json_number(s->seconds));
     json_object_update(object, cost);
     json_decref(cost);
+    json_object_set_new(object, "loss_by_position", positions_json(d, step));
+    json_object_set_new(object, "inside", weft_report_inside_json(d, step));
     return object;
 }
 
@@ -126,7 +143,7 @@ static weft_status study_json(const char *database, json_t **object) {
     json_t *verdicts = json_array(), *steps = json_array(), *repeats = json_array();
     weft_status status = WEFT_OK;
     for (int i = 0; i < d.n_steps; i++) {
-        json_array_append_new(steps, step_json(&d.steps[i]));
+        json_array_append_new(steps, step_json(&d, i));
         if (d.steps[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
     }
     for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {

@@ -155,7 +155,6 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
         strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
     run->device_bytes = NAN;
-    run->commit = run->where = "";
     return WEFT_OK;
 }
 
@@ -173,14 +172,21 @@ static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
 
 static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     int64_t id = column_integer(s, 0);
-    const char *name = (const char *)sqlite3_column_text(s, 1);
-    weft_report_run *run = NULL;
-    for (int i = 0; i < d->n_runs; i++)
-        if (d->runs[i].id == id) run = &d->runs[i];
-    if (!run || !name) return WEFT_OK;
-    if (strcmp(name, "device_bytes") == 0) run->device_bytes = column_number(s, 2);
-    if (strcmp(name, "commit") == 0) run->commit = column_text(d, s, 2);
-    if (strcmp(name, "where") == 0) run->where = column_text(d, s, 2);
+    int place = 0;
+    while (place < d->n_runs && d->runs[place].id != id)
+        place++;
+    if (place == d->n_runs) return WEFT_OK;
+    weft_report_fact *list = grow(d->facts, d->n_facts, sizeof *list);
+    if (!list) return no_memory(d);
+    d->facts = list;
+    weft_report_fact *fact = &list[d->n_facts++];
+    int type = sqlite3_column_type(s, 2);
+    bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
+    fact->run = place;
+    fact->name = column_text(d, s, 1);
+    fact->text = number ? "" : column_text(d, s, 2);
+    fact->value = number ? column_number(s, 2) : NAN;
+    if (strcmp(fact->name, "device_bytes") == 0) d->runs[place].device_bytes = fact->value;
     return WEFT_OK;
 }
 
@@ -219,7 +225,7 @@ static const struct {
      " ORDER BY step, learning_rate, seed",
      take_run},
     {"SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
-    {"SELECT run, name, value FROM facts", take_fact},
+    {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
     {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
     {"SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
      " ORDER BY learning_rate",
@@ -419,6 +425,7 @@ void weft_report_free(weft_report_data *d) {
     free(d->steps);
     free(d->runs);
     free(d->events);
+    free(d->facts);
     free(d->seeds);
     free(d->rates);
     weft_database_close(d->database);

@@ -37,8 +37,14 @@ typedef struct {
     bool finished;       /* done, with a score that is a number */
     bool chooses;        /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
     double device_bytes; /* of the device's memory; NaN: the host's was used */
-    const char *commit, *where; /* which program on which machine; "": the study's */
 } weft_report_run;
+
+/* What a run's record says beside its results (facts.h). */
+typedef struct {
+    int run; /* its place in `runs` */
+    const char *name, *text;
+    double value; /* NaN: it is a text */
+} weft_report_fact;
 
 typedef struct {
     int64_t run, step; /* -1: none; a run's iteration, or the study's step */
@@ -62,7 +68,8 @@ typedef struct {
     weft_report_step *steps;
     weft_report_run *runs;
     weft_report_event *events;
-    int n_steps, n_runs, n_events;
+    weft_report_fact *facts; /* ordered by run and name */
+    int n_steps, n_runs, n_events, n_facts;
     int64_t rate_seed; /* the seed that only chose rates; -1: none */
     int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
@@ -78,6 +85,17 @@ void weft_report_free(weft_report_data *d);
 /* The run of a step at a rate; NULL: none. */
 const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
                                         int64_t seed);
+
+/* Whether a run is one of those that its step's score is the mean of. */
+bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run);
+/* A fact of a run; NULL: its record has none of that name. */
+const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
+                                            const char *name);
+/* The mean of a number over the runs of a step that count; NaN: none has it. report_facts.c */
+double weft_report_fact_mean(const weft_report_data *d, int step, const char *name);
+/* What can be said of one step against another by a number other than the score, where less is better. */
+weft_status weft_report_fact_compare(const weft_report_data *d, int step, int baseline,
+                                     const char *name, weft_comparison *out);
 
 /* What a seed is to the comparison of a step with another (-1: none). */
 typedef struct {

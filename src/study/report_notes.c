@@ -368,6 +368,43 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
+static const char *fact_text(const weft_report_data *d, int run, const char *name) {
+    const weft_report_fact *fact = weft_report_fact_of(d, &d->runs[run], name);
+    return fact ? fact->text : "";
+}
+
+static bool same_origin(const weft_report_data *d, int a, int b) {
+    static const char *const names[] = {"commit", "device", "machine", "dataset_hash"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(fact_text(d, a, names[i]), fact_text(d, b, names[i])) != 0) return false;
+    return true;
+}
+
+/* Which program made how many of the runs where and of which text, as the runs' own records say. */
+static void put_origins(weft_page *p, const weft_report_data *d) {
+    static const char *const heads[] = {">runs", "commit", "device", "machine", "text", NULL};
+    bool open = false;
+    for (int i = 0; i < d->n_runs; i++) {
+        int n = 0, earlier = 0;
+        if (!d->runs[i].finished || !*fact_text(d, i, "commit")) continue;
+        for (int k = 0; k < d->n_runs; k++) {
+            if (!d->runs[k].finished || !same_origin(d, i, k)) continue;
+            earlier += k < i;
+            n++;
+        }
+        if (earlier) continue;
+        if (!open) weft_page_table_open(p, heads);
+        open = true;
+        weft_page_cell(p, "%d", n);
+        weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
+        weft_page_cell(p, "%s", fact_text(d, i, "device"));
+        weft_page_cell(p, "%s", fact_text(d, i, "machine"));
+        const char *hash = fact_text(d, i, "dataset_hash");
+        weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
+    }
+    if (open) weft_page_table_close(p);
+}
+
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
     static const char *const heads[] = {"what", "which", NULL};
     weft_words threads;
@@ -390,6 +427,7 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
         weft_page_cell(p, "%s", *rows[i][1] ? rows[i][1] : "–");
     }
     weft_page_table_close(p);
+    put_origins(p, d);
     weft_page_folded(p, "The whole base config", d->config);
     return WEFT_OK;
 }

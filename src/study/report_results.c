@@ -209,11 +209,24 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     weft_page_cell(p, "%s", weft_say_number(s->rate, &a));
 }
 
+/* Whether every run that counts had a device with a memory of its own. */
+static bool all_on_device(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_runs; i++) {
+        if (!weft_report_run_counts(d, &d->runs[i])) continue;
+        if (isnan(d->runs[i].device_bytes)) return false;
+        n++;
+    }
+    return n > 0;
+}
+
 weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (d->n_steps == 0) return WEFT_OK;
     weft_page_heading(p, "The variants in numbers",
                       "What each variant is, what it scored, and what it costs.");
     char score[160], interval[80];
+    const char *memory = ">memory, measured peak";
+    if (all_on_device(d)) memory = ">GPU memory, by its own count";
     snprintf(score, sizeof score, ">%.120s ± sd", d->score_name);
     snprintf(interval, sizeof interval, ">change [%.0f%% interval]", 100 * WEFT_CONFIDENCE);
     const char *const heads[] = {"variant",
@@ -223,7 +236,7 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                                  ">seeds finished",
                                  ">change in %",
                                  interval,
-                                 ">memory, measured peak",
+                                 memory,
                                  ">memory, plan",
                                  ">tokens/s",
                                  ">cache bytes per token",

@@ -17,6 +17,10 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 weft_report_section weft_report_curves;
 /* report_pictures.c */
 weft_report_section weft_report_fronts, weft_report_sweep;
+/* report_positions.c */
+weft_report_section weft_report_positions;
+/* report_inside.c */
+weft_report_section weft_report_inside;
 /* report_samples.c */
 weft_report_section weft_report_samples;
 /* report_attention.c */
@@ -72,5 +76,18 @@ weft_status weft_report_caveats(const weft_report_data *d, char ***list);
 /* What charts.js is told of the steps: [{key, name, style, baseline}], all of them in their order. The
  * caller owns the array. report_curves.c */
 json_t *weft_report_series(const weft_report_data *d);
+
+/* The ranges of positions whose losses the records have, in their order; returns how many.
+ * report_positions.c */
+enum { WEFT_REPORT_RANGES = 40 };
+typedef struct {
+    long long first, last;
+    char name[64]; /* of the fact */
+} weft_report_range;
+int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REPORT_RANGES]);
+
+/* The numbers of `Inside the models` by name, null where a step has none. The caller owns it.
+ * report_inside.c */
+json_t *weft_report_inside_json(const weft_report_data *d, int step);
 
 #endif

@@ -536,6 +536,8 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     bool done = t.state.iteration >= c->gpt2_max_iters;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
+    if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
+        status = options->at_end(options->context, t.model);
     fill_result(&t, backend, start);
     if (status != WEFT_OK) weft_comm_fail(t.comm, weft_error_message());
     close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);

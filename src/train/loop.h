@@ -29,6 +29,8 @@ typedef struct {
     /* Called before each step with its number from 0; NULL: nothing is. It may look at the weights,
      * and tests change them. */
     void (*before_step)(void *context, int64_t step, weft_model *m);
+    /* Called once on rank 0 when all steps are done, with the final weights; NULL: nothing is. */
+    weft_status (*at_end)(void *context, const weft_model *m);
     void *context;
 } weft_train_options;
 
