@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ATTEMPTS = 100 };
+enum { ATTEMPTS = 100, MARK = S_ISVTX };
 
 bool weft_is_beside(const char *name, const char *own) {
     size_t n = strlen(own);
@@ -40,7 +40,7 @@ int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]) {
             errno = ENAMETOOLONG;
             return -1;
         }
-        int fd = open(out, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        int fd = open(out, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 | MARK);
         if (fd < 0 && errno != EEXIST) return -1;
         if (fd >= 0 && lock_new(fd)) return fd;
         if (fd >= 0) close(fd);
@@ -49,9 +49,9 @@ int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]) {
     return -1;
 }
 
-/* Whether both are one plain file of this user's, with no other name. */
+/* Whether both are one plain file of this user's that bears the mark, with no other name. */
 static bool is_own(const struct stat *open_one, const struct stat *named) {
-    return S_ISREG(named->st_mode) && named->st_dev == open_one->st_dev &&
+    return S_ISREG(named->st_mode) && (named->st_mode & MARK) && named->st_dev == open_one->st_dev &&
            named->st_ino == open_one->st_ino && named->st_nlink == 1 && named->st_uid == geteuid();
 }
 
@@ -65,6 +65,11 @@ static void remove_left(int folder, const char *name) {
         fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && is_own(&is, &named))
         unlinkat(folder, name, 0);
     close(fd);
+}
+
+void weft_beside_unmark(int fd) {
+    struct stat is;
+    if (fstat(fd, &is) == 0) (void)!fchmod(fd, is.st_mode & 07777 & ~(mode_t)MARK);
 }
 
 void weft_beside_clear(const char *path) {

@@ -228,6 +228,7 @@ static weft_status settle(weft_new_file *f) {
     if (fsync(f->descriptor) != 0) return write_failed(f);
     if (rename(f->beside, f->path) != 0) return write_failed(f);
     f->beside[0] = '\0';
+    weft_beside_unmark(f->descriptor);
     int closed = close(f->descriptor);
     f->descriptor = -1;
     if (closed != 0) return write_failed(f);

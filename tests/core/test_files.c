@@ -105,6 +105,9 @@ static void test_what_a_kill_leaves_beside_is_removed_by_the_next_writer(void **
     assert_int_equal(count_names(), before + 2);
     expect(weft_file_write(at("a"), "new", 3, NULL), WEFT_OK, NULL);
     assert_int_equal(count_names(), before + 1);
+    struct stat is;
+    assert_int_equal(stat(at("a"), &is), 0);
+    assert_int_equal(is.st_mode & S_ISVTX, 0);
 }
 
 static void test_only_what_weft_left_beside_is_removed(void **state) {
@@ -117,15 +120,18 @@ static void test_only_what_weft_left_beside_is_removed(void **state) {
         file_write(at(others[i]), "mine", 4);
     file_write(at("victim"), "mine", 4);
     file_write(at("a.1-1.tmp"), "left", 4);
+    assert_int_equal(chmod(at("a.1-1.tmp"), 01644), 0);
+    file_write(at("a.6-1.tmp"), "mine", 4); /* without weft's mark */
     assert_int_equal(symlink("victim", at("a.2-1.tmp")), 0);
     assert_int_equal(mkfifo(at("a.3-1.tmp"), 0600), 0);
     assert_int_equal(mkdir(at("a.4-1.tmp"), 0700), 0);
     assert_int_equal(link(at("victim"), at("a.5-1.tmp")), 0);
+    assert_int_equal(chmod(at("victim"), 01644), 0);
     expect(weft_file_write(at("a"), "new", 3, NULL), WEFT_OK, NULL);
     assert_int_not_equal(access(at("a.1-1.tmp"), F_OK), 0);
     for (int i = 0; i < OTHERS; i++)
         if (access(at(others[i]), F_OK) != 0) fail_msg("%s is gone", others[i]);
-    for (int i = 2; i <= 5; i++) {
+    for (int i = 2; i <= 6; i++) {
         struct stat is;
         char name[32];
         snprintf(name, sizeof name, "a.%d-1.tmp", i);
