@@ -21,13 +21,13 @@ NOT_RUN = [
     ("docs/guide/huggingface.md", r"weft (convert|generate|tokenize|train) ", "convert/test_guide runs this page"),
     ("docs/guide/serving.md", r"curl ", "serve/test_clients runs it"),
     ("docs/guide/pruning.md", r"scripts/prune-curve", "takes minutes; convert/test_prune runs its smallest form"),
-    ("docs/guide/building.md", r"make (install|deb|dist)", "scripts/test_install runs it"),
+    ("docs/guide/building.md", r"(sudo )?make (install|deb|dist)", "scripts/test_install runs it"),
     ("docs/guide/pytorch.md", r"python3 -m venv|pip install", "needs PyTorch from the network; make test-torch runs the rest"),
     ("docs/guide/training.md", r"mpirun ", "needs free cores; the tests of train and comm run mpirun"),
     ("docs/guide/studies.md", r"scripts/corpus|weft tokenize --tokenizer data/gpt2", "needs Debian's mirror and GPT-2's files"),
     ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; study/test_slurm runs it"),
 ]
-PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|curl|docker|git|cp|export|hf)( |$)|for .*; do$"
+PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|curl|docker|git|cp|export|hf|sudo)( |$)|for .*; do$"
 
 # Stands in for the program: what takes long is cut short, and what waits for Ctrl-C gets it.
 WRAPPER = """#!/bin/sh
@@ -85,7 +85,12 @@ def blocks(text):
 
 def commands(block):
     """What the shell is to run of a block: lines joined where one continues, and loops as a whole."""
-    lines, found = [l.strip() for l in block if l.strip()], []
+    return split(block)[0]
+
+
+def split(block):
+    """A block's commands, and its lines that are none."""
+    lines, found, rest = [l.strip() for l in block if l.strip()], [], []
     while lines:
         line = lines.pop(0)
         while line.endswith("\\") and lines:
@@ -93,9 +98,8 @@ def commands(block):
         if re.match(r"for .*; do$", line):
             while lines and not line.endswith("done"):
                 line += "\n" + lines.pop(0)
-        if re.match(PROGRAMS, line.split("\n")[0]):
-            found.append(line)
-    return found
+        (found if re.match(PROGRAMS, line.split("\n")[0]) else rest).append(line)
+    return found, rest
 
 
 def make_root(weft, root):
@@ -142,7 +146,10 @@ def run_page(page, root):
     here = os.getcwd()
     start = MAKE % here + 'PATH="%s/build:$PATH"\nunset MAKEFLAGS MAKELEVEL MFLAGS\n' % root
     for language, block in found:
-        for command in commands(block) if language in ("", "sh") else []:
+        typed, rest = split(block) if language in ("", "sh") else ([], [])
+        strange = [line for line in rest if not line.startswith("#")] if typed else []
+        failed += ["%s: a program that this test does not know: %s" % (page, line) for line in strange]
+        for command in typed:
             why = reason(page, command)
             if why:
                 left_out.append("%s: not run: %s (%s)" % (page, command.split("\n")[0], why))

@@ -32,17 +32,19 @@ static void test_the_commands_of_every_page_run(void **state) {
     free(said);
 }
 
-/* The test must be able to fail: by a command that fails, and by a page without any. */
+/* The test must be able to fail: by a command that fails, by a program that it does not know, and by a page
+ * without any command. */
 static void test_a_command_that_fails_is_found(void **state) {
     (void)state;
     static const char page[] =
-        "# A page\n\n    weft plan -o N_LAYER=2\n    weft plan -o N_LAYERS=2\n";
+        "# A page\n\n    weft plan -o N_LAYER=2\n    weft plan -o N_LAYERS=2\n    loom up\n";
     static const char empty[] = "# A page\n\n    int x;\n";
     char *said, name[512];
     file_write(scratch_path("page.md"), page, sizeof page - 1);
     snprintf(name, sizeof name, "'%s'", scratch_path("page.md"));
     assert_int_not_equal(run_pages("wrong", name, &said), 0);
-    assert_non_null(strstr(said, "2 commands run, 1 failed"));
+    assert_non_null(strstr(said, "2 commands run, 2 failed"));
+    assert_non_null(strstr(said, "a program that this test does not know: loom up"));
     assert_non_null(strstr(said, "weft plan -o N_LAYERS=2\n    ended on 2: "));
     free(said);
     file_write(scratch_path("page.md"), empty, sizeof empty - 1);

@@ -92,10 +92,15 @@ static void test_zsh_completes(void **state) {
     }
     char *said =
         shell_prints("zsh -f tests/scripts/complete.zsh \"$there\" 'weft stu' "
-                     "'weft train --resu' 'weft train -o N_LAY' 'weft study --config reci'");
-    static const char *const expected[] = {
-        "weft study", "weft train --resume",
-        "weft train -o N_LAYER=", "weft study --config reciprocal"};
+                     "'weft train --resu' 'weft train -o N_LAY' 'weft study --config reci' "
+                     "'weft help conf' 'weft train --device cu' 'weft inspect READ'");
+    static const char *const expected[] = {"weft study",
+                                           "weft train --resume",
+                                           "weft train -o N_LAYER=",
+                                           "weft study --config reciprocal",
+                                           "weft help config",
+                                           "weft train --device cuda",
+                                           "weft inspect README.md"};
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
         if (!strstr(said, expected[i])) fail_msg("'%s' is not in: %s", expected[i], said);
 }
