@@ -31,7 +31,7 @@ const weftCharts = (() => {
   const SVG = holder.content.firstChild.namespaceURI; /* so that no address stands in the page */
   const DASHES = ["", "9 4", "4 3", "9 4 2 4", "2 3"];
   const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
-  const COLOURS = 8, RUNS_TOLD = 8, ROWS_TOLD = 6;
+  const COLOURS = 8, RUNS_TOLD = 8, ROW = 19; /* pixels of a row of values */
   const hidden = new Set();
   const groups = [];
 
@@ -325,6 +325,11 @@ const weftCharts = (() => {
     return best;
   }
 
+  /* How far a place is before a line's first point or after its last: there it has no value. */
+  function beyond(l, map, x) {
+    return Math.max(0, map.px(l.points[0].x) - x, x - map.px(l.points[l.points.length - 1].x));
+  }
+
   function describe(view, found, focus) {
     const {chart, map} = view, rows = found.map(({line, point}) => {
       const spread = isFinite(point.low) && isFinite(point.high) && point.high > point.low
@@ -336,9 +341,9 @@ const weftCharts = (() => {
   }
 
   /* Of many rows those around the one that is pointed at, so that the box has room in its chart. */
-  function nearby(rows) {
-    const from = Math.max(0, Math.min(rows.findIndex((r) => r.on) - ROWS_TOLD / 2, rows.length - ROWS_TOLD));
-    return rows.slice(from, from + ROWS_TOLD);
+  function nearby(rows, most) {
+    const from = Math.max(0, Math.min(rows.findIndex((r) => r.on) - Math.floor(most / 2), rows.length - most));
+    return rows.slice(from, from + most);
   }
 
   /* "seed 1: 2.41, seed 2: 2.43": the single runs of a line at a place. */
@@ -409,9 +414,11 @@ const weftCharts = (() => {
     const {map, chart} = view;
     let found = map.list.map((line) => ({line, point: nearest(line, map, x)}));
     if (!found.length) return;
-    const far = (f) => Math.hypot(chart.lines ? 0 : map.px(f.point.x) - x, map.py(f.point.y) - y);
+    const far = (f) => Math.hypot(chart.lines ? beyond(f.line, map, x) : map.px(f.point.x) - x, map.py(f.point.y) - y);
     const focus = key !== undefined ? (found.find((f) => f.line.series.key === key) || found[0]) : found.reduce((a, b) => (far(b) < far(a) ? b : a));
-    if (!chart.lines) found = found.filter((f) => Math.abs(map.px(f.point.x) - map.px(focus.point.x)) < 4 || f === focus);
+    const here = map.px(focus.point.x);
+    if (chart.lines) found = found.filter((f) => f === focus || beyond(f.line, map, here) < CELL).map((f) => (f === focus ? f : {line: f.line, point: nearest(f.line, map, here)}));
+    else found = found.filter((f) => Math.abs(map.px(f.point.x) - here) < 4 || f === focus);
     if (view.active !== focus.line.series.key) {
       view.active = focus.line.series.key;
       drawChart(view, group.spec, group.state, {key: view.active});
@@ -419,7 +426,7 @@ const weftCharts = (() => {
     view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x, height: focus.point.y};
     const at = view.map.px(focus.point.x);
     drawCursor(view, focus.line.style, at, view.map.py(focus.point.y));
-    const tip = view.tip, rows = describe(view, found, focus.line), told = nearby(rows);
+    const tip = view.tip, rows = describe(view, found, focus.line), told = nearby(rows, Math.max(3, Math.floor(map.height / ROW) - 5));
     tip.replaceChildren();
     html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
     for (const r of told) {
@@ -428,7 +435,7 @@ const weftCharts = (() => {
       html("span", {}, row, r.line.series.name);
       html("b", {}, row, r.text);
       if (r.spread && r.on && r.line.runs.length < 2) html("small", {}, row, r.spread.trim());
-      if (r.on && r.line.runs.length > 1) html("div", {class: "runs"}, tip, r.line.series.name + " by run: " + runsText(view, r.line, focus.point.x));
+      if (r.on && r.line.runs.length > 1) html("div", {class: "runs"}, tip, "its runs: " + runsText(view, r.line, focus.point.x));
     }
     if (rows.length > told.length) html("div", {class: "at"}, tip, "and " + (rows.length - told.length) + " more");
     tip.hidden = false;

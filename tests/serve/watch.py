@@ -92,9 +92,22 @@ COVERED = """(() => {
 
 
 def check_box(b, wrong):
-    """The values of a chart hide no other chart, wherever the pointer is."""
-    b.size(1280)
-    b.wait("innerWidth === 1280", 10)
+    """The values of a chart hide no other chart, wherever the pointer is, and a run that has ended before
+    is not among them."""
+    for width in (390, 1280):
+        b.size(width)
+        b.wait("innerWidth === %d" % width, 10)
+        check_boxes(b, wrong)
+    x, y = middle(b, "#curves .chart:nth-child(2) svg")
+    b.move(x + b.value("document.querySelector('#curves .chart:nth-child(2) svg').clientWidth") * 0.45, y)
+    b.wait("document.querySelectorAll('.tip:not([hidden])').length", 10)
+    told = b.value("document.querySelector('.tip:not([hidden])').textContent")
+    if "late" not in told or "Plain" in told:
+        wrong.append("after the end of all others the box tells %r" % told)
+    b.move(2, 2)
+
+
+def check_boxes(b, wrong):
     for chart in range(b.value("document.querySelectorAll('#curves .chart svg').length")):
         b.value("document.querySelectorAll('#curves .chart svg')[%d].scrollIntoView({block: 'center'})" % chart)
         left, top, width, height = b.value("""(() => { const r = document.querySelectorAll("#curves .chart svg")[%d]
@@ -104,7 +117,6 @@ def check_box(b, wrong):
             b.wait("document.querySelectorAll('.tip:not([hidden])').length", 10)
             if b.value(COVERED):
                 wrong.append("the values of chart %d hide another at %g" % (chart, share))
-    b.move(2, 2)
 
 
 def check_table(b, wrong):
