@@ -5,7 +5,8 @@
   const AT_FIRST = 12, GROUPED_AT_FIRST = 60; /* runs that are ticked when the page opens */
   const byId = (id) => document.getElementById(id);
   const runs = new Map(), studies = new Map(), styles = new Map(), ticked = new Set();
-  let chosen = false, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = "";
+  const unfolded = new Set(); /* groups whose runs are listed */
+  let defaults = {}, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = "";
 
   const node = (kind, parent, text, name) => {
     const made = document.createElement(kind);
@@ -31,18 +32,21 @@
     {key: "name", label: "run", of: (r) => r.name},
     {key: "status", label: "status", of: (r) => ORDER[r.status], text: (r) => r.status},
     {key: "step", label: "training step", of: (r) => r.step, text: (r) => count(r.step) + (r.steps ? " of " + count(r.steps) : ""), n: 1},
-    {key: "loss", label: "loss", of: (r) => r.loss, text: (r) => digits(r.loss), n: 1},
-    {key: "val_loss", label: "held-out loss", of: (r) => r.val_loss, text: (r) => digits(r.val_loss), n: 1},
-    {key: "best_val_loss", label: "best", of: (r) => r.best_val_loss, text: (r) => digits(r.best_val_loss), n: 1},
+    {key: "loss", label: "loss", of: (r) => r.loss, text: (r) => digits(r.loss), n: 1, score: 1},
+    {key: "val_loss", label: "held-out loss", of: (r) => r.val_loss, text: (r) => digits(r.val_loss), n: 1, score: 1},
+    {key: "best_val_loss", label: "best", of: (r) => r.best_val_loss, text: (r) => digits(r.best_val_loss), n: 1, score: 1},
     {key: "tokens_per_s", label: "tokens/s", of: (r) => r.tokens_per_s, text: (r) => count(r.tokens_per_s), n: 1},
     {key: "mfu", label: "MFU", of: (r) => r.mfu, text: (r) => (known(r.mfu) ? (100 * r.mfu).toFixed(1) + "%" : ""), n: 1},
     {key: "seconds_left", label: "left", of: (r) => r.seconds_left, text: (r) => time(r.seconds_left), n: 1},
     {key: "tags", label: "tags", of: (r) => r.tags}];
 
+  const LOWEST = COLUMNS.find((c) => c.key === "best_val_loss");
   const TITLE = {key: "title", label: "variant", of: (r) => r.title};
+  const STUDY = {key: "study", label: "study", of: (r) => studies.get(r.study)?.name};
+  const optionOf = (r, key) => (key in r.options ? r.options[key] : defaults[key]);
   const keysOf = (list) => [...new Set(list.flatMap((r) => Object.keys(r.options)))].sort();
-  const differing = (list) => keysOf(list).filter((k) => new Set(list.map((r) => JSON.stringify(r.options[k]))).size > 1);
-  const optionColumn = (key) => ({key: "option " + key, label: key, of: (r) => r.options[key], n: 0});
+  const differing = (list) => keysOf(list).filter((k) => new Set(list.map((r) => JSON.stringify(optionOf(r, k)))).size > 1);
+  const optionColumn = (key) => ({key: "option " + key, label: key, of: (r) => optionOf(r, key), option: key, n: 0});
   const value = (v) => (v === undefined || v === null ? "" : String(v));
 
   /* "mla done LEARNING_RATE>1e-3": all of the words hold. */
@@ -50,8 +54,8 @@
     return words.every((word) => {
       const m = /^([A-Za-z_0-9]+)(=|<|>)(.*)$/.exec(word);
       if (!m) return [r.name, r.title || "", r.status, r.tags, r.note].some((t) => t.toLowerCase().includes(word.toLowerCase()));
-      const key = Object.keys(r.options).find((k) => k.toLowerCase() === m[1].toLowerCase());
-      const own = key ? r.options[key] : r[m[1].toLowerCase()];
+      const key = [...Object.keys(r.options), ...Object.keys(defaults)].find((k) => k.toLowerCase() === m[1].toLowerCase());
+      const own = key ? optionOf(r, key) : r[m[1].toLowerCase()];
       if (m[2] === "=") return value(own).toLowerCase() === m[3].toLowerCase() || (+own === +m[3] && m[3] !== "");
       return own !== undefined && own !== null && (m[2] === "<" ? +own < +m[3] : +own > +m[3]);
     });
@@ -70,16 +74,26 @@
     return JSON.stringify([r.study, r.title, rest]);
   }
 
-  /* A study's run is called by its step's title, and by as much more as tells it from the others that
+  function grouped(list) {
+    const groups = new Map();
+    for (const r of list) {
+      const key = groupOf(r);
+      if (!groups.has(key)) groups.set(key, {key, members: []});
+      groups.get(key).members.push(r);
+    }
+    return [...groups.values()];
+  }
+
+  /* A study's run is called by its variant's title, and by as much more as tells it from the others that
      are shown: the study, the learning rate, the seed. */
   function nameOf(r, members, shown) {
     const together = byId("group").checked, count = members > 1 ? " (" + members + (r.title ? " seeds)" : " runs)") : "";
     if (!r.title) return (together ? r.name.replace(/-seed\d+$/, "") : r.name) + count;
     const several = (list, of) => new Set(list.map(of)).size > 1, parts = [r.title];
     const same = shown.filter((o) => o.title === r.title && o.study === r.study);
-    if (several(same, (o) => o.options.LEARNING_RATE)) parts.push("rate " + value(r.options.LEARNING_RATE));
+    if (several(same, (o) => optionOf(o, "LEARNING_RATE"))) parts.push("rate " + value(optionOf(r, "LEARNING_RATE")));
     if (!together) parts.push("seed " + value(r.options.SEED));
-    return (several(shown, (o) => o.study) ? studies.get(r.study)?.name + ": " : "") + parts.join(", ") + count;
+    return parts.join(", ") + count + (several(shown, (o) => o.study) ? " \u00b7 " + studies.get(r.study)?.name : "");
   }
 
   function styleOf(key) {
@@ -104,19 +118,12 @@
   }
 
   function specification() {
-    const groups = new Map();
-    for (const r of runs.values()) {
-      if (!ticked.has(r.id)) continue;
-      const key = groupOf(r);
-      if (!groups.has(key)) groups.set(key, []);
-      groups.get(key).push(r);
-    }
-    const list = [...groups.entries()], all = list.flatMap(([, members]) => members);
+    const list = grouped([...runs.values()].filter((r) => ticked.has(r.id))), all = list.flatMap((g) => g.members);
     const chart = (title, label, column, more) => ({title, label, ...more,
-      lines: list.map(([, members], i) => ({series: i, runs: members.map((r) => lineOf(r, column, more)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
+      lines: list.map(({members}, i) => ({series: i, runs: members.map((r) => lineOf(r, column, more)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
     return {
       x: [{key: "step", label: "training step", unit: "count"}, {key: "tokens", label: "tokens", unit: "count"}, {key: "seconds", label: "training time", unit: "seconds"}],
-      series: list.map(([key, members]) => ({key, name: nameOf(members[0], members.length, all), style: styleOf(key)})),
+      series: list.map(({key, members}) => ({key, name: nameOf(members[0], members.length, all), style: styleOf(key)})),
       charts: [chart("Held-out loss", "nats per token", VAL), chart("Training loss", "nats per token", LOSS),
         chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100}), chart("Learning rate", "learning rate", RATE, {higher: true}),
         chart("Norm of the gradient", "norm", NORM)].filter((c) => c.lines.length)};
@@ -130,20 +137,54 @@
     else charts = weftCharts.group(byId("curves"), spec);
   }
 
-  function columns(list) {
+  function columns(list, titled) {
     const keys = byId("all").checked ? keysOf(list) : differing(list);
-    const [name, ...rest] = COLUMNS, titles = list.some((r) => r.title) ? [TITLE] : [];
-    return [name, ...titles, ...rest, ...keys.map(optionColumn)];
+    const [name, ...rest] = COLUMNS, titles = titled && list.some((r) => r.title) ? [TITLE] : [];
+    const several = new Set(list.map((r) => r.study)).size > 1 && studies.size > 0 ? [STUDY] : [];
+    return [name, ...several, ...titles, ...rest, ...keys.map(optionColumn)];
   }
 
-  function sorted(list, column) {
-    const rank = (v) => (v === undefined || v === null || v === "" ? 1 : 0);
-    return list.sort((a, b) => {
-      const x = column.of(a), y = column.of(b);
-      if (rank(x) !== rank(y)) return rank(x) - rank(y);
-      const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", {numeric: true});
-      return (down ? -order : order) || a.id - b.id;
-    });
+  const empty = (v) => v === undefined || v === null || v === "";
+
+  /* What is not there comes last, in either direction. */
+  function inOrder(x, y) {
+    if (empty(x) !== empty(y)) return empty(x) ? 1 : -1;
+    const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", {numeric: true});
+    return down ? -order : order;
+  }
+
+  const sorted = (list, column) => list.sort((a, b) => inOrder(column.of(a), column.of(b)) || a.id - b.id);
+
+  const mean = (list) => list.reduce((sum, v) => sum + v, 0) / list.length;
+
+  function spread(list) {
+    const middle = mean(list);
+    return Math.sqrt(list.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (list.length - 1));
+  }
+
+  /* A score is of the runs that have ended, where there are any: one that has just begun would hide them. */
+  function scored(members, column) {
+    const ended = column.score ? members.filter((r) => r.status !== "running" && r.status !== "waiting") : [];
+    return (ended.length ? ended : members).map(column.of).filter((v) => !empty(v));
+  }
+
+  /* A column's value of several runs: the mean of numbers, what all have in common of the rest. */
+  function valueOf(members, column) {
+    const all = scored(members, column);
+    if (!all.length) return undefined;
+    if (column.key === "status") return Math.min(...all);
+    if (all.every((v) => v === all[0])) return all[0];
+    return all.every(known) ? mean(all) : "";
+  }
+
+  function textOf(members, column) {
+    const all = scored(members, column), first = members[0];
+    if (column.key === "status" && members.length > 1) return [...new Set(members.map((r) => r.status))].map((s) => members.filter((r) => r.status === s).length + " " + s).join(", ");
+    if (members.length === 1 || (all.length === members.length && all.every((v) => v === all[0]))) return column.text ? column.text(first) : value(column.of(first));
+    if (!all.length || !all.every(known)) return "";
+    const say = (v) => (column.text ? column.text({...first, [column.key]: v}) : String(+v.toPrecision(4)));
+    if (!column.score || all.length < 2) return column.score || column.key === "tokens_per_s" || column.key === "mfu" ? say(mean(all)) : "";
+    return say(mean(all)) + " \u00b1 " + digits(spread(all));
   }
 
   function drawHead(all) {
@@ -152,60 +193,98 @@
     for (const c of all) {
       const cell = node("th", row, undefined, c.n ? "n" : ""), button = node("button", cell, c.label);
       button.type = "button";
+      button.dataset.focus = "sort " + c.key;
       if (c.key === sortBy) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
       button.addEventListener("click", () => { down = sortBy === c.key && !down; sortBy = c.key; draw(); });
     }
     byId("runs").tHead.replaceChildren(row);
   }
 
-  /* The run with the lowest held-out loss of those that are listed; null where there is but one. */
-  function bestOf(list) {
-    const scored = list.filter((r) => known(r.best_val_loss));
-    return scored.length > 1 ? scored.reduce((a, b) => (b.best_val_loss < a.best_val_loss ? b : a)).id : null;
+  /* The group with the lowest held-out loss of those that are listed, as the mean of its runs; null where
+     there is but one. */
+  function bestOf(groups) {
+    const loss = (members) => valueOf(members, LOWEST), told = groups.filter((g) => known(loss(g.members)));
+    return told.length > 1 ? told.reduce((a, b) => (loss(b.members) < loss(a.members) ? b : a)) : null;
   }
 
-  function drawRow(body, r, all, best) {
-    const row = node("tr", body, undefined, [r.id === open ? "open" : "", r.id === best ? "best" : ""].filter(Boolean).join(" "));
-    row.dataset.id = r.id;
-    const box = node("input", node("td", row));
+  function tick(row, label, list, focus) {
+    const box = node("input", node("td", row)), shown = list.filter((r) => ticked.has(r.id)).length;
     box.type = "checkbox";
-    box.checked = ticked.has(r.id);
-    box.setAttribute("aria-label", "show " + r.name);
-    box.addEventListener("click", (e) => { e.stopPropagation(); if (box.checked) ticked.add(r.id); else ticked.delete(r.id); chosen = true; draw(); });
+    box.checked = shown > 0;
+    box.indeterminate = shown > 0 && shown < list.length;
+    box.dataset.focus = focus;
+    box.setAttribute("aria-label", "show " + label);
+    box.addEventListener("click", (e) => {
+      e.stopPropagation();
+      for (const r of list) if (box.checked) ticked.add(r.id); else ticked.delete(r.id);
+      draw();
+    });
+  }
+
+  function nameButton(cell, text, focus, act) {
+    const button = node("button", cell, text);
+    button.type = "button";
+    button.dataset.focus = focus;
+    button.addEventListener("click", (e) => { e.stopPropagation(); act(); });
+    return button;
+  }
+
+  function fillCell(cell, members, column) {
+    const r = members[0];
+    cell.textContent = textOf(members, column);
+    if (column.option && members.every((m) => !(column.option in m.options))) cell.classList.add("usual");
+    if (column.key === "status") cell.classList.add(members.length === 1 ? r.status : ["running", "failed", "diverged"].find((s) => members.some((m) => m.status === s)) || "done");
+    if (column.key === "step" && members.length === 1 && r.status === "running" && r.steps) {
+      const bar = node("progress", cell);
+      bar.max = r.steps;
+      bar.value = r.step || 0;
+      bar.setAttribute("aria-label", "progress of " + r.name);
+    }
+  }
+
+  /* One run, or the runs of one group by their means. */
+  function drawRow(body, members, all, {best, key, inside}) {
+    const r = members[0], several = members.length > 1, row = node("tr", body);
+    row.classList.toggle("open", !several && r.id === open);
+    row.classList.toggle("best", best);
+    row.classList.toggle("group", several);
+    row.classList.toggle("inside", !!inside);
+    if (!several) row.dataset.id = r.id;
+    const name = several || (byId("group").checked && !inside) ? nameOf(r, members.length, members) : r.name;
+    const act = several ? () => { if (!unfolded.delete(key)) unfolded.add(key); draw(); } : () => show(r.id);
+    tick(row, name, members, "tick " + (several ? key : r.id));
     for (const c of all) {
       const cell = node("td", row, undefined, c.key === "name" ? "name" : c.n ? "n" : "");
       if (c.key === "name") {
-        const button = node("button", cell, r.name);
-        button.type = "button";
-        button.addEventListener("click", (e) => { e.stopPropagation(); show(r.id); });
-      } else cell.textContent = c.text ? c.text(r) : value(c.of(r));
-      if (c.key === "best_val_loss" && r.id === best) markBest(cell);
-      if (c.key === "status") cell.className = r.status;
-      if (c.key === "step" && r.status === "running" && r.steps) {
-        const bar = node("progress", cell);
-        bar.max = r.steps;
-        bar.value = r.step || 0;
-      }
+        const button = nameButton(cell, name, "name " + (several ? key : r.id), act);
+        if (several) button.setAttribute("aria-expanded", String(unfolded.has(key)));
+      } else fillCell(cell, members, c);
+      if (c.key === "best_val_loss" && best) markBest(cell);
     }
-    row.addEventListener("click", () => show(r.id));
+    row.addEventListener("click", act);
   }
 
   function markBest(cell) {
     const star = node("span", null, "\u2605", "star");
-    star.title = "the lowest held-out loss of the runs listed";
+    star.title = "the lowest held-out loss of those listed";
     star.setAttribute("role", "img");
     star.setAttribute("aria-label", "best of all");
     cell.prepend(star, " ");
   }
 
+  /* What has the keyboard keeps it, though its element is made anew. */
   function drawTable() {
-    const list = filtered(), all = columns(list), column = all.find((c) => c.key === sortBy) || all[0];
-    const focus = document.activeElement, body = byId("runs").tBodies[0];
-    if (byId("runs").contains(focus) && focus.tagName !== "BODY" && focus.type !== "checkbox" && !chosen) return;
+    const list = filtered(), all = columns(list, !byId("group").checked), column = all.find((c) => c.key === sortBy) || all[0];
+    const body = byId("runs").tBodies[0], focus = byId("runs").contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
     drawHead(all);
     body.replaceChildren();
-    const best = bestOf(list);
-    for (const r of sorted(list, column)) drawRow(body, r, all, best);
+    const groups = grouped(list), best = bestOf(groups);
+    groups.sort((a, b) => inOrder(valueOf(a.members, column), valueOf(b.members, column)) || a.members[0].id - b.members[0].id);
+    for (const g of groups) {
+      drawRow(body, g.members, all, {best: g === best, key: g.key});
+      if (g.members.length > 1 && unfolded.has(g.key)) for (const r of sorted(g.members, column)) drawRow(body, [r], all, {best: false, inside: true});
+    }
+    if (focus !== undefined) [...byId("runs").querySelectorAll("[data-focus]")].find((e) => e.dataset.focus === focus)?.focus({preventScroll: true});
   }
 
   function drawCompare() {
@@ -222,10 +301,10 @@
       node("th", row, name);
       for (const r of list) node("td", row, of(r));
     };
-    for (const k of keys) line(k, (r) => value(r.options[k]) || "default");
+    for (const k of keys) line(k, (r) => value(optionOf(r, k)));
     line("best held-out loss", (r) => digits(r.best_val_loss));
-    const cells = body.lastChild.querySelectorAll("td"), best = list.findIndex((r) => r.id === bestOf(list));
-    if (best >= 0) markBest(cells[best]);
+    const cells = body.lastChild.querySelectorAll("td"), best = bestOf(list.map((r) => ({members: [r]})));
+    if (best) markBest(cells[list.indexOf(best.members[0])]);
   }
 
   function drawStudies() {
@@ -272,7 +351,6 @@
     drawTable();
     drawCompare();
     drawOne();
-    chosen = false;
   }
 
   function drawOne() {
@@ -319,7 +397,6 @@
     byId("log").textContent = "";
     byId("kept").textContent = "";
     if (r) { byId("tags").value = r.tags; byId("note").value = r.note; }
-    chosen = true;
     draw();
   }
 
@@ -339,6 +416,7 @@
   }
 
   function take(news) {
+    if (news.defaults) defaults = news.defaults;
     if (!runs.size) beginWith(news);
     for (const s of news.studies) studies.set(s.id, s);
     for (const r of news.runs) {
@@ -361,12 +439,12 @@
       byId("state").textContent = "no connection; what is shown is of before";
       byId("state").className = "off";
     });
-    byId("filter").addEventListener("input", () => { chosen = true; draw(); });
-    for (const id of ["group", "all"]) byId(id).addEventListener("change", () => { styles.clear(); chosen = true; draw(); });
-    byId("some").addEventListener("click", () => { ticked.clear(); for (const r of filtered()) ticked.add(r.id); chosen = true; draw(); });
-    byId("none").addEventListener("click", () => { ticked.clear(); chosen = true; draw(); });
+    byId("filter").addEventListener("input", () => { draw(); });
+    for (const id of ["group", "all"]) byId(id).addEventListener("change", () => { styles.clear(); draw(); });
+    byId("some").addEventListener("click", () => { ticked.clear(); for (const r of filtered()) ticked.add(r.id); draw(); });
+    byId("none").addEventListener("click", () => { ticked.clear(); draw(); });
     byId("csv").addEventListener("click", () => {
-      const list = filtered(), all = columns(list), quote = (t) => "\"" + String(t === undefined || t === null ? "" : t).replace(/"/g, "\"\"") + "\"";
+      const list = filtered(), all = columns(list, true), quote = (t) => "\"" + String(t === undefined || t === null ? "" : t).replace(/"/g, "\"\"") + "\"";
       const lines = [all.map((c) => quote(c.label)), ...list.map((r) => all.map((c) => quote(c.key === "status" ? r.status : c.of(r))))];
       const link = node("a", null);
       link.href = URL.createObjectURL(new Blob([lines.map((l) => l.join(",")).join("\r\n") + "\r\n"], {type: "text/csv"}));

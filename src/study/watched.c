@@ -173,6 +173,24 @@ static void walk(weft_watched *w, const char *folder, int depth) {
     weft_names_free(&names);
 }
 
+static json_t *option_json(const weft_config *c, const weft_option *o) {
+    char value[WEFT_TEXT_MAX];
+    bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
+    weft_config_format(c, o, value, sizeof value);
+    return number ? json_real(strtod(value, NULL)) : weft_json_text(value);
+}
+
+/* What an option is that a run does not name. */
+static json_t *defaults_json(const weft_watched *w) {
+    int count;
+    const weft_option *options = weft_options(&count);
+    json_t *object = json_object();
+    for (int i = 0; object && i < count; i++)
+        if (options[i].owner != WEFT_OWNER_STUDY)
+            json_object_set_new(object, options[i].key, option_json(w->plain, &options[i]));
+    return object;
+}
+
 /* The options that are not the default, and what steps and tokens follow from them. */
 static void read_config(weft_watched *w, run *r) {
     char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
@@ -186,12 +204,10 @@ static void read_config(weft_watched *w, run *r) {
     for (int i = 0; object && i < count; i++) {
         weft_config_format(c, &options[i], value, sizeof value);
         weft_config_format(w->plain, &options[i], usual, sizeof usual);
-        bool number = options[i].type == WEFT_OPT_INT || options[i].type == WEFT_OPT_NUMBER;
         if (strcmp(value, usual) == 0 || options[i].owner == WEFT_OWNER_STUDY) {
             if (strcmp(options[i].key, "SEED") != 0) continue;
         }
-        json_object_set_new(object, options[i].key,
-                            number ? json_real(strtod(value, NULL)) : weft_json_text(value));
+        json_object_set_new(object, options[i].key, option_json(c, &options[i]));
     }
     json_decref(r->options);
     r->options = object;
@@ -438,8 +454,10 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
         if (w->studies[i].version > after) json_array_append_new(studies, study_json(w, i));
     for (int i = 0; i < w->n_runs; i++)
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));
-    return json_pack("{s:I, s:o, s:o}", "version", (json_int_t)w->version, "studies", studies,
-                     "runs", runs);
+    json_t *news = json_pack("{s:I, s:o, s:o}", "version", (json_int_t)w->version, "studies",
+                             studies, "runs", runs);
+    if (news && after == 0) json_object_set_new(news, "defaults", defaults_json(w));
+    return news;
 }
 
 int weft_watched_count(const weft_watched *w) {

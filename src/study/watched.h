@@ -31,6 +31,8 @@ int64_t weft_watched_look(weft_watched *w);
  *              "val_loss", "best_val_loss", "tokens_per_s", "mfu", "seconds_left", "note", "tags",
  *              "reset", "options": {"KEY": value that is not the default}, "rows": [[..]]}]}
  *
+ * With everything comes "defaults": {"KEY": value}, what an option is that a run does not name.
+ *
  * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are
  * those after that change, or all of them where "reset" is true. `status` is waiting, running, done,
  * stopped, diverged or ended: it does not run and did not say how it ended. `title` is that of its

@@ -79,9 +79,10 @@ class Browser:
             time.sleep(0.02)
 
     def press(self, key, code, modifiers=0):
-        for kind in ("rawKeyDown", "keyUp"):
+        more = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown" if more else "rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, modifiers=modifiers,
-                      windowsVirtualKeyCode=code, nativeVirtualKeyCode=code)
+                      windowsVirtualKeyCode=code, nativeVirtualKeyCode=code, **more)
 
     def move(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
