@@ -82,10 +82,12 @@ mutate: build ## break the code on purpose, and see that a test notices
 
 # PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch. One line says what
 # became of it; a library with sanitizers cannot be loaded by Python. TORCH=no leaves them out of make test.
+# The tests run in python/, where a relative path of PYTHON would lead nowhere.
+TORCH_PYTHON = $(if $(findstring /,$(PYTHON)),$(abspath $(PYTHON)),$(PYTHON))
 test-torch: $(if $(SAN),,$(LIB_SO)) ## the tests of the PyTorch package (PYTHON= with torch, numpy and pytest)
 	@if [ -n '$(SAN)' ]; then echo "test-torch: skipped: Python does not load a library with sanitizers"; \
-	elif $(PYTHON) -c 'import torch, numpy, pytest' 2>/dev/null; then \
-		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(PYTHON) -m pytest -q -p no:cacheprovider tests > '$(abspath $(OUT))/test-torch.log' 2>&1; \
+	elif $(TORCH_PYTHON) -c 'import torch, numpy, pytest' 2>/dev/null; then \
+		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(TORCH_PYTHON) -m pytest -q -p no:cacheprovider tests > '$(abspath $(OUT))/test-torch.log' 2>&1; \
 		status=$$?; echo "test-torch: $$(tail -n 1 '$(abspath $(OUT))/test-torch.log')"; \
 		[ $$status = 0 ] || { cat '$(abspath $(OUT))/test-torch.log'; exit 1; }; \
 	else echo "test-torch: skipped: $(PYTHON) cannot import torch, numpy and pytest (PYTHON=...)"; fi

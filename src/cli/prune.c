@@ -6,6 +6,7 @@
 #include "core/text.h"
 #include "inspect/inspect.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,8 +165,11 @@ static void print_text(const prune_job *job, const prune_result *r) {
            weft_count_text(r->before, before));
     if (job->text) printf("loss: %.4f before, %.4f after\n", r->loss_before, r->loss_after);
     fflush(stdout);
-    fprintf(stderr, "%s: a checkpoint; weft train --config %s/model.config --from %s heals it\n",
-            weft_shown(job->out), weft_shown(job->out), weft_shown(job->out));
+    /* The program as it was called, so that the line can be copied. */
+    const char *out = weft_shown(job->out), *weft = weft_shown(program_invocation_name);
+    fprintf(stderr, "%s: a checkpoint\n", out);
+    fprintf(stderr, "next: %s train --config %s/model.config --from %s -o DATASET=DATA\n", weft,
+            out, out);
 }
 
 static void print_json(const prune_job *job, const prune_result *r) {

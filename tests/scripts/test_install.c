@@ -134,6 +134,8 @@ static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
     shell_prints("dpkg-deb -x \"$there\"/deb/weft_*.deb \"$there/unpacked\"");
     expect_prints("cd / && \"$there/unpacked/usr/bin/weft\" study --config demo --list", "108,864");
     expect_prints("\"$there/unpacked/usr/share/weft/scripts/export\" --help", "--wandb");
+    /* Where Debian's zsh looks. */
+    expect_prints("ls \"$there/unpacked/usr/share/zsh/vendor-completions\"", "_weft");
 }
 
 static void test_the_man_page_has_every_command(void **state) {
