@@ -45,11 +45,12 @@ BF16_TARGET static ALWAYS_INLINE bfloat16x8_t load_rest(const uint16_t *from, in
     return load_eight(part);
 }
 
-/* sums [rows, columns] (ld TASK_COLUMNS). */
+/* sums [rows, columns] (ld TASK_COLUMNS), of columns that lie `apart` from each other. */
 BF16_TARGET static ALWAYS_INLINE void sum_block(const bf16_run *r, int64_t row, const uint16_t *w,
-                                                real *sums, const int rows, const int columns) {
+                                                int64_t apart, real *sums, const int rows,
+                                                const int columns) {
     const gemm_product *p = r->p;
-    int64_t ldw = p->b.ld, k = p->k, i = 0;
+    int64_t ldw = apart * p->b.ld, k = p->k, i = 0;
     const uint16_t *high = r->high + row * r->ld, *low = r->low + row * r->ld;
     float32x4_t sum[4][ALONE];
     for (int m = 0; m < rows; m++)
@@ -75,24 +76,29 @@ BF16_TARGET static ALWAYS_INLINE void sum_block(const bf16_run *r, int64_t row, 
         }
     for (int m = 0; m < rows; m++)
         for (int c = 0; c < columns; c++)
-            sums[(row + m) * TASK_COLUMNS + c] = vaddvq_f32(sum[m][c]);
+            sums[(row + m) * TASK_COLUMNS + c * apart] = vaddvq_f32(sum[m][c]);
 }
 
 BF16_TARGET static ALWAYS_INLINE void sum_rows(const bf16_run *r, const uint16_t *w, real *sums,
                                                const int columns) {
     int64_t m = r->p->m, row = 0;
     for (; row + 4 <= m; row += 4)
-        sum_block(r, row, w, sums, 4, columns);
+        sum_block(r, row, w, 1, sums, 4, columns);
     for (; row + 2 <= m; row += 2)
-        sum_block(r, row, w, sums, 2, columns);
-    if (row < m) sum_block(r, row, w, sums, 1, columns);
+        sum_block(r, row, w, 1, sums, 2, columns);
+    if (row < m) sum_block(r, row, w, 1, sums, 1, columns);
 }
 
+/* A row alone waits for memory: ALONE columns at a time, each the next of its own part of w. Parts of
+ * several columns are streams long enough for the processor to fetch ahead in all of them. */
 BF16_TARGET static void sum_columns(const bf16_run *r, const uint16_t *w, int64_t n, real *sums) {
     int64_t c = 0, ldw = r->p->b.ld;
-    if (r->p->m == 1)
-        for (; c + ALONE <= n; c += ALONE)
-            sum_block(r, 0, w + c * ldw, sums + c, 1, ALONE);
+    if (r->p->m == 1) {
+        int64_t part = n / ALONE;
+        for (int64_t i = 0; i < part; i++)
+            sum_block(r, 0, w + i * ldw, part, sums + i, 1, ALONE);
+        c = part * ALONE;
+    }
     for (; c + COLUMNS <= n; c += COLUMNS)
         sum_rows(r, w + c * ldw, sums + c, COLUMNS);
     for (; c < n; c++)

@@ -61,26 +61,30 @@ typedef struct {
     bool bf16;
 } dot_work;
 
-/* The sum of each of four vectors, in vsum's order. */
-static ALWAYS_INLINE void store_sums(real *to, const vreal *sum, const int count) {
+/* The sum of each of up to four vectors, in vsum's order, `apart` from each other. */
+static ALWAYS_INLINE void store_sums(real *to, int64_t apart, const vreal *sum, const int count) {
 #if WEFT_REAL == 32 && VBYTES == 16
     if (count == 4) {
         vreal ab = __builtin_shufflevector(sum[0], sum[1], 0, 1, 4, 5) +
                    __builtin_shufflevector(sum[0], sum[1], 2, 3, 6, 7);
         vreal cd = __builtin_shufflevector(sum[2], sum[3], 0, 1, 4, 5) +
                    __builtin_shufflevector(sum[2], sum[3], 2, 3, 6, 7);
-        vstore(to, __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
-                       __builtin_shufflevector(ab, cd, 1, 3, 5, 7));
+        vreal four = __builtin_shufflevector(ab, cd, 0, 2, 4, 6) +
+                     __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+        for (int c = 0; c < 4; c++)
+            to[c * apart] = four[c];
         return;
     }
 #endif
     for (int c = 0; c < count; c++)
-        to[c] = vsum(sum[c]);
+        to[c * apart] = vsum(sum[c]);
 }
 
-/* sums [rows, columns] (ld TASK_COLUMNS) = x [rows, k] · w [columns, k]ᵀ. */
-static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t column, real *sums,
-                                    const int rows, const int columns, const bool bf16) {
+/* sums [rows, columns] (ld TASK_COLUMNS) = x [rows, k] · w [columns, k]ᵀ, of columns that lie `apart`
+ * from each other. */
+static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t column, int64_t apart,
+                                    real *sums, const int rows, const int columns,
+                                    const bool bf16) {
     vreal sum[8][8];
     const real *x[8];
     const char *w[8];
@@ -88,13 +92,12 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
     for (int r = 0; r < rows; r++)
         x[r] = d->x + (row + r) * d->ldx;
     for (int c = 0; c < columns; c++)
-        w[c] = (const char *)d->w + (size_t)((column + c) * d->ldw) * size;
+        w[c] = (const char *)d->w + (size_t)((column + c * apart) * d->ldw) * size;
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++)
             sum[r][c] = vset(0);
     int64_t i = 0;
-    /* A row alone waits for memory: whole cache lines of each column at a time let the processor
-     * fetch ahead in all of them. The sums are those of the loop below. */
+    /* Whole cache lines of each column at a time. The sums are those of the loop below. */
     if (rows == 1)
         for (; i + LINE_VECTORS * VLEN <= d->k; i += LINE_VECTORS * VLEN) {
             vreal v[LINE_VECTORS];
@@ -123,7 +126,7 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
     }
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c += 4)
-            store_sums(sums + (row + r) * TASK_COLUMNS + column + c, sum[r] + c,
+            store_sums(sums + (row + r) * TASK_COLUMNS + column + c * apart, apart, sum[r] + c,
                        columns - c < 4 ? columns - c : 4);
 }
 
@@ -131,18 +134,23 @@ static ALWAYS_INLINE void dot_rows(const dot_work *d, int64_t m, int64_t column,
                                    const int columns, const bool bf16) {
     int64_t row = 0;
     for (; row + 4 <= m; row += 4)
-        dot_block(d, row, column, sums, 4, columns, bf16);
-    if (m - row == 3) dot_block(d, row, column, sums, 3, columns, bf16);
-    if (m - row == 2) dot_block(d, row, column, sums, 2, columns, bf16);
-    if (m - row == 1) dot_block(d, row, column, sums, 1, columns, bf16);
+        dot_block(d, row, column, 1, sums, 4, columns, bf16);
+    if (m - row == 3) dot_block(d, row, column, 1, sums, 3, columns, bf16);
+    if (m - row == 2) dot_block(d, row, column, 1, sums, 2, columns, bf16);
+    if (m - row == 1) dot_block(d, row, column, 1, sums, 1, columns, bf16);
 }
 
+/* A row alone waits for memory: BLOCK_ALONE columns at a time, each the next of its own part of w.
+ * Parts of several columns are streams long enough for the processor to fetch ahead in all of them. */
 static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, real *sums,
                                       const bool bf16) {
     int64_t column = 0;
-    if (m == 1)
-        for (; column + BLOCK_ALONE <= n; column += BLOCK_ALONE)
-            dot_block(d, 0, column, sums, 1, BLOCK_ALONE, bf16);
+    if (m == 1) {
+        int64_t part = n / BLOCK_ALONE;
+        for (int64_t i = 0; i < part; i++)
+            dot_block(d, 0, i, part, sums, 1, BLOCK_ALONE, bf16);
+        column = part * BLOCK_ALONE;
+    }
     for (; column + BLOCK_COLUMNS <= n; column += BLOCK_COLUMNS)
         dot_rows(d, m, column, sums, BLOCK_COLUMNS, bf16);
     for (; column < n; column++)

@@ -87,11 +87,11 @@ static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *
 #define DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-/* `columns`, a multiple of four, of w and some rows. */
+/* `columns`, a multiple of four, of w, `apart` from each other, and some rows. */
 DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row, const int8_t *w,
-                                                   const float *w_scale, real *sums, const int rows,
-                                                   const int columns) {
-    int64_t blocks = r->ld / BLOCK, ld = r->ld;
+                                                   const float *w_scale, int64_t apart, real *sums,
+                                                   const int rows, const int columns) {
+    int64_t blocks = r->ld / BLOCK, ld = r->ld, step = apart * ld;
     float32x4_t total[4][ALONE / 4];
     for (int k = 0; k < rows; k++)
         for (int c = 0; c < columns / 4; c++)
@@ -104,7 +104,7 @@ DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row,
                 acc[k][c] = vdupq_n_s32(0);
         for (int c = 0; c < columns; c++)
             for (int i = 0; i < BLOCK; i += 16) {
-                int8x16_t v = vld1q_s8(at + c * ld + i);
+                int8x16_t v = vld1q_s8(at + c * step + i);
                 for (int k = 0; k < rows; k++)
                     acc[k][c] =
                         vdotq_s32(acc[k][c], vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i), v);
@@ -118,25 +118,29 @@ DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row,
             }
     }
     for (int k = 0; k < rows; k++)
-        for (int c = 0; c < columns / 4; c++)
-            vst1q_f32(sums + (row + k) * TASK_COLUMNS + 4 * c,
-                      vmulq_f32(total[k][c], vld1q_f32(w_scale + 4 * c)));
+        for (int c = 0; c < columns; c++)
+            sums[(row + k) * TASK_COLUMNS + c * apart] =
+                total[k][c / 4][c % 4] * w_scale[c * apart];
 }
 
-/* A row alone waits for memory: more columns at a time, and the processor fetches ahead in all. */
+/* A row alone waits for memory: ALONE columns at a time, each the next of its own part of w. Parts of
+ * several columns are streams long enough for the processor to fetch ahead in all of them. */
 DOT_TARGET static int64_t sum_dot(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
                                   int64_t n, real *sums) {
     int64_t c = 0;
-    if (m == 1)
-        for (; c + ALONE <= n; c += ALONE)
-            sum_dot_block(r, 0, w + c * r->ld, w_scale + c, sums + c, 1, ALONE);
+    if (m == 1) {
+        int64_t part = n / ALONE;
+        for (int64_t i = 0; i < part; i++)
+            sum_dot_block(r, 0, w + i * r->ld, w_scale + i, part, sums + i, 1, ALONE);
+        c = part * ALONE;
+    }
     for (; c + COLUMNS <= n; c += COLUMNS) {
         int64_t row = 0;
         for (; row + 4 <= m; row += 4)
-            sum_dot_block(r, row, w + c * r->ld, w_scale + c, sums + c, 4, COLUMNS);
+            sum_dot_block(r, row, w + c * r->ld, w_scale + c, 1, sums + c, 4, COLUMNS);
         for (; row + 2 <= m; row += 2)
-            sum_dot_block(r, row, w + c * r->ld, w_scale + c, sums + c, 2, COLUMNS);
-        if (row < m) sum_dot_block(r, row, w + c * r->ld, w_scale + c, sums + c, 1, COLUMNS);
+            sum_dot_block(r, row, w + c * r->ld, w_scale + c, 1, sums + c, 2, COLUMNS);
+        if (row < m) sum_dot_block(r, row, w + c * r->ld, w_scale + c, 1, sums + c, 1, COLUMNS);
     }
     return c;
 }
