@@ -42,15 +42,15 @@ static void round_row(const i8_run *r, int64_t row) {
     gemm_matrix from = gemm_part(p->a, 0, row, 0);
     for (int64_t b = 0; b < r->ld / BLOCK; b++) {
         real value[BLOCK] = {0}, most = 0;
+        vreal largest = vset(0);
         int64_t at = b * BLOCK, n = min_i64(BLOCK, p->k - at);
         if (from.bf16)
             gemm_widen(value, (const uint16_t *)from.data + at, n);
         else
             memcpy(value, (const real *)from.data + at, (size_t)n * sizeof(real));
-        for (int64_t i = 0; i < BLOCK; i++) {
-            real size = value[i] < 0 ? -value[i] : value[i];
-            most = size > most ? size : most;
-        }
+        for (int64_t i = 0; i < BLOCK; i += VLEN)
+            largest = vmax(largest, vabs(vload(value + i)));
+        most = vmax_lane(largest);
         real inverse = most > 0 ? 127 / most : 0;
         r->scales[row * (r->ld / BLOCK) + b] = (float)(most / 127);
         for (int64_t i = 0; i < BLOCK; i++) {
