@@ -1,0 +1,153 @@
+/* Attention over pages of any kind in plain vector code: keys and values are widened as they are
+ * read. A score has VLEN chains over its columns, a value's column one chain over the keys. */
+#ifndef WEFT_CPU_CACHE_ATTENTION_PLAIN_H
+#define WEFT_CPU_CACHE_ATTENTION_PLAIN_H
+
+#include "cpu/cached.h"
+
+enum {
+    PLAIN_KEYS = 4,    /* keys whose products are made side by side */
+    PLAIN_QUERIES = 4, /* query heads of one pass over keys or values */
+    PLAIN_VECTORS = 4, /* vectors of a value's columns for several heads, */
+    PLAIN_ALONE = 8    /* and for one */
+};
+
+/* The query heads that share a key head, and what they read. */
+typedef struct {
+    int64_t group, width;
+    int64_t token_bytes;
+    cached_kind kind;
+    int64_t ld; /* of a row of scores */
+} plain_shape;
+
+/* The products of `queries` queries (ld width) and `keys` keys. */
+static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, const char *k,
+                                          real *s, const int queries, const int keys,
+                                          const cached_kind kind) {
+    vreal sum[PLAIN_QUERIES][PLAIN_KEYS];
+    int64_t width = p->width;
+    for (int h = 0; h < queries; h++)
+        for (int j = 0; j < keys; j++)
+            sum[h][j] = vset(0);
+    int64_t i = 0;
+    for (; i + VLEN <= width; i += VLEN) {
+        vreal key[PLAIN_KEYS];
+        for (int j = 0; j < keys; j++)
+            key[j] = load_cached(k + j * p->token_bytes, i, VLEN, kind);
+        for (int h = 0; h < queries; h++) {
+            vreal v = vload(q + h * width + i);
+            for (int j = 0; j < keys; j++)
+                sum[h][j] = vfma(v, key[j], sum[h][j]);
+        }
+    }
+    if (i < width)
+        for (int h = 0; h < queries; h++) {
+            vreal v = vload_part(q + h * width + i, width - i);
+            for (int j = 0; j < keys; j++)
+                sum[h][j] =
+                    vfma(v, load_cached(k + j * p->token_bytes, i, width - i, kind), sum[h][j]);
+        }
+    for (int h = 0; h < queries; h++)
+        for (int j = 0; j < keys; j++)
+            s[h * p->ld + j] = vsum(sum[h][j]);
+}
+
+static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q, const char *k,
+                                            int64_t count, real *s, const int queries,
+                                            const cached_kind kind) {
+    int64_t j = 0;
+    for (; j + PLAIN_KEYS <= count; j += PLAIN_KEYS)
+        plain_dot_block(p, q, k + j * p->token_bytes, s + j, queries, PLAIN_KEYS, kind);
+    for (; j < count; j++)
+        plain_dot_block(p, q, k + j * p->token_bytes, s + j, queries, 1, kind);
+}
+
+static ALWAYS_INLINE void plain_dot_keys(const plain_shape *p, const real *q, const char *k,
+                                         int64_t count, real *s, const cached_kind kind) {
+    int64_t h = 0;
+    for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
+        plain_dot_queries(p, q + h * p->width, k, count, s + h * p->ld, PLAIN_QUERIES, kind);
+    int64_t left = p->group - h;
+    q += h * p->width;
+    s += h * p->ld;
+    if (left == 3) plain_dot_queries(p, q, k, count, s, 3, kind);
+    if (left == 2) plain_dot_queries(p, q, k, count, s, 2, kind);
+    if (left == 1) plain_dot_queries(p, q, k, count, s, 1, kind);
+}
+
+/* s [group, ld]: the products of the group's queries with `count` keys that lie one after the other,
+ * without the scales of i8. */
+static void plain_score(const plain_shape *p, const real *q, const char *k, int64_t count,
+                        real *s) {
+    if (p->kind == CACHED_REAL)
+        plain_dot_keys(p, q, k, count, s, CACHED_REAL);
+    else if (p->kind == CACHED_BF16)
+        plain_dot_keys(p, q, k, count, s, CACHED_BF16);
+    else
+        plain_dot_keys(p, q, k, count, s, CACHED_I8);
+}
+
+/* sums [queries, width] (ld `step`): columns from `column` on, += Σ_j p_j v_j. */
+static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weights,
+                                          const char *from, const float *scale, int64_t count,
+                                          int64_t column, real *sums, int64_t step,
+                                          const int queries, const int vectors,
+                                          const cached_kind kind) {
+    vreal sum[PLAIN_QUERIES][PLAIN_ALONE];
+    int64_t room = p->width - column;
+    bool whole = room >= vectors * VLEN;
+    for (int h = 0; h < queries; h++)
+        for (int v = 0; v < vectors; v++)
+            sum[h][v] = v * VLEN < room ? vload_n(sums + h * step + column + v * VLEN,
+                                                  min_i64(VLEN, room - v * VLEN))
+                                        : vset(0);
+    from += column * kind_bytes(kind);
+    for (int64_t t = 0; t < count; t++, from += p->token_bytes) {
+        vreal value[PLAIN_ALONE];
+        if (whole)
+            for (int v = 0; v < vectors; v++)
+                value[v] = load_cached(from, v * VLEN, VLEN, kind);
+        else
+            for (int v = 0; v < vectors; v++)
+                value[v] = load_cached(from, v * VLEN, max_i64(room - v * VLEN, 0), kind);
+        for (int h = 0; h < queries; h++) {
+            real weight = weights[h * p->ld + t];
+            if (kind == CACHED_I8) weight *= (real)scale[t];
+            vreal w = vset(weight);
+            for (int v = 0; v < vectors; v++)
+                sum[h][v] = vfma(w, value[v], sum[h][v]);
+        }
+    }
+    for (int h = 0; h < queries; h++)
+        for (int v = 0; v < vectors && v * VLEN < room; v++)
+            vstore_n(sums + h * step + column + v * VLEN, sum[h][v],
+                     min_i64(VLEN, room - v * VLEN));
+}
+
+static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weights,
+                                         const char *from, const float *scale, int64_t count,
+                                         real *sums, int64_t step, const cached_kind kind) {
+    int64_t h = 0;
+    for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
+        for (int64_t column = 0; column < p->width; column += PLAIN_VECTORS * VLEN)
+            plain_add_block(p, weights + h * p->ld, from, scale, count, column, sums + h * step,
+                            step, PLAIN_QUERIES, PLAIN_VECTORS, kind);
+    for (; h < p->group; h++)
+        for (int64_t column = 0; column < p->width; column += PLAIN_ALONE * VLEN)
+            plain_add_block(p, weights + h * p->ld, from, scale, count, column, sums + h * step,
+                            step, 1, PLAIN_ALONE, kind);
+}
+
+/* sums [group, width] (ld `step`) += the weighted values of `count` keys that lie one after the other;
+ * `scale` is of i8. */
+static void plain_add(const plain_shape *p, const real *weights, const char *from,
+                      const float *scale, int64_t count, real *sums, int64_t step) {
+    if (p->kind == CACHED_REAL)
+        plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_REAL);
+    else if (p->kind == CACHED_BF16)
+        plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_BF16);
+    else
+        plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_I8);
+}
+
+#endif
