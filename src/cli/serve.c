@@ -1,5 +1,6 @@
 /* weft serve: a checkpoint behind OpenAI's HTTP interface. */
 #include "cli/loaded.h"
+#include "cli/signals.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "generate/generator.h"
@@ -7,7 +8,6 @@
 
 #include <jansson.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -211,9 +211,7 @@ static void print_address(const serving *s) {
 /* Until a signal comes; then until nothing runs, or another one comes. */
 static void wait_for_end(serving *s, const sigset_t *signals) {
     const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
-    int number;
-    while (sigwait(signals, &number) != 0)
-        ;
+    weft_signals_wait(signals);
     weft_server_drain(s->server);
     int64_t busy = weft_server_busy(s->server);
     if (busy)
@@ -237,13 +235,7 @@ int weft_cmd_serve(int argc, char **argv) {
     sigset_t signals;
     int exit_status = read_options(&s, argc, argv);
     if (exit_status) return exit_status;
-    /* Every thread inherits the mask, so that signals come to wait_for_end alone. */
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
+    weft_signals_hold(&signals);
     weft_status status = open_all(&s);
     if (status == WEFT_OK) {
         print_address(&s);

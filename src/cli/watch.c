@@ -1,12 +1,11 @@
 /* weft watch: the live page of runs. */
 #include "cli/args.h"
+#include "cli/signals.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "serve/http.h"
 #include "serve/live.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <string.h>
 
 const char weft_help_watch[] =
@@ -69,21 +68,14 @@ static void print_address(const watching *w) {
 int weft_cmd_watch(int argc, char **argv) {
     watching w = {.options = {.host = "127.0.0.1"}};
     sigset_t signals;
-    int number, exit_status = read_options(&w, argc, argv);
+    int exit_status = read_options(&w, argc, argv);
     if (exit_status) return exit_status;
-    /* Every thread inherits the mask, so that signals come to the wait below alone. */
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
+    weft_signals_hold(&signals);
     weft_status status = weft_watched_open(w.folders, w.n, true, &w.runs);
     if (status == WEFT_OK) status = weft_live_open(&w.options, w.runs, &w.watch);
     if (status == WEFT_OK) {
         print_address(&w);
-        while (sigwait(&signals, &number) != 0)
-            ;
+        weft_signals_wait(&signals);
     }
     weft_live_close(w.watch);
     weft_watched_close(w.runs);

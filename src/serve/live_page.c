@@ -1,25 +1,16 @@
-/* The page from its files, which stay HTML, JavaScript and CSS; see study/charts.c. */
+/* The page from its files, which stay HTML, JavaScript and CSS. */
 #include "serve/live_page.h"
 
+#include "core/embed.h"
 #include "study/charts.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TAKE(name, path)                                                                           \
-    __asm__(".pushsection .rodata\n"                                                               \
-            ".global " name "\n"                                                                   \
-            ".hidden " name "\n"                                                                   \
-            ".type " name ", %object\n" name ":\n"                                                 \
-            ".incbin \"" path "\"\n"                                                               \
-            ".byte 0\n"                                                                            \
-            ".size " name ", . - " name "\n"                                                       \
-            ".popsection\n")
-
-TAKE("weft_live_body", "src/serve/live.html");
-TAKE("weft_live_script", "src/serve/live.js");
-TAKE("weft_live_style", "src/serve/live.css");
+WEFT_EMBED("weft_live_body", "src/serve/live.html");
+WEFT_EMBED("weft_live_script", "src/serve/live.js");
+WEFT_EMBED("weft_live_style", "src/serve/live.css");
 
 extern const char weft_live_body[], weft_live_script[], weft_live_style[];
 

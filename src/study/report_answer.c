@@ -66,8 +66,7 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
     for (int i = 0; i < d->n_steps; i++) {
         const weft_comparison *k = &d->steps[i].compared;
         if (!weft_report_counts(d, i) || k->verdict != verdict) continue;
-        if (said) fputs(said == n - 1 ? " and " : ", ", out);
-        fputs(weft_step_label(d, i), out);
+        fprintf(out, "%s%s", weft_say_between(said, n), weft_step_label(d, i));
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
         fprintf(out, " by %s", weft_say_share(k, k->mean, &a));
@@ -216,11 +215,7 @@ static int name_steps(const weft_report_data *d, bool (*is)(const weft_report_da
             fprintf(out, " and %d others", n - said);
             break;
         }
-        fprintf(out, "%s%s",
-                said == 0       ? ""
-                : said == n - 1 ? " and "
-                                : ", ",
-                weft_step_label(d, i));
+        fprintf(out, "%s%s", weft_say_between(said, n), weft_step_label(d, i));
         said++;
     }
     return n;

@@ -46,8 +46,7 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
     bool open = false;
     weft_report_folder(d, folder);
     for (int step = 0; step < d->n_steps; step++) {
-        const weft_report_run *run =
-            d->steps[step].repeats < 0 ? weft_report_first_run(d, step) : NULL;
+        const weft_report_run *run = weft_report_first_run(d, step);
         json_t *map = run ? read_map(folder, run) : NULL;
         if (map && !open)
             weft_page_fold(p, "What attention looks at",

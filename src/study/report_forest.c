@@ -194,11 +194,7 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
     if (!out) return;
     for (int i = 0, said = 0; i < d->n_steps; i++) {
         if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
-        fprintf(out, "%s%s",
-                said == 0       ? ""
-                : said == n - 1 ? " and "
-                                : ", ",
-                weft_step_label(d, i));
+        fprintf(out, "%s%s", weft_say_between(said, n), weft_step_label(d, i));
         said++;
     }
     if (fclose(out) == 0) weft_page_line(p, "about", "Still to come: %s.", text);

@@ -186,7 +186,7 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     weft_page_cell(p, "%s", s->name);
     const char *what = *s->title && strcmp(s->title, s->name) != 0 ? s->title : s->overrides;
     char repeats[128] = "";
-    if (s->repeats >= 0)
+    if (s->repeats >= 0 && !strstr(what, "repeat"))
         snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->steps[s->repeats].name);
     weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));

@@ -60,6 +60,7 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
 }
 
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int step) {
+    if (d->steps[step].repeats >= 0) return NULL;
     for (int i = 0; i < d->n_seeds; i++) {
         const weft_report_run *run = weft_report_find(d, step, d->steps[step].rate, d->seeds[i]);
         if (run && run->finished) return run;
@@ -82,8 +83,7 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     bool open = false;
     weft_report_folder(d, folder);
     for (int step = 0; step < d->n_steps; step++) {
-        const weft_report_run *run =
-            d->steps[step].repeats < 0 ? weft_report_first_run(d, step) : NULL;
+        const weft_report_run *run = weft_report_first_run(d, step);
         json_t *sample = run ? last_sample(folder, run) : NULL;
         const char *text = json_string_value(json_object_get(sample, "text"));
         const char *prompt = json_string_value(json_object_get(sample, "prompt"));

@@ -48,11 +48,13 @@ const char *weft_say_interval(const weft_comparison *c, weft_words *room);
 const char *weft_say_times(const weft_report_run *run, weft_words *room);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */
 const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room);
+/* What stands before the next of n things in a sentence: "A, B and C". */
+const char *weft_say_between(int said, int n);
 /* "1 seed", "3 seeds" */
 const char *weft_say_plural(int n, const char *thing, weft_words *room);
 
-/* The study's folder, in which the runs' are; a step's first seed that finished, NULL: none.
- * report_samples.c */
+/* The study's folder, in which the runs' are; a variant's first seed that finished, NULL: none, or the
+ * variant is a repeat. report_samples.c */
 void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int step);
 

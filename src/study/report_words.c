@@ -108,6 +108,10 @@ const char *weft_say_times(const weft_report_run *run, weft_words *room) {
     return room->text;
 }
 
+const char *weft_say_between(int said, int n) {
+    return said == 0 ? "" : said == n - 1 ? " and " : ", ";
+}
+
 const char *weft_say_plural(int n, const char *thing, weft_words *room) {
     snprintf(room->text, sizeof room->text, "%d %s%s", n, thing, n == 1 ? "" : "s");
     return room->text;
