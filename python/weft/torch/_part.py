@@ -1,17 +1,30 @@
 """A part of a weft model as an nn.Module: its weights are parameters, named as in a checkpoint."""
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _blocks
 from .._library import text
 from . import _ops
 
 
+def drawn_seed():
+    """A number by torch's seed, under fake tensors and on any default device too."""
+    with _disable_current_modes():
+        return int(torch.randint(1 << 31, (), device="cpu"))
+
+
 def read_tensor(model, name):
-    """A tensor of a weft.Model as a PyTorch one."""
-    out = torch.empty(model.shape(name), dtype=torch.float64 if model.wide else torch.float32)
-    model.read_at(name, out.data_ptr())
-    return out
+    """A tensor of a weft.Model as a PyTorch one, where new tensors are put: `with torch.device(...)`, or a mode
+    of fake tensors, may be around."""
+    with _disable_current_modes():
+        out = torch.empty(model.shape(name), dtype=torch.float64 if model.wide else torch.float32, device="cpu")
+        model.read_at(name, out.data_ptr())
+    wished = torch.empty(0)
+    if isinstance(wished, FakeTensor):
+        out = wished.fake_mode.from_tensor(out)
+    return out.to(wished.device)
 
 
 def started_weights(options, seed, names):
@@ -38,14 +51,6 @@ def owner_of(module, name, make=False):
     return module
 
 
-def found_in(module, steps, leaf):
-    """The same parameter, past nn.Module's __getattr__, which is slow; a parametrized one is an attribute."""
-    for step in steps:
-        module = module._modules[step]
-    parameter = module._parameters.get(leaf)
-    return getattr(module, leaf) if parameter is None else parameter
-
-
 class Part(nn.Module):
     """`part` is "attention", "ffn" or "layer"; the options are those of a weft config.
 
@@ -64,7 +69,7 @@ class Part(nn.Module):
         self._texts = {}
         self.unread = ()  # weights of outputs that nobody reads: they get no gradient, and so no decay
         self.options = {key.upper(): text(value) for key, value in options.items()}
-        seed = int(torch.randint(1 << 31, ())) if weights is None else 0
+        seed = drawn_seed() if weights is None else 0
         said = self._describe("cpu", torch.float32, _blocks.GRADIENT | _blocks.TRAIN)
         self.names = [name for name, _ in said[1]]
         self._places = [(name.split(".")[:-1], name.rpartition(".")[2]) for name in self.names]
@@ -79,10 +84,11 @@ class Part(nn.Module):
         """The options as one text. They do not change, so it is made once for each type and change."""
         if torch.compiler.is_compiling():
             return self._joined(dtype, changes)
-        key = dtype, *changes.items()
-        if key not in self._texts:
-            self._texts[key] = self._joined(dtype, changes)
-        return self._texts[key]
+        key = (dtype, *changes.items()) if changes else dtype
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = self._joined(dtype, changes)
+        return text
 
     def _joined(self, dtype, changes):
         options = {**self.options, **changes, "DTYPE": _ops.type_name(dtype)}
@@ -93,22 +99,35 @@ class Part(nn.Module):
 
     def weights(self, shared=None):
         """The parameters in the order of the block's weights."""
-        if not torch.compiler.is_compiling() and not self.shared and not self.unread:
-            return [found_in(self, steps, leaf) for steps, leaf in self._places]
+        if not self.shared and not self.unread and not torch.compiler.is_compiling():
+            return self._own_weights()
         found = {name: shared[name] if name in self.shared else getattr(owner_of(self, name), name.rpartition(".")[2])
                  for name in self.names}
         return [found[name].detach() if name in self.unread else found[name] for name in self.names]
 
+    def _own_weights(self):
+        """All of them, past nn.Module's __getattr__, which is slow; a parametrized one is an attribute."""
+        out = []
+        for steps, leaf in self._places:
+            module = self
+            for step in steps:
+                module = module._modules[step]
+            parameter = module._parameters.get(leaf)
+            out.append(getattr(module, leaf) if parameter is None else parameter)
+        return out
+
     def check(self, x):
         """Raises what is wrong with x, and says what is wanted."""
-        if x.dim() != 3 or x.shape[-1] != self.width:
+        shape = x.shape
+        if len(shape) != 3 or shape[2] != self.width:
             raise ValueError(f"weft: x is {tuple(x.shape)}, but [batch, time, {self.width}] is wanted")
-        if not x.numel():
+        if shape[0] == 0 or shape[1] == 0:
             raise ValueError(f"weft: x is {tuple(x.shape)}: there is nothing to compute; leave the call out where "
                              "a batch or a sequence is empty")
         if x.layout != torch.strided:
             raise ValueError(f"weft: x is {x.layout}; convert with .to_dense()")
-        _ops.check_devices((x,))
+        if x.device.type not in _ops.DEVICES:
+            _ops.check_devices((x,))
 
     def forward(self, x, *others, train=None, first=None, shared=None, **changes):
         """`train` and `first` count in place of the module's own; `changes` are options for this call
@@ -120,7 +139,7 @@ class Part(nn.Module):
         train = self.training if train is None else train
         seed = None
         if train and self.dropout > 0:
-            seed = torch.randint(1 << 62, ())
+            seed = torch.randint(1 << 62, (), device="cpu")
         return _ops.run(self.part, self._text(x.dtype, **changes), [x, *others], self.weights(shared),
                         self.first if first is None else first, train, seed)
 

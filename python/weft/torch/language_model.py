@@ -11,7 +11,7 @@ from .. import _blocks
 from .._library import text
 from .._model import Model, checkpoint_folder, copy_tokenizer, folder_options
 from . import _ops
-from ._part import Part, owner_of, read_tensor
+from ._part import Part, drawn_seed, owner_of, read_tensor
 
 EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 COUPLE = ("couple.attn_to_mlp", "couple.mlp_to_attn")
@@ -38,7 +38,7 @@ class LanguageModel(nn.Module):
     def __init__(self, **options):
         super().__init__()
         options = {key.upper(): text(value) for key, value in options.items()}
-        options.setdefault("SEED", str(int(torch.randint(1 << 31, ()))))
+        options.setdefault("SEED", str(drawn_seed()))
         with Model(**options) as model:
             self._build(model, options)
 
