@@ -312,7 +312,7 @@ class Bare:
         self.outputs, outputs_at = _ops._fresh(_ops.layout(self.block).outputs, device)
         self.held = [_ops._bytes(n, device) for n in (self.block.saved_bytes, self.block.forward_bytes)]
         self.frame = self.block.frame()
-        self.frame.fill(at[:1], at[1:], outputs_at, self.held[0][1], self.held[1][1], _ops.stream_of(device), 0)
+        self.frame.fill(at + outputs_at, self.held[0][1], self.held[1][1], _ops.stream_of(device), 0)
         self.at = self.frame.at
         from weft._library import check, lib
         check(lib.weft_block_forward(self.block.handle, self.at))

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -170,6 +171,113 @@ def test_threads_share_a_module_and_replicas_of_it():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def replica_of(module, shift):
+    """As torch.nn.parallel.replicate makes one, whose own form needs several GPUs: modules copied without their
+    parameters, and plain tensors with their history in place of those."""
+    copies = {m: m._replicate_for_data_parallel() for m in module.modules()}
+    for m, twin in copies.items():
+        for name, child in m._modules.items():
+            twin._modules[name] = copies[child]
+        for name, p in m._parameters.items():
+            setattr(twin, name, p * 1.0 + shift)
+    return copies[module]
+
+
+def test_replicas_as_dataparallel_makes_them():
+    torch.manual_seed(0)
+    for module in (W2TransformerBlock(W2Config()), WsFFN(Config(d_model=24, d_ffn=36, n_head=3)),
+                   MLAttention(24, 3, latent_dim=4)):
+        def first(out):
+            return out[0] if isinstance(out, tuple) else out
+        x = torch.randn(2, 9, 24)
+        want = torch.autograd.grad(first(module(x)).sum(), list(module.parameters()), allow_unused=True)
+        same, moved = replica_of(module, 0.0), replica_of(module, 0.05)
+        assert not list(same.parameters())
+        assert torch.equal(first(same(x)), first(module(x)))
+        assert not torch.equal(first(moved(x)), first(module(x)))  # its own tensors are read, not the original's
+        got = torch.autograd.grad(first(same(x)).sum(), list(module.parameters()), allow_unused=True)
+        assert all(a is None and b is None or torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_fake_tensors_have_shapes_and_types():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode():
+        module, x = W2TransformerBlock(W2Config()), torch.randn(2, 9, 24, requires_grad=True)
+        y = module(x)
+        grads = torch.autograd.grad(y.sum(), [x, *module.parameters()])
+    assert type(y).__name__ == "FakeTensor" and y.shape == (2, 9, 24) and y.dtype == torch.float32
+    assert [g.shape for g in grads] == [x.shape, *[p.shape for p in module.parameters()]]
+
+
+def test_modules_are_made_where_new_tensors_are_put():
+    with torch.device("meta"):
+        module = W2TransformerBlock(W2Config())
+        model = LanguageModel(PRESET="w2", N_LAYER=1, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, GPT2_BLOCK_SIZE=12)
+    assert {p.device.type for p in (*module.parameters(), *model.parameters())} == {"meta"}
+    filled = W2TransformerBlock(W2Config())
+    module.to_empty(device="cpu").load_state_dict(filled.state_dict())
+    x = torch.randn(2, 9, 24)
+    assert torch.equal(module(x), filled(x))
+
+
+@pytest.mark.parametrize("train", (False, True))
+def test_the_operators_pass_pytorchs_own_checks(train):
+    """torch.library.opcheck: schema, autograd, fake tensors. Its tracing compares all bytes, and what is saved has gaps
+    whose bytes are anything; test_compiled_equals_eager has that."""
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    from weft import _blocks
+    module = WsFFN(Config(d_model=8, d_ffn=8, n_head=2)).core
+    text, weights = module._text(torch.float32), [w.detach().clone() for w in module.weights()]
+    x = torch.randn(2, 3, 8, requires_grad=train)
+    for w in weights:
+        w.requires_grad_(train)
+    purpose = _blocks.GRADIENT * train + _blocks.TRAIN * train
+    torch.library.opcheck(torch.ops.weft.part.default, ([x], weights, "ffn", text, True, purpose, None), test_utils=checks)
+    if not train:
+        return
+    with torch.no_grad():
+        *outputs, saved = torch.ops.weft.part([x], weights, "ffn", text, True, purpose, None)
+        grads = [torch.randn_like(o) for o in outputs]
+        x, weights = x.detach(), [w.detach() for w in weights]
+        torch.library.opcheck(torch.ops.weft.part_back.default,
+                              (grads, [x], weights, outputs, saved, "ffn", text, True, purpose, None), test_utils=checks)
+
+
+def test_other_threads_run_during_a_call():
+    """The interpreter's lock is released: a call that takes long does not stop a thread that counts."""
+    module, x = SwiGLU(512, 2048).double(), torch.randn(1, 256, 512, dtype=torch.float64)
+    begun, done, times = threading.Event(), threading.Event(), []
+
+    def call():
+        with torch.no_grad():
+            module(x)  # planned, and its pages are there
+            begun.set()
+            times.append(time.perf_counter())
+            module(x)
+            times.append(time.perf_counter())
+            done.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    begun.wait()
+    ticks = []
+    while not done.is_set():
+        ticks.append(time.perf_counter())
+        time.sleep(1e-4)
+    thread.join()
+    begin, end = times
+    third = (end - begin) / 3
+    assert any(begin + third < t < end - third for t in ticks), (begin, end, len(ticks))
+
+
+def test_a_process_ends_without_a_word():
+    """Blocks that are open when the interpreter ends are closed, or left, in silence."""
+    code = ("import torch, sys, weft.torch; m = weft.torch.SwiGLU(8, 8); y = m(torch.zeros(1, 1, 8)); "
+            "keep = [m, y]; sys.modules['__main__'].keep = keep; from weft._blocks import *")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent)
+    assert result.returncode == 0 and result.stderr == "", result.stderr
 
 
 def test_exported_models_compute_the_same():

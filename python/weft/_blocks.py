@@ -7,6 +7,7 @@ nothing uses them any more. This file knows addresses only, no framework.
 import collections
 import ctypes
 import os
+import struct
 import threading
 from ctypes import byref, c_void_p, sizeof
 
@@ -16,6 +17,9 @@ INPUTS, WEIGHTS, OUTPUTS = 0, 1, 2
 GRADIENT, TRAIN = 1, 2
 SAVED, FORWARD, BACKWARD = 0, 1, 2
 ALIGNMENT = 64
+
+# Looked up once: a library's attributes are slow to find, and at exit they go before a block does
+_forward, _backward, _close = lib.weft_block_forward, lib.weft_block_backward, lib.weft_block_close
 
 _lock = threading.Lock()
 _engines = {}
@@ -56,9 +60,9 @@ class Block:
             lib.weft_block_bytes(self.handle, what) for what in (SAVED, FORWARD, BACKWARD))
         self._frames = []
 
-    def __del__(self):
+    def __del__(self, close=_close):
         if getattr(self, "handle", None) is not None:
-            lib.weft_block_close(self.handle)
+            close(self.handle)
 
     def _list(self, which):
         tensors, info = [], BlockInfo()
@@ -74,21 +78,21 @@ class Block:
         except IndexError:
             return Frame(len(self.inputs), len(self.weights), len(self.outputs))
 
-    def forward(self, inputs, weights, outputs, saved, workspace, stream=None, seed=0):
-        """Runs it; every argument is an address or a list of them, None where there is none."""
+    def forward(self, at, saved, workspace, stream=None, seed=0):
+        """Runs it. `at`: the addresses of inputs, weights and outputs in one list."""
         frame = self.frame()
-        frame.fill(inputs, weights, outputs, saved, workspace, stream, seed)
-        status = lib.weft_block_forward(self.handle, frame.at)
+        frame.fill(at, saved, workspace, stream, seed)
+        status = _forward(self.handle, frame.at)
         self._frames.append(frame)
         if status:
             check(status)
 
-    def backward(self, inputs, weights, outputs, saved, workspace, grad_outputs, grad_inputs,
-                 grad_weights, stream=None, seed=0):
+    def backward(self, at, saved, workspace, stream=None, seed=0):
+        """`at`: behind those of forward the addresses of the gradients of outputs, inputs and weights. 0 stands
+        for what the pass does not use."""
         frame = self.frame()
-        frame.fill(inputs, weights, outputs, saved, workspace, stream, seed)
-        frame.grad_outputs[:], frame.grad_inputs[:], frame.grad_weights[:] = grad_outputs, grad_inputs, grad_weights
-        status = lib.weft_block_backward(self.handle, frame.at)
+        frame.fill_back(at, saved, workspace, stream, seed)
+        status = _backward(self.handle, frame.at)
         self._frames.append(frame)
         if status:
             check(status)
@@ -99,21 +103,32 @@ class Block:
 
 
 class Frame:
-    """A weft_call and the lists that it points to. ctypes objects are slow to make, so a block keeps them."""
+    """A weft_call and the addresses that it points to, which two writes fill. ctypes objects are slow to make and
+    to convert to, so a block keeps frames, and the addresses are packed as one list."""
 
     def __init__(self, inputs, weights, outputs):
-        self.inputs, self.weights, self.outputs = (c_void_p * inputs)(), (c_void_p * weights)(), (c_void_p * outputs)()
-        self.grad_outputs, self.grad_inputs, self.grad_weights = (
-            (c_void_p * outputs)(), (c_void_p * inputs)(), (c_void_p * weights)())
+        given = inputs + weights + outputs
+        self.addresses = (ctypes.c_uint64 * max(2 * given, 1))()
         self.call = Call(size=sizeof(Call))
-        for name in "inputs", "weights", "outputs", "grad_outputs", "grad_inputs", "grad_weights":
-            setattr(self.call, name, ctypes.cast(getattr(self, name), ctypes.POINTER(c_void_p)))
+        at = ctypes.addressof(self.addresses)
+        for name, count in (("inputs", inputs), ("weights", weights), ("outputs", outputs), ("grad_outputs", outputs),
+                            ("grad_inputs", inputs), ("grad_weights", weights)):
+            setattr(self.call, name, ctypes.cast(at, ctypes.POINTER(c_void_p)))
+            at += sizeof(c_void_p) * count
+        self._pack, self._pack_back = struct.Struct(f"{given}Q").pack_into, struct.Struct(f"{2 * given}Q").pack_into
         self.at = byref(self.call)
 
-    def fill(self, inputs, weights, outputs, saved, workspace, stream, seed):
-        self.inputs[:], self.weights[:], self.outputs[:] = inputs, weights, outputs
-        call = self.call
-        call.saved, call.workspace, call.stream, call.seed = saved, workspace, stream, seed
+    def fill(self, at, saved, workspace, stream, seed):
+        self._pack(self.addresses, 0, *at)
+        _pack_call(self.call, CALL_AT, saved, workspace, stream or 0, seed)
+
+    def fill_back(self, at, saved, workspace, stream, seed):
+        self._pack_back(self.addresses, 0, *at)
+        _pack_call(self.call, CALL_AT, saved, workspace, stream or 0, seed)
+
+
+# saved, workspace, stream and seed lie one behind the other in a weft_call
+CALL_AT, _pack_call = Call.saved.offset, struct.Struct("4Q").pack_into
 
 
 def addresses(values):

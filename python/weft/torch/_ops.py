@@ -15,6 +15,8 @@ from .. import _blocks
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
+DEVICES = "cpu", "cuda"
+KINDS = frozenset((torch.Tensor, torch.nn.Parameter))  # of tensors that no one watches
 
 
 def type_name(dtype):
@@ -60,16 +62,21 @@ class _Layout:
     """What a call of a block compares and makes, as lists that are built once."""
 
     def __init__(self, block):
-        self.given = [*block.inputs, *block.weights]
-        self.shapes, self.dtypes = [t.shape for t in self.given], [TYPES[t.type] for t in self.given]
+        given = [*block.inputs, *block.weights]
+        self.n_inputs, self.n_given = len(block.inputs), len(given)
+        self.shapes, self.dtypes = [t.shape for t in given], [TYPES[t.type] for t in given]
         self.weight_dtypes = self.dtypes[len(block.inputs):]
         self.outputs = [(t.shape, TYPES[t.type]) for t in block.outputs]
-        self.trained = [t.gradient for t in self.given]
-        self.gradients = [(t.shape, TYPES[t.type]) for t in self.given if t.gradient]
-        self.kept = [t.read_back for t in (*self.given, *block.outputs)]
+        # Of the inputs, one that an output is like: making one like another tensor is the fastest way to make one
+        inputs = [(t.shape, TYPES[t.type]) for t in block.inputs]
+        self.models = [inputs.index(said) if said in inputs else None for said in self.outputs]
+        self.trained = [t.gradient for t in given]
+        self.gradients = [i for i, t in enumerate(given) if t.gradient]
+        self.kept = [t.read_back for t in (*given, *block.outputs)]
         self.fixed = [i for i, t in enumerate(block.outputs) if not t.gradient]
         self.reached = [i for i, t in enumerate(block.outputs) if t.gradient]
         self.names = [t.name for t in block.outputs]
+        self.nothing = [0] * len(block.outputs)
 
 
 def layout(block):
@@ -80,12 +87,8 @@ def layout(block):
         return block.layout
 
 
-def _check(block, inputs, weights):
-    """That these are the tensors which the block wants."""
-    said, given = layout(block), (*inputs, *weights)
-    if ([t.shape for t in given] == said.shapes and [t.dtype for t in given] == said.dtypes
-            and len(inputs) == len(block.inputs)):
-        return
+def _refuse(block, inputs, weights):
+    """Raises what is wrong with tensors that are not those which the block wants."""
     for kind, some, these in ("inputs", block.inputs, inputs), ("weights", block.weights, weights):
         if len(some) != len(these):
             raise ValueError(f"weft: {len(these)} {kind} were given, but the block has {len(some)}: "
@@ -96,14 +99,37 @@ def _check(block, inputs, weights):
                                  f"{TYPES[t.type]} is wanted")
 
 
+def _aligned(t):
+    """Contiguous, at a multiple of what the engine asks for: a copy, where the tensor is not."""
+    t = t.contiguous()
+    return t.clone() if t.data_ptr() % _blocks.ALIGNMENT else t
+
+
 def _dense(tensors):
     """Contiguous and aligned, with their addresses: a view that begins elsewhere is copied."""
     out, at = [], []
     for t in tensors:
         where = t.data_ptr()
         if where % _blocks.ALIGNMENT or not t.is_contiguous():
-            t = t.contiguous()
-            t = t.clone() if t.data_ptr() % _blocks.ALIGNMENT else t
+            t = _aligned(t)
+            where = t.data_ptr()
+        out.append(t)
+        at.append(where)
+    return out, at
+
+
+def _taken(block, given, n_inputs):
+    """_dense of the inputs and weights, which must be of the shapes and types that the block wants."""
+    said = layout(block)
+    if len(given) != said.n_given or n_inputs != said.n_inputs:
+        _refuse(block, given[:n_inputs], given[n_inputs:])
+    out, at = [], []
+    for t, shape, dtype in zip(given, said.shapes, said.dtypes):
+        if t.shape != shape or t.dtype is not dtype:
+            _refuse(block, given[:n_inputs], given[n_inputs:])
+        where = t.data_ptr()
+        if where % _blocks.ALIGNMENT or not t.is_contiguous():
+            t = _aligned(t)
             where = t.data_ptr()
         out.append(t)
         at.append(where)
@@ -116,19 +142,31 @@ def _bytes(count, device):
     return memory, -(-memory.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
 
 
+def _some_bytes(count, device):
+    """The same where it may be none: (None, 0)."""
+    return _bytes(count, device) if count else (None, 0)
+
+
+def _shifted(made):
+    """A new tensor like one that an allocator put at an odd place. Most give multiples of 64 bytes."""
+    size = made.element_size()
+    room = torch.empty(made.numel() + _blocks.ALIGNMENT // size, dtype=made.dtype, device=made.device)
+    skip = (-room.data_ptr() % _blocks.ALIGNMENT) // size
+    return room[skip:skip + made.numel()].view(made.shape)
+
+
 def _fresh(said, device):
-    """New tensors for what a block makes, and their addresses. The allocators give 64 bytes or more."""
-    out, at = [], []
-    for shape, dtype in said:
-        made = torch.empty(shape, dtype=dtype, device=device)
-        if made.data_ptr() % _blocks.ALIGNMENT:
-            size = made.element_size()
-            room = torch.empty(made.numel() + _blocks.ALIGNMENT // size, dtype=dtype, device=device)
-            skip = (-room.data_ptr() % _blocks.ALIGNMENT) // size
-            made = room[skip:skip + made.numel()].view(shape)
-        out.append(made)
-        at.append(made.data_ptr())
-    return out, at
+    """New tensors for what a block makes, and their addresses."""
+    return _placed([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in said])
+
+
+def _placed(made):
+    at = [t.data_ptr() for t in made]
+    for i, where in enumerate(at):
+        if where % _blocks.ALIGNMENT:
+            made[i] = _shifted(made[i])
+            at[i] = made[i].data_ptr()
+    return made, at
 
 
 def stream_of(device):
@@ -139,42 +177,56 @@ def _number(seed):
     return 0 if seed is None else int(seed)
 
 
-def _spread(wanted, values):
-    """The values where one is wanted, None elsewhere."""
+def _spread(wanted, values, none=None):
+    """The values where one is wanted, `none` elsewhere."""
     rest = iter(values)
-    return [next(rest) if w else None for w in wanted]
+    return [next(rest) if w else none for w in wanted]
 
 
-def _forward(block, inputs, weights, seed):
-    """Runs a block: (inputs and weights as it took them, outputs, what is saved)."""
-    device, n = inputs[0].device, len(block.inputs)
-    _check(block, inputs, weights)
-    with on(device):
-        taken, at = _dense((*inputs, *weights))
-        outputs, outputs_at = _fresh(layout(block).outputs, device)
-        saved, saved_at = _bytes(block.saved_bytes, device)
-        workspace, workspace_at = _bytes(block.forward_bytes, device)
-        block.forward(at[:n], at[n:], outputs_at, saved_at, workspace_at, stream_of(device), _number(seed))
+def _forward(block, given, n_inputs, seed):
+    """Runs a block over its inputs and weights: (those as it took them, outputs, what is saved)."""
+    device = given[0].device
+    if device.type != "cpu":
+        with on(device):
+            return _forward_here(block, given, n_inputs, seed, device, stream_of(device))
+    return _forward_here(block, given, n_inputs, seed, device, None)
+
+
+def _forward_here(block, given, n_inputs, seed, device, stream):
+    said = layout(block)
+    taken, at = _taken(block, given, n_inputs)
+    outputs, outputs_at = _placed([
+        torch.empty(shape, dtype=dtype, device=device) if like is None else torch.empty_like(taken[like])
+        for like, (shape, dtype) in zip(said.models, said.outputs)])
+    saved, saved_at = _some_bytes(block.saved_bytes, device)
+    workspace, workspace_at = _some_bytes(block.forward_bytes, device)
+    block.forward(at + outputs_at, saved_at, workspace_at, stream, _number(seed))
     return taken, outputs, saved
 
 
 def _gradients(block, grads, taken, saved, seed):
     """The gradients of a block's inputs and weights that have one. `taken` are its inputs, weights and
     outputs, None where the block does not read them again; `grads` are of the outputs that have one."""
-    device, n, m = saved.device, len(block.inputs), len(block.inputs) + len(block.weights)
+    device = grads[0].device
+    if device.type != "cpu":
+        with on(device):
+            return _gradients_here(block, grads, taken, saved, seed, device, stream_of(device))
+    return _gradients_here(block, grads, taken, saved, seed, device, None)
+
+
+def _gradients_here(block, grads, taken, saved, seed, device, stream):
     said = layout(block)
-    with on(device):
-        saved_at = -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
-        workspace, workspace_at = _bytes(block.backward_bytes, device)
-        made, made_at = _fresh(said.gradients, device)
-        made_at = _spread(said.trained, made_at)
-        grads, grads_at = _dense(grads)
-        at = [None if t is None else t.data_ptr() for t in taken]
-        grad_outputs = [None] * len(block.outputs)
-        for i, where in zip(said.reached, grads_at):
-            grad_outputs[i] = where
-        block.backward(at[:n], at[n:m], at[m:], saved_at, workspace_at, grad_outputs, made_at[:n], made_at[n:],
-                       stream_of(device), _number(seed))
+    at = [0 if t is None else t.data_ptr() for t in taken]
+    made, made_at = _placed([
+        torch.empty(said.shapes[i], dtype=said.dtypes[i], device=device) if taken[i] is None else torch.empty_like(taken[i])
+        for i in said.gradients])
+    grads, grads_at = _dense(grads)
+    grad_outputs = said.nothing[:]
+    for i, where in zip(said.reached, grads_at):
+        grad_outputs[i] = where
+    saved_at = 0 if saved is None else -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
+    workspace, workspace_at = _some_bytes(block.backward_bytes, device)
+    block.backward(at + grad_outputs + _spread(said.trained, made_at, 0), saved_at, workspace_at, stream, _number(seed))
     return made
 
 
@@ -183,8 +235,8 @@ def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: 
          options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
     with on(inputs[0].device):
         block = find(inputs[0].device, name, options, inputs[0].shape, first, purpose)
-    _, outputs, saved = _forward(block, inputs, weights, seed)
-    return [*outputs, saved]
+    _, outputs, saved = _forward(block, (*inputs, *weights), len(inputs), seed)
+    return [*outputs, _bytes(0, inputs[0].device)[0] if saved is None else saved]
 
 
 @part.register_fake
@@ -241,39 +293,46 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, block, seed, n_inputs, *tensors):
-        taken, outputs, saved = _forward(block, tensors[:n_inputs], tensors[n_inputs:], seed)
+        taken, outputs, saved = _forward(block, tensors, n_inputs, seed)
         said = layout(block)
         ctx.block, ctx.seed = block, seed
-        ctx.save_for_backward(*[t if kept else None for kept, t in zip(said.kept, (*taken, *outputs))], saved)
+        ctx.save_for_backward(*[t if kept else None for kept, t in zip(said.kept, taken + outputs)], saved)
         ctx.set_materialize_grads(False)
         if said.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in said.fixed])
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
+        # Gradients are recorded only with create_graph=True; what watches for that costs time
+        return _Eager.watched(ctx, *grads) if torch.is_grad_enabled() else _Eager.plain(ctx, *grads)
+
+    @staticmethod
+    def plain(ctx, *grads):
         block, (*taken, saved) = ctx.block, ctx.saved_tensors
         said, given = layout(block), []
         for i in said.reached:
             g, (shape, dtype) = grads[i], said.outputs[i]
-            given.append(torch.zeros(shape, dtype=dtype, device=saved.device) if g is None else
-                         g if g.dtype == dtype else g.to(dtype))
+            if g is None:
+                device = next(t for t in (*taken, saved, *grads) if t is not None).device
+                g = torch.zeros(shape, dtype=dtype, device=device)
+            given.append(g if g.dtype is dtype else g.to(dtype))
         made = _gradients(block, given, taken, saved, ctx.seed)
         return (None, None, None, *_spread(said.trained, made))
 
+    watched = staticmethod(torch.autograd.function.once_differentiable(plain.__func__))
 
-def _is_traced(tensors):
-    """Whether something looks on that must see an operator: tracing, a mode, a transform, a subclass."""
+
+def _is_watched():
+    """Whether something looks on that must see an operator: tracing, a mode, a transform."""
     return (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or any(type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter for t in tensors))
+            or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
 def check_devices(tensors):
     """The one device that all of them lie on, which must be one that weft runs on."""
     device = tensors[0].device
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in DEVICES:
         raise ValueError(f"weft runs on cpu and cuda, not on {device.type}; move the tensors there")
     for t in tensors:
         if t.device != device:
@@ -284,22 +343,33 @@ def check_devices(tensors):
 def run(name, options, inputs, weights, first=True, train=False, seed=None):
     """A part's outputs, by name. `weights` may have other types than the block's, and are converted.
     Gradients are prepared where something wants one."""
-    device = check_devices((*inputs, *weights))
-    if device.type == "cuda" and inputs[0].dtype == torch.float64:
-        raise TypeError("weft computes in float64 on the CPU only; convert with .to(torch.float32), or move to the CPU")
-    wants = torch.is_grad_enabled() and any([t.requires_grad for t in (*inputs, *weights)])
+    given = (*inputs, *weights)
+    device, wants, plain = given[0].device, False, True
+    for t in given:
+        if t.device != device:
+            check_devices(given)
+        if t.requires_grad:
+            wants = True
+        if type(t) not in KINDS:
+            plain = False
+    if device.type != "cpu":
+        check_devices(given)
+        if given[0].dtype is torch.float64:
+            raise TypeError("weft computes in float64 on the CPU only; convert with .to(torch.float32), or move to the CPU")
+    wants = wants and torch.is_grad_enabled()
     purpose = _blocks.GRADIENT * wants + _blocks.TRAIN * bool(train)
-    if _is_traced((*inputs, *weights)):
+    if not plain or _is_watched():
         return _run_traced(device, name, options, inputs, weights, first, purpose, seed)
-    with on(device):
-        block = find(device, name, options, inputs[0].shape, first, purpose)
-    dtypes = layout(block).weight_dtypes
-    weights = [w if w.dtype == t else w.to(t) for w, t in zip(weights, dtypes)] if len(dtypes) == len(weights) else weights
-    if wants:
-        out = _Eager.apply(block, seed, len(inputs), *inputs, *weights)
+    if device.type == "cpu":
+        block = find(device, name, options, given[0].shape, first, purpose)
     else:
-        out = _forward(block, inputs, weights, seed)[1]
-    return dict(zip(layout(block).names, out))
+        with on(device):
+            block = find(device, name, options, given[0].shape, first, purpose)
+    said, n = layout(block), len(inputs)
+    if [w.dtype for w in given[n:]] != said.weight_dtypes and len(said.weight_dtypes) == len(weights):
+        given = (*inputs, *[w.to(t) for w, t in zip(weights, said.weight_dtypes)])
+    out = _Eager.apply(block, seed, n, *given) if wants else _forward(block, given, n, seed)[1]
+    return dict(zip(said.names, out))
 
 
 def _run_traced(device, name, options, inputs, weights, first, purpose, seed):
