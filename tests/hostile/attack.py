@@ -21,7 +21,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import sqlite3
 import struct
 import subprocess
@@ -29,6 +28,7 @@ import sys
 import tempfile
 import time
 
+import server
 import session
 
 EDGES = [0, -1, 1, 2, 127, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, -(2**63), 1e308, 1e-320,
@@ -227,6 +227,14 @@ class Attack(session.Session):
         tokens = struct.pack("<34i", *(i % 256 for i in range(34)))
         header = "{'descr': '<i4', 'fortran_order': False, 'shape': (2, 17), }".ljust(117) + "\n"
         (g / "tokens.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + tokens)
+        page = server.Server([self.weft, "watch", str(g / "run"), "--port", "0", "--json"], self.environment, self.top / "page-said", "/api/runs")
+        page.need(self.PROGRAM)
+        note = json.dumps({"id": 0, "note": "a note", "tags": "one, two"}).encode()
+        page.ask(page.head("POST", "/api/note", len(note)) + note, 10 * self.patience)
+        page.end(10 * self.patience)
+        if not (g / "run/notes.db").is_file():
+            sys.exit("attack.py: weft watch has kept no note")
+        (g / "run/notes.db").rename(g / "notes.db")
         for kind in ("gpt2", "llama"):
             shutil.copytree(pathlib.Path("tests/vectors/hf") / kind, g / f"hf-{kind}")
 
@@ -337,6 +345,8 @@ class Attack(session.Session):
             lambda: self.run("checkpoint", "generate", "--model", w / "model", "--prompt", "ab", "--max-tokens", 3, "--threads", 1, *more),
             lambda: self.run("checkpoint", "eval", "--model", w / "model", "--tokens", self.g / "tokens.npy", "--threads", 1, *more),
             lambda: self.run("checkpoint", "convert", "--model", w / "model", "--to-hf", "--out", w / "hf", *more),
+            lambda: self.run("checkpoint", "convert", "--model", w / "model", "--to-mla", "--latent", 8, "--out", w / "mla", *more),
+            lambda: self.run("checkpoint", "convert", "--model", w / "model", "--to-w2", "--out", w / "w2", *more),
             lambda: self.run("checkpoint", "train", "--config", self.g / "config", "--from", w / "model", "--threads", 1, "--out", w / "run", *more),
             lambda: self.run("checkpoint", "prune", "--model", w / "model", "--what", "heads", "--keep", "0.5", "--threads", 1, "--out", w / "small", *more),
             lambda: self.run("checkpoint", "inspect", "--model", w / "model", "--tokens", self.g / "tokens.npy", "--threads", 1, "--out", w / "page.html", *more),
@@ -418,47 +428,35 @@ class Attack(session.Session):
         w = self.put(name, name)
         self.run("hugging face", "convert", "--model", w / name, "--out", w / "out")
 
-    # The server.
+    def attack_gathered(self):
+        """Runs that no study made."""
+        w = self.put("run", "run")
+        self.dice.choice((
+            lambda: self.run("gathered", "runs", w),
+            lambda: self.run("gathered", "runs", w / "run", "--json"),
+            lambda: self.run("gathered", "runs", w, "--metrics-csv", "-"),
+            lambda: self.run("gathered", "report", w, "--out", w / "report"),
+        ))()
 
-    def start_server(self):
-        self.said = open(self.top / "server-said", "w+b")
-        self.server = subprocess.Popen([self.weft, "serve", "--model", str(self.g / "model"), "--port", "0", "--threads", "1", "--json",
-                                        "--request-timeout", "2"], env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                       stderr=self.said)
-        text = b""
-        while b"}" not in text:
-            piece = self.server.stdout.read1(4096)
-            if not piece:
-                sys.exit("attack.py: the server did not start: " + (self.top / "server-said").read_text())
-            text += piece
-        found = json.loads(text)
-        self.port = int(found.get("port") or str(found.get("address") or found.get("url")).rstrip("/").rsplit(":", 1)[1])
+    # The servers.
 
-    def ask(self, request, wait):
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as s:
-                s.sendall(request)
-                if self.dice.random() < 0.3:
-                    return b""
-                answer = b""
-                while piece := s.recv(65536):
-                    answer += piece
-                return answer
-        except OSError:
-            return b""
+    def judge_server(self, kind, server, why, request):
+        status, said = server.end(30 * self.patience)
+        text = said.decode(errors="replace")
+        if any(word in text for word in SAID_BY_SANITIZERS):
+            why = "a sanitizer spoke"
+        elif status == -signal.SIGKILL:
+            why = why or "SIGTERM does not end it"
+        elif status != 0:
+            why = why or f"it ended on {status}"
+        elif is_obeyed(text):
+            why = why or "wrote a control character"
+        if why:
+            self.keep(kind, why, server.words, request, said)
 
-    def server_is_well(self):
-        for _ in range(3):
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=10 * self.patience) as s:
-                    s.sendall(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n".encode())
-                    answer = s.recv(4096)
-                    if answer.startswith(b"HTTP/1.1 200"):
-                        return True
-            except OSError:
-                pass
-            time.sleep(0.5)
-        return False
+    def count_answer(self, kind, answer):
+        self.counts[kind]["runs"] += 1
+        self.counts[kind]["used" if answer.startswith(b"HTTP/1.1 200") else "refused"] += 1
 
     def request(self):
         dice = self.dice
@@ -468,53 +466,70 @@ class Attack(session.Session):
             body["messages"] = [{"role": "system", "content": "be"}, {"role": "user", "content": "ab"}]
         else:
             body["prompt"] = "ab"
-        data = json.dumps(body).encode()
-        if dice.random() < 0.8:
-            data = self.mutator.json(data)
-        length = len(data) if dice.random() < 0.9 else dice.choice((0, 1, 2**31, 2**63, 10**30, -1))
         path = "/v1/chat/completions" if chat else "/v1/completions"
         if dice.random() < 0.2:
             path = dice.choice(("/v1/models", "/metrics", "/", "/../etc/passwd", "/v1/%00"))
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode()
+        return self.post(self.server, path, body)
+
+    def post(self, server, path, body):
+        """A request with a body that mostly is changed, of a length that mostly is right."""
+        dice, data = self.dice, json.dumps(body).encode()
+        if dice.random() < 0.8:
+            data = self.mutator.json(data)
+        length = len(data) if dice.random() < 0.9 else dice.choice((0, 1, 2**31, 2**63, 10**30, -1))
+        head = server.head("POST", path, length)
         if dice.random() < 0.3:
             head = self.mutator.bytes(head)
         return head + data
 
     def attack_requests(self):
         if not self.server:
-            self.start_server()
+            words = [self.weft, "serve", "--model", str(self.g / "model"), "--port", "0", "--threads", "1", "--json", "--request-timeout", "2"]
+            self.server = server.Server(words, self.environment, self.top / "server-said", "/health")
+            self.server.need(self.PROGRAM)
         for _ in range(20):
             request = self.request()
-            answer = self.ask(request, 1 if self.dice.random() < 0.9 else 4 * self.patience)
-            self.counts["requests"]["runs"] += 1
-            self.counts["requests"]["used" if answer.startswith(b"HTTP/1.1 200") else "refused"] += 1
-            if self.server.poll() is not None:
+            wait = 1 if self.dice.random() < 0.9 else 4 * self.patience
+            self.count_answer("requests", self.server.ask(request, wait, self.dice.random() < 0.3))
+            if self.server.has_ended():
                 break
-        if not self.server_is_well():
+        if not self.server.is_well(10 * self.patience):
             self.end_server("it does not answer /health any more", request)
 
     def end_server(self, why=None, request=b""):
-        if not self.server:
+        if self.server:
+            self.judge_server("requests", self.server, why, request)
+            self.server = None
+
+    def attack_watch(self):
+        """A page over folders that are changed, and over their notes; and what is sent to it."""
+        w = self.put("run", "run", self.dice.choice(("study", "study", "notes.db")))
+        words = [self.weft, "watch", str(w), "--port", "0", "--json"]
+        page = server.Server(words, self.environment, self.top / "page-said", "/api/runs")
+        if not page.port:
+            # It may refuse the notes, in a line.
+            status, said = page.end(10 * self.patience)
+            self.count_answer("watch", b"")
+            if status not in (1, 2) or not said.strip().split(b"\n")[-1].startswith(b"weft"):
+                self.keep("watch", f"did not start, and ended on {status}", words, b"", said)
             return
-        self.server.send_signal(signal.SIGTERM)
-        try:
-            status = self.server.wait(30 * self.patience)
-        except subprocess.TimeoutExpired:
-            self.server.kill()
-            status, why = self.server.wait(), why or "SIGTERM does not end it"
-        said = (self.top / "server-said").read_bytes()
-        text = said.decode(errors="replace")
-        if any(word in text for word in SAID_BY_SANITIZERS):
-            why = "a sanitizer spoke"
-        elif status != 0:
-            why = why or f"it ended on {status}"
-        elif is_obeyed(text):
-            why = why or "wrote a control character"
-        if why:
-            self.keep("requests", why, [self.weft, "serve"], request, said)
-        self.server.stdout.close()
-        self.said.close()
-        self.server = None
+        request, why = b"", None
+        for _ in range(6):
+            number = self.dice.choice((0, 1, 2, -1, 2**63, "x", "", "%00", "1;2"))
+            request = self.dice.choice((
+                lambda: page.head("GET", self.dice.choice(("/", "/api/runs", "/api/events", "/../notes.db", "/api/%2e%2e"))),
+                lambda: page.head("GET", f"/api/log?id={number}"),
+                lambda: self.post(page, "/api/note", {"id": self.dice.choice((0, 1, 2)), "note": "n", "tags": "a, b"}),
+            ))()
+            self.count_answer("watch", page.ask(request, 1))
+            if page.has_ended():
+                break
+        if not page.is_well(10 * self.patience):
+            why = "it does not answer /api/runs any more"
+        self.judge_server("watch", page, why, request)
+        if self.hash_of_victim() != self.unhurt:
+            self.keep("watch", "another folder was changed", words, request, b"")
+            sys.exit("attack.py: the victim was hurt; see above")
 
     def go(self, seconds, only):
         attacks = self.methods(only)
@@ -529,7 +544,7 @@ class Attack(session.Session):
             self.end_server()
         finally:
             if self.server:
-                self.server.kill()
+                self.server.process.kill()
             subprocess.run(["rm", "-rf", self.top], check=False)
         total = self.show_counts("format", "runs", "used", "refused", "findings")
         print(f"hostile: {total} inputs of {len(self.counts)} formats in {time.monotonic() - start:.0f} s, seed {self.seed}, {self.findings} findings")
