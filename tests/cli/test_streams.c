@@ -120,10 +120,7 @@ static void expect_too_large(const char *const *arguments) {
 /* A signal by default; here an error with a line. */
 static void test_a_limit_of_file_size_is_an_error(void **state) {
     (void)state;
-#if defined(__SANITIZE_THREAD__)
-    puts("ThreadSanitizer's own memory is a file, which the limit holds for too");
-    skip();
-#endif
+    train_need_limit();
     if (getenv("COVERAGE")) {
         puts("the counters of coverage are files, which the limit holds for too");
         skip();

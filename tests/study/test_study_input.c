@@ -62,6 +62,7 @@ static void test_a_folder_that_cannot_be_written_is_refused(void **state) {
 /* The same words as from a disk that is full: no file may grow past so many bytes. */
 static void test_a_full_disk_is_told_and_kept_apart(void **state) {
     (void)state;
+    train_need_limit();
     char err[256];
     size_t n;
     snprintf(out, sizeof out, "%s", scratch_path("full"));

@@ -15,6 +15,8 @@ void train_scratch(char *config, size_t room);
 /* Starts the program; its standard error goes to the file `err`. No file may grow past `limit`
  * bytes; 0: no limit. */
 pid_t train_start(const char *const *arguments, const char *err, long limit);
+/* Skips the test where such a limit would hold for ThreadSanitizer's own memory too. */
+void train_need_limit(void);
 /* Waits for the end: the exit status, or minus the signal. */
 int train_wait(pid_t child);
 /* Waits until a run that goes on has written another OUT/last than there is now. */

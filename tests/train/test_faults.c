@@ -44,6 +44,7 @@ static void last_line_says(const char *path, const char *word) {
 
 static void test_full_disk_leaves_the_last_checkpoint(void **state) {
     (void)state;
+    train_need_limit();
     /* A constant rate, so that a run in two legs is the whole run. */
     const char *rate = "LR_SCHEDULE=constant";
     command_succeeds(RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "-o",
@@ -71,6 +72,7 @@ static void test_full_disk_leaves_the_last_checkpoint(void **state) {
 
 static void test_full_disk_under_the_metrics_is_told(void **state) {
     (void)state;
+    train_need_limit();
     /* Room for the run's config, and not for a row of each step; the events are the longer ones. */
     pid_t child = train_start(RUN("train", "--config", config, "--out", folder("lines"), "-o",
                                   "CHECKPOINT_INTERVAL=1000", "-o", "GPT2_EVAL_INTERVAL=1000", "-o",
