@@ -10,6 +10,7 @@
 #include "cuda/backend.h"
 #include "study/report.h"
 #include "study/slurm.h"
+#include "study/statistics.h"
 #include "study/supervise.h"
 #include "train/stop.h"
 
@@ -129,7 +130,7 @@ static void list_json(const weft_study *s, double seconds) {
     int runs = 0;
     for (int i = 0; i < s->steps.n; i++) {
         json_array_append_new(steps, step_json(s, i));
-        if (!*s->built[i].error) runs += weft_study_step_runs(s);
+        if (!*s->built[i].error) runs += weft_study_step_runs(s, i);
     }
     for (int k = 0; k < s->n_rates; k++)
         json_array_append_new(rates, json_real(s->rates[k]));
@@ -137,6 +138,12 @@ static void list_json(const weft_study *s, double seconds) {
                             (json_int_t)s->base.study_seeds, "first_seed", (json_int_t)s->base.seed,
                             "learning_rates", rates, "runs", runs, "steps", steps, "seconds",
                             weft_json_number(seconds));
+    double times = weft_power_difference((int)s->base.study_seeds, WEFT_POWER);
+    json_object_set_new(
+        all, "power",
+        json_pack("{s:f, s:o, s:o}", "probability", WEFT_POWER, "difference_in_spreads",
+                  weft_json_number(times), "difference",
+                  weft_json_number(s->base.study_spread > 0 ? times * s->base.study_spread : NAN)));
     json_dumpf(all, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(all);
@@ -153,7 +160,7 @@ static double seconds_of(const weft_study *s, double peak) {
         const weft_study_step *p = &s->built[i];
         if (*p->error) continue;
         if (p->iters <= 0) return NAN;
-        double tokens = (double)weft_study_tokens(s, i) * weft_study_step_runs(s);
+        double tokens = (double)weft_study_tokens(s, i) * weft_study_step_runs(s, i);
         flops += tokens * (p->account.forward_flops + p->account.backward_flops);
     }
     return peak > 0 ? flops / (SHARE_OF_PEAK * peak) : NAN;
@@ -185,7 +192,7 @@ static void list_table(const weft_study *s, double seconds) {
             printf("%-*s cannot be built: %s\n", width, p->step->name, p->error);
             continue;
         }
-        runs += weft_study_step_runs(s);
+        runs += weft_study_step_runs(s, i);
         weft_study_overrides(s, i, sets, sizeof sets);
         if (p->iters > 0) {
             weft_count_text(p->iters, iters);
@@ -201,7 +208,10 @@ static void list_table(const weft_study *s, double seconds) {
            weft_study_step_rates(s),
            weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
            (long long)s->base.study_seeds);
-    char time[64];
+    char time[64], power[WEFT_STUDY_LINE];
+    if (*s->base.study_rate_as) printf("learning rates taken over: %s\n", s->base.study_rate_as);
+    weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
+    if (s->steps.n > 1) printf("%s\n", power);
     if (!isfinite(seconds)) return;
     describe_time(seconds, time, sizeof time);
     printf("%s here, one run after the other\n", time);
@@ -221,7 +231,12 @@ static void print_result(const weft_study_result *r, const char *out) {
     json_decref(object);
 }
 
+/* What can be known before the first run: how small a difference the seeds can show, and keys that
+ * cannot matter. */
 static void advise(const weft_study *s) {
+    char power[WEFT_STUDY_LINE];
+    weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
+    if (s->steps.n > 1) weft_log(WEFT_LOG_INFO, "%s", power);
     const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
     for (int i = 0; configs && i < s->steps.n; i++)
         configs[i] = &s->built[i].config;
@@ -258,6 +273,9 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     if (s->base.study_equal == WEFT_EQUAL_TIME)
         return weft_fail(WEFT_EINPUT, "study: STUDY_EQUAL=\"time\" is measured on one machine; "
                                       "--slurm cannot share it out");
+    if (*s->base.study_rate_as)
+        return weft_fail(WEFT_EINPUT, "study: CONFIG_STUDY_RATE_AS makes steps wait for others; "
+                                      "--slurm runs each by itself");
     snprintf(name, sizeof name, "runs/%s", s->name);
     WEFT_TRY(choose_steps(s, own->steps, &chosen));
     weft_slurm_options o = {.out = own->out ? own->out : name,

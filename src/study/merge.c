@@ -71,7 +71,7 @@ static weft_status compare_configs(const char *ours, const char *theirs, const c
     for (int i = 0; i < n; i++) {
         weft_record_value(ours, &options[i], a, sizeof a);
         weft_record_value(theirs, &options[i], b, sizeof b);
-        if (strcmp(a, b) != 0 && !weft_record_is_words(&options[i]))
+        if (strcmp(a, b) != 0 && !weft_record_may_change(&options[i]))
             return weft_fail(WEFT_EINPUT,
                              "%s: a study of another config: CONFIG_%s is %.300s there and %.300s "
                              "in the first; studies of one config are merged",

@@ -130,10 +130,11 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int step, i
     return status;
 }
 
-/* All of a step's, or at first only those that choose its rate. */
+/* All of a step's, or at first only those that choose its rate; none of one that takes it over. */
 static weft_status insert_runs(weft_database *d, const weft_study *s, int step) {
     int seeds = (int)s->base.study_seeds;
     bool chooses = weft_study_chooses(s);
+    if (s->rate_as[step] >= 0) return WEFT_OK;
     for (int rate = 0; rate < weft_study_step_rates(s); rate++)
         for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
             WEFT_TRY(insert_run(d, s, step, rate, k));
@@ -175,7 +176,7 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int step, 
                                   "SELECT count(*) FROM runs WHERE step = ? AND seed <> ?", "ii",
                                   (int64_t)step, s->base.study_rate_seed));
     if (there) return WEFT_OK;
-    WEFT_TRY(find_best_rate(d, s, step, &place));
+    WEFT_TRY(find_best_rate(d, s, s->rate_as[step] >= 0 ? s->rate_as[step] : step, &place));
     for (int k = 0; place >= 0 && k < (int)s->base.study_seeds; k++) {
         WEFT_TRY(insert_run(d, s, step, place, k));
         ++*added;
@@ -255,8 +256,9 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
     weft_config_format(&defaults, o, value, room);
 }
 
-bool weft_record_is_words(const weft_option *o) {
-    return o == WEFT_OPTION(study_question);
+bool weft_record_may_change(const weft_option *o) {
+    return o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
+           o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(eval_inside);
 }
 
 static weft_status match_config(weft_database *d, const weft_study *s, const char *lines) {
@@ -266,7 +268,7 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
     for (int i = 0; i < n; i++) {
         weft_record_value(lines, &options[i], was, sizeof was);
         weft_config_format(&s->base, &options[i], is, sizeof is);
-        if (strcmp(was, is) != 0 && !weft_record_is_words(&options[i]))
+        if (strcmp(was, is) != 0 && !weft_record_may_change(&options[i]))
             return weft_fail(WEFT_EINPUT,
                              "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
                              "another --out (make: OUT=folder), or the config it was started with",
@@ -366,6 +368,11 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
 
 static weft_status renew_step(weft_database *d, const weft_study *s, int step) {
     int64_t runs;
+    if (s->rate_as[step] >= 0) /* since a while ago: what was to choose its rate has not begun */
+        WEFT_TRY(weft_database_run(d,
+                                   "DELETE FROM runs WHERE step = ? AND seed = ? AND"
+                                   " status = 'waiting' AND started IS NULL",
+                                   "ii", (int64_t)step, s->base.study_rate_seed));
     WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE step = ?", "i",
                                   (int64_t)step));
     if (runs == 0 && !*s->built[step].error) {

@@ -55,8 +55,8 @@ weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added
  * them. */
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
-/* Whether an option is for readers alone: a study goes on where it is another. */
-bool weft_record_is_words(const weft_option *o);
+/* Whether no run that was made depends on an option: a study goes on where it is another. */
+bool weft_record_may_change(const weft_option *o);
 
 /* The study's runs. A row that this study would not have made (another number, rate, seed or folder)
  * is refused. */

@@ -96,6 +96,12 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     char question[WEFT_TEXT_MAX];
     weft_record_value(d->config, WEFT_OPTION(study_question), question, sizeof question);
     d->question = keep_text(d, question);
+    weft_record_value(d->config, WEFT_OPTION(study_rate_as), question, sizeof question);
+    d->rate_as = keep_text(d, question);
+    weft_record_value(d->config, WEFT_OPTION(study_spread), question, sizeof question);
+    d->spread = strtod(question, NULL);
+    weft_record_value(d->config, WEFT_OPTION(study_seeds), question, sizeof question);
+    d->planned_seeds = (int)strtol(question, NULL, 10);
     const char *vocabulary = strstr(d->config, "\nVOCAB_SIZE=");
     d->vocabulary = vocabulary ? strtod(strchr(vocabulary, '=') + 1, NULL) : NAN;
     return WEFT_OK;
@@ -254,10 +260,27 @@ static int list_scores(const weft_report_data *d, int step, double rate, bool ch
     return n;
 }
 
+/* The one rate that a step has with the seeds that count, where another seed chose it; NaN: it has none yet. */
+static double chosen_rate(const weft_report_data *d, int place) {
+    double rate = NAN;
+    for (int i = 0; i < d->n_runs && d->rate_seed >= 0; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step != place || run->chooses) continue;
+        if (isfinite(rate) && run->rate != rate) return NAN;
+        rate = run->rate;
+    }
+    return rate;
+}
+
 /* The smaller rate wins where all is equal, being the first. */
 static void choose_rate(const weft_report_data *d, int place, double *scores) {
     weft_report_step *step = &d->steps[place];
     double best = NAN;
+    step->rate = chosen_rate(d, place);
+    if (isfinite(step->rate)) {
+        step->done = list_scores(d, place, step->rate, false, scores);
+        return;
+    }
     for (int i = 0; i < d->n_rates; i++) {
         int n = list_scores(d, place, d->rates[i], d->rate_seed >= 0, scores);
         double mean = weft_mean(scores, n);
@@ -363,6 +386,22 @@ static bool learned_nothing(const weft_report_data *d) {
     return finished > 0;
 }
 
+static bool has_runs(const weft_report_data *d, int step) {
+    for (int i = 0; i < d->n_runs; i++)
+        if (d->runs[i].step == step) return true;
+    return false;
+}
+
+/* Whether a step waits for the learning rate of another: "STEP=OTHER" is in the list. */
+static bool takes_over(const weft_report_data *d, int step) {
+    size_t n = strlen(d->steps[step].name);
+    for (const char *at = d->rate_as; *at; at += strcspn(at, ","), at += *at == ',') {
+        at += strspn(at, " \t");
+        if (strncmp(at, d->steps[step].name, n) == 0 && strchr("= \t", at[n])) return true;
+    }
+    return false;
+}
+
 static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
@@ -376,6 +415,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
     double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     if (!scores) return no_memory(d);
     for (int i = 0; i < d->n_steps; i++) {
+        if (takes_over(d, i) && !has_runs(d, i)) d->steps[i].waiting++;
         choose_rate(d, i, scores);
         sum_up_step(d, i, scores);
     }

@@ -62,6 +62,9 @@ typedef struct {
     bool higher_is_better;
     const char *score_name; /* "held-out loss" */
     const char *question;   /* STUDY_QUESTION */
+    const char *rate_as;    /* STUDY_RATE_AS */
+    double spread;          /* STUDY_SPREAD; 0: unknown */
+    int planned_seeds;      /* STUDY_SEEDS */
     double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
     bool nothing_learned;   /* every finished run is at the loss of guessing */
 

@@ -285,8 +285,12 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
             int done, runs;
             weft_words room;
             weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
-            weft_page_cell(p, "%s (%d of %d)%s", weft_say_score(at.y, &room), done, runs,
-                           d->rates[k] == d->steps[i].rate ? " chosen" : "");
+            const char *chosen = d->rates[k] == d->steps[i].rate ? " chosen" : "";
+            if (runs == 0)
+                weft_page_cell(p, "%s", *chosen ? "taken over" : "not tried");
+            else
+                weft_page_cell(p, "%s (%d of %d)%s", weft_say_score(at.y, &room), done, runs,
+                               chosen);
         }
     }
     weft_page_table_close(p);

@@ -98,6 +98,23 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
         n * (1 - WEFT_CONFIDENCE));
 }
 
+/* What was said before the first run, and what became of it. */
+static void say_power(weft_page *p, const weft_report_data *d) {
+    char power[512];
+    double least = NAN, most = NAN;
+    if (!(d->spread > 0) || d->planned_seeds < 2) return;
+    weft_power_text(d->planned_seeds, d->spread, power, sizeof power);
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!weft_report_counts(d, i)) continue;
+        least = fmin(least, d->steps[i].compared.sd);
+        most = fmax(most, d->steps[i].compared.sd);
+    }
+    if (isfinite(least))
+        weft_page_say(p, "Stated beforehand: %s They spread by %.2g to %.2g.", power, least, most);
+    else
+        weft_page_say(p, "Stated beforehand: %s", power);
+}
+
 static int count_baselines(const weft_report_data *d) {
     int n = 0;
     for (int i = 0; i < d->n_steps; i++)
@@ -133,6 +150,7 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_steps; i++)
         if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
     weft_page_list_close(p);
+    say_power(p, d);
     say_confidence(p, d);
     return WEFT_OK;
 }
@@ -269,6 +287,9 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                       "choice and the score come from the same runs, which flatters every variant "
                       "alike.",
                       d->n_rates);
+    if (d->rate_seed >= 0 && *d->rate_as)
+        weft_page_say(p, "Some took over the learning rate of another, and tried no other: %s.",
+                      d->rate_as);
     return WEFT_OK;
 }
 

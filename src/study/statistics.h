@@ -4,6 +4,7 @@
 #define WEFT_STUDY_STATISTICS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* How sure an interval is. */
 #define WEFT_CONFIDENCE 0.95
@@ -40,6 +41,17 @@ weft_comparison weft_compare(const double *step, const double *baseline, int pai
  * to stay as they are; 0: more than WEFT_SEEDS_MOST, or nothing is known of the spread. */
 enum { WEFT_SEEDS_MOST = 1000 };
 int weft_seeds_needed(const weft_comparison *c);
+
+/* What so many pairs can show, before any is run: how likely it is that their interval leaves out 0 where the
+ * true difference is so many standard deviations of the differences; and the difference, in the same unit,
+ * that is shown with that probability. NaN for fewer than two pairs. */
+double weft_power(double difference, int pairs);
+double weft_power_difference(int pairs, double probability);
+/* The probability that is spoken of: four studies of five. */
+#define WEFT_POWER 0.8
+/* "3 seeds show a difference of 0.098 in four of five studies, where ...": `spread` is the standard deviation
+ * of the differences as it is expected; 0: unknown. */
+void weft_power_text(int pairs, double spread, char *text, size_t room);
 
 /* The line y = at + slope x of least squares. The interval of the slope is at WEFT_CONFIDENCE; `spread`
  * is the standard deviation of the points around the line, with n - 2. Both are NaN for fewer than three

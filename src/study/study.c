@@ -31,8 +31,9 @@ bool weft_study_chooses(const weft_study *s) {
     return s->base.study_rate_seed >= 0 && s->n_rates > 1;
 }
 
-int weft_study_step_runs(const weft_study *s) {
+int weft_study_step_runs(const weft_study *s, int step) {
     int rates = weft_study_step_rates(s), seeds = (int)s->base.study_seeds;
+    if (s->rate_as[step] >= 0) return seeds;
     return weft_study_chooses(s) ? rates + seeds : rates * seeds;
 }
 
@@ -144,6 +145,53 @@ static weft_status check_rate_seed(const weft_study *s) {
                      (long long)(first + s->base.study_seeds - 1));
 }
 
+static weft_status refuse_rate_as(const weft_study *s, const char *why) {
+    return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_RATE_AS=\"%.200s\": %s", s->where,
+                     s->base.study_rate_as, why);
+}
+
+/* A step by the next name of a list, up to one of `ends`; *at is behind it. */
+static weft_status next_step(const weft_study *s, const char **at, const char *ends, int *step) {
+    char name[WEFT_STEP_NAME], why[WEFT_STUDY_LINE];
+    *at += strspn(*at, " \t");
+    size_t n = strcspn(*at, ends), used = n;
+    while (used > 0 && strchr(" \t", (*at)[used - 1]))
+        used--;
+    snprintf(name, sizeof name, "%.*s", (int)used, *at);
+    *at += n;
+    *step = weft_steps_find(&s->steps, name);
+    if (*step >= 0) return WEFT_OK;
+    snprintf(why, sizeof why, "%.600s", weft_error_message());
+    return refuse_rate_as(s, why);
+}
+
+/* "step1=mla, step2=step3" */
+static weft_status parse_rate_as(weft_study *s) {
+    const char *at = s->base.study_rate_as;
+    s->rate_as = malloc((size_t)s->steps.n * sizeof *s->rate_as);
+    if (!s->rate_as) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+    for (int i = 0; i < s->steps.n; i++)
+        s->rate_as[i] = -1;
+    if (*(at += strspn(at, " \t")) && !weft_study_chooses(s))
+        return refuse_rate_as(s, "it needs CONFIG_STUDY_RATE_SEED and several learning rates");
+    while (*at) {
+        int step, other;
+        WEFT_TRY(next_step(s, &at, "=,", &step));
+        if (*at != '=') return refuse_rate_as(s, "must be STEP=OTHER, STEP2=OTHER2");
+        at++;
+        WEFT_TRY(next_step(s, &at, "=,", &other));
+        if (*at == '=' || step == other || s->rate_as[step] >= 0)
+            return refuse_rate_as(s, "must be STEP=OTHER, STEP2=OTHER2, each step once");
+        s->rate_as[step] = other;
+        at += *at == ',';
+        at += strspn(at, " \t");
+    }
+    for (int i = 0; i < s->steps.n; i++)
+        if (s->rate_as[i] >= 0 && s->rate_as[s->rate_as[i]] >= 0)
+            return refuse_rate_as(s, "the other must be a step that tries the rates itself");
+    return WEFT_OK;
+}
+
 static weft_status check_step_keys(const weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
         if (s->n_rates && sets_option(&s->steps.list[i], WEFT_OPTION(learning_rate)))
@@ -217,6 +265,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     WEFT_TRY(weft_steps_parse(&s->base, s->where, s->name, &s->steps));
     WEFT_TRY(parse_rates(s));
     WEFT_TRY(check_rate_seed(s));
+    WEFT_TRY(parse_rate_as(s));
     WEFT_TRY(check_step_keys(s));
     s->built = calloc((size_t)s->steps.n, sizeof *s->built);
     if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
@@ -240,5 +289,6 @@ void weft_study_close(weft_study *s) {
     if (!s) return;
     weft_steps_free(&s->steps);
     free(s->built);
+    free(s->rate_as);
     free(s);
 }

@@ -28,7 +28,8 @@ typedef struct {
     weft_steps steps;
     weft_study_step *built; /* one for each of them */
     double rates[WEFT_STUDY_RATES_MAX];
-    int n_rates; /* 0: each step has its config's LEARNING_RATE */
+    int n_rates;  /* 0: each step has its config's LEARNING_RATE */
+    int *rate_as; /* for each step, whose rate it takes over (STUDY_RATE_AS); -1: its own */
 } weft_study;
 
 /* Reads and builds. `file` of the source is needed. Fails where the study as a whole makes no
@@ -44,8 +45,8 @@ double weft_study_rate(const weft_study *s, int step, int k);
 int64_t weft_study_seed(const weft_study *s, int k);
 /* Whether each step's rate is chosen by runs with STUDY_RATE_SEED, which count for nothing else. */
 bool weft_study_chooses(const weft_study *s);
-/* How many runs a step comes to. */
-int weft_study_step_runs(const weft_study *s);
+/* How many runs step i comes to. */
+int weft_study_step_runs(const weft_study *s, int step);
 /* Tokens in one iteration of a config, and of step i's whole training. */
 int64_t weft_study_iter_tokens(const weft_config *c);
 int64_t weft_study_tokens(const weft_study *s, int step);

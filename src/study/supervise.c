@@ -74,10 +74,11 @@ static weft_status check_room(const supervisor *v, int64_t need, int runs) {
 
 /* Each run leaves at least a checkpoint. */
 static weft_status check_room_for_all(const supervisor *v) {
-    int runs = 0, a_step = weft_study_step_runs(v->study);
+    int runs = 0;
     int64_t need = 0;
     for (int i = 0; i < v->study->steps.n; i++) {
         if (*v->study->built[i].error || !is_chosen(v, i)) continue;
+        int a_step = weft_study_step_runs(v->study, i);
         need = weft_bounded_sum(need, weft_bounded_product(a_step, checkpoint_bytes(v, i)));
         runs += a_step;
     }
@@ -416,6 +417,19 @@ static void append(char *text, size_t room, const char *more) {
     snprintf(text + at, room - at, "%s", more);
 }
 
+/* A chosen step that has no run because the step whose rate it takes over has chosen none yet; -1: there is
+ * none. */
+static int find_rateless(const supervisor *v) {
+    for (int i = 0; i < v->study->steps.n; i++) {
+        int runs = 0;
+        for (int k = 0; k < v->jobs.n; k++)
+            runs += v->jobs.list[k].step == i;
+        if (is_chosen(v, i) && v->study->rate_as[i] >= 0 && !*v->study->built[i].error && !runs)
+            return i;
+    }
+    return -1;
+}
+
 /* One line on what is missing: how many, and the first reason of a run and of a step. */
 static void sum_up(supervisor *v) {
     weft_study_result *r = v->result;
@@ -441,6 +455,13 @@ static void sum_up(supervisor *v) {
         if (r->errors++) continue;
         snprintf(more, sizeof more, "%svariant '%s' cannot be built: %s", left > 0 ? "; " : "",
                  v->study->steps.list[i].name, v->study->built[i].error);
+        append(r->why, sizeof r->why, more);
+    }
+    int rateless = find_rateless(v);
+    if (rateless >= 0) {
+        snprintf(more, sizeof more, "%sstep '%s' waits for the learning rate of '%s'",
+                 *r->why ? "; " : "", v->study->steps.list[rateless].name,
+                 v->study->steps.list[v->study->rate_as[rateless]].name);
         append(r->why, sizeof r->why, more);
     }
     if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");

@@ -135,6 +135,22 @@ static void test_what_is_inside_is_shown_and_nothing_else(void **state) {
     free(html);
 }
 
+static void test_what_was_stated_beforehand_stands_beside_what_became_of_it(void **state) {
+    (void)state;
+    char *md, *html;
+    sqlite3 *db = make_database("power");
+    study_sql(db, "UPDATE study SET config = config || %Q", "\nSTUDY_SEEDS=3\nSTUDY_SPREAD=0.03");
+    study_sql(db, "UPDATE runs SET score = score + 0.01 WHERE run = 4");
+    study_close(db);
+    write_report("power", &md, &html);
+    /* 3.264 · 0.03; and the deviation of 0.01, 0, 0. */
+    expect_in(md, "Stated beforehand: 3 seeds show a difference of 0.098 in four of five studies, "
+                  "where differences spread by 0.03 from seed to seed. They spread by 0.0058 to "
+                  "0.0058.");
+    free(md);
+    free(html);
+}
+
 /* The sequences that evaluation begins with, as a file. */
 static void write_held_out(const char *path, int64_t time, int64_t n) {
     weft_config c;
@@ -217,6 +233,7 @@ int main(void) {
         cmocka_unit_test(test_the_loss_by_position_is_told_with_its_interval),
         cmocka_unit_test(test_memory_is_the_devices_by_its_own_count),
         cmocka_unit_test(test_what_is_inside_is_shown_and_nothing_else),
+        cmocka_unit_test(test_what_was_stated_beforehand_stands_beside_what_became_of_it),
         cmocka_unit_test(test_a_run_with_eval_inside_records_what_inspect_finds),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

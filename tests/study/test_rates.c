@@ -109,6 +109,59 @@ static void test_no_run_begins_that_would_not_end_in_time(void **state) {
                   SAYS("--minutes '0'"));
 }
 
+/* Step 4 takes over step 2's rate, as its record and its report say; also where that is decided when the study
+ * has begun, and its own trials still wait. */
+static void test_a_step_may_take_over_anothers_rate(void **state) {
+    (void)state;
+    const char *out = scratch_path("shared"), *later = scratch_path("later");
+    char *text;
+    command_succeeds(RUN("study", "--config", config, "--out", out, APART, "-o",
+                         "STUDY_RATE_AS=4=2", "-o", "STUDY_SPREAD=0.5"),
+                     NULL);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE step = 1 AND seed = 77"),
+                     0);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE step = 1 AND status ="
+                                       " 'done' AND learning_rate = (SELECT learning_rate FROM"
+                                       " runs WHERE step = 0 AND seed <> 77)"),
+                     SEEDS);
+    text = file_read(scratch_path("shared/report.md"), NULL);
+    assert_non_null(
+        strstr(text, "took over the learning rate of another, and tried no other: 4=2"));
+    free(text);
+    json_t *all =
+        command_json(RUN("study", "--config", config, "--out", out, APART, "-o",
+                         "STUDY_RATE_AS=4=2", "-o", "STUDY_SPREAD=0.5", "--list", "--json"));
+    assert_int_equal(json_integer_value(json_object_get(all, "runs")), RATES + 2 * SEEDS);
+    const json_t *power = json_object_get(all, "power");
+    /* Two seeds: 11.55 spreads. */
+    assert_float_equal(json_number_value(json_object_get(power, "difference")), 5.774944, 1e-5);
+    json_decref(all);
+    /* Decided later; and a step whose rate is still to be chosen by another waits for it. */
+    command_succeeds(RUN("study", "--config", config, "--out", later, APART, "--steps", "2"), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", later, APART, "-o",
+                         "STUDY_RATE_AS=4=2", "--steps", "4"),
+                     NULL);
+    assert_int_equal(study_number(later, "SELECT count(*) FROM runs WHERE status <> 'done'"), 0);
+    assert_int_equal(study_number(later, "SELECT count(*) FROM runs"), RATES + 2 * SEEDS);
+    command_result r = command_run(RUN("study", "--config", config, "--out", scratch_path("alone"),
+                                       APART, "-o", "STUDY_RATE_AS=4=2", "--steps", "4"));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "step '4' waits for the learning rate of '2'"));
+    command_free(&r);
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", scratch_path("wrong"), APART, "-o",
+                      "STUDY_RATE_AS=4=5"),
+                  SAYS("STUDY_RATE_AS", "'5'"));
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", scratch_path("wrong"), APART, "-o",
+                      "STUDY_RATE_AS=4=2, 2=4"),
+                  SAYS("tries the rates itself"));
+    command_fails(
+        2,
+        RUN("study", "--config", config, "--out", scratch_path("wrong"), "-o", "STUDY_RATE_AS=4=2"),
+        SAYS("STUDY_RATE_SEED"));
+}
+
 /* A database of before there were facts: read as it is, and brought up to date by a study. */
 static void test_an_older_database_is_still_read_and_gone_on_with(void **state) {
     (void)state;
@@ -148,6 +201,7 @@ int main(void) {
         cmocka_unit_test(test_losses_by_position_add_up_to_the_whole),
         cmocka_unit_test(test_each_run_says_which_program_made_it_where),
         cmocka_unit_test(test_no_run_begins_that_would_not_end_in_time),
+        cmocka_unit_test(test_a_step_may_take_over_anothers_rate),
         cmocka_unit_test(test_an_older_database_is_still_read_and_gone_on_with),
     };
     return cmocka_run_group_tests(tests, make_whole, scratch_teardown);

@@ -145,6 +145,30 @@ static void test_a_line_is_the_published_one(void **state) {
     assert_true(isnan(weft_line_fit(x, y, 1).slope) && isnan(weft_line_fit(x, y, 0).slope));
 }
 
+/* The references are of SciPy's noncentral t (of two pairs: of its integral over the chi-squared). */
+static void test_what_seeds_can_show_is_the_references(void **state) {
+    (void)state;
+    static const struct {
+        int pairs;
+        double half, four_fifths;
+    } known[] = {{2, 6.078789, 11.549888}, {3, 2.094933, 3.264044}, {4, 1.434135, 2.127949},
+                 {5, 1.153158, 1.681997},  {8, 0.803774, 1.156035}, {20, 0.461659, 0.660442}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        expect_near("half of the time", weft_power_difference(known[i].pairs, 0.5), known[i].half,
+                    2e-6);
+        expect_near("four of five", weft_power_difference(known[i].pairs, 0.8),
+                    known[i].four_fifths, 2e-6);
+        expect_near("no difference", weft_power(0, known[i].pairs), 0.05, 1e-6);
+    }
+    assert_true(isnan(weft_power(1, 1)));
+    char text[400];
+    weft_power_text(3, 0.03, text, sizeof text);
+    assert_string_equal(text, "3 seeds show a difference of 0.098 in four of five studies, where "
+                              "differences spread by 0.03 from seed to seed.");
+    weft_power_text(1, 0.03, text, sizeof text);
+    assert_non_null(strstr(text, "no interval"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_t_quantiles_are_the_references),
@@ -153,6 +177,7 @@ int main(void) {
         cmocka_unit_test(test_fewer_than_two_pairs_show_nothing),
         cmocka_unit_test(test_mean_and_spread),
         cmocka_unit_test(test_a_line_is_the_published_one),
+        cmocka_unit_test(test_what_seeds_can_show_is_the_references),
     };
     return cmocka_run_group_tests(tests, read_vectors, free_vectors);
 }
