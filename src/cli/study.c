@@ -231,17 +231,21 @@ static void print_result(const weft_study_result *r, const char *out) {
     json_decref(object);
 }
 
-/* What can be known before the first run: how small a difference the seeds can show, and keys that
- * cannot matter. */
 static void advise(const weft_study *s) {
-    char power[WEFT_STUDY_LINE];
-    weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
-    if (s->steps.n > 1) weft_log(WEFT_LOG_INFO, "%s", power);
     const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
     for (int i = 0; configs && i < s->steps.n; i++)
         configs[i] = &s->built[i].config;
     if (configs) weft_config_advise(configs, s->steps.n, s->where);
     free(configs);
+}
+
+/* What can be known before the first run: how small a difference the seeds can show, and keys that
+ * cannot matter. */
+static void announce(const weft_study *s) {
+    char power[WEFT_STUDY_LINE];
+    weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
+    if (s->steps.n > 1) weft_log(WEFT_LOG_INFO, "%s", power);
+    advise(s);
 }
 
 /* The words of this command that each job has too; the caller frees the list. */
@@ -365,7 +369,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
                             .device = backend->remote ? weft_cuda_device_name() : "cpu",
                             .restart = own->restart,
                             .seconds = 60 * own->minutes,
-                            .begins = args->json ? NULL : advise};
+                            .begins = args->json ? NULL : announce};
     /* From here on this process has one thread: it starts others. */
     weft_pool_destroy(*pool);
     *pool = NULL;
