@@ -1,7 +1,8 @@
 /* Files beside their places: their names, their locks, and what kills leave of them. */
 #include "core/beside.h"
 
-#include <dirent.h>
+#include "core/folders.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -51,8 +52,9 @@ int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]) {
 
 /* Whether both are one plain file of this user's that bears the mark, with no other name. */
 static bool is_own(const struct stat *open_one, const struct stat *named) {
-    return S_ISREG(named->st_mode) && (named->st_mode & MARK) && named->st_dev == open_one->st_dev &&
-           named->st_ino == open_one->st_ino && named->st_nlink == 1 && named->st_uid == geteuid();
+    return S_ISREG(named->st_mode) && (named->st_mode & MARK) &&
+           named->st_dev == open_one->st_dev && named->st_ino == open_one->st_ino &&
+           named->st_nlink == 1 && named->st_uid == geteuid();
 }
 
 /* The lock comes before the last look: what is removed is what is held. */
@@ -72,15 +74,22 @@ void weft_beside_unmark(int fd) {
     if (fstat(fd, &is) == 0) (void)!fchmod(fd, is.st_mode & 07777 & ~(mode_t)MARK);
 }
 
-void weft_beside_clear(const char *path) {
+weft_status weft_beside_clear(const char *path) {
     char above[WEFT_PATH_MAX];
-    if (weft_path(above, "%s", path) != WEFT_OK) return;
+    weft_names names;
+    WEFT_TRY(weft_path(above, "%s", path));
     char *slash = strrchr(above, '/');
-    const char *own = path + (slash ? slash - above + 1 : 0);
+    const char *own = slash ? path + (slash + 1 - above) : path;
     if (slash) slash[1] = '\0';
-    DIR *folder = opendir(slash ? above : ".");
-    if (!folder) return;
-    for (const struct dirent *entry; (entry = readdir(folder));)
-        if (weft_is_beside(entry->d_name, own)) remove_left(dirfd(folder), entry->d_name);
-    closedir(folder);
+    const char *where = slash ? above : ".";
+    WEFT_TRY(weft_folder_list(where, &names));
+    int folder = -1;
+    for (int i = 0; i < names.n; i++) {
+        if (!weft_is_beside(names.list[i], own)) continue;
+        if (folder < 0) folder = open(where, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (folder >= 0) remove_left(folder, names.list[i]);
+    }
+    if (folder >= 0) close(folder);
+    weft_names_free(&names);
+    return WEFT_OK;
 }

@@ -22,7 +22,7 @@ int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]);
 void weft_beside_unmark(int fd);
 
 /* Removes those of `path` that a kill has left: plain files of this user under such a name, with the
- * mark, that nobody holds. All else stays, and so does what cannot be looked at; it is in nobody's way. */
-void weft_beside_clear(const char *path);
+ * mark, that nobody holds. All else stays. An error where the folder cannot be read. */
+weft_status weft_beside_clear(const char *path);
 
 #endif

@@ -198,9 +198,10 @@ weft_status weft_new_file_begin(weft_new_file *f, const char *path) {
     *f = (weft_new_file){.descriptor = -1};
     WEFT_TRY(weft_path(f->path, "%s", path));
     WEFT_TRY(check_place(path));
-    weft_beside_clear(path);
     f->descriptor = weft_beside_open(path, f->beside);
-    return f->descriptor < 0 ? write_failed(f) : WEFT_OK;
+    if (f->descriptor < 0) return write_failed(f);
+    weft_status status = weft_beside_clear(path);
+    return status == WEFT_OK ? WEFT_OK : weft_new_file_end(f, status);
 }
 
 weft_status weft_new_file_put(weft_new_file *f, const void *data, int64_t bytes) {
