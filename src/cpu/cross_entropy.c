@@ -1,21 +1,24 @@
 /* Linear, softmax and cross-entropy on the CPU, the logits in parts.
  *
- * The loss alone: the [N, V] logits are cut as any product is. A task makes one tile in its
- * thread's scratch and leaves, for each of its rows, the maximum and the sum of exponentials there;
- * a tile that holds a row's target leaves that logit too. A second pass joins each row's pieces in
- * the order of the vocabulary.
+ * The loss alone: the [N, V] logits are taken tile by tile. x is copied for the product's kernel once,
+ * the table some words at a time. A task makes one tile in its thread's scratch and leaves, for each of
+ * its rows, the maximum and the sum of exponentials there; a tile that holds a row's target leaves that
+ * logit too. A second pass joins each row's pieces in the order of the vocabulary.
  *
  * With gradients: some rows at a time, whole, so that their lse is known before the next rows come.
- * The tiles go to one matrix [rows, V], in which the exponentials take the logits' place; a factor
- * for each row and piece then makes them the gradient of the logits, and two products give dx of
- * these rows and add to dw. One exponential a logit, three products, never more than some rows of
- * logits. */
+ * The tiles' exponentials go to one matrix [rows, V]; a factor for each row and piece then makes them
+ * the gradient of the logits, and two products give dx of these rows and add to dw. One exponential a
+ * logit, three products, never more than some rows of logits. Each part reads the table twice and dw
+ * once, and copies the table: so a part has as many rows as PART_BYTES hold. Where both products round the
+ * matrix to bf16, it is kept as that; a target's gradient, p - 1, is then made of the logit itself. */
 #include "cpu/cross_entropy.h"
 
 enum {
-    PART_VALUES = 1 << 24, /* logits that are held at a time with gradients, about */
-    PART_ROWS = 64,        /* and no fewer rows than this */
-    JOIN_ROWS = 64         /* rows a task of the second pass joins; a multiple of VLEN */
+    PART_BYTES = 1 << 26,      /* of logits that are held at a time with gradients, about; */
+    PART_BYTES_BF16 = 3 << 25, /* as bf16 more, since its products are so much faster */
+    PART_ROWS = 64,            /* and no fewer rows than this */
+    WORD_VALUES = 1 << 22,     /* of the table that are copied at a time, about */
+    JOIN_ROWS = 64             /* rows a task of the second pass joins; a multiple of VLEN */
 };
 
 typedef struct {
@@ -23,20 +26,22 @@ typedef struct {
     const weft_node *n;
     const int32_t *targets; /* [N] */
     entropy_part part;
-    gemm_product logits;
+    gemm_product logits; /* of the part */
     gemm_cut cut;
-    real *kept;       /* [rows, V] of the part; NULL: tiles stay in scratch */
+    gemm_product in_hand; /* the words of it that are copied, */
+    int64_t piece;        /* from this piece on */
+    gemm_matrix kept;     /* [rows, V] of the part; data NULL: the tiles are not kept */
     real *most, *sum; /* [pieces, rows]: of each row's tile, its maximum and Σ exp(l − maximum) */
     real *picked;     /* [N]: the target's logit */
-    char *scratch;    /* [threads][scratch_bytes] */
+    char *rows, *columns; /* x and words as the product's kernel reads them */
+    char *scratch;        /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
     void *product_space;
     entropy_upstream upstream;
 } entropy_work;
 
-/* The maximum of a row and the sum of exponentials below it; `keep`: they take the row's place. */
-static inline __attribute__((always_inline)) void measure_row(real *l, int64_t n, real *most,
-                                                              real *sum, const bool keep) {
+/* The maximum of a row and the sum of exponentials below it, which take the row's place. */
+static void measure_row(real *l, int64_t n, real *most, real *sum) {
     vreal top = vset(-INFINITY), total = vset(0);
     int64_t i = 0;
     for (; i + VLEN <= n; i += VLEN)
@@ -48,36 +53,48 @@ static inline __attribute__((always_inline)) void measure_row(real *l, int64_t n
     if (high == -INFINITY) high = 0;
     for (i = 0; i + VLEN <= n; i += VLEN) {
         vreal e = vexp(vload(l + i) - high);
-        if (keep) vstore(l + i, e);
+        vstore(l + i, e);
         total += e;
     }
     *sum = vsum(total);
     if (i == n) return;
     vreal e = vexp(vload_part(l + i, n - i) - high);
-    if (keep) vstore_part(l + i, e, n - i);
+    vstore_part(l + i, e, n - i);
     for (int64_t j = 0; j < n - i; j++)
         *sum += e[j];
 }
 
+/* An odd number of cache lines from row to row of a tile: they would else lie in the same few sets. */
+static int64_t tile_ld(const gemm_cut *cut) {
+    return ceil_div(cut->tile_n, 32) * 32 + 16;
+}
+
+static int64_t tile_bytes(const gemm_cut *cut) {
+    return real_bytes(cut->tile_m * tile_ld(cut));
+}
+
+static void keep_row(gemm_matrix to, const real *l, int64_t n) {
+    if (to.bf16)
+        gemm_round(to.data, l, n);
+    else
+        memcpy(to.data, l, (size_t)n * sizeof(real));
+}
+
 static void measure_tile(void *context, int64_t task, int thread) {
     const entropy_work *w = context;
-    entropy_tile t = tile_of(&w->logits, &w->cut, task);
+    entropy_tile t = tile_of(&w->in_hand, &w->cut, task);
     char *scratch = w->scratch + thread * w->scratch_bytes;
-    gemm_product tile =
-        gemm_tile(&w->logits, 0, t.row, t.rows, t.column, t.columns, 0, w->logits.k);
-    if (!w->kept)
-        tile.c =
-            (gemm_matrix){.data = scratch + tile_operands(&w->logits, &w->cut), .ld = t.columns};
-    KERNEL(gemm_serial)(&tile, scratch);
-    for (int64_t i = 0; i < t.rows; i++) {
-        int64_t row = t.row + i, cell = t.piece * w->part.rows + row;
-        real *l = (real *)tile.c.data + i * tile.c.ld;
-        int64_t target = w->targets[w->part.row + row] - t.column;
-        if (target >= 0 && target < t.columns) w->picked[w->part.row + row] = l[target];
-        if (w->kept)
-            measure_row(l, t.columns, &w->most[cell], &w->sum[cell], true);
-        else
-            measure_row(l, t.columns, &w->most[cell], &w->sum[cell], false);
+    real *tile = (real *)scratch;
+    int64_t ld = tile_ld(&w->cut), first = w->piece * w->cut.tile_n + t.place.column;
+    KERNEL(gemm_one_tile)
+    (&w->in_hand, t.place, w->rows, w->columns, tile, ld, scratch + tile_bytes(&w->cut));
+    for (int64_t i = 0; i < t.place.m; i++) {
+        int64_t row = t.place.row + i, cell = (w->piece + t.piece) * w->part.rows + row;
+        real *l = tile + i * ld;
+        int64_t target = w->targets[w->part.row + row] - first;
+        if (target >= 0 && target < t.place.n) w->picked[w->part.row + row] = l[target];
+        measure_row(l, t.place.n, &w->most[cell], &w->sum[cell]);
+        if (w->kept.data) keep_row(gemm_part(w->kept, 0, row, first), l, t.place.n);
     }
 }
 
@@ -107,33 +124,78 @@ static void join_rows(void *context, int64_t task, int thread) {
     }
 }
 
+static void scale_bf16(uint16_t *l, real factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        l[i] = weft_float_to_bf16((float)((real)weft_bf16_to_float(l[i]) * factor));
+}
+
 /* Exponentials of a tile to gradients of its logits. */
 static void differentiate_tile(void *context, int64_t task, int thread) {
     (void)thread;
     const entropy_work *w = context;
     const real *lse = (const real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
     entropy_tile t = tile_of(&w->logits, &w->cut, task);
-    for (int64_t i = 0; i < t.rows; i++) {
-        int64_t row = t.row + i, j = 0;
+    for (int64_t i = 0; i < t.place.m; i++) {
+        int64_t row = t.place.row + i;
         int32_t target = w->targets[w->part.row + row];
-        real *l = w->kept + row * w->part.words + t.column;
-        vreal above = vset(w->most[t.piece * w->part.rows + row] - lse[row]);
-        real factor = vexp(above)[0] * row_weight(w->upstream, target, lse[row]);
-        for (; j < t.columns; j++)
+        gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
+        real weight = row_weight(w->upstream, target, lse[row]);
+        real penalty = row_penalty(w->upstream, target);
+        real above = w->most[t.piece * w->part.rows + row] - lse[row];
+        real factor = vexp(vset(above))[0] * weight, *l = at.data;
+        bool here = target >= t.place.column && target < t.place.column + t.place.n;
+        if (at.bf16) {
+            scale_bf16(at.data, factor, t.place.n);
+            if (!here) continue;
+            real chance = vexp(vset(w->picked[w->part.row + row] - lse[row]))[0];
+            ((uint16_t *)at.data)[target - t.place.column] =
+                weft_float_to_bf16((float)(chance * weight - penalty));
+            continue;
+        }
+        for (int64_t j = 0; j < t.place.n; j++)
             l[j] *= factor;
-        if (target >= t.column && target < t.column + t.columns)
-            l[target - t.column] -= row_penalty(w->upstream, target);
+        if (here) l[target - t.place.column] -= penalty;
     }
+}
+
+/* Words of the table that are copied at a time: whole tiles of them. */
+static int64_t words_in_hand(const gemm_product *logits, const gemm_cut *cut) {
+    int64_t tiles = max_i64(WORD_VALUES / logits->k / cut->tile_n, 1);
+    return min_i64(tiles * cut->tile_n, logits->n);
 }
 
 /* lse of the part's rows. */
 static void measure_part(weft_pool *pool, entropy_work *w) {
-    w->logits = product_logits(w->x, w->n, w->part, w->kept);
-    w->cut = KERNEL(gemm_cut)(1, w->logits.m, w->logits.n, w->logits.k);
-    int64_t logits = w->kept ? 0 : real_bytes(w->cut.tile_m * w->cut.tile_n);
-    w->scratch_bytes = tile_operands(&w->logits, &w->cut) + logits;
-    weft_pool_run(pool, w->cut.rows * w->cut.columns, measure_tile, w);
+    w->logits = product_logits(w->x, w->n, w->part);
+    w->cut = KERNEL(gemm_tiles)(&w->logits);
+    w->scratch_bytes = tile_bytes(&w->cut) + KERNEL(gemm_tile_bytes)(&w->logits);
+    int64_t words = words_in_hand(&w->logits, &w->cut), all = w->part.words;
+    KERNEL(gemm_copy_rows)(pool, &w->logits, w->rows);
+    for (int64_t word = 0; word < all; word += words) {
+        int64_t count = min_i64(words, all - word);
+        w->in_hand = gemm_tile(&w->logits, 0, 0, w->part.rows, word, count, 0, w->logits.k);
+        w->piece = word / w->cut.tile_n;
+        KERNEL(gemm_copy_columns)(pool, &w->in_hand, w->columns);
+        weft_pool_run(pool, w->cut.rows * ceil_div(count, w->cut.tile_n), measure_tile, w);
+    }
     weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
+}
+
+/* Sums into bf16 cannot wait for the next words (panels.c): those of dx are made as reals. */
+static gemm_matrix sums_of(const weft_exec *x, const weft_tensor *dx, entropy_part part,
+                           real *sums) {
+    if (dx->dtype == WEFT_BF16) return (gemm_matrix){.data = sums, .ld = weft_tensor_width(dx)};
+    return rows_of(x, dx, part.row);
+}
+
+static void round_rows(void *context, int64_t task, int thread) {
+    (void)thread;
+    const entropy_work *w = context;
+    gemm_matrix dx = rows_of(w->x, w->n->out[WEFT_CE_DX], w->part.row);
+    int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows), width = dx.ld;
+    const real *sums = (const real *)w->rows;
+    for (int64_t row = task * JOIN_ROWS; row < end; row++)
+        gemm_round((uint16_t *)dx.data + row * width, sums + row * width, width);
 }
 
 static void differentiate_part(weft_pool *pool, entropy_work *w) {
@@ -144,50 +206,71 @@ static void differentiate_part(weft_pool *pool, entropy_work *w) {
             product_dw(w->x, w->n, w->part, w->kept, rows_of(w->x, dw, 0), w->part.row > 0);
         KERNEL(gemm)(pool, &p, w->product_space);
     }
-    if (dx) {
-        gemm_product p =
-            product_dx(w->x, w->n, w->part, w->kept, rows_of(w->x, dx, w->part.row), false);
-        KERNEL(gemm)(pool, &p, w->product_space);
-    }
+    if (!dx) return;
+    gemm_matrix sums = sums_of(w->x, dx, w->part, (real *)w->rows);
+    gemm_product p = product_dx(w->x, w->n, w->part, w->kept, sums, false);
+    KERNEL(gemm)(pool, &p, w->product_space);
+    if (dx->dtype == WEFT_BF16)
+        weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), round_rows, w);
 }
 
 static bool has_gradients(const weft_node *n) {
     return n->out[WEFT_CE_DX] || n->out[WEFT_CE_DW];
 }
 
+static gemm_matrix kept_matrix(const weft_node *n, void *data) {
+    return (gemm_matrix){
+        .data = data, .ld = n->in[WEFT_CE_W]->shape[0], .bf16 = has_gradients(n) && keeps_bf16(n)};
+}
+
+static int64_t kept_size(const weft_node *n) {
+    return keeps_bf16(n) ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(real);
+}
+
 /* Rows that are taken at a time: all for the loss alone. */
 static int64_t part_rows(const weft_node *n) {
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]);
     if (!has_gradients(n)) return rows;
-    int64_t most = max_i64(PART_VALUES / n->in[WEFT_CE_W]->shape[0], PART_ROWS);
+    int64_t bytes = keeps_bf16(n) ? PART_BYTES_BF16 : PART_BYTES;
+    int64_t most = max_i64(bytes / kept_size(n) / n->in[WEFT_CE_W]->shape[0], PART_ROWS);
     int64_t parts = ceil_div(rows, most);
     return ceil_div(rows, parts);
 }
 
-/* The workspace: picked [N], then what a part of `rows` needs at most. */
+/* The workspace: picked [N], then what a part of `rows` needs at most. The copies of x and, behind the
+ * logits, the sums of dx share a place; so do what the tiles need and what the products do. */
 typedef struct {
-    int64_t most, sum, kept, scratch, bytes;
+    int64_t most, sum, rows, kept, columns, scratch, product_space, bytes;
 } entropy_layout;
+
+/* Bytes of the products behind the logits. */
+static int64_t products_bytes(const weft_node *n, entropy_part part, int threads) {
+    gemm_matrix l = kept_matrix(n, NULL);
+    const weft_tensor *dw_out = n->out[WEFT_CE_DW] ? n->out[WEFT_CE_DW] : n->in[WEFT_CE_W];
+    gemm_matrix sums = sums_of(NULL, n->in[WEFT_CE_X], part, NULL);
+    gemm_product dx = product_dx(NULL, n, part, l, sums, false);
+    gemm_product dw = product_dw(NULL, n, part, l, rows_of(NULL, dw_out, 0), true);
+    return max_i64(KERNEL(gemm_workspace)(&dx, threads), KERNEL(gemm_workspace)(&dw, threads));
+}
 
 static entropy_layout lay_out_part(const weft_node *n, int64_t rows, int threads) {
     entropy_part part = {.rows = rows, .words = n->in[WEFT_CE_W]->shape[0]};
-    gemm_product logits = product_logits(NULL, n, part, NULL);
-    gemm_cut cut = KERNEL(gemm_cut)(1, logits.m, logits.n, logits.k);
-    int64_t operands = tile_operands(&logits, &cut);
+    gemm_product logits = product_logits(NULL, n, part);
+    gemm_cut cut = KERNEL(gemm_tiles)(&logits);
+    gemm_product in_hand = logits;
+    in_hand.n = words_in_hand(&logits, &cut);
+    int64_t sums = has_gradients(n) ? real_bytes(rows * logits.k) : 0;
     entropy_layout at = {.most = real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))};
     at.sum = at.most + real_bytes(cut.columns * rows);
-    at.kept = at.sum + real_bytes(cut.columns * rows);
-    if (!has_gradients(n)) {
-        at.scratch = at.kept;
-        at.bytes = at.scratch + threads * (operands + real_bytes(cut.tile_m * cut.tile_n));
-        return at;
-    }
-    gemm_product dx = product_dx(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_X], 0), false);
-    const weft_tensor *dw_out = n->out[WEFT_CE_DW] ? n->out[WEFT_CE_DW] : n->in[WEFT_CE_W];
-    gemm_product dw = product_dw(NULL, n, part, NULL, rows_of(NULL, dw_out, 0), true);
-    int64_t space = max_i64(threads * operands, KERNEL(gemm_workspace)(&dx, threads));
-    at.scratch = at.kept + real_bytes(rows * part.words);
-    at.bytes = at.scratch + max_i64(space, KERNEL(gemm_workspace)(&dw, threads));
+    at.rows = at.sum + real_bytes(cut.columns * rows);
+    at.kept = at.rows + max_i64(KERNEL(gemm_rows_bytes)(&logits), sums);
+    at.columns = at.kept;
+    if (has_gradients(n)) at.columns += weft_arena_bytes(rows * part.words * kept_size(n));
+    at.product_space = at.columns;
+    at.scratch = at.columns + KERNEL(gemm_columns_bytes)(&in_hand);
+    at.bytes = at.scratch + threads * (tile_bytes(&cut) + KERNEL(gemm_tile_bytes)(&logits));
+    if (has_gradients(n))
+        at.bytes = max_i64(at.bytes, at.product_space + products_bytes(n, part, threads));
     return at;
 }
 
@@ -227,9 +310,11 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
         entropy_layout at = lay_out_part(n, w.part.rows, weft_pool_size(pool));
         w.most = (real *)(workspace + at.most);
         w.sum = (real *)(workspace + at.sum);
-        w.kept = has_gradients(n) ? (real *)(workspace + at.kept) : NULL;
+        w.rows = workspace + at.rows;
+        w.kept = kept_matrix(n, has_gradients(n) ? workspace + at.kept : NULL);
+        w.columns = workspace + at.columns;
         w.scratch = workspace + at.scratch;
-        w.product_space = w.scratch;
+        w.product_space = workspace + at.product_space;
         measure_part(pool, &w);
         if (has_gradients(n)) differentiate_part(pool, &w);
     }

@@ -5,6 +5,7 @@
 #define WEFT_CPU_CROSS_ENTROPY_H
 
 #include "cpu/gemm.h"
+#include "cpu/matrix.h"
 #include "cpu/vec.h"
 #include "ops/cross_entropy.h"
 
@@ -35,56 +36,59 @@ static inline gemm_matrix rows_of(const weft_exec *x, const weft_tensor *t, int6
     return gemm_part(m, 0, row, 0);
 }
 
-/* l [rows, words] = x wᵀ. */
-static inline gemm_product product_logits(const weft_exec *x, const weft_node *n, entropy_part at,
-                                          void *l) {
+/* l [rows, words] = x wᵀ, taken tile by tile. */
+static inline gemm_product product_logits(const weft_exec *x, const weft_node *n, entropy_part at) {
     gemm_product p = {.batch = 1, .m = at.rows, .n = at.words, .tb = true, .alpha = 1};
     p.k = n->in[WEFT_CE_W]->shape[1];
     p.a = rows_of(x, n->in[WEFT_CE_X], at.row);
     p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
-    p.c = (gemm_matrix){.data = l, .ld = at.words};
     return p;
 }
 
 /* dx [rows, E] = l w, `l` being the gradient of the logits by then; or += where `add`. */
 static inline gemm_product product_dx(const weft_exec *x, const weft_node *n, entropy_part at,
-                                      void *l, gemm_matrix dx, bool add) {
+                                      gemm_matrix l, gemm_matrix dx, bool add) {
     gemm_product p = {.batch = 1, .m = at.rows, .k = at.words, .alpha = 1, .accumulate = add};
     p.n = n->in[WEFT_CE_W]->shape[1];
     p.b = rows_of(x, n->in[WEFT_CE_W], at.word);
-    p.a = (gemm_matrix){.data = l, .ld = at.words, .rounds = p.b.bf16};
+    p.a = l;
+    p.a.rounds = !l.bf16 && p.b.bf16;
     p.c = dx;
     return p;
 }
 
 /* dw [words, E] = lᵀ x, or += where `add`. */
 static inline gemm_product product_dw(const weft_exec *x, const weft_node *n, entropy_part at,
-                                      void *l, gemm_matrix dw, bool add) {
+                                      gemm_matrix l, gemm_matrix dw, bool add) {
     gemm_product p = {.batch = 1, .m = at.words, .k = at.rows, .ta = true, .accumulate = add};
     p.n = n->in[WEFT_CE_W]->shape[1];
     p.alpha = 1;
     p.b = rows_of(x, n->in[WEFT_CE_X], at.row);
-    p.a = (gemm_matrix){.data = l, .ld = at.words, .rounds = p.b.bf16};
+    p.a = l;
+    p.a.rounds = !l.bf16 && p.b.bf16;
     p.c = dw;
     return p;
 }
 
-/* Widened operands of one tile, in bytes. */
-static inline int64_t tile_operands(const gemm_product *p, const gemm_cut *cut) {
-    gemm_product tile = gemm_tile(p, 0, 0, cut->tile_m, 0, cut->tile_n, 0, p->k);
-    return KERNEL(gemm_serial_workspace)(&tile);
+/* Whether the gradient of the logits is kept as bf16: both of its products round it to that, and by
+ * instructions that take bf16 alone. */
+static inline bool keeps_bf16(const weft_node *n) {
+    return WEFT_REAL == 32 && weft_cpu_matrix() != WEFT_MATRIX_NONE &&
+           n->in[WEFT_CE_X]->dtype == WEFT_BF16 && n->in[WEFT_CE_W]->dtype == WEFT_BF16;
 }
 
-/* The tile of a task. */
+/* The tile of a task; the rows of a column of tiles one after the other, which read the same words. */
 typedef struct {
-    int64_t row, rows, column, columns, piece;
+    gemm_place place;
+    int64_t piece; /* which column of tiles */
 } entropy_tile;
 
 static inline entropy_tile tile_of(const gemm_product *p, const gemm_cut *cut, int64_t task) {
-    entropy_tile t = {.piece = task % cut->columns, .row = task / cut->columns * cut->tile_m};
-    t.column = t.piece * cut->tile_n;
-    t.rows = min_i64(cut->tile_m, p->m - t.row);
-    t.columns = min_i64(cut->tile_n, p->n - t.column);
+    entropy_tile t = {.piece = task / cut->rows};
+    t.place.row = task % cut->rows * cut->tile_m;
+    t.place.column = t.piece * cut->tile_n;
+    t.place.m = min_i64(cut->tile_m, p->m - t.place.row);
+    t.place.n = min_i64(cut->tile_n, p->n - t.place.column);
     return t;
 }
 

@@ -25,38 +25,40 @@ typedef struct {
     entropy_part part;
     gemm_product logits;
     gemm_cut cut;
-    char *scratch; /* [threads][scratch_bytes] */
+    real *l;              /* [N, words of the part] */
+    char *rows, *columns; /* x and words as the product's kernel reads them */
+    char *scratch;        /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
 } back_work;
 
 /* Logits of a tile, then their gradient in the same place. */
 static void differentiate_tile(void *context, int64_t task, int thread) {
     const back_work *w = context;
-    entropy_tile t = tile_of(&w->logits, &w->cut, task);
-    gemm_product tile =
-        gemm_tile(&w->logits, 0, t.row, t.rows, t.column, t.columns, 0, w->logits.k);
-    KERNEL(gemm_serial)(&tile, w->scratch + thread * w->scratch_bytes);
-    for (int64_t i = 0; i < t.rows; i++) {
-        int64_t row = t.row + i, j = 0;
+    gemm_place at = tile_of(&w->logits, &w->cut, task).place;
+    int64_t ld = w->part.words;
+    real *tile = w->l + at.row * ld + at.column;
+    KERNEL(gemm_one_tile)
+    (&w->logits, at, w->rows, w->columns, tile, ld, w->scratch + thread * w->scratch_bytes);
+    for (int64_t i = 0; i < at.m; i++) {
+        int64_t row = at.row + i, j = 0;
         int32_t target = w->targets[row];
-        real *l = (real *)tile.c.data + i * tile.c.ld;
+        real *l = tile + i * ld;
         real lse = w->lse[row];
         real weight = row_weight(w->upstream, target, lse) + (w->d_lse ? w->d_lse[row] : 0);
-        for (; j + VLEN <= t.columns; j += VLEN)
+        for (; j + VLEN <= at.n; j += VLEN)
             vstore(l + j, vexp(vload(l + j) - lse) * weight);
-        if (j < t.columns)
-            vstore_part(l + j, vexp(vload_part(l + j, t.columns - j) - lse) * weight,
-                        t.columns - j);
-        int64_t column = target - w->part.word - t.column;
-        if (column >= 0 && column < t.columns) l[column] -= row_penalty(w->upstream, target);
+        if (j < at.n)
+            vstore_part(l + j, vexp(vload_part(l + j, at.n - j) - lse) * weight, at.n - j);
+        int64_t column = target - w->part.word - at.column;
+        if (column >= 0 && column < at.n) l[column] -= row_penalty(w->upstream, target);
     }
 }
 
-/* The workspace: logits [N, chunk], dx [N, E] where the output is bf16, then what a step at a time
- * needs: the threads' scratch, or a product's own. */
+/* The workspace: logits [N, chunk], the copy of x, dx [N, E] where the output is bf16, then what a step
+ * at a time needs: the words' copy and the threads' scratch, or a product's own. */
 typedef struct {
     int64_t words; /* of a chunk; the last may be narrower */
-    int64_t dx, rest, bytes;
+    int64_t rows, dx, rest, bytes;
 } back_layout;
 
 /* Sums of dx need more than bf16 between chunks. */
@@ -72,11 +74,11 @@ static gemm_matrix dx_sums(const weft_exec *x, const weft_node *n, char *workspa
 
 static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
     entropy_part part = {.rows = weft_tensor_rows(n->in[WEFT_CE_X]), .words = words};
-    gemm_product logits = product_logits(NULL, n, part, NULL);
-    gemm_cut cut = KERNEL(gemm_cut)(1, logits.m, logits.n, logits.k);
-    gemm_product dx = product_dx(NULL, n, part, NULL, dx_sums(NULL, n, NULL, 0), true);
-    gemm_product dw = product_dw(NULL, n, part, NULL, rows_of(NULL, n->in[WEFT_CE_W], 0), false);
-    int64_t most = threads * tile_operands(&logits, &cut);
+    gemm_matrix l = {.ld = words};
+    gemm_product logits = product_logits(NULL, n, part);
+    gemm_product dx = product_dx(NULL, n, part, l, dx_sums(NULL, n, NULL, 0), true);
+    gemm_product dw = product_dw(NULL, n, part, l, rows_of(NULL, n->in[WEFT_CE_W], 0), false);
+    int64_t most = KERNEL(gemm_columns_bytes)(&logits) + threads * KERNEL(gemm_tile_bytes)(&logits);
     most = max_i64(most, KERNEL(gemm_workspace)(&dx, threads));
     return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
 }
@@ -86,7 +88,10 @@ static back_layout lay_out(const weft_node *n, int threads) {
     int64_t chunk = max_i64(CHUNK_VALUES / rows / CHUNK_STEP, 1) * CHUNK_STEP;
     back_layout at = {.words = min_i64(chunk, words)};
     int64_t last = words - (ceil_div(words, at.words) - 1) * at.words;
-    at.dx = real_bytes(rows * at.words);
+    entropy_part part = {.rows = rows, .words = at.words};
+    gemm_product logits = product_logits(NULL, n, part);
+    at.rows = real_bytes(rows * at.words);
+    at.dx = at.rows + KERNEL(gemm_rows_bytes)(&logits);
     at.rest = at.dx + (is_widened(n->out[0]) ? real_bytes(weft_tensor_count(n->in[WEFT_CE_X])) : 0);
     at.bytes = at.rest + max_i64(step_bytes(n, at.words, threads), step_bytes(n, last, threads));
     return at;
@@ -134,19 +139,24 @@ static void scale_tensor(const weft_exec *x, scaling s) {
     weft_pool_run(weft_exec_pool(x), tasks, scale_values, &s);
 }
 
-static void differentiate_chunk(weft_pool *pool, back_work *w, real *l, gemm_matrix dx) {
-    w->logits = product_logits(w->x, w->n, w->part, l);
-    w->cut = KERNEL(gemm_cut)(1, w->logits.m, w->logits.n, w->logits.k);
-    w->scratch_bytes = tile_operands(&w->logits, &w->cut);
+static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
+    gemm_matrix l = {.data = w->l, .ld = w->part.words};
+    w->logits = product_logits(w->x, w->n, w->part);
+    w->cut = KERNEL(gemm_tiles)(&w->logits);
+    w->scratch_bytes = KERNEL(gemm_tile_bytes)(&w->logits);
+    char *space = w->columns;
+    w->scratch = space + KERNEL(gemm_columns_bytes)(&w->logits);
+    if (w->part.word == 0) KERNEL(gemm_copy_rows)(pool, &w->logits, w->rows);
+    KERNEL(gemm_copy_columns)(pool, &w->logits, w->columns);
     weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
     if (w->n->out[1]) {
         gemm_matrix dw = rows_of(w->x, w->n->out[1], w->part.word);
         gemm_product p = product_dw(w->x, w->n, w->part, l, dw, false);
-        KERNEL(gemm)(pool, &p, w->scratch);
+        KERNEL(gemm)(pool, &p, space);
     }
     if (w->n->out[0]) {
         gemm_product p = product_dx(w->x, w->n, w->part, l, dx, w->part.word > 0);
-        KERNEL(gemm)(pool, &p, w->scratch);
+        KERNEL(gemm)(pool, &p, space);
     }
 }
 
@@ -160,13 +170,15 @@ static weft_status differentiate_anew(weft_exec *x, const weft_node *n, real d_c
     w.lse = weft_data(x, n->in[WEFT_CE_BACK_LSE]);
     w.d_lse = weft_data(x, n->in[WEFT_CE_BACK_D_LSE]);
     w.upstream = scale_upstream(n, divisor_of(x, n->in[WEFT_CE_BACK_COUNT], count), d_ce, d_z);
-    w.scratch = workspace + at.rest;
+    w.l = (real *)workspace;
+    w.rows = workspace + at.rows;
+    w.columns = workspace + at.rest;
     gemm_matrix dx = {0};
     if (n->out[0])
         dx = is_widened(n->out[0]) ? dx_sums(x, n, workspace, at.dx) : rows_of(x, n->out[0], 0);
     for (int64_t word = 0; word < words; word += at.words) {
         w.part = (entropy_part){0, rows, word, min_i64(at.words, words - word)};
-        differentiate_chunk(pool, &w, (real *)workspace, dx);
+        differentiate_chunk(pool, &w, dx);
     }
     if (is_widened(n->out[0]))
         scale_tensor(x, (scaling){.to = n->out[0], .sums = dx.data, .factor = 1});

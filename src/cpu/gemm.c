@@ -100,8 +100,7 @@ static int64_t operand_values(gemm_matrix x, int64_t side, int64_t k) {
     return x.bf16 ? side * min_i64(k, DEPTH) : 0;
 }
 
-int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p) {
-    if (GEMM_PANELS) return KERNEL(panels_serial_workspace)(p);
+static int64_t operand_bytes(const gemm_product *p) {
     return real_bytes(operand_values(p->a, p->m, p->k)) +
            real_bytes(operand_values(p->b, p->n, p->k));
 }
@@ -109,7 +108,7 @@ int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p) {
 static int64_t thread_bytes(const gemm_product *p, const gemm_cut *cut) {
     gemm_product tile = gemm_tile(p, 0, 0, cut->tile_m, 0, cut->tile_n, 0, cut->split_k);
     int64_t sums = p->c.bf16 && cut->splits == 1 ? cut->tile_m * cut->tile_n : 0;
-    return KERNEL(gemm_serial_workspace)(&tile) + real_bytes(sums);
+    return operand_bytes(&tile) + real_bytes(sums);
 }
 
 static int64_t partial_bytes(const gemm_product *p, const gemm_cut *cut) {
@@ -142,11 +141,8 @@ static void call_blas(const gemm_product *p, real beta) {
 #endif
 }
 
-void KERNEL(gemm_serial)(const gemm_product *p, void *workspace) {
-    if (GEMM_PANELS) {
-        KERNEL(panels_serial)(p, workspace);
-        return;
-    }
+/* A tile on the calling thread. */
+static void multiply_tile(const gemm_product *p, void *workspace) {
     int64_t depth = p->a.bf16 || p->b.bf16 ? DEPTH : p->k;
     real *a_tile = workspace;
     real *b_tile = bytes_on(workspace, real_bytes(operand_values(p->a, p->m, p->k)));
@@ -317,10 +313,10 @@ static void run_tile(void *context, int64_t task, int thread) {
     gemm_product tile = gemm_tile(p, at.g, at.row, at.m, at.column, at.n, 0, p->k);
     gemm_matrix c = tile.c;
     if (c.bf16) {
-        int64_t operands = KERNEL(gemm_serial_workspace)(&tile);
+        int64_t operands = operand_bytes(&tile);
         tile.c = (gemm_matrix){.data = scratch + operands, .ld = at.n};
     }
-    KERNEL(gemm_serial)(&tile, scratch);
+    multiply_tile(&tile, scratch);
     const real *sums = tile.c.data;
     int64_t ld = tile.c.ld;
     tile.c = c;
@@ -336,7 +332,7 @@ static void run_split(void *context, int64_t task, int thread) {
     real *to = r->partial + ((at.split * p->batch + at.g) * p->m + at.row) * p->n + at.column;
     tile.c = (gemm_matrix){.data = to, .ld = p->n};
     tile.accumulate = false;
-    KERNEL(gemm_serial)(&tile, bytes_on(r->scratch, thread * r->scratch_bytes));
+    multiply_tile(&tile, bytes_on(r->scratch, thread * r->scratch_bytes));
 }
 
 /* Adds a tile's partial sums to the first of them, in order. */
@@ -407,4 +403,47 @@ static void run_product(weft_pool *pool, const gemm_product *p, void *workspace)
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
     gemm_product q = start_from_addend(pool, p);
     run_product(pool, &q, workspace);
+}
+
+gemm_cut KERNEL(gemm_tiles)(const gemm_product *p) {
+    if (GEMM_PANELS) return KERNEL(panels_tiles)(p);
+    gemm_cut cut = KERNEL(gemm_cut)(1, p->m, p->n, p->k);
+    cut.split_k = p->k;
+    cut.splits = 1;
+    return cut;
+}
+
+int64_t KERNEL(gemm_rows_bytes)(const gemm_product *p) {
+    return GEMM_PANELS ? KERNEL(panels_rows_bytes)(p) : 0;
+}
+
+int64_t KERNEL(gemm_columns_bytes)(const gemm_product *p) {
+    return GEMM_PANELS ? KERNEL(panels_columns_bytes)(p) : 0;
+}
+
+int64_t KERNEL(gemm_tile_bytes)(const gemm_product *p) {
+    if (GEMM_PANELS) return 0;
+    gemm_cut cut = KERNEL(gemm_tiles)(p);
+    gemm_product tile = gemm_tile(p, 0, 0, cut.tile_m, 0, cut.tile_n, 0, p->k);
+    return operand_bytes(&tile);
+}
+
+void KERNEL(gemm_copy_rows)(weft_pool *pool, const gemm_product *p, void *to) {
+    if (GEMM_PANELS) KERNEL(panels_copy_rows)(pool, p, to);
+}
+
+void KERNEL(gemm_copy_columns)(weft_pool *pool, const gemm_product *p, void *to) {
+    if (GEMM_PANELS) KERNEL(panels_copy_columns)(pool, p, to);
+}
+
+void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
+                           const void *columns, real *c, int64_t ldc, void *scratch) {
+    if (GEMM_PANELS) {
+        KERNEL(panels_one_tile)(p, at, rows, columns, c, ldc);
+        return;
+    }
+    gemm_product tile = gemm_tile(p, 0, at.row, at.m, at.column, at.n, 0, p->k);
+    tile.c = (gemm_matrix){.data = c, .ld = ldc};
+    tile.accumulate = false;
+    multiply_tile(&tile, scratch);
 }

@@ -53,12 +53,6 @@ int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads);
 /* Runs the product. `workspace` is aligned to WEFT_ARENA_ALIGN. */
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace);
 
-/* The same on the calling thread alone, for use inside a task. c is real; bias, addend, gelu and
- * pre are ignored. Meant for tiles: `workspace`, gemm_serial_workspace bytes, takes the copies that the
- * kernel or a bf16 operand needs. */
-int64_t KERNEL(gemm_serial_workspace)(const gemm_product *p);
-void KERNEL(gemm_serial)(const gemm_product *p, void *workspace);
-
 /* The cut of an [m, n] result with sums over k: tiles of tile_m × tile_n, `rows` × `columns` of
  * them, the last of each direction perhaps smaller; sums in `splits` pieces of split_k, added in
  * order. */
@@ -68,6 +62,30 @@ typedef struct {
 } gemm_cut;
 
 gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k);
+
+/* The same product tile by tile, for tasks that go on with a tile's sums while they have them in their
+ * caches. The operands are copied before that, once, by all threads:
+ *
+ *     gemm_cut cut = KERNEL(gemm_tiles)(&p);
+ *     KERNEL(gemm_copy_rows)(pool, &p, rows);
+ *     KERNEL(gemm_copy_columns)(pool, &p, columns);
+ *     KERNEL(gemm_one_tile)(&p, place, rows, columns, c, ldc, scratch);   in a task
+ *
+ * The tiles follow from the sizes and types alone; sums are not split. A product of some of the
+ * columns, from a tile's first one on, may be taken at a time, with the rows that were copied already.
+ * bias, addend, gelu and pre are ignored, p's own c is not used, and the batch is one matrix. */
+typedef struct {
+    int64_t row, m, column, n; /* row and column: multiples of tile_m and tile_n */
+} gemm_place;
+
+gemm_cut KERNEL(gemm_tiles)(const gemm_product *p);
+int64_t KERNEL(gemm_rows_bytes)(const gemm_product *p);
+int64_t KERNEL(gemm_columns_bytes)(const gemm_product *p);
+int64_t KERNEL(gemm_tile_bytes)(const gemm_product *p); /* scratch of a thread */
+void KERNEL(gemm_copy_rows)(weft_pool *pool, const gemm_product *p, void *to);
+void KERNEL(gemm_copy_columns)(weft_pool *pool, const gemm_product *p, void *to);
+void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
+                           const void *columns, real *c, int64_t ldc, void *scratch);
 
 /* A part of a matrix: the same memory from row and column on, of matrix g of the batch. */
 static inline gemm_matrix gemm_part(gemm_matrix x, int64_t g, int64_t row, int64_t column) {
@@ -126,7 +144,12 @@ int64_t KERNEL(i8_rows_workspace)(const gemm_product *p);
 /* Many rows by a kernel of our own, where GEMM_PANELS: panels.c. */
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads);
-void KERNEL(panels_serial)(const gemm_product *p, void *workspace);
-int64_t KERNEL(panels_serial_workspace)(const gemm_product *p);
+gemm_cut KERNEL(panels_tiles)(const gemm_product *p);
+int64_t KERNEL(panels_rows_bytes)(const gemm_product *p);
+int64_t KERNEL(panels_columns_bytes)(const gemm_product *p);
+void KERNEL(panels_copy_rows)(weft_pool *pool, const gemm_product *p, void *to);
+void KERNEL(panels_copy_columns)(weft_pool *pool, const gemm_product *p, void *to);
+void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
+                             const void *columns, real *c, int64_t ldc);
 
 #endif

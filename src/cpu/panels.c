@@ -24,7 +24,9 @@ enum {
     PIECES_MOST = 8,         /* of the columns, where costs are compared */
     PIECE_COLUMNS = 64,      /* fewest columns, where they are cut */
     HELD_TERMS = 2048,       /* most terms of rows of a that a thread holds all of */
-    SERIAL_COLUMNS = 512     /* of b that one thread alone copies at a time */
+    TILE_COLUMNS = 576,      /* of a tile, where a product is taken tile by tile, */
+    TILE_COLUMNS_FEW = 128,  /* and where that leaves too few of them for many threads: */
+    TILES_MANY = 64          /* so many are enough */
 };
 
 static const panel_form *choose_form(const gemm_product *p) {
@@ -363,47 +365,101 @@ void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     }
 }
 
-/* Bytes of the panels of a that one thread alone holds. */
-static int64_t serial_band_bytes(const panel_form *f, const gemm_product *p) {
-    int64_t rows = min_i64(ceil_div(p->m, f->rows), f->band) * f->rows;
-    return weft_arena_bytes(panel_bytes(f, rows, min_i64(p->k, f->depth)));
-}
-
-int64_t KERNEL(panels_serial_workspace)(const gemm_product *p) {
+gemm_cut KERNEL(panels_tiles)(const gemm_product *p) {
     const panel_form *f = choose_form(p);
-    int64_t columns = pad(min_i64(p->n, SERIAL_COLUMNS), f->columns);
-    int64_t b = weft_arena_bytes(panel_bytes(f, columns, min_i64(p->k, f->depth)));
-    return serial_band_bytes(f, p) + b;
+    gemm_cut cut = {.split_k = p->k, .splits = 1};
+    cut.rows = ceil_div(p->m, f->band * f->rows);
+    cut.tile_m = pad(ceil_div(p->m, cut.rows), f->rows);
+    cut.rows = ceil_div(p->m, cut.tile_m);
+    int64_t step = f->chunk ? f->chunk : f->columns;
+    cut.tile_n = TILE_COLUMNS / step * step;
+    while (cut.rows * ceil_div(p->n, cut.tile_n) < TILES_MANY && cut.tile_n > TILE_COLUMNS_FEW)
+        cut.tile_n = pad(cut.tile_n / 2, f->columns);
+    cut.columns = ceil_div(p->n, cut.tile_n);
+    return cut;
 }
 
-/* All rows of a product whose columns are copied already, for the terms from d on. */
-static void multiply_rows(const panel_form *f, const gemm_product *p, int64_t d, int64_t k, char *a,
-                          const char *b) {
-    for (int64_t row = 0; row < p->m; row += f->band * f->rows) {
-        int64_t m = min_i64(f->band * f->rows, p->m - row);
-        gemm_product tile = gemm_tile(p, 0, row, m, 0, p->n, d, k);
-        f->pack_rows(tile.a, p->ta, m, k, a);
-        multiply_block(f, &tile, k, a, b, d > 0 || p->accumulate);
-    }
+/* The operands of a product that is taken tile by tile, copied: [blocks of terms][panels]. */
+typedef struct {
+    const gemm_product *p;
+    const panel_form *form;
+    char *to;
+    bool columns; /* of b, or the rows of a */
+} panel_copy;
+
+static int64_t copy_count(const panel_copy *c) {
+    return c->columns ? c->p->n : c->p->m;
 }
 
-void KERNEL(panels_serial)(const gemm_product *p, void *workspace) {
+static int64_t copy_width(const panel_copy *c) {
+    return c->columns ? c->form->columns : c->form->rows;
+}
+
+static int64_t copy_bytes(const panel_copy *c, int64_t k) {
+    return panel_bytes(c->form, pad(copy_count(c), copy_width(c)), k);
+}
+
+static void copy_part(void *context, int64_t task, int thread) {
+    (void)thread;
+    const panel_copy *c = context;
+    const panel_form *f = c->form;
+    const gemm_product *p = c->p;
+    int64_t width = copy_width(c), parts = ceil_div(ceil_div(copy_count(c), width), PACK);
+    int64_t first = task % parts * PACK * width, d = task / parts * f->depth;
+    int64_t count = min_i64(PACK * width, copy_count(c) - first), k = min_i64(f->depth, p->k - d);
+    char *to = c->to + copy_bytes(c, d) + panel_bytes(f, first, k);
+    gemm_product part = gemm_tile(p, 0, c->columns ? 0 : first, 0, c->columns ? first : 0, 0, d, k);
+    if (c->columns)
+        f->pack_columns(part.b, !p->tb, count, k, to);
+    else
+        f->pack_rows(part.a, p->ta, count, k, to);
+}
+
+static void copy_operand(weft_pool *pool, panel_copy *c) {
+    int64_t parts = ceil_div(ceil_div(copy_count(c), copy_width(c)), PACK);
+    weft_pool_run(pool, parts * ceil_div(c->p->k, c->form->depth), copy_part, c);
+}
+
+int64_t KERNEL(panels_rows_bytes)(const gemm_product *p) {
+    panel_copy c = {.p = p, .form = choose_form(p)};
+    return weft_arena_bytes(copy_bytes(&c, p->k));
+}
+
+int64_t KERNEL(panels_columns_bytes)(const gemm_product *p) {
+    panel_copy c = {.p = p, .form = choose_form(p), .columns = true};
+    return weft_arena_bytes(copy_bytes(&c, p->k));
+}
+
+void KERNEL(panels_copy_rows)(weft_pool *pool, const gemm_product *p, void *to) {
+    panel_copy c = {.p = p, .form = choose_form(p), .to = to};
+    copy_operand(pool, &c);
+}
+
+void KERNEL(panels_copy_columns)(weft_pool *pool, const gemm_product *p, void *to) {
+    panel_copy c = {.p = p, .form = choose_form(p), .to = to, .columns = true};
+    copy_operand(pool, &c);
+}
+
+/* As multiply_chunks goes through a band. */
+void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
+                             const void *columns, real *c, int64_t ldc) {
     const panel_form *f = choose_form(p);
-    int64_t wide = SERIAL_COLUMNS / f->columns * f->columns;
-    char *a = workspace, *b = a + serial_band_bytes(f, p);
+    int64_t chunk = f->chunk ? f->chunk : at.n, m_step = f->by_rows ? f->rows : at.m;
+    int64_t a_rows = pad(p->m, f->rows), b_columns = pad(p->n, f->columns);
     if (f->begin) f->begin();
-    for (int64_t g = 0; g < p->batch; g++) {
-        for (int64_t column = 0; column < p->n; column += wide) {
-            int64_t n = min_i64(wide, p->n - column);
-            gemm_product tile = gemm_tile(p, g, 0, p->m, column, n, 0, p->k);
+    for (int64_t j = 0; j < at.n; j += chunk)
+        for (int64_t i = 0; i < at.m; i += m_step) {
+            gemm_product tile = {.m = min_i64(m_step, at.m - i), .n = min_i64(chunk, at.n - j)};
+            tile.alpha = p->alpha;
+            tile.c = (gemm_matrix){.data = c + i * ldc + j, .ld = ldc};
             for (int64_t d = 0; d < p->k; d += f->depth) {
                 int64_t k = min_i64(f->depth, p->k - d);
-                gemm_matrix part = p->tb ? gemm_part(tile.b, 0, 0, d) : gemm_part(tile.b, 0, d, 0);
-                f->pack_columns(part, !p->tb, n, k, b);
-                multiply_rows(f, &tile, d, k, a, b);
+                const char *a = (const char *)rows + panel_bytes(f, a_rows, d);
+                const char *b = (const char *)columns + panel_bytes(f, b_columns, d);
+                multiply_block(f, &tile, k, a + panel_bytes(f, at.row + i, k),
+                               b + panel_bytes(f, at.column + j, k), d > 0);
             }
         }
-    }
     if (f->end) f->end();
 }
 

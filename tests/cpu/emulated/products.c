@@ -217,6 +217,32 @@ static double worst_error(const trial *t, const gemm_product *p, gemm_matrix bef
     return worst;
 }
 
+/* Whether the product taken tile by tile, from copied operands, has the same bits. */
+static bool tiles_agree(const gemm_product *p) {
+    weft_pool pool = {3};
+    gemm_cut cut = KERNEL(gemm_tiles)(p);
+    int64_t rows = KERNEL(gemm_rows_bytes)(p), columns = KERNEL(gemm_columns_bytes)(p);
+    char *copies = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)(rows + columns) + WEFT_ARENA_ALIGN);
+    real *tile = malloc((size_t)(cut.tile_m * cut.tile_n) * sizeof *tile);
+    bool agree = true;
+    memset(copies, 0xff, (size_t)(rows + columns));
+    KERNEL(gemm_copy_rows)(&pool, p, copies);
+    KERNEL(gemm_copy_columns)(&pool, p, copies + rows);
+    for (int64_t i = 0; i < cut.rows * cut.columns; i++) {
+        gemm_place at = {.row = i / cut.columns * cut.tile_m,
+                         .column = i % cut.columns * cut.tile_n};
+        at.m = min_i64(cut.tile_m, p->m - at.row);
+        at.n = min_i64(cut.tile_n, p->n - at.column);
+        KERNEL(gemm_one_tile)(p, at, copies, copies + rows, tile, cut.tile_n, NULL);
+        for (int64_t r = 0; r < at.m; r++)
+            agree = agree &&
+                    memcmp(tile + r * cut.tile_n, gemm_part(p->c, 0, at.row + r, at.column).data,
+                           (size_t)at.n * sizeof *tile) == 0;
+    }
+    free(copies), free(tile);
+    return agree;
+}
+
 /* What is wrong with a product, or NULL. */
 static const char *check(const trial *t) {
     static char text[64];
@@ -234,6 +260,7 @@ static const char *check(const trial *t) {
     }
     if (!wrong && memcmp(first.data, p.c.data, matrix_bytes(t, p.c)) != 0)
         wrong = "the bits depend on the threads";
+    if (!wrong && t->beside == ALONE && !tiles_agree(&p)) wrong = "its tiles have other bits";
     double worst = wrong ? 0 : worst_error(t, &p, before);
     if (worst > 1) {
         snprintf(text, sizeof text, "%.2f of the bound", worst);
