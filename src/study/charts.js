@@ -478,7 +478,7 @@ const weftCharts = (() => {
 
   function buildView(group, chart) {
     const figure = html("figure", {class: "chart"}, group.pictures), id = ++count;
-    if (chart.title) html("h4", {id: "title" + id}, figure, chart.title);
+    if (chart.title) html("h" + group.level, {id: "title" + id, class: "title"}, figure, chart.title);
     const svg = make("svg", {role: "application", tabindex: "0", "aria-label": (chart.title || chart.label) + ". Arrow keys read the values."}, figure);
     const tip = html("div", {class: "tip"}, figure), say = html("div", {class: "unseen", "aria-live": "polite"}, figure);
     tip.hidden = true;
@@ -555,10 +555,16 @@ const weftCharts = (() => {
     tools.hidden = !tools.children.length;
   }
 
+  /* The level of a heading in an element: one below the heading that is before it. */
+  function levelBelow(element) {
+    const before = [...document.querySelectorAll("h1, h2, h3")].filter((h) => h.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING).pop();
+    return before ? +before.tagName[1] + 1 : 2;
+  }
+
   function group(element, spec) {
     element.replaceChildren();
     element.classList.add("charts");
-    const g = {spec, views: [], state: {x: spec.x.length ? spec.x[0].key : "", logX: false, logY: false, smooth: spec.smooth || 0}};
+    const g = {spec, views: [], level: levelBelow(element), state: {x: spec.x.length ? spec.x[0].key : "", logX: false, logY: false, smooth: spec.smooth || 0}};
     g.tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"}, element);
     g.legend = html("div", {class: "legend", role: "group", "aria-label": "What is shown"}, element);
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);

@@ -146,8 +146,13 @@ static void close_fold(weft_page *p) {
     p->folded = false;
 }
 
-void weft_page_title(weft_page *p, int level, const char *text) {
+static void begin_section(weft_page *p, const char *text) {
     close_fold(p);
+    snprintf(p->section, sizeof p->section, "%s", text);
+}
+
+void weft_page_title(weft_page *p, int level, const char *text) {
+    begin_section(p, text);
     fprintf(p->html, "<h%d>", level);
     weft_page_escape_html(p->html, text);
     fprintf(p->html, "</h%d>\n", level);
@@ -172,7 +177,7 @@ void weft_page_heading(weft_page *p, const char *text, const char *about) {
 }
 
 void weft_page_fold(weft_page *p, const char *text, const char *about) {
-    close_fold(p);
+    begin_section(p, text);
     p->folded = true;
     fputs("<details class=\"fold\"><summary>", p->html);
     weft_page_escape_html(p->html, text);
@@ -184,9 +189,9 @@ void weft_page_fold(weft_page *p, const char *text, const char *about) {
 }
 
 void weft_page_subtitle(weft_page *p, const char *text) {
-    fputs("<h4>", p->html);
+    fprintf(p->html, "<h%d class=\"title\">", p->level + 1);
     weft_page_escape_html(p->html, text);
-    fputs("</h4>\n", p->html);
+    fprintf(p->html, "</h%d>\n", p->level + 1);
     fputs("\n**", p->md);
     escape_md(p->md, text);
     fputs("**\n", p->md);
@@ -266,9 +271,10 @@ static const char *cell_class(const char *head, const char *text) {
 void weft_page_table_open(weft_page *p, const char *const *heads) {
     p->heads = heads;
     p->column = 0;
-    fputs("<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
-          "aria-label=\"Table\">\n<table>\n<thead><tr>",
-          p->html);
+    fprintf(p->html, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table %d: ",
+            ++p->tables);
+    weft_page_escape_html(p->html, p->section);
+    fputs("\">\n<table>\n<thead><tr>", p->html);
     fputs("\n|", p->md);
     for (p->columns = 0; heads[p->columns]; p->columns++) {
         const char *head = heads[p->columns], *name = head + (*class_of(head) != '\0');
@@ -381,9 +387,9 @@ void weft_page_texts_open(weft_page *p) {
 }
 
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
-    fputs("<article><h4>", p->html);
+    fprintf(p->html, "<article><h%d class=\"title\">", p->level + 1);
     weft_page_escape_html(p->html, title);
-    fputs("</h4><p><mark>", p->html);
+    fprintf(p->html, "</h%d><p><mark>", p->level + 1);
     escape_html(p->html, given, true);
     fputs("</mark>", p->html);
     escape_html(p->html, text, true);
@@ -404,7 +410,7 @@ void weft_page_texts_close(weft_page *p) {
 void weft_page_folded(weft_page *p, const char *summary, const char *text) {
     fputs("<details><summary>", p->html);
     weft_page_escape_html(p->html, summary);
-    fputs("</summary>\n<pre>", p->html);
+    fputs("</summary>\n<pre tabindex=\"0\">", p->html);
     escape_html(p->html, text, true);
     fputs("</pre></details>\n", p->html);
     fputs("\n", p->md);

@@ -14,6 +14,8 @@ typedef struct {
     char *html_text, *md_text;
     size_t html_size, md_size;
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
+    char section[160];   /* its heading, by which a screen reader names the tables in it */
+    int tables;          /* so far */
     int columns, column; /* of the open table */
     const char *const *heads;
     bool folded;    /* a section that begins folded is open */

@@ -8,6 +8,7 @@
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
 static void write_left_out(FILE *out, const weft_report_data *d, int step) {
     const weft_report_step *s = &d->steps[step];
+    weft_words room;
     bool any = false;
     if (*s->error || *d->steps[s->baseline].error) return;
     if (s->compared.pairs == 0 && s->compared.verdict == WEFT_NOT_YET) return;
@@ -18,9 +19,10 @@ static void write_left_out(FILE *out, const weft_report_data *d, int step) {
         any = true;
         bool step_bad = !pair.step || !pair.step->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
-        if (step_bad) fprintf(out, "variant %s %s", s->name, weft_report_ended(pair.step));
+        if (step_bad)
+            fprintf(out, "%s %s", weft_say_step(d, step, &room), weft_report_ended(pair.step));
         if (base_bad)
-            fprintf(out, "%svariant %s %s", step_bad ? "; " : "", d->steps[s->baseline].name,
+            fprintf(out, "%s%s %s", step_bad ? "; " : "", weft_say_step(d, s->baseline, &room),
                     weft_report_ended(pair.baseline));
         fputs(")", out);
     }
@@ -63,7 +65,7 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
     FILE *out = open_memstream(&text, &size);
     if (!out) return;
     weft_words one, other;
-    fprintf(out, "Variant %s against %s", weft_say_step(d, step, &one),
+    fprintf(out, "%s against %s", weft_say_step(d, step, &one),
             weft_say_step(d, s->baseline, &other));
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);

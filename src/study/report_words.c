@@ -12,8 +12,8 @@ enum { DECIMALS_LEAST = 4, DECIMALS_MOST = 8 };
 
 const char *weft_say_step(const weft_report_data *d, int step, weft_words *room) {
     const weft_report_step *s = &d->steps[step];
-    if (!*s->title || strcmp(s->title, s->name) == 0) return s->name;
-    snprintf(room->text, sizeof room->text, "%s (%s)", s->name, s->title);
+    if (*s->title && strcmp(s->title, s->name) != 0) return s->title;
+    snprintf(room->text, sizeof room->text, "variant %.400s", s->name);
     return room->text;
 }
 

@@ -216,6 +216,9 @@ def check_looks(b, pictures, wrong):
                       ".filter(e => !e.labels.length && !e.getAttribute('aria-label')).length")
     if unnamed:
         wrong.append("%d fields have no label" % unnamed)
+    levels = b.value("[...document.querySelectorAll('h1, h2, h3, h4')].filter(e => e.offsetParent).map(e => +e.tagName[1])")
+    if any(after > before + 1 for before, after in zip(levels, levels[1:])):
+        wrong.append("levels of headings are left out: %r" % levels)
 
 
 def main():

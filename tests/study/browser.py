@@ -40,6 +40,20 @@ MIDDLE = """(() => {
   const r = document.querySelector(".chart svg").getBoundingClientRect();
   return [r.left + r.width * 0.6, r.top + r.height * 0.5];
 })()"""
+# What a screen reader or the keyboard stumbles over: levels of headings that are left out, regions of one
+# name, what scrolls and cannot be reached.
+FOR_READERS = """(() => {
+  const bad = [], levels = [...document.querySelectorAll("h1, h2, h3, h4, h5")];
+  levels.forEach((h, i) => { if (i && +h.tagName[1] > +levels[i - 1].tagName[1] + 1) bad.push("level of " + h.textContent); });
+  const names = [...document.querySelectorAll("[role=region]")].map(e => e.getAttribute("aria-label"));
+  names.forEach((n, i) => { if (!n || names.indexOf(n) !== i) bad.push("region " + n); });
+  document.querySelectorAll("details").forEach(d => { d.open = true; });
+  document.querySelectorAll("div, pre").forEach(e => {
+    if (/auto|scroll/.test(getComputedStyle(e).overflowX) && e.tabIndex < 0) bad.push("no key reaches " + e.className + e.tagName);
+  });
+  document.querySelectorAll("details").forEach(d => { d.open = false; });
+  return bad;
+})()"""
 LINES = "document.querySelectorAll('.chart path.line').length"
 SHOWN = "[...document.querySelectorAll('.chart path.line')].map(p => p.getAttribute('d')).join()"
 LABELS = "[...document.querySelector('.chart svg').querySelectorAll('text')].map(t => t.textContent)"
@@ -172,6 +186,8 @@ def check_keyboard(b, wrong):
                       "[...document.querySelectorAll('svg[role]')].filter(e => !e.getAttribute('aria-label')).length")
     if unnamed:
         wrong.append("%d things have no name for a screen reader" % unnamed)
+    for fault in b.value(FOR_READERS):
+        wrong.append("for a screen reader: " + fault)
 
 
 def check_widths(b, wrong):

@@ -98,15 +98,14 @@ static void test_verdicts_and_numbers(void **state) {
     three_seeds(db, 3, 1.9, 2.15, 2.25);  /* -0.10 +0.05 +0.05: half 0.215133 */
     three_seeds(db, 4, 1.91, 2.02, 2.10); /* +0.01 each: no spread */
     finish(db, "verdicts");
-    expect_line("- **better** Variant lower (Lower loss) against base (Plain)",
+    expect_line("- **better** Lower loss against Plain",
                 SAYS("2.0000 on average", "0.1000 lower", "(-4.76%)",
                      "95% interval -0.1248 to -0.0752", "3 seeds"));
-    expect_line("- **worse** Variant higher", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
-    expect_line("- **no difference shown** Variant noise",
+    expect_line("- **worse** Higher loss", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
+    expect_line("- **no difference shown** Noise",
                 SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151",
                      "Any difference is smaller than 0.2151."));
-    expect_line("- **worse** Variant chained (Against lower) against lower (Lower loss)",
-                SAYS("0.0100 higher"));
+    expect_line("- **worse** Against lower against Lower loss", SAYS("0.0100 higher"));
     expect_in(html, "<span class=\"word good\">better</span>");
     expect_in(html, "<span class=\"word bad\">worse</span>");
     expect_in(html, "<span class=\"word plain\">no difference shown</span>");
@@ -130,7 +129,7 @@ static void test_one_seed_shows_no_difference(void **state) {
     study_run(db, 0, 1e-3, 1, 3.0, "a");
     study_run(db, 1, 1e-3, 1, 1.5, "b");
     finish(db, "one");
-    expect_line("- **no difference shown** Variant 1 (Gate) against 0 (Baseline)",
+    expect_line("- **no difference shown** Gate against Baseline",
                 SAYS("one seed has no interval", "1.5000 lower", "(-50.00%)", "; 1 seed."));
     expect_line("| 1 |", SAYS("| \xe2\x98\x85 1.5000 |", "-1.5000 (no interval)"));
     expect_both("nothing is called better or worse");
@@ -150,7 +149,7 @@ static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **s
     study_run(db, 1, 1e-3, 1, 2.7, "w");
     study_run(db, 1, 1e-3, 2, 3.0, "w");
     finish(db, "two");
-    expect_line("- **no difference shown** Variant b", SAYS("5 seeds would show one"));
+    expect_line("- **no difference shown** B against A", SAYS("5 seeds would show one"));
     expect_both("Two seeds are too few");
     expect_in(html, "<p class=\"caveat\">Two seeds are too few");
 }
@@ -169,7 +168,7 @@ static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(vo
     expect_both("Nothing was learned");
     expect_in(md, "**Nothing was learned: every run ends at the loss of guessing (5.5452)");
     expect_in(md, "5.5452 for 256 tokens");
-    expect_line("- **no difference shown** Variant b", SAYS("nothing was learned"));
+    expect_line("- **no difference shown** B against A", SAYS("nothing was learned"));
     expect_not_in(md, "Any difference is smaller");
     /* One run that did learn is enough. */
     sqlite3 *again = begin("learned", "val_loss");
@@ -199,7 +198,7 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     study_sql(db, "UPDATE runs SET score = 9e999 WHERE step = 0 AND seed = 5");
     study_sql(db, "UPDATE runs SET skipped = 3 WHERE step = 0 AND seed = 1");
     finish(db, "failed");
-    expect_line("- **better** Variant 1 against 0", /* -0.1 and -0.09: half 0.063531 */
+    expect_line("- **better** variant 1 against variant 0", /* -0.1 and -0.09: half 0.063531 */
                 SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
                      "Left out: seed 3 (variant 1 diverged), seed 4 (variant 0 failed), seed 5 "
                      "(variant 1 has "
@@ -225,9 +224,9 @@ static void test_leaks_and_unbuildable_steps_show_no_difference(void **state) {
               "UPDATE steps SET error = 'N_HEAD: 5 does not divide N_EMBD 64', parameters = NULL,"
               " flops_per_token = NULL WHERE step = 2");
     finish(db, "leaks");
-    expect_line("- **no difference shown** Variant leaky",
+    expect_line("- **no difference shown** variant leaky",
                 SAYS("it leaks", "cannot be compared", "1.0000 lower"));
-    expect_line("- **no difference shown** Variant broken", SAYS("it cannot be built"));
+    expect_line("- **no difference shown** variant broken", SAYS("it cannot be built"));
     expect_line("| leaky | every run | LEAKS |", SAYS("later"));
     expect_line("| broken | config | cannot be built |",
                 SAYS("N_HEAD: 5 does not divide N_EMBD 64"));
@@ -297,7 +296,7 @@ static void test_each_step_gets_its_own_learning_rate(void **state) {
     study_run(db, 1, 1e-2, 1, 0.5, "e");
     study_run_ended(db, 1, 1e-2, 2, "diverged", "NaN");
     finish(db, "rates");
-    expect_line("- **better** Variant 1 against 0", /* -0.99 and -0.98: half 0.063531 */
+    expect_line("- **better** variant 1 against variant 0", /* -0.99 and -0.98: half 0.063531 */
                 SAYS("2.5150 on average", "95% interval -1.0485 to -0.9215"));
     expect_line("| 0 | RA_MLA_STEP=0 N_FFN=256 |", SAYS("| 3.5000 ± 0.7071 |", "| 0.001 |"));
     expect_line("| 1 | RA_MLA_STEP=1 N_FFN=256 |",
@@ -318,8 +317,8 @@ static void test_a_metric_is_better_higher(void **state) {
     three_seeds(db, 1, 0.80, 0.82, 0.81);
     three_seeds(db, 2, 0.60, 0.62, 0.61);
     finish(db, "metric");
-    expect_line("- **better** Variant up", SAYS("The accuracy is 0.8100", "0.1000 higher"));
-    expect_line("- **worse** Variant down", SAYS("0.1000 lower"));
+    expect_line("- **better** variant up", SAYS("The accuracy is 0.8100", "0.1000 higher"));
+    expect_line("- **worse** variant down", SAYS("0.1000 lower"));
     expect_both("Higher is better");
     expect_in(md, "| \xe2\x98\x85 0.8100 ");
     expect_both("The best single run is up with seed 2 ");
@@ -531,7 +530,7 @@ static void test_half_filled_databases_are_reported(void **state) {
     study_sql(db, "UPDATE steps SET iters = NULL, tokens = NULL, parameters = NULL,"
                   " flops_per_token = NULL, training_bytes = NULL, cache_bytes_per_token = NULL");
     finish(db, "half");
-    expect_line("- **no difference shown** Variant 2", SAYS("no seed was finished by both"));
+    expect_line("- **no difference shown** variant 2", SAYS("no seed was finished by both"));
     assert_int_equal(sqlite3_open(scratch_path("half/runs.db"), &db), SQLITE_OK);
     study_sql(db, "BEGIN");
     study_sql(db, "INSERT INTO runs(step, learning_rate, seed, folder, status, config) VALUES"
