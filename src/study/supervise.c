@@ -47,6 +47,7 @@ typedef struct {
     int64_t iters_done; /* of runs that ended */
     bool told;          /* the runs were asked to stop */
     bool restarted;     /* what was to begin anew does */
+    bool announced;     /* options->begins was called: nothing is refused any more */
     double begun;
 } supervisor;
 
@@ -385,6 +386,8 @@ static int64_t all_iters(const supervisor *v) {
 /* What is in the database and not done yet. */
 static weft_status run_lined_up(supervisor *v) {
     WEFT_TRY(line_up(v));
+    if (v->options->begins && !v->announced) v->options->begins(v->study);
+    v->announced = true;
     v->progress = weft_progress_begin(&(weft_progress_options){
         .label = "study", .unit = "iterations", .total = all_iters(v), .done = v->iters_done});
     weft_status status = run_jobs(v);
@@ -481,7 +484,6 @@ weft_status weft_study_run(weft_study *s, const weft_study_options *options,
     weft_status status = weft_folder_make(options->out);
     if (status == WEFT_OK) status = weft_folder_hold(options->out, &hold);
     if (status == WEFT_OK) status = open_record(&v);
-    if (status == WEFT_OK && options->begins) options->begins(s);
     if (status == WEFT_OK) status = supervise(&v);
     if (status == WEFT_OK) sum_up(&v);
     weft_database_close(v.database);
