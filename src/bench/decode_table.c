@@ -4,8 +4,8 @@
  * this machine reads a large buffer, measured between the rows of the same run.
  *
  * Caches are filled with a constant: what is read is what counts, and filling 32k tokens by computing
- * them would take longer than all the rest. Time to the first token is measured for a prompt of at
- * most PROMPT tokens, and stands beside the training forward pass over as many. */
+ * them would take longer than all the rest. Time to the first token of a prompt stands beside the
+ * training forward pass over as many tokens. */
 #include "bench/decode_table.h"
 
 #include "bench/peer.h"
@@ -25,7 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIST_MAX = 16, PROMPT = 512, STEPS_MAX = 200, PICKS_MAX = 2000 };
+enum { LIST_MAX = 16, STEPS_MAX = 200, PICKS_MAX = 2000 };
 static const double ROW_SECONDS = 1.5;
 
 typedef struct {
@@ -36,28 +36,36 @@ typedef struct {
     char peer_name[256];
     bench_table table;
     json_t *rows;
-    char *buffer; /* that is read for the floor */
+    char *buffer; /* that is read for the floor, in memory as the weights have */
     int64_t contexts[LIST_MAX], batches[LIST_MAX];
     int n_contexts, n_batches, failed;
 } bench;
 
-enum { BUFFER_BYTES = 512 << 20, READ_TASKS = 64 };
+enum { BUFFER_BYTES = 512 << 20, READ_TASKS = 64, READ_STREAMS = 8 };
 static const int64_t REMOTE_NUMBERS = (int64_t)2 << 30;
 
 typedef struct {
     const char *buffer;
+    bool streams; /* a task reads READ_STREAMS parts side by side, not one */
     uint64_t sums[READ_TASKS];
 } reading;
 
+typedef uint64_t words __attribute__((vector_size(64), aligned(8), may_alias));
+
 static void read_part(void *context, int64_t task, int thread) {
     (void)thread;
-    typedef uint64_t words __attribute__((vector_size(64), aligned(8), may_alias));
+    enum { BYTES = BUFFER_BYTES / READ_TASKS, APART = BYTES / READ_STREAMS };
     reading *r = context;
-    const char *at = r->buffer + task * (BUFFER_BYTES / READ_TASKS);
+    const char *at = r->buffer + task * BYTES;
     words sum[4] = {{0}, {0}, {0}, {0}};
-    for (int64_t i = 0; i < BUFFER_BYTES / READ_TASKS; i += 256)
-        for (int k = 0; k < 4; k++)
-            sum[k] += *(const words *)(at + i + 64 * k);
+    if (r->streams)
+        for (int64_t i = 0; i < APART; i += 64)
+            for (int k = 0; k < READ_STREAMS; k++)
+                sum[k % 4] += *(const words *)(at + i + k * APART);
+    else
+        for (int64_t i = 0; i < BYTES; i += 256)
+            for (int k = 0; k < 4; k++)
+                sum[k] += *(const words *)(at + i + 64 * k);
     sum[0] += sum[1] + sum[2] + sum[3];
     for (int k = 0; k < 8; k++)
         r->sums[task] += sum[0][k];
@@ -83,12 +91,13 @@ static double remote_rate(bench *b) {
     return best;
 }
 
-/* Bytes a second, the best of a few reads. */
+/* Bytes a second, the best of a few reads in both ways. */
 static double read_rate(bench *b) {
     if (b->backend->remote) return remote_rate(b);
     double best = 0;
     reading r = {.buffer = b->buffer};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 6; i++) {
+        r.streams = i % 2 == 1;
         double start = weft_clock();
         weft_pool_run(b->pool, READ_TASKS, read_part, &r);
         double rate = BUFFER_BYTES / (weft_clock() - start);
@@ -322,8 +331,8 @@ static void print_row(bench *b, const char *variant, int64_t context, int64_t ba
         bench_cell(t, "-");
 }
 
-static void add_json(bench *b, const char *variant, int64_t context, int64_t batch,
-                     const result *r) {
+static void add_json(bench *b, const char *variant, const weft_config *c, int64_t context,
+                     int64_t batch, const result *r) {
     json_t *row = json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:f}",
                             "variant", variant, "context", (json_int_t)context, "batch",
                             (json_int_t)batch, "tokens_per_s", (double)batch / r->step, "seconds",
@@ -331,6 +340,10 @@ static void add_json(bench *b, const char *variant, int64_t context, int64_t bat
                             r->floor / r->step, "cache_bytes_per_token", (json_int_t)r->token_bytes,
                             "cache_bytes", (json_int_t)r->bytes, "weight_bytes",
                             (json_int_t)r->weights, "read_bytes_per_s", r->rate);
+    json_object_set_new(row, "weight_dtype",
+                        json_string(weft_config_word(c, WEFT_OPTION(weight_dtype))));
+    json_object_set_new(row, "cache_dtype",
+                        json_string(weft_config_word(c, WEFT_OPTION(cache_dtype))));
     if (r->first > 0) {
         json_object_set_new(row, "first_token_seconds", json_real(r->first));
         json_object_set_new(row, "training_forward_seconds", json_real(r->whole));
@@ -347,17 +360,17 @@ static void add_json(bench *b, const char *variant, int64_t context, int64_t bat
 static weft_status measure_variant(bench *b, const bench_variant *v) {
     weft_config c;
     WEFT_TRY(bench_variant_config(v, &b->opt->source, &c));
-    int64_t most = 0;
+    int64_t most = 0, prompt = b->opt->prompt;
     for (int i = 0; i < b->n_contexts; i++)
         most = b->contexts[i] > most ? b->contexts[i] : most;
     /* Positions without an end need no table; a learned one is as long as the longest context. */
-    c.gpt2_block_size = most > PROMPT + 1 ? most : PROMPT + 1;
+    c.gpt2_block_size = most > prompt + 1 ? most : prompt + 1;
     weft_model *m;
     WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
     weft_status status = weft_model_start_on(m, 1, b->pool);
     double first = 0, whole = 0;
-    if (status == WEFT_OK) status = measure_first(b, m, PROMPT, &first);
-    if (status == WEFT_OK) status = measure_whole(b, m, PROMPT, &whole);
+    if (status == WEFT_OK && prompt) status = measure_first(b, m, prompt, &first);
+    if (status == WEFT_OK && prompt) status = measure_whole(b, m, prompt, &whole);
     for (int i = 0; status == WEFT_OK && i < b->n_contexts; i++)
         for (int k = 0; status == WEFT_OK && k < b->n_batches; k++) {
             result r = {.first = i == 0 && k == 0 ? first : 0, .whole = whole};
@@ -371,7 +384,7 @@ static weft_status measure_variant(bench *b, const bench_variant *v) {
             if (status != WEFT_OK) break;
             r.peer = ask_peer(b, &c, b->contexts[i], b->batches[k]);
             print_row(b, v->name, b->contexts[i], b->batches[k], &r);
-            add_json(b, v->name, b->contexts[i], b->batches[k], &r);
+            add_json(b, v->name, &c, b->contexts[i], b->batches[k], &r);
         }
     weft_model_destroy(m);
     return status;
@@ -436,7 +449,7 @@ static weft_status run(bench *b) {
         read_list(o->contexts, "256,2048,8192,32768", "contexts", b->contexts, &b->n_contexts));
     WEFT_TRY(read_list(o->batches, "1,8,64", "batches", b->batches, &b->n_batches));
     b->rows = json_array();
-    b->buffer = malloc(BUFFER_BYTES);
+    b->buffer = weft_cpu_backend() ? weft_cpu_backend()->alloc(BUFFER_BYTES) : NULL;
     if (!b->buffer || !b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     memset(b->buffer, 1, BUFFER_BYTES);
     if (o->peer) {
@@ -459,7 +472,7 @@ weft_status bench_decode_table(const bench_decode_options *options, int *failed)
     *failed = b.failed;
     bench_peer_stop(b.peer);
     json_decref(b.rows);
-    free(b.buffer);
+    if (b.buffer) weft_cpu_backend()->release(b.buffer, BUFFER_BYTES);
     weft_pool_destroy(b.pool);
     return status;
 }

@@ -11,6 +11,7 @@ typedef struct {
     const char *variants; /* with commas; NULL: dot, w2, mla and its mechanisms */
     const char *contexts; /* with commas; NULL: 256,2048,8192,32768 */
     const char *batches;  /* with commas; NULL: 1,8,64 */
+    int64_t prompt;       /* tokens before the first; 0: that is not measured */
     const char *peer;     /* NULL: none */
     bool cuda;            /* on the GPU */
     int threads, steps;   /* steps measured for each row; 0: by time */

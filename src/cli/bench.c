@@ -33,6 +33,8 @@ const char weft_help_bench[] =
     "-o WEIGHT_DTYPE=int8 and -o CACHE_DTYPE=bf16 choose what is read.\n"
     "  --contexts N,N     default: 256,2048,8192,32768\n"
     "  --batches N,N      sequences at once; default: 1,8,64\n"
+    "  --prompt N         tokens of the prompt before the first token, at most 32768;\n"
+    "                     default: 512; 0: leave that out, which saves most of the time\n"
     "all:\n"
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for\n"
     "                     train, \"python3 bench/peer.py\" for attention,\n"
@@ -41,10 +43,10 @@ const char weft_help_bench[] =
     "  --threads N        for both sides; default: one per processor\n"
     "  --json             one object on standard output\n";
 
-enum { STEPS_MAX = 100000, SETTLE_MAX = 3600 };
+enum { STEPS_MAX = 100000, SETTLE_MAX = 3600, PROMPT_MAX = 32768 };
 
 typedef struct {
-    const char *what, *shape, *variants, *steps, *settle, *peer, *contexts, *batches;
+    const char *what, *shape, *variants, *steps, *settle, *peer, *contexts, *batches, *prompt;
     bool profile, quick;
 } bench_args;
 
@@ -123,9 +125,11 @@ static int bench_attention(const weft_args *args, const bench_args *own) {
 
 static int bench_decode(const weft_args *args, const bench_args *own) {
     if (own->quick || own->settle || own->profile)
-        return refuse("decode takes --shape, --variants, --contexts, --batches, --steps, -o");
-    int64_t steps = 0;
+        return refuse("decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, "
+                      "-o");
+    int64_t steps = 0, prompt = 512;
     int status = weft_args_number(args, "--steps", own->steps, 1, STEPS_MAX, &steps);
+    if (!status) status = weft_args_number(args, "--prompt", own->prompt, 0, PROMPT_MAX, &prompt);
     if (status) return status;
     if (args->config && own->shape) return refuse("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "gpt2-124m");
@@ -135,6 +139,7 @@ static int bench_decode(const weft_args *args, const bench_args *own) {
         .variants = own->variants,
         .contexts = own->contexts,
         .batches = own->batches,
+        .prompt = prompt,
         .peer = own->peer,
         .cuda = args->device && strcmp(args->device, "cuda") == 0,
         .threads = args->threads,
@@ -151,18 +156,24 @@ int weft_cmd_bench(int argc, char **argv) {
     weft_args args;
     bench_args own = {0};
     const weft_arg options[] = {
-        {"--shape", &own.shape, NULL, false},     {"--variants", &own.variants, NULL, false},
-        {"--steps", &own.steps, NULL, false},     {"--settle", &own.settle, NULL, false},
-        {"--peer", &own.peer, NULL, false},       {"--profile", NULL, &own.profile, false},
-        {"--quick", NULL, &own.quick, false},     {"--contexts", &own.contexts, NULL, false},
-        {"--batches", &own.batches, NULL, false}, {NULL, NULL, NULL, false},
+        {"--shape", &own.shape, NULL, false},
+        {"--variants", &own.variants, NULL, false},
+        {"--steps", &own.steps, NULL, false},
+        {"--settle", &own.settle, NULL, false},
+        {"--peer", &own.peer, NULL, false},
+        {"--profile", NULL, &own.profile, false},
+        {"--quick", NULL, &own.quick, false},
+        {"--contexts", &own.contexts, NULL, false},
+        {"--batches", &own.batches, NULL, false},
+        {"--prompt", &own.prompt, NULL, false},
+        {NULL, NULL, NULL, false},
     };
     int status = weft_args_parse(&args, argc, argv, options, &own.what, 1);
     if (status) return status;
     if (!own.what) return refuse("say what: train, decode or attention");
     bool decode = strcmp(own.what, "decode") == 0;
-    if (!decode && (own.contexts || own.batches))
-        return refuse("--contexts and --batches are decode's");
+    if (!decode && (own.contexts || own.batches || own.prompt))
+        return refuse("--contexts, --batches and --prompt are decode's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
     if (strcmp(own.what, "train") == 0) return bench_train(&args, &own);
     if (strcmp(own.what, "attention") == 0) return bench_attention(&args, &own);

@@ -172,6 +172,7 @@ static void test_wrong_use_is_one_line(void **state) {
     command_fails(2, RUN("bench"), SAYS("train, decode or attention"));
     command_fails(2, RUN("bench", "decode", "--quick"), SAYS("decode takes"));
     command_fails(2, RUN("bench", "decode", "--contexts", "many"), SAYS("--contexts"));
+    command_fails(2, RUN("bench", "decode", "--prompt", "-1"), SAYS("--prompt"));
     command_fails(2, RUN("bench", "train", "--contexts", "64"), SAYS("decode's"));
     command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "train, decode and attention"));
     command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
@@ -192,7 +193,7 @@ static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
     char *out;
     command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "dot,mla",
                          "--contexts", "32,300", "--batches", "1,3", "--steps", "1", "--threads",
-                         "1", "--json"),
+                         "1", "--prompt", "40", "--json"),
                      &out);
     json_t *all = json_loads(out, 0, NULL), *rows = json_object_get(all, "rows");
     assert_int_equal(json_array_size(rows), 2 * 2 * 2);
@@ -205,6 +206,8 @@ static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
     assert_int_equal(json_integer_value(json_object_get(row, "cache_bytes")),
                      3 * 300 * 6 * 2 * 256 * 4);
     assert_true(json_number_value(json_object_get(row, "tokens_per_s")) > 0);
+    assert_true(json_number_value(json_object_get(json_array_get(rows, 0), "first_token_seconds")) >
+                0);
     json_decref(all);
     free(out);
 }
