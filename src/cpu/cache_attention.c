@@ -37,39 +37,46 @@ static void attend_block(void *context, int64_t task, int thread) {
     attend(&b);
 }
 
+static void add_times(real *restrict sum, const real *restrict x, real factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        sum[i] += x[i] * factor;
+}
+
 /* A row's head: its blocks, in order. */
 static void join_blocks(void *context, int64_t task, int thread) {
     (void)thread;
     const attend_run *a = context;
     int64_t r = task / a->heads, blocks = a->first[r + 1] - a->first[r];
     const weft_tensor *o = a->n->out[0];
-    const real *part = a->partial + task * a->blocks * (a->dv + 2);
+    char *to = (char *)weft_data(a->x, o) + task * a->dv * (int64_t)weft_dtype_size(o->dtype);
     real *sum = a->partial + task * a->blocks * (a->dv + 2), total = 0;
     if (blocks == 0) {
-        memset((char *)weft_data(a->x, o) + (size_t)(task * a->dv) * weft_dtype_size(o->dtype), 0,
-               (size_t)a->dv * weft_dtype_size(o->dtype));
+        memset(to, 0, (size_t)a->dv * weft_dtype_size(o->dtype));
         return;
     }
-    real top = part[a->dv];
+    real top = sum[a->dv];
     for (int64_t b = 1; b < blocks; b++)
-        top = part[b * (a->dv + 2) + a->dv] > top ? part[b * (a->dv + 2) + a->dv] : top;
+        top = sum[b * (a->dv + 2) + a->dv] > top ? sum[b * (a->dv + 2) + a->dv] : top;
     for (int64_t b = 0; b < blocks; b++) {
-        const real *from = part + b * (a->dv + 2);
+        const real *from = sum + b * (a->dv + 2);
         real factor = (real)exp2((double)(from[a->dv] - top));
         total += factor * from[a->dv + 1];
-        for (int64_t d = 0; d < a->dv; d++)
-            sum[d] = b == 0 ? from[d] * factor : sum[d] + from[d] * factor;
+        if (b == 0)
+            for (int64_t d = 0; d < a->dv; d++)
+                sum[d] *= factor;
+        else
+            add_times(sum, from, factor, a->dv);
     }
     a->largest[task] = top;
     a->norm[task] = total;
     real inverse = 1 / total;
-    for (int64_t d = 0; d < a->dv; d++) {
-        if (o->dtype == WEFT_BF16)
-            ((uint16_t *)weft_data(a->x, o))[task * a->dv + d] =
-                weft_float_to_bf16((float)(sum[d] * inverse));
-        else
-            ((real *)weft_data(a->x, o))[task * a->dv + d] = sum[d] * inverse;
-    }
+    for (int64_t d = 0; d < a->dv; d++)
+        sum[d] *= inverse;
+    if (o->dtype == WEFT_BF16)
+        for (int64_t d = 0; d < a->dv; d++)
+            ((uint16_t *)to)[d] = weft_float_to_bf16((float)sum[d]);
+    else
+        memcpy(to, sum, (size_t)a->dv * sizeof(real));
 }
 
 /* The weights of a row's block of keys, over all heads. */

@@ -296,11 +296,22 @@ I8_TARGET static void i8_add_tiles(const int8_t *p, int64_t heads, const int8_t 
 }
 
 /* The sums of one head as numbers. */
-static void i8_finish(const int32_t *sums, int64_t width, bool alone, real scale, real *to) {
-    for (int64_t i = 0; i < width; i++) {
-        const int32_t *high = alone ? sums + i / 16 * 32 + i % 16 : sums + i / 2 * 4 + i % 2;
-        int32_t low = high[alone ? 16 : 2];
-        to[i] = (real)(256 * *high + low) * scale;
+static void i8_finish_alone(const int32_t *sums, int64_t width, real scale, real *to) {
+    for (int64_t i = 0; i < width; i += 4) {
+        const int32_t *high = sums + i / 16 * 32 + i % 16;
+        int32x4_t sum = vaddq_s32(vshlq_n_s32(vld1q_s32(high), 8), vld1q_s32(high + 16));
+        vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
+    }
+}
+
+static void i8_finish_tile(const int32_t *sums, int64_t width, real scale, real *to) {
+    for (int64_t i = 0; i < width; i += 4) {
+        int64x2_t a = vreinterpretq_s64_s32(vld1q_s32(sums + 2 * i));
+        int64x2_t b = vreinterpretq_s64_s32(vld1q_s32(sums + 2 * i + 4));
+        int32x4_t high = vreinterpretq_s32_s64(vzip1q_s64(a, b));
+        int32x4_t low = vreinterpretq_s32_s64(vzip2q_s64(a, b));
+        int32x4_t sum = vaddq_s32(vshlq_n_s32(high, 8), low);
+        vst1q_f32(to + i, vmulq_n_f32(vcvtq_f32_s32(sum), scale));
     }
 }
 

@@ -161,9 +161,14 @@ static void narrow_finish(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     if (a->value_way == BY_BF16 && a->group > 1)
         bf16_untile((const real *)sums_of(b, g), a->group, a->dv, out_of(b, g), out_step(a));
-    for (int64_t h = 0; a->value_way == BY_I8 && h < a->group; h++)
-        i8_finish((const int32_t *)sums_of(b, g) + 2 * h * a->dv, a->dv, a->group == 1,
-                  b->s.p_scales[g * a->rows + h], out_of(b, g) + h * out_step(a));
+    for (int64_t h = 0; a->value_way == BY_I8 && h < a->group; h++) {
+        const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * a->dv;
+        real scale = b->s.p_scales[g * a->rows + h], *to = out_of(b, g) + h * out_step(a);
+        if (a->group == 1)
+            i8_finish_alone(sums, a->dv, scale, to);
+        else
+            i8_finish_tile(sums, a->dv, scale, to);
+    }
 }
 
 #else

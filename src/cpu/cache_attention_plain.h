@@ -6,10 +6,11 @@
 #include "cpu/cached.h"
 
 enum {
-    PLAIN_KEYS = 4,    /* keys whose products are made side by side */
-    PLAIN_QUERIES = 4, /* query heads of one pass over keys or values */
-    PLAIN_VECTORS = 4, /* vectors of a value's columns for several heads, */
-    PLAIN_ALONE = 8    /* and for one */
+    PLAIN_KEYS = 4,      /* keys whose products are made side by side for several query heads, */
+    PLAIN_KEYS_MOST = 8, /* and for one */
+    PLAIN_QUERIES = 4,   /* query heads of one pass over keys or values */
+    PLAIN_VECTORS = 4,   /* vectors of a value's columns for several heads, */
+    PLAIN_ALONE = 8      /* and for one */
 };
 
 /* The query heads that share a key head, and what they read. */
@@ -24,14 +25,14 @@ typedef struct {
 static ALWAYS_INLINE void plain_dot_block(const plain_shape *p, const real *q, const char *k,
                                           real *s, const int queries, const int keys,
                                           const cached_kind kind) {
-    vreal sum[PLAIN_QUERIES][PLAIN_KEYS];
+    vreal sum[PLAIN_QUERIES][PLAIN_KEYS_MOST];
     int64_t width = p->width;
     for (int h = 0; h < queries; h++)
         for (int j = 0; j < keys; j++)
             sum[h][j] = vset(0);
     int64_t i = 0;
     for (; i + VLEN <= width; i += VLEN) {
-        vreal key[PLAIN_KEYS];
+        vreal key[PLAIN_KEYS_MOST];
         for (int j = 0; j < keys; j++)
             key[j] = load_cached(k + j * p->token_bytes, i, VLEN, kind);
         for (int h = 0; h < queries; h++) {
@@ -56,6 +57,9 @@ static ALWAYS_INLINE void plain_dot_queries(const plain_shape *p, const real *q,
                                             int64_t count, real *s, const int queries,
                                             const cached_kind kind) {
     int64_t j = 0;
+    if (queries == 1)
+        for (; j + PLAIN_KEYS_MOST <= count; j += PLAIN_KEYS_MOST)
+            plain_dot_block(p, q, k + j * p->token_bytes, s + j, 1, PLAIN_KEYS_MOST, kind);
     for (; j + PLAIN_KEYS <= count; j += PLAIN_KEYS)
         plain_dot_block(p, q, k + j * p->token_bytes, s + j, queries, PLAIN_KEYS, kind);
     for (; j < count; j++)
@@ -91,11 +95,10 @@ static void plain_score(const plain_shape *p, const real *q, const char *k, int6
 static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weights,
                                           const char *from, const float *scale, int64_t count,
                                           int64_t column, real *sums, int64_t step,
-                                          const int queries, const int vectors,
+                                          const int queries, const int vectors, const bool whole,
                                           const cached_kind kind) {
     vreal sum[PLAIN_QUERIES][PLAIN_ALONE];
-    int64_t room = p->width - column;
-    bool whole = room >= vectors * VLEN;
+    int64_t room = whole ? vectors * VLEN : p->width - column;
     for (int h = 0; h < queries; h++)
         for (int v = 0; v < vectors; v++)
             sum[h][v] = v * VLEN < room ? vload_n(sums + h * step + column + v * VLEN,
@@ -124,18 +127,30 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
                      min_i64(VLEN, room - v * VLEN));
 }
 
+/* All columns of `queries` heads. */
+static ALWAYS_INLINE void plain_add_heads(const plain_shape *p, const real *weights,
+                                          const char *from, const float *scale, int64_t count,
+                                          real *sums, int64_t step, const int queries,
+                                          const int vectors, const cached_kind kind) {
+    int64_t column = 0;
+    for (; column + vectors * VLEN <= p->width; column += vectors * VLEN)
+        plain_add_block(p, weights, from, scale, count, column, sums, step, queries, vectors, true,
+                        kind);
+    if (column < p->width)
+        plain_add_block(p, weights, from, scale, count, column, sums, step, queries, vectors, false,
+                        kind);
+}
+
 static ALWAYS_INLINE void plain_add_kind(const plain_shape *p, const real *weights,
                                          const char *from, const float *scale, int64_t count,
                                          real *sums, int64_t step, const cached_kind kind) {
     int64_t h = 0;
     for (; h + PLAIN_QUERIES <= p->group; h += PLAIN_QUERIES)
-        for (int64_t column = 0; column < p->width; column += PLAIN_VECTORS * VLEN)
-            plain_add_block(p, weights + h * p->ld, from, scale, count, column, sums + h * step,
-                            step, PLAIN_QUERIES, PLAIN_VECTORS, kind);
+        plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step,
+                        PLAIN_QUERIES, PLAIN_VECTORS, kind);
     for (; h < p->group; h++)
-        for (int64_t column = 0; column < p->width; column += PLAIN_ALONE * VLEN)
-            plain_add_block(p, weights + h * p->ld, from, scale, count, column, sums + h * step,
-                            step, 1, PLAIN_ALONE, kind);
+        plain_add_heads(p, weights + h * p->ld, from, scale, count, sums + h * step, step, 1,
+                        PLAIN_ALONE, kind);
 }
 
 /* sums [group, width] (ld `step`) += the weighted values of `count` keys that lie one after the other;
