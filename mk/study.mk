@@ -57,4 +57,4 @@ list-defconfigs: ## the studies there are, and how long each takes here
 			time=$$($(PROGRAM) study --config "$$file" --device cpu $$data --list 2>/dev/null | \
 			sed -n 's/^about \(.*\) here, .*/\1/p'); done; printf '%-24s %-12s ' "$${file#defconfigs/}" "$${time:--}"; \
 		else printf '%-24s ' "$${file#defconfigs/}"; fi; \
-		sed -n '1s/^# *//p' "$$file"; done
+		sed -n '1{/^#/!s/.*//;s/^# *//;p;}' "$$file"; done

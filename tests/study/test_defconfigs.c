@@ -40,11 +40,28 @@ static const char *const known[] = {"demo",
                                     "long-context",
                                     "reciprocal"};
 
+static bool is_known(const char *name) {
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(name, known[i]) == 0) return true;
+    return false;
+}
+
+/* What `make savedefconfig NAME=` wrote begins with an option: it is the reader's own, until a comment says
+ * what it is for. */
+static bool is_own(const char *name) {
+    char path[128];
+    snprintf(path, sizeof path, "defconfigs/%.63s", name);
+    char *text = file_read(path, NULL);
+    bool own = *text != '#' && !is_known(name);
+    free(text);
+    return own;
+}
+
 static void list_names(void) {
     DIR *folder = opendir("defconfigs");
     assert_non_null(folder);
     for (const struct dirent *e; (e = readdir(folder));) {
-        if (e->d_name[0] == '.') continue;
+        if (e->d_name[0] == '.' || is_own(e->d_name)) continue;
         assert_true(n_names < NAMES_MOST && strlen(e->d_name) < NAME_ROOM);
         snprintf(names[n_names++], NAME_ROOM, "%.*s", NAME_ROOM - 1, e->d_name);
     }

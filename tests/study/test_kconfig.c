@@ -247,8 +247,13 @@ static void test_savedefconfig_keeps_what_is_not_default(void **state) {
 static void test_list_defconfigs_has_each_with_its_sentence(void **state) {
     (void)state;
     write_tree("defconfigs/test", "# What the test asks.\n# More.\nCONFIG_N_LAYER=3\n");
-    expect_done(shell("make -s list-defconfigs"));
+    write_tree("defconfigs/own",
+               "CONFIG_N_LAYER=3\n"); /* has a line of its own without a sentence */
+    expect_done(shell("make -s list-defconfigs && rm defconfigs/own"));
     char *out = said("out");
+    const char *own = strstr(out, "\nown ");
+    assert_non_null(own);
+    assert_non_null(strstr(own + 1, "\nra-mla"));
     expect_words(out, SAYS("demo ", "gpt2-ra-mla-full ", "test ", " What the test asks.\n"));
     assert_null(strstr(out, "More."));
     free(out);
