@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTEXT = 256, WINDOWS = 8, DIGITS = 4 };
+enum { CONTEXT = 256, WINDOWS = 4, DIGITS = 4 };
 
 typedef double layer_number(const weft_layer_look *l);
 

@@ -9,10 +9,10 @@
 #include <string.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_answer,    weft_report_verdicts,  weft_report_curves,     weft_report_fronts,
-    weft_report_table,     weft_report_positions, weft_report_inside,     weft_report_samples,
-    weft_report_attention, weft_report_sweep,     weft_report_trouble,    weft_report_differences,
-    weft_report_equality,  weft_report_repeats,   weft_report_environment};
+    weft_report_answer,      weft_report_verdicts,  weft_report_curves,    weft_report_fronts,
+    weft_report_table,       weft_report_yardstick, weft_report_positions, weft_report_inside,
+    weft_report_samples,     weft_report_attention, weft_report_sweep,     weft_report_trouble,
+    weft_report_differences, weft_report_equality,  weft_report_repeats,   weft_report_environment};
 
 static weft_status write_study(weft_page *p, const char *database, bool several) {
     weft_report_data d;
@@ -152,13 +152,16 @@ static weft_status study_json(const char *database, json_t **object) {
         status = weft_report_repeat_of(&d, &d.runs[i], &r);
         if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
     }
+    json_t *yardsticks = json_array();
+    if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
     char *answer = weft_report_sentence(&d);
-    *object = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o}", "name", weft_json_text(d.name),
-        "question", weft_json_text(d.question), "answer", weft_json_text(answer ? answer : ""),
-        "score", weft_json_text(d.score), "score_name", weft_json_text(d.score_name),
-        "higher_is_better", d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
-        weft_report_comparisons(&d), "verdicts", verdicts, "steps", steps, "repeats", repeats);
+    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o}", "name",
+                        weft_json_text(d.name), "question", weft_json_text(d.question), "answer",
+                        weft_json_text(answer ? answer : ""), "score", weft_json_text(d.score),
+                        "score_name", weft_json_text(d.score_name), "higher_is_better",
+                        d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
+                        weft_report_comparisons(&d), "verdicts", verdicts, "steps", steps,
+                        "repeats", repeats, "yardsticks", yardsticks);
     free(answer);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {

@@ -98,6 +98,8 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     d->question = keep_text(d, question);
     weft_record_value(d->config, WEFT_OPTION(study_rate_as), question, sizeof question);
     d->rate_as = keep_text(d, question);
+    weft_record_value(d->config, WEFT_OPTION(study_yardstick), question, sizeof question);
+    d->yardstick = keep_text(d, question);
     weft_record_value(d->config, WEFT_OPTION(study_spread), question, sizeof question);
     d->spread = strtod(question, NULL);
     weft_record_value(d->config, WEFT_OPTION(study_seeds), question, sizeof question);

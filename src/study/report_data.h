@@ -63,6 +63,7 @@ typedef struct {
     const char *score_name; /* "held-out loss" */
     const char *question;   /* STUDY_QUESTION */
     const char *rate_as;    /* STUDY_RATE_AS */
+    const char *yardstick;  /* STUDY_YARDSTICK */
     double spread;          /* STUDY_SPREAD; 0: unknown */
     int planned_seeds;      /* STUDY_SEEDS */
     double vocabulary;      /* VOCAB_SIZE; NaN: unknown */

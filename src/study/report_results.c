@@ -111,8 +111,10 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         least = fmin(least, d->steps[i].compared.sd);
         most = fmax(most, d->steps[i].compared.sd);
     }
-    if (isfinite(least))
+    if (least < most)
         weft_page_say(p, "Stated beforehand: %s They spread by %.2g to %.2g.", power, least, most);
+    else if (isfinite(least))
+        weft_page_say(p, "Stated beforehand: %s They spread by %.2g.", power, least);
     else
         weft_page_say(p, "Stated beforehand: %s", power);
 }

@@ -17,6 +17,8 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 weft_report_section weft_report_curves;
 /* report_pictures.c */
 weft_report_section weft_report_fronts, weft_report_sweep;
+/* report_yardstick.c */
+weft_report_section weft_report_yardstick;
 /* report_positions.c */
 weft_report_section weft_report_positions;
 /* report_inside.c */
@@ -87,6 +89,9 @@ typedef struct {
     char name[64]; /* of the fact */
 } weft_report_range;
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REPORT_RANGES]);
+
+/* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report_yardstick.c */
+weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
 
 /* The numbers of `Inside the models` by name, null where a step has none. The caller owns it.
  * report_inside.c */

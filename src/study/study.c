@@ -192,6 +192,22 @@ static weft_status parse_rate_as(weft_study *s) {
     return WEFT_OK;
 }
 
+/* "small, middle, large; others" */
+static weft_status check_yardstick(const weft_study *s) {
+    char name[WEFT_STEP_NAME];
+    for (const char *at = s->base.study_yardstick; *(at += strspn(at, " \t,;"));) {
+        size_t n = strcspn(at, ",;"), used = n;
+        while (used > 0 && strchr(" \t", at[used - 1]))
+            used--;
+        snprintf(name, sizeof name, "%.*s", (int)used, at);
+        if (weft_steps_find(&s->steps, name) < 0)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
+                             weft_error_message());
+        at += n;
+    }
+    return WEFT_OK;
+}
+
 static weft_status check_step_keys(const weft_study *s) {
     for (int i = 0; i < s->steps.n; i++)
         if (s->n_rates && sets_option(&s->steps.list[i], WEFT_OPTION(learning_rate)))
@@ -266,6 +282,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     WEFT_TRY(parse_rates(s));
     WEFT_TRY(check_rate_seed(s));
     WEFT_TRY(parse_rate_as(s));
+    WEFT_TRY(check_yardstick(s));
     WEFT_TRY(check_step_keys(s));
     s->built = calloc((size_t)s->steps.n, sizeof *s->built);
     if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");

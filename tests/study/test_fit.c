@@ -82,10 +82,56 @@ static void test_what_cannot_be_fitted_is_refused(void **state) {
     command_fails(2, RUN("runs", path, "--fit", "N_FFN"), SAYS("N_FFN", "above 0"));
 }
 
+/* Plain models of 1, 2 and 4 million parameters on 20 p^-0.1, each seed 1% to either side, and a variant of 3 million
+ * with a mean of 4.1. The expected numbers are SciPy's line and t. */
+static void test_a_variant_is_held_against_a_plain_model_of_its_size(void **state) {
+    (void)state;
+    const char *path = scratch_path("yardstick.db");
+    static const char *const names[] = {"a", "b", "c", "variant"};
+    sqlite3 *db = study_open(path, "yardstick", "val_loss");
+    for (int i = 0; i < 4; i++) {
+        double size = i < 3 ? 1e6 * (1 << i) : 3e6;
+        study_step(db, i, names[i], names[i], i ? 0 : -1, -1);
+        study_sql(db, "UPDATE steps SET parameters = %d WHERE step = %d", (int)size, i);
+        for (int seed = 1; seed <= 2; seed++)
+            study_run(db, i, 0.001, seed,
+                      i < 3 ? 20 * pow(size, -0.1) * exp(seed == 1 ? 0.01 : -0.01)
+                            : (seed == 1 ? 4.0 : 4.2),
+                      "x");
+    }
+    study_sql(db, "UPDATE study SET config = config || %Q", "\nSTUDY_YARDSTICK=a, b , c");
+    study_close(db);
+    json_t *report = command_json(RUN("report", path, "--json"));
+    json_t *study = json_array_get(json_object_get(report, "studies"), 0);
+    json_t *list = json_array_get(json_object_get(study, "yardsticks"), 0);
+    assert_true(fabs(number(json_object_get(list, "parameters"), "power") + 0.1) < 1e-9);
+    json_t *rows = json_object_get(list, "variants");
+    assert_int_equal(json_array_size(rows), 1);
+    const json_t *at = json_object_get(json_array_get(rows, 0), "parameters");
+    assert_true(fabs(number(at, "plain") - 4.5010918) < 1e-6);
+    assert_true(fabs(number(at, "difference") + 0.4010918) < 1e-6);
+    assert_true(fabs(number(at, "low") + 0.5202435) < 1e-6);
+    assert_true(fabs(number(at, "high") + 0.2783737) < 1e-6);
+    assert_string_equal(json_string_value(json_object_get(at, "verdict")), "better");
+    assert_true(json_is_false(json_object_get(at, "beyond")));
+    json_decref(report);
+    command_succeeds(RUN("report", path, "--out", scratch_path("out")), NULL);
+    char *md = file_read(scratch_path("out/report.md"), NULL);
+    assert_non_null(strstr(md, "## Against plain models of equal size"));
+    assert_non_null(strstr(md, "| variant | 4.1000 | -0.4011 \\[-0.5202, -0.2784\\] better |"));
+    assert_null(strstr(md, "| a | 5.0")); /* a plain model is not held against itself */
+    free(md);
+    command_fails(
+        2,
+        RUN("study", "--config", "defconfigs/demo", "-o", "STUDY_YARDSTICK=0, nothing", "--list"),
+        SAYS("STUDY_YARDSTICK", "'nothing'"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_law_comes_back),
         cmocka_unit_test(test_steps_may_be_chosen),
+        cmocka_unit_test(test_a_variant_is_held_against_a_plain_model_of_its_size),
         cmocka_unit_test(test_what_cannot_be_fitted_is_refused),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

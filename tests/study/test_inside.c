@@ -145,8 +145,7 @@ static void test_what_was_stated_beforehand_stands_beside_what_became_of_it(void
     write_report("power", &md, &html);
     /* 3.264 · 0.03; and the deviation of 0.01, 0, 0. */
     expect_in(md, "Stated beforehand: 3 seeds show a difference of 0.098 in four of five studies, "
-                  "where differences spread by 0.03 from seed to seed. They spread by 0.0058 to "
-                  "0.0058.");
+                  "where differences spread by 0.03 from seed to seed. They spread by 0.0058.");
     free(md);
     free(html);
 }
@@ -200,7 +199,7 @@ static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state)
     json_t *trained = json_load_file(scratch_path("run/result.json"), 0, NULL);
     assert_non_null(trained);
     json_t *facts = json_object_get(trained, "facts");
-    write_held_out(tokens, 32, 8);
+    write_held_out(tokens, 32, 4);
     json_t *found = command_json(RUN("inspect", "--model", run, "--tokens", tokens, "--json"));
     same(json_number_value(json_object_get(facts, "inside_entropy")),
          mean_over_heads(found, "entropy"));
