@@ -79,30 +79,27 @@ BF16_TARGET static ALWAYS_INLINE void sum_block(const bf16_run *r, int64_t row, 
             sums[(row + m) * TASK_COLUMNS + c * apart] = vaddvq_f32(sum[m][c]);
 }
 
-BF16_TARGET static ALWAYS_INLINE void sum_rows(const bf16_run *r, const uint16_t *w, real *sums,
-                                               const int columns) {
+BF16_TARGET static ALWAYS_INLINE void sum_rows(const bf16_run *r, const uint16_t *w, int64_t apart,
+                                               real *sums, const int columns) {
     int64_t m = r->p->m, row = 0;
     for (; row + 4 <= m; row += 4)
-        sum_block(r, row, w, 1, sums, 4, columns);
+        sum_block(r, row, w, apart, sums, 4, columns);
     for (; row + 2 <= m; row += 2)
-        sum_block(r, row, w, 1, sums, 2, columns);
-    if (row < m) sum_block(r, row, w, 1, sums, 1, columns);
+        sum_block(r, row, w, apart, sums, 2, columns);
+    if (row < m) sum_block(r, row, w, apart, sums, 1, columns);
 }
 
-/* A row alone waits for memory: ALONE columns at a time, each the next of its own part of w. Parts of
+/* Few rows wait for memory: the columns of a block are each the next of its own part of w. Parts of
  * several columns are streams long enough for the processor to fetch ahead in all of them. */
 BF16_TARGET static void sum_columns(const bf16_run *r, const uint16_t *w, int64_t n, real *sums) {
-    int64_t c = 0, ldw = r->p->b.ld;
-    if (r->p->m == 1) {
-        int64_t part = n / ALONE;
-        for (int64_t i = 0; i < part; i++)
-            sum_block(r, 0, w + i * ldw, part, sums + i, 1, ALONE);
-        c = part * ALONE;
-    }
-    for (; c + COLUMNS <= n; c += COLUMNS)
-        sum_rows(r, w + c * ldw, sums + c, COLUMNS);
-    for (; c < n; c++)
-        sum_rows(r, w + c * ldw, sums + c, 1);
+    int64_t ldw = r->p->b.ld, together = r->p->m == 1 ? ALONE : COLUMNS, part = n / together;
+    for (int64_t c = 0; c < part; c++)
+        if (r->p->m == 1)
+            sum_block(r, 0, w + c * ldw, part, sums + c, 1, ALONE);
+        else
+            sum_rows(r, w + c * ldw, part, sums + c, COLUMNS);
+    for (int64_t c = part * together; c < n; c++)
+        sum_rows(r, w + c * ldw, 1, sums + c, 1);
 }
 
 static void run_columns(void *context, int64_t task, int thread) {

@@ -130,31 +130,28 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
                        columns - c < 4 ? columns - c : 4);
 }
 
-static ALWAYS_INLINE void dot_rows(const dot_work *d, int64_t m, int64_t column, real *sums,
-                                   const int columns, const bool bf16) {
+static ALWAYS_INLINE void dot_rows(const dot_work *d, int64_t m, int64_t column, int64_t apart,
+                                   real *sums, const int columns, const bool bf16) {
     int64_t row = 0;
     for (; row + 4 <= m; row += 4)
-        dot_block(d, row, column, 1, sums, 4, columns, bf16);
-    if (m - row == 3) dot_block(d, row, column, 1, sums, 3, columns, bf16);
-    if (m - row == 2) dot_block(d, row, column, 1, sums, 2, columns, bf16);
-    if (m - row == 1) dot_block(d, row, column, 1, sums, 1, columns, bf16);
+        dot_block(d, row, column, apart, sums, 4, columns, bf16);
+    if (m - row == 3) dot_block(d, row, column, apart, sums, 3, columns, bf16);
+    if (m - row == 2) dot_block(d, row, column, apart, sums, 2, columns, bf16);
+    if (m - row == 1) dot_block(d, row, column, apart, sums, 1, columns, bf16);
 }
 
-/* A row alone waits for memory: BLOCK_ALONE columns at a time, each the next of its own part of w.
- * Parts of several columns are streams long enough for the processor to fetch ahead in all of them. */
+/* Few rows wait for memory: the columns of a block are each the next of its own part of w. Parts of
+ * several columns are streams long enough for the processor to fetch ahead in all of them. */
 static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, real *sums,
                                       const bool bf16) {
-    int64_t column = 0;
-    if (m == 1) {
-        int64_t part = n / BLOCK_ALONE;
-        for (int64_t i = 0; i < part; i++)
-            dot_block(d, 0, i, part, sums, 1, BLOCK_ALONE, bf16);
-        column = part * BLOCK_ALONE;
-    }
-    for (; column + BLOCK_COLUMNS <= n; column += BLOCK_COLUMNS)
-        dot_rows(d, m, column, sums, BLOCK_COLUMNS, bf16);
-    for (; column < n; column++)
-        dot_rows(d, m, column, sums, 1, bf16);
+    int64_t together = m == 1 ? BLOCK_ALONE : BLOCK_COLUMNS, part = n / together;
+    for (int64_t c = 0; c < part; c++)
+        if (m == 1)
+            dot_block(d, 0, c, part, sums, 1, BLOCK_ALONE, bf16);
+        else
+            dot_rows(d, m, c, part, sums, BLOCK_COLUMNS, bf16);
+    for (int64_t c = part * together; c < n; c++)
+        dot_rows(d, m, c, 1, sums, 1, bf16);
 }
 
 /* sums [rows, vectors·VLEN] += x [rows, depth] · w [depth, n], `part` columns in the

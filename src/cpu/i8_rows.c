@@ -2,8 +2,8 @@
  *
  * Rows of x are rounded to 8 bits, with one scale for each block of WEFT_I8_BLOCK; a block's products
  * are summed exactly in 32 bits, and the blocks' sums, times the scale, in float, in order. So a row's
- * bits do not depend on how many rows there are, nor on which instructions sum the integers: the dot
- * product instructions where the processor has them, else whatever the compiler makes of the loop.
+ * bits do not depend on how many rows there are, nor on which instructions sum the integers: SDOT, and
+ * SMMLA for several rows, where the processor has them, else whatever the compiler makes of the loop.
  * The weight is read once for up to GEMM_FEW_ROWS rows. */
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
@@ -14,6 +14,9 @@
 #include <sys/auxv.h>
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)
+#endif
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
 #endif
 #define HAVE_DOT_INSTRUCTION 1
 #else
@@ -30,10 +33,10 @@ enum {
 
 typedef struct {
     const gemm_product *p;
-    int8_t *x;     /* [m, ld] */
+    int8_t *x;     /* [m, ld]; with `tiles` [m / 2, ld / 8, 2, 8] */
     float *scales; /* [m, ld / BLOCK] */
     int64_t ld, columns, tasks;
-    bool dot;
+    bool dot, tiles;
 } i8_run;
 
 /* A row of x in 8 bits. */
@@ -53,10 +56,14 @@ static void round_row(const i8_run *r, int64_t row) {
         most = vmax_lane(largest);
         real inverse = most > 0 ? 127 / most : 0;
         r->scales[row * (r->ld / BLOCK) + b] = (float)(most / 127);
+        int8_t rounded[BLOCK];
         for (int64_t i = 0; i < BLOCK; i++) {
             real v = value[i] * inverse;
-            r->x[row * r->ld + at + i] = (int8_t)(int32_t)(v < 0 ? v - (real)0.5 : v + (real)0.5);
+            rounded[i] = (int8_t)(int32_t)(v < 0 ? v - (real)0.5 : v + (real)0.5);
         }
+        if (!r->tiles) memcpy(r->x + row * r->ld + at, rounded, sizeof rounded);
+        for (int64_t i = 0; r->tiles && i < BLOCK; i += 8)
+            memcpy(r->x + row / 2 * 2 * r->ld + 2 * (at + i) + row % 2 * 8, rounded + i, 8);
     }
 }
 
@@ -68,6 +75,14 @@ static inline int32_t dot_plain(const int8_t *x, const int8_t *w) {
     return sum;
 }
 
+/* The same for a row of a tile. */
+static inline int32_t dot_tile(const int8_t *x, const int8_t *w) {
+    int32_t sum = 0;
+    for (int i = 0; i < BLOCK; i++)
+        sum += (int32_t)x[i / 8 * 16 + i % 8] * (int32_t)w[i];
+    return sum;
+}
+
 /* sums [rows, COLUMNS] (ld TASK_COLUMNS) of a row block by all of k. */
 static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
                       int64_t columns, real *sums) {
@@ -76,7 +91,11 @@ static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *
         for (int64_t c = 0; c < columns; c++) {
             float sum = 0;
             for (int64_t b = 0; b < blocks; b++) {
-                int32_t dot = dot_plain(r->x + row * r->ld + b * BLOCK, w + c * r->ld + b * BLOCK);
+                const int8_t *at = w + c * r->ld + b * BLOCK;
+                int32_t dot =
+                    r->tiles
+                        ? dot_tile(r->x + row / 2 * 2 * r->ld + 2 * b * BLOCK + row % 2 * 8, at)
+                        : dot_plain(r->x + row * r->ld + b * BLOCK, at);
                 sum = fmaf((float)dot, r->scales[row * blocks + b], sum);
             }
             sums[row * TASK_COLUMNS + c] = (real)(sum * w_scale[c]);
@@ -85,6 +104,7 @@ static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *
 
 #if HAVE_DOT_INSTRUCTION
 #define DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+#define TILE_TARGET __attribute__((target("arch=armv8.2-a+i8mm")))
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 /* `columns`, a multiple of four, of w, `apart` from each other, and some rows. */
@@ -123,26 +143,78 @@ DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row,
                 total[k][c / 4][c % 4] * w_scale[c * apart];
 }
 
-/* A row alone waits for memory: ALONE columns at a time, each the next of its own part of w. Parts of
+/* Few rows wait for memory: the columns of a block are each the next of its own part of w. Parts of
  * several columns are streams long enough for the processor to fetch ahead in all of them. */
 DOT_TARGET static int64_t sum_dot(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
                                   int64_t n, real *sums) {
-    int64_t c = 0;
-    if (m == 1) {
-        int64_t part = n / ALONE;
-        for (int64_t i = 0; i < part; i++)
-            sum_dot_block(r, 0, w + i * r->ld, w_scale + i, part, sums + i, 1, ALONE);
-        c = part * ALONE;
-    }
-    for (; c + COLUMNS <= n; c += COLUMNS) {
+    int64_t part = n / (m == 1 ? ALONE : COLUMNS);
+    for (int64_t c = 0; m == 1 && c < part; c++)
+        sum_dot_block(r, 0, w + c * r->ld, w_scale + c, part, sums + c, 1, ALONE);
+    for (int64_t c = 0; m > 1 && c < part; c++) {
         int64_t row = 0;
         for (; row + 4 <= m; row += 4)
-            sum_dot_block(r, row, w + c * r->ld, w_scale + c, 1, sums + c, 4, COLUMNS);
+            sum_dot_block(r, row, w + c * r->ld, w_scale + c, part, sums + c, 4, COLUMNS);
         for (; row + 2 <= m; row += 2)
-            sum_dot_block(r, row, w + c * r->ld, w_scale + c, 1, sums + c, 2, COLUMNS);
-        if (row < m) sum_dot_block(r, row, w + c * r->ld, w_scale + c, 1, sums + c, 1, COLUMNS);
+            sum_dot_block(r, row, w + c * r->ld, w_scale + c, part, sums + c, 2, COLUMNS);
+        if (row < m) sum_dot_block(r, row, w + c * r->ld, w_scale + c, part, sums + c, 1, COLUMNS);
     }
-    return c;
+    return part * (m == 1 ? ALONE : COLUMNS);
+}
+
+/* Four columns of w, `apart` from each other, and `tiles` tiles of two rows. */
+TILE_TARGET static ALWAYS_INLINE void sum_tile_block(const i8_run *r, int64_t tile, int64_t m,
+                                                     const int8_t *w, const float *w_scale,
+                                                     int64_t apart, real *sums, const int tiles) {
+    int64_t blocks = r->ld / BLOCK, ld = r->ld, step = apart * ld;
+    const int8_t *x = r->x + 2 * tile * ld;
+    float32x4_t total[4][2];
+    for (int t = 0; t < tiles; t++)
+        total[t][0] = total[t][1] = vdupq_n_f32(0);
+    for (int64_t b = 0; b < blocks; b++) {
+        int32x4_t acc[4][2];
+        for (int t = 0; t < tiles; t++)
+            acc[t][0] = acc[t][1] = vdupq_n_s32(0);
+        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK; i += 16) {
+            int8x16_t v[2][2]; /* columns 2 c and 2 c + 1, eight numbers of each */
+            for (int c = 0; c < 2; c++) {
+                int64x2_t one = vreinterpretq_s64_s8(vld1q_s8(w + 2 * c * step + i));
+                int64x2_t two = vreinterpretq_s64_s8(vld1q_s8(w + (2 * c + 1) * step + i));
+                v[c][0] = vreinterpretq_s8_s64(vzip1q_s64(one, two));
+                v[c][1] = vreinterpretq_s8_s64(vzip2q_s64(one, two));
+            }
+            for (int t = 0; t < tiles; t++)
+                for (int half = 0; half < 2; half++) {
+                    int8x16_t rows = vld1q_s8(x + 2 * (t * ld + i) + 16 * half);
+                    for (int c = 0; c < 2; c++)
+                        acc[t][c] = vmmlaq_s32(acc[t][c], rows, v[c][half]);
+                }
+        }
+        for (int t = 0; t < tiles; t++) {
+            const float *scale = r->scales + 2 * (tile + t) * blocks + b;
+            float32x4_t both = vcombine_f32(vdup_n_f32(scale[0]), vdup_n_f32(scale[blocks]));
+            for (int c = 0; c < 2; c++)
+                total[t][c] = vfmaq_f32(total[t][c], vcvtq_f32_s32(acc[t][c]), both);
+        }
+    }
+    for (int t = 0; t < tiles; t++)
+        for (int k = 0; k < 2 && 2 * (tile + t) + k < m; k++)
+            for (int c = 0; c < COLUMNS; c++)
+                sums[(2 * (tile + t) + k) * TASK_COLUMNS + c * apart] =
+                    total[t][c / 2][2 * k + c % 2] * w_scale[c * apart];
+}
+
+TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w,
+                                     const float *w_scale, int64_t n, real *sums) {
+    int64_t part = n / COLUMNS, tiles = ceil_div(m, 2);
+    for (int64_t c = 0; c < part; c++) {
+        int64_t t = 0;
+        for (; t + 4 <= tiles; t += 4)
+            sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, 4);
+        for (; t + 2 <= tiles; t += 2)
+            sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, 2);
+        if (t < tiles) sum_tile_block(r, t, m, w + c * r->ld, w_scale + c, part, sums + c, 1);
+    }
+    return part * COLUMNS;
 }
 #endif
 
@@ -150,7 +222,10 @@ static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float
                         int64_t n, real *sums) {
     int64_t c = 0;
 #if HAVE_DOT_INSTRUCTION
-    if (r->dot) c = sum_dot(r, m, w, w_scale, n, sums);
+    if (r->tiles)
+        c = sum_tiles(r, m, w, w_scale, n, sums);
+    else if (r->dot)
+        c = sum_dot(r, m, w, w_scale, n, sums);
 #endif
     if (c < n) sum_plain(r, m, w + c * r->ld, w_scale + c, n - c, sums + c);
 }
@@ -178,7 +253,7 @@ static void run_columns(void *context, int64_t task, int thread) {
 }
 
 static int64_t rounded_bytes(const gemm_product *p) {
-    int64_t ld = weft_matmul_i8_columns(p->k), rows = min_i64(p->m, GEMM_FEW_ROWS);
+    int64_t ld = weft_matmul_i8_columns(p->k), rows = min_i64(p->m + p->m % 2, GEMM_FEW_ROWS);
     return ceil_div(rows * ld + rows * (ld / BLOCK) * (int64_t)sizeof(float), WEFT_ARENA_ALIGN) *
            WEFT_ARENA_ALIGN;
 }
@@ -195,6 +270,21 @@ static bool has_dot_instruction(void) {
 #endif
 }
 
+static bool has_tile_instruction(void) {
+#if HAVE_DOT_INSTRUCTION
+    return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#else
+    return false;
+#endif
+}
+
+/* A row that is missing in the last tile. */
+static void clear_row(const i8_run *r, int64_t row) {
+    for (int64_t i = 0; i < r->ld; i += 8)
+        memset(r->x + (row - 1) * r->ld + 2 * i + 8, 0, 8);
+    memset(r->scales + row * (r->ld / BLOCK), 0, (size_t)(r->ld / BLOCK) * sizeof *r->scales);
+}
+
 /* GEMM_FEW_ROWS rows after the other. */
 void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     for (int64_t row = 0; row < p->m; row += GEMM_FEW_ROWS) {
@@ -205,10 +295,12 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
         if (p->addend.data) part.addend = gemm_part(p->addend, 0, row, 0);
         if (p->pre.data) part.pre = gemm_part(p->pre, 0, row, 0);
         i8_run r = {.p = &part, .x = workspace, .ld = weft_matmul_i8_columns(p->k)};
-        r.scales = (float *)((char *)workspace + part.m * r.ld);
+        r.scales = (float *)((char *)workspace + (part.m + part.m % 2) * r.ld);
         r.dot = has_dot_instruction();
+        r.tiles = part.m > 1 && has_tile_instruction();
         for (int64_t i = 0; i < part.m; i++)
             round_row(&r, i);
+        if (r.tiles && part.m % 2 == 1) clear_row(&r, part.m);
         int64_t columns = max_i64(TASK_WEIGHTS / r.ld, ALONE);
         r.columns = min_i64(columns, TASK_COLUMNS) / ALONE * ALONE;
         r.tasks = ceil_div(p->n, r.columns);
