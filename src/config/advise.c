@@ -123,10 +123,17 @@ static void warn_all_idle(const weft_config *const *configs, int n, const char *
 }
 
 /* A reset begins a warm-up; the next one comes before that has ended. */
-static void warn_endless_warmup(const weft_config *c, const char *where) {
-    if (c->optimizer != WEFT_OPTIMIZER_ADAMWSPAM || !c->spam_periodic_reset || !c->spam_warmup)
-        return;
-    if (c->spam_interval > c->spam_warmup_steps || c->gpt2_max_iters <= c->spam_interval) return;
+static bool is_endless_warmup(const weft_config *c) {
+    return c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_periodic_reset && c->spam_warmup &&
+           c->spam_interval <= c->spam_warmup_steps && c->gpt2_max_iters > c->spam_interval;
+}
+
+static void warn_endless_warmup(const weft_config *const *configs, int n, const char *where) {
+    int i = 0;
+    while (i < n && !is_endless_warmup(configs[i]))
+        i++;
+    if (i == n) return;
+    const weft_config *c = configs[i];
     weft_log(WEFT_LOG_WARN,
              "%s: CONFIG_SPAM_INTERVAL=%lld is not above CONFIG_SPAM_WARMUP_STEPS=%lld: after the "
              "first reset the rate never stays at what was given; take a longer interval or a "
@@ -137,5 +144,5 @@ static void warn_endless_warmup(const weft_config *c, const char *where) {
 void weft_config_advise(const weft_config *const *configs, int n, const char *where) {
     if (n < 1) return;
     warn_all_idle(configs, n, where);
-    warn_endless_warmup(configs[0], where);
+    warn_endless_warmup(configs, n, where);
 }

@@ -54,6 +54,23 @@ static void test_a_key_that_matters_in_one_step_is_not_named(void **state) {
     free(said);
 }
 
+/* In any step of a study, and once. */
+static void test_a_warmup_that_never_ends_is_told(void **state) {
+    (void)state;
+    static const char spam[] = SMALL "CONFIG_GPT2_MAX_ITERS=30\nCONFIG_SPAM_WARMUP_STEPS=10\n"
+                                     "CONFIG_STUDY_STEPS=\"adamw: OPTIMIZER=adamw; spam: "
+                                     "OPTIMIZER=adamwspam; again: OPTIMIZER=adamwspam\"\n";
+    char text[1000];
+    snprintf(text, sizeof text, "%sCONFIG_SPAM_INTERVAL=10\n", spam);
+    char *said = list_says(text);
+    if (!strstr(said, "CONFIG_SPAM_INTERVAL=10 is not above CONFIG_SPAM_WARMUP_STEPS=10"))
+        fail_msg("%s", said);
+    assert_ptr_equal(strchr(said, '\n'), said + strlen(said) - 1);
+    free(said);
+    snprintf(text, sizeof text, "%sCONFIG_SPAM_INTERVAL=11\n", spam);
+    expect_silence(text);
+}
+
 /* A menu writes every key: only those that are not at their defaults were meant. */
 static void test_a_whole_config_is_judged_by_what_it_changes(void **state) {
     (void)state;
@@ -101,6 +118,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_ra_mla_keys_without_the_attention_are_named),
         cmocka_unit_test(test_a_key_that_matters_in_one_step_is_not_named),
+        cmocka_unit_test(test_a_warmup_that_never_ends_is_told),
         cmocka_unit_test(test_a_whole_config_is_judged_by_what_it_changes),
         cmocka_unit_test(test_when_an_option_matters_is_read_from_its_line),
     };
