@@ -163,13 +163,35 @@ def run_page(page, root):
     return failed, ran, left_out
 
 
+def shared_folders(pages):
+    """The folders that commands of two pages begin to write, in blocks or in sentences: whoever follows both pages
+    would find the second command refused, or another page's runs beside its own."""
+    owners, failed = [], []
+    for page in pages:
+        with open(page, encoding="utf-8") as file:
+            text = file.read()
+        typed = [c for _, block in blocks(text) for c in commands(block)]
+        typed += [c.strip("`") for line in text.split("\n") if not line.startswith("    ") for c in re.findall(r"`[^`]+`", line)]
+        for command in typed:
+            for line in command.replace("\\\n", "").split("\n"):
+                found = re.match(r"\s*(?:build/)?weft (?:train|study) .*--out ([a-z][^\s$]*)", line)
+                if found and "--resume" not in line:
+                    owners.append((found.group(1).rstrip("/"), page, line))
+    for folder, page, line in owners:
+        for other, where, _ in owners:
+            same, within = folder == other and page > where, folder.startswith(other + "/") and page != where
+            if same or within:
+                failed.append("%s: %s\n    writes into %s, which is a folder of %s" % (page, line, other, where))
+    return failed
+
+
 def main():
     weft, folder = os.path.abspath(sys.argv[1]), sys.argv[2]
     pages = sys.argv[3:] or ["README.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED)
     root = os.path.join(os.path.abspath(folder), "root")
     os.makedirs(root)
     make_root(weft, root)  # one for all pages: a reader has what the pages before left
-    failed, ran, summary = [], 0, []
+    failed, ran, summary = shared_folders(pages), 0, []
     for page in pages:
         wrong, n, left_out = run_page(page, root)
         failed, ran = failed + wrong, ran + n

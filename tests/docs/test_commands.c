@@ -52,6 +52,22 @@ static void test_a_command_that_fails_is_found(void **state) {
     free(said);
 }
 
+/* A reader of both pages would find the second command refused, or the one's runs beside the other's. */
+static void test_a_folder_of_two_pages_is_found(void **state) {
+    (void)state;
+    static const char one[] =
+        "# One\n\n    weft study --config defconfigs/demo --out runs/x --list\n";
+    static const char two[] =
+        "# Two\n\n    weft study --config defconfigs/demo --out runs/x/y --list\n";
+    char *said, names[1024];
+    file_write(scratch_path("one.md"), one, sizeof one - 1);
+    file_write(scratch_path("two.md"), two, sizeof two - 1);
+    snprintf(names, sizeof names, "'%s' '%s'", scratch_path("one.md"), scratch_path("two.md"));
+    assert_int_not_equal(run_pages("two", names, &said), 0);
+    assert_non_null(strstr(said, "writes into runs/x, which is a folder of "));
+    free(said);
+}
+
 /* The three pages on adding something, followed in a copy of the tree, which is then built and tested. */
 static void test_the_pages_on_adding_can_be_followed(void **state) {
     (void)state;
@@ -76,6 +92,7 @@ static void test_the_pages_on_adding_can_be_followed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_command_that_fails_is_found),
+        cmocka_unit_test(test_a_folder_of_two_pages_is_found),
         cmocka_unit_test(test_the_commands_of_every_page_run),
         cmocka_unit_test(test_the_pages_on_adding_can_be_followed),
     };
