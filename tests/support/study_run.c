@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -120,11 +121,18 @@ void study_same(const char *a, const char *b) {
     command_free(&r);
 }
 
+/* Whether a child has ended; it can be waited for afterwards. kill finds a process that ended, too. */
+static bool has_ended(pid_t child) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+           info.si_pid == child;
+}
+
 pid_t study_child(pid_t study) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)study, (int)study);
     if (access(path, R_OK) != 0) return 0;
-    for (int i = 0; i < WAITS && kill(study, 0) == 0; i++) {
+    for (int i = 0; i < WAITS && !has_ended(study); i++) {
         int child = 0;
         FILE *file = fopen(path, "r");
         if (file && fscanf(file, "%d", &child) != 1) child = 0;
@@ -136,7 +144,7 @@ pid_t study_child(pid_t study) {
 }
 
 void study_wait_done(pid_t study, const char *folder, int64_t runs) {
-    for (int i = 0; i < WAITS && kill(study, 0) == 0; i++) {
+    for (int i = 0; i < WAITS && !has_ended(study); i++) {
         if (study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done'") >= runs) return;
         pause_ms(5);
     }
