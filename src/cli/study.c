@@ -204,10 +204,12 @@ static void list_table(const weft_study *s, double seconds) {
                (p->account.forward_flops + p->account.backward_flops) / 1e6,
                *sets ? sets : "nothing");
     }
-    printf("%d runs: %d learning rates%s and %lld seeds per variant\n", runs,
-           weft_study_step_rates(s),
+    int rates = weft_study_step_rates(s);
+    long long seeds = (long long)s->base.study_seeds;
+    printf("%d runs: %d learning rate%s%s and %lld seed%s per variant\n", runs, rates,
+           rates == 1 ? "" : "s",
            weft_study_chooses(s) ? " on a seed apart, the best of them on the study's seeds," : "",
-           (long long)s->base.study_seeds);
+           seeds, seeds == 1 ? "" : "s");
     char time[64], power[WEFT_STUDY_LINE];
     if (*s->base.study_rate_as) printf("learning rates taken over: %s\n", s->base.study_rate_as);
     weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
