@@ -15,7 +15,11 @@
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 enum {
-    DEPTH = 512,    /* terms that are summed in registers */
+#if defined(__aarch64__)
+    DEPTH = 1024, /* terms that are summed in registers */
+#else
+    DEPTH = 512,
+#endif
     GROUP_MAX = 32, /* terms side by side */
     WIDTH_MAX = 32, /* rows or columns of a panel */
     PAIR_LINE = 32  /* numbers of a cache line */
@@ -211,21 +215,11 @@ static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_
                    width, group, padded);
 }
 
-static ALWAYS_INLINE void store_sums(real *to, vreal sums, real alpha, bool add) {
-    sums = sums * vset(alpha);
-    vstore(to, add ? vload(to) + sums : sums);
-}
-
 #if defined(__aarch64__)
 
-enum { ROWS = 8, COLUMNS = 12, GROUP = 4, ROW_PAIRS = ROWS / 2, COLUMN_PAIRS = COLUMNS / 2 };
+enum { ROWS = 8, COLUMNS = 12, GROUP = 4 };
 
-/* In the order written: gcc's scheduler would read more ahead than there are registers. */
-#if defined(__clang__)
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
-#else
-#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16"), optimize("no-schedule-insns")))
-#endif
 
 static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
     pack(x, across, count, k, to, ROWS, GROUP, GROUP);
@@ -235,40 +229,79 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
     pack(x, across, count, k, to, COLUMNS, GROUP, GROUP);
 }
 
-/* Registers of 2 × 2 results: the instruction multiplies two rows of four terms by two columns. */
-BF16_TARGET static void multiply_bfmmla(int64_t k, const void *a_panel, const void *b_panel,
-                                        real alpha, bool add, real *c, int64_t ldc) {
-    const uint16_t *a = a_panel, *b = b_panel, *end = a + k * ROWS;
-    float32x4_t sum[ROW_PAIRS][COLUMN_PAIRS];
-#pragma GCC unroll 4
-    for (int i = 0; i < ROW_PAIRS; i++)
-#pragma GCC unroll 6
-        for (int j = 0; j < COLUMN_PAIRS; j++)
-            sum[i][j] = vdupq_n_f32(0);
-    for (; a < end; a += ROWS * GROUP, b += COLUMNS * GROUP) {
-        bfloat16x8_t row[ROW_PAIRS];
-#pragma GCC unroll 4
-        for (int i = 0; i < ROW_PAIRS; i++)
-            row[i] = vreinterpretq_bf16_u16(vld1q_u16(a + 8 * i));
-#pragma GCC unroll 6
-        for (int j = 0; j < COLUMN_PAIRS; j++) {
-            bfloat16x8_t column = vreinterpretq_bf16_u16(vld1q_u16(b + 8 * j));
-#pragma GCC unroll 4
-            for (int i = 0; i < ROW_PAIRS; i++)
-                sum[i][j] = vbfmmlaq_f32(sum[i][j], row[i], column);
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < ROW_PAIRS; i++)
-#pragma GCC unroll 6
-        for (int j = 0; j < COLUMN_PAIRS; j += 2) {
-            real *to = c + 2 * i * ldc + 2 * j;
-            vreal first = (vreal)vcombine_f32(vget_low_f32(sum[i][j]), vget_low_f32(sum[i][j + 1]));
-            vreal next =
-                (vreal)vcombine_f32(vget_high_f32(sum[i][j]), vget_high_f32(sum[i][j + 1]));
-            store_sums(to, first, alpha, add);
-            store_sums(to + ldc, next, alpha, add);
-        }
+/* Registers of 2 × 2 results: the instruction multiplies two rows of four terms by two columns. In
+ * assembly, for the order: a compiler reads more ahead than there are registers, or too late. The sums of
+ * row pair i and column pair j are in v(8 + 4j + i), rows in v0 to v3, columns in v4 to v7. */
+#define ADD_PAIR(sum, row, column) "bfmmla v" #sum ".4s, v" #row ".8h, v" #column ".8h\n"
+#define ADD_COLUMNS(s0, s1, s2, s3, row)                                                           \
+    ADD_PAIR(s0, row, 4) ADD_PAIR(s1, row, 5) ADD_PAIR(s2, row, 6) ADD_PAIR(s3, row, 7)
+#define ADD_GROUP(n)                                                                               \
+    "ldp q4, q5, [%[b], #96*" #n "]\n"                                                             \
+    "ldp q0, q1, [%[a], #64*" #n "]\n"                                                             \
+    "ldp q6, q7, [%[b], #96*" #n "+32]\n" ADD_COLUMNS(8, 12, 16, 20, 0) ADD_COLUMNS(               \
+        9, 13, 17, 21, 1) "ldp q2, q3, [%[a], #64*" #n "+32]\n" ADD_COLUMNS(10, 14, 18, 22, 2)     \
+        ADD_COLUMNS(11, 15, 19, 23, 3) "ldp q4, q5, [%[b], #96*" #n "+64]\n" ADD_PAIR(24, 0, 4)    \
+            ADD_PAIR(28, 0, 5) ADD_PAIR(25, 1, 4) ADD_PAIR(29, 1, 5) ADD_PAIR(26, 2, 4)            \
+                ADD_PAIR(30, 2, 5) ADD_PAIR(27, 3, 4) ADD_PAIR(31, 3, 5)
+
+/* Four columns of two rows: their halves put together, scaled by v7, and set or added. */
+#define SET_FOUR(s0, s1, at)                                                                       \
+    "zip1 v0.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
+    "zip2 v1.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
+    "fmul v0.4s, v0.4s, v7.4s\n"                                                                   \
+    "fmul v1.4s, v1.4s, v7.4s\n"                                                                   \
+    "str q0, [%[c], #" #at "]\n"                                                                   \
+    "str q1, [%[next], #" #at "]\n"
+#define SUM_FOUR(s0, s1, at)                                                                       \
+    "zip1 v0.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
+    "zip2 v1.2d, v" #s0 ".2d, v" #s1 ".2d\n"                                                       \
+    "ldr q2, [%[c], #" #at "]\n"                                                                   \
+    "ldr q3, [%[next], #" #at "]\n"                                                                \
+    "fmla v2.4s, v0.4s, v7.4s\n"                                                                   \
+    "fmla v3.4s, v1.4s, v7.4s\n"                                                                   \
+    "str q2, [%[c], #" #at "]\n"                                                                   \
+    "str q3, [%[next], #" #at "]\n"
+#define NEXT_ROWS                                                                                  \
+    "add %[c], %[c], %[stride], lsl #1\n"                                                          \
+    "add %[next], %[next], %[stride], lsl #1\n"
+#define EACH_ROW_PAIR(four)                                                                        \
+    four(8, 12, 0) four(16, 20, 16) four(24, 28, 32) NEXT_ROWS four(9, 13, 0) four(17, 21, 16)     \
+        four(25, 29, 32) NEXT_ROWS four(10, 14, 0) four(18, 22, 16) four(26, 30, 32)               \
+            NEXT_ROWS four(11, 15, 0) four(19, 23, 16) four(27, 31, 32)
+#define ZERO(i) "movi v" #i ".4s, #0\n"
+
+BF16_TARGET static void multiply_bfmmla(int64_t k, const void *a, const void *b, real alpha,
+                                        bool add, real *c, int64_t ldc) {
+    int64_t rounds = k / (4 * GROUP), rest = k / GROUP % 4, sums = add;
+    real *next = c + ldc;
+    __asm__ volatile(
+        ZERO(8) ZERO(9) ZERO(10) ZERO(11) ZERO(12) ZERO(13) ZERO(14) ZERO(15) ZERO(16) ZERO(17)
+            ZERO(18) ZERO(19) ZERO(20) ZERO(21) ZERO(22) ZERO(23) ZERO(24) ZERO(25) ZERO(26)
+                ZERO(27) ZERO(28) ZERO(29) ZERO(30)
+                    ZERO(31) "cbz %[rounds], 2f\n"
+                             "1:\n" ADD_GROUP(0) ADD_GROUP(1)
+                                 ADD_GROUP(2) "subs %[rounds], %[rounds], #1\n" ADD_GROUP(
+                                     3) "add %[a], %[a], #256\n"
+                                        "add %[b], %[b], #384\n"
+                                        "b.ne 1b\n"
+                                        "2:\n"
+                                        "cbz %[rest], 4f\n"
+                                        "3:\n" ADD_GROUP(0) "subs %[rest], %[rest], #1\n"
+                                                            "add %[a], %[a], #64\n"
+                                                            "add %[b], %[b], #96\n"
+                                                            "b.ne 3b\n"
+                                                            "4:\n"
+                                                            "ld1r {v7.4s}, [%[alpha]]\n"
+                                                            "cbnz %[sums], 5f\n" EACH_ROW_PAIR(
+                                                                SET_FOUR) "b 6f\n"
+                                                                          "5:\n" EACH_ROW_PAIR(
+                                                                              SUM_FOUR) "6:\n"
+        : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [next] "+r"(next), [rounds] "+r"(rounds),
+          [rest] "+r"(rest)
+        : [sums] "r"(sums), [alpha] "r"(&alpha), [stride] "r"(ldc * (int64_t)sizeof(real))
+        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
+          "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",
+          "v27", "v28", "v29", "v30", "v31", "cc", "memory");
 }
 
 static const panel_form bfmmla = {
@@ -307,6 +340,11 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
 
 static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
     pack(x, across, count, k, to, ROWS, PAIR, PAIR);
+}
+
+static ALWAYS_INLINE void store_sums(real *to, vreal sums, real alpha, bool add) {
+    sums = sums * vset(alpha);
+    vstore(to, add ? vload(to) + sums : sums);
 }
 
 /* As panel_real.c does it, a pair of terms in the place of a term. */

@@ -16,7 +16,7 @@
 emulated_tile emulated_tiles[EMULATED_TILES];
 static const weft_matrix instructions[] = {WEFT_MATRIX_NONE, WEFT_MATRIX_AVX512_BF16,
                                            WEFT_MATRIX_AMX};
-#elif defined(__aarch64__)
+#elif WEFT_ARM_TARGETS
 static const weft_matrix instructions[] = {WEFT_MATRIX_NONE, WEFT_MATRIX_BFMMLA};
 #else
 static const weft_matrix instructions[] = {WEFT_MATRIX_NONE};
