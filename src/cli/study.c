@@ -280,7 +280,7 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
         return weft_fail(WEFT_EINPUT, "study: STUDY_EQUAL=\"time\" is measured on one machine; "
                                       "--slurm cannot share it out");
     if (*s->base.study_rate_as)
-        return weft_fail(WEFT_EINPUT, "study: CONFIG_STUDY_RATE_AS makes steps wait for others; "
+        return weft_fail(WEFT_EINPUT, "study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
                                       "--slurm runs each by itself");
     snprintf(name, sizeof name, "runs/%s", s->name);
     WEFT_TRY(choose_steps(s, own->steps, &chosen));

@@ -177,18 +177,18 @@ static weft_status parse_rate_as(weft_study *s) {
     while (*at) {
         int step, other;
         WEFT_TRY(next_step(s, &at, "=,", &step));
-        if (*at != '=') return refuse_rate_as(s, "must be STEP=OTHER, STEP2=OTHER2");
+        if (*at != '=') return refuse_rate_as(s, "must be NAME=OTHER, NAME2=OTHER2");
         at++;
         WEFT_TRY(next_step(s, &at, "=,", &other));
         if (*at == '=' || step == other || s->rate_as[step] >= 0)
-            return refuse_rate_as(s, "must be STEP=OTHER, STEP2=OTHER2, each step once");
+            return refuse_rate_as(s, "must be NAME=OTHER, NAME2=OTHER2, each variant once");
         s->rate_as[step] = other;
         at += *at == ',';
         at += strspn(at, " \t");
     }
     for (int i = 0; i < s->steps.n; i++)
         if (s->rate_as[i] >= 0 && s->rate_as[s->rate_as[i]] >= 0)
-            return refuse_rate_as(s, "the other must be a step that tries the rates itself");
+            return refuse_rate_as(s, "the other must be a variant that tries the rates itself");
     return WEFT_OK;
 }
 

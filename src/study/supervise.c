@@ -462,7 +462,7 @@ static void sum_up(supervisor *v) {
     }
     int rateless = find_rateless(v);
     if (rateless >= 0) {
-        snprintf(more, sizeof more, "%sstep '%s' waits for the learning rate of '%s'",
+        snprintf(more, sizeof more, "%svariant '%s' waits for the learning rate of '%s'",
                  *r->why ? "; " : "", v->study->steps.list[rateless].name,
                  v->study->steps.list[v->study->rate_as[rateless]].name);
         append(r->why, sizeof r->why, more);

@@ -146,7 +146,7 @@ static void test_a_step_may_take_over_anothers_rate(void **state) {
     command_result r = command_run(RUN("study", "--config", config, "--out", scratch_path("alone"),
                                        APART, "-o", "STUDY_RATE_AS=4=2", "--steps", "4"));
     assert_int_equal(r.status, 1);
-    assert_non_null(strstr(r.err, "step '4' waits for the learning rate of '2'"));
+    assert_non_null(strstr(r.err, "variant '4' waits for the learning rate of '2'"));
     command_free(&r);
     command_fails(2,
                   RUN("study", "--config", config, "--out", scratch_path("wrong"), APART, "-o",
