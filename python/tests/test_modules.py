@@ -224,23 +224,52 @@ def test_compiled_equals_eager(case):
         assert (a is None and b is None) or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_copies_and_pickles_compute_the_same():
-    module, x = shaken(CASES["w2 block"][0])
-    want = module(x)
-    assert torch.equal(copy.deepcopy(module)(x), want)
-    assert torch.equal(pickle.loads(pickle.dumps(module))(x), want)
-    other = W2TransformerBlock(W2Config()).double()
+@pytest.mark.parametrize("case", CASES)
+def test_copies_and_pickles_compute_the_same(case):
+    make, run, _ = CASES[case]
+    module, x = shaken(make)
+    want = run(module, x)
+    assert torch.equal(run(copy.deepcopy(module), x), want)
+    assert torch.equal(run(pickle.loads(pickle.dumps(module)), x), want)
+    other = make().double()
     other.load_state_dict(module.state_dict())
-    assert torch.equal(other(x), want)
+    assert torch.equal(run(other, x), want)
 
 
 def test_bf16_and_autocast():
     torch.manual_seed(0)
-    module, x = W2TransformerBlock(W2Config()), torch.randn(B, T, E)
+    module, x = W2TransformerBlock(W2Config()), torch.randn(B, T, E, requires_grad=True)
     want = module(x)
+    wanted = torch.autograd.grad(want.sum(), [x, *module.parameters()])
     with torch.autocast("cpu", torch.bfloat16):
         got = module(x)
     assert got.dtype == torch.bfloat16 and (got.float() - want).abs().max() < 0.1
+    grads = torch.autograd.grad(got.float().sum(), [x, *module.parameters()])
+    for g, w in zip(grads, wanted):  # in the types of the parameters, not in autocast's
+        assert g.dtype == torch.float32 and (g - w).abs().max() < 0.1 * w.abs().max() + 0.02
+
+
+@pytest.mark.parametrize("case", ("w2 block", "mla", "wsffn", "swiglu", "reciprocal block"))
+def test_calls_read_and_write_the_tensors_themselves(case, monkeypatch):
+    """No copies: the addresses that C gets are those of x, of the parameters, of the outputs and of the gradients."""
+    from weft import _blocks
+    make, run, _ = CASES[case]
+    module, x = shaken(make)
+    at = []
+    monkeypatch.setattr(_blocks.Frame, "fill", lambda frame, *args, own=_blocks.Frame.fill: (at.extend(args[0]), own(frame, *args))[1])
+    monkeypatch.setattr(_blocks.Frame, "fill_back", lambda frame, *args, own=_blocks.Frame.fill_back: (at.extend(args[0]), own(frame, *args))[1])
+    made = []
+    hooks = [m.register_forward_hook(lambda _, args, out: made.extend(out.values() if isinstance(out, dict) else []))
+             for m in module.modules()]
+    y = run(module, x)
+    for hook in hooks:
+        hook.remove()
+    outputs = [t for t in made if torch.is_tensor(t)]
+    assert outputs and x.data_ptr() in at
+    assert {p.data_ptr() for p in module.parameters()} <= set(at) and {t.data_ptr() for t in outputs} <= set(at)
+    before = len(at)
+    grads = torch.autograd.grad(y.sum(), list(module.parameters()), allow_unused=True)
+    assert {g.data_ptr() for g in grads if g is not None} <= set(at[before:])
 
 
 def test_losses_only_in_training():

@@ -316,6 +316,32 @@ def test_the_package_is_written_for_python_3_9():
         ast.parse(path.read_text(), str(path), feature_version=(3, 9))
 
 
+def test_installing_builds_the_library_or_says_why_not(tmp_path):
+    """setup.py in trees of its own, whose Makefile stands in for ours: what it found is in the version."""
+    pytest.importorskip("setuptools", reason="there is no setuptools here; pip brings its own")
+    import weft
+
+    def version(tree, makefile, **environment):
+        (tree / "python").mkdir(parents=True)
+        shutil.copy(HERE.parent / "setup.py", tree / "python")
+        if makefile is not None:
+            (tree / "src" / "core").mkdir(parents=True)
+            (tree / "Makefile").write_text(makefile)
+        environment = {**{k: v for k, v in os.environ.items() if k != "WEFT_LIBRARY"}, **environment}
+        return subprocess.run([sys.executable, "setup.py", "--version"], capture_output=True, text=True, cwd=tree / "python",
+                              env=environment)
+
+    built = version(tmp_path / "a", f"build:\n\tmkdir -p build && cp '{weft.library_path}' build/libweft.so\n")
+    assert re.search(r"^0\.1\.0\+(cpu|cuda)$", built.stdout, re.M), built.stderr[-500:]
+    assert (tmp_path / "a" / "build" / "libweft.so").exists()
+    failed = version(tmp_path / "b", "build:\n\t@echo no compiler here; exit 2\n")
+    assert failed.returncode and "cannot be built" in failed.stderr and "no compiler here" in failed.stderr
+    alone = version(tmp_path / "c", None)
+    assert alone.returncode and "name libweft.so with WEFT_LIBRARY" in alone.stderr
+    wrong = version(tmp_path / "d", None, WEFT_LIBRARY="/nowhere/libweft.so")
+    assert wrong.returncode and "there is no such file" in wrong.stderr
+
+
 # WEFT_PYTHONS names further interpreters, separated by colons.
 PYTHONS = [name for name in ("python3.9", "python3.10", "python3.11", "python3.12", "python3.13",
                              *os.environ.get("WEFT_PYTHONS", "").split(":")) if shutil.which(name)]

@@ -2,6 +2,7 @@
 import json
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,6 +54,29 @@ def test_likelihoods_equal_those_by_hand(folder):
     got = lm.loglikelihood([request(*pair) for pair in pairs], disable_tqdm=True)
     for (context, choice), (score, _) in zip(pairs, got):
         assert score == pytest.approx(by_hand(lm.model, context, choice), abs=1e-4)
+
+
+def test_progress_is_shown_where_tqdm_can_be_imported(folder, monkeypatch):
+    from weft.lm_eval import Weft
+    lm, seen = Weft(model=str(folder / "m"), batch_size=3), []
+
+    class Bar:
+        def __init__(self, *args, total=None, disable=False, **_):
+            self.disable = disable
+            seen.append(total)
+
+        def update(self, n=1):
+            seen.append(n)
+
+        def close(self):
+            pass
+
+    pairs = [request(q["context"], c) for q in QUESTIONS for c in q["choices"]]
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Bar))
+    want = lm.loglikelihood(pairs)
+    assert seen[0] == len(pairs) == sum(seen[1:])
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # importing it fails
+    assert lm.loglikelihood(pairs) == want
 
 
 def test_the_command_scores_as_the_harness(folder):

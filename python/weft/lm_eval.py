@@ -131,6 +131,17 @@ class Weft(TemplateLM):
         return self.tok_decode(made)
 
 
+class _NoBar:
+    def update(self, n=1):
+        pass
+
+    def close(self):
+        pass
+
+
 def _bar(total, disable):
-    from tqdm import tqdm
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return _NoBar()
     return tqdm(total=total, disable=disable, desc="weft")
