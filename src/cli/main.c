@@ -123,6 +123,11 @@ static int help_config(int argc, char **argv) {
         return EXIT_DONE;
     }
     if (weft_config_write_help(stdout, word)) return EXIT_DONE;
+    const char *instead = weft_option_instead(word);
+    if (instead) {
+        printf("%s is not an option of weft; %s\n", word, instead);
+        return EXIT_DONE;
+    }
     fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
             word);
     return EXIT_USAGE;

@@ -63,6 +63,8 @@ typedef struct {
 const weft_option *weft_options(int *count);
 /* By key with or without CONFIG_, in either case; NULL: unknown. */
 const weft_option *weft_option_find(const char *key);
+/* What to use in place of an option that other trainers have and weft does not; NULL: it is not known. */
+const char *weft_option_instead(const char *key);
 /* A WORD option's words as "dot w2 mla"; returns `text`. */
 const char *weft_option_words(const weft_option *o, char *text, size_t room);
 /* By its field: WEFT_OPTION(n_layer). Never NULL. */

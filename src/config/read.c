@@ -122,8 +122,7 @@ void weft_config_reset(weft_config *c, weft_option_owner owner) {
         if (options[i].owner == owner) set_value(c, &options[i], options[i].fallback, "default");
 }
 
-/* A key of other trainers is told by what it means there, a slip of the finger by its letters. */
-static weft_status refuse_key(const char *key, const char *where) {
+const char *weft_option_instead(const char *key) {
     static const struct {
         const char *key, *instead;
     } foreign[] = {
@@ -131,9 +130,16 @@ static weft_status refuse_key(const char *key, const char *where) {
 #include "config/foreign.def"
     };
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
-        if (strcasecmp(foreign[i].key, key) == 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option of weft; %s", where, key,
-                             foreign[i].instead);
+        if (strcasecmp(foreign[i].key, without_prefix(key)) == 0) return foreign[i].instead;
+    return NULL;
+}
+
+/* A key of other trainers is told by what it means there, a slip of the finger by its letters. */
+static weft_status refuse_key(const char *key, const char *where) {
+    const char *instead = weft_option_instead(key);
+    if (instead)
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option of weft; %s", where, key,
+                         instead);
     return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option; did you mean CONFIG_%s?", where,
                      key, nearest_key(key));
 }

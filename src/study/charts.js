@@ -16,7 +16,7 @@
  *           points  [{series, at: [{x, y, low, high}], join}]
  *           difference: lines are shown minus their baseline's, run by run of the same name
  *           front   [[x, y], ..] a staircase, such as a Pareto front
- *           log     the x axis begins logarithmic
+ *           log     the x axes of the group begin logarithmic
  *
  * Nothing is loaded and nothing is sent. Names are set as text, never as markup. Every chart takes the
  * keyboard: arrows move along the x axis and between series, Escape leaves, and what is under the
@@ -241,8 +241,7 @@ const weftCharts = (() => {
   function drawChart(view, spec, state, active) {
     const {chart, figure} = view, width = Math.max(240, Math.floor(figure.clientWidth || 600));
     const height = Math.round(Math.min(Math.max(width * 0.58, 220), 400));
-    const own = {...state, logX: chart.points ? !!chart.log !== !!state.logX : state.logX};
-    const list = shown(chart, spec, own), range = rangeOf(list, chart, own);
+    const list = shown(chart, spec, state), range = rangeOf(list, chart, state);
     const svg = view.svg;
     svg.replaceChildren();
     svg.setAttribute("viewBox", "0 0 " + width + " " + height);
@@ -259,10 +258,10 @@ const weftCharts = (() => {
     const yText = labels(yTicks, false);
     const left = 14 + 7.6 * Math.max(3, ...yText.map((t) => t.length)), right = 14, top = 30, bottom = 44;
     const most = Math.max(2, Math.floor((width - left - right) / 72));
-    const xTicks = own.logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
-    const xText = labels(xTicks, own.logX);
+    const xTicks = state.logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
+    const xText = labels(xTicks, state.logX);
     const place = (v, a, b, log) => (log ? Math.log(v / a) / Math.log(b / a) : (v - a) / (b - a));
-    const px = (v) => left + place(v, range.x0, range.x1, own.logX) * (width - left - right);
+    const px = (v) => left + place(v, range.x0, range.x1, state.logX) * (width - left - right);
     const py = (v) => height - bottom - place(v, range.y0, range.y1, logY) * (height - top - bottom);
 
     for (const [i, v] of yTicks.entries()) {
@@ -282,7 +281,7 @@ const weftCharts = (() => {
     const id = "clip" + view.id, clip = make("clipPath", {id}, svg);
     make("rect", {x: left - 2, y: top - 5, width: width - left - right + 8, height: height - top - bottom + 7}, clip);
     const area = make("g", {"clip-path": "url(#" + id + ")"}, svg);
-    const path = (points, y) => points.filter((p) => (!own.logX || p.x > 0) && (!logY || y(p) > 0))
+    const path = (points, y) => points.filter((p) => (!state.logX || p.x > 0) && (!logY || y(p) > 0))
       .map((p, i) => (i ? "L" : "M") + px(p.x).toFixed(1) + " " + py(y(p)).toFixed(1)).join("");
     for (const l of list) {
       if (!l.band || l.runs.length < 2) continue;
@@ -304,7 +303,7 @@ const weftCharts = (() => {
       if (l.join) make("path", {d: path(l.points, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + colourOf(l.style), "stroke-dasharray": dashOf(l.style)}, g);
       const every = l.bars ? 1 : Math.max(1, Math.ceil(l.points.length / 6));
       l.points.forEach((p, i) => {
-        if (own.logX && !(p.x > 0)) return;
+        if (state.logX && !(p.x > 0)) return;
         if (l.bars && isFinite(p.low) && isFinite(p.high)) make("line", {x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high), class: "bar", style: "stroke:" + colourOf(l.style)}, g);
         if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l.style, px(p.x), py(p.y), l.bars ? 5 : 3);
       });
@@ -524,8 +523,8 @@ const weftCharts = (() => {
         drawAll();
       });
       const hint = (on) => () => { for (const v of group.views) drawChart(v, group.spec, group.state, on ? {key: s.key} : null); };
-      button.addEventListener("pointerenter", hint(true));
-      button.addEventListener("pointerleave", hint(false));
+      for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, hint(true));
+      for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, hint(false));
     });
   }
 
@@ -545,9 +544,9 @@ const weftCharts = (() => {
       box.checked = state[name];
       box.addEventListener("change", () => { state[name] = box.checked; group.draw(); });
     };
+    check("logX", "log x");
+    check("logY", "log y");
     if (lines) {
-      check("logX", "log x");
-      check("logY", "log y");
       const label = html("label", {}, tools, "smoothing "), slide = html("input", {type: "range", name: "smooth", min: 0, max: 0.99, step: 0.01, value: state.smooth}, label);
       const out = html("output", {}, label, state.smooth.toFixed(2));
       slide.addEventListener("input", () => { state.smooth = +slide.value; out.textContent = state.smooth.toFixed(2); group.draw(); });
@@ -564,7 +563,7 @@ const weftCharts = (() => {
   function group(element, spec) {
     element.replaceChildren();
     element.classList.add("charts");
-    const g = {spec, views: [], level: levelBelow(element), state: {x: spec.x.length ? spec.x[0].key : "", logX: false, logY: false, smooth: spec.smooth || 0}};
+    const g = {spec, views: [], level: levelBelow(element), state: {x: spec.x.length ? spec.x[0].key : "", logX: spec.charts.some((c) => c.log), logY: false, smooth: spec.smooth || 0}};
     g.tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"}, element);
     g.legend = html("div", {class: "legend", role: "group", "aria-label": "What is shown"}, element);
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);

@@ -107,6 +107,10 @@ static void test_help_config_lists_every_option(void **state) {
     free(text);
     free(kconfig);
     command_fails(2, RUN("help", "config", "--json"), SAYS("--kconfig"));
+    command_fails(2, RUN("help", "config", "no-such-word"), SAYS("no-such-word"));
+    command_succeeds(RUN("help", "config", "CONFIG_ENABLE_RA_MLA"), &text);
+    assert_non_null(strstr(text, "use CONFIG_ATTENTION=\"mla\""));
+    free(text);
     command_fails(2, RUN("help", "plan", "init"), SAYS("one command"));
 }
 

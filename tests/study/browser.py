@@ -170,6 +170,12 @@ def check_tools(b, wrong):
             wrong.append("the axis is not tokens: %s" % b.value(LABELS))
     for t in b.value(TOUCHING):
         wrong.append("texts touch with other axes: %s" % t)
+    drawn = "[...document.querySelectorAll('.charts')].pop().querySelector('svg[role]').innerHTML"
+    for name in ("logX", "logY"):
+        before = b.value(drawn)
+        b.value("[...document.querySelectorAll('.tools [name=%s]')].pop().click()" % name)
+        if b.value(drawn) == before:
+            wrong.append("%s changes nothing in a chart of points" % name)
 
 
 def check_keyboard(b, wrong):
