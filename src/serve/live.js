@@ -93,7 +93,7 @@
     const same = shown.filter((o) => o.title === r.title && o.study === r.study);
     if (several(same, (o) => optionOf(o, "LEARNING_RATE"))) parts.push("rate " + value(optionOf(r, "LEARNING_RATE")));
     if (!together) parts.push("seed " + value(r.options.SEED));
-    return parts.join(", ") + count + (several(shown, (o) => o.study) ? " \u00b7 " + studies.get(r.study)?.name : "");
+    return parts.join(", ") + count + (several(shown.filter((o) => o.title), (o) => o.study) ? " \u00b7 " + studies.get(r.study)?.name : "");
   }
 
   function styleOf(key) {
@@ -140,7 +140,7 @@
   function columns(list, titled) {
     const keys = byId("all").checked ? keysOf(list) : differing(list);
     const [name, ...rest] = COLUMNS, titles = titled && list.some((r) => r.title) ? [TITLE] : [];
-    const several = new Set(list.map((r) => r.study)).size > 1 && studies.size > 0 ? [STUDY] : [];
+    const several = new Set(list.filter((r) => r.title).map((r) => r.study)).size > 1 ? [STUDY] : [];
     return [name, ...several, ...titles, ...rest, ...keys.map(optionColumn)];
   }
 
