@@ -1,5 +1,6 @@
 /* `weft eval --needle`: keys stand where they should, what the model says is what `weft generate` says, and
  * the table counts it. */
+#include "ops/cache.h"
 #include "support/command.h"
 
 #include <math.h>
@@ -97,6 +98,19 @@ static int check_details(double length, double depth, int *lines) {
     return right;
 }
 
+/* Keys and values of 2 layers, 16 wide in f32, for each token but the last, in whole pages. */
+static void check_cache(const json_t *said) {
+    size_t i;
+    const json_t *one;
+    json_array_foreach(json_object_get(said, "cache"), i, one) {
+        double tokens = number_of(one, "bytes") / (2 * 2 * 16 * 4),
+               length = number_of(one, "length");
+        if (tokens < length - 1 || tokens > length + WEFT_PAGE_TOKENS)
+            fail_msg("%g tokens of cache for a length of %g", tokens, length);
+    }
+    assert_int_equal(i, 2);
+}
+
 static void test_keys_are_hidden_and_answers_are_the_models(void **state) {
     (void)state;
     int lines = 0;
@@ -106,6 +120,7 @@ static void test_keys_are_hidden_and_answers_are_the_models(void **state) {
                          "0,0.4,1", "--trials", "2", "--details", details, "--json"));
     const json_t *cells = json_object_get(said, "needle");
     assert_int_equal(json_array_size(cells), 6);
+    check_cache(said);
     const json_t *cell = json_array_get(cells, 4);
     assert_true(number_of(cell, "length") == 300 && number_of(cell, "depth") == 0.4);
     int right = check_details(300, 0.4, &lines);
