@@ -72,6 +72,13 @@ static void print_run(sqlite3_stmt *rows, void *context) {
     fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "", weft_column_shown(rows, 11));
 }
 
+/* "variant 1: Gate": what the numbers of an ablation mean. */
+static void print_title(sqlite3_stmt *rows, void *context) {
+    FILE *out = context;
+    fprintf(out, "variant %s: ", weft_column_shown(rows, 0));
+    fprintf(out, "%s\n", weft_column_shown(rows, 1));
+}
+
 weft_status weft_listing_table(const char *path, FILE *out) {
     weft_database *d;
     WEFT_TRY(weft_listing_open(path, &d));
@@ -80,6 +87,11 @@ weft_status weft_listing_table(const char *path, FILE *out) {
                           "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
                           " (SELECT count(*) FROM runs), equal, score, created FROM study",
                           print_heading, out);
+    if (status == WEFT_OK)
+        status = weft_listing_each(d,
+                                   "SELECT name, title FROM steps WHERE title <> '' AND"
+                                   " title <> name ORDER BY step",
+                                   print_title, out);
     if (status == WEFT_OK) {
         fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr",
                 "seed", "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");

@@ -57,6 +57,14 @@ static void test_a_report_goes_into_the_studys_folder(void **state) {
     expect_report("both");
 }
 
+static void test_runs_says_what_the_variants_are(void **state) {
+    (void)state;
+    char *out;
+    command_succeeds(RUN("runs", scratch_path("good")), &out);
+    assert_non_null(strstr(out, "variant 1: Gate\n"));
+    free(out);
+}
+
 static const char *text(const json_t *object, const char *key) {
     return json_string_value(json_object_get(object, key));
 }
@@ -127,6 +135,7 @@ static void test_wrong_input_is_one_line(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_report_goes_into_the_studys_folder),
+        cmocka_unit_test(test_runs_says_what_the_variants_are),
         cmocka_unit_test(test_json_has_verdicts_table_and_repeats),
         cmocka_unit_test(test_wrong_input_is_one_line),
     };
