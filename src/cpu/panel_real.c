@@ -193,11 +193,13 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
     "ldr q2, [%[a], #80]\n" ADD_FIRST("v5", "v6", "v7") "ldp q3, q4, [%[b], #64]\n" ADD_SECOND(    \
         "v5", "v6") "ldp q0, q1, [%[a], #96]\n" ADD_THIRD("v5", "v6")
 #define LAST_EVEN_TERM                                                                             \
-    "ldr q2, [%[a], #32]\n" ADD_FIRST("v3", "v4", "v0") ADD_SECOND("v3", "v4") ADD_THIRD("v3", "v" \
-                                                                                               "4")
+    "ldr q2, [%[a], #32]\n" ADD_FIRST("v3", "v4", "v0") ADD_SECOND("v3", "v4")                     \
+        ADD_THIRD("v3", "v"                                                                        \
+                        "4")
 #define LAST_ODD_TERM                                                                              \
-    "ldr q2, [%[a], #80]\n" ADD_FIRST("v5", "v6", "v7") ADD_SECOND("v5", "v6") ADD_THIRD("v5", "v" \
-                                                                                               "6")
+    "ldr q2, [%[a], #80]\n" ADD_FIRST("v5", "v6", "v7") ADD_SECOND("v5", "v6")                     \
+        ADD_THIRD("v5", "v"                                                                        \
+                        "6")
 
 #define ZERO_ROW(low, high) "movi v" #low ".4s, #0\nmovi v" #high ".4s, #0\n"
 #define SET_ROW(low, high)                                                                         \

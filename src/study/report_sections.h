@@ -35,7 +35,8 @@ weft_report_section weft_report_differences, weft_report_trouble, weft_report_eq
 typedef struct {
     char text[512];
 } weft_words;
-const char *weft_say_step(const weft_report_data *d, int step, weft_words *room); /* "All three", "variant 3" */
+const char *weft_say_step(const weft_report_data *d, int step,
+                          weft_words *room); /* "All three", "variant 3" */
 /* What a step is called in pictures: its title, its name where it has none. */
 const char *weft_step_label(const weft_report_data *d, int step);
 const char *weft_say_score(double value, weft_words *room);

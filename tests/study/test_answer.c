@@ -85,10 +85,11 @@ static void test_worse_alone_is_said(void **state) {
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 2.1, 2.19, 2.31);
     three_seeds(db, 2, 1.9, 2.15, 2.25);
-    expect_answer(db, "worse",
-                  "No variant lowered the held-out loss; Gate raised it by 4.8% (95% interval 3.6% to "
-                  "5.9%); for 1 other no difference was shown.",
-                  "");
+    expect_answer(
+        db, "worse",
+        "No variant lowered the held-out loss; Gate raised it by 4.8% (95% interval 3.6% to "
+        "5.9%); for 1 other no difference was shown.",
+        "");
 }
 
 /* Differences -0.10 +0.05 +0.05: half the interval is 0.215133 of 2.1, 10%. */
@@ -152,11 +153,12 @@ static void test_one_seed_and_two_are_said_to_be_few(void **state) {
         study_run(db, step, 1e-3, 2, 3.1 - 0.2 * step, "w");
     }
     /* Differences -0.1 and -0.2: 12.706 times 0.05 is 0.6353 of 3.05, 21%; of Cross twice that. */
-    expect_answer(db, "two",
-                  "No variant lowered the held-out loss; 2 seeds could have shown a difference of 21% "
-                  "to 42%, depending on the variant.",
-                  "Two seeds are too few: the interval of two is 12.7 standard errors to either "
-                  "side, of three 4.3, of five 2.8.");
+    expect_answer(
+        db, "two",
+        "No variant lowered the held-out loss; 2 seeds could have shown a difference of 21% "
+        "to 42%, depending on the variant.",
+        "Two seeds are too few: the interval of two is 12.7 standard errors to either "
+        "side, of three 4.3, of five 2.8.");
 }
 
 static void test_nothing_learned_is_the_answer(void **state) {
