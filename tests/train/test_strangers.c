@@ -59,6 +59,20 @@ static void test_a_link_is_not_written_through(void **state) {
         }
 }
 
+/* Samples of later steps are cut off where a run goes on, but not those of another file. */
+static void test_samples_behind_a_link_are_not_cut(void **state) {
+    (void)state;
+    static const char later[] = "{\"step\":1000,\"prompt\":\"a\",\"text\":\"b\"}\n";
+    char others[256];
+    snprintf(others, sizeof others, "%s", scratch_path("samples-of-another"));
+    file_write(others, later, sizeof later - 1);
+    assert_int_equal(symlink(others, prepare("samples.jsonl", true)), 0);
+    train(true);
+    char *now = file_read(others, NULL);
+    assert_string_equal(now, later);
+    free(now);
+}
+
 static void test_a_pipe_is_not_waited_for(void **state) {
     (void)state;
     for (int i = 0; i < names.n; i++)
@@ -140,6 +154,7 @@ static int leave(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_link_is_not_written_through),
+        cmocka_unit_test(test_samples_behind_a_link_are_not_cut),
         cmocka_unit_test(test_a_pipe_is_not_waited_for),
         cmocka_unit_test(test_a_file_of_the_users_stops_a_new_run),
         cmocka_unit_test(test_damaged_samples_are_kept),
