@@ -29,6 +29,11 @@ PYTHON ?= python3
 # OUT=folder on the command line is the study's; within these files OUT is the build's.
 STUDY_OUT := $(if $(filter command,$(firstword $(origin OUT))),$(OUT))
 
+# PyTorch's products hang on aarch64 without SVE unless this is set: python/weft/torch/_nvpl.py.
+ifneq (,$(shell grep -s '^Features' /proc/cpuinfo | grep -vw -m 1 sve))
+export NVPL_BLAS_DEBUG_CPU_TYPE ?= 1
+endif
+
 # All cores, unless make was given a -j of its own (one on the command line wins over this) or is
 # itself run by a make, whose job slots it then shares.
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)

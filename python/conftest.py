@@ -9,6 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+import weft.torch
+
 
 def linear_error():
     """Of PyTorch's own f32 products, by which a LanguageModel's head is computed."""

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from weft.torch import (AdamWSPAM, Config, LanguageModel, MLAttention, ReciprocalBlock, SwiGLU, W2Attention,
-                        W2TransformerBlock, WsFFN)
+                        W2TransformerBlock, WsFFN, _nvpl)
 
 LONG = bool(os.environ.get("WEFT_TEST_LONG"))
 CALLS, REPEATS = (2000, 10000) if LONG else (120, 600)
@@ -270,6 +270,26 @@ def test_other_threads_run_during_a_call():
     begin, end = times
     third = (end - begin) / 3
     assert any(begin + third < t < end - third for t in ticks), (begin, end, len(ticks))
+
+
+def test_pytorchs_own_products_end():
+    """PyTorch's NVPL BLAS loops for ever where a virtual machine hides a Neoverse V1's SVE."""
+    code = "import torch, weft.torch; x = torch.ones(64, 32, dtype=torch.float64); print(float((x @ x.T).sum()))"
+    environment = {k: v for k, v in os.environ.items() if k != "NVPL_BLAS_DEBUG_CPU_TYPE"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent, env=environment,
+                            timeout=120)
+    assert result.stdout == "131072.0\n", result.stderr
+
+
+@pytest.mark.parametrize("machine, features, chosen", [("aarch64", 0, "1"), ("aarch64", _nvpl.HWCAP_SVE, None), ("x86_64", 0, None)])
+def test_kernels_without_sve_are_chosen_only_where_there_is_none(machine, features, chosen, monkeypatch):
+    monkeypatch.setattr(_nvpl.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(_nvpl.platform, "machine", lambda: machine)
+    monkeypatch.setattr(_nvpl, "capabilities", lambda: features)
+    for given in None, "7":
+        environment = {} if given is None else {"NVPL_BLAS_DEBUG_CPU_TYPE": given}
+        _nvpl.avoid_sve(environment)
+        assert environment.get("NVPL_BLAS_DEBUG_CPU_TYPE") == (given or chosen)
 
 
 def test_a_process_ends_without_a_word():

@@ -4,8 +4,13 @@ The inputs of a case are drawn from Philox 4x32-10 with the line as the key, so 
 without a file between them. Outputs are PyTorch float64; gradients are PyTorch's autograd of the sum of <y, d_y>.
 """
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import torch
+
+runpy.run_path(str(Path(__file__).resolve().parents[2] / "python" / "weft" / "torch" / "_nvpl.py"))
 
 torch.set_default_dtype(torch.float64)
 

@@ -1,4 +1,5 @@
 """weft's architectures as PyTorch modules: see docs/guide/pytorch.md in the source tree."""
+from . import _nvpl  # before the first product
 from ._part import Part
 from .language_model import LanguageModel
 from .modules import (Config, MLAttention, RMSNorm, RotaryEmbedding, SwiGLU, W2Attention, W2TransformerBlock, WsFFN,
