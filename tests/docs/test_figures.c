@@ -1,6 +1,7 @@
 /* Tables that a command computes stand in the documents as it prints them. */
 #include "support/command.h"
 
+#include <glob.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,30 +10,62 @@
 
 #include <cmocka.h>
 
-enum { LINE_ROOM = 512 };
+enum { LINE_ROOM = 1024 };
+
+/* The lines that a command prints are all on the page; how many there are. */
+static int expect_lines_of(const char *command, const char *path, const char *page) {
+    char line[LINE_ROOM];
+    int lines = 0;
+    FILE *program = popen(command, "r");
+    assert_non_null(program);
+    for (; fgets(line, sizeof line, program); lines++)
+        if (!strstr(page, line)) fail_msg("%s has not: %s", path, line);
+    assert_int_equal(pclose(program), 0);
+    return lines;
+}
 
 static void test_scaling_has_the_models_table(void **state) {
     (void)state;
-    char line[LINE_ROOM];
     size_t n;
-    int lines = 0;
     if (system("command -v python3 >/dev/null 2>&1") != 0) {
         printf("there is no python3\n");
         skip();
     }
     char *page = file_read("docs/results/scaling.md", &n);
-    FILE *program = popen("python3 bench/scale.py model", "r");
-    assert_non_null(program);
-    for (; fgets(line, sizeof line, program); lines++)
-        if (!strstr(page, line)) fail_msg("docs/results/scaling.md has not: %s", line);
-    assert_int_equal(pclose(program), 0);
-    assert_true(lines == 11);
+    assert_int_equal(
+        expect_lines_of("python3 bench/scale.py model", "docs/results/scaling.md", page), 11);
     free(page);
+}
+
+/* A page of results names the commands that print its tables, each on a line of its own. */
+static void test_results_are_what_their_databases_say(void **state) {
+    (void)state;
+    static const char mark[] = "\n    docs/results/tables ";
+    glob_t pages;
+    int commands = 0;
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    assert_int_equal(glob("docs/results/*.md", 0, NULL, &pages), 0);
+    for (size_t i = 0; i < pages.gl_pathc; i++) {
+        size_t n;
+        char *page = file_read(pages.gl_pathv[i], &n), command[LINE_ROOM];
+        for (char *at = page; (at = strstr(at, mark)); at++, commands++) {
+            snprintf(command, sizeof command, "%.*s", (int)strcspn(at + 1, "\n"), at + 1);
+            if (expect_lines_of(command, pages.gl_pathv[i], page) < 3)
+                fail_msg("%s: nothing is printed by%s", pages.gl_pathv[i], command);
+        }
+        free(page);
+    }
+    globfree(&pages);
+    assert_true(commands > 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scaling_has_the_models_table),
+        cmocka_unit_test(test_results_are_what_their_databases_say),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
