@@ -89,6 +89,25 @@ static void test_all_of_them_run(void **state) {
     run_small("needle-long");
 }
 
+/* The committed database is of the committed config: what is done in it is not run again. */
+static void test_the_study_at_124m_goes_on_from_its_database(void **state) {
+    (void)state;
+    const char *root = scratch_path("root-large"), *log = scratch_path("log-large");
+    shell_succeeds("mkdir -p '%s/docs/results' && cp -r scripts defconfigs '%s' && "
+                   "cp -r docs/results/data '%s/docs/results' && "
+                   "'%s' tokenize --out '%s/data/debian-docs' README.md >/dev/null 2>&1",
+                   root, root, root, weft(), root);
+    shell_succeeds("WEFT='%s' '%s/scripts/evidence' gpt2-real --steps dot,mla,step3 >'%s' 2>&1 "
+                   "|| { tail -n 5 '%s'; false; }",
+                   weft(), root, log, log);
+    char *said = file_read(log, NULL);
+    assert_non_null(strstr(said, "18 of 18 runs done"));
+    free(said);
+    const char *folder = scratch_path("root-large/runs/gpt2-real");
+    assert_int_equal(access(scratch_path("root-large/runs/gpt2-real/runs"), F_OK), -1);
+    assert_true(study_number(folder, "SELECT count(*) FROM runs WHERE status = 'done'") >= 21);
+}
+
 static void test_an_unknown_name_is_told(void **state) {
     (void)state;
     shell_succeeds("scripts/evidence nothing 2>'%s'; test $? = 2", scratch_path("said"));
@@ -102,6 +121,7 @@ int main(void) {
         cmocka_unit_test(test_every_study_can_be_built_at_its_size),
         cmocka_unit_test(test_a_study_runs_to_its_report),
         cmocka_unit_test(test_all_of_them_run),
+        cmocka_unit_test(test_the_study_at_124m_goes_on_from_its_database),
         cmocka_unit_test(test_an_unknown_name_is_told),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
