@@ -335,10 +335,17 @@ static gemm_product take_terms(const gemm_product *p, int64_t d) {
     return part;
 }
 
+/* What the part that needs most needs: the last one is shorter than the others, and a thread then may
+ * hold its rows for all terms. */
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
-    gemm_product part = take_terms(p, 0);
-    panel_run r = cut_run(&part, threads);
-    return shared_bytes(&r) + threads * r.scratch_bytes;
+    int64_t most = 0;
+    for (int64_t d = 0; d < p->k;) {
+        gemm_product part = take_terms(p, d);
+        panel_run r = cut_run(&part, threads);
+        most = max_i64(most, shared_bytes(&r) + threads * r.scratch_bytes);
+        d += part.k;
+    }
+    return most;
 }
 
 static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
