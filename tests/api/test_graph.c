@@ -621,6 +621,7 @@ static void test_norms_have_an_eps_and_rotations_a_base(void **state) {
         }
         give_memory_back(&m);
         check_gradients(block);
+        weft_block_close(block);
     }
 }
 

@@ -24,7 +24,7 @@ char *tokenizer_case_text(fuzz_bytes bytes, size_t *size) {
     char *text = fuzz_text(bytes), *at = strstr(text, "\"@\"");
     *size = bytes.size;
     if (!at) return text;
-    char *whole = malloc(bytes.size + VOCABULARY);
+    char *whole = malloc(bytes.size + VOCABULARY + 1);
     if (!whole) exit(2);
     size_t before = (size_t)(at - text), after = bytes.size - before - 3;
     memcpy(whole, text, before);
@@ -32,6 +32,7 @@ char *tokenizer_case_text(fuzz_bytes bytes, size_t *size) {
     memcpy(whole + n, at + 3, after);
     free(text);
     *size = n + after;
+    whole[*size] = '\0';
     return whole;
 }
 
