@@ -143,6 +143,32 @@ static void test_what_tasks_write_is_seen_after_the_run(void **state) {
     weft_pool_destroy(pool);
 }
 
+typedef struct {
+    atomic_int begun, ended;
+} pair;
+
+/* Ends when both have begun, on two threads then; that of a worker ends late. */
+static void wait_for_the_other(void *context, int64_t task, int thread) {
+    pair *p = context;
+    (void)task;
+    atomic_fetch_add(&p->begun, 1);
+    for (int i = 0; atomic_load(&p->begun) < 2 && i < 20000; i++)
+        usleep(500);
+    if (thread > 0) usleep(50000);
+    atomic_fetch_add(&p->ended, 1);
+}
+
+static void test_a_run_ends_after_its_slowest_task(void **state) {
+    (void)state;
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(2, &pool), WEFT_OK);
+    static pair p; /* a worker that is still at it must not write into a stack */
+    weft_pool_run(pool, 2, wait_for_the_other, &p);
+    assert_int_equal(atomic_load(&p.begun), 2);
+    assert_int_equal(atomic_load(&p.ended), 2);
+    weft_pool_destroy(pool);
+}
+
 static int threads_of_process(void) {
     DIR *dir = opendir("/proc/self/task");
     int n = 0;
@@ -199,6 +225,7 @@ int main(void) {
         cmocka_unit_test(test_many_short_runs_follow_each_other),
         cmocka_unit_test(test_late_threads_take_nothing_of_another_run),
         cmocka_unit_test(test_what_tasks_write_is_seen_after_the_run),
+        cmocka_unit_test(test_a_run_ends_after_its_slowest_task),
         cmocka_unit_test(test_destroying_a_pool_ends_its_threads),
         cmocka_unit_test(test_zero_takes_the_processors_of_the_process),
         cmocka_unit_test(test_impossible_sizes_are_refused),
