@@ -102,6 +102,23 @@ static void test_resuming_step_by_step_gives_same_bits(void **state) {
     assert_int_equal(lines, 12);
 }
 
+/* With what the command line set, so that it goes on, or is run again, by its folder alone. */
+static void test_a_run_keeps_its_config(void **state) {
+    (void)state;
+    command_succeeds(RUN("train", "--config", config, "--out", folder("whole"), "-o", "SEED=3",
+                         "-o", "LR_SCHEDULE=constant"),
+                     NULL);
+    command_succeeds(RUN("train", "--config", config, "--out", folder("half"), "-o", "SEED=3", "-o",
+                         "LR_SCHEDULE=constant", "-o", "GPT2_MAX_ITERS=6"),
+                     NULL);
+    command_succeeds(RUN("train", "--resume", "--out", folder("half"), "-o", "GPT2_MAX_ITERS=12"),
+                     NULL);
+    train_same_file(folder("whole"), folder("half"), "last/model.safetensors");
+    command_succeeds(
+        RUN("train", "--config", scratch_path("whole/config"), "--out", folder("anew")), NULL);
+    train_same_end(folder("whole"), folder("anew"));
+}
+
 static void test_metrics_have_the_keys_of_the_contract(void **state) {
     (void)state;
     static const char *const keys[] = {
@@ -182,6 +199,7 @@ int main(void) {
         cmocka_unit_test(test_recomputed_layers_give_same_bits),
         cmocka_unit_test(test_bf16_gives_same_bits_and_resumes),
         cmocka_unit_test(test_resuming_step_by_step_gives_same_bits),
+        cmocka_unit_test(test_a_run_keeps_its_config),
         cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
         cmocka_unit_test(test_metric_of_a_task_is_reported),
         cmocka_unit_test(test_used_folder_needs_resume),
