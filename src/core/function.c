@@ -29,6 +29,7 @@ typedef struct {
 
 typedef struct frame {
     weft_exec exec;
+    const void **addresses; /* [bound + 2]: what a call was given and uses; NULL: not needed */
     struct frame *next_free, *next;
 } frame;
 
@@ -60,8 +61,12 @@ static frame *frame_new(weft_function *f) {
     x->n_tensors = weft_graph_tensor_count(f->g);
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
     bool ok = x->data != NULL;
-    if (ok && f->backend->calls) ok = f->backend->calls->open(&x->state) == WEFT_OK;
+    if (f->backend->calls) {
+        new->addresses = calloc((size_t)f->n_bound + 2, sizeof *new->addresses);
+        ok = ok && new->addresses && f->backend->calls->open(&x->state) == WEFT_OK;
+    }
     if (ok) return new;
+    free(new->addresses);
     free(x->data);
     free(new);
     return NULL;
@@ -177,6 +182,7 @@ void weft_function_destroy(weft_function *f) {
     for (frame *x = f->frames; x;) {
         frame *next = x->next;
         if (x->exec.state) f->backend->calls->close(x->exec.state);
+        free(x->addresses);
         free(x->exec.data);
         free(x);
         x = next;
@@ -249,6 +255,22 @@ static void set_addresses(const weft_function *f, weft_half half, const weft_cal
     }
 }
 
+static weft_status start_on_device(const weft_function *f, weft_half half,
+                                   const weft_call_memory *m, frame *x) {
+    const pass *p = &f->passes[half];
+    for (int i = 0; i < f->n_bound; i++)
+        x->addresses[i] = p->uses[i] ? m->bound[i] : NULL;
+    x->addresses[f->n_bound] = m->saved;
+    x->addresses[f->n_bound + 1] = m->workspace;
+    weft_call_start call = {.first = p->first,
+                            .last = p->last,
+                            .memory = m->workspace,
+                            .stream = m->stream,
+                            .addresses = x->addresses,
+                            .n_addresses = f->n_bound + 2};
+    return f->backend->calls->start(&x->exec, &call);
+}
+
 static void note_bad(weft_function *f, weft_status status, const char *message) {
     pthread_mutex_lock(&f->lock);
     if (f->bad == WEFT_OK) {
@@ -266,8 +288,7 @@ weft_status weft_function_call(weft_function *f, weft_half half, const weft_call
     if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
     set_addresses(f, half, m, &x->exec);
     x->exec.run = m->run;
-    weft_status status = f->backend->calls ? f->backend->calls->start(&x->exec, p->first, p->last,
-                                                                      m->workspace, m->stream)
+    weft_status status = f->backend->calls ? start_on_device(f, half, m, x)
                                            : weft_exec_walk_part(&x->exec, p->first, p->last);
     frame_give_back(f, x);
     if (status == WEFT_EINPUT) note_bad(f, status, weft_error_message());

@@ -3,8 +3,9 @@
  * An executor (exec.h) owns the memory it runs in. A function owns none: its plan is cut between
  * forward and backward pass, and every call brings the addresses of inputs, weights, outputs and
  * gradients, of what is saved between the passes and of a workspace. They may be others at each call.
- * A call allocates nothing. On a GPU it puts its kernels on the stream that it is given and returns:
- * it neither waits nor captures, so that the caller may capture it.
+ * A call allocates nothing. On a GPU it puts its kernels on the stream that it is given and returns
+ * without waiting. One whose addresses came before may be a replay of kernels that were captured then;
+ * a stream that the caller captures gets the kernels themselves.
  *
  * Calls may come from any thread, also at the same time where the backend's kernels run on a device;
  * on the CPU the caller sees to it that one call at a time uses the pool. */
@@ -15,14 +16,23 @@
 
 typedef struct weft_function weft_function;
 
+/* A call as a backend starts it. */
+typedef struct {
+    int64_t first, last; /* nodes, the last one excluded */
+    void *memory;        /* the backend's own bytes of the workspace */
+    void *stream;
+    /* All that the addresses of the pass's tensors and workspaces follow from. */
+    const void *const *addresses;
+    int n_addresses;
+} weft_call_start;
+
 /* What a backend whose kernels only start their work does for a call. */
 struct weft_call_backend {
     int64_t bytes; /* of each workspace that a call takes for itself, before the plan's */
     /* What weft_exec_state gives kernels during a call: one for each call that runs at a time. */
     weft_status (*open)(void **state);
     void (*close)(void *state);
-    /* Starts nodes first .. last - 1 on a stream; `memory`: `bytes` of the workspace. */
-    weft_status (*start)(weft_exec *x, int64_t first, int64_t last, void *memory, void *stream);
+    weft_status (*start)(weft_exec *x, const weft_call_start *call);
     /* The node that met a value it could not use since the last time one asked, and the place that its
      * kernel noted; false: none that has become known. */
     bool (*fault)(void *state, int64_t *node, int64_t *place);

@@ -3,13 +3,22 @@
  * What a replayed graph reads from the executor's own device memory, the run's numbers and the first
  * bad value, lies at the head of the call's workspace here: one kernel sets it before the others, and
  * one behind them copies a bad value to a word in pinned host memory, where a later question finds it
- * without waiting. Both have all they need in their arguments, so the caller may capture a call. */
+ * without waiting. Both have all they need in their arguments, so the caller may capture a call.
+ *
+ * At small shapes the host takes longer to start a call's kernels than the GPU to run them. A training
+ * loop brings the same addresses at every step, since its allocator gives the same memory to the same
+ * sequence of wishes. So the kernels of a list of addresses that comes a second time are captured as a
+ * CUDA graph, on a stream of the call's own, and from then on one launch repeats them. Only the
+ * addresses are in it; what lies there is read when it runs, and so are the run's numbers. */
 #include <cuda_runtime.h>
 
 #include <stdlib.h>
+#include <string.h>
 
 extern "C" {
 #include "core/function.h"
+#include "core/recent.h"
+#include "ops/attention.h"
 #include "ops/list.h"
 
 extern const struct weft_call_backend weft_cuda_calls;
@@ -19,10 +28,19 @@ extern const struct weft_call_backend weft_cuda_calls;
 
 static const unsigned long long NO_FAULT = ~0ULL;
 
+/* Graphs that are kept for each pass; how often addresses come before a graph is made of them, which
+ * takes as long as some ten calls; and how many launches a graph must have been worth on average, once
+ * as many were made as are kept, for more to be made. */
+enum { GRAPHS_KEPT = 256, SEEN_BEFORE = 2, LEAST_LAUNCHES = 4 };
+
 /* Of one call at a time. The first is what kernels look into. */
 typedef struct {
     weft_cuda_state state;
-    unsigned long long *fault; /* host, pinned */
+    unsigned long long *fault;  /* host, pinned */
+    bool replays;               /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
+    cudaStream_t recording;     /* NULL: nothing was captured yet */
+    weft_recent *recent[2];     /* by pass: graphs; NULL: none was called yet */
+    int64_t captures, launches; /* of graphs */
 } call_state;
 
 static weft_status check(cudaError_t error, const char *what) {
@@ -53,37 +71,132 @@ static weft_status open_call(void **state) {
         return status;
     }
     *s->fault = NO_FAULT;
+    const char *asked = getenv("WEFT_CUDA_GRAPH");
+    s->replays = !(asked && strcmp(asked, "0") == 0);
     *state = s;
     return WEFT_OK;
 }
 
 static void close_call(void *state) {
     call_state *s = (call_state *)state;
+    weft_recent_destroy(s->recent[0]);
+    weft_recent_destroy(s->recent[1]);
+    if (s->recording) cudaStreamDestroy(s->recording);
     cudaFreeHost(s->fault);
     free(s);
 }
 
-/* Whether a node draws random numbers or may meet a value that it cannot use. */
+/* Whether a node draws random numbers or may meet a value that it cannot use. Attention may meet a bad
+ * start alone. */
+static bool node_reads_run(const weft_exec *x, int64_t i) {
+    const weft_node *n = weft_graph_node(weft_exec_graph(x), i);
+    switch (n->op->id) {
+    case WEFT_OP_dropout:
+        return true;
+    case WEFT_OP_attention:
+        return n->in[WEFT_ATTN_START] != NULL;
+    case WEFT_OP_attention_back:
+        return n->in[WEFT_ATTN_BACK_FIRST + WEFT_ATTN_START] != NULL;
+    default:
+        return weft_exec_kernel(x, i)->explain != NULL;
+    }
+}
+
 static bool reads_run(const weft_exec *x, int64_t first, int64_t last) {
     for (int64_t i = first; i < last; i++)
-        if (weft_exec_kernel(x, i)->explain ||
-            weft_graph_node(weft_exec_graph(x), i)->op->id == WEFT_OP_dropout)
-            return true;
+        if (node_reads_run(x, i)) return true;
     return false;
 }
 
-static weft_status start_call(weft_exec *x, int64_t first, int64_t last, void *memory,
-                              void *stream) {
+static void drop_graph(void *graph) {
+    cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+static bool is_captured(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &status) == cudaSuccess)
+        return status != cudaStreamCaptureStatusNone;
+    cudaGetLastError(); /* the default stream beside one that is captured */
+    return true;
+}
+
+/* The entry of a call's addresses; NULL: it is not remembered. */
+static weft_recent_entry *find_entry(call_state *s, const weft_call_start *call) {
+    weft_recent **recent = &s->recent[call->first > 0];
+    if (!s->replays || is_captured((cudaStream_t)call->stream)) return NULL;
+    if (!*recent) *recent = weft_recent_create(GRAPHS_KEPT, call->n_addresses, drop_graph);
+    return *recent ? weft_recent_find(*recent, call->addresses) : NULL;
+}
+
+/* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none
+ * of theirs. */
+static cudaError_t capture_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
+                                   cudaGraphExec_t *out) {
+    cudaGraph_t graph = NULL;
+    if (!s->recording) {
+        cudaError_t made = cudaStreamCreateWithFlags(&s->recording, cudaStreamNonBlocking);
+        if (made != cudaSuccess) return made;
+    }
+    cudaError_t error = cudaStreamBeginCapture(s->recording, cudaStreamCaptureModeRelaxed);
+    if (error != cudaSuccess) return error;
+    s->state.stream = s->recording;
+    weft_status status = weft_exec_walk_part(x, call->first, call->last);
+    error = cudaStreamEndCapture(s->recording, &graph);
+    if (error == cudaSuccess && status != WEFT_OK) error = cudaErrorStreamCaptureInvalidated;
+    if (error == cudaSuccess) error = cudaGraphInstantiate(out, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    return error;
+}
+
+/* Where it cannot be done, calls go on kernel by kernel. */
+static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
+                       weft_recent_entry *entry) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaGraphExec_t graph = NULL;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t error = capture_kernels(x, s, call, &graph);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess) {
+        cudaGetLastError();
+        s->replays = false;
+        return;
+    }
+    entry->kept = graph;
+    s->captures++;
+}
+
+/* Addresses that hardly ever come again are not worth their graphs. */
+static bool graphs_pay(const call_state *s) {
+    return s->captures < GRAPHS_KEPT || s->launches >= LEAST_LAUNCHES * s->captures;
+}
+
+static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_start *call) {
+    weft_recent_entry *entry = find_entry(s, call);
+    if (!entry) return NULL;
+    if (!entry->kept && entry->seen >= SEEN_BEFORE && graphs_pay(s)) make_graph(x, s, call, entry);
+    if (entry->kept) s->launches++;
+    return (cudaGraphExec_t)entry->kept;
+}
+
+static weft_status start_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
+                                 cudaGraphExec_t graph) {
+    s->state.stream = (cudaStream_t)call->stream;
+    if (graph) return check(cudaGraphLaunch(graph, s->state.stream), "the call did not start");
+    return weft_exec_walk_part(x, call->first, call->last);
+}
+
+static weft_status start_call(weft_exec *x, const weft_call_start *call) {
     call_state *s = (call_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
-    bool noted = reads_run(x, first, last);
-    s->state.stream = (cudaStream_t)stream;
-    s->state.run = (weft_cuda_run *)memory;
+    bool noted = reads_run(x, call->first, call->last);
+    s->state.run = (weft_cuda_run *)call->memory;
+    cudaGraphExec_t graph = find_graph(x, s, call);
+    cudaStream_t stream = (cudaStream_t)call->stream;
     if (noted)
-        begin_call<<<1, 1, 0, s->state.stream>>>(
+        begin_call<<<1, 1, 0, stream>>>(
             s->state.run, weft_cuda_run{run->seed, run->iteration, run->sequence, NO_FAULT});
-    WEFT_TRY(weft_exec_walk_part(x, first, last));
-    if (noted) end_call<<<1, 1, 0, s->state.stream>>>(s->state.run, s->fault);
+    WEFT_TRY(start_kernels(x, s, call, graph));
+    if (noted) end_call<<<1, 1, 0, stream>>>(s->state.run, s->fault);
     return check(cudaGetLastError(), "the call did not start");
 }
 
