@@ -5,6 +5,8 @@
 #include "cuda/products/algorithms.cuh"
 
 #include <algorithm>
+#include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,12 +96,44 @@ static void describe_key(const gemm_product *p, algorithm_call *c) {
              (int)choose_epilogue(p), c->beta != 0 ? " add" : "", c->workspace_bytes);
 }
 
-weft_status library_run(cudaStream_t stream, const gemm_product *p, void *workspace,
-                        int64_t workspace_bytes, bool *found) {
-    const weft_cuda_blas *blas = weft_cuda_blas_open();
-    if (!blas) return WEFT_EMISSING;
-    algorithm_call c = {};
+/* A call ready to be made but for its addresses. */
+typedef struct prepared {
+    gemm_product shape; /* without addresses, all other bytes set */
+    uint32_t align_a, align_b, align_c;
+    int64_t workspace_bytes;
+    bool tf32, found;
+    cublasLtMatmulDesc_t what;
+    cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
+    struct prepared *next;
+} prepared;
+
+static weft_status describe_all(const weft_cuda_blas *blas, const gemm_product *p,
+                                algorithm_call *c) {
+    describe_key(p, c);
+    cublasStatus_t status = describe_call(blas, p, &c->what);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status =
+            make_layout(blas, &p->b, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->batch, &c->a);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status =
+            make_layout(blas, &p->a, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->batch, &c->b);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = make_layout(blas, &p->c, p->m, p->n, p->batch, &c->c);
+    return check_blas(blas, status, c->key);
+}
+
+static void drop_descriptions(const weft_cuda_blas *blas, const algorithm_call *c) {
+    if (c->a) blas->MatrixLayoutDestroy(c->a);
+    if (c->b) blas->MatrixLayoutDestroy(c->b);
+    if (c->c) blas->MatrixLayoutDestroy(c->c);
+    if (c->what) blas->MatmulDescDestroy(c->what);
+}
+
+/* Addresses, factors and what follows from them. */
+static algorithm_call describe_data(const gemm_product *p, void *workspace,
+                                    int64_t workspace_bytes) {
+    algorithm_call c = {};
     c.a_data = p->b.data;
     c.b_data = p->a.data;
     c.c_data = p->addend.data ? p->addend.data : p->c.data;
@@ -114,22 +148,119 @@ weft_status library_run(cudaStream_t stream, const gemm_product *p, void *worksp
     c.align_c = find_alignment(&p->c, p->batch);
     if (p->addend.data) c.align_c = std::min(c.align_c, find_alignment(&p->addend, p->batch));
     c.flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
-    describe_key(p, &c);
-    cublasStatus_t status = describe_call(blas, p, &c.what);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = make_layout(blas, &p->b, p->tb ? p->n : p->k, p->tb ? p->k : p->n, p->batch, &c.a);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = make_layout(blas, &p->a, p->ta ? p->k : p->m, p->ta ? p->m : p->k, p->batch, &c.b);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = make_layout(blas, &p->c, p->m, p->n, p->batch, &c.c);
-    *found = status == CUBLAS_STATUS_SUCCESS && find_algorithm(blas, &c, stream, &algorithm);
-    if (*found)
-        status = blas->Matmul(blas->handle, c.what, &c.alpha, c.a_data, c.a, c.b_data, c.b, &c.beta,
-                              c.c_data, c.c, c.d_data, c.c, &algorithm, c.workspace,
-                              c.workspace_bytes, stream);
-    if (c.a) blas->MatrixLayoutDestroy(c.a);
-    if (c.b) blas->MatrixLayoutDestroy(c.b);
-    if (c.c) blas->MatrixLayoutDestroy(c.c);
-    if (c.what) blas->MatmulDescDestroy(c.what);
-    return check_blas(blas, status, c.key);
+    return c;
+}
+
+static cublasStatus_t multiply(const weft_cuda_blas *blas, const algorithm_call *c,
+                               const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream) {
+    return blas->Matmul(blas->handle, c->what, &c->alpha, c->a_data, c->a, c->b_data, c->b,
+                        &c->beta, c->c_data, c->c, c->d_data, c->c, algorithm, c->workspace,
+                        c->workspace_bytes, stream);
+}
+
+/* A call described from scratch. */
+static weft_status run_once(const weft_cuda_blas *blas, cudaStream_t stream, const gemm_product *p,
+                            algorithm_call *c, bool *found) {
+    cublasLtMatmulAlgo_t algorithm;
+    weft_status status = describe_all(blas, p, c);
+    *found = status == WEFT_OK && find_algorithm(blas, c, stream, &algorithm);
+    if (*found) status = check_blas(blas, multiply(blas, c, &algorithm, stream), c->key);
+    drop_descriptions(blas, c);
+    return status;
+}
+
+/* Calls whose descriptions are kept: to make one takes longer than to look it up. */
+enum { LISTS = 1024, PREPARED_MOST = 4096 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static prepared *lists[LISTS];
+static int n_prepared;
+
+static void copy_matrix(const gemm_matrix *from, gemm_matrix *to) {
+    to->ld = from->ld;
+    to->stride = from->stride;
+    to->is_bf16 = from->is_bf16;
+}
+
+/* What the descriptions follow from, so that equal ones have equal bytes. */
+static void fill_key(const gemm_product *p, const algorithm_call *c, prepared *key) {
+    memset((void *)key, 0, sizeof *key);
+    gemm_product *s = &key->shape;
+    s->batch = p->batch, s->m = p->m, s->n = p->n, s->k = p->k;
+    s->ta = p->ta, s->tb = p->tb;
+    s->accumulate = c->beta != 0;
+    copy_matrix(&p->a, &s->a);
+    copy_matrix(&p->b, &s->b);
+    copy_matrix(&p->c, &s->c);
+    s->gelu = p->gelu;
+    key->align_a = c->align_a, key->align_b = c->align_b, key->align_c = c->align_c;
+    key->workspace_bytes = (int64_t)c->workspace_bytes;
+    key->tf32 = !p->a.is_bf16 && wants_tf32();
+}
+
+enum { KEY_BYTES = offsetof(prepared, found) };
+
+static prepared **list_of(const prepared *key) {
+    uint64_t hash = 0xcbf29ce484222325u, word;
+    for (size_t i = 0; i + sizeof word <= KEY_BYTES; i += sizeof word) {
+        memcpy(&word, (const char *)key + i, sizeof word);
+        hash = (hash ^ word) * 0x100000001b3u;
+    }
+    return &lists[(hash ^ hash >> 32) % LISTS];
+}
+
+static prepared *find_prepared(const prepared *key) {
+    prepared *at = *list_of(key);
+    while (at && memcmp((const void *)at, (const void *)key, KEY_BYTES) != 0)
+        at = at->next;
+    return at;
+}
+
+/* Describes a call and keeps it; NULL: an error, or there is no room. Under the lock. */
+static weft_status prepare(const weft_cuda_blas *blas, cudaStream_t stream, const gemm_product *p,
+                           algorithm_call *c, const prepared *key, prepared **out) {
+    *out = NULL;
+    prepared *made = n_prepared < PREPARED_MOST ? (prepared *)malloc(sizeof *made) : NULL;
+    if (!made) return WEFT_OK;
+    weft_status status = describe_all(blas, p, c);
+    if (status != WEFT_OK) {
+        drop_descriptions(blas, c);
+        free(made);
+        return status;
+    }
+    memcpy((void *)made, (const void *)key, sizeof *made);
+    made->what = c->what, made->a = c->a, made->b = c->b, made->c = c->c;
+    made->found = find_algorithm(blas, c, stream, &made->algorithm);
+    made->next = *list_of(key);
+    *list_of(key) = made;
+    n_prepared++;
+    *out = made;
+    return WEFT_OK;
+}
+
+/* The descriptions of bias and gelu hold addresses, so those calls are described each time. */
+static bool can_be_kept(const gemm_product *p) {
+    return !p->bias.data && !p->pre.data && !p->gelu_back;
+}
+
+weft_status library_run(cudaStream_t stream, const gemm_product *p, void *workspace,
+                        int64_t workspace_bytes, bool *found) {
+    const weft_cuda_blas *blas = weft_cuda_blas_open();
+    if (!blas) return WEFT_EMISSING;
+    algorithm_call c = describe_data(p, workspace, workspace_bytes);
+    if (!can_be_kept(p)) return run_once(blas, stream, p, &c, found);
+    prepared key, *ready;
+    fill_key(p, &c, &key);
+    pthread_mutex_lock(&lock);
+    weft_status status = WEFT_OK;
+    ready = find_prepared(&key);
+    if (!ready) status = prepare(blas, stream, p, &c, &key, &ready);
+    pthread_mutex_unlock(&lock);
+    if (status != WEFT_OK) return status;
+    if (!ready) return run_once(blas, stream, p, &c, found);
+    *found = ready->found;
+    if (!*found) return WEFT_OK;
+    c.what = ready->what, c.a = ready->a, c.b = ready->b, c.c = ready->c;
+    cublasStatus_t done = multiply(blas, &c, &ready->algorithm, stream);
+    if (done != CUBLAS_STATUS_SUCCESS) describe_key(p, &c);
+    return check_blas(blas, done, c.key);
 }
