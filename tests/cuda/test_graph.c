@@ -1,5 +1,5 @@
-/* Blocks on the GPU: the CPU's values on the caller's stream, pending calls, bad values told later, no
- * memory taken in a call, and calls that the caller captures. */
+/* Blocks on the GPU: the CPU's values on the caller's stream, pending calls, repeated calls, bad values
+ * told later, no memory taken in a call, and calls that the caller captures. */
 #include "core/exec.h"
 #include "cuda/backend.h"
 #include "support/block_memory.h"
@@ -127,7 +127,7 @@ static double part_by(const memory *a, const memory *b, char *where, size_t room
                 for (int64_t j = 0; x && j < a->info[k][i].count; j++) {
                     double u = get_value(&a->info[k][i], x, j), v = get_value(&b->info[k][i], y, j);
                     if (fabs(u) > most) most = fabs(u);
-                    if (!(fabs(u - v) <= off)) off = fabs(u - v);
+                    if (!(fabs(u - v) <= off)) off = isnan(u - v) ? INFINITY : fabs(u - v);
                 }
                 if (off / most <= worst) continue;
                 worst = off / most;
@@ -200,6 +200,114 @@ static void test_forwards_may_be_pending_and_take_no_memory(void **state) {
     weft_block_close(block);
 }
 
+/* What the device has, over what the CPU's pieces hold. */
+static void put_input(device_memory *d, memory *m, int64_t i, double value) {
+    const weft_block_info *t = &m->info[WEFT_BLOCK_INPUTS][0];
+    put_value(t, m->values[WEFT_BLOCK_INPUTS][0], i, value);
+    device->upload(d->values[WEFT_BLOCK_INPUTS][0], m->values[WEFT_BLOCK_INPUTS][0], t->bytes);
+}
+
+static void run_both(weft_block *block, device_memory *d, uint32_t iteration) {
+    weft_call call = device_call(d, NULL);
+    call.iteration = iteration;
+    OK(weft_block_forward(block, &call));
+    OK(weft_block_backward(block, &call));
+}
+
+/* An engine whose calls go kernel by kernel. Blocks read the setting when they are opened. */
+static weft_status open_single(const char *const *options, weft_engine *single, int purpose,
+                               weft_block **out) {
+    setenv("WEFT_CUDA_GRAPH", "0", 1);
+    weft_status status =
+        weft_block_open_part(single, "layer", options, BATCH, TIME, 1, purpose, out);
+    unsetenv("WEFT_CUDA_GRAPH");
+    return status;
+}
+
+/* The third call with the same addresses is a replay, and so are all behind it; what lies there and the
+ * numbers that random ones follow from are others each time. */
+static void test_repeated_calls_have_the_bits_of_single_kernels(void **state) {
+    (void)state;
+    need_gpu();
+    static const mix dropped = {
+        "w2 bf16, dropout",
+        {SIZES, "ATTENTION=w2", "FFN=swiglu", "DTYPE=bf16", "GPT2_DROPOUT=0.2", NULL},
+        0};
+    int purpose = WEFT_BLOCK_GRADIENT | WEFT_BLOCK_TRAIN;
+    weft_engine *single;
+    OK(weft_engine_open(1, "cuda", &single));
+    for (int i = 0; i <= MIXES; i++) {
+        const mix *form = i < MIXES ? &mixes[i] : &dropped;
+        weft_block *block, *plain;
+        OK(weft_block_open_part(gpu, "layer", form->options, BATCH, TIME, 1, purpose, &block));
+        OK(open_single(form->options, single, purpose, &plain));
+        memory m[2][2];
+        device_memory d[2][2] = {0};
+        for (int k = 0; k < 4; k++) {
+            take_memory(&m[k / 2][k % 2], k / 2 ? plain : block, (uint64_t)(k % 2) + 3, 0xff);
+            take_device(&d[k / 2][k % 2], &m[k / 2][k % 2]);
+        }
+        for (uint32_t turn = 0; turn < 6; turn++)
+            for (int k = 0; k < 2; k++) { /* two lists of addresses in turns */
+                for (int way = 0; way < 2; way++) {
+                    put_input(&d[way][k], &m[way][k], turn, 0.25 * turn - k);
+                    run_both(way ? plain : block, &d[way][k], turn);
+                }
+            }
+        for (int k = 0; k < 2; k++) {
+            give_device_back(&d[0][k], &m[0][k]);
+            give_device_back(&d[1][k], &m[1][k]);
+            check_equal(&m[0][k], &m[1][k]);
+            give_memory_back(&m[0][k]);
+            give_memory_back(&m[1][k]);
+        }
+        weft_block_close(block);
+        weft_block_close(plain);
+    }
+    weft_engine_close(single);
+}
+
+/* More lists of addresses than are remembered, each three times in a row, then all once more. */
+static void test_many_addresses_are_told_apart(void **state) {
+    (void)state;
+    need_gpu();
+    enum { PLACES = 300 };
+    weft_block *block;
+    memory m;
+    device_memory d = {0};
+    OK(weft_block_open_part(gpu, "layer", mixes[3].options, BATCH, TIME, 1, 0, &block));
+    take_memory(&m, block, 3, 0xff);
+    take_device(&d, &m);
+    int64_t bytes = m.info[WEFT_BLOCK_OUTPUTS][0].bytes;
+    unsigned char *all = device->alloc(PLACES * bytes), *want = malloc((size_t)bytes),
+                  *got = malloc((size_t)bytes);
+    assert_true(all && want && got && bytes % 64 == 0);
+    weft_call call = device_call(&d, NULL);
+    void *outputs[MEMORY_TENSORS];
+    memcpy(outputs, d.values[WEFT_BLOCK_OUTPUTS], sizeof outputs);
+    call.outputs = outputs;
+    for (int turn = 0; turn < 2; turn++) {
+        device->fill(all, 0xff, PLACES * bytes);
+        for (int i = 0; i < PLACES; i++) {
+            outputs[0] = all + i * bytes;
+            for (int k = 0; k < (turn ? 1 : 3); k++)
+                OK(weft_block_forward(block, &call));
+        }
+        device->download(want, all, bytes);
+        for (int i = 1; i < PLACES; i++) {
+            device->download(got, all + i * bytes, bytes);
+            if (memcmp(got, want, (size_t)bytes) != 0) fail_msg("turn %d, place %d", turn, i);
+        }
+    }
+    assert_true(isfinite(get_value(&m.info[WEFT_BLOCK_OUTPUTS][0], want, 0)));
+    device->release(all, PLACES * bytes);
+    free(want);
+    free(got);
+    give_device_back(&d, &m);
+    give_memory_back(&m);
+    weft_block_close(block);
+}
+
 static weft_status describe_tokens(void *context, weft_graph *g) {
     (void)context;
     weft_tensor *ids = weft_graph_input(g, "ids", "i32", 2, (int64_t[]){BATCH, TIME}, 0);
@@ -219,10 +327,14 @@ static void test_a_bad_token_is_told_by_a_later_check(void **state) {
     ((int32_t *)m.values[WEFT_BLOCK_INPUTS][0])[5] = 11;
     take_device(&d, &m);
     weft_call call = device_call(&d, NULL);
-    OK(weft_block_forward(block, &call));
-    give_device_back(&d, &m); /* waits for it */
-    refused(weft_block_check(block), WEFT_EINPUT, "embed");
-    OK(weft_block_check(block));
+    for (int turn = 0; turn < 4; turn++) { /* the last two are replays */
+        OK(weft_block_forward(block, &call));
+        device->download(m.values[WEFT_BLOCK_OUTPUTS][0], d.values[WEFT_BLOCK_OUTPUTS][0],
+                         m.info[WEFT_BLOCK_OUTPUTS][0].bytes); /* waits for it */
+        refused(weft_block_check(block), WEFT_EINPUT, "embed");
+        OK(weft_block_check(block));
+    }
+    give_device_back(&d, &m);
     give_memory_back(&m);
     weft_block_close(block);
 }
@@ -258,6 +370,11 @@ static void test_the_caller_may_capture_a_call(void **state) {
     OK(weft_block_backward(block, &call));
     assert_int_equal(cudaStreamSynchronize(stream), 0);
     call = device_call(&r, stream);
+    for (int i = 0; i < 3; i++) { /* the addresses have a graph when they are captured */
+        OK(weft_block_forward(block, &call));
+        OK(weft_block_backward(block, &call));
+    }
+    assert_int_equal(cudaStreamSynchronize(stream), 0);
     assert_int_equal(cudaStreamBeginCapture(stream, 0), 0);
     OK(weft_block_forward(block, &call));
     OK(weft_block_backward(block, &call));
@@ -282,6 +399,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_and_gradients_are_the_cpus),
         cmocka_unit_test(test_forwards_may_be_pending_and_take_no_memory),
+        cmocka_unit_test(test_repeated_calls_have_the_bits_of_single_kernels),
+        cmocka_unit_test(test_many_addresses_are_told_apart),
         cmocka_unit_test(test_a_bad_token_is_told_by_a_later_check),
 #ifdef WEFT_HAVE_CUDA
         cmocka_unit_test(test_the_caller_may_capture_a_call),
