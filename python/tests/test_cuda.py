@@ -1,7 +1,11 @@
 """The modules on a GPU against themselves on the CPU in float64. Runs without pytest too:
 python tests/test_cuda.py"""
 import copy
+import os
+import pathlib
+import subprocess
 import sys
+import threading
 
 try:
     import pytest
@@ -10,7 +14,6 @@ except ImportError:
 import torch
 
 if __name__ == "__main__":
-    import pathlib
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import gpu
@@ -91,6 +94,80 @@ def test_work_is_on_the_current_stream():
         got = module(late)
     stream.synchronize()
     assert torch.equal(got, want)
+
+
+def test_training_loops_repeat_their_calls():
+    """Addresses come again at each step, and from the third on calls are replays of captured kernels: the weights end
+    on the bits that they have with WEFT_CUDA_GRAPH=0, for two layers of one shape, in both types."""
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); import torch; from test_cuda import *\n"
+        "for dtype in torch.float32, torch.bfloat16:\n"
+        "    torch.manual_seed(6); layers = torch.nn.ModuleList([W2TransformerBlock(W2Config()), W2TransformerBlock(W2Config())])\n"
+        "    ffn = WsFFN(Config(d_model=E, d_ffn=F, n_head=4, z_proj='grouped')); layers.append(ffn); layers.to('cuda', dtype)\n"
+        "    for step in range(8):\n"
+        "        x = torch.randn(B, T, E, generator=torch.Generator().manual_seed(step)).to('cuda', dtype)\n"
+        "        y, aux = ffn(layers[1](layers[0](x)))\n"
+        "        (y.float().square().mean() + aux.float()).backward()\n"
+        "        with torch.no_grad():\n"
+        "            for p in layers.parameters():\n"
+        "                p -= 0.05 * p.grad; p.grad = None\n"
+        "    print([float(p.double().sum()).hex() for p in layers.parameters()])\n")
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).resolve().parent.parent,
+                           env={**os.environ, "WEFT_CUDA_GRAPH": graphs}) for graphs in ("0", "1")]
+    assert all(r.returncode == 0 for r in said), said[0].stderr[-2000:] + said[1].stderr[-2000:]
+    assert said[0].stdout == said[1].stdout and "nan" not in said[0].stdout and said[0].stdout.count("0x") > 40
+
+
+def test_replays_are_on_the_current_stream():
+    torch.manual_seed(3)
+    module = SwiGLU(E, F).cuda()
+    x = torch.randn(B, T, E, device="cuda")
+    with torch.no_grad():
+        want = module(x)
+        late, stream = torch.zeros_like(x), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(4):
+                late.zero_()
+                torch.cuda._sleep(20_000_000)
+                late.copy_(x)
+                got = module(late)
+                stream.synchronize()
+                assert torch.equal(got, want)
+                del got
+
+
+def test_two_threads_repeat_their_calls():
+    """Each with its own tensors and stream, the module shared."""
+    torch.manual_seed(7)
+    module = W2Attention(E, H).cuda().bfloat16().eval()
+    inputs = [torch.randn(B, T, E, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    with torch.no_grad():
+        want = [module(x) for x in inputs]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(number):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                got = module(inputs[number])
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(got, want[number]):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_modules_are_made_on_the_gpu():
+    with torch.device("cuda"):
+        module = SwiGLU(E, F)
+    assert all(p.is_cuda for p in module.parameters())
+    assert torch.isfinite(module(torch.randn(B, T, E, device="cuda"))).all()
 
 
 def test_a_call_can_be_captured():

@@ -135,18 +135,25 @@ def addresses(values):
     return ctypes.cast((c_void_p * max(len(values), 1))(*values), ctypes.POINTER(c_void_p))
 
 
-def block(device, part, options, batch, time, first, purpose):
-    """The block of these arguments, opened once in a process. `options` is one text, one option per line."""
-    key = device, part, options, batch, time, first, purpose
+def known(key):
+    """The block of these arguments of `block`, where it is open."""
     found = _blocks.get(key)
+    if found is not None and len(_blocks) == BLOCKS_KEPT:
+        with _lock:
+            if key in _blocks:
+                _blocks.move_to_end(key)
+    return found
+
+
+def block(*key):
+    """The block for a device, part, options, batch, time, first and purpose, opened once in a process. `options`
+    is one text, one option per line."""
+    found = known(key)
     if found is None:
-        made = Block(device, part, options.split("\n"), batch, time, first, purpose)
+        device, part, options, *rest = key
+        made = Block(device, part, options.split("\n"), *rest)
         with _lock:
             found = _blocks.setdefault(key, made)
             while len(_blocks) > BLOCKS_KEPT:
                 _blocks.popitem(last=False)
-    elif len(_blocks) == BLOCKS_KEPT:
-        with _lock:
-            if key in _blocks:
-                _blocks.move_to_end(key)
     return found

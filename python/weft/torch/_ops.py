@@ -31,19 +31,33 @@ def device_name(device):
     """The name of a device's engine: each GPU has one of its own."""
     if device.type == "cpu":
         return "cpu"
-    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    return f"cuda:{_current_device() if device.index is None else device.index}"
+
+
+# What torch.cuda.current_device and current_stream ask, without their objects: a tensor of a GPU is there, so PyTorch
+# has been initialised for it.
+_current_device = getattr(torch._C, "_cuda_getDevice", lambda: torch.cuda.current_device())
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+
+def is_here(device):
+    """Whether a call for that device needs no other GPU to be the current one."""
+    return device.type == "cpu" or _current_device() == device.index
 
 
 def on(device):
     """Makes a GPU the current one, as the engine wants it."""
-    if device.type == "cpu" or torch.cuda.current_device() == device.index:
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
+    return contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 def find(device, part, options, shape, first, purpose):
     """The block for x of that shape [batch, time, width]. `options` is one text, one option per line."""
-    return _blocks.block(device_name(device), part, options, int(shape[0]), int(shape[1]), first, purpose)
+    key = device_name(device), part, options, int(shape[0]), int(shape[1]), first, purpose
+    block = _blocks.known(key)
+    if block is None:
+        with on(device):
+            block = _blocks.block(*key)
+    return block
 
 
 @torch.compiler.assume_constant_result
@@ -170,7 +184,8 @@ def _placed(made):
 
 
 def stream_of(device):
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    """The address of PyTorch's current stream of a GPU; 0: the default one, or the CPU."""
+    return _raw_stream(device.index) if device.type == "cuda" else 0
 
 
 def _number(seed):
@@ -186,13 +201,13 @@ def _spread(wanted, values, none=None):
 def _forward(block, given, n_inputs, seed):
     """Runs a block over its inputs and weights: (those as it took them, outputs, what is saved)."""
     device = given[0].device
-    if device.type != "cpu":
-        with on(device):
-            return _forward_here(block, given, n_inputs, seed, device, stream_of(device))
-    return _forward_here(block, given, n_inputs, seed, device, None)
+    if is_here(device):
+        return _forward_here(block, given, n_inputs, seed, device)
+    with on(device):
+        return _forward_here(block, given, n_inputs, seed, device)
 
 
-def _forward_here(block, given, n_inputs, seed, device, stream):
+def _forward_here(block, given, n_inputs, seed, device):
     said = layout(block)
     taken, at = _taken(block, given, n_inputs)
     outputs, outputs_at = _placed([
@@ -200,7 +215,7 @@ def _forward_here(block, given, n_inputs, seed, device, stream):
         for like, (shape, dtype) in zip(said.models, said.outputs)])
     saved, saved_at = _some_bytes(block.saved_bytes, device)
     workspace, workspace_at = _some_bytes(block.forward_bytes, device)
-    block.forward(at + outputs_at, saved_at, workspace_at, stream, _number(seed))
+    block.forward(at + outputs_at, saved_at, workspace_at, stream_of(device), _number(seed))
     return taken, outputs, saved
 
 
@@ -208,13 +223,13 @@ def _gradients(block, grads, taken, saved, seed):
     """The gradients of a block's inputs and weights that have one. `taken` are its inputs, weights and
     outputs, None where the block does not read them again; `grads` are of the outputs that have one."""
     device = grads[0].device
-    if device.type != "cpu":
-        with on(device):
-            return _gradients_here(block, grads, taken, saved, seed, device, stream_of(device))
-    return _gradients_here(block, grads, taken, saved, seed, device, None)
+    if is_here(device):
+        return _gradients_here(block, grads, taken, saved, seed, device)
+    with on(device):
+        return _gradients_here(block, grads, taken, saved, seed, device)
 
 
-def _gradients_here(block, grads, taken, saved, seed, device, stream):
+def _gradients_here(block, grads, taken, saved, seed, device):
     said = layout(block)
     at = [0 if t is None else t.data_ptr() for t in taken]
     made, made_at = _placed([
@@ -226,15 +241,15 @@ def _gradients_here(block, grads, taken, saved, seed, device, stream):
         grad_outputs[i] = where
     saved_at = 0 if saved is None else -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
     workspace, workspace_at = _some_bytes(block.backward_bytes, device)
-    block.backward(at + grad_outputs + _spread(said.trained, made_at, 0), saved_at, workspace_at, stream, _number(seed))
+    block.backward(at + grad_outputs + _spread(said.trained, made_at, 0), saved_at, workspace_at, stream_of(device),
+                   _number(seed))
     return made
 
 
 @torch.library.custom_op("weft::part", mutates_args=())
 def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: str,
          options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
-    with on(inputs[0].device):
-        block = find(inputs[0].device, name, options, inputs[0].shape, first, purpose)
+    block = find(inputs[0].device, name, options, inputs[0].shape, first, purpose)
     _, outputs, saved = _forward(block, (*inputs, *weights), len(inputs), seed)
     return [*outputs, _bytes(0, inputs[0].device)[0] if saved is None else saved]
 
@@ -251,8 +266,7 @@ def part_back(grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
               weights: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], saved: torch.Tensor,
               name: str, options: str, first: bool, purpose: int,
               seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
-    with on(saved.device):
-        block = find(saved.device, name, options, inputs[0].shape, first, purpose)
+    block = find(saved.device, name, options, inputs[0].shape, first, purpose)
     return _gradients(block, grads, _dense((*inputs, *weights, *outputs))[0], saved, seed)
 
 
@@ -360,11 +374,7 @@ def run(name, options, inputs, weights, first=True, train=False, seed=None):
     purpose = _blocks.GRADIENT * wants + _blocks.TRAIN * bool(train)
     if not plain or _is_watched():
         return _run_traced(device, name, options, inputs, weights, first, purpose, seed)
-    if device.type == "cpu":
-        block = find(device, name, options, given[0].shape, first, purpose)
-    else:
-        with on(device):
-            block = find(device, name, options, given[0].shape, first, purpose)
+    block = find(device, name, options, given[0].shape, first, purpose)
     said, n = layout(block), len(inputs)
     if [w.dtype for w in given[n:]] != said.weight_dtypes and len(said.weight_dtypes) == len(weights):
         given = (*inputs, *[w.to(t) for w, t in zip(weights, said.weight_dtypes)])
