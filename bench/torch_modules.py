@@ -1,7 +1,7 @@
 """weft's modules beside the same function in plain and in compiled PyTorch.
 
-    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--forms plain,compiled] [--threads N]
-                                     [--dtype bfloat16] [--quick] [--json FILE]
+    python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--shapes write-up,GPT-2]
+                                     [--forms plain,compiled] [--threads N] [--dtype bfloat16] [--quick] [--json FILE]
 
 Each row is one module at one shape, forward alone and with backward: a time for weft and for each form
 of PyTorch, taken in turns in one run (the median of the rounds), the ratio (PyTorch's time over weft's:
@@ -163,10 +163,12 @@ def swiglu_products(x, p, heads):
     return F.linear(y, p["ffn.w2.weight"])
 
 
-def rows(device, wanted):
+def rows(device, wanted, shapes=("write-up", "GPT-2")):
     """(name, shape's name, shape, ours, forms)."""
     for name in wanted:
         for at, shape in (WSFFN_SHAPES if name == "wsffn" else SHAPES)[device].items():
+            if at not in shapes:
+                continue
             _, _, width, heads, ffn = shape
             if name == "w2":
                 config = type("C", (), dict(hidden_size=width, num_attention_heads=heads, intermediate_size=ffn, rms_norm_eps=1e-6))
@@ -326,6 +328,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", default="w2,mla,wsffn")
+    parser.add_argument("--shapes", default="write-up,GPT-2")
     parser.add_argument("--threads", type=int, default=0, help="of both on the CPU; PyTorch's own choice unless given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of both")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
@@ -345,7 +348,7 @@ def main():
           f"{str(kind).split('.')[1]}")
     print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in FORMS)
           + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")
-    for name, at, shape, ours, forms in rows(device, options.rows.split(",")):
+    for name, at, shape, ours, forms in rows(device, options.rows.split(","), options.shapes.split(",")):
         forms = {form: m for form, m in forms.items() if form in wanted}
         modules = {"weft": ours.to(device, kind), **{f: m.to(device, kind) for f, m in forms.items()}}
         for form in modules:
