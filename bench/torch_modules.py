@@ -19,8 +19,9 @@ of PyTorch:
 WsFFN's peer is a SwiGLU module without its latents; `products` has the product that makes them, which is
 a sixth of SwiGLU's arithmetic where a head is half as wide as the model.
 
-float32 on the CPU, bfloat16 on a GPU. The last table is what a call costs beside its work: inside the
-C library, and from Python's call to its return, at a shape of next to no work; in brackets plain PyTorch.
+float32 on the CPU, bfloat16 on a GPU. The last table is what a call costs beside its work, at a shape of next
+to no work: inside the C library, from the C call to its return, which on a GPU does not wait for the kernels;
+the same with the kernels; and from Python. In brackets plain PyTorch.
 """
 import argparse
 import ctypes
@@ -230,6 +231,19 @@ def timed(device, work, repeats):
     return (time.perf_counter() - begin) / repeats
 
 
+def returned(device, work, bursts=200, burst=10):
+    """Seconds until a call returns, few enough in a row that a GPU's queue has room; the median."""
+    took = []
+    for _ in range(bursts):
+        wait(device)
+        begin = time.perf_counter()
+        for _ in range(burst):
+            work()
+        took.append((time.perf_counter() - begin) / burst)
+    wait(device)
+    return statistics.median(took)
+
+
 def memory(device, module, x, towards):
     """MiB: the peak above the state before (GPU), or what is kept for the backward pass (CPU)."""
     if device == "cuda":
@@ -280,8 +294,8 @@ def measure(device, kind, shape, modules, backward, rounds, budget):
 
 
 def overheads(device, kind):
-    """Microseconds of a call at a shape of next to no work, of the fastest of five rounds: inside C, of the
-    whole Python call, and of the same in plain PyTorch."""
+    """Microseconds of a call at a shape of next to no work, of the fastest of five rounds: inside C until it
+    returns and with its kernels, of the whole Python call, and of the same in plain PyTorch."""
     out = []
     for name, module, peer in (
             ("w2 attention", Part("attention", ATTENTION="w2", POSITION="rope", GPT2_BIAS=False, N_EMBD=16, N_HEAD=1), PlainW2),
@@ -297,8 +311,8 @@ def overheads(device, kind):
         with torch.no_grad():
             forward = [[timed(device, lambda: f(x), 300) for _ in range(5)] for f in (ours, plain)]
         both = [[timed(device, lambda: torch.autograd.backward([f(x)], [towards]), 200) for _ in range(5)] for f in (ours, plain)]
-        inside = [timed(device, run, 2000) for _ in range(5)]
-        out.append((name, *(1e6 * min(t) for t in (inside, *forward, *both))))
+        inside = [[returned(device, run) for _ in range(5)], [timed(device, run, 2000) for _ in range(5)]]
+        out.append((name, *(1e6 * min(t) for t in (*inside, *forward, *both))))
     return out
 
 
@@ -369,10 +383,10 @@ def main():
                 line += f"{sizes[form]:>{room}.1f}" if form in sizes else f"{'-':>{room}}"
             print(line, flush=True)
             found.append({"module": name, "shape": at, "backward": backward, "seconds": times, "mib": sizes, "difference": differences})
-    print(f"\n{'µs of a call without work':<28}{'inside C':>10}{'forward':>10}{'(plain)':>9}{'with backward':>15}{'(plain)':>9}")
-    for name, inside, forward, forward_plain, both, both_plain in overheads(device, kind):
-        print(f"{name:<28}{inside:>10.1f}{forward:>10.1f}{forward_plain:>9.1f}{both:>15.1f}{both_plain:>9.1f}")
-        found.append({"overhead": name, "c_us": inside, "forward_us": forward, "both_us": both,
+    print(f"\n{'µs of a call without work':<28}{'inside C':>10}{'+ kernels':>11}{'forward':>10}{'(plain)':>9}{'with backward':>15}{'(plain)':>9}")
+    for name, inside, kernels, forward, forward_plain, both, both_plain in overheads(device, kind):
+        print(f"{name:<28}{inside:>10.1f}{kernels:>11.1f}{forward:>10.1f}{forward_plain:>9.1f}{both:>15.1f}{both_plain:>9.1f}")
+        found.append({"overhead": name, "c_us": inside, "c_kernels_us": kernels, "forward_us": forward, "both_us": both,
                       "plain_forward_us": forward_plain, "plain_both_us": both_plain})
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
