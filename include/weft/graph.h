@@ -243,7 +243,8 @@ enum {
     WEFT_BLOCK_GRADIENT = 1, /* there will be backward calls; without it nothing is saved */
     WEFT_BLOCK_TRAIN = 2,    /* open_part: dropout and auxiliary losses */
     WEFT_BLOCK_RECOMPUTE =
-        4 /* open_part: a layer saves its inputs alone, and is made again backward */
+        4, /* open_part: a layer saves its inputs alone, and is made again backward */
+    WEFT_BLOCK_ONE_LOSS = 8 /* open_part: the auxiliary losses are one output, "aux", their sum */
 };
 
 /* Describes what the block computes; `context` is the caller's. WEFT_OK, or what is wrong. */
@@ -266,11 +267,12 @@ enum { WEFT_BLOCKS_KEPT = 256 };
  *   "layer"      both, with their norms and residual sums:   x → y
  *
  * Other outputs, where the options make them: "aux_z" and "aux_contrastive" of WsFFN with TRAIN, one
- * number each, to be added to the loss; "gate" and "sent" of the reciprocal mechanisms, for the next
- * layer's attention. `first` 0: that layer takes them, as inputs "gate" and "received". Between an
- * "attention" and an "ffn" of their own go "latent", "routes.index" and "routes.weight", outputs of
- * the first and inputs of the second. Weights have the names of a checkpoint without "h.I.". A learned
- * position is no part of a layer; GPT2_BLOCK_SIZE counts for POSITION=relative only. */
+ * number each, to be added to the loss, or with ONE_LOSS their sum "aux"; "gate" and "sent" of the
+ * reciprocal mechanisms, for the next layer's attention. `first` 0: that layer takes them, as inputs
+ * "gate" and "received". Between an "attention" and an "ffn" of their own go "latent", "routes.index"
+ * and "routes.weight", outputs of the first and inputs of the second. Weights have the names of a
+ * checkpoint without "h.I.". A learned position is no part of a layer; GPT2_BLOCK_SIZE counts for
+ * POSITION=relative only. */
 WEFT_API weft_status weft_block_open_part(weft_engine *engine, const char *part,
                                           const char *const *options, int64_t batch, int64_t time,
                                           int first, int purpose, weft_block **out);

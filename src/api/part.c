@@ -11,8 +11,7 @@
 typedef struct {
     weft_config config;
     weft_build build;
-    weft_part_kind part;
-    bool first;
+    weft_part_form form;
 } part_wish;
 
 enum { KEY_ROOM = 8192 };
@@ -51,8 +50,9 @@ static weft_status note_part(weft_graph *g, const weft_model_part *part) {
 static weft_status describe_part(void *context, weft_graph *g) {
     const part_wish *w = context;
     weft_model_part part;
-    bool gradient = ((const weft_api_lists *)g->owner)->gradient;
-    WEFT_TRY(weft_model_build_part(&w->config, &w->build, w->part, w->first, gradient, g, &part));
+    weft_part_form form = w->form;
+    form.gradient = ((const weft_api_lists *)g->owner)->gradient;
+    WEFT_TRY(weft_model_build_part(&w->config, &w->build, &form, g, &part));
     weft_status status = note_part(g, &part);
     weft_model_part_free(&part);
     return status;
@@ -62,7 +62,7 @@ static weft_status describe_part(void *context, weft_graph *g) {
 static weft_status make_key(const char *part, const char *const *options, const part_wish *w,
                             char *key) {
     int used = snprintf(key, KEY_ROOM, "weft %s %lld %lld %d", part, (long long)w->build.batch,
-                        (long long)w->build.time, w->first);
+                        (long long)w->build.time, w->form.first);
     for (; options && *options && used < KEY_ROOM; options++)
         used += snprintf(key + used, (size_t)(KEY_ROOM - used), "\n%s", *options);
     if (used < KEY_ROOM) return WEFT_OK;
@@ -79,11 +79,11 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
     API_NEED(part);
     char key[KEY_ROOM];
     bool is_folder;
-    part_wish w = {.first = first != 0};
+    part_wish w = {.form = {.first = first != 0, .one_loss = (purpose & WEFT_BLOCK_ONE_LOSS) != 0}};
     if (batch <= 0 || time <= 0)
         return weft_fail(WEFT_EINPUT, "%s: %lld sequences of %lld tokens; both start at 1",
                          __func__, (long long)batch, (long long)time);
-    WEFT_TRY(find_part(part, &w.part));
+    WEFT_TRY(find_part(part, &w.form.kind));
     WEFT_TRY(weft_api_config(NULL, options, &w.config, &is_folder));
     w.build = (weft_build){.batch = batch,
                            .time = time,

@@ -10,14 +10,14 @@
 typedef struct {
     builder b;
     weft_model_part *out;
-    bool gradient;
+    const weft_part_form *form;
 } part_builder;
 
 static weft_tensor *add_input(part_builder *p, const char *name, weft_dtype dtype, int ndim,
                               const int64_t *shape) {
     weft_tensor *t = weft_graph_tensor(p->b.g, WEFT_ROLE_INPUT, name, dtype, ndim, shape);
     if (!t) return NULL;
-    t->needs_grad = p->gradient && dtype == p->b.dtype;
+    t->needs_grad = p->form->gradient && dtype == p->b.dtype;
     p->out->inputs[p->out->n_inputs++] = (weft_part_tensor){name, t};
     return t;
 }
@@ -97,15 +97,26 @@ static weft_tensor *build_one(part_builder *p, weft_part_kind part, weft_tensor 
     return y;
 }
 
-static void build_part(part_builder *p, weft_part_kind part, bool first) {
+static void add_losses(part_builder *p) {
     builder *b = &p->b;
+    if (p->form->one_loss) {
+        add_output(p, "aux", add_optional(b, b->aux_z, b->aux_contrastive));
+        return;
+    }
+    add_output(p, "aux_z", b->aux_z);
+    add_output(p, "aux_contrastive", b->aux_contrastive);
+}
+
+static void build_part(part_builder *p) {
+    builder *b = &p->b;
+    weft_part_kind part = p->form->kind;
     weft_tensor *x = input(p, "x", b->dtype, b->batch, b->time, b->width);
     b->layer = -1;
     if (part != WEFT_PART_ATTENTION) begin_reciprocal(b);
     b->layer = 0;
     if (part == WEFT_PART_FFN)
         take_over(p);
-    else if (!first)
+    else if (!p->form->first)
         receive(p);
     add_output(p, "y", build_one(p, part, x));
     if (part == WEFT_PART_ATTENTION) {
@@ -115,13 +126,11 @@ static void build_part(part_builder *p, weft_part_kind part, bool first) {
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     if (b->c->attn_gate) add_output(p, "gate", b->gate);
     if (b->c->latent_recip) add_output(p, "sent", b->received);
-    add_output(p, "aux_z", b->aux_z);
-    add_output(p, "aux_contrastive", b->aux_contrastive);
+    add_losses(p);
 }
 
 weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
-                                  weft_part_kind part, bool first, bool gradient, weft_graph *g,
-                                  weft_model_part *out) {
+                                  const weft_part_form *form, weft_graph *g, weft_model_part *out) {
     *out = (weft_model_part){.model = {.graph = g}};
     weft_config one = *c;
     one.n_layer = 1; /* losses over all layers are of this one */
@@ -133,11 +142,11 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (build->time > one.gpt2_block_size)
         return weft_fail(WEFT_EINPUT, "block: %lld tokens, but GPT2_BLOCK_SIZE is %lld",
                          (long long)build->time, (long long)one.gpt2_block_size);
-    if (part != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
+    if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
         return weft_fail(WEFT_EINPUT, "block: only a whole layer routes with "
                                       "RA_MLA_MLP_SPARSE_MODE other than topk");
-    part_builder p = {.b = builder_of(&one, build, &out->model), .out = out, .gradient = gradient};
-    build_part(&p, part, first);
+    part_builder p = {.b = builder_of(&one, build, &out->model), .out = out, .form = form};
+    build_part(&p);
     weft_status status = weft_graph_status(g);
     if (status != WEFT_OK) weft_model_part_free(out);
     return status;

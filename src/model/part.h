@@ -20,12 +20,17 @@ typedef struct {
     int n_inputs, n_outputs;
 } weft_model_part;
 
-/* Builds it into a graph that is the caller's. `first`: there is no layer before, which would send a
- * gate and a latent. weft/graph.h (weft_block_open_part) tells which inputs and outputs there are.
- * `gradient`: the inputs that can have one do. */
+typedef struct {
+    weft_part_kind kind;
+    bool first;    /* there is no layer before, which would send a gate and a latent */
+    bool gradient; /* the inputs that can have one do */
+    bool one_loss; /* auxiliary losses are one output, their sum */
+} weft_part_form;
+
+/* Builds it into a graph that is the caller's. weft/graph.h (weft_block_open_part) tells which inputs
+ * and outputs there are. */
 weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
-                                  weft_part_kind part, bool first, bool gradient, weft_graph *g,
-                                  weft_model_part *out);
+                                  const weft_part_form *form, weft_graph *g, weft_model_part *out);
 void weft_model_part_free(weft_model_part *part);
 
 #endif

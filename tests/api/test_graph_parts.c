@@ -323,6 +323,39 @@ static void test_a_recomputed_layer_saves_less_and_gives_the_same(void **state) 
     weft_block_close(again);
 }
 
+/* Two outputs of one gradient each, and one output of that gradient. */
+static void test_one_loss_is_the_sum_of_both(void **state) {
+    (void)state;
+    int purpose = WEFT_BLOCK_GRADIENT | WEFT_BLOCK_TRAIN;
+    weft_block *two, *one;
+    memory a, b;
+    OK(weft_block_open_part(engine, "ffn", wsffn, BATCH, TIME, 1, purpose, &two));
+    OK(weft_block_open_part(engine, "ffn", wsffn, BATCH, TIME, 1, purpose | WEFT_BLOCK_ONE_LOSS,
+                            &one));
+    take_memory(&a, two, 5, 0xff);
+    take_memory(&b, one, 5, 0xff);
+    assert_int_equal(b.n[WEFT_BLOCK_OUTPUTS], 2);
+    *(double *)grad_of(&a, WEFT_BLOCK_OUTPUTS, "aux_z") = 0.75;
+    *(double *)grad_of(&a, WEFT_BLOCK_OUTPUTS, "aux_contrastive") = 0.75;
+    *(double *)grad_of(&b, WEFT_BLOCK_OUTPUTS, "aux") = 0.75;
+    forward(&a);
+    backward(&a);
+    forward(&b);
+    backward(&b);
+    double z = *(double *)value_of(&a, WEFT_BLOCK_OUTPUTS, "aux_z"),
+           c = *(double *)value_of(&a, WEFT_BLOCK_OUTPUTS, "aux_contrastive");
+    assert_true(z > 0 && c > 0 && *(double *)value_of(&b, WEFT_BLOCK_OUTPUTS, "aux") == z + c);
+    for (int i = 0; i < a.n[WEFT_BLOCK_WEIGHTS]; i++)
+        assert_memory_equal(a.grads[WEFT_BLOCK_WEIGHTS][i], b.grads[WEFT_BLOCK_WEIGHTS][i],
+                            (size_t)a.info[WEFT_BLOCK_WEIGHTS][i].bytes);
+    assert_memory_equal(grad_of(&a, WEFT_BLOCK_INPUTS, "x"), grad_of(&b, WEFT_BLOCK_INPUTS, "x"),
+                        COUNT * WIDTH * sizeof(double));
+    give_memory_back(&a);
+    give_memory_back(&b);
+    weft_block_close(two);
+    weft_block_close(one);
+}
+
 static void test_parts_do_not_see_later_tokens(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {
@@ -372,6 +405,7 @@ int main(void) {
         cmocka_unit_test(test_layers_put_together_are_the_model),
         cmocka_unit_test(test_attention_and_ffn_are_the_layer),
         cmocka_unit_test(test_a_recomputed_layer_saves_less_and_gives_the_same),
+        cmocka_unit_test(test_one_loss_is_the_sum_of_both),
         cmocka_unit_test(test_parts_do_not_see_later_tokens),
         cmocka_unit_test(test_wrong_parts_are_refused),
     };
