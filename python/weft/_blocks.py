@@ -14,7 +14,7 @@ from ctypes import byref, c_void_p, sizeof
 from ._library import BlockInfo, Call, check, handle, lib, texts
 
 INPUTS, WEIGHTS, OUTPUTS = 0, 1, 2
-GRADIENT, TRAIN = 1, 2
+GRADIENT, TRAIN, ONE_LOSS = 1, 2, 8
 SAVED, FORWARD, BACKWARD = 0, 1, 2
 ALIGNMENT = 64
 

@@ -29,9 +29,15 @@ def type_name(dtype):
 
 def device_name(device):
     """The name of a device's engine: each GPU has one of its own."""
-    if device.type == "cpu":
-        return "cpu"
-    return f"cuda:{_current_device() if device.index is None else device.index}"
+    name = _device_names.get(device)
+    if name is None:
+        if device.type != "cpu" and device.index is None:
+            return f"cuda:{_current_device()}"
+        name = _device_names[device] = "cpu" if device.type == "cpu" else f"cuda:{device.index}"
+    return name
+
+
+_device_names = {}
 
 
 # What torch.cuda.current_device and current_stream ask, without their objects: a tensor of a GPU is there, so PyTorch
@@ -77,7 +83,7 @@ class _Layout:
 
     def __init__(self, block):
         given = [*block.inputs, *block.weights]
-        self.n_inputs, self.n_given = len(block.inputs), len(given)
+        self.n_inputs = len(block.inputs)
         self.shapes, self.dtypes = [t.shape for t in given], [TYPES[t.type] for t in given]
         self.weight_dtypes = self.dtypes[len(block.inputs):]
         self.outputs = [(t.shape, TYPES[t.type]) for t in block.outputs]
@@ -113,6 +119,13 @@ def _refuse(block, inputs, weights):
                                  f"{TYPES[t.type]} is wanted")
 
 
+def _are_aligned(at):
+    bits = 0
+    for where in at:
+        bits |= where
+    return bits % _blocks.ALIGNMENT == 0
+
+
 def _aligned(t):
     """Contiguous, at a multiple of what the engine asks for: a copy, where the tensor is not."""
     t = t.contiguous()
@@ -121,6 +134,9 @@ def _aligned(t):
 
 def _dense(tensors):
     """Contiguous and aligned, with their addresses: a view that begins elsewhere is copied."""
+    at = [t.data_ptr() for t in tensors]
+    if _are_aligned(at) and False not in [t.is_contiguous() for t in tensors]:
+        return list(tensors), at
     out, at = [], []
     for t in tensors:
         where = t.data_ptr()
@@ -135,19 +151,9 @@ def _dense(tensors):
 def _taken(block, given, n_inputs):
     """_dense of the inputs and weights, which must be of the shapes and types that the block wants."""
     said = layout(block)
-    if len(given) != said.n_given or n_inputs != said.n_inputs:
+    if [t.shape for t in given] != said.shapes or [t.dtype for t in given] != said.dtypes or n_inputs != said.n_inputs:
         _refuse(block, given[:n_inputs], given[n_inputs:])
-    out, at = [], []
-    for t, shape, dtype in zip(given, said.shapes, said.dtypes):
-        if t.shape != shape or t.dtype is not dtype:
-            _refuse(block, given[:n_inputs], given[n_inputs:])
-        where = t.data_ptr()
-        if where % _blocks.ALIGNMENT or not t.is_contiguous():
-            t = _aligned(t)
-            where = t.data_ptr()
-        out.append(t)
-        at.append(where)
-    return out, at
+    return _dense(given)
 
 
 def _bytes(count, device):
@@ -176,10 +182,9 @@ def _fresh(said, device):
 
 def _placed(made):
     at = [t.data_ptr() for t in made]
-    for i, where in enumerate(at):
-        if where % _blocks.ALIGNMENT:
-            made[i] = _shifted(made[i])
-            at[i] = made[i].data_ptr()
+    if not _are_aligned(at):
+        made = [_shifted(t) if t.data_ptr() % _blocks.ALIGNMENT else t for t in made]
+        at = [t.data_ptr() for t in made]
     return made, at
 
 
@@ -338,9 +343,8 @@ class _Eager(torch.autograd.Function):
 
 
 def _is_watched():
-    """Whether something looks on that must see an operator: tracing, a mode, a transform."""
-    return (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._functorch.peek_interpreter_stack() is not None)
+    """Whether something looks on that must see an operator: a mode, a transform."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def check_devices(tensors):
@@ -354,25 +358,19 @@ def check_devices(tensors):
     return device
 
 
-def run(name, options, inputs, weights, first=True, train=False, seed=None):
+def run(name, options, inputs, weights, first=True, purpose=0, seed=None, traced=False):
     """A part's outputs, by name. `weights` may have other types than the block's, and are converted.
     Gradients are prepared where something wants one."""
     given = (*inputs, *weights)
-    device, wants, plain = given[0].device, False, True
-    for t in given:
-        if t.device != device:
-            check_devices(given)
-        if t.requires_grad:
-            wants = True
-        if type(t) not in KINDS:
-            plain = False
-    if device.type != "cpu":
+    device = given[0].device
+    if [t.device for t in given].count(device) != len(given) or device.type not in DEVICES:
         check_devices(given)
-        if given[0].dtype is torch.float64:
-            raise TypeError("weft computes in float64 on the CPU only; convert with .to(torch.float32), or move to the CPU")
-    wants = wants and torch.is_grad_enabled()
-    purpose = _blocks.GRADIENT * wants + _blocks.TRAIN * bool(train)
-    if not plain or _is_watched():
+    if given[0].dtype is torch.float64 and device.type != "cpu":
+        raise TypeError("weft computes in float64 on the CPU only; convert with .to(torch.float32), or move to the CPU")
+    wants = torch.is_grad_enabled() and True in [t.requires_grad for t in given]
+    if wants:
+        purpose |= _blocks.GRADIENT
+    if traced or not KINDS.issuperset(map(type, given)) or _is_watched():
         return _run_traced(device, name, options, inputs, weights, first, purpose, seed)
     block = find(device, name, options, given[0].shape, first, purpose)
     said, n = layout(block), len(inputs)

@@ -63,6 +63,8 @@ class Part(nn.Module):
     `shared` are no parameters of this module, and are given with each call.
     """
 
+    purpose = 0  # what its blocks are opened for beside gradients and training
+
     def __init__(self, part, first=True, weights=None, shared=(), **options):
         super().__init__()
         self.part, self.first, self.shared = part, first, tuple(shared)
@@ -82,8 +84,6 @@ class Part(nn.Module):
 
     def _text(self, dtype, **changes):
         """The options as one text. They do not change, so it is made once for each type and change."""
-        if torch.compiler.is_compiling():
-            return self._joined(dtype, changes)
         key = (dtype, *changes.items()) if changes else dtype
         text = self._texts.get(key)
         if text is None:
@@ -97,9 +97,9 @@ class Part(nn.Module):
     def _describe(self, device, dtype, purpose):
         return _ops.describe(device, self.part, self._text(dtype), self.first, purpose)
 
-    def weights(self, shared=None):
+    def weights(self, shared=None, traced=True):
         """The parameters in the order of the block's weights."""
-        if not self.shared and not self.unread and not torch.compiler.is_compiling():
+        if not (traced or self.shared or self.unread):
             return self._own_weights()
         found = {name: shared[name] if name in self.shared else getattr(owner_of(self, name), name.rpartition(".")[2])
                  for name in self.names}
@@ -133,15 +133,19 @@ class Part(nn.Module):
         """`train` and `first` count in place of the module's own; `changes` are options for this call
         that leave the weights what they are, such as CAUSAL="n"."""
         self.check(x)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device))
             others = tuple(t.to(x.dtype) if t.is_floating_point() else t for t in others)
         train = self.training if train is None else train
         seed = None
         if train and self.dropout > 0:
             seed = torch.randint(1 << 62, (), device="cpu")
-        return _ops.run(self.part, self._text(x.dtype, **changes), [x, *others], self.weights(shared),
-                        self.first if first is None else first, train, seed)
+        traced = torch.compiler.is_compiling()
+        options = self._joined(x.dtype, changes) if traced else self._text(x.dtype, **changes)
+        return _ops.run(self.part, options, (x, *others), self.weights(shared, traced),
+                        self.first if first is None else first, self.purpose | _blocks.TRAIN if train else self.purpose,
+                        seed, traced)
 
     def extra_repr(self):
         count = sum(p.numel() for p in self.parameters())

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._blocks import ONE_LOSS
 from ._ops import check_devices, type_name
 from ._part import Part
 
@@ -260,15 +261,13 @@ class WsFFN(nn.Module):
         self.core = Part("ffn", FFN="wsffn", N_EMBD=config.d_model, N_HEAD=1, N_FFN=config.d_ffn,
                          WSFFN_N_HEAD=config.n_head, WSFFN_LAMBDA_Z=config.lambda_z, WSFFN_LAMBDA_C=config.lambda_c,
                          WSFFN_TAU=config.tau, WSFFN_Z_PROJ=config.z_proj)
+        self.core.purpose = ONE_LOSS
 
     def forward(self, x, is_training=None):
         training = self.training if is_training is None else is_training
         training = bool(training and self.config.use_aux_loss)
         out = self.core(x, train=training)
-        if not training:
-            return out["y"], None
-        losses = [out[name] for name in ("aux_z", "aux_contrastive") if name in out]
-        return out["y"], losses[0] + losses[1] if len(losses) == 2 else sum(losses)
+        return out["y"], out["aux"] if training else None
 
 
 class SwiGLU(nn.Module):
