@@ -1,6 +1,14 @@
 """Generation and records from Python; nothing here needs PyTorch."""
+import fcntl
+import io
 import json
+import os
+import pty
 import sqlite3
+import struct
+import subprocess
+import sys
+import termios
 
 import numpy as np
 import pytest
@@ -103,3 +111,73 @@ def test_a_trainings_steps_are_records(tmp_path):
     assert weft.runs(tmp_path) == [{"step": 1, "loss": 2.0}]
     with pytest.raises(FileNotFoundError, match="runs.db"):
         weft.runs(tmp_path / "nothing")
+
+
+def said_on_a_terminal(code, **environment):
+    """What a program writes to standard error where that is a terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 100, 0, 0))
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "WEFT_LOG": "", "PYTHONPATH": os.pathsep.join(sys.path),
+           **environment}
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, stdout=subprocess.PIPE, env=env)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            more = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not more:
+            break
+        said += more
+    os.close(ours)
+    out = child.communicate()[0]
+    assert child.returncode == 0, said
+    return said.decode(), out.decode()
+
+
+WITHOUT_TQDM = "sys.modules['tqdm'] = sys.modules['tqdm.auto'] = None"
+
+
+def generating(first, delay, options=""):
+    return (f"import sys; {first}\nimport weft; from weft import _progress; _progress.DELAY = {delay}\n"
+            f"m = weft.Model(**{SIZES!r})\n"
+            f"print(len(weft.generate(m, [1, 2], n=2, max_tokens=20, temperature=0{options})))")
+
+
+@pytest.mark.parametrize("without", ["", WITHOUT_TQDM], ids=["tqdm", "without"])
+def test_a_terminal_sees_how_far_a_long_call_is(without):
+    said, out = said_on_a_terminal(generating(without, 0))
+    assert "generate" in said and "/40" in said and out.strip() == "2"
+    assert said.replace("\x1b[K", "").rstrip(" ").endswith("\r")  # the line is gone at the end
+    if without:
+        assert "generate [" in said and "tokens/s" in said and " left" in said
+
+
+def test_nothing_is_shown_elsewhere():
+    assert said_on_a_terminal(generating(WITHOUT_TQDM, 60))[0] == ""  # over before anyone wonders
+    assert said_on_a_terminal(generating(WITHOUT_TQDM, 0, ", progress=False"))[0] == ""
+    assert said_on_a_terminal(generating(WITHOUT_TQDM, 0), WEFT_LOG="warn")[0] == ""
+    quiet = subprocess.run([sys.executable, "-c", generating(WITHOUT_TQDM, 0)], capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert quiet.returncode == 0 and quiet.stderr == ""
+    wished = subprocess.run([sys.executable, "-c", generating(WITHOUT_TQDM, 0, ", progress=True")], capture_output=True,
+                            text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert "/40" in wished.stderr
+
+
+def test_the_line_tells_place_rate_and_time_left():
+    from weft._progress import Line
+    file, now = io.StringIO(), [0.0]
+    line = Line("generate", "token", 200, file, lambda: now[0])
+    now[0] = 0.4
+    line.update(10)
+    assert file.getvalue() == ""
+    now[0] = 5.0
+    line.update(40)
+    assert "50/200, 10.0 tokens/s, 15s left" in file.getvalue()
+    assert line.text(5.0, 99) == "generate [" + "=" * 9 + ">" + " " * 30 + "] 50/200, 10.0 tokens/s, 15s left"
+    assert line.text(5.0, 40) == "generate 50/200, 10.0 tokens/s, 15s left"[:40]
+    assert "2m30s left" in line.text(50.0, 99) and "1h23m left" in line.text(1666.0, 99)
+    line.close()
+    assert file.getvalue().endswith("\r\033[K")

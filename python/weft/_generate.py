@@ -7,11 +7,11 @@ import codecs
 import ctypes
 from ctypes import byref, c_float, c_int, c_int32, c_int64
 
-from . import _blocks
+from . import _blocks, _progress
 from ._library import InputError, check, handle, lib, texts
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "sample", "max_tokens", "end_token")
-TAKEN = 64
+TAKEN, MAX_TOKENS = 64, 256
 
 
 class Token:
@@ -98,14 +98,15 @@ def stream(model, prompts, context=0, sequences=0, **options):
         lib.weft_generation_close(generation)
 
 
-def generate(model, prompt, stream=False, n=1, progress=False, context=0, **options):
+def generate(model, prompt, stream=False, n=1, progress=None, context=0, **options):
     """How a text goes on.
 
     `model` is a weft.Model or the folder of a checkpoint; `prompt` a text, a list of tokens, or a list
     of either. Returns the text that follows, or the tokens where tokens were given; a list for a list,
     and for n > 1 samples of one prompt. With `stream` it returns an iterator of Token in place of
-    that. `progress` shows a bar (tqdm, where it can be imported). Options: temperature, top_k, top_p,
-    min_p, repetition_penalty, seed, sample, max_tokens, end_token.
+    that. `progress` True shows a bar (tqdm's, where it can be imported), False none; unless it is given,
+    there is one where standard error is a terminal and the call takes a while. Options: temperature,
+    top_k, top_p, min_p, repetition_penalty, seed, sample, max_tokens, end_token.
     """
     from ._model import Model
     own = not isinstance(model, Model)
@@ -124,20 +125,13 @@ def generate(model, prompt, stream=False, n=1, progress=False, context=0, **opti
         if n > 1:
             raise InputError("weft.generate: stream goes with n = 1; call it with sample=1, 2, ... for others")
         return _stream(model, prompts, context=context, **options)
-    if n > 1:
+    most = options.get("max_tokens")
+    with _progress.shown(progress, "generate", "token", n * len(prompts) * (MAX_TOKENS if most is None else int(most))) as told:
+        if n == 1:
+            out = _whole(model, prompts, told, context=context, **options)
+            return out[0] if one else out
         first = int(options.pop("sample", 0))
-        return [generate(model, prompt, context=context, progress=progress, sample=first + i, **options) for i in range(n)]
-    made = [[] for _ in prompts]
-    bar = _bar(progress, len(prompts) * int(options.get("max_tokens", 256)))
-    for token in _stream(model, prompts, context=context, **options):
-        made[token.prompt].append(token.token)
-        if bar is not None:
-            bar.update(1)
-    if bar is not None:
-        bar.close()
-    out = [_text(model.tokenizer, tokens) if isinstance(p, (str, bytes)) else tokens
-           for p, tokens in zip(prompts, made)]
-    return out[0] if one else out
+        return [_whole(model, prompts, told, context=context, sample=first + i, **options)[0] for i in range(n)]
 
 
 _stream = stream
@@ -149,11 +143,10 @@ def _text(tokenizer, tokens):
     return tokenizer.decode([t for t in tokens if t < tokenizer.vocabulary])
 
 
-def _bar(wanted, total):
-    if not wanted:
-        return None
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=total, unit="token", leave=False)
+def _whole(model, prompts, told, **options):
+    """How each prompt goes on; `told` of each token."""
+    made = [[] for _ in prompts]
+    for token in _stream(model, prompts, **options):
+        made[token.prompt].append(token.token)
+        told(1)
+    return [_text(model.tokenizer, tokens) if isinstance(p, (str, bytes)) else tokens for p, tokens in zip(prompts, made)]
