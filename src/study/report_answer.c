@@ -58,7 +58,13 @@ static int largest(const weft_report_data *d, weft_verdict verdict) {
     return best;
 }
 
-/* "A by 2.1%, B by 1.0% and C by 0.5%", with their interval where there is one alone. */
+/* " against B": a baseline that is not the first variant, which readers take it to be. */
+static void write_baseline(FILE *out, const weft_report_data *d, int step) {
+    int baseline = d->steps[step].baseline;
+    if (baseline > 0) fprintf(out, " against %s", weft_step_label(d, baseline));
+}
+
+/* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
 static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdict, int n,
                         const char *verb, const char *object) {
     weft_words a, b, c;
@@ -70,6 +76,7 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
         fprintf(out, " by %s", weft_say_share(k, k->mean, &a));
+        write_baseline(out, d, i);
         if (n == 1) {
             double least = fmin(fabs(k->low), fabs(k->high)),
                    most = fmax(fabs(k->low), fabs(k->high));
@@ -96,6 +103,7 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
         fprintf(out, "%d of %d variants", n, all);
     fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_step_label(d, most),
             weft_say_share(&d->steps[most].compared, d->steps[most].compared.mean, &room));
+    write_baseline(out, d, most);
 }
 
 /* "3 seeds could have shown a difference of 2.0%": the half of the widest interval; of a range where

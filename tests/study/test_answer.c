@@ -79,6 +79,22 @@ static void test_better_and_worse_are_both_said(void **state) {
         "");
 }
 
+/* Cross is compared with Gate, and better than it, though no better than the first variant. */
+static void test_a_baseline_that_is_not_the_first_is_named(void **state) {
+    (void)state;
+    sqlite3 *db = study_open(scratch_path("named.db"), "named", "val_loss");
+    study_step(db, 0, "base", "Plain", -1, -1);
+    study_step(db, 1, "gate", "Gate", 0, -1);
+    study_step(db, 2, "cross", "Cross", 1, -1);
+    three_seeds(db, 0, 1.9, 2.01, 2.09);
+    three_seeds(db, 1, 2.0, 2.1, 2.2);
+    three_seeds(db, 2, 1.9, 2.01, 2.09);
+    expect_answer(db, "named",
+                  "Cross lowered the held-out loss by 4.8% against Gate (95% interval 3.6% to "
+                  "5.9%); Gate raised it by 5.0% (95% interval 3.8% to 6.2%).",
+                  "");
+}
+
 static void test_worse_alone_is_said(void **state) {
     (void)state;
     sqlite3 *db = begin("worse", "val_loss");
@@ -314,6 +330,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_step_that_is_better_is_named_with_its_gain),
         cmocka_unit_test(test_better_and_worse_are_both_said),
+        cmocka_unit_test(test_a_baseline_that_is_not_the_first_is_named),
         cmocka_unit_test(test_worse_alone_is_said),
         cmocka_unit_test(test_nothing_shown_says_what_could_have_been),
         cmocka_unit_test(test_one_step_alone_is_said_as_one),
