@@ -184,7 +184,8 @@ static void cut_tile(tile_data *t, real limit_factor, int64_t len, real *out) {
  * anything, so what lies in memory would be loaded anew for each. */
 typedef struct {
     tile_data t;
-    real m, v, beta1, beta1_rest, beta2, beta2_rest, step, root, eps;
+    real m, m_rest, v, v_rest; /* factors of the moments and of what is added to them */
+    real step, root, eps;
 } update_data;
 
 /* The vector at element i, of which `part` elements are there. */
@@ -193,8 +194,8 @@ static inline __attribute__((always_inline)) void update_vector(const update_dat
 #define LOAD(a) (part == VLEN ? vload((a) + i) : vload_part((a) + i, part))
 #define STORE(a, value) (part == VLEN ? vstore((a) + i, value) : vstore_part((a) + i, value, part))
     vreal p = LOAD(u.t.p), g = LOAD(u.t.g) * u.t.grad_factor;
-    vreal m = LOAD(u.t.m) * u.m * u.beta1 + g * u.beta1_rest;
-    vreal v = LOAD(u.t.v) * u.v * u.beta2 + g * g * u.beta2_rest;
+    vreal m = vfma(LOAD(u.t.m), vset(u.m), g * u.m_rest);
+    vreal v = vfma(LOAD(u.t.v), vset(u.v), g * g * u.v_rest);
     vreal second = v;
     if (with_max) {
         second = vmax(LOAD(u.t.v_max), v);
@@ -208,34 +209,59 @@ static inline __attribute__((always_inline)) void update_vector(const update_dat
 #undef STORE
 }
 
-/* SIDE vectors from element i on, in the order in which their roots and quotients overlap: these take
- * longer than all the rest. */
-static inline __attribute__((always_inline)) void update_side(const update_data u, int64_t i) {
-    vreal g[SIDE], m[SIDE], v[SIDE], by[SIDE];
+/* SIDE vectors in three steps: v and its root; m and the quotient; p. A root and a quotient take longer
+ * than all the rest, and the machine does not look far enough ahead to begin the next ones by itself:
+ * so the roots of the next vectors stand between the quotients and the weights that wait for them. */
+static inline __attribute__((always_inline)) void take_roots(const update_data u, int64_t i,
+                                                             vreal *g, vreal *root) {
     for (int k = 0; k < SIDE; k++) {
         g[k] = vload(u.t.g + i + k * VLEN) * u.t.grad_factor;
-        v[k] = vload(u.t.v + i + k * VLEN) * u.v * u.beta2 + g[k] * g[k] * u.beta2_rest;
-        vstore(u.t.v + i + k * VLEN, v[k]);
+        vreal v = vfma(vload(u.t.v + i + k * VLEN), vset(u.v), g[k] * g[k] * u.v_rest);
+        vstore(u.t.v + i + k * VLEN, v);
+        root[k] = vsqrt(v);
     }
-    for (int k = 0; k < SIDE; k++)
-        by[k] = vsqrt(v[k]);
+}
+
+static inline __attribute__((always_inline)) void
+divide(const update_data u, int64_t i, const vreal *g, const vreal *root, vreal *by) {
     for (int k = 0; k < SIDE; k++) {
-        m[k] = vload(u.t.m + i + k * VLEN) * u.m * u.beta1 + g[k] * u.beta1_rest;
-        vstore(u.t.m + i + k * VLEN, m[k]);
+        vreal m = vfma(vload(u.t.m + i + k * VLEN), vset(u.m), g[k] * u.m_rest);
+        vstore(u.t.m + i + k * VLEN, m);
+        by[k] = m * u.step / (root[k] * u.root + u.eps);
     }
-    for (int k = 0; k < SIDE; k++)
-        by[k] = m[k] * u.step / (by[k] * u.root + u.eps);
+}
+
+static inline __attribute__((always_inline)) void move_weights(const update_data u, int64_t i,
+                                                               const vreal *by) {
     for (int k = 0; k < SIDE; k++) {
         vreal p = vload(u.t.p + i + k * VLEN);
         vstore(u.t.p + i + k * VLEN, p - (p * u.t.decay + by[k]));
     }
 }
 
+/* Whole groups of SIDE vectors; returns where the rest begins. */
+static inline __attribute__((always_inline)) int64_t update_groups(const update_data u,
+                                                                   int64_t len) {
+    const int64_t group = SIDE * VLEN;
+    vreal g[SIDE], next[SIDE], root[SIDE], by[SIDE];
+    if (len < group) return 0;
+    take_roots(u, 0, g, root);
+    int64_t i = 0;
+    for (; i + 2 * group <= len; i += group) {
+        divide(u, i, g, root, by);
+        take_roots(u, i + group, next, root);
+        move_weights(u, i, by);
+        for (int k = 0; k < SIDE; k++)
+            g[k] = next[k];
+    }
+    divide(u, i, g, root, by);
+    move_weights(u, i, by);
+    return i + group;
+}
+
 static inline __attribute__((always_inline)) void update_vectors(const update_data u, int64_t len,
                                                                  bool with_max) {
-    int64_t i = 0;
-    for (; !with_max && i + SIDE * VLEN <= len; i += SIDE * VLEN)
-        update_side(u, i);
+    int64_t i = with_max ? 0 : update_groups(u, len);
     for (; i + VLEN <= len; i += VLEN)
         update_vector(u, i, VLEN, with_max);
     if (i < len) update_vector(u, i, len - i, with_max);
@@ -244,12 +270,10 @@ static inline __attribute__((always_inline)) void update_vectors(const update_da
 static void update_tile(const tile_data *t, const real *control, int64_t len) {
     update_data u = {
         .t = *t,
-        .m = control[WEFT_CONTROL_M],
-        .v = control[WEFT_CONTROL_V],
-        .beta1 = control[WEFT_CONTROL_BETA1],
-        .beta1_rest = control[WEFT_CONTROL_BETA1_REST],
-        .beta2 = control[WEFT_CONTROL_BETA2],
-        .beta2_rest = control[WEFT_CONTROL_BETA2_REST],
+        .m = control[WEFT_CONTROL_M] * control[WEFT_CONTROL_BETA1],
+        .m_rest = control[WEFT_CONTROL_BETA1_REST],
+        .v = control[WEFT_CONTROL_V] * control[WEFT_CONTROL_BETA2],
+        .v_rest = control[WEFT_CONTROL_BETA2_REST],
         .step = control[WEFT_CONTROL_STEP] * t->rate,
         .root = control[WEFT_CONTROL_ROOT],
         .eps = control[WEFT_CONTROL_EPS],
