@@ -1,19 +1,46 @@
-/* LayerNorm and RMSNorm on the CPU: a row stays in the first cache from its first reading to its
- * last writing. The variance is summed around the mean, in a second pass over that row, since
- * Σs² − (Σs)² loses everything where the mean is large.
+/* LayerNorm and RMSNorm on the CPU, forward and backward.
  *
- * The gradients of w and b, and of a bias before the norm, are sums over rows. Each block of rows (cut by the shape alone) has a
- * partial sum of its own, and the partial sums are added in the order of the blocks. Rows are
- * taken four at a time there, so that a partial sum is loaded and stored once for four rows. */
+ * Both are bound by memory, but what a row's results need is known only when all of the row has been
+ * read. A loop that takes one row after the other would have nothing to load or store while it
+ * computes a row's statistics. So one sweep over the columns reads a row (the leading one) and writes
+ * the results of the row before it (the trailing one). The rows follow each other in memory, one
+ * stream for each tensor: writing several rows side by side costs a third of a Neoverse's rate. x + r
+ * waits in scratch, in the first cache, and not in its own tensor: what is written in long runs does
+ * not stay in the first cache of every processor.
+ *
+ * The variance is summed around the mean, in a pass of its own over that scratch, since
+ * Σs² − (Σs)² loses everything where the mean is large. A row's sums have one order, whichever rows
+ * are beside it.
+ *
+ * The gradients of w and b, and of a bias before the norm, are sums over rows. Each block of rows
+ * (cut by the shape alone) has a partial sum of its own, taken in the order of the rows, and the
+ * partial sums are added in the order of the blocks. */
 #include "ops/norm.h"
 
 #include "cpu/chunks.h"
 
 enum {
+    LANES = 4,       /* vectors in which a row's sum is taken */
+    BACK_LANES = 2,  /* the same, backward, */
+    BACK_STEP = 4,   /* and vectors that are taken at a time there */
+    WIDENED = 5,     /* rows of scratch for bf16, forward: x of two rows, r, s and y */
+    BACK_ROWS = 3,   /* rows of scratch of a row, backward: dy or dx, s, ds */
+    BLOCK_MAX = 64,  /* rows of a block, forward, where there are many */
+    BLOCKS = 128,    /* blocks that are enough for many threads */
     BLOCKS_MAX = 64, /* partial sums of the gradient of w */
-    GROUP = 4,       /* rows taken together in the backward pass */
+    BLOCK_LEAST = 4, /* rows that share a partial sum */
     COLUMNS = 256    /* a task of the sum over blocks */
 };
+
+/* The tensors that are gone through row by row. */
+enum { IN_X, IN_R, OUT_S = 0, OUT_Y };
+enum { IN_DY, IN_BACK_S, IN_DS, OUT_DX = 0 };
+
+/* A tensor's rows: its memory looked up once for all of them. data NULL: no such tensor. */
+typedef struct {
+    void *data;
+    bool bf16;
+} row_source;
 
 typedef struct {
     weft_exec *x;
@@ -22,35 +49,113 @@ typedef struct {
     bool centered;              /* LayerNorm */
     real eps;
     const real *w, *b;          /* widened */
-    real *scratch;              /* rows of bf16, `per_thread` reals a thread */
+    real *mean, *rstd;          /* of each row */
+    row_source in[3], out[2];   /* forward: x, r; s, y. Back: dy, s, ds; dx */
+    real *scratch;              /* `per_thread` reals a thread */
     int64_t per_thread, padded; /* `padded`: reals from one row of scratch to the next */
     real *partial;              /* back: [blocks, sums, padded], sums of dy·h, of dy and of dx */
     int sums;                   /* of them: the last only where it is wanted */
 } norm_job;
 
-static real row_sum(const real *row, int64_t width) {
-    vreal s[4] = {{0}, {0}, {0}, {0}};
-    int64_t i = 0;
-    for (; i + 4 * VLEN <= width; i += 4 * VLEN)
-        for (int k = 0; k < 4; k++)
-            s[k] += vload(row + i + k * VLEN);
-    for (; i + VLEN <= width; i += VLEN)
-        s[0] += vload(row + i);
-    if (i < width) s[1] += vload_part(row + i, width - i);
-    return vsum((s[0] + s[1]) + (s[2] + s[3]));
+#define INLINE static inline __attribute__((always_inline))
+
+static __attribute__((noinline)) void widen_row(const uint16_t *from, int64_t n, real *to) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (real)weft_bf16_to_float(from[i]);
 }
 
-static real row_squares_around(const real *row, int64_t width, real mean) {
-    vreal s[4] = {{0}, {0}, {0}, {0}}, d;
+static __attribute__((noinline)) void round_row(const real *from, int64_t n, uint16_t *to) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = weft_float_to_bf16((float)from[i]);
+}
+
+INLINE const real *read_row(const norm_job *j, row_source t, int64_t row, real *scratch) {
+    if (!t.bf16) return (const real *)t.data + row * j->width;
+    widen_row((const uint16_t *)t.data + row * j->width, j->width, scratch);
+    return scratch;
+}
+
+/* Where to write a row; finish_row rounds it. */
+INLINE real *begin_row(const norm_job *j, row_source t, int64_t row, real *scratch) {
+    return t.bf16 ? scratch : (real *)t.data + row * j->width;
+}
+
+INLINE void finish_row(const norm_job *j, row_source t, int64_t row, const real *from) {
+    if (t.bf16) round_row(from, j->width, (uint16_t *)t.data + row * j->width);
+}
+
+/* A row on its way. */
+typedef struct {
+    int64_t row;
+    const real *x, *r;
+    real *kept;       /* x + r, in scratch: each row's in the same place */
+    const real *from; /* what is normed: `kept`, or x where there is no r */
+    real *s, *y;
+    real sum, mean, rstd; /* sum: of the elements, or RMSNorm's of their squares */
+} norm_row;
+
+/* `vectors` of n columns each, from i on. The leading row is read, and its sum goes on, a vector of it
+ * for each; of the trailing one s and y are written. All is loaded before anything is stored: both
+ * rows are kept in one place. And each line of memory is written whole before the next: stores that
+ * alternate between two lines are not merged. */
+INLINE void sweep_columns(const norm_row *lead, const norm_row *trail, bool with_r, bool centered,
+                          const real *w, const real *b, vreal *sum, int vectors, int64_t i,
+                          int64_t n) {
+    vreal next[LANES], a[LANES], y[LANES];
+    for (int k = 0; lead && k < vectors; k++) {
+        next[k] = vload_n(lead->x + i + k * VLEN, n);
+        if (with_r) next[k] += vload_n(lead->r + i + k * VLEN, n);
+        sum[k] = centered ? sum[k] + next[k] : vfma(next[k], next[k], sum[k]);
+    }
+    for (int k = 0; trail && k < vectors; k++) {
+        int64_t at = i + k * VLEN;
+        a[k] = vload_n(trail->from + at, n);
+        vreal unit = (a[k] - trail->mean) * trail->rstd, gain = vload_n(w + at, n);
+        y[k] = b ? vfma(unit, gain, vload_n(b + at, n)) : unit * gain;
+    }
+    for (int k = 0; lead && with_r && k < vectors; k++)
+        vstore_n(lead->kept + i + k * VLEN, next[k], n);
+    for (int k = 0; trail && with_r && k < vectors; k++)
+        vstore_n(trail->s + i + k * VLEN, a[k], n);
+    for (int k = 0; trail && k < vectors; k++)
+        vstore_n(trail->y + i + k * VLEN, y[k], n);
+}
+
+/* All columns. The rows by value: stores through vectors may alias what lies in memory. */
+INLINE real sweep(const norm_job *j, const norm_row lead, bool leads, const norm_row trail,
+                  bool trails, bool with_r, bool centered, const real *b) {
+    const norm_row *in = leads ? &lead : NULL, *out = trails ? &trail : NULL;
+    vreal sum[LANES] = {{0}, {0}, {0}, {0}};
+    const real *w = j->w;
+    int64_t width = j->width, i = 0;
+    for (; i + LANES * VLEN <= width; i += LANES * VLEN)
+        sweep_columns(in, out, with_r, centered, w, b, sum, LANES, i, VLEN);
+    for (; i + VLEN <= width; i += VLEN)
+        sweep_columns(in, out, with_r, centered, w, b, sum, 1, i, VLEN);
+    if (i < width) sweep_columns(in, out, with_r, centered, w, b, sum + 1, 1, i, width - i);
+    return vsum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+/* A block's first row alone, or its last one. */
+static __attribute__((noinline)) real sweep_edge(const norm_job *j, const norm_row row,
+                                                 bool leads) {
+    bool with_r = j->in[IN_R].data != NULL;
+    if (leads) return sweep(j, row, true, row, false, with_r, j->centered, j->b);
+    return sweep(j, row, false, row, true, with_r, j->centered, j->b);
+}
+
+/* Σ (row − mean)². */
+INLINE real sum_around(const real *row, int64_t width, real mean) {
+    vreal s[LANES] = {{0}, {0}, {0}, {0}}, d;
     int64_t i = 0;
-    for (; i + 4 * VLEN <= width; i += 4 * VLEN)
-        for (int k = 0; k < 4; k++) {
+    for (; i + LANES * VLEN <= width; i += LANES * VLEN)
+        for (int k = 0; k < LANES; k++) {
             d = vload(row + i + k * VLEN) - mean;
-            s[k] += d * d;
+            s[k] = vfma(d, d, s[k]);
         }
     for (; i + VLEN <= width; i += VLEN) {
         d = vload(row + i) - mean;
-        s[0] += d * d;
+        s[0] = vfma(d, d, s[0]);
     }
     real sum = vsum((s[0] + s[1]) + (s[2] + s[3]));
     for (; i < width; i++)
@@ -58,51 +163,71 @@ static real row_squares_around(const real *row, int64_t width, real mean) {
     return sum;
 }
 
-VECTOR_FN add_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
-    out[0] = in[0] + in[1];
-}
-
-/* arg: mean, rstd. */
-VECTOR_FN affine_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = (in[0] - arg[0]) * arg[1] * in[1];
-}
-
-VECTOR_FN affine_bias_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = (in[0] - arg[0]) * arg[1] * in[1] + in[2];
-}
-
-static void norm_row(const norm_job *j, int64_t row, real *scratch) {
-    weft_tensor *const *in = j->n->in, *const *out = j->n->out;
-    int64_t at = row * j->width, width = j->width;
-    const real *s = tile_in(j->x, in[WEFT_NORM_X], at, width, scratch);
-    if (in[WEFT_NORM_R]) {
-        const real *pair[] = {s, tile_in(j->x, in[WEFT_NORM_R], at, width, scratch + j->padded)};
-        real *sum[] = {tile_out(j->x, out[WEFT_NORM_S], at, scratch)};
-        apply(add_vector, 2, pair, 1, sum, width, NULL);
-        tile_done(j->x, out[WEFT_NORM_S], at, width, sum[0]);
-        s = sum[0];
+INLINE void take_statistics(const norm_job *j, norm_row *t, bool centered) {
+    real width = (real)j->width, squares = t->sum;
+    if (centered) {
+        t->mean = t->sum / width;
+        j->mean[t->row] = t->mean;
+        squares = sum_around(t->from, j->width, t->mean);
     }
-    real mean = j->centered ? row_sum(s, width) / (real)width : 0;
-    real variance = row_squares_around(s, width, mean) / (real)width;
-    real rstd = 1 / (real)sqrt((double)(variance + j->eps));
-    ((real *)weft_data(j->x, out[WEFT_NORM_RSTD]))[row] = rstd;
-    if (j->centered) ((real *)weft_data(j->x, out[WEFT_NORM_MEAN]))[row] = mean;
-
-    const real *from[] = {s, j->w, j->b}, arg[] = {mean, rstd};
-    real *y[] = {tile_out(j->x, out[WEFT_NORM_Y], at, scratch + j->padded)};
-    if (j->b)
-        apply(affine_bias_vector, 3, from, 1, y, width, arg);
-    else
-        apply(affine_vector, 2, from, 1, y, width, arg);
-    tile_done(j->x, out[WEFT_NORM_Y], at, width, y[0]);
+    t->rstd = 1 / (real)sqrt((double)(squares / width + j->eps));
+    j->rstd[t->row] = t->rstd;
 }
 
+INLINE norm_row open_row(const norm_job *j, int64_t row, bool with_r, real *scratch) {
+    real *widened = scratch + j->padded;
+    norm_row t = {.row = row, .kept = scratch};
+    t.x = t.from = read_row(j, j->in[IN_X], row, widened + row % 2 * j->padded);
+    t.y = begin_row(j, j->out[OUT_Y], row, widened + 2 * j->padded);
+    if (!with_r) return t;
+    t.from = t.kept;
+    t.r = read_row(j, j->in[IN_R], row, widened + 3 * j->padded);
+    t.s = begin_row(j, j->out[OUT_S], row, widened + 4 * j->padded);
+    return t;
+}
+
+INLINE void close_row(const norm_job *j, const norm_row t, bool with_r) {
+    if (with_r) finish_row(j, j->out[OUT_S], t.row, t.s);
+    finish_row(j, j->out[OUT_Y], t.row, t.y);
+}
+
+INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end, bool with_r, bool centered,
+                      const real *b, real *scratch) {
+    norm_row trail = open_row(j, row, with_r, scratch);
+    trail.sum = sweep_edge(j, trail, true);
+    take_statistics(j, &trail, centered);
+    for (row++; row < end; row++) {
+        norm_row lead = open_row(j, row, with_r, scratch);
+        lead.sum = sweep(j, lead, true, trail, true, with_r, centered, b);
+        close_row(j, trail, with_r);
+        take_statistics(j, &lead, centered);
+        trail = lead;
+    }
+    sweep_edge(j, trail, false);
+    close_row(j, trail, with_r);
+}
+
+/* With the usual kinds of norm as constants. */
 static void norm_block(void *context, int64_t task, int thread) {
     const norm_job *j = context;
-    int64_t end = min_i64((task + 1) * j->block, j->rows);
-    for (int64_t row = task * j->block; row < end; row++)
-        norm_row(j, row, j->scratch + thread * j->per_thread);
+    real *scratch = j->scratch + thread * j->per_thread;
+    int64_t row = task * j->block, end = min_i64(row + j->block, j->rows);
+    if (!j->in[IN_R].data)
+        norm_rows(j, row, end, false, j->centered, j->b, scratch);
+    else if (j->centered && j->b)
+        norm_rows(j, row, end, true, true, j->b, scratch);
+    else if (j->centered)
+        norm_rows(j, row, end, true, true, NULL, scratch);
+    else
+        norm_rows(j, row, end, true, false, j->b, scratch);
+}
+
+static int64_t norm_block_rows(int64_t rows, int64_t width) {
+    return max_i64(chunk_rows(rows, width), min_i64(BLOCK_MAX, rows / BLOCKS));
+}
+
+static row_source source_of(const weft_exec *x, const weft_tensor *t) {
+    return (row_source){weft_data(x, t), t && t->dtype == WEFT_BF16};
 }
 
 static norm_job norm_job_of(weft_exec *x, const weft_node *n, const weft_tensor *s) {
@@ -116,125 +241,154 @@ static norm_job norm_job_of(weft_exec *x, const weft_node *n, const weft_tensor 
                       .padded = real_bytes(weft_tensor_width(s)) / (int64_t)sizeof(real)};
 }
 
-/* Workspace: w and b widened, then two rows per thread. */
+/* Rows of scratch per thread: x + r, and what is widened. */
+static int64_t scratch_rows(const weft_node *n) {
+    const weft_tensor *any[] = {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_S],
+                                n->out[WEFT_NORM_Y]};
+    for (int i = 0; i < 4; i++)
+        if (any[i] && any[i]->dtype == WEFT_BF16) return 1 + WIDENED;
+    return 1;
+}
+
+/* Workspace: w and b widened, then every thread's scratch. */
 static int64_t norm_workspace(const weft_node *n, int threads) {
-    return 2 * (threads + 1) * real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]));
+    return (2 + scratch_rows(n) * threads) * real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]));
 }
 
 static weft_status norm_run(weft_exec *x, const weft_node *n) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_X]);
     real *room = weft_workspace(x, n);
-    j.block = chunk_rows(j.rows, j.width);
+    j.block = norm_block_rows(j.rows, j.width);
     j.w = tile_in(x, n->in[WEFT_NORM_W], 0, j.width, room);
     if (n->in[WEFT_NORM_B]) j.b = tile_in(x, n->in[WEFT_NORM_B], 0, j.width, room + j.padded);
+    j.in[IN_X] = source_of(x, n->in[WEFT_NORM_X]);
+    j.in[IN_R] = source_of(x, n->in[WEFT_NORM_R]);
+    j.out[OUT_S] = source_of(x, n->out[WEFT_NORM_S]);
+    j.out[OUT_Y] = source_of(x, n->out[WEFT_NORM_Y]);
+    j.mean = weft_data(x, n->out[WEFT_NORM_MEAN]);
+    j.rstd = weft_data(x, n->out[WEFT_NORM_RSTD]);
     j.scratch = room + 2 * j.padded;
-    j.per_thread = 2 * j.padded;
+    j.per_thread = scratch_rows(n) * j.padded;
     weft_pool_run(weft_exec_pool(x), ceil_div(j.rows, j.block), norm_block, &j);
     return WEFT_OK;
 }
 
 const weft_kernel KERNEL(norm) = {.run = norm_run, .workspace = norm_workspace};
 
-/* Rows that the backward pass takes together. With g = dy·w, d = s − mean, the gradient of a row is
- * rstd·g − c1 − d·c2, where c1 = rstd·mean(g) (LayerNorm) and c2 = rstd³·mean(g·d). */
+/* A row on its way back. With g = dy·w, d = s − mean, its gradient is rstd·g − c1 − d·c2, where
+ * c1 = rstd·mean(g) (LayerNorm) and c2 = rstd³·mean(g·d). */
 typedef struct {
-    const real *dy[GROUP], *s[GROUP], *ds[GROUP];
-    real *dx[GROUP];
-    real mean[GROUP], rstd[GROUP], c1[GROUP], c2[GROUP];
-} norm_group;
+    int64_t row;
+    const real *dy, *s, *ds;
+    real *dx;
+    real mean, rstd, c1, c2;
+} back_row;
 
-static void row_means(const norm_job *j, norm_group *g, int r) {
-    const real *dy = g->dy[r], *s = g->s[r], *w = j->w;
-    real mean = g->mean[r], rstd = g->rstd[r], share = 1 / (real)j->width;
-    vreal s1[2] = {{0}, {0}}, s2[2] = {{0}, {0}};
-    int64_t i = 0;
-    for (; i + 2 * VLEN <= j->width; i += 2 * VLEN)
-        for (int k = 0; k < 2; k++) {
-            int64_t at = i + k * VLEN;
-            vreal grad = vload(dy + at) * vload(w + at);
-            s1[k] += grad;
-            s2[k] += grad * (vload(s + at) - mean);
-        }
-    for (; i < j->width; i += VLEN) {
-        int64_t n = min_i64(VLEN, j->width - i);
-        vreal grad = vload_n(dy + i, n) * vload_n(w + i, n);
-        s1[0] += grad;
-        s2[0] += grad * (vload_n(s + i, n) - mean);
+/* Where a block's sums over rows are. */
+typedef struct {
+    real *dw, *db, *dx; /* dx may be NULL */
+} back_sums;
+
+/* A row's Σ g and Σ g·d, some vectors of each. */
+typedef struct {
+    vreal g[BACK_LANES], gd[BACK_LANES];
+} back_means;
+
+/* As sweep_columns: of the leading row what its sums need is read; of the trailing one dx is written,
+ * and its shares of the sums over rows. */
+INLINE void sweep_back_columns(const back_row *lead, const back_row *trail, bool with_ds,
+                               const real *w, const back_sums sums, back_means *m, int vectors,
+                               int64_t i, int64_t n) {
+    vreal dw[BACK_STEP], db[BACK_STEP], dx[BACK_STEP];
+    for (int k = 0; lead && k < vectors; k++) {
+        int64_t at = i + k * VLEN;
+        vreal grad = vload_n(lead->dy + at, n) * vload_n(w + at, n);
+        vreal *g = &m->g[k % BACK_LANES], *gd = &m->gd[k % BACK_LANES];
+        *g += grad;
+        *gd = vfma(grad, vload_n(lead->s + at, n) - lead->mean, *gd);
     }
-    g->c1[r] = j->centered ? vsum(s1[0] + s1[1]) * rstd * share : 0;
-    g->c2[r] = vsum(s2[0] + s2[1]) * share * rstd * rstd * rstd;
+    for (int k = 0; trail && k < vectors; k++) {
+        int64_t at = i + k * VLEN;
+        vreal dy = vload_n(trail->dy + at, n), d = vload_n(trail->s + at, n) - trail->mean;
+        vreal scaled = dy * trail->rstd;
+        dw[k] = vfma(scaled, d, vload_n(sums.dw + at, n));
+        db[k] = vload_n(sums.db + at, n) + dy;
+        dx[k] = scaled * vload_n(w + at, n) - trail->c1 - d * trail->c2;
+        if (with_ds) dx[k] += vload_n(trail->ds + at, n);
+    }
+    for (int k = 0; trail && k < vectors; k++)
+        vstore_n(sums.dw + i + k * VLEN, dw[k], n);
+    for (int k = 0; trail && k < vectors; k++)
+        vstore_n(sums.db + i + k * VLEN, db[k], n);
+    for (int k = 0; trail && sums.dx && k < vectors; k++)
+        vstore_n(sums.dx + i + k * VLEN, vload_n(sums.dx + i + k * VLEN, n) + dx[k], n);
+    for (int k = 0; trail && k < vectors; k++)
+        vstore_n(trail->dx + i + k * VLEN, dx[k], n);
 }
 
-/* One vector of columns of `count` rows: dx, and their shares of the partial sums. */
-static inline __attribute__((always_inline)) void group_columns(const norm_group *g, int count,
-                                                                bool with_ds, const real *w,
-                                                                real *const *sums, int64_t i,
-                                                                int64_t n) {
-    vreal wv = vload_n(w + i, n), dwv = vload_n(sums[0] + i, n), dbv = vload_n(sums[1] + i, n);
-    vreal dxv = {0};
-    for (int r = 0; r < count; r++) {
-        vreal dy = vload_n(g->dy[r] + i, n), d = vload_n(g->s[r] + i, n) - g->mean[r];
-        vreal scaled = dy * g->rstd[r];
-        dwv += scaled * d;
-        dbv += dy;
-        vreal dx = scaled * wv - g->c1[r] - d * g->c2[r];
-        if (with_ds) dx += vload_n(g->ds[r] + i, n);
-        dxv += dx;
-        vstore_n(g->dx[r] + i, dx, n);
-    }
-    vstore_n(sums[0] + i, dwv, n);
-    vstore_n(sums[1] + i, dbv, n);
-    if (sums[2]) vstore_n(sums[2] + i, vload_n(sums[2] + i, n) + dxv, n);
-}
-
-static inline __attribute__((always_inline)) void
-group_back(const norm_job *j, const norm_group *shared, int count, bool with_ds, real *dw) {
-    norm_group g = *shared;
-    int64_t whole = j->width - j->width % VLEN;
-    real *const sums[] = {dw, dw + j->padded, j->sums > 2 ? dw + 2 * j->padded : NULL};
+/* All columns; returns c1 and c2 of the leading row in it. */
+INLINE back_row sweep_back(const norm_job *j, back_row lead, bool leads, const back_row trail,
+                           bool trails, bool with_ds, const back_sums sums) {
+    const back_row *in = leads ? &lead : NULL, *out = trails ? &trail : NULL;
+    back_means m = {{{0}, {0}}, {{0}, {0}}};
     const real *w = j->w;
-    for (int64_t i = 0; i < whole; i += VLEN)
-        group_columns(&g, count, with_ds, w, sums, i, VLEN);
-    if (whole < j->width) group_columns(&g, count, with_ds, w, sums, whole, j->width - whole);
+    int64_t width = j->width, i = 0;
+    for (; i + BACK_STEP * VLEN <= width; i += BACK_STEP * VLEN)
+        sweep_back_columns(in, out, with_ds, w, sums, &m, BACK_STEP, i, VLEN);
+    for (; i + BACK_LANES * VLEN <= width; i += BACK_LANES * VLEN)
+        sweep_back_columns(in, out, with_ds, w, sums, &m, BACK_LANES, i, VLEN);
+    for (; i + VLEN <= width; i += VLEN)
+        sweep_back_columns(in, out, with_ds, w, sums, &m, 1, i, VLEN);
+    if (i < width) sweep_back_columns(in, out, with_ds, w, sums, &m, 1, i, width - i);
+    real share = 1 / (real)width, rstd = lead.rstd;
+    lead.c1 = j->centered ? vsum(m.g[0] + m.g[1]) * rstd * share : 0;
+    lead.c2 = vsum(m.gd[0] + m.gd[1]) * share * rstd * rstd * rstd;
+    return lead;
+}
+
+static __attribute__((noinline)) back_row sweep_back_edge(const norm_job *j, const back_row row,
+                                                          bool leads, const back_sums sums) {
+    bool with_ds = j->in[IN_DS].data != NULL;
+    if (leads) return sweep_back(j, row, true, row, false, with_ds, sums);
+    return sweep_back(j, row, false, row, true, with_ds, sums);
 }
 
 /* dx goes to a row of scratch that nobody reads where it is not wanted. */
-static void load_row(const norm_job *j, norm_group *g, int r, int64_t row, real *scratch) {
-    weft_tensor *const *in = j->n->in, *dx = j->n->out[WEFT_NORM_BACK_DX];
-    const weft_tensor *ds = in[WEFT_NORM_BACK_DS];
-    int64_t at = row * j->width;
-    real *room = scratch + 3 * r * j->padded;
-    g->dy[r] = tile_in(j->x, in[WEFT_NORM_BACK_DY], at, j->width, room);
-    g->s[r] = tile_in(j->x, in[WEFT_NORM_BACK_S], at, j->width, room + j->padded);
-    g->ds[r] = ds ? tile_in(j->x, ds, at, j->width, room + 2 * j->padded) : NULL;
-    g->dx[r] = dx ? tile_out(j->x, dx, at, room) : room;
-    g->rstd[r] = ((const real *)weft_data(j->x, in[WEFT_NORM_BACK_RSTD]))[row];
-    g->mean[r] = j->centered ? ((const real *)weft_data(j->x, in[WEFT_NORM_BACK_MEAN]))[row] : 0;
-    row_means(j, g, r);
+INLINE back_row open_back(const norm_job *j, int64_t row, bool with_ds, real *scratch) {
+    real *room = scratch + row % 2 * BACK_ROWS * j->padded;
+    back_row t = {.row = row, .rstd = j->rstd[row], .mean = j->centered ? j->mean[row] : 0};
+    t.dy = read_row(j, j->in[IN_DY], row, room);
+    t.s = read_row(j, j->in[IN_BACK_S], row, room + j->padded);
+    if (with_ds) t.ds = read_row(j, j->in[IN_DS], row, room + 2 * j->padded);
+    t.dx = j->out[OUT_DX].data ? begin_row(j, j->out[OUT_DX], row, room) : room;
+    return t;
+}
+
+INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool with_ds,
+                           const back_sums sums, real *scratch) {
+    back_row trail = open_back(j, row, with_ds, scratch);
+    trail = sweep_back_edge(j, trail, true, sums);
+    for (row++; row < end; row++) {
+        back_row lead = open_back(j, row, with_ds, scratch);
+        lead = sweep_back(j, lead, true, trail, true, with_ds, sums);
+        finish_row(j, j->out[OUT_DX], trail.row, trail.dx);
+        trail = lead;
+    }
+    sweep_back_edge(j, trail, false, sums);
+    finish_row(j, j->out[OUT_DX], trail.row, trail.dx);
 }
 
 static void norm_back_block(void *context, int64_t task, int thread) {
     const norm_job *j = context;
     real *scratch = j->scratch + thread * j->per_thread;
     real *dw = j->partial + task * j->sums * j->padded;
-    const weft_tensor *dx = j->n->out[WEFT_NORM_BACK_DX];
-    bool with_ds = j->n->in[WEFT_NORM_BACK_DS] != NULL;
-    int64_t end = min_i64((task + 1) * j->block, j->rows);
-    norm_group g;
+    back_sums sums = {dw, dw + j->padded, j->sums > 2 ? dw + 2 * j->padded : NULL};
+    int64_t row = task * j->block, end = min_i64(row + j->block, j->rows);
     memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
-    for (int64_t row = task * j->block, count; row < end; row += count) {
-        count = end - row < GROUP ? 1 : GROUP;
-        for (int r = 0; r < count; r++)
-            load_row(j, &g, r, row + r, scratch);
-        if (count == 1)
-            group_back(j, &g, 1, with_ds, dw);
-        else if (with_ds)
-            group_back(j, &g, GROUP, true, dw);
-        else
-            group_back(j, &g, GROUP, false, dw);
-        for (int r = 0; dx && r < count; r++)
-            tile_done(j->x, dx, (row + r) * j->width, j->width, g.dx[r]);
-    }
+    if (j->in[IN_DS].data)
+        norm_back_rows(j, row, end, true, sums, scratch);
+    else
+        norm_back_rows(j, row, end, false, sums, scratch);
 }
 
 /* out[c] = Σ over blocks of partial[block, which, c], in the order of the blocks. */
@@ -264,19 +418,19 @@ static void norm_sum_columns(void *context, int64_t task, int thread) {
 
 /* Rows of a block: enough work for a task, and not too many partial sums. */
 static int64_t back_block(int64_t rows, int64_t width) {
-    return max_i64(ceil_div(rows, BLOCKS_MAX), max_i64(GROUP, chunk_rows(rows, width)));
+    return max_i64(ceil_div(rows, BLOCKS_MAX), max_i64(BLOCK_LEAST, chunk_rows(rows, width)));
 }
 
 static int count_sums(const weft_node *n) {
     return n->out[WEFT_NORM_BACK_SUMS] ? 3 : 2;
 }
 
-/* Workspace: w widened, three rows per thread for each of a group, the partial sums. */
+/* Workspace: w widened, the rows of two per thread, the partial sums. */
 static int64_t norm_back_workspace(const weft_node *n, int threads) {
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S];
     int64_t rows = weft_tensor_rows(s), width = weft_tensor_width(s);
     int64_t blocks = ceil_div(rows, back_block(rows, width));
-    return (1 + 3 * GROUP * threads + count_sums(n) * blocks) * real_bytes(width);
+    return (1 + 2 * BACK_ROWS * threads + count_sums(n) * blocks) * real_bytes(width);
 }
 
 static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
@@ -287,7 +441,13 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     j.sums = count_sums(n);
     j.w = tile_in(x, n->in[WEFT_NORM_BACK_W], 0, j.width, room);
     j.scratch = room + j.padded;
-    j.per_thread = 3 * GROUP * j.padded;
+    j.per_thread = 2 * BACK_ROWS * j.padded;
+    j.in[IN_DY] = source_of(x, n->in[WEFT_NORM_BACK_DY]);
+    j.in[IN_BACK_S] = source_of(x, n->in[WEFT_NORM_BACK_S]);
+    j.in[IN_DS] = source_of(x, n->in[WEFT_NORM_BACK_DS]);
+    j.out[OUT_DX] = source_of(x, n->out[WEFT_NORM_BACK_DX]);
+    j.mean = weft_data(x, n->in[WEFT_NORM_BACK_MEAN]);
+    j.rstd = weft_data(x, n->in[WEFT_NORM_BACK_RSTD]);
     j.partial = j.scratch + weft_pool_size(pool) * j.per_thread;
     weft_pool_run(pool, ceil_div(j.rows, j.block), norm_back_block, &j);
     if (n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])

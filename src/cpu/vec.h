@@ -181,6 +181,12 @@ static inline real vmax_lane(vreal v) {
 #else
 
 /* The sum of the lanes, halves first: a fixed order. */
+#if defined(__aarch64__) && WEFT_REAL == 32
+static inline real vsum(vreal v) {
+    float32x4_t four = (float32x4_t)v;
+    return vpadds_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)));
+}
+#else
 static inline real vsum(vreal v) {
     real lane[VBYTES / sizeof(real)];
     memcpy(lane, &v, sizeof v);
@@ -189,6 +195,7 @@ static inline real vsum(vreal v) {
             lane[i] += lane[i + width];
     return lane[0];
 }
+#endif
 
 static inline real vmax_lane(vreal v) {
     real best = v[0];
