@@ -117,7 +117,8 @@ static void test_what_is_inside_is_shown_and_nothing_else(void **state) {
               "{\"heads\":{\"gate\":[[0.25,0.75],[0.5,null]],\"evil<b>\":[[1]]},"
               "\"gates\":[[0,0.5,0.5],[null,null,null]],\"keys\":{\"width\":64,\"held\":[[0.5,1],"
               "[0.6,1]]}}",
-              "{\"heads\":{\"gate\":[[0.25],[0.5,7]]},\"keys\":{\"width\":-3,\"held\":[[1]]}}");
+              "{\"heads\":{\"gate\":[[0.25],[0.5,7]]},\"gates\":[[7],[0.5,1]],"
+              "\"keys\":{\"width\":-3,\"held\":[[1]]}}");
     study_close(db);
     write_report("inside", &md, &html);
     expect_in(md, "| number | Plain | Gated |");
