@@ -17,6 +17,12 @@
 #include <sys/syscall.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1 << 20)
+#endif
+#ifndef HWCAP2_I8MM
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #ifndef HWCAP2_BF16
 #define HWCAP2_BF16 (1 << 14)
 #endif
@@ -101,14 +107,16 @@ static const instruction_set sets[] = {
 };
 
 static const instruction_set *chosen;
+static bool held_to_it; /* by WEFT_CPU */
 static weft_status chosen_status;
 static char chosen_message[512];
 
 static void choose_instruction_set(void) {
     const char *asked = getenv("WEFT_CPU");
     size_t count = sizeof sets / sizeof sets[0];
+    held_to_it = asked && *asked;
     for (size_t i = 0; i < count && !chosen; i++) {
-        bool named = !asked || !*asked || strcmp(asked, sets[i].name) == 0;
+        bool named = !held_to_it || strcmp(asked, sets[i].name) == 0;
         if (named && (!sets[i].runs || sets[i].runs())) chosen = &sets[i];
     }
     if (!chosen) {
@@ -204,3 +212,29 @@ double weft_cpu_work(bool bf16, int64_t rounds) {
 weft_matrix weft_cpu_matrix(void) {
     return chosen ? chosen->matrix : WEFT_MATRIX_NONE;
 }
+
+#if defined(__aarch64__)
+
+static bool may_use_integers(void) {
+    return WEFT_ARM_TARGETS && chosen && (!held_to_it || chosen->matrix != WEFT_MATRIX_NONE);
+}
+
+bool weft_cpu_dots_i8(void) {
+    return may_use_integers() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+}
+
+bool weft_cpu_tiles_i8(void) {
+    return may_use_integers() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+}
+
+#else
+
+bool weft_cpu_dots_i8(void) {
+    return false;
+}
+
+bool weft_cpu_tiles_i8(void) {
+    return false;
+}
+
+#endif

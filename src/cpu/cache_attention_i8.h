@@ -17,8 +17,6 @@
 
 #if WEFT_ARM_TARGETS && WEFT_REAL == 32
 
-#include <sys/auxv.h>
-
 #define I8_DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
 #define I8_TARGET __attribute__((target("arch=armv8.2-a+i8mm")))
 
@@ -29,15 +27,8 @@ enum {
 };
 
 static inline bool i8_attends(const weft_cache_part *part, bool alone) {
-#ifndef HWCAP_ASIMDDP
-    enum { HWCAP_ASIMDDP = 1 << 20 };
-#endif
-#ifndef HWCAP2_I8MM
-    enum { HWCAP2_I8MM = 1 << 13 };
-#endif
     return part->dtype == WEFT_I8 && part->width % I8_COLUMNS == 0 && part->width <= I8_WIDEST &&
-           (alone ? (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0
-                  : (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0);
+           (alone ? weft_cpu_dots_i8() : weft_cpu_tiles_i8());
 }
 
 /* The largest of n numbers, a multiple of four, by size. */

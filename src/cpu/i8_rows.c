@@ -11,13 +11,6 @@
 #include "ops/linear.h"
 
 #if WEFT_ARM_TARGETS && WEFT_REAL == 32
-#include <sys/auxv.h>
-#ifndef HWCAP_ASIMDDP
-#define HWCAP_ASIMDDP (1 << 20)
-#endif
-#ifndef HWCAP2_I8MM
-#define HWCAP2_I8MM (1 << 13)
-#endif
 #define HAVE_DOT_INSTRUCTION 1
 #else
 #define HAVE_DOT_INSTRUCTION 0
@@ -262,22 +255,6 @@ int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
     return rounded_bytes(p);
 }
 
-static bool has_dot_instruction(void) {
-#if HAVE_DOT_INSTRUCTION
-    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
-#else
-    return false;
-#endif
-}
-
-static bool has_tile_instruction(void) {
-#if HAVE_DOT_INSTRUCTION
-    return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
-#else
-    return false;
-#endif
-}
-
 /* A row that is missing in the last tile. */
 static void clear_row(const i8_run *r, int64_t row) {
     for (int64_t i = 0; i < r->ld; i += 8)
@@ -296,8 +273,8 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
         if (p->pre.data) part.pre = gemm_part(p->pre, 0, row, 0);
         i8_run r = {.p = &part, .x = workspace, .ld = weft_matmul_i8_columns(p->k)};
         r.scales = (float *)((char *)workspace + (part.m + part.m % 2) * r.ld);
-        r.dot = has_dot_instruction();
-        r.tiles = part.m > 1 && has_tile_instruction();
+        r.dot = HAVE_DOT_INSTRUCTION && weft_cpu_dots_i8();
+        r.tiles = HAVE_DOT_INSTRUCTION && part.m > 1 && weft_cpu_tiles_i8();
         for (int64_t i = 0; i < part.m; i++)
             round_row(&r, i);
         if (r.tiles && part.m % 2 == 1) clear_row(&r, part.m);

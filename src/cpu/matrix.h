@@ -3,6 +3,8 @@
 #ifndef WEFT_CPU_MATRIX_H
 #define WEFT_CPU_MATRIX_H
 
+#include <stdbool.h>
+
 /* Whether functions may be compiled for Arm's dot product and matrix instructions one by one: clang
  * before 16 takes their intrinsics only where the whole file is compiled for them. */
 #if defined(__aarch64__) && (!defined(__clang__) || __clang_major__ >= 16)
@@ -20,5 +22,10 @@ typedef enum {
 
 /* The best of them, or less where WEFT_CPU says so. */
 weft_matrix weft_cpu_matrix(void);
+
+/* Whether there are instructions for sums of products of int8 numbers: Arm's SDOT, and SMMLA, 2 × 8 by
+ * 8 × 2. Neither where WEFT_CPU names a set without matrix instructions. */
+bool weft_cpu_dots_i8(void);
+bool weft_cpu_tiles_i8(void);
 
 #endif

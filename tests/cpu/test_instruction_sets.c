@@ -44,7 +44,7 @@ static int run_under(const char *isa, const char *program) {
 static void test_every_instruction_set_gives_right_results(void **state) {
     (void)state;
     static const char *const programs[] = {"cpu/test_gemm", "ops/test_cases",
-                                           "cpu/test_bf16_attention"};
+                                           "cpu/test_bf16_attention", "cpu/test_cache_attention"};
     const char *isa;
     bool runs;
     for (int i = 0; (isa = weft_cpu_isa_at(i, &runs)); i++) {
@@ -60,6 +60,29 @@ static void test_every_instruction_set_gives_right_results(void **state) {
 static void test_an_unknown_instruction_set_is_refused(void **state) {
     (void)state;
     assert_int_not_equal(run_under("abacus", "cpu/test_gemm"), 0);
+}
+
+/* What a process held to `isa` has for int8 numbers: 1 SDOT, 2 SMMLA; 4: it does not run the set. */
+static int integers_under(const char *isa) {
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("WEFT_CPU", isa, 1);
+        _exit(!weft_cpu_backend() ? 4 : weft_cpu_dots_i8() | weft_cpu_tiles_i8() << 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_a_set_without_matrix_instructions_has_none_for_integers(void **state) {
+    (void)state;
+#if defined(__aarch64__)
+    int all = integers_under(""), bf16 = integers_under("neon-bf16");
+    assert_int_equal(integers_under("neon"), 0);
+    assert_true(bf16 == 4 || bf16 == all);
+#else
+    assert_int_equal(integers_under("sse2"), 0);
+#endif
 }
 
 /* A benchmark divides by what the loop says it did: rounds count, and bf16 has a rate of its own exactly
@@ -82,6 +105,8 @@ int main(int argc, char **argv) {
     if (slash) *slash = 0;
     folder = slash ? own : ".";
     const struct CMUnitTest tests[] = {
+        /* first: a process chooses its set once */
+        cmocka_unit_test(test_a_set_without_matrix_instructions_has_none_for_integers),
         cmocka_unit_test(test_every_instruction_set_gives_right_results),
         cmocka_unit_test(test_work_in_registers_is_counted),
         cmocka_unit_test(test_an_unknown_instruction_set_is_refused),
