@@ -1,6 +1,10 @@
-/* The products of the architecture that this machine is not, under qemu-user: AVX2 on aarch64, NEON and
- * BFMMLA on x86-64. emulated/products.c is the program; it is compiled here, by a cross compiler. Both
- * are in scripts/setup emulator. */
+/* The products of processors that this machine is not, by emulated/products.c, which is compiled here.
+ *
+ * Of the other architecture under qemu-user: AVX2 on aarch64, NEON and BFMMLA on x86-64. The cross
+ * compiler and qemu are in scripts/setup emulator.
+ *
+ * Of AVX-512, its bf16 dot products and AMX's tiles over emulated intrinsics (emulated/immintrin.h:
+ * SIMDe's, and our own for bf16), as if for a processor that has them. SIMDe is in scripts/setup test. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,9 +26,14 @@
 #endif
 
 #define COMPILER OTHER "-linux-gnu-gcc"
-#define FLAGS                                                                                      \
-    "-std=gnu17 -D_GNU_SOURCE -O2 -ffp-contract=fast -fno-math-errno -fno-trapping-math "          \
-    "-DWEFT_REAL=32 -Iinclude -Isrc -pthread " OTHER_FLAGS
+#define FLAGS "-std=gnu17 -D_GNU_SOURCE -O2 -DWEFT_REAL=32 -Iinclude -Isrc "
+#define QEMU_FLAGS "-ffp-contract=fast -fno-math-errno -fno-trapping-math -pthread " OTHER_FLAGS
+
+/* The compiler must see neither the instructions that it has of its own nor ask for those it lacks. */
+#define AVX512_FLAGS                                                                               \
+    "-w -Wno-psabi -U__aarch64__ -U__ARM_NEON -U__ARM_NEON__ -U__SSE2__ -D__SSE2__=1 "             \
+    "-D__AVX2__=1 -D__AVX512F__=1 -DSIMDE_NO_NATIVE -DWEFT_EMULATED_AVX512 "                       \
+    "'-Dtarget(x)=unused' -DWEFT_ISA=avx512 -Itests/cpu/emulated"
 #define SOURCES                                                                                    \
     "tests/cpu/emulated/products.c src/cpu/gemm.c src/cpu/panels.c src/cpu/panel_real.c "          \
     "src/cpu/panel_bf16.c"
@@ -34,27 +43,48 @@ static int run(const char *command) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* Compiles the program and runs it, by `runner` where it is not empty. */
+static void run_products(const char *compiler, const char *flags, const char *runner) {
+    char program[] = "/tmp/weft-emulated-XXXXXX", command[PATH_MAX];
+    int file = mkstemp(program);
+    assert_true(file >= 0);
+    close(file);
+    snprintf(command, sizeof command, "%s " FLAGS "%s " SOURCES " -o %s -lm", compiler, flags,
+             program);
+    int status = run(command);
+    snprintf(command, sizeof command, "%s %s %s", runner, program,
+             getenv("WEFT_TEST_LONG") ? "all" : "");
+    if (status == 0) status = run(command);
+    unlink(program);
+    assert_int_equal(status, 0);
+}
+
 static void test_products_of_the_other_architecture_are_right(void **state) {
     (void)state;
     if (run("command -v " COMPILER " >/dev/null && command -v qemu-" OTHER " >/dev/null") != 0) {
         printf("no " COMPILER " or no qemu-" OTHER ": scripts/setup emulator\n");
         skip();
     }
-    char program[] = "/tmp/weft-emulated-XXXXXX", command[PATH_MAX];
-    int file = mkstemp(program);
-    assert_true(file >= 0);
-    close(file);
-    snprintf(command, sizeof command, COMPILER " " FLAGS " " SOURCES " -o %s -lm", program);
-    assert_int_equal(run(command), 0);
-    snprintf(command, sizeof command, "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu %s %s",
-             program, getenv("WEFT_TEST_LONG") ? "all" : "");
-    int status = run(command);
-    unlink(program);
-    assert_int_equal(status, 0);
+    run_products(COMPILER, QEMU_FLAGS, "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu");
+}
+
+static void test_products_of_avx512_and_amx_are_right(void **state) {
+    (void)state;
+    const char *compiler = getenv("CC");
+    if (!compiler || !*compiler) compiler = "cc";
+    char command[PATH_MAX];
+    snprintf(command, sizeof command,
+             "echo '#include <simde/x86/avx512.h>' | %s -E -x c - >/dev/null 2>&1", compiler);
+    if (run(command) != 0) {
+        printf("no SIMDe (libsimde-dev), which emulates AVX-512: scripts/setup test\n");
+        skip();
+    }
+    run_products(compiler, AVX512_FLAGS, "");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products_of_avx512_and_amx_are_right),
         cmocka_unit_test(test_products_of_the_other_architecture_are_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* Products by an instruction set that this machine may lack: a program of its own, for an emulator or
- * over emulated intrinsics (test_emulated.c and test_emulated_avx512.c compile and run it).
+ * over emulated intrinsics (test_emulated.c compiles and runs it).
  *
  * Odd sizes, both layouts of each operand, f32 and bf16 and f32 that may be rounded, and what stands
  * beside a product: bias, addend, gelu, its slope, sums that go on. By every instruction for bf16 that
