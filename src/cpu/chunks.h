@@ -122,8 +122,10 @@ static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first
                  .arg = arg};
     for (int k = 0; k < n_out; k++)
         if (n->out[k]) c.count = weft_tensor_count(n->out[k]);
+    weft_pool *pool = weft_exec_pool(x);
     c.chunk = chunk_length(c.count);
-    weft_pool_run(weft_exec_pool(x), ceil_div(c.count, c.chunk), run_chunk, &c);
+    c.chunk *= tasks_together(ceil_div(c.count, c.chunk), weft_pool_size(pool));
+    weft_pool_run(pool, ceil_div(c.count, c.chunk), run_chunk, &c);
     return WEFT_OK;
 }
 

@@ -74,6 +74,13 @@ static inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
+/* How many of `tasks` short tasks one task should take, one after the other: long runs through memory
+ * are faster than many that alternate between threads, but each thread should get a few. */
+static inline int64_t tasks_together(int64_t tasks, int threads) {
+    enum { MOST = 16, EACH = 8 };
+    return max_i64(1, min_i64(MOST, tasks / (EACH * threads)));
+}
+
 /* Bytes of `n` reals rounded up so that the next block is aligned too. */
 static inline int64_t real_bytes(int64_t n) {
     return weft_arena_bytes(n * (int64_t)sizeof(real));

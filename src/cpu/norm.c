@@ -25,8 +25,6 @@ enum {
     BACK_STEP = 4,   /* and vectors that are taken at a time there */
     WIDENED = 5,     /* rows of scratch for bf16, forward: x of two rows, r, s and y */
     BACK_ROWS = 3,   /* rows of scratch of a row, backward: dy or dx, s, ds */
-    BLOCK_MAX = 64,  /* rows of a block, forward, where there are many */
-    BLOCKS = 128,    /* blocks that are enough for many threads */
     BLOCKS_MAX = 64, /* partial sums of the gradient of w */
     BLOCK_LEAST = 4, /* rows that share a partial sum */
     COLUMNS = 256    /* a task of the sum over blocks */
@@ -45,7 +43,8 @@ typedef struct {
 typedef struct {
     weft_exec *x;
     const weft_node *n;
-    int64_t rows, width, block; /* rows of a task */
+    int64_t rows, width, block; /* rows of a task; back: that share partial sums, */
+    int64_t together;           /* and how many blocks a task takes */
     bool centered;              /* LayerNorm */
     real eps;
     const real *w, *b;          /* widened */
@@ -222,8 +221,10 @@ static void norm_block(void *context, int64_t task, int thread) {
         norm_rows(j, row, end, true, false, j->b, scratch);
 }
 
-static int64_t norm_block_rows(int64_t rows, int64_t width) {
-    return max_i64(chunk_rows(rows, width), min_i64(BLOCK_MAX, rows / BLOCKS));
+/* Rows of a block, forward: its bits do not depend on it. */
+static int64_t norm_block_rows(int64_t rows, int64_t width, int threads) {
+    int64_t least = chunk_rows(rows, width);
+    return least * tasks_together(ceil_div(rows, least), threads);
 }
 
 static row_source source_of(const weft_exec *x, const weft_tensor *t) {
@@ -258,7 +259,7 @@ static int64_t norm_workspace(const weft_node *n, int threads) {
 static weft_status norm_run(weft_exec *x, const weft_node *n) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_X]);
     real *room = weft_workspace(x, n);
-    j.block = norm_block_rows(j.rows, j.width);
+    j.block = norm_block_rows(j.rows, j.width, weft_pool_size(weft_exec_pool(x)));
     j.w = tile_in(x, n->in[WEFT_NORM_W], 0, j.width, room);
     if (n->in[WEFT_NORM_B]) j.b = tile_in(x, n->in[WEFT_NORM_B], 0, j.width, room + j.padded);
     j.in[IN_X] = source_of(x, n->in[WEFT_NORM_X]);
@@ -378,17 +379,23 @@ INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool wit
     finish_row(j, j->out[OUT_DX], trail.row, trail.dx);
 }
 
-static void norm_back_block(void *context, int64_t task, int thread) {
-    const norm_job *j = context;
+static void norm_back_block(const norm_job *j, int64_t block, int thread) {
     real *scratch = j->scratch + thread * j->per_thread;
-    real *dw = j->partial + task * j->sums * j->padded;
+    real *dw = j->partial + block * j->sums * j->padded;
     back_sums sums = {dw, dw + j->padded, j->sums > 2 ? dw + 2 * j->padded : NULL};
-    int64_t row = task * j->block, end = min_i64(row + j->block, j->rows);
+    int64_t row = block * j->block, end = min_i64(row + j->block, j->rows);
     memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
     if (j->in[IN_DS].data)
         norm_back_rows(j, row, end, true, sums, scratch);
     else
         norm_back_rows(j, row, end, false, sums, scratch);
+}
+
+static void norm_back_blocks(void *context, int64_t task, int thread) {
+    const norm_job *j = context;
+    int64_t end = min_i64((task + 1) * j->together, ceil_div(j->rows, j->block));
+    for (int64_t block = task * j->together; block < end; block++)
+        norm_back_block(j, block, thread);
 }
 
 /* out[c] = Σ over blocks of partial[block, which, c], in the order of the blocks. */
@@ -449,7 +456,9 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     j.mean = weft_data(x, n->in[WEFT_NORM_BACK_MEAN]);
     j.rstd = weft_data(x, n->in[WEFT_NORM_BACK_RSTD]);
     j.partial = j.scratch + weft_pool_size(pool) * j.per_thread;
-    weft_pool_run(pool, ceil_div(j.rows, j.block), norm_back_block, &j);
+    int64_t blocks = ceil_div(j.rows, j.block);
+    j.together = tasks_together(blocks, weft_pool_size(pool));
+    weft_pool_run(pool, ceil_div(blocks, j.together), norm_back_blocks, &j);
     if (n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])
         weft_pool_run(pool, ceil_div(j.width, COLUMNS), norm_sum_columns, &j);
     return WEFT_OK;

@@ -20,8 +20,10 @@ typedef struct {
     weft_exec *x;
     const weft_node *n;
     int tensors;
-    int64_t *first; /* [tensors + 1] */
-    void *result;   /* [chunks]: what a chunk has found, 8 bytes each */
+    int64_t *first;   /* [tensors + 1] */
+    void *result;     /* [chunks]: what a chunk has found, 8 bytes each */
+    weft_task each;   /* what is done with a chunk, */
+    int64_t together; /* and how many of them a task takes */
 } chunk_list;
 
 /* Tensor i of a list is the node's input start + i · stride. */
@@ -62,6 +64,20 @@ static int tensor_of_chunk(const chunk_list *list, int64_t chunk) {
     return low;
 }
 
+static void run_some(void *context, int64_t task, int thread) {
+    chunk_list *list = context;
+    int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
+    for (int64_t i = task * list->together; i < min_i64(end, chunks); i++)
+        list->each(list, i, thread);
+}
+
+static void run_chunks(chunk_list *list, int64_t chunks, weft_task each) {
+    weft_pool *pool = weft_exec_pool(list->x);
+    list->each = each;
+    list->together = tasks_together(chunks, weft_pool_size(pool));
+    weft_pool_run(pool, ceil_div(chunks, list->together), run_some, list);
+}
+
 static void add_squares(double *restrict sum, const real *restrict a, int64_t n) {
     int64_t i = 0;
     for (; i + SUM_LANES <= n; i += SUM_LANES)
@@ -100,7 +116,7 @@ static real join_parts(const double *parts, int64_t chunks) {
 static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
-    weft_pool_run(weft_exec_pool(x), chunks, norm_chunk, &list);
+    run_chunks(&list, chunks, norm_chunk);
     *(real *)weft_data(x, n->out[0]) = join_parts(list.result, chunks);
     return WEFT_OK;
 }
@@ -117,7 +133,7 @@ static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
     list.result = weft_data(x, n->out[0]);
-    weft_pool_run(weft_exec_pool(x), chunks, norm_chunk, &list);
+    run_chunks(&list, chunks, norm_chunk);
     return WEFT_OK;
 }
 
@@ -339,7 +355,7 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
     if (control[WEFT_CONTROL_APPLY] != 0) {
         chunk_list list;
         int64_t chunks = list_chunks(&list, x, n, 1, WEFT_SLOT_SIZE);
-        weft_pool_run(weft_exec_pool(x), chunks, adamw_chunk, &list);
+        run_chunks(&list, chunks, adamw_chunk);
         for (int64_t i = 0; i < chunks; i++)
             cuts += ((int64_t *)list.result)[i];
     }
