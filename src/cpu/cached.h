@@ -78,19 +78,18 @@ static ALWAYS_INLINE vreal load_cached(const void *data, int64_t i, int64_t n,
     }
 #if WEFT_REAL == 32
     if (kind == CACHED_BF16) {
-        typedef uint16_t half __attribute__((vector_size(VBYTES / 2)));
-        typedef uint32_t word __attribute__((vector_size(VBYTES)));
-        half h = {0};
-        /* cppcheck-suppress sizeofDivisionMemfunc */
-        memcpy(&h, (const uint16_t *)data + i, (n >= VLEN ? sizeof h : (size_t)n * 2));
-        return (vreal)(__builtin_convertvector(h, word) << 16);
+        const uint16_t *from = (const uint16_t *)data + i;
+        if (n >= VLEN) return vload_bf16(from);
+        uint16_t part[VBYTES / 4] = {0};
+        memcpy(part, from, (size_t)n * sizeof *part);
+        return vload_bf16(part);
     }
 #endif
-    typedef int8_t bytes __attribute__((vector_size(VBYTES / sizeof(real))));
-    bytes b = {0};
-    /* cppcheck-suppress sizeofDivisionMemfunc */
-    memcpy(&b, (const int8_t *)data + i, (n >= VLEN ? sizeof b : (size_t)n));
-    return __builtin_convertvector(b, vreal);
+    const int8_t *from = (const int8_t *)data + i;
+    if (n >= VLEN) return vload_i8(from);
+    int8_t part[VBYTES / sizeof(real)] = {0};
+    memcpy(part, from, (size_t)n);
+    return vload_i8(part);
 }
 
 static inline int64_t kind_bytes(cached_kind kind) {

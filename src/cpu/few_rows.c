@@ -23,30 +23,15 @@ enum {
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-#if WEFT_REAL == 32
-typedef uint16_t vhalf __attribute__((vector_size(VBYTES / 2)));
-typedef uint16_t vhalf_any __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
-
-/* bf16 is the upper half of a float: each number behind a zero. */
-static ALWAYS_INLINE vreal widen_half(vhalf half) {
-#if VBYTES == 16
-    return (vreal)__builtin_shufflevector((vhalf){0}, half, 0, 4, 1, 5, 2, 6, 3, 7);
-#else
-    typedef uint32_t vword __attribute__((vector_size(VBYTES)));
-    return (vreal)(__builtin_convertvector(half, vword) << 16);
-#endif
-}
-#endif
-
 /* VLEN weights from element i, or the first `count` of them and zeros. */
 static ALWAYS_INLINE vreal load_weights(const void *w, int64_t i, int64_t count, const bool bf16) {
 #if WEFT_REAL == 32
     if (bf16) {
         const uint16_t *from = (const uint16_t *)w + i;
-        if (count >= VLEN) return widen_half(*(const vhalf_any *)from);
-        vhalf half = {0};
-        memcpy(&half, from, (size_t)count * sizeof *from);
-        return widen_half(half);
+        if (count >= VLEN) return vload_bf16(from);
+        uint16_t part[VBYTES / 4] = {0};
+        memcpy(part, from, (size_t)count * sizeof *from);
+        return vload_bf16(part);
     }
 #endif
     (void)bf16;

@@ -197,13 +197,7 @@ typedef uint16_t vhalves __attribute__((vector_size(VBYTES / 2)));
 
 static ALWAYS_INLINE vreal take_vector(gemm_matrix x, int64_t at) {
     if (!x.bf16) return vload((const real *)x.data + at);
-    vhalves half;
-    memcpy(&half, (const uint16_t *)x.data + at, sizeof half);
-#if defined(__AVX512F__)
-    return (vreal)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
-#else
-    return (vreal)(__builtin_convertvector(half, vbits) << 16);
-#endif
+    return vload_bf16((const uint16_t *)x.data + at);
 }
 
 /* As weft_float_to_bf16 rounds. */

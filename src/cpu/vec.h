@@ -72,6 +72,40 @@ static inline __attribute__((always_inline)) void vstore_n(real *p, vreal v, int
         vstore_part(p, v, n);
 }
 
+/* VLEN numbers of bf16 and of i8. Compilers make two conversions of half the vector and an insertion of
+ * __builtin_convertvector, where AVX has one instruction. */
+#if WEFT_REAL == 32
+static inline __attribute__((always_inline)) vreal vload_bf16(const uint16_t *p) {
+#if defined(__AVX512F__)
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return (vreal)_mm512_slli_epi32(wide, 16);
+#elif defined(__AVX2__)
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return (vreal)_mm256_slli_epi32(wide, 16);
+#else
+    typedef uint16_t half __attribute__((vector_size(VBYTES / 2)));
+    half h;
+    memcpy(&h, p, sizeof h);
+    return (vreal)__builtin_shufflevector((half){0}, h, 0, 4, 1, 5, 2, 6, 3, 7);
+#endif
+}
+#endif
+
+static inline __attribute__((always_inline)) vreal vload_i8(const int8_t *p) {
+#if defined(__AVX512F__) && WEFT_REAL == 32
+    return (vreal)_mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+#elif defined(__AVX2__) && WEFT_REAL == 32
+    return (vreal)_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+#else
+    typedef int8_t bytes __attribute__((vector_size(VBYTES / sizeof(real))));
+    bytes b;
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, vreal);
+#endif
+}
+
 /* mask ? a : b, the mask from a comparison of vectors. */
 static inline vreal vselect(vint mask, vreal a, vreal b) {
     return (vreal)((mask & (vint)a) | (~mask & (vint)b));
