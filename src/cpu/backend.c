@@ -60,7 +60,7 @@ static bool runs_avx512_bf16(void) {
 /* The tiles' state is large, so the kernel wants to be asked before a process uses them. */
 static bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    unsigned eax, ebx, ecx, edx, amx = 1u << 22 | 1u << 24; /* AMX-BF16 and AMX-TILE */
+    unsigned eax, ebx, ecx, edx, amx = 7u << 22; /* AMX-BF16, -TILE and -INT8 */
     if (!runs_avx512_bf16() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     return (edx & amx) == amx && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
@@ -213,24 +213,29 @@ weft_matrix weft_cpu_matrix(void) {
     return chosen ? chosen->matrix : WEFT_MATRIX_NONE;
 }
 
-#if defined(__aarch64__)
-
-static bool may_use_integers(void) {
-    return WEFT_ARM_TARGETS && chosen && (!held_to_it || chosen->matrix != WEFT_MATRIX_NONE);
+static inline bool may_use_integers(void) {
+    return chosen && (!held_to_it || chosen->matrix != WEFT_MATRIX_NONE);
 }
 
+#if defined(__aarch64__)
+
 bool weft_cpu_dots_i8(void) {
-    return may_use_integers() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    return WEFT_ARM_TARGETS && may_use_integers() && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 }
 
 bool weft_cpu_tiles_i8(void) {
-    return may_use_integers() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+    return WEFT_ARM_TARGETS && may_use_integers() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 }
 
 #else
 
 bool weft_cpu_dots_i8(void) {
+#if defined(WEFT_HAVE_ISA_avx512)
+    return may_use_integers() && chosen->f32 == &weft_cpu_table_avx512_32 &&
+           __builtin_cpu_supports("avx512vnni");
+#else
     return false;
+#endif
 }
 
 bool weft_cpu_tiles_i8(void) {

@@ -10,16 +10,17 @@
 #ifndef WEFT_CPU_CACHE_ATTENTION_BF16_H
 #define WEFT_CPU_CACHE_ATTENTION_BF16_H
 
+#include "cpu/bytes.h"
 #include "cpu/cached.h"
-#include "cpu/matrix.h"
 
-#if WEFT_ARM_TARGETS && WEFT_REAL == 32
+#if BYTES_ARM
 
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
 
 enum { BF16_COLUMNS = 32 /* widths must be multiples of this */ };
 
-static inline bool bf16_attends(const weft_cache_part *part) {
+static inline bool bf16_attends(const weft_cache_part *part, bool alone) {
+    (void)alone;
     return part->dtype == WEFT_BF16 && part->width % BF16_COLUMNS == 0 &&
            weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
 }

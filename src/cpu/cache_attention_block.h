@@ -276,10 +276,12 @@ static void add_block(const block_task *b) {
 }
 
 static void attend(const block_task *b) {
+    narrow_begin(b);
     score_block(b);
     for (int64_t g = b->from; g < b->to; g++)
         soften(b, g);
     add_block(b);
+    narrow_end(b);
 }
 
 #endif

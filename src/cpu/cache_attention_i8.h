@@ -12,15 +12,16 @@
 #ifndef WEFT_CPU_CACHE_ATTENTION_I8_H
 #define WEFT_CPU_CACHE_ATTENTION_I8_H
 
+#include "cpu/bytes.h"
 #include "cpu/cached.h"
-#include "cpu/matrix.h"
 
-#if WEFT_ARM_TARGETS && WEFT_REAL == 32
+#if BYTES_ARM
 
 #define I8_DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
 #define I8_TARGET __attribute__((target("arch=armv8.2-a+i8mm")))
 
 enum {
+    NARROW_EDGE = 8, /* keys are rounded in multiples of this */
     I8_COLUMNS = 32, /* widths must be multiples of this */
     I8_WIDEST = 512, /* so that a sum of 16 bits by 8 has room in 32 */
     I8_MOST = 127 * 256 + 127

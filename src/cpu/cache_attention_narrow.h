@@ -7,11 +7,28 @@
 #include "cpu/cache_attention_bf16.h"
 #include "cpu/cache_attention_i8.h"
 #include "cpu/cache_attention_task.h"
+#include "cpu/cache_attention_tiles.h"
+#include "cpu/cache_attention_x86.h"
 
-#if WEFT_ARM_TARGETS && WEFT_REAL == 32
+#if BYTES_ARM || BYTES_X86
 
 static attend_way narrow_way(const weft_cache_part *part, int64_t group) {
-    return bf16_attends(part) ? BY_BF16 : i8_attends(part, group == 1) ? BY_I8 : BY_PLAIN;
+    return bf16_attends(part, group == 1) ? BY_BF16
+           : i8_attends(part, group == 1) ? BY_I8
+                                          : BY_PLAIN;
+}
+
+static inline bool takes_tiles(const attend_run *a) {
+    return a->group > 1 && (a->key_way != BY_PLAIN || a->value_way != BY_PLAIN);
+}
+
+/* Before and after the other steps of a block. */
+static void narrow_begin(const block_task *b) {
+    if (takes_tiles(b->a)) tiles_begin();
+}
+
+static void narrow_end(const block_task *b) {
+    if (takes_tiles(b->a)) tiles_end();
 }
 
 /* Rounds the queries as the keys' way wants them. */
@@ -19,52 +36,36 @@ static void narrow_queries(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     const real *q = queries_of(b, g);
     char *to = rounded_queries_of(b, g);
-    real *scales = b->s.q_scales + g * a->rows;
-    if (a->key_way == BY_BF16 && a->group == 1)
-        bf16_round_row(q, a->dqk, (uint16_t *)to);
+    if (a->group > 1)
+        tiles_queries(b, g);
     else if (a->key_way == BY_BF16)
-        bf16_round_tiles(q, a->dqk, a->group, a->dqk, (uint16_t *)to);
-    else if (a->key_way == BY_I8 && a->group == 1)
-        *scales = i8_round_query(q, a->dqk, (int8_t *)to);
+        bf16_round_row(q, a->dqk, (uint16_t *)to);
     else if (a->key_way == BY_I8)
-        i8_round_queries(q, a->group, a->dqk, (int8_t *)to, scales);
+        b->s.q_scales[g * a->rows] = i8_round_query(q, a->dqk, (int8_t *)to);
 }
 
-static void score_bf16(const block_task *b, const page_run *run, int64_t g) {
+static void score_alone(const block_task *b, const page_run *run, int64_t g) {
     const attend_run *a = b->a;
-    const uint16_t *k = (const uint16_t *)head_at(&a->keys, run->page, g);
-    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
+    const char *k = head_at(&a->keys, run->page, g), *q = rounded_queries_of(b, g);
     real *s = scores_of(b, g) + run->at;
-    if (a->group == 1)
-        bf16_score_alone(q, k, a->dqk, run->token, run->end, s);
+    if (a->key_way == BY_BF16)
+        bf16_score_alone((const uint16_t *)q, (const uint16_t *)k, a->dqk, run->token, run->end, s);
     else
-        bf16_score_tiles(q, a->rows / 2, k, a->dqk, run->token, run->end, s, BLOCK);
-}
-
-static void score_i8(const block_task *b, const page_run *run, int64_t g) {
-    const attend_run *a = b->a;
-    const int8_t *k = (const int8_t *)head_at(&a->keys, run->page, g);
-    const int8_t *q = (const int8_t *)rounded_queries_of(b, g);
-    const float *scales = scale_at(&a->keys, run->page, g, 0);
-    const real *q_scales = b->s.q_scales + g * a->rows;
-    real *s = scores_of(b, g) + run->at;
-    if (a->group == 1)
-        i8_score_alone(q, *q_scales, k, scales, a->dqk, run->token, run->end, s);
-    else
-        i8_score_tiles(q, q_scales, a->rows / 2, k, scales, a->dqk, run->token, run->end, s, BLOCK);
+        i8_score_alone((const int8_t *)q, b->s.q_scales[g * a->rows], (const int8_t *)k,
+                       scale_at(&a->keys, run->page, g, 0), a->dqk, run->token, run->end, s);
 }
 
 static bool narrow_score(const block_task *b, const page_run *run, int64_t g) {
-    if (b->a->key_way == BY_BF16) score_bf16(b, run, g);
-    if (b->a->key_way == BY_I8) score_i8(b, run, g);
-    return b->a->key_way != BY_PLAIN;
+    if (b->a->key_way == BY_PLAIN) return false;
+    (b->a->group == 1 ? score_alone : tiles_score)(b, run, g);
+    return true;
 }
 
-/* Zeros beside [lead, end), up to multiples of eight. */
+/* Zeros beside [lead, end), up to multiples of NARROW_EDGE. */
 static inline void clear_edges(real *x, int64_t lead, int64_t end) {
-    for (int64_t j = lead & ~7; j < lead; j++)
+    for (int64_t j = lead & -NARROW_EDGE; j < lead; j++)
         x[j] = 0;
-    for (int64_t j = end; j % 8 != 0; j++)
+    for (int64_t j = end; j % NARROW_EDGE != 0; j++)
         x[j] = 0;
 }
 
@@ -83,56 +84,20 @@ static void read_scales(const block_task *b, int64_t g) {
 static void narrow_weights(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     if (a->value_way == BY_PLAIN) return;
-    int64_t lead = b->first - b->base, end = b->end - b->base;
-    int64_t from = lead & ~7, n = ((end + 7) & ~7) - from;
+    int64_t lead = b->first - b->base, end = b->end - b->base, from = lead & -NARROW_EDGE;
+    int64_t n = ceil_div(end - from, NARROW_EDGE) * NARROW_EDGE;
     real *p = scores_of(b, g);
     char *to = weights_of(b, g);
     for (int64_t h = 0; h < a->group; h++)
         clear_edges(p + h * BLOCK, lead, end);
     if (a->value_way == BY_I8) read_scales(b, g);
-    for (int64_t h = 0; a->value_way == BY_I8 && h < a->group; h++)
-        b->s.p_scales[g * a->rows + h] = i8_round_weights(p + h * BLOCK + from, b->s.scales + from,
-                                                          n, (int8_t *)to + 2 * (h * BLOCK + from));
-    if (a->value_way == BY_BF16 && a->group == 1)
-        bf16_round_row(p + from, n, (uint16_t *)to + from);
+    if (a->group > 1)
+        tiles_weights(b, g, from, n);
     else if (a->value_way == BY_BF16)
-        for (int64_t h = 0; h < a->group; h += 2)
-            bf16_round_tiles(p + h * BLOCK + from, BLOCK, min_i64(2, a->group - h), n,
-                             (uint16_t *)to + h * BLOCK + 2 * from);
-}
-
-static void add_bf16_tiles(const block_task *b, const page_run *runs, int n, int64_t g) {
-    const attend_run *a = b->a;
-    real *sums = (real *)sums_of(b, g);
-    bf16_run whole[PAGES_TOGETHER];
-    for (int r = 0; r < n; r++) {
-        const page_run *run = runs + r;
-        const uint16_t *v = (const uint16_t *)head_at(&a->values, run->page, g);
-        const uint16_t *p = (const uint16_t *)weights_of(b, g) + 2 * run->at;
-        int64_t from = (run->token + 3) & ~3, end = run->end & ~3;
-        whole[r] = (bf16_run){v + from * a->dv, p + 2 * from, max_i64(end - from, 0) / 4};
-        for (int64_t four = run->token & ~3; four < run->end; four += 4) {
-            if (four >= from && four < end) continue;
-            bf16_run edge = bf16_edge(p, v, a->dv, four, run->token, run->end, b->s.room);
-            bf16_add_runs(&edge, 1, a->dv, a->rows / 2, sums);
-        }
-    }
-    bf16_add_runs(whole, n, a->dv, a->rows / 2, sums);
-}
-
-/* Of pages that follow each other, so do the weights. */
-static void add_i8_tiles(const block_task *b, const page_run *runs, int n, int64_t g) {
-    const attend_run *a = b->a;
-    int64_t first = runs[0].at + (runs[0].token & ~7);
-    int64_t eights = ceil_div(runs[n - 1].at + runs[n - 1].end - first, 8), done = 0;
-    for (int r = 0; r < n; r++) {
-        int64_t token = runs[r].token & ~7, count = ceil_div(runs[r].end - token, 8);
-        const int8_t *v = (const int8_t *)head_at(&a->values, runs[r].page, g) + token * a->dv;
-        i8_turn_keys(v, a->dv, count, eights, (int8_t *)b->s.room + 64 * done);
-        done += count;
-    }
-    i8_add_tiles((const int8_t *)weights_of(b, g) + 2 * first, a->group, b->s.room, eights, a->dv,
-                 (int32_t *)sums_of(b, g));
+        bf16_round_row(p + from, n, (uint16_t *)to + from);
+    else
+        b->s.p_scales[g * a->rows] =
+            i8_round_weights(p + from, b->s.scales + from, n, (int8_t *)to + 2 * from);
 }
 
 static void add_alone(const block_task *b, const page_run *run, int64_t g) {
@@ -151,24 +116,18 @@ static bool narrow_add(const block_task *b, const page_run *runs, int n, int64_t
     if (a->value_way == BY_PLAIN) return false;
     for (int r = 0; a->group == 1 && r < n; r++)
         add_alone(b, runs + r, g);
-    if (a->group > 1 && a->value_way == BY_BF16) add_bf16_tiles(b, runs, n, g);
-    if (a->group > 1 && a->value_way == BY_I8) add_i8_tiles(b, runs, n, g);
+    if (a->group > 1) tiles_add(b, runs, n, g);
     return true;
 }
 
 /* Sums that are not yet rows, to rows. */
 static void narrow_finish(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
-    if (a->value_way == BY_BF16 && a->group > 1)
-        bf16_untile((const real *)sums_of(b, g), a->group, a->dv, out_of(b, g), out_step(a));
-    for (int64_t h = 0; a->value_way == BY_I8 && h < a->group; h++) {
-        const int32_t *sums = (const int32_t *)sums_of(b, g) + 2 * h * a->dv;
-        real scale = b->s.p_scales[g * a->rows + h], *to = out_of(b, g) + h * out_step(a);
-        if (a->group == 1)
-            i8_finish_alone(sums, a->dv, scale, to);
-        else
-            i8_finish_tile(sums, a->dv, scale, to);
-    }
+    if (a->group > 1)
+        tiles_finish(b, g);
+    else if (a->value_way == BY_I8)
+        i8_finish_alone((const int32_t *)sums_of(b, g), a->dv, b->s.p_scales[g * a->rows],
+                        out_of(b, g));
 }
 
 #else
@@ -176,6 +135,14 @@ static void narrow_finish(const block_task *b, int64_t g) {
 static inline attend_way narrow_way(const weft_cache_part *part, int64_t group) {
     (void)part, (void)group;
     return BY_PLAIN;
+}
+
+static inline void narrow_begin(const block_task *b) {
+    (void)b;
+}
+
+static inline void narrow_end(const block_task *b) {
+    (void)b;
 }
 
 static inline void narrow_queries(const block_task *b, int64_t g) {

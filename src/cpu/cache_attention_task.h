@@ -8,7 +8,12 @@
 
 enum {
     BLOCK = WEFT_KEY_BLOCK,
-    PAGES_TOGETHER = 4 /* whose values are summed before the next, for heads that share them */
+    PAGES_TOGETHER = 4, /* whose values are summed before the next, for heads that share them */
+#if defined(__AVX512F__)
+    TILE_HEADS = 16 /* heads of a tile */
+#else
+    TILE_HEADS = 2
+#endif
 };
 
 typedef enum { BY_PLAIN, BY_BF16, BY_I8 } attend_way;
@@ -21,7 +26,7 @@ typedef struct {
     cached_pages keys, values;
     attend_way key_way, value_way;
     int64_t heads, group, key_heads, dqk, dv;
-    int64_t rows;      /* of a group's scores: its heads, and one more where tiles of two need it */
+    int64_t rows;      /* of a group's scores: its heads, and as many as fill a tile */
     int64_t q_columns; /* of a row of q */
     const real *q;     /* real: the tensor's own, or widened */
     const real *rel, *turns;
@@ -49,7 +54,7 @@ typedef struct {
     real *p_scales; /* [g, rows]: of i8 weights */
     char *queries;  /* [g, rows, dqk] of two bytes: rounded queries, */
     char *weights;  /* [g, rows, BLOCK] of two bytes: rounded weights, as their way lays them out */
-    void *room;     /* [PAGES_TOGETHER, WEFT_PAGE_TOKENS, dv] bytes */
+    void *room;     /* [PAGES_TOGETHER + 2, WEFT_PAGE_TOKENS, dv] of two bytes */
     char *sums;     /* [g, rows, dv] of eight bytes: sums of values that are not yet rows */
 } block_scratch;
 
@@ -67,7 +72,7 @@ static inline bool copies_keys(const weft_cache_attention_attr *attr) {
 
 static inline int64_t group_rows(const weft_cache_attention_attr *attr) {
     int64_t group = attr->heads / attr->key.heads;
-    return group == 1 ? 1 : group + group % 2;
+    return group == 1 ? 1 : ceil_div(group, TILE_HEADS) * TILE_HEADS;
 }
 
 /* Cuts a thread's scratch, from `at` on; returns its bytes. */
@@ -88,7 +93,7 @@ static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, char *a
                   {&s->p_scales, g * rows},
                   {&s->queries, ceil_div(g * rows * dqk, 2)},
                   {&s->weights, g * rows * BLOCK / 2},
-                  {&s->room, PAGES_TOGETHER * WEFT_PAGE_TOKENS * dv / 4},
+                  {&s->room, (PAGES_TOGETHER + 2) * WEFT_PAGE_TOKENS * dv / 2},
                   {&s->sums, 2 * g * rows * dv}};
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
         void *piece = at ? at + used : NULL;

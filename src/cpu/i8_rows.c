@@ -2,19 +2,13 @@
  *
  * Rows of x are rounded to 8 bits, with one scale for each block of WEFT_I8_BLOCK; a block's products
  * are summed exactly in 32 bits, and the blocks' sums, times the scale, in float, in order. So a row's
- * bits do not depend on how many rows there are, nor on which instructions sum the integers: SDOT, and
- * SMMLA for several rows, where the processor has them, else whatever the compiler makes of the loop.
- * The weight is read once for up to GEMM_FEW_ROWS rows. */
+ * bits do not depend on how many rows there are, nor on which instructions sum the integers: those of
+ * bytes.h, and SMMLA for several rows, where the processor has them, else whatever the compiler makes
+ * of the loop. The weight is read once for up to GEMM_FEW_ROWS rows. */
+#include "cpu/bytes.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
-#include "cpu/vec.h"
 #include "ops/linear.h"
-
-#if WEFT_ARM_TARGETS && WEFT_REAL == 32
-#define HAVE_DOT_INSTRUCTION 1
-#else
-#define HAVE_DOT_INSTRUCTION 0
-#endif
 
 enum {
     BLOCK = WEFT_I8_BLOCK,
@@ -29,7 +23,7 @@ typedef struct {
     int8_t *x;     /* [m, ld]; with `tiles` [m / 2, ld / 8, 2, 8] */
     float *scales; /* [m, ld / BLOCK] */
     int64_t ld, columns, tasks;
-    bool dot, tiles;
+    bool dot, tiles; /* by the processor's instruction; by SMMLA, rows two by two */
 } i8_run;
 
 /* A row of x in 8 bits. */
@@ -95,64 +89,12 @@ static void sum_plain(const i8_run *r, int64_t m, const int8_t *w, const float *
         }
 }
 
-#if HAVE_DOT_INSTRUCTION
-#define DOT_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+/* The same by the instructions of bytes.h. */
+#if BYTES_ARM
+#define BYTES(name) sdot_##name
+#define BYTES_TARGET SDOT_TARGET
+#include "cpu/i8_rows_dot.h"
 #define TILE_TARGET __attribute__((target("arch=armv8.2-a+i8mm")))
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
-/* `columns`, a multiple of four, of w, `apart` from each other, and some rows. */
-DOT_TARGET static ALWAYS_INLINE void sum_dot_block(const i8_run *r, int64_t row, const int8_t *w,
-                                                   const float *w_scale, int64_t apart, real *sums,
-                                                   const int rows, const int columns) {
-    int64_t blocks = r->ld / BLOCK, ld = r->ld, step = apart * ld;
-    float32x4_t total[4][ALONE / 4];
-    for (int k = 0; k < rows; k++)
-        for (int c = 0; c < columns / 4; c++)
-            total[k][c] = vdupq_n_f32(0);
-    for (int64_t b = 0; b < blocks; b++) {
-        const int8_t *at = w + b * BLOCK;
-        int32x4_t acc[4][ALONE];
-        for (int k = 0; k < rows; k++)
-            for (int c = 0; c < columns; c++)
-                acc[k][c] = vdupq_n_s32(0);
-        for (int c = 0; c < columns; c++)
-            for (int i = 0; i < BLOCK; i += 16) {
-                int8x16_t v = vld1q_s8(at + c * step + i);
-                for (int k = 0; k < rows; k++)
-                    acc[k][c] =
-                        vdotq_s32(acc[k][c], vld1q_s8(r->x + (row + k) * ld + b * BLOCK + i), v);
-            }
-        for (int k = 0; k < rows; k++)
-            for (int c = 0; c < columns / 4; c++) {
-                const int32x4_t *four = acc[k] + 4 * c;
-                float32x4_t dots = vcvtq_f32_s32(
-                    vpaddq_s32(vpaddq_s32(four[0], four[1]), vpaddq_s32(four[2], four[3])));
-                total[k][c] = vfmaq_n_f32(total[k][c], dots, r->scales[(row + k) * blocks + b]);
-            }
-    }
-    for (int k = 0; k < rows; k++)
-        for (int c = 0; c < columns; c++)
-            sums[(row + k) * TASK_COLUMNS + c * apart] =
-                total[k][c / 4][c % 4] * w_scale[c * apart];
-}
-
-/* Few rows wait for memory: the columns of a block are each the next of its own part of w. Parts of
- * several columns are streams long enough for the processor to fetch ahead in all of them. */
-DOT_TARGET static int64_t sum_dot(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
-                                  int64_t n, real *sums) {
-    int64_t part = n / (m == 1 ? ALONE : COLUMNS);
-    for (int64_t c = 0; m == 1 && c < part; c++)
-        sum_dot_block(r, 0, w + c * r->ld, w_scale + c, part, sums + c, 1, ALONE);
-    for (int64_t c = 0; m > 1 && c < part; c++) {
-        int64_t row = 0;
-        for (; row + 4 <= m; row += 4)
-            sum_dot_block(r, row, w + c * r->ld, w_scale + c, part, sums + c, 4, COLUMNS);
-        for (; row + 2 <= m; row += 2)
-            sum_dot_block(r, row, w + c * r->ld, w_scale + c, part, sums + c, 2, COLUMNS);
-        if (row < m) sum_dot_block(r, row, w + c * r->ld, w_scale + c, part, sums + c, 1, COLUMNS);
-    }
-    return part * (m == 1 ? ALONE : COLUMNS);
-}
 
 /* Four columns of w, `apart` from each other, and `tiles` tiles of two rows. */
 TILE_TARGET static ALWAYS_INLINE void sum_tile_block(const i8_run *r, int64_t tile, int64_t m,
@@ -209,16 +151,29 @@ TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w
     }
     return part * COLUMNS;
 }
+#elif BYTES_X86
+#define BYTES(name) madd_##name
+#define BYTES_TARGET
+#include "cpu/i8_rows_dot.h"
+#if BYTES_VNNI
+#define BYTES(name) vnni_##name
+#define BYTES_TARGET VNNI_TARGET
+#include "cpu/i8_rows_dot.h"
+#endif
 #endif
 
 static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
                         int64_t n, real *sums) {
     int64_t c = 0;
-#if HAVE_DOT_INSTRUCTION
+#if BYTES_ARM
     if (r->tiles)
         c = sum_tiles(r, m, w, w_scale, n, sums);
     else if (r->dot)
-        c = sum_dot(r, m, w, w_scale, n, sums);
+        c = sdot_sum(r, m, w, w_scale, n, sums);
+#elif BYTES_VNNI
+    c = (r->dot ? vnni_sum : madd_sum)(r, m, w, w_scale, n, sums);
+#elif BYTES_X86
+    c = madd_sum(r, m, w, w_scale, n, sums);
 #endif
     if (c < n) sum_plain(r, m, w + c * r->ld, w_scale + c, n - c, sums + c);
 }
@@ -273,8 +228,8 @@ void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
         if (p->pre.data) part.pre = gemm_part(p->pre, 0, row, 0);
         i8_run r = {.p = &part, .x = workspace, .ld = weft_matmul_i8_columns(p->k)};
         r.scales = (float *)((char *)workspace + (part.m + part.m % 2) * r.ld);
-        r.dot = HAVE_DOT_INSTRUCTION && weft_cpu_dots_i8();
-        r.tiles = HAVE_DOT_INSTRUCTION && part.m > 1 && weft_cpu_tiles_i8();
+        r.dot = weft_cpu_dots_i8();
+        r.tiles = BYTES_ARM && part.m > 1 && weft_cpu_tiles_i8();
         for (int64_t i = 0; i < part.m; i++)
             round_row(&r, i);
         if (r.tiles && part.m % 2 == 1) clear_row(&r, part.m);

@@ -23,8 +23,8 @@ typedef enum {
 /* The best of them, or less where WEFT_CPU says so. */
 weft_matrix weft_cpu_matrix(void);
 
-/* Whether there are instructions for sums of products of int8 numbers: Arm's SDOT, and SMMLA, 2 × 8 by
- * 8 × 2. Neither where WEFT_CPU names a set without matrix instructions. */
+/* Whether there are instructions for sums of products of int8 numbers: Arm's SDOT or AVX-512's VNNI; and
+ * SMMLA, 2 × 8 by 8 × 2. Neither where WEFT_CPU names a set without matrix instructions. */
 bool weft_cpu_dots_i8(void);
 bool weft_cpu_tiles_i8(void);
 

@@ -1,10 +1,12 @@
-/* The products of processors that this machine is not, by emulated/products.c, which is compiled here.
+/* The kernels of processors that this machine is not, by emulated/products.c and, for generation,
+ * emulated/decode.c, which are compiled here.
  *
- * Of the other architecture under qemu-user: AVX2 on aarch64, NEON and BFMMLA on x86-64. The cross
+ * Of the other architecture under qemu-user: AVX2 on aarch64, NEON, BFMMLA and SMMLA on x86-64. The cross
  * compiler and qemu are in scripts/setup emulator.
  *
- * Of AVX-512, its bf16 dot products and AMX's tiles over emulated intrinsics (emulated/immintrin.h:
- * SIMDe's, and our own for bf16), as if for a processor that has them. SIMDe is in scripts/setup test. */
+ * Of AVX-512, its dot products of bf16 and of bytes and AMX's tiles over emulated intrinsics
+ * (emulated/immintrin.h: SIMDe's, and our own for bf16), as if for a processor that has them. SIMDe is in
+ * scripts/setup test. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,39 +19,46 @@
 
 #include <cmocka.h>
 
+#define X86_FLAGS "-mavx2 -mfma -DWEFT_ISA=avx2"
+#define ARM_FLAGS "-DWEFT_ISA=neon"
 #if defined(__aarch64__)
 #define OTHER "x86_64"
-#define OTHER_FLAGS "-mavx2 -mfma -DWEFT_ISA=avx2"
+#define OTHER_FLAGS X86_FLAGS
+#define OWN_FLAGS ARM_FLAGS
 #else
 #define OTHER "aarch64"
-#define OTHER_FLAGS "-DWEFT_ISA=neon"
+#define OTHER_FLAGS ARM_FLAGS
+#define OWN_FLAGS X86_FLAGS
 #endif
 
 #define COMPILER OTHER "-linux-gnu-gcc"
 #define FLAGS "-std=gnu17 -D_GNU_SOURCE -O2 -DWEFT_REAL=32 -Iinclude -Isrc "
-#define QEMU_FLAGS "-ffp-contract=fast -fno-math-errno -fno-trapping-math -pthread " OTHER_FLAGS
+#define KERNEL_FLAGS "-ffp-contract=fast -fno-math-errno -fno-trapping-math -pthread "
 
 /* The compiler must see neither the instructions that it has of its own nor ask for those it lacks. */
 #define AVX512_FLAGS                                                                               \
     "-w -Wno-psabi -U__aarch64__ -U__ARM_NEON -U__ARM_NEON__ -U__SSE2__ -D__SSE2__=1 "             \
     "-D__AVX2__=1 -D__AVX512F__=1 -DSIMDE_NO_NATIVE -DWEFT_EMULATED_AVX512 "                       \
     "'-Dtarget(x)=unused' -DWEFT_ISA=avx512 -Itests/cpu/emulated"
-#define SOURCES                                                                                    \
+#define PRODUCTS                                                                                   \
     "tests/cpu/emulated/products.c src/cpu/gemm.c src/cpu/panels.c src/cpu/panel_real.c "          \
     "src/cpu/panel_bf16.c"
+#define DECODE                                                                                     \
+    "tests/cpu/emulated/decode.c src/cpu/i8_rows.c src/cpu/few_rows.c src/cpu/cache_attention.c"
 
 static int run(const char *command) {
     int status = system(command);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Compiles the program and runs it, by `runner` where it is not empty. */
-static void run_products(const char *compiler, const char *flags, const char *runner) {
+/* Compiles a program and runs it, by `runner` where it is not empty. */
+static void build_and_run(const char *compiler, const char *flags, const char *sources,
+                          const char *runner) {
     char program[] = "/tmp/weft-emulated-XXXXXX", command[PATH_MAX];
     int file = mkstemp(program);
     assert_true(file >= 0);
     close(file);
-    snprintf(command, sizeof command, "%s " FLAGS "%s " SOURCES " -o %s -lm", compiler, flags,
+    snprintf(command, sizeof command, "%s " FLAGS "%s %s -o %s -lm", compiler, flags, sources,
              program);
     int status = run(command);
     snprintf(command, sizeof command, "%s %s %s", runner, program,
@@ -59,33 +68,70 @@ static void run_products(const char *compiler, const char *flags, const char *ru
     assert_int_equal(status, 0);
 }
 
-static void test_products_of_the_other_architecture_are_right(void **state) {
-    (void)state;
+static const char *own_compiler(void) {
+    const char *compiler = getenv("CC");
+    return compiler && *compiler ? compiler : "cc";
+}
+
+static void run_under_qemu(const char *sources) {
     if (run("command -v " COMPILER " >/dev/null && command -v qemu-" OTHER " >/dev/null") != 0) {
         printf("no " COMPILER " or no qemu-" OTHER ": scripts/setup emulator\n");
         skip();
     }
-    run_products(COMPILER, QEMU_FLAGS, "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu");
+    build_and_run(COMPILER, KERNEL_FLAGS OTHER_FLAGS, sources,
+                  "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu");
 }
 
-static void test_products_of_avx512_and_amx_are_right(void **state) {
-    (void)state;
-    const char *compiler = getenv("CC");
-    if (!compiler || !*compiler) compiler = "cc";
+static void run_over_simde(const char *sources) {
     char command[PATH_MAX];
     snprintf(command, sizeof command,
-             "echo '#include <simde/x86/avx512.h>' | %s -E -x c - >/dev/null 2>&1", compiler);
+             "echo '#include <simde/x86/avx512.h>' | %s -E -x c - >/dev/null 2>&1", own_compiler());
     if (run(command) != 0) {
         printf("no SIMDe (libsimde-dev), which emulates AVX-512: scripts/setup test\n");
         skip();
     }
-    run_products(compiler, AVX512_FLAGS, "");
+    build_and_run(own_compiler(), AVX512_FLAGS, sources, "");
+}
+
+static void test_products_of_the_other_architecture_are_right(void **state) {
+    (void)state;
+    run_under_qemu(PRODUCTS);
+}
+
+static void test_generation_of_the_other_architecture_is_right(void **state) {
+    (void)state;
+    run_under_qemu(DECODE);
+}
+
+static void test_products_of_avx512_and_amx_are_right(void **state) {
+    (void)state;
+    run_over_simde(PRODUCTS);
+}
+
+static void test_generation_of_avx512_and_amx_is_right(void **state) {
+    (void)state;
+    run_over_simde(DECODE);
+}
+
+/* The same program on this machine: by each of the instructions that it has. */
+static void test_generation_of_this_architecture_is_right(void **state) {
+    (void)state;
+#if defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+        printf("this processor has no AVX2\n");
+        skip();
+    }
+#endif
+    build_and_run(own_compiler(), KERNEL_FLAGS OWN_FLAGS, DECODE, "");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_of_avx512_and_amx_are_right),
+        cmocka_unit_test(test_generation_of_avx512_and_amx_is_right),
+        cmocka_unit_test(test_generation_of_this_architecture_is_right),
         cmocka_unit_test(test_products_of_the_other_architecture_are_right),
+        cmocka_unit_test(test_generation_of_the_other_architecture_is_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

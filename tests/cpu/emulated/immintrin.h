@@ -11,12 +11,14 @@
 #include <simde/x86/avx512.h>
 #include <simde/x86/fma.h>
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Some versions of SIMDe have some of these, as macros. */
+#undef __m256bh
 #undef __m512bh
 #undef __mmask8
 #undef __mmask16
@@ -24,11 +26,16 @@
 #undef _mm256_max_ps
 #undef _mm256_mask_storeu_ps
 #undef _mm512_cvtepi32_epi16
+#undef _mm512_cvtepi32_ps
+#undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtepu16_epi32
+#undef _mm512_cvtneps_pbh
 #undef _mm512_dpbf16_ps
 #undef _mm512_extractf32x8_ps
+#undef _mm512_madd_epi16
 #undef _mm512_mask_storeu_epi32
 
+#define __m256bh __m256i
 #define __m512bh __m512i
 #define __mmask8 uint8_t
 #define __mmask16 uint16_t
@@ -67,6 +74,28 @@ static inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
     return wide;
 }
 
+static inline __m512i _mm512_cvtepi8_epi32(__m128i v) {
+    int8_t from[16];
+    int32_t to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++)
+        to[i] = from[i];
+    __m512i wide;
+    memcpy(&wide, to, sizeof wide);
+    return wide;
+}
+
+static inline __m512 _mm512_cvtepi32_ps(__m512i v) {
+    int32_t from[16];
+    float to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++)
+        to[i] = (float)from[i];
+    __m512 numbers;
+    memcpy(&numbers, to, sizeof numbers);
+    return numbers;
+}
+
 static inline __m256i _mm512_cvtepi32_epi16(__m512i v) {
     uint32_t from[16];
     uint16_t to[16];
@@ -82,6 +111,19 @@ static inline __m256 _mm512_extractf32x8_ps(__m512 v, int half) {
     __m256 part;
     memcpy(&part, (const char *)&v + 32 * half, sizeof part);
     return part;
+}
+
+/* Sixteen sums of two products of 16 bits. */
+static inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
+    int16_t left[32], right[32];
+    int32_t sums[16];
+    memcpy(left, &a, sizeof left);
+    memcpy(right, &b, sizeof right);
+    for (int i = 0; i < 16; i++)
+        sums[i] = left[2 * i] * right[2 * i] + left[2 * i + 1] * right[2 * i + 1];
+    __m512i v;
+    memcpy(&v, sums, sizeof v);
+    return v;
 }
 
 /* Sixteen sums, each plus two products of bf16 numbers: of b's pairs and a's, or of a's one pair
@@ -119,6 +161,21 @@ static inline void emulated_pairs(void *sums, const void *a, int step, const voi
 static inline __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
     emulated_pairs(&sums, &a, 1, &b);
     return sums;
+}
+
+/* Sixteen numbers in bf16. */
+static inline __m256bh _mm512_cvtneps_pbh(__m512 v) {
+    uint32_t from[16];
+    uint16_t to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++) {
+        uint32_t bits = emulated_flush(from[i]);
+        bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        to[i] = (uint16_t)(nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    __m256bh narrow;
+    memcpy(&narrow, to, sizeof narrow);
+    return narrow;
 }
 
 /* The tiles, of the one thread there is: products.c has them. */
@@ -180,15 +237,34 @@ static inline void _tile_stored(int tile, void *to, int64_t stride) {
         memcpy((char *)to + i * stride, t->data[i], (size_t)t->row_bytes);
 }
 
-static inline void _tile_dpbf16ps(int sums, int left, int right) {
-    emulated_tile *c = emulated_get(sums);
-    const emulated_tile *a = emulated_get(left), *b = emulated_get(right);
+static inline void emulated_fit(int sums, int left, int right) {
+    const emulated_tile *c = emulated_get(sums), *a = emulated_get(left), *b = emulated_get(right);
     emulated_must(sums != left && sums != right && left != right, "three tiles are multiplied");
     emulated_must(c->rows == a->rows && c->row_bytes == b->row_bytes && a->row_bytes == 4 * b->rows,
                   "the tiles' shapes do not fit");
+}
+
+static inline void _tile_dpbf16ps(int sums, int left, int right) {
+    emulated_fit(sums, left, right);
+    emulated_tile *c = emulated_tiles + sums, *a = emulated_tiles + left;
     for (int i = 0; i < c->rows; i++)
-        for (int k = 0; k < b->rows; k++)
-            emulated_pairs(c->data[i], a->data[i] + 4 * k, 0, b->data[k]);
+        for (int k = 0; k < emulated_tiles[right].rows; k++)
+            emulated_pairs(c->data[i], a->data[i] + 4 * k, 0, emulated_tiles[right].data[k]);
+}
+
+/* Bytes with a sign on both sides, by fours. */
+static inline void _tile_dpbssd(int sums, int left, int right) {
+    emulated_fit(sums, left, right);
+    emulated_tile *c = emulated_tiles + sums, *a = emulated_tiles + left;
+    const emulated_tile *b = emulated_tiles + right;
+    for (int i = 0; i < c->rows; i++)
+        for (int n = 0; n < c->row_bytes / 4; n++) {
+            int32_t sum;
+            memcpy(&sum, c->data[i] + 4 * n, sizeof sum);
+            for (int k = 0; k < 4 * b->rows; k++)
+                sum += (signed char)a->data[i][k] * (signed char)b->data[k / 4][4 * n + k % 4];
+            memcpy(c->data[i] + 4 * n, &sum, sizeof sum);
+        }
 }
 
 #endif

@@ -1,0 +1,287 @@
+/* The steps of a block for query heads that share a key head, by AMX's tiles of bf16 and of bytes. Sixteen
+ * heads are a tile's rows or columns; a page is sixteen keys.
+ *
+ * Scores: a page's keys as they lie are the left tile, queries with their columns in pairs (bytes: fours)
+ * the right one, and what comes is turned. Values: the weights are the left tile, and values of a unit of
+ * 32 keys (bytes: 64), written out in pairs of keys (fours), the right one. Of keys that are not seen the
+ * weights are zeros, and bf16 values too, which might not be numbers.
+ *
+ * Queries have 8 bits beside bytes, and weights times their values' scales 16, as two bytes: 256 high +
+ * low. Sums of their products are exact. */
+#ifndef WEFT_CPU_CACHE_ATTENTION_AMX_H
+#define WEFT_CPU_CACHE_ATTENTION_AMX_H
+
+#include "cpu/cache_attention_task.h"
+#include "cpu/cache_attention_x86.h"
+#include "cpu/turn.h"
+
+#if BYTES_X86 && VBYTES == 64
+
+#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512bf16")))
+
+enum {
+    TILE = 16,
+    TILE_STRIDE = 64,
+    UNIT = 32,   /* keys of a right tile of bf16 values, */
+    I8_UNIT = 64 /* and of bytes; widths are multiples of it */
+};
+
+/* Tiles 0 and 1 are results, 4 and 5 left ones, 6 and 7 right ones: 16 rows of 64 bytes each. */
+AMX_TARGET static void tiles_begin(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shape.row_bytes[i] = TILE_STRIDE;
+        shape.rows[i] = TILE;
+    }
+    _tile_loadconfig(&shape);
+}
+
+AMX_TARGET static void tiles_end(void) {
+    _tile_release();
+}
+
+/* Sixteen numbers of each of sixteen rows, as sixteen rows of those. */
+static inline void turn_square(const void *from, int64_t stride, void *to, int64_t step) {
+    for (int i = 0; i < TILE; i += 4)
+        turn_lanes((const char *)from + 4 * i, stride, (char *)to + i * step, step, 4);
+}
+
+/* Rows of queries as right tiles: each 64 bytes of sixteen rows as [16][16][4]. `bytes`: of a row. */
+static void turn_queries(const char *rows, int64_t n, int64_t bytes, char *to) {
+    for (int64_t t = 0; t < n; t += TILE)
+        for (int64_t i = 0; i < bytes; i += TILE_STRIDE)
+            turn_square(rows + t * bytes + i, bytes, to + t * bytes + TILE * i, TILE_STRIDE);
+}
+
+static void tiles_queries(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    if (a->key_way == BY_PLAIN) return;
+    bool bf16 = a->key_way == BY_BF16;
+    int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
+    char *rows = weights_of(b, g); /* which are not there yet */
+    memset(rows, 0, (size_t)(a->rows * bytes));
+    for (int64_t h = 0; h < a->group; h++) {
+        const real *q = queries_of(b, g) + h * a->dqk;
+        if (bf16)
+            bf16_round_row(q, a->dqk, (uint16_t *)rows + h * a->dqk);
+        else
+            b->s.q_scales[g * a->rows + h] = i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
+    }
+    turn_queries(rows, a->rows, bytes, rounded_queries_of(b, g));
+}
+
+/* Products of a page's keys with sixteen queries, [16 keys][16]; widths in bytes. */
+AMX_TARGET static ALWAYS_INLINE void score_page(const char *k, const char *q, int64_t bytes,
+                                                void *sums, const bool bf16) {
+    _tile_zero(0);
+    for (int64_t i = 0; i < bytes; i += TILE_STRIDE) {
+        _tile_loadd(4, k + i, (int)bytes);
+        _tile_loadd(6, q + TILE * i, TILE_STRIDE);
+        if (bf16)
+            _tile_dpbf16ps(0, 4, 6);
+        else
+            _tile_dpbssd(0, 4, 6);
+    }
+    _tile_stored(0, sums, TILE_STRIDE);
+}
+
+AMX_TARGET static void tiles_score(const block_task *b, const page_run *run, int64_t g) {
+    const attend_run *a = b->a;
+    bool bf16 = a->key_way == BY_BF16;
+    int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
+    const char *k = head_at(&a->keys, run->page, g), *q = rounded_queries_of(b, g);
+    real *s = scores_of(b, g) + run->at;
+    for (int64_t t = 0; t < a->rows; t += TILE) {
+        real sums[TILE * TILE] __attribute__((aligned(64)));
+        if (bf16)
+            score_page(k, q + t * bytes, bytes, sums, true);
+        else
+            score_page(k, q + t * bytes, bytes, sums, false);
+        turn_square(sums, TILE_STRIDE, s + t * BLOCK, BLOCK * (int64_t)sizeof(real));
+    }
+    if (bf16) return;
+    vreal scale = vload(scale_at(&a->keys, run->page, g, 0));
+    for (int64_t h = 0; h < a->group; h++) {
+        real *row = s + h * BLOCK;
+        vreal sum = (vreal)_mm512_cvtepi32_ps(_mm512_loadu_si512(row));
+        vstore(row, sum * (scale * b->s.q_scales[g * a->rows + h]));
+    }
+}
+
+/* A head's weights of n keys in 16 bits, as high bytes and, BLOCK behind them, low ones. */
+static real split_weights(real *p, const real *scales, int64_t n, int8_t *to) {
+    int16_t whole[BLOCK];
+    real scale = i8_round_weights(p, scales, n, (int8_t *)whole);
+    for (int64_t j = 0; j < n; j++) {
+        to[j] = (int8_t)((whole[j] + 128) >> 8);
+        to[BLOCK + j] = (int8_t)whole[j];
+    }
+    return scale;
+}
+
+/* The weights of n keys from `from` on; of rows that are no heads, zeros. */
+static void tiles_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
+    const attend_run *a = b->a;
+    bool bf16 = a->value_way == BY_BF16;
+    for (int64_t h = 0; h < a->rows; h++) {
+        char *to = weights_of(b, g) + 2 * h * BLOCK;
+        real *p = scores_of(b, g) + h * BLOCK + from;
+        if (h >= a->group)
+            memset(to, 0, 2 * BLOCK);
+        else if (bf16)
+            bf16_round_row(p, n, (uint16_t *)to + from);
+        else
+            b->s.p_scales[g * a->rows + h] =
+                split_weights(p, b->s.scales + from, n, (int8_t *)to + from);
+    }
+}
+
+/* A page's values, to its half of a unit: [dv / 16][16][16][2], where of each 32 columns the first fours
+ * of every eight are in one tile and the second ones in the next. */
+static void pack_values(const page_run *run, const uint16_t *v, int64_t width, uint16_t *to) {
+    for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j += 2, to += 2 * TILE)
+        for (int64_t i = 0; i < width; i += 2 * TILE) {
+            bool has[2] = {j >= run->token && j < run->end,
+                           j + 1 >= run->token && j + 1 < run->end};
+            vshort one = has[0] ? bf16_load(v + j * width + i) : (vshort){0};
+            vshort two = has[1] ? bf16_load(v + (j + 1) * width + i) : (vshort){0};
+            vshort first = zip_first(one, two), second = zip_second(one, two);
+            memcpy(to + i * UNIT, &first, sizeof first);
+            memcpy(to + (i + TILE) * UNIT, &second, sizeof second);
+        }
+}
+
+/* sums [rows / 16][dv / 16][16][16] += the weighted values of some units. */
+AMX_TARGET static void add_units(const uint16_t *p, const int64_t *at, int units,
+                                 const uint16_t *packed, int64_t rows, int64_t width, real *sums) {
+    for (int64_t t = 0; t < rows; t += TILE, p += TILE * BLOCK)
+        for (int64_t i = 0; i < width; i += 2 * TILE, sums += 2 * TILE * TILE) {
+            _tile_loadd(0, sums, TILE_STRIDE);
+            _tile_loadd(1, sums + TILE * TILE, TILE_STRIDE);
+            for (int u = 0; u < units; u++) {
+                const uint16_t *v = packed + (u * width + i) * UNIT;
+                _tile_loadd(4, p + at[u], (int)(BLOCK * sizeof *p));
+                _tile_loadd(6, v, TILE_STRIDE);
+                _tile_loadd(7, v + TILE * UNIT, TILE_STRIDE);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            _tile_stored(0, sums, TILE_STRIDE);
+            _tile_stored(1, sums + TILE * TILE, TILE_STRIDE);
+        }
+}
+
+static void add_bf16_units(const block_task *b, const page_run *runs, int n, int64_t g) {
+    const attend_run *a = b->a;
+    uint16_t *packed = b->s.room;
+    int64_t at[PAGES_TOGETHER];
+    int units = 0;
+    for (int r = 0; r < n; r++) {
+        int64_t unit = runs[r].at / UNIT * UNIT, half = runs[r].at % UNIT;
+        if (units == 0 || at[units - 1] != unit) {
+            if (half || r + 1 == n)
+                memset(packed + units * a->dv * UNIT, 0, (size_t)(a->dv * UNIT) * sizeof *packed);
+            at[units++] = unit;
+        }
+        pack_values(runs + r, (const uint16_t *)head_at(&a->values, runs[r].page, g), a->dv,
+                    packed + (units - 1) * a->dv * UNIT + half * TILE);
+    }
+    add_units((const uint16_t *)weights_of(b, g), at, units, packed, a->rows, a->dv,
+              (real *)sums_of(b, g));
+}
+
+/* A page's bytes, to its quarter of a unit: [dv / 16][16][16][4], where of each 64 columns a tile has
+ * four of every sixteen. */
+static void pack_bytes(const int8_t *v, int64_t width, int8_t *to) {
+    for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j += 4, to += TILE_STRIDE)
+        for (int64_t i = 0; i < width; i += TILE_STRIDE) {
+            __m512i key[4];
+            for (int m = 0; m < 4; m++)
+                key[m] = _mm512_loadu_si512(v + (j + m) * width + i);
+            __m512i low[2] = {_mm512_unpacklo_epi8(key[0], key[2]),
+                              _mm512_unpacklo_epi8(key[1], key[3])};
+            __m512i high[2] = {_mm512_unpackhi_epi8(key[0], key[2]),
+                               _mm512_unpackhi_epi8(key[1], key[3])};
+            int8_t *tile = to + i * I8_UNIT;
+            _mm512_storeu_si512(tile, _mm512_unpacklo_epi8(low[0], low[1]));
+            _mm512_storeu_si512(tile + TILE * I8_UNIT, _mm512_unpackhi_epi8(low[0], low[1]));
+            _mm512_storeu_si512(tile + 2 * TILE * I8_UNIT, _mm512_unpacklo_epi8(high[0], high[1]));
+            _mm512_storeu_si512(tile + 3 * TILE * I8_UNIT, _mm512_unpackhi_epi8(high[0], high[1]));
+        }
+}
+
+/* sums [rows / 16][dv / 16][2][16][16], of high bytes and of low ones, += the weighted values of a unit;
+ * p: tile 0's weights of it. */
+AMX_TARGET static void add_unit(const int8_t *p, const int8_t *packed, int64_t rows, int64_t width,
+                                int32_t *sums) {
+    for (int64_t t = 0; t < rows; t += TILE, p += 2 * TILE * BLOCK) {
+        _tile_loadd(4, p, 2 * BLOCK);
+        _tile_loadd(5, p + BLOCK, 2 * BLOCK);
+        for (int64_t i = 0; i < width; i += TILE, sums += 2 * TILE * TILE) {
+            _tile_loadd(0, sums, TILE_STRIDE);
+            _tile_loadd(1, sums + TILE * TILE, TILE_STRIDE);
+            _tile_loadd(6, packed + i * I8_UNIT, TILE_STRIDE);
+            _tile_dpbssd(0, 4, 6);
+            _tile_dpbssd(1, 5, 6);
+            _tile_stored(0, sums, TILE_STRIDE);
+            _tile_stored(1, sums + TILE * TILE, TILE_STRIDE);
+        }
+    }
+}
+
+static void add_i8_units(const block_task *b, const page_run *runs, int n, int64_t g) {
+    const attend_run *a = b->a;
+    int8_t *packed = b->s.room;
+    for (int r = 0; r < n;) {
+        int64_t unit = runs[r].at / I8_UNIT * I8_UNIT;
+        if (runs[r].at != unit || r + I8_UNIT / WEFT_PAGE_TOKENS > n)
+            memset(packed, 0, (size_t)(a->dv * I8_UNIT));
+        for (; r < n && runs[r].at < unit + I8_UNIT; r++)
+            pack_bytes((const int8_t *)head_at(&a->values, runs[r].page, g), a->dv,
+                       packed + (runs[r].at - unit) * TILE);
+        add_unit((const int8_t *)weights_of(b, g) + unit, packed, a->rows, a->dv,
+                 (int32_t *)sums_of(b, g));
+    }
+}
+
+static void tiles_add(const block_task *b, const page_run *runs, int n, int64_t g) {
+    (b->a->value_way == BY_BF16 ? add_bf16_units : add_i8_units)(b, runs, n, g);
+}
+
+static void finish_bf16(const block_task *b, int64_t g, int64_t h) {
+    const attend_run *a = b->a;
+    const real *sums = (const real *)sums_of(b, g) + h / TILE * TILE * a->dv + h % TILE * TILE;
+    for (int64_t i = 0; i < a->dv; i += 2 * TILE) {
+        vreal fours[2] = {vload(sums + i * TILE), vload(sums + (i + TILE) * TILE)};
+        from_fours(fours, out_of(b, g) + h * out_step(a) + i);
+    }
+}
+
+static void finish_i8(const block_task *b, int64_t g, int64_t h) {
+    const attend_run *a = b->a;
+    const int32_t *sums =
+        (const int32_t *)sums_of(b, g) + 2 * (h / TILE * TILE * a->dv) + h % TILE * TILE;
+    real *to = out_of(b, g) + h * out_step(a), scale = b->s.p_scales[g * a->rows + h];
+    for (int64_t i = 0; i < a->dv; i += TILE) {
+        const int32_t *high = sums + 2 * i * TILE, *low = high + TILE * TILE;
+        for (int c = 0; c < TILE; c++) {
+            /* Tile i of four has four columns of every sixteen. */
+            int64_t column = i / 64 * 64 + c / 4 * 16 + i % 64 / 16 * 4 + c % 4;
+            to[column] = (real)(256 * high[c] + low[c]) * scale;
+        }
+    }
+}
+
+static void tiles_finish(const block_task *b, int64_t g) {
+    if (b->a->value_way == BY_PLAIN) return;
+    for (int64_t h = 0; h < b->a->group; h++)
+        (b->a->value_way == BY_BF16 ? finish_bf16 : finish_i8)(b, g, h);
+}
+
+#endif
+
+#endif
