@@ -287,7 +287,7 @@ typedef struct {
 
 /* Where a block's sums over rows are. */
 typedef struct {
-    real *dw, *db, *dx; /* dx may be NULL */
+    real *dw, *db, *dx; /* db and dx may be NULL */
 } back_sums;
 
 /* A row's Σ g and Σ g·d, some vectors of each. */
@@ -313,13 +313,13 @@ INLINE void sweep_back_columns(const back_row *lead, const back_row *trail, bool
         vreal dy = vload_n(trail->dy + at, n), d = vload_n(trail->s + at, n) - trail->mean;
         vreal scaled = dy * trail->rstd;
         dw[k] = vfma(scaled, d, vload_n(sums.dw + at, n));
-        db[k] = vload_n(sums.db + at, n) + dy;
+        if (sums.db) db[k] = vload_n(sums.db + at, n) + dy;
         dx[k] = scaled * vload_n(w + at, n) - trail->c1 - d * trail->c2;
         if (with_ds) dx[k] += vload_n(trail->ds + at, n);
     }
     for (int k = 0; trail && k < vectors; k++)
         vstore_n(sums.dw + i + k * VLEN, dw[k], n);
-    for (int k = 0; trail && k < vectors; k++)
+    for (int k = 0; trail && sums.db && k < vectors; k++)
         vstore_n(sums.db + i + k * VLEN, db[k], n);
     for (int k = 0; trail && sums.dx && k < vectors; k++)
         vstore_n(sums.dx + i + k * VLEN, vload_n(sums.dx + i + k * VLEN, n) + dx[k], n);
@@ -382,7 +382,8 @@ INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool wit
 static void norm_back_block(const norm_job *j, int64_t block, int thread) {
     real *scratch = j->scratch + thread * j->per_thread;
     real *dw = j->partial + block * j->sums * j->padded;
-    back_sums sums = {dw, dw + j->padded, j->sums > 2 ? dw + 2 * j->padded : NULL};
+    back_sums sums = {dw, j->n->out[WEFT_NORM_BACK_DB] ? dw + j->padded : NULL,
+                      j->sums > 2 ? dw + 2 * j->padded : NULL};
     int64_t row = block * j->block, end = min_i64(row + j->block, j->rows);
     memset(dw, 0, (size_t)(j->sums * j->padded) * sizeof(real));
     if (j->in[IN_DS].data)
