@@ -13,9 +13,11 @@ scaled_dot_product_attention over a static cache. w2's scores are those of means
 each other, and its one number per key is an additive mask. mla reads its latent as one key head that
 all query heads share, with the maps absorbed, as weft does. On a GPU ("device": "cuda") each layer is
 compiled by torch.compile, the whole step with the choice of the likeliest token is captured as a CUDA
-graph, and the graph is replayed. A variant that it does not write is answered {"error": "one line"}.
+graph, and the graph is replayed; afterwards its memory is given back, for weft's next row. A variant that
+it does not write is answered {"error": "one line"}.
 """
 
+import gc
 import statistics
 import time
 
@@ -110,10 +112,7 @@ def capture(step):
     return graph.replay
 
 
-def decode(c):
-    device = c.get("device", "cpu")
-    if c["attention"] not in ("dot", "w2", "mla"):
-        raise ValueError(f"the peer does not write {c['attention']}")
+def time_steps(c, device):
     times, at_once = [], 1
     with torch.inference_mode():
         step = make_step(c, device)
@@ -128,7 +127,18 @@ def decode(c):
                 torch.cuda.synchronize()
             if i >= 2:
                 times.append((time.perf_counter() - start) / at_once)
-    return {"seconds": statistics.median(times)}
+    return statistics.median(times)
+
+
+def decode(c):
+    device = c.get("device", "cpu")
+    if c["attention"] not in ("dot", "w2", "mla"):
+        raise ValueError(f"the peer does not write {c['attention']}")
+    seconds = time_steps(c, device)
+    if device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    return {"seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 VARIANTS = ["dot", "w2", "mla", "step1", "step2", "step3"]
 TYPES = ["f32", "bf16", "int8", "auto"]
 COLUMNS = ["variant", "weights, cache", "context", "batch", "tokens/s", "ms per step", "floor, ms", "of the floor",
-           "PyTorch, tokens/s", "of PyTorch's"]
+           "PyTorch, tokens/s", "weft / PyTorch"]
 TEXTS = 2  # columns from the left that are no numbers
 
 
