@@ -89,11 +89,16 @@ mutate: build ## break the code on purpose, and see that a test notices
 # became of it; a library with sanitizers cannot be loaded by Python. TORCH=no leaves them out of make test.
 # The tests run in python/, where a relative path of PYTHON would lead nowhere.
 TORCH_PYTHON = $(if $(findstring /,$(PYTHON)),$(abspath $(PYTHON)),$(PYTHON))
+# pytest's lines of what was skipped, those of one file and reason as one.
+TORCH_SKIPPED = /^SKIPPED \[/ { n = substr($$2, 2) + 0; sub(/^SKIPPED \[[0-9]+\] /, ""); sub(/:[0-9]+:/, ":"); of[$$0] += n } \
+	END { for (why in of) print "test-torch: skipped " of[why] " of " why }
+
 test-torch: $(if $(SAN),,$(LIB_SO)) ## the tests of the PyTorch package (PYTHON= with torch, numpy and pytest)
 	@if [ -n '$(SAN)' ]; then echo "test-torch: skipped: Python does not load a library with sanitizers"; \
 	elif $(TORCH_PYTHON) -c 'import torch, numpy, pytest' 2>/dev/null; then \
-		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(TORCH_PYTHON) -m pytest -q -p no:cacheprovider tests > '$(abspath $(OUT))/test-torch.log' 2>&1; \
-		status=$$?; echo "test-torch: $$(tail -n 1 '$(abspath $(OUT))/test-torch.log')"; \
+		cd python && WEFT_LIBRARY='$(abspath $(LIB_SO))' $(TORCH_PYTHON) -m pytest -q -rs -p no:cacheprovider tests > '$(abspath $(OUT))/test-torch.log' 2>&1; \
+		status=$$?; awk '$(TORCH_SKIPPED)' '$(abspath $(OUT))/test-torch.log'; \
+		echo "test-torch: $$(tail -n 1 '$(abspath $(OUT))/test-torch.log')"; \
 		[ $$status = 0 ] || { cat '$(abspath $(OUT))/test-torch.log'; exit 1; }; \
 	else echo "test-torch: skipped: $(PYTHON) cannot import torch, numpy and pytest (PYTHON=...)"; fi
 
