@@ -122,7 +122,8 @@ static void run_long_note(void) {
     weft_progress *p = weft_progress_begin(
         &(weft_progress_options){.label = "study", .unit = "iterations", .total = 2000});
     usleep(110000);
-    weft_progress_update(p, 1000, "2 of 4 runs, loss 5.5394, step a-long-name, lr 0.0006, seed 1");
+    weft_progress_update(
+        p, 1000, "2 of 4 runs, loss 5.5394, a-step-whose-name-takes-more-than-is-left, seed 1");
     weft_progress_end(p, false);
 }
 
@@ -130,9 +131,10 @@ static void test_a_long_note_leaves_the_bar(void **state) {
     (void)state;
     screen s = screen_run(80, WITH("NO_COLOR=1"), run_long_note);
     assert_false(s.overflow);
-    assert_true(screen_count(&s, "study [===>    ] 1000/2000, ") == 1);
-    assert_true(screen_count(&s, "2 of 4 runs, loss 5.5394, step a-long-name") == 1);
-    assert_int_equal(screen_count(&s, "step a-long-name,"), 0);
+    assert_true(screen_count(&s, "study [=") == 1);
+    assert_true(screen_count(&s, "] 1000/2000, ") == 1);
+    assert_true(screen_count(&s, "2 of 4 runs, loss 5.5394") == 1);
+    assert_int_equal(screen_count(&s, "5.5394,"), 0);
     screen_free(&s);
 }
 
