@@ -17,31 +17,22 @@
 
 #if BYTES_X86 && VBYTES == 64
 
+#include "cpu/amx.h"
+
 #define AMX_TARGET __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512bf16")))
 
 enum {
-    TILE = 16,
-    TILE_STRIDE = 64,
     UNIT = 32,   /* keys of a right tile of bf16 values, */
     I8_UNIT = 64 /* and of bytes; widths are multiples of it */
 };
 
-/* Tiles 0 and 1 are results, 4 and 5 left ones, 6 and 7 right ones: 16 rows of 64 bytes each. */
-AMX_TARGET static void tiles_begin(void) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.row_bytes[i] = TILE_STRIDE;
-        shape.rows[i] = TILE;
-    }
-    _tile_loadconfig(&shape);
+/* Tiles 0 and 1 are results, 4 and 5 left ones, 6 and 7 right ones. */
+static void tiles_begin(void) {
+    amx_begin();
 }
 
-AMX_TARGET static void tiles_end(void) {
-    _tile_release();
+static void tiles_end(void) {
+    amx_end();
 }
 
 /* Sixteen numbers of each of sixteen rows, as sixteen rows of those. */

@@ -323,15 +323,15 @@ const panel_form *KERNEL(panel_bf16)(void) {
 
 #else /* AVX-512 */
 
+#include "cpu/amx.h"
+
 enum {
     ROWS = 12,
     COLUMNS = 32,
     PAIR = 2,
-    TILE = 16,        /* rows of a tile, and floats in one of its rows */
-    TILE_TERMS = 32,  /* terms that a tile of a holds */
-    TILE_ROWS = 32,   /* of the block of results: two tiles by two */
-    TILE_STRIDE = 64, /* bytes of a tile's row */
-    AHEAD = 2         /* steps of TILE_TERMS that panels are asked for ahead */
+    TILE_TERMS = 32, /* terms that a tile of a holds */
+    TILE_ROWS = 32,  /* of the block of results: two tiles by two */
+    AHEAD = 2        /* steps of TILE_TERMS that panels are asked for ahead */
 };
 
 static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
@@ -397,25 +397,8 @@ static void pack_tile_columns(gemm_matrix x, bool across, int64_t count, int64_t
 
 #define AMX_TARGET __attribute__((target("amx-tile,amx-bf16")))
 
-/* Tiles 0 to 3 are results, 4 and 5 rows of a, 6 and 7 columns of b: 16 rows of 64 bytes each. */
-AMX_TARGET static void begin_tiles(void) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.row_bytes[i] = TILE_STRIDE;
-        shape.rows[i] = TILE;
-    }
-    _tile_loadconfig(&shape);
-}
-
-AMX_TARGET static void end_tiles(void) {
-    _tile_release();
-}
-
-/* The four tiles of results from or to memory; `stride` in bytes. */
+/* Tiles 0 to 3 are results, 4 and 5 rows of a, 6 and 7 columns of b. Results from or to memory; `ld` numbers
+ * from row to row. */
 AMX_TARGET static ALWAYS_INLINE void load_results(const real *c, int64_t ld) {
     _tile_loadd(0, c, (int)(ld * 4));
     _tile_loadd(1, c + TILE, (int)(ld * 4));
@@ -503,8 +486,8 @@ static const panel_form tiles = {
     .pack_rows = pack_tile_rows,
     .pack_columns = pack_tile_columns,
     .multiply = multiply_tiles,
-    .begin = begin_tiles,
-    .end = end_tiles,
+    .begin = amx_begin,
+    .end = amx_end,
 };
 
 const panel_form *KERNEL(panel_bf16)(void) {
