@@ -237,6 +237,18 @@ static void test_a_path_that_is_too_long_is_refused(void **state) {
     expect(weft_path(path, "%s", text), WEFT_OK, NULL);
 }
 
+/* The longest path that there may be, by way of `.`: a name beside it would be longer. */
+static void test_a_path_without_room_for_a_file_beside_it_is_refused(void **state) {
+    (void)state;
+    char path[WEFT_PATH_MAX];
+    size_t n = strlen(strcpy(path, at(".")));
+    while (n + 4 < WEFT_PATH_MAX)
+        n += strlen(strcpy(path + n, "/."));
+    strcpy(path + n, "/z");
+    expect(weft_file_write(path, "text", 4, NULL), WEFT_EIO, NULL);
+    assert_int_not_equal(access(path, F_OK), 0);
+}
+
 static void test_folders_are_made_with_those_above(void **state) {
     (void)state;
     expect(weft_folder_make(at("x/y/z")), WEFT_OK, NULL);
@@ -293,6 +305,7 @@ int main(void) {
         cmocka_unit_test(test_only_plain_files_are_read_and_written),
         cmocka_unit_test(test_only_nothing_is_missing),
         cmocka_unit_test(test_a_path_that_is_too_long_is_refused),
+        cmocka_unit_test(test_a_path_without_room_for_a_file_beside_it_is_refused),
         cmocka_unit_test(test_folders_are_made_with_those_above),
         cmocka_unit_test(test_only_marked_folders_are_removed),
         cmocka_unit_test(test_names_are_listed_sorted),
