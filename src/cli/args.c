@@ -160,11 +160,12 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
                     ARGS_REPEATED_MAX);
             return WEFT_EXIT_USAGE;
         }
-        a->repeated[a->n_repeated++] = equals ? equals + 1 : argv[++*i];
-        return WEFT_EXIT_DONE;
+        const char *value = a->repeated[a->n_repeated++] = equals ? equals + 1 : argv[++*i];
+        return *value ? WEFT_EXIT_DONE : missing_value(a, o->name);
     }
     *o->value = equals ? equals + 1 : argv[++*i];
-    return **o->value ? WEFT_EXIT_DONE : missing_value(a, o->name);
+    return **o->value || o->rule == WEFT_ARG_MAY_BE_EMPTY ? WEFT_EXIT_DONE
+                                                          : missing_value(a, o->name);
 }
 
 int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
@@ -185,7 +186,7 @@ int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, co
         }
     }
     for (const weft_arg *o = own; o && o->name; o++) {
-        if (!o->required || *o->value) continue;
+        if (o->rule != WEFT_ARG_NEEDED || *o->value) continue;
         fprintf(stderr, "weft %s: %s is needed; 'weft help %s' tells more\n", a->command, o->name,
                 a->command);
         return WEFT_EXIT_USAGE;
@@ -264,7 +265,12 @@ weft_status weft_args_check_model(const char *folder) {
 }
 
 int weft_args_fail(const weft_args *a, weft_status status) {
-    fprintf(stderr, "weft %s: %s\n", a->command, weft_error_message());
+    const char *message = weft_error_message();
+    size_t letters = strlen(a->command);
+    /* What the library calls itself there is the command's own name. */
+    if (strncmp(message, a->command, letters) == 0 && strncmp(message + letters, ": ", 2) == 0)
+        message += letters + 2;
+    fprintf(stderr, "weft %s: %s\n", a->command, message);
     return status == WEFT_EINPUT ? WEFT_EXIT_USAGE : WEFT_EXIT_FAILED;
 }
 

@@ -31,13 +31,15 @@ typedef struct {
     char setting_text[3][64];
 } weft_args;
 
+enum { WEFT_ARG_OPTIONAL = 0, WEFT_ARG_NEEDED = 1, WEFT_ARG_MAY_BE_EMPTY = 2 };
+
 /* One option of a command's own. With neither of the two it takes a value each time that it is
  * given: see weft_args.repeated. */
 typedef struct {
     const char *name;   /* "--out" */
     const char **value; /* takes a value */
     bool *flag;         /* or sets this */
-    bool required;
+    int rule;           /* false, true (WEFT_ARG_NEEDED), or that an empty value is one */
 } weft_arg;
 
 /* Reads argv[1..]; `own` ends on a NULL name. Words that are no option go to `words` (up to

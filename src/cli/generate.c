@@ -1,6 +1,7 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
 #include "cli/loaded.h"
 #include "core/clock.h"
+#include "core/json.h"
 #include "core/text.h"
 #include "generate/generator.h"
 #include "generate/prompt.h"
@@ -16,12 +17,15 @@
 const char weft_help_generate[] =
     "  --model DIR        a checkpoint; of a run's folder, its best/, or last/ if there is no "
     "best/\n"
-    "  --prompt TEXT      the beginning of the text; \\n and the like are not interpreted\n"
+    "  --prompt TEXT      the beginning of the text; \\n and the like are not interpreted. An "
+    "empty\n"
+    "                     one begins a new text\n"
     "  --file FILE        read the prompt from this file; - is standard input, which is also read\n"
     "                     if there is no prompt and it is not a terminal\n"
     "  -i                 a conversation: each line of standard input is added and answered, up "
     "to\n"
-    "                     a stop string or --max-tokens; what was said before stays in the cache\n"
+    "                     a stop string or --max-tokens; what was said before stays in the cache.\n"
+    "                     --prompt or --file is its beginning, which is answered first\n"
     "  --max-tokens N     most tokens to generate; default: 256\n"
     "  --temperature X    default: 1; 0 always takes the likeliest token\n"
     "  --top-k N          sample from the N likeliest tokens; default: 0, all of them\n"
@@ -74,7 +78,7 @@ static int read_options(generation *g, int argc, char **argv) {
     const char *max_tokens = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *min_p = NULL;
     const char *penalty = NULL, *samples = NULL, *context = NULL, *logprobs = NULL;
     const weft_arg own[] = {{"--model", &g->path, NULL, true},
-                            {"--prompt", &g->prompt, NULL, false},
+                            {"--prompt", &g->prompt, NULL, WEFT_ARG_MAY_BE_EMPTY},
                             {"--file", &g->file, NULL, false},
                             {"-i", NULL, &g->interactive, false},
                             {"--interactive", NULL, &g->interactive, false},
@@ -116,6 +120,15 @@ static int read_options(generation *g, int argc, char **argv) {
     }
     if (g->interactive && (g->samples > 1 || a->json)) {
         fprintf(stderr, "weft generate: -i is one conversation, without --samples and --json\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if (g->interactive && g->file && strcmp(g->file, "-") == 0) {
+        fprintf(stderr, "weft generate: -i reads the conversation from standard input, which "
+                        "--file - is too; name a file\n");
+        return WEFT_EXIT_USAGE;
+    }
+    if (logprobs && !a->json) {
+        fprintf(stderr, "weft generate: --logprobs needs --json\n");
         return WEFT_EXIT_USAGE;
     }
     return weft_args_no_config(a);
@@ -244,7 +257,7 @@ static weft_status run_samples(const generation *g, sample_text *samples, double
         for (int64_t i = 0; i < n; i++)
             WEFT_TRY(take_tokens(g, samples + i, start, show && i == shown));
         while (shown < n && samples[shown].done) {
-            if (show) printf("\n");
+            if (show) show_text("\n", 1);
             if (++shown == n || !show) continue;
             printf("--- %lld\n", (long long)shown + 1);
             show_text(samples[shown].text ? samples[shown].text : "", samples[shown].bytes);
@@ -258,7 +271,7 @@ static json_t *sample_json(const sample_text *s) {
     for (int64_t i = 0; i < s->n_tokens; i++) {
         const weft_sampled *t = s->tokens + i;
         json_array_append_new(tokens, json_integer(t->token));
-        json_array_append_new(logprobs, json_real((double)t->logprob));
+        json_array_append_new(logprobs, weft_json_number((double)t->logprob));
         json_t *top = json_array();
         for (int k = 0; k < t->n_top; k++)
             json_array_append_new(top, json_pack("{s:i, s:f}", "token", (int)t->top[k], "logprob",
@@ -318,22 +331,27 @@ static void print_speed(const speed *v) {
             v->made > 1 && after > 0 ? (double)(v->made - 1) / after : 0);
 }
 
+/* What the text begins with: --prompt, --file, or standard input where `input`; malloc'd. */
+static weft_status read_beginning(const generation *g, bool input, char **text, size_t *bytes) {
+    *text = NULL;
+    *bytes = 0;
+    if (g->prompt) {
+        *text = strdup(g->prompt);
+        *bytes = strlen(g->prompt);
+        return *text ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory for text");
+    }
+    return g->file || input ? read_text(g->file ? g->file : "-", text, bytes) : WEFT_OK;
+}
+
 static weft_status generate_once(generation *g) {
     char *text = NULL;
     size_t bytes = 0;
-    const int32_t *tokens;
-    int64_t count;
-    if (g->prompt) {
-        bytes = strlen(g->prompt);
-    } else if (g->file || !isatty(STDIN_FILENO)) {
-        weft_status status = read_text(g->file ? g->file : "-", &text, &bytes);
-        if (status != WEFT_OK) {
-            free(text);
-            return status;
-        }
-    }
-    weft_status status = weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder,
-                                            g->prompt ? g->prompt : text, bytes, &tokens, &count);
+    const int32_t *tokens = NULL;
+    int64_t count = 0;
+    weft_status status = read_beginning(g, !isatty(STDIN_FILENO), &text, &bytes);
+    if (status == WEFT_OK)
+        status = weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, text, bytes, &tokens,
+                                    &count);
     sample_text *samples = calloc((size_t)g->samples, sizeof *samples);
     if (!samples) status = weft_fail(WEFT_ENOMEM, "generate: no memory");
     double start = weft_clock();
@@ -381,11 +399,13 @@ static weft_status answer(generation *g, int64_t *id, const char *line, size_t b
 
 static weft_status converse(generation *g) {
     char *line = NULL;
-    size_t room = 0;
+    size_t room = 0, bytes = 0;
     int64_t id = -1;
     bool terminal = isatty(STDIN_FILENO);
-    weft_status status = WEFT_OK;
-    if (g->prompt && *g->prompt) status = answer(g, &id, g->prompt, strlen(g->prompt));
+    weft_status status = read_beginning(g, false, &line, &bytes);
+    if (status == WEFT_OK && bytes) status = answer(g, &id, line, bytes);
+    free(line);
+    line = NULL;
     while (status == WEFT_OK) {
         if (terminal) fputs("> ", stderr);
         ssize_t got = getline(&line, &room, stdin);

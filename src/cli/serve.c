@@ -163,6 +163,17 @@ static bool is_local(const char *host) {
            strncmp(host, "127.", 4) == 0;
 }
 
+static void warn_of_small_cache(const serving *s) {
+    weft_generator_stats stats;
+    weft_generator_count(s->generator, &stats);
+    int64_t wanted = s->context ? s->context : s->loaded.config.gpt2_block_size;
+    if (stats.context < wanted)
+        weft_log(WEFT_LOG_WARN,
+                 "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
+                 "end there",
+                 (long long)s->cache_mib, (long long)stats.context, (long long)wanted);
+}
+
 static weft_status open_all(serving *s) {
     weft_loaded *l = &s->loaded;
     WEFT_TRY(read_key(s));
@@ -172,6 +183,7 @@ static weft_status open_all(serving *s) {
                                     .context = s->context,
                                     .cache_bytes = s->cache_mib << 20};
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &s->generator));
+    warn_of_small_cache(s);
     s->options.chat_template = l->config.chat_template;
     allow_files(s->options.connections);
     WEFT_TRY(weft_server_open(&s->options, s->generator, l->tokenizer, l->encoder, &s->server));

@@ -7,52 +7,27 @@
  * sequence is set back and computed again, and pages are shared only between equal ways. */
 #include "generate/generator_internal.h"
 
-#include "model/kinds.h"
-
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_SEQUENCES = 8 };
-
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "generate: no memory");
-}
-
-static bool positions_end(const weft_config *c) {
-    return weft_position_of(c)->ends;
-}
-
-static weft_status complete_limits(const weft_config *c, weft_generator_limits *l) {
-    if (!l->sequences) l->sequences = DEFAULT_SEQUENCES;
-    if (!l->context) l->context = c->gpt2_block_size;
-    if (l->sequences < 1 || l->sequences > 65536 || l->context < 1 || l->context > INT32_MAX / 2)
-        return weft_fail(WEFT_EINPUT, "generate: %lld sequences of %lld tokens",
-                         (long long)l->sequences, (long long)l->context);
-    if (positions_end(c) && l->context > c->gpt2_block_size)
-        return weft_fail(
-            WEFT_EINPUT,
-            "generate: a context of %lld tokens, but the model's positions (%s) end at "
-            "CONFIG_GPT2_BLOCK_SIZE=%lld",
-            (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
-            (long long)c->gpt2_block_size);
-    if (positions_end(c) && l->slide)
-        return weft_fail(WEFT_EINPUT, "generate: a sliding context needs positions without an end: "
-                                      "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
-    return WEFT_OK;
 }
 
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;
     weft_generator_limits l = limits ? *limits : (weft_generator_limits){0};
-    WEFT_TRY(complete_limits(&m->config, &l));
+    WEFT_TRY(generator_complete_limits(&m->config, &l));
     weft_generator *g = calloc(1, sizeof *g);
     if (!g) return no_memory();
     l.no_sharing |= l.slide; /* pages are written again */
-    g->limits = l;
     g->config = m->config;
     g->stats.cache_bytes_per_token = weft_cached_token_bytes(&m->config, m->dtype);
     g->page_bytes = PAGE * g->stats.cache_bytes_per_token;
+    generator_fit_context(&l, g->page_bytes);
+    g->limits = l;
     g->table_pages = weft_cached_table_pages(l.context);
     /* Where the context slides, rows of one run must not overwrite what its first one sees. */
     if (l.slide) g->table_pages += WEFT_DECODER_BLOCK / PAGE + 1;
@@ -61,8 +36,8 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     if (g->n_pages < 1)
         status =
             weft_fail(WEFT_EINPUT,
-                      "generate: a cache of %lld bytes does not hold a page of %d tokens, which "
-                      "takes %lld",
+                      "a cache of %lld bytes does not hold a page of %d tokens, which takes %lld; "
+                      "make it larger",
                       (long long)l.cache_bytes, PAGE, (long long)g->page_bytes);
     weft_decoder_limits decoder = {l.sequences, g->n_pages, l.context, g->table_pages};
     if (status == WEFT_OK) status = weft_decoder_open(m, backend, pool, &decoder, &g->decoder);
@@ -132,32 +107,6 @@ static weft_status append_tokens(sequence *s, const int32_t *tokens, int64_t cou
     return WEFT_OK;
 }
 
-static weft_status check_request(const weft_generator *g, const int32_t *tokens, int64_t count,
-                                 int64_t total, const weft_sampling *sampling) {
-    WEFT_TRY(weft_sampling_check(sampling));
-    if (count < 1)
-        return weft_fail(WEFT_EINPUT, "generate: an empty prompt; give one token at least");
-    for (int64_t i = 0; i < count; i++)
-        if (tokens[i] < 0 || tokens[i] >= g->config.vocab_size)
-            return weft_fail(WEFT_EINPUT,
-                             "generate: token %d of the prompt is %d, but the model knows "
-                             "0 to %lld",
-                             (int)i, (int)tokens[i], (long long)g->config.vocab_size - 1);
-    if (total >= g->limits.context && !g->limits.slide)
-        return weft_fail(WEFT_EINPUT,
-                         "generate: a prompt of %lld tokens leaves no room in a context of %lld",
-                         (long long)total, (long long)g->limits.context);
-    int64_t most = weft_cached_table_pages(total + sampling->max_tokens);
-    if (most > g->table_pages) most = g->table_pages;
-    if (most > g->n_pages)
-        return weft_fail(
-            WEFT_EINPUT,
-            "generate: %lld tokens need %lld pages, but the cache has %lld; give fewer "
-            "tokens or a larger cache",
-            (long long)(total + sampling->max_tokens), (long long)most, (long long)g->n_pages);
-    return WEFT_OK;
-}
-
 static void set_goal(const weft_generator *g, sequence *s, const weft_sampling *sampling) {
     s->sampling = *sampling;
     s->stop_at = s->n_tokens + sampling->max_tokens;
@@ -183,7 +132,7 @@ static weft_status make_sequence(weft_generator *g, const int32_t *prompt, int64
 
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id) {
-    WEFT_TRY(check_request(g, prompt, count, count, sampling));
+    WEFT_TRY(generator_check_request(g, prompt, count, count, sampling));
     if (g->n_list == g->list_room) {
         int64_t room = g->list_room ? 2 * g->list_room : 16;
         sequence **grown = realloc(g->list, (size_t)room * sizeof *grown);
@@ -205,7 +154,7 @@ weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *
     if (!s || s->state != SEQUENCE_DONE)
         return weft_fail(WEFT_EINPUT, "generate: sequence %lld is not there or has not ended",
                          (long long)id);
-    WEFT_TRY(check_request(g, tokens, count, s->n_tokens + count, sampling));
+    WEFT_TRY(generator_check_request(g, tokens, count, s->n_tokens + count, sampling));
     WEFT_TRY(append_tokens(s, tokens, count));
     set_goal(g, s, sampling);
     if (s->slot >= 0) s->state = SEQUENCE_RUNNING;
@@ -430,6 +379,9 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     weft_sampled made;
     weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
                 g->scratch, &made);
+    if (isnan(made.logprob))
+        return weft_fail(WEFT_EINPUT, "the model's logits are not numbers: its weights are broken, "
+                                      "or too large for their type");
     return generator_take_token(g, s, made);
 }
 

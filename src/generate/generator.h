@@ -33,7 +33,8 @@ typedef struct {
     int64_t sequences; /* most that run at once: 8 */
     int64_t context; /* most tokens of a sequence, prompt and text: GPT2_BLOCK_SIZE. More only where
                             positions have no end (rope, alibi, none) */
-    int64_t cache_bytes; /* of the pool: what `sequences` of `context` tokens take */
+    int64_t cache_bytes; /* of the pool: what `sequences` of `context` tokens take. One that does
+                            not hold `context` tokens shortens the context, unless it slides */
     bool slide;          /* at the end of the context go on, and see the last `context` tokens; only
                             where positions have no end. Otherwise a sequence ends there */
     bool no_sharing;     /* pages of common beginnings are not shared */
@@ -95,7 +96,7 @@ typedef struct {
     int64_t shared_tokens;  /* of prompts, not computed */
     int64_t sampled_tokens; /* made */
     int64_t set_back;       /* times that a sequence gave its pages back */
-    int64_t vocab, context; /* the model's tokens; limits->context */
+    int64_t vocab, context; /* the model's tokens; the context as it is used */
 } weft_generator_stats;
 
 void weft_generator_count(const weft_generator *g, weft_generator_stats *out);

@@ -55,6 +55,14 @@ struct weft_generator {
     weft_generator_stats stats;
 };
 
+/* Fills in what was left 0, and refuses what the config's positions do not allow. */
+weft_status generator_complete_limits(const weft_config *c, weft_generator_limits *l);
+/* Shortens the context to what a pool holds that is smaller than one: texts end where it is full. */
+void generator_fit_context(weft_generator_limits *l, int64_t page_bytes);
+/* Whether `count` new tokens, which make `total` with those of the sequence, can be gone on from. */
+weft_status generator_check_request(const weft_generator *g, const int32_t *tokens, int64_t count,
+                                    int64_t total, const weft_sampling *sampling);
+
 sequence *generator_find(const weft_generator *g, int64_t id); /* NULL: there is none */
 /* Puts a page behind those that a sequence has. */
 void generator_set_page(weft_generator *g, sequence *s, int32_t page);

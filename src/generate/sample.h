@@ -41,7 +41,8 @@ typedef struct {
 
 /* Bytes of scratch for weft_sample. */
 size_t weft_sample_room(int64_t vocab);
-/* Token `number` (from 0) of a text. `seen`: the tokens so far, prompt included, for the penalty. */
+/* Token `number` (from 0) of a text. `seen`: the tokens so far, prompt included, for the penalty.
+ * Where a logit is not a number, neither is out->logprob. */
 void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
                  const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out);
 

@@ -275,8 +275,10 @@ static bool read_stops(const reading *in) {
                            WEFT_REQUEST_STOPS);
     for (size_t i = 0; i < count; i++) {
         const json_t *stop = json_is_array(value) ? json_array_get(value, i) : value;
-        if (!json_is_string(stop) || json_string_length(stop) == 0)
-            return refuse_type(in, "stop", "a text that is not empty, or a list of such");
+        size_t bytes = json_string_length(stop);
+        if (!json_is_string(stop) || bytes == 0 || strlen(json_string_value(stop)) < bytes)
+            return refuse_type(in, "stop",
+                               "a text that is not empty and has no \\u0000, or a list of such");
         r->stops[r->n_stops++] = json_string_value(stop);
     }
     return true;
@@ -364,7 +366,8 @@ bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
     json_error_t error;
     *out = (weft_request){.endpoint = endpoint};
     *why = (weft_refusal){0};
-    out->root = weft_json_read(body, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    out->root = weft_json_read(body, bytes,
+                               JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
     if (!out->root)
         return weft_refuse(why, 400, "invalid_json", NULL,
                            "the body is not JSON: line %d, column %d: %s", error.line, error.column,

@@ -182,6 +182,10 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
     }
     weft_status status = generate(s, g);
     weft_generator_close(g);
+    if (status == WEFT_EINPUT) { /* weights that diverged are for the training to tell of */
+        weft_log(WEFT_LOG_WARN, "step %lld: no sample: %s", (long long)step, weft_error_message());
+        return WEFT_OK;
+    }
     WEFT_TRY(status);
     weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
     WEFT_TRY(append_line(s, step));

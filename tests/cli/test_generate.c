@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -76,6 +77,160 @@ static void test_the_same_seed_gives_the_same_text(void **state) {
         json_decref(runs[i]);
 }
 
+/* The bytes of the tokens that a run made. */
+static size_t put_tokens(const json_t *made, char *to) {
+    const json_t *tokens = json_object_get(made, "tokens");
+    size_t n = json_array_size(tokens);
+    for (size_t i = 0; i < n; i++)
+        to[i] = (char)json_integer_value(json_array_get(tokens, i));
+    return n;
+}
+
+static const char *program(void) {
+    const char *named = getenv("WEFT");
+    return named ? named : "build/weft";
+}
+
+static void test_a_prompt_is_the_same_wherever_it_comes_from(void **state) {
+    (void)state;
+    char path[512], out[512], best[560];
+    snprintf(path, sizeof path, "%s", scratch_path("prompt"));
+    snprintf(out, sizeof out, "%s", scratch_path("made"));
+    snprintf(best, sizeof best, "%s/best", model);
+    file_write(path, "Once\n", 5);
+    json_t *want = run_json(RUN("generate", "--model", model, "--prompt", "Once\n", "--json"));
+    const char *const ways[] = {"--file '%s' </dev/null", "<'%s'", "--file - <'%s'"};
+    for (size_t i = 0; i < 3; i++) {
+        char words[600];
+        snprintf(words, sizeof words, ways[i], path);
+        shell_succeeds("'%s' generate --model '%s' --json %s >'%s'", program(), best, words, out);
+        char *text = file_read(out, NULL);
+        json_t *got = json_loads(text, 0, NULL);
+        assert_true(json_equal(json_object_get(got, "tokens"), json_object_get(want, "tokens")));
+        assert_int_equal(json_integer_value(json_object_get(got, "prompt_tokens")), 5);
+        json_decref(got);
+        free(text);
+    }
+    json_decref(want);
+    /* Nothing at all is a prompt too: a new text's beginning. */
+    want = run_json(RUN("generate", "--model", model, "--file", "/dev/null", "--json"));
+    json_t *empty = run_json(RUN("generate", "--model", model, "--prompt", "", "--json"));
+    assert_true(json_equal(json_object_get(empty, "tokens"), json_object_get(want, "tokens")));
+    json_decref(empty);
+    json_decref(want);
+}
+
+/* Each answer is the text that follows all that was said before. */
+static void test_a_conversation_is_one_text(void **state) {
+    (void)state;
+    static const char *const lines[] = {"Hello", "who\n", "\n", "caf\xc3\xa9\n"};
+    enum { LINES = sizeof lines / sizeof lines[0] };
+    char said[256], path[512], out[512], want[4096] = "";
+    size_t bytes = 0;
+    snprintf(path, sizeof path, "%s", scratch_path("said"));
+    snprintf(out, sizeof out, "%s", scratch_path("answers"));
+    for (int i = 0; i < LINES; i++) {
+        memcpy(said + bytes, lines[i], strlen(lines[i]));
+        bytes += strlen(lines[i]);
+        file_write(path, said, bytes);
+        json_t *made = run_json(RUN("generate", "--model", model, "--file", path, "--temperature",
+                                    "0", "--max-tokens", "9", "--json"));
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s\n",
+                 json_string_value(json_object_get(made, "text")));
+        bytes += put_tokens(made, said + bytes);
+        json_decref(made);
+    }
+    for (int from_file = 0; from_file < 2; from_file++) {
+        file_write(path, lines[0], strlen(lines[0]));
+        shell_succeeds(
+            "printf 'who\\n\\ncaf\303\251\\n' | '%s' generate -i --model '%s' --temperature 0 "
+            "--max-tokens 9 %s '%s' >'%s'",
+            program(), model, from_file ? "--file" : "--prompt", from_file ? path : lines[0], out);
+        char *got = file_read(out, NULL);
+        assert_string_equal(got, want);
+        free(got);
+    }
+}
+
+/* A stop string of several tokens; what is before its first place is the text, to the byte. */
+static void test_a_stop_string_ends_the_text_before_it(void **state) {
+    (void)state;
+    json_t *whole = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
+                                 "--max-tokens", "50", "--json"));
+    const char *text = json_string_value(json_object_get(whole, "text"));
+    size_t bytes = strlen(text), at = bytes / 2;
+    while (((unsigned char)text[at] & 0xc0) == 0x80) /* a character's beginning */
+        at++;
+    size_t end = at;
+    for (int i = 0; i < 3; i++) /* three characters */
+        do
+            end++;
+        while (((unsigned char)text[end] & 0xc0) == 0x80);
+    char stop[32] = {0};
+    memcpy(stop, text + at, end - at);
+    const char *first = strstr(text, stop);
+    json_t *cut =
+        run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
+                     "--max-tokens", "50", "--stop", "never there", "--stop", stop, "--json"));
+    const char *left = json_string_value(json_object_get(cut, "text"));
+    assert_int_equal(strlen(left), first - text);
+    assert_memory_equal(left, text, (size_t)(first - text));
+    assert_string_equal(json_string_value(json_object_get(cut, "finish")), "stop");
+    assert_string_equal(json_string_value(json_object_get(whole, "finish")), "length");
+    json_decref(whole);
+    json_decref(cut);
+}
+
+/* Bytes of the first piece and of all, of a text that is shorter than a buffer of the C library. */
+static void read_pieces(size_t *first, size_t *all) {
+    int ends[2], status;
+    char text[4096];
+    ssize_t got;
+    *first = *all = 0;
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        execl(program(), "weft", "generate", "--model", model, "--prompt", "x", "--slide",
+              "--max-tokens", "1000", "--threads", "1", (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    while ((got = read(ends[0], text, sizeof text)) > 0) {
+        if (!*first) *first = (size_t)got;
+        *all += (size_t)got;
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(ends[0]);
+}
+
+/* The first letters are there before the last; a busy machine may be late to look, so several looks. */
+static void test_text_comes_as_it_is_made(void **state) {
+    (void)state;
+    size_t first = 1, all = 1;
+    for (int i = 0; i < 10 && first == all; i++)
+        read_pieces(&first, &all);
+    assert_true(all >= 1000 && all < 4096);
+    assert_true(first < all);
+}
+
+/* A model that diverged is told of, not made text of. */
+static void test_weights_that_are_no_numbers_are_an_error(void **state) {
+    (void)state;
+    char path[600];
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/best/model.safetensors", model);
+    char *good = file_read(path, &bytes), *bad = malloc(bytes);
+    memcpy(bad, good, bytes);
+    memcpy(bad + bytes - 4, "\x00\x00\xc0\x7f", 4);
+    file_write(path, bad, bytes);
+    command_fails(2, RUN("generate", "--model", model, "--prompt", "x"), SAYS("not numbers"));
+    file_write(path, good, bytes);
+    free(good);
+    free(bad);
+}
+
 enum { SEEDS = 4 };
 static const char *const seeds_of_text[SEEDS] = {"1", "2", "3", "4"};
 static int seed_shown;
@@ -87,9 +242,8 @@ static int seed_shown;
 /* The program with standard output on the terminal that standard error is on. */
 static void generate_to_terminal(void) {
     const char *const *words = RUN(TEXT_OF(seeds_of_text[seed_shown]));
-    const char *named = getenv("WEFT");
     char line[2048];
-    int at = snprintf(line, sizeof line, "exec %s", named ? named : "build/weft");
+    int at = snprintf(line, sizeof line, "exec %s", program());
     for (; *words; words++)
         at += snprintf(line + at, sizeof line - (size_t)at, " '%s'", *words);
     dup2(STDERR_FILENO, STDOUT_FILENO);
@@ -119,6 +273,8 @@ static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(voi
         for (size_t i = 0; i < s.bytes; i++) /* a carriage return is the terminal's own */
             assert_true(s.raw[i] != '\r' || s.raw[i + 1] == '\n');
         escaped += screen_count(&s, "\\x");
+        assert_int_equal(screen_count(&s, "4 tokens of prompt, first token after "), 1);
+        assert_int_equal(screen_count(&s, " tokens/s"), 1);
         screen_free(&s);
     }
     assert_true(raw > 0);
@@ -189,6 +345,14 @@ static void test_wrong_use_is_one_line(void **state) {
     command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--file", "y"),
                   SAYS("--prompt", "--file"));
     command_fails(2, RUN("generate", "--model", model, "--file", "nowhere"), SAYS("nowhere"));
+    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--stop", ""),
+                  SAYS("--stop"));
+    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--logprobs", "2"),
+                  SAYS("--logprobs", "--json"));
+    command_fails(2, RUN("generate", "--model", model, "-i", "--file", "-"), SAYS("--file"));
+    command_fails(2, RUN("generate", "--model", model, "-i", "--samples", "2"), SAYS("--samples"));
+    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--context", "1"),
+                  SAYS("weft generate: the prompt has 1 tokens", "slide"));
     command_fails(2, RUN("generate", "--model", model, "--temperature", "hot"),
                   SAYS("--temperature"));
     command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "-o", "CAUSAL=n"),
@@ -201,6 +365,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_has_text_tokens_and_logprobs),
         cmocka_unit_test(test_the_same_seed_gives_the_same_text),
+        cmocka_unit_test(test_a_prompt_is_the_same_wherever_it_comes_from),
+        cmocka_unit_test(test_a_conversation_is_one_text),
+        cmocka_unit_test(test_a_stop_string_ends_the_text_before_it),
+        cmocka_unit_test(test_text_comes_as_it_is_made),
+        cmocka_unit_test(test_weights_that_are_no_numbers_are_an_error),
         cmocka_unit_test(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them),
         cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
         cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),

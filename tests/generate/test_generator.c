@@ -2,6 +2,7 @@
  * and among others, from shared pages, set back or not; greedy text is the whole pass's; and the pool
  * has just the bytes that the plan tells. */
 #include "cpu/backend.h"
+#include "generate/decoder.h"
 #include "generate/generator.h"
 #include "model/account.h"
 #include "model/cached.h"
@@ -33,9 +34,13 @@ typedef struct {
     weft_generator *g;
 } fixture;
 
+static const char *narrow = "f32"; /* the type of cache and matrices */
+
 static void open_model(fixture *f, const char *name, int64_t context, int threads) {
     model_case_open(&f->c, name);
     f->c.config.gpt2_block_size = context;
+    assert_int_equal(weft_config_set(&f->c.config, "CACHE_DTYPE", narrow, "test"), WEFT_OK);
+    assert_int_equal(weft_config_set(&f->c.config, "WEIGHT_DTYPE", narrow, "test"), WEFT_OK);
     f->model = model_case_weights(&f->c, WEFT_F32);
     assert_int_equal(weft_pool_create(threads, &f->pool), WEFT_OK);
     f->g = NULL;
@@ -86,19 +91,27 @@ static weft_sampling sampling_of(int i, int64_t max_tokens) {
     return s;
 }
 
-/* One sequence in a generator of its own, without sharing. */
-static void make_alone(const char *name, int64_t context, const int32_t *prompt, int64_t n,
-                       const weft_sampling *sampling, made_text *text) {
-    fixture f;
+/* One sequence in a generator of its own, without sharing; how many steps it took. */
+static int make_in(fixture *f, const weft_generator_limits *limits, const int32_t *prompt,
+                   int64_t n, const weft_sampling *sampling, made_text *text) {
     int64_t id;
-    open_model(&f, name, context, 1);
-    open_generator(&f, &(weft_generator_limits){.sequences = 1, .no_sharing = true});
+    int steps = 0;
+    open_generator(f, limits);
     *text = (made_text){0};
-    assert_int_equal(weft_generator_add(f.g, prompt, n, sampling, &id), WEFT_OK);
-    while (weft_generator_busy(f.g))
-        step(f.g);
-    take(f.g, id, text);
-    close_all(&f);
+    assert_int_equal(weft_generator_add(f->g, prompt, n, sampling, &id), WEFT_OK);
+    for (; weft_generator_busy(f->g); steps++)
+        step(f->g);
+    take(f->g, id, text);
+    close_all(f);
+    return steps;
+}
+
+static int make_alone(const char *name, int64_t context, const int32_t *prompt, int64_t n,
+                      const weft_sampling *sampling, made_text *text) {
+    fixture f;
+    open_model(&f, name, context, 1);
+    return make_in(&f, &(weft_generator_limits){.sequences = 1, .no_sharing = true}, prompt, n,
+                   sampling, text);
 }
 
 static void assert_same(const char *name, int i, const made_text *got, const made_text *want) {
@@ -115,11 +128,10 @@ static void assert_same(const char *name, int i, const made_text *got, const mad
 
 /* Sequences that come and go over a pool that is too small for all of them: prompts that begin alike,
  * whole blocks, one token. */
-static void test_a_sequence_makes_the_same_tokens_among_others(void **state) {
+static void check_among_others(size_t n_names) {
     static const int64_t lengths[] = {300, 40, 1, 17, 64, 300, 33, 270, 16, 48};
     enum { N = sizeof lengths / sizeof lengths[0], CONTEXT = 360 };
-    (void)state;
-    for (size_t c = 0; c < N_NAMES; c++) {
+    for (size_t c = 0; c < n_names; c++) {
         made_text want[N], got[N] = {0};
         int32_t prompts[N][CONTEXT];
         int64_t ids[N], pages = weft_cached_table_pages(CONTEXT) + 6;
@@ -161,6 +173,183 @@ static void test_a_sequence_makes_the_same_tokens_among_others(void **state) {
     }
 }
 
+static void test_a_sequence_makes_the_same_tokens_among_others(void **state) {
+    (void)state;
+    check_among_others(N_NAMES);
+}
+
+static void test_narrow_caches_and_weights_keep_a_sequences_bits(void **state) {
+    static const char *const types[] = {"bf16", "int8"};
+    (void)state;
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        narrow = types[i];
+        check_among_others(3); /* dot, w2, mla */
+    }
+    narrow = "f32";
+}
+
+/* Two that do not fit together: the older one goes on as if it were alone, the younger is set back and
+ * computed again. */
+static void test_a_full_pool_sets_the_youngest_back(void **state) {
+    static const int64_t lengths[] = {20, 27}; /* the younger needs a page before the older does */
+    enum { TEXT = 40, CONTEXT = 80, PAGES = 6 };
+    (void)state;
+    fixture f;
+    int32_t prompts[2][32];
+    int64_t ids[2];
+    made_text want[2], got[2] = {0};
+    int steps[2], ended[2] = {0};
+    open_model(&f, "dot-learned", CONTEXT, 1);
+    int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
+    open_generator(&f, &(weft_generator_limits){.sequences = 2, .cache_bytes = PAGES * bytes});
+    weft_sampling s = sampling_of(1, TEXT);
+    for (int i = 0; i < 2; i++) {
+        fill_prompt(&f, prompts[i], lengths[i], i);
+        steps[i] = make_alone("dot-learned", CONTEXT, prompts[i], lengths[i], &s, want + i);
+        assert_int_equal(weft_generator_add(f.g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
+    }
+    weft_generator_stats stats;
+    for (int n = 1; weft_generator_busy(f.g); n++) {
+        step(f.g);
+        for (int i = 0; i < 2; i++) {
+            take(f.g, ids[i], got + i);
+            if (got[i].end == WEFT_TAKE_LENGTH && !ended[i]) ended[i] = n;
+        }
+    }
+    weft_generator_count(f.g, &stats);
+    assert_true(stats.set_back > 0);
+    for (int i = 0; i < 2; i++)
+        assert_same("dot-learned", i, got + i, want + i);
+    assert_in_range(ended[0], 1, steps[0] + 1); /* their prompts are read one after the other */
+    assert_true(ended[1] > steps[1] + 2);
+    close_all(&f);
+}
+
+/* A pool that does not hold one context is a shorter context, not an error. */
+static void test_a_small_pool_is_a_shorter_context(void **state) {
+    enum { PROMPT = 20, PAGES = 3 };
+    (void)state;
+    fixture f;
+    int32_t prompt[64];
+    int64_t id;
+    made_text text = {0};
+    weft_generator_stats stats;
+    open_model(&f, "dot-learned", 1000, 1);
+    int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
+    open_generator(&f, &(weft_generator_limits){.sequences = 2, .cache_bytes = PAGES * bytes + 1});
+    fill_prompt(&f, prompt, 64, 0);
+    weft_sampling s = sampling_of(1, 900);
+    assert_int_equal(weft_generator_add(f.g, prompt, PROMPT, &s, &id), WEFT_OK);
+    while (weft_generator_busy(f.g))
+        step(f.g);
+    take(f.g, id, &text);
+    assert_int_equal(text.n, PAGES * WEFT_PAGE_TOKENS - PROMPT);
+    assert_int_equal(text.end, WEFT_TAKE_LENGTH);
+    weft_generator_count(f.g, &stats);
+    assert_int_equal(stats.context, PAGES * WEFT_PAGE_TOKENS);
+    assert_int_equal(weft_generator_add(f.g, prompt, PAGES * WEFT_PAGE_TOKENS, &s, &id),
+                     WEFT_EINPUT);
+    close_all(&f);
+}
+
+/* Past the end of the context with the last tokens in view: prompts that are longer than it, and over
+ * a pool that is too small for all. */
+static void test_sliding_sequences_are_the_same_among_others(void **state) {
+    static const char *const sliding[] = {"w2-rope", "dot-alibi-h3", "mla-joint-rope"};
+    static const int64_t lengths[] = {20, 40, 300};
+    enum { N = 3, CONTEXT = 50 };
+    (void)state;
+    for (size_t c = 0; c < sizeof sliding / sizeof sliding[0]; c++) {
+        int32_t prompts[N][300];
+        made_text want[N], got[N] = {0};
+        int64_t ids[N];
+        fixture f, alone;
+        open_model(&f, sliding[c], CONTEXT, 2);
+        weft_generator_limits limits = {.sequences = 1, .slide = true};
+        for (int i = 0; i < N; i++) {
+            fill_prompt(&f, prompts[i], lengths[i], i);
+            weft_sampling s = sampling_of(i, 47);
+            open_model(&alone, sliding[c], CONTEXT, 1);
+            make_in(&alone, &limits, prompts[i], lengths[i], &s, want + i);
+            assert_int_equal(want[i].n, 47);
+        }
+        int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
+        limits = (weft_generator_limits){.sequences = 3, .slide = true, .cache_bytes = 30 * bytes};
+        open_generator(&f, &limits);
+        for (int i = 0; i < N; i++) {
+            weft_sampling s = sampling_of(i, 47);
+            assert_int_equal(weft_generator_add(f.g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
+            step(f.g);
+        }
+        while (weft_generator_busy(f.g))
+            step(f.g);
+        for (int i = 0; i < N; i++) {
+            take(f.g, ids[i], got + i);
+            assert_same(sliding[c], i, got + i, want + i);
+        }
+        weft_generator_stats stats;
+        weft_generator_count(f.g, &stats);
+        assert_true(stats.set_back > 0);
+        close_all(&f);
+    }
+}
+
+/* Row by row over pages that are never written twice, and what may be seen of them is the last
+ * `context` tokens: logits [n, V]. */
+static float *decode_plainly(const fixture *f, const int32_t *tokens, int64_t n, int64_t context) {
+    weft_decoder *d;
+    int64_t pages = weft_cached_table_pages(n), vocab = f->c.config.vocab_size;
+    weft_decoder_limits limits = {1, pages, context, pages};
+    float *logits = malloc((size_t)(n * vocab) * sizeof *logits);
+    assert_int_equal(weft_decoder_open(f->model, weft_cpu_backend(), f->pool, &limits, &d),
+                     WEFT_OK);
+    for (int64_t p = 0; p < pages; p++)
+        weft_decoder_table(d, 0)[p] = (int32_t)p;
+    for (int64_t t = 0; t < n; t++)
+        assert_int_equal(weft_decoder_run(d, &(weft_decoder_row){tokens[t], (int32_t)t, 0, true}, 1,
+                                          logits + t * vocab),
+                         WEFT_OK);
+    weft_decoder_close(d);
+    return logits;
+}
+
+/* The prompt has a whole block, and rows beyond it, which all are longer than the context. */
+static void test_a_sliding_text_sees_the_last_tokens(void **state) {
+    static const char *const sliding[] = {"w2-rope", "dot-alibi-h3", "mla-joint-rope"};
+    enum { PROMPT = 300, TEXT = 20, TIME = PROMPT + TEXT, CONTEXT = 60 };
+    (void)state;
+    for (size_t c = 0; c < sizeof sliding / sizeof sliding[0]; c++) {
+        fixture f;
+        int32_t tokens[TIME];
+        int64_t id;
+        made_text text = {0};
+        open_model(&f, sliding[c], CONTEXT, 1);
+        open_generator(&f, &(weft_generator_limits){.sequences = 1, .slide = true});
+        fill_prompt(&f, tokens, PROMPT, 1);
+        weft_sampling s = sampling_of(1, TEXT);
+        assert_int_equal(weft_generator_add(f.g, tokens, PROMPT, &s, &id), WEFT_OK);
+        while (weft_generator_busy(f.g))
+            step(f.g);
+        take(f.g, id, &text);
+        assert_int_equal(text.n, TEXT);
+        for (int t = 0; t < TEXT; t++)
+            tokens[PROMPT + t] = text.tokens[t].token;
+        float *logits = decode_plainly(&f, tokens, TIME, CONTEXT);
+        int64_t vocab = f.c.config.vocab_size;
+        for (int t = PROMPT; t < TIME; t++) {
+            const float *row = logits + (t - 1) * vocab;
+            double sum = 0, got = (double)text.tokens[t - PROMPT].logprob;
+            for (int64_t v = 0; v < vocab; v++)
+                sum += exp((double)row[v]);
+            double want = (double)row[tokens[t]] - log(sum);
+            if (!(fabs(got - want) <= 1e-4))
+                fail_msg("%s, token %d: logprob %g, not %g", sliding[c], t, got, want);
+        }
+        free(logits);
+        close_all(&f);
+    }
+}
+
 static void test_equal_beginnings_share_their_pages(void **state) {
     (void)state;
     for (size_t c = 0; c < N_NAMES; c++) {
@@ -188,40 +377,64 @@ static void test_equal_beginnings_share_their_pages(void **state) {
     }
 }
 
+/* The likeliest tokens of the whole pass, and their log-probabilities under its logits, where the model
+ * was trained on `block` tokens and the text goes on to more. */
+static void check_greedy(const char *name, int64_t block) {
+    enum { PROMPT = 20, TEXT = 40, TIME = PROMPT + TEXT };
+    fixture f;
+    int32_t prompt[PROMPT], tokens[TIME], targets[TIME] = {0};
+    made_text text;
+    open_model(&f, name, block, 1);
+    fill_prompt(&f, prompt, PROMPT, 1);
+    weft_sampling s = sampling_of(0, TEXT);
+    make_in(&f, &(weft_generator_limits){.sequences = 1, .context = TIME}, prompt, PROMPT, &s,
+            &text);
+    assert_int_equal(text.n, TEXT);
+    for (int t = 0; t < TIME; t++)
+        tokens[t] = t < PROMPT ? prompt[t] : text.tokens[t - PROMPT].token;
+    model_case whole;
+    model_case_open(&whole, name);
+    int32_t *own[] = {whole.tokens, whole.targets};
+    whole.config.gpt2_block_size = TIME;
+    whole.tokens = tokens;
+    whole.targets = targets;
+    whole.time = TIME;
+    whole.batch = 1;
+    model_run r;
+    model_run_open(&r, &whole, &(model_run_options){.dtype = WEFT_F32});
+    int64_t vocab = whole.config.vocab_size;
+    double *logits = model_run_values(&r, r.session.graph.logits, TIME * vocab);
+    for (int t = PROMPT - 1; t + 1 < TIME; t++) {
+        const double *row = logits + t * vocab;
+        int64_t best = 0;
+        double sum = 0;
+        for (int64_t v = 0; v < vocab; v++) {
+            if (row[v] > row[best]) best = v;
+            sum += exp(row[v]);
+        }
+        assert_int_equal(best, tokens[t + 1]);
+        double want = row[best] - log(sum), got = (double)text.tokens[t + 1 - PROMPT].logprob;
+        if (!(fabs(got - want) <= 1e-4)) fail_msg("%s: logprob %g, not %g", name, got, want);
+    }
+    free(logits);
+    model_run_close(&r);
+    whole.tokens = own[0];
+    whole.targets = own[1];
+    model_case_close(&whole);
+}
+
 static void test_greedy_text_is_the_whole_pass_s(void **state) {
     (void)state;
-    for (size_t c = 0; c < N_NAMES; c++) {
-        enum { PROMPT = 20, TEXT = 40, TIME = PROMPT + TEXT };
-        fixture f;
-        int32_t prompt[PROMPT];
-        made_text text;
-        open_model(&f, names[c], TIME, 1);
-        fill_prompt(&f, prompt, PROMPT, 1);
-        weft_sampling s = sampling_of(0, TEXT);
-        make_alone(names[c], TIME, prompt, PROMPT, &s, &text);
-        assert_int_equal(text.n, TEXT);
-        model_case whole = f.c;
-        int32_t tokens[TIME], targets[TIME] = {0};
-        for (int t = 0; t < TIME; t++)
-            tokens[t] = t < PROMPT ? prompt[t] : text.tokens[t - PROMPT].token;
-        whole.tokens = tokens;
-        whole.targets = targets;
-        whole.time = TIME;
-        whole.batch = 1;
-        model_run r;
-        model_run_open(&r, &whole, &(model_run_options){.dtype = WEFT_F32});
-        int64_t vocab = f.c.config.vocab_size;
-        double *logits = model_run_values(&r, r.session.graph.logits, TIME * vocab);
-        for (int t = PROMPT - 1; t + 1 < TIME; t++) {
-            int64_t best = 0;
-            for (int64_t v = 1; v < vocab; v++)
-                if (logits[t * vocab + v] > logits[t * vocab + best]) best = v;
-            assert_int_equal(best, tokens[t + 1]);
-        }
-        free(logits);
-        model_run_close(&r);
-        close_all(&f);
-    }
+    for (size_t c = 0; c < N_NAMES; c++)
+        check_greedy(names[c], 60);
+}
+
+/* rope, alibi and none have a position for every token. */
+static void test_positions_without_an_end_go_on_past_the_block(void **state) {
+    static const char *const without_end[] = {"mla-reciprocal-rope", "dot-alibi-h3", "dot-none"};
+    (void)state;
+    for (size_t c = 0; c < sizeof without_end / sizeof without_end[0]; c++)
+        check_greedy(without_end[c], 30);
 }
 
 static void test_the_pool_has_the_bytes_that_the_plan_tells(void **state) {
@@ -312,13 +525,18 @@ static void test_texts_end_where_they_should(void **state) {
     take(f.g, id, &text);
     assert_int_equal(text.n, 12); /* the context's end */
     assert_int_equal(text.end, WEFT_TAKE_LENGTH);
+    int64_t first = 0; /* the same text up to the first place of that token, which is not given */
     s.end_token = text.tokens[4].token;
+    while (text.tokens[first].token != s.end_token)
+        first++;
     assert_int_equal(weft_generator_add(f.g, prompt, 20, &s, &id), WEFT_OK);
     while (weft_generator_busy(f.g))
         step(f.g);
     take(f.g, id, &again);
     assert_int_equal(again.end, WEFT_TAKE_END);
-    assert_true(again.n <= 4);
+    assert_int_equal(again.n, first);
+    for (int64_t i = 0; i < first; i++)
+        assert_int_equal(again.tokens[i].token, text.tokens[i].token);
     close_all(&f);
 }
 
@@ -355,8 +573,14 @@ static void test_what_cannot_be_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_sequence_makes_the_same_tokens_among_others),
+        cmocka_unit_test(test_narrow_caches_and_weights_keep_a_sequences_bits),
+        cmocka_unit_test(test_a_full_pool_sets_the_youngest_back),
+        cmocka_unit_test(test_a_small_pool_is_a_shorter_context),
+        cmocka_unit_test(test_sliding_sequences_are_the_same_among_others),
+        cmocka_unit_test(test_a_sliding_text_sees_the_last_tokens),
         cmocka_unit_test(test_equal_beginnings_share_their_pages),
         cmocka_unit_test(test_greedy_text_is_the_whole_pass_s),
+        cmocka_unit_test(test_positions_without_an_end_go_on_past_the_block),
         cmocka_unit_test(test_the_pool_has_the_bytes_that_the_plan_tells),
         cmocka_unit_test(test_a_conversation_goes_on_in_the_cache),
         cmocka_unit_test(test_texts_end_where_they_should),

@@ -80,6 +80,39 @@ static void test_each_rule_leaves_out_what_it_says(void **state) {
     assert_left(&s, (bool[]){false, true, false, false, false, false});
 }
 
+/* In their order: top-k 3 leaves 0.4, 0.25, 0.15; top-p is of their sum, 0.8; min-p of the likeliest. */
+static void test_rules_act_one_after_the_other(void **state) {
+    (void)state;
+    weft_sampling s = weft_sampling_default();
+    s.top_k = 3;
+    s.top_p = 0.8; /* 0.64 of 0.8: the first two are enough; of all, the third would be needed */
+    assert_left(&s, (bool[]){false, true, false, true, false, false});
+    s.top_p = 0.85;
+    assert_left(&s, (bool[]){false, true, false, true, false, true});
+    s.min_p = 0.5; /* at least 0.2 */
+    assert_left(&s, (bool[]){false, true, false, true, false, false});
+    s.temperature = 0.5; /* squares: 0.0625 is less than half of 0.16 */
+    assert_left(&s, (bool[]){false, true, false, false, false, false});
+}
+
+/* What is not a number is not a token: the caller sees it by the logprob. */
+static void test_a_logit_that_is_no_number_shows(void **state) {
+    (void)state;
+    float logits[VOCAB] = {1, 2, NAN, 0, 0, 0};
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    for (int way = 0; way < 8; way++) {
+        weft_sampling s = weft_sampling_default();
+        weft_sampled out;
+        s.temperature = way & 1;
+        s.top_k = way & 2;
+        s.top_p = way & 4 ? 0.5 : 1;
+        weft_sample(logits, VOCAB, &s, 0, NULL, 0, scratch, &out);
+        assert_true(isnan(out.logprob));
+        assert_in_range(out.token, 0, VOCAB - 1);
+    }
+    free(scratch);
+}
+
 static void test_the_penalty_is_for_tokens_that_were_there(void **state) {
     (void)state;
     float logits[VOCAB] = {2, 1.9f, -1, 0, 0, 0};
@@ -96,6 +129,11 @@ static void test_the_penalty_is_for_tokens_that_were_there(void **state) {
     s.repetition_penalty = 1.04;
     weft_sample(logits, VOCAB, &s, 0, seen, 3, scratch, &out);
     assert_int_equal(out.token, 0);
+    /* Below 0 dividing would make it likelier: -1 * 1.2 < -1.1, -1 / 1.2 is not. */
+    float low[VOCAB] = {-1, -1.1f, -9, -9, -9, -9};
+    s.repetition_penalty = 1.2;
+    weft_sample(low, VOCAB, &s, 0, seen, 3, scratch, &out);
+    assert_int_equal(out.token, 1);
     free(scratch);
 }
 
@@ -156,6 +194,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frequencies_are_the_probabilities),
         cmocka_unit_test(test_each_rule_leaves_out_what_it_says),
+        cmocka_unit_test(test_rules_act_one_after_the_other),
+        cmocka_unit_test(test_a_logit_that_is_no_number_shows),
         cmocka_unit_test(test_the_penalty_is_for_tokens_that_were_there),
         cmocka_unit_test(test_the_likeliest_are_reported_in_order),
         cmocka_unit_test(test_seeds_samples_and_numbers_differ_and_repeat),

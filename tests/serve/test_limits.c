@@ -132,7 +132,9 @@ static void test_a_full_queue_says_when_to_come_again(void **state) {
     wait_metric(s.port, "weft_sequences_waiting", 1);
     answer a = http_post(s.port, "/v1/completions", NULL, "{\"prompt\":\"x\"}", 14);
     assert_int_equal(a.status, 429);
-    assert_non_null(strstr(a.head, "Retry-After: "));
+    const char *after = strstr(a.head, "Retry-After: ");
+    assert_non_null(after);
+    assert_in_range(atoi(after + strlen("Retry-After: ")), 1, 60);
     assert_non_null(strstr(a.body, "\"code\":\"rate_limit_exceeded\""));
     answer_free(&a);
     close(first);
@@ -170,6 +172,48 @@ static void test_max_tokens_and_context_are_limits(void **state) {
     const char *code = json_string_value(json_object_get(json_object_get(error, "error"), "code"));
     assert_string_equal(code, "context_length_exceeded");
     json_decref(error);
+    server_stop(&s);
+}
+
+/* A cache that does not hold one whole context: a chat, which asks for as much as fits, gets that, and
+ * clients that together want more than there is are answered one after the other. */
+static void test_a_small_cache_serves_short_texts(void **state) {
+    (void)state;
+    enum { CLIENTS = 4, TOKEN = 2 * 64 * 8 * 4 /* bytes: keys and values of each layer */ };
+    static const char config[] = "CONFIG_N_LAYER=8\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=64\n"
+                                 "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=1024\n";
+    char wide[512], path[512];
+    snprintf(wide, sizeof wide, "%s", scratch_path("wide"));
+    snprintf(path, sizeof path, "%s", scratch_path("wide.config"));
+    file_write(path, config, sizeof config - 1);
+    command_succeeds(RUN("init", "--config", path, "--out", wide, "--seed", "1"), NULL);
+    server s = server_start(RUN("--model", wide, "--threads", "1", "--cache-mib", "1"));
+    double tokens = 16 * http_metric(s.port, "weft_cache_pages");
+    assert_int_equal((int)tokens, (1 << 20) / TOKEN);
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}";
+    json_t *got = http_json(s.port, "/v1/chat/completions", chat, 200);
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(got, "usage"), "total_tokens")),
+        (int)tokens);
+    json_decref(got);
+    char body[200], head[512];
+    int clients[CLIENTS];
+    int length =
+        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", (int)(0.6 * tokens));
+    for (int i = 0; i < CLIENTS; i++) {
+        clients[i] = client_connect(s.port);
+        int bytes = client_head(head, sizeof head, "/v1/completions", (size_t)length);
+        assert_true(client_send(clients[i], head, (size_t)bytes) &&
+                    client_send(clients[i], body, (size_t)length));
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        answer a = client_read(clients[i], 120 * command_patience());
+        assert_int_equal(a.status, 200);
+        answer_free(&a);
+        close(clients[i]);
+    }
+    assert_true(http_metric(s.port, "weft_set_back_total") > 0);
+    wait_metric(s.port, "weft_cache_pages_used", 0);
     server_stop(&s);
 }
 
@@ -281,6 +325,7 @@ int main(void) {
         cmocka_unit_test(test_a_full_queue_says_when_to_come_again),
         cmocka_unit_test(test_a_request_may_not_take_too_long),
         cmocka_unit_test(test_max_tokens_and_context_are_limits),
+        cmocka_unit_test(test_a_small_cache_serves_short_texts),
         cmocka_unit_test(test_an_answer_may_take_longer_than_a_request),
         cmocka_unit_test(test_connections_are_limited),
         cmocka_unit_test(test_a_signal_finishes_what_runs),

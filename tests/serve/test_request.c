@@ -1,4 +1,5 @@
 /* Requests and templates on their own: what becomes of a body, and of a conversation. */
+#include "core/clock.h"
 #include "serve/key.h"
 #include "serve/request.h"
 #include "serve/template.h"
@@ -189,6 +190,69 @@ static void test_keys_are_compared_whole(void **state) {
         assert_false(weft_key_matches("abc", wrong[i]));
 }
 
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The median of the seconds that many comparisons take. */
+static double compare_seconds(const char *key, const char *header) {
+    enum { TIMES = 101, EACH = 20 };
+    double seconds[TIMES];
+    for (int i = 0; i < TIMES; i++) {
+        double start = weft_clock();
+        for (int k = 0; k < EACH; k++)
+            assert_false(weft_key_matches(key, header));
+        seconds[i] = weft_clock() - start;
+    }
+    qsort(seconds, TIMES, sizeof *seconds, by_size);
+    return seconds[TIMES / 2];
+}
+
+/* A comparison that ended at the first wrong letter would take a four-thousandth of the time where that
+ * is the first one, and tell letter by letter what the key is. */
+static void test_a_wrong_key_takes_its_time_wherever_it_is_wrong(void **state) {
+    (void)state;
+    enum { LETTERS = 4000 };
+    static char key[LETTERS + 1], first[LETTERS + 8], last[LETTERS + 8];
+    memset(key, 'k', LETTERS);
+    snprintf(first, sizeof first, "Bearer %s", key);
+    snprintf(last, sizeof last, "Bearer %s", key);
+    first[7] = 'x';
+    last[7 + LETTERS - 1] = 'x';
+    double early = compare_seconds(key, first), late = compare_seconds(key, last);
+    if (!(early > late / 3 && late > early / 3))
+        fail_msg("wrong at the first letter: %g s; at the last: %g s", early, late);
+}
+
+static void check_refused(const char *body, weft_endpoint endpoint, const char *word) {
+    weft_request r;
+    weft_refusal why;
+    assert_false(weft_request_parse(body, strlen(body), endpoint, &limits, &r, &why));
+    assert_int_equal(why.status, 400);
+    if (!strstr(why.message, word)) fail_msg("%s: %s", body, why.message);
+}
+
+/* A model of bytes may well write one, and a conversation sends it back. */
+static void test_a_zero_is_a_letter_of_a_prompt(void **state) {
+    (void)state;
+    static const char text[] = "{\"prompt\":\"a\\u0000b\"}";
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}";
+    weft_request r;
+    weft_refusal why;
+    assert_true(weft_request_parse(text, sizeof text - 1, WEFT_COMPLETIONS, &limits, &r, &why));
+    assert_int_equal(r.prompts[0].bytes, 3);
+    assert_memory_equal(r.prompts[0].text, "a\0b", 3);
+    weft_request_free(&r);
+    assert_true(weft_request_parse(chat, sizeof chat - 1, WEFT_CHAT, &limits, &r, &why));
+    assert_int_equal(r.messages[0].bytes, 3);
+    assert_memory_equal(r.messages[0].content, "a\0b", 3);
+    weft_request_free(&r);
+    check_refused("{\"prompt\":\"a\",\"stop\":\"\\u0000\"}", WEFT_COMPLETIONS, "'stop'");
+    check_refused("{\"prompt\":\"a\",\"stop\":[\"x\",\"y\\u0000\"]}", WEFT_COMPLETIONS, "'stop'");
+    check_refused("{\"prompt\":\"a\",\"stop\":\"\"}", WEFT_COMPLETIONS, "'stop'");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_body_becomes_its_struct),
@@ -196,7 +260,9 @@ int main(void) {
         cmocka_unit_test(test_any_bytes_at_all),
         cmocka_unit_test(test_a_conversation_becomes_its_tokens),
         cmocka_unit_test(test_nobody_can_write_special_tokens),
+        cmocka_unit_test(test_a_zero_is_a_letter_of_a_prompt),
         cmocka_unit_test(test_keys_are_compared_whole),
+        cmocka_unit_test(test_a_wrong_key_takes_its_time_wherever_it_is_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

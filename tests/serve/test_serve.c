@@ -323,6 +323,94 @@ static void test_models_health_and_metrics(void **state) {
     assert_true(http_metric(shared.port, "weft_connections") >= 1);
 }
 
+/* The text format 0.0.4: HELP and TYPE before a family's samples, names once, buckets that grow and end
+ * in +Inf with the count. */
+static void test_metrics_are_prometheus_text(void **state) {
+    (void)state;
+    json_decref(http_json(shared.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
+    answer a = http_get(shared.port, "/metrics", NULL);
+    assert_non_null(strstr(a.head, "text/plain; version=0.0.4"));
+    char family[100] = "", type[20] = "", *rest = a.body;
+    double bucket = 0;
+    int families = 0, histograms = 0;
+    for (char *line; (line = strsep(&rest, "\n")) && *line;) {
+        char name[100] = "", word[20] = "";
+        if (sscanf(line, "# HELP %99s", name) == 1) {
+            snprintf(family, sizeof family, "%s", name);
+            families++;
+            continue;
+        }
+        if (sscanf(line, "# TYPE %99s %19s", name, word) == 2) {
+            assert_string_equal(name, family);
+            snprintf(type, sizeof type, "%s", word);
+            bucket = 0;
+            continue;
+        }
+        size_t letters = strlen(family);
+        const char *tail = line + letters, *value = strrchr(line, ' ');
+        char *end;
+        if (strncmp(line, family, letters) != 0 || !value) fail_msg("%s in %s", line, family);
+        double number = strtod(value, &end);
+        if (*end || end == value) fail_msg("no number: %s", line);
+        if (strcmp(type, "histogram") != 0) {
+            assert_true(*tail == ' ' || *tail == '{');
+            if (strcmp(type, "counter") == 0) assert_non_null(strstr(family, "_total"));
+            continue;
+        }
+        if (strncmp(tail, "_bucket{le=", 11) == 0) {
+            assert_true(number >= bucket);
+            bucket = number;
+        } else if (strncmp(tail, "_count ", 7) == 0) {
+            assert_true(number == bucket && number > 0);
+            histograms++;
+        }
+    }
+    assert_true(families > 10);
+    assert_int_equal(histograms, 2);
+    answer_free(&a);
+}
+
+/* Three texts at once with their probabilities, token by token: the same as the whole answer. */
+static void test_streams_have_the_whole_answers_logprobs(void **state) {
+    (void)state;
+    static const char body[] = "{\"prompt\":\"Once\",\"max_tokens\":150,\"seed\":4,\"n\":3,"
+                               "\"logprobs\":2,\"return_token_ids\":true%s}";
+    static const char *const lists[] = {"tokens", "token_logprobs", "text_offset", "top_logprobs"};
+    char text[300];
+    snprintf(text, sizeof text, body, "");
+    json_t *whole = http_json(shared.port, "/v1/completions", text, 200);
+    snprintf(text, sizeof text, body, ",\"stream\":true");
+    answer a = http_post(shared.port, "/v1/completions", NULL, text, strlen(text));
+    json_t *joined[3][5], *ends = json_array();
+    for (int i = 0; i < 15; i++)
+        joined[i / 5][i % 5] = json_array();
+    for (char *at = a.body; (at = strstr(at, "data: {")); at++) {
+        json_t *event = json_loadb(at + 6, strcspn(at + 6, "\n"), JSON_ALLOW_NUL, NULL);
+        const json_t *c = choice(event, 0), *l = json_object_get(c, "logprobs");
+        json_int_t i = json_integer_value(json_object_get(c, "index"));
+        assert_in_range(i, 0, 2);
+        for (int k = 0; k < 4; k++)
+            json_array_extend(joined[i][k], json_object_get(l, lists[k]));
+        json_array_extend(joined[i][4], json_object_get(c, "token_ids"));
+        if (json_is_string(json_object_get(c, "finish_reason")))
+            json_array_append_new(ends, json_integer(i));
+        json_decref(event);
+    }
+    assert_int_equal(json_array_size(ends), 3);
+    for (int i = 0; i < 3; i++) {
+        const json_t *c = choice(whole, (size_t)i), *l = json_object_get(c, "logprobs");
+        for (int k = 0; k < 4; k++)
+            assert_true(json_equal(joined[i][k], json_object_get(l, lists[k])));
+        assert_int_equal(json_array_size(joined[i][4]), 150);
+        assert_true(json_equal(joined[i][4], json_object_get(c, "token_ids")));
+        for (int k = 0; k < 5; k++)
+            json_decref(joined[i][k]);
+    }
+    json_decref(ends);
+    json_decref(whole);
+    answer_free(&a);
+}
+
 static void test_the_key_is_asked_of_all_but_health_and_page(void **state) {
     (void)state;
     char key[512];
@@ -364,11 +452,13 @@ int main(void) {
         cmocka_unit_test(test_chat_is_what_generate_writes_behind_the_template),
         cmocka_unit_test(test_a_template_of_ones_own),
         cmocka_unit_test(test_streams_have_the_whole_answers_text),
+        cmocka_unit_test(test_streams_have_the_whole_answers_logprobs),
         cmocka_unit_test(test_logprobs_of_completions),
         cmocka_unit_test(test_echo_puts_the_prompt_before_its_text),
         cmocka_unit_test(test_answers_are_the_same_among_others),
         cmocka_unit_test(test_a_beginning_that_is_known_is_not_computed_again),
         cmocka_unit_test(test_models_health_and_metrics),
+        cmocka_unit_test(test_metrics_are_prometheus_text),
         cmocka_unit_test(test_the_key_is_asked_of_all_but_health_and_page),
     };
     return cmocka_run_group_tests(tests, start_shared, stop_shared);
