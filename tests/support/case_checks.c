@@ -312,7 +312,9 @@ bool check_threads(const case_ref *k, char *why) {
                compare_setup(k, one, &(case_setup){.dtype = types[t], .threads = 2},
                              "with 2 threads", why) &&
                compare_setup(k, one, &(case_setup){.dtype = types[t], .threads = 3},
-                             "with 3 threads", why);
+                             "with 3 threads", why) &&
+               compare_setup(k, one, &(case_setup){.dtype = types[t], .threads = 16},
+                             "with 16 threads", why);
         if (good && case_run(one) != WEFT_OK) good = say(why, "%s", weft_error_message());
         good =
             good && compare_setup(k, one, &(case_setup){.dtype = types[t]}, "in a second run", why);

@@ -20,7 +20,7 @@ const case_family case_families[CASE_FAMILIES + 1] = {
 #undef CASE_ENTRY
 };
 
-enum { MOST_THREADS = 8 };
+enum { MOST_THREADS = 16 };
 static weft_pool *pools[MOST_THREADS + 1];
 
 static weft_pool *find_pool(int threads) {
