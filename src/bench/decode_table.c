@@ -15,11 +15,11 @@
 #include "core/version.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
+#include "cuda/read.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "model/kinds.h"
 #include "model/session.h"
-#include "ops/arith.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -42,7 +42,6 @@ typedef struct {
 } bench;
 
 enum { BUFFER_BYTES = 512 << 20, READ_TASKS = 64, READ_STREAMS = 8 };
-static const int64_t REMOTE_NUMBERS = (int64_t)2 << 30;
 
 typedef struct {
     const char *buffer;
@@ -71,29 +70,9 @@ static void read_part(void *context, int64_t task, int thread) {
         r->sums[task] += sum[0][k];
 }
 
-/* The same on the GPU: the squares of a large tensor, summed. */
-static double remote_rate(bench *b) {
-    double best = 0;
-    weft_graph *g;
-    weft_exec *exec = NULL;
-    if (weft_graph_create(&g) != WEFT_OK) return 0;
-    weft_tensor *x = weft_new_tensor(g, WEFT_ROLE_INPUT, "x", WEFT_BF16, REMOTE_NUMBERS);
-    weft_keep(weft_sum_squares(g, x, 1));
-    if (weft_exec_create(g, b->backend, b->pool, NULL, &exec) == WEFT_OK)
-        for (int i = 0; i < 6; i++) {
-            double start = weft_clock();
-            if (weft_exec_run(exec, NULL) != WEFT_OK) break;
-            double rate = 2.0 * (double)REMOTE_NUMBERS / (weft_clock() - start);
-            best = rate > best ? rate : best;
-        }
-    weft_exec_destroy(exec);
-    weft_graph_destroy(g);
-    return best;
-}
-
 /* Bytes a second, the best of a few reads in both ways. */
 static double read_rate(bench *b) {
-    if (b->backend->remote) return remote_rate(b);
+    if (b->backend->remote) return weft_cuda_read_rate();
     double best = 0;
     reading r = {.buffer = b->buffer};
     for (int i = 0; i < 6; i++) {

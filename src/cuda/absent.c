@@ -1,5 +1,6 @@
 /* The backend of a build without CUDA: the reason why there is none. */
 #include "cuda/backend.h"
+#include "cuda/read.h"
 
 #ifndef WEFT_HAVE_CUDA
 const weft_backend *weft_cuda_backend(void) {
@@ -23,6 +24,10 @@ const char *weft_cuda_device_name(void) {
 }
 
 int64_t weft_cuda_bytes_taken(void) {
+    return 0;
+}
+
+double weft_cuda_read_rate(void) {
     return 0;
 }
 #endif

@@ -122,6 +122,7 @@
     const chart = (title, label, column, more) => ({title, label, ...more,
       lines: list.map(({members}, i) => ({series: i, runs: members.map((r) => lineOf(r, column, more)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
     return {
+      note: list.some(({members}) => members.length > 1) ? "A line is the mean of its runs; the band around it goes from the lowest run to the highest." : "",
       x: [{key: "step", label: "training step", unit: "count"}, {key: "tokens", label: "tokens", unit: "count"}, {key: "seconds", label: "training time", unit: "seconds"}],
       series: list.map(({key, members}) => ({key, name: nameOf(members[0], members.length, all), style: styleOf(key)})),
       charts: [chart("Held-out loss", "nats per token", VAL), chart("Training loss", "nats per token", LOSS),
@@ -259,17 +260,23 @@
         const button = nameButton(cell, name, "name " + (several ? key : r.id), act);
         if (several) button.setAttribute("aria-expanded", String(unfolded.has(key)));
       } else fillCell(cell, members, c);
-      if (c.key === "best_val_loss" && best) markBest(cell);
+      if (c.key === "best_val_loss" && best) markLowest(cell);
     }
     row.addEventListener("click", act);
   }
 
-  function markBest(cell) {
-    const star = node("span", null, "\u2605", "star");
-    star.title = "the lowest held-out loss of those listed";
-    star.setAttribute("role", "img");
-    star.setAttribute("aria-label", "best of all");
-    cell.prepend(star, " ");
+  /* A word and no medal: that a loss is the lowest does not show that it is better by more than chance. */
+  function markLowest(cell) {
+    cell.prepend(node("small", null, "lowest", "lowest"), " ");
+  }
+
+  /* What the table's marks are, where there are any. */
+  function explain(groups, best) {
+    const several = groups.some((g) => g.members.length > 1), parts = [];
+    if (several) parts.push("A row of several seeds is the mean of its runs, or of those that have ended; \u00b1 is their standard deviation.");
+    if (best) parts.push("\u201clowest\u201d marks the lowest held-out loss listed" + (several ? "; a study's report says whether that is more than chance." : "."));
+    byId("marks").textContent = parts.join(" ");
+    byId("marks").hidden = !parts.length;
   }
 
   /* What has the keyboard keeps it, though its element is made anew. */
@@ -284,6 +291,7 @@
       drawRow(body, g.members, all, {best: g === best, key: g.key});
       if (g.members.length > 1 && unfolded.has(g.key)) for (const r of sorted(g.members, column)) drawRow(body, [r], all, {best: false, inside: true});
     }
+    explain(groups, best);
     if (focus !== undefined) [...byId("runs").querySelectorAll("[data-focus]")].find((e) => e.dataset.focus === focus)?.focus({preventScroll: true});
   }
 
@@ -304,7 +312,7 @@
     for (const k of keys) line(k, (r) => value(optionOf(r, k)));
     line("best held-out loss", (r) => digits(r.best_val_loss));
     const cells = body.lastChild.querySelectorAll("td"), best = bestOf(list.map((r) => ({members: [r]})));
-    if (best) markBest(cells[list.indexOf(best.members[0])]);
+    if (best) markLowest(cells[list.indexOf(best.members[0])]);
   }
 
   function drawStudies() {

@@ -1,6 +1,6 @@
 /* Charts of reports and of the live page: lines over training, points over cost, drawn as SVG.
  *
- *   weftCharts.group(element, {x, series, charts, smooth})
+ *   weftCharts.group(element, {x, series, charts, smooth, note})
  *
  * fills an element with one toolbar, one legend and the charts that share them, and returns an object
  * whose update(spec) draws new data and keeps what the reader chose.
@@ -12,11 +12,12 @@
  *   charts  [{title, label, unit, lines | points, difference, front, log, note}]
  *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
  *                   runs of one series are averaged where their first x is the same; the band goes from
- *                   the least to the most, and the single runs show while the series is pointed at
+ *                   the lowest to the highest, and the single runs show while the series is pointed at
  *           points  [{series, at: [{x, y, low, high}], join}]
  *           difference: lines are shown minus their baseline's, run by run of the same name
  *           front   [[x, y], ..] a staircase, such as a Pareto front
  *           log     the x axes of the group begin logarithmic
+ *   note    a sentence about all charts, such as what their bands are; it stands under the legend
  *
  * Nothing is loaded and nothing is sent. Names are set as text, never as markup. Every chart takes the
  * keyboard: arrows move along the x axis and between series, Escape leaves, and what is under the
@@ -32,6 +33,7 @@ const weftCharts = (() => {
   const DASHES = ["", "9 4", "4 3", "9 4 2 4", "2 3"];
   const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
   const COLOURS = 8, RUNS_TOLD = 8, ROW = 19; /* pixels of a row of values */
+  const NARROW = 430; /* a chart that is less wide has a box without names, which the legend has */
   const hidden = new Set();
   const groups = [];
 
@@ -406,6 +408,24 @@ const weftCharts = (() => {
     marker(view.svg, style, x, y, 5).setAttribute("class", "focus");
   }
 
+  const swatch = (style) => {
+    const svg = make("svg", {viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true"});
+    marker(svg, style, 6, 6, 4);
+    return svg;
+  };
+
+  /* One line's value at a place, and under the one that is pointed at what its runs are; in a narrow chart
+     the name of that one alone, and its runs' range. */
+  function tellRow(view, r, x, narrow) {
+    const row = html("div", {class: r.on ? "row on" : "row"}, view.tip), several = r.on && r.line.runs.length > 1;
+    row.appendChild(swatch(r.line.style));
+    if (r.on || !narrow) html("span", {}, row, r.line.series.name);
+    html("b", {}, row, r.text);
+    if (r.spread && r.on && !several) html("small", {}, row, r.spread.trim());
+    if (several && narrow) html("div", {class: "runs"}, view.tip, r.spread.trim().slice(1, -1) || r.line.runs.length + " equal runs");
+    else if (several) html("div", {class: "runs"}, view.tip, "its runs: " + runsText(view, r.line, x));
+  }
+
   /* The values at a place: a box beside the pointer, a line through it, the single runs of the series
      that is nearest. */
   function point(view, group, x, y, key) {
@@ -426,16 +446,11 @@ const weftCharts = (() => {
     const at = view.map.px(focus.point.x);
     drawCursor(view, focus.line.style, at, view.map.py(focus.point.y));
     const tip = view.tip, rows = describe(view, found, focus.line), told = nearby(rows, Math.max(3, Math.floor(map.height / ROW) - 5));
+    const narrow = view.figure.clientWidth < NARROW;
     tip.replaceChildren();
+    tip.classList.toggle("narrow", narrow);
     html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
-    for (const r of told) {
-      const row = html("div", {class: r.on ? "row on" : "row"}, tip);
-      html("i", {style: "background:" + colourOf(r.line.style)}, row);
-      html("span", {}, row, r.line.series.name);
-      html("b", {}, row, r.text);
-      if (r.spread && r.on && r.line.runs.length < 2) html("small", {}, row, r.spread.trim());
-      if (r.on && r.line.runs.length > 1) html("div", {class: "runs"}, tip, "its runs: " + runsText(view, r.line, focus.point.x));
-    }
+    for (const r of told) tellRow(view, r, focus.point.x, narrow);
     if (rows.length > told.length) html("div", {class: "at"}, tip, "and " + (rows.length - told.length) + " more");
     tip.hidden = false;
     placeTip(view, at, view.map.py(focus.point.y));
@@ -566,8 +581,11 @@ const weftCharts = (() => {
     const g = {spec, views: [], level: levelBelow(element), state: {x: spec.x.length ? spec.x[0].key : "", logX: spec.charts.some((c) => c.log), logY: false, smooth: spec.smooth || 0}};
     g.tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"}, element);
     g.legend = html("div", {class: "legend", role: "group", "aria-label": "What is shown"}, element);
+    g.note = html("p", {class: "about"}, element);
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);
     g.draw = () => {
+      g.note.textContent = g.spec.note || "";
+      g.note.hidden = !g.spec.note;
       for (const b of g.legend.children) b.setAttribute("aria-pressed", String(!hidden.has(b.dataset.key)));
       for (const v of g.views) {
         const {at, active} = v;

@@ -2,7 +2,7 @@
  *
  * A long run has more training steps than a screen has dots, so a curve is cut into BUCKETS equal
  * parts of its length; each run gives the mean of its numbers in a part. The page's script gets every
- * run; the static picture shows, over the runs, their mean and a band from the least to the most. */
+ * run; the static picture shows, over the runs, their mean and a band from the lowest to the highest. */
 #include "study/plot.h"
 #include "study/report_sections.h"
 
@@ -210,8 +210,12 @@ static json_t *chart_json(const subject *of, bool difference, json_t *lines) {
     if (of->unit) json_object_set_new(chart, "unit", json_string(of->unit));
     json_object_set_new(
         chart, "note",
-        json_string(difference ? "Below 0 is lower than the baseline's, seed by seed."
-                               : "The mean over seeds, and a band from the least to the most."));
+        json_string(difference
+                        ? "Below 0 is lower than the baseline's, seed by seed. The line is the "
+                          "mean over seeds; the band goes from the lowest seed to the highest and "
+                          "is no confidence interval."
+                        : "The line is the mean over seeds; the band goes from the lowest seed to "
+                          "the highest."));
     return chart;
 }
 
@@ -247,8 +251,8 @@ static weft_status draw(weft_page *p, const weft_report_data *d, const curve *cu
         if (status == WEFT_OK)
             weft_page_picture(
                 p, svg,
-                "%s by training step: the mean over seeds, and a band from the least "
-                "to the most of them.%s",
+                "%s by training step: the mean over seeds, and a band from the lowest "
+                "seed to the highest.%s",
                 title,
                 isnan(plot.top) ? "" : " The first training steps are higher than the picture.");
     }

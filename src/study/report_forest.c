@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { FOREST_TICKS = 6, ROW = 30, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
+enum { FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
 
 /* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
  * one noisy step does not press the others flat. */
@@ -99,6 +99,7 @@ static void put_row(FILE *out, const weft_report_data *d, int step, extent e,
     put_track(out, c, e, ticks, weft_report_counts(d, step));
     fputs("<span class=\"value\" role=\"cell\">", out);
     weft_page_escape_html(out, weft_say_interval(c, &room));
+    fprintf(out, "<small>%s</small>", weft_say_share_interval(c, &room));
     fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">", kind);
     weft_page_escape_html(out, *s->error                      ? "cannot be built"
                                : !weft_report_counts(d, step) ? "leaks: not compared"
@@ -155,7 +156,9 @@ static void put_svg_row(FILE *out, const weft_report_data *d, int step, extent e
     if (c->pairs >= 1)
         fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
                 TRACK_LEFT + place_of(e, c->mean) / 100 * TRACK_WIDTH, y, colour);
-    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 5, "start", weft_say_interval(c, &room));
+    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c, &room));
+    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
+                 weft_say_share_interval(c, &room));
 }
 
 /* The same as a picture by itself. */
@@ -201,6 +204,26 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
     free(text);
 }
 
+/* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
+static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
+    weft_words score, seeds = {0};
+    const char *unit = d->higher_is_better ? "" : "in nats per token and ";
+    weft_say_plural(weft_report_most_pairs(d), "seed", &seeds);
+    if (base >= 0)
+        weft_page_line(p, "about",
+                       "Each row is a variant's difference in %s from %s (%s), %sin percent of "
+                       "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
+                       d->score_name, weft_step_label(d, base),
+                       weft_say_score(d->steps[base].mean, &score), unit, seeds.text,
+                       100 * WEFT_CONFIDENCE);
+    else
+        weft_page_line(p, "about",
+                       "Each row is a variant's difference in %s from its own baseline, %sin "
+                       "percent of the baseline; %s. Dots are means, bars %.0f%% confidence "
+                       "intervals.",
+                       d->score_name, unit, seeds.text, 100 * WEFT_CONFIDENCE);
+}
+
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     int base = weft_report_baseline(d), n = 0, to_come = 0;
     for (int i = 0; i < d->n_steps; i++) {
@@ -213,20 +236,7 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     char *svg = draw_forest(d, n);
     if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
     free(svg);
-    weft_words score, seeds = {0};
-    if (base >= 0)
-        weft_page_line(
-            p, "about", "Difference in %s from %s (%s), %s%s; the bars are %.0f%% intervals.",
-            d->score_name, weft_step_label(d, base), weft_say_score(d->steps[base].mean, &score),
-            d->higher_is_better ? "" : "in nats per token, ",
-            weft_say_plural(weft_report_most_pairs(d), "seed", &seeds), 100 * WEFT_CONFIDENCE);
-    else
-        weft_page_line(p, "about",
-                       "Difference in %s of each variant from its own baseline, %s%s; the bars are "
-                       "%.0f%% intervals.",
-                       d->score_name, d->higher_is_better ? "" : "in nats per token, ",
-                       weft_say_plural(weft_report_most_pairs(d), "seed", &seeds),
-                       100 * WEFT_CONFIDENCE);
+    say_what_it_is(p, d, base);
     if (find_extent(d).cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
     return WEFT_OK;
 }

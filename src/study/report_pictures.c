@@ -217,11 +217,11 @@ static void put_fronts(weft_page *p, const weft_report_data *d, const cost_pictu
         p, "Score against cost",
         d->higher_is_better
             ? "What a score costs: up and to the left is better. The mean over "
-              "seeds, with a bar from the least to the most. The dashed line is the "
+              "seeds, with a bar from the lowest to the highest. The dashed line is the "
               "Pareto front; it goes by the means alone, and variants on it may differ "
               "by chance."
             : "What a score costs: down and to the left is better. The mean over "
-              "seeds, with a bar from the least to the most. The dashed line is the "
+              "seeds, with a bar from the lowest to the highest. The dashed line is the "
               "Pareto front; it goes by the means alone, and variants on it may differ "
               "by chance.");
     weft_page_pictures_open(p, group_json(d, charts));
@@ -326,7 +326,7 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
                           .top = NAN};
         static const char caption[] =
             "Score by learning rate: the mean over seeds, with a bar from "
-            "the least to the most of them.";
+            "the lowest to the highest of them.";
         json_t *charts = json_array();
         json_array_append_new(charts, chart_json(&plot, caption));
         weft_page_pictures_open(p, group_json(d, charts));

@@ -176,6 +176,19 @@ static int best_variant(const weft_report_data *d) {
     return n > 1 && !d->nothing_learned ? best : -1;
 }
 
+/* Whether the verdicts tell the variant with the best mean from what it is compared with: it is better
+ * than its baseline, or, being a baseline, all others are worse. */
+static bool is_told_apart(const weft_report_data *d, int best) {
+    int others = 0;
+    if (weft_report_is_compared(d, best)) return d->steps[best].compared.verdict == WEFT_BETTER;
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!weft_report_counts(d, i) || d->steps[i].baseline != best) continue;
+        if (d->steps[i].compared.verdict != WEFT_WORSE) return false;
+        others++;
+    }
+    return others > 0;
+}
+
 /* The single run with the best score, of the same variants; NULL: none finished. */
 static const weft_report_run *best_run(const weft_report_data *d) {
     const weft_report_run *best = NULL;
@@ -190,9 +203,12 @@ static const weft_report_run *best_run(const weft_report_data *d) {
 static void say_best(weft_page *p, const weft_report_data *d) {
     const weft_report_run *run = best_run(d);
     weft_words room;
-    if (best_variant(d) >= 0)
-        weft_page_say(p, "\xe2\x98\x85 marks the best mean. Whether it is more than chance, the "
-                         "verdicts say.");
+    int best = best_variant(d);
+    if (best >= 0 && is_told_apart(d, best))
+        weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
+    else if (best >= 0)
+        weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
+                      weft_step_label(d, best), weft_say_score(d->steps[best].mean, &room));
     if (run)
         weft_page_say(
             p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
@@ -266,8 +282,9 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                                  ">learning rate",
                                  NULL};
     weft_page_table_open(p, heads);
+    int best = best_variant(d);
     for (int i = 0; i < d->n_steps; i++)
-        table_row(p, d, i, i == best_variant(d));
+        table_row(p, d, i, i == best && is_told_apart(d, best));
     weft_page_table_close(p);
     say_best(p, d);
     weft_page_say(

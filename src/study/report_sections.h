@@ -47,6 +47,8 @@ const char *weft_say_number(double value, weft_words *room); /* all its digits t
 const char *weft_say_change(const weft_comparison *c, double value, weft_words *room);
 /* "-0.0119 [-0.0150, -0.0088]"; without an interval it says so. */
 const char *weft_say_interval(const weft_comparison *c, weft_words *room);
+/* The same in percent of the baseline's score; empty where that is 0. */
+const char *weft_say_share_interval(const weft_comparison *c, weft_words *room);
 /* When a run began and ended: "2026-01-31 10:00:00.000 to 10:05:00.000". */
 const char *weft_say_times(const weft_report_run *run, weft_words *room);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */

@@ -89,6 +89,19 @@ const char *weft_say_interval(const weft_comparison *c, weft_words *room) {
     return room->text;
 }
 
+const char *weft_say_share_interval(const weft_comparison *c, weft_words *room) {
+    double scale = c->baseline != 0 ? 100 / fabs(c->baseline) : NAN;
+    double half = scale * (c->pairs < 2 ? fabs(c->mean) : (c->high - c->low) / 2);
+    int decimals = half >= 0.0995 ? 1 : half >= 0.00995 ? 2 : 3;
+    if (c->pairs < 1 || !isfinite(half)) return "";
+    if (c->pairs < 2)
+        snprintf(room->text, sizeof room->text, "%+.*f%%", decimals, scale * c->mean);
+    else
+        snprintf(room->text, sizeof room->text, "%+.*f%% [%+.*f%%, %+.*f%%]", decimals,
+                 scale * c->mean, decimals, scale * c->low, decimals, scale * c->high);
+    return room->text;
+}
+
 /* ISO 8601 without its T and Z; the date is not said twice. */
 static void plain_time(const char *time, const char *after, char room[40]) {
     size_t date = strcspn(time, "T");

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { TIME = 300, SLOTS = 70 };
+enum { TIME = 300, SLOTS = 70, LONG = 2000 };
 
 static void need_gpu(void) {
     if (weft_cuda_backend()) return;
@@ -98,6 +98,30 @@ static void test_a_sequence_has_the_bits_that_it_has_alone(void **state) {
     free(c.tokens);
 }
 
+/* So many runs of keys that a warp has several, one behind the other. */
+static void test_a_long_sequence_has_the_bits_that_it_has_alone(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_decoding d;
+    step_case_open(&c, f, LONG);
+    assert_int_equal(weft_config_override(&c.config, "GPT2_BLOCK_SIZE=2048", "test"), WEFT_OK);
+    step_decoding_open(&d, &c, weft_cuda_backend(), 4, LONG);
+    float *want = step_decode(&d, 0, c.tokens, LONG, 1);
+    static const int64_t chunks[] = {4, 16, 64};
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        float *got = step_decode(&d, (int32_t)i + 1, c.tokens, LONG, chunks[i]);
+        int64_t off = count_different(want, got, LONG * d.vocab);
+        if (off)
+            fail_msg("%s: %lld numbers differ in runs of %lld rows", f->name, (long long)off,
+                     (long long)chunks[i]);
+        free(got);
+    }
+    free(want);
+    step_decoding_close(&d);
+    free(c.tokens);
+}
+
 /* Picked on the device and carried on there, tokens are those of the logits. */
 static void test_picked_tokens_are_the_likeliest(void **state) {
     const step_form *f = *state;
@@ -134,7 +158,7 @@ static void test_picked_tokens_are_the_likeliest(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[3 * STEP_FORMS];
+    struct CMUnitTest tests[4 * STEP_FORMS];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < STEP_FORMS; i++) {
@@ -145,6 +169,9 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_a_sequence_has_the_bits_that_it_has_alone",
                                 test_a_sequence_has_the_bits_that_it_has_alone, NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_a_long_sequence_has_the_bits_that_it_has_alone",
+                                test_a_long_sequence_has_the_bits_that_it_has_alone, NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_picked_tokens_are_the_likeliest",
                                          test_picked_tokens_are_the_likeliest, NULL, NULL, f};
     }

@@ -204,12 +204,13 @@ def main():
     kept = read_safetensors(KEPT) if KEPT.exists() else {}
     paths = sorted(CONFIGS.glob("*.config"))
     made = {path.stem: make_curve(path, args.build.resolve()) for path in paths if not args.names or path.stem in args.names}
+    # Two hundred steps make more of a machine's last bits than a single pass does.
+    same = lambda a, b: a.shape == b.shape and np.abs(a - b).max() <= 1e-6
+    wrong = [name for name in made if name not in kept or not same(kept[name], made[name])]
     if not args.check:
         names = {path.stem for path in paths}
-        write_safetensors(KEPT, {name: curve for name, curve in kept.items() if name in names} | made)
+        write_safetensors(KEPT, {name: curve for name, curve in kept.items() if name in names} | {name: made[name] for name in wrong})
         return 0
-    # Two hundred steps make more of a machine's last bits than a single pass does.
-    wrong = [name for name in made if name not in kept or not np.abs(kept[name] - made[name]).max() <= 1e-6]
     print(f"{len(made)} curves, {len(wrong)} wrong: {', '.join(wrong)}" if wrong else f"{len(made)} curves as kept")
     return 1 if wrong else 0
 

@@ -1,6 +1,6 @@
 """Makes, or with --check verifies, the kept vectors of the whole model. tests/model/CONFIGS.md has the rules.
 
-    python make_model_vectors.py [NAME...]      seeds are searched and written, vectors are made anew
+    python make_model_vectors.py [NAME...]      makes the vectors; an unsuitable seed is replaced in the config
     python make_model_vectors.py --check        all is computed again and compared with the kept files
     python make_model_vectors.py --test         the reference itself is held to what it claims (model_checks.py)
 """
@@ -21,7 +21,7 @@ import model  # noqa: E402
 import model_checks  # noqa: E402
 import model_config  # noqa: E402
 from case import check_philox, fnv, units  # noqa: E402
-from make_vectors import read_safetensors, write_safetensors  # noqa: E402
+from make_vectors import compare, keep, read_safetensors  # noqa: E402
 
 CONFIGS = HERE.parent / "model" / "configs"
 VECTORS = HERE.parent / "vectors" / "model"
@@ -77,40 +77,33 @@ class Case:
     def compute(self, constants=None):
         return model.gradients(self.config, self.params, self.ids, self.targets, constants)
 
-    def is_clear(self):
+    def is_clear(self, share_of_allowed=0.75):
         """Whether the draw can be held to one answer: no decision of the routing is close, float32 is precise enough, ignored
-        targets are some and not all, and no small tensor is nearly constant by chance."""
+        targets are some and not all, and no small tensor is nearly constant by chance. Sums in float32 are added in another
+        order on another processor, so how precise they are is a property of the machine, too."""
         constants = model.Constants()
         model.loss_parts(self.config, self.params, self.ids, self.targets, constants)
         ignored = int((self.targets < 0).sum())
         mixed = 0 < ignored < self.targets.numel() if self.ignore else ignored == 0
         return (constants.margin >= MARGIN and mixed and not model_checks.check_drawn(self)
-                and not model_checks.check_single_precision(self))
+                and not model_checks.check_single_precision(self, share_of_allowed))
 
 
 def search_seed(path):
-    """The case with the first seed that is clear; the seed is written into the file."""
+    """The case with the seed of its file where that is clear; otherwise with the first that is so by a wider
+    margin, so that it is on other machines too. That one is written into the file."""
+    kept = Case(path)
+    if kept.is_clear():
+        return kept
     for seed in range(1000):
         case = Case(path, seed)
-        if case.is_clear():
+        if case.is_clear(share_of_allowed=0.5):
             text = path.read_text()
             written = re.sub(r"^# seed=\d+$", f"# seed={seed}", text, flags=re.M)
             if written != text:
                 path.write_text(written)
             return case
     raise model_config.BadConfig("no seed in 1000 gives a clear draw")
-
-
-def compare(kept, made):
-    errors = [f"{name}: kept or made, not both" for name in sorted(set(kept) ^ set(made))]
-    for name in sorted(set(kept) & set(made)):
-        if kept[name].shape != made[name].shape:
-            errors.append(f"{name}: kept {kept[name].shape}, made {made[name].shape}")
-            continue
-        gap = np.abs(kept[name] - made[name]).max()
-        if not gap <= 1e-12 * max(1.0, np.abs(made[name]).max()):
-            errors.append(f"{name}: differs by {gap:.2e}")
-    return errors
 
 
 def make_one(path, check):
@@ -122,7 +115,7 @@ def make_one(path, check):
     if not case.is_clear():
         errors.append("the draw is not clear: search the seed again")
     if not check:
-        write_safetensors(kept, made)
+        keep(kept, made)
     elif kept.exists():
         errors += compare(read_safetensors(kept), made)
     else:

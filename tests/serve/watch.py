@@ -4,7 +4,8 @@
 
 RUNS is the folder that is watched. A run that arrives must appear, and its new lines with it; pointing at
 a curve tells its values and hides no other chart; a click on the legend hides it; seeds are one row that
-unfolds; the filter and the table's heads work; the best is marked; a note is kept; nothing scrolls sideways
+unfolds; the filter and the table's heads work; the lowest is marked; what marks
+and bands mean is said; a note is kept; nothing scrolls sideways
 at 390 and 1280 pixels; the page's script has no fault and asks nobody but its server. With PICTURES, screenshots go there. Ends on 0 when all is well, 1 with a line for each thing
 that is not, 77 where there is no Chromium.
 """
@@ -71,7 +72,7 @@ def check_study(b, wrong):
 
 def check_curves(b, wrong):
     b.wait("document.querySelectorAll('#curves .chart .line').length > 1")
-    b.move(*middle(b, "#curves .chart svg"))
+    b.move(*middle(b, "#curves .chart > svg"))
     b.wait("[...document.querySelectorAll('#curves .tip')].some(t => !t.hidden && t.textContent.length > 5)", 10)
     lines = b.value("document.querySelectorAll('#curves .chart .line').length")
     b.click(*middle(b, "#curves .legend button"))
@@ -85,10 +86,19 @@ def check_curves(b, wrong):
 # Charts other than its own that the box of values covers.
 COVERED = """(() => {
   const tip = document.querySelector(".tip:not([hidden])"), box = tip.getBoundingClientRect();
-  return [...document.querySelectorAll("#curves .chart svg")].filter((svg) => {
+  return [...document.querySelectorAll("#curves .chart > svg")].filter((svg) => {
     const r = svg.getBoundingClientRect();
     return !tip.parentNode.contains(svg) && box.left < r.right && box.right > r.left && box.top < r.bottom && box.bottom > r.top;
   }).length; })()"""
+
+
+# How much of its own chart the box of values hides, and how much it may.
+SHARE = """(() => {
+  const tip = document.querySelector(".tip:not([hidden])"), box = tip.getBoundingClientRect();
+  const r = tip.parentNode.querySelector(":scope > svg").getBoundingClientRect();
+  return Math.max(0, Math.min(box.right, r.right) - Math.max(box.left, r.left)) *
+    Math.max(0, Math.min(box.bottom, r.bottom) - Math.max(box.top, r.top)) / (r.width * r.height); })()"""
+SHARE_MOST = 0.2
 
 
 def check_box(b, wrong):
@@ -108,15 +118,19 @@ def check_box(b, wrong):
 
 
 def check_boxes(b, wrong):
-    for chart in range(b.value("document.querySelectorAll('#curves .chart svg').length")):
-        b.value("document.querySelectorAll('#curves .chart svg')[%d].scrollIntoView({block: 'center'})" % chart)
-        left, top, width, height = b.value("""(() => { const r = document.querySelectorAll("#curves .chart svg")[%d]
+    for chart in range(b.value("document.querySelectorAll('#curves .chart > svg').length")):
+        b.value("document.querySelectorAll('#curves .chart > svg')[%d].scrollIntoView({block: 'center'})" % chart)
+        left, top, width, height = b.value("""(() => { const r = document.querySelectorAll("#curves .chart > svg")[%d]
             .getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()""" % chart)
         for share in (0.3, 0.55, 0.95):
             b.move(left + share * width, top + height / 2)
             b.wait("document.querySelectorAll('.tip:not([hidden])').length", 10)
             if b.value(COVERED):
                 wrong.append("the values of chart %d hide another at %g" % (chart, share))
+            hidden = b.value(SHARE)
+            if hidden > SHARE_MOST:
+                wrong.append("the values of chart %d hide %.0f%% of it at %g: %r" % (
+                    chart, 100 * hidden, share, b.value("document.querySelector('.tip:not([hidden])').innerText")))
 
 
 def check_groups(b, wrong):
@@ -128,6 +142,7 @@ def check_groups(b, wrong):
         wrong.append("a group is told as %r" % b.value(group + ".textContent"))
     if b.value("[...document.querySelectorAll('#runs .inside')].length"):
         wrong.append("groups are unfolded")
+    check_marks(b, True, wrong)
     b.value(group + ".querySelector('td.name button').focus()")
     b.press("Enter", 13)
     b.wait("document.querySelectorAll('#runs .inside').length === 2", 10)
@@ -173,8 +188,22 @@ def check_best(b, wrong):
     b.write("filter", "")
     b.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
     b.wait(ROWS + " > 2", 10)
-    if b.value("document.querySelectorAll('#runs .star').length") != 1:
-        wrong.append("%d runs are the best" % b.value("document.querySelectorAll('#runs .star').length"))
+    if b.value("document.querySelectorAll('#runs .lowest').length") != 1:
+        wrong.append("%d runs are the lowest" % b.value("document.querySelectorAll('#runs .lowest').length"))
+    check_marks(b, False, wrong)
+
+
+def check_marks(b, averaged, wrong):
+    """What a mark or a band means is said while there are any."""
+    said = {"\u201clowest\u201d marks": True, "standard deviation": averaged, "more than chance": averaged}
+    shown = "(e => e.offsetParent ? e.textContent : '')(document.querySelector('%s'))"
+    text = b.value(shown % "#marks")
+    for words, there in said.items():
+        if (words in text) != there:
+            wrong.append("averaged %r: the marks are explained as %r" % (averaged, text))
+    band = b.value(shown % "#curves .about")
+    if ("from the lowest run to the highest" in band) != averaged:
+        wrong.append("averaged %r: of bands it says %r" % (averaged, band))
 
 
 def check_machine(b, wrong):

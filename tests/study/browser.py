@@ -206,7 +206,7 @@ def check_widths(b, wrong):
                          (width, b.value("document.documentElement.scrollWidth")))
         for t in b.value(TOUCHING):
             wrong.append("%d: texts touch: %s" % (width, t))
-        small = b.value("[...document.querySelectorAll('.chart svg')].filter(s => s.getBoundingClientRect().height < 150).length")
+        small = b.value("[...document.querySelectorAll('.chart > svg')].filter(s => s.getBoundingClientRect().height < 150).length")
         if small:
             wrong.append("%d: %d charts are flat" % (width, small))
 
@@ -248,6 +248,19 @@ def check_count(b, steps, wrong):
         wrong.append("it is not said why repeats are not drawn")
 
 
+def check_units(b, wrong):
+    """The answer is in percent and the axis in nats: each row has both. A band is no interval, and it says so."""
+    number, share = r"[-+]\d\.\d+", r"[-+]\d+\.\d+%"
+    form = r"{0} \[{0}, {0}\]\s+{1} \[{1}, {1}\]".format(number, share)
+    for row in b.value("[...document.querySelectorAll('.forest .value')].map(e => e.innerText)"):
+        if not re.fullmatch(form, row):
+            wrong.append("a row of the forest is %r" % row)
+    notes = b.value("[...document.querySelector('.charts').querySelectorAll('figcaption')].map(e => e.textContent)")
+    band = "the band goes from the lowest seed to the highest"
+    if len(notes) != 2 or not all(band in n for n in notes) or "no confidence interval" not in notes[1]:
+        wrong.append("of bands it says %r" % notes)
+
+
 def check_words(b, wrong):
     """A step is one of training; what a study compares are variants."""
     text = b.value("""(() => { const page = document.body.cloneNode(true);
@@ -264,6 +277,7 @@ def drive(b, url, folder, steps, colours, wrong):
         wrong.append("there are %d charts" % b.value("document.querySelectorAll('.chart').length"))
     check_words(b, wrong)
     check_count(b, steps, wrong)
+    check_units(b, wrong)
     check_hover(b, steps, wrong)
     check_toggle(b, wrong)
     check_widths(b, wrong)

@@ -5,12 +5,16 @@
 #include "support/study_run.h"
 #include "support/train_run.h"
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -150,6 +154,29 @@ static void test_one_study_in_a_folder_at_a_time(void **state) {
     train_wait(study);
 }
 
+/* What a study that was killed had just forked still holds its lock, for a moment. */
+static void test_a_lock_whose_holder_is_gone_is_waited_for(void **state) {
+    (void)state;
+    char out[256], err[256], lock[512];
+    snprintf(out, sizeof out, "%s", scratch_path("left"));
+    snprintf(err, sizeof err, "%s", scratch_path("left.err"));
+    snprintf(lock, sizeof lock, "%s/lock", out);
+    pid_t gone = fork();
+    if (gone == 0) _exit(0);
+    waitpid(gone, NULL, 0);
+    assert_int_equal(mkdir(out, 0777), 0);
+    int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_true(fd >= 0 && dprintf(fd, "%d\n", (int)gone) > 0);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    pid_t study = train_start(RUN("study", "--config", config, "--out", out, "--list"), err, 0);
+    assert_int_equal(train_wait(study), 0); /* which holds nothing */
+    study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
+    pause_ms(400);
+    close(fd);
+    assert_int_equal(train_wait(study), 0);
+    study_same(whole, out);
+}
+
 static int make_whole(void **state) {
     (void)state;
     study_whole(config, whole, NULL);
@@ -163,6 +190,7 @@ int main(void) {
         cmocka_unit_test(test_a_run_that_cannot_go_on_is_begun_anew),
         cmocka_unit_test(test_a_signal_is_handed_on_and_the_same_command_goes_on),
         cmocka_unit_test(test_one_study_in_a_folder_at_a_time),
+        cmocka_unit_test(test_a_lock_whose_holder_is_gone_is_waited_for),
     };
     return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
 }

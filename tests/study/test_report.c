@@ -117,8 +117,39 @@ static void test_verdicts_and_numbers(void **state) {
     expect_line("| lower |", SAYS("| \xe2\x98\x85 2.0000 ± 0.0954 |", "| -4.76% |",
                                   "-0.1000 \\[-0.1248, -0.0752\\]"));
     expect_in(html, "<td class=\"n\">-0.1000 [-0.1248, -0.0752]</td>");
+    expect_both("\xe2\x98\x85 marks the best mean.");
+    /* The same in percent of 2.1, as the answer above it is. */
+    expect_in(html, "-0.1000 [-0.1248, -0.0752]<small>-4.8% [-5.9%, -3.6%]</small>");
+    expect_both("in nats per token and in percent of the baseline; 3 seeds");
     expect_both("The best single run is Lower loss with seed 1 and learning rate 0.001: held-out "
                 "loss 1.9000, in ");
+}
+
+static void test_a_baseline_is_starred_where_all_others_are_worse(void **state) {
+    (void)state;
+    sqlite3 *db = begin("baseline", "val_loss");
+    study_step(db, 0, "0", "Plain", -1, -1);
+    study_step(db, 1, "1", "Gate", 0, -1);
+    study_step(db, 2, "2", "Cross", 0, -1);
+    three_seeds(db, 0, 2.0, 2.1, 2.2);
+    three_seeds(db, 1, 2.1, 2.19, 2.31);
+    three_seeds(db, 2, 2.2, 2.29, 2.41);
+    finish(db, "baseline");
+    expect_line("| 0 |", SAYS("| \xe2\x98\x85 2.1000 ± 0.1000 |"));
+}
+
+static void test_a_baseline_is_not_starred_where_one_is_not_told_from_it(void **state) {
+    (void)state;
+    sqlite3 *db = begin("even", "val_loss");
+    study_step(db, 0, "0", "Plain", -1, -1);
+    study_step(db, 1, "1", "Gate", 0, -1);
+    study_step(db, 2, "2", "Cross", 0, -1);
+    three_seeds(db, 0, 2.0, 2.1, 2.2);
+    three_seeds(db, 1, 2.1, 2.19, 2.31);
+    three_seeds(db, 2, 1.95, 2.15, 2.25); /* -0.05 +0.05 +0.05 */
+    finish(db, "even");
+    expect_both("Plain has the best mean, 2.1000; it may be so by chance.");
+    expect_not_in(md, "\xe2\x98\x85");
 }
 
 static void test_one_seed_shows_no_difference(void **state) {
@@ -131,7 +162,9 @@ static void test_one_seed_shows_no_difference(void **state) {
     finish(db, "one");
     expect_line("- **no difference shown** Gate against Baseline",
                 SAYS("one seed has no interval", "1.5000 lower", "(-50.00%)", "; 1 seed."));
-    expect_line("| 1 |", SAYS("| \xe2\x98\x85 1.5000 |", "-1.5000 (no interval)"));
+    expect_line("| 1 |", SAYS("| 1.5000 |", "-1.5000 (no interval)"));
+    expect_both("Gate has the best mean, 1.5000; it may be so by chance.");
+    expect_not_in(md, "\xe2\x98\x85");
     expect_both("nothing is called better or worse");
     expect_not_in(md, "**better**");
     expect_not_in(md, "nan");
@@ -631,6 +664,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_short_numbers_have_no_exponents),
         TEST(test_verdicts_and_numbers),
+        TEST(test_a_baseline_is_starred_where_all_others_are_worse),
+        TEST(test_a_baseline_is_not_starred_where_one_is_not_told_from_it),
         TEST(test_one_seed_shows_no_difference),
         TEST(test_two_seeds_are_told_to_be_too_few_and_how_many_would_do),
         TEST(test_a_study_that_stays_at_guessing_says_that_nothing_was_learned),

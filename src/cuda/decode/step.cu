@@ -17,11 +17,11 @@ extern "C" {
 extern const struct weft_step_backend weft_cuda_steps;
 }
 
-template <int MT, int DQ, int DV>
+template <int MT, int DQ, int DV, bool JOINT>
 static __global__ void __launch_bounds__(STEP_THREADS, 1)
     run_step(const __grid_constant__ step_problem p) {
     extern __shared__ __align__(16) char step_shared[];
-    step_run_phases<MT, DQ, DV>(p, step_shared);
+    step_run_phases<MT, DQ, DV, JOINT>(p, step_shared);
 }
 
 /* Keys of a run. Partial results are a hundredth of what is read, and a short context still has a run
@@ -33,10 +33,16 @@ enum { SHORT_SPAN = 384, LONG_SPAN = 1536, SHORT_SPANS = 4096 };
 
 enum { JOIN_MOST = 16384 /* numbers of attention's parts that each block joins for itself */ };
 
+template <int DQ, int DV, bool JOINT> static step_kernel kernel_for(bool many) {
+    return many ? run_step<4, DQ, DV, JOINT> : run_step<1, DQ, DV, JOINT>;
+}
+
+/* Values that are the keys are read once where spans are, and else like others. */
 static step_kernel kernel_of(const weft_step_form *f, bool many) {
-    if (f->dqk == 64 && f->dv == 64) return many ? run_step<4, 2, 2> : run_step<1, 2, 2>;
-    if (f->dqk == 128 && f->dv == 64) return many ? run_step<4, 4, 2> : run_step<1, 4, 2>;
-    if (f->dqk == 128 && f->dv == 128) return many ? run_step<4, 4, 4> : run_step<1, 4, 4>;
+    if (f->dqk == 64 && f->dv == 64) return kernel_for<2, 2, false>(many);
+    if (f->dqk == 128 && f->dv == 64) return kernel_for<4, 2, false>(many);
+    if (f->dqk == 128 && f->dv == 128 && f->joint) return kernel_for<4, 4, true>(many);
+    if (f->dqk == 128 && f->dv == 128) return kernel_for<4, 4, false>(many);
     return NULL;
 }
 

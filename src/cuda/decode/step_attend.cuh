@@ -31,20 +31,26 @@ __device__ static inline float step_squares(uint4 v) {
 
 /* The ring: units of 16 keys or values, of each lane those of tokens lane / 4
  * and + 8, numbers 32 d + 8 (lane % 4) to + 7. A leaf is two units of keys,
- * then two of values. */
+ * then two of values; where values are the keys (JOINT), the two of keys alone,
+ * which stay until they are summed. */
 template <int MT, int DQ, int DV> struct step_units {
     static constexpr int SIZE = 2 * (DQ > DV ? DQ : DV); /* places of a unit */
     static constexpr int ROOM = step_shape<MT>::PLACES / SIZE;
     static constexpr int COUNT = MT > 1 || ROOM < 4 ? ROOM : 4;
 };
 
-template <int MT, int DQ, int DV>
+template <bool JOINT> __device__ static inline int step_units_of(const step_run &t) {
+    return (JOINT ? 2 : 4) * t.leaves;
+}
+
+template <int MT, int DQ, int DV, bool JOINT>
 __device__ static inline void step_fetch_unit(const step_problem &p, const step_phase &f,
-                                              const step_run &t, int unit, int units, uint4 *to) {
-    int lane = threadIdx.x % 32, half = unit / 4 * 2 + unit % 2; /* which 16 keys of the run */
+                                              const step_run &t, int unit, uint4 *to) {
+    int lane = threadIdx.x % 32;
+    int half = JOINT ? unit : unit / 4 * 2 + unit % 2; /* which 16 keys of the run */
     int page = __shfl_sync(0xffffffffu, t.page, half);
-    if (unit < units) {
-        bool value = unit % 4 >= 2;
+    if (unit < step_units_of<JOINT>(t)) {
+        bool value = !JOINT && unit % 4 >= 2;
         int key = t.begin + half / 2 * t.step + half % 2 * 16 + lane / 4;
         const char *pages = value ? f.values + page * p.value_bytes : f.keys + page * p.key_bytes;
         int width = value ? 32 * DV : 32 * DQ;
@@ -205,13 +211,13 @@ struct step_begun {
 };
 
 /* The first units of a run on their way. */
-template <int MT, int DQ, int DV, int UNITS>
+template <int MT, int DQ, int DV, int UNITS, bool JOINT>
 __device__ static inline void step_fetch_first(const step_problem &p, const step_phase &f,
                                                const step_run &t, uint4 *ring) {
     constexpr int SIZE = step_units<MT, DQ, DV>::SIZE;
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        step_fetch_unit<MT, DQ, DV>(p, f, t, u, 4 * t.leaves, ring + u * SIZE * STEP_THREADS);
+        step_fetch_unit<MT, DQ, DV, JOINT>(p, f, t, u, ring + u * SIZE * STEP_THREADS);
 }
 
 /* The queries of a run. */
@@ -233,21 +239,22 @@ __device__ static inline void step_ask_queries(const step_problem &p, const step
     }
 }
 
-template <int MT, int DQ, int DV, int UNITS>
+template <int MT, int DQ, int DV, int UNITS, bool JOINT>
 __device__ static inline void step_begin_run(const step_problem &p, const step_phase &f,
                                              const step_run &t, uint4 *ring, step_query<DQ> &q) {
-    step_fetch_first<MT, DQ, DV, UNITS>(p, f, t, ring);
+    step_fetch_first<MT, DQ, DV, UNITS, JOINT>(p, f, t, ring);
     step_ask_queries<DQ>(p, f, t, q, DQ != DV);
 }
 
 /* Sums a run that was begun. */
-template <int MT, int DQ, int DV, int UNITS>
+template <int MT, int DQ, int DV, int UNITS, bool JOINT>
 __device__ static inline void step_sum_run(const step_problem &p, const step_phase &f,
                                            const step_run &t, uint4 *ring, const step_query<DQ> &q,
                                            int phase, step_found<DQ, DV> &out) {
     constexpr int SIZE = step_units<MT, DQ, DV>::SIZE;
     constexpr bool GAUSSIAN = DQ != DV; /* of means and deviations, as wide again as a value */
-    int units = 4 * t.leaves, place = 0;
+    static_assert(!JOINT || (DQ == DV && UNITS == 2), "a leaf's keys are the ring");
+    int place = 0;
     float c[4][4] = {}, number[4] = {};
 #pragma unroll
     for (int e = 0; e < 2; e++)
@@ -263,7 +270,10 @@ __device__ static inline void step_sum_run(const step_problem &p, const step_pha
 #pragma unroll
         for (int which = 0; which < 4; which++) {
             uint4 *unit = ring + place * SIZE * STEP_THREADS;
-            step_wait<UNITS - 1>();
+            if (!JOINT || which == 0)
+                step_wait<UNITS - 1>();
+            else if (which == 1)
+                step_wait<UNITS - 2>(); /* nothing was asked for since */
             if (which == 0 && leaf == 0) step_mark(p, phase, 2);
             if (which == 0)
 #pragma unroll
@@ -284,7 +294,9 @@ __device__ static inline void step_sum_run(const step_problem &p, const step_pha
                             out.o[d][i][e] *= keep[e / 2];
             }
             if (which >= 2) step_sum_values<DV>(unit, c + 2 * (which - 2), out.o);
-            step_fetch_unit<MT, DQ, DV>(p, f, t, 4 * leaf + which + UNITS, units, unit);
+            if (!JOINT || which >= 2)
+                step_fetch_unit<MT, DQ, DV, JOINT>(
+                    p, f, t, JOINT ? 2 * leaf + which : 4 * leaf + which + UNITS, unit);
             place = place + 1 == UNITS ? 0 : place + 1;
         }
     }
@@ -336,10 +348,10 @@ __device__ static void step_attend(const step_problem &p, const step_phase &f, u
         step_query<DQ> q = {};
         step_found<DQ, DV> out;
         step_mark(p, phase, 1);
-        if (!fetched) step_fetch_first<MT, DQ, DV, UNITS>(p, f, t, ring);
+        if (!fetched) step_fetch_first<MT, DQ, DV, UNITS, false>(p, f, t, ring);
         fetched = false;
         step_ask_queries<DQ>(p, f, t, q, DQ != DV);
-        step_sum_run<MT, DQ, DV, UNITS>(p, f, t, ring, q, phase, out);
+        step_sum_run<MT, DQ, DV, UNITS, false>(p, f, t, ring, q, phase, out);
         step_mark(p, phase, 3);
         step_write_part<DV>(p, t, out.o, out.most, out.all);
         step_mark(p, phase, 4);

@@ -36,6 +36,20 @@ __device__ static inline void step_copy_async(void *to, const void *from) {
                  : "memory");
 }
 
+/* The same with a group of its own: the copy if `there`, the group if `counts`. No branch. */
+__device__ static inline void step_copy_counted(void *to, const void *from, bool there,
+                                                bool counts) {
+    asm volatile("{\n.reg .pred p, q;\n"
+                 "setp.ne.s32 p, %2, 0;\n"
+                 "setp.ne.s32 q, %3, 0;\n"
+                 "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
+                 "@q cp.async.commit_group;\n}"
+                 :
+                 : "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"((int)there),
+                   "r"((int)counts)
+                 : "memory");
+}
+
 __device__ static inline void step_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

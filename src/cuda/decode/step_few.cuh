@@ -170,13 +170,27 @@ __device__ static void step_take_rows(const step_problem &p, const step_phase &f
     step_mark(p, m.phase, 1);
 }
 
+/* Fetches up to `count` pieces in the place of those that were multiplied, without a branch. */
+__device__ static inline void step_fetch_few(step_stream &s, int count) {
+    constexpr int DEPTH = step_shape<1>::DEPTH;
+#pragma unroll
+    for (int k = 0; k < 2 * STEP_SPLITS; k++)
+        step_copy_counted(s.ring + ((s.at + k) & (DEPTH - 1)) * STEP_THREADS,
+                          s.from + k * STEP_THREADS * 8, k < count && k < s.left, k < count);
+    s.from += count * STEP_THREADS * 8;
+    s.left -= count;
+    s.at = (s.at + count) & (DEPTH - 1);
+}
+
 /* The warp's share of up to four sums, two slots at a time: of tiles that share their inputs, or of a
- * tile's splits, which have inputs of their own (APART), `split` chunks apart. */
+ * tile's splits, which have inputs of their own (APART), `split` chunks apart. What is not there is
+ * multiplied as zeros: a branch for each piece takes longer than all of its products, since nothing
+ * is loaded ahead of it. */
 template <bool APART>
 __device__ static inline void step_sum_few(const step_problem &p, const step_memory &m, int groups,
                                            int chunks, int split, step_stream &s,
                                            float (&c)[STEP_SPLITS][1][4]) {
-    constexpr int DEPTH = step_shape<1>::DEPTH;
+    constexpr int DEPTH = step_shape<1>::DEPTH, INPUTS = APART ? (int)STEP_SPLITS : 1;
     static_assert(DEPTH == 16 && 2 * STEP_SPLITS == 8 && STEP_TILES <= STEP_SPLITS, "pieces");
     int lane = m.thread % 32, warp = m.thread / 32;
     bool upper = lane / 4 < p.rows, lower = lane / 4 + 8 < p.rows;
@@ -186,38 +200,41 @@ __device__ static inline void step_sum_few(const step_problem &p, const step_mem
 #pragma unroll 1
     for (int slot = 0; slot < slots; slot += 2) {
         int pieces = min(2, slots - slot) * groups;
-        uint4 b[2][STEP_SPLITS] = {}, v = make_uint4(0, 0, 0, 0), w = v;
-        if (pieces <= 4)
-            step_wait<DEPTH - 4>();
-        else
-            step_wait<DEPTH - 8>();
+        uint4 b[2][STEP_SPLITS], v[2][INPUTS], w[2][INPUTS];
+        step_wait<DEPTH - 8>();
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
-            for (int g = 0; g < STEP_SPLITS; g++)
-                if (g < groups && slot + u < slots)
-                    b[u][g] = s.ring[((s.at + u * groups + g) & (DEPTH - 1)) * STEP_THREADS];
+            for (int g = 0; g < INPUTS; g++) {
+                int chunk = (slot + u) * STEP_WARPS + warp;
+                bool there = g < groups && slot + u < slots &&
+                             chunk < (APART ? min(split, chunks - g * split) : chunks);
+                const unsigned short *from =
+                    a + ((APART ? g * split : 0) + (slot + u) * STEP_WARPS) * STEP_CHUNK;
+                v[u][g] = w[u][g] = make_uint4(0, 0, 0, 0);
+                if (there && upper) v[u][g] = *(const uint4 *)from;
+                if (there && lower) w[u][g] = *(const uint4 *)(from + 8 * step_shape<1>::STAGE);
+            }
 #pragma unroll
         for (int u = 0; u < 2; u++)
 #pragma unroll
             for (int g = 0; g < STEP_SPLITS; g++) {
-                int chunk = (slot + u) * STEP_WARPS + warp;
-                if (g >= groups || slot + u >= slots) continue;
-                if (chunk >= (APART ? min(split, chunks - g * split) : chunks)) continue;
-                if (APART || g == 0) {
-                    const unsigned short *from =
-                        a + ((APART ? g * split : 0) + (slot + u) * STEP_WARPS) * STEP_CHUNK;
-                    if (upper) v = *(const uint4 *)from;
-                    if (lower) w = *(const uint4 *)(from + 8 * step_shape<1>::STAGE);
-                }
-                step_words high = {{v.x, v.y, v.z, v.w}}, low = {{w.x, w.y, w.z, w.w}};
-                step_multiply(c[g][0], high, low, 0, b[u][g].x, b[u][g].y);
-                step_multiply(c[g][0], high, low, 1, b[u][g].z, b[u][g].w);
+                b[u][g] = make_uint4(0, 0, 0, 0);
+                if (g < groups && slot + u < slots)
+                    b[u][g] = s.ring[((s.at + u * groups + g) & (DEPTH - 1)) * STEP_THREADS];
             }
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            if (k < pieces) step_fetch(s, (s.at + k) & (DEPTH - 1));
-        s.at = (s.at + pieces) & (DEPTH - 1);
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int g = 0; g < STEP_SPLITS; g++) {
+                    const uint4 &x = v[u][APART ? g : 0], &y = w[u][APART ? g : 0];
+                    step_words high = {{x.x, x.y, x.z, x.w}}, low = {{y.x, y.y, y.z, y.w}};
+                    step_multiply(c[g][0], high, low, half, half ? b[u][g].z : b[u][g].x,
+                                  half ? b[u][g].w : b[u][g].y);
+                }
+        step_fetch_few(s, pieces);
     }
 }
 

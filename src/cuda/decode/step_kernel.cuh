@@ -197,7 +197,7 @@ __device__ static inline void step_turn_flags(const step_problem &p, const step_
     }
 }
 
-template <int MT, int DQ, int DV>
+template <int MT, int DQ, int DV, bool JOINT>
 __device__ static void step_run_phases(const step_problem &p, char *memory) {
     step_memory m;
     step_stream s;
@@ -217,7 +217,7 @@ __device__ static void step_run_phases(const step_problem &p, char *memory) {
         step_begun begun = {};
         next = step_behind(p, f, i);
         unsigned long long word = step_ask_phase(p, next);
-        if (f.kind == STEP_ATTEND) step_begin_early<MT, DQ, DV>(p, f, keys, begun);
+        if (f.kind == STEP_ATTEND) step_begin_early<MT, DQ, DV, JOINT>(p, f, keys, begun);
         if (i > 0 && !step_is_flagged(p, f)) step_meet(p, arrived);
         m.phase = i;
         step_note(p, STEP_MARKS * i);
@@ -231,7 +231,8 @@ __device__ static void step_run_phases(const step_problem &p, char *memory) {
             step_product<MT>(p, f, m, s);
         else if (f.kind == STEP_ATTEND)
             if constexpr (step_has_spans(DQ, DV))
-                step_attend_spans<MT, DQ, DV>(p, f, keys, (char *)m.input, m.lines, i, begun);
+                step_attend_spans<MT, DQ, DV, JOINT>(p, f, keys, (char *)m.input, m.lines, i,
+                                                     begun);
             else
                 step_attend<MT, DQ, DV>(p, f, keys, i, begun);
         else

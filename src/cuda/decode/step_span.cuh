@@ -77,7 +77,7 @@ __device__ static inline int step_next_span(const step_problem &p, int item, int
     return item;
 }
 
-template <int MT, int DQ, int DV>
+template <int MT, int DQ, int DV, bool JOINT>
 __device__ static void step_attend_spans(const step_problem &p, const step_phase &f, uint4 *ring,
                                          char *memory, float2 *line, int phase,
                                          const step_begun &begun) {
@@ -89,20 +89,22 @@ __device__ static void step_attend_spans(const step_problem &p, const step_phase
     step_query<DQ> q = {};
     int item = begun.item;
     step_mark(p, phase, 1);
-    if (item < items && !begun.fetched) step_fetch_first<MT, DQ, DV, UNITS>(p, f, t, ring);
+    if (item < items && !begun.fetched) step_fetch_first<MT, DQ, DV, UNITS, JOINT>(p, f, t, ring);
     if (item < items) step_ask_queries<DQ>(p, f, t, q, DQ != DV);
     while (item < items) {
         step_found<DQ, DV> out;
-        step_sum_run<MT, DQ, DV, UNITS>(p, f, t, ring, q, phase, out);
+        step_sum_run<MT, DQ, DV, UNITS, JOINT>(p, f, t, ring, q, phase, out);
         step_mark(p, phase, 3);
         if (!span::APART) __syncthreads();
         step_spread_found<DQ, DV>(p, out, sums, line);
         item = step_next_span(p, item + (int)gridDim.x, items, next);
-        if (span::APART && item < items) step_begin_run<MT, DQ, DV, UNITS>(p, f, next, ring, q);
+        if (span::APART && item < items)
+            step_begin_run<MT, DQ, DV, UNITS, JOINT>(p, f, next, ring, q);
         __syncthreads();
         step_add_found<DV>(p, t, sums, line);
         __syncthreads();
-        if (!span::APART && item < items) step_begin_run<MT, DQ, DV, UNITS>(p, f, next, ring, q);
+        if (!span::APART && item < items)
+            step_begin_run<MT, DQ, DV, UNITS, JOINT>(p, f, next, ring, q);
         t = next;
         step_mark(p, phase, 4);
     }
@@ -110,7 +112,7 @@ __device__ static void step_attend_spans(const step_problem &p, const step_phase
 
 /* Ahead of the barrier before attention: the first item, and its first keys where none of them is of
  * this step. */
-template <int MT, int DQ, int DV>
+template <int MT, int DQ, int DV, bool JOINT>
 __device__ static inline void step_begin_early(const step_problem &p, const step_phase &f,
                                                uint4 *ring, step_begun &begun) {
     int items = p.rows * p.kv_heads * p.live_runs;
@@ -123,7 +125,7 @@ __device__ static inline void step_begin_early(const step_problem &p, const step
     begun.fetched = p.early && begun.item < items && begun.t.end <= p.settled[begun.t.r];
     if (!begun.fetched) return;
     constexpr int UNITS = spans ? (int)STEP_SPAN_UNITS : step_units<MT, DQ, DV>::COUNT;
-    step_fetch_first<MT, DQ, DV, UNITS>(p, f, begun.t, ring);
+    step_fetch_first<MT, DQ, DV, UNITS, JOINT>(p, f, begun.t, ring);
 }
 
 #endif
