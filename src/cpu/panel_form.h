@@ -24,6 +24,7 @@ typedef struct {
     int64_t copy,
         read; /* multiply-adds in the time that it takes to copy a number of a, and to read one
                            of b from afar, about: products are then cut by them. 0: by rows first */
+    int64_t share_rows; /* most rows of a of which all tasks share one copy; 0: never */
     /* Panels of `count` vectors of k terms each, which lie one behind the other or, `across`, side by
      * side. */
     void (*pack_rows)(gemm_matrix x, bool across, int64_t count, int64_t k, void *to);

@@ -14,6 +14,7 @@ enum {
     STEPS = 2, /* terms of a round of the loop */
     COPY = 20,
     READ = 8,
+    SHARE_ROWS = 0,
 #elif defined(__AVX2__)
     ROWS = 4, /* 12 of 16 registers, and 3 for b */
     WIDE = 3,
@@ -21,12 +22,14 @@ enum {
     STEPS = 4,
     COPY = 0,
     READ = 0,
+    SHARE_ROWS = 0,
 #else
     ROWS = 12, /* 24 registers of sums, 5 for the operands */
     WIDE = 2,
     DEPTH = 512,
     COPY = 0,
     READ = 0,
+    SHARE_ROWS = 384, /* their terms of one block fill three quarters of the second cache */
 #endif
     COLUMNS = WIDE * VBYTES / (int)sizeof(real), /* a panel of b fits the first cache */
     LINE = 16,                                   /* terms that are read at a time: a cache line */
@@ -302,6 +305,7 @@ const panel_form KERNEL(panel_real) = {
     .size = sizeof(real),
     .copy = COPY,
     .read = READ,
+    .share_rows = SHARE_ROWS,
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .multiply = multiply_panels,

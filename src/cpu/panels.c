@@ -8,9 +8,9 @@
  *
  * b is copied first, by all threads, and then read by all of them. A task copies some panels of a
  * into its thread's scratch, where they stay in the second cache, and takes each panel of b past
- * them. Each result is a sum over blocks of `depth` terms, the blocks' sums added in order, wherever
- * it lies: so its bits follow from its row, its column and k alone, and the cut into tasks is free
- * to follow the number of threads. */
+ * them. Where a has few rows it is the other way round. Each result is a sum over blocks of `depth`
+ * terms, the blocks' sums added in order, wherever it lies: so its bits follow from its row, its column
+ * and k alone, and the cut into tasks is free to follow the number of threads. */
 #include "cpu/panel_form.h"
 
 #if GEMM_PANELS
@@ -23,6 +23,7 @@ enum {
     TASKS_A_THREAD = 4,      /* at least, where the rows allow it */
     PIECES_MOST = 8,         /* of the columns, where costs are compared */
     PIECE_COLUMNS = 64,      /* fewest columns, where they are cut */
+    SHARED_WIDTH = 256,      /* most columns of a task that copies them itself */
     HELD_TERMS = 2048,       /* most terms of rows of a that a thread holds all of */
     TILE_COLUMNS = 576,      /* of a tile, where a product is taken tile by tile, */
     TILE_COLUMNS_FEW = 128,  /* and where that leaves too few of them for many threads: */
@@ -335,9 +336,82 @@ static gemm_product take_terms(const gemm_product *p, int64_t d) {
     return part;
 }
 
+/* Where a has few rows and b is large, it is the copy of a that all tasks share, and a task copies the
+ * columns of b that it takes past them: b is read once, and its copy never leaves the task's caches. */
+typedef struct {
+    const gemm_product *p;
+    const panel_form *form;
+    int64_t width, pieces; /* columns of a task; tasks of a matrix */
+    char *rows;            /* [batch][blocks of terms][panels of rows] */
+    char *scratch;         /* [threads][scratch_bytes] */
+    int64_t rows_bytes, scratch_bytes;
+} shared_rows;
+
+/* False: the rows are too many, or the columns too few for all threads. */
+static bool cut_shared_rows(const gemm_product *p, int threads, shared_rows *out) {
+    const panel_form *f = choose_form(p);
+    if (p->m > f->share_rows || p->n < 2 * p->m || p->c.bf16) return false;
+    int64_t width = p->n * p->batch / (TASKS_A_THREAD * threads) / f->columns * f->columns;
+    width = min_i64(max_i64(width, PIECE_COLUMNS), SHARED_WIDTH);
+    *out = (shared_rows){
+        .p = p,
+        .form = f,
+        .width = width,
+        .pieces = ceil_div(p->n, width),
+        .rows_bytes = weft_arena_bytes(panel_bytes(f, pad(p->m, f->rows), p->batch * p->k)),
+        .scratch_bytes = weft_arena_bytes(panel_bytes(f, width, min_i64(f->depth, p->k))),
+    };
+    return p->batch * out->pieces >= 2 * threads;
+}
+
+static char *rows_at(const shared_rows *r, int64_t g, int64_t d) {
+    return r->rows + panel_bytes(r->form, pad(r->p->m, r->form->rows), g * r->p->k + d);
+}
+
+static void copy_some_rows(void *context, int64_t task, int thread) {
+    (void)thread;
+    const shared_rows *r = context;
+    const gemm_product *p = r->p;
+    const panel_form *f = r->form;
+    int64_t blocks = ceil_div(p->k, f->depth), parts = ceil_div(p->m, PACK * f->rows);
+    int64_t row = task % parts * PACK * f->rows, m = min_i64(PACK * f->rows, p->m - row);
+    int64_t d = task / parts % blocks * f->depth, k = min_i64(f->depth, p->k - d);
+    int64_t g = task / parts / blocks;
+    gemm_product part = gemm_tile(p, g, row, m, 0, 0, d, k);
+    f->pack_rows(part.a, p->ta, m, k, rows_at(r, g, d) + panel_bytes(f, row, k));
+}
+
+static void multiply_piece(void *context, int64_t task, int thread) {
+    const shared_rows *r = context;
+    const gemm_product *p = r->p;
+    const panel_form *f = r->form;
+    int64_t g = task / r->pieces, column = task % r->pieces * r->width;
+    int64_t n = min_i64(r->width, p->n - column);
+    char *b = r->scratch + thread * r->scratch_bytes;
+    gemm_product tile = gemm_tile(p, g, 0, p->m, column, n, 0, p->k);
+    for (int64_t d = 0; d < p->k; d += f->depth) {
+        int64_t k = min_i64(f->depth, p->k - d);
+        f->pack_columns(gemm_tile(p, g, 0, 0, column, n, d, k).b, !p->tb, n, k, b);
+        multiply_block(f, &tile, k, rows_at(r, g, d), b, d > 0 || p->accumulate);
+    }
+    KERNEL(gemm_finish)(&tile, tile.c.data, tile.c.ld, false);
+}
+
+static void run_shared_rows(weft_pool *pool, shared_rows *r, void *workspace) {
+    const gemm_product *p = r->p;
+    int64_t parts = ceil_div(p->m, PACK * r->form->rows) * ceil_div(p->k, r->form->depth);
+    r->rows = workspace;
+    r->scratch = r->rows + r->rows_bytes;
+    weft_pool_run(pool, p->batch * parts, copy_some_rows, r);
+    weft_pool_run(pool, p->batch * r->pieces, multiply_piece, r);
+}
+
 /* What the part that needs most needs: the last one is shorter than the others, and a thread then may
  * hold its rows for all terms. */
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
+    shared_rows shared;
+    if (cut_shared_rows(p, threads, &shared))
+        return shared.rows_bytes + threads * shared.scratch_bytes;
     int64_t most = 0;
     for (int64_t d = 0; d < p->k;) {
         gemm_product part = take_terms(p, d);
@@ -365,6 +439,11 @@ static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
 }
 
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    shared_rows shared;
+    if (cut_shared_rows(p, weft_pool_size(pool), &shared)) {
+        run_shared_rows(pool, &shared, workspace);
+        return;
+    }
     for (int64_t d = 0; d < p->k;) {
         gemm_product part = take_terms(p, d);
         run_part(pool, &part, workspace);

@@ -206,6 +206,11 @@ static const product products[] = {
     {5, 130, 65, 70, false, false, true, false, WEFT_ACT_NONE, ADD},
     {5, 9, 65, 70, false, true, true, false, WEFT_ACT_NONE, ADD},
     {0, 31, 777, 333, false, true, false, false, WEFT_ACT_NONE, SLOPE},
+    {0, 100, 1100, 900, false, true, false, true, WEFT_ACT_GELU, ALONE}, /* rows copied for all */
+    {0, 75, 530, 1030, false, false, false, false, WEFT_ACT_NONE, SLOPE},
+    {0, 70, 600, 520, true, false, false, false, WEFT_ACT_NONE, ADD},
+    {3, 60, 520, 400, true, true, false, false, WEFT_ACT_NONE, ALONE},
+    {3, 50, 520, 310, false, true, true, false, WEFT_ACT_NONE, ADD},
 };
 enum { PRODUCTS = sizeof products / sizeof products[0], SAMPLES = 400, FEW = 32 };
 
