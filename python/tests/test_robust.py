@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from weft.torch import (AdamWSPAM, Config, LanguageModel, MLAttention, ReciprocalBlock, SwiGLU, W2Attention,
-                        W2TransformerBlock, WsFFN, _nvpl)
+                        W2TransformerBlock, WsFFN, _nvpl, _ops)
 
 LONG = bool(os.environ.get("WEFT_TEST_LONG"))
 CALLS, REPEATS = (2000, 10000) if LONG else (120, 600)
@@ -298,6 +298,53 @@ def test_a_process_ends_without_a_word():
             "keep = [m, y]; sys.modules['__main__'].keep = keep; from weft._blocks import *")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent)
     assert result.returncode == 0 and result.stderr == "", result.stderr
+
+
+def alone(code, **environment):
+    """What a process of its own prints; it must end well."""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent,
+                            env={**os.environ, **environment})
+    assert result.returncode == 0, result.stderr
+    return result.stdout, result.stderr
+
+
+def test_profiles_of_blocks_are_printed_at_the_end():
+    code = ("import torch, weft.torch; m = weft.torch.SwiGLU(8, 8)\nfor _ in range(3): m(torch.zeros(1, 2, 8)).sum().backward()\n"
+            "with torch.no_grad(): m(torch.zeros(1, 3, 8))")
+    _, said = alone(code, WEFT_PROFILE="1")
+    assert len(re.findall(r"^profile: 3 runs of", said, re.M)) == 1 and len(re.findall(r"^profile: 1 runs of", said, re.M)) == 1
+    assert "gated_linear_back" in said
+    assert alone(code, WEFT_PROFILE="")[1] == ""
+
+
+@pytest.mark.parametrize("given, torchs, started", [("", 3, 2), ("4", 3, 3), ("1", 3, 0)])
+def test_threads_are_as_many_as_pytorchs_unless_said(given, torchs, started):
+    code = (f"import os, torch, weft.torch; torch.set_num_threads({torchs})\n"
+            "n = len(os.listdir('/proc/self/task')); weft.torch.SwiGLU(8, 8)(torch.zeros(1, 2, 8)); print(len(os.listdir('/proc/self/task')) - n)")
+    assert int(alone(code, WEFT_THREADS=given)[0]) == started
+
+
+def test_a_wrong_number_of_threads_is_told():
+    code = "import torch, weft.torch\ntry: weft.torch.SwiGLU(8, 8)(torch.zeros(1, 2, 8))\nexcept ValueError as e: print(e)"
+    assert "WEFT_THREADS" in alone(code, WEFT_THREADS="two")[0]
+
+
+def test_a_thread_keeps_its_workspace(monkeypatch):
+    monkeypatch.setattr(_ops, "_kept", threading.local())
+    m, x = SwiGLU(64, 128), torch.randn(2, 40, 64, requires_grad=True)
+    run = lambda: torch.autograd.grad(m(x).sum(), [x, *m.parameters()])
+    want, kept, others = run(), _ops._kept.workspace, []
+    with torch.inference_mode():
+        m(x)
+    got = run()
+    assert _ops._kept.workspace is kept and all(torch.equal(a, b) for a, b in zip(want, got))
+    other = threading.Thread(target=lambda: others.extend([run(), _ops._kept.workspace]))
+    other.start()
+    other.join()
+    assert others[1][1] != kept[1] and all(torch.equal(a, b) for a, b in zip(want, others[0]))
+    monkeypatch.setattr(_ops, "_kept", threading.local())
+    monkeypatch.setattr(_ops, "WORKSPACE_KEPT", 100)
+    assert all(torch.equal(a, b) for a, b in zip(want, run())) and not hasattr(_ops._kept, "workspace")
 
 
 def test_exported_models_compute_the_same():

@@ -4,6 +4,7 @@ One engine per device serves the whole process. A block knows the names, types a
 inputs, weights and outputs. The blocks that were used last are kept open; others are closed when
 nothing uses them any more. This file knows addresses only, no framework.
 """
+import atexit
 import collections
 import ctypes
 import os
@@ -27,6 +28,17 @@ _blocks = collections.OrderedDict()
 BLOCKS_KEPT = 256
 
 
+# How many threads the CPU's engine takes where WEFT_THREADS is not set; 0: one per processor
+default_threads = lambda: 0
+
+
+def threads_wanted():
+    given = os.environ.get("WEFT_THREADS", "").strip()
+    if given and not given.isdecimal():
+        raise ValueError(f"WEFT_THREADS is {given!r}; set a number of threads, or 0 for one per processor")
+    return int(given) if given else default_threads()
+
+
 def engine(device):
     """The engine of "cpu", "cuda" or "cuda:0". WEFT_THREADS sets how many threads the CPU's has. The
     caller makes a GPU the current one."""
@@ -34,8 +46,7 @@ def engine(device):
     if found is None:
         with _lock:
             if device not in _engines:
-                threads = int(os.environ.get("WEFT_THREADS", "0"))
-                _engines[device] = handle(lib.weft_engine_open, threads, device.split(":")[0].encode())
+                _engines[device] = handle(lib.weft_engine_open, threads_wanted(), device.split(":")[0].encode())
             found = _engines[device]
     return found
 
@@ -157,3 +168,15 @@ def block(*key):
             while len(_blocks) > BLOCKS_KEPT:
                 _blocks.popitem(last=False)
     return found
+
+
+def _print_profiles():
+    """A profile is printed when its block goes, and blocks go with their engine."""
+    Block.__del__ = lambda self: None
+    _blocks.clear()
+    while _engines:
+        lib.weft_engine_close(_engines.popitem()[1])
+
+
+if os.environ.get("WEFT_PROFILE"):
+    atexit.register(_print_profiles)

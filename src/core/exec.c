@@ -203,15 +203,15 @@ static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t 
     return WEFT_OK;
 }
 
-static weft_status walk_timed(weft_exec *x) {
+weft_status weft_exec_walk_timed(weft_exec *x, int64_t first, int64_t last) {
     double start = weft_clock();
-    for (int64_t i = 0; i < x->n_nodes; i++) {
+    for (int64_t i = first; i < last; i++) {
         WEFT_TRY(run_node(x, i));
         double end = weft_clock();
         weft_profile_add(x->profile, i, end - start);
         start = end;
     }
-    weft_profile_end_run(x->profile);
+    if (last == x->n_nodes) weft_profile_end_run(x->profile);
     return WEFT_OK;
 }
 
@@ -222,7 +222,7 @@ void weft_exec_timed(weft_exec *x, const double *seconds) {
 }
 
 weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
-    if (x->profile) return mark ? walk_marked(x, mark) : walk_timed(x);
+    if (x->profile) return mark ? walk_marked(x, mark) : weft_exec_walk_timed(x, 0, x->n_nodes);
     return weft_exec_walk_part(x, 0, x->n_nodes);
 }
 

@@ -29,4 +29,7 @@ struct weft_exec {
 weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *backend,
                                    const weft_kernel **kernels);
 
+/* Nodes first to last - 1, timed for x->profile; with the last node of the graph a run is over. */
+weft_status weft_exec_walk_timed(weft_exec *x, int64_t first, int64_t last);
+
 #endif

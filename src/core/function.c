@@ -42,7 +42,8 @@ struct weft_function {
     const weft_tensor **bound;
     int n_bound;
     pass passes[2];
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock;  /* of what follows */
+    weft_profile *profile; /* NULL: not asked for, or the kernels run on a device */
     frame *frames, *free_frames;
     weft_status bad; /* the first since the last check */
     char message[1024];
@@ -57,6 +58,7 @@ static frame *frame_new(weft_function *f) {
     x->pool = f->pool;
     x->plan = f->plan;
     x->kernels = f->kernels;
+    x->profile = f->profile;
     x->n_nodes = weft_graph_node_count(f->g);
     x->n_tensors = weft_graph_tensor_count(f->g);
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
@@ -150,6 +152,7 @@ static weft_status fill_function(weft_function *f, const weft_tensor *const *bou
     WEFT_TRY(plan_function(f));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_FORWARD], 0, forward));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_BACKWARD], forward, nodes));
+    if (!f->backend->calls) f->profile = weft_profile_create(f->g);
     frame *first = frame_take(f);
     if (!first) return weft_fail(WEFT_ENOMEM, "function: no memory for a call");
     frame_give_back(f, first);
@@ -191,6 +194,7 @@ void weft_function_destroy(weft_function *f) {
         free(f->passes[i].placings);
         free(f->passes[i].uses);
     }
+    weft_profile_destroy(f->profile);
     weft_plan_destroy(f->plan);
     free(f->kernels);
     free(f->bound);
@@ -271,6 +275,11 @@ static weft_status start_on_device(const weft_function *f, weft_half half,
     return f->backend->calls->start(&x->exec, &call);
 }
 
+static weft_status run_here(const pass *p, weft_exec *x) {
+    return x->profile ? weft_exec_walk_timed(x, p->first, p->last)
+                      : weft_exec_walk_part(x, p->first, p->last);
+}
+
 static void note_bad(weft_function *f, weft_status status, const char *message) {
     pthread_mutex_lock(&f->lock);
     if (f->bad == WEFT_OK) {
@@ -288,8 +297,7 @@ weft_status weft_function_call(weft_function *f, weft_half half, const weft_call
     if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
     set_addresses(f, half, m, &x->exec);
     x->exec.run = m->run;
-    weft_status status = f->backend->calls ? start_on_device(f, half, m, x)
-                                           : weft_exec_walk_part(&x->exec, p->first, p->last);
+    weft_status status = f->backend->calls ? start_on_device(f, half, m, x) : run_here(p, &x->exec);
     frame_give_back(f, x);
     if (status == WEFT_EINPUT) note_bad(f, status, weft_error_message());
     return status;

@@ -1,6 +1,7 @@
 /* Where a run's time goes, by operation; with WEFT_PROFILE=shapes by operation and shapes. With
- * WEFT_PROFILE in the environment every executor keeps the time of each node and prints a table to
- * standard error when it is destroyed; without it a run asks nothing of the clock. */
+ * WEFT_PROFILE in the environment every executor, and every function on the CPU, keeps the time of each
+ * node and prints a table to standard error when it is destroyed; without it a run asks nothing of the
+ * clock. */
 #ifndef WEFT_CORE_PROFILE_H
 #define WEFT_CORE_PROFILE_H
 

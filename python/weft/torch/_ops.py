@@ -7,6 +7,7 @@ what Python around the operator needs to know of it (names and types) does not d
 """
 import contextlib
 import functools
+import threading
 from typing import List, Optional, Sequence
 
 import torch
@@ -16,6 +17,8 @@ from .. import _blocks
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 DEVICES = "cpu", "cuda"
+
+_blocks.default_threads = torch.get_num_threads
 KINDS = frozenset((torch.Tensor, torch.nn.Parameter))  # of tensors that no one watches
 
 
@@ -167,6 +170,23 @@ def _some_bytes(count, device):
     return _bytes(count, device) if count else (None, 0)
 
 
+_kept = threading.local()
+WORKSPACE_KEPT = 256 << 20
+
+
+def _workspace(count, device):
+    """_some_bytes for the time of a call. On the CPU a thread keeps its largest one: the system hands out memory
+    page by page, which takes as long as a pass over it. A GPU's allocator keeps memory itself."""
+    if not count or device.type != "cpu":
+        return _some_bytes(count, device)
+    kept = getattr(_kept, "workspace", None)
+    if kept is None or kept[0].numel() < count + _blocks.ALIGNMENT:
+        kept = _bytes(count, device)
+        if count <= WORKSPACE_KEPT:
+            _kept.workspace = kept
+    return kept
+
+
 def _shifted(made):
     """A new tensor like one that an allocator put at an odd place. Most give multiples of 64 bytes."""
     size = made.element_size()
@@ -219,7 +239,7 @@ def _forward_here(block, given, n_inputs, seed, device):
         torch.empty(shape, dtype=dtype, device=device) if like is None else torch.empty_like(taken[like])
         for like, (shape, dtype) in zip(said.models, said.outputs)])
     saved, saved_at = _some_bytes(block.saved_bytes, device)
-    workspace, workspace_at = _some_bytes(block.forward_bytes, device)
+    workspace, workspace_at = _workspace(block.forward_bytes, device)
     block.forward(at + outputs_at, saved_at, workspace_at, stream_of(device), _number(seed))
     return taken, outputs, saved
 
@@ -245,7 +265,7 @@ def _gradients_here(block, grads, taken, saved, seed, device):
     for i, where in zip(said.reached, grads_at):
         grad_outputs[i] = where
     saved_at = 0 if saved is None else -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
-    workspace, workspace_at = _some_bytes(block.backward_bytes, device)
+    workspace, workspace_at = _workspace(block.backward_bytes, device)
     block.backward(at + grad_outputs + _spread(said.trained, made_at, 0), saved_at, workspace_at, stream_of(device),
                    _number(seed))
     return made
