@@ -27,8 +27,8 @@ enum {
     ROWS = 12, /* 24 registers of sums, 5 for the operands */
     WIDE = 2,
     DEPTH = 512,
-    COPY = 0,
-    READ = 0,
+    COPY = 12,
+    READ = 4,
     SHARE_ROWS = 384, /* their terms of one block fill three quarters of the second cache */
 #endif
     COLUMNS = WIDE * VBYTES / (int)sizeof(real), /* a panel of b fits the first cache */

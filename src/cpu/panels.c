@@ -252,7 +252,8 @@ static double unevenness(int64_t n, int64_t parts) {
 
 /* What a cut costs against a perfect one: threads that wait for the last tasks, shares that are uneven,
  * copies of a task's rows for each piece of the columns, and panels of b that are read from afar for
- * each band of the rows. Few tasks for a thread leave nothing to even out what else the machine does. */
+ * each band of the rows. Fewer than TASKS_A_THREAD tasks leave little to even out what else the machine
+ * does. */
 static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, int threads) {
     const panel_form *f = r->form;
     int64_t tasks = bands * pieces * r->groups;
@@ -260,8 +261,9 @@ static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, i
     double waits = unevenness(tasks, threads) * unevenness(ceil_div(r->p->m, f->rows), bands) *
                    unevenness(column_panels(r), pieces);
     if (tasks < threads) waits = (double)threads / (double)tasks;
-    double few = 0.5 * (double)threads / (double)tasks;
-    return waits * (1 + (double)f->copy / columns + (double)f->read / rows) + few;
+    double few = (double)threads / (double)tasks - 1.0 / TASKS_A_THREAD;
+    double copies = (double)f->copy / columns + (double)f->read / rows;
+    return waits * (1 + copies) + (few > 0 ? few / 2 : 0);
 }
 
 /* The cheapest of the cuts into a few tasks for each thread. A band is at most what scratch holds. */
