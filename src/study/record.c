@@ -1,7 +1,8 @@
 /* Writing and matching the tables. A run's number follows from its place among steps, rates and
- * seeds, so a step that joins later does not move the others. */
+ * seeds, so a step that joins later does not move the others; more seeds move them all. */
 #include "study/record.h"
 
+#include "core/log.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "study/equal.h"
@@ -262,14 +263,23 @@ bool weft_record_may_change(const weft_option *o) {
            o == WEFT_OPTION(eval_inside);
 }
 
-static weft_status match_config(weft_database *d, const weft_study *s, const char *lines) {
+/* Seeds may be added; those that were run stay the first of them. */
+static bool grows(const weft_option *o, const char *was, const char *is) {
+    return o == WEFT_OPTION(study_seeds) && strtol(was, NULL, 10) < strtol(is, NULL, 10);
+}
+
+/* `seeds`: how many the database's study has. */
+static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
+                                int64_t *seeds) {
     char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
     int n;
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
         weft_record_value(lines, &options[i], was, sizeof was);
         weft_config_format(&s->base, &options[i], is, sizeof is);
-        if (strcmp(was, is) != 0 && !weft_record_may_change(&options[i]))
+        if (&options[i] == WEFT_OPTION(study_seeds)) *seeds = strtol(was, NULL, 10);
+        if (strcmp(was, is) != 0 && !weft_record_may_change(&options[i]) &&
+            !grows(&options[i], was, is))
             return weft_fail(WEFT_EINPUT,
                              "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
                              "another --out (make: OUT=folder), or the config it was started with",
@@ -279,7 +289,7 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
     return WEFT_OK;
 }
 
-static weft_status match_study(weft_database *d, const weft_study *s) {
+static weft_status match_study(weft_database *d, const weft_study *s, int64_t *seeds) {
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(weft_database_ask(d, &rows, "SELECT config FROM study", ""));
@@ -287,7 +297,7 @@ static weft_status match_study(weft_database *d, const weft_study *s) {
     if (status == WEFT_OK && !there)
         status = weft_fail(WEFT_EINPUT, "%s: no study in it; take another folder",
                            weft_database_path(d));
-    if (status == WEFT_OK) status = match_config(d, s, weft_column_text(rows, 0));
+    if (status == WEFT_OK) status = match_config(d, s, weft_column_text(rows, 0), seeds);
     weft_database_end(rows);
     return status;
 }
@@ -353,14 +363,76 @@ static void refuse_unmeasured(weft_study *s) {
                      s->steps.list[i].name);
 }
 
+/* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
+ * way: they are negative in between. */
+static weft_status renumber(weft_database *d, const weft_study *s, int64_t before) {
+    static const char *const tables[] = {"runs", "metrics", "events", "facts"};
+    int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
+    char sql[160];
+    WEFT_TRY(weft_database_script(d, "PRAGMA defer_foreign_keys = ON"));
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
+        snprintf(sql, sizeof sql,
+                 "UPDATE %s SET run = -((run - 1) / ? * ? + (run - 1) %% ?"
+                 " + ((run - 1) %% ? >= ?) * ? + 1)",
+                 tables[i]);
+        WEFT_TRY(weft_database_run(d, sql, "iiiiii", old, row, old, old, before, more));
+        snprintf(sql, sizeof sql, "UPDATE %s SET run = -run", tables[i]);
+        WEFT_TRY(weft_database_script(d, sql));
+    }
+    return WEFT_OK;
+}
+
+/* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
+static weft_status insert_more(weft_database *d, const weft_study *s, int step, int64_t before) {
+    for (int rate = 0; rate < weft_study_step_rates(s); rate++) {
+        int64_t there;
+        WEFT_TRY(weft_database_number(d, 0, &there,
+                                      "SELECT count(*) FROM runs WHERE step = ?"
+                                      " AND learning_rate = ? AND seed = ?",
+                                      "idi", (int64_t)step, weft_study_rate(s, step, rate),
+                                      weft_study_seed(s, 0)));
+        for (int64_t k = before; there && k < s->base.study_seeds; k++)
+            WEFT_TRY(insert_run(d, s, step, rate, (int)k));
+    }
+    return WEFT_OK;
+}
+
+static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
+    WEFT_TRY(renumber(d, s, before));
+    for (int i = 0; i < s->steps.n; i++)
+        if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
+    char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM);
+    weft_status status = config && seeds ? WEFT_OK : no_memory();
+    if (status == WEFT_OK) {
+        weft_study_seeds_text(s, seeds, LIST_ROOM);
+        status = weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
+    }
+    free(config);
+    free(seeds);
+    return status;
+}
+
+static weft_status grow(weft_database *d, const weft_study *s, int64_t before) {
+    if (before == s->base.study_seeds) return WEFT_OK;
+    if (before < 1)
+        return weft_fail(WEFT_EINPUT, "%s: its study has no seeds", weft_database_path(d));
+    WEFT_TRY(weft_database_begin(d));
+    WEFT_TRY(weft_database_finish(d, add_seeds(d, s, before)));
+    weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
+             (long long)before, (long long)s->base.study_seeds);
+    return WEFT_OK;
+}
+
 weft_status weft_record_match(weft_database *d, weft_study *s) {
-    WEFT_TRY(match_study(d, s));
+    int64_t seeds = s->base.study_seeds;
+    WEFT_TRY(match_study(d, s, &seeds));
     if (s->base.study_equal == WEFT_EQUAL_TIME) {
         WEFT_TRY(load_seconds(d, s));
         refuse_unmeasured(s);
         WEFT_TRY(weft_equal_time(s));
     }
     WEFT_TRY(match_steps(d, s));
+    WEFT_TRY(grow(d, s, seeds));
     weft_jobs jobs;
     WEFT_TRY(weft_record_jobs(d, s, &jobs));
     weft_jobs_free(&jobs);

@@ -41,7 +41,8 @@ typedef struct {
 /* The tables, the study, its steps and its runs, all waiting. */
 weft_status weft_record_create(weft_database *d, const weft_study *s, const weft_place *place);
 /* Whether the database is of this study: the first key that differs is named with both values. For
- * equal time, the measured seconds are taken from it and the iterations follow. */
+ * equal time, the measured seconds are taken from it and the iterations follow. Where the study has more
+ * seeds now, their runs join the database. */
 weft_status weft_record_match(weft_database *d, weft_study *s);
 /* After a match: what a killed study left as running waits again; a step that could not be built and
  * now can gets its runs. */

@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <sqlite3.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -187,6 +188,48 @@ static void test_an_older_database_is_still_read_and_gone_on_with(void **state) 
                      STEPS * (RATES + SEEDS) - 1);
 }
 
+/* A study that gets more seeds ends as one that had them from the start, its runs' numbers included;
+ * `apart`: rates are chosen by a seed of their own. */
+static void grow(bool chooses) {
+    char few[256], all[256];
+    const char *const *rates = chooses ? RUN("-o", "STUDY_RATE_SEED=77") : RUN("-o", "STUDY_TAIL=5");
+    snprintf(few, sizeof few, "%s", scratch_path(chooses ? "few-apart" : "few"));
+    snprintf(all, sizeof all, "%s", scratch_path(chooses ? "all-apart" : "all"));
+    command_succeeds(RUN("study", "--config", config, "--out", few, rates[0], rates[1]), NULL);
+    int64_t events = study_number(few, "SELECT count(*) FROM events WHERE run NOT NULL");
+    char *scores = study_text(few, "SELECT group_concat(score) FROM (SELECT score FROM runs"
+                                   " WHERE seed < 3 ORDER BY folder)");
+    command_succeeds(RUN("study", "--config", config, "--out", few, rates[0], rates[1], "-o",
+                         "STUDY_SEEDS=4"),
+                     NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", all, rates[0], rates[1], "-o",
+                         "STUDY_SEEDS=4"),
+                     NULL);
+    study_same(all, few);
+    /* What had been run was not run again. */
+    char *after = study_text(few, "SELECT group_concat(score) FROM (SELECT score FROM runs"
+                                  " WHERE seed < 3 ORDER BY folder)");
+    assert_string_equal(after, scores);
+    assert_int_equal(study_number(few, "SELECT count(*) FROM events JOIN runs USING (run)"
+                                       " WHERE seed < 3 OR seed = 77"),
+                     events);
+    assert_int_equal(study_number(few, "SELECT max(resumes) FROM runs"), 0);
+    free(scores);
+    free(after);
+    command_fails(2, RUN("study", "--config", config, "--out", few, rates[0], rates[1]),
+                  SAYS("STUDY_SEEDS was 4 in this study and is 2 now"));
+}
+
+static void test_seeds_may_be_added(void **state) {
+    (void)state;
+    grow(false);
+}
+
+static void test_seeds_may_be_added_at_the_rate_that_was_chosen(void **state) {
+    (void)state;
+    grow(true);
+}
+
 static int make_whole(void **state) {
     (void)state;
     study_whole(config, whole, RUN(APART));
@@ -203,6 +246,8 @@ int main(void) {
         cmocka_unit_test(test_no_run_begins_that_would_not_end_in_time),
         cmocka_unit_test(test_a_step_may_take_over_anothers_rate),
         cmocka_unit_test(test_an_older_database_is_still_read_and_gone_on_with),
+        cmocka_unit_test(test_seeds_may_be_added),
+        cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),
     };
     return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
 }
