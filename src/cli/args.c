@@ -3,6 +3,7 @@
 
 #include "cli/defconfig.h"
 #include "core/nearest.h"
+#include "core/text.h"
 #include "device/device.h"
 #include "model/account.h"
 #include "model/kinds.h"
@@ -168,6 +169,36 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
                                                           : missing_value(a, o->name);
 }
 
+/* A word where none belongs is most often a value without its option. */
+static int refuse_word(const weft_args *a, const weft_arg *own, const char *word) {
+    char room[WEFT_PATH_MAX];
+    const char *option = NULL;
+    for (const weft_arg *o = own; o && o->name && !option; o++)
+        if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
+    if (!option && !a->config && access(weft_defconfig_find(word, room), F_OK) == 0)
+        option = "--config";
+    fprintf(stderr, "weft %s: unexpected argument '%s'", a->command, weft_shown(word));
+    if (option)
+        fprintf(stderr, "; did you mean '%s %s'?\n", option, weft_shown(word));
+    else
+        fprintf(stderr, "; see 'weft help %s'\n", a->command);
+    return WEFT_EXIT_USAGE;
+}
+
+/* The config by its name or path; a name that nothing has is told apart from a path here, where both are
+ * known. */
+static int find_config(weft_args *a) {
+    static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
+    char nearest[WEFT_PATH_MAX];
+    a->config = weft_defconfig_find(a->config, found);
+    if (!weft_defconfig_is_missing(a->config, nearest)) return WEFT_EXIT_DONE;
+    fprintf(stderr, "weft %s: --config %s: No such file, and no study of that name comes with weft",
+            a->command, weft_shown(a->config));
+    if (*nearest) fprintf(stderr, "; did you mean '%s'?", weft_shown(nearest));
+    fputs("\n", stderr);
+    return WEFT_EXIT_USAGE;
+}
+
 int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
                     int n_words) {
     *a = (weft_args){.command = argv[0], .seed = -1};
@@ -181,19 +212,17 @@ int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, co
         } else if (taken < n_words) {
             words[taken++] = argv[i];
         } else {
-            fprintf(stderr, "weft %s: '%s' is one word too many\n", a->command, argv[i]);
-            return WEFT_EXIT_USAGE;
+            return refuse_word(a, own, argv[i]);
         }
     }
     for (const weft_arg *o = own; o && o->name; o++) {
         if (o->rule != WEFT_ARG_NEEDED || *o->value) continue;
-        fprintf(stderr, "weft %s: %s is needed; 'weft help %s' tells more\n", a->command, o->name,
+        fprintf(stderr, "weft %s: %s is needed; see 'weft help %s'\n", a->command, o->name,
                 a->command);
         return WEFT_EXIT_USAGE;
     }
-    static char beside[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
-    a->config = weft_defconfig_find(a->config, beside);
-    int status = read_numbers(a, &k);
+    int status = find_config(a);
+    if (!status) status = read_numbers(a, &k);
     if (!status) list_settings(a);
     return status;
 }

@@ -255,7 +255,7 @@ static weft_status convert(const weft_args *args, const conversion *v) {
 }
 
 static int wrong(const char *what) {
-    fprintf(stderr, "weft convert: %s; 'weft help convert' tells more\n", what);
+    fprintf(stderr, "weft convert: %s; see 'weft help convert'\n", what);
     return WEFT_EXIT_USAGE;
 }
 

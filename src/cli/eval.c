@@ -46,7 +46,7 @@ const char weft_help_eval[] =
     "  --depths A,B       where the key is, 0 the beginning, 1 the end; default: "
     "0,0.25,0.5,0.75,1\n"
     "  --trials N         keys for each length and depth; default: 10\n"
-    "  --seed N           other texts and keys\n"
+    "  --seed N           random seed of the texts and keys\n"
     "  --details OUT      write each question's log-likelihoods, or each prompt and answer, as "
     "JSON\n"
     "                     lines\n"

@@ -9,8 +9,8 @@ const char weft_help_init[] =
     "  --config FILE      the config; default: every option's own default\n"
     "  --out DIR          where the checkpoint goes: config.json and model.safetensors\n"
     "  --force            overwrite the model that is there\n"
-    "  --seed S           random seed; default: the config's\n"
-    "  --step S           a study's variant by name, the ablation's 0 to 5\n"
+    "  --seed N           random seed; default: the config's\n"
+    "  --step NAME        a variant of the study, or 0 to 5 of the ablation\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --threads N        default: one per processor; the result does not depend on it\n";

@@ -38,8 +38,8 @@ typedef struct {
 static int check_arguments(const weft_args *a, inspect_job *job, const char *word) {
     if (!job->model) job->model = word;
     if (!job->model || (word && job->model != word)) {
-        fprintf(stderr, "weft inspect: one model is needed, as --model DIR; 'weft help inspect' "
-                        "tells more\n");
+        fprintf(stderr, "weft inspect: one model is needed, as --model DIR; see 'weft help "
+                        "inspect'\n");
         return WEFT_EXIT_USAGE;
     }
     if (!job->text == !job->tokens) {

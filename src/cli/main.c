@@ -28,9 +28,10 @@
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
     X(help, "[COMMAND|config [WORD]]", "explain a command, or print this list")                    \
-    X(plan, "--config FILE [--step N] [--json]", "what a config costs, before anything runs")      \
-    X(init, "--config FILE --out DIR [--seed S]", "write a fresh checkpoint")                      \
-    X(train, "--config FILE|--text FILE [--step N] [--out DIR] [--resume] [--from DIR] [--json]",  \
+    X(plan, "[--config FILE] [--step NAME] [--json]", "what a config costs, before anything runs") \
+    X(init, "[--config FILE] --out DIR [--seed N]", "write a fresh checkpoint")                    \
+    X(train,                                                                                       \
+      "--config FILE|--text FILE [--step NAME] [--out DIR] [--resume] [--from DIR] [--json]",      \
       "train a model")                                                                             \
     X(eval, "--model DIR --text FILE|--tokens FILE|--suite FILE|--needle [--json]",                \
       "loss, logits or gradients of a checkpoint")                                                 \
@@ -41,9 +42,9 @@
     X(inspect, "MODEL --text FILE [--out FILE] [--json]",                                          \
       "what a model's mechanisms do on a text")                                                    \
     X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \
-      "make text with a checkpoint")                                                               \
+      "continue a text with a trained model")                                                      \
     X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \
-      "answer requests over HTTP, as OpenAI's interface does")                                     \
+      "serve a model over HTTP, compatible with OpenAI's API")                                     \
     X(watch, "[DIR...] [--port N] [--host ADDRESS] [--json]", "a live page of runs and studies")   \
     X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
       "run a study and write its report")                                                          \
@@ -248,7 +249,7 @@ int main(int argc, char **argv) {
     const char *name = argv[1];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         name = "help";
-    else if (strcmp(name, "--version") == 0)
+    else if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
         name = "version";
     const command *c = find_command(name);
     if (!c) return unknown_command(name);

@@ -11,8 +11,7 @@
 
 const char weft_help_plan[] =
     "  --config FILE      the config; default: every option's own default\n"
-    "  --step S           one variant by name, or 0 to 5 of the ablation; default: all of a "
-    "study's variants\n"
+    "  --step NAME        one variant of the study, or 0 to 5 of the ablation; default: all\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto: whose memory it must fit\n"

@@ -68,7 +68,7 @@ static int find_word(const char *const *words, int n, const char *word) {
 
 static int wrong(const char *format, const char *word) {
     fprintf(stderr, "weft prune: ");
-    fprintf(stderr, "%s '%s'; 'weft help prune' tells more\n", format, weft_shown(word));
+    fprintf(stderr, "%s '%s'; see 'weft help prune'\n", format, weft_shown(word));
     return WEFT_EXIT_USAGE;
 }
 

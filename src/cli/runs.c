@@ -173,7 +173,7 @@ static int check(const weft_args *args, const runs_args *own) {
     if (own->n == 0) return refuse("name a folder with runs, a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
     if (args->config || args->n_settings || args->step)
-        return refuse("takes no config; 'weft help runs' tells more");
+        return refuse("takes no config; see 'weft help runs'");
     return WEFT_EXIT_DONE;
 }
 

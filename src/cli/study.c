@@ -35,7 +35,8 @@ const char weft_help_study[] =
     "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each variant, and a job after "
     "them\n"
     "                     that joins their databases and writes the report; OPTIONS go to sbatch.\n"
-    "                     A job has --threads processors (4), the memory of the largest variant, "
+    "                     A job has --threads processors (default: 4), the memory of the largest "
+    "variant, "
     "and "
     "a\n"
     "                     GPU where DEVICE is cuda. The same command continues what is not done\n"
@@ -483,9 +484,8 @@ int weft_cmd_study(int argc, char **argv) {
                              {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
     if (!exit_status && (!args.config || args.step)) {
-        fprintf(stderr, args.step
-                            ? "weft study: --step is weft train's; --steps A,B chooses\n"
-                            : "weft study: --config is needed; 'weft help study' tells more\n");
+        fprintf(stderr, args.step ? "weft study: --step is weft train's; --steps A,B chooses\n"
+                                  : "weft study: --config is needed; see 'weft help study'\n");
         exit_status = WEFT_EXIT_USAGE;
     }
     if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);

@@ -17,7 +17,7 @@ const char weft_help_tokenize[] =
     "  --val-share P      that much of the text, 0 up to 1, is kept apart as val_*.bin; default:\n"
     "                     0.05, and 0 with --val\n"
     "  --val FILE         all the text of this file is kept apart too\n"
-    "  --shard-tokens N   tokens of a shard (100000000)\n"
+    "  --shard-tokens N   most tokens of a shard; default: 100000000\n"
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
     "\n"

@@ -1,5 +1,6 @@
 /* weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
 #include "cli/args.h"
+#include "core/text.h"
 #include "data/bpe_train.h"
 #include "data/texts.h"
 
@@ -11,7 +12,7 @@ const char weft_help_tokenizer[] =
     "  --out FILE         the tokenizer.json to write\n"
     "  --force            overwrite FILE\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
-    "  --min-count N      how often a pair must occur to become a token (default: 2)\n"
+    "  --min-count N      how often a pair must occur to become a token; default: 2\n"
     "  --json             one object on standard output\n"
     "\n"
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's\n"
@@ -59,8 +60,10 @@ int weft_cmd_tokenizer(int argc, char **argv) {
     while (words[n])
         n++;
     if (!exit_status && (n < 1 || strcmp(words[0], "train") != 0)) {
-        fprintf(stderr, "weft tokenizer: what is to be done is 'train'%s%s\n", n ? ", not " : "",
-                n ? words[0] : "");
+        fprintf(stderr,
+                n ? "weft tokenizer: unknown action '%s'; there is only 'train'\n"
+                  : "weft tokenizer: an action is needed: 'weft tokenizer train'%s\n",
+                n ? weft_shown(words[0]) : "");
         exit_status = WEFT_EXIT_USAGE;
     } else if (!exit_status && n < 2) {
         fprintf(stderr, "weft tokenizer: no files are named; - is standard input\n");

@@ -28,9 +28,9 @@ const char weft_help_train[] =
     "                     learned from it, a twentieth of it is kept apart, and the model's size\n"
     "                     follows the text and the machine; all of it is in DIR/data and "
     "DIR/config\n"
-    "  --minutes M        with --text: about how long training may take (10)\n"
-    "  --step S           a study's variant by name, the ablation's 0 to 5; also as\n"
-    "                     --ra-mla-ablation-step N; without it, a study's first\n"
+    "  --minutes M        with --text: about how long training may take; default: 10\n"
+    "  --step NAME        a variant of the study, or 0 to 5 of the ablation; also as\n"
+    "                     --ra-mla-ablation-step N; default: the first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's or text's name\n"
     "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"
     "                     DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is\n"
@@ -291,9 +291,8 @@ static int find_config(weft_args *args, train_args *own) {
     if (own->minutes_text && !texts) return refuse("--minutes goes with --text");
     if (texts && args->step) return refuse("--step goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
-        return refuse(
-            "--config is needed, or --text FILE; to go on with a run, --resume --out DIR; "
-            "'weft help train' tells more");
+        return refuse("--config or --text is needed, or, to continue a run, --resume --out DIR; "
+                      "see 'weft help train'");
     for (int i = 0; i < args->n_repeated; i++)
         if (weft_args_readable(args, args->repeated[i], NULL)) return WEFT_EXIT_USAGE;
     if (args->config || texts) name_out(args, own->out);
@@ -301,7 +300,13 @@ static int find_config(weft_args *args, train_args *own) {
     if (args->config) return weft_args_readable(args, args->config, NULL);
     if (weft_path(own->config, "%s/config", o->out) != WEFT_OK)
         return weft_args_fail(args, WEFT_EINPUT);
-    return texts ? WEFT_EXIT_DONE : weft_args_readable(args, own->config, NULL);
+    if (texts) return WEFT_EXIT_DONE;
+    if (access(own->config, F_OK) != 0) {
+        fprintf(stderr, "weft train: %s: no run to continue is there; --config FILE starts one\n",
+                weft_shown(o->out));
+        return WEFT_EXIT_USAGE;
+    }
+    return weft_args_readable(args, own->config, NULL);
 }
 
 /* A run's folder stands for its best checkpoint. */

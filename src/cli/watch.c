@@ -10,7 +10,7 @@
 
 const char weft_help_watch[] =
     "  DIR...             folders with runs and studies, at any depth; default: runs\n"
-    "  --port N           0: any that is free (8100)\n"
+    "  --port N           default: 8100; 0 takes a free port and prints it\n"
     "  --host ADDRESS     default: 127.0.0.1, this machine alone\n"
     "  --json             the address as one object on standard output\n"
     "\n"
@@ -45,7 +45,7 @@ static int read_options(watching *w, int argc, char **argv) {
         w->n++;
     if (!w->n) w->folders[w->n++] = "runs";
     if (!status && (w->args.config || w->args.step || w->args.n_settings)) {
-        fprintf(stderr, "weft watch: takes folders and no config; 'weft help watch' tells more\n");
+        fprintf(stderr, "weft watch: takes folders and no config; see 'weft help watch'\n");
         status = WEFT_EXIT_USAGE;
     }
     return status;

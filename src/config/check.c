@@ -6,7 +6,7 @@ static weft_status check_sizes(const weft_config *c, const char *where) {
     long long e = c->n_embd, h = c->n_head;
     if (!c->head_dim && e % h)
         return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_N_EMBD=%lld does not divide by CONFIG_N_HEAD=%lld", where, e,
+                         "%s: CONFIG_N_EMBD=%lld is not divisible by CONFIG_N_HEAD=%lld", where, e,
                          h);
     if (c->mup && !c->mup_base_width)
         return weft_fail(WEFT_EINPUT,
@@ -15,7 +15,7 @@ static weft_status check_sizes(const weft_config *c, const char *where) {
                          where);
     if (c->micro_batch && c->batch_size % c->micro_batch)
         return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_BATCH_SIZE=%lld does not divide by CONFIG_MICRO_BATCH=%lld",
+                         "%s: CONFIG_BATCH_SIZE=%lld is not divisible by CONFIG_MICRO_BATCH=%lld",
                          where, (long long)c->batch_size, (long long)c->micro_batch);
     return WEFT_OK;
 }

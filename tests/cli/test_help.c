@@ -183,13 +183,33 @@ static void test_options_need_their_values(void **state) {
     command_fails(2, RUN("plan", "--config="), SAYS("--config needs a value"));
     command_fails(2, RUN("plan", "--config", ""), SAYS("--config needs a value"));
     command_fails(2, RUN("plan", "--json=yes"), SAYS("--json takes no value"));
-    command_fails(2, RUN("plan", "word"), SAYS("'word'"));
+    command_fails(2, RUN("plan", "word"),
+                  SAYS("unexpected argument 'word'", "see 'weft help plan'"));
+    command_fails(2, RUN("generate", "runs/demo"),
+                  SAYS("unexpected argument", "did you mean '--model runs/demo'?"));
+    command_fails(2, RUN("train", "demo"), SAYS("did you mean '--config demo'?"));
     command_fails(2, RUN("init"), SAYS("--out is needed"));
     command_fails(2, RUN("eval", "--model", "x"), SAYS("--tokens is needed"));
     command_fails(2, RUN("eval", "--tokens", "x"), SAYS("--model is needed"));
     command_fails(2, RUN("plan", "-o", "N_LAYER"), SAYS("'N_LAYER' must be KEY=VALUE"));
     command_fails(2, RUN("plan", "-o", "=3"), SAYS("KEY=VALUE"));
     command_fails(2, RUN("plan", "-o", ""), SAYS("KEY=VALUE"));
+}
+
+static void test_a_config_that_is_not_there_names_the_nearest_study(void **state) {
+    (void)state;
+    command_fails(2, RUN("plan", "--config", "dmo"),
+                  SAYS("dmo: No such file", "did you mean 'demo'?"));
+    command_fails(2, RUN("study", "--config", "qqqqqqqqqqqqqqqq"),
+                  SAYS("qqqqqqqqqqqqqqqq: No such file, and no study of that name"));
+    command_fails(2, RUN("plan", "--config", "./demo"), SAYS("./demo: No such file"));
+    command_succeeds(RUN("plan", "--config", "demo"), NULL);
+}
+
+static void test_a_run_that_is_not_there_cannot_be_continued(void **state) {
+    (void)state;
+    command_fails(2, RUN("train", "--resume", "--out", "nowhere"),
+                  SAYS("nowhere: no run to continue", "--config FILE"));
 }
 
 static void test_numbers_are_held_to_their_range(void **state) {
@@ -203,6 +223,7 @@ static void test_numbers_are_held_to_their_range(void **state) {
     command_fails(2, RUN("init", "--out", "x", "--seed", "-1"), SAYS("--seed", "-1"));
     command_fails(2, RUN("plan", "--dtype", "f16"), SAYS("--dtype", "f16", "f32 bf16 f64"));
     command_fails(2, RUN("plan", "--device", "gpu"), SAYS("--device", "gpu", "cuda"));
+    command_fails(2, RUN("plan", "-o", "GPT2_BLOCK_SIZE=0"), SAYS("1 to 1048576"));
     command_succeeds(RUN("plan", "--threads", "0", "-o", "N_LAYER=1"), NULL);
 }
 
@@ -229,6 +250,8 @@ int main(void) {
         cmocka_unit_test(test_an_unknown_command_names_the_nearest),
         cmocka_unit_test(test_an_unknown_option_names_the_nearest),
         cmocka_unit_test(test_options_need_their_values),
+        cmocka_unit_test(test_a_config_that_is_not_there_names_the_nearest_study),
+        cmocka_unit_test(test_a_run_that_is_not_there_cannot_be_continued),
         cmocka_unit_test(test_numbers_are_held_to_their_range),
         cmocka_unit_test(test_a_full_disk_is_an_error),
     };

@@ -1,0 +1,49 @@
+/* Every variable of the environment that the sources read stands in the documentation. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define PAGES "docs/internals/formats.md docs/internals/cuda.md"
+
+/* Prints the names in quotes under `folder` that no page has. */
+#define UNTOLD(folder, pages)                                                                      \
+    "grep -rhoE '\"WEFT_[A-Z0-9_]+\"' " folder " | tr -d '\"' | sort -u | while read -r name; do " \
+    "grep -qE \"\\`$name[\\`=]\" " pages " || echo $name; done"
+
+/* The first line that a command prints; empty: none. */
+static void first_line(const char *command, char *line, int room) {
+    FILE *out = popen(command, "r");
+    assert_non_null(out);
+    *line = '\0';
+    if (fgets(line, room, out)) line[strcspn(line, "\n")] = '\0';
+    while (fgetc(out) != EOF)
+        ;
+    pclose(out);
+}
+
+static void test_every_variable_is_documented(void **state) {
+    (void)state;
+    char name[128];
+    first_line(UNTOLD("src", PAGES), name, sizeof name);
+    if (*name) fail_msg("%s is read by the sources and stands in none of " PAGES, name);
+}
+
+/* The test must be able to fail. */
+static void test_a_variable_that_is_not_there_is_found(void **state) {
+    (void)state;
+    char name[128];
+    first_line(UNTOLD("src/core", "README.md"), name, sizeof name);
+    assert_string_equal(name, "WEFT_LOG");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_variable_is_documented),
+        cmocka_unit_test(test_a_variable_that_is_not_there_is_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
