@@ -226,8 +226,8 @@ static weft_status make_shards(const char *const *paths, int n, const char *data
     WEFT_TRY(status);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
-                     "%s: %lld tokens are too little text: a twentieth of it, whole lines that are "
-                     "kept apart, must be more than %d tokens; give a longer one%s",
+                     "%s: %lld tokens are too little text: the twentieth that is held out, in whole "
+                     "lines, must have more than %d tokens; give a longer text%s",
                      paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
                      f->val == 0 ? ", with line ends" : "");
 }

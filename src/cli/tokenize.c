@@ -14,9 +14,9 @@ const char weft_help_tokenize[] =
     "encoder.json\n"
     "                     beside it, or a folder with such files\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
-    "  --val-share P      that much of the text, 0 up to 1, is kept apart as val_*.bin; default:\n"
+    "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; default:\n"
     "                     0.05, and 0 with --val\n"
-    "  --val FILE         all the text of this file is kept apart too\n"
+    "  --val FILE         hold out all the text of this file too\n"
     "  --shard-tokens N   most tokens of a shard; default: 100000000\n"
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
@@ -28,7 +28,7 @@ const char weft_help_tokenize[] =
     "appears in DIR under its name before everything is written.\n";
 
 enum { FILES_MAX = 65536 };
-static const double VAL_SHARE = 0.05; /* kept apart where nothing else is said */
+static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
 static void report(const weft_args *args, const char *out, const weft_tokenizer *t,
                    const weft_texts_sum *sum) {

@@ -25,7 +25,7 @@
 const char weft_help_train[] =
     "  --config FILE      the config\n"
     "  --text FILE        in place of --config: train on this text; repeatable. A tokenizer is\n"
-    "                     learned from it, a twentieth of it is kept apart, and the model's size\n"
+    "                     learned from it, a twentieth of it is held out, and the model's size\n"
     "                     follows the text and the machine; all of it is in DIR/data and "
     "DIR/config\n"
     "  --minutes M        with --text: about how long training may take; default: 10\n"

@@ -78,7 +78,8 @@ static void test_the_pages_on_adding_can_be_followed(void **state) {
     }
     const char *tree = scratch_path("tree"), *said = scratch_path("said.txt");
     snprintf(line, sizeof line,
-             "mkdir '%s' && cp -a Makefile Kconfig weft.pc.in README.md CHANGELOG.md SECURITY.md "
+             "mkdir '%s' && cp -a Makefile Kconfig weft.pc.in README.md CHANGELOG.md "
+             "CONTRIBUTING.md SECURITY.md "
              "LICENSE bench completions defconfigs docs examples include mk python scripts src "
              "tests '%s' && env -u MAKEFLAGS -u MAKELEVEL python3 tests/docs/follow.py '%s' "
              ">'%s' 2>&1",

@@ -1,6 +1,6 @@
 /* The documentation: every relative link leads somewhere, every path that is named exists.
  *
- * Pages are README.md, CHANGELOG.md, SECURITY.md and all of docs. A link may name a heading of a page, by the
+ * Pages are README.md, CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and all of docs. A link may name a heading of a page, by the
  * name that GitHub makes of it. A path is a word in backquotes that begins with a folder of this
  * repository; one that stands for many (src/FOLDER, step-N) is not looked for. Elsewhere (sources,
  * makefiles, scripts) only the names of documentation pages are looked at. */
@@ -186,6 +186,7 @@ static void test_links_and_paths_of_the_documentation_exist(void **state) {
     wrong = 0;
     check_page("README.md");
     check_page("CHANGELOG.md");
+    check_page("CONTRIBUTING.md");
     check_page("SECURITY.md");
     each_file("docs", ".md", check_page);
     if (wrong) fail_msg("%d links or paths lead nowhere", wrong);

@@ -153,6 +153,7 @@ static void test_inner_words_stay_out(void **state) {
         check_folder(roots[i]);
     check_file("README.md");
     check_file("CHANGELOG.md");
+    check_file("CONTRIBUTING.md");
     check_file("SECURITY.md");
     check_file("Kconfig");
     check_file("Makefile");
