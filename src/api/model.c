@@ -186,13 +186,17 @@ weft_status weft_model_shape(const weft_model *model, const char *name, int64_t 
     return WEFT_OK;
 }
 
+/* The weight of a call with a name, numbers and their count, ready to be read by the host. */
+#define OPEN_WEIGHT(numbers, w)                                                                    \
+    weft_weight *w;                                                                                \
+    API_NEED(model);                                                                               \
+    API_NEED(name);                                                                                \
+    API_NEED(numbers);                                                                             \
+    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));                                     \
+    weft_mirror_use(model->mirror, NULL)
+
 weft_status weft_model_read(const weft_model *model, const char *name, float *out, int64_t count) {
-    API_NEED(model);
-    API_NEED(name);
-    API_NEED(out);
-    weft_weight *w;
-    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
-    weft_mirror_use(model->mirror, NULL);
+    OPEN_WEIGHT(out, w);
     for (int64_t i = 0; i < count; i++)
         out[i] = w->dtype == WEFT_F32    ? ((const float *)w->data)[i]
                  : w->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)w->data)[i])
@@ -202,24 +206,14 @@ weft_status weft_model_read(const weft_model *model, const char *name, float *ou
 
 weft_status weft_model_read_f64(const weft_model *model, const char *name, double *out,
                                 int64_t count) {
-    API_NEED(model);
-    API_NEED(name);
-    API_NEED(out);
-    weft_weight *w;
-    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
-    weft_mirror_use(model->mirror, NULL);
+    OPEN_WEIGHT(out, w);
     weft_weight_read(w, out);
     return WEFT_OK;
 }
 
 weft_status weft_model_write(weft_model *model, const char *name, const float *values,
                              int64_t count) {
-    API_NEED(model);
-    API_NEED(name);
-    API_NEED(values);
-    weft_weight *w;
-    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
-    weft_mirror_use(model->mirror, NULL);
+    OPEN_WEIGHT(values, w);
     for (int64_t i = 0; i < count; i++) {
         if (w->dtype == WEFT_F32)
             ((float *)w->data)[i] = values[i];
@@ -234,12 +228,7 @@ weft_status weft_model_write(weft_model *model, const char *name, const float *v
 
 weft_status weft_model_write_f64(weft_model *model, const char *name, const double *values,
                                  int64_t count) {
-    API_NEED(model);
-    API_NEED(name);
-    API_NEED(values);
-    weft_weight *w;
-    WEFT_TRY(weft_api_find(model, __func__, name, count, &w));
-    weft_mirror_use(model->mirror, NULL);
+    OPEN_WEIGHT(values, w);
     weft_weight_write(w, values);
     weft_mirror_wrote(model->mirror, NULL);
     return WEFT_OK;

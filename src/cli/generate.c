@@ -1,6 +1,7 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
 #include "cli/loaded.h"
 #include "core/clock.h"
+#include "core/grow.h"
 #include "core/json.h"
 #include "core/text.h"
 #include "generate/generator.h"
@@ -150,12 +151,8 @@ static void close_all(generation *g) {
 }
 
 static weft_status grow(char **data, size_t *room, size_t want) {
-    if (want <= *room) return WEFT_OK;
-    char *grown = realloc(*data, 2 * want);
-    if (!grown) return weft_fail(WEFT_ENOMEM, "generate: no memory for text");
-    *data = grown;
-    *room = 2 * want;
-    return WEFT_OK;
+    if (weft_grow(data, room, want)) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "generate: no memory for text");
 }
 
 /* A whole file; malloc'd. */

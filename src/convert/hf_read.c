@@ -24,16 +24,10 @@ static weft_status find_file(const char *folder, const char *name, bool *there) 
 }
 
 static weft_status read_json(const char *folder, const char *name, json_t **out) {
-    char path[WEFT_PATH_MAX], *text;
-    size_t bytes;
-    json_error_t error;
+    char path[WEFT_PATH_MAX];
     *out = NULL;
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    WEFT_TRY(weft_file_read(path, JSON_MOST, &text, &bytes));
-    *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    free(text);
-    if (!*out) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
-    return WEFT_OK;
+    return weft_json_load(path, JSON_MOST, out);
 }
 
 bool weft_hf_is_folder(const char *folder) {

@@ -54,6 +54,18 @@ json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_
     return NULL;
 }
 
+weft_status weft_json_load(const char *path, size_t most, json_t **out) {
+    char *text;
+    size_t bytes;
+    json_error_t error;
+    *out = NULL;
+    WEFT_TRY(weft_file_read(path, most, &text, &bytes));
+    *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    free(text);
+    if (*out) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+}
+
 json_t *weft_json_file(const char *path, size_t most) {
     char *text;
     size_t bytes;

@@ -10,7 +10,10 @@
  * text; a text that is little else, and would come to more than 40 times its own size, is an error
  * like any other. Flags and error as json_loadb has them. */
 json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_t *error);
-/* A whole file of at most so many bytes; NULL where there is none that can be read. */
+/* A whole file of at most so many bytes, in which no key may stand twice; the message names the line that
+ * is wrong. The caller owns it. */
+weft_status weft_json_load(const char *path, size_t most, json_t **out);
+/* The same without a message, and as json_loadb has it; NULL where there is none that can be read. */
 json_t *weft_json_file(const char *path, size_t most);
 /* Writes an object as a text file, indented, keys in order; NULL: memory ran out when it was made.
  * Releases the object. */

@@ -112,12 +112,18 @@ static int64_t word_slot(const weft_bpe_trainer *b, const char *text, size_t n) 
     }
 }
 
+/* So many places of a hash table with -1 in each; NULL: no memory. */
+static int32_t *empty_slots(int64_t n) {
+    int32_t *slots = malloc((size_t)n * sizeof *slots);
+    if (slots) memset(slots, 0xFF, (size_t)n * sizeof *slots);
+    return slots;
+}
+
 static bool grow_slots(weft_bpe_trainer *b) {
     if (b->n_slots >= 2 * (b->n_words + 1)) return true;
     int64_t n = b->n_slots ? 2 * b->n_slots : 1024;
-    int32_t *slots = malloc((size_t)n * sizeof *slots);
+    int32_t *slots = empty_slots(n);
     if (!slots) return false;
-    memset(slots, 0xFF, (size_t)n * sizeof *slots);
     free(b->slots);
     b->slots = slots;
     b->n_slots = n;
@@ -204,9 +210,8 @@ static pair *find_pair(weft_bpe_trainer *b, int32_t left, int32_t right) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     if (b->n_pair_slots < 2 * (b->n_pairs + 1)) {
         int64_t n = b->n_pair_slots ? 2 * b->n_pair_slots : 4096;
-        int32_t *slots = malloc((size_t)n * sizeof *slots);
+        int32_t *slots = empty_slots(n);
         if (!slots) return NULL;
-        memset(slots, 0xFF, (size_t)n * sizeof *slots);
         free(b->pair_slots);
         b->pair_slots = slots;
         b->n_pair_slots = n;

@@ -2,6 +2,8 @@
  * while they could be the beginning of a stop string. */
 #include "generate/stream.h"
 
+#include "core/grow.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,13 +24,8 @@ struct weft_stream {
 static const char REPLACEMENT[] = "\xef\xbf\xbd";
 
 static weft_status append(buffer *b, const char *from, size_t bytes) {
-    if (b->bytes + bytes > b->room) {
-        size_t room = 2 * (b->bytes + bytes) + 64;
-        char *grown = realloc(b->data, room);
-        if (!grown) return weft_fail(WEFT_ENOMEM, "stream: no memory for text");
-        b->data = grown;
-        b->room = room;
-    }
+    if (!weft_grow(&b->data, &b->room, b->bytes + bytes))
+        return weft_fail(WEFT_ENOMEM, "stream: no memory for text");
     memcpy(b->data + b->bytes, from, bytes);
     b->bytes += bytes;
     return WEFT_OK;

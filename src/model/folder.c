@@ -44,14 +44,10 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
 }
 
 weft_status weft_model_read_config(const char *folder, weft_config *c) {
-    char path[WEFT_PATH_MAX], *text;
-    size_t bytes;
-    json_error_t error;
+    char path[WEFT_PATH_MAX];
+    json_t *object;
     WEFT_TRY(weft_path(path, "%s/config.json", folder));
-    WEFT_TRY(weft_file_read(path, CONFIG_MOST, &text, &bytes));
-    json_t *object = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    free(text);
-    if (!object) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+    WEFT_TRY(weft_json_load(path, CONFIG_MOST, &object));
     weft_config_defaults(c);
     weft_status status = weft_config_from_json(c, object, path);
     json_decref(object);

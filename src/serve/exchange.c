@@ -9,6 +9,7 @@
 #include "serve/exchange.h"
 
 #include "core/clock.h"
+#include "core/grow.h"
 #include "core/log.h"
 #include "generate/prompt.h"
 #include "serve/answer.h"
@@ -179,13 +180,7 @@ static enum MHD_Result receive_body(exchange *x, const char *data, size_t bytes)
         x->discarded += bytes;
         return x->discarded > DISCARD_MOST ? MHD_NO : MHD_YES;
     }
-    if (x->bytes + bytes > x->room) {
-        size_t room = 2 * (x->bytes + bytes);
-        char *grown = realloc(x->body, room);
-        if (!grown) return MHD_NO;
-        x->body = grown;
-        x->room = room;
-    }
+    if (!weft_grow(&x->body, &x->room, x->bytes + bytes)) return MHD_NO;
     memcpy(x->body + x->bytes, data, bytes);
     x->bytes += bytes;
     return MHD_YES;

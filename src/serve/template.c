@@ -3,6 +3,8 @@
  * anywhere else. */
 #include "serve/template.h"
 
+#include "core/grow.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -155,13 +157,7 @@ typedef struct {
 } prompt;
 
 static weft_status put_text(prompt *p, const char *text, size_t bytes) {
-    if (p->bytes + bytes > p->room) {
-        size_t room = 2 * (p->bytes + bytes);
-        char *grown = realloc(p->text, room);
-        if (!grown) return no_memory();
-        p->text = grown;
-        p->room = room;
-    }
+    if (!weft_grow(&p->text, &p->room, p->bytes + bytes)) return no_memory();
     if (bytes) memcpy(p->text + p->bytes, text, bytes);
     p->bytes += bytes;
     return WEFT_OK;

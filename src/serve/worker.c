@@ -6,6 +6,7 @@
 #include "serve/worker.h"
 
 #include "core/clock.h"
+#include "core/grow.h"
 #include "core/log.h"
 
 #include <math.h>
@@ -32,13 +33,8 @@ struct weft_worker {
 
 /* Text that became certain. */
 static weft_status add_text(weft_choice *c, const char *text, size_t bytes) {
-    if (c->bytes + bytes > c->room) {
-        size_t room = 2 * (c->bytes + bytes) + 64;
-        char *grown = realloc(c->text, room);
-        if (!grown) return weft_fail(WEFT_ENOMEM, "no memory for text");
-        c->text = grown;
-        c->room = room;
-    }
+    if (!weft_grow(&c->text, &c->room, c->bytes + bytes))
+        return weft_fail(WEFT_ENOMEM, "no memory for text");
     if (bytes) memcpy(c->text + c->bytes, text, bytes);
     c->bytes += bytes;
     return WEFT_OK;

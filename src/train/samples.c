@@ -2,6 +2,7 @@
  * nothing of it takes memory. */
 #include "train/samples.h"
 
+#include "core/grow.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "generate/generator.h"
@@ -111,13 +112,8 @@ void weft_samples_close(weft_samples *s) {
 }
 
 static weft_status add_text(weft_samples *s, const char *text, size_t bytes) {
-    if (s->bytes + bytes + 1 > s->room) {
-        size_t room = 2 * (s->bytes + bytes + 1);
-        char *grown = realloc(s->text, room);
-        if (!grown) return weft_fail(WEFT_ENOMEM, "samples: no memory");
-        s->text = grown;
-        s->room = room;
-    }
+    if (!weft_grow(&s->text, &s->room, s->bytes + bytes + 1))
+        return weft_fail(WEFT_ENOMEM, "samples: no memory");
     if (bytes) memcpy(s->text + s->bytes, text, bytes);
     s->bytes += bytes;
     s->text[s->bytes] = '\0';

@@ -43,15 +43,6 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
     if (!(off <= tolerance)) fail_msg("%s: logits are off by %g in %s", model, off, dtype);
 }
 
-static void expect_equal_files(const char *a, const char *b) {
-    size_t n, m;
-    char *x = file_read(a, &n), *y = file_read(b, &m);
-    assert_int_equal(n, m);
-    assert_memory_equal(x, y, n);
-    free(x);
-    free(y);
-}
-
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
@@ -75,7 +66,7 @@ static void goes_around(const char *first) {
     command_succeeds(RUN("convert", "--force", "--model", theirs, "--out", again), NULL);
     snprintf(path, sizeof path, "%s/model.safetensors", first);
     snprintf(other, sizeof other, "%s/model.safetensors", again);
-    expect_equal_files(path, other);
+    file_expect_equal(path, other);
 }
 
 static void test_written_and_read_again_is_the_same(void **state) {

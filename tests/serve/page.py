@@ -9,10 +9,9 @@ for each thing that is not, 77 where there is no Chromium.
 """
 import os
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from chromium import BROWSERS, Browser, find_browser
+from chromium import judge
 
 OUT = "document.getElementById('out').textContent"
 STATUS = "document.getElementById('status').textContent"
@@ -101,27 +100,17 @@ def main():
     if len(sys.argv) != 6:
         sys.exit(__doc__)
     url, folder, prompt, seed, text = sys.argv[1:]
-    program = find_browser()
-    if not program:
-        print("none of %s is installed" % ", ".join(BROWSERS))
-        sys.exit(77)
-    wrong = []
-    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as profile:
-        b = Browser(program, profile)
-        try:
-            b.open(url)
-            b.wait("document.getElementById('name').textContent !== 'weft'")
-            check_text(b, prompt, seed, text, wrong)
-            check_stop(b, wrong)
-            check_chat(b, wrong)
-            check_looks(b, wrong)
-            check_events(b, url, wrong)
-        except RuntimeError as error:
-            wrong.append(str(error))
-        b.process.terminate()
-        b.process.wait()
-    print("\n".join(wrong))
-    sys.exit(1 if wrong else 0)
+
+    def drive(b, wrong):
+        b.open(url)
+        b.wait("document.getElementById('name').textContent !== 'weft'")
+        check_text(b, prompt, seed, text, wrong)
+        check_stop(b, wrong)
+        check_chat(b, wrong)
+        check_looks(b, wrong)
+        check_events(b, url, wrong)
+
+    judge(folder, drive)
 
 
 if __name__ == "__main__":

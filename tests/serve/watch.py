@@ -12,10 +12,9 @@ that is not, 77 where there is no Chromium.
 import json
 import os
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from chromium import BROWSERS, Browser, find_browser  # noqa: E402
+from chromium import judge  # noqa: E402
 
 ROWS = "document.querySelectorAll('#runs tbody tr').length"
 NAMES = "[...document.querySelectorAll('#runs tbody td.name')].map(e => e.textContent)"
@@ -254,36 +253,25 @@ def main():
     if len(sys.argv) not in (4, 5):
         sys.exit(__doc__)
     url, runs, folder = sys.argv[1:4]
-    program = find_browser()
-    if not program:
-        print("none of %s is installed" % ", ".join(BROWSERS))
-        sys.exit(77)
-    wrong = []
-    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as profile:
-        b = Browser(program, profile)
-        try:
-            b.open(url)
-            b.wait(ROWS + " > 0", 30)
-            check_study(b, wrong)
-            check_arrival(b, runs, wrong)
-            check_curves(b, wrong)
-            check_box(b, wrong)
-            check_focus(b, runs, check_groups(b, wrong), wrong)
-            check_table(b, wrong)
-            check_best(b, wrong)
-            check_note(b, wrong)
-            check_machine(b, wrong)
-            check_looks(b, sys.argv[4] if len(sys.argv) > 4 else None, wrong)
-            wrong += b.faults()
-            wrong += ["it loads %s" % r for r in b.requests() if not r.startswith((url, "data:", "about:", "blob:"))]
-        except RuntimeError as error:
-            wrong.append(str(error))
-            wrong += b.faults()
-        finally:
-            b.close()
-    for line in wrong:
-        print(line)
-    sys.exit(1 if wrong else 0)
+    pictures = sys.argv[4] if len(sys.argv) > 4 else None
+
+    def drive(b, wrong):
+        b.open(url)
+        b.wait(ROWS + " > 0", 30)
+        check_study(b, wrong)
+        check_arrival(b, runs, wrong)
+        check_curves(b, wrong)
+        check_box(b, wrong)
+        check_focus(b, runs, check_groups(b, wrong), wrong)
+        check_table(b, wrong)
+        check_best(b, wrong)
+        check_note(b, wrong)
+        check_machine(b, wrong)
+        check_looks(b, pictures, wrong)
+        wrong += b.faults()
+        wrong += ["it loads %s" % r for r in b.requests() if not r.startswith((url, "data:", "about:", "blob:"))]
+
+    judge(folder, drive)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ import os
 import re
 import struct
 import sys
-import tempfile
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
-from chromium import BROWSERS, Browser, find_browser
+from chromium import judge
 
 LEAST_COLOURED = 25  # pixels
 NEAR = 40  # how far a channel may be from a colour
@@ -299,22 +298,10 @@ def drive(b, url, folder, steps, colours, wrong):
 def main():
     if len(sys.argv) != 5:
         sys.exit(__doc__)
-    program = find_browser()
-    if not program:
-        print("none of %s is installed" % ", ".join(BROWSERS))
-        sys.exit(77)
-    url = "file://" + os.path.abspath(sys.argv[1])
-    colours = [bytes.fromhex(c.lstrip("#")) for c in sys.argv[4].split(",")]
-    wrong = []
-    with tempfile.TemporaryDirectory(dir=sys.argv[2], ignore_cleanup_errors=True) as profile:
-        b = Browser(program, profile)
-        try:
-            drive(b, url, sys.argv[2], int(sys.argv[3]), colours, wrong)
-        except RuntimeError as error:
-            wrong.append(str(error))
-        b.close()
-    print("\n".join(wrong))
-    sys.exit(1 if wrong else 0)
+    report, folder, steps, colours = sys.argv[1:]
+    colours = [bytes.fromhex(c.lstrip("#")) for c in colours.split(",")]
+    url = "file://" + os.path.abspath(report)
+    judge(folder, lambda b, wrong: drive(b, url, folder, int(steps), colours, wrong))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -133,3 +135,24 @@ class Browser:
         self.value("document.getElementById('%s').value = ''; document.getElementById('%s').focus()"
                    % (field, field))
         self.call("Input.insertText", text=text)
+
+
+def judge(folder, drive):
+    """Calls drive(browser, wrong) with a fresh browser, whose profile is under `folder`, and ends the program:
+    on 0 where `wrong` stays empty, on 1 with its lines, on 77 where there is no Chromium."""
+    program = find_browser()
+    if not program:
+        print("none of %s is installed" % ", ".join(BROWSERS))
+        sys.exit(77)
+    wrong = []
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as profile:
+        browser = Browser(program, profile)
+        try:
+            drive(browser, wrong)
+        except RuntimeError as error:
+            wrong.append(str(error))
+            wrong += browser.faults()
+        finally:
+            browser.close()
+    print("\n".join(wrong))
+    sys.exit(1 if wrong else 0)

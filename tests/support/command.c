@@ -37,6 +37,15 @@ char *file_read(const char *path, size_t *count) {
     return take_file(file, count);
 }
 
+void file_expect_equal(const char *a, const char *b) {
+    size_t n, m;
+    char *x = file_read(a, &n), *y = file_read(b, &m);
+    assert_int_equal(n, m);
+    assert_memory_equal(x, y, n);
+    free(x);
+    free(y);
+}
+
 void file_write(const char *path, const void *bytes, size_t count) {
     FILE *file = fopen(path, "wb");
     if (!file) fail_msg("%s cannot be made", path);
