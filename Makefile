@@ -67,7 +67,7 @@ build: $(PROGRAM) $(LIB_A) $(LIB_SO) $(MPI_SHIM) $(NCCL_SHIM) ## the program and
 setup: ## install what is missing; WITH="study test lint optional" for more than the build needs
 	@scripts/setup $(or $(WITH),build)
 
-configure: $(CONFIG) ## look anew at what this machine has
+configure: $(CONFIG) ## look again at what this machine has
 
 # GPT-2's own vocab.bpe and encoder.json, which are not ours to carry: without them its vectors stay.
 GPT2 ?= ../shared/data/gpt2

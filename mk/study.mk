@@ -27,7 +27,7 @@ study: build | $(filter defconfig-% menuconfig,$(MAKECMDGOALS)) ## the study of 
 		--jobs $(or $(JOBS),$$jobs) $(STUDY_OPTIONS)
 
 # Kconfig is the program's table of options as text, and is kept in the tree.
-kconfig: $(PROGRAM) ## write Kconfig anew from the program's options
+kconfig: $(PROGRAM) ## write Kconfig again from the program's options
 	@$(PROGRAM) help config --kconfig > Kconfig.new && mv Kconfig.new Kconfig
 
 # $(call run_kconfig,ARGUMENTS): installs kconfiglib where it is missing.

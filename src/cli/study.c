@@ -28,7 +28,7 @@ const char weft_help_study[] =
     "                     runs/study for .config\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
     "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
-    "  --restart RUN      begin a failed run anew, its folder set aside: VARIANT-lrR-seedN, or "
+    "  --restart RUN      start a failed run over, its folder set aside: VARIANT-lrR-seedN, or "
     "failed\n"
     "                     for all of them\n"
     "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
