@@ -361,10 +361,48 @@ def test_exported_models_compute_the_same():
 
 
 def test_gradients_are_not_differentiated_twice():
-    module, x = SwiGLU(8, 8), torch.randn(1, 3, 8, requires_grad=True)
-    grad, = torch.autograd.grad(module(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        grad.sum().backward()
+    """An error, also where the gradient of the output needs none, x is a view, and a missing path would count as 0."""
+    module = SwiGLU(8, 8)
+    for make in (lambda: torch.randn(1, 3, 8), lambda: torch.randn(1, 8, 3).transpose(1, 2)):
+        x = make().requires_grad_()
+        want = torch.autograd.grad(module(x).sum(), x)[0]
+        grad, = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+        assert torch.equal(grad, want)
+        with pytest.raises(RuntimeError, match="second derivatives"):
+            grad.sum().backward()
+        for f in (lambda a: module(a).sum(), lambda a: module(a).pow(2).sum()):
+            with pytest.raises(RuntimeError, match="second derivatives"):
+                torch.autograd.functional.hessian(f, make())
+
+
+def test_derivatives_by_other_ways_are_refused():
+    module, x, v = SwiGLU(8, 8), torch.randn(1, 3, 8), torch.randn(1, 3, 8)
+    for transform in (lambda: torch.func.jvp(module, (x,), (v,)), lambda: torch.func.grad(lambda a: module(a).sum())(x),
+                      lambda: torch.vmap(module)(torch.stack((x, v)))):
+        with pytest.raises(NotImplementedError, match="no forward-mode|inside torch.func"):
+            transform()
+    for around in torch.enable_grad, torch.no_grad:
+        with around(), torch.autograd.forward_ad.dual_level():
+            with pytest.raises(NotImplementedError, match="forward-mode"):
+                module(torch.autograd.forward_ad.make_dual(x, v))
+            assert module(x).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_traced_by_torch_jit_computes_the_same():
+    module, x = W2TransformerBlock(W2Config()), torch.randn(2, 9, 24)
+    with torch.no_grad():
+        traced, other = torch.jit.trace(module, (x,)), torch.randn(2, 9, 24)
+        assert torch.equal(traced(other), module(other))
+
+
+def test_forked_processes_compute_on():
+    """As a DataLoader's workers do: the threads of the first process are not there."""
+    code = ("import os, signal, torch, weft.torch; m = weft.torch.SwiGLU(64, 64); x = torch.randn(2, 300, 64, requires_grad=True)\n"
+            "run = lambda: torch.autograd.grad(m(x).sum(), x)[0]\nwant = run()\npids = []\n"
+            "for _ in range(3):\n pids.append(os.fork())\n if not pids[-1]: signal.alarm(60); os._exit(0 if torch.equal(run(), want) else 1)\n"
+            "print([os.waitpid(p, 0)[1] for p in pids], torch.equal(run(), want))")
+    assert alone(code, WEFT_THREADS="3")[0].strip() == "[0, 0, 0] True"
 
 
 def test_checkpointed_layers_compute_the_same():

@@ -11,6 +11,7 @@ import threading
 from typing import List, Optional, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import _blocks
 
@@ -334,8 +335,9 @@ class _Eager(torch.autograd.Function):
     def forward(ctx, block, seed, n_inputs, *tensors):
         taken, outputs, saved = _forward(block, tensors, n_inputs, seed)
         said = layout(block)
-        ctx.block, ctx.seed = block, seed
-        ctx.save_for_backward(*[t if kept else None for kept, t in zip(said.kept, taken + outputs)], saved)
+        ctx.block, ctx.seed, ctx.n_taken = block, seed, len(said.kept)
+        copied = [t for t, own in zip(tensors, taken) if t is not own]
+        ctx.save_for_backward(*[t if kept else None for kept, t in zip(said.kept, taken + outputs)], saved, *copied)
         ctx.set_materialize_grads(False)
         if said.fixed:
             ctx.mark_non_differentiable(*[outputs[i] for i in said.fixed])
@@ -343,12 +345,16 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        # Gradients are recorded only with create_graph=True; what watches for that costs time
-        return _Eager.watched(ctx, *grads) if torch.is_grad_enabled() else _Eager.plain(ctx, *grads)
+        kept = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return _Eager.plain(ctx, kept, grads)
+        # create_graph=True: the gradients depend on what was saved, and say so if one asks for theirs
+        there = [t for t in (*grads, *kept) if t is not None]
+        return _Once.apply(ctx, kept, grads, *there)
 
     @staticmethod
-    def plain(ctx, *grads):
-        block, (*taken, saved) = ctx.block, ctx.saved_tensors
+    def plain(ctx, kept, grads):
+        block, taken, saved = ctx.block, kept[:ctx.n_taken], kept[ctx.n_taken]
         said, given = layout(block), []
         for i in said.reached:
             g, (shape, dtype) = grads[i], said.outputs[i]
@@ -359,12 +365,34 @@ class _Eager(torch.autograd.Function):
         made = _gradients(block, given, taken, saved, ctx.seed)
         return (None, None, None, *_spread(said.trained, made))
 
-    watched = staticmethod(torch.autograd.function.once_differentiable(plain.__func__))
+
+class _Once(torch.autograd.Function):
+    """Gradients that cannot be differentiated again, but are functions of what they were made of."""
+
+    @staticmethod
+    def forward(ctx, eager, kept, grads, *there):
+        return _Eager.plain(eager, kept, grads)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("weft's modules have no second derivatives: their gradients cannot be differentiated again")
 
 
 def _is_watched():
-    """Whether something looks on that must see an operator: a mode, a transform."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether something looks on that must see an operator: a mode, a transform, a tracer."""
+    return (torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._is_tracing())
+
+
+def _refuse_transforms(given):
+    """Derivatives that are not there: PyTorch itself would give 0 for some of them in silence."""
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in given):
+        raise NotImplementedError("weft's modules have no forward-mode derivatives; use backward, or torch.autograd.grad")
+    kinds = torch._C._functorch.TransformType
+    for transform in torch._C._functorch.get_interpreter_stack() or ():
+        if transform.key() in (kinds.Vmap, kinds.Grad, kinds.Jvp):
+            raise NotImplementedError(f"weft's modules do not run inside torch.func's transforms (here {transform.key().name.lower()}); "
+                                      "call them on a batch, and use backward, or torch.autograd.grad")
 
 
 def check_devices(tensors):
@@ -390,6 +418,8 @@ def run(name, options, inputs, weights, first=True, purpose=0, seed=None, traced
     wants = torch.is_grad_enabled() and True in [t.requires_grad for t in given]
     if wants:
         purpose |= _blocks.GRADIENT
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        _refuse_transforms(given)
     if traced or not KINDS.issuperset(map(type, given)) or _is_watched():
         return _run_traced(device, name, options, inputs, weights, first, purpose, seed)
     block = find(device, name, options, given[0].shape, first, purpose)
