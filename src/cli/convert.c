@@ -234,12 +234,12 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     weft_tokenizer *t = NULL;
     change did = {.before = NAN, .after = NAN};
     bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
-    if (!theirs && !v->to_hf && !changes)
-        return weft_fail(WEFT_EINPUT,
-                         "%s is a checkpoint of weft's already; --to-hf, --to-mla and --to-w2 make "
-                         "something else of it",
-                         v->model);
     weft_status status = read_model(args, v, theirs, folder, &m);
+    if (status == WEFT_OK && !theirs && !v->to_hf && !changes)
+        status = weft_fail(WEFT_EINPUT,
+                           "%s is a checkpoint of weft's already; --to-hf, --to-mla and --to-w2 "
+                           "make something else of it",
+                           v->model);
     if (status == WEFT_OK) status = open_tokenizer(v, folder, &m->config, &t);
     if (status == WEFT_OK && changes) status = change_attention(args, v, t, &m, &did);
     if (status == WEFT_OK && v->to_hf) status = check_theirs(&m->config);

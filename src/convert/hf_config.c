@@ -226,9 +226,9 @@ static void read_rope(source *s, weft_config *c) {
     if (!json_is_object(rope)) return;
     note(s, check_keys(s, rope, rope_keys, NULL, "rope_scaling"));
     const json_t *type = json_object_get(rope, "rope_type");
-    if (!json_is_string(type)) type = json_object_get(rope, "type");
-    const char *word = json_is_string(type) ? json_string_value(type) : "default";
-    if (strcmp(word, "default") == 0) return;
+    if (!type) type = json_object_get(rope, "type");
+    const char *word = json_is_string(type) ? json_string_value(type) : "";
+    if (!type || strcmp(word, "default") == 0) return;
     if (strcmp(word, "linear") != 0 && strcmp(word, "llama3") != 0 && strcmp(word, "yarn") != 0) {
         note(s, refuse(s, "rope_type", type, "default, linear, llama3 and yarn are"));
         return;

@@ -152,6 +152,7 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
         {"llama", "rope_parameters", "{\"rope_type\": \"yarn\", \"factor\": 2, \"mscale\": 1}",
          "rope_scaling.mscale"},
         {"llama", "rope_parameters", "{\"rope_type\": \"linear\"}", "factor"},
+        {"llama", "rope_parameters", "{\"rope_type\": 5, \"factor\": 2}", "\"rope_type\": 5"},
     };
     const char *out = scratch_path("refused");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -160,6 +161,19 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
         command_fails(2, RUN("convert", "--model", folder, "--out", out),
                       SAYS(inside ? "config.json" : cases[i][1], cases[i][3]));
     }
+}
+
+static void test_a_broken_config_is_told_and_not_taken_for_ours(void **state) {
+    (void)state;
+    const char *folder = with_key("gpt2", "n_layer", "2"), *out = scratch_path("refused");
+    char path[600];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    file_write(path, "[1, 2", 5);
+    command_fails(2, RUN("convert", "--model", folder, "--out", out), SAYS("config.json:1"));
+    file_write(path, "[]", 2);
+    command_fails(2, RUN("convert", "--model", folder, "--out", out), SAYS("JSON object"));
+    assert_int_equal(remove(path), 0);
+    command_fails(2, RUN("convert", "--model", folder, "--out", out), SAYS("config.json and"));
 }
 
 static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {
@@ -251,6 +265,7 @@ int main(void) {
         cmocka_unit_test(test_written_and_read_again_is_the_same),
         cmocka_unit_test(test_a_converted_model_is_trained_further),
         cmocka_unit_test(test_what_is_not_computed_is_refused_by_its_key),
+        cmocka_unit_test(test_a_broken_config_is_told_and_not_taken_for_ours),
         cmocka_unit_test(test_weights_that_do_not_fit_are_refused_by_name),
         cmocka_unit_test(test_what_they_have_no_model_for_is_refused_by_its_key),
         cmocka_unit_test(test_nothing_is_overwritten_unasked),
