@@ -22,8 +22,9 @@
 #define AMX_TARGET __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512bf16")))
 
 enum {
-    UNIT = 32,   /* keys of a right tile of bf16 values, */
-    I8_UNIT = 64 /* and of bytes; widths are multiples of it */
+    UNIT = 32,    /* keys of a right tile of bf16 values, */
+    I8_UNIT = 64, /* and of bytes; widths are multiples of it */
+    TILE_BYTES = TILE * TILE_STRIDE
 };
 
 /* Tiles 0 and 1 are results, 4 and 5 left ones, 6 and 7 right ones. */
@@ -146,45 +147,6 @@ static void pack_values(const page_run *run, const uint16_t *v, int64_t width, u
         }
 }
 
-/* sums [rows / 16][dv / 16][16][16] += the weighted values of some units. */
-AMX_TARGET static void add_units(const uint16_t *p, const int64_t *at, int units,
-                                 const uint16_t *packed, int64_t rows, int64_t width, real *sums) {
-    for (int64_t t = 0; t < rows; t += TILE, p += TILE * BLOCK)
-        for (int64_t i = 0; i < width; i += 2 * TILE, sums += 2 * TILE * TILE) {
-            _tile_loadd(0, sums, TILE_STRIDE);
-            _tile_loadd(1, sums + TILE * TILE, TILE_STRIDE);
-            for (int u = 0; u < units; u++) {
-                const uint16_t *v = packed + (u * width + i) * UNIT;
-                _tile_loadd(4, p + at[u], (int)(BLOCK * sizeof *p));
-                _tile_loadd(6, v, TILE_STRIDE);
-                _tile_loadd(7, v + TILE * UNIT, TILE_STRIDE);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-            }
-            _tile_stored(0, sums, TILE_STRIDE);
-            _tile_stored(1, sums + TILE * TILE, TILE_STRIDE);
-        }
-}
-
-static void add_bf16_units(const block_task *b, const page_run *runs, int n, int64_t g) {
-    const attend_run *a = b->a;
-    uint16_t *packed = b->s.room;
-    int64_t at[PAGES_TOGETHER];
-    int units = 0;
-    for (int r = 0; r < n; r++) {
-        int64_t unit = runs[r].at / UNIT * UNIT, half = runs[r].at % UNIT;
-        if (units == 0 || at[units - 1] != unit) {
-            if (half || r + 1 == n)
-                memset(packed + units * a->dv * UNIT, 0, (size_t)(a->dv * UNIT) * sizeof *packed);
-            at[units++] = unit;
-        }
-        pack_values(runs + r, (const uint16_t *)head_at(&a->values, runs[r].page, g), a->dv,
-                    packed + (units - 1) * a->dv * UNIT + half * TILE);
-    }
-    add_units((const uint16_t *)weights_of(b, g), at, units, packed, a->rows, a->dv,
-              (real *)sums_of(b, g));
-}
-
 /* A page's bytes, to its quarter of a unit: [dv / 16][16][16][4], where of each 64 columns a tile has
  * four of every sixteen. */
 static void pack_bytes(const int8_t *v, int64_t width, int8_t *to) {
@@ -205,42 +167,65 @@ static void pack_bytes(const int8_t *v, int64_t width, int8_t *to) {
         }
 }
 
-/* sums [rows / 16][dv / 16][2][16][16], of high bytes and of low ones, += the weighted values of a unit;
- * p: tile 0's weights of it. */
-AMX_TARGET static void add_unit(const int8_t *p, const int8_t *packed, int64_t rows, int64_t width,
-                                int32_t *sums) {
-    for (int64_t t = 0; t < rows; t += TILE, p += 2 * TILE * BLOCK) {
-        _tile_loadd(4, p, 2 * BLOCK);
-        _tile_loadd(5, p + BLOCK, 2 * BLOCK);
-        for (int64_t i = 0; i < width; i += TILE, sums += 2 * TILE * TILE) {
+/* sums += the weighted values of some units, two tiles at a time. bf16: sums [rows / 16][dv / 16][16][16],
+ * two tiles of values by one of weights. Bytes: [rows / 16][dv / 16][2][16][16], one tile of values by the
+ * weights' high bytes and by their low ones. p: the weights of the first unit's block. */
+AMX_TARGET static ALWAYS_INLINE void add_units(const char *p, const int64_t *at, int units,
+                                               const char *packed, int64_t rows, int64_t width,
+                                               char *sums, const bool bf16) {
+    const int64_t columns = bf16 ? 2 * TILE : TILE, row_bytes = 2 * BLOCK;
+    for (int64_t t = 0; t < rows; t += TILE, p += TILE * row_bytes)
+        for (int64_t i = 0; i < width; i += columns, sums += 2 * TILE_BYTES) {
             _tile_loadd(0, sums, TILE_STRIDE);
-            _tile_loadd(1, sums + TILE * TILE, TILE_STRIDE);
-            _tile_loadd(6, packed + i * I8_UNIT, TILE_STRIDE);
-            _tile_dpbssd(0, 4, 6);
-            _tile_dpbssd(1, 5, 6);
+            _tile_loadd(1, sums + TILE_BYTES, TILE_STRIDE);
+            for (int u = 0; u < units; u++) {
+                const char *v = packed + (u * width + i) * TILE_STRIDE;
+                _tile_loadd(4, p + at[u], (int)row_bytes);
+                _tile_loadd(6, v, TILE_STRIDE);
+                if (bf16) {
+                    _tile_loadd(7, v + TILE_BYTES, TILE_STRIDE);
+                    _tile_dpbf16ps(0, 4, 6);
+                    _tile_dpbf16ps(1, 4, 7);
+                } else {
+                    _tile_loadd(5, p + at[u] + BLOCK, (int)row_bytes);
+                    _tile_dpbssd(0, 4, 6);
+                    _tile_dpbssd(1, 5, 6);
+                }
+            }
             _tile_stored(0, sums, TILE_STRIDE);
-            _tile_stored(1, sums + TILE * TILE, TILE_STRIDE);
+            _tile_stored(1, sums + TILE_BYTES, TILE_STRIDE);
         }
-    }
 }
 
-static void add_i8_units(const block_task *b, const page_run *runs, int n, int64_t g) {
+/* Packs the pages' values into units, zeros where a unit has no page, and adds them. */
+AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_run *runs, int n,
+                                               int64_t g, const bool bf16) {
     const attend_run *a = b->a;
-    int8_t *packed = b->s.room;
-    for (int r = 0; r < n;) {
-        int64_t unit = runs[r].at / I8_UNIT * I8_UNIT;
-        if (runs[r].at != unit || r + I8_UNIT / WEFT_PAGE_TOKENS > n)
-            memset(packed, 0, (size_t)(a->dv * I8_UNIT));
-        for (; r < n && runs[r].at < unit + I8_UNIT; r++)
-            pack_bytes((const int8_t *)head_at(&a->values, runs[r].page, g), a->dv,
-                       packed + (runs[r].at - unit) * TILE);
-        add_unit((const int8_t *)weights_of(b, g) + unit, packed, a->rows, a->dv,
-                 (int32_t *)sums_of(b, g));
+    const int64_t keys = bf16 ? UNIT : I8_UNIT, unit_bytes = a->dv * TILE_STRIDE;
+    char *packed = b->s.room, *unit = packed;
+    int64_t at[PAGES_TOGETHER]; /* where a unit's weights begin */
+    int units = 0;
+    for (int r = 0; r < n; r++) {
+        int64_t part = runs[r].at % keys, from = (runs[r].at - part) * (bf16 ? 2 : 1);
+        if (units == 0 || at[units - 1] != from) {
+            unit = packed + units * unit_bytes;
+            if (part || r + keys / WEFT_PAGE_TOKENS > n) memset(unit, 0, (size_t)unit_bytes);
+            at[units++] = from;
+        }
+        const char *v = head_at(&a->values, runs[r].page, g);
+        if (bf16)
+            pack_values(runs + r, (const uint16_t *)v, a->dv, (uint16_t *)unit + part * TILE);
+        else
+            pack_bytes((const int8_t *)v, a->dv, (int8_t *)unit + part * TILE);
     }
+    add_units(weights_of(b, g), at, units, packed, a->rows, a->dv, (char *)sums_of(b, g), bf16);
 }
 
-static void tiles_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    (b->a->value_way == BY_BF16 ? add_bf16_units : add_i8_units)(b, runs, n, g);
+AMX_TARGET static void tiles_add(const block_task *b, const page_run *runs, int n, int64_t g) {
+    if (b->a->value_way == BY_BF16)
+        add_pages(b, runs, n, g, true);
+    else
+        add_pages(b, runs, n, g, false);
 }
 
 static void finish_bf16(const block_task *b, int64_t g, int64_t h) {
