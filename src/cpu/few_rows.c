@@ -1,9 +1,10 @@
-/* Products of few rows, what generation runs: y [m, n] = x [m, k] · op(w), m ≤ GEMM_FEW_ROWS.
+/* Products of few rows, what generation runs: y [m, n] = x [m, k] · op(w), GEMM_FEW_ROWS at a time.
  *
  * The weight is read once, by vectors, straight from memory (bf16 widened in registers); the rows
  * wait in the cache. Every result has one chain of sums whose order does not depend on m: with w as
  * [n, k], VLEN chains over k and their sum by halves; with w as [k, n], one chain over k. So a
- * row's bits are those it has alone. Threads share out columns. */
+ * row's bits are those it has alone. Threads share out columns, and pieces of rows where there are
+ * more than a few. */
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
 
@@ -191,29 +192,31 @@ typedef struct {
     const gemm_product *p;
     gemm_matrix x;   /* real: p->a, or its widened copy */
     int64_t columns; /* of a task */
-    int64_t tasks;   /* a matrix of the batch */
+    int64_t tasks;   /* of a piece of rows */
+    int64_t pieces;  /* of a matrix of the batch */
 } few_run;
 
 static void run_columns(void *context, int64_t task, int thread) {
     (void)thread;
     const few_run *f = context;
     const gemm_product *p = f->p;
-    int64_t g = task / f->tasks, column = task % f->tasks * f->columns;
-    int64_t n = min_i64(f->columns, p->n - column);
-    gemm_product tile = gemm_tile(p, g, 0, p->m, column, n, 0, p->k);
-    gemm_matrix x = gemm_part(f->x, g, 0, 0);
+    int64_t piece = task / f->tasks, column = task % f->tasks * f->columns;
+    int64_t g = piece / f->pieces, row = piece % f->pieces * GEMM_FEW_ROWS;
+    int64_t m = min_i64(GEMM_FEW_ROWS, p->m - row), n = min_i64(f->columns, p->n - column);
+    gemm_product tile = gemm_tile(p, g, row, m, column, n, 0, p->k);
+    gemm_matrix x = gemm_part(f->x, g, row, 0);
     dot_work d = {x.data, x.ld, tile.b.data, tile.b.ld, p->k, tile.b.bf16};
     real sums[GEMM_FEW_ROWS * TASK_COLUMNS];
     if (p->tb && d.bf16)
-        dot_columns(&d, p->m, n, sums, true);
+        dot_columns(&d, m, n, sums, true);
     else if (p->tb)
-        dot_columns(&d, p->m, n, sums, false);
+        dot_columns(&d, m, n, sums, false);
     else if (d.bf16)
-        step_columns(&d, p->m, n, sums, true);
+        step_columns(&d, m, n, sums, true);
     else
-        step_columns(&d, p->m, n, sums, false);
+        step_columns(&d, m, n, sums, false);
     if (p->alpha != 1)
-        for (int64_t r = 0; r < p->m; r++)
+        for (int64_t r = 0; r < m; r++)
             for (int64_t j = 0; j < n; j++)
                 sums[r * TASK_COLUMNS + j] *= p->alpha;
     KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
@@ -235,5 +238,6 @@ void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
     f.columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
     f.tasks = ceil_div(p->n, f.columns);
-    weft_pool_run(pool, p->batch * f.tasks, run_columns, &f);
+    f.pieces = ceil_div(p->m, GEMM_FEW_ROWS);
+    weft_pool_run(pool, p->batch * f.pieces * f.tasks, run_columns, &f);
 }

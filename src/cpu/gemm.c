@@ -92,7 +92,7 @@ gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k) {
 }
 
 static bool is_few_rows(const gemm_product *p) {
-    return p->m <= GEMM_FEW_ROWS && !p->ta;
+    return (p->m <= GEMM_FEW_ROWS || p->alone) && !p->ta;
 }
 
 /* Scratch of one thread: widened a, widened b, sums of a tile that c cannot hold. */

@@ -10,10 +10,11 @@
 #define WEFT_CPU_GEMM_H
 
 #include "cpu/kernel.h"
+#include "ops/linear.h"
 
-/* A product without ta of at most this many rows is done row by row in the same way for every
- * number of rows: a row's bits are those it has alone. */
-enum { GEMM_FEW_ROWS = 32 };
+/* A product without ta of at most this many rows, or with `alone` of any number, is done row by row in
+ * the same way for every number of rows: a row's bits are those it has alone. */
+enum { GEMM_FEW_ROWS = WEFT_FEW_ROWS };
 
 /* Whether panels.c does the products and not the library: where its kernel is the faster one. */
 #if WEFT_REAL == 32 && (defined(__aarch64__) || defined(__AVX2__))
@@ -35,6 +36,7 @@ typedef struct {
 typedef struct {
     int64_t batch, m, n, k;
     bool ta, tb;     /* a lies as [k, m], b as [n, k] */
+    bool alone;      /* few_rows.c does it, however many rows there are */
     bool accumulate; /* c += instead of c =; c is real then */
     bool gelu;       /* c = gelu(alpha · op(a) op(b) + bias + addend), the tanh form */
     bool gelu_back;  /* c = (...) times gelu's slope at pre */

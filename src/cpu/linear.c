@@ -35,6 +35,7 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n, int
     bool ta = pair.attr.ta || outer, tb = pair.attr.tb;
     gemm_product p = {.batch = s.groups, .m = s.m, .n = s.n, .k = s.k, .ta = ta, .tb = tb};
     p.alpha = (real)pair.attr.alpha;
+    p.alone = pair.attr.alone;
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK;
     p.a = as_matrix(x ? weft_data(x, a) : NULL, a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,

@@ -98,6 +98,7 @@ typedef struct {
 
 /* How rows reach other tokens. */
 typedef struct weft_reach {
+    bool rows_alone; /* where there are few rows, each has the bits that it has alone */
     /* Before the first node: inputs and states; sets builder.start. NULL: nothing to do. */
     void (*begin)(builder *b);
     weft_tensor *(*attend)(builder *b, const builder_keys *keys);

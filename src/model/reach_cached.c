@@ -267,6 +267,7 @@ static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
 }
 
 static const weft_reach reach_cached = {
+    .rows_alone = true,
     .begin = begin,
     .attend = attend,
     .route = route,

@@ -401,6 +401,16 @@ weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta,
     return append_matmul(g, a, b, NULL, attr);
 }
 
+weft_tensor *weft_matmul_alone(weft_graph *g, weft_tensor *a, weft_tensor *b) {
+    if (a && a->ndim != 2) {
+        weft_graph_fail(g, "matmul: %s does not have 2 dimensions", weft_tensor_describe(a));
+        return NULL;
+    }
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alone = true, .alpha = 1};
+    if (a) attr.dtype = a->dtype;
+    return append_matmul(g, a, b, NULL, attr);
+}
+
 weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
     if (a && a->ndim != 3) {
         weft_graph_fail(g, "batched matmul: %s does not have 3 dimensions",

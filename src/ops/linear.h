@@ -12,15 +12,20 @@ typedef enum {
     WEFT_ACT_GELU_BACK /* times gelu's slope at `at`: only fuse.h makes it */
 } weft_act;
 
-/* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most 32 rows of x (what
- * generation runs): a row's result does not depend, in any bit, on how many rows there are. */
+/* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] or NULL. At most WEFT_FEW_ROWS of x
+ * (what generation runs): a row's result does not depend, in any bit, on how many rows there are. */
+enum { WEFT_FEW_ROWS = 32 };
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act);
 
 /* y [M, N] = op(a) op(b): a [M, K], or [K, M] with ta; b [K, N], or [N, K] with tb. */
 weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb);
 
-/* The same for each of G pairs: a [G, M, K], b [G, K, N] → y [G, M, N]. */
+/* y [M, N] = a b, where a row's result does not depend, on a CPU, on how many rows there are: what
+ * weft_linear promises for few rows, for any number of them. Slower than the above for many. */
+weft_tensor *weft_matmul_alone(weft_graph *g, weft_tensor *a, weft_tensor *b);
+
+/* weft_matmul for each of G pairs: a [G, M, K], b [G, K, N] → y [G, M, N]. */
 weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb);
 
 /* y = aᵀ a: [E, E] from a [M, E], or one for each of G of [G, M, E]. A symmetric matrix, and what
@@ -71,6 +76,7 @@ typedef struct {
     weft_matmul_form form;
     bool ta, tb;    /* ta: plain only; tb: not of the outer forms */
     bool symmetric; /* weft_gram: the gradient that reaches it is symmetric */
+    bool alone;     /* weft_matmul_alone */
     weft_act act;
     double alpha;
     weft_dtype dtype; /* of the result */
