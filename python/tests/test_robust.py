@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from weft.torch import (AdamWSPAM, Config, LanguageModel, MLAttention, ReciprocalBlock, SwiGLU, W2Attention,
-                        W2TransformerBlock, WsFFN, _nvpl, _ops)
+                        W2TransformerBlock, WsFFN, _memory, _nvpl)
 
 LONG = bool(os.environ.get("WEFT_TEST_LONG"))
 CALLS, REPEATS = (2000, 10000) if LONG else (120, 600)
@@ -330,21 +330,56 @@ def test_a_wrong_number_of_threads_is_told():
 
 
 def test_a_thread_keeps_its_workspace(monkeypatch):
-    monkeypatch.setattr(_ops, "_kept", threading.local())
+    monkeypatch.setattr(_memory, "_of_thread", threading.local())
     m, x = SwiGLU(64, 128), torch.randn(2, 40, 64, requires_grad=True)
     run = lambda: torch.autograd.grad(m(x).sum(), [x, *m.parameters()])
-    want, kept, others = run(), _ops._kept.workspace, []
+    want, kept, others = run(), _memory._of_thread.workspace, []
     with torch.inference_mode():
         m(x)
     got = run()
-    assert _ops._kept.workspace is kept and all(torch.equal(a, b) for a, b in zip(want, got))
-    other = threading.Thread(target=lambda: others.extend([run(), _ops._kept.workspace]))
+    assert _memory._of_thread.workspace is kept and all(torch.equal(a, b) for a, b in zip(want, got))
+    other = threading.Thread(target=lambda: others.extend([run(), _memory._of_thread.workspace]))
     other.start()
     other.join()
     assert others[1][1] != kept[1] and all(torch.equal(a, b) for a, b in zip(want, others[0]))
-    monkeypatch.setattr(_ops, "_kept", threading.local())
-    monkeypatch.setattr(_ops, "WORKSPACE_KEPT", 100)
-    assert all(torch.equal(a, b) for a, b in zip(want, run())) and not hasattr(_ops._kept, "workspace")
+    monkeypatch.setattr(_memory, "_of_thread", threading.local())
+    monkeypatch.setattr(_memory, "WORKSPACE_KEPT", 100)
+    assert all(torch.equal(a, b) for a, b in zip(want, run())) and not hasattr(_memory._of_thread, "workspace")
+
+
+def test_what_was_saved_is_used_again_when_it_is_free(monkeypatch):
+    spare = _memory._Spare()
+    monkeypatch.setattr(_memory, "_spare", spare)
+    one, at = _memory.saved(3 << 20)
+    other = _memory.saved(3 << 20)[1]
+    view = one[5:9]
+    del one
+    assert at != other and at % 64 == 0 and len(spare.pieces) == 1  # the other's tensor is gone, the view keeps this one
+    del view
+    assert len(spare.pieces) == 2 and spare.bytes == sum(map(len, spare.pieces))
+    assert _memory.saved(2 << 20)[1] not in (at, other) and {_memory.saved(3 << 20)[1] for _ in range(2)} <= {at, other}
+    monkeypatch.setattr(_memory, "SAVED_KEPT", 4 << 20)
+    del_all = [_memory.saved(3 << 20) for _ in range(3)]
+    del del_all
+    assert len(spare.pieces) == 1 and spare.bytes == len(spare.pieces[0])
+
+
+def test_gradients_from_memory_used_again(monkeypatch):
+    """Graphs that live at the same time, are kept for a second pass, or end unused."""
+    monkeypatch.setattr(_memory, "SAVED_LEAST", 1)
+    m, xs = SwiGLU(24, 40), [torch.randn(2, 9, 24, requires_grad=True) for _ in range(4)]
+    want = [torch.autograd.grad(m(x).sum(), x)[0] for x in xs]
+    for _ in range(3):
+        graphs = [m(x).sum() for x in xs]
+        m(xs[0])
+        for keep in True, False:
+            for x, y, w in zip(xs, graphs, want):
+                assert torch.equal(torch.autograd.grad(y, x, retain_graph=keep)[0], w)
+
+
+def test_a_process_with_an_open_graph_ends_without_a_word():
+    code = "import torch, weft.torch; m = weft.torch.SwiGLU(256, 1024); y = m(torch.randn(1, 512, 256)); z = [y, y.sum()]"
+    assert alone(code) == ("", "")
 
 
 def test_exported_models_compute_the_same():
@@ -398,11 +433,11 @@ def test_traced_by_torch_jit_computes_the_same():
 
 def test_forked_processes_compute_on():
     """As a DataLoader's workers do: the threads of the first process are not there."""
-    code = ("import os, signal, torch, weft.torch; m = weft.torch.SwiGLU(64, 64); x = torch.randn(2, 300, 64, requires_grad=True)\n"
+    code = ("import os, signal, torch, weft.torch; m = weft.torch.SwiGLU(64, 640); x = torch.randn(2, 300, 64, requires_grad=True); held = m(x).sum()\n"
             "run = lambda: torch.autograd.grad(m(x).sum(), x)[0]\nwant = run()\npids = []\n"
-            "for _ in range(3):\n pids.append(os.fork())\n if not pids[-1]: signal.alarm(60); os._exit(0 if torch.equal(run(), want) else 1)\n"
-            "print([os.waitpid(p, 0)[1] for p in pids], torch.equal(run(), want))")
-    assert alone(code, WEFT_THREADS="3")[0].strip() == "[0, 0, 0] True"
+            "for _ in range(3):\n pids.append(os.fork())\n if not pids[-1]: signal.alarm(60); os._exit(0 if torch.equal(run(), want) and torch.equal(torch.autograd.grad(held, x)[0], want) else 1)\n"
+            "print([os.waitpid(p, 0)[1] for p in pids], torch.equal(run(), want), torch.equal(torch.autograd.grad(held, x)[0], want))")
+    assert alone(code, WEFT_THREADS="3")[0].strip() == "[0, 0, 0] True True"
 
 
 def test_checkpointed_layers_compute_the_same():

@@ -7,13 +7,13 @@ what Python around the operator needs to know of it (names and types) does not d
 """
 import contextlib
 import functools
-import threading
 from typing import List, Optional, Sequence
 
 import torch
 from torch.autograd import forward_ad
 
 from .. import _blocks
+from . import _memory
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
@@ -171,21 +171,14 @@ def _some_bytes(count, device):
     return _bytes(count, device) if count else (None, 0)
 
 
-_kept = threading.local()
-WORKSPACE_KEPT = 256 << 20
-
-
 def _workspace(count, device):
-    """_some_bytes for the time of a call. On the CPU a thread keeps its largest one: the system hands out memory
-    page by page, which takes as long as a pass over it. A GPU's allocator keeps memory itself."""
-    if not count or device.type != "cpu":
-        return _some_bytes(count, device)
-    kept = getattr(_kept, "workspace", None)
-    if kept is None or kept[0].numel() < count + _blocks.ALIGNMENT:
-        kept = _bytes(count, device)
-        if count <= WORKSPACE_KEPT:
-            _kept.workspace = kept
-    return kept
+    """_some_bytes for the time of a call."""
+    return _memory.workspace(count) if count and device.type == "cpu" else _some_bytes(count, device)
+
+
+def _saved(count, device):
+    """_some_bytes from a forward pass to its backward pass."""
+    return _memory.saved(count) if count >= _memory.SAVED_LEAST and device.type == "cpu" else _some_bytes(count, device)
 
 
 def _shifted(made):
@@ -239,7 +232,7 @@ def _forward_here(block, given, n_inputs, seed, device):
     outputs, outputs_at = _placed([
         torch.empty(shape, dtype=dtype, device=device) if like is None else torch.empty_like(taken[like])
         for like, (shape, dtype) in zip(said.models, said.outputs)])
-    saved, saved_at = _some_bytes(block.saved_bytes, device)
+    saved, saved_at = _saved(block.saved_bytes, device)
     workspace, workspace_at = _workspace(block.forward_bytes, device)
     block.forward(at + outputs_at, saved_at, workspace_at, stream_of(device), _number(seed))
     return taken, outputs, saved
