@@ -12,6 +12,7 @@
 #include "study/folder.h"
 #include "study/launch.h"
 #include "study/restart.h"
+#include "study/weights.h"
 #include "train/stop.h"
 
 #include <math.h>
@@ -73,13 +74,14 @@ static weft_status check_room(const supervisor *v, int64_t need, int runs) {
                      v->options->out, runs, (double)need / 1e9, (double)room / 1e9);
 }
 
-/* Each run leaves at least a checkpoint. */
+/* Each run leaves at least a checkpoint, or as STUDY_WEIGHTS has it. */
 static weft_status check_room_for_all(const supervisor *v) {
     int runs = 0;
     int64_t need = 0;
     for (int i = 0; i < v->study->steps.n; i++) {
         if (*v->study->built[i].error || !is_chosen(v, i)) continue;
-        int a_step = weft_study_step_runs(v->study, i);
+        bool all = weft_weights_stay(v->study, &(weft_job){.step = i, .seed = -1});
+        int a_step = all ? weft_study_step_runs(v->study, i) : 1;
         need = weft_bounded_sum(need, weft_bounded_product(a_step, checkpoint_bytes(v, i)));
         runs += a_step;
     }
@@ -252,6 +254,8 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
     describe_job(v, job, what, sizeof what);
     job->status = ending->diverged ? WEFT_JOB_DIVERGED : WEFT_JOB_DONE;
     v->iters_done += v->study->built[job->step].iters;
+    if (!weft_weights_stay(v->study, job) && weft_weights_remove(s->folder) != WEFT_OK)
+        weft_log(WEFT_LOG_WARN, "%s: its weights stay: %s", what, weft_error_message());
     if (ending->diverged)
         weft_log(WEFT_LOG_WARN, "%s: diverged: %s", what, ending->why);
     else

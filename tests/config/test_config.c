@@ -86,6 +86,7 @@ static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
                                              "STUDY_SPREAD",
                                              "STUDY_YARDSTICK",
                                              "STUDY_EQUAL",
+                                             "STUDY_WEIGHTS",
                                              "STUDY_SCORE",
                                              "STUDY_TAIL",
                                              "STUDY_QUESTION",

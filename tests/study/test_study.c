@@ -6,6 +6,7 @@
 #include "support/train_run.h"
 
 #include <math.h>
+#include <glob.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -176,6 +177,48 @@ static void test_a_study_of_an_older_weft_goes_on(void **state) {
         NULL);
 }
 
+/* How many runs have a checkpoint; `which`: of these seeds. */
+static int count_weights(const char *out, const char *which) {
+    char pattern[512];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/runs/%s/last/model.safetensors", out, which);
+    int n = glob(pattern, 0, NULL, &found) == 0 ? (int)found.gl_pathc : 0;
+    globfree(&found);
+    return n;
+}
+
+static void test_weights_stay_as_the_study_has_it(void **state) {
+    (void)state;
+    static const struct {
+        const char *word;
+        int all, first;
+    } cases[] = {{"STUDY_WEIGHTS=all", 8, 4}, {"STUDY_WEIGHTS=first", 4, 4}, {"STUDY_WEIGHTS=none", 0, 0}};
+    char *scores = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *out = scratch_path(cases[i].word);
+        command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "RA_MLA_ABLATION_STEPS=",
+                             "-o", "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o",
+                             cases[i].word),
+                         NULL);
+        assert_int_equal(count_weights(out, "*"), cases[i].all);
+        assert_int_equal(count_weights(out, "*-seed1"), cases[i].first);
+        char *now = study_text(out, "SELECT group_concat(score || weights) FROM runs");
+        if (scores) assert_string_equal(now, scores);
+        free(scores);
+        scores = now;
+    }
+    free(scores);
+    /* It may be set later; and what repeats another is compared by its bytes, so it stays. */
+    command_succeeds(RUN("study", "--config", config, "--out", scratch_path("STUDY_WEIGHTS=all"),
+                         "-o", "RA_MLA_ABLATION_STEPS=", "-o",
+                         "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o", "STUDY_WEIGHTS=none"),
+                     NULL);
+    const char *out = scratch_path("repeated");
+    command_succeeds(
+        RUN("study", "--config", config, "--out", out, "-o", "STUDY_WEIGHTS=none"), NULL);
+    assert_int_equal(count_weights(out, "*"), 8);
+}
+
 static void test_a_changed_weight_shows_as_unequal(void **state) {
     (void)state;
     const char *out = scratch_path("changed");
@@ -269,6 +312,7 @@ int main(void) {
         cmocka_unit_test(test_chosen_steps_leave_the_others_waiting),
         cmocka_unit_test(test_another_config_is_refused_and_nothing_is_overwritten),
         cmocka_unit_test(test_a_study_of_an_older_weft_goes_on),
+        cmocka_unit_test(test_weights_stay_as_the_study_has_it),
         cmocka_unit_test(test_a_changed_weight_shows_as_unequal),
         cmocka_unit_test(test_exports_can_be_read),
         cmocka_unit_test(test_a_list_runs_nothing),
