@@ -32,6 +32,10 @@ typedef struct {
     /* c [rows, columns] = alpha · a b, or += where `add`, for a panel of each and k padded terms. */
     void (*multiply)(int64_t k, const void *a, const void *b, real alpha, bool add, real *c,
                      int64_t ldc);
+    /* The same with the rows of a as they lie, `lda` reals from one to the next, which saves the copy;
+     * NULL where the kernel cannot read them so. */
+    void (*multiply_rows)(int64_t k, const real *a, int64_t lda, const void *b, real alpha,
+                          bool add, real *c, int64_t ldc);
     /* Around the calls of `multiply` by a thread; NULL: nothing to do. */
     void (*begin)(void), (*end)(void);
 } panel_form;

@@ -20,8 +20,8 @@ enum {
     WIDE = 3,
     DEPTH = 256,
     STEPS = 4,
-    COPY = 0,
-    READ = 0,
+    COPY = 12,
+    READ = 4,
     SHARE_ROWS = 0,
 #else
     ROWS = 12, /* 24 registers of sums, 5 for the operands */
@@ -255,43 +255,74 @@ static ALWAYS_INLINE void store_sums(real *to, vreal sums, bool add) {
     vstore(to, add ? vload(to) + sums : sums);
 }
 
-/* One term of all sums. */
-static ALWAYS_INLINE void add_term(const real *a, const real *b, vreal sum[ROWS][WIDE]) {
+/* One term of all sums; a's numbers `step` apart. */
+static ALWAYS_INLINE void add_term(const real *a, int64_t step, const real *b,
+                                   vreal sum[ROWS][WIDE]) {
     vreal column[WIDE];
 #pragma GCC unroll 4
     for (int j = 0; j < WIDE; j++)
         column[j] = vload(b + j * VLEN);
 #pragma GCC unroll 12
     for (int i = 0; i < ROWS; i++) {
-        vreal row = vset(a[i]);
+        vreal row = vset(a[i * step]);
 #pragma GCC unroll 4
         for (int j = 0; j < WIDE; j++)
             sum[i][j] = vfma(row, column[j], sum[i][j]);
     }
 }
 
-static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel, real alpha,
-                            bool add, real *c, int64_t ldc) {
-    const real *a = a_panel, *b = b_panel, *end = a + k * ROWS;
-    const real *whole = a + k / STEPS * STEPS * ROWS;
+/* Asks for the next LINE terms of the rows of a where they lie as they are, for these terms of the rows
+ * of the next block, and for a row of c that will be written. Some at a time: all of c's lines at once
+ * would keep b's waiting. */
+static ALWAYS_INLINE void fetch_ahead(const real *a, int64_t row_step, bool in_place, real *c,
+                                      int64_t ldc, int64_t line) {
+    if (in_place)
+#pragma GCC unroll 12
+        for (int i = 0; i < ROWS; i++) {
+            __builtin_prefetch(a + i * row_step + LINE);
+            __builtin_prefetch(a + (ROWS + i) * row_step, 0, 2);
+        }
+    if (line >= ROWS) return;
+#pragma GCC unroll 4
+    for (int j = 0; j < COLUMNS; j += LINE)
+        __builtin_prefetch(c + line * ldc + j, 1);
+}
+
+/* The numbers of a: `row_step` from row to row, `term_step` from term to term. */
+static ALWAYS_INLINE void multiply_block(int64_t k, const real *a, const int64_t row_step,
+                                         const int64_t term_step, const real *b, real alpha,
+                                         bool add, real *c, int64_t ldc) {
     vreal sum[ROWS][WIDE];
 #pragma GCC unroll 12
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < WIDE; j++)
             sum[i][j] = vset(0);
-    for (; a < whole; a += STEPS * ROWS, b += STEPS * COLUMNS)
+    for (int64_t line = 0; line < k / LINE; line++) {
+        fetch_ahead(a, row_step, term_step == 1, c, ldc, line);
+        for (int64_t u = 0; u < LINE; u += STEPS, a += STEPS * term_step, b += STEPS * COLUMNS)
 #pragma GCC unroll 4
-        for (int u = 0; u < STEPS; u++)
-            add_term(a + u * ROWS, b + u * COLUMNS, sum);
-    for (; a < end; a += ROWS, b += COLUMNS)
-        add_term(a, b, sum);
+            for (int v = 0; v < STEPS; v++)
+                add_term(a + v * term_step, row_step, b + v * COLUMNS, sum);
+    }
+    for (int64_t rest = k % LINE; rest > 0; rest--, a += term_step, b += COLUMNS)
+        add_term(a, row_step, b, sum);
     vreal factor = vset(alpha);
 #pragma GCC unroll 12
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < WIDE; j++)
             store_sums(c + i * ldc + j * VLEN, sum[i][j] * factor, add);
+}
+
+static void multiply_panels(int64_t k, const void *a, const void *b, real alpha, bool add, real *c,
+                            int64_t ldc) {
+    multiply_block(k, a, 1, ROWS, b, alpha, add, c, ldc);
+}
+
+static void multiply_rows(int64_t k, const real *a, int64_t lda, const void *b, real alpha,
+                          bool add, real *c, int64_t ldc) {
+    multiply_block(k, a, lda, 1, b, alpha, add, c, ldc);
 }
 
 #endif
@@ -309,6 +340,9 @@ const panel_form KERNEL(panel_real) = {
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .multiply = multiply_panels,
+#if !defined(__aarch64__)
+    .multiply_rows = multiply_rows,
+#endif
 };
 
 #endif

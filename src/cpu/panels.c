@@ -8,7 +8,8 @@
  *
  * b is copied first, by all threads, and then read by all of them. A task copies some panels of a
  * into its thread's scratch, where they stay in the second cache, and takes each panel of b past
- * them. Where a has few rows it is the other way round. Each result is a sum over blocks of `depth`
+ * them; a kernel that takes the numbers of a one at a time reads its rows as they lie, without a copy.
+ * Where a has few rows it is the other way round. Each result is a sum over blocks of `depth`
  * terms, the blocks' sums added in order, wherever it lies: so its bits follow from its row, its column
  * and k alone, and the cut into tasks is free to follow the number of threads. */
 #include "cpu/panel_form.h"
@@ -53,33 +54,53 @@ static inline void fetch_part(const char *panel, int64_t bytes, int64_t i, int64
         __builtin_prefetch(panel + at, 0, 2);
 }
 
+/* Whether the kernel can read the rows of a as they lie. */
+static bool reads_in_place(const panel_form *f, const gemm_product *p) {
+    return f->multiply_rows && !p->ta && !p->a.bf16;
+}
+
+/* Rows of a: panels of them; or as they lie, but for the last few, which fill no panel and are one. */
+typedef struct {
+    const char *panels;
+    const real *in_place; /* NULL: all in panels */
+    int64_t ld, whole;    /* of those in place: reals between rows; how many rows */
+} row_source;
+
+/* A block of whole panels; i is its first row. */
+static void multiply_one(const panel_form *f, row_source a, int64_t i, int64_t k, const char *b,
+                         real alpha, bool add, real *c, int64_t ldc) {
+    if (i < a.whole)
+        f->multiply_rows(k, a.in_place + i * a.ld, a.ld, b, alpha, add, c, ldc);
+    else
+        f->multiply(k, a.panels + panel_bytes(f, i - a.whole, k), b, alpha, add, c, ldc);
+}
+
 /* A block at the edge of c, m × n of its results: the kernel works on a copy. */
-static void multiply_edge(const panel_form *f, int64_t k, const char *a, const char *b, real alpha,
-                          bool add, real *c, int64_t ldc, int64_t m, int64_t n) {
+static void multiply_edge(const panel_form *f, row_source a, int64_t i, int64_t k, const char *b,
+                          real alpha, bool add, real *c, int64_t ldc, int64_t m, int64_t n) {
     real edge[PANEL_BLOCK_MAX];
     memset(edge, 0, (size_t)(f->rows * f->columns) * sizeof(real));
     for (int64_t r = 0; add && r < m; r++)
         memcpy(edge + r * f->columns, c + r * ldc, (size_t)n * sizeof(real));
-    f->multiply(k, a, b, alpha, add, edge, f->columns);
+    multiply_one(f, a, i, k, b, alpha, add, edge, f->columns);
     for (int64_t r = 0; r < m; r++)
         memcpy(c + r * ldc, edge + r * f->columns, (size_t)n * sizeof(real));
 }
 
-/* c [m, n] from packed blocks of k ≤ depth terms. */
-static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k, const char *a,
+/* c [m, n] from blocks of k ≤ depth terms, b packed. */
+static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k, row_source a,
                            const char *b, bool add) {
     int64_t ldc = p->c.ld, rows = f->rows, columns = f->columns, bytes = panel_bytes(f, columns, k);
     k = pad(k, f->terms);
     for (int64_t j = 0; j < p->n; j += columns, b += bytes) {
         for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
-            const char *panel = a + panel_bytes(f, i, k);
             int64_t m = min_i64(rows, p->m - i), n = min_i64(columns, p->n - j);
             if (!f->by_rows && j + columns < p->n) fetch_part(b + bytes, bytes, i, rows, p->m);
             if (m == rows && n == columns)
-                f->multiply(k, panel, b, p->alpha, add, c, ldc);
+                multiply_one(f, a, i, k, b, p->alpha, add, c, ldc);
             else
-                multiply_edge(f, k, panel, b, p->alpha, add, c, ldc, m, n);
+                multiply_edge(f, a, i, k, b, p->alpha, add, c, ldc, m, n);
         }
     }
 }
@@ -173,6 +194,19 @@ static void copy_rows(const panel_run *r, band_place at, int64_t d, int64_t k, c
     r->form->pack_rows(part.a, r->p->ta, at.m, k, to);
 }
 
+/* A task's rows for k terms from d on, what is copied of them in `to`. */
+static row_source take_rows(const panel_run *r, band_place at, int64_t d, int64_t k, char *to) {
+    row_source a = {.panels = to};
+    if (reads_in_place(r->form, r->p)) {
+        gemm_matrix x = gemm_part(r->p->a, r->g + at.g, at.row, d);
+        a = (row_source){to, x.data, x.ld, at.m / r->form->rows * r->form->rows};
+        at.row += a.whole;
+        at.m -= a.whole;
+    }
+    copy_rows(r, at, d, k, to);
+    return a;
+}
+
 /* All columns past each block of terms. */
 static void multiply_whole(const panel_run *r, band_place at, char *a) {
     const gemm_product *p = r->p;
@@ -183,9 +217,8 @@ static void multiply_whole(const panel_run *r, band_place at, char *a) {
     if (c.bf16) tile.c = (gemm_matrix){.data = a + band_bytes(f, p->k), .ld = sums_ld(at.n)};
     for (int64_t d = 0; d < p->k; d += f->depth) {
         int64_t k = min_i64(f->depth, p->k - d);
-        copy_rows(r, at, d, k, a);
         const char *b = shared_panels(r, at.g, d) + panel_bytes(f, at.column, k);
-        multiply_block(f, &tile, k, a, b, d > 0 || p->accumulate);
+        multiply_block(f, &tile, k, take_rows(r, at, d, k, a), b, d > 0 || p->accumulate);
     }
     const real *sums = tile.c.data;
     int64_t ld = tile.c.ld;
@@ -226,7 +259,8 @@ static void multiply_chunks(const panel_run *r, band_place at, char *a) {
                 int64_t k = min_i64(f->depth, p->k - d);
                 const char *panels = a + panel_bytes(f, f->band * f->rows, d);
                 const char *b = shared_panels(r, at.g, d) + panel_bytes(f, column, k);
-                multiply_block(f, &tile, k, panels + panel_bytes(f, i, k), b, d > 0);
+                row_source rows_in = {.panels = panels + panel_bytes(f, i, k)};
+                multiply_block(f, &tile, k, rows_in, b, d > 0);
             }
             tile.c = c;
             KERNEL(gemm_finish)(&tile, sums, ld, p->accumulate);
@@ -250,6 +284,9 @@ static double unevenness(int64_t n, int64_t parts) {
     return (double)(ceil_div(n, parts) * parts) / (double)n;
 }
 
+/* Rows that are read as they lie cost that much of a copy for each piece of the columns. */
+static const double IN_PLACE = 0.25;
+
 /* What a cut costs against a perfect one: threads that wait for the last tasks, shares that are uneven,
  * copies of a task's rows for each piece of the columns, and panels of b that are read from afar for
  * each band of the rows. Fewer than TASKS_A_THREAD tasks leave little to even out what else the machine
@@ -262,7 +299,8 @@ static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, i
                    unevenness(column_panels(r), pieces);
     if (tasks < threads) waits = (double)threads / (double)tasks;
     double few = (double)threads / (double)tasks - 1.0 / TASKS_A_THREAD;
-    double copies = (double)f->copy / columns + (double)f->read / rows;
+    double copy = (double)f->copy * (reads_in_place(f, r->p) ? IN_PLACE : 1);
+    double copies = copy / columns + (double)f->read / rows;
     return waits * (1 + copies) + (few > 0 ? few / 2 : 0);
 }
 
@@ -394,7 +432,8 @@ static void multiply_piece(void *context, int64_t task, int thread) {
     for (int64_t d = 0; d < p->k; d += f->depth) {
         int64_t k = min_i64(f->depth, p->k - d);
         f->pack_columns(gemm_tile(p, g, 0, 0, column, n, d, k).b, !p->tb, n, k, b);
-        multiply_block(f, &tile, k, rows_at(r, g, d), b, d > 0 || p->accumulate);
+        row_source rows = {.panels = rows_at(r, g, d)};
+        multiply_block(f, &tile, k, rows, b, d > 0 || p->accumulate);
     }
     KERNEL(gemm_finish)(&tile, tile.c.data, tile.c.ld, false);
 }
@@ -544,8 +583,8 @@ void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *r
                 int64_t k = min_i64(f->depth, p->k - d);
                 const char *a = (const char *)rows + panel_bytes(f, a_rows, d);
                 const char *b = (const char *)columns + panel_bytes(f, b_columns, d);
-                multiply_block(f, &tile, k, a + panel_bytes(f, at.row + i, k),
-                               b + panel_bytes(f, at.column + j, k), d > 0);
+                row_source rows_in = {.panels = a + panel_bytes(f, at.row + i, k)};
+                multiply_block(f, &tile, k, rows_in, b + panel_bytes(f, at.column + j, k), d > 0);
             }
         }
     if (f->end) f->end();
