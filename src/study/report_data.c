@@ -296,10 +296,11 @@ static void choose_rate(const weft_report_data *d, int place, double *scores) {
     if (d->rate_seed >= 0) step->done = list_scores(d, place, step->rate, false, scores);
 }
 
-/* Adds up what the finished runs of a step measured. */
+/* Adds up what the finished runs of a step measured. A device counts what other programs hold of its
+ * memory, too, which only adds: the least is nearest to the run's own. */
 static void sum_up_step(const weft_report_data *d, int place, double *scores) {
     weft_report_step *step = &d->steps[place];
-    double speed = 0, seconds = 0;
+    double speed = 0, seconds = 0, device = INFINITY;
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
         if (run->step != place || (run->rate != step->rate && !isnan(step->rate))) continue;
@@ -310,9 +311,10 @@ static void sum_up_step(const weft_report_data *d, int place, double *scores) {
         seconds += run->seconds;
         step->least = fmin(step->least, run->score);
         step->most = fmax(step->most, run->score);
-        step->memory =
-            fmax(step->memory, isnan(run->device_bytes) ? run->memory : run->device_bytes);
+        step->memory = fmax(step->memory, run->memory);
+        device = fmin(device, isnan(run->device_bytes) ? 0 : run->device_bytes);
     }
+    if (isfinite(device) && device > 0) step->memory = device;
     int n = list_scores(d, place, step->rate, false, scores);
     step->mean = weft_mean(scores, n);
     step->sd = weft_sd(scores, n);

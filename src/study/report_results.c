@@ -291,8 +291,8 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
         p, "Score: mean and standard deviation over the seeds that finished. Change: the "
            "mean of the differences from the baseline, seed by seed, so it may differ from "
            "the difference of two rows where a seed is missing; in %% of the baseline's "
-           "mean over the same seeds. Memory measured is the device's, by its own count, or, "
-           "on the CPU, the whole process at its largest; the plan is the engine's own "
+           "mean over the same seeds. Memory measured is the device's, by its own count, the "
+           "least of the seeds, or, on the CPU, the whole process at its largest; the plan is the engine's own "
            "count for training. Tokens/s depend on "
            "what else the machine did meanwhile. Cache bytes and "
            "FLOPs (forward and backward) are counted, not measured.");
