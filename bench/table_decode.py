@@ -1,9 +1,11 @@
 """The rows that `weft bench decode --json` printed, as a table of Markdown.
 
     python3 bench/table_decode.py docs/results/data/decoding-cpu/*.json
+    python3 bench/table_decode.py --tokens docs/results/data/decoding-cpu/*.json
 
 Of several files that have the same row the one with another program beside it is taken, else the last one's.
-A column that says the same in every row is left out.
+A column that says the same in every row is left out. --tokens: what one more token in the cache costs, from the
+shortest context to the longest, and what reading it takes.
 """
 
 import json
@@ -11,9 +13,10 @@ import sys
 
 VARIANTS = ["dot", "w2", "mla", "step1", "step2", "step3"]
 TYPES = ["f32", "bf16", "int8", "auto"]
-COLUMNS = ["variant", "weights, cache", "context", "batch", "tokens/s", "ms per step", "floor, ms", "of the floor",
+ISAS = ["amx", "avx512-bf16", "avx512", "avx2"]
+COLUMNS = ["variant", "weights, cache", "instructions", "context", "batch", "tokens/s", "ms per step", "floor, ms", "of the floor",
            "PyTorch, tokens/s", "weft / PyTorch"]
-TEXTS = 2  # columns from the left that are no numbers
+TEXTS = 3  # columns from the left that are no numbers
 
 
 def place(names, name):
@@ -26,28 +29,57 @@ def read_rows(paths):
         table = json.load(open(path))
         for row in table["rows"]:
             row["ms_digits"] = 1 if table["device"] == "CPU" else 3
-            key = row.get("weight_dtype", ""), row.get("cache_dtype", ""), row["variant"], row["batch"], row["context"]
+            row["isa"] = table.get("isa") or ""
+            key = (row.get("weight_dtype", ""), row.get("cache_dtype", ""), row["variant"], row["isa"], row["batch"],
+                   row["context"])
             if "peer_seconds" in row or "peer_seconds" not in rows.get(key, {}):
                 rows[key] = row
     return [row for _, row in sorted(rows.items(), key=lambda item: (place(TYPES, item[0][0]),
-                                                                      place(VARIANTS, item[0][2]), item[0]))]
+                                                                      place(VARIANTS, item[0][2]),
+                                                                      place(ISAS, item[0][3]), item[0]))]
 
 
 def cells(row):
     digits = 1 if row["tokens_per_s"] < 300 else 0
     types = row.get("weight_dtype", ""), row.get("cache_dtype", "")
     peer = row.get("peer_seconds")
-    return [row["variant"], types[0] if types[0] == types[1] else ", ".join(types), f"{row['context']:,}",
+    return [row["variant"], types[0] if types[0] == types[1] else ", ".join(types), row["isa"],
+            f"{row['context']:,}",
             str(row["batch"]), f"{row['tokens_per_s']:,.{digits}f}", f"{1e3 * row['seconds']:.{row['ms_digits']}f}",
             f"{1e3 * row['floor_seconds']:.{row['ms_digits']}f}", f"{100 * row['of_floor']:.0f}%",
             f"{row['batch'] / peer:,.{digits}f}" if peer else "", f"{peer / row['seconds']:.2f}" if peer else ""]
 
 
-def main(paths):
-    rows = [cells(row) for row in read_rows(paths)]
-    kept = [i for i in range(len(COLUMNS)) if len({row[i] for row in rows}) > 1]
-    for row in [COLUMNS, ["---" if i < TEXTS else "---:" for i in range(len(COLUMNS))], *rows]:
+def print_table(columns, texts, rows):
+    kept = [i for i in range(len(columns)) if len({row[i] for row in rows}) > 1]
+    for row in [columns, ["---" if i < texts else "---:" for i in range(len(columns))], *rows]:
         print("| " + " | ".join(row[i] for i in kept) + " |")
+
+
+def token_costs(rows):
+    """Of each variant, type and instruction set: its shortest and its longest context, against each other."""
+    groups = {}
+    for row in rows:
+        if row["batch"] == 1:
+            groups.setdefault((row["variant"], cells(row)[1], row["isa"]), []).append(row)
+    for key, group in groups.items():
+        first, last = min(group, key=lambda r: r["context"]), max(group, key=lambda r: r["context"])
+        tokens = last["context"] - first["context"]
+        if not tokens:
+            continue
+        cost = (last["seconds"] - first["seconds"]) / tokens
+        read = last["cache_bytes_per_token"] / last["read_bytes_per_s"]
+        yield [*key, f"{first['context']:,} to {last['context']:,}", f"{1e9 * cost:.0f}", f"{1e9 * read:.0f}",
+               f"{cost / read:.1f}"]
+
+
+def main(arguments):
+    rows = read_rows([a for a in arguments if a != "--tokens"])
+    if "--tokens" in arguments:
+        print_table([*COLUMNS[:TEXTS], "contexts", "ns per token", "reading it, ns", "ratio"], TEXTS + 1,
+                    list(token_costs(rows)))
+    else:
+        print_table(COLUMNS, TEXTS, [cells(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -62,9 +62,33 @@ static void test_results_are_what_their_databases_say(void **state) {
     assert_true(commands > 0);
 }
 
+/* Rows that were measured elsewhere are kept as they were printed, and a page that names the command has
+ * its table. */
+static void test_decoding_has_its_rows(void **state) {
+    (void)state;
+    static const char path[] = "docs/results/decoding.md",
+                      mark[] = "`python3 bench/table_decode.py ";
+    size_t n;
+    int commands = 0;
+    char command[LINE_ROOM], *page = file_read(path, &n);
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        free(page);
+        skip();
+    }
+    for (char *at = page; (at = strstr(at, mark)); at++, commands++) {
+        snprintf(command, sizeof command, "%.*s", (int)strcspn(at + 1, "`"), at + 1);
+        if (expect_lines_of(command, path, page) < 3)
+            fail_msg("%s: nothing is printed by %s", path, command);
+    }
+    assert_true(commands >= 4); /* GPU, Arm, x86-64, and what a token costs */
+    free(page);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scaling_has_the_models_table),
+        cmocka_unit_test(test_decoding_has_its_rows),
         cmocka_unit_test(test_results_are_what_their_databases_say),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
