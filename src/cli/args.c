@@ -172,7 +172,12 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
 /* A word where none belongs is most often a value without its option. */
 static int refuse_word(const weft_args *a, const weft_arg *own, const char *word) {
     char room[WEFT_PATH_MAX];
-    const char *option = NULL;
+    const char *option = NULL, *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
+    if (!strchr(key, '=')) {
+        fprintf(stderr, "weft %s: unexpected argument '%s'; did you mean '-o %s=%s'?\n", a->command,
+                weft_shown(word), weft_shown(key), weft_shown(word));
+        return WEFT_EXIT_USAGE;
+    }
     for (const weft_arg *o = own; o && o->name && !option; o++)
         if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
     if (!option && !a->config && access(weft_defconfig_find(word, room), F_OK) == 0)

@@ -234,6 +234,11 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     weft_tokenizer *t = NULL;
     change did = {.before = NAN, .after = NAN};
     bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
+    if (!theirs && weft_generation_folder(v->model, folder) != WEFT_OK)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: no model (config.json and model.safetensors) there, of weft's or in "
+                         "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",
+                         v->model);
     weft_status status = read_model(args, v, theirs, folder, &m);
     if (status == WEFT_OK && !theirs && !v->to_hf && !changes)
         status = weft_fail(WEFT_EINPUT,

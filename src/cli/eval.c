@@ -192,6 +192,22 @@ typedef struct {
     weft_needle_score answers;
 } eval_job;
 
+/* A run's folder stands for its best. One of the two files alone is a checkpoint that lacks the other, as
+ * check_inputs says. */
+static int find_checkpoint(const weft_args *args, eval_job *job) {
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    char path[WEFT_PATH_MAX];
+    bool one = false;
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        one = one || (weft_path(path, "%s/%s", job->folder, files[i]) == WEFT_OK &&
+                      access(path, F_OK) == 0);
+    if (weft_generation_folder(job->folder, job->checkpoint) == WEFT_OK)
+        job->folder = job->checkpoint;
+    else if (!one)
+        return weft_args_fail(args, WEFT_EINPUT);
+    return WEFT_EXIT_DONE;
+}
+
 static weft_status score_suite(eval_job *job, const weft_model *m, const weft_backend *backend,
                                weft_pool *pool) {
     weft_tokenizer *tokenizer = NULL;
@@ -278,10 +294,8 @@ int weft_cmd_eval(int argc, char **argv) {
                             {"--trials", &job.needle.trials, NULL, false},
                             {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    /* What is no checkpoint at all is told of by the check below. */
-    if (!exit_status && weft_generation_folder(job.folder, job.checkpoint) == WEFT_OK)
-        job.folder = job.checkpoint;
     if (!exit_status) exit_status = check_usage(what, job.suite, job.details, &job.needle);
+    if (!exit_status) exit_status = find_checkpoint(&args, &job);
     if (!exit_status) exit_status = check_inputs(&args, job.folder, what, job.suite);
     if (!exit_status && job.needle.on) exit_status = read_needle_options(&args, &job);
     if (exit_status) return exit_status;

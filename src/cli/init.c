@@ -1,6 +1,7 @@
 /* weft init: a fresh checkpoint. */
 #include "cli/args.h"
 #include "core/folders.h"
+#include "core/text.h"
 #include "model/account.h"
 #include "model/model.h"
 #include "model/sums.h"
@@ -39,6 +40,7 @@ int weft_cmd_init(int argc, char **argv) {
     if (exit_status) return exit_status;
     weft_model *m = NULL;
     weft_pool *pool = NULL;
+    char count[WEFT_COUNT_ROOM];
     weft_status status = weft_args_config(&args, &c);
     if (status == WEFT_OK) status = make_room(out, force);
     if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
@@ -46,7 +48,8 @@ int weft_cmd_init(int argc, char **argv) {
     if (status == WEFT_OK) status = weft_model_start_on(m, (uint64_t)c.seed, pool);
     if (status == WEFT_OK) status = weft_model_save(m, out);
     if (status == WEFT_OK)
-        fprintf(stderr, "%s: %lld parameters\n", out, (long long)weft_model_parameter_count(m));
+        fprintf(stderr, "%s: %s parameters\n", out,
+                weft_count_text(weft_model_parameter_count(m), count));
     weft_pool_destroy(pool);
     weft_model_destroy(m);
     return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);

@@ -25,6 +25,6 @@
     KIND(ROPE, rope, "rotary positions", "queries and keys are rotated")                           \
     KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, of a slope per head")                      \
     KIND(RELATIVE, relative, "relative positions", "a learned bias per distance")                  \
-    KIND(NONE, none, "no positions", "the order is not told")
+    KIND(NONE, none, "no positions", "the model does not know the order")
 
 #endif

@@ -3,6 +3,7 @@
 #include "core/files.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 
 static weft_status find_file(const char *folder, const char *name, char path[WEFT_PATH_MAX],
                              bool *there) {
@@ -25,6 +26,15 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
         WEFT_TRY(is_checkpoint(out, &is));
         if (is) return WEFT_OK;
     }
+    struct stat s;
+    if (stat(path, &s) == 0 && !S_ISDIR(s.st_mode))
+        return weft_fail(WEFT_EINPUT,
+                         "%s is a file; a checkpoint is a folder with config.json and "
+                         "model.safetensors",
+                         path);
+    if (find_file(path, "runs.db", out, &is) == WEFT_OK && is)
+        return weft_fail(WEFT_EINPUT, "%s is a study's folder; name one of its runs, in %s/runs",
+                         path, path);
     return weft_fail(
         WEFT_EINPUT,
         "%s: no checkpoint (config.json and model.safetensors) there, nor in its best/ or last/; "

@@ -94,7 +94,8 @@ static void test_config_json_that_cannot_be_used(void **state) {
     mkdir(config, 0777);
     REFUSED(config, "folder");
     rmdir(config);
-    command_fails(2, RUN("eval", "--model", tokens, "--tokens", tokens), SAYS("Not a directory"));
+    command_fails(2, RUN("eval", "--model", tokens, "--tokens", tokens),
+                  SAYS("is a file; a checkpoint is a folder"));
 }
 
 /* Sizes that no file of this length fills: refused for their tensors or for memory. */

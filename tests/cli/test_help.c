@@ -188,6 +188,8 @@ static void test_options_need_their_values(void **state) {
     command_fails(2, RUN("generate", "runs/demo"),
                   SAYS("unexpected argument", "did you mean '--model runs/demo'?"));
     command_fails(2, RUN("train", "demo"), SAYS("did you mean '--config demo'?"));
+    command_fails(2, RUN("plan", "-o", "LEARNING_RATE", "1e-3"),
+                  SAYS("did you mean '-o LEARNING_RATE=1e-3'?"));
     command_fails(2, RUN("init"), SAYS("--out is needed"));
     command_fails(2, RUN("eval", "--model", "x"), SAYS("--tokens is needed"));
     command_fails(2, RUN("eval", "--tokens", "x"), SAYS("--model is needed"));
@@ -204,6 +206,22 @@ static void test_a_config_that_is_not_there_names_the_nearest_study(void **state
                   SAYS("qqqqqqqqqqqqqqqq: No such file, and no study of that name"));
     command_fails(2, RUN("plan", "--config", "./demo"), SAYS("./demo: No such file"));
     command_succeeds(RUN("plan", "--config", "demo"), NULL);
+}
+
+static void test_a_model_that_is_none_says_what_it_is(void **state) {
+    (void)state;
+    char command[4096];
+    snprintf(command, sizeof command, "mkdir -p '%s' && touch '%s/runs.db'", scratch_path("study"),
+             scratch_path("study"));
+    assert_int_equal(system(command), 0);
+    command_fails(2, RUN("generate", "--model", scratch_path("study"), "--prompt", "x"),
+                  SAYS("is a study's folder", "study/runs"));
+    command_fails(2, RUN("eval", "--model", "nowhere", "--text", "README.md"),
+                  SAYS("nowhere: no checkpoint"));
+    command_fails(2, RUN("eval", "--model", "README.md", "--text", "README.md"),
+                  SAYS("README.md is a file"));
+    command_fails(2, RUN("convert", "--model", "nowhere/gpt2", "--out", scratch_path("out")),
+                  SAYS("nowhere/gpt2: no model", "hf download"));
 }
 
 static void test_a_run_that_is_not_there_cannot_be_continued(void **state) {
@@ -251,9 +269,10 @@ int main(void) {
         cmocka_unit_test(test_an_unknown_option_names_the_nearest),
         cmocka_unit_test(test_options_need_their_values),
         cmocka_unit_test(test_a_config_that_is_not_there_names_the_nearest_study),
+        cmocka_unit_test(test_a_model_that_is_none_says_what_it_is),
         cmocka_unit_test(test_a_run_that_is_not_there_cannot_be_continued),
         cmocka_unit_test(test_numbers_are_held_to_their_range),
         cmocka_unit_test(test_a_full_disk_is_an_error),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
