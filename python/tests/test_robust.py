@@ -358,7 +358,7 @@ def test_what_was_saved_is_used_again_when_it_is_free(monkeypatch):
     del view
     assert len(spare.pieces) == 2 and spare.bytes == sum(map(len, spare.pieces))
     assert _memory.saved(2 << 20)[1] not in (at, other) and {_memory.saved(3 << 20)[1] for _ in range(2)} <= {at, other}
-    monkeypatch.setattr(_memory, "SAVED_KEPT", 4 << 20)
+    monkeypatch.setattr(_memory, "KEPT", 4 << 20)
     del_all = [_memory.saved(3 << 20) for _ in range(3)]
     del del_all
     assert len(spare.pieces) == 1 and spare.bytes == len(spare.pieces[0])
@@ -366,7 +366,7 @@ def test_what_was_saved_is_used_again_when_it_is_free(monkeypatch):
 
 def test_gradients_from_memory_used_again(monkeypatch):
     """Graphs that live at the same time, are kept for a second pass, or end unused."""
-    monkeypatch.setattr(_memory, "SAVED_LEAST", 1)
+    monkeypatch.setattr(_memory, "LEAST", 1)
     m, xs = SwiGLU(24, 40), [torch.randn(2, 9, 24, requires_grad=True) for _ in range(4)]
     want = [torch.autograd.grad(m(x).sum(), x)[0] for x in xs]
     for _ in range(3):
@@ -375,6 +375,30 @@ def test_gradients_from_memory_used_again(monkeypatch):
         for keep in True, False:
             for x, y, w in zip(xs, graphs, want):
                 assert torch.equal(torch.autograd.grad(y, x, retain_graph=keep)[0], w)
+
+
+def test_gradients_are_tensors_like_others(monkeypatch):
+    """Kept, added to, copied and stepped with: their memory is nobody else's while they are there."""
+    monkeypatch.setattr(_memory, "LEAST", 1)
+    m, x = SwiGLU(24, 40), torch.randn(2, 9, 24)
+    weights, held = list(m.parameters()), []
+    for i in range(3):
+        m.zero_grad()
+        m(x * (i + 1)).sum().backward()
+        held.append(([w.grad for w in weights], [w.grad.clone() for w in weights]))
+    assert all(torch.equal(a, b) for one, other in held for a, b in zip(one, other))
+    once = [w.grad.clone() for w in weights]
+    m(x * 3).sum().backward()
+    assert all(torch.equal(w.grad, 2 * a) for w, a in zip(weights, once))
+    stored = io.BytesIO()
+    torch.save([w.grad for w in weights], stored)
+    stored.seek(0)
+    for some in torch.load(stored), copy.deepcopy([w.grad for w in weights]):
+        assert all(torch.equal(w.grad, a) for w, a in zip(weights, some))
+    before = [w.detach().clone() for w in weights]
+    torch.optim.SGD(weights, lr=0.5).step()
+    assert all(torch.allclose(w, b - 0.5 * w.grad) for w, b in zip(weights, before))
+    assert not any(w.grad._is_view() or w.grad.data_ptr() % 64 for w in weights)
 
 
 def test_a_process_with_an_open_graph_ends_without_a_word():

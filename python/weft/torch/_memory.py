@@ -14,8 +14,8 @@ import torch
 from .._blocks import ALIGNMENT
 
 WORKSPACE_KEPT = 256 << 20  # bytes of the largest workspace that a thread keeps
-SAVED_LEAST = 1 << 20       # bytes from which it pays to keep what was saved
-SAVED_KEPT = 1 << 30        # bytes of such memory that waits for its next use
+LEAST = 1 << 20             # bytes from which it pays to use memory again
+KEPT = 1 << 30              # bytes of such memory that waits for its next use
 
 _of_thread = threading.local()
 
@@ -59,7 +59,7 @@ class _Spare:
     def give(self, piece):
         self.pieces.append(piece)
         self.bytes += len(piece)
-        while self.bytes > SAVED_KEPT and self.pieces:
+        while self.bytes > KEPT and self.pieces:
             try:
                 self.bytes -= len(self.pieces.popleft())
             except IndexError:
@@ -79,11 +79,21 @@ def _new_piece(count):
     return piece
 
 
-def saved(count):
-    """The same for as long as the tensor, or a view of it, is there."""
-    room = -(-(count + ALIGNMENT) // mmap.PAGESIZE) * mmap.PAGESIZE
+def _bytes(count):
+    """A tensor of at least so many bytes whose memory is used again when it, and all views of it, are gone."""
+    room = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
     piece = _spare.take(room) or _new_piece(room)
     window = (ctypes.c_char * room).from_buffer(piece)
     weakref.finalize(window, _spare.give, piece).atexit = False
-    memory = torch.frombuffer(window, dtype=torch.uint8)
+    return torch.frombuffer(window, dtype=torch.uint8)
+
+
+def saved(count):
+    """As `workspace` has it, for as long as the tensor is there."""
+    memory = _bytes(count + ALIGNMENT)
     return memory, _first_aligned(memory)
+
+
+def tensor(shape, dtype, count):
+    """A new tensor of that many bytes, not filled."""
+    return torch.empty(0, dtype=dtype).set_(_bytes(count).untyped_storage(), 0, shape)

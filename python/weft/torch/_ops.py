@@ -96,6 +96,7 @@ class _Layout:
         self.models = [inputs.index(said) if said in inputs else None for said in self.outputs]
         self.trained = [t.gradient for t in given]
         self.gradients = [i for i, t in enumerate(given) if t.gradient]
+        self.bytes = [t.bytes for t in given]
         self.kept = [t.read_back for t in (*given, *block.outputs)]
         self.fixed = [i for i, t in enumerate(block.outputs) if not t.gradient]
         self.reached = [i for i, t in enumerate(block.outputs) if t.gradient]
@@ -178,7 +179,7 @@ def _workspace(count, device):
 
 def _saved(count, device):
     """_some_bytes from a forward pass to its backward pass."""
-    return _memory.saved(count) if count >= _memory.SAVED_LEAST and device.type == "cpu" else _some_bytes(count, device)
+    return _memory.saved(count) if count >= _memory.LEAST and device.type == "cpu" else _some_bytes(count, device)
 
 
 def _shifted(made):
@@ -248,12 +249,16 @@ def _gradients(block, grads, taken, saved, seed):
         return _gradients_here(block, grads, taken, saved, seed, device)
 
 
+def _new_gradient(said, i, like, device):
+    if said.bytes[i] >= _memory.LEAST and device.type == "cpu":
+        return _memory.tensor(said.shapes[i], said.dtypes[i], said.bytes[i])
+    return torch.empty(said.shapes[i], dtype=said.dtypes[i], device=device) if like is None else torch.empty_like(like)
+
+
 def _gradients_here(block, grads, taken, saved, seed, device):
     said = layout(block)
     at = [0 if t is None else t.data_ptr() for t in taken]
-    made, made_at = _placed([
-        torch.empty(said.shapes[i], dtype=said.dtypes[i], device=device) if taken[i] is None else torch.empty_like(taken[i])
-        for i in said.gradients])
+    made, made_at = _placed([_new_gradient(said, i, taken[i], device) for i in said.gradients])
     grads, grads_at = _dense(grads)
     grad_outputs = said.nothing[:]
     for i, where in zip(said.reached, grads_at):
