@@ -8,7 +8,10 @@
  * waits in scratch, in the first cache, and not in its own tensor: what is written in long runs does
  * not stay in the first cache of every processor.
  *
- * The variance is summed around the mean, in a pass of its own over that scratch, since
+ * The processors of x86-64 read ahead far enough by themselves, and what they write stays in the first
+ * cache. There the forward pass takes one row after the other, and x + r waits in its own tensor.
+ *
+ * The variance is summed around the mean, in a pass of its own over x + r where it waits, since
  * Σs² − (Σs)² loses everything where the mean is large. A row's sums have one order, whichever rows
  * are beside it.
  *
@@ -29,6 +32,12 @@ enum {
     BLOCK_LEAST = 4, /* rows that share a partial sum */
     COLUMNS = 256    /* a task of the sum over blocks */
 };
+
+#if defined(__aarch64__)
+#define TWO_ROWS true /* a sweep of the forward pass reads a row and writes the one before */
+#else
+#define TWO_ROWS false
+#endif
 
 /* The tensors that are gone through row by row. */
 enum { IN_X, IN_R, OUT_S = 0, OUT_Y };
@@ -87,7 +96,7 @@ INLINE void finish_row(const norm_job *j, row_source t, int64_t row, const real 
 typedef struct {
     int64_t row;
     const real *x, *r;
-    real *kept;       /* x + r, in scratch: each row's in the same place */
+    real *kept;       /* x + r: in scratch, each row's in the same place, or in s itself */
     const real *from; /* what is normed: `kept`, or x where there is no r */
     real *s, *y;
     real sum, mean, rstd; /* sum: of the elements, or RMSNorm's of their squares */
@@ -114,7 +123,8 @@ INLINE void sweep_columns(const norm_row *lead, const norm_row *trail, bool with
     }
     for (int k = 0; lead && with_r && k < vectors; k++)
         vstore_n(lead->kept + i + k * VLEN, next[k], n);
-    for (int k = 0; trail && with_r && k < vectors; k++)
+    bool elsewhere = trail && with_r && (TWO_ROWS || trail->s != trail->kept);
+    for (int k = 0; elsewhere && k < vectors; k++)
         vstore_n(trail->s + i + k * VLEN, a[k], n);
     for (int k = 0; trail && k < vectors; k++)
         vstore_n(trail->y + i + k * VLEN, y[k], n);
@@ -179,9 +189,10 @@ INLINE norm_row open_row(const norm_job *j, int64_t row, bool with_r, real *scra
     t.x = t.from = read_row(j, j->in[IN_X], row, widened + row % 2 * j->padded);
     t.y = begin_row(j, j->out[OUT_Y], row, widened + 2 * j->padded);
     if (!with_r) return t;
-    t.from = t.kept;
     t.r = read_row(j, j->in[IN_R], row, widened + 3 * j->padded);
     t.s = begin_row(j, j->out[OUT_S], row, widened + 4 * j->padded);
+    if (!TWO_ROWS) t.kept = t.s;
+    t.from = t.kept;
     return t;
 }
 
@@ -190,8 +201,20 @@ INLINE void close_row(const norm_job *j, const norm_row t, bool with_r) {
     finish_row(j, j->out[OUT_Y], t.row, t.y);
 }
 
+INLINE void norm_one_row(const norm_job *j, int64_t row, bool with_r, bool centered, const real *b,
+                         real *scratch) {
+    norm_row t = open_row(j, row, with_r, scratch);
+    t.sum = sweep(j, t, true, t, false, with_r, centered, b);
+    take_statistics(j, &t, centered);
+    sweep(j, t, false, t, true, with_r, centered, b);
+    close_row(j, t, with_r);
+}
+
 INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end, bool with_r, bool centered,
                       const real *b, real *scratch) {
+    for (; !TWO_ROWS && row < end; row++)
+        norm_one_row(j, row, with_r, centered, b, scratch);
+    if (!TWO_ROWS) return;
     norm_row trail = open_row(j, row, with_r, scratch);
     trail.sum = sweep_edge(j, trail, true);
     take_statistics(j, &trail, centered);

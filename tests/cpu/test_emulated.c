@@ -1,5 +1,5 @@
-/* The kernels of processors that this machine is not, by emulated/products.c and, for generation,
- * emulated/decode.c, which are compiled here.
+/* The kernels of processors that this machine is not, by emulated/products.c, emulated/norms.c and,
+ * for generation, emulated/decode.c, which are compiled here.
  *
  * Of the other architecture under qemu-user: AVX2 on aarch64, NEON, BFMMLA and SMMLA on x86-64. The cross
  * compiler and qemu are in scripts/setup emulator.
@@ -45,6 +45,8 @@
     "src/cpu/panel_bf16.c"
 #define DECODE                                                                                     \
     "tests/cpu/emulated/decode.c src/cpu/i8_rows.c src/cpu/few_rows.c src/cpu/cache_attention.c"
+
+#define NORMS "tests/cpu/emulated/norms.c src/cpu/norm.c"
 
 static int run(const char *command) {
     int status = system(command);
@@ -103,6 +105,16 @@ static void test_generation_of_the_other_architecture_is_right(void **state) {
     run_under_qemu(DECODE);
 }
 
+static void test_norms_of_the_other_architecture_are_right(void **state) {
+    (void)state;
+    run_under_qemu(NORMS);
+}
+
+static void test_norms_of_avx512_are_right(void **state) {
+    (void)state;
+    run_over_simde(NORMS);
+}
+
 static void test_products_of_avx512_and_amx_are_right(void **state) {
     (void)state;
     run_over_simde(PRODUCTS);
@@ -132,6 +144,8 @@ int main(void) {
         cmocka_unit_test(test_generation_of_this_architecture_is_right),
         cmocka_unit_test(test_products_of_the_other_architecture_are_right),
         cmocka_unit_test(test_generation_of_the_other_architecture_is_right),
+        cmocka_unit_test(test_norms_of_avx512_are_right),
+        cmocka_unit_test(test_norms_of_the_other_architecture_are_right),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
