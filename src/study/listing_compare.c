@@ -70,6 +70,22 @@ static const char *text_of(const json_t *object, const char *key) {
     return weft_shown(text ? text : "");
 }
 
+static double number_of(const json_t *object, const char *key) {
+    return json_number_value(json_object_get(object, key));
+}
+
+/* Two scores and their difference, in columns. */
+static void print_pair(FILE *out, const char *what, const json_t *row) {
+    fprintf(out, "  %-28s %14.5f %14.5f %+14.5f", what, number_of(row, "a"), number_of(row, "b"),
+            number_of(row, "difference"));
+}
+
+static void print_interval(FILE *out, const json_t *object) {
+    if (json_is_number(json_object_get(object, "low")))
+        fprintf(out, "  95%% interval %+.5f to %+.5f", number_of(object, "low"),
+                number_of(object, "high"));
+}
+
 static void print_positions(FILE *out, const json_t *list) {
     const json_t *row;
     size_t i;
@@ -79,14 +95,8 @@ static void print_positions(FILE *out, const json_t *list) {
         long long last = json_integer_value(json_object_get(row, "last"));
         snprintf(range, sizeof range, first == last ? "position %lld" : "positions %lld to %lld",
                  first, last);
-        fprintf(out, "  %-28s %14.6g %14.6g %+14.6g", range,
-                json_number_value(json_object_get(row, "a")),
-                json_number_value(json_object_get(row, "b")),
-                json_number_value(json_object_get(row, "difference")));
-        if (json_is_number(json_object_get(row, "low")))
-            fprintf(out, ", 95%% interval %+.6g to %+.6g",
-                    json_number_value(json_object_get(row, "low")),
-                    json_number_value(json_object_get(row, "high")));
+        print_pair(out, range, row);
+        print_interval(out, row);
         fprintf(out, "\n");
     }
 }
@@ -107,25 +117,23 @@ static void print_comparison(FILE *out, const json_t *object) {
     }
     fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
             text_of(object, "b"), "difference");
-    fprintf(out, "  %-28s %14g %14g\n", "learning rate",
-            json_number_value(json_object_get(object, "rate_a")),
-            json_number_value(json_object_get(object, "rate_b")));
+    fprintf(out, "  %-28s %14g %14g\n", "learning rate", number_of(object, "rate_a"),
+            number_of(object, "rate_b"));
     json_array_foreach(json_object_get(object, "pairs"), i, row) {
-        fprintf(out, "  seed %-23lld %14.6g %14.6g %+14.6g\n",
-                (long long)json_integer_value(json_object_get(row, "seed")),
-                json_number_value(json_object_get(row, "a")),
-                json_number_value(json_object_get(row, "b")),
-                json_number_value(json_object_get(row, "difference")));
+        char seed[40];
+        snprintf(seed, sizeof seed, "seed %lld",
+                 (long long)json_integer_value(json_object_get(row, "seed")));
+        print_pair(out, seed, row);
+        fprintf(out, "\n");
     }
-    const json_t *mean = json_object_get(object, "mean_difference");
-    const json_t *low = json_object_get(object, "low");
-    if (json_is_number(mean)) fprintf(out, "  mean %+.6g", json_number_value(mean));
-    if (json_is_number(low))
-        fprintf(out, ", 95%% interval %+.6g to %+.6g", json_number_value(low),
-                json_number_value(json_object_get(object, "high")));
+    if (json_is_number(json_object_get(object, "mean_difference"))) {
+        fprintf(out, "  %-58s %+14.5f", "mean", number_of(object, "mean_difference"));
+        print_interval(out, object);
+        fprintf(out, "\n");
+    }
     const char *why = text_of(object, "why");
-    fprintf(out, "  %s: %s%s%s\n", text_of(object, "b"), text_of(object, "verdict"),
-            *why ? ": " : "", why);
+    fprintf(out, "%s against %s: %s%s%s\n", text_of(object, "b"), text_of(object, "a"),
+            text_of(object, "verdict"), *why ? "; " : "", why);
     print_positions(out, json_object_get(object, "loss_by_position"));
 }
 

@@ -85,7 +85,7 @@ static void test_runs_are_compared_seed_by_seed(void **state) {
     double difference = json_number_value(json_object_get(b, "val_loss")) -
                         json_number_value(json_object_get(a, "val_loss"));
     char number[64], *out;
-    snprintf(number, sizeof number, "%+.6g", difference);
+    snprintf(number, sizeof number, "%+.5f\n", difference);
     command_succeeds(RUN("runs", runs, "--compare", "dot", "w2"), &out);
     if (!strstr(out, number)) fail_msg("no %s in %s", number, out);
     free(out);

@@ -73,7 +73,8 @@ static void test_the_loss_by_position_is_told_with_its_interval(void **state) {
     command_succeeds(RUN("runs", folder, "--compare", "base", "gated"), &out);
     expect_in(out, "position 0");
     expect_in(out, "positions 1 to 3");
-    expect_in(out, "95% interval -0.242");
+    expect_in(out, "       +0.01000  95% interval -0.24211 to +0.26211\n");
+    expect_in(out, "gated against base: ");
     free(out);
     json_t *report = command_json(RUN("report", folder, "--json"));
     json_t *step = json_array_get(
