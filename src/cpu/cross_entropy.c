@@ -14,8 +14,8 @@
 #include "cpu/cross_entropy.h"
 
 enum {
-    PART_BYTES = 1 << 26,      /* of logits that are held at a time with gradients, about; */
-    PART_BYTES_BF16 = 3 << 25, /* as bf16 more, since its products are so much faster */
+    PART_BYTES = 1 << 28,      /* of logits that are held at a time with gradients, about; */
+    PART_BYTES_BF16 = 3 << 25, /* as bf16 nearly as many rows */
     PART_ROWS = 64,            /* and no fewer rows than this */
     WORD_VALUES = 1 << 22,     /* of the table that are copied at a time, about */
     JOIN_ROWS = 64             /* rows a task of the second pass joins; a multiple of VLEN */
