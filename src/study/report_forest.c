@@ -207,7 +207,7 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
 static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
     weft_words score, seeds = {0};
-    const char *unit = d->higher_is_better ? "" : "in nats per token and ";
+    const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
     weft_say_plural(weft_report_most_pairs(d), "seed", &seeds);
     if (base >= 0)
         weft_page_line(p, "about",

@@ -356,6 +356,7 @@ static void test_a_metric_is_better_higher(void **state) {
     expect_in(md, "| \xe2\x98\x85 0.8100 ");
     expect_both("The best single run is up with seed 2 ");
     expect_both("up and to the left is better");
+    expect_both("absolute and in percent of the baseline; 3 seeds");
     expect_in(md, "| accuracy ± sd |");
     expect_in(md, "variants that no other beats on both: 0, up.");
 }
