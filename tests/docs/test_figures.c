@@ -117,10 +117,65 @@ static void test_refreshing_a_page_that_is_up_to_date_changes_nothing(void **sta
     free(is);
 }
 
+/* 12345 as 12,345. */
+static void with_commas(int64_t value, char out[32]) {
+    char digits[32];
+    int n = snprintf(digits, sizeof digits, "%lld", (long long)value), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0) out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = 0;
+}
+
+/* The bytes of each variant's cache are those that weft plan tells. */
+static void test_decoding_has_the_plans_bytes(void **state) {
+    (void)state;
+    static const struct {
+        const char *row, *options[8];
+    } variants[] = {{"| dot |", {"ATTENTION=dot"}},
+                    {"| w2 |", {"ATTENTION=w2"}},
+                    {"| mla; mla, gate |", {"ATTENTION=mla"}},
+                    {"| mla; mla, gate |", {"ATTENTION=mla", "RA_MLA_MLP_ATTN_GATE=y"}},
+                    {"| mla, gate, cross-token |",
+                     {"ATTENTION=mla", "RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_CROSS_TOKEN=y"}},
+                    {"| mla, joint |", {"ATTENTION=mla", "RA_MLA_JOINT_KV=y"}}};
+    static const char *const types[] = {"CACHE_DTYPE=f32", "CACHE_DTYPE=bf16", "CACHE_DTYPE=int8"};
+    size_t n;
+    char *page = file_read("docs/results/decoding.md", &n);
+    for (size_t v = 0; v < sizeof variants / sizeof variants[0]; v++) {
+        char want[128] = "| ";
+        for (int t = 0; t < 3; t++) {
+            const char *words[40] = {
+                "plan", "--json",     "-o", "N_LAYER=12",       "-o", "N_HEAD=12",
+                "-o",   "N_EMBD=768", "-o", "VOCAB_SIZE=50304", "-o", "GPT2_BLOCK_SIZE=1024",
+                "-o",   types[t]};
+            int count = 14;
+            for (const char *const *o = variants[v].options; *o; o++) {
+                words[count++] = "-o";
+                words[count++] = *o;
+            }
+            if (strstr(variants[v].options[0], "mla")) {
+                words[count++] = "-o";
+                words[count++] = "RA_MLA_LATENT_DIM=128";
+            }
+            json_t *plan = command_json(words);
+            with_commas(json_integer_value(json_object_get(plan, "cache_bytes_per_token")),
+                        want + strlen(want));
+            strcat(want, " | ");
+            json_decref(plan);
+        }
+        const char *row = strstr(page, variants[v].row), *found = row ? strstr(row, want) : NULL;
+        if (!found || found > strchr(row, '\n')) fail_msg("%s has not %s", variants[v].row, want);
+    }
+    free(page);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scaling_has_the_models_table),
         cmocka_unit_test(test_decoding_has_its_rows),
+        cmocka_unit_test(test_decoding_has_the_plans_bytes),
         cmocka_unit_test(test_results_are_what_their_databases_say),
         cmocka_unit_test(test_refreshing_a_page_that_is_up_to_date_changes_nothing),
     };
