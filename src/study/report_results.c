@@ -288,14 +288,17 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     weft_page_table_close(p);
     say_best(p, d);
     weft_page_say(
-        p, "Score: mean and standard deviation over the seeds that finished. Change: the "
-           "mean of the differences from the baseline, seed by seed, so it may differ from "
-           "the difference of two rows where a seed is missing; in %% of the baseline's "
-           "mean over the same seeds. Memory measured is the device's, by its own count, the "
-           "least of the seeds, or, on the CPU, the whole process at its largest; the plan is the engine's own "
-           "count for training. Tokens/s depend on "
-           "what else the machine did meanwhile. Cache bytes and "
-           "FLOPs (forward and backward) are counted, not measured.");
+        p,
+        "Score: mean and standard deviation over the seeds that finished. Change: the "
+        "mean of the differences from the baseline, seed by seed, so it may differ from "
+        "the difference of two rows where a seed is missing; in %% of the baseline's "
+        "mean over the same seeds. Memory measured is the device's, by its own count, the "
+        "least of the seeds, or, on the CPU, the whole process at its largest; the plan is the "
+        "engine's own "
+        "count for training. Tokens/s depend on "
+        "what else the machine did meanwhile. Cache bytes and "
+        "FLOPs (forward and backward) are counted. Where the models write samples, their section "
+        "has the cache as measured.");
     if (d->n_rates > 1 && d->rate_seed >= 0)
         weft_page_say(p,
                       "Each variant was run at %d learning rates with seed %lld, which counts for "

@@ -49,7 +49,7 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
     ssize_t n;
     json_t *last = NULL;
     while ((n = getline(&line, &room, file)) > 0) {
-        json_t *row = weft_json_read(line, (size_t)n, 0, NULL);
+        json_t *row = weft_json_read(line, (size_t)n, JSON_ALLOW_NUL, NULL);
         if (!row) continue;
         json_decref(last);
         last = row;
@@ -68,14 +68,22 @@ const weft_report_run *weft_report_first_run(const weft_report_data *d, int step
     return NULL;
 }
 
-/* A text is cut between characters. */
-static int shown_bytes(const char *text) {
-    size_t length = strlen(text);
-    if (length <= SHOWN) return (int)length;
-    length = SHOWN;
-    while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
-        length--;
-    return (int)length;
+/* What is shown of a text, cut between characters; a zero, which a model of bytes may write, is a blank.
+ * malloc'd. */
+static char *shown_text(const json_t *value) {
+    const char *text = json_string_value(value);
+    size_t length = json_string_length(value);
+    if (length > SHOWN) {
+        length = SHOWN;
+        while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
+            length--;
+    }
+    char *shown = malloc(length + 1);
+    if (!shown) return NULL;
+    for (size_t i = 0; i < length; i++)
+        shown[i] = text[i] ? text[i] : ' ';
+    shown[length] = 0;
+    return shown;
 }
 
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
@@ -92,14 +100,19 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
                 weft_page_heading(
                     p, "What the models write",
                     "The last sample of each variant's first random seed; the same prompt "
-                    "and the same random numbers for all.");
+                    "and the same random numbers for all. The cache is the memory that it took "
+                    "in generating, divided by the tokens that it has room for.");
                 weft_page_texts_open(p);
                 open = true;
             }
-            char title[300], *shown = strndup(text, (size_t)shown_bytes(text));
-            snprintf(title, sizeof title, "%.200s, after %lld training steps",
-                     weft_step_label(d, step),
-                     (long long)json_integer_value(json_object_get(sample, "step")));
+            char title[300], *shown = shown_text(json_object_get(sample, "text"));
+            const json_t *cache = json_object_get(sample, "cache_bytes_per_token");
+            int at = snprintf(title, sizeof title, "%.200s, after %lld training steps",
+                              weft_step_label(d, step),
+                              (long long)json_integer_value(json_object_get(sample, "step")));
+            if (json_is_integer(cache))
+                snprintf(title + at, sizeof title - (size_t)at, "; cache: %lld bytes per token",
+                         (long long)json_integer_value(cache));
             weft_page_text(p, title, prompt, shown ? shown : "");
             free(shown);
         }

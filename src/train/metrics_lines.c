@@ -15,7 +15,7 @@ enum { NAMES_MOST = 1000 };
 
 /* -1: the line is damaged. */
 static int64_t step_of_line(const char *line, size_t length) {
-    json_t *row = weft_json_read(line, length, JSON_REJECT_DUPLICATES, NULL);
+    json_t *row = weft_json_read(line, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
     json_t *step = json_object_get(row, "step");
     int64_t value = json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
     json_decref(row);

@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "generate/generator.h"
 #include "generate/stream.h"
+#include "ops/cache.h"
 #include "train/attention_map.h"
 #include "train/metrics_lines.h"
 
@@ -29,7 +30,8 @@ struct weft_samples {
     FILE *file;
     char *text;
     size_t bytes, room;
-    bool off; /* the model cannot generate: said once */
+    int64_t cache_bytes; /* per token, of the memory that the last sample's cache took */
+    bool off;            /* the model cannot generate: said once */
 };
 
 static weft_status encode_prompt(weft_samples *s) {
@@ -155,9 +157,16 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     return status;
 }
 
+static int64_t measure_cache(const weft_generator *g) {
+    weft_generator_stats stats;
+    weft_generator_count(g, &stats);
+    return (stats.cache_bytes - stats.cache_bytes_per_sequence) / (stats.pages * WEFT_PAGE_TOKENS);
+}
+
 static weft_status append_line(weft_samples *s, int64_t step) {
-    json_t *row = json_pack("{s:I, s:s, s:s%}", "step", (json_int_t)step, "prompt",
-                            s->config->sample_prompt, "text", s->text, s->bytes);
+    json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",
+                            s->config->sample_prompt, "text", s->text, s->bytes,
+                            "cache_bytes_per_token", (json_int_t)s->cache_bytes);
     char *line = json_dumps(row, JSON_COMPACT | JSON_PRESERVE_ORDER);
     json_decref(row);
     if (!line) return weft_fail(WEFT_ENOMEM, "samples: no memory");
@@ -177,6 +186,7 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
         return WEFT_OK;
     }
     weft_status status = generate(s, g);
+    s->cache_bytes = measure_cache(g);
     weft_generator_close(g);
     if (status == WEFT_EINPUT) { /* weights that diverged are for the training to tell of */
         weft_log(WEFT_LOG_WARN, "step %lld: no sample: %s", (long long)step, weft_error_message());

@@ -549,6 +549,36 @@ static void test_attention_is_drawn_where_a_run_stored_it(void **state) {
     expect_not_in(html, "What attention looks at");
 }
 
+/* The last whole line of the first seed, with the cache as it was measured; a zero is a blank. */
+static void test_samples_stand_side_by_side(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "{\"step\":4,\"prompt\":\"The \",\"text\":\"early\",\"cache_bytes_per_token\":128}\n"
+        "{\"step\":8,\"prompt\":\"The \",\"text\":\"lat\\u0000e "
+        "<b>\",\"cache_bytes_per_token\":128}\n"
+        "{\"step\":9,\"pro",
+        "{\"step\":8,\"prompt\":\"The \",\"text\":\"other\"}\n"};
+    sqlite3 *db = begin("samples", "val_loss");
+    study_step(db, 0, "0", "Baseline", -1, -1);
+    study_step(db, 1, "1", "Gate", 0, -1);
+    three_seeds(db, 0, 2.0, 2.1, 2.2);
+    three_seeds(db, 1, 1.9, 2.01, 2.09);
+    study_close(db);
+    assert_int_equal(mkdir(scratch_path("samples/runs"), 0777), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(mkdir(scratch_path("samples/runs/%d-lr0.001-seed1", i), 0777), 0);
+        file_write(scratch_path("samples/runs/%d-lr0.001-seed1/samples.jsonl", i), lines[i],
+                   strlen(lines[i]));
+    }
+    write_report("samples");
+    expect_both("What the models write");
+    expect_in(html, "Baseline, after 8 training steps; cache: 128 bytes per token</h");
+    expect_in(html, "<mark>The </mark>lat e &lt;b&gt;</p>");
+    expect_in(html, "Gate, after 8 training steps</h");
+    expect_in(html, "<mark>The </mark>other</p>");
+    expect_not_in(html, "early");
+}
+
 /* Nothing to report is no reason to fall over, whatever is missing. */
 static void test_half_filled_databases_are_reported(void **state) {
     (void)state;
@@ -679,6 +709,7 @@ int main(void) {
         TEST(test_the_page_asks_for_nothing_and_holds_its_pictures),
         TEST(test_a_picture_that_is_not_weft_is_spared),
         TEST(test_what_differs_and_what_was_not_equal),
+        TEST(test_samples_stand_side_by_side),
         TEST(test_attention_is_drawn_where_a_run_stored_it),
         TEST(test_half_filled_databases_are_reported),
         TEST(test_what_is_no_study_is_refused),

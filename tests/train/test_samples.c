@@ -47,6 +47,9 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
         assert_int_equal(json_integer_value(json_object_get(row, "step")), steps[i]);
         assert_string_equal(json_string_value(json_object_get(row, "prompt")), "The ");
         assert_true(json_string_length(json_object_get(row, "text")) >= 9);
+        /* Keys and values of one layer 16 wide, as weft plan counts them. */
+        assert_int_equal(json_integer_value(json_object_get(row, "cache_bytes_per_token")),
+                         2 * 16 * 4);
         json_decref(row);
         at = strchr(at, '\n') + 1;
     }
@@ -54,10 +57,19 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=5", "-o",
                          "LR_SCHEDULE=constant", "--out", cut),
                      NULL);
+    /* A model of bytes may write a zero; the line is a sample all the same. */
+    static const char zero[] = "{\"step\":4,\"prompt\":\"The \",\"text\":\"a\\u0000b\"}\n";
+    char *kept = lines_of("cut"), *second = strchr(kept, '\n') + 1;
+    char *both = malloc(sizeof zero + strlen(second));
+    sprintf(both, "%s%s", zero, second);
+    file_write(scratch_path("cut/samples.jsonl"), both, strlen(both));
+    free(both);
+    free(kept);
     command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=10", "-o",
                          "LR_SCHEDULE=constant", "--resume", "--out", cut),
                      NULL);
     char *got = lines_of("cut");
+    assert_int_equal(strncmp(got, zero, sizeof zero - 1), 0);
     /* The cut run had a last step of its own, 5; what follows is the same. */
     assert_non_null(strstr(got, "\"step\":5"));
     assert_string_equal(strstr(got, "{\"step\":8"), strstr(want, "{\"step\":8"));
