@@ -25,10 +25,14 @@ static int train_tokenizer(const weft_args *args, const weft_input_options *inpu
     weft_status status = weft_texts_learn(input, vocab, least, &t, &words);
     if (status == WEFT_OK) status = weft_tokenizer_save(t, out, NULL);
     int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
-    if (status == WEFT_OK)
-        printf(args->json ? "{\"vocab\": %lld, \"words\": %lld}\n"
-                          : "vocabulary %lld, learned from %lld different words\n",
-               (long long)weft_tokenizer_vocab(t), (long long)words);
+    char vocabulary[WEFT_COUNT_ROOM], different[WEFT_COUNT_ROOM];
+    if (status == WEFT_OK && args->json)
+        printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
+               (long long)words);
+    else if (status == WEFT_OK)
+        printf("%s: vocabulary %s, learned from %s different words\n", out,
+               weft_count_text(weft_tokenizer_vocab(t), vocabulary),
+               weft_count_text(words, different));
     weft_tokenizer_close(t);
     return exit_status;
 }
