@@ -234,6 +234,10 @@ static weft_status plan(const weft_args *args, int ranks) {
     weft_pool_destroy(pool);
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
     if (!args->step && weft_steps_listed(&c)) {
+        if (ranks)
+            return weft_fail(WEFT_EINPUT,
+                             "--ranks is of one model, and this config is a study's; --step NAME "
+                             "picks one of its variants");
         WEFT_TRY(weft_steps_parse(&c, args->config ? args->config : "config", "study", &steps));
         weft_status status = plan_steps(args, &c, &a, &steps, backend, threads);
         weft_steps_free(&steps);

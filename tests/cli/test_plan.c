@@ -229,6 +229,8 @@ static void test_ranks_share_memory(void **state) {
     assert_int_equal(integer(first, "sums"), 4 * parameters_here);
     assert_true(llabs(integer(second, "sums") - 3 * parameters_here) <= 16);
     json_decref(object);
+    command_fails(2, RUN("plan", "--config", "demo", "--ranks", "2"), SAYS("--ranks", "--step"));
+    command_succeeds(RUN("plan", "--config", "demo", "--step", "0", "--ranks", "2"), NULL);
 }
 
 int main(void) {
