@@ -21,9 +21,11 @@ __device__ static inline unsigned step_turn(unsigned word) {
     return turned;
 }
 
-/* 16 bytes from global to shared memory, or zeros; wait<N>: all but the last N groups have arrived. */
+/* 16 bytes of keys or values from global to shared memory, or zeros; wait<N>: all but the last N groups
+ * have arrived. An instruction takes 64 bytes of each of eight tokens, and the next the others: memory is
+ * to send 256 at once, which lie in the same page. */
 __device__ static inline void step_copy_or_zero(void *to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
                  :
                  : "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(there ? 16 : 0)
                  : "memory");
