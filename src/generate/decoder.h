@@ -47,8 +47,8 @@ weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);
 /* weft_decoder_run, and what was picked. */
 weft_status weft_decoder_run_picking(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                      float *logits, int32_t *picked);
-/* Phases of such a step, between which the whole device meets, and the seconds of one in which nothing
- * is done, measured now; 0: it goes operation by operation. */
+/* Phases of the step that was begun last, and the seconds of one in which nothing is done but that the
+ * whole device meets, measured now; 0: it goes operation by operation. */
 int64_t weft_decoder_phases(const weft_decoder *d);
 double weft_decoder_phase_seconds(const weft_decoder *d);
 

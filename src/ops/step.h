@@ -78,7 +78,9 @@ typedef struct weft_step_backend {
     /* The logits of rows `first` to `first + count - 1` of the step that was finished last, none
      * being under way. */
     weft_status (*logits)(void *step, int64_t first, int64_t count, float *out);
-    int64_t (*phases)(const void *step); /* between which the whole device meets */
+    /* Phases that the step went through that was started last: how many follows from its rows. What
+     * one makes the next may need from the whole device. */
+    int64_t (*phases)(const void *step);
     /* Seconds of a phase in which nothing is done, measured now, no step being under way; 0: it
      * could not be. */
     double (*phase_seconds)(void *step);

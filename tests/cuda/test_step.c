@@ -122,6 +122,25 @@ static void test_a_long_sequence_has_the_bits_that_it_has_alone(void **state) {
     free(c.tokens);
 }
 
+/* Of each layer: queries, keys and values; attention; its output; the feed-forward's two products. With
+ * more than 16 rows what two of them make is added up behind them, and attention may have its parts
+ * joined. Before and behind all layers: the embedding and the head. */
+static void test_phases_are_those_that_the_last_step_went_through(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_decoding d;
+    step_case_open(&c, f, TIME);
+    step_decoding_open(&d, &c, weft_cuda_backend(), 2, TIME);
+    free(step_decode(&d, 0, c.tokens, 1, 1));
+    assert_int_equal(weft_decoder_phases(d.decoder), 2 + 5 * c.config.n_layer);
+    free(step_decode(&d, 1, c.tokens, 64, 64));
+    assert_in_range(weft_decoder_phases(d.decoder), 2 + 7 * c.config.n_layer,
+                    2 + 8 * c.config.n_layer);
+    step_decoding_close(&d);
+    free(c.tokens);
+}
+
 /* Picked on the device and carried on there, tokens are those of the logits. */
 static void test_picked_tokens_are_the_likeliest(void **state) {
     const step_form *f = *state;
@@ -158,7 +177,7 @@ static void test_picked_tokens_are_the_likeliest(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[4 * STEP_FORMS];
+    struct CMUnitTest tests[5 * STEP_FORMS];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < STEP_FORMS; i++) {
@@ -172,6 +191,9 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_a_long_sequence_has_the_bits_that_it_has_alone",
                                 test_a_long_sequence_has_the_bits_that_it_has_alone, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){
+            "test_phases_are_those_that_the_last_step_went_through",
+            test_phases_are_those_that_the_last_step_went_through, NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_picked_tokens_are_the_likeliest",
                                          test_picked_tokens_are_the_likeliest, NULL, NULL, f};
     }

@@ -342,12 +342,15 @@ static void use_order(step_problem *p, const step_order &order) {
     p->n_biases = order.n_biases;
 }
 
-/* How often the blocks of a step meet. */
-static int64_t count_meetings(const cuda_step *s, const step_problem &p) {
-    int64_t count = 1; /* when the host is told */
-    for (int i = 0; i < p.n_phases; i = step_behind(p, s->phases[(size_t)i], i))
-        count += i > 0 && !step_is_flagged(p, s->phases[(size_t)i]);
-    return count;
+/* Phases that a step goes through, and how often its blocks meet. */
+static void count_phases(const cuda_step *s, const step_problem &p, int64_t *phases,
+                         int64_t *meetings) {
+    *phases = 0;
+    *meetings = 1; /* when the host is told */
+    for (int i = 0; i < p.n_phases; i = step_behind(p, s->phases[(size_t)i], i)) {
+        ++*phases;
+        *meetings += i > 0 && !step_is_flagged(p, s->phases[(size_t)i]);
+    }
 }
 
 static weft_status start(void *step, const weft_step_rows *rows) {
@@ -380,7 +383,9 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     use_order(&p, p.whole ? s->whole : s->split);
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check(launch(s, &p, many), "a step did not start"));
-    s->arrived += (unsigned)(s->grid * count_meetings(s, p));
+    int64_t meetings;
+    count_phases(s, p, &s->ran, &meetings);
+    s->arrived += (unsigned)(s->grid * meetings);
     s->rows[p.turn] = rows->count;
     s->started++;
     return WEFT_OK;
@@ -425,7 +430,7 @@ static weft_status read_logits(void *step, int64_t first, int64_t count, float *
 }
 
 static int64_t phases(const void *step) {
-    return ((const cuda_step *)step)->problem.n_phases;
+    return ((const cuda_step *)step)->ran;
 }
 
 /* Launches `count` phases of no rows; milliseconds, or 0. */

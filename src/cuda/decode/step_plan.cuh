@@ -51,6 +51,7 @@ struct cuda_step {
     unsigned *told_step; /* [2] */
     float *logits;       /* host, pinned: [ROWS, V], made when first asked for */
     unsigned started, finished;
+    int64_t ran;      /* phases of the step that was started last */
     unsigned arrived; /* blocks at the barrier by the end of all that was started */
     int64_t rows[2];
 };
