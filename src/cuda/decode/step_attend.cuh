@@ -32,8 +32,15 @@ __device__ static inline float step_squares(uint4 v) {
 /* The ring: units of 16 keys or values, of each lane those of tokens lane / 4
  * and + 8, numbers 32 d + 8 (lane % 4) to + 7. A leaf is two units of keys,
  * then two of values; where values are the keys (JOINT), the two of keys alone,
- * which stay until they are summed. */
+ * which stay until they are summed.
+ *
+ * Either each lane copies what it multiplies, 64 bytes of each of eight tokens at
+ * a time, and waits for nobody. Or the lanes copy 512 bytes beside each other
+ * (TOGETHER), and meet before they read them and before others come in their
+ * place. Memory is read faster that way, by whole lines; where it is not what a
+ * warp waits for, the meetings cost more. */
 template <int MT, int DQ, int DV> struct step_units {
+    static constexpr bool TOGETHER = MT > 1 && !step_has_spans(DQ, DV);
     static constexpr int SIZE = 2 * (DQ > DV ? DQ : DV); /* places of a unit */
     static constexpr int ROOM = step_shape<MT>::PLACES / SIZE;
     static constexpr int COUNT = MT > 1 || ROOM < 4 ? ROOM : 4;
@@ -43,9 +50,52 @@ template <bool JOINT> __device__ static inline int step_units_of(const step_run 
     return (JOINT ? 2 : 4) * t.leaves;
 }
 
-template <int MT, int DQ, int DV, bool JOINT>
-__device__ static inline void step_fetch_unit(const step_problem &p, const step_phase &f,
-                                              const step_run &t, int unit, uint4 *to) {
+/* Where in a place lane l finds its numbers: TOGETHER, those of odd d are exchanged, so that the lanes
+ * that copy a token meet in no bank. */
+template <bool TOGETHER> __device__ static inline int step_slot(int d, int lane) {
+    return TOGETHER ? lane ^ (d & 1) << 2 : lane;
+}
+
+/* A unit from memory, where its 16 tokens of 32 W numbers lie together, 512 bytes beside each other at a
+ * time. Of the tokens `first` to `end` - 1 are there. */
+template <int W>
+__device__ static inline void step_copy_together(const unsigned short *from, uint4 *to, int first,
+                                                 int end) {
+    constexpr int TOKENS = 8 / W; /* at a time */
+    int lane = threadIdx.x % 32, token = lane / (4 * W), d = lane % (4 * W) / 4;
+    from += lane * 8;
+    to += d * STEP_THREADS + step_slot<true>(d, token * 4 + lane % 4) - lane;
+#pragma unroll
+    for (int k = 0; k < 2 * W; k++) {
+        int at = k * TOKENS + token;
+        step_copy_or_zero(to + k * TOKENS / 8 * W * STEP_THREADS + k * TOKENS % 8 * 4,
+                          from + k * 256, at >= first && at < end);
+    }
+}
+
+template <int DQ, int DV>
+__device__ static inline void step_fetch_together(const step_problem &p, const step_phase &f,
+                                                  const step_run &t, int unit, uint4 *to) {
+    int half = unit / 4 * 2 + unit % 2; /* which 16 keys of the run */
+    int page = __shfl_sync(0xffffffffu, t.page, half);
+    __syncwarp();
+    if (unit < step_units_of<false>(t)) {
+        int key = t.begin + half / 2 * t.step + half % 2 * 16;
+        if (unit % 4 >= 2)
+            step_copy_together<DV>((const unsigned short *)(f.values + page * p.value_bytes) +
+                                       t.g * 16 * 32 * DV,
+                                   to, t.first - key, t.end - key);
+        else
+            step_copy_together<DQ>((const unsigned short *)(f.keys + page * p.key_bytes) +
+                                       t.g * 16 * 32 * DQ,
+                                   to, t.first - key, t.end - key);
+    }
+    step_commit();
+}
+
+template <int DQ, int DV, bool JOINT>
+__device__ static inline void step_fetch_apart(const step_problem &p, const step_phase &f,
+                                               const step_run &t, int unit, uint4 *to) {
     int lane = threadIdx.x % 32;
     int half = JOINT ? unit : unit / 4 * 2 + unit % 2; /* which 16 keys of the run */
     int page = __shfl_sync(0xffffffffu, t.page, half);
@@ -69,6 +119,15 @@ __device__ static inline void step_fetch_unit(const step_problem &p, const step_
     step_commit();
 }
 
+template <int MT, int DQ, int DV, bool JOINT>
+__device__ static inline void step_fetch_unit(const step_problem &p, const step_phase &f,
+                                              const step_run &t, int unit, uint4 *to) {
+    if constexpr (step_units<MT, DQ, DV>::TOGETHER)
+        step_fetch_together<DQ, DV>(p, f, t, unit, to);
+    else
+        step_fetch_apart<DQ, DV, JOINT>(p, f, t, unit, to);
+}
+
 /* The largest of a row's four lanes, and their sum. */
 __device__ static inline float step_quad_max(float v) {
     v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
@@ -82,18 +141,18 @@ __device__ static inline float step_quad_sum(float v) {
 
 /* S = Q Kᵀ of 16 keys: c[n] has keys 8 n + 2 (lane % 4) + e % 2 of heads lane /
  * 4 + 8 (e / 2). */
-template <int DQ, bool GAUSSIAN>
+template <int DQ, bool GAUSSIAN, bool TOGETHER>
 __device__ static inline void step_score(const step_problem &p, const step_phase &f,
                                          const step_run &t, int first, const uint4 *keys,
                                          const step_words (&high)[DQ], const step_words (&low)[DQ],
                                          float (*c)[4], float *number) {
-    int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+    int lane = threadIdx.x % 32, row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
         float squares = 0;
 #pragma unroll
         for (int d = 0; d < DQ; d++) {
-            uint4 k = keys[(n * DQ + d) * STEP_THREADS];
+            uint4 k = keys[(n * DQ + d) * STEP_THREADS + step_slot<TOGETHER>(d, lane) - lane];
             step_multiply(*(float(*)[4])c[n], high[d], low[d], 0, k.x, k.y);
             step_multiply(*(float(*)[4])c[n], high[d], low[d], 1, k.z, k.w);
             if (GAUSSIAN) squares += step_squares(k);
@@ -151,14 +210,16 @@ __device__ static inline void step_weigh(const step_run &t, int leaf, const floa
 
 /* o += P V of 16 keys, P being words of c[0] and c[1]: o[d][i] has columns 32 d
  * + 8 (lane % 4) + 2 i + e % 2. */
-template <int DV>
+template <int DV, bool TOGETHER>
 __device__ static inline void step_sum_values(const uint4 *values, const float (*c)[4],
                                               float (&o)[DV][4][4]) {
+    int lane = threadIdx.x % 32;
     unsigned a[4] = {step_pack(c[0][0], c[0][1]), step_pack(c[0][2], c[0][3]),
                      step_pack(c[1][0], c[1][1]), step_pack(c[1][2], c[1][3])};
 #pragma unroll
     for (int d = 0; d < DV; d++) {
-        uint4 v = values[d * STEP_THREADS], w = values[(DV + d) * STEP_THREADS];
+        int at = d * STEP_THREADS + step_slot<TOGETHER>(d, lane) - lane;
+        uint4 v = values[at], w = values[DV * STEP_THREADS + at];
         step_mma(o[d][0], a[0], a[1], a[2], a[3], step_turn(v.x), step_turn(w.x));
         step_mma(o[d][1], a[0], a[1], a[2], a[3], step_turn(v.y), step_turn(w.y));
         step_mma(o[d][2], a[0], a[1], a[2], a[3], step_turn(v.z), step_turn(w.z));
@@ -253,6 +314,7 @@ __device__ static inline void step_sum_run(const step_problem &p, const step_pha
                                            int phase, step_found<DQ, DV> &out) {
     constexpr int SIZE = step_units<MT, DQ, DV>::SIZE;
     constexpr bool GAUSSIAN = DQ != DV; /* of means and deviations, as wide again as a value */
+    constexpr bool TOGETHER = step_units<MT, DQ, DV>::TOGETHER;
     static_assert(!JOINT || (DQ == DV && UNITS == 2), "a leaf's keys are the ring");
     int place = 0;
     float c[4][4] = {}, number[4] = {};
@@ -274,14 +336,15 @@ __device__ static inline void step_sum_run(const step_problem &p, const step_pha
                 step_wait<UNITS - 1>();
             else if (which == 1)
                 step_wait<UNITS - 2>(); /* nothing was asked for since */
+            if (TOGETHER) __syncwarp();
             if (which == 0 && leaf == 0) step_mark(p, phase, 2);
             if (which == 0)
 #pragma unroll
                 for (int n = 0; n < 4; n++)
                     c[n][0] = c[n][1] = c[n][2] = c[n][3] = number[n] = 0;
             if (which < 2)
-                step_score<DQ, GAUSSIAN>(p, f, t, first + 16 * which, unit, q.high, q.low,
-                                         c + 2 * which, number + 2 * which);
+                step_score<DQ, GAUSSIAN, TOGETHER>(p, f, t, first + 16 * which, unit, q.high, q.low,
+                                                   c + 2 * which, number + 2 * which);
             if (which == 1) {
                 float keep[2];
                 step_weigh<GAUSSIAN>(t, first, q.scale, q.beta, number, c, out.most, out.all, keep);
@@ -293,7 +356,7 @@ __device__ static inline void step_sum_run(const step_problem &p, const step_pha
                         for (int e = 0; e < 4; e++)
                             out.o[d][i][e] *= keep[e / 2];
             }
-            if (which >= 2) step_sum_values<DV>(unit, c + 2 * (which - 2), out.o);
+            if (which >= 2) step_sum_values<DV, TOGETHER>(unit, c + 2 * (which - 2), out.o);
             if (!JOINT || which >= 2)
                 step_fetch_unit<MT, DQ, DV, JOINT>(
                     p, f, t, JOINT ? 2 * leaf + which : 4 * leaf + which + UNITS, unit);

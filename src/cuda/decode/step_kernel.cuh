@@ -18,8 +18,7 @@
  *
  * Attention gives each warp a run of keys of one row and key head. The query
  * heads that share it are the rows of a tile of 16. Keys and values go through
- * a ring as well, 16 keys (a page) at a time: each lane copies what it will
- * multiply itself, so that nobody waits for anybody. Runs are cut at absolute
+ * a ring as well, 16 keys (a page) at a time. Runs are cut at absolute
  * positions, how long they are follows from the row's own position, and they
  * are joined in order. So a row has the same bits whatever other rows there
  * are. */
