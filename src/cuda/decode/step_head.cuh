@@ -38,14 +38,7 @@ __device__ static inline void step_head_chunk(const unsigned short *a, int each,
     using shape = step_shape<MT>;
     int place[STEP_HEAD_TILES] = {};
     uint4 b[STEP_HEAD_TILES] = {};
-    step_wait<shape::DEPTH - STEP_HEAD_TILES>();
-#pragma unroll
-    for (int g = 0; g < STEP_HEAD_TILES; g++) {
-        if (g >= each) continue;
-        place[g] = s.at;
-        b[g] = s.ring[s.at * STEP_THREADS];
-        s.at = s.at + 1 == shape::DEPTH ? 0 : s.at + 1;
-    }
+    step_take_pieces<MT>(each, s, place, b);
 #pragma unroll
     for (int t = 0; t < MT; t++) {
         uint4 v = *(const uint4 *)(a + 16 * t * shape::STAGE);

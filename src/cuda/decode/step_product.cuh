@@ -193,6 +193,21 @@ __device__ static inline void step_put_hidden(const step_problem &p, const step_
                          p.flags + (unsigned)m.phase);
 }
 
+/* The next piece of each of up to N tiles, and where it was in the ring. */
+template <int MT, int N>
+__device__ static inline void step_take_pieces(int tiles, step_stream &s, int (&place)[N],
+                                               uint4 (&b)[N]) {
+    constexpr int DEPTH = step_shape<MT>::DEPTH;
+    step_wait<DEPTH - N>(); /* as many pieces as there are tiles have arrived at least */
+#pragma unroll
+    for (int g = 0; g < N; g++) {
+        if (g >= tiles) continue;
+        place[g] = s.at;
+        b[g] = s.ring[s.at * STEP_THREADS];
+        s.at = s.at + 1 == DEPTH ? 0 : s.at + 1;
+    }
+}
+
 /* One piece of each of the tiles that are summed at once. */
 template <int MT>
 __device__ static inline void step_multiply_slot(const unsigned short *a, bool there, int tiles,
@@ -201,15 +216,7 @@ __device__ static inline void step_multiply_slot(const unsigned short *a, bool t
     using shape = step_shape<MT>;
     int place[STEP_TILES] = {};
     uint4 b[STEP_TILES] = {};
-    /* As many pieces as there are tiles have arrived at least. */
-    step_wait<shape::DEPTH - STEP_TILES>();
-#pragma unroll
-    for (int g = 0; g < STEP_TILES; g++) {
-        if (g >= tiles) continue;
-        place[g] = s.at;
-        b[g] = s.ring[s.at * STEP_THREADS];
-        s.at = s.at + 1 == shape::DEPTH ? 0 : s.at + 1;
-    }
+    step_take_pieces<MT>(tiles, s, place, b);
     if (there)
 #pragma unroll
         for (int t = 0; t < MT; t++) {
