@@ -72,6 +72,15 @@ static shared_state *find_state(const weft_decoder *d, const char *name) {
     return NULL;
 }
 
+static weft_status refuse_cache(const weft_decoder *d) {
+    double tokens = (double)d->limits.pages * WEFT_PAGE_TOKENS;
+    double bytes = tokens * (double)weft_cached_token_bytes(&d->model->config, d->model->dtype);
+    return weft_fail(WEFT_ENOMEM,
+                     "no memory for a cache of %.0f tokens, %.1f GiB; ask for fewer sequences, a "
+                     "shorter context or a smaller cache",
+                     tokens, bytes / 0x1p30);
+}
+
 /* Makes room for the states that a graph has; every graph has the same. */
 static weft_status make_states(weft_decoder *d, const weft_graph *g) {
     int64_t tensors = weft_graph_tensor_count(g);
@@ -84,12 +93,7 @@ static weft_status make_states(weft_decoder *d, const weft_graph *g) {
         snprintf(s->name, sizeof s->name, "%s", t->name);
         s->bytes = weft_tensor_bytes(t);
         s->data = d->backend->alloc(s->bytes);
-        if (!s->data)
-            return weft_fail(
-                WEFT_ENOMEM,
-                "generate: no memory for a cache of %lld pages of %lld tokens; ask for "
-                "fewer sequences or a shorter context",
-                (long long)d->limits.pages, (long long)WEFT_PAGE_TOKENS);
+        if (!s->data) return refuse_cache(d);
         d->n_states++;
         if (strstr(t->name, ".cache.")) {
             d->page_bytes += s->bytes;
@@ -249,8 +253,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
     d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
-    weft_status status =
-        d->table && d->ints && d->changed ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory");
+    weft_status status = d->table && d->ints && d->changed ? WEFT_OK : refuse_cache(d);
     if (status == WEFT_OK) status = open_graph(d, 1, 1, &first);
     if (status == WEFT_OK) status = open_step(d);
     if (status != WEFT_OK) {
