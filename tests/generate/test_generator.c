@@ -423,10 +423,22 @@ static void check_greedy(const char *name, int64_t block) {
     model_case_close(&whole);
 }
 
+/* Every config of the architecture vectors that generates. Without positions equal tokens have equal
+ * weights, and which of them are the k largest is a matter of last bits. */
 static void test_greedy_text_is_the_whole_pass_s(void **state) {
     (void)state;
-    for (size_t c = 0; c < N_NAMES; c++)
-        check_greedy(names[c], 60);
+    char **all;
+    int n = model_case_names(&all);
+    for (int i = 0; i < n; i++) {
+        model_case c;
+        model_case_open(&c, all[i]);
+        bool tied = c.config.cross_token && c.config.sparse_mode == WEFT_SPARSE_TOPK &&
+                    c.config.position == WEFT_POSITION_NONE;
+        bool generates = weft_cached_check(&c.config) == WEFT_OK;
+        model_case_close(&c);
+        if (generates && !tied) check_greedy(all[i], 60);
+    }
+    model_case_names_free(all, n);
 }
 
 /* rope, alibi and none have a position for every token. */
