@@ -232,6 +232,30 @@ int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, co
     return status;
 }
 
+int weft_args_only(const weft_args *a, unsigned taken) {
+    const struct {
+        const char *name;
+        bool given;
+        unsigned option;
+    } shared[] = {
+        {"--json", a->json, ARGS_JSON},
+        {"--threads", a->threads > 0, ARGS_THREADS},
+        {"--dtype", a->dtype != NULL, ARGS_DTYPE},
+        {"--device", a->device != NULL, ARGS_DEVICE},
+        {"--config", a->config != NULL, ARGS_CONFIG},
+        {"--step", a->step != NULL, ARGS_CONFIG},
+        {"--seed", a->seed >= 0, ARGS_CONFIG},
+        {"-o", a->n_overrides > 0, ARGS_CONFIG},
+    };
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
+        if (!shared[i].given || (taken & shared[i].option)) continue;
+        fprintf(stderr, "weft %s: unknown option '%s'; 'weft help %s' lists them\n", a->command,
+                shared[i].name, a->command);
+        return WEFT_EXIT_USAGE;
+    }
+    return WEFT_EXIT_DONE;
+}
+
 weft_source weft_args_source(const weft_args *a) {
     return (weft_source){a->config, a->settings, a->n_settings};
 }

@@ -48,6 +48,16 @@ typedef struct {
 int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
                     int n_words);
 
+/* For a command that takes only some of the shared options: refuses the others, which would change nothing. */
+enum {
+    ARGS_JSON = 1,
+    ARGS_THREADS = 2,
+    ARGS_DTYPE = 4,
+    ARGS_DEVICE = 8,
+    ARGS_CONFIG = 16 /* --config, --step, --seed and -o */
+};
+int weft_args_only(const weft_args *a, unsigned taken);
+
 /* Where the arguments say that a config comes from. It points into `a`. */
 weft_source weft_args_source(const weft_args *a);
 

@@ -40,6 +40,7 @@ const char weft_help_bench[] =
     "                     train, \"python3 bench/peer.py\" for attention,\n"
     "                     \"python3 bench/peer_decode.py\" for decode (all PyTorch)\n"
     "  --device D         cpu (the default) or cuda, for train and decode\n"
+    "  --dtype T          f32 (the default) or bf16, for train and decode\n"
     "  --threads N        for both sides; default: one per processor\n"
     "  --json             one object on standard output\n";
 

@@ -294,6 +294,7 @@ int weft_cmd_convert(int argc, char **argv) {
                             {"--unchecked", NULL, &v.unchecked, false},
                             {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON | ARGS_DTYPE);
     if (!exit_status) exit_status = check_usage(&args, &v);
     if (exit_status) return exit_status;
     weft_status status = convert(&args, &v);

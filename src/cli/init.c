@@ -36,6 +36,7 @@ int weft_cmd_init(int argc, char **argv) {
     const weft_arg own[] = {
         {"--out", &out, NULL, true}, {"--force", NULL, &force, false}, {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    if (!exit_status) exit_status = weft_args_only(&args, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
     weft_model *m = NULL;

@@ -225,11 +225,12 @@ static weft_status make_shards(const char *const *paths, int n, const char *data
     weft_tokenizer_close(t);
     WEFT_TRY(status);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: %lld tokens are too little text: the twentieth that is held out, in whole "
-                     "lines, must have more than %d tokens; give a longer text%s",
-                     paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
-                     f->val == 0 ? ", with line ends" : "");
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: %lld tokens are too little text: the twentieth that is held out, in whole "
+        "lines, must have more than %d tokens; give a longer text%s",
+        paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
+        f->val == 0 ? ", with line ends" : "");
 }
 
 static void tell(const char *out, const facts *f, const choice *h, double minutes) {

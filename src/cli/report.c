@@ -46,6 +46,7 @@ int weft_cmd_report(int argc, char **argv) {
     const weft_arg own[] = {
         {"--out", &out, NULL, false}, {"--force", NULL, &force, false}, {NULL, NULL, NULL, false}};
     int usage = weft_args_parse(&args, argc, argv, own, studies, STUDIES_MOST), n = 0;
+    if (!usage) usage = weft_args_only(&args, ARGS_JSON);
     if (usage) return usage;
     while (n < STUDIES_MOST && studies[n])
         n++;

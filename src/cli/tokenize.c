@@ -14,7 +14,8 @@ const char weft_help_tokenize[] =
     "encoder.json\n"
     "                     beside it, or a folder with such files\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
-    "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; default:\n"
+    "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; "
+    "default:\n"
     "                     0.05, and 0 with --val\n"
     "  --val FILE         hold out all the text of this file too\n"
     "  --shard-tokens N   most tokens of a shard; default: 100000000\n"
@@ -103,6 +104,7 @@ int weft_cmd_tokenize(int argc, char **argv) {
     if (!files) return WEFT_EXIT_FAILED;
     int exit_status =
         weft_args_parse(&args, argc, argv, own, files, argc < FILES_MAX ? argc : FILES_MAX);
+    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON | ARGS_THREADS);
     while (!exit_status && input.n_paths < argc && files[input.n_paths])
         input.n_paths++;
     if (!exit_status && !input.n_paths) {

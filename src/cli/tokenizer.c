@@ -60,6 +60,7 @@ int weft_cmd_tokenizer(int argc, char **argv) {
     const char **words = calloc((size_t)argc + 1, sizeof *words);
     if (!words) return WEFT_EXIT_FAILED;
     int exit_status = weft_args_parse(&args, argc, argv, own, words, argc);
+    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON);
     int n = 0;
     while (words[n])
         n++;

@@ -42,7 +42,7 @@ int weft_cmd_verify(int argc, char **argv) {
     weft_args args;
     weft_config c;
     int exit_status = weft_args_parse(&args, argc, argv, NULL, NULL, 0);
-    if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
+    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE);
     if (exit_status) return exit_status;
     const weft_backend *backend;
     weft_pool *pool = NULL;

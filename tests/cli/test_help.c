@@ -230,6 +230,22 @@ static void test_a_run_that_is_not_there_cannot_be_continued(void **state) {
                   SAYS("nowhere: no run to continue", "--config FILE"));
 }
 
+/* An option that would change nothing is no option. */
+static void test_options_of_other_commands_are_refused(void **state) {
+    (void)state;
+    command_fails(2, RUN("verify", "--config", "demo"), SAYS("unknown option '--config'"));
+    command_fails(2, RUN("verify", "-o", "N_LAYER=2"), SAYS("unknown option '-o'"));
+    command_fails(2, RUN("report", "x", "--seed", "1"), SAYS("unknown option '--seed'"));
+    command_fails(2, RUN("report", "x", "--device", "cpu"), SAYS("unknown option '--device'"));
+    command_fails(2, RUN("tokenize", "--out", "x", "--step", "1", "y"), SAYS("'--step'"));
+    command_fails(2,
+                  RUN("tokenizer", "train", "--vocab", "300", "--out", "x", "--threads", "2", "y"),
+                  SAYS("'--threads'"));
+    command_fails(2, RUN("init", "--out", "x", "--json"), SAYS("unknown option '--json'"));
+    command_fails(2, RUN("convert", "--model", "x", "--out", "y", "--threads", "2"),
+                  SAYS("unknown option '--threads'"));
+}
+
 static void test_numbers_are_held_to_their_range(void **state) {
     (void)state;
     static const char *const bad[] = {"-1", "99999", "two", "1.5", "3x", "99999999999999999999"};
@@ -271,6 +287,7 @@ int main(void) {
         cmocka_unit_test(test_a_config_that_is_not_there_names_the_nearest_study),
         cmocka_unit_test(test_a_model_that_is_none_says_what_it_is),
         cmocka_unit_test(test_a_run_that_is_not_there_cannot_be_continued),
+        cmocka_unit_test(test_options_of_other_commands_are_refused),
         cmocka_unit_test(test_numbers_are_held_to_their_range),
         cmocka_unit_test(test_a_full_disk_is_an_error),
     };
