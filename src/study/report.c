@@ -3,6 +3,7 @@
 
 #include "core/json.h"
 #include "study/report_sections.h"
+#include "study/report_together.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -77,16 +78,17 @@ static json_t *left_out(const weft_report_data *d, int step) {
     return list;
 }
 
-static json_t *verdict_json(const weft_report_data *d, int step) {
+static json_t *verdict_json(const weft_report_data *d, int step, bool left) {
     const weft_report_step *s = &d->steps[step];
     const weft_comparison *c = &s->compared;
-    return json_pack("{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "step",
+    return json_pack("{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "step",
                      weft_json_text(s->name), "baseline",
                      weft_json_text(d->steps[s->baseline].name), "verdict",
                      weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs",
                      c->pairs, "difference", weft_json_number(c->mean), "low",
                      weft_json_number(c->low), "high", weft_json_number(c->high), "sd",
-                     weft_json_number(c->sd), "percent", weft_json_number(c->percent), "repeat_of",
+                     weft_json_number(c->sd), "percent", weft_json_number(c->percent), "p",
+                     weft_json_number(weft_comparison_p(c)), "left", left, "repeat_of",
                      s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
                      "left_out", left_out(d, step));
 }
@@ -142,10 +144,14 @@ static weft_status study_json(const char *database, json_t **object) {
     WEFT_TRY(weft_report_read(database, &d));
     json_t *verdicts = json_array(), *steps = json_array(), *repeats = json_array();
     weft_status status = WEFT_OK;
+    bool *left = calloc((size_t)d.n_steps + 1, sizeof *left);
+    if (left) weft_report_holm(&d, left);
     for (int i = 0; i < d.n_steps; i++) {
         json_array_append_new(steps, step_json(&d, i));
-        if (d.steps[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
+        if (d.steps[i].baseline >= 0)
+            json_array_append_new(verdicts, verdict_json(&d, i, left && left[i]));
     }
+    free(left);
     for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {
         weft_report_repeat r;
         if (d.steps[d.runs[i].step].repeats < 0) continue;
@@ -155,13 +161,14 @@ static weft_status study_json(const char *database, json_t **object) {
     json_t *yardsticks = json_array();
     if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
     char *answer = weft_report_sentence(&d);
-    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o}", "name",
+    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}", "name",
                         weft_json_text(d.name), "question", weft_json_text(d.question), "answer",
                         weft_json_text(answer ? answer : ""), "score", weft_json_text(d.score),
                         "score_name", weft_json_text(d.score_name), "higher_is_better",
                         d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
-                        weft_report_comparisons(&d), "verdicts", verdicts, "steps", steps,
-                        "repeats", repeats, "yardsticks", yardsticks);
+                        weft_report_comparisons(&d), "common", weft_report_common_json(&d),
+                        "verdicts", verdicts, "steps", steps, "repeats", repeats, "yardsticks",
+                        yardsticks);
     free(answer);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {

@@ -1,5 +1,6 @@
 /* What came out: the verdicts in plain words, the table, and the repeats' equality. */
 #include "study/report_sections.h"
+#include "study/report_together.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -156,6 +157,7 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
     weft_page_list_close(p);
     say_power(p, d);
     say_confidence(p, d);
+    weft_report_say_together(p, d);
     return WEFT_OK;
 }
 

@@ -121,6 +121,13 @@ weft_comparison weft_compare(const double *step, const double *baseline, int pai
     return c;
 }
 
+double weft_comparison_p(const weft_comparison *c) {
+    if (c->pairs < 2 || !isfinite(c->mean) || !isfinite(c->sd)) return NAN;
+    if (c->sd == 0) return c->mean == 0 ? 1 : 0;
+    double t = fabs(c->mean) / (c->sd / sqrt(c->pairs));
+    return 2 * weft_t_probability(-t, c->pairs - 1);
+}
+
 int weft_seeds_needed(const weft_comparison *c) {
     if (c->pairs < 2 || !(c->sd > 0) || c->mean == 0) return 0;
     for (int n = 2; n <= WEFT_SEEDS_MOST; n++)

@@ -37,6 +37,10 @@ typedef struct {
 weft_comparison weft_compare(const double *step, const double *baseline, int pairs,
                              bool higher_is_better);
 
+/* How likely a mean at least so far from 0 is where there is no difference: two-sided. NaN without an
+ * interval. */
+double weft_comparison_p(const weft_comparison *c);
+
 /* The fewest seeds whose interval would leave out 0, were the mean and the spread of the differences
  * to stay as they are; 0: more than WEFT_SEEDS_MOST, or nothing is known of the spread. */
 enum { WEFT_SEEDS_MOST = 1000 };

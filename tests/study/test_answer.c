@@ -2,6 +2,7 @@
  * worked out by hand. And the numbers on an axis, which are what a person would write. */
 #include "study/axis.h"
 #include "study/plot.h"
+#include "study/report.h"
 #include "study/report_sections.h"
 #include "support/command.h"
 #include "support/study_database.h"
@@ -272,6 +273,45 @@ static void expect_axis(double low, double high, int most, const char *texts) {
 
 #define MINUS "\xe2\x88\x92"
 
+/* Expected values by SciPy: ttest_1samp of the differences, and the residuals of a table without the means
+ * of its rows and columns. */
+static void test_comparisons_are_counted_together(void **state) {
+    (void)state;
+    static const double p[] = {0.0033167587, 0.0339082169, 0.0741799002};
+    sqlite3 *db = begin("together", "val_loss");
+    study_step(db, 3, "late", "Late", 0, -1);
+    study_step(db, 4, "few", "Few", 0, -1); /* has fewer seeds, so it stays out of the common spread */
+    three_seeds(db, 0, 2.00, 2.10, 2.20);
+    three_seeds(db, 1, 1.90, 2.01, 2.09);
+    three_seeds(db, 2, 2.05, 2.13, 2.26);
+    three_seeds(db, 3, 1.97, 2.09, 2.18);
+    study_run(db, 4, 1e-3, 1, 2.5, "w");
+    study_close(db);
+    const char *path = scratch_path("together.db");
+    json_t *report = command_json(RUN("report", path, "--json"));
+    json_t *study = json_array_get(json_object_get(report, "studies"), 0);
+    json_t *common = json_object_get(study, "common");
+    assert_int_equal(json_integer_value(json_object_get(common, "variants")), 4);
+    assert_int_equal(json_integer_value(json_object_get(common, "seeds")), 3);
+    assert_int_equal(json_integer_value(json_object_get(common, "freedom")), 6);
+    assert_float_equal(json_number_value(json_object_get(common, "sd")), 0.0119023807, 1e-9);
+    assert_float_equal(json_number_value(json_object_get(common, "half")), 0.0237797088, 1e-9);
+    for (int i = 0; i < 3; i++) { /* the second is not: 0.034 is more than 0.05 / 2 */
+        json_t *v = json_array_get(json_object_get(study, "verdicts"), (size_t)i);
+        assert_float_equal(json_number_value(json_object_get(v, "p")), p[i], 1e-9);
+        assert_int_equal(json_is_true(json_object_get(v, "left")), i == 0);
+    }
+    json_decref(report);
+    assert_int_equal(mkdir(scratch_path("together"), 0777), 0);
+    assert_int_equal(weft_report_write(path, scratch_path("together")), WEFT_OK);
+    char *md = file_read(scratch_path("together/report.md"), NULL);
+    assert_non_null(strstr(md, "Counted together by Holm's method, these are left: Gate against Plain. "
+                               "Read with one spread for all 4 variants (0.0119, 6 degrees of freedom;"));
+    assert_non_null(strstr(md, "an interval is ±0.0238, and a difference is shown for Gate against "
+                               "Plain, Cross against Plain."));
+    free(md);
+}
+
 static void test_axes_have_round_numbers_in_one_unit(void **state) {
     (void)state;
     expect_axis(0, 500, 6, "0 100 200 300 400 500");
@@ -328,6 +368,7 @@ static void test_quantities_have_units_for_people(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comparisons_are_counted_together),
         cmocka_unit_test(test_a_step_that_is_better_is_named_with_its_gain),
         cmocka_unit_test(test_better_and_worse_are_both_said),
         cmocka_unit_test(test_a_baseline_that_is_not_the_first_is_named),
