@@ -416,7 +416,7 @@ def run(name, options, inputs, weights, first=True, purpose=0, seed=None, traced
     wants = torch.is_grad_enabled() and True in [t.requires_grad for t in given]
     if wants:
         purpose |= _blocks.GRADIENT
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not traced and (forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None):
         _refuse_transforms(given)
     if traced or not KINDS.issuperset(map(type, given)) or _is_watched():
         return _run_traced(device, name, options, inputs, weights, first, purpose, seed)
