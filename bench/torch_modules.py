@@ -2,6 +2,7 @@
 
     python bench/torch_modules.py [--device cpu|cuda] [--rows w2,mla,wsffn] [--shapes write-up,GPT-2]
                                      [--forms plain,compiled] [--threads N] [--dtype bfloat16] [--quick] [--json FILE]
+                                     [--usage]
 
 Each row is one module at one shape, forward alone and with backward: a time for weft and for each form
 of PyTorch, taken in turns in one run (the median of the rounds), the ratio (PyTorch's time over weft's:
@@ -19,6 +20,10 @@ of PyTorch:
 WsFFN's peer is a SwiGLU module without its latents; `products` has the product that makes them, which is
 a sixth of SwiGLU's arithmetic where a head is half as wide as the model.
 
+--usage prints in place of the tables, for each module and form, what a call takes of the processors and how
+many pages of memory the system hands out for it. `python3 bench/table_modules.py` makes the documents' tables of
+what is printed here.
+
 float32 on the CPU, bfloat16 on a GPU. The last table is what a call costs beside its work, at a shape of next
 to no work: inside the C library, from the C call to its return, which on a GPU does not wait for the kernels;
 the same with the kernels; and from Python. In brackets plain PyTorch.
@@ -30,6 +35,7 @@ import json
 import math
 import os
 import pathlib
+import resource
 import statistics
 import sys
 import time
@@ -293,6 +299,22 @@ def measure(device, kind, shape, modules, backward, rounds, budget):
     return {name: statistics.median(t) for name, t in times.items()}, differences, x, towards
 
 
+def print_usage(device, kind, name, at, shape, modules, backward, budget):
+    x = torch.randn(*shape[:3], device=device, dtype=kind, requires_grad=True)
+    towards = torch.randn_like(x)
+    for form, module in modules.items():
+        for _ in range(3):
+            call(module, x, towards, backward)
+        took, before, end = [], resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() + budget
+        while len(took) < 3 or time.perf_counter() < end:
+            took.append(timed(device, lambda: call(module, x, towards, backward), 1))
+        used, n = resource.getrusage(resource.RUSAGE_SELF), len(took)
+        print(f"{name} {at} {'both' if backward else 'forward':<8}{form:<9}median {1e3 * statistics.median(took):8.3f} ms, "
+              f"least {1e3 * min(took):8.3f}; a call: {(used.ru_minflt - before.ru_minflt) / n:8.0f} faults, "
+              f"user {1e3 * (used.ru_utime - before.ru_utime) / n:8.1f} ms, system {1e3 * (used.ru_stime - before.ru_stime) / n:7.1f} ms",
+              flush=True)
+
+
 def overheads(device, kind):
     """Microseconds of a call at a shape of next to no work, of the fastest of five rounds: inside C until it
     returns and with its kernels, of the whole Python call, and of the same in plain PyTorch."""
@@ -348,6 +370,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--forms", default=",".join(FORMS), help="of PyTorch; all unless given")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forms out")
+    parser.add_argument("--usage", action="store_true", help="processor time and page faults of a call, in place of the tables")
     parser.add_argument("--json", help="write the rows there too")
     options = parser.parse_args()
     device, found = options.device, []
@@ -360,8 +383,9 @@ def main():
     threads = torch.get_num_threads()
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else f'{threads} threads'}, "
           f"{str(kind).split('.')[1]}")
-    print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in FORMS)
-          + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")
+    if not options.usage:
+        print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in FORMS)
+              + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")
     for name, at, shape, ours, forms in rows(device, options.rows.split(","), options.shapes.split(",")):
         forms = {form: m for form, m in forms.items() if form in wanted}
         modules = {"weft": ours.to(device, kind), **{f: m.to(device, kind) for f, m in forms.items()}}
@@ -370,6 +394,9 @@ def main():
                 torch._dynamo.reset()
                 modules[form] = torch.compile(modules[form], dynamic=False)
         for backward in (False, True):
+            if options.usage:
+                print_usage(device, kind, name, at, shape, modules, backward, budget)
+                continue
             times, differences, x, towards = measure(device, kind, shape, modules, backward, rounds, budget)
             worst = max(differences.values())
             if worst > (1e-3 if kind == torch.float32 else 0.1):
@@ -383,6 +410,8 @@ def main():
                 line += f"{sizes[form]:>{room}.1f}" if form in sizes else f"{'-':>{room}}"
             print(line, flush=True)
             found.append({"module": name, "shape": at, "backward": backward, "seconds": times, "mib": sizes, "difference": differences})
+    if options.usage:
+        return 0
     print(f"\n{'µs of a call without work':<28}{'inside C':>10}{'+ kernels':>11}{'forward':>10}{'(plain)':>9}{'with backward':>15}{'(plain)':>9}")
     for name, inside, kernels, forward, forward_plain, both, both_plain in overheads(device, kind):
         print(f"{name:<28}{inside:>10.1f}{kernels:>11.1f}{forward:>10.1f}{forward_plain:>9.1f}{both:>15.1f}{both_plain:>9.1f}")

@@ -64,10 +64,7 @@ static void test_results_are_what_their_databases_say(void **state) {
 
 /* Rows that were measured elsewhere are kept as they were printed, and a page that names the command has
  * its table. */
-static void test_decoding_has_its_rows(void **state) {
-    (void)state;
-    static const char path[] = "docs/results/decoding.md",
-                      mark[] = "`python3 bench/table_decode.py ";
+static void expect_tables(const char *path, const char *mark, int least) {
     size_t n;
     int commands = 0;
     char command[LINE_ROOM], *page = file_read(path, &n);
@@ -81,8 +78,20 @@ static void test_decoding_has_its_rows(void **state) {
         if (expect_lines_of(command, path, page) < 3)
             fail_msg("%s: nothing is printed by %s", path, command);
     }
-    assert_true(commands >= 7); /* GPU twice, its phases, Arm, x86-64, and what a token costs */
+    assert_true(commands >= least);
     free(page);
+}
+
+static void test_decoding_has_its_rows(void **state) {
+    (void)state;
+    /* GPU twice, its phases, Arm, x86-64, and what a token costs */
+    expect_tables("docs/results/decoding.md", "`python3 bench/table_decode.py ", 7);
+}
+
+static void test_modules_have_their_rows(void **state) {
+    (void)state;
+    /* GPU beside plain and compiled PyTorch, Arm and x86-64, their ceilings, processor time */
+    expect_tables("docs/results/modules.md", "`python3 bench/table_modules.py ", 7);
 }
 
 /* docs/results/refresh puts into a page what its commands print; into one that has it all, nothing. */
@@ -175,6 +184,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scaling_has_the_models_table),
         cmocka_unit_test(test_decoding_has_its_rows),
+        cmocka_unit_test(test_modules_have_their_rows),
         cmocka_unit_test(test_decoding_has_the_plans_bytes),
         cmocka_unit_test(test_results_are_what_their_databases_say),
         cmocka_unit_test(test_refreshing_a_page_that_is_up_to_date_changes_nothing),
