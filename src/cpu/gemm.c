@@ -26,9 +26,10 @@ enum {
     SPLIT_VALUES = 1 << 22, /* most partial sums that are kept */
     PACKING = 12,           /* see estimate_cost */
     PARTIAL = 40,
-    DEPTH = 512,   /* piece of k that bf16 is widened by */
-    FINISH = 256,  /* columns that gemm_finish holds at a time */
-    COPY_ROWS = 64 /* of an addend that a task copies */
+    DEPTH = 512,    /* piece of k that bf16 is widened by */
+    FINISH = 256,   /* columns that gemm_finish holds at a time */
+    COPY_ROWS = 64, /* of an addend that a task copies */
+    SIDE = 4        /* vectors side by side, so that none waits for its own last step */
 };
 
 /* p + n bytes, also where there is no memory at all and n is 0. */
@@ -175,6 +176,18 @@ static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
 
 static void gelu_values(real *x, int64_t n) {
     int64_t i = 0;
+    for (; i + SIDE * VLEN <= n; i += SIDE * VLEN) {
+        vreal v[SIDE];
+#pragma GCC unroll 4
+        for (int k = 0; k < SIDE; k++)
+            v[k] = vload(x + i + k * VLEN);
+#pragma GCC unroll 4
+        for (int k = 0; k < SIDE; k++)
+            v[k] = vgelu(v[k]);
+#pragma GCC unroll 4
+        for (int k = 0; k < SIDE; k++)
+            vstore(x + i + k * VLEN, v[k]);
+    }
     for (; i + VLEN <= n; i += VLEN)
         vstore(x + i, vgelu(vload(x + i)));
     if (i < n) vstore_part(x + i, vgelu(vload_part(x + i, n - i)), n - i);

