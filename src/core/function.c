@@ -275,9 +275,12 @@ static weft_status start_on_device(const weft_function *f, weft_half half,
     return f->backend->calls->start(&x->exec, &call);
 }
 
-static weft_status run_here(const pass *p, weft_exec *x) {
-    return x->profile ? weft_exec_walk_timed(x, p->first, p->last)
-                      : weft_exec_walk_part(x, p->first, p->last);
+static weft_status run_here(weft_function *f, const pass *p, weft_exec *x) {
+    if (!f->profile) return weft_exec_walk_part(x, p->first, p->last);
+    pthread_mutex_lock(&f->lock); /* one call at a time, so that each node's time is its own */
+    weft_status status = weft_exec_walk_timed(x, p->first, p->last);
+    pthread_mutex_unlock(&f->lock);
+    return status;
 }
 
 static void note_bad(weft_function *f, weft_status status, const char *message) {
@@ -297,7 +300,8 @@ weft_status weft_function_call(weft_function *f, weft_half half, const weft_call
     if (!x) return weft_fail(WEFT_ENOMEM, "call: no memory for one more at the same time");
     set_addresses(f, half, m, &x->exec);
     x->exec.run = m->run;
-    weft_status status = f->backend->calls ? start_on_device(f, half, m, x) : run_here(p, &x->exec);
+    weft_status status =
+        f->backend->calls ? start_on_device(f, half, m, x) : run_here(f, p, &x->exec);
     frame_give_back(f, x);
     if (status == WEFT_EINPUT) note_bad(f, status, weft_error_message());
     return status;

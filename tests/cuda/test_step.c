@@ -29,6 +29,20 @@ static int64_t count_different(const float *a, const float *b, int64_t n) {
     return count;
 }
 
+/* The text in slots `first` and behind it, once for each number of rows at a time, has the bits of `want`. */
+static void expect_the_same(const step_form *f, step_decoding *d, int32_t first,
+                            const int32_t *tokens, int64_t time, const float *want,
+                            const int64_t *rows, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float *got = step_decode(d, first + (int32_t)i, tokens, time, rows[i]);
+        int64_t off = count_different(want, got, time * d->vocab);
+        if (off)
+            fail_msg("%s: %lld numbers differ in runs of %lld rows", f->name, (long long)off,
+                     (long long)rows[i]);
+        free(got);
+    }
+}
+
 static void test_a_step_equals_the_cpus(void **state) {
     const step_form *f = *state;
     need_gpu();
@@ -67,14 +81,7 @@ static void test_a_sequence_has_the_bits_that_it_has_alone(void **state) {
     step_decoding_open(&all, &c, weft_cuda_backend(), SLOTS, TIME);
     float *want = step_decode(&one, 0, c.tokens, TIME, 1);
     static const int64_t chunks[] = {7, 16, 17, 64};
-    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
-        float *got = step_decode(&all, (int32_t)i, c.tokens, TIME, chunks[i]);
-        int64_t off = count_different(want, got, TIME * one.vocab);
-        if (off)
-            fail_msg("%s: %lld numbers differ in runs of %lld rows", f->name, (long long)off,
-                     (long long)chunks[i]);
-        free(got);
-    }
+    expect_the_same(f, &all, 0, c.tokens, TIME, want, chunks, sizeof chunks / sizeof chunks[0]);
     /* 64 sequences at different positions, each with its own tokens but the last. */
     weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
     float *logits = malloc((size_t)(WEFT_DECODER_ROWS_MAX * one.vocab) * sizeof *logits);
@@ -109,14 +116,7 @@ static void test_a_long_sequence_has_the_bits_that_it_has_alone(void **state) {
     step_decoding_open(&d, &c, weft_cuda_backend(), 4, LONG);
     float *want = step_decode(&d, 0, c.tokens, LONG, 1);
     static const int64_t chunks[] = {4, 16, 64};
-    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
-        float *got = step_decode(&d, (int32_t)i + 1, c.tokens, LONG, chunks[i]);
-        int64_t off = count_different(want, got, LONG * d.vocab);
-        if (off)
-            fail_msg("%s: %lld numbers differ in runs of %lld rows", f->name, (long long)off,
-                     (long long)chunks[i]);
-        free(got);
-    }
+    expect_the_same(f, &d, 1, c.tokens, LONG, want, chunks, sizeof chunks / sizeof chunks[0]);
     free(want);
     step_decoding_close(&d);
     free(c.tokens);
@@ -191,9 +191,9 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_a_long_sequence_has_the_bits_that_it_has_alone",
                                 test_a_long_sequence_has_the_bits_that_it_has_alone, NULL, NULL, f};
-        tests[n++] = (struct CMUnitTest){
-            "test_phases_are_those_that_the_last_step_went_through",
-            test_phases_are_those_that_the_last_step_went_through, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){"test_phases_are_those_that_the_last_step_went_through",
+                                         test_phases_are_those_that_the_last_step_went_through,
+                                         NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_picked_tokens_are_the_likeliest",
                                          test_picked_tokens_are_the_likeliest, NULL, NULL, f};
     }

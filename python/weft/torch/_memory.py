@@ -41,7 +41,6 @@ class _Spare:
 
     def __init__(self):
         self.pieces = collections.deque()
-        self.bytes = 0
 
     def take(self, count):
         """One of that size, or None."""
@@ -51,17 +50,15 @@ class _Spare:
             except IndexError:
                 return None
             if len(piece) == count:
-                self.bytes -= count
                 return piece
             self.pieces.appendleft(piece)
         return None
 
     def give(self, piece):
         self.pieces.append(piece)
-        self.bytes += len(piece)
-        while self.bytes > KEPT and self.pieces:
+        while sum(map(len, tuple(self.pieces))) > KEPT:
             try:
-                self.bytes -= len(self.pieces.popleft())
+                self.pieces.popleft()
             except IndexError:
                 return
 

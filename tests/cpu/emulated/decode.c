@@ -10,6 +10,7 @@
 #include "cpu/matrix.h"
 #include "ops/cache.h"
 #include "ops/linear.h"
+#include "turns.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,20 +63,7 @@ bool weft_cpu_tiles_i8(void) {
     return chosen.tiles;
 }
 
-/* Of the library, what these kernels reach. Takes turns in place of threads. */
-struct weft_pool {
-    int size;
-};
-
-int weft_pool_size(const weft_pool *pool) {
-    return pool->size;
-}
-
-void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
-    for (int64_t i = tasks - 1; i >= 0; i--)
-        task(context, i, (int)(i % pool->size));
-}
-
+/* Of the library, what these kernels reach. */
 void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bool add) {
     (void)add;
     for (int64_t i = 0; i < p->m; i++)

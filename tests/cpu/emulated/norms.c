@@ -6,6 +6,7 @@
 #include "core/exec.h"
 #include "cpu/kernel.h"
 #include "ops/norm.h"
+#include "turns.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +16,6 @@ extern const weft_kernel KERNEL(norm);
 enum { TENSORS = WEFT_NORM_INPUTS + WEFT_NORM_OUTPUTS, GUARD = 64, POISON = 0x5a };
 
 /* In place of the executor: tensors are known by their ids. */
-struct weft_pool {
-    int size;
-};
-
 struct weft_exec {
     weft_pool pool;
     void *data[TENSORS];
@@ -36,15 +33,6 @@ void *weft_workspace(const weft_exec *x, const weft_node *n) {
 
 weft_pool *weft_exec_pool(const weft_exec *x) {
     return (weft_pool *)&x->pool;
-}
-
-int weft_pool_size(const weft_pool *pool) {
-    return pool->size;
-}
-
-void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
-    for (int64_t i = tasks - 1; i >= 0; i--)
-        task(context, i, (int)(i % pool->size));
 }
 
 int64_t weft_tensor_width(const weft_tensor *t) {

@@ -7,6 +7,7 @@
  * are equal for one and for three threads, and the numbers are those of sums in double. */
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
+#include "turns.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,20 +60,6 @@ void weft_blas_sgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float al
     abort();
 }
 /* NOLINTEND(readability-non-const-parameter) */
-
-/* Takes turns in place of threads: what depends on their number is the cut into tasks. */
-struct weft_pool {
-    int size;
-};
-
-int weft_pool_size(const weft_pool *pool) {
-    return pool->size;
-}
-
-void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context) {
-    for (int64_t i = tasks - 1; i >= 0; i--)
-        task(context, i, (int)(i % pool->size));
-}
 
 enum { GAP = 3, GUARD = 64, GUARD_BYTE = 0x5a };
 
