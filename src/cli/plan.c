@@ -34,6 +34,22 @@ static int64_t part_parameters(const weft_account *a, const char *name) {
     return 0;
 }
 
+enum { FLOPS_PARTS = 5 };
+
+typedef struct {
+    const char *name;
+    double flops;
+} flops_part;
+
+/* Forward by part, in the order of the model; 0 where it has none. */
+static void list_flops(const weft_account *a, flops_part out[FLOPS_PARTS]) {
+    out[0] = (flops_part){"attention", a->attention_flops};
+    out[1] = (flops_part){"feed-forward", a->ffn_flops};
+    out[2] = (flops_part){"z-heads", a->z_flops};
+    out[3] = (flops_part){"reciprocal", a->reciprocal_flops};
+    out[4] = (flops_part){"head", a->head_flops};
+}
+
 static void print_table(const weft_account *a) {
     char count[WEFT_COUNT_ROOM];
     printf("parameters          %14s\n", weft_count_text(a->parameters, count));
@@ -43,8 +59,11 @@ static void print_table(const weft_account *a) {
            (double)part_parameters(a, "feed-forward") / (double)part_parameters(a, "attention"));
     printf("operations per token\n");
     printf("  forward           %14.4g MFLOP\n", a->forward_flops / 1e6);
-    printf("    attention       %14.4g MFLOP\n", a->attention_flops / 1e6);
-    printf("    feed-forward    %14.4g MFLOP\n", a->ffn_flops / 1e6);
+    flops_part parts[FLOPS_PARTS];
+    list_flops(a, parts);
+    for (int i = 0; i < FLOPS_PARTS; i++)
+        if (parts[i].flops > 0)
+            printf("    %-15s %14.4g MFLOP\n", parts[i].name, parts[i].flops / 1e6);
     printf("  backward          %14.4g MFLOP\n", a->backward_flops / 1e6);
     printf("  built, both       %14.4g MFLOP\n", a->built_flops / 1e6);
     if (a->first_phase_flops > 0)
@@ -117,22 +136,26 @@ static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ra
 }
 
 static json_t *to_json(const weft_account *a) {
-    json_t *parts = json_object();
+    json_t *parts = json_object(), *forward = json_object();
+    flops_part list[FLOPS_PARTS];
     for (int i = 0; i < a->n_parts; i++)
         json_object_set_new(parts, a->parts[i].name, json_integer(a->parts[i].parameters));
+    list_flops(a, list);
+    for (int i = 0; i < FLOPS_PARTS; i++)
+        json_object_set_new(forward, list[i].name, json_real(list[i].flops));
     return json_pack(
-        "{s:I, s:o, s:f, s:f, s:{s:f, s:f}, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, "
+        "{s:I, s:o, s:f, s:f, s:o, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, "
         "s:I, s:I, s:I}",
         "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
         a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
-        "forward_flops_parts", "attention", a->attention_flops, "feed-forward", a->ffn_flops,
-        "backward_flops_per_token", a->backward_flops, "built_flops_per_token", a->built_flops,
-        "first_phase_flops_per_token", a->first_phase_flops, "training_bytes",
-        (json_int_t)a->training_bytes, "training", "weights", (json_int_t)a->weights_bytes,
-        "gradients", (json_int_t)a->gradients_bytes, "optimizer", (json_int_t)a->optimizer_bytes,
-        "activations", (json_int_t)a->activations_bytes, "workspace",
-        (json_int_t)a->workspace_bytes, "kept_per_token_layer", a->kept_per_token_layer,
-        "cache_bytes_per_token", (json_int_t)a->cache_bytes_token, "cache_bytes_per_token_layer",
+        "forward_flops_parts", forward, "backward_flops_per_token", a->backward_flops,
+        "built_flops_per_token", a->built_flops, "first_phase_flops_per_token",
+        a->first_phase_flops, "training_bytes", (json_int_t)a->training_bytes, "training",
+        "weights", (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes,
+        "optimizer", (json_int_t)a->optimizer_bytes, "activations",
+        (json_int_t)a->activations_bytes, "workspace", (json_int_t)a->workspace_bytes,
+        "kept_per_token_layer", a->kept_per_token_layer, "cache_bytes_per_token",
+        (json_int_t)a->cache_bytes_token, "cache_bytes_per_token_layer",
         (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
         (json_int_t)a->cache_bytes_sequence);
 }

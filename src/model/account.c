@@ -46,7 +46,11 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     a->forward_flops = flops / (double)c->gpt2_block_size;
     a->backward_flops = 2 * a->forward_flops;
     a->attention_flops = m.attention_flops / (double)c->gpt2_block_size;
-    a->ffn_flops = m.ffn_flops / (double)c->gpt2_block_size;
+    a->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->gpt2_block_size;
+    a->reciprocal_flops = m.reciprocal_flops / (double)c->gpt2_block_size;
+    a->z_flops = m.z_flops / (double)c->gpt2_block_size;
+    a->head_flops = a->forward_flops - (m.attention_flops + m.ffn_flops + m.reciprocal_flops) /
+                                           (double)c->gpt2_block_size;
     weft_model_graph_destroy(&m);
     return WEFT_OK;
 }

@@ -20,8 +20,8 @@ typedef struct {
     /* Floating-point operations per token at the config's block size. Nominal: of the formulas as
      * written, a causal score counted once, backward twice forward. */
     double forward_flops, backward_flops;
-    /* Of forward, what attention and feed-forward do; the rest is norms, embedding and classifier. */
-    double attention_flops, ffn_flops;
+    /* Forward by part: products with its own weights, and scores and sums over tokens. */
+    double attention_flops, ffn_flops, reciprocal_flops, z_flops, head_flops;
     /* What the graph that is built does: cheap forms and recomputation included. */
     double built_flops;
     /* Of it, the first of a step's two phases, where it has two (train/objective.h): another forward

@@ -61,6 +61,21 @@ weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_
     return add_parameter(b, name, b->stat, init, 1, &size);
 }
 
+static bool reads(const weft_node *n, const weft_tensor *t) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] == t) return true;
+    return false;
+}
+
+double flops_since(const builder *b, int64_t first, const weft_tensor *read) {
+    double flops = 0;
+    for (int64_t i = first; i < weft_graph_node_count(b->g); i++) {
+        const weft_node *n = weft_graph_node(b->g, i);
+        if (n->op->flops && (!read || reads(n, read))) flops += (double)n->op->flops(n);
+    }
+    return flops;
+}
+
 weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y) {
     if (!x) return y;
     return y ? weft_add(b->g, x, y) : x;

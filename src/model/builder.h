@@ -136,6 +136,8 @@ weft_tensor *builder_running_mean(builder *b, weft_tensor *x);
 weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int ndim,
                             const int64_t *shape);
 weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_t size);
+/* Operations of the nodes from `first` on, of all or of those that read a tensor. */
+double flops_since(const builder *b, int64_t first, const weft_tensor *read);
 #define matrix(b, name, init, ...)                                                                 \
     builder_matrix((b), (name), (init), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                    (int64_t[]){__VA_ARGS__})

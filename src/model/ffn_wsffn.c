@@ -100,15 +100,16 @@ static void hand_contexts(builder *b, weft_tensor *rows) {
 
 /* z itself. */
 static void add_direct_losses(builder *b, weft_tensor *h1, weft_tensor *w_z) {
+    int64_t first = weft_graph_node_count(b->g);
     weft_tensor *z = project(b, weft_view(b->g, h1, b->batch * b->time, b->ffn), w_z);
     weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
     weft_tensor *mean = weft_view(b->g, weft_time_mean(b->g, h1), b->batch, b->ffn);
     weft_tensor *rows = view_contexts(b, project(b, mean, w_z), 1);
     b->aux_z = add_optional(b, b->aux_z, penalty);
-    if (b->contrast == WEFT_CONTRAST_HERE) {
+    if (b->contrast == WEFT_CONTRAST_HERE)
         b->aux_contrastive = add_optional(b, b->aux_contrastive, contrast_contexts(b, rows));
-        return;
-    }
+    b->out->z_flops += flops_since(b, first, NULL);
+    if (b->contrast == WEFT_CONTRAST_HERE) return;
     size_t room = (size_t)b->c->n_layer * sizeof(weft_tensor *);
     if (!b->contexts) b->contexts = weft_graph_alloc(b->g, room);
     if (b->contexts) b->contexts[b->layer] = rows;

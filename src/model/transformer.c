@@ -106,16 +106,6 @@ static bool has_output_bias(const builder *b) {
     return b->attention->biased && b->c->gpt2_bias;
 }
 
-/* Operations of the nodes from `first` on. */
-static double flops_since(const weft_graph *g, int64_t first) {
-    double flops = 0;
-    for (int64_t i = first; i < weft_graph_node_count(g); i++) {
-        const weft_node *n = weft_graph_node(g, i);
-        if (n->op->flops) flops += (double)n->op->flops(n);
-    }
-    return flops;
-}
-
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
@@ -140,7 +130,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
     if (again) weft_graph_recompute_end(b->g);
-    b->out->attention_flops += flops_since(b->g, first);
+    b->out->attention_flops += flops_since(b, first, NULL);
     return drop(b, o, "attn");
 }
 
@@ -156,8 +146,11 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     weft_tensor *w = matrix(b, name, init_residual(b), b->width, b->ffn);
     snprintf(name, sizeof name, "%s.bias", kind->out);
     if (kind->biased && b->c->gpt2_bias) bias = builder_vector(b, name, init_constant(0), b->width);
+    int64_t second = weft_graph_node_count(b->g);
     weft_tensor *y = build_reciprocal(b, hidden, w, bias);
-    b->out->ffn_flops += flops_since(b->g, first);
+    double back = flops_since(b, second, NULL) - flops_since(b, second, w);
+    b->out->reciprocal_flops += back;
+    b->out->ffn_flops += flops_since(b, first, NULL) - back;
     return drop(b, y, "ffn");
 }
 

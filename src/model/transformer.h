@@ -101,6 +101,7 @@ typedef struct {
     weft_tensor **moments;                /* [layers] of [E, E] if asked for */
     weft_layer_inside *inside;            /* [layers] if asked for */
     double attention_flops, ffn_flops;    /* forward, of all layers, as they were built */
+    double reciprocal_flops, z_flops;     /* likewise; ffn_flops has z_flops too */
     weft_parameter *parameters;           /* in the order they are made */
     int64_t n_parameters, cap_parameters;
 } weft_model_graph;

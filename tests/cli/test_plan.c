@@ -1,6 +1,7 @@
 /* `weft plan`: the counts of the RA-MLA write-up's table, the order in which settings win, the keys of JSON. */
 #include "support/command.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,6 +46,11 @@ static void expect_keys(const json_t *object) {
     }
     assert_int_equal(sum, integer(object, "parameters"));
     assert_true(real(object, "flops_per_token") > 0);
+    double forward = 0;
+    json_object_foreach(json_object_get(object, "forward_flops_parts"), name, value) {
+        forward += json_real_value(value);
+    }
+    assert_true(fabs(forward - real(object, "forward_flops_per_token")) < 1e-6 * forward);
     assert_true(integer(object, "training_bytes") > 4 * sum);
     assert_true(integer(object, "cache_bytes_per_token") > 0);
 }
@@ -59,6 +65,8 @@ static void test_json_has_the_promised_keys(void **state) {
     char *table;
     command_succeeds(RUN("plan", SMALL), &table);
     assert_non_null(strstr(table, "parameters"));
+    assert_non_null(strstr(table, "\n    head "));
+    assert_null(strstr(table, "reciprocal"));
     free(table);
 }
 

@@ -80,8 +80,27 @@ static void test_operations_by_part(void **state) {
     weft_account a = account_of(none, -1), b = account_of(wide, -1);
     assert_true(a.attention_flops == 12.0 * (8 * 768 * 768 + 2 * 1025 * 768));
     assert_true(a.ffn_flops == 12.0 * 4 * 768 * 3072);
-    assert_true(a.forward_flops - a.attention_flops - a.ffn_flops >= 2.0 * 768 * 50304);
+    assert_true(a.head_flops == 2.0 * 768 * 50304);
+    assert_true(a.reciprocal_flops == 0 && a.z_flops == 0);
     assert_true(b.ffn_flops == 2 * a.ffn_flops && b.attention_flops == a.attention_flops);
+}
+
+/* A mechanism's operations are its own and change no other part's: the gate's two products, W_c and what it
+ * gathers, the z-heads' product for every token and for the means. */
+static void test_operations_of_the_mechanisms(void **state) {
+    (void)state;
+    const char *mla[] = {"ATTENTION=mla", NULL}, *swiglu[] = {"FFN=swiglu", NULL};
+    const char *dense[] = {"FFN=wsffn", "WSFFN_Z_PROJ=dense", NULL};
+    weft_account plain = account_of(mla, 0), gate = account_of(mla, 1), all = account_of(mla, 3);
+    weft_account gated = account_of(swiglu, -1), z = account_of(dense, -1);
+    double f = 3072;
+    assert_true(gate.reciprocal_flops == 12 * (2 * f * 64 + 2.0 * 64 * 12));
+    assert_true(account_of(mla, 2).reciprocal_flops - gate.reciprocal_flops > 12 * 2 * f * f);
+    assert_true(all.attention_flops == plain.attention_flops && all.ffn_flops == plain.ffn_flops);
+    assert_true(z.ffn_flops == gated.ffn_flops && z.attention_flops == gated.attention_flops);
+    assert_true(z.z_flops >= 12 * 2 * f * f * 1025 / 1024 && z.z_flops < 12 * 2.01 * f * f);
+    assert_true(all.attention_flops + all.ffn_flops + all.reciprocal_flops + all.head_flops ==
+                all.forward_flops);
 }
 
 /* The contrastive loss over several micro-batches takes a forward pass more, without the head. */
@@ -168,6 +187,7 @@ int main(void) {
         cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
         cmocka_unit_test(test_recomputed_layers_keep_their_input),
         cmocka_unit_test(test_operations_by_part),
+        cmocka_unit_test(test_operations_of_the_mechanisms),
         cmocka_unit_test(test_first_phase_is_counted),
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
