@@ -52,7 +52,8 @@ static void write_bound(FILE *out, const weft_comparison *c) {
     weft_words room;
     int seeds = weft_seeds_needed(c);
     if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return;
-    fprintf(out, " Any difference is smaller than %s.",
+    fprintf(out, " With %.0f%% confidence, any difference is smaller than %s.",
+            100 * WEFT_CONFIDENCE,
             weft_say_change(c, fmax(fabs(c->low), fabs(c->high)), &room) + 1);
     if (seeds > c->pairs)
         fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);

@@ -104,7 +104,7 @@ static void test_verdicts_and_numbers(void **state) {
     expect_line("- **worse** Higher loss", SAYS("0.1000 higher", "+0.0752 to +0.1248"));
     expect_line("- **no difference shown** Noise",
                 SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151",
-                     "Any difference is smaller than 0.2151."));
+                     "With 95% confidence, any difference is smaller than 0.2151."));
     expect_line("- **worse** Against lower against Lower loss", SAYS("0.0100 higher"));
     expect_in(html, "<span class=\"word good\">better</span>");
     expect_in(html, "<span class=\"word bad\">worse</span>");
@@ -202,7 +202,7 @@ static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(vo
     expect_in(md, "**Nothing was learned: every run ends at the loss of guessing (5.5452)");
     expect_in(md, "5.5452 for 256 tokens");
     expect_line("- **no difference shown** B against A", SAYS("nothing was learned"));
-    expect_not_in(md, "Any difference is smaller");
+    expect_not_in(md, "any difference is smaller");
     /* One run that did learn is enough. */
     sqlite3 *again = begin("learned", "val_loss");
     study_sql(again, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
