@@ -23,21 +23,14 @@ static char names[NAMES_MOST][NAME_ROOM];
 static int n_names;
 
 /* Those that the documentation speaks of. */
-static const char *const known[] = {"demo",
-                                    "gpt2-ra-mla-full",
-                                    "gpt2-vanilla-baseline",
-                                    "ra-mla-tying",
-                                    "ra-mla-sparse",
-                                    "ra-mla-latent",
-                                    "ra-mla-optim",
-                                    "w2-recall",
-                                    "w2-entailment",
-                                    "needle",
-                                    "mup",
-                                    "w2-micro",
-                                    "wsffn",
-                                    "mix",
-                                    "long-context",
+static const char *const known[] = {"demo",          "gpt2-ra-mla-full",
+                                    "gpt2-real",     "gpt2-vanilla-baseline",
+                                    "ra-mla-tying",  "ra-mla-sparse",
+                                    "ra-mla-latent", "ra-mla-optim",
+                                    "w2-recall",     "w2-entailment",
+                                    "needle",        "mup",
+                                    "w2-micro",      "wsffn",
+                                    "mix",           "long-context",
                                     "reciprocal"};
 
 static bool is_known(const char *name) {
@@ -255,6 +248,57 @@ static void test_missing_text_says_how_to_get_it(void **state) {
             fail_msg("no '%s' in: %s", words[i], weft_error_message());
 }
 
+/* What stands for the network: a dataset of 4,000 texts and a model's tokenizer, under the names of the packages
+ * that fetch the real ones. */
+static void make_packages(void) {
+    static const char datasets[] =
+        "def load_dataset(source, name, split, streaming):\n"
+        "    assert (source, name, split, streaming) == "
+        "('HuggingFaceFW/fineweb-edu', 'sample-10BT', 'train', True)\n"
+        "    return ({'text': f'document {i} of a few words', 'id': i} for i in range(4000))\n";
+    static const char hub[] = "import os\n"
+                              "def hf_hub_download(model, file):\n"
+                              "    assert (model, file) == "
+                              "('openai-community/gpt2', 'tokenizer.json')\n"
+                              "    return os.path.join(os.path.dirname(__file__), file)\n";
+    const char *words = scratch_path("words"), *tokenizer = scratch_path("packages/tokenizer.json");
+    file_write(words, "document of a few words, document of a few words", 48);
+    shell_succeeds("mkdir %s", scratch_path("packages"));
+    file_write(scratch_path("packages/datasets.py"), datasets, sizeof datasets - 1);
+    file_write(scratch_path("packages/huggingface_hub.py"), hub, sizeof hub - 1);
+    command_succeeds(RUN("tokenizer", "train", "--vocab", "270", "--out", tokenizer, words), NULL);
+}
+
+/* In a tree that has been built and has no data yet. */
+static void test_the_text_of_the_full_study_is_made_as_printed(void **state) {
+    (void)state;
+    const char *program = getenv("WEFT");
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    char tree[512];
+    snprintf(tree, sizeof tree, "%s", scratch_path("tree"));
+    make_packages();
+    shell_succeeds("mkdir -p %s/build && ln -s \"$PWD\"/scripts \"$PWD\"/defconfigs %s && "
+                   "ln -s \"$(realpath %s)\" %s/build/weft",
+                   tree, tree, program ? program : "build/weft", tree);
+    const char *list = "build/weft study --config defconfigs/gpt2-ra-mla-full --list";
+    shell_succeeds("cd %s && ! %s 2>said >listed", tree, list);
+    char *said = file_read(scratch_path("tree/said"), NULL);
+    char *recipe = strstr(said, "there by: ");
+    assert_non_null(recipe);
+    char *end = strstr(recipe, " ; or take");
+    assert_non_null(end);
+    *end = 0;
+    shell_succeeds("cd %s && export PYTHONPATH=%s && { %s; } >made 2>&1", tree,
+                   scratch_path("packages"), recipe + strlen("there by: "));
+    free(said);
+    shell_succeeds("cd %s && %s >listed && test -s data/fineweb-edu/train_000000.bin -a -s "
+                   "data/fineweb-edu/val_000000.bin",
+                   tree, list);
+}
+
 static int open_scratch(void **state) {
     (void)state;
     scratch_open();
@@ -273,6 +317,7 @@ int main(void) {
         cmocka_unit_test(test_equal_parameters_are_equal_to_a_hundredth),
         cmocka_unit_test(test_w2_recall_is_the_write_ups_setting),
         cmocka_unit_test(test_full_study_is_at_gpt2s_size),
+        cmocka_unit_test(test_the_text_of_the_full_study_is_made_as_printed),
         cmocka_unit_test(test_missing_text_says_how_to_get_it),
     };
     return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
