@@ -64,6 +64,31 @@ static void test_the_law_comes_back(void **state) {
     json_decref(noisy);
 }
 
+/* score = 9 x^-0.25 where x is all operations of a run, or the latent's width, 16 to 128. */
+static void test_operations_and_options_are_fitted_too(void **state) {
+    (void)state;
+    const char *path = make("options.db", 0);
+    sqlite3 *db;
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    for (int i = 0; i < 4; i++) {
+        int width = 16 << i;
+        study_sql(db,
+                  "UPDATE runs SET score = %!.17g, config = '{\"ra_mla_latent_dim\":%d}' WHERE "
+                  "step = %d AND status = 'done'",
+                  9 * pow(width, -0.25), width, i);
+        study_sql(db, "UPDATE steps SET flops_per_token = %d, tokens = 1000 WHERE step = %d",
+                  1000000 * width, i);
+    }
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    json_t *latent = fit(path, "RA_MLA_LATENT_DIM", NULL), *flops = fit(path, "flops", NULL);
+    assert_true(fabs(number(latent, "power") + 0.25) < 1e-9);
+    assert_true(fabs(number(latent, "factor") - 9) < 1e-6);
+    assert_true(fabs(number(flops, "power") + 0.25) < 1e-9);
+    assert_true(fabs(number(flops, "factor") / (9 * pow(1e9, 0.25)) - 1) < 1e-6);
+    json_decref(latent);
+    json_decref(flops);
+}
+
 static void test_steps_may_be_chosen(void **state) {
     (void)state;
     json_t *two = fit(make("chosen.db", 0), "parameters", "d,b");
@@ -130,6 +155,7 @@ static void test_a_variant_is_held_against_a_plain_model_of_its_size(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_law_comes_back),
+        cmocka_unit_test(test_operations_and_options_are_fitted_too),
         cmocka_unit_test(test_steps_may_be_chosen),
         cmocka_unit_test(test_a_variant_is_held_against_a_plain_model_of_its_size),
         cmocka_unit_test(test_what_cannot_be_fitted_is_refused),
