@@ -28,13 +28,6 @@ enum {
 };
 
 /* Tiles 0 and 1 are results, 4 and 5 left ones, 6 and 7 right ones. */
-static void tiles_begin(void) {
-    amx_begin();
-}
-
-static void tiles_end(void) {
-    amx_end();
-}
 
 /* Sixteen numbers of each of sixteen rows, as sixteen rows of those. */
 static inline void turn_square(const void *from, int64_t stride, void *to, int64_t step) {
@@ -49,7 +42,7 @@ static void turn_queries(const char *rows, int64_t n, int64_t bytes, char *to) {
             turn_square(rows + t * bytes + i, bytes, to + t * bytes + TILE * i, TILE_STRIDE);
 }
 
-static void tiles_queries(const block_task *b, int64_t g) {
+static void amx_queries(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     if (a->key_way == BY_PLAIN) return;
     bool bf16 = a->key_way == BY_BF16;
@@ -81,7 +74,7 @@ AMX_TARGET static ALWAYS_INLINE void score_page(const char *k, const char *q, in
     _tile_stored(0, sums, TILE_STRIDE);
 }
 
-AMX_TARGET static void tiles_score(const block_task *b, const page_run *run, int64_t g) {
+AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64_t g) {
     const attend_run *a = b->a;
     bool bf16 = a->key_way == BY_BF16;
     int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
@@ -116,7 +109,7 @@ static real split_weights(real *p, const real *scales, int64_t n, int8_t *to) {
 }
 
 /* The weights of n keys from `from` on; of rows that are no heads, zeros. */
-static void tiles_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
+static void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
     const attend_run *a = b->a;
     bool bf16 = a->value_way == BY_BF16;
     for (int64_t h = 0; h < a->rows; h++) {
@@ -221,7 +214,7 @@ AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_r
     add_units(weights_of(b, g), at, units, packed, a->rows, a->dv, (char *)sums_of(b, g), bf16);
 }
 
-AMX_TARGET static void tiles_add(const block_task *b, const page_run *runs, int n, int64_t g) {
+AMX_TARGET static void amx_add(const block_task *b, const page_run *runs, int n, int64_t g) {
     if (b->a->value_way == BY_BF16)
         add_pages(b, runs, n, g, true);
     else
@@ -252,10 +245,39 @@ static void finish_i8(const block_task *b, int64_t g, int64_t h) {
     }
 }
 
-static void tiles_finish(const block_task *b, int64_t g) {
+static void amx_finish(const block_task *b, int64_t g) {
     if (b->a->value_way == BY_PLAIN) return;
     for (int64_t h = 0; h < b->a->group; h++)
         (b->a->value_way == BY_BF16 ? finish_bf16 : finish_i8)(b, g, h);
+}
+
+#elif BYTES_X86
+
+/* AVX2 has no such instructions. */
+static inline void amx_begin(void) {
+}
+
+static inline void amx_end(void) {
+}
+
+static inline void amx_queries(const block_task *b, int64_t g) {
+    (void)b, (void)g;
+}
+
+static inline void amx_score(const block_task *b, const page_run *run, int64_t g) {
+    (void)b, (void)run, (void)g;
+}
+
+static inline void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
+    (void)b, (void)g, (void)from, (void)n;
+}
+
+static inline void amx_add(const block_task *b, const page_run *runs, int n, int64_t g) {
+    (void)b, (void)runs, (void)n, (void)g;
+}
+
+static inline void amx_finish(const block_task *b, int64_t g) {
+    (void)b, (void)g;
 }
 
 #endif

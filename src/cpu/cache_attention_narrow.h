@@ -15,11 +15,16 @@
 static attend_way narrow_way(const weft_cache_part *part, int64_t group) {
     return bf16_attends(part, group == 1) ? BY_BF16
            : i8_attends(part, group == 1) ? BY_I8
+           : pairs_attend(part, group)    ? BY_PAIRS
                                           : BY_PLAIN;
 }
 
+static inline bool is_tiled(attend_way way) {
+    return way == BY_BF16 || way == BY_I8;
+}
+
 static inline bool takes_tiles(const attend_run *a) {
-    return a->group > 1 && (a->key_way != BY_PLAIN || a->value_way != BY_PLAIN);
+    return a->group > 1 && (is_tiled(a->key_way) || is_tiled(a->value_way));
 }
 
 /* Before and after the other steps of a block. */
@@ -90,7 +95,7 @@ static void narrow_weights(const block_task *b, int64_t g) {
     char *to = weights_of(b, g);
     for (int64_t h = 0; h < a->group; h++)
         clear_edges(p + h * BLOCK, lead, end);
-    if (a->value_way == BY_I8) read_scales(b, g);
+    if (a->values.kind == CACHED_I8) read_scales(b, g);
     if (a->group > 1)
         tiles_weights(b, g, from, n);
     else if (a->value_way == BY_BF16)

@@ -16,7 +16,7 @@ enum {
 #endif
 };
 
-typedef enum { BY_PLAIN, BY_BF16, BY_I8 } attend_way;
+typedef enum { BY_PLAIN, BY_BF16, BY_I8, BY_PAIRS } attend_way;
 
 typedef struct {
     const weft_exec *x;

@@ -1,11 +1,12 @@
-/* The steps of a block for query heads that share a key head, by instructions that multiply tiles: Arm's
- * BFMMLA and SMMLA. Two heads are a tile's rows. */
+/* The steps of a block for query heads that share a key head. On Arm by the instructions that multiply
+ * tiles, BFMMLA and SMMLA: two heads are a tile's rows. On x86-64 by AMX, and i8 without it by pairs. */
 #ifndef WEFT_CPU_CACHE_ATTENTION_TILES_H
 #define WEFT_CPU_CACHE_ATTENTION_TILES_H
 
 #include "cpu/cache_attention_amx.h"
 #include "cpu/cache_attention_bf16.h"
 #include "cpu/cache_attention_i8.h"
+#include "cpu/cache_attention_pairs.h"
 #include "cpu/cache_attention_task.h"
 
 #if BYTES_ARM
@@ -99,33 +100,34 @@ static void tiles_finish(const block_task *b, int64_t g) {
                        b->s.p_scales[g * a->rows + h], out_of(b, g) + h * out_step(a));
 }
 
-#elif BYTES_X86 && VBYTES < 64
+#elif BYTES_X86
 
-/* AVX2 has no such instructions. */
-static inline void tiles_begin(void) {
+static void tiles_begin(void) {
+    amx_begin();
 }
 
-static inline void tiles_end(void) {
+static void tiles_end(void) {
+    amx_end();
 }
 
-static inline void tiles_queries(const block_task *b, int64_t g) {
-    (void)b, (void)g;
+static void tiles_queries(const block_task *b, int64_t g) {
+    (b->a->key_way == BY_PAIRS ? pairs_queries : amx_queries)(b, g);
 }
 
-static inline void tiles_score(const block_task *b, const page_run *run, int64_t g) {
-    (void)b, (void)run, (void)g;
+static void tiles_score(const block_task *b, const page_run *run, int64_t g) {
+    (b->a->key_way == BY_PAIRS ? pairs_score : amx_score)(b, run, g);
 }
 
-static inline void tiles_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    (void)b, (void)g, (void)from, (void)n;
+static void tiles_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
+    (b->a->value_way == BY_PAIRS ? pairs_weights : amx_weights)(b, g, from, n);
 }
 
-static inline void tiles_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    (void)b, (void)runs, (void)n, (void)g;
+static void tiles_add(const block_task *b, const page_run *runs, int n, int64_t g) {
+    (b->a->value_way == BY_PAIRS ? pairs_add : amx_add)(b, runs, n, g);
 }
 
-static inline void tiles_finish(const block_task *b, int64_t g) {
-    (void)b, (void)g;
+static void tiles_finish(const block_task *b, int64_t g) {
+    (b->a->value_way == BY_PAIRS ? pairs_finish : amx_finish)(b, g);
 }
 
 #endif

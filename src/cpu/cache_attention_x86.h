@@ -64,12 +64,26 @@ static ALWAYS_INLINE vshort widen_bytes(const int8_t *from) {
 
 typedef int32_t vsums __attribute__((vector_size(VBYTES)));
 
-static ALWAYS_INLINE vsums add_pairs(vsums sum, vshort a, vshort b) {
+static ALWAYS_INLINE vsums madd_pairs(vsums sum, vshort a, vshort b) {
 #if VBYTES == 64
     return sum + (vsums)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #else
     return sum + (vsums)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #endif
+}
+
+#if BYTES_VNNI
+/* The same by one instruction. */
+VNNI_TARGET static ALWAYS_INLINE vsums vnni_pairs(vsums sum, vshort a, vshort b) {
+    return (vsums)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+}
+#endif
+
+/* Two numbers of 16 bits in every lane. */
+static ALWAYS_INLINE vshort two_times(const void *two) {
+    int32_t bits;
+    memcpy(&bits, two, sizeof bits);
+    return (vshort)(bits - (vsums){0});
 }
 
 static ALWAYS_INLINE int_four sum_four(const vsums *s) {
@@ -132,7 +146,7 @@ static void i8_score_alone(const int8_t *q, real q_scale, const int8_t *k, const
             vshort v;
             memcpy(&v, q + 2 * i, sizeof v);
             for (int m = 0; m < 4; m++)
-                sum[m] = add_pairs(sum[m], v, widen_bytes(key + m * width + i));
+                sum[m] = madd_pairs(sum[m], v, widen_bytes(key + m * width + i));
         }
         __m128 scale = _mm_mul_ps(_mm_loadu_ps(scales + j), _mm_set1_ps(q_scale));
         _mm_storeu_ps(s + j, _mm_mul_ps(_mm_cvtepi32_ps(sum_four(sum)), scale));
@@ -155,12 +169,10 @@ static void i8_add_alone(const int8_t *p, const int8_t *v, int64_t width, int64_
         vsums sum[2];
         memcpy(sum, sums + i, sizeof sum);
         for (int64_t j = token & ~1; j < end; j += 2) {
-            int32_t two;
-            memcpy(&two, p + 2 * j, sizeof two);
-            vshort weight = (vshort)(two - (vsums){0});
+            vshort weight = two_times(p + 2 * j);
             vshort a = widen_bytes(v + j * width + i), b = widen_bytes(v + (j + 1) * width + i);
-            sum[0] = add_pairs(sum[0], zip_first(a, b), weight);
-            sum[1] = add_pairs(sum[1], zip_second(a, b), weight);
+            sum[0] = madd_pairs(sum[0], zip_first(a, b), weight);
+            sum[1] = madd_pairs(sum[1], zip_second(a, b), weight);
         }
         memcpy(sums + i, sum, sizeof sum);
     }

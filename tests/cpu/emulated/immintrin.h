@@ -31,6 +31,7 @@
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtneps_pbh
 #undef _mm512_dpbf16_ps
+#undef _mm512_dpwssd_epi32
 #undef _mm512_extractf32x8_ps
 #undef _mm512_madd_epi16
 #undef _mm512_mask_storeu_epi32
@@ -124,6 +125,11 @@ static inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
     __m512i v;
     memcpy(&v, sums, sizeof v);
     return v;
+}
+
+/* The same, added to sixteen sums. */
+static inline __m512i _mm512_dpwssd_epi32(__m512i sums, __m512i a, __m512i b) {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
 }
 
 /* Sixteen sums, each plus two products of bf16 numbers: of b's pairs and a's, or of a's one pair
