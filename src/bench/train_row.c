@@ -67,7 +67,7 @@ static weft_status draw_tokens(training *t) {
 }
 
 static weft_status make_model(const weft_config *c, training *t) {
-    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &t->model));
+    WEFT_TRY(weft_model_create_on(c, weft_config_dtype(c), t->pool, &t->model));
     return weft_model_start_on(t->model, (uint64_t)c->seed, t->pool);
 }
 

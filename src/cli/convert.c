@@ -104,7 +104,7 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
     if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
     WEFT_TRY(weft_model_read_config(folder, &c));
     if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
-    return weft_model_load_as(folder, &c, weft_config_dtype(&c), out);
+    return weft_model_load_as(folder, &c, weft_config_dtype(&c), NULL, out);
 }
 
 /* The text's tokens, or where none was given, tokens at random. */

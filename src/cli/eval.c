@@ -252,8 +252,9 @@ static weft_status run_job(const weft_args *args, eval_job *job) {
     const weft_backend *backend;
     WEFT_TRY(check_outputs(job->folder, &job->what));
     WEFT_TRY(checkpoint_config(args, job->folder, &c));
-    weft_status status = weft_model_load_as(job->folder, &c, weft_config_dtype(&c), &m);
-    if (status == WEFT_OK) status = weft_args_backend(args, &c, &backend, &pool);
+    weft_status status = weft_args_backend(args, &c, &backend, &pool);
+    if (status == WEFT_OK)
+        status = weft_model_load_as(job->folder, &c, weft_config_dtype(&c), pool, &m);
     if (status == WEFT_OK)
         status = job->needle.on ? find_needles(job, m, backend, pool)
                  : job->suite   ? score_suite(job, m, backend, pool)

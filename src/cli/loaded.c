@@ -29,8 +29,8 @@ static weft_status open_loaded(const weft_args *a, const char *path, bool unchec
         WEFT_TRY(weft_generation_tokenizer(out->folder, c, &out->tokenizer));
         WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     }
-    WEFT_TRY(weft_model_load_as(out->folder, c, weft_config_dtype(c), &out->model));
-    return weft_args_backend(a, c, &out->backend, &out->pool);
+    WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
+    return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
 }
 
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,

@@ -5,7 +5,8 @@
  * the others, so that a run of little work does not wait for threads that are still waking up. What
  * is left of a run is one number, the ticket: a count of runs and of tasks that nobody has taken. A
  * worker that comes late finds no task left, or takes one of a later run; it reads what the run is
- * between seeing the ticket and taking from it, and a run cannot change while it has tasks left. */
+ * between seeing the ticket and taking from it, and a run cannot change while it has tasks left. With
+ * several nodes there is a ticket for each: threads take from their own first. */
 #include "core/pool.h"
 
 #include "core/beat.h"
@@ -15,24 +16,33 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { POOL_THREADS_MAX = 1024, POOL_SPINS = 4000 };
+enum { POOL_THREADS_MAX = 1024, POOL_NODES_MAX = 16, POOL_SPINS = 4000, LINE = 64 };
 static const int64_t RUN_MOST = INT64_C(1) << 31;
 
+/* A node's part of a run, on a cache line of its own. */
+typedef struct {
+    atomic_uint_fast64_t ticket; /* runs << 32 | tasks that are not taken */
+    atomic_int_fast64_t end;     /* tasks are end - (what is left) */
+    char apart[LINE - 2 * sizeof(int64_t)];
+} pool_share;
+
 struct weft_pool {
-    int size;
-    pthread_t *threads; /* [size - 1]: the caller is thread 0 */
+    int size, nodes;
+    int *node;                      /* [size] of each thread */
+    int before[POOL_NODES_MAX + 1]; /* threads on the nodes before this one */
+    pthread_t *threads;             /* [size - 1]: the caller is thread 0 */
     int started;
     pthread_mutex_t lock;
     pthread_cond_t wake; /* a run began, or the pool closes */
     atomic_int sleeping; /* workers that wait for it */
     atomic_bool closing;
-    atomic_uint_fast64_t ticket; /* runs << 32 | tasks that are not taken */
-    atomic_int_fast64_t done;    /* tasks of this run, as far as they are reported */
-    /* The run, written while no task is left: tasks are end - (what is left). */
-    atomic_int_fast64_t end;
+    atomic_int_fast64_t done; /* tasks of this run, as far as they are reported */
+    /* The run, written while no task is left. */
     _Atomic(weft_task) task;
     _Atomic(void *) context;
+    pool_share shares[POOL_NODES_MAX];
 };
 
 typedef struct {
@@ -52,25 +62,37 @@ static uint32_t tasks_left(uint_fast64_t ticket) {
     return (uint32_t)(ticket & UINT32_MAX);
 }
 
-static void pool_take_tasks(weft_pool *pool, int thread) {
+/* Runs tasks of a share until none is left; returns how many. */
+static int64_t pool_take_share(weft_pool *pool, pool_share *share, int thread) {
     int64_t done = 0;
-    uint_fast64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+    uint_fast64_t ticket = atomic_load_explicit(&share->ticket, memory_order_acquire);
     while (tasks_left(ticket) > 0) {
-        int64_t end = atomic_load_explicit(&pool->end, memory_order_relaxed);
+        int64_t end = atomic_load_explicit(&share->end, memory_order_relaxed);
         weft_task task = atomic_load_explicit(&pool->task, memory_order_relaxed);
         void *context = atomic_load_explicit(&pool->context, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1,
+        if (!atomic_compare_exchange_weak_explicit(&share->ticket, &ticket, ticket - 1,
                                                    memory_order_acq_rel, memory_order_acquire))
             continue;
         task(context, end - (int64_t)tasks_left(ticket), thread);
         done++;
-        ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+        ticket = atomic_load_explicit(&share->ticket, memory_order_acquire);
     }
+    return done;
+}
+
+/* What was done is reported once, so that no other run begins in between. */
+static void pool_take_tasks(weft_pool *pool, int thread) {
+    int64_t done = 0;
+    for (int i = 0; i < pool->nodes; i++)
+        done +=
+            pool_take_share(pool, &pool->shares[(pool->node[thread] + i) % pool->nodes], thread);
     if (done > 0) atomic_fetch_add_explicit(&pool->done, done, memory_order_release);
 }
 
 static bool pool_has_news(weft_pool *pool) {
-    return tasks_left(atomic_load(&pool->ticket)) > 0 || atomic_load(&pool->closing);
+    for (int i = 0; i < pool->nodes; i++)
+        if (tasks_left(atomic_load(&pool->shares[i].ticket)) > 0) return true;
+    return atomic_load(&pool->closing);
 }
 
 static void pool_wait_for_run(weft_pool *pool) {
@@ -110,12 +132,33 @@ static void pool_wake(weft_pool *pool, int64_t wanted) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-static int processors_allowed(void) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int count = CPU_COUNT(&set);
-    return count > 0 ? count : 1;
+/* Shares the threads out among nodes; without a pin all are on one. */
+static void pool_find_nodes(weft_pool *pool, weft_pin pin, const weft_topology *t) {
+    for (int i = 0; i < pool->size; i++) {
+        pool->node[i] = pin == WEFT_PIN_NONE ? 0 : t->list[i].node % POOL_NODES_MAX;
+        pool->before[pool->node[i] + 1]++;
+        if (pool->nodes <= pool->node[i]) pool->nodes = pool->node[i] + 1;
+    }
+    for (int i = 0; i < pool->nodes; i++)
+        pool->before[i + 1] += pool->before[i];
+}
+
+/* Where the system will not hold it, a worker runs anywhere. */
+static bool pool_start_worker(weft_pool *pool, int thread, weft_pin pin, const weft_topology *t) {
+    pool_worker *worker = malloc(sizeof *worker);
+    if (!worker) return false;
+    *worker = (pool_worker){pool, thread};
+    pthread_t *id = &pool->threads[thread - 1];
+    if (pthread_create(id, NULL, pool_worker_main, worker) != 0) {
+        free(worker);
+        return false;
+    }
+    pool->started++;
+    cpu_set_t place;
+    if (pin == WEFT_PIN_NONE) return true;
+    weft_pin_place(pin, thread, t, &place);
+    pthread_setaffinity_np(*id, sizeof place, &place);
+    return true;
 }
 
 weft_status weft_pool_create(int threads, weft_pool **out) {
@@ -123,25 +166,33 @@ weft_status weft_pool_create(int threads, weft_pool **out) {
     if (threads < 0 || threads > POOL_THREADS_MAX)
         return weft_fail(WEFT_EINPUT, "threads: %d is outside 0 to %d; 0 takes one a processor",
                          threads, POOL_THREADS_MAX);
-    if (threads == 0) threads = processors_allowed();
+    weft_pin wish;
+    cpu_set_t allowed;
+    weft_topology t;
+    WEFT_TRY(weft_pin_wish(&wish));
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
+    if (threads == 0) threads = CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : 1;
+    WEFT_TRY(weft_topology_read(WEFT_TOPOLOGY_ROOT, &allowed, &t));
+    weft_status status = weft_pool_create_on(threads, wish, &t, out);
+    weft_topology_free(&t);
+    return status;
+}
+
+weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology *t,
+                                weft_pool **out) {
+    *out = NULL;
     weft_pool *pool = calloc(1, sizeof *pool);
     if (!pool) return weft_fail(WEFT_ENOMEM, "threads: no memory for the pool");
     pool->size = threads;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pool->threads = calloc((size_t)threads, sizeof *pool->threads);
-    bool ok = pool->threads != NULL;
-    for (int i = 1; ok && i < threads; i++) {
-        pool_worker *worker = malloc(sizeof *worker);
-        ok = worker != NULL;
-        if (!ok) break;
-        *worker = (pool_worker){pool, i};
-        ok = pthread_create(&pool->threads[i - 1], NULL, pool_worker_main, worker) == 0;
-        if (ok)
-            pool->started++;
-        else
-            free(worker);
-    }
+    pool->node = calloc((size_t)threads, sizeof *pool->node);
+    bool ok = pool->threads && pool->node;
+    weft_pin pin = threads > 1 ? weft_pin_choose(wish, threads, t) : WEFT_PIN_NONE;
+    if (ok) pool_find_nodes(pool, pin, t);
+    for (int i = 1; ok && i < threads; i++)
+        ok = pool_start_worker(pool, i, pin, t);
     if (!ok) {
         weft_pool_destroy(pool);
         return weft_fail(WEFT_ENOMEM, "threads: the system would not start %d of them; try fewer",
@@ -160,6 +211,7 @@ void weft_pool_destroy(weft_pool *pool) {
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->lock);
     free(pool->threads);
+    free(pool->node);
     free(pool);
 }
 
@@ -170,12 +222,18 @@ int weft_pool_size(const weft_pool *pool) {
 /* Tasks first to end - 1, no more than a ticket counts. */
 static void pool_run_some(weft_pool *pool, int64_t first, int64_t end, weft_task task,
                           void *context) {
-    uint_fast64_t runs = (atomic_load_explicit(&pool->ticket, memory_order_relaxed) >> 32) + 1;
-    atomic_store_explicit(&pool->end, end, memory_order_relaxed);
     atomic_store_explicit(&pool->task, task, memory_order_relaxed);
     atomic_store_explicit(&pool->context, context, memory_order_relaxed);
     atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-    atomic_store(&pool->ticket, runs << 32 | (uint_fast64_t)(end - first));
+    int64_t begin = first;
+    for (int i = 0; i < pool->nodes; i++) {
+        pool_share *share = &pool->shares[i];
+        int64_t behind = first + (end - first) * pool->before[i + 1] / pool->size;
+        uint_fast64_t runs = (atomic_load_explicit(&share->ticket, memory_order_relaxed) >> 32) + 1;
+        atomic_store_explicit(&share->end, behind, memory_order_relaxed);
+        atomic_store(&share->ticket, runs << 32 | (uint_fast64_t)(behind - begin));
+        begin = behind;
+    }
     pool_wake(pool, end - first - 1);
     pool_take_tasks(pool, 0);
     /* More threads than processors: give the processor to a worker that still has a task. */
@@ -198,4 +256,36 @@ void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context
     for (int64_t first = 0; first < tasks; first += RUN_MOST)
         pool_run_some(pool, first, tasks - first < RUN_MOST ? tasks : first + RUN_MOST, task,
                       context);
+}
+
+typedef struct {
+    const weft_pool *pool;
+    unsigned char *memory;
+    int64_t bytes;
+    atomic_int begun;
+} zeroing;
+
+/* Each thread takes one task, since none ends before all have begun, and writes its own share,
+ * whichever task it has. */
+static void zero_share(void *context, int64_t task, int thread) {
+    zeroing *z = context;
+    const weft_pool *pool = z->pool;
+    (void)task;
+    atomic_fetch_add(&z->begun, 1);
+    while (atomic_load(&z->begun) < pool->size)
+        sched_yield();
+    int64_t share = pool->before[pool->node[thread]];
+    for (int i = 0; i < thread; i++)
+        share += pool->node[i] == pool->node[thread];
+    int64_t each = z->bytes / pool->size, first = each * share;
+    int64_t bytes = share + 1 < pool->size ? each : z->bytes - first;
+    memset(z->memory + first, 0, (size_t)bytes);
+}
+
+void weft_pool_zero(weft_pool *pool, void *memory, int64_t bytes) {
+    zeroing z = {.pool = pool, .memory = memory, .bytes = bytes};
+    if (pool && pool->nodes > 1)
+        weft_pool_run(pool, pool->size, zero_share, &z);
+    else
+        memset(memory, 0, (size_t)bytes);
 }

@@ -3,11 +3,16 @@
  * Work is a count of independent tasks; threads take the next number until none is left. Which
  * thread runs a task is chance, so a task must depend on its number alone, and reductions over
  * tasks are done afterwards in the order of the numbers. That is what keeps results equal for any
- * number of threads. */
+ * number of threads.
+ *
+ * Where the threads are held to several nodes (core/pin.h), the tasks of a run are shared out among
+ * the nodes by their numbers: the first to node 0, the last to the last. A node whose tasks are done
+ * takes those of others. So what belongs to a task is mostly used on one node, run after run, and
+ * memory that is first written there (weft_pool_zero) lies there. */
 #ifndef WEFT_CORE_POOL_H
 #define WEFT_CORE_POOL_H
 
-#include "core/error.h"
+#include "core/pin.h"
 
 #include <stdint.h>
 
@@ -19,11 +24,18 @@ typedef void (*weft_task)(void *context, int64_t task, int thread);
 /* A pool of `threads` (0: one a processor this process may use). The caller's thread is one of
  * them, so 1 starts none. */
 weft_status weft_pool_create(int threads, weft_pool **out);
+/* The same, of 1 or more threads on processors that were read before. */
+weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology *t,
+                                weft_pool **out);
 void weft_pool_destroy(weft_pool *pool);
 int weft_pool_size(const weft_pool *pool);
 
 /* Runs task(context, 0 .. tasks-1, thread) and returns when all are done. Not reentrant: a task
  * may not start another run on the same pool. */
 void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context);
+
+/* Zeros, each share of the memory written by the node that has this share of a run's tasks: the
+ * system puts a page where it is first written. On one node, or with no pool, it is memset. */
+void weft_pool_zero(weft_pool *pool, void *memory, int64_t bytes);
 
 #endif

@@ -109,11 +109,11 @@ static weft_status load_weights(weft_model *m, const char *path) {
 }
 
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
-                               weft_model **out) {
+                               weft_pool *pool, weft_model **out) {
     *out = NULL;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
-    WEFT_TRY(weft_model_create(c, dtype, out));
+    WEFT_TRY(weft_model_create_on(c, dtype, pool, out));
     weft_status status = load_weights(*out, path);
     if (status != WEFT_OK) {
         weft_model_destroy(*out);
@@ -126,5 +126,5 @@ weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **o
     *out = NULL;
     weft_config c;
     WEFT_TRY(weft_model_read_config(folder, &c));
-    return weft_model_load_as(folder, &c, dtype, out);
+    return weft_model_load_as(folder, &c, dtype, NULL, out);
 }

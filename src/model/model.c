@@ -40,12 +40,12 @@ static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
     return WEFT_OK;
 }
 
-static weft_status allocate_weights(weft_model *m) {
+static weft_status allocate_weights(weft_model *m, weft_pool *pool) {
     m->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)m->memory_bytes);
     if (!m->memory)
         return weft_fail(WEFT_ENOMEM, "model: no memory for %lld bytes of weights",
                          (long long)m->memory_bytes);
-    memset(m->memory, 0, (size_t)m->memory_bytes);
+    weft_pool_zero(pool, m->memory, m->memory_bytes);
     unsigned char *at = m->memory;
     for (int64_t i = 0; i < m->n_weights; i++) {
         m->weights[i].data = at;
@@ -55,6 +55,11 @@ static weft_status allocate_weights(weft_model *m) {
 }
 
 weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out) {
+    return weft_model_create_on(c, dtype, NULL, out);
+}
+
+weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                                 weft_model **out) {
     *out = NULL;
     weft_model_graph graph;
     WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = dtype}, &graph));
@@ -65,7 +70,7 @@ weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model
         m->dtype = dtype;
         status = list_weights(m, &graph);
     }
-    if (status == WEFT_OK) status = allocate_weights(m);
+    if (status == WEFT_OK) status = allocate_weights(m, pool);
     weft_model_graph_destroy(&graph);
     if (status != WEFT_OK) {
         weft_model_destroy(m);

@@ -35,6 +35,9 @@ typedef struct weft_model {
 /* Weights of zero for a config; `dtype` f32, bf16 or f64. Weights that are few (gains, biases,
  * temperatures) are f32 beside bf16. */
 weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model **out);
+/* The same, in memory that lies near the threads of a pool (weft_pool_zero). */
+weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                                 weft_model **out);
 void weft_model_destroy(weft_model *m);
 
 /* Draws the start that the config asks for (INIT). */
@@ -61,9 +64,9 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
                                    weft_sum *weights);
 weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out);
 /* The same under a config that is not the folder's: its own with some keys changed. The tensors must
- * still be just those that it asks for. */
+ * still be just those that it asks for. The memory is that of weft_model_create_on; no pool: NULL. */
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
-                               weft_model **out);
+                               weft_pool *pool, weft_model **out);
 weft_status weft_model_read_config(const char *folder, weft_config *c);
 
 /* Numbers of a weight as doubles, whatever its type, and back. */

@@ -74,7 +74,8 @@ weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *
 weft_status weft_checkpoint_check(const char *run, const char *name, const weft_config *c);
 /* Reads it back into a model and an optimizer made for the same config. */
 weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,
-                                 const weft_config *c, weft_dtype dtype, weft_train_state *state);
+                                 const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                                 weft_train_state *state);
 weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o);
 
 #endif

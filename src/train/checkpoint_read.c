@@ -67,12 +67,13 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
 }
 
 weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,
-                                 const weft_config *c, weft_dtype dtype, weft_train_state *state) {
+                                 const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                                 weft_train_state *state) {
     char folder[WEFT_PATH_MAX];
     *m_out = NULL;
     WEFT_TRY(weft_path(folder, "%s/%s", run, name));
     WEFT_TRY(read_state(folder, state));
-    return weft_model_load_as(folder, c, dtype, m_out);
+    return weft_model_load_as(folder, c, dtype, pool, m_out);
 }
 
 weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o) {

@@ -123,14 +123,14 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
     if (!*t->resumed) WEFT_TRY(check_dataset(t));
     if (*t->resumed) {
         WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
-        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, &t->state));
+        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, pool, &t->state));
         if (t->state.logged_every != c->gpt2_log_interval) t->state.logged_every = 0;
         WEFT_TRY(check_dataset(t));
         if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
     } else if (o->from && t->leads) {
-        WEFT_TRY(weft_model_load_as(o->from, c, dtype, &t->model));
+        WEFT_TRY(weft_model_load_as(o->from, c, dtype, pool, &t->model));
     } else {
-        WEFT_TRY(weft_model_create(c, dtype, &t->model));
+        WEFT_TRY(weft_model_create_on(c, dtype, pool, &t->model));
         WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
     }
     WEFT_TRY(weft_optimizer_create_shared(t->model, backend, pool, t->comm, &t->optimizer));

@@ -28,15 +28,6 @@ weft_adam_options weft_optimizer_options(const weft_config *c) {
     return o;
 }
 
-static void *allocate_zeros(int64_t bytes) {
-    void *memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
-    if (!memory)
-        weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
-    else
-        memset(memory, 0, (size_t)bytes);
-    return memory;
-}
-
 static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }
@@ -130,13 +121,34 @@ static void place_states(weft_optimizer *o, unsigned char *at) {
     o->control_state = find_state(o, "state", NULL);
 }
 
+/* A step goes through the weights in their order, in which the states of a kind lie; what a rank
+ * owns of a weight lies together. */
+static void zero_states(weft_optimizer *o, int64_t bytes) {
+    if (o->sharded) {
+        weft_pool_zero(o->pool, o->memory, bytes);
+        return;
+    }
+    unsigned char *at = o->memory;
+    for (int64_t i = 0, end; i < o->n_state; i = end) {
+        const char *first = o->state[i].name;
+        size_t kind = strcspn(first, ".") + 1;
+        int64_t all = 0;
+        for (end = i; end < o->n_state && strncmp(o->state[end].name, first, kind) == 0; end++)
+            all += weft_arena_bytes(o->state[end].bytes);
+        weft_pool_zero(o->pool, at, all);
+        at += all;
+    }
+}
+
 static weft_status allocate_states(weft_optimizer *o) {
     int64_t bytes = 0;
     for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
         bytes += weft_arena_bytes(o->state[i].bytes);
     if (o->sharded) bytes = place_slots(o, NULL);
-    o->memory = allocate_zeros(bytes);
-    if (!o->memory) return WEFT_ENOMEM;
+    o->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
+    if (!o->memory)
+        return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
+    zero_states(o, bytes);
     if (o->sharded)
         place_slots(o, o->memory);
     else

@@ -73,7 +73,7 @@ bool fuzz_safetensors(const uint8_t *data, size_t size) {
     weft_safetensors_metadata(file, "format");
     check_written_again(file);
     weft_safetensors_close(file);
-    if (weft_model_load_as(fuzz_folder(), &small.model->config, WEFT_F32, &model) == WEFT_OK)
+    if (weft_model_load_as(fuzz_folder(), &small.model->config, WEFT_F32, NULL, &model) == WEFT_OK)
         weft_model_destroy(model);
     weft_optimizer_read(small.optimizer, path);
     return true;

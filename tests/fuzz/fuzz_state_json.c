@@ -53,7 +53,7 @@ bool fuzz_state_json(const uint8_t *data, size_t size) {
     c.n_layer = c.n_head = 1;
     c.n_embd = c.vocab_size = c.gpt2_block_size = 2;
     /* The weights are damaged, so all that can be read is the state. */
-    if (weft_checkpoint_load(fuzz_folder(), "last", &model, &c, WEFT_F32, &state) == WEFT_OK)
+    if (weft_checkpoint_load(fuzz_folder(), "last", &model, &c, WEFT_F32, NULL, &state) == WEFT_OK)
         weft_model_destroy(model);
     FUZZ_PROMISE(iteration < 0 || state.iteration == iteration,
                  "a checkpoint's step is read the same by all");

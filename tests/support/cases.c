@@ -7,6 +7,7 @@
 #include "case_run.h"
 #include "cpu/backend.h"
 #include "ops/fuse.h"
+#include "support/two_nodes.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -23,9 +24,13 @@ const case_family case_families[CASE_FAMILIES + 1] = {
 enum { MOST_THREADS = 16 };
 static weft_pool *pools[MOST_THREADS + 1];
 
+/* Three threads lie on two nodes, so that bits are compared with those of shared tasks too. */
 static weft_pool *find_pool(int threads) {
-    if (!pools[threads] && weft_pool_create(threads, &pools[threads]) != WEFT_OK) return NULL;
-    return pools[threads];
+    weft_pool **pool = &pools[threads];
+    weft_status status = WEFT_OK;
+    if (!*pool)
+        status = threads == 3 ? two_nodes_pool(threads, pool) : weft_pool_create(threads, pool);
+    return status == WEFT_OK ? *pool : NULL;
 }
 
 void case_end(void) {

@@ -52,6 +52,10 @@ static void test_same_config_gives_same_bits(void **state) {
     train_same_end(folder("a"), folder("b"));
     train(folder("c"), "3", "SEED=3");
     train_same_end(folder("a"), folder("c"));
+    setenv("WEFT_PIN", "cores", 1);
+    train(folder("d"), "0", "SEED=3");
+    unsetenv("WEFT_PIN");
+    train_same_end(folder("a"), folder("d"));
 }
 
 static void test_recomputed_layers_give_same_bits(void **state) {

@@ -1,0 +1,111 @@
+/* Reading sysfs. Its lists are of the form 0-3,8,10-11. A file that is missing or says nothing
+ * sensible is no error: a container may hide it, and a processor can go while it is asked for. */
+#include "core/topology.h"
+
+#include "core/files.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A page of sysfs is no longer. */
+enum { LIST_ROOM = 4096 };
+
+/* Reads numbers, and ranges of them, up to the first that is none; those a set has no room for are
+ * left out. */
+static void parse_list(const char *text, cpu_set_t *out) {
+    CPU_ZERO(out);
+    while (isdigit((unsigned char)*text)) {
+        char *end;
+        long first = strtol(text, &end, 10), last = first;
+        if (*end == '-') last = strtol(end + 1, &end, 10);
+        for (long i = first; i <= last && i < CPU_SETSIZE; i++)
+            CPU_SET((size_t)i, out);
+        text = *end == ',' ? end + 1 : end;
+    }
+}
+
+/* The numbers in a file that also are in `among`; none where there is no such file. */
+static void read_list(const char *path, const cpu_set_t *among, cpu_set_t *out) {
+    char text[LIST_ROOM];
+    FILE *file = fopen(path, "re");
+    size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file) fclose(file);
+    text[length] = '\0';
+    parse_list(text, out);
+    if (among) CPU_AND(out, out, among);
+}
+
+static weft_status read_nodes(const char *root, const cpu_set_t *allowed, weft_topology *t) {
+    char path[WEFT_PATH_MAX];
+    cpu_set_t nodes, cpus;
+    WEFT_TRY(weft_path(path, "%s/node/online", root));
+    read_list(path, NULL, &nodes);
+    for (int node = 0; node < CPU_SETSIZE; node++) {
+        if (!CPU_ISSET((size_t)node, &nodes)) continue;
+        WEFT_TRY(weft_path(path, "%s/node/node%d/cpulist", root, node));
+        read_list(path, allowed, &cpus);
+        if (CPU_COUNT(&cpus) == 0) continue; /* memory alone */
+        for (int i = 0; i < t->n; i++)
+            if (CPU_ISSET((size_t)t->list[i].cpu, &cpus)) t->list[i].node = t->nodes;
+        t->nodes++;
+    }
+    if (t->nodes == 0) t->nodes = 1;
+    return WEFT_OK;
+}
+
+static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_processor *p) {
+    char path[WEFT_PATH_MAX];
+    cpu_set_t siblings;
+    WEFT_TRY(weft_path(path, "%s/cpu/cpu%d/topology/thread_siblings_list", root, p->cpu));
+    read_list(path, allowed, &siblings);
+    p->core = p->cpu;
+    for (int cpu = p->cpu - 1; cpu >= 0; cpu--)
+        if (CPU_ISSET((size_t)cpu, &siblings)) {
+            p->core = cpu;
+            p->sibling++;
+        }
+    return WEFT_OK;
+}
+
+/* How many of its node, each on a core of its own, come before it. */
+static int turn_of(const weft_topology *t, const weft_processor *p) {
+    int turn = 0;
+    for (const weft_processor *q = t->list; q < p; q++)
+        turn += q->node == p->node && q->sibling == p->sibling;
+    return turn;
+}
+
+static int by_turn(const void *a, const void *b) {
+    const weft_processor *p = a, *q = b;
+    if (p->sibling != q->sibling) return p->sibling - q->sibling;
+    if (p->turn != q->turn) return p->turn - q->turn;
+    return p->node - q->node;
+}
+
+weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_topology *out) {
+    *out = (weft_topology){0};
+    weft_topology t = {.list = calloc((size_t)CPU_COUNT(allowed) + 1, sizeof *t.list)};
+    if (!t.list) return weft_fail(WEFT_ENOMEM, "threads: no memory for a list of processors");
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET((size_t)cpu, allowed)) t.list[t.n++].cpu = cpu;
+    weft_status status = read_nodes(root, allowed, &t);
+    for (int i = 0; status == WEFT_OK && i < t.n; i++)
+        status = read_core(root, allowed, &t.list[i]);
+    if (status != WEFT_OK) {
+        weft_topology_free(&t);
+        return status;
+    }
+    for (int i = 0; i < t.n; i++) {
+        t.list[i].turn = turn_of(&t, &t.list[i]);
+        t.cores += t.list[i].sibling == 0;
+    }
+    qsort(t.list, (size_t)t.n, sizeof *t.list, by_turn);
+    *out = t;
+    return WEFT_OK;
+}
+
+void weft_topology_free(weft_topology *t) {
+    free(t->list);
+    *t = (weft_topology){0};
+}
