@@ -48,6 +48,7 @@ static void test_results_are_what_their_databases_say(void **state) {
         skip();
     }
     assert_int_equal(glob("docs/results/*.md", 0, NULL, &pages), 0);
+    assert_int_equal(glob("docs/guide/*.md", GLOB_APPEND, NULL, &pages), 0);
     for (size_t i = 0; i < pages.gl_pathc; i++) {
         size_t n;
         char *page = file_read(pages.gl_pathv[i], &n), command[LINE_ROOM];
