@@ -268,7 +268,8 @@ WEFT_API weft_status weft_generation_step(weft_generation *generation, int *busy
 
 /* Takes what a sequence has made and was not taken yet, up to `room` tokens, and their natural
  * log-probabilities where logprobs is not NULL: how many. *ended (may be NULL): 1 when all are taken
- * and no more come, else 0. 0 tokens for an unknown id. */
+ * and no more come; -1 when no more come because the model's logits are not numbers, as
+ * weft_error_message() tells; else 0. The other sequences go on. 0 tokens for an unknown id. */
 WEFT_API int64_t weft_generation_take(weft_generation *generation, int64_t id, int32_t *tokens,
                                       float *logprobs, int64_t room, int *ended);
 

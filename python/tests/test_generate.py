@@ -51,6 +51,21 @@ def test_streaming_gives_the_same_tokens_and_their_logprobs(model):
     assert tokens == whole and len(whole) == 10
 
 
+def test_a_prompt_that_breaks_is_an_error_and_the_others_go_on():
+    model = weft.Model(**SIZES, GPT2_WEIGHT_TYING="n")
+    want = model.generate([1, 2], max_tokens=6, temperature=0)
+    table = model.read("wte.weight")
+    broken = next(t for t in range(256) if t not in [1, 2] + want)
+    table[broken] = float("nan")
+    model.write("wte.weight", table)
+    got = []
+    with pytest.raises(weft.InputError, match="not numbers"):
+        for token in model.generate([[broken], [1, 2]], stream=True, max_tokens=6, temperature=0):
+            assert token.prompt == 1
+            got.append(token.token)
+    assert got == want
+
+
 def test_prompts_do_not_influence_each_other(model):
     options = dict(max_tokens=8, seed=3)
     together = model.generate(["ab", "xyz", "q"], **options)

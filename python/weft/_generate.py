@@ -84,7 +84,7 @@ def stream(model, prompts, context=0, sequences=0, **options):
             check(lib.weft_generation_add(generation, array, len(tokens), said, byref(id)))
             running.append(_Sequence(id, texted, i))
         made, logprobs = (c_int32 * TAKEN)(), (c_float * TAKEN)()
-        busy, ended = c_int(1), c_int()
+        busy, ended, broken = c_int(1), c_int(), None
         while running:
             if busy.value:
                 check(lib.weft_generation_step(generation, byref(busy)))
@@ -93,7 +93,11 @@ def stream(model, prompts, context=0, sequences=0, **options):
                 for k in range(n):
                     yield Token(made[k], sequence.text(made[k]), logprobs[k], sequence.prompt)
                 sequence.ended = bool(ended.value)
+                if ended.value < 0 and broken is None:
+                    broken = lib.weft_error_message().decode()
             running = [sequence for sequence in running if not sequence.ended]
+        if broken is not None:
+            raise InputError(broken)
     finally:
         lib.weft_generation_close(generation)
 

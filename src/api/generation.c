@@ -107,7 +107,9 @@ int64_t weft_generation_take(weft_generation *generation, int64_t id, int32_t *t
         weft_sampled token;
         weft_take take = weft_generator_take(generation->generator, id, &token);
         if (take != WEFT_TAKE_TOKEN) {
-            if (ended) *ended = take != WEFT_TAKE_WAIT;
+            bool broken = take == WEFT_TAKE_BROKEN;
+            if (broken) weft_generator_broken();
+            if (ended) *ended = broken ? -1 : take != WEFT_TAKE_WAIT;
             return n;
         }
         tokens[n] = token.token;

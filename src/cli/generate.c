@@ -237,12 +237,20 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
             weft_generator_stop(g->generator, s->id);
             return WEFT_OK;
         }
-        s->finish = take == WEFT_TAKE_END ? "stop" : "length";
+        s->finish = take == WEFT_TAKE_BROKEN ? "error" : take == WEFT_TAKE_END ? "stop" : "length";
         s->done = true;
         WEFT_TRY(weft_stream_end(s->stream, &text, &bytes));
         WEFT_TRY(add_text(s, text, bytes, shown));
     }
     return WEFT_OK;
+}
+
+static bool broke_off(const sample_text *s) {
+    return strcmp(s->finish, "error") == 0;
+}
+
+static bool broke_at_once(const sample_text *s) {
+    return broke_off(s) && s->n_tokens == 0;
 }
 
 /* Runs until every sample is done; the first that is not done is shown as it comes, and those behind
@@ -254,13 +262,25 @@ static weft_status run_samples(const generation *g, sample_text *samples, double
         for (int64_t i = 0; i < n; i++)
             WEFT_TRY(take_tokens(g, samples + i, start, show && i == shown));
         while (shown < n && samples[shown].done) {
-            if (show) show_text("\n", 1);
+            if (show && (n > 1 || !broke_at_once(samples))) show_text("\n", 1);
             if (++shown == n || !show) continue;
             printf("--- %lld\n", (long long)shown + 1);
             show_text(samples[shown].text ? samples[shown].text : "", samples[shown].bytes);
         }
     }
     return WEFT_OK;
+}
+
+/* An error where a text broke off; the others are whole. */
+static weft_status check_samples(const generation *g, const sample_text *samples) {
+    int64_t i = 0;
+    while (i < g->samples && !broke_off(samples + i))
+        i++;
+    if (i == g->samples) return WEFT_OK;
+    weft_status status = weft_generator_broken();
+    if (g->samples == 1) return status;
+    return weft_fail(status, "sample %lld broke off after %lld tokens: %s", (long long)i + 1,
+                     (long long)samples[i].n_tokens, weft_error_message());
 }
 
 static json_t *sample_json(const sample_text *s) {
@@ -362,10 +382,9 @@ static weft_status generate_once(generation *g) {
     if (status == WEFT_OK) status = run_samples(g, samples, start, !g->args.json);
     if (status == WEFT_OK) {
         speed v = measure(samples, g->samples, count, start);
-        if (g->args.json)
-            print_json(g, samples, &v);
-        else
-            print_speed(&v);
+        status = check_samples(g, samples);
+        if (g->args.json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
+        if (!g->args.json) print_speed(&v);
     }
     for (int64_t i = 0; samples && i < g->samples; i++)
         close_sample(samples + i);
@@ -390,6 +409,7 @@ static weft_status answer(generation *g, int64_t *id, const char *line, size_t b
     if (status == WEFT_OK) status = run_samples(g, &s, start, true);
     speed v = measure(&s, 1, count, start);
     if (status == WEFT_OK) print_speed(&v);
+    if (status == WEFT_OK) status = check_samples(g, &s);
     close_sample(&s);
     return status;
 }

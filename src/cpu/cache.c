@@ -29,10 +29,12 @@ static real store_vector(const cached_pages *c, char *page, int64_t head, int64_
         for (int64_t i = 0; i < width; i++)
             ((uint16_t *)to)[i] = weft_float_to_bf16((float)x[i]);
     } else {
-        real most = 0;
-        for (int64_t i = 0; i < width; i++)
+        real most = 0, nothing = 0;
+        for (int64_t i = 0; i < width; i++) {
             most = x[i] > most ? x[i] : -x[i] > most ? -x[i] : most;
-        scale = (float)(most / 127);
+            nothing += 0 * x[i]; /* or NaN, which no comparison finds and no byte holds */
+        }
+        scale = (float)(most / 127 + nothing);
         real inverse = most > 0 ? 127 / most : 0;
         for (int64_t i = 0; i < width; i++)
             ((int8_t *)to)[i] = (int8_t)lrint((double)(x[i] * inverse));

@@ -374,15 +374,14 @@ weft_status generator_take_token(weft_generator *g, sequence *s, weft_sampled ma
     return WEFT_OK;
 }
 
-/* Draws the next token from a row's logits. */
+/* Draws the next token from a row's logits; one that is not a number makes every probability none. */
 static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
     weft_sampled made;
     weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
                 g->scratch, &made);
-    if (isnan(made.logprob))
-        return weft_fail(WEFT_EINPUT, "the model's logits are not numbers: its weights are broken, "
-                                      "or too large for their type");
-    return generator_take_token(g, s, made);
+    if (!isnan(made.logprob)) return generator_take_token(g, s, made);
+    finish_sequence(g, s, WEFT_TAKE_BROKEN);
+    return WEFT_OK;
 }
 
 /* Rows of one run, and whose they are. */
@@ -510,6 +509,12 @@ weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token
         return WEFT_TAKE_TOKEN;
     }
     return s->state == SEQUENCE_DONE ? s->end : WEFT_TAKE_WAIT;
+}
+
+weft_status weft_generator_broken(void) {
+    return weft_fail(WEFT_EINPUT,
+                     "the model's logits are not numbers: its weights are broken, or too "
+                     "large for their type");
 }
 
 void weft_generator_remove(weft_generator *g, int64_t id) {

@@ -61,18 +61,22 @@ weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *
 bool weft_generator_busy(const weft_generator *g);
 
 /* One step: a token for each sequence that runs, and a piece of a prompt. Nothing to do is no error.
- * On an error no sequence is lost; the same step may be tried again. */
+ * On an error no sequence is lost; the same step may be tried again. A sequence whose logits are not
+ * numbers ends by itself (WEFT_TAKE_BROKEN); the others go on. */
 weft_status weft_generator_step(weft_generator *g);
 
 typedef enum {
     WEFT_TAKE_WAIT,  /* nothing yet */
     WEFT_TAKE_TOKEN, /* a token was given */
     WEFT_TAKE_END,   /* there are no more: the end-of-text token came, which is not given */
-    WEFT_TAKE_LENGTH /* there are no more: max_tokens, or the end of the context */
+    WEFT_TAKE_LENGTH, /* there are no more: max_tokens, or the end of the context */
+    WEFT_TAKE_BROKEN  /* there are no more: the logits behind the last token are not numbers */
 } weft_take;
 
 /* The next token of a sequence that was not taken yet. WEFT_TAKE_WAIT also for an unknown id. */
 weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token);
+/* WEFT_TAKE_BROKEN as an error. */
+weft_status weft_generator_broken(void);
 
 /* Ends a sequence, wherever it is, and frees what it holds at once; what was not taken is lost.
  * Pages that others may share stay until the pool needs them. An unknown id is ignored. */

@@ -148,14 +148,15 @@ static weft_status start_trial(weft_generator *g, needle_trial *t) {
     return weft_generator_add(g, t->tokens, t->n, &sampling, &t->id);
 }
 
-static void take_tokens(weft_generator *g, needle_trial *t) {
+static weft_status take_tokens(weft_generator *g, needle_trial *t) {
     weft_sampled token;
     weft_take took;
     while ((took = weft_generator_take(g, t->id, &token)) == WEFT_TAKE_TOKEN)
         if (t->n_said < t->n_answer) t->said[t->n_said++] = token.token;
-    if (took == WEFT_TAKE_WAIT || t->ended) return;
+    if (took == WEFT_TAKE_WAIT || t->ended) return WEFT_OK;
     t->ended = true;
     weft_generator_remove(g, t->id);
+    return took == WEFT_TAKE_BROKEN ? weft_generator_broken() : WEFT_OK;
 }
 
 /* Answers a few trials together; *pages is the most that were in use. */
@@ -168,10 +169,10 @@ static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_
         weft_generator_count(g, &stats);
         if (stats.pages_used > *pages) *pages = stats.pages_used;
         for (int i = 0; i < n; i++)
-            take_tokens(g, &trials[i]);
+            WEFT_TRY(take_tokens(g, &trials[i]));
     }
     for (int i = 0; i < n; i++)
-        take_tokens(g, &trials[i]);
+        WEFT_TRY(take_tokens(g, &trials[i]));
     return WEFT_OK;
 }
 

@@ -72,6 +72,8 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
             WEFT_TRY(add_token(j, c, &token));
             WEFT_TRY(weft_stream_put(c->stream, token.token, &text, &bytes, &stopped));
             if (stopped) c->finish = "stop";
+        } else if (take == WEFT_TAKE_BROKEN) {
+            return weft_generator_broken();
         } else {
             WEFT_TRY(weft_stream_end(c->stream, &text, &bytes));
             c->finish = take == WEFT_TAKE_END ? "stop" : "length";
@@ -120,6 +122,14 @@ static void start_job(weft_worker *w, weft_job *j) {
     drop_job(w, j, &why);
 }
 
+/* Why a job ends in the middle: memory may be there again later, numbers will not. */
+static void refuse_rest(weft_status status, weft_refusal *why) {
+    bool again = status == WEFT_ENOMEM;
+    weft_log(WEFT_LOG_ERROR, "serve: a request was ended: %s", weft_error_message());
+    weft_refuse(why, again ? 503 : 500, NULL, NULL, "%s%s", weft_error_message(),
+                again ? "; try again later" : "");
+}
+
 /* What there is for a job after a step; false: it is over. */
 static bool tend_job(weft_worker *w, weft_job *j, double now) {
     weft_status status = WEFT_OK;
@@ -153,7 +163,7 @@ static bool tend_job(weft_worker *w, weft_job *j, double now) {
     if (status == WEFT_OK)
         weft_metrics_job(w->metrics, now - j->submitted);
     else
-        weft_refuse(&why, 503, NULL, NULL, "%s; try again later", weft_error_message());
+        refuse_rest(status, &why);
     drop_job(w, j, status == WEFT_OK ? NULL : &why);
     return false;
 }

@@ -146,11 +146,13 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     weft_status status = weft_generator_add(g, s->prompt, s->count, &sampling, &id);
     while (status == WEFT_OK && weft_generator_busy(g))
         status = weft_generator_step(g);
-    while (status == WEFT_OK && weft_generator_take(g, id, &token) == WEFT_TAKE_TOKEN) {
+    weft_take take = WEFT_TAKE_WAIT;
+    while (status == WEFT_OK && (take = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
         map_token(s, token.token);
         status = weft_stream_put(stream, token.token, &text, &bytes, &stopped);
         if (status == WEFT_OK) status = add_text(s, text, bytes);
     }
+    if (take == WEFT_TAKE_BROKEN) status = weft_generator_broken();
     if (status == WEFT_OK) status = weft_stream_end(stream, &text, &bytes);
     if (status == WEFT_OK) status = add_text(s, text, bytes);
     weft_stream_close(stream);

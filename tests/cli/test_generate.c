@@ -1,5 +1,6 @@
 /* weft generate: text from a checkpoint, and one line on what is wrong. */
 #include "support/command.h"
+#include "support/poison.h"
 #include "support/screen.h"
 
 #include <jansson.h>
@@ -40,7 +41,7 @@ static int make_model(void **state) {
 static json_t *run_json(const char *const *arguments) {
     char *out;
     command_succeeds(arguments, &out);
-    json_t *all = json_loads(out, 0, NULL);
+    json_t *all = json_loads(out, JSON_ALLOW_NUL, NULL);
     assert_non_null(all);
     free(out);
     return all;
@@ -231,6 +232,66 @@ static void test_weights_that_are_no_numbers_are_an_error(void **state) {
     free(bad);
 }
 
+static bool has_token(const json_t *sample, json_int_t token, size_t from, size_t end) {
+    const json_t *tokens = json_object_get(sample, "tokens");
+    for (size_t i = from; i < end && i < json_array_size(tokens); i++)
+        if (json_integer_value(json_array_get(tokens, i)) == token) return true;
+    return false;
+}
+
+/* A sample that breaks off has the tokens up to there; the others are whole. */
+static void check_sample(const json_t *got, const json_t *want, bool broken, json_int_t token) {
+    if (!broken) {
+        assert_true(json_equal(got, want));
+        return;
+    }
+    const json_t *made = json_object_get(got, "tokens"), *all = json_object_get(want, "tokens");
+    size_t n = json_array_size(made);
+    assert_true(n > 0 && n < json_array_size(all));
+    for (size_t i = 0; i < n; i++)
+        assert_true(json_equal(json_array_get(made, i), json_array_get(all, i)));
+    assert_int_equal(json_integer_value(json_array_get(made, n - 1)), token);
+    assert_false(has_token(want, token, 0, n - 1));
+    assert_string_equal(json_string_value(json_object_get(got, "finish")), "error");
+}
+
+/* One token's embedding is not numbers: samples that draw it break off there. */
+static void test_a_sample_that_breaks_off_leaves_the_others_whole(void **state) {
+    enum { SAMPLES = 6, TEXT = 40 };
+    (void)state;
+    static const char text[] =
+        "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\n"
+        "CONFIG_GPT2_BLOCK_SIZE=64\n# CONFIG_GPT2_WEIGHT_TYING is not set\n";
+    char folder[512], config[512];
+    snprintf(folder, sizeof folder, "%s", scratch_path("untied"));
+    snprintf(config, sizeof config, "%s", scratch_path("untied.config"));
+    file_write(config, text, sizeof text - 1);
+    command_succeeds(RUN("init", "--config", config, "--out", folder, "--seed", "1"), NULL);
+    const char *const *words =
+        RUN("generate", "--model", folder, "--prompt", "Once", "--samples", "6", "--max-tokens",
+            "40", "--seed", "3", "--json", "--unchecked");
+    json_t *all = run_json(words), *want = json_object_get(all, "samples");
+    const json_t *second = json_object_get(json_array_get(want, 1), "tokens");
+    json_int_t token = json_integer_value(json_array_get(second, 9));
+    poison_checkpoint(folder, (int32_t)token);
+    command_result r = command_run(words);
+    assert_int_equal(r.status, 2);
+    if (!strstr(r.err, "sample ") || !strstr(r.err, "not numbers")) fail_msg("%s", r.err);
+    json_t *made = json_loads(r.out, JSON_ALLOW_NUL, NULL);
+    const json_t *got = json_object_get(made, "samples");
+    assert_int_equal(json_array_size(got), SAMPLES);
+    int broken = 0;
+    for (size_t i = 0; i < SAMPLES; i++) {
+        bool breaks = has_token(json_array_get(want, i), token, 0, TEXT - 1);
+        check_sample(json_array_get(got, i), json_array_get(want, i), breaks, token);
+        broken += breaks;
+    }
+    assert_in_range(broken, 1, SAMPLES - 1);
+    json_decref(all);
+    json_decref(made);
+    command_free(&r);
+}
+
 enum { SEEDS = 4 };
 static const char *const seeds_of_text[SEEDS] = {"1", "2", "3", "4"};
 static int seed_shown;
@@ -370,6 +431,7 @@ int main(void) {
         cmocka_unit_test(test_a_stop_string_ends_the_text_before_it),
         cmocka_unit_test(test_text_comes_as_it_is_made),
         cmocka_unit_test(test_weights_that_are_no_numbers_are_an_error),
+        cmocka_unit_test(test_a_sample_that_breaks_off_leaves_the_others_whole),
         cmocka_unit_test(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them),
         cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
         cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
