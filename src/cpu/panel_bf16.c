@@ -488,6 +488,8 @@ static const panel_form tiles = {
     .pack_rows = pack_tile_rows,
     .pack_columns = pack_tile_columns,
     .multiply = multiply_tiles,
+    .copy = 100,
+    .read = 32,
     .begin = amx_begin,
     .end = amx_end,
 };
