@@ -41,42 +41,52 @@ typedef struct {
     int n_contexts, n_batches, failed;
 } bench;
 
-enum { BUFFER_BYTES = 512 << 20, READ_TASKS = 64, READ_STREAMS = 8 };
+/* A read of one stream, of eight far from each other, and of eight that are near, as products read weights:
+ * how far apart they lie decides which banks of memory they meet in. */
+enum {
+    READ_TASKS = 64,
+    READ_STREAMS = 8,
+    NEAR = 36 << 10, /* twelve rows of 768 floats */
+    READ_BYTES = 28 * READ_STREAMS * NEAR,
+    BUFFER_BYTES = READ_TASKS * READ_BYTES
+};
 
 typedef struct {
     const char *buffer;
-    bool streams; /* a task reads READ_STREAMS parts side by side, not one */
+    int64_t apart; /* of the streams that a task reads side by side; 0: it reads one */
     uint64_t sums[READ_TASKS];
 } reading;
 
 typedef uint64_t words __attribute__((vector_size(64), aligned(8), may_alias));
 
+/* Two sums, which every machine has registers for. */
 static void read_part(void *context, int64_t task, int thread) {
     (void)thread;
-    enum { BYTES = BUFFER_BYTES / READ_TASKS, APART = BYTES / READ_STREAMS };
     reading *r = context;
-    const char *at = r->buffer + task * BYTES;
-    words sum[4] = {{0}, {0}, {0}, {0}};
-    if (r->streams)
-        for (int64_t i = 0; i < APART; i += 64)
-            for (int k = 0; k < READ_STREAMS; k++)
-                sum[k % 4] += *(const words *)(at + i + k * APART);
+    const char *at = r->buffer + task * READ_BYTES, *end = at + READ_BYTES;
+    words sum[2] = {{0}, {0}};
+    if (r->apart)
+        for (; at < end; at += READ_STREAMS * r->apart)
+            for (int64_t i = 0; i < r->apart; i += 64)
+                for (int k = 0; k < READ_STREAMS; k++)
+                    sum[k % 2] += *(const words *)(at + i + k * r->apart);
     else
-        for (int64_t i = 0; i < BYTES; i += 256)
-            for (int k = 0; k < 4; k++)
-                sum[k] += *(const words *)(at + i + 64 * k);
-    sum[0] += sum[1] + sum[2] + sum[3];
+        for (; at < end; at += 128)
+            for (int k = 0; k < 2; k++)
+                sum[k] += *(const words *)(at + 64 * k);
+    sum[0] += sum[1];
     for (int k = 0; k < 8; k++)
         r->sums[task] += sum[0][k];
 }
 
-/* Bytes a second, the best of a few reads in both ways. */
+/* Bytes a second, the best of a few reads in all ways. */
 static double read_rate(bench *b) {
     if (b->backend->remote) return weft_cuda_read_rate();
+    static const int64_t apart[] = {0, READ_BYTES / READ_STREAMS, NEAR};
     double best = 0;
     reading r = {.buffer = b->buffer};
-    for (int i = 0; i < 6; i++) {
-        r.streams = i % 2 == 1;
+    for (int i = 0; i < 9; i++) {
+        r.apart = apart[i % 3];
         double start = weft_clock();
         weft_pool_run(b->pool, READ_TASKS, read_part, &r);
         double rate = BUFFER_BYTES / (weft_clock() - start);
