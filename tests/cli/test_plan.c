@@ -66,6 +66,8 @@ static void test_json_has_the_promised_keys(void **state) {
     command_succeeds(RUN("plan", SMALL), &table);
     assert_non_null(strstr(table, "parameters"));
     assert_non_null(strstr(table, "\n    head "));
+    assert_non_null(
+        strstr(table, "attention : feed-forward   1 : 1.96")); /* 4E² + 4E to 8E² + 5E */
     assert_null(strstr(table, "reciprocal"));
     free(table);
 }
