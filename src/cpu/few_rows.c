@@ -18,7 +18,7 @@ enum {
 #else
     BLOCK_COLUMNS = 2, /* 16 registers */
 #endif
-    LINE_VECTORS = 64 / VBYTES, /* vectors of a cache line */
+    LINE_VECTORS = 64 / VBYTES, /* vectors of a cache line of reals */
     BLOCK_ALONE = 8 /* columns at a time for one row: enough chains to hide an addition's time */
 };
 
@@ -84,13 +84,14 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
             sum[r][c] = vset(0);
     int64_t i = 0;
     /* Whole cache lines of each column at a time. The sums are those of the loop below. */
+    const int line = bf16 ? 2 * LINE_VECTORS : LINE_VECTORS;
     if (rows == 1)
-        for (; i + LINE_VECTORS * VLEN <= d->k; i += LINE_VECTORS * VLEN) {
-            vreal v[LINE_VECTORS];
-            for (int j = 0; j < LINE_VECTORS; j++)
+        for (; i + line * VLEN <= d->k; i += line * VLEN) {
+            vreal v[2 * LINE_VECTORS];
+            for (int j = 0; j < line; j++)
                 v[j] = vload(x[0] + i + j * VLEN);
             for (int c = 0; c < columns; c++)
-                for (int j = 0; j < LINE_VECTORS; j++)
+                for (int j = 0; j < line; j++)
                     sum[0][c] = vfma(v[j], load_weights(w[c], i + j * VLEN, VLEN, bf16), sum[0][c]);
         }
     for (; i + VLEN <= d->k; i += VLEN) {
