@@ -214,7 +214,7 @@ static void test_shares_lie_on_their_nodes(void **state) {
     (void)state;
     cpu_set_t mask = own_set();
     weft_topology t;
-    weft_pool *pool;
+    weft_pool *pool = NULL;
     assert_int_equal(weft_topology_read(WEFT_TOPOLOGY_ROOT, &mask, &t), WEFT_OK);
     int nodes = t.nodes, threads = t.n;
     if (nodes > 1)
