@@ -10,14 +10,16 @@ enum {
 #if defined(__AVX512F__)
     ROWS = 6, /* 24 registers of sums, 4 for b, the numbers of a one at a time: the fewest loads */
     WIDE = 4, /* vectors of a row */
-    DEPTH = 256,
-    STEPS = 2, /* terms of a round of the loop */
+    BAND = 192,  /* rows that a task holds */
+    DEPTH = 128, /* a panel of b takes 32 of the 48 KiB of the first cache */
+    STEPS = 2,   /* terms of a round of the loop */
     COPY = 20,
     READ = 8,
     SHARE_ROWS = 0,
 #elif defined(__AVX2__)
     ROWS = 4, /* 12 of 16 registers, and 3 for b */
     WIDE = 3,
+    BAND = 96,
     DEPTH = 256,
     STEPS = 4,
     COPY = 12,
@@ -26,6 +28,7 @@ enum {
 #else
     ROWS = 12, /* 24 registers of sums, 5 for the operands */
     WIDE = 2,
+    BAND = 96,
     DEPTH = 512,
     COPY = 12,
     READ = 4,
@@ -330,7 +333,7 @@ static void multiply_rows(int64_t k, const real *a, int64_t lda, const void *b, 
 const panel_form KERNEL(panel_real) = {
     .rows = ROWS,
     .columns = COLUMNS,
-    .band = 96 / ROWS,
+    .band = BAND / ROWS,
     .depth = DEPTH,
     .terms = 1,
     .size = sizeof(real),
