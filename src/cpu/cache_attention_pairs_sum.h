@@ -21,7 +21,7 @@ BYTES_TARGET static ALWAYS_INLINE void BYTES(heads)(const pairs_product *p, int6
     const char *packed = p->packed;
     for (int h = 0; h < heads; h++)
         for (int v = 0; v < vectors; v++)
-            memcpy(&sum[h][v], sums + h * p->step + v * NARROW_STEP, VBYTES);
+            sum[h][v] = load_sums(sums + h * p->step + v * NARROW_STEP);
     for (int64_t s = 0; s < p->steps; s++, x += 2, packed += vectors * VBYTES) {
         vshort two[2];
         for (int v = 0; v < vectors; v++)
@@ -34,7 +34,7 @@ BYTES_TARGET static ALWAYS_INLINE void BYTES(heads)(const pairs_product *p, int6
     }
     for (int h = 0; h < heads; h++)
         for (int v = 0; v < vectors; v++)
-            memcpy(sums + h * p->step + v * NARROW_STEP, &sum[h][v], VBYTES);
+            keep_sums(sums + h * p->step + v * NARROW_STEP, sum[h][v]);
 }
 
 BYTES_TARGET static ALWAYS_INLINE void BYTES(all)(const pairs_product *p, const int vectors) {

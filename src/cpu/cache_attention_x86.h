@@ -63,6 +63,16 @@ static ALWAYS_INLINE vshort widen_bytes(const int8_t *from) {
 }
 
 typedef int32_t vsums __attribute__((vector_size(VBYTES)));
+/* The same at any address. */
+typedef int32_t vsums_any __attribute__((vector_size(VBYTES), aligned(4), may_alias));
+
+static ALWAYS_INLINE vsums load_sums(const int32_t *from) {
+    return *(const vsums_any *)from;
+}
+
+static ALWAYS_INLINE void keep_sums(int32_t *to, vsums sum) {
+    *(vsums_any *)to = sum;
+}
 
 static ALWAYS_INLINE vsums madd_pairs(vsums sum, vshort a, vshort b) {
 #if VBYTES == 64
@@ -135,22 +145,40 @@ static inline real i8_round_bytes(const real *from, int64_t n, int8_t *to) {
     return most / 127;
 }
 
+#define BYTES(name) madd_##name
+#define BYTES_TARGET
+#include "cpu/cache_attention_x86_alone.h"
+
+#if BYTES_VNNI
+#define BYTES(name) vnni_##name
+#define BYTES_TARGET VNNI_TARGET
+#include "cpu/cache_attention_x86_alone.h"
+#endif
+
 /* s: the products of one query with keys [token, end) of a page; s, k and the keys' scales begin with
  * the page. */
 static void i8_score_alone(const int8_t *q, real q_scale, const int8_t *k, const float *scales,
                            int64_t width, int64_t token, int64_t end, real *s) {
-    for (int64_t j = token & ~3; j < end; j += 4) {
-        const int8_t *key = k + j * width;
-        vsums sum[4] = {{0}, {0}, {0}, {0}};
-        for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
-            vshort v;
-            memcpy(&v, q + 2 * i, sizeof v);
-            for (int m = 0; m < 4; m++)
-                sum[m] = madd_pairs(sum[m], v, widen_bytes(key + m * width + i));
-        }
-        __m128 scale = _mm_mul_ps(_mm_loadu_ps(scales + j), _mm_set1_ps(q_scale));
-        _mm_storeu_ps(s + j, _mm_mul_ps(_mm_cvtepi32_ps(sum_four(sum)), scale));
+#if BYTES_VNNI
+    if (weft_cpu_dots_i8()) {
+        vnni_score_alone(q, q_scale, k, scales, width, token, end, s);
+        return;
     }
+#endif
+    madd_score_alone(q, q_scale, k, scales, width, token, end, s);
+}
+
+/* sums [width] += Σ p_j v_j over keys [token, end) of a page; p and v begin with the page. Of the keys
+ * beside them the weights are 0. */
+static void i8_add_alone(const int8_t *p, const int8_t *v, int64_t width, int64_t token,
+                         int64_t end, int32_t *sums) {
+#if BYTES_VNNI
+    if (weft_cpu_dots_i8()) {
+        vnni_add_alone(p, v, width, token, end, sums);
+        return;
+    }
+#endif
+    madd_add_alone(p, v, width, token, end, sums);
 }
 
 /* Weights of n keys in 16 bits. Multiplies them by their values' scales on the way. Returns their
@@ -159,23 +187,6 @@ static real i8_round_weights(real *p, const real *scales, int64_t n, int8_t *to)
     for (int64_t i = 0; i < n; i += VLEN)
         vstore(p + i, vload(p + i) * vload(scales + i));
     return i8_round_query(p, n, to);
-}
-
-/* sums [width] += Σ p_j v_j over keys [token, end) of a page; p and v begin with the page. Of the keys
- * beside them the weights are 0. */
-static void i8_add_alone(const int8_t *p, const int8_t *v, int64_t width, int64_t token,
-                         int64_t end, int32_t *sums) {
-    for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
-        vsums sum[2];
-        memcpy(sum, sums + i, sizeof sum);
-        for (int64_t j = token & ~1; j < end; j += 2) {
-            vshort weight = two_times(p + 2 * j);
-            vshort a = widen_bytes(v + j * width + i), b = widen_bytes(v + (j + 1) * width + i);
-            sum[0] = madd_pairs(sum[0], zip_first(a, b), weight);
-            sum[1] = madd_pairs(sum[1], zip_second(a, b), weight);
-        }
-        memcpy(sums + i, sum, sizeof sum);
-    }
 }
 
 /* The sums of one head as numbers. */
