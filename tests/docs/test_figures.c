@@ -1,7 +1,9 @@
 /* Tables that a command computes stand in the documents as it prints them. */
 #include "support/command.h"
+#include "support/study_database.h"
 
 #include <glob.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -93,6 +95,34 @@ static void test_modules_have_their_rows(void **state) {
     (void)state;
     /* GPU beside plain and compiled PyTorch, Arm and x86-64, their ceilings, processor time */
     expect_tables("docs/results/modules.md", "`python3 bench/table_modules.py ", 7);
+}
+
+/* Scores on a parabola over the rate's logarithm, lowest at 0.0025 between two rates that were tried; and
+ * scores that fall to the last rate. */
+static void test_the_best_rate_is_the_parabolas_vertex(void **state) {
+    (void)state;
+    static const double rates[] = {0.001, 0.002, 0.004, 0.008};
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    const char *path = scratch_path("rates.db");
+    sqlite3 *db = study_open(path, "rates", "val_loss");
+    study_sql(db, "UPDATE study SET learning_rates = '0.001,0.002,0.004,0.008'");
+    study_step(db, 0, "between", "Between", -1, -1);
+    study_step(db, 1, "edge", "Edge", 0, -1);
+    for (int i = 0; i < 4; i++) {
+        study_run(db, 0, rates[i], 1, 2 + pow(log(rates[i] / 0.0025), 2), "a");
+        study_run(db, 1, rates[i], 1, 3 - 0.5 * i, "b");
+    }
+    study_close(db);
+    shell_succeeds("python3 docs/results/tables --rates '%s' >'%s'", path, scratch_path("said"));
+    char *said = file_read(scratch_path("said"), NULL);
+    /* 2 + ln²(1 / 2.5) and so on, by hand. */
+    if (!strstr(said, "| between | 2.8396 | 2.0498 | 2.2209 | 3.3529 | 0.0025 |") ||
+        !strstr(said, "| edge | 3.0000 | 2.5000 | 2.0000 | 1.5000 | 0.008 or beyond |"))
+        fail_msg("%s", said);
+    free(said);
 }
 
 /* docs/results/refresh puts into a page what its commands print; into one that has it all, nothing. */
@@ -188,6 +218,7 @@ int main(void) {
         cmocka_unit_test(test_modules_have_their_rows),
         cmocka_unit_test(test_decoding_has_the_plans_bytes),
         cmocka_unit_test(test_results_are_what_their_databases_say),
+        cmocka_unit_test(test_the_best_rate_is_the_parabolas_vertex),
         cmocka_unit_test(test_refreshing_a_page_that_is_up_to_date_changes_nothing),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
