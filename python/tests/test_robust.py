@@ -324,6 +324,23 @@ def test_threads_are_as_many_as_pytorchs_unless_said(given, torchs, started):
     assert int(alone(code, WEFT_THREADS=given)[0]) == started
 
 
+def test_only_wefts_own_threads_are_held():
+    """WEFT_PIN=cores holds the workers; PyTorch's threads, and those started later, may run anywhere."""
+    code = ("import os, threading, torch, weft.torch\n"
+            "every, before = os.sched_getaffinity(0), set(os.listdir('/proc/self/task'))\n"
+            "weft.torch.SwiGLU(8, 8)(torch.zeros(1, 2, 8)); later = []\n"
+            "own = [t for t in set(os.listdir('/proc/self/task')) - before if os.sched_getaffinity(int(t)) != every]\n"
+            "t = threading.Thread(target=lambda: later.append(os.sched_getaffinity(0))); t.start(); t.join()\n"
+            "print(len(own), os.sched_getaffinity(0) == every == later[0], *(os.sched_getaffinity(int(t)) == every for t in before))")
+    processors = len(os.sched_getaffinity(0))
+    held, *free = alone(code, WEFT_PIN="cores", WEFT_THREADS=str(processors))[0].split()
+    assert free and set(free) == {"True"}
+    assert int(held) <= processors - 1
+    siblings = pathlib.Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    if siblings.exists() and siblings.read_text().strip().isdigit() and processors > 1:  # no two on a core
+        assert int(held) == processors - 1
+
+
 def test_a_wrong_number_of_threads_is_told():
     code = "import torch, weft.torch\ntry: weft.torch.SwiGLU(8, 8)(torch.zeros(1, 2, 8))\nexcept ValueError as e: print(e)"
     assert "WEFT_THREADS" in alone(code, WEFT_THREADS="two")[0]
