@@ -140,6 +140,11 @@ static void describe(cuda_step *s, const weft_step_model *m) {
     p->group = (int)(f->heads / f->kv_heads);
     p->dqk = (int)f->dqk;
     p->dv = (int)f->dv;
+    p->share = 1 / (float)p->width;
+    while (1 << p->dqk_bits < p->dqk)
+        p->dqk_bits++;
+    while (1 << p->dv_bits < p->dv)
+        p->dv_bits++;
     p->vocab = (int)f->vocab;
     p->gaussian = f->gaussian;
     p->rms = f->rms;

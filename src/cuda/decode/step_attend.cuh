@@ -531,8 +531,8 @@ __device__ static void step_join(const step_problem &p) {
     }
     int first = (int)(blockIdx.x * STEP_THREADS + threadIdx.x);
     for (int e = first; e < p.rows * p.heads * p.dv / 2; e += (int)gridDim.x * STEP_THREADS) {
-        int head = 2 * e / p.dv, r = head / p.heads, runs = step_runs(p, p.position[r]);
-        int column = 2 * e % p.dv, at = head % p.heads * p.dv + column;
+        int head = 2 * e >> p.dv_bits, r = head / p.heads, runs = step_runs(p, p.position[r]);
+        int column = 2 * e & (p.dv - 1), at = head % p.heads * p.dv + column;
         if (runs <= STEP_PARTS)
             *(unsigned *)(p.found + step_row_at(r, at)) =
                 step_join_pair(p, r, head % p.heads, column, runs);

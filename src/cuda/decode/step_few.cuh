@@ -20,12 +20,12 @@ __device__ static inline float2 step_moments(float2 v) {
 /* Two numbers of a row's norm without gain and offset, of the warps' moments. */
 __device__ static inline unsigned step_normed(const step_problem &p, const float2 *moments,
                                               float2 v) {
-    float sum = 0, squares = 0, share = 1 / (float)p.width;
+    float sum = 0, squares = 0;
 #pragma unroll
     for (int w = 0; w < STEP_WARPS; w++)
         sum += moments[w].x, squares += moments[w].y;
-    float mean = p.rms ? 0 : sum * share;
-    float rstd = rsqrtf(fmaxf(fmaf(-mean, mean, squares * share), 0) + p.eps);
+    float mean = p.rms ? 0 : sum * p.share;
+    float rstd = rsqrtf(fmaxf(fmaf(-mean, mean, squares * p.share), 0) + p.eps);
     return step_pack((v.x - mean) * rstd, (v.y - mean) * rstd);
 }
 
@@ -110,8 +110,8 @@ __device__ static void step_join_row(const step_problem &p, const step_memory &m
     float2 v[ROUNDS][PARTS];
 #pragma unroll
     for (int k = 0; k < ROUNDS; k++) {
-        int at = 2 * (m.thread + k * STEP_THREADS), head = at / p.dv;
-        const float *from = p.parts + (long long)head * p.runs * line + at % p.dv;
+        int at = 2 * (m.thread + k * STEP_THREADS), head = at >> p.dv_bits;
+        const float *from = p.parts + (long long)head * p.runs * line + (at & (p.dv - 1));
 #pragma unroll
         for (int j = 0; j < PARTS; j++)
             v[k][j] = j < runs && at < columns ? __ldcg((const float2 *)(from + j * line))
@@ -129,7 +129,7 @@ __device__ static void step_join_row(const step_problem &p, const step_memory &m
     for (int k = 0; k < ROUNDS; k++) {
         int at = 2 * (m.thread + k * STEP_THREADS);
         if (at >= columns) continue;
-        const float2 *factor = m.lines + at / p.dv * 16;
+        const float2 *factor = m.lines + (at >> p.dv_bits) * 16;
         float all = 0, x = 0, y = 0;
 #pragma unroll
         for (int j = 0; j < PARTS; j++)

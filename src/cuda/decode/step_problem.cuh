@@ -58,6 +58,8 @@ struct step_problem {
     bool early;   /* attention's first keys are asked for ahead of the barrier before it */
     unsigned flags; /* of this step: the first flag */
     int width, hidden, heads, kv_heads, group, dqk, dv, vocab;
+    int dqk_bits, dv_bits; /* dqk and dv are powers of two */
+    float share;           /* of a column in a row's mean */
     bool gaussian, rms, turned, gated, table_is_bf16, place_is_bf16;
     float eps;
     const void *table, *place; /* [vocab, width]; [positions, width] or NULL */

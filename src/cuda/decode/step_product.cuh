@@ -59,8 +59,8 @@ struct step_item {
 __device__ __host__ static inline step_item step_item_at(const step_phase &f, int i, int grid) {
     step_item t;
     if (f.splits == 1) {
-        int left = (f.tiles - i + grid - 1) / grid;
-        t = {i, left < STEP_TILES ? left : (int)STEP_TILES, grid, 0, f.chunks, 0};
+        static_assert(STEP_TILES == 3, "tiles i, i + grid and i + 2 grid, where there are such");
+        t = {i, 1 + (i + grid < f.tiles) + (i + 2 * grid < f.tiles), grid, 0, f.chunks, 0};
         return t;
     }
     t.split = i % f.splits;
@@ -137,14 +137,14 @@ __device__ static void step_join_rows(const step_problem &p, int first, int colu
     for (int e = threadIdx.x; e < p.rows * columns / 4; e += STEP_THREADS) {
         int r = 4 * e / columns, at = 4 * e % columns, from = first + at;
         *(uint2 *)(input + step_input_at<MT>(r, at)) =
-            step_join_few(p, r, from / p.dv, from % p.dv, step_runs(p, p.position[r]));
+            step_join_few(p, r, from >> p.dv_bits, from & (p.dv - 1), step_runs(p, p.position[r]));
     }
 }
 
 /* Column n of queries or keys, one of a pair that turns, with its place in the head. */
 __device__ static inline float step_turn_head(const step_problem &p, int r, int &n, float v,
                                               float other) {
-    int half = p.dqk / 2, at = n % p.dqk;
+    int half = p.dqk / 2, at = n & (p.dqk - 1);
     float2 turn = __ldcg(p.turns + r * half + at / 2);
     n += at / 2 + at % 2 * half - at;
     return at % 2 ? v * turn.x + other * turn.y : v * turn.x - other * turn.y;
@@ -154,16 +154,17 @@ __device__ static inline float step_turn_head(const step_problem &p, int r, int 
 __device__ static inline void step_put_head(const step_problem &p, const step_phase &f,
                                             const int *pages, int r, int n, float v, float other) {
     int queries = p.heads * p.dqk, keys = p.kv_heads * p.dqk;
-    if (p.gaussian && n < queries + keys && n % p.dqk >= p.dqk / 2) v = step_softplus(v);
+    if (p.gaussian && n < queries + keys && n & p.dqk / 2) v = step_softplus(v);
     if (p.turned && n < queries + keys) v = step_turn_head(p, r, n, v, other);
     if (n < queries) {
         p.query[(long long)r * queries + n] = step_narrow(v);
         return;
     }
     bool value = n >= queries + keys; /* of joint ones there are none */
-    int at = n - queries - (value ? keys : 0), width = value ? p.dv : p.dqk, j = p.position[r];
+    int at = n - queries - (value ? keys : 0), j = p.position[r];
+    int bits = value ? p.dv_bits : p.dqk_bits, within = at & ((1 << bits) - 1);
     char *page = value ? f.values + pages[r] * p.value_bytes : f.keys + pages[r] * p.key_bytes;
-    ((unsigned short *)page)[(at / width * 16 + j % 16) * width + at % width] = step_narrow(v);
+    ((unsigned short *)page)[(((at >> bits) * 16 + j % 16) << bits) + within] = step_narrow(v);
 }
 
 /* Whether columns belong together in pairs. */
