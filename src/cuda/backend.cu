@@ -25,6 +25,7 @@ extern "C" {
 extern "C" const struct weft_call_backend weft_cuda_calls; /* call.cu */
 extern "C" const struct weft_row_backend weft_cuda_rows;   /* tensor/rows.cu */
 extern "C" const struct weft_step_backend weft_cuda_steps; /* decode/step.cu */
+extern "C" const struct weft_pick_backend weft_cuda_picks; /* decode/pick.cu */
 
 /* The error of a call, as ours. */
 static weft_status check(cudaError_t error, const char *what) {
@@ -218,7 +219,7 @@ static weft_status follow_parts(weft_exec *x, const weft_cuda_state *s) {
 }
 
 /* The message for a value that a kernel could not use. */
-static weft_status explain_fault(weft_exec *x, unsigned long long fault) {
+weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault) {
     int64_t node = (int64_t)(fault >> 40), place = (int64_t)(fault & ((1ULL << 40) - 1));
     if (node >= weft_graph_node_count(weft_exec_graph(x)))
         return weft_fail(WEFT_EBUG, "cuda: node %lld of a graph without it noted a bad value",
@@ -253,7 +254,24 @@ static weft_status cuda_run(weft_exec *x) {
     if (watched && !in_parts) weft_exec_made(x, 0, weft_graph_node_count(weft_exec_graph(x)));
     if (s->marks) report_times(x, s);
     if (s->runs == 1) save_algorithms();
-    return s->staged->fault == ~0ULL ? WEFT_OK : explain_fault(x, s->staged->fault);
+    return s->staged->fault == ~0ULL ? WEFT_OK : weft_cuda_explain(x, s->staged->fault);
+}
+
+static bool launches_early(void) {
+    const char *asked = getenv("WEFT_CUDA_PICK_EARLY");
+    return weft_cuda_device()->code >= 90 && !(asked && strcmp(asked, "0") == 0);
+}
+
+weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
+    weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
+    cudaStream_t own = s->stream;
+    s->stream = stream;
+    s->follows = launches_early();
+    weft_status status = start_run(x, s);
+    s->follows = false;
+    s->stream = own;
+    if (status == WEFT_OK) s->runs++;
+    return status;
 }
 
 static int64_t cuda_taken(void) {
@@ -265,7 +283,7 @@ static const weft_backend cuda = {
     cuda_upload,      cuda_download,    cuda_memory, true,
     cuda_fill,        cuda_open,        cuda_close,  cuda_run,
     hash_algorithms,  &weft_cuda_calls, cuda_taken,  &weft_cuda_rows,
-    &weft_cuda_steps,
+    &weft_cuda_steps, &weft_cuda_picks,
 };
 
 extern "C" const weft_backend *weft_cuda_backend(void) {

@@ -22,20 +22,36 @@ __device__ static inline void wait_for_primary() {
 #endif
 }
 
-/* The launch's error, if any, is cudaGetLastError's too. */
+/* Begins a kernel of launch_following: what was made before is there, and the next may come. Ahead of
+ * it only what does not change may be read. All threads must get here, so that a kernel ends no sooner
+ * than the one before it. Nothing happens where it was launched as usual. */
+__device__ static inline void follow_primary() {
+    wait_for_primary();
+    trigger_dependents();
+}
+
+/* Whether the kernels of this run are launched so. */
+static inline bool follows(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->follows;
+}
+
+/* kernel<<<grid, threads, bytes, stream>>>(arguments...), early if `follows`. Its error, if any, is
+ * cudaGetLastError's. */
 template <class... P>
-static cudaError_t launch_dependent(cudaStream_t stream, int64_t blocks, int threads,
-                                    void (*kernel)(P...), std::common_type_t<P>... arguments) {
+static void launch_following(bool follows, cudaStream_t stream, dim3 grid, unsigned threads,
+                             int64_t bytes, void (*kernel)(P...),
+                             std::common_type_t<P>... arguments) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3((unsigned)threads);
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = (size_t)bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = weft_cuda_device()->code >= 90 ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
+    config.numAttrs = follows ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 #endif

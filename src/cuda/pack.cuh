@@ -9,7 +9,7 @@
 #ifndef WEFT_CUDA_PACK_CUH
 #define WEFT_CUDA_PACK_CUH
 
-#include "cuda/kernel.cuh"
+#include "cuda/dependent_launch.cuh"
 
 enum { PACK_THREADS = 256 };
 
@@ -122,6 +122,7 @@ template <int IN, int OUT, class F>
 static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_list<OUT> out, F f) {
     int64_t at = thread_index() * VECTOR;
     int n = pack_length(count, at);
+    follow_primary();
     if (n == 0) return;
     pack packs[IN];
     float x[IN][VECTOR], y[OUT][VECTOR];
@@ -156,6 +157,7 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     map_packs(int64_t packs, tensor_list<IN> in, tensor_list<OUT> out, F f) {
     int64_t first = (int64_t)blockIdx.x * (PACKS_AHEAD * PACK_THREADS) + threadIdx.x;
     uint4 x[PACKS_AHEAD][IN] = {};
+    follow_primary();
 #pragma unroll
     for (int a = 0; a < PACKS_AHEAD; a++)
 #pragma unroll
@@ -206,12 +208,11 @@ static inline weft_status run_elements(weft_exec *x, const weft_node *n, int fir
     }
     int64_t packs = ceil_div(count, VECTOR);
     if (whole && count % VECTOR == 0)
-        map_packs<IN, OUT>
-            <<<pack_grid(ceil_div(packs, PACKS_AHEAD)), PACK_THREADS, 0, stream_of(x)>>>(packs, in,
-                                                                                         out, f);
+        launch_following(follows(x), stream_of(x), dim3(pack_grid(ceil_div(packs, PACKS_AHEAD))),
+                         PACK_THREADS, 0, map_packs<IN, OUT, F>, packs, in, out, f);
     else
-        map_elements<IN, OUT>
-            <<<pack_grid(packs), PACK_THREADS, 0, stream_of(x)>>>(count, in, out, f);
+        launch_following(follows(x), stream_of(x), dim3(pack_grid(packs)), PACK_THREADS, 0,
+                         map_elements<IN, OUT, F>, count, in, out, f);
     return launched(n);
 }
 

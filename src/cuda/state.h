@@ -8,6 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+extern "C" {
+#include "core/exec.h"
+}
+
 /* In device memory. weft_run, and the first bad value that a kernel met. */
 typedef struct {
     uint64_t seed;
@@ -32,6 +36,15 @@ typedef struct {
     int n_parts;
     int runs;     /* runs so far; capture comes after the first */
     bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
+    bool
+        follows; /* its kernels may be launched before those ahead of them have ended, and its weights
+                     are read ahead (dependent_launch.cuh) */
 } weft_cuda_state;
+
+/* Gives a run's kernels, or the graph of them, to another stream than the executor's own, and does not
+ * wait. The run's numbers (state.run) are the caller's to set, on that stream. */
+weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream);
+/* The error for what a kernel noted in weft_cuda_run.fault. */
+weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault);
 
 #endif

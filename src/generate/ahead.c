@@ -10,6 +10,8 @@ static bool is_ahead(const weft_generator *g, const sequence *s) {
 bool generator_may_go_ahead(const weft_generator *g) {
     int64_t running = 0;
     if (!weft_decoder_picks(g->decoder) || g->limits.slide) return false;
+    /* What a sequence keeps is looked at where a page ends, before the next token changes it. */
+    if (g->state_bytes && !g->limits.no_sharing) return false;
     for (int64_t i = 0; i < g->n_list; i++) {
         const sequence *s = g->list[i];
         if (s->state == SEQUENCE_DONE) continue;
@@ -64,7 +66,7 @@ weft_status generator_end_ahead(weft_generator *g) {
         if (!s || s->state != SEQUENCE_RUNNING || s->epoch != now.epoch[i]) continue;
         s->n_computed++;
         WEFT_TRY(generator_seal_pages(g, s));
-        WEFT_TRY(generator_take_token(g, s, (weft_sampled){.token = tokens[i]}));
+        WEFT_TRY(generator_take_picked(g, s, tokens[i]));
     }
     return WEFT_OK;
 }

@@ -1,11 +1,13 @@
 /* Rows over caches. Graphs for different numbers of rows are built when they are first needed; all
  * of them are bound to the same weights and the same states. Where the backend can run the model's
- * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only. */
+ * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only.
+ * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
 
 #include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
+#include "ops/pick.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +42,10 @@ struct weft_decoder {
     int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
     const weft_step_backend *steps; /* NULL: operation by operation */
     void *step;
-    bool *changed; /* [slots]: rows of the table that the step has not seen */
+    const weft_pick_backend *picks; /* NULL: runs of graphs are waited for */
+    void *pick;
+    int32_t *there; /* the table in the backend's memory; NULL: every graph has its own */
+    bool *changed;  /* [slots]: rows of the table that the step, or `there`, has not seen */
 };
 
 static void close_graph(row_graph *g) {
@@ -51,13 +56,19 @@ static void close_graph(row_graph *g) {
     free(g);
 }
 
+static int64_t table_bytes(const weft_decoder *d) {
+    return d->limits.slots * d->table_pages * (int64_t)sizeof *d->table;
+}
+
 void weft_decoder_close(weft_decoder *d) {
     if (!d) return;
     if (d->step) d->steps->close(d->step);
+    if (d->pick) d->picks->close(d->pick);
     for (int i = 0; i < d->n_graphs; i++)
         close_graph(d->graphs[i]);
     for (int64_t i = 0; i < d->n_states; i++)
         if (d->states[i].data) d->backend->release(d->states[i].data, d->states[i].bytes);
+    if (d->there) d->backend->release(d->there, table_bytes(d));
     weft_generation_weights_destroy(d->weights);
     free(d->states);
     free(d->table);
@@ -119,6 +130,8 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
             if (!s || s->bytes != weft_tensor_bytes(t))
                 return weft_fail(WEFT_EBUG, "generate: state '%s' differs between graphs", t->name);
             data = s->data;
+        } else if (t == g->graph.rows.table) {
+            data = d->there;
         } else if (t->role != WEFT_ROLE_TEMP) {
             data = weft_generation_weights_at(d->weights, t->name);
             if (!data && t->role == WEFT_ROLE_PARAM)
@@ -191,7 +204,7 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row
 
 /* Numbers of rows for which there are graphs: powers of two, and the block. */
 static int64_t round_rows(int64_t rows) {
-    if (rows > WEFT_DECODER_ROWS) return WEFT_DECODER_BLOCK;
+    if (rows == WEFT_DECODER_BLOCK) return rows;
     int64_t n = 1;
     while (n < rows)
         n *= 2;
@@ -238,6 +251,14 @@ static weft_status open_step(weft_decoder *d) {
     return status;
 }
 
+/* Lets graphs follow each other where there is no step of one launch. */
+static weft_status open_pick(weft_decoder *d, const row_graph *first) {
+    if (d->step || !d->there) return WEFT_OK;
+    WEFT_TRY(d->backend->picks->open(first->exec, d->there, d->table_pages, &d->pick));
+    if (d->pick) d->picks = d->backend->picks;
+    return WEFT_OK;
+}
+
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;
@@ -253,9 +274,13 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
     d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
-    weft_status status = d->table && d->ints && d->changed ? WEFT_OK : refuse_cache(d);
+    if (d->backend->picks) d->there = backend->alloc(table_bytes(d));
+    weft_status status = d->table && d->ints && d->changed && (d->there || !backend->picks)
+                             ? WEFT_OK
+                             : refuse_cache(d);
     if (status == WEFT_OK) status = open_graph(d, 1, 1, &first);
     if (status == WEFT_OK) status = open_step(d);
+    if (status == WEFT_OK) status = open_pick(d, first);
     if (status != WEFT_OK) {
         weft_decoder_close(d);
         return status;
@@ -288,11 +313,11 @@ static weft_status read_logits(const row_graph *g, int64_t count, float *logits)
 }
 
 int64_t weft_decoder_rows(const weft_decoder *d) {
-    return d->step ? WEFT_DECODER_ROWS_MAX : WEFT_DECODER_ROWS;
+    return d->step ? WEFT_DECODER_ROWS_MAX : d->pick ? d->picks->rows : WEFT_DECODER_ROWS;
 }
 
 bool weft_decoder_picks(const weft_decoder *d) {
-    return d->step != NULL;
+    return d->step || d->pick;
 }
 
 int64_t weft_decoder_phases(const weft_decoder *d) {
@@ -301,6 +326,30 @@ int64_t weft_decoder_phases(const weft_decoder *d) {
 
 double weft_decoder_phase_seconds(const weft_decoder *d) {
     return d->step && d->steps->phase_seconds ? d->steps->phase_seconds(d->step) : 0;
+}
+
+static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
+    row_graph *g;
+    int64_t room = round_rows(rows->count);
+    WEFT_TRY(find_graph(d, room, room, &g));
+    weft_pick_graph graph = {.exec = g->exec,
+                             .tokens = g->graph.model.tokens,
+                             .position = g->graph.rows.position,
+                             .slot = g->graph.rows.slot,
+                             .wanted = g->graph.wanted,
+                             .logits = g->graph.logits};
+    weft_mirror_use(d->model->mirror, d->backend);
+    return d->picks->start(d->pick, &graph, rows);
+}
+
+static void tell_pages(weft_decoder *d, int32_t slot) {
+    const int32_t *pages = d->table + slot * d->table_pages;
+    if (!d->changed[slot]) return;
+    if (d->step)
+        d->steps->set_pages(d->step, slot, pages);
+    else
+        d->picks->set_pages(d->pick, slot, pages);
+    d->changed[slot] = false;
 }
 
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n) {
@@ -313,14 +362,18 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
         step.token[r] = token;
         step.position[r] = rows[r].position;
         step.slot[r] = slot;
-        if (d->changed[slot]) d->steps->set_pages(d->step, slot, d->table + slot * d->table_pages);
-        d->changed[slot] = false;
+        tell_pages(d, slot);
     }
-    return d->steps->start(d->step, &step);
+    return d->step ? d->steps->start(d->step, &step) : start_graph(d, &step);
 }
 
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
-    return d->steps->finish(d->step, tokens);
+    return d->step ? d->steps->finish(d->step, tokens) : d->picks->finish(d->pick, tokens);
+}
+
+static weft_status fetch_logits(weft_decoder *d, int64_t first, int64_t count, float *out) {
+    return d->step ? d->steps->logits(d->step, first, count, out)
+                   : d->picks->logits(d->pick, first, count, out);
 }
 
 /* Rows that are wanted beside each other are copied at once. */
@@ -332,7 +385,7 @@ weft_status weft_decoder_run_picking(weft_decoder *d, const weft_decoder_row *ro
         int64_t first = r;
         while (r < n && rows[r].wanted)
             r++;
-        if (r > first) WEFT_TRY(d->steps->logits(d->step, first, r - first, logits));
+        if (r > first) WEFT_TRY(fetch_logits(d, first, r - first, logits));
         logits += (r - first) * d->model->config.vocab_size;
         r += r == first;
     }
@@ -344,7 +397,7 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
     if (n < 1 || (n > weft_decoder_rows(d) && n != WEFT_DECODER_BLOCK))
         return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
     int32_t picked[WEFT_DECODER_ROWS_MAX];
-    if (d->step && n != WEFT_DECODER_BLOCK)
+    if (weft_decoder_picks(d) && n != WEFT_DECODER_BLOCK)
         return weft_decoder_run_picking(d, rows, n, logits, picked);
     int64_t room = round_rows(n), count = 0;
     int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;

@@ -384,6 +384,12 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     return WEFT_OK;
 }
 
+weft_status generator_take_picked(weft_generator *g, sequence *s, int32_t token) {
+    if (token >= 0) return generator_take_token(g, s, (weft_sampled){.token = token});
+    finish_sequence(g, s, WEFT_TAKE_BROKEN);
+    return WEFT_OK;
+}
+
 /* Rows of one run, and whose they are. */
 typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
@@ -434,7 +440,7 @@ static weft_status run_batch(weft_generator *g, batch *b) {
             continue;
         }
         if (picks && !generator_needs_logits(s))
-            WEFT_TRY(generator_take_token(g, s, (weft_sampled){.token = picked[last]}));
+            WEFT_TRY(generator_take_picked(g, s, picked[last]));
         else
             WEFT_TRY(take_logits(g, s, g->logits + row++ * g->config.vocab_size));
     }

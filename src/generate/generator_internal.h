@@ -74,6 +74,8 @@ bool generator_needs_logits(const sequence *s);
 bool generator_wants_token(const sequence *s);
 /* Adds a token, or ends the sequence by it. */
 weft_status generator_take_token(weft_generator *g, sequence *s, weft_sampled made);
+/* The same of one that the decoder picked; -1 ends the sequence, for its logits are not numbers. */
+weft_status generator_take_picked(weft_generator *g, sequence *s, int32_t token);
 
 /* Where all that is to be done is the likeliest next token of sequences that run, the next run begins
  * before the tokens of the last one are here: it takes them from the device's memory, and the host is

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { ROWS = 32, MOST_K = 3072, MOST_N = 768 };
+enum { ROWS = 64, MOST_K = 3072, MOST_N = 768 };
 
 static uint16_t x_values[ROWS * MOST_K], w_values[MOST_K * MOST_N], together[ROWS * MOST_N],
     alone[ROWS * MOST_N];

@@ -201,15 +201,6 @@ static void test_a_sequence_has_the_bits_that_it_has_alone(void **state) {
         model_case_close(&c);
         return;
     }
-#ifdef ON_GPU
-    /* A map out of the latent that all heads share has rows * heads rows. From 33 on the library's
-     * algorithm, and with it the last bits, follows from their number. */
-    if (weft_attention_of(&c.config)->latent && !c.config.ra_mla_per_head_v_up) {
-        printf("%s: with RA_MLA_PER_HEAD_V_UP=n the GPU's bits depend on the batch\n", name);
-        model_case_close(&c);
-        skip();
-    }
-#endif
     decoding alone, ragged;
     decoding_open(&alone, &c, WEFT_F32, LONG, 1, 1);
     decoding_open(&ragged, &c, WEFT_F32, LONG, 3, 3);

@@ -177,6 +177,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tensor_mem
 static __global__ void __launch_bounds__(THREADS, 3)
     attend_block_tensor(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(16) char tensor_shared[];
+    follow_primary();
     block_place t = place_block(a);
     if (t.first >= t.end) return;
     tensor_memory m = cut_tensor_memory(a, tensor_shared);

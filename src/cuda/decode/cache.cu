@@ -3,6 +3,7 @@
  * Rows are independent, and a sum's order follows from the row's own position: its bits are those it
  * has alone. Floor of each: the bytes of the vectors that are written or read, once. */
 #include "cuda/decode/cached.cuh"
+#include "cuda/dependent_launch.cuh"
 
 enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
 
@@ -12,6 +13,7 @@ static __global__ void write_vectors(row_places p, cached_pages c, any_tensor x,
                                      int64_t offset, any_tensor extra, int32_t *done) {
     int at = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
     int r = at / c.heads, h = at % c.heads;
+    follow_primary();
     if (thread_index() == 0) *done = 0;
     if (r >= p.rows || p.slot[r] < 0) return;
     int j = p.position[r], token = j % WEFT_PAGE_TOKENS;
@@ -55,9 +57,10 @@ static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
     cached_pages c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
     unsigned blocks = (unsigned)ceil_div((int64_t)p.rows * c.heads, WARPS);
     with_kind(c.kind, [&](auto k) {
-        write_vectors<decltype(k)::value><<<blocks, WARPS * 32, 0, stream_of(x)>>>(
-            p, c, any_of(x, from), weft_tensor_count(from) / p.rows, attr->offset,
-            any_of(x, n->in[WEFT_CACHE_EXTRA]), data_of<int32_t>(x, n->out[0]));
+        launch_following(follows(x), stream_of(x), dim3(blocks), WARPS * 32, 0,
+                         write_vectors<decltype(k)::value>, p, c, any_of(x, from),
+                         weft_tensor_count(from) / p.rows, attr->offset,
+                         any_of(x, n->in[WEFT_CACHE_EXTRA]), data_of<int32_t>(x, n->out[0]));
     });
     return launched(n);
 }
@@ -192,6 +195,7 @@ static __global__ void __launch_bounds__(THREADS)
                 bool normalize) {
     int r = blockIdx.x;
     kept_row row = {0, 0, 0};
+    follow_primary();
     if (p.slot[r] >= 0) {
         int seen = keys_seen(p, r, g.context);
         row = keep == WEFT_KEEP_TOPK
@@ -214,6 +218,7 @@ __device__ static inline float weighted_number(const row_places &p, const cached
 template <int KIND>
 static __global__ void gather_chosen(row_places p, cached_pages c, gather_work g, float *y) {
     int r = blockIdx.y, column = (int)thread_index();
+    follow_primary();
     if (column >= g.width) return;
     float sum = 0;
     if (p.slot[r] >= 0) {
@@ -289,12 +294,13 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     g.weights = data_of<float>(x, n->in[WEFT_CACHE_X]);
     float *y = data_of<float>(x, n->out[0]);
     unsigned across = (unsigned)ceil_div(g.width, 128), rows = (unsigned)p.rows;
-    choose_rows<<<rows, THREADS, 0, stream_of(x)>>>(p, g, attr->keep, attr->threshold,
-                                                    attr->normalize);
+    launch_following(follows(x), stream_of(x), dim3(rows), THREADS, 0, choose_rows, p, g,
+                     attr->keep, attr->threshold, attr->normalize);
     with_kind(c.kind, [&](auto k) {
         constexpr int KIND = decltype(k)::value;
         if (g.k)
-            gather_chosen<KIND><<<dim3(across, rows), 128, 0, stream_of(x)>>>(p, c, g, y);
+            launch_following(follows(x), stream_of(x), dim3(across, rows), 128, 0,
+                             gather_chosen<KIND>, p, c, g, y);
         else
             gather_block<KIND>
                 <<<dim3(across, (unsigned)g.blocks, rows), 128, 0, stream_of(x)>>>(p, c, g);

@@ -254,6 +254,7 @@ template <int KIND, bool ALIGNED>
 static __global__ void __launch_bounds__(THREADS)
     attend_block(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(16) float memory[];
+    follow_primary();
     block_place t = place_block(a);
     if (t.first >= t.end) return;
     int r = t.r, g = t.g, first = t.first, end = t.end;
@@ -280,6 +281,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* A block a row's head: its blocks of keys, in order. */
 static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
+    follow_primary();
     int at = blockIdx.x, r = at / a.heads, i = a.places.position[r];
     bool there = a.places.slot[r] >= 0;
     int blocks = there ? i / BLOCK - first_seen(a, i) / BLOCK + 1 : 0, step = a.dv + 2;
@@ -302,6 +304,7 @@ static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
 
 /* The weights of a row's keys, over all heads: one thread per key. */
 static __global__ void join_weights(const __grid_constant__ attend_problem a) {
+    follow_primary();
     int r = blockIdx.y, j = (int)thread_index(), i = a.places.position[r];
     if (a.places.slot[r] < 0 || j > i - first_seen(a, i)) return;
     float sum = 0;
@@ -378,7 +381,7 @@ static void launch_kernel(const weft_exec *x, const attend_problem &a,
                           void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
     dim3 grid((unsigned)a.blocks, (unsigned)a.keys.heads, rows);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    kernel<<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(a);
+    launch_following(follows(x), stream_of(x), grid, THREADS, bytes, kernel, a);
 }
 
 template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, unsigned rows) {
@@ -413,9 +416,11 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
         launch_kernel(x, a, attend_block_tensor, tensor_bytes(a), rows);
     else
         with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
-    join_blocks<<<rows *(unsigned)a.heads, 128, 0, stream_of(x)>>>(a);
+    launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0, join_blocks,
+                     a);
     if (a.weights)
-        join_weights<<<dim3((unsigned)ceil_div(a.context, 256), rows), 256, 0, stream_of(x)>>>(a);
+        launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
+                         256, 0, join_weights, a);
     if (a.band && a.window > 0)
         keep_queries<<<dim3((unsigned)ceil_div((int64_t)a.heads * a.dqk, 256), rows), 256, 0,
                        stream_of(x)>>>(a);

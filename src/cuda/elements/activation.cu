@@ -165,6 +165,7 @@ __device__ static inline int64_t gate_at(const gating &k, int64_t row) {
 }
 
 template <bool WHOLE> static __global__ void mix_gate(gating k) {
+    follow_primary();
     int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
     if (row >= k.rows) return;
     int64_t column = (thread_index() - row * packs) * VECTOR, at = row * k.width + column;
@@ -183,7 +184,8 @@ static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
     gating k = gating_of(x, n, 0);
     unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
     with_flag(are_whole(k.width, k.o, k.out), [&](auto whole) {
-        mix_gate<decltype(whole)::value><<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k);
+        launch_following(follows(x), stream_of(x), dim3(blocks), PACK_THREADS, 0,
+                         mix_gate<decltype(whole)::value>, k);
     });
     return launched(n);
 }

@@ -12,6 +12,8 @@
  *   wide    a block per row, which is read again for each sum: from the first cache. */
 #include "cuda/norm/norm.cuh"
 
+#include "cuda/dependent_launch.cuh"
+
 enum {
     WARP_ROWS = 4, /* warps of a block */
     ROWS = 4       /* rows at a time */
@@ -80,6 +82,7 @@ static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
     int64_t step = (int64_t)gridDim.x * WARP_ROWS;
     float w[PACKS][VECTOR], b[PACKS][VECTOR];
     lane_row<PACKS> x = {}, r = {};
+    follow_primary();
     if (row >= a.rows) return;
     fetch_row(a, a.x, lane_start(a, row), x);
     if (a.r.data) fetch_row(a, a.r, lane_start(a, row), r);
@@ -226,7 +229,8 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
             constexpr int value = decltype(tag)::value;
             int64_t blocks =
                 min_i64(row_blocks(value) * multiprocessors(), ceil_div(a.rows, WARP_ROWS));
-            norm_warp_rows<value><<<(unsigned)blocks, WARP_ROWS * 32, 0, stream_of(x)>>>(a);
+            launch_following(follows(x), stream_of(x), dim3((unsigned)blocks), WARP_ROWS * 32, 0,
+                             norm_warp_rows<value>, a);
         });
     else if (a.width <= NARROW)
         norm_rows<<<(unsigned)ceil_div(a.rows, ROWS), row_threads(a.width), 0, stream_of(x)>>>(a);

@@ -1,18 +1,22 @@
-/* Matrix products of few rows (at most GEMM_FEW_ROWS): what generation runs, and what is done once
- * for a sequence. A row's bits do not depend on the other rows or on how many there are: its sum
- * over k is cut and joined in the same way always.
+/* Matrix products of few rows (at most GEMM_FEW_ROWS, and those whose rows are to be alone): what
+ * generation runs, and what is done once for a sequence. A row's bits do not depend on the other
+ * rows or on how many there are: its sum over k is cut and joined in the same way always.
  *
- * Floor: b's bytes once. In bf16 the tensor cores multiply, all rows at a time, so that b is read
- * once indeed. A block has FEW_COLUMNS columns; its warps take turns at the steps of k, each with
- * loads of 16 bytes straight to registers, and their sums are added in one order. Which of a step's
- * numbers meet in an instruction is free as long as a and b agree: a lane multiplies the eight
- * that it loaded beside each other. Where b lies as [k, n] the lanes turn 8 × 8 numbers about.
- * f32, mixed types and rows that start anywhere take plain kernels, eight rows at a time.
+ * Floor: b's bytes once. In bf16 the tensor cores multiply, FEW_BAND rows at a time: the blocks of
+ * the bands of the same columns come one behind the other, so that b is read from memory once. A
+ * block has FEW_COLUMNS columns; its warps take turns at the steps of k, each with loads of 16 bytes
+ * straight to registers, and their sums are added in one order. Which of a step's numbers meet in an
+ * instruction is free as long as a and b agree: a lane multiplies the eight that it loaded beside
+ * each other. Where b lies as [k, n] the lanes turn 8 × 8 numbers about. f32, mixed types and rows
+ * that start anywhere take plain kernels, eight rows at a time.
+ *
+ * In generation b does not change: it is requested before the kernel ahead has ended.
  *
  * `finish(g, row, column, sum)` is given to them and ends a sum of matrix g. */
 #ifndef WEFT_CUDA_PRODUCTS_FEW_ROWS_CUH
 #define WEFT_CUDA_PRODUCTS_FEW_ROWS_CUH
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/products/gemm.cuh"
 
 enum {
@@ -20,6 +24,7 @@ enum {
     FEW_AT_ONCE = 8,  /* rows that a warp of the plain kernels holds sums of */
     FEW_SHARES = 16,  /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
     FEW_COLUMNS = 32, /* of a block with tensor cores */
+    FEW_BAND = 32,    /* rows of such a block */
     FEW_STEP = 32     /* of k: 8 numbers per lane */
 };
 
@@ -29,6 +34,7 @@ typedef struct {
     int64_t a_ld, a_stride, b_ld, b_stride;
     int64_t m, n, k;
     float alpha;
+    bool steady; /* b does not change: it is read before the kernel ahead has ended */
 } few_rows;
 
 /* b [n, k]: a warp per column, whose lanes share out k. */
@@ -105,32 +111,74 @@ __device__ static inline void few_multiply(float (&c)[4], const few_words &a, co
                    "r"(low.word[2 * step + 1]), "r"(b0), "r"(b1));
 }
 
-/* What a lane multiplies in a step: rows lane/4, + 8, + 16, + 24 of a; of b, in the instructions'
- * order, [tile of eight columns][which eight of k]. */
-struct few_step {
-    few_words a[4];
+/* What a lane multiplies in a step: rows lane/4, + 8, and with two halves + 16, + 24 of a; of b, in the
+ * instructions' order, [tile of eight columns][which eight of k]. */
+template <int HALVES> struct few_step {
+    few_words a[2 * HALVES];
     unsigned b[4][4];
 };
 
 /* TB: lane/4 is a column, and its words are of k. Else lane/4 is one of eight of k, and its words
  * are columns: word i of the lanes makes up tile i. */
-template <bool TB>
-__device__ static inline void few_load(const few_rows &f, const bf16 *a, const bf16 *b,
-                                       int64_t column, int64_t k, few_step &s) {
+template <int HALVES>
+__device__ static inline void few_load_a(const few_rows &f, const bf16 *a, int rows, int64_t k,
+                                         few_step<HALVES> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
     bool in_k = k + quarter * 8 < f.k;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        s.a[i] = few_fetch(a + (row + 8 * i) * f.a_ld + k + quarter * 8, in_k && row + 8 * i < f.m);
+    for (int i = 0; i < 2 * HALVES; i++)
+        s.a[i] =
+            few_fetch(a + (row + 8 * i) * f.a_ld + k + quarter * 8, in_k && row + 8 * i < rows);
+}
+
+/* Where the i-th eight numbers of b lie that a lane multiplies in a step. NULL: they are zeros. */
+template <bool TB>
+__device__ static inline const bf16 *few_place_b(const few_rows &f, const bf16 *b, int64_t column,
+                                                 int64_t k, int i) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
+    int64_t n = column + (TB ? 8 * i + row : 8 * quarter);
+    int64_t depth = k + (TB ? quarter * 8 : row / 2 * 8 + 2 * i + row % 2);
+    return n < f.n && depth < f.k ? b + (TB ? n * f.b_ld + depth : depth * f.b_ld + n) : NULL;
+}
+
+template <bool TB, int HALVES>
+__device__ static inline void few_load_b(const few_rows &f, const bf16 *b, int64_t column,
+                                         int64_t k, few_step<HALVES> &s) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int64_t n = column + (TB ? 8 * i + row : 8 * quarter);
-        int64_t depth = k + (TB ? quarter * 8 : row / 2 * 8 + 2 * i + row % 2);
-        const bf16 *from = b + (TB ? n * f.b_ld + depth : depth * f.b_ld + n);
-        few_words v = few_fetch(from, n < f.n && depth < f.k);
+        const bf16 *from = few_place_b<TB>(f, b, column, k, i);
+        few_words v = few_fetch(from, from != NULL);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             s.b[TB ? i : j][TB ? j : i] = v.word[j];
+    }
+}
+
+/* Asks for what the warp multiplies from step k on. */
+template <bool TB>
+__device__ static inline void few_ask(const few_rows &f, const bf16 *b, int64_t column, int64_t k) {
+    for (; k < f.k; k += FEW_SHARES * FEW_STEP)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bf16 *from = few_place_b<TB>(f, b, column, k, i);
+            if (from) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+        }
+}
+
+template <bool TB, int HALVES>
+__device__ static inline void few_multiply_step(few_step<HALVES> &s, float (&sums)[HALVES][4][4]) {
+#pragma unroll
+    for (int tile = 0; tile < 4; tile++) {
+        if (!TB)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s.b[tile][i] = few_turn(s.b[tile][i]);
+#pragma unroll
+        for (int step = 0; step < 2; step++)
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+                few_multiply(sums[half][tile], s.a[2 * half], s.a[2 * half + 1], step,
+                             s.b[tile][2 * step], s.b[tile][2 * step + 1]);
     }
 }
 
@@ -141,53 +189,58 @@ template <bool TB> __device__ static inline int few_place(int row, int column) {
     return which * 32 + row % 8 * 4 + quarter;
 }
 
-template <bool TB, class F>
+/* Up to 16 rows are one half of a band. */
+template <bool TB, int HALVES, class F>
 static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
     few_rows_by_tensor(few_rows f, F finish) {
-    __shared__ float parts[FEW_SHARES / 2][GEMM_FEW_ROWS * FEW_COLUMNS];
+    __shared__ float parts[FEW_SHARES / 2][HALVES * FEW_BAND / 2 * FEW_COLUMNS];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t column = (int64_t)blockIdx.x * FEW_COLUMNS, g = blockIdx.y;
-    const bf16 *a = (const bf16 *)f.a.data + g * f.a_stride;
+    unsigned bands = (unsigned)ceil_div(f.m, FEW_BAND);
+    int64_t column = (int64_t)(blockIdx.x / bands) * FEW_COLUMNS, g = blockIdx.y;
+    int64_t first = (int64_t)(blockIdx.x % bands) * FEW_BAND;
+    int rows = (int)min_i64(FEW_BAND, f.m - first);
+    const bf16 *a = (const bf16 *)f.a.data + g * f.a_stride + first * f.a_ld;
     const bf16 *b = (const bf16 *)f.b.data + g * f.b_stride;
-    float sums[2][4][4] = {};
-#pragma unroll 2
-    for (int64_t k = warp * FEW_STEP; k < f.k; k += FEW_SHARES * FEW_STEP) {
-        few_step s;
-        few_load<TB>(f, a, b, column, k, s);
-#pragma unroll
-        for (int tile = 0; tile < 4; tile++) {
-            if (!TB)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    s.b[tile][i] = few_turn(s.b[tile][i]);
-#pragma unroll
-            for (int step = 0; step < 2; step++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    few_multiply(sums[half][tile], s.a[2 * half], s.a[2 * half + 1], step,
-                                 s.b[tile][2 * step], s.b[tile][2 * step + 1]);
-        }
+    float sums[HALVES][4][4] = {};
+    int64_t k = warp * FEW_STEP;
+    few_step<HALVES> s;
+    if (f.steady) {
+        few_load_b<TB>(f, b, column, k, s);
+        few_ask<TB>(f, b, column, k + FEW_SHARES * FEW_STEP);
+        trigger_dependents(); /* the next product may request its own */
+        wait_for_primary();
+    } else {
+        follow_primary();
+        few_load_b<TB>(f, b, column, k, s);
+    }
+    few_load_a(f, a, rows, k, s);
+    few_multiply_step<TB>(s, sums);
+#pragma unroll(3 - HALVES) /* more registers there are not */
+    for (k += FEW_SHARES * FEW_STEP; k < f.k; k += FEW_SHARES * FEW_STEP) {
+        few_load_b<TB>(f, b, column, k, s);
+        few_load_a(f, a, rows, k, s);
+        few_multiply_step<TB>(s, sums);
     }
     /* The upper half of the warps hands its sums to the lower, which add their own. */
     float *mine = parts[warp % (FEW_SHARES / 2)] + lane;
     const float *sum = &sums[0][0][0];
     if (warp >= FEW_SHARES / 2)
 #pragma unroll
-        for (int i = 0; i < 32; i++)
+        for (int i = 0; i < 16 * HALVES; i++)
             mine[i * 32] = sum[i];
     __syncthreads();
     if (warp < FEW_SHARES / 2)
 #pragma unroll
-        for (int i = 0; i < 32; i++)
+        for (int i = 0; i < 16 * HALVES; i++)
             mine[i * 32] += sum[i];
     __syncthreads();
-    for (int row = warp; row < f.m; row += FEW_SHARES) {
+    for (int row = warp; row < rows; row += FEW_SHARES) {
         if (column + lane >= f.n) break;
         float total = 0;
 #pragma unroll
         for (int w = 0; w < FEW_SHARES / 2; w++)
             total += parts[w][few_place<TB>(row, lane)];
-        finish(g, row, column + lane, f.alpha * total);
+        finish(g, first + row, column + lane, f.alpha * total);
     }
 }
 
@@ -207,14 +260,20 @@ template <class F> static void run_few_rows(cudaStream_t stream, const gemm_prod
                   p->m,
                   p->n,
                   p->k,
-                  p->alpha};
+                  p->alpha,
+                  p->steady};
     if (few_is_aligned(&p->a, p->k, p->batch) &&
         few_is_aligned(&p->b, p->tb ? p->k : p->n, p->batch)) {
-        dim3 grid((unsigned)ceil_div(p->n, FEW_COLUMNS), (unsigned)p->batch);
-        if (p->tb)
-            few_rows_by_tensor<true><<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
-        else
-            few_rows_by_tensor<false><<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
+        dim3 grid((unsigned)(ceil_div(p->n, FEW_COLUMNS) * ceil_div(p->m, FEW_BAND)),
+                  (unsigned)p->batch);
+        with_flag(p->tb, [&](auto tb) {
+            with_flag(p->m > FEW_BAND / 2, [&](auto two) {
+                launch_following(
+                    p->follows, stream, grid, FEW_SHARES * 32, 0,
+                    few_rows_by_tensor<decltype(tb)::value, 1 + decltype(two)::value, F>, f,
+                    finish);
+            });
+        });
         return;
     }
     dim3 grid(1, (unsigned)p->batch, (unsigned)ceil_div(p->m, FEW_AT_ONCE));

@@ -3,8 +3,8 @@
  * Six ways, by the product's form alone:
  *
  *   8 bits     b is i8: rows of a are rounded to 8 bits too (i8_rows.cuh).
- *   few rows   at most 32 rows: each summed alone, so that its bits do not depend on the others
- *              (few_rows.cuh).
+ *   few rows   at most 64 rows, or where rows are to be alone: each is summed so that its bits do not
+ *              depend on the others (few_rows.cuh).
  *   slim       sums over many rows, a result of at most 16 × 128 (slim.cuh).
  *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
@@ -98,7 +98,7 @@ static gemm_recipe make_recipe(const gemm_product *p) {
     recipe.i8 = p->b.is_i8;
     if (recipe.i8) recipe.bytes = i8_workspace(p);
     if (recipe.i8) return recipe;
-    recipe.few_rows = p->m <= GEMM_FEW_ROWS && !p->ta;
+    recipe.few_rows = (p->m <= GEMM_FEW_ROWS || p->alone) && !p->ta;
     if (recipe.few_rows) return recipe;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
     recipe.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;

@@ -15,9 +15,9 @@
 
 #include "cuda/kernel.cuh"
 
-/* A product without ta of at most this many rows is done row by row in the same way for every
- * number of rows: a row's bits are those it has alone. */
-enum { GEMM_FEW_ROWS = 32 };
+/* A product without ta of at most this many rows, or with `alone` of any number, is done row by row in
+ * the same way for every number of rows: a row's bits are those it has alone. */
+enum { GEMM_FEW_ROWS = 64 };
 
 /* Row-major, where it lies. */
 typedef struct {
@@ -37,6 +37,9 @@ typedef struct {
                         the operands allow: f32, or bf16 with a and b bf16 */
     bool gelu;       /* the tanh form */
     bool gelu_back;  /* c = (...) times gelu's slope at pre, in place of gelu; no bias then */
+    bool alone;      /* few_rows.cuh does it, however many rows there are */
+    bool follows;    /* it is launched early (dependent_launch.cuh), where few_rows.cuh does it */
+    bool steady;     /* b does not change while this is launched early */
     float alpha;
     gemm_matrix a, b; /* read only */
     gemm_matrix c;

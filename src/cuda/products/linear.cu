@@ -6,6 +6,7 @@
  * before a bias's gradient is the pass of those gradients (column_sums.cuh), over the result. Fused: the
  * last of the pieces is a kernel of our own (gemm_fused.cuh) that sums some of the products at once and
  * does all that comes behind; products of long sums may still be the library's before it. */
+#include "cuda/dependent_launch.cuh"
 #include "cuda/products/column_sums.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
@@ -57,6 +58,12 @@ static void *place_of(const weft_exec *x, const weft_tensor *t) {
     return x ? weft_data(x, t) : (void *)&something;
 }
 
+/* Whether no node makes it. */
+static bool is_steady(const weft_tensor *t) {
+    weft_role role = (t->view_of ? t->view_of : t)->role;
+    return role == WEFT_ROLE_PARAM || role == WEFT_ROLE_INPUT;
+}
+
 /* Product i of the node by the library. `first`: no other has written the sum. `last`: it does what is
  * behind the sum. */
 static gemm_product describe_product(const weft_exec *x, const weft_node *n, int i, bool first,
@@ -75,6 +82,9 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n, int
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
     p.alpha = (float)pair.attr.alpha;
+    p.alone = pair.attr.alone;
+    p.follows = x && follows(x);
+    p.steady = p.follows && is_steady(b);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
     p.gelu_back = last && attr->act == WEFT_ACT_GELU_BACK && !has_pass(n);
     p.a = as_matrix(place_of(x, a), a, ta ? s.k : s.m, ta ? s.m : s.k, s.groups,

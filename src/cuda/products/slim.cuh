@@ -157,8 +157,9 @@ static void slim_run(cudaStream_t stream, const slim_product *p, float alpha, fl
     if (p->m == 8) slim_launch<8>(stream, p, sums);
     if (p->m == 12) slim_launch<12>(stream, p, sums);
     if (p->m == 16) slim_launch<16>(stream, p, sums);
-    launch_dependent(stream, ceil_div(p->m * p->n, 32), SLIM_ADD_WARPS * 32, slim_add<F>, *p,
-                     (int)slim_bands(p), alpha, (const float *)sums, finish);
+    launch_following(weft_cuda_device()->code >= 90, stream,
+                     dim3((unsigned)ceil_div(p->m * p->n, 32)), SLIM_ADD_WARPS * 32, 0, slim_add<F>,
+                     *p, (int)slim_bands(p), alpha, (const float *)sums, finish);
 }
 
 #endif

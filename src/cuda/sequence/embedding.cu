@@ -36,6 +36,7 @@ struct lookup {
 
 /* Faults: place i < count is a token, count + b a sequence's position. */
 template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
+    follow_primary();
     int64_t packs = ceil_div(k.width, VECTOR), i = quotient(thread_index(), packs);
     if (i >= k.count) return;
     int64_t column = (thread_index() - i * packs) * VECTOR;
@@ -76,8 +77,8 @@ static weft_status embed_run(weft_exec *x, const weft_node *n) {
     k.node = n->index;
     int64_t items = k.count * ceil_div(k.width, VECTOR);
     with_flag(are_whole(k.width, k.wte, k.wpe, k.y), [&](auto whole) {
-        embed_tokens<decltype(whole)::value>
-            <<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k);
+        launch_following(follows(x), stream_of(x), dim3(pack_grid(items)), PACK_THREADS, 0,
+                         embed_tokens<decltype(whole)::value>, k);
     });
     return launched(n);
 }

@@ -1,0 +1,280 @@
+/* Runs of decode graphs that follow each other on one stream (ops/pick.h).
+ *
+ * A run is three launches: a small kernel that writes its rows into the graph's inputs, the captured
+ * graph, and a kernel that picks each row's likeliest token. The host gives the next run to the stream
+ * while one is under way, and watches a word in pinned memory for the end of the oldest. Neither the
+ * rows nor the logits are copied by the host, unless it asks for logits.
+ *
+ * WEFT_CUDA_PICK=0 waits for each run and copies its logits to the host, as the CPU does. */
+#include "cuda/kernel.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+extern "C" {
+#include "ops/pick.h"
+
+extern const struct weft_pick_backend weft_cuda_picks;
+}
+
+enum { ROWS = WEFT_STEP_ROWS, THREADS = 512 };
+
+/* In pinned memory: what a run tells the host. */
+struct told_run {
+    int32_t token[ROWS];
+    unsigned long long fault;
+    unsigned number; /* of the run, when all else is there */
+};
+
+struct cuda_picks {
+    cudaStream_t stream;
+    int32_t *table; /* device; not ours */
+    int64_t table_pages;
+    int32_t *picked;   /* device, [2, ROWS] */
+    unsigned *arrived; /* device: rows of a run that are picked */
+    told_run *told;    /* [2] */
+    weft_pick_graph graph[2];
+    int64_t rows[2];
+    unsigned started, finished;
+    void *logits; /* pinned; NULL: nobody has asked yet */
+    int64_t logit_bytes;
+};
+
+static weft_status check(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return WEFT_OK;
+    cudaGetLastError();
+    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
+                     what, cudaGetErrorString(error));
+}
+
+static void close_picks(void *picks) {
+    cuda_picks *s = (cuda_picks *)picks;
+    if (!s) return;
+    cudaSetDevice(weft_cuda_device_number());
+    if (s->stream) cudaStreamSynchronize(s->stream);
+    cudaFree(s->picked);
+    cudaFree(s->arrived);
+    if (s->told) cudaFreeHost(s->told);
+    if (s->logits) cudaFreeHost(s->logits);
+    if (s->stream) cudaStreamDestroy(s->stream);
+    free(s);
+}
+
+static weft_status make_room(cuda_picks *s) {
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
+    WEFT_TRY(check(cudaMalloc((void **)&s->picked, 2 * ROWS * sizeof *s->picked),
+                   "no memory for tokens"));
+    WEFT_TRY(check(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
+    WEFT_TRY(check(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
+    memset(s->told, 0, 2 * sizeof *s->told);
+    WEFT_TRY(check(cudaMemset(s->picked, 0, 2 * ROWS * sizeof *s->picked), "no memory for tokens"));
+    WEFT_TRY(check(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
+    return check(cudaDeviceSynchronize(), "the GPU did not become ready");
+}
+
+static weft_status open_picks(const weft_exec *x, int32_t *table, int64_t table_pages,
+                              void **picks) {
+    const char *asked = getenv("WEFT_CUDA_PICK");
+    *picks = NULL;
+    if (weft_exec_profiled(x) || (asked && strcmp(asked, "0") == 0)) return WEFT_OK;
+    cuda_picks *s = (cuda_picks *)calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    s->table = table;
+    s->table_pages = table_pages;
+    weft_status status = make_room(s);
+    if (status != WEFT_OK) {
+        close_picks(s);
+        return status;
+    }
+    *picks = s;
+    return WEFT_OK;
+}
+
+static void set_pages(void *picks, int64_t slot, const int32_t *pages) {
+    cuda_picks *s = (cuda_picks *)picks;
+    cudaSetDevice(weft_cuda_device_number());
+    cudaMemcpyAsync(s->table + slot * s->table_pages, pages, (size_t)s->table_pages * sizeof *pages,
+                    cudaMemcpyHostToDevice, s->stream);
+}
+
+/* The inputs of a graph that say what its rows are. */
+struct row_inputs {
+    int32_t *token, *position, *slot, *wanted;
+};
+
+/* A thread a row of the graph. Those behind the run's are no sequence's. `picked`: by the run before; a
+ * row that goes on from none has a token all the same, and nobody wants what it makes. */
+static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int32_t *picked,
+                                  weft_cuda_run *run) {
+    int r = (int)threadIdx.x;
+    bool there = r < rows.count;
+    int32_t token = there ? rows.token[r] : 0;
+    if (r == 0) *run = weft_cuda_run{0, 0, 0, ~0ULL};
+    to.token[r] = token < 0 ? max(picked[-1 - token], 0) : token;
+    to.position[r] = there ? rows.position[r] : 0;
+    to.slot[r] = there ? rows.slot[r] : -1;
+    to.wanted[r] = r;
+}
+
+/* A logit and its token; the larger comes first, of equal ones the lower token. */
+struct candidate {
+    float logit;
+    int token;
+};
+
+__device__ static inline candidate better(candidate a, candidate b) {
+    return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
+}
+
+__device__ static inline candidate best_of_warp(candidate c) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        c = better(c, candidate{__shfl_xor_sync(0xffffffffu, c.logit, step),
+                                __shfl_xor_sync(0xffffffffu, c.token, step)});
+    return c;
+}
+
+/* The best of a thread's share of a row, and whether all of them are numbers. VECTOR logits at a time
+ * where rows begin at multiples of 16 bytes. */
+template <typename T>
+__device__ static inline candidate best_of_share(const T *logits, int vocab, bool &numbers) {
+    candidate best = {-INFINITY, INT32_MAX};
+    if (vocab % VECTOR == 0) {
+        for (int i = (int)threadIdx.x * VECTOR; i < vocab; i += THREADS * VECTOR) {
+            float v[VECTOR];
+            load_vector(logits + i, v);
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) {
+                numbers &= v[k] == v[k];
+                best = better(best, candidate{v[k], i + k});
+            }
+        }
+        return best;
+    }
+    for (int i = (int)threadIdx.x; i < vocab; i += THREADS) {
+        float v = to_float(logits[i]);
+        numbers &= v == v;
+        best = better(best, candidate{v, i});
+    }
+    return best;
+}
+
+/* A block a row. The last of them to end tells the host. A token of -1: there is a logit that is not a
+ * number, or none has a share of all probability. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    pick_tokens(const T *logits, int vocab, int32_t *picked, unsigned *arrived,
+                const weft_cuda_run *run, told_run *told, unsigned number) {
+    __shared__ candidate best[THREADS / 32];
+    int row = (int)blockIdx.x, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    bool numbers = true;
+    candidate c = best_of_warp(best_of_share(logits + (int64_t)row * vocab, vocab, numbers));
+    if (lane == 0) best[warp] = c;
+    numbers = __syncthreads_and(numbers);
+    if (threadIdx.x > 0) return;
+    for (int w = 1; w < THREADS / 32; w++)
+        c = better(c, best[w]);
+    int32_t token = numbers && fabsf(c.logit) < INFINITY ? c.token : -1;
+    picked[row] = token;
+    *(volatile int32_t *)&told->token[row] = token;
+    __threadfence_system();
+    if (atomicAdd(arrived, 1u) + 1 < gridDim.x) return;
+    *arrived = 0;
+    *(volatile unsigned long long *)&told->fault = run->fault;
+    __threadfence_system();
+    *(volatile unsigned *)&told->number = number;
+}
+
+static void launch_pick(cuda_picks *s, const weft_pick_graph *g, int64_t rows, unsigned turn) {
+    int vocab = (int)weft_tensor_width(g->logits);
+    with_type(g->logits, [&](auto tag) {
+        using T = decltype(tag);
+        pick_tokens<T><<<(unsigned)rows, THREADS, 0, s->stream>>>(
+            data_of<T>(g->exec, g->logits), vocab, s->picked + turn * ROWS, s->arrived,
+            device_run(g->exec), s->told + turn, s->started + 1);
+    });
+}
+
+static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_rows *rows) {
+    cuda_picks *s = (cuda_picks *)picks;
+    unsigned turn = s->started % 2;
+    int64_t room = weft_tensor_count(g->slot);
+    if (s->started - s->finished >= 2)
+        return weft_fail(WEFT_EBUG, "cuda: two runs are under way already");
+    if (rows->count < 1 || rows->count > room || room > ROWS)
+        return weft_fail(WEFT_EBUG, "cuda: a run of %lld rows in a graph of %lld",
+                         (long long)rows->count, (long long)room);
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    row_inputs to = {data_of<int32_t>(g->exec, g->tokens), data_of<int32_t>(g->exec, g->position),
+                     data_of<int32_t>(g->exec, g->slot), data_of<int32_t>(g->exec, g->wanted)};
+    place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->picked + (1 - turn) * ROWS,
+                                                    device_run(g->exec));
+    WEFT_TRY(weft_cuda_follow(g->exec, s->stream));
+    launch_pick(s, g, rows->count, turn);
+    WEFT_TRY(check(cudaGetLastError(), "a run did not start"));
+    s->graph[turn] = *g;
+    s->rows[turn] = rows->count;
+    s->started++;
+    return WEFT_OK;
+}
+
+/* Watches the word that the last kernel sets; now and then asks whether it is still to come. */
+static weft_status wait_for(cuda_picks *s, unsigned turn, unsigned number) {
+    volatile unsigned *word = &s->told[turn].number;
+    for (unsigned spins = 1; *word != number; spins++) {
+        if (spins % 65536) continue;
+        cudaError_t error = cudaStreamQuery(s->stream);
+        if (error == cudaErrorNotReady) continue;
+        WEFT_TRY(check(error, "the run failed"));
+        if (*word != number) return weft_fail(WEFT_EBUG, "cuda: a run ended without a word");
+    }
+    __sync_synchronize();
+    return WEFT_OK;
+}
+
+static weft_status finish(void *picks, int32_t *tokens) {
+    cuda_picks *s = (cuda_picks *)picks;
+    unsigned turn = s->finished % 2;
+    if (s->finished == s->started) return weft_fail(WEFT_EBUG, "cuda: no run is under way");
+    weft_status status = wait_for(s, turn, s->finished + 1);
+    s->finished++;
+    WEFT_TRY(status);
+    const told_run *told = s->told + turn;
+    if (told->fault != ~0ULL) return weft_cuda_explain(s->graph[turn].exec, told->fault);
+    memcpy(tokens, told->token, (size_t)s->rows[turn] * sizeof *tokens);
+    return WEFT_OK;
+}
+
+static weft_status logit_room(cuda_picks *s, int64_t bytes) {
+    if (s->logit_bytes >= bytes) return WEFT_OK;
+    if (s->logits) cudaFreeHost(s->logits);
+    s->logits = NULL;
+    s->logit_bytes = 0;
+    WEFT_TRY(check(cudaMallocHost(&s->logits, (size_t)bytes), "no pinned memory for logits"));
+    s->logit_bytes = bytes;
+    return WEFT_OK;
+}
+
+static weft_status read_logits(void *picks, int64_t first, int64_t count, float *out) {
+    cuda_picks *s = (cuda_picks *)picks;
+    const weft_pick_graph *g = &s->graph[(s->finished + 1) % 2];
+    int64_t vocab = weft_tensor_width(g->logits), size = g->logits->dtype == WEFT_BF16 ? 2 : 4;
+    WEFT_TRY(logit_room(s, weft_tensor_bytes(g->logits)));
+    WEFT_TRY(
+        check(cudaMemcpyAsync(s->logits, data_of<char>(g->exec, g->logits) + first * vocab * size,
+                              (size_t)(count * vocab * size), cudaMemcpyDeviceToHost, s->stream),
+              "logits were not copied"));
+    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    if (size == 4) {
+        memcpy(out, s->logits, (size_t)(count * vocab) * sizeof *out);
+        return WEFT_OK;
+    }
+    for (int64_t i = 0; i < count * vocab; i++)
+        out[i] = weft_bf16_to_float(((const uint16_t *)s->logits)[i]);
+    return WEFT_OK;
+}
+
+const struct weft_pick_backend weft_cuda_picks = {
+    ROWS, open_picks, close_picks, set_pages, start, finish, read_logits,
+};

@@ -1,0 +1,384 @@
+/* Runs of decode graphs that follow each other and pick tokens (ops/pick.h): the bits of runs that the
+ * host waits for, while sequences join, leave and grow; tokens that are taken from where they were
+ * picked; and whole texts. */
+#include "cpu/backend.h"
+#include "cuda/backend.h"
+#include "generate/decoder.h"
+#include "generate/generator.h"
+#include "support/model_case.h"
+#include "support/picking.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Of a GPU's runs more than half are of more than 32 rows; the CPU has no more than those. */
+#ifdef ON_GPU
+enum { SLOTS = 56, AT_ONCE = 32, STEPS = 70 };
+#else
+enum { SLOTS = 24, AT_ONCE = 8, STEPS = 40 };
+#endif
+enum { SEQUENCES = 120, CONTEXT = 300, VOCAB = 104, WRITERS = 7, MOST_TOKENS = 64 };
+enum { TABLE = (CONTEXT - 1 + WEFT_PAGE_TOKENS - 1) / WEFT_PAGE_TOKENS + 1 };
+
+typedef struct {
+    const char *name;
+    int step; /* of the reciprocal mechanisms */
+    weft_dtype dtype;
+    const char *settings[6];
+} form;
+
+static const form forms[] = {
+    {"step1", 1, WEFT_BF16, {NULL}},
+    {"step2", 2, WEFT_BF16, {NULL}},
+    {"step3", 3, WEFT_BF16, {"RA_MLA_MLP_TYING_MODE=tied_transpose", NULL}},
+    {"step3-f32", 3, WEFT_F32, {"RA_MLA_MLP_TYING_MODE=tied_transpose", NULL}},
+    {"step1-cummean", 1, WEFT_BF16, {"RA_MLA_MLP_GATE_POOL=cummean", NULL}},
+    {"step1-shared-maps",
+     1,
+     WEFT_BF16,
+     {"RA_MLA_PER_HEAD_Q_LATENT=n", "RA_MLA_PER_HEAD_V_UP=n", NULL}},
+    {"step2-int8", 2, WEFT_BF16, {"WEIGHT_DTYPE=int8", "CACHE_DTYPE=int8", NULL}},
+    {"mla-rope", 0, WEFT_BF16, {"POSITION=rope", NULL}},
+    {"cosine-odd-vocabulary", 0, WEFT_BF16, {"ATTENTION=cosine", "VOCAB_SIZE=97", NULL}},
+};
+enum { FORMS = sizeof forms / sizeof forms[0] };
+
+typedef struct {
+    weft_model *model;
+    weft_pool *pool;
+    weft_decoder *decoder;
+    int64_t vocab;
+    int32_t pages; /* given out so far */
+} decoding;
+
+static void need_backend(void) {
+#ifdef ON_GPU
+    if (weft_cuda_backend()) return;
+    printf("%s\n", weft_error_message());
+    skip();
+#endif
+}
+
+/* `waits`: for each run, and on a GPU each is launched kernel by kernel. */
+static const weft_backend *choose_backend(bool waits) {
+#ifdef ON_GPU
+    if (waits) {
+        setenv("WEFT_CUDA_PICK", "0", 1);
+        setenv("WEFT_CUDA_GRAPH", "0", 1);
+    } else {
+        unsetenv("WEFT_CUDA_PICK");
+        unsetenv("WEFT_CUDA_GRAPH");
+    }
+    return weft_cuda_backend();
+#else
+    return waits ? weft_cpu_backend() : picking_backend();
+#endif
+}
+
+static void check(const form *f, weft_status status) {
+    if (status != WEFT_OK) fail_msg("%s: %s", f->name, weft_error_message());
+}
+
+static void set(const form *f, weft_config *c, const char *text) {
+    check(f, weft_config_override(c, text, "test"));
+}
+
+static void configure(const form *f, weft_config *c) {
+    static const char *const all[] = {
+        "N_LAYER=3",      "N_EMBD=128",          "N_HEAD=4",         "VOCAB_SIZE=104",
+        "FFN=gelu",       "ATTENTION=mla",       "RA_MLA_SCORE=dot", "GPT2_BLOCK_SIZE=300",
+        "GPT2_DROPOUT=0", "RA_MLA_LATENT_DIM=64"};
+    weft_config_defaults(c);
+    check(f, weft_config_step(c, f->step));
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        set(f, c, all[i]);
+    for (int i = 0; f->settings[i]; i++)
+        set(f, c, f->settings[i]);
+}
+
+static weft_model *make_model(const form *f) {
+    model_case c = {.key = 7, .batch = 1, .time = 1};
+    snprintf(c.name, sizeof c.name, "%s", f->name);
+    configure(f, &c.config);
+    return model_case_weights(&c, f->dtype);
+}
+
+/* Takes the model over. */
+static void open_decoding(const form *f, decoding *d, weft_model *m, int64_t slots, bool waits) {
+    *d = (decoding){.model = m, .vocab = m->config.vocab_size};
+    check(f, weft_pool_create(1, &d->pool));
+    weft_decoder_limits limits = {slots, SEQUENCES * TABLE, CONTEXT, TABLE};
+    check(f, weft_decoder_open(m, choose_backend(waits), d->pool, &limits, &d->decoder));
+    assert_int_equal(weft_decoder_picks(d->decoder), !waits);
+}
+
+static void close_decoding(decoding *d) {
+    weft_decoder_close(d->decoder);
+    weft_pool_destroy(d->pool);
+    weft_model_destroy(d->model);
+}
+
+/* A page for a row that is the first of one. They are given out as rows come by, so those of a sequence
+ * lie among others', and those that a slot had before are somebody's. */
+static void grow(decoding *d, const weft_decoder_row *row) {
+    if (row->position % WEFT_PAGE_TOKENS) return;
+    weft_decoder_table(d->decoder, row->slot)[row->position / WEFT_PAGE_TOKENS] = d->pages++;
+}
+
+static int32_t token_of(int64_t sequence, int64_t position) {
+    return (int32_t)((sequence * 31 + position * position + 3 * position + 1) % 97);
+}
+
+/* Sequences that run at a time: each has a slot while it does. Two join before each step, as long as
+ * there are slots; the length says when one leaves. */
+typedef struct {
+    int64_t of[SLOTS], at[SLOTS]; /* -1: nobody's; and tokens so far */
+    int64_t joined;
+} company;
+
+static int64_t length_of(int64_t sequence) {
+    return 1 + sequence * 37 % 90;
+}
+
+static int64_t next_rows(company *all, weft_decoder_row *rows) {
+    int64_t n = 0, joining = 2;
+    for (int32_t s = 0; s < SLOTS; s++) {
+        if (all->of[s] >= 0 && all->at[s] >= length_of(all->of[s])) all->of[s] = -1;
+        if (all->of[s] < 0 && joining > 0 && all->joined < SEQUENCES) {
+            all->of[s] = all->joined++;
+            all->at[s] = 0;
+            joining--;
+        }
+        if (all->of[s] < 0) continue;
+        int64_t at = all->at[s]++;
+        rows[n++] = (weft_decoder_row){token_of(all->of[s], at), (int32_t)at, s, true};
+    }
+    return n;
+}
+
+/* All logits of all steps, in runs of up to `most` rows; malloc'd. */
+static float *play(const form *f, int64_t most, bool waits, int64_t *numbers) {
+    decoding d;
+    company all = {0};
+    int64_t room = (int64_t)STEPS * SLOTS * VOCAB, largest = 0;
+    float *logits = calloc((size_t)room, sizeof *logits);
+    assert_non_null(logits);
+    for (int s = 0; s < SLOTS; s++)
+        all.of[s] = -1;
+    open_decoding(f, &d, make_model(f), SLOTS, waits);
+    *numbers = 0;
+    for (int t = 0; t < STEPS; t++) {
+        weft_decoder_row rows[SLOTS];
+        int64_t n = next_rows(&all, rows);
+        largest = n > largest ? n : largest;
+        for (int64_t r = 0; r < n; r++)
+            grow(&d, &rows[r]);
+        for (int64_t first = 0; first < n; first += most) {
+            int64_t count = n - first < most ? n - first : most;
+            check(f, weft_decoder_run(d.decoder, rows + first, count, logits + *numbers));
+            *numbers += count * d.vocab;
+        }
+    }
+    assert_true(largest > AT_ONCE);
+    close_decoding(&d);
+    return logits;
+}
+
+static void test_runs_have_the_bits_of_those_that_are_waited_for(void **state) {
+    const form *f = *state;
+    need_backend();
+    int64_t n, m, finite = 0;
+    float *want = play(f, AT_ONCE, true, &n), *got = play(f, SLOTS, false, &m);
+    assert_int_equal(n, m);
+    for (int64_t i = 0; i < n; i++) {
+        finite += isfinite(want[i]) && want[i] != 0;
+        if (memcmp(want + i, got + i, sizeof *got) != 0)
+            fail_msg("%s: number %lld of %lld is %g, not %g", f->name, (long long)i, (long long)n,
+                     (double)got[i], (double)want[i]);
+    }
+    assert_true(finite > n / 2);
+    free(want);
+    free(got);
+}
+
+/* Greedy text of one sequence that begins with a token, by its logits. */
+static void continue_alone(const form *f, int32_t first, int32_t *text, int64_t steps) {
+    decoding d;
+    float logits[VOCAB];
+    open_decoding(f, &d, make_model(f), 1, true);
+    for (int32_t t = 0; t < steps; t++) {
+        weft_decoder_row row = {t ? text[t - 1] : first, t, 0, true};
+        grow(&d, &row);
+        check(f, weft_decoder_run(d.decoder, &row, 1, logits));
+        text[t] = 0;
+        for (int32_t k = 1; k < d.vocab; k++)
+            if (logits[k] > logits[text[t]]) text[t] = k;
+    }
+    close_decoding(&d);
+}
+
+/* Five texts of which the i-th ends after so many tokens: each run begins before the tokens of the one
+ * before are here, and takes them from where they were picked, in another row once one has left. */
+static void test_picked_tokens_go_on_where_they_were_picked(void **state) {
+    enum { TEXTS = 5, MOST = 60 };
+    const form *f = *state;
+    static const int64_t lengths[TEXTS] = {MOST, 17, 40, 33, 50};
+    need_backend();
+    int32_t want[TEXTS][MOST], got[2][WEFT_DECODER_ROWS_MAX];
+    for (int i = 0; i < TEXTS; i++)
+        continue_alone(f, 5 * i + 1, want[i], lengths[i]);
+    decoding d;
+    int of[2][TEXTS];
+    int64_t n[2] = {0, 0};
+    open_decoding(f, &d, make_model(f), TEXTS, false);
+    for (int32_t t = 0; t <= MOST; t++) { /* begins run t, ends run t - 1 */
+        weft_decoder_row rows[TEXTS];
+        int now = t % 2, last = 1 - now;
+        n[now] = 0;
+        for (int i = 0; i < TEXTS; i++) {
+            if (t >= lengths[i]) continue;
+            int32_t row = 0; /* of the run before */
+            while (t && of[last][row] != i)
+                row++;
+            of[now][n[now]] = i;
+            rows[n[now]] = (weft_decoder_row){t ? -1 - row : 5 * i + 1, t, i, true};
+            grow(&d, &rows[n[now]++]);
+        }
+        if (n[now]) check(f, weft_decoder_begin(d.decoder, rows, n[now]));
+        if (t == 0) continue;
+        check(f, weft_decoder_end(d.decoder, got[last]));
+        for (int64_t r = 0; r < n[last]; r++)
+            if (got[last][r] != want[of[last][r]][t - 1])
+                fail_msg("%s: token %d of text %d is %d, not %d", f->name, (int)t - 1, of[last][r],
+                         (int)got[last][r], (int)want[of[last][r]][t - 1]);
+    }
+    close_decoding(&d);
+}
+
+/* Greedy text, but for the last writer's, which is drawn. */
+static weft_sampling sampling_of(int writer) {
+    weft_sampling how = weft_sampling_default();
+    how.max_tokens = 10 + 7 * writer;
+    how.temperature = writer + 1 == WRITERS ? 1 : 0;
+    how.seed = 5;
+    how.token_only = true;
+    return how;
+}
+
+/* Tokens, or the bits of their log-probabilities. */
+static void write_all(const form *f, weft_generator *g, const int64_t *id, int n, bool bits,
+                      int32_t (*texts)[MOST_TOKENS]) {
+    int64_t count[WRITERS] = {0};
+    while (weft_generator_busy(g)) {
+        weft_sampled made;
+        check(f, weft_generator_step(g));
+        for (int i = 0; i < n; i++)
+            while (weft_generator_take(g, id[i], &made) == WEFT_TAKE_TOKEN)
+                memcpy(&texts[i][count[i]++], bits ? (void *)&made.logprob : (void *)&made.token,
+                       sizeof **texts);
+    }
+    for (int i = 0; i < n; i++)
+        assert_true(count[i] > 0);
+}
+
+/* Texts that a generator writes, of prompts that begin alike, whose pages are shared, but for the third:
+ * four together, none waiting, so that runs go ahead; the others, of which one is drawn; and one that goes
+ * on from the third, whose pages were filled while it was written. */
+static void write_texts(const form *f, bool waits, int32_t (*texts)[MOST_TOKENS]) {
+    enum { THIRD = 20 + 9 * 2, GOES_ON = THIRD + 10 + 7 * 2 };
+    weft_model *m = make_model(f);
+    weft_generator *g;
+    weft_pool *pool;
+    int64_t id[WRITERS];
+    int32_t prompt[GOES_ON];
+    for (int i = 0; i < GOES_ON; i++)
+        prompt[i] = token_of(3, i);
+    check(f, weft_pool_create(1, &pool));
+    weft_generator_limits limits = {.sequences = 4, .context = CONTEXT};
+    check(f, weft_generator_open(m, choose_backend(waits), pool, &limits, &g));
+    for (int i = 0; i < WRITERS; i++) {
+        weft_sampling how = sampling_of(i);
+        prompt[0] = i == 2 ? 50 : 51;
+        prompt[THIRD + i] = i;
+        check(f, weft_generator_add(g, prompt, 20 + 9 * i < 60 ? 20 + 9 * i : 60, &how, &id[i]));
+        if (i == 3) write_all(f, g, id, 4, false, texts);
+    }
+    write_all(f, g, id + 4, WRITERS - 4, false, texts + 4);
+    prompt[0] = 50;
+    memcpy(prompt + THIRD, texts[2], (GOES_ON - THIRD) * sizeof *prompt);
+    weft_sampling how = sampling_of(1);
+    how.token_only = false;
+    check(f, weft_generator_add(g, prompt, GOES_ON, &how, id));
+    write_all(f, g, id, 1, true, texts + WRITERS);
+    assert_true(weft_generator_shared(g, id[0]) > THIRD);
+    weft_generator_close(g);
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+}
+
+static void test_a_generator_writes_the_same_texts(void **state) {
+    const form *f = *state;
+    static int32_t want[WRITERS + 1][MOST_TOKENS], got[WRITERS + 1][MOST_TOKENS];
+    need_backend();
+    memset(want, 0, sizeof want);
+    memset(got, 0, sizeof got);
+    write_texts(f, true, want);
+    write_texts(f, false, got);
+    for (int i = 0; i <= WRITERS; i++)
+        for (int t = 0; t < MOST_TOKENS; t++)
+            if (want[i][t] != got[i][t])
+                fail_msg("%s: token %d of text %d is %d, not %d", f->name, t, i, (int)got[i][t],
+                         (int)want[i][t]);
+}
+
+static void test_logits_that_are_not_numbers_pick_no_token(void **state) {
+    const form *f = *state;
+    need_backend();
+    decoding d;
+    weft_model *m = make_model(f);
+    for (int64_t i = 0; i < m->n_weights; i++) {
+        weft_weight *w = &m->weights[i];
+        if (strcmp(w->name, "ln_f.weight") != 0) continue;
+        double *values = calloc((size_t)w->count, sizeof *values);
+        for (int64_t k = 0; k < w->count; k++)
+            values[k] = NAN;
+        weft_weight_write(w, values);
+        free(values);
+    }
+    weft_decoder_row row = {1, 0, 0, true};
+    open_decoding(f, &d, m, 1, false);
+    int32_t token;
+    grow(&d, &row);
+    check(f, weft_decoder_begin(d.decoder, &row, 1));
+    check(f, weft_decoder_end(d.decoder, &token));
+    assert_int_equal(token, -1);
+    close_decoding(&d);
+}
+
+int main(void) {
+    struct CMUnitTest tests[3 * FORMS + 1];
+    int n = 0;
+    const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
+    for (int i = 0; i < FORMS; i++) {
+        if (only && strcmp(only, forms[i].name) != 0) continue;
+        void *f = (void *)(uintptr_t)(forms + i);
+        tests[n++] = (struct CMUnitTest){"test_runs_have_the_bits_of_those_that_are_waited_for",
+                                         test_runs_have_the_bits_of_those_that_are_waited_for, NULL,
+                                         NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_picked_tokens_go_on_where_they_were_picked",
+                                test_picked_tokens_go_on_where_they_were_picked, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){"test_a_generator_writes_the_same_texts",
+                                         test_a_generator_writes_the_same_texts, NULL, NULL, f};
+    }
+    tests[n++] = (struct CMUnitTest){"test_logits_that_are_not_numbers_pick_no_token",
+                                     test_logits_that_are_not_numbers_pick_no_token, NULL, NULL,
+                                     (void *)(uintptr_t)forms};
+    return _cmocka_run_group_tests("pick", tests, (size_t)n, NULL, NULL);
+}
