@@ -13,7 +13,12 @@
 #include "cpu/gemm.h"
 
 #include "cpu/blas.h"
+#include "cpu/matrix.h"
 #include "cpu/vec.h"
+
+#if WEFT_ARM_TARGETS && WEFT_REAL == 32
+#include <arm_neon.h>
+#endif
 
 enum {
     TILE = 512,          /* longest side of a tile */
@@ -167,9 +172,35 @@ static void add_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
             to[i] += ((const real *)x.data)[at + i];
 }
 
+/* As weft_float_to_bf16 rounds; by the processor's own instruction where it has one. */
+#if WEFT_ARM_TARGETS && WEFT_REAL == 32
+
+__attribute__((target("arch=armv8.2-a+bf16"))) static void
+round_eights(uint16_t *to, const real *from, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        bfloat16x8_t low = vcvtq_low_bf16_f32(vld1q_f32(from + i));
+        bfloat16x8_t both = vcvtq_high_bf16_f32(low, vld1q_f32(from + i + 4));
+        vst1q_u16(to + i, vreinterpretq_u16_bf16(both));
+    }
+}
+
+static void round_values(uint16_t *to, const real *from, int64_t n) {
+    int64_t whole = weft_cpu_matrix() == WEFT_MATRIX_BFMMLA ? n / 8 * 8 : 0;
+    round_eights(to, from, whole);
+    gemm_round(to + whole, from + whole, n - whole);
+}
+
+#else
+
+static void round_values(uint16_t *to, const real *from, int64_t n) {
+    gemm_round(to, from, n);
+}
+
+#endif
+
 static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
     if (x.bf16)
-        gemm_round((uint16_t *)x.data + at, from, n);
+        round_values((uint16_t *)x.data + at, from, n);
     else
         memcpy((real *)x.data + at, from, (size_t)n * sizeof(real));
 }

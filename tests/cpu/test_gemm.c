@@ -314,6 +314,38 @@ static void test_rows_that_are_alone_may_be_many(void **state) {
     alone = false;
 }
 
+/* A whole number to eight binary digits: to the nearest, halfway to the even one. */
+static int64_t to_eight_digits(int64_t n, int *halfway) {
+    int64_t shift = 0;
+    while (n >> shift > 255)
+        shift++;
+    int64_t kept = n >> shift, rest = n - (kept << shift),
+            half = shift ? INT64_C(1) << (shift - 1) : 1;
+    *halfway += rest == half;
+    return (kept + (rest > half || (rest == half && kept % 2))) << shift;
+}
+
+static void test_bf16_results_are_rounded_to_nearest_even(void **state) {
+    (void)state;
+    enum { M = 45, N = 83 };
+    built b = build((product){.m = M, .k = 1, .n = N}, WEFT_BF16);
+    int halfway = 0;
+    for (int64_t i = 0; i < M; i++)
+        b.a_values[i] = (double)((128 + 2 * i) * (i % 3 ? 1 : -1));
+    for (int64_t j = 0; j < N; j++)
+        b.b_values[j] = (double)(128 + j);
+    uint16_t *bytes = run(&b, 2);
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t j = 0; j < N; j++) {
+            int64_t want = to_eight_digits((128 + 2 * i) * (128 + j), &halfway);
+            double got = (double)weft_bf16_to_float(bytes[i * N + j]);
+            assert_true(got == (double)(want * (i % 3 ? 1 : -1)));
+        }
+    assert_in_range(halfway, 10, M * N);
+    free(bytes);
+    drop(&b);
+}
+
 static void test_the_library_keeps_to_addresses_and_threads(void **state) {
     (void)state;
     assert_int_equal(weft_blas_init(), WEFT_OK);
@@ -337,6 +369,7 @@ int main(void) {
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
         cmocka_unit_test(test_a_row_of_few_has_the_bits_it_has_alone),
         cmocka_unit_test(test_rows_that_are_alone_may_be_many),
+        cmocka_unit_test(test_bf16_results_are_rounded_to_nearest_even),
         cmocka_unit_test(test_the_library_keeps_to_addresses_and_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
