@@ -28,6 +28,7 @@ enum {
 typedef uint16_t half4 __attribute__((vector_size(8)));
 typedef uint16_t half8 __attribute__((vector_size(16)));
 typedef uint32_t pair4 __attribute__((vector_size(16)));
+typedef uint64_t four2 __attribute__((vector_size(16)));
 
 static ALWAYS_INLINE half4 load4(const uint16_t *from) {
     half4 v;
@@ -182,12 +183,30 @@ static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *t
                        2 * width);
 }
 
+/* A panel of fours, all there: two vectors and two fours of each at a time. */
+static ALWAYS_INLINE void pack_fours_along(gemm_matrix x, int64_t k, uint16_t *to,
+                                           const int64_t width) {
+    for (int64_t d = 0; d < k; d += 8)
+        for (int64_t i = 0; i < width; i += 2) {
+            const uint16_t *from = (const uint16_t *)x.data + i * x.ld + d;
+            four2 a = (four2)load8(from), b = (four2)load8(from + x.ld);
+            uint16_t *fours = to + d * width + 4 * i;
+            store8(fours, (half8)__builtin_shufflevector(a, b, 0, 2));
+            store8(fours + 4 * width, (half8)__builtin_shufflevector(a, b, 1, 3));
+        }
+}
+
 /* A panel of `count` ≤ width vectors that lie one behind the other: groups are copied whole, from a
  * copy of the vector where it must be rounded or filled up. */
 static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
                                      const int64_t width, const int64_t group, int64_t padded) {
-    if (group == 2 && x.bf16 && count == width && k == padded && k % 8 == 0) {
+    bool whole = x.bf16 && count == width && k == padded && k % 8 == 0;
+    if (group == 2 && whole) {
         pack_pairs_along(x, k, to, width);
+        return;
+    }
+    if (group == 4 && whole) {
+        pack_fours_along(x, k, to, width);
         return;
     }
     for (int64_t i = 0; i < width; i++) {
