@@ -55,7 +55,7 @@ def cells(row):
 
 
 def print_table(columns, texts, rows):
-    kept = [i for i in range(len(columns)) if len({row[i] for row in rows}) > 1]
+    kept = [i for i in range(len(columns)) if len(rows) == 1 or len({row[i] for row in rows}) > 1]
     for row in [columns, ["---" if i < texts else "---:" for i in range(len(columns))], *rows]:
         print("| " + " | ".join(row[i] for i in kept) + " |")
 

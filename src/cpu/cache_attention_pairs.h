@@ -138,8 +138,10 @@ static void pairs_score(const block_task *b, const page_run *run, int64_t g) {
         for (int64_t h = 0; h < p.heads; h++) {
             real *to = scores_of(b, g) + (first + h) * BLOCK + run->at;
             real scale = b->s.q_scales[g * a->rows + first + h];
-            for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j++)
-                to[j] = (real)sums[h * WEFT_PAGE_TOKENS + j] * (scales[j] * scale);
+            for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j += VLEN) {
+                vsums sum = load_sums(sums + h * WEFT_PAGE_TOKENS + j);
+                vstore(to + j, __builtin_convertvector(sum, vreal) * (vload(scales + j) * scale));
+            }
         }
     }
 }

@@ -11,6 +11,7 @@
 #include <simde/x86/avx512.h>
 #include <simde/x86/fma.h>
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@
 #undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtneps_pbh
+#undef _mm512_cvtps_epi32
 #undef _mm512_dpbf16_ps
 #undef _mm512_dpwssd_epi32
 #undef _mm512_extractf32x8_ps
@@ -95,6 +97,18 @@ static inline __m512 _mm512_cvtepi32_ps(__m512i v) {
     __m512 numbers;
     memcpy(&numbers, to, sizeof numbers);
     return numbers;
+}
+
+/* To the nearest, of two equally near ones the even. */
+static inline __m512i _mm512_cvtps_epi32(__m512 v) {
+    float from[16];
+    int32_t to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++)
+        to[i] = from[i] >= -0x1p31f && from[i] < 0x1p31f ? (int32_t)lrintf(from[i]) : INT32_MIN;
+    __m512i whole;
+    memcpy(&whole, to, sizeof whole);
+    return whole;
 }
 
 static inline __m256i _mm512_cvtepi32_epi16(__m512i v) {
