@@ -127,17 +127,23 @@ static ALWAYS_INLINE void plain_add_block(const plain_shape *p, const real *weig
                      min_i64(VLEN, room - v * VLEN));
 }
 
-/* All columns of `queries` heads. */
+/* All columns of `queries` heads: as many vectors at a time as there are, so that a head of 64 columns is
+ * whole with vectors of any length. */
 static ALWAYS_INLINE void plain_add_heads(const plain_shape *p, const real *weights,
                                           const char *from, const float *scale, int64_t count,
                                           real *sums, int64_t step, const int queries,
                                           const int vectors, const cached_kind kind) {
-    int64_t column = 0;
-    for (; column + vectors * VLEN <= p->width; column += vectors * VLEN)
+    int64_t column = 0, most = vectors * VLEN, some = PLAIN_VECTORS * VLEN;
+    for (; column + most <= p->width; column += most)
         plain_add_block(p, weights, from, scale, count, column, sums, step, queries, vectors, true,
                         kind);
+    for (; vectors > PLAIN_VECTORS && column + some <= p->width; column += some)
+        plain_add_block(p, weights, from, scale, count, column, sums, step, queries, PLAIN_VECTORS,
+                        true, kind);
+    for (; column + VLEN <= p->width; column += VLEN)
+        plain_add_block(p, weights, from, scale, count, column, sums, step, queries, 1, true, kind);
     if (column < p->width)
-        plain_add_block(p, weights, from, scale, count, column, sums, step, queries, vectors, false,
+        plain_add_block(p, weights, from, scale, count, column, sums, step, queries, 1, false,
                         kind);
 }
 
