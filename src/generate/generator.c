@@ -148,19 +148,6 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
     return WEFT_OK;
 }
 
-weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *tokens,
-                                  int64_t count, const weft_sampling *sampling) {
-    sequence *s = generator_find(g, id);
-    if (!s || s->state != SEQUENCE_DONE)
-        return weft_fail(WEFT_EINPUT, "generate: sequence %lld is not there or has not ended",
-                         (long long)id);
-    WEFT_TRY(generator_check_request(g, tokens, count, s->n_tokens + count, sampling));
-    WEFT_TRY(append_tokens(s, tokens, count));
-    set_goal(g, s, sampling);
-    if (s->slot >= 0) s->state = SEQUENCE_RUNNING;
-    return WEFT_OK;
-}
-
 bool weft_generator_busy(const weft_generator *g) {
     for (int64_t i = 0; i < g->n_list; i++)
         if (g->list[i]->state != SEQUENCE_DONE) return true;
@@ -187,6 +174,21 @@ static void give_back(weft_generator *g, sequence *s) {
     s->slot = -1;
     s->n_pages = s->n_sealed = s->n_computed = 0;
     s->epoch++;
+}
+
+weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *tokens,
+                                  int64_t count, const weft_sampling *sampling) {
+    sequence *s = generator_find(g, id);
+    if (!s || s->state != SEQUENCE_DONE)
+        return weft_fail(WEFT_EINPUT, "generate: sequence %lld is not there or has not ended",
+                         (long long)id);
+    WEFT_TRY(generator_check_request(g, tokens, count, s->n_tokens + count, sampling));
+    WEFT_TRY(append_tokens(s, tokens, count));
+    set_goal(g, s, sampling);
+    /* A run that was ahead of the text's end has changed what the sequence keeps: it begins anew. */
+    if (g->state_bytes && g->limits.no_sharing && weft_decoder_picks(g->decoder)) give_back(g, s);
+    if (s->slot >= 0) s->state = SEQUENCE_RUNNING;
+    return WEFT_OK;
 }
 
 static void set_back(weft_generator *g, sequence *s) {

@@ -337,6 +337,50 @@ static void test_a_generator_writes_the_same_texts(void **state) {
                          (int)want[i][t]);
 }
 
+/* The first tokens of a text, which is stopped then and gone on with behind more: the bits of what is
+ * written there. */
+static void write_in_two(const form *f, bool waits, int32_t *text) {
+    enum { PROMPT = 20, MORE = 3, FIRST = 6 };
+    weft_model *m = make_model(f);
+    weft_generator *g;
+    weft_pool *pool;
+    weft_sampled made;
+    int64_t id, n = 0;
+    int32_t prompt[PROMPT + MORE];
+    for (int i = 0; i < PROMPT + MORE; i++)
+        prompt[i] = token_of(5, i);
+    check(f, weft_pool_create(1, &pool));
+    weft_generator_limits limits = {.sequences = 2, .context = CONTEXT, .no_sharing = true};
+    check(f, weft_generator_open(m, choose_backend(waits), pool, &limits, &g));
+    weft_sampling how = sampling_of(2);
+    check(f, weft_generator_add(g, prompt, PROMPT, &how, &id));
+    while (n < FIRST) {
+        check(f, weft_generator_step(g));
+        while (weft_generator_take(g, id, &made) == WEFT_TAKE_TOKEN)
+            n++;
+    }
+    assert_int_equal(n, FIRST);
+    weft_generator_stop(g, id);
+    how.token_only = false;
+    check(f, weft_generator_extend(g, id, prompt + PROMPT, MORE, &how));
+    write_all(f, g, &id, 1, true, (int32_t(*)[MOST_TOKENS])text);
+    weft_generator_close(g);
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+}
+
+/* A run is under way when a text is stopped. What a sequence keeps beside its pages has then seen a token
+ * that the text goes on without. */
+static void test_a_text_that_was_stopped_is_gone_on_with(void **state) {
+    const form *f = *state;
+    int32_t want[MOST_TOKENS] = {0}, got[MOST_TOKENS] = {0};
+    need_backend();
+    write_in_two(f, true, want);
+    write_in_two(f, false, got);
+    for (int t = 0; t < MOST_TOKENS; t++)
+        if (want[t] != got[t]) fail_msg("%s: token %d has other bits", f->name, t);
+}
+
 static void test_logits_that_are_not_numbers_pick_no_token(void **state) {
     const form *f = *state;
     need_backend();
@@ -362,7 +406,7 @@ static void test_logits_that_are_not_numbers_pick_no_token(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[3 * FORMS + 1];
+    struct CMUnitTest tests[4 * FORMS + 1];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < FORMS; i++) {
@@ -376,6 +420,8 @@ int main(void) {
                                 test_picked_tokens_go_on_where_they_were_picked, NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_a_generator_writes_the_same_texts",
                                          test_a_generator_writes_the_same_texts, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){"test_a_text_that_was_stopped_is_gone_on_with",
+                                         test_a_text_that_was_stopped_is_gone_on_with, NULL, NULL, f};
     }
     tests[n++] = (struct CMUnitTest){"test_logits_that_are_not_numbers_pick_no_token",
                                      test_logits_that_are_not_numbers_pick_no_token, NULL, NULL,
