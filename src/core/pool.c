@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { POOL_THREADS_MAX = 1024, POOL_NODES_MAX = 16, POOL_SPINS = 4000, LINE = 64 };
 static const int64_t RUN_MOST = INT64_C(1) << 31;
@@ -30,6 +31,7 @@ typedef struct {
 
 struct weft_pool {
     int size, nodes;
+    pid_t process;                  /* that has the threads: a fork of it has none */
     int *node;                      /* [size] of each thread */
     int before[POOL_NODES_MAX + 1]; /* threads on the nodes before this one */
     pthread_t *threads;             /* [size - 1]: the caller is thread 0 */
@@ -184,6 +186,7 @@ weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology 
     weft_pool *pool = calloc(1, sizeof *pool);
     if (!pool) return weft_fail(WEFT_ENOMEM, "threads: no memory for the pool");
     pool->size = threads;
+    pool->process = getpid();
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pool->threads = calloc((size_t)threads, sizeof *pool->threads);
@@ -284,7 +287,7 @@ static void zero_share(void *context, int64_t task, int thread) {
 
 void weft_pool_zero(weft_pool *pool, void *memory, int64_t bytes) {
     zeroing z = {.pool = pool, .memory = memory, .bytes = bytes};
-    if (pool && pool->nodes > 1)
+    if (pool && pool->nodes > 1 && pool->process == getpid())
         weft_pool_run(pool, pool->size, zero_share, &z);
     else
         memset(memory, 0, (size_t)bytes);

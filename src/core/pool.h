@@ -35,7 +35,8 @@ int weft_pool_size(const weft_pool *pool);
 void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context);
 
 /* Zeros, each share of the memory written by the node that has this share of a run's tasks: the
- * system puts a page where it is first written. On one node, or with no pool, it is memset. */
+ * system puts a page where it is first written. On one node, with no pool, or in a fork of the process
+ * that made the pool, it is memset. */
 void weft_pool_zero(weft_pool *pool, void *memory, int64_t bytes);
 
 #endif

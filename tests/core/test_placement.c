@@ -204,6 +204,28 @@ static void test_any_number_of_bytes_is_zeroed_and_no_more(void **state) {
     }
 }
 
+/* Threads do not follow a fork: the child's zeros do not wait for them. */
+static void test_a_forked_process_zeroes_alone(void **state) {
+    (void)state;
+    weft_pool *pool;
+    assert_int_equal(two_nodes_pool(4, &pool), WEFT_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        unsigned char memory[100];
+        alarm(20);
+        memset(memory, 0xff, sizeof memory);
+        weft_pool_zero(pool, memory, sizeof memory);
+        for (size_t i = 0; i < sizeof memory; i++)
+            if (memory[i]) _exit(1);
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    weft_pool_destroy(pool);
+}
+
 /* The node that a page lies on, as the system says. */
 static int node_of(void *page) {
     int node = -1;
@@ -246,6 +268,7 @@ int main(void) {
         cmocka_unit_test(test_every_task_runs_on_any_number_of_nodes),
         cmocka_unit_test(test_each_thread_is_the_first_to_write_its_share),
         cmocka_unit_test(test_any_number_of_bytes_is_zeroed_and_no_more),
+        cmocka_unit_test(test_a_forked_process_zeroes_alone),
         cmocka_unit_test(test_shares_lie_on_their_nodes),
     };
     return cmocka_run_group_tests_name("placement", tests, NULL, NULL);
