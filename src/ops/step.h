@@ -73,7 +73,7 @@ typedef struct weft_step_backend {
     /* Starts a step; at most two may be under way. */
     weft_status (*start)(void *step, const weft_step_rows *rows);
     /* Waits for the oldest step under way: the likeliest token of each row, of bit-equal ones the
-     * lowest. */
+     * lowest; -1 where its logits are not numbers. */
     weft_status (*finish)(void *step, int32_t *tokens);
     /* The logits of rows `first` to `first + count - 1` of the step that was finished last, none
      * being under way. */

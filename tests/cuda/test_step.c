@@ -176,8 +176,40 @@ static void test_picked_tokens_are_the_likeliest(void **state) {
     free(c.tokens);
 }
 
+/* Nor does the step behind it read beyond the embeddings. */
+static void test_logits_that_are_not_numbers_pick_no_token(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_case_open(&c, f, TIME);
+    step_decoding d = {.model = step_case_weights(&c)};
+    weft_weight *w = weft_model_find(d.model, "ln_f.weight");
+    assert_non_null(w);
+    double *values = malloc((size_t)w->count * sizeof *values);
+    for (int64_t i = 0; i < w->count; i++)
+        values[i] = NAN;
+    weft_weight_write(w, values);
+    free(values);
+    int64_t pages = weft_cached_table_pages(TIME);
+    weft_decoder_limits limits = {1, pages, TIME, pages};
+    assert_int_equal(weft_pool_create(1, &d.pool), WEFT_OK);
+    assert_int_equal(weft_decoder_open(d.model, weft_cuda_backend(), d.pool, &limits, &d.decoder),
+                     WEFT_OK);
+    weft_decoder_table(d.decoder, 0)[0] = 0;
+    weft_decoder_row row = {c.tokens[0], 0, 0, true}, next = {-1, 1, 0, true};
+    int32_t got[2];
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_OK);
+    assert_int_equal(weft_decoder_begin(d.decoder, &next, 1), WEFT_OK);
+    for (int t = 0; t < 2; t++) {
+        assert_int_equal(weft_decoder_end(d.decoder, got), WEFT_OK);
+        assert_int_equal(got[0], -1);
+    }
+    step_decoding_close(&d);
+    free(c.tokens);
+}
+
 int main(void) {
-    struct CMUnitTest tests[5 * STEP_FORMS];
+    struct CMUnitTest tests[6 * STEP_FORMS];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < STEP_FORMS; i++) {
@@ -196,6 +228,9 @@ int main(void) {
                                          NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_picked_tokens_are_the_likeliest",
                                          test_picked_tokens_are_the_likeliest, NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_logits_that_are_not_numbers_pick_no_token",
+                                test_logits_that_are_not_numbers_pick_no_token, NULL, NULL, f};
     }
     return _cmocka_run_group_tests("step", tests, (size_t)n, NULL, NULL);
 }

@@ -8,15 +8,18 @@
 
 #include "cuda/decode/step_few.cuh"
 
-/* Larger logits first, then lower tokens, as one number. */
+/* Larger logits first, then lower tokens, as one number; NaN of either sign before all others. */
 __device__ static inline unsigned long long step_rank(float v, int token) {
     unsigned bits = __float_as_uint(v);
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    bits = v != v ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return (unsigned long long)bits << 32 | (0xffffffffu - (unsigned)token);
 }
 
+/* The token; -1 where the largest logit is not a finite number. */
 __device__ static inline int step_ranked(unsigned long long rank) {
-    return (int)(0xffffffffu - (unsigned)rank);
+    const unsigned lowest = ~0xff800000u, highest = 0x7f800000u | 0x80000000u; /* -inf, inf */
+    unsigned bits = (unsigned)(rank >> 32);
+    return bits > lowest && bits < highest ? (int)(0xffffffffu - (unsigned)rank) : -1;
 }
 
 /* Tiles of a warp in the round whose first tile is `base`. */

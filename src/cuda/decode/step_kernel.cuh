@@ -55,8 +55,9 @@ __device__ static inline float2 step_stream_at(const step_problem &p, const step
                                                int i) {
     if (f.kind == STEP_EMBED) {
         int token = p.token[r];
+        /* A row that goes on from no token has one all the same; nobody wants what it makes. */
         if (token < 0)
-            token = step_ranked(__ldcg(p.picked + (1 - p.turn) * STEP_ROWS + (-1 - token)));
+            token = max(step_ranked(__ldcg(p.picked + (1 - p.turn) * STEP_ROWS + (-1 - token))), 0);
         long long from = (long long)token * p.width + i;
         float2 v = make_float2(step_load(p.table, p.table_is_bf16, from),
                                step_load(p.table, p.table_is_bf16, from + 1));
