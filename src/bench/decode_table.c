@@ -42,11 +42,13 @@ typedef struct {
 } bench;
 
 /* A read of one stream, of eight far from each other, and of eight that are near, as products read weights:
- * how far apart they lie decides which banks of memory they meet in. */
+ * how far apart they lie decides which banks of memory they meet in. The last also asks for what comes,
+ * where the processor itself does not look far enough ahead. */
 enum {
     READ_TASKS = 64,
     READ_STREAMS = 8,
     NEAR = 36 << 10, /* twelve rows of 768 floats */
+    AHEAD = 512,
     READ_BYTES = 28 * READ_STREAMS * NEAR,
     BUFFER_BYTES = READ_TASKS * READ_BYTES
 };
@@ -54,6 +56,7 @@ enum {
 typedef struct {
     const char *buffer;
     int64_t apart; /* of the streams that a task reads side by side; 0: it reads one */
+    bool asks;
     uint64_t sums[READ_TASKS];
 } reading;
 
@@ -68,8 +71,11 @@ static void read_part(void *context, int64_t task, int thread) {
     if (r->apart)
         for (; at < end; at += READ_STREAMS * r->apart)
             for (int64_t i = 0; i < r->apart; i += 64)
-                for (int k = 0; k < READ_STREAMS; k++)
-                    sum[k % 2] += *(const words *)(at + i + k * r->apart);
+                for (int k = 0; k < READ_STREAMS; k++) {
+                    const char *line = at + i + k * r->apart;
+                    if (r->asks) __builtin_prefetch(line + AHEAD);
+                    sum[k % 2] += *(const words *)line;
+                }
     else
         for (; at < end; at += 128)
             for (int k = 0; k < 2; k++)
@@ -82,11 +88,12 @@ static void read_part(void *context, int64_t task, int thread) {
 /* Bytes a second, the best of a few reads in all ways. */
 static double read_rate(bench *b) {
     if (b->backend->remote) return weft_cuda_read_rate();
-    static const int64_t apart[] = {0, READ_BYTES / READ_STREAMS, NEAR};
+    static const int64_t apart[] = {0, READ_BYTES / READ_STREAMS, NEAR, NEAR};
     double best = 0;
     reading r = {.buffer = b->buffer};
-    for (int i = 0; i < 9; i++) {
-        r.apart = apart[i % 3];
+    for (int i = 0; i < 12; i++) {
+        r.apart = apart[i % 4];
+        r.asks = i % 4 == 3;
         double start = weft_clock();
         weft_pool_run(b->pool, READ_TASKS, read_part, &r);
         double rate = BUFFER_BYTES / (weft_clock() - start);
