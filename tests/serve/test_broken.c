@@ -15,13 +15,16 @@
 
 #include <cmocka.h>
 
-#define LONG_BODY "{\"prompt\":\"Once\",\"max_tokens\":3000,\"temperature\":0"
+#define LONG_BODY "{\"prompt\":\"Once\",\"max_tokens\":4000,\"temperature\":0"
+#define DRAWN_BODY "{\"prompt\":\"Once\",\"max_tokens\":60,\"seed\":3"
+#define IDS ",\"return_token_ids\":true"
 #define SHORT_BODY "{\"prompt\":\"Once\",\"max_tokens\":20,\"temperature\":0}"
 
 static char folder[512];
 static server s;
-static char *whole; /* the long answer's text before anything is broken */
-static int poisoned;
+static char *whole;         /* the long answer's text before anything is broken */
+static int poisoned;        /* the token */
+static size_t drawn_before; /* tokens of the drawn text up to it */
 
 static char *text_of(const char *body) {
     json_t *got = http_json(s.port, "/v1/completions", body, 200);
@@ -31,21 +34,30 @@ static char *text_of(const char *body) {
     return text;
 }
 
-/* A byte that neither the long text nor its prompt has. */
-static int unused_byte(void) {
-    json_t *got =
-        http_json(s.port, "/v1/completions", LONG_BODY ",\"return_token_ids\":true}", 200);
+/* The tokens of an answer. */
+static json_t *tokens_of(const char *body) {
+    json_t *got = http_json(s.port, "/v1/completions", body, 200);
     const json_t *c = json_array_get(json_object_get(got, "choices"), 0);
-    const json_t *ids = json_object_get(c, "token_ids");
-    bool used[256] = {['O'] = true, ['n'] = true, ['c'] = true, ['e'] = true};
+    json_t *ids = json_incref(json_object_get(c, "token_ids"));
+    json_decref(got);
+    return ids;
+}
+
+/* A token that the drawn text has, some tokens behind its beginning, and neither the long text nor a
+ * prompt. */
+static void choose_token(void) {
+    json_t *ids = tokens_of(LONG_BODY IDS "}"), *drawn = tokens_of(DRAWN_BODY IDS "}");
+    bool used[256] = {['O'] = true, ['n'] = true, ['c'] = true, ['e'] = true, ['x'] = true};
     for (size_t i = 0; i < json_array_size(ids); i++)
         used[json_integer_value(json_array_get(ids, i))] = true;
-    json_decref(got);
-    int at = 'a';
-    while (at < 'z' && used[at])
-        at++;
-    assert_false(used[at]);
-    return at;
+    for (drawn_before = 0; drawn_before < json_array_size(drawn); drawn_before++) {
+        poisoned = (int)json_integer_value(json_array_get(drawn, drawn_before));
+        if (drawn_before >= 5 && !used[poisoned]) break;
+        used[poisoned] = true;
+    }
+    assert_true(drawn_before < json_array_size(drawn) - 1);
+    json_decref(ids);
+    json_decref(drawn);
 }
 
 static int start(void **state) {
@@ -61,7 +73,7 @@ static int start(void **state) {
     command_succeeds(RUN("init", "--config", config, "--out", folder, "--seed", "1"), NULL);
     s = server_start(RUN("--model", folder, "--threads", "1", "--max-tokens", "4000"));
     whole = text_of(LONG_BODY "}");
-    poisoned = unused_byte();
+    choose_token();
     server_stop(&s);
     poison_checkpoint(folder, poisoned);
     s = server_start(
@@ -76,10 +88,10 @@ static int stop(void **state) {
     return 0;
 }
 
-/* The error of a prompt that has the byte. */
+/* The error of a prompt that has the token. */
 static void check_error(const char *more) {
     char body[200];
-    snprintf(body, sizeof body, "{\"prompt\":\"xx%cyy\",\"max_tokens\":5%s}", poisoned, more);
+    snprintf(body, sizeof body, "{\"prompt\":[120,%d,120],\"max_tokens\":5%s}", poisoned, more);
     json_t *got = http_json(s.port, "/v1/completions", body, 500);
     const json_t *error = json_object_get(got, "error");
     const char *message = json_string_value(json_object_get(error, "message"));
@@ -119,10 +131,35 @@ static void test_a_request_that_breaks_ends_alone(void **state) {
     assert_true(http_metric(s.port, "weft_cache_pages_used") == 0);
 }
 
+/* What was made is sent; then comes the error, and no [DONE]. */
+static void test_a_stream_that_breaks_ends_in_an_error(void **state) {
+    (void)state;
+    static const char body[] = DRAWN_BODY IDS ",\"stream\":true}";
+    answer a = http_post(s.port, "/v1/completions", NULL, body, sizeof body - 1);
+    assert_int_equal(a.status, 200);
+    size_t made = 0;
+    bool told = false;
+    for (char *at = a.body; (at = strstr(at, "data: {")); at++) {
+        json_t *event = json_loadb(at + 6, strcspn(at + 6, "\n"), JSON_ALLOW_NUL, NULL);
+        const json_t *error = json_object_get(event, "error");
+        const json_t *c = json_array_get(json_object_get(event, "choices"), 0);
+        const char *message = json_string_value(json_object_get(error, "message"));
+        assert_false(told);
+        made += json_array_size(json_object_get(c, "token_ids"));
+        told = message && strstr(message, "not numbers");
+        json_decref(event);
+    }
+    assert_int_equal(made, drawn_before + 1);
+    assert_true(told);
+    assert_null(strstr(a.body, "[DONE]"));
+    answer_free(&a);
+}
+
 int main(void) {
     if (server_tests_are_skipped()) return 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_request_that_breaks_ends_alone),
+        cmocka_unit_test(test_a_stream_that_breaks_ends_in_an_error),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
