@@ -26,23 +26,26 @@ typedef struct {
     bool dot, tiles; /* by the processor's instruction; by SMMLA, rows two by two */
 } i8_run;
 
-/* A row of x in 8 bits. */
+/* A row of x in 8 bits. No byte holds NaN: the scale does. */
 static void round_row(const i8_run *r, int64_t row) {
     const gemm_product *p = r->p;
     gemm_matrix from = gemm_part(p->a, 0, row, 0);
     for (int64_t b = 0; b < r->ld / BLOCK; b++) {
         real value[BLOCK] = {0}, most = 0;
-        vreal largest = vset(0);
+        vreal largest = vset(0), nothing = vset(0); /* or NaN, which no comparison finds */
         int64_t at = b * BLOCK, n = min_i64(BLOCK, p->k - at);
         if (from.bf16)
             gemm_widen(value, (const uint16_t *)from.data + at, n);
         else
             memcpy(value, (const real *)from.data + at, (size_t)n * sizeof(real));
-        for (int64_t i = 0; i < BLOCK; i += VLEN)
-            largest = vmax(largest, vabs(vload(value + i)));
+        for (int64_t i = 0; i < BLOCK; i += VLEN) {
+            vreal v = vload(value + i);
+            largest = vmax(largest, vabs(v));
+            nothing += 0 * v;
+        }
         most = vmax_lane(largest);
         real inverse = most > 0 ? 127 / most : 0;
-        r->scales[row * (r->ld / BLOCK) + b] = (float)(most / 127);
+        r->scales[row * (r->ld / BLOCK) + b] = (float)(most / 127 + vsum(nothing));
         int8_t rounded[BLOCK];
         for (int64_t i = 0; i < BLOCK; i++) {
             real v = value[i] * inverse;

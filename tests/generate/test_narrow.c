@@ -123,6 +123,31 @@ static void test_narrow_logits_are_within_their_error(void **state) {
     }
 }
 
+/* No byte holds NaN: the scales beside them do. One number of the last norm's rows is none, wherever it
+ * lies among those that are rounded together. */
+static void test_a_number_that_is_none_is_not_rounded_away(void **state) {
+    const char *settings[] = {SIZES, NULL};
+    static const int64_t places[] = {0, 5, 63, 64, 127};
+    int32_t tokens[] = {3, 1, 4};
+    (void)state;
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        weft_model *m = draw_model(settings);
+        decoding d;
+        ((float *)weft_model_find(m, "ln_f.weight")->data)[places[i]] = NAN;
+        for (int64_t chunk = 1; chunk <= 3; chunk++) {
+            open_decoder(&d, m, "int8", "f32", 3, 1, 1);
+            float *logits = decode(&d, 0, tokens, chunk);
+            close_decoder(&d);
+            for (int64_t k = 0; k < 3 * d.vocab; k++)
+                if (!isnan(logits[k]))
+                    fail_msg("NaN at %lld: logit %lld is %g", (long long)places[i], (long long)k,
+                             (double)logits[k]);
+            free(logits);
+        }
+        weft_model_destroy(m);
+    }
+}
+
 /* The perplexity of held-out text by decoding. */
 static double perplexity(weft_model *m, const char *weights, const char *cache, int sequences) {
     decoding d;
@@ -180,6 +205,7 @@ static void test_eight_bits_hardly_change_the_perplexity(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_narrow_logits_are_within_their_error),
+        cmocka_unit_test(test_a_number_that_is_none_is_not_rounded_away),
         cmocka_unit_test(test_eight_bits_hardly_change_the_perplexity),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

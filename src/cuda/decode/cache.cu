@@ -7,7 +7,8 @@
 
 enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
 
-/* A warp stores one head of one row; with `number` the squares of what is stored. */
+/* A warp stores one head of one row; with `number` the squares of what is stored. No byte holds NaN: the
+ * scale does. */
 template <int KIND>
 static __global__ void write_vectors(row_places p, cached_pages c, any_tensor x, int64_t columns,
                                      int64_t offset, any_tensor extra, int32_t *done) {
@@ -22,10 +23,14 @@ static __global__ void write_vectors(row_places p, cached_pages c, any_tensor x,
     float scale = 1, inverse = 0, squares = 0;
     if (KIND == CACHED_I8) {
         float most = 0;
-        for (int i = lane; i < c.width; i += 32)
-            most = fmaxf(most, fabsf(load_any(x, from + i)));
+        bool numbers = true;
+        for (int i = lane; i < c.width; i += 32) {
+            float v = load_any(x, from + i);
+            most = fmaxf(most, fabsf(v));
+            numbers &= v == v;
+        }
         most = warp_max(most);
-        scale = most / 127;
+        scale = __all_sync(0xffffffffu, numbers) ? most / 127 : NAN;
         inverse = most > 0 ? 127 / most : 0;
         if (lane == 0) *scale_at(c, page, h, token) = scale;
     }

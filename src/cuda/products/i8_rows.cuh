@@ -42,25 +42,28 @@ static inline int64_t i8_workspace(const gemm_product *p) {
     return i8_x_bytes(p) + align_bytes(p->m * blocks * (int64_t)sizeof(float));
 }
 
-/* A warp rounds a block of a row: two numbers a lane. */
+/* A warp rounds a block of a row: two numbers a lane. No byte holds NaN: the scale does. */
 static __global__ void i8_round(i8_rows f) {
     int64_t blocks = f.ld / WEFT_I8_BLOCK, at = thread_index() / 32;
     int64_t row = at / blocks, k = at % blocks * WEFT_I8_BLOCK + threadIdx.x % 32 * 2;
     if (row >= f.m) return;
     float v[2], most = 0;
+    bool numbers = true;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         v[i] = k + i < f.k ? load_any(f.a, row * f.a_ld + k + i) : 0.0f;
         most = fmaxf(most, fabsf(v[i]));
+        numbers &= v[i] == v[i];
     }
     most = warp_max(most);
+    numbers = __all_sync(0xffffffffu, numbers);
     float inverse = most > 0 ? 127 / most : 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float scaled = v[i] * inverse;
         f.x[row * f.ld + k + i] = (int8_t)(int)(scaled < 0 ? scaled - 0.5f : scaled + 0.5f);
     }
-    if (threadIdx.x % 32 == 0) f.scales[at] = most / 127;
+    if (threadIdx.x % 32 == 0) f.scales[at] = numbers ? most / 127 : NAN;
 }
 
 __device__ static inline int dot_words(uint4 a, uint4 b) {
