@@ -24,10 +24,11 @@ static const int64_t RUN_MOST = INT64_C(1) << 31;
 
 /* A node's part of a run, on a cache line of its own. */
 typedef struct {
-    atomic_uint_fast64_t ticket; /* runs << 32 | tasks that are not taken */
-    atomic_int_fast64_t end;     /* tasks are end - (what is left) */
-    char apart[LINE - 2 * sizeof(int64_t)];
+    _Alignas(LINE) atomic_uint_fast64_t ticket; /* runs << 32 | tasks that are not taken */
+    atomic_int_fast64_t end;                    /* tasks are end - (what is left) */
 } pool_share;
+
+_Static_assert(sizeof(pool_share) == LINE, "nodes do not write to each other's line");
 
 struct weft_pool {
     int size, nodes;
@@ -183,8 +184,9 @@ weft_status weft_pool_create(int threads, weft_pool **out) {
 weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology *t,
                                 weft_pool **out) {
     *out = NULL;
-    weft_pool *pool = calloc(1, sizeof *pool);
+    weft_pool *pool = aligned_alloc(_Alignof(weft_pool), sizeof *pool);
     if (!pool) return weft_fail(WEFT_ENOMEM, "threads: no memory for the pool");
+    memset(pool, 0, sizeof *pool);
     pool->size = threads;
     pool->process = getpid();
     pthread_mutex_init(&pool->lock, NULL);
