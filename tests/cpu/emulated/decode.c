@@ -1,11 +1,12 @@
 /* What generation runs on the CPU, by an instruction set that this machine may lack: products of few rows,
  * and attention over pages, each with every type. A program of its own, for an emulator or over emulated
- * intrinsics (test_emulated.c and test_emulated_avx512.c compile and run it).
+ * intrinsics (test_emulated.c compiles and runs it).
  *
  * Products with weights of bytes have the bits of the same sums by plain loops, by any of the set's
- * instructions; others are sums in double, and a row has the bits that it has alone. Attention is that of
- * its definition in double, within what its type allows; tokens that a row must not see are NaN, or bytes
- * with a scale that is; and the bits are equal for one and three threads. */
+ * instructions, and NaN where a row has one, wherever that is; others are sums in double, and a row has
+ * the bits that it has alone. Attention is that of its definition in double, within what its type allows;
+ * tokens that a row must not see are NaN, or bytes with a scale that is; and the bits are equal for one and
+ * three threads. */
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
 #include "ops/cache.h"
@@ -123,6 +124,10 @@ static int check_product(int64_t m, int64_t n, int64_t k) {
     KERNEL(i8_rows)(&(weft_pool){3}, &p, workspace);
     for (int64_t i = 0; i < m * n; i++)
         wrong += y[i] != plain_product(x + i / n * k, k, w + i % n * ld, scales[i % n]);
+    x[(m - 1) * k + k * 5 / 7] = NAN;
+    KERNEL(i8_rows)(&(weft_pool){3}, &p, workspace);
+    for (int64_t i = 0; i < m * n; i++)
+        wrong += !isnan(y[i]) != (i / n < m - 1);
     if (wrong)
         printf("bytes, %lld × %lld × %lld, instructions %d: %lld of %lld differ\n", (long long)m,
                (long long)n, (long long)k, (int)chosen.dots, (long long)wrong, (long long)(m * n));
