@@ -191,7 +191,7 @@ weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *
     return WEFT_OK;
 }
 
-static void set_back(weft_generator *g, sequence *s) {
+void generator_set_back(weft_generator *g, sequence *s) {
     give_back(g, s);
     if (s->state == SEQUENCE_RUNNING) {
         s->state = SEQUENCE_WAITING;
@@ -222,9 +222,9 @@ static bool find_pages(weft_generator *g, sequence *s, int64_t end) {
         int32_t page = weft_pages_take(g->pages);
         for (sequence *victim; page < 0 && (victim = find_victim(g, s));
              page = weft_pages_take(g->pages))
-            set_back(g, victim);
+            generator_set_back(g, victim);
         if (page < 0) {
-            set_back(g, s);
+            generator_set_back(g, s);
             return false;
         }
         generator_set_page(g, s, page);
@@ -425,28 +425,36 @@ static weft_status run_rows(weft_generator *g, batch *b, int32_t *picked, bool *
     return weft_decoder_run_picking(g->decoder, b->rows, b->n, g->logits, picked);
 }
 
+/* What a run made for a sequence: the token picked in its last row (NULL: none is), or the next logits. */
+static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *picked,
+                             const float **logits) {
+    s->n_computed += rows;
+    g->stats.prompt_tokens += rows - 1;
+    WEFT_TRY(generator_seal_pages(g, s));
+    if (s->n_computed < s->n_tokens) {
+        g->stats.prompt_tokens++;
+        return WEFT_OK;
+    }
+    if (picked && !generator_needs_logits(s)) return generator_take_picked(g, s, *picked);
+    *logits += g->config.vocab_size;
+    return take_logits(g, s, *logits - g->config.vocab_size);
+}
+
+/* After an error, whoever has not got what was computed for it begins anew. */
 static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
     int32_t picked[WEFT_DECODER_ROWS_MAX];
+    const float *logits = g->logits;
     bool picks;
-    WEFT_TRY(run_rows(g, b, picked, &picks));
-    int64_t row = 0, last = -1;
+    int64_t last = -1;
+    weft_status status = run_rows(g, b, picked, &picks);
     for (int i = 0; i < b->n_of; i++) {
-        sequence *s = b->of[i];
         last += b->count[i];
-        s->n_computed += b->count[i];
-        g->stats.prompt_tokens += b->count[i] - 1;
-        WEFT_TRY(generator_seal_pages(g, s));
-        if (s->n_computed < s->n_tokens) {
-            g->stats.prompt_tokens++;
-            continue;
-        }
-        if (picks && !generator_needs_logits(s))
-            WEFT_TRY(generator_take_picked(g, s, picked[last]));
-        else
-            WEFT_TRY(take_logits(g, s, g->logits + row++ * g->config.vocab_size));
+        if (status == WEFT_OK)
+            status = take_rows(g, b->of[i], b->count[i], picks ? picked + last : NULL, &logits);
+        if (status != WEFT_OK) generator_set_back(g, b->of[i]);
     }
-    return WEFT_OK;
+    return status;
 }
 
 bool generator_wants_token(const sequence *s) {
@@ -497,6 +505,7 @@ weft_status weft_generator_step(weft_generator *g) {
         if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));
         weft_status status = generator_end_ahead(g);
         g->ahead = next;
+        if (status != WEFT_OK) generator_drop_ahead(g);
         if (next.n || status != WEFT_OK) return status;
         admit(g);
         return run_prompts(g);

@@ -66,6 +66,8 @@ weft_status generator_check_request(const weft_generator *g, const int32_t *toke
 sequence *generator_find(const weft_generator *g, int64_t id); /* NULL: there is none */
 /* Puts a page behind those that a sequence has. */
 void generator_set_page(weft_generator *g, sequence *s, int32_t page);
+/* Takes a sequence's pages and place: it waits, and is computed anew. */
+void generator_set_back(weft_generator *g, sequence *s);
 /* Offers the pages that are full now to others. */
 weft_status generator_seal_pages(weft_generator *g, sequence *s);
 /* Whether a token of the sequence is more than the likeliest. */
@@ -84,7 +86,10 @@ bool generator_may_go_ahead(const weft_generator *g);
 /* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without
  * one under way, the next of all that run. out->n = 0: there is nothing to begin. */
 weft_status generator_begin_ahead(weft_generator *g, flight *out);
-/* Takes the tokens of the run under way. */
+/* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew. */
 weft_status generator_end_ahead(weft_generator *g);
+/* After an error: a run that is still under way went on from tokens that nobody has got. What it kept for
+ * a sequence is thrown away with it; the error's message stays. */
+void generator_drop_ahead(weft_generator *g);
 
 #endif

@@ -386,6 +386,59 @@ static void test_a_text_that_was_stopped_is_gone_on_with(void **state) {
         if (want[t] != got[t]) fail_msg("%s: token %d has other bits", f->name, t);
 }
 
+#ifndef ON_GPU
+
+/* Two texts; *failed: steps that did, and were tried again. */
+static void write_through(const form *f, int nth, int32_t (*texts)[MOST_TOKENS], int *failed) {
+    weft_model *m = make_model(f);
+    weft_generator *g;
+    weft_pool *pool;
+    int64_t id[2], count[2] = {0};
+    int32_t prompt[20];
+    check(f, weft_pool_create(1, &pool));
+    weft_generator_limits limits = {.sequences = 2, .context = CONTEXT, .no_sharing = true};
+    check(f, weft_generator_open(m, choose_backend(false), pool, &limits, &g));
+    for (int i = 0; i < 2; i++) {
+        weft_sampling how = sampling_of(i + 1);
+        for (int t = 0; t < 20; t++)
+            prompt[t] = token_of(i, t);
+        check(f, weft_generator_add(g, prompt, 20 - 3 * i, &how, &id[i]));
+    }
+    picking_fail(nth);
+    while (weft_generator_busy(g)) {
+        weft_sampled made;
+        if (weft_generator_step(g) != WEFT_OK) {
+            assert_string_equal(weft_error_message(), "a run failed");
+            ++*failed;
+        }
+        for (int i = 0; i < 2; i++)
+            while (weft_generator_take(g, id[i], &made) == WEFT_TAKE_TOKEN)
+                texts[i][count[i]++] = made.token;
+    }
+    picking_fail(0);
+    weft_generator_close(g);
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+}
+
+/* Whichever run fails, of prompts or of tokens, waited for or ahead. */
+static void test_a_step_that_failed_is_tried_again(void **state) {
+    const form *f = *state;
+    static int32_t want[2][MOST_TOKENS], got[2][MOST_TOKENS];
+    int failed = 0;
+    memset(want, 0, sizeof want);
+    write_through(f, 0, want, &failed);
+    for (int nth = 1; nth <= 22; nth += 3) {
+        memset(got, 0, sizeof got);
+        write_through(f, nth, got, &failed);
+        if (memcmp(want, got, sizeof want) != 0)
+            fail_msg("%s: other texts where run %d failed", f->name, nth);
+    }
+    assert_int_equal(failed, 8);
+}
+
+#endif
+
 /* Sets numbers of a weight from `first` on to NaN. */
 static void break_weight(weft_model *m, const char *name, int64_t first, int64_t count) {
     weft_weight *w = weft_model_find(m, name);
@@ -436,7 +489,7 @@ static void test_a_token_that_breaks_a_text_is_kept_as_such(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[6 * FORMS];
+    struct CMUnitTest tests[7 * FORMS];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < FORMS; i++) {
@@ -458,6 +511,10 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_a_token_that_breaks_a_text_is_kept_as_such",
                                 test_a_token_that_breaks_a_text_is_kept_as_such, NULL, NULL, f};
+#ifndef ON_GPU
+        tests[n++] = (struct CMUnitTest){"test_a_step_that_failed_is_tried_again",
+                                         test_a_step_that_failed_is_tried_again, NULL, NULL, f};
+#endif
     }
     return _cmocka_run_group_tests("pick", tests, (size_t)n, NULL, NULL);
 }

@@ -72,12 +72,19 @@ static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_
     return WEFT_OK;
 }
 
+static int until_failure;
+
+void picking_fail(int nth) {
+    until_failure = nth;
+}
+
 static weft_status finish(void *picks, int32_t *tokens) {
     picking *s = picks;
     unsigned turn = s->finished % 2;
     if (s->finished == s->started) return weft_fail(WEFT_EBUG, "no run is under way");
-    memcpy(tokens, s->picked[turn], (size_t)s->rows[turn] * sizeof *tokens);
     s->finished++;
+    if (until_failure > 0 && --until_failure == 0) return weft_fail(WEFT_EIO, "a run failed");
+    memcpy(tokens, s->picked[turn], (size_t)s->rows[turn] * sizeof *tokens);
     return WEFT_OK;
 }
 

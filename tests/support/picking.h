@@ -7,4 +7,7 @@
 
 const weft_backend *picking_backend(void);
 
+/* The nth run from now on ends with an error; 0: none does. */
+void picking_fail(int nth);
+
 #endif
