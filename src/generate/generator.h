@@ -66,9 +66,9 @@ bool weft_generator_busy(const weft_generator *g);
 weft_status weft_generator_step(weft_generator *g);
 
 typedef enum {
-    WEFT_TAKE_WAIT,  /* nothing yet */
-    WEFT_TAKE_TOKEN, /* a token was given */
-    WEFT_TAKE_END,   /* there are no more: the end-of-text token came, which is not given */
+    WEFT_TAKE_WAIT,   /* nothing yet */
+    WEFT_TAKE_TOKEN,  /* a token was given */
+    WEFT_TAKE_END,    /* there are no more: the end-of-text token came, which is not given */
     WEFT_TAKE_LENGTH, /* there are no more: max_tokens, or the end of the context */
     WEFT_TAKE_BROKEN  /* there are no more: the logits behind the last token are not numbers */
 } weft_take;

@@ -503,8 +503,9 @@ int main(void) {
                                 test_picked_tokens_go_on_where_they_were_picked, NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_a_generator_writes_the_same_texts",
                                          test_a_generator_writes_the_same_texts, NULL, NULL, f};
-        tests[n++] = (struct CMUnitTest){"test_a_text_that_was_stopped_is_gone_on_with",
-                                         test_a_text_that_was_stopped_is_gone_on_with, NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_a_text_that_was_stopped_is_gone_on_with",
+                                test_a_text_that_was_stopped_is_gone_on_with, NULL, NULL, f};
         tests[n++] =
             (struct CMUnitTest){"test_logits_that_are_not_numbers_pick_no_token",
                                 test_logits_that_are_not_numbers_pick_no_token, NULL, NULL, f};
