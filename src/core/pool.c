@@ -164,6 +164,12 @@ static bool pool_start_worker(weft_pool *pool, int thread, weft_pin pin, const w
     return true;
 }
 
+/* Where the mask of a very large machine does not fit in a cpu_set_t. */
+static int online_processors(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > POOL_THREADS_MAX ? POOL_THREADS_MAX : (int)n;
+}
+
 weft_status weft_pool_create(int threads, weft_pool **out) {
     *out = NULL;
     if (threads < 0 || threads > POOL_THREADS_MAX)
@@ -174,7 +180,7 @@ weft_status weft_pool_create(int threads, weft_pool **out) {
     weft_topology t;
     WEFT_TRY(weft_pin_wish(&wish));
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
-    if (threads == 0) threads = CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : 1;
+    if (threads == 0) threads = CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : online_processors();
     WEFT_TRY(weft_topology_read(WEFT_TOPOLOGY_ROOT, &allowed, &t));
     weft_status status = weft_pool_create_on(threads, wish, &t, out);
     weft_topology_free(&t);

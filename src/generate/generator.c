@@ -530,8 +530,8 @@ weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token
 
 weft_status weft_generator_broken(void) {
     return weft_fail(WEFT_EINPUT,
-                     "the model's logits are not numbers: its weights are broken, or too "
-                     "large for their type");
+                     "the model's logits are not numbers: its weights are broken, or too large for "
+                     "their type; DTYPE=f32 or an earlier checkpoint may help");
 }
 
 void weft_generator_remove(weft_generator *g, int64_t id) {
