@@ -108,17 +108,30 @@ static void test_nothing_is_held_unless_it_is_wanted_and_fits(void **state) {
     assert_int_equal(held_under(&mask, n, "none") & (ALL | WRONG), ALL);
 }
 
-static void test_tasks_stay_on_their_node(void **state) {
+/* Each thread's first task; none takes a second before all have one. */
+static void note_first(void *context, int64_t task, int thread) {
+    roll *r = context;
+    if (r->task[thread] >= 0) return;
+    r->task[thread] = (int)task;
+    atomic_fetch_add(&r->begun, 1);
+    while (atomic_load(&r->begun) < r->threads)
+        usleep(50);
+}
+
+static void test_threads_take_their_own_nodes_tasks_first(void **state) {
     (void)state;
-    enum { THREADS = 4, RUNS = 50 };
+    enum { THREADS = 4, TASKS = 16, RUNS = 50 };
     static roll r;
     weft_pool *pool;
     int own = 0;
     assert_int_equal(two_nodes_pool(THREADS, &pool), WEFT_OK);
     for (int run = 0; run < RUNS; run++) {
-        call_roll(pool, &r);
+        memset(&r, 0, sizeof r);
+        memset(r.task, -1, sizeof r.task);
+        r.threads = THREADS;
+        weft_pool_run(pool, TASKS, note_first, &r);
         for (int i = 0; i < THREADS; i++)
-            own += r.task[i] / (THREADS / 2) == i % 2;
+            own += r.task[i] / (TASKS / 2) == i % 2;
     }
     /* A thread that looks while a run is being published may take another node's. */
     assert_in_range(own, THREADS * RUNS * 9 / 10, THREADS * RUNS);
@@ -264,7 +277,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_workers_are_held_to_cores_of_the_mask),
         cmocka_unit_test(test_nothing_is_held_unless_it_is_wanted_and_fits),
-        cmocka_unit_test(test_tasks_stay_on_their_node),
+        cmocka_unit_test(test_threads_take_their_own_nodes_tasks_first),
         cmocka_unit_test(test_every_task_runs_on_any_number_of_nodes),
         cmocka_unit_test(test_each_thread_is_the_first_to_write_its_share),
         cmocka_unit_test(test_any_number_of_bytes_is_zeroed_and_no_more),
