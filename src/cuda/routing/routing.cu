@@ -20,6 +20,11 @@ static route_rows make_rows(const weft_exec *x, const weft_tensor *t, int64_t he
                       positions * heads * width, heads * width, width};
 }
 
+/* Neighbouring threads read rows that lie far apart, so a thread should take much of a row at once. */
+static bool reads_vectors(const route_rows &rows) {
+    return rows.width % VECTOR == 0 && (uintptr_t)rows.data % sizeof(uint4) == 0;
+}
+
 route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     const weft_route_attr *attr = ATTR(n, weft_route_attr);
     const weft_attention_attr *a = &attr->score;
@@ -53,6 +58,7 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     p.causal = a->causal;
     p.band = a->band;
     p.use_max = attr->use_max;
+    p.vectors = reads_vectors(p.q) && reads_vectors(p.k);
     p.window = a->window;
     return p;
 }
@@ -238,25 +244,28 @@ static __global__ void weigh_columns(strips s, int64_t first_tile, const float *
     }
 }
 
-/* out[lane][f] = Σ_i strip[lane][i] in[i][f]: a thread per column, all LANES rows in its registers. */
+/* out[lane][f] = Σ_i strip[lane][i] in[i][f] over the i that some lane sees: a thread per column, all
+ * LANES rows in its registers. Rows of `part` begin where four weights are one load. */
 template <typename T>
-static __global__ void multiply_strips(strips s, int64_t first_tile, const float *weights,
-                                       const T *in, int64_t width, T *out) {
-    __shared__ float part[LANES][LANES + 1];
+static __global__ void multiply_strips(route_problem p, strips s, int64_t first_tile,
+                                       const float *weights, const T *in, int64_t width, T *out) {
+    __shared__ __align__(16) float part[LANES][LANES + 4];
     int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles, first = tile % s.tiles * LANES;
     const float *strip = weights + blockIdx.x * LANES * s.passing;
     int64_t rows = min_i64(LANES, s.lanes - first);
     int64_t f = (int64_t)blockIdx.y * PRODUCT_COLUMNS + threadIdx.x;
+    int64_t begin = s.keys ? max_i64(0, first - route_place(p, b, 0)) : 0;
+    int64_t end = s.keys ? s.passing : min_i64(s.passing, route_place(p, b, first + rows - 1) + 1);
     float sum[LANES] = {};
-    for (int64_t from = 0; from < s.passing; from += LANES) {
+    for (int64_t from = begin; from < end; from += LANES) {
         __syncthreads();
         for (int i = (int)threadIdx.x; i < LANES * LANES; i += PRODUCT_COLUMNS) {
             int64_t lane = i / LANES, other = from + i % LANES;
             part[i % LANES][lane] =
-                lane < rows && other < s.passing ? strip[lane * s.passing + other] : 0;
+                lane < rows && other < end ? strip[lane * s.passing + other] : 0;
         }
         __syncthreads();
-        for (int i = 0; i < LANES && from + i < s.passing; i++) {
+        for (int i = 0; i < LANES && from + i < end; i++) {
             float value = f < width ? to_float(in[(b * s.passing + from + i) * width + f]) : 0;
 #pragma unroll
             for (int lane = 0; lane < LANES; lane++)
@@ -269,14 +278,15 @@ static __global__ void multiply_strips(strips s, int64_t first_tile, const float
             out[(b * s.lanes + first + lane) * width + f] = from_float<T>(sum[lane]);
 }
 
-static void launch_product(const weft_exec *x, const strips &s, int64_t first, int64_t tiles,
-                           const float *weights, const weft_tensor *in, const weft_tensor *out) {
+static void launch_product(const weft_exec *x, const route_problem &p, const strips &s,
+                           int64_t first, int64_t tiles, const float *weights,
+                           const weft_tensor *in, const weft_tensor *out) {
     int64_t width = in->shape[2];
     dim3 grid((unsigned)tiles, (unsigned)ceil_div(width, PRODUCT_COLUMNS));
     with_type(in, [&](auto tag) {
         using T = decltype(tag);
         multiply_strips<T><<<grid, PRODUCT_COLUMNS, 0, stream_of(x)>>>(
-            s, first, weights, data_of<T>(x, in), width, data_of<T>(x, out));
+            p, s, first, weights, data_of<T>(x, in), width, data_of<T>(x, out));
     });
 }
 
@@ -292,7 +302,7 @@ static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
         weigh_rows<<<dim3((unsigned)tiles, LANES), 128, 0, stream_of(x)>>>(
             p, s, first, a->mode == WEFT_ROUTE_RMS, (float)a->threshold, a->normalize, weights,
             data_of<float>(x, n->out[1]), data_of<float>(x, n->out[2]));
-        launch_product(x, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
+        launch_product(x, p, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
     }
     return launched(n);
 }
@@ -315,7 +325,7 @@ static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
         weigh_columns<<<dim3((unsigned)tiles, parts), THREADS, 0, stream_of(x)>>>(
             s, first, data_of<float>(x, n->in[WEFT_ROUTE_FLOOR]),
             data_of<float>(x, n->in[WEFT_ROUTE_FACTOR]), weights);
-        launch_product(x, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
+        launch_product(x, p, s, first, tiles, weights, n->in[WEFT_ROUTE_H], n->out[0]);
     }
     return launched(n);
 }

@@ -26,6 +26,7 @@ typedef struct {
     int heads, kv_heads, dqk;
     float scale_value, band_alpha;
     bool alibi, causal, band, use_max;
+    bool vectors; /* heads of q and k are read VECTOR elements at a time */
     int64_t window;
 } route_problem;
 
@@ -81,12 +82,24 @@ __device__ static inline int64_t route_place(const route_problem &p, int64_t b, 
     return max_i64(0, min_i64(first, p.keys - p.queries)) + t;
 }
 
+/* The same sum, term by term, whether it reads vectors or elements. */
 template <typename T>
 __device__ static inline float route_dot(const route_problem &p, int64_t b, int64_t query, int h,
                                          int64_t key, int key_head) {
     const T *q = (const T *)p.q.data + b * p.q.batch + query * p.q.row + h * p.q.width;
     const T *k = (const T *)p.k.data + b * p.k.batch + key * p.k.row + key_head * p.k.width;
     float sum = 0;
+    if (p.vectors) {
+        for (int d = 0; d < p.dqk; d += VECTOR) {
+            float left[VECTOR], right[VECTOR];
+            load_vector(q + d, left);
+            load_vector(k + d, right);
+#pragma unroll
+            for (int i = 0; i < VECTOR; i++)
+                sum = __fmaf_rn(left[i], right[i], sum);
+        }
+        return sum;
+    }
     for (int d = 0; d < p.dqk; d++)
         sum = __fmaf_rn(to_float(q[d]), to_float(k[d]), sum);
     return sum;
