@@ -18,7 +18,7 @@ static const struct {
     int runs; /* as the script's head says */
 } studies[] = {{"longer", 3},      {"optim", 16},  {"tying", 15}, {"sparse", 15},
                {"latent", 18},     {"mix", 27},    {"ratio", 18}, {"long", 39},
-               {"entailment", 15}, {"needle", 20}, {"mup", 48}};
+               {"entailment", 15}, {"needle", 20}, {"mup", 48},   {"entailment-long", 9}};
 enum { STUDIES = sizeof studies / sizeof studies[0] };
 
 /* The repository's root, from which the tests are run. */
