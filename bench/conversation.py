@@ -11,10 +11,10 @@ except Exception as problem:  # ImportError, or a library that does not load
     missing = f"{type(problem).__name__}: {problem}".splitlines()[0]
 
 
-def hello(request):
-    """{"do": "hello", "threads": N}: who answers, and on how many threads."""
+def hello(request, how):
+    """{"do": "hello", "threads": N}: who answers, in which way, and on how many threads."""
     torch.set_num_threads(request["threads"])
-    return {"name": f"PyTorch {torch.__version__}", "threads": torch.get_num_threads()}
+    return {"name": f"PyTorch {torch.__version__}{how}", "threads": torch.get_num_threads()}
 
 
 def row_requests(prepare):
@@ -37,21 +37,21 @@ def row_requests(prepare):
     return {"prepare": make, "run": run, "drop": drop}
 
 
-def answer(request, functions):
+def answer(request, functions, how):
     if torch is None:
         return {"error": f"PyTorch cannot be imported ({missing})"}
     if request["do"] == "hello":
-        return hello(request)
+        return hello(request, how)
     if request["do"] not in functions:
         return {"error": f"no request '{request['do']}'"}
     return functions[request["do"]](request)
 
 
-def converse(functions):
-    """`functions` by the name in "do": from a request to its reply."""
+def converse(functions, how=""):
+    """`functions` by the name in "do": from a request to its reply. `how` follows PyTorch's name."""
     for line in sys.stdin:
         try:
-            reply = answer(json.loads(line), functions)
+            reply = answer(json.loads(line), functions, how)
         except Exception as problem:  # the row is lost, the conversation is not
             reply = {"error": f"{type(problem).__name__}: {problem}".splitlines()[0]}
         print(json.dumps(reply), flush=True)

@@ -2,8 +2,8 @@
 
 One JSON request per line on standard input, one JSON reply per line on standard output:
 
-    {"do": "hello", "threads": 2}        -> {"name": "PyTorch 2.9.0", "threads": 2}
-    {"do": "prepare", "model": FOLDER, "tokens": [[...], ...], "rate": 6e-4, "steps": 2}
+    {"do": "hello", "threads": 2}        -> {"name": "PyTorch 2.9.0, eager", "threads": 2}
+    {"do": "prepare", "model": FOLDER, "tokens": [[...], ...], "rate": 6e-4, "steps": 2, "eager": false}
                                          -> {"losses": [...], "form": "sdpa", "forms": {"sdpa": 1.2, ...}}
     {"do": "run", "repeats": 3}          -> {"seconds": [...]}
     {"do": "drop"}                       -> {}
@@ -11,7 +11,7 @@ One JSON request per line on standard input, one JSON reply per line on standard
 A request that cannot be met is answered {"error": "one line"}. FOLDER holds config.json and
 model.safetensors; tokens are [B, T+1]. `losses` are those of the first steps on these weights and
 tokens: equal losses before and after an update mean that the same function, its gradients and the
-same optimizer are timed.
+same optimizer are timed. With "eager" nothing is compiled, whatever the options say.
 
 Every variant is what one would write for eager PyTorch: fused AdamW, cross_entropy on whole logits,
 and up to three forms, each timed, the fastest kept: `expanded`, the formula with its T x T matrices;
@@ -19,7 +19,9 @@ and up to three forms, each timed, the fastest kept: `expanded`, the formula wit
 where the attention's weights are wanted too they are made once more, without a gradient); and `cheap`,
 that with the algebra that weft has: mla by head, cross-token behind the maps that read h, WsFFN's losses
 from a Gram matrix. `--form NAME` takes one of them. With `--compile` the fastest is compiled too
-(torch.compile), and the faster of both kept. Weights in bf16 are trained as PyTorch does it: kept in f32, with the
+(torch.compile), and the faster of both kept. The compiler's files then lie in a temporary folder, unless
+TORCHINDUCTOR_CACHE_DIR names one: what is kept there is found again without regard to the instruction set, and a
+kernel for another one writes beyond its rows. Weights in bf16 are trained as PyTorch does it: kept in f32, with the
 forward pass under bf16 autocast.
 """
 
@@ -28,6 +30,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 
 from conversation import converse, row_requests, torch
@@ -280,7 +283,7 @@ class Model:
         if c["ra_mla_mlp_latent_recip"]:
             u, e = self.exchange(p, h, latent)
             h = h + c["ra_mla_mlp_recip_alpha"] * e
-        behind = self.cheap and crosses_behind(c)
+        behind, routes, cross = self.cheap and crosses_behind(c), None, None
         if behind:
             routes, cross = self.routes(weights), p["ffn.cross_proj.weight"]
         elif c["ra_mla_mlp_cross_token"]:
@@ -368,6 +371,7 @@ class Training:
 def keep_compiled(training, form, times):
     """The name of the form, compiled if that is faster; a compiler that fails is told and left out."""
     eager = min(training.timed() for _ in range(2))
+    torch.compiler.reset()  # else it gives up after a few rows, whose models are one function to it
     training.loss = torch.compile(training.model.loss, dynamic=False)
     try:
         training.step()
@@ -395,7 +399,7 @@ def prepare(request, forms, compiles):
             best = (form, training, losses)
         del training
     form, training, losses = best
-    if compiles:
+    if compiles and not request.get("eager"):
         form = keep_compiled(training, form, times)
     return training, {"losses": losses, "form": form, "forms": {k: v for k, v in times.items() if v < math.inf}}
 
@@ -406,7 +410,10 @@ def main():
     options.add_argument("--compile", action="store_true", help="compile the fastest form too, and keep the faster")
     options = options.parse_args()
     forms = (options.form,) if options.form else FORMS
-    converse(row_requests(lambda request: prepare(request, forms, options.compile)))
+    how = ", the faster of eager and compiled" if options.compile else ", eager"
+    with tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True) as folder:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
+        converse(row_requests(lambda request: prepare(request, forms, options.compile)), how)
 
 
 if __name__ == "__main__":

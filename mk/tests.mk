@@ -96,9 +96,9 @@ tests: $(TEST_PROGRAMS)
 bench-scale: build ## scaling over processes of this machine, and a model for GPUs; QUICK=1, THREADS=n, ARGS="measure 1 2"
 	@WEFT='$(PROGRAM)' QUICK='$(QUICK)' THREADS='$(or $(THREADS),1)' $(PYTHON) bench/scale.py $(ARGS)
 
-bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON=file, COMPILE=1
+bench: build $(BENCH_PROGRAMS) ## the benchmark tables; QUICK=1, ROWS=word, JSON=file, COMPILE=1, MODELS=dot,w2, DTYPE=bf16
 	@if [ -x bench/run ]; then BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' ROWS='$(ROWS)' JSON='$(JSON)' COMPILE='$(COMPILE)' \
-		bench/run $(ARGS); \
+		MODELS='$(MODELS)' DTYPE='$(DTYPE)' bench/run $(ARGS); \
 	else echo "make bench: bench/run is not there" >&2; exit 2; fi
 
 $(eval $(call stamp,$(OBJ)/test-link,$(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_LIBS) $(LIBS) $(CMOCKA_LIBS) $(SUPPORT_OBJECTS)))

@@ -18,6 +18,7 @@ struct bench_peer {
     pid_t process;
     FILE *to, *from;
     char error[256];
+    bool gone;
 };
 
 /* Both pipes are closed in the child but for the ends that become its standard input and output. */
@@ -95,11 +96,9 @@ json_t *bench_peer_ask(bench_peer *p, json_t *request) {
     p->error[0] = 0;
     int failed = !request || json_dumpf(request, p->to, JSON_COMPACT) < 0;
     json_decref(request);
-    if (failed || fputc('\n', p->to) == EOF || fflush(p->to)) {
-        snprintf(p->error, sizeof p->error, "the peer is gone");
-        return NULL;
-    }
-    json_t *reply = read_reply(p);
+    if (failed || fputc('\n', p->to) == EOF || fflush(p->to)) p->gone = true;
+    json_t *reply = p->gone ? NULL : read_reply(p);
+    if (!reply) p->gone = true;
     const char *error = json_string_value(json_object_get(reply, "error"));
     if (reply && !error) return reply;
     snprintf(p->error, sizeof p->error, "%s", error ? error : "the peer is gone");
@@ -109,6 +108,10 @@ json_t *bench_peer_ask(bench_peer *p, json_t *request) {
 
 const char *bench_peer_error(const bench_peer *p) {
     return p->error;
+}
+
+bool bench_peer_gone(const bench_peer *p) {
+    return p->gone;
 }
 
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {

@@ -17,9 +17,11 @@ bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t
 void bench_peer_stop(bench_peer *p);
 
 /* Sends `request`, which it takes over, and waits for the reply: the caller's to json_decref. NULL
- * when the peer answered with an error, or is gone: bench_peer_error says which. */
+ * when the peer answered with an error, or is gone: bench_peer_error says which. One that is gone
+ * stays so. */
 json_t *bench_peer_ask(bench_peer *p, json_t *request);
 const char *bench_peer_error(const bench_peer *p);
+bool bench_peer_gone(const bench_peer *p);
 
 /* Has what was prepared run `repeats` times and adds the times. False on an error. */
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to);

@@ -160,8 +160,9 @@ static json_t *tokens_json(const training *t) {
 static bool prepare_peer(const bench_train_job *job, const training *t, const char *folder,
                          json_t *out) {
     json_t *reply = bench_peer_ask(
-        job->peer, json_pack("{s:s, s:s, s:o, s:f, s:i}", "do", "prepare", "model", folder,
-                             "tokens", tokens_json(t), "rate", t->rate, "steps", CHECKED_STEPS));
+        job->peer, json_pack("{s:s, s:s, s:o, s:f, s:i, s:b}", "do", "prepare", "model", folder,
+                             "tokens", tokens_json(t), "rate", t->rate, "steps", CHECKED_STEPS,
+                             "eager", (int)job->eager));
     if (!reply) {
         json_object_set_new(out, "peer_error", json_string(bench_peer_error(job->peer)));
         return false;
@@ -241,7 +242,10 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
     bool peer = job->peer && prepare_peer(job, t, folder, out);
     weft_status status = take_turns(job, t, limits, &peer, &m);
     if (!status) report_speed(job, &m, peer, out);
-    if (job->peer) json_decref(bench_peer_ask(job->peer, json_pack("{s:s}", "do", "drop")));
+    if (job->peer) {
+        json_decref(bench_peer_ask(job->peer, json_pack("{s:s}", "do", "drop")));
+        json_object_set_new(out, "peer_gone", json_boolean(bench_peer_gone(job->peer)));
+    }
     bench_samples_free(&m.ours);
     bench_samples_free(&m.peers);
     bench_samples_free(&m.limit);

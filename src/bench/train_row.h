@@ -14,6 +14,7 @@ typedef struct {
     double step_flops; /* of a step, as planned */
     bool profile;      /* print where the time goes, to standard error */
     bench_peer *peer;  /* NULL: none */
+    bool eager;        /* the peer compiles nothing */
 } bench_train_job;
 
 /* Runs the job in a process of its own, since a peak of memory is a process's, and gives what came
@@ -30,7 +31,8 @@ typedef struct {
  *   losses                     of the first steps
  *   peer_seconds, peer_spread, peer_form, peer_forms, peer_losses, differs
  *                              with a peer. differs: its losses are not ours
- *   peer_error                 one line on why the peer has no numbers */
+ *   peer_error                 one line on why the peer has no numbers
+ *   peer_gone                  whether its process has ended */
 json_t *bench_train_run(const bench_train_job *job);
 
 #endif

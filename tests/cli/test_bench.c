@@ -148,8 +148,44 @@ static void test_a_peer_with_another_loss_fails(void **state) {
         RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", command, TINY));
     if (r.status != 1) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
     assert_non_null(strstr(r.err, "dot: the peer computes another function"));
-    assert_non_null(strstr(r.out, "peer: someone"));
+    assert_non_null(strstr(r.out, "peer: someone, as many threads"));
     command_free(&r);
+}
+
+/* It ends in its first row, where it may compile. That row gets its numbers from another one that may
+ * not, and the next row one that may again. */
+static void test_a_peer_that_dies_is_started_again(void **state) {
+    (void)state;
+    json_t *plain = command_json(
+        RUN("bench", "train", "--json", "--variants", "dot", "--steps", "2", "--seed", "3", TINY));
+    const json_t *first = json_array_get(json_object_get(plain, "rows"), 0);
+    char *losses = json_dumps(json_object_get(first, "losses"), 0);
+    const char *mark = scratch_path("died"), *path = scratch_path("dying.sh");
+    char text[2048], command[512];
+    snprintf(text, sizeof text,
+             "while read -r line; do\n"
+             "  case $line in\n"
+             "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
+             "  *prepare*)\n"
+             "    form=${line##*eager\\\":}\n"
+             "    [ -e '%s' ] || { : >'%s'; kill -ABRT $$; }\n"
+             "    echo \"{\\\"losses\\\": %s, \\\"form\\\": \\\"eager=${form%%%%?}\\\"}\" ;;\n"
+             "  *run*) echo '{\"seconds\": [2]}' ;;\n"
+             "  *) echo '{}' ;;\n"
+             "  esac\n"
+             "done\n",
+             mark, mark, losses);
+    file_write(path, text, strlen(text));
+    snprintf(command, sizeof command, "sh %s", path);
+    command_result r = command_run(RUN("bench", "train", "--variants", "dot,dot", "--steps", "1",
+                                       "--seed", "3", "--peer", command, TINY));
+    if (r.status != 0) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
+    assert_non_null(strstr(r.err, "dot: the peer is gone; once more, with nothing compiled"));
+    const char *again = strstr(r.out, "eager=true"), *next = strstr(r.out, "eager=false");
+    if (!again || !next || next < again) fail_msg("%s", r.out);
+    command_free(&r);
+    free(losses);
+    json_decref(plain);
 }
 
 /* Each row is measured in a process of its own, which would have years to go. */
@@ -220,6 +256,7 @@ int main(void) {
         cmocka_unit_test(test_measured_memory_is_the_plan),
         cmocka_unit_test(test_a_peer_that_is_not_there_is_no_failure),
         cmocka_unit_test(test_a_peer_with_another_loss_fails),
+        cmocka_unit_test(test_a_peer_that_dies_is_started_again),
         cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
         cmocka_unit_test(test_a_row_ends_with_the_benchmark),
         cmocka_unit_test(test_wrong_use_is_one_line),
