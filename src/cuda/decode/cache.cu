@@ -155,7 +155,8 @@ __device__ static double sum_of_block(double v) {
     return v;
 }
 
-/* The k largest, one after the other: each is the best of those behind the one before. */
+/* The k largest, one after the other: each is the best of those behind the one before. Where fewer than k
+ * are numbers the row makes NaN, of its first key. */
 __device__ static kept_row choose_largest(const gather_work &g, int r, int seen, bool normalize) {
     const float *w = g.weights + (int64_t)r * g.context;
     kept_row row = {1, 0, min(g.k, seen)};
@@ -169,12 +170,14 @@ __device__ static kept_row choose_largest(const gather_work &g, int r, int seen,
             if (comes_first(last, last_column, w[j], j) && comes_first(w[j], j, best, column))
                 best = w[j], column = j;
         best_of_block(best, column);
+        if (column == INT32_MAX) best = NAN, column = 0;
         if (threadIdx.x == 0) g.index[(int64_t)r * g.k + m] = column;
         sum += (double)best;
         last = best;
         last_column = column;
     }
     if (normalize) row.factor = sum > 0 ? (float)(1 / sum) : 0;
+    if (isnan(sum)) row.factor = NAN;
     return row;
 }
 

@@ -163,7 +163,7 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
                     best_index = other_index;
                 }
             }
-            bool found = m < seen;
+            bool found = best_index < seen; /* weights that are not numbers are not */
             if (lane == 0) {
                 index[at + m] = found ? best_index : -1;
                 weight[at + m] = found ? best : 0;
