@@ -159,10 +159,10 @@ static json_t *tokens_json(const training *t) {
 /* Has the peer take the same first steps; whether it is there to be measured. */
 static bool prepare_peer(const bench_train_job *job, const training *t, const char *folder,
                          json_t *out) {
-    json_t *reply = bench_peer_ask(
-        job->peer, json_pack("{s:s, s:s, s:o, s:f, s:i, s:b}", "do", "prepare", "model", folder,
-                             "tokens", tokens_json(t), "rate", t->rate, "steps", CHECKED_STEPS,
-                             "eager", (int)job->eager));
+    json_t *reply = bench_peer_ask(job->peer, json_pack("{s:s, s:s, s:o, s:f, s:i, s:b}", "do",
+                                                        "prepare", "model", folder, "tokens",
+                                                        tokens_json(t), "rate", t->rate, "steps",
+                                                        CHECKED_STEPS, "eager", (int)job->eager));
     if (!reply) {
         json_object_set_new(out, "peer_error", json_string(bench_peer_error(job->peer)));
         return false;

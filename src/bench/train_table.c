@@ -183,7 +183,7 @@ static void measure_rows(bench *b) {
     static const bench_column columns[] = {
         {"variant", -20}, {"params M", 8}, {"tokens/s", 9}, {"±", 4},         {"GFLOP/s", 8},
         {"of limit", 8},  {"plan MB", 9},  {"peak MB", 9},  {"peak/plan", 9}, {"PyTorch tok/s", 13},
-        {"±", 4},         {"form", -17},    {"ratio", 6},    {NULL, 0}};
+        {"±", 4},         {"form", -17},   {"ratio", 6},    {NULL, 0}};
     bench_table_start(&b->table, b->opt->table, columns);
     for (int i = 0; i < b->count; i++) {
         row *r = &b->rows[i];
