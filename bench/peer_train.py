@@ -14,11 +14,12 @@ tokens: equal losses before and after an update mean that the same function, its
 same optimizer are timed. With "eager" nothing is compiled, whatever the options say.
 
 Every variant is what one would write for eager PyTorch: fused AdamW, cross_entropy on whole logits,
-and up to three forms, each timed, the fastest kept: `expanded`, the formula with its T x T matrices;
+and up to four forms, each timed, the fastest kept: `expanded`, the formula with its T x T matrices;
 `sdpa`, the same brought to scaled_dot_product_attention (for w2 the key's square becomes one more column;
-where the attention's weights are wanted too they are made once more, without a gradient); and `cheap`,
+where the attention's weights are wanted too they are made once more, without a gradient); `cheap`,
 that with the algebra that weft has: mla by head, cross-token behind the maps that read h, WsFFN's losses
-from a Gram matrix. `--form NAME` takes one of them. With `--compile` the fastest is compiled too
+from a Gram matrix; and `cheap-expanded`, that algebra with T x T matrices, which is the fastest where
+scaled_dot_product_attention is slow. `--form NAME` takes one of them. With `--compile` the fastest is compiled too
 (torch.compile), and the faster of both kept. The compiler's files then lie in a temporary folder, unless
 TORCHINDUCTOR_CACHE_DIR names one: what is kept there is found again without regard to the instruction set, and a
 kernel for another one writes beyond its rows. Weights in bf16 are trained as PyTorch does it: kept in f32, with the
@@ -38,7 +39,7 @@ from conversation import converse, row_requests, torch
 if torch:
     import torch.nn.functional as F
 
-FORMS = ("expanded", "sdpa", "cheap")
+FORMS = ("expanded", "sdpa", "cheap", "cheap-expanded")
 
 
 def read_safetensors(path):
@@ -82,13 +83,13 @@ def crosses_behind(c):
 
 def forms_of(c, wanted):
     has_cheap = goes_by_head(c) or crosses_behind(c) or (c["ffn"] == "wsffn" and c["wsffn_aux_loss"])
-    return [f for f in wanted if f != "cheap" or has_cheap] or list(wanted)
+    return [f for f in wanted if not f.startswith("cheap") or has_cheap] or list(wanted)
 
 
 class Model:
     def __init__(self, config, tensors, form):
         refuse(config)
-        self.c, self.form, self.cheap = config, form, form == "cheap"
+        self.c, self.cheap, self.expanded = config, form.startswith("cheap"), form.endswith("expanded")
         self.p = {name: torch.nn.Parameter(value.clone()) for name, value in tensors.items()}
         self.layers = []
         for i in range(config["n_layer"]):
@@ -130,7 +131,7 @@ class Model:
             added = mask if bias is None else mask + bias.unsqueeze(-2)
             return ((q * scale) @ k.mT + added).softmax(-1)
 
-        if self.form == "expanded":
+        if self.expanded:
             p = weights()
             return p @ v, p.detach() if wanted else None
         width = v.shape[-1]
