@@ -1,8 +1,6 @@
 /* Runs ahead of the host, where a decoder picks the likeliest tokens itself. */
 #include "generate/generator_internal.h"
 
-#include <stdio.h>
-
 static bool is_ahead(const weft_generator *g, const sequence *s) {
     for (int i = 0; i < g->ahead.n; i++)
         if (g->ahead.id[i] == s->id) return g->ahead.epoch[i] == s->epoch;
@@ -72,18 +70,4 @@ weft_status generator_end_ahead(weft_generator *g) {
         if (status != WEFT_OK) generator_set_back(g, s);
     }
     return status;
-}
-
-void generator_drop_ahead(weft_generator *g) {
-    int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    char why[512];
-    flight now = g->ahead;
-    g->ahead.n = 0;
-    if (!now.n) return;
-    snprintf(why, sizeof why, "%s", weft_error_message());
-    if (weft_decoder_end(g->decoder, tokens) != WEFT_OK) weft_fail(WEFT_EIO, "%s", why);
-    for (int i = 0; g->state_bytes && i < now.n; i++) {
-        sequence *s = generator_find(g, now.id[i]);
-        if (s && s->state == SEQUENCE_RUNNING && s->epoch == now.epoch[i]) generator_set_back(g, s);
-    }
 }

@@ -505,7 +505,6 @@ weft_status weft_generator_step(weft_generator *g) {
         if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));
         weft_status status = generator_end_ahead(g);
         g->ahead = next;
-        if (status != WEFT_OK) generator_drop_ahead(g);
         if (next.n || status != WEFT_OK) return status;
         admit(g);
         return run_prompts(g);

@@ -86,10 +86,8 @@ bool generator_may_go_ahead(const weft_generator *g);
 /* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without
  * one under way, the next of all that run. out->n = 0: there is nothing to begin. */
 weft_status generator_begin_ahead(weft_generator *g, flight *out);
-/* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew. */
+/* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew, and
+ * what the next run, if it has begun, makes for it is not taken: its epoch is another. */
 weft_status generator_end_ahead(weft_generator *g);
-/* After an error: a run that is still under way went on from tokens that nobody has got. What it kept for
- * a sequence is thrown away with it; the error's message stays. */
-void generator_drop_ahead(weft_generator *g);
 
 #endif
