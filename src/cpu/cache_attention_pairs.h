@@ -29,15 +29,8 @@ static inline bool pairs_attend(const weft_cache_part *part, int64_t group) {
            part->width <= I8_WIDEST;
 }
 
-#define BYTES(name) madd_##name
-#define BYTES_TARGET
-#include "cpu/cache_attention_pairs_sum.h"
-
-#if BYTES_VNNI
-#define BYTES(name) vnni_##name
-#define BYTES_TARGET VNNI_TARGET
-#include "cpu/cache_attention_pairs_sum.h"
-#endif
+#define BYTES_SOURCE "cpu/cache_attention_pairs_sum.h"
+#include "cpu/bytes_each.h"
 
 static void pairs_sum(const pairs_product *p) {
 #if BYTES_VNNI

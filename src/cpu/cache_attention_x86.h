@@ -155,15 +155,8 @@ static inline real i8_round_bytes(const real *from, int64_t n, int8_t *to) {
     return most / 127;
 }
 
-#define BYTES(name) madd_##name
-#define BYTES_TARGET
-#include "cpu/cache_attention_x86_alone.h"
-
-#if BYTES_VNNI
-#define BYTES(name) vnni_##name
-#define BYTES_TARGET VNNI_TARGET
-#include "cpu/cache_attention_x86_alone.h"
-#endif
+#define BYTES_SOURCE "cpu/cache_attention_x86_alone.h"
+#include "cpu/bytes_each.h"
 
 /* s: the products of one query with keys [token, end) of a page; s, k and the keys' scales begin with
  * the page. */

@@ -155,14 +155,8 @@ TILE_TARGET static int64_t sum_tiles(const i8_run *r, int64_t m, const int8_t *w
     return part * COLUMNS;
 }
 #elif BYTES_X86
-#define BYTES(name) madd_##name
-#define BYTES_TARGET
-#include "cpu/i8_rows_dot.h"
-#if BYTES_VNNI
-#define BYTES(name) vnni_##name
-#define BYTES_TARGET VNNI_TARGET
-#include "cpu/i8_rows_dot.h"
-#endif
+#define BYTES_SOURCE "cpu/i8_rows_dot.h"
+#include "cpu/bytes_each.h"
 #endif
 
 static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float *w_scale,
