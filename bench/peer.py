@@ -98,7 +98,17 @@ def attention_dot(s):
     def sdpa_of_views(q, k, v):
         return [sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))[0].transpose(1, 2)]
 
-    yield "sdpa [B,H,T,D]", [heads_first(x) for x in (q, k, v)], [heads_first(upstream)], sdpa
+    mask = causal_mask(s["t"]).to(type_of(s))
+
+    def scores(q, k, v):
+        """T x T scores in memory, the mask added in their product."""
+        scores = torch.baddbmm(mask, (q * s["dqk"] ** -0.5).flatten(0, 1), k.flatten(0, 1).mT)
+        return [torch.bmm(scores.softmax(-1), v.flatten(0, 1)).view_as(q)]
+
+    by_head = [heads_first(x) for x in (q, k, v)]
+    if s["b"] * s["h"] * s["t"] ** 2 <= LARGE:
+        yield "scores", by_head, [heads_first(upstream)], scores
+    yield "sdpa [B,H,T,D]", by_head, [heads_first(upstream)], sdpa
     yield "sdpa [B,T,H,D]", [q, k, v], [upstream], sdpa_of_views
 
 
