@@ -267,6 +267,7 @@ weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
     cudaStream_t own = s->stream;
     s->stream = stream;
     s->follows = launches_early();
+    s->launched = 0;
     weft_status status = start_run(x, s);
     s->follows = false;
     s->stream = own;

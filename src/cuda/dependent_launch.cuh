@@ -35,6 +35,46 @@ static inline bool follows(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->follows;
 }
 
+/* In such a run nodes that need nothing of each other may be one kernel. The first of them launches it
+ * and says up to which node it goes; the others do nothing then. */
+static inline void launched_until(const weft_exec *x, const weft_node *last) {
+    ((weft_cuda_state *)weft_exec_state(x))->launched = last->index + 1;
+}
+
+static inline bool is_launched(const weft_exec *x, const weft_node *n) {
+    return follows(x) && n->index < ((const weft_cuda_state *)weft_exec_state(x))->launched;
+}
+
+/* The node behind n, if it is of the same operation. */
+static inline const weft_node *next_alike(const weft_exec *x, const weft_node *n) {
+    const weft_graph *g = weft_exec_graph(x);
+    if (n->index + 1 >= weft_graph_node_count(g)) return NULL;
+    const weft_node *next = weft_graph_node(g, n->index + 1);
+    return next->op == n->op ? next : NULL;
+}
+
+static inline bool overlap(const weft_exec *x, const weft_tensor *s, const weft_tensor *t) {
+    const char *a = (const char *)weft_data(x, s), *b = (const char *)weft_data(x, t);
+    return a && b && a < b + weft_tensor_bytes(t) && b < a + weft_tensor_bytes(s);
+}
+
+/* Whether `node` writes nothing that `other` reads or writes. */
+static inline bool spares(const weft_exec *x, const weft_node *node, const weft_node *other) {
+    for (int i = 0; i < node->n_out; i++) {
+        for (int k = 0; k < other->n_in; k++)
+            if (overlap(x, node->out[i], other->in[k])) return false;
+        for (int k = 0; k < other->n_out; k++)
+            if (overlap(x, node->out[i], other->out[k])) return false;
+    }
+    return true;
+}
+
+/* Whether two nodes can run beside each other. The plan, which runs one node at a time, may have put the
+ * second's result where the first's input was. */
+static inline bool are_apart(const weft_exec *x, const weft_node *a, const weft_node *b) {
+    return spares(x, a, b) && spares(x, b, a);
+}
+
 /* kernel<<<grid, threads, bytes, stream>>>(arguments...), early if `follows`. Its error, if any, is
  * cudaGetLastError's. */
 template <class... P>

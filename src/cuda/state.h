@@ -36,9 +36,9 @@ typedef struct {
     int n_parts;
     int runs;     /* runs so far; capture comes after the first */
     bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
-    bool
-        follows; /* its kernels may be launched before those ahead of them have ended, and its weights
-                     are read ahead (dependent_launch.cuh) */
+    bool follows; /* kernels may be launched before those ahead of them have ended, and weights are
+                     read ahead (dependent_launch.cuh) */
+    int64_t launched; /* in such a run: nodes before this one need no kernel of their own */
 } weft_cuda_state;
 
 /* Gives a run's kernels, or the graph of them, to another stream than the executor's own, and does not

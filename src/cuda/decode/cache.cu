@@ -7,19 +7,26 @@
 
 enum { WARPS = 4, THREADS = 256, GATHER_KEYS = WEFT_KEY_BLOCK };
 
+/* What is written, and where to. */
+struct cached_write {
+    cached_pages c;
+    any_tensor x, extra;
+    int64_t columns, offset; /* of x */
+    int32_t *done;           /* NULL: nothing is written */
+};
+
 /* A warp stores one head of one row; with `number` the squares of what is stored. No byte holds NaN: the
  * scale does. */
 template <int KIND>
-static __global__ void write_vectors(row_places p, cached_pages c, any_tensor x, int64_t columns,
-                                     int64_t offset, any_tensor extra, int32_t *done) {
-    int at = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ static inline void write_vector(const row_places &p, const cached_write &w, int at,
+                                           int lane) {
+    const cached_pages &c = w.c;
+    any_tensor x = w.x, extra = w.extra;
     int r = at / c.heads, h = at % c.heads;
-    follow_primary();
-    if (thread_index() == 0) *done = 0;
-    if (r >= p.rows || p.slot[r] < 0) return;
+    if (p.slot[r] < 0) return;
     int j = p.position[r], token = j % WEFT_PAGE_TOKENS;
     char *page = page_at(c, p, r, j), *to = token_at(c, page, h, token);
-    int64_t from = r * columns + offset + (int64_t)h * c.width;
+    int64_t from = r * w.columns + w.offset + (int64_t)h * c.width;
     float scale = 1, inverse = 0, squares = 0;
     if (KIND == CACHED_I8) {
         float most = 0;
@@ -55,17 +62,56 @@ static __global__ void write_vectors(row_places p, cached_pages c, any_tensor x,
     if (lane == 0) *number_at(c, page, h, token) = squares;
 }
 
-static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
+/* The heads of all rows, of one or two writes. */
+template <int KIND>
+static __global__ void write_vectors(row_places p, cached_write first, cached_write second) {
+    int at = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
+    int firsts = p.rows * first.c.heads, seconds = second.done ? p.rows * second.c.heads : 0;
+    follow_primary();
+    if (thread_index() == 0) *first.done = 0;
+    if (thread_index() == 0 && seconds) *second.done = 0;
+    if (at < firsts)
+        write_vector<KIND>(p, first, at, lane);
+    else if (at < firsts + seconds)
+        write_vector<KIND>(p, second, at - firsts, lane);
+}
+
+static cached_write describe_write(const weft_exec *x, const weft_node *n) {
     const weft_cache_write_attr *attr = ATTR(n, weft_cache_write_attr);
     const weft_tensor *from = n->in[WEFT_CACHE_X];
+    cached_write w = {};
+    w.c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
+    w.x = any_of(x, from);
+    w.extra = any_of(x, n->in[WEFT_CACHE_EXTRA]);
+    w.columns = weft_tensor_count(from) / weft_tensor_count(n->in[WEFT_CACHE_SLOT]);
+    w.offset = attr->offset;
+    w.done = data_of<int32_t>(x, n->out[0]);
+    return w;
+}
+
+/* Whether the rows of two writes can be stored in either order, by one kernel. */
+static bool can_join(const weft_exec *x, const weft_node *a, const weft_node *b) {
+    bool same_rows = a->in[WEFT_CACHE_POSITION] == b->in[WEFT_CACHE_POSITION] &&
+                     a->in[WEFT_CACHE_SLOT] == b->in[WEFT_CACHE_SLOT] &&
+                     a->in[WEFT_CACHE_TABLE] == b->in[WEFT_CACHE_TABLE];
+    return same_rows && a->in[WEFT_CACHE_PAGES] != b->in[WEFT_CACHE_PAGES] && are_apart(x, a, b) &&
+           ATTR(a, weft_cache_write_attr)->part.dtype == ATTR(b, weft_cache_write_attr)->part.dtype;
+}
+
+/* Two writes behind each other, of keys and of values, are one kernel in a run that follows another. */
+static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
+    if (is_launched(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
-    cached_pages c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
-    unsigned blocks = (unsigned)ceil_div((int64_t)p.rows * c.heads, WARPS);
-    with_kind(c.kind, [&](auto k) {
-        launch_following(follows(x), stream_of(x), dim3(blocks), WARPS * 32, 0,
-                         write_vectors<decltype(k)::value>, p, c, any_of(x, from),
-                         weft_tensor_count(from) / p.rows, attr->offset,
-                         any_of(x, n->in[WEFT_CACHE_EXTRA]), data_of<int32_t>(x, n->out[0]));
+    cached_write first = describe_write(x, n), second = {};
+    const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
+    if (next && can_join(x, n, next)) {
+        second = describe_write(x, next);
+        launched_until(x, next);
+    }
+    int64_t heads = first.c.heads + (second.done ? second.c.heads : 0);
+    with_kind(first.c.kind, [&](auto k) {
+        launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(p.rows * heads, WARPS)),
+                         WARPS * 32, 0, write_vectors<decltype(k)::value>, p, first, second);
     });
     return launched(n);
 }

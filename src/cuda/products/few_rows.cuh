@@ -4,10 +4,11 @@
  *
  * Floor: b's bytes once. In bf16 the tensor cores multiply, FEW_BAND rows at a time: the blocks of
  * the bands of the same columns come one behind the other, so that b is read from memory once. A
- * block has FEW_COLUMNS columns; its warps take turns at the steps of k, each with loads of 16 bytes
- * straight to registers, and their sums are added in one order. Which of a step's numbers meet in an
- * instruction is free as long as a and b agree: a lane multiplies the eight that it loaded beside
- * each other. Where b lies as [k, n] the lanes turn 8 × 8 numbers about. f32, mixed types and rows
+ * block has 32 columns, or 8 where columns and rows are few; its warps take turns at the steps of k,
+ * each with loads of 16 bytes straight to registers, and their sums are added in one order, the same
+ * in blocks of either width. Which of a step's numbers meet in an instruction is free as long as a and
+ * b agree: a lane multiplies the eight that it loaded beside each other. Where b lies as [k, n] the
+ * lanes turn 8 × 8 numbers about. Products of one a may be one launch. f32, mixed types and rows
  * that start anywhere take plain kernels, eight rows at a time.
  *
  * In generation b does not change: it is requested before the kernel ahead has ended.
@@ -21,11 +22,10 @@
 
 enum {
     FEW_WARPS = 4,
-    FEW_AT_ONCE = 8,  /* rows that a warp of the plain kernels holds sums of */
-    FEW_SHARES = 16,  /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
-    FEW_COLUMNS = 32, /* of a block with tensor cores */
-    FEW_BAND = 32,    /* rows of such a block */
-    FEW_STEP = 32     /* of k: 8 numbers per lane */
+    FEW_AT_ONCE = 8, /* rows that a warp of the plain kernels holds sums of */
+    FEW_SHARES = 16, /* warps that share out k; at least FEW_AT_ONCE, for each finishes a row */
+    FEW_BAND = 32,   /* rows of a block with tensor cores */
+    FEW_STEP = 32    /* of k: 8 numbers per lane */
 };
 
 /* a [m, k]; b [n, k] with tb, else [k, n]; types known at run time only. */
@@ -113,16 +113,16 @@ __device__ static inline void few_multiply(float (&c)[4], const few_words &a, co
 
 /* What a lane multiplies in a step: rows lane/4, + 8, and with two halves + 16, + 24 of a; of b, in the
  * instructions' order, [tile of eight columns][which eight of k]. */
-template <int HALVES> struct few_step {
+template <int HALVES, int TILES> struct few_step {
     few_words a[2 * HALVES];
-    unsigned b[4][4];
+    unsigned b[TILES][4];
 };
 
 /* TB: lane/4 is a column, and its words are of k. Else lane/4 is one of eight of k, and its words
  * are columns: word i of the lanes makes up tile i. */
-template <int HALVES>
+template <int HALVES, int TILES>
 __device__ static inline void few_load_a(const few_rows &f, const bf16 *a, int rows, int64_t k,
-                                         few_step<HALVES> &s) {
+                                         few_step<HALVES, TILES> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
     bool in_k = k + quarter * 8 < f.k;
 #pragma unroll
@@ -141,11 +141,12 @@ __device__ static inline const bf16 *few_place_b(const few_rows &f, const bf16 *
     return n < f.n && depth < f.k ? b + (TB ? n * f.b_ld + depth : depth * f.b_ld + n) : NULL;
 }
 
-template <bool TB, int HALVES>
+template <bool TB, int HALVES, int TILES>
 __device__ static inline void few_load_b(const few_rows &f, const bf16 *b, int64_t column,
-                                         int64_t k, few_step<HALVES> &s) {
+                                         int64_t k, few_step<HALVES, TILES> &s) {
+    static_assert(TB || TILES == 4, "a lane has eight columns, four lanes have them all");
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < TILES; i++) {
         const bf16 *from = few_place_b<TB>(f, b, column, k, i);
         few_words v = few_fetch(from, from != NULL);
 #pragma unroll
@@ -155,20 +156,21 @@ __device__ static inline void few_load_b(const few_rows &f, const bf16 *b, int64
 }
 
 /* Asks for what the warp multiplies from step k on. */
-template <bool TB>
+template <bool TB, int TILES>
 __device__ static inline void few_ask(const few_rows &f, const bf16 *b, int64_t column, int64_t k) {
     for (; k < f.k; k += FEW_SHARES * FEW_STEP)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < TILES; i++) {
             const bf16 *from = few_place_b<TB>(f, b, column, k, i);
             if (from) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
         }
 }
 
-template <bool TB, int HALVES>
-__device__ static inline void few_multiply_step(few_step<HALVES> &s, float (&sums)[HALVES][4][4]) {
+template <bool TB, int HALVES, int TILES>
+__device__ static inline void few_multiply_step(few_step<HALVES, TILES> &s,
+                                                float (&sums)[HALVES][TILES][4]) {
 #pragma unroll
-    for (int tile = 0; tile < 4; tile++) {
+    for (int tile = 0; tile < TILES; tile++) {
         if (!TB)
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -182,31 +184,32 @@ __device__ static inline void few_multiply_step(few_step<HALVES> &s, float (&sum
     }
 }
 
-/* The place of a block's result in a warp's sums: which of the lane's 32, and the lane. */
-template <bool TB> __device__ static inline int few_place(int row, int column) {
+/* The place of a block's result in a warp's sums: which of the lane's, and the lane. */
+template <bool TB, int TILES> __device__ static inline int few_place(int row, int column) {
     int tile = TB ? column / 8 : column % 8 / 2, quarter = TB ? column % 8 / 2 : column / 8;
-    int which = (row / 16 * 4 + tile) * 4 + row / 8 % 2 * 2 + column % 2;
+    int which = (row / 16 * TILES + tile) * 4 + row / 8 % 2 * 2 + column % 2;
     return which * 32 + row % 8 * 4 + quarter;
 }
 
-/* Up to 16 rows are one half of a band. */
-template <bool TB, int HALVES, class F>
-static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
-    few_rows_by_tensor(few_rows f, F finish) {
-    __shared__ float parts[FEW_SHARES / 2][HALVES * FEW_BAND / 2 * FEW_COLUMNS];
+/* Block `block` of a product, of matrix g: TILES of eight columns. Up to 16 rows are one half of a band.
+ * `parts`: few_floats of them, in shared memory. */
+template <bool TB, int HALVES, int TILES, class F>
+__device__ static inline void few_sum_block(const few_rows &f, const F &finish, unsigned block,
+                                            int64_t g, float *parts) {
+    constexpr int NUMBERS = 4 * HALVES * TILES; /* of a lane */
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned bands = (unsigned)ceil_div(f.m, FEW_BAND);
-    int64_t column = (int64_t)(blockIdx.x / bands) * FEW_COLUMNS, g = blockIdx.y;
-    int64_t first = (int64_t)(blockIdx.x % bands) * FEW_BAND;
+    int64_t column = (int64_t)(block / bands) * (8 * TILES);
+    int64_t first = (int64_t)(block % bands) * FEW_BAND;
     int rows = (int)min_i64(FEW_BAND, f.m - first);
     const bf16 *a = (const bf16 *)f.a.data + g * f.a_stride + first * f.a_ld;
     const bf16 *b = (const bf16 *)f.b.data + g * f.b_stride;
-    float sums[HALVES][4][4] = {};
+    float sums[HALVES][TILES][4] = {};
     int64_t k = warp * FEW_STEP;
-    few_step<HALVES> s;
+    few_step<HALVES, TILES> s;
     if (f.steady) {
         few_load_b<TB>(f, b, column, k, s);
-        few_ask<TB>(f, b, column, k + FEW_SHARES * FEW_STEP);
+        few_ask<TB, TILES>(f, b, column, k + FEW_SHARES * FEW_STEP);
         trigger_dependents(); /* the next product may request its own */
         wait_for_primary();
     } else {
@@ -215,33 +218,62 @@ static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
     }
     few_load_a(f, a, rows, k, s);
     few_multiply_step<TB>(s, sums);
-#pragma unroll(3 - HALVES) /* more registers there are not */
+#pragma unroll(HALVES *TILES > 4 ? 1 : 2) /* more registers there are not */
     for (k += FEW_SHARES * FEW_STEP; k < f.k; k += FEW_SHARES * FEW_STEP) {
         few_load_b<TB>(f, b, column, k, s);
         few_load_a(f, a, rows, k, s);
         few_multiply_step<TB>(s, sums);
     }
     /* The upper half of the warps hands its sums to the lower, which add their own. */
-    float *mine = parts[warp % (FEW_SHARES / 2)] + lane;
+    float *mine = parts + warp % (FEW_SHARES / 2) * (32 * NUMBERS) + lane;
     const float *sum = &sums[0][0][0];
     if (warp >= FEW_SHARES / 2)
 #pragma unroll
-        for (int i = 0; i < 16 * HALVES; i++)
+        for (int i = 0; i < NUMBERS; i++)
             mine[i * 32] = sum[i];
     __syncthreads();
     if (warp < FEW_SHARES / 2)
 #pragma unroll
-        for (int i = 0; i < 16 * HALVES; i++)
+        for (int i = 0; i < NUMBERS; i++)
             mine[i * 32] += sum[i];
     __syncthreads();
     for (int row = warp; row < rows; row += FEW_SHARES) {
-        if (column + lane >= f.n) break;
+        if (lane >= 8 * TILES || column + lane >= f.n) break;
         float total = 0;
 #pragma unroll
         for (int w = 0; w < FEW_SHARES / 2; w++)
-            total += parts[w][few_place<TB>(row, lane)];
+            total += parts[w * (32 * NUMBERS) + few_place<TB, TILES>(row, lane)];
         finish(g, first + row, column + lane, f.alpha * total);
     }
+}
+
+static __host__ __device__ constexpr int few_floats(int halves, int tiles) {
+    return FEW_SHARES / 2 * 32 * 4 * halves * tiles;
+}
+
+template <bool TB, int HALVES, int TILES, class F>
+static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
+    few_rows_by_tensor(few_rows f, F finish) {
+    __shared__ float parts[few_floats(HALVES, TILES)];
+    few_sum_block<TB, HALVES, TILES>(f, finish, blockIdx.x, blockIdx.y, parts);
+}
+
+/* Several products of the same a with b [n, k], none of which needs what another makes. */
+template <class F> struct few_group {
+    few_rows f[GEMM_TOGETHER];
+    F finish[GEMM_TOGETHER];
+    unsigned end[GEMM_TOGETHER]; /* behind the last block of each */
+};
+
+template <int HALVES, int TILES, class F>
+static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
+    few_rows_together(const __grid_constant__ few_group<F> t) {
+    __shared__ float parts[few_floats(HALVES, TILES)];
+    unsigned i = 0;
+    while (blockIdx.x >= t.end[i])
+        i++;
+    unsigned begin = i ? t.end[i - 1] : 0;
+    few_sum_block<true, HALVES, TILES>(t.f[i], t.finish[i], blockIdx.x - begin, 0, parts);
 }
 
 /* Whether each row starts at 16 bytes and is whole words of them. */
@@ -250,29 +282,47 @@ static inline bool few_is_aligned(const gemm_matrix *x, int64_t width, int64_t b
            (uintptr_t)x->data % 16 == 0;
 }
 
+static inline few_rows few_describe(const gemm_product *p) {
+    return few_rows{any_tensor{p->a.data, p->a.is_bf16},
+                    any_tensor{p->b.data, p->b.is_bf16},
+                    p->a.ld,
+                    p->a.stride,
+                    p->b.ld,
+                    p->b.stride,
+                    p->m,
+                    p->n,
+                    p->k,
+                    p->alpha,
+                    p->steady};
+}
+
+static inline bool few_has_tensor(const gemm_product *p) {
+    return few_is_aligned(&p->a, p->k, p->batch) &&
+           few_is_aligned(&p->b, p->tb ? p->k : p->n, p->batch);
+}
+
+static inline int64_t few_blocks(const gemm_product *p, int tiles) {
+    return ceil_div(p->n, 8 * tiles) * ceil_div(p->m, FEW_BAND);
+}
+
+/* Whether blocks have one tile of columns each. With four tiles there would be so few blocks that most
+ * multiprocessors had none; and of so few rows it does not matter that more blocks read them. */
+static inline bool few_is_narrow(const gemm_product *p) {
+    return p->tb && p->m <= FEW_AT_ONCE && few_blocks(p, 4) * p->batch <= multiprocessors() / 2;
+}
+
 template <class F> static void run_few_rows(cudaStream_t stream, const gemm_product *p, F finish) {
-    few_rows f = {any_tensor{p->a.data, p->a.is_bf16},
-                  any_tensor{p->b.data, p->b.is_bf16},
-                  p->a.ld,
-                  p->a.stride,
-                  p->b.ld,
-                  p->b.stride,
-                  p->m,
-                  p->n,
-                  p->k,
-                  p->alpha,
-                  p->steady};
-    if (few_is_aligned(&p->a, p->k, p->batch) &&
-        few_is_aligned(&p->b, p->tb ? p->k : p->n, p->batch)) {
-        dim3 grid((unsigned)(ceil_div(p->n, FEW_COLUMNS) * ceil_div(p->m, FEW_BAND)),
-                  (unsigned)p->batch);
-        with_flag(p->tb, [&](auto tb) {
-            with_flag(p->m > FEW_BAND / 2, [&](auto two) {
-                launch_following(
-                    p->follows, stream, grid, FEW_SHARES * 32, 0,
-                    few_rows_by_tensor<decltype(tb)::value, 1 + decltype(two)::value, F>, f,
-                    finish);
-            });
+    few_rows f = few_describe(p);
+    if (few_has_tensor(p)) {
+        bool narrow = few_is_narrow(p);
+        dim3 grid((unsigned)few_blocks(p, narrow ? 1 : 4), (unsigned)p->batch);
+        with_flag(p->m > FEW_BAND / 2, [&](auto two) {
+            constexpr int HALVES = 1 + decltype(two)::value;
+            launch_following(p->follows, stream, grid, FEW_SHARES * 32, 0,
+                             narrow  ? few_rows_by_tensor<true, 1, 1, F>
+                             : p->tb ? few_rows_by_tensor<true, HALVES, 4, F>
+                                     : few_rows_by_tensor<false, HALVES, 4, F>,
+                             f, finish);
         });
         return;
     }
@@ -284,6 +334,31 @@ template <class F> static void run_few_rows(cudaStream_t stream, const gemm_prod
         grid.x = (unsigned)ceil_div(p->n, 32);
         few_rows_by_lane<<<grid, FEW_SHARES * 32, 0, stream>>>(f, finish);
     }
+}
+
+/* Whether a product can be one of several that are launched together. */
+static inline bool few_can_join(const gemm_product *p) {
+    return p->steady && p->batch == 1 && p->tb && !p->ta && !p->b.is_i8 && !p->accumulate &&
+           p->m <= GEMM_FEW_ROWS && few_has_tensor(p);
+}
+
+/* n products of few_can_join with one a, at most GEMM_TOGETHER. */
+template <class F>
+static void run_few_together(cudaStream_t stream, const gemm_product *p, int n, const F *finish) {
+    few_group<F> t = {};
+    bool narrow = true;
+    for (int i = 0; i < n; i++)
+        narrow = narrow && few_is_narrow(&p[i]);
+    for (int i = 0; i < n; i++) {
+        t.f[i] = few_describe(&p[i]);
+        t.finish[i] = finish[i];
+        t.end[i] = (i ? t.end[i - 1] : 0) + (unsigned)few_blocks(&p[i], narrow ? 1 : 4);
+    }
+    with_flag(p->m > FEW_BAND / 2, [&](auto two) {
+        constexpr int HALVES = 1 + decltype(two)::value;
+        launch_following(p->follows, stream, dim3(t.end[n - 1]), FEW_SHARES * 32, 0,
+                         narrow ? few_rows_together<1, 1, F> : few_rows_together<HALVES, 4, F>, t);
+    });
 }
 
 #endif

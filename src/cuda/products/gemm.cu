@@ -354,6 +354,17 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
     return WEFT_OK;
 }
 
+bool gemm_joins(const gemm_product *p) {
+    return p->follows && few_can_join(p);
+}
+
+void gemm_run_together(const weft_exec *x, const gemm_product *p, int n) {
+    finish_one finish[GEMM_TOGETHER];
+    for (int i = 0; i < n; i++)
+        finish[i] = finish_one{describe_finish(&p[i])};
+    run_few_together(stream_of(x), p, n, finish);
+}
+
 weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
     gemm_recipe recipe = make_recipe(p);
     if (recipe.i8)

@@ -57,6 +57,12 @@ int64_t gemm_workspace(const gemm_product *p);
  * other. */
 weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace);
 
+/* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that
+ * gemm_joins takes, of the same a, none needing what another makes. An error is cudaGetLastError's. */
+enum { GEMM_TOGETHER = 4 };
+bool gemm_joins(const gemm_product *p);
+void gemm_run_together(const weft_exec *x, const gemm_product *p, int n);
+
 /* The same on any stream, but never by tiles of our own: what those are measured against. */
 weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace);
 

@@ -293,7 +293,36 @@ static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
     return launched(n);
 }
 
+/* Whether a node is one product that may be launched with others. */
+static bool describe_joining(const weft_exec *x, const weft_node *n, gemm_product *p) {
+    const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
+    if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK || choose_fused(n))
+        return false;
+    *p = describe_product(x, n, 0, true, true);
+    return gemm_joins(p);
+}
+
+/* Launches a node and those behind it that read the same. False: it is alone. */
+static bool run_together(const weft_exec *x, const weft_node *n) {
+    gemm_product p[GEMM_TOGETHER];
+    const weft_node *nodes[GEMM_TOGETHER];
+    int count = 0;
+    for (const weft_node *m = n; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
+        bool apart = m->in[0] == n->in[0] && describe_joining(x, m, &p[count]);
+        for (int i = 0; apart && i < count; i++)
+            apart = are_apart(x, m, nodes[i]);
+        if (!apart) break;
+        nodes[count++] = m;
+    }
+    if (count < 2) return false;
+    gemm_run_together(x, p, count);
+    launched_until(x, nodes[count - 1]);
+    return true;
+}
+
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
+    if (is_launched(x, n)) return WEFT_OK;
+    if (follows(x) && run_together(x, n)) return launched(n);
     int more = ATTR(n, weft_matmul_attr)->more;
     unsigned set = choose_fused(n);
     bool first = true;
