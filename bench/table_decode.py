@@ -4,15 +4,18 @@
     python3 bench/table_decode.py --tokens docs/results/data/decoding-cpu/*.json
     python3 bench/table_decode.py --times docs/results/data/decoding-gpu/phases.txt
     python3 bench/table_decode.py --phases docs/results/data/decoding-gpu/*
+    python3 bench/table_decode.py --before docs/results/data/decoding-gpu-before/*.json
 
 Of several files that have the same row the one with another program beside it is taken, else the last one's.
 A column that says the same in every row is left out. --tokens: what one more token in the cache costs, from the
 shortest context to the longest, and what reading it takes. --times: what each kind of phase of a GPU's step took,
 from what the benchmark printed with WEFT_CUDA_STEP_TIMES=1. --phases: of the rows of one sequence in there, what
-their phases would take with nothing in them.
+their phases would take with nothing in them. --before: two versions against each other, the files of the older
+called before-N.json, each the mean of its files.
 """
 
 import json
+import os
 import sys
 
 VARIANTS = ["dot", "w2", "mla", "step1", "step2", "step3"]
@@ -123,12 +126,26 @@ def print_tokens(paths):
                 list(token_costs(read_rows(paths))))
 
 
+def print_before(paths):
+    found = {}
+    for path in paths:
+        older = os.path.basename(path).startswith("before")
+        for row in read_rows([path]):
+            key = place(VARIANTS, row["variant"]), row["batch"], row["context"]
+            found.setdefault(key, {True: [], False: []})[older].append(row["tokens_per_s"])
+    rows = []
+    for (variant, batch, context), speeds in sorted(found.items()):
+        before, after = (sum(speeds[older]) / len(speeds[older]) for older in (True, False))
+        rows.append([VARIANTS[variant], f"{context:,}", str(batch), f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}"])
+    print_table(["variant", "context", "batch", "before, tokens/s", "after, tokens/s", "after / before"], 1, rows)
+
+
 def print_rows(paths):
     print_table(COLUMNS, TEXTS, [cells(row) for row in read_rows(paths)])
 
 
 def main(arguments):
-    forms = {"--tokens": print_tokens, "--times": print_times, "--phases": print_phases}
+    forms = {"--tokens": print_tokens, "--times": print_times, "--phases": print_phases, "--before": print_before}
     forms.get(arguments[0], print_rows)([a for a in arguments if a not in forms])
 
 
