@@ -1,5 +1,5 @@
 /* Three seeds leave two degrees of freedom for a comparison, and many comparisons find something by
- * chance: the first is answered by one spread for all variants, the second by Holm's method. */
+ * chance: the first is answered by a pooled standard deviation, the second by Holm's method. */
 #include "study/report_together.h"
 
 #include "core/json.h"
@@ -116,9 +116,9 @@ static void write_holm(FILE *out, const weft_report_data *d, const bool *left) {
 static void write_common(FILE *out, const weft_report_data *d, const weft_report_common *c) {
     bool any = false;
     fprintf(out,
-            " Read with one spread for all %d variants (%.3g, %d degrees of freedom; a two-way "
-            "analysis of variance over variants and seeds), an interval is ±%.3g, and a difference "
-            "is shown for ",
+            " Read with the standard deviation pooled over all %d variants (%.3g, %d degrees of "
+            "freedom; a two-way analysis of variance over variants and seeds), an interval is "
+            "±%.3g, and a difference is shown for ",
             c->variants, c->sd, c->freedom, c->half);
     for (int i = 0; i < d->n_steps; i++)
         if (has_interval(d, i) && fabs(d->steps[i].compared.mean) > c->half)

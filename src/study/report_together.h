@@ -6,8 +6,8 @@
 
 #include <jansson.h>
 
-/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: one
- * spread for all of them, with more degrees of freedom than a single comparison has. */
+/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
+ * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
 typedef struct {
     int variants, seeds, freedom;
     double sd;   /* what neither variant nor seed explains */

@@ -306,7 +306,8 @@ static void test_comparisons_are_counted_together(void **state) {
     assert_int_equal(weft_report_write(path, scratch_path("together")), WEFT_OK);
     char *md = file_read(scratch_path("together/report.md"), NULL);
     assert_non_null(strstr(md, "Counted together by Holm's method, these are left: Gate against Plain. "
-                               "Read with one spread for all 4 variants (0.0119, 6 degrees of freedom;"));
+                               "Read with the standard deviation pooled over all 4 variants (0.0119, 6 "
+                               "degrees of freedom;"));
     assert_non_null(strstr(md, "an interval is ±0.0238, and a difference is shown for Gate against "
                                "Plain, Cross against Plain."));
     free(md);
