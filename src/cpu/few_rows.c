@@ -5,6 +5,7 @@
  * [n, k], VLEN chains over k and their sum by halves; with w as [k, n], one chain over k. So a
  * row's bits are those it has alone. Threads share out columns, and pieces of rows where there are
  * more than a few. */
+#include "cpu/ahead.h"
 #include "cpu/gemm.h"
 #include "cpu/vec.h"
 
@@ -90,9 +91,11 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
             vreal v[2 * LINE_VECTORS];
             for (int j = 0; j < line; j++)
                 v[j] = vload(x[0] + i + j * VLEN);
-            for (int c = 0; c < columns; c++)
+            for (int c = 0; c < columns; c++) {
+                if (ASKS_AHEAD) ask_for(w[c] + (size_t)i * size);
                 for (int j = 0; j < line; j++)
                     sum[0][c] = vfma(v[j], load_weights(w[c], i + j * VLEN, VLEN, bf16), sum[0][c]);
+            }
         }
     for (; i + VLEN <= d->k; i += VLEN) {
         vreal value[8];

@@ -5,6 +5,7 @@
  * bits do not depend on how many rows there are, nor on which instructions sum the integers: those of
  * bytes.h, and SMMLA for several rows, where the processor has them, else whatever the compiler makes
  * of the loop. The weight is read once for up to GEMM_FEW_ROWS rows. */
+#include "cpu/ahead.h"
 #include "cpu/bytes.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"

@@ -12,6 +12,8 @@ BYTES_TARGET static ALWAYS_INLINE void BYTES(block)(const i8_run *r, int64_t row
     for (int64_t b = 0; b < blocks; b++) {
         const int8_t *x = r->x + row * ld + b * BLOCK;
         BYTES(sums) acc[4][ALONE];
+        for (int c = 0; ASKS_AHEAD && rows == 1 && c < columns; c++)
+            ask_for((const char *)w + c * step + b * BLOCK);
         for (int k = 0; k < rows; k++)
             for (int c = 0; c < columns; c++)
                 acc[k][c] =
