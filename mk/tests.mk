@@ -56,6 +56,7 @@ test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
 test-long: test ## the same with the long proofs whole, sanitizers, make test-hostile and an hour of make fuzz; figures
 	@$(MAKE) test-tsan
+	@$(MAKE) test SAN=address,undefined T=serve/test_storm
 	@$(MAKE) test-hostile SECONDS='$(or $(SECONDS),600)'
 	@$(MAKE) fuzz-hour
 	@tests/figures '$(BUILD)'
@@ -64,7 +65,7 @@ test-long: test ## the same with the long proofs whole, sanitizers, make test-ho
 # generation, the server, training.
 TSAN_TESTS := api/test_api api/test_graph cli/test_generate cli/test_tokenize core/test_log core/test_placement core/test_pool core/test_progress \
 	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_stream serve/test_limits \
-	serve/test_serve train/test_gradients train/test_objective train/test_optimizer train/test_samples train/test_train
+	serve/test_serve serve/test_storm train/test_gradients train/test_objective train/test_optimizer train/test_samples train/test_train
 
 test-tsan: ## the tests of what runs on several threads, under ThreadSanitizer; make test SAN=thread takes all
 	@$(MAKE) test SAN=thread T='$(or $(T),$(TSAN_TESTS))' TIMEOUT='$(or $(TIMEOUT),1800)'
