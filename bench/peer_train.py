@@ -21,8 +21,8 @@ that with the algebra that weft has: mla by head, cross-token behind the maps th
 from a Gram matrix; and `cheap-expanded`, that algebra with T x T matrices, which is the fastest where
 scaled_dot_product_attention is slow. `--form NAME` takes one of them. With `--compile` the fastest is compiled too
 (torch.compile), and the faster of both kept. The compiler's files then lie in a temporary folder, unless
-TORCHINDUCTOR_CACHE_DIR names one: what is kept there is found again without regard to the instruction set, and a
-kernel for another one writes beyond its rows. Weights in bf16 are trained as PyTorch does it: kept in f32, with the
+TORCHINDUCTOR_CACHE_DIR names one: processes that were held to different instruction sets and shared it were seen to
+abort. Weights in bf16 are trained as PyTorch does it: kept in f32, with the
 forward pass under bf16 autocast.
 """
 

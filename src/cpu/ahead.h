@@ -12,7 +12,7 @@ enum {
 #endif
     /* Bytes from what is read to what is asked for, in each stream: the next column's, where a column is
      * shorter. Of 256 to 2,048 bytes these were the fastest, or as fast, with f32, bf16 and int8 weights
-     * by AVX-512 on a Xeon. */
+     * by AVX-512 on a Xeon, in the better of two readings; by AVX2 512 were read alone. */
     ASKED_AHEAD = 2048
 };
 
