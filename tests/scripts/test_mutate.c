@@ -1,0 +1,62 @@
+/* tests/mutate: --help tells what it does, and an option that it does not know begins nothing. BUILD is
+ * a file here, not a folder, so that even a tests/mutate that would begin ends before it builds. */
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Runs it with those words; `out` and `err` in the scratch folder are what it said. */
+static void mutate_ends(int status, const char *words) {
+    file_write(scratch_path("file"), "", 0);
+    shell_succeeds("BUILD='%s' tests/mutate %s >'%s' 2>'%s'; [ $? = %d ]", scratch_path("file"),
+                   words, scratch_path("out"), scratch_path("err"), status);
+}
+
+static void expect_text(const char *file, const char *text) {
+    char *said = file_read(scratch_path("%s", file), NULL);
+    assert_string_equal(said, text);
+    free(said);
+}
+
+static void test_help_tells_what_it_does_and_its_options(void **state) {
+    (void)state;
+    static const char *const parts[] = {"\n  tests/mutate [WORD] ", "\n  tests/mutate --check ",
+                                        "\n  tests/mutate --help ", "tests/mutations.txt"};
+    mutate_ends(0, "--help");
+    expect_text("err", "");
+    char *said = file_read(scratch_path("out"), NULL);
+    assert_ptr_equal(strstr(said, "Breaks one line "), said);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (!strstr(said, parts[i])) fail_msg("'%s' is not in: %s", parts[i], said);
+    assert_null(strstr(said, "set -u")); /* it ends where the code begins */
+    free(said);
+}
+
+static void test_an_unknown_option_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *words, *option;
+    } cases[] = {{"--chek", "--chek"}, {"-n", "-n"}, {"rope --all", "--all"}, {"--check -x", "-x"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[256];
+        snprintf(line, sizeof line,
+                 "tests/mutate: unknown option '%s'; tests/mutate --help names the options\n",
+                 cases[i].option);
+        mutate_ends(2, cases[i].words);
+        expect_text("out", "");
+        expect_text("err", line);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_help_tells_what_it_does_and_its_options),
+        cmocka_unit_test(test_an_unknown_option_is_refused),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
