@@ -36,8 +36,8 @@ static int word_index(const char *const *words, const char *word) {
 }
 
 static weft_status refuse_range(const weft_option *o, const char *value, const char *where) {
-    return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key, value,
-                     o->min, o->max);
+    return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key,
+                     value, o->min, o->max);
 }
 
 static weft_status set_bool(bool *field, const weft_option *o, const char *value,

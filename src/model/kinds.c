@@ -69,8 +69,8 @@ static weft_status check_heads(const weft_config *c, const char *where) {
                          where, kv, attentions_with(shares_heads, words, sizeof words));
     if (h % kv)
         return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld", where, h,
-                         kv);
+                         "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld", where,
+                         h, kv);
     return WEFT_OK;
 }
 

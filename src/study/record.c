@@ -405,7 +405,8 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
     weft_status status = config && seeds ? WEFT_OK : no_memory();
     if (status == WEFT_OK) {
         weft_study_seeds_text(s, seeds, LIST_ROOM);
-        status = weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
+        status =
+            weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
     }
     free(config);
     free(seeds);

@@ -81,16 +81,15 @@ static json_t *left_out(const weft_report_data *d, int step) {
 static json_t *verdict_json(const weft_report_data *d, int step, bool left) {
     const weft_report_step *s = &d->steps[step];
     const weft_comparison *c = &s->compared;
-    return json_pack("{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "step",
-                     weft_json_text(s->name), "baseline",
-                     weft_json_text(d->steps[s->baseline].name), "verdict",
-                     weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs",
-                     c->pairs, "difference", weft_json_number(c->mean), "low",
-                     weft_json_number(c->low), "high", weft_json_number(c->high), "sd",
-                     weft_json_number(c->sd), "percent", weft_json_number(c->percent), "p",
-                     weft_json_number(weft_comparison_p(c)), "left", left, "repeat_of",
-                     s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
-                     "left_out", left_out(d, step));
+    return json_pack(
+        "{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "step",
+        weft_json_text(s->name), "baseline", weft_json_text(d->steps[s->baseline].name), "verdict",
+        weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs", c->pairs,
+        "difference", weft_json_number(c->mean), "low", weft_json_number(c->low), "high",
+        weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
+        weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)), "left", left,
+        "repeat_of", s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
+        "left_out", left_out(d, step));
 }
 
 static json_t *positions_json(const weft_report_data *d, int step) {
@@ -161,14 +160,14 @@ static weft_status study_json(const char *database, json_t **object) {
     json_t *yardsticks = json_array();
     if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
     char *answer = weft_report_sentence(&d);
-    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}", "name",
-                        weft_json_text(d.name), "question", weft_json_text(d.question), "answer",
-                        weft_json_text(answer ? answer : ""), "score", weft_json_text(d.score),
-                        "score_name", weft_json_text(d.score_name), "higher_is_better",
-                        d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
-                        weft_report_comparisons(&d), "common", weft_report_common_json(&d),
-                        "verdicts", verdicts, "steps", steps, "repeats", repeats, "yardsticks",
-                        yardsticks);
+    *object =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}", "name",
+                  weft_json_text(d.name), "question", weft_json_text(d.question), "answer",
+                  weft_json_text(answer ? answer : ""), "score", weft_json_text(d.score),
+                  "score_name", weft_json_text(d.score_name), "higher_is_better",
+                  d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
+                  weft_report_comparisons(&d), "common", weft_report_common_json(&d), "verdicts",
+                  verdicts, "steps", steps, "repeats", repeats, "yardsticks", yardsticks);
     free(answer);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {

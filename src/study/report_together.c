@@ -40,8 +40,8 @@ static double unexplained(const double *scores, int seeds, int variants, int fre
         for (int k = 0; k < seeds; k++)
             mean += scores[k * variants + v] / seeds;
         for (int k = 0; k < seeds; k++)
-            rest += pow(scores[k * variants + v] - mean - weft_mean(scores + k * variants, variants) +
-                            all,
+            rest += pow(scores[k * variants + v] - mean -
+                            weft_mean(scores + k * variants, variants) + all,
                         2);
     }
     return sqrt(rest / freedom);

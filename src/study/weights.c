@@ -20,8 +20,7 @@ bool weft_weights_stay(const weft_study *s, const weft_job *job) {
 static weft_status remove_one(const char *folder, const char *name) {
     char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind;
-    if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 &&
-        weft_checkpoint_step_of(name) < 0)
+    if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 && weft_checkpoint_step_of(name) < 0)
         return WEFT_OK;
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     WEFT_TRY(weft_checkpoint_look(path, &kind));

@@ -143,7 +143,8 @@ static void test_a_variant_that_is_under_way_says_how_many_seeds_it_has(void **s
         study_step(db, s, names[s], names[s], s ? 0 : -1, -1);
         for (int seed = 1; seed <= 5; seed++)
             if (seed <= have[s])
-                study_run(db, s, 0.001, seed, scores[s] + apart[s] * (seed * (s + 1) % 4), names[s]);
+                study_run(db, s, 0.001, seed, scores[s] + apart[s] * (seed * (s + 1) % 4),
+                          names[s]);
             else
                 study_run_ended(db, s, 0.001, seed, "waiting", NULL);
     }

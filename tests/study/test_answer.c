@@ -280,7 +280,8 @@ static void test_comparisons_are_counted_together(void **state) {
     static const double p[] = {0.0033167587, 0.0339082169, 0.0741799002};
     sqlite3 *db = begin("together", "val_loss");
     study_step(db, 3, "late", "Late", 0, -1);
-    study_step(db, 4, "few", "Few", 0, -1); /* has fewer seeds, so it stays out of the common spread */
+    /* Has fewer seeds, so it stays out of the common spread. */
+    study_step(db, 4, "few", "Few", 0, -1);
     three_seeds(db, 0, 2.00, 2.10, 2.20);
     three_seeds(db, 1, 1.90, 2.01, 2.09);
     three_seeds(db, 2, 2.05, 2.13, 2.26);
@@ -305,9 +306,10 @@ static void test_comparisons_are_counted_together(void **state) {
     assert_int_equal(mkdir(scratch_path("together"), 0777), 0);
     assert_int_equal(weft_report_write(path, scratch_path("together")), WEFT_OK);
     char *md = file_read(scratch_path("together/report.md"), NULL);
-    assert_non_null(strstr(md, "Counted together by Holm's method, these are left: Gate against Plain. "
-                               "Read with the standard deviation pooled over all 4 variants (0.0119, 6 "
-                               "degrees of freedom;"));
+    assert_non_null(strstr(md,
+                           "Counted together by Holm's method, these are left: Gate against Plain. "
+                           "Read with the standard deviation pooled over all 4 variants (0.0119, 6 "
+                           "degrees of freedom;"));
     assert_non_null(strstr(md, "an interval is ±0.0238, and a difference is shown for Gate against "
                                "Plain, Cross against Plain."));
     free(md);

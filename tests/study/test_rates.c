@@ -192,19 +192,20 @@ static void test_an_older_database_is_still_read_and_gone_on_with(void **state) 
  * `apart`: rates are chosen by a seed of their own. */
 static void grow(bool chooses) {
     char few[256], all[256];
-    const char *const *rates = chooses ? RUN("-o", "STUDY_RATE_SEED=77") : RUN("-o", "STUDY_TAIL=5");
+    const char *const *rates =
+        chooses ? RUN("-o", "STUDY_RATE_SEED=77") : RUN("-o", "STUDY_TAIL=5");
     snprintf(few, sizeof few, "%s", scratch_path(chooses ? "few-apart" : "few"));
     snprintf(all, sizeof all, "%s", scratch_path(chooses ? "all-apart" : "all"));
     command_succeeds(RUN("study", "--config", config, "--out", few, rates[0], rates[1]), NULL);
     int64_t events = study_number(few, "SELECT count(*) FROM events WHERE run NOT NULL");
     char *scores = study_text(few, "SELECT group_concat(score) FROM (SELECT score FROM runs"
                                    " WHERE seed < 3 ORDER BY folder)");
-    command_succeeds(RUN("study", "--config", config, "--out", few, rates[0], rates[1], "-o",
-                         "STUDY_SEEDS=4"),
-                     NULL);
-    command_succeeds(RUN("study", "--config", config, "--out", all, rates[0], rates[1], "-o",
-                         "STUDY_SEEDS=4"),
-                     NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", few, rates[0], rates[1], "-o", "STUDY_SEEDS=4"),
+        NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", all, rates[0], rates[1], "-o", "STUDY_SEEDS=4"),
+        NULL);
     study_same(all, few);
     /* What had been run was not run again. */
     char *after = study_text(few, "SELECT group_concat(score) FROM (SELECT score FROM runs"

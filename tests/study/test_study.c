@@ -5,8 +5,8 @@
 #include "support/study_run.h"
 #include "support/train_run.h"
 
-#include <math.h>
 #include <glob.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -192,13 +192,14 @@ static void test_weights_stay_as_the_study_has_it(void **state) {
     static const struct {
         const char *word;
         int all, first;
-    } cases[] = {{"STUDY_WEIGHTS=all", 8, 4}, {"STUDY_WEIGHTS=first", 4, 4}, {"STUDY_WEIGHTS=none", 0, 0}};
+    } cases[] = {
+        {"STUDY_WEIGHTS=all", 8, 4}, {"STUDY_WEIGHTS=first", 4, 4}, {"STUDY_WEIGHTS=none", 0, 0}};
     char *scores = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *out = scratch_path(cases[i].word);
-        command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "RA_MLA_ABLATION_STEPS=",
-                             "-o", "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o",
-                             cases[i].word),
+        command_succeeds(RUN("study", "--config", config, "--out", out, "-o",
+                             "RA_MLA_ABLATION_STEPS=", "-o",
+                             "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o", cases[i].word),
                          NULL);
         assert_int_equal(count_weights(out, "*"), cases[i].all);
         assert_int_equal(count_weights(out, "*-seed1"), cases[i].first);
@@ -214,8 +215,8 @@ static void test_weights_stay_as_the_study_has_it(void **state) {
                          "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o", "STUDY_WEIGHTS=none"),
                      NULL);
     const char *out = scratch_path("repeated");
-    command_succeeds(
-        RUN("study", "--config", config, "--out", out, "-o", "STUDY_WEIGHTS=none"), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_WEIGHTS=none"),
+                     NULL);
     assert_int_equal(count_weights(out, "*"), 8);
 }
 
