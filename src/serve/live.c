@@ -364,6 +364,11 @@ int weft_live_port(const weft_live *w) {
     return 0;
 }
 
+int weft_live_found(const weft_live *w) {
+    (void)w;
+    return 0;
+}
+
 void weft_live_close(weft_live *w) {
     (void)w;
 }
