@@ -115,6 +115,22 @@ $(OUT)/tests/fuzz/test_regressions: $(FUZZ_OBJECTS)
 # It looks at the shared library's names and runs the examples.
 $(OUT)/tests/api/test_header: | $(LIB_SO) $(EXAMPLE_PROGRAMS)
 
+# The program of a machine without the optional parts: sources that ask for one are compiled as if it
+# were missing, the rest is the build's own. CUDA's objects and libmicrohttpd are not linked.
+BARE := $(OUT)/bare
+BARE_SOURCES := $(shell grep -l '^#if.*WEFT_HAVE_' src/*/*.c)
+BARE_OBJECTS := $(BARE_SOURCES:src/%.c=$(BARE)/%.o) \
+	$(filter-out %.cu.o $(BARE_SOURCES:src/%.c=$(OBJ)/%.o),$(PROGRAM_OBJECTS) $(LIB_OBJECTS))
+
+$(eval $(call compile_rules,$(BARE),$(CC),$(filter-out -DWEFT_HAVE_%,$(COMPILE_FLAGS))))
+
+$(BARE)/weft: $(BARE_OBJECTS) $(OBJ)/link
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(BARE_OBJECTS) $(filter-out -lmicrohttpd,$(PROGRAM_LIBS)) $(LIBS) -o $@
+
+# It runs that program.
+$(OUT)/tests/scripts/test_optional: | $(BARE)/weft
+
 $(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(PARTS_A) $(LIB_A) $(OBJ)/test-link
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
@@ -150,4 +166,4 @@ bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TF
 bench-products-cuda: $(OUT)/bench/products_cuda ## products with work behind them: right or wrong, and ms beside cuBLASLt
 	@$(OUT)/bench/products_cuda $(ARGS)
 
--include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS))
+-include $(patsubst %.o,%.d,$(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS) $(filter $(BARE)/%,$(BARE_OBJECTS)))

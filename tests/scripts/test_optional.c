@@ -1,11 +1,14 @@
 /* A machine without the optional parts: what is compiled only where they are leaves nothing behind
- * that is unused or undeclared, so that the first `make` there prints no warning. */
+ * that is unused or undeclared, so that the first `make` there prints no warning; and build/bare/weft,
+ * the program that is linked there (mk/tests.mk), says what it lacks. */
 #include "support/command.h"
+#include "support/http.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -28,6 +31,32 @@ static void test_sources_compile_cleanly_without_optional_parts(void **state) {
     fail_msg("%s", file_read(scratch_path("said.txt"), NULL));
 }
 
+/* WEFT ends on the program's path. */
+static void use_bare_program(void) {
+    const char *weft = getenv("WEFT");
+    char bare[1024];
+    if (!weft) weft = "build/weft";
+    snprintf(bare, sizeof bare, "%.*sbare/weft", (int)(strlen(weft) - strlen("weft")), weft);
+    setenv("WEFT", bare, 1);
+}
+
+static void test_the_bare_program_says_what_it_lacks(void **state) {
+    (void)state;
+    static const char *const parts[] = {"cuda", "mpi", "http"};
+    char model[512];
+    use_bare_program();
+    json_t *version = command_json(RUN("version", "--json"));
+    for (int i = 0; i < 3; i++)
+        assert_true(json_is_false(json_object_get(version, parts[i])));
+    json_decref(version);
+    server_model(model, sizeof model);
+    command_fails(1, RUN("watch", model, "--port", "0"),
+                  SAYS("without libmicrohttpd", "scripts/setup optional"));
+    command_fails(1, RUN("serve", "--model", model, "--port", "0"),
+                  SAYS("without libmicrohttpd", "scripts/setup optional"));
+    command_fails(1, RUN("verify", "--device", "cuda"), SAYS("built without it", "make configure"));
+}
+
 /* As the guide has it; the tests are run in another folder. */
 static void test_the_torch_tests_take_a_relative_python(void **state) {
     (void)state;
@@ -44,6 +73,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_torch_tests_take_a_relative_python),
         cmocka_unit_test(test_sources_compile_cleanly_without_optional_parts),
+        cmocka_unit_test(test_the_bare_program_says_what_it_lacks),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
