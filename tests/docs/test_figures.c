@@ -158,6 +158,99 @@ static void test_a_variant_that_is_under_way_says_how_many_seeds_it_has(void **s
     free(said);
 }
 
+static void said_by_tables(const char *arguments, const char *const *wanted,
+                           const char *const *unwanted) {
+    shell_succeeds("python3 docs/results/tables %s >'%s'", arguments, scratch_path("said"));
+    char *said = file_read(scratch_path("said"), NULL);
+    for (; *wanted; wanted++)
+        if (!strstr(said, *wanted)) fail_msg("%s is not in %s", *wanted, said);
+    for (; *unwanted; unwanted++)
+        if (strstr(said, *unwanted)) fail_msg("%s is in %s", *unwanted, said);
+    free(said);
+}
+
+/* Sequences of 16 and of 64 tokens, 1,024 and 896 bytes of cache per token: 16 KiB and 56 KiB for one
+ * sequence; a table of positions for each length; the comparison across lengths is the study's own, and
+ * --only leaves it out. --runs has each run at its rate and seed. */
+static void test_variants_of_several_lengths(void **state) {
+    (void)state;
+    char command[LINE_ROOM];
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    const char *path = scratch_path("lengths.db");
+    sqlite3 *db = study_open(path, "lengths", "val_loss");
+    study_step(db, 0, "short", "Short", -1, -1);
+    study_step(db, 1, "long", "Long", 0, -1);
+    for (int step = 0; step < 2; step++)
+        for (int seed = 1; seed <= 3; seed++) {
+            long long run = study_run(db, step, 0.001, seed, 3 + step + 0.01 * seed, "w");
+            study_sql(db, "UPDATE runs SET config = '{\"gpt2_block_size\": %d}' WHERE run = %lld",
+                      step ? 64 : 16, run);
+            study_sql(db, "INSERT INTO facts VALUES(%lld, 'loss_at_0_0', 5)", run);
+            study_sql(db, "INSERT INTO facts VALUES(%lld, 'loss_at_1_%d', 3)", run, step ? 63 : 15);
+        }
+    study_close(db);
+    snprintf(command, sizeof command, "'%s' --length", path);
+    said_by_tables(command,
+                   (const char *[]){"\n| long against short | +1.0000 ",
+                                    " 1,024 | 16 | 0.0156 MiB |\n", " 896 | 64 | 0.0547 MiB |\n",
+                                    "\n| positions of 16 | 0 | 1–15 |\n| --- | ---: | ---: |\n"
+                                    "| short | 5.0000 | 3.0000 |\n",
+                                    "\n| positions of 64 | 0 | 1–63 |\n| --- | ---: | ---: |\n"
+                                    "| long | 5.0000 | 3.0000 |\n",
+                                    NULL},
+                   (const char *[]){NULL});
+    snprintf(command, sizeof command, "'%s' --only", path);
+    said_by_tables(command, (const char *[]){"\n| short | ", "\n| long | ", NULL},
+                   (const char *[]){"long against short", "MiB", NULL});
+    snprintf(command, sizeof command, "--runs '%s'", path);
+    said_by_tables(command,
+                   (const char *[]){"| single runs | rate | seed 1 | seed 2 | seed 3 |\n",
+                                    "\n| short | 0.001 | 3.0100 | 3.0200 | 3.0300 |\n",
+                                    "\n| long | 0.001 | 4.0100 | 4.0200 | 4.0300 |\n", NULL},
+                   (const char *[]){NULL});
+}
+
+/* Plain models on 100 · N^-0.25, where N is their parameters, and one variant 5% below that law; the largest
+ * plain model has not been run. */
+static void test_variants_against_a_law(void **state) {
+    (void)state;
+    static const char *const names[] = {"small", "middle", "large", "other", "huge"};
+    char command[LINE_ROOM];
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    const char *path = scratch_path("law.db");
+    sqlite3 *db = study_open(path, "law", "val_loss");
+    study_sql(db, "UPDATE study SET config = config || %Q",
+              "\nSTUDY_YARDSTICK=small, middle, large, huge");
+    for (int step = 0; step < 5; step++) {
+        double parameters = 1e6 * (step == 3 ? 3 : 1 << step);
+        study_step(db, step, names[step], names[step], step ? 0 : -1, -1);
+        study_sql(db,
+                  "UPDATE steps SET parameters = %!.17g, flops_per_token = %!.17g WHERE step = %d",
+                  parameters, 6 * parameters, step);
+        for (int seed = 1; seed <= 3; seed++)
+            if (step == 4)
+                study_run_ended(db, step, 0.001, seed, "waiting", NULL);
+            else
+                study_run(db, step, 0.001, seed,
+                          100 * pow(parameters, -0.25) * (step == 3 ? 0.95 : 1) *
+                              (1 + 0.0001 * (seed - 2)),
+                          "w");
+    }
+    study_close(db);
+    snprintf(command, sizeof command, "--yardsticks '%s' other:middle", path);
+    /* 100 · 3,000,000^-0.25 = 2.40281, and 5% of that is 0.12014. */
+    said_by_tables(command,
+                   (const char *[]){"\n| other | middle | −0.1201 ", " | better |\n",
+                                    "\n| small × 3, middle × 3, large × 3 | 9 | −0.2500 ", NULL},
+                   (const char *[]){"huge", "extrapolated", NULL});
+}
+
 /* docs/results/refresh puts into a page what its commands print; into one that has it all, nothing. */
 static void test_refreshing_a_page_that_is_up_to_date_changes_nothing(void **state) {
     (void)state;
@@ -253,6 +346,8 @@ int main(void) {
         cmocka_unit_test(test_results_are_what_their_databases_say),
         cmocka_unit_test(test_the_best_rate_is_the_parabolas_vertex),
         cmocka_unit_test(test_a_variant_that_is_under_way_says_how_many_seeds_it_has),
+        cmocka_unit_test(test_variants_of_several_lengths),
+        cmocka_unit_test(test_variants_against_a_law),
         cmocka_unit_test(test_refreshing_a_page_that_is_up_to_date_changes_nothing),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
