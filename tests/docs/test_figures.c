@@ -245,10 +245,12 @@ static void test_variants_against_a_law(void **state) {
     study_close(db);
     snprintf(command, sizeof command, "--yardsticks '%s' other:middle", path);
     /* 100 · 3,000,000^-0.25 = 2.40281, and 5% of that is 0.12014. */
-    said_by_tables(command,
-                   (const char *[]){"\n| other | middle | −0.1201 ", " | better |\n",
-                                    "\n| small × 3, middle × 3, large × 3 | 9 | −0.2500 ", NULL},
-                   (const char *[]){"huge", "extrapolated", NULL});
+    said_by_tables(
+        command,
+        (const char *[]){"\n| other against plain middle | −0.1201 ", " | better |\n",
+                         "\n| small × 3, middle × 3, large × 3 | 9 | as N to the power −0.2500 ",
+                         NULL},
+        (const char *[]){"huge", "extrapolated", NULL});
 }
 
 /* docs/results/refresh puts into a page what its commands print; into one that has it all, nothing. */
