@@ -231,6 +231,20 @@ static void test_seeds_may_be_added_at_the_rate_that_was_chosen(void **state) {
     grow(true);
 }
 
+/* Another way to name the device is no other study; another batch is. */
+static void test_the_device_may_change(void **state) {
+    (void)state;
+    const char *out = scratch_path("device");
+    command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1"), NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "--device", "cpu"),
+        NULL);
+    command_fails(
+        2,
+        RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o", "BATCH_SIZE=3"),
+        SAYS("BATCH_SIZE was "));
+}
+
 static int make_whole(void **state) {
     (void)state;
     study_whole(config, whole, RUN(APART));
@@ -249,6 +263,7 @@ int main(void) {
         cmocka_unit_test(test_an_older_database_is_still_read_and_gone_on_with),
         cmocka_unit_test(test_seeds_may_be_added),
         cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),
+        cmocka_unit_test(test_the_device_may_change),
     };
     return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
 }
