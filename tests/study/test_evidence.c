@@ -18,7 +18,8 @@ static const struct {
     int runs; /* as the script's head says */
 } studies[] = {{"longer", 3},      {"optim", 16},  {"tying", 15}, {"sparse", 15},
                {"latent", 18},     {"mix", 27},    {"ratio", 18}, {"long", 39},
-               {"entailment", 15}, {"needle", 20}, {"mup", 48},   {"entailment-long", 9}};
+               {"entailment", 15}, {"needle", 20}, {"mup", 48},   {"entailment-long", 9},
+               {"needle-more", 42}};
 enum { STUDIES = sizeof studies / sizeof studies[0] };
 
 /* The repository's root, from which the tests are run. */
@@ -83,6 +84,70 @@ static void test_a_study_runs_to_its_report(void **state) {
     free(md);
 }
 
+/* A file of needle-long's, read; the caller frees it. */
+static char *needle_file(const char *name) {
+    return file_read(scratch_path("root-needle-long/runs/real-needle-long/%s", name), NULL);
+}
+
+/* The first logged loss of a stage. */
+static double first_loss(const char *model, const char *stage) {
+    char name[80];
+    snprintf(name, sizeof name, "%s-%s/metrics.jsonl", model, stage);
+    char *lines = needle_file(name);
+    json_t *line = json_loads(lines, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_non_null(line);
+    double loss = json_number_value(json_object_get(line, "loss"));
+    json_decref(line);
+    free(lines);
+    return loss;
+}
+
+static void check_answers(const char *model, const char *length) {
+    char name[80];
+    snprintf(name, sizeof name, "%s-yarn-%s.json", model, length);
+    char *text = needle_file(name);
+    json_t *said = json_loads(text, 0, NULL), *cache = json_object_get(said, "cache");
+    assert_int_equal(json_array_size(json_object_get(said, "needle")), 5);
+    assert_true(json_integer_value(json_object_get(json_array_get(cache, 0), "bytes")) > 0);
+    json_decref(said);
+    free(text);
+}
+
+/* Whether a line of the table begins so. */
+static void check_row(const char *model, const char *says) {
+    char row[120], *table = needle_file("table.txt");
+    snprintf(row, sizeof row, "\n%-18s%s", model, says);
+    if (!strstr(table, row)) fail_msg("no line '%s' in\n%s", row + 1, table);
+    free(table);
+}
+
+/* A stage goes on from the weights before it; the answers at each length are there with their cache;
+ * whether and when the key was found is said; and the same command again does none of it twice. */
+static void test_the_long_needle_has_stages_and_a_table(void **state) {
+    (void)state;
+    const char *const models[] = {"dot", "w2", "mla", "mla-cross"};
+    run_small("needle-long");
+    for (int i = 0; i < 4; i++) {
+        assert_true(first_loss(models[i], "160") < first_loss(models[i], "128") - 0.05);
+        check_answers(models[i], "128");
+        check_answers(models[i], "256");
+        check_row(models[i], "   not found, 0.");
+    }
+    char *before = needle_file("w2.log");
+    FILE *metrics =
+        fopen(scratch_path("root-needle-long/runs/real-needle-long/w2-128/metrics.jsonl"), "a");
+    assert_non_null(metrics);
+    fprintf(metrics, "{\"step\":3,\"needle_accuracy\":0.95}\n{\"step\":4,\"loss\":1}\n"
+                     "{\"step\":5,\"needle_accuracy\":1}\n");
+    assert_int_equal(fclose(metrics), 0);
+    run_small("needle-long");
+    check_row("w2", "      step 3, 1.00   not found, 0.");
+    char *after = needle_file("w2.log");
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+}
+
 static void test_all_of_them_run(void **state) {
     (void)state;
     if (!getenv("WEFT_TEST_LONG")) {
@@ -91,7 +156,6 @@ static void test_all_of_them_run(void **state) {
     }
     for (int i = 0; i < STUDIES; i++)
         run_small(studies[i].name);
-    run_small("needle-long");
 }
 
 /* The committed database is of the committed config: what is done in it is not run again. */
@@ -125,6 +189,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_study_can_be_built_at_its_size),
         cmocka_unit_test(test_a_study_runs_to_its_report),
+        cmocka_unit_test(test_the_long_needle_has_stages_and_a_table),
         cmocka_unit_test(test_all_of_them_run),
         cmocka_unit_test(test_the_study_at_124m_goes_on_from_its_database),
         cmocka_unit_test(test_an_unknown_name_is_told),
