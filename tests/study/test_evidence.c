@@ -16,10 +16,10 @@
 static const struct {
     const char *name;
     int runs; /* as the script's head says */
-} studies[] = {{"longer", 3},      {"optim", 16},  {"tying", 15}, {"sparse", 15},
-               {"latent", 18},     {"mix", 27},    {"ratio", 18}, {"long", 39},
-               {"entailment", 15}, {"needle", 20}, {"mup", 48},   {"entailment-long", 9},
-               {"needle-more", 42}};
+} studies[] = {{"longer", 3},       {"optim", 16},  {"tying", 15}, {"sparse", 15},
+               {"latent", 18},      {"mix", 27},    {"ratio", 18}, {"long", 39},
+               {"entailment", 15},  {"needle", 20}, {"mup", 48},   {"entailment-long", 9},
+               {"needle-more", 42}, {"again", 15}};
 enum { STUDIES = sizeof studies / sizeof studies[0] };
 
 /* The repository's root, from which the tests are run. */
@@ -148,6 +148,43 @@ static void test_the_long_needle_has_stages_and_a_table(void **state) {
     free(after);
 }
 
+/* Two models are trained; each row has what the model loses by pruning, and what training gives back. */
+static void test_pruned_models_are_healed(void **state) {
+    (void)state;
+    const char *root = scratch_path("root-healing"), *log = scratch_path("log-healing");
+    const char *const rows[] = {"dot\twhole\t-\t1\t",         "dot\theads\tstate\t0.5\t",
+                                "dot\tffn\tstate\t0.5\t",     "step3\twhole\t-\t1\t",
+                                "step3\theads\tstate\t0.5\t", "step3\tffn\tstate\t0.5\t",
+                                "step3\tcross\tstate\t0.25\t"};
+    char start[2000];
+    snprintf(start, sizeof start,
+             "cd '%s' && export WEFT='%s' DATA=embedded TRIM=y; scripts/evidence", root, weft());
+    shell_succeeds("mkdir -p '%s' && cp -r scripts defconfigs '%s'", root, root);
+    shell_succeeds("%s healing 2>'%s'; test $? = 1 && grep -q 'no weights of step3' '%s'", start,
+                   log, log);
+    shell_succeeds("%s again --steps dot,step3 -o STUDY_WEIGHTS=first --device cpu --threads 1 "
+                   ">'%s' 2>&1 || { tail -n 5 '%s'; false; }",
+                   start, log, log);
+    shell_succeeds("%s healing --device cpu --threads 1 >/dev/null 2>'%s'", start, log);
+    char *table = file_read(scratch_path("root-healing/runs/real-healing/prune.tsv"), NULL);
+    const char *at = table;
+    long whole = 0;
+    for (int i = 0; i < 7; i++) {
+        long parameters = 0;
+        double before = 0, after = 0;
+        at = strstr(at, rows[i]);
+        if (!at) fail_msg("no row '%s' in\n%s", rows[i], table);
+        at += strlen(rows[i]);
+        assert_int_equal(sscanf(at, "%ld %lf %lf", &parameters, &before, &after), 3);
+        if (i == 0 || i == 3)
+            whole = parameters;
+        else
+            assert_true(parameters < whole);
+        assert_true(after < before && before < 7);
+    }
+    free(table);
+}
+
 static void test_all_of_them_run(void **state) {
     (void)state;
     if (!getenv("WEFT_TEST_LONG")) {
@@ -190,6 +227,7 @@ int main(void) {
         cmocka_unit_test(test_every_study_can_be_built_at_its_size),
         cmocka_unit_test(test_a_study_runs_to_its_report),
         cmocka_unit_test(test_the_long_needle_has_stages_and_a_table),
+        cmocka_unit_test(test_pruned_models_are_healed),
         cmocka_unit_test(test_all_of_them_run),
         cmocka_unit_test(test_the_study_at_124m_goes_on_from_its_database),
         cmocka_unit_test(test_an_unknown_name_is_told),
