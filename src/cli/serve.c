@@ -176,6 +176,7 @@ static void warn_of_small_cache(const serving *s) {
 
 static weft_status open_all(serving *s) {
     weft_loaded *l = &s->loaded;
+    WEFT_TRY(weft_server_available());
     WEFT_TRY(read_key(s));
     WEFT_TRY(weft_loaded_open(&s->args, s->path, s->unchecked, l));
     WEFT_TRY(find_name(s));

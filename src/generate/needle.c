@@ -207,8 +207,8 @@ static weft_status score_trial(const needle_run *r, int64_t length, double depth
     for (int64_t i = 0; i < t->n_said; i++)
         good += t->said[i] == t->answer[i];
     bool right = t->n_said == t->n_answer && good >= (double)t->n_answer;
-    cell->right += right / (double)r->options->trials;
-    cell->tokens += good / (double)(t->n_answer * r->options->trials);
+    cell->right += right;
+    cell->tokens += good / (double)t->n_answer;
     return r->details ? write_details(r, length, depth, t, right) : WEFT_OK;
 }
 
@@ -229,6 +229,8 @@ static weft_status fill_cell(needle_run *r, weft_generator *g, int64_t length, d
         r->done += n;
         weft_progress_update(r->progress, r->done, NULL);
     }
+    cell->right /= (double)r->options->trials;
+    cell->tokens /= (double)r->options->trials;
     return status;
 }
 

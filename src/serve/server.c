@@ -58,6 +58,10 @@ weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
     return WEFT_OK;
 }
 
+weft_status weft_server_available(void) {
+    return WEFT_OK;
+}
+
 int weft_server_port(const weft_server *s) {
     return s->port;
 }
@@ -91,12 +95,16 @@ void weft_server_close(weft_server *s) {
 
 #else
 
+weft_status weft_server_available(void) {
+    return weft_fail(WEFT_EMISSING, "this build cannot serve: it was made without libmicrohttpd; "
+                                    "scripts/setup optional installs it, then make configure");
+}
+
 weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
                              const weft_tokenizer *t, weft_encoder *encoder, weft_server **out) {
     (void)o, (void)g, (void)t, (void)encoder;
     *out = NULL;
-    return weft_fail(WEFT_EMISSING, "this build cannot serve: it was made without libmicrohttpd; "
-                                    "scripts/setup optional installs it, then make configure");
+    return weft_server_available();
 }
 
 int weft_server_port(const weft_server *s) {

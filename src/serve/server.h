@@ -24,8 +24,11 @@ typedef struct {
     double answer_seconds;    /* in which it must be answered */
 } weft_server_options;
 
-/* Starts it. What is given must outlive it; generator and encoder are its alone meanwhile. The
- * tokenizer may be shared. In a build without libmicrohttpd it fails with a line that says so. */
+/* Fails, with a line that says so, in a build without libmicrohttpd. */
+weft_status weft_server_available(void);
+
+/* Starts it, where it is available. What is given must outlive it; generator and encoder are its alone
+ * meanwhile. The tokenizer may be shared. */
 weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
                              const weft_tokenizer *t, weft_encoder *encoder, weft_server **out);
 int weft_server_port(const weft_server *s);

@@ -54,6 +54,9 @@ static void test_the_bare_program_says_what_it_lacks(void **state) {
                   SAYS("without libmicrohttpd", "scripts/setup optional"));
     command_fails(1, RUN("serve", "--model", model, "--port", "0"),
                   SAYS("without libmicrohttpd", "scripts/setup optional"));
+    command_fails(1,
+                  RUN("serve", "--model", "nowhere", "--port", "0"), /* before anything is read */
+                  SAYS("without libmicrohttpd", "scripts/setup optional"));
     command_fails(1, RUN("verify", "--device", "cuda"), SAYS("built without it", "make configure"));
 }
 
