@@ -53,10 +53,18 @@ static void test_an_unknown_option_is_refused(void **state) {
     }
 }
 
+static void test_a_second_word_is_refused(void **state) {
+    (void)state;
+    mutate_ends(2, "rope softmax");
+    expect_text("out", "");
+    expect_text("err", "tests/mutate: one WORD at most; tests/mutate --help says more\n");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_tells_what_it_does_and_its_options),
         cmocka_unit_test(test_an_unknown_option_is_refused),
+        cmocka_unit_test(test_a_second_word_is_refused),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
