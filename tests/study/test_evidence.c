@@ -132,6 +132,9 @@ static void test_the_long_needle_has_stages_and_a_table(void **state) {
         check_answers(models[i], "128");
         check_answers(models[i], "256");
         check_row(models[i], "   not found, 0.");
+        char depths[40];
+        snprintf(depths, sizeof depths, "%s, yarn, 256", models[i]);
+        check_row(depths, "");
     }
     char *before = needle_file("w2.log");
     FILE *metrics =
