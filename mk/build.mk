@@ -152,5 +152,6 @@ $(PROGRAM): | $(MPI_SHIM) $(NCCL_SHIM)
 $(PROGRAM): $(PROGRAM_OBJECTS) $(LIB_A) $(OBJ)/link
 	$(call say,LD,$@)
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $(PROGRAM_OBJECTS) $(LIB_A) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
+	$(Q)ln -sfnr defconfigs $(@D)/defconfigs
 
 -include $(patsubst %.o,%.d,$(LIB_OBJECTS) $(PROGRAM_OBJECTS))

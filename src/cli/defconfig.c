@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const beside[] = {"../share/weft/defconfigs", "../defconfigs"};
+static const char *const beside[] = {"../share/weft/defconfigs", "defconfigs"};
 enum { N_BESIDE = sizeof beside / sizeof beside[0] };
 
 /* A plain word may be a study's name; a path is a path. */
