@@ -213,6 +213,38 @@ static void test_variants_of_several_lengths(void **state) {
                    (const char *[]){NULL});
 }
 
+/* Losses of 3.01, 3.02 and 3.03 in one study, lower by 0.10, 0.12 and 0.14 in another, which has a fourth seed:
+ * -0.12, and by Student's t with two degrees of freedom ± 4.3027 · 0.02 / √3 = 0.0497. */
+static void test_variants_of_two_studies(void **state) {
+    (void)state;
+    char command[LINE_ROOM], first[LINE_ROOM / 8], second[LINE_ROOM / 8];
+    if (system("command -v python3 >/dev/null 2>&1") != 0) {
+        printf("there is no python3\n");
+        skip();
+    }
+    snprintf(first, sizeof first, "%s", scratch_path("first.db"));
+    snprintf(second, sizeof second, "%s", scratch_path("second.db"));
+    sqlite3 *db = study_open(first, "first", "val_loss");
+    study_step(db, 0, "high", "High", -1, -1);
+    for (int seed = 1; seed <= 3; seed++)
+        study_run(db, 0, 0.001, seed, 3 + 0.01 * seed, "w");
+    study_close(db);
+    db = study_open(second, "second", "val_loss");
+    study_step(db, 0, "low", "Low", -1, -1);
+    for (int seed = 1; seed <= 4; seed++)
+        study_run(db, 0, 0.002, seed, 2.92 - 0.01 * seed, "w");
+    study_close(db);
+    snprintf(command, sizeof command, "--claim '%s:low:%s/high' '%s:high:%s/low'", second, first,
+             first, second);
+    said_by_tables(
+        command,
+        (const char *[]){
+            "| low against high | −0.1200 \\[−0.1697, −0.0703\\] | 3 | better, by 4% | 0.009 |\n",
+            "| high against low | +0.1200 \\[+0.0703, +0.1697\\] | 3 | worse, by 4.1% | 0.009 |\n",
+            NULL},
+        (const char *[]){NULL});
+}
+
 /* Plain models on 100 · N^-0.25, where N is their parameters, and one variant 5% below that law; the largest
  * plain model has not been run. */
 static void test_variants_against_a_law(void **state) {
@@ -349,6 +381,7 @@ int main(void) {
         cmocka_unit_test(test_the_best_rate_is_the_parabolas_vertex),
         cmocka_unit_test(test_a_variant_that_is_under_way_says_how_many_seeds_it_has),
         cmocka_unit_test(test_variants_of_several_lengths),
+        cmocka_unit_test(test_variants_of_two_studies),
         cmocka_unit_test(test_variants_against_a_law),
         cmocka_unit_test(test_refreshing_a_page_that_is_up_to_date_changes_nothing),
     };
