@@ -20,7 +20,7 @@ weft_status weft_new_model_room(const char *folder, bool force) {
     return weft_state_remove(folder);
 }
 
-/* The options that make the model, as a config that training takes. */
+/* The options that make the model, and DTYPE, as a config that training takes. */
 static weft_status write_model_config(const weft_config *c, const char *folder) {
     char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX], *text = NULL;
     size_t bytes = 0;
@@ -34,9 +34,10 @@ static weft_status write_model_config(const weft_config *c, const char *folder) 
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
         bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
+        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
         weft_config_format(c, o, value, sizeof value);
         weft_config_format(&defaults, o, usual, sizeof usual);
-        if (o->owner != WEFT_OWNER_MODEL || strcmp(value, usual) == 0) continue;
+        if (strcmp(value, usual) == 0) continue;
         fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
     }
     if (fclose(out) != 0) {

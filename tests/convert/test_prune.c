@@ -373,6 +373,24 @@ static void test_the_smaller_model_is_planned_generates_and_heals(void **state) 
     assert_true(loss_of(healed) < pruned);
 }
 
+/* A model in bf16 is trained further in bf16. */
+static void test_the_smaller_model_keeps_its_dtype(void **state) {
+    (void)state;
+    char whole[600], out[600];
+    snprintf(whole, sizeof whole, "%s", at("bf16"));
+    snprintf(out, sizeof out, "%s", at("bf16-pruned"));
+    command_succeeds(RUN("init", "--force", "-o", "N_LAYER=1", "-o", "N_HEAD=2", "-o", "N_EMBD=32",
+                         "-o", "VOCAB_SIZE=256", "-o", "DTYPE=bf16", "--out", whole),
+                     NULL);
+    command_succeeds(RUN("prune", "--model", whole, "--out", out, "--force", "--what", "heads",
+                         "--by", "magnitude", "--keep", "0.5"),
+                     NULL);
+    char *config = file_read(at("bf16-pruned/model.config"), NULL);
+    if (!strstr(config, "CONFIG_DTYPE=\"bf16\"\n")) fail_msg("%s", config);
+    assert_null(strstr(config, "LEARNING_RATE"));
+    free(config);
+}
+
 /* scripts/prune-curve in its smallest form: one model, one share, few steps. */
 static void test_the_curve_of_losses_is_made(void **state) {
     (void)state;
@@ -453,6 +471,7 @@ int main(void) {
         cmocka_unit_test(test_the_least_important_go),
         cmocka_unit_test(test_gates_choose_heads),
         cmocka_unit_test(test_the_smaller_model_is_planned_generates_and_heals),
+        cmocka_unit_test(test_the_smaller_model_keeps_its_dtype),
         cmocka_unit_test(test_the_curve_of_losses_is_made),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
