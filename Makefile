@@ -81,8 +81,8 @@ vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors
 	@if [ -f '$(GPT2)/vocab.bpe' ]; then $(PYTHON) tests/reference/make_tokenizer_vectors.py '$(GPT2)' || [ $$? = 3 ]; \
 	else echo "make vectors: no vocab.bpe in $(GPT2) (GPT2=folder): the tokenizers' vectors stay" >&2; fi
 
-mutate: build ## break the code on purpose, and see that a test notices
-	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate; \
+mutate: build ## break the code on purpose, and see that a test notices; T=word breaks what has it in its line
+	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate $(if $(T),'$(T)'); \
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
 
 # PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch. One line says what
