@@ -8,7 +8,7 @@
  * graph without. Bytes are what must be read and written once, so TB/s is what is left of them in
  * that time, and `of copy` is that against the first row. Medians of nine runs. Matrix products are
  * in cross_entropy's rows. */
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/exec.h"
 #include "cuda/backend.h"
 #include "ops/activation.h"

@@ -7,7 +7,7 @@
  * are random, since a product of zeros runs faster. A copy counts what is read and what is written.
  * Medians of nine runs, an empty run's time taken off. Status 3: there is no GPU, and a line says
  * why. */
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/exec.h"
 #include "cuda/backend.h"
 #include "ops/arith.h"

@@ -1,8 +1,8 @@
 /* The operations' table as a program: src/bench/op_table.h says what it measures. */
 #include "bench/op_table.h"
 
-#include "core/files.h"
-#include "core/json.h"
+#include "base/files.h"
+#include "base/json.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 #ifndef WEFT_MK_ANALYZER_H
 #define WEFT_MK_ANALYZER_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #define weft_fail(status, ...) (weft_fail(status, __VA_ARGS__), (status))
 

@@ -3,7 +3,7 @@
 
 # The library is the engine. Beside it, in the program, are studies with their database and reports,
 # the server, what measures (src/bench) and the commands.
-PROGRAM_FOLDERS := convert study inspect serve bench cli
+PROGRAM_FOLDERS := eval convert study record supervise report serve watch inspect bench cli
 PROGRAM_SOURCES := $(sort $(foreach f,$(PROGRAM_FOLDERS),$(wildcard src/$(f)/*.c)))
 LIB_SOURCES := $(sort $(filter-out $(PROGRAM_FOLDERS:%=src/%/%),$(wildcard src/*/*.c)))
 CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu src/cuda/*/*.cu)))
@@ -36,12 +36,12 @@ define compile_rules
 $(call stamp,$(1)/flags,$(2) $(3) $(OPT_PLAIN) $(OPT_KERNEL) $(ISAS) $(TEST_INCLUDES) $(CPPFLAGS) $(CFLAGS) $(CONFIG_TOOLS))
 
 $(call stamp,$(1)/commit,$(GIT_COMMIT))
-$(1)/core/version.o: $(1)/commit
-$(1)/core/version.o: OWN_DEFINES := -DWEFT_GIT_COMMIT='"$(GIT_COMMIT)"'
+$(1)/base/version.o: $(1)/commit
+$(1)/base/version.o: OWN_DEFINES := -DWEFT_GIT_COMMIT='"$(GIT_COMMIT)"'
 
 # Holds them whole.
-$(1)/study/charts.o: src/study/charts.js src/study/charts.css
-$(1)/serve/live_page.o: src/serve/live.html src/serve/live.js src/serve/live.css
+$(1)/report/charts.o: src/report/charts.js src/report/charts.css
+$(1)/watch/live_page.o: src/watch/live.html src/watch/live.js src/watch/live.css
 
 $(1)/%.o: src/%.c $(1)/flags
 	@mkdir -p $$(@D)

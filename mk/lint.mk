@@ -40,7 +40,7 @@ lint-scripts: | lint-tools
 LINT_DEFINES := $(DEFINES) $(ISA_DEFINES)
 LINT_INCLUDES := $(INCLUDES) $(TEST_INCLUDES)
 TIDY_FLAGS := -std=gnu17 $(WARNINGS) $(LINT_DEFINES) $(LINT_INCLUDES)
-TIDY_FAIL := $(if $(wildcard src/core/error.h),-include mk/analyzer.h)
+TIDY_FAIL := $(if $(wildcard src/base/error.h),-include mk/analyzer.h)
 KERNEL_DEFINES = -DWEFT_ISA=$(firstword $(ISAS)) -DWEFT_REAL=$(1)
 # In tests, floats are compared bit by bit, and bytes in the middle of a text are overwritten, on
 # purpose. The analyzer does not know that a failed cmocka assertion ends the test; nor, in a kernel, that an
@@ -55,7 +55,7 @@ $(LINT)/%.tidy: % $(LINT_HEADERS) .clang-tidy mk/analyzer.h | lint-tools
 	@mkdir -p $(@D)
 	$(call say,TIDY,$<)
 	$(Q)$(CLANG_TIDY) --quiet --warnings-as-errors='*' $(if $(filter tests/%,$<),'$(TIDY_TESTS)') $(if $(filter src/cpu/%,$<),'$(TIDY_KERNELS)') $< -- \
-		$(TIDY_FLAGS) $(if $(filter src/core/error.c,$<),,$(TIDY_FAIL)) $(if $(filter $<,$(KERNEL_SOURCES)),$(call KERNEL_DEFINES,32)) 2>$@.log || { cat $@.log >&2; exit 1; }
+		$(TIDY_FLAGS) $(if $(filter src/base/error.c,$<),,$(TIDY_FAIL)) $(if $(filter $<,$(KERNEL_SOURCES)),$(call KERNEL_DEFINES,32)) 2>$@.log || { cat $@.log >&2; exit 1; }
 	@touch $@
 
 $(LINT)/%.tidy64: % $(LINT_HEADERS) .clang-tidy mk/analyzer.h | lint-tools

@@ -20,7 +20,7 @@ TESTS_ALONE ?=
 # Programs that take longest begin, so that the last core is not left alone with one of them.
 TESTS_FIRST ?= api/test_header faults/test_every_call convert/test_convert ops/test_cases generate/test_decode \
 	serve/test_storm serve/test_serve serve/test_limits ops/test_tokens cpu/test_gemm model/test_model \
-	study/test_interrupted generate/test_generator train/test_kill study/test_study_input study/test_rates
+	supervise/test_interrupted generate/test_generator train/test_kill supervise/test_study_input supervise/test_rates
 
 # Benchmarks: bench/NAME.c is one program, linked with src/bench.
 BENCH_SOURCES := $(sort $(wildcard bench/*.c))
@@ -63,7 +63,7 @@ test-long: test ## the same with the long proofs whole, sanitizers, make test-ho
 
 # Programs whose code runs on several threads: pool, log, batches made ahead, tokenizing, sessions,
 # generation, the server, training.
-TSAN_TESTS := api/test_api api/test_graph cli/test_generate cli/test_tokenize core/test_log core/test_placement core/test_pool core/test_progress \
+TSAN_TESTS := api/test_api api/test_graph cli/test_generate cli/test_tokenize base/test_log core/test_placement core/test_pool base/test_progress \
 	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_stream serve/test_limits \
 	serve/test_serve serve/test_storm train/test_gradients train/test_objective train/test_optimizer train/test_samples train/test_train
 

@@ -1,7 +1,7 @@
 /* Models: opening, saving, and their tensors by name. */
 #include "api/api.h"
 
-#include "core/nearest.h"
+#include "base/nearest.h"
 #include "model/account.h"
 #include "model/kinds.h"
 #include "model/sums.h"

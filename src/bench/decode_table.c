@@ -8,11 +8,11 @@
  * training forward pass over as many tokens. */
 #include "bench/decode_table.h"
 
+#include "base/clock.h"
+#include "base/version.h"
 #include "bench/peer.h"
 #include "bench/table.h"
 #include "bench/timer.h"
-#include "core/clock.h"
-#include "core/version.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "cuda/read.h"

@@ -1,8 +1,8 @@
 #include "bench/limits.h"
 
+#include "base/clock.h"
 #include "bench/op_rows.h"
 #include "bench/timer.h"
-#include "core/clock.h"
 #include "cpu/backend.h"
 
 #include <math.h>

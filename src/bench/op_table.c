@@ -3,11 +3,11 @@
  * compared with the peer's. */
 #include "bench/op_table.h"
 
+#include "base/clock.h"
 #include "bench/limits.h"
 #include "bench/op_rows.h"
 #include "bench/peer.h"
 #include "bench/table.h"
-#include "core/clock.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
 

@@ -3,7 +3,7 @@
 #ifndef WEFT_BENCH_OP_TABLE_H
 #define WEFT_BENCH_OP_TABLE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdio.h>

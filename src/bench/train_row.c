@@ -5,9 +5,9 @@
  * beforehand by a smaller model of the same kind, so that the growth is the model's own. */
 #include "bench/train_row.h"
 
+#include "base/clock.h"
 #include "bench/limits.h"
 #include "bench/memory.h"
-#include "core/clock.h"
 #include "cuda/backend.h"
 #include "device/device.h"
 #include "model/account.h"

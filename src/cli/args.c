@@ -1,9 +1,9 @@
 /* Parsing of options. Long options take their value as the next word or after '='. */
 #include "cli/args.h"
 
+#include "base/nearest.h"
+#include "base/text.h"
 #include "cli/defconfig.h"
-#include "core/nearest.h"
-#include "core/text.h"
 #include "device/device.h"
 #include "model/account.h"
 #include "model/kinds.h"
@@ -262,17 +262,17 @@ weft_source weft_args_source(const weft_args *a) {
 
 /* The step that is meant, alone in `steps`' place *at; *at is -1 where there is none. `base` is the
  * config without any. */
-static weft_status find_step(const weft_args *a, const weft_config *base, weft_steps *steps,
+static weft_status find_step(const weft_args *a, const weft_config *base, weft_variants *steps,
                              int *at) {
     const char *where = a->config ? a->config : "config";
     char *end;
-    *steps = (weft_steps){0};
+    *steps = (weft_variants){0};
     *at = -1;
-    if (weft_steps_by_name(base)) {
-        WEFT_TRY(weft_steps_parse(base, where, "study", steps));
-        *at = a->step ? weft_steps_find(steps, a->step) : 0;
+    if (weft_variants_by_name(base)) {
+        WEFT_TRY(weft_variants_parse(base, where, "study", steps));
+        *at = a->step ? weft_variants_find(steps, a->step) : 0;
         if (*at >= 0) return WEFT_OK;
-        weft_steps_free(steps);
+        weft_variants_free(steps);
         return weft_fail(WEFT_EINPUT, "%s: --step '%s': %s", where, a->step, weft_error_message());
     }
     if (!a->step && !*base->ra_mla_ablation_steps) return WEFT_OK;
@@ -280,18 +280,18 @@ static weft_status find_step(const weft_args *a, const weft_config *base, weft_s
     if (a->step && (end == a->step || *end || number < 0 || number > 5))
         return weft_fail(WEFT_EINPUT, "--step '%s' must be a whole number from 0 to 5", a->step);
     *at = 0;
-    return weft_steps_ablation(base, (int)number, steps);
+    return weft_variants_ablation(base, (int)number, steps);
 }
 
 weft_status weft_args_config(const weft_args *a, weft_config *c) {
     weft_source source = weft_args_source(a);
-    weft_steps steps;
+    weft_variants steps;
     int at;
     WEFT_TRY(weft_source_read(&source, NULL, c));
     /* Only now is it known which steps there are, and a step goes below the overrides. */
     WEFT_TRY(find_step(a, c, &steps, &at));
     weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &steps.list[at], c);
-    weft_steps_free(&steps);
+    weft_variants_free(&steps);
     return status == WEFT_OK ? weft_model_check(c, a->config ? a->config : "config") : status;
 }
 

@@ -5,7 +5,7 @@
 
 #include "config/config.h"
 #include "core/exec.h"
-#include "study/steps.h"
+#include "study/variants.h"
 
 enum { WEFT_EXIT_DONE = 0, WEFT_EXIT_FAILED = 1, WEFT_EXIT_USAGE = 2 };
 

@@ -1,10 +1,10 @@
 /* weft convert: a model from one layout into another. */
+#include "base/json.h"
 #include "cli/args.h"
 #include "cli/new_model.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
-#include "core/json.h"
 #include "generate/folder.h"
 
 #include <math.h>

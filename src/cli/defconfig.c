@@ -2,7 +2,7 @@
  * program. */
 #include "cli/defconfig.h"
 
-#include "core/nearest.h"
+#include "base/nearest.h"
 
 #include <dirent.h>
 #include <limits.h>

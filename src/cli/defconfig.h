@@ -2,7 +2,7 @@
 #ifndef WEFT_CLI_DEFCONFIG_H
 #define WEFT_CLI_DEFCONFIG_H
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <stdbool.h>
 

@@ -1,11 +1,11 @@
 /* weft eval: a checkpoint's loss by parts on a file of tokens, and what else can be read off the
  * pass; or its score on multiple-choice questions, or at finding a key in a long text. */
+#include "base/json.h"
+#include "base/text.h"
 #include "cli/args.h"
 #include "cli/needle.h"
-#include "core/json.h"
-#include "core/text.h"
+#include "eval/suite.h"
 #include "generate/folder.h"
-#include "generate/suite.h"
 #include "model/account.h"
 #include "model/evaluate.h"
 #include "model/kinds.h"

@@ -1,9 +1,9 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
+#include "base/clock.h"
+#include "base/grow.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "cli/loaded.h"
-#include "core/clock.h"
-#include "core/grow.h"
-#include "core/json.h"
-#include "core/text.h"
 #include "generate/generator.h"
 #include "generate/prompt.h"
 #include "generate/stream.h"

@@ -1,7 +1,7 @@
 /* weft init: a fresh checkpoint. */
+#include "base/folders.h"
+#include "base/text.h"
 #include "cli/args.h"
-#include "core/folders.h"
-#include "core/text.h"
 #include "model/account.h"
 #include "model/model.h"
 #include "model/sums.h"

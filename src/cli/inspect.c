@@ -1,6 +1,6 @@
 /* weft inspect: what a model's mechanisms do on a text. */
+#include "base/text.h"
 #include "cli/loaded.h"
-#include "core/text.h"
 #include "inspect/show.h"
 
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* The page's process tells its port by one line of JSON on a pipe. */
 #include "cli/live_study.h"
 
-#include "core/folders.h"
-#include "core/json.h"
-#include "core/log.h"
+#include "base/folders.h"
+#include "base/json.h"
+#include "base/log.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -18,10 +18,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/nearest.h"
+#include "base/version.h"
 #include "cli/filled.h"
 #include "config/config.h"
-#include "core/nearest.h"
-#include "core/version.h"
 #include "cpu/blas.h"
 #include "weft/weft.h"
 

@@ -1,8 +1,8 @@
 /* Lists of lengths and depths, and the table of what was found at each. */
 #include "cli/needle.h"
 
-#include "core/json.h"
-#include "core/text.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "data/tasks.h"
 
 #include <stdio.h>

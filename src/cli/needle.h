@@ -3,7 +3,7 @@
 #define WEFT_CLI_NEEDLE_H
 
 #include "cli/args.h"
-#include "generate/needle.h"
+#include "eval/needle.h"
 
 typedef struct {
     bool on;

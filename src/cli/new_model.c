@@ -1,7 +1,7 @@
 /* Writing a checkpoint that was made from another model. */
 #include "cli/new_model.h"
 
-#include "core/folders.h"
+#include "base/folders.h"
 #include "model/sums.h"
 
 #include <stdio.h>

@@ -6,10 +6,10 @@
  * from the time, up to a number of passes over the text after which little is left to learn. */
 #include "cli/own_text.h"
 
+#include "base/folders.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "bench/limits.h"
-#include "core/folders.h"
-#include "core/log.h"
-#include "core/text.h"
 #include "data/shard_write.h"
 #include "data/texts.h"
 #include "device/device.h"

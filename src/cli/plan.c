@@ -1,6 +1,6 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
+#include "base/text.h"
 #include "cli/args.h"
-#include "core/text.h"
 #include "cpu/backend.h"
 #include "device/device.h"
 #include "model/account.h"
@@ -188,7 +188,7 @@ static weft_status account_step(const weft_args *args, const char *step,
     return weft_account_make(&c, backend, threads, out);
 }
 
-static void print_steps(const weft_steps *steps, const weft_account *accounts) {
+static void print_steps(const weft_variants *steps, const weft_account *accounts) {
     int width = 7;
     for (int i = 0; i < steps->n; i++)
         if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
@@ -198,14 +198,15 @@ static void print_steps(const weft_steps *steps, const weft_account *accounts) {
 }
 
 /* An ablation's step is a number, as it always was; a named one its name. */
-static json_t *steps_json(const weft_config *base, const weft_steps *steps,
+static json_t *steps_json(const weft_config *base, const weft_variants *steps,
                           const weft_account *accounts) {
     json_t *rows = json_array();
     for (int i = 0; i < steps->n; i++) {
         json_t *row = to_json(&accounts[i]);
         const char *name = steps->list[i].name;
-        json_object_set_new(
-            row, "step", weft_steps_by_name(base) ? json_string(name) : json_integer(atoi(name)));
+        json_object_set_new(row, "step",
+                            weft_variants_by_name(base) ? json_string(name)
+                                                        : json_integer(atoi(name)));
         json_array_append_new(rows, row);
     }
     return rows;
@@ -214,7 +215,7 @@ static json_t *steps_json(const weft_config *base, const weft_steps *steps,
 /* Every step of a study. In JSON `first`, what no --step means, is beside them. All is counted
  * before anything is printed, so that a step which fails leaves no half of a table. */
 static weft_status plan_steps(const weft_args *args, const weft_config *base,
-                              const weft_account *first, const weft_steps *steps,
+                              const weft_account *first, const weft_variants *steps,
                               const weft_backend *backend, int threads) {
     weft_account *accounts = calloc((size_t)steps->n, sizeof *accounts);
     weft_status status = accounts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
@@ -249,21 +250,21 @@ static weft_status plan(const weft_args *args, int ranks) {
     const weft_backend *backend;
     weft_pool *pool;
     weft_account a;
-    weft_steps steps;
+    weft_variants steps;
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
     int threads = weft_pool_size(pool);
     weft_pool_destroy(pool);
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
-    if (!args->step && weft_steps_listed(&c)) {
+    if (!args->step && weft_variants_listed(&c)) {
         if (ranks)
             return weft_fail(WEFT_EINPUT,
                              "--ranks is of one model, and this config is a study's; --step NAME "
                              "picks one of its variants");
-        WEFT_TRY(weft_steps_parse(&c, args->config ? args->config : "config", "study", &steps));
+        WEFT_TRY(weft_variants_parse(&c, args->config ? args->config : "config", "study", &steps));
         weft_status status = plan_steps(args, &c, &a, &steps, backend, threads);
-        weft_steps_free(&steps);
+        weft_variants_free(&steps);
         return status;
     }
     weft_fit fit;

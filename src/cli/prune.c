@@ -1,9 +1,9 @@
 /* weft prune: a smaller model from a trained one. */
 #include "convert/prune.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "cli/loaded.h"
 #include "cli/new_model.h"
-#include "core/json.h"
-#include "core/text.h"
 #include "inspect/inspect.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* weft report: the report of studies anew, from their databases. */
-#include "study/report.h"
+#include "report/report.h"
+#include "base/files.h"
+#include "base/text.h"
 #include "cli/args.h"
-#include "core/files.h"
-#include "core/text.h"
 
 #include <string.h>
 #include <sys/stat.h>

@@ -1,10 +1,10 @@
 /* weft runs: what databases of runs hold. */
+#include "base/files.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "cli/args.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/text.h"
-#include "study/listing.h"
-#include "study/merge.h"
+#include "record/merge.h"
+#include "report/listing.h"
 
 #include <errno.h>
 #include <string.h>

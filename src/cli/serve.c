@@ -1,8 +1,8 @@
 /* weft serve: a checkpoint behind OpenAI's HTTP interface. */
+#include "base/files.h"
+#include "base/log.h"
 #include "cli/loaded.h"
 #include "cli/signals.h"
-#include "core/files.h"
-#include "core/log.h"
 #include "generate/generator.h"
 #include "serve/server.h"
 

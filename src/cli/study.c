@@ -1,17 +1,17 @@
 /* weft study: every step of a study, each run in a process of its own, then the report. */
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "bench/limits.h"
 #include "cli/args.h"
 #include "cli/live_study.h"
 #include "comm/launch.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "core/text.h"
 #include "cuda/backend.h"
-#include "study/report.h"
-#include "study/slurm.h"
+#include "report/report.h"
 #include "study/statistics.h"
-#include "study/supervise.h"
+#include "supervise/slurm.h"
+#include "supervise/supervise.h"
 #include "train/stop.h"
 
 #include <jansson.h>
@@ -81,10 +81,10 @@ static weft_status choose_steps(const weft_study *s, const char *text, bool **ch
     *chosen = calloc((size_t)s->steps.n, sizeof **chosen);
     if (!*chosen) return weft_fail(WEFT_ENOMEM, "study: no memory");
     while (*text) {
-        char name[WEFT_STEP_NAME];
+        char name[WEFT_VARIANT_NAME];
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
-        int step = weft_steps_find(&s->steps, name);
+        int step = weft_variants_find(&s->steps, name);
         if (step < 0) {
             free(*chosen);
             *chosen = NULL;
@@ -101,7 +101,7 @@ static json_t *count_or_null(int64_t count) {
 }
 
 static json_t *step_json(const weft_study *s, int step) {
-    const weft_study_step *p = &s->built[step];
+    const weft_study_variant *p = &s->built[step];
     char sets[SETS_ROOM];
     weft_study_overrides(s, step, sets, sizeof sets);
     json_t *row = json_pack("{s:s, s:s, s:s}", "step", p->step->name, "title", p->step->title,
@@ -158,7 +158,7 @@ static const double SHARE_OF_PEAK = 0.3;
 static double seconds_of(const weft_study *s, double peak) {
     double flops = 0;
     for (int i = 0; i < s->steps.n; i++) {
-        const weft_study_step *p = &s->built[i];
+        const weft_study_variant *p = &s->built[i];
         if (*p->error) continue;
         if (p->iters <= 0) return NAN;
         double tokens = (double)weft_study_tokens(s, i) * weft_study_step_runs(s, i);
@@ -187,7 +187,7 @@ static void list_table(const weft_study *s, double seconds) {
     printf("%-*s %10s %14s %12s %12s  %s\n", width, "variant", "iterations", "tokens", "parameters",
            "MFLOP/token", "what it sets");
     for (int i = 0; i < s->steps.n; i++) {
-        const weft_study_step *p = &s->built[i];
+        const weft_study_variant *p = &s->built[i];
         char sets[SETS_ROOM], iters[32] = "measured", tokens[32] = "measured";
         if (*p->error) {
             printf("%-*s cannot be built: %s\n", width, p->step->name, p->error);

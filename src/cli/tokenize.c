@@ -1,7 +1,7 @@
 /* weft tokenize: texts to token shards. */
+#include "base/log.h"
+#include "base/text.h"
 #include "cli/args.h"
-#include "core/log.h"
-#include "core/text.h"
 #include "data/shard_write.h"
 #include "data/texts.h"
 

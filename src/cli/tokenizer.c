@@ -1,6 +1,6 @@
 /* weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
+#include "base/text.h"
 #include "cli/args.h"
-#include "core/text.h"
 #include "data/bpe_train.h"
 #include "data/texts.h"
 

@@ -1,15 +1,15 @@
 /* weft train: one run, in a folder of its own. */
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "bench/limits.h"
 #include "cli/args.h"
 #include "cli/own_text.h"
-#include "core/files.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "core/text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
 #include "inspect/record.h"
-#include "study/facts.h"
+#include "record/facts.h"
 #include "train/loop.h"
 #include "train/stop.h"
 
@@ -239,7 +239,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
     /* A study's keys may be another step's. */
-    bool alone = !weft_steps_listed(&c);
+    bool alone = !weft_variants_listed(&c);
     if (status == WEFT_OK && alone && !args->json)
         weft_config_advise(&(const weft_config *){&c}, 1, args->config);
     if (status == WEFT_OK) {

@@ -1,10 +1,10 @@
 /* weft watch: the live page of runs. */
+#include "base/log.h"
+#include "base/text.h"
 #include "cli/args.h"
 #include "cli/signals.h"
-#include "core/log.h"
-#include "core/text.h"
 #include "serve/http.h"
-#include "serve/live.h"
+#include "watch/live.h"
 
 #include <string.h>
 

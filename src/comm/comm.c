@@ -6,12 +6,12 @@
  * other one from nothing: heartbeats go on, and say that it hangs. */
 #include "comm/comm.h"
 
+#include "base/clock.h"
 #include "comm/bell.h"
 #include "comm/launch.h"
 #include "comm/message.h"
 #include "comm/tree.h"
 #include "comm/watch.h"
-#include "core/clock.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -106,7 +106,7 @@ static void tell_all(weft_comm *c, const char *why) {
 /* An error of MPI's mostly is another rank's end, seen from here: whoever is gone is named. */
 static void fail_mpi(weft_comm *c, int error) {
     char text[256], why[WHY_ROOM];
-    weft_verdict verdict = WEFT_WATCH_WELL;
+    weft_watch_state verdict = WEFT_WATCH_WELL;
     double start = weft_clock();
     c->mpi->explain(error, text, sizeof text);
     while (c->watch && verdict == WEFT_WATCH_WELL && weft_clock() - start < LOOK_SECONDS) {
@@ -266,7 +266,7 @@ static void watch_ranks(weft_comm *c) {
         end_run(c, why);
     }
     if (!watch) return;
-    weft_verdict verdict = weft_watch_look(watch, weft_clock(), waiting, why, sizeof why);
+    weft_watch_state verdict = weft_watch_look(watch, weft_clock(), waiting, why, sizeof why);
     if (verdict == WEFT_WATCH_FOUND) tell_all(c, why);
     if (verdict != WEFT_WATCH_WELL) end_run(c, why);
 }

@@ -2,9 +2,9 @@
  * the end: the device exchanges one while it still makes others. */
 #include "comm/device_reduce.h"
 
+#include "base/log.h"
 #include "comm/launch.h"
 #include "comm/message.h"
-#include "core/log.h"
 #include "core/rows.h"
 
 #include <stdio.h>

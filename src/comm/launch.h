@@ -2,9 +2,9 @@
 #ifndef WEFT_COMM_LAUNCH_H
 #define WEFT_COMM_LAUNCH_H
 
+#include "base/error.h"
 #include "comm/mpi.h"
 #include "comm/nccl.h"
-#include "core/error.h"
 
 #include <stdbool.h>
 

@@ -4,7 +4,7 @@
 #ifndef WEFT_COMM_MESSAGE_H
 #define WEFT_COMM_MESSAGE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stddef.h>
 

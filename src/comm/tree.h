@@ -8,7 +8,7 @@
 #ifndef WEFT_COMM_TREE_H
 #define WEFT_COMM_TREE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdint.h>
 

@@ -4,7 +4,7 @@
  * a killed one at once. */
 #include "comm/watch.h"
 
-#include "core/beat.h"
+#include "base/beat.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -201,7 +201,7 @@ static int find_silent(const weft_watch *w, double now, char *what, size_t room)
     return -1;
 }
 
-weft_verdict weft_watch_look(weft_watch *w, double now, bool waiting, char *why, size_t room) {
+weft_watch_state weft_watch_look(weft_watch *w, double now, bool waiting, char *why, size_t room) {
     char what[96];
     if (atomic_exchange(&w->resigned, false)) weft_watch_tell(w, w->last_words);
     tell_rest(w);

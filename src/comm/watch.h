@@ -3,8 +3,8 @@
 #ifndef WEFT_COMM_WATCH_H
 #define WEFT_COMM_WATCH_H
 
+#include "base/error.h"
 #include "comm/mpi.h"
-#include "core/error.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,11 +30,11 @@ typedef enum {
     WEFT_WATCH_WELL,
     WEFT_WATCH_FOUND, /* this rank found a fault, and no other knows of it yet */
     WEFT_WATCH_TOLD   /* another rank said so */
-} weft_verdict;
+} weft_watch_state;
 
 /* Reads what came, sends what is due, looks at the ranks of this machine. `waiting`: the working
  * thread waits for other ranks, so its silence means nothing. */
-weft_verdict weft_watch_look(weft_watch *w, double now, bool waiting, char *why, size_t room);
+weft_watch_state weft_watch_look(weft_watch *w, double now, bool waiting, char *why, size_t room);
 /* A fault for all ranks to hear of. */
 void weft_watch_tell(weft_watch *w, const char *why);
 

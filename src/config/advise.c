@@ -5,7 +5,7 @@
  * KEY != "word", joined by && and ||, of which && binds closer. */
 #include "config/config.h"
 
-#include "core/log.h"
+#include "base/log.h"
 
 #include <ctype.h>
 #include <string.h>

@@ -5,8 +5,8 @@
 #ifndef WEFT_CONFIG_CONFIG_H
 #define WEFT_CONFIG_CONFIG_H
 
-#include "core/error.h"
-#include "core/tensor.h"
+#include "base/dtype.h"
+#include "base/error.h"
 
 #include <jansson.h>
 #include <stdbool.h>

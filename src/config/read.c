@@ -1,8 +1,8 @@
 /* Values from text and back, all by the one table of options. */
 #include "config/config.h"
 
-#include "core/files.h"
-#include "core/nearest.h"
+#include "base/files.h"
+#include "base/nearest.h"
 
 #include <ctype.h>
 #include <errno.h>

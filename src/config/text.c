@@ -6,7 +6,7 @@
  * makes it matter. */
 #include "config/config.h"
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* A folder of Hugging Face's into a model. The weights are in model.safetensors, or in several files
  * that model.safetensors.index.json lists. Each of our tensors must find all of its pieces, and each
  * of theirs must be one of them. */
+#include "base/json.h"
 #include "convert/hf.h"
-#include "core/json.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 

@@ -1,7 +1,7 @@
 /* A model into a folder of Hugging Face's layout: config.json, model.safetensors, tokenizer.json. */
+#include "base/folders.h"
+#include "base/json.h"
 #include "convert/hf.h"
-#include "core/folders.h"
-#include "core/json.h"
 #include "core/safetensors.h"
 
 #include <stdlib.h>

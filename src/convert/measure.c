@@ -1,7 +1,7 @@
 /* Models on a text, a window at a time, so that memory stays small. */
 #include "convert/measure.h"
 
-#include "core/random.h"
+#include "base/random.h"
 #include "data/tokens.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
 #ifndef WEFT_CONVERT_SPECTRUM_H
 #define WEFT_CONVERT_SPECTRUM_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -12,9 +12,9 @@
  * MLA divides scores by √L where dot has √D, so A_h = √(L/D) times its head's rows of U. A key's bias
  * adds the same number to all scores of a query and drops out; that of the values is seen by every
  * token whole, since weights sum to 1, and goes through W_o into the output's bias. */
+#include "base/progress.h"
 #include "convert/attention.h"
 #include "convert/spectrum.h"
-#include "core/progress.h"
 
 #include <math.h>
 #include <stdlib.h>

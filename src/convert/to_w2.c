@@ -5,8 +5,8 @@
  * so the scores are dot's but for one number per key, and that falls with the square of a. Where both
  * deviations are the same constant, their distance has no gradient: a little noise in their maps gives
  * it one. Shared key and value heads become one for each query head. */
+#include "base/random.h"
 #include "convert/attention.h"
-#include "core/random.h"
 
 #include <math.h>
 #include <stdio.h>

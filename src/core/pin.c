@@ -1,7 +1,7 @@
 /* Choosing what threads are held to. */
 #include "core/pin.h"
 
-#include "core/log.h"
+#include "base/log.h"
 
 #include <stdlib.h>
 #include <string.h>

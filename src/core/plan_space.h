@@ -4,7 +4,7 @@
 #ifndef WEFT_CORE_PLAN_SPACE_H
 #define WEFT_CORE_PLAN_SPACE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdint.h>
 

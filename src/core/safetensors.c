@@ -7,8 +7,8 @@
  * could hide, and every byte of the file is accounted for. */
 #include "core/safetensors.h"
 
-#include "core/beat.h"
-#include "core/json.h"
+#include "base/beat.h"
+#include "base/json.h"
 
 #include <errno.h>
 #include <fcntl.h>

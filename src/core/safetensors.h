@@ -7,7 +7,7 @@
 #ifndef WEFT_CORE_SAFETENSORS_H
 #define WEFT_CORE_SAFETENSORS_H
 
-#include "core/files.h"
+#include "base/files.h"
 #include "core/tensor.h"
 
 enum { WEFT_SAFETENSORS_DIMS = 8, WEFT_SAFETENSORS_HEADER_MAX = 100 * 1000 * 1000 };

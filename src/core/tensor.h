@@ -3,15 +3,13 @@
 #ifndef WEFT_CORE_TENSOR_H
 #define WEFT_CORE_TENSOR_H
 
-#include "core/error.h"
+#include "base/dtype.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum { WEFT_MAX_DIMS = 4 };
-
-typedef enum { WEFT_F32, WEFT_F64, WEFT_BF16, WEFT_I32, WEFT_I8, WEFT_DTYPE_COUNT } weft_dtype;
 
 typedef enum {
     WEFT_ROLE_INPUT, /* the caller writes it before a run */
@@ -38,12 +36,6 @@ struct weft_tensor {
     weft_tensor *grad;            /* set by weft_graph_backward; NULL: nothing depends on it */
 };
 
-/* Bytes of one element. */
-size_t weft_dtype_size(weft_dtype dtype);
-/* "f32", "f64", "bf16", "i32", "i8". */
-const char *weft_dtype_name(weft_dtype dtype);
-weft_status weft_dtype_parse(const char *name, weft_dtype *out);
-
 /* Number of elements, and of bytes. */
 int64_t weft_tensor_count(const weft_tensor *t);
 int64_t weft_tensor_bytes(const weft_tensor *t);
@@ -55,23 +47,5 @@ bool weft_tensor_same_shape(const weft_tensor *a, const weft_tensor *b);
 
 /* "f32 [2, 3, 4]" in a buffer of the calling thread; eight may be alive at a time. */
 const char *weft_tensor_describe(const weft_tensor *t);
-
-/* bf16 is a float cut to its upper half, rounded to nearest even; NaN stays NaN. */
-static inline float weft_bf16_to_float(uint16_t bits) {
-    union {
-        uint32_t u;
-        float f;
-    } v = {.u = (uint32_t)bits << 16};
-    return v.f;
-}
-
-static inline uint16_t weft_float_to_bf16(float value) {
-    union {
-        float f;
-        uint32_t u;
-    } v = {.f = value};
-    if ((v.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((v.u >> 16) | 0x40u);
-    return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
-}
 
 #endif

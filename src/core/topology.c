@@ -2,7 +2,7 @@
  * sensible is no error: a container may hide it, and a processor can go while it is asked for. */
 #include "core/topology.h"
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <ctype.h>
 #include <stdio.h>

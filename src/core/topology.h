@@ -6,7 +6,7 @@
 #ifndef WEFT_CORE_TOPOLOGY_H
 #define WEFT_CORE_TOPOLOGY_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <sched.h>
 

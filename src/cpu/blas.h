@@ -5,7 +5,7 @@
 #ifndef WEFT_CPU_BLAS_H
 #define WEFT_CPU_BLAS_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
  * into vector code; a counter gives four words, for four elements in a row. */
 #include "ops/dropout.h"
 
-#include "core/random.h"
+#include "base/random.h"
 #include "cpu/chunks.h"
 
 enum { LANES = 64, DRAWN = 4 * LANES };

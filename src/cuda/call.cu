@@ -17,7 +17,7 @@
 
 extern "C" {
 #include "core/function.h"
-#include "core/recent.h"
+#include "core/lru.h"
 #include "ops/attention.h"
 #include "ops/list.h"
 
@@ -39,7 +39,7 @@ typedef struct {
     unsigned long long *fault;  /* host, pinned */
     bool replays;               /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
     cudaStream_t recording;     /* NULL: nothing was captured yet */
-    weft_recent *recent[2];     /* by pass: graphs; NULL: none was called yet */
+    weft_lru *recent[2];        /* by pass: graphs; NULL: none was called yet */
     int64_t captures, launches; /* of graphs */
 } call_state;
 
@@ -79,8 +79,8 @@ static weft_status open_call(void **state) {
 
 static void close_call(void *state) {
     call_state *s = (call_state *)state;
-    weft_recent_destroy(s->recent[0]);
-    weft_recent_destroy(s->recent[1]);
+    weft_lru_destroy(s->recent[0]);
+    weft_lru_destroy(s->recent[1]);
     if (s->recording) cudaStreamDestroy(s->recording);
     cudaFreeHost(s->fault);
     free(s);
@@ -121,11 +121,11 @@ static bool is_captured(cudaStream_t stream) {
 }
 
 /* The entry of a call's addresses; NULL: it is not remembered. */
-static weft_recent_entry *find_entry(call_state *s, const weft_call_start *call) {
-    weft_recent **recent = &s->recent[call->first > 0];
+static weft_lru_entry *find_entry(call_state *s, const weft_call_start *call) {
+    weft_lru **recent = &s->recent[call->first > 0];
     if (!s->replays || is_captured((cudaStream_t)call->stream)) return NULL;
-    if (!*recent) *recent = weft_recent_create(GRAPHS_KEPT, call->n_addresses, drop_graph);
-    return *recent ? weft_recent_find(*recent, call->addresses) : NULL;
+    if (!*recent) *recent = weft_lru_create(GRAPHS_KEPT, call->n_addresses, drop_graph);
+    return *recent ? weft_lru_find(*recent, call->addresses) : NULL;
 }
 
 /* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none
@@ -150,7 +150,7 @@ static cudaError_t capture_kernels(weft_exec *x, call_state *s, const weft_call_
 
 /* Where it cannot be done, calls go on kernel by kernel. */
 static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
-                       weft_recent_entry *entry) {
+                       weft_lru_entry *entry) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaGraphExec_t graph = NULL;
     cudaThreadExchangeStreamCaptureMode(&mode);
@@ -171,7 +171,7 @@ static bool graphs_pay(const call_state *s) {
 }
 
 static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_start *call) {
-    weft_recent_entry *entry = find_entry(s, call);
+    weft_lru_entry *entry = find_entry(s, call);
     if (!entry) return NULL;
     if (!entry->kept && entry->seen >= SEEN_BEFORE && graphs_pay(s)) make_graph(x, s, call, entry);
     if (entry->kept) s->launches++;

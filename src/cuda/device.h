@@ -7,7 +7,7 @@
 #ifndef WEFT_CUDA_DEVICE_H
 #define WEFT_CUDA_DEVICE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -39,8 +39,8 @@
 #include <stdint.h>
 
 extern "C" {
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cuda/device.h"
 }
 #include "cuda/state.h"

@@ -20,7 +20,7 @@ enum {
 
 /* One document in the making. */
 typedef struct {
-    weft_stream random;
+    weft_random_stream random;
     char *text;
     int64_t length, room;
     char hero[NAME_ROOM], friend[NAME_ROOM], place[NAME_ROOM];
@@ -35,7 +35,7 @@ typedef struct {
 } document;
 
 static uint32_t draw(document *d, uint32_t n) {
-    return weft_stream_below(&d->random, n);
+    return weft_random_stream_below(&d->random, n);
 }
 
 #define PICK(d, array) ((array)[draw(d, COUNT(array))])
@@ -342,12 +342,12 @@ static void put_boxes(document *d) {
     put_sentence(d, "All boxes belong to $H.");
 }
 
-int64_t weft_corpus_document(const weft_place *p, uint32_t number,
+int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
                              char text[WEFT_CORPUS_DOCUMENT]) {
     const uint32_t sites[2] = {weft_random_site("data.embedded.train"),
                                weft_random_site("data.embedded.val")};
     document d;
-    d.random = weft_stream_at(p, sites, number * DOCUMENT_BLOCKS);
+    d.random = weft_random_stream_at(p, sites, number * DOCUMENT_BLOCKS);
     d.text = text;
     d.length = 0;
     d.room = WEFT_CORPUS_DOCUMENT - 3;
@@ -369,13 +369,14 @@ int64_t weft_corpus_document(const weft_place *p, uint32_t number,
     return d.length;
 }
 
-void weft_corpus_fill(const weft_place *p, int64_t time, int32_t *tokens, int32_t *targets) {
+void weft_corpus_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
+                      int32_t *targets) {
     const uint32_t sites[2] = {weft_random_site("data.embedded.train.start"),
                                weft_random_site("data.embedded.val.start")};
-    weft_stream start = weft_stream_at(p, sites, 0);
+    weft_random_stream start = weft_random_stream_at(p, sites, 0);
     char page[WEFT_CORPUS_DOCUMENT];
     int64_t length = weft_corpus_document(p, 0, page);
-    int64_t at = weft_stream_below(&start, (uint32_t)length);
+    int64_t at = weft_random_stream_below(&start, (uint32_t)length);
     uint32_t number = 0;
     tokens[0] = (unsigned char)page[at++];
     for (int64_t t = 0; t < time; t++) {

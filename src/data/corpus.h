@@ -13,7 +13,7 @@
 #ifndef WEFT_DATA_CORPUS_H
 #define WEFT_DATA_CORPUS_H
 
-#include "data/stream.h"
+#include "data/random_stream.h"
 
 enum {
     WEFT_CORPUS_VOCAB = 256,
@@ -21,11 +21,13 @@ enum {
 };
 
 /* Writes document `number` (below 65536) of a sequence; returns its length. */
-int64_t weft_corpus_document(const weft_place *p, uint32_t number, char text[WEFT_CORPUS_DOCUMENT]);
+int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
+                             char text[WEFT_CORPUS_DOCUMENT]);
 
 /* Fills tokens[time] and targets[time], the tokens one later: the documents of a sequence one after
  * the other, from a random byte of the first on. A shorter sequence of the same place is a prefix
  * of a longer one. */
-void weft_corpus_fill(const weft_place *p, int64_t time, int32_t *tokens, int32_t *targets);
+void weft_corpus_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
+                      int32_t *targets);
 
 #endif

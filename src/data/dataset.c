@@ -81,7 +81,8 @@ weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t 
                               uint32_t iteration, uint32_t sequence, int64_t time, int32_t *tokens,
                               int32_t *targets, uint8_t *scored) {
     if (time < 1) return weft_fail(WEFT_EINPUT, "DATASET %s: a sequence of no tokens", d->name);
-    weft_place p = {.split = split, .seed = seed, .iteration = iteration, .sequence = sequence};
+    weft_sequence_place p = {
+        .split = split, .seed = seed, .iteration = iteration, .sequence = sequence};
     if (d->kind == RECALL) {
         weft_recall_fill(d->vocab, &p, time, tokens, targets, scored);
         return WEFT_OK;

@@ -3,8 +3,8 @@
 #ifndef WEFT_DATA_DATASET_H
 #define WEFT_DATA_DATASET_H
 
+#include "base/error.h"
 #include "config/config.h"
-#include "core/error.h"
 
 #include <stdint.h>
 

@@ -20,23 +20,23 @@ static uint32_t count_nodes(int64_t time) {
 }
 
 /* Distinct labels, the first `count` of a shuffle. */
-static void draw_labels(weft_stream *random, tree *t) {
+static void draw_labels(weft_random_stream *random, tree *t) {
     int32_t labels[WEFT_ENTAILMENT_LABELS];
     for (int32_t i = 0; i < WEFT_ENTAILMENT_LABELS; i++)
         labels[i] = WEFT_ENTAILMENT_LABEL + i;
     for (uint32_t i = 0; i < t->count; i++) {
-        uint32_t from = i + weft_stream_below(random, WEFT_ENTAILMENT_LABELS - i);
+        uint32_t from = i + weft_random_stream_below(random, WEFT_ENTAILMENT_LABELS - i);
         t->label[i] = labels[from];
         labels[from] = labels[i];
     }
 }
 
-static void draw_tree(weft_stream *random, uint32_t count, tree *t) {
+static void draw_tree(weft_random_stream *random, uint32_t count, tree *t) {
     *t = (tree){.count = count};
     for (uint32_t i = 1; i < count; i++) {
-        t->parent[i] = weft_stream_below(random, i);
+        t->parent[i] = weft_random_stream_below(random, i);
         t->above[i] = t->above[t->parent[i]] | 1u << t->parent[i];
-        uint32_t to = weft_stream_below(random, i);
+        uint32_t to = weft_random_stream_below(random, i);
         t->order[i - 1] = t->order[to];
         t->order[to] = i;
     }
@@ -49,15 +49,16 @@ static bool is_above(const tree *t, uint32_t node, uint32_t other) {
 
 /* A pair of different nodes of which b is, or is not, an ancestor of a: drawn until one is found.
  * There is always one of each kind, the root with any other node, and they are not rare. */
-static void draw_pair(weft_stream *random, const tree *t, bool yes, uint32_t *a, uint32_t *b) {
+static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint32_t *a,
+                      uint32_t *b) {
     do {
-        *a = weft_stream_below(random, t->count);
-        *b = weft_stream_below(random, t->count);
+        *a = weft_random_stream_below(random, t->count);
+        *b = weft_random_stream_below(random, t->count);
     } while (*a == *b || is_above(t, *a, *b) != yes);
 }
 
-static int32_t draw_query(weft_stream *random, const tree *t, int32_t query[QUERY_TOKENS]) {
-    uint32_t kind = weft_stream_below(random, 4), a, b;
+static int32_t draw_query(weft_random_stream *random, const tree *t, int32_t query[QUERY_TOKENS]) {
+    uint32_t kind = weft_random_stream_below(random, 4), a, b;
     if (kind == 0)
         draw_pair(random, t, true, &b, &a);
     else
@@ -68,7 +69,7 @@ static int32_t draw_query(weft_stream *random, const tree *t, int32_t query[QUER
     return query[3] = kind >= 2 ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO;
 }
 
-weft_status weft_entailment_fill(const weft_place *p, int64_t time, int32_t *tokens,
+weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
                                  int32_t *targets, uint8_t *scored) {
     if (time < WEFT_ENTAILMENT_TIME)
         return weft_fail(WEFT_EINPUT,
@@ -77,7 +78,7 @@ weft_status weft_entailment_fill(const weft_place *p, int64_t time, int32_t *tok
                          WEFT_ENTAILMENT_TIME, (long long)time);
     const uint32_t sites[2] = {weft_random_site("data.entailment.train"),
                                weft_random_site("data.entailment.val")};
-    weft_stream random = weft_stream_at(p, sites, 0);
+    weft_random_stream random = weft_random_stream_at(p, sites, 0);
     tree t;
     draw_tree(&random, count_nodes(time), &t);
     int64_t at = 0;

@@ -30,13 +30,13 @@ static void put(const char *piece, int64_t bytes, int64_t at, int64_t time, int3
     }
 }
 
-weft_status weft_needle_fill(const weft_place *p, int64_t time, int32_t *tokens, int32_t *targets,
-                             uint8_t *scored) {
+weft_status weft_needle_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
+                             int32_t *targets, uint8_t *scored) {
     const uint32_t sites[2] = {weft_random_site("data.needle.train"),
                                weft_random_site("data.needle.val")};
-    weft_stream random = weft_stream_at(p, sites, 0);
+    weft_random_stream random = weft_random_stream_at(p, sites, 0);
     char needle[WEFT_NEEDLE_ROOM], answer[WEFT_NEEDLE_ROOM];
-    int32_t key = (int32_t)weft_stream_below(&random, WEFT_NEEDLE_KEYS);
+    int32_t key = (int32_t)weft_random_stream_below(&random, WEFT_NEEDLE_KEYS);
     int64_t long_needle = weft_needle_write(key, needle);
     int64_t long_answer = weft_needle_answer(key, answer);
     int64_t long_question = (int64_t)strlen(weft_needle_question);
@@ -48,7 +48,7 @@ weft_status weft_needle_fill(const weft_place *p, int64_t time, int32_t *tokens,
             "%d bytes; GPT2_BLOCK_SIZE gives %lld",
             WEFT_NEEDLE_TIME, (long long)time);
     weft_corpus_fill(p, time, tokens, targets);
-    int64_t at = weft_stream_below(&random, (uint32_t)room + 1), end = time + 1;
+    int64_t at = weft_random_stream_below(&random, (uint32_t)room + 1), end = time + 1;
     put(needle, long_needle, at, time, tokens, targets);
     put(weft_needle_question, long_question, end - long_answer - long_question, time, tokens,
         targets);

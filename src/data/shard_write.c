@@ -2,7 +2,7 @@
  * empty before, is written over. Tokens are little-endian words in a file, whatever the machine. */
 #include "data/shard_write.h"
 
-#include "core/folders.h"
+#include "base/folders.h"
 #include "data/tokens.h"
 
 #include <errno.h>

@@ -6,7 +6,7 @@
 #ifndef WEFT_DATA_SHARD_WRITE_H
 #define WEFT_DATA_SHARD_WRITE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -3,8 +3,8 @@
  * window first asks whether the file is still as long as it was. */
 #include "data/shards.h"
 
-#include "core/crc32c.h"
-#include "core/folders.h"
+#include "base/crc32c.h"
+#include "base/folders.h"
 #include "data/tokens.h"
 
 #include <dirent.h>
@@ -311,7 +311,7 @@ static const shard *find_window(const shard_list *list, int64_t time, int64_t *a
     return NULL;
 }
 
-weft_status weft_shards_fill(const weft_shards *s, const weft_place *p, int64_t time,
+weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets) {
     const shard_list *list = &s->splits[p->split];
     int64_t starts = 0;
@@ -324,8 +324,8 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_place *p, int64_t 
                          s->folder, SPLIT_NAMES[p->split], (long long)time + 1);
     const uint32_t sites[2] = {weft_random_site("data.shards.train"),
                                weft_random_site("data.shards.val")};
-    weft_stream random = weft_stream_at(p, sites, 0);
-    uint64_t high = weft_stream_word(&random), low = weft_stream_word(&random);
+    weft_random_stream random = weft_random_stream_at(p, sites, 0);
+    uint64_t high = weft_random_stream_word(&random), low = weft_random_stream_word(&random);
     int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
     const shard *from = find_window(list, time, &at);
     WEFT_TRY(check_length(from));

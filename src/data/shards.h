@@ -8,7 +8,7 @@
 #ifndef WEFT_DATA_SHARDS_H
 #define WEFT_DATA_SHARDS_H
 
-#include "data/stream.h"
+#include "data/random_stream.h"
 
 typedef struct weft_shards weft_shards;
 
@@ -26,7 +26,7 @@ enum { WEFT_SHARDS_SUMMED = 256 << 20 };
 weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc);
 
 /* Fills tokens[time] and targets[time], the tokens one later. */
-weft_status weft_shards_fill(const weft_shards *s, const weft_place *p, int64_t time,
+weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets);
 
 #endif

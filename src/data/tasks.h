@@ -22,7 +22,7 @@
 #ifndef WEFT_DATA_TASKS_H
 #define WEFT_DATA_TASKS_H
 
-#include "data/stream.h"
+#include "data/random_stream.h"
 
 enum { WEFT_RECALL_VOCAB = 1024 }; /* or VOCAB_SIZE where that is less */
 
@@ -50,11 +50,11 @@ extern const char weft_needle_question[];
 int weft_needle_answer(int32_t key, char answer[WEFT_NEEDLE_ROOM]);
 
 /* As weft_dataset_fill. */
-void weft_recall_fill(int64_t vocab, const weft_place *p, int64_t time, int32_t *tokens,
+void weft_recall_fill(int64_t vocab, const weft_sequence_place *p, int64_t time, int32_t *tokens,
                       int32_t *targets, uint8_t *scored);
-weft_status weft_needle_fill(const weft_place *p, int64_t time, int32_t *tokens, int32_t *targets,
-                             uint8_t *scored);
-weft_status weft_entailment_fill(const weft_place *p, int64_t time, int32_t *tokens,
+weft_status weft_needle_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
+                             int32_t *targets, uint8_t *scored);
+weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
                                  int32_t *targets, uint8_t *scored);
 
 #endif

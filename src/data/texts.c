@@ -1,9 +1,9 @@
 /* Texts to tokens. */
 #include "data/texts.h"
 
-#include "core/clock.h"
-#include "core/folders.h"
-#include "core/progress.h"
+#include "base/clock.h"
+#include "base/folders.h"
+#include "base/progress.h"
 #include "data/bpe_train.h"
 #include "data/shard_write.h"
 

@@ -11,7 +11,7 @@
 #ifndef WEFT_DATA_TOKENIZER_H
 #define WEFT_DATA_TOKENIZER_H
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <stdbool.h>
 #include <stddef.h>

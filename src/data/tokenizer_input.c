@@ -3,7 +3,7 @@
  * shrinks meanwhile is a short text and not a crash. */
 #include "data/tokenizer_input.h"
 
-#include "core/json.h"
+#include "base/json.h"
 
 #include <errno.h>
 #include <fcntl.h>

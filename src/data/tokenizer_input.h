@@ -7,7 +7,7 @@
 #ifndef WEFT_DATA_TOKENIZER_INPUT_H
 #define WEFT_DATA_TOKENIZER_INPUT_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@
  * that. */
 #include "data/tokenizer_json.h"
 
-#include "core/json.h"
+#include "base/json.h"
 
 #include <stdlib.h>
 #include <string.h>

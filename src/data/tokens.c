@@ -2,7 +2,7 @@
  * is believed. */
 #include "data/tokens.h"
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #ifndef WEFT_DATA_TOKENS_H
 #define WEFT_DATA_TOKENS_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>

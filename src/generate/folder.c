@@ -1,6 +1,6 @@
 /* Folders for generation. */
 #include "generate/folder.h"
-#include "core/files.h"
+#include "base/files.h"
 
 #include <stdio.h>
 #include <sys/stat.h>

@@ -11,7 +11,7 @@
 #ifndef WEFT_GENERATE_PAGES_H
 #define WEFT_GENERATE_PAGES_H
 
-#include "core/error.h"
+#include "base/error.h"
 #include "ops/cache.h"
 
 typedef struct weft_pages weft_pages;

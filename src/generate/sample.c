@@ -2,7 +2,7 @@
  * number picks from what is left. Probabilities and their sums are in double. */
 #include "generate/sample.h"
 
-#include "core/random.h"
+#include "base/random.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef WEFT_GENERATE_SAMPLE_H
 #define WEFT_GENERATE_SAMPLE_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdbool.h>
 #include <stdint.h>

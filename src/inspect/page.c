@@ -1,9 +1,9 @@
-/* The page: what study/inside_picture.c draws, and maps of the weights. */
+/* The page: what report/inside_picture.c draws, and maps of the weights. */
 #include "inspect/record.h"
 #include "inspect/show.h"
 
-#include "study/attention_picture.h"
-#include "study/inside_picture.h"
+#include "report/attention_picture.h"
+#include "report/inside_picture.h"
 #include "train/attention_map.h"
 
 #include <math.h>

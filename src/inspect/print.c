@@ -1,8 +1,8 @@
 /* Heads by layers as tables, then what is one number a layer. */
-#include "core/json.h"
-#include "core/text.h"
+#include "base/json.h"
+#include "base/text.h"
 #include "inspect/show.h"
-#include "study/inside_picture.h"
+#include "report/inside_picture.h"
 
 #include <math.h>
 #include <stdlib.h>

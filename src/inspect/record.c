@@ -2,10 +2,10 @@
  * object that pictures are made of. */
 #include "inspect/record.h"
 
-#include "core/json.h"
+#include "base/json.h"
 #include "data/dataset.h"
 #include "inspect/show.h"
-#include "study/inside_picture.h"
+#include "report/inside_picture.h"
 
 #include <math.h>
 #include <stdlib.h>

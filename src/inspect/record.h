@@ -1,4 +1,4 @@
-/* An inspection as facts of a run's record (study/facts.h): what EVAL_INSIDE adds to them. */
+/* An inspection as facts of a run's record (record/facts.h): what EVAL_INSIDE adds to them. */
 #ifndef WEFT_INSPECT_RECORD_H
 #define WEFT_INSPECT_RECORD_H
 
@@ -6,7 +6,7 @@
 
 #include <jansson.h>
 
-/* The object that study/inside_picture.h draws. NULL: no memory. */
+/* The object that report/inside_picture.h draws. NULL: no memory. */
 json_t *weft_inspection_inside(const weft_inspection *i);
 
 /* Adds `inside`, that object as text with four digits a number, and by name as numbers: inside_NAME, the mean

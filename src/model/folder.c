@@ -1,7 +1,7 @@
 /* A model in a folder: config.json and model.safetensors. Each file is written beside and renamed,
  * so that a kill leaves the old one or the new one whole. */
-#include "core/folders.h"
-#include "core/json.h"
+#include "base/folders.h"
+#include "base/json.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 #include "model/model.h"

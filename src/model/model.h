@@ -4,8 +4,8 @@
 #ifndef WEFT_MODEL_MODEL_H
 #define WEFT_MODEL_MODEL_H
 
+#include "base/files.h"
 #include "config/config.h"
-#include "core/files.h"
 #include "core/mirror.h"
 #include "model/transformer.h"
 

@@ -5,7 +5,7 @@
  * as reflections; the rows of a wide matrix, the columns of a tall one come out orthonormal. Vectors
  * are taken in panels: what a panel has along all earlier vectors is removed in two products that the
  * threads share, each sum whole in one task, so their number changes no bit. */
-#include "core/random.h"
+#include "base/random.h"
 #include "model/model.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* state.json. */
 #include "model/sums.h"
 
-#include "core/crc32c.h"
-#include "core/json.h"
+#include "base/crc32c.h"
+#include "base/json.h"
 
 #include <errno.h>
 #include <stdlib.h>

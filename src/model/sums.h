@@ -8,7 +8,7 @@
 #ifndef WEFT_MODEL_SUMS_H
 #define WEFT_MODEL_SUMS_H
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <jansson.h>
 

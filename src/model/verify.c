@@ -9,7 +9,7 @@
  * behind the last attention are moved. */
 #include "model/verify.h"
 
-#include "core/random.h"
+#include "base/random.h"
 #include "model/kinds.h"
 #include "model/session.h"
 

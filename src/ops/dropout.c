@@ -3,7 +3,7 @@
  * numbers. */
 #include "ops/dropout.h"
 
-#include "core/random.h"
+#include "base/random.h"
 #include "ops/check.h"
 #include "ops/list.h"
 

@@ -2,7 +2,7 @@
  * "bytes:\xe2\x80". */
 #include "serve/answer.h"
 
-#include "core/json.h"
+#include "base/json.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * is still held by its connection. */
 #include "serve/connections.h"
 
-#include "core/clock.h"
+#include "base/clock.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -8,9 +8,9 @@
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "serve/exchange.h"
 
-#include "core/clock.h"
-#include "core/grow.h"
-#include "core/log.h"
+#include "base/clock.h"
+#include "base/grow.h"
+#include "base/log.h"
 #include "generate/prompt.h"
 #include "serve/answer.h"
 #include "serve/http.h"
@@ -198,12 +198,12 @@ static enum MHD_Result send_models(exchange *x, bool one) {
 }
 
 static enum MHD_Result send_metrics(exchange *x) {
-    weft_metrics_now now = {.model = x->server->options.name};
+    weft_server_metrics_now now = {.model = x->server->options.name};
     int64_t busy;
     weft_worker_count(x->server->worker, &now.generator, &now.queued);
     weft_connections_count(x->server->connections, &now.connections, &busy);
     return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
-                     weft_metrics_text(x->server->metrics, &now), false);
+                     weft_server_metrics_text(x->server->metrics, &now), false);
 }
 
 static enum MHD_Result send_health(exchange *x) {
@@ -416,7 +416,7 @@ void weft_exchange_end(void *server, struct MHD_Connection *c, void **out,
     if (x->job)
         weft_worker_cancel(s->worker, x->job); /* of one that is finished it changes nothing */
     if (x->connection) weft_connection_end(s->connections, x->connection);
-    weft_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
+    weft_server_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
     weft_answer_close(x->answer);
     weft_job_release(x->job);

@@ -18,7 +18,7 @@ struct weft_server {
     weft_encoder *encoder; /* the HTTP thread's */
     weft_template *chat;
     weft_worker *worker;
-    weft_metrics *metrics;
+    weft_server_metrics *metrics;
     weft_connections *connections;
     struct MHD_Daemon *daemon;
     int port;

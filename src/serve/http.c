@@ -1,7 +1,7 @@
 /* Sockets and names. */
 #include "serve/http.h"
 
-#include "core/log.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <netdb.h>

@@ -3,7 +3,7 @@
 #ifndef WEFT_SERVE_HTTP_H
 #define WEFT_SERVE_HTTP_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdarg.h>
 #include <stdbool.h>

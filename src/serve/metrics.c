@@ -2,7 +2,7 @@
  * the units, a histogram's buckets include the smaller ones. */
 #include "serve/metrics.h"
 
-#include "core/version.h"
+#include "base/version.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -21,21 +21,21 @@ typedef struct {
     double sum;
 } histogram;
 
-struct weft_metrics {
+struct weft_server_metrics {
     pthread_mutex_t lock;
     int64_t requests[WEFT_PATHS][STATUSES];
     histogram seconds, first_token;
     double job_seconds; /* mean of the last ones, the newest counting most */
 };
 
-weft_status weft_metrics_create(weft_metrics **out) {
+weft_status weft_server_metrics_create(weft_server_metrics **out) {
     *out = calloc(1, sizeof **out);
     if (!*out) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     pthread_mutex_init(&(*out)->lock, NULL);
     return WEFT_OK;
 }
 
-void weft_metrics_destroy(weft_metrics *m) {
+void weft_server_metrics_destroy(weft_server_metrics *m) {
     if (m) pthread_mutex_destroy(&m->lock);
     free(m);
 }
@@ -48,26 +48,27 @@ static void count_in(histogram *h, double value) {
     h->sum += value;
 }
 
-void weft_metrics_request(weft_metrics *m, weft_path_name path, int status, double seconds) {
+void weft_server_metrics_request(weft_server_metrics *m, weft_path_name path, int status,
+                                 double seconds) {
     pthread_mutex_lock(&m->lock);
     if (status > 0 && status < STATUSES) m->requests[path][status]++;
     count_in(&m->seconds, seconds);
     pthread_mutex_unlock(&m->lock);
 }
 
-void weft_metrics_first_token(weft_metrics *m, double seconds) {
+void weft_server_metrics_first_token(weft_server_metrics *m, double seconds) {
     pthread_mutex_lock(&m->lock);
     count_in(&m->first_token, seconds);
     pthread_mutex_unlock(&m->lock);
 }
 
-void weft_metrics_job(weft_metrics *m, double seconds) {
+void weft_server_metrics_job(weft_server_metrics *m, double seconds) {
     pthread_mutex_lock(&m->lock);
     m->job_seconds = m->job_seconds > 0 ? 0.9 * m->job_seconds + 0.1 * seconds : seconds;
     pthread_mutex_unlock(&m->lock);
 }
 
-double weft_metrics_job_seconds(weft_metrics *m) {
+double weft_server_metrics_job_seconds(weft_server_metrics *m) {
     pthread_mutex_lock(&m->lock);
     double seconds = m->job_seconds;
     pthread_mutex_unlock(&m->lock);
@@ -95,7 +96,7 @@ static void print_histogram(FILE *to, const char *name, const char *help, const 
             name, h->sum, name, (long long)sum);
 }
 
-static void print_requests(FILE *to, const weft_metrics *m) {
+static void print_requests(FILE *to, const weft_server_metrics *m) {
     head(to, "weft_requests_total", "counter",
          "Requests by path and HTTP status; 499: the client went away first.");
     for (int path = 0; path < WEFT_PATHS; path++)
@@ -144,7 +145,7 @@ static void print_generator(FILE *to, const weft_generator_stats *g) {
     one(to, "weft_cache_bytes", "gauge", "Bytes of the cache.", g->cache_bytes);
 }
 
-char *weft_metrics_text(weft_metrics *m, const weft_metrics_now *now) {
+char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *to = open_memstream(&text, &bytes);

@@ -2,10 +2,10 @@
 #ifndef WEFT_SERVE_METRICS_H
 #define WEFT_SERVE_METRICS_H
 
-#include "core/error.h"
+#include "base/error.h"
 #include "generate/generator.h"
 
-typedef struct weft_metrics weft_metrics;
+typedef struct weft_server_metrics weft_server_metrics;
 
 /* Paths that are counted apart. */
 typedef enum {
@@ -19,17 +19,18 @@ typedef enum {
     WEFT_PATHS
 } weft_path_name;
 
-weft_status weft_metrics_create(weft_metrics **out);
-void weft_metrics_destroy(weft_metrics *m);
+weft_status weft_server_metrics_create(weft_server_metrics **out);
+void weft_server_metrics_destroy(weft_server_metrics *m);
 
 /* A request that was answered with that status of HTTP after so many seconds; 499: its client was
  * gone. */
-void weft_metrics_request(weft_metrics *m, weft_path_name path, int status, double seconds);
+void weft_server_metrics_request(weft_server_metrics *m, weft_path_name path, int status,
+                                 double seconds);
 /* A job's first token, and its end. */
-void weft_metrics_first_token(weft_metrics *m, double seconds);
-void weft_metrics_job(weft_metrics *m, double seconds);
+void weft_server_metrics_first_token(weft_server_metrics *m, double seconds);
+void weft_server_metrics_job(weft_server_metrics *m, double seconds);
 /* Mean seconds of the last jobs; 0: there were none. */
-double weft_metrics_job_seconds(weft_metrics *m);
+double weft_server_metrics_job_seconds(weft_server_metrics *m);
 
 /* What is now, beside what was counted. */
 typedef struct {
@@ -37,9 +38,9 @@ typedef struct {
     int64_t queued;      /* sequences that wait */
     int64_t connections; /* open */
     const char *model;
-} weft_metrics_now;
+} weft_server_metrics_now;
 
 /* All as text, malloc'd; NULL: no memory. */
-char *weft_metrics_text(weft_metrics *m, const weft_metrics_now *now);
+char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now);
 
 #endif

@@ -2,8 +2,8 @@
  * the nearest that it does. A member that is null is one that is not there. */
 #include "serve/request.h"
 
-#include "core/json.h"
-#include "core/nearest.h"
+#include "base/json.h"
+#include "base/nearest.h"
 
 #include <stdlib.h>
 #include <string.h>

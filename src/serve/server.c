@@ -2,7 +2,7 @@
 #include "serve/server.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
-#include "core/log.h"
+#include "base/log.h"
 #include "serve/exchange.h"
 #include "serve/http.h"
 
@@ -45,7 +45,7 @@ weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
     if (!s->options.max_tokens) s->options.max_tokens = s->model.context;
     weft_worker_limits limits = {o->sequences, o->queue, o->answer_seconds};
     weft_status status = weft_template_open(o->chat_template, t, &s->chat);
-    if (status == WEFT_OK) status = weft_metrics_create(&s->metrics);
+    if (status == WEFT_OK) status = weft_server_metrics_create(&s->metrics);
     if (status == WEFT_OK) status = weft_worker_open(g, t, &limits, s->metrics, &s->worker);
     if (status == WEFT_OK)
         status = weft_connections_open(o->request_seconds, weft_exchange_gone, s, &s->connections);
@@ -88,7 +88,7 @@ void weft_server_close(weft_server *s) {
     if (s->listening >= 0) close(s->listening);
     weft_connections_close(s->connections);
     weft_worker_close(s->worker);
-    weft_metrics_destroy(s->metrics);
+    weft_server_metrics_destroy(s->metrics);
     weft_template_close(s->chat);
     free(s);
 }

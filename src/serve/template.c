@@ -3,7 +3,7 @@
  * anywhere else. */
 #include "serve/template.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>

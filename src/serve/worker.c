@@ -5,9 +5,9 @@
  * together with a job's lock. */
 #include "serve/worker.h"
 
-#include "core/clock.h"
-#include "core/grow.h"
-#include "core/log.h"
+#include "base/clock.h"
+#include "base/grow.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ struct weft_worker {
     weft_generator *generator;
     const weft_tokenizer *tokenizer;
     weft_worker_limits limits;
-    weft_metrics *metrics;
+    weft_server_metrics *metrics;
     pthread_t thread;
     weft_job *jobs; /* the thread's own: all that it works on */
 
@@ -158,10 +158,10 @@ static bool tend_job(weft_worker *w, weft_job *j, double now) {
     }
     if (after > before && done < j->n_choices) weft_job_wake(j);
     pthread_mutex_unlock(&j->lock);
-    if (before == 0 && after > 0) weft_metrics_first_token(w->metrics, now - j->submitted);
+    if (before == 0 && after > 0) weft_server_metrics_first_token(w->metrics, now - j->submitted);
     if (status == WEFT_OK && done < j->n_choices) return true;
     if (status == WEFT_OK)
-        weft_metrics_job(w->metrics, now - j->submitted);
+        weft_server_metrics_job(w->metrics, now - j->submitted);
     else
         refuse_rest(status, &why);
     drop_job(w, j, status == WEFT_OK ? NULL : &why);
@@ -229,7 +229,7 @@ static void *run(void *context) {
 }
 
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
-                             const weft_worker_limits *limits, weft_metrics *metrics,
+                             const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out) {
     *out = NULL;
     weft_worker *w = calloc(1, sizeof *w);
@@ -271,7 +271,7 @@ void weft_worker_close(weft_worker *w) {
 
 /* When there may be room again: what is there, at the pace of the last jobs. */
 static int retry_seconds(const weft_worker *w, int64_t sequences) {
-    double each = weft_metrics_job_seconds(w->metrics);
+    double each = weft_server_metrics_job_seconds(w->metrics);
     double all = ceil(each * (double)sequences / (double)w->limits.sequences / 2);
     return all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
 }

@@ -19,7 +19,7 @@ typedef struct {
 } weft_worker_limits;
 
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
-                             const weft_worker_limits *limits, weft_metrics *metrics,
+                             const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out);
 /* Ends all jobs, which are finished with a failure, and the thread. What is submitted from now on is
  * refused. */

@@ -75,7 +75,7 @@ static weft_status nearest_width(const weft_config *c, int64_t wanted, int64_t *
     return WEFT_OK;
 }
 
-static weft_status fit_width(weft_study_step *p, int64_t wanted) {
+static weft_status fit_width(weft_study_variant *p, int64_t wanted) {
     int64_t count, width, off;
     WEFT_TRY(weft_equal_parameters(&p->config, &count));
     WEFT_TRY(nearest_width(&p->config, wanted, &width, &off));
@@ -110,7 +110,7 @@ static int64_t round_iters(double iters) {
     return (int64_t)whole;
 }
 
-static void set_iters(weft_study_step *p, int64_t iters) {
+static void set_iters(weft_study_variant *p, int64_t iters) {
     p->counted = iters != p->config.gpt2_max_iters;
     p->config.gpt2_max_iters = iters;
     p->iters = iters;
@@ -118,7 +118,7 @@ static void set_iters(weft_study_step *p, int64_t iters) {
 
 /* What one iteration costs, in what is held equal. */
 static double iter_cost(const weft_study *s, int step) {
-    const weft_study_step *p = &s->built[step];
+    const weft_study_variant *p = &s->built[step];
     double tokens = (double)weft_study_iter_tokens(&p->config);
     double flops = p->account.forward_flops + p->account.backward_flops;
     return s->base.study_equal == WEFT_EQUAL_TIME    ? p->seconds_per_iter

@@ -1,7 +1,7 @@
 /* Building a study: each step by itself, its failure its own, unless all fail. */
 #include "study/study.h"
 
-#include "core/bounded.h"
+#include "base/bounded.h"
 #include "model/kinds.h"
 #include "study/equal.h"
 #include "train/loop.h"
@@ -72,7 +72,7 @@ static void append_setting(const weft_config *c, const weft_option *o, char *tex
     if (quoted) append(text, room, "\"");
 }
 
-static bool sets_option(const weft_step *step, const weft_option *o) {
+static bool sets_option(const weft_variant *step, const weft_option *o) {
     size_t n = strlen(o->key);
     for (int i = 0; i < step->n_sets; i++)
         if (strncmp(step->sets[i], o->key, n) == 0 && step->sets[i][n] == '=') return true;
@@ -80,7 +80,7 @@ static bool sets_option(const weft_step *step, const weft_option *o) {
 }
 
 void weft_study_overrides(const weft_study *s, int step, char *text, size_t room) {
-    const weft_study_step *p = &s->built[step];
+    const weft_study_variant *p = &s->built[step];
     const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(gpt2_max_iters);
     *text = '\0';
     for (int i = 0; i < p->step->n_sets; i++) {
@@ -152,14 +152,14 @@ static weft_status refuse_rate_as(const weft_study *s, const char *why) {
 
 /* A step by the next name of a list, up to one of `ends`; *at is behind it. */
 static weft_status next_step(const weft_study *s, const char **at, const char *ends, int *step) {
-    char name[WEFT_STEP_NAME], why[WEFT_STUDY_LINE];
+    char name[WEFT_VARIANT_NAME], why[WEFT_STUDY_LINE];
     *at += strspn(*at, " \t");
     size_t n = strcspn(*at, ends), used = n;
     while (used > 0 && strchr(" \t", (*at)[used - 1]))
         used--;
     snprintf(name, sizeof name, "%.*s", (int)used, *at);
     *at += n;
-    *step = weft_steps_find(&s->steps, name);
+    *step = weft_variants_find(&s->steps, name);
     if (*step >= 0) return WEFT_OK;
     snprintf(why, sizeof why, "%.600s", weft_error_message());
     return refuse_rate_as(s, why);
@@ -194,13 +194,13 @@ static weft_status parse_rate_as(weft_study *s) {
 
 /* "small, middle, large; others" */
 static weft_status check_yardstick(const weft_study *s) {
-    char name[WEFT_STEP_NAME];
+    char name[WEFT_VARIANT_NAME];
     for (const char *at = s->base.study_yardstick; *(at += strspn(at, " \t,;"));) {
         size_t n = strcspn(at, ",;"), used = n;
         while (used > 0 && strchr(" \t", at[used - 1]))
             used--;
         snprintf(name, sizeof name, "%.*s", (int)used, at);
-        if (weft_steps_find(&s->steps, name) < 0)
+        if (weft_variants_find(&s->steps, name) < 0)
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
                              weft_error_message());
         at += n;
@@ -219,7 +219,7 @@ static weft_status check_step_keys(const weft_study *s) {
 }
 
 /* Keeps a failed call's message as the step's own. */
-static void keep_error(weft_study_step *p, weft_status status) {
+static void keep_error(weft_study_variant *p, weft_status status) {
     if (status != WEFT_OK) snprintf(p->error, sizeof p->error, "%s", weft_error_message());
 }
 
@@ -255,7 +255,7 @@ static weft_status build_steps(weft_study *s, const weft_source *source,
                                const weft_backend *backend, int threads) {
     char where[800];
     for (int i = 0; i < s->steps.n; i++) {
-        weft_study_step *p = &s->built[i];
+        weft_study_variant *p = &s->built[i];
         p->step = &s->steps.list[i];
         p->seconds_per_iter = NAN;
         snprintf(where, sizeof where, "%.640s: variant '%s'", s->where, p->step->name);
@@ -264,7 +264,7 @@ static weft_status build_steps(weft_study *s, const weft_source *source,
     }
     WEFT_TRY(weft_equal_widths(s));
     for (int i = 0; i < s->steps.n; i++) {
-        weft_study_step *p = &s->built[i];
+        weft_study_variant *p = &s->built[i];
         if (!*p->error) keep_error(p, weft_account_make(&p->config, backend, threads, &p->account));
     }
     check_all_data(s);
@@ -278,7 +278,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     s->where = source->file;
     weft_study_name(source->file, s->name, sizeof s->name);
     WEFT_TRY(weft_source_read(source, NULL, &s->base));
-    WEFT_TRY(weft_steps_parse(&s->base, s->where, s->name, &s->steps));
+    WEFT_TRY(weft_variants_parse(&s->base, s->where, s->name, &s->steps));
     WEFT_TRY(parse_rates(s));
     WEFT_TRY(check_rate_seed(s));
     WEFT_TRY(parse_rate_as(s));
@@ -304,7 +304,7 @@ weft_status weft_study_open(const weft_source *source, const weft_backend *backe
 
 void weft_study_close(weft_study *s) {
     if (!s) return;
-    weft_steps_free(&s->steps);
+    weft_variants_free(&s->steps);
     free(s->built);
     free(s->rate_as);
     free(s);

@@ -6,12 +6,12 @@
 #define WEFT_STUDY_STUDY_H
 
 #include "model/account.h"
-#include "study/steps.h"
+#include "study/variants.h"
 
 enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64 };
 
 typedef struct {
-    const weft_step *step;
+    const weft_variant *step;
     weft_config config;          /* as its runs have it, but for rate and seed */
     weft_account account;        /* of that config */
     int64_t iters;               /* 0: not known before it is measured (equal time) */
@@ -19,14 +19,14 @@ typedef struct {
     bool widened;                /* N_FFN is STUDY_EQUAL's */
     bool counted;                /* GPT2_MAX_ITERS is STUDY_EQUAL's */
     char error[WEFT_STUDY_LINE]; /* why it cannot be built; empty: it can */
-} weft_study_step;
+} weft_study_variant;
 
 typedef struct {
-    char name[WEFT_STEP_NAME];
+    char name[WEFT_VARIANT_NAME];
     const char *where; /* the config's file, for messages */
     weft_config base;  /* file and overrides, without any step */
-    weft_steps steps;
-    weft_study_step *built; /* one for each of them */
+    weft_variants steps;
+    weft_study_variant *built; /* one for each of them */
     double rates[WEFT_STUDY_RATES_MAX];
     int n_rates;  /* 0: each step has its config's LEARNING_RATE */
     int *rate_as; /* for each step, whose rate it takes over (STUDY_RATE_AS); -1: its own */

@@ -1,7 +1,7 @@
 /* Reading CONFIG_STUDY_SWEEP, and drawing its points. */
 #include "study/sweep.h"
 
-#include "core/random.h"
+#include "base/random.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /* One pass over the tokens in a session that keeps its scores; weights are their softmax, in double. */
 #include "train/attention_map.h"
 
-#include "core/files.h"
-#include "core/json.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "model/session.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
 #endif
 #include "train/checkpoint.h"
 
-#include "core/json.h"
+#include "base/json.h"
 #include "model/sums.h"
 #include "train/checkpoint_folder.h"
 

@@ -5,7 +5,7 @@
  *
  * Each holds config.json, model.safetensors, optimizer.safetensors, tokenizer.json (where
  * tokens stand for text) and, written after them, state.json with their checksums (model/sums.h);
- * and the mark of a folder that weft may remove (core/folders.h).
+ * and the mark of a folder that weft may remove (base/folders.h).
  *
  * A kill at any moment leaves a whole one: NAME.new is written, synced and read back beside, then the
  * two names are exchanged in one step (renameat2 with RENAME_EXCHANGE), and what is now NAME.new, the

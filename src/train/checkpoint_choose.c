@@ -1,5 +1,5 @@
 /* What a run's folder has when a run starts in it. */
-#include "core/log.h"
+#include "base/log.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_folder.h"
 

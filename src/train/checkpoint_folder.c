@@ -1,7 +1,7 @@
 /* Whose a folder is, is told by what is in it. */
 #include "train/checkpoint_folder.h"
 
-#include "core/beside.h"
+#include "base/beside.h"
 #include "model/model.h"
 #include "model/sums.h"
 

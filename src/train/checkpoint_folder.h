@@ -2,7 +2,7 @@
 #ifndef WEFT_TRAIN_CHECKPOINT_FOLDER_H
 #define WEFT_TRAIN_CHECKPOINT_FOLDER_H
 
-#include "core/folders.h"
+#include "base/folders.h"
 
 /* In a checkpoint beside state.json; the last only where tokens stand for text. */
 enum { WEFT_CHECKPOINT_FILES = 4, WEFT_CHECKPOINT_FILES_ALWAYS = 3 };

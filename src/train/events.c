@@ -11,8 +11,8 @@
  */
 #include "train/events.h"
 
-#include "core/crc32c.h"
-#include "core/files.h"
+#include "base/crc32c.h"
+#include "base/files.h"
 
 #include <errno.h>
 #include <stdbool.h>

@@ -2,7 +2,7 @@
 #ifndef WEFT_TRAIN_EVENTS_H
 #define WEFT_TRAIN_EVENTS_H
 
-#include "core/error.h"
+#include "base/error.h"
 
 #include <stdint.h>
 

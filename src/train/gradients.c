@@ -38,12 +38,12 @@ static int deepest_of_rank(const weft_gradients *g) {
 }
 
 static weft_status allocate_levels(weft_gradients *g) {
-    int64_t bytes = weft_shards_bytes(&g->shards);
+    int64_t bytes = weft_partition_bytes(&g->shards);
     int depth = deepest_of_rank(g);
     g->offsets = calloc((size_t)g->n, sizeof *g->offsets);
     if (!g->offsets) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     for (int64_t i = 0; i < g->n; i++)
-        g->offsets[i] = weft_shards_offset(&g->shards, i);
+        g->offsets[i] = weft_partition_offset(&g->shards, i);
     g->level_bytes = bytes;
     for (int i = 1; i < depth; i++) {
         g->levels[i] = g->backend->alloc(bytes);
@@ -168,7 +168,7 @@ static weft_status make_sums(weft_gradients *g) {
 
 /* Sums that ranks share. */
 static weft_status make_scatter(weft_gradients *g) {
-    const weft_shards *shards = weft_optimizer_shards(g->optimizer);
+    const weft_partition *shards = weft_optimizer_shards(g->optimizer);
     weft_scatter_options options = {.comm = g->comm,
                                     .backend = g->backend,
                                     .pool = g->pool,
@@ -176,12 +176,12 @@ static weft_status make_scatter(weft_gradients *g) {
                                     .from = g->from,
                                     .count = g->count};
     WEFT_TRY(weft_scatter_create(&options, &g->scatter));
-    int64_t n = weft_shards_owned(shards, shards->rank, NULL);
+    int64_t n = weft_partition_owned(shards, shards->rank, NULL);
     bool *has = calloc((size_t)g->n + 1, sizeof *has);
     weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
     weft_gradient *means = calloc((size_t)n + 1, sizeof *means);
     bool there = has && own && means;
-    if (there) weft_shards_owned(shards, shards->rank, own);
+    if (there) weft_partition_owned(shards, shards->rank, own);
     for (int64_t w = 0; there && w < g->n; w++)
         has[w] = g->from[w].data != NULL;
     for (int64_t i = 0; there && i < n; i++)
@@ -215,7 +215,7 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
     if (status == WEFT_OK) {
         g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
         find_sources(g, s);
-        status = weft_shards_make(m, comm, &g->shards);
+        status = weft_partition_make(m, comm, &g->shards);
     }
     if (status == WEFT_OK) status = shared ? make_scatter(g) : make_sums(g);
     if (status == WEFT_OK && (g->reduce || g->device || g->scatter))
@@ -245,7 +245,7 @@ void weft_gradients_destroy(weft_gradients *g) {
     weft_gradient_graphs_destroy(g->graphs);
     for (int i = 1; i < WEFT_GRADIENT_LEVELS; i++)
         if (g->levels[i]) g->backend->release(g->levels[i], g->level_bytes);
-    weft_shards_free(&g->shards);
+    weft_partition_free(&g->shards);
     free(g->offsets);
     free(g->made_by);
     free(g->due);
@@ -441,10 +441,10 @@ static int64_t find_bad(const weft_gradients *g) {
 
 /* The same of what this rank has. */
 static int64_t find_own_bad(const weft_gradients *g) {
-    const weft_shards *s = weft_optimizer_shards(g->optimizer);
-    int64_t n = weft_shards_owned(s, s->rank, NULL), bad = g->n;
+    const weft_partition *s = weft_optimizer_shards(g->optimizer);
+    int64_t n = weft_partition_owned(s, s->rank, NULL), bad = g->n;
     weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
-    if (own) weft_shards_owned(s, s->rank, own);
+    if (own) weft_partition_owned(s, s->rank, own);
     for (int64_t i = 0; own && bad == g->n && i < n; i++) {
         weft_gradient from;
         if (g->scatter) {

@@ -40,7 +40,7 @@ struct weft_gradients {
     weft_gradient *from;        /* [n]: the session's; data NULL: zeros */
     weft_dtype dtype;           /* of the sums */
     const weft_weight *weights;
-    weft_shards shards; /* a level is its row, and a task a chunk */
+    weft_partition shards; /* a level is its row, and a task a chunk */
     unsigned char
         *levels[WEFT_GRADIENT_LEVELS]; /* partial sums; levels[0] are the optimizer's buffers */
     int64_t level_bytes;

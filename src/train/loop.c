@@ -2,11 +2,11 @@
  * loss is true of the step it was made at, and a resumed run finds nothing left to do for it. */
 #include "train/loop.h"
 
-#include "core/clock.h"
-#include "core/folders.h"
-#include "core/log.h"
-#include "core/progress.h"
-#include "core/text.h"
+#include "base/clock.h"
+#include "base/folders.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/text.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 #include "train/checkpoint.h"

@@ -3,7 +3,7 @@
  * before each checkpoint, so that none is missing of the steps which that one has done. */
 #include "train/metrics.h"
 
-#include "core/json.h"
+#include "base/json.h"
 #include "train/events.h"
 #include "train/metrics_lines.h"
 

@@ -1,8 +1,8 @@
 /* Lines of metrics. */
 #include "train/metrics_lines.h"
 
-#include "core/json.h"
-#include "core/log.h"
+#include "base/json.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <jansson.h>

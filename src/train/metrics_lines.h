@@ -2,7 +2,7 @@
 #ifndef WEFT_TRAIN_METRICS_LINES_H
 #define WEFT_TRAIN_METRICS_LINES_H
 
-#include "core/files.h"
+#include "base/files.h"
 
 #include <stdio.h>
 

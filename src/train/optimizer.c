@@ -76,10 +76,10 @@ static void *find_state(const weft_optimizer *o, const char *kind, const char *w
 /* One slot a weight, or one for each stretch that this rank owns. */
 static weft_status list_slots(weft_optimizer *o) {
     int64_t n = o->model->n_weights;
-    o->n_slots = o->sharded ? weft_shards_owned(&o->shards, o->shards.rank, NULL) : n;
+    o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : n;
     weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
-    if (parts && o->slots && o->sharded) weft_shards_owned(&o->shards, o->shards.rank, parts);
+    if (parts && o->slots && o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; parts && o->slots && i < o->n_slots; i++)
         o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count};
     bool there = parts && o->slots;

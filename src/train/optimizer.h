@@ -19,7 +19,7 @@
 
 #include "model/session.h"
 #include "ops/optimizer.h"
-#include "train/shards.h"
+#include "train/partition.h"
 
 /* What the last step did, and the counters over all steps. */
 typedef struct {
@@ -52,7 +52,7 @@ weft_status weft_optimizer_create_shared(weft_model *m, const weft_backend *back
                                          weft_pool *pool, weft_comm *comm, weft_optimizer **out);
 void weft_optimizer_destroy(weft_optimizer *o);
 /* How its state is shared out; NULL: it has all. */
-const weft_shards *weft_optimizer_shards(const weft_optimizer *o);
+const weft_partition *weft_optimizer_shards(const weft_optimizer *o);
 const weft_model *weft_optimizer_model(const weft_optimizer *o);
 const weft_backend *weft_optimizer_backend(const weft_optimizer *o);
 
@@ -60,7 +60,7 @@ const weft_backend *weft_optimizer_backend(const weft_optimizer *o);
  * weights, in their order. On an error the optimizer is bound to nothing. */
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients);
 /* Of a shared optimizer: has[weights], whether a weight has a gradient at all, and one place for each
- * stretch that weft_shards_owned lists. */
+ * stretch that weft_partition_owned lists. */
 weft_status weft_optimizer_bind_shard(weft_optimizer *o, const bool *has,
                                       const weft_gradient *gradients);
 /* The gradients of a session that was opened with them; it must stay open while it is bound. */

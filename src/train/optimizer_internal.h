@@ -5,7 +5,7 @@
 
 #include "core/safetensors.h"
 #include "train/optimizer.h"
-#include "train/shards.h"
+#include "train/partition.h"
 
 enum { WEFT_STATE_NAME = 160 };
 
@@ -45,7 +45,7 @@ struct weft_optimizer {
     /* Where ranks share it. */
     bool sharded;
     weft_comm *comm;
-    weft_shards shards;
+    weft_partition shards;
     weft_graph *norm_graph; /* the own chunks' part of the norm; NULL: none has a gradient */
     weft_exec *norm_exec;
     weft_tensor *norm_parts, *all_parts;

@@ -15,7 +15,7 @@
 enum { UNDER_WAY = 4 }; /* buckets of weights */
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o) {
-    WEFT_TRY(weft_shards_make(o->model, o->comm, &o->shards));
+    WEFT_TRY(weft_partition_make(o->model, o->comm, &o->shards));
     size_t chunks = (size_t)o->shards.cut.n_blocks, ranks = (size_t)o->shards.cut.size;
     o->parts = calloc(chunks + 1, sizeof *o->parts);
     o->ordered = calloc(chunks + 1, sizeof *o->ordered);
@@ -37,7 +37,7 @@ void weft_optimizer_shard_unbind(weft_optimizer *o) {
 void weft_optimizer_shard_close(weft_optimizer *o) {
     weft_optimizer_shard_unbind(o);
     weft_safetensors_close(o->file);
-    weft_shards_free(&o->shards);
+    weft_partition_free(&o->shards);
     free(o->parts);
     free(o->ordered);
     free(o->order);
@@ -45,13 +45,13 @@ void weft_optimizer_shard_close(weft_optimizer *o) {
     free(o->begins);
 }
 
-const weft_shards *weft_optimizer_shards(const weft_optimizer *o) {
+const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
     return o->sharded ? &o->shards : NULL;
 }
 
 /* Where a gathered part of the norm comes in the order of the row. */
 static void order_parts(weft_optimizer *o, const bool *has) {
-    const weft_shards *s = &o->shards;
+    const weft_partition *s = &o->shards;
     int64_t n = 0, at = 0;
     int64_t *place = o->order; /* first by chunk */
     for (int64_t i = 0; i < s->cut.n_blocks; i++)
@@ -70,7 +70,7 @@ static void order_parts(weft_optimizer *o, const bool *has) {
 }
 
 static void sort_parts(weft_optimizer *o) {
-    const weft_shards *s = &o->shards;
+    const weft_partition *s = &o->shards;
     int64_t at = 0;
     for (int r = 0; r < s->cut.size; r++) {
         for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
@@ -141,14 +141,14 @@ typedef struct {
 /* The own piece to all, theirs to here. Where the backend's memory is not the host's, the host's side
  * of the weights is the way through. */
 static weft_status begin_weights(weft_optimizer *o, int64_t bucket, weights_job *w) {
-    const weft_shards *s = &o->shards;
+    const weft_partition *s = &o->shards;
     int64_t n = 0, own_bytes, bytes;
-    void *own = weft_shards_weights(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
+    void *own = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
     if (o->backend->remote && own_bytes)
         o->backend->download(own, weft_mirror_at(o->model->mirror, o->backend, own), own_bytes);
     for (int r = 0; r < s->cut.size; r++) {
         if (r == s->rank) continue;
-        void *theirs = weft_shards_weights(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
+        void *theirs = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
         if (own_bytes) w->transfers[n++] = (weft_transfer){r, true, own, own_bytes};
         if (bytes) w->transfers[n++] = (weft_transfer){r, false, theirs, bytes};
     }
@@ -243,7 +243,7 @@ static unsigned char *find_own(const weft_optimizer *o, const state_key *key,
 }
 
 /* The stretch of a weight from a chunk on that one rank owns; *chunk goes on to the next. */
-static weft_stretch next_stretch(const weft_shards *s, int64_t *chunk, int *owner) {
+static weft_stretch next_stretch(const weft_partition *s, int64_t *chunk, int *owner) {
     weft_stretch part = s->chunks[*chunk];
     *owner = weft_cut_owner(&s->cut, *chunk);
     while (++*chunk < s->first[part.weight + 1] && weft_cut_owner(&s->cut, *chunk) == *owner)
@@ -254,7 +254,7 @@ static weft_stretch next_stretch(const weft_shards *s, int64_t *chunk, int *owne
 /* A tensor of the state, whole in rank 0's `tensor`, to its owners or from them. */
 static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                               bool collect) {
-    const weft_shards *s = &o->shards;
+    const weft_partition *s = &o->shards;
     state_key key = key_of(o, index);
     int64_t size = (int64_t)weft_dtype_size(o->dtype), n = 0;
     if (key.kind == STATE_CONTROL) { /* every rank has it */

@@ -1,8 +1,8 @@
 /* What has to be equal is put in a line of text each and compared with rank 0's. */
 #include "train/ranks.h"
 
-#include "core/crc32c.h"
-#include "core/version.h"
+#include "base/crc32c.h"
+#include "base/version.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -72,7 +72,7 @@ static weft_blocks own_piece(const weft_scatter *s, int64_t bucket) {
 
 /* Where the own stretches lie in a level: in the order of the row, as the pieces do. */
 static void place_means(weft_scatter *s, const weft_stretch *own) {
-    const weft_shards *h = s->o.shards;
+    const weft_partition *h = s->o.shards;
     int64_t n = 0;
     for (int64_t b = 0; b < s->buckets; b++) {
         weft_blocks p = own_piece(s, b);
@@ -85,8 +85,8 @@ static void place_means(weft_scatter *s, const weft_stretch *own) {
 }
 
 static weft_status place_own(weft_scatter *s) {
-    const weft_shards *h = s->o.shards;
-    int64_t n = weft_shards_owned(h, s->rank, NULL);
+    const weft_partition *h = s->o.shards;
+    int64_t n = weft_partition_owned(h, s->rank, NULL);
     weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
     s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
     s->mean_at = calloc((size_t)n + 1, sizeof *s->mean_at);
@@ -96,7 +96,7 @@ static weft_status place_own(weft_scatter *s) {
     }
     for (int64_t b = 0; b < s->buckets; b++)
         s->own_at[b + 1] = s->own_at[b] + numbers_of(s, own_piece(s, b));
-    weft_shards_owned(h, s->rank, own);
+    weft_partition_owned(h, s->rank, own);
     own[n].weight = -1;
     place_means(s, own);
     free(own);
@@ -270,7 +270,7 @@ typedef struct {
 
 /* The i-th chunk of a bucket, and its place among the packed ones. */
 static const weft_stretch *chunk_of(const bucket_task *t, int64_t i, unsigned char **to) {
-    const weft_shards *h = t->s->o.shards;
+    const weft_partition *h = t->s->o.shards;
     int64_t first = weft_cut_bucket(&h->cut, t->slot->bucket).first;
     *to = t->slot->packed + (size_t)(h->borders[first + i] - h->borders[first]) * t->s->width;
     return &h->chunks[first + i];

@@ -16,7 +16,7 @@
 #define WEFT_TRAIN_SCATTER_H
 
 #include "train/optimizer.h"
-#include "train/shards.h"
+#include "train/partition.h"
 
 typedef struct weft_scatter weft_scatter;
 
@@ -24,7 +24,7 @@ typedef struct {
     weft_comm *comm;
     const weft_backend *backend; /* that the gradients lie with */
     weft_pool *pool;
-    const weft_shards *shards;
+    const weft_partition *shards;
     const weft_gradient *from; /* [weights]: a micro-batch's; data NULL: zeros */
     int64_t count;             /* micro-batches of a step, of all ranks */
 } weft_scatter_options;
@@ -41,7 +41,7 @@ void weft_scatter_begin(weft_scatter *s, bool own);
 weft_status weft_scatter_send(weft_scatter *s, int64_t bucket);
 weft_status weft_scatter_end(weft_scatter *s);
 
-/* After the last turn: the mean of a stretch that this rank owns, the i-th of weft_shards_owned, in the
+/* After the last turn: the mean of a stretch that this rank owns, the i-th of weft_partition_owned, in the
  * backend's memory; the place stays the same. */
 weft_gradient weft_scatter_mean(const weft_scatter *s, int64_t i);
 

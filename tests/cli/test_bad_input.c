@@ -1,5 +1,5 @@
 /* Damaged and hostile checkpoints and tokens: each is one clear line and the right exit status. */
-#include "core/random.h"
+#include "base/random.h"
 #include "core/safetensors.h"
 #include "model/model.h"
 #include "support/command.h"

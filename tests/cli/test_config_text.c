@@ -1,7 +1,7 @@
 /* Config files as people and machines may leave them, through the program and, damaged in thousands
  * of ways, through the reader. */
+#include "base/random.h"
 #include "config/config.h"
-#include "core/random.h"
 #include "model/kinds.h"
 #include "support/command.h"
 

@@ -1,7 +1,7 @@
 /* Eigenvectors of symmetric matrices: A v = λ v, orthonormal, falling; known spectra. */
 #include "convert/spectrum.h"
 
-#include "core/random.h"
+#include "base/random.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* The memory plan and the executor: nothing that lives at the same time shares a byte, and random
  * graphs compute the same bits however their memory is laid out. */
+#include "base/random.h"
 #include "core/exec.h"
 #include "core/plan_space.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"

@@ -1,6 +1,6 @@
 /* Safetensors: what is written is read back, byte for byte; whatever is wrong with a file is an
  * error that names it, and never a crash. */
-#include "core/random.h"
+#include "base/random.h"
 #include "core/safetensors.h"
 #include "support/command.h"
 

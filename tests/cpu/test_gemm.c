@@ -1,7 +1,7 @@
 /* Matrix products past the sizes of the case table: many tiles, sums that are split, few rows. What
  * a product must be is a plain sum in double. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
 #include "ops/activation.h"

@@ -20,7 +20,7 @@ typedef void (*document_check)(const char *text);
 
 static const char *document(weft_split split, uint64_t seed, uint32_t number) {
     static char text[WEFT_CORPUS_DOCUMENT + 1];
-    weft_place p = {.split = split, .seed = seed, .iteration = 3, .sequence = number / 50};
+    weft_sequence_place p = {.split = split, .seed = seed, .iteration = 3, .sequence = number / 50};
     int64_t length = weft_corpus_document(&p, number % 50, text);
     assert_in_range(length, 50, WEFT_CORPUS_DOCUMENT - 1);
     text[length] = '\0';
@@ -285,7 +285,7 @@ static void test_sequences_are_their_documents(void **state) {
     enum { TIME = 6000 };
     static int32_t tokens[TIME], targets[TIME];
     static char text[WEFT_CORPUS_DOCUMENT];
-    weft_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 11, .iteration = 2, .sequence = 5};
+    weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 11, .iteration = 2, .sequence = 5};
     weft_corpus_fill(&p, TIME, tokens, targets);
     int64_t length = weft_corpus_document(&p, 0, text), from = 0;
     bool found = false;
@@ -338,7 +338,7 @@ static void test_text_is_like_english(void **state) {
     enum { TIME = 400000 };
     int32_t *tokens = malloc(2 * TIME * sizeof *tokens);
     assert_non_null(tokens);
-    weft_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 1};
+    weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 1};
     weft_corpus_fill(&p, TIME, tokens, tokens + TIME);
     double counts[256] = {0}, entropy = 0;
     for (int64_t i = 0; i < TIME; i++)
@@ -412,7 +412,7 @@ static void test_text_comes_fast(void **state) {
     assert_non_null(tokens);
     double best = 0;
     for (uint32_t try = 0; try < 5; try++) {
-        weft_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 1, .iteration = try};
+        weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 1, .iteration = try};
         double begun = thread_seconds();
         weft_corpus_fill(&p, TIME, tokens, tokens + TIME);
         double rate = TIME / 1e6 / (thread_seconds() - begun);

@@ -1,6 +1,6 @@
 /* Folders of shards: which windows are drawn, and that no file, however damaged, does more than
  * fail with a line that names it. */
-#include "core/random.h"
+#include "base/random.h"
 #include "data/shards.h"
 #include "support/command.h"
 #include "support/token_file.h"
@@ -65,8 +65,8 @@ static void expect_refusal(weft_status status, const char *word, const char *oth
         fail_msg("'%s' does not say '%s' and '%s'", message, word, other);
 }
 
-static weft_place train(uint32_t iteration, uint32_t sequence) {
-    return (weft_place){
+static weft_sequence_place train(uint32_t iteration, uint32_t sequence) {
+    return (weft_sequence_place){
         .split = WEFT_SPLIT_TRAIN, .seed = 3, .iteration = iteration, .sequence = sequence};
 }
 
@@ -87,7 +87,7 @@ static void test_windows_cover_all_shards(void **state) {
     memset(counts, 0, sizeof counts);
     for (uint32_t i = 0; i < DRAWS; i++) {
         int32_t tokens[TIME], targets[TIME];
-        weft_place p = train(i / 64, i % 64);
+        weft_sequence_place p = train(i / 64, i % 64);
         assert_int_equal(weft_shards_fill(s, &p, TIME, tokens, targets), WEFT_OK);
         for (int t = 0; t < TIME; t++) {
             assert_int_equal(tokens[t], tokens[0] + t);
@@ -116,7 +116,7 @@ static void test_validation_ignores_the_seed(void **state) {
     weft_shards *s = open_well();
     for (uint32_t i = 0; i < 20; i++) {
         int32_t a[8], b[8], targets[8];
-        weft_place p = {.split = WEFT_SPLIT_VAL, .seed = 1, .sequence = i}, q = p;
+        weft_sequence_place p = {.split = WEFT_SPLIT_VAL, .seed = 1, .sequence = i}, q = p;
         q.seed = 99;
         assert_int_equal(weft_shards_fill(s, &p, 8, a, targets), WEFT_OK);
         assert_int_equal(weft_shards_fill(s, &q, 8, b, targets), WEFT_OK);
@@ -146,7 +146,7 @@ static void test_windows_do_not_depend_on_the_folder(void **state) {
         }
         weft_shards *s = open_well();
         for (uint32_t i = 0; i < 5; i++) {
-            weft_place p = train(0, i);
+            weft_sequence_place p = train(0, i);
             int32_t *to = (round ? after : before) + 8 * i;
             assert_int_equal(weft_shards_fill(s, &p, 8, to, targets), WEFT_OK);
         }
@@ -231,7 +231,7 @@ static void test_shard_cut_while_in_use_fails(void **state) {
     (void)state;
     write_both();
     weft_shards *s = open_well();
-    weft_place p = train(0, 0);
+    weft_sequence_place p = train(0, 0);
     int32_t tokens[8], targets[8];
     assert_int_equal(weft_shards_fill(s, &p, 8, tokens, targets), WEFT_OK);
     assert_int_equal(truncate(path_of("train_000001.bin"), 10), 0);
@@ -245,7 +245,7 @@ static void test_shard_replaced_while_in_use_is_kept(void **state) {
     (void)state;
     write_both();
     weft_shards *s = open_well();
-    weft_place p = train(0, 0);
+    weft_sequence_place p = train(0, 0);
     int32_t before[8], after[8], targets[8];
     assert_int_equal(weft_shards_fill(s, &p, 8, before, targets), WEFT_OK);
     unlink(path_of("train_000001.bin"));
@@ -262,7 +262,7 @@ static void test_sequences_longer_than_any_shard_are_refused(void **state) {
     write_both();
     weft_shards *s = open_well();
     static int32_t tokens[TOKENS], targets[TOKENS];
-    weft_place p = train(0, 0);
+    weft_sequence_place p = train(0, 0);
     assert_int_equal(weft_shards_fill(s, &p, 99, tokens, targets), WEFT_OK);
     assert_int_equal(tokens[0], 1000);
     assert_int_equal(weft_shards_fill(s, &p, 100, tokens, targets), WEFT_EINPUT);
@@ -293,7 +293,7 @@ static void test_tokens_beyond_the_vocabulary_are_found(void **state) {
     shard_write(path_of("train_000002.bin"), 20240801, 7, LONG, 4, values, LONG);
     s = open_well();
     assert_int_equal(weft_shards_vocab(s), VOCAB);
-    weft_place p = train(0, 0);
+    weft_sequence_place p = train(0, 0);
     assert_int_equal(weft_shards_fill(s, &p, LONG - 1, tokens, tokens + LONG), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "token 4294967294 at position 69999"));
     weft_shards_close(s);
@@ -319,7 +319,7 @@ static void test_damaged_shards_never_crash(void **state) {
             weft_shards *s;
             if (weft_shards_open(folder, VOCAB, &s) == WEFT_OK) {
                 int32_t tokens[50], targets[50];
-                weft_place p = train(round, 0);
+                weft_sequence_place p = train(round, 0);
                 (void)weft_shards_fill(s, &p, 50, tokens, targets);
                 weft_shards_close(s);
             }

@@ -17,18 +17,18 @@ static uint8_t scored[TIME_MAX];
 
 static const int64_t TIMES[] = {7, 8, 9, 10, 11, 12, 13, 31, 64, 127, 128, 500, 1024, 2048};
 
-static weft_place place(uint32_t sequence) {
-    return (weft_place){.split = sequence % 3 ? WEFT_SPLIT_TRAIN : WEFT_SPLIT_VAL,
-                        .seed = 5,
-                        .iteration = sequence / 7,
-                        .sequence = sequence};
+static weft_sequence_place place(uint32_t sequence) {
+    return (weft_sequence_place){.split = sequence % 3 ? WEFT_SPLIT_TRAIN : WEFT_SPLIT_VAL,
+                                 .seed = 5,
+                                 .iteration = sequence / 7,
+                                 .sequence = sequence};
 }
 
 static void test_recall_repeats_its_first_half(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++) {
         int64_t time = TIMES[i], half = time / 2;
-        weft_place p = place((uint32_t)i);
+        weft_sequence_place p = place((uint32_t)i);
         weft_recall_fill(1024, &p, time, tokens, targets, scored);
         for (int64_t t = 0; t < time; t++) {
             assert_in_range(tokens[t], 0, 1023);
@@ -42,7 +42,7 @@ static void test_recall_repeats_its_first_half(void **state) {
 
 static void test_recall_takes_any_size(void **state) {
     (void)state;
-    weft_place p = place(1);
+    weft_sequence_place p = place(1);
     for (int64_t time = 1; time < 6; time++)
         for (int64_t vocab = 1; vocab < 4; vocab++) {
             memset(targets, -1, sizeof targets);
@@ -60,7 +60,7 @@ static void test_recall_halves_are_uniform(void **state) {
     (void)state;
     int counts[1024] = {0};
     for (uint32_t s = 0; s < 512; s++) {
-        weft_place p = place(s);
+        weft_sequence_place p = place(s);
         weft_recall_fill(1024, &p, 512, tokens, targets, NULL);
         for (int64_t t = 0; t < 256; t++)
             counts[tokens[t]]++;
@@ -148,7 +148,7 @@ static void test_entailment_answers_are_right(void **state) {
         for (uint32_t s = 0; s < 60; s++) {
             int64_t time = TIMES[i];
             int32_t parents[WEFT_ENTAILMENT_VOCAB];
-            weft_place p = place(s);
+            weft_sequence_place p = place(s);
             assert_int_equal(weft_entailment_fill(&p, time, tokens, targets, scored), WEFT_OK);
             int64_t edges = read_edges(time, parents);
             assert_in_range(edges, 1, 31);
@@ -164,7 +164,7 @@ static void test_entailment_answers_are_right(void **state) {
 static void test_entailment_trees_differ(void **state) {
     (void)state;
     static int32_t other[TIME_MAX];
-    weft_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 0}, q = p;
+    weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 0}, q = p;
     weft_entailment_fill(&p, 128, other, targets, NULL);
     for (int what = 0; what < 4; what++) {
         q = p;
@@ -179,7 +179,7 @@ static void test_entailment_trees_differ(void **state) {
 
 static void test_entailment_of_too_few_tokens_is_refused(void **state) {
     (void)state;
-    weft_place p = place(0);
+    weft_sequence_place p = place(0);
     for (int64_t time = 1; time < WEFT_ENTAILMENT_TIME; time++) {
         assert_int_equal(weft_entailment_fill(&p, time, tokens, targets, scored), WEFT_EINPUT);
         assert_non_null(strstr(weft_error_message(), "at least 7 tokens"));
@@ -189,7 +189,7 @@ static void test_entailment_of_too_few_tokens_is_refused(void **state) {
 /* tokens and the last target as text. */
 static char *needle_text(uint32_t sequence, weft_split split, int64_t time) {
     static char text[1100];
-    weft_place p = {.split = split, .seed = 3, .iteration = 5, .sequence = sequence};
+    weft_sequence_place p = {.split = split, .seed = 3, .iteration = 5, .sequence = sequence};
     assert_int_equal(weft_needle_fill(&p, time, tokens, targets, scored), WEFT_OK);
     for (int64_t t = 0; t < time; t++) {
         text[t] = (char)tokens[t];
@@ -228,7 +228,7 @@ static void test_needle_asks_for_the_key_in_the_text(void **state) {
     char own[1100];
     snprintf(own, sizeof own, "%s", needle_text(1, WEFT_SPLIT_TRAIN, 500));
     assert_string_not_equal(own, needle_text(1, WEFT_SPLIT_VAL, 500));
-    weft_place p = {.split = WEFT_SPLIT_VAL};
+    weft_sequence_place p = {.split = WEFT_SPLIT_VAL};
     assert_int_equal(weft_needle_fill(&p, 127, tokens, targets, NULL), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "at least 128 bytes"));
 }

@@ -1,7 +1,7 @@
 /* Tokenizers: the reference's tokens on text, the same bytes back on anything, and files that are
  * not to be trusted. */
-#include "core/clock.h"
-#include "core/random.h"
+#include "base/clock.h"
+#include "base/random.h"
 #include "data/tokenizer.h"
 #include "support/command.h"
 

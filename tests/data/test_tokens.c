@@ -1,5 +1,5 @@
 /* Token files: what is read, and that no file, however damaged, does more than fail. */
-#include "core/random.h"
+#include "base/random.h"
 #include "data/tokens.h"
 #include "support/command.h"
 #include "support/token_file.h"

@@ -25,8 +25,8 @@ NOT_RUN = [
     ("docs/guide/pytorch.md", r"python3 -m venv|pip install", "needs PyTorch from the network; make test-torch runs the rest"),
     ("docs/guide/training.md", r"mpirun ", "needs free cores; the tests of train and comm run mpirun"),
     ("docs/guide/studies.md", r"scripts/corpus|weft tokenize --tokenizer data/gpt2", "needs Debian's mirror and GPT-2's files"),
-    ("docs/guide/studies.md", r"scripts/evidence", "needs that text; study/test_evidence runs its smallest form"),
-    ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; study/test_slurm runs it"),
+    ("docs/guide/studies.md", r"scripts/evidence", "needs that text; supervise/test_evidence runs its smallest form"),
+    ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; supervise/test_slurm runs it"),
 ]
 PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|curl|docker|git|cp|export|hf|sudo)( |$)|for .*; do$"
 

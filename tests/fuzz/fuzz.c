@@ -1,7 +1,7 @@
 /* What the targets share. */
 #include "fuzz/fuzz.h"
 
-#include "core/log.h"
+#include "base/log.h"
 
 #include <fcntl.h>
 #include <ftw.h>

@@ -1,7 +1,7 @@
 /* A run's metrics.jsonl as --resume finds it: the step and the interval that the checkpoint tells, eight
  * bytes each, then the file. */
 #include "fuzz/fuzz.h"
-#include "study/collect.h"
+#include "record/collect.h"
 #include "train/metrics.h"
 #include "train/metrics_lines.h"
 

@@ -1,14 +1,14 @@
 /* A study's runs.db. SQLite's own format is SQLite's to check; what is ours is every value in the
  * tables. So an input is a list of changes to a whole database, each: table, column, row, kind of
  * value, value. An input whose first byte is 255 is the file itself. */
-#include "core/files.h"
+#include "base/files.h"
 #include "fuzz/fuzz.h"
 #include "fuzz/small_study.h"
-#include "study/listing.h"
-#include "study/merge.h"
-#include "study/record.h"
-#include "study/repeats.h"
-#include "study/report.h"
+#include "record/merge.h"
+#include "record/record.h"
+#include "record/repeats.h"
+#include "report/listing.h"
+#include "report/report.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +80,7 @@ static void begin(void) {
     snprintf(path, sizeof path, "%s", fuzz_path("whole.db"));
     need(small_study(file, &study) == WEFT_OK, "the study");
     need(weft_database_open_or_new(path, &d, &fresh) == WEFT_OK, "a new database");
-    need(weft_record_create(d, study, &(weft_place){1, "cpu"}) == WEFT_OK, "its tables");
+    need(weft_record_create(d, study, &(weft_study_place){1, "cpu"}) == WEFT_OK, "its tables");
     need(weft_database_script(d, results) == WEFT_OK, "results");
     list_columns(d);
     weft_database_close(d);
@@ -156,7 +156,7 @@ static void change_all(const char *path, fuzz_bytes in) {
 /* A study that goes on. */
 static weft_status go_on(const char *path) {
     weft_database *d;
-    weft_jobs jobs = {0};
+    weft_record_runs jobs = {0};
     weft_repeats repeats;
     int added;
     WEFT_TRY(weft_database_open(path, true, &d));
@@ -164,14 +164,14 @@ static weft_status go_on(const char *path) {
     weft_status status = weft_record_match(d, study);
     if (status == WEFT_OK) status = weft_record_renew(d, study);
     if (status == WEFT_OK) status = weft_record_choose(d, study, &added);
-    if (status == WEFT_OK) status = weft_record_jobs(d, study, &jobs);
+    if (status == WEFT_OK) status = weft_record_read_runs(d, study, &jobs);
     if (status == WEFT_OK) {
         for (int i = 0; i < jobs.n; i++)
             FUZZ_PROMISE(jobs.list[i].step >= 0 && jobs.list[i].step < study->steps.n,
                          "a run is of one of the study's steps");
         weft_repeats_check(d, study, fuzz_path("out"), &repeats);
     }
-    weft_jobs_free(&jobs);
+    weft_record_runs_free(&jobs);
     weft_database_close(d);
     return status;
 }

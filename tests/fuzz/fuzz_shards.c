@@ -30,7 +30,7 @@ static void fill_some(const weft_shards *s, weft_split split, int64_t vocab) {
     enum { TIME = 5 };
     int32_t tokens[TIME], targets[TIME];
     for (uint32_t i = 0; i < 8; i++) {
-        weft_place p = {.split = split, .seed = 7, .iteration = i, .sequence = i};
+        weft_sequence_place p = {.split = split, .seed = 7, .iteration = i, .sequence = i};
         if (weft_shards_fill(s, &p, TIME, tokens, targets) != WEFT_OK) continue;
         for (int t = 0; t < TIME; t++)
             FUZZ_PROMISE(tokens[t] >= 0 && tokens[t] < vocab && targets[t] >= 0 &&

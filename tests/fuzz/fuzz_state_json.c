@@ -1,6 +1,6 @@
 /* A checkpoint's state.json. The file has a checksum of its own, which no input would ever have
  * right: where the first byte is odd, the rest of the input gets the end that a right one has. */
-#include "core/crc32c.h"
+#include "base/crc32c.h"
 #include "fuzz/fuzz.h"
 #include "model/sums.h"
 #include "train/checkpoint.h"

@@ -9,15 +9,15 @@ enum { STEPS_MOST = 16 }; /* each is planned */
 /* Not too many for a short run of the target. */
 static bool is_short(const char *path) {
     weft_config c;
-    weft_steps steps;
+    weft_variants steps;
     weft_config_defaults(&c);
     if (weft_config_read(&c, path) != WEFT_OK) return false;
-    if (weft_steps_parse(&c, path, "study", &steps) != WEFT_OK) return false;
+    if (weft_variants_parse(&c, path, "study", &steps) != WEFT_OK) return false;
     bool fits = steps.n <= STEPS_MOST;
     for (int i = 0; i < steps.n; i++)
-        FUZZ_PROMISE(weft_steps_find(&steps, steps.list[i].name) == i,
+        FUZZ_PROMISE(weft_variants_find(&steps, steps.list[i].name) == i,
                      "a step is found by its name");
-    weft_steps_free(&steps);
+    weft_variants_free(&steps);
     return fits;
 }
 

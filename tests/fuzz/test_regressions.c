@@ -4,8 +4,8 @@
  * `test_regressions TARGET FILE...` runs those files alone. `test_regressions --mutate TARGET SEED
  * SECONDS` changes the kept inputs at random for so long: no coverage leads it, but any compiler and any
  * sanitizer will do (make test-hostile). The input at hand is kept in a file that it names. */
-#include "core/clock.h"
-#include "core/folders.h"
+#include "base/clock.h"
+#include "base/folders.h"
 #include "fuzz/fuzz.h"
 #include "support/command.h"
 

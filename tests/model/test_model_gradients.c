@@ -3,7 +3,7 @@
  * What is constant by definition is held: the routing weights R of the cross-token mechanism are
  * computed here from the raw scores, by the plain formula, and given to the perturbed model as
  * inputs; a detached z-loss is left out of the differences. */
-#include "core/random.h"
+#include "base/random.h"
 #include "support/model_case.h"
 
 #include <math.h>

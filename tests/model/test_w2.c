@@ -3,8 +3,8 @@
  *
  * With one query and one key a row's logsumexp is the score itself, so the kernel's own scores can
  * be read there; the softmax drops the query's norm, which the distance has. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "model/transformer.h"
 #include "ops/arith.h"

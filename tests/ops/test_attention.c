@@ -1,8 +1,8 @@
 /* What the case table is too small for: attention at sizes of many tiles against the plain version,
  * with sequences that start at different positions; that nothing of the future is read; that the
  * memory grows with T and not with T²; and starts that cannot be. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/attention.h"
 #include "ops/list.h"

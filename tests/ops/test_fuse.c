@@ -1,7 +1,7 @@
 /* What fusing may do to a graph: the values stay, kept tensors stay, and only what one node alone
  * reads goes into a product. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"

@@ -1,8 +1,8 @@
 /* What fusing does to SwiGLU: two linear layers and the gate between them become one node, and the
  * gate's gradient goes into its product; the values keep their bits, also where layers are
  * recomputed. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"

@@ -1,7 +1,7 @@
 /* Gaussians in front of attention: attention's gradient makes theirs, with the same values as the graph
  * as it was built, where nobody else reads or adds to what lies between them. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/arith.h"
 #include "ops/attention.h"

@@ -1,7 +1,7 @@
 /* Residual sums inside products, and what arrives at them inside the norms' gradients: the same
  * values as the graph as it was built, and no pass over memory for a sum. */
+#include "base/random.h"
 #include "core/exec.h"
-#include "core/random.h"
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"

@@ -1,5 +1,5 @@
 /* Limits and ends: slow clients, clients that go away, a full queue, and signals. */
-#include "core/clock.h"
+#include "base/clock.h"
 #include "support/command.h"
 #include "support/http.h"
 

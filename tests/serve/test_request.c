@@ -1,5 +1,5 @@
 /* Requests and templates on their own: what becomes of a body, and of a conversation. */
-#include "core/clock.h"
+#include "base/clock.h"
 #include "serve/key.h"
 #include "serve/request.h"
 #include "serve/template.h"

@@ -1,7 +1,7 @@
 /* Many clients at once: a third of them well-behaved, a third that go away at any moment, a third that
  * send garbage. Every well-behaved one gets the text that weft generate writes, and when all are gone
  * the server has nothing left of them. `make test` has fewer of them than `make test-long`. */
-#include "core/clock.h"
+#include "base/clock.h"
 #include "support/command.h"
 #include "support/http.h"
 

@@ -73,8 +73,8 @@ static weft_study *open_study(const char *name) {
     return s;
 }
 
-static const weft_study_step *step_of(const weft_study *s, const char *name) {
-    int i = weft_steps_find(&s->steps, name);
+static const weft_study_variant *step_of(const weft_study *s, const char *name) {
+    int i = weft_variants_find(&s->steps, name);
     if (i < 0) fail_msg("%s has no step %s", s->name, name);
     return &s->built[i];
 }

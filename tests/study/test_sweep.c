@@ -1,6 +1,6 @@
 /* STUDY_SWEEP: the points of a grid in order, draws that follow from the seed, what each point is compared
  * with, and what is refused. */
-#include "study/steps.h"
+#include "study/variants.h"
 #include "support/command.h"
 
 #include <math.h>
@@ -22,10 +22,11 @@ static weft_config config(const char *sweep, const char *steps, int points, int 
     return c;
 }
 
-static weft_steps parse(const char *sweep, const char *steps, int points, int seed) {
+static weft_variants parse(const char *sweep, const char *steps, int points, int seed) {
     weft_config c = config(sweep, steps, points, seed);
-    weft_steps s;
-    if (weft_steps_parse(&c, "file", "alone", &s) != WEFT_OK) fail_msg("%s", weft_error_message());
+    weft_variants s;
+    if (weft_variants_parse(&c, "file", "alone", &s) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
     return s;
 }
 
@@ -37,7 +38,7 @@ static void test_a_grid_is_every_combination(void **state) {
         char text[128];
         snprintf(text, sizeof text, " RA_MLA_MLP_CROSS_ALPHA=0.1,0.30  %s config_n_ffn=8,32 ",
                  separators[k]);
-        weft_steps s = parse(text, "", 0, 1);
+        weft_variants s = parse(text, "", 0, 1);
         assert_int_equal(s.n, 4);
         for (int i = 0; i < 4; i++) {
             assert_string_equal(s.list[i].name, names[i]);
@@ -48,13 +49,13 @@ static void test_a_grid_is_every_combination(void **state) {
             assert_int_equal(s.list[i].baseline, i ? 0 : -1);
         }
         assert_string_equal(s.list[1].title, "RA_MLA_MLP_CROSS_ALPHA=0.1 N_FFN=32");
-        weft_steps_free(&s);
+        weft_variants_free(&s);
     }
 }
 
 static void test_a_point_is_compared_with_the_same_point(void **state) {
     (void)state;
-    weft_steps s = parse("N_FFN=64,128,256", "a; b: ATTENTION=w2; c vs b: ATTENTION=mla", 0, 1);
+    weft_variants s = parse("N_FFN=64,128,256", "a; b: ATTENTION=w2; c vs b: ATTENTION=mla", 0, 1);
     static const int baselines[] = {-1, 0, 0, 0, 1, 2, 3, 4, 5};
     assert_int_equal(s.n, 9);
     for (int i = 0; i < 9; i++)
@@ -62,18 +63,18 @@ static void test_a_point_is_compared_with_the_same_point(void **state) {
     assert_string_equal(s.list[4].name, "b-128");
     assert_string_equal(s.list[4].sets[0], "ATTENTION=w2");
     assert_string_equal(s.list[4].sets[1], "N_FFN=128");
-    weft_steps_free(&s);
+    weft_variants_free(&s);
 }
 
-static double value_of(const weft_step *s, int set) {
+static double value_of(const weft_variant *s, int set) {
     return atof(strchr(s->sets[set], '=') + 1);
 }
 
 static void test_draws_stay_in_their_range_and_follow_from_the_seed(void **state) {
     (void)state;
     const char *text = "LEARNING_RATE=log(1e-4..1e-2) × N_FFN=64..512 × N_HEAD=2,4";
-    weft_steps a = parse(text, "", 200, 1), b = parse(text, "", 200, 1),
-               c = parse(text, "", 200, 2);
+    weft_variants a = parse(text, "", 200, 1), b = parse(text, "", 200, 1),
+                  c = parse(text, "", 200, 2);
     int low = 0, narrow = 0, same = 0, two = 0;
     assert_int_equal(a.n, 200);
     for (int i = 0; i < a.n; i++) {
@@ -93,20 +94,20 @@ static void test_draws_stay_in_their_range_and_follow_from_the_seed(void **state
     assert_in_range(narrow, 65, 135);
     assert_in_range(two, 65, 135);
     assert_true(same < 5);
-    weft_steps_free(&a);
-    weft_steps_free(&b);
-    weft_steps_free(&c);
+    weft_variants_free(&a);
+    weft_variants_free(&b);
+    weft_variants_free(&c);
 }
 
 static void test_a_grid_may_be_drawn_from(void **state) {
     (void)state;
-    weft_steps some = parse("N_FFN=8,16,24,32 x N_HEAD=1,2,4", "", 5, 1);
-    weft_steps all = parse("N_FFN=8,16,24,32 x N_HEAD=1,2,4", "", 50, 1);
+    weft_variants some = parse("N_FFN=8,16,24,32 x N_HEAD=1,2,4", "", 5, 1);
+    weft_variants all = parse("N_FFN=8,16,24,32 x N_HEAD=1,2,4", "", 50, 1);
     assert_int_equal(some.n, 5);
     assert_int_equal(all.n, 12);
     assert_string_equal(all.list[11].name, "32-4");
-    weft_steps_free(&some);
-    weft_steps_free(&all);
+    weft_variants_free(&some);
+    weft_variants_free(&all);
 }
 
 static void test_what_cannot_be_swept_is_refused(void **state) {
@@ -135,18 +136,18 @@ static void test_what_cannot_be_swept_is_refused(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         weft_config c = config(cases[i].sweep, cases[i].steps, 0, 1);
-        weft_steps s;
-        if (weft_steps_parse(&c, "file", "alone", &s) != WEFT_EINPUT)
+        weft_variants s;
+        if (weft_variants_parse(&c, "file", "alone", &s) != WEFT_EINPUT)
             fail_msg("'%s' is taken", cases[i].sweep);
         if (!strstr(weft_error_message(), cases[i].says) ||
             !strstr(weft_error_message(), "STUDY_SWEEP"))
             fail_msg("'%s': %s", cases[i].sweep, weft_error_message());
     }
     weft_config c = config("N_HEAD=1,2", "", 0, 1);
-    weft_steps s;
+    weft_variants s;
     snprintf(c.study_sweep, sizeof c.study_sweep, "N_LAYER=1..2");
     c.study_sweep_points = 3;
-    assert_int_equal(weft_steps_parse(&c, "file", "alone", &s), WEFT_EINPUT);
+    assert_int_equal(weft_variants_parse(&c, "file", "alone", &s), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "fewer than 3"));
 }
 

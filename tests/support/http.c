@@ -1,8 +1,8 @@
 /* A client of few lines, which can also do what no good client does. */
 #include "http.h"
 
+#include "base/clock.h"
 #include "command.h"
-#include "core/clock.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

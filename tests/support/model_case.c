@@ -1,7 +1,7 @@
 /* Cases of whole models: drawing by the rule of CONFIGS.md, building and running. */
 #include "model_case.h"
 
-#include "core/random.h"
+#include "base/random.h"
 #include "cpu/backend.h"
 
 #include <dirent.h>

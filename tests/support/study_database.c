@@ -2,7 +2,7 @@
  * have equal rows. */
 #include "study_database.h"
 
-#include "study/schema.h"
+#include "record/schema.h"
 
 #include <math.h>
 #include <setjmp.h>

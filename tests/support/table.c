@@ -1,7 +1,7 @@
 /* The case table: a text line is parsed once into words; its hash is the key of all its values. */
 #include "table.h"
 
-#include "core/random.h"
+#include "base/random.h"
 
 #include <ctype.h>
 #include <stdio.h>

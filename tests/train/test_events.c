@@ -1,6 +1,6 @@
 /* Event files: their framing, byte by byte, and, where TensorBoard is importable, what its own
  * reader makes of them. */
-#include "core/crc32c.h"
+#include "base/crc32c.h"
 #include "support/command.h"
 #include "train/events.h"
 

@@ -1,7 +1,7 @@
 /* A run that is killed with SIGKILL again and again, at moments that nobody chose, and resumed each
  * time with another number of threads, ends on the bits of one that was left alone. */
-#include "core/clock.h"
-#include "core/random.h"
+#include "base/clock.h"
+#include "base/random.h"
 #include "support/command.h"
 #include "support/train_run.h"
 

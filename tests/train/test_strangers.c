@@ -1,7 +1,7 @@
 /* What lies in a run's folder under a name that a run takes, and is not the run's: a file of the
  * user's, a link to one, a pipe. The names are those of a run that was made, so that a file which runs
  * come to write is among them. */
-#include "core/folders.h"
+#include "base/folders.h"
 #include "support/command.h"
 #include "support/train_run.h"
 

@@ -77,33 +77,33 @@ struct entropy_layout {
     int64_t picked, logits, sums, products, bytes;
 };
 
-static gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool is_bf16) {
+static cuda_gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool is_bf16) {
     char *first = (char *)data;
-    return gemm_matrix{first ? first + at * (is_bf16 ? 2 : 4) : NULL, ld, 0, is_bf16};
+    return cuda_gemm_matrix{first ? first + at * (is_bf16 ? 2 : 4) : NULL, ld, 0, is_bf16};
 }
 
 /* l [rows, V] = x wᵀ. */
-static gemm_product product_logits(const entropy_layout &k, gemm_matrix x, gemm_matrix w,
-                                   gemm_matrix l, int64_t rows) {
-    gemm_product p = {};
+static cuda_gemm product_logits(const entropy_layout &k, cuda_gemm_matrix x, cuda_gemm_matrix w,
+                                cuda_gemm_matrix l, int64_t rows) {
+    cuda_gemm p = {};
     p.batch = 1, p.m = rows, p.n = k.words, p.k = k.width, p.tb = true, p.alpha = 1;
     p.a = x, p.b = w, p.c = l;
     return p;
 }
 
 /* dx [rows, E] = l w. */
-static gemm_product product_dx(const entropy_layout &k, gemm_matrix l, gemm_matrix w,
-                               gemm_matrix dx, int64_t rows) {
-    gemm_product p = {};
+static cuda_gemm product_dx(const entropy_layout &k, cuda_gemm_matrix l, cuda_gemm_matrix w,
+                            cuda_gemm_matrix dx, int64_t rows) {
+    cuda_gemm p = {};
     p.batch = 1, p.m = rows, p.n = k.width, p.k = k.words, p.alpha = 1;
     p.a = l, p.b = w, p.c = dx;
     return p;
 }
 
 /* dw [V, E] = lᵀ x, or += */
-static gemm_product product_dw(const entropy_layout &k, gemm_matrix l, gemm_matrix x,
-                               gemm_matrix dw, int64_t rows, bool add) {
-    gemm_product p = {};
+static cuda_gemm product_dw(const entropy_layout &k, cuda_gemm_matrix l, cuda_gemm_matrix x,
+                            cuda_gemm_matrix dw, int64_t rows, bool add) {
+    cuda_gemm p = {};
     p.batch = 1, p.m = k.words, p.n = k.width, p.k = rows, p.ta = true, p.alpha = 1;
     p.accumulate = add;
     p.a = l, p.b = x, p.c = dw;
@@ -111,10 +111,10 @@ static gemm_product product_dw(const entropy_layout &k, gemm_matrix l, gemm_matr
 }
 
 static int64_t product_bytes(const entropy_layout &k, const weft_node *n, int64_t rows) {
-    gemm_matrix x = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_X]->dtype == WEFT_BF16);
-    gemm_matrix w = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_W]->dtype == WEFT_BF16);
-    gemm_matrix l = matrix_at(NULL, 0, k.ld, k.is_bf16);
-    gemm_product p = product_logits(k, x, w, l, rows);
+    cuda_gemm_matrix x = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_X]->dtype == WEFT_BF16);
+    cuda_gemm_matrix w = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_W]->dtype == WEFT_BF16);
+    cuda_gemm_matrix l = matrix_at(NULL, 0, k.ld, k.is_bf16);
+    cuda_gemm p = product_logits(k, x, w, l, rows);
     int64_t most = gemm_workspace(&p);
     if (k.dx) {
         p = product_dx(k, l, w, matrix_at(NULL, 0, k.width, k.dx_bf16), rows);
@@ -176,14 +176,14 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_lay
     char *work = workspace_of<char>(x, n);
     const weft_tensor *in = n->in[WEFT_CE_X], *w = n->in[WEFT_CE_W];
     bool x_bf16 = in->dtype == WEFT_BF16;
-    gemm_matrix w_at = matrix_at(weft_data(x, w), 0, k.width, w->dtype == WEFT_BF16);
-    gemm_matrix l_at = matrix_at(work + k.logits, 0, k.ld, k.is_bf16);
-    gemm_matrix dw_at = matrix_at(dw, 0, k.width, k.dw_bf16);
+    cuda_gemm_matrix w_at = matrix_at(weft_data(x, w), 0, k.width, w->dtype == WEFT_BF16);
+    cuda_gemm_matrix l_at = matrix_at(work + k.logits, 0, k.ld, k.is_bf16);
+    cuda_gemm_matrix dw_at = matrix_at(dw, 0, k.width, k.dw_bf16);
     rows.l = any_tensor{work + k.logits, k.is_bf16};
     for (rows.first = 0; rows.first < k.rows; rows.first += k.step) {
         int64_t count = min_i64(k.step, k.rows - rows.first), at = rows.first * k.width;
-        gemm_matrix x_at = matrix_at(weft_data(x, in), at, k.width, x_bf16);
-        gemm_product p = product_logits(k, x_at, w_at, l_at, count);
+        cuda_gemm_matrix x_at = matrix_at(weft_data(x, in), at, k.width, x_bf16);
+        cuda_gemm p = product_logits(k, x_at, w_at, l_at, count);
         WEFT_TRY(gemm_run(x, &p, work + k.products));
         run_entropy_rows(stream_of(x), rows, count, known);
         if (k.dw) {

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 extern "C" {
-#include "core/log.h"
+#include "base/log.h"
 }
 
 enum { CANDIDATES = 16, WARM = 2, REPEATS = 5, LINE_ROOM = 512, PATH_ROOM = 4096 };

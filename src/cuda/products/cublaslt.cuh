@@ -6,7 +6,7 @@
 #include <cublasLt.h>
 
 extern "C" {
-#include "core/error.h"
+#include "base/error.h"
 }
 
 /* The library's functions that we use; names without `cublasLt`. */

@@ -277,12 +277,12 @@ static __global__ void __launch_bounds__(FEW_SHARES * 32, 1)
 }
 
 /* Whether each row starts at 16 bytes and is whole words of them. */
-static inline bool few_is_aligned(const gemm_matrix *x, int64_t width, int64_t batch) {
+static inline bool few_is_aligned(const cuda_gemm_matrix *x, int64_t width, int64_t batch) {
     return x->is_bf16 && width % 8 == 0 && x->ld % 8 == 0 && (batch == 1 || x->stride % 8 == 0) &&
            (uintptr_t)x->data % 16 == 0;
 }
 
-static inline few_rows few_describe(const gemm_product *p) {
+static inline few_rows few_describe(const cuda_gemm *p) {
     return few_rows{any_tensor{p->a.data, p->a.is_bf16},
                     any_tensor{p->b.data, p->b.is_bf16},
                     p->a.ld,
@@ -296,22 +296,22 @@ static inline few_rows few_describe(const gemm_product *p) {
                     p->steady};
 }
 
-static inline bool few_has_tensor(const gemm_product *p) {
+static inline bool few_has_tensor(const cuda_gemm *p) {
     return few_is_aligned(&p->a, p->k, p->batch) &&
            few_is_aligned(&p->b, p->tb ? p->k : p->n, p->batch);
 }
 
-static inline int64_t few_blocks(const gemm_product *p, int tiles) {
+static inline int64_t few_blocks(const cuda_gemm *p, int tiles) {
     return ceil_div(p->n, 8 * tiles) * ceil_div(p->m, FEW_BAND);
 }
 
 /* Whether blocks have one tile of columns each. With four tiles there would be so few blocks that most
  * multiprocessors had none; and of so few rows it does not matter that more blocks read them. */
-static inline bool few_is_narrow(const gemm_product *p) {
+static inline bool few_is_narrow(const cuda_gemm *p) {
     return p->tb && p->m <= FEW_AT_ONCE && few_blocks(p, 4) * p->batch <= multiprocessors() / 2;
 }
 
-template <class F> static void run_few_rows(cudaStream_t stream, const gemm_product *p, F finish) {
+template <class F> static void run_few_rows(cudaStream_t stream, const cuda_gemm *p, F finish) {
     few_rows f = few_describe(p);
     if (few_has_tensor(p)) {
         bool narrow = few_is_narrow(p);
@@ -337,14 +337,14 @@ template <class F> static void run_few_rows(cudaStream_t stream, const gemm_prod
 }
 
 /* Whether a product can be one of several that are launched together. */
-static inline bool few_can_join(const gemm_product *p) {
+static inline bool few_can_join(const cuda_gemm *p) {
     return p->steady && p->batch == 1 && p->tb && !p->ta && !p->b.is_i8 && !p->accumulate &&
            p->m <= GEMM_FEW_ROWS && few_has_tensor(p);
 }
 
 /* n products of few_can_join with one a, at most GEMM_TOGETHER. */
 template <class F>
-static void run_few_together(cudaStream_t stream, const gemm_product *p, int n, const F *finish) {
+static void run_few_together(cudaStream_t stream, const cuda_gemm *p, int n, const F *finish) {
     few_group<F> t = {};
     bool narrow = true;
     for (int i = 0; i < n; i++)

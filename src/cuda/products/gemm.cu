@@ -50,11 +50,11 @@ typedef struct {
     int64_t library_bytes, bytes;
 } gemm_recipe;
 
-static int64_t a_values(const gemm_product *p) {
+static int64_t a_values(const cuda_gemm *p) {
     return gemm_values(&p->a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k);
 }
 
-static int64_t b_values(const gemm_product *p) {
+static int64_t b_values(const cuda_gemm *p) {
     return gemm_values(&p->b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n);
 }
 
@@ -66,34 +66,34 @@ static int64_t take_bytes(gemm_recipe *recipe, int64_t bytes) {
 
 /* Whether the library's epilogue can do all that is asked of a bf16 result: the kept values' rows
  * must start at multiples of 16 bytes. */
-static bool epilogue_fits(const gemm_product *p) {
+static bool epilogue_fits(const cuda_gemm *p) {
     bool one = p->batch == 1 || !(p->gelu || p->gelu_back || p->pre.data);
     return p->c.is_bf16 && one && p->n % 8 == 0 && p->c.ld % 8 == 0;
 }
 
-static int64_t bias_values(const gemm_product *p) {
+static int64_t bias_values(const cuda_gemm *p) {
     return p->bias.stride ? p->batch * p->n : p->n;
 }
 
-static bool is_thin(const gemm_product *p) {
+static bool is_thin(const cuda_gemm *p) {
     return p->ta && !p->tb && p->batch == 1 && p->k >= THIN_DEPTH && p->m <= THIN_SIDE &&
            p->n <= THIN_SIDE && p->m * p->n <= THIN_VALUES && (p->m % 8 != 0 || p->n % 8 != 0);
 }
 
-static int64_t thin_band(const gemm_product *p) {
+static int64_t thin_band(const cuda_gemm *p) {
     return ceil_div(ceil_div(p->k, THIN_BANDS * multiprocessors()), THIN_ROWS) * THIN_ROWS;
 }
 
-static int64_t thin_workspace(const gemm_product *p) {
+static int64_t thin_workspace(const cuda_gemm *p) {
     return ceil_div(p->k, thin_band(p)) * p->m * p->n * (int64_t)sizeof(float);
 }
 
 /* Whether c, in bf16, takes the sums before finish_values is done with them. */
-static bool sums_are_rounded(const gemm_product *p) {
+static bool sums_are_rounded(const cuda_gemm *p) {
     return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
 }
 
-static gemm_recipe make_recipe(const gemm_product *p) {
+static gemm_recipe make_recipe(const cuda_gemm *p) {
     gemm_recipe recipe = {};
     recipe.i8 = p->b.is_i8;
     if (recipe.i8) recipe.bytes = i8_workspace(p);
@@ -125,7 +125,7 @@ static gemm_recipe make_recipe(const gemm_product *p) {
     return recipe;
 }
 
-int64_t gemm_workspace(const gemm_product *p) {
+int64_t gemm_workspace(const cuda_gemm *p) {
     return make_recipe(p).bytes;
 }
 
@@ -148,7 +148,7 @@ typedef struct {
     float alpha;
 } finishing;
 
-static finishing describe_finish(const gemm_product *p) {
+static finishing describe_finish(const cuda_gemm *p) {
     finishing f = {};
     f.c = any_tensor{p->c.data, p->c.is_bf16};
     f.bias = any_tensor{p->bias.data, p->bias.is_bf16};
@@ -194,7 +194,7 @@ typedef struct {
     bool ta, tb;
 } factors;
 
-static factors describe_factors(const gemm_product *p) {
+static factors describe_factors(const cuda_gemm *p) {
     return factors{any_tensor{p->a.data, p->a.is_bf16},
                    any_tensor{p->b.data, p->b.is_bf16},
                    p->a.ld,
@@ -255,7 +255,7 @@ static __global__ void add_bands(finishing end, int bands, int n, int values, co
     if (lane == 0) finish_value(end, 0, at / n, at % n, end.alpha * sum);
 }
 
-static void run_thin(cudaStream_t stream, const gemm_product *p, float *sums) {
+static void run_thin(cudaStream_t stream, const cuda_gemm *p, float *sums) {
     int64_t band = thin_band(p), bands = ceil_div(p->k, band), values = p->m * p->n;
     multiply_bands<<<(unsigned)bands, THREADS, 0, stream>>>(describe_factors(p), band, sums);
     add_bands<<<(unsigned)ceil_div(values, THREADS / 32), THREADS, 0, stream>>>(
@@ -292,14 +292,14 @@ static __global__ void multiply_tiles(factors f, finishing end) {
     }
 }
 
-static void run_plain(cudaStream_t stream, const gemm_product *p) {
+static void run_plain(cudaStream_t stream, const cuda_gemm *p) {
     dim3 grid((unsigned)ceil_div(p->n, TILE), (unsigned)ceil_div(p->m, TILE), (unsigned)p->batch);
     multiply_tiles<<<grid, dim3(TILE, TILE_ROWS), 0, stream>>>(describe_factors(p),
                                                                describe_finish(p));
 }
 
 /* What is left to do when the library has made the sums in `sums`; `added`: with the addend. */
-static void run_finish(cudaStream_t stream, const gemm_product *p, const gemm_matrix *sums,
+static void run_finish(cudaStream_t stream, const cuda_gemm *p, const cuda_gemm_matrix *sums,
                        bool added) {
     finishing f = describe_finish(p);
     f.accumulate = false;
@@ -308,7 +308,7 @@ static void run_finish(cudaStream_t stream, const gemm_product *p, const gemm_ma
         f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
 }
 
-static void widen_factor(cudaStream_t stream, gemm_matrix *x, int64_t values, void *to) {
+static void widen_factor(cudaStream_t stream, cuda_gemm_matrix *x, int64_t values, void *to) {
     widen_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(values, (const bf16 *)x->data,
                                                                     (float *)to);
     x->data = to;
@@ -316,25 +316,25 @@ static void widen_factor(cudaStream_t stream, gemm_matrix *x, int64_t values, vo
 }
 
 /* The product without what comes after its sums. */
-static void leave_sums(gemm_product *p) {
+static void leave_sums(cuda_gemm *p) {
     p->gelu = p->gelu_back = false;
     p->bias.data = p->pre.data = NULL;
 }
 
-static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
+static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
                                     const gemm_recipe *recipe, char *workspace) {
-    gemm_product q = *p;
+    cuda_gemm q = *p;
     bool found;
     if (recipe->widen_a) widen_factor(stream, &q.a, a_values(p), workspace + recipe->a_at);
     if (recipe->widen_b) widen_factor(stream, &q.b, b_values(p), workspace + recipe->b_at);
     if (recipe->round_bias) {
         int64_t values = bias_values(p);
-        q.bias = gemm_matrix{workspace + recipe->bias_at, p->n, p->bias.stride, true};
+        q.bias = cuda_gemm_matrix{workspace + recipe->bias_at, p->n, p->bias.stride, true};
         round_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
             values, (const float *)p->bias.data, (bf16 *)q.bias.data);
     }
     if (recipe->sums_apart) {
-        q.c = gemm_matrix{workspace + recipe->sums_at, p->n, p->m * p->n, false};
+        q.c = cuda_gemm_matrix{workspace + recipe->sums_at, p->n, p->m * p->n, false};
         q.addend.data = NULL;
     }
     if (recipe->finish) leave_sums(&q);
@@ -354,18 +354,18 @@ static weft_status run_with_library(cudaStream_t stream, const gemm_product *p,
     return WEFT_OK;
 }
 
-bool gemm_joins(const gemm_product *p) {
+bool gemm_joins(const cuda_gemm *p) {
     return p->follows && few_can_join(p);
 }
 
-void gemm_run_together(const weft_exec *x, const gemm_product *p, int n) {
+void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
     finish_one finish[GEMM_TOGETHER];
     for (int i = 0; i < n; i++)
         finish[i] = finish_one{describe_finish(&p[i])};
     run_few_together(stream_of(x), p, n, finish);
 }
 
-weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace) {
+weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace) {
     gemm_recipe recipe = make_recipe(p);
     if (recipe.i8)
         run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});
@@ -384,6 +384,6 @@ weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *worksp
                      cudaGetErrorString(error));
 }
 
-weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace) {
+weft_status gemm_run(weft_exec *x, const cuda_gemm *p, void *workspace) {
     return gemm_launch(stream_of(x), p, workspace);
 }

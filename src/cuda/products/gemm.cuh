@@ -1,8 +1,8 @@
 /* Matrix products on the GPU, for every kernel file that needs one.
  *
- *     gemm_product p = {};
+ *     cuda_gemm p = {};
  *     p.batch = 1, p.m = M, p.n = N, p.k = K, p.tb = true, p.alpha = 1;
- *     p.a = gemm_matrix{x, K, 0, true};
+ *     p.a = cuda_gemm_matrix{x, K, 0, true};
  *     ...
  *     return gemm_run(exec, &p, workspace);
  *
@@ -26,7 +26,7 @@ typedef struct {
     int64_t stride; /* elements between the matrices of a batch */
     bool is_bf16;   /* else f32 */
     bool is_i8;     /* of b alone, with tb: as ops/linear.h says */
-} gemm_matrix;
+} cuda_gemm_matrix;
 
 /* c = gelu(alpha · op(a) op(b) + bias + addend), for each of a batch; gelu, bias and addend as
  * asked. */
@@ -41,29 +41,31 @@ typedef struct {
     bool follows;    /* it is launched early (dependent_launch.cuh), where few_rows.cuh does it */
     bool steady;     /* b does not change while this is launched early */
     float alpha;
-    gemm_matrix a, b; /* read only */
-    gemm_matrix c;
-    gemm_matrix bias;   /* [n], or with a stride of n one for each of the batch; data NULL: none */
-    gemm_matrix addend; /* like c, or c itself; data NULL: none */
-    gemm_matrix pre;    /* like c: gets the values before gelu (data NULL: not wanted), or has them
+    cuda_gemm_matrix a, b; /* read only */
+    cuda_gemm_matrix c;
+    cuda_gemm_matrix
+        bias; /* [n], or with a stride of n one for each of the batch; data NULL: none */
+    cuda_gemm_matrix addend; /* like c, or c itself; data NULL: none */
+    cuda_gemm_matrix
+        pre; /* like c: gets the values before gelu (data NULL: not wanted), or has them
                            with gelu_back */
-} gemm_product;
+} cuda_gemm;
 
 /* Bytes of workspace; follows from sizes, strides and types. `bias.data`, `addend.data` and
  * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
-int64_t gemm_workspace(const gemm_product *p);
+int64_t gemm_workspace(const cuda_gemm *p);
 
 /* Launches it on the executor's stream. `workspace` may be shared by products that follow each
  * other. */
-weft_status gemm_run(weft_exec *x, const gemm_product *p, void *workspace);
+weft_status gemm_run(weft_exec *x, const cuda_gemm *p, void *workspace);
 
 /* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that
  * gemm_joins takes, of the same a, none needing what another makes. An error is cudaGetLastError's. */
 enum { GEMM_TOGETHER = 4 };
-bool gemm_joins(const gemm_product *p);
-void gemm_run_together(const weft_exec *x, const gemm_product *p, int n);
+bool gemm_joins(const cuda_gemm *p);
+void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n);
 
 /* The same on any stream, but never by tiles of our own: what those are measured against. */
-weft_status gemm_launch(cudaStream_t stream, const gemm_product *p, void *workspace);
+weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
 
 #endif

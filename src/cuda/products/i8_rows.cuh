@@ -33,11 +33,11 @@ typedef struct {
     float alpha;
 } i8_rows;
 
-static inline int64_t i8_x_bytes(const gemm_product *p) {
+static inline int64_t i8_x_bytes(const cuda_gemm *p) {
     return align_bytes(p->m * weft_matmul_i8_columns(p->k));
 }
 
-static inline int64_t i8_workspace(const gemm_product *p) {
+static inline int64_t i8_workspace(const cuda_gemm *p) {
     int64_t blocks = weft_matmul_i8_columns(p->k) / WEFT_I8_BLOCK;
     return i8_x_bytes(p) + align_bytes(p->m * blocks * (int64_t)sizeof(float));
 }
@@ -110,7 +110,7 @@ static __global__ void __launch_bounds__(I8_WARPS * 32) i8_multiply(i8_rows f, F
 }
 
 template <class F>
-static void run_i8_rows(cudaStream_t stream, const gemm_product *p, char *workspace, F finish) {
+static void run_i8_rows(cudaStream_t stream, const cuda_gemm *p, char *workspace, F finish) {
     i8_rows f = {};
     f.a = any_tensor{p->a.data, p->a.is_bf16};
     f.a_ld = p->a.ld;

@@ -17,8 +17,9 @@ static weft_status check_blas(const weft_cuda_blas *blas, cublasStatus_t status,
                      blas->GetStatusString(status));
 }
 
-static cublasStatus_t make_layout(const weft_cuda_blas *blas, const gemm_matrix *x, int64_t rows,
-                                  int64_t columns, int64_t batch, cublasLtMatrixLayout_t *out) {
+static cublasStatus_t make_layout(const weft_cuda_blas *blas, const cuda_gemm_matrix *x,
+                                  int64_t rows, int64_t columns, int64_t batch,
+                                  cublasLtMatrixLayout_t *out) {
     cublasStatus_t status = blas->MatrixLayoutCreate(out, x->is_bf16 ? CUDA_R_16BF : CUDA_R_32F,
                                                      (uint64_t)columns, (uint64_t)rows, x->ld);
     int32_t count = (int32_t)batch;
@@ -33,7 +34,7 @@ static cublasStatus_t make_layout(const weft_cuda_blas *blas, const gemm_matrix 
 
 /* The largest power of two up to 64, our tensors' alignment, that divides address, rows' distance
  * and matrices' distance. */
-static uint32_t find_alignment(const gemm_matrix *x, int64_t batch) {
+static uint32_t find_alignment(const cuda_gemm_matrix *x, int64_t batch) {
     int64_t size = x->is_bf16 ? 2 : 4;
     uint64_t all = (uint64_t)(uintptr_t)x->data | (uint64_t)(x->ld * size) |
                    (batch > 1 ? (uint64_t)(x->stride * size) : 0);
@@ -48,7 +49,7 @@ static bool wants_tf32(void) {
     return asked && strcmp(asked, "1") == 0;
 }
 
-static cublasLtEpilogue_t choose_epilogue(const gemm_product *p) {
+static cublasLtEpilogue_t choose_epilogue(const cuda_gemm *p) {
     if (p->gelu_back) return CUBLASLT_EPILOGUE_DGELU;
     if (p->gelu && p->pre.data)
         return p->bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
@@ -57,7 +58,7 @@ static cublasLtEpilogue_t choose_epilogue(const gemm_product *p) {
 }
 
 /* Everything of the call but the matrices; `p` is what the library is to do. */
-static cublasStatus_t describe_call(const weft_cuda_blas *blas, const gemm_product *p,
+static cublasStatus_t describe_call(const weft_cuda_blas *blas, const cuda_gemm *p,
                                     cublasLtMatmulDesc_t *out) {
     bool is_bf16 = p->a.is_bf16, tf32 = !is_bf16 && wants_tf32();
     cublasOperation_t on_a = p->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -80,7 +81,7 @@ static cublasStatus_t describe_call(const weft_cuda_blas *blas, const gemm_produ
     return status;
 }
 
-static void describe_key(const gemm_product *p, algorithm_call *c) {
+static void describe_key(const cuda_gemm *p, algorithm_call *c) {
     snprintf(c->key, sizeof c->key,
              "%s%s%s%s %lldx[%lld,%lld,%lld] ld %lld %lld %lld stride %lld %lld %lld align %u %u "
              "%u epilogue %d%s workspace %zu",
@@ -98,7 +99,7 @@ static void describe_key(const gemm_product *p, algorithm_call *c) {
 
 /* A call ready to be made but for its addresses. */
 typedef struct prepared {
-    gemm_product shape; /* without addresses, all other bytes set */
+    cuda_gemm shape; /* without addresses, all other bytes set */
     uint32_t align_a, align_b, align_c;
     int64_t workspace_bytes;
     bool tf32, found;
@@ -108,8 +109,7 @@ typedef struct prepared {
     struct prepared *next;
 } prepared;
 
-static weft_status describe_all(const weft_cuda_blas *blas, const gemm_product *p,
-                                algorithm_call *c) {
+static weft_status describe_all(const weft_cuda_blas *blas, const cuda_gemm *p, algorithm_call *c) {
     describe_key(p, c);
     cublasStatus_t status = describe_call(blas, p, &c->what);
     if (status == CUBLAS_STATUS_SUCCESS)
@@ -131,8 +131,7 @@ static void drop_descriptions(const weft_cuda_blas *blas, const algorithm_call *
 }
 
 /* Addresses, factors and what follows from them. */
-static algorithm_call describe_data(const gemm_product *p, void *workspace,
-                                    int64_t workspace_bytes) {
+static algorithm_call describe_data(const cuda_gemm *p, void *workspace, int64_t workspace_bytes) {
     algorithm_call c = {};
     c.a_data = p->b.data;
     c.b_data = p->a.data;
@@ -159,7 +158,7 @@ static cublasStatus_t multiply(const weft_cuda_blas *blas, const algorithm_call 
 }
 
 /* A call described from scratch. */
-static weft_status run_once(const weft_cuda_blas *blas, cudaStream_t stream, const gemm_product *p,
+static weft_status run_once(const weft_cuda_blas *blas, cudaStream_t stream, const cuda_gemm *p,
                             algorithm_call *c, bool *found) {
     cublasLtMatmulAlgo_t algorithm;
     weft_status status = describe_all(blas, p, c);
@@ -175,16 +174,16 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static prepared *lists[LISTS];
 static int n_prepared;
 
-static void copy_matrix(const gemm_matrix *from, gemm_matrix *to) {
+static void copy_matrix(const cuda_gemm_matrix *from, cuda_gemm_matrix *to) {
     to->ld = from->ld;
     to->stride = from->stride;
     to->is_bf16 = from->is_bf16;
 }
 
 /* What the descriptions follow from, so that equal ones have equal bytes. */
-static void fill_key(const gemm_product *p, const algorithm_call *c, prepared *key) {
+static void fill_key(const cuda_gemm *p, const algorithm_call *c, prepared *key) {
     memset((void *)key, 0, sizeof *key);
-    gemm_product *s = &key->shape;
+    cuda_gemm *s = &key->shape;
     s->batch = p->batch, s->m = p->m, s->n = p->n, s->k = p->k;
     s->ta = p->ta, s->tb = p->tb;
     s->accumulate = c->beta != 0;
@@ -216,7 +215,7 @@ static prepared *find_prepared(const prepared *key) {
 }
 
 /* Describes a call and keeps it; NULL: an error, or there is no room. Under the lock. */
-static weft_status prepare(const weft_cuda_blas *blas, cudaStream_t stream, const gemm_product *p,
+static weft_status prepare(const weft_cuda_blas *blas, cudaStream_t stream, const cuda_gemm *p,
                            algorithm_call *c, const prepared *key, prepared **out) {
     *out = NULL;
     prepared *made = n_prepared < PREPARED_MOST ? (prepared *)malloc(sizeof *made) : NULL;
@@ -238,11 +237,11 @@ static weft_status prepare(const weft_cuda_blas *blas, cudaStream_t stream, cons
 }
 
 /* The descriptions of bias and gelu hold addresses, so those calls are described each time. */
-static bool can_be_kept(const gemm_product *p) {
+static bool can_be_kept(const cuda_gemm *p) {
     return !p->bias.data && !p->pre.data && !p->gelu_back;
 }
 
-weft_status library_run(cudaStream_t stream, const gemm_product *p, void *workspace,
+weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace,
                         int64_t workspace_bytes, bool *found) {
     const weft_cuda_blas *blas = weft_cuda_blas_open();
     if (!blas) return WEFT_EMISSING;

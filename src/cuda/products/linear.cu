@@ -38,10 +38,11 @@ static double clocks() {
 }
 
 /* A tensor as a batch of [rows, columns]; groups inside: the group is the second dimension. */
-static gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
-                             int64_t groups, bool inside) {
-    return gemm_matrix{data, inside ? groups * columns : columns, inside ? columns : rows * columns,
-                       t->dtype == WEFT_BF16, t->dtype == WEFT_I8};
+static cuda_gemm_matrix as_matrix(void *data, const weft_tensor *t, int64_t rows, int64_t columns,
+                                  int64_t groups, bool inside) {
+    return cuda_gemm_matrix{data, inside ? groups * columns : columns,
+                            inside ? columns : rows * columns, t->dtype == WEFT_BF16,
+                            t->dtype == WEFT_I8};
 }
 
 /* Whether gelu's slope is left to the pass that sums columns. */
@@ -66,8 +67,8 @@ static bool is_steady(const weft_tensor *t) {
 
 /* Product i of the node by the library. `first`: no other has written the sum. `last`: it does what is
  * behind the sum. */
-static gemm_product describe_product(const weft_exec *x, const weft_node *n, int i, bool first,
-                                     bool last) {
+static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i, bool first,
+                                  bool last) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     weft_matmul_pair pair = weft_matmul_pair_of(n, i);
     const weft_tensor *a = pair.a, *b = pair.b, *y = n->out[0];
@@ -78,7 +79,7 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n, int
     bool grouped_outer = pair.attr.form == WEFT_MATMUL_GROUPED_OUTER;
     bool ta = pair.attr.ta || grouped_outer || pair.attr.form == WEFT_MATMUL_OUTER;
     bool tb = pair.attr.tb;
-    gemm_product p = {};
+    cuda_gemm p = {};
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
     p.alpha = (float)pair.attr.alpha;
@@ -294,7 +295,7 @@ static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
 }
 
 /* Whether a node is one product that may be launched with others. */
-static bool describe_joining(const weft_exec *x, const weft_node *n, gemm_product *p) {
+static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *p) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
     if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK || choose_fused(n))
         return false;
@@ -304,7 +305,7 @@ static bool describe_joining(const weft_exec *x, const weft_node *n, gemm_produc
 
 /* Launches a node and those behind it that read the same. False: it is alone. */
 static bool run_together(const weft_exec *x, const weft_node *n) {
-    gemm_product p[GEMM_TOGETHER];
+    cuda_gemm p[GEMM_TOGETHER];
     const weft_node *nodes[GEMM_TOGETHER];
     int count = 0;
     for (const weft_node *m = n; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
@@ -328,7 +329,7 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     bool first = true;
     for (int i = 0; i <= more; i++) {
         if (set >> i & 1) continue;
-        gemm_product p = describe_product(x, n, i, first, !set && i == more);
+        cuda_gemm p = describe_product(x, n, i, first, !set && i == more);
         WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
         first = false;
     }
@@ -345,7 +346,7 @@ static int64_t matmul_workspace(const weft_node *n, int) {
     bool first = true;
     for (int i = 0; i <= more; i++) {
         if (set >> i & 1) continue;
-        gemm_product p = describe_product(NULL, n, i, first, !set && i == more);
+        cuda_gemm p = describe_product(NULL, n, i, first, !set && i == more);
         bytes = max_i64(bytes, gemm_workspace(&p));
         first = false;
     }

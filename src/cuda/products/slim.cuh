@@ -113,9 +113,9 @@ static __global__ void slim_add(slim_product p, int bands, float alpha, const fl
 }
 
 /* False: the product is none of these. Follows from sizes, distances and types. */
-static inline bool slim_find(const gemm_product *p, slim_product *slim) {
+static inline bool slim_find(const cuda_gemm *p, slim_product *slim) {
     bool turned = p->m > SLIM_NARROW;
-    const gemm_matrix *narrow = turned ? &p->b : &p->a, *wide = turned ? &p->a : &p->b;
+    const cuda_gemm_matrix *narrow = turned ? &p->b : &p->a, *wide = turned ? &p->a : &p->b;
     int64_t m = turned ? p->n : p->m, n = turned ? p->m : p->n;
     if (!p->ta || p->tb || p->batch != 1 || p->k < SLIM_ROWS || !narrow->is_bf16 ||
         !wide->is_bf16 || m > SLIM_NARROW || n > SLIM_WIDE || m % 4 != 0 || n % 2 != 0 ||

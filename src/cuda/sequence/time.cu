@@ -169,13 +169,14 @@ static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
 
 CUDA_KERNEL(time_mean_back, time_mean_back_run)
 
-static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
-    return gemm_matrix{x ? weft_data(x, t) : NULL, weft_tensor_width(t), 0, t->dtype == WEFT_BF16};
+static cuda_gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
+    return cuda_gemm_matrix{x ? weft_data(x, t) : NULL, weft_tensor_width(t), 0,
+                            t->dtype == WEFT_BF16};
 }
 
 /* xᵀ x; `x` NULL: without addresses, for sizes. */
-static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
-    gemm_product p = {};
+static cuda_gemm describe_gram(const weft_exec *x, const weft_node *n) {
+    cuda_gemm p = {};
     p.batch = 1, p.m = p.n = weft_tensor_width(n->in[0]), p.k = weft_tensor_rows(n->in[0]);
     p.ta = true;
     p.alpha = 1;
@@ -201,14 +202,14 @@ static bool fits_tiles(const weft_node *n, const moments_problem *p) {
 static weft_status moments_run(weft_exec *x, const weft_node *n) {
     moments_problem tiles = describe_moments(x, n);
     if (fits_tiles(n, &tiles)) return moments_launch(stream_of(x), &tiles, weft_workspace(x, n));
-    gemm_product p = describe_gram(x, n);
+    cuda_gemm p = describe_gram(x, n);
     WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
     return launched(n);
 }
 
 static int64_t moments_workspace(const weft_node *n, int) {
-    gemm_product p = describe_gram(NULL, n);
+    cuda_gemm p = describe_gram(NULL, n);
     moments_problem tiles = describe_moments(NULL, n);
     int64_t bytes = fits_tiles(n, &tiles) ? moments_tiles_workspace(&tiles) : 0;
     return max_i64(bytes, gemm_workspace(&p));
@@ -217,11 +218,11 @@ static int64_t moments_workspace(const weft_node *n, int) {
 CUDA_KERNEL(moments, moments_run, moments_workspace)
 
 /* 2 x d_gram + d_sum, a product per sequence. */
-static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
+static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
     static char something;
     const weft_tensor *in = n->in[WEFT_MOMENTS_BACK_X], *d_sum = n->in[WEFT_MOMENTS_BACK_SUM];
     int64_t time = in->shape[1], width = in->shape[2];
-    gemm_product p = {};
+    cuda_gemm p = {};
     p.batch = in->shape[0], p.m = time, p.n = p.k = width;
     p.alpha = 2;
     p.a = as_rows(x, in);
@@ -235,12 +236,12 @@ static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
 }
 
 static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
-    gemm_product p = describe_back(x, n);
+    cuda_gemm p = describe_back(x, n);
     return gemm_run(x, &p, weft_workspace(x, n));
 }
 
 static int64_t moments_back_workspace(const weft_node *n, int) {
-    gemm_product p = describe_back(NULL, n);
+    cuda_gemm p = describe_back(NULL, n);
     return gemm_workspace(&p);
 }
 

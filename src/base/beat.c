@@ -1,0 +1,4 @@
+/* The count itself. */
+#include "base/beat.h"
+
+atomic_uint_least64_t weft_beats;

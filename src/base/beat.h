@@ -1,0 +1,16 @@
+/* Signs of life of the thread that works, for whoever watches whether it hangs (comm/comm.h). The
+ * executor gives one with every node, the pool with every run, and files with every block that is read
+ * or written; other work that takes seconds should too. */
+#ifndef WEFT_BASE_BEAT_H
+#define WEFT_BASE_BEAT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+extern atomic_uint_least64_t weft_beats;
+
+static inline void weft_beat(void) {
+    atomic_fetch_add_explicit(&weft_beats, 1, memory_order_relaxed);
+}
+
+#endif

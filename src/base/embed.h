@@ -1,0 +1,21 @@
+/* Files taken into the program by the assembler, so that they stay what editors and browsers understand.
+ *
+ *   WEFT_EMBED("weft_page_style", "src/study/page.css");
+ *   extern const char weft_page_style[];
+ *
+ * The text ends on a zero. Paths are from the repository's root, where every build runs; mk/build.mk
+ * makes the object anew when such a file changes. */
+#ifndef WEFT_BASE_EMBED_H
+#define WEFT_BASE_EMBED_H
+
+#define WEFT_EMBED(name, path)                                                                     \
+    __asm__(".pushsection .rodata\n"                                                               \
+            ".global " name "\n"                                                                   \
+            ".hidden " name "\n"                                                                   \
+            ".type " name ", %object\n" name ":\n"                                                 \
+            ".incbin \"" path "\"\n"                                                               \
+            ".byte 0\n"                                                                            \
+            ".size " name ", . - " name "\n"                                                       \
+            ".popsection\n")
+
+#endif

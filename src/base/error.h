@@ -1,0 +1,20 @@
+/* Errors as values: a status is returned, its message waits in weft_error_message(). */
+#ifndef WEFT_BASE_ERROR_H
+#define WEFT_BASE_ERROR_H
+
+#include <weft/weft.h>
+
+/* Sets the calling thread's message and returns `status`, so that a failing function ends on
+ *     return weft_fail(WEFT_EINPUT, "linear: ...", ...);
+ * The message is one line: what, where, and what to do. */
+weft_status weft_fail(weft_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Leaves the current function with the status of a failed call. */
+#define WEFT_TRY(call)                                                                             \
+    do {                                                                                           \
+        weft_status try_status_ = (call);                                                          \
+        if (try_status_ != WEFT_OK) return try_status_;                                            \
+    } while (0)
+
+#endif

@@ -1,0 +1,267 @@
+/* Files. */
+#include "base/files.h"
+
+#include "base/beat.h"
+#include "base/beside.h"
+#include "base/crc32c.h"
+#include "base/folders.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Systems write at most 2 GB at a time; so much is also summed at a time, while it is in the cache. */
+enum { BLOCK = 1 << 20 };
+/* Large files go to the disk as they are written, so that no single call takes minutes. */
+static const int64_t SYNC_BYTES = 1 << 28;
+
+weft_status weft_path(char path[WEFT_PATH_MAX], const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path, WEFT_PATH_MAX, format, args);
+    va_end(args);
+    if (n >= 0 && n < WEFT_PATH_MAX) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
+}
+
+static weft_kind kind_of(mode_t mode) {
+    return S_ISREG(mode)   ? WEFT_KIND_FILE
+           : S_ISDIR(mode) ? WEFT_KIND_FOLDER
+           : S_ISLNK(mode) ? WEFT_KIND_LINK
+                           : WEFT_KIND_OTHER;
+}
+
+weft_status weft_path_kind(const char *path, weft_kind *out) {
+    struct stat is;
+    *out = WEFT_KIND_NOTHING;
+    if (lstat(path, &is) == 0) {
+        *out = kind_of(is.st_mode);
+        return WEFT_OK;
+    }
+    if (errno == ENOENT || errno == ENOTDIR) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
+}
+
+weft_status weft_path_there(const char *path, bool *there) {
+    weft_kind kind;
+    weft_status status = weft_path_kind(path, &kind);
+    *there = status == WEFT_OK && kind != WEFT_KIND_NOTHING;
+    return status;
+}
+
+const char *weft_kind_name(weft_kind kind) {
+    static const char *const names[] = {"nothing", "a file", "a folder", "a link",
+                                        "a pipe or a device"};
+    return names[kind];
+}
+
+weft_status weft_file_open(const char *path, int *descriptor) {
+    struct stat is;
+    /* O_NONBLOCK: a pipe is opened without waiting for its writer. */
+    *descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_status status = WEFT_OK;
+    if (fstat(*descriptor, &is) != 0)
+        status = weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
+    else if (!S_ISREG(is.st_mode))
+        status = weft_fail(WEFT_EINPUT, "%s: is %s, not a file", path,
+                           weft_kind_name(kind_of(is.st_mode)));
+    if (status == WEFT_OK) return WEFT_OK;
+    close(*descriptor);
+    *descriptor = -1;
+    return status;
+}
+
+weft_status weft_file_open_stream(const char *path, FILE **out) {
+    int descriptor;
+    *out = NULL;
+    WEFT_TRY(weft_file_open(path, &descriptor));
+    *out = fdopen(descriptor, "rb");
+    if (*out) return WEFT_OK;
+    weft_status status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    close(descriptor);
+    return status;
+}
+
+weft_status weft_file_size(const char *path, int64_t *bytes) {
+    int descriptor;
+    struct stat is;
+    WEFT_TRY(weft_file_open(path, &descriptor));
+    weft_status status = WEFT_OK;
+    if (fstat(descriptor, &is) != 0)
+        status = weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
+    else
+        *bytes = (int64_t)is.st_size;
+    close(descriptor);
+    return status;
+}
+
+/* At most `room` bytes; -1 and errno on an error, 0 at the end. */
+static ssize_t read_some(int descriptor, void *to, size_t room) {
+    ssize_t n;
+    do
+        n = read(descriptor, to, room);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
+weft_status weft_file_sum(const char *path, weft_sum *out) {
+    int descriptor;
+    ssize_t n;
+    *out = (weft_sum){0};
+    unsigned char *block = malloc(BLOCK);
+    if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
+    weft_status status = weft_file_open(path, &descriptor);
+    while (status == WEFT_OK && (n = read_some(descriptor, block, BLOCK)) != 0) {
+        if (n < 0) {
+            status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+            break;
+        }
+        out->crc = weft_crc32c(out->crc, block, (size_t)n);
+        out->bytes += n;
+        weft_beat();
+    }
+    if (descriptor >= 0) close(descriptor);
+    free(block);
+    return status;
+}
+
+/* Reads until the end, whatever the size was said to be: it may change meanwhile. */
+static weft_status read_all(int descriptor, const char *path, size_t most, char **out,
+                            size_t *bytes) {
+    size_t room = 1 << 16;
+    for (*bytes = 0;;) {
+        char *larger = realloc(*out, room + 1);
+        if (!larger) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
+        *out = larger;
+        ssize_t n = read_some(descriptor, *out + *bytes, room - *bytes);
+        if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+        *bytes += (size_t)n;
+        if (*bytes > most)
+            return weft_fail(WEFT_EINPUT, "%s: is larger than %zu bytes", path, most);
+        (*out)[*bytes] = '\0';
+        if (n == 0) return WEFT_OK;
+        if (*bytes == room) room *= 2;
+    }
+}
+
+weft_status weft_file_read(const char *path, size_t most, char **out, size_t *bytes) {
+    int descriptor;
+    *out = NULL;
+    WEFT_TRY(weft_file_open(path, &descriptor));
+    weft_status status = read_all(descriptor, path, most, out, bytes);
+    close(descriptor);
+    if (status == WEFT_OK) return WEFT_OK;
+    free(*out);
+    *out = NULL;
+    return status;
+}
+
+weft_status weft_file_open_own(const char *path, int *descriptor) {
+    struct stat is;
+    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+    *descriptor = open(path, flags, 0666);
+    if (*descriptor < 0 && errno == ELOOP)
+        return weft_fail(WEFT_EINPUT, "%s: is a link, not a file; move it away", path);
+    if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_status status = WEFT_OK;
+    if (fstat(*descriptor, &is) != 0)
+        status = weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
+    else if (!S_ISREG(is.st_mode))
+        status = weft_fail(WEFT_EINPUT, "%s: is %s, not a file; move it away", path,
+                           weft_kind_name(kind_of(is.st_mode)));
+    if (status == WEFT_OK) return WEFT_OK;
+    close(*descriptor);
+    *descriptor = -1;
+    return status;
+}
+
+static weft_status write_failed(weft_new_file *f) {
+    f->status = weft_fail(WEFT_EIO, "%s: cannot be written: %s", f->path, strerror(errno));
+    return f->status;
+}
+
+/* What is in the file's place may be replaced, or is nothing. */
+static weft_status check_place(const char *path) {
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING || kind == WEFT_KIND_FILE) return WEFT_OK;
+    return weft_fail(kind == WEFT_KIND_FOLDER ? WEFT_EIO : WEFT_EINPUT,
+                     "%s: cannot be written: it is %s; name a file", path, weft_kind_name(kind));
+}
+
+weft_status weft_new_file_begin(weft_new_file *f, const char *path) {
+    *f = (weft_new_file){.descriptor = -1};
+    WEFT_TRY(weft_path(f->path, "%s", path));
+    WEFT_TRY(check_place(path));
+    f->descriptor = weft_beside_open(path, f->beside);
+    if (f->descriptor < 0) return write_failed(f);
+    weft_status status = weft_beside_clear(path);
+    return status == WEFT_OK ? WEFT_OK : weft_new_file_end(f, status);
+}
+
+weft_status weft_new_file_put(weft_new_file *f, const void *data, int64_t bytes) {
+    const char *at = data;
+    while (f->status == WEFT_OK && bytes > 0) {
+        ssize_t n = write(f->descriptor, at, bytes < BLOCK ? (size_t)bytes : (size_t)BLOCK);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) return write_failed(f);
+        f->sum.crc = weft_crc32c(f->sum.crc, at, (size_t)n);
+        f->sum.bytes += n;
+        at += n;
+        bytes -= n;
+        weft_beat();
+        if ((f->unsynced += n) < SYNC_BYTES) continue;
+        if (fsync(f->descriptor) != 0) return write_failed(f);
+        f->unsynced = 0;
+    }
+    return f->status;
+}
+
+/* Syncs, renames, closes, syncs the folder. Closing lets go of the lock, so the name comes before it. */
+static weft_status settle(weft_new_file *f) {
+    char *slash;
+    if (fsync(f->descriptor) != 0) return write_failed(f);
+    if (rename(f->beside, f->path) != 0) return write_failed(f);
+    f->beside[0] = '\0';
+    weft_beside_unmark(f->descriptor);
+    int closed = close(f->descriptor);
+    f->descriptor = -1;
+    if (closed != 0) return write_failed(f);
+    /* The rename is on disk when its folder is. */
+    slash = strrchr(f->path, '/');
+    if (!slash) return weft_folder_sync(".");
+    slash[1] = '\0';
+    return weft_folder_sync(f->path);
+}
+
+weft_status weft_new_file_end(weft_new_file *f, weft_status status) {
+    if (status == WEFT_OK) status = f->status;
+    if (status == WEFT_OK) status = settle(f);
+    if (status != WEFT_OK && f->beside[0]) unlink(f->beside);
+    if (f->descriptor >= 0) close(f->descriptor);
+    f->descriptor = -1;
+    return status;
+}
+
+weft_status weft_file_vacant(const char *path, bool force) {
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING || (kind == WEFT_KIND_FILE && force)) return WEFT_OK;
+    if (kind != WEFT_KIND_FILE)
+        return weft_fail(WEFT_EINPUT, "%s: is %s; name a file", path, weft_kind_name(kind));
+    return weft_fail(WEFT_EINPUT, "%s: is there already; --force overwrites it", path);
+}
+
+weft_status weft_file_write(const char *path, const void *data, size_t bytes, weft_sum *sum) {
+    weft_new_file f;
+    WEFT_TRY(weft_new_file_begin(&f, path));
+    weft_new_file_put(&f, data, (int64_t)bytes);
+    if (sum) *sum = f.sum;
+    return weft_new_file_end(&f, WEFT_OK);
+}

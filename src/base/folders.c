@@ -1,0 +1,215 @@
+/* Folders, by descriptor: what was looked at is what is removed, whatever takes its name meanwhile. */
+#include "base/folders.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { DEPTH_MOST = 16, OPEN_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC };
+
+static const char mark_text[] = "weft made this folder, and may remove it.\n";
+
+static weft_status failed(const char *path) {
+    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
+weft_status weft_folder_make_one(const char *path) {
+    struct stat is;
+    if (mkdir(path, 0777) == 0) return WEFT_OK;
+    if (errno != EEXIST || stat(path, &is) != 0) return failed(path);
+    errno = EEXIST;
+    if (!S_ISDIR(is.st_mode)) return failed(path);
+    return access(path, W_OK | X_OK) == 0 ? WEFT_OK : failed(path);
+}
+
+weft_status weft_folder_make(const char *path) {
+    char part[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(part, "%s", path));
+    for (char *slash = part + 1; *part && (slash = strchr(slash, '/')); slash++) {
+        *slash = '\0';
+        /* One above may be there and refuse to be looked at; the last one decides. */
+        mkdir(part, 0777);
+        *slash = '/';
+    }
+    return weft_folder_make_one(path);
+}
+
+static weft_status put_mark(int folder, const char *path) {
+    int fd = openat(folder, WEFT_FOLDER_MARK, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0) return failed(path);
+    size_t bytes = sizeof mark_text - 1;
+    bool ok = write(fd, mark_text, bytes) == (ssize_t)bytes && fsync(fd) == 0;
+    weft_status status = ok ? WEFT_OK : failed(path);
+    if (close(fd) != 0 && status == WEFT_OK) status = failed(path);
+    return status;
+}
+
+weft_status weft_folder_mark(const char *path) {
+    int folder = open(path, OPEN_FOLDER);
+    if (folder < 0) return failed(path);
+    weft_status status = put_mark(folder, path);
+    close(folder);
+    return status;
+}
+
+weft_status weft_folder_make_marked(const char *path) {
+    if (mkdir(path, 0777) != 0) return failed(path);
+    return weft_folder_mark(path);
+}
+
+/* Whether there is a plain file by the mark's name. What it says does not count: a kill may have
+ * come before its first byte. */
+static weft_status look_for_mark(int folder, const char *path, bool *out) {
+    struct stat is;
+    *out = false;
+    if (fstatat(folder, WEFT_FOLDER_MARK, &is, AT_SYMLINK_NOFOLLOW) == 0)
+        *out = S_ISREG(is.st_mode);
+    else if (errno != ENOENT)
+        return failed(path);
+    return WEFT_OK;
+}
+
+weft_status weft_folder_is_marked(const char *path, bool *out) {
+    *out = false;
+    int folder = open(path, OPEN_FOLDER);
+    if (folder < 0) return failed(path);
+    weft_status status = look_for_mark(folder, path, out);
+    close(folder);
+    return status;
+}
+
+weft_status weft_folder_sync(const char *path) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return failed(path);
+    weft_status status = WEFT_OK;
+    if (fsync(folder) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EOPNOTSUPP)
+        status = failed(path);
+    close(folder);
+    return status;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+void weft_names_free(weft_names *names) {
+    for (int i = 0; i < names->n; i++)
+        free(names->list[i]);
+    free(names->list);
+    *names = (weft_names){0};
+}
+
+static weft_status add_name(weft_names *names, const char *name, const char *path) {
+    char **larger = realloc(names->list, ((size_t)names->n + 1) * sizeof *larger);
+    if (larger) names->list = larger;
+    char *copy = larger ? strdup(name) : NULL;
+    if (!copy) return weft_fail(WEFT_ENOMEM, "%s: no memory for its names", path);
+    names->list[names->n++] = copy;
+    return WEFT_OK;
+}
+
+/* Reads an open folder from its start; takes the descriptor. */
+static weft_status list_open(int folder, const char *path, weft_names *out) {
+    weft_status status = WEFT_OK;
+    *out = (weft_names){0};
+    DIR *entries = fdopendir(folder);
+    if (!entries) {
+        status = failed(path);
+        close(folder);
+        return status;
+    }
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(entries);
+        if (!entry) {
+            if (errno) status = failed(path);
+            break;
+        }
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        status = add_name(out, entry->d_name, path);
+        if (status != WEFT_OK) break;
+    }
+    closedir(entries);
+    if (status != WEFT_OK) weft_names_free(out);
+    if (out->n > 1) qsort(out->list, (size_t)out->n, sizeof *out->list, compare_names);
+    return status;
+}
+
+weft_status weft_folder_list(const char *path, weft_names *out) {
+    *out = (weft_names){0};
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return folder < 0 ? failed(path) : list_open(folder, path, out);
+}
+
+static weft_status list_again(int folder, const char *path, weft_names *out) {
+    int again = openat(folder, ".", OPEN_FOLDER);
+    *out = (weft_names){0};
+    return again < 0 ? failed(path) : list_open(again, path, out);
+}
+
+static weft_status empty_folder(int folder, const char *path, int depth);
+
+/* One entry: a folder with all in it, anything else by its name alone. */
+static weft_status remove_entry(int folder, const char *path, const char *name, int depth) {
+    char inside[WEFT_PATH_MAX];
+    struct stat is;
+    WEFT_TRY(weft_path(inside, "%s/%s", path, name));
+    if (fstatat(folder, name, &is, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT ? WEFT_OK : failed(inside);
+    if (!S_ISDIR(is.st_mode))
+        return unlinkat(folder, name, 0) == 0 || errno == ENOENT ? WEFT_OK : failed(inside);
+    int fd = openat(folder, name, OPEN_FOLDER);
+    if (fd < 0) return failed(inside);
+    weft_status status = empty_folder(fd, inside, depth + 1);
+    close(fd);
+    WEFT_TRY(status);
+    return unlinkat(folder, name, AT_REMOVEDIR) == 0 ? WEFT_OK : failed(inside);
+}
+
+/* All but the mark, then the mark. */
+static weft_status empty_folder(int folder, const char *path, int depth) {
+    weft_names names;
+    if (depth > DEPTH_MOST) return weft_fail(WEFT_EIO, "%s: is too deep to be removed", path);
+    WEFT_TRY(list_again(folder, path, &names));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < names.n; i++)
+        if (strcmp(names.list[i], WEFT_FOLDER_MARK) != 0)
+            status = remove_entry(folder, path, names.list[i], depth);
+    weft_names_free(&names);
+    return status == WEFT_OK ? remove_entry(folder, path, WEFT_FOLDER_MARK, depth) : status;
+}
+
+static weft_status may_remove(int folder, const char *path) {
+    weft_names names;
+    bool marked;
+    WEFT_TRY(look_for_mark(folder, path, &marked));
+    if (marked) return WEFT_OK;
+    WEFT_TRY(list_again(folder, path, &names));
+    bool empty = names.n == 0;
+    weft_names_free(&names);
+    return empty ? WEFT_OK
+                 : weft_fail(WEFT_EINPUT,
+                             "%s: weft did not make this folder and does not remove it; move it "
+                             "away",
+                             path);
+}
+
+weft_status weft_folder_remove(const char *path) {
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    if (kind != WEFT_KIND_FOLDER)
+        return weft_fail(WEFT_EINPUT, "%s: is %s, not a folder that weft made; move it away", path,
+                         weft_kind_name(kind));
+    int folder = open(path, OPEN_FOLDER);
+    if (folder < 0) return failed(path);
+    weft_status status = may_remove(folder, path);
+    if (status == WEFT_OK) status = empty_folder(folder, path, 0);
+    close(folder);
+    WEFT_TRY(status);
+    return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : failed(path);
+}

@@ -1,0 +1,41 @@
+/* Folders: made, listed, synced, and removed only where weft made them.
+ *
+ * A folder that weft may remove again has a mark in it, the file .weft, written before anything else.
+ * Removing asks for the mark, never follows a link, neither to the folder nor inside it, and takes
+ * the mark away last, so that what a kill leaves half removed is still marked. A folder without the
+ * mark is refused, but for an empty one, of which nothing can be lost. */
+#ifndef WEFT_BASE_FOLDERS_H
+#define WEFT_BASE_FOLDERS_H
+
+#include "base/files.h"
+
+/* The mark's name. */
+#define WEFT_FOLDER_MARK ".weft"
+
+/* Makes the folder and those above it; an error where nothing can be written to it. */
+weft_status weft_folder_make(const char *path);
+/* The same of this one alone. */
+weft_status weft_folder_make_one(const char *path);
+/* Makes a folder that was not there, marked. */
+weft_status weft_folder_make_marked(const char *path);
+/* Marks one that is there: the caller knows that weft made it. */
+weft_status weft_folder_mark(const char *path);
+weft_status weft_folder_is_marked(const char *path, bool *out);
+
+/* Syncs a folder's entries. A file system that cannot do that makes them as safe as it can. */
+weft_status weft_folder_sync(const char *path);
+
+/* The names in a folder, sorted; "." and ".." are left out. */
+typedef struct {
+    char **list;
+    int n;
+} weft_names;
+
+weft_status weft_folder_list(const char *path, weft_names *out);
+void weft_names_free(weft_names *names);
+
+/* Removes a marked folder and all in it; not being there is well. WEFT_EINPUT: it is not weft's, and
+ * nothing was removed. */
+weft_status weft_folder_remove(const char *path);
+
+#endif

@@ -1,0 +1,107 @@
+/* JSON: what jansson leaves to its user. */
+#include "base/json.h"
+
+#include "base/text.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* About what each sign stands for in memory, over every one that is not in a string; and how much of
+ * that a text may come to, a short one in any case. */
+enum {
+    LIST_BYTES = 160,
+    OBJECT_BYTES = 300,
+    VALUE_BYTES = 60, /* after a comma */
+    KEY_BYTES = 80,
+    MOST_TIMES = 40,
+    ALWAYS_BYTES = 1 << 20
+};
+
+static size_t bytes_of_sign(char c) {
+    return c == '['   ? LIST_BYTES
+           : c == '{' ? OBJECT_BYTES
+           : c == ',' ? VALUE_BYTES
+           : c == ':' ? KEY_BYTES
+                      : 0;
+}
+
+static bool is_within_bounds(const char *text, size_t bytes) {
+    size_t all = 0, most = bytes > SIZE_MAX / MOST_TIMES ? SIZE_MAX : MOST_TIMES * bytes;
+    bool within = false; /* a string */
+    if (most < ALWAYS_BYTES) most = ALWAYS_BYTES;
+    for (size_t i = 0; i < bytes && all <= most; i++) {
+        if (within && text[i] == '\\')
+            i++;
+        else if (text[i] == '"')
+            within = !within;
+        else if (!within)
+            all += bytes_of_sign(text[i]);
+    }
+    return all <= most;
+}
+
+json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_t *error) {
+    if (is_within_bounds(text, bytes)) return json_loadb(text, bytes, flags, error);
+    if (error) {
+        *error = (json_error_t){.line = 1};
+        snprintf(error->text, sizeof error->text,
+                 "it has more lists and objects than a file of its size may have");
+    }
+    return NULL;
+}
+
+weft_status weft_json_load(const char *path, size_t most, json_t **out) {
+    char *text;
+    size_t bytes;
+    json_error_t error;
+    *out = NULL;
+    WEFT_TRY(weft_file_read(path, most, &text, &bytes));
+    *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    free(text);
+    if (*out) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+}
+
+json_t *weft_json_file(const char *path, size_t most) {
+    char *text;
+    size_t bytes;
+    if (weft_file_read(path, most, &text, &bytes) != WEFT_OK) return NULL;
+    json_t *value = weft_json_read(text, bytes, 0, NULL);
+    free(text);
+    return value;
+}
+
+weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum) {
+    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    json_decref(object);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    size_t n = strlen(text);
+    text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
+    weft_status status = weft_file_write(path, text, n + 1, sum);
+    free(text);
+    return status;
+}
+
+json_t *weft_json_number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *weft_json_whole(double value) {
+    return fabs(value) < 9.2e18 ? json_integer((json_int_t)value) : json_null();
+}
+
+json_t *weft_json_text(const char *text) {
+    char *repaired = weft_text_repair(text);
+    json_t *string = repaired ? json_string(repaired) : NULL;
+    free(repaired);
+    return string;
+}
+
+double weft_json_number_of(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}

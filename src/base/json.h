@@ -1,0 +1,30 @@
+/* Numbers and texts to JSON and back. JSON has no NaN and no infinity: they are null. */
+#ifndef WEFT_BASE_JSON_H
+#define WEFT_BASE_JSON_H
+
+#include "base/files.h"
+
+#include <jansson.h>
+
+/* Parses a text by others. In memory, lists and objects take up to a hundred times what they take as
+ * text; a text that is little else, and would come to more than 40 times its own size, is an error
+ * like any other. Flags and error as json_loadb has them. */
+json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_t *error);
+/* A whole file of at most so many bytes, in which no key may stand twice; the message names the line that
+ * is wrong. The caller owns it. */
+weft_status weft_json_load(const char *path, size_t most, json_t **out);
+/* The same without a message, and as json_loadb has it; NULL where there is none that can be read. */
+json_t *weft_json_file(const char *path, size_t most);
+/* Writes an object as a text file, indented, keys in order; NULL: memory ran out when it was made.
+ * Releases the object. */
+weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum);
+/* null where the value is not finite. The caller owns it. */
+json_t *weft_json_number(double value);
+/* The same as a whole number. */
+json_t *weft_json_whole(double value);
+/* A text; bytes of it that are no UTF-8 are U+FFFD. The caller owns it. */
+json_t *weft_json_text(const char *text);
+/* The number under a key; NaN: there is none, or it is no number. */
+double weft_json_number_of(const json_t *object, const char *key);
+
+#endif

@@ -1,0 +1,216 @@
+/* The log and the status line share standard error, so they share a lock, and each change of the
+ * screen is one write: the status line is erased, the record written, the status line drawn again,
+ * all in one buffer. */
+#include "base/log.h"
+
+#include "base/text.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RECORD_MAX = 4000, STATUS_MAX = 1000, PREFIX_MAX = 64 };
+
+static const struct {
+    const char *name, *colour;
+} levels[] = {
+    [WEFT_LOG_DEBUG] = {"debug", "\033[2m"},
+    [WEFT_LOG_INFO] = {"info", ""},
+    [WEFT_LOG_WARN] = {"warn", "\033[33m"},
+    [WEFT_LOG_ERROR] = {"error", "\033[31m"},
+};
+
+enum { LEVELS = sizeof levels / sizeof levels[0] };
+
+static const char erase_line[] = "\r\033[K";
+
+/* Read from the environment once, before the first use. */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_int least = WEFT_LOG_INFO;
+static bool terminal, colours, times;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char status[STATUS_MAX + 1]; /* under the lock; empty: none is drawn */
+static int copy = -1;               /* under the lock */
+
+static bool is_set(const char *name) {
+    const char *value = getenv(name);
+    return value && *value;
+}
+
+static void read_environment(void) {
+    const char *term = getenv("TERM"), *level = getenv("WEFT_LOG"), *time = getenv("WEFT_LOG_TIME");
+    terminal = isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
+    colours = terminal && !is_set("NO_COLOR");
+    times = time && *time && strcmp(time, "0") != 0;
+    if (!level || !*level) return;
+    for (int i = 0; i < LEVELS; i++) {
+        if (strcmp(level, levels[i].name) == 0) {
+            atomic_store(&least, i);
+            return;
+        }
+    }
+    dprintf(STDERR_FILENO,
+            "warn  WEFT_LOG=%.40s is none of debug, info, warn, error; info is used\n", level);
+}
+
+bool weft_log_enabled(weft_log_level level) {
+    pthread_once(&once, read_environment);
+    return (int)level >= atomic_load(&least);
+}
+
+void weft_log_set_level(weft_log_level level) {
+    pthread_once(&once, read_environment);
+    atomic_store(&least, (int)level);
+}
+
+/* A file that is gone or full is nothing a log could report. */
+static void write_to(int file, const char *text, size_t bytes) {
+    while (bytes > 0) {
+        ssize_t n = write(file, text, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return;
+        text += n;
+        bytes -= (size_t)n;
+    }
+}
+
+static void write_all(const char *text, size_t bytes) {
+    write_to(STDERR_FILENO, text, bytes);
+}
+
+static void append(char *buffer, size_t *at, const char *text) {
+    size_t n = strlen(text);
+    memcpy(buffer + *at, text, n + 1);
+    *at += n;
+}
+
+/* The status line, the inside of its bar coloured. */
+static void append_status(char *buffer, size_t *at) {
+    const char *open = strchr(status, '['), *close = open ? strchr(open, ']') : NULL;
+    if (!colours || !close) {
+        append(buffer, at, status);
+        return;
+    }
+    char part[STATUS_MAX + 1];
+    snprintf(part, sizeof part, "%.*s", (int)(open + 1 - status), status);
+    append(buffer, at, part);
+    append(buffer, at, "\033[36m");
+    snprintf(part, sizeof part, "%.*s", (int)(close - open - 1), open + 1);
+    append(buffer, at, part);
+    append(buffer, at, "\033[0m");
+    append(buffer, at, close);
+}
+
+/* One line that can be shown, whatever is in it. */
+static void clean(char text[RECORD_MAX + 1]) {
+    char shown[RECORD_MAX + 1];
+    size_t n = strlen(text);
+    while (n > 0 && text[n - 1] == '\n')
+        text[--n] = '\0';
+    weft_text_show(text, shown, sizeof shown);
+    memcpy(text, shown, strlen(shown) + 1);
+}
+
+/* The same without making it wider. */
+static void blank_controls(char *text) {
+    while (*text) {
+        int n = weft_utf8_length(text);
+        bool shown = n && !weft_utf8_is_control(text, n);
+        for (int i = 0; !shown && i < (n ? n : 1); i++)
+            text[i] = ' ';
+        text += n ? n : 1;
+    }
+}
+
+/* Says that a text was cut, without leaving half a character of UTF-8. */
+static void mark_cut(char *text, size_t length) {
+    size_t n = length - 3;
+    while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
+        n--;
+    memcpy(text + n, "...", 4);
+}
+
+static void append_prefix(char *buffer, size_t *at, weft_log_level level) {
+    char text[PREFIX_MAX];
+    if (times) {
+        struct timespec now;
+        struct tm local;
+        char date[32], zone[8];
+        clock_gettime(CLOCK_REALTIME, &now);
+        localtime_r(&now.tv_sec, &local);
+        strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &local);
+        strftime(zone, sizeof zone, "%z", &local);
+        snprintf(text, sizeof text, "%s.%03d%s ", date, (int)(now.tv_nsec / 1000000), zone);
+        append(buffer, at, text);
+    }
+    const char *colour = colours ? levels[level].colour : "";
+    snprintf(text, sizeof text, "%s%-5s%s ", colour, levels[level].name, *colour ? "\033[0m" : "");
+    append(buffer, at, text);
+}
+
+void weft_log(weft_log_level level, const char *format, ...) {
+    if (!weft_log_enabled(level)) return;
+    int error = errno;
+    char text[RECORD_MAX + 1], buffer[RECORD_MAX + STATUS_MAX + 4 * PREFIX_MAX];
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (length > RECORD_MAX) mark_cut(text, RECORD_MAX);
+    clean(text);
+    size_t at = 0;
+    pthread_mutex_lock(&lock);
+    if (*status) append(buffer, &at, erase_line);
+    append_prefix(buffer, &at, level);
+    append(buffer, &at, text);
+    append(buffer, &at, "\n");
+    append_status(buffer, &at);
+    write_all(buffer, at);
+    if (copy >= 0) {
+        int n = snprintf(buffer, sizeof buffer, "%-5s %s\n", levels[level].name, text);
+        write_to(copy, buffer, (size_t)n);
+    }
+    pthread_mutex_unlock(&lock);
+    errno = error;
+}
+
+void weft_log_copy(int descriptor) {
+    pthread_mutex_lock(&lock);
+    copy = descriptor;
+    pthread_mutex_unlock(&lock);
+}
+
+int weft_log_status_width(void) {
+    pthread_once(&once, read_environment);
+    if (!terminal) return 0;
+    struct winsize size = {0};
+    int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+    if (width < 1) width = 80;
+    /* The last column stays free: some terminals go to the next line when it is written. */
+    if (width > 1) width--;
+    return width < STATUS_MAX / 4 ? width : STATUS_MAX / 4;
+}
+
+void weft_log_status(const char *text) {
+    pthread_once(&once, read_environment);
+    if (!terminal) return;
+    char buffer[STATUS_MAX + PREFIX_MAX];
+    size_t at = 0;
+    pthread_mutex_lock(&lock);
+    if (*status || (text && *text)) {
+        snprintf(status, sizeof status, "%s", text ? text : "");
+        blank_controls(status);
+        append(buffer, &at, erase_line);
+        append_status(buffer, &at);
+        write_all(buffer, at);
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,246 @@
+/* The progress bar. It is text for the log's status line, so all that concerns the screen is
+ * there; here is what to say, and when. */
+#include "base/progress.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    TEXT_MAX = 64,
+    NOTE_MAX = 128,
+    RATE_MAX = 256,
+    BAR_LEAST = 8,
+    BAR_MOST = 40,
+    BAR_WIDTH = 60
+};
+
+static const double redraw_seconds = 0.1, line_seconds = 30;
+
+struct weft_progress {
+    char label[TEXT_MAX], unit[TEXT_MAX], note[NOTE_MAX];
+    int64_t total, first, done;
+    double seconds, begun, shown; /* shown: when the last line or drawing was */
+    int tenth;                    /* of the way at the last line */
+};
+
+/* Columns of a text: characters of UTF-8. */
+static int columns(const char *text) {
+    int n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+/* Cuts a text to so many columns. */
+static void cut_columns(char *text, int width) {
+    for (int n = 0; *text; text++) {
+        if (((unsigned char)*text & 0xc0) == 0x80) continue;
+        if (n++ == width) {
+            *text = '\0';
+            return;
+        }
+    }
+}
+
+/* Cuts a text to so many columns at one of its commas, where there is one. */
+static void cut_parts(char *text, int width) {
+    if (columns(text) <= width) return;
+    cut_columns(text, width + 1);
+    char *comma = strrchr(text, ',');
+    if (comma) *comma = '\0';
+    cut_columns(text, width);
+}
+
+/* Copies as much of a text as fits, and no half character. */
+static void copy_text(char *to, size_t size, const char *from) {
+    size_t n = strnlen(from, size - 1);
+    while (n > 0 && from[n] && ((unsigned char)from[n] & 0xc0) == 0x80)
+        n--;
+    memcpy(to, from, n);
+    to[n] = '\0';
+}
+
+/* "8.2", "820", "8.2k", "8.2M". */
+static void format_rate(double rate, char *out, size_t size) {
+    static const char *const suffix[] = {"", "k", "M", "G", "T"};
+    int step = 0;
+    for (; rate >= 9999.5 && step < 4; step++)
+        rate /= 1000;
+    snprintf(out, size, rate < 99.95 ? "%.1f%s" : "%.0f%s", rate, suffix[step]);
+}
+
+/* "42s", "3m05s", "2h07m", "5d03h". */
+static void format_time(double seconds, char *out, size_t size) {
+    if (!(seconds < 1e9)) {
+        snprintf(out, size, "?");
+        return;
+    }
+    int64_t s = (int64_t)llround(seconds);
+    if (s < 60)
+        snprintf(out, size, "%ds", (int)s);
+    else if (s < 3600)
+        snprintf(out, size, "%dm%02ds", (int)(s / 60), (int)(s % 60));
+    else if (s < 86400)
+        snprintf(out, size, "%dh%02dm", (int)(s / 3600), (int)(s / 60 % 60));
+    else
+        snprintf(out, size, "%dd%02dh", (int)(s / 86400), (int)(s / 3600 % 24));
+}
+
+static double fraction(const weft_progress *p) {
+    if (p->total <= 0) return 0;
+    double f = (double)p->done / (double)p->total;
+    return f < 0 ? 0 : f > 1 ? 1 : f;
+}
+
+/* "3m05s left", or nothing where the end is unknown. */
+static void describe_left(const weft_progress *p, double now, char *out, size_t size) {
+    double passed = now - p->begun, moved = (double)(p->done - p->first);
+    double rest = (double)(p->total - p->done);
+    char left[16];
+    *out = '\0';
+    if (p->total <= 0) return;
+    format_time(rest <= 0 ? 0 : moved > 0 ? rest * passed / moved : INFINITY, left, sizeof left);
+    snprintf(out, size, "%s left", left);
+}
+
+/* "12.3 steps/s" */
+static void describe_speed(const weft_progress *p, double now, char *out, size_t size) {
+    double passed = now - p->begun, moved = (double)(p->done - p->first);
+    char rate[16] = "?";
+    if (passed > 0 && moved > 0) format_rate(moved / passed, rate, sizeof rate);
+    snprintf(out, size, "%s %s/s", rate, p->unit);
+}
+
+/* Parts with commas between them; empty ones are left out. */
+static void join(char *out, size_t size, const char *const *parts, int n) {
+    size_t at = 0;
+    *out = '\0';
+    for (int i = 0; i < n; i++)
+        if (*parts[i] && at < size)
+            at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
+}
+
+/* "12.3 steps/s, 3m05s left, loss 3.21" */
+static void describe_rate(const weft_progress *p, double now, char *out, size_t size) {
+    char speed[TEXT_MAX + 24], left[32];
+    describe_speed(p, now, speed, sizeof speed);
+    describe_left(p, now, left, sizeof left);
+    join(out, size, (const char *const[]){speed, left, p->note}, 3);
+}
+
+/* "120/1000 (12%)", or "120 steps" where the end is unknown. */
+static void describe_place(const weft_progress *p, char *out, size_t size) {
+    if (p->total > 0)
+        snprintf(out, size, "%lld/%lld (%d%%)", (long long)p->done, (long long)p->total,
+                 (int)(100 * fraction(p)));
+    else
+        snprintf(out, size, "%lld %s", (long long)p->done, p->unit);
+}
+
+/* What stands behind the bar. With `cut` it is shorter by the rate; what is too long even then loses
+ * the last parts of the note. */
+static void describe_tail(const weft_progress *p, double now, int cut, char *out, size_t size) {
+    char place[TEXT_MAX + 32], speed[TEXT_MAX + 24], left[32];
+    if (p->total > 0)
+        snprintf(place, sizeof place, "%lld/%lld", (long long)p->done, (long long)p->total);
+    else
+        snprintf(place, sizeof place, "%lld", (long long)p->done);
+    describe_speed(p, now, speed, sizeof speed);
+    describe_left(p, now, left, sizeof left);
+    join(out, size, (const char *const[]){place, cut ? "" : speed, left, p->note}, 4);
+}
+
+/* "train [=====>     ] 480/1000, 12.3 steps/s, 3m05s left, loss 3.21" in `width` columns: the bar takes
+ * what the words leave. On a terminal of the usual width it always has some columns; on a narrow one
+ * it goes. */
+static void draw_bar(const weft_progress *p, double now, int width) {
+    char head[TEXT_MAX + 4], tail[RATE_MAX + 128], line[2 * RATE_MAX + 256], bar[BAR_MOST + 4] = "";
+    snprintf(head, sizeof head, "%s ", p->label);
+    int words = width - columns(head) - 3, room = 0;
+    for (int cut = 0; cut < 2 && room < BAR_LEAST; cut++) {
+        describe_tail(p, now, cut, tail, sizeof tail);
+        room = words - columns(tail);
+    }
+    if (room < BAR_LEAST && width >= BAR_WIDTH && words - BAR_LEAST > 0) {
+        cut_parts(tail, words - BAR_LEAST);
+        room = words - columns(tail);
+    }
+    if (p->total > 0 && room >= BAR_LEAST) {
+        int length = room < BAR_MOST ? room : BAR_MOST, full = (int)(fraction(p) * length);
+        bar[0] = '[';
+        memset(bar + 1, '=', (size_t)full);
+        memset(bar + 1 + full, ' ', (size_t)(length - full));
+        if (full > 0 && full < length) bar[full] = '>';
+        memcpy(bar + 1 + length, "] ", 3);
+    }
+    snprintf(line, sizeof line, "%s%s%s", head, bar, tail);
+    cut_columns(line, width);
+    weft_log_status(line);
+}
+
+static void write_line(weft_progress *p, double now) {
+    char place[TEXT_MAX + 32], rate[RATE_MAX];
+    describe_place(p, place, sizeof place);
+    describe_rate(p, now, rate, sizeof rate);
+    weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
+}
+
+static void show(weft_progress *p, double now) {
+    int width = weft_log_status_width();
+    int tenth = (int)(10 * fraction(p));
+    if (width > 0) {
+        if (now - p->shown < redraw_seconds) return;
+        draw_bar(p, now, width);
+    } else {
+        /* The end is told by the summary. */
+        bool at_tenth = tenth > p->tenth && tenth < 10;
+        if (!at_tenth && now - p->shown < p->seconds) return;
+        write_line(p, now);
+        p->tenth = tenth;
+    }
+    p->shown = now;
+}
+
+weft_progress *weft_progress_begin(const weft_progress_options *options) {
+    weft_progress *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    copy_text(p->label, sizeof p->label, options->label ? options->label : "");
+    copy_text(p->unit, sizeof p->unit, options->unit ? options->unit : "steps");
+    p->total = options->total;
+    p->first = p->done = options->done;
+    p->seconds = options->seconds > 0 ? options->seconds : line_seconds;
+    p->begun = weft_clock();
+    p->shown = p->begun;
+    p->tenth = (int)(10 * fraction(p));
+    if (weft_log_enabled(WEFT_LOG_INFO) && weft_log_status_width() > 0)
+        draw_bar(p, p->begun, weft_log_status_width());
+    return p;
+}
+
+void weft_progress_update(weft_progress *p, int64_t done, const char *note) {
+    if (!p) return;
+    p->done = done;
+    if (!weft_log_enabled(WEFT_LOG_INFO)) return;
+    copy_text(p->note, sizeof p->note, note ? note : "");
+    show(p, weft_clock());
+}
+
+void weft_progress_end(weft_progress *p, bool summary) {
+    if (!p) return;
+    weft_log_status(NULL);
+    if (summary) {
+        double passed = weft_clock() - p->begun;
+        char rate[16], time[16];
+        format_rate(passed > 0 ? (double)(p->done - p->first) / passed : 0, rate, sizeof rate);
+        format_time(passed, time, sizeof time);
+        weft_log(WEFT_LOG_INFO, "%s %lld %s in %s, %s %s/s%s%s", p->label,
+                 (long long)(p->done - p->first), p->unit, time, rate, p->unit,
+                 *p->note ? ", " : "", p->note);
+    }
+    free(p);
+}

@@ -1,0 +1,34 @@
+/* Text that was written by others: names in files, in databases and in folders.
+ *
+ * A terminal obeys what it is shown. A name with an escape sequence in it could clear the screen,
+ * hide a line or answer in the user's place, so what is not weft's own text is shown escaped: control
+ * characters, those that turn the direction of writing, and bytes that are no UTF-8 as \xNN. */
+#ifndef WEFT_BASE_TEXT_H
+#define WEFT_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
+int weft_utf8_length(const char *text);
+/* Whether that letter of so many bytes would be obeyed rather than shown. */
+bool weft_utf8_is_control(const char *text, int length);
+
+/* Writes the text as it may be shown, ended by "..." where the room is too small. */
+void weft_text_show(const char *text, char *out, size_t room);
+/* The same in a room of the calling thread's own: eight such texts may be in use at a time. */
+const char *weft_shown(const char *text);
+
+enum { WEFT_COUNT_ROOM = 32 };
+/* A whole number as people read it, "1,234,567"; returns `out`. */
+const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]);
+
+/* Writes so many bytes of text as they may be shown; its line feeds and tabs stay. */
+void weft_text_print(FILE *out, const char *text, size_t bytes);
+
+/* A copy in which each byte that is no UTF-8 is U+FFFD; the caller frees it. NULL: no memory. */
+char *weft_text_repair(const char *text);
+
+#endif

@@ -1,0 +1,312 @@
+/* Prompts are made one after the other from the random seed, and a few of them are answered at a time. */
+#include "eval/needle.h"
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "data/corpus.h"
+#include "data/tasks.h"
+#include "generate/generator.h"
+#include "ops/cache.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOGETHER = 8, TOKENS_TOGETHER = 16384 };
+static const size_t TEXT_MOST = (size_t)1 << 30;
+
+/* One prompt and what came of it. */
+typedef struct {
+    int32_t *tokens, *answer, *said; /* of the prompt, the right answer, and the model's */
+    int64_t n, n_answer, n_said;
+    int32_t key;
+    int64_t id; /* of the generator */
+    bool ended;
+} needle_trial;
+
+typedef struct {
+    const weft_model *model;
+    const weft_tokenizer *tokenizer;
+    const weft_backend *backend;
+    weft_pool *pool;
+    const weft_needle_options *options;
+    weft_encoder *encoder;
+    int32_t *hay; /* the text's tokens; NULL: embedded text */
+    int64_t n_hay;
+    weft_new_file *details; /* NULL: none */
+    weft_progress *progress;
+    int64_t done;
+} needle_run;
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "needle: no memory");
+}
+
+static void trial_free(needle_trial *t) {
+    free(t->tokens);
+    free(t->answer);
+    free(t->said);
+    *t = (needle_trial){0};
+}
+
+/* The tokens of a text; malloc'd. */
+static weft_status encode(const needle_run *r, const char *text, size_t bytes, int32_t **out,
+                          int64_t *n) {
+    const int32_t *tokens;
+    *out = NULL;
+    WEFT_TRY(weft_encode(r->encoder, text, bytes, false, &tokens, n));
+    *out = malloc((size_t)(*n + 1) * sizeof **out);
+    if (!*out) return no_memory();
+    memcpy(*out, tokens, (size_t)*n * sizeof **out);
+    return WEFT_OK;
+}
+
+/* So many tokens of text, from a random place of it on; embedded text is new for each trial. */
+static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
+                           const weft_sequence_place *p, int64_t n, int32_t *out) {
+    if (!r->hay) {
+        int32_t *targets = malloc((size_t)(n + 1) * sizeof *targets);
+        if (!targets) return no_memory();
+        if (n > 0) weft_corpus_fill(p, n, out, targets);
+        free(targets);
+        return WEFT_OK;
+    }
+    if (r->n_hay < n)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: has %lld tokens, and a prompt needs %lld of it; give a longer text or "
+            "smaller --lengths",
+            r->options->text, (long long)r->n_hay, (long long)n);
+    int64_t at = weft_random_stream_below(random, (uint32_t)(r->n_hay - n + 1));
+    memcpy(out, r->hay + at, (size_t)n * sizeof *out);
+    return WEFT_OK;
+}
+
+/* Hay up to the depth, the needle, the rest of the hay, the question. */
+static weft_status lay_out(const needle_run *r, weft_random_stream *random,
+                           const weft_sequence_place *p, int64_t length, double depth,
+                           const int32_t *needle, int64_t n_needle, const int32_t *question,
+                           int64_t n_question, needle_trial *t) {
+    int64_t n_hay = length - n_needle - n_question - t->n_answer;
+    if (n_hay < 0)
+        return weft_fail(
+            WEFT_EINPUT,
+            "--lengths %lld: the key, the question and the answer alone have %lld tokens",
+            (long long)length, (long long)(length - n_hay));
+    t->n = length - t->n_answer;
+    t->tokens = malloc((size_t)t->n * sizeof *t->tokens);
+    int32_t *hay = malloc((size_t)(n_hay + 1) * sizeof *hay);
+    weft_status status = t->tokens && hay ? WEFT_OK : no_memory();
+    if (status == WEFT_OK) status = cut_hay(r, random, p, n_hay, hay);
+    if (status == WEFT_OK) {
+        int64_t at = llround(depth * (double)n_hay);
+        memcpy(t->tokens, hay, (size_t)at * sizeof *hay);
+        memcpy(t->tokens + at, needle, (size_t)n_needle * sizeof *needle);
+        memcpy(t->tokens + at + n_needle, hay + at, (size_t)(n_hay - at) * sizeof *hay);
+        memcpy(t->tokens + n_hay + n_needle, question, (size_t)n_question * sizeof *question);
+    }
+    free(hay);
+    return status;
+}
+
+/* Which text and which key belong to a trial, by the random seed alone. */
+static weft_status make_trial(const needle_run *r, int64_t length, double depth, int64_t number,
+                              needle_trial *t) {
+    const uint32_t sites[2] = {weft_random_site("needle.prompt.train"),
+                               weft_random_site("needle.prompt")};
+    weft_sequence_place p = {.split = WEFT_SPLIT_VAL,
+                             .iteration =
+                                 (uint32_t)(r->options->seed * 2654435761u + (uint64_t)length),
+                             .sequence = (uint32_t)number};
+    weft_random_stream random = weft_random_stream_at(&p, sites, 0);
+    char line[WEFT_NEEDLE_ROOM], answer[WEFT_NEEDLE_ROOM];
+    int32_t *needle = NULL, *question = NULL;
+    int64_t n_needle = 0, n_question = 0;
+    *t = (needle_trial){.key = (int32_t)weft_random_stream_below(&random, WEFT_NEEDLE_KEYS)};
+    int long_line = weft_needle_write(t->key, line),
+        long_answer = weft_needle_answer(t->key, answer);
+    weft_status status = encode(r, line, (size_t)long_line, &needle, &n_needle);
+    if (status == WEFT_OK)
+        status =
+            encode(r, weft_needle_question, strlen(weft_needle_question), &question, &n_question);
+    if (status == WEFT_OK)
+        status = encode(r, answer, (size_t)long_answer, &t->answer, &t->n_answer);
+    if (status == WEFT_OK)
+        status = lay_out(r, &random, &p, length, depth, needle, n_needle, question, n_question, t);
+    t->said = status == WEFT_OK ? calloc((size_t)t->n_answer, sizeof *t->said) : NULL;
+    if (status == WEFT_OK && !t->said) status = no_memory();
+    free(needle);
+    free(question);
+    return status;
+}
+
+static weft_status start_trial(weft_generator *g, needle_trial *t) {
+    weft_sampling sampling = weft_sampling_default();
+    sampling.temperature = 0;
+    sampling.max_tokens = t->n_answer;
+    sampling.end_token = -1;
+    sampling.token_only = true;
+    return weft_generator_add(g, t->tokens, t->n, &sampling, &t->id);
+}
+
+static weft_status take_tokens(weft_generator *g, needle_trial *t) {
+    weft_sampled token;
+    weft_take took;
+    while ((took = weft_generator_take(g, t->id, &token)) == WEFT_TAKE_TOKEN)
+        if (t->n_said < t->n_answer) t->said[t->n_said++] = token.token;
+    if (took == WEFT_TAKE_WAIT || t->ended) return WEFT_OK;
+    t->ended = true;
+    weft_generator_remove(g, t->id);
+    return took == WEFT_TAKE_BROKEN ? weft_generator_broken() : WEFT_OK;
+}
+
+/* Answers a few trials together; *pages is the most that were in use. */
+static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_t *pages) {
+    weft_generator_stats stats;
+    for (int i = 0; i < n; i++)
+        WEFT_TRY(start_trial(g, &trials[i]));
+    while (weft_generator_busy(g)) {
+        WEFT_TRY(weft_generator_step(g));
+        weft_generator_count(g, &stats);
+        if (stats.pages_used > *pages) *pages = stats.pages_used;
+        for (int i = 0; i < n; i++)
+            WEFT_TRY(take_tokens(g, &trials[i]));
+    }
+    for (int i = 0; i < n; i++)
+        WEFT_TRY(take_tokens(g, &trials[i]));
+    return WEFT_OK;
+}
+
+static json_t *text_json(const weft_tokenizer *t, const int32_t *tokens, int64_t n) {
+    char *text = NULL;
+    size_t bytes;
+    if (weft_tokenizer_decode(t, tokens, n, &text, &bytes) != WEFT_OK) return json_null();
+    json_t *string = weft_json_text(text);
+    free(text);
+    return string;
+}
+
+static weft_status write_details(const needle_run *r, int64_t length, double depth,
+                                 const needle_trial *t, bool right) {
+    char key[16];
+    snprintf(key, sizeof key, "%05d", (int)t->key);
+    json_t *line =
+        json_pack("{s:I, s:f, s:s, s:b, s:o, s:o}", "length", (json_int_t)length, "depth", depth,
+                  "key", key, "right", right, "answer", text_json(r->tokenizer, t->said, t->n_said),
+                  "prompt", text_json(r->tokenizer, t->tokens, t->n));
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    json_decref(line);
+    if (!text) return no_memory();
+    weft_status status = weft_new_file_put(r->details, text, (int64_t)strlen(text));
+    free(text);
+    return status == WEFT_OK ? weft_new_file_put(r->details, "\n", 1) : status;
+}
+
+static weft_status score_trial(const needle_run *r, int64_t length, double depth,
+                               const needle_trial *t, weft_needle_cell *cell) {
+    double good = 0;
+    for (int64_t i = 0; i < t->n_said; i++)
+        good += t->said[i] == t->answer[i];
+    bool right = t->n_said == t->n_answer && good >= (double)t->n_answer;
+    cell->right += right;
+    cell->tokens += good / (double)t->n_answer;
+    return r->details ? write_details(r, length, depth, t, right) : WEFT_OK;
+}
+
+/* A cell of the table, `together` trials at a time. */
+static weft_status fill_cell(needle_run *r, weft_generator *g, int64_t length, double depth,
+                             int together, weft_needle_cell *cell, int64_t *pages) {
+    needle_trial trials[TOGETHER] = {0};
+    weft_status status = WEFT_OK;
+    for (int64_t at = 0; status == WEFT_OK && at < r->options->trials; at += together) {
+        int n = (int)(r->options->trials - at < together ? r->options->trials - at : together);
+        for (int i = 0; i < n && status == WEFT_OK; i++)
+            status = make_trial(r, length, depth, at + i, &trials[i]);
+        if (status == WEFT_OK) status = answer(g, trials, n, pages);
+        for (int i = 0; i < n && status == WEFT_OK; i++)
+            status = score_trial(r, length, depth, &trials[i], cell);
+        for (int i = 0; i < n; i++)
+            trial_free(&trials[i]);
+        r->done += n;
+        weft_progress_update(r->progress, r->done, NULL);
+    }
+    cell->right /= (double)r->options->trials;
+    cell->tokens /= (double)r->options->trials;
+    return status;
+}
+
+/* One trial alone: what its cache takes. */
+static weft_status measure_cache(const needle_run *r, weft_generator *g, int64_t length,
+                                 int64_t *bytes) {
+    needle_trial t = {0};
+    int64_t pages = 0;
+    weft_generator_stats stats;
+    weft_status status = make_trial(r, length, r->options->depths[0], 0, &t);
+    if (status == WEFT_OK) status = answer(g, &t, 1, &pages);
+    weft_generator_count(g, &stats);
+    *bytes =
+        pages * WEFT_PAGE_TOKENS * stats.cache_bytes_per_token + stats.cache_bytes_per_sequence;
+    trial_free(&t);
+    return status;
+}
+
+static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
+    const weft_needle_options *o = r->options;
+    int64_t length = o->lengths[i], together = TOKENS_TOGETHER / length, pages = 0;
+    if (together > TOGETHER) together = TOGETHER;
+    if (together < 1) together = 1;
+    weft_generator_limits limits = {.sequences = together, .context = length, .no_sharing = true};
+    weft_generator *g;
+    WEFT_TRY(weft_generator_open(r->model, r->backend, r->pool, &limits, &g));
+    weft_status status = measure_cache(r, g, length, &out->cache_bytes[i]);
+    for (int d = 0; status == WEFT_OK && d < o->n_depths; d++)
+        status = fill_cell(r, g, length, o->depths[d], (int)together, &out->cells[i][d], &pages);
+    weft_generator_close(g);
+    return status;
+}
+
+static weft_status read_hay(needle_run *r) {
+    char *text;
+    size_t bytes;
+    if (!r->options->text && weft_tokenizer_vocab(r->tokenizer) != WEFT_CORPUS_VOCAB)
+        return weft_fail(WEFT_EINPUT, "--needle: embedded text is for tokenizers of bytes; --text "
+                                      "FILE gives another to hide keys in");
+    if (!r->options->text) return WEFT_OK;
+    WEFT_TRY(weft_file_read(r->options->text, TEXT_MOST, &text, &bytes));
+    weft_status status = encode(r, text, bytes, &r->hay, &r->n_hay);
+    free(text);
+    return status;
+}
+
+static weft_status run(needle_run *r, weft_needle_score *out) {
+    const weft_needle_options *o = r->options;
+    WEFT_TRY(weft_encoder_open(r->tokenizer, &r->encoder));
+    WEFT_TRY(read_hay(r));
+    weft_progress_options bar = {
+        .label = "needle", .unit = "answers", .total = o->n_lengths * o->n_depths * o->trials};
+    if (!o->quiet) r->progress = weft_progress_begin(&bar);
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < o->n_lengths; i++)
+        status = fill_length(r, i, out);
+    weft_progress_end(r->progress, false);
+    return status;
+}
+
+weft_status weft_needle(const weft_model *m, const weft_tokenizer *t, const weft_backend *backend,
+                        weft_pool *pool, const weft_needle_options *options,
+                        weft_needle_score *out) {
+    needle_run r = {
+        .model = m, .tokenizer = t, .backend = backend, .pool = pool, .options = options};
+    weft_new_file file;
+    *out = (weft_needle_score){0};
+    if (options->details) {
+        WEFT_TRY(weft_new_file_begin(&file, options->details));
+        r.details = &file;
+    }
+    weft_status status = run(&r, out);
+    if (r.details) status = weft_new_file_end(&file, status);
+    weft_encoder_close(r.encoder);
+    free(r.hay);
+    return status;
+}

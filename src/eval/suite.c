@@ -1,0 +1,327 @@
+/* Questions are read first and become requests: tokens, and how many of the last are the choice's. A
+ * request is one pass with targets at the choice's places alone, so the mean cross-entropy times their
+ * number is the log-likelihood. Passes are built for a few lengths (powers of two up to the model's
+ * block) and requests are padded to the next one at their end, which a causal model does not see;
+ * requests are taken length by length, so each pass is built once. */
+#include "eval/suite.h"
+
+#include "base/files.h"
+#include "model/session.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
+static const size_t FILE_MOST = (size_t)1 << 32;
+
+typedef struct {
+    int32_t *tokens; /* [n]: context, then choice */
+    int64_t n, choice;
+    double characters;
+    double likelihood;
+} request;
+
+typedef struct {
+    int64_t first, n, answer; /* requests first .. first + n - 1 */
+} question;
+
+typedef struct {
+    const weft_model *model;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_encoder *encoder;
+    int32_t begin; /* in place of an empty context; -1: none */
+    const char *path;
+    request *requests;
+    int64_t n_requests, request_room;
+    question *questions;
+    int64_t n_questions, question_room;
+} suite;
+
+static void suite_free(suite *s) {
+    for (int64_t i = 0; i < s->n_requests; i++)
+        free(s->requests[i].tokens);
+    free(s->requests);
+    free(s->questions);
+    weft_encoder_close(s->encoder);
+}
+
+/* Room for one more in a list. */
+static bool grow(void **list, int64_t n, int64_t *room, size_t size) {
+    if (n < *room) return true;
+    int64_t wanted = *room ? 2 * *room : 64;
+    void *grown = realloc(*list, (size_t)wanted * size);
+    if (!grown) return false;
+    *list = grown;
+    *room = wanted;
+    return true;
+}
+
+static weft_status no_memory(const suite *s) {
+    return weft_fail(WEFT_ENOMEM, "%s: no memory", s->path);
+}
+
+static bool is_blank(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* Code points: every byte that does not continue one. */
+static double count_characters(const char *text) {
+    double n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+static weft_status encode(const suite *s, const char *text, size_t bytes, const int32_t **tokens,
+                          int64_t *n) {
+    return weft_encode(s->encoder, text, bytes, false, tokens, n);
+}
+
+/* The tokens of both together; those behind the context's own number are the choice's. */
+static weft_status encode_pair(suite *s, const char *context, const char *choice, request *r) {
+    size_t head = strlen(context), tail = strlen(choice);
+    char *whole = malloc(head + tail + 1);
+    if (!whole) return no_memory(s);
+    snprintf(whole, head + tail + 1, "%s%s", context, choice);
+    size_t bytes = head + tail;
+    while (head > 0 && is_blank(whole[head - 1]))
+        head--;
+    const int32_t *tokens;
+    int64_t n_context = 0, n = 0;
+    weft_status status = head ? encode(s, whole, head, &tokens, &n_context) : WEFT_OK;
+    if (status == WEFT_OK) status = encode(s, whole, bytes, &tokens, &n);
+    int64_t extra = head == 0;
+    if (status == WEFT_OK && extra && s->begin < 0)
+        status =
+            weft_fail(WEFT_EINPUT, "a context is empty, and the tokenizer has no token to begin "
+                                   "with");
+    if (status == WEFT_OK && n <= n_context)
+        status = weft_fail(WEFT_EINPUT, "choice '%.40s' adds no token to its context", choice);
+    r->tokens = status == WEFT_OK ? malloc((size_t)(n + extra) * sizeof *r->tokens) : NULL;
+    if (status == WEFT_OK && !r->tokens) status = no_memory(s);
+    if (status == WEFT_OK) {
+        if (extra) r->tokens[0] = s->begin;
+        memcpy(r->tokens + extra, tokens, (size_t)n * sizeof *tokens);
+        r->n = n + extra;
+        r->choice = n - n_context;
+        r->characters = count_characters(choice);
+    }
+    free(whole);
+    return status;
+}
+
+/* What is too long loses its beginning: time + 1 tokens are read and told. */
+static weft_status cut_request(const suite *s, request *r) {
+    int64_t most = s->model->config.gpt2_block_size + 1;
+    if (r->choice > s->model->config.gpt2_block_size)
+        return weft_fail(WEFT_EINPUT, "a choice has %lld tokens, but GPT2_BLOCK_SIZE is %lld",
+                         (long long)r->choice, (long long)s->model->config.gpt2_block_size);
+    if (r->n <= most) return WEFT_OK;
+    memmove(r->tokens, r->tokens + (r->n - most), (size_t)most * sizeof *r->tokens);
+    r->n = most;
+    return WEFT_OK;
+}
+
+static weft_status add_request(suite *s, const char *context, const char *choice) {
+    if (!grow((void **)&s->requests, s->n_requests, &s->request_room, sizeof *s->requests))
+        return no_memory(s);
+    request *r = &s->requests[s->n_requests];
+    *r = (request){0};
+    WEFT_TRY(encode_pair(s, context, choice, r));
+    s->n_requests++;
+    return cut_request(s, r);
+}
+
+static weft_status add_question(suite *s, const json_t *line) {
+    const char *context = json_string_value(json_object_get(line, "context"));
+    const json_t *choices = json_object_get(line, "choices");
+    const json_t *answer = json_object_get(line, "answer");
+    size_t n = json_array_size(choices);
+    if (!context || n < 1 || n > CHOICES_MOST || !json_is_integer(answer))
+        return weft_fail(WEFT_EINPUT, "a question is {\"context\": text, \"choices\": [texts], "
+                                      "\"answer\": number}");
+    if (json_integer_value(answer) < 0 || json_integer_value(answer) >= (json_int_t)n)
+        return weft_fail(WEFT_EINPUT, "answer is %lld, but the choices are 0 to %lld",
+                         (long long)json_integer_value(answer), (long long)n - 1);
+    if (!grow((void **)&s->questions, s->n_questions, &s->question_room, sizeof *s->questions))
+        return no_memory(s);
+    s->questions[s->n_questions++] =
+        (question){s->n_requests, (int64_t)n, json_integer_value(answer)};
+    for (size_t i = 0; i < n; i++) {
+        const char *choice = json_string_value(json_array_get(choices, i));
+        if (!choice || !*choice)
+            return weft_fail(WEFT_EINPUT, "choice %lld is no text, or an empty one", (long long)i);
+        WEFT_TRY(add_request(s, context, choice));
+    }
+    return WEFT_OK;
+}
+
+static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t number) {
+    json_error_t error;
+    json_t *line = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!line) return weft_fail(WEFT_EINPUT, "%s:%lld: %s", s->path, (long long)number, error.text);
+    weft_status status = add_question(s, line);
+    json_decref(line);
+    if (status != WEFT_EINPUT) return status;
+    char why[512];
+    snprintf(why, sizeof why, "%s", weft_error_message());
+    return weft_fail(WEFT_EINPUT, "%s:%lld: %s", s->path, (long long)number, why);
+}
+
+static weft_status read_questions(suite *s) {
+    char *text;
+    size_t bytes;
+    WEFT_TRY(weft_file_read(s->path, FILE_MOST, &text, &bytes));
+    weft_status status = WEFT_OK;
+    int64_t number = 0;
+    for (size_t at = 0; status == WEFT_OK && at < bytes;) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        size_t length = end ? (size_t)(end - (text + at)) : bytes - at;
+        size_t blank = 0;
+        number++;
+        while (blank < length && is_blank(text[at + blank]))
+            blank++;
+        if (blank < length) status = read_line(s, text + at, length, number);
+        at += length + 1;
+    }
+    free(text);
+    if (status == WEFT_OK && s->n_questions == 0)
+        status = weft_fail(WEFT_EINPUT, "%s: there is no question in it", s->path);
+    return status;
+}
+
+/* The length that a request's pass is built for. */
+static int64_t padded_time(const suite *s, const request *r) {
+    int64_t time = LEAST_TIME, most = s->model->config.gpt2_block_size;
+    while (time < r->n - 1)
+        time *= 2;
+    return time < most ? time : most;
+}
+
+static weft_status score_request(weft_session *session, int64_t time, int32_t *tokens,
+                                 int32_t *targets, request *r) {
+    weft_loss_parts parts;
+    for (int64_t t = 0; t < time; t++) {
+        tokens[t] = t < r->n - 1 ? r->tokens[t] : 0;
+        targets[t] = t < r->n - 1 && t >= r->n - 1 - r->choice ? r->tokens[t + 1] : -1;
+    }
+    WEFT_TRY(weft_session_run(session, tokens, targets, NULL));
+    WEFT_TRY(weft_session_losses(session, &parts));
+    r->likelihood = -parts.cross_entropy * (double)r->choice;
+    return WEFT_OK;
+}
+
+/* All requests of one length. */
+static weft_status score_length(suite *s, int64_t time, int32_t *tokens, int32_t *targets) {
+    weft_session session;
+    bool open = false;
+    weft_status status = WEFT_OK;
+    weft_build build = {.batch = 1, .time = time, .dtype = s->model->dtype};
+    for (int64_t i = 0; status == WEFT_OK && i < s->n_requests; i++) {
+        if (padded_time(s, &s->requests[i]) != time) continue;
+        if (!open) {
+            WEFT_TRY(
+                weft_session_open(s->model, s->backend, s->pool, &build, false, false, &session));
+            open = true;
+        }
+        status = score_request(&session, time, tokens, targets, &s->requests[i]);
+    }
+    if (open) weft_session_close(&session);
+    return status;
+}
+
+static weft_status score_requests(suite *s) {
+    int64_t most = s->model->config.gpt2_block_size;
+    int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
+    if (!tokens) return no_memory(s);
+    weft_status status = WEFT_OK;
+    for (int64_t time = LEAST_TIME < most ? LEAST_TIME : most; status == WEFT_OK; time *= 2) {
+        if (time > most) time = most;
+        status = score_length(s, time, tokens, tokens + most);
+        if (time == most) break;
+    }
+    free(tokens);
+    return status;
+}
+
+/* The likeliest choice; bit-equal ones: the first. */
+static int64_t choose(const suite *s, const question *q, bool normalised) {
+    int64_t best = 0;
+    double most = -INFINITY;
+    for (int64_t i = 0; i < q->n; i++) {
+        const request *r = &s->requests[q->first + i];
+        double value = normalised ? r->likelihood / r->characters : r->likelihood;
+        if (value <= most) continue;
+        most = value;
+        best = i;
+    }
+    return best;
+}
+
+static double standard_error(double share, int64_t n) {
+    return n > 1 ? sqrt(share * (1 - share) / (double)(n - 1)) : 0;
+}
+
+static void sum_up(const suite *s, weft_suite_score *out) {
+    int64_t right = 0, right_norm = 0;
+    for (int64_t i = 0; i < s->n_questions; i++) {
+        const question *q = &s->questions[i];
+        right += choose(s, q, false) == q->answer;
+        right_norm += choose(s, q, true) == q->answer;
+    }
+    double n = (double)s->n_questions;
+    *out = (weft_suite_score){
+        .questions = s->n_questions, .acc = (double)right / n, .acc_norm = (double)right_norm / n};
+    out->acc_error = standard_error(out->acc, s->n_questions);
+    out->acc_norm_error = standard_error(out->acc_norm, s->n_questions);
+}
+
+static weft_status write_question(const suite *s, const question *q, weft_new_file *f) {
+    json_t *likelihoods = json_array();
+    for (int64_t i = 0; i < q->n; i++)
+        json_array_append_new(likelihoods, json_real(s->requests[q->first + i].likelihood));
+    json_t *line = json_pack("{s:I, s:I, s:I, s:o}", "answer", (json_int_t)q->answer, "chosen",
+                             (json_int_t)choose(s, q, false), "chosen_norm",
+                             (json_int_t)choose(s, q, true), "loglikelihoods", likelihoods);
+    char *text = line ? json_dumps(line, JSON_REAL_PRECISION(12)) : NULL;
+    json_decref(line);
+    if (!text) return no_memory(s);
+    weft_status status = weft_new_file_put(f, text, (int64_t)strlen(text));
+    free(text);
+    return status == WEFT_OK ? weft_new_file_put(f, "\n", 1) : status;
+}
+
+static weft_status write_details(const suite *s, const char *path) {
+    weft_new_file f;
+    WEFT_TRY(weft_new_file_begin(&f, path));
+    weft_status status = WEFT_OK;
+    for (int64_t i = 0; status == WEFT_OK && i < s->n_questions; i++)
+        status = write_question(s, &s->questions[i], &f);
+    return weft_new_file_end(&f, status);
+}
+
+weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
+                       const weft_backend *backend, weft_pool *pool, const char *path,
+                       const char *details, weft_suite_score *out) {
+    suite s = {.model = m,
+               .backend = backend,
+               .pool = pool,
+               .path = path,
+               .begin = weft_tokenizer_end(tokenizer)};
+    if (!m->config.causal)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a model with CAUSAL=n has seen the answers; its "
+                         "likelihoods mean nothing",
+                         path);
+    WEFT_TRY(weft_encoder_open(tokenizer, &s.encoder));
+    weft_status status = read_questions(&s);
+    if (status == WEFT_OK) status = score_requests(&s);
+    if (status == WEFT_OK) sum_up(&s, out);
+    if (status == WEFT_OK && details) status = write_details(&s, details);
+    suite_free(&s);
+    return status;
+}

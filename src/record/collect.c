@@ -1,0 +1,277 @@
+/* Reading metrics.jsonl. */
+#include "record/collect.h"
+
+#include "base/files.h"
+#include "base/json.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20, FACT_MOST = 1 << 16 };
+
+/* What is summed up while the lines go by. */
+typedef struct {
+    const weft_study *study;
+    const weft_record_run *job;
+    int64_t iters; /* of the whole training */
+    int64_t last;  /* the last line's step */
+    double val_loss, best_val_loss, metric_value;
+    double tail_sum; /* cross-entropy of the last STUDY_TAIL steps' lines */
+    int64_t tail_lines;
+    int64_t skipped;
+    double seconds; /* of training: steps over their rate */
+    char metric[32];
+} summary;
+
+/* The dataset's own metric is the one key whose name ends on _accuracy. */
+static double metric_of(const json_t *line, char name[32]) {
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)line, key, value) {
+        size_t n = strlen(key);
+        if (n <= 9 || strcmp(key + n - 9, "_accuracy") != 0) continue;
+        snprintf(name, 32, "%s", key);
+        return json_is_number(value) ? json_number_value(value) : NAN;
+    }
+    return NAN;
+}
+
+static weft_status add_event(weft_database *d, const summary *u, int64_t step, const char *kind,
+                             const char *format, double value) {
+    char detail[64];
+    snprintf(detail, sizeof detail, format, value);
+    return weft_record_event(d, u->job->run, step, kind, detail);
+}
+
+static weft_status add_events(weft_database *d, summary *u, const json_t *line, int64_t step) {
+    if (json_is_true(json_object_get(line, "spike")))
+        WEFT_TRY(add_event(d, u, step, "spike", "grad_norm %.9g",
+                           weft_json_number_of(line, "grad_norm")));
+    if (json_is_true(json_object_get(line, "reset")))
+        WEFT_TRY(weft_record_event(d, u->job->run, step, "reset", "the moments"));
+    int64_t skipped = (int64_t)json_integer_value(json_object_get(line, "skipped"));
+    if (skipped <= u->skipped) return WEFT_OK;
+    u->skipped = skipped;
+    return add_event(d, u, step, "skipped", "%.0f so far", (double)skipped);
+}
+
+static void sum_up(summary *u, const json_t *line, int64_t step) {
+    double rate = weft_json_number_of(line, "tokens_per_s"),
+           val = weft_json_number_of(line, "val_loss");
+    double cross_entropy = weft_json_number_of(line, "cross_entropy");
+    const weft_config *c = &u->study->built[u->job->step].config;
+    if (rate > 0) u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
+    u->val_loss = val;
+    if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
+    if (step > u->iters - u->study->base.study_tail) {
+        u->tail_sum += cross_entropy;
+        u->tail_lines++;
+    }
+    u->last = step;
+}
+
+static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
+    const json_t *at = json_object_get(line, "step");
+    if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
+    int64_t step = (int64_t)json_integer_value(at);
+    if (step < u->last || step > u->iters)
+        return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
+                         (long long)step, (long long)u->last, (long long)u->iters);
+    u->metric_value = metric_of(line, u->metric);
+    WEFT_TRY(weft_database_run(
+        d,
+        "INSERT INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
+        " val_loss, metric_value, lr, grad_norm, tokens_per_s)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "iidddddddddd", u->job->run, step, weft_json_number_of(line, "loss"),
+        weft_json_number_of(line, "cross_entropy"), weft_json_number_of(line, "aux_z"),
+        weft_json_number_of(line, "aux_contrastive"), weft_json_number_of(line, "logits_z"),
+        weft_json_number_of(line, "val_loss"), u->metric_value, weft_json_number_of(line, "lr"),
+        weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s")));
+    WEFT_TRY(add_events(d, u, line, step));
+    sum_up(u, line, step);
+    return WEFT_OK;
+}
+
+static weft_status read_lines(weft_database *d, summary *u, const char *path) {
+    char *text = NULL;
+    size_t room = 0;
+    ssize_t n;
+    long number = 0;
+    FILE *file;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return WEFT_EINPUT;
+    weft_status status = WEFT_OK;
+    while (status == WEFT_OK && (n = getline(&text, &room, file)) > 0) {
+        json_error_t error;
+        json_t *line = weft_json_read(text, (size_t)n, 0, &error);
+        number++;
+        status = line ? add_line(d, u, line)
+                      : weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
+        json_decref(line);
+    }
+    free(text);
+    fclose(file);
+    return status;
+}
+
+static double train_loss_of(const summary *u) {
+    return u->tail_lines ? u->tail_sum / (double)u->tail_lines : NAN;
+}
+
+static double score_of(const summary *u) {
+    switch (u->study->base.study_score) {
+    case WEFT_STUDY_SCORE_TRAIN_LOSS:
+        return train_loss_of(u);
+    case WEFT_STUDY_SCORE_METRIC:
+        return u->metric_value;
+    default:
+        return u->val_loss;
+    }
+}
+
+static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,
+                                const char *weights) {
+    char now[WEFT_TIME_ROOM];
+    const weft_config *c = &u->study->built[u->job->step].config;
+    double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
+    bool metric = *u->metric != '\0';
+    weft_time_now(now);
+    /* A run that diverged has losses on its way, but no result. */
+    double none = e->diverged ? NAN : 0;
+    return weft_database_run(
+        d,
+        "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
+        " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
+        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
+        " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
+        u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
+        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
+        u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
+}
+
+static weft_status add_fact(weft_database *d, int64_t run, const char *name, const json_t *value) {
+    static const char sql[] = "INSERT INTO facts(run, name, value) VALUES (?, ?, ?)";
+    if (json_is_string(value) && json_string_length(value) > FACT_MOST) return WEFT_OK;
+    if (json_is_string(value))
+        return weft_database_run(d, sql, "iss", run, name, json_string_value(value));
+    if (json_is_integer(value))
+        return weft_database_run(d, sql, "isi", run, name, (int64_t)json_integer_value(value));
+    return weft_database_run(d, sql, "isd", run, name, json_number_value(value));
+}
+
+/* What the run says of itself in result.json. */
+static weft_status take_facts(weft_database *d, const summary *u, const weft_ending *e) {
+    char path[WEFT_PATH_MAX];
+    const char *name;
+    json_t *value;
+    WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
+    json_t *result = weft_json_file(path, RESULT_MOST);
+    weft_status status = weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
+    json_object_foreach(json_object_get(result, "facts"), name, value) {
+        if (status == WEFT_OK && !json_is_null(value))
+            status = add_fact(d, u->job->run, name, value);
+    }
+    json_decref(result);
+    return status;
+}
+
+static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
+                            const char *weights) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/metrics.jsonl", e->folder));
+    WEFT_TRY(weft_database_run(d, "DELETE FROM metrics WHERE run = ?", "i", u->job->run));
+    WEFT_TRY(weft_database_run(d,
+                               "DELETE FROM events WHERE run = ? AND kind IN"
+                               " ('spike', 'reset', 'skipped', 'equal', 'unequal')",
+                               "i", u->job->run));
+    WEFT_TRY(read_lines(d, u, path));
+    if (!e->diverged && u->last != u->iters)
+        return weft_fail(WEFT_EINPUT, "%s: ends at step %lld of %lld", path, (long long)u->last,
+                         (long long)u->iters);
+    WEFT_TRY(take_facts(d, u, e));
+    return write_result(d, u, e, weights);
+}
+
+weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_record_run *job,
+                             const weft_ending *ending, double *score) {
+    char path[WEFT_PATH_MAX], weights[16];
+    weft_sum sum = {0};
+    summary u = {.study = s,
+                 .job = job,
+                 .iters = s->built[job->step].iters,
+                 .val_loss = NAN,
+                 .best_val_loss = NAN,
+                 .metric_value = NAN};
+    WEFT_TRY(weft_path(path, "%s/last/model.safetensors", ending->folder));
+    bool kept; /* a run may diverge before its first checkpoint */
+    if (weft_path_there(path, &kept) != WEFT_OK) return WEFT_EINPUT;
+    if ((kept || !ending->diverged) && weft_file_sum(path, &sum) != WEFT_OK)
+        return WEFT_EINPUT; /* with its message: the run's fault, not the database's */
+    snprintf(weights, sizeof weights, "%08x", (unsigned)sum.crc);
+    WEFT_TRY(weft_database_begin(d));
+    weft_status status = take_run(d, &u, ending, kept ? weights : NULL);
+    *score = ending->diverged ? NAN : score_of(&u);
+    return weft_database_finish(d, status);
+}
+
+void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
+    json_t *object = weft_json_file(path, RESULT_MOST);
+    const char *word = json_string_value(json_object_get(object, "end"));
+    const char *line = json_string_value(json_object_get(object, "why"));
+    snprintf(end, 16, "%s", word ? word : "");
+    snprintf(why, room, "%s", line ? line : "");
+    json_decref(object);
+}
+
+void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
+    char path[WEFT_PATH_MAX], tail[TAIL + 1];
+    FILE *file;
+    *step = 0;
+    *loss = NAN;
+    if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return;
+    if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
+    size_t n = fread(tail, 1, TAIL, file);
+    fclose(file);
+    while (n > 0 && tail[n - 1] != '\n')
+        n--; /* half a line */
+    if (n == 0) return;
+    size_t from = n - 1;
+    while (from > 0 && tail[from - 1] != '\n')
+        from--;
+    json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
+    *step = (int64_t)json_integer_value(json_object_get(line, "step"));
+    *loss = weft_json_number_of(line, "loss");
+    json_decref(line);
+}
+
+static int compare_numbers(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double weft_collect_rate(const char *folder) {
+    char path[WEFT_PATH_MAX], *text = NULL;
+    size_t room = 0;
+    ssize_t n;
+    double rates[RATES_MOST];
+    int count = 0, lines = 0;
+    FILE *file;
+    if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return NAN;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) return NAN;
+    while ((n = getline(&text, &room, file)) > 0) {
+        json_t *line = weft_json_read(text, (size_t)n, 0, NULL);
+        double rate = weft_json_number_of(line, "tokens_per_s");
+        if (lines++ > 0 && rate > 0 && count < RATES_MOST) rates[count++] = rate;
+        json_decref(line);
+    }
+    free(text);
+    fclose(file);
+    if (count == 0) return NAN;
+    qsort(rates, (size_t)count, sizeof *rates, compare_numbers);
+    return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
+}

@@ -1,0 +1,142 @@
+/* The weights are compared as files, not by their checksums: the claim is about bytes, and a file that
+ * was changed after its run shows. */
+#include "record/repeats.h"
+
+#include "base/files.h"
+
+#include "base/log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BLOCK = 1 << 20, DETAIL_ROOM = 512 };
+
+static void difference_of(const unsigned char *a, size_t n, const unsigned char *b, size_t m,
+                          int64_t at, char *detail) {
+    size_t i = 0;
+    while (i < n && i < m && a[i] == b[i])
+        i++;
+    snprintf(detail, DETAIL_ROOM, "the weights differ from byte %lld on",
+             (long long)(at + (int64_t)i));
+}
+
+/* Whether two files are the same; *bytes of them, or what differs. */
+static weft_status compare_files(const char *a, const char *b, int64_t *bytes, char *detail) {
+    unsigned char *block = malloc(2 * BLOCK);
+    FILE *one = NULL, *two = NULL;
+    weft_status status = block ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory to read it", a);
+    if (status == WEFT_OK) status = weft_file_open_stream(a, &one);
+    if (status == WEFT_OK) status = weft_file_open_stream(b, &two);
+    size_t n = 1;
+    *bytes = 0;
+    while (status == WEFT_OK && n > 0 && !*detail) {
+        n = fread(block, 1, BLOCK, one);
+        size_t m = fread(block + BLOCK, 1, BLOCK, two);
+        if (ferror(one) || ferror(two))
+            status = weft_fail(WEFT_EIO, "%s: %s", ferror(one) ? a : b, strerror(errno));
+        else if (n != m || memcmp(block, block + BLOCK, n) != 0)
+            difference_of(block, n, block + BLOCK, m, *bytes, detail);
+        *bytes += (int64_t)n;
+    }
+    if (one) fclose(one);
+    if (two) fclose(two);
+    free(block);
+    return status;
+}
+
+static weft_status find_weights(const char *folder, const weft_record_run *job,
+                                char path[WEFT_PATH_MAX], bool *there) {
+    WEFT_TRY(weft_path(path, "%s/%s/last/model.safetensors", folder, job->folder));
+    return weft_path_there(path, there);
+}
+
+static weft_status compare_weights(const char *folder, const weft_record_run *run,
+                                   const weft_record_run *first, int64_t *bytes, char *detail) {
+    char a[WEFT_PATH_MAX], b[WEFT_PATH_MAX];
+    bool mine, other;
+    *bytes = 0;
+    WEFT_TRY(find_weights(folder, run, a, &mine));
+    WEFT_TRY(find_weights(folder, first, b, &other));
+    if (mine && other) return compare_files(a, b, bytes, detail);
+    if (mine != other)
+        snprintf(detail, DETAIL_ROOM, "%s has no weights", mine ? first->folder : run->folder);
+    return WEFT_OK;
+}
+
+/* The first step at which the rows of two runs are not the same, time apart. */
+static weft_status compare_metrics(weft_database *d, const weft_record_run *run,
+                                   const weft_record_run *first, int64_t *rows, char *detail) {
+    static const char columns[] = "step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
+                                  " val_loss, metric_value, lr, grad_norm";
+    char sql[1024];
+    int64_t others, step;
+    snprintf(sql, sizeof sql,
+             "SELECT min(step) FROM (SELECT * FROM (SELECT %s FROM metrics WHERE run = ?1 EXCEPT"
+             " SELECT %s FROM metrics WHERE run = ?2) UNION ALL SELECT * FROM (SELECT %s FROM"
+             " metrics WHERE run = ?2 EXCEPT SELECT %s FROM metrics WHERE run = ?1))",
+             columns, columns, columns, columns);
+    WEFT_TRY(weft_database_number(d, 0, rows, "SELECT count(*) FROM metrics WHERE run = ?", "i",
+                                  run->run));
+    WEFT_TRY(weft_database_number(d, 0, &others, "SELECT count(*) FROM metrics WHERE run = ?", "i",
+                                  first->run));
+    WEFT_TRY(weft_database_number(d, -1, &step, sql, "ii", run->run, first->run));
+    if (step < 0 && others == *rows) return WEFT_OK;
+    size_t at = strlen(detail);
+    snprintf(detail + at, DETAIL_ROOM - at, "%sthe metrics differ from step %lld on",
+             at ? "; " : "", (long long)step);
+    return WEFT_OK;
+}
+
+static weft_status compare_runs(weft_database *d, const char *folder, const weft_record_run *run,
+                                const weft_record_run *first, weft_repeats *out) {
+    char detail[DETAIL_ROOM] = "";
+    int64_t bytes, rows;
+    if (run->status != first->status)
+        snprintf(detail, sizeof detail, "%s is %s", first->folder,
+                 weft_run_status_name(first->status));
+    WEFT_TRY(compare_weights(folder, run, first, &bytes, detail));
+    WEFT_TRY(compare_metrics(d, run, first, &rows, detail));
+    bool equal = !*detail;
+    out->equal += equal;
+    out->unequal += !equal;
+    if (equal)
+        snprintf(detail, sizeof detail, "%lld bytes of weights and %lld rows of metrics are %s's",
+                 (long long)bytes, (long long)rows, first->folder);
+    else
+        weft_log(WEFT_LOG_WARN, "%s does not repeat %s: %s", run->folder, first->folder, detail);
+    return weft_record_event(d, run->run, -1, equal ? "equal" : "unequal", detail);
+}
+
+static bool is_ended(const weft_record_run *job) {
+    return job->status == WEFT_RUN_DONE || job->status == WEFT_RUN_DIVERGED;
+}
+
+static weft_status check_all(weft_database *d, const weft_study *s, const weft_record_runs *jobs,
+                             const char *folder, weft_repeats *out) {
+    WEFT_TRY(weft_database_script(d, "DELETE FROM events WHERE kind IN ('equal', 'unequal')"));
+    for (int i = 0; i < jobs->n; i++) {
+        const weft_record_run *run = &jobs->list[i];
+        int repeated = s->steps.list[run->step].repeats;
+        for (int k = 0; repeated >= 0 && k < jobs->n; k++) {
+            const weft_record_run *first = &jobs->list[k];
+            if (first->step != repeated || first->rate != run->rate || first->seed != run->seed)
+                continue;
+            if (is_ended(run) && is_ended(first))
+                WEFT_TRY(compare_runs(d, folder, run, first, out));
+        }
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char *folder,
+                               weft_repeats *out) {
+    weft_record_runs jobs;
+    *out = (weft_repeats){0};
+    WEFT_TRY(weft_record_read_runs(d, s, &jobs));
+    weft_status status = weft_database_begin(d);
+    if (status == WEFT_OK) status = weft_database_finish(d, check_all(d, s, &jobs, folder, out));
+    weft_record_runs_free(&jobs);
+    return status;
+}

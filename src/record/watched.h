@@ -1,0 +1,53 @@
+/* Runs and studies under some folders, looked at again and again while others write them.
+ *
+ * A folder with a metrics.jsonl is a run, one with a runs.db a study. Each look reads what was added
+ * since the last: files that did not change are not opened, and of a metrics.jsonl only its new lines
+ * are read. Every change has a number, so that several readers can each be told what is new to them.
+ * Nothing is written but notes and tags, into a database of their own (notes.h), and nothing is
+ * locked: a run never waits for whoever watches it. */
+#ifndef WEFT_RECORD_WATCHED_H
+#define WEFT_RECORD_WATCHED_H
+
+#include "base/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct weft_watched weft_watched;
+
+/* `notes`: whether notes and tags are kept, in the first folder. */
+weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out);
+void weft_watched_close(weft_watched *w);
+
+/* Looks at everything. Returns the number of the last change. */
+int64_t weft_watched_look(weft_watched *w);
+
+/* What changed after the change of that number; 0: everything. NULL: nothing, or no memory.
+ *
+ *   {"version": N,
+ *    "studies": [{"id", "name", "folder", "waiting", "running", "done", "failed"}],
+ *    "runs": [{"id", "name", "title", "study", "status", "step", "steps", "tokens_per_step", "loss",
+ *              "val_loss", "best_val_loss", "tokens_per_s", "mfu", "seconds_left", "note", "tags",
+ *              "reset", "options": {"KEY": value that is not the default}, "rows": [[..]]}]}
+ *
+ * With everything comes "defaults": {"KEY": value}, what an option is that a run does not name.
+ *
+ * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are
+ * those after that change, or all of them where "reset" is true. `status` is waiting, running, done,
+ * stopped, diverged or ended: it does not run and did not say how it ended. `title` is that of its
+ * step in the study, or null. */
+json_t *weft_watched_news(const weft_watched *w, int64_t after);
+
+int weft_watched_count(const weft_watched *w);
+/* A run's folder; NULL: there is no such number. */
+const char *weft_watched_folder(const weft_watched *w, int64_t id);
+
+/* The end of a run's log, at most `most` bytes, or of its samples where it has no log; malloc'd. NULL:
+ * there is neither. */
+char *weft_watched_tail(const weft_watched *w, int64_t id, size_t most);
+
+/* Keeps a note and tags of a run. */
+weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags);
+
+#endif

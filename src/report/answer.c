@@ -1,0 +1,374 @@
+/* The first screen: the question, the answer in a sentence, and what must be known beside it. Repeats
+ * are no comparisons of their own and are left out. */
+#include "report/sections.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAMES_MOST = 3, CAVEATS_MOST = 16 };
+
+bool weft_report_is_compared(const weft_report_data *d, int step) {
+    return d->steps[step].baseline >= 0 && d->steps[step].repeats < 0;
+}
+
+/* Compared, and worth a word in the answer: it can be built and sees no answer. */
+bool weft_report_counts(const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    if (!weft_report_is_compared(d, step) || *s->error) return false;
+    return s->leaks == d->steps[s->baseline].leaks;
+}
+
+static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += weft_report_counts(d, i) && d->steps[i].compared.verdict == verdict;
+    return n;
+}
+
+static int count_finished(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_runs; i++)
+        n += d->runs[i].finished;
+    return n;
+}
+
+static int count_waiting(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += d->steps[i].waiting;
+    return n;
+}
+
+int weft_report_most_pairs(const weft_report_data *d) {
+    int most = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        if (weft_report_is_compared(d, i)) most = (int)fmax(most, d->steps[i].compared.pairs);
+    return most;
+}
+
+/* The one whose difference is the largest, of those with a verdict. */
+static int largest(const weft_report_data *d, weft_verdict verdict) {
+    int best = -1;
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!weft_report_counts(d, i) || d->steps[i].compared.verdict != verdict) continue;
+        if (best < 0 || fabs(d->steps[i].compared.percent) > fabs(d->steps[best].compared.percent))
+            best = i;
+    }
+    return best;
+}
+
+/* " against B": a baseline that is not the first variant, which readers take it to be. */
+static void write_baseline(FILE *out, const weft_report_data *d, int step) {
+    int baseline = d->steps[step].baseline;
+    if (baseline > 0) fprintf(out, " against %s", weft_variant_label(d, baseline));
+}
+
+/* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
+static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdict, int n,
+                        const char *verb, const char *object) {
+    weft_words a, b, c;
+    int said = 0;
+    for (int i = 0; i < d->n_steps; i++) {
+        const weft_comparison *k = &d->steps[i].compared;
+        if (!weft_report_counts(d, i) || k->verdict != verdict) continue;
+        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        if (said == 0) fprintf(out, " %s %s", verb, object);
+        said++;
+        fprintf(out, " by %s", weft_say_share(k, k->mean, &a));
+        write_baseline(out, d, i);
+        if (n == 1) {
+            double least = fmin(fabs(k->low), fabs(k->high)),
+                   most = fmax(fabs(k->low), fabs(k->high));
+            fprintf(out, " (%.0f%% interval %s to %s)", 100 * WEFT_CONFIDENCE,
+                    weft_say_share(k, least, &b), weft_say_share(k, most, &c));
+        }
+    }
+}
+
+/* What came out in one direction; nothing where nothing did. */
+static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdict, const char *verb,
+                       const char *object, int all) {
+    int n = count_verdicts(d, verdict);
+    if (n == 0) return;
+    if (n <= NAMES_MOST) {
+        write_names(out, d, verdict, n, verb, object);
+        return;
+    }
+    weft_words room;
+    int most = largest(d, verdict);
+    if (n == all)
+        fprintf(out, "All %d variants", n);
+    else
+        fprintf(out, "%d of %d variants", n, all);
+    fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_variant_label(d, most),
+            weft_say_share(&d->steps[most].compared, d->steps[most].compared.mean, &room));
+    write_baseline(out, d, most);
+}
+
+/* "3 seeds could have shown a difference of 2.0%": the half of the widest interval; of a range where
+ * the steps' widths are unlike. */
+static void write_power(FILE *out, const weft_report_data *d) {
+    double least = NAN, most = NAN;
+    const weft_comparison *narrow = NULL, *wide = NULL;
+    for (int i = 0; i < d->n_steps; i++) {
+        const weft_comparison *c = &d->steps[i].compared;
+        if (!weft_report_counts(d, i) || c->verdict != WEFT_NO_DIFFERENCE || c->pairs < 2) continue;
+        double half = (c->high - c->low) / 2, share = c->baseline != 0 ? half / c->baseline : half;
+        if (!(share >= least)) least = share, narrow = c;
+        if (!(share <= most)) most = share, wide = c;
+    }
+    if (!wide || !narrow) return;
+    weft_words a, b, seeds = {0};
+    fprintf(out, "%s could have shown a difference of ",
+            weft_say_plural(weft_report_most_pairs(d), "seed", &seeds));
+    if (most > 1.5 * least)
+        fprintf(out, "%s to %s, depending on the variant",
+                weft_say_share(narrow, (narrow->high - narrow->low) / 2, &a),
+                weft_say_share(wide, (wide->high - wide->low) / 2, &b));
+    else
+        fputs(weft_say_share(wide, (wide->high - wide->low) / 2, &a), out);
+}
+
+static void write_outcome(FILE *out, const weft_report_data *d) {
+    const char *gain = d->higher_is_better ? "raised" : "lowered";
+    const char *loss = d->higher_is_better ? "lowered" : "raised";
+    char object[128];
+    int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
+    int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
+    int all = better + worse + open + yet;
+    snprintf(object, sizeof object, "the %.100s", d->score_name);
+    bool none = better == 0 && all > 1;
+    if (none) fprintf(out, "No variant %s %s", gain, object);
+    write_side(out, d, WEFT_BETTER, gain, object, all);
+    if (worse && (none || better)) fputs("; ", out);
+    write_side(out, d, WEFT_WORSE, loss, none || better ? "it" : object, all);
+    if (open && (better || worse)) {
+        fprintf(out, "; for %d %s no difference was shown", open, open == 1 ? "other" : "others");
+    } else if (open) {
+        if (!none) fprintf(out, "No difference in %s was shown", object);
+        fputs("; ", out);
+        write_power(out, d);
+    }
+    fputs(".", out);
+}
+
+static void write_sentence(FILE *out, const weft_report_data *d) {
+    int waiting = count_waiting(d), comparisons = 0, counted = 0;
+    for (int i = 0; i < d->n_steps; i++) {
+        comparisons += weft_report_is_compared(d, i);
+        counted += weft_report_counts(d, i);
+    }
+    int better = count_verdicts(d, WEFT_BETTER), shown = better + count_verdicts(d, WEFT_WORSE);
+    const char *gain = d->higher_is_better ? "raised" : "lowered";
+    const char *loss = d->higher_is_better ? "lowered" : "raised";
+    char object[128];
+    weft_words score;
+    snprintf(object, sizeof object, "the %.100s", d->score_name);
+    if (d->n_steps == 0) {
+        fputs("There are no variants yet.", out);
+    } else if (waiting) {
+        fprintf(out, "Not yet: %d of %d runs are finished.", count_finished(d), d->n_runs);
+        if (!shown) return;
+        fputs(" So far: ", out);
+        write_side(out, d, WEFT_BETTER, gain, object, counted);
+        if (better && shown > better) fputs("; ", out);
+        write_side(out, d, WEFT_WORSE, loss, better ? "it" : object, counted);
+        fputs(".", out);
+    } else if (d->nothing_learned) {
+        fprintf(
+            out,
+            "Nothing was learned: every run ends at the loss of guessing (%.4f), so the variants "
+            "cannot be told apart.",
+            log(d->vocabulary));
+    } else if (comparisons == 0) {
+        fputs("Nothing is compared: no variant has a baseline.", out);
+        if (isfinite(d->steps[0].mean))
+            fprintf(out, " %s has a %s of %s.", weft_variant_label(d, 0), d->score_name,
+                    weft_say_score(d->steps[0].mean, &score));
+    } else if (counted == 0) {
+        fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
+              "tokens, as "
+              "its baseline does.",
+              out);
+    } else if (weft_report_most_pairs(d) == 0) {
+        fputs("Nothing can be compared: no seed was finished by a variant and its baseline.", out);
+    } else if (weft_report_most_pairs(d) == 1) {
+        fputs("One seed cannot tell: a difference needs at least two to be told from chance.", out);
+    } else {
+        write_outcome(out, d);
+    }
+}
+
+char *weft_report_sentence(const weft_report_data *d) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return NULL;
+    write_sentence(out, d);
+    if (fclose(out) == 0) return text;
+    free(text);
+    return NULL;
+}
+
+/* "A", "A and B", "A, B and 2 others": the labels of the steps that `is` says. */
+static int name_steps(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
+                      FILE *out) {
+    int n = 0, said = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += is(d, i);
+    for (int i = 0; i < d->n_steps && out; i++) {
+        if (!is(d, i)) continue;
+        if (said == NAMES_MOST && n > NAMES_MOST + 1) {
+            fprintf(out, " and %d others", n - said);
+            break;
+        }
+        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        said++;
+    }
+    return n;
+}
+
+static bool leaks_alone(const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    return s->leaks && (s->baseline < 0 || !d->steps[s->baseline].leaks);
+}
+
+static bool cannot_be_built(const weft_report_data *d, int step) {
+    return *d->steps[step].error != '\0';
+}
+
+static bool is_at_edge(const weft_report_data *d, int step) {
+    return d->steps[step].repeats < 0 && d->steps[step].done > 0 && weft_report_at_edge(d, step);
+}
+
+static bool is_unequal(const weft_report_data *d, int step) {
+    for (int i = 0; i < d->n_runs && d->steps[step].repeats >= 0; i++) {
+        weft_report_repeat r;
+        if (d->runs[i].step != step) continue;
+        if (weft_report_repeat_of(d, &d->runs[i], &r) == WEFT_OK && r.result == WEFT_REPEAT_UNEQUAL)
+            return true;
+    }
+    return false;
+}
+
+/* Starts a caveat about some steps; NULL: there are none. */
+static FILE *about_steps(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
+                         char **text, int *n) {
+    static size_t size;
+    *n = name_steps(d, is, NULL);
+    FILE *out = *n ? open_memstream(text, &size) : NULL;
+    if (out) name_steps(d, is, out);
+    return out;
+}
+
+static void list_step_caveats(const weft_report_data *d, char **list, int *used) {
+    static const struct {
+        bool (*is)(const weft_report_data *, int);
+        const char *one, *more;
+    } kinds[] = {
+        {leaks_alone, " leaks: a token sees later ones, so its score is not one of prediction.",
+         " leak: a token sees later ones, so their scores are not of prediction."},
+        {cannot_be_built, " cannot be built and was not run.",
+         " cannot be built and were not run."},
+        {is_at_edge,
+         " got a learning rate at the edge of those tried: a better one may lie beyond it.",
+         " got a learning rate at the edge of those tried: a better one may lie beyond it."},
+        {is_unequal, " did not repeat to the same bits.", " did not repeat to the same bits."},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && *used < CAVEATS_MOST; i++) {
+        int n;
+        FILE *out = about_steps(d, kinds[i].is, &list[*used], &n);
+        if (!out) continue;
+        fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
+        fclose(out);
+        ++*used;
+    }
+}
+
+weft_status weft_report_caveats(const weft_report_data *d, char ***list) {
+    int used = 0, failed = 0;
+    *list = calloc(CAVEATS_MOST + 1, sizeof **list);
+    if (!*list) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    for (int i = 0; i < d->n_runs; i++)
+        failed +=
+            strcmp(d->runs[i].status, "failed") == 0 || strcmp(d->runs[i].status, "diverged") == 0;
+    if (weft_report_most_pairs(d) == 2 && !d->nothing_learned)
+        (*list)[used++] = strdup(
+            "Two seeds are too few: the interval of two is 12.7 standard errors to either side, of "
+            "three 4.3, of five 2.8.");
+    if (failed && asprintf(&(*list)[used], "%d of %d runs failed or diverged and are left out.",
+                           failed, d->n_runs) > 0)
+        used++;
+    list_step_caveats(d, *list, &used);
+    return WEFT_OK;
+}
+
+int weft_report_baseline(const weft_report_data *d) {
+    int base = -1;
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!weft_report_is_compared(d, i)) continue;
+        if (base >= 0 && d->steps[i].baseline != base) return -1;
+        base = d->steps[i].baseline;
+    }
+    return base;
+}
+
+static void say_question(weft_page *p, const weft_report_data *d) {
+    int base = weft_report_baseline(d);
+    if (*d->question)
+        weft_page_line(p, "question", "%s", d->question);
+    else if (base >= 0)
+        weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
+                       d->higher_is_better ? "higher" : "lower", d->score_name,
+                       weft_variant_label(d, base));
+    else if (d->n_steps > 1)
+        weft_page_line(p, "question", "How does each variant compare with its baseline?");
+}
+
+int weft_report_repeated(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += d->steps[i].repeats >= 0;
+    return n;
+}
+
+/* "4 variants (and 2 repeats as a check)" */
+static const char *say_variants(const weft_report_data *d, weft_words *room) {
+    int repeats = weft_report_repeated(d);
+    weft_words variants = {0}, again = {0};
+    if (!repeats) return weft_say_plural(d->n_steps, "variant", room);
+    weft_say_plural(d->n_steps - repeats, "variant", &variants);
+    weft_say_plural(repeats, "repeat", &again);
+    snprintf(room->text, sizeof room->text, "%.64s (and %.64s as a check)", variants.text,
+             again.text);
+    return room->text;
+}
+
+/* When, with what and where, in one line. */
+static void say_facts(weft_page *p, const weft_report_data *d) {
+    weft_words steps = {0}, seeds = {0}, rates = {0};
+    char day[40];
+    snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
+    weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
+                   *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
+                   *d->machine ? ", " : "", d->machine, say_variants(d, &steps),
+                   weft_say_plural(d->n_seeds, "seed", &seeds),
+                   weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d),
+                   d->n_runs);
+}
+
+weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
+    char *sentence = weft_report_sentence(d), **caveats;
+    say_facts(p, d);
+    say_question(p, d);
+    weft_page_line(p, "answer", "%s", sentence ? sentence : "");
+    free(sentence);
+    WEFT_TRY(weft_report_caveats(d, &caveats));
+    for (int i = 0; caveats[i]; i++) {
+        weft_page_line(p, "caveat", "%s", caveats[i]);
+        free(caveats[i]);
+    }
+    free(caveats);
+    return weft_report_forest(p, d);
+}

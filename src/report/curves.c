@@ -1,0 +1,330 @@
+/* The curves: each loss as training went on, and its difference from the baseline's beside it.
+ *
+ * A long run has more training steps than a screen has dots, so a curve is cut into BUCKETS equal
+ * parts of its length; each run gives the mean of its numbers in a part. The page's script gets every
+ * run; the static picture shows, over the runs, their mean and a band from the lowest to the highest. */
+#include "report/plot.h"
+#include "report/sections.h"
+
+#include "base/json.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 120, EARLY_PERCENT = 20, RUNS_MOST = 64 };
+
+typedef struct {
+    double step, value, seconds;
+    int n;
+} bucket;
+
+typedef struct {
+    int64_t seed;
+    bucket at[BUCKETS];
+} curve_run;
+
+/* The runs of a step, at its learning rate. */
+typedef struct {
+    curve_run *runs;
+    int n;
+} curve;
+
+/* What a picture is of. */
+typedef struct {
+    const char *name, *column, *unit;
+    bool falls; /* from far above: the first steps may be cut off */
+} subject;
+
+/* The longest run of all, in training steps. */
+static double most_iters(const weft_report_data *d) {
+    double most = 1;
+    for (int i = 0; i < d->n_runs; i++)
+        most = fmax(most, d->runs[i].iters);
+    return most;
+}
+
+static double tokens_an_iteration(const weft_report_variant *s) {
+    return s->tokens / s->iters;
+}
+
+/* Time is what the tokens took at the speed logged; a row without one takes none. */
+static weft_status read_run(const weft_report_data *d, const weft_report_run *run,
+                            const char *column, double iters, curve_run *out) {
+    char sql[200];
+    snprintf(sql, sizeof sql,
+             "SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
+    sqlite3_stmt *s;
+    bool there;
+    double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->steps[run->step]);
+    WEFT_TRY(weft_database_ask(d->database, &s, sql, "i", run->id));
+    weft_status status = weft_database_next(d->database, s, &there);
+    while (status == WEFT_OK && there) {
+        double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
+        double took = (step - before) * tokens / weft_column_number(s, 2);
+        before = step;
+        if (isfinite(took) && took > 0) seconds += took;
+        if (isfinite(value) && step >= 0) {
+            bucket *b = &out->at[(int)fmin(step / iters * BUCKETS, BUCKETS - 1)];
+            b->value += value;
+            b->step += step;
+            b->seconds += seconds;
+            b->n++;
+        }
+        status = weft_database_next(d->database, s, &there);
+    }
+    weft_database_end(s);
+    for (int i = 0; i < BUCKETS; i++) {
+        bucket *b = &out->at[i];
+        if (!b->n) continue;
+        b->value /= b->n, b->step /= b->n, b->seconds /= b->n;
+    }
+    return status;
+}
+
+static weft_status read_curve(const weft_report_data *d, int step, const char *column, curve *out) {
+    double iters = most_iters(d);
+    for (int i = 0; i < d->n_runs && out->n < RUNS_MOST; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step != step || run->rate != d->steps[step].rate || !run->finished || run->chooses)
+            continue;
+        curve_run *more = realloc(out->runs, sizeof *more * ((size_t)out->n + 1));
+        if (!more) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+        out->runs = more;
+        memset(&more[out->n], 0, sizeof *more);
+        more[out->n].seed = run->seed;
+        WEFT_TRY(read_run(d, run, column, iters, &more[out->n++]));
+    }
+    return WEFT_OK;
+}
+
+static const curve_run *run_of(const curve *c, int64_t seed) {
+    for (int i = 0; i < c->n; i++)
+        if (c->runs[i].seed == seed) return &c->runs[i];
+    return NULL;
+}
+
+/* Mean and band of a step's runs, of what `base` has beside them subtracted; NULL: as they are. */
+static weft_status sum_up(const curve *c, const curve *base, weft_plot_series *series) {
+    series->points = calloc(BUCKETS, sizeof *series->points);
+    if (!series->points) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+    for (int k = 0; k < BUCKETS; k++) {
+        weft_plot_point at = {0, 0, NAN, NAN};
+        int n = 0;
+        for (int i = 0; i < c->n; i++) {
+            const curve_run *other = base ? run_of(base, c->runs[i].seed) : NULL;
+            const bucket *b = &c->runs[i].at[k];
+            if (!b->n || (base && (!other || !other->at[k].n))) continue;
+            double value = b->value - (base ? other->at[k].value : 0);
+            at.x += b->step;
+            at.y += value;
+            at.low = fmin(at.low, value);
+            at.high = fmax(at.high, value);
+            n++;
+        }
+        if (!n) continue;
+        at.x /= n, at.y /= n;
+        series->points[series->n++] = at;
+    }
+    return WEFT_OK;
+}
+
+/* The first steps fall from far above, and would press all that follows flat: where they do, the
+ * picture is cut above what comes after them. NaN: it is not. */
+static double find_top(const weft_plot_series *series, int n, double iters) {
+    double most = -INFINITY, late = -INFINITY, least = INFINITY;
+    for (int s = 0; s < n; s++) {
+        for (int i = 0; i < series[s].n; i++) {
+            weft_plot_point at = series[s].points[i];
+            most = fmax(most, at.high);
+            least = fmin(least, at.low);
+            if (at.x >= iters * EARLY_PERCENT / 100) late = fmax(late, at.high);
+        }
+    }
+    return late > least && most - least > 1.5 * (late - least) ? late : NAN;
+}
+
+static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
+    json_t *step = json_array(), *seconds = json_array(), *y = json_array();
+    for (int i = 0; i < BUCKETS; i++) {
+        const bucket *b = &run->at[i];
+        if (!b->n) continue;
+        json_array_append_new(step, json_real(b->step));
+        json_array_append_new(seconds, json_real(b->seconds));
+        json_array_append_new(y, json_real(b->value));
+    }
+    char name[40];
+    snprintf(name, sizeof name, "seed %lld", (long long)run->seed);
+    double tokens = tokens_an_iteration(s), flops = tokens * s->flops;
+    return json_pack("{s:s, s:{s:o, s:o, s:f, s:f}, s:o}", "name", name, "x", "step", step,
+                     "seconds", seconds, "tokens", isfinite(tokens) ? tokens : 0, "flops",
+                     isfinite(flops) ? flops : 0, "y", y);
+}
+
+static json_t *lines_json(const weft_report_data *d, const curve *curves) {
+    json_t *lines = json_array();
+    for (int i = 0; i < d->n_steps; i++) {
+        json_t *runs = json_array();
+        for (int k = 0; k < curves[i].n; k++)
+            json_array_append_new(runs, run_json(&d->steps[i], &curves[i].runs[k]));
+        if (curves[i].n)
+            json_array_append_new(lines, json_pack("{s:i, s:o}", "series", i, "runs", runs));
+        else
+            json_decref(runs);
+    }
+    return lines;
+}
+
+json_t *weft_report_series(const weft_report_data *d) {
+    json_t *list = json_array();
+    for (int i = 0; i < d->n_steps; i++) {
+        const weft_report_variant *s = &d->steps[i];
+        json_array_append_new(
+            list,
+            json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
+                      weft_page_json(weft_variant_label(d, i)), "style", i, "baseline",
+                      s->baseline >= 0 ? weft_page_json(d->steps[s->baseline].name) : json_null()));
+    }
+    return list;
+}
+
+static json_t *axes_json(void) {
+    return json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
+                     "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
+                     "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
+                     "seconds");
+}
+
+static void set_title(char *title, size_t room, const char *name, bool difference) {
+    snprintf(title, room, difference ? "%.120s minus the baseline's" : "%.120s", name);
+    *title = (char)toupper((unsigned char)*title);
+}
+
+static json_t *chart_json(const subject *of, bool difference, json_t *lines) {
+    char title[160];
+    set_title(title, sizeof title, of->name, difference);
+    json_t *chart = json_pack("{s:o, s:o, s:b, s:b, s:O}", "title", weft_page_json(title), "label",
+                              weft_page_json(difference ? "difference" : of->name), "difference",
+                              difference, "higher", !of->falls, "lines", lines);
+    if (of->unit) json_object_set_new(chart, "unit", json_string(of->unit));
+    json_object_set_new(
+        chart, "note",
+        json_string(difference
+                        ? "Below 0 is lower than the baseline's, seed by seed. The line is the "
+                          "mean over seeds; the band goes from the lowest seed to the highest and "
+                          "is no confidence interval."
+                        : "The line is the mean over seeds; the band goes from the lowest seed to "
+                          "the highest."));
+    return chart;
+}
+
+/* One static picture: the plain curves, or their differences. */
+static weft_status draw(weft_page *p, const weft_report_data *d, const curve *curves,
+                        const subject *of, bool difference) {
+    weft_plot_series *series = calloc((size_t)d->n_steps + 1, sizeof *series);
+    weft_status status =
+        series ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
+    char title[160], *svg = NULL;
+    int points = 0;
+    for (int i = 0; i < d->n_steps && status == WEFT_OK; i++) {
+        int base = d->steps[i].baseline;
+        series[i].label = weft_variant_label(d, i);
+        series[i].style = i;
+        if (!curves[i].n || (difference && base < 0)) continue;
+        status = sum_up(&curves[i], difference ? &curves[base] : NULL, &series[i]);
+        points += series[i].n;
+    }
+    set_title(title, sizeof title, of->name, difference);
+    if (status == WEFT_OK && points) {
+        weft_plot plot = {
+            .kind = WEFT_PLOT_CURVES,
+            .title = title,
+            .x_label = "training step",
+            .y_label = difference ? "difference" : of->name,
+            .y_unit = of->unit,
+            .zero = difference,
+            .series = series,
+            .n_series = d->n_steps,
+            .top = of->falls && !difference ? find_top(series, d->n_steps, most_iters(d)) : NAN};
+        status = weft_plot_svg(&plot, ++p->pictures, &svg);
+        if (status == WEFT_OK)
+            weft_page_picture(
+                p, svg,
+                "%s by training step: the mean over seeds, and a band from the lowest "
+                "seed to the highest.%s",
+                title,
+                isnan(plot.top) ? "" : " The first training steps are higher than the picture.");
+    }
+    free(svg);
+    for (int i = 0; series && i < d->n_steps; i++)
+        free(series[i].points);
+    free(series);
+    return status;
+}
+
+static bool any_difference(const weft_report_data *d, const curve *curves) {
+    for (int i = 0; i < d->n_steps; i++)
+        if (d->steps[i].baseline >= 0 && curves[i].n && curves[d->steps[i].baseline].n) return true;
+    return false;
+}
+
+/* A subject's curves of all steps but repeats, whose lines would lie upon those they repeat. */
+static weft_status read_all(const weft_report_data *d, const subject *of, curve *curves) {
+    for (int i = 0; i < d->n_steps; i++)
+        if (d->steps[i].repeats < 0) WEFT_TRY(read_curve(d, i, of->column, &curves[i]));
+    return WEFT_OK;
+}
+
+static bool has_points(const curve *curves, int n) {
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < curves[i].n; k++)
+            for (int b = 0; b < BUCKETS; b++)
+                if (curves[i].runs[k].at[b].n) return true;
+    return false;
+}
+
+static weft_status put_subject(weft_page *p, const weft_report_data *d, const subject *of) {
+    curve *curves = calloc((size_t)d->n_steps + 1, sizeof *curves);
+    weft_status status = curves ? read_all(d, of, curves)
+                                : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
+    if (status == WEFT_OK && has_points(curves, d->n_steps)) {
+        bool difference = any_difference(d, curves);
+        json_t *lines = lines_json(d, curves), *charts = json_array();
+        json_array_append_new(charts, chart_json(of, false, lines));
+        if (difference) json_array_append_new(charts, chart_json(of, true, lines));
+        json_decref(lines);
+        weft_page_pictures_open(p, json_pack("{s:o, s:o, s:o}", "x", axes_json(), "series",
+                                             weft_report_series(d), "charts", charts));
+        status = draw(p, d, curves, of, false);
+        if (status == WEFT_OK && difference) status = draw(p, d, curves, of, true);
+        weft_page_pictures_close(p);
+    }
+    for (int i = 0; curves && i < d->n_steps; i++)
+        free(curves[i].runs);
+    free(curves);
+    return status;
+}
+
+weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
+    static const char nats[] = "nats per token";
+    const subject subjects[] = {{"held-out loss", "val_loss", nats, true},
+                                {"training loss", "ifnull(cross_entropy, loss)", nats, true},
+                                {d->score_name, "metric_value", NULL, false}};
+    bool any = false;
+    for (int i = 0; i < d->n_steps; i++)
+        any = any || d->steps[i].done > 0;
+    if (!any) return WEFT_OK;
+    weft_page_heading(
+        p, "How they learned",
+        "Each loss as training went on, at each variant's learning rate, and beside it "
+        "the difference from the baseline. Point at a line for its values and single "
+        "seeds; click a name to hide it.");
+    if (weft_report_repeated(d))
+        weft_page_line(p, "about",
+                       "Repeats are in no picture: their curves lie on those of the variants that "
+                       "they repeat. The folded section on repeats says whether they do.");
+    if (d->higher_is_better) WEFT_TRY(put_subject(p, d, &subjects[2]));
+    WEFT_TRY(put_subject(p, d, &subjects[0]));
+    return put_subject(p, d, &subjects[1]);
+}

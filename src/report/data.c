@@ -1,0 +1,546 @@
+/* Reading a study's database, and choosing and comparing.
+ *
+ * All is read in one transaction, so that the report of a study still running is of one moment. A
+ * run counts as finished where it is done and its score is a number: a failed, diverged or waiting
+ * run has no score, whatever was stored. Where several learning rates were run, each step gets the
+ * one with the best mean score among those at which the largest number of its seeds finished, so that
+ * a rate is not chosen for the one seed that it did not blow up. */
+#include "report/data.h"
+
+#include "base/text.h"
+#include "record/listing_database.h"
+#include "record/record.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct weft_report_block {
+    weft_report_block *next;
+    char *text;
+};
+
+/* A copy in UTF-8 that lives as long as the data; NULL is "". */
+static const char *keep_text(weft_report_data *d, const char *text) {
+    if (!text || !*text) return "";
+    weft_report_block *block = malloc(sizeof *block);
+    char *copy = weft_text_repair(text);
+    if (!block || !copy) { /* the report says less; it does not fail for a name */
+        free(block);
+        free(copy);
+        return "";
+    }
+    *block = (weft_report_block){d->texts, copy};
+    d->texts = block;
+    return copy;
+}
+
+static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column) {
+    return keep_text(d, (const char *)sqlite3_column_text(s, column));
+}
+
+static double column_number(sqlite3_stmt *s, int column) {
+    return sqlite3_column_type(s, column) == SQLITE_NULL ? NAN : sqlite3_column_double(s, column);
+}
+
+static int64_t column_integer(sqlite3_stmt *s, int column) {
+    return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
+}
+
+/* Runs a query; `take` is called with each row. */
+typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
+
+static weft_status read_rows(weft_report_data *d, const char *sql, take_row *take) {
+    sqlite3_stmt *s;
+    bool there;
+    WEFT_TRY(weft_database_ask(d->database, &s, sql, ""));
+    weft_status status = weft_database_next(d->database, s, &there);
+    while (status == WEFT_OK && there) {
+        status = take(d, s);
+        if (status == WEFT_OK) status = weft_database_next(d->database, s, &there);
+    }
+    weft_database_end(s);
+    return status;
+}
+
+/* The list with room for one more at its end, zeroed; NULL: no memory, and the list is as it was. */
+static void *grow(void *list, int n, size_t size) {
+    char *more = realloc(list, (size_t)(n + 1) * size);
+    if (more) memset(more + (size_t)n * size, 0, size);
+    return more;
+}
+
+static weft_status no_memory(const weft_report_data *d) {
+    return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
+}
+
+/* STUDY_RATE_SEED in "KEY=VALUE" lines, where it had rates to choose from. */
+static int64_t find_rate_seed(const char *config) {
+    static const char key[] = "\nSTUDY_RATE_SEED=", rates[] = "\nSTUDY_LEARNING_RATES=";
+    const char *at = strstr(config, key), *list = strstr(config, rates);
+    if (!at || !list) return -1;
+    list += strlen(rates);
+    return memchr(list, ',', strcspn(list, "\n")) ? strtoll(at + strlen(key), NULL, 10) : -1;
+}
+
+static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
+    const char **texts[] = {&d->name,    &d->config, &d->seeds_text, &d->rates_text,
+                            &d->equal,   &d->score,  &d->version,    &d->commit,
+                            &d->created, &d->host,   &d->machine,    &d->device};
+    int n = (int)(sizeof texts / sizeof texts[0]);
+    for (int i = 0; i < n; i++)
+        *texts[i] = column_text(d, s, i);
+    d->tail = column_number(s, n);
+    d->threads = column_number(s, n + 1);
+    d->rate_seed = find_rate_seed(d->config);
+    char question[WEFT_TEXT_MAX];
+    weft_record_value(d->config, WEFT_OPTION(study_question), question, sizeof question);
+    d->question = keep_text(d, question);
+    weft_record_value(d->config, WEFT_OPTION(study_rate_as), question, sizeof question);
+    d->rate_as = keep_text(d, question);
+    weft_record_value(d->config, WEFT_OPTION(study_yardstick), question, sizeof question);
+    d->yardstick = keep_text(d, question);
+    weft_record_value(d->config, WEFT_OPTION(study_spread), question, sizeof question);
+    d->spread = strtod(question, NULL);
+    weft_record_value(d->config, WEFT_OPTION(study_seeds), question, sizeof question);
+    d->planned_seeds = (int)strtol(question, NULL, 10);
+    const char *vocabulary = strstr(d->config, "\nVOCAB_SIZE=");
+    d->vocabulary = vocabulary ? strtod(strchr(vocabulary, '=') + 1, NULL) : NAN;
+    return WEFT_OK;
+}
+
+static weft_status take_step(weft_report_data *d, sqlite3_stmt *s) {
+    weft_report_variant *list = grow(d->steps, d->n_steps, sizeof *list);
+    if (!list) return no_memory(d);
+    d->steps = list;
+    weft_report_variant *step = &list[d->n_steps++];
+    step->id = column_integer(s, 0);
+    step->name = column_text(d, s, 1);
+    step->title = column_text(d, s, 2);
+    step->overrides = column_text(d, s, 3);
+    step->error = column_text(d, s, 4);
+    step->baseline = (int)column_integer(s, 5); /* numbers for now, places once all are read */
+    step->repeats = (int)column_integer(s, 6);
+    double *numbers[] = {&step->iters,           &step->tokens,         &step->parameters,
+                         &step->flops,           &step->training_bytes, &step->cache_bytes,
+                         &step->seconds_per_iter};
+    for (int i = 0; i < 7; i++)
+        *numbers[i] = column_number(s, 7 + i);
+    step->leaks = sqlite3_column_int(s, 14) != 0;
+    step->rate = step->mean = step->sd = step->least = step->most = NAN;
+    step->memory = step->speed = step->seconds = NAN;
+    step->why = "";
+    return WEFT_OK;
+}
+
+static int place_of(const weft_report_data *d, int64_t id) {
+    for (int i = 0; i < d->n_steps; i++)
+        if (d->steps[i].id == id) return i;
+    return -1;
+}
+
+static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
+    int step = place_of(d, column_integer(s, 1));
+    if (step < 0) return WEFT_OK; /* written since the database was checked */
+    weft_report_run *list = grow(d->runs, d->n_runs, sizeof *list);
+    if (!list) return no_memory(d);
+    d->runs = list;
+    weft_report_run *run = &list[d->n_runs++];
+    run->id = column_integer(s, 0);
+    run->step = step;
+    run->rate = column_number(s, 2);
+    run->seed = column_integer(s, 3);
+    const char **texts[] = {&run->folder, &run->status,  &run->why,     &run->config,
+                            &run->metric, &run->weights, &run->started, &run->ended};
+    for (int i = 0; i < 8; i++)
+        *texts[i] = column_text(d, s, 4 + i);
+    double *numbers[] = {&run->score, &run->iters,  &run->skipped, &run->seconds,
+                         &run->speed, &run->memory, &run->resumes};
+    for (int i = 0; i < 7; i++)
+        *numbers[i] = column_number(s, 12 + i);
+    run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
+    d->steps[step].waiting +=
+        strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
+    run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
+    run->device_bytes = NAN;
+    return WEFT_OK;
+}
+
+static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
+    weft_report_event *list = grow(d->events, d->n_events, sizeof *list);
+    if (!list) return no_memory(d);
+    d->events = list;
+    weft_report_event *event = &list[d->n_events++];
+    event->run = column_integer(s, 0);
+    event->step = column_integer(s, 1);
+    event->kind = column_text(d, s, 2);
+    event->detail = column_text(d, s, 3);
+    return WEFT_OK;
+}
+
+static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
+    int64_t id = column_integer(s, 0);
+    int place = 0;
+    while (place < d->n_runs && d->runs[place].id != id)
+        place++;
+    if (place == d->n_runs) return WEFT_OK;
+    weft_report_fact *list = grow(d->facts, d->n_facts, sizeof *list);
+    if (!list) return no_memory(d);
+    d->facts = list;
+    weft_report_fact *fact = &list[d->n_facts++];
+    int type = sqlite3_column_type(s, 2);
+    bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
+    fact->run = place;
+    fact->name = column_text(d, s, 1);
+    fact->text = number ? "" : column_text(d, s, 2);
+    fact->value = number ? column_number(s, 2) : NAN;
+    if (strcmp(fact->name, "device_bytes") == 0) d->runs[place].device_bytes = fact->value;
+    return WEFT_OK;
+}
+
+static weft_status take_seed(weft_report_data *d, sqlite3_stmt *s) {
+    if (d->rate_seed >= 0 && sqlite3_column_int64(s, 0) == d->rate_seed) return WEFT_OK;
+    int64_t *list = grow(d->seeds, d->n_seeds, sizeof *list);
+    if (!list) return no_memory(d);
+    d->seeds = list;
+    int64_t *seed = &list[d->n_seeds++];
+    *seed = sqlite3_column_int64(s, 0);
+    return WEFT_OK;
+}
+
+static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
+    double *list = grow(d->rates, d->n_rates, sizeof *list);
+    if (!list) return no_memory(d);
+    d->rates = list;
+    double *rate = &list[d->n_rates++];
+    *rate = sqlite3_column_double(s, 0);
+    return WEFT_OK;
+}
+
+static const struct {
+    const char *sql;
+    take_row *take;
+} reads[] = {
+    {"SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
+     " host, machine, device, tail, threads FROM study",
+     take_study},
+    {"SELECT step, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
+     " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM steps"
+     " ORDER BY step",
+     take_step},
+    {"SELECT run, step, learning_rate, seed, folder, status, why, config, metric, weights, started,"
+     " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
+     " ORDER BY step, learning_rate, seed",
+     take_run},
+    {"SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
+    {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
+    {"SELECT DISTINCT seed FROM runs ORDER BY seed", take_seed},
+    {"SELECT DISTINCT learning_rate FROM runs WHERE learning_rate IS NOT NULL"
+     " ORDER BY learning_rate",
+     take_rate},
+};
+
+const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
+                                        int64_t seed) {
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step == step && run->rate == rate && run->seed == seed) return run;
+    }
+    return NULL;
+}
+
+/* Finished scores of a step at a rate, of the runs that choose a rate or of those that count; returns
+ * how many. `scores` has room for every run. */
+static int list_scores(const weft_report_data *d, int step, double rate, bool chooses,
+                       double *scores) {
+    int n = 0;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step == step && run->rate == rate && run->finished && run->chooses == chooses)
+            scores[n++] = run->score;
+    }
+    return n;
+}
+
+/* The one rate that a step has with the seeds that count, where another seed chose it; NaN: it has none yet. */
+static double chosen_rate(const weft_report_data *d, int place) {
+    double rate = NAN;
+    for (int i = 0; i < d->n_runs && d->rate_seed >= 0; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step != place || run->chooses) continue;
+        if (isfinite(rate) && run->rate != rate) return NAN;
+        rate = run->rate;
+    }
+    return rate;
+}
+
+/* The smaller rate wins where all is equal, being the first. */
+static void choose_rate(const weft_report_data *d, int place, double *scores) {
+    weft_report_variant *step = &d->steps[place];
+    double best = NAN;
+    step->rate = chosen_rate(d, place);
+    if (isfinite(step->rate)) {
+        step->done = list_scores(d, place, step->rate, false, scores);
+        return;
+    }
+    for (int i = 0; i < d->n_rates; i++) {
+        int n = list_scores(d, place, d->rates[i], d->rate_seed >= 0, scores);
+        double mean = weft_mean(scores, n);
+        if (n < 1 || n < step->done) continue;
+        bool better = d->higher_is_better ? mean > best : mean < best;
+        if (n == step->done && !better) continue;
+        best = mean;
+        step->done = n;
+        step->rate = d->rates[i];
+    }
+    if (d->rate_seed >= 0) step->done = list_scores(d, place, step->rate, false, scores);
+}
+
+/* Adds up what the finished runs of a step measured. A device counts what other programs hold of its
+ * memory, too, which only adds: the least is nearest to the run's own. */
+static void sum_up_step(const weft_report_data *d, int place, double *scores) {
+    weft_report_variant *step = &d->steps[place];
+    double speed = 0, seconds = 0, device = INFINITY;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step != place || (run->rate != step->rate && !isnan(step->rate))) continue;
+        if (run->chooses) continue;
+        step->runs++;
+        if (!run->finished) continue;
+        speed += run->speed;
+        seconds += run->seconds;
+        step->least = fmin(step->least, run->score);
+        step->most = fmax(step->most, run->score);
+        step->memory = fmax(step->memory, run->memory);
+        device = fmin(device, isnan(run->device_bytes) ? 0 : run->device_bytes);
+    }
+    if (isfinite(device) && device > 0) step->memory = device;
+    int n = list_scores(d, place, step->rate, false, scores);
+    step->mean = weft_mean(scores, n);
+    step->sd = weft_sd(scores, n);
+    if (n) step->speed = speed / n;
+    if (n) step->seconds = seconds / n;
+}
+
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int baseline,
+                                     int64_t seed) {
+    weft_report_pair pair = {weft_report_find(d, step, d->steps[step].rate, seed), NULL, false};
+    if (baseline >= 0) pair.baseline = weft_report_find(d, baseline, d->steps[baseline].rate, seed);
+    pair.counts = pair.step && pair.baseline && pair.step->finished && pair.baseline->finished;
+    return pair;
+}
+
+static const char *say_why(const weft_report_data *d, const weft_report_variant *step,
+                           const weft_report_variant *base, const weft_comparison *c) {
+    if (*step->error) return "it cannot be built";
+    if (*base->error) return "the baseline cannot be built";
+    if (step->leaks != base->leaks)
+        return step->leaks ? "it leaks (a token sees later ones), so its score cannot be compared"
+                           : "the baseline leaks (a token sees later ones), so its score cannot be "
+                             "compared";
+    if (c->verdict == WEFT_NOT_YET) return "runs of it or of its baseline are still to come";
+    if (d->nothing_learned) return "nothing was learned";
+    if (c->pairs == 0) return "no seed was finished by both";
+    if (c->pairs == 1) return "one seed has no interval";
+    return c->verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
+}
+
+weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
+                                weft_comparison *out, const char **why) {
+    const weft_report_variant *is = &d->steps[step], *base = &d->steps[baseline];
+    double *scores = malloc(sizeof *scores * (2 * (size_t)d->n_seeds + 1));
+    if (!scores) return no_memory(d);
+    double *other = scores + d->n_seeds;
+    int n = 0;
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, step, baseline, d->seeds[i]);
+        if (!pair.counts) continue;
+        scores[n] = pair.step->score;
+        other[n++] = pair.baseline->score;
+    }
+    *out = weft_compare(scores, other, n, d->higher_is_better);
+    free(scores);
+    if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
+    bool built = !*is->error && !*base->error && is->leaks == base->leaks;
+    if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)
+        out->verdict = WEFT_NOT_YET;
+    *why = say_why(d, is, base, out);
+    return WEFT_OK;
+}
+
+/* The score in words; the metric's own name, where that is the score. */
+static const char *name_score(weft_report_data *d) {
+    if (strcmp(d->score, "train_loss") == 0) return "training loss";
+    if (strcmp(d->score, "metric") != 0) return "held-out loss";
+    for (int i = 0; i < d->n_runs; i++)
+        if (*d->runs[i].metric) return d->runs[i].metric;
+    return "metric";
+}
+
+/* Whether no finished run got below the loss of guessing among all tokens, but for one percent. A
+ * metric has no such line. */
+static bool learned_nothing(const weft_report_data *d) {
+    int finished = 0;
+    if (d->higher_is_better || !(d->vocabulary > 1)) return false;
+    for (int i = 0; i < d->n_runs; i++) {
+        if (!d->runs[i].finished) continue;
+        if (d->runs[i].score < 0.99 * log(d->vocabulary)) return false;
+        finished++;
+    }
+    return finished > 0;
+}
+
+static bool has_runs(const weft_report_data *d, int step) {
+    for (int i = 0; i < d->n_runs; i++)
+        if (d->runs[i].step == step) return true;
+    return false;
+}
+
+/* Whether a step waits for the learning rate of another: "STEP=OTHER" is in the list. */
+static bool takes_over(const weft_report_data *d, int step) {
+    size_t n = strlen(d->steps[step].name);
+    for (const char *at = d->rate_as; *at; at += strcspn(at, ","), at += *at == ',') {
+        at += strspn(at, " \t");
+        if (strncmp(at, d->steps[step].name, n) == 0 && strchr("= \t", at[n])) return true;
+    }
+    return false;
+}
+
+static weft_status draw_conclusions(weft_report_data *d) {
+    d->higher_is_better = strcmp(d->score, "metric") == 0;
+    d->score_name = name_score(d);
+    d->nothing_learned = learned_nothing(d);
+    for (int i = 0; i < d->n_steps; i++) {
+        d->steps[i].baseline = place_of(d, d->steps[i].baseline);
+        d->steps[i].repeats = place_of(d, d->steps[i].repeats);
+        if (d->steps[i].baseline == i) d->steps[i].baseline = -1;
+        if (d->steps[i].repeats == i) d->steps[i].repeats = -1;
+    }
+    double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
+    if (!scores) return no_memory(d);
+    for (int i = 0; i < d->n_steps; i++) {
+        if (takes_over(d, i) && !has_runs(d, i)) d->steps[i].waiting++;
+        choose_rate(d, i, scores);
+        sum_up_step(d, i, scores);
+    }
+    free(scores);
+    for (int i = 0; i < d->n_steps; i++) {
+        weft_report_variant *s = &d->steps[i];
+        if (s->baseline >= 0)
+            WEFT_TRY(weft_report_compare(d, i, s->baseline, &s->compared, &s->why));
+    }
+    return WEFT_OK;
+}
+
+/* An older database has no facts. */
+static weft_status has_facts(weft_report_data *d, bool *facts) {
+    int64_t n;
+    WEFT_TRY(weft_database_number(d->database, 0, &n,
+                                  "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'", ""));
+    *facts = n > 0;
+    return WEFT_OK;
+}
+
+static weft_status read_all(weft_report_data *d) {
+    bool facts;
+    WEFT_TRY(weft_listing_open(d->path, &d->database));
+    WEFT_TRY(weft_database_script(d->database, "BEGIN"));
+    WEFT_TRY(has_facts(d, &facts));
+    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++)
+        if (reads[i].take != take_fact || facts)
+            WEFT_TRY(read_rows(d, reads[i].sql, reads[i].take));
+    return draw_conclusions(d);
+}
+
+weft_status weft_report_read(const char *path, weft_report_data *d) {
+    *d = (weft_report_data){.path = path};
+    weft_status status = read_all(d);
+    if (status != WEFT_OK) weft_report_free(d);
+    return status;
+}
+
+void weft_report_free(weft_report_data *d) {
+    while (d->texts) {
+        weft_report_block *next = d->texts->next;
+        free(d->texts->text);
+        free(d->texts);
+        d->texts = next;
+    }
+    free(d->steps);
+    free(d->runs);
+    free(d->events);
+    free(d->facts);
+    free(d->seeds);
+    free(d->rates);
+    weft_database_close(d->database);
+    *d = (weft_report_data){0};
+}
+
+bool weft_report_at_edge(const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    double least = NAN, most = NAN;
+    for (int i = 0; i < d->n_runs; i++) {
+        if (d->runs[i].step != step) continue;
+        least = fmin(least, d->runs[i].rate);
+        most = fmax(most, d->runs[i].rate);
+    }
+    return least < most && (s->rate == least || s->rate == most);
+}
+
+const char *weft_report_ended(const weft_report_run *run) {
+    if (!run) return "was not run";
+    if (run->finished) return "finished";
+    if (strcmp(run->status, "done") == 0) return "has no score";
+    if (strcmp(run->status, "waiting") == 0) return "has not been run yet";
+    if (strcmp(run->status, "running") == 0) return "is running";
+    return run->status; /* failed, diverged */
+}
+
+int weft_report_comparisons(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += d->steps[i].compared.pairs >= 2 && d->steps[i].repeats < 0 &&
+             d->steps[i].leaks == d->steps[d->steps[i].baseline].leaks;
+    return n;
+}
+
+/* Rows of one run that the other does not have. Speed is no part of it. */
+static weft_status count_rows(const weft_report_data *d, int64_t run, int64_t other, int64_t *n) {
+#define ROWS(which)                                                                                \
+    "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
+    " lr, grad_norm FROM metrics WHERE run = " which
+    return weft_database_number(d->database, 0, n,
+                                "SELECT count(*) FROM (" ROWS("?1") " EXCEPT " ROWS("?2") ")", "ii",
+                                run, other);
+}
+
+/* The study's own word is taken for the files; the checksum of the weights and the metrics are
+ * compared here once more. */
+weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
+                                  weft_report_repeat *out) {
+    int first = d->steps[run->step].repeats;
+    *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
+    out->first = weft_report_find(d, first, run->rate, run->seed);
+    bool said_unequal = false;
+    for (int i = 0; i < d->n_events; i++) {
+        const weft_report_event *event = &d->events[i];
+        if (event->run != run->id) continue;
+        bool equal = strcmp(event->kind, "equal") == 0;
+        if (!equal && strcmp(event->kind, "unequal") != 0) continue;
+        out->files = equal; /* the last word counts */
+        said_unequal = !equal;
+        out->detail = event->detail;
+    }
+    if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
+    int64_t here, there;
+    WEFT_TRY(count_rows(d, run->id, out->first->id, &here));
+    WEFT_TRY(count_rows(d, out->first->id, run->id, &there));
+    out->rows = here > there ? here : there;
+    bool known = *run->weights && *out->first->weights;
+    bool differs = out->rows > 0 || (known && strcmp(run->weights, out->first->weights) != 0);
+    if (said_unequal || differs)
+        out->result = WEFT_REPEAT_UNEQUAL;
+    else if (known || out->files)
+        out->result = WEFT_REPEAT_EQUAL;
+    return WEFT_OK;
+}

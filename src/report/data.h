@@ -1,0 +1,139 @@
+/* A study as its database tells it, and what follows: each step's learning rate, its mean score,
+ * its comparison with its baseline. The report's sections print this and look up nothing
+ * themselves but curves. */
+#ifndef WEFT_REPORT_DATA_H
+#define WEFT_REPORT_DATA_H
+
+#include "base/error.h"
+#include "record/database.h"
+#include "study/statistics.h"
+
+#include <stdint.h>
+
+/* Numbers that the database does not have are NaN, texts are "". */
+typedef struct {
+    int64_t id; /* the database's number of it */
+    const char *name, *title, *overrides, *error;
+    int baseline, repeats; /* places in `steps`; -1: none */
+    double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
+    bool leaks;
+
+    double rate;                  /* the learning rate chosen; NaN: no run finished */
+    int runs, done;               /* at that rate (at any, without one) */
+    double mean, sd, least, most; /* score over the finished runs at that rate */
+    double memory;         /* the largest peak of them, bytes; the device's where it has its own */
+    double speed, seconds; /* their means: tokens per second, seconds a run */
+    weft_comparison compared; /* with the baseline, where there is one */
+    const char *why;          /* no difference shown, or not yet, because ...; "" else */
+    int waiting;              /* its runs that wait or run, at whatever rate */
+} weft_report_variant;
+
+typedef struct {
+    int64_t id, seed;
+    int step;
+    double rate;
+    const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
+    double score, iters, skipped, seconds, speed, memory, resumes;
+    bool finished;       /* done, with a score that is a number */
+    bool chooses;        /* with STUDY_RATE_SEED: it chose a rate, and counts for nothing else */
+    double device_bytes; /* of the device's memory; NaN: the host's was used */
+} weft_report_run;
+
+/* What a run's record says beside its results (facts.h). */
+typedef struct {
+    int run; /* its place in `runs` */
+    const char *name, *text;
+    double value; /* NaN: it is a text */
+} weft_report_fact;
+
+typedef struct {
+    int64_t run, step; /* -1: none; a run's iteration, or the study's step */
+    const char *kind, *detail;
+} weft_report_event;
+
+typedef struct weft_report_block weft_report_block;
+
+typedef struct {
+    weft_database *database;
+    const char *path;
+    const char *name, *config, *seeds_text, *rates_text, *equal, *score, *version, *commit,
+        *created, *host, *machine, *device;
+    double tail, threads;
+    bool higher_is_better;
+    const char *score_name; /* "held-out loss" */
+    const char *question;   /* STUDY_QUESTION */
+    const char *rate_as;    /* STUDY_RATE_AS */
+    const char *yardstick;  /* STUDY_YARDSTICK */
+    double spread;          /* STUDY_SPREAD; 0: unknown */
+    int planned_seeds;      /* STUDY_SEEDS */
+    double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
+    bool nothing_learned;   /* every finished run is at the loss of guessing */
+
+    weft_report_variant *steps;
+    weft_report_run *runs;
+    weft_report_event *events;
+    weft_report_fact *facts; /* ordered by run and name */
+    int n_steps, n_runs, n_events, n_facts;
+    int64_t rate_seed; /* the seed that only chose rates; -1: none */
+    int64_t *seeds;    /* of all runs but those, ascending */
+    double *rates;
+    int n_seeds, n_rates;
+
+    weft_report_block *texts; /* every text above, freed together */
+} weft_report_data;
+
+/* `path` is a database or a study's folder and must outlive the data. */
+weft_status weft_report_read(const char *path, weft_report_data *d);
+void weft_report_free(weft_report_data *d);
+
+/* The run of a step at a rate; NULL: none. */
+const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
+                                        int64_t seed);
+
+/* Whether a run is one of those that its step's score is the mean of. */
+bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run);
+/* A fact of a run; NULL: its record has none of that name. */
+const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
+                                            const char *name);
+/* The mean of a number over the runs of a step that count; NaN: none has it. report/facts.c */
+double weft_report_fact_mean(const weft_report_data *d, int step, const char *name);
+/* What can be said of one step against another by a number other than the score, where less is better. */
+weft_status weft_report_fact_compare(const weft_report_data *d, int step, int baseline,
+                                     const char *name, weft_comparison *out);
+
+/* What a seed is to the comparison of a step with another (-1: none). */
+typedef struct {
+    const weft_report_run *step, *baseline; /* NULL: no such run */
+    bool counts;                            /* both finished */
+} weft_report_pair;
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int baseline,
+                                     int64_t seed);
+
+/* What can be said of one step against another, each at the rate chosen for it, over the seeds that
+ * both finished; and why no difference is shown ("" where one is). */
+weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
+                                weft_comparison *out, const char **why);
+
+/* Whether a step's rate is the least or the most of those that were tried for it. */
+bool weft_report_at_edge(const weft_report_data *d, int step);
+
+/* How a run of a step ended, in a few words. */
+const char *weft_report_ended(const weft_report_run *run);
+
+/* How many comparisons there are; repeats are the same ones again. */
+int weft_report_comparisons(const weft_report_data *d);
+
+typedef enum { WEFT_REPEAT_UNKNOWN, WEFT_REPEAT_EQUAL, WEFT_REPEAT_UNEQUAL } weft_repeat;
+
+/* One run of a repeat and the run that it repeats (NULL: there is none). */
+typedef struct {
+    const weft_report_run *run, *first;
+    weft_repeat result;
+    bool files;         /* the study compared the files byte for byte */
+    const char *detail; /* what the study found */
+    int64_t rows;       /* metrics rows of the run that differ, either way; -1: not compared */
+} weft_report_repeat;
+weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
+                                  weft_report_repeat *out);
+
+#endif

@@ -1,0 +1,242 @@
+/* The forest plot: a row for each comparison with its difference, its interval and the line of no
+ * difference. It is laid out by the page's style from percentages, so that it fits a telephone and needs
+ * no script; Markdown gets a picture. */
+#include "report/sections.h"
+
+#include "report/axis.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
+
+/* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
+ * one noisy step does not press the others flat. */
+typedef struct {
+    double low, high;
+    bool cut;
+} extent;
+
+static int by_size(const void *a, const void *b) {
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+static extent find_extent(const weft_report_data *d) {
+    extent e = {0, 0, false};
+    double *reach = calloc((size_t)d->n_steps + 1, sizeof *reach);
+    int n = 0;
+    for (int i = 0; i < d->n_steps && reach; i++) {
+        const weft_comparison *c = &d->steps[i].compared;
+        if (!weft_report_is_compared(d, i) || c->pairs < 1 || d->nothing_learned) continue;
+        reach[n++] = c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
+    }
+    if (n) qsort(reach, (size_t)n, sizeof *reach, by_size);
+    double most = n ? fmax(8 * reach[(n - 1) / 2], 1e-12) : 1;
+    free(reach);
+    for (int i = 0; i < d->n_steps; i++) {
+        const weft_comparison *c = &d->steps[i].compared;
+        if (!weft_report_is_compared(d, i) || c->pairs < 1) continue;
+        double low = c->pairs < 2 ? c->mean : c->low, high = c->pairs < 2 ? c->mean : c->high;
+        e.cut = e.cut || low < -most || high > most;
+        e.low = fmin(e.low, fmax(low, -most));
+        e.high = fmax(e.high, fmin(high, most));
+    }
+    double room = 0.06 * (e.high - e.low);
+    if (!(room > 0)) room = 1e-3;
+    e.low -= room;
+    e.high += room;
+    return e;
+}
+
+static double place_of(extent e, double value) {
+    return fmin(fmax(100 * (value - e.low) / (e.high - e.low), 0), 100);
+}
+
+/* A step of which nothing can be drawn yet has no row: a line names them all. */
+static bool has_row(const weft_report_data *d, int step) {
+    const weft_comparison *c = &d->steps[step].compared;
+    return weft_report_is_compared(d, step) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
+}
+
+static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_ticks *ticks,
+                      bool counted) {
+    fputs("<div class=\"track\">", out);
+    for (int i = 0; i < ticks->n; i++)
+        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, ticks->at[i]));
+    fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
+    const char *kind = !counted                     ? "open"
+                       : c->verdict == WEFT_BETTER  ? "up"
+                       : c->verdict == WEFT_WORSE   ? "down"
+                       : c->verdict == WEFT_NOT_YET ? "open"
+                                                    : "same";
+    if (c->pairs >= 2) {
+        double low = place_of(e, c->low), high = place_of(e, c->high);
+        fprintf(out, "<i class=\"%s bar\" style=\"left:%.2f%%;width:%.2f%%\"></i>", kind, low,
+                fmax(high - low, 0.3));
+    }
+    if (c->pairs >= 1)
+        fprintf(out, "<i class=\"%s mean\" style=\"left:%.2f%%\"></i>", kind, place_of(e, c->mean));
+    fputs("</div>", out);
+}
+
+static void put_row(FILE *out, const weft_report_data *d, int step, extent e,
+                    const weft_ticks *ticks) {
+    const weft_report_variant *s = &d->steps[step];
+    const weft_comparison *c = &s->compared;
+    const char *kind = c->verdict == WEFT_BETTER  ? "good"
+                       : c->verdict == WEFT_WORSE ? "bad"
+                                                  : "plain";
+    weft_words room;
+    fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
+    weft_page_escape_html(out, weft_variant_label(d, step));
+    if (weft_report_baseline(d) < 0) {
+        fputs(" <small>vs ", out);
+        weft_page_escape_html(out, weft_variant_label(d, s->baseline));
+        fputs("</small>", out);
+    }
+    fputs("</span>", out);
+    put_track(out, c, e, ticks, weft_report_counts(d, step));
+    fputs("<span class=\"value\" role=\"cell\">", out);
+    weft_page_escape_html(out, weft_say_interval(c, &room));
+    fprintf(out, "<small>%s</small>", weft_say_share_interval(c, &room));
+    fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">", kind);
+    weft_page_escape_html(out, *s->error                      ? "cannot be built"
+                               : !weft_report_counts(d, step) ? "leaks: not compared"
+                                                              : weft_verdict_word(c->verdict));
+    fputs("</span></div>\n", out);
+}
+
+static void put_forest(FILE *out, const weft_report_data *d) {
+    extent e = find_extent(d);
+    weft_ticks ticks;
+    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
+    fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
+          out);
+    for (int i = 0; i < d->n_steps; i++)
+        if (has_row(d, i)) put_row(out, d, i, e, &ticks);
+    fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
+    for (int i = 0; i < ticks.n; i++) {
+        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, ticks.at[i]),
+                ticks.at[i] > 0 ? "+" : "");
+        weft_page_escape_html(out, ticks.text[i]);
+        fputs("</span>", out);
+    }
+    fputs("</div><span class=\"none\"></span><span class=\"none\"></span></div>\n"
+          "<div aria-hidden=\"true\"><span></span><div class=\"side\">",
+          out);
+    fprintf(out, "<span>\xe2\x86\x90 %s</span><span>%s \xe2\x86\x92</span>",
+            d->higher_is_better ? "worse" : "better", d->higher_is_better ? "better" : "worse");
+    fputs("</div><span></span><span></span></div>\n</div>\n", out);
+}
+
+static const char *colour_of(const weft_report_data *d, int step) {
+    weft_verdict v = d->steps[step].compared.verdict;
+    if (!weft_report_counts(d, step)) return "faint";
+    return v == WEFT_BETTER ? "#009E73" : v == WEFT_WORSE ? "#D55E00" : "#8A8A8A";
+}
+
+static void put_svg_text(FILE *out, double x, double y, const char *anchor, const char *text) {
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
+    weft_page_escape_html(out, text);
+    fputs("</text>\n", out);
+}
+
+static void put_svg_row(FILE *out, const weft_report_data *d, int step, extent e, double y) {
+    const weft_comparison *c = &d->steps[step].compared;
+    const char *colour = colour_of(d, step);
+    weft_words room;
+    put_svg_text(out, TRACK_LEFT - 14, y + 5, "end", weft_variant_label(d, step));
+    if (c->pairs >= 2)
+        fprintf(out,
+                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
+                "stroke-width=\"5\"/>\n",
+                TRACK_LEFT + place_of(e, c->low) / 100 * TRACK_WIDTH,
+                TRACK_LEFT + place_of(e, c->high) / 100 * TRACK_WIDTH, y, y, colour);
+    if (c->pairs >= 1)
+        fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
+                TRACK_LEFT + place_of(e, c->mean) / 100 * TRACK_WIDTH, y, colour);
+    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c, &room));
+    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
+                 weft_say_share_interval(c, &room));
+}
+
+/* The same as a picture by itself. */
+static char *draw_forest(const weft_report_data *d, int n) {
+    char *svg = NULL;
+    size_t size;
+    FILE *out = open_memstream(&svg, &size);
+    if (!out) return NULL;
+    extent e = find_extent(d);
+    weft_ticks ticks;
+    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
+    double bottom = ROW * n + 12;
+    fprintf(out,
+            "<svg viewBox=\"0 0 960 %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"15\" "
+            "role=\"img\">\n",
+            bottom + 30);
+    for (int i = 0; i < ticks.n; i++) {
+        double x = TRACK_LEFT + place_of(e, ticks.at[i]) / 100 * TRACK_WIDTH;
+        fprintf(out, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"4\" y2=\"%.1f\" stroke=\"%s\"/>\n", x, x,
+                bottom, ticks.at[i] == 0 ? "ink" : "faint");
+        put_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
+    }
+    for (int i = 0, row = 0; i < d->n_steps; i++)
+        if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
+    fputs("</svg>\n", out);
+    if (fclose(out) == 0) return svg;
+    free(svg);
+    return NULL;
+}
+
+/* "Still to come: A, B and C." */
+static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
+    char *text = NULL;
+    size_t size;
+    FILE *out = n ? open_memstream(&text, &size) : NULL;
+    if (!out) return;
+    for (int i = 0, said = 0; i < d->n_steps; i++) {
+        if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
+        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        said++;
+    }
+    if (fclose(out) == 0) weft_page_line(p, "about", "Still to come: %s.", text);
+    free(text);
+}
+
+/* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
+static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
+    weft_words score, seeds = {0};
+    const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
+    weft_say_plural(weft_report_most_pairs(d), "seed", &seeds);
+    if (base >= 0)
+        weft_page_line(p, "about",
+                       "Each row is a variant's difference in %s from %s (%s), %sin percent of "
+                       "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
+                       d->score_name, weft_variant_label(d, base),
+                       weft_say_score(d->steps[base].mean, &score), unit, seeds.text,
+                       100 * WEFT_CONFIDENCE);
+    else
+        weft_page_line(p, "about",
+                       "Each row is a variant's difference in %s from its own baseline, %sin "
+                       "percent of the baseline; %s. Dots are means, bars %.0f%% confidence "
+                       "intervals.",
+                       d->score_name, unit, seeds.text, 100 * WEFT_CONFIDENCE);
+}
+
+weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
+    int base = weft_report_baseline(d), n = 0, to_come = 0;
+    for (int i = 0; i < d->n_steps; i++) {
+        n += has_row(d, i);
+        to_come += weft_report_is_compared(d, i) && !has_row(d, i);
+    }
+    say_to_come(p, d, to_come);
+    if (n == 0) return WEFT_OK;
+    put_forest(p->html, d);
+    char *svg = draw_forest(d, n);
+    if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
+    free(svg);
+    say_what_it_is(p, d, base);
+    if (find_extent(d).cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
+    return WEFT_OK;
+}

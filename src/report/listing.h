@@ -1,0 +1,38 @@
+/* Databases of runs, looked at: tables, JSON, CSV, two steps compared, two databases compared. */
+#ifndef WEFT_REPORT_LISTING_H
+#define WEFT_REPORT_LISTING_H
+
+#include "base/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+/* `path` is a database, a study's folder, or a folder with runs that no study made (gather.h)
+ * everywhere. */
+
+/* Its runs as a table for people, a line each. */
+weft_status weft_listing_table(const char *path, FILE *out);
+/* {"path", "study", "steps", "runs"}, every column by its name; the caller owns it. */
+weft_status weft_listing_json(const char *path, json_t **object);
+
+/* Comma-separated values, one row per run or one per line of metrics, of several databases under one
+ * heading. Numbers read back as they are. */
+weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out);
+
+/* Two steps: the keys in which their configs differ, the scores seed by seed, each step at its best
+ * learning rate, and the mean difference with its interval; as a table, or as JSON. */
+weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
+                                 json_t **object);
+
+/* A power law of the score over all finished runs that count, of several studies: score = factor x^power,
+ * by least squares of the logarithms. `x` is parameters, flops (of a whole run), tokens, cache_bytes, or
+ * any option that is a number. `steps`: only those, separated by commas; NULL: all. */
+weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *steps,
+                             FILE *out, json_t **object);
+
+/* Whether two databases have the same `contents`, which program wrote them apart; what differs is
+ * written to `out`, the first few rows of it. */
+weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same);
+
+#endif

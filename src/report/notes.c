@@ -1,0 +1,433 @@
+/* What a reader must know before believing the numbers: what differs between the steps' configs,
+ * what went wrong, what was not equal, where it was run. */
+#include "report/sections.h"
+
+#include "base/json.h"
+#include "config/config.h"
+
+#include <ctype.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEY_ROOM = 96, VALUE_ROOM = 4200 };
+
+/* Keys are told apart by their small letters without CONFIG_, as in config.json. */
+static void small_key(const char *from, size_t length, char *key) {
+    if (length > 7 && strncasecmp(from, "CONFIG_", 7) == 0) from += 7, length -= 7;
+    size_t n = length < KEY_ROOM - 1 ? length : KEY_ROOM - 1;
+    for (size_t i = 0; i < n; i++)
+        key[i] = (char)tolower((unsigned char)from[i]);
+    key[n] = '\0';
+}
+
+/* Numbers that are equal read equal, and quotes go. */
+static void plain_value(const char *from, size_t length, char *value) {
+    if (length >= 2 && *from == '"' && from[length - 1] == '"') from++, length -= 2;
+    snprintf(value, VALUE_ROOM, "%.*s", (int)(length < VALUE_ROOM ? length : VALUE_ROOM - 1), from);
+    char *end;
+    double number = strtod(value, &end);
+    if (end != value && !*end && isfinite(number)) snprintf(value, VALUE_ROOM, "%.12g", number);
+}
+
+static void set_text(json_t *config, const char *key, const char *from, size_t length) {
+    char value[VALUE_ROOM];
+    plain_value(from, length, value);
+    json_t *text = json_string(value); /* NULL where it is no UTF-8: the key is left out */
+    if (text) json_object_set_new(config, key, text);
+}
+
+/* "KEY=VALUE" up to one of `ends`; a value in quotes may hold those. */
+static void read_assignments(json_t *config, const char *text, const char *ends) {
+    while (*text) {
+        text += strspn(text, ends);
+        size_t length = 0;
+        for (bool quoted = false; text[length]; length++) {
+            if (text[length] == '"') quoted = !quoted;
+            if (!quoted && strchr(ends, text[length])) break;
+        }
+        const char *equals = memchr(text, '=', length);
+        if (equals && equals > text && *text != '#') {
+            char key[KEY_ROOM];
+            size_t name = (size_t)(equals - text);
+            small_key(text, name, key);
+            set_text(config, key, equals + 1, length - name - 1);
+        }
+        text += length;
+    }
+}
+
+static void read_json(json_t *config, const char *text) {
+    json_t *object = weft_json_read(text, strlen(text), 0, NULL), *value;
+    const char *name;
+    json_object_foreach(object, name, value) {
+        char key[KEY_ROOM], number[64];
+        small_key(name, strlen(name), key);
+        if (json_is_boolean(value))
+            snprintf(number, sizeof number, "%s", json_is_true(value) ? "y" : "n");
+        else if (json_is_integer(value))
+            snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
+        else if (json_is_real(value))
+            snprintf(number, sizeof number, "%.17g", json_real_value(value));
+        else if (!json_is_string(value))
+            continue;
+        const char *as = json_is_string(value) ? json_string_value(value) : number;
+        set_text(config, key, as, strlen(as));
+    }
+    json_decref(object);
+}
+
+/* A step's whole config: its run's at the rate chosen, or the base with the step's overrides. */
+static json_t *step_config(const weft_report_data *d, int step) {
+    json_t *config = json_object();
+    if (!config) return NULL;
+    read_assignments(config, d->config, "\n");
+    read_assignments(config, d->steps[step].overrides, " \n");
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (run->step != step || (run->rate != d->steps[step].rate && d->steps[step].done))
+            continue;
+        read_json(config, run->config);
+        break;
+    }
+    return config;
+}
+
+/* What is the whole study's is no difference between steps; seeds belong to runs. */
+static bool is_left_out(const char *key) {
+    const weft_option *option = weft_option_find(key);
+    return option && option->owner == WEFT_OWNER_STUDY;
+}
+
+static const char *value_of(const json_t *config, const char *key) {
+    const char *value = json_string_value(json_object_get(config, key));
+    return value ? value : "";
+}
+
+static bool differs(json_t *const *configs, int n, const char *key) {
+    for (int i = 1; i < n; i++)
+        if (strcmp(value_of(configs[0], key), value_of(configs[i], key)) != 0) return true;
+    return false;
+}
+
+static void print_differences(weft_page *p, const weft_report_data *d, json_t *const *configs,
+                              json_t *keys) {
+    const char **heads = calloc((size_t)d->n_steps + 2, sizeof *heads), *key;
+    json_t *unused;
+    bool open = false;
+    if (!heads) return;
+    heads[0] = "key";
+    for (int i = 0; i < d->n_steps; i++)
+        heads[i + 1] = weft_variant_label(d, i);
+    json_object_foreach(keys, key, unused) {
+        if (is_left_out(key) || !differs(configs, d->n_steps, key)) continue;
+        if (!open) weft_page_table_open(p, heads);
+        open = true;
+        char name[KEY_ROOM];
+        size_t n = 0;
+        for (; key[n]; n++)
+            name[n] = (char)toupper((unsigned char)key[n]);
+        name[n] = '\0';
+        weft_page_cell(p, "%s", name);
+        for (int i = 0; i < d->n_steps; i++)
+            weft_page_cell(p, "%s", value_of(configs[i], key));
+    }
+    if (open)
+        weft_page_table_close(p);
+    else
+        weft_page_say(p, "The variants' configs are the same in every key.");
+    free(heads);
+}
+
+weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
+    if (d->n_steps < 2) return WEFT_OK;
+    weft_page_fold(p, "What differs between the configs",
+                   "Every key whose value is not the same in all variants; the rest is alike.");
+    json_t **configs = calloc((size_t)d->n_steps, sizeof *configs);
+    json_t *keys = json_object();
+    bool memory = configs && keys;
+    for (int i = 0; i < d->n_steps && memory; i++) {
+        configs[i] = step_config(d, i);
+        memory = configs[i] && json_object_update_missing(keys, configs[i]) == 0;
+    }
+    if (memory) print_differences(p, d, configs, keys);
+    for (int i = 0; i < d->n_steps && configs; i++)
+        json_decref(configs[i]);
+    free(configs);
+    json_decref(keys);
+    return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for the configs");
+}
+
+/* Rows of the table of trouble; it is opened by the first. */
+typedef struct {
+    weft_page *p;
+    const weft_report_data *d;
+    int rows;
+} trouble;
+
+static void trouble_row(trouble *t, int step, const char *where, const char *what,
+                        const char *why) {
+    static const char *const heads[] = {"variant", "where", "what", "why", NULL};
+    if (t->rows++ == 0) weft_page_table_open(t->p, heads);
+    weft_page_cell(t->p, "%s", step >= 0 ? weft_variant_label(t->d, step) : "–");
+    weft_page_cell(t->p, "%s", where);
+    weft_page_cell(t->p, "%s", what);
+    weft_page_cell(t->p, "%s", why);
+}
+
+static int count_events(const weft_report_data *d, int64_t run, const char *kind) {
+    int n = 0;
+    for (int i = 0; i < d->n_events; i++)
+        n += d->events[i].run == run && strcmp(d->events[i].kind, kind) == 0;
+    return n;
+}
+
+static void run_trouble(trouble *t, const weft_report_run *run) {
+    char where[96], text[64];
+    snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)run->seed, run->rate);
+    if (strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0)
+        trouble_row(t, run->step, where, run->status, run->why);
+    else if (strcmp(run->status, "done") == 0 && !run->finished)
+        trouble_row(t, run->step, where, "has no score", run->why);
+    if (run->skipped > 0) {
+        snprintf(text, sizeof text, "%.0f updates skipped", run->skipped);
+        trouble_row(t, run->step, where, text, "their gradients were not finite");
+    }
+    int spikes = count_events(t->d, run->id, "spike");
+    if (spikes) {
+        snprintf(text, sizeof text, "%d spike%s", spikes, spikes == 1 ? "" : "s");
+        trouble_row(t, run->step, where, text, "the gradient's norm stood far out");
+    }
+    if (run->resumes > 0) {
+        snprintf(text, sizeof text, "resumed %.0f time%s", run->resumes,
+                 run->resumes == 1 ? "" : "s");
+        trouble_row(t, run->step, where, text, "it was stopped or killed on the way");
+    }
+}
+
+/* Runs that are still to come, a line per step. */
+static void waiting_trouble(trouble *t, int step) {
+    int waiting = 0, running = 0;
+    for (int i = 0; i < t->d->n_runs; i++) {
+        const weft_report_run *run = &t->d->runs[i];
+        waiting += run->step == step && strcmp(run->status, "waiting") == 0;
+        running += run->step == step && strcmp(run->status, "running") == 0;
+    }
+    if (!waiting && !running) return;
+    char text[96];
+    snprintf(text, sizeof text, "%d waiting, %d running", waiting, running);
+    trouble_row(t, step, "runs", text, "the study is not finished");
+}
+
+/* Of a kind that another part of the report tells, or that is no trouble. */
+static bool is_told(const char *kind) {
+    static const char *const told[] = {"spike",   "reset",   "skipped",  "started",
+                                       "resumed", "killed",  "failed",   "equal",
+                                       "unequal", "stopped", "diverged", "leaks"};
+    for (size_t i = 0; i < sizeof told / sizeof told[0]; i++)
+        if (strcmp(kind, told[i]) == 0) return true;
+    return false;
+}
+
+static void event_trouble(trouble *t, const weft_report_event *event) {
+    if (is_told(event->kind)) return;
+    int step = -1;
+    char where[96] = "study";
+    for (int i = 0; i < t->d->n_runs && event->run >= 0; i++) {
+        if (t->d->runs[i].id != event->run) continue;
+        step = t->d->runs[i].step;
+        snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)t->d->runs[i].seed,
+                 t->d->runs[i].rate);
+    }
+    for (int i = 0; i < t->d->n_steps && event->run < 0; i++)
+        if (t->d->steps[i].id == event->step) step = i;
+    trouble_row(t, step, where, event->kind, event->detail);
+}
+
+weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
+    weft_page_heading(p, "What leaked, was skipped, failed or diverged",
+                      "What went wrong, so that no number is trusted more than it deserves.");
+    trouble t = {p, d, 0};
+    for (int i = 0; i < d->n_steps; i++) {
+        if (*d->steps[i].error) trouble_row(&t, i, "config", "cannot be built", d->steps[i].error);
+        if (d->steps[i].leaks)
+            trouble_row(&t, i, "every run", "LEAKS",
+                        "a token sees later ones, so its score is not one of prediction");
+        waiting_trouble(&t, i);
+    }
+    for (int i = 0; i < d->n_runs; i++)
+        run_trouble(&t, &d->runs[i]);
+    for (int i = 0; i < d->n_events; i++)
+        event_trouble(&t, &d->events[i]);
+    if (t.rows)
+        weft_page_table_close(p);
+    else if (d->n_runs)
+        weft_page_say(
+            p, "Nothing: every variant could be built, none leaks, every run finished and no "
+               "update was skipped.");
+    else
+        weft_page_say(p, "Nothing yet: no run was made.");
+    return WEFT_OK;
+}
+
+static double iters_of(const weft_report_variant *s) {
+    return s->iters;
+}
+
+static double tokens_of(const weft_report_variant *s) {
+    return s->tokens;
+}
+
+static double parameters_of(const weft_report_variant *s) {
+    return s->parameters;
+}
+
+static double work_of(const weft_report_variant *s) {
+    return s->flops * s->tokens;
+}
+
+static double seconds_of(const weft_report_variant *s) {
+    return s->seconds;
+}
+
+static const struct {
+    const char *name, *head;
+    double (*of)(const weft_report_variant *s);
+} quantities[] = {
+    {"iterations", ">iterations", iters_of},
+    {"tokens", ">tokens", tokens_of},
+    {"parameters", ">parameters", parameters_of},
+    {"FLOPs of the whole training", ">FLOPs of the training", work_of},
+    {"measured time", ">seconds a run", seconds_of},
+};
+enum { QUANTITIES = sizeof quantities / sizeof quantities[0] };
+
+/* " Not equal: parameters (115M to 240M, 2.09 times)." */
+static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
+    bool any = false;
+    for (int q = 0; q < QUANTITIES; q++) {
+        double least = NAN, most = NAN;
+        for (int i = 0; i < d->n_steps; i++) {
+            double value = quantities[q].of(&d->steps[i]);
+            least = fmin(least, value);
+            most = fmax(most, value);
+        }
+        if (isnan(least) || (least == most) != equal) continue;
+        fprintf(out, "%s%s", any ? ", " : equal ? "Equal: " : " Not equal: ", quantities[q].name);
+        any = true;
+        weft_words a, b;
+        if (equal) continue;
+        fprintf(out, " (%s to %s", weft_say_count(least, &a), weft_say_count(most, &b));
+        if (least > 0)
+            fprintf(out, most / least < 1.1 ? ", %.2f%% apart" : ", %.2f times",
+                    most / least < 1.1 ? 100 * (most / least - 1) : most / least);
+        fputs(")", out);
+    }
+    if (any) fputs(".", out);
+}
+
+static void equality_row(weft_page *p, const weft_report_data *d, int place) {
+    const weft_report_variant *s = &d->steps[place];
+    weft_page_cell(p, "%s", weft_variant_label(d, place));
+    for (int q = 0; q < QUANTITIES; q++) {
+        double value = quantities[q].of(s);
+        double base = s->baseline >= 0 ? quantities[q].of(&d->steps[s->baseline]) : NAN;
+        weft_words room;
+        const char *text = weft_say_count(value, &room);
+        if (isfinite(value) && base > 0 && value != base)
+            weft_page_cell(p, "%s (%.3g ×)", text, value / base);
+        else
+            weft_page_cell(p, "%s", text);
+    }
+}
+
+weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
+    if (d->n_steps < 2) return WEFT_OK;
+    weft_page_fold(
+        p, "What was equal, and what was not",
+        "A variant may score better because it is larger or was trained for longer: here "
+        "is what each was given, and how many times its baseline's.");
+    weft_page_say(p, "The study held equal: %s.", *d->equal ? d->equal : "nothing");
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    write_equality(out, d, true);
+    write_equality(out, d, false);
+    fclose(out);
+    if (text && *text) weft_page_say(p, "%s", text);
+    free(text);
+    const char *heads[QUANTITIES + 2] = {"variant"};
+    for (int q = 0; q < QUANTITIES; q++)
+        heads[q + 1] = quantities[q].head;
+    weft_page_table_open(p, heads);
+    for (int i = 0; i < d->n_steps; i++)
+        equality_row(p, d, i);
+    weft_page_table_close(p);
+    return WEFT_OK;
+}
+
+static const char *fact_text(const weft_report_data *d, int run, const char *name) {
+    const weft_report_fact *fact = weft_report_fact_of(d, &d->runs[run], name);
+    return fact ? fact->text : "";
+}
+
+static bool same_origin(const weft_report_data *d, int a, int b) {
+    static const char *const names[] = {"commit", "device", "machine", "dataset_hash"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(fact_text(d, a, names[i]), fact_text(d, b, names[i])) != 0) return false;
+    return true;
+}
+
+/* Which program made how many of the runs where and of which text, as the runs' own records say. */
+static void put_origins(weft_page *p, const weft_report_data *d) {
+    static const char *const heads[] = {">runs", "commit", "device", "machine", "text", NULL};
+    bool open = false;
+    for (int i = 0; i < d->n_runs; i++) {
+        int n = 0, earlier = 0;
+        if (!d->runs[i].finished || !*fact_text(d, i, "commit")) continue;
+        for (int k = 0; k < d->n_runs; k++) {
+            if (!d->runs[k].finished || !same_origin(d, i, k)) continue;
+            earlier += k < i;
+            n++;
+        }
+        if (earlier) continue;
+        if (!open) weft_page_table_open(p, heads);
+        open = true;
+        weft_page_cell(p, "%d", n);
+        weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
+        weft_page_cell(p, "%s", fact_text(d, i, "device"));
+        weft_page_cell(p, "%s", fact_text(d, i, "machine"));
+        const char *hash = fact_text(d, i, "dataset_hash");
+        weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
+    }
+    if (open) weft_page_table_close(p);
+}
+
+weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
+    static const char *const heads[] = {"what", "which", NULL};
+    weft_words threads;
+    const char *const rows[][2] = {{"weft's version", d->version},
+                                   {"git commit", d->commit},
+                                   {"study begun", d->created},
+                                   {"host", d->host},
+                                   {"machine", d->machine},
+                                   {"device", d->device},
+                                   {"threads", weft_say_number(d->threads, &threads)},
+                                   {"seeds", d->seeds_text},
+                                   {"learning rates", d->rates_text},
+                                   {"database", d->path}};
+    weft_page_fold(
+        p, "Where and with what it was run",
+        "The program, the machine and the config that the variants' overrides start from.");
+    weft_page_table_open(p, heads);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        weft_page_cell(p, "%s", rows[i][0]);
+        weft_page_cell(p, "%s", *rows[i][1] ? rows[i][1] : "–");
+    }
+    weft_page_table_close(p);
+    put_origins(p, d);
+    weft_page_folded(p, "The whole base config", d->config);
+    return WEFT_OK;
+}

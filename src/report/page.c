@@ -1,0 +1,566 @@
+/* HTML and Markdown at once.
+ *
+ * Every text passes one of the two escapes below, so a step named <script> is read as that and run
+ * by nobody. Control characters become blanks and bytes that are no UTF-8 become U+FFFD: a text can
+ * neither end a table's row nor hide what follows it. Data for the script is JSON in which <, > and &
+ * are escaped, so none can end its element. The page asks for nothing from elsewhere: its style and its
+ * script are in it, its pictures are inline, and a policy in its head forbids all the rest. */
+#include "report/page.h"
+
+#include "base/folders.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "report/charts.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* By these a report is known, so that nothing else is written over. */
+#define HTML_MARK "<meta name=\"generator\" content=\"weft\">"
+#define MD_MARK "<!-- weft report -->"
+
+enum { LOOK = 512 };
+
+/* Nothing is loaded or sent, whatever a text holds. */
+#define POLICY                                                                                     \
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "        \
+    "'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">"
+
+/* One letter of a text that is neither markup nor a control character; returns its bytes. */
+static int put_letter(FILE *out, const char *at) {
+    int n = weft_utf8_length(at);
+    if (n == 0)
+        fputs("\xef\xbf\xbd", out);
+    else if (weft_utf8_is_control(at, n))
+        fputc(' ', out);
+    else
+        fwrite(at, 1, (size_t)n, out);
+    return n ? n : 1;
+}
+
+static const char *html_sign(char c) {
+    switch (c) {
+    case '&':
+        return "&amp;";
+    case '<':
+        return "&lt;";
+    case '>':
+        return "&gt;";
+    case '"':
+        return "&quot;";
+    case '\'':
+        return "&#39;";
+    default:
+        return NULL;
+    }
+}
+
+static void escape_html(FILE *out, const char *text, bool lines) {
+    while (*text) {
+        const char *sign = lines && *text == '\n' ? "\n" : html_sign(*text);
+        if (sign) fputs(sign, out);
+        text += sign ? 1 : put_letter(out, text);
+    }
+}
+
+void weft_page_escape_html(FILE *out, const char *text) {
+    escape_html(out, text, false);
+}
+
+json_t *weft_page_json(const char *text) {
+    char *clean = NULL;
+    size_t size;
+    FILE *out = open_memstream(&clean, &size);
+    while (out && *text)
+        text += put_letter(out, text);
+    if (out) fclose(out);
+    json_t *string = weft_json_text(clean ? clean : "");
+    free(clean);
+    return string;
+}
+
+/* Markdown's own signs get a backslash; those that only mean something at a line's start never
+ * stand there. An underscore within a word means nothing. */
+static void escape_md(FILE *out, const char *text) {
+    const char *start = text;
+    while (*text) {
+        bool within = *text == '_' && text > start && isalnum((unsigned char)text[-1]) &&
+                      isalnum((unsigned char)text[1]);
+        if (*text == '<' || *text == '>' || *text == '&') {
+            fputs(*text == '<' ? "&lt;" : *text == '>' ? "&gt;" : "&amp;", out);
+            text++;
+        } else if (strchr("\\`*_[]|~", *text) && !within) {
+            fputc('\\', out);
+            fputc(*text++, out);
+        } else {
+            text += put_letter(out, text);
+        }
+    }
+}
+
+/* A formatted text, or "" without memory; the caller frees what *room says. */
+static const char *format_text(char **room, const char *format, va_list args) {
+    *room = NULL;
+    return vasprintf(room, format, args) < 0 ? (*room = NULL, "") : *room;
+}
+
+weft_status weft_page_open(weft_page *p, const char *title) {
+    *p = (weft_page){.level = 2};
+    p->html = open_memstream(&p->html_text, &p->html_size);
+    p->md = open_memstream(&p->md_text, &p->md_size);
+    p->charts = json_array();
+    if (!p->html || !p->md || !p->charts) {
+        weft_page_free(p);
+        return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    }
+    fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" HTML_MARK "\n"
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY
+          "\n<title>",
+          p->html);
+    weft_page_escape_html(p->html, title);
+    fprintf(p->html, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", weft_charts_style);
+    return WEFT_OK;
+}
+
+void weft_page_free(weft_page *p) {
+    if (p->html) fclose(p->html);
+    if (p->md) fclose(p->md);
+    free(p->html_text);
+    free(p->md_text);
+    for (int i = 0; p->svgs && p->svgs[i]; i++)
+        free(p->svgs[i]);
+    free(p->svgs);
+    json_decref(p->charts);
+    *p = (weft_page){0};
+}
+
+static void close_fold(weft_page *p) {
+    if (p->folded) fputs("</details>\n", p->html);
+    p->folded = false;
+}
+
+static void begin_section(weft_page *p, const char *text) {
+    close_fold(p);
+    snprintf(p->section, sizeof p->section, "%s", text);
+}
+
+void weft_page_title(weft_page *p, int level, const char *text) {
+    begin_section(p, text);
+    fprintf(p->html, "<h%d>", level);
+    weft_page_escape_html(p->html, text);
+    fprintf(p->html, "</h%d>\n", level);
+    fprintf(p->md, "%s%.*s ", ftell(p->md) > 0 ? "\n" : "", level, "######");
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+}
+
+static void say_about(weft_page *p, const char *about) {
+    if (!about) return;
+    fputs("<p class=\"about\">", p->html);
+    weft_page_escape_html(p->html, about);
+    fputs("</p>\n", p->html);
+    fputs("\n", p->md);
+    escape_md(p->md, about);
+    fputs("\n", p->md);
+}
+
+void weft_page_heading(weft_page *p, const char *text, const char *about) {
+    weft_page_title(p, p->level, text);
+    say_about(p, about);
+}
+
+void weft_page_fold(weft_page *p, const char *text, const char *about) {
+    begin_section(p, text);
+    p->folded = true;
+    fputs("<details class=\"fold\"><summary>", p->html);
+    weft_page_escape_html(p->html, text);
+    fputs("</summary>\n", p->html);
+    fprintf(p->md, "\n%.*s ", p->level, "######");
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+    say_about(p, about);
+}
+
+void weft_page_subtitle(weft_page *p, const char *text) {
+    fprintf(p->html, "<h%d class=\"title\">", p->level + 1);
+    weft_page_escape_html(p->html, text);
+    fprintf(p->html, "</h%d>\n", p->level + 1);
+    fputs("\n**", p->md);
+    escape_md(p->md, text);
+    fputs("**\n", p->md);
+}
+
+void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    const char *mark = strcmp(kind, "answer") == 0 ? "**" : "";
+    fprintf(p->html, "<p class=\"%s\">", kind);
+    weft_page_escape_html(p->html, text);
+    fputs("</p>\n", p->html);
+    fprintf(p->md, "\n%s", mark);
+    escape_md(p->md, text);
+    fprintf(p->md, "%s\n", mark);
+    free(room);
+}
+
+void weft_page_say(weft_page *p, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    fputs("<p>", p->html);
+    weft_page_escape_html(p->html, text);
+    fputs("</p>\n", p->html);
+    fputs("\n", p->md);
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+    free(room);
+}
+
+void weft_page_list_open(weft_page *p) {
+    fputs("<ul class=\"list\">\n", p->html);
+    fputs("\n", p->md);
+}
+
+void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    fprintf(p->html, "<li><span class=\"word %s\">", kind);
+    weft_page_escape_html(p->html, word);
+    fputs("</span><span>", p->html);
+    weft_page_escape_html(p->html, text);
+    fputs("</span></li>\n", p->html);
+    fputs("- **", p->md);
+    escape_md(p->md, word);
+    fputs("** ", p->md);
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+    free(room);
+}
+
+void weft_page_list_close(weft_page *p) {
+    fputs("</ul>\n", p->html);
+}
+
+/* A head's first sign tells how its column is set: > numbers, = words that stay on one line. */
+static const char *class_of(const char *head) {
+    return *head == '>' ? " class=\"n\"" : *head == '=' ? " class=\"k\"" : "";
+}
+
+/* Long texts get a wider column than their longest word. */
+static const char *cell_class(const char *head, const char *text) {
+    size_t length = strlen(text);
+    if (*class_of(head)) return class_of(head);
+    return length > 32 ? " class=\"long\"" : length > 16 ? " class=\"mid\"" : "";
+}
+
+void weft_page_table_open(weft_page *p, const char *const *heads) {
+    p->heads = heads;
+    p->column = 0;
+    fprintf(p->html, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table %d: ",
+            ++p->tables);
+    weft_page_escape_html(p->html, p->section);
+    fputs("\">\n<table>\n<thead><tr>", p->html);
+    fputs("\n|", p->md);
+    for (p->columns = 0; heads[p->columns]; p->columns++) {
+        const char *head = heads[p->columns], *name = head + (*class_of(head) != '\0');
+        fprintf(p->html, "<th scope=\"col\"%s>", class_of(head));
+        weft_page_escape_html(p->html, name);
+        fputs("</th>", p->html);
+        fputs(" ", p->md);
+        escape_md(p->md, name);
+        fputs(" |", p->md);
+    }
+    fputs("</tr></thead>\n<tbody>\n", p->html);
+    fputs("\n|", p->md);
+    for (int i = 0; i < p->columns; i++)
+        fputs(*heads[i] == '>' ? " ---: |" : " --- |", p->md);
+    fputs("\n", p->md);
+}
+
+void weft_page_cell(weft_page *p, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    if (p->column == 0) {
+        fputs("<tr>", p->html);
+        fputs("|", p->md);
+    }
+    fprintf(p->html, "<td%s>", cell_class(p->heads[p->column], text));
+    weft_page_escape_html(p->html, text);
+    fputs("</td>", p->html);
+    fputs(" ", p->md);
+    escape_md(p->md, text);
+    fputs(" |", p->md);
+    if (++p->column == p->columns) {
+        fputs("</tr>\n", p->html);
+        fputs("\n", p->md);
+        p->column = 0;
+    }
+    free(room);
+}
+
+void weft_page_table_close(weft_page *p) {
+    fputs("</tbody>\n</table>\n</div>\n", p->html);
+}
+
+void weft_page_pictures_open(weft_page *p, json_t *spec) {
+    fputs("<div", p->html);
+    if (spec && json_array_append_new(p->charts, spec) == 0)
+        fprintf(p->html, " data-charts=\"%zu\"", json_array_size(p->charts) - 1);
+    fputs("><div class=\"pictures\">\n", p->html);
+    fputs("\n", p->md);
+}
+
+/* The picture's number among the files; 0: no memory. */
+static int keep_svg(weft_page *p, const char *svg) {
+    int n = 0;
+    while (p->svgs && p->svgs[n])
+        n++;
+    char **more = realloc(p->svgs, sizeof *more * ((size_t)n + 2));
+    if (!more) return 0;
+    p->svgs = more;
+    more[n] = strdup(svg);
+    more[n + 1] = NULL;
+    return more[n] ? n + 1 : 0;
+}
+
+void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
+    int number = svg ? keep_svg(p, svg) : 0;
+    fputs(number ? "\n![" : "\n", p->md);
+    escape_md(p->md, caption);
+    if (number) fprintf(p->md, "](report-%d.svg)", number);
+    fputs("\n", p->md);
+}
+
+static void put_figure(weft_page *p, const char *svg, const char *caption) {
+    fputs("<figure>\n", p->html);
+    if (svg) {
+        fputs(svg, p->html);
+    } else {
+        fputs("<div class=\"none\">", p->html);
+        weft_page_escape_html(p->html, weft_error_message());
+        fputs("</div>\n", p->html);
+    }
+    fputs("<figcaption>", p->html);
+    weft_page_escape_html(p->html, caption);
+    fputs("</figcaption>\n</figure>\n", p->html);
+}
+
+void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
+    va_list args;
+    char *room;
+    va_start(args, format);
+    const char *text = format_text(&room, format, args);
+    va_end(args);
+    put_figure(p, svg, text);
+    weft_page_picture_md(p, svg, text);
+    free(room);
+}
+
+void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
+    put_figure(p, svg, caption);
+}
+
+void weft_page_pictures_close(weft_page *p) {
+    fputs("</div></div>\n", p->html);
+}
+
+void weft_page_texts_open(weft_page *p) {
+    fputs("<div class=\"samples\">\n", p->html);
+}
+
+void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
+    fprintf(p->html, "<article><h%d class=\"title\">", p->level + 1);
+    weft_page_escape_html(p->html, title);
+    fprintf(p->html, "</h%d><p><mark>", p->level + 1);
+    escape_html(p->html, given, true);
+    fputs("</mark>", p->html);
+    escape_html(p->html, text, true);
+    fputs("</p></article>\n", p->html);
+    fputs("\n- **", p->md);
+    escape_md(p->md, title);
+    fputs("**: ", p->md);
+    escape_md(p->md, given);
+    escape_md(p->md, text);
+    fputs("\n", p->md);
+}
+
+void weft_page_texts_close(weft_page *p) {
+    fputs("</div>\n", p->html);
+}
+
+/* Four blanks before a line make it code in Markdown, whatever is in it. */
+void weft_page_folded(weft_page *p, const char *summary, const char *text) {
+    fputs("<details><summary>", p->html);
+    weft_page_escape_html(p->html, summary);
+    fputs("</summary>\n<pre tabindex=\"0\">", p->html);
+    escape_html(p->html, text, true);
+    fputs("</pre></details>\n", p->html);
+    fputs("\n", p->md);
+    escape_md(p->md, summary);
+    fputs("\n\n    ", p->md);
+    while (*text) {
+        bool ends = *text == '\n';
+        if (ends) fputs("\n    ", p->md);
+        text += ends ? 1 : put_letter(p->md, text);
+    }
+    fputs("\n", p->md);
+}
+
+/* Whether a mark, or the one of before there were marks, is in the first or the last bytes. */
+static weft_status has_mark(const char *path, bool *there, bool *ours) {
+    char text[2 * LOOK + 1] = "";
+    FILE *file;
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    *there = kind != WEFT_KIND_NOTHING;
+    *ours = false;
+    if (kind != WEFT_KIND_FILE) return WEFT_OK;
+    WEFT_TRY(weft_file_open_stream(path, &file));
+    size_t n = fread(text, 1, LOOK, file);
+    if (n == LOOK && fseek(file, -LOOK, SEEK_END) == 0) n += fread(text + n, 1, LOOK, file);
+    fclose(file);
+    for (size_t i = 0; i < n; i++)
+        if (!text[i]) text[i] = ' ';
+    *ours = strstr(text, HTML_MARK) || strstr(text, MD_MARK) || strstr(text, "<title>weft: ");
+    return WEFT_OK;
+}
+
+/* An error where something else than a report's part is in its place. `beside` is one of ours that
+ * vouches for it. */
+static weft_status check_place(const char *folder, const char *name, bool beside, bool *ours) {
+    char path[WEFT_PATH_MAX];
+    bool there;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_TRY(has_mark(path, &there, ours));
+    if (!there || *ours || beside) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is there already and no report of weft's; move it away, or let 'weft "
+                     "report' write over it with --force",
+                     path);
+}
+
+weft_status weft_page_vacant(const char *folder, bool force) {
+    bool page, text;
+    if (force) return WEFT_OK;
+    WEFT_TRY(check_place(folder, "report.html", false, &page));
+    /* Older ones in Markdown have no mark; they lie beside their page. */
+    return check_place(folder, "report.md", page, &text);
+}
+
+static weft_status pictures_vacant(const weft_page *p, const char *folder, bool force) {
+    char name[32];
+    bool ours;
+    for (int i = 0; p->svgs && p->svgs[i] && !force; i++) {
+        snprintf(name, sizeof name, "report-%d.svg", i + 1);
+        WEFT_TRY(check_place(folder, name, false, &ours));
+    }
+    return WEFT_OK;
+}
+
+/* A picture by itself brings what the page's style gives it there. */
+static weft_status put_svg(weft_new_file *file, const char *svg) {
+    static const char head[] = "<svg xmlns=\"http://www.w3.org/2000/svg\" ",
+                      style[] =
+                          MD_MARK "<style>[fill=ink]{fill:#1d2329}[stroke=ink]{stroke:#1d2329}"
+                                  "[stroke=faint]{stroke:#c9cdc8}[fill=faint]{fill:#c9cdc8}"
+                                  "@media(prefers-color-scheme:dark){[fill=ink]{fill:#e4e6e3}"
+                                  "[stroke=ink]{stroke:#e4e6e3}[stroke=faint]{stroke:#454c4e}"
+                                  "[fill=faint]{fill:#454c4e}}</style>";
+    const char *rest = svg + strcspn(svg, " ") + 1, *inside = strchr(rest, '>');
+    if (!inside) return weft_fail(WEFT_EINPUT, "report: a picture is no SVG");
+    inside++;
+    WEFT_TRY(weft_new_file_put(file, head, (int64_t)strlen(head)));
+    WEFT_TRY(weft_new_file_put(file, rest, inside - rest));
+    WEFT_TRY(weft_new_file_put(file, style, (int64_t)strlen(style)));
+    return weft_new_file_put(file, inside, (int64_t)strlen(inside));
+}
+
+static weft_status write_pictures(const weft_page *p, const char *folder) {
+    char path[WEFT_PATH_MAX];
+    weft_new_file file;
+    for (int i = 0; p->svgs && p->svgs[i]; i++) {
+        WEFT_TRY(weft_path(path, "%s/report-%d.svg", folder, i + 1));
+        WEFT_TRY(weft_new_file_begin(&file, path));
+        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, p->svgs[i])));
+    }
+    return WEFT_OK;
+}
+
+/* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
+ * report, and a full disk costs no old one. */
+static weft_status write_both(const weft_page *p, const char *folder) {
+    char html[WEFT_PATH_MAX], md[WEFT_PATH_MAX];
+    weft_new_file first, second;
+    WEFT_TRY(weft_path(html, "%s/report.html", folder));
+    WEFT_TRY(weft_path(md, "%s/report.md", folder));
+    WEFT_TRY(weft_new_file_begin(&first, html));
+    weft_status status = weft_new_file_begin(&second, md);
+    if (status != WEFT_OK) return weft_new_file_end(&first, status);
+    status = weft_new_file_put(&first, p->html_text, (int64_t)p->html_size);
+    if (status == WEFT_OK) status = weft_new_file_put(&second, p->md_text, (int64_t)p->md_size);
+    if (status == WEFT_OK) status = write_pictures(p, folder);
+    status = weft_new_file_end(&first, status);
+    return weft_new_file_end(&second, status);
+}
+
+/* Data, then the script that draws it. */
+static weft_status put_script(weft_page *p) {
+    if (json_array_size(p->charts) == 0) return WEFT_OK;
+    char *text = json_dumps(p->charts, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
+    if (!text) return weft_fail(WEFT_ENOMEM, "report: no memory for its charts");
+    fputs("<script type=\"application/json\" id=\"weft-charts\">", p->html);
+    for (const char *at = text; *at; at++) {
+        if (strchr("<>&", *at))
+            fprintf(p->html, "\\u%04x", (unsigned)*at);
+        else
+            fputc(*at, p->html);
+    }
+    free(text);
+    fprintf(p->html, "</script>\n<script>\n%s</script>\n", weft_charts_script);
+    return WEFT_OK;
+}
+
+static weft_status finish(weft_page *p) {
+    close_fold(p);
+    fputs("</main>\n", p->html);
+    WEFT_TRY(put_script(p));
+    fputs("</body>\n</html>\n", p->html);
+    fputs("\n" MD_MARK "\n", p->md);
+    if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
+        return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    return WEFT_OK;
+}
+
+weft_status weft_page_write_html(weft_page *p, const char *path, bool force) {
+    bool there, ours;
+    WEFT_TRY(finish(p));
+    WEFT_TRY(has_mark(path, &there, &ours));
+    if (there && !ours) WEFT_TRY(weft_file_vacant(path, force));
+    return weft_file_write(path, p->html_text, p->html_size, NULL);
+}
+
+weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
+    WEFT_TRY(finish(p));
+    WEFT_TRY(weft_folder_make_one(folder));
+    WEFT_TRY(weft_page_vacant(folder, force));
+    WEFT_TRY(pictures_vacant(p, folder, force));
+    return write_both(p, folder);
+}

@@ -1,0 +1,89 @@
+/* A page that is written twice at once, as HTML and as Markdown: headings, paragraphs, lists, tables,
+ * pictures. Callers give plain text; whatever is in it, it comes out as text in both. */
+#ifndef WEFT_REPORT_PAGE_H
+#define WEFT_REPORT_PAGE_H
+
+#include "base/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+typedef struct {
+    FILE *html, *md;
+    char *html_text, *md_text;
+    size_t html_size, md_size;
+    int level;           /* of a section's heading: 2, or 3 where each study is a section */
+    char section[160];   /* its heading, by which a screen reader names the tables in it */
+    int tables;          /* so far */
+    int columns, column; /* of the open table */
+    const char *const *heads;
+    bool folded;    /* a section that begins folded is open */
+    int pictures;   /* so far: makes the ids in them unlike */
+    char **svgs;    /* the pictures, for files beside the Markdown */
+    json_t *charts; /* what charts.js draws: one object for each group of pictures */
+} weft_page;
+
+weft_status weft_page_open(weft_page *p, const char *title);
+/* Writes folder/report.html, folder/report.md and its pictures, folder/report-1.svg and so on, making
+ * the folder where it is missing. */
+weft_status weft_page_write(weft_page *p, const char *folder, bool force);
+/* An error where one of the two is there and no report of weft's, unless `force`. */
+weft_status weft_page_vacant(const char *folder, bool force);
+/* Writes the HTML alone, as a file of that name; as above, nothing but a page of weft's is written over
+ * unless `force`. */
+weft_status weft_page_write_html(weft_page *p, const char *path, bool force);
+void weft_page_free(weft_page *p);
+
+#define PRINTF(a, b) __attribute__((format(printf, a, b)))
+
+/* The one plain sentence under a heading is what `about` is for; NULL: none. */
+void weft_page_title(weft_page *p, int level, const char *text);
+void weft_page_heading(weft_page *p, const char *text, const char *about);
+/* A heading whose section is folded until the reader opens it. */
+void weft_page_fold(weft_page *p, const char *text, const char *about);
+/* A title within a section. */
+void weft_page_subtitle(weft_page *p, const char *text);
+void weft_page_say(weft_page *p, const char *format, ...) PRINTF(2, 3);
+/* A paragraph of another kind: "facts", "question", "answer" (bold in Markdown) or "caveat". */
+void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);
+
+/* A list whose items begin with a word that stands out. `kind` is "good", "bad" or "plain" and
+ * chooses how. */
+void weft_page_list_open(weft_page *p);
+void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...)
+    PRINTF(4, 5);
+void weft_page_list_close(weft_page *p);
+
+/* A table: heads end on NULL; one that begins with '>' is of numbers, with '=' of words that stay on
+ * one line. Cells follow row by row. */
+void weft_page_table_open(weft_page *p, const char *const *heads);
+void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
+void weft_page_table_close(weft_page *p);
+
+/* Pictures of one section, beside each other where there is room. `spec` is what charts.js draws in
+ * their place where scripts run (the page takes it over); NULL: they stay as they are. */
+void weft_page_pictures_open(weft_page *p, json_t *spec);
+/* `svg` goes into the HTML as it is, and into a file that the Markdown shows; where it is NULL the
+ * caption is followed by what weft_error_message() says of it. */
+void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) PRINTF(3, 4);
+void weft_page_pictures_close(weft_page *p);
+/* A small picture of many, for the HTML alone. */
+void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption);
+/* A picture for the Markdown alone, of what the HTML shows otherwise. */
+void weft_page_picture_md(weft_page *p, const char *svg, const char *caption);
+
+/* Texts side by side, each with its title; what was given to the model stands out from what it wrote. */
+void weft_page_texts_open(weft_page *p);
+void weft_page_text(weft_page *p, const char *title, const char *given, const char *text);
+void weft_page_texts_close(weft_page *p);
+
+/* Text as it is, folded away. */
+void weft_page_folded(weft_page *p, const char *summary, const char *text);
+
+/* The text as HTML shows it. */
+void weft_page_escape_html(FILE *out, const char *text);
+/* The text in JSON, without what HTML would show as a blank or U+FFFD. */
+json_t *weft_page_json(const char *text);
+
+#endif

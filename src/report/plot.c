@@ -1,0 +1,372 @@
+/* A plot as SVG, written here and now: a picture is some hundred numbers and needs no other program.
+ *
+ * What is drawn in the words `ink` and `faint` for colours gets the reader's own from the page's style.
+ * Each series is named at the right edge, beside its last point as far as its neighbours let it, with
+ * its marker: nobody has to hunt through a legend. Texts pass the page's escape. */
+#include "report/plot.h"
+
+#include "report/page.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WIDTH = 640,
+    HEIGHT = 360,
+    FONT = 14,
+    LETTER = 8, /* pixels a letter, about */
+    LABEL_LETTERS = 24,
+    LABEL_HEIGHT = 19,
+    TOP = 34,
+    BOTTOM = 50,
+    TICKS = 7,
+    MARKERS = 6 /* on a curve */
+};
+
+/* Okabe and Ito's colours, in an order that keeps neighbours apart; their black, which a dark page
+ * would hide, is a grey here, and their yellow, which a light one would, is darker. */
+static const char *const colours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
+                                      "#E69F00", "#56B4E9", "#8A8A8A", "#B5A500"};
+static const char *const dashes[] = {"", "9 4", "4 3", "9 4 2 4", "2 3"};
+
+#define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]))
+
+const char *weft_plot_colour(int style) {
+    return colours[style % COUNT(colours)];
+}
+
+const char *weft_plot_short(double value, int digits, char room[32]) {
+    static const char *const units[] = {"", "k", "M", "G", "T", "P"};
+    int unit = 0;
+    if (!isfinite(value)) return "";
+    while (fabs(value) >= 999.5 && unit < COUNT(units) - 1) {
+        value /= 1000;
+        unit++;
+    }
+    /* Digits before the point are all written, whatever `digits` is: "120k", not "1.2e+02k". */
+    int whole = fabs(value) >= 100 ? 3 : fabs(value) >= 10 ? 2 : 1;
+    snprintf(room, 32, "%.*g%s", digits > whole ? digits : whole, value, units[unit]);
+    return room;
+}
+
+typedef struct {
+    double low, high;
+} range;
+
+/* What is drawn on: the numbers' ranges, and the pixels they fall on. */
+typedef struct {
+    const weft_plot *plot;
+    FILE *out;
+    range x, y;
+    weft_scale x_scale;
+    weft_ticks x_ticks, y_ticks;
+    double left, right, height; /* of the area, and of the picture */
+    int id;
+} canvas;
+
+static void take_in(range *r, double value) {
+    if (!isfinite(value)) return;
+    r->low = fmin(r->low, value);
+    r->high = fmax(r->high, value);
+}
+
+/* A little room at both ends; a range of one number gets some around it. */
+static void widen(range *r, double share) {
+    double room = (r->high - r->low) * share;
+    if (!(room > 1e-12 * fabs(r->high))) room = fmax(fabs(r->high) * 0.05, 1e-6);
+    r->low -= room;
+    r->high += room;
+}
+
+static void find_ranges(canvas *c) {
+    const weft_plot *p = c->plot;
+    c->x = c->y = (range){NAN, NAN};
+    for (int s = 0; s < p->n_series; s++) {
+        for (int i = 0; i < p->series[s].n; i++) {
+            weft_plot_point at = p->series[s].points[i];
+            take_in(&c->x, p->log_x ? log10(at.x) : at.x);
+            take_in(&c->y, at.y);
+            take_in(&c->y, at.low);
+            take_in(&c->y, at.high);
+        }
+    }
+    if (p->top < c->y.high && p->top > c->y.low) c->y.high = p->top;
+    if (p->zero) take_in(&c->y, 0);
+    if (p->kind == WEFT_PLOT_CURVES && !p->log_x) take_in(&c->x, 0);
+    if (p->kind != WEFT_PLOT_CURVES || !(c->x.high > c->x.low)) widen(&c->x, 0.08);
+    widen(&c->y, 0.06);
+}
+
+/* Letters of a text, not bytes; at most those of a label. */
+static int letters(const char *text) {
+    int n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+static void find_ticks(canvas *c) {
+    const weft_plot *p = c->plot;
+    int longest = 3, label = 1;
+    double by = 1;
+    for (int s = 0; s < p->n_series; s++)
+        if (p->series[s].n) label = (int)fmax(label, letters(p->series[s].label));
+    weft_axis_ticks(c->y.low, c->y.high, TICKS, &c->y_ticks);
+    for (int i = 0; i < c->y_ticks.n; i++)
+        longest = (int)fmax(longest, letters(c->y_ticks.text[i]));
+    c->left = 16 + LETTER * longest;
+    c->right = WIDTH - 34 - LETTER * (label < LABEL_LETTERS ? label : LABEL_LETTERS);
+    int most = (int)((c->right - c->left) / 70);
+    if (p->log_x) {
+        weft_axis_log_ticks(pow(10, c->x.low), pow(10, c->x.high), most, &c->x_ticks);
+        c->x_scale = (weft_scale){1, ""};
+        for (int i = 0; i < c->x_ticks.n; i++)
+            c->x_ticks.at[i] = log10(c->x_ticks.at[i]);
+        return;
+    }
+    c->x_scale = weft_axis_scale(p->x_unit, c->x.high);
+    by = c->x_scale.by;
+    weft_axis_ticks(c->x.low / by, c->x.high / by, most, &c->x_ticks);
+    for (int i = 0; i < c->x_ticks.n; i++)
+        c->x_ticks.at[i] *= by;
+}
+
+/* Far outside is as good as just outside, and keeps the numbers short. */
+static double clamp(double value) {
+    return fmin(fmax(value, -2000), 4000);
+}
+
+static double x_of(const canvas *c, double x) {
+    double at = c->plot->log_x ? log10(x) : x;
+    return clamp(c->left + (at - c->x.low) / (c->x.high - c->x.low) * (c->right - c->left));
+}
+
+static double y_of(const canvas *c, double y) {
+    double share = (y - c->y.low) / (c->y.high - c->y.low);
+    return clamp(c->height - BOTTOM - share * (c->height - TOP - BOTTOM));
+}
+
+static void put_text(const canvas *c, double x, double y, const char *anchor, const char *text) {
+    fprintf(c->out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
+    weft_page_escape_html(c->out, text);
+    fputs("</text>\n", c->out);
+}
+
+static void put_line(const canvas *c, double x1, double y1, double x2, double y2,
+                     const char *stroke, double width) {
+    fprintf(c->out,
+            "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
+            "stroke-width=\"%.1f\"/>\n",
+            x1, y1, x2, y2, stroke, width);
+}
+
+static void put_marker(const canvas *c, int style, double x, double y, double size) {
+    static const double shapes[][8] = {{-1, -1, 1, -1, 1, 1, -1, 1},
+                                       {0, -1.3, 1.2, 1, -1.2, 1, 0, -1.3},
+                                       {0, -1.4, 1.4, 0, 0, 1.4, -1.4, 0},
+                                       {0, 1.3, 1.2, -1, -1.2, -1, 0, 1.3},
+                                       {-1.2, -0.6, 1.2, -0.6, 1.2, 0.6, -1.2, 0.6}};
+    int kind = style % 7;
+    const char *colour = weft_plot_colour(style);
+    if (kind == 0 || kind == 6) {
+        fprintf(c->out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\" fill=\"%s\" stroke=\"%s\"/>\n",
+                x, y, size, kind ? "none" : colour, colour);
+        return;
+    }
+    const double *shape = shapes[kind - 1];
+    fprintf(c->out, "<path fill=\"%s\" d=\"", colour);
+    for (int i = 0; i < 4; i++)
+        fprintf(c->out, "%c%.1f %.1f", i ? 'L' : 'M', x + size * shape[2 * i],
+                y + size * shape[2 * i + 1]);
+    fputs("Z\"/>\n", c->out);
+}
+
+static void put_frame(const canvas *c) {
+    const weft_plot *p = c->plot;
+    double floor_y = c->height - BOTTOM;
+    char name[256];
+    for (int i = 0; i < c->y_ticks.n; i++) {
+        double y = y_of(c, c->y_ticks.at[i]);
+        put_line(c, c->left, y, c->right, y, "faint", 0.7);
+        put_text(c, c->left - 7, y + 5, "end", c->y_ticks.text[i]);
+    }
+    for (int i = 0; i < c->x_ticks.n; i++) {
+        double at = c->x_ticks.at[i], x = x_of(c, p->log_x ? pow(10, at) : at);
+        put_line(c, x, floor_y, x, floor_y + 5, "ink", 1);
+        put_text(c, x, floor_y + 20, "middle", c->x_ticks.text[i]);
+    }
+    put_line(c, c->left, floor_y, c->right, floor_y, "ink", 1);
+    if (p->zero) put_line(c, c->left, y_of(c, 0), c->right, y_of(c, 0), "ink", 1.4);
+    snprintf(name, sizeof name, *c->x_scale.name ? "%.150s (%s)" : "%.150s", p->x_label,
+             c->x_scale.name);
+    put_text(c, (c->left + c->right) / 2, c->height - 8, "middle", name);
+    snprintf(name, sizeof name, p->y_unit ? "%.150s (%s)" : "%.150s", p->y_label,
+             p->y_unit ? p->y_unit : "");
+    put_text(c, 4, 18, "start", name);
+}
+
+static void put_band(const canvas *c, const weft_plot_series *s) {
+    if (s->n < 2) return;
+    fprintf(c->out, "<path fill=\"%s\" fill-opacity=\"0.14\" d=\"", weft_plot_colour(s->style));
+    for (int i = 0; i < 2 * s->n; i++) {
+        weft_plot_point at = s->points[i < s->n ? i : 2 * s->n - 1 - i];
+        double edge = i < s->n ? at.high : at.low;
+        fprintf(c->out, "%c%.1f %.1f", i ? 'L' : 'M', x_of(c, at.x),
+                y_of(c, isfinite(edge) ? edge : at.y));
+    }
+    fputs("Z\"/>\n", c->out);
+}
+
+static void put_curve(const canvas *c, const weft_plot_series *s) {
+    const char *dash = dashes[s->style % COUNT(dashes)];
+    fprintf(c->out, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\"",
+            weft_plot_colour(s->style));
+    if (*dash) fprintf(c->out, " stroke-dasharray=\"%s\"", dash);
+    fputs(" d=\"", c->out);
+    for (int i = 0; i < s->n; i++)
+        fprintf(c->out, "%c%.1f %.1f", i ? 'L' : 'M', x_of(c, s->points[i].x),
+                y_of(c, s->points[i].y));
+    fputs("\"/>\n", c->out);
+}
+
+static void put_series(const canvas *c, const weft_plot_series *s) {
+    bool curve = c->plot->kind == WEFT_PLOT_CURVES;
+    int every = curve && s->n / MARKERS > 0 ? s->n / MARKERS : 1;
+    if (c->plot->kind != WEFT_PLOT_POINTS) put_curve(c, s);
+    for (int i = 0; i < s->n; i++) {
+        weft_plot_point at = s->points[i];
+        double x = x_of(c, at.x);
+        if (!curve && isfinite(at.low) && isfinite(at.high))
+            put_line(c, x, y_of(c, at.low), x, y_of(c, at.high), weft_plot_colour(s->style), 1.8);
+        if (i % every == every / 2) put_marker(c, s->style, x, y_of(c, at.y), curve ? 3 : 5);
+    }
+}
+
+/* The front goes on to the right edge: whoever may spend more gets no better than its last step. */
+static void put_front(const canvas *c) {
+    const weft_plot *p = c->plot;
+    if (!p->n_front) return;
+    fprintf(c->out,
+            "<path fill=\"none\" stroke=\"ink\" stroke-width=\"1.4\" stroke-dasharray=\"5 4\" "
+            "d=\"M%.1f %.1f",
+            x_of(c, p->front[0].x), y_of(c, p->front[0].y));
+    for (int i = 1; i < p->n_front; i++)
+        fprintf(c->out, "H%.1fV%.1f", x_of(c, p->front[i].x), y_of(c, p->front[i].y));
+    fprintf(c->out, "H%.1f\"/>\n", c->right);
+}
+
+typedef struct {
+    int series;
+    double y; /* of the label, in pixels from the bottom of the area */
+} label_place;
+
+static int by_height(const void *a, const void *b) {
+    const label_place *left = a, *right = b;
+    if (left->y != right->y) return left->y < right->y ? -1 : 1;
+    return right->series - left->series; /* the first of equals is the higher */
+}
+
+/* Pushes labels apart from the bottom up, then back down from the top. */
+static void spread_labels(label_place *places, int n, double room) {
+    double gap = LABEL_HEIGHT;
+    if (n < 1) return;
+    qsort(places, (size_t)n, sizeof *places, by_height);
+    if (gap * n > room) gap = room / n;
+    for (int i = 1; i < n; i++)
+        places[i].y = fmax(places[i].y, places[i - 1].y + gap);
+    places[n - 1].y = fmin(places[n - 1].y, room);
+    for (int i = n - 1; i-- > 0;)
+        places[i].y = fmin(places[i].y, places[i + 1].y - gap);
+}
+
+/* Where letter number n of a text begins. */
+static const char *letter_at(const char *text, int n) {
+    for (; *text; text++)
+        if (((unsigned char)*text & 0xc0) != 0x80 && n-- == 0) break;
+    return text;
+}
+
+/* A long label loses its middle: steps' names often begin alike. */
+static void shorten(const char *text, char *label, size_t room) {
+    enum { TAIL = 8, HEAD = LABEL_LETTERS - TAIL - 1 };
+    int n = letters(text);
+    if (n <= LABEL_LETTERS)
+        snprintf(label, room, "%s", text);
+    else
+        snprintf(label, room, "%.*s\xe2\x80\xa6%s", (int)(letter_at(text, HEAD) - text), text,
+                 letter_at(text, n - TAIL));
+}
+
+static weft_status put_labels(const canvas *c) {
+    const weft_plot *p = c->plot;
+    label_place *places = calloc((size_t)p->n_series + 1, sizeof *places);
+    if (!places) return weft_fail(WEFT_ENOMEM, "plot: no memory for its labels");
+    double room = c->height - TOP - BOTTOM;
+    int n = 0;
+    for (int s = 0; s < p->n_series; s++) {
+        const weft_plot_series *series = &p->series[s];
+        if (!series->n) continue;
+        double at = c->height - BOTTOM - y_of(c, series->points[series->n - 1].y);
+        places[n++] = (label_place){s, fmin(fmax(at, 0), room)};
+    }
+    spread_labels(places, n, room);
+    for (int i = 0; i < n; i++) {
+        const weft_plot_series *series = &p->series[places[i].series];
+        char label[LABEL_LETTERS * 4 + 8];
+        double y = c->height - BOTTOM - places[i].y;
+        shorten(series->label, label, sizeof label);
+        put_marker(c, series->style, c->right + 14, y, 4);
+        put_text(c, c->right + 24, y + 5, "start", label);
+    }
+    free(places);
+    return WEFT_OK;
+}
+
+static weft_status draw(canvas *c) {
+    const weft_plot *p = c->plot;
+    int needed = TOP + BOTTOM + LABEL_HEIGHT * p->n_series;
+    c->height = needed > HEIGHT ? needed : HEIGHT;
+    find_ranges(c);
+    find_ticks(c);
+    fprintf(c->out,
+            "<svg viewBox=\"0 0 %d %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"%d\" "
+            "role=\"img\" aria-label=\"",
+            WIDTH, c->height, FONT);
+    weft_page_escape_html(c->out, p->title);
+    fprintf(c->out,
+            "\">\n<clipPath id=\"area%d\"><rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" "
+            "height=\"%.1f\"/></clipPath>\n",
+            c->id, c->left - 6, TOP - 8, c->right - c->left + 12, c->height - TOP - BOTTOM + 14);
+    put_frame(c);
+    fprintf(c->out, "<g clip-path=\"url(#area%d)\">\n", c->id);
+    for (int s = 0; s < p->n_series && p->kind == WEFT_PLOT_CURVES; s++)
+        put_band(c, &p->series[s]);
+    put_front(c);
+    for (int s = 0; s < p->n_series; s++)
+        if (p->series[s].n) put_series(c, &p->series[s]);
+    fputs("</g>\n", c->out);
+    weft_status status = put_labels(c);
+    fputs("</svg>\n", c->out);
+    return status;
+}
+
+weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
+    int n = 0;
+    *svg = NULL;
+    for (int s = 0; s < plot->n_series; s++)
+        n += plot->series[s].n;
+    if (n == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
+    size_t size;
+    canvas c = {.plot = plot, .id = id, .out = open_memstream(svg, &size)};
+    if (!c.out) return weft_fail(WEFT_ENOMEM, "plot: no memory for it");
+    weft_status status = draw(&c);
+    bool bad = ferror(c.out) != 0;
+    if (fclose(c.out) != 0) bad = true;
+    if (status == WEFT_OK && bad) status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
+    if (status == WEFT_OK) return WEFT_OK;
+    free(*svg);
+    *svg = NULL;
+    return status;
+}

@@ -1,0 +1,195 @@
+/* The report: its sections in order, for one study or several, and the same as JSON. */
+#include "report/report.h"
+
+#include "base/json.h"
+#include "report/sections.h"
+#include "report/together.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static weft_report_section *const sections[] = {
+    weft_report_answer,      weft_report_verdicts,  weft_report_curves,    weft_report_fronts,
+    weft_report_table,       weft_report_yardstick, weft_report_positions, weft_report_inside,
+    weft_report_samples,     weft_report_attention, weft_report_sweep,     weft_report_trouble,
+    weft_report_differences, weft_report_equality,  weft_report_repeats,   weft_report_environment};
+
+static weft_status write_study(weft_page *p, const char *database, bool several) {
+    weft_report_data d;
+    WEFT_TRY(weft_report_read(database, &d));
+    char title[200];
+    snprintf(title, sizeof title, "Study %.180s", d.name);
+    weft_page_title(p, several ? 2 : 1, title);
+    weft_status status = WEFT_OK;
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0] && status == WEFT_OK; i++)
+        status = sections[i](p, &d);
+    weft_report_free(&d);
+    return status;
+}
+
+/* A page of one study has its name in the window's title. */
+static weft_status open_page(weft_page *page, const char *const *databases, int n) {
+    char title[300];
+    weft_report_data d;
+    snprintf(title, sizeof title, "weft: %d studies", n);
+    if (n == 1) {
+        WEFT_TRY(weft_report_read(databases[0], &d));
+        snprintf(title, sizeof title, "%.200s: a study by weft", d.name);
+        weft_report_free(&d);
+    }
+    return weft_page_open(page, title);
+}
+
+weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
+                                      bool force) {
+    weft_page page;
+    WEFT_TRY(open_page(&page, databases, n));
+    char title[64];
+    snprintf(title, sizeof title, "%d studies", n);
+    if (n > 1) weft_page_title(&page, 1, title);
+    page.level = n > 1 ? 3 : 2;
+    weft_status status = WEFT_OK;
+    for (int i = 0; i < n && status == WEFT_OK; i++)
+        status = write_study(&page, databases[i], n > 1);
+    if (status == WEFT_OK) status = weft_page_write(&page, folder, force);
+    weft_page_free(&page);
+    return status;
+}
+
+weft_status weft_report_write(const char *database, const char *folder) {
+    return weft_report_write_several(&database, 1, folder, false);
+}
+
+weft_status weft_report_vacant(const char *folder) {
+    return weft_page_vacant(folder, false);
+}
+
+static json_t *left_out(const weft_report_data *d, int step) {
+    json_t *list = json_array();
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
+        if (pair.counts || (!pair.step && !pair.baseline)) continue;
+        json_array_append_new(list,
+                              json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i], "step",
+                                        weft_json_text(weft_report_ended(pair.step)), "baseline",
+                                        weft_json_text(weft_report_ended(pair.baseline))));
+    }
+    return list;
+}
+
+static json_t *verdict_json(const weft_report_data *d, int step, bool left) {
+    const weft_report_variant *s = &d->steps[step];
+    const weft_comparison *c = &s->compared;
+    return json_pack(
+        "{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "step",
+        weft_json_text(s->name), "baseline", weft_json_text(d->steps[s->baseline].name), "verdict",
+        weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs", c->pairs,
+        "difference", weft_json_number(c->mean), "low", weft_json_number(c->low), "high",
+        weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
+        weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)), "left", left,
+        "repeat_of", s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
+        "left_out", left_out(d, step));
+}
+
+static json_t *positions_json(const weft_report_data *d, int step) {
+    weft_report_range ranges[WEFT_REPORT_RANGES];
+    int n = weft_report_ranges(d, ranges);
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        double loss = weft_report_fact_mean(d, step, ranges[i].name);
+        if (isfinite(loss))
+            json_array_append_new(list,
+                                  json_pack("{s:I, s:I, s:f}", "first", (json_int_t)ranges[i].first,
+                                            "last", (json_int_t)ranges[i].last, "loss", loss));
+    }
+    return list;
+}
+
+static json_t *step_json(const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    json_t *object = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", weft_json_text(s->name),
+        "title", weft_json_text(s->title), "overrides", weft_json_text(s->overrides),
+        "learning_rate", weft_json_number(s->rate), "score", weft_json_number(s->mean), "sd",
+        weft_json_number(s->sd), "seeds", s->done, "runs", s->runs, "leaks", s->leaks, "error",
+        *s->error ? weft_json_text(s->error) : json_null());
+    json_t *cost = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", weft_json_whole(s->iters),
+        "tokens", weft_json_whole(s->tokens), "parameters", weft_json_whole(s->parameters),
+        "flops_per_token", weft_json_number(s->flops), "memory_bytes", weft_json_whole(s->memory),
+        "training_bytes", weft_json_whole(s->training_bytes), "tokens_per_s",
+        weft_json_number(s->speed), "cache_bytes_per_token", weft_json_whole(s->cache_bytes),
+        "seconds", weft_json_number(s->seconds));
+    json_object_update(object, cost);
+    json_decref(cost);
+    json_object_set_new(object, "loss_by_position", positions_json(d, step));
+    json_object_set_new(object, "inside", weft_report_inside_json(d, step));
+    return object;
+}
+
+static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *r) {
+    static const char *const words[] = {"not compared", "equal", "unequal"};
+    const weft_report_run *run = r->run;
+    return json_pack(
+        "{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step", weft_json_text(d->steps[run->step].name),
+        "repeats", weft_json_text(d->steps[d->steps[run->step].repeats].name), "seed",
+        (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
+        words[r->result], "files_compared", r->files, "detail", weft_json_text(r->detail));
+}
+
+static weft_status study_json(const char *database, json_t **object) {
+    weft_report_data d;
+    WEFT_TRY(weft_report_read(database, &d));
+    json_t *verdicts = json_array(), *steps = json_array(), *repeats = json_array();
+    weft_status status = WEFT_OK;
+    bool *left = calloc((size_t)d.n_steps + 1, sizeof *left);
+    if (left) weft_report_holm(&d, left);
+    for (int i = 0; i < d.n_steps; i++) {
+        json_array_append_new(steps, step_json(&d, i));
+        if (d.steps[i].baseline >= 0)
+            json_array_append_new(verdicts, verdict_json(&d, i, left && left[i]));
+    }
+    free(left);
+    for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {
+        weft_report_repeat r;
+        if (d.steps[d.runs[i].step].repeats < 0) continue;
+        status = weft_report_repeat_of(&d, &d.runs[i], &r);
+        if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
+    }
+    json_t *yardsticks = json_array();
+    if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
+    char *answer = weft_report_sentence(&d);
+    *object =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}", "name",
+                  weft_json_text(d.name), "question", weft_json_text(d.question), "answer",
+                  weft_json_text(answer ? answer : ""), "score", weft_json_text(d.score),
+                  "score_name", weft_json_text(d.score_name), "higher_is_better",
+                  d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
+                  weft_report_comparisons(&d), "common", weft_report_common_json(&d), "verdicts",
+                  verdicts, "steps", steps, "repeats", repeats, "yardsticks", yardsticks);
+    free(answer);
+    if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
+    if (status != WEFT_OK) {
+        json_decref(*object);
+        *object = NULL;
+    }
+    weft_report_free(&d);
+    return status;
+}
+
+weft_status weft_report_json(const char *const *databases, int n, json_t **object) {
+    *object = json_pack("{s:[]}", "studies");
+    if (!*object) return weft_fail(WEFT_ENOMEM, "report: no memory for it");
+    for (int i = 0; i < n; i++) {
+        json_t *study;
+        weft_status status = study_json(databases[i], &study);
+        if (status != WEFT_OK) {
+            json_decref(*object);
+            *object = NULL;
+            return status;
+        }
+        json_array_append_new(json_object_get(*object, "studies"), study);
+    }
+    return WEFT_OK;
+}

@@ -1,0 +1,386 @@
+/* What came out: the verdicts in plain words, the table, and the repeats' equality. */
+#include "report/sections.h"
+#include "report/together.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
+static void write_left_out(FILE *out, const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    weft_words room;
+    bool any = false;
+    if (*s->error || *d->steps[s->baseline].error) return;
+    if (s->compared.pairs == 0 && s->compared.verdict == WEFT_NOT_YET) return;
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
+        if (pair.counts || (!pair.step && !pair.baseline)) continue;
+        fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)d->seeds[i]);
+        any = true;
+        bool step_bad = !pair.step || !pair.step->finished;
+        bool base_bad = !pair.baseline || !pair.baseline->finished;
+        if (step_bad)
+            fprintf(out, "%s %s", weft_say_step(d, step, &room), weft_report_ended(pair.step));
+        if (base_bad)
+            fprintf(out, "%s%s %s", step_bad ? "; " : "", weft_say_step(d, s->baseline, &room),
+                    weft_report_ended(pair.baseline));
+        fputs(")", out);
+    }
+    if (any) fputs(".", out);
+}
+
+static void write_numbers(FILE *out, const weft_report_data *d, const weft_comparison *c) {
+    weft_words a, b, seeds = {0};
+    if (c->pairs < 1) return;
+    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->step, &a));
+    if (c->mean == 0)
+        fputs("the same as the baseline's", out);
+    else
+        fprintf(out, "%s %s than the baseline's", weft_say_change(c, fabs(c->mean), &b) + 1,
+                c->mean < 0 ? "lower" : "higher");
+    if (isfinite(c->percent)) fprintf(out, " (%+.2f%%)", c->percent);
+    if (c->pairs >= 2)
+        fprintf(out, "; %.0f%% interval %s to %s", 100 * WEFT_CONFIDENCE,
+                weft_say_change(c, c->low, &a), weft_say_change(c, c->high, &b));
+    fprintf(out, "; %s.", weft_say_plural(c->pairs, "seed", &seeds));
+}
+
+/* What a comparison that shows nothing still says: how large the difference can be at most, and how
+ * many seeds would tell. */
+static void write_bound(FILE *out, const weft_comparison *c) {
+    weft_words room;
+    int seeds = weft_seeds_needed(c);
+    if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return;
+    fprintf(out, " With %.0f%% confidence, any difference is smaller than %s.",
+            100 * WEFT_CONFIDENCE,
+            weft_say_change(c, fmax(fabs(c->low), fabs(c->high)), &room) + 1);
+    if (seeds > c->pairs)
+        fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);
+}
+
+static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    const weft_comparison *c = &s->compared;
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return;
+    weft_words one, other;
+    fprintf(out, "%s against %s", weft_say_step(d, step, &one),
+            weft_say_step(d, s->baseline, &other));
+    fprintf(out, *s->why ? ": %s." : ".%s", s->why);
+    write_numbers(out, d, c);
+    if (!d->nothing_learned) write_bound(out, c);
+    write_left_out(out, d, step);
+    if (s->leaks && d->steps[s->baseline].leaks) fputs(" Both leak: a token sees later ones.", out);
+    fclose(out);
+    weft_page_item(p,
+                   c->verdict == WEFT_BETTER  ? "good"
+                   : c->verdict == WEFT_WORSE ? "bad"
+                                              : "plain",
+                   weft_verdict_word(c->verdict), "%s", text ? text : "");
+    free(text);
+}
+
+/* What the intervals are worth, all together. */
+static void say_confidence(weft_page *p, const weft_report_data *d) {
+    int n = weft_report_comparisons(d);
+    weft_words room = {0};
+    if (n == 0) {
+        weft_page_say(p, "No comparison has the two seeds that an interval takes, so nothing is "
+                         "called better or worse.");
+        return;
+    }
+    weft_page_say(
+        p,
+        "Every interval has %.0f%% confidence, by Student's t over the differences seed by "
+        "seed. There %s %s with an interval (repeats are not counted again). If there "
+        "were nothing to find, %.2g of them would still be called better or worse on "
+        "average, by chance.",
+        100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are", weft_say_plural(n, "comparison", &room),
+        n * (1 - WEFT_CONFIDENCE));
+}
+
+/* What was said before the first run, and what became of it. */
+static void say_power(weft_page *p, const weft_report_data *d) {
+    char power[512];
+    double least = NAN, most = NAN;
+    if (!(d->spread > 0) || d->planned_seeds < 2) return;
+    weft_power_text(d->planned_seeds, d->spread, power, sizeof power);
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!weft_report_counts(d, i)) continue;
+        least = fmin(least, d->steps[i].compared.sd);
+        most = fmax(most, d->steps[i].compared.sd);
+    }
+    if (least < most)
+        weft_page_say(p, "Stated beforehand: %s They spread by %.2g to %.2g.", power, least, most);
+    else if (isfinite(least))
+        weft_page_say(p, "Stated beforehand: %s They spread by %.2g.", power, least);
+    else
+        weft_page_say(p, "Stated beforehand: %s", power);
+}
+
+static int count_baselines(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += weft_report_is_compared(d, i);
+    return n;
+}
+
+static void say_score(weft_page *p, const weft_report_data *d) {
+    if (strcmp(d->score, "metric") == 0)
+        weft_page_say(p, "The score is the dataset's own %s. Higher is better.", d->score_name);
+    else if (strcmp(d->score, "train_loss") == 0)
+        weft_page_say(p,
+                      "The score is the training loss: the mean cross-entropy over the last %.0f "
+                      "training steps. Lower is better.",
+                      d->tail);
+    else
+        weft_page_say(p, "The score is the held-out loss after the last training step: the "
+                         "cross-entropy on text that was not trained on. Lower is better.");
+}
+
+weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
+    if (count_baselines(d) == 0) return WEFT_OK;
+    weft_page_heading(
+        p, "Verdicts",
+        "Each variant of the study against its baseline, from runs with the same seeds.");
+    say_score(p, d);
+    if (d->nothing_learned)
+        weft_page_say(p,
+                      "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
+                      "longer, try another learning rate, or look at the data.",
+                      log(d->vocabulary), d->vocabulary);
+    weft_page_list_open(p);
+    for (int i = 0; i < d->n_steps; i++)
+        if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
+    weft_page_list_close(p);
+    say_power(p, d);
+    say_confidence(p, d);
+    weft_report_say_together(p, d);
+    return WEFT_OK;
+}
+
+static bool beats(const weft_report_data *d, double score, double other) {
+    return isfinite(score) &&
+           (isnan(other) || (d->higher_is_better ? score > other : score < other));
+}
+
+/* The variant with the best mean, of those that see no later tokens; -1: there are not two. */
+static int best_variant(const weft_report_data *d) {
+    int best = -1, n = 0;
+    for (int i = 0; i < d->n_steps; i++) {
+        const weft_report_variant *s = &d->steps[i];
+        if (s->leaks || s->repeats >= 0 || !isfinite(s->mean)) continue;
+        n++;
+        if (beats(d, s->mean, best < 0 ? NAN : d->steps[best].mean)) best = i;
+    }
+    return n > 1 && !d->nothing_learned ? best : -1;
+}
+
+/* Whether the verdicts tell the variant with the best mean from what it is compared with: it is better
+ * than its baseline, or, being a baseline, all others are worse. */
+static bool is_told_apart(const weft_report_data *d, int best) {
+    int others = 0;
+    if (weft_report_is_compared(d, best)) return d->steps[best].compared.verdict == WEFT_BETTER;
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!weft_report_counts(d, i) || d->steps[i].baseline != best) continue;
+        if (d->steps[i].compared.verdict != WEFT_WORSE) return false;
+        others++;
+    }
+    return others > 0;
+}
+
+/* The single run with the best score, of the same variants; NULL: none finished. */
+static const weft_report_run *best_run(const weft_report_data *d) {
+    const weft_report_run *best = NULL;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_variant *s = &d->steps[d->runs[i].step];
+        if (s->leaks || s->repeats >= 0 || !d->runs[i].finished) continue;
+        if (beats(d, d->runs[i].score, best ? best->score : NAN)) best = &d->runs[i];
+    }
+    return best;
+}
+
+static void say_best(weft_page *p, const weft_report_data *d) {
+    const weft_report_run *run = best_run(d);
+    weft_words room;
+    int best = best_variant(d);
+    if (best >= 0 && is_told_apart(d, best))
+        weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
+    else if (best >= 0)
+        weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
+                      weft_variant_label(d, best), weft_say_score(d->steps[best].mean, &room));
+    if (run)
+        weft_page_say(
+            p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
+            weft_variant_label(d, run->step), (long long)run->seed, run->rate, d->score_name,
+            weft_say_score(run->score, &room), run->folder);
+}
+
+static void table_row(weft_page *p, const weft_report_data *d, int place, bool best) {
+    const weft_report_variant *s = &d->steps[place];
+    const weft_comparison *c = &s->compared;
+    weft_words a, b;
+    bool compared = s->baseline >= 0 && c->pairs > 0;
+    weft_page_cell(p, "%s", s->name);
+    const char *what = *s->title && strcmp(s->title, s->name) != 0 ? s->title : s->overrides;
+    char repeats[128] = "";
+    if (s->repeats >= 0 && !strstr(what, "repeat"))
+        snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->steps[s->repeats].name);
+    weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
+    weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));
+    if (s->done > 1)
+        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean, &a),
+                       weft_say_score(s->sd, &b));
+    else
+        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean, &a));
+    weft_page_cell(p, "%d of %d", s->done, s->runs);
+    if (compared && isfinite(c->percent))
+        weft_page_cell(p, "%+.2f%%", c->percent);
+    else
+        weft_page_cell(p, "–");
+    weft_page_cell(p, "%s", compared ? weft_say_interval(c, &a) : "–");
+    weft_page_cell(p, "%s", weft_say_bytes(s->memory, &a));
+    weft_page_cell(p, "%s", weft_say_bytes(s->training_bytes, &a));
+    weft_page_cell(p, "%s", weft_say_count(s->speed, &a));
+    weft_page_cell(p, "%s", weft_say_number(s->cache_bytes, &a));
+    weft_page_cell(p, "%s", weft_say_count(s->flops, &a));
+    weft_page_cell(p, "%s", weft_say_number(s->rate, &a));
+}
+
+/* Whether every run that counts had a device with a memory of its own. */
+static bool all_on_device(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_runs; i++) {
+        if (!weft_report_run_counts(d, &d->runs[i])) continue;
+        if (isnan(d->runs[i].device_bytes)) return false;
+        n++;
+    }
+    return n > 0;
+}
+
+weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
+    if (d->n_steps == 0) return WEFT_OK;
+    weft_page_heading(p, "The variants in numbers",
+                      "What each variant is, what it scored, and what it costs.");
+    char score[160], interval[80];
+    const char *memory = ">memory, measured peak";
+    if (all_on_device(d)) memory = ">GPU memory, by its own count";
+    snprintf(score, sizeof score, ">%.120s ± sd", d->score_name);
+    snprintf(interval, sizeof interval, ">change [%.0f%% interval]", 100 * WEFT_CONFIDENCE);
+    const char *const heads[] = {"variant",
+                                 "what it is",
+                                 ">parameters",
+                                 score,
+                                 ">seeds finished",
+                                 ">change in %",
+                                 interval,
+                                 memory,
+                                 ">memory, plan",
+                                 ">tokens/s",
+                                 ">cache bytes per token",
+                                 ">FLOPs per token",
+                                 ">learning rate",
+                                 NULL};
+    weft_page_table_open(p, heads);
+    int best = best_variant(d);
+    for (int i = 0; i < d->n_steps; i++)
+        table_row(p, d, i, i == best && is_told_apart(d, best));
+    weft_page_table_close(p);
+    say_best(p, d);
+    weft_page_say(
+        p,
+        "Score: mean and standard deviation over the seeds that finished. Change: the "
+        "mean of the differences from the baseline, seed by seed, so it may differ from "
+        "the difference of two rows where a seed is missing; in %% of the baseline's "
+        "mean over the same seeds. Memory measured is the device's, by its own count, the "
+        "least of the seeds, or, on the CPU, the whole process at its largest; the plan is the "
+        "engine's own "
+        "count for training. Tokens/s depend on "
+        "what else the machine did meanwhile. Cache bytes and "
+        "FLOPs (forward and backward) are counted. Where the models write samples, their section "
+        "has the cache as measured.");
+    if (d->n_rates > 1 && d->rate_seed >= 0)
+        weft_page_say(p,
+                      "Each variant was run at %d learning rates with seed %lld, which counts for "
+                      "nothing else, and got the best of them.",
+                      d->n_rates, (long long)d->rate_seed);
+    else if (d->n_rates > 1)
+        weft_page_say(p,
+                      "Each variant was run at %d learning rates and counts with the one that has "
+                      "the best mean score (among those at which most of its seeds finished). The "
+                      "choice and the score come from the same runs, which flatters every variant "
+                      "alike.",
+                      d->n_rates);
+    if (d->rate_seed >= 0 && *d->rate_as)
+        weft_page_say(p, "Some took over the learning rate of another, and tried no other: %s.",
+                      d->rate_as);
+    return WEFT_OK;
+}
+
+static const char *say_result(const weft_report_repeat *r) {
+    if (r->result == WEFT_REPEAT_EQUAL)
+        return r->files ? "equal, bit for bit" : "equal by checksum";
+    if (r->result == WEFT_REPEAT_UNEQUAL) return "NOT EQUAL";
+    return "not compared: both must finish";
+}
+
+static void repeat_row(weft_page *p, const weft_report_data *d, const weft_report_repeat *r) {
+    const weft_report_run *first = r->first, *run = r->run;
+    weft_page_cell(p, "%s", d->steps[run->step].name);
+    weft_page_cell(p, "%s", d->steps[d->steps[run->step].repeats].name);
+    weft_page_cell(p, "%lld", (long long)run->seed);
+    weft_page_cell(p, "%g", run->rate);
+    weft_page_cell(p, "%s", say_result(r));
+    weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
+                   first && *first->weights ? first->weights : "–");
+    if (r->rows >= 0)
+        weft_page_cell(p, "%lld", (long long)r->rows);
+    else
+        weft_page_cell(p, "–");
+    weft_words room;
+    weft_page_cell(p, "%s", weft_say_times(run, &room));
+    weft_page_cell(p, "%s", weft_say_times(first, &room));
+    weft_page_cell(p, "%s", r->detail);
+}
+
+weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
+    static const char *const heads[] = {"repeat",
+                                        "of",
+                                        ">seed",
+                                        ">learning rate",
+                                        "=result",
+                                        "=weights: repeat / first",
+                                        ">metrics rows that differ",
+                                        "=repeat ran (UTC)",
+                                        "=first ran (UTC)",
+                                        "found",
+                                        NULL};
+    int counts[3] = {0}, n = 0, anew = 0;
+    for (int i = 0; i < d->n_runs; i++)
+        n += d->steps[d->runs[i].step].repeats >= 0;
+    if (n == 0) return WEFT_OK;
+    weft_page_fold(p, "Repeats, bit for bit",
+                   "Some variants are trained a second time, in processes of their own: the same "
+                   "config must give the same bits.");
+    weft_page_table_open(p, heads);
+    for (int i = 0; i < d->n_runs; i++) {
+        if (d->steps[d->runs[i].step].repeats < 0) continue;
+        weft_report_repeat r;
+        WEFT_TRY(weft_report_repeat_of(d, &d->runs[i], &r));
+        counts[r.result]++;
+        anew += r.first && *r.run->started && strcmp(r.run->started, r.first->started) != 0;
+        repeat_row(p, d, &r);
+    }
+    weft_page_table_close(p);
+    weft_page_say(
+        p,
+        "%d of %d repeated runs are equal to the first; %d are not equal; %d could not be "
+        "compared. Compared are the files of the final weights, byte for byte, and every "
+        "number of every logged training step but the speed.%s",
+        counts[WEFT_REPEAT_EQUAL], n, counts[WEFT_REPEAT_UNEQUAL], counts[WEFT_REPEAT_UNKNOWN],
+        anew == n ? " The times show that each was trained anew." : "");
+    return WEFT_OK;
+}

@@ -1,0 +1,123 @@
+/* What the steps' models write, side by side: the last sample of each step's first seed, where the
+ * study has SAMPLE_PROMPT and the runs' folders are still there. */
+#include "report/sections.h"
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_ROOM = 4096, SHOWN = 600 /* bytes of a text */ };
+
+void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
+    struct stat info;
+    snprintf(folder, WEFT_PATH_MAX, "%s", d->path);
+    if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
+    char *slash = strrchr(folder, '/');
+    if (slash)
+        *slash = '\0';
+    else
+        snprintf(folder, WEFT_PATH_MAX, ".");
+}
+
+/* The last whole line of a run's samples; NULL: there is none. */
+static json_t *last_sample(const char *folder, const weft_report_run *run) {
+    char path[PATH_ROOM];
+    /* Runs that no study made are not in runs/ (gather.h). */
+    const char *names[] = {run->folder, strchr(run->folder, '/')};
+    bool there = false;
+    for (int i = 0; i < 2 && !there && names[i]; i++) {
+        const char *name = names[i] + i;
+        if (snprintf(path, sizeof path, "%s/%s/samples.jsonl", folder, name) >= PATH_ROOM)
+            return NULL;
+        /* One that cannot be looked at is opened too: that tells why. */
+        if (weft_path_there(path, &there) != WEFT_OK) there = true;
+    }
+    FILE *file;
+    if (!there) return NULL;
+    if (weft_file_open_stream(path, &file) != WEFT_OK) {
+        weft_log(WEFT_LOG_WARN, "report: without the samples of a run: %s", weft_error_message());
+        return NULL;
+    }
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
+    json_t *last = NULL;
+    while ((n = getline(&line, &room, file)) > 0) {
+        json_t *row = weft_json_read(line, (size_t)n, JSON_ALLOW_NUL, NULL);
+        if (!row) continue;
+        json_decref(last);
+        last = row;
+    }
+    free(line);
+    fclose(file);
+    return last;
+}
+
+const weft_report_run *weft_report_first_run(const weft_report_data *d, int step) {
+    if (d->steps[step].repeats >= 0) return NULL;
+    for (int i = 0; i < d->n_seeds; i++) {
+        const weft_report_run *run = weft_report_find(d, step, d->steps[step].rate, d->seeds[i]);
+        if (run && run->finished) return run;
+    }
+    return NULL;
+}
+
+/* What is shown of a text, cut between characters; a zero, which a model of bytes may write, is a blank.
+ * malloc'd. */
+static char *shown_text(const json_t *value) {
+    const char *text = json_string_value(value);
+    size_t length = json_string_length(value);
+    if (length > SHOWN) {
+        length = SHOWN;
+        while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
+            length--;
+    }
+    char *shown = malloc(length + 1);
+    if (!shown) return NULL;
+    for (size_t i = 0; i < length; i++)
+        shown[i] = text[i] ? text[i] : ' ';
+    shown[length] = 0;
+    return shown;
+}
+
+weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
+    char folder[WEFT_PATH_MAX];
+    bool open = false;
+    weft_report_folder(d, folder);
+    for (int step = 0; step < d->n_steps; step++) {
+        const weft_report_run *run = weft_report_first_run(d, step);
+        json_t *sample = run ? last_sample(folder, run) : NULL;
+        const char *text = json_string_value(json_object_get(sample, "text"));
+        const char *prompt = json_string_value(json_object_get(sample, "prompt"));
+        if (text && prompt) {
+            if (!open) {
+                weft_page_heading(
+                    p, "What the models write",
+                    "The last sample of each variant's first random seed; the same prompt "
+                    "and the same random numbers for all. The cache is the memory that it took "
+                    "in generating, divided by the tokens that it has room for.");
+                weft_page_texts_open(p);
+                open = true;
+            }
+            char title[300], *shown = shown_text(json_object_get(sample, "text"));
+            const json_t *cache = json_object_get(sample, "cache_bytes_per_token");
+            int at = snprintf(title, sizeof title, "%.200s, after %lld training steps",
+                              weft_variant_label(d, step),
+                              (long long)json_integer_value(json_object_get(sample, "step")));
+            if (json_is_integer(cache))
+                snprintf(title + at, sizeof title - (size_t)at, "; cache: %lld bytes per token",
+                         (long long)json_integer_value(cache));
+            weft_page_text(p, title, prompt, shown ? shown : "");
+            free(shown);
+        }
+        json_decref(sample);
+    }
+    if (open) weft_page_texts_close(p);
+    return WEFT_OK;
+}

@@ -1,0 +1,103 @@
+/* The parts of a report, in the order in which they stand. Each prints what it has to say of a
+ * study, and nothing where there is nothing to say. */
+#ifndef WEFT_REPORT_SECTIONS_H
+#define WEFT_REPORT_SECTIONS_H
+
+#include "base/files.h"
+#include "report/data.h"
+#include "report/page.h"
+
+typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d);
+
+/* report/answer.c, report/forest.c */
+weft_report_section weft_report_answer, weft_report_forest;
+/* report/results.c */
+weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
+/* report/curves.c */
+weft_report_section weft_report_curves;
+/* report/pictures.c */
+weft_report_section weft_report_fronts, weft_report_sweep;
+/* report/yardstick.c */
+weft_report_section weft_report_yardstick;
+/* report/positions.c */
+weft_report_section weft_report_positions;
+/* report/inside.c */
+weft_report_section weft_report_inside;
+/* report/samples.c */
+weft_report_section weft_report_samples;
+/* report/attention.c */
+weft_report_section weft_report_attention;
+/* report/notes.c */
+weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
+    weft_report_environment;
+
+/* Words and numbers for people; a result is in `room`, or a text that lasts. report/words.c */
+typedef struct {
+    char text[512];
+} weft_words;
+const char *weft_say_step(const weft_report_data *d, int step,
+                          weft_words *room); /* "All three", "variant 3" */
+/* What a step is called in pictures: its title, its name where it has none. */
+const char *weft_variant_label(const weft_report_data *d, int step);
+const char *weft_say_score(double value, weft_words *room);
+const char *weft_say_bytes(double bytes, weft_words *room);  /* "33.8 GiB" */
+const char *weft_say_count(double value, weft_words *room);  /* "115.0M" */
+const char *weft_say_number(double value, weft_words *room); /* all its digits that matter */
+/* Signed, with as many decimals as the interval's width deserves. */
+const char *weft_say_change(const weft_comparison *c, double value, weft_words *room);
+/* "-0.0119 [-0.0150, -0.0088]"; without an interval it says so. */
+const char *weft_say_interval(const weft_comparison *c, weft_words *room);
+/* The same in percent of the baseline's score; empty where that is 0. */
+const char *weft_say_share_interval(const weft_comparison *c, weft_words *room);
+/* When a run began and ended: "2026-01-31 10:00:00.000 to 10:05:00.000". */
+const char *weft_say_times(const weft_report_run *run, weft_words *room);
+/* "2.1%", of the baseline's score; an absolute number where that is 0. */
+const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room);
+/* What stands before the next of n things in a sentence: "A, B and C". */
+const char *weft_say_between(int said, int n);
+/* "1 seed", "3 seeds" */
+const char *weft_say_plural(int n, const char *thing, weft_words *room);
+
+/* The study's folder, in which the runs' are; a variant's first seed that finished, NULL: none, or the
+ * variant is a repeat. report/samples.c */
+void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
+const weft_report_run *weft_report_first_run(const weft_report_data *d, int step);
+
+/* Whether a step has a baseline and is no repeat; whether its comparison counts, too: it can be built,
+ * and sees later tokens only where its baseline does. report/answer.c */
+bool weft_report_is_compared(const weft_report_data *d, int step);
+bool weft_report_counts(const weft_report_data *d, int step);
+/* How many of the variants are repeats of others; pictures leave them out. */
+int weft_report_repeated(const weft_report_data *d);
+/* The seeds of the comparison that has most of them. */
+int weft_report_most_pairs(const weft_report_data *d);
+/* What all are compared with; -1: not all with the same. */
+int weft_report_baseline(const weft_report_data *d);
+
+/* The answer in a sentence; the caller's to free. NULL: no memory. report/answer.c */
+char *weft_report_sentence(const weft_report_data *d);
+/* What must be known beside it, a sentence each, NULL at the end: two seeds, a leak, the edge of a
+ * sweep, failures, repeats that are not equal. Each and the list are the caller's to free. */
+weft_status weft_report_caveats(const weft_report_data *d, char ***list);
+
+/* What charts.js is told of the steps: [{key, name, style, baseline}], all of them in their order. The
+ * caller owns the array. report/curves.c */
+json_t *weft_report_series(const weft_report_data *d);
+
+/* The ranges of positions whose losses the records have, in their order; returns how many.
+ * report/positions.c */
+enum { WEFT_REPORT_RANGES = 40 };
+typedef struct {
+    long long first, last;
+    char name[64]; /* of the fact */
+} weft_report_range;
+int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REPORT_RANGES]);
+
+/* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/yardstick.c */
+weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
+
+/* The numbers of `Inside the models` by name, null where a step has none. The caller owns it.
+ * report/inside.c */
+json_t *weft_report_inside_json(const weft_report_data *d, int step);
+
+#endif

@@ -1,0 +1,152 @@
+/* Three seeds leave two degrees of freedom for a comparison, and many comparisons find something by
+ * chance: the first is answered by a pooled standard deviation, the second by Holm's method. */
+#include "report/together.h"
+
+#include "base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Variants whose scores may stand beside one another. */
+static bool takes_part(const weft_report_variant *s) {
+    return s->repeats < 0 && !*s->error && !s->leaks && s->done > 1 && isfinite(s->rate);
+}
+
+static int most_done(const weft_report_data *d) {
+    int most = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        if (takes_part(&d->steps[i]) && d->steps[i].done > most) most = d->steps[i].done;
+    return most;
+}
+
+/* The scores of one seed, a variant after the other; false: one of them has none. */
+static bool list_seed(const weft_report_data *d, int most, int64_t seed, double *scores) {
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!takes_part(&d->steps[i]) || d->steps[i].done < most) continue;
+        const weft_report_run *run = weft_report_find(d, i, d->steps[i].rate, seed);
+        if (!run || !run->finished) return false;
+        *scores++ = run->score;
+    }
+    return true;
+}
+
+/* The square root of what is left of scores[seeds][variants] without the means of its rows and columns,
+ * by its degrees of freedom. */
+static double unexplained(const double *scores, int seeds, int variants, int freedom) {
+    double all = weft_mean(scores, seeds * variants), rest = 0;
+    for (int v = 0; v < variants; v++) {
+        double mean = 0;
+        for (int k = 0; k < seeds; k++)
+            mean += scores[k * variants + v] / seeds;
+        for (int k = 0; k < seeds; k++)
+            rest += pow(scores[k * variants + v] - mean -
+                            weft_mean(scores + k * variants, variants) + all,
+                        2);
+    }
+    return sqrt(rest / freedom);
+}
+
+bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out) {
+    int most = most_done(d);
+    *out = (weft_report_common){0};
+    for (int i = 0; i < d->n_steps; i++)
+        out->variants += takes_part(&d->steps[i]) && d->steps[i].done == most;
+    double *scores = out->variants < 3 || d->n_seeds < 2
+                         ? NULL
+                         : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
+    if (!scores) return false;
+    for (int i = 0; i < d->n_seeds; i++)
+        out->seeds += list_seed(d, most, d->seeds[i], scores + out->seeds * out->variants);
+    out->freedom = (out->variants - 1) * (out->seeds - 1);
+    if (out->seeds > 1) {
+        out->sd = unexplained(scores, out->seeds, out->variants, out->freedom);
+        out->half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, out->freedom) * out->sd *
+                    sqrt(2.0 / out->seeds);
+    }
+    free(scores);
+    return out->seeds > 1;
+}
+
+static bool has_interval(const weft_report_data *d, int step) {
+    const weft_comparison *c = &d->steps[step].compared;
+    return weft_report_counts(d, step) && c->verdict != WEFT_NOT_YET &&
+           isfinite(weft_comparison_p(c));
+}
+
+void weft_report_holm(const weft_report_data *d, bool *left) {
+    int n = 0;
+    memset(left, 0, (size_t)d->n_steps * sizeof *left);
+    for (int i = 0; i < d->n_steps; i++)
+        n += has_interval(d, i);
+    for (; n > 0; n--) {
+        int least = -1;
+        double p = INFINITY;
+        for (int i = 0; i < d->n_steps; i++) {
+            if (left[i] || !has_interval(d, i)) continue;
+            double one = weft_comparison_p(&d->steps[i].compared);
+            if (one >= p) continue;
+            least = i;
+            p = one;
+        }
+        if (least < 0 || p > (1 - WEFT_CONFIDENCE) / n) return;
+        left[least] = true;
+    }
+}
+
+/* "Gate against Plain, Cross against Plain" */
+static void add_name(FILE *out, const weft_report_data *d, int step, bool *any) {
+    weft_words one, other;
+    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_step(d, step, &one),
+            weft_say_step(d, d->steps[step].baseline, &other));
+    *any = true;
+}
+
+static void write_holm(FILE *out, const weft_report_data *d, const bool *left) {
+    bool any = false;
+    for (int i = 0; i < d->n_steps; i++) {
+        if (!left[i]) continue;
+        if (!any) fputs("these are left: ", out);
+        add_name(out, d, i, &any);
+    }
+    if (!any) fputs("none is left", out);
+    fputs(".", out);
+}
+
+static void write_common(FILE *out, const weft_report_data *d, const weft_report_common *c) {
+    bool any = false;
+    fprintf(out,
+            " Read with the standard deviation pooled over all %d variants (%.3g, %d degrees of "
+            "freedom; a two-way analysis of variance over variants and seeds), an interval is "
+            "±%.3g, and a difference is shown for ",
+            c->variants, c->sd, c->freedom, c->half);
+    for (int i = 0; i < d->n_steps; i++)
+        if (has_interval(d, i) && fabs(d->steps[i].compared.mean) > c->half)
+            add_name(out, d, i, &any);
+    fputs(any ? "." : "none.", out);
+}
+
+void weft_report_say_together(weft_page *p, const weft_report_data *d) {
+    weft_report_common common;
+    bool *left = calloc((size_t)d->n_steps + 1, sizeof *left);
+    char *text = NULL;
+    size_t size;
+    FILE *out = left && weft_report_comparisons(d) > 1 ? open_memstream(&text, &size) : NULL;
+    if (out) {
+        weft_report_holm(d, left);
+        fputs("Counted together by Holm's method, ", out);
+        write_holm(out, d, left);
+        if (weft_report_common_spread(d, &common)) write_common(out, d, &common);
+        if (fclose(out) == 0) weft_page_say(p, "%s", text);
+    }
+    free(text);
+    free(left);
+}
+
+json_t *weft_report_common_json(const weft_report_data *d) {
+    weft_report_common c;
+    if (!weft_report_common_spread(d, &c)) return json_null();
+    return json_pack("{s:i, s:i, s:i, s:o, s:o}", "variants", c.variants, "seeds", c.seeds,
+                     "freedom", c.freedom, "sd", weft_json_number(c.sd), "half",
+                     weft_json_number(c.half));
+}

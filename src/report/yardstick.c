@@ -1,0 +1,213 @@
+/* Variants against plain models of several sizes (STUDY_YARDSTICK): what a plain model of the same parameters, or
+ * of the same operations, would score.
+ *
+ * A power law through the plain models' runs is a line in the logarithms. A variant's mean stands off it by a
+ * difference whose interval holds the spread of the runs around the line, how well the line is known at that size,
+ * and how many runs the variant has: t s √(1/m + 1/n + (x − x̄)² / Σ(x_i − x̄)²), with n − 2 degrees of freedom. */
+#include "report/sections.h"
+
+#include "base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LISTS_MOST = 4 };
+
+static const char *const measures[] = {"parameters", "FLOPs"};
+enum { MEASURES = sizeof measures / sizeof measures[0] };
+
+static double size_of(const weft_report_variant *s, int measure) {
+    return measure == 0 ? s->parameters : s->flops * s->tokens;
+}
+
+/* Whether a list with commas, of so many letters, names a step. */
+static bool is_in(const char *list, size_t length, const char *name) {
+    size_t n = strlen(name), at = 0;
+    while (at < length) {
+        size_t end = at + strcspn(list + at, ",;");
+        if (end > length) end = length;
+        size_t last = end;
+        while (at < last && strchr(" \t", list[at]))
+            at++;
+        while (last > at && strchr(" \t", list[last - 1]))
+            last--;
+        if (last - at == n && strncmp(list + at, name, n) == 0) return true;
+        at = end + 1;
+    }
+    return false;
+}
+
+typedef struct {
+    weft_line line;
+    int n;
+    double mean, squares; /* of x around its mean */
+    double least, most;   /* sizes that it is known at, as logarithms */
+} law;
+
+static bool adds_to(const weft_report_data *d, const weft_report_run *run, const char *list,
+                    size_t length, int measure) {
+    const weft_report_variant *s = &d->steps[run->step];
+    return weft_report_run_counts(d, run) && s->repeats < 0 && is_in(list, length, s->name) &&
+           run->score > 0 && size_of(s, measure) > 0;
+}
+
+static weft_status fit_law(const weft_report_data *d, const char *list, size_t length, int measure,
+                           law *out) {
+    double *x = malloc((2 * (size_t)d->n_runs + 1) * sizeof *x), *y = x + d->n_runs;
+    *out = (law){.least = NAN, .most = NAN};
+    if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (!adds_to(d, run, list, length, measure)) continue;
+        x[out->n] = log(size_of(&d->steps[run->step], measure));
+        y[out->n++] = log(run->score);
+    }
+    out->line = weft_line_fit(x, y, out->n);
+    out->mean = weft_mean(x, out->n);
+    for (int i = 0; i < out->n; i++) {
+        out->squares += pow(x[i] - out->mean, 2);
+        out->least = fmin(out->least, x[i]);
+        out->most = fmax(out->most, x[i]);
+    }
+    free(x);
+    return WEFT_OK;
+}
+
+/* A variant's score less the law's at its size; the interval is NaN where there is none. */
+typedef struct {
+    double difference, low, high, plain;
+    bool beyond; /* the sizes that the law is known at */
+    weft_verdict verdict;
+} stand;
+
+static stand stand_of(const weft_report_variant *s, const law *l, int measure, bool higher) {
+    stand out = {NAN, NAN, NAN, NAN, false, WEFT_NO_DIFFERENCE};
+    double x = log(size_of(s, measure)), at = l->line.at + l->line.slope * x;
+    if (!(s->mean > 0) || s->done < 1 || !isfinite(at) || !isfinite(l->line.spread)) return out;
+    double off = log(s->mean) - at;
+    double half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, l->n - 2) * l->line.spread *
+                  sqrt(1.0 / s->done + 1.0 / l->n + pow(x - l->mean, 2) / l->squares);
+    out.plain = exp(at);
+    out.difference = out.plain * expm1(off);
+    out.low = out.plain * expm1(off - half);
+    out.high = out.plain * expm1(off + half);
+    out.beyond = x < l->least - 1e-9 || x > l->most + 1e-9;
+    if (out.low > 0) out.verdict = higher ? WEFT_BETTER : WEFT_WORSE;
+    if (out.high < 0) out.verdict = higher ? WEFT_WORSE : WEFT_BETTER;
+    return out;
+}
+
+/* A variant that is held against these: finished, and none of them. */
+static bool is_held(const weft_report_data *d, int step, const char *list, size_t length) {
+    const weft_report_variant *s = &d->steps[step];
+    return s->done > 0 && s->repeats < 0 && !s->leaks && !is_in(list, length, s->name);
+}
+
+static void put_row(weft_page *p, const weft_report_data *d, int step, const law laws[MEASURES]) {
+    const weft_report_variant *s = &d->steps[step];
+    weft_words room;
+    weft_page_cell(p, "%s", weft_variant_label(d, step));
+    weft_page_cell(p, "%s", weft_say_score(s->mean, &room));
+    for (int m = 0; m < MEASURES; m++) {
+        stand at = stand_of(s, &laws[m], m, d->higher_is_better);
+        if (isfinite(at.low))
+            weft_page_cell(p, "%+.4f [%+.4f, %+.4f] %s%s", at.difference, at.low, at.high,
+                           weft_verdict_word(at.verdict), at.beyond ? ", beyond the sizes" : "");
+        else
+            weft_page_cell(p, "–");
+    }
+}
+
+static void say_laws(weft_page *p, const law laws[MEASURES], const char *list, size_t length) {
+    weft_page_say(p, "Plain models: %.*s.", (int)length, list);
+    for (int m = 0; m < MEASURES; m++) {
+        const weft_line *l = &laws[m].line;
+        if (isfinite(l->low))
+            weft_page_say(p,
+                          "Score = %.4g × %s^%.4f, %.0f%% interval of the power %.4f to %.4f; the "
+                          "%d runs are %.2g%% off.",
+                          exp(l->at), measures[m], l->slope, 100 * WEFT_CONFIDENCE, l->low, l->high,
+                          laws[m].n, 100 * l->spread);
+    }
+}
+
+static weft_status fit_laws(const weft_report_data *d, const char *list, size_t length,
+                            law laws[MEASURES]) {
+    for (int m = 0; m < MEASURES; m++)
+        WEFT_TRY(fit_law(d, list, length, m, &laws[m]));
+    return WEFT_OK;
+}
+
+static weft_status put_list(weft_page *p, const weft_report_data *d, const char *list,
+                            size_t length, bool *open) {
+    static const char *const heads[] = {"variant", ">score", ">against equal parameters",
+                                        ">against equal FLOPs", NULL};
+    law laws[MEASURES];
+    WEFT_TRY(fit_laws(d, list, length, laws));
+    if (!isfinite(laws[0].line.spread)) return WEFT_OK;
+    if (!*open)
+        weft_page_heading(
+            p, "Against plain models of equal size",
+            "What a plain model with as many parameters, or trained with as many "
+            "operations, would score, by a power law through several of them; and how "
+            "far each variant is from that.");
+    *open = true;
+    say_laws(p, laws, list, length);
+    weft_page_table_open(p, heads);
+    for (int i = 0; i < d->n_steps; i++)
+        if (is_held(d, i, list, length)) put_row(p, d, i, laws);
+    weft_page_table_close(p);
+    return WEFT_OK;
+}
+
+weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
+    const char *at = d->yardstick;
+    bool open = false;
+    for (int i = 0; *at && i < LISTS_MOST; i++) {
+        size_t n = strcspn(at, ";");
+        WEFT_TRY(put_list(p, d, at, n, &open));
+        at += n + (at[n] == ';');
+        at += strspn(at, " \t");
+    }
+    return WEFT_OK;
+}
+
+static json_t *stand_json(const weft_report_data *d, int step, const law laws[MEASURES]) {
+    json_t *row = json_pack("{s:o}", "step", weft_json_text(d->steps[step].name));
+    for (int m = 0; m < MEASURES; m++) {
+        stand at = stand_of(&d->steps[step], &laws[m], m, d->higher_is_better);
+        json_object_set_new(
+            row, m == 0 ? "parameters" : "flops",
+            json_pack("{s:o, s:o, s:o, s:o, s:b, s:s}", "plain", weft_json_number(at.plain),
+                      "difference", weft_json_number(at.difference), "low",
+                      weft_json_number(at.low), "high", weft_json_number(at.high), "beyond",
+                      at.beyond, "verdict", weft_verdict_word(at.verdict)));
+    }
+    return row;
+}
+
+static json_t *law_json(const law *l) {
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:i}", "factor", weft_json_number(exp(l->line.at)),
+                     "power", weft_json_number(l->line.slope), "low", weft_json_number(l->line.low),
+                     "high", weft_json_number(l->line.high), "spread",
+                     weft_json_number(l->line.spread), "runs", l->n);
+}
+
+weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists) {
+    const char *at = d->yardstick;
+    for (int i = 0; *at && i < LISTS_MOST; i++) {
+        size_t n = strcspn(at, ";");
+        law laws[MEASURES];
+        WEFT_TRY(fit_laws(d, at, n, laws));
+        json_t *rows = json_array();
+        for (int k = 0; k < d->n_steps; k++)
+            if (is_held(d, k, at, n)) json_array_append_new(rows, stand_json(d, k, laws));
+        json_array_append_new(lists, json_pack("{s:o, s:o, s:o, s:o}", "steps", json_stringn(at, n),
+                                               "parameters", law_json(&laws[0]), "flops",
+                                               law_json(&laws[1]), "variants", rows));
+        at += n + (at[n] == ';');
+        at += strspn(at, " \t");
+    }
+    return WEFT_OK;
+}

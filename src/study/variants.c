@@ -1,0 +1,391 @@
+/* Reading CONFIG_STUDY_STEPS and CONFIG_RA_MLA_ABLATION_STEPS, and what CONFIG_STUDY_SWEEP makes of
+ * them. */
+#include "study/variants.h"
+
+#include "base/nearest.h"
+#include "model/kinds.h"
+#include "study/sweep.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6 };
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
+}
+
+void weft_variants_free(weft_variants *s) {
+    for (int i = 0; i < s->n; i++) {
+        for (int k = 0; k < s->list[i].n_sets; k++)
+            free(s->list[i].sets[k]);
+        free(s->list[i].sets);
+    }
+    free(s->list);
+    *s = (weft_variants){0};
+}
+
+static weft_status add_step(weft_variants *s, const char *name, const char *where,
+                            weft_variant **out) {
+    for (int i = 0; i < s->n; i++)
+        if (strcmp(s->list[i].name, name) == 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' is there twice", where, name);
+    if (s->n == WEFT_VARIANTS_MAX)
+        return weft_fail(WEFT_EINPUT, "%s: more than %d variants", where, WEFT_VARIANTS_MAX);
+    weft_variant *list = realloc(s->list, (size_t)(s->n + 1) * sizeof *list);
+    if (!list) return no_memory();
+    s->list = list;
+    *out = &list[s->n++];
+    **out = (weft_variant){.baseline = -1, .repeats = -1};
+    snprintf((*out)->name, sizeof(*out)->name, "%s", name);
+    snprintf((*out)->title, sizeof(*out)->title, "%s", name);
+    return WEFT_OK;
+}
+
+static weft_status add_set(weft_variant *step, const char *key, const char *value) {
+    char **sets = realloc(step->sets, (size_t)(step->n_sets + 1) * sizeof *sets);
+    if (!sets) return no_memory();
+    step->sets = sets;
+    size_t room = strlen(key) + strlen(value) + 2;
+    char *text = malloc(room);
+    if (!text) return no_memory();
+    snprintf(text, room, "%s=%s", key, value);
+    sets[step->n_sets++] = text;
+    return WEFT_OK;
+}
+
+/* A key that a step may set, and has not yet. `where` names the step. */
+static weft_status check_key(const weft_variant *step, const char *key, const char *where) {
+    weft_config scratch;
+    const weft_option *option = weft_option_find(key);
+    if (!option) return weft_config_set(&scratch, key, "", where);
+    const char *name = option->key;
+    if (option->owner == WEFT_OWNER_STUDY)
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a variant's", where,
+                         name);
+    for (int i = 0; i < step->n_sets; i++)
+        if (strncmp(step->sets[i], name, strlen(name)) == 0 && step->sets[i][strlen(name)] == '=')
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, name);
+    return WEFT_OK;
+}
+
+static bool is_name_letter(char c) {
+    return isalnum((unsigned char)c) || c == '.' || c == '_' || c == '-';
+}
+
+static const char *skip_blanks(const char *at) {
+    while (isspace((unsigned char)*at))
+        at++;
+    return at;
+}
+
+/* The next word up to a blank, ':' or ';'. Quotes hold these in; a backslash before a quote, as
+ * Kconfig writes it, is left out. */
+static const char *next_word(const char *at, const char *ends, char word[WORD_ROOM]) {
+    size_t n = 0;
+    char quote = 0;
+    for (; *at; at++) {
+        if (*at == '\\' && (at[1] == '"' || at[1] == '\'')) at++;
+        if (quote ? *at == quote : *at == '"' || *at == '\'') {
+            quote = quote ? 0 : *at;
+            continue;
+        }
+        if (!quote && (isspace((unsigned char)*at) || strchr(ends, *at))) break;
+        if (n + 1 < WORD_ROOM) word[n++] = *at;
+    }
+    word[n] = '\0';
+    return at;
+}
+
+/* NAME of at most WEFT_VARIANT_NAME - 1 letters. */
+static weft_status read_name(const char **at, const char *where, const char *after,
+                             char name[WEFT_VARIANT_NAME]) {
+    size_t n = 0;
+    const char *from = skip_blanks(*at);
+    while (is_name_letter(from[n]))
+        n++;
+    if (n == 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a variant's name is expected %s, not '%.20s'; names have letters, "
+                         "digits, '.', '_' and '-'",
+                         where, after, from);
+    if (n >= WEFT_VARIANT_NAME)
+        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
+                         where, from, WEFT_VARIANT_NAME - 1);
+    snprintf(name, WEFT_VARIANT_NAME, "%.*s", (int)n, from);
+    *at = skip_blanks(from + n);
+    return WEFT_OK;
+}
+
+static weft_status read_set(weft_variant *step, const char *word, const char *where) {
+    const char *equals = strchr(word, '=');
+    char key[128];
+    if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
+        return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", where, word);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
+    WEFT_TRY(check_key(step, key, where));
+    return add_set(step, weft_option_find(key)->key, equals + 1);
+}
+
+/* NAME [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
+static weft_status read_step(weft_variants *s, const char **text, const char *where) {
+    char name[WEFT_VARIANT_NAME], here[800], word[WORD_ROOM];
+    const char *at = *text;
+    weft_variant *step;
+    WEFT_TRY(read_name(&at, where, s->n ? "after ';'" : "at the start", name));
+    WEFT_TRY(add_step(s, name, where, &step));
+    snprintf(here, sizeof here, "%.640s: variant '%s'", where, name);
+    if (strncmp(at, "vs", 2) == 0 && isspace((unsigned char)at[2])) {
+        at += 2;
+        WEFT_TRY(read_name(&at, here, "after 'vs'", step->base));
+    }
+    if (*at != ':' && *at != ';' && *at)
+        return weft_fail(WEFT_EINPUT, "%s: ':' is expected before what it sets, not '%.20s'", here,
+                         at);
+    if (*at == ':') {
+        for (at = skip_blanks(at + 1); *at && *at != ';'; at = skip_blanks(at)) {
+            at = next_word(at, ";", word);
+            WEFT_TRY(read_set(step, word, here));
+        }
+    }
+    *text = *at == ';' ? skip_blanks(at + 1) : at;
+    return WEFT_OK;
+}
+
+/* Who is compared with whom. Going from a step to its baseline must come to an end. */
+static weft_status link_baselines(weft_variants *s, const char *where) {
+    for (int i = 0; i < s->n; i++) {
+        weft_variant *step = &s->list[i];
+        step->baseline = i == 0 ? -1 : 0;
+        if (!*step->base) continue;
+        step->baseline = weft_variants_find(s, step->base);
+        if (step->baseline < 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", where, step->name,
+                             step->base, weft_error_message());
+    }
+    for (int i = 0; i < s->n; i++) {
+        int at = i, hops = 0;
+        while (at >= 0 && hops <= s->n) {
+            at = s->list[at].baseline;
+            hops++;
+        }
+        if (at >= 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", where,
+                             s->list[i].name, s->list[i].base);
+    }
+    return WEFT_OK;
+}
+
+static weft_status parse_named(const weft_config *base, const char *where, weft_variants *s) {
+    const char *at = skip_blanks(base->study_steps);
+    char here[700];
+    snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_STEPS", where);
+    while (*at)
+        WEFT_TRY(read_step(s, &at, here));
+    return link_baselines(s, here);
+}
+
+/* Step `number` of the ablation: the three switches, and the RA-MLA write-up's words for it. */
+static weft_status add_ablation(weft_variants *s, const weft_config *base, int number,
+                                const char *where) {
+    static const char *const titles[ABLATION_STEPS] = {"",
+                                                       "FF->Attn Gate",
+                                                       "Gate + Cross-Token",
+                                                       "All three mechanisms",
+                                                       "Gate + Cross-Token (repeat of 2)",
+                                                       "All three (repeat of 3)"};
+    const weft_option *switches[] = {WEFT_OPTION(attn_gate), WEFT_OPTION(cross_token),
+                                     WEFT_OPTION(latent_recip)};
+    char name[4] = {(char)('0' + number), 0};
+    weft_config set = {0};
+    weft_variant *step;
+    WEFT_TRY(weft_config_step(&set, number));
+    WEFT_TRY(add_step(s, name, where, &step));
+    if (number == 0)
+        snprintf(step->title, sizeof step->title, "Baseline (%s only)", weft_attention_title(base));
+    else
+        snprintf(step->title, sizeof step->title, "%s", titles[number]);
+    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        char value[4];
+        weft_config_format(&set, switches[i], value, sizeof value);
+        WEFT_TRY(add_set(step, switches[i]->key, value));
+    }
+    step->baseline = s->n > 1 ? 0 : -1;
+    return WEFT_OK;
+}
+
+static weft_status parse_ablation(const weft_config *base, const char *where, weft_variants *s) {
+    const char *at = skip_blanks(base->ra_mla_ablation_steps);
+    char here[700];
+    snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
+    while (*at) {
+        char *end;
+        long number = strtol(at, &end, 10);
+        const char *next = skip_blanks(end);
+        if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
+            return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas", here,
+                             base->ra_mla_ablation_steps);
+        WEFT_TRY(add_ablation(s, base, (int)number, here));
+        at = skip_blanks(*next ? next + 1 : next);
+    }
+    /* 4 and 5 are 2 and 3 again, where these are run too. */
+    for (int i = 0; i < s->n; i++)
+        for (int k = 0; k < s->n; k++)
+            if (s->list[i].name[0] >= '4' && s->list[k].name[0] == s->list[i].name[0] - 2)
+                s->list[i].repeats = k;
+    return WEFT_OK;
+}
+
+static weft_status parse_steps(const weft_config *base, const char *where, const char *name,
+                               weft_variants *s) {
+    weft_variant *step;
+    if (*base->ra_mla_ablation_steps && *base->study_steps)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_STEPS are both "
+                         "set; empty one of them",
+                         where, base->ra_mla_ablation_steps);
+    if (*skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
+    if (*skip_blanks(base->study_steps)) return parse_named(base, where, s);
+    return add_step(s, name, where, &step);
+}
+
+/* "NAME-VALUE-VALUE", or the values alone where the study has one step. */
+static weft_status name_point(const weft_variant *step, bool alone, const weft_sweep_point *point,
+                              int axes, const char *where, char name[WEFT_VARIANT_NAME]) {
+    char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
+    int n = snprintf(all, sizeof all, "%s", alone ? "" : step->name);
+    for (int i = 0; i < axes; i++)
+        n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? "-" : "", point->text[i]);
+    for (int i = 0; i < n; i++)
+        if (!is_name_letter(all[i])) all[i] = '_';
+    if (n >= WEFT_VARIANT_NAME)
+        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
+                         where, all, WEFT_VARIANT_NAME - 1);
+    memcpy(name, all, (size_t)n + 1);
+    return WEFT_OK;
+}
+
+static weft_status add_point(weft_variants *out, const weft_variant *step, bool alone,
+                             const weft_sweep *sweep, int p, const char *where) {
+    const weft_sweep_point *point = &sweep->points[p];
+    char name[WEFT_VARIANT_NAME], title[WEFT_VARIANT_TITLE] = "";
+    weft_variant *made;
+    WEFT_TRY(name_point(step, alone, point, sweep->axes, where, name));
+    WEFT_TRY(add_step(out, name, where, &made));
+    for (int i = 0; i < step->n_sets; i++) {
+        char *equals = strchr(step->sets[i], '=');
+        *equals = '\0';
+        weft_status status = add_set(made, step->sets[i], equals + 1);
+        *equals = '=';
+        WEFT_TRY(status);
+    }
+    size_t n = 0;
+    if (!alone) n = (size_t)snprintf(title, sizeof title, "%s,", step->title);
+    for (int i = 0; i < sweep->axes; i++) {
+        WEFT_TRY(check_key(made, sweep->option[i]->key, where));
+        WEFT_TRY(add_set(made, sweep->option[i]->key, point->text[i]));
+        if (n < sizeof title)
+            n += (size_t)snprintf(title + n, sizeof title - n, "%s%s=%s", n ? " " : "",
+                                  sweep->option[i]->key, point->text[i]);
+    }
+    snprintf(made->title, sizeof made->title, "%s", title);
+    return WEFT_OK;
+}
+
+/* Each step becomes one step for each point of the sweep. A point is compared with the same point of the
+ * step's baseline; the points of a step that has none, with its first. */
+static weft_status sweep_steps(const weft_config *base, const char *where, weft_variants *s) {
+    char here[700];
+    weft_sweep sweep;
+    weft_variants swept = {0};
+    bool alone = s->n == 1;
+    snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_SWEEP", where);
+    WEFT_TRY(weft_sweep_read(base->study_sweep, (int)base->study_sweep_points,
+                             WEFT_VARIANTS_MAX / s->n, (uint64_t)base->seed, here, &sweep));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < s->n; i++)
+        for (int p = 0; status == WEFT_OK && p < sweep.n; p++)
+            status = add_point(&swept, &s->list[i], alone, &sweep, p, here);
+    for (int i = 0; status == WEFT_OK && i < swept.n; i++) {
+        const weft_variant *from = &s->list[i / sweep.n];
+        int p = i % sweep.n;
+        swept.list[i].baseline = from->baseline >= 0 ? from->baseline * sweep.n + p
+                                 : p                 ? i - p
+                                                     : -1;
+        swept.list[i].repeats = from->repeats >= 0 ? from->repeats * sweep.n + p : -1;
+    }
+    weft_sweep_free(&sweep);
+    weft_variants_free(s);
+    *s = swept;
+    return status;
+}
+
+weft_status weft_variants_parse(const weft_config *base, const char *where, const char *name,
+                                weft_variants *out) {
+    *out = (weft_variants){0};
+    weft_status status = parse_steps(base, where, name, out);
+    if (status == WEFT_OK && *skip_blanks(base->study_sweep))
+        status = sweep_steps(base, where, out);
+    if (status != WEFT_OK) weft_variants_free(out);
+    return status;
+}
+
+bool weft_variants_by_name(const weft_config *base) {
+    return *base->study_steps || *base->study_sweep;
+}
+
+bool weft_variants_listed(const weft_config *base) {
+    return weft_variants_by_name(base) || *base->ra_mla_ablation_steps;
+}
+
+weft_status weft_variants_ablation(const weft_config *base, int number, weft_variants *out) {
+    *out = (weft_variants){0};
+    weft_status status = add_ablation(out, base, number, "--step");
+    if (status != WEFT_OK) weft_variants_free(out);
+    return status;
+}
+
+int weft_variants_find(const weft_variants *s, const char *name) {
+    weft_nearest nearest = weft_nearest_to(name);
+    for (int i = 0; i < s->n; i++) {
+        if (strcmp(s->list[i].name, name) == 0) return i;
+        weft_nearest_offer(&nearest, s->list[i].name);
+    }
+    weft_fail(WEFT_EINPUT, "there is no variant '%.63s'; did you mean '%s'?", name, nearest.name);
+    return -1;
+}
+
+/* File, step and overrides, the later over the earlier. */
+static weft_status read_over(const weft_source *s, const weft_variant *step, weft_config *c) {
+    char where[800];
+    if (s->file) WEFT_TRY(weft_config_read(c, s->file));
+    snprintf(where, sizeof where, "%.640s: variant '%s'", s->file ? s->file : "config",
+             step ? step->name : "");
+    for (int i = 0; step && i < step->n_sets; i++)
+        WEFT_TRY(weft_config_override(c, step->sets[i], where));
+    for (int i = 0; i < s->n_overrides; i++)
+        WEFT_TRY(weft_config_override(c, s->overrides[i].text, s->overrides[i].where));
+    return WEFT_OK;
+}
+
+weft_status weft_source_read(const weft_source *s, const weft_variant *step, weft_config *c) {
+    weft_config_defaults(c);
+    WEFT_TRY(read_over(s, step, c));
+    int preset = c->preset;
+    if (preset == WEFT_PRESET_NONE) return WEFT_OK;
+    /* Which one is known only now, and it goes below all of them. */
+    weft_config_defaults(c);
+    WEFT_TRY(weft_config_preset(c, preset));
+    return read_over(s, step, c);
+}
+
+void weft_study_name(const char *file, char *name, size_t room) {
+    const char *slash = strrchr(file, '/');
+    const char *last = slash ? slash + 1 : file;
+    size_t n = 0;
+    for (const char *at = last; *at && n + 1 < room; at++)
+        if (is_name_letter(*at)) name[n++] = *at;
+    name[n] = '\0';
+    if (n == 0 || strcmp(last, ".config") == 0) snprintf(name, room, "study");
+}

@@ -1,0 +1,101 @@
+/* Folders. */
+#include "supervise/folder.h"
+
+#include "base/files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAUSE_MS = 20, LEFT_MS = 5000 };
+
+/* A lock holds a process's number, or nothing yet. Another file by that name is the user's. */
+static bool is_lock(int fd) {
+    char text[32];
+    ssize_t n = pread(fd, text, sizeof text, 0);
+    if (n == 0) return true;
+    if (n < 0 || n == sizeof text) return false;
+    text[n] = '\0';
+    size_t digits = strspn(text, "0123456789");
+    return digits > 0 && (text[digits] == '\0' || strcmp(text + digits, "\n") == 0);
+}
+
+/* Who a lock says holds it. */
+static void read_holder(int fd, char holder[32]) {
+    ssize_t n = pread(fd, holder, 31, 0);
+    holder[n > 0 ? n : 0] = '\0';
+    holder[strcspn(holder, "\n")] = '\0';
+}
+
+static bool is_gone(const char *holder) {
+    long pid = strtol(holder, NULL, 10);
+    return pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+/* Whether another study holds the lock. The run that a study had just forked as it was killed holds it
+ * too, until it has become another program: where the holder is gone, that is waited for. */
+static bool is_held(int fd, char holder[32]) {
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+         waited += PAUSE_MS) {
+        read_holder(fd, holder);
+        if (waited >= LEFT_MS || !is_gone(holder)) return true;
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
+weft_status weft_folder_hold(const char *path, int *descriptor) {
+    char lock[WEFT_PATH_MAX], holder[32] = "";
+    int fd;
+    *descriptor = -1;
+    WEFT_TRY(weft_path(lock, "%s/lock", path));
+    WEFT_TRY(weft_file_open_own(lock, &fd));
+    if (is_held(fd, holder)) {
+        close(fd);
+        return weft_fail(WEFT_EINPUT,
+                         "%s: another weft study (process %s) runs in this folder; wait for it, or "
+                         "take another --out",
+                         path, *holder ? holder : "unknown");
+    }
+    if (!is_lock(fd)) {
+        close(fd);
+        return weft_fail(WEFT_EINPUT,
+                         "%s: is not a lock of weft's; move it away, or take another "
+                         "--out",
+                         lock);
+    }
+    int n = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n) {
+        weft_status status = weft_fail(WEFT_EIO, "%s: %s", lock, strerror(errno));
+        close(fd);
+        return status;
+    }
+    *descriptor = fd;
+    return WEFT_OK;
+}
+
+int64_t weft_folder_room(const char *path) {
+    struct statvfs is;
+    return statvfs(path, &is) == 0 ? (int64_t)is.f_bavail * (int64_t)is.f_frsize : -1;
+}
+
+void weft_folder_wait(const char *path, double seconds) {
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    char lines[WEFT_PATH_MAX];
+    if (weft_path(lines, "%s/metrics.jsonl", path) != WEFT_OK) return;
+    int fd = open(lines, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return;
+    for (int waited = 0; 0.001 * waited < seconds; waited += PAUSE_MS) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
+        nanosleep(&pause, NULL);
+    }
+    close(fd);
+}

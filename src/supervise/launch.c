@@ -1,0 +1,173 @@
+/* A run's folder and its process. */
+#include "supervise/launch.h"
+
+#include "base/clock.h"
+#include "base/folders.h"
+#include "base/log.h"
+#include "record/collect.h"
+#include "supervise/folder.h"
+#include "train/stop.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { LEAST_MS = 5, MOST_MS = 250 };
+
+void weft_pause(double waited) {
+    double ms = fmin(fmax(20 * waited, LEAST_MS), MOST_MS);
+    nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
+}
+
+/* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
+static weft_status start_on(const char *gpu, const char *const *words, const char *out,
+                            const char *log, pid_t *pid) {
+    const char *own = getenv("WEFT_CUDA_DEVICE");
+    char *before = own ? strdup(own) : NULL;
+    if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
+    weft_status status = weft_process_start(words, out, log, pid);
+    if (gpu && before)
+        setenv("WEFT_CUDA_DEVICE", before, 1);
+    else if (gpu)
+        unsetenv("WEFT_CUDA_DEVICE");
+    free(before);
+    return status;
+}
+
+weft_status weft_launch(const weft_config *c, const char *folder,
+                        const weft_launch_options *options, pid_t *pid) {
+    char config[WEFT_PATH_MAX], result[WEFT_PATH_MAX], log[WEFT_PATH_MAX], count[16], peak[40];
+    WEFT_TRY(weft_folder_make(folder));
+    WEFT_TRY(weft_path(result, "%s/result.json", folder));
+    WEFT_TRY(weft_path(config, "%s/config", folder));
+    WEFT_TRY(weft_path(log, "%s/log", folder));
+    WEFT_TRY(weft_config_save(c, config));
+    snprintf(count, sizeof count, "%d", options->threads);
+    snprintf(peak, sizeof peak, "%.17g", options->peak_flops);
+    const char *words[] = {"train",    "--config", config,      "--out", folder,
+                           "--resume", "--json",   "--threads", count,   "--peak-flops",
+                           peak,       NULL,       NULL};
+    if (options->save_last) words[11] = "--save-last";
+    return start_on(options->gpu, words, result, log, pid);
+}
+
+/* Waits for a measuring process; a signal is handed on. */
+static weft_status wait_measured(pid_t pid, weft_process_end *end) {
+    double begun = weft_clock();
+    bool told = false;
+    while (!weft_process_ended(pid, end)) {
+        int asked = weft_stop_asked();
+        if (asked && !told) kill(pid, asked);
+        told = told || asked;
+        weft_pause(weft_clock() - begun);
+    }
+    return told
+               ? weft_fail(WEFT_EIO, "stopped by a signal while variants were measured; nothing is "
+                                     "kept, the same command starts anew")
+               : WEFT_OK;
+}
+
+/* One process of so many iterations; seconds of an iteration, the median. */
+static weft_status measure_once(weft_study *s, int step, const char *folder, int threads,
+                                int64_t iters) {
+    weft_study_variant *p = &s->built[step];
+    weft_config c;
+    weft_process_end end;
+    pid_t pid;
+    char log[WEFT_PATH_MAX], line[WEFT_STUDY_LINE];
+    weft_study_run_config(s, step, p->config.learning_rate, s->base.seed, &c);
+    c.gpt2_max_iters = iters;
+    c.gpt2_eval_interval = iters;
+    c.gpt2_eval_samples = 1;
+    c.gpt2_log_interval = 1;
+    c.save_checkpoint = false;
+    WEFT_TRY(weft_launch(&c, folder, &(weft_launch_options){.threads = threads}, &pid));
+    WEFT_TRY(wait_measured(pid, &end));
+    double rate = weft_collect_rate(folder);
+    if (end.status == 0 && rate > 0) {
+        p->seconds_per_iter = (double)weft_study_iter_tokens(&c) / rate;
+        return WEFT_OK;
+    }
+    WEFT_TRY(weft_path(log, "%s/log", folder));
+    weft_process_last_line(log, folder, line, sizeof line);
+    return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->step->name,
+                     *line ? line : "its process ended without a word");
+}
+
+/* A few iterations; where they are short, as many as make about a second. A repeat has the seconds
+ * of what it repeats, since it must do the same. */
+static weft_status measure_step(weft_study *s, int step, const char *all, int threads) {
+    weft_study_variant *p = &s->built[step];
+    char folder[WEFT_PATH_MAX];
+    int repeats = p->step->repeats;
+    if (repeats >= 0 && s->built[repeats].seconds_per_iter > 0) {
+        p->seconds_per_iter = s->built[repeats].seconds_per_iter;
+        return WEFT_OK;
+    }
+    WEFT_TRY(weft_path(folder, "%s/%d", all, step));
+    WEFT_TRY(measure_once(s, step, folder, threads, WEFT_MEASURE_ITERS));
+    double more = fmin(1 / p->seconds_per_iter, WEFT_MEASURE_MOST);
+    if (more >= 2 * WEFT_MEASURE_ITERS) {
+        WEFT_TRY(weft_path(folder, "%s/%d-again", all, step));
+        WEFT_TRY(measure_once(s, step, folder, threads, (int64_t)more));
+    }
+    weft_log(WEFT_LOG_INFO, "variant %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
+    return WEFT_OK;
+}
+
+/* Whether a folder holds nothing but one run of measuring, as versions before made it. */
+static bool is_measured_run(const char *path) {
+    static const char *const own[] = {"config",      "config.new",    "log",
+                                      "result.json", "metrics.jsonl", NULL};
+    weft_names names;
+    if (weft_folder_list(path, &names) != WEFT_OK) return false;
+    bool config = false, ours = true;
+    for (int i = 0; i < names.n; i++) {
+        const char *name = names.list[i];
+        bool known = strncmp(name, "events.out.tfevents.", 20) == 0;
+        for (int k = 0; own[k]; k++)
+            known = known || strcmp(name, own[k]) == 0;
+        ours = ours && known;
+        config = config || strcmp(name, "config") == 0;
+    }
+    weft_names_free(&names);
+    return ours && config;
+}
+
+/* A killed study of a version before left its folder without a mark: measure/0 and so on, and nothing
+ * else. */
+static weft_status mark_of_before(const char *all) {
+    char one[WEFT_PATH_MAX];
+    weft_names names;
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(all, &kind));
+    if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
+    WEFT_TRY(weft_folder_list(all, &names));
+    bool ours = names.n > 0;
+    for (int i = 0; ours && i < names.n; i++) {
+        const char *name = names.list[i];
+        ours = strspn(name, "0123456789") == strlen(name) &&
+               weft_path(one, "%s/%s", all, name) == WEFT_OK && is_measured_run(one);
+    }
+    weft_names_free(&names);
+    return ours ? weft_folder_mark(all) : WEFT_OK;
+}
+
+weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
+    char all[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(all, "%s/measure", folder));
+    WEFT_TRY(mark_of_before(all));
+    WEFT_TRY(weft_folder_remove(all));
+    WEFT_TRY(weft_folder_make_marked(all));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < s->steps.n; i++)
+        if (!*s->built[i].error) status = measure_step(s, i, all, threads);
+    if (status == WEFT_OK) return weft_folder_remove(all);
+    char message[1024];
+    snprintf(message, sizeof message, "%s", weft_error_message());
+    weft_folder_remove(all);
+    return weft_fail(status, "%s", message);
+}

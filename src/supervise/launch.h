@@ -1,0 +1,30 @@
+/* Starting `weft train` for a config in a folder, and measuring how long an iteration takes. */
+#ifndef WEFT_SUPERVISE_LAUNCH_H
+#define WEFT_SUPERVISE_LAUNCH_H
+
+#include "study/study.h"
+#include "supervise/process.h"
+
+enum { WEFT_MEASURE_ITERS = 6, WEFT_MEASURE_MOST = 250 };
+
+typedef struct {
+    int threads;
+    double peak_flops; /* 0: no mfu */
+    bool save_last;    /* a checkpoint whatever SAVE_CHECKPOINT says */
+    const char *gpu;   /* the number of its GPU; NULL: as for this process */
+} weft_launch_options;
+
+/* Makes the folder, writes its `config` and starts the process: standard output to result.json,
+ * standard error to the end of `log`. */
+weft_status weft_launch(const weft_config *c, const char *folder,
+                        const weft_launch_options *options, pid_t *pid);
+
+/* Seconds an iteration of every step that can be built, each in a process of its own, into the
+ * study's steps (equal time). Folders are made in `folder`/measure and removed. A signal that asks
+ * to stop ends it with an error. */
+weft_status weft_measure_steps(weft_study *s, const char *folder, int threads);
+
+/* Sleeps for a moment that grows with how long the wait has been: 5 ms to a quarter second. */
+void weft_pause(double waited);
+
+#endif

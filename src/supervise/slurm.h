@@ -1,0 +1,33 @@
+/* A study by Slurm: an array of jobs, one for each step, and a job after them that gathers.
+ *
+ *     DIR/slurm/steps, array.sh, gather.sh     what was submitted
+ *     DIR/parts/STEP                           each job's own study, of that step alone
+ *     DIR/runs.db, report.html, report.md      all of them, made by the last job
+ *
+ * Jobs share nothing but the file system. The same command again continues what is not done. */
+#ifndef WEFT_SUPERVISE_SLURM_H
+#define WEFT_SUPERVISE_SLURM_H
+
+#include "study/study.h"
+
+typedef struct {
+    const char *out;   /* DIR; made where it is not */
+    const bool *steps; /* which; NULL: all */
+    const char *const
+        *words;       /* of `weft study` in each job, but for --steps, --out, --threads; end on
+                                 NULL */
+    const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
+    int cpus;         /* of a job */
+    bool gpu;         /* it needs one */
+} weft_slurm_options;
+
+typedef struct {
+    int jobs;                   /* of the array */
+    char array[32], gather[32]; /* their numbers */
+} weft_slurm_jobs;
+
+/* Submits. Memory is asked for by what the largest step needs. WEFT_EMISSING: there is no sbatch. */
+weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *options,
+                              weft_slurm_jobs *out);
+
+#endif

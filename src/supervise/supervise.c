@@ -1,0 +1,499 @@
+/* The supervisor. It holds no state that matters: what is done is in the database and in the runs'
+ * folders, so it may be killed at any moment. */
+#include "supervise/supervise.h"
+
+#include "base/bounded.h"
+#include "base/clock.h"
+#include "base/folders.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "record/collect.h"
+#include "record/weights.h"
+#include "study/equal.h"
+#include "supervise/folder.h"
+#include "supervise/launch.h"
+#include "supervise/restart.h"
+#include "train/stop.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LINE_ROOM = WEFT_STUDY_LINE, NOTE_ROOM = 160 };
+
+static const double orphan_seconds = 20; /* for a killed study's last run to be gone */
+
+/* A run that goes on. */
+typedef struct {
+    weft_record_run *job; /* NULL: free */
+    pid_t pid;
+    double begun;
+    int64_t steps; /* as its metrics tell */
+    char folder[WEFT_PATH_MAX];
+} slot;
+
+typedef struct {
+    weft_study *study;
+    const weft_study_options *options;
+    weft_study_result *result;
+    weft_database *database;
+    weft_record_runs jobs;
+    weft_record_run **order; /* what is to be run, in this order */
+    int n_order, next;
+    slot *slots;
+    int active;
+    weft_progress *progress;
+    int64_t iters_done; /* of runs that ended */
+    bool told;          /* the runs were asked to stop */
+    bool restarted;     /* what was to begin anew does */
+    bool announced;     /* options->begins was called: nothing is refused any more */
+    double begun;
+} supervisor;
+
+static bool is_chosen(const supervisor *v, int step) {
+    return !v->options->steps || v->options->steps[step];
+}
+
+static bool is_ended(const weft_record_run *job) {
+    return job->status == WEFT_RUN_DONE || job->status == WEFT_RUN_DIVERGED;
+}
+
+static int64_t checkpoint_bytes(const supervisor *v, int step) {
+    const weft_account *a = &v->study->built[step].account;
+    return weft_bounded_sum(a->weights_bytes, a->optimizer_bytes);
+}
+
+static weft_status check_room(const supervisor *v, int64_t need, int runs) {
+    int64_t room = weft_folder_room(v->options->out);
+    if (room < 0 || room >= need) return WEFT_OK;
+    return weft_fail(WEFT_EIO,
+                     "%s: no room: the checkpoints of %d runs take about %.1f GB, and %.1f GB are "
+                     "free; make room, or take an --out on another disk",
+                     v->options->out, runs, (double)need / 1e9, (double)room / 1e9);
+}
+
+/* Each run leaves at least a checkpoint, or as STUDY_WEIGHTS has it. */
+static weft_status check_room_for_all(const supervisor *v) {
+    int runs = 0;
+    int64_t need = 0;
+    for (int i = 0; i < v->study->steps.n; i++) {
+        if (*v->study->built[i].error || !is_chosen(v, i)) continue;
+        bool all = weft_weights_stay(v->study, &(weft_record_run){.step = i, .seed = -1});
+        int a_step = all ? weft_study_step_runs(v->study, i) : 1;
+        need = weft_bounded_sum(need, weft_bounded_product(a_step, checkpoint_bytes(v, i)));
+        runs += a_step;
+    }
+    return check_room(v, need, runs);
+}
+
+/* Opens or makes the database; a study that is there already must be this one. */
+static weft_status open_record(supervisor *v) {
+    const weft_study_options *o = v->options;
+    char path[WEFT_PATH_MAX];
+    bool fresh;
+    WEFT_TRY(weft_path(path, "%s/runs.db", o->out));
+    WEFT_TRY(weft_database_open_or_new(path, &v->database, &fresh));
+    if (!fresh) {
+        WEFT_TRY(weft_record_match(v->database, v->study));
+        return weft_record_renew(v->database, v->study);
+    }
+    WEFT_TRY(check_room_for_all(v));
+    if (v->study->base.study_equal == WEFT_EQUAL_TIME) {
+        int share = o->threads / o->jobs;
+        WEFT_TRY(weft_measure_steps(v->study, o->out, share > 0 ? share : 1));
+        WEFT_TRY(weft_equal_time(v->study));
+    }
+    weft_study_place place = {o->threads, o->device};
+    return weft_record_create(v->database, v->study, &place);
+}
+
+/* Seed by seed, so that a study which is cut off has whole comparisons; then by rate and step. */
+static int compare_jobs(const void *a, const void *b) {
+    const weft_record_run *x = *(weft_record_run *const *)a, *y = *(weft_record_run *const *)b;
+    if (x->seed != y->seed) return x->seed < y->seed ? -1 : 1;
+    if (x->rate != y->rate) return x->rate < y->rate ? -1 : 1;
+    return (x->run > y->run) - (x->run < y->run);
+}
+
+static void forget_order(supervisor *v) {
+    weft_record_runs_free(&v->jobs);
+    free(v->order);
+    free(v->slots);
+    v->order = NULL;
+    v->slots = NULL;
+    v->n_order = v->next = 0;
+    v->result->runs = 0;
+    v->iters_done = 0;
+}
+
+static weft_status line_up(supervisor *v) {
+    const weft_study_options *o = v->options;
+    forget_order(v);
+    WEFT_TRY(weft_record_read_runs(v->database, v->study, &v->jobs));
+    if (o->restart && !v->restarted)
+        WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
+    v->restarted = true;
+    v->order = calloc((size_t)v->jobs.n + 1, sizeof(weft_record_run *));
+    v->slots = calloc((size_t)v->options->jobs, sizeof *v->slots);
+    if (!v->order || !v->slots) return weft_fail(WEFT_ENOMEM, "study: no memory for its runs");
+    for (int i = 0; i < v->jobs.n; i++) {
+        weft_record_run *job = &v->jobs.list[i];
+        if (!is_chosen(v, job->step)) continue;
+        v->result->runs++;
+        if (is_ended(job))
+            v->iters_done += v->study->built[job->step].iters;
+        else if (!*v->study->built[job->step].error)
+            v->order[v->n_order++] = job;
+    }
+    qsort(v->order, (size_t)v->n_order, sizeof(weft_record_run *), compare_jobs);
+    return WEFT_OK;
+}
+
+/* Runs are written below the study's folder, wherever that is, and not through a link inside it. */
+static weft_status refuse_link(const char *path) {
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING || kind == WEFT_KIND_FOLDER) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is %s, and a study writes into folders of its own; move it away", path,
+                     weft_kind_name(kind));
+}
+
+static weft_status refuse_links(const weft_study_options *o, const char *folder) {
+    char runs[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(runs, "%s/runs", o->out));
+    WEFT_TRY(refuse_link(runs));
+    return refuse_link(folder);
+}
+
+static weft_status start_job(supervisor *v, slot *s, weft_record_run *job) {
+    const weft_study_options *o = v->options;
+    weft_launch_options launch = {.threads = o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
+                                  .peak_flops = o->peak_flops,
+                                  .save_last = true,
+                                  .gpu = o->gpus ? o->gpus[s - v->slots] : NULL};
+    weft_config c;
+    WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
+    WEFT_TRY(refuse_links(o, s->folder));
+    if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
+    weft_study_run_config(v->study, job->step, job->rate, job->seed, &c);
+    WEFT_TRY(weft_record_start(v->database, job));
+    job->status = WEFT_RUN_RUNNING;
+    job->begun = true;
+    WEFT_TRY(weft_launch(&c, s->folder, &launch, &s->pid));
+    s->job = job;
+    s->begun = weft_clock();
+    s->steps = 0;
+    v->active++;
+    return WEFT_OK;
+}
+
+/* Seconds that a run will take, by the slowest done run of its step or, before there is one, by the
+ * others' seconds an operation; 0: nothing is known. */
+static weft_status expect_seconds(supervisor *v, const weft_record_run *job, double *seconds) {
+    const weft_study_variant *p = &v->study->built[job->step];
+    double work = (p->account.forward_flops + p->account.backward_flops) *
+                  (double)weft_study_tokens(v->study, job->step);
+    sqlite3_stmt *rows;
+    bool there;
+    WEFT_TRY(weft_database_ask(v->database, &rows,
+                               "SELECT max(CASE WHEN r.step = ? THEN seconds END),"
+                               " max(seconds / (flops_per_token * tokens))"
+                               " FROM runs r JOIN steps s ON s.step = r.step"
+                               " WHERE status = 'done' AND resumes = 0",
+                               "i", (int64_t)job->step));
+    weft_status status = weft_database_next(v->database, rows, &there);
+    double own = there ? weft_column_number(rows, 0) : NAN;
+    double others = there ? weft_column_number(rows, 1) * work : NAN;
+    weft_database_end(rows);
+    *seconds = isfinite(own) ? own : isfinite(others) ? others : 0;
+    return status;
+}
+
+/* Whether the next run would not be done in the time given; then none is started any more. Where
+ * nothing is known of the time, it is: the first run tells. */
+static weft_status is_too_late(supervisor *v, const weft_record_run *job, bool *late) {
+    double seconds = 0;
+    *late = v->result->late;
+    if (*late || v->options->seconds <= 0) return WEFT_OK;
+    WEFT_TRY(expect_seconds(v, job, &seconds));
+    *late = seconds > 0 && weft_clock() - v->begun + seconds > v->options->seconds;
+    v->result->late = *late;
+    return WEFT_OK;
+}
+
+static weft_status fill_slots(supervisor *v) {
+    for (int i = 0; i < v->options->jobs && v->next < v->n_order && !v->told; i++) {
+        bool late;
+        if (v->slots[i].job) continue;
+        weft_record_run *job = v->order[v->next];
+        WEFT_TRY(is_too_late(v, job, &late));
+        if (late) return WEFT_OK;
+        WEFT_TRY(check_room(v, checkpoint_bytes(v, job->step), 1));
+        WEFT_TRY(start_job(v, &v->slots[i], job));
+        v->next++;
+    }
+    return WEFT_OK;
+}
+
+/* "variant 2, lr 0.001, seed 3" */
+static void describe_job(const supervisor *v, const weft_record_run *job, char *text, size_t room) {
+    char rate[32];
+    weft_study_number(job->rate, rate, sizeof rate);
+    snprintf(text, room, "variant %s, lr %s, seed %lld", v->study->steps.list[job->step].name, rate,
+             (long long)job->seed);
+}
+
+static weft_status end_well(supervisor *v, const slot *s, const weft_ending *ending) {
+    char what[LINE_ROOM];
+    weft_record_run *job = s->job;
+    double score;
+    WEFT_TRY(weft_collect_run(v->database, v->study, job, ending, &score));
+    describe_job(v, job, what, sizeof what);
+    job->status = ending->diverged ? WEFT_RUN_DIVERGED : WEFT_RUN_DONE;
+    v->iters_done += v->study->built[job->step].iters;
+    if (!weft_weights_stay(v->study, job) && weft_weights_remove(s->folder) != WEFT_OK)
+        weft_log(WEFT_LOG_WARN, "%s: its weights stay: %s", what, weft_error_message());
+    if (ending->diverged)
+        weft_log(WEFT_LOG_WARN, "%s: diverged: %s", what, ending->why);
+    else
+        weft_log(WEFT_LOG_INFO, "%s: %s %.4f in %.1f s", what,
+                 weft_config_word(&v->study->base, WEFT_OPTION(study_score)), score,
+                 ending->seconds);
+    return WEFT_OK;
+}
+
+static weft_status end_badly(supervisor *v, const slot *s, const weft_process_end *end,
+                             const char *given, double seconds) {
+    char why[LINE_ROOM], log[WEFT_PATH_MAX], line[LINE_ROOM], what[LINE_ROOM];
+    const char *kind = end->signal ? "killed" : "failed";
+    WEFT_TRY(weft_path(log, "%s/log", s->folder));
+    weft_process_last_line(log, s->folder, line, sizeof line);
+    if (end->signal)
+        snprintf(why, sizeof why, "killed by signal %d (%s); its log ends: %.700s", end->signal,
+                 strsignal(end->signal), *line ? line : "(empty)");
+    else
+        snprintf(why, sizeof why, "%s", given ? given : *line ? line : "ended without a word");
+    describe_job(v, s->job, what, sizeof what);
+    weft_log(WEFT_LOG_ERROR, "%s: %s", what, why);
+    s->job->status = WEFT_RUN_FAILED;
+    return weft_record_failure(v->database, s->job, kind, why, seconds, end->memory);
+}
+
+/* What became of a run whose process ended. */
+static weft_status end_job(supervisor *v, slot *s, const weft_process_end *end) {
+    char path[WEFT_PATH_MAX], word[16], why[LINE_ROOM], failure[LINE_ROOM];
+    double seconds = weft_clock() - s->begun;
+    weft_status status = WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/result.json", s->folder));
+    weft_collect_end(path, word, why, sizeof why);
+    weft_ending ending = {.folder = s->folder,
+                          .diverged = strcmp(word, "diverged") == 0,
+                          .why = why,
+                          .seconds = seconds,
+                          .memory = end->memory};
+    if (strcmp(word, "done") == 0 || ending.diverged) {
+        status = end_well(v, s, &ending);
+        if (status == WEFT_EINPUT) { /* what it left cannot be read: the run's fault */
+            snprintf(failure, sizeof failure, "%s", weft_error_message());
+            status = end_badly(v, s, end, failure, seconds);
+        }
+    } else if (strcmp(word, "stopped") == 0 || (v->told && end->signal)) {
+        s->job->status = WEFT_RUN_WAITING;
+        status = weft_record_stop(v->database, s->job, seconds);
+    } else {
+        status = end_badly(v, s, end, NULL, seconds);
+    }
+    s->job = NULL;
+    v->active--;
+    return status;
+}
+
+/* "3 of 18 runs, loss 1.5775, variant 3, seed 1": what matters most comes first, since a narrow terminal
+ * shows the beginning. */
+static void show_progress(supervisor *v) {
+    char note[NOTE_ROOM], what[LINE_ROOM] = "", loss_text[32] = "";
+    int64_t done = v->iters_done;
+    int ended = 0;
+    for (int i = 0; i < v->options->jobs; i++) {
+        slot *s = &v->slots[i];
+        double loss;
+        if (!s->job) continue;
+        weft_collect_progress(s->folder, &s->steps, &loss);
+        done += s->steps;
+        describe_job(v, s->job, what, sizeof what);
+        *loss_text = '\0';
+        if (isfinite(loss)) snprintf(loss_text, sizeof loss_text, ", loss %.4f", loss);
+    }
+    for (int i = 0; i < v->n_order; i++)
+        ended += is_ended(v->order[i]) || v->order[i]->status == WEFT_RUN_FAILED;
+    snprintf(note, sizeof note, "%d of %d runs%s%s%.100s", ended + v->result->runs - v->n_order,
+             v->result->runs, loss_text, *what ? ", " : "", what);
+    weft_progress_update(v->progress, done, note);
+}
+
+static void hand_on(supervisor *v, int number) {
+    for (int i = 0; i < v->options->jobs; i++)
+        if (v->slots[i].job) kill(v->slots[i].pid, number);
+    v->told = true;
+}
+
+static weft_status look_at_slots(supervisor *v, bool *moved) {
+    weft_process_end end;
+    for (int i = 0; i < v->options->jobs; i++) {
+        slot *s = &v->slots[i];
+        if (!s->job || !weft_process_ended(s->pid, &end)) continue;
+        *moved = true;
+        WEFT_TRY(end_job(v, s, &end));
+    }
+    return WEFT_OK;
+}
+
+static weft_status run_jobs(supervisor *v) {
+    double since = weft_clock();
+    while (v->next < v->n_order || v->active > 0) {
+        int asked = weft_stop_asked();
+        bool moved = false;
+        if (asked && !v->told) {
+            hand_on(v, asked);
+            weft_log(WEFT_LOG_INFO, "stopping: the runs finish their training step and save");
+        }
+        WEFT_TRY(fill_slots(v));
+        if (v->active == 0) return WEFT_OK;
+        WEFT_TRY(look_at_slots(v, &moved));
+        show_progress(v);
+        if (moved)
+            since = weft_clock();
+        else
+            weft_pause(weft_clock() - since);
+    }
+    return WEFT_OK;
+}
+
+/* After an error: the runs save and leave; what they came to is found at the next start. */
+static void end_jobs(supervisor *v) {
+    weft_process_end end;
+    hand_on(v, SIGTERM);
+    for (int i = 0; i < v->options->jobs; i++)
+        if (v->slots[i].job) weft_process_wait(v->slots[i].pid, &end);
+}
+
+static int64_t all_iters(const supervisor *v) {
+    int64_t iters = v->iters_done;
+    for (int i = 0; i < v->n_order; i++)
+        iters += v->study->built[v->order[i]->step].iters;
+    return iters;
+}
+
+/* What is in the database and not done yet. */
+static weft_status run_lined_up(supervisor *v) {
+    WEFT_TRY(line_up(v));
+    if (v->options->begins && !v->announced) v->options->begins(v->study);
+    v->announced = true;
+    v->progress = weft_progress_begin(&(weft_progress_options){
+        .label = "study", .unit = "iterations", .total = all_iters(v), .done = v->iters_done});
+    weft_status status = run_jobs(v);
+    if (status != WEFT_OK && v->active > 0) {
+        char message[2 * LINE_ROOM];
+        snprintf(message, sizeof message, "%s", weft_error_message());
+        end_jobs(v);
+        weft_fail(status, "%s", message);
+    }
+    bool whole = status == WEFT_OK && !v->told && !v->result->late && v->n_order > 0;
+    weft_progress_end(v->progress, whole);
+    return status;
+}
+
+/* Runs that choose a learning rate make others, so it goes on until there are no new ones. */
+static weft_status supervise(supervisor *v) {
+    int added;
+    WEFT_TRY(weft_record_choose(v->database, v->study, &added));
+    do {
+        WEFT_TRY(run_lined_up(v));
+        if (v->told) return WEFT_OK;
+        WEFT_TRY(weft_record_choose(v->database, v->study, &added));
+    } while (added > 0 && !v->result->late);
+    if (added > 0) WEFT_TRY(line_up(v)); /* they wait, and are counted */
+    return weft_repeats_check(v->database, v->study, v->options->out, &v->result->repeats);
+}
+
+static void append(char *text, size_t room, const char *more) {
+    size_t at = strlen(text);
+    snprintf(text + at, room - at, "%s", more);
+}
+
+/* A chosen step that has no run because the step whose rate it takes over has chosen none yet; -1: there is
+ * none. */
+static int find_rateless(const supervisor *v) {
+    for (int i = 0; i < v->study->steps.n; i++) {
+        int runs = 0;
+        for (int k = 0; k < v->jobs.n; k++)
+            runs += v->jobs.list[k].step == i;
+        if (is_chosen(v, i) && v->study->rate_as[i] >= 0 && !*v->study->built[i].error && !runs)
+            return i;
+    }
+    return -1;
+}
+
+/* One line on what is missing: how many, and the first reason of a run and of a step. */
+static void sum_up(supervisor *v) {
+    weft_study_result *r = v->result;
+    char more[2 * LINE_ROOM];
+    const weft_record_run *first = NULL;
+    for (int i = 0; i < v->jobs.n; i++) {
+        const weft_record_run *job = &v->jobs.list[i];
+        if (!is_chosen(v, job->step)) continue;
+        r->done += job->status == WEFT_RUN_DONE;
+        r->diverged += job->status == WEFT_RUN_DIVERGED;
+        r->failed += job->status == WEFT_RUN_FAILED;
+        r->waiting += job->status == WEFT_RUN_WAITING || job->status == WEFT_RUN_RUNNING;
+        if (!first && job->status == WEFT_RUN_FAILED) first = job;
+    }
+    r->signal = weft_stop_asked();
+    int left = r->failed + r->waiting;
+    if (left > 0)
+        snprintf(r->why, sizeof r->why, "%d of %d runs %s not done%s%.200s%s", left, r->runs,
+                 left == 1 ? "is" : "are", first ? " (see " : "", first ? first->folder : "",
+                 first ? "/log)" : "");
+    for (int i = 0; i < v->study->steps.n; i++) {
+        if (!is_chosen(v, i) || !*v->study->built[i].error) continue;
+        if (r->errors++) continue;
+        snprintf(more, sizeof more, "%svariant '%s' cannot be built: %s", left > 0 ? "; " : "",
+                 v->study->steps.list[i].name, v->study->built[i].error);
+        append(r->why, sizeof r->why, more);
+    }
+    int rateless = find_rateless(v);
+    if (rateless >= 0) {
+        snprintf(more, sizeof more, "%svariant '%s' waits for the learning rate of '%s'",
+                 *r->why ? "; " : "", v->study->steps.list[rateless].name,
+                 v->study->steps.list[v->study->rate_as[rateless]].name);
+        append(r->why, sizeof r->why, more);
+    }
+    if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");
+    if (left > 0 && r->late) append(r->why, sizeof r->why, "; the next would not end in time");
+    if (left > 0) append(r->why, sizeof r->why, "; the same command goes on");
+    if (r->failed > 0)
+        append(r->why, sizeof r->why,
+               "; with --restart failed, runs that cannot go on begin anew, their folders set "
+               "aside");
+}
+
+weft_status weft_study_run(weft_study *s, const weft_study_options *options,
+                           weft_study_result *out) {
+    supervisor v = {.study = s, .options = options, .result = out, .begun = weft_clock()};
+    int hold = -1;
+    *out = (weft_study_result){0};
+    weft_status status = weft_folder_make(options->out);
+    if (status == WEFT_OK) status = weft_folder_hold(options->out, &hold);
+    if (status == WEFT_OK) status = open_record(&v);
+    if (status == WEFT_OK) status = supervise(&v);
+    if (status == WEFT_OK) sum_up(&v);
+    weft_database_close(v.database);
+    weft_record_runs_free(&v.jobs);
+    free(v.order);
+    free(v.slots);
+    if (hold >= 0) close(hold);
+    return status;
+}

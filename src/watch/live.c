@@ -1,0 +1,375 @@
+/* The server of the live page. A thread for each connection, so that a stream of events may simply wait
+ * for the next look; there are few of them, and all are of this machine. */
+#include "watch/live.h"
+
+#ifdef WEFT_HAVE_MICROHTTPD
+#include "base/json.h"
+#include "serve/http.h"
+#include "watch/gpu.h"
+#include "watch/live_page.h"
+
+#include <errno.h>
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LOOK_MS = 1000,
+    BEATS = 15, /* looks without news after which a stream says that it is alive */
+    BODY_MOST = 1 << 16,
+    TAIL_MOST = 16384,
+    BLOCK = 16384,
+    CONNECTIONS_MOST = 64,
+    IDLE_SECONDS = 60
+};
+
+struct weft_live {
+    weft_live_options options;
+    weft_watched *runs;
+    weft_gpus *gpus;
+    char *page;
+    struct MHD_Daemon *daemon;
+    int port, found;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of all below, and of the runs */
+    pthread_cond_t news;  /* a look was taken, or the end */
+    int64_t looks, version;
+    bool closing, started;
+};
+
+/* A request's body, or a stream's place. */
+typedef struct {
+    char *body;
+    size_t bytes;
+    bool begun, large;
+} request;
+
+typedef struct {
+    weft_live *watch;
+    int64_t version, looks, quiet;
+    char *text; /* to be sent */
+    size_t bytes, at;
+    bool told;
+} stream;
+
+static void wait_until_next(weft_live *w) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += LOOK_MS / 1000;
+    while (!w->closing && pthread_cond_timedwait(&w->news, &w->lock, &until) != ETIMEDOUT)
+        ;
+}
+
+static void *look(void *context) {
+    weft_live *w = context;
+    pthread_mutex_lock(&w->lock);
+    while (!w->closing) {
+        w->version = weft_watched_look(w->runs);
+        w->looks++;
+        pthread_cond_broadcast(&w->news);
+        wait_until_next(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static enum MHD_Result queue(struct MHD_Connection *c, unsigned status, struct MHD_Response *r,
+                             const char *type) {
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", type);
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(r, "Cache-Control", "no-store");
+    MHD_add_response_header(r, "Content-Security-Policy", WEFT_HTTP_POLICY);
+    enum MHD_Result done = MHD_queue_response(c, status, r);
+    MHD_destroy_response(r);
+    return done;
+}
+
+/* A text, which is taken. */
+static enum MHD_Result send_text(struct MHD_Connection *c, unsigned status, const char *type,
+                                 char *text) {
+    if (!text) return MHD_NO;
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(strlen(text), text, MHD_RESPMEM_MUST_FREE);
+    if (!r) free(text);
+    return queue(c, status, r, type);
+}
+
+static enum MHD_Result send_json(struct MHD_Connection *c, unsigned status, json_t *object) {
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    json_decref(object);
+    return send_text(c, status, "application/json", text);
+}
+
+static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, const char *why) {
+    return send_json(c, status, json_pack("{s:o}", "error", weft_json_text(why)));
+}
+
+/* "event: NAME", "data: ..." and an empty line, onto the end of what is to be sent. */
+static void add_event(stream *s, const char *name, json_t *object) {
+    char *data = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    size_t room = data ? strlen(data) + strlen(name) + 32 : 0;
+    char *grown = data ? realloc(s->text, s->bytes + room) : NULL;
+    if (grown) {
+        s->text = grown;
+        s->bytes += (size_t)snprintf(grown + s->bytes, room, "event: %s\ndata: %s\n\n", name, data);
+    }
+    json_decref(object);
+    free(data);
+}
+
+static void add_comment(stream *s) {
+    static const char text[] = ": alive\n\n";
+    s->text = strdup(text);
+    s->bytes = s->text ? sizeof text - 1 : 0;
+}
+
+/* What is new for a stream. The lock is held. */
+static void compose(stream *s) {
+    weft_live *w = s->watch;
+    free(s->text);
+    s->text = NULL;
+    s->bytes = s->at = 0;
+    if (s->version == 0 || w->version > s->version) {
+        add_event(s, "news", weft_watched_news(w->runs, s->version));
+        s->version = w->version > 0 ? w->version : 1;
+        s->quiet = 0;
+    }
+    if (w->gpus) add_event(s, "machine", json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus)));
+    if (!s->bytes && s->quiet++ % BEATS == BEATS - 1) add_comment(s);
+    s->looks = w->looks;
+}
+
+static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
+    stream *s = context;
+    weft_live *w = s->watch;
+    (void)at;
+    pthread_mutex_lock(&w->lock);
+    while (s->at == s->bytes && !w->closing) {
+        while (s->looks == w->looks && !w->closing)
+            pthread_cond_wait(&w->news, &w->lock);
+        if (!w->closing) compose(s);
+    }
+    bool ends = s->at == s->bytes;
+    pthread_mutex_unlock(&w->lock);
+    if (ends) return MHD_CONTENT_READER_END_OF_STREAM;
+    size_t n = s->bytes - s->at < room ? s->bytes - s->at : room;
+    memcpy(out, s->text + s->at, n);
+    s->at += n;
+    return (ssize_t)n;
+}
+
+static void free_stream(void *context) {
+    stream *s = context;
+    free(s->text);
+    free(s);
+}
+
+static enum MHD_Result send_stream(weft_live *w, struct MHD_Connection *c) {
+    stream *s = calloc(1, sizeof *s);
+    if (!s) return MHD_NO;
+    s->watch = w;
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_stream, s, free_stream);
+    if (!r) free_stream(s);
+    return queue(c, 200, r, "text/event-stream");
+}
+
+static enum MHD_Result send_runs(weft_live *w, struct MHD_Connection *c) {
+    pthread_mutex_lock(&w->lock);
+    json_t *object = weft_watched_news(w->runs, 0);
+    pthread_mutex_unlock(&w->lock);
+    return send_json(c, 200, object);
+}
+
+static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
+    const char *id = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "id");
+    char *end = "";
+    long long number = id ? strtoll(id, &end, 10) : -1;
+    if (!id || !*id || *end) return send_error(c, 400, "id=N names a run");
+    pthread_mutex_lock(&w->lock);
+    bool there = weft_watched_folder(w->runs, number) != NULL;
+    char *text = weft_watched_tail(w->runs, number, TAIL_MOST);
+    pthread_mutex_unlock(&w->lock);
+    if (!there) return send_error(c, 404, "there is no such run");
+    return send_text(c, 200, "text/plain; charset=utf-8", text ? text : strdup(""));
+}
+
+/* A page from elsewhere cannot send JSON here without asking first, and is told no. */
+static enum MHD_Result take_note(weft_live *w, struct MHD_Connection *c, const request *r) {
+    const char *type = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Type");
+    if (r->large) return send_error(c, 413, "the note is too long");
+    if (!type || strncmp(type, "application/json", 16) != 0)
+        return send_error(c, 415, "the body must be JSON");
+    json_t *object = weft_json_read(r->body ? r->body : "", r->bytes, 0, NULL);
+    const json_t *id = json_object_get(object, "id");
+    const char *note = json_string_value(json_object_get(object, "note"));
+    const char *tags = json_string_value(json_object_get(object, "tags"));
+    weft_status status = WEFT_EINPUT;
+    pthread_mutex_lock(&w->lock);
+    if (json_is_integer(id) && note && tags)
+        status = weft_watched_note(w->runs, json_integer_value(id), note, tags);
+    else
+        weft_fail(WEFT_EINPUT, "a note is {\"id\": N, \"note\": TEXT, \"tags\": TEXT}");
+    pthread_mutex_unlock(&w->lock);
+    json_decref(object);
+    if (status == WEFT_OK) return send_json(c, 200, json_object());
+    return send_error(c, status == WEFT_EINPUT ? 400 : 500, weft_error_message());
+}
+
+static enum MHD_Result answer(weft_live *w, struct MHD_Connection *c, const char *url,
+                              const char *method, const request *r) {
+    const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
+    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    if (host && weft_http_is_local(w->options.host) && !weft_http_is_local(host))
+        return send_error(c, 403, "this page is for this machine alone; call it 127.0.0.1");
+    if (strcmp(url, "/api/note") == 0)
+        return strcmp(method, "POST") == 0 ? take_note(w, c, r)
+                                           : send_error(c, 405, "a note is sent by POST");
+    if (!get) return send_error(c, 405, "there is nothing to send to");
+    if (strcmp(url, "/") == 0)
+        return send_text(c, 200, "text/html; charset=utf-8", strdup(w->page));
+    if (strcmp(url, "/api/runs") == 0) return send_runs(w, c);
+    if (strcmp(url, "/api/events") == 0) return send_stream(w, c);
+    if (strcmp(url, "/api/log") == 0) return send_log(w, c);
+    return send_error(c, 404, "there are /, /api/runs, /api/events, /api/log and /api/note");
+}
+
+static void add_body(request *r, const char *data, size_t bytes) {
+    if (r->large || r->bytes + bytes > BODY_MOST) {
+        r->large = true;
+        return;
+    }
+    char *grown = realloc(r->body, r->bytes + bytes + 1);
+    if (!grown) {
+        r->large = true;
+        return;
+    }
+    r->body = grown;
+    memcpy(r->body + r->bytes, data, bytes);
+    r->bytes += bytes;
+}
+
+static enum MHD_Result receive(void *context, struct MHD_Connection *c, const char *url,
+                               const char *method, const char *version, const char *data,
+                               size_t *bytes, void **own) {
+    (void)version;
+    if (!*own) {
+        *own = calloc(1, sizeof(request));
+        return *own ? MHD_YES : MHD_NO;
+    }
+    request *r = *own;
+    if (*bytes) {
+        add_body(r, data, *bytes);
+        *bytes = 0;
+        return MHD_YES;
+    }
+    return answer(context, c, url, method, r);
+}
+
+static void end_request(void *context, struct MHD_Connection *c, void **own,
+                        enum MHD_RequestTerminationCode how) {
+    request *r = *own;
+    (void)context, (void)c, (void)how;
+    if (r) free(r->body);
+    free(r);
+    *own = NULL;
+}
+
+static weft_status start_daemon(weft_live *w) {
+    int listening;
+    bool six = false;
+    WEFT_TRY(weft_http_listen(w->options.host, w->options.port, &listening, &six));
+    w->port = weft_http_port(listening);
+    unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
+                     MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
+    w->daemon = MHD_start_daemon(
+        flags, (uint16_t)w->port, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log,
+        NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_SECONDS, MHD_OPTION_END);
+    if (w->daemon) return WEFT_OK;
+    close(listening);
+    return weft_fail(WEFT_EIO, "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
+}
+
+weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out) {
+    *out = NULL;
+    weft_live *w = calloc(1, sizeof *w);
+    if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    w->options = *o;
+    w->runs = runs;
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->news, &attributes);
+    pthread_condattr_destroy(&attributes);
+    w->page = weft_live_page();
+    w->gpus = weft_gpus_open();
+    weft_status status = w->page ? WEFT_OK : weft_fail(WEFT_ENOMEM, "watch: no memory");
+    w->version = weft_watched_look(runs);
+    w->found = weft_watched_count(runs);
+    if (status == WEFT_OK) status = start_daemon(w);
+    int error = status == WEFT_OK ? pthread_create(&w->thread, NULL, look, w) : 0;
+    if (error) status = weft_fail(WEFT_EIO, "watch: no thread: %s", strerror(error));
+    w->started = status == WEFT_OK;
+    if (status != WEFT_OK) {
+        weft_live_close(w);
+        return status;
+    }
+    *out = w;
+    return WEFT_OK;
+}
+
+int weft_live_port(const weft_live *w) {
+    return w->port;
+}
+
+int weft_live_found(const weft_live *w) {
+    return w->found;
+}
+
+/* Streams end when they see the end; then the daemon can. */
+void weft_live_close(weft_live *w) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    w->closing = true;
+    pthread_cond_broadcast(&w->news);
+    pthread_mutex_unlock(&w->lock);
+    if (w->daemon) MHD_stop_daemon(w->daemon);
+    if (w->started) pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->news);
+    pthread_mutex_destroy(&w->lock);
+    weft_gpus_close(w->gpus);
+    free(w->page);
+    free(w);
+}
+
+#else
+
+weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out) {
+    (void)o, (void)runs;
+    *out = NULL;
+    return weft_fail(WEFT_EMISSING,
+                     "this build has no live page: it was made without libmicrohttpd; "
+                     "scripts/setup optional installs it, then make configure");
+}
+
+int weft_live_port(const weft_live *w) {
+    (void)w;
+    return 0;
+}
+
+int weft_live_found(const weft_live *w) {
+    (void)w;
+    return 0;
+}
+
+void weft_live_close(weft_live *w) {
+    (void)w;
+}
+#endif

@@ -1,0 +1,31 @@
+/* The live page of runs: `weft watch`. One thread looks at the runs once a second; every browser has a
+ * stream of server-sent events, each of which says what is new since the one before.
+ *
+ *   GET  /            the page
+ *   GET  /api/runs    everything, as weft_watched_news tells it
+ *   GET  /api/events  the stream: events `news` and `machine`
+ *   GET  /api/log     ?id=N: the end of a run's log, or of its samples
+ *   POST /api/note    {"id": N, "note": TEXT, "tags": TEXT}
+ *
+ * It is for this machine: names that others gave lead nowhere (see http.h), and a note is taken from
+ * the page alone. */
+#ifndef WEFT_WATCH_LIVE_H
+#define WEFT_WATCH_LIVE_H
+
+#include "record/watched.h"
+
+typedef struct weft_live weft_live;
+
+typedef struct {
+    const char *host;
+    int port; /* 0: any that is free */
+} weft_live_options;
+
+/* The runs are its own until it is closed. */
+weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out);
+int weft_live_port(const weft_live *w);
+/* How many runs there were when it began. */
+int weft_live_found(const weft_live *w);
+void weft_live_close(weft_live *w);
+
+#endif

@@ -1,0 +1,192 @@
+/* Steps of a study as a config writes them: what is read, what is refused and in which words, and
+ * which of file, step and command line wins. */
+#include "study/study.h"
+#include "study/variants.h"
+#include "support/command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void parse(const char *named, const char *ablation, weft_variants *out) {
+    weft_config c;
+    weft_config_defaults(&c);
+    snprintf(c.study_steps, sizeof c.study_steps, "%s", named);
+    snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
+    if (weft_variants_parse(&c, "file", "alone", out) != WEFT_OK)
+        fail_msg("%s", weft_error_message());
+}
+
+static void refuse(const char *named, const char *ablation, const char *const *words) {
+    weft_config c;
+    weft_variants steps;
+    weft_config_defaults(&c);
+    snprintf(c.study_steps, sizeof c.study_steps, "%s", named);
+    snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
+    assert_int_equal(weft_variants_parse(&c, "file", "alone", &steps), WEFT_EINPUT);
+    for (; *words; words++)
+        if (!strstr(weft_error_message(), *words))
+            fail_msg("'%s' is not in: %s", *words, weft_error_message());
+}
+
+static void test_named_steps_are_read(void **state) {
+    (void)state;
+    weft_variants s;
+    parse("base; wide: N_FFN=128 config_n_head=4 ;deep vs wide : N_LAYER=3;"
+          " data: DATASET=\"a b;c\" TOKENIZER='x y'",
+          "", &s);
+    assert_int_equal(s.n, 4);
+    assert_string_equal(s.list[0].name, "base");
+    assert_int_equal(s.list[0].n_sets, 0);
+    assert_int_equal(s.list[0].baseline, -1);
+    assert_string_equal(s.list[1].sets[0], "N_FFN=128");
+    assert_string_equal(s.list[1].sets[1], "N_HEAD=4");
+    assert_int_equal(s.list[1].baseline, 0);
+    assert_string_equal(s.list[2].name, "deep");
+    assert_int_equal(s.list[2].baseline, 1);
+    assert_string_equal(s.list[3].sets[0], "DATASET=a b;c");
+    assert_string_equal(s.list[3].sets[1], "TOKENIZER=x y");
+    for (int i = 0; i < s.n; i++)
+        assert_int_equal(s.list[i].repeats, -1);
+    weft_variants_free(&s);
+}
+
+static void test_ablation_steps_have_their_switches_and_repeats(void **state) {
+    (void)state;
+    /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
+    static const char *const switches[] = {"nnn", "ynn", "yyn", "yyy", "yyn", "yyy"};
+    weft_variants s;
+    parse("", "0, 1,2,3,4,5", &s);
+    assert_int_equal(s.n, 6);
+    for (int i = 0; i < 6; i++) {
+        char got[4] = "";
+        assert_int_equal(s.list[i].n_sets, 3);
+        for (int k = 0; k < 3; k++)
+            got[k] = s.list[i].sets[k][strlen(s.list[i].sets[k]) - 1];
+        assert_string_equal(got, switches[i]);
+        assert_int_equal(s.list[i].baseline, i ? 0 : -1);
+        assert_int_equal(s.list[i].repeats, i == 4 ? 2 : i == 5 ? 3 : -1);
+    }
+    assert_string_equal(s.list[5].title, "All three (repeat of 3)");
+    weft_variants_free(&s);
+    parse("", "3,5,4", &s); /* 2 is not there, so 4 repeats nothing */
+    assert_int_equal(s.list[1].repeats, 0);
+    assert_int_equal(s.list[2].repeats, -1);
+    weft_variants_free(&s);
+}
+
+static void test_a_config_without_steps_is_one_step(void **state) {
+    (void)state;
+    weft_variants s;
+    char name[WEFT_VARIANT_NAME];
+    parse("", "", &s);
+    assert_int_equal(s.n, 1);
+    assert_string_equal(s.list[0].name, "alone");
+    weft_variants_free(&s);
+    weft_study_name("defconfigs/w2 recall!", name, sizeof name);
+    assert_string_equal(name, "w2recall");
+    weft_study_name("some/.config", name, sizeof name);
+    assert_string_equal(name, "study");
+}
+
+static void test_mistakes_name_the_step_and_the_key(void **state) {
+    (void)state;
+    refuse("a; b: N_FNN=3", "", SAYS("file", "STUDY_STEPS", "'b'", "CONFIG_N_FNN", "CONFIG_N_FFN"));
+    refuse("a; b: SEED=3", "", SAYS("'b'", "CONFIG_SEED", "whole study"));
+    refuse("a; b: STUDY_SEEDS=3", "", SAYS("'b'", "CONFIG_STUDY_SEEDS"));
+    refuse("a; b: N_FFN=3 N_FFN=4", "", SAYS("'b'", "CONFIG_N_FFN", "twice"));
+    refuse("a; b: N_FFN", "", SAYS("'b'", "N_FFN", "KEY=VALUE"));
+    refuse("a; b N_FFN=3", "", SAYS("'b'", "':'"));
+    refuse("a; a: N_FFN=3", "", SAYS("'a'", "twice"));
+    refuse("base; b vs bse: N_FFN=3", "", SAYS("'b'", "'bse'", "'base'"));
+    refuse("a; b vs c; c vs b", "", SAYS("'b'", "itself"));
+    refuse("a; : N_FFN=3", "", SAYS("name"));
+    refuse("a;; b", "", SAYS("name"));
+    refuse("a; b/c: N_FFN=3", "", SAYS("'b'", "/c"));
+    refuse("", "0,6", SAYS("RA_MLA_ABLATION_STEPS", "0,6", "0 to 5"));
+    refuse("", "0,1,1", SAYS("'1'", "twice"));
+    refuse("a", "0,1", SAYS("RA_MLA_ABLATION_STEPS", "STUDY_STEPS", "both"));
+}
+
+static void test_command_line_wins_over_step_and_step_over_file(void **state) {
+    (void)state;
+    static const char text[] = "CONFIG_STUDY_STEPS=\"a; b: N_LAYER=3 N_HEAD=4\"\n"
+                               "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n";
+    const char *path = scratch_path("layers");
+    file_write(path, text, sizeof text - 1);
+    weft_override over = {"N_HEAD=8", "-o"};
+    weft_source source = {path, &over, 1};
+    weft_config c;
+    weft_variants s;
+    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
+    assert_int_equal(weft_variants_parse(&c, path, "x", &s), WEFT_OK);
+    assert_int_equal(weft_source_read(&source, &s.list[1], &c), WEFT_OK);
+    assert_int_equal(c.n_layer, 3);
+    assert_int_equal(c.n_head, 8);
+    assert_int_equal(c.n_embd, 16);
+    weft_variants_free(&s);
+}
+
+/* The same through the program: --step by name, all steps of a plan, and a name that is none. */
+/* Wherever PRESET stands, all that is set wins over it; a step may take another. */
+static void test_a_preset_goes_below_all_that_is_set(void **state) {
+    (void)state;
+    const char *path = scratch_path("preset");
+    static const char text[] = "CONFIG_NORM=\"layernorm\"\nCONFIG_PRESET=\"w2\"\n";
+    file_write(path, text, sizeof text - 1);
+    weft_override rope = {"POSITION=alibi", "-o"};
+    weft_source source = {path, &rope, 1};
+    weft_config c;
+    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
+    assert_int_equal(c.preset, WEFT_PRESET_W2);
+    assert_int_equal(c.attention, WEFT_ATTENTION_W2);
+    assert_int_equal(c.norm, WEFT_NORM_LAYERNORM);
+    assert_int_equal(c.position, WEFT_POSITION_ALIBI);
+    assert_false(c.gpt2_bias);
+    char set[] = "PRESET=ra-mla", *sets[] = {set};
+    weft_variant step = {.name = "s", .sets = sets, .n_sets = 1};
+    assert_int_equal(weft_source_read(&source, &step, &c), WEFT_OK);
+    assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
+    assert_true(c.gpt2_bias && c.latent_recip);
+}
+
+static void test_plan_and_train_know_steps_by_name(void **state) {
+    (void)state;
+    static const char text[] =
+        "CONFIG_STUDY_STEPS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=24\n";
+    char path[256];
+    snprintf(path, sizeof path, "%s", scratch_path("named"));
+    file_write(path, text, sizeof text - 1);
+    json_t *all = command_json(RUN("plan", "--config", path, "--json"));
+    json_t *steps = json_object_get(all, "steps");
+    assert_int_equal(json_array_size(steps), 2);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 1), "step")),
+                        "wide");
+    /* 64 more units in the middle: 2 E + 1 numbers each. */
+    long long small = json_integer_value(json_object_get(json_array_get(steps, 0), "parameters"));
+    json_t *one = command_json(RUN("plan", "--config", path, "--step", "wide", "--json"));
+    assert_int_equal(json_integer_value(json_object_get(one, "parameters")), small + 64 * 33);
+    assert_int_equal(json_integer_value(json_object_get(all, "parameters")), small);
+    json_decref(one);
+    json_decref(all);
+    command_fails(2, RUN("plan", "--config", path, "--step", "wid"), SAYS("'wid'", "'wide'"));
+    command_fails(2, RUN("train", "--config", path, "--step", "3"), SAYS("--step", "'3'"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_named_steps_are_read),
+        cmocka_unit_test(test_ablation_steps_have_their_switches_and_repeats),
+        cmocka_unit_test(test_a_config_without_steps_is_one_step),
+        cmocka_unit_test(test_mistakes_name_the_step_and_the_key),
+        cmocka_unit_test(test_command_line_wins_over_step_and_step_over_file),
+        cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
+        cmocka_unit_test(test_plan_and_train_know_steps_by_name),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}

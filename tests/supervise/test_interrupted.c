@@ -1,0 +1,196 @@
+/* Studies that are killed, whose runs are killed, that are asked to stop: each goes on with the same
+ * command and ends on the contents of one that was left alone. */
+#include "base/random.h"
+#include "support/command.h"
+#include "support/study_run.h"
+#include "support/train_run.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { KILLS = 6, KILLS_LONG = 40, RUNS = 8 };
+
+static char config[256], whole[256];
+
+/* Moments that nobody chose, from the start of the program to well into its runs; the child of
+ * every other one is killed first, so that the study may see it fail before it dies itself. */
+static void test_a_killed_study_ends_with_the_same_contents(void **state) {
+    (void)state;
+    char out[256], err[256];
+    int kills = train_long() ? KILLS_LONG : KILLS;
+    uint64_t seed = (uint64_t)time(NULL);
+    snprintf(out, sizeof out, "%s", scratch_path("killed"));
+    snprintf(err, sizeof err, "%s", scratch_path("err"));
+    for (int i = 0; i < kills; i++) {
+        double part = weft_random_unit(weft_random_word(seed, 0, 0, 0, (uint64_t)i));
+        int64_t done = study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'");
+        pid_t study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
+        if (i % 3 == 0) { /* anywhere in the start */
+            pause_ms((long)(part * 60));
+        } else { /* in a run, or as its end is written down */
+            if (i % 3 == 1) study_wait_done(study, out, done + 1);
+            pid_t child = study_child(study);
+            pause_ms((long)(part * 80));
+            if (i % 2 && child > 0) kill(child, SIGKILL);
+            if (i % 4 == 1) pause_ms((long)(part * 20));
+        }
+        kill(study, SIGKILL);
+        int status = train_wait(study);
+        assert_true(status == -SIGKILL || status == 0 || status == 1);
+    }
+    printf("note: %lld of %d runs were done after %d kills (seed %llu)\n",
+           (long long)study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), RUNS,
+           kills, (unsigned long long)seed);
+    command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
+    study_same(whole, out);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), RUNS);
+}
+
+static void test_a_run_that_is_killed_does_not_take_the_study_down(void **state) {
+    (void)state;
+    char out[256], err[256];
+    snprintf(out, sizeof out, "%s", scratch_path("crash"));
+    snprintf(err, sizeof err, "%s", scratch_path("crash.err"));
+    pid_t study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
+    pid_t child = study_child(study);
+    if (child == 0) {
+        kill(study, SIGKILL);
+        train_wait(study);
+        printf("this system does not list a process's children\n");
+        skip();
+    }
+    kill(child, SIGKILL);
+    assert_int_equal(train_wait(study), 1);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'failed'"), 1);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"),
+                     RUNS - 1);
+    char *why = study_text(out, "SELECT why FROM runs WHERE status = 'failed'");
+    assert_non_null(strstr(why, "signal 9"));
+    free(why);
+    size_t n;
+    char *said = file_read(err, &n);
+    assert_non_null(strstr(said, "weft study: 1 of 8 runs is not done"));
+    free(said);
+    command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
+    study_same(whole, out);
+}
+
+/* A run whose checkpoint is damaged fails each time, until it is begun anew. */
+static void test_a_run_that_cannot_go_on_is_begun_anew(void **state) {
+    (void)state;
+    char out[256], path[512], run[300];
+    size_t bytes;
+    snprintf(out, sizeof out, "%s", scratch_path("anew"));
+    /* All is done; then one run is made to be not. */
+    command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
+    snprintf(run, sizeof run, "%s/runs/2-lr0.001-seed1", out);
+    snprintf(path, sizeof path, "%s/last/optimizer.safetensors", run);
+    char *whole_file = file_read(path, &bytes);
+    whole_file[bytes - 1] ^= 1;
+    file_write(path, whole_file, bytes);
+    free(whole_file);
+    study_change(out, "UPDATE runs SET status = 'waiting' WHERE folder LIKE '%2-lr0.001-seed1'");
+    command_result r = command_run(RUN("study", "--config", config, "--out", out));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "checksum"));
+    assert_non_null(strstr(r.err, "--restart failed"));
+    command_free(&r);
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--restart", "2-lr0.01-seed1"),
+                  SAYS("did not fail"));
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--restart", "x"),
+                  SAYS("no such run"));
+    command_succeeds(RUN("study", "--config", config, "--out", out, "--restart", "2-lr0.001-seed1"),
+                     NULL);
+    study_same(whole, out);
+    snprintf(path, sizeof path, "%s.aside-1/last/model.safetensors", run);
+    assert_int_equal(access(path, R_OK), 0);
+}
+
+static void test_a_signal_is_handed_on_and_the_same_command_goes_on(void **state) {
+    (void)state;
+    char out[256], err[256];
+    snprintf(out, sizeof out, "%s", scratch_path("stopped"));
+    snprintf(err, sizeof err, "%s", scratch_path("stopped.err"));
+    pid_t study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
+    study_wait_done(study, out, 1);
+    kill(study, SIGTERM);
+    assert_int_equal(train_wait(study), 1);
+    int64_t done = study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'");
+    assert_true(done >= 1 && done < RUNS);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"),
+                     RUNS - done);
+    size_t n;
+    char *said = file_read(err, &n);
+    assert_non_null(strstr(said, "stopped by a signal; the same command goes on"));
+    free(said);
+    command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
+    study_same(whole, out);
+}
+
+static void test_one_study_in_a_folder_at_a_time(void **state) {
+    (void)state;
+    char out[256], err[256], holder[64];
+    snprintf(out, sizeof out, "%s", scratch_path("held"));
+    snprintf(err, sizeof err, "%s", scratch_path("held.err"));
+    pid_t study = train_start(
+        RUN("study", "--config", config, "--out", out, "-o", "GPT2_MAX_ITERS=100000"), err, 0);
+    study_child(study);
+    snprintf(holder, sizeof holder, "process %d", (int)study);
+    command_fails(2, RUN("study", "--config", config, "--out", out, "-o", "GPT2_MAX_ITERS=100000"),
+                  SAYS(out, "another weft study", holder));
+    kill(study, SIGKILL);
+    train_wait(study);
+}
+
+/* What a study that was killed had just forked still holds its lock, for a moment. */
+static void test_a_lock_whose_holder_is_gone_is_waited_for(void **state) {
+    (void)state;
+    char out[256], err[256], lock[512];
+    snprintf(out, sizeof out, "%s", scratch_path("left"));
+    snprintf(err, sizeof err, "%s", scratch_path("left.err"));
+    snprintf(lock, sizeof lock, "%s/lock", out);
+    pid_t gone = fork();
+    if (gone == 0) _exit(0);
+    waitpid(gone, NULL, 0);
+    assert_int_equal(mkdir(out, 0777), 0);
+    int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    assert_true(fd >= 0 && dprintf(fd, "%d\n", (int)gone) > 0);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    pid_t study = train_start(RUN("study", "--config", config, "--out", out, "--list"), err, 0);
+    assert_int_equal(train_wait(study), 0); /* which holds nothing */
+    study = train_start(RUN("study", "--config", config, "--out", out), err, 0);
+    pause_ms(400);
+    close(fd);
+    assert_int_equal(train_wait(study), 0);
+    study_same(whole, out);
+}
+
+static int make_whole(void **state) {
+    (void)state;
+    study_whole(config, whole, NULL);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_killed_study_ends_with_the_same_contents),
+        cmocka_unit_test(test_a_run_that_is_killed_does_not_take_the_study_down),
+        cmocka_unit_test(test_a_run_that_cannot_go_on_is_begun_anew),
+        cmocka_unit_test(test_a_signal_is_handed_on_and_the_same_command_goes_on),
+        cmocka_unit_test(test_one_study_in_a_folder_at_a_time),
+        cmocka_unit_test(test_a_lock_whose_holder_is_gone_is_waited_for),
+    };
+    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
+}

@@ -1,0 +1,269 @@
+/* Learning rates that are chosen on a seed of their own, a study that has only so much time, and
+ * what a run's record says beside its results. */
+#include "record/schema.h"
+#include "support/command.h"
+#include "support/study_run.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <sqlite3.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RATES = 2, SEEDS = 2, STEPS = 2 };
+
+static char config[256], whole[256];
+
+/* RA_MLA_ABLATION_STEPS has two steps, of which the second repeats the first. */
+static const char *const apart[] = {"-o", "STUDY_RATE_SEED=77", "-o", "EVAL_POSITIONS=y"};
+#define APART apart[0], apart[1], apart[2], apart[3]
+
+static void test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_others(void **state) {
+    (void)state;
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM runs"), STEPS * (RATES + SEEDS));
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM runs WHERE seed = 77"),
+                     STEPS * RATES);
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM runs WHERE status = 'done'"),
+                     STEPS * (RATES + SEEDS));
+    /* Whichever rate was better there is the only one of the study's own seeds. */
+    for (int step = 0; step < STEPS; step++) {
+        char sql[400];
+        snprintf(sql, sizeof sql,
+                 "SELECT count(*) FROM runs WHERE step = %d AND seed <> 77 AND learning_rate ="
+                 " (SELECT learning_rate FROM runs WHERE step = %d AND seed = 77"
+                 " ORDER BY score LIMIT 1)",
+                 step, step);
+        assert_int_equal(study_number(whole, sql), SEEDS);
+    }
+}
+
+static void test_the_seed_apart_counts_for_no_verdict(void **state) {
+    (void)state;
+    json_t *r = command_json(RUN("report", whole, "--json"));
+    json_t *study = json_array_get(json_object_get(r, "studies"), 0);
+    json_t *step = json_array_get(json_object_get(study, "steps"), 0);
+    double mean = study_real(whole, "SELECT avg(score) FROM runs WHERE step = 0 AND seed <> 77");
+    assert_true(fabs(json_number_value(json_object_get(step, "score")) - mean) < 1e-12);
+    assert_int_equal(json_integer_value(json_object_get(step, "seeds")), SEEDS);
+    assert_int_equal(json_integer_value(json_object_get(step, "runs")), SEEDS);
+    json_decref(r);
+    json_t *c = command_json(RUN("runs", whole, "--compare", "2", "4", "--json"));
+    assert_int_equal(json_array_size(json_object_get(c, "pairs")), SEEDS);
+    json_decref(c);
+}
+
+static void test_a_seed_that_both_chooses_and_counts_is_refused(void **state) {
+    (void)state;
+    command_fails(
+        2,
+        RUN("study", "--config", config, "--out", scratch_path("both"), "-o", "STUDY_RATE_SEED=2"),
+        SAYS("CONFIG_STUDY_RATE_SEED=2", "own seeds, 1 to 2"));
+}
+
+/* 16 positions in ranges of 1, 3 and 12: their losses, weighted so, are the whole's. */
+static void test_losses_by_position_add_up_to_the_whole(void **state) {
+    (void)state;
+    double worst = study_real(
+        whole, "SELECT max(abs(r.val_loss - (a.value + 3 * b.value + 12 * c.value) / 16))"
+               " FROM runs r JOIN facts a ON a.run = r.run AND a.name = 'loss_at_0_0'"
+               " JOIN facts b ON b.run = r.run AND b.name = 'loss_at_1_3'"
+               " JOIN facts c ON c.run = r.run AND c.name = 'loss_at_4_15'");
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name LIKE 'loss_at%'"),
+                     3 * STEPS * (RATES + SEEDS));
+    if (!(worst < 1e-5)) fail_msg("they miss the whole by %g", worst);
+    assert_int_equal(study_number(whole, "SELECT count(DISTINCT value) > 3 FROM facts WHERE name ="
+                                         " 'loss_at_1_3'"),
+                     1);
+}
+
+static void test_each_run_says_which_program_made_it_where(void **state) {
+    (void)state;
+    int64_t runs = STEPS * (RATES + SEEDS);
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'commit'"), runs);
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'machine'"),
+                     runs);
+    assert_int_equal(
+        study_number(whole, "SELECT count(*) FROM facts WHERE name = 'device' AND value = 'cpu'"),
+        runs);
+}
+
+/* After the first run its time is known, and there is no time for another; the same command without
+ * the limit ends as a study that had none. */
+static void test_no_run_begins_that_would_not_end_in_time(void **state) {
+    (void)state;
+    const char *out = scratch_path("short");
+    command_result r =
+        command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "would not end in time"));
+    command_free(&r);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 1);
+    command_succeeds(RUN("study", "--config", config, "--out", out, APART), NULL);
+    study_same(whole, out);
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--minutes", "0"),
+                  SAYS("--minutes '0'"));
+}
+
+/* Step 4 takes over step 2's rate, as its record and its report say; also where that is decided when the study
+ * has begun, and its own trials still wait. */
+static void test_a_step_may_take_over_anothers_rate(void **state) {
+    (void)state;
+    const char *out = scratch_path("shared"), *later = scratch_path("later");
+    char *text;
+    command_succeeds(RUN("study", "--config", config, "--out", out, APART, "-o",
+                         "STUDY_RATE_AS=4=2", "-o", "STUDY_SPREAD=0.5"),
+                     NULL);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE step = 1 AND seed = 77"),
+                     0);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE step = 1 AND status ="
+                                       " 'done' AND learning_rate = (SELECT learning_rate FROM"
+                                       " runs WHERE step = 0 AND seed <> 77)"),
+                     SEEDS);
+    text = file_read(scratch_path("shared/report.md"), NULL);
+    assert_non_null(
+        strstr(text, "took over the learning rate of another, and tried no other: 4=2"));
+    free(text);
+    json_t *all =
+        command_json(RUN("study", "--config", config, "--out", out, APART, "-o",
+                         "STUDY_RATE_AS=4=2", "-o", "STUDY_SPREAD=0.5", "--list", "--json"));
+    assert_int_equal(json_integer_value(json_object_get(all, "runs")), RATES + 2 * SEEDS);
+    const json_t *power = json_object_get(all, "power");
+    /* Two seeds: 11.55 spreads. */
+    assert_float_equal(json_number_value(json_object_get(power, "difference")), 5.774944, 1e-5);
+    json_decref(all);
+    /* Decided later; and a step whose rate is still to be chosen by another waits for it. */
+    command_succeeds(RUN("study", "--config", config, "--out", later, APART, "--steps", "2"), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", later, APART, "-o",
+                         "STUDY_RATE_AS=4=2", "--steps", "4"),
+                     NULL);
+    assert_int_equal(study_number(later, "SELECT count(*) FROM runs WHERE status <> 'done'"), 0);
+    assert_int_equal(study_number(later, "SELECT count(*) FROM runs"), RATES + 2 * SEEDS);
+    command_result r = command_run(RUN("study", "--config", config, "--out", scratch_path("alone"),
+                                       APART, "-o", "STUDY_RATE_AS=4=2", "--steps", "4"));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "variant '4' waits for the learning rate of '2'"));
+    command_free(&r);
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", scratch_path("wrong"), APART, "-o",
+                      "STUDY_RATE_AS=4=5"),
+                  SAYS("STUDY_RATE_AS", "'5'"));
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", scratch_path("wrong"), APART, "-o",
+                      "STUDY_RATE_AS=4=2, 2=4"),
+                  SAYS("tries the rates itself"));
+    command_fails(
+        2,
+        RUN("study", "--config", config, "--out", scratch_path("wrong"), "-o", "STUDY_RATE_AS=4=2"),
+        SAYS("STUDY_RATE_SEED"));
+}
+
+/* A database of before there were facts: read as it is, and brought up to date by a study. */
+static void test_an_older_database_is_still_read_and_gone_on_with(void **state) {
+    (void)state;
+    const char *out = scratch_path("older");
+    char path[512];
+    sqlite3 *db;
+    command_result r =
+        command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
+    command_free(&r);
+    snprintf(path, sizeof path, "%s/runs.db", out);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db,
+                                  "DROP VIEW contents; DROP TABLE facts;" WEFT_SCHEMA_VIEW_WITH(
+                                      "") "UPDATE study SET schema = 1; PRAGMA user_version = 1",
+                                  NULL, NULL, NULL),
+                     SQLITE_OK);
+    sqlite3_close(db);
+    command_succeeds(RUN("runs", out), NULL);
+    command_succeeds(RUN("report", out), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", out, APART), NULL);
+    assert_int_equal(study_number(out, "PRAGMA user_version"), 2);
+    assert_int_equal(study_number(out, "SELECT count(DISTINCT run) FROM facts"),
+                     STEPS * (RATES + SEEDS) - 1);
+}
+
+/* A study that gets more seeds ends as one that had them from the start, its runs' numbers included;
+ * `apart`: rates are chosen by a seed of their own. */
+static void grow(bool chooses) {
+    char few[256], all[256];
+    const char *const *rates =
+        chooses ? RUN("-o", "STUDY_RATE_SEED=77") : RUN("-o", "STUDY_TAIL=5");
+    snprintf(few, sizeof few, "%s", scratch_path(chooses ? "few-apart" : "few"));
+    snprintf(all, sizeof all, "%s", scratch_path(chooses ? "all-apart" : "all"));
+    command_succeeds(RUN("study", "--config", config, "--out", few, rates[0], rates[1]), NULL);
+    int64_t events = study_number(few, "SELECT count(*) FROM events WHERE run NOT NULL");
+    char *scores = study_text(few, "SELECT group_concat(score) FROM (SELECT score FROM runs"
+                                   " WHERE seed < 3 ORDER BY folder)");
+    command_succeeds(
+        RUN("study", "--config", config, "--out", few, rates[0], rates[1], "-o", "STUDY_SEEDS=4"),
+        NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", all, rates[0], rates[1], "-o", "STUDY_SEEDS=4"),
+        NULL);
+    study_same(all, few);
+    /* What had been run was not run again. */
+    char *after = study_text(few, "SELECT group_concat(score) FROM (SELECT score FROM runs"
+                                  " WHERE seed < 3 ORDER BY folder)");
+    assert_string_equal(after, scores);
+    assert_int_equal(study_number(few, "SELECT count(*) FROM events JOIN runs USING (run)"
+                                       " WHERE seed < 3 OR seed = 77"),
+                     events);
+    assert_int_equal(study_number(few, "SELECT max(resumes) FROM runs"), 0);
+    free(scores);
+    free(after);
+    command_fails(2, RUN("study", "--config", config, "--out", few, rates[0], rates[1]),
+                  SAYS("STUDY_SEEDS was 4 in this study and is 2 now"));
+}
+
+static void test_seeds_may_be_added(void **state) {
+    (void)state;
+    grow(false);
+}
+
+static void test_seeds_may_be_added_at_the_rate_that_was_chosen(void **state) {
+    (void)state;
+    grow(true);
+}
+
+/* Another way to name the device is no other study; another batch is. */
+static void test_the_device_may_change(void **state) {
+    (void)state;
+    const char *out = scratch_path("device");
+    command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1"), NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "--device", "cpu"),
+        NULL);
+    command_fails(
+        2,
+        RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o", "BATCH_SIZE=3"),
+        SAYS("BATCH_SIZE was "));
+}
+
+static int make_whole(void **state) {
+    (void)state;
+    study_whole(config, whole, RUN(APART));
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_others),
+        cmocka_unit_test(test_the_seed_apart_counts_for_no_verdict),
+        cmocka_unit_test(test_a_seed_that_both_chooses_and_counts_is_refused),
+        cmocka_unit_test(test_losses_by_position_add_up_to_the_whole),
+        cmocka_unit_test(test_each_run_says_which_program_made_it_where),
+        cmocka_unit_test(test_no_run_begins_that_would_not_end_in_time),
+        cmocka_unit_test(test_a_step_may_take_over_anothers_rate),
+        cmocka_unit_test(test_an_older_database_is_still_read_and_gone_on_with),
+        cmocka_unit_test(test_seeds_may_be_added),
+        cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),
+        cmocka_unit_test(test_the_device_may_change),
+    };
+    return cmocka_run_group_tests(tests, make_whole, scratch_teardown);
+}
