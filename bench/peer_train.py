@@ -66,7 +66,7 @@ def refuse(c):
                        ("w2_kernel", "overlap") if c["attention"] == "w2" else (None, None)):
         if key and c[key] == value:
             raise ValueError(f"the peer does not write {key}={value}")
-    if c["gpt2_dropout"] > 0 or c["ra_mla_ra_alpha"] > 0 or c["optimizer"] != "adamw":
+    if c["dropout"] > 0 or c["ra_mla_ra_alpha"] > 0 or c["optimizer"] != "adamw":
         raise ValueError("the peer writes no dropout, no reciprocal scoring and no optimizer but adamw")
 
 
@@ -95,7 +95,7 @@ class Model:
         for i in range(config["n_layer"]):
             start = f"h.{i}."
             self.layers.append({n[len(start):]: t for n, t in self.p.items() if n.startswith(start)})
-        t = config["gpt2_block_size"]
+        t = config["context"]
         self.mask = torch.full((t, t), float("-inf")).triu(1)
         self.rotation = {}
 
@@ -326,7 +326,7 @@ class Model:
             x = x + y
             extra = extra + loss
         x = self.norm(x, self.p, "ln_f")
-        head = self.p["wte.weight"] if self.c["gpt2_weight_tying"] else self.p["lm_head.weight"]
+        head = self.p["wte.weight"] if self.c["weight_tying"] else self.p["lm_head.weight"]
         logits = F.linear(x, head).flatten(0, 1)
         if self.c["lambda_logits_z"] > 0:
             lse = logits.logsumexp(-1)

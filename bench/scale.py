@@ -60,11 +60,11 @@ CONFIG = """CONFIG_N_LAYER=4
 CONFIG_N_HEAD=4
 CONFIG_N_EMBD=256
 CONFIG_VOCAB_SIZE=4096
-CONFIG_GPT2_BLOCK_SIZE=128
+CONFIG_CONTEXT=128
 CONFIG_MICRO_BATCH=1
-CONFIG_GPT2_LOG_INTERVAL=1
-CONFIG_GPT2_EVAL_INTERVAL=1000000
-CONFIG_GPT2_EVAL_SAMPLES=1
+CONFIG_LOG_INTERVAL=1
+CONFIG_EVAL_INTERVAL=1000000
+CONFIG_EVAL_SAMPLES=1
 CONFIG_SAVE_CHECKPOINT=n
 """
 TOKENS = 128  # of a micro-batch
@@ -74,13 +74,13 @@ GPU_CONFIG = """CONFIG_N_LAYER=12
 CONFIG_N_HEAD=12
 CONFIG_N_EMBD=768
 CONFIG_VOCAB_SIZE=50304
-CONFIG_GPT2_BLOCK_SIZE=1024
+CONFIG_CONTEXT=1024
 CONFIG_MICRO_BATCH=16
 CONFIG_BATCH_SIZE=32
 CONFIG_DTYPE="bf16"
-CONFIG_GPT2_LOG_INTERVAL=1
-CONFIG_GPT2_EVAL_INTERVAL=1000000
-CONFIG_GPT2_EVAL_SAMPLES=1
+CONFIG_LOG_INTERVAL=1
+CONFIG_EVAL_INTERVAL=1000000
+CONFIG_EVAL_SAMPLES=1
 CONFIG_SAVE_CHECKPOINT=n
 """
 
@@ -99,7 +99,7 @@ class Folder:
         self.runs += 1
         out = os.path.join(self.memory.name, f"run-{self.runs}")
         words = [WEFT, "train", "--config", os.path.join(self.memory.name, "config"), "--out", out, "--threads",
-                 self.threads, "--device", self.device, "--peak-flops", "0", "-o", f"GPT2_MAX_ITERS={STEPS}",
+                 self.threads, "--device", self.device, "--peak-flops", "0", "-o", f"STEPS={STEPS}",
                  *[word for option in options for word in ("-o", option)]]
         if ranks > 1:
             words = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *words]
@@ -192,7 +192,7 @@ def against(other):
     with tempfile.TemporaryDirectory() as folder:
         config = os.path.join(folder, "config")
         with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG + "CONFIG_BATCH_SIZE=8\nCONFIG_GPT2_MAX_ITERS=4\n")
+            file.write(CONFIG + "CONFIG_BATCH_SIZE=8\nCONFIG_STEPS=4\n")
         for turn in range(3 if QUICK else 15):
             for name, program in programs.items():
                 words = [program, "train", "--config", config, "--out", os.path.join(folder, f"{name}-{turn}"),

@@ -320,7 +320,7 @@ def overheads(device, kind):
     returns and with its kernels, of the whole Python call, and of the same in plain PyTorch."""
     out = []
     for name, module, peer in (
-            ("w2 attention", Part("attention", ATTENTION="w2", POSITION="rope", GPT2_BIAS=False, N_EMBD=16, N_HEAD=1), PlainW2),
+            ("w2 attention", Part("attention", ATTENTION="w2", POSITION="rope", BIAS=False, N_EMBD=16, N_HEAD=1), PlainW2),
             ("swiglu", Part("ffn", FFN="swiglu", N_EMBD=16, N_HEAD=1, N_FFN=16), PlainSwiGLU)):
         module = module.to(device, kind)
         peer = peer(module, 1).to(device, kind)

@@ -45,9 +45,9 @@ static double measure_recall(const float *logits, const int32_t *targets) {
 }
 
 int main(void) {
-    const char *options[] = {"ATTENTION=w2", "POSITION=rope",      "INIT=orthogonal",
-                             "N_LAYER=2",    "N_HEAD=2",           "N_EMBD=32",
-                             "VOCAB_SIZE=8", "GPT2_BLOCK_SIZE=16", NULL};
+    const char *options[] = {"ATTENTION=w2", "POSITION=rope", "INIT=orthogonal",
+                             "N_LAYER=2",    "N_HEAD=2",      "N_EMBD=32",
+                             "VOCAB_SIZE=8", "CONTEXT=16",    NULL};
     static int32_t tokens[TOKENS], targets[TOKENS];
     static float logits[TOKENS * WORDS];
     double loss, recall = 0;

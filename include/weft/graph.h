@@ -271,7 +271,7 @@ enum { WEFT_BLOCKS_KEPT = 256 };
  * reciprocal mechanisms, for the next layer's attention. `first` 0: that layer takes them, as inputs
  * "gate" and "received". Between an "attention" and an "ffn" of their own go "latent", "routes.index"
  * and "routes.weight", outputs of the first and inputs of the second. Weights have the names of a
- * checkpoint without "h.I.". A learned position is no part of a layer; GPT2_BLOCK_SIZE counts for
+ * checkpoint without "h.I.". A learned position is no part of a layer; CONTEXT counts for
  * POSITION=relative only. */
 WEFT_API weft_status weft_block_open_part(weft_engine *engine, const char *part,
                                           const char *const *options, int64_t batch, int64_t time,

@@ -20,7 +20,7 @@
  * A training in fifteen lines, for tokens and targets [8, 32]:
  *
  *     const char *options[] = {"ATTENTION=w2", "N_LAYER=2", "N_EMBD=64", "N_HEAD=4",
- *                              "VOCAB_SIZE=256", "GPT2_BLOCK_SIZE=32", NULL};
+ *                              "VOCAB_SIZE=256", "CONTEXT=32", NULL};
  *     weft_engine *engine;
  *     weft_model *model;
  *     weft_pass *pass;
@@ -163,7 +163,7 @@ WEFT_API weft_status weft_model_write_f64(weft_model *model, const char *name, c
 /* What a config costs, before anything is built. */
 typedef struct {
     int64_t parameters;
-    int64_t training_bytes; /* a training step at MICRO_BATCH sequences of GPT2_BLOCK_SIZE: */
+    int64_t training_bytes; /* a training step at MICRO_BATCH sequences of CONTEXT: */
     int64_t weights_bytes, gradients_bytes, optimizer_bytes; /* of these, at its fullest moment */
     int64_t activations_bytes, workspace_bytes;
     int64_t cache_bytes_per_token; /* generation, the whole model */
@@ -187,7 +187,7 @@ enum {
     WEFT_PASS_RECOMPUTE = 4 /* TRAIN: make each layer's activations again, for less memory */
 };
 
-/* Builds the model for `batch` sequences of `time` tokens, at most GPT2_BLOCK_SIZE. */
+/* Builds the model for `batch` sequences of `time` tokens, at most CONTEXT. */
 WEFT_API weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch,
                                     int64_t time, int purpose, weft_pass **out);
 WEFT_API void weft_pass_close(weft_pass *pass);
@@ -248,7 +248,7 @@ WEFT_API weft_status weft_optimizer_event(const weft_optimizer *optimizer, const
  *
  * A sequence makes the same tokens alone and among others, at any number of threads. */
 
-/* Room for `sequences` that run at once (0: 8), each of at most `context` tokens (0: GPT2_BLOCK_SIZE;
+/* Room for `sequences` that run at once (0: 8), each of at most `context` tokens (0: CONTEXT;
  * more where positions have no end). CACHE_DTYPE and WEIGHT_DTYPE of the model's config say what is
  * kept and read. Weights that change later are not taken up: open another. Runs on the CPU. */
 WEFT_API weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t sequences,

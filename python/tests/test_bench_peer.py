@@ -8,7 +8,7 @@ import pytest
 
 BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench")
 WEFT = os.path.join(os.path.dirname(os.environ.get("WEFT_LIBRARY", "")), "weft")
-SIZES = "N_LAYER=3 N_EMBD=32 N_HEAD=4 GPT2_BLOCK_SIZE=16 VOCAB_SIZE=64 BATCH_SIZE=2 RA_MLA_LATENT_DIM=16".split()
+SIZES = "N_LAYER=3 N_EMBD=32 N_HEAD=4 CONTEXT=16 VOCAB_SIZE=64 BATCH_SIZE=2 RA_MLA_LATENT_DIM=16".split()
 
 # The peer with a compiler that makes no code: what is looked at is done before that.
 PEER = """

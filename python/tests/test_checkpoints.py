@@ -10,16 +10,16 @@ import torch
 import weft
 from weft.torch import LanguageModel
 
-SIZES = dict(N_LAYER=3, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, GPT2_BLOCK_SIZE=12, SEED=5)
+SIZES = dict(N_LAYER=3, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, CONTEXT=12, SEED=5)
 MECHANISMS = dict(ATTENTION="mla", RA_MLA_LATENT_DIM=12, RA_MLA_MLP_ATTN_GATE=True, RA_MLA_MLP_CROSS_TOKEN=True,
-                  RA_MLA_MLP_LATENT_RECIP=True, GPT2_WEIGHT_TYING=False)
+                  RA_MLA_MLP_LATENT_RECIP=True, WEIGHT_TYING=False)
 KINDS = {
     "gpt2": {},
     "w2 and wsffn": dict(ATTENTION="w2", POSITION="rope", NORM="rmsnorm", FFN="wsffn", WSFFN_N_HEAD=4, LAMBDA_LOGITS_Z=1e-3),
     "mla with all mechanisms": MECHANISMS,
     "coupling scalars": dict(MECHANISMS, RA_MLA_MLP_TYING_MODE="per_head_scalar", RA_MLA_MLP_SPARSE_MODE="rms"),
     "post-norm": dict(POSITION="relative", NORM_PLACEMENT="post", KV_HEADS=1),
-    "llama's kind": dict(POSITION="rope", ROPE_THETA=500.0, NORM="rmsnorm", NORM_EPS=1e-3, FFN="swiglu", GPT2_BIAS=False,
+    "llama's kind": dict(POSITION="rope", ROPE_THETA=500.0, NORM="rmsnorm", NORM_EPS=1e-3, FFN="swiglu", BIAS=False,
                          ATTENTION_BIAS="qkv", KV_HEADS=1),
     "preset, bf16": dict(PRESET="w2", DTYPE="bf16"),
     "preset, f64": dict(PRESET="ra-mla", DTYPE="f64"),
@@ -103,14 +103,14 @@ def test_what_is_wrong_is_told(tmp_path):
     with pytest.raises(weft.InputError, match="closed"):
         model.logits([[1]])
     module = LanguageModel(**SIZES)
-    with pytest.raises(ValueError, match="GPT2_BLOCK_SIZE is 12"):
+    with pytest.raises(ValueError, match="CONTEXT is 12"):
         module(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(ValueError, match="batch, time"):
         module(torch.zeros(1, 3))
 
 
 def test_dropout_draws_anew_and_from_torchs_seed():
-    module = LanguageModel(GPT2_DROPOUT=0.3, **SIZES)
+    module = LanguageModel(DROPOUT=0.3, **SIZES)
     tokens = torch.from_numpy(TOKENS)
     torch.manual_seed(1)
     first, second = module(tokens), module(tokens)

@@ -205,7 +205,7 @@ def test_wrong_types_and_devices_are_told():
 
 
 def test_a_model_trains_as_on_the_cpu():
-    options = dict(PRESET="w2", N_LAYER=2, N_EMBD=E, N_HEAD=H, VOCAB_SIZE=64, GPT2_BLOCK_SIZE=T, SEED=3)
+    options = dict(PRESET="w2", N_LAYER=2, N_EMBD=E, N_HEAD=H, VOCAB_SIZE=64, CONTEXT=T, SEED=3)
     tokens = torch.randint(64, (B, T + 1), generator=torch.Generator().manual_seed(1))
     losses = {}
     for device in "cpu", "cuda":

@@ -15,7 +15,7 @@ import pytest
 
 import weft
 
-SIZES = dict(N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=256, GPT2_BLOCK_SIZE=32, SEED=5)
+SIZES = dict(N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=256, CONTEXT=32, SEED=5)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_streaming_gives_the_same_tokens_and_their_logprobs(model):
 
 
 def test_a_prompt_that_breaks_is_an_error_and_the_others_go_on():
-    model = weft.Model(**SIZES, GPT2_WEIGHT_TYING="n")
+    model = weft.Model(**SIZES, WEIGHT_TYING="n")
     want = model.generate([1, 2], max_tokens=6, temperature=0)
     table = model.read("wte.weight")
     broken = next(t for t in range(256) if t not in [1, 2] + want)

@@ -12,7 +12,7 @@ from weft import _blocks
 from weft._library import check, handle, lib
 from weft.torch import AdamWSPAM, LanguageModel
 
-SIZES = dict(N_LAYER=2, N_EMBD=32, N_HEAD=4, VOCAB_SIZE=64, GPT2_BLOCK_SIZE=16, SEED=3)
+SIZES = dict(N_LAYER=2, N_EMBD=32, N_HEAD=4, VOCAB_SIZE=64, CONTEXT=16, SEED=3)
 MODELS = {"gpt2": {}, "w2": dict(PRESET="w2"), "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw"),
           "wsffn": dict(PRESET="wsffn", OPTIMIZER="adamw")}
 STEPS = 50

@@ -13,7 +13,7 @@ import weft
 from weft import plot
 from weft.torch import LanguageModel
 
-SIZES = dict(N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=256, GPT2_BLOCK_SIZE=12, SEED=5)
+SIZES = dict(N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=256, CONTEXT=12, SEED=5)
 ALL = dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=12, RA_MLA_MLP_SPARSE_K=3)
 PROGRAM = os.path.join(os.path.dirname(os.path.realpath(weft.library_path)), "weft")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]

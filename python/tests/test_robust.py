@@ -214,7 +214,7 @@ def test_fake_tensors_have_shapes_and_types():
 def test_modules_are_made_where_new_tensors_are_put():
     with torch.device("meta"):
         module = W2TransformerBlock(W2Config())
-        model = LanguageModel(PRESET="w2", N_LAYER=1, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, GPT2_BLOCK_SIZE=12)
+        model = LanguageModel(PRESET="w2", N_LAYER=1, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, CONTEXT=12)
     assert {p.device.type for p in (*module.parameters(), *model.parameters())} == {"meta"}
     filled = W2TransformerBlock(W2Config())
     module.to_empty(device="cpu").load_state_dict(filled.state_dict())
@@ -426,7 +426,7 @@ def test_a_process_with_an_open_graph_ends_without_a_word():
 def test_exported_models_compute_the_same():
     torch.manual_seed(0)
     for module, x in ((W2TransformerBlock(W2Config()).eval(), torch.randn(2, 9, 24)),
-                      (LanguageModel(PRESET="w2", N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, GPT2_BLOCK_SIZE=12),
+                      (LanguageModel(PRESET="w2", N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=50, CONTEXT=12),
                        torch.randint(50, (2, 9)))):
         program = torch.export.export(module, (x,))
         assert torch.allclose(program.module()(x), module(x), atol=1e-6)

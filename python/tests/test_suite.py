@@ -24,7 +24,7 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suite")
-    model = weft.Model(N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=256, GPT2_BLOCK_SIZE=40, SEED=5)
+    model = weft.Model(N_LAYER=2, N_EMBD=24, N_HEAD=3, VOCAB_SIZE=256, CONTEXT=40, SEED=5)
     for name in model.names():
         model.write(name, model.read(name) * (6 if name.endswith("weight") and "ln" not in name else 1))
     model.save(folder / "m")

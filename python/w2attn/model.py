@@ -16,8 +16,8 @@ class LanguageModel(nn.Module):
         self.config = config
         self.model = Engine(PRESET="w2", NORM_EPS=config.rms_norm_eps, VOCAB_SIZE=config.vocab_size, N_EMBD=config.hidden_size,
                             N_LAYER=config.num_hidden_layers, N_HEAD=config.num_attention_heads,
-                            N_FFN=config.intermediate_size, GPT2_BLOCK_SIZE=config.max_position_embeddings,
-                            GPT2_WEIGHT_TYING=config.tie_word_embeddings)
+                            N_FFN=config.intermediate_size, CONTEXT=config.max_position_embeddings,
+                            WEIGHT_TYING=config.tie_word_embeddings)
 
     def forward(self, input_ids, labels=None):
         if labels is None:

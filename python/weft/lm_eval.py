@@ -31,7 +31,7 @@ class Weft(TemplateLM):
         if self.model.option("CAUSAL") != "y":
             raise ValueError("weft: a model with CAUSAL=n has seen the answers; its likelihoods mean nothing")
         self.tokenizer = self.model.tokenizer
-        self.max_length = int(self.model.option("GPT2_BLOCK_SIZE"))
+        self.max_length = int(self.model.option("CONTEXT"))
         self.batch_size = 8 if batch_size in (None, "auto") else int(batch_size)
         self.max_gen_toks = int(max_gen_toks)
 

@@ -360,7 +360,7 @@ static weft_status measure_variant(bench *b, const bench_variant *v) {
     for (int i = 0; i < b->n_contexts; i++)
         most = b->contexts[i] > most ? b->contexts[i] : most;
     /* Positions without an end need no table; a learned one is as long as the longest context. */
-    c.gpt2_block_size = most > prompt + 1 ? most : prompt + 1;
+    c.context = most > prompt + 1 ? most : prompt + 1;
     weft_model *m;
     WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
     weft_status status = weft_model_start_on(m, 1, b->pool);

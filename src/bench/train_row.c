@@ -73,7 +73,7 @@ static weft_status make_model(const weft_config *c, training *t) {
 
 static weft_status open_training(const weft_config *c, training *t) {
     t->batch = weft_config_micro_batch(c);
-    t->time = c->gpt2_block_size;
+    t->time = c->context;
     t->rate = c->learning_rate;
     weft_build build = {.batch = t->batch,
                         .time = t->time,
@@ -111,7 +111,7 @@ static weft_status train_step(training *t) {
 static weft_status touch_everything(const bench_train_job *job, const training *like) {
     weft_config c = *job->config;
     c.n_layer = c.n_layer < SMALL_LAYERS ? c.n_layer : SMALL_LAYERS;
-    c.gpt2_block_size = c.gpt2_block_size < SMALL_TIME ? c.gpt2_block_size : SMALL_TIME;
+    c.context = c.context < SMALL_TIME ? c.context : SMALL_TIME;
     c.vocab_size = c.vocab_size < SMALL_VOCAB ? c.vocab_size : SMALL_VOCAB;
     c.batch_size = 1;
     c.micro_batch = 0;

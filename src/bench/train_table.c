@@ -32,7 +32,7 @@ typedef struct {
 } bench;
 
 static double step_tokens(const row *r) {
-    return (double)(weft_config_micro_batch(&r->config) * r->config.gpt2_block_size);
+    return (double)(weft_config_micro_batch(&r->config) * r->config.context);
 }
 
 static weft_status unknown_variant(const char *name) {
@@ -85,8 +85,8 @@ static void print_head(const bench *b) {
             "a training step: %lld layers, %lld wide, %lld heads, %lld tokens × %lld, vocabulary "
             "%lld, %s\n",
             (long long)c->n_layer, (long long)c->n_embd, (long long)c->n_head,
-            (long long)c->gpt2_block_size, (long long)weft_config_micro_batch(c),
-            (long long)c->vocab_size, weft_dtype_name(weft_config_dtype(c)));
+            (long long)c->context, (long long)weft_config_micro_batch(c), (long long)c->vocab_size,
+            weft_dtype_name(weft_config_dtype(c)));
     fprintf(to, "peer: %s%s\n\n", b->peer_name,
             b->peer ? ", as many threads, in turns" : "; its columns say -");
 }
@@ -233,7 +233,7 @@ static weft_status write_json(const bench *b) {
         weft_version(), "isa", weft_cpu_isa(), "blas", weft_blas_name(), "threads", b->threads,
         "steps", b->steps, "peer", b->peer ? json_string(b->peer_name) : json_null(), "shape",
         "layers", (json_int_t)c->n_layer, "width", (json_int_t)c->n_embd, "heads",
-        (json_int_t)c->n_head, "tokens", (json_int_t)c->gpt2_block_size, "batch",
+        (json_int_t)c->n_head, "tokens", (json_int_t)c->context, "batch",
         (json_int_t)weft_config_micro_batch(c), "vocabulary", (json_int_t)c->vocab_size, "dtype",
         weft_dtype_name(weft_config_dtype(c)), "rows", rows);
     bool failed = !all || json_dumpf(all, b->opt->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||

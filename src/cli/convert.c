@@ -110,7 +110,7 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
 /* The text's tokens, or where none was given, tokens at random. */
 static weft_status read_text(const conversion *v, const weft_model *m, const weft_tokenizer *t,
                              weft_windows *text) {
-    int64_t time = m->config.gpt2_block_size < TEXT_TIME ? m->config.gpt2_block_size : TEXT_TIME;
+    int64_t time = m->config.context < TEXT_TIME ? m->config.context : TEXT_TIME;
     weft_tokenizer *own = NULL;
     if (!v->text) return weft_windows_random(m->config.vocab_size, time, 2, text);
     if (!t) WEFT_TRY(weft_tokenizer_open(m->config.tokenizer, &own));

@@ -271,7 +271,7 @@ static int read_needle_options(const weft_args *args, eval_job *job) {
     if (status != WEFT_OK) return weft_args_fail(args, status);
     job->hidden =
         (weft_needle_options){.text = job->what.text, .details = job->details, .quiet = args->json};
-    return weft_needle_args_read(args, &job->needle, c.gpt2_block_size, &job->hidden);
+    return weft_needle_args_read(args, &job->needle, c.context, &job->hidden);
 }
 
 int weft_cmd_eval(int argc, char **argv) {

@@ -38,7 +38,7 @@ const char weft_help_generate[] =
     "  --stop TEXT        end the text before this; repeatable\n"
     "  --samples N        several texts for one prompt, one after the other\n"
     "  --logprobs N       with --json: the N likeliest tokens at each place too (at most 20)\n"
-    "  --context N        most tokens of prompt and text together; default: GPT2_BLOCK_SIZE; more\n"
+    "  --context N        most tokens of prompt and text together; default: CONTEXT; more\n"
     "                     only with positions that have no end (rope, alibi, none)\n"
     "  --slide            continue past the end of the context, with its last N tokens in view\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config, such as CACHE_DTYPE and\n"

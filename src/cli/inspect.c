@@ -58,11 +58,11 @@ static int check_arguments(const weft_args *a, inspect_job *job, const char *wor
 }
 
 static weft_status read_windows(const inspect_job *job, const weft_loaded *l, weft_windows *out) {
-    int64_t block = l->config.gpt2_block_size, time = job->context;
+    int64_t block = l->config.context, time = job->context;
     if (job->context_text && time > block)
         return weft_fail(WEFT_EINPUT,
                          "--context %lld: the model has %lld tokens of context "
-                         "(CONFIG_GPT2_BLOCK_SIZE)",
+                         "(CONFIG_CONTEXT)",
                          (long long)time, (long long)block);
     if (time > block) time = block;
     int64_t most = job->windows * (time + 1);
@@ -94,7 +94,7 @@ static weft_status inspect(const weft_args *a, const inspect_job *job, weft_load
     weft_inspection found = {0};
     WEFT_TRY(job->text ? weft_loaded_open(a, job->model, job->unchecked, l)
                        : weft_loaded_open_model(a, job->model, job->unchecked, l));
-    l->model->config.gpt2_dropout = 0;
+    l->model->config.dropout = 0;
     weft_backing place = {l->backend, l->pool};
     weft_status status = read_windows(job, l, &text);
     if (status == WEFT_OK)

@@ -113,12 +113,12 @@ static void set_sizes(const facts *f, const rung *r, weft_config *c) {
     c->n_head = r->heads;
     c->n_embd = r->width;
     c->vocab_size = (f->vocab + 63) / 64 * 64;
-    c->gpt2_block_size = r->block;
-    while (c->gpt2_block_size > BLOCK_LEAST && c->gpt2_block_size + 1 > f->val)
-        c->gpt2_block_size /= 2;
+    c->context = r->block;
+    while (c->context > BLOCK_LEAST && c->context + 1 > f->val)
+        c->context /= 2;
     if (f->backend->remote) c->dtype = WEFT_CONFIG_BF16;
     c->learning_rate = learning_rate(r->width);
-    c->gpt2_min_lr = c->learning_rate / 10;
+    c->min_lr = c->learning_rate / 10;
 }
 
 static weft_status cost(const facts *f, const rung *r, choice *out) {
@@ -159,18 +159,18 @@ static int64_t at_least(int64_t value, int64_t least) {
 static void set_steps(const facts *f, choice *h) {
     weft_config *c = &h->config;
     double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
-    c->batch_size = at_least(llround(step / (double)c->gpt2_block_size), 1);
-    int64_t tokens = c->batch_size * c->gpt2_block_size;
-    c->gpt2_max_iters = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
-    c->gpt2_warmup_steps = c->gpt2_max_iters / 20;
-    c->gpt2_eval_interval = at_least(c->gpt2_max_iters / 20, 1);
-    c->checkpoint_interval = c->gpt2_eval_interval;
-    c->gpt2_log_interval = at_least(c->gpt2_max_iters / 200, 1);
+    c->batch_size = at_least(llround(step / (double)c->context), 1);
+    int64_t tokens = c->batch_size * c->context;
+    c->steps = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
+    c->warmup_steps = c->steps / 20;
+    c->eval_interval = at_least(c->steps / 20, 1);
+    c->checkpoint_interval = c->eval_interval;
+    c->log_interval = at_least(c->steps / 200, 1);
     int64_t batches = at_least(f->val / tokens, 1);
-    c->gpt2_eval_samples = batches < 20 ? batches : 20;
-    c->sample_interval = at_least(c->gpt2_max_iters / 5, 1);
-    if (c->sample_tokens > c->gpt2_block_size - PROMPT_MOST)
-        c->sample_tokens = at_least(c->gpt2_block_size - PROMPT_MOST, 1);
+    c->eval_samples = batches < 20 ? batches : 20;
+    c->sample_interval = at_least(c->steps / 5, 1);
+    if (c->sample_tokens > c->context - PROMPT_MOST)
+        c->sample_tokens = at_least(c->context - PROMPT_MOST, 1);
     snprintf(c->sample_prompt, sizeof c->sample_prompt, "%s", f->prompt);
 }
 
@@ -238,13 +238,13 @@ static void tell(const char *out, const facts *f, const choice *h, double minute
     const weft_config *c = &h->config;
     weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
              weft_count_text(f->train + f->val, tokens), weft_count_text(f->vocab, vocab));
-    double used = (double)(c->gpt2_max_iters * c->batch_size * c->gpt2_block_size);
+    double used = (double)(c->steps * c->batch_size * c->context);
     double share = used * h->flops_per_token / f->flops;
     weft_log(WEFT_LOG_INFO,
              "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
              "steps, about %.0f%s; --minutes M for more",
              weft_count_text(h->parameters, parameters), (long long)c->n_layer,
-             (long long)c->n_embd, (long long)c->gpt2_block_size, (long long)c->gpt2_max_iters,
+             (long long)c->n_embd, (long long)c->context, (long long)c->steps,
              fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
              minutes * share >= 1 ? " minutes" : " seconds");
 }

@@ -125,7 +125,7 @@ static weft_status open_state(const char *folder, weft_safetensors **out) {
 }
 
 static weft_status read_text(const prune_job *job, const weft_loaded *l, weft_windows *text) {
-    int64_t time = l->config.gpt2_block_size < TEXT_TIME ? l->config.gpt2_block_size : TEXT_TIME;
+    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
     if (!job->text) return WEFT_OK;
     return weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), text);
 }

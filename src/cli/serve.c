@@ -26,7 +26,7 @@ const char weft_help_serve[] =
     "  --queue N          texts that may wait; default: 256. A request beyond that gets status "
     "429\n"
     "                     and the time after which to try again\n"
-    "  --context N        most tokens of prompt and text together; default: GPT2_BLOCK_SIZE; more\n"
+    "  --context N        most tokens of prompt and text together; default: CONTEXT; more\n"
     "                     only with positions that have no end (rope, alibi, none)\n"
     "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts "
     "of\n"
@@ -166,7 +166,7 @@ static bool is_local(const char *host) {
 static void warn_of_small_cache(const serving *s) {
     weft_generator_stats stats;
     weft_generator_count(s->generator, &stats);
-    int64_t wanted = s->context ? s->context : s->loaded.config.gpt2_block_size;
+    int64_t wanted = s->context ? s->context : s->loaded.config.context;
     if (stats.context < wanted)
         weft_log(WEFT_LOG_WARN,
                  "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "

@@ -21,7 +21,7 @@
 
 const char weft_help_study[] =
     "  --config FILE      the config, or the name of a study that comes with weft, with its study: "
-    "RA_MLA_ABLATION_STEPS or STUDY_STEPS, and\n"
+    "RA_MLA_ABLATION_STEPS or STUDY_VARIANTS, and\n"
     "                     STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, STUDY_SCORE, STUDY_TAIL\n"
     "  --steps A,B        only these variants; the others wait\n"
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"

@@ -214,7 +214,7 @@ typedef struct {
 static weft_status look(void *context, const weft_model *m) {
     look_inside *l = context;
     weft_model quiet = *m; /* the same weights, without dropout */
-    quiet.config.gpt2_dropout = 0;
+    quiet.config.dropout = 0;
     if (weft_inspect_held_out(&quiet, l->place, l->facts) !=
         WEFT_OK) /* the run is done all the same */
         weft_log(WEFT_LOG_WARN, "EVAL_INSIDE: nothing is told: %s", weft_error_message());

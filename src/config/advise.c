@@ -125,7 +125,7 @@ static void warn_all_idle(const weft_config *const *configs, int n, const char *
 /* A reset begins a warm-up; the next one comes before that has ended. */
 static bool is_endless_warmup(const weft_config *c) {
     return c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_periodic_reset && c->spam_warmup &&
-           c->spam_interval <= c->spam_warmup_steps && c->gpt2_max_iters > c->spam_interval;
+           c->spam_interval <= c->spam_warmup_steps && c->steps > c->spam_interval;
 }
 
 static void warn_endless_warmup(const weft_config *const *configs, int n, const char *where) {

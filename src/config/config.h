@@ -127,7 +127,7 @@ int64_t weft_config_head_dim(const weft_config *c);    /* D: HEAD_DIM, or E / H 
 int64_t weft_config_ffn_dim(const weft_config *c);     /* F */
 int64_t weft_config_kv_heads(const weft_config *c);    /* KV: key and value heads */
 int64_t weft_config_micro_batch(const weft_config *c); /* sequences in one graph run */
-/* Graph runs of a step: its BATCH_SIZE × GPT2_GRADIENT_ACCUMULATION sequences, so cut. */
+/* Graph runs of a step: its BATCH_SIZE × GRADIENT_ACCUMULATION sequences, so cut. */
 int64_t weft_config_micro_batches(const weft_config *c);
 weft_dtype weft_config_dtype(const weft_config *c);
 bool weft_config_leaks(const weft_config *c); /* a token can see later ones by a mechanism */

@@ -60,10 +60,19 @@ const weft_option *weft_options(int *count) {
     return options;
 }
 
+static const struct {
+    const char *old, *key;
+} aliases[] = {
+#define ALIAS(old, new) {#old, #new},
+#include "config/aliases.def"
+};
+
 const weft_option *weft_option_find(const char *key) {
     int count;
     const weft_option *options = weft_options(&count);
     if (strncasecmp(key, "CONFIG_", 7) == 0) key += 7;
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
+        if (strcasecmp(aliases[i].old, key) == 0) key = aliases[i].key;
     for (int i = 0; i < count; i++)
         if (strcasecmp(options[i].key, key) == 0) return &options[i];
     return NULL;

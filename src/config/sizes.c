@@ -26,7 +26,7 @@ int64_t weft_config_micro_batch(const weft_config *c) {
 }
 
 int64_t weft_config_micro_batches(const weft_config *c) {
-    return c->batch_size / weft_config_micro_batch(c) * c->gpt2_gradient_accumulation;
+    return c->batch_size / weft_config_micro_batch(c) * c->gradient_accumulation;
 }
 
 weft_dtype weft_config_dtype(const weft_config *c) {

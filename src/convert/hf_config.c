@@ -213,9 +213,9 @@ static void read_gpt2(source *s, weft_config *c) {
     set_number(s, c, "N_LAYER", number_of(s, s->root, "n_layer", 12));
     set_number(s, c, "N_FFN", number_of(s, s->root, "n_inner", 4 * e));
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", 50257));
-    set_number(s, c, "GPT2_BLOCK_SIZE", number_of(s, s->root, "n_positions", 1024));
+    set_number(s, c, "CONTEXT", number_of(s, s->root, "n_positions", 1024));
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "layer_norm_epsilon", 1e-5));
-    read_flag(s, c, "GPT2_WEIGHT_TYING", "tie_word_embeddings", true);
+    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", true);
 }
 
 static void read_rope(source *s, weft_config *c) {
@@ -237,7 +237,7 @@ static void read_rope(source *s, weft_config *c) {
     set_word(s, c, "ROPE_SCALING", word);
     set_number(s, c, "ROPE_FACTOR", number_of(s, rope, "factor", NAN));
     if (strcmp(word, "linear") == 0) return;
-    double context = yarn ? (double)c->gpt2_block_size : (double)NAN;
+    double context = yarn ? (double)c->context : (double)NAN;
     set_number(s, c, "ROPE_CONTEXT",
                number_of(s, rope, "original_max_position_embeddings", context));
     set_number(s, c, "ROPE_LOW", number_of(s, rope, yarn ? "beta_slow" : "low_freq_factor", 1));
@@ -253,8 +253,7 @@ static void check_llama(source *s, const weft_config *c) {
     const json_t *head = json_object_get(s->root, "head_dim");
     size_t i;
     if (s->status != WEFT_OK) return;
-    if (json_is_integer(window) && !json_is_false(used) &&
-        json_integer_value(window) < c->gpt2_block_size)
+    if (json_is_integer(window) && !json_is_false(used) && json_integer_value(window) < c->context)
         note(s, refuse(s, "sliding_window", window,
                        "attention here sees all earlier tokens; lower max_position_embeddings to "
                        "the window, or set it to null"));
@@ -273,16 +272,16 @@ static void read_llama(source *s, weft_config *c, const char *type) {
     set_word(s, c, "FFN", "swiglu");
     set_word(s, c, "POSITION", "rope");
     set_word(s, c, "NORM", "rmsnorm");
-    set_word(s, c, "GPT2_BIAS", "n");
+    set_word(s, c, "BIAS", "n");
     set_number(s, c, "N_EMBD", number_of(s, s->root, "hidden_size", NAN));
     set_number(s, c, "N_HEAD", heads);
     set_number(s, c, "N_LAYER", number_of(s, s->root, "num_hidden_layers", NAN));
     set_number(s, c, "N_FFN", number_of(s, s->root, "intermediate_size", NAN));
     set_number(s, c, "KV_HEADS", number_of(s, s->root, "num_key_value_heads", mistral ? 8 : heads));
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
-    set_number(s, c, "GPT2_BLOCK_SIZE", number_of(s, s->root, "max_position_embeddings", NAN));
+    set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", 1e-6));
-    read_flag(s, c, "GPT2_WEIGHT_TYING", "tie_word_embeddings", false);
+    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", false);
     bool biased = json_is_true(json_object_get(s->root, "attention_bias"));
     set_word(s, c, "ATTENTION_BIAS", qwen ? "qkv" : biased ? "all" : "none");
     read_rope(s, c);
@@ -336,7 +335,7 @@ static weft_status check_plain(const weft_config *c) {
 static weft_status check_gpt2(const weft_config *c) {
     if (c->ffn != WEFT_FFN_GELU) return has_none(c, WEFT_OPTION(ffn));
     if (c->norm != WEFT_NORM_LAYERNORM) return has_none(c, WEFT_OPTION(norm));
-    if (!c->gpt2_bias) return has_none(c, WEFT_OPTION(gpt2_bias));
+    if (!c->bias) return has_none(c, WEFT_OPTION(bias));
     if (c->attention_bias != WEFT_ATTENTION_BIAS_AUTO &&
         c->attention_bias != WEFT_ATTENTION_BIAS_ALL)
         return has_none(c, WEFT_OPTION(attention_bias));
@@ -366,13 +365,13 @@ static json_t *write_rope(const weft_config *c) {
 }
 
 static json_t *write_gpt2(const weft_config *c) {
-    return json_pack(
-        "{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "architectures",
-        "GPT2LMHeadModel", "model_type", "gpt2", "activation_function", "gelu_new", "n_embd",
-        (json_int_t)c->n_embd, "n_head", (json_int_t)c->n_head, "n_layer", (json_int_t)c->n_layer,
-        "n_inner", (json_int_t)weft_config_ffn_dim(c), "n_positions",
-        (json_int_t)c->gpt2_block_size, "layer_norm_epsilon", c->norm_eps > 0 ? c->norm_eps : 1e-5,
-        "resid_pdrop", c->gpt2_dropout, "embd_pdrop", 0.0, "attn_pdrop", 0.0);
+    return json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}",
+                     "architectures", "GPT2LMHeadModel", "model_type", "gpt2",
+                     "activation_function", "gelu_new", "n_embd", (json_int_t)c->n_embd, "n_head",
+                     (json_int_t)c->n_head, "n_layer", (json_int_t)c->n_layer, "n_inner",
+                     (json_int_t)weft_config_ffn_dim(c), "n_positions", (json_int_t)c->context,
+                     "layer_norm_epsilon", c->norm_eps > 0 ? c->norm_eps : 1e-5, "resid_pdrop",
+                     c->dropout, "embd_pdrop", 0.0, "attn_pdrop", 0.0);
 }
 
 static json_t *write_llama(const weft_config *c, int bias) {
@@ -383,9 +382,9 @@ static json_t *write_llama(const weft_config *c, int bias) {
         "hidden_act", "silu", "hidden_size", (json_int_t)c->n_embd, "num_attention_heads",
         (json_int_t)c->n_head, "num_hidden_layers", (json_int_t)c->n_layer, "intermediate_size",
         (json_int_t)weft_config_ffn_dim(c), "num_key_value_heads",
-        (json_int_t)weft_config_kv_heads(c), "max_position_embeddings",
-        (json_int_t)c->gpt2_block_size, "rms_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-6,
-        "rope_theta", c->rope_theta, "rope_scaling", write_rope(c));
+        (json_int_t)weft_config_kv_heads(c), "max_position_embeddings", (json_int_t)c->context,
+        "rms_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-6, "rope_theta", c->rope_theta,
+        "rope_scaling", write_rope(c));
     if (!qwen)
         json_object_set_new(root, "attention_bias", json_boolean(bias == WEFT_ATTENTION_BIAS_ALL));
     return root;
@@ -393,7 +392,7 @@ static json_t *write_llama(const weft_config *c, int bias) {
 
 int weft_hf_attention_bias(const weft_config *c) {
     if (c->attention_bias != WEFT_ATTENTION_BIAS_AUTO) return c->attention_bias;
-    return c->gpt2_bias ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
+    return c->bias ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
 }
 
 weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_family *family,
@@ -406,7 +405,7 @@ weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_fami
         *family == WEFT_HF_GPT2 ? write_gpt2(c) : write_llama(c, weft_hf_attention_bias(c));
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
     json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));
-    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->gpt2_weight_tying));
+    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->weight_tying));
     json_object_set_new(root, "bos_token_id", end >= 0 ? json_integer(end) : json_null());
     json_object_set_new(root, "eos_token_id", end >= 0 ? json_integer(end) : json_null());
     *out = root;

@@ -62,7 +62,7 @@ static void add_rows(pieces *p, int64_t layer, const char *ours, const char *the
 }
 
 static void add_head(pieces *p) {
-    if (!p->c->gpt2_weight_tying)
+    if (!p->c->weight_tying)
         add(p, "", HEAD, "lm_head.weight", "lm_head.weight", p->c->vocab_size, p->c->n_embd);
 }
 
@@ -70,7 +70,7 @@ static void list_gpt2(pieces *p) {
     const weft_config *c = p->c;
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
     add(p, "", BODY, "wte.weight", "wte.weight", c->vocab_size, e);
-    add(p, "", BODY, "wpe.weight", "wpe.weight", c->gpt2_block_size, e);
+    add(p, "", BODY, "wpe.weight", "wpe.weight", c->context, e);
     add(p, "", BODY, "ln_f.weight", "ln_f.weight", e, 0);
     add(p, "", BODY, "ln_f.bias", "ln_f.bias", e, 0);
     for (int64_t i = 0; i < c->n_layer; i++) {

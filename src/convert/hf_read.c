@@ -151,7 +151,7 @@ static bool ends_on(const char *text, const char *end) {
 static bool is_spare(const weft_config *c, const char *name) {
     return ends_on(name, ".attn.bias") || ends_on(name, ".attn.masked_bias") ||
            ends_on(name, ".rotary_emb.inv_freq") ||
-           (c->gpt2_weight_tying && strcmp(name, "lm_head.weight") == 0);
+           (c->weight_tying && strcmp(name, "lm_head.weight") == 0);
 }
 
 static int by_theirs(const void *a, const void *b) {

@@ -74,7 +74,7 @@ weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int
     if (time < WEFT_ENTAILMENT_TIME)
         return weft_fail(WEFT_EINPUT,
                          "DATASET entailment: a sequence has at least %d tokens, and "
-                         "GPT2_BLOCK_SIZE is %lld",
+                         "CONTEXT is %lld",
                          WEFT_ENTAILMENT_TIME, (long long)time);
     const uint32_t sites[2] = {weft_random_site("data.entailment.train"),
                                weft_random_site("data.entailment.val")};

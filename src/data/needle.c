@@ -45,7 +45,7 @@ weft_status weft_needle_fill(const weft_sequence_place *p, int64_t time, int32_t
         return weft_fail(
             WEFT_EINPUT,
             "DATASET needle: a sequence has a key, a question and its answer, at least "
-            "%d bytes; GPT2_BLOCK_SIZE gives %lld",
+            "%d bytes; CONTEXT gives %lld",
             WEFT_NEEDLE_TIME, (long long)time);
     weft_corpus_fill(p, time, tokens, targets);
     int64_t at = weft_random_stream_below(&random, (uint32_t)room + 1), end = time + 1;

@@ -320,7 +320,7 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     if (!starts)
         return weft_fail(WEFT_EINPUT,
                          "DATASET %s: no %s shard has the %lld tokens of one sequence; lower "
-                         "GPT2_BLOCK_SIZE or make longer shards",
+                         "CONTEXT or make longer shards",
                          s->folder, SPLIT_NAMES[p->split], (long long)time + 1);
     const uint32_t sites[2] = {weft_random_site("data.shards.train"),
                                weft_random_site("data.shards.val")};

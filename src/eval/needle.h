@@ -34,7 +34,7 @@ typedef struct {
     int64_t cache_bytes[WEFT_NEEDLE_CELLS]; /* in use for one sequence of that length at its end */
 } weft_needle_score;
 
-/* A length beyond GPT2_BLOCK_SIZE needs positions that have no end. */
+/* A length beyond CONTEXT needs positions that have no end. */
 weft_status weft_needle(const weft_model *m, const weft_tokenizer *t, const weft_backend *backend,
                         weft_pool *pool, const weft_needle_options *options,
                         weft_needle_score *out);

@@ -116,10 +116,10 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
 
 /* What is too long loses its beginning: time + 1 tokens are read and told. */
 static weft_status cut_request(const suite *s, request *r) {
-    int64_t most = s->model->config.gpt2_block_size + 1;
-    if (r->choice > s->model->config.gpt2_block_size)
-        return weft_fail(WEFT_EINPUT, "a choice has %lld tokens, but GPT2_BLOCK_SIZE is %lld",
-                         (long long)r->choice, (long long)s->model->config.gpt2_block_size);
+    int64_t most = s->model->config.context + 1;
+    if (r->choice > s->model->config.context)
+        return weft_fail(WEFT_EINPUT, "a choice has %lld tokens, but CONTEXT is %lld",
+                         (long long)r->choice, (long long)s->model->config.context);
     if (r->n <= most) return WEFT_OK;
     memmove(r->tokens, r->tokens + (r->n - most), (size_t)most * sizeof *r->tokens);
     r->n = most;
@@ -196,7 +196,7 @@ static weft_status read_questions(suite *s) {
 
 /* The length that a request's pass is built for. */
 static int64_t padded_time(const suite *s, const request *r) {
-    int64_t time = LEAST_TIME, most = s->model->config.gpt2_block_size;
+    int64_t time = LEAST_TIME, most = s->model->config.context;
     while (time < r->n - 1)
         time *= 2;
     return time < most ? time : most;
@@ -235,7 +235,7 @@ static weft_status score_length(suite *s, int64_t time, int32_t *tokens, int32_t
 }
 
 static weft_status score_requests(suite *s) {
-    int64_t most = s->model->config.gpt2_block_size;
+    int64_t most = s->model->config.context;
     int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
     if (!tokens) return no_memory(s);
     weft_status status = WEFT_OK;

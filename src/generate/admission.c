@@ -11,16 +11,16 @@ static bool positions_end(const weft_config *c) {
 
 weft_status generator_complete_limits(const weft_config *c, weft_generator_limits *l) {
     if (!l->sequences) l->sequences = DEFAULT_SEQUENCES;
-    if (!l->context) l->context = c->gpt2_block_size;
+    if (!l->context) l->context = c->context;
     if (l->sequences < 1 || l->sequences > 65536 || l->context < 1 || l->context > INT32_MAX / 2)
         return weft_fail(WEFT_EINPUT, "%lld sequences of %lld tokens cannot be generated",
                          (long long)l->sequences, (long long)l->context);
-    if (positions_end(c) && l->context > c->gpt2_block_size)
+    if (positions_end(c) && l->context > c->context)
         return weft_fail(WEFT_EINPUT,
                          "a context of %lld tokens is too long: the model's positions (%s) end at "
-                         "CONFIG_GPT2_BLOCK_SIZE=%lld",
+                         "CONFIG_CONTEXT=%lld",
                          (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
-                         (long long)c->gpt2_block_size);
+                         (long long)c->context);
     if (positions_end(c) && l->slide)
         return weft_fail(WEFT_EINPUT, "a sliding context needs positions without an end: "
                                       "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");

@@ -30,8 +30,8 @@ typedef struct weft_generator weft_generator;
 
 /* 0 stands for what is said. */
 typedef struct {
-    int64_t sequences; /* most that run at once: 8 */
-    int64_t context; /* most tokens of a sequence, prompt and text: GPT2_BLOCK_SIZE. More only where
+    int64_t sequences;   /* most that run at once: 8 */
+    int64_t context;     /* most tokens of a sequence, prompt and text: CONTEXT. More only where
                             positions have no end (rope, alibi, none) */
     int64_t cache_bytes; /* of the pool: what `sequences` of `context` tokens take. One that does
                             not hold `context` tokens shortens the context, unless it slides */

@@ -66,7 +66,7 @@ weft_status weft_look_gradients(const weft_model *m, weft_backing place, const w
     weft_session s;
     weft_model quiet = *m; /* the same weights, without dropout */
     int64_t windows = text->windows < WINDOWS_MOST ? text->windows : WINDOWS_MOST;
-    quiet.config.gpt2_dropout = 0;
+    quiet.config.dropout = 0;
     weft_build build = {.batch = windows, .time = text->time, .dtype = m->dtype, .train = true};
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
     weft_status status = run_windows(&s, text, windows);

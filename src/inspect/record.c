@@ -157,7 +157,7 @@ void weft_inspection_facts(const weft_inspection *i, json_t *facts) {
 static weft_status read_held_out(const weft_config *c, weft_windows *out) {
     weft_dataset *d;
     WEFT_TRY(weft_dataset_open(c, &d));
-    int64_t time = c->gpt2_block_size;
+    int64_t time = c->context;
     if (!weft_dataset_metric(d) && time > CONTEXT) time = CONTEXT;
     size_t count = (size_t)time;
     int32_t *targets = malloc(count * sizeof *targets);
@@ -176,7 +176,7 @@ static weft_status read_held_out(const weft_config *c, weft_windows *out) {
 weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts) {
     weft_windows text = {0};
     weft_inspection found;
-    if (m->config.gpt2_block_size < 3) return WEFT_OK; /* there is nothing to look back at */
+    if (m->config.context < 3) return WEFT_OK; /* there is nothing to look back at */
     weft_status status = read_held_out(&m->config, &text);
     if (status == WEFT_OK) status = weft_inspect(m, place, &text, true, &found);
     if (status == WEFT_OK) {

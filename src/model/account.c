@@ -43,14 +43,14 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     weft_model_graph m;
     WEFT_TRY(weft_model_build_nominal(c, &m));
     double flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph));
-    a->forward_flops = flops / (double)c->gpt2_block_size;
+    a->forward_flops = flops / (double)c->context;
     a->backward_flops = 2 * a->forward_flops;
-    a->attention_flops = m.attention_flops / (double)c->gpt2_block_size;
-    a->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->gpt2_block_size;
-    a->reciprocal_flops = m.reciprocal_flops / (double)c->gpt2_block_size;
-    a->z_flops = m.z_flops / (double)c->gpt2_block_size;
-    a->head_flops = a->forward_flops - (m.attention_flops + m.ffn_flops + m.reciprocal_flops) /
-                                           (double)c->gpt2_block_size;
+    a->attention_flops = m.attention_flops / (double)c->context;
+    a->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->context;
+    a->reciprocal_flops = m.reciprocal_flops / (double)c->context;
+    a->z_flops = m.z_flops / (double)c->context;
+    a->head_flops = a->forward_flops -
+                    (m.attention_flops + m.ffn_flops + m.reciprocal_flops) / (double)c->context;
     weft_model_graph_destroy(&m);
     return WEFT_OK;
 }
@@ -59,7 +59,7 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
 static weft_build training_build(const weft_config *c) {
     bool two = weft_config_two_phases(c);
     return (weft_build){.batch = weft_config_micro_batch(c),
-                        .time = c->gpt2_block_size,
+                        .time = c->context,
                         .dtype = weft_config_dtype(c),
                         .train = true,
                         .recompute = c->recompute,
@@ -106,7 +106,7 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     weft_plan *plan;
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
     count_parameters(&m, a);
-    int64_t tokens = weft_config_micro_batch(c) * c->gpt2_block_size;
+    int64_t tokens = weft_config_micro_batch(c) * c->context;
     a->built_flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph)) / (double)tokens;
     a->gradients_bytes = plan->peak_kept_bytes;
     a->activations_bytes = plan->peak_saved_bytes;
@@ -139,7 +139,7 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
         weft_plan_destroy(plan);
         weft_model_graph_destroy(&m);
     }
-    int64_t tokens = weft_config_micro_batch(c) * c->gpt2_block_size;
+    int64_t tokens = weft_config_micro_batch(c) * c->context;
     double size = (double)weft_dtype_size(weft_config_dtype(c));
     a->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
     return WEFT_OK;
@@ -192,9 +192,8 @@ static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m, int r
 /* The arena of the pass over held-out data. */
 static weft_status validation_bytes(const weft_config *c, const weft_backend *backend, int threads,
                                     int64_t *out) {
-    weft_build build = {.batch = weft_config_micro_batch(c),
-                        .time = c->gpt2_block_size,
-                        .dtype = weft_config_dtype(c)};
+    weft_build build = {
+        .batch = weft_config_micro_batch(c), .time = c->context, .dtype = weft_config_dtype(c)};
     weft_model_graph m;
     weft_plan *plan;
     WEFT_TRY(weft_model_program(c, &build, false, backend, threads, INT64_MAX, &m, &plan));
@@ -258,7 +257,7 @@ weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend) {
     if (fit->micro_batch == 0)
         return weft_fail(WEFT_ENOMEM,
                          "%s: training needs %.2f GiB, but %.2f GiB are free, and no MICRO_BATCH "
-                         "would fit; take a smaller model or GPT2_BLOCK_SIZE",
+                         "would fit; take a smaller model or CONTEXT",
                          backend->name, needed, there);
     return weft_fail(WEFT_ENOMEM,
                      "%s: training needs %.2f GiB, but %.2f GiB are free; MICRO_BATCH=%lld would "

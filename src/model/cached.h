@@ -64,7 +64,7 @@ int64_t weft_cached_layer_bytes(const weft_config *c, int64_t layer, weft_dtype 
 int64_t weft_cached_token_bytes(const weft_config *c, weft_dtype dtype);
 /* CACHE_DTYPE as a type, in a model that computes in `dtype`. */
 weft_dtype weft_cached_dtype(const weft_config *c, weft_dtype dtype);
-/* Bytes that all layers keep of a sequence beside that, its context being GPT2_BLOCK_SIZE. */
+/* Bytes that all layers keep of a sequence beside that, its context being CONTEXT. */
 int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype);
 
 #endif

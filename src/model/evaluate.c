@@ -161,7 +161,7 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
                                   weft_loss_parts *out) {
     weft_session s;
     weft_model quiet = *m; /* the same weights; a gradient pass has no dropout */
-    quiet.config.gpt2_dropout = 0;
+    quiet.config.dropout = 0;
     weft_build build = {.batch = b->batch,
                         .time = b->time,
                         .dtype = m->dtype,
@@ -188,7 +188,7 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
                          "%s: logits, gradients, scores and targets go with one batch: "
                          "give a .npy of shape [B, T+1]",
                          what->text ? what->text : what->tokens);
-    int64_t total = t->columns - 1, block = m->config.gpt2_block_size, at = 0;
+    int64_t total = t->columns - 1, block = m->config.context, at = 0;
     while (at < total) {
         int64_t time = total - at < block ? total - at : block;
         int64_t batch = (total - at) / time;

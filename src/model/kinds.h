@@ -39,7 +39,7 @@ typedef struct {
     /* Fills a layer's matrices in that form. */
     weft_status (*step_layer)(const struct weft_step_source *s, const weft_step_maps *to);
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
-    bool biased;       /* with GPT2_BIAS its projections have biases */
+    bool biased;       /* with BIAS its projections have biases */
     bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
     bool mup;          /* MUP knows how its maps and scores go with the width */
 } weft_attention_kind;
@@ -60,13 +60,13 @@ typedef struct {
     const char *gate, *up; /* where all it does is SiLU(gate x) times up x before the output
                               projection, their names; NULL: it does something else */
     const char *out;       /* the output projection's name: "ffn.proj" */
-    bool biased;           /* with GPT2_BIAS the output projection has a bias */
+    bool biased;           /* with BIAS the output projection has a bias */
     bool mup;              /* MUP knows how its maps go with the width */
 } weft_ffn_kind;
 
 /* Each is NULL where the kind has nothing of the sort. */
 typedef struct {
-    /* A table [GPT2_BLOCK_SIZE, E] that is added to the embedding. */
+    /* A table [CONTEXT, E] that is added to the embedding. */
     weft_tensor *(*table)(struct builder *b);
     /* The first `width` columns of the first `heads` heads of x [B, T, *, *], by their rows'
      * positions. */
@@ -74,7 +74,7 @@ typedef struct {
     /* Its share of the score. */
     void (*score)(struct builder *b, weft_score *score);
     weft_status (*check)(const weft_config *c, const char *where);
-    bool ends; /* it has parameters for GPT2_BLOCK_SIZE positions or distances, and none beyond */
+    bool ends; /* it has parameters for CONTEXT positions or distances, and none beyond */
 } weft_position_kind;
 
 const weft_attention_kind *weft_attention_of(const weft_config *c);

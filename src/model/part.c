@@ -137,11 +137,11 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     /* A layer has no table of positions, but may have biases for so many distances. */
     const weft_position_kind *position = weft_position_of(&one);
     bool ends = position->ends && position->score;
-    if (build->time > one.gpt2_block_size && !ends) one.gpt2_block_size = build->time;
+    if (build->time > one.context && !ends) one.context = build->time;
     WEFT_TRY(weft_model_check(&one, "block"));
-    if (build->time > one.gpt2_block_size)
-        return weft_fail(WEFT_EINPUT, "block: %lld tokens, but GPT2_BLOCK_SIZE is %lld",
-                         (long long)build->time, (long long)one.gpt2_block_size);
+    if (build->time > one.context)
+        return weft_fail(WEFT_EINPUT, "block: %lld tokens, but CONTEXT is %lld",
+                         (long long)build->time, (long long)one.context);
     if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
         return weft_fail(WEFT_EINPUT, "block: only a whole layer routes with "
                                       "RA_MLA_MLP_SPARSE_MODE other than topk");

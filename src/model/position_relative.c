@@ -3,7 +3,7 @@
 
 static void add_biases(builder *b, weft_score *score) {
     score->pos = WEFT_POS_RELATIVE;
-    score->rel = builder_vector(b, "attn.rel_bias", init_constant(0), b->c->gpt2_block_size);
+    score->rel = builder_vector(b, "attn.rel_bias", init_constant(0), b->c->context);
 }
 
 const weft_position_kind weft_position_relative = {

@@ -91,8 +91,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
     if (c->attn_gate && c->gate_pool == WEFT_GATE_CUMMEAN)
         numbers += (c->n_layer - 1) * c->gate_dim;
     if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0)
-        numbers +=
-            c->n_layer * band_window(c, c->gpt2_block_size) * c->n_head * c->ra_mla_latent_dim;
+        numbers += c->n_layer * band_window(c, c->context) * c->n_head * c->ra_mla_latent_dim;
     return numbers * size;
 }
 

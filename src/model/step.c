@@ -218,7 +218,7 @@ static weft_status read_part(const reading *r, int64_t task) {
     weft_status status = scratch && found ? WEFT_OK : no_memory();
     if (status == WEFT_OK && !last) status = read_layer(&s, scratch, found, out->layer + task);
     if (status == WEFT_OK && last) {
-        const char *head = r->model->config.gpt2_weight_tying ? "wte" : "lm_head";
+        const char *head = r->model->config.weight_tying ? "wte" : "lm_head";
         status = read_matrix(&s, head, "ln_f", f->vocab, f->width, scratch, &out->head);
     }
     free(scratch);

@@ -33,7 +33,7 @@ static norm_parameters make_norm(builder *b, const char *name) {
     b->part = "norm";
     snprintf(full, sizeof full, "%s.weight", name);
     p.weight = builder_vector(b, full, init_constant(1), b->width);
-    if (b->c->norm == WEFT_NORM_LAYERNORM && b->c->gpt2_bias) {
+    if (b->c->norm == WEFT_NORM_LAYERNORM && b->c->bias) {
         snprintf(full, sizeof full, "%s.bias", name);
         p.bias = builder_vector(b, full, init_constant(0), b->width);
     }
@@ -50,10 +50,10 @@ static weft_tensor *apply_norm(builder *b, norm_parameters p, weft_tensor *x, we
 }
 
 static weft_tensor *drop(builder *b, weft_tensor *x, const char *name) {
-    if (!b->train || b->c->gpt2_dropout <= 0) return x;
+    if (!b->train || b->c->dropout <= 0) return x;
     char site[64];
     snprintf(site, sizeof site, "h.%d.%s.drop", b->layer, name);
-    return weft_dropout(b->g, x, b->c->gpt2_dropout, site);
+    return weft_dropout(b->g, x, b->c->dropout, site);
 }
 
 /* Keeps what this layer's raw scores are made from. */
@@ -96,14 +96,14 @@ static void note_inside(builder *b) {
 weft_tensor *attention_bias(builder *b, const char *name, int64_t size) {
     int asked = b->c->attention_bias;
     bool there = asked == WEFT_ATTENTION_BIAS_QKV || asked == WEFT_ATTENTION_BIAS_ALL;
-    if (asked == WEFT_ATTENTION_BIAS_AUTO) there = b->attention->biased && b->c->gpt2_bias;
+    if (asked == WEFT_ATTENTION_BIAS_AUTO) there = b->attention->biased && b->c->bias;
     return there ? builder_vector(b, name, init_constant(0), size) : NULL;
 }
 
 static bool has_output_bias(const builder *b) {
     if (b->c->attention_bias != WEFT_ATTENTION_BIAS_AUTO)
         return b->c->attention_bias == WEFT_ATTENTION_BIAS_ALL;
-    return b->attention->biased && b->c->gpt2_bias;
+    return b->attention->biased && b->c->bias;
 }
 
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
@@ -145,7 +145,7 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     snprintf(name, sizeof name, "%s.weight", kind->out);
     weft_tensor *w = matrix(b, name, init_residual(b), b->width, b->ffn);
     snprintf(name, sizeof name, "%s.bias", kind->out);
-    if (kind->biased && b->c->gpt2_bias) bias = builder_vector(b, name, init_constant(0), b->width);
+    if (kind->biased && b->c->bias) bias = builder_vector(b, name, init_constant(0), b->width);
     int64_t second = weft_graph_node_count(b->g);
     weft_tensor *y = build_reciprocal(b, hidden, w, bias);
     double back = flops_since(b, second, NULL) - flops_since(b, second, w);
@@ -219,7 +219,7 @@ static void build_model(builder *b, const weft_build *build) {
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
     weft_tensor *head = wte;
-    if (!c->gpt2_weight_tying)
+    if (!c->weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     if (b->contrast == WEFT_CONTRAST_MEANS) return;
     if (b->reach->finish) {
@@ -260,9 +260,9 @@ builder builder_of(const weft_config *c, const weft_build *build, weft_model_gra
 weft_status weft_model_build(const weft_config *c, const weft_build *build, weft_model_graph *out) {
     *out = (weft_model_graph){0};
     WEFT_TRY(weft_model_check(c, "config"));
-    if (build->time > c->gpt2_block_size)
-        return weft_fail(WEFT_EINPUT, "model: %lld tokens, but CONFIG_GPT2_BLOCK_SIZE is %lld",
-                         (long long)build->time, (long long)c->gpt2_block_size);
+    if (build->time > c->context)
+        return weft_fail(WEFT_EINPUT, "model: %lld tokens, but CONFIG_CONTEXT is %lld",
+                         (long long)build->time, (long long)c->context);
     WEFT_TRY(weft_graph_create(&out->graph));
     size_t layers = (size_t)c->n_layer;
     if (build->scores) out->scores = calloc(layers, sizeof *out->scores);
@@ -282,7 +282,7 @@ weft_status weft_model_build(const weft_config *c, const weft_build *build, weft
 
 weft_status weft_model_build_nominal(const weft_config *c, weft_model_graph *out) {
     weft_build build = {.batch = 1,
-                        .time = c->gpt2_block_size,
+                        .time = c->context,
                         .dtype = weft_config_dtype(c),
                         .train = true,
                         .form = WEFT_FORM_DIRECT};

@@ -110,7 +110,7 @@ static weft_status block_config(int block, weft_config *c) {
                                         "N_EMBD=16",
                                         "N_FFN=32",
                                         "VOCAB_SIZE=61",
-                                        "GPT2_BLOCK_SIZE=24",
+                                        "CONTEXT=24",
                                         "BATCH_SIZE=2",
                                         "RA_MLA_LATENT_DIM=8",
                                         "WSFFN_N_HEAD=4",

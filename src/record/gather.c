@@ -95,16 +95,15 @@ static weft_status insert_step(gathering *g, int step, const char *overrides) {
     const weft_config *c = g->config;
     weft_account a = {0};
     bool counted = weft_account_make(c, weft_cpu_backend(), 1, &a) == WEFT_OK;
-    int64_t tokens = c->batch_size * c->gpt2_gradient_accumulation * c->gpt2_block_size;
+    int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
     return weft_database_run(
         g->d,
         "INSERT INTO steps(step, name, baseline, title, overrides, iters, tokens, parameters,"
         " flops_per_token, training_bytes, cache_bytes_per_token, leaks)"
         " VALUES (?, ?, CASE WHEN ?1 = 0 THEN NULL ELSE 0 END, ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "issiiidiii", (int64_t)step, g->groups[step].name, overrides, c->gpt2_max_iters,
-        tokens * c->gpt2_max_iters, a.parameters,
-        counted ? a.forward_flops + a.backward_flops : NAN, a.training_bytes, a.cache_bytes_token,
-        (int64_t)weft_config_leaks(c));
+        "issiiidiii", (int64_t)step, g->groups[step].name, overrides, c->steps, tokens * c->steps,
+        a.parameters, counted ? a.forward_flops + a.backward_flops : NAN, a.training_bytes,
+        a.cache_bytes_token, (int64_t)weft_config_leaks(c));
 }
 
 /* The step of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */

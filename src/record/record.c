@@ -248,9 +248,12 @@ weft_status weft_record_create(weft_database *d, const weft_study *s,
 }
 
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room) {
-    size_t n = strlen(o->key);
     for (const char *at = lines; at && *at; at = strchr(at, '\n') ? strchr(at, '\n') + 1 : NULL) {
-        if (strncmp(at, o->key, n) != 0 || at[n] != '=') continue;
+        char key[128]; /* by its name of today or an older one */
+        size_t n = strcspn(at, "=\n");
+        if (at[n] != '=' || n >= sizeof key) continue;
+        snprintf(key, sizeof key, "%.*s", (int)n, at);
+        if (weft_option_find(key) != o) continue;
         snprintf(value, room, "%.*s", (int)strcspn(at + n + 1, "\n"), at + n + 1);
         return;
     }

@@ -211,8 +211,8 @@ static void read_config(weft_watched *w, run *r) {
     }
     json_decref(r->options);
     r->options = object;
-    r->steps = c->gpt2_max_iters;
-    r->tokens_per_step = c->batch_size * c->gpt2_gradient_accumulation * c->gpt2_block_size;
+    r->steps = c->steps;
+    r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
 }
 
 static void read_result(run *r) {

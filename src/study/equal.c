@@ -105,14 +105,14 @@ weft_status weft_equal_widths(weft_study *s) {
 }
 
 static int64_t round_iters(double iters) {
-    const weft_option *o = WEFT_OPTION(gpt2_max_iters);
+    const weft_option *o = WEFT_OPTION(steps);
     double whole = fmin(fmax(nearbyint(iters), 1), o->max);
     return (int64_t)whole;
 }
 
 static void set_iters(weft_study_variant *p, int64_t iters) {
-    p->counted = iters != p->config.gpt2_max_iters;
-    p->config.gpt2_max_iters = iters;
+    p->counted = iters != p->config.steps;
+    p->config.steps = iters;
     p->iters = iters;
 }
 
@@ -143,8 +143,7 @@ static weft_status scale_iters(weft_study *s) {
 weft_status weft_equal_iters(weft_study *s) {
     int equal = s->base.study_equal;
     for (int i = 0; i < s->steps.n; i++)
-        s->built[i].iters =
-            equal == WEFT_EQUAL_TIME && i > 0 ? 0 : s->built[i].config.gpt2_max_iters;
+        s->built[i].iters = equal == WEFT_EQUAL_TIME && i > 0 ? 0 : s->built[i].config.steps;
     if (equal == WEFT_EQUAL_TIME) return need_first(s);
     return equal == WEFT_EQUAL_TOKENS || equal == WEFT_EQUAL_FLOPS ? scale_iters(s) : WEFT_OK;
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 
 int64_t weft_study_iter_tokens(const weft_config *c) {
-    return c->batch_size * c->gpt2_gradient_accumulation * c->gpt2_block_size;
+    return c->batch_size * c->gradient_accumulation * c->context;
 }
 
 int64_t weft_study_tokens(const weft_study *s, int step) {
@@ -81,7 +81,7 @@ static bool sets_option(const weft_variant *step, const weft_option *o) {
 
 void weft_study_overrides(const weft_study *s, int step, char *text, size_t room) {
     const weft_study_variant *p = &s->built[step];
-    const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(gpt2_max_iters);
+    const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(steps);
     *text = '\0';
     for (int i = 0; i < p->step->n_sets; i++) {
         char key[128];
@@ -236,7 +236,7 @@ static weft_status check_data(const weft_study *s, const weft_config *c) {
 
 static bool same_data(const weft_config *a, const weft_config *b) {
     return strcmp(a->dataset, b->dataset) == 0 && strcmp(a->tokenizer, b->tokenizer) == 0 &&
-           a->vocab_size == b->vocab_size && a->gpt2_block_size == b->gpt2_block_size;
+           a->vocab_size == b->vocab_size && a->context == b->context;
 }
 
 /* The data of every step; what an earlier one has the same of is not opened again. */

@@ -17,7 +17,7 @@ typedef struct {
     int64_t iters;               /* 0: not known before it is measured (equal time) */
     double seconds_per_iter;     /* equal time: as measured; NaN: not */
     bool widened;                /* N_FFN is STUDY_EQUAL's */
-    bool counted;                /* GPT2_MAX_ITERS is STUDY_EQUAL's */
+    bool counted;                /* STEPS is STUDY_EQUAL's */
     char error[WEFT_STUDY_LINE]; /* why it cannot be built; empty: it can */
 } weft_study_variant;
 

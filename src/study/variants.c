@@ -1,4 +1,4 @@
-/* Reading CONFIG_STUDY_STEPS and CONFIG_RA_MLA_ABLATION_STEPS, and what CONFIG_STUDY_SWEEP makes of
+/* Reading CONFIG_STUDY_VARIANTS and CONFIG_RA_MLA_ABLATION_STEPS, and what CONFIG_STUDY_SWEEP makes of
  * them. */
 #include "study/variants.h"
 
@@ -178,9 +178,9 @@ static weft_status link_baselines(weft_variants *s, const char *where) {
 }
 
 static weft_status parse_named(const weft_config *base, const char *where, weft_variants *s) {
-    const char *at = skip_blanks(base->study_steps);
+    const char *at = skip_blanks(base->study_variants);
     char here[700];
-    snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_STEPS", where);
+    snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_VARIANTS", where);
     while (*at)
         WEFT_TRY(read_step(s, &at, here));
     return link_baselines(s, here);
@@ -240,13 +240,14 @@ static weft_status parse_ablation(const weft_config *base, const char *where, we
 static weft_status parse_steps(const weft_config *base, const char *where, const char *name,
                                weft_variants *s) {
     weft_variant *step;
-    if (*base->ra_mla_ablation_steps && *base->study_steps)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_STEPS are both "
-                         "set; empty one of them",
-                         where, base->ra_mla_ablation_steps);
+    if (*base->ra_mla_ablation_steps && *base->study_variants)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_VARIANTS are both "
+            "set; empty one of them",
+            where, base->ra_mla_ablation_steps);
     if (*skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
-    if (*skip_blanks(base->study_steps)) return parse_named(base, where, s);
+    if (*skip_blanks(base->study_variants)) return parse_named(base, where, s);
     return add_step(s, name, where, &step);
 }
 
@@ -332,7 +333,7 @@ weft_status weft_variants_parse(const weft_config *base, const char *where, cons
 }
 
 bool weft_variants_by_name(const weft_config *base) {
-    return *base->study_steps || *base->study_sweep;
+    return *base->study_variants || *base->study_sweep;
 }
 
 bool weft_variants_listed(const weft_config *base) {

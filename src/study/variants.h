@@ -37,7 +37,7 @@ typedef struct {
     int n;
 } weft_variants;
 
-/* The steps that a config asks for: RA_MLA_ABLATION_STEPS, STUDY_STEPS, or one step named `name`
+/* The steps that a config asks for: RA_MLA_ABLATION_STEPS, STUDY_VARIANTS, or one step named `name`
  * with nothing set; with STUDY_SWEEP, each of them at every point of the sweep. `where` is the config's file, for messages. Keys are known and settable by a
  * step; values are looked at when the step is applied. */
 weft_status weft_variants_parse(const weft_config *base, const char *where, const char *name,

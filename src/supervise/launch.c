@@ -79,10 +79,10 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
     pid_t pid;
     char log[WEFT_PATH_MAX], line[WEFT_STUDY_LINE];
     weft_study_run_config(s, step, p->config.learning_rate, s->base.seed, &c);
-    c.gpt2_max_iters = iters;
-    c.gpt2_eval_interval = iters;
-    c.gpt2_eval_samples = 1;
-    c.gpt2_log_interval = 1;
+    c.steps = iters;
+    c.eval_interval = iters;
+    c.eval_samples = 1;
+    c.log_interval = 1;
     c.save_checkpoint = false;
     WEFT_TRY(weft_launch(&c, folder, &(weft_launch_options){.threads = threads}, &pid));
     WEFT_TRY(wait_measured(pid, &end));

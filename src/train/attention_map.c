@@ -106,11 +106,11 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
                                      const weft_tokenizer *t, const int32_t *tokens, int64_t count,
                                      int64_t step) {
     if (count > WEFT_MAP_TOKENS) count = WEFT_MAP_TOKENS;
-    if (count > m->config.gpt2_block_size) count = m->config.gpt2_block_size;
+    if (count > m->config.context) count = m->config.context;
     if (count < 2) return WEFT_OK;
     weft_session s;
     weft_model quiet = *m; /* the same weights, without dropout */
-    quiet.config.gpt2_dropout = 0;
+    quiet.config.dropout = 0;
     weft_build build = {.batch = 1, .time = count, .dtype = m->dtype, .scores = true};
     WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, false, false, &s));
     json_t *layers = json_array();

@@ -27,7 +27,7 @@ typedef struct {
     double best_val;      /* the lowest held-out loss so far; infinity: none yet */
     int64_t skipped;      /* steps left out because something was not finite, */
     int64_t skipped_row;  /* and how many of them the last ones were */
-    int64_t logged_every; /* GPT2_LOG_INTERVAL, where it was the same all the way; 0: it was not */
+    int64_t logged_every; /* LOG_INTERVAL, where it was the same all the way; 0: it was not */
     bool has_data;        /* the checksum of the dataset's files, */
     uint32_t data;        /* where it has some */
     /* The hash of what the backend chose for itself in a step (weft_backend's choices), where it

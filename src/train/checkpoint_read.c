@@ -37,7 +37,7 @@ weft_status weft_checkpoint_check(const char *run, const char *name, const weft_
 
 /* As many as a training may have iterations. */
 static bool is_count(json_int_t number) {
-    return number >= 0 && (double)number <= WEFT_OPTION(gpt2_max_iters)->max;
+    return number >= 0 && (double)number <= WEFT_OPTION(steps)->max;
 }
 
 static weft_status read_state(const char *folder, weft_train_state *out) {

@@ -124,7 +124,7 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
     if (*t->resumed) {
         WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
         WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, pool, &t->state));
-        if (t->state.logged_every != c->gpt2_log_interval) t->state.logged_every = 0;
+        if (t->state.logged_every != c->log_interval) t->state.logged_every = 0;
         WEFT_TRY(check_dataset(t));
         if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
     } else if (o->from && t->leads) {
@@ -153,7 +153,7 @@ static weft_status open_passes(trainer *t, const weft_backend *backend, weft_poo
                                   .group = share.group,
                                   .step = share.step,
                                   .parts = 1,
-                                  .time = c->gpt2_block_size,
+                                  .time = c->context,
                                   .ahead = AHEAD};
     return weft_prefetch_open(t->dataset, &feed, &t->feed);
 }
@@ -231,12 +231,10 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     char parameters[WEFT_COUNT_ROOM], tokens[WEFT_COUNT_ROOM];
     weft_log(WEFT_LOG_INFO, "%s: %s parameters on %s, %s tokens per step%s", t->options->out,
              weft_count_text(account.parameters, parameters), weft_dataset_name(t->dataset),
-             weft_count_text(t->micro * t->parts * t->config->gpt2_block_size, tokens),
+             weft_count_text(t->micro * t->parts * t->config->context, tokens),
              *t->resumed ? ", resumed" : "");
-    t->progress = weft_progress_begin(&(weft_progress_options){.label = "train",
-                                                               .unit = "steps",
-                                                               .total = t->config->gpt2_max_iters,
-                                                               .done = t->state.iteration});
+    t->progress = weft_progress_begin(&(weft_progress_options){
+        .label = "train", .unit = "steps", .total = t->config->steps, .done = t->state.iteration});
     return WEFT_OK;
 }
 
@@ -393,7 +391,7 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     if (*r->metric) snprintf(metric, sizeof metric, ", %s %.4f", r->metric, r->metric_value);
     weft_log(WEFT_LOG_INFO, "step %lld: loss %.4f, val_loss %.4f%s", (long long)row->step,
              row->parts.loss, r->val_loss, metric);
-    if (t->config->eval_positions && row->step == t->config->gpt2_max_iters)
+    if (t->config->eval_positions && row->step == t->config->steps)
         return weft_validation_positions(t->validation, r->positions, &r->n_positions);
     return WEFT_OK;
 }
@@ -409,7 +407,7 @@ static weft_status save_best(trainer *t) {
 }
 
 static double tokens_rate(const trainer *t, int64_t steps, double seconds) {
-    double tokens = (double)(t->micro * t->parts * t->config->gpt2_block_size);
+    double tokens = (double)(t->micro * t->parts * t->config->context);
     return seconds > 0 ? tokens * (double)steps / seconds : 0;
 }
 
@@ -452,7 +450,7 @@ static bool is_due(int64_t step, int64_t interval) {
 
 static weft_status run_steps(trainer *t) {
     const weft_config *c = t->config;
-    while (t->state.iteration < c->gpt2_max_iters && t->result->end == WEFT_TRAIN_DONE) {
+    while (t->state.iteration < c->steps && t->result->end == WEFT_TRAIN_DONE) {
         weft_metrics_row row;
         bool early = false; /* a signal that came while all was set up; all ranks leave then */
         if (t->steps == 0) WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &early));
@@ -463,13 +461,12 @@ static weft_status run_steps(trainer *t) {
             return WEFT_OK;
         }
         WEFT_TRY(train_step(t, &row));
-        bool last = row.step == c->gpt2_max_iters;
+        bool last = row.step == c->steps;
         bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
         bool told = row.events.spike || row.events.reset || t->state.skipped_row > 0;
-        if (!diverged && (last || is_due(row.step, c->gpt2_eval_interval)))
-            WEFT_TRY(evaluate(t, &row));
+        if (!diverged && (last || is_due(row.step, c->eval_interval))) WEFT_TRY(evaluate(t, &row));
         show_progress(t, &row);
-        if (last || told || row.evaluated || is_due(row.step, c->gpt2_log_interval))
+        if (last || told || row.evaluated || is_due(row.step, c->log_interval))
             WEFT_TRY(report(t, &row));
         if (diverged) return WEFT_OK;
         /* Before any checkpoint: whoever goes on from one finds what was made up to it. */
@@ -485,7 +482,7 @@ static weft_status run_steps(trainer *t) {
         t->result->end = WEFT_TRAIN_STOPPED;
         snprintf(t->result->why, sizeof t->result->why,
                  "stopped by a signal after step %lld of %lld%s", (long long)row.step,
-                 (long long)c->gpt2_max_iters,
+                 (long long)c->steps,
                  keeps_last(t) ? "; saved, --resume goes on" : "; SAVE_CHECKPOINT is n");
     }
     return WEFT_OK;
@@ -527,13 +524,13 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                  .comm = options->comm,
                  .leads = weft_comm_rank(options->comm) == 0,
                  .result = out,
-                 .state = {.best_val = INFINITY, .logged_every = c->gpt2_log_interval},
+                 .state = {.best_val = INFINITY, .logged_every = c->log_interval},
                  .saved = -1,
                  .saved_best = -1,
                  .log = -1};
     weft_status status = open_trainer(&t, backend, pool);
     /* Gone on from another than last, which must not be missing at the end. */
-    bool done = t.state.iteration >= c->gpt2_max_iters;
+    bool done = t.state.iteration >= c->steps;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)

@@ -74,7 +74,7 @@ weft_status weft_objective_open(weft_optimizer *optimizer, weft_pool *pool,
     o->model = weft_optimizer_model(optimizer);
     o->micro = weft_config_micro_batch(&o->model->config);
     o->parts = weft_config_micro_batches(&o->model->config);
-    o->time = o->model->config.gpt2_block_size;
+    o->time = o->model->config.context;
     if (!options) options = &defaults;
     o->comm = options->comm;
     weft_status status = share_out(o);

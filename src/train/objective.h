@@ -1,4 +1,4 @@
-/* What one optimizer step minimizes: the loss of all its BATCH_SIZE × GPT2_GRADIENT_ACCUMULATION
+/* What one optimizer step minimizes: the loss of all its BATCH_SIZE × GRADIENT_ACCUMULATION
  * sequences, and its gradient, however they are cut into micro-batches.
  *
  * Every mean is over the whole step. Micro-batches are equally large, so that a mean over rows is the

@@ -21,7 +21,7 @@ static void describe_program(char *text, size_t room) {
 /* How much there is, and the checksum of some sequences of either split. */
 static weft_status describe_data(const weft_config *c, const weft_dataset *d, char *text,
                                  size_t room) {
-    int64_t time = c->gpt2_block_size;
+    int64_t time = c->context;
     int32_t *tokens = malloc(2 * (size_t)time * sizeof *tokens);
     weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for a sequence");
     uint32_t crc = 0;

@@ -40,11 +40,11 @@ static weft_status encode_prompt(weft_samples *s) {
     const char *prompt = s->config->sample_prompt;
     WEFT_TRY(weft_encoder_open(s->tokenizer, &e));
     weft_status status = weft_encode(e, prompt, strlen(prompt), false, &tokens, &s->count);
-    if (status == WEFT_OK && s->count >= s->config->gpt2_block_size)
+    if (status == WEFT_OK && s->count >= s->config->context)
         status = weft_fail(WEFT_EINPUT,
                            "CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
-                           "CONFIG_GPT2_BLOCK_SIZE=%lld; make it shorter",
-                           (long long)s->count, (long long)s->config->gpt2_block_size);
+                           "CONFIG_CONTEXT=%lld; make it shorter",
+                           (long long)s->count, (long long)s->config->context);
     if (status == WEFT_OK) {
         s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
         if (s->prompt)

@@ -47,9 +47,9 @@ weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
     v->model = m;
     v->dataset = d;
     v->batch = weft_config_micro_batch(c);
-    v->time = c->gpt2_block_size;
+    v->time = c->context;
     v->parts = c->batch_size / v->batch;
-    v->samples = c->gpt2_eval_samples;
+    v->samples = c->eval_samples;
     v->runs = calloc((size_t)(v->samples * v->parts), sizeof *v->runs);
     v->comm = comm;
     weft_build build = {.batch = v->batch, .time = v->time, .dtype = m->dtype, .logits = scored};

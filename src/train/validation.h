@@ -9,7 +9,7 @@
 
 typedef struct weft_validation weft_validation;
 
-/* For a model and a dataset, which must both outlive it: GPT2_EVAL_SAMPLES batches of BATCH_SIZE
+/* For a model and a dataset, which must both outlive it: EVAL_SAMPLES batches of BATCH_SIZE
  * sequences, in graph runs of MICRO_BATCH, which the ranks share; comm NULL: one rank. */
 weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,
                                  const weft_backend *backend, weft_pool *pool, weft_comm *comm,

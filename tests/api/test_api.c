@@ -32,8 +32,7 @@ static void refused(weft_status got, weft_status want, const char *text) {
 static const int32_t tokens[COUNT] = {1, 5, 2, 9, 10, 0, 3, 3, 7, 4};
 static const int32_t targets[COUNT] = {5, 2, 9, 10, -1, 3, 3, 7, 4, 8};
 
-#define SMALL                                                                                      \
-    "N_LAYER=2", "N_HEAD=2", "N_EMBD=8", "VOCAB_SIZE=11", "GPT2_BLOCK_SIZE=6", "INIT=orthogonal"
+#define SMALL "N_LAYER=2", "N_HEAD=2", "N_EMBD=8", "VOCAB_SIZE=11", "CONTEXT=6", "INIT=orthogonal"
 
 typedef struct {
     weft_engine *engine;

@@ -17,8 +17,8 @@
 enum { BATCH = 2, TIME = 6, WIDTH = 8, HEADS = 2, WORDS = 11, COUNT = BATCH * TIME, LAYERS = 2 };
 
 #define SIZES                                                                                      \
-    "N_LAYER=2", "N_HEAD=2", "N_EMBD=8", "N_FFN=12", "VOCAB_SIZE=11", "GPT2_BLOCK_SIZE=6",         \
-        "DTYPE=f64", "NORM=rmsnorm", "INIT=orthogonal"
+    "N_LAYER=2", "N_HEAD=2", "N_EMBD=8", "N_FFN=12", "VOCAB_SIZE=11", "CONTEXT=6", "DTYPE=f64",    \
+        "NORM=rmsnorm", "INIT=orthogonal"
 
 static const char *const w2[] = {SIZES, "ATTENTION=w2", "FFN=swiglu", "POSITION=rope", NULL};
 static const char *const mla[] = {SIZES,
@@ -40,7 +40,7 @@ static const char *const wsffn[] = {SIZES,
                                     "WSFFN_N_HEAD=4",
                                     "WSFFN_LAMBDA_Z=0.1",
                                     "WSFFN_LAMBDA_C=0.2",
-                                    "GPT2_BIAS=y",
+                                    "BIAS=y",
                                     NULL};
 static const char *const *const mixes[] = {w2, mla, wsffn};
 

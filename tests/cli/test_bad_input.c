@@ -41,7 +41,7 @@ static int restore(void **state) {
     remove(weights);
     remove(config);
     command_succeeds(RUN("init", "--out", folder, "-o", "N_LAYER=1", "-o", "N_EMBD=4", "-o",
-                         "N_HEAD=2", "-o", "VOCAB_SIZE=10", "-o", "GPT2_BLOCK_SIZE=6"),
+                         "N_HEAD=2", "-o", "VOCAB_SIZE=10", "-o", "CONTEXT=6"),
                      NULL);
     npy_write(tokens, 4, 2, 5, GOOD);
     return 0;
@@ -112,7 +112,7 @@ static void test_config_json_of_another_model(void **state) {
     } changes[] = {{"vocab_size", 11, "wte.weight"},
                    {"n_embd", 8, "but the config asks for"},
                    {"n_layer", 2, "h.1."},
-                   {"gpt2_block_size", 5, "wpe.weight"},
+                   {"context", 5, "wpe.weight"},
                    {"n_ffn", 3, "ffn"}};
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
         json_t *changed = json_copy(object);
@@ -225,7 +225,7 @@ static void test_tokens_that_do_not_fit_the_model(void **state) {
     npy_write(tokens, 4, 2, 5, bad);
     REFUSED("10", "vocabulary of 10");
     npy_write(tokens, 4, 1, 10, GOOD);
-    REFUSED("9 tokens", "GPT2_BLOCK_SIZE is 6");
+    REFUSED("9 tokens", "CONTEXT is 6");
     npy_write(tokens, 4, 10, 1, GOOD);
     REFUSED("two tokens");
     shard_write(tokens, 20240520, 1, 1, 2, GOOD, 1);
@@ -339,7 +339,7 @@ static void test_damaged_checkpoints_never_crash(void **state) {
             /* A size may come out enormous, and then there is no reason to make such a model. */
             if (weft_model_read_config(folder, &c) != WEFT_OK) continue;
             if (c.n_embd > 1000 || c.vocab_size > 1000 || c.n_layer > 100 || c.n_ffn > 1000 ||
-                c.gpt2_block_size > 1000 || c.ra_mla_latent_dim > 1000)
+                c.context > 1000 || c.ra_mla_latent_dim > 1000)
                 continue;
             if (weft_model_load(folder, WEFT_F32, &m) == WEFT_OK) weft_model_destroy(m);
             assert_null(strchr(weft_error_message(), '\n'));

@@ -14,9 +14,8 @@
 #include <cmocka.h>
 
 #define TINY                                                                                       \
-    "--threads", "2", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",                \
-        "GPT2_BLOCK_SIZE=16", "-o", "VOCAB_SIZE=64", "-o", "BATCH_SIZE=2", "-o",                   \
-        "RA_MLA_LATENT_DIM=16"
+    "--threads", "2", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o", "CONTEXT=16",  \
+        "-o", "VOCAB_SIZE=64", "-o", "BATCH_SIZE=2", "-o", "RA_MLA_LATENT_DIM=16"
 
 static const char *const variants[] = {"dot",   "w2",    "cosine", "mla",   "step1",
                                        "step2", "step3", "swiglu", "wsffn", "wsffn-grouped",
@@ -69,7 +68,7 @@ static void test_train_takes_a_config(void **state) {
     (void)state;
     const char *path = scratch_path("sizes.config");
     static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\n"
-                               "CONFIG_GPT2_BLOCK_SIZE=8\nCONFIG_VOCAB_SIZE=32\n"
+                               "CONFIG_CONTEXT=8\nCONFIG_VOCAB_SIZE=32\n"
                                "CONFIG_BATCH_SIZE=4\nCONFIG_ATTENTION=\"dot\"\nCONFIG_KV_HEADS=1\n";
     file_write(path, text, sizeof text - 1);
     json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", "--config", path,
@@ -104,8 +103,8 @@ static void test_measured_memory_is_the_plan(void **state) {
     }
     json_t *all =
         command_json(RUN("bench", "train", "--json", "--steps", "1", "--threads", "2", "--variants",
-                         "step3", "-o", "N_LAYER=3", "-o", "BATCH_SIZE=8", "-o",
-                         "GPT2_BLOCK_SIZE=128", "-o", "N_EMBD=384", "-o", "VOCAB_SIZE=4096"));
+                         "step3", "-o", "N_LAYER=3", "-o", "BATCH_SIZE=8", "-o", "CONTEXT=128",
+                         "-o", "N_EMBD=384", "-o", "VOCAB_SIZE=4096"));
     const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
     assert_true(number(row, "plan_bytes") >= 200e6);
     const json_t *measured = json_object_get(row, "peak_of_plan");

@@ -35,8 +35,7 @@ static void test_odd_but_good_files_are_read(void **state) {
     expect_parameters("CONFIG_N_HEAD=6", DEFAULTS);
     expect_parameters("CONFIG_N_LAYER=3\r\nCONFIG_N_LAYER=12\r\n# CONFIG_CAUSAL is not set\r\n",
                       DEFAULTS);
-    expect_parameters("CONFIG_N_LAYER=\"12\"\nCONFIG_GPT2_DROPOUT=0\nCONFIG_GPT2_MIN_LR=1e-5\n",
-                      DEFAULTS);
+    expect_parameters("CONFIG_N_LAYER=\"12\"\nCONFIG_DROPOUT=0\nCONFIG_MIN_LR=1e-5\n", DEFAULTS);
 }
 
 static void refuse(const char *text, const char *line, const char *word) {

@@ -216,7 +216,7 @@ static double weight_at(const weft_model *m, const char *name, int64_t i) {
 /* The first layer's norm of a token's embedding, by the formulas. */
 static void first_norm(const case_files *f, int32_t token, int64_t position, double *y) {
     int64_t width = f->c.config.n_embd;
-    bool rms = f->c.config.norm == WEFT_NORM_RMSNORM, bias = !rms && f->c.config.gpt2_bias;
+    bool rms = f->c.config.norm == WEFT_NORM_RMSNORM, bias = !rms && f->c.config.bias;
     double mean = 0, variance = 0;
     for (int64_t e = 0; e < width; e++) {
         y[e] = weight_at(f->model, "wte.weight", token * width + e);
@@ -268,7 +268,7 @@ static double product_score(const case_files *f, int64_t head, const double *que
         int64_t row = head * dim + d;
         double a = projected(f, "h.0.attn.qkv.weight", row, query);
         double b = projected(f, "h.0.attn.qkv.weight", width + row, key);
-        if (f->c.config.gpt2_bias) {
+        if (f->c.config.bias) {
             a += weight_at(f->model, "h.0.attn.qkv.bias", row);
             b += weight_at(f->model, "h.0.attn.qkv.bias", width + row);
         }
@@ -361,7 +361,7 @@ static void test_a_shard_has_the_loss_of_its_windows(void **state) {
     (void)state;
     case_files f;
     case_open(&f, "dot-zloss", WEFT_F32, 4);
-    int64_t block = f.c.config.gpt2_block_size, windows = 2 * f.c.batch + 1, tail = 3;
+    int64_t block = f.c.config.context, windows = 2 * f.c.batch + 1, tail = 3;
     assert_true(block > tail);
     int64_t total = windows * block + tail + 1;
     int32_t *tokens = calloc((size_t)total, sizeof *tokens);
@@ -418,9 +418,9 @@ static void test_dropout_is_off(void **state) {
     case_open(&f, "dot-rope", WEFT_F32, 4);
     const char *a = scratch_path("a"), *b = scratch_path("b");
     command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", a), NULL);
-    command_succeeds(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", b, "-o",
-                         "GPT2_DROPOUT=0.5"),
-                     NULL);
+    command_succeeds(
+        RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--grads", b, "-o", "DROPOUT=0.5"),
+        NULL);
     file_expect_equal(a, b);
     case_close(&f);
 }

@@ -27,7 +27,7 @@ static int make_model(void **state) {
     FILE *file = fopen(config, "w");
     assert_non_null(file);
     fputs("CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
-          "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=64\n"
+          "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=64\n"
           "CONFIG_RA_MLA_LATENT_DIM=8\n",
           file);
     fclose(file);
@@ -261,7 +261,7 @@ static void test_a_sample_that_breaks_off_leaves_the_others_whole(void **state) 
     (void)state;
     static const char text[] =
         "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\n"
-        "CONFIG_GPT2_BLOCK_SIZE=64\n# CONFIG_GPT2_WEIGHT_TYING is not set\n";
+        "CONFIG_CONTEXT=64\n# CONFIG_WEIGHT_TYING is not set\n";
     char folder[512], config[512];
     snprintf(folder, sizeof folder, "%s", scratch_path("untied"));
     snprintf(config, sizeof config, "%s", scratch_path("untied.config"));

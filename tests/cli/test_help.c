@@ -257,7 +257,7 @@ static void test_numbers_are_held_to_their_range(void **state) {
     command_fails(2, RUN("init", "--out", "x", "--seed", "-1"), SAYS("--seed", "-1"));
     command_fails(2, RUN("plan", "--dtype", "f16"), SAYS("--dtype", "f16", "f32 bf16 f64"));
     command_fails(2, RUN("plan", "--device", "gpu"), SAYS("--device", "gpu", "cuda"));
-    command_fails(2, RUN("plan", "-o", "GPT2_BLOCK_SIZE=0"), SAYS("1 to 1048576"));
+    command_fails(2, RUN("plan", "-o", "CONTEXT=0"), SAYS("1 to 1048576"));
     command_succeeds(RUN("plan", "--threads", "0", "-o", "N_LAYER=1"), NULL);
 }
 

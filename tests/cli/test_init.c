@@ -18,7 +18,7 @@ enum { LAYERS = 2, WIDTH = 64, HEADS = 4, DIM = WIDTH / HEADS, FFN = 128, LATENT
 
 #define SIZES                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",               \
-        "VOCAB_SIZE=300", "-o", "GPT2_BLOCK_SIZE=24", "-o", "RA_MLA_LATENT_DIM=32"
+        "VOCAB_SIZE=300", "-o", "CONTEXT=24", "-o", "RA_MLA_LATENT_DIM=32"
 
 #define INIT(folder, ...)                                                                          \
     command_succeeds(RUN("init", "--force", "--out", folder, SIZES, __VA_ARGS__), NULL)
@@ -160,7 +160,7 @@ static void expect_uniform(const weft_safetensors *file, const char *name, doubl
 static void test_dot_and_gelu_start_as_gpt2(void **state) {
     (void)state;
     const char *folder = scratch_path("gelu");
-    INIT(folder, "-o", "GPT2_WEIGHT_TYING=n");
+    INIT(folder, "-o", "WEIGHT_TYING=n");
     weft_safetensors *file = open_model(folder);
     expect_normal(file, "wte.weight", 0.02);
     expect_normal(file, "wpe.weight", 0.02);

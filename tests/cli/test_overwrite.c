@@ -83,7 +83,7 @@ static void test_csv_spares_files_and_databases(void **state) {
     snprintf(database, sizeof database, "%s/runs.db", out);
     study_config(config);
     command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_SEEDS=1", "-o",
-                         "STUDY_LEARNING_RATES=1e-3", "-o", "GPT2_MAX_ITERS=2"),
+                         "STUDY_LEARNING_RATES=1e-3", "-o", "STEPS=2"),
                      NULL);
     char *before = file_read(database, &bytes);
     command_fails(2, RUN("runs", out, "--csv", database), SAYS("runs.db", "--force"));

@@ -38,9 +38,8 @@ static void test_a_text_is_enough(void **state) {
     const char *text = write_text("book.txt", SENTENCES);
     char out[512], *made;
     snprintf(out, sizeof out, "%s", scratch_path("runs/book"));
-    command_result r =
-        command_run(RUN("train", "--text", text, "--minutes", "0.02", "--out", out, "--device",
-                        "cpu", "--threads", "1", "-o", "GPT2_MAX_ITERS=20"));
+    command_result r = command_run(RUN("train", "--text", text, "--minutes", "0.02", "--out", out,
+                                       "--device", "cpu", "--threads", "1", "-o", "STEPS=20"));
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.err, "bits per byte"));
     assert_non_null(strstr(r.err, "weft generate --model"));
@@ -87,7 +86,7 @@ static void test_resuming_needs_the_folder_alone(void **state) {
     json_t *before = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
     assert_non_null(before);
     char iters[64];
-    snprintf(iters, sizeof iters, "GPT2_MAX_ITERS=%d", (int)number(before, "step") + 3);
+    snprintf(iters, sizeof iters, "STEPS=%d", (int)number(before, "step") + 3);
     command_succeeds(RUN("train", "--resume", "--out", out, "-o", iters), NULL);
     json_t *after = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
     assert_non_null(after);
@@ -105,7 +104,7 @@ static void test_a_longer_text_has_a_tokenizer(void **state) {
     char out[512];
     snprintf(out, sizeof out, "%s", scratch_path("runs/long"));
     command_succeeds(RUN("train", "--text", text, "--minutes", "0.01", "--out", out, "-o",
-                         "GPT2_MAX_ITERS=3", "-o", "SAMPLE_PROMPT="),
+                         "STEPS=3", "-o", "SAMPLE_PROMPT="),
                      NULL);
     json_t *e = command_json(RUN("eval", "--json", "--model", out, "--text", text));
     size_t count;
@@ -119,7 +118,7 @@ static void test_a_longer_text_has_a_tokenizer(void **state) {
     char config[600];
     snprintf(config, sizeof config, "%s/config", out);
     command_succeeds(RUN("train", "--config", config, "--from", out, "--out", scratch_path("more"),
-                         "-o", "GPT2_MAX_ITERS=1", "-o", "SAMPLE_PROMPT="),
+                         "-o", "STEPS=1", "-o", "SAMPLE_PROMPT="),
                      NULL);
 }
 

@@ -32,7 +32,7 @@ static long long parameters(const char *const *arguments) {
 
 #define SMALL                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o",           \
-        "GPT2_BLOCK_SIZE=8", "-o", "BATCH_SIZE=2", "-o", "RA_MLA_LATENT_DIM=8"
+        "CONTEXT=8", "-o", "BATCH_SIZE=2", "-o", "RA_MLA_LATENT_DIM=8"
 
 static void expect_keys(const json_t *object) {
     long long sum = 0;
@@ -140,7 +140,7 @@ static void test_overrides_win_over_step_and_file(void **state) {
     long long gated = parameters(RUN("plan", "--json", SMALL, "--step", "1"));
     assert_true(file > plain && gated > plain);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "-o", "N_EMBD=16", "-o",
-                                    "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o", "GPT2_BLOCK_SIZE=8")),
+                                    "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o", "CONTEXT=8")),
                      file);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, SMALL)), plain);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--step", "1", SMALL)),
@@ -213,7 +213,7 @@ static void test_enormous_sizes_are_answered(void **state) {
     (void)state;
     command_fails(2,
                   RUN("plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o", "BATCH_SIZE=1048576",
-                      "-o", "GPT2_BLOCK_SIZE=1048576", "-o", "VOCAB_SIZE=16777216"),
+                      "-o", "CONTEXT=1048576", "-o", "VOCAB_SIZE=16777216"),
                   SAYS("weft plan:"));
     assert_true(parameters(RUN("plan", "--json", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
                                "N_FFN=1048576", "-o", "BATCH_SIZE=1", "-o",

@@ -15,7 +15,7 @@
 static char *profile_of(const char *kind, const char *name) {
     setenv("WEFT_PROFILE", kind, 1);
     command_result r = command_run(RUN("train", "--config", scratch_path("config"), "--out",
-                                       scratch_path("%s", name), "-o", "GPT2_MAX_ITERS=2"));
+                                       scratch_path("%s", name), "-o", "STEPS=2"));
     unsetenv("WEFT_PROFILE");
     if (r.status != 0) fail_msg("%s", r.err);
     free(r.out);

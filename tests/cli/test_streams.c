@@ -97,8 +97,7 @@ static void test_pipes_in_a_run_are_refused(void **state) {
     char out[300], path[400], kept[300];
     snprintf(out, sizeof out, "%s", at("piped"));
     snprintf(kept, sizeof kept, "%s", at("kept"));
-    command_succeeds(RUN("train", "--config", config, "--out", out, "-o", "GPT2_MAX_ITERS=2"),
-                     NULL);
+    command_succeeds(RUN("train", "--config", config, "--out", out, "-o", "STEPS=2"), NULL);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", out, names[i]);
         assert_int_equal(rename(path, kept), 0);

@@ -19,8 +19,8 @@ static void make_model(void) {
     snprintf(model, sizeof model, "%s", scratch_path("model"));
     snprintf(suite, sizeof suite, "%s", scratch_path("suite.jsonl"));
     command_succeeds(RUN("init", "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o",
-                         "VOCAB_SIZE=256", "-o", "GPT2_BLOCK_SIZE=24", "-o", "INIT=orthogonal",
-                         "--seed", "3", "--out", model),
+                         "VOCAB_SIZE=256", "-o", "CONTEXT=24", "-o", "INIT=orthogonal", "--seed",
+                         "3", "--out", model),
                      NULL);
 }
 
@@ -85,7 +85,7 @@ static void test_what_is_wrong_with_a_suite_is_told(void **state) {
     refuse("{\"context\": \"a\", \"choices\": [\"\"], \"answer\": 0}", "choice 0");
     refuse("{\"context\": \" \", \"choices\": [\"b\"], \"answer\": 0}", "context is empty");
     refuse("{\"context\": \"a\", \"choices\": [\"0123456789012345678901234\"], \"answer\": 0}",
-           "GPT2_BLOCK_SIZE is 24");
+           "CONTEXT is 24");
     refuse("\n", "no question");
     command_fails(2, RUN("eval", "--model", model), SAYS("--tokens", "--suite"));
     command_fails(2, RUN("eval", "--model", model, "--suite", suite, "--tokens", suite),

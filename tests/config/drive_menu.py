@@ -2,7 +2,7 @@
 
     drive_menu.py COMMAND...            sets CONFIG_ATTENTION to w2
     drive_menu.py --leave COMMAND...    closes the terminal while the menu is shown
-    drive_menu.py --wrong COMMAND...    gives CONFIG_GPT2_DROPOUT a number that it cannot have, then 0.3
+    drive_menu.py --wrong COMMAND...    gives CONFIG_DROPOUT a number that it cannot have, then 0.3
     drive_menu.py --save COMMAND...     saves what the menu begins with
 
 Ends as the command does; 77 where the system gives no terminal; 1 where the screen does not show what
@@ -29,7 +29,7 @@ SCRIPT = [
 
 WRONG = [
     (b"Model", b"/"),
-    (b"Jump to", b"GPT2_DROPOUT\n"),
+    (b"Jump to", b"DROPOUT\n"),
     (b"Dropout on the two", b"\n"),
     (b"0.0", b"\x7f\x7f\x7f7\n"),
     (b"outside 0 to 0.99", b"\x1b"),

@@ -47,9 +47,9 @@ static void test_the_ra_mla_keys_without_the_attention_are_named(void **state) {
 static void test_a_key_that_matters_in_one_step_is_not_named(void **state) {
     (void)state;
     expect_silence(SMALL "CONFIG_RA_MLA_LATENT_DIM=8\n"
-                         "CONFIG_STUDY_STEPS=\"dot; mla: ATTENTION=mla\"\n");
+                         "CONFIG_STUDY_VARIANTS=\"dot; mla: ATTENTION=mla\"\n");
     char *said = list_says(SMALL "CONFIG_RA_MLA_LATENT_DIM=8\n"
-                                 "CONFIG_STUDY_STEPS=\"dot; w2: ATTENTION=w2\"\n");
+                                 "CONFIG_STUDY_VARIANTS=\"dot; w2: ATTENTION=w2\"\n");
     assert_non_null(strstr(said, "CONFIG_RA_MLA_LATENT_DIM changes nothing here"));
     free(said);
 }
@@ -57,8 +57,8 @@ static void test_a_key_that_matters_in_one_step_is_not_named(void **state) {
 /* In any step of a study, and once. */
 static void test_a_warmup_that_never_ends_is_told(void **state) {
     (void)state;
-    static const char spam[] = SMALL "CONFIG_GPT2_MAX_ITERS=30\nCONFIG_SPAM_WARMUP_STEPS=10\n"
-                                     "CONFIG_STUDY_STEPS=\"adamw: OPTIMIZER=adamw; spam: "
+    static const char spam[] = SMALL "CONFIG_STEPS=30\nCONFIG_SPAM_WARMUP_STEPS=10\n"
+                                     "CONFIG_STUDY_VARIANTS=\"adamw: OPTIMIZER=adamw; spam: "
                                      "OPTIMIZER=adamwspam; again: OPTIMIZER=adamwspam\"\n";
     char text[1000];
     snprintf(text, sizeof text, "%sCONFIG_SPAM_INTERVAL=10\n", spam);

@@ -61,22 +61,22 @@ static bool is_listed(const char *const *list, const char *key) {
 /* Written out: one of these less changes what --resume and studies promise. */
 static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
     (void)state;
-    static const char *const free_keys[] = {"GPT2_MAX_ITERS",    "GPT2_EVAL_INTERVAL",
-                                            "GPT2_EVAL_SAMPLES", "GPT2_LOG_INTERVAL",
-                                            "SAVE_CHECKPOINT",   "CHECKPOINT_INTERVAL",
-                                            "CHECKPOINT_KEEP",   "DEVICE",
-                                            "STUDY_SEEDS",       "RA_MLA_ABLATION_STEPS",
-                                            "STUDY_EQUAL",       "STUDY_LEARNING_RATES",
-                                            "STUDY_RATE_SEED",   "STUDY_STEPS",
-                                            "STUDY_SWEEP",       "STUDY_SWEEP_POINTS",
-                                            "EVAL_POSITIONS",    "STUDY_SCORE",
-                                            "STUDY_TAIL",        "STUDY_QUESTION",
-                                            "RECOMPUTE",         "EVAL_INSIDE",
-                                            "STUDY_RATE_AS",     "STUDY_SPREAD",
-                                            "STUDY_YARDSTICK",   NULL};
+    static const char *const free_keys[] = {"STEPS",           "EVAL_INTERVAL",
+                                            "EVAL_SAMPLES",    "LOG_INTERVAL",
+                                            "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",
+                                            "CHECKPOINT_KEEP", "DEVICE",
+                                            "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS",
+                                            "STUDY_EQUAL",     "STUDY_LEARNING_RATES",
+                                            "STUDY_RATE_SEED", "STUDY_VARIANTS",
+                                            "STUDY_SWEEP",     "STUDY_SWEEP_POINTS",
+                                            "EVAL_POSITIONS",  "STUDY_SCORE",
+                                            "STUDY_TAIL",      "STUDY_QUESTION",
+                                            "RECOMPUTE",       "EVAL_INSIDE",
+                                            "STUDY_RATE_AS",   "STUDY_SPREAD",
+                                            "STUDY_YARDSTICK", NULL};
     static const char *const study_keys[] = {"SEED",
                                              "RA_MLA_ABLATION_STEPS",
-                                             "STUDY_STEPS",
+                                             "STUDY_VARIANTS",
                                              "STUDY_SWEEP",
                                              "STUDY_SWEEP_POINTS",
                                              "STUDY_SEEDS",
@@ -116,7 +116,7 @@ static void test_kconfig_text_is_read(void **state) {
                        "CONFIG_RA_MLA_RA_ALPHA=0.25\n"
                        "CONFIG_RA_MLA_MLP_SPARSE_RMS_THRESHOLD=\"0.75\"\n"
                        "  CONFIG_RA_MLA_MLP_ATTN_GATE=y  \n"
-                       "# CONFIG_GPT2_BIAS is not set\n"
+                       "# CONFIG_BIAS is not set\n"
                        "CONFIG_DATASET=\"some folder\"\r\n";
     assert_int_equal(read_text(&c, text, path, sizeof path), WEFT_OK);
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
@@ -124,7 +124,7 @@ static void test_kconfig_text_is_read(void **state) {
     assert_true(c.ra_mla_ra_alpha == 0.25);
     assert_true(c.sparse_rms_threshold == 0.75);
     assert_true(c.attn_gate);
-    assert_false(c.gpt2_bias);
+    assert_false(c.bias);
     assert_string_equal(c.dataset, "some folder");
 }
 
@@ -167,7 +167,7 @@ static void test_an_unknown_key_names_file_line_and_the_nearest(void **state) {
     expect_error(read_text(&c, "CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", path, sizeof path), path,
                  ":2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?");
     expect_error(read_text(&c, "# CONFIG_GPT_BIAS is not set\n", path, sizeof path),
-                 ":1:", "did you mean CONFIG_GPT2_BIAS?");
+                 ":1:", "did you mean CONFIG_BIAS?");
 }
 
 static void test_bad_values_are_refused(void **state) {
@@ -177,8 +177,8 @@ static void test_bad_values_are_refused(void **state) {
     expect_error(weft_config_override(&c, "N_LAYER=0", "-o"), "-o", "CONFIG_N_LAYER=0", "1 to");
     expect_error(weft_config_override(&c, "N_LAYER=two", "-o"), "whole number");
     expect_error(weft_config_override(&c, "N_LAYER=99999999999999999999", "-o"), "outside");
-    expect_error(weft_config_override(&c, "GPT2_DROPOUT=1.5", "-o"), "outside 0 to 0.99");
-    expect_error(weft_config_override(&c, "GPT2_DROPOUT=nan", "-o"), "number");
+    expect_error(weft_config_override(&c, "DROPOUT=1.5", "-o"), "outside 0 to 0.99");
+    expect_error(weft_config_override(&c, "DROPOUT=nan", "-o"), "number");
     expect_error(weft_config_override(&c, "ATTENTION=softmax", "-o"), "softmax", "dot w2 mla");
     expect_error(weft_config_override(&c, "CAUSAL=maybe", "-o"), "y or n");
     expect_error(weft_config_override(&c, "CAUSAL", "-o"), "KEY=VALUE");
@@ -230,7 +230,7 @@ static void test_impossible_mixes_are_refused(void **state) {
 static void test_sizes_may_be_as_small_as_1(void **state) {
     (void)state;
     assert_int_equal(check_mix("N_LAYER=1", "N_HEAD=1", "N_EMBD=1", "N_FFN=1", "VOCAB_SIZE=1",
-                               "GPT2_BLOCK_SIZE=1", "BATCH_SIZE=1"),
+                               "CONTEXT=1", "BATCH_SIZE=1"),
                      WEFT_OK);
 }
 
@@ -256,7 +256,7 @@ static void test_json_gives_the_config_back(void **state) {
     (void)state;
     weft_config c = defaults(), back = defaults();
     const char *changes[] = {"ATTENTION=w2", "W2_TAU=0.1",           "N_LAYER=5",
-                             "GPT2_BIAS=n",  "LEARNING_RATE=0.0003", "DATASET=a \"quoted\" one"};
+                             "BIAS=n",       "LEARNING_RATE=0.0003", "DATASET=a \"quoted\" one"};
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
         assert_int_equal(weft_config_override(&c, changes[i], "test"), WEFT_OK);
     json_t *object = weft_config_to_json(&c);
@@ -279,11 +279,11 @@ static void test_presets_are_the_write_ups_models(void **state) {
     assert_int_equal(c.ffn, WEFT_FFN_SWIGLU);
     assert_int_equal(c.position, WEFT_POSITION_ROPE);
     assert_int_equal(c.norm, WEFT_NORM_RMSNORM);
-    assert_false(c.gpt2_bias);
+    assert_false(c.bias);
     c = defaults();
     assert_int_equal(weft_config_preset(&c, WEFT_PRESET_WSFFN), WEFT_OK);
     assert_int_equal(c.ffn, WEFT_FFN_WSFFN);
-    assert_false(c.gpt2_weight_tying);
+    assert_false(c.weight_tying);
     c = defaults();
     assert_int_equal(weft_config_preset(&c, WEFT_PRESET_RA_MLA), WEFT_OK);
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);

@@ -95,13 +95,13 @@ static void test_defconfig_writes_what_it_says(void **state) {
     write_tree("defconfigs/test", "# A test.\n"
                                   "CONFIG_ATTENTION=\"w2\"\n"
                                   "CONFIG_N_LAYER=3\n"
-                                  "# CONFIG_GPT2_BIAS is not set\n"
+                                  "# CONFIG_BIAS is not set\n"
                                   "CONFIG_LEARNING_RATE=\"2e-3\"\n"
                                   "CONFIG_DATASET=\"a \\\"b\\\" \\\\ c\"\n");
     expect_done(shell("make -s SETUP=no defconfig-test"));
     char *text = tree_file(".config");
     expect_words(text, SAYS("CONFIG_ATTENTION=\"w2\"\n", "CONFIG_N_LAYER=3\n", "CONFIG_N_HEAD=12\n",
-                            "# CONFIG_GPT2_BIAS is not set\n", "CONFIG_LEARNING_RATE=\"2e-3\"\n"));
+                            "# CONFIG_BIAS is not set\n", "CONFIG_LEARNING_RATE=\"2e-3\"\n"));
     free(text);
     weft_config c;
     weft_config_defaults(&c);
@@ -109,7 +109,7 @@ static void test_defconfig_writes_what_it_says(void **state) {
         fail_msg("%s", weft_error_message());
     assert_int_equal(c.attention, WEFT_ATTENTION_W2);
     assert_int_equal(c.n_layer, 3);
-    assert_false(c.gpt2_bias);
+    assert_false(c.bias);
     assert_true(c.learning_rate == 2e-3);
     assert_string_equal(c.dataset, "a \"b\" \\ c");
 }
@@ -130,7 +130,7 @@ static void test_bare_numbers_are_taken(void **state) {
     free(text);
 }
 
-/* By what they mean: by letters, GPT2_DATASET would be GPT2_DROPOUT or the like. The program and make
+/* By what they mean: by letters, GPT2_DATASET would be DROPOUT or the like. The program and make
  * say the same. */
 static void test_keys_of_other_trainers_are_told_what_to_use(void **state) {
     (void)state;
@@ -181,15 +181,15 @@ static void test_what_kconfiglib_drops_is_an_error(void **state) {
     without_kconfiglib_skip();
     refuse("\nCONFIG_N_LAYERS=3\n",
            SAYS("defconfigs/test:2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?"));
-    refuse("# CONFIG_GPT2_BIA is not set\n", SAYS("defconfigs/test:1:", "CONFIG_GPT2_BIAS?"));
+    refuse("# CONFIG_GPT2_BIA is not set\n", SAYS("defconfigs/test:1:", "CONFIG_BIAS?"));
     refuse("CONFIG_ATTENTION=w2\n",
            SAYS("defconfigs/test:1:", "CONFIG_ATTENTION=\"w2\"", "quotes"));
-    refuse("CONFIG_GPT2_DROPOUT=7\n", SAYS("defconfigs/test:1:", "DROPOUT=7", "0 to 0.99"));
+    refuse("CONFIG_DROPOUT=7\n", SAYS("defconfigs/test:1:", "DROPOUT=7", "0 to 0.99"));
     refuse("CONFIG_N_LAYER=2000\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER=2000", "1 to 1024"));
     refuse("CONFIG_N_LAYER=-1\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER=-1", "1 to 1024"));
     refuse("CONFIG_N_LAYER=two\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER", "whole number"));
-    refuse("CONFIG_GPT2_DROPOUT=\"7\"\n", SAYS("defconfigs/test:1:", "DROPOUT=7", "0 to 0.99"));
-    refuse("CONFIG_GPT2_DROPOUT=\"x\"\n", SAYS("defconfigs/test:1:", "DROPOUT", "number"));
+    refuse("CONFIG_DROPOUT=\"7\"\n", SAYS("defconfigs/test:1:", "DROPOUT=7", "0 to 0.99"));
+    refuse("CONFIG_DROPOUT=\"x\"\n", SAYS("defconfigs/test:1:", "DROPOUT", "number"));
     refuse("CONFIG_ATTENTION=\"dit\"\n", SAYS("defconfigs/test:1:", "dit", "dot w2 mla"));
     refuse("CONFIG_DATASET=\"a\"b\"\n", SAYS("defconfigs/test:1:", "CONFIG_DATASET", "quote"));
     refuse("CONFIG_N_LAYER=3\nCONFIG_N_LAYER=4\n", SAYS("defconfigs/test:2:", "line 1"));
@@ -200,15 +200,14 @@ static void test_what_kconfiglib_drops_is_an_error(void **state) {
 static void test_a_key_that_does_not_come_back_is_an_error(void **state) {
     (void)state;
     without_kconfiglib_skip();
-    refuse("CONFIG_GPT2_BIAS=nope\n", SAYS("defconfigs/test:1:", "CONFIG_GPT2_BIAS=nope"));
+    refuse("CONFIG_BIAS=nope\n", SAYS("defconfigs/test:1:", "CONFIG_BIAS=nope"));
     refuse("# CONFIG_ATTENTION is not set\n", SAYS("defconfigs/test:1:", "CONFIG_ATTENTION"));
     refuse("  CONFIG_N_LAYER=3\n", SAYS("defconfigs/test:1:", "CONFIG_N_LAYER"));
     /* An option that Kconfig hides loses its value: a table with such a one is found out. */
     char *kconfig = file_read("Kconfig", NULL);
     FILE *file = fopen(scratch_path("tree/Kconfig.hidden"), "w");
     assert_non_null(file);
-    fprintf(file, "%s\nconfig LATER\n\tint \"LATER\"\n\tdepends on !GPT2_BIAS\n\tdefault 3\n",
-            kconfig);
+    fprintf(file, "%s\nconfig LATER\n\tint \"LATER\"\n\tdepends on !BIAS\n\tdefault 3\n", kconfig);
     assert_int_equal(fclose(file), 0);
     free(kconfig);
     expect_done(shell("mv Kconfig Kconfig.kept && mv Kconfig.hidden Kconfig"));
@@ -302,7 +301,7 @@ static void test_menuconfig_takes_no_wrong_number(void **state) {
     drive("--wrong");
     expect_done(shell("make -s SETUP=no savedefconfig"));
     char *text = tree_file("defconfig");
-    assert_string_equal(text, "CONFIG_N_LAYER=7\nCONFIG_GPT2_DROPOUT=\"0.3\"\n");
+    assert_string_equal(text, "CONFIG_N_LAYER=7\nCONFIG_DROPOUT=\"0.3\"\n");
     free(text);
 }
 
@@ -343,7 +342,7 @@ static int run_study(const char *arguments) {
 static void test_command_line_values_reach_the_study(void **state) {
     (void)state;
     write_tree(".config", "CONFIG_N_LAYER=3\n");
-    expect_done(run_study("CONFIG_DATASET=embedded CONFIG_STUDY_STEPS='a; b: N_LAYER=2' "
+    expect_done(run_study("CONFIG_DATASET=embedded CONFIG_STUDY_VARIANTS='a; b: N_LAYER=2' "
                           "CONFIG_N_HEAD=4 CONFIG_ARCH=aarch64 OUT='some where'"));
     char *out = said("out");
     assert_string_equal(

@@ -18,7 +18,7 @@ enum { VOCAB = 13, ROWS = 2, LENGTH = 8, WIDTH = 16, HEADS = 4, SHARED = 2, DIM 
 
 #define GROUPED                                                                                    \
     "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=4", "-o", "KV_HEADS=2", "-o", "N_FFN=24",  \
-        "-o", "VOCAB_SIZE=13", "-o", "GPT2_BLOCK_SIZE=24", "-o", "POSITION=alibi"
+        "-o", "VOCAB_SIZE=13", "-o", "CONTEXT=24", "-o", "POSITION=alibi"
 
 /* The logits of a model in f64, in a file of that name. */
 static const char *logits_of(const char *model, const char *name) {
@@ -129,8 +129,8 @@ static void test_a_text_tells_what_matters(void **state) {
         words[i] = "abcabdab "[i % 9];
     file_write(text, words, sizeof words);
     command_succeeds(RUN("init", "--force", "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2",
-                         "-o", "VOCAB_SIZE=256", "-o", "GPT2_BLOCK_SIZE=32", "-o",
-                         "INIT=orthogonal", "-o", "POSITION=none", "--out", model),
+                         "-o", "VOCAB_SIZE=256", "-o", "CONTEXT=32", "-o", "INIT=orthogonal", "-o",
+                         "POSITION=none", "--out", model),
                      NULL);
     json_t *said = command_json(RUN("convert", "--force", "--model", model, "--to-mla", "--latent",
                                     "6", "--text", text, "--out", out, "--json"));
@@ -146,8 +146,8 @@ static void test_a_text_tells_what_matters(void **state) {
     assert_true(with < 1e-3 && without > 0.1);
     char config[600];
     snprintf(config, sizeof config, "%s/model.config", out);
-    command_succeeds(RUN("train", "--config", config, "--from", out, "--out", run, "-o",
-                         "GPT2_MAX_ITERS=2", "-o", "BATCH_SIZE=2", "--peak-flops", "0"),
+    command_succeeds(RUN("train", "--config", config, "--from", out, "--out", run, "-o", "STEPS=2",
+                         "-o", "BATCH_SIZE=2", "--peak-flops", "0"),
                      NULL);
 }
 

@@ -20,10 +20,10 @@ enum { VOCAB = 13, ROWS = 2, LENGTH = 8 };
 
 #define SIZES                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=4", "-o", "N_FFN=24", "-o",                \
-        "VOCAB_SIZE=300", "-o", "GPT2_BLOCK_SIZE=24"
+        "VOCAB_SIZE=300", "-o", "CONTEXT=24"
 #define LLAMA                                                                                      \
-    "-o", "FFN=swiglu", "-o", "POSITION=rope", "-o", "NORM=rmsnorm", "-o", "GPT2_BIAS=n", "-o",    \
-        "KV_HEADS=2", "-o", "GPT2_WEIGHT_TYING=n"
+    "-o", "FFN=swiglu", "-o", "POSITION=rope", "-o", "NORM=rmsnorm", "-o", "BIAS=n", "-o",         \
+        "KV_HEADS=2", "-o", "WEIGHT_TYING=n"
 
 static void write_tokens(const char *path) {
     int32_t tokens[ROWS * (LENGTH + 1)];
@@ -96,7 +96,7 @@ static void test_a_converted_model_is_trained_further(void **state) {
     snprintf(config, sizeof config, "%s/model.config", again);
     char *out;
     command_succeeds(RUN("train", "--config", config, "--from", again, "--out", run, "-o",
-                         "GPT2_MAX_ITERS=3", "-o", "BATCH_SIZE=2", "--json", "--peak-flops", "0"),
+                         "STEPS=3", "-o", "BATCH_SIZE=2", "--json", "--peak-flops", "0"),
                      &out);
     json_t *result = json_loads(out, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(result, "step")), 3);
@@ -194,7 +194,7 @@ static void test_what_they_have_no_model_for_is_refused_by_its_key(void **state)
         {"FFN=swiglu", "CONFIG_FFN=swiglu"},
         {"POSITION=alibi", "CONFIG_POSITION=alibi"},
         {"NORM_PLACEMENT=post", "CONFIG_NORM_PLACEMENT=post"},
-        {"GPT2_BIAS=n", "CONFIG_GPT2_BIAS=n"},
+        {"BIAS=n", "CONFIG_BIAS=n"},
         {"KV_HEADS=2", "CONFIG_KV_HEADS=2"},
         {"RA_MLA_MLP_ATTN_GATE=y", "CONFIG_RA_MLA_MLP_ATTN_GATE=y"},
     };

@@ -41,7 +41,7 @@ static void make_what_is_there(void) {
     const char *model = scratch_path("model"), *theirs = scratch_path("page/hf/gpt2");
     mkdir(scratch_path("page"), 0777);
     command_succeeds(RUN("init", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",
-                         "VOCAB_SIZE=700", "-o", "GPT2_BLOCK_SIZE=32", "--out", model),
+                         "VOCAB_SIZE=700", "-o", "CONTEXT=32", "--out", model),
                      NULL);
     copy_file("tests/vectors/tokenizer.own.json", scratch_path("model/tokenizer.json"));
     command_succeeds(RUN("convert", "--model", model, "--to-hf", "--out", theirs), NULL);

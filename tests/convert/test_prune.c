@@ -227,7 +227,7 @@ static void test_sparse_puts_zeros_in_place(void **state) {
 
 #define SMALL                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o", "N_FFN=48", "-o",                \
-        "VOCAB_SIZE=256", "-o", "GPT2_BLOCK_SIZE=32", "-o", "BATCH_SIZE=4", "-o",                  \
+        "VOCAB_SIZE=256", "-o", "CONTEXT=32", "-o", "BATCH_SIZE=4", "-o",                          \
         "RA_MLA_MLP_ATTN_GATE=y", "--peak-flops", "0"
 
 /* A run of a few steps; its best checkpoint has an optimizer's state. */
@@ -236,7 +236,7 @@ static const char *trained(void) {
     snprintf(run, sizeof run, "%s", at("run"));
     if (access(run, F_OK) != 0) {
         const char *config = at("config");
-        static const char text[] = "CONFIG_GPT2_MAX_ITERS=12\nCONFIG_LEARNING_RATE=\"3e-3\"\n";
+        static const char text[] = "CONFIG_STEPS=12\nCONFIG_LEARNING_RATE=\"3e-3\"\n";
         file_write(config, text, sizeof text - 1);
         command_succeeds(RUN("train", "--config", config, SMALL, "--out", run), NULL);
     }
@@ -367,7 +367,7 @@ static void test_the_smaller_model_is_planned_generates_and_heals(void **state) 
                      NULL);
     double pruned = loss_of(out);
     command_succeeds(RUN("train", "--config", config, "--from", out, "--out", healed, "-o",
-                         "GPT2_MAX_ITERS=10", "-o", "BATCH_SIZE=4", "-o", "LEARNING_RATE=3e-3",
+                         "STEPS=10", "-o", "BATCH_SIZE=4", "-o", "LEARNING_RATE=3e-3",
                          "--peak-flops", "0"),
                      NULL);
     assert_true(loss_of(healed) < pruned);

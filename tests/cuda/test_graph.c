@@ -18,7 +18,7 @@
 
 enum { BATCH = 2, TIME = 64 };
 
-#define SIZES "N_HEAD=4", "N_EMBD=64", "GPT2_BLOCK_SIZE=64", "RA_MLA_LATENT_DIM=32"
+#define SIZES "N_HEAD=4", "N_EMBD=64", "CONTEXT=64", "RA_MLA_LATENT_DIM=32"
 
 typedef struct {
     const char *name;
@@ -231,7 +231,7 @@ static void test_repeated_calls_have_the_bits_of_single_kernels(void **state) {
     need_gpu();
     static const mix dropped = {
         "w2 bf16, dropout",
-        {SIZES, "ATTENTION=w2", "FFN=swiglu", "DTYPE=bf16", "GPT2_DROPOUT=0.2", NULL},
+        {SIZES, "ATTENTION=w2", "FFN=swiglu", "DTYPE=bf16", "DROPOUT=0.2", NULL},
         0};
     int purpose = WEFT_BLOCK_GRADIENT | WEFT_BLOCK_TRAIN;
     weft_engine *single;

@@ -28,10 +28,10 @@ static void keep(char *out, const char *path) {
 static void write_config(const char *path) {
     static const char text[] =
         "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=4\nCONFIG_N_EMBD=128\nCONFIG_VOCAB_SIZE=2048\n"
-        "CONFIG_GPT2_BLOCK_SIZE=64\nCONFIG_FFN=\"wsffn\"\nCONFIG_WSFFN_N_HEAD=4\n"
-        "CONFIG_GPT2_DROPOUT=0.1\nCONFIG_DATASET=\"embedded\"\nCONFIG_BATCH_SIZE=12\n"
-        "CONFIG_MICRO_BATCH=2\nCONFIG_GPT2_MAX_ITERS=6\nCONFIG_GPT2_EVAL_INTERVAL=3\n"
-        "CONFIG_GPT2_EVAL_SAMPLES=1\nCONFIG_GPT2_LOG_INTERVAL=1\nCONFIG_DTYPE=\"bf16\"\n"
+        "CONFIG_CONTEXT=64\nCONFIG_FFN=\"wsffn\"\nCONFIG_WSFFN_N_HEAD=4\n"
+        "CONFIG_DROPOUT=0.1\nCONFIG_DATASET=\"embedded\"\nCONFIG_BATCH_SIZE=12\n"
+        "CONFIG_MICRO_BATCH=2\nCONFIG_STEPS=6\nCONFIG_EVAL_INTERVAL=3\n"
+        "CONFIG_EVAL_SAMPLES=1\nCONFIG_LOG_INTERVAL=1\nCONFIG_DTYPE=\"bf16\"\n"
         "CONFIG_DEVICE=\"cuda\"\n";
     file_write(path, text, sizeof text - 1);
 }
@@ -74,7 +74,7 @@ static void test_one_rank_by_nccl(void **state) {
     /* Whether there is NCCL here. */
     ranks_part part = {.ranks = 1,
                        .arguments = RUN("train", "--config", config, "--out", out, "--peak-flops",
-                                        "0", "-o", "GPT2_MAX_ITERS=1"),
+                                        "0", "-o", "STEPS=1"),
                        .environment = SAYS("WEFT_COMM=mpi")};
     assert_int_equal(ranks_wait(ranks_start(&part, 1, err), 120), 0);
     if (ranks_lines(err, "by NCCL") == 0) {

@@ -112,7 +112,7 @@ static void test_a_long_sequence_has_the_bits_that_it_has_alone(void **state) {
     model_case c;
     step_decoding d;
     step_case_open(&c, f, LONG);
-    assert_int_equal(weft_config_override(&c.config, "GPT2_BLOCK_SIZE=2048", "test"), WEFT_OK);
+    assert_int_equal(weft_config_override(&c.config, "CONTEXT=2048", "test"), WEFT_OK);
     step_decoding_open(&d, &c, weft_cuda_backend(), 4, LONG);
     float *want = step_decode(&d, 0, c.tokens, LONG, 1);
     static const int64_t chunks[] = {4, 16, 64};

@@ -48,7 +48,7 @@ static weft_train_result run(const weft_backend *backend, const char *config, co
     for (; *keys; keys++)
         if (weft_config_override(&c, *keys, "test") != WEFT_OK)
             fail_msg("%s", weft_error_message());
-    c.gpt2_max_iters = steps;
+    c.steps = steps;
     assert_int_equal(weft_pool_create(0, &pool), WEFT_OK);
     weft_train_options options = {.out = out, .resume = resume};
     if (weft_train(&c, backend, pool, &options, &result) != WEFT_OK)
@@ -89,7 +89,7 @@ static void test_bf16_tracks_the_cpu_in_f32(void **state) {
     int steps = is_quick() ? QUICK_STEPS : STEPS;
     double want[STEPS], got[STEPS], most = 0;
     char a[300], b[300];
-#define TRACKED "GPT2_LOG_INTERVAL=1", "LEARNING_RATE=1e-3", "GPT2_MIN_LR=1e-4"
+#define TRACKED "LOG_INTERVAL=1", "LEARNING_RATE=1e-3", "MIN_LR=1e-4"
     snprintf(a, sizeof a, "%s", scratch_path("cpu"));
     snprintf(b, sizeof b, "%s", scratch_path("gpu"));
     weft_train_result cpu = run(weft_cpu_backend(), "defconfigs/demo", a, steps, false,
@@ -163,7 +163,7 @@ static void test_run_that_does_not_fit_is_refused(void **state) {
     command_fails(1,
                   RUN("train", "--config", config, "--out", scratch_path("large"), "--device",
                       "cuda", "-o", "N_EMBD=1024", "-o", "N_LAYER=24", "-o", "BATCH_SIZE=4096",
-                      "-o", "MICRO_BATCH=4096", "-o", "GPT2_BLOCK_SIZE=1024"),
+                      "-o", "MICRO_BATCH=4096", "-o", "CONTEXT=1024"),
                   SAYS("GiB", "MICRO_BATCH="));
 }
 

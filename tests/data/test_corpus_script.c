@@ -231,9 +231,9 @@ static void test_it_becomes_a_dataset_with_its_hash_in_the_record(void **state) 
     file_write(scratch_path("config"), "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=8\nCONFIG_N_HEAD=1\n", 49);
     char *said;
     command_succeeds(RUN("train", "--config", scratch_path("config"), "--out", scratch_path("run"),
-                         "-o", option, "-o", "VOCAB_SIZE=256", "-o", "GPT2_BLOCK_SIZE=16", "-o",
-                         "GPT2_MAX_ITERS=1", "-o", "BATCH_SIZE=1", "-o", "GPT2_EVAL_SAMPLES=1",
-                         "-o", "SAVE_CHECKPOINT=n", "--json"),
+                         "-o", option, "-o", "VOCAB_SIZE=256", "-o", "CONTEXT=16", "-o", "STEPS=1",
+                         "-o", "BATCH_SIZE=1", "-o", "EVAL_SAMPLES=1", "-o", "SAVE_CHECKPOINT=n",
+                         "--json"),
                      &said);
     json_t *result = json_loads(said, 0, NULL), *about = json_loads(manifest, 0, NULL);
     json_t *facts = json_object_get(result, "facts");

@@ -35,9 +35,9 @@ WRAPPER = """#!/bin/sh
 weft=%s
 case "$1 $*" in
     *--list*|*--help*) exec "$weft" "$@" ;;
-    "train "*--text*) exec "$weft" "$@" --minutes 0.01 --device cpu -o GPT2_MAX_ITERS=2 -o SAMPLE_PROMPT= ;;
-    "train "*) exec "$weft" "$@" --device cpu -o GPT2_MAX_ITERS=2 -o GPT2_EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
-    "study "*) exec "$weft" "$@" --device cpu -o GPT2_MAX_ITERS=2 -o GPT2_EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
+    "train "*--text*) exec "$weft" "$@" --minutes 0.01 --device cpu -o STEPS=2 -o SAMPLE_PROMPT= ;;
+    "train "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
+    "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
     "watch "*|"serve "*)
         "$weft" "$@" --port 0 >%s/address 2>&1 &
         for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do

@@ -77,7 +77,7 @@ def follow_option(torch):
     put("src/config/options.def", '       "Dropout on the two residual branches, in training.")\n', page.block("NUMBER(embed_scale"))
     put("src/model/transformer.c", "weft_embed(b->g, wte, m->tokens, wpe, wpe ? b->start : NULL, 0);\n",
         "    " + page.block("if (c->embed_scale"))
-    put("tests/reference/model_config.py", '    "GPT2_DROPOUT": (float, None),\n', "    " + page.block('"EMBED_SCALE": ('))
+    put("tests/reference/model_config.py", '    "DROPOUT": (float, None),\n', "    " + page.block('"EMBED_SCALE": ('))
     put("tests/reference/model.py", '        x = x + params["wpe.weight"][:ids.shape[1]]\n', "    " + page.block('x = x * c["EMBED_SCALE"]'))
     config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# a factor of the embedding", 1)
     write("tests/model/configs/my-dot-scaled.config", config + page.block("CONFIG_EMBED_SCALE="))

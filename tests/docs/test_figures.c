@@ -186,7 +186,7 @@ static void test_variants_of_several_lengths(void **state) {
     for (int step = 0; step < 2; step++)
         for (int seed = 1; seed <= 3; seed++) {
             long long run = study_run(db, step, 0.001, seed, 3 + step + 0.01 * seed, "w");
-            study_sql(db, "UPDATE runs SET config = '{\"gpt2_block_size\": %d}' WHERE run = %lld",
+            study_sql(db, "UPDATE runs SET config = '{\"context\": %d}' WHERE run = %lld",
                       step ? 64 : 16, run);
             study_sql(db, "INSERT INTO facts VALUES(%lld, 'loss_at_0_0', 5)", run);
             study_sql(db, "INSERT INTO facts VALUES(%lld, 'loss_at_1_%d', 3)", run, step ? 63 : 15);
@@ -347,9 +347,9 @@ static void test_decoding_has_the_plans_bytes(void **state) {
         char want[128] = "| ";
         for (int t = 0; t < 3; t++) {
             const char *words[40] = {
-                "plan", "--json",     "-o", "N_LAYER=12",       "-o", "N_HEAD=12",
-                "-o",   "N_EMBD=768", "-o", "VOCAB_SIZE=50304", "-o", "GPT2_BLOCK_SIZE=1024",
-                "-o",   types[t]};
+                "plan",      "--json",       "-o",         "N_LAYER=12", "-o",
+                "N_HEAD=12", "-o",           "N_EMBD=768", "-o",         "VOCAB_SIZE=50304",
+                "-o",        "CONTEXT=1024", "-o",         types[t]};
             int count = 14;
             for (const char *const *o = variants[v].options; *o; o++) {
                 words[count++] = "-o";

@@ -19,7 +19,7 @@ enum { KEY = 5, ANSWER = KEY + 1 };
 
 #define SMALL                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=256", "-o",          \
-        "GPT2_BLOCK_SIZE=160", "-o", "INIT=orthogonal"
+        "CONTEXT=160", "-o", "INIT=orthogonal"
 
 static char model[512], details[512], prompt[512], text[512];
 
@@ -190,10 +190,9 @@ static void test_a_right_answer_is_counted(void **state) {
     snprintf(data, sizeof data, "DATASET=%.500s", folder);
     command_succeeds(RUN("tokenize", "--out", folder, text), NULL);
     command_succeeds(RUN("train", "--config", "defconfigs/needle", "--step", "dot", "-o", data,
-                         "-o", "N_LAYER=1", "-o", "GPT2_BLOCK_SIZE=160", "-o", "BATCH_SIZE=4", "-o",
-                         "GPT2_MAX_ITERS=150", "-o", "GPT2_WARMUP_STEPS=10", "-o",
-                         "LEARNING_RATE=1e-2", "-o", "GPT2_EVAL_SAMPLES=1", "--peak-flops", "0",
-                         "--out", run),
+                         "-o", "N_LAYER=1", "-o", "CONTEXT=160", "-o", "BATCH_SIZE=4", "-o",
+                         "STEPS=150", "-o", "WARMUP_STEPS=10", "-o", "LEARNING_RATE=1e-2", "-o",
+                         "EVAL_SAMPLES=1", "--peak-flops", "0", "--out", run),
                      NULL);
     json_t *said = command_json(RUN("eval", "--model", run, "--needle", asked[0], asked[1],
                                     asked[2], asked[3], asked[4], asked[5], "--json"));
@@ -213,7 +212,7 @@ static void test_wrong_usage_is_told(void **state) {
     (void)state;
     make_model("POSITION=learned");
     command_fails(2, RUN("eval", "--model", model, "--needle", "--lengths", "161"),
-                  SAYS("161", "GPT2_BLOCK_SIZE"));
+                  SAYS("161", "CONTEXT"));
     command_fails(2, RUN("eval", "--model", model, "--needle", "--lengths", "40"),
                   SAYS("--lengths 40"));
     command_fails(2, RUN("eval", "--model", model, "--needle", "--depths", "2"), SAYS("--depths"));

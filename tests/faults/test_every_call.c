@@ -484,19 +484,19 @@ static int open_scratch(void **state) {
     train_config(config);
     FILE *file = fopen(config, "a");
     assert_non_null(file);
-    fputs("CONFIG_GPT2_MAX_ITERS=4\nCONFIG_GPT2_EVAL_INTERVAL=2\nCONFIG_CHECKPOINT_INTERVAL=1\n"
-          "CONFIG_CHECKPOINT_KEEP=2\nCONFIG_GPT2_GRADIENT_ACCUMULATION=1\n"
+    fputs("CONFIG_STEPS=4\nCONFIG_EVAL_INTERVAL=2\nCONFIG_CHECKPOINT_INTERVAL=1\n"
+          "CONFIG_CHECKPOINT_KEEP=2\nCONFIG_GRADIENT_ACCUMULATION=1\n"
           "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_SAMPLE_PROMPT=\"a\"\n"
           "CONFIG_SAMPLE_INTERVAL=2\nCONFIG_SAMPLE_TOKENS=2\n",
           file);
     fclose(file);
-    command_succeeds(RUN(TRAIN, "--out", source, "-o", "GPT2_MAX_ITERS=2"), NULL);
+    command_succeeds(RUN(TRAIN, "--out", source, "-o", "STEPS=2"), NULL);
     command_succeeds(RUN("convert", "--model", "tests/vectors/hf/gpt2", "--out", at("converted")),
                      NULL);
     study_config(at("study-config"));
     file = fopen(at("study-config"), "a");
     assert_non_null(file);
-    fputs("CONFIG_GPT2_MAX_ITERS=2\nCONFIG_STUDY_SEEDS=1\nCONFIG_STUDY_LEARNING_RATES=\"1e-3\"\n"
+    fputs("CONFIG_STEPS=2\nCONFIG_STUDY_SEEDS=1\nCONFIG_STUDY_LEARNING_RATES=\"1e-3\"\n"
           "CONFIG_CHECKPOINT_INTERVAL=1\n",
           file);
     fclose(file);

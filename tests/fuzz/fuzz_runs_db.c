@@ -23,7 +23,7 @@ static const struct {
 enum { TABLES = sizeof tables / sizeof tables[0], COLUMNS_MOST = 32, CHANGES_MOST = 64 };
 
 static const char config[] = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_ABLATION_STEPS=\"0,2,4\"\n"
-                             "CONFIG_STUDY_SEEDS=2\nCONFIG_GPT2_MAX_ITERS=4\n"
+                             "CONFIG_STUDY_SEEDS=2\nCONFIG_STEPS=4\n"
                              "CONFIG_STUDY_LEARNING_RATES=\"1e-3,1e-2\"\n";
 
 /* Results of every run, but for the last two. */

@@ -53,7 +53,7 @@ static void make_small(void) {
     weft_config c;
     weft_config_defaults(&c);
     c.n_layer = c.n_head = 1;
-    c.n_embd = c.n_ffn = c.vocab_size = c.gpt2_block_size = 2;
+    c.n_embd = c.n_ffn = c.vocab_size = c.context = 2;
     if (weft_model_create(&c, WEFT_F32, &small.model) != WEFT_OK ||
         weft_pool_create(1, &small.pool) != WEFT_OK ||
         weft_optimizer_create(small.model, weft_cpu_backend(), small.pool, &small.optimizer) !=

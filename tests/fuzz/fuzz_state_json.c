@@ -51,7 +51,7 @@ bool fuzz_state_json(const uint8_t *data, size_t size) {
     weft_model_check_sums(last);
     weft_config_defaults(&c);
     c.n_layer = c.n_head = 1;
-    c.n_embd = c.vocab_size = c.gpt2_block_size = 2;
+    c.n_embd = c.vocab_size = c.context = 2;
     /* The weights are damaged, so all that can be read is the state. */
     if (weft_checkpoint_load(fuzz_folder(), "last", &model, &c, WEFT_F32, NULL, &state) == WEFT_OK)
         weft_model_destroy(model);

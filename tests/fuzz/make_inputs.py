@@ -60,16 +60,16 @@ def make_safetensors():
 
 def make_configs():
     write("config", "keys", 'CONFIG_N_LAYER=2\n# CONFIG_CAUSAL is not set\nCONFIG_ATTENTION="w2"\n',
-          'CONFIG_LEARNING_RATE="1e-3"\nCONFIG_GPT2_DROPOUT=0.1\nCONFIG_DATASET="a\\"b\\\\c"\n# words\n')
+          'CONFIG_LEARNING_RATE="1e-3"\nCONFIG_DROPOUT=0.1\nCONFIG_DATASET="a\\"b\\\\c"\n# words\n')
     write("config", "overrides", "n_layer=2\nCONFIG_FFN=swiglu\nDATASET=\"x\"\nTOKENIZER=\nSEED=9007199254740991")
     write("config_json", "keys", json.dumps(
         {"n_layer": 2, "n_head": 2, "n_embd": 4, "attention": "mla", "causal": True,
          "learning_rate": 0.001, "dataset": "embedded", "ffn": "wsffn", "wsffn_n_head": 2}))
     write("study", "ablation", 'CONFIG_ATTENTION="mla"\nCONFIG_RA_MLA_ABLATION_STEPS="0,1,2,3,4,5"\n',
           'CONFIG_STUDY_SEEDS=2\nCONFIG_STUDY_LEARNING_RATES="1e-3, 3e-3"\n')
-    write("study", "steps", 'CONFIG_STUDY_STEPS="dot; w2 vs dot: ATTENTION=w2 N_FFN=16; x vs w2:',
-          ' FFN=swiglu GPT2_DROPOUT=\\"0.1\\""\nCONFIG_STUDY_EQUAL="parameters"\nCONFIG_STUDY_RATE_SEED=7\n')
-    write("study", "tokens", 'CONFIG_STUDY_EQUAL="tokens"\nCONFIG_GPT2_MAX_ITERS=7\nCONFIG_STUDY_SCORE="train_loss"\n')
+    write("study", "steps", 'CONFIG_STUDY_VARIANTS="dot; w2 vs dot: ATTENTION=w2 N_FFN=16; x vs w2:',
+          ' FFN=swiglu DROPOUT=\\"0.1\\""\nCONFIG_STUDY_EQUAL="parameters"\nCONFIG_STUDY_RATE_SEED=7\n')
+    write("study", "tokens", 'CONFIG_STUDY_EQUAL="tokens"\nCONFIG_STEPS=7\nCONFIG_STUDY_SCORE="train_loss"\n')
 
 
 def make_state():

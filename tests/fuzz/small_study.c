@@ -4,10 +4,10 @@
 
 /* Over file and steps: what makes a model large, and what names files. */
 static const weft_override small[] = {
-    {"N_LAYER=1", "-o"},         {"N_HEAD=1", "-o"},        {"N_EMBD=8", "-o"},
-    {"N_FFN=8", "-o"},           {"KV_HEADS=0", "-o"},      {"VOCAB_SIZE=256", "-o"},
-    {"GPT2_BLOCK_SIZE=8", "-o"}, {"BATCH_SIZE=1", "-o"},    {"MICRO_BATCH=1", "-o"},
-    {"DATASET=embedded", "-o"},  {"TOKENIZER=bytes", "-o"}, {"RA_MLA_LATENT_DIM=4", "-o"},
+    {"N_LAYER=1", "-o"},        {"N_HEAD=1", "-o"},        {"N_EMBD=8", "-o"},
+    {"N_FFN=8", "-o"},          {"KV_HEADS=0", "-o"},      {"VOCAB_SIZE=256", "-o"},
+    {"CONTEXT=8", "-o"},        {"BATCH_SIZE=1", "-o"},    {"MICRO_BATCH=1", "-o"},
+    {"DATASET=embedded", "-o"}, {"TOKENIZER=bytes", "-o"}, {"RA_MLA_LATENT_DIM=4", "-o"},
 };
 
 weft_status small_study(const char *file, weft_study **out) {

@@ -35,9 +35,9 @@ typedef struct {
 } fixture;
 
 static void open_model(fixture *f, const char *name, const char *cache, int threads) {
-    static const char *const set[][2] = {{"GPT2_WEIGHT_TYING", "n"}, {"VOCAB_SIZE", "211"}};
+    static const char *const set[][2] = {{"WEIGHT_TYING", "n"}, {"VOCAB_SIZE", "211"}};
     model_case_open(&f->c, name);
-    f->c.config.gpt2_block_size = CONTEXT;
+    f->c.config.context = CONTEXT;
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++)
         assert_int_equal(weft_config_set(&f->c.config, set[i][0], set[i][1], "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&f->c.config, "CACHE_DTYPE", cache, "test"), WEFT_OK);

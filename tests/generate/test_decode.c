@@ -139,7 +139,7 @@ static void test_decoding_equals_the_reference(void **state) {
 /* A case made longer: the config's block size and its tokens. */
 static void open_long(model_case *c, const char *name, int64_t time) {
     model_case_open(c, name);
-    c->config.gpt2_block_size = time;
+    c->config.context = time;
     c->time = time;
     c->batch = 1;
     free(c->tokens);

@@ -38,7 +38,7 @@ static const char *narrow = "f32"; /* the type of cache and matrices */
 
 static void open_model(fixture *f, const char *name, int64_t context, int threads) {
     model_case_open(&f->c, name);
-    f->c.config.gpt2_block_size = context;
+    f->c.config.context = context;
     assert_int_equal(weft_config_set(&f->c.config, "CACHE_DTYPE", narrow, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&f->c.config, "WEIGHT_DTYPE", narrow, "test"), WEFT_OK);
     f->model = model_case_weights(&f->c, WEFT_F32);
@@ -395,7 +395,7 @@ static void check_greedy(const char *name, int64_t block) {
     model_case whole;
     model_case_open(&whole, name);
     int32_t *own[] = {whole.tokens, whole.targets};
-    whole.config.gpt2_block_size = TIME;
+    whole.config.context = TIME;
     whole.tokens = tokens;
     whole.targets = targets;
     whole.time = TIME;

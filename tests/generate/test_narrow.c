@@ -72,7 +72,7 @@ static weft_model *draw_model(const char *const *settings) {
     return m;
 }
 
-#define SIZES "N_LAYER=2", "N_HEAD=4", "N_EMBD=128", "VOCAB_SIZE=211", "GPT2_BLOCK_SIZE=300"
+#define SIZES "N_LAYER=2", "N_HEAD=4", "N_EMBD=128", "VOCAB_SIZE=211", "CONTEXT=300"
 
 /* Widths for which the fast kernels are made, and blocks and pages enough. */
 static void test_narrow_logits_are_within_their_error(void **state) {
@@ -152,7 +152,7 @@ static void test_a_number_that_is_none_is_not_rounded_away(void **state) {
 static double perplexity(weft_model *m, const char *weights, const char *cache, int sequences) {
     decoding d;
     weft_dataset *data;
-    int64_t time = m->config.gpt2_block_size, n = 0;
+    int64_t time = m->config.context, n = 0;
     double sum = 0;
     assert_int_equal(weft_dataset_open(&m->config, &data), WEFT_OK);
     open_decoder(&d, m, weights, cache, time, 1, 1);
@@ -187,7 +187,7 @@ static void test_eight_bits_hardly_change_the_perplexity(void **state) {
         snprintf(run, sizeof run, "%s", scratch_path("step%s", steps[i]));
         snprintf(best, sizeof best, "%s/best", run);
         command_succeeds(RUN("train", "--config", "defconfigs/demo", "--step", steps[i], "-o",
-                             "GPT2_MAX_ITERS=150", "-o", "GPT2_WARMUP_STEPS=20", "--out", run),
+                             "STEPS=150", "-o", "WARMUP_STEPS=20", "--out", run),
                          NULL);
         weft_model *m;
         if (weft_model_load(best, WEFT_F32, &m) != WEFT_OK) fail_msg("%s", weft_error_message());

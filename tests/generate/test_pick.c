@@ -90,10 +90,10 @@ static void set(const form *f, weft_config *c, const char *text) {
 }
 
 static void configure(const form *f, weft_config *c) {
-    static const char *const all[] = {
-        "N_LAYER=3",      "N_EMBD=128",          "N_HEAD=4",         "VOCAB_SIZE=104",
-        "FFN=gelu",       "ATTENTION=mla",       "RA_MLA_SCORE=dot", "GPT2_BLOCK_SIZE=300",
-        "GPT2_DROPOUT=0", "RA_MLA_LATENT_DIM=64"};
+    static const char *const all[] = {"N_LAYER=3",           "N_EMBD=128",  "N_HEAD=4",
+                                      "VOCAB_SIZE=104",      "FFN=gelu",    "ATTENTION=mla",
+                                      "RA_MLA_SCORE=dot",    "CONTEXT=300", "DROPOUT=0",
+                                      "RA_MLA_LATENT_DIM=64"};
     weft_config_defaults(c);
     check(f, weft_config_step(c, f->step));
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -472,7 +472,7 @@ static void test_a_token_that_breaks_a_text_is_kept_as_such(void **state) {
     const form *f = *state;
     need_backend();
     decoding d;
-    weft_model *m = make_model_with(f, "GPT2_WEIGHT_TYING=n");
+    weft_model *m = make_model_with(f, "WEIGHT_TYING=n");
     break_weight(m, "wte.weight", 3 * m->config.n_embd, m->config.n_embd);
     open_decoding(f, &d, m, 2, false);
     int32_t picked[2];

@@ -40,8 +40,8 @@ SAID_BY_SANITIZERS = ("AddressSanitizer", "LeakSanitizer", "ThreadSanitizer", "r
 CONFIG = session.SMALL_MODEL + """CONFIG_N_FFN=32
 CONFIG_DATASET="embedded"
 CONFIG_TOKENIZER="bytes"
-CONFIG_GPT2_MAX_ITERS=3
-CONFIG_GPT2_EVAL_INTERVAL=1
+CONFIG_STEPS=3
+CONFIG_EVAL_INTERVAL=1
 """
 
 
@@ -355,7 +355,7 @@ class Attack(session.Session):
     def attack_run(self):
         """A run's folder: checkpoints, state.json, metrics.jsonl."""
         w = self.put("run", "run")
-        self.run("run", "train", "--config", self.g / "config", "--out", w / "run", "--threads", 1, "--resume", "-o", "GPT2_MAX_ITERS=4")
+        self.run("run", "train", "--config", self.g / "config", "--out", w / "run", "--threads", 1, "--resume", "-o", "STEPS=4")
 
     def attack_state(self):
         w = self.put("run")
@@ -368,12 +368,12 @@ class Attack(session.Session):
         w = self.put("run")
         path = w / "run/metrics.jsonl"
         path.write_bytes(self.mutator.json_lines(path.read_bytes()))
-        self.run("metrics", "train", "--config", self.g / "config", "--out", w / "run", "--threads", 1, "--resume", "-o", "GPT2_MAX_ITERS=4")
+        self.run("metrics", "train", "--config", self.g / "config", "--out", w / "run", "--threads", 1, "--resume", "-o", "STEPS=4")
 
     def attack_dataset(self):
         w = self.put("shards", "shards")
         self.run("dataset", "train", "--config", self.g / "config", "--threads", 1, "--out", w / "run", "-o", f"DATASET={w / 'shards'}",
-                 "-o", "VOCAB_SIZE=320", "-o", "GPT2_MAX_ITERS=1")
+                 "-o", "VOCAB_SIZE=320", "-o", "STEPS=1")
 
     def attack_tokens(self):
         w = self.put("tokens.npy", "tokens.npy")

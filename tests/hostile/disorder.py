@@ -24,8 +24,8 @@ import time
 
 import session
 
-CONFIG = session.SMALL_MODEL + """CONFIG_GPT2_MAX_ITERS=6
-CONFIG_GPT2_EVAL_INTERVAL=2
+CONFIG = session.SMALL_MODEL + """CONFIG_STEPS=6
+CONFIG_EVAL_INTERVAL=2
 CONFIG_CHECKPOINT_KEEP=2
 CONFIG_LR_SCHEDULE="constant"
 CONFIG_SAMPLE_PROMPT="a"
@@ -47,7 +47,7 @@ class Disorder(session.Session):
         self.mounted = False
         config, study, text, ref = (str(self.top / n) for n in ("config", "study", "text", "ref"))
         pathlib.Path(config).write_text(CONFIG)
-        pathlib.Path(study).write_text(CONFIG.replace("ITERS=6", "ITERS=2") + 'CONFIG_STUDY_STEPS="a; b: ATTENTION=w2"\n')
+        pathlib.Path(study).write_text(CONFIG.replace("ITERS=6", "ITERS=2") + 'CONFIG_STUDY_VARIANTS="a; b: ATTENTION=w2"\n')
         pathlib.Path(text).write_text("".join(chr(97 + i * i * 7 % 26) + ("\n" if i % 50 == 0 else " " if i % 5 == 0 else "") for i in range(20000)))
         out = str(self.work / "out")
         one = ["--threads", "1"]

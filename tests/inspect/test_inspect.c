@@ -102,7 +102,7 @@ static void test_every_number_is_the_references(void **state) {
 
 #define SMALL                                                                                      \
     "-o", "N_LAYER=2", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=256", "-o",          \
-        "GPT2_BLOCK_SIZE=32"
+        "CONTEXT=32"
 
 static const char *make_text(void) {
     const char *path = scratch_path("text");
@@ -116,7 +116,7 @@ static const char *make_text(void) {
 static const char *make_model(const char *name, const char *kind, const char *ffn) {
     const char *model = scratch_path("%s", name);
     command_succeeds(RUN("init", "--force", SMALL, "-o", kind, "-o", ffn, "-o",
-                         "RA_MLA_MLP_ATTN_GATE=y", "-o", "GPT2_DROPOUT=0.5", "--out", model),
+                         "RA_MLA_MLP_ATTN_GATE=y", "-o", "DROPOUT=0.5", "--out", model),
                      NULL);
     return model;
 }

@@ -10,8 +10,7 @@
 
 #include <cmocka.h>
 
-#define TINY                                                                                       \
-    "N_LAYER=2", "N_EMBD=32", "N_HEAD=2", "VOCAB_SIZE=256", "GPT2_BLOCK_SIZE=16", "DATASET=copy"
+#define TINY "N_LAYER=2", "N_EMBD=32", "N_HEAD=2", "VOCAB_SIZE=256", "CONTEXT=16", "DATASET=copy"
 
 static weft_account account_of(const char *const *overrides, int step) {
     weft_config c;
@@ -56,7 +55,7 @@ static void test_numbers_kept_for_the_backward_pass(void **state) {
     double step3 = account_of(mla, 3).kept_per_token_layer;
     if (step0 > 14100) fail_msg("step 0 keeps %.0f numbers a token and layer", step0);
     if (step3 > step0 + 4000) fail_msg("step 3 keeps %.0f, step 0 %.0f", step3, step0);
-    const char *longer[] = {"ATTENTION=mla", "BATCH_SIZE=2", "GPT2_BLOCK_SIZE=4096", NULL};
+    const char *longer[] = {"ATTENTION=mla", "BATCH_SIZE=2", "CONTEXT=4096", NULL};
     double at_4096 = account_of(longer, 3).kept_per_token_layer;
     assert_true(at_4096 < step3 + 1 && at_4096 > step3 - 1);
 }
@@ -120,8 +119,8 @@ static void test_first_phase_is_counted(void **state) {
 static void test_memory_adds_up(void **state) {
     (void)state;
     const char *small[] = {
-        "N_LAYER=3",          "N_EMBD=64",           "N_HEAD=4", "VOCAB_SIZE=1000", "BATCH_SIZE=2",
-        "GPT2_BLOCK_SIZE=64", "OPTIMIZER=adamwspam", NULL};
+        "N_LAYER=3",  "N_EMBD=64",           "N_HEAD=4", "VOCAB_SIZE=1000", "BATCH_SIZE=2",
+        "CONTEXT=64", "OPTIMIZER=adamwspam", NULL};
     weft_account a = account_of(small, -1);
     assert_int_equal(a.weights_bytes, 4 * a.parameters);
     assert_int_equal(a.optimizer_bytes, 3 * 4 * a.parameters);

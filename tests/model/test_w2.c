@@ -152,11 +152,8 @@ static void count_gradients(const char *const *overrides, bool recompute, int *a
     weft_config_defaults(&c);
     for (; *overrides; overrides++)
         check(weft_config_override(&c, *overrides, "test"));
-    weft_build build = {.batch = 2,
-                        .time = c.gpt2_block_size,
-                        .dtype = WEFT_BF16,
-                        .train = true,
-                        .recompute = recompute};
+    weft_build build = {
+        .batch = 2, .time = c.context, .dtype = WEFT_BF16, .train = true, .recompute = recompute};
     check(weft_model_build(&c, &build, &m));
     check(weft_fuse(m.graph));
     check(weft_graph_backward(m.graph, m.loss, NULL));
@@ -173,7 +170,7 @@ static void count_gradients(const char *const *overrides, bool recompute, int *a
     weft_model_graph_destroy(&m);
 }
 
-#define SMALL "N_LAYER=3", "N_EMBD=64", "N_HEAD=4", "VOCAB_SIZE=1000", "GPT2_BLOCK_SIZE=16"
+#define SMALL "N_LAYER=3", "N_EMBD=64", "N_HEAD=4", "VOCAB_SIZE=1000", "CONTEXT=16"
 
 static void test_gaussians_have_no_pass_of_their_own(void **state) {
     (void)state;

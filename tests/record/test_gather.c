@@ -28,9 +28,9 @@ static int make_runs(void **state) {
     (void)state;
     static const char config[] =
         "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\n"
-        "CONFIG_GPT2_BLOCK_SIZE=16\nCONFIG_BATCH_SIZE=2\nCONFIG_GPT2_MAX_ITERS=6\n"
-        "CONFIG_GPT2_EVAL_INTERVAL=3\nCONFIG_GPT2_EVAL_SAMPLES=1\nCONFIG_SAVE_CHECKPOINT=n\n"
-        "CONFIG_GPT2_LOG_INTERVAL=1\nCONFIG_DEVICE=\"cpu\"\n";
+        "CONFIG_CONTEXT=16\nCONFIG_BATCH_SIZE=2\nCONFIG_STEPS=6\n"
+        "CONFIG_EVAL_INTERVAL=3\nCONFIG_EVAL_SAMPLES=1\nCONFIG_SAVE_CHECKPOINT=n\n"
+        "CONFIG_LOG_INTERVAL=1\nCONFIG_DEVICE=\"cpu\"\n";
     scratch_open();
     file_write(scratch_path("config"), config, sizeof config - 1);
     snprintf(runs, sizeof runs, "%s", scratch_path("runs"));

@@ -21,7 +21,7 @@
 static char config[256], made[256], spoilt[256], database[300];
 
 #define STEPS                                                                                      \
-    "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_STEPS=a; b: N_FFN=24", "-o",                      \
+    "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_VARIANTS=a; b: N_FFN=24", "-o",                   \
         "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1", "-o", "RA_MLA_MLP_GATE_DIM=64"
 #define STUDY RUN("study", "--config", config, "--out", spoilt, STEPS)
 

@@ -16,7 +16,7 @@
 static char config[256], whole[256], first[256], second[256];
 
 #define STEPS                                                                                      \
-    "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_STEPS=a; b: N_FFN=24", "-o",                      \
+    "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_VARIANTS=a; b: N_FFN=24", "-o",                   \
         "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1"
 
 static void change(const char *folder, const char *sql) {
@@ -62,11 +62,11 @@ static void test_what_neither_has_waits(void **state) {
 static void test_other_configs_and_contradictions_are_refused(void **state) {
     (void)state;
     const char *other = scratch_path("other"), *out = scratch_path("refused");
-    command_succeeds(RUN("study", "--config", config, "--out", other, STEPS, "--steps", "a", "-o",
-                         "GPT2_MAX_ITERS=4"),
-                     NULL);
+    command_succeeds(
+        RUN("study", "--config", config, "--out", other, STEPS, "--steps", "a", "-o", "STEPS=4"),
+        NULL);
     command_fails(2, RUN("runs", "merge", first, other, "--out", out),
-                  SAYS("another config", "CONFIG_GPT2_MAX_ITERS is 4 there and 8"));
+                  SAYS("another config", "CONFIG_STEPS is 4 there and 8"));
     assert_int_not_equal(access(scratch_path("refused/runs.db"), F_OK), 0);
     /* The same run, ended with another result. */
     const char *twice = scratch_path("twice");

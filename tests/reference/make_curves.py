@@ -33,10 +33,10 @@ TYPES = {"F64": "<f8", "F32": "<f4", "I32": "<i4"}
 
 # Keys of training: a curve's config gives all of them, those of SPAM where it is the optimizer.
 TRAINING = {
-    "DATASET": str, "MICRO_BATCH": int, "GPT2_GRADIENT_ACCUMULATION": int, "GPT2_MAX_ITERS": int, "LEARNING_RATE": float,
-    "GPT2_MIN_LR": float, "GPT2_WARMUP_STEPS": int, "LR_SCHEDULE": str, "WEIGHT_DECAY": float, "GRAD_CLIP": float, "OPTIMIZER": str,
+    "DATASET": str, "MICRO_BATCH": int, "GRADIENT_ACCUMULATION": int, "STEPS": int, "LEARNING_RATE": float,
+    "MIN_LR": float, "WARMUP_STEPS": int, "LR_SCHEDULE": str, "WEIGHT_DECAY": float, "GRAD_CLIP": float, "OPTIMIZER": str,
     "ADAM_BETA1": float, "ADAM_BETA2": float, "ADAM_EPS": float, "INIT": str, "SEED": int, "DTYPE": str,
-    "GPT2_EVAL_INTERVAL": int, "GPT2_EVAL_SAMPLES": int, "GPT2_LOG_INTERVAL": int, "SAVE_CHECKPOINT": str,
+    "EVAL_INTERVAL": int, "EVAL_SAMPLES": int, "LOG_INTERVAL": int, "SAVE_CHECKPOINT": str,
 }
 SPAM = {
     "SPAM_AMSGRAD": str, "SPAM_ENABLE_CLIP": str, "SPAM_THETA": float, "SPAM_SPIKE_THRESHOLD": float, "SPAM_PERIODIC_RESET": str,
@@ -74,14 +74,14 @@ def parse(path):
     if wrong:
         raise model_config.BadConfig(f"{path.name}: given or needed, not both: {', '.join(sorted(wrong))}")
     config = model_config.parse_config("\n".join(lines))[0]
-    if config["GPT2_DROPOUT"] != 0 or own["DTYPE"] != "f32":
+    if config["DROPOUT"] != 0 or own["DTYPE"] != "f32":
         raise model_config.BadConfig(f"{path.name}: the weights of a curve start as f32, and there is no dropout")
     return config, own
 
 
 def rate(t, step):
     """The learning rate of step 1 … N: linear up to the highest, then down to the lowest, which the last step has."""
-    high, low, warmup, steps = t["LEARNING_RATE"], t["GPT2_MIN_LR"], t["GPT2_WARMUP_STEPS"], t["GPT2_MAX_ITERS"]
+    high, low, warmup, steps = t["LEARNING_RATE"], t["MIN_LR"], t["WARMUP_STEPS"], t["STEPS"]
     if step <= warmup:
         return high * step / warmup
     if t["LR_SCHEDULE"] == "cosine":
@@ -185,7 +185,7 @@ def make_curve(path, build):
     config, training = parse(path)
     params, tokens, targets = start(path, build, config)
     optimizer, losses = Optimizer(training, params), []
-    for i in range(training["GPT2_MAX_ITERS"]):
+    for i in range(training["STEPS"]):
         loss, grads = loss_and_gradients(config, params, tokens[i], targets[i], training["MICRO_BATCH"])
         losses.append(loss)
         optimizer.run(params, grads)

@@ -56,7 +56,7 @@ class Case:
     def __init__(self, path, seed=None):
         self.name, self.path = path.stem, path
         self.config, marks = model_config.parse_config(path.read_text())
-        if set(marks) != {"seed", "length", "ignore"} or self.config["GPT2_DROPOUT"] != 0:
+        if set(marks) != {"seed", "length", "ignore"} or self.config["DROPOUT"] != 0:
             raise model_config.BadConfig("needs `# seed=`, `# length=`, `# ignore=` lines and no dropout")
         self.seed = marks["seed"] if seed is None else seed
         self.ignore, self.length = marks["ignore"], marks["length"]

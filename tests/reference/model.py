@@ -40,7 +40,7 @@ def norm(c, p, name, x):
     if c["NORM"] == "layernorm":
         centred = x - x.mean(-1, keepdim=True)
         y = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + (c["NORM_EPS"] or 1e-5)) * p[f"{name}.weight"]
-        return y + p[f"{name}.bias"] if c["GPT2_BIAS"] else y
+        return y + p[f"{name}.bias"] if c["BIAS"] else y
     return x / torch.sqrt((x**2).mean(-1, keepdim=True) + (c["NORM_EPS"] or 1e-6)) * p[f"{name}.weight"]
 
 
@@ -369,7 +369,7 @@ def forward(c, params, ids, constants):
     x = norm(c, params, "ln_f", x)
     if c["MUP"]:
         x = x * (c["MUP_BASE_WIDTH"] / c["N_EMBD"])
-    head = params["wte.weight"] if c["GPT2_WEIGHT_TYING"] else params["lm_head.weight"]
+    head = params["wte.weight"] if c["WEIGHT_TYING"] else params["lm_head.weight"]
     return linear(x, head), aux_z, aux_c
 
 

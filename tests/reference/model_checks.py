@@ -32,7 +32,7 @@ def check_counts():
         lines = [
             'CONFIG_ATTENTION="mla"', 'CONFIG_FFN="gelu"', 'CONFIG_POSITION="learned"', 'CONFIG_NORM="layernorm"',
             "CONFIG_N_LAYER=12", "CONFIG_N_HEAD=12", "CONFIG_N_EMBD=768", "CONFIG_VOCAB_SIZE=50304",
-            "CONFIG_GPT2_BLOCK_SIZE=1024", "CONFIG_BATCH_SIZE=8", 'CONFIG_GPT2_DROPOUT="0.0"',
+            "CONFIG_CONTEXT=1024", "CONFIG_BATCH_SIZE=8", 'CONFIG_DROPOUT="0.0"',
             f"CONFIG_RA_MLA_MLP_ATTN_GATE={'y' if gate else 'n'}", f"CONFIG_RA_MLA_MLP_CROSS_TOKEN={'y' if cross else 'n'}",
             f"CONFIG_RA_MLA_MLP_LATENT_RECIP={'y' if latent else 'n'}", f'CONFIG_RA_MLA_MLP_TYING_MODE="{tying}"',
         ]
@@ -49,7 +49,7 @@ def check_coverage(cases):
         seen = {case.config[key] for case in cases}
         wanted = {True, False} if kind is bool else set(kind) if isinstance(kind, tuple) else set()
         errors += [f"coverage: CONFIG_{key}={value} in no config" for value in sorted(wanted - seen, key=str)]
-        if not wanted and key != "GPT2_DROPOUT" and not seen - {default}:
+        if not wanted and key != "DROPOUT" and not seen - {default}:
             errors.append(f"coverage: CONFIG_{key} is never anything but {default}")
     mixed = [case.name for case in cases if case.name.startswith("mix-")]
     if len(cases) < 60 or len(mixed) < 20:

@@ -17,13 +17,13 @@ KEYS = {
     "N_FFN": (int, 0),
     "KV_HEADS": (int, 0),
     "VOCAB_SIZE": (int, None),
-    "GPT2_BLOCK_SIZE": (int, None),
+    "CONTEXT": (int, None),
     "MUP": (bool, False),
     "MUP_BASE_WIDTH": (int, 0),
     "MUP_BASE_HEAD": (int, 0),
     "BATCH_SIZE": (int, None),
-    "GPT2_WEIGHT_TYING": (bool, True),
-    "GPT2_BIAS": (bool, True),
+    "WEIGHT_TYING": (bool, True),
+    "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
     "ROPE_THETA": (float, 10000.0),
     "ROPE_SCALING": (("none", "linear", "llama3", "yarn"), "none"),
@@ -32,7 +32,7 @@ KEYS = {
     "ROPE_LOW": (float, 1.0),
     "ROPE_HIGH": (float, 4.0),
     "ROPE_AMPLITUDE": (float, 0.0),
-    "GPT2_DROPOUT": (float, None),
+    "DROPOUT": (float, None),
     "LAMBDA_LOGITS_Z": (float, 0.0),
     "LOGITS_Z_DETACH": (bool, False),
     "CAUSAL": (bool, True),
@@ -161,7 +161,7 @@ def has_tau(c):
 
 def norm_shapes(c, name):
     shapes = {f"{name}.weight": (c["N_EMBD"],)}
-    if c["NORM"] == "layernorm" and c["GPT2_BIAS"]:
+    if c["NORM"] == "layernorm" and c["BIAS"]:
         shapes[f"{name}.bias"] = (c["N_EMBD"],)
     return shapes
 
@@ -169,7 +169,7 @@ def norm_shapes(c, name):
 def attention_biases(c):
     """Whether the projections into queries, keys and values have biases, and whether the output's has."""
     if c["ATTENTION_BIAS"] == "auto":
-        there = c["GPT2_BIAS"] and c["ATTENTION"] in ("dot", "cosine")
+        there = c["BIAS"] and c["ATTENTION"] in ("dot", "cosine")
         return there, there
     return c["ATTENTION_BIAS"] in ("qkv", "all"), c["ATTENTION_BIAS"] == "all"
 
@@ -201,7 +201,7 @@ def attention_shapes(c):
     if c["ATTENTION"] == "cosine" or (has_tau(c) and c["W2_TAU_LEARNED"]):
         shapes["log_tau"] = (h,)
     if c["POSITION"] == "relative":
-        shapes["rel_bias"] = (c["GPT2_BLOCK_SIZE"],)
+        shapes["rel_bias"] = (c["CONTEXT"],)
     return shapes
 
 
@@ -209,7 +209,7 @@ def ffn_shapes(c):
     e, f, h, latent = c["N_EMBD"], c["F"], c["N_HEAD"], c["L"]
     if c["FFN"] == "gelu":
         shapes = {"fc.weight": (f, e), "proj.weight": (e, f)}
-        if c["GPT2_BIAS"]:
+        if c["BIAS"]:
             shapes |= {"fc.bias": (f,), "proj.bias": (e,)}
     else:
         shapes = {"w1.weight": (f, e), "w3.weight": (f, e), "w2.weight": (e, f)}
@@ -235,7 +235,7 @@ def parameter_shapes(c):
     v, e = c["VOCAB_SIZE"], c["N_EMBD"]
     shapes = {"wte.weight": (v, e)}
     if c["POSITION"] == "learned":
-        shapes["wpe.weight"] = (c["GPT2_BLOCK_SIZE"], e)
+        shapes["wpe.weight"] = (c["CONTEXT"], e)
     for i in range(c["N_LAYER"]):
         shapes |= norm_shapes(c, f"h.{i}.ln_1")
         shapes |= {f"h.{i}.attn.{name}": shape for name, shape in attention_shapes(c).items()}
@@ -244,7 +244,7 @@ def parameter_shapes(c):
     if c["RA_MLA_MLP_LATENT_RECIP"] and c["RA_MLA_MLP_TYING_MODE"] == "per_head_scalar":
         shapes |= {"couple.attn_to_mlp": (c["N_HEAD"],), "couple.mlp_to_attn": (c["N_HEAD"],)}
     shapes |= norm_shapes(c, "ln_f")
-    if not c["GPT2_WEIGHT_TYING"]:
+    if not c["WEIGHT_TYING"]:
         shapes["lm_head.weight"] = (v, e)
     return shapes
 

@@ -194,10 +194,10 @@ static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state)
     const char *run = scratch_path("run"), *tokens = scratch_path("held-out.npy");
     command_succeeds(RUN("train", "--config", "defconfigs/demo", "--out", run, "-o",
                          "RA_MLA_ABLATION_STEPS=", "-o", "ATTENTION=mla", "-o", "N_LAYER=2", "-o",
-                         "N_EMBD=16", "-o", "N_HEAD=2", "-o", "GPT2_BLOCK_SIZE=32", "-o",
-                         "RA_MLA_LATENT_DIM=8", "-o", "RA_MLA_MLP_ATTN_GATE=y", "-o",
-                         "GPT2_DROPOUT=0.5", "-o", "GPT2_MAX_ITERS=2", "-o", "GPT2_EVAL_INTERVAL=2",
-                         "-o", "GPT2_EVAL_SAMPLES=1", "-o", "EVAL_INSIDE=y"),
+                         "N_EMBD=16", "-o", "N_HEAD=2", "-o", "CONTEXT=32", "-o",
+                         "RA_MLA_LATENT_DIM=8", "-o", "RA_MLA_MLP_ATTN_GATE=y", "-o", "DROPOUT=0.5",
+                         "-o", "STEPS=2", "-o", "EVAL_INTERVAL=2", "-o", "EVAL_SAMPLES=1", "-o",
+                         "EVAL_INSIDE=y"),
                      NULL);
     json_t *trained = json_load_file(scratch_path("run/result.json"), 0, NULL);
     assert_non_null(trained);

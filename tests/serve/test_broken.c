@@ -64,8 +64,8 @@ static int start(void **state) {
     (void)state;
     static const char text[] =
         "CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
-        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=4096\n"
-        "CONFIG_RA_MLA_LATENT_DIM=8\n# CONFIG_GPT2_WEIGHT_TYING is not set\n";
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=4096\n"
+        "CONFIG_RA_MLA_LATENT_DIM=8\n# CONFIG_WEIGHT_TYING is not set\n";
     scratch_open();
     snprintf(folder, sizeof folder, "%s", scratch_path("model"));
     const char *config = scratch_path("config");

@@ -181,7 +181,7 @@ static void test_a_small_cache_serves_short_texts(void **state) {
     (void)state;
     enum { CLIENTS = 4, TOKEN = 2 * 64 * 8 * 4 /* bytes: keys and values of each layer */ };
     static const char config[] = "CONFIG_N_LAYER=8\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=64\n"
-                                 "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=1024\n";
+                                 "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=1024\n";
     char wide[512], path[512];
     snprintf(wide, sizeof wide, "%s", scratch_path("wide"));
     snprintf(path, sizeof path, "%s", scratch_path("wide.config"));

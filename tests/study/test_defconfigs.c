@@ -129,7 +129,7 @@ static void test_those_of_a_few_cores_have_three_seeds(void **state) {
         weft_study *s = open_study(names[i]);
         if (s->base.study_seeds < 3) fail_msg("%s has fewer than 3 seeds", names[i]);
         /* A mean of training losses is of the steps that are logged. */
-        if (s->base.study_score == WEFT_STUDY_SCORE_TRAIN_LOSS && s->base.gpt2_log_interval != 1)
+        if (s->base.study_score == WEFT_STUDY_SCORE_TRAIN_LOSS && s->base.log_interval != 1)
             fail_msg("%s scores the training loss, and does not log every step", names[i]);
         weft_study_close(s);
     }
@@ -210,11 +210,11 @@ static void test_w2_recall_is_the_write_ups_setting(void **state) {
         const weft_config *c = &s->built[i].config;
         assert_int_equal(weft_config_head_dim(c), 16);
         assert_int_equal(weft_config_ffn_dim(c), 4 * c->n_embd);
-        assert_int_equal(c->gpt2_block_size, 2 * 64);
+        assert_int_equal(c->context, 2 * 64);
         assert_int_equal(c->vocab_size, 1024);
         assert_int_equal(c->batch_size, 32);
-        assert_int_equal(c->gpt2_max_iters, 500);
-        assert_false(c->gpt2_weight_tying || c->gpt2_bias);
+        assert_int_equal(c->steps, 500);
+        assert_false(c->weight_tying || c->bias);
     }
     weft_study_close(s);
 }
@@ -228,7 +228,7 @@ static void test_full_study_is_at_gpt2s_size(void **state) {
     s = open_study("gpt2-ra-mla-full");
     assert_int_equal(s->steps.n, 6);
     assert_int_equal(s->built[0].config.n_embd, 768);
-    assert_int_equal(s->built[0].config.gpt2_max_iters, 10400);
+    assert_int_equal(s->built[0].config.steps, 10400);
     weft_study_close(s);
 }
 

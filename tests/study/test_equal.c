@@ -34,11 +34,11 @@ static double operations(double layers, double ffn_maps, double width) {
 
 static weft_study *open_study(const char *equal, const char *steps) {
     static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-                               "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=24\n"
-                               "CONFIG_BATCH_SIZE=8\nCONFIG_GPT2_MAX_ITERS=100\n";
+                               "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n"
+                               "CONFIG_BATCH_SIZE=8\nCONFIG_STEPS=100\n";
     char one[64], two[1024];
     snprintf(one, sizeof one, "STUDY_EQUAL=%s", equal);
-    snprintf(two, sizeof two, "STUDY_STEPS=%s", steps);
+    snprintf(two, sizeof two, "STUDY_VARIANTS=%s", steps);
     weft_override over[] = {{one, "-o"}, {two, "-o"}};
     const char *path = scratch_path("model");
     file_write(path, text, sizeof text - 1);
@@ -53,7 +53,7 @@ static weft_study *open_study(const char *equal, const char *steps) {
 
 static void test_iterations_stay_as_configured(void **state) {
     (void)state;
-    weft_study *s = open_study("iters", "a; b: BATCH_SIZE=2 N_FFN=8; c: GPT2_MAX_ITERS=7");
+    weft_study *s = open_study("iters", "a; b: BATCH_SIZE=2 N_FFN=8; c: STEPS=7");
     assert_int_equal(s->built[0].iters, ITERS);
     assert_int_equal(s->built[1].iters, ITERS);
     assert_int_equal(s->built[1].config.n_ffn, 8);
@@ -65,18 +65,18 @@ static void test_iterations_stay_as_configured(void **state) {
 static void test_tokens_are_equal(void **state) {
     (void)state;
     weft_study *s = open_study("tokens", "a; half: BATCH_SIZE=4; third: BATCH_SIZE=3;"
-                                         " more: GPT2_GRADIENT_ACCUMULATION=7; long: "
-                                         "GPT2_BLOCK_SIZE=96; huge: BATCH_SIZE=4000");
+                                         " more: GRADIENT_ACCUMULATION=7; long: "
+                                         "CONTEXT=96; huge: BATCH_SIZE=4000");
     /* 100 x 8 x 24 tokens: 200, 266.67, 14.29, 25 and 0.2 iterations of the others. */
     static const int64_t iters[] = {100, 200, 267, 14, 25, 1};
     for (int i = 0; i < 6; i++) {
         assert_int_equal(s->built[i].iters, iters[i]);
-        assert_int_equal(s->built[i].config.gpt2_max_iters, iters[i]);
+        assert_int_equal(s->built[i].config.steps, iters[i]);
     }
     assert_int_equal(weft_study_tokens(s, 1), ITERS * BATCH * T);
     char sets[256];
     weft_study_overrides(s, 1, sets, sizeof sets);
-    assert_string_equal(sets, "BATCH_SIZE=4 GPT2_MAX_ITERS=200");
+    assert_string_equal(sets, "BATCH_SIZE=4 STEPS=200");
     weft_study_close(s);
 }
 
@@ -96,7 +96,7 @@ static void test_operations_are_equal(void **state) {
 static void test_parameters_are_nearest(void **state) {
     (void)state;
     weft_study *s =
-        open_study("parameters", "a; gated: FFN=swiglu; same: GPT2_DROPOUT=0.1;"
+        open_study("parameters", "a; gated: FFN=swiglu; same: DROPOUT=0.1;"
                                  " zheads: FFN=wsffn WSFFN_N_HEAD=12 N_FFN=24 WSFFN_Z_PROJ=dense;"
                                  " tied: N_FFN=8");
     long long wanted = gelu(F);

@@ -16,7 +16,7 @@ static weft_config config(const char *sweep, const char *steps, int points, int 
     weft_config c;
     weft_config_defaults(&c);
     snprintf(c.study_sweep, sizeof c.study_sweep, "%s", sweep);
-    snprintf(c.study_steps, sizeof c.study_steps, "%s", steps);
+    snprintf(c.study_variants, sizeof c.study_variants, "%s", steps);
     c.study_sweep_points = points;
     c.seed = seed;
     return c;

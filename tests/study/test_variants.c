@@ -15,7 +15,7 @@
 static void parse(const char *named, const char *ablation, weft_variants *out) {
     weft_config c;
     weft_config_defaults(&c);
-    snprintf(c.study_steps, sizeof c.study_steps, "%s", named);
+    snprintf(c.study_variants, sizeof c.study_variants, "%s", named);
     snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
     if (weft_variants_parse(&c, "file", "alone", out) != WEFT_OK)
         fail_msg("%s", weft_error_message());
@@ -25,7 +25,7 @@ static void refuse(const char *named, const char *ablation, const char *const *w
     weft_config c;
     weft_variants steps;
     weft_config_defaults(&c);
-    snprintf(c.study_steps, sizeof c.study_steps, "%s", named);
+    snprintf(c.study_variants, sizeof c.study_variants, "%s", named);
     snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
     assert_int_equal(weft_variants_parse(&c, "file", "alone", &steps), WEFT_EINPUT);
     for (; *words; words++)
@@ -95,7 +95,8 @@ static void test_a_config_without_steps_is_one_step(void **state) {
 
 static void test_mistakes_name_the_step_and_the_key(void **state) {
     (void)state;
-    refuse("a; b: N_FNN=3", "", SAYS("file", "STUDY_STEPS", "'b'", "CONFIG_N_FNN", "CONFIG_N_FFN"));
+    refuse("a; b: N_FNN=3", "",
+           SAYS("file", "STUDY_VARIANTS", "'b'", "CONFIG_N_FNN", "CONFIG_N_FFN"));
     refuse("a; b: SEED=3", "", SAYS("'b'", "CONFIG_SEED", "whole study"));
     refuse("a; b: STUDY_SEEDS=3", "", SAYS("'b'", "CONFIG_STUDY_SEEDS"));
     refuse("a; b: N_FFN=3 N_FFN=4", "", SAYS("'b'", "CONFIG_N_FFN", "twice"));
@@ -109,12 +110,12 @@ static void test_mistakes_name_the_step_and_the_key(void **state) {
     refuse("a; b/c: N_FFN=3", "", SAYS("'b'", "/c"));
     refuse("", "0,6", SAYS("RA_MLA_ABLATION_STEPS", "0,6", "0 to 5"));
     refuse("", "0,1,1", SAYS("'1'", "twice"));
-    refuse("a", "0,1", SAYS("RA_MLA_ABLATION_STEPS", "STUDY_STEPS", "both"));
+    refuse("a", "0,1", SAYS("RA_MLA_ABLATION_STEPS", "STUDY_VARIANTS", "both"));
 }
 
 static void test_command_line_wins_over_step_and_step_over_file(void **state) {
     (void)state;
-    static const char text[] = "CONFIG_STUDY_STEPS=\"a; b: N_LAYER=3 N_HEAD=4\"\n"
+    static const char text[] = "CONFIG_STUDY_VARIANTS=\"a; b: N_LAYER=3 N_HEAD=4\"\n"
                                "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n";
     const char *path = scratch_path("layers");
     file_write(path, text, sizeof text - 1);
@@ -146,19 +147,19 @@ static void test_a_preset_goes_below_all_that_is_set(void **state) {
     assert_int_equal(c.attention, WEFT_ATTENTION_W2);
     assert_int_equal(c.norm, WEFT_NORM_LAYERNORM);
     assert_int_equal(c.position, WEFT_POSITION_ALIBI);
-    assert_false(c.gpt2_bias);
+    assert_false(c.bias);
     char set[] = "PRESET=ra-mla", *sets[] = {set};
     weft_variant step = {.name = "s", .sets = sets, .n_sets = 1};
     assert_int_equal(weft_source_read(&source, &step, &c), WEFT_OK);
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
-    assert_true(c.gpt2_bias && c.latent_recip);
+    assert_true(c.bias && c.latent_recip);
 }
 
 static void test_plan_and_train_know_steps_by_name(void **state) {
     (void)state;
     static const char text[] =
-        "CONFIG_STUDY_STEPS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
-        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=24\n";
+        "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n";
     char path[256];
     snprintf(path, sizeof path, "%s", scratch_path("named"));
     file_write(path, text, sizeof text - 1);

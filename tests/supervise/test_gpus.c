@@ -16,10 +16,10 @@
 static void write_config(const char *path) {
     static const char text[] =
         "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-        "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=16\n"
-        "CONFIG_BATCH_SIZE=2\nCONFIG_GPT2_MAX_ITERS=100000\n"
-        "CONFIG_GPT2_EVAL_INTERVAL=100000\nCONFIG_DEVICE=\"cpu\"\n"
-        "CONFIG_STUDY_STEPS=\"a: LEARNING_RATE=0.01; b: LEARNING_RATE=0.02\"\n"
+        "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=16\n"
+        "CONFIG_BATCH_SIZE=2\nCONFIG_STEPS=100000\n"
+        "CONFIG_EVAL_INTERVAL=100000\nCONFIG_DEVICE=\"cpu\"\n"
+        "CONFIG_STUDY_VARIANTS=\"a: LEARNING_RATE=0.01; b: LEARNING_RATE=0.02\"\n"
         "CONFIG_STUDY_SEEDS=2\n";
     file_write(path, text, sizeof text - 1);
 }

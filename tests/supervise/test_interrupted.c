@@ -144,11 +144,11 @@ static void test_one_study_in_a_folder_at_a_time(void **state) {
     char out[256], err[256], holder[64];
     snprintf(out, sizeof out, "%s", scratch_path("held"));
     snprintf(err, sizeof err, "%s", scratch_path("held.err"));
-    pid_t study = train_start(
-        RUN("study", "--config", config, "--out", out, "-o", "GPT2_MAX_ITERS=100000"), err, 0);
+    pid_t study =
+        train_start(RUN("study", "--config", config, "--out", out, "-o", "STEPS=100000"), err, 0);
     study_child(study);
     snprintf(holder, sizeof holder, "process %d", (int)study);
-    command_fails(2, RUN("study", "--config", config, "--out", out, "-o", "GPT2_MAX_ITERS=100000"),
+    command_fails(2, RUN("study", "--config", config, "--out", out, "-o", "STEPS=100000"),
                   SAYS(out, "another weft study", holder));
     kill(study, SIGKILL);
     train_wait(study);

@@ -26,10 +26,10 @@ static void keep(char *out, const char *path) {
 static void write_config(const char *path) {
     static const char text[] =
         "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-        "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=16\nCONFIG_BATCH_SIZE=2\n"
-        "CONFIG_GPT2_MAX_ITERS=8\nCONFIG_GPT2_EVAL_INTERVAL=4\nCONFIG_GPT2_EVAL_SAMPLES=1\n"
-        "CONFIG_GPT2_LOG_INTERVAL=1\nCONFIG_DEVICE=\"cpu\"\nCONFIG_STUDY_SEEDS=2\n"
-        "CONFIG_STUDY_STEPS=\"a: LEARNING_RATE=0.01; b: LEARNING_RATE=0.02\"\n";
+        "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=16\nCONFIG_BATCH_SIZE=2\n"
+        "CONFIG_STEPS=8\nCONFIG_EVAL_INTERVAL=4\nCONFIG_EVAL_SAMPLES=1\n"
+        "CONFIG_LOG_INTERVAL=1\nCONFIG_DEVICE=\"cpu\"\nCONFIG_STUDY_SEEDS=2\n"
+        "CONFIG_STUDY_VARIANTS=\"a: LEARNING_RATE=0.01; b: LEARNING_RATE=0.02\"\n";
     file_write(path, text, sizeof text - 1);
 }
 

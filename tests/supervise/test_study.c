@@ -199,7 +199,7 @@ static void test_weights_stay_as_the_study_has_it(void **state) {
         const char *out = scratch_path(cases[i].word);
         command_succeeds(RUN("study", "--config", config, "--out", out, "-o",
                              "RA_MLA_ABLATION_STEPS=", "-o",
-                             "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o", cases[i].word),
+                             "STUDY_VARIANTS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o", cases[i].word),
                          NULL);
         assert_int_equal(count_weights(out, "*"), cases[i].all);
         assert_int_equal(count_weights(out, "*-seed1"), cases[i].first);
@@ -212,7 +212,8 @@ static void test_weights_stay_as_the_study_has_it(void **state) {
     /* It may be set later; and what repeats another is compared by its bytes, so it stays. */
     command_succeeds(RUN("study", "--config", config, "--out", scratch_path("STUDY_WEIGHTS=all"),
                          "-o", "RA_MLA_ABLATION_STEPS=", "-o",
-                         "STUDY_STEPS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o", "STUDY_WEIGHTS=none"),
+                         "STUDY_VARIANTS=one; two: RA_MLA_MLP_GATE_DIM=4", "-o",
+                         "STUDY_WEIGHTS=none"),
                      NULL);
     const char *out = scratch_path("repeated");
     command_succeeds(RUN("study", "--config", config, "--out", out, "-o", "STUDY_WEIGHTS=none"),

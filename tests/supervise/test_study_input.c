@@ -41,10 +41,10 @@ static void test_missing_data_is_told_once_and_nothing_is_made(void **state) {
 static void test_the_largest_study_is_listed(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("largest"));
-    json_t *all = command_json(STUDY("--list", "--json", "-o", "GPT2_MAX_ITERS=1000000000", "-o",
-                                     "BATCH_SIZE=1048576", "-o",
-                                     "GPT2_GRADIENT_ACCUMULATION=1048576", "-o", "MICRO_BATCH=1",
-                                     "-o", "GPT2_BLOCK_SIZE=1024", "-o", "SEED=9007199254740991"));
+    json_t *all =
+        command_json(STUDY("--list", "--json", "-o", "STEPS=1000000000", "-o", "BATCH_SIZE=1048576",
+                           "-o", "GRADIENT_ACCUMULATION=1048576", "-o", "MICRO_BATCH=1", "-o",
+                           "CONTEXT=1024", "-o", "SEED=9007199254740991"));
     const json_t *step = json_array_get(json_object_get(all, "steps"), 0);
     assert_true(json_integer_value(json_object_get(step, "tokens")) == INT64_MAX);
     json_decref(all);
@@ -140,7 +140,7 @@ static void test_a_step_that_cannot_be_built_leaves_the_others_alone(void **stat
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("broken"));
     command_result r =
-        command_run(STUDY(NAMED, "-o", "STUDY_STEPS=a; odd: N_HEAD=3; far: DATASET=/no/such"));
+        command_run(STUDY(NAMED, "-o", "STUDY_VARIANTS=a; odd: N_HEAD=3; far: DATASET=/no/such"));
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "weft study: variant 'odd' cannot be built"));
     command_free(&r);
@@ -160,11 +160,10 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
     snprintf(out, sizeof out, "%s", scratch_path("diverged"));
     json_t *r;
     char *text;
-    static const char steps[] = "STUDY_STEPS=a; hot: LEARNING_RATE=1000 GPT2_WARMUP_STEPS=0 "
+    static const char steps[] = "STUDY_VARIANTS=a; hot: LEARNING_RATE=1000 WARMUP_STEPS=0 "
                                 "OPTIMIZER=adamw WEIGHT_DECAY=1000";
-    command_succeeds(STUDY(NAMED, "-o", steps, "-o", "GPT2_MAX_ITERS=60", "-o",
-                           "GPT2_EVAL_INTERVAL=60", "--json"),
-                     &text);
+    command_succeeds(
+        STUDY(NAMED, "-o", steps, "-o", "STEPS=60", "-o", "EVAL_INTERVAL=60", "--json"), &text);
     r = json_loads(text, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(r, "done")), 1);
     assert_int_equal(json_integer_value(json_object_get(r, "diverged")), 1);
@@ -180,7 +179,7 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
 static void test_a_leaking_step_is_marked(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("leaks"));
-    static const char steps[] = "STUDY_STEPS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
+    static const char steps[] = "STUDY_VARIANTS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
                                 "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y";
     command_succeeds(STUDY(NAMED, "-o", steps), NULL);
     assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'a'"), 0);

@@ -48,7 +48,7 @@ void server_model(char *path, size_t room) {
     char config[512], best[560];
     static const char text[] =
         "CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
-        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=256\n"
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=256\n"
         "CONFIG_RA_MLA_LATENT_DIM=8\n";
     snprintf(path, room, "%s", scratch_path("tiny"));
     snprintf(best, sizeof best, "%s/best", path);

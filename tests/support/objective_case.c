@@ -26,10 +26,10 @@ static const weft_backend *backend_of(const objective_case *c) {
 static void cut(model_case *m, const objective_case *c) {
     int64_t accumulation = c->accumulation ? c->accumulation : 1;
     m->config.micro_batch = c->micro;
-    m->config.gpt2_gradient_accumulation = accumulation;
+    m->config.gradient_accumulation = accumulation;
     m->config.batch_size = m->batch / accumulation;
-    m->config.gpt2_dropout = c->dropout;
-    assert_int_equal(m->time, m->config.gpt2_block_size);
+    m->config.dropout = c->dropout;
+    assert_int_equal(m->time, m->config.context);
 }
 
 static void read_gradients(const objective_case *c, const weft_model *m, const weft_objective *o,

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 void poison_token(weft_model *m, int32_t token, float with) {
-    assert_false(m->config.gpt2_weight_tying);
+    assert_false(m->config.weight_tying);
     weft_weight *w = weft_model_find(m, "wte.weight");
     assert_non_null(w);
     assert_int_equal(w->dtype, WEFT_F32);

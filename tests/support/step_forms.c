@@ -12,26 +12,26 @@
 const step_form step_forms[STEP_FORMS] = {
     {"dot", {"ATTENTION=dot"}},
     {"dot-gqa-rms-untied",
-     {"ATTENTION=dot", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "NORM=rmsnorm", "GPT2_BIAS=n",
-      "GPT2_WEIGHT_TYING=n"}},
+     {"ATTENTION=dot", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "NORM=rmsnorm", "BIAS=n",
+      "WEIGHT_TYING=n"}},
     {"w2", {"ATTENTION=w2"}},
     {"w2-fixed-none", {"ATTENTION=w2", "W2_TAU_LEARNED=n", "POSITION=none", "ATTENTION_BIAS=qkv"}},
     {"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128"}},
     {"mla-twelve-heads",
-     {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128", "N_HEAD=12", "N_EMBD=192", "GPT2_BIAS=n"}},
+     {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128", "N_HEAD=12", "N_EMBD=192", "BIAS=n"}},
     {"mla-joint-shared",
      {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128", "RA_MLA_JOINT_KV=y", "RA_MLA_PER_HEAD_Q_LATENT=n",
       "RA_MLA_PER_HEAD_V_UP=n", "ATTENTION_BIAS=all", "NORM_EPS=0.001"}},
     {"llama",
-     {"ATTENTION=dot", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "NORM=rmsnorm", "GPT2_BIAS=n",
-      "GPT2_WEIGHT_TYING=n", "POSITION=rope", "FFN=swiglu"}},
+     {"ATTENTION=dot", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "NORM=rmsnorm", "BIAS=n",
+      "WEIGHT_TYING=n", "POSITION=rope", "FFN=swiglu"}},
     {"rope-gelu", {"ATTENTION=dot", "POSITION=rope", "ROPE_SCALING=linear", "ROPE_FACTOR=2"}},
     {"swiglu-layernorm", {"ATTENTION=dot", "FFN=swiglu", "POSITION=none"}},
 };
 
 void step_case_open(model_case *c, const step_form *f, int64_t time) {
-    static const char *const all[] = {"N_LAYER=2",        "N_EMBD=128",          "N_HEAD=2",
-                                      "VOCAB_SIZE=97",    "GPT2_BLOCK_SIZE=300", "FFN=gelu",
+    static const char *const all[] = {"N_LAYER=2",        "N_EMBD=128",       "N_HEAD=2",
+                                      "VOCAB_SIZE=97",    "CONTEXT=300",      "FFN=gelu",
                                       "CACHE_DTYPE=bf16", "WEIGHT_DTYPE=bf16"};
     *c = (model_case){.key = 7, .batch = 1, .time = time};
     snprintf(c->name, sizeof c->name, "%s", f->name);

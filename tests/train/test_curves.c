@@ -153,9 +153,9 @@ static void test_every_curve_in_double(void **state) {
 static weft_status fill_batches(const weft_config *c, int64_t sequences, int32_t *tokens,
                                 int32_t *targets) {
     weft_dataset *d;
-    int64_t time = c->gpt2_block_size;
+    int64_t time = c->context;
     weft_status status = weft_dataset_open(c, &d);
-    for (int64_t i = 0; status == WEFT_OK && i < c->gpt2_max_iters * sequences; i++)
+    for (int64_t i = 0; status == WEFT_OK && i < c->steps * sequences; i++)
         status = weft_dataset_fill(d, WEFT_SPLIT_TRAIN, (uint64_t)c->seed,
                                    (uint32_t)(i / sequences), (uint32_t)(i % sequences), time,
                                    tokens + i * time, targets + i * time, NULL);
@@ -173,8 +173,8 @@ static int dump(const char *config, const char *path) {
     weft_config_defaults(&c);
     weft_status status = weft_config_read(&c, config);
     if (status != WEFT_OK) return complain();
-    int64_t sequences = c.batch_size * c.gpt2_gradient_accumulation;
-    size_t count = (size_t)(c.gpt2_max_iters * sequences * c.gpt2_block_size);
+    int64_t sequences = c.batch_size * c.gradient_accumulation;
+    size_t count = (size_t)(c.steps * sequences * c.context);
     int32_t *tokens = calloc(count, sizeof *tokens), *targets = calloc(count, sizeof *targets);
     if (!tokens || !targets) status = weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     if (status == WEFT_OK) status = fill_batches(&c, sequences, tokens, targets);
@@ -182,9 +182,9 @@ static int dump(const char *config, const char *path) {
         {.name = "tokens", .dtype = WEFT_FILE_I32, .ndim = 3, .data = tokens},
         {.name = "targets", .dtype = WEFT_FILE_I32, .ndim = 3, .data = targets}};
     for (int i = 0; i < 2; i++) {
-        file[i].shape[0] = c.gpt2_max_iters;
+        file[i].shape[0] = c.steps;
         file[i].shape[1] = sequences;
-        file[i].shape[2] = c.gpt2_block_size;
+        file[i].shape[2] = c.context;
     }
     if (status == WEFT_OK) status = weft_safetensors_write(path, file, 2, NULL);
     free(tokens);

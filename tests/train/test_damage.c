@@ -34,7 +34,7 @@ static void train_some(const char *name, const char *iterations) {
 static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
     (void)state;
     size_t bytes;
-    train_some("flip", "GPT2_MAX_ITERS=2");
+    train_some("flip", "STEPS=2");
     char *text = file_read(at("flip/last/state.json"), &bytes);
     size_t stride = train_long() ? 1 : 23;
     for (size_t i = 0; i < bytes; i += stride) {
@@ -56,7 +56,7 @@ static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
 static void test_a_write_that_went_wrong_is_noticed(void **state) {
     (void)state;
     fault_need();
-    train_some("wrong", "GPT2_MAX_ITERS=2");
+    train_some("wrong", "STEPS=2");
     size_t bytes;
     char *before = file_read(at("wrong/last/state.json"), &bytes);
     static const char *const files[] = {"last.new/model", "last.new/optimizer", "last.new/config",
@@ -65,7 +65,7 @@ static void test_a_write_that_went_wrong_is_noticed(void **state) {
         fault f = {.calls = "write", .path = files[i], .nth = 1, .error = -1};
         /* Without a best beside it, whose files it would share. */
         command_result r =
-            fault_run(&f, TRAIN("--out", out, "--resume", "-o", "GPT2_EVAL_INTERVAL=100"), NULL);
+            fault_run(&f, TRAIN("--out", out, "--resume", "-o", "EVAL_INTERVAL=100"), NULL);
         if (r.status != 1 || !strstr(r.err, "reads otherwise"))
             fail_msg("%s: ended on %d: %s", files[i], r.status, r.err);
         command_free(&r);
@@ -80,7 +80,7 @@ static void test_a_write_that_went_wrong_is_noticed(void **state) {
 /* A state of the version before has no checksum of its own. */
 static void test_a_state_of_the_version_before_is_read(void **state) {
     (void)state;
-    train_some("format1", "GPT2_MAX_ITERS=2");
+    train_some("format1", "STEPS=2");
     json_t *kept = json_load_file(at("format1/last/state.json"), 0, NULL);
     assert_non_null(kept);
     json_object_del(kept, "state_crc32c");
@@ -95,7 +95,7 @@ static void test_extreme_counts_in_a_state_are_refused(void **state) {
     (void)state;
     static const char *const keys[] = {"iteration", "skipped", "skipped_in_a_row", "logged_every"};
     static const json_int_t values[] = {INT64_MAX, INT64_MIN, -1, 1000000001};
-    train_some("extreme", "GPT2_MAX_ITERS=2");
+    train_some("extreme", "STEPS=2");
     for (int k = 0; k < 4; k++) {
         for (int v = 0; v < 4; v++) {
             json_t *kept = json_load_file(at("extreme/last/state.json"), 0, NULL);
@@ -123,7 +123,7 @@ static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
     (void)state;
     char model[300];
     size_t bytes;
-    train_some("read", "GPT2_MAX_ITERS=2");
+    train_some("read", "STEPS=2");
     write_tokens(at("tokens.npy"));
     snprintf(model, sizeof model, "%s/last", out);
 #define EVAL(...) RUN("eval", "--model", model, "--tokens", at("tokens.npy"), __VA_ARGS__)
@@ -135,8 +135,8 @@ static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
     command_fails(2, TRAIN("--out", at("from"), "--from", model),
                   SAYS("model.safetensors", "checksum", "--unchecked"));
     command_succeeds(EVAL("--unchecked"), NULL);
-    command_succeeds(
-        TRAIN("--out", at("from"), "--from", model, "--unchecked", "-o", "GPT2_MAX_ITERS=1"), NULL);
+    command_succeeds(TRAIN("--out", at("from"), "--from", model, "--unchecked", "-o", "STEPS=1"),
+                     NULL);
     /* Without a state.json, as others write a model, there is nothing to check. */
     assert_int_equal(unlink(at("read/last/state.json")), 0);
     command_succeeds(EVAL("--json"), NULL);
@@ -147,7 +147,7 @@ static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
 static void test_a_bad_line_costs_only_itself(void **state) {
     (void)state;
     size_t bytes;
-    train_some("line", "GPT2_MAX_ITERS=6");
+    train_some("line", "STEPS=6");
     char *text = file_read(at("line/metrics.jsonl"), &bytes);
     char *third = strchr(strchr(text, '\n') + 1, '\n') + 1;
     memcpy(third, "}}", 2);
@@ -182,13 +182,13 @@ static void test_a_bad_line_costs_only_itself(void **state) {
 static void test_what_a_kill_leaves_is_no_damage(void **state) {
     (void)state;
     size_t bytes;
-    train_some("tail", "GPT2_MAX_ITERS=4");
+    train_some("tail", "STEPS=4");
     char *text = file_read(at("tail/metrics.jsonl"), &bytes);
     FILE *file = fopen(at("tail/metrics.jsonl"), "a");
     assert_non_null(file);
     fputs("{\"step\": 5, \"loss\": 1}\n{\"step\": 6, \"lo", file);
     fclose(file);
-    command_result r = command_run(TRAIN("--out", out, "--resume", "-o", "GPT2_MAX_ITERS=4"));
+    command_result r = command_run(TRAIN("--out", out, "--resume", "-o", "STEPS=4"));
     assert_int_equal(r.status, 0);
     assert_null(strstr(r.err, "damaged"));
     command_free(&r);
@@ -232,7 +232,7 @@ static void test_another_dataset_under_a_run_is_noticed(void **state) {
     make_shards(at("data2"), 2);
     snprintf(dataset, sizeof dataset, "DATASET=%s", at("data"));
     snprintf(out, sizeof out, "%s", at("swapped"));
-    command_succeeds(TRAIN("--out", out, "-o", dataset, "-o", "GPT2_MAX_ITERS=2"), NULL);
+    command_succeeds(TRAIN("--out", out, "-o", dataset, "-o", "STEPS=2"), NULL);
     assert_int_equal(rename(at("data"), at("data1")), 0);
     assert_int_equal(rename(at("data2"), at("data")), 0);
     command_fails(2, TRAIN("--out", out, "-o", dataset, "--resume"), SAYS("trained on", "--out"));

@@ -47,7 +47,7 @@ static void test_demo_learns_more_than_pairs(void **state) {
     snprintf(out, sizeof out, "%s", scratch_path("demo"));
     const char *const *whole = RUN("train", "--config", "defconfigs/demo", "--out", out);
     const char *const *trimmed =
-        RUN("train", "--config", "defconfigs/demo", "--out", out, "-o", "GPT2_MAX_ITERS=350");
+        RUN("train", "--config", "defconfigs/demo", "--out", out, "-o", "STEPS=350");
     double loss = run_demo(train_long() ? whole : trimmed, out), baseline = bigram_loss();
     printf("note: held-out loss %.3f, a bigram model's %.3f\n", loss, baseline);
     assert_true(loss > 0.1 && loss < baseline);
@@ -67,9 +67,9 @@ static void test_demo_in_bf16_ends_near_f32(void **state) {
             char out[256], seed[8];
             snprintf(seed, sizeof seed, "%d", i + 1);
             snprintf(out, sizeof out, "%s", scratch_path("%s-%s", types[k], seed));
-            const char *const *command = RUN(
-                "train", "--config", "defconfigs/demo", "--out", out, "--dtype", types[k], "--seed",
-                seed, "-o", train_long() ? "GPT2_MAX_ITERS=300" : "GPT2_MAX_ITERS=60");
+            const char *const *command =
+                RUN("train", "--config", "defconfigs/demo", "--out", out, "--dtype", types[k],
+                    "--seed", seed, "-o", train_long() ? "STEPS=300" : "STEPS=60");
             mean[k] += (loss[k] = run_demo(command, out)) / runs;
         }
         double d = loss[1] / loss[0] - 1;

@@ -47,9 +47,9 @@ static void test_full_disk_leaves_the_last_checkpoint(void **state) {
     train_need_limit();
     /* A constant rate, so that a run in two legs is the whole run. */
     const char *rate = "LR_SCHEDULE=constant";
-    command_succeeds(RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "-o",
-                         "GPT2_MAX_ITERS=4"),
-                     NULL);
+    command_succeeds(
+        RUN("train", "--config", config, "--out", folder("full"), "-o", rate, "-o", "STEPS=4"),
+        NULL);
     size_t bytes, after;
     char *before = file_read(scratch_path("full/last/model.safetensors"), &bytes);
     const char *const *again =
@@ -74,10 +74,10 @@ static void test_full_disk_under_the_metrics_is_told(void **state) {
     (void)state;
     train_need_limit();
     /* Room for the run's config, and not for a row of each step; the events are the longer ones. */
-    pid_t child = train_start(RUN("train", "--config", config, "--out", folder("lines"), "-o",
-                                  "CHECKPOINT_INTERVAL=1000", "-o", "GPT2_EVAL_INTERVAL=1000", "-o",
-                                  "GPT2_MAX_ITERS=500"),
-                              folder("err"), 20000);
+    pid_t child =
+        train_start(RUN("train", "--config", config, "--out", folder("lines"), "-o",
+                        "CHECKPOINT_INTERVAL=1000", "-o", "EVAL_INTERVAL=1000", "-o", "STEPS=500"),
+                    folder("err"), 20000);
     assert_int_equal(train_wait(child), 1);
     last_line_says(folder("err"), "events.out");
     fault_need();
@@ -91,7 +91,7 @@ static void test_full_disk_under_the_metrics_is_told(void **state) {
 
 static void test_damaged_checkpoint_is_refused(void **state) {
     (void)state;
-    train_steps(folder("hurt"), "GPT2_MAX_ITERS=2");
+    train_steps(folder("hurt"), "STEPS=2");
     const char *const *again =
         RUN("train", "--config", config, "--out", scratch_path("hurt"), "--resume");
     char path[512];
@@ -133,14 +133,13 @@ static void stop_by(int number) {
     char out[256], err[256];
     snprintf(out, sizeof out, "%s", scratch_path("signal%d", number));
     snprintf(err, sizeof err, "%s", scratch_path("err%d", number));
-    pid_t child = train_start(RUN("train", "--config", config, "--out", out, "-o",
-                                  "GPT2_MAX_ITERS=1000000", "-o", "CHECKPOINT_INTERVAL=1000000"),
+    pid_t child = train_start(RUN("train", "--config", config, "--out", out, "-o", "STEPS=1000000",
+                                  "-o", "CHECKPOINT_INTERVAL=1000000"),
                               err, 0);
     wait_for_lines(scratch_path("signal%d/metrics.jsonl", number));
-    command_fails(
-        2,
-        RUN("train", "--config", config, "--out", out, "--resume", "-o", "GPT2_MAX_ITERS=1000000"),
-        SAYS("another process"));
+    command_fails(2,
+                  RUN("train", "--config", config, "--out", out, "--resume", "-o", "STEPS=1000000"),
+                  SAYS("another process"));
     kill(child, number);
     assert_int_equal(train_wait(child), 1);
     last_line_says(err, "--resume");
@@ -210,7 +209,7 @@ static weft_train_result run_broken(const char *out, breaker *b) {
     weft_train_result result;
     weft_config_defaults(&c);
     assert_int_equal(weft_config_read(&c, config), WEFT_OK);
-    c.gpt2_max_iters = 20;
+    c.steps = 20;
     c.checkpoint_interval = 1;
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
     weft_train_options options = {.out = out, .before_step = break_weight, .context = b};

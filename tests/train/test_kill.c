@@ -46,7 +46,7 @@ static void test_killed_runs_end_on_the_same_bits(void **state) {
     (void)state;
     int kills = train_long() ? KILLS_LONG : KILLS, during = 0;
     char iterations[32], whole[256], killed[256], last[300], fresh[300], config[256], err[256];
-    snprintf(iterations, sizeof iterations, "GPT2_MAX_ITERS=%d", kills * STEPS_A_KILL);
+    snprintf(iterations, sizeof iterations, "STEPS=%d", kills * STEPS_A_KILL);
     snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
     snprintf(killed, sizeof killed, "%s", scratch_path("killed"));
     snprintf(last, sizeof last, "%s/last", killed);

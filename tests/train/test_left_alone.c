@@ -14,11 +14,11 @@
 #include <cmocka.h>
 
 static const char plain[] = "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-                            "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=16\n"
-                            "CONFIG_BATCH_SIZE=4\nCONFIG_GPT2_MAX_ITERS=6\n"
-                            "CONFIG_GPT2_WARMUP_STEPS=0\nCONFIG_WEIGHT_DECAY=0.5\n"
-                            "CONFIG_LEARNING_RATE=\"1e-2\"\nCONFIG_GPT2_EVAL_SAMPLES=1\n"
-                            "CONFIG_GPT2_LOG_INTERVAL=1\n";
+                            "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=16\n"
+                            "CONFIG_BATCH_SIZE=4\nCONFIG_STEPS=6\n"
+                            "CONFIG_WARMUP_STEPS=0\nCONFIG_WEIGHT_DECAY=0.5\n"
+                            "CONFIG_LEARNING_RATE=\"1e-2\"\nCONFIG_EVAL_SAMPLES=1\n"
+                            "CONFIG_LOG_INTERVAL=1\n";
 
 static weft_safetensors *open_weights(const char *folder) {
     char path[600];

@@ -55,7 +55,7 @@ static void name_is_refused(const char *name) {
     char victim[300], taken[300];
     snprintf(victim, sizeof victim, "%s", scratch_path("victim-%s", name));
     snprintf(taken, sizeof taken, "%s/%s", out, name);
-    train_steps(out, "GPT2_MAX_ITERS=2");
+    train_steps(out, "STEPS=2");
     make_victim(victim);
     assert_int_equal(symlink(victim, taken), 0);
     command_fails(2, RESUME, SAYS(name, "move it away"));
@@ -82,7 +82,7 @@ static void test_links_and_others_folders_are_not_removed(void **state) {
 static void test_a_checkpoint_with_a_note_in_it_stays(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("noted"));
-    train_steps(out, "GPT2_MAX_ITERS=4");
+    train_steps(out, "STEPS=4");
     file_write(at("noted/step-0000000002/note"), "the good one", 12);
     command_fails(2, RESUME, SAYS("step-0000000002", "move it away"));
     assert_int_equal(access(at("noted/step-0000000002/note"), R_OK), 0);
@@ -91,7 +91,7 @@ static void test_a_checkpoint_with_a_note_in_it_stays(void **state) {
 static void test_a_missing_last_is_no_fresh_start(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("gone"));
-    train_steps(out, "GPT2_MAX_ITERS=4");
+    train_steps(out, "STEPS=4");
     size_t bytes;
     char *lines = file_read(at("gone/metrics.jsonl"), &bytes);
     char *best = file_read(at("gone/best/state.json"), NULL);
@@ -117,7 +117,7 @@ static void test_a_missing_last_is_no_fresh_start(void **state) {
 static void test_a_folder_with_a_step_alone_is_used(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("steps"));
-    train_steps(at("source"), "GPT2_MAX_ITERS=4");
+    train_steps(at("source"), "STEPS=4");
     assert_int_equal(mkdir(out, 0777), 0);
     assert_int_equal(rename(at("source/step-0000000002"), at("steps/step-0000000002")), 0);
     command_fails(2, TRAIN("--out", out), SAYS("step-0000000002"));
@@ -128,7 +128,7 @@ static void test_a_folder_with_a_step_alone_is_used(void **state) {
 static void test_a_log_alone_offers_no_checkpoint(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("log"));
-    train_steps(out, "GPT2_MAX_ITERS=2");
+    train_steps(out, "STEPS=2");
     assert_int_equal(rename(at("log/last"), at("log-last")), 0);
     assert_int_equal(rename(at("log/best"), at("log-best")), 0);
     command_result r = command_run(RESUME);
@@ -144,7 +144,7 @@ static void test_an_empty_folder_starts_and_a_kill_before_the_first_does_too(voi
     fault_need();
     /* Killed while its first checkpoint is written. */
     command_result r = fault_run(&(fault){.calls = "write", .path = "last.new/optimizer", .nth = 1},
-                                 TRAIN("--out", out, "-o", "GPT2_EVAL_INTERVAL=100"), NULL);
+                                 TRAIN("--out", out, "-o", "EVAL_INTERVAL=100"), NULL);
     assert_int_equal(r.status, -1);
     command_free(&r);
     assert_int_equal(access(at("early/last.new/model.safetensors"), R_OK), 0);
@@ -175,7 +175,7 @@ static void test_a_last_that_cannot_be_looked_at_is_an_error(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("blind"));
     fault_need();
-    train_steps(out, "GPT2_MAX_ITERS=4");
+    train_steps(out, "STEPS=4");
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         fault f = {
             .calls = "stat,open", .path = "blind/last", .nth = 1, .error = errors[i], .all = true};
@@ -194,7 +194,7 @@ static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
     fault f = {.calls = "readdir", .path = "unread", .error = EIO};
     long count = 0;
     fault_need();
-    train_steps(at("unread-begun"), "GPT2_MAX_ITERS=2");
+    train_steps(at("unread-begun"), "STEPS=2");
     snprintf(out, sizeof out, "%s", at("unread"));
     shell_succeeds("cp -a %s %s", at("unread-begun"), out);
     command_result r = fault_run(&f, RESUME, &count);
@@ -221,14 +221,13 @@ static void test_a_sync_that_fails_is_told(void **state) {
     fault_need();
     fault f = {.calls = "fsync", .path = "unsynced", .error = EIO};
     long count = 0;
-    command_result r =
-        fault_run(&f, TRAIN("--out", at("unsynced"), "-o", "GPT2_MAX_ITERS=2"), &count);
+    command_result r = fault_run(&f, TRAIN("--out", at("unsynced"), "-o", "STEPS=2"), &count);
     assert_int_equal(r.status, 0);
     command_free(&r);
     assert_true(count > 10);
     for (f.nth = 1; f.nth <= count; f.nth++) {
         snprintf(out, sizeof out, "%s", scratch_path("unsynced%ld", f.nth));
-        r = fault_run(&f, TRAIN("--out", out, "-o", "GPT2_MAX_ITERS=2"), NULL);
+        r = fault_run(&f, TRAIN("--out", out, "-o", "STEPS=2"), NULL);
         if (r.status != 1 || !strstr(r.err, strerror(EIO)))
             fail_msg("sync %ld of %ld ended on %d: %s", f.nth, count, r.status, r.err);
         command_free(&r);
@@ -257,7 +256,7 @@ static void test_a_kill_while_pruning_leaves_no_torn_step(void **state) {
 static void test_a_torn_step_is_cleaned_up_and_not_offered(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("torn"));
-    train_steps(out, "GPT2_MAX_ITERS=6");
+    train_steps(out, "STEPS=6");
     assert_int_equal(unlink(at("torn/step-0000000004/model.safetensors")), 0);
     assert_int_equal(unlink(at("torn/step-0000000004/.weft")), 0);
     assert_int_equal(rename(at("torn/last"), at("torn-last")), 0);
@@ -272,7 +271,7 @@ static void test_a_torn_step_is_cleaned_up_and_not_offered(void **state) {
 static void test_a_run_of_the_version_before_goes_on(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", at("before"));
-    train_steps(out, "GPT2_MAX_ITERS=4");
+    train_steps(out, "STEPS=4");
     assert_int_equal(unlink(at("before/last/.weft")), 0);
     assert_int_equal(unlink(at("before/best/.weft")), 0);
     assert_int_equal(unlink(at("before/step-0000000002/.weft")), 0);

@@ -28,15 +28,14 @@ static pair train(const char *name, int width, const char *mup, const char *head
     snprintf(p.run, sizeof p.run, "%s", scratch_path("%s-run", name));
     snprintf(p.end, sizeof p.end, "%.480s/last", p.run);
     snprintf(embd, sizeof embd, "N_EMBD=%d", width);
-    snprintf(iters, sizeof iters, "GPT2_MAX_ITERS=%s", steps);
+    snprintf(iters, sizeof iters, "STEPS=%s", steps);
     snprintf(lr, sizeof lr, "LEARNING_RATE=%s", rate);
     const char *config = scratch_path("config");
-    static const char text[] =
-        "CONFIG_N_LAYER=2\nCONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=32\n"
-        "CONFIG_BATCH_SIZE=8\nCONFIG_GPT2_WARMUP_STEPS=0\n"
-        "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_GPT2_EVAL_SAMPLES=1\n"
-        "CONFIG_MUP_BASE_WIDTH=32\nCONFIG_MUP_BASE_HEAD=8\n"
-        "CONFIG_WEIGHT_DECAY=\"0.0\"\nCONFIG_GRAD_CLIP=\"0.0\"\n";
+    static const char text[] = "CONFIG_N_LAYER=2\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=32\n"
+                               "CONFIG_BATCH_SIZE=8\nCONFIG_WARMUP_STEPS=0\n"
+                               "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_EVAL_SAMPLES=1\n"
+                               "CONFIG_MUP_BASE_WIDTH=32\nCONFIG_MUP_BASE_HEAD=8\n"
+                               "CONFIG_WEIGHT_DECAY=\"0.0\"\nCONFIG_GRAD_CLIP=\"0.0\"\n";
     file_write(config, text, sizeof text - 1);
     command_succeeds(RUN("init", "--force", "--config", config, "--seed", seed, "-o", embd, "-o",
                          mup, "-o", heads, "--out", p.start),

@@ -75,7 +75,7 @@ static void test_dropout_does_not_depend_on_the_cut(void **state) {
     objective_result_free(&whole);
 }
 
-/* BATCH_SIZE × GPT2_GRADIENT_ACCUMULATION is one batch too: the same bits as one BATCH_SIZE. */
+/* BATCH_SIZE × GRADIENT_ACCUMULATION is one batch too: the same bits as one BATCH_SIZE. */
 static void test_accumulation_is_a_cut_like_any_other(void **state) {
     (void)state;
     for (int k = 0; k < CUTS; k++) {

@@ -38,8 +38,8 @@ static run_files open_run(const char *name) {
 
 /* Six micro-batches: at most six ranks. */
 #define FOREVER                                                                                    \
-    "-o", "GPT2_MAX_ITERS=100000", "-o", "GPT2_LOG_INTERVAL=100000", "-o", "MICRO_BATCH=1", "-o",  \
-        "BATCH_SIZE=3", "-o", "GPT2_GRADIENT_ACCUMULATION=2", "-o", "LR_SCHEDULE=constant"
+    "-o", "STEPS=100000", "-o", "LOG_INTERVAL=100000", "-o", "MICRO_BATCH=1", "-o",                \
+        "BATCH_SIZE=3", "-o", "GRADIENT_ACCUMULATION=2", "-o", "LR_SCHEDULE=constant"
 
 static pid_t start_forever(const run_files *f, int ranks, const char *const *environment) {
     ranks_part part = {.ranks = ranks,
@@ -74,7 +74,7 @@ static void expect_resumable(const run_files *f, int ranks) {
     json_decref(object);
     free(text);
     assert_true(done > 0);
-    snprintf(steps, sizeof steps, "GPT2_MAX_ITERS=%lld", done + 2);
+    snprintf(steps, sizeof steps, "STEPS=%lld", done + 2);
     assert_int_equal(ranks_run(ranks,
                                RUN("train", "--config", f->config, "--out", f->out, "--resume",
                                    "--peak-flops", "0", FOREVER, "-o", steps),
@@ -138,7 +138,7 @@ static void test_run_that_is_killed_often_ends_as_another(void **state) {
     steps = json_integer_value(json_object_get(object, "iteration")) + 1;
     json_decref(object);
     free(text);
-    snprintf(more, sizeof more, "GPT2_MAX_ITERS=%lld", steps);
+    snprintf(more, sizeof more, "STEPS=%lld", steps);
     assert_int_equal(ranks_run(2,
                                RUN("train", "--config", f.config, "--out", f.out, "--resume",
                                    "--peak-flops", "0", FOREVER, "-o", more),
@@ -375,7 +375,7 @@ static void test_more_ranks_than_micro_batches_is_an_error(void **state) {
     run_files f = open_run("too-many");
     assert_true(ranks_run(3,
                           RUN("train", "--config", f.config, "--out", f.out, "--peak-flops", "0",
-                              "-o", "GPT2_GRADIENT_ACCUMULATION=1", "-o", "MICRO_BATCH=2"),
+                              "-o", "GRADIENT_ACCUMULATION=1", "-o", "MICRO_BATCH=2"),
                           f.err) != 0);
     expect_lines(&f, "3 ranks share a step's 2 micro-batches", 3);
 }

@@ -25,11 +25,11 @@ static void write_config(const char *path, const char *dataset, const char *ffn)
     char text[1024];
     int n = snprintf(text, sizeof text,
                      "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-                     "CONFIG_VOCAB_SIZE=256\nCONFIG_GPT2_BLOCK_SIZE=24\nCONFIG_FFN=\"%s\"\n"
-                     "CONFIG_WSFFN_N_HEAD=4\nCONFIG_GPT2_DROPOUT=0.1\nCONFIG_DATASET=\"%s\"\n"
+                     "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_FFN=\"%s\"\n"
+                     "CONFIG_WSFFN_N_HEAD=4\nCONFIG_DROPOUT=0.1\nCONFIG_DATASET=\"%s\"\n"
                      "CONFIG_BATCH_SIZE=7\nCONFIG_MICRO_BATCH=1\nCONFIG_LEARNING_RATE=1e-2\n"
-                     "CONFIG_GPT2_MAX_ITERS=6\nCONFIG_GPT2_EVAL_INTERVAL=3\n"
-                     "CONFIG_GPT2_EVAL_SAMPLES=2\nCONFIG_GPT2_LOG_INTERVAL=1\n"
+                     "CONFIG_STEPS=6\nCONFIG_EVAL_INTERVAL=3\n"
+                     "CONFIG_EVAL_SAMPLES=2\nCONFIG_LOG_INTERVAL=1\n"
                      "CONFIG_CHECKPOINT_INTERVAL=2\n",
                      ffn, dataset);
     file_write(path, text, (size_t)n);
@@ -167,10 +167,10 @@ static void test_shared_state_resumes_at_another_number(void **state) {
     static const struct {
         int ranks;
         const char *shard, *steps;
-    } parts[] = {{3, "SHARD=gradients", "GPT2_MAX_ITERS=2"},
-                 {2, "SHARD=optimizer", "GPT2_MAX_ITERS=4"},
-                 {2, "SHARD=none", "GPT2_MAX_ITERS=5"},
-                 {4, "SHARD=gradients", "GPT2_MAX_ITERS=6"}};
+    } parts[] = {{3, "SHARD=gradients", "STEPS=2"},
+                 {2, "SHARD=optimizer", "STEPS=4"},
+                 {2, "SHARD=none", "STEPS=5"},
+                 {4, "SHARD=gradients", "STEPS=6"}};
     char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
     keep(config, scratch_path("parts.config"));
@@ -183,11 +183,11 @@ static void test_shared_state_resumes_at_another_number(void **state) {
             ranks_run(parts[i].ranks,
                       RUN("train", "--config", config, "--out", out, "--resume", "--dtype", "bf16",
                           "--peak-flops", "0", SHARED_MODEL, "-o", parts[i].shard, "-o",
-                          parts[i].steps, "-o", "GPT2_EVAL_INTERVAL=1000"),
+                          parts[i].steps, "-o", "EVAL_INTERVAL=1000"),
                       err),
             0);
     command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", "bf16",
-                         "--peak-flops", "0", SHARED_MODEL, "-o", "GPT2_EVAL_INTERVAL=1000"),
+                         "--peak-flops", "0", SHARED_MODEL, "-o", "EVAL_INTERVAL=1000"),
                      NULL);
     train_same_file(alone, out, "last/model.safetensors");
     train_same_file(alone, out, "last/optimizer.safetensors");
@@ -203,9 +203,9 @@ static void test_stopped_ranks_resume_at_another_number(void **state) {
     keep(out, scratch_path("stop-ranks"));
     keep(err, scratch_path("err"));
     write_config(config, "embedded", "wsffn");
-    const char *const *arguments = RUN(
-        "train", "--config", config, "--out", out, "--resume", "--peak-flops", "0", "-o",
-        "GPT2_MAX_ITERS=4000", "-o", "GPT2_LOG_INTERVAL=100000", "-o", "GPT2_EVAL_INTERVAL=100000");
+    const char *const *arguments =
+        RUN("train", "--config", config, "--out", out, "--resume", "--peak-flops", "0", "-o",
+            "STEPS=4000", "-o", "LOG_INTERVAL=100000", "-o", "EVAL_INTERVAL=100000");
     for (int ranks = 3; ranks >= 2; ranks--) {
         ranks_part part = {.ranks = ranks, .arguments = arguments};
         pid_t child = ranks_start(&part, 1, err);
@@ -220,11 +220,11 @@ static void test_stopped_ranks_resume_at_another_number(void **state) {
     snprintf(path, sizeof path, "%s/last/state.json", out);
     char *text = file_read(path, &n);
     json_t *object = json_loads(text, 0, NULL);
-    snprintf(steps, sizeof steps, "GPT2_MAX_ITERS=%lld",
+    snprintf(steps, sizeof steps, "STEPS=%lld",
              json_integer_value(json_object_get(object, "iteration")) + 3);
     json_decref(object);
     free(text);
-    const char *more[] = {"-o", steps, "-o", "GPT2_EVAL_INTERVAL=100000"};
+    const char *more[] = {"-o", steps, "-o", "EVAL_INTERVAL=100000"};
     command_succeeds(RUN("train", "--config", config, "--out", out, "--resume", "--peak-flops", "0",
                          more[0], more[1], more[2], more[3]),
                      NULL);

@@ -37,7 +37,7 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
     assert_int_equal(weft_config_set(&c, "DTYPE", dtype, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "MICRO_BATCH", micro, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"), WEFT_OK);
-    c.gpt2_max_iters = steps;
+    c.steps = steps;
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
     weft_train_options options = {.out = out, .resume = resume};
     if (weft_train(&c, backend, pool, &options, &result) != WEFT_OK)
@@ -139,7 +139,7 @@ static void test_changes_by_the_host_arrive(void **state) {
     weft_train_result result;
     weft_config_defaults(&c);
     assert_int_equal(weft_config_read(&c, config), WEFT_OK);
-    c.gpt2_max_iters = 6;
+    c.steps = 6;
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
     weft_train_options options = {.out = scratch_path("broken"), .before_step = break_weight};
     assert_int_equal(weft_train(&c, &remote, pool, &options, &result), WEFT_OK);

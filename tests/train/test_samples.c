@@ -13,9 +13,8 @@
 
 #define TINY                                                                                       \
     "-o", "N_LAYER=1", "-o", "N_HEAD=2", "-o", "N_EMBD=16", "-o", "VOCAB_SIZE=256", "-o",          \
-        "GPT2_BLOCK_SIZE=32", "-o", "BATCH_SIZE=2", "-o", "SAMPLE_PROMPT=The ", "-o",              \
-        "SAMPLE_INTERVAL=4", "-o", "SAMPLE_TOKENS=9", "-o", "CHECKPOINT_INTERVAL=1", "--threads",  \
-        "1"
+        "CONTEXT=32", "-o", "BATCH_SIZE=2", "-o", "SAMPLE_PROMPT=The ", "-o", "SAMPLE_INTERVAL=4", \
+        "-o", "SAMPLE_TOKENS=9", "-o", "CHECKPOINT_INTERVAL=1", "--threads", "1"
 
 static char config[512];
 
@@ -36,7 +35,7 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     char whole[512], cut[512];
     snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
     snprintf(cut, sizeof cut, "%s", scratch_path("cut"));
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=10", "-o",
+    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=10", "-o",
                          "LR_SCHEDULE=constant", "--out", whole),
                      NULL);
     char *want = lines_of("whole");
@@ -54,7 +53,7 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
         at = strchr(at, '\n') + 1;
     }
     assert_int_equal(*at, 0);
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=5", "-o",
+    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=5", "-o",
                          "LR_SCHEDULE=constant", "--out", cut),
                      NULL);
     /* A model of bytes may write a zero; the line is a sample all the same. */
@@ -65,7 +64,7 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     file_write(scratch_path("cut/samples.jsonl"), both, strlen(both));
     free(both);
     free(kept);
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=10", "-o",
+    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=10", "-o",
                          "LR_SCHEDULE=constant", "--resume", "--out", cut),
                      NULL);
     char *got = lines_of("cut");
@@ -91,11 +90,10 @@ static void test_a_kill_at_the_end_loses_no_sample(void **state) {
         char run[512];
         snprintf(run, sizeof run, "%s", scratch_path("killed-%zu", i));
         fault f = {.calls = kills[i].calls, .path = kills[i].path, .nth = 1};
-        command_result r =
-            fault_run(&f,
-                      RUN("train", "--config", config, TINY, "-o", "CHECKPOINT_INTERVAL=100", "-o",
-                          "GPT2_MAX_ITERS=2", "--out", run),
-                      NULL);
+        command_result r = fault_run(&f,
+                                     RUN("train", "--config", config, TINY, "-o",
+                                         "CHECKPOINT_INTERVAL=100", "-o", "STEPS=2", "--out", run),
+                                     NULL);
         assert_int_equal(r.status, -1);
         command_free(&r);
         command_succeeds(RUN("train", "--resume", "--out", run), NULL);
@@ -125,8 +123,8 @@ static void test_the_last_sample_shows_what_attention_looks_at(void **state) {
     (void)state;
     char run[512];
     snprintf(run, sizeof run, "%s", scratch_path("looks"));
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "GPT2_MAX_ITERS=2", "-o",
-                         "ATTENTION=w2", "-o", "N_LAYER=3", "--out", run),
+    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=2", "-o", "ATTENTION=w2",
+                         "-o", "N_LAYER=3", "--out", run),
                      NULL);
     char *text = file_read(scratch_path("looks/attention.json"), NULL);
     json_t *map = json_loads(text, 0, NULL), *layers = json_object_get(map, "layers"), *layer;

@@ -12,10 +12,10 @@
 static weft_config make_config(int schedule) {
     weft_config c;
     weft_config_defaults(&c);
-    c.gpt2_max_iters = 110;
-    c.gpt2_warmup_steps = 10;
+    c.steps = 110;
+    c.warmup_steps = 10;
     c.learning_rate = 1;
-    c.gpt2_min_lr = 0.1;
+    c.min_lr = 0.1;
     c.lr_schedule = schedule;
     return c;
 }
@@ -41,12 +41,12 @@ static void test_cosine_falls_to_the_least_rate(void **state) {
     near(weft_schedule_rate(&c, 84), 0.55 - 0.45 * sqrt(0.5));
     near(weft_schedule_rate(&c, 109), 0.1);
     near(weft_schedule_rate(&c, 500), 0.1);
-    c.gpt2_min_lr = 3; /* above the rate: the schedule never rises */
+    c.min_lr = 3; /* above the rate: the schedule never rises */
     near(weft_schedule_rate(&c, 109), 1);
-    c.gpt2_warmup_steps = 0;
-    c.gpt2_min_lr = 0;
+    c.warmup_steps = 0;
+    c.min_lr = 0;
     near(weft_schedule_rate(&c, 54), 0.5);
-    c.gpt2_warmup_steps = 1000; /* longer than the run */
+    c.warmup_steps = 1000; /* longer than the run */
     near(weft_schedule_rate(&c, 109), 0.11);
 }
 
@@ -56,7 +56,7 @@ static void test_constant_stays(void **state) {
     near(weft_schedule_rate(&c, 10), 1);
     near(weft_schedule_rate(&c, 109), 1);
     c = make_config(WEFT_SCHEDULE_COSINE);
-    c.gpt2_decay_lr = false;
+    c.decay_lr = false;
     near(weft_schedule_rate(&c, 109), 1);
     near(weft_schedule_rate(&c, 4), 0.5);
 }

@@ -30,7 +30,7 @@ static void expect_precious(const char *path, const char *what) {
 static int train(bool resume) {
     command_result r =
         resume ? command_run(RUN("train", "--config", config, "--out", work, "--threads", "1",
-                                 "--resume", "-o", "GPT2_MAX_ITERS=3"))
+                                 "--resume", "-o", "STEPS=3"))
                : command_run(RUN("train", "--config", config, "--out", work, "--threads", "1"));
     int status = r.status;
     if (status != 0 && status != 1 && status != 2) fail_msg("%s: ended on %d", r.line, status);
@@ -132,7 +132,7 @@ static int make_run(void **state) {
     train_scratch(config, sizeof config);
     FILE *file = fopen(config, "a");
     assert_non_null(file);
-    fputs("CONFIG_GPT2_MAX_ITERS=2\nCONFIG_GPT2_EVAL_INTERVAL=1\nCONFIG_CHECKPOINT_INTERVAL=1\n"
+    fputs("CONFIG_STEPS=2\nCONFIG_EVAL_INTERVAL=1\nCONFIG_CHECKPOINT_INTERVAL=1\n"
           "CONFIG_SAMPLE_PROMPT=\"a\"\nCONFIG_SAMPLE_INTERVAL=1\nCONFIG_SAMPLE_TOKENS=2\n",
           file);
     fclose(file);

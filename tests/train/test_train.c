@@ -69,7 +69,7 @@ static void test_bf16_gives_same_bits_and_resumes(void **state) {
     (void)state;
     train(folder("w"), "1", "DTYPE=bf16");
     command_succeeds(RUN("train", "--config", config, "--out", folder("x"), "--dtype", "bf16", "-o",
-                         "GPT2_MAX_ITERS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3"),
+                         "STEPS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3"),
                      NULL);
     train_same_end(folder("w"), folder("x"));
     weft_safetensors *file;
@@ -90,7 +90,7 @@ static void test_resuming_step_by_step_gives_same_bits(void **state) {
                      NULL);
     for (int i = 3; i <= 12; i += 3) {
         char iterations[32], threads[2] = {(char)('0' + i / 3), 0};
-        snprintf(iterations, sizeof iterations, "GPT2_MAX_ITERS=%d", i);
+        snprintf(iterations, sizeof iterations, "STEPS=%d", i);
         command_succeeds(RUN("train", "--config", config, "--out", folder("legs"), "--resume", "-o",
                              "LR_SCHEDULE=constant", "-o", iterations, "--dtype", "bf16",
                              "--threads", threads, "-o", i % 2 ? "RECOMPUTE=y" : "RECOMPUTE=n"),
@@ -113,10 +113,9 @@ static void test_a_run_keeps_its_config(void **state) {
                          "-o", "LR_SCHEDULE=constant"),
                      NULL);
     command_succeeds(RUN("train", "--config", config, "--out", folder("half"), "-o", "SEED=3", "-o",
-                         "LR_SCHEDULE=constant", "-o", "GPT2_MAX_ITERS=6"),
+                         "LR_SCHEDULE=constant", "-o", "STEPS=6"),
                      NULL);
-    command_succeeds(RUN("train", "--resume", "--out", folder("half"), "-o", "GPT2_MAX_ITERS=12"),
-                     NULL);
+    command_succeeds(RUN("train", "--resume", "--out", folder("half"), "-o", "STEPS=12"), NULL);
     train_same_file(folder("whole"), folder("half"), "last/model.safetensors");
     command_succeeds(
         RUN("train", "--config", scratch_path("whole/config"), "--out", folder("anew")), NULL);
@@ -140,9 +139,9 @@ static void test_metrics_have_the_keys_of_the_contract(void **state) {
 
 static void test_metric_of_a_task_is_reported(void **state) {
     (void)state;
-    command_result r = command_run(RUN("train", "--config", config, "--out", folder("recall"), "-o",
-                                       "DATASET=recall", "-o", "VOCAB_SIZE=1024", "-o",
-                                       "GPT2_MAX_ITERS=2", "--json"));
+    command_result r =
+        command_run(RUN("train", "--config", config, "--out", folder("recall"), "-o",
+                        "DATASET=recall", "-o", "VOCAB_SIZE=1024", "-o", "STEPS=2", "--json"));
     assert_int_equal(r.status, 0);
     json_t *object = json_loads(r.out, 0, NULL);
     assert_true(json_is_number(json_object_get(object, "recall_accuracy")));
@@ -154,7 +153,7 @@ static void test_metric_of_a_task_is_reported(void **state) {
 
 static void test_used_folder_needs_resume(void **state) {
     (void)state;
-    train(folder("used"), "1", "GPT2_MAX_ITERS=2");
+    train(folder("used"), "1", "STEPS=2");
     command_fails(2, RUN("train", "--config", config, "--out", folder("used")),
                   SAYS("used", "--resume"));
     command_fails(2,
@@ -165,10 +164,10 @@ static void test_used_folder_needs_resume(void **state) {
 
 static void test_from_starts_with_a_fresh_optimizer(void **state) {
     (void)state;
-    train(folder("base"), "1", "GPT2_MAX_ITERS=2");
+    train(folder("base"), "1", "STEPS=2");
     command_succeeds(RUN("train", "--config", config, "--out", folder("tuned"), "--from",
-                         scratch_path("base/last"), "-o", "LEARNING_RATE=0", "-o", "GPT2_MIN_LR=0",
-                         "-o", "GPT2_MAX_ITERS=1"),
+                         scratch_path("base/last"), "-o", "LEARNING_RATE=0", "-o", "MIN_LR=0", "-o",
+                         "STEPS=1"),
                      NULL);
     train_same_file(folder("base"), folder("tuned"), "last/model.safetensors");
     command_fails(
@@ -187,7 +186,7 @@ static void test_last_checkpoints_are_kept(void **state) {
     assert_int_not_equal(access(scratch_path("keep/last.new"), F_OK), 0);
     /* An older one is a checkpoint like any other. */
     command_succeeds(RUN("train", "--config", config, "--out", folder("older"), "--from",
-                         scratch_path("keep/step-0000000008"), "-o", "GPT2_MAX_ITERS=1"),
+                         scratch_path("keep/step-0000000008"), "-o", "STEPS=1"),
                      NULL);
 }
 

@@ -38,8 +38,8 @@ static void make_run(const char *run, const char *seed) {
     snprintf(path, sizeof path, "%s/%s", root, run);
     assert_int_equal(mkdir(path, 0777), 0);
     snprintf(config, sizeof config,
-             "CONFIG_N_LAYER=2\nCONFIG_BATCH_SIZE=4\nCONFIG_GPT2_BLOCK_SIZE=32\n"
-             "CONFIG_GPT2_MAX_ITERS=40\nCONFIG_SEED=%s\nCONFIG_ATTENTION=\"mla\"\n",
+             "CONFIG_N_LAYER=2\nCONFIG_BATCH_SIZE=4\nCONFIG_CONTEXT=32\n"
+             "CONFIG_STEPS=40\nCONFIG_SEED=%s\nCONFIG_ATTENTION=\"mla\"\n",
              seed);
     append(run, "config", config);
     append(run, "metrics.jsonl",
@@ -259,8 +259,7 @@ static void test_a_run_of_weft_train_is_followed(void **state) {
     char out[640];
     snprintf(out, sizeof out, "%s/trained", root);
     command_succeeds(RUN("train", "--config", "defconfigs/demo", "--out", out, "--device", "cpu",
-                         "-o", "GPT2_MAX_ITERS=3", "-o", "SAMPLE_PROMPT=", "-o",
-                         "SAVE_CHECKPOINT=n"),
+                         "-o", "STEPS=3", "-o", "SAMPLE_PROMPT=", "-o", "SAVE_CHECKPOINT=n"),
                      NULL);
     for (int i = 0; i < 100; i++) {
         json_t *news = get_json("/api/runs", 200);

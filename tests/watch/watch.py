@@ -24,8 +24,8 @@ def add_run(runs, name, seed, lines):
     folder = os.path.join(runs, name)
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "config"), "w", encoding="utf-8") as out:
-        out.write("CONFIG_N_LAYER=3\nCONFIG_BATCH_SIZE=4\nCONFIG_GPT2_BLOCK_SIZE=32\n"
-                  "CONFIG_GPT2_MAX_ITERS=1000\nCONFIG_SEED=%d\n" % seed)
+        out.write("CONFIG_N_LAYER=3\nCONFIG_BATCH_SIZE=4\nCONFIG_CONTEXT=32\n"
+                  "CONFIG_STEPS=1000\nCONFIG_SEED=%d\n" % seed)
     add_lines(runs, name, 0, lines, seed)
 
 

@@ -75,7 +75,7 @@ class Part(nn.Module):
         said = self._describe("cpu", torch.float32, _blocks.GRADIENT | _blocks.TRAIN)
         self.names = [name for name, _ in said[1]]
         self._places = [(name.split(".")[:-1], name.rpartition(".")[2]) for name in self.names]
-        self.width, self.dropout = int(self.options["N_EMBD"]), float(self.options.get("GPT2_DROPOUT", 0))
+        self.width, self.dropout = int(self.options["N_EMBD"]), float(self.options.get("DROPOUT", 0))
         if weights is None:
             weights = started_weights(self.options, seed, self.names)
         for name in self.names:

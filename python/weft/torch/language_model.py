@@ -18,7 +18,7 @@ COUPLE = ("couple.attn_to_mlp", "couple.mlp_to_attn")
 # What they make goes to the next layer; the last one's is read by nobody.
 TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.mlp_down.weight", "ffn.mlp_to_attn.weight")
 # Read by the model around the layers.
-KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "GPT2_BLOCK_SIZE", "POSITION", "NORM", "NORM_EPS", "GPT2_WEIGHT_TYING",
+KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "CONTEXT", "POSITION", "NORM", "NORM_EPS", "WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",
         "FFN", "N_HEAD", "MUP", "MUP_BASE_WIDTH")
 # A layer does not depend on these, and blocks are found by their options.
@@ -77,8 +77,8 @@ class LanguageModel(nn.Module):
     def _layer_sizes(model):
         """Sizes that a preset or a default may have set."""
         return {key: model.option(key) for key in
-                ("N_EMBD", "N_HEAD", "N_FFN", "ATTENTION", "FFN", "NORM", "POSITION", "GPT2_BIAS", "GPT2_BLOCK_SIZE",
-                 "GPT2_DROPOUT", "RA_MLA_LATENT_DIM", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_CROSS_TOKEN",
+                ("N_EMBD", "N_HEAD", "N_FFN", "ATTENTION", "FFN", "NORM", "POSITION", "BIAS", "CONTEXT",
+                 "DROPOUT", "RA_MLA_LATENT_DIM", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_CROSS_TOKEN",
                  "RA_MLA_MLP_LATENT_RECIP", "WSFFN_N_HEAD", "WSFFN_Z_PROJ")}
 
     def _set_types(self, matrix, wide):
@@ -104,9 +104,9 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens):
         if tokens.dim() != 2 or not tokens.numel() or tokens.is_floating_point():
             raise ValueError(f"weft: tokens are {tuple(tokens.shape)} {tokens.dtype}, but whole numbers [batch, time] are wanted")
-        time, most = tokens.shape[1], int(self.config["GPT2_BLOCK_SIZE"])
+        time, most = tokens.shape[1], int(self.config["CONTEXT"])
         if self.config["POSITION"] in ("learned", "relative") and time > most:
-            raise ValueError(f"weft: {time} tokens, but GPT2_BLOCK_SIZE is {most}")
+            raise ValueError(f"weft: {time} tokens, but CONTEXT is {most}")
         x = functional.embedding(tokens, self.wte.weight)
         return x + self.wpe.weight[:time] if hasattr(self, "wpe") else x
 

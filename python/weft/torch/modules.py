@@ -146,7 +146,7 @@ class _W2(nn.Module):
         self.heads, self.head_dim, self.rope, self.base = heads, hidden_size // heads, rope, float(base)
         if rope:
             options["ROPE_THETA"] = self.base
-        self.core = Part(part, ATTENTION="w2", POSITION="rope" if rope else "none", GPT2_BIAS=False, CAUSAL=True,
+        self.core = Part(part, ATTENTION="w2", POSITION="rope" if rope else "none", BIAS=False, CAUSAL=True,
                          N_EMBD=hidden_size, N_HEAD=heads, **options)
 
     def forward(self, hidden_states, rotary_emb_outputs=None, attention_mask=None, is_causal=False):
