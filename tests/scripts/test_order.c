@@ -1,4 +1,4 @@
-/* The order of the folders: that the tree keeps to it, and that what does not is found. */
+/* The order of the folders, and names: that the tree keeps to them, and that what does not is found. */
 #include "support/command.h"
 
 #include <setjmp.h>
@@ -11,10 +11,11 @@
 
 #include <cmocka.h>
 
-/* Runs scripts/order on a tree; what it prints is the caller's to free. */
-static int run_order(const char *tree, char **said) {
+/* Runs a script on a tree; what it prints is the caller's to free. */
+static int run_script(const char *script, const char *tree, char **said) {
     char line[1024];
-    snprintf(line, sizeof line, "sh scripts/order '%s' >'%s' 2>&1", tree, scratch_path("said"));
+    snprintf(line, sizeof line, "sh scripts/%s '%s' >'%s' 2>&1", script, tree,
+             scratch_path("said"));
     int status = system(line); /* NOLINT(concurrency-mt-unsafe): one thread */
     assert_true(WIFEXITED(status));
     *said = file_read(scratch_path("said"), NULL);
@@ -37,16 +38,37 @@ static void make_tree(const char *low, const char *high) {
 
 static void expect(int status, const char *words) {
     char *said;
-    int is = run_order(scratch_path("."), &said);
+    int is = run_script("order", scratch_path("."), &said);
     if (is != status || !strstr(said, words))
         fail_msg("ended on %d, expected %d and '%s': %s", is, status, words, said);
+    free(said);
+}
+
+static void test_no_type_is_defined_twice(void **state) {
+    (void)state;
+    char *said;
+    if (run_script("names", ".", &said) != 0) fail_msg("%s", said);
+    free(said);
+    mkdir(scratch_path("include"), 0755);
+    make_tree("typedef struct weft_a weft_a;\ntypedef struct {\n    int b;\n} weft_b;\n",
+              "struct weft_a {\n    int a;\n};\n");
+    assert_int_equal(run_script("names", scratch_path("."), &said), 0);
+    free(said);
+    make_tree("struct weft_a {\n    int a;\n};\n", "struct weft_a {\n    int a;\n};\n");
+    assert_int_equal(run_script("names", scratch_path("."), &said), 1);
+    assert_non_null(strstr(said, "weft_a: src/high/b.c:1 and src/low/a.h:1"));
+    free(said);
+    make_tree("typedef struct {\n    int b;\n} b;\n",
+              "typedef struct {\n    int b;\n} weft_b;\ntypedef enum {\n    B\n} weft_b;\n");
+    assert_int_equal(run_script("names", scratch_path("."), &said), 1);
+    assert_non_null(strstr(said, "weft_b: src/high/b.c:3 and src/high/b.c:6"));
     free(said);
 }
 
 static void test_every_include_goes_down(void **state) {
     (void)state;
     char *said;
-    if (run_order(".", &said) != 0) fail_msg("%s", said);
+    if (run_script("order", ".", &said) != 0) fail_msg("%s", said);
     free(said);
 }
 
@@ -83,6 +105,8 @@ static void test_the_order_has_no_circle(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_no_type_is_defined_twice, scratch_setup,
+                                        scratch_teardown),
         cmocka_unit_test_setup_teardown(test_every_include_goes_down, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_an_include_that_goes_up_is_found, scratch_setup,
