@@ -3,7 +3,7 @@
  * This is the public header: everything a caller may rely on is here; what is under src/ may
  * change.
  *
- * Five kinds of things, each opened, used and closed:
+ * Six kinds of things, each opened, used and closed:
  *
  *   weft_engine     where work is done: a device and a fixed number of threads.
  *   weft_model      a config (which architecture, which sizes) and its weights. It knows no

@@ -1,6 +1,6 @@
 /* Files taken into the program by the assembler, so that they stay what editors and browsers understand.
  *
- *   WEFT_EMBED("weft_page_style", "src/study/page.css");
+ *   WEFT_EMBED("weft_page_style", "src/report/page.css");
  *   extern const char weft_page_style[];
  *
  * The text ends on a zero. Paths are from the repository's root, where every build runs; mk/build.mk
