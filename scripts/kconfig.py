@@ -32,6 +32,7 @@ UNSET = re.compile(r"# CONFIG_(\S+) is not set")
 TEXT = re.compile(r'"((?:[^\\"]|\\.)*)"')
 WORDS = re.compile(r"^One of: (.*)\.$", re.MULTILINE)
 FOREIGN = re.compile(r'^FOREIGN\((\w+), "((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
+ALIAS = re.compile(r"^ALIAS\((\w+), (\w+)\)", re.MULTILINE)
 NUMBER = re.compile(r"^A number from (\S+) to (\S+)\.$", re.MULTILINE)
 
 
@@ -53,20 +54,21 @@ def open_table():
     return table
 
 
-def foreign_keys():
-    """Keys of other trainers, and what to use instead: the program's own list."""
+def list_of(path, pattern):
+    """What the program's own lists say: lines of NAME(KEY, ...), as a dictionary."""
     try:
-        with open("src/config/foreign.def", encoding="utf-8") as file:
-            return {key: text.replace('\\"', '"') for key, text in FOREIGN.findall(file.read())}
+        with open(path, encoding="utf-8") as file:
+            return {key: text.replace('\\"', '"') for key, text in pattern.findall(file.read())}
     except OSError:
         return {}
 
 
 def known_symbol(table, name, where):
-    symbol = table.syms.get(name)
+    aliases = list_of("src/config/aliases.def", ALIAS)
+    symbol = table.syms.get(aliases.get(name.upper(), name))
     if symbol is not None and symbol.nodes:
         return symbol
-    instead = foreign_keys().get(name.upper())
+    instead = list_of("src/config/foreign.def", FOREIGN).get(name.upper())
     if instead:
         fail(f"{where}: CONFIG_{name} is not an option of weft; {instead}")
     names = [s.name for s in table.unique_defined_syms]

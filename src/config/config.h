@@ -111,6 +111,11 @@ void weft_config_reset(weft_config *c, weft_option_owner owner);
 json_t *weft_config_to_json(const weft_config *c);
 weft_status weft_config_from_json(weft_config *c, const json_t *object, const char *where);
 
+/* An option's key as config.json has it. */
+void weft_option_json_key(const weft_option *o, char *key, size_t room);
+/* A config.json as somebody kept it, every option by its key of today. NULL: it is no object. */
+json_t *weft_config_kept(const char *text);
+
 /* Every key as a config's line: what reading takes back. */
 void weft_config_write(const weft_config *c, FILE *out);
 /* The same as a file; beside, then renamed. */

@@ -1,7 +1,31 @@
 /* config.json: every option by its key in small letters, and back. */
 #include "config/config.h"
 
+#include "base/json.h"
+
 #include <ctype.h>
+#include <string.h>
+
+void weft_option_json_key(const weft_option *o, char *key, size_t room) {
+    size_t n = 0;
+    for (; o->key[n] && n + 1 < room; n++)
+        key[n] = (char)tolower((unsigned char)o->key[n]);
+    key[n] = '\0';
+}
+
+json_t *weft_config_kept(const char *text) {
+    json_t *kept = weft_json_read(text, strlen(text), 0, NULL), *value;
+    json_t *object = json_is_object(kept) ? json_object() : NULL;
+    const char *name;
+    json_object_foreach(kept, name, value) {
+        char key[64];
+        const weft_option *o = weft_option_find(name);
+        if (o) weft_option_json_key(o, key, sizeof key);
+        json_object_set(object, o ? key : name, value);
+    }
+    json_decref(kept);
+    return object;
+}
 
 json_t *weft_config_to_json(const weft_config *c) {
     json_t *object = json_object();
@@ -11,10 +35,7 @@ json_t *weft_config_to_json(const weft_config *c) {
         const weft_option *o = &options[i];
         const void *field = (const char *)c + o->offset;
         char key[64], text[WEFT_TEXT_MAX];
-        size_t n = 0;
-        for (; o->key[n] && n + 1 < sizeof key; n++)
-            key[n] = (char)tolower((unsigned char)o->key[n]);
-        key[n] = '\0';
+        weft_option_json_key(o, key, sizeof key);
         weft_config_format(c, o, text, sizeof text);
         json_t *value;
         switch (o->type) {

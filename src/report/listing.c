@@ -118,8 +118,7 @@ static json_t *row_object(sqlite3_stmt *rows) {
         if (strcmp(sqlite3_column_name(rows, i), "config") == 0 &&
             *weft_column_text(rows, i) == '{') {
             json_decref(value);
-            value = weft_json_read(weft_column_text(rows, i), strlen(weft_column_text(rows, i)), 0,
-                                   NULL);
+            value = weft_config_kept(weft_column_text(rows, i));
         }
         json_object_set_new(object, sqlite3_column_name(rows, i), value ? value : json_null());
     }

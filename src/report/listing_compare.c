@@ -30,8 +30,7 @@ static weft_status find_step(const weft_report_data *d, const char *name, int *s
 /* The config of any run of a step; NULL: it has none. */
 static json_t *config_of(const weft_report_data *d, int step) {
     for (int i = 0; i < d->n_runs; i++)
-        if (d->runs[i].step == step)
-            return weft_json_read(d->runs[i].config, strlen(d->runs[i].config), 0, NULL);
+        if (d->runs[i].step == step) return weft_config_kept(d->runs[i].config);
     return NULL;
 }
 

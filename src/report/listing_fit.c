@@ -10,7 +10,6 @@
 #include "config/config.h"
 #include "report/data.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,12 +33,9 @@ static bool is_chosen(const char *steps, const char *name) {
 
 /* An option of the run, as its config has it. */
 static double option_of(const weft_report_run *run, const weft_option *option) {
-    char key[128];
-    size_t n = 0;
-    for (; option->key[n] && n + 1 < sizeof key; n++)
-        key[n] = (char)tolower((unsigned char)option->key[n]);
-    key[n] = '\0';
-    json_t *config = weft_json_read(run->config, strlen(run->config), 0, NULL);
+    char key[64];
+    weft_option_json_key(option, key, sizeof key);
+    json_t *config = weft_config_kept(run->config);
     const json_t *value = json_object_get(config, key);
     double number = json_is_number(value) ? json_number_value(value) : NAN;
     json_decref(config);

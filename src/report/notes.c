@@ -2,10 +2,8 @@
  * what went wrong, what was not equal, where it was run. */
 #include "report/sections.h"
 
-#include "base/json.h"
 #include "config/config.h"
 
-#include <ctype.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,13 +11,11 @@
 
 enum { KEY_ROOM = 96, VALUE_ROOM = 4200 };
 
-/* Keys are told apart by their small letters without CONFIG_, as in config.json. */
+/* Keys are told apart by their name in config.json. */
 static void small_key(const char *from, size_t length, char *key) {
-    if (length > 7 && strncasecmp(from, "CONFIG_", 7) == 0) from += 7, length -= 7;
-    size_t n = length < KEY_ROOM - 1 ? length : KEY_ROOM - 1;
-    for (size_t i = 0; i < n; i++)
-        key[i] = (char)tolower((unsigned char)from[i]);
-    key[n] = '\0';
+    snprintf(key, KEY_ROOM, "%.*s", (int)(length < KEY_ROOM ? length : KEY_ROOM - 1), from);
+    const weft_option *option = weft_option_find(key);
+    if (option) weft_option_json_key(option, key, KEY_ROOM);
 }
 
 /* Numbers that are equal read equal, and quotes go. */
@@ -59,7 +55,7 @@ static void read_assignments(json_t *config, const char *text, const char *ends)
 }
 
 static void read_json(json_t *config, const char *text) {
-    json_t *object = weft_json_read(text, strlen(text), 0, NULL), *value;
+    json_t *object = weft_config_kept(text), *value;
     const char *name;
     json_object_foreach(object, name, value) {
         char key[KEY_ROOM], number[64];

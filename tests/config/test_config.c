@@ -270,6 +270,52 @@ static void test_json_gives_the_config_back(void **state) {
     json_decref(object);
 }
 
+/* Names that configs, checkpoints and databases had before: read everywhere, written nowhere. */
+static void test_old_names_are_read(void **state) {
+    (void)state;
+    weft_config c = defaults(), back = defaults();
+    char path[64];
+    const char *text = "CONFIG_GPT2_MAX_ITERS=7\n"
+                       "CONFIG_GPT2_BLOCK_SIZE=48\n"
+                       "CONFIG_GPT2_DROPOUT=0.25\n"
+                       "# CONFIG_GPT2_BIAS is not set\n"
+                       "# CONFIG_GPT2_WEIGHT_TYING is not set\n"
+                       "CONFIG_GPT2_WARMUP_STEPS=3\n"
+                       "CONFIG_GPT2_MIN_LR=1e-5\n"
+                       "# CONFIG_GPT2_DECAY_LR is not set\n"
+                       "CONFIG_GPT2_EVAL_INTERVAL=11\n"
+                       "CONFIG_GPT2_EVAL_SAMPLES=12\n"
+                       "CONFIG_GPT2_LOG_INTERVAL=13\n"
+                       "CONFIG_GPT2_GRADIENT_ACCUMULATION=2\n"
+                       "CONFIG_STUDY_STEPS=\"a; b: N_LAYER=3\"\n";
+    assert_int_equal(read_text(&c, text, path, sizeof path), WEFT_OK);
+    assert_int_equal(c.steps, 7);
+    assert_int_equal(c.context, 48);
+    assert_true(c.dropout == 0.25 && c.min_lr == 1e-5);
+    assert_false(c.bias || c.weight_tying || c.decay_lr);
+    assert_int_equal(c.warmup_steps, 3);
+    assert_int_equal(c.eval_interval, 11);
+    assert_int_equal(c.eval_samples, 12);
+    assert_int_equal(c.log_interval, 13);
+    assert_int_equal(c.gradient_accumulation, 2);
+    assert_string_equal(c.study_variants, "a; b: N_LAYER=3");
+    assert_int_equal(weft_config_override(&c, "GPT2_BLOCK_SIZE=64", "-o"), WEFT_OK);
+    assert_int_equal(c.context, 64);
+
+    json_t *object = weft_config_kept("{\"gpt2_block_size\": 32, \"n_layer\": 2, \"other\": 1}");
+    assert_int_equal(json_integer_value(json_object_get(object, "context")), 32);
+    assert_int_equal(json_integer_value(json_object_get(object, "n_layer")), 2);
+    assert_int_equal(json_integer_value(json_object_get(object, "other")), 1);
+    assert_int_equal(json_object_size(object), 3);
+    json_object_del(object, "other");
+    assert_int_equal(weft_config_from_json(&back, object, "config.json"), WEFT_OK);
+    assert_int_equal(back.context, 32);
+    json_decref(object);
+    object = weft_config_to_json(&c);
+    assert_null(json_object_get(object, "gpt2_block_size"));
+    json_decref(object);
+}
+
 /* Each write-up's model, as the write-ups describe it. */
 static void test_presets_are_the_write_ups_models(void **state) {
     (void)state;
@@ -330,6 +376,7 @@ int main(void) {
         cmocka_unit_test(test_sizes_may_be_as_small_as_1),
         cmocka_unit_test(test_steps_set_the_mechanisms_alone),
         cmocka_unit_test(test_json_gives_the_config_back),
+        cmocka_unit_test(test_old_names_are_read),
         cmocka_unit_test(test_presets_are_the_write_ups_models),
         cmocka_unit_test(test_kconfig_has_every_option),
     };
