@@ -4,6 +4,7 @@
 
 #include "config/config.h"
 
+#include <ctype.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
