@@ -19,10 +19,72 @@ bool weft_report_counts(const weft_report_data *d, int step) {
     return s->leaks == d->steps[s->baseline].leaks;
 }
 
+/* A difference from the baseline is shown, whatever else is to be said of it. */
+static bool is_shown(const weft_report_data *d, int step) {
+    weft_verdict verdict = d->steps[step].compared.verdict;
+    return weft_report_counts(d, step) && (verdict == WEFT_BETTER || verdict == WEFT_WORSE);
+}
+
+static bool is_at_edge(const weft_report_data *d, int step) {
+    return d->steps[step].repeats < 0 && d->steps[step].done > 0 && weft_report_at_edge(d, step);
+}
+
+/* The side that came off worse might have done better with a rate that was not tried. (With the other
+ * side's at the edge the difference could only be larger.) */
+static bool lost_at_edge(const weft_report_data *d, int step) {
+    const weft_report_variant *s = &d->steps[step];
+    return is_shown(d, step) &&
+           is_at_edge(d, s->compared.verdict == WEFT_BETTER ? s->baseline : step);
+}
+
+static bool is_not_left(const weft_report_data *d, int step) {
+    return is_shown(d, step) && !d->steps[step].left;
+}
+
+static bool has_two_seeds(const weft_report_data *d, int step) {
+    return is_shown(d, step) && d->steps[step].compared.pairs == 2;
+}
+
+static bool has_fewer_seeds(const weft_report_data *d, int step) {
+    return has_two_seeds(d, step) && weft_report_most_pairs(d) > 2;
+}
+
+static const char *commit_of(const weft_report_data *d, const weft_report_run *run) {
+    const weft_report_fact *fact = weft_report_fact_of(d, run, "commit");
+    return fact ? fact->text : "";
+}
+
+static bool has_two_versions(const weft_report_data *d, int step) {
+    for (int i = 0; i < d->n_seeds && is_shown(d, step); i++) {
+        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
+        if (pair.counts && strcmp(commit_of(d, pair.step), commit_of(d, pair.baseline)) != 0)
+            return true;
+    }
+    return false;
+}
+
+/* Shown, and one of the caveats takes it back: the sentence does not name it. */
+static bool is_in_doubt(const weft_report_data *d, int step) {
+    return is_not_left(d, step) || has_two_seeds(d, step) || lost_at_edge(d, step) ||
+           has_two_versions(d, step);
+}
+
+static bool comes_out(const weft_report_data *d, int step, weft_verdict verdict) {
+    return weft_report_counts(d, step) && d->steps[step].compared.verdict == verdict &&
+           !is_in_doubt(d, step);
+}
+
 static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
     int n = 0;
     for (int i = 0; i < d->n_steps; i++)
-        n += weft_report_counts(d, i) && d->steps[i].compared.verdict == verdict;
+        n += comes_out(d, i, verdict);
+    return n;
+}
+
+static int count_doubts(const weft_report_data *d) {
+    int n = 0;
+    for (int i = 0; i < d->n_steps; i++)
+        n += is_in_doubt(d, i);
     return n;
 }
 
@@ -51,7 +113,7 @@ int weft_report_most_pairs(const weft_report_data *d) {
 static int largest(const weft_report_data *d, weft_verdict verdict) {
     int best = -1;
     for (int i = 0; i < d->n_steps; i++) {
-        if (!weft_report_counts(d, i) || d->steps[i].compared.verdict != verdict) continue;
+        if (!comes_out(d, i, verdict)) continue;
         if (best < 0 || fabs(d->steps[i].compared.percent) > fabs(d->steps[best].compared.percent))
             best = i;
     }
@@ -71,7 +133,7 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
     int said = 0;
     for (int i = 0; i < d->n_steps; i++) {
         const weft_comparison *k = &d->steps[i].compared;
-        if (!weft_report_counts(d, i) || k->verdict != verdict) continue;
+        if (!comes_out(d, i, verdict)) continue;
         fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
@@ -136,9 +198,15 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
     char object[128];
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
-    int all = better + worse + open + yet;
+    int doubts = count_doubts(d), all = better + worse + open + yet + doubts;
     snprintf(object, sizeof object, "the %.100s", d->score_name);
-    bool none = better == 0 && all > 1;
+    if (doubts && !better && !worse) {
+        fputs("Nothing is settled: ", out);
+        if (all > 1) fprintf(out, "for %d of %d variants ", doubts, all);
+        fputs("a difference was seen that the warnings below put in doubt.", out);
+        return;
+    }
+    bool none = better == 0 && all > 1 && !doubts;
     if (none) fprintf(out, "No variant %s %s", gain, object);
     write_side(out, d, WEFT_BETTER, gain, object, all);
     if (worse && (none || better)) fputs("; ", out);
@@ -150,6 +218,9 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
         fputs("; ", out);
         write_power(out, d);
     }
+    if (doubts)
+        fprintf(out, "; for %d %s a difference was seen that the warnings below put in doubt",
+                doubts, doubts == 1 ? "other" : "others");
     fputs(".", out);
 }
 
@@ -238,10 +309,6 @@ static bool cannot_be_built(const weft_report_data *d, int step) {
     return *d->steps[step].error != '\0';
 }
 
-static bool is_at_edge(const weft_report_data *d, int step) {
-    return d->steps[step].repeats < 0 && d->steps[step].done > 0 && weft_report_at_edge(d, step);
-}
-
 static bool is_unequal(const weft_report_data *d, int step) {
     for (int i = 0; i < d->n_runs && d->steps[step].repeats >= 0; i++) {
         weft_report_repeat r;
@@ -274,6 +341,18 @@ static void list_step_caveats(const weft_report_data *d, char **list, int *used)
         {is_at_edge,
          " got a learning rate at the edge of those tried: a better one may lie beyond it.",
          " got a learning rate at the edge of those tried: a better one may lie beyond it."},
+        {is_not_left,
+         " differs from its baseline, but not when all comparisons are counted together (Holm's "
+         "method).",
+         " differ from their baselines, but not when all comparisons are counted together (Holm's "
+         "method)."},
+        {has_fewer_seeds, " was compared over two seeds only, which are too few.",
+         " were compared over two seeds only, which are too few."},
+        {has_two_versions,
+         " was trained by another version of weft than its baseline, which may be a part of the "
+         "difference.",
+         " were trained by other versions of weft than their baselines, which may be a part of the "
+         "differences."},
         {is_unequal, " did not repeat to the same bits.", " did not repeat to the same bits."},
     };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && *used < CAVEATS_MOST; i++) {

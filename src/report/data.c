@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "record/listing_database.h"
 #include "record/record.h"
+#include "report/together.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -429,6 +430,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (s->baseline >= 0)
             WEFT_TRY(weft_report_compare(d, i, s->baseline, &s->compared, &s->why));
     }
+    weft_report_holm(d);
     return WEFT_OK;
 }
 

@@ -24,8 +24,9 @@ typedef struct {
     double memory;         /* the largest peak of them, bytes; the device's where it has its own */
     double speed, seconds; /* their means: tokens per second, seconds a run */
     weft_comparison compared; /* with the baseline, where there is one */
-    const char *why;          /* no difference shown, or not yet, because ...; "" else */
-    int waiting;              /* its runs that wait or run, at whatever rate */
+    bool left;       /* its difference is, when all comparisons are counted (report/together.h) */
+    const char *why; /* no difference shown, or not yet, because ...; "" else */
+    int waiting;     /* its runs that wait or run, at whatever rate */
 } weft_report_variant;
 
 typedef struct {

@@ -78,7 +78,7 @@ static json_t *left_out(const weft_report_data *d, int step) {
     return list;
 }
 
-static json_t *verdict_json(const weft_report_data *d, int step, bool left) {
+static json_t *verdict_json(const weft_report_data *d, int step) {
     const weft_report_variant *s = &d->steps[step];
     const weft_comparison *c = &s->compared;
     return json_pack(
@@ -87,7 +87,7 @@ static json_t *verdict_json(const weft_report_data *d, int step, bool left) {
         weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs", c->pairs,
         "difference", weft_json_number(c->mean), "low", weft_json_number(c->low), "high",
         weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
-        weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)), "left", left,
+        weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)), "left", s->left,
         "repeat_of", s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
         "left_out", left_out(d, step));
 }
@@ -138,36 +138,45 @@ static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *
         words[r->result], "files_compared", r->files, "detail", weft_json_text(r->detail));
 }
 
+/* What stands beside the answer. */
+static weft_status append_warnings(const weft_report_data *d, json_t *list) {
+    char **caveats;
+    WEFT_TRY(weft_report_caveats(d, &caveats));
+    for (int i = 0; caveats[i]; i++) {
+        json_array_append_new(list, weft_json_text(caveats[i]));
+        free(caveats[i]);
+    }
+    free(caveats);
+    return WEFT_OK;
+}
+
 static weft_status study_json(const char *database, json_t **object) {
     weft_report_data d;
     WEFT_TRY(weft_report_read(database, &d));
     json_t *verdicts = json_array(), *steps = json_array(), *repeats = json_array();
     weft_status status = WEFT_OK;
-    bool *left = calloc((size_t)d.n_steps + 1, sizeof *left);
-    if (left) weft_report_holm(&d, left);
     for (int i = 0; i < d.n_steps; i++) {
         json_array_append_new(steps, step_json(&d, i));
-        if (d.steps[i].baseline >= 0)
-            json_array_append_new(verdicts, verdict_json(&d, i, left && left[i]));
+        if (d.steps[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
     }
-    free(left);
     for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {
         weft_report_repeat r;
         if (d.steps[d.runs[i].step].repeats < 0) continue;
         status = weft_report_repeat_of(&d, &d.runs[i], &r);
         if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
     }
-    json_t *yardsticks = json_array();
+    json_t *yardsticks = json_array(), *warnings = json_array();
+    if (status == WEFT_OK) status = append_warnings(&d, warnings);
     if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
     char *answer = weft_report_sentence(&d);
-    *object =
-        json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}", "name",
-                  weft_json_text(d.name), "question", weft_json_text(d.question), "answer",
-                  weft_json_text(answer ? answer : ""), "score", weft_json_text(d.score),
-                  "score_name", weft_json_text(d.score_name), "higher_is_better",
-                  d.higher_is_better, "confidence", WEFT_CONFIDENCE, "comparisons",
-                  weft_report_comparisons(&d), "common", weft_report_common_json(&d), "verdicts",
-                  verdicts, "steps", steps, "repeats", repeats, "yardsticks", yardsticks);
+    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}",
+                        "name", weft_json_text(d.name), "question", weft_json_text(d.question),
+                        "answer", weft_json_text(answer ? answer : ""), "warnings", warnings,
+                        "score", weft_json_text(d.score), "score_name",
+                        weft_json_text(d.score_name), "higher_is_better", d.higher_is_better,
+                        "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
+                        "common", weft_report_common_json(&d), "verdicts", verdicts, "steps", steps,
+                        "repeats", repeats, "yardsticks", yardsticks);
     free(answer);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Variants whose scores may stand beside one another. */
 static bool takes_part(const weft_report_variant *s) {
@@ -74,23 +73,22 @@ static bool has_interval(const weft_report_data *d, int step) {
            isfinite(weft_comparison_p(c));
 }
 
-void weft_report_holm(const weft_report_data *d, bool *left) {
+void weft_report_holm(weft_report_data *d) {
     int n = 0;
-    memset(left, 0, (size_t)d->n_steps * sizeof *left);
     for (int i = 0; i < d->n_steps; i++)
         n += has_interval(d, i);
     for (; n > 0; n--) {
         int least = -1;
         double p = INFINITY;
         for (int i = 0; i < d->n_steps; i++) {
-            if (left[i] || !has_interval(d, i)) continue;
+            if (d->steps[i].left || !has_interval(d, i)) continue;
             double one = weft_comparison_p(&d->steps[i].compared);
             if (one >= p) continue;
             least = i;
             p = one;
         }
         if (least < 0 || p > (1 - WEFT_CONFIDENCE) / n) return;
-        left[least] = true;
+        d->steps[least].left = true;
     }
 }
 
@@ -102,10 +100,10 @@ static void add_name(FILE *out, const weft_report_data *d, int step, bool *any) 
     *any = true;
 }
 
-static void write_holm(FILE *out, const weft_report_data *d, const bool *left) {
+static void write_holm(FILE *out, const weft_report_data *d) {
     bool any = false;
     for (int i = 0; i < d->n_steps; i++) {
-        if (!left[i]) continue;
+        if (!d->steps[i].left) continue;
         if (!any) fputs("these are left: ", out);
         add_name(out, d, i, &any);
     }
@@ -128,19 +126,16 @@ static void write_common(FILE *out, const weft_report_data *d, const weft_report
 
 void weft_report_say_together(weft_page *p, const weft_report_data *d) {
     weft_report_common common;
-    bool *left = calloc((size_t)d->n_steps + 1, sizeof *left);
     char *text = NULL;
     size_t size;
-    FILE *out = left && weft_report_comparisons(d) > 1 ? open_memstream(&text, &size) : NULL;
+    FILE *out = weft_report_comparisons(d) > 1 ? open_memstream(&text, &size) : NULL;
     if (out) {
-        weft_report_holm(d, left);
         fputs("Counted together by Holm's method, ", out);
-        write_holm(out, d, left);
+        write_holm(out, d);
         if (weft_report_common_spread(d, &common)) write_common(out, d, &common);
         if (fclose(out) == 0) weft_page_say(p, "%s", text);
     }
     free(text);
-    free(left);
 }
 
 json_t *weft_report_common_json(const weft_report_data *d) {

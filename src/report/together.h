@@ -17,9 +17,9 @@ typedef struct {
 /* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
 bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out);
 
-/* Which comparisons are left by Holm's method, so that one of them is there by chance in no more than
- * 1 - WEFT_CONFIDENCE of studies: left[step], for all steps. */
-void weft_report_holm(const weft_report_data *d, bool *left);
+/* Says which comparisons of the study are left by Holm's method (`left` of their steps), so that one of
+ * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. */
+void weft_report_holm(weft_report_data *d);
 
 /* Both as sentences below the verdicts; and "common" of the report's JSON. */
 void weft_report_say_together(weft_page *p, const weft_report_data *d);
