@@ -1,7 +1,10 @@
 /* The GPU's kernels that move memory, at the shapes of GPT-2 124M (batch 32, bf16): what each takes,
  * and how near it is to a copy.
  *
- *     kernels_cuda [WORD]     only rows that hold the word
+ *     kernels_cuda [WORD [TOKENS [KEPT [WIDTH]]]]
+ *
+ * Only rows that hold the word; sequences of so many tokens in place of 1,024, 32,768 in all; routes
+ * that keep so many columns, up to 64, in place of 8; heads of another width than 64, up to 128.
  *
  * A row is a graph of the same operation several times over, run as training runs it (captured,
  * replayed); an empty graph's time is taken off. A row of gradients is the graph with them less the
@@ -30,17 +33,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { B = 32, T = 1024, E = 768, F = 3072, H = 12, D = 64, V = 50304, L = 128, RUNS = 9 };
-enum { ROWS_E = B * T * E, ROWS_F = B * T * F, MOST = ROWS_F };
-enum { KEPT = 8 };     /* columns that a row of a route keeps */
+enum { N = 32768, E = 768, F = 3072, H = 12, V = 50304, L = 128, RUNS = 9 };
+enum { ROWS_E = N * E, ROWS_F = N * F, MOST = ROWS_F };
 enum { WEIGHTS = 49 }; /* about those of the model: the embedding, then 12 layers of four */
 
+static int B = 32, T = 1024, D = 64;
+static int KEPT = 8; /* columns that a row of a route keeps */
 static weft_graph *graph;
 static weft_pool *pool;
 static uint16_t *noise; /* [MOST] */
 static int32_t *tokens; /* [B, T] */
 static int32_t *routes; /* [B, T, KEPT]: column 0, then any up to the row's own */
 static double copy_rate, empty_time;
+static double route_flops; /* of one search, of the row at hand */
 static bool with_gradients;
 
 static void fill_inputs(void) {
@@ -278,6 +283,7 @@ static double build_routes(int times, int64_t heads, int64_t width) {
     weft_tensor *lse = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(B, H, T));
     score.scale_value = 0.1;
     score.causal = true;
+    route_flops = 1.0 * N * (double)(H * width * T);
     for (int i = 0; i < times; i++)
         weft_keep(weft_route_topk(graph, &score, lse, KEPT, false, false).weight);
     return 2.0 * B * T * (double)((H + heads) * width) + 8.0 * B * T * KEPT;
@@ -388,8 +394,8 @@ static const struct {
     {"sum_squares [N, F]", 8, build_squares, false, 0},
     {"route_gather [B, T, F]", 3, build_gather, true, 0},
     {"route_gather [B, T, E]", 8, build_narrow_gather, true, 0},
-    {"route_topk", 4, build_topk, false, 1.0 * ROWS_E *T},
-    {"route_topk, one key head", 4, build_shared_topk, false, 2.0 * ROWS_E *T},
+    {"route_topk", 4, build_topk, false, 0},
+    {"route_topk, one key head", 4, build_shared_topk, false, 0},
     {"infonce", 4, build_contrast, true, 0},
     {"matmul [B, F] [F, E]", 8, build_few, false, 0},
     {"matmul [B, E] [F, E]^T", 8, build_few_turned, false, 0},
@@ -402,6 +408,7 @@ static const struct {
 /* Seconds of row i's graph; negative: it did not run, and the reason is printed. */
 static double time_row(int i, bool gradients, double *bytes) {
     with_gradients = gradients;
+    route_flops = 0;
     weft_graph_create(&graph);
     *bytes = rows[i].build(rows[i].times);
     double seconds = weft_graph_status(graph) == WEFT_OK ? time_graph() : -1;
@@ -418,7 +425,8 @@ static void print_row(int i, const char *suffix, double seconds, double bytes) {
     if (copy_rate == 0) copy_rate = rate;
     printf("%-28s %9.4f ms %8.1f MB %6.0f GB/s %5.0f%% of copy", name, 1e3 * seconds, 1e-6 * bytes,
            1e-9 * rate, 100 * rate / copy_rate);
-    if (rows[i].flops > 0) printf("  %4.0f TFLOP/s", 1e-12 * rows[i].flops / seconds);
+    double flops = rows[i].flops + route_flops;
+    if (flops > 0) printf("  %4.0f TFLOP/s", 1e-12 * flops / seconds);
     printf("\n");
     fflush(stdout);
 }
@@ -437,7 +445,13 @@ int main(int argc, char **argv) {
         printf("%s\n", weft_error_message());
         return 0;
     }
-    if (weft_pool_create(1, &pool) != WEFT_OK) return 1;
+    if (argc > 2) T = atoi(argv[2]);
+    if (argc > 3) KEPT = atoi(argv[3]);
+    if (argc > 4) D = atoi(argv[4]);
+    if (T < 1 || T > N || KEPT < 1 || KEPT > 64 || D < 1 || D > L ||
+        weft_pool_create(1, &pool) != WEFT_OK)
+        return 2;
+    B = N / T;
     fill_inputs();
     weft_graph_create(&graph);
     weft_scale(graph, INPUT(8), 1);

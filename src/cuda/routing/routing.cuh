@@ -35,18 +35,14 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n);
 /* The message for a start that cannot be. */
 weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place);
 
-/* The tensor-core way of route_topk: bf16, widths 32, 64, 96 and 128, k up to
- * WEFT_CUDA_TOPK_MAX, no band and no start. */
-enum { WEFT_CUDA_TOPK_MAX = 16 };
+/* The message for an index that route_gather or its gradient cannot use. */
+weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t place);
+
+/* The tensor-core way of route_topk: bf16, widths that are multiples of 8 up to WEFT_CUDA_TOPK_WIDTH,
+ * k up to WEFT_CUDA_TOPK_MAX, no band and no start. */
+enum { WEFT_CUDA_TOPK_WIDTH = 256, WEFT_CUDA_TOPK_MAX = 64 };
 bool weft_cuda_topk_fits(const weft_node *n);
 weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n);
-
-/* route_gather and its gradient with the sequence in shared memory; false where it does not fit, as
- * the shape alone decides. The workspaces are 0 there. */
-bool weft_cuda_slab_sums(weft_exec *x, const weft_node *n);
-int64_t weft_cuda_slab_sums_workspace(const weft_node *n);
-bool weft_cuda_slab_gradient(weft_exec *x, const weft_node *n);
-int64_t weft_cuda_slab_gradient_workspace(const weft_node *n);
 
 /* ALiBi's slope, as weft_alibi_slope gives it. */
 __device__ static inline float route_slope(int h, int heads) {

@@ -2,85 +2,102 @@
  *
  * A block has 128 queries of a sequence. It walks tiles of 128 keys and, for each, all heads: the
  * scores of a head are one small product, their exponentials are added up over heads in registers.
- * Each of its four warpgroups has 64 of the queries and 64 of a tile's keys. When the last head is
- * done a thread holds, for two rows, the weights of a quarter of its columns, and offers them to the
- * two sorted lists that it keeps. At the end the lists of a row, four in each of two warpgroups, are
- * merged. So nothing of the size of R is ever written: the floor is the scores' arithmetic,
- * B·H·dqk·T² operations (causal), and as many exponentials as there are scores.
+ * Each of its four warpgroups has 64 of the queries and half of a tile's keys. When the last head is
+ * done the four threads of a row hold its weights, a quarter of the columns each, and offer them to
+ * the sorted list of the row, which lies in their registers, a quarter in each. At the end the two
+ * lists of a row, one in each of two warpgroups, are merged. So nothing of the size of R is ever
+ * written: the floor is the scores' arithmetic, B·H·dqk·T² operations (causal), and as many
+ * exponentials as there are scores.
+ *
+ * Compiled for heads of 32, 64, 96, 128, 192 and 256, of which the last two come in halves; those
+ * between are filled up with zeros, by TMA. Lists have room for 8, 32 or 64. The first places of a
+ * longer list than is wanted are taken by what is larger than every weight. With 64, tiles have 64
+ * keys: the lists need the registers.
  *
  * Queries and keys come by TMA, some steps (a tile, a head) ahead: all blocks' are more
  * than the L2 cache has room for. Warpgroups do not meet: each waits for a step's arrival and tells
  * when it has read it, so that some take exponentials while others multiply. One thread starts the
  * copies of a later step when all have read an earlier one, not the last, so that it seldom waits.
  *
- * Few of a tile's weights are larger than the last of a list, but in a warp some thread has one
- * nearly every time. So a thread first puts those that are aside, in shared memory, and then takes
- * them up one by one: the warp is as slow as its busiest thread, not as all of them together. A
- * weight that is not above the last of one of the row's four lists is behind all of that list, whose
- * columns come before it; the same holds where each of the four has a quarter of k before it. */
+ * Few of a tile's weights are larger than the last of a list. Threads put those that are aside, in
+ * shared memory, and say by a mask of 32 columns which; then the four take them up in the order of
+ * columns, those of a warp's rows at the same time: a warp is as slow as its busiest row, not as all
+ * of them together. */
 #include "cuda/functions.cuh"
 #include "cuda/routing/routing.cuh"
 #include "cuda/tensor/tma.cuh"
+#include "cuda/tensor/tma_map.cuh"
 
 enum {
     TILE = 128,
-    HALF = TILE / 2, /* queries, and keys of a tile, of a warpgroup */
+    HALF = TILE / 2, /* queries of a warpgroup */
     THREADS = 512,
     WARPS = THREADS / 32,
-    COLUMNS = HALF / 8,
-    PLACES = 8 /* of a row's weights that a thread may put aside */
+    PLACES = 8, /* of a row's weights that a thread may put aside: 32 columns in all */
+    FEW = 16    /* kept of a row, for which first_floor is of use */
 };
 
-/* A sorted list in registers: every index into it is a constant once loops are unrolled. */
-template <int K> struct best_list {
-    float weight[K];
-    int index[K];
+/* Keys of a warpgroup in a tile. */
+template <int K> constexpr int KEYS = K > 32 ? 32 : 64;
 
-    __device__ void clear() {
+/* A row's sorted list in the registers of its four threads, a quarter in each: every index into it
+ * is a constant once loops are unrolled. */
+template <int K> struct best_list {
+    static constexpr int OWN = K / 4;
+    float weight[OWN];
+    int index[OWN];
+
+    /* Room for the last k. */
+    __device__ void clear(int k) {
+        int above = K - k - (int)threadIdx.x % 4 * OWN;
 #pragma unroll
-        for (int i = 0; i < K; i++) {
-            weight[i] = -1;
+        for (int i = 0; i < OWN; i++) {
+            weight[i] = i < above ? INFINITY : -1;
             index[i] = INT32_MAX;
         }
     }
 
-    /* Behind what is as large: columns come in ascending order. */
+    /* The four threads offer the same, and a warp's do so together; −2 is none. It goes behind what is
+     * as large: columns come in ascending order. Where it is above all that a thread has, that
+     * thread gets the last of the thread before it. */
     __device__ void offer(float w, int j) {
-        if (!(w > weight[K - 1])) return;
+        float before = __shfl_up_sync(0xffffffffu, weight[OWN - 1], 1, 4);
+        int before_index = __shfl_up_sync(0xffffffffu, index[OWN - 1], 1, 4);
+        bool pushed = threadIdx.x % 4 > 0 && w > before;
 #pragma unroll
-        for (int i = K - 1; i > 0; i--) {
+        for (int i = OWN - 1; i > 0; i--) {
             bool shift = w > weight[i - 1], here = w > weight[i];
             weight[i] = shift ? weight[i - 1] : here ? w : weight[i];
             index[i] = shift ? index[i - 1] : here ? j : index[i];
         }
         if (w > weight[0]) {
-            weight[0] = w;
-            index[0] = j;
+            weight[0] = pushed ? before : w;
+            index[0] = pushed ? before_index : j;
         }
     }
 
-    __device__ void drop_first() {
-#pragma unroll
-        for (int i = 0; i + 1 < K; i++) {
-            weight[i] = weight[i + 1];
-            index[i] = index[i + 1];
-        }
-        weight[K - 1] = -1;
-        index[K - 1] = INT32_MAX;
+    /* The smallest that is kept; −1 while there is room. */
+    __device__ float last() const {
+        return __shfl_sync(0xffffffffu, weight[OWN - 1], 3, 4);
     }
 };
 
 /* Shared memory, in bytes: places for the steps' queries and for keys; what threads put aside, in
- * the end the lists of the warpgroups that have a tile's upper keys; arrivals of steps, then those
- * that say that a step has been read; the heads' numbers. */
-template <int D> struct topk_memory {
-    static constexpr int STEPS = D <= 64 ? 4 : 3;
+ * the end, from the beginning on, the lists of every second row; arrivals of steps, then those that
+ * say that a step has been read; the heads' numbers. */
+template <int D, int K> struct topk_memory {
+    static constexpr int PARTS = D > 128 ? 2 : 1, DEPTH = D / PARTS;
+    static constexpr int STEPS = DEPTH <= 64 ? 4 : 3;
     static constexpr int LAG = STEPS - 2; /* steps that the first may be ahead of the last */
-    static constexpr int Q = 0, K = Q + STEPS * tile_bytes<TILE, D>;
-    static constexpr int ASIDE = K + STEPS * tile_bytes<TILE, D>;
+    static constexpr int KEY_TILE = 2 * KEYS<K>;
+    static constexpr int QUERY_BYTES = tile_bytes<TILE, DEPTH>;
+    static constexpr int KEY_BYTES = tile_bytes<KEY_TILE, DEPTH>;
+    static constexpr int Q_AT = 0, K_AT = Q_AT + STEPS * QUERY_BYTES;
+    static constexpr int ASIDE = K_AT + STEPS * KEY_BYTES;
     static constexpr int FULL = ASIDE + 2 * PLACES * THREADS * (int)sizeof(float);
     static constexpr int EMPTY = FULL + STEPS * 8;
     static constexpr int HEADS = EMPTY + STEPS * 8;
+    static_assert(TILE * K * (int)sizeof(float2) <= FULL, "room for two lists of every second row");
 };
 
 /* A head's numbers, to the base 2, and its key head. */
@@ -91,7 +108,7 @@ typedef struct {
 
 /* Queries and keys as TMA sees them. */
 typedef struct {
-    row_map q, k;
+    row_map q[2], k[2]; /* the parts of a head */
 } topk_maps;
 
 /* Where a thread works. */
@@ -101,46 +118,71 @@ typedef struct {
     int tile_row, column; /* the warpgroup's first row and key in tiles */
 } query_place;
 
-/* A step: a head of a tile. `slot` is where its queries are and `key_slot` its keys, which only
- * change with the tile or the key head; slots are used in turns. */
+/* A step: a head of a tile, or a part of it. `slot` is where its queries are and `key_slot` its keys,
+ * which only change with the tile, the key head or the part; slots are used in turns. */
 typedef struct {
-    int key, head; /* first key of the tile */
+    int key, head, part; /* first key of the tile */
     int slot, turn, key_slot;
 } topk_step;
 
 #ifndef USE_MMA_SYNC
-template <int D>
+template <typename M>
 __device__ static inline void next_step(topk_step &s, const head_scale *heads, int count) {
-    constexpr int steps = topk_memory<D>::STEPS;
-    s.head++;
+    s.part++;
+    if (s.part == M::PARTS) {
+        s.part = 0;
+        s.head++;
+    }
     if (s.head == count) {
         s.head = 0;
-        s.key += TILE;
+        s.key += M::KEY_TILE;
     }
     s.slot++;
-    if (s.slot == steps) {
+    if (s.slot == M::STEPS) {
         s.slot = 0;
         s.turn++;
     }
-    if (heads[s.head].changes) s.key_slot = s.key_slot + 1 < steps ? s.key_slot + 1 : 0;
+    if (M::PARTS > 1 || heads[s.head].changes)
+        s.key_slot = s.key_slot + 1 < M::STEPS ? s.key_slot + 1 : 0;
 }
 
 /* Starts a step's copies; one thread calls it. A key slot is used again after STEPS changes, and so
  * after as many steps at least: its last one has been read if the query slot's has. */
-template <int D>
+template <typename M>
 __device__ static inline void copy_step(const topk_maps &maps, uint32_t base,
                                         const head_scale *heads, int b, int first,
                                         const topk_step &s) {
-    using M = topk_memory<D>;
     uint32_t arrival = base + M::FULL + (uint32_t)s.slot * 8;
-    row_source q = {&maps.q, NULL, 0}, k = {&maps.k, NULL, 0};
+    row_source q = {&maps.q[s.part], NULL, 0}, k = {&maps.k[s.part], NULL, 0};
     head_scale head = heads[s.head];
-    expect_tx(arrival, tile_bytes<TILE, D> * (head.changes ? 2 : 1));
-    tma_load<TILE, D, THREADS>(base + M::Q + (uint32_t)s.slot * tile_bytes<TILE, D>, q, b, first,
-                               s.head, arrival);
-    if (head.changes)
-        tma_load<TILE, D, THREADS>(base + M::K + (uint32_t)s.key_slot * tile_bytes<TILE, D>, k, b,
-                                   s.key, head.key_head, arrival);
+    bool changes = M::PARTS > 1 || head.changes;
+    expect_tx(arrival, M::QUERY_BYTES + (changes ? M::KEY_BYTES : 0));
+    tma_load<TILE, M::DEPTH, THREADS>(base + M::Q_AT + (uint32_t)s.slot * M::QUERY_BYTES, q, b,
+                                      first, s.head, arrival);
+    if (changes)
+        tma_load<M::KEY_TILE, M::DEPTH, THREADS>(base + M::K_AT +
+                                                     (uint32_t)s.key_slot * M::KEY_BYTES,
+                                                 k, b, s.key, head.key_head, arrival);
+}
+
+/* The scores of a step, of the warpgroup's queries and keys; ADD: to those of the parts before. */
+template <typename M, bool ADD, int N>
+__device__ static inline void multiply_step(float (&score)[N][4], uint32_t base, const topk_step &s,
+                                            int row, int column) {
+    constexpr int D = M::DEPTH;
+    uint32_t q = base + M::Q_AT + (uint32_t)s.slot * M::QUERY_BYTES;
+    uint32_t k = base + M::K_AT + (uint32_t)s.key_slot * M::KEY_BYTES +
+                 (uint32_t)column * tile_panel<D>::bytes;
+    if constexpr (ADD) {
+        uint64_t left = describe_tile<TILE, D>(q + (uint32_t)(row * tile_panel<D>::bytes));
+        uint64_t right = describe_tile<M::KEY_TILE, D>(k);
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+            wgmma<8 * N>::template tiles<true>(score, move_on(left, column_step<TILE, D>(i)),
+                                               move_on(right, column_step<M::KEY_TILE, D>(i)));
+    } else {
+        multiply_tiles<8 * N, D, TILE, M::KEY_TILE>(score, q, row, k);
+    }
 }
 
 /* The logsumexp of a thread's two rows. */
@@ -154,7 +196,7 @@ __device__ static inline void read_sums(const route_problem &p, const query_plac
 
 /* total += exp(score − lse), for the warpgroup's columns, from column `key` on. ALL: with every
  * option, else a scaled product alone and a mean. `n`: the key head's numbers. */
-template <bool ALL>
+template <bool ALL, int COLUMNS>
 __device__ static inline void add_weights(const route_problem &p, const float (&score)[COLUMNS][4],
                                           const head_scale &head, const float (&shift)[2], int row,
                                           int key, const float *n, float (&total)[COLUMNS][4]) {
@@ -175,21 +217,10 @@ __device__ static inline void add_weights(const route_problem &p, const float (&
         }
 }
 
-/* What K of the row's columns so far are not below. */
-template <int K> __device__ static inline float row_floor(const best_list<K> &list) {
-    float last = list.weight[K - 1], quarter = list.weight[K / 4 - 1];
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-        last = fmaxf(last, __shfl_xor_sync(0xffffffffu, last, step));
-        quarter = fminf(quarter, __shfl_xor_sync(0xffffffffu, quarter, step));
-    }
-    return fmaxf(last, quarter);
-}
-
-/* Something below K weights of a row at least, for a first tile that would fill the lists with much
- * that does not stay: of each of the row's four threads, the K / 4 largest of the four largest
- * weights of a quarter. `last` is the thread's last column. */
-template <int K>
+/* Something below FEW weights of a row at least (8: below eight), for a first tile that would fill the
+ * lists with much that does not stay: of each of the row's four threads, the quarter as many that
+ * are largest of the four largest weights of a quarter. `last` is the thread's last column. */
+template <int K, int COLUMNS>
 __device__ static inline float first_floor(const float (&total)[COLUMNS][4], int r, int first,
                                            int last) {
     float top[4];
@@ -213,22 +244,30 @@ __device__ static inline float first_floor(const float (&total)[COLUMNS][4], int
 }
 
 /* Offers a tile's weights to the lists of the thread's two rows. */
-template <int K>
+template <int K, int COLUMNS>
 __device__ static inline void offer_tile(const route_problem &p, const float (&total)[COLUMNS][4],
-                                         int row, int key, float *aside, best_list<K> (&lists)[2]) {
-    int first = key + (int)threadIdx.x % 4 * 2, last[2];
+                                         int row, int key, int k, float *aside,
+                                         best_list<K> (&lists)[2]) {
+    int lane = (int)threadIdx.x % 4, first = key + lane * 2, last[2];
     float floor[2];
     aside += threadIdx.x;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         last[r] = p.causal ? min((int)p.keys - 1, row + 8 * r) : (int)p.keys - 1;
-        floor[r] = key < TILE ? first_floor<K>(total, r, first, last[r]) : row_floor(lists[r]);
+        if (key >= 2 * KEYS<K>)
+            floor[r] = lists[r].last();
+        else if (K == 8)
+            floor[r] = first_floor<8>(total, r, first, last[r]);
+        else if (COLUMNS == 8 && k <= FEW)
+            floor[r] = first_floor<FEW>(total, r, first, last[r]);
+        else
+            floor[r] = -1;
     }
-    bool edge = last[0] < key + HALF - 1; /* somewhere in the warp, and then everywhere is looked */
+    bool edge = last[0] < key + 8 * COLUMNS - 1; /* somewhere in the warp: everywhere is looked */
     edge = __any_sync(0xffffffffu, edge);
 #pragma unroll
     for (int from = 0; from < COLUMNS; from += PLACES / 2) {
-        uint32_t open[2] = {0, 0};
+        uint32_t open[2] = {0, 0}; /* a bit for each of 32 columns */
 #pragma unroll
         for (int place = 0; place < PLACES; place++)
 #pragma unroll
@@ -237,97 +276,74 @@ __device__ static inline void offer_tile(const route_problem &p, const float (&t
                 bool seen = !edge || first + 8 * (from + place / 2) + place % 2 <= last[r];
                 if (seen && w > floor[r]) {
                     aside[(r * PLACES + place) * THREADS] = w;
-                    open[r] |= 1u << place;
+                    open[r] |= 1u << (place / 2 * 8 + place % 2);
                 }
             }
-        while (open[0] | open[1]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            open[r] <<= 2 * lane;
+            open[r] |= __shfl_xor_sync(0xffffffffu, open[r], 1);
+            open[r] |= __shfl_xor_sync(0xffffffffu, open[r], 2);
+        }
+        __syncwarp(); /* the others' are there too */
+        while (__any_sync(0xffffffffu, open[0] | open[1])) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                if (open[r] == 0) continue;
-                int place = __ffs((int)open[r]) - 1;
+                int bit = __ffs((int)open[r]) - 1, place = bit / 8 * 2 + bit % 2;
                 open[r] &= open[r] - 1;
-                lists[r].offer(aside[(r * PLACES + place) * THREADS],
-                               first + 8 * (from + place / 2) + place % 2);
+                float w = bit < 0 ? -2 : aside[(r * PLACES + place) * THREADS + bit % 8 / 2 - lane];
+                lists[r].offer(w, key + 8 * from + bit);
             }
         }
+        __syncwarp();
     }
 }
 
-/* The four lists of a row become one, which all four threads have. */
-template <int K> __device__ static inline void merge_lists(best_list<K> &list) {
-    best_list<K> merged;
-#pragma unroll
-    for (int m = 0; m < K; m++) {
-        float best = list.weight[0];
-        int best_index = list.index[0];
-#pragma unroll
-        for (int step = 1; step < 4; step *= 2) {
-            float w = __shfl_xor_sync(0xffffffffu, best, step);
-            int j = __shfl_xor_sync(0xffffffffu, best_index, step);
-            if (w > best || (w == best && j < best_index)) {
-                best = w;
-                best_index = j;
-            }
+/* Stores the first k of two lists. */
+__device__ static inline void store_row(const route_problem &p, const float2 *list,
+                                        const float2 *other, int k, bool normalize, int32_t *index,
+                                        float *weight) {
+    float factor = p.use_max ? 1.0f : 1.0f / (float)p.heads;
+    auto merge = [&](auto take) {
+        const float2 *a = list, *b = other;
+        for (int m = 0; m < k; m++) {
+            bool second =
+                b->x > a->x || (b->x == a->x && __float_as_int(b->y) < __float_as_int(a->y));
+            const float2 *best = second ? b++ : a++;
+            int j = __float_as_int(best->y);
+            take(m, j == INT32_MAX ? -1 : j, j == INT32_MAX ? 0 : best->x * factor);
         }
-        if (best_index == list.index[0] && best_index != INT32_MAX) list.drop_first();
-        merged.weight[m] = best;
-        merged.index[m] = best_index;
-    }
-    list = merged;
+    };
+    float sum = 0;
+    merge([&](int, int, float w) { sum += w; });
+    float share = normalize && sum > 0 ? 1 / sum : 1;
+    merge([&](int m, int j, float w) {
+        index[m] = j;
+        weight[m] = w * share;
+    });
 }
 
-/* Stores the first k of a row's list and of the `other`, in shared memory. */
+/* Merges what the two warpgroups have that share 64 queries, and stores it: first the upper rows of
+ * the warps' sixteen, then the lower ones. `shared` is all memory before the barriers. */
 template <int K>
-__device__ static inline void store_row(const route_problem &p, best_list<K> &list,
-                                        const float2 *other, int64_t at, int k, bool normalize,
-                                        int32_t *index, float *weight) {
-    float part = p.use_max ? 1.0f : 1.0f / (float)p.heads, sum = 0, found[K];
-#pragma unroll
-    for (int m = 0; m < K; m++) {
-        float best = list.weight[0], w = other->x;
-        int best_index = list.index[0], j = __float_as_int(other->y);
-        if (w > best || (w == best && j < best_index)) {
-            best = w;
-            best_index = j;
-            other++;
-        } else {
-            list.drop_first();
-        }
-        found[m] = best_index == INT32_MAX ? 0 : best * part;
-        if (m < k) {
-            sum += found[m];
-            index[at + m] = best_index == INT32_MAX ? -1 : best_index;
-        }
-    }
-    float factor = normalize && sum > 0 ? 1 / sum : 1;
-#pragma unroll
-    for (int m = 0; m < K; m++)
-        if (m < k) weight[at + m] = found[m] * factor;
-}
-
-/* Merges what the two warpgroups have that share 64 queries, and stores it. */
-template <int K>
-__device__ static inline void store_rows(const route_problem &p, best_list<K> (&lists)[2],
+__device__ static inline void store_rows(const route_problem &p, const best_list<K> (&lists)[2],
                                          const query_place &t, int k, bool normalize,
                                          float2 *shared, int32_t *index, float *weight) {
-    merge_lists(lists[0]);
-    merge_lists(lists[1]);
-    __syncthreads(); /* nothing is aside any more */
-    float2 *own = shared + (t.tile_row + t.row - t.first) * K;
-    if (t.column > 0 && threadIdx.x % 4 == 0)
+    constexpr int OWN = best_list<K>::OWN;
+    int lane = (int)threadIdx.x % 4;
+    float2 *both = shared + (t.tile_row / 2 + (int)threadIdx.x % 128 / 4) * 2 * K;
+    float2 *own = both + (t.column > 0 ? K : 0) + lane * OWN;
 #pragma unroll
-        for (int m = 0; m < K; m++)
+    for (int r = 0; r < 2; r++) {
+        __syncthreads(); /* nothing else is there any more */
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                own[8 * r * K + m] =
-                    make_float2(lists[r].weight[m], __int_as_float(lists[r].index[m]));
-    __syncthreads();
-    if (t.column > 0 || threadIdx.x % 4 != 0) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        if (t.row + 8 * r < p.queries)
-            store_row<K>(p, lists[r], own + 8 * r * K, (t.b * p.queries + t.row + 8 * r) * k, k,
-                         normalize, index, weight);
+        for (int i = 0; i < OWN; i++)
+            own[i] = make_float2(lists[r].weight[i], __int_as_float(lists[r].index[i]));
+        __syncthreads();
+        int64_t at = ((int64_t)t.b * p.queries + t.row + 8 * r) * k;
+        if (t.column == 0 && lane == 0 && t.row + 8 * r < p.queries)
+            store_row(p, both + K - k, both + 2 * K - k, k, normalize, index + at, weight + at);
+    }
 }
 
 /* Says that a warp has read a step's slots. */
@@ -345,7 +361,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     route_tiles(const __grid_constant__ route_problem p, const __grid_constant__ topk_maps maps,
                 int k, bool normalize, int32_t *index, float *weight) {
 #ifndef USE_MMA_SYNC
-    using M = topk_memory<D>;
+    using M = topk_memory<D, K>;
+    constexpr int COLUMNS = KEYS<K> / 8;
     extern __shared__ __align__(1024) uint8_t memory[];
     uint32_t base = shared_address(memory);
     float *aside = (float *)(memory + M::ASIDE);
@@ -354,7 +371,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
     int end = (int)(p.causal ? min_i64(p.keys, first + TILE) : p.keys);
     int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
-    query_place t = {(int)blockIdx.x, 0, 0, warpgroup % 2 * HALF, warpgroup / 2 * HALF};
+    query_place t = {(int)blockIdx.x, 0, 0, warpgroup % 2 * HALF, warpgroup / 2 * KEYS<K>};
     t.first = first + t.tile_row;
     t.row = t.first + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
     for (int h = (int)threadIdx.x; h < p.heads; h += THREADS) {
@@ -371,58 +388,54 @@ static __global__ void __launch_bounds__(THREADS, 1)
     init_barriers(base + M::FULL, M::STEPS);
     topk_step now = {}, ahead = {};
     for (int i = 0; i < M::STEPS && threadIdx.x == 0 && ahead.key < end; i++) {
-        copy_step<D>(maps, base, heads, t.b, first, ahead);
-        next_step<D>(ahead, heads, p.heads);
+        copy_step<M>(maps, base, heads, t.b, first, ahead);
+        next_step<M>(ahead, heads, p.heads);
     }
     __syncwarp();
     best_list<K> lists[2];
-    lists[0].clear();
-    lists[1].clear();
+    lists[0].clear(k);
+    lists[1].clear(k);
     float score[COLUMNS][4], total[COLUMNS][4] = {}, lse[2];
     read_sums(p, t, 0, lse);
     int late = -M::LAG; /* steps until the next is copied */
     while (now.key < end) {
-        if (++late > 0 && threadIdx.x == 0 && ahead.key < end) {
-            /* The step that had the slot before. */
-            wait_barrier<0>(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.turn - 1);
-            copy_step<D>(maps, base, heads, t.b, first, ahead);
-            next_step<D>(ahead, heads, p.heads);
-        }
-        __syncwarp();
         bool last = now.head + 1 == p.heads;
         head_scale head = heads[now.head];
         float shift[2] = {-lse[0] * LOG2E, -lse[1] * LOG2E};
-        wait_barrier<0>(base + M::FULL + (uint32_t)now.slot * 8, now.turn);
-        begin_products();
-        multiply_tiles<HALF, D, TILE, TILE>(
-            score, base + M::Q + (uint32_t)now.slot * tile_bytes<TILE, D>, t.tile_row,
-            base + M::K + (uint32_t)now.key_slot * tile_bytes<TILE, D> +
-                (uint32_t)t.column * tile_panel<D>::bytes);
-        end_products();
-        read_sums(p, t, last ? 0 : now.head + 1, lse);
-        wait_products<0>();
-        settle(score);
-        release_step(base + M::EMPTY + (uint32_t)now.slot * 8);
         int key = now.key + t.column;
-        if (!p.causal || key <= t.first + HALF - 1) { /* else no query sees any of the keys */
-            const float *n =
-                p.n ? p.n + ((int64_t)t.b * p.kv_heads + head.key_head) * p.keys : NULL;
-            add_weights<ALL>(p, score, head, shift, t.row, key, n, total);
-            if (last) {
-                offer_tile<K>(p, total, t.row, key, aside, lists);
 #pragma unroll
-                for (int c = 0; c < COLUMNS; c++)
-                    total[c][0] = total[c][1] = total[c][2] = total[c][3] = 0;
+        for (int part = 0; part < M::PARTS; part++) {
+            if (++late > 0 && threadIdx.x == 0 && ahead.key < end) {
+                /* The step that had the slot before. */
+                wait_barrier<0>(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.turn - 1);
+                copy_step<M>(maps, base, heads, t.b, first, ahead);
+                next_step<M>(ahead, heads, p.heads);
             }
+            __syncwarp();
+            wait_barrier<0>(base + M::FULL + (uint32_t)now.slot * 8, now.turn);
+            begin_products();
+            if (part == 0)
+                multiply_step<M, false>(score, base, now, t.tile_row, t.column);
+            else
+                multiply_step<M, true>(score, base, now, t.tile_row, t.column);
+            end_products();
+            if (part == 0) read_sums(p, t, last ? 0 : now.head + 1, lse);
+            wait_products<0>();
+            settle(score);
+            release_step(base + M::EMPTY + (uint32_t)now.slot * 8);
+            next_step<M>(now, heads, p.heads);
         }
-        next_step<D>(now, heads, p.heads);
+        if (p.causal && key > t.first + HALF - 1) continue; /* no query sees any of the keys */
+        const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + head.key_head) * p.keys : NULL;
+        add_weights<ALL>(p, score, head, shift, t.row, key, n, total);
+        if (!last) continue;
+        offer_tile<K>(p, total, t.row, key, k, aside, lists);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            total[c][0] = total[c][1] = total[c][2] = total[c][3] = 0;
     }
-    store_rows<K>(p, lists, t, k, normalize, (float2 *)aside, index, weight);
+    store_rows<K>(p, lists, t, k, normalize, (float2 *)memory, index, weight);
 #endif
-}
-
-template <int D> static int topk_bytes(int heads) {
-    return topk_memory<D>::HEADS + heads * (int)sizeof(head_scale);
 }
 
 /* Their numbers fit at every width. */
@@ -430,37 +443,43 @@ enum { MOST_HEADS = 128 };
 
 bool weft_cuda_topk_fits(const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
-    int64_t d = a->score.dqk;
     return weft_cuda_device()->wgmma && n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 &&
-           (d == 32 || d == 64 || d == 96 || d == 128) && a->k <= WEFT_CUDA_TOPK_MAX &&
-           !a->score.band && !n->in[WEFT_ATTN_START] && a->score.queries <= 65535 * TILE &&
-           a->score.heads <= MOST_HEADS;
+           a->score.dqk % 8 == 0 && a->score.dqk <= WEFT_CUDA_TOPK_WIDTH &&
+           a->k <= WEFT_CUDA_TOPK_MAX && !a->score.band && !n->in[WEFT_ATTN_START] &&
+           a->score.queries <= 65535 * TILE && a->score.heads <= MOST_HEADS;
+}
+
+/* Rows of q or k, of each head `depth` columns from `first` on; those behind its last are 0. */
+static bool make_map(const route_problem &p, const route_rows &rows, int64_t positions, int heads,
+                     int first, int depth, int box_rows, row_map *map) {
+    cuuint64_t size[4] = {(cuuint64_t)min_i64(depth, p.dqk - first), (cuuint64_t)heads,
+                          (cuuint64_t)positions, (cuuint64_t)p.batch};
+    cuuint64_t stride[3] = {(cuuint64_t)rows.width * 2, (cuuint64_t)rows.row * 2,
+                            (cuuint64_t)rows.batch * 2};
+    cuuint32_t box[4] = {depth % 64 == 0 ? 64u : 32u, 1, (cuuint32_t)box_rows, 1};
+    return make_tensor_map(&map->map, (const bf16 *)rows.data + first, 4, size, stride, box);
 }
 
 /* False: the driver has none of it. */
-static bool make_maps(const route_problem &p, topk_maps *maps) {
-    attention_problem a = {};
-    row_maps all;
-    a.batch = (int)p.batch;
-    a.queries = (int)p.queries;
-    a.keys = (int)p.keys;
-    a.heads = p.heads;
-    a.kv_heads = p.kv_heads;
-    a.dqk = p.dqk;
-    a.q = head_rows{(void *)p.q.data, p.q.batch, p.q.row, p.q.width};
-    a.k = head_rows{(void *)p.k.data, p.k.batch, p.k.row, p.k.width};
-    if (!make_row_maps(a, NULL, TILE, TILE, &all)) return false;
-    *maps = topk_maps{all.q, all.k};
-    return true;
+template <typename M> static bool make_maps(const route_problem &p, topk_maps *maps) {
+    bool made = true;
+    for (int part = 0; part < M::PARTS; part++) {
+        int first = part * M::DEPTH;
+        made = made &&
+               make_map(p, p.q, p.queries, p.heads, first, M::DEPTH, TILE, &maps->q[part]) &&
+               make_map(p, p.k, p.keys, p.kv_heads, first, M::DEPTH, M::KEY_TILE, &maps->k[part]);
+    }
+    return made;
 }
 
 template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, const weft_node *n) {
+    using M = topk_memory<D, K>;
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     route_problem p = weft_cuda_route_problem(x, n);
-    topk_maps maps;
-    bool made = make_maps(p, &maps);
+    topk_maps maps = {};
+    bool made = make_maps<M>(p, &maps);
     dim3 grid(made ? (unsigned)p.batch : 0, (unsigned)ceil_div(p.queries, TILE));
-    int bytes = topk_bytes<D>(p.heads);
+    int bytes = M::HEADS + p.heads * (int)sizeof(head_scale);
     cudaFuncSetAttribute(route_tiles<D, K, ALL>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          bytes);
     route_tiles<D, K, ALL><<<grid, THREADS, (size_t)bytes, stream_of(x)>>>(
@@ -471,8 +490,10 @@ template <int D, int K, bool ALL> static void launch_tiles(const weft_exec *x, c
 template <int D> static void launch_width(const weft_exec *x, const weft_node *n) {
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     bool plain = a->score.pos == WEFT_POS_NONE && !n->in[WEFT_ATTN_N] && !a->use_max;
-    if (a->k > 8)
+    if (a->k > 32)
         launch_tiles<D, WEFT_CUDA_TOPK_MAX, true>(x, n);
+    else if (a->k > 8)
+        launch_tiles<D, 32, true>(x, n);
     else if (plain)
         launch_tiles<D, 8, false>(x, n);
     else
@@ -480,18 +501,18 @@ template <int D> static void launch_width(const weft_exec *x, const weft_node *n
 }
 
 weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n) {
-    switch (ATTR(n, weft_route_attr)->score.dqk) {
-    case 32:
+    int64_t width = ATTR(n, weft_route_attr)->score.dqk;
+    if (width <= 32)
         launch_width<32>(x, n);
-        break;
-    case 64:
+    else if (width <= 64)
         launch_width<64>(x, n);
-        break;
-    case 96:
+    else if (width <= 96)
         launch_width<96>(x, n);
-        break;
-    default:
+    else if (width <= 128)
         launch_width<128>(x, n);
-    }
+    else if (width <= 192)
+        launch_width<192>(x, n);
+    else
+        launch_width<WEFT_CUDA_TOPK_WIDTH>(x, n);
     return launched(n);
 }
