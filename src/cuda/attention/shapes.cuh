@@ -130,7 +130,7 @@ WIDTHS(widths_128_128, 128, 128, ARGS(1, 2, 64, true), ARGS(2, 1, 64, true, true
 WIDTHS(widths_192_96, 192, 96, ARGS(1, 2, 64, true), ARGS(2, 1, 64, false, false), ARGS(1, 2, 32))
 WIDTHS(widths_192_192, 192, 192, ARGS(2, 1, 64, true), ARGS(2, 1, 64, false, false),
        ARGS(2, 1, 64, 2))
-WIDTHS(widths_256_128, 256, 128, ARGS(2, 1, 64, true), ARGS(2, 1, 64, false, false),
+WIDTHS(widths_256_128, 256, 128, ARGS(2, 1, 64, true), ARGS(2, 1, 48, false, false),
        ARGS(2, 1, 64, 2))
 WIDTHS(widths_256_256, 256, 256, ARGS(2, 1, 64, false), ARGS(2, 1, 32, false, false),
        ARGS(2, 1, 64, 2))
