@@ -1,8 +1,10 @@
 /* Attention's GPU kernels alone: what they compute, and how fast.
  *
  *     attention_cuda check [quick]              plain against a loop in double, tiles against plain
+ *     attention_cuda random [SEED [COUNT]]      tiles against plain, at shapes that are drawn
  *     attention_cuda time                       TFLOP/s at T = 1k, 4k, 16k, 32k tokens, 12 heads
  *     attention_cuda time DQK DV KV n|-  T ...  the same of one form
+ *     attention_cuda grid [T ...]               the same over head sizes, of dot, w2 and relative
  *     attention_cuda rows                       the same for programs: see print_row
  *
  * TFLOP/s counts the products of the definition on the pairs that are seen: two forward, five
@@ -419,6 +421,135 @@ static int check_large(const form &f) {
     return bad;
 }
 
+/* The rows before `cut` do not change when keys, values and numbers from there on do. */
+static int check_causality(problem &x, const results &a) {
+    const form &f = x.f;
+    int64_t cut = f.queries / 2;
+    if (!f.causal || f.packed || f.start) return 0;
+    for (int64_t b = 0; b < f.batch; b++) {
+        auto change = [&](const head_rows &rows) {
+            size_t bytes = (size_t)(f.keys - cut) * (size_t)rows.row * 2;
+            CUDA(
+                cudaMemset((char *)rows.data + (b * rows.batch + cut * rows.row) * 2, 0x3c, bytes));
+        };
+        change(x.p.k);
+        change(x.p.v);
+        for (int64_t kv = 0; f.n && kv < f.kv_heads; kv++)
+            CUDA(cudaMemset((float *)x.in[N].device + (b * f.kv_heads + kv) * f.keys + cut, 0,
+                            (size_t)(f.keys - cut) * 4));
+    }
+    results c = run(x, true);
+    int64_t row = (int64_t)f.heads * f.dv;
+    for (int64_t b = 0; b < f.batch; b++)
+        for (int64_t e = b * f.queries * row; e < (b * f.queries + cut) * row; e++)
+            if (a[O][(size_t)e] != c[O][(size_t)e]) {
+                printf("BAD   rows see what comes after them: %s\n", f.name);
+                return 1;
+            }
+    return 0;
+}
+
+/* The last sequence alone gives the bits that it has among the others. */
+static int check_alone(problem &x, const results &a) {
+    const form &f = x.f;
+    int64_t b = f.batch - 1;
+    if (b == 0 || f.packed) return 0;
+    make_room(x);
+    attention_problem p = x.p;
+    attention_gradients g = x.g;
+    for (head_rows *rows : {&p.q, &p.k, &p.v, &p.o, &g.d_o, &g.dq, &g.dk, &g.dv})
+        rows->data = (bf16 *)rows->data + b * rows->batch;
+    p.batch = 1;
+    p.lse += b * f.heads * f.queries;
+    if (p.n) p.n += b * f.kv_heads * f.keys;
+    if (g.dn) g.dn += b * f.kv_heads * f.keys;
+    if (p.start) p.start += b;
+    flash_forward(p, 0);
+    flash_backward(p, g, 0);
+    CUDA(cudaGetLastError());
+    CUDA(cudaDeviceSynchronize());
+    /* How a shared key head's sums are divided follows from the batch as well. */
+    int last = f.heads == f.kv_heads ? DN : DQ;
+    for (int i = O; i <= last; i++) {
+        if (!x.out[i].device) continue;
+        x.out[i].read();
+        size_t from = (size_t)(x.out[i].count / f.batch * b), count = x.out[i].host.size();
+        for (size_t e = from; e < count; e++)
+            if ((double)x.out[i].host[e] != a[(size_t)i][e]) {
+                printf("BAD   %s of a sequence alone: %s\n", names[i], f.name);
+                return 1;
+            }
+    }
+    return 0;
+}
+
+/* Shapes that the tensor cores take, drawn at random: against the plain kernel; the same bits twice and
+ * for a sequence alone; nothing seen from behind. */
+static int check_random(unsigned seed, int count) {
+    printf("seed %u\n", seed);
+    uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
+    auto draw = [&](int below) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        return (int)((state >> 33) % (uint64_t)below);
+    };
+    int bad = 0, tried = 0;
+    while (tried < count) {
+        form f = {};
+        int head = 8 * (2 + draw(31));
+        bool w2 = draw(2) == 1;
+        f.dqk = w2 ? 2 * head : head;
+        f.dv = draw(8) == 0 ? 8 * (1 + draw(head / 8)) : head;
+        f.batch = 1 + draw(3);
+        f.queries = f.keys = 1 + draw(draw(3) == 0 ? 1100 : 300);
+        f.heads = 1 + draw(5);
+        f.kv_heads = draw(2) ? f.heads : 1 + draw(f.heads);
+        f.bf16 = true;
+        f.causal = draw(4) != 0;
+        f.n = w2 || draw(4) == 0;
+        f.log_tau = w2;
+        f.scale = !w2 && draw(4) == 0;
+        f.beta = f.n && !w2;
+        f.packed = f.dqk == f.dv && draw(2) == 1;
+        f.pos = (weft_attention_pos)(f.causal ? draw(3) : 0);
+        if (!f.packed && draw(3) == 0) {
+            f.keys += draw(200);
+            f.start = f.causal;
+        }
+        char name[160];
+        snprintf(name, sizeof name, "(%d,%d) B %d T %d S %d H %d/%d%s%s%s%s%s%s", f.dqk, f.dv,
+                 f.batch, f.queries, f.keys, f.heads, f.kv_heads, f.causal ? "" : " open",
+                 f.packed ? " packed" : "",
+                 w2       ? " w2"
+                 : f.beta ? " n"
+                          : "",
+                 f.scale ? " scale" : "", f.start ? " start" : "",
+                 f.pos == WEFT_POS_ALIBI      ? " alibi"
+                 : f.pos == WEFT_POS_RELATIVE ? " relative"
+                                              : "");
+        f.name = name;
+        if ((int64_t)f.batch * f.heads * f.queries * f.keys > 3000000) continue;
+        tried++;
+        problem x;
+        make(x, f);
+        if (!attention_fits_flash(x.p)) {
+            printf("BAD   not for the tensor cores: %s\n", name);
+            bad++;
+        } else {
+            results plain = run(x, false), a = run(x, true);
+            int off = compare("tiles/plain", f, a, plain, limits_bf16);
+            if (run(x, true) != a) {
+                printf("BAD   bits differ between runs: %s\n", name);
+                off++;
+            }
+            off += check_alone(x, a);
+            bad += off + check_causality(x, a);
+        }
+        release(x);
+    }
+    printf(bad ? "%d outputs are off\n" : "%d shapes agree\n", bad ? bad : tried);
+    return bad != 0;
+}
+
 static int check(bool quick) {
     const weft_attention_pos none = WEFT_POS_NONE, alibi = WEFT_POS_ALIBI, rel = WEFT_POS_RELATIVE;
     /* name; B T S H KV dqk dv; bf16 causal packed n scale beta log_tau start; pos band window */
@@ -439,6 +570,22 @@ static int check(bool quick) {
         {"n bf16 open", 2, 70, 150, 4, 2, 64, 64, 1, 0, 0, 1, 1, 1, 0, 0, none, 0, 0},
         {"n bf16 start", 2, 70, 250, 4, 2, 64, 64, 1, 1, 0, 1, 1, 1, 0, 1, none, 0, 0},
         {"groups uneven", 2, 70, 70, 5, 3, 32, 32, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"relative 64", 2, 130, 130, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0},
+        {"relative w2", 2, 75, 140, 4, 2, 128, 64, 1, 1, 0, 1, 0, 0, 1, 1, rel, 0, 0},
+        {"relative 96", 1, 400, 400, 1, 1, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0},
+        {"dot 16", 2, 70, 70, 3, 3, 16, 16, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot 80", 2, 130, 130, 2, 2, 80, 80, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot 192", 1, 150, 150, 2, 2, 192, 192, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot 256", 1, 150, 150, 2, 2, 256, 256, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"dot 200 alibi", 1, 100, 100, 2, 1, 200, 200, 1, 1, 0, 0, 0, 0, 0, 0, alibi, 0, 0},
+        {"w2 16", 1, 130, 130, 2, 2, 32, 16, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 32", 1, 130, 130, 2, 2, 64, 32, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 48", 1, 130, 130, 2, 2, 96, 48, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 96", 1, 130, 130, 2, 2, 192, 96, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 128", 1, 150, 150, 2, 2, 256, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 192", 1, 100, 100, 2, 2, 384, 192, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 256", 1, 100, 100, 2, 2, 512, 256, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 256 groups", 1, 70, 90, 4, 2, 512, 256, 1, 1, 0, 1, 1, 1, 0, 1, none, 0, 0},
     };
     const form large[] = {
         {"32 T 1000", 2, 1000, 1000, 6, 6, 32, 32, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
@@ -452,6 +599,13 @@ static int check(bool quick) {
         {"mla T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, 0, none, 0, 0},
         {"mla w2 T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
         {"128 T 700", 2, 700, 700, 3, 3, 128, 128, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"192 T 1000", 1, 1000, 1000, 4, 4, 192, 192, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"256 T 1000", 1, 1000, 1000, 4, 4, 256, 256, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"w2 96 T 1000", 1, 1000, 1000, 4, 4, 192, 96, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 128 T 1000", 1, 1000, 1000, 4, 4, 256, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 192 T 1000", 1, 1000, 1000, 4, 4, 384, 192, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"w2 256 T 1000", 1, 1000, 1000, 4, 4, 512, 256, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
+        {"relative T 1000", 2, 1000, 1000, 4, 4, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0},
     };
     int bad = 0;
     for (const form &f : small)
@@ -505,6 +659,7 @@ static timing time_form(const form &f) {
     keys.dq.data = NULL;
     queries.dk.data = queries.dv.data = NULL;
     queries.dn = queries.dlog_tau = NULL;
+    keys.drel = queries.drel = NULL;
     t.by_keys = measure([&] { flash_backward(x.p, keys, 0); });
     t.by_queries = measure([&] { flash_backward(x.p, queries, 0); });
     release(x);
@@ -561,6 +716,28 @@ template <typename F> static void for_each_form(F print) {
     print(make_form("dot 128", 1024, 128, 128, 12, false));
 }
 
+/* Head sizes between and beside the compiled widths. */
+static void print_grid(int argc, char **argv) {
+    static const int heads[] = {32, 64, 80, 96, 128, 192, 256};
+    static const char *const lengths[] = {"1024", "4096"};
+    for (int i = 0; i < (argc > 0 ? argc : 2); i++) {
+        int T = atoi(argc > 0 ? argv[i] : lengths[i]);
+        char name[32];
+        for (int form = 0; form < 3; form++)
+            for (int head : heads) {
+                snprintf(name, sizeof name, "%s %d",
+                         form == 0   ? "dot"
+                         : form == 1 ? "w2"
+                                     : "rel",
+                         head);
+                struct form f =
+                    make_form(name, T, form == 1 ? 2 * head : head, head, 12, form == 1);
+                if (form == 2) f.pos = WEFT_POS_RELATIVE;
+                if (form < 2 || head == 64 || head == 128) print_line(f);
+            }
+    }
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "time";
     if (weft_cuda_device_open() != WEFT_OK) {
@@ -568,15 +745,21 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!strcmp(what, "check")) return check(argc > 2);
+    if (!strcmp(what, "random"))
+        return check_random(argc > 2 ? (unsigned)atoi(argv[2]) : 1, argc > 3 ? atoi(argv[3]) : 60);
     if (!strcmp(what, "rows")) {
         for_each_form(print_row);
         return 0;
     }
+    print_head();
+    if (!strcmp(what, "grid")) {
+        print_grid(argc - 2, argv + 2);
+        return 0;
+    }
     if (strcmp(what, "time")) {
-        fprintf(stderr, "attention_cuda: %s is none of check, time, rows\n", what);
+        fprintf(stderr, "attention_cuda: %s is none of check, random, time, grid, rows\n", what);
         return 2;
     }
-    print_head();
     if (argc <= 6) {
         for_each_form(print_line);
         return 0;

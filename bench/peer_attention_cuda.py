@@ -11,6 +11,8 @@ values and a number per key, `mla` one key head for all queries, 128 wide. Ways 
                   queries and keys, which are then 136 wide
     flex          FlexAttention, compiled; w2's number is a score modification
 
+Other head sizes: `dot80` and so on, and `w2_80`, whose queries and keys are 160 wide.
+
 Operations are counted alike for all: two products forward, five backward, of the pairs that are seen
 and of the form's own widths.
 """
@@ -30,6 +32,13 @@ FORMS = {  # queries' and keys' width, values', key heads, ways
 }
 
 
+def find_form(name):
+    if name in FORMS:
+        return FORMS[name]
+    head = int(name.removeprefix("dot").removeprefix("w2_"))
+    return (head, head, HEADS, ("flash", "cudnn")) if name.startswith("dot") else (2 * head, head, HEADS, ("flex",))
+
+
 def choose_backend(way):
     cuda = torch.backends.cuda
     cuda.enable_cudnn_sdp(way == "cudnn")
@@ -43,9 +52,10 @@ class Case:
 
     def __init__(self, form, time, way):
         self.form, self.time, self.way = form, time, way
-        self.dqk, self.dv, self.key_heads, _ = FORMS[form]
+        self.dqk, self.dv, self.key_heads, _ = find_form(form)
         batch = TOKENS // time
-        gap = 8 if form == "w2" and way != "flex" else 0
+        self.numbers = form.startswith("w2")
+        gap = 8 if self.numbers and way != "flex" else 0
         torch.manual_seed(1)
 
         def heads(n, width):
@@ -53,7 +63,7 @@ class Case:
             return x.transpose(1, 2).requires_grad_()
 
         self.inputs = [heads(HEADS, self.dqk + gap), heads(self.key_heads, self.dqk + gap), heads(self.key_heads, self.dv)]
-        if form == "w2" and way == "flex":
+        if self.numbers and way == "flex":
             self.inputs.append(torch.randn(batch, HEADS, time, device="cuda").requires_grad_())
         self.upstream = torch.randn(batch, HEADS, time, self.dv, device="cuda", dtype=torch.bfloat16)
         self.mask = self.flex = None
@@ -71,7 +81,7 @@ class Case:
             choose_backend(self.way)
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
         q, k, v = self.inputs[:3]
-        numbers = self.inputs[3] if self.form == "w2" else None
+        numbers = self.inputs[3] if self.numbers else None
 
         def add_number(score, b, h, i, j):
             return score + numbers[b, h, j]
@@ -124,7 +134,7 @@ def main():
     parser.add_argument("--worker", action="store_true")
     args = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64  # a compiled function for each form and length
-    plan = [(f, int(t), w) for f in args.forms.split(",") for t in args.lengths.split(",") for w in FORMS[f][3]]
+    plan = [(f, int(t), w) for f in args.forms.split(",") for t in args.lengths.split(",") for w in find_form(f)[3]]
     cases = [prepare(*job) for job in plan]
     if args.worker:
         print(json.dumps(dict(ready=True)), flush=True)

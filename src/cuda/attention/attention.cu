@@ -1,8 +1,7 @@
 /* Attention on the GPU: from a node to a problem (attention.cuh), and which kernels solve it.
  *
  * The tensor cores' kernels take what they can (attention_fits_flash says what); the plain ones
- * the rest: f32, other widths, the relative position, the reciprocal band, ALiBi that is not
- * causal. The choice follows from types, shapes and options, and from the GPU's shared memory. */
+ * the rest: f32, other widths, the reciprocal band, ALiBi that is not causal. The choice follows from types, shapes and options, and from the GPU's shared memory. */
 #include "cuda/attention/attention.cuh"
 
 #include "cuda/elements/gaussian.cuh"

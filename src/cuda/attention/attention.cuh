@@ -109,8 +109,12 @@ void attention_plain(const attention_problem &p, cudaStream_t stream);
 void attention_plain_back(const attention_problem &p, const attention_gradients &g,
                           cudaStream_t stream);
 
-/* bf16, (dqk, dv) one of (32, 32), (64, 64), (96, 96), (128, 64), (128, 128), no band, no relative
- * position, ALiBi only where causal, and no more rows and heads than a launch can count. */
+/* drel from the sums of each head, [B, H, stride], in order. */
+void attention_add_distances(const attention_problem &p, const attention_gradients &g,
+                             const float *parts, int64_t stride, cudaStream_t stream);
+
+/* bf16, widths that are multiples of 8 up to those of shapes.cuh, no band, a position only where
+ * causal, and no more rows and heads than a launch can count. */
 bool attention_fits_flash(const attention_problem &p);
 int64_t flash_backward_workspace(const attention_problem &p);
 /* What of Gaussians' gradients flash_backward can finish. */

@@ -6,6 +6,8 @@
  * key head has many query heads these are divided among `parts` blocks, as the shape alone says;
  * each part's sums are written apart and added up in order. So are the numbers a head.
  *
+ * A relative position's gradient has a kernel of its own, by distances (backward_distances.cu).
+ *
  * The kernel by queries comes first: on its way it finds D_i = ⟨do_i, o_i⟩, and lays it and lse to
  * the base 2 out in rows that are filled up with queries of no weight, for the kernel by keys. Where
  * dQ is not wanted, or dscale is, a small kernel does so before. */
@@ -132,9 +134,23 @@ static __global__ void add_numbers_of_heads(const __grid_constant__ attention_pr
     if (g.dbeta) g.dbeta[h] = (float)sum[1];
 }
 
+/* Keys of a block of the kernel by keys, and its warps. */
+struct key_tile {
+    int keys, warps;
+};
+
+static key_tile find_key_tile(const attention_problem &p) {
+    key_tile tile = {};
+    with_widths(p, [&](auto widths) {
+        using S = typename decltype(widths)::BY_KEYS;
+        tile = {S::KEYS, S::THREADS / 32};
+    });
+    return tile;
+}
+
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
 static int64_t lay_out_workspace(const attention_problem &p, char *base, flash_workspace *w) {
-    key_tile tile = flash_key_tile(p);
+    key_tile tile = find_key_tile(p);
     int64_t used = 0, tiles = ceil_div(p.keys, tile.keys), heads = (int64_t)p.batch * p.heads;
     int64_t rows = (int64_t)p.batch * p.keys * p.kv_heads;
     auto take = [&](int64_t bytes) {
@@ -152,16 +168,13 @@ static int64_t lay_out_workspace(const attention_problem &p, char *base, flash_w
     w->lse = (float *)take(heads * w->padded * (int64_t)sizeof(float));
     w->total = (float *)take(heads * w->padded * (int64_t)sizeof(float));
     w->shift = (float *)take(heads * w->padded * (int64_t)sizeof(float));
+    if (p.pos == WEFT_POS_RELATIVE)
+        w->rel = (float *)take(heads * flash_distances(p) * (int64_t)sizeof(float));
     if (w->parts == 1) return used;
     w->dk = (float *)take(w->parts * rows * p.dqk * (int64_t)sizeof(float));
     w->dv = (float *)take(w->parts * rows * p.dv * (int64_t)sizeof(float));
     w->dn = (float *)take(w->parts * rows * (int64_t)sizeof(float));
     return used;
-}
-
-int flash_backward_memory(const attention_problem &p) {
-    int dq = flash_backward_dq_memory(p), dkdv = flash_backward_dkdv_memory(p);
-    return dq > dkdv ? dq : dkdv;
 }
 
 int64_t flash_backward_workspace(const attention_problem &p) {
@@ -180,7 +193,7 @@ gaussian_sides flash_backward_finishes(const attention_problem &p) {
 void flash_backward(const attention_problem &p, const attention_gradients &g, cudaStream_t stream) {
     bool numbers = g.dscale || g.dbeta || g.dlog_tau;
     int64_t rows = (int64_t)p.batch * p.keys * p.kv_heads, heads = (int64_t)p.batch * p.heads;
-    key_tile tile = flash_key_tile(p);
+    key_tile tile = find_key_tile(p);
     int64_t entries = ceil_div(p.keys, tile.keys) * tile.warps; /* of a head of a sequence */
     flash_workspace w;
     lay_out_workspace(p, (char *)g.workspace, &w);
@@ -192,6 +205,7 @@ void flash_backward(const attention_problem &p, const attention_gradients &g, cu
     }
     if (g.dq.data) flash_backward_dq(p, g, w, stream);
     if (g.dk.data || g.dv.data || g.dn || numbers) flash_backward_dkdv(p, g, w, stream);
+    if (g.drel) flash_backward_distances(p, g, w, stream);
     if (w.parts > 1 && g.dk.data) launch_add_rows(p, w.dk, w.parts, p.dqk, g.dk, stream);
     if (w.parts > 1 && g.dv.data) launch_add_rows(p, w.dv, w.parts, p.dv, g.dv, stream);
     if (w.parts > 1 && g.dn)

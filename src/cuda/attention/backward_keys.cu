@@ -2,24 +2,12 @@
  *
  * Everything is turned: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
  * dPᵀ = V dOᵀ, and from them, in registers, Pᵀ and dSᵀ = Pᵀ ∘ (dPᵀ − D). There they are as the next
- * products want them, dV += Pᵀ dO and dK += dSᵀ Q. */
+ * products want them, dV += Pᵀ dO and dK += dSᵀ Q. Where those are too wide (SPLIT, shapes.cuh) two
+ * warpgroups have the same keys, and exchange Pᵀ and dSᵀ in shared memory. */
 #include "cuda/attention/backward.cuh"
 
-/* What a score has beside ⟨q, k⟩ times a constant: nothing; a number per key, where a block has one
- * query head; anything. */
-enum key_extent { BARE, KEYED, GENERAL };
-
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int QUERIES_> struct key_shape {
-    static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
-    static constexpr int QUERIES = QUERIES_; /* in a tile */
-    static constexpr int STAGES = 2;
-    static constexpr int KEYS = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
-    static constexpr int K = 0, V = K + tile_bytes<KEYS, DQK>, Q = V + tile_bytes<KEYS, DV>;
-    static constexpr int D_O = Q + STAGES * tile_bytes<QUERIES, DQK>;
-    static constexpr int ROWS = D_O + STAGES * tile_bytes<QUERIES, DV>; /* lse, total, shift */
-    static constexpr int BARRIERS = ROWS + STAGES * 3 * QUERIES * (int)sizeof(float);
-    static constexpr int MEMORY = BARRIERS + STAGES * 8 + 1024;
-};
+/* Queries of a tile whose scores a warpgroup makes. */
+template <typename S> constexpr int queries_each = S::QUERIES / S::SPLIT;
 
 /* A block's keys and query heads, and where it is among the queries. Blocks whose keys most queries
  * see come first. */
@@ -108,6 +96,20 @@ __device__ static inline void end_head(const attention_problem &p, const flash_w
     to[1] = (double)by_n;
 }
 
+/* dn of a thread's keys from the warpgroups that share them, in order. */
+template <typename S>
+__device__ static inline void add_shares(float *memory, int warpgroup, int row, float (&dn)[2]) {
+    static_assert(S::KEYS == 64 && S::SPLIT <= 3 * S::STAGES * S::QUERIES / 64, "room in ROWS");
+    sync_block();
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (threadIdx.x % 4 == 0) memory[warpgroup * 64 + row + 8 * r] = dn[r];
+    sync_block();
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        dn[r] = memory[row + 8 * r] + memory[64 + row + 8 * r];
+}
+
 __device__ static inline void write_numbers_of_keys(const attention_problem &p,
                                                     const attention_gradients &g,
                                                     const flash_workspace &w, const key_block &t,
@@ -120,42 +122,48 @@ __device__ static inline void write_numbers_of_keys(const attention_problem &p,
         if (t.j0 + row + 8 * r < p.keys) dn[at + t.j0 + row + 8 * r] = e.dn[r];
 }
 
-/* The thread's rows of a part of dK or dV. */
-template <int D>
-__device__ static inline void write_part(const attention_problem &p, const flash_workspace &w,
-                                         const key_block &t, int row, float *to,
-                                         const float (&c)[D / 8][4], float factor) {
+/* The thread's rows of a part of dK or dV, columns from column0 on of `width`. */
+template <int N>
+__device__ static inline void write_part(const attention_problem &p, const key_block &t, int row,
+                                         int column0, int width, float *to,
+                                         const float (&c)[N / 8][4], float factor) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int j = t.j0 + row + 8 * r, column = threadIdx.x % 4 * 2;
+        int j = t.j0 + row + 8 * r, column = column0 + (int)threadIdx.x % 4 * 2;
         if (j >= p.keys) continue;
         int64_t place = ((int64_t)(t.part * p.batch + t.b) * p.keys + j) * p.kv_heads + t.kv;
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            *(float2 *)(to + place * D + 8 * n + column) =
-                make_float2(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
+        for (int n = 0; n < N / 8; n++)
+            if (8 * n + column < width)
+                *(float2 *)(to + place * width + 8 * n + column) =
+                    make_float2(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
     }
 }
 
 /* Where a warpgroup's tile of pairs is. */
 struct turned_tile {
     const float *lse, *total, *shift; /* of the tile's queries */
+    const float *ring;                /* biases of distances */
+    int bias_at;                      /* of the thread's first pair */
     int distance;                     /* from the block's first key to the tile's first place */
     int row;                          /* the thread's first key in the block */
     bool wants_scale;
 };
 
 /* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
-template <int QUERIES, int EXTENT, bool MASKED>
+template <int QUERIES, int EXTENT, bool MASKED, int RING>
 __device__ static inline void make_p_turned(float (&s)[QUERIES / 8][4],
                                             float (&weight)[QUERIES / 8][4], const turned_tile &t,
                                             float scale, const key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
+    distance_biases<RING> distances(t.ring, t.bias_at);
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
         int place = t.distance + 8 * n + column;
         float2 lse = *(const float2 *)(t.lse + 8 * n + column);
+        float further[4] = {};
+        if constexpr (EXTENT == RELATIVE) distances.next(further);
         if (EXTENT == GENERAL) {
             lse.x += e.slope * (float)place;
             lse.y += e.slope * (float)(place + 1);
@@ -163,7 +171,9 @@ __device__ static inline void make_p_turned(float (&s)[QUERIES / 8][4],
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float less = i % 2 ? lse.y : lse.x;
-            float x = fmaf(s[n][i], factor, EXTENT != BARE ? e.bias[i / 2] - less : -less);
+            float x = EXTENT != BARE ? e.bias[i / 2] - less : -less;
+            if (EXTENT == RELATIVE) x += further[i];
+            x = fmaf(s[n][i], factor, x);
             if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
             if (EXTENT == KEYED) s[n][i] = x;
             weight[n][i] = power_of_two(x);
@@ -171,7 +181,7 @@ __device__ static inline void make_p_turned(float (&s)[QUERIES / 8][4],
     }
 }
 
-/* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it only where EXTENT is GENERAL. */
+/* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it where EXTENT is GENERAL or RELATIVE. */
 template <int QUERIES, int EXTENT>
 __device__ static inline void
 make_ds_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
@@ -181,13 +191,13 @@ make_ds_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES /
     for (int n = 0; n < QUERIES / 8; n++) {
         float2 total = *(const float2 *)(t.total + 8 * n + column);
         float2 less = make_float2(0, 0);
-        if (EXTENT == GENERAL)
+        if (EXTENT >= GENERAL)
             less = *(const float2 *)((t.wants_scale ? t.shift : t.lse) + 8 * n + column);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float ds = weight[n][i] * (dp[n][i] - (i % 2 ? total.y : total.x));
             float by = s[n][i];
-            if (EXTENT == GENERAL) {
+            if (EXTENT >= GENERAL) {
                 /* dlog_tau has no part of the position's. */
                 if (!t.wants_scale) by = fmaf(by, scale * LOG2E, e.number_of_key[i / 2]);
                 by -= i % 2 ? less.y : less.x;
@@ -196,7 +206,7 @@ make_ds_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES /
                 e.column[i] += ds;
                 e.number[i] = fmaf(ds, by, e.number[i]);
             }
-            dp[n][i] = EXTENT == GENERAL ? ds * scale : ds;
+            dp[n][i] = EXTENT >= GENERAL ? ds * scale : ds;
         }
     }
 }
@@ -257,36 +267,31 @@ template <typename S> struct key_loads {
     }
 };
 
-/* Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: begin. */
-template <typename S>
-__device__ static inline void start_scores(float (&s)[S::QUERIES / 8][4],
-                                           float (&dp)[S::QUERIES / 8][4], uint32_t base,
-                                           int first_key, int stage) {
+/* Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, of the tile's queries from i0 on: begin. */
+template <typename S, int N>
+__device__ static inline void start_scores(float (&s)[N / 8][4], float (&dp)[N / 8][4],
+                                           uint32_t base, int first_key, int i0, int stage) {
     uint32_t q_tile = base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>);
     uint32_t do_tile = base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>);
-    multiply_tiles<S::QUERIES, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key, q_tile);
+    q_tile += (uint32_t)(i0 * tile_panel<S::DQK>::bytes);
+    do_tile += (uint32_t)(i0 * tile_panel<S::DV>::bytes);
+    multiply_tiles<N, S::DQK, S::KEYS, S::QUERIES>(s, base + S::K, first_key, q_tile);
     end_products();
-    multiply_tiles<S::QUERIES, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key, do_tile);
-    end_products();
-}
-
-/* dV += Pᵀ dO: begins. */
-template <typename S>
-__device__ static inline void start_dv(float (&dv)[S::DV / 8][4],
-                                       const uint32_t (&weights)[S::QUERIES / 16][4], uint32_t base,
-                                       int stage) {
-    add_weighted<S::QUERIES, S::DV>(
-        dv, weights, base + S::D_O + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DV>));
+    multiply_tiles<N, S::DV, S::KEYS, S::QUERIES>(dp, base + S::V, first_key, do_tile);
     end_products();
 }
 
-/* dK += dSᵀ Q: begins. */
-template <typename S>
-__device__ static inline void start_dk(float (&dk)[S::DQK / 8][4],
-                                       const uint32_t (&ds)[S::QUERIES / 16][4], uint32_t base,
-                                       int stage) {
-    add_weighted<S::QUERIES, S::DQK>(
-        dk, ds, base + S::Q + (uint32_t)(stage * tile_bytes<S::QUERIES, S::DQK>));
+/* dV += Pᵀ dO or dK += dSᵀ Q, of tiles D wide from `tiles` on: begins. The weights are in registers;
+ * where warpgroups share keys they are in a tile, and N columns from half · N on are added. */
+template <typename S, int D, int N>
+__device__ static inline void start_sum(float (&c)[N / 8][4],
+                                        const uint32_t (&weights)[queries_each<S> / 16][4],
+                                        uint32_t exchange, uint32_t tiles, int half, int stage) {
+    uint32_t tile = tiles + (uint32_t)(stage * tile_bytes<S::QUERIES, D>);
+    if constexpr (S::SPLIT == 1)
+        add_weighted<S::QUERIES, D>(c, weights, tile);
+    else
+        add_tiles<S::QUERIES, N, D>(c, exchange, tile, half * N);
     end_products();
 }
 
@@ -300,52 +305,80 @@ template <typename S, int EXTENT> constexpr int blocks_of() {
 template <typename S, int EXTENT>
 __device__ static inline void
 write_gradients(const attention_problem &p, const attention_gradients &g, const flash_workspace &w,
-                const row_maps &maps, const key_block &t, uint32_t base, int first_key, int row,
-                bool seen, float scale, const key_extras &e, float (&dk)[S::DQK / 8][4],
-                float (&dv)[S::DV / 8][4]) {
-    float factor = EXTENT == GENERAL ? 1.0f : scale;
-    if (EXTENT != BARE) write_numbers_of_keys(p, g, w, t, row, e);
+                const row_maps &maps, const key_block &t, uint32_t base, int first_key, int half,
+                int row, bool seen, float scale, const key_extras &e,
+                float (&dk)[S::DQK / S::SPLIT / 8][4], float (&dv)[S::DV / S::SPLIT / 8][4]) {
+    constexpr int DQK = S::DQK / S::SPLIT, DV = S::DV / S::SPLIT; /* the warpgroup's columns */
+    float factor = EXTENT >= GENERAL ? 1.0f : scale;
+    if (EXTENT != BARE && half == 0) write_numbers_of_keys(p, g, w, t, row, e);
     if (w.parts > 1) {
-        write_part<S::DQK>(p, w, t, row, w.dk, dk, factor);
-        write_part<S::DV>(p, w, t, row, w.dv, dv, 1.0f);
+        write_part<DQK>(p, t, row, half * DQK, p.dqk, w.dk, dk, factor);
+        write_part<DV>(p, t, row, half * DV, p.dv, w.dv, dv, 1.0f);
         return;
     }
     int j0 = t.j0 + first_key;
     if (j0 >= p.keys) return;
     if (EXTENT != BARE && g.finish.k && seen) {
         float twice[2] = {g.finish.n ? 2 * e.dn[0] : 0.0f, g.finish.n ? 2 * e.dn[1] : 0.0f};
-        finish_gaussians<S::KEYS, S::DQK, true>(dk, factor, base + S::K, first_key, twice);
+        finish_gaussians<S::KEYS, S::DQK, DQK, true>(dk, factor, base + S::K, first_key, half * DQK,
+                                                     p.dqk, twice);
         factor = 1;
     }
     if (g.dv.data)
-        tma_store<S::KEYS, S::DV>({&maps.dv, &g.dv, p.keys}, base + S::V, first_key, t.b, j0, t.kv,
-                                  dv, 1.0f);
+        tma_store<S::KEYS, S::DV, DV>({&maps.dv, &g.dv, p.keys, p.dv}, base + S::V, first_key,
+                                      half * DV, t.b, j0, t.kv, dv, 1.0f);
     if (g.dk.data)
-        tma_store<S::KEYS, S::DQK>({&maps.dk, &g.dk, p.keys}, base + S::K, first_key, t.b, j0, t.kv,
-                                   dk, factor);
+        tma_store<S::KEYS, S::DQK, DQK>({&maps.dk, &g.dk, p.keys, p.dqk}, base + S::K, first_key,
+                                        half * DQK, t.b, j0, t.kv, dk, factor);
     wait_stores();
 }
 
+/* Biases of the distances between the block's keys and a tile of queries, of which the first is
+ * `distance` from the block's first key: read while the tile before is at work, stored behind it. */
+template <typename S> struct turned_distances {
+    static constexpr int COUNT = S::KEYS + S::QUERIES;
+    static_assert(2 * COUNT <= S::RING && COUNT <= S::THREADS, "two tiles, a number a thread");
+    float *ring;
+    float number;
+
+    __device__ inline void read(const attention_problem &p, int distance) {
+        if ((int)threadIdx.x < COUNT)
+            number = relative_bias(p, distance - (S::KEYS - 1) + (int)threadIdx.x);
+    }
+
+    __device__ inline void store(int step) {
+        if ((int)threadIdx.x < COUNT) ring[step % 2 * COUNT + threadIdx.x] = number;
+    }
+
+    /* Of the pair of the block's key `row` and the tile's query i. */
+    __device__ static inline int place(int step, int row, int i) {
+        return step % 2 * COUNT + S::KEYS - 1 + i - row;
+    }
+};
+
 /* A tile of queries: loaded by TMA a step ahead, then K Qᵀ and V dOᵀ, Pᵀ, dV += Pᵀ dO, dSᵀ, and
- * dK += dSᵀ Q. Pᵀ is made while dPᵀ is multiplied, dSᵀ while dV is. */
+ * dK += dSᵀ Q. Pᵀ is made while dPᵀ is multiplied, dSᵀ while dV is; where warpgroups share keys, both
+ * sums come behind the exchange of Pᵀ and dSᵀ. */
 template <typename S, int EXTENT>
 static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     flash_backward_dkdv_kernel(const __grid_constant__ attention_problem p,
                                const __grid_constant__ attention_gradients g,
                                const __grid_constant__ flash_workspace w,
                                const __grid_constant__ row_maps maps) {
+    constexpr int N = queries_each<S>, DQK = S::DQK / S::SPLIT, DV = S::DV / S::SPLIT;
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
     key_block t = place_keys<S>(p, w.parts);
     if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
-    int row = threadIdx.x / 32 * 16 + lane / 4, first_key = warpgroup * 64;
+    int first_key = warpgroup / S::SPLIT * 64, half = warpgroup % S::SPLIT;
+    int row = first_key + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     int steps = t.per_head * t.heads, tiles = (int)gridDim.y;
-    key_loads<S> loads = {{&maps.q, &p.q, p.queries},
-                          {&maps.d_o, &g.d_o, p.queries},
-                          {&maps.k, &p.k, p.keys},
-                          {&maps.v, &p.v, p.keys},
+    key_loads<S> loads = {{&maps.q, &p.q, p.queries, p.dqk},
+                          {&maps.d_o, &g.d_o, p.queries, p.dv},
+                          {&maps.k, &p.k, p.keys, p.dqk},
+                          {&maps.v, &p.v, p.keys, p.dv},
                           base,
                           p.heads,
                           steps,
@@ -353,10 +386,11 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
                           0,
                           0};
     loads.begin(t, w);
-    float dk[S::DQK / 8][4], dv[S::DV / 8][4], scale = p.scale_value;
-    float s[S::QUERIES / 8][4], dp[S::QUERIES / 8][4], weight[S::QUERIES / 8][4];
-    uint32_t weights[S::QUERIES / 16][4], ds[S::QUERIES / 16][4];
+    float dk[DQK / 8][4], dv[DV / 8][4], scale = p.scale_value;
+    float s[N / 8][4], dp[N / 8][4], weight[N / 8][4];
+    uint32_t weights[N / 16][4], ds[N / 16][4];
     key_extras e = {};
+    turned_distances<S> distances = {(float *)(aligned + S::DISTANCES), 0};
     clear_sums(dk);
     clear_sums(dv);
     int h = t.first_head, at = 0; /* head, and tile of it */
@@ -367,30 +401,41 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     };
     auto leave_step = [&]() {
         if (++at < t.per_head) return;
-        if (EXTENT == GENERAL) end_head(p, w, t, h, tiles, e);
+        if (EXTENT >= GENERAL) end_head(p, w, t, h, tiles, e);
         at = 0;
         h++;
     };
-    auto place_pairs = [&](int stage) {
-        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES;
-        int distance = t.start + t.first + at * S::QUERIES - t.j0;
-        return turned_tile{rows, rows + S::QUERIES, rows + 2 * S::QUERIES, distance,
-                           row,  w.shift != NULL};
+    auto distance_of = [&](int tile) { return t.start + t.first + tile * S::QUERIES - t.j0; };
+    auto place_pairs = [&](int step, int stage) {
+        const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES + half * N;
+        int bias_at = distances.place(step, row, half * N + (int)threadIdx.x % 4 * 2);
+        return turned_tile{rows,
+                           rows + S::QUERIES,
+                           rows + 2 * S::QUERIES,
+                           distances.ring,
+                           bias_at,
+                           distance_of(at) + half * N,
+                           row,
+                           w.shift != NULL};
     };
-    auto weigh = [&](int stage) {
-        turned_tile pairs = place_pairs(stage);
+    auto weigh = [&](int step, int stage) {
+        turned_tile pairs = place_pairs(step, stage);
         if (p.causal && pairs.distance < first_key + 63)
-            make_p_turned<S::QUERIES, EXTENT, true>(s, weight, pairs, scale, e);
+            make_p_turned<N, EXTENT, true, S::RING>(s, weight, pairs, scale, e);
         else
-            make_p_turned<S::QUERIES, EXTENT, false>(s, weight, pairs, scale, e);
+            make_p_turned<N, EXTENT, false, S::RING>(s, weight, pairs, scale, e);
     };
-    auto slope = [&](int stage) {
-        make_ds_turned<S::QUERIES, EXTENT>(s, weight, dp, place_pairs(stage), scale, e);
+    auto slope = [&](int step, int stage) {
+        make_ds_turned<N, EXTENT>(s, weight, dp, place_pairs(step, stage), scale, e);
     };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
     if (EXTENT != BARE) enter_head(); /* while the first tiles are copied */
+    if (EXTENT == RELATIVE) {
+        distances.read(p, distance_of(from));
+        distances.store(from);
+    }
     for (int step = 0; step < from; step++) {
         loads.wait_for(step);
         loads.load_ahead(t, w, step);
@@ -399,25 +444,40 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     at = from;
     for (int step = from; step < steps; step++) {
         loads.wait_for(step);
-        if (EXTENT == GENERAL && at == 0 && step > from) enter_head();
+        if (EXTENT >= GENERAL && at == 0 && step > from) enter_head();
         begin_products();
-        start_scores<S>(s, dp, base, first_key, stage);
+        start_scores<S, N>(s, dp, base, first_key, half * N, stage);
         loads.load_ahead(t, w, step);
+        if (EXTENT == RELATIVE) distances.read(p, distance_of(at + 1 < t.per_head ? at + 1 : 0));
         wait_products<1>();
         settle(s);
-        weigh(stage);
-        hold_weights<S::QUERIES>(weight, weights);
-        begin_products();
-        start_dv<S>(dv, weights, base, stage);
-        wait_products<1>();
+        weigh(step, stage);
+        hold_weights<N>(weight, weights);
+        if constexpr (S::SPLIT == 1) {
+            begin_products();
+            start_sum<S, S::DV, DV>(dv, weights, 0, base + S::D_O, 0, stage);
+            wait_products<1>();
+        } else {
+            store_weights<S::QUERIES, N>(base + S::P, half * N, weights);
+            wait_products<0>();
+        }
         settle(dp);
-        slope(stage);
-        hold_weights<S::QUERIES>(dp, ds);
-        begin_products();
-        start_dk<S>(dk, ds, base, stage);
+        slope(step, stage);
+        hold_weights<N>(dp, ds);
+        if constexpr (S::SPLIT > 1) {
+            store_weights<S::QUERIES, N>(base + S::DS, half * N, ds);
+            publish_words();
+            sync_block();
+            begin_products();
+            start_sum<S, S::DV, DV>(dv, weights, base + S::P, base + S::D_O, half, stage);
+        } else {
+            begin_products();
+        }
+        start_sum<S, S::DQK, DQK>(dk, ds, base + S::DS, base + S::Q, half, stage);
         wait_products<0>();
         settle(dv);
         settle(dk);
+        if (EXTENT == RELATIVE) distances.store(step + 1);
         leave_step();
         stage = stage + 1 == S::STAGES ? 0 : stage + 1;
     }
@@ -427,54 +487,34 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
             double *to = numbers_of_warp(p, w, t, t.first_head + i, tiles);
             to[0] = to[1] = 0;
         }
-    write_gradients<S, EXTENT>(p, g, w, maps, t, base, first_key, row, from < steps, scale, e, dk,
-                               dv);
+    if constexpr (EXTENT != BARE && S::SPLIT > 1)
+        add_shares<S>((float *)(aligned + S::ROWS), warpgroup, row, e.dn);
+    write_gradients<S, EXTENT>(p, g, w, maps, t, base, first_key, half, row, from < steps, scale, e,
+                               dk, dv);
 }
 
-/* Calls f with the shape for the problem's widths. */
-template <typename F> static void with_key_shape(const attention_problem &p, F f) {
-    if (p.dqk == 32)
-        f(key_shape<32, 32, 1, 4, 64>());
-    else if (p.dqk == 64)
-        f(key_shape<64, 64, 1, 3, 64>());
-    else if (p.dqk == 96)
-        f(key_shape<96, 96, 1, 2, 64>());
-    else if (p.dv == 64)
-        f(key_shape<128, 64, 1, 2, 64>());
-    else
-        f(key_shape<128, 128, 1, 2, 64>());
-}
-
-key_tile flash_key_tile(const attention_problem &p) {
-    key_tile tile = {};
-    with_key_shape(p, [&](auto shape) {
-        using S = decltype(shape);
-        tile = {S::KEYS, S::THREADS / 32};
-    });
-    return tile;
-}
-
-int flash_backward_dkdv_memory(const attention_problem &p) {
-    int bytes = 0;
-    with_key_shape(p, [&](auto shape) { bytes = decltype(shape)::MEMORY; });
-    return bytes;
+template <typename S, int EXTENT>
+static void launch(const attention_problem &p, const attention_gradients &g,
+                   const flash_workspace &w, cudaStream_t stream) {
+    auto kernel = flash_backward_dkdv_kernel<S, EXTENT>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+    row_maps maps = {};
+    bool made = make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
+    dim3 blocks = group_blocks((int64_t)p.batch * p.kv_heads * w.parts, ceil_div(p.keys, S::KEYS));
+    kernel<<<made ? blocks : dim3(0), S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
 }
 
 void flash_backward_dkdv(const attention_problem &p, const attention_gradients &g,
                          const flash_workspace &w, cudaStream_t stream) {
     /* Blocks of one query head, and no sums but dn, dbeta and dlog_tau. */
     bool keyed = p.heads == p.kv_heads * w.parts && p.pos == WEFT_POS_NONE && !g.dscale;
-    int extent = !has_extras(p) ? BARE : keyed ? KEYED : GENERAL;
-    with_key_shape(p, [&](auto shape) {
-        using S = decltype(shape);
-        dim3 blocks =
-            group_blocks((int64_t)p.batch * p.kv_heads * w.parts, ceil_div(p.keys, S::KEYS));
-        auto kernel = extent == BARE    ? flash_backward_dkdv_kernel<S, BARE>
-                      : extent == KEYED ? flash_backward_dkdv_kernel<S, KEYED>
-                                        : flash_backward_dkdv_kernel<S, GENERAL>;
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        row_maps maps = {};
-        if (!make_row_maps(p, &g, S::QUERIES, S::KEYS, &maps)) blocks = dim3(0);
-        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, g, w, maps);
+    with_widths(p, [&](auto widths) {
+        using W = decltype(widths);
+        using S = typename W::BY_KEYS;
+        if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
+        if constexpr (W::HAS_BARE)
+            if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        if (keyed) return launch<S, KEYED>(p, g, w, stream);
+        launch<S, GENERAL>(p, g, w, stream);
     });
 }

@@ -6,27 +6,13 @@
  * adds O += P V. The softmax is online: a row keeps its largest score and its
  * sum, and both and O are scaled down when the largest grows. Exponents are to the base 2, log2(e) being part of the scale.
  *
- * Where a score has more than ⟨q, k⟩ times one positive constant (EXTRA), it is scale · ⟨q, k⟩ plus
+ * Where a score has more than ⟨q, k⟩ times one positive constant (not BARE), it is scale · ⟨q, k⟩ plus
  * one number per key, beta · n_j + slope · (j − first place of the block). ALiBi's other half, slope
- * times the place in the block, is the same for a whole row: it joins the logsumexp alone.
+ * times the place in the block, is the same for a whole row: it joins the logsumexp alone. A RELATIVE
+ * position adds one number per distance.
  *
  * tiles.cuh says in which order blocks come. */
 #include "cuda/attention/backward.cuh"
-
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
-struct forward_shape {
-    static constexpr int DQK = DQK_, DV = DV_;
-    static constexpr int WARPGROUPS = WARPGROUPS_; /* of a block */
-    static constexpr int BLOCKS = BLOCKS_;         /* on a multiprocessor */
-    static constexpr int KEYS = KEYS_;             /* in a tile */
-    static constexpr bool HELD = HELD_;            /* Q in registers */
-    static constexpr int QUERIES = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
-    static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
-    static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
-    static constexpr int BIAS = V + 2 * tile_bytes<KEYS, DV>;
-    static constexpr int BARRIERS = BIAS + 2 * KEYS * (int)sizeof(float);
-    static constexpr int MEMORY = BARRIERS + 2 * 8 + 1024;
-};
 
 /* The rows of a thread: lane / 4 of its warp's sixteen, and eight further down. */
 struct row_pair {
@@ -35,10 +21,11 @@ struct row_pair {
 };
 
 /* Scores to weights, in place. Returns by `rescale` what sums so far are worth now. */
-template <int KEYS, bool EXTRA>
+template <int KEYS, int EXTENT, int RING>
 __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &rows, float scale,
-                                             const float *bias, int j0, bool masked,
-                                             float (&rescale)[2]) {
+                                             const float *bias, const float *ring, int row, int j0,
+                                             bool masked, float (&rescale)[2]) {
+    constexpr bool EXTRA = EXTENT != BARE;
     int column = threadIdx.x % 4 * 2;
     if (EXTRA)
 #pragma unroll
@@ -49,6 +36,17 @@ __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &
             s[n][2] = fmaf(s[n][2], scale, b.x);
             s[n][3] = fmaf(s[n][3], scale, b.y);
         }
+    if constexpr (EXTENT == RELATIVE) {
+        distance_biases<RING> distances(ring, j0 + column - row);
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            float b[4];
+            distances.next(b);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[n][i] += b[i];
+        }
+    }
     if (masked)
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
@@ -80,13 +78,13 @@ __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &
 }
 
 /* What TMA copies for a block, a step ahead: every thread calls the stages, one asks. */
-template <typename S, bool EXTRA> struct forward_loads {
+template <typename S, int EXTENT> struct forward_loads {
     static constexpr int k_bytes = tile_bytes<S::KEYS, S::DQK>,
                          v_bytes = tile_bytes<S::KEYS, S::DV>;
 
     row_source q, k, v;
     uint32_t base; /* of the tiles in shared memory */
-    key_biases<S::KEYS, EXTRA> biases;
+    key_biases<S::KEYS, S::QUERIES, EXTENT> biases;
     int steps;
 
     __device__ inline void load_keys(const query_block &t, int step, uint32_t barrier) {
@@ -200,14 +198,14 @@ __device__ static inline void end_rows(const attention_problem &p, const query_b
     }
 }
 
-template <typename S, bool EXTRA>
+template <typename S, int EXTENT>
 static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     flash_forward_kernel(const __grid_constant__ attention_problem p,
                          const __grid_constant__ row_maps maps) {
     extern __shared__ uint8_t memory[];
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
-    float *bias = (float *)(aligned + S::BIAS);
+    float *bias = (float *)(aligned + S::BIAS), *ring = (float *)(aligned + S::DISTANCES);
     query_block t = place_queries(p, S::QUERIES);
     if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
@@ -216,9 +214,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
     int steps = (end + S::KEYS - 1) / S::KEYS;
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
-    forward_loads<S, EXTRA> loads = {{&maps.q, &p.q, p.queries}, {&maps.k, &p.k, p.keys},
-                                     {&maps.v, &p.v, p.keys},    base,
-                                     {bias, n, p.keys, 0},       steps};
+    forward_loads<S, EXTENT> loads = {
+        {&maps.q, &p.q, p.queries, p.dqk}, {&maps.k, &p.k, p.keys, p.dqk},
+        {&maps.v, &p.v, p.keys, p.dv},     base,
+        {bias, ring, n, &p, 0, 0},         steps};
     loads.begin(t);
     find_numbers(p, t);
     loads.biases.begin(t);
@@ -231,8 +230,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
     auto softmax = [&](int step) {
         int j0 = step * S::KEYS;
-        online_softmax<S::KEYS, EXTRA>(s, rows, t.scale, bias + (step & 1) * S::KEYS, j0,
-                                       j0 + S::KEYS - 1 > whole, rescale);
+        online_softmax<S::KEYS, EXTENT, S::RING>(s, rows, t.scale, bias + (step & 1) * S::KEYS,
+                                                 ring, row, j0, j0 + S::KEYS - 1 > whole, rescale);
     };
     int step = 0;
     loads.wait_for(0);
@@ -272,58 +271,42 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     }
     if (idle) return;
     end_rows(p, t, row, rows, o);
-    tma_store<S::QUERIES, S::DV>({&maps.o, &p.o, p.queries}, base + S::Q, warpgroup * 64, t.b,
-                                 t.i0 + warpgroup * 64, t.h, o, 1.0f);
+    tma_store<S::QUERIES, S::DV, S::DV>({&maps.o, &p.o, p.queries, p.dv}, base + S::Q,
+                                        warpgroup * 64, 0, t.b, t.i0 + warpgroup * 64, t.h, o,
+                                        1.0f);
     wait_stores();
 }
 
-template <typename S> static void launch(const attention_problem &p, cudaStream_t stream) {
-    with_flag(has_extras(p), [&](auto extra) {
-        auto kernel = flash_forward_kernel<S, decltype(extra)::value>;
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
-        row_maps maps = {};
-        bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps);
-        dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
-        kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
-    });
+template <typename S, int EXTENT>
+static void launch(const attention_problem &p, cudaStream_t stream) {
+    auto kernel = flash_forward_kernel<S, EXTENT>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+    row_maps maps = {};
+    bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
+    dim3 blocks = made ? query_blocks(p, S::QUERIES) : dim3(0);
+    kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
 }
 
 /* What a launch can count. */
 enum { MOST_HEADS = 1 << 30, MOST_ROWS = 65535 * 64 };
 
-/* Calls f with the shape for the problem's widths. */
-template <typename F> static void with_forward_shape(const attention_problem &p, F f) {
-    if (p.dqk == 32)
-        f(forward_shape<32, 32, 1, 4, 64, true>());
-    else if (p.dqk == 64)
-        f(forward_shape<64, 64, 1, 4, 64, true>());
-    else if (p.dqk == 96)
-        f(forward_shape<96, 96, 1, 3, 64, true>());
-    else if (p.dv == 64)
-        f(forward_shape<128, 64, 1, 3, 64, true>());
-    else
-        f(forward_shape<128, 128, 1, 2, 64, true>());
-}
-
-/* Shared memory of a block, forward or backward. */
-static int most_memory(const attention_problem &p) {
-    int most = flash_backward_memory(p);
-    with_forward_shape(p, [&](auto shape) {
-        most = most > decltype(shape)::MEMORY ? most : decltype(shape)::MEMORY;
-    });
-    return most;
-}
-
 bool attention_fits_flash(const attention_problem &p) {
-    bool size = (p.dqk == p.dv && (p.dqk == 32 || p.dqk == 64 || p.dqk == 96 || p.dqk == 128)) ||
-                (p.dqk == 128 && p.dv == 64);
+    int memory = 0;
+    bool size = p.dqk % 8 == 0 && p.dv % 8 == 0 &&
+                with_widths(p, [&](auto widths) { memory = decltype(widths)::MEMORY; });
     bool grid =
         (int64_t)p.batch * p.heads <= MOST_HEADS && p.queries <= MOST_ROWS && p.keys <= MOST_ROWS;
-    bool position = p.pos == WEFT_POS_NONE || (p.pos == WEFT_POS_ALIBI && p.causal);
+    bool position = p.pos == WEFT_POS_NONE || p.causal;
     return p.is_bf16 && size && position && !p.band && grid &&
-           most_memory(p) <= weft_cuda_device()->shared_memory;
+           memory <= weft_cuda_device()->shared_memory;
 }
 
 void flash_forward(const attention_problem &p, cudaStream_t stream) {
-    with_forward_shape(p, [&](auto shape) { launch<decltype(shape)>(p, stream); });
+    with_widths(p, [&](auto widths) {
+        using W = decltype(widths);
+        if (p.pos == WEFT_POS_RELATIVE) return launch<typename W::FORWARD, RELATIVE>(p, stream);
+        if constexpr (W::HAS_BARE)
+            if (!has_extras(p)) return launch<typename W::FORWARD, BARE>(p, stream);
+        launch<typename W::FORWARD, KEYED>(p, stream);
+    });
 }

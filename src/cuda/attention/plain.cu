@@ -407,9 +407,8 @@ static __global__ void add_numbers(attention_problem p, attention_gradients g,
     }
 }
 
-static __global__ void add_distances(attention_problem p, attention_gradients g,
-                                     const float *parts) {
-    int64_t stride = ceil_div(p.keys, TILE) * TILE;
+static __global__ void add_distances(attention_problem p, attention_gradients g, const float *parts,
+                                     int64_t stride) {
     for (int64_t d = thread_index(); d < p.distances; d += thread_count()) {
         double sum = 0;
         for (int64_t bh = 0; d < p.keys && bh < (int64_t)p.batch * p.heads; bh++)
@@ -425,6 +424,11 @@ static __global__ void check_starts(attention_problem p) {
 
 void attention_check_starts(const attention_problem &p, cudaStream_t stream) {
     if (p.start && p.run) check_starts<<<grid_for(p.batch, 256), 256, 0, stream>>>(p);
+}
+
+void attention_add_distances(const attention_problem &p, const attention_gradients &g,
+                             const float *parts, int64_t stride, cudaStream_t stream) {
+    add_distances<<<grid_for(p.distances, 64), 64, 0, stream>>>(p, g, parts, stride);
 }
 
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
@@ -484,5 +488,5 @@ void attention_plain_back(const attention_problem &p, const attention_gradients 
             sum_distances<T><<<grid_of(p, p.keys, p.heads, 1), THREADS, 0, stream>>>(p, g, w);
     });
     if (numbers) add_numbers<<<p.heads, THREADS, 0, stream>>>(p, g, w.numbers);
-    if (g.drel) add_distances<<<grid_for(p.distances, 64), 64, 0, stream>>>(p, g, w.rel);
+    if (g.drel) attention_add_distances(p, g, w.rel, ceil_div(p.keys, TILE) * TILE, stream);
 }

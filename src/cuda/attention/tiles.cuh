@@ -2,7 +2,7 @@
 #ifndef WEFT_CUDA_ATTENTION_TILES_CUH
 #define WEFT_CUDA_ATTENTION_TILES_CUH
 
-#include "cuda/attention/attention.cuh"
+#include "cuda/attention/shapes.cuh"
 #include "cuda/functions.cuh"
 #include "cuda/tensor/tma.cuh"
 
@@ -81,37 +81,74 @@ __device__ static inline void find_numbers(const attention_problem &p, query_blo
     t.slope = f.slope * LOG2E;
 }
 
-/* What a key adds to its scores whatever the query, β n_j and ALiBi's slope: one number per key of a
- * tile, in shared memory a step before the tile is scored. EXTRA false: there is nothing of the sort. */
-template <int KEYS, bool EXTRA> struct key_biases {
-    float *bias;    /* [2 steps][KEYS] */
-    const float *n; /* of the head's keys; NULL: none */
-    int keys;
-    float number; /* of a key, read a step before it is stored, so that nothing waits for it */
+/* A relative position's bias, to the base 2. */
+__device__ static inline float relative_bias(const attention_problem &p, int distance) {
+    return distance >= 0 && distance < p.distances ? p.rel[distance] * LOG2E : 0.0f;
+}
 
-    __device__ inline void read(int step) {
+/* Reads the biases of a thread's scores, eight columns after eight: `at` is where that of the first row
+ * and column is, and they lie in the order of column − row. */
+template <int RING> struct distance_biases {
+    const float *ring;
+    int at;
+    float before[2];
+
+    __device__ inline distance_biases(const float *ring_, int at_) : ring(ring_), at(at_) {
+        before[0] = ring[(at - 8) & (RING - 1)];
+        before[1] = ring[(at - 7) & (RING - 1)];
+    }
+
+    /* Of four scores as the products have them. */
+    __device__ inline void next(float (&bias)[4]) {
+        bias[2] = before[0];
+        bias[3] = before[1];
+        bias[0] = before[0] = ring[at & (RING - 1)];
+        bias[1] = before[1] = ring[(at + 1) & (RING - 1)];
+        at += 8;
+    }
+};
+
+/* What a key adds to its scores whatever the query, β n_j and ALiBi's slope: one number per key of a
+ * tile, in shared memory a step before the tile is scored. And of a relative position what the distance
+ * from the block's row r to key j adds, at (j − r) of a ring: of a further tile only the distances to
+ * row 0 are new. BARE: there is nothing of the sort. */
+template <int KEYS, int QUERIES, int EXTENT> struct key_biases {
+    static constexpr int RING = ring_size<QUERIES, KEYS>;
+    float *bias; /* [2 steps][KEYS] */
+    float *ring;
+    const float *n; /* of the head's keys; NULL: none */
+    const attention_problem *p;
+    float number, distance_bias; /* read a step before they are stored, so that nothing waits */
+
+    __device__ inline void read(const query_block &t, int step) {
         int j = step * KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < KEYS) number = n && j < keys ? n[j] : 0.0f;
+        if (EXTENT == BARE || (int)threadIdx.x >= KEYS) return;
+        number = n && j < p->keys ? n[j] : 0.0f;
+        if (EXTENT == RELATIVE) distance_bias = relative_bias(*p, t.place0 - j);
     }
 
     __device__ inline void store(const query_block &t, int step) {
         int j = step * KEYS + (int)threadIdx.x;
-        if (EXTRA && (int)threadIdx.x < KEYS)
-            bias[(step & 1) * KEYS + threadIdx.x] =
-                fmaf(t.slope, (float)(j - t.place0), t.beta * number);
+        if (EXTENT == BARE || (int)threadIdx.x >= KEYS) return;
+        bias[(step & 1) * KEYS + threadIdx.x] =
+            fmaf(t.slope, (float)(j - t.place0), t.beta * number);
+        if (EXTENT == RELATIVE) ring[j & (RING - 1)] = distance_bias;
     }
 
     /* Before the first step. */
     __device__ inline void begin(const query_block &t) {
-        read(0);
+        if (EXTENT == RELATIVE)
+            for (int r = 1 + (int)threadIdx.x; r < QUERIES; r += (int)blockDim.x)
+                ring[-r & (RING - 1)] = relative_bias(*p, t.place0 + r);
+        read(t, 0);
         store(t, 0);
-        read(1);
+        read(t, 1);
     }
 
     /* During the step before `step`. */
     __device__ inline void advance(const query_block &t, int step) {
         store(t, step);
-        read(step + 1);
+        read(t, step + 1);
     }
 };
 

@@ -2,9 +2,10 @@
 #include "cuda/tensor/tma.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
+/* What TMA finds outside of a head's columns is 0, so a box may be wider than they are. */
 static bool make_map(const head_rows &rows, int batch, int positions, int heads, int width,
-                     int box_rows, row_map *map) {
-    bool wide = width % 64 == 0; /* tile_panel's width */
+                     int tile_width, int box_rows, row_map *map) {
+    bool wide = tile_width % 64 == 0 && tile_width != 192; /* tile_panel's width */
     cuuint64_t size[4] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)positions,
                           (cuuint64_t)batch};
     cuuint64_t stride[3] = {(cuuint64_t)rows.head * 2, (cuuint64_t)rows.row * 2,
@@ -14,17 +15,21 @@ static bool make_map(const head_rows &rows, int batch, int positions, int heads,
 }
 
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
-                   int key_rows, row_maps *maps) {
+                   int key_rows, row_maps *maps, int dqk, int dv) {
     if (!weft_cuda_device()->wgmma) return true; /* the threads copy, by cp.async */
-    auto by_query = [&](const head_rows &rows, int width, int box_rows, row_map *map) {
-        return !rows.data || make_map(rows, p.batch, p.queries, p.heads, width, box_rows, map);
+    if (dqk == 0) dqk = p.dqk;
+    if (dv == 0) dv = p.dv;
+    auto by_query = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
+        return !rows.data || make_map(rows, p.batch, p.queries, p.heads, scores ? p.dqk : p.dv,
+                                      scores ? dqk : dv, box_rows, map);
     };
-    auto by_key = [&](const head_rows &rows, int width, int box_rows, row_map *map) {
-        return !rows.data || make_map(rows, p.batch, p.keys, p.kv_heads, width, box_rows, map);
+    auto by_key = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
+        return !rows.data || make_map(rows, p.batch, p.keys, p.kv_heads, scores ? p.dqk : p.dv,
+                                      scores ? dqk : dv, box_rows, map);
     };
-    return by_query(p.q, p.dqk, query_rows, &maps->q) && by_key(p.k, p.dqk, key_rows, &maps->k) &&
-           by_key(p.v, p.dv, key_rows, &maps->v) && by_query(p.o, p.dv, 64, &maps->o) &&
-           (!g || (by_query(g->d_o, p.dv, query_rows, &maps->d_o) &&
-                   by_query(g->dq, p.dqk, 64, &maps->dq) && by_key(g->dk, p.dqk, 64, &maps->dk) &&
-                   by_key(g->dv, p.dv, 64, &maps->dv)));
+    return by_query(p.q, true, query_rows, &maps->q) && by_key(p.k, true, key_rows, &maps->k) &&
+           by_key(p.v, false, key_rows, &maps->v) && by_query(p.o, false, 64, &maps->o) &&
+           (!g || (by_query(g->d_o, false, query_rows, &maps->d_o) &&
+                   by_query(g->dq, true, 64, &maps->dq) && by_key(g->dk, true, 64, &maps->dk) &&
+                   by_key(g->dv, false, 64, &maps->dv)));
 }

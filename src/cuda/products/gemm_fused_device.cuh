@@ -46,12 +46,6 @@ __device__ static inline void tma_multicast_2d(uint32_t to, const CUtensorMap *f
                  : "memory");
 }
 
-__device__ static inline void store_matrices(uint32_t at, const uint32_t (&w)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                 "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-                 : "memory");
-}
-
 __device__ static inline uint4 load_shared(uint32_t at) {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -88,4 +88,39 @@ __device__ static inline void add_weighted(float (&c)[N / 8][4], const uint32_t 
         }
 }
 
+template <int K, int N, int D>
+__device__ static inline void add_tiles(float (&c)[N / 8][4], uint32_t a, uint32_t b, int column0) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) {
+        uint32_t held[4];
+        load_matrices(held, a + tile_place<64, K>(row, 2 * k + lane / 16));
+#pragma unroll
+        for (int n = 0; n < N / 16; n++) {
+            uint32_t r[4];
+            int piece = column0 / 8 + 2 * n + lane / 16;
+            load_turned(r, b + tile_place<K, D>(16 * k + lane % 16, piece));
+            multiply_add(c[2 * n], held, r[0], r[1]);
+            multiply_add(c[2 * n + 1], held, r[2], r[3]);
+        }
+    }
+}
+
+__device__ static inline void publish_words() {
+}
+
+template <int D, int N>
+__device__ static inline void store_weights(uint32_t tile, int column0,
+                                            const uint32_t (&w)[N / 16][4]) {
+    int lane = threadIdx.x % 32, row = (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            uint32_t at = tile + lane % 4 * 4 +
+                          tile_place<64, D>(row + e % 2 * 8, column0 / 8 + 2 * k + e / 2);
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(w[k][e]) : "memory");
+        }
+}
+
 #endif

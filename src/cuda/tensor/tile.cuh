@@ -1,7 +1,7 @@
 /* Tiles of bf16 rows in shared memory, and products of them on the tensor cores.
  *
  * A tile of ROWS rows and D columns is cut into panels of W columns (64, or 32 where D is no
- * multiple of 64), one after another. A panel's rows are 2W bytes, in pieces of 16 that are
+ * multiple of 64, and of 192, so that its halves are whole panels too), one after another. A panel's rows are 2W bytes, in pieces of 16 that are
  * exchanged within eight rows (the 128- or 64-byte swizzle), so that neither reading rows nor
  * reading columns meets one bank twice. Tiles start at multiples of 1024 bytes.
  *
@@ -10,10 +10,13 @@
  *     multiply_tiles   C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide
  *     multiply_held    the same with A in registers
  *     add_weighted     C += W B     W in registers, B: K rows, N columns wide
+ *     add_tiles        the same with W a tile of 64 rows, and N of B's D columns from column0 on
  *
  * C has N / 8 times four numbers a thread: c[n][0], c[n][1] are of row 16·warp + lane / 4 and of
  * columns 8n + lane % 4 · 2 and the next, c[n][2], c[n][3] of the row 8 further down. As operand, W
- * has the same places, two bf16 in a word: hold_weights turns one into the other.
+ * has the same places, two bf16 in a word: hold_weights turns one into the other, and store_weights
+ * makes columns of a tile of it, for other warpgroups too: each thread calls publish_words then, and a
+ * barrier follows.
  *
  * A product runs while the program goes on. begin_products comes before the first of some that are
  * started together, end_products after the last; wait_products<M> waits until at most M such groups
@@ -30,7 +33,8 @@
 #endif
 
 template <int D> struct tile_panel {
-    static constexpr int width = D % 64 == 0 ? 64 : 32, bytes = 2 * width, pieces = width / 8;
+    static constexpr int width = D % 64 == 0 && D != 192 ? 64 : 32;
+    static constexpr int bytes = 2 * width, pieces = width / 8;
 };
 
 template <int ROWS, int D> constexpr int tile_bytes = ROWS *D * 2;
@@ -53,14 +57,17 @@ __device__ static inline void copy_piece(uint32_t to, const void *from, bool ins
                  : "memory");
 }
 
-/* Starts copying ROWS rows; those from `rows` on are filled with 0, and not read. Where the threads
- * are whole rows, and eight of them or more, a thread has the same piece of each of its rows. */
+/* Starts copying ROWS rows; those from `rows` on and columns from `width` on are filled with 0, and not
+ * read. Where the threads are whole rows, and eight of them or more, a thread has the same piece of each
+ * of its rows. */
 template <int ROWS, int D, int THREADS>
-__device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t stride, int rows) {
+__device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t stride, int rows,
+                                        int width) {
     constexpr int pieces = D / 8, at_once = THREADS / pieces;
     if constexpr (THREADS % pieces == 0 && at_once % 8 == 0) {
         int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x % pieces;
         const bf16 *source = from + (row * stride + piece * 8);
+        if (piece * 8 >= width) rows = 0;
         to += tile_place<ROWS, D>(row, piece);
 #pragma unroll
         for (int r = 0; r < ROWS; r += at_once)
@@ -73,7 +80,7 @@ __device__ static inline void copy_tile(uint32_t to, const bf16 *from, int64_t s
             int at = e + (int)threadIdx.x, row = at / pieces, piece = at % pieces;
             if (ROWS * pieces % THREADS != 0 && at >= ROWS * pieces) break;
             copy_piece(to + tile_place<ROWS, D>(row, piece), from + row * stride + piece * 8,
-                       row < rows);
+                       row < rows && piece * 8 < width);
         }
     }
 }

@@ -35,16 +35,17 @@ struct row_maps {
     row_map o, dq, dk, dv; /* written in boxes of 64 */
 };
 
-/* g is NULL in the forward pass. Without code for 9.0a there is nothing to make. False: the driver has
- * none of it. */
+/* g is NULL in the forward pass. The tiles are dqk and dv wide, or as the rows are (0); columns that
+ * the rows do not have are 0 where they are read, and are not written. Without code for 9.0a there is
+ * nothing to make. False: the driver has none of it. */
 bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
-                   int key_rows, row_maps *maps);
+                   int key_rows, row_maps *maps, int dqk = 0, int dv = 0);
 
 /* What a tile is copied from or to: for TMA, and for threads. */
 struct row_source {
     const row_map *map;
     const head_rows *rows;
-    int positions;
+    int positions, width;
 };
 
 #ifdef USE_MMA_SYNC
@@ -59,7 +60,7 @@ template <int ROWS, int D, int THREADS>
 __device__ static inline void tma_load(uint32_t to, const row_source &from, int b, int i, int h,
                                        uint32_t) {
     copy_tile<ROWS, D, THREADS>(to, (const bf16 *)from.rows->data + row_at(*from.rows, b, i, h),
-                                from.rows->row, from.positions - i);
+                                from.rows->row, from.positions - i, from.width);
 }
 
 template <int COUNT>
@@ -76,18 +77,20 @@ template <int RUNNING> __device__ static inline void wait_barrier(uint32_t, int)
     wait_copies();
 }
 
-template <int ROWS, int D>
-__device__ static inline void tma_store(const row_source &to, uint32_t, int, int b, int i, int h,
-                                        const float (&c)[D / 8][4], float factor) {
+template <int ROWS, int D, int N>
+__device__ static inline void tma_store(const row_source &to, uint32_t, int, int column0, int b,
+                                        int i, int h, const float (&c)[N / 8][4], float factor) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int at = i + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * r;
         if (at >= to.positions) continue;
-        bf16 *row = (bf16 *)to.rows->data + row_at(*to.rows, b, at, h) + lane % 4 * 2;
+        bf16 *row = (bf16 *)to.rows->data + row_at(*to.rows, b, at, h) + column0 + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            *(uint32_t *)(row + 8 * n) = pack_pair(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
+        for (int n = 0; n < N / 8; n++)
+            if (column0 + 8 * n < to.width)
+                *(uint32_t *)(row + 8 * n) =
+                    pack_pair(c[n][2 * r] * factor, c[n][2 * r + 1] * factor);
     }
 }
 
@@ -148,29 +151,28 @@ template <int RUNNING> __device__ static inline void wait_barrier(uint32_t arriv
                  : "memory");
 }
 
-/* Row i of head h and sequence b is the warpgroup's first; `tile` has ROWS rows, of which its own
- * are those from row0 on. */
-template <int ROWS, int D>
-__device__ static inline void tma_store(const row_source &to, uint32_t tile, int row0, int b, int i,
-                                        int h, const float (&c)[D / 8][4], float factor) {
+/* Row i of head h and sequence b is the warpgroup's first; `tile` has ROWS rows of D columns, of which
+ * its own are those from row0 on, and N columns from column0 on. */
+template <int ROWS, int D, int N>
+__device__ static inline void tma_store(const row_source &to, uint32_t tile, int row0, int column0,
+                                        int b, int i, int h, const float (&c)[N / 8][4],
+                                        float factor) {
     using panel = tile_panel<D>;
     int lane = threadIdx.x % 32, row = row0 + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t at = tile + tile_place<ROWS, D>(row, 2 * k + lane / 16), w[4];
+    for (int k = 0; k < N / 16; k++) {
+        uint32_t at = tile + tile_place<ROWS, D>(row, column0 / 8 + 2 * k + lane / 16), w[4];
 #pragma unroll
         for (int e = 0; e < 4; e++)
             w[e] = pack_pair(c[2 * k + e / 2][e % 2 * 2] * factor,
                              c[2 * k + e / 2][e % 2 * 2 + 1] * factor);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
-                     "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-                     : "memory");
+        store_matrices(at, w);
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    publish_words();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + (int)threadIdx.x / 128) : "memory");
     if (threadIdx.x % 128 != 0) return;
 #pragma unroll
-    for (int x = 0; x < D; x += panel::width)
+    for (int x = column0; x < column0 + N; x += panel::width)
         asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
                      "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(to.map),
                      "r"(x), "r"(h), "r"(i), "r"(b),

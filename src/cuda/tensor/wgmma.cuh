@@ -58,12 +58,12 @@ template <int N> struct wgmma;
 #define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
 #define WGMMA(N, C, A_B, HELD_B, ...)                                                              \
     template <> struct wgmma<N> {                                                                  \
-        template <bool ADD>                                                                        \
+        template <bool ADD, bool BY_COLUMNS>                                                       \
         static __device__ inline void tiles(float (&c)[N / 8][4], uint64_t a, uint64_t b) {        \
             asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" C "}, " A_B  \
                          ";"                                                                       \
                          : __VA_ARGS__                                                             \
-                         : "l"(a), "l"(b), "n"(ADD ? 1 : 0), "n"(0));                              \
+                         : "l"(a), "l"(b), "n"(ADD ? 1 : 0), "n"(BY_COLUMNS ? 1 : 0));             \
         }                                                                                          \
         template <bool ADD, bool BY_COLUMNS>                                                       \
         static __device__ inline void held(float (&c)[N / 8][4], const uint32_t (&a)[4],           \
@@ -76,30 +76,53 @@ template <int N> struct wgmma;
         }                                                                                          \
     };
 
-WGMMA(32, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
-      "%16, %17, %18, 1, 1, 0, %19", "{%16, %17, %18, %19}, %20, %21, 1, 1, %22", SIXTEEN(0))
+/* Names of the registers of C: those up to 8, 16, 24, ... */
+#define UP_TO_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define UP_TO_16 UP_TO_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define UP_TO_24 UP_TO_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define UP_TO_32 UP_TO_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define UP_TO_48                                                                                   \
+    UP_TO_32                                                                                       \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define UP_TO_64                                                                                   \
+    UP_TO_48                                                                                       \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define UP_TO_96                                                                                   \
+    UP_TO_64                                                                                       \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define UP_TO_128                                                                                  \
+    UP_TO_96                                                                                       \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+    "%127"
 
-WGMMA(64,
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31",
-      "%32, %33, %34, 1, 1, 0, %35", "{%32, %33, %34, %35}, %36, %37, 1, 1, %38", SIXTEEN(0),
-      SIXTEEN(4))
+WGMMA(16, UP_TO_8, "%8, %9, %10, 1, 1, 0, %11", "{%8, %9, %10, %11}, %12, %13, 1, 1, %14", FOUR(0),
+      FOUR(1))
+WGMMA(32, UP_TO_16, "%16, %17, %18, 1, 1, 0, %19", "{%16, %17, %18, %19}, %20, %21, 1, 1, %22",
+      SIXTEEN(0))
+WGMMA(48, UP_TO_24, "%24, %25, %26, 1, 1, 0, %27", "{%24, %25, %26, %27}, %28, %29, 1, 1, %30",
+      SIXTEEN(0), FOUR(4), FOUR(5))
+WGMMA(64, UP_TO_32, "%32, %33, %34, 1, 1, 0, %35", "{%32, %33, %34, %35}, %36, %37, 1, 1, %38",
+      SIXTEEN(0), SIXTEEN(4))
+WGMMA(96, UP_TO_48, "%48, %49, %50, 1, 1, 0, %51", "{%48, %49, %50, %51}, %52, %53, 1, 1, %54",
+      SIXTEEN(0), SIXTEEN(4), SIXTEEN(8))
+WGMMA(128, UP_TO_64, "%64, %65, %66, 1, 1, 0, %67", "{%64, %65, %66, %67}, %68, %69, 1, 1, %70",
+      SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12))
+WGMMA(192, UP_TO_96, "%96, %97, %98, 1, 1, 0, %99", "{%96, %97, %98, %99}, %100, %101, 1, 1, %102",
+      SIXTEEN(0), SIXTEEN(4), SIXTEEN(8), SIXTEEN(12), SIXTEEN(16), SIXTEEN(20))
+WGMMA(256, UP_TO_128, "%128, %129, %130, 1, 1, 0, %131",
+      "{%128, %129, %130, %131}, %132, %133, 1, 1, %134", SIXTEEN(0), SIXTEEN(4), SIXTEEN(8),
+      SIXTEEN(12), SIXTEEN(16), SIXTEEN(20), SIXTEEN(24), SIXTEEN(28))
 
-WGMMA(96,
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47",
-      "%48, %49, %50, 1, 1, 0, %51", "{%48, %49, %50, %51}, %52, %53, 1, 1, %54", SIXTEEN(0),
-      SIXTEEN(4), SIXTEEN(8))
-
-WGMMA(128,
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63",
-      "%64, %65, %66, 1, 1, 0, %67", "{%64, %65, %66, %67}, %68, %69, 1, 1, %70", SIXTEEN(0),
-      SIXTEEN(4), SIXTEEN(8), SIXTEEN(12))
-
+#undef UP_TO_128
+#undef UP_TO_96
+#undef UP_TO_64
+#undef UP_TO_48
+#undef UP_TO_32
+#undef UP_TO_24
+#undef UP_TO_16
+#undef UP_TO_8
 #undef WGMMA
 #undef SIXTEEN
 #undef FOUR
@@ -115,9 +138,9 @@ __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, i
         uint64_t first = move_on(left, column_step<A_ROWS, D>(k));
         uint64_t second = move_on(right, column_step<B_ROWS, D>(k));
         if (k == 0)
-            wgmma<N>::template tiles<false>(c, first, second);
+            wgmma<N>::template tiles<false, false>(c, first, second);
         else
-            wgmma<N>::template tiles<true>(c, first, second);
+            wgmma<N>::template tiles<true, false>(c, first, second);
     }
 }
 
@@ -142,6 +165,39 @@ __device__ static inline void add_weighted(float (&c)[N / 8][4], const uint32_t 
 #pragma unroll
     for (int k = 0; k < K / 16; k++)
         wgmma<N>::template held<true, true>(c, w[k], move_on(right, row_step<N>(k)));
+}
+
+template <int K, int N, int D>
+__device__ static inline void add_tiles(float (&c)[N / 8][4], uint32_t a, uint32_t b, int column0) {
+    using panel = tile_panel<D>;
+    uint64_t left = describe_tile<64, K>(a);
+    uint64_t right =
+        describe_tile<K, D>(b + (uint32_t)(column0 / panel::width * (K * panel::bytes)));
+#pragma unroll
+    for (int k = 0; k < K / 16; k++)
+        wgmma<N>::template tiles<true, true>(c, move_on(left, column_step<64, K>(k)),
+                                             move_on(right, row_step<D>(k)));
+}
+
+/* Before a barrier, by each thread that wrote to shared memory: the tensor cores see it behind that. */
+__device__ static inline void publish_words() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The words of a step of 16 columns: row and piece as load_matrices wants them. */
+__device__ static inline void store_matrices(uint32_t at, const uint32_t (&w)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+template <int D, int N>
+__device__ static inline void store_weights(uint32_t tile, int column0,
+                                            const uint32_t (&w)[N / 16][4]) {
+    int lane = threadIdx.x % 32, row = (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+        store_matrices(tile + tile_place<64, D>(row, column0 / 8 + 2 * k + lane / 16), w[k]);
 }
 
 #endif
