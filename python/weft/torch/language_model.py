@@ -173,8 +173,8 @@ class LanguageModel(nn.Module):
             raise ValueError("weft: the module's parameters are not those of its options: "
                              + ", ".join(sorted(set(state) ^ set(model.names()))[:4]))
         for name, value in state.items():
-            value = value.to("cpu", torch.float64 if kind == "f64" else torch.float32).contiguous()
-            model.write_from(name, value.data_ptr())
+            value = value.to("cpu", torch.float64 if kind == "f64" else torch.float32).contiguous().resolve_neg()
+            model.write_from(name, value, value.dtype, torch.device("cpu"))
         model.path = self.source
         return model
 
