@@ -142,7 +142,8 @@ def optimizer_steps(data):
             p, at = some[0], draw(st.floats(-2, 2, width=16))
             with torch.no_grad():
                 # A value that the parameter shows already is no new one
-                before = optimizer.state[p]["master"].to(dtype) if "master" in optimizer.state[p] else p.detach().clone()
+                held = optimizer.state.get(p, {}).get("master")
+                before = p.detach().clone() if held is None else held.to(dtype)
                 p.data.fill_(at) if draw(st.booleans()) else p.fill_(at)
             if dtype in FLOATS:
                 formula.p[0] = torch.where(p == before, formula.p[0], p.double())

@@ -169,10 +169,11 @@ class Model:
         self.write_from(name, np.require(values, kind, ("C", "A")), kind)
 
     def save(self, folder):
-        """Writes a checkpoint: config.json, model.safetensors, and the tokenizer it came with."""
-        os.makedirs(folder, exist_ok=True)
-        check(lib.weft_save(self._open(), None, os.fspath(folder).encode()))
-        copy_tokenizer(self.path, folder)
+        """Writes a model's folder: config.json, model.safetensors, the tokenizer it came with, and their checksums. It
+        takes its name when it is whole. A model's folder is replaced; another, or what a run resumes from, is not."""
+        tokenizer = self.path and os.path.join(self.path, "tokenizer.json")
+        tokenizer = os.fsencode(tokenizer) if tokenizer and os.path.exists(tokenizer) else None
+        check(lib.weft_save_with_tokenizer(self._open(), None, tokenizer, os.fsencode(folder)))
 
     # Running it.
 
@@ -267,12 +268,3 @@ def batch_of(values, name):
     if values.size and (values.max() > 2**31 - 1 or values.min() < -2**31):
         raise InputError(f"weft: {name} are outside the vocabulary")
     return np.require(values, np.int32, ("C", "A"))
-
-
-def copy_tokenizer(source, folder):
-    """Puts the tokenizer.json beside a checkpoint beside another."""
-    import shutil
-    if source is None or not os.path.exists(os.path.join(source, "tokenizer.json")):
-        return
-    if os.path.realpath(source) != os.path.realpath(folder):
-        shutil.copyfile(os.path.join(source, "tokenizer.json"), os.path.join(folder, "tokenizer.json"))
