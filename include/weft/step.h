@@ -46,8 +46,12 @@ typedef struct {
     int group;
     int decay;
     int bf16_grad; /* the gradient is "bf16"; else it has the step's type */
-    int copy;      /* the parameter's bf16 copy is written too */
+    int copy; /* 1: the parameter's bf16 copy is written too; WEFT_STEP_COPY_COUNTS: and read */
 } weft_step_tensor;
+
+/* The copy is the parameter that others see and set, and the wider one keeps what does not fit into it: where
+ * the copy is not the wide one rounded, it was set since, and the step starts from its value. */
+enum { WEFT_STEP_COPY_COUNTS = 2 };
 
 /* `type`: "f32" or "f64" (CPU only), of parameters, moments, states, controls and rates. */
 WEFT_API weft_status weft_step_open(weft_engine *engine, const char *type,

@@ -132,12 +132,17 @@ WEFT_API void weft_model_close(weft_model *model);
 WEFT_API weft_status weft_model_option(const weft_model *model, const char *key, char *out,
                                        size_t room);
 
-/* Writes config.json and model.safetensors to a folder, which is made if it is not there, and
- * optimizer.safetensors where `optimizer` (of that model) is not NULL. Each file takes its old
- * one's place when it is whole; a new folder each time keeps the older state whole too. Opened
- * again, model and optimizer go on with equal bits. */
+/* Writes a model's folder: config.json, model.safetensors, optimizer.safetensors where `optimizer` (of
+ * that model) is not NULL, and state.json with their checksums. It is written beside and takes its
+ * name when it is whole; a model's folder that weft made is replaced, one with anything else in it, or
+ * one that a training run goes on from (its last or best), is refused. Opened again, model and optimizer
+ * go on with equal bits. */
 WEFT_API weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,
                                const char *folder);
+/* The same with a copy of the file `tokenizer` as tokenizer.json; NULL: without. */
+WEFT_API weft_status weft_save_with_tokenizer(const weft_model *model,
+                                              const weft_optimizer *optimizer,
+                                              const char *tokenizer, const char *folder);
 
 /* The tensors a model has, in the order of their names: how many (0 for NULL), and the i-th one's
  * name (NULL where there is none; valid while the model is open). */

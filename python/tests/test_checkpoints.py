@@ -1,5 +1,6 @@
 """weft.load and weft.save against the engine's own model, and weft.Model against both."""
 import filecmp
+import json
 import os
 import subprocess
 
@@ -42,6 +43,56 @@ def test_loading_and_saving_changes_no_byte(kind):
     weft.save(weft.load(folder / "a"), folder / "b")
     for name in "model.safetensors", "config.json":
         assert filecmp.cmp(folder / "a" / name, folder / "b" / name, shallow=False), name
+
+
+def test_a_saved_folder_is_whole_and_bound_by_checksums(tmp_path):
+    """Nothing is left of what was there, the tokenizer goes along, and a part of another model is refused."""
+    model = weft.Model(**SIZES)
+    model.save(tmp_path / "a")
+    (tmp_path / "a" / "tokenizer.json").write_text('{"version": "1.0"}')
+    module = weft.load(tmp_path / "a")
+    for saver in lambda to: weft.save(module, to), weft.Model(tmp_path / "a").save:
+        saver(tmp_path / "deep" / "b")
+        parts = {p.name for p in (tmp_path / "deep" / "b").iterdir()}
+        assert {"config.json", "model.safetensors", "tokenizer.json", "state.json"} <= parts
+        assert [p.name for p in (tmp_path / "deep").iterdir()] == ["b"]  # nothing is left beside
+    weft.save(weft.load(tmp_path / "deep" / "b"), tmp_path / "deep" / "b")  # over the folder that it came from
+    assert (tmp_path / "deep" / "b" / "tokenizer.json").exists()
+    model.save(tmp_path / "deep" / "b")
+    assert not (tmp_path / "deep" / "b" / "tokenizer.json").exists()
+    weights = (tmp_path / "a" / "model.safetensors").read_bytes()
+    (tmp_path / "a" / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(ValueError, match="model.safetensors"):
+        weft.Model(tmp_path / "a")
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
+def test_what_a_run_resumes_from_and_other_peoples_folders_are_not_replaced(tmp_path):
+    run = tmp_path / "run" / "last"
+    weft.Model(**SIZES).save(run)
+    state = {**json.loads((run / "state.json").read_text()), "iteration": 7}
+    del state["state_crc32c"]
+    text = json.dumps(state, indent=2, sort_keys=True)[:-2]
+    (run / "state.json").write_text(f'{text},\n  "state_crc32c": "{crc32c(text.encode()):08x}"\n}}\n')
+    (run / "optimizer.safetensors").write_bytes(b"moments")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep")
+    before = {p: p.read_bytes() for folder in (run, mine) for p in folder.iterdir()}
+    (tmp_path / "link").symlink_to(mine)
+    for folder in run, mine, tmp_path / "link":
+        for saver in lambda to: weft.save(LanguageModel(**SIZES), to), weft.Model(**SIZES).save:
+            with pytest.raises((ValueError, OSError), match=folder.name):
+                saver(folder)
+    assert {p: p.read_bytes() for folder in (run, mine) for p in folder.iterdir()} == before
 
 
 def test_a_loaded_model_computes_what_the_engine_does(kind):

@@ -17,7 +17,6 @@ from ._library import BlockInfo, Call, check, handle, lib, texts
 INPUTS, WEIGHTS, OUTPUTS = 0, 1, 2
 GRADIENT, TRAIN, ONE_LOSS = 1, 2, 8
 SAVED, FORWARD, BACKWARD = 0, 1, 2
-ALIGNMENT = 64
 
 # Looked up once: a library's attributes are slow to find, and at exit they go before a block does
 _forward, _backward, _close = lib.weft_block_forward, lib.weft_block_backward, lib.weft_block_close
@@ -170,12 +169,12 @@ def block(*key):
     return found
 
 
-def _print_profiles():
+def _print_profiles(close=lib.weft_engine_close):
     """A profile is printed when its block goes, and blocks go with their engine."""
     Block.__del__ = lambda self: None
     _blocks.clear()
     while _engines:
-        lib.weft_engine_close(_engines.popitem()[1])
+        close(_engines.popitem()[1])
 
 
 if os.environ.get("WEFT_PROFILE"):

@@ -7,7 +7,7 @@ import codecs
 import ctypes
 from ctypes import byref, c_float, c_int, c_int32, c_int64
 
-from . import _blocks, _progress
+from . import _blocks, _door, _progress
 from ._library import InputError, check, handle, lib, texts
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "sample", "max_tokens", "end_token")
@@ -46,7 +46,7 @@ class _Sequence:
 def _tokens(model, prompt):
     if isinstance(prompt, (str, bytes)):
         return model.tokenizer.encode(prompt)
-    return [int(t) for t in prompt]
+    return prompt
 
 
 def _sampling(options, end):
@@ -74,22 +74,26 @@ def stream(model, prompts, context=0, sequences=0, **options):
     said = texts(_sampling(options, end))
     engine = _blocks.engine("cpu")
     generation = handle(lib.weft_generation_open, engine, model._open(), sequences or min(len(prompts), 64), context)
+    model._generations.append(generation)  # it reads the model's weights, and goes before them
     try:
         running = []
         for i, prompt in enumerate(prompts):
-            tokens, id = _tokens(model, prompt), c_int64()
-            if not tokens:
+            (array, count), id = _door.tokens(_tokens(model, prompt)), c_int64()
+            if not count:
                 raise InputError("weft.generate: the prompt is empty; give it one token at least")
-            array = (c_int32 * len(tokens))(*tokens)
-            check(lib.weft_generation_add(generation, array, len(tokens), said, byref(id)))
+            check(lib.weft_generation_add(generation, array, count, said, byref(id)))
             running.append(_Sequence(id, texted, i))
         made, logprobs = (c_int32 * TAKEN)(), (c_float * TAKEN)()
         busy, ended, broken = c_int(1), c_int(), None
         while running:
-            if busy.value:
-                check(lib.weft_generation_step(generation, byref(busy)))
+            with model._lock:
+                model._open()
+                if busy.value:
+                    check(lib.weft_generation_step(generation, byref(busy)))
             for sequence in running:
-                n = lib.weft_generation_take(generation, sequence.id, made, logprobs, TAKEN, byref(ended))
+                with model._lock:
+                    model._open()
+                    n = lib.weft_generation_take(generation, sequence.id, made, logprobs, TAKEN, byref(ended))
                 for k in range(n):
                     yield Token(made[k], sequence.text(made[k]), logprobs[k], sequence.prompt)
                 sequence.ended = bool(ended.value)
@@ -99,7 +103,10 @@ def stream(model, prompts, context=0, sequences=0, **options):
         if broken is not None:
             raise InputError(broken)
     finally:
-        lib.weft_generation_close(generation)
+        with model._lock:
+            if generation in model._generations:
+                model._generations.remove(generation)
+                lib.weft_generation_close(generation)
 
 
 def generate(model, prompt, stream=False, n=1, progress=None, context=0, **options):

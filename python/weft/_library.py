@@ -75,7 +75,7 @@ FUNCTIONS = {
     "weft_model_open": (c_int, [c_char_p, TEXTS, POINTER(c_void_p)]),
     "weft_model_close": (None, [c_void_p]),
     "weft_model_option": (c_int, [c_void_p, c_char_p, c_char_p, c_size_t]),
-    "weft_save": (c_int, [c_void_p, c_void_p, c_char_p]),
+    "weft_save_with_tokenizer": (c_int, [c_void_p, c_void_p, c_char_p, c_char_p]),
     "weft_model_tensors": (c_int64, [c_void_p]),
     "weft_model_tensor_name": (c_char_p, [c_void_p, c_int64]),
     "weft_model_shape": (c_int, [c_void_p, c_char_p, c_int64 * 4, POINTER(c_int), POINTER(c_int64)]),

@@ -21,7 +21,7 @@ try:
 except ImportError:  # PyTorch's side does without
     np = None
 
-from . import _blocks
+from . import _blocks, _door
 from ._library import InputError, check, handle, lib, text, texts
 
 EVAL, TRAIN, LOGITS = 0, 1, 2
@@ -30,8 +30,13 @@ PASSES_KEPT = 4
 OPTION_ROOM = 4096
 
 
-def pointer(array, kind):
-    return array.ctypes.data_as(ctypes.POINTER(kind))
+def pointer(t, shape, dtype, kind, name="an array", device="cpu"):
+    """Where the numbers of an array (or of a PyTorch tensor on the CPU) are, for C."""
+    t = _door.Array(t) if hasattr(t, "ctypes") else t
+    (dense,), (at,) = _door.taken([t], [shape], [dtype], device, [name], alignment=1)
+    if dense is not t:  # the copy would be gone before C reads it
+        raise InputError(f"weft: {name} does not lie densely in memory")
+    return ctypes.cast(at, ctypes.POINTER(kind))
 
 
 def checkpoint_folder(path):
@@ -61,17 +66,20 @@ class Model:
             raise FileNotFoundError(f"{self.path}: no such checkpoint or config")
         self.device = device
         self.handle = handle(lib.weft_model_open, self.path.encode() if self.path else None, texts(options))
-        self._passes, self._lock = collections.OrderedDict(), threading.RLock()
+        self._passes, self._generations, self._lock = collections.OrderedDict(), [], threading.RLock()
         self._tokenizer = None
 
-    def close(self):
-        """Gives the memory back. The model cannot be used afterwards."""
+    def close(self, close_pass=lib.weft_pass_close, close_generation=lib.weft_generation_close, close_model=lib.weft_model_close):
+        """Gives the memory back. The model cannot be used afterwards. (What it calls is looked up here: at exit `lib`
+        may be gone before a model is.)"""
         if self.handle is None:
             return
         with self._lock:
             while self._passes:
-                lib.weft_pass_close(self._passes.popitem()[1])
-            lib.weft_model_close(self.handle)
+                close_pass(self._passes.popitem()[1])
+            while self._generations:
+                close_generation(self._generations.pop())
+            close_model(self.handle)
             self.handle = None
 
     def __del__(self):
@@ -133,34 +141,39 @@ class Model:
         """Whether its numbers are float64: DTYPE is f64."""
         return self.option("DTYPE") == "f64"
 
-    def read_at(self, name, address):
-        """Puts a tensor's values at an address: double where DTYPE is f64, else float."""
+    def read_into(self, name, out, dtype, device="cpu"):
+        """Puts a tensor's values into dense memory of its shape. `dtype` is the framework's float64 where DTYPE is f64,
+        else its float32."""
         function, kind = (lib.weft_model_read_f64, c_double) if self.wide else (lib.weft_model_read, c_float)
-        check(function(self._open(), name.encode(), ctypes.cast(address, ctypes.POINTER(kind)), math.prod(self.shape(name))))
+        shape = self.shape(name)
+        check(function(self._open(), name.encode(), pointer(out, shape, dtype, kind, name, device), math.prod(shape)))
 
-    def write_from(self, name, address):
+    def write_from(self, name, values, dtype, device="cpu"):
         """The other way."""
         function, kind = (lib.weft_model_write_f64, c_double) if self.wide else (lib.weft_model_write, c_float)
-        check(function(self._open(), name.encode(), ctypes.cast(address, ctypes.POINTER(kind)), math.prod(self.shape(name))))
+        shape = self.shape(name)
+        check(function(self._open(), name.encode(), pointer(values, shape, dtype, kind, name, device), math.prod(shape)))
 
     def read(self, name):
         """A tensor's values: float64 where DTYPE is f64, else float32."""
-        out = np.empty(self.shape(name), np.float64 if self.wide else np.float32)
-        self.read_at(name, out.ctypes.data)
+        kind = np.float64 if self.wide else np.float32
+        out = np.empty(self.shape(name), kind)
+        self.read_into(name, out, kind)
         return out
 
     def write(self, name, values):
         """Gives a tensor other values, of its shape."""
-        values = np.ascontiguousarray(values, np.float64 if self.wide else np.float32)
-        if values.shape != self.shape(name):
-            raise InputError(f"weft: {name} is {self.shape(name)}, but the values are {values.shape}")
-        self.write_from(name, values.ctypes.data)
+        values, kind = np.asarray(values), np.float64 if self.wide else np.float32
+        if values.dtype.kind not in "fiub":
+            raise InputError(f"weft: {name} takes numbers, not {values.dtype}")
+        self.write_from(name, np.require(values, kind, ("C", "A")), kind)
 
     def save(self, folder):
-        """Writes a checkpoint: config.json, model.safetensors, and the tokenizer it came with."""
-        os.makedirs(folder, exist_ok=True)
-        check(lib.weft_save(self._open(), None, os.fspath(folder).encode()))
-        copy_tokenizer(self.path, folder)
+        """Writes a model's folder: config.json, model.safetensors, the tokenizer it came with, and their checksums. It
+        takes its name when it is whole. A model's folder is replaced; another, or what a run resumes from, is not."""
+        tokenizer = self.path and os.path.join(self.path, "tokenizer.json")
+        tokenizer = os.fsencode(tokenizer) if tokenizer and os.path.exists(tokenizer) else None
+        check(lib.weft_save_with_tokenizer(self._open(), None, tokenizer, os.fsencode(folder)))
 
     # Running it.
 
@@ -180,8 +193,8 @@ class Model:
             if targets.shape != tokens.shape:
                 raise InputError(f"weft: tokens are {tokens.shape}, but targets {targets.shape}")
         a_pass = self._pass(tokens.shape, purpose)
-        check(lib.weft_pass_run(a_pass, pointer(tokens, c_int32), None if targets is None else pointer(targets, c_int32),
-                                tokens.size, 0))
+        tokens_at, targets_at = (None if t is None else pointer(t, tokens.shape, np.int32, c_int32) for t in (tokens, targets))
+        check(lib.weft_pass_run(a_pass, tokens_at, targets_at, tokens.size, 0))
         return a_pass, tokens.shape
 
     def logits(self, tokens):
@@ -189,10 +202,10 @@ class Model:
         one = np.ndim(tokens) == 1
         with self._lock:
             a_pass, shape = self._run(tokens, None, LOGITS)
-            wide = self.wide
-            out = np.empty((*shape, int(self.option("VOCAB_SIZE"))), np.float64 if wide else np.float32)
-            function, kind = (lib.weft_pass_logits_f64, c_double) if wide else (lib.weft_pass_logits, c_float)
-            check(function(a_pass, pointer(out, kind), out.size))
+            function, kind, dtype = ((lib.weft_pass_logits_f64, c_double, np.float64) if self.wide
+                                     else (lib.weft_pass_logits, c_float, np.float32))
+            out = np.empty((*shape, int(self.option("VOCAB_SIZE"))), dtype)
+            check(function(a_pass, pointer(out, out.shape, dtype, kind), out.size))
         return out[0] if one else out
 
     def loss(self, tokens, targets=None, train=False):
@@ -220,8 +233,8 @@ class Model:
             a_pass, _ = self._run(tokens, targets, TRAIN)
             out = {}
             for name in self.names():
-                out[name] = np.empty(self.shape(name), np.float32)
-                check(lib.weft_pass_gradient(a_pass, name.encode(), pointer(out[name], c_float), out[name].size))
+                grad = out[name] = np.empty(self.shape(name), np.float32)
+                check(lib.weft_pass_gradient(a_pass, name.encode(), pointer(grad, grad.shape, np.float32, c_float), grad.size))
             return out
 
     # Text.
@@ -254,13 +267,4 @@ def batch_of(values, name):
         raise InputError(f"weft: {name} must be whole numbers, not {values.dtype}")
     if values.size and (values.max() > 2**31 - 1 or values.min() < -2**31):
         raise InputError(f"weft: {name} are outside the vocabulary")
-    return np.ascontiguousarray(values, np.int32)
-
-
-def copy_tokenizer(source, folder):
-    """Puts the tokenizer.json beside a checkpoint beside another."""
-    import shutil
-    if source is None or not os.path.exists(os.path.join(source, "tokenizer.json")):
-        return
-    if os.path.realpath(source) != os.path.realpath(folder):
-        shutil.copyfile(os.path.join(source, "tokenizer.json"), os.path.join(folder, "tokenizer.json"))
+    return np.require(values, np.int32, ("C", "A"))

@@ -2,6 +2,7 @@
 import os
 from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, create_string_buffer
 
+from ._door import tokens as c_tokens
 from ._library import check, handle, lib
 
 
@@ -13,9 +14,9 @@ class Tokenizer:
         self.name = os.fspath(name)
         self.handle = handle(lib.weft_text_open, self.name.encode())
 
-    def __del__(self):
+    def __del__(self, close=lib.weft_text_close):
         if getattr(self, "handle", None) is not None:
-            lib.weft_text_close(self.handle)
+            close(self.handle)
 
     def __repr__(self):
         return f"weft.Tokenizer({self.name!r}, {self.vocabulary} tokens)"
@@ -40,11 +41,11 @@ class Tokenizer:
         return tokens[:count.value]
 
     def decode_bytes(self, tokens):
-        tokens = [int(t) for t in tokens]
-        array, length = (c_int32 * max(len(tokens), 1))(*tokens), c_size_t()
-        check(lib.weft_text_decode(self.handle, array, len(tokens), None, 0, byref(length)))
+        array, count = c_tokens(tokens)
+        length = c_size_t()
+        check(lib.weft_text_decode(self.handle, array, count, None, 0, byref(length)))
         room = create_string_buffer(length.value + 1)
-        check(lib.weft_text_decode(self.handle, array, len(tokens), room, length.value, byref(length)))
+        check(lib.weft_text_decode(self.handle, array, count, room, length.value, byref(length)))
         return room.raw[:length.value]
 
     def decode(self, tokens):

@@ -49,6 +49,9 @@ weft_status weft_api_find(const weft_model *m, const char *caller, const char *n
 weft_status weft_api_find_any(const weft_model *m, const char *caller, const char *name,
                               weft_weight **out);
 
+/* What checksums said of a model's folder, with what to do. */
+weft_status weft_api_vouched(weft_status status, const char *folder);
+
 /* folder/name in `path` of WEFT_API_PATH bytes. */
 enum { WEFT_API_PATH = 4096 };
 weft_status weft_api_join(char *path, const char *folder, const char *name);

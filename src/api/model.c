@@ -4,11 +4,12 @@
 #include "base/nearest.h"
 #include "model/account.h"
 #include "model/kinds.h"
+#include "model/parts.h"
 #include "model/sums.h"
 #include "train/optimizer.h"
 
-#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -69,8 +70,14 @@ static weft_status check_same_tensors(const weft_model *m, const weft_config *c,
     return status;
 }
 
+weft_status weft_api_vouched(weft_status status, const char *folder) {
+    if (status != WEFT_EINPUT) return status;
+    return weft_fail(status, "%s; without %s/state.json it is taken as it is", weft_error_message(),
+                     folder);
+}
+
 static weft_status open_checkpoint(const char *path, const weft_config *c, weft_model **out) {
-    WEFT_TRY(weft_model_check_sums(path));
+    WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
     WEFT_TRY(weft_model_load(path, weft_config_dtype(c), out));
     weft_status status = check_same_tensors(*out, c, path);
     if (status == WEFT_OK) {
@@ -123,21 +130,46 @@ weft_status weft_model_option(const weft_model *model, const char *key, char *ou
     return WEFT_OK;
 }
 
-weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,
-                      const char *folder) {
+typedef struct {
+    const weft_model *model;
+    const weft_optimizer *optimizer;
+    const char *tokenizer;
+} parts;
+
+static weft_status copy_tokenizer(const char *from, const char *folder, weft_sum *sum) {
+    char path[WEFT_API_PATH], *text;
+    size_t bytes;
+    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_TRY(weft_file_read(from, SIZE_MAX, &text, &bytes));
+    weft_status status = weft_file_write(path, text, bytes, sum);
+    free(text);
+    return status;
+}
+
+static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
+    const parts *p = context;
+    char path[WEFT_API_PATH];
+    WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
+    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    if (p->optimizer)
+        WEFT_TRY(weft_optimizer_write(p->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
+    return p->tokenizer ? copy_tokenizer(p->tokenizer, folder, &sums[WEFT_PART_TOKENIZER])
+                        : WEFT_OK;
+}
+
+weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimizer *optimizer,
+                                     const char *tokenizer, const char *folder) {
     API_NEED(model);
     API_NEED(folder);
     if (optimizer && weft_optimizer_model(optimizer) != model)
         return weft_fail(WEFT_EINPUT, "%s: the optimizer is of another model", __func__);
-    /* First away with an older optimizer's state: a kill in between must not leave it beside
-     * weights it does not belong to. */
-    char path[WEFT_API_PATH];
-    WEFT_TRY(weft_api_join(path, folder, "optimizer.safetensors"));
-    if (remove(path) != 0 && errno != ENOENT && errno != ENOTDIR)
-        return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    WEFT_TRY(weft_state_remove(folder));
-    WEFT_TRY(weft_model_save(model, folder));
-    return optimizer ? weft_optimizer_write(optimizer, path, NULL) : WEFT_OK;
+    return weft_model_publish(folder, weft_model_may_save, write_parts,
+                              &(parts){model, optimizer, tokenizer});
+}
+
+weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,
+                      const char *folder) {
+    return weft_save_with_tokenizer(model, optimizer, NULL, folder);
 }
 
 int64_t weft_model_tensors(const weft_model *model) {

@@ -2,9 +2,22 @@
 #include "train/optimizer.h"
 
 #include "api/api.h"
+#include "model/parts.h"
+#include "model/sums.h"
 
 #include <math.h>
 #include <string.h>
+
+/* A folder without a state.json, as versions before wrote it, says nothing; without the optimizer's file
+ * there is nothing to be said of. */
+static weft_status check_state(const char *folder, const char *path) {
+    char state[WEFT_API_PATH];
+    bool said, there;
+    WEFT_TRY(weft_api_join(state, folder, "state.json"));
+    WEFT_TRY(weft_path_there(state, &said));
+    WEFT_TRY(weft_path_there(path, &there));
+    return said && there ? weft_model_check_optimizer(folder) : WEFT_OK;
+}
 
 weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const char *folder,
                                 weft_optimizer **out) {
@@ -13,7 +26,8 @@ weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const ch
     API_NEED(engine);
     API_NEED(model);
     char path[WEFT_API_PATH];
-    if (folder) WEFT_TRY(weft_api_join(path, folder, "optimizer.safetensors"));
+    if (folder) WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    if (folder) WEFT_TRY(weft_api_vouched(check_state(folder, path), folder));
     WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, out));
     weft_status status = folder ? weft_optimizer_read(*out, path) : WEFT_OK;
     if (status == WEFT_OK) return WEFT_OK;

@@ -97,6 +97,7 @@ static weft_adam_slot describe_slot(const wish *w, int i) {
     if (w->groups[t->group].amsgrad)
         slot.v_max = slot_tensor(w, i, WEFT_ROLE_STATE, "v_max", w->dtype);
     if (t->copy) slot.copy = slot_tensor(w, i, WEFT_ROLE_STATE, "copy", WEFT_BF16);
+    if (t->copy == WEFT_STEP_COPY_COUNTS) slot.given = slot.copy;
     const weft_tensor *all[SLOT_BOUND] = {slot.param, slot.grad,  slot.m,
                                           slot.v,     slot.v_max, slot.copy};
     memcpy(bound, all, sizeof all);

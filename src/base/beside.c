@@ -1,4 +1,4 @@
-/* Files beside their places: their names, their locks, and what kills leave of them. */
+/* Files and folders beside their places: their names, their locks, and what kills leave of them. */
 #include "base/beside.h"
 
 #include "base/folders.h"
@@ -11,9 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ATTEMPTS = 100, MARK = S_ISVTX };
+enum {
+    ATTEMPTS = 100,
+    MARK = S_ISVTX,
+    OPEN_FOLDER = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
+};
 
-bool weft_is_beside(const char *name, const char *own) {
+static bool is_beside(const char *name, const char *own, const char *tail) {
     size_t n = strlen(own);
     if (strncmp(name, own, n) != 0 || name[n] != '.') return false;
     const char *at = name + n + 1;
@@ -21,7 +25,11 @@ bool weft_is_beside(const char *name, const char *own) {
     if (process == 0 || at[process] != '-') return false;
     at += process + 1;
     size_t turn = strspn(at, "0123456789");
-    return turn > 0 && strcmp(at + turn, ".tmp") == 0;
+    return turn > 0 && strcmp(at + turn, tail) == 0;
+}
+
+bool weft_is_beside(const char *name, const char *own) {
+    return is_beside(name, own, WEFT_BESIDE_TAIL);
 }
 
 /* Whether a new file is this process's. Between its making and its lock another process may have taken it
@@ -32,22 +40,42 @@ static bool lock_new(int fd) {
     return fstat(fd, &is) != 0 || is.st_nlink > 0;
 }
 
-int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]) {
+static int make_file(const char *path) {
+    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 | MARK);
+}
+
+/* One that was removed before it could be opened was taken for one that was left. */
+static int make_folder(const char *path) {
+    if (mkdir(path, 0777 | MARK) != 0) return -1;
+    int fd = open(path, OPEN_FOLDER);
+    if (fd < 0 && errno == ENOENT) errno = EEXIST;
+    return fd;
+}
+
+static int make_new(const char *path, char out[WEFT_PATH_MAX], int (*make)(const char *path)) {
     static atomic_uint turn;
     out[0] = '\0';
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-        if (weft_path(out, "%s.%ld-%u.tmp", path, (long)getpid(), atomic_fetch_add(&turn, 1)) !=
-            WEFT_OK) {
+        if (weft_path(out, "%s.%ld-%u" WEFT_BESIDE_TAIL, path, (long)getpid(),
+                      atomic_fetch_add(&turn, 1)) != WEFT_OK) {
             errno = ENAMETOOLONG;
             return -1;
         }
-        int fd = open(out, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 | MARK);
+        int fd = make(out);
         if (fd < 0 && errno != EEXIST) return -1;
         if (fd >= 0 && lock_new(fd)) return fd;
         if (fd >= 0) close(fd);
     }
     errno = EEXIST;
     return -1;
+}
+
+int weft_beside_open(const char *path, char out[WEFT_PATH_MAX]) {
+    return make_new(path, out, make_file);
+}
+
+int weft_beside_make(const char *path, char out[WEFT_PATH_MAX]) {
+    return make_new(path, out, make_folder);
 }
 
 /* Whether both are one plain file of this user's that bears the mark, with no other name. */
@@ -69,6 +97,22 @@ static void remove_left(int folder, const char *name) {
     close(fd);
 }
 
+/* The same of a folder: removed, or, where `back` is not NULL, given that name unless another has it. */
+static void take_left(const char *where, const char *name, const char *back) {
+    char path[WEFT_PATH_MAX];
+    struct stat is;
+    bool marked;
+    if (weft_path(path, "%s/%s", where, name) != WEFT_OK) return;
+    int fd = open(path, OPEN_FOLDER);
+    if (fd < 0) return;
+    bool own = flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &is) == 0 && is.st_uid == geteuid() &&
+               weft_folder_is_marked(path, &marked) == WEFT_OK && (marked || (is.st_mode & MARK));
+    if (own && back && rename(path, back) == 0) own = false;
+    if (own && back) own = errno == ENOTEMPTY || errno == EEXIST;
+    if (own) weft_folder_remove(path);
+    close(fd);
+}
+
 void weft_beside_unmark(int fd) {
     struct stat is;
     if (fstat(fd, &is) == 0) (void)!fchmod(fd, is.st_mode & 07777 & ~(mode_t)MARK);
@@ -77,6 +121,7 @@ void weft_beside_unmark(int fd) {
 weft_status weft_beside_clear(const char *path) {
     char above[WEFT_PATH_MAX];
     weft_names names;
+    struct stat is;
     WEFT_TRY(weft_path(above, "%s", path));
     char *slash = strrchr(above, '/');
     const char *own = slash ? path + (slash + 1 - above) : path;
@@ -85,9 +130,15 @@ weft_status weft_beside_clear(const char *path) {
     WEFT_TRY(weft_folder_list(where, &names));
     int folder = -1;
     for (int i = 0; i < names.n; i++) {
-        if (!weft_is_beside(names.list[i], own)) continue;
+        const char *name = names.list[i];
+        bool old = is_beside(name, own, WEFT_BESIDE_OLD);
+        if (!old && !weft_is_beside(name, own)) continue;
         if (folder < 0) folder = open(where, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (folder >= 0) remove_left(folder, names.list[i]);
+        if (folder < 0 || fstatat(folder, name, &is, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (S_ISDIR(is.st_mode))
+            take_left(where, name, old ? path : NULL);
+        else if (!old)
+            remove_left(folder, name);
     }
     if (folder >= 0) close(folder);
     weft_names_free(&names);

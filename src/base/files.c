@@ -1,4 +1,7 @@
 /* Files. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* renameat2 */
+#endif
 #include "base/files.h"
 
 #include "base/beat.h"
@@ -223,12 +226,30 @@ weft_status weft_new_file_put(weft_new_file *f, const void *data, int64_t bytes)
     return f->status;
 }
 
+/* Gives it a name that nothing has; -1 and errno on an error, EEXIST where something has it. */
+static int take_free_name(const char *beside, const char *path) {
+#ifdef RENAME_NOREPLACE
+    if (renameat2(AT_FDCWD, beside, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return 0;
+    if (errno != EINVAL && errno != ENOSYS) return -1;
+#endif
+    return link(beside, path) == 0 ? unlink(beside) : -1;
+}
+
+static weft_status take_name(weft_new_file *f) {
+    int taken = f->once ? take_free_name(f->beside, f->path) : rename(f->beside, f->path);
+    if (taken != 0 && f->once && errno == EEXIST)
+        return weft_fail(WEFT_EINPUT, "%s: is there already, made meanwhile; name another",
+                         f->path);
+    if (taken != 0) return write_failed(f);
+    f->beside[0] = '\0';
+    return WEFT_OK;
+}
+
 /* Syncs, renames, closes, syncs the folder. Closing lets go of the lock, so the name comes before it. */
 static weft_status settle(weft_new_file *f) {
     char *slash;
     if (fsync(f->descriptor) != 0) return write_failed(f);
-    if (rename(f->beside, f->path) != 0) return write_failed(f);
-    f->beside[0] = '\0';
+    WEFT_TRY(take_name(f));
     weft_beside_unmark(f->descriptor);
     int closed = close(f->descriptor);
     f->descriptor = -1;

@@ -62,6 +62,7 @@ weft_status weft_file_open_own(const char *path, int *descriptor);
 /* A file that is being written beside its place. */
 typedef struct {
     int descriptor; /* -1: closed */
+    bool once;      /* the name must be free at the end too: nothing is replaced */
     weft_sum sum;   /* of what was put */
     int64_t unsynced;
     weft_status status;

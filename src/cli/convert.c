@@ -28,7 +28,7 @@ const char weft_help_convert[] =
     "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and\n"
     "                     the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
-    "  --force            overwrite the model that is there\n"
+    "  --force            replace the model's folder that is there, whole\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64; default: the checkpoint's, and f32 from Hugging Face\n"
     "  --json             one object on standard output\n"
@@ -98,6 +98,7 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
         if (snprintf(folder, WEFT_FOLDER_PATH, "%s", v->model) >= WEFT_FOLDER_PATH)
             return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", v->model);
         if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
+        if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
         return weft_hf_read(folder, weft_config_dtype(&c), out);
     }
     WEFT_TRY(weft_generation_folder(v->model, folder));
@@ -248,9 +249,9 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     if (status == WEFT_OK) status = open_tokenizer(v, folder, &m->config, &t);
     if (status == WEFT_OK && changes) status = change_attention(args, v, t, &m, &did);
     if (status == WEFT_OK && v->to_hf) status = check_theirs(&m->config);
-    if (status == WEFT_OK) status = weft_new_model_room(v->out, v->force);
     if (status == WEFT_OK)
-        status = v->to_hf ? weft_hf_write(m, t, v->out) : weft_new_model_write(v->out, m, t);
+        status = v->to_hf ? weft_hf_write(m, t, v->out, weft_new_model_may(v->force))
+                          : weft_new_model_write(v->out, v->force, m, t);
     if (status == WEFT_OK) print_result(args, v, m, theirs, t, &did);
     free(did.errors);
     free(did.apart);

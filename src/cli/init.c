@@ -1,31 +1,22 @@
 /* weft init: a fresh checkpoint. */
-#include "base/folders.h"
 #include "base/text.h"
 #include "cli/args.h"
+#include "cli/new_model.h"
 #include "model/account.h"
-#include "model/model.h"
-#include "model/sums.h"
 
 const char weft_help_init[] =
     "  --config FILE      the config; default: every option's own default\n"
-    "  --out DIR          where the checkpoint goes: config.json and model.safetensors\n"
-    "  --force            overwrite the model that is there\n"
+    "  --out DIR          where the checkpoint goes: config.json, model.safetensors,\n"
+    "                     and state.json with their checksums\n"
+    "  --force            replace the model's folder that is there, whole\n"
     "  --seed N           random seed; default: the config's\n"
     "  --step NAME        a variant of the study, or 0 to 5 of the ablation\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --threads N        default: one per processor; the result does not depend on it\n";
 
-/* The folder, with no model in it that would be overwritten unasked. */
-static weft_status make_room(const char *out, bool force) {
-    static const char *const names[] = {"config.json", "model.safetensors", "state.json"};
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_folder_make(out));
-    for (int i = 0; i < 3; i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", out, names[i]));
-        WEFT_TRY(weft_file_vacant(path, force));
-    }
-    return weft_state_remove(out);
+static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
+    return weft_model_save_summed(context, folder, sums);
 }
 
 int weft_cmd_init(int argc, char **argv) {
@@ -42,12 +33,13 @@ int weft_cmd_init(int argc, char **argv) {
     weft_model *m = NULL;
     weft_pool *pool = NULL;
     char count[WEFT_COUNT_ROOM];
+    weft_may_replace may = weft_new_model_may(force);
     weft_status status = weft_args_config(&args, &c);
-    if (status == WEFT_OK) status = make_room(out, force);
+    if (status == WEFT_OK) status = weft_new_folder_room(out, may);
     if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
     if (status == WEFT_OK) status = weft_pool_create(args.threads, &pool);
     if (status == WEFT_OK) status = weft_model_start_on(m, (uint64_t)c.seed, pool);
-    if (status == WEFT_OK) status = weft_model_save(m, out);
+    if (status == WEFT_OK) status = weft_model_publish(out, may, write_parts, m);
     if (status == WEFT_OK)
         fprintf(stderr, "%s: %s parameters\n", out,
                 weft_count_text(weft_model_parameter_count(m), count));

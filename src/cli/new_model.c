@@ -1,24 +1,9 @@
 /* Writing a checkpoint that was made from another model. */
 #include "cli/new_model.h"
 
-#include "base/folders.h"
-#include "model/sums.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-weft_status weft_new_model_room(const char *folder, bool force) {
-    static const char *const names[] = {"config.json", "model.safetensors", "state.json",
-                                        "model.config", "tokenizer.json"};
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_folder_make(folder));
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
-        WEFT_TRY(weft_file_vacant(path, force));
-    }
-    return weft_state_remove(folder);
-}
 
 /* The options that make the model, and DTYPE, as a config that training takes. */
 static weft_status write_model_config(const weft_config *c, const char *folder) {
@@ -49,11 +34,26 @@ static weft_status write_model_config(const weft_config *c, const char *folder) 
     return status;
 }
 
-weft_status weft_new_model_write(const char *folder, const weft_model *m, const weft_tokenizer *t) {
+typedef struct {
+    const weft_model *model;
+    const weft_tokenizer *tokenizer;
+} parts;
+
+static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
+    const parts *p = context;
     char path[WEFT_PATH_MAX];
-    weft_sum sum;
-    WEFT_TRY(weft_model_save(m, folder));
-    WEFT_TRY(write_model_config(&m->config, folder));
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", folder));
-    return t ? weft_tokenizer_save(t, path, &sum) : WEFT_OK;
+    WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
+    WEFT_TRY(write_model_config(&p->model->config, folder));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
+    return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
+                        : WEFT_OK;
+}
+
+weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
+                                 const weft_tokenizer *t) {
+    return weft_model_publish(folder, weft_new_model_may(force), write_parts, &(parts){m, t});
+}
+
+weft_may_replace weft_new_model_may(bool force) {
+    return force ? weft_model_may_force : weft_model_may_not;
 }

@@ -5,10 +5,12 @@
 
 #include "data/tokenizer.h"
 #include "model/model.h"
+#include "model/parts.h"
 
-/* Makes the folder; an error where a model in it would be overwritten, unless `force`. */
-weft_status weft_new_model_room(const char *folder, bool force);
-/* `t` may be NULL: no tokenizer. */
-weft_status weft_new_model_write(const char *folder, const weft_model *m, const weft_tokenizer *t);
+/* Publishes it; an error where a model would be replaced, unless `force`. `t` may be NULL: no tokenizer. */
+weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
+                                 const weft_tokenizer *t);
+/* What --force allows to be replaced, and what is allowed without it: nothing. */
+weft_may_replace weft_new_model_may(bool force);
 
 #endif

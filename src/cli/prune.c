@@ -5,6 +5,7 @@
 #include "cli/loaded.h"
 #include "cli/new_model.h"
 #include "inspect/inspect.h"
+#include "model/sums.h"
 
 #include <errno.h>
 #include <math.h>
@@ -27,7 +28,7 @@ const char weft_help_prune[] =
     "                     gates over --text; the first layer, which has none, by magnitude)\n"
     "  --sparse           zeros in place of what is removed: all shapes stay\n"
     "  --text FILE        a text to measure the loss on, before and after; needed by --by gate\n"
-    "  --force            overwrite the model that is there\n"
+    "  --force            replace the model's folder that is there, whole\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64; default: the checkpoint's\n"
@@ -111,7 +112,14 @@ static weft_status measure_gates(const weft_model *m, weft_backing place, const 
     return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "prune: no memory");
 }
 
-static weft_status open_state(const char *folder, weft_safetensors **out) {
+/* An optimizer's state of another model would rank by what has nothing to do with the weights. */
+static weft_status check_state(const char *folder) {
+    weft_status status = weft_model_check_optimizer(folder);
+    if (status != WEFT_EINPUT) return status;
+    return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
+}
+
+static weft_status open_state(const char *folder, bool unchecked, weft_safetensors **out) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/optimizer.safetensors", folder));
     bool there;
@@ -121,6 +129,7 @@ static weft_status open_state(const char *folder, weft_safetensors **out) {
                          "%s: is not there, and --by state reads it; a run's checkpoints have it. "
                          "--by magnitude needs none",
                          path);
+    if (!unchecked) WEFT_TRY(check_state(folder));
     return weft_safetensors_open(path, out);
 }
 
@@ -136,7 +145,7 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
     weft_safetensors *state = NULL;
     double *given = NULL;
     weft_status status = WEFT_OK;
-    if (strcmp(job->by_text, "state") == 0) status = open_state(l->folder, &state);
+    if (strcmp(job->by_text, "state") == 0) status = open_state(l->folder, job->unchecked, &state);
     if (status == WEFT_OK && strcmp(job->by_text, "gate") == 0)
         status = measure_gates(l->model, place, text, &given);
     weft_prune_options options = {.what = job->what,
@@ -211,8 +220,8 @@ static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded
     WEFT_TRY(open_tokenizer(job, l));
     weft_status status = read_text(job, l, &text);
     if (status == WEFT_OK) status = prune(job, l, &text, &r);
-    if (status == WEFT_OK) status = weft_new_model_room(job->out, job->force);
-    if (status == WEFT_OK) status = weft_new_model_write(job->out, r.model, l->tokenizer);
+    if (status == WEFT_OK)
+        status = weft_new_model_write(job->out, job->force, r.model, l->tokenizer);
     if (status == WEFT_OK) {
         r.before = weft_model_parameter_count(l->model);
         r.after = weft_model_parameter_count(r.model);

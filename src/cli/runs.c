@@ -92,6 +92,7 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
     WEFT_TRY(weft_file_vacant(path, own->force));
     WEFT_TRY(refuse_database(path));
     WEFT_TRY(weft_new_file_begin(&f, path));
+    f.once = !own->force;
     int copy = dup(f.descriptor);
     FILE *file = copy < 0 ? NULL : fdopen(copy, "w");
     if (!file) return weft_new_file_end(&f, weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)));

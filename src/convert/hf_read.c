@@ -105,8 +105,8 @@ static const weft_safetensor *find_tensor(const weight_files *f, const char *nam
     return t;
 }
 
-static weft_status check_piece(const weight_files *f, const weft_hf_piece *p,
-                               const weft_safetensor *t) {
+static weft_status check_piece(const weight_files *f, const weft_hf_piece *p) {
+    const weft_safetensor *t = find_tensor(f, p->theirs);
     int64_t rows = p->turned ? p->columns : p->rows, columns = p->turned ? p->rows : p->columns;
     if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
     bool matrix = p->columns > 0, whole = t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64;
@@ -121,7 +121,6 @@ static weft_status check_piece(const weight_files *f, const weft_hf_piece *p,
 
 static weft_status read_piece(const weight_files *f, const weft_hf_piece *p, weft_model *m) {
     const weft_safetensor *t = find_tensor(f, p->theirs);
-    WEFT_TRY(check_piece(f, p, t));
     weft_weight *w = weft_model_find(m, p->ours);
     if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
@@ -192,11 +191,15 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
         if (!pieces) status = WEFT_ENOMEM;
     }
     for (int64_t i = 0; status == WEFT_OK && i < n; i++)
-        status = read_piece(&files, &pieces[i], m);
+        status = check_piece(&files, &pieces[i]);
     if (status == WEFT_OK) {
         qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
         status = check_all_taken(&files, &m->config, pieces, n);
     }
+    /* A config that asks for more than the files have costs no memory. */
+    if (status == WEFT_OK) status = weft_model_allocate(m, NULL);
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
+        status = read_piece(&files, &pieces[i], m);
     free(pieces);
     close_files(&files);
     return status;
@@ -215,7 +218,7 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out)
     if (status == WEFT_OK) status = weft_model_check(&c, where);
     if (status == WEFT_OK && dtype == WEFT_BF16) c.dtype = WEFT_CONFIG_BF16;
     if (status == WEFT_OK && dtype == WEFT_F64) c.dtype = WEFT_CONFIG_F64;
-    if (status == WEFT_OK) status = weft_model_create(&c, dtype, out);
+    if (status == WEFT_OK) status = weft_model_describe(&c, dtype, out);
     if (status == WEFT_OK) status = read_weights(folder, family, *out);
     if (status != WEFT_OK) {
         weft_model_destroy(*out);

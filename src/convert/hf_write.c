@@ -1,5 +1,4 @@
 /* A model into a folder of Hugging Face's layout: config.json, model.safetensors, tokenizer.json. */
-#include "base/folders.h"
 #include "base/json.h"
 #include "convert/hf.h"
 #include "core/safetensors.h"
@@ -32,7 +31,8 @@ static weft_status fill_tensor(const weft_model *m, const weft_hf_piece *p, weft
     return WEFT_OK;
 }
 
-static weft_status write_weights(const weft_model *m, weft_hf_family family, const char *path) {
+static weft_status write_weights(const weft_model *m, weft_hf_family family, const char *path,
+                                 weft_sum *sum) {
     static const char *const metadata[] = {"format", "pt", NULL};
     int64_t n;
     weft_hf_piece *pieces =
@@ -44,7 +44,7 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     weft_mirror_use(m->mirror, NULL);
     for (int64_t i = 0; status == WEFT_OK && i < n; i++)
         status = fill_tensor(m, &pieces[i], &tensors[i], &own[i]);
-    if (status == WEFT_OK) status = weft_safetensors_write(path, tensors, n, metadata);
+    if (status == WEFT_OK) status = weft_safetensors_write_summed(path, tensors, n, metadata, sum);
     for (int64_t i = 0; own && i < n; i++)
         free(own[i]);
     free(own);
@@ -54,25 +54,34 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
 }
 
 static weft_status write_config(const weft_model *m, const weft_tokenizer *t, const char *path,
-                                weft_hf_family *family) {
+                                weft_hf_family *family, weft_sum *sum) {
     static const char *const types[] = {
         [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
     json_t *root;
     WEFT_TRY(weft_hf_config_write(&m->config, t ? weft_tokenizer_end(t) : -1, family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[m->dtype]));
-    return weft_json_write(path, root, NULL);
+    return weft_json_write(path, root, sum);
 }
 
-weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder) {
+typedef struct {
+    const weft_model *model;
+    const weft_tokenizer *tokenizer;
+} parts;
+
+static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
+    const parts *p = context;
     char path[WEFT_PATH_MAX];
     weft_hf_family family;
-    weft_sum sum;
-    WEFT_TRY(weft_folder_make(folder));
-    WEFT_TRY(weft_path(path, "%s/config.json", folder));
-    WEFT_TRY(write_config(m, t, path, &family));
-    WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
-    WEFT_TRY(write_weights(m, family, path));
-    if (!t) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", folder));
-    return weft_tokenizer_save(t, path, &sum);
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
+    WEFT_TRY(write_config(p->model, p->tokenizer, path, &family, &sums[WEFT_PART_CONFIG]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
+    WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
+    return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
+                        : WEFT_OK;
+}
+
+weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
+                          weft_may_replace may) {
+    return weft_model_publish(folder, may, write_parts, &(parts){m, t});
 }

@@ -324,6 +324,14 @@ static tile_data slot_tile(const weft_exec *x, weft_tensor *const *slot, const r
     };
 }
 
+/* Takes over what someone else wrote into the parameter's bf16 form. */
+static void take_given(real *p, const uint16_t *given, int64_t len) {
+    for (int64_t i = 0; i < len; i++) {
+        float value = weft_bf16_to_float(given[i]);
+        if (weft_bf16_to_float(weft_float_to_bf16((float)p[i])) != value) p[i] = (real)value;
+    }
+}
+
 static void adamw_chunk(void *context, int64_t task, int thread) {
     (void)thread;
     const chunk_list *list = context;
@@ -331,6 +339,7 @@ static void adamw_chunk(void *context, int64_t task, int thread) {
     int index = tensor_of_chunk(list, task);
     weft_tensor *const *slot = list->n->in + 1 + (int64_t)index * WEFT_SLOT_SIZE;
     const double *rates = list->n->attr;
+    const uint16_t *given = weft_data(list->x, slot[WEFT_SLOT_GIVEN]);
     real limit_factor = control[WEFT_CONTROL_CUT] * control[WEFT_CONTROL_V];
     real widened[TILE], clipped[TILE];
     int64_t at = (task - list->first[index]) * CHUNK, cuts = 0;
@@ -339,6 +348,7 @@ static void adamw_chunk(void *context, int64_t task, int thread) {
         int64_t len = min_i64(TILE, end - at);
         tile_data t = slot_tile(list->x, slot, control, at, len, widened);
         t.rate = rates ? (real)rates[index] : 1;
+        if (given) take_given(t.p, given + at, len);
         int64_t tile_cuts = limit_factor > 0 ? count_cuts(&t, limit_factor, len) : 0;
         if (tile_cuts > 0) cut_tile(&t, limit_factor, len, clipped);
         update_tile(&t, control, len);

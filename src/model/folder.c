@@ -5,6 +5,7 @@
 #include "core/safetensors.h"
 #include "model/kinds.h"
 #include "model/model.h"
+#include "model/parts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +19,11 @@ static weft_status save_config(const weft_config *c, const char *folder, weft_su
 }
 
 weft_status weft_model_save(const weft_model *m, const char *folder) {
-    weft_sum sums[2];
-    return weft_model_save_summed(m, folder, &sums[0], &sums[1]);
+    weft_sum sums[WEFT_PARTS];
+    return weft_model_save_summed(m, folder, sums);
 }
 
-weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *config,
-                                   weft_sum *weights) {
+weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *sums) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
@@ -38,9 +38,10 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
                                        .data = w->data};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
-    weft_status status = weft_safetensors_write_summed(path, tensors, m->n_weights, NULL, weights);
+    weft_status status =
+        weft_safetensors_write_summed(path, tensors, m->n_weights, NULL, &sums[WEFT_PART_MODEL]);
     free(tensors);
-    return status == WEFT_OK ? save_config(&m->config, folder, config) : status;
+    return status == WEFT_OK ? save_config(&m->config, folder, &sums[WEFT_PART_CONFIG]) : status;
 }
 
 weft_status weft_model_read_config(const char *folder, weft_config *c) {
@@ -89,21 +90,30 @@ static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
     return WEFT_OK;
 }
 
-static weft_status load_weights(weft_model *m, const char *path) {
-    weft_safetensors *file;
-    WEFT_TRY(weft_safetensors_open(path, &file));
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++) {
+/* The file's header against what the config asks for. */
+static weft_status check_header(const weft_model *m, const weft_safetensors *file,
+                                const char *path) {
+    for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_safetensor *t = weft_safetensors_find(file, m->weights[i].name);
-        status = fits(&m->weights[i], t) ? load_weight(&m->weights[i], t)
-                                         : describe_mismatch(&m->weights[i], t, path);
+        if (!fits(&m->weights[i], t)) return describe_mismatch(&m->weights[i], t, path);
     }
-    for (int64_t i = 0; status == WEFT_OK && i < weft_safetensors_count(file); i++) {
+    for (int64_t i = 0; i < weft_safetensors_count(file); i++) {
         const char *name = weft_safetensors_at(file, i)->name;
         if (!weft_model_find(m, name))
-            status =
-                weft_fail(WEFT_EINPUT, "%s: tensor '%s' is not in the config's model", path, name);
+            return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is not in the config's model", path,
+                             name);
     }
+    return WEFT_OK;
+}
+
+/* A config that asks for more than the file has costs no memory. */
+static weft_status load_weights(weft_model *m, weft_pool *pool, const char *path) {
+    weft_safetensors *file;
+    WEFT_TRY(weft_safetensors_open(path, &file));
+    weft_status status = check_header(m, file, path);
+    if (status == WEFT_OK) status = weft_model_allocate(m, pool);
+    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++)
+        status = load_weight(&m->weights[i], weft_safetensors_find(file, m->weights[i].name));
     weft_safetensors_close(file);
     return status;
 }
@@ -113,8 +123,8 @@ weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dt
     *out = NULL;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
-    WEFT_TRY(weft_model_create_on(c, dtype, pool, out));
-    weft_status status = load_weights(*out, path);
+    WEFT_TRY(weft_model_describe(c, dtype, out));
+    weft_status status = load_weights(*out, pool, path);
     if (status != WEFT_OK) {
         weft_model_destroy(*out);
         *out = NULL;

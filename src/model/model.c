@@ -40,7 +40,7 @@ static weft_status list_weights(weft_model *m, const weft_model_graph *graph) {
     return WEFT_OK;
 }
 
-static weft_status allocate_weights(weft_model *m, weft_pool *pool) {
+weft_status weft_model_allocate(weft_model *m, weft_pool *pool) {
     m->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)m->memory_bytes);
     if (!m->memory)
         return weft_fail(WEFT_ENOMEM, "model: no memory for %lld bytes of weights",
@@ -58,8 +58,7 @@ weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model
     return weft_model_create_on(c, dtype, NULL, out);
 }
 
-weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
-                                 weft_model **out) {
+weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out) {
     *out = NULL;
     weft_model_graph graph;
     WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = dtype}, &graph));
@@ -70,14 +69,22 @@ weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_po
         m->dtype = dtype;
         status = list_weights(m, &graph);
     }
-    if (status == WEFT_OK) status = allocate_weights(m, pool);
     weft_model_graph_destroy(&graph);
-    if (status != WEFT_OK) {
+    if (status == WEFT_OK)
+        *out = m;
+    else
         weft_model_destroy(m);
-        return status;
-    }
-    *out = m;
-    return WEFT_OK;
+    return status;
+}
+
+weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
+                                 weft_model **out) {
+    WEFT_TRY(weft_model_describe(c, dtype, out));
+    weft_status status = weft_model_allocate(*out, pool);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_model_destroy(*out);
+    *out = NULL;
+    return status;
 }
 
 void weft_model_destroy(weft_model *m) {

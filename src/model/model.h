@@ -38,6 +38,10 @@ weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model
 /* The same, in memory that lies near the threads of a pool (weft_pool_zero). */
 weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
                                  weft_model **out);
+/* Both in two steps: names and shapes, without memory for the weights, which a file that is read is held
+ * against first; then their memory. */
+weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out);
+weft_status weft_model_allocate(weft_model *m, weft_pool *pool);
 void weft_model_destroy(weft_model *m);
 
 /* Draws the start that the config asks for (INIT). */
@@ -59,9 +63,8 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
 /* config.json and model.safetensors in a folder, which is made if it is not there. Loading takes
  * the folder's config, or, for a file written by others, checks names and shapes against it. */
 weft_status weft_model_save(const weft_model *m, const char *folder);
-/* The same; the sums are of what was meant to be written. */
-weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *config,
-                                   weft_sum *weights);
+/* The same; the sums are of what was meant to be written, at their places among the parts (parts.h). */
+weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *sums);
 weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out);
 /* The same under a config that is not the folder's: its own with some keys changed. The tensors must
  * still be just those that it asks for. The memory is that of weft_model_create_on; no pool: NULL. */

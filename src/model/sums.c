@@ -3,11 +3,10 @@
 
 #include "base/crc32c.h"
 #include "base/json.h"
+#include "model/parts.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64 };
 
@@ -82,13 +81,6 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     return status;
 }
 
-weft_status weft_state_remove(const char *folder) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
-    if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
                                   bool whole) {
     const json_t *entry = json_object_get(json_object_get(state, "files"), name);
@@ -96,9 +88,14 @@ weft_status weft_state_check_file(const char *folder, const json_t *state, const
     const json_t *size = json_object_get(entry, "bytes");
     char path[WEFT_PATH_MAX], text[16];
     weft_sum is;
+    bool there;
     if (!want || !json_is_integer(size))
         return weft_fail(WEFT_EINPUT, "%s/state.json: no checksum of %s", folder, name);
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_TRY(weft_path_there(path, &there));
+    if (!there)
+        return weft_fail(WEFT_EINPUT, "%s: is missing, but was written; take another checkpoint",
+                         path);
     if (whole)
         WEFT_TRY(weft_file_sum(path, &is));
     else
@@ -115,19 +112,51 @@ weft_status weft_state_check_file(const char *folder, const json_t *state, const
                      text, want);
 }
 
-weft_status weft_model_check_sums(const char *folder) {
-    static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json"};
+/* Those of the parts that are listed. */
+static weft_status check_listed(const char *folder, const json_t *state, bool optimizer) {
+    for (int i = 0; i < WEFT_PARTS; i++)
+        if ((i != WEFT_PART_OPTIMIZER || optimizer) &&
+            json_object_get(json_object_get(state, "files"), weft_parts[i]))
+            WEFT_TRY(weft_state_check_file(folder, state, weft_parts[i], true));
+    return WEFT_OK;
+}
+
+static weft_status has_state(const char *folder, bool *there) {
     char path[WEFT_PATH_MAX];
-    weft_kind kind;
-    json_t *state;
     WEFT_TRY(weft_path(path, "%s/state.json", folder));
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    return weft_path_there(path, there);
+}
+
+weft_status weft_state_verify(const char *folder) {
+    json_t *state;
     WEFT_TRY(weft_state_read(folder, &state));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < 3; i++)
-        if (json_object_get(json_object_get(state, "files"), names[i]))
-            status = weft_state_check_file(folder, state, names[i], true);
+    weft_status status = check_listed(folder, state, true);
+    json_decref(state);
+    return status;
+}
+
+weft_status weft_model_check_sums(const char *folder) {
+    json_t *state;
+    bool there;
+    WEFT_TRY(has_state(folder, &there));
+    if (!there) return WEFT_OK;
+    WEFT_TRY(weft_state_read(folder, &state));
+    weft_status status = check_listed(folder, state, false);
+    json_decref(state);
+    return status;
+}
+
+weft_status weft_model_check_optimizer(const char *folder) {
+    json_t *state;
+    bool there;
+    WEFT_TRY(has_state(folder, &there));
+    if (!there)
+        return weft_fail(WEFT_EINPUT,
+                         "%s/%s: no state.json beside it says that it belongs to these weights",
+                         folder, weft_parts[WEFT_PART_OPTIMIZER]);
+    WEFT_TRY(weft_state_read(folder, &state));
+    weft_status status =
+        weft_state_check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
     json_decref(state);
     return status;
 }

@@ -1,4 +1,6 @@
-/* state.json beside a model: facts about it, and the sizes and checksums of the files in its folder.
+/* state.json beside a model: facts about it, and the sizes and checksums of the files in its folder (parts.h),
+ * which thereby belong together. A run's checkpoint says more (train/checkpoint.h): a state with an
+ * "iteration" is one that a run goes on from.
  *
  *     {"files": {"model.safetensors": {"bytes": 123, "crc32c": "89abcdef"}, ...}, ...,
  *      "state_crc32c": "01234567"}
@@ -22,16 +24,18 @@ weft_status weft_state_write(const char *folder, json_t *state);
 /* Reads it and checks its own checksum. */
 weft_status weft_state_read(const char *folder, json_t **out);
 
-/* Removes it, before its folder gets other files than it tells of. */
-weft_status weft_state_remove(const char *folder);
-
 /* Checks the folder's file against its entry in `state`; no entry is an error. Where `whole` is
  * false only the size is looked at, which is quick. */
 weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
                                   bool whole);
 
+/* Checks all files that it tells of. */
+weft_status weft_state_verify(const char *folder);
+
 /* Checks what a model's folder says of config.json, model.safetensors and tokenizer.json. A folder
  * without a state.json, as others write it, says nothing. */
 weft_status weft_model_check_sums(const char *folder);
+/* Checks that optimizer.safetensors belongs to the model: that the folder says so. */
+weft_status weft_model_check_optimizer(const char *folder);
 
 #endif

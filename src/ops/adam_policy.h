@@ -20,9 +20,15 @@
 /* Norms that must be known before one can be a spike. */
 enum { ADAM_SPIKE_KNOWN = 10 };
 
+/* A place in the ring, or a count of its norms: 0 where the state, which may have come from a file, says
+ * something that is none. */
+ADAM_FUNCTION int adam_ring_number(double said, int most) {
+    return said >= 0 && said <= most ? (int)said : 0;
+}
+
 /* Whether `norm` stands out from the norms before it. */
 ADAM_FUNCTION bool adam_is_spike(const ADAM_REAL *state, double norm, double threshold) {
-    int known = (int)state[WEFT_ADAM_KNOWN];
+    int known = adam_ring_number((double)state[WEFT_ADAM_KNOWN], WEFT_ADAM_HISTORY);
     if (threshold <= 0 || known < ADAM_SPIKE_KNOWN) return false;
     double mean = 0, squares = 0;
     for (int i = 0; i < known; i++)
@@ -34,7 +40,7 @@ ADAM_FUNCTION bool adam_is_spike(const ADAM_REAL *state, double norm, double thr
 }
 
 ADAM_FUNCTION void adam_remember_norm(ADAM_REAL *state, double norm) {
-    int next = (int)state[WEFT_ADAM_NEXT];
+    int next = adam_ring_number((double)state[WEFT_ADAM_NEXT], WEFT_ADAM_HISTORY - 1);
     state[next] = (ADAM_REAL)norm;
     state[WEFT_ADAM_NEXT] = (ADAM_REAL)((next + 1) % WEFT_ADAM_HISTORY);
     if (state[WEFT_ADAM_KNOWN] < WEFT_ADAM_HISTORY) state[WEFT_ADAM_KNOWN] += 1;

@@ -185,9 +185,18 @@ static weft_status check_moment(weft_graph *g, const weft_node *n, const char *w
     return check_written(g, n, what, t);
 }
 
+/* A bf16 tensor beside a parameter, where there is one. */
+static weft_status check_half(weft_graph *g, const weft_node *n, const char *what,
+                              const weft_tensor *t, const weft_tensor *param) {
+    if (!t) return WEFT_OK;
+    if (t->dtype != WEFT_BF16)
+        return weft_graph_fail(g, "adamw: %s is %s, but it must be bf16", what,
+                               weft_tensor_describe(t));
+    return weft_check_same(g, n, what, t, "its parameter", param);
+}
+
 static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *const *slot) {
     const weft_tensor *param = slot[WEFT_SLOT_PARAM], *grad = slot[WEFT_SLOT_GRAD];
-    const weft_tensor *copy = slot[WEFT_SLOT_COPY];
     if (!param) return weft_graph_fail(g, "adamw: a slot has no parameter");
     WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
     WEFT_TRY(check_written(g, n, "a parameter", param));
@@ -198,12 +207,9 @@ static weft_status check_slot(weft_graph *g, const weft_node *n, weft_tensor *co
     WEFT_TRY(check_moment(g, n, "m", slot[WEFT_SLOT_M], param));
     WEFT_TRY(check_moment(g, n, "v", slot[WEFT_SLOT_V], param));
     if (slot[WEFT_SLOT_V_MAX]) WEFT_TRY(check_moment(g, n, "v_max", slot[WEFT_SLOT_V_MAX], param));
-    if (!copy) return WEFT_OK;
-    if (copy->dtype != WEFT_BF16)
-        return weft_graph_fail(g, "adamw: a copy is %s, but it must be bf16",
-                               weft_tensor_describe(copy));
-    WEFT_TRY(weft_check_same(g, n, "a copy", copy, "its parameter", param));
-    return check_written(g, n, "a copy", copy);
+    WEFT_TRY(check_half(g, n, "a copy", slot[WEFT_SLOT_COPY], param));
+    if (slot[WEFT_SLOT_COPY]) WEFT_TRY(check_written(g, n, "a copy", slot[WEFT_SLOT_COPY]));
+    return check_half(g, n, "a given parameter", slot[WEFT_SLOT_GIVEN], param);
 }
 
 static weft_status adamw_infer(weft_graph *g, weft_node *n) {
@@ -239,6 +245,7 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
         slot[WEFT_SLOT_V] = slots[i].v;
         slot[WEFT_SLOT_V_MAX] = slots[i].v_max;
         slot[WEFT_SLOT_COPY] = slots[i].copy;
+        slot[WEFT_SLOT_GIVEN] = slots[i].given;
     }
     bool own = false;
     double *rates = weft_graph_alloc(g, (size_t)n * sizeof *rates);

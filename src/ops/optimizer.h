@@ -93,7 +93,10 @@ typedef struct {
     weft_tensor *m, *v; /* states of param's type that start as zeros */
     weft_tensor *v_max; /* the same; with it the update is AMSGrad's. NULL: none */
     weft_tensor *copy;  /* bf16: gets the new parameter, rounded. NULL: none */
-    double rate;        /* factor of its learning rate, decay apart; 0: 1 */
+    weft_tensor
+        *given;  /* bf16, may be `copy`: where it is not the parameter rounded, someone else wrote
+                           it, and the parameter takes its value before the step. NULL: none */
+    double rate; /* factor of its learning rate, decay apart; 0: 1 */
 } weft_adam_slot;
 
 /* Updates n parameters. Returns how many elements spike clipping cut in this step: an i32 number,
@@ -109,6 +112,7 @@ enum {
     WEFT_SLOT_V,
     WEFT_SLOT_V_MAX,
     WEFT_SLOT_COPY,
+    WEFT_SLOT_GIVEN,
     WEFT_SLOT_SIZE
 };
 

@@ -1,6 +1,6 @@
-/* The first database is copied; the others are attached to the copy one by one, and what ended in
- * them is taken over in one transaction each. Equal configs number their runs alike, so a run is the
- * same run by its number. */
+/* The first database is copied beside the new one's place; the others are attached to the copy one by
+ * one, and what ended in them is taken over; the copy gets its name when it is whole (base/files.h).
+ * Equal configs number their runs alike, so a run is the same run by its number. */
 #include "record/merge.h"
 
 #include "base/folders.h"
@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { PATH_ROOM = 4096 };
 
@@ -266,13 +265,13 @@ static weft_status count_runs(weft_database *d, weft_merged *result) {
     return WEFT_OK;
 }
 
-weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *say,
-                       weft_merged *result) {
-    char file[PATH_ROOM];
+/* Builds the whole in the file beside, which has no journal: half of it is worth nothing. */
+static weft_status build(const char *const *paths, int n, const char *beside, FILE *say,
+                         weft_merged *result) {
     weft_database *d = NULL;
-    WEFT_TRY(name_out(out, file));
-    weft_status status = copy_first(paths[0], file);
-    if (status == WEFT_OK) status = weft_database_open(file, true, &d);
+    WEFT_TRY(copy_first(paths[0], beside));
+    WEFT_TRY(weft_database_open(beside, true, &d));
+    weft_status status = weft_database_script(d, "PRAGMA journal_mode = MEMORY");
     if (status == WEFT_OK) status = mark_first(d);
     for (int i = 1; status == WEFT_OK && i < n; i++)
         status = merge_part(d, paths[i]);
@@ -280,6 +279,15 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
     if (status == WEFT_OK) status = count_runs(d, result);
     if (status == WEFT_OK && say) status = tell_runs(d, say);
     weft_database_close(d);
-    if (status != WEFT_OK) unlink(file); /* a half of it is worth nothing */
     return status;
+}
+
+weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *say,
+                       weft_merged *result) {
+    char file[PATH_ROOM];
+    weft_new_file f;
+    WEFT_TRY(name_out(out, file));
+    WEFT_TRY(weft_new_file_begin(&f, file));
+    f.once = true; /* of several merges into one place, one succeeds */
+    return weft_new_file_end(&f, build(paths, n, f.beside, say, result));
 }

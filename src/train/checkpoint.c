@@ -1,17 +1,14 @@
 /* Writing and exchanging checkpoints. The order of a save makes it safe: every file is synced, then
  * state.json with their checksums; the folder is synced and read back before it gets its name; and
  * the old checkpoint is touched only after that. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* renameat2 */
-#endif
 #include "train/checkpoint.h"
 
 #include "base/json.h"
+#include "model/parts.h"
 #include "model/sums.h"
 #include "train/checkpoint_folder.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,16 +27,13 @@ static void set_hash(json_t *state, const char *key, uint32_t hash) {
 }
 
 static weft_status write_state(const char *folder, const weft_config *c, const weft_train_state *s,
-                               const weft_sum sums[WEFT_CHECKPOINT_FILES]) {
-    json_t *files = json_object();
-    for (int i = 0; i < WEFT_CHECKPOINT_FILES; i++)
-        if (sums[i].bytes)
-            json_object_set_new(files, weft_checkpoint_files[i], weft_sum_to_json(&sums[i]));
-    json_t *state = json_pack(
-        "{s:s, s:I, s:I, s:o, s:I, s:I, s:I, s:o}", "weft", weft_version(), "iteration",
-        (json_int_t)s->iteration, "seed", (json_int_t)c->seed, "best_val_loss",
-        weft_json_number(s->best_val), "skipped", (json_int_t)s->skipped, "skipped_in_a_row",
-        (json_int_t)s->skipped_row, "logged_every", (json_int_t)s->logged_every, "files", files);
+                               const weft_sum sums[WEFT_PARTS]) {
+    json_t *state =
+        json_pack("{s:s, s:I, s:I, s:o, s:I, s:I, s:I, s:o}", "weft", weft_version(), "iteration",
+                  (json_int_t)s->iteration, "seed", (json_int_t)c->seed, "best_val_loss",
+                  weft_json_number(s->best_val), "skipped", (json_int_t)s->skipped,
+                  "skipped_in_a_row", (json_int_t)s->skipped_row, "logged_every",
+                  (json_int_t)s->logged_every, "files", weft_parts_to_json(sums));
     if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
     if (s->has_choices) set_hash(state, "algorithms", s->choices);
     if (s->has_data) set_hash(state, "dataset_crc32c", s->data);
@@ -48,21 +42,21 @@ static weft_status write_state(const char *folder, const weft_config *c, const w
 
 static weft_status write_all(const char *folder, const weft_checkpoint *c) {
     char path[WEFT_PATH_MAX];
-    weft_sum sums[WEFT_CHECKPOINT_FILES] = {{0}};
-    WEFT_TRY(weft_model_save_summed(c->model, folder, &sums[0], &sums[1]));
-    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_checkpoint_files[2]));
-    WEFT_TRY(weft_optimizer_write(c->optimizer, path, &sums[2]));
-    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_checkpoint_files[3]));
-    if (c->tokenizer) WEFT_TRY(weft_tokenizer_save(c->tokenizer, path, &sums[3]));
+    weft_sum sums[WEFT_PARTS] = {{0}};
+    WEFT_TRY(weft_model_save_summed(c->model, folder, sums));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    WEFT_TRY(weft_optimizer_write(c->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
+    if (c->tokenizer) WEFT_TRY(weft_tokenizer_save(c->tokenizer, path, &sums[WEFT_PART_TOKENIZER]));
     return write_state(folder, &c->model->config, c->state, sums);
 }
 
 /* The files of RUN/FROM under further names in another folder. */
 static weft_status link_all(const char *from, const char *folder) {
     char path[WEFT_PATH_MAX], other[WEFT_PATH_MAX];
-    for (int i = 0; i <= WEFT_CHECKPOINT_FILES; i++) {
-        const char *name = i < WEFT_CHECKPOINT_FILES ? weft_checkpoint_files[i] : "state.json";
-        bool may_miss = i >= WEFT_CHECKPOINT_FILES_ALWAYS && i < WEFT_CHECKPOINT_FILES;
+    for (int i = 0; i <= WEFT_PARTS; i++) {
+        const char *name = i < WEFT_PARTS ? weft_parts[i] : "state.json";
+        bool may_miss = i >= WEFT_CHECKPOINT_PARTS && i < WEFT_PARTS;
         WEFT_TRY(weft_path(path, "%s/%s", from, name));
         WEFT_TRY(weft_path(other, "%s/%s", folder, name));
         if (link(path, other) != 0 && !(may_miss && errno == ENOENT)) return system_failed(other);
@@ -101,18 +95,8 @@ static weft_status take_name(const char *fresh, const char *name, const char *ol
     WEFT_TRY(weft_checkpoint_need_own(name, &kind));
     if (kind == WEFT_CHECKPOINT_NONE)
         return rename(fresh, name) == 0 ? WEFT_OK : system_failed(name);
-#ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, fresh, AT_FDCWD, name, RENAME_EXCHANGE) == 0) return WEFT_OK;
-    if (errno != EINVAL && errno != ENOSYS) return system_failed(name);
-#endif
     WEFT_TRY(weft_checkpoint_remove(old));
-    if (rename(name, old) != 0) return system_failed(name);
-    if (rename(fresh, name) != 0) {
-        weft_status status = system_failed(name);
-        rename(old, name);
-        return status;
-    }
-    return rename(old, fresh) == 0 ? WEFT_OK : system_failed(old);
+    return weft_folder_exchange(fresh, name, old);
 }
 
 /* Removes the oldest step-N folders until `keep` are left. What weft did not make does not count. */

@@ -1,8 +1,7 @@
-/* Whose a folder is, is told by what is in it. */
+/* A checkpoint is a model's folder (model/parts.h) that has all its parts. */
 #include "train/checkpoint_folder.h"
 
-#include "base/beside.h"
-#include "model/model.h"
+#include "model/parts.h"
 #include "model/sums.h"
 
 #include <errno.h>
@@ -11,79 +10,17 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const weft_checkpoint_files[WEFT_CHECKPOINT_FILES] = {
-    "config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"};
-
-/* What a folder's names say. */
-typedef struct {
-    bool mark, state, file[WEFT_CHECKPOINT_FILES];
-    bool foreign;
-    int n;
-} contents;
-
-/* Whether a name is `own`, or that of the file beside which becomes it: own.12-3.tmp, and in versions
- * before own.new, own.part. */
-static bool is_of(const char *name, const char *own, bool *beside) {
-    size_t n = strlen(own);
-    if (strncmp(name, own, n) != 0) return false;
-    *beside = name[n] != '\0';
-    return !*beside || strcmp(name + n, ".new") == 0 || strcmp(name + n, ".part") == 0 ||
-           weft_is_beside(name, own);
-}
-
-static void take_name(contents *c, const char *name) {
-    bool beside;
-    if (strcmp(name, WEFT_FOLDER_MARK) == 0) {
-        c->mark = true;
-    } else if (is_of(name, "state.json", &beside)) {
-        c->state = c->state || !beside;
-    } else {
-        for (int i = 0; i < WEFT_CHECKPOINT_FILES; i++) {
-            if (!is_of(name, weft_checkpoint_files[i], &beside)) continue;
-            c->file[i] = c->file[i] || !beside;
-            return;
-        }
-        c->foreign = true;
-    }
-}
-
-static weft_status read_contents(const char *path, contents *c) {
-    char inside[WEFT_PATH_MAX];
-    weft_names names;
-    weft_kind kind;
-    *c = (contents){0};
-    WEFT_TRY(weft_folder_list(path, &names));
-    weft_status status = WEFT_OK;
-    c->n = names.n;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++) {
-        take_name(c, names.list[i]);
-        status = weft_path(inside, "%s/%s", path, names.list[i]);
-        if (status == WEFT_OK) status = weft_path_kind(inside, &kind);
-        if (status == WEFT_OK && kind != WEFT_KIND_FILE) c->foreign = true;
-    }
-    weft_names_free(&names);
-    return status;
-}
-
 /* What cannot be read is an error, what reads wrong is an answer. */
 static weft_status is_right(weft_status status, bool *out) {
     *out = status == WEFT_OK;
     return status == WEFT_EINPUT ? WEFT_OK : status;
 }
 
-/* Whether a version before made it, which left no mark. */
-static weft_status is_of_before(const char *path, const contents *c, bool *out) {
-    weft_config config;
-    *out = c->state || c->file[2];
-    if (*out || !c->file[0]) return WEFT_OK;
-    return is_right(weft_model_read_config(path, &config), out);
-}
-
 static weft_status check_files(const char *path, const json_t *state, bool whole) {
     const json_t *listed = json_object_get(state, "files");
-    for (int i = 0; i < WEFT_CHECKPOINT_FILES; i++) {
-        const char *name = weft_checkpoint_files[i];
-        if (i < WEFT_CHECKPOINT_FILES_ALWAYS || json_object_get(listed, name))
+    for (int i = 0; i < WEFT_PARTS; i++) {
+        const char *name = weft_parts[i];
+        if (i < WEFT_CHECKPOINT_PARTS || json_object_get(listed, name))
             WEFT_TRY(weft_state_check_file(path, state, name, whole));
     }
     return WEFT_OK;
@@ -97,12 +34,12 @@ weft_status weft_checkpoint_verify(const char *path) {
     return status;
 }
 
-static weft_status judge(const char *path, const contents *c, weft_checkpoint_kind *out) {
+static weft_status judge(const char *path, const weft_contents *c, weft_checkpoint_kind *out) {
     json_t *state;
     bool right;
     *out = WEFT_CHECKPOINT_TORN;
     if (!c->state) return WEFT_OK;
-    for (int i = 0; i < WEFT_CHECKPOINT_FILES_ALWAYS; i++)
+    for (int i = 0; i < WEFT_CHECKPOINT_PARTS; i++)
         if (!c->file[i]) return WEFT_OK;
     *out = WEFT_CHECKPOINT_BAD;
     WEFT_TRY(is_right(weft_state_read(path, &state), &right));
@@ -115,15 +52,13 @@ static weft_status judge(const char *path, const contents *c, weft_checkpoint_ki
 
 weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out) {
     weft_kind kind;
-    contents c;
-    bool own = true;
+    weft_contents c;
+    bool own;
     *out = WEFT_CHECKPOINT_FOREIGN;
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) *out = WEFT_CHECKPOINT_NONE;
     if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
-    WEFT_TRY(read_contents(path, &c));
-    if (c.foreign) return WEFT_OK;
-    if (c.n > 0 && !c.mark) WEFT_TRY(is_of_before(path, &c, &own));
+    WEFT_TRY(weft_contents_read(path, &c, &own));
     return own ? judge(path, &c, out) : WEFT_OK;
 }
 

@@ -4,9 +4,9 @@
 
 #include "base/folders.h"
 
-/* In a checkpoint beside state.json; the last only where tokens stand for text. */
-enum { WEFT_CHECKPOINT_FILES = 4, WEFT_CHECKPOINT_FILES_ALWAYS = 3 };
-extern const char *const weft_checkpoint_files[WEFT_CHECKPOINT_FILES];
+/* So many of a model's parts (model/parts.h) are always in a checkpoint; the last one, the tokenizer, only
+ * where tokens stand for text. */
+enum { WEFT_CHECKPOINT_PARTS = 3 };
 
 typedef enum {
     WEFT_CHECKPOINT_NONE,
@@ -16,8 +16,6 @@ typedef enum {
     WEFT_CHECKPOINT_FOREIGN /* a link, or a folder with something in it that weft did not make */
 } weft_checkpoint_kind;
 
-/* A folder is weft's where it holds nothing but a checkpoint's files, and weft's mark, or, as
- * versions before made it, a state.json or a config.json of weft's, or an optimizer's state. */
 weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out);
 /* An error where it is foreign. */
 weft_status weft_checkpoint_need_own(const char *path, weft_checkpoint_kind *out);

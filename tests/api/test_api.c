@@ -162,6 +162,45 @@ static void test_a_saved_training_goes_on_with_equal_bits(void **state) {
     save_and_open("DTYPE=bf16", "OPTIMIZER=adamwspam");
 }
 
+/* A folder is replaced whole, with checksums of what is in it, and what others need stays. */
+static void test_a_saved_folder_is_whole(void **state) {
+    (void)state;
+    const char *options[] = {SMALL, NULL};
+    char folder[ROOM], optimizer[ROOM + 32], other[ROOM + 32], kept[ROOM + 32];
+    snprintf(folder, sizeof folder, "%s", scratch_path("saved"));
+    snprintf(optimizer, sizeof optimizer, "%s/optimizer.safetensors", folder);
+    snprintf(other, sizeof other, "%s/notes", folder);
+    snprintf(kept, sizeof kept, "%s", scratch_path("kept.safetensors"));
+    kit a = open_kit(options, NULL);
+    weft_optimizer *none;
+    train(&a, 1);
+    OK(weft_save(a.model, a.optimizer, folder));
+    assert_int_equal(rename(optimizer, kept), 0);
+    train(&a, 1);
+    OK(weft_save(a.model, a.optimizer, folder));
+    /* An optimizer's state of other weights, of the same size. */
+    assert_int_equal(rename(kept, optimizer), 0);
+    refused(weft_optimizer_open(a.engine, a.model, folder, &none), WEFT_EINPUT, "state.json");
+    file_write(scratch_path("words"), "{}", 2);
+    OK(weft_save_with_tokenizer(a.model, NULL, scratch_path("words"), folder));
+    assert_int_not_equal(access(optimizer, F_OK), 0);
+    weft_model *m;
+    OK(weft_model_open(folder, NULL, &m));
+    weft_model_close(m);
+    snprintf(kept, sizeof kept, "%s/tokenizer.json", folder);
+    file_write(kept, "{ }", 3);
+    refused(weft_model_open(folder, NULL, &m), WEFT_EINPUT, "tokenizer.json");
+    file_write(other, "mine", 4);
+    refused(weft_save(a.model, NULL, folder), WEFT_EINPUT, "other things");
+    assert_int_equal(unlink(other), 0);
+    /* What a run goes on from. */
+    static const char run[] = "{\"format\": 1, \"iteration\": 3, \"files\": {}}\n";
+    snprintf(kept, sizeof kept, "%s/state.json", folder);
+    file_write(kept, run, sizeof run - 1);
+    refused(weft_save(a.model, NULL, folder), WEFT_EINPUT, "goes on from");
+    close_kit(&a);
+}
+
 static void test_overrides_change_a_checkpoints_config_but_not_its_tensors(void **state) {
     (void)state;
     const char *options[] = {SMALL, NULL}, *rate[] = {"LEARNING_RATE=0.5", "DTYPE=f64", NULL};
@@ -554,7 +593,7 @@ static void refuse_model_calls(kit *k) {
     refused(weft_model_option(k->model, NULL, text, 2), WEFT_EINPUT, "key is NULL");
     refused(weft_save(NULL, NULL, scratch_path(".")), WEFT_EINPUT, "model is NULL");
     refused(weft_save(k->model, NULL, NULL), WEFT_EINPUT, "folder is NULL");
-    refused(weft_save(k->model, NULL, "/dev/null/x"), WEFT_EIO, "/dev/null/x");
+    refused(weft_save(k->model, NULL, "/dev/null/x"), WEFT_EIO, "/dev/null");
 }
 
 static void refuse_passes(kit *k) {
@@ -646,6 +685,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensors_are_listed_and_read_back_as_written),
         cmocka_unit_test(test_a_saved_training_goes_on_with_equal_bits),
+        cmocka_unit_test(test_a_saved_folder_is_whole),
         cmocka_unit_test(test_overrides_change_a_checkpoints_config_but_not_its_tensors),
         cmocka_unit_test(test_a_gradient_is_the_losss_finite_difference),
         cmocka_unit_test(test_a_step_is_adamws_formula),

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,6 +171,104 @@ static void test_a_gradient_that_is_not_finite_changes_no_parameter(void **state
     weft_engine_close(engine);
 }
 
+/* A state from a file may say anything of its ring of norms: no other memory is read or written by it. */
+static void test_a_state_of_any_values_stays_in_its_memory(void **state) {
+    (void)state;
+    const double wrong[] = {NAN, INFINITY, -1, 100, 1e6, -1e300};
+    weft_engine *engine;
+    OK(weft_engine_open(1, "cpu", &engine));
+    weft_step_group group = groups[0];
+    group.spike_threshold = 2;
+    weft_step_tensor tensor = {.size = sizeof tensor, .count = 17};
+    weft_step *step;
+    OK(weft_step_open(engine, "f64", &group, 1, &tensor, 1, &step));
+    memory *a = aligned_alloc(WEFT_ALIGNMENT, sizeof *a);
+    for (int i = 0; i < (int)(sizeof wrong / sizeof *wrong); i++) {
+        memset(a, 0, sizeof *a);
+        fill(a, 1);
+        for (int k = 100; k < 112; k++)
+            a->states[0][k] = wrong[i];
+        a->states[0][102] = 0; /* the age, of which the bias corrections are */
+        OK(run(step, a));
+        for (int k = 112; k < 128; k++)
+            assert_true(a->states[0][k] == 0);
+        double norm = 0;
+        for (int k = 0; k < 17; k++)
+            norm += a->grads[0][k] * a->grads[0][k];
+        assert_true(fabs(a->states[0][0] - sqrt(norm)) < 1e-12); /* the ring begins anew */
+        assert_true(a->states[0][101] == 1);
+    }
+    free(a);
+    weft_step_close(step);
+    weft_engine_close(engine);
+}
+
+/* Memory of one tensor in f32 with a bf16 copy. */
+enum { HALVES = 2500 };
+typedef struct {
+    _Alignas(WEFT_ALIGNMENT) float param[HALVES];
+    _Alignas(WEFT_ALIGNMENT) float grad[HALVES];
+    _Alignas(WEFT_ALIGNMENT) float m[HALVES];
+    _Alignas(WEFT_ALIGNMENT) float v[HALVES];
+    _Alignas(WEFT_ALIGNMENT) uint16_t copy[HALVES];
+    _Alignas(WEFT_ALIGNMENT) float state[112];
+    _Alignas(WEFT_ALIGNMENT) float report[24];
+    _Alignas(WEFT_ALIGNMENT) float rate[16];
+    _Alignas(WEFT_ALIGNMENT) int32_t cut[16];
+} half_memory;
+
+static uint16_t upper_half(float value) { /* of a number that bf16 has */
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+/* Where the copy was set between steps, the step starts from there; elsewhere from the wide parameter, whose
+ * lower bits the copy does not have. With a first moment of the gradient alone and no eps, a step is lr. */
+static void test_a_copy_that_was_set_counts(void **state) {
+    (void)state;
+    weft_engine *engine;
+    OK(weft_engine_open(2, "cpu", &engine));
+    weft_step_group group = {.size = sizeof group, .beta1 = 0, .beta2 = 0};
+    for (int copy = 1; copy <= WEFT_STEP_COPY_COUNTS; copy++) {
+        weft_step_tensor tensor = {.size = sizeof tensor, .count = HALVES, .copy = copy};
+        weft_step *step;
+        OK(weft_step_open(engine, "f32", &group, 1, &tensor, 1, &step));
+        half_memory *a = aligned_alloc(WEFT_ALIGNMENT, sizeof *a);
+        void *workspace =
+            aligned_alloc(WEFT_ALIGNMENT, (size_t)weft_step_bytes(step) / 64 * 64 + 64);
+        memset(a, 0, sizeof *a);
+        for (int i = 0; i < HALVES; i++) {
+            a->param[i] = 1 + 0x1p-12F; /* rounds to 1 */
+            a->copy[i] = upper_half(i % 3 ? 1.0F : -2.0F);
+            a->grad[i] = 1;
+        }
+        a->rate[0] = 0x1p-10F;
+        weft_step_call call = {.size = sizeof call,
+                               .rates = (void *[]){a->rate},
+                               .states = (void *[]){a->state},
+                               .reports = (void *[]){a->report},
+                               .cuts = (void *[]){a->cut},
+                               .params = (void *[]){a->param},
+                               .grads = (void *[]){a->grad},
+                               .m = (void *[]){a->m},
+                               .v = (void *[]){a->v},
+                               .copies = (void *[]){a->copy},
+                               .workspace = workspace};
+        OK(weft_step_run(step, &call));
+        for (int i = 0; i < HALVES; i++) {
+            bool set = copy == WEFT_STEP_COPY_COUNTS && i % 3 == 0;
+            float from = set ? -2.0F : 1 + 0x1p-12F;
+            assert_true(a->param[i] == from - 0x1p-10F);
+            assert_int_equal(a->copy[i], upper_half(set ? -2.0F : 1.0F));
+        }
+        free(workspace);
+        free(a);
+        weft_step_close(step);
+    }
+    weft_engine_close(engine);
+}
+
 static void test_wrong_steps_are_refused(void **state) {
     (void)state;
     weft_engine *engine;
@@ -234,6 +333,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_group_steps_by_its_own_options),
         cmocka_unit_test(test_a_gradient_that_is_not_finite_changes_no_parameter),
+        cmocka_unit_test(test_a_state_of_any_values_stays_in_its_memory),
+        cmocka_unit_test(test_a_copy_that_was_set_counts),
         cmocka_unit_test(test_wrong_steps_are_refused),
         cmocka_unit_test(test_text_becomes_tokens_and_text_again),
     };

@@ -46,6 +46,25 @@ static void test_a_file_is_replaced_whole_or_not_at_all(void **state) {
     free(now);
 }
 
+/* What came to have the name meanwhile stays, where nothing is to be replaced. */
+static void test_a_name_is_taken_once(void **state) {
+    (void)state;
+    weft_new_file f;
+    for (int meanwhile = 0; meanwhile < 2; meanwhile++) {
+        expect(weft_new_file_begin(&f, at("once")), WEFT_OK, NULL);
+        f.once = true;
+        weft_new_file_put(&f, "second", 6);
+        if (meanwhile) file_write(at("once"), "first", 5);
+        expect(weft_new_file_end(&f, WEFT_OK), meanwhile ? WEFT_EINPUT : WEFT_OK,
+               meanwhile ? "there already" : NULL);
+        assert_int_not_equal(access(f.beside, F_OK), 0);
+        char *now = file_read(at("once"), NULL);
+        assert_string_equal(now, meanwhile ? "first" : "second");
+        free(now);
+        assert_int_equal(unlink(at("once")), 0);
+    }
+}
+
 /* A process that writes `a`: it says so through a pipe, and then waits to be killed or let go. */
 static pid_t start_writer(int *said, int *go) {
     int tells[2], waits[2];
@@ -298,6 +317,7 @@ static void test_names_are_listed_sorted(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
+        cmocka_unit_test(test_a_name_is_taken_once),
         cmocka_unit_test(test_what_a_kill_leaves_beside_is_removed_by_the_next_writer),
         cmocka_unit_test(test_only_what_weft_left_beside_is_removed),
         cmocka_unit_test(test_long_files_give_signs_of_life),

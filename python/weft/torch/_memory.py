@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from .._blocks import ALIGNMENT
+from .._door import ALIGNMENT
 
 WORKSPACE_KEPT = 256 << 20  # bytes of the largest workspace that a thread keeps
 LEAST = 1 << 20             # bytes from which it pays to use memory again
@@ -86,9 +86,9 @@ def _bytes(count):
 
 
 def saved(count):
-    """As `workspace` has it, for as long as the tensor is there."""
-    memory = _bytes(count + ALIGNMENT)
-    return memory, _first_aligned(memory)
+    """A tensor of so many bytes, and its address: a page's."""
+    memory = _bytes(count)[:count]
+    return memory, memory.data_ptr()
 
 
 def tensor(shape, dtype, count):

@@ -12,7 +12,7 @@ from typing import List, Optional, Sequence
 import torch
 from torch.autograd import forward_ad
 
-from .. import _blocks
+from .. import _blocks, _door
 from . import _memory
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32}
@@ -89,6 +89,7 @@ class _Layout:
         given = [*block.inputs, *block.weights]
         self.n_inputs = len(block.inputs)
         self.shapes, self.dtypes = [t.shape for t in given], [TYPES[t.type] for t in given]
+        self.given_names = [t.name for t in given]
         self.weight_dtypes = self.dtypes[len(block.inputs):]
         self.outputs = [(t.shape, TYPES[t.type]) for t in block.outputs]
         # Of the inputs, one that an output is like: making one like another tensor is the fastest way to make one
@@ -98,6 +99,16 @@ class _Layout:
         self.gradients = [i for i, t in enumerate(given) if t.gradient]
         self.bytes = [t.bytes for t in given]
         self.kept = [t.read_back for t in (*given, *block.outputs)]
+        # What a backward pass is given, one behind the other: what it reads again, what was saved, gradients
+        again = [t for t in (*given, *block.outputs) if t.read_back]
+        reached = [t for t in block.outputs if t.gradient]
+        self.saved = bool(block.saved_bytes)
+        self.back_shapes = [t.shape for t in again] + [(block.saved_bytes,)] * self.saved + [t.shape for t in reached]
+        self.back_dtypes = ([TYPES[t.type] for t in again] + [torch.uint8] * self.saved
+                            + [TYPES[t.type] for t in reached])
+        self.back_names = ([t.name for t in again] + ["what the forward pass saved"] * self.saved
+                           + [f"the gradient of {t.name}" for t in reached])
+        self.n_again = len(again)
         self.fixed = [i for i, t in enumerate(block.outputs) if not t.gradient]
         self.reached = [i for i, t in enumerate(block.outputs) if t.gradient]
         self.names = [t.name for t in block.outputs]
@@ -112,59 +123,17 @@ def layout(block):
         return block.layout
 
 
-def _refuse(block, inputs, weights):
-    """Raises what is wrong with tensors that are not those which the block wants."""
-    for kind, some, these in ("inputs", block.inputs, inputs), ("weights", block.weights, weights):
-        if len(some) != len(these):
-            raise ValueError(f"weft: {len(these)} {kind} were given, but the block has {len(some)}: "
+def _check_counts(block, n_inputs, n_weights):
+    for kind, some, count in ("inputs", block.inputs, n_inputs), ("weights", block.weights, n_weights):
+        if len(some) != count:
+            raise ValueError(f"weft: {count} {kind} were given, but the block has {len(some)}: "
                              + ", ".join(t.name for t in some))
-        for t, g in zip(some, these):
-            if g.shape != t.shape or g.dtype != TYPES[t.type]:
-                raise ValueError(f"weft: {t.name} is {tuple(g.shape)} {g.dtype}, but {t.shape} "
-                                 f"{TYPES[t.type]} is wanted")
-
-
-def _are_aligned(at):
-    bits = 0
-    for where in at:
-        bits |= where
-    return bits % _blocks.ALIGNMENT == 0
-
-
-def _aligned(t):
-    """Contiguous, at a multiple of what the engine asks for: a copy, where the tensor is not."""
-    t = t.contiguous()
-    return t.clone() if t.data_ptr() % _blocks.ALIGNMENT else t
-
-
-def _dense(tensors):
-    """Contiguous and aligned, with their addresses: a view that begins elsewhere is copied."""
-    at = [t.data_ptr() for t in tensors]
-    if _are_aligned(at) and False not in [t.is_contiguous() for t in tensors]:
-        return list(tensors), at
-    out, at = [], []
-    for t in tensors:
-        where = t.data_ptr()
-        if where % _blocks.ALIGNMENT or not t.is_contiguous():
-            t = _aligned(t)
-            where = t.data_ptr()
-        out.append(t)
-        at.append(where)
-    return out, at
-
-
-def _taken(block, given, n_inputs):
-    """_dense of the inputs and weights, which must be of the shapes and types that the block wants."""
-    said = layout(block)
-    if [t.shape for t in given] != said.shapes or [t.dtype for t in given] != said.dtypes or n_inputs != said.n_inputs:
-        _refuse(block, given[:n_inputs], given[n_inputs:])
-    return _dense(given)
 
 
 def _bytes(count, device):
     """Memory of that many bytes, and the address in it that a call may use."""
-    memory = torch.empty(count + _blocks.ALIGNMENT, dtype=torch.uint8, device=device)
-    return memory, -(-memory.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
+    memory = torch.empty(count + _door.ALIGNMENT, dtype=torch.uint8, device=device)
+    return memory, -(-memory.data_ptr() // _door.ALIGNMENT) * _door.ALIGNMENT
 
 
 def _some_bytes(count, device):
@@ -178,27 +147,19 @@ def _workspace(count, device):
 
 
 def _saved(count, device):
-    """_some_bytes from a forward pass to its backward pass."""
-    return _memory.saved(count) if count >= _memory.LEAST and device.type == "cpu" else _some_bytes(count, device)
-
-
-def _shifted(made):
-    """A new tensor like one that an allocator put at an odd place. Most give multiples of 64 bytes."""
-    size = made.element_size()
-    room = torch.empty(made.numel() + _blocks.ALIGNMENT // size, dtype=made.dtype, device=made.device)
-    skip = (-room.data_ptr() % _blocks.ALIGNMENT) // size
-    return room[skip:skip + made.numel()].view(made.shape)
-
-
-def _fresh(said, device):
-    """New tensors for what a block makes, and their addresses."""
-    return _placed([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in said])
+    """As many bytes and their address, from a forward pass to its backward pass. What is saved begins where the tensor
+    does: a hook may bring it again at another place, or from another device."""
+    if count >= _memory.LEAST and device.type == "cpu":
+        return _memory.saved(count)
+    memory, at = _some_bytes(count, device)
+    return (memory, at) if memory is None else (memory[at - memory.data_ptr():][:count], at)
 
 
 def _placed(made):
+    """New tensors and their addresses. Most allocators give multiples of 64 bytes."""
     at = [t.data_ptr() for t in made]
-    if not _are_aligned(at):
-        made = [_shifted(t) if t.data_ptr() % _blocks.ALIGNMENT else t for t in made]
+    if not _door.are_aligned(at):
+        made = [_door.shifted(t) if t.data_ptr() % _door.ALIGNMENT else t for t in made]
         at = [t.data_ptr() for t in made]
     return made, at
 
@@ -229,7 +190,9 @@ def _forward(block, given, n_inputs, seed):
 
 def _forward_here(block, given, n_inputs, seed, device):
     said = layout(block)
-    taken, at = _taken(block, given, n_inputs)
+    if n_inputs != said.n_inputs or len(given) != len(said.shapes):
+        _check_counts(block, n_inputs, len(given) - n_inputs)
+    taken, at = _door.taken(given, said.shapes, said.dtypes, device, said.given_names)
     outputs, outputs_at = _placed([
         torch.empty(shape, dtype=dtype, device=device) if like is None else torch.empty_like(taken[like])
         for like, (shape, dtype) in zip(said.models, said.outputs)])
@@ -257,13 +220,15 @@ def _new_gradient(said, i, like, device):
 
 def _gradients_here(block, grads, taken, saved, seed, device):
     said = layout(block)
-    at = [0 if t is None else t.data_ptr() for t in taken]
-    made, made_at = _placed([_new_gradient(said, i, taken[i], device) for i in said.gradients])
-    grads, grads_at = _dense(grads)
+    again, n = [t for t, kept in zip(taken, said.kept) if kept], said.n_again
+    again, all_at = _door.taken([*again, *([saved] if said.saved else []), *grads], said.back_shapes, said.back_dtypes,
+                                device, said.back_names)
+    at, saved_at = _spread(said.kept, all_at[:n], 0), all_at[n] if said.saved else 0
+    like = _spread(said.kept, again[:n])
+    made, made_at = _placed([_new_gradient(said, i, like[i], device) for i in said.gradients])
     grad_outputs = said.nothing[:]
-    for i, where in zip(said.reached, grads_at):
+    for i, where in zip(said.reached, all_at[n + said.saved:]):
         grad_outputs[i] = where
-    saved_at = 0 if saved is None else -(-saved.data_ptr() // _blocks.ALIGNMENT) * _blocks.ALIGNMENT
     workspace, workspace_at = _workspace(block.backward_bytes, device)
     block.backward(at + grad_outputs + _spread(said.trained, made_at, 0), saved_at, workspace_at, stream_of(device),
                    _number(seed))
@@ -275,14 +240,14 @@ def part(inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], name: 
          options: str, first: bool, purpose: int, seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
     block = find(inputs[0].device, name, options, inputs[0].shape, first, purpose)
     _, outputs, saved = _forward(block, (*inputs, *weights), len(inputs), seed)
-    return [*outputs, _bytes(0, inputs[0].device)[0] if saved is None else saved]
+    return [*outputs, inputs[0].new_empty(0, dtype=torch.uint8) if saved is None else saved]
 
 
 @part.register_fake
 def _(inputs, weights, name, options, first, purpose, seed):
     block = find(inputs[0].device, name, options, inputs[0].shape, first, purpose)
     outputs = [inputs[0].new_empty(t.shape, dtype=TYPES[t.type]) for t in block.outputs]
-    return [*outputs, inputs[0].new_empty(block.saved_bytes + _blocks.ALIGNMENT, dtype=torch.uint8)]
+    return [*outputs, inputs[0].new_empty(block.saved_bytes, dtype=torch.uint8)]
 
 
 @torch.library.custom_op("weft::part_back", mutates_args=())
@@ -291,7 +256,7 @@ def part_back(grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
               name: str, options: str, first: bool, purpose: int,
               seed: Optional[torch.Tensor]) -> List[torch.Tensor]:
     block = find(saved.device, name, options, inputs[0].shape, first, purpose)
-    return _gradients(block, grads, _dense((*inputs, *weights, *outputs))[0], saved, seed)
+    return _gradients(block, grads, (*inputs, *weights, *outputs), saved, seed)
 
 
 @part_back.register_fake

@@ -19,8 +19,9 @@ def read_tensor(model, name):
     """A tensor of a weft.Model as a PyTorch one, where new tensors are put: `with torch.device(...)`, or a mode
     of fake tensors, may be around."""
     with _disable_current_modes():
-        out = torch.empty(model.shape(name), dtype=torch.float64 if model.wide else torch.float32, device="cpu")
-        model.read_at(name, out.data_ptr())
+        kind = torch.float64 if model.wide else torch.float32
+        out = torch.empty(model.shape(name), dtype=kind, device="cpu")
+        model.read_into(name, out, kind, out.device)
     wished = torch.empty(0)
     if isinstance(wished, FakeTensor):
         out = wished.fake_mode.from_tensor(out)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .. import _blocks
 from .._library import text
-from .._model import Model, checkpoint_folder, copy_tokenizer, folder_options
+from .._model import Model, checkpoint_folder, folder_options
 from . import _ops
 from ._part import Part, drawn_seed, owner_of, read_tensor
 
@@ -173,17 +173,15 @@ class LanguageModel(nn.Module):
             raise ValueError("weft: the module's parameters are not those of its options: "
                              + ", ".join(sorted(set(state) ^ set(model.names()))[:4]))
         for name, value in state.items():
-            value = value.to("cpu", torch.float64 if kind == "f64" else torch.float32).contiguous()
-            model.write_from(name, value.data_ptr())
+            value = value.to("cpu", torch.float64 if kind == "f64" else torch.float32).contiguous().resolve_neg()
+            model.write_from(name, value, value.dtype, torch.device("cpu"))
         model.path = self.source
         return model
 
     def save(self, folder):
-        """Writes a checkpoint that weft's commands read, with the very numbers of the parameters."""
+        """Writes a model's folder that weft's commands read, with the very numbers of the parameters; see weft.Model.save."""
         with self.engine_model() as model:
-            model.path = None
             model.save(folder)
-        copy_tokenizer(self.source, folder)
 
     @torch.no_grad()
     def generate(self, prompt, **options):

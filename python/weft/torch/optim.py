@@ -2,21 +2,29 @@
 
 One call updates all parameters of all groups. The gradient's norm, which clipping and the detection of
 spikes look at, is over all of them. Parameters in bfloat16 are kept in float32 beside (state
-"master") and rounded after each step.
+"master") and rounded after each step; where someone else has set a parameter since, its value counts.
 """
 import collections
-import ctypes
 from ctypes import byref, sizeof
 
 import torch
 
-from .. import _blocks
+from .. import _blocks, _door
 from .._library import StepCall, StepGroup, StepTensor, check, handle, lib
 from . import _ops
 
 STATE, REPORT = 112, 24
+COPY_COUNTS = 2  # WEFT_STEP_COPY_COUNTS
+MOMENTS = "m", "v", "v_max", "master"
+OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "clip", "spike_threshold", "theta", "interval", "warmup_steps",
+           "decay_vectors")
 EVENTS = {"grad_norm": 16, "lr": 17, "warmup": 18, "spike": 19, "clipped": 20, "skipped": 21, "reset": 13}
 STEPS_KEPT = 8
+
+
+def _wide(p):
+    """The type of a parameter's moments."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
 class _Step:
@@ -30,15 +38,41 @@ class _Step:
                              len(tensors))
         self.bytes = lib.weft_step_bytes(self.handle)
 
-    def __del__(self):
+    def __del__(self, close=lib.weft_step_close):
         if getattr(self, "handle", None) is not None:
-            lib.weft_step_close(self.handle)
+            close(self.handle)
 
-    def run(self, workspace, stream, **lists):
+    def run(self, workspace, stream, lists):
+        """`lists`: the addresses of each list of a weft_step_call, by its name."""
         call = StepCall(size=sizeof(StepCall), workspace=workspace, stream=stream)
-        for name, tensors in lists.items():
-            setattr(call, name, _blocks.addresses([None if t is None else t.data_ptr() for t in tensors]))
+        for name, at in lists.items():
+            setattr(call, name, _blocks.addresses(at))
         check(lib.weft_step_run(self.handle, byref(call)))
+
+
+class _Lists:
+    """The tensors of a step, by the list that they are in. They go through the door together."""
+
+    def __init__(self):
+        self.rows, self.places = [], collections.defaultdict(list)
+
+    def add(self, name, t, shape=None, dtype=None, said=None):
+        """None: the list has no address there. Else `t`, which must have that shape and type."""
+        self.places[name].append(None if t is None else len(self.rows))
+        if t is not None:
+            self.rows.append((t, shape, dtype, said or name))
+
+    def taken(self, device):
+        """The addresses by list, and (copy, original) of those that C will write to and that had to be copied."""
+        given, shapes, dtypes, names = map(list, zip(*self.rows))
+        dense, at = _door.taken(given, shapes, dtypes, device, names)
+        read_only = set(self.places["grads"])
+        copied = [(new, old) for i, (new, old) in enumerate(zip(dense, given)) if new is not old and i not in read_only]
+        for _, old in copied:
+            if torch._debug_has_internal_overlap(old) == 1:
+                raise RuntimeError("AdamWSPAM: several elements of a parameter, or of its state, lie in one place of memory "
+                                   "(an expanded tensor); clone() it")
+        return {name: [None if i is None else at[i] for i in places] for name, places in self.places.items()}, copied, dense
 
 
 class AdamWSPAM(torch.optim.Optimizer):
@@ -75,23 +109,47 @@ class AdamWSPAM(torch.optim.Optimizer):
         self._steps, self._reports = collections.OrderedDict(), []
 
     def load_state_dict(self, state_dict):
-        """Moments stay in the type they were saved in: the parameters' own may be bfloat16."""
+        """Takes what state_dict() of an AdamWSPAM gave, or raises and stays as it was. Moments become float32 (float64
+        beside float64 parameters), whatever they were saved in."""
+        before = self.state, self.param_groups
         super().load_state_dict(state_dict)
-        saved = state_dict["state"]
-        flat = [p for group in self.param_groups for p in group["params"]]
+        try:
+            self._take_state(state_dict)
+        except Exception:
+            self.state, self.param_groups = before
+            raise
+
+    def _take_state(self, state_dict):
+        missing = [key for group in self.param_groups for key in OPTIONS if key not in group]
         order = [i for group in state_dict["param_groups"] for i in group["params"]]
+        flat = [p for group in self.param_groups for p in group["params"]]
         for p, i in zip(flat, order):
-            for key, value in saved.get(i, {}).items():
-                if isinstance(value, torch.Tensor):
-                    self.state[p][key] = value.detach().clone().to(p.device)
+            saved = state_dict["state"].get(i, {})
+            lacks = missing or [key for key in ("m", "v") if saved and key not in saved]
+            if lacks:
+                raise ValueError(f"AdamWSPAM: this is the state of another optimizer: it has no {lacks[0]!r}"
+                                 + (f" beside {', '.join(sorted(map(str, saved)))}" if saved else "")
+                                 + "; load what state_dict() of an AdamWSPAM gave, or begin without")
+            for key in saved:
+                if key in MOMENTS or key == "control":
+                    self.state[p][key] = self._moment(p, i, key, saved[key])
+
+    @staticmethod
+    def _moment(p, i, key, value):
+        shape = (STATE,) if key == "control" else p.shape
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_complex() or value.shape != shape:
+            raise ValueError(f"AdamWSPAM: {key} of parameter {i} is {tuple(getattr(value, 'shape', ()))} "
+                             f"{getattr(value, 'dtype', type(value).__name__)}, but {tuple(shape)} is wanted: is it the state of "
+                             "another model?")
+        return torch.empty(shape, dtype=_wide(p), device=p.device).copy_(value.detach())
 
     def _slot(self, p):
         state = self.state[p]
-        if not state:
-            kind = torch.float64 if p.dtype == torch.float64 else torch.float32
-            state["m"], state["v"] = (torch.zeros(p.shape, dtype=kind, device=p.device) for _ in range(2))
-            if p.dtype == torch.bfloat16:
-                state["master"] = p.detach().to(torch.float32)
+        for key in "m", "v":
+            if key not in state:
+                state[key] = torch.zeros(p.shape, dtype=_wide(p), device=p.device)
+        if p.dtype == torch.bfloat16 and "master" not in state:
+            state["master"] = p.detach().to(torch.float32, memory_format=torch.contiguous_format)
         return state
 
     def _group_state(self, group, device, kind):
@@ -105,11 +163,13 @@ class AdamWSPAM(torch.optim.Optimizer):
         """Parameters with gradients, each with the number of its group."""
         out = []
         for number, group in enumerate(self.param_groups):
-            for p in group["params"]:
+            for p in dict.fromkeys(group["params"]):
                 if p.grad is None or not p.numel():
                     continue
-                if p.grad.is_sparse:
+                if p.grad.layout != torch.strided:
                     raise RuntimeError("AdamWSPAM: sparse gradients are not taken; use sparse=False in the embedding")
+                if p.grad.is_complex():
+                    raise TypeError("AdamWSPAM: a gradient is complex, but its parameter is not")
                 out.append((number, p))
         return out
 
@@ -148,47 +208,41 @@ class AdamWSPAM(torch.optim.Optimizer):
     def _run(self, chosen, device, kind):
         used = sorted({number for number, _ in chosen})
         place = {number: i for i, number in enumerate(used)}
-        slots, tensors, lists = [], [], collections.defaultdict(list)
+        lists, tensors = _Lists(), []
         for number, p in chosen:
             group, state = self.param_groups[number], self._slot(p)
             if group["amsgrad"] and "v_max" not in state:
                 state["v_max"] = torch.zeros_like(state["m"])
-            half = p.dtype == torch.bfloat16
-            param = p.detach() if not half else state["master"]
+            half, shape = p.dtype == torch.bfloat16, p.shape
             grad = p.grad.detach()
             if grad.dtype not in (kind, torch.bfloat16):
                 grad = grad.to(kind)
-            held = {"params": param, "grads": grad, "m": state["m"], "v": state["v"],
-                    "v_max": state.get("v_max") if group["amsgrad"] else None, "copies": p.detach() if half else None}
-            held = {name: self._aligned(t) for name, t in held.items()}
-            for name, (t, _) in held.items():
-                lists[name].append(t)
-            slots.append([(t, original) for name, (t, original) in held.items() if name != "grads" and original is not None])
+            lists.add("params", state["master"] if half else p.detach(), shape, kind, "master" if half else "a parameter")
+            lists.add("grads", grad, shape, grad.dtype, "a gradient")
+            lists.add("m", state["m"], shape, kind)
+            lists.add("v", state["v"], shape, kind)
+            lists.add("v_max", state["v_max"] if group["amsgrad"] else None, shape, kind)
+            lists.add("copies", p.detach() if half else None, shape, torch.bfloat16, "a parameter")
             tensors.append((p.numel(), place[number], int(p.dim() >= 2 or group["decay_vectors"]),
-                            int(grad.dtype == torch.bfloat16), int(half)))
+                            int(grad.dtype == torch.bfloat16), COPY_COUNTS if half else 0))
         groups = tuple(self._options(self.param_groups[number]) for number in used)
         plan = self._planned(_ops.device_name(device), _ops.NAMES[kind], groups, tuple(tensors))
-        rates = [torch.tensor(float(self.param_groups[n]["lr"]), dtype=kind).to(device, non_blocking=True) for n in used]
-        states = [self._group_state(self.param_groups[n], device, kind) for n in used]
         reports = [torch.zeros(REPORT, dtype=kind, device=device) for _ in used]
         cuts = [torch.zeros(16, dtype=torch.int32, device=device) for _ in used]
-        workspace, at = _ops._bytes(plan.bytes, device)
-        plan.run(at, _ops.stream_of(device), rates=rates, states=states, reports=reports, cuts=cuts, **lists)
-        for copied in slots:
-            for t, original in copied:
-                original.copy_(t.view(original.shape))
+        for n, report, cut in zip(used, reports, cuts):
+            group = self.param_groups[n]
+            lists.add("rates", torch.tensor(float(group["lr"]), dtype=kind).to(device, non_blocking=True), (), kind)
+            lists.add("states", self._group_state(group, device, kind), (STATE,), kind, "control")
+            lists.add("reports", report, (REPORT,), kind)
+            lists.add("cuts", cut, (16,), torch.int32)
+        at, copied, held = lists.taken(device)
+        workspace, workspace_at = _ops._bytes(plan.bytes, device)
         for _, p in chosen:
             torch.autograd.graph.increment_version(p)
+        plan.run(workspace_at, _ops.stream_of(device), at)
+        for new, old in copied:
+            old.copy_(new)
         self._reports = list(zip(used, reports, cuts))
-
-    @staticmethod
-    def _aligned(t):
-        """The tensor as the kernel takes it, and the original where a copy had to be made."""
-        if t is None:
-            return None, None
-        if t.is_contiguous() and t.data_ptr() % _blocks.ALIGNMENT == 0:
-            return t, None
-        return t.clone(memory_format=torch.contiguous_format), t
 
     def events(self):
         """What the last step did: grad_norm, lr, warmup, spike, clipped, skipped, reset and cut, of the

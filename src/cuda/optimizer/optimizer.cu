@@ -11,7 +11,8 @@
  * tensor behind that goes element by element.
  *
  * Floor, global_norm: the gradients' bytes. adamw: for each element p, m and v read and written, g
- * read, the bf16 copy written: 28 bytes in bf16 training, 32 with v_max twice over. */
+ * read, the bf16 copy written: 28 bytes in bf16 training, 32 with v_max twice over. A copy that is read
+ * too: 2 more. */
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -213,6 +214,7 @@ CUDA_KERNEL(adam_control, adam_control_run)
 struct adam_slot {
     float *p, *m, *v, *v_max; /* v_max may be NULL */
     bf16 *copy;               /* may be NULL */
+    const bf16 *given;        /* may be NULL */
     any_tensor g;             /* data NULL: zeros */
     int64_t count;
     bool decays;
@@ -270,6 +272,11 @@ static __device__ inline int update_element(const adam_factors &f, float g, floa
     return cut;
 }
 
+/* Takes over what someone else wrote into the parameter's bf16 form. */
+static __device__ inline void take_given(float given, float &p) {
+    if (to_float(from_float<bf16>(p)) != given) p = given;
+}
+
 /* Four elements of a slot: the parameter, its moments, its gradient. */
 struct adam_quad {
     float p[QUAD], m[QUAD], v[QUAD], most[QUAD], g[QUAD];
@@ -305,7 +312,7 @@ __device__ static inline int update_quad(const adam_factors &f, adam_quad &q) {
 }
 
 /* `turns` · TURN elements of a slot from `at` on; G: the gradient's type. */
-template <typename G, bool WITH_MAX>
+template <typename G, bool WITH_MAX, bool GIVEN>
 __device__ static inline int update_turns(const adam_slot &s, const adam_factors &f, int64_t at,
                                           int turns) {
     const G *g = (const G *)s.g.data;
@@ -322,6 +329,13 @@ __device__ static inline int update_turns(const adam_slot &s, const adam_factors
             load_quad(s.m + from, q[i].m);
             load_quad(s.v + from, q[i].v);
             if (WITH_MAX) load_quad(s.v_max + from, q[i].most);
+            if (GIVEN) {
+                float given[QUAD];
+                load_quad(s.given + from, given);
+#pragma unroll
+                for (int k = 0; k < QUAD; k++)
+                    take_given(given[k], q[i].p[k]);
+            }
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -343,6 +357,7 @@ __device__ static inline int update_rest(const adam_slot &s, const adam_factors 
     int cuts = 0;
     for (int64_t i = at + threadIdx.x; i < end; i += PACK_THREADS) {
         float g = s.g.data ? load_any(s.g, i) : 0.0f, p = s.p[i], m = s.m[i], v = s.v[i], most = 0;
+        if (s.given) take_given(to_float(s.given[i]), p);
         if (s.v_max) {
             most = s.v_max[i];
             cuts += update_element<true>(f, g, p, m, v, most);
@@ -354,6 +369,13 @@ __device__ static inline int update_rest(const adam_slot &s, const adam_factors 
         if (s.copy) s.copy[i] = from_float<bf16>(p);
     }
     return cuts;
+}
+
+template <typename G, bool WITH_MAX>
+__device__ static inline int update_turns(const adam_slot &s, const adam_factors &f, int64_t at,
+                                          int turns) {
+    return s.given ? update_turns<G, WITH_MAX, true>(s, f, at, turns)
+                   : update_turns<G, WITH_MAX, false>(s, f, at, turns);
 }
 
 __device__ static inline int update_slot_chunk(const adam_slot &s, const adam_factors &f,
@@ -401,6 +423,7 @@ static adam_slot slot_of(weft_exec *x, weft_tensor *const *in, float rate) {
     s.v = data_of<float>(x, in[WEFT_SLOT_V]);
     s.v_max = data_of<float>(x, in[WEFT_SLOT_V_MAX]);
     s.copy = data_of<bf16>(x, in[WEFT_SLOT_COPY]);
+    s.given = data_of<bf16>(x, in[WEFT_SLOT_GIVEN]);
     s.g = any_of(x, in[WEFT_SLOT_GRAD]);
     s.count = weft_tensor_count(in[WEFT_SLOT_PARAM]);
     s.decays = in[WEFT_SLOT_PARAM]->ndim >= 2;
