@@ -13,7 +13,6 @@
 #include "record/notes.h"
 #include "record/watched_lines.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

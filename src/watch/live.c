@@ -25,7 +25,7 @@ enum {
     TAIL_MOST = 16384,
     BLOCK = 16384,
     CONNECTIONS_MOST = 256,
-    STACK_BYTES = 1 << 18,
+    STACK_BYTES = 1 << 21, /* a list in a list is read by recursion, 2,048 deep */
     IDLE_SECONDS = 60
 };
 
