@@ -113,7 +113,7 @@ static weft_status add_name(weft_names *names, const char *name, const char *pat
 }
 
 /* Reads an open folder from its start; takes the descriptor. */
-static weft_status list_open(int folder, const char *path, weft_names *out) {
+static weft_status read_entries(int folder, const char *path, weft_names *out) {
     weft_status status = WEFT_OK;
     *out = (weft_names){0};
     DIR *entries = fdopendir(folder);
@@ -142,13 +142,13 @@ static weft_status list_open(int folder, const char *path, weft_names *out) {
 weft_status weft_folder_list(const char *path, weft_names *out) {
     *out = (weft_names){0};
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return folder < 0 ? failed(path) : list_open(folder, path, out);
+    return folder < 0 ? failed(path) : read_entries(folder, path, out);
 }
 
-static weft_status list_again(int folder, const char *path, weft_names *out) {
+weft_status weft_folder_list_open(int folder, const char *path, weft_names *out) {
     int again = openat(folder, ".", OPEN_FOLDER);
     *out = (weft_names){0};
-    return again < 0 ? failed(path) : list_open(again, path, out);
+    return again < 0 ? failed(path) : read_entries(again, path, out);
 }
 
 static weft_status empty_folder(int folder, const char *path, int depth);
@@ -174,7 +174,7 @@ static weft_status remove_entry(int folder, const char *path, const char *name, 
 static weft_status empty_folder(int folder, const char *path, int depth) {
     weft_names names;
     if (depth > DEPTH_MOST) return weft_fail(WEFT_EIO, "%s: is too deep to be removed", path);
-    WEFT_TRY(list_again(folder, path, &names));
+    WEFT_TRY(weft_folder_list_open(folder, path, &names));
     weft_status status = WEFT_OK;
     for (int i = 0; status == WEFT_OK && i < names.n; i++)
         if (strcmp(names.list[i], WEFT_FOLDER_MARK) != 0)
@@ -188,7 +188,7 @@ static weft_status may_remove(int folder, const char *path) {
     bool marked;
     WEFT_TRY(look_for_mark(folder, path, &marked));
     if (marked) return WEFT_OK;
-    WEFT_TRY(list_again(folder, path, &names));
+    WEFT_TRY(weft_folder_list_open(folder, path, &names));
     bool empty = names.n == 0;
     weft_names_free(&names);
     return empty ? WEFT_OK

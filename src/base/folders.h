@@ -32,6 +32,8 @@ typedef struct {
 } weft_names;
 
 weft_status weft_folder_list(const char *path, weft_names *out);
+/* The same of one that is open, from its start; `path` names it in messages. */
+weft_status weft_folder_list_open(int folder, const char *path, weft_names *out);
 void weft_names_free(weft_names *names);
 
 /* Removes a marked folder and all in it; not being there is well. WEFT_EINPUT: it is not weft's, and

@@ -80,6 +80,8 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
 weft_status weft_config_override(weft_config *c, const char *assignment, const char *where);
 /* Reads Kconfig-style text over what is there: KEY=value, `# CONFIG_X is not set`, comments. */
 weft_status weft_config_read(weft_config *c, const char *path);
+/* The same of a file that is open, which it closes; `path` names it in messages. */
+weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path);
 
 /* Sets what a preset (a number of PRESET's) sets, over what is there. weft_preset_sets tells what that
  * is, as "KEY=VALUE KEY=VALUE". */

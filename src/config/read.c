@@ -240,6 +240,10 @@ static line_kind next_line(FILE *file, char line[LINE_MOST]) {
 weft_status weft_config_read(weft_config *c, const char *path) {
     FILE *file;
     WEFT_TRY(weft_file_open_stream(path, &file));
+    return weft_config_read_stream(c, file, path);
+}
+
+weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path) {
     char line[LINE_MOST], where[600];
     weft_status status = WEFT_OK;
     line_kind kind = LINE_READ;

@@ -1,10 +1,10 @@
-/* SQLite behind statuses. */
+/* Opening, with all that is looked at before a row is read, and SQLite behind statuses. */
 #include "record/database.h"
 
-#include "base/files.h"
+#include "base/below.h"
+#include "base/clock.h"
 #include "base/text.h"
 #include "record/database_check.h"
-#include "record/schema.h"
 
 #include <errno.h>
 #include <math.h>
@@ -15,25 +15,48 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUSY_MS = 10000, MESSAGE_ROOM = 2048, VALUE_MOST = 1 << 24 };
+enum {
+    BUSY_MS = 10000,
+    MESSAGE_ROOM = 2048,
+    VALUE_MOST = 1 << 24,
+    HEAD_BYTES = 100,  /* of a database's file */
+    TICK_STEPS = 10000 /* of SQLite's machine between two looks at the clock */
+};
+static const double runs_seconds = 600;
 
 struct weft_database {
     sqlite3 *handle;
-    char path[WEFT_PATH_MAX];
+    const weft_schema *schema;
+    char path[WEFT_PATH_MAX]; /* as it was named */
+    char file[WEFT_PATH_MAX]; /* the same without a link on it, which is what SQLite is given */
+    double seconds, until;    /* for a statement, and the end of the one at hand */
+    bool entered;             /* until then there is one end for all statements */
 };
 
 static weft_status failed(const weft_database *d) {
     int code = sqlite3_errcode(d->handle);
     if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB)
         return weft_fail(WEFT_EINPUT,
-                         "%s: damaged, or no database of runs (%s); move it away, or take "
-                         "another folder",
-                         d->path, sqlite3_errmsg(d->handle));
+                         "%s: damaged, or no %s (%s); move it away, or take another folder",
+                         d->path, d->schema->what, sqlite3_errmsg(d->handle));
+    if (code == SQLITE_INTERRUPT)
+        return weft_fail(WEFT_EINPUT, "%s: takes longer than %g s; move it away", d->path,
+                         d->seconds);
     if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
         return weft_fail(WEFT_EIO, "%s: another program holds it (%s)", d->path,
                          sqlite3_errmsg(d->handle));
     bool input = code == SQLITE_TOOBIG || code == SQLITE_CONSTRAINT;
     return weft_fail(input ? WEFT_EINPUT : WEFT_EIO, "%s: %s", d->path, sqlite3_errmsg(d->handle));
+}
+
+/* The time of a statement begins. */
+static void start_time(weft_database *d) {
+    if (d->entered || d->until == 0) d->until = weft_clock() + d->seconds;
+}
+
+static int is_time_up(void *context) {
+    const weft_database *d = context;
+    return weft_clock() > d->until;
 }
 
 void weft_database_close(weft_database *d) {
@@ -47,6 +70,7 @@ const char *weft_database_path(const weft_database *d) {
 }
 
 weft_status weft_database_script(weft_database *d, const char *sql) {
+    start_time(d);
     return sqlite3_exec(d->handle, sql, NULL, NULL, NULL) == SQLITE_OK ? WEFT_OK : failed(d);
 }
 
@@ -64,6 +88,7 @@ static bool bind_one(sqlite3_stmt *statement, int place, char type, va_list *val
 
 static weft_status prepare(weft_database *d, sqlite3_stmt **out, const char *sql, const char *types,
                            va_list *values) {
+    start_time(d);
     if (sqlite3_prepare_v2(d->handle, sql, -1, out, NULL) != SQLITE_OK) return failed(d);
     for (int i = 0; types[i]; i++) {
         if (bind_one(*out, i + 1, types[i], values)) continue;
@@ -101,6 +126,7 @@ weft_status weft_database_ask(weft_database *d, sqlite3_stmt **out, const char *
 }
 
 weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there) {
+    start_time(d);
     int code = sqlite3_step(rows);
     *there = code == SQLITE_ROW;
     return code == SQLITE_ROW || code == SQLITE_DONE ? WEFT_OK : failed(d);
@@ -152,30 +178,190 @@ double weft_column_number(sqlite3_stmt *rows, int column) {
                                                             : sqlite3_column_double(rows, column);
 }
 
-/* Ours, or empty. */
-static weft_status check_kind(weft_database *d, int64_t *version, bool *fresh) {
-    int64_t application, tables;
-    WEFT_TRY(weft_database_number(d, 0, &tables, "SELECT count(*) FROM sqlite_schema", ""));
-    WEFT_TRY(weft_database_number(d, 0, &application, "PRAGMA application_id", ""));
-    WEFT_TRY(weft_database_number(d, 0, version, "PRAGMA user_version", ""));
-    *fresh = tables == 0;
-    if (*fresh) return WEFT_OK;
-    if (application != WEFT_SCHEMA_APPLICATION)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a database of another program; move it away, or take another folder",
-                         d->path);
-    if (*version < WEFT_SCHEMA_OLDEST || *version > WEFT_SCHEMA_VERSION)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
-            "use the weft that made it, or take another folder",
-            d->path, (long long)*version, WEFT_SCHEMA_OLDEST, WEFT_SCHEMA_VERSION);
+static weft_status refuse(const weft_database *d, const char *what) {
+    return weft_fail(WEFT_EINPUT,
+                     "%s: %s; it was not written by weft. Move it away, or take another folder",
+                     d->path, what);
+}
+
+/* A rollback journal that weft left: nothing yet, a head that is still zeros, or SQLite's own, without
+ * the name of a super-journal behind it. SQLite would remove the file of that name, and a file that is
+ * no journal; weft writes neither. One that is gone by now was a running study's. */
+static weft_status check_journal(int folder, const char *name, const char *shown) {
+    static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
+    unsigned char head[sizeof magic] = {0}, end[sizeof magic] = {0};
+    struct stat is;
+    int file;
+    if (weft_below_file(folder, name, &file) != WEFT_OK) return WEFT_OK;
+    bool ok = fstat(file, &is) == 0 && pread(file, head, sizeof head, 0) >= 0;
+    if (ok && is.st_size >= 2 * (off_t)sizeof end)
+        ok = pread(file, end, sizeof end, is.st_size - (off_t)sizeof end) >= 0;
+    close(file);
+    if (!ok) return weft_fail(WEFT_EIO, "%s: cannot be read: %s", shown, strerror(errno));
+    if (head[0] != 0 && memcmp(head, magic, sizeof magic) != 0)
+        return weft_fail(WEFT_EINPUT, "%s: is not a journal of SQLite's; move it away", shown);
+    if (memcmp(end, magic, sizeof magic) != 0) return WEFT_OK;
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: names another file to be removed; it was not written by weft. Move it away", shown);
+}
+
+/* The database and what SQLite would look for beside it. A write-ahead log is never weft's. */
+static weft_status check_neighbours(weft_database *d, int folder, const char *name, bool *journal) {
+    static const char *const beside[] = {"", "-journal", "-wal", "-shm"};
+    char shown[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
+    weft_kind kind;
+    for (int i = 0; i < 4; i++) {
+        WEFT_TRY(weft_path(shown, "%s%s", d->path, beside[i]));
+        WEFT_TRY(weft_path(path, "%s%s", d->file, beside[i]));
+        WEFT_TRY(weft_path_kind(path, &kind));
+        if (kind == WEFT_KIND_NOTHING) continue;
+        if (kind != WEFT_KIND_FILE)
+            return weft_fail(WEFT_EINPUT, "%s: is %s, and a database is plain files; move it away",
+                             shown, weft_kind_name(kind));
+        if (i > 1)
+            return weft_fail(WEFT_EINPUT, "%s: was not written by weft; move it away", shown);
+        *journal = i == 1;
+        WEFT_TRY(weft_path(path, "%s%s", name, beside[i]));
+        if (i == 1) WEFT_TRY(check_journal(folder, path, shown));
+    }
     return WEFT_OK;
 }
 
-static weft_status update(weft_database *d) {
-    WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, weft_database_script(d, WEFT_SCHEMA_UPDATE));
+/* A folder and a name in it as one path. */
+static weft_status join(char path[WEFT_PATH_MAX], const char *folder, const char *name) {
+    if (strcmp(folder, ".") == 0) return weft_path(path, "%s", name);
+    return weft_path(path, "%s/%s", strcmp(folder, "/") == 0 ? "" : folder, name);
+}
+
+/* The same with no link in the folder's own path. */
+static weft_status join_real(char path[WEFT_PATH_MAX], const char *folder, const char *name) {
+    char *real = realpath(folder, NULL);
+    if (!real) return weft_fail(WEFT_EINPUT, "%s/%s: %s", folder, name, strerror(errno));
+    weft_status status = join(path, real, name);
+    free(real);
+    return status;
+}
+
+/* Where the database is, without a link on the way. */
+static weft_status find_file(weft_database *d, const char *folder, const char *name,
+                             bool *journal) {
+    const char *slash = strrchr(name, '/');
+    char above[WEFT_PATH_MAX];
+    int root, inside;
+    WEFT_TRY(join(d->path, folder, name));
+    WEFT_TRY(join_real(d->file, folder, name));
+    WEFT_TRY(weft_path(above, "%.*s", slash ? (int)(slash - name) : 0, name));
+    WEFT_TRY(weft_below_root(folder, &root));
+    weft_status status = weft_below_folder(root, above, &inside);
+    close(root);
+    WEFT_TRY(status);
+    status = check_neighbours(d, inside, slash ? slash + 1 : name, journal);
+    close(inside);
+    return status;
+}
+
+/* The file's first bytes, read before SQLite acts on any of it: a hot journal is played back with the
+ * first statement. It is ours; or empty; or zeros, where its first transaction was cut off. */
+static weft_status check_head(weft_database *d, bool journal) {
+    unsigned char head[HEAD_BYTES] = {0};
+    static const unsigned char nothing[HEAD_BYTES];
+    sqlite3_file *file = NULL;
+    sqlite3_int64 bytes = 0;
+    sqlite3_file_control(d->handle, "main", SQLITE_FCNTL_FILE_POINTER, &file);
+    if (!file || !file->pMethods || file->pMethods->xFileSize(file, &bytes) != SQLITE_OK)
+        return weft_fail(WEFT_EIO, "%s: cannot be looked at", d->path);
+    if (bytes == 0) return WEFT_OK;
+    int code = file->pMethods->xRead(file, head, HEAD_BYTES, 0);
+    if (code != SQLITE_OK && code != SQLITE_IOERR_SHORT_READ)
+        return weft_fail(WEFT_EIO, "%s: cannot be read", d->path);
+    if (journal && memcmp(head, nothing, HEAD_BYTES) == 0) return WEFT_OK;
+    if (code != SQLITE_OK || memcmp(head, "SQLite format 3", 16) != 0)
+        return weft_fail(WEFT_EINPUT, "%s: is no %s; move it away, or take another folder", d->path,
+                         d->schema->what);
+    int64_t application =
+        (int64_t)head[68] << 24 | (int64_t)head[69] << 16 | (int64_t)head[70] << 8 | head[71];
+    if (application != d->schema->application)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a database of another program; move it away, or take another folder",
+                         d->path);
+    return head[18] == 1 && head[19] == 1 ? WEFT_OK : refuse(d, "it has a write-ahead log");
+}
+
+/* SQLite's own defences. The numbers are some times what weft's own tables and statements take. */
+static void arm(weft_database *d) {
+    static const int limits[][2] = {{SQLITE_LIMIT_LENGTH, VALUE_MOST},
+                                    {SQLITE_LIMIT_SQL_LENGTH, 1 << 16},
+                                    {SQLITE_LIMIT_COLUMN, 100},
+                                    {SQLITE_LIMIT_EXPR_DEPTH, 250},
+                                    {SQLITE_LIMIT_COMPOUND_SELECT, 50},
+                                    {SQLITE_LIMIT_VDBE_OP, 250000},
+                                    {SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000},
+                                    {SQLITE_LIMIT_ATTACHED, 1},
+                                    {SQLITE_LIMIT_TRIGGER_DEPTH, 1},
+                                    {SQLITE_LIMIT_VARIABLE_NUMBER, 100},
+                                    {SQLITE_LIMIT_WORKER_THREADS, 0}};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
+        sqlite3_limit(d->handle, limits[i][0], limits[i][1]);
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON", NULL, NULL, NULL);
+    sqlite3_busy_timeout(d->handle,
+                         d->seconds < 0.001 * BUSY_MS ? (int)(1000 * d->seconds) : BUSY_MS);
+    sqlite3_progress_handler(d->handle, TICK_STEPS, is_time_up, d);
+}
+
+/* The first object that `a` has and `b` has not, by its type, name, table and statement. */
+static int find_missing(sqlite3 *a, sqlite3 *b, char *type, char *name, size_t room) {
+    sqlite3_stmt *all = NULL, *same = NULL;
+    int code = sqlite3_prepare_v2(a, "SELECT type, name, tbl_name, sql FROM sqlite_schema", -1,
+                                  &all, NULL);
+    *name = '\0';
+    if (code == SQLITE_OK)
+        code = sqlite3_prepare_v2(b,
+                                  "SELECT 1 FROM sqlite_schema WHERE type IS ? AND name IS ? AND"
+                                  " tbl_name IS ? AND sql IS ?",
+                                  -1, &same, NULL);
+    while (code == SQLITE_OK && !*name && (code = sqlite3_step(all)) == SQLITE_ROW) {
+        code = SQLITE_OK;
+        sqlite3_reset(same);
+        for (int i = 0; i < 4; i++)
+            if (code == SQLITE_OK)
+                code = sqlite3_bind_value(same, i + 1, sqlite3_column_value(all, i));
+        int found = code == SQLITE_OK ? sqlite3_step(same) : code;
+        code = found == SQLITE_ROW || found == SQLITE_DONE ? SQLITE_OK : found;
+        if (found != SQLITE_DONE) continue;
+        snprintf(type, room, "%s", weft_column_text(all, 0));
+        snprintf(name, room, "%s", weft_column_text(all, 1));
+        if (!*name) snprintf(name, room, "?");
+    }
+    sqlite3_finalize(all);
+    sqlite3_finalize(same);
+    return code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+/* Word for word, and nothing else. */
+static weft_status check_tables(weft_database *d, int64_t version) {
+    enum { ROOM = 61 };
+    char type[ROOM], name[ROOM], what[4 * ROOM] = "";
+    sqlite3 *ours = NULL;
+    const char *tables = d->schema->tables[version - d->schema->oldest];
+    weft_status status = WEFT_OK;
+    if (sqlite3_open(":memory:", &ours) != SQLITE_OK ||
+        sqlite3_exec(ours, tables, NULL, NULL, NULL) != SQLITE_OK)
+        status = weft_fail(WEFT_ENOMEM, "%s: no memory", d->path);
+    if (status == WEFT_OK && find_missing(ours, d->handle, type, name, ROOM) != SQLITE_OK)
+        status = failed(d);
+    if (status == WEFT_OK && *name)
+        snprintf(what, sizeof what, "its %s '%s' is missing, or another", type, name);
+    if (status == WEFT_OK && !*what && find_missing(d->handle, ours, type, name, ROOM) != SQLITE_OK)
+        status = failed(d);
+    if (status == WEFT_OK && !*what && *name)
+        snprintf(what, sizeof what, "it has the %s '%s'", type, name);
+    sqlite3_close(ours);
+    WEFT_TRY(status);
+    return *what ? refuse(d, what) : WEFT_OK;
 }
 
 static weft_status check_whole(weft_database *d) {
@@ -191,50 +377,65 @@ static weft_status check_whole(weft_database *d) {
     return status;
 }
 
-/* SQLite's own defences against a file that was written with intent. */
-static void arm(weft_database *d) {
-    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
-    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
-    sqlite3_limit(d->handle, SQLITE_LIMIT_LENGTH, VALUE_MOST);
-    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON", NULL, NULL, NULL);
-    sqlite3_busy_timeout(d->handle, BUSY_MS);
-}
-
 /* All that is there is looked at before any of it is read. */
-static weft_status check_all(weft_database *d, bool write, bool *fresh) {
-    int64_t version;
-    WEFT_TRY(check_kind(d, &version, fresh));
+static weft_status check_all(weft_database *d, weft_database_mode mode, bool *fresh) {
+    const weft_schema *s = d->schema;
+    int64_t pages, version;
+    /* A first transaction that was cut off is taken back by this, and leaves nothing. */
+    WEFT_TRY(weft_database_number(d, 0, &pages, "PRAGMA page_count", ""));
+    *fresh = pages == 0;
     if (*fresh) return WEFT_OK;
+    WEFT_TRY(weft_database_number(d, 0, &version, "PRAGMA user_version", ""));
+    if (version < s->oldest || version > s->newest)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
+            "use the weft that made it, or take another folder",
+            d->path, (long long)version, s->oldest, s->newest);
+    WEFT_TRY(check_tables(d, version));
     WEFT_TRY(check_whole(d));
-    WEFT_TRY(weft_database_check(d, version));
-    return write && version < WEFT_SCHEMA_VERSION ? update(d) : WEFT_OK;
+    WEFT_TRY(s->check(d, version));
+    if (mode == WEFT_DATABASE_READ || version == s->newest) return WEFT_OK;
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, weft_database_script(d, s->update));
 }
 
 /* A journal beside it may be of a study that was cut off: then the database is half changed, and
  * whoever opens it next, to read too, must be able to put it back as it was. */
-static weft_status flags_to_read(const char *path, int *flags) {
-    char journal[WEFT_PATH_MAX];
-    weft_kind kind;
-    WEFT_TRY(weft_path(journal, "%s-journal", path));
-    WEFT_TRY(weft_path_kind(journal, &kind));
-    *flags = kind == WEFT_KIND_FILE ? SQLITE_OPEN_READWRITE : SQLITE_OPEN_READONLY;
-    return WEFT_OK;
+static weft_status open_file(weft_database *d, weft_database_mode mode, bool journal) {
+    int flags =
+        mode == WEFT_DATABASE_READ && !journal ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE;
+    if (mode == WEFT_DATABASE_MAKE) flags |= SQLITE_OPEN_CREATE;
+    if (sqlite3_open_v2(d->file, &d->handle, flags | SQLITE_OPEN_NOFOLLOW, NULL) == SQLITE_OK)
+        return WEFT_OK;
+    return weft_fail(WEFT_EIO, "%s: %s", d->path,
+                     d->handle ? sqlite3_errmsg(d->handle) : "no memory");
 }
 
-static weft_status open_database(const char *path, bool write, bool make, weft_database **out,
-                                 bool *fresh) {
-    int flags = SQLITE_OPEN_READWRITE | (make ? SQLITE_OPEN_CREATE : 0);
+weft_status weft_database_enter(const weft_schema *schema, const char *folder, const char *name,
+                                weft_database_mode mode, double seconds, weft_database **out,
+                                bool *fresh) {
+    bool journal = false;
     *out = NULL;
+    *fresh = false;
     weft_database *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    weft_status status = weft_path(d->path, "%s", path);
-    if (status == WEFT_OK) status = weft_database_check_files(path, write);
-    if (status == WEFT_OK && !write) status = flags_to_read(path, &flags);
-    if (status == WEFT_OK && sqlite3_open_v2(path, &d->handle, flags, NULL) != SQLITE_OK)
-        status = weft_fail(WEFT_EIO, "%s: %s", path,
-                           d->handle ? sqlite3_errmsg(d->handle) : "no memory");
-    if (status == WEFT_OK) arm(d);
-    if (status == WEFT_OK) status = check_all(d, write, fresh);
+    if (!d) return weft_fail(WEFT_ENOMEM, "%s/%s: no memory", folder, name);
+    d->schema = schema;
+    d->seconds = seconds;
+    start_time(d);
+    weft_status status = find_file(d, folder, name, &journal);
+    if (status == WEFT_OK && mode != WEFT_DATABASE_MAKE && access(d->file, R_OK) != 0)
+        status = weft_fail(WEFT_EINPUT, "%s: %s", d->path, strerror(errno));
+    if (status == WEFT_OK) status = open_file(d, mode, journal);
+    if (status == WEFT_OK) status = check_head(d, journal);
+    if (status == WEFT_OK) {
+        arm(d);
+        status = check_all(d, mode, fresh);
+    }
+    if (status == WEFT_OK && *fresh && mode != WEFT_DATABASE_MAKE)
+        status =
+            weft_fail(WEFT_EINPUT, "%s: an empty database: no study was started in it", d->path);
+    d->entered = true;
     if (status == WEFT_OK)
         *out = d;
     else
@@ -242,19 +443,45 @@ static weft_status open_database(const char *path, bool write, bool make, weft_d
     return status;
 }
 
+/* A path's folder and the name in it, as weft_database_enter wants them. */
+static weft_status split(const char *path, char folder[WEFT_PATH_MAX], const char **name) {
+    const char *slash = strrchr(path, '/');
+    *name = slash ? slash + 1 : path;
+    if (!slash) return weft_path(folder, ".");
+    return weft_path(folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+static weft_status open_runs(const char *path, weft_database_mode mode, weft_database **out,
+                             bool *fresh) {
+    char folder[WEFT_PATH_MAX];
+    const char *name;
+    *out = NULL;
+    WEFT_TRY(split(path, folder, &name));
+    return weft_database_enter(&weft_runs_schema, folder, name, mode, runs_seconds, out, fresh);
+}
+
 weft_status weft_database_open(const char *path, bool write, weft_database **out) {
-    bool fresh = false;
-    *out = NULL;
-    if (access(path, R_OK) != 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
-    WEFT_TRY(open_database(path, write, false, out, &fresh));
-    if (!fresh) return WEFT_OK;
-    weft_database_close(*out);
-    *out = NULL;
-    return weft_fail(WEFT_EINPUT, "%s: an empty database: no study was started in it", path);
+    bool fresh;
+    return open_runs(path, write ? WEFT_DATABASE_WRITE : WEFT_DATABASE_READ, out, &fresh);
 }
 
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh) {
-    return open_database(path, true, true, out, fresh);
+    return open_runs(path, WEFT_DATABASE_MAKE, out, fresh);
+}
+
+weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name) {
+    char sql[64];
+    snprintf(sql, sizeof sql, "ATTACH ? AS %s", name);
+    return weft_database_run(d, sql, "s", other->file);
+}
+
+/* SQLite makes the file, and follows no link on the way to it. */
+weft_status weft_database_copy(weft_database *d, const char *path) {
+    char folder[WEFT_PATH_MAX], file[WEFT_PATH_MAX];
+    const char *name;
+    WEFT_TRY(split(path, folder, &name));
+    WEFT_TRY(join_real(file, folder, name));
+    return weft_database_run(d, "VACUUM INTO ?", "s", file);
 }
 
 void weft_time_now(char text[WEFT_TIME_ROOM]) {

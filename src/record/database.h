@@ -1,7 +1,15 @@
-/* The run database: a thin layer over SQLite, where a failed call is a status with one line.
+/* The one door to SQLite: a thin layer, where a failed call is a status with one line.
  *
- * It keeps SQLite's rollback journal and full syncing, so a transaction is there whole or not at all
- * after a kill at any moment, and a database at rest is one file. */
+ * A database is input, and so are its neighbours: somebody may have written them by hand, or with
+ * intent. So every database that weft opens is opened here. Nothing on its path below the folder that
+ * the user named is a link; the journal beside it is SQLite's, and names no file that SQLite would
+ * remove; before SQLite may act on any of it, the file's head says that weft made it; its tables are
+ * weft's own, word for word, and nothing else is in it: no view of others', no trigger, no index. It is
+ * whole, and its values keep their schema's rules. No statement runs longer than its time. What does not
+ * hold is refused, and left as it was.
+ *
+ * A database keeps SQLite's rollback journal and full syncing, so a transaction is there whole or not at
+ * all after a kill at any moment, and a database at rest is one file. */
 #ifndef WEFT_RECORD_DATABASE_H
 #define WEFT_RECORD_DATABASE_H
 
@@ -15,14 +23,41 @@ enum { WEFT_TIME_ROOM = 32 };
 
 typedef struct weft_database weft_database;
 
-/* Opens a database that is there, to read only or to write too. One that is damaged, of another
- * program or of another version of the tables is refused by name. */
+/* A kind of database. */
+typedef struct {
+    const char *what;          /* "database of runs", in messages */
+    int64_t application;       /* application_id: what the file's head says it is */
+    int oldest, newest;        /* versions of the tables that are known: user_version */
+    const char *const *tables; /* for each of them, statements that make an empty one */
+    const char *update;        /* from the oldest to the newest; NULL: there is one alone */
+    /* WEFT_EINPUT names the first value that is wrong. */
+    weft_status (*check)(weft_database *d, int64_t version);
+} weft_schema;
+
+typedef enum {
+    WEFT_DATABASE_READ,
+    WEFT_DATABASE_WRITE,
+    WEFT_DATABASE_MAKE /* there may be none yet */
+} weft_database_mode;
+
+/* Opens the database `name` below `folder`, which is as the user named it. `seconds` is how long one
+ * statement, and opening with all its checks, may take. *fresh tells that it is empty, which is an error
+ * in the first two modes; nothing is written by opening. */
+weft_status weft_database_enter(const weft_schema *schema, const char *folder, const char *name,
+                                weft_database_mode mode, double seconds, weft_database **out,
+                                bool *fresh);
+
+/* A database of runs at a path that the user named: that is there, to read only or to write too; and to
+ * write, where there may be none yet. */
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
-/* The same to write, where there may be none yet: *fresh tells that it has no tables. Nothing is
- * written by this. */
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
 void weft_database_close(weft_database *d);
 const char *weft_database_path(const weft_database *d);
+
+/* Puts the file of an open database beside another's, under a name; a copy of one in a file that is not
+ * there yet. */
+weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name);
+weft_status weft_database_copy(weft_database *d, const char *path);
 
 /* Runs one statement. `types` has a letter for each `?`: i int64_t, d double (NaN is NULL), s text
  * (NULL is NULL). */

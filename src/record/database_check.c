@@ -1,14 +1,10 @@
 /* Rules as SQL: each selects a row that breaks it. */
 #include "record/database_check.h"
 
-#include "base/files.h"
 #include "record/schema.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { SQL_ROOM = 4096, SHOWN = 80 };
 
@@ -156,60 +152,8 @@ static weft_status check_rule(weft_database *d, const rule *r) {
     return refuse(d, what);
 }
 
-/* The tables as an empty database of ours has them. */
-static weft_status compare_object(weft_database *d, const char *type, const char *name,
-                                  const char *sql) {
-    char what[256];
-    int64_t same;
-    WEFT_TRY(weft_database_number(d, 0, &same,
-                                  "SELECT count(*) FROM sqlite_schema WHERE type = ? AND name = ?"
-                                  " AND sql IS ?",
-                                  "sss", type, name, sql));
-    if (same == 1) return WEFT_OK;
-    snprintf(what, sizeof what, "its %s '%.60s' is missing, or another", type, name);
-    return refuse(d, what);
-}
-
-static weft_status compare_schemas(weft_database *d, sqlite3 *ours) {
-    sqlite3_stmt *rows;
-    weft_status status = WEFT_OK;
-    int code =
-        sqlite3_prepare_v2(ours, "SELECT type, name, sql FROM sqlite_schema", -1, &rows, NULL);
-    while (code == SQLITE_OK && status == WEFT_OK && sqlite3_step(rows) == SQLITE_ROW)
-        status = compare_object(d, (const char *)sqlite3_column_text(rows, 0),
-                                (const char *)sqlite3_column_text(rows, 1),
-                                (const char *)sqlite3_column_text(rows, 2));
-    sqlite3_finalize(rows);
-    return code == SQLITE_OK ? status : weft_fail(WEFT_ENOMEM, "runs: no memory");
-}
-
-/* Word for word, and nothing else that would act when a table is written. */
-static weft_status check_schema(weft_database *d, int64_t version) {
-    sqlite3 *ours = NULL;
-    char type[SHOWN + 1], name[SHOWN + 1], what[SQL_ROOM];
-    bool there = false;
-    weft_status status = WEFT_OK;
-    if (sqlite3_open(":memory:", &ours) != SQLITE_OK ||
-        sqlite3_exec(ours, version == 1 ? WEFT_SCHEMA_FIRST : WEFT_SCHEMA, NULL, NULL, NULL) !=
-            SQLITE_OK)
-        status = weft_fail(WEFT_ENOMEM, "runs: no memory");
-    if (status == WEFT_OK) status = compare_schemas(d, ours);
-    sqlite3_close(ours);
-    WEFT_TRY(status);
-    WEFT_TRY(
-        first_row(d,
-                  "SELECT type, name FROM sqlite_schema WHERE type = 'trigger' OR (type = 'index'"
-                  " AND sql IS NOT NULL AND name <> 'events_run' AND tbl_name IN ('study',"
-                  " 'steps', 'runs', 'metrics', 'events', 'facts'))",
-                  &there, type, name));
-    if (!there) return WEFT_OK;
-    snprintf(what, sizeof what, "it has the %s '%s'", type, name);
-    return refuse(d, what);
-}
-
 weft_status weft_database_check(weft_database *d, int64_t version) {
     int64_t studies;
-    WEFT_TRY(check_schema(d, version));
     WEFT_TRY(weft_database_number(d, 0, &studies, "SELECT count(*) FROM study", ""));
     if (studies != 1)
         return weft_fail(WEFT_EINPUT, "%s: holds no study yet; 'weft study' puts it there",
@@ -219,37 +163,7 @@ weft_status weft_database_check(weft_database *d, int64_t version) {
     return WEFT_OK;
 }
 
-/* A journal that is gone by now was a running study's. */
-static weft_status check_journal(const char *journal) {
-    static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
-    unsigned char end[sizeof magic];
-    struct stat is;
-    int file = open(journal, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY);
-    if (file < 0) return WEFT_OK;
-    bool named = fstat(file, &is) == 0 && is.st_size >= (off_t)sizeof end &&
-                 pread(file, end, sizeof end, is.st_size - (off_t)sizeof end) == sizeof end &&
-                 memcmp(end, magic, sizeof end) == 0;
-    close(file);
-    if (!named) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: names another file to be removed; it was not written by weft. Move it away", journal);
-}
-
-weft_status weft_database_check_files(const char *path, bool write) {
-    static const char *const beside[] = {"-journal", "-wal", "-shm"};
-    char name[WEFT_PATH_MAX];
-    weft_kind kind;
-    for (size_t i = 0; i < sizeof beside / sizeof beside[0]; i++) {
-        WEFT_TRY(weft_path(name, "%s%s", path, beside[i]));
-        WEFT_TRY(weft_path_kind(name, &kind));
-        if (kind != WEFT_KIND_NOTHING && kind != WEFT_KIND_FILE)
-            return weft_fail(WEFT_EINPUT, "%s: is %s; move it away", name, weft_kind_name(kind));
-        if (kind == WEFT_KIND_FILE && i == 0) WEFT_TRY(check_journal(name));
-    }
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_FOLDER || kind == WEFT_KIND_OTHER || (write && kind == WEFT_KIND_LINK))
-        return weft_fail(WEFT_EINPUT, "%s: is %s, and a database is a plain file", path,
-                         weft_kind_name(kind));
-    return WEFT_OK;
-}
+static const char *const tables[] = {WEFT_SCHEMA_FIRST, WEFT_SCHEMA};
+const weft_schema weft_runs_schema = {
+    "database of runs", WEFT_SCHEMA_APPLICATION, WEFT_SCHEMA_OLDEST, WEFT_SCHEMA_VERSION, tables,
+    WEFT_SCHEMA_UPDATE, weft_database_check};

@@ -1,6 +1,7 @@
 /* From run folders to the tables of schema.h. */
 #include "record/gather.h"
 
+#include "base/below.h"
 #include "base/json.h"
 #include "config/config.h"
 #include "cpu/backend.h"
@@ -10,6 +11,7 @@
 #include "record/watched.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,13 +157,12 @@ static weft_status insert_line(gathering *g, int64_t run, const json_t *line) {
         weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s"));
 }
 
-static weft_status insert_lines(gathering *g, int64_t run, const char *folder) {
-    char path[WEFT_PATH_MAX], *text = NULL;
+static weft_status insert_lines(gathering *g, int64_t run, int folder) {
+    char *text = NULL;
     size_t room = 0;
     ssize_t n;
     FILE *file;
-    WEFT_TRY(weft_path(path, "%s/metrics.jsonl", folder));
-    WEFT_TRY(weft_file_open_stream(path, &file));
+    WEFT_TRY(weft_below_stream(folder, "metrics.jsonl", &file));
     weft_status status = WEFT_OK;
     while (status == WEFT_OK && (n = getline(&text, &room, file)) > 0 && text[n - 1] == '\n') {
         json_t *line = n < LINE_MOST ? weft_json_read(text, (size_t)n, 0, NULL) : NULL;
@@ -212,32 +213,45 @@ static weft_status insert_run(gathering *g, int64_t id, int step, const json_t *
     return result;
 }
 
-static double seconds_of(const char *folder) {
-    char path[WEFT_PATH_MAX];
-    if (weft_path(path, "%s/result.json", folder) != WEFT_OK) return NAN;
-    json_t *result = weft_json_file(path, 1 << 20);
+static double seconds_of(int folder) {
+    char *text;
+    size_t bytes;
+    if (weft_below_read(folder, "result.json", 1 << 20, &text, &bytes) != WEFT_OK) return NAN;
+    json_t *result = weft_json_read(text, bytes, 0, NULL);
+    free(text);
     double seconds = weft_json_number_of(result, "seconds");
     json_decref(result);
     return seconds;
 }
 
-static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
-    char path[WEFT_PATH_MAX], place[128];
-    const char *folder =
-        weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
-    int step = 0;
-    bool there;
-    WEFT_TRY(weft_path(path, "%s/config", folder));
+/* A run without a config has the defaults. */
+static weft_status read_config(gathering *g, int folder, const char *name) {
+    struct stat is;
+    FILE *file;
+    char path[WEFT_PATH_MAX];
     weft_config_defaults(g->config);
-    WEFT_TRY(weft_path_there(path, &there));
-    if (there) WEFT_TRY(weft_config_read(g->config, path));
-    if (*count == 0) *g->first = *g->config;
-    WEFT_TRY(find_step(g, run, &step));
+    if (fstatat(folder, "config", &is, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT) return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/%s/config", g->folder, name));
+    WEFT_TRY(weft_below_stream(folder, "config", &file));
+    return weft_config_read_stream(g->config, file, path);
+}
+
+static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
+    char place[128];
+    const char *name = json_string_value(json_object_get(run, "name"));
+    int step = 0;
+    int folder = weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
+    if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
+    weft_status status = read_config(g, folder, name);
+    if (status == WEFT_OK && *count == 0) *g->first = *g->config;
+    if (status == WEFT_OK) status = find_step(g, run, &step);
     snprintf(place, sizeof place, "%d %.17g %lld", step, g->config->learning_rate,
              (long long)g->config->seed);
     json_object_set_new(g->seen, place, json_true());
-    WEFT_TRY(insert_run(g, ++*count, step, run, seconds_of(folder)));
-    return insert_lines(g, *count, folder);
+    if (status == WEFT_OK) status = insert_run(g, ++*count, step, run, seconds_of(folder));
+    if (status == WEFT_OK) status = insert_lines(g, *count, folder);
+    close(folder);
+    return status;
 }
 
 /* The study's own row: its name is the folder's, its config the first run's. */
@@ -309,7 +323,8 @@ weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
     *path = '\0';
     weft_status status = g.config && g.first && g.seen ? WEFT_OK : no_memory();
     if (status == WEFT_OK) status = weft_watched_open(&folder, 1, false, &g.watched);
-    if (status == WEFT_OK) weft_watched_look(g.watched);
+    while (status == WEFT_OK && !weft_watched_look(g.watched))
+        ;
     if (status == WEFT_OK && weft_watched_count(g.watched) == 0)
         status =
             weft_fail(WEFT_EINPUT,

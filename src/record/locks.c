@@ -3,11 +3,9 @@
  * does, so the number alone is compared. */
 #include "record/locks.h"
 
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 struct weft_locks {
     uint64_t *list;
@@ -49,10 +47,8 @@ void weft_locks_read(weft_locks *l) {
     if (file) fclose(file);
 }
 
-bool weft_locks_has(const weft_locks *l, const char *path) {
-    struct stat is;
-    if (stat(path, &is) != 0) return false;
+bool weft_locks_has(const weft_locks *l, uint64_t number) {
     for (size_t i = 0; i < l->n; i++)
-        if (l->list[i] == (uint64_t)is.st_ino) return true;
+        if (l->list[i] == number) return true;
     return false;
 }

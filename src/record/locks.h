@@ -6,6 +6,7 @@
 #include "base/error.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef struct weft_locks weft_locks;
 
@@ -14,6 +15,7 @@ void weft_locks_close(weft_locks *l);
 
 /* Takes the list anew. Where there is none, nothing is held. */
 void weft_locks_read(weft_locks *l);
-bool weft_locks_has(const weft_locks *l, const char *path);
+/* By the number of the file's inode. */
+bool weft_locks_has(const weft_locks *l, uint64_t number);
 
 #endif

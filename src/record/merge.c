@@ -42,7 +42,7 @@ static weft_status copy_first(const char *path, const char *out) {
     weft_database *d;
     WEFT_TRY(file_of(path, file));
     WEFT_TRY(weft_database_open(file, false, &d));
-    weft_status status = weft_database_run(d, "VACUUM INTO ?", "s", out);
+    weft_status status = weft_database_copy(d, out);
     weft_database_close(d);
     return status;
 }
@@ -56,9 +56,9 @@ static weft_status attach(weft_database *d, const char *path, bool *facts) {
     WEFT_TRY(weft_database_open(file, false, &part));
     weft_status status = weft_database_number(
         part, 0, &tables, "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'", "");
-    weft_database_close(part);
     *facts = tables > 0;
-    if (status == WEFT_OK) status = weft_database_run(d, "ATTACH DATABASE ? AS part", "s", file);
+    if (status == WEFT_OK) status = weft_database_attach(d, part, "part");
+    weft_database_close(part);
     return status;
 }
 

@@ -2,46 +2,67 @@
 #include "record/notes.h"
 
 #include "base/files.h"
+#include "record/database.h"
 
-#include <sqlite3.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WAIT_MS = 2000 };
+static const double statement_seconds = 5; /* a page waits for it */
 
 struct weft_notes {
-    char folder[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
-    sqlite3 *file; /* NULL: there is none yet */
+    char folder[WEFT_PATH_MAX];
+    weft_database *file; /* NULL: there is none yet */
 };
 
-static weft_status failed(const weft_notes *n) {
-    return weft_fail(WEFT_EIO, "%s: %s", n->path, n->file ? sqlite3_errmsg(n->file) : "no memory");
+#define TEXT_WITHIN_BOUNDS(column)                                                                 \
+    "(typeof(" column ") = 'text' AND length(CAST(" column " AS BLOB)) <= 65536)"
+_Static_assert(WEFT_NOTE_MOST == 65536, "the number in the rule");
+
+static weft_status check_notes(weft_database *d, int64_t version) {
+    int64_t wrong;
+    (void)version;
+    WEFT_TRY(weft_database_number(
+        d, 0, &wrong,
+        "SELECT count(*) FROM notes WHERE (" TEXT_WITHIN_BOUNDS("run") " AND " TEXT_WITHIN_BOUNDS(
+            "note") " AND " TEXT_WITHIN_BOUNDS("tags") ") IS NOT TRUE",
+        ""));
+    if (wrong == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: has notes that are no text of at most %d bytes; move it away",
+                     weft_database_path(d), WEFT_NOTE_MOST);
+}
+
+static const char *const tables[] = {"PRAGMA application_id = 0x77656e6f;"
+                                     "CREATE TABLE notes(run TEXT PRIMARY KEY,"
+                                     " note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT ROWID;"};
+static const weft_schema schema = {
+    .what = "database of notes", .application = 0x77656e6f, .tables = tables, .check = check_notes};
+
+static weft_status make_tables(weft_database *d) {
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, weft_database_script(d, tables[0]));
 }
 
 static weft_status open_file(weft_notes *n) {
-    static const char tables[] = "PRAGMA application_id = 0x77656e6f;"
-                                 "CREATE TABLE IF NOT EXISTS notes(run TEXT PRIMARY KEY,"
-                                 " note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT ROWID;";
-    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX;
-    if (sqlite3_open_v2(n->path, &n->file, flags, NULL) == SQLITE_OK) {
-        sqlite3_busy_timeout(n->file, WAIT_MS);
-        if (sqlite3_exec(n->file, tables, NULL, NULL, NULL) == SQLITE_OK) return WEFT_OK;
-    }
-    weft_status status = failed(n);
-    sqlite3_close(n->file);
+    bool fresh;
+    WEFT_TRY(weft_database_enter(&schema, n->folder, "notes.db", WEFT_DATABASE_MAKE,
+                                 statement_seconds, &n->file, &fresh));
+    weft_status status = fresh ? make_tables(n->file) : WEFT_OK;
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_database_close(n->file);
     n->file = NULL;
     return status;
 }
 
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
     weft_notes *n = calloc(1, sizeof *n);
+    char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
     if (!n) return weft_fail(WEFT_ENOMEM, "notes: no memory");
     weft_status status = weft_path(n->folder, "%s", folder);
-    if (status == WEFT_OK) status = weft_path(n->path, "%s/notes.db", folder);
-    if (status == WEFT_OK) status = weft_path_there(n->path, &there);
+    if (status == WEFT_OK) status = weft_path(path, "%s/notes.db", folder);
+    if (status == WEFT_OK) status = weft_path_there(path, &there);
     if (status == WEFT_OK && there) status = open_file(n);
     if (status != WEFT_OK) {
         weft_notes_close(n);
@@ -52,7 +73,7 @@ weft_status weft_notes_open(const char *folder, weft_notes **out) {
 }
 
 void weft_notes_close(weft_notes *n) {
-    if (n) sqlite3_close(n->file);
+    if (n) weft_database_close(n->file);
     free(n);
 }
 
@@ -62,38 +83,27 @@ static const char *name_of(const weft_notes *n, const char *run) {
     return below ? run + length + 1 : strcmp(run, n->folder) == 0 ? "." : run;
 }
 
-static void copy_column(sqlite3_stmt *s, int column, char out[WEFT_NOTE_ROOM]) {
-    const char *text = (const char *)sqlite3_column_text(s, column);
-    snprintf(out, WEFT_NOTE_ROOM, "%s", text ? text : "");
-}
-
-void weft_notes_get(weft_notes *n, const char *run, char note[WEFT_NOTE_ROOM],
-                    char tags[WEFT_NOTE_ROOM]) {
-    sqlite3_stmt *s = NULL;
-    *note = *tags = '\0';
+void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags) {
+    sqlite3_stmt *rows = NULL;
+    bool there = false;
+    *note = *tags = NULL;
     if (!n || !n->file) return;
-    if (sqlite3_prepare_v2(n->file, "SELECT note, tags FROM notes WHERE run = ?", -1, &s, NULL) ==
-            SQLITE_OK &&
-        sqlite3_bind_text(s, 1, name_of(n, run), -1, SQLITE_TRANSIENT) == SQLITE_OK &&
-        sqlite3_step(s) == SQLITE_ROW) {
-        copy_column(s, 0, note);
-        copy_column(s, 1, tags);
+    if (weft_database_ask(n->file, &rows, "SELECT note, tags FROM notes WHERE run = ?", "s",
+                          name_of(n, run)) == WEFT_OK &&
+        weft_database_next(n->file, rows, &there) == WEFT_OK && there) {
+        *note = strdup(weft_column_text(rows, 0));
+        *tags = strdup(weft_column_text(rows, 1));
     }
-    sqlite3_finalize(s);
+    weft_database_end(rows);
 }
 
 weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags) {
-    static const char sql[] = "INSERT INTO notes VALUES(?, ?, ?) ON CONFLICT(run) DO UPDATE SET "
-                              "note = excluded.note, tags = excluded.tags";
-    sqlite3_stmt *s = NULL;
     if (!n) return weft_fail(WEFT_EINPUT, "no notes are kept here");
+    if (strlen(note) > WEFT_NOTE_MOST || strlen(tags) > WEFT_NOTE_MOST)
+        return weft_fail(WEFT_EINPUT, "a note, or tags, have at most %d bytes", WEFT_NOTE_MOST);
     if (!n->file) WEFT_TRY(open_file(n));
-    bool ok = sqlite3_prepare_v2(n->file, sql, -1, &s, NULL) == SQLITE_OK &&
-              sqlite3_bind_text(s, 1, name_of(n, run), -1, SQLITE_TRANSIENT) == SQLITE_OK &&
-              sqlite3_bind_text(s, 2, note, -1, SQLITE_TRANSIENT) == SQLITE_OK &&
-              sqlite3_bind_text(s, 3, tags, -1, SQLITE_TRANSIENT) == SQLITE_OK &&
-              sqlite3_step(s) == SQLITE_DONE;
-    weft_status status = ok ? WEFT_OK : failed(n);
-    sqlite3_finalize(s);
-    return status;
+    return weft_database_run(n->file,
+                             "INSERT INTO notes VALUES(?, ?, ?) ON CONFLICT(run) DO UPDATE SET "
+                             "note = excluded.note, tags = excluded.tags",
+                             "sss", name_of(n, run), note, tags);
 }

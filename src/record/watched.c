@@ -1,14 +1,17 @@
-/* The tree of runs. */
+/* The tree of runs. Everything in it is read by base/below.h: a tree may be anybody's, and what lies
+ * in it leads nowhere else. */
 #include "record/watched.h"
 
+#include "base/below.h"
 #include "base/clock.h"
 #include "base/folders.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "config/config.h"
-#include "record/database.h"
+#include "record/database_check.h"
 #include "record/locks.h"
 #include "record/notes.h"
+#include "record/watched_lines.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -19,43 +22,43 @@
 enum {
     DEPTH_MOST = 6,
     RUNS_MOST = 4096,
-    LINE_MOST = 1 << 16,
     FILE_MOST = 1 << 20,
-    ROWS_TOLD = 2000, /* at most of one run in one answer */
-    VALUES = 7
+    LOOK_MOST = 1 << 20, /* bytes of lines in one look */
 };
-static const double walk_seconds = 2, fresh_seconds = 20;
+static const double walk_seconds = 2, fresh_seconds = 20, database_seconds = 5;
 
 /* A file as it was when it was read. */
 typedef struct {
     bool there;
     int64_t bytes;
     struct timespec changed;
+    uint64_t number; /* of the file: its inode */
 } stamp;
 
+/* A folder in the tree: its whole path, the root it is below, and the path from there. */
 typedef struct {
-    double value[VALUES]; /* step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu; NaN: none */
-    int64_t version;
-} row;
+    char *path;
+    int root;
+    const char *below; /* in `path`; "": the root itself */
+} place;
 
 typedef struct {
-    char *folder, *name;
+    place at;
+    char *name;
     char *title; /* of its step in a study; NULL: none is known */
     int study;   /* -1: none */
-    stamp lines, config, result, notes;
-    int64_t read; /* bytes of metrics.jsonl */
-    row *rows;
-    int64_t n_rows, room;
+    stamp lines, config, result;
+    weft_watched_lines rows;
     int64_t version, reset; /* of the last change, and of the last beginning anew */
     json_t *options;        /* that are not the default */
     int64_t steps, tokens_per_step;
-    double best;
     char end[16]; /* of result.json; empty: none */
     const char *status;
 } run;
 
 typedef struct {
-    char *folder, *name;
+    place at;
+    char *name;
     stamp database;
     int64_t count[4]; /* waiting, running, done, failed or diverged */
     int64_t version;
@@ -69,31 +72,46 @@ struct weft_watched {
     int n_runs;
     study *studies;
     int n_studies;
-    int64_t version;
+    int64_t version, budget; /* the bytes that this look may still read */
     double walked;
     weft_notes *notes;
     weft_locks *locks;
     weft_config *config, *plain; /* room for one, and the defaults */
 };
 
-static bool look_at(const char *folder, const char *name, stamp *s, bool *changed) {
-    char path[WEFT_PATH_MAX];
+static bool look_at(int folder, const char *name, stamp *s, bool *changed) {
     struct stat is;
     stamp now = {0};
-    if (weft_path(path, "%s/%s", folder, name) == WEFT_OK && stat(path, &is) == 0 &&
-        S_ISREG(is.st_mode))
-        now = (stamp){true, (int64_t)is.st_size, is.st_mtim};
+    if (folder >= 0 && weft_below_look(folder, name, &is))
+        now = (stamp){true, (int64_t)is.st_size, is.st_mtim, (uint64_t)is.st_ino};
     *changed = now.there != s->there || now.bytes != s->bytes ||
                now.changed.tv_sec != s->changed.tv_sec || now.changed.tv_nsec != s->changed.tv_nsec;
     *s = now;
     return now.there;
 }
 
+/* -1: it is not there, or no longer a folder by itself. The caller closes it. */
+static int open_place(const weft_watched *w, const place *p) {
+    int root, folder = -1;
+    if (weft_below_root(w->roots[p->root], &root) != WEFT_OK) return -1;
+    weft_below_folder(root, p->below, &folder);
+    close(root);
+    return folder;
+}
+
+static bool make_place(const weft_watched *w, const char *path, int root, place *p) {
+    size_t n = strlen(w->roots[root]);
+    p->path = strdup(path);
+    p->root = root;
+    p->below = p->path ? p->path + n + (p->path[n] == '/') : NULL;
+    return p->path != NULL;
+}
+
 static bool is_known(const weft_watched *w, const char *folder, bool of_study) {
     for (int i = 0; of_study && i < w->n_studies; i++)
-        if (strcmp(w->studies[i].folder, folder) == 0) return true;
+        if (strcmp(w->studies[i].at.path, folder) == 0) return true;
     for (int i = 0; !of_study && i < w->n_runs; i++)
-        if (strcmp(w->runs[i].folder, folder) == 0) return true;
+        if (strcmp(w->runs[i].at.path, folder) == 0) return true;
     return false;
 }
 
@@ -108,13 +126,13 @@ static char *name_of(const weft_watched *w, const char *folder) {
     return weft_text_repair(slash && slash[1] ? slash + 1 : folder);
 }
 
-static void add_study(weft_watched *w, const char *folder) {
+static void add_study(weft_watched *w, const char *folder, int root) {
     study *grown = realloc(w->studies, (size_t)(w->n_studies + 1) * sizeof *grown);
     if (!grown) return;
     w->studies = grown;
     study *s = &grown[w->n_studies];
-    *s = (study){.folder = strdup(folder), .name = name_of(w, folder), .version = ++w->version};
-    if (s->folder && s->name) w->n_studies++;
+    *s = (study){.name = name_of(w, folder), .version = ++w->version};
+    if (make_place(w, folder, root, &s->at) && s->name) w->n_studies++;
 }
 
 /* The study that a run belongs to: the nearest folder above it. */
@@ -122,8 +140,8 @@ static int study_of(const weft_watched *w, const char *folder) {
     int found = -1;
     size_t longest = 0;
     for (int i = 0; i < w->n_studies; i++) {
-        size_t n = strlen(w->studies[i].folder);
-        if (n > longest && strncmp(folder, w->studies[i].folder, n) == 0 && folder[n] == '/') {
+        size_t n = strlen(w->studies[i].at.path);
+        if (n > longest && strncmp(folder, w->studies[i].at.path, n) == 0 && folder[n] == '/') {
             found = i;
             longest = n;
         }
@@ -131,46 +149,51 @@ static int study_of(const weft_watched *w, const char *folder) {
     return found;
 }
 
-static void add_run(weft_watched *w, const char *folder) {
+static void add_run(weft_watched *w, const char *folder, int root) {
     if (w->n_runs == RUNS_MOST) return;
     run *grown = realloc(w->runs, (size_t)(w->n_runs + 1) * sizeof *grown);
     if (!grown) return;
     w->runs = grown;
     run *r = &grown[w->n_runs];
-    *r = (run){.folder = strdup(folder),
-               .name = name_of(w, folder),
+    *r = (run){.name = name_of(w, folder),
                .study = study_of(w, folder),
                .version = ++w->version,
-               .best = NAN,
                .status = "waiting"};
     r->reset = r->version;
-    if (r->folder && r->name) w->n_runs++;
-}
-
-static bool has(const char *folder, const char *name) {
-    char path[WEFT_PATH_MAX];
-    struct stat is;
-    return weft_path(path, "%s/%s", folder, name) == WEFT_OK && lstat(path, &is) == 0 &&
-           S_ISREG(is.st_mode);
+    weft_watched_lines_clear(&r->rows);
+    if (make_place(w, folder, root, &r->at) && r->name) w->n_runs++;
 }
 
 /* Links are not followed: a tree has an end. */
-static void walk(weft_watched *w, const char *folder, int depth) {
+static void walk(weft_watched *w, int root, int folder, const char *path, int depth) {
     weft_names names;
-    char path[WEFT_PATH_MAX];
+    char inside[WEFT_PATH_MAX];
     struct stat is;
-    if (has(folder, "runs.db") && !is_known(w, folder, true)) add_study(w, folder);
-    if (has(folder, "metrics.jsonl")) {
-        if (!is_known(w, folder, false)) add_run(w, folder);
+    int at;
+    if (weft_below_look(folder, "runs.db", &is) && !is_known(w, path, true))
+        add_study(w, path, root);
+    if (weft_below_look(folder, "metrics.jsonl", &is)) {
+        if (!is_known(w, path, false)) add_run(w, path, root);
         return;
     }
-    if (depth == DEPTH_MOST || weft_folder_list(folder, &names) != WEFT_OK) return;
+    if (depth == DEPTH_MOST || weft_folder_list_open(folder, path, &names) != WEFT_OK) return;
     for (int i = 0; i < names.n; i++) {
-        if (names.list[i][0] == '.' || weft_path(path, "%s/%s", folder, names.list[i]) != WEFT_OK)
+        if (names.list[i][0] == '.' || weft_path(inside, "%s/%s", path, names.list[i]) != WEFT_OK ||
+            weft_below_folder(folder, names.list[i], &at) != WEFT_OK)
             continue;
-        if (lstat(path, &is) == 0 && S_ISDIR(is.st_mode)) walk(w, path, depth + 1);
+        walk(w, root, at, inside, depth + 1);
+        close(at);
     }
     weft_names_free(&names);
+}
+
+static void walk_all(weft_watched *w) {
+    for (int i = 0; i < w->n_roots; i++) {
+        int root;
+        if (weft_below_root(w->roots[i], &root) != WEFT_OK) continue;
+        walk(w, i, root, w->roots[i], 0);
+        close(root);
+    }
 }
 
 static json_t *option_json(const weft_config *c, const weft_option *o) {
@@ -192,14 +215,15 @@ static json_t *defaults_json(const weft_watched *w) {
 }
 
 /* The options that are not the default, and what steps and tokens follow from them. */
-static void read_config(weft_watched *w, run *r) {
-    char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
+static void read_config(weft_watched *w, run *r, int folder) {
+    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     weft_config *c = w->config;
     int count;
+    FILE *file;
     const weft_option *options = weft_options(&count);
     weft_config_defaults(c);
-    if (weft_path(path, "%s/config", r->folder) != WEFT_OK) return;
-    if (weft_config_read(c, path) != WEFT_OK) return;
+    if (weft_below_stream(folder, "config", &file) != WEFT_OK) return;
+    if (weft_config_read_stream(c, file, "config") != WEFT_OK) return;
     json_t *object = json_object();
     for (int i = 0; object && i < count; i++) {
         weft_config_format(c, &options[i], value, sizeof value);
@@ -215,55 +239,18 @@ static void read_config(weft_watched *w, run *r) {
     r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
 }
 
-static void read_result(run *r) {
-    char path[WEFT_PATH_MAX];
+static void read_result(run *r, int folder) {
+    char *text;
+    size_t bytes;
     *r->end = '\0';
-    if (weft_path(path, "%s/result.json", r->folder) != WEFT_OK) return;
-    json_t *object = weft_json_file(path, FILE_MOST);
+    if (weft_below_read(folder, "result.json", FILE_MOST, &text, &bytes) != WEFT_OK) return;
+    json_t *object = weft_json_read(text, bytes, 0, NULL);
+    free(text);
     const char *end = json_string_value(json_object_get(object, "end"));
     static const char *const known[] = {"done", "stopped", "diverged"};
     for (int i = 0; end && i < 3; i++)
         if (strcmp(end, known[i]) == 0) snprintf(r->end, sizeof r->end, "%s", end);
     json_decref(object);
-}
-
-static void add_row(weft_watched *w, run *r, const json_t *line) {
-    static const char *const keys[VALUES] = {"step",      "loss",         "val_loss", "lr",
-                                             "grad_norm", "tokens_per_s", "mfu"};
-    if (r->n_rows == r->room) {
-        int64_t room = r->room ? 2 * r->room : 256;
-        row *grown = realloc(r->rows, (size_t)room * sizeof *grown);
-        if (!grown) return;
-        r->rows = grown;
-        r->room = room;
-    }
-    row *to = &r->rows[r->n_rows];
-    for (int i = 0; i < VALUES; i++)
-        to->value[i] = weft_json_number_of(line, keys[i]);
-    if (!isfinite(to->value[0])) return;
-    to->version = w->version;
-    if (to->value[2] < r->best || isnan(r->best)) r->best = to->value[2];
-    r->n_rows++;
-}
-
-/* The lines that are whole; a torn one is read when it is. */
-static void read_lines(weft_watched *w, run *r) {
-    char path[WEFT_PATH_MAX], *line = NULL;
-    size_t room = 0;
-    ssize_t n;
-    FILE *file;
-    if (weft_path(path, "%s/metrics.jsonl", r->folder) != WEFT_OK ||
-        weft_file_open_stream(path, &file) != WEFT_OK)
-        return;
-    if (fseek(file, (long)r->read, SEEK_SET) == 0)
-        while ((n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n') {
-            r->read += n;
-            json_t *object = n < LINE_MOST ? weft_json_read(line, (size_t)n, 0, NULL) : NULL;
-            if (object) add_row(w, r, object);
-            json_decref(object);
-        }
-    free(line);
-    fclose(file);
 }
 
 static bool is_fresh(const run *r) {
@@ -274,15 +261,12 @@ static bool is_fresh(const run *r) {
 
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
-    char path[WEFT_PATH_MAX];
-    bool held =
-        weft_path(path, "%s/metrics.jsonl", r->folder) == WEFT_OK && weft_locks_has(w->locks, path);
-    if (held) return "running";
+    if (r->lines.there && weft_locks_has(w->locks, r->lines.number)) return "running";
     if (*r->end)
         return strcmp(r->end, "done") == 0      ? "done"
                : strcmp(r->end, "stopped") == 0 ? "stopped"
                                                 : "diverged";
-    if (r->n_rows && r->rows[r->n_rows - 1].value[0] >= (double)r->steps && r->steps > 0)
+    if (r->rows.n > 0 && r->rows.last.value[WEFT_ROW_STEP] >= (double)r->steps && r->steps > 0)
         return "done";
     return is_fresh(r) ? "running" : "ended";
 }
@@ -290,23 +274,24 @@ static const char *status_of(const weft_watched *w, const run *r) {
 static void look_at_run(weft_watched *w, run *r) {
     bool lines, config, result;
     stamp before = r->lines;
-    look_at(r->folder, "metrics.jsonl", &r->lines, &lines);
-    look_at(r->folder, "config", &r->config, &config);
-    look_at(r->folder, "result.json", &r->result, &result);
+    int folder = open_place(w, &r->at);
+    look_at(folder, "metrics.jsonl", &r->lines, &lines);
+    look_at(folder, "config", &r->config, &config);
+    look_at(folder, "result.json", &r->result, &result);
     int64_t next = w->version + 1;
-    if (lines || config || result) w->version = r->version = next;
-    if (config) read_config(w, r);
-    if (result) read_result(r);
-    if (lines) {
+    if (lines || config || result || r->rows.more) w->version = r->version = next;
+    if (config) read_config(w, r, folder);
+    if (result) read_result(r, folder);
+    if (lines || r->rows.more) {
         /* A resumed run cuts off lines, and writes others in their place. */
-        bool anew = r->lines.bytes < before.bytes || r->lines.bytes < r->read;
+        bool anew = r->lines.bytes < before.bytes || r->lines.bytes < r->rows.read;
         if (anew) {
-            r->n_rows = r->read = 0;
-            r->best = NAN;
+            weft_watched_lines_clear(&r->rows);
             r->reset = r->version;
         }
-        read_lines(w, r);
+        weft_watched_lines_read(&r->rows, folder, r->lines.bytes, w->version, &w->budget);
     }
+    if (folder >= 0) close(folder);
     const char *status = status_of(w, r);
     if (strcmp(status, r->status) != 0) r->version = ++w->version;
     r->status = status;
@@ -332,7 +317,7 @@ static void count_runs(study *s, weft_database *d) {
 static void set_title(weft_watched *w, const char *folder, const char *title) {
     for (int i = 0; i < w->n_runs; i++) {
         run *r = &w->runs[i];
-        if (strcmp(r->folder, folder) != 0 || (r->title && strcmp(r->title, title) == 0)) continue;
+        if (strcmp(r->at.path, folder) != 0 || (r->title && strcmp(r->title, title) == 0)) continue;
         free(r->title);
         r->title = weft_text_repair(title);
         r->version = ++w->version;
@@ -349,7 +334,7 @@ static void name_runs(weft_watched *w, const study *s, weft_database *d) {
                           "") != WEFT_OK)
         return;
     while (weft_database_next(d, rows, &there) == WEFT_OK && there)
-        if (weft_path(path, "%s/%s", s->folder, weft_column_text(rows, 0)) == WEFT_OK)
+        if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
             set_title(w, path, weft_column_text(rows, 1));
     weft_database_end(rows);
 }
@@ -357,87 +342,82 @@ static void name_runs(weft_watched *w, const study *s, weft_database *d) {
 static void read_study(weft_watched *w, study *s) {
     char path[WEFT_PATH_MAX];
     weft_database *d;
+    bool fresh;
     s->named = w->n_runs;
-    if (weft_path(path, "%s/runs.db", s->folder) != WEFT_OK ||
-        weft_database_open(path, false, &d) != WEFT_OK)
+    if (weft_path(path, "%s%sruns.db", s->at.below, *s->at.below ? "/" : "") != WEFT_OK ||
+        weft_database_enter(&weft_runs_schema, w->roots[s->at.root], path, WEFT_DATABASE_READ,
+                            database_seconds, &d, &fresh) != WEFT_OK)
         return;
     count_runs(s, d);
     name_runs(w, s, d);
     weft_database_close(d);
 }
 
-int64_t weft_watched_look(weft_watched *w) {
+static void look_at_study(weft_watched *w, study *s) {
+    bool changed;
+    int folder = open_place(w, &s->at);
+    look_at(folder, "runs.db", &s->database, &changed);
+    if (folder >= 0) close(folder);
+    if (changed) s->version = ++w->version;
+    if (changed || s->named != w->n_runs) read_study(w, s);
+}
+
+bool weft_watched_look(weft_watched *w) {
     double now = weft_clock();
+    bool all = true;
     if (w->walked == 0 || now - w->walked >= walk_seconds) {
-        for (int i = 0; i < w->n_roots; i++)
-            walk(w, w->roots[i], 0);
+        walk_all(w);
         w->walked = now;
     }
+    w->budget = LOOK_MOST;
     weft_locks_read(w->locks);
-    for (int i = 0; i < w->n_studies; i++) {
-        bool changed;
-        look_at(w->studies[i].folder, "runs.db", &w->studies[i].database, &changed);
-        if (changed) w->studies[i].version = ++w->version;
-        if (changed || w->studies[i].named != w->n_runs) read_study(w, &w->studies[i]);
-    }
-    for (int i = 0; i < w->n_runs; i++)
+    for (int i = 0; i < w->n_studies; i++)
+        look_at_study(w, &w->studies[i]);
+    for (int i = 0; i < w->n_runs; i++) {
         look_at_run(w, &w->runs[i]);
+        all = all && !w->runs[i].rows.more;
+    }
+    return all;
+}
+
+int64_t weft_watched_version(const weft_watched *w) {
     return w->version;
 }
 
-static json_t *row_json(const row *r) {
-    json_t *list = json_array();
-    for (int i = 0; list && i < VALUES; i++)
-        json_array_append_new(list, weft_json_number(r->value[i]));
-    return list;
-}
-
-/* The rows after a change; of very many, some, those of an evaluation always. */
-static json_t *rows_json(const run *r, int64_t after) {
-    json_t *list = json_array();
-    int64_t first = r->n_rows;
-    while (first > 0 && r->rows[first - 1].version > after)
-        first--;
-    int64_t every = (r->n_rows - first) / ROWS_TOLD + 1;
-    for (int64_t i = first; list && i < r->n_rows; i++)
-        if ((i - first) % every == 0 || isfinite(r->rows[i].value[2]) || i == r->n_rows - 1)
-            json_array_append_new(list, row_json(&r->rows[i]));
-    return list;
-}
-
-static double seconds_left(const run *r, const row *last) {
-    double rate = last->value[5], steps = (double)r->steps - last->value[0];
+static double seconds_left(const run *r, const weft_watched_row *last) {
+    double rate = last->value[WEFT_ROW_TOKENS_PER_S],
+           steps = (double)r->steps - last->value[WEFT_ROW_STEP];
     bool runs = strcmp(r->status, "running") == 0;
     return runs && rate > 0 && steps > 0 ? steps * (double)r->tokens_per_step / rate : NAN;
 }
 
-static double last_value(const run *r, int value) {
-    for (int64_t i = r->n_rows - 1; i >= 0; i--)
-        if (isfinite(r->rows[i].value[value])) return r->rows[i].value[value];
-    return NAN;
-}
-
 static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     const run *r = &w->runs[id];
-    static const row none = {.value = {0, NAN, NAN, NAN, NAN, NAN, NAN}};
-    const row *last = r->n_rows ? &r->rows[r->n_rows - 1] : &none;
+    static const weft_watched_row none = {.value = {0, NAN, NAN, NAN, NAN, NAN, NAN}};
+    const weft_watched_row *last = r->rows.n ? &r->rows.last : &none;
     bool reset = r->reset > after;
-    char note[WEFT_NOTE_ROOM] = "", tags[WEFT_NOTE_ROOM] = "";
-    weft_notes_get(w->notes, r->folder, note, tags);
-    return json_pack(
+    char *note, *tags;
+    weft_notes_get(w->notes, r->at.path, &note, &tags);
+    json_t *object = json_pack(
         "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, "
         "s:o, s:o}",
         "id", id, "name", weft_json_text(r->name), "title",
         r->title ? weft_json_text(r->title) : json_null(), "study",
         r->study < 0 ? json_null() : json_integer(r->study), "status", r->status, "step",
-        weft_json_whole(last->value[0]), "steps", (json_int_t)r->steps, "tokens_per_step",
-        (json_int_t)r->tokens_per_step, "loss", weft_json_number(last->value[1]), "val_loss",
-        weft_json_number(last_value(r, 2)), "best_val_loss", weft_json_number(r->best),
-        "tokens_per_s", weft_json_number(last->value[5]), "mfu", weft_json_number(last->value[6]),
-        "seconds_left", weft_json_number(seconds_left(r, last)), "note", weft_json_text(note),
-        "tags", weft_json_text(tags), "reset", reset, "options",
+        weft_json_whole(last->value[WEFT_ROW_STEP]), "steps", (json_int_t)r->steps,
+        "tokens_per_step", (json_int_t)r->tokens_per_step, "loss",
+        weft_json_number(last->value[WEFT_ROW_LOSS]), "val_loss",
+        weft_json_number(r->rows.val_loss), "best_val_loss",
+        weft_json_number(r->rows.best_val_loss), "tokens_per_s",
+        weft_json_number(last->value[WEFT_ROW_TOKENS_PER_S]), "mfu",
+        weft_json_number(last->value[WEFT_ROW_MFU]), "seconds_left",
+        weft_json_number(seconds_left(r, last)), "note", weft_json_text(note ? note : ""), "tags",
+        weft_json_text(tags ? tags : ""), "reset", reset, "options",
         r->options ? json_incref(r->options) : json_object(), "rows",
-        rows_json(r, reset ? 0 : after));
+        weft_watched_lines_json(&r->rows, reset ? 0 : after));
+    free(note);
+    free(tags);
+    return object;
 }
 
 static json_t *study_json(const weft_watched *w, int id) {
@@ -464,40 +444,40 @@ int weft_watched_count(const weft_watched *w) {
     return w->n_runs;
 }
 
-const char *weft_watched_folder(const weft_watched *w, int64_t id) {
-    return id >= 0 && id < w->n_runs ? w->runs[id].folder : NULL;
+static bool is_run(const weft_watched *w, int64_t id) {
+    return id >= 0 && id < w->n_runs;
 }
 
-static char *read_end(const char *folder, const char *name, size_t most) {
-    char path[WEFT_PATH_MAX];
-    FILE *file;
-    if (weft_path(path, "%s/%s", folder, name) != WEFT_OK ||
-        weft_file_open_stream(path, &file) != WEFT_OK)
-        return NULL;
+int weft_watched_folder(const weft_watched *w, int64_t id) {
+    return is_run(w, id) ? open_place(w, &w->runs[id].at) : -1;
+}
+
+static char *read_end(int folder, const char *name, size_t most) {
+    struct stat is;
+    int file;
+    if (folder < 0 || weft_below_file(folder, name, &file) != WEFT_OK) return NULL;
     char *text = malloc(most + 1);
-    size_t n = 0;
-    if (text && fseek(file, 0, SEEK_END) == 0) {
-        long bytes = ftell(file), from = bytes > (long)most ? bytes - (long)most : 0;
-        if (bytes >= 0 && fseek(file, from, SEEK_SET) == 0) n = fread(text, 1, most, file);
-    }
-    if (text) text[n] = '\0';
-    fclose(file);
+    ssize_t n = -1;
+    if (text && fstat(file, &is) == 0)
+        n = pread(file, text, most, is.st_size > (off_t)most ? is.st_size - (off_t)most : 0);
+    if (text) text[n > 0 ? n : 0] = '\0';
+    close(file);
     return text;
 }
 
 char *weft_watched_tail(const weft_watched *w, int64_t id, size_t most) {
-    const char *folder = weft_watched_folder(w, id);
-    char *text = folder ? read_end(folder, "log", most) : NULL;
-    if (!text && folder) text = read_end(folder, "samples.jsonl", most);
+    int folder = weft_watched_folder(w, id);
+    char *text = read_end(folder, "log", most);
+    if (!text) text = read_end(folder, "samples.jsonl", most);
+    if (folder >= 0) close(folder);
     char *shown = text ? weft_text_repair(text) : NULL;
     free(text);
     return shown;
 }
 
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags) {
-    const char *folder = weft_watched_folder(w, id);
-    if (!folder) return weft_fail(WEFT_EINPUT, "there is no run %lld", (long long)id);
-    WEFT_TRY(weft_notes_set(w->notes, folder, note, tags));
+    if (!is_run(w, id)) return weft_fail(WEFT_EINPUT, "there is no run %lld", (long long)id);
+    WEFT_TRY(weft_notes_set(w->notes, w->runs[id].at.path, note, tags));
     w->runs[id].version = ++w->version;
     return WEFT_OK;
 }
@@ -539,14 +519,14 @@ void weft_watched_close(weft_watched *w) {
     for (int i = 0; i < w->n_roots; i++)
         free(w->roots[i]);
     for (int i = 0; i < w->n_runs; i++) {
-        free(w->runs[i].folder);
+        free(w->runs[i].at.path);
         free(w->runs[i].name);
         free(w->runs[i].title);
-        free(w->runs[i].rows);
+        weft_watched_lines_clear(&w->runs[i].rows);
         json_decref(w->runs[i].options);
     }
     for (int i = 0; i < w->n_studies; i++) {
-        free(w->studies[i].folder);
+        free(w->studies[i].at.path);
         free(w->studies[i].name);
     }
     free(w->roots);

@@ -2,7 +2,7 @@
  *
  * A folder with a metrics.jsonl is a run, one with a runs.db a study. Each look reads what was added
  * since the last: files that did not change are not opened, and of a metrics.jsonl only its new lines
- * are read. Every change has a number, so that several readers can each be told what is new to them.
+ * are read. No link in those folders is followed. Every change has a number, so that several readers can each be told what is new to them.
  * Nothing is written but notes and tags, into a database of their own (notes.h), and nothing is
  * locked: a run never waits for whoever watches it. */
 #ifndef WEFT_RECORD_WATCHED_H
@@ -20,8 +20,10 @@ typedef struct weft_watched weft_watched;
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out);
 void weft_watched_close(weft_watched *w);
 
-/* Looks at everything. Returns the number of the last change. */
-int64_t weft_watched_look(weft_watched *w);
+/* Looks at everything; false: there are lines that are left for the next look. */
+bool weft_watched_look(weft_watched *w);
+/* The number of the last change. */
+int64_t weft_watched_version(const weft_watched *w);
 
 /* What changed after the change of that number; 0: everything. NULL: nothing, or no memory.
  *
@@ -40,8 +42,9 @@ int64_t weft_watched_look(weft_watched *w);
 json_t *weft_watched_news(const weft_watched *w, int64_t after);
 
 int weft_watched_count(const weft_watched *w);
-/* A run's folder; NULL: there is no such number. */
-const char *weft_watched_folder(const weft_watched *w, int64_t id);
+/* A run's folder, open, for base/below.h; the caller closes it. -1: there is no such number, or it is a
+ * folder no longer. */
+int weft_watched_folder(const weft_watched *w, int64_t id);
 
 /* The end of a run's log, at most `most` bytes, or of its samples where it has no log; malloc'd. NULL:
  * there is neither. */

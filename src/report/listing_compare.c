@@ -267,14 +267,12 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
 }
 
 weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
-    weft_database *d, *check;
+    weft_database *d = NULL, *other;
     *same = false;
-    WEFT_TRY(weft_listing_open(b, &check));
-    char other[WEFT_PATH_MAX];
-    snprintf(other, sizeof other, "%s", weft_database_path(check));
-    weft_database_close(check);
-    WEFT_TRY(weft_listing_open(a, &d));
-    weft_status status = weft_database_run(d, "ATTACH ? AS other", "s", other);
+    WEFT_TRY(weft_listing_open(b, &other));
+    weft_status status = weft_listing_open(a, &d);
+    if (status == WEFT_OK) status = weft_database_attach(d, other, "other");
+    weft_database_close(other);
     if (status == WEFT_OK) status = compare_contents(d, out, same);
     weft_database_close(d);
     return status;

@@ -1,5 +1,6 @@
 /* The server of the live page. A thread for each connection, so that a stream of events may simply wait
- * for the next look; there are few of them, and all are of this machine. */
+ * for the next look; all are of this machine. What many are to be told is composed once, and they share
+ * the text. */
 #include "watch/live.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
@@ -18,13 +19,22 @@
 
 enum {
     LOOK_MS = 1000,
-    BEATS = 15, /* looks without news after which a stream says that it is alive */
+    PAUSE_MS = 2, /* between looks at files that are long: others may ask */
+    BEATS = 15,   /* looks without news after which a stream says that it is alive */
     BODY_MOST = 1 << 16,
     TAIL_MOST = 16384,
     BLOCK = 16384,
-    CONNECTIONS_MOST = 64,
+    CONNECTIONS_MOST = 256,
+    STACK_BYTES = 1 << 21, /* a list in a list is read by recursion, 2,048 deep */
     IDLE_SECONDS = 60
 };
+
+/* What is new after one change up to another, as JSON. Kept as long as somebody has it. */
+typedef struct {
+    char *text;
+    int64_t after, version;
+    int users;
+} news;
 
 struct weft_live {
     weft_live_options options;
@@ -37,6 +47,7 @@ struct weft_live {
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
     int64_t looks, version;
+    news *all, *recent; /* those last composed: everything, and after a change */
     bool closing, started;
 };
 
@@ -50,15 +61,17 @@ typedef struct {
 typedef struct {
     weft_live *watch;
     int64_t version, looks, quiet;
-    char *text; /* to be sent */
-    size_t bytes, at;
-    bool told;
+    news *news; /* to be sent between `head` and `tail`; NULL: nothing */
+    char *tail; /* and this after it; NULL: nothing */
+    size_t at;  /* so many bytes of all of it are sent */
 } stream;
 
-static void wait_until_next(weft_live *w) {
+static void wait_until_next(weft_live *w, int ms) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += LOOK_MS / 1000;
+    until.tv_nsec += ms * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
     while (!w->closing && pthread_cond_timedwait(&w->news, &w->lock, &until) != ETIMEDOUT)
         ;
 }
@@ -67,13 +80,45 @@ static void *look(void *context) {
     weft_live *w = context;
     pthread_mutex_lock(&w->lock);
     while (!w->closing) {
-        w->version = weft_watched_look(w->runs);
+        bool all = weft_watched_look(w->runs);
+        w->version = weft_watched_version(w->runs);
         w->looks++;
         pthread_cond_broadcast(&w->news);
-        wait_until_next(w);
+        wait_until_next(w, all ? LOOK_MS : PAUSE_MS);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
+}
+
+/* The lock is held, here and in the three that follow. */
+static void let_go(news *n) {
+    if (!n || --n->users > 0) return;
+    free(n->text);
+    free(n);
+}
+
+static news *compose_news(weft_live *w, int64_t after) {
+    news *n = calloc(1, sizeof *n);
+    json_t *object = n ? weft_watched_news(w->runs, after) : NULL;
+    if (object) n->text = json_dumps(object, JSON_COMPACT);
+    json_decref(object);
+    if (n && n->text) {
+        *n = (news){n->text, after, weft_watched_version(w->runs), 1};
+        return n;
+    }
+    free(n);
+    return NULL;
+}
+
+/* What is new after a change, for one more user. NULL: nothing, or no memory. */
+static news *take_news(weft_live *w, int64_t after) {
+    news **kept = after ? &w->recent : &w->all;
+    if (!*kept || (*kept)->after != after || (*kept)->version != weft_watched_version(w->runs)) {
+        let_go(*kept);
+        *kept = compose_news(w, after);
+    }
+    if (*kept) (*kept)->users++;
+    return *kept;
 }
 
 static enum MHD_Result queue(struct MHD_Connection *c, unsigned status, struct MHD_Response *r,
@@ -108,63 +153,78 @@ static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, con
     return send_json(c, status, json_pack("{s:o}", "error", weft_json_text(why)));
 }
 
-/* "event: NAME", "data: ..." and an empty line, onto the end of what is to be sent. */
-static void add_event(stream *s, const char *name, json_t *object) {
-    char *data = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    size_t room = data ? strlen(data) + strlen(name) + 32 : 0;
-    char *grown = data ? realloc(s->text, s->bytes + room) : NULL;
-    if (grown) {
-        s->text = grown;
-        s->bytes += (size_t)snprintf(grown + s->bytes, room, "event: %s\ndata: %s\n\n", name, data);
-    }
-    json_decref(object);
-    free(data);
-}
-
-static void add_comment(stream *s) {
-    static const char text[] = ": alive\n\n";
-    s->text = strdup(text);
-    s->bytes = s->text ? sizeof text - 1 : 0;
-}
-
 /* What is new for a stream. The lock is held. */
 static void compose(stream *s) {
     weft_live *w = s->watch;
-    free(s->text);
-    s->text = NULL;
-    s->bytes = s->at = 0;
+    s->at = 0;
     if (s->version == 0 || w->version > s->version) {
-        add_event(s, "news", weft_watched_news(w->runs, s->version));
+        s->news = take_news(w, s->version);
         s->version = w->version > 0 ? w->version : 1;
         s->quiet = 0;
     }
-    if (w->gpus) add_event(s, "machine", json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus)));
-    if (!s->bytes && s->quiet++ % BEATS == BEATS - 1) add_comment(s);
+    json_t *machine = w->gpus ? json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus)) : NULL;
+    char *data = machine ? json_dumps(machine, JSON_COMPACT) : NULL;
+    if (data && asprintf(&s->tail, "event: machine\ndata: %s\n\n", data) < 0) s->tail = NULL;
+    free(data);
+    json_decref(machine);
+    if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
     s->looks = w->looks;
+}
+
+/* Copies what of a part lies from `at` on; both are counted down. */
+static size_t copy_part(const char *part, size_t bytes, size_t *at, char *out, size_t room) {
+    if (*at >= bytes) {
+        *at -= bytes;
+        return 0;
+    }
+    size_t n = bytes - *at < room ? bytes - *at : room;
+    memcpy(out, part + *at, n);
+    *at = 0;
+    return n;
+}
+
+/* The next bytes of "event: news", its data, an empty line, and the tail; 0: it is all sent. */
+static size_t copy_next(stream *s, char *out, size_t room) {
+    static const char head[] = "event: news\ndata: ", end[] = "\n\n";
+    const char *parts[] = {s->news ? head : "", s->news ? s->news->text : "", s->news ? end : "",
+                           s->tail ? s->tail : ""};
+    size_t n = 0, at = s->at;
+    for (int i = 0; i < 4 && n < room; i++)
+        n += copy_part(parts[i], strlen(parts[i]), &at, out + n, room - n);
+    s->at += n;
+    return n;
+}
+
+/* The lock is held. */
+static void forget_sent(stream *s) {
+    let_go(s->news);
+    free(s->tail);
+    s->news = NULL;
+    s->tail = NULL;
 }
 
 static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
     stream *s = context;
     weft_live *w = s->watch;
+    size_t n;
     (void)at;
     pthread_mutex_lock(&w->lock);
-    while (s->at == s->bytes && !w->closing) {
+    while ((n = copy_next(s, out, room)) == 0 && !w->closing) {
+        forget_sent(s);
         while (s->looks == w->looks && !w->closing)
             pthread_cond_wait(&w->news, &w->lock);
         if (!w->closing) compose(s);
     }
-    bool ends = s->at == s->bytes;
     pthread_mutex_unlock(&w->lock);
-    if (ends) return MHD_CONTENT_READER_END_OF_STREAM;
-    size_t n = s->bytes - s->at < room ? s->bytes - s->at : room;
-    memcpy(out, s->text + s->at, n);
-    s->at += n;
-    return (ssize_t)n;
+    return n ? (ssize_t)n : MHD_CONTENT_READER_END_OF_STREAM;
 }
 
 static void free_stream(void *context) {
     stream *s = context;
-    free(s->text);
+    weft_live *w = s->watch;
+    pthread_mutex_lock(&w->lock);
+    forget_sent(s);
+    pthread_mutex_unlock(&w->lock);
     free(s);
 }
 
@@ -180,9 +240,11 @@ static enum MHD_Result send_stream(weft_live *w, struct MHD_Connection *c) {
 
 static enum MHD_Result send_runs(weft_live *w, struct MHD_Connection *c) {
     pthread_mutex_lock(&w->lock);
-    json_t *object = weft_watched_news(w->runs, 0);
+    news *n = take_news(w, 0);
+    char *text = n ? strdup(n->text) : NULL;
+    let_go(n);
     pthread_mutex_unlock(&w->lock);
-    return send_json(c, 200, object);
+    return send_text(c, 200, "application/json", text);
 }
 
 static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
@@ -191,7 +253,7 @@ static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
     long long number = id ? strtoll(id, &end, 10) : -1;
     if (!id || !*id || *end) return send_error(c, 400, "id=N names a run");
     pthread_mutex_lock(&w->lock);
-    bool there = weft_watched_folder(w->runs, number) != NULL;
+    bool there = number >= 0 && number < weft_watched_count(w->runs);
     char *text = weft_watched_tail(w->runs, number, TAIL_MOST);
     pthread_mutex_unlock(&w->lock);
     if (!there) return send_error(c, 404, "there is no such run");
@@ -290,7 +352,7 @@ static weft_status start_daemon(weft_live *w) {
         flags, (uint16_t)w->port, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log,
         NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)IDLE_SECONDS, MHD_OPTION_END);
+        (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     if (w->daemon) return WEFT_OK;
     close(listening);
     return weft_fail(WEFT_EIO, "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
@@ -311,7 +373,8 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     w->page = weft_live_page();
     w->gpus = weft_gpus_open();
     weft_status status = w->page ? WEFT_OK : weft_fail(WEFT_ENOMEM, "watch: no memory");
-    w->version = weft_watched_look(runs);
+    weft_watched_look(runs);
+    w->version = weft_watched_version(runs);
     w->found = weft_watched_count(runs);
     if (status == WEFT_OK) status = start_daemon(w);
     int error = status == WEFT_OK ? pthread_create(&w->thread, NULL, look, w) : 0;
@@ -342,6 +405,8 @@ void weft_live_close(weft_live *w) {
     pthread_mutex_unlock(&w->lock);
     if (w->daemon) MHD_stop_daemon(w->daemon);
     if (w->started) pthread_join(w->thread, NULL);
+    let_go(w->all);
+    let_go(w->recent);
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     weft_gpus_close(w->gpus);

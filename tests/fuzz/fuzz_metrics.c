@@ -1,11 +1,14 @@
-/* A run's metrics.jsonl as --resume finds it: the step and the interval that the checkpoint tells, eight
- * bytes each, then the file. */
+/* A run's metrics.jsonl as --resume and `weft watch` find it: the step and the interval that the
+ * checkpoint tells, eight bytes each, then the file. */
+#include "base/below.h"
 #include "fuzz/fuzz.h"
 #include "record/collect.h"
+#include "record/watched_lines.h"
 #include "train/metrics.h"
 #include "train/metrics_lines.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 static void check_lines(const char *path, int64_t step, int64_t every, weft_lines *out) {
     FILE *file = fopen(path, "r");
@@ -15,6 +18,28 @@ static void check_lines(const char *path, int64_t step, int64_t every, weft_line
     fclose(file);
 }
 
+/* In looks of a few bytes, as in one. */
+static int64_t watch_lines(int64_t size, int64_t each) {
+    weft_watched_lines lines = {0};
+    int folder;
+    FUZZ_PROMISE(weft_below_root(fuzz_path("run"), &folder) == WEFT_OK, "the folder is there");
+    weft_watched_lines_clear(&lines);
+    do {
+        int64_t before = lines.read, budget = each;
+        weft_watched_lines_read(&lines, folder, size, 1, &budget);
+        FUZZ_PROMISE(lines.read <= size, "no more is read than there is");
+        FUZZ_PROMISE(!lines.more || lines.read > before, "every look comes further");
+    } while (lines.more);
+    close(folder);
+    json_t *rows = weft_watched_lines_json(&lines, 0);
+    int64_t n = lines.n_read;
+    FUZZ_PROMISE(json_array_size(rows) <= 4096 && (n == 0) == (json_array_size(rows) == 0),
+                 "some rows are told where there are any");
+    json_decref(rows);
+    weft_watched_lines_clear(&lines);
+    return n;
+}
+
 bool fuzz_metrics(const uint8_t *data, size_t size) {
     fuzz_bytes in = {data, size};
     int64_t step = fuzz_number(&in), every = fuzz_number(&in), logged;
@@ -22,7 +47,10 @@ bool fuzz_metrics(const uint8_t *data, size_t size) {
     weft_metrics *m;
     weft_lines before, after;
     fuzz_new_folder("run");
-    const char *path = fuzz_file("run/metrics.jsonl", in.data, in.size);
+    fuzz_file("run/metrics.jsonl", in.data, in.size);
+    FUZZ_PROMISE(watch_lines((int64_t)in.size, 1) == watch_lines((int64_t)in.size, 1 << 20),
+                 "a file read piece by piece has the same lines");
+    const char *path = fuzz_path("run/metrics.jsonl");
     weft_collect_progress(fuzz_path("run"), &logged, &loss);
     weft_collect_rate(fuzz_path("run"));
     check_lines(path, step, every, &before);

@@ -45,6 +45,13 @@ CONFIG_EVAL_INTERVAL=1
 """
 
 
+def journal_naming(size, victim):
+    """A hot rollback journal of a database of so many bytes that names a super-journal, which SQLite would remove."""
+    magic, name = bytes.fromhex("d9d505f920a163d7"), str(victim).encode()
+    head = magic + struct.pack(">5I", 0, 0, size // 4096, 512, 4096)
+    return head.ljust(512, b"\0") + struct.pack(">I", 0x40000000 // 4096 + 1) + name + struct.pack(">2I", len(name), sum(name)) + magic
+
+
 class Mutator:
     """Changes of bytes, of JSON, and of the formats around them."""
 
@@ -187,6 +194,7 @@ def is_obeyed(text):
 
 class Attack(session.Session):
     METHODS, PROGRAM = "attack_", "attack.py"
+    SECRET = b"not yours"
 
     def __init__(self, options):
         super().__init__(options)
@@ -209,7 +217,10 @@ class Attack(session.Session):
         (g / "text").mkdir(parents=True)
         (victim / "deep").mkdir(parents=True)
         for name in ("a.txt", "deep/b.txt", ".weft", "model.safetensors"):
-            (victim / name).write_text("not yours")
+            (victim / name).write_bytes(self.SECRET)
+        with sqlite3.connect(victim / "other.db") as other:
+            other.execute("CREATE TABLE mine(x)")
+        other.close()
         (g / "config").write_text(CONFIG)
         text = "".join(f"line {i}: the quick brown fox, naïve café, {i * i}\n" for i in range(120))
         (g / "text/a.txt").write_text(text)
@@ -501,9 +512,27 @@ class Attack(session.Session):
             self.judge_server("requests", self.server, why, request)
             self.server = None
 
+    def plant(self, w):
+        """Something that leads to the victim, where the page reads or SQLite acts."""
+        dice = self.dice
+        path = w / dice.choice(("notes.db", "run/log", "run/samples.jsonl", "run/config", "run/result.json", "run/metrics.jsonl", "run", "study", "study/runs.db"))
+        if dice.random() < 0.5:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.parent.is_dir():
+                path.unlink(missing_ok=True)
+            if path.parent.is_dir():
+                path.symlink_to(self.victim / dice.choice(("", "a.txt", "other.db", "none")))
+            return
+        for path in (w / "notes.db", w / "study/runs.db"):
+            if path.is_file() and not path.is_symlink():
+                pathlib.Path(f"{path}-journal").write_bytes(journal_naming(path.stat().st_size, self.victim / "a.txt"))
+
     def attack_watch(self):
-        """A page over folders that are changed, and over their notes; and what is sent to it."""
+        """A page over folders that are changed, over their notes, and over what leads elsewhere; and what is sent to it."""
         w = self.put("run", "run", self.dice.choice(("study", "study", "notes.db")))
+        if self.dice.random() < 0.5:
+            self.plant(w)
         words = [self.weft, "watch", str(w), "--port", "0", "--json"]
         page = server.Server(words, self.environment, self.top / "page-said", "/api/runs")
         if not page.port:
@@ -512,6 +541,7 @@ class Attack(session.Session):
             self.count_answer("watch", b"")
             if status not in (1, 2) or not said.strip().split(b"\n")[-1].startswith(b"weft"):
                 self.keep("watch", f"did not start, and ended on {status}", words, b"", said)
+            self.look_at_victim(words, b"")
             return
         request, why = b"", None
         for _ in range(6):
@@ -521,12 +551,18 @@ class Attack(session.Session):
                 lambda: page.head("GET", f"/api/log?id={number}"),
                 lambda: self.post(page, "/api/note", {"id": self.dice.choice((0, 1, 2)), "note": "n", "tags": "a, b"}),
             ))()
-            self.count_answer("watch", page.ask(request, 1))
-            if page.has_ended():
+            answer = page.ask(request, 1)
+            self.count_answer("watch", answer)
+            if self.SECRET in answer:
+                why = "it tells what is in another folder"
+            if why or page.has_ended():
                 break
         if not page.is_well(10 * self.patience):
             why = "it does not answer /api/runs any more"
         self.judge_server("watch", page, why, request)
+        self.look_at_victim(words, request)
+
+    def look_at_victim(self, words, request):
         if self.hash_of_victim() != self.unhurt:
             self.keep("watch", "another folder was changed", words, request, b"")
             sys.exit("attack.py: the victim was hurt; see above")

@@ -1,6 +1,7 @@
 /* A database of runs that somebody wrote with intent: every reader refuses the same ones, in one line
  * that names what is wrong; nothing is read beyond what is there, nothing is written outside the
  * study's folder, and no name reaches a terminal unescaped. */
+#include "record/database_check.h"
 #include "record/schema.h"
 #include "support/command.h"
 #include "support/study_database.h"
@@ -148,6 +149,8 @@ static void test_tables_of_another_shape_are_refused_by_all(void **state) {
          "is missing, or another"},
         {"DROP TABLE events", "'events' is missing, or another"},
         {"DROP INDEX events_run", "'events_run' is missing, or another"},
+        {"CREATE VIEW mine AS SELECT 1", "view 'mine'"},
+        {"CREATE TABLE mine(x)", "table 'mine'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         spoil(cases[i].sql);
@@ -270,39 +273,19 @@ static void test_a_link_in_the_studys_folder_is_not_written_through(void **state
     study_refuses("runs.db", "is a link");
     shell_succeeds("cp '%s/runs.db' '%s/runs.db'", made, victim);
     study_refuses("runs.db", "is a link");
-    command_succeeds(RUN("runs", spoilt), NULL); /* reading through one is no harm */
+    /* Nor read through: the journal that SQLite plays back lies where the link leads. */
+    command_fails(2, RUN("runs", spoilt), SAYS("runs.db", "is a link"));
     shell_succeeds("rm '%s/runs.db' && rmdir '%s'", victim, victim);
 }
 
 /* A rollback journal that names a super-journal: SQLite would remove that file. */
 static void test_a_journal_that_names_another_file_is_refused(void **state) {
     (void)state;
-    static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
-    unsigned char journal[2048] = {0};
     char victim[256];
-    size_t size, n = 512;
     snprintf(victim, sizeof victim, "%s", scratch_path("precious"));
     file_write(victim, "precious", 8);
     spoil("");
-    free(file_read(database, &size));
-    uint32_t fields[] = {0, 0, (uint32_t)(size / 4096), 512, 4096}, sum = 0;
-    memcpy(journal, magic, sizeof magic);
-    for (size_t i = 0; i < 5; i++)
-        for (size_t b = 0; b < 4; b++)
-            journal[8 + 4 * i + b] = (unsigned char)(fields[i] >> (24 - 8 * b));
-    uint32_t page = 0x40000000 / 4096 + 1, length = (uint32_t)strlen(victim);
-    for (size_t b = 0; b < 4; b++)
-        journal[n++] = (unsigned char)(page >> (24 - 8 * b));
-    for (size_t i = 0; i < length; i++) {
-        journal[n++] = (unsigned char)victim[i];
-        sum += (unsigned char)victim[i];
-    }
-    for (size_t b = 0; b < 4; b++)
-        journal[n++] = (unsigned char)(length >> (24 - 8 * b));
-    for (size_t b = 0; b < 4; b++)
-        journal[n++] = (unsigned char)(sum >> (24 - 8 * b));
-    memcpy(journal + n, magic, sizeof magic);
-    file_write(scratch_path("spoilt/runs.db-journal"), journal, n + sizeof magic);
+    study_journal(database, victim);
     command_fails(2, STUDY, SAYS("runs.db-journal", "names another file"));
     command_fails(2, RUN("runs", spoilt), SAYS("runs.db-journal", "names another file"));
     char *kept = file_read(victim, NULL);
@@ -310,6 +293,60 @@ static void test_a_journal_that_names_another_file_is_refused(void **state) {
     free(kept);
     shell_succeeds("rm '%s-journal' && ln -s precious '%s-journal'", database, database);
     command_fails(2, STUDY, SAYS("runs.db-journal", "is a link"));
+    /* A file that is no journal, which SQLite would remove too; a write-ahead log. */
+    shell_succeeds("rm '%s-journal' && cp '%s' '%s-journal'", database, victim, database);
+    command_fails(2, STUDY, SAYS("runs.db-journal", "is not a journal"));
+    kept = file_read(scratch_path("spoilt/runs.db-journal"), NULL);
+    assert_string_equal(kept, "precious");
+    free(kept);
+    shell_succeeds("rm '%s-journal' && touch '%s-wal'", database, database);
+    command_fails(2, RUN("runs", spoilt), SAYS("runs.db-wal", "not written by weft"));
+}
+
+/* Its journal is hot, and stays: nothing is written to a database that weft did not make. */
+static void test_a_database_of_others_is_not_put_back(void **state) {
+    (void)state;
+    sqlite3 *db;
+    size_t n, m;
+    spoil("DROP VIEW contents; PRAGMA application_id = 7;"
+          "INSERT INTO events(kind, detail) VALUES('x', printf('%.500000c', 'x'))");
+    assert_int_equal(sqlite3_open(database, &db), SQLITE_OK);
+    study_sql(db, "PRAGMA cache_size = 1; BEGIN; UPDATE events SET detail = detail || 'y'");
+    shell_succeeds("rm -rf '%s' && mkdir '%s' && cp '%s' '%s-journal' '%s'", scratch_path("others"),
+                   scratch_path("others"), database, database, scratch_path("others"));
+    sqlite3_exec(db, "ROLLBACK", NULL, NULL, NULL);
+    sqlite3_close(db);
+    char *before = file_read(scratch_path("others/runs.db"), &n);
+    command_fails(2, RUN("runs", scratch_path("others")), SAYS("runs.db", "another program"));
+    char *after = file_read(scratch_path("others/runs.db"), &m);
+    assert_int_equal(n, m);
+    assert_memory_equal(before, after, n);
+    assert_int_equal(access(scratch_path("others/runs.db-journal"), F_OK), 0);
+    free(before);
+    free(after);
+}
+
+/* A statement has its time, and the connection can be used after it. */
+static void test_a_statement_has_an_end(void **state) {
+    (void)state;
+    weft_database *d;
+    bool fresh;
+    int64_t one;
+    spoil("");
+    assert_int_equal(weft_database_enter(&weft_runs_schema, spoilt, "runs.db", WEFT_DATABASE_READ,
+                                         0.5 * command_patience(), &d, &fresh),
+                     WEFT_OK);
+    alarm(60 * (unsigned)command_patience());
+    assert_int_equal(weft_database_number(d, 0, &one,
+                                          "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x"
+                                          " FROM c) SELECT count(*) FROM c",
+                                          ""),
+                     WEFT_EINPUT);
+    alarm(0);
+    assert_non_null(strstr(weft_error_message(), "takes longer than"));
+    assert_int_equal(weft_database_number(d, 0, &one, "SELECT 1", ""), WEFT_OK);
+    assert_int_equal(one, 1);
+    weft_database_close(d);
 }
 
 /* As a kill in the middle of a transaction leaves it: some pages are changed, the journal has the old
@@ -354,6 +391,8 @@ int main(void) {
         cmocka_unit_test(test_escape_sequences_are_printed_escaped),
         cmocka_unit_test(test_a_link_in_the_studys_folder_is_not_written_through),
         cmocka_unit_test(test_a_journal_that_names_another_file_is_refused),
+        cmocka_unit_test(test_a_database_of_others_is_not_put_back),
+        cmocka_unit_test(test_a_statement_has_an_end),
         cmocka_unit_test(test_a_study_that_was_cut_off_can_be_looked_at),
     };
     return cmocka_run_group_tests(tests, make_study, scratch_teardown);

@@ -2,6 +2,7 @@
  * have equal rows. */
 #include "study_database.h"
 
+#include "command.h"
 #include "record/schema.h"
 
 #include <math.h>
@@ -9,6 +10,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -105,4 +107,32 @@ int64_t study_run_ended(sqlite3 *db, int step, double rate, int seed, const char
     int64_t run = add_run(db, step, rate, seed, status);
     study_sql(db, "UPDATE runs SET why = %Q WHERE run = %lld", why, (long long)run);
     return run;
+}
+
+static size_t put_number(unsigned char *to, size_t at, uint32_t value) {
+    for (size_t b = 0; b < 4; b++)
+        to[at + b] = (unsigned char)(value >> (24 - 8 * b));
+    return at + 4;
+}
+
+void study_journal(const char *database, const char *victim) {
+    static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
+    unsigned char journal[2048] = {0};
+    char path[512];
+    size_t size, n = 8, length = strlen(victim);
+    uint32_t sum = 0;
+    free(file_read(database, &size));
+    memcpy(journal, magic, sizeof magic);
+    const uint32_t fields[] = {0, 0, (uint32_t)(size / 4096), 512, 4096};
+    for (size_t i = 0; i < 5; i++)
+        n = put_number(journal, n, fields[i]);
+    n = put_number(journal, 512, 0x40000000 / 4096 + 1);
+    for (size_t i = 0; i < length; i++)
+        sum += (unsigned char)victim[i];
+    memcpy(journal + n, victim, length);
+    n = put_number(journal, n + length, (uint32_t)length);
+    n = put_number(journal, n, sum);
+    memcpy(journal + n, magic, sizeof magic);
+    snprintf(path, sizeof path, "%s-journal", database);
+    file_write(path, journal, n + sizeof magic);
 }

@@ -23,4 +23,8 @@ int64_t study_run(sqlite3 *db, int step, double rate, int seed, double score, co
 int64_t study_run_ended(sqlite3 *db, int step, double rate, int seed, const char *status,
                         const char *why);
 
+/* A rollback journal beside a database of pages of 4,096 bytes that names a super-journal: SQLite removes
+ * the file of that name when it plays it back. */
+void study_journal(const char *database, const char *victim);
+
 #endif

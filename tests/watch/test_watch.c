@@ -233,6 +233,9 @@ static void test_what_is_wrong_is_refused(void **state) {
     assert_int_equal(
         post("Content-Type: application/json\r\n", "{\"id\":77,\"note\":\"\",\"tags\":\"\"}"), 400);
     assert_int_equal(post("Content-Type: application/json\r\n", large), 413);
+    memset(large, '[', 3000); /* a list in a list in a list */
+    large[3000] = '\0';
+    assert_int_equal(post("Content-Type: application/json\r\n", large), 400);
     assert_int_equal(status_of("/api/runs", NULL), 200);
 }
 
