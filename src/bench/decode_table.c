@@ -189,7 +189,7 @@ static weft_status open_decoder(const bench *b, const weft_model *m, int64_t con
     int64_t table = weft_cached_table_pages(context);
     weft_decoder_limits limits = {batch, batch * table, context, table};
     WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, d));
-    weft_decoder_fill(*d);
+    WEFT_TRY(weft_decoder_fill(*d));
     for (int64_t s = 0; s < batch; s++)
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(*d, (int32_t)s)[p] = (int32_t)(s * table + p);

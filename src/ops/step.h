@@ -69,7 +69,7 @@ typedef struct weft_step_backend {
     weft_status (*open)(const weft_step_model *m, void **step);
     void (*close)(void *step);
     /* Row `slot` of the table of pages. */
-    void (*set_pages)(void *step, int64_t slot, const int32_t *pages);
+    weft_status (*set_pages)(void *step, int64_t slot, const int32_t *pages);
     /* Starts a step; at most two may be under way. */
     weft_status (*start)(void *step, const weft_step_rows *rows);
     /* Waits for the oldest step under way: the likeliest token of each row, of bit-equal ones the

@@ -78,10 +78,11 @@ static void plain_close(void *step) {
     free(s);
 }
 
-static void plain_set_pages(void *step, int64_t slot, const int32_t *pages) {
+static weft_status plain_set_pages(void *step, int64_t slot, const int32_t *pages) {
     plain_step *s = step;
     memcpy(s->pages + slot * s->form.table_pages, pages,
            (size_t)s->form.table_pages * sizeof *pages);
+    return WEFT_OK;
 }
 
 static double weight_at(const weft_step_matrix *m, int64_t column, int64_t k) {

@@ -297,11 +297,13 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     return WEFT_OK;
 }
 
-static void set_pages(void *step, int64_t slot, const int32_t *pages) {
+static weft_status set_pages(void *step, int64_t slot, const int32_t *pages) {
     cuda_step *s = (cuda_step *)step;
-    cudaSetDevice(weft_cuda_device_number());
-    cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
-                    (size_t)s->form.table_pages * sizeof *pages, cudaMemcpyHostToDevice, s->stream);
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check(cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
+                                 (size_t)s->form.table_pages * sizeof *pages,
+                                 cudaMemcpyHostToDevice, s->stream),
+                 "the table of pages was not copied");
 }
 
 static int64_t runs_at(const cuda_step *s, int64_t position) {
