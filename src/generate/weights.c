@@ -25,6 +25,13 @@ struct weft_generation_weights {
     int64_t count;
 };
 
+void weft_generation_set_dtype(weft_config *c, const weft_backend *backend) {
+    bool narrow = c->weight_dtype == WEFT_WEIGHT_AUTO || c->weight_dtype == WEFT_WEIGHT_BF16;
+    if (backend->remote && c->dtype == WEFT_CONFIG_F32 && c->cache_dtype == WEFT_CACHE_BF16 &&
+        narrow)
+        c->dtype = WEFT_CONFIG_BF16;
+}
+
 void weft_generation_weights_destroy(weft_generation_weights *w) {
     if (!w) return;
     for (int64_t i = 0; i < w->count; i++)
@@ -110,10 +117,12 @@ static void quantise(const float *from, int64_t rows, int64_t columns, void *to)
     float *scales = (float *)(numbers + rows * ld);
     for (int64_t r = 0; r < rows; r++) {
         const float *row = from + r * columns;
-        float most = 0;
-        for (int64_t i = 0; i < columns; i++)
+        float most = 0, nothing = 0; /* or NaN, which no comparison finds and no byte holds */
+        for (int64_t i = 0; i < columns; i++) {
             most = fabsf(row[i]) > most ? fabsf(row[i]) : most;
-        scales[r] = most / 127;
+            nothing += 0 * row[i];
+        }
+        scales[r] = most / 127 + nothing;
         float inverse = most > 0 ? 127 / most : 0;
         memset(numbers + r * ld, 0, (size_t)ld);
         for (int64_t i = 0; i < columns; i++)

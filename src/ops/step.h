@@ -93,6 +93,9 @@ typedef struct weft_step_backend {
 int64_t weft_step_packed(int64_t columns, int64_t depth);
 void weft_step_pack(const float *w, int64_t columns, int64_t depth, uint16_t *out);
 
+/* Reads "A,B,N", keys of a run up to position N and beyond: three whole numbers from 1 on. */
+weft_status weft_step_runs_read(const char *text, int runs[2], int *positions);
+
 void weft_step_model_free(weft_step_model *m);
 
 #endif

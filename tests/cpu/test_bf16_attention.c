@@ -103,7 +103,9 @@ static run open_run(const shape *s, weft_dtype dtype, int threads, weft_pool **p
     for (int i = 0; i <= LEAVES; i++)
         if (r.leaf[i] && i != 3) r.result[r.results++] = r.leaf[i]->grad;
     assert_int_equal(weft_pool_create(threads, pool), WEFT_OK);
-    assert_int_equal(weft_exec_create(r.graph, weft_cpu_backend(), *pool, NULL, &r.exec), WEFT_OK);
+    weft_exec_options options = {.poison = true};
+    assert_int_equal(weft_exec_create(r.graph, weft_cpu_backend(), *pool, &options, &r.exec),
+                     WEFT_OK);
     for (int i = 0; i < LEAVES; i++)
         fill(r.exec, r.leaf[i], (uint64_t)i + 1, 1, 0);
     if (s->w2) fill(r.exec, r.leaf[4], 5, 0.125, 0.5 * log(4.0 * (double)s->dqk));

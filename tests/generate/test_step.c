@@ -372,13 +372,30 @@ static void test_other_models_have_no_step(void **state) {
     }
 }
 
+static void test_runs_of_keys_are_whole_numbers_from_one_on(void **state) {
+    (void)state;
+    static const char *const wrong[] = {
+        "0,0,0", "128,0,512", "0,128,512", "128,256,0", "-1,1,1",        "128,256",
+        "",      "a,b,c",     "1,2,3,4",   "1,2,3x",    "9999999999,1,1"};
+    int runs[2] = {5, 6}, positions = 7;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_int_equal(weft_step_runs_read(wrong[i], runs, &positions), WEFT_EINPUT);
+        assert_non_null(strstr(weft_error_message(), "WEFT_CUDA_STEP_RUNS"));
+        assert_true(runs[0] == 5 && runs[1] == 6 && positions == 7);
+    }
+    assert_int_equal(weft_step_runs_read("384,768,4096", runs, &positions), WEFT_OK);
+    assert_true(runs[0] == 384 && runs[1] == 768 && positions == 4096);
+}
+
 int main(void) {
-    struct CMUnitTest tests[STEP_FORMS + 2];
+    struct CMUnitTest tests[STEP_FORMS + 3];
     for (int i = 0; i < STEP_FORMS; i++)
         tests[i] = (struct CMUnitTest){"test_a_step_equals_decoding", test_a_step_equals_decoding,
                                        NULL, NULL, (void *)(uintptr_t)(step_forms + i)};
     tests[STEP_FORMS] = (struct CMUnitTest)cmocka_unit_test(test_other_models_have_no_step);
     tests[STEP_FORMS + 1] =
         (struct CMUnitTest)cmocka_unit_test(test_picked_text_is_the_text_of_the_logits);
-    return _cmocka_run_group_tests("step", tests, STEP_FORMS + 2, NULL, NULL);
+    tests[STEP_FORMS + 2] =
+        (struct CMUnitTest)cmocka_unit_test(test_runs_of_keys_are_whole_numbers_from_one_on);
+    return _cmocka_run_group_tests("step", tests, STEP_FORMS + 3, NULL, NULL);
 }
