@@ -107,6 +107,24 @@ static void test_what_is_left_keeps_its_proportions(void **state) {
     }
 }
 
+/* Four tokens with a quarter each: two of them are a half, and no third is needed. */
+static void test_top_p_stops_where_it_is_reached(void **state) {
+    (void)state;
+    float logits[VOCAB] = {-1e4f, 0, 0, -1e4f, 0, 0};
+    int count[VOCAB] = {0};
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    weft_sampling s = weft_sampling_default();
+    s.top_p = 0.5;
+    for (uint32_t i = 0; i < 400; i++) {
+        weft_sampled out;
+        weft_sample(logits, VOCAB, &s, i, NULL, 0, scratch, &out);
+        count[out.token]++;
+    }
+    for (int i = 0; i < VOCAB; i++)
+        assert_int_equal(count[i] > 0, i == 1 || i == 2);
+    free(scratch);
+}
+
 /* In their order: top-k 3 leaves 0.4, 0.25, 0.15; top-p is of their sum, 0.8; min-p of the likeliest. */
 static void test_rules_act_one_after_the_other(void **state) {
     (void)state;
@@ -222,6 +240,7 @@ int main(void) {
         cmocka_unit_test(test_frequencies_are_the_probabilities),
         cmocka_unit_test(test_each_rule_leaves_out_what_it_says),
         cmocka_unit_test(test_what_is_left_keeps_its_proportions),
+        cmocka_unit_test(test_top_p_stops_where_it_is_reached),
         cmocka_unit_test(test_rules_act_one_after_the_other),
         cmocka_unit_test(test_a_logit_that_is_no_number_shows),
         cmocka_unit_test(test_the_penalty_is_for_tokens_that_were_there),

@@ -68,6 +68,11 @@ static void test_wsd_falls_over_the_last_fifth(void **state) {
     near(weft_schedule_rate(&c, 87), 1);
     near(weft_schedule_rate(&c, 98), 0.55);
     near(weft_schedule_rate(&c, 109), 0.1);
+    c.steps = 12; /* a fifth is 2.4 steps: three */
+    c.warmup_steps = 1;
+    near(weft_schedule_rate(&c, 8), 1);
+    near(weft_schedule_rate(&c, 9), 0.7);
+    near(weft_schedule_rate(&c, 11), 0.1);
 }
 
 /* The last fifth begins at 88. After a warm-up to step 100 ten steps are left to fall in, by 0.09 each. */

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -41,13 +42,15 @@ typedef struct {
     weft_validation *v;
 } held_out;
 
-static held_out open_held_out(int64_t micro) {
+static held_out open_held_out(int64_t micro, const char *dataset) {
     held_out h = {0};
     weft_config c;
     weft_config_defaults(&c);
     assert_int_equal(weft_config_read(&c, config), WEFT_OK);
     c.micro_batch = micro;
     c.dropout = 0;
+    assert_int_equal(weft_config_set(&c, "DATASET", dataset, "test"), WEFT_OK);
+    if (strcmp(dataset, "recall") == 0) c.vocab_size = 8;
     assert_int_equal(weft_pool_create(1, &h.pool), WEFT_OK);
     assert_int_equal(weft_dataset_open(&c, &h.data), WEFT_OK);
     assert_int_equal(weft_model_create(&c, WEFT_F64, &h.model), WEFT_OK);
@@ -95,7 +98,7 @@ static double by_sequences(const held_out *h) {
 static void test_the_loss_is_that_of_the_sequences(void **state) {
     (void)state;
     for (int64_t micro = 1; micro <= 4; micro *= 2) {
-        held_out h = open_held_out(micro);
+        held_out h = open_held_out(micro, "embedded");
         double loss, metric;
         assert_int_equal(weft_validation_run(h.v, &loss, &metric), WEFT_OK);
         near(loss, by_sequences(&h));
@@ -106,7 +109,7 @@ static void test_the_loss_is_that_of_the_sequences(void **state) {
 /* The ranges, as many times as they have positions, are the whole. */
 static void test_losses_by_position_are_parts_of_the_loss(void **state) {
     (void)state;
-    held_out h = open_held_out(2);
+    held_out h = open_held_out(2, "embedded");
     weft_position_loss p[WEFT_POSITION_RANGES_MAX];
     double loss, metric, sum = 0;
     int count;
@@ -126,6 +129,35 @@ static void test_losses_by_position_are_parts_of_the_loss(void **state) {
     close_held_out(&h);
 }
 
+/* Of weights that are all zero the first choice is token 0: the metric is how often that is asked for. */
+static void test_the_metric_is_the_part_that_is_right(void **state) {
+    (void)state;
+    held_out h = open_held_out(2, "recall");
+    const weft_config *c = &h.model->config;
+    enum { TIME = 24 };
+    int32_t tokens[TIME], targets[TIME];
+    uint8_t scored[TIME];
+    int64_t right = 0, asked = 0;
+    double loss, metric;
+    memset(h.model->memory, 0, (size_t)h.model->memory_bytes);
+    assert_int_equal(c->context, TIME);
+    for (int64_t i = 0; i < c->batch_size * c->eval_samples; i++) {
+        uint32_t batch = (uint32_t)(i / c->batch_size), place = (uint32_t)(i % c->batch_size);
+        assert_int_equal(weft_dataset_fill(h.data, WEFT_SPLIT_VAL, 0, batch, place, TIME, tokens,
+                                           targets, scored),
+                         WEFT_OK);
+        for (int t = 0; t < TIME; t++) {
+            asked += scored[t];
+            right += scored[t] && targets[t] == 0;
+        }
+    }
+    assert_true(right > 0);
+    assert_int_equal(weft_validation_run(h.v, &loss, &metric), WEFT_OK);
+    near(loss, log(8));
+    near(metric, (double)right / (double)asked);
+    close_held_out(&h);
+}
+
 static int open_scratch(void **state) {
     (void)state;
     train_scratch(config, sizeof config);
@@ -137,6 +169,7 @@ int main(void) {
         cmocka_unit_test(test_runs_count_by_their_targets),
         cmocka_unit_test(test_the_loss_is_that_of_the_sequences),
         cmocka_unit_test(test_losses_by_position_are_parts_of_the_loss),
+        cmocka_unit_test(test_the_metric_is_the_part_that_is_right),
     };
     return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
 }
