@@ -261,7 +261,7 @@ static void check_decode(const char *option, const char *value, const char *dtyp
     int64_t weights = json_integer_value(json_object_get(row, "weight_bytes"));
     static int64_t wide;
     if (bytes == 4) wide = weights;
-    /* Biases that follow are f32's in either, so it is not half to the byte. */
+    /* Within a percent. */
     double part = (double)weights / (double)wide;
     assert_true(fabs(part - (double)bytes / 4) < 0.01);
     json_decref(all);
