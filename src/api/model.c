@@ -225,7 +225,7 @@ weft_status weft_model_shape(const weft_model *model, const char *name, int64_t 
     API_NEED(name);                                                                                \
     API_NEED(numbers);                                                                             \
     WEFT_TRY(weft_api_find(model, __func__, name, count, &w));                                     \
-    weft_mirror_use(model->mirror, NULL)
+    WEFT_TRY(weft_mirror_use(model->mirror, NULL))
 
 weft_status weft_model_read(const weft_model *model, const char *name, float *out, int64_t count) {
     OPEN_WEIGHT(out, w);

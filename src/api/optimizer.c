@@ -57,7 +57,7 @@ weft_status weft_optimizer_step(weft_optimizer *optimizer, const weft_pass *pass
         WEFT_TRY(weft_optimizer_bind_session(optimizer, &pass->session));
         weft_optimizer_mark(optimizer, pass->serial);
     }
-    weft_optimizer_refresh(optimizer);
+    WEFT_TRY(weft_optimizer_refresh(optimizer));
     return weft_optimizer_run(optimizer, rate);
 }
 

@@ -18,6 +18,7 @@
 #include "cuda/read.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
+#include "generate/weights.h"
 #include "model/kinds.h"
 #include "model/session.h"
 
@@ -189,7 +190,7 @@ static weft_status open_decoder(const bench *b, const weft_model *m, int64_t con
     int64_t table = weft_cached_table_pages(context);
     weft_decoder_limits limits = {batch, batch * table, context, table};
     WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, d));
-    weft_decoder_fill(*d);
+    WEFT_TRY(weft_decoder_fill(*d));
     for (int64_t s = 0; s < batch; s++)
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(*d, (int32_t)s)[p] = (int32_t)(s * table + p);
@@ -245,7 +246,7 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
 
 static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t batch) {
     if (!b->peer) return 0;
-    bool narrow = c->weight_dtype == WEFT_WEIGHT_BF16 || weft_config_dtype(c) == WEFT_BF16;
+    bool narrow = weft_config_dtype(c) == WEFT_BF16 || c->weight_dtype == WEFT_WEIGHT_BF16;
     json_t *reply = bench_peer_ask(
         b->peer, json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}", "do",
                            "decode", "attention", weft_config_word(c, WEFT_OPTION(attention)),
@@ -336,6 +337,7 @@ static void add_json(bench *b, const char *variant, const weft_config *c, int64_
                             r->floor / r->step, "cache_bytes_per_token", (json_int_t)r->token_bytes,
                             "cache_bytes", (json_int_t)r->bytes, "weight_bytes",
                             (json_int_t)r->weights, "read_bytes_per_s", r->rate);
+    json_object_set_new(row, "dtype", json_string(weft_config_word(c, WEFT_OPTION(dtype))));
     json_object_set_new(row, "weight_dtype",
                         json_string(weft_config_word(c, WEFT_OPTION(weight_dtype))));
     json_object_set_new(row, "cache_dtype",
@@ -353,14 +355,13 @@ static void add_json(bench *b, const char *variant, const weft_config *c, int64_
 }
 
 /* Every row of one variant. */
-static weft_status measure_variant(bench *b, const bench_variant *v) {
-    weft_config c;
-    WEFT_TRY(bench_variant_config(v, &b->opt->source, &c));
+static weft_status measure_variant(bench *b, const bench_variant *v, weft_config c) {
     int64_t most = 0, prompt = b->opt->prompt;
     for (int i = 0; i < b->n_contexts; i++)
         most = b->contexts[i] > most ? b->contexts[i] : most;
     /* Positions without an end need no table; a learned one is as long as the longest context. */
     c.context = most > prompt + 1 ? most : prompt + 1;
+    weft_generation_set_dtype(&c, b->backend);
     weft_model *m;
     WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
     weft_status status = weft_model_start_on(m, 1, b->pool);
@@ -414,7 +415,9 @@ static weft_status measure_all(bench *b) {
     while (*names) {
         const bench_variant *v = bench_variant_find(names);
         if (!v) return weft_fail(WEFT_EINPUT, "--variants: there is no '%s'", names);
-        weft_status status = measure_variant(b, v);
+        weft_config c;
+        WEFT_TRY(bench_variant_config(v, &b->opt->source, &c));
+        weft_status status = measure_variant(b, v, c);
         if (status != WEFT_OK) {
             fprintf(stderr, "%s: %s\n", v->name, weft_error_message());
             b->failed++;

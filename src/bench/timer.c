@@ -1,6 +1,8 @@
 /* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
 #include "bench/timer.h"
 
+#include "base/order.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -29,15 +31,10 @@ void bench_samples_free(bench_samples *s) {
     *s = (bench_samples){0};
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The value below which a part `p` of the sorted measurements lies, interpolated. */
 static double quantile(const bench_samples *s, double p) {
     if (!s->count) return 0;
-    qsort(s->value, s->count, sizeof *s->value, compare);
+    qsort(s->value, s->count, sizeof *s->value, weft_order_doubles);
     double at = p * (double)(s->count - 1);
     size_t i = (size_t)at;
     if (i + 1 >= s->count) return s->value[s->count - 1];

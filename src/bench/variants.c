@@ -78,7 +78,7 @@ weft_status bench_variant_config(const bench_variant *v, const bench_config_sour
         WEFT_TRY(apply(c, from->shape->settings, from->shape->name));
     WEFT_TRY(weft_config_step(c, v->step));
     WEFT_TRY(apply(c, v->settings, v->name));
-    for (int i = 0; i < from->n_overrides; i++)
-        WEFT_TRY(weft_config_override(c, from->overrides[i], "-o"));
+    for (int i = 0; i < from->n_settings; i++)
+        WEFT_TRY(weft_config_override(c, from->settings[i].text, from->settings[i].where));
     return weft_model_check(c, v->name);
 }

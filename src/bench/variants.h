@@ -26,12 +26,12 @@ extern const int bench_variant_count;
 const bench_variant *bench_variant_find(const char *name);
 const bench_shape *bench_shape_find(const char *name);
 
-/* Where a row's config comes from, lowest first: the shape or else a file, the variant, overrides. */
+/* Where a row's config comes from, lowest first: the shape or else a file, the variant, settings. */
 typedef struct {
     const bench_shape *shape;
     const char *file; /* NULL: the shape */
-    const char *const *overrides;
-    int n_overrides;
+    const weft_override *settings;
+    int n_settings;
 } bench_config_source;
 
 /* The checked config of a variant. */

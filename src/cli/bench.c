@@ -78,18 +78,8 @@ static int bench_train(const weft_args *args, const bench_args *own) {
     double settle = own->settle ? strtod(own->settle, &end) : 0;
     if (own->settle && (*end || end == own->settle || !(settle >= 0 && settle <= SETTLE_MAX)))
         return refuse("--settle must be seconds from 0 to 3600");
-    const char *overrides[ARGS_OVERRIDES_MAX + 3];
-    char dtype[32], device[32], seed[48];
-    int n = args->n_overrides;
-    memcpy(overrides, args->overrides, (size_t)n * sizeof *overrides);
-    snprintf(dtype, sizeof dtype, "DTYPE=%s", args->dtype ? args->dtype : "");
-    snprintf(device, sizeof device, "DEVICE=%s", args->device ? args->device : "");
-    snprintf(seed, sizeof seed, "SEED=%lld", (long long)args->seed);
-    if (args->dtype) overrides[n++] = dtype;
-    if (args->device) overrides[n++] = device;
-    if (args->seed >= 0) overrides[n++] = seed;
     bench_train_options o = {
-        .source = {shape, args->config, overrides, n},
+        .source = {shape, args->config, args->settings, args->n_settings},
         .variants = own->variants,
         .peer = own->peer,
         .threads = args->threads,
@@ -136,7 +126,7 @@ static int bench_decode(const weft_args *args, const bench_args *own) {
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "gpt2-124m");
     if (!shape) return refuse("--shape must be small, gpt2-124m, gpt2-355m or gpt2-1558m");
     bench_decode_options o = {
-        .source = {shape, args->config, args->overrides, args->n_overrides},
+        .source = {shape, args->config, args->settings, args->n_settings},
         .variants = own->variants,
         .contexts = own->contexts,
         .batches = own->batches,

@@ -137,7 +137,7 @@ static int read_options(generation *g, int argc, char **argv) {
 
 static weft_status open_all(generation *g) {
     weft_loaded *l = &g->loaded;
-    WEFT_TRY(weft_loaded_open(&g->args, g->path, g->unchecked, l));
+    WEFT_TRY(weft_loaded_open(&g->args, g->path, g->unchecked, WEFT_LOADED_GENERATION, l));
     g->sampling.seed = (uint64_t)l->config.seed;
     g->sampling.end_token = weft_tokenizer_end(l->tokenizer);
     weft_generator_limits limits = {

@@ -92,8 +92,8 @@ static weft_status show(const weft_args *a, const inspect_job *job, const weft_l
 static weft_status inspect(const weft_args *a, const inspect_job *job, weft_loaded *l) {
     weft_windows text = {0};
     weft_inspection found = {0};
-    WEFT_TRY(job->text ? weft_loaded_open(a, job->model, job->unchecked, l)
-                       : weft_loaded_open_model(a, job->model, job->unchecked, l));
+    WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
+                              job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_MODEL, l));
     l->model->config.dropout = 0;
     weft_backing place = {l->backend, l->pool};
     weft_status status = read_windows(job, l, &text);

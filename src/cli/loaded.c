@@ -1,6 +1,7 @@
 /* Opening a checkpoint for generation. */
 #include "cli/loaded.h"
 
+#include "generate/weights.h"
 #include "model/account.h"
 #include "model/kinds.h"
 
@@ -15,8 +16,8 @@ int weft_args_no_config(const weft_args *a) {
     return WEFT_EXIT_USAGE;
 }
 
-static weft_status open_loaded(const weft_args *a, const char *path, bool unchecked, bool with_text,
-                               weft_loaded *out) {
+weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
+                             weft_loaded_for purpose, weft_loaded *out) {
     *out = (weft_loaded){0};
     weft_config *c = &out->config;
     WEFT_TRY(weft_generation_folder(path, out->folder));
@@ -25,22 +26,13 @@ static weft_status open_loaded(const weft_args *a, const char *path, bool unchec
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
     WEFT_TRY(weft_model_check(c, out->folder));
-    if (with_text) {
+    if (purpose != WEFT_LOADED_MODEL) {
         WEFT_TRY(weft_generation_tokenizer(out->folder, c, &out->tokenizer));
         WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     }
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
+    if (purpose == WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
     return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
-}
-
-weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
-                             weft_loaded *out) {
-    return open_loaded(a, path, unchecked, true, out);
-}
-
-weft_status weft_loaded_open_model(const weft_args *a, const char *path, bool unchecked,
-                                   weft_loaded *out) {
-    return open_loaded(a, path, unchecked, false, out);
 }
 
 void weft_loaded_close(weft_loaded *l) {

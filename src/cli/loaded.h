@@ -16,13 +16,17 @@ typedef struct {
     weft_pool *pool;
 } weft_loaded;
 
+/* What is wanted of it: the model alone, */
+typedef enum {
+    WEFT_LOADED_MODEL,
+    WEFT_LOADED_TEXT,      /* and its tokenizer, */
+    WEFT_LOADED_GENERATION /* and the type that generation runs in */
+} weft_loaded_for;
+
 /* Opens what `path` stands for, with what the arguments change of its config. Its checksums are
  * verified unless `unchecked`. After a failure too it is to be closed. */
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
-                             weft_loaded *out);
-/* The same without a tokenizer. */
-weft_status weft_loaded_open_model(const weft_args *a, const char *path, bool unchecked,
-                                   weft_loaded *out);
+                             weft_loaded_for purpose, weft_loaded *out);
 void weft_loaded_close(weft_loaded *l);
 
 /* Refuses --config and --step, since a checkpoint has a config of its own. */

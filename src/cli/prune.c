@@ -216,7 +216,7 @@ static weft_status open_tokenizer(const prune_job *job, weft_loaded *l) {
 static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded *l) {
     weft_windows text = {0};
     prune_result r = {.loss_before = NAN, .loss_after = NAN};
-    WEFT_TRY(weft_loaded_open_model(a, job->model, job->unchecked, l));
+    WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked, WEFT_LOADED_MODEL, l));
     WEFT_TRY(open_tokenizer(job, l));
     weft_status status = read_text(job, l, &text);
     if (status == WEFT_OK) status = prune(job, l, &text, &r);

@@ -178,7 +178,7 @@ static weft_status open_all(serving *s) {
     weft_loaded *l = &s->loaded;
     WEFT_TRY(weft_server_available());
     WEFT_TRY(read_key(s));
-    WEFT_TRY(weft_loaded_open(&s->args, s->path, s->unchecked, l));
+    WEFT_TRY(weft_loaded_open(&s->args, s->path, s->unchecked, WEFT_LOADED_GENERATION, l));
     WEFT_TRY(find_name(s));
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,

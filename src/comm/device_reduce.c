@@ -92,14 +92,14 @@ static weft_status check_link(weft_device_reduce *r) {
     if (!there) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     memset(sent, r->rank % 251 + 1, CHECKED);
     memset(expected, before % 251 + 1, CHECKED);
-    r->o.backend->upload(there, sent, CHECKED);
+    weft_status status = r->o.backend->upload(there, sent, CHECKED);
     int error = r->nccl->begin();
     if (!error) error = r->nccl->send(r->link, there, CHECKED, next, r->queue);
     if (!error) error = r->nccl->receive(r->link, there + CHECKED, CHECKED, before, r->queue);
     int ended = r->nccl->end();
-    weft_status status = check(r, error ? error : ended, "no message around the ranks");
+    if (status == WEFT_OK) status = check(r, error ? error : ended, "no message around the ranks");
     if (status == WEFT_OK) status = r->device->wait(r->queue);
-    if (status == WEFT_OK) r->o.backend->download(came, there + CHECKED, CHECKED);
+    if (status == WEFT_OK) status = r->o.backend->download(came, there + CHECKED, CHECKED);
     r->o.backend->release(there, 2 * CHECKED);
     if (status != WEFT_OK || memcmp(came, expected, CHECKED) == 0) return status;
     return weft_fail(WEFT_EIO, "NCCL: rank %d's message came otherwise", before);

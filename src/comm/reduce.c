@@ -232,8 +232,7 @@ static weft_status go_on(weft_reduce *r, bucket_slot *s) {
         scale_numbers(r, at_row(r, 0, all.first), all.count);
     }
     s->phase = FREE;
-    if (r->o.done) r->o.done(r->o.context, s->bucket);
-    return WEFT_OK;
+    return r->o.done ? r->o.done(r->o.context, s->bucket) : WEFT_OK;
 }
 
 static bucket_slot *oldest(weft_reduce *r) {

@@ -34,7 +34,7 @@ typedef struct {
     bool plain, scatter;
     void *const *rows; /* [own nodes], the host's memory; rows[0] gets the result */
     /* Called when the result of a bucket is there; NULL: nobody wants to know. */
-    void (*done)(void *context, int64_t bucket);
+    weft_status (*done)(void *context, int64_t bucket);
     void *context;
 } weft_reduce_options;
 

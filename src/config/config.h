@@ -73,6 +73,11 @@ const weft_option *weft_option_at(size_t offset);
 
 void weft_config_defaults(weft_config *c);
 
+/* One KEY=VALUE from the command line, and the option it came by ("-o", "--dtype"). */
+typedef struct {
+    const char *text, *where;
+} weft_override;
+
 /* Sets one option from text; quotes around the value are taken off. `where` names the source in
  * errors ("demo.config:12", "-o"). An unknown key names the nearest known one. */
 weft_status weft_config_set(weft_config *c, const char *key, const char *value, const char *where);

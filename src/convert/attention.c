@@ -66,8 +66,8 @@ void weft_layer_write(weft_model *out, int64_t layer, const char *name, const do
 
 weft_status weft_model_with(const weft_model *m, const weft_config *c, weft_model **out) {
     WEFT_TRY(weft_model_check(c, "convert"));
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_TRY(weft_model_create(c, m->dtype, out));
-    weft_mirror_use(m->mirror, NULL);
     for (int64_t i = 0; i < (*out)->n_weights; i++) {
         weft_weight *w = &(*out)->weights[i];
         const weft_weight *from = weft_model_find(m, w->name);

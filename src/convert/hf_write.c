@@ -41,7 +41,7 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
     void **own = calloc((size_t)n, sizeof *own);
     weft_status status = tensors && own ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    weft_mirror_use(m->mirror, NULL);
+    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
     for (int64_t i = 0; status == WEFT_OK && i < n; i++)
         status = fill_tensor(m, &pieces[i], &tensors[i], &own[i]);
     if (status == WEFT_OK) status = weft_safetensors_write_summed(path, tensors, n, metadata, sum);

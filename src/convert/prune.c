@@ -312,7 +312,7 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
     *did = (weft_pruned){.n_layers = c->n_layer};
     WEFT_TRY(weft_prune_units(c, options->what, options->sparse, &did->units));
     WEFT_TRY(count_left(c, options, did));
-    weft_mirror_use(m->mirror, NULL);
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     v.units = did->units;
     v.n_pieces = weft_prune_pieces(c, options->what, v.pieces);
     v.kept = calloc((size_t)(c->n_layer * did->units), sizeof *v.kept);

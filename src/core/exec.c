@@ -160,24 +160,25 @@ void weft_exec_destroy(weft_exec *x) {
     free(x);
 }
 
-static void fill_memory(const weft_exec *x, void *to, int byte, int64_t bytes) {
-    if (x->backend->fill)
-        x->backend->fill(to, byte, bytes);
-    else
-        memset(to, byte, (size_t)bytes);
+static weft_status fill_memory(const weft_exec *x, void *to, int byte, int64_t bytes) {
+    if (x->backend->fill) return x->backend->fill(to, byte, bytes);
+    memset(to, byte, (size_t)bytes);
+    return WEFT_OK;
 }
 
 /* Fills what a run makes with NaN (all bits set), so that a kernel which leaves an element
  * unwritten, or reads what is no longer alive, shows. */
-static void poison_temporaries(weft_exec *x) {
+static weft_status poison_temporaries(weft_exec *x) {
     for (int64_t i = 0; i < x->n_tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(x->g, i);
         if (t->role == WEFT_ROLE_TEMP && !t->view_of && x->plan->offset[i] >= 0)
-            fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t));
+            WEFT_TRY(fill_memory(x, x->data[i], 0xff, weft_tensor_bytes(t)));
     }
     for (int64_t i = 0; i < x->n_nodes; i++)
         if (x->plan->work_offset[i] >= 0)
-            fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]);
+            WEFT_TRY(
+                fill_memory(x, x->arena + x->plan->work_offset[i], 0xff, x->plan->work_bytes[i]));
+    return WEFT_OK;
 }
 
 static weft_status run_node(weft_exec *x, int64_t i) {
@@ -229,7 +230,7 @@ weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {
     x->run = run ? *run : (weft_run){0};
     weft_beat();
-    if (x->poison) poison_temporaries(x);
+    if (x->poison) WEFT_TRY(poison_temporaries(x));
     return x->backend->run ? x->backend->run(x) : weft_exec_walk(x, NULL);
 }
 
@@ -246,14 +247,12 @@ static weft_status check_access(const weft_exec *x, const weft_tensor *t, const 
 
 weft_status weft_exec_write(weft_exec *x, const weft_tensor *t, const void *from) {
     WEFT_TRY(check_access(x, t, "write"));
-    x->backend->upload(x->data[t->id], from, weft_tensor_bytes(t));
-    return WEFT_OK;
+    return x->backend->upload(x->data[t->id], from, weft_tensor_bytes(t));
 }
 
 weft_status weft_exec_read(weft_exec *x, const weft_tensor *t, void *to) {
     WEFT_TRY(check_access(x, t, "read"));
-    x->backend->download(to, x->data[t->id], weft_tensor_bytes(t));
-    return WEFT_OK;
+    return x->backend->download(to, x->data[t->id], weft_tensor_bytes(t));
 }
 
 const weft_plan *weft_exec_plan(const weft_exec *x) {

@@ -40,13 +40,18 @@ struct weft_backend {
     const weft_kernel *(*kernel)(const weft_node *n);
     void *(*alloc)(int64_t bytes); /* the arena; NULL: no memory */
     void (*release)(void *memory, int64_t bytes);
-    void (*upload)(void *to, const void *from, int64_t bytes);
-    void (*download)(void *to, const void *from, int64_t bytes);
+    /* Copies between the host's memory and the backend's. They fail where a device is lost; what was
+     * to be written is then worth nothing. */
+    weft_status (*upload)(void *to, const void *from, int64_t bytes)
+        __attribute__((warn_unused_result));
+    weft_status (*download)(void *to, const void *from, int64_t bytes)
+        __attribute__((warn_unused_result));
     int64_t (*memory)(void); /* bytes a process may use on this machine; 0: unknown */
 
     /* The rest is for backends whose memory or time is not the host's; NULL: as on the CPU. */
     bool remote; /* the host cannot read what alloc gives; only upload and download can */
-    void (*fill)(void *to, int byte, int64_t bytes); /* memset */
+    weft_status (*fill)(void *to, int byte, int64_t bytes) /* memset */
+        __attribute__((warn_unused_result));
     /* What an executor holds on the device beside its arena: weft_exec_state gives it back. */
     weft_status (*open)(weft_exec *x, void **state);
     void (*close)(void *state);

@@ -64,16 +64,17 @@ void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *ho
     return m->remote + ((unsigned char *)host - m->host);
 }
 
-void weft_mirror_use(weft_mirror *m, const weft_backend *backend) {
+weft_status weft_mirror_use(weft_mirror *m, const weft_backend *backend) {
+    bool there = is_remote(backend);
+    weft_status status = WEFT_OK;
     pthread_mutex_lock(&m->lock);
-    if (m->remote && is_remote(backend) && m->newer == HOST) {
-        m->backend->upload(m->remote, m->host, m->bytes);
-        m->newer = BOTH;
-    } else if (m->remote && !is_remote(backend) && m->newer == REMOTE) {
-        m->backend->download(m->host, m->remote, m->bytes);
-        m->newer = BOTH;
+    if (m->remote && m->newer == (there ? HOST : REMOTE)) {
+        status = there ? m->backend->upload(m->remote, m->host, m->bytes)
+                       : m->backend->download(m->host, m->remote, m->bytes);
+        if (status == WEFT_OK) m->newer = BOTH;
     }
     pthread_mutex_unlock(&m->lock);
+    return status;
 }
 
 void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend) {
@@ -83,13 +84,16 @@ void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend) {
     pthread_mutex_unlock(&m->lock);
 }
 
-void weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out) {
+weft_status weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out) {
+    weft_status status = WEFT_OK;
     pthread_mutex_lock(&m->lock);
     if (m->remote && m->newer == REMOTE)
-        m->backend->download(out, m->remote + ((const unsigned char *)host - m->host), bytes);
+        status =
+            m->backend->download(out, m->remote + ((const unsigned char *)host - m->host), bytes);
     else
         memcpy(out, host, (size_t)bytes);
     pthread_mutex_unlock(&m->lock);
+    return status;
 }
 
 int64_t weft_mirror_writes(weft_mirror *m) {

@@ -20,13 +20,16 @@ weft_status weft_mirror_place(weft_mirror *m, const weft_backend *backend);
 /* Where the backend finds what lies at `host`, an address inside the memory; NULL for NULL. */
 void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *host);
 
-/* Brings the backend's side up to date; NULL: the host's. */
-void weft_mirror_use(weft_mirror *m, const weft_backend *backend);
+/* Brings the backend's side up to date; NULL: the host's. Where the copy fails, that side is as old as
+ * it was or worse, and must not be used. */
+weft_status weft_mirror_use(weft_mirror *m, const weft_backend *backend)
+    __attribute__((warn_unused_result));
 /* The backend's side was changed, after weft_mirror_use; NULL: the host's. */
 void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend);
 
 /* Copies the newer side's bytes at `host` out, without bringing all of it over. */
-void weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out);
+weft_status weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out)
+    __attribute__((warn_unused_result));
 
 /* How often the host's side was changed: whether another has written since one looked. */
 int64_t weft_mirror_writes(weft_mirror *m);

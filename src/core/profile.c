@@ -1,6 +1,8 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
 #include "core/profile.h"
 
+#include "base/order.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +49,7 @@ void weft_profile_end_run(weft_profile *p) {
 
 static int by_time(const void *a, const void *b) {
     double x = ((const share *)a)->seconds, y = ((const share *)b)->seconds;
-    return (x < y) - (x > y);
+    return weft_order(y, x);
 }
 
 /* "matmul", or "matmul bf16 [8, 4] < bf16 [8, 2], bf16 [4, 2]". */

@@ -67,10 +67,11 @@ static inline void multiply_panels(const panel_form *f, int64_t m, int64_t n, in
 typedef uint32_t vbits __attribute__((vector_size(VBYTES)));
 typedef uint16_t vhalves __attribute__((vector_size(VBYTES / 2)));
 
-/* Rounds to bf16 and returns the rounded numbers. */
+/* Rounds to bf16 and returns the rounded numbers. Of a NaN, whose bits the sum may carry over into those
+ * of a zero, all bits but the sign are set. */
 static ALWAYS_INLINE vreal vround(uint16_t *to, vreal v) {
     vbits bits = (vbits)v;
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    bits = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) | ((vbits)(v != v) >> 17);
     vhalves half = __builtin_convertvector(bits, vhalves);
     memcpy(to, &half, sizeof half);
     return (vreal)(bits << 16);

@@ -155,8 +155,9 @@ static void cpu_release(void *memory, int64_t bytes) {
     munmap(memory, (size_t)bytes);
 }
 
-static void cpu_copy(void *to, const void *from, int64_t bytes) {
+static weft_status cpu_copy(void *to, const void *from, int64_t bytes) {
     memcpy(to, from, (size_t)bytes);
+    return WEFT_OK;
 }
 
 /* A limit set on the process's group (a container) counts as the machine's memory. */

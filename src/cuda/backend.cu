@@ -35,23 +35,23 @@ static weft_status check(cudaError_t error, const char *what) {
                      what, cudaGetErrorString(error));
 }
 
-/* Uploads and downloads cannot fail by the caller's doing; a GPU that is lost shows in the next
- * run. */
-static void cuda_upload(void *to, const void *from, int64_t bytes) {
-    cudaSetDevice(weft_cuda_device_number());
-    cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice);
-    cudaStreamSynchronize(NULL);
+static weft_status cuda_upload(void *to, const void *from, int64_t bytes) {
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice),
+                   "values were not copied to the GPU"));
+    return check(cudaStreamSynchronize(NULL), "values were not copied to the GPU");
 }
 
-static void cuda_download(void *to, const void *from, int64_t bytes) {
-    cudaSetDevice(weft_cuda_device_number());
-    cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost);
+static weft_status cuda_download(void *to, const void *from, int64_t bytes) {
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost),
+                 "values were not copied from the GPU");
 }
 
-static void cuda_fill(void *to, int byte, int64_t bytes) {
-    cudaSetDevice(weft_cuda_device_number());
-    cudaMemset(to, byte, (size_t)bytes);
-    cudaStreamSynchronize(NULL);
+static weft_status cuda_fill(void *to, int byte, int64_t bytes) {
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check(cudaMemset(to, byte, (size_t)bytes), "memory was not filled"));
+    return check(cudaStreamSynchronize(NULL), "memory was not filled");
 }
 
 /* Zeroed, as the CPU's pages are. */
@@ -62,8 +62,9 @@ static void *cuda_alloc(int64_t bytes) {
         cudaGetLastError();
         return NULL;
     }
-    cuda_fill(memory, 0, bytes);
-    return memory;
+    if (cuda_fill(memory, 0, bytes) == WEFT_OK) return memory;
+    cudaFree(memory);
+    return NULL;
 }
 
 static void cuda_release(void *memory, int64_t bytes) {

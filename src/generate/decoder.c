@@ -338,18 +338,17 @@ static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
                              .slot = g->graph.rows.slot,
                              .wanted = g->graph.wanted,
                              .logits = g->graph.logits};
-    weft_mirror_use(d->model->mirror, d->backend);
+    WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
     return d->picks->start(d->pick, &graph, rows);
 }
 
-static void tell_pages(weft_decoder *d, int32_t slot) {
+static weft_status tell_pages(weft_decoder *d, int32_t slot) {
     const int32_t *pages = d->table + slot * d->table_pages;
-    if (!d->changed[slot]) return;
-    if (d->step)
-        d->steps->set_pages(d->step, slot, pages);
-    else
-        d->picks->set_pages(d->pick, slot, pages);
+    if (!d->changed[slot]) return WEFT_OK;
+    WEFT_TRY(d->step ? d->steps->set_pages(d->step, slot, pages)
+                     : d->picks->set_pages(d->pick, slot, pages));
     d->changed[slot] = false;
+    return WEFT_OK;
 }
 
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n) {
@@ -362,7 +361,7 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
         step.token[r] = token;
         step.position[r] = rows[r].position;
         step.slot[r] = slot;
-        tell_pages(d, slot);
+        WEFT_TRY(tell_pages(d, slot));
     }
     return d->step ? d->steps->start(d->step, &step) : start_graph(d, &step);
 }
@@ -418,7 +417,7 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
     WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.slot, slot));
     WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.table, d->table));
     WEFT_TRY(weft_exec_write(g->exec, g->graph.wanted, wanted));
-    weft_mirror_use(d->model->mirror, d->backend);
+    WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
     WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
     return count ? read_logits(g, count, logits) : WEFT_OK;
 }
@@ -427,35 +426,38 @@ int64_t weft_decoder_state_bytes(const weft_decoder *d) {
     return d->state_bytes;
 }
 
-void weft_decoder_save(const weft_decoder *d, int32_t slot, void *to) {
+weft_status weft_decoder_save(const weft_decoder *d, int32_t slot, void *to) {
     char *at = to;
     for (int64_t i = 0; i < d->n_states; i++) {
         const shared_state *s = d->states + i;
         if (!s->slot_bytes) continue;
-        d->backend->download(at, s->data + slot * s->slot_bytes, s->slot_bytes);
+        WEFT_TRY(d->backend->download(at, s->data + slot * s->slot_bytes, s->slot_bytes));
         at += s->slot_bytes;
     }
+    return WEFT_OK;
 }
 
-void weft_decoder_load(weft_decoder *d, int32_t slot, const void *from) {
+weft_status weft_decoder_load(weft_decoder *d, int32_t slot, const void *from) {
     const char *at = from;
     for (int64_t i = 0; i < d->n_states; i++) {
         const shared_state *s = d->states + i;
         if (!s->slot_bytes) continue;
-        d->backend->upload(s->data + slot * s->slot_bytes, at, s->slot_bytes);
+        WEFT_TRY(d->backend->upload(s->data + slot * s->slot_bytes, at, s->slot_bytes));
         at += s->slot_bytes;
     }
+    return WEFT_OK;
 }
 
 /* Four bytes of 0x3c are 0.0115 in f32, two of them the same in bf16, one is 60 in i8. */
-void weft_decoder_fill(weft_decoder *d) {
+weft_status weft_decoder_fill(weft_decoder *d) {
     for (int64_t i = 0; i < d->n_states; i++) {
         if (d->states[i].slot_bytes) continue;
         if (d->backend->fill)
-            d->backend->fill(d->states[i].data, 0x3c, d->states[i].bytes);
+            WEFT_TRY(d->backend->fill(d->states[i].data, 0x3c, d->states[i].bytes));
         else
             memset(d->states[i].data, 0x3c, (size_t)d->states[i].bytes);
     }
+    return WEFT_OK;
 }
 
 int64_t weft_decoder_page_bytes(const weft_decoder *d) {

@@ -55,11 +55,11 @@ double weft_decoder_phase_seconds(const weft_decoder *d);
 
 /* What a sequence keeps beside its pages: its bytes, and copies out of and into a slot. */
 int64_t weft_decoder_state_bytes(const weft_decoder *d);
-void weft_decoder_save(const weft_decoder *d, int32_t slot, void *to);
-void weft_decoder_load(weft_decoder *d, int32_t slot, const void *from);
+weft_status weft_decoder_save(const weft_decoder *d, int32_t slot, void *to);
+weft_status weft_decoder_load(weft_decoder *d, int32_t slot, const void *from);
 
 /* For benchmarks: sets every number of the caches to a small one. */
-void weft_decoder_fill(weft_decoder *d);
+weft_status weft_decoder_fill(weft_decoder *d);
 
 /* Bytes of the pages, and of the weights that a run of one row reads. */
 int64_t weft_decoder_page_bytes(const weft_decoder *d);

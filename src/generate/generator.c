@@ -242,10 +242,10 @@ static int page_kind(const sequence *s, int64_t page) {
 }
 
 /* Takes over pages of others that begin alike. The last token is always computed, for its logits. */
-static void share_beginning(weft_generator *g, sequence *s) {
+static weft_status share_beginning(weft_generator *g, sequence *s) {
     int64_t most = (s->n_tokens - 1) / PAGE, found = 0, usable = 0;
     int32_t pages[1024], before = -1;
-    if (g->limits.no_sharing || s->n_tokens > g->limits.context) return;
+    if (g->limits.no_sharing || s->n_tokens > g->limits.context) return WEFT_OK;
     most = most < 1024 ? most : 1024;
     while (found < most) {
         int32_t page =
@@ -261,11 +261,13 @@ static void share_beginning(weft_generator *g, sequence *s) {
         generator_set_page(g, s, pages[i]);
     }
     if (usable && g->state_bytes)
-        weft_decoder_load(g->decoder, s->slot, weft_pages_state(g->pages, pages[usable - 1]));
+        WEFT_TRY(
+            weft_decoder_load(g->decoder, s->slot, weft_pages_state(g->pages, pages[usable - 1])));
     s->n_sealed = usable;
     s->n_computed = usable * PAGE;
     s->shared = usable * PAGE;
     g->stats.shared_tokens += usable * PAGE;
+    return WEFT_OK;
 }
 
 /* Whether a waiting sequence may begin: a place, and pages for all its tokens so far, unless nothing
@@ -294,21 +296,22 @@ static int32_t free_slot(weft_generator *g) {
     return -1;
 }
 
-static void admit(weft_generator *g) {
+static weft_status admit(weft_generator *g) {
     int64_t running = 0;
     for (int64_t i = 0; i < g->n_list; i++)
         running += g->list[i]->state == SEQUENCE_RUNNING;
     for (int64_t i = 0; i < g->n_list; i++) {
         sequence *s = g->list[i];
         if (s->state != SEQUENCE_WAITING) continue;
-        if (running >= g->limits.sequences || !may_begin(g, s, running)) return;
+        if (running >= g->limits.sequences || !may_begin(g, s, running)) return WEFT_OK;
         s->slot = free_slot(g);
-        if (s->slot < 0) return;
+        if (s->slot < 0) return WEFT_OK;
         g->slot_used[s->slot] = true;
         s->state = SEQUENCE_RUNNING;
-        share_beginning(g, s);
+        WEFT_TRY(share_beginning(g, s));
         running++;
     }
+    return WEFT_OK;
 }
 
 /* Whether the state at the end of a page is kept for others: always where it is small, else at the
@@ -333,7 +336,7 @@ weft_status generator_seal_pages(weft_generator *g, sequence *s) {
         int64_t page = s->n_sealed++, end = (page + 1) * PAGE;
         const void *state = NULL;
         if (g->state_bytes && end == s->n_computed && keeps_state(g, s, end)) {
-            weft_decoder_save(g->decoder, s->slot, g->state);
+            WEFT_TRY(weft_decoder_save(g->decoder, s->slot, g->state));
             state = g->state;
         }
         WEFT_TRY(weft_pages_seal(g->pages, s->pages[page], page ? s->pages[page - 1] : -1,
@@ -506,10 +509,10 @@ weft_status weft_generator_step(weft_generator *g) {
         weft_status status = generator_end_ahead(g);
         g->ahead = next;
         if (next.n || status != WEFT_OK) return status;
-        admit(g);
+        WEFT_TRY(admit(g));
         return run_prompts(g);
     }
-    admit(g);
+    WEFT_TRY(admit(g));
     WEFT_TRY(run_decoding(g));
     WEFT_TRY(run_prompts(g));
     if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));

@@ -2,6 +2,7 @@
  * number picks from what is left. Probabilities and their sums are in double. */
 #include "generate/sample.h"
 
+#include "base/order.h"
 #include "base/random.h"
 
 #include <math.h>
@@ -53,12 +54,12 @@ static void penalise(float *logits, int64_t vocab, double penalty, const int32_t
 
 static int by_likelihood(const void *a, const void *b) {
     const candidate *x = a, *y = b;
-    if (x->p != y->p) return x->p < y->p ? 1 : -1;
-    return x->token < y->token ? -1 : x->token > y->token;
+    int order = weft_order(y->p, x->p);
+    return order ? order : (x->token > y->token) - (x->token < y->token);
 }
 
 static bool is_before(const candidate *x, const candidate *y) {
-    return x->p > y->p || (x->p == y->p && x->token < y->token);
+    return by_likelihood(x, y) < 0;
 }
 
 /* The k likeliest to the front, in no order (quickselect); their number. */

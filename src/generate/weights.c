@@ -25,6 +25,13 @@ struct weft_generation_weights {
     int64_t count;
 };
 
+void weft_generation_set_dtype(weft_config *c, const weft_backend *backend) {
+    bool narrow = c->weight_dtype == WEFT_WEIGHT_AUTO || c->weight_dtype == WEFT_WEIGHT_BF16;
+    if (backend->remote && c->dtype == WEFT_CONFIG_F32 && c->cache_dtype == WEFT_CACHE_BF16 &&
+        narrow)
+        c->dtype = WEFT_CONFIG_BF16;
+}
+
 void weft_generation_weights_destroy(weft_generation_weights *w) {
     if (!w) return;
     for (int64_t i = 0; i < w->count; i++)
@@ -110,10 +117,12 @@ static void quantise(const float *from, int64_t rows, int64_t columns, void *to)
     float *scales = (float *)(numbers + rows * ld);
     for (int64_t r = 0; r < rows; r++) {
         const float *row = from + r * columns;
-        float most = 0;
-        for (int64_t i = 0; i < columns; i++)
+        float most = 0, nothing = 0; /* or NaN, which no comparison finds and no byte holds */
+        for (int64_t i = 0; i < columns; i++) {
             most = fabsf(row[i]) > most ? fabsf(row[i]) : most;
-        scales[r] = most / 127;
+            nothing += 0 * row[i];
+        }
+        scales[r] = most / 127 + nothing;
         float inverse = most > 0 ? 127 / most : 0;
         memset(numbers + r * ld, 0, (size_t)ld);
         for (int64_t i = 0; i < columns; i++)
@@ -145,9 +154,9 @@ static weft_status keep_values(weft_generation_weights *w, generation_weight *to
             ((uint16_t *)host)[i] = weft_float_to_bf16(((const float *)values)[i]);
     else
         memcpy(host, values, (size_t)to->bytes);
-    w->backend->upload(to->data, host, to->bytes);
+    weft_status status = w->backend->upload(to->data, host, to->bytes);
     free(host);
-    return WEFT_OK;
+    return status;
 }
 
 static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *name,
@@ -174,8 +183,7 @@ static weft_status run_product(const weft_model *m, const weft_backend *backend,
     WEFT_TRY(weft_graph_status(g));
     weft_exec *x;
     WEFT_TRY(weft_exec_create(g, backend, pool, NULL, &x));
-    weft_mirror_use(m->mirror, NULL);
-    weft_status status = WEFT_OK;
+    weft_status status = weft_mirror_use(m->mirror, NULL);
     for (int i = 0; i < 3 && status == WEFT_OK; i++)
         if (in[i]) status = weft_exec_write(x, in[i], weft_model_find(m, names[i])->data);
     if (status == WEFT_OK) status = weft_exec_run(x, &(weft_run){0});
@@ -190,7 +198,7 @@ static weft_status form_derived(const weft_model *m, const weft_backend *backend
     int64_t count = weft_tensor_count(d->tensor);
     weft_weight view = {.dtype = d->tensor->dtype, .count = count, .data = out};
     if (!d->first[0]) {
-        weft_mirror_use(m->mirror, NULL);
+        WEFT_TRY(weft_mirror_use(m->mirror, NULL));
         memcpy(out, weft_model_find(m, d->map)->data, (size_t)weft_tensor_bytes(d->tensor));
         return WEFT_OK;
     }
@@ -223,7 +231,7 @@ static weft_status make_parameter(weft_generation_weights *w, const weft_model *
     weft_dtype dtype = choose_dtype(&m->config, g, t, &r);
     to->table = (r.table || !r.other) && !r.product;
     if (dtype != t->dtype) {
-        weft_mirror_use(m->mirror, NULL);
+        WEFT_TRY(weft_mirror_use(m->mirror, NULL));
         return keep_values(w, to, t, weight->data, dtype);
     }
     to->dtype = dtype;

@@ -6,6 +6,11 @@
 #include "model/cached.h"
 #include "model/model.h"
 
+/* Sets DTYPE to what generation with a config runs in on a backend: bf16 where a GPU is to keep bf16 and
+ * to read bf16, which is faster there than going to and fro between it and f32. To be called before
+ * the weights are loaded, by all that generate from a config. */
+void weft_generation_set_dtype(weft_config *c, const weft_backend *backend);
+
 typedef struct weft_generation_weights weft_generation_weights;
 
 /* Made for what `graph`, fused, reads; graphs of other numbers of rows read the same. */

@@ -70,7 +70,7 @@ weft_status weft_look_gradients(const weft_model *m, weft_backing place, const w
     weft_build build = {.batch = windows, .time = text->time, .dtype = m->dtype, .train = true};
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
     weft_status status = run_windows(&s, text, windows);
-    weft_mirror_use(m->mirror, NULL);
+    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
     for (int64_t i = 0; status == WEFT_OK && i < s.graph.n_parameters; i++)
         status = add_tensor(&s, s.graph.parameters[i].tensor, out);
     for (int i = 0; i < out->n_parts; i++) {

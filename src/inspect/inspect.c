@@ -91,7 +91,7 @@ static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_
         WEFT_TRY(weft_session_run(&p->session, tokens, tokens + 1, NULL));
         WEFT_TRY(weft_session_losses(&p->session, &parts));
         out->loss += parts.cross_entropy / (double)text->windows;
-        weft_mirror_use(p->session.model->mirror, NULL);
+        WEFT_TRY(weft_mirror_use(p->session.model->mirror, NULL));
         for (int64_t l = 0; l < out->n_layers; l++)
             WEFT_TRY(look_at_layer(p, l, w, out));
     }

@@ -1,5 +1,6 @@
 /* Heads by layers as tables, then what is one number a layer. */
 #include "base/json.h"
+#include "base/order.h"
 #include "base/text.h"
 #include "inspect/show.h"
 #include "report/inside_picture.h"
@@ -56,18 +57,13 @@ static void print_number(FILE *out, double value) {
         fprintf(out, " %7.3f", value);
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* All heads, or where they are many the lowest, the middle and the highest. */
 static void print_row(FILE *out, int number, const weft_layer_look *layer, int64_t heads) {
     double *values = malloc((size_t)heads * sizeof *values);
     if (!values) return;
     for (int64_t h = 0; h < heads; h++)
         values[h] = weft_head_value(&layer->heads[h], number);
-    if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, compare);
+    if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, weft_order_doubles);
     for (int64_t h = 0; h < heads; h++)
         if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
             print_number(out, values[h]);

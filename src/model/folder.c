@@ -27,7 +27,7 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
-    weft_mirror_use(m->mirror, NULL);
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     for (int64_t i = 0; i < m->n_weights; i++) {

@@ -33,7 +33,7 @@ weft_status weft_session_run(weft_session *s, const int32_t *tokens, const int32
                              const weft_run *run) {
     WEFT_TRY(weft_exec_write(s->exec, s->graph.tokens, tokens));
     if (targets) WEFT_TRY(weft_exec_write(s->exec, s->graph.targets, targets));
-    weft_mirror_use(s->model->mirror, s->backend);
+    WEFT_TRY(weft_mirror_use(s->model->mirror, s->backend));
     return weft_exec_run(s->exec, run);
 }
 

@@ -253,13 +253,13 @@ weft_status weft_step_make(const weft_model *m, const weft_backend *backend, wef
     const weft_weight *wte = weft_model_find(m, "wte.weight");
     const weft_weight *wpe = weft_model_find(m, "wpe.weight");
     WEFT_TRY(weft_mirror_place(m->mirror, backend));
-    weft_mirror_use(m->mirror, NULL);
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     weft_status status = read_all(m, pool, out);
+    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, backend);
     if (status != WEFT_OK) {
         weft_step_model_free(out);
         return status;
     }
-    weft_mirror_use(m->mirror, backend);
     out->table = weft_mirror_at(m->mirror, backend, wte->data);
     out->table_dtype = wte->dtype;
     if (!wpe) return WEFT_OK;

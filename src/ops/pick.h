@@ -23,7 +23,7 @@ typedef struct weft_pick_backend {
     weft_status (*open)(const weft_exec *x, int32_t *table, int64_t table_pages, void **picks);
     void (*close)(void *picks);
     /* Row `slot` of the table of pages. */
-    void (*set_pages)(void *picks, int64_t slot, const int32_t *pages);
+    weft_status (*set_pages)(void *picks, int64_t slot, const int32_t *pages);
     /* Starts a run of a graph that has as many rows or more; at most two may be under way. */
     weft_status (*start)(void *picks, const weft_pick_graph *g, const weft_step_rows *rows);
     /* Waits for the oldest run under way: the likeliest token of each row, of equal ones the lowest; -1

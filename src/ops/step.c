@@ -3,6 +3,7 @@
 
 #include "core/tensor.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int64_t weft_step_packed(int64_t columns, int64_t depth) {
@@ -19,6 +20,20 @@ void weft_step_pack(const float *w, int64_t columns, int64_t depth, uint16_t *ou
         for (int64_t i = 0; i < 8; i++)
             out[e + i] = column < columns ? weft_float_to_bf16(from[i]) : 0;
     }
+}
+
+weft_status weft_step_runs_read(const char *text, int runs[2], int *positions) {
+    int a, b, n, end = -1;
+    if (sscanf(text, "%9d,%9d,%9d%n", &a, &b, &n, &end) < 3 || end < 0 || text[end] || a < 1 ||
+        b < 1 || n < 1)
+        return weft_fail(WEFT_EINPUT,
+                         "WEFT_CUDA_STEP_RUNS='%.40s' must be three whole numbers from 1 on with "
+                         "commas: keys of a run up to a position, keys beyond, the position",
+                         text);
+    runs[0] = a;
+    runs[1] = b;
+    *positions = n;
+    return WEFT_OK;
 }
 
 static void free_matrix(weft_step_matrix *m) {

@@ -69,7 +69,7 @@ typedef struct weft_step_backend {
     weft_status (*open)(const weft_step_model *m, void **step);
     void (*close)(void *step);
     /* Row `slot` of the table of pages. */
-    void (*set_pages)(void *step, int64_t slot, const int32_t *pages);
+    weft_status (*set_pages)(void *step, int64_t slot, const int32_t *pages);
     /* Starts a step; at most two may be under way. */
     weft_status (*start)(void *step, const weft_step_rows *rows);
     /* Waits for the oldest step under way: the likeliest token of each row, of bit-equal ones the
@@ -92,6 +92,9 @@ typedef struct weft_step_backend {
  * column c. Behind the last column zeros. */
 int64_t weft_step_packed(int64_t columns, int64_t depth);
 void weft_step_pack(const float *w, int64_t columns, int64_t depth, uint16_t *out);
+
+/* Reads "A,B,N", keys of a run up to position N and beyond: three whole numbers from 1 on. */
+weft_status weft_step_runs_read(const char *text, int runs[2], int *positions);
 
 void weft_step_model_free(weft_step_model *m);
 

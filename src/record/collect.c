@@ -3,6 +3,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/order.h"
 
 #include <errno.h>
 #include <math.h>
@@ -249,11 +250,6 @@ void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
     json_decref(line);
 }
 
-static int compare_numbers(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double weft_collect_rate(const char *folder) {
     char path[WEFT_PATH_MAX], *text = NULL;
     size_t room = 0;
@@ -272,6 +268,6 @@ double weft_collect_rate(const char *folder) {
     free(text);
     fclose(file);
     if (count == 0) return NAN;
-    qsort(rates, (size_t)count, sizeof *rates, compare_numbers);
+    qsort(rates, (size_t)count, sizeof *rates, weft_order_doubles);
     return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
 }

@@ -3,6 +3,7 @@
  * no script; Markdown gets a picture. */
 #include "report/sections.h"
 
+#include "base/order.h"
 #include "report/axis.h"
 
 #include <math.h>
@@ -17,11 +18,6 @@ typedef struct {
     bool cut;
 } extent;
 
-static int by_size(const void *a, const void *b) {
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
-}
-
 static extent find_extent(const weft_report_data *d) {
     extent e = {0, 0, false};
     double *reach = calloc((size_t)d->n_steps + 1, sizeof *reach);
@@ -31,7 +27,7 @@ static extent find_extent(const weft_report_data *d) {
         if (!weft_report_is_compared(d, i) || c->pairs < 1 || d->nothing_learned) continue;
         reach[n++] = c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
     }
-    if (n) qsort(reach, (size_t)n, sizeof *reach, by_size);
+    if (n) qsort(reach, (size_t)n, sizeof *reach, weft_order_doubles);
     double most = n ? fmax(8 * reach[(n - 1) / 2], 1e-12) : 1;
     free(reach);
     for (int i = 0; i < d->n_steps; i++) {

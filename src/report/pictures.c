@@ -1,4 +1,5 @@
 /* Score against cost with the Pareto front, and the sweep of learning rates. */
+#include "base/order.h"
 #include "report/plot.h"
 #include "report/sections.h"
 
@@ -141,7 +142,7 @@ static bool is_in_front(const weft_report_data *d, int place,
 
 static int by_x(const void *a, const void *b) {
     const weft_plot_point *left = a, *right = b;
-    return (left->x > right->x) - (left->x < right->x);
+    return weft_order(left->x, right->x);
 }
 
 /* Points, the front through them and the names on it; returns how many points there are. */

@@ -5,6 +5,7 @@
  * its marker: nobody has to hunt through a legend. Texts pass the page's escape. */
 #include "report/plot.h"
 
+#include "base/order.h"
 #include "report/page.h"
 
 #include <math.h>
@@ -264,8 +265,8 @@ typedef struct {
 
 static int by_height(const void *a, const void *b) {
     const label_place *left = a, *right = b;
-    if (left->y != right->y) return left->y < right->y ? -1 : 1;
-    return right->series - left->series; /* the first of equals is the higher */
+    int order = weft_order(left->y, right->y);
+    return order ? order : right->series - left->series; /* the first of equals is the higher */
 }
 
 /* Pushes labels apart from the bottom up, then back down from the top. */

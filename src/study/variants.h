@@ -10,11 +10,6 @@
 
 enum { WEFT_VARIANT_NAME = 64, WEFT_VARIANT_TITLE = 160, WEFT_VARIANTS_MAX = 256 };
 
-/* One KEY=VALUE from the command line, and the option it came by ("-o", "--dtype"). */
-typedef struct {
-    const char *text, *where;
-} weft_override;
-
 /* Where a config comes from. */
 typedef struct {
     const char *file; /* NULL: the defaults */

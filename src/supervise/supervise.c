@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/folders.h"
 #include "base/log.h"
+#include "base/order.h"
 #include "base/progress.h"
 #include "record/collect.h"
 #include "record/weights.h"
@@ -113,8 +114,8 @@ static weft_status open_record(supervisor *v) {
 static int compare_jobs(const void *a, const void *b) {
     const weft_record_run *x = *(weft_record_run *const *)a, *y = *(weft_record_run *const *)b;
     if (x->seed != y->seed) return x->seed < y->seed ? -1 : 1;
-    if (x->rate != y->rate) return x->rate < y->rate ? -1 : 1;
-    return (x->run > y->run) - (x->run < y->run);
+    int order = weft_order(x->rate, y->rate);
+    return order ? order : (x->run > y->run) - (x->run < y->run);
 }
 
 static void forget_order(supervisor *v) {

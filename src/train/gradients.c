@@ -84,15 +84,14 @@ static void *pin(const weft_gradients *g) {
 }
 
 /* A bucket of the mean, back to the memory that it was copied from. */
-static void put_bucket(void *context, int64_t bucket) {
+static weft_status put_bucket(void *context, int64_t bucket) {
     weft_gradients *g = context;
     const weft_row_backend *rows = g->backend->rows;
     weft_gradients_bytes b = weft_gradients_bucket(g, bucket);
     unsigned char *from = (unsigned char *)g->staged[0] + b.first, *to = g->levels[0] + b.first;
-    if (rows)
-        rows->put(g->queue, to, from, b.count);
-    else
-        g->backend->upload(to, from, b.count);
+    if (!rows) return g->backend->upload(to, from, b.count);
+    rows->put(g->queue, to, from, b.count);
+    return WEFT_OK;
 }
 
 /* By way of the host's memory: levels that it cannot read are copied for it. */
@@ -419,13 +418,13 @@ weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
     return (weft_gradient){g->dtype, level_data(g, 0, weight)};
 }
 
-/* The same of numbers in the backend's memory. */
+/* The same of numbers in the backend's memory; true also where they cannot be read. */
 static bool is_finite_there(const weft_gradients *g, weft_gradient from, int64_t count) {
     int64_t bytes = count * (int64_t)weft_dtype_size(from.dtype);
     void *copy = g->backend->remote ? malloc((size_t)bytes) : NULL;
     if (g->backend->remote && !copy) return true;
-    if (copy) g->backend->download(copy, from.data, bytes);
-    bool good = is_finite(copy ? copy : from.data, from.dtype, count);
+    bool there = !copy || g->backend->download(copy, from.data, bytes) == WEFT_OK;
+    bool good = !there || is_finite(copy ? copy : from.data, from.dtype, count);
     free(copy);
     return good;
 }

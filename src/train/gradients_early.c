@@ -41,7 +41,7 @@ static weft_status fetch_bucket(const weft_gradients *g, int64_t bucket) {
         if (rows)
             rows->fetch(g->queue, to, g->levels[k] + b.first, b.count);
         else
-            g->backend->download(to, g->levels[k] + b.first, b.count);
+            WEFT_TRY(g->backend->download(to, g->levels[k] + b.first, b.count));
     }
     return rows ? rows->wait(g->queue) : WEFT_OK;
 }

@@ -262,8 +262,9 @@ static weft_status run_batch(trainer *t, weft_loss_parts *out) {
 }
 
 /* The first weight that is not finite; NULL: all are. */
-static const char *find_bad_weight(const weft_model *m) {
-    weft_mirror_use(m->mirror, NULL);
+static weft_status find_bad_weight(const weft_model *m, const char **name) {
+    *name = NULL;
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     for (int64_t w = 0; w < m->n_weights; w++) {
         const weft_weight *one = &m->weights[w];
         size_t size = weft_dtype_size(one->dtype);
@@ -273,15 +274,18 @@ static const char *find_bad_weight(const weft_model *m) {
                                             .count = 1,
                                             .data = (unsigned char *)one->data + (size_t)i * size},
                              &value);
-            if (!isfinite(value)) return one->name;
+            if (isfinite(value)) continue;
+            *name = one->name;
+            return WEFT_OK;
         }
     }
-    return NULL;
+    return WEFT_OK;
 }
 
 /* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
-static void name_culprit(const trainer *t, char *text, size_t room) {
-    const char *weight = find_bad_weight(t->model);
+static weft_status name_culprit(const trainer *t, char *text, size_t room) {
+    const char *weight;
+    WEFT_TRY(find_bad_weight(t->model, &weight));
     const char *gradient = weight ? NULL : weft_objective_find_bad(t->objective);
     if (weight)
         snprintf(text, room, "weight %s", weight);
@@ -289,23 +293,25 @@ static void name_culprit(const trainer *t, char *text, size_t room) {
         snprintf(text, room, "the gradient of %s", gradient);
     else
         snprintf(text, room, "the loss");
+    return WEFT_OK;
 }
 
 /* A step that came to nothing: counted, told, and at the limit the end of the run. */
-static void note_skip(trainer *t) {
+static weft_status note_skip(trainer *t) {
     char culprit[160];
-    name_culprit(t, culprit, sizeof culprit);
+    WEFT_TRY(name_culprit(t, culprit, sizeof culprit));
     t->state.skipped++;
     t->state.skipped_row++;
     weft_log(WEFT_LOG_WARN, "step %lld skipped: %s is not finite (%lld in a row, %d end the run)",
              (long long)t->state.iteration, culprit, (long long)t->state.skipped_row,
              WEFT_TRAIN_SKIPS_MAX);
-    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return;
+    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return WEFT_OK;
     t->result->end = WEFT_TRAIN_DIVERGED;
     snprintf(t->result->why, sizeof t->result->why,
              "step %lld: %s is not finite, %d steps in a row; the last good checkpoint is kept: a "
              "lower LEARNING_RATE or GRAD_CLIP may help",
              (long long)t->state.iteration, culprit, WEFT_TRAIN_SKIPS_MAX);
+    return WEFT_OK;
 }
 
 static void log_events(const trainer *t, const weft_step_events *e) {
@@ -338,7 +344,7 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     double start = weft_clock();
     *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
     if (t->options->before_step) {
-        weft_mirror_use(t->model->mirror, NULL);
+        WEFT_TRY(weft_mirror_use(t->model->mirror, NULL));
         t->options->before_step(t->options->context, t->state.iteration, t->model);
         weft_mirror_wrote(t->model->mirror, NULL);
     }
@@ -353,7 +359,7 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     }
     row->step = ++t->state.iteration;
     if (!finite || row->events.skipped)
-        note_skip(t);
+        WEFT_TRY(note_skip(t));
     else
         t->state.skipped_row = 0;
     row->skipped = t->state.skipped;
@@ -438,7 +444,9 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
 /* While steps fail, weights that are not finite must not take the place of the last good ones. */
 static weft_status save_last(trainer *t) {
     if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
-    if (t->state.skipped_row > 0 && find_bad_weight(t->model)) return WEFT_OK;
+    const char *bad = NULL;
+    if (t->state.skipped_row > 0) WEFT_TRY(find_bad_weight(t->model, &bad));
+    if (bad) return WEFT_OK;
     WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
     t->saved = t->state.iteration;
     return WEFT_OK;

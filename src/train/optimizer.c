@@ -157,8 +157,7 @@ static weft_status allocate_states(weft_optimizer *o) {
     WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
     WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
     o->seen = -1;
-    weft_optimizer_refresh(o);
-    return WEFT_OK;
+    return weft_optimizer_refresh(o);
 }
 
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -389,8 +388,8 @@ weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
     if (!o->exec) return weft_fail(WEFT_EBUG, "optimizer: no gradients are bound");
     float narrow = (float)rate;
     WEFT_TRY(weft_exec_write(o->exec, o->lr, o->dtype == WEFT_F64 ? (const void *)&rate : &narrow));
-    weft_mirror_use(o->mirror, o->backend);
-    weft_mirror_use(o->model->mirror, o->backend);
+    WEFT_TRY(weft_mirror_use(o->mirror, o->backend));
+    WEFT_TRY(weft_mirror_use(o->model->mirror, o->backend));
     if (o->sharded) WEFT_TRY(weft_optimizer_shard_before(o));
     weft_status status = weft_exec_run(o->exec, NULL);
     if (status == WEFT_OK && o->sharded) status = weft_optimizer_shard_after(o);
@@ -416,8 +415,8 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
         out->cut = o->sharded ? o->cut_of_all : cut;
     }
     double narrow[WEFT_ADAM_STATE]; /* room for either type */
-    weft_mirror_read(o->mirror, o->control_state,
-                     WEFT_ADAM_STATE * (int64_t)weft_dtype_size(o->dtype), narrow);
+    WEFT_TRY(weft_mirror_read(o->mirror, o->control_state,
+                              WEFT_ADAM_STATE * (int64_t)weft_dtype_size(o->dtype), narrow));
     widen(o, narrow, WEFT_ADAM_STATE, state);
     out->norm = control[WEFT_CONTROL_NORM];
     out->rate = control[WEFT_CONTROL_LR];
@@ -434,14 +433,14 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
     return WEFT_OK;
 }
 
-void weft_optimizer_refresh(weft_optimizer *o) {
+weft_status weft_optimizer_refresh(weft_optimizer *o) {
     /* Where weights are on a device, only what the host wrote by way of the mirror can have changed
      * them; in the host's own memory anybody may have. */
     int64_t writes = weft_mirror_writes(o->model->mirror);
-    if (o->backend->remote && writes == o->seen) return;
+    if (o->backend->remote && writes == o->seen) return WEFT_OK;
+    WEFT_TRY(weft_mirror_use(o->model->mirror, NULL));
+    WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     o->seen = writes;
-    weft_mirror_use(o->model->mirror, NULL);
-    weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
         const uint16_t *weight = o->model->weights[p->weight].data;
@@ -452,19 +451,22 @@ void weft_optimizer_refresh(weft_optimizer *o) {
                 master[k] = weft_bf16_to_float(weight[k]);
     }
     weft_mirror_wrote(o->mirror, NULL);
+    return WEFT_OK;
 }
 
-const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count) {
-    *count = o->n_state;
-    weft_mirror_use(o->mirror, NULL);
+weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **list,
+                                 int64_t *count) {
+    WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     weft_mirror_wrote(o->mirror, NULL); /* the caller may */
-    return o->state;
+    *list = o->state;
+    *count = o->n_state;
+    return WEFT_OK;
 }
 
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum) {
+    WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    weft_mirror_use(o->mirror, NULL);
     weft_optimizer_collector collector = {.o = o};
     for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];

@@ -77,11 +77,11 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
 
 /* Takes up weights that others wrote: a master which does not round to its bf16 weight is set to
  * it. Nothing to do for f32 and f64, where the weights themselves are updated. */
-void weft_optimizer_refresh(weft_optimizer *o);
+weft_status weft_optimizer_refresh(weft_optimizer *o);
 
 /* The state by name, of one that is not shared, ascending: "m.NAME", "v.NAME", "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
  * and "state", as in ops/optimizer.h. The memory may be read and written between steps. */
-const weft_weight *weft_optimizer_state(const weft_optimizer *o, int64_t *count);
+weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **list, int64_t *count);
 /* The same as a safetensors file. Reading asks for the same names, types and shapes, and changes
  * nothing on an error. *sum, where not NULL, is of what was meant to be written. */
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum);

@@ -145,7 +145,8 @@ static weft_status begin_weights(weft_optimizer *o, int64_t bucket, weights_job 
     int64_t n = 0, own_bytes, bytes;
     void *own = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
     if (o->backend->remote && own_bytes)
-        o->backend->download(own, weft_mirror_at(o->model->mirror, o->backend, own), own_bytes);
+        WEFT_TRY(o->backend->download(own, weft_mirror_at(o->model->mirror, o->backend, own),
+                                      own_bytes));
     for (int r = 0; r < s->cut.size; r++) {
         if (r == s->rank) continue;
         void *theirs = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
@@ -162,8 +163,8 @@ static weft_status end_weights(weft_optimizer *o, weights_job *w) {
     for (int64_t i = 0; o->backend->remote && i < w->job.count; i++) {
         const weft_transfer *t = &w->transfers[i];
         if (!t->send)
-            o->backend->upload(weft_mirror_at(o->model->mirror, o->backend, t->data), t->data,
-                               t->bytes);
+            WEFT_TRY(o->backend->upload(weft_mirror_at(o->model->mirror, o->backend, t->data),
+                                        t->data, t->bytes));
     }
     return WEFT_OK;
 }
@@ -298,7 +299,7 @@ weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, cons
 
 weft_status weft_optimizer_serve(weft_optimizer *o) {
     if (!o->sharded) return WEFT_OK;
-    weft_mirror_use(o->mirror, NULL);
+    WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     for (;;) {
         int64_t index;
         WEFT_TRY(weft_comm_broadcast(o->comm, &index, sizeof index));
@@ -328,8 +329,7 @@ weft_status weft_optimizer_give_out(weft_optimizer *o) {
     unsigned char *tensor = NULL;
     if (!o->sharded) return WEFT_OK;
     WEFT_TRY(weft_comm_broadcast(o->comm, &has, sizeof has));
-    weft_mirror_use(o->mirror, NULL);
-    weft_status status = WEFT_OK;
+    weft_status status = weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; has && status == WEFT_OK && i < o->n_state; i++) {
         if (o->shards.rank == 0) status = read_state(o, i, &tensor);
         if (status == WEFT_OK) status = move_state(o, i, tensor, false);

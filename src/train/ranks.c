@@ -63,14 +63,15 @@ weft_status weft_ranks_share(weft_comm *c, weft_model *m, weft_optimizer *o,
     int64_t n;
     if (!c) return WEFT_OK;
     WEFT_TRY(weft_comm_broadcast(c, state, sizeof *state));
-    weft_mirror_use(m->mirror, NULL);
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_TRY(weft_comm_broadcast(c, m->memory, m->memory_bytes));
     weft_mirror_wrote(m->mirror, NULL);
     if (weft_optimizer_shards(o)) {
-        weft_optimizer_refresh(o);
+        WEFT_TRY(weft_optimizer_refresh(o));
         return weft_optimizer_give_out(o);
     }
-    const weft_weight *list = weft_optimizer_state(o, &n);
+    const weft_weight *list;
+    WEFT_TRY(weft_optimizer_state(o, &list, &n));
     for (int64_t i = 0; i < n; i++)
         WEFT_TRY(weft_comm_broadcast(c, list[i].data, list[i].bytes));
     return WEFT_OK;

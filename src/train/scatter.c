@@ -241,15 +241,14 @@ static unsigned char *raw_place(const weft_scatter *s, const weft_gradient *from
     return to + (s->width - weft_dtype_size(from->dtype)) * (size_t)count;
 }
 
-static void fetch(const weft_scatter *s, const weft_gradient *from, int64_t first, int64_t count,
-                  unsigned char *to) {
+static weft_status fetch(const weft_scatter *s, const weft_gradient *from, int64_t first,
+                         int64_t count, unsigned char *to) {
     size_t size = weft_dtype_size(from->dtype);
     const unsigned char *data = (const unsigned char *)from->data + (size_t)first * size;
     unsigned char *raw = raw_place(s, from, count, to);
-    if (s->rows)
-        s->rows->fetch(s->queue, raw, data, count * (int64_t)size);
-    else
-        s->o.backend->download(raw, data, count * (int64_t)size);
+    if (!s->rows) return s->o.backend->download(raw, data, count * (int64_t)size);
+    s->rows->fetch(s->queue, raw, data, count * (int64_t)size);
+    return WEFT_OK;
 }
 
 static void widen_in_place(const weft_scatter *s, const weft_gradient *from, int64_t count,
@@ -297,7 +296,7 @@ static weft_status pack(weft_scatter *s, const bucket_slot *slot) {
         unsigned char *to;
         const weft_stretch *c = chunk_of(&t, i, &to);
         const weft_gradient *from = &s->o.from[c->weight];
-        if (from->data) fetch(s, from, c->first, c->count, to);
+        if (from->data) WEFT_TRY(fetch(s, from, c->first, c->count, to));
     }
     if (s->rows) WEFT_TRY(s->rows->wait(s->queue));
     weft_pool_run(s->o.pool, n, pack_chunk, &t);
@@ -428,7 +427,8 @@ weft_status weft_scatter_end(weft_scatter *s) {
     for (bucket_slot *slot; (slot = oldest(s));)
         WEFT_TRY(end_bucket(s, slot));
     if (s->last && s->device)
-        s->o.backend->upload(s->device, s->levels[0], s->own_at[s->buckets] * (int64_t)s->width);
+        return s->o.backend->upload(s->device, s->levels[0],
+                                    s->own_at[s->buckets] * (int64_t)s->width);
     return WEFT_OK;
 }
 

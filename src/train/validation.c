@@ -12,12 +12,6 @@
 enum { AHEAD = 2 };
 
 /* What one graph run found. */
-typedef struct {
-    double cross_entropy; /* mean over its targets, */
-    int64_t targets;      /* and how many they are */
-    int64_t right, asked; /* of the dataset's metric */
-} run_loss;
-
 /* Which positions of a sequence count: first .. last - 1. */
 typedef struct {
     int64_t first, last;
@@ -30,7 +24,7 @@ struct weft_validation {
     double *logits; /* [B, T, V] of a run, where there is a metric */
     int64_t batch, time, parts;
     int64_t samples;
-    run_loss *runs; /* [samples, parts] */
+    weft_run_loss *runs; /* [samples, parts] */
     weft_comm *comm;
     range counted;    /* all positions, but while the loss is told by position */
     int32_t *targets; /* [B, T] of a run in which only some count */
@@ -84,7 +78,7 @@ static int64_t first_choice(const double *logits, int64_t n) {
     return best;
 }
 
-static weft_status count_right(weft_validation *v, const weft_batch *b, run_loss *out) {
+static weft_status count_right(weft_validation *v, const weft_batch *b, weft_run_loss *out) {
     int64_t rows = v->batch * v->time, vocab = v->model->config.vocab_size;
     WEFT_TRY(weft_session_values(&v->session, v->session.graph.logits, rows * vocab, v->logits));
     for (int64_t i = 0; i < rows; i++) {
@@ -111,9 +105,9 @@ static const int32_t *targets_in(weft_validation *v, const weft_batch *b) {
     return v->targets;
 }
 
-static weft_status run_one(weft_validation *v, const weft_batch *b, run_loss *out) {
+static weft_status run_one(weft_validation *v, const weft_batch *b, weft_run_loss *out) {
     const int32_t *targets = targets_in(v, b);
-    *out = (run_loss){0};
+    *out = (weft_run_loss){0};
     for (int64_t i = 0; i < v->batch * v->time; i++)
         out->targets += targets[i] >= 0;
     WEFT_TRY(weft_session_run(&v->session, b->tokens, targets, &(weft_run){0}));
@@ -122,8 +116,7 @@ static weft_status run_one(weft_validation *v, const weft_batch *b, run_loss *ou
     return v->logits && counts_all(v) ? count_right(v, b, out) : WEFT_OK;
 }
 
-/* The mean over the targets of a batch of BATCH_SIZE sequences, however it is cut. */
-static double join_runs(const run_loss *runs, int64_t n) {
+double weft_run_losses_join(const weft_run_loss *runs, int64_t n) {
     double sum = 0, targets = 0;
     if (n == 1) return runs[0].cross_entropy;
     for (int64_t i = 0; i < n; i++) {
@@ -147,7 +140,7 @@ static void join_all(const weft_validation *v, double *loss, double *metric) {
     int64_t right = 0, asked = 0;
     double sum = 0;
     for (int64_t s = 0; s < v->samples; s++)
-        sum += join_runs(v->runs + s * v->parts, v->parts);
+        sum += weft_run_losses_join(v->runs + s * v->parts, v->parts);
     for (int64_t i = 0; i < v->samples * v->parts; i++) {
         right += v->runs[i].right;
         asked += v->runs[i].asked;

@@ -9,6 +9,16 @@
 
 typedef struct weft_validation weft_validation;
 
+/* What one run of the graph found. */
+typedef struct {
+    double cross_entropy; /* mean over its targets, */
+    int64_t targets;      /* and how many they are */
+    int64_t right, asked; /* of the dataset's metric */
+} weft_run_loss;
+
+/* The mean over all targets of several runs, whose numbers of targets may differ; 0: they have none. */
+double weft_run_losses_join(const weft_run_loss *runs, int64_t n);
+
 /* For a model and a dataset, which must both outlive it: EVAL_SAMPLES batches of BATCH_SIZE
  * sequences, in graph runs of MICRO_BATCH, which the ranks share; comm NULL: one rank. */
 weft_status weft_validation_open(const weft_model *m, const weft_dataset *d,

@@ -4,6 +4,7 @@
 #include "support/study_run.h"
 #include "support/train_run.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -247,6 +248,34 @@ static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
     free(out);
 }
 
+/* What the first row of a variant says that decoding ran in, and of its bytes. */
+static void check_decode(const char *option, const char *value, const char *dtype, int64_t bytes) {
+    char *out;
+    command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "step3", "--contexts",
+                         "32", "--batches", "1", "--steps", "1", "--threads", "1", "--prompt", "0",
+                         "--json", option, value),
+                     &out);
+    json_t *all = json_loads(out, 0, NULL);
+    const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
+    assert_string_equal(json_string_value(json_object_get(row, "dtype")), dtype);
+    int64_t weights = json_integer_value(json_object_get(row, "weight_bytes"));
+    static int64_t wide;
+    if (bytes == 4) wide = weights;
+    /* Within a percent. */
+    double part = (double)weights / (double)wide;
+    assert_true(fabs(part - (double)bytes / 4) < 0.01);
+    json_decref(all);
+    free(out);
+}
+
+static void test_decode_runs_in_the_type_that_is_asked_for(void **state) {
+    (void)state;
+    check_decode("--dtype", "f32", "f32", 4);
+    check_decode("--dtype", "bf16", "bf16", 2);
+    check_decode("-o", "DTYPE=bf16", "bf16", 2);
+    command_fails(2, RUN("bench", "decode", "--json", "--dtype", "fp8"), SAYS("--dtype", "fp8"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_train_has_a_row_for_each_variant),
@@ -257,6 +286,7 @@ int main(void) {
         cmocka_unit_test(test_a_peer_with_another_loss_fails),
         cmocka_unit_test(test_a_peer_that_dies_is_started_again),
         cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
+        cmocka_unit_test(test_decode_runs_in_the_type_that_is_asked_for),
         cmocka_unit_test(test_a_row_ends_with_the_benchmark),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };

@@ -13,7 +13,7 @@
 enum { BYTES = 8 };
 
 static int uploads, downloads, blocks;
-static bool full;
+static bool full, lost;
 
 static void *device_alloc(int64_t bytes) {
     if (full) return NULL;
@@ -27,14 +27,18 @@ static void device_release(void *memory, int64_t bytes) {
     free(memory);
 }
 
-static void device_upload(void *to, const void *from, int64_t bytes) {
+static weft_status device_upload(void *to, const void *from, int64_t bytes) {
+    if (lost) return weft_fail(WEFT_EIO, "device: lost");
     uploads++;
     memcpy(to, from, (size_t)bytes);
+    return WEFT_OK;
 }
 
-static void device_download(void *to, const void *from, int64_t bytes) {
+static weft_status device_download(void *to, const void *from, int64_t bytes) {
+    if (lost) return weft_fail(WEFT_EIO, "device: lost");
     downloads++;
     memcpy(to, from, (size_t)bytes);
+    return WEFT_OK;
 }
 
 static const weft_backend device = {.name = "device",
@@ -50,7 +54,7 @@ static const weft_backend here = {.name = "here"};
 static int begin(void **state) {
     (void)state;
     uploads = downloads = blocks = 0;
-    full = false;
+    full = lost = false;
     return 0;
 }
 
@@ -65,21 +69,21 @@ static void test_each_side_reads_what_the_other_wrote(void **state) {
     char host[BYTES] = "abcdefg", out[3];
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
-    weft_mirror_use(m, &device);
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_OK);
     char *there = weft_mirror_at(m, &device, host);
     assert_string_equal(there, "abcdefg");
     assert_ptr_equal(weft_mirror_at(m, &device, host + 2), there + 2);
     memcpy(there, "ABCDEFG", BYTES);
     weft_mirror_wrote(m, &device);
-    weft_mirror_read(m, host + 2, 3, out);
+    assert_int_equal(weft_mirror_read(m, host + 2, 3, out), WEFT_OK);
     assert_memory_equal(out, "CDE", 3);
     assert_string_equal(host, "abcdefg"); /* a look at a part brings nothing over */
-    weft_mirror_use(m, NULL);
+    assert_int_equal(weft_mirror_use(m, NULL), WEFT_OK);
     assert_string_equal(host, "ABCDEFG");
     host[0] = 'x';
     weft_mirror_wrote(m, NULL);
     assert_int_equal(weft_mirror_writes(m), 1);
-    weft_mirror_use(m, &device);
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_OK);
     assert_string_equal(there, "xBCDEFG");
     weft_mirror_destroy(m);
     assert_int_equal(blocks, 0);
@@ -90,12 +94,36 @@ static void test_only_what_is_newer_is_copied(void **state) {
     char host[BYTES] = "abcdefg";
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
-    weft_mirror_use(m, NULL);
-    weft_mirror_use(m, &device);
-    weft_mirror_use(m, &device);
-    weft_mirror_use(m, NULL);
+    assert_int_equal(weft_mirror_use(m, NULL), WEFT_OK);
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_OK);
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_OK);
+    assert_int_equal(weft_mirror_use(m, NULL), WEFT_OK);
     assert_int_equal(uploads, 1);
     assert_int_equal(downloads, 0);
+    weft_mirror_destroy(m);
+}
+
+static void test_a_copy_that_failed_is_not_called_equal(void **state) {
+    (void)state;
+    char host[BYTES] = "abcdefg", out[3];
+    weft_mirror *m = mirror_of(host);
+    assert_int_equal(weft_mirror_place(m, &device), WEFT_OK);
+    lost = true;
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_EIO);
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_EIO);
+    lost = false;
+    assert_int_equal(weft_mirror_use(m, &device), WEFT_OK);
+    memcpy(weft_mirror_at(m, &device, host), "ABCDEFG", BYTES);
+    weft_mirror_wrote(m, &device);
+    lost = true;
+    assert_int_equal(weft_mirror_read(m, host, 3, out), WEFT_EIO);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(weft_mirror_use(m, NULL), WEFT_EIO);
+        assert_string_equal(weft_error_message(), "device: lost");
+    }
+    lost = false;
+    assert_int_equal(weft_mirror_use(m, NULL), WEFT_OK);
+    assert_string_equal(host, "ABCDEFG");
     weft_mirror_destroy(m);
 }
 
@@ -104,7 +132,7 @@ static void test_a_host_backend_has_no_copy(void **state) {
     char host[BYTES] = "abcdefg";
     weft_mirror *m = mirror_of(host);
     assert_int_equal(weft_mirror_place(m, &here), WEFT_OK);
-    weft_mirror_use(m, &here);
+    assert_int_equal(weft_mirror_use(m, &here), WEFT_OK);
     assert_ptr_equal(weft_mirror_at(m, &here, host), host);
     assert_null(weft_mirror_at(m, &device, NULL));
     assert_int_equal(blocks + uploads, 0);
@@ -131,6 +159,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_each_side_reads_what_the_other_wrote, begin),
         cmocka_unit_test_setup(test_only_what_is_newer_is_copied, begin),
+        cmocka_unit_test_setup(test_a_copy_that_failed_is_not_called_equal, begin),
         cmocka_unit_test_setup(test_a_host_backend_has_no_copy, begin),
         cmocka_unit_test_setup(test_a_mirror_has_one_copy_and_says_why_it_has_none, begin),
     };

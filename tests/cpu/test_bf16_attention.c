@@ -31,18 +31,20 @@ enum { LEAVES = 4, RESULTS = 6, NAME_ROOM = 8 };
 typedef struct {
     int64_t batch, tokens, heads, kv_heads, dqk, dv;
     bool w2, causal;
+    bool steep; /* the first keys' scores are far above all others */
 } shape;
 
 static const shape shapes[] = {
-    {1, 1, 1, 1, 4, 4, false, true},      /* a single key */
-    {2, 31, 2, 2, 8, 8, false, true},     /* less than a block */
-    {1, 97, 3, 3, 20, 12, false, true},   /* one key more than a tile; widths that are padded */
-    {2, 193, 2, 1, 33, 7, false, true},   /* odd widths, a shared key head */
-    {1, 200, 2, 2, 16, 16, false, false}, /* every key is seen */
-    {1, 640, 1, 1, 32, 32, false, true},  /* ranges of keys */
-    {1, 600, 6, 1, 64, 64, false, true},  /* parts of heads */
-    {1, 300, 2, 2, 64, 32, true, true},   /* a number per key */
-    {1, 555, 4, 2, 128, 64, true, true},
+    {1, 1, 1, 1, 4, 4, false, true, false},  /* a single key */
+    {2, 31, 2, 2, 8, 8, false, true, false}, /* less than a block */
+    {1, 97, 3, 3, 20, 12, false, true,
+     false}, /* one key more than a tile; widths that are padded */
+    {2, 193, 2, 1, 33, 7, false, true, false},   /* odd widths, a shared key head */
+    {1, 200, 2, 2, 16, 16, false, false, false}, /* every key is seen */
+    {1, 640, 1, 1, 32, 32, false, true, false},  /* ranges of keys */
+    {1, 600, 6, 1, 64, 64, false, true, false},  /* parts of heads */
+    {1, 300, 2, 2, 64, 32, true, true, false},   /* a number per key */
+    {1, 555, 4, 2, 128, 64, true, true, false},
 };
 
 /* A graph with its results; all that a check compares. */
@@ -77,6 +79,23 @@ static void fill(weft_exec *x, const weft_tensor *t, uint64_t seed, double scale
     free(values);
 }
 
+/* The first number of every query is 32; that of a key 32 among the first 96 keys, a tile, then -32. */
+static void make_steep(weft_exec *x, const weft_tensor *t, bool keys) {
+    int64_t n = weft_tensor_count(t), width = t->shape[3], heads = t->shape[2];
+    unsigned char *values = malloc((size_t)weft_tensor_bytes(t));
+    assert_non_null(values);
+    assert_int_equal(weft_exec_read(x, t, values), WEFT_OK);
+    for (int64_t i = 0; i < n; i += width) {
+        float value = keys && i / (width * heads) % t->shape[1] >= 96 ? -32 : 32;
+        if (t->dtype == WEFT_BF16)
+            ((uint16_t *)(void *)values)[i] = weft_float_to_bf16(value);
+        else
+            ((double *)(void *)values)[i] = (double)value;
+    }
+    assert_int_equal(weft_exec_write(x, t, values), WEFT_OK);
+    free(values);
+}
+
 static weft_tensor *leaf(run *r, int i, weft_dtype dtype, int ndim, const int64_t *sizes) {
     char name[NAME_ROOM];
     snprintf(name, sizeof name, "leaf%d", i);
@@ -103,10 +122,14 @@ static run open_run(const shape *s, weft_dtype dtype, int threads, weft_pool **p
     for (int i = 0; i <= LEAVES; i++)
         if (r.leaf[i] && i != 3) r.result[r.results++] = r.leaf[i]->grad;
     assert_int_equal(weft_pool_create(threads, pool), WEFT_OK);
-    assert_int_equal(weft_exec_create(r.graph, weft_cpu_backend(), *pool, NULL, &r.exec), WEFT_OK);
+    weft_exec_options options = {.poison = true};
+    assert_int_equal(weft_exec_create(r.graph, weft_cpu_backend(), *pool, &options, &r.exec),
+                     WEFT_OK);
     for (int i = 0; i < LEAVES; i++)
         fill(r.exec, r.leaf[i], (uint64_t)i + 1, 1, 0);
     if (s->w2) fill(r.exec, r.leaf[4], 5, 0.125, 0.5 * log(4.0 * (double)s->dqk));
+    if (s->steep) make_steep(r.exec, r.leaf[0], false);
+    if (s->steep) make_steep(r.exec, r.leaf[1], true);
     assert_int_equal(weft_exec_run(r.exec, &(weft_run){.seed = 1}), WEFT_OK);
     return r;
 }
@@ -163,6 +186,25 @@ static void test_attention_in_bf16_is_near_f64(void **state) {
     }
 }
 
+/* Scores from -512 to 512: a sum that is rescaled by the wrong maximum is no number. Gradients of q and k
+ * are differences of nearly equal numbers here, so o and v's gradient tell. */
+static void test_scores_that_fall_far_after_a_tile(void **state) {
+    (void)state;
+    static const shape steep[] = {{1, 200, 2, 1, 4, 8, false, true, true},
+                                  {1, 200, 1, 1, 4, 8, false, false, true}};
+    for (size_t n = 0; n < sizeof steep / sizeof steep[0]; n++) {
+        weft_pool *pool, *other;
+        run narrow = open_run(&steep[n], WEFT_BF16, 2, &pool);
+        run exact = open_run(&steep[n], WEFT_F64, 2, &other);
+        for (int i = 0; i < LEAVES; i += LEAVES - 1) {
+            double off = difference(&narrow, &exact, i);
+            if (!(off <= bound_of(i))) fail_msg("shape %d, result %d: %.5f off", (int)n, i, off);
+        }
+        close_run(&narrow, pool);
+        close_run(&exact, other);
+    }
+}
+
 static void test_attention_in_bf16_has_equal_bits_for_any_threads(void **state) {
     (void)state;
     static const int threads[] = {2, 3, 16};
@@ -186,6 +228,7 @@ static void test_attention_in_bf16_has_equal_bits_for_any_threads(void **state) 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_in_bf16_is_near_f64),
+        cmocka_unit_test(test_scores_that_fall_far_after_a_tile),
         cmocka_unit_test(test_attention_in_bf16_has_equal_bits_for_any_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,7 +70,7 @@ static void *copy_up(const void *from, int64_t bytes) {
     if (!from || bytes == 0) return NULL;
     void *to = device->alloc(bytes);
     assert_non_null(to);
-    device->upload(to, from, bytes);
+    OK(device->upload(to, from, bytes));
     return to;
 }
 
@@ -90,10 +90,10 @@ static void give_device_back(device_memory *d, memory *m) {
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < m->n[k]; i++) {
             int64_t bytes = m->info[k][i].bytes;
-            device->download(m->values[k][i], d->values[k][i], bytes);
+            OK(device->download(m->values[k][i], d->values[k][i], bytes));
             device->release(d->values[k][i], bytes);
             if (!d->grads[k][i]) continue;
-            device->download(m->grads[k][i], d->grads[k][i], bytes);
+            OK(device->download(m->grads[k][i], d->grads[k][i], bytes));
             device->release(d->grads[k][i], bytes);
         }
     if (d->saved) device->release(d->saved, m->saved.bytes);
@@ -204,7 +204,7 @@ static void test_forwards_may_be_pending_and_take_no_memory(void **state) {
 static void put_input(device_memory *d, memory *m, int64_t i, double value) {
     const weft_block_info *t = &m->info[WEFT_BLOCK_INPUTS][0];
     put_value(t, m->values[WEFT_BLOCK_INPUTS][0], i, value);
-    device->upload(d->values[WEFT_BLOCK_INPUTS][0], m->values[WEFT_BLOCK_INPUTS][0], t->bytes);
+    OK(device->upload(d->values[WEFT_BLOCK_INPUTS][0], m->values[WEFT_BLOCK_INPUTS][0], t->bytes));
 }
 
 static void run_both(weft_block *block, device_memory *d, uint32_t iteration) {
@@ -287,15 +287,15 @@ static void test_many_addresses_are_told_apart(void **state) {
     memcpy(outputs, d.values[WEFT_BLOCK_OUTPUTS], sizeof outputs);
     call.outputs = outputs;
     for (int turn = 0; turn < 2; turn++) {
-        device->fill(all, 0xff, PLACES * bytes);
+        OK(device->fill(all, 0xff, PLACES * bytes));
         for (int i = 0; i < PLACES; i++) {
             outputs[0] = all + i * bytes;
             for (int k = 0; k < (turn ? 1 : 3); k++)
                 OK(weft_block_forward(block, &call));
         }
-        device->download(want, all, bytes);
+        OK(device->download(want, all, bytes));
         for (int i = 1; i < PLACES; i++) {
-            device->download(got, all + i * bytes, bytes);
+            OK(device->download(got, all + i * bytes, bytes));
             if (memcmp(got, want, (size_t)bytes) != 0) fail_msg("turn %d, place %d", turn, i);
         }
     }
@@ -329,8 +329,8 @@ static void test_a_bad_token_is_told_by_a_later_check(void **state) {
     weft_call call = device_call(&d, NULL);
     for (int turn = 0; turn < 4; turn++) { /* the last two are replays */
         OK(weft_block_forward(block, &call));
-        device->download(m.values[WEFT_BLOCK_OUTPUTS][0], d.values[WEFT_BLOCK_OUTPUTS][0],
-                         m.info[WEFT_BLOCK_OUTPUTS][0].bytes); /* waits for it */
+        OK(device->download(m.values[WEFT_BLOCK_OUTPUTS][0], d.values[WEFT_BLOCK_OUTPUTS][0],
+                            m.info[WEFT_BLOCK_OUTPUTS][0].bytes)); /* waits for it */
         refused(weft_block_check(block), WEFT_EINPUT, "embed");
         OK(weft_block_check(block));
     }

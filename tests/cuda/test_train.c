@@ -4,6 +4,7 @@
 #include "cuda/backend.h"
 #include "model/account.h"
 #include "support/command.h"
+#include "support/lost_copies.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
@@ -167,12 +168,35 @@ static void test_run_that_does_not_fit_is_refused(void **state) {
                   SAYS("GiB", "MICRO_BATCH="));
 }
 
+/* More than any memory holds is refused before the first byte, and the GPU can be used afterwards. */
+static weft_status lose_copy(void *to, int64_t bytes) {
+    const weft_backend *device = weft_cuda_backend();
+    void *there = device->alloc(bytes);
+    assert_non_null(there);
+    assert_int_equal(device->upload(there, to, INT64_MAX), WEFT_EIO);
+    assert_int_equal(device->fill(there, 0, INT64_MAX), WEFT_EIO);
+    weft_status status = device->download(to, there, INT64_MAX);
+    device->release(there, bytes);
+    return status;
+}
+
+static void test_a_copy_that_fails_leaves_the_last_checkpoint(void **state) {
+    (void)state;
+    skip_without_gpu();
+    char config[256];
+    snprintf(config, sizeof config, "%s", scratch_path("config"));
+    train_config(config);
+    lost_copies_check(weft_cuda_backend(), lose_copy, config,
+                      "values were not copied from the GPU");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_tracks_the_cpu_in_f32),
         cmocka_unit_test(test_resumed_run_ends_on_the_same_bits),
         cmocka_unit_test(test_recomputed_layers_end_on_the_same_bits),
         cmocka_unit_test(test_run_that_does_not_fit_is_refused),
+        cmocka_unit_test(test_a_copy_that_fails_leaves_the_last_checkpoint),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

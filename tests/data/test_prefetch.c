@@ -97,6 +97,35 @@ static void test_batches_are_the_dataset_s_in_order(void **state) {
         }
 }
 
+/* A feed that begins further on, as another rank's does, has the batches that one from the start has
+ * there. */
+static void test_a_feed_may_begin_further_on(void **state) {
+    (void)state;
+    weft_dataset *d = open_named("embedded");
+    for (int64_t skip = 1; skip < 2 * PARTS; skip++) {
+        weft_prefetch_options o = {.split = WEFT_SPLIT_TRAIN,
+                                   .seed = 5,
+                                   .iteration = 7,
+                                   .sequences = SEQUENCES,
+                                   .parts = PARTS,
+                                   .skip = skip,
+                                   .time = TIME,
+                                   .scored = true,
+                                   .ahead = 1};
+        weft_prefetch *p;
+        assert_int_equal(weft_prefetch_open(d, &o, &p), WEFT_OK);
+        for (int64_t i = skip; i < skip + 3; i++) {
+            const weft_batch *b;
+            assert_int_equal(weft_prefetch_next(p, &b), WEFT_OK);
+            assert_int_equal(b->iteration, 7 + i / PARTS);
+            assert_int_equal(b->part, i % PARTS);
+            check_batch(d, b);
+        }
+        weft_prefetch_close(p);
+    }
+    weft_dataset_close(d);
+}
+
 /* However long the taker holds a batch, the worker does not write into it. */
 static void test_held_batch_stays_whole(void **state) {
     (void)state;
@@ -236,6 +265,7 @@ static void test_sizes_that_make_no_sense_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batches_are_the_dataset_s_in_order),
+        cmocka_unit_test(test_a_feed_may_begin_further_on),
         cmocka_unit_test(test_held_batch_stays_whole),
         cmocka_unit_test(test_scores_are_made_only_where_asked_for),
         cmocka_unit_test(test_errors_come_in_their_place),

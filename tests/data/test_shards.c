@@ -227,6 +227,24 @@ static void test_what_is_no_file_is_refused(void **state) {
     expect_refusal(WEFT_EIO, "train_2.bin", "Permission denied");
 }
 
+/* Of the windows of eight tokens, those that reach the token VOCAB; one more is known than the last. */
+static void test_the_first_token_that_the_model_does_not_know_is_refused(void **state) {
+    (void)state;
+    for (int32_t more = 0; more < 2; more++) {
+        weft_shards *s;
+        weft_sequence_place p = train(0, 0);
+        int32_t tokens[8], targets[8];
+        write_counting("train_000001.bin", false, 20, 9); /* 20 to 28: one window */
+        write_counting("val_000000.bin", false, 0, 9);
+        assert_int_equal(weft_shards_open(folder, 28 + more, &s), WEFT_OK);
+        weft_status status = weft_shards_fill(s, &p, 8, tokens, targets);
+        assert_int_equal(status, more ? WEFT_OK : WEFT_EINPUT);
+        if (more) assert_int_equal(targets[7], 28);
+        if (!more) assert_non_null(strstr(weft_error_message(), "token 28 at position 8"));
+        weft_shards_close(s);
+    }
+}
+
 static void test_shard_cut_while_in_use_fails(void **state) {
     (void)state;
     write_both();
@@ -341,6 +359,7 @@ int main(void) {
         IN_FOLDER(test_shards_that_lie_are_refused),
         IN_FOLDER(test_shards_cut_short_are_refused),
         IN_FOLDER(test_what_is_no_file_is_refused),
+        IN_FOLDER(test_the_first_token_that_the_model_does_not_know_is_refused),
         IN_FOLDER(test_shard_cut_while_in_use_fails),
         IN_FOLDER(test_shard_replaced_while_in_use_is_kept),
         IN_FOLDER(test_sequences_longer_than_any_shard_are_refused),

@@ -4,6 +4,8 @@
 #include "cpu/backend.h"
 #include "data/dataset.h"
 #include "generate/decoder.h"
+#include "generate/weights.h"
+#include "model/kinds.h"
 #include "support/command.h"
 
 #include <math.h>
@@ -202,10 +204,67 @@ static void test_eight_bits_hardly_change_the_perplexity(void **state) {
     }
 }
 
+/* A NaN or an infinity in one matrix is in the logits, whatever the matrix is kept in. */
+static void test_a_weight_that_is_no_number_is_in_the_logits(void **state) {
+    static const char *const types[] = {"f32", "bf16", "int8"};
+    static const float values[] = {NAN, INFINITY};
+    (void)state;
+    for (int t = 0; t < 3; t++)
+        for (int v = 0; v < 2; v++) {
+            decoding d;
+            weft_model *m = draw_model((const char *[]){SIZES, "FFN=swiglu", NULL});
+            weft_weight *w = weft_model_find(m, "h.0.ffn.w1.weight");
+            assert_non_null(w);
+            ((float *)w->data)[7] = values[v];
+            weft_mirror_wrote(m->mirror, NULL);
+            open_decoder(&d, m, types[t], "f32", 4, 1, 1);
+            float *logits = decode(&d, 0, (const int32_t[]){1, 2, 3, 4}, 4);
+            if (isfinite(logits[0])) fail_msg("%s hides %g", types[t], (double)values[v]);
+            free(logits);
+            close_decoder(&d);
+            weft_model_destroy(m);
+        }
+}
+
+/* On a GPU what keeps and reads bf16 runs in it. */
+static void test_the_type_that_generation_runs_in(void **state) {
+    static const struct {
+        const char *dtype, *weights, *cache;
+        weft_dtype here, there; /* on the CPU, on a GPU */
+    } cases[] = {
+        {"f32", "auto", "auto", WEFT_F32, WEFT_F32},
+        {"bf16", "auto", "auto", WEFT_BF16, WEFT_BF16},
+        {"f32", "bf16", "bf16", WEFT_F32, WEFT_BF16},
+        {"f32", "auto", "bf16", WEFT_F32, WEFT_BF16},
+        {"f32", "f32", "bf16", WEFT_F32, WEFT_F32},
+        {"f32", "bf16", "f32", WEFT_F32, WEFT_F32},
+        {"f32", "int8", "bf16", WEFT_F32, WEFT_F32},
+        {"f64", "bf16", "bf16", WEFT_F64, WEFT_F64},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int remote = 0; remote < 2; remote++) {
+            weft_config c;
+            weft_backend backend = *weft_cpu_backend();
+            backend.remote = remote;
+            weft_config_defaults(&c);
+            assert_int_equal(weft_config_set(&c, "DTYPE", cases[i].dtype, "test"), WEFT_OK);
+            assert_int_equal(weft_config_set(&c, "WEIGHT_DTYPE", cases[i].weights, "test"),
+                             WEFT_OK);
+            assert_int_equal(weft_config_set(&c, "CACHE_DTYPE", cases[i].cache, "test"), WEFT_OK);
+            weft_generation_set_dtype(&c, &backend);
+            if (weft_config_dtype(&c) != (remote ? cases[i].there : cases[i].here))
+                fail_msg("case %d, remote %d: %s", (int)i, remote,
+                         weft_dtype_name(weft_config_dtype(&c)));
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_narrow_logits_are_within_their_error),
         cmocka_unit_test(test_a_number_that_is_none_is_not_rounded_away),
+        cmocka_unit_test(test_a_weight_that_is_no_number_is_in_the_logits),
+        cmocka_unit_test(test_the_type_that_generation_runs_in),
         cmocka_unit_test(test_eight_bits_hardly_change_the_perplexity),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

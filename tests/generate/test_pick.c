@@ -5,6 +5,7 @@
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
+#include "ops/step.h"
 #include "support/model_case.h"
 #include "support/picking.h"
 
@@ -488,8 +489,27 @@ static void test_a_token_that_breaks_a_text_is_kept_as_such(void **state) {
     close_decoding(&d);
 }
 
+/* The first token that the model does not know, and a row of the run before that there cannot be. */
+static void test_tokens_that_there_are_not_are_refused(void **state) {
+    const form *f = *state;
+    need_backend();
+    decoding d;
+    int32_t picked[1];
+    open_decoding(f, &d, make_model(f), 1, false);
+    weft_decoder_row row = {(int32_t)d.vocab, 0, 0, true};
+    grow(&d, &row);
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "the model knows 0 to"));
+    row.token = -WEFT_STEP_ROWS - 1;
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
+    row.token = (int32_t)d.vocab - 1;
+    check(f, weft_decoder_begin(d.decoder, &row, 1));
+    check(f, weft_decoder_end(d.decoder, picked));
+    close_decoding(&d);
+}
+
 int main(void) {
-    struct CMUnitTest tests[7 * FORMS];
+    struct CMUnitTest tests[7 * FORMS + 1];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < FORMS; i++) {
@@ -517,5 +537,8 @@ int main(void) {
                                          test_a_step_that_failed_is_tried_again, NULL, NULL, f};
 #endif
     }
+    tests[n++] = (struct CMUnitTest){"test_tokens_that_there_are_not_are_refused",
+                                     test_tokens_that_there_are_not_are_refused, NULL, NULL,
+                                     (void *)(uintptr_t)forms};
     return _cmocka_run_group_tests("pick", tests, (size_t)n, NULL, NULL);
 }

@@ -80,6 +80,51 @@ static void test_each_rule_leaves_out_what_it_says(void **state) {
     assert_left(&s, (bool[]){false, true, false, false, false, false});
 }
 
+/* What is left shares the whole in the proportion that it had. */
+static void test_what_is_left_keeps_its_proportions(void **state) {
+    (void)state;
+    enum { DRAWS = 40000 };
+    static const struct {
+        int64_t top_k;
+        double top_p, min_p, left; /* left: the sum of the kept ones' probabilities */
+        int32_t kept[3];
+    } cases[] = {
+        {0, 0.6, 0, 0.65, {1, 3, -1}}, {3, 1, 0, 0.8, {1, 3, 5}}, {0, 1, 0.3, 0.8, {1, 3, 5}}};
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        int count[VOCAB];
+        weft_sampling s = weft_sampling_default();
+        s.top_k = cases[k].top_k;
+        s.top_p = cases[k].top_p;
+        s.min_p = cases[k].min_p;
+        count_draws(&s, DRAWS, count);
+        for (int i = 0; i < 3 && cases[k].kept[i] >= 0; i++) {
+            double p = probability[cases[k].kept[i]] / cases[k].left;
+            double sigma = sqrt(p * (1 - p) * DRAWS), got = count[cases[k].kept[i]];
+            if (fabs(got - p * DRAWS) > 4.5 * sigma)
+                fail_msg("case %d: token %d was drawn %g times, not about %g", (int)k,
+                         (int)cases[k].kept[i], got, p * DRAWS);
+        }
+    }
+}
+
+/* Four tokens with a quarter each: two of them are a half, and no third is needed. */
+static void test_top_p_stops_where_it_is_reached(void **state) {
+    (void)state;
+    float logits[VOCAB] = {-1e4f, 0, 0, -1e4f, 0, 0};
+    int count[VOCAB] = {0};
+    void *scratch = malloc(weft_sample_room(VOCAB));
+    weft_sampling s = weft_sampling_default();
+    s.top_p = 0.5;
+    for (uint32_t i = 0; i < 400; i++) {
+        weft_sampled out;
+        weft_sample(logits, VOCAB, &s, i, NULL, 0, scratch, &out);
+        count[out.token]++;
+    }
+    for (int i = 0; i < VOCAB; i++)
+        assert_int_equal(count[i] > 0, i == 1 || i == 2);
+    free(scratch);
+}
+
 /* In their order: top-k 3 leaves 0.4, 0.25, 0.15; top-p is of their sum, 0.8; min-p of the likeliest. */
 static void test_rules_act_one_after_the_other(void **state) {
     (void)state;
@@ -194,6 +239,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frequencies_are_the_probabilities),
         cmocka_unit_test(test_each_rule_leaves_out_what_it_says),
+        cmocka_unit_test(test_what_is_left_keeps_its_proportions),
+        cmocka_unit_test(test_top_p_stops_where_it_is_reached),
         cmocka_unit_test(test_rules_act_one_after_the_other),
         cmocka_unit_test(test_a_logit_that_is_no_number_shows),
         cmocka_unit_test(test_the_penalty_is_for_tokens_that_were_there),

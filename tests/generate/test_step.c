@@ -78,10 +78,11 @@ static void plain_close(void *step) {
     free(s);
 }
 
-static void plain_set_pages(void *step, int64_t slot, const int32_t *pages) {
+static weft_status plain_set_pages(void *step, int64_t slot, const int32_t *pages) {
     plain_step *s = step;
     memcpy(s->pages + slot * s->form.table_pages, pages,
            (size_t)s->form.table_pages * sizeof *pages);
+    return WEFT_OK;
 }
 
 static double weight_at(const weft_step_matrix *m, int64_t column, int64_t k) {
@@ -371,13 +372,30 @@ static void test_other_models_have_no_step(void **state) {
     }
 }
 
+static void test_runs_of_keys_are_whole_numbers_from_one_on(void **state) {
+    (void)state;
+    static const char *const wrong[] = {
+        "0,0,0", "128,0,512", "0,128,512", "128,256,0", "-1,1,1",        "128,256",
+        "",      "a,b,c",     "1,2,3,4",   "1,2,3x",    "9999999999,1,1"};
+    int runs[2] = {5, 6}, positions = 7;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_int_equal(weft_step_runs_read(wrong[i], runs, &positions), WEFT_EINPUT);
+        assert_non_null(strstr(weft_error_message(), "WEFT_CUDA_STEP_RUNS"));
+        assert_true(runs[0] == 5 && runs[1] == 6 && positions == 7);
+    }
+    assert_int_equal(weft_step_runs_read("384,768,4096", runs, &positions), WEFT_OK);
+    assert_true(runs[0] == 384 && runs[1] == 768 && positions == 4096);
+}
+
 int main(void) {
-    struct CMUnitTest tests[STEP_FORMS + 2];
+    struct CMUnitTest tests[STEP_FORMS + 3];
     for (int i = 0; i < STEP_FORMS; i++)
         tests[i] = (struct CMUnitTest){"test_a_step_equals_decoding", test_a_step_equals_decoding,
                                        NULL, NULL, (void *)(uintptr_t)(step_forms + i)};
     tests[STEP_FORMS] = (struct CMUnitTest)cmocka_unit_test(test_other_models_have_no_step);
     tests[STEP_FORMS + 1] =
         (struct CMUnitTest)cmocka_unit_test(test_picked_text_is_the_text_of_the_logits);
-    return _cmocka_run_group_tests("step", tests, STEP_FORMS + 2, NULL, NULL);
+    tests[STEP_FORMS + 2] =
+        (struct CMUnitTest)cmocka_unit_test(test_runs_of_keys_are_whole_numbers_from_one_on);
+    return _cmocka_run_group_tests("step", tests, STEP_FORMS + 3, NULL, NULL);
 }

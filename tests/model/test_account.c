@@ -116,6 +116,15 @@ static void test_first_phase_is_counted(void **state) {
     assert_true(b.training_bytes > c.training_bytes);
 }
 
+static void test_moments_are_those_that_the_optimizer_keeps(void **state) {
+    (void)state;
+    const char *spam[] = {"N_LAYER=1", "OPTIMIZER=adamwspam", "SPAM_AMSGRAD=n", NULL};
+    const char *adam[] = {"N_LAYER=1", "OPTIMIZER=adamw", "SPAM_AMSGRAD=y", NULL};
+    weft_account a = account_of(spam, -1), b = account_of(adam, -1);
+    assert_int_equal(a.optimizer_bytes, 2 * 4 * a.parameters);
+    assert_int_equal(b.optimizer_bytes, 2 * 4 * b.parameters);
+}
+
 static void test_memory_adds_up(void **state) {
     (void)state;
     const char *small[] = {
@@ -188,6 +197,7 @@ int main(void) {
         cmocka_unit_test(test_operations_by_part),
         cmocka_unit_test(test_operations_of_the_mechanisms),
         cmocka_unit_test(test_first_phase_is_counted),
+        cmocka_unit_test(test_moments_are_those_that_the_optimizer_keeps),
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
         cmocka_unit_test(test_cache_bytes_of_each_attention),

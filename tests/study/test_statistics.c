@@ -169,12 +169,24 @@ static void test_what_seeds_can_show_is_the_references(void **state) {
     assert_non_null(strstr(text, "no interval"));
 }
 
+/* Differences 1.5 and 0.5: t(0.975, n - 1) √0.5 / √n is 1.125 for n = 4 and 0.878 for n = 5. A percentage
+ * is of the baseline's size, so that it has the difference's sign. */
+static void test_two_pairs_tell_how_many_are_needed(void **state) {
+    (void)state;
+    weft_comparison c =
+        weft_compare((const double[]){-1, -1.5}, (const double[]){-2.5, -2}, 2, false);
+    assert_true(fabs(c.mean - 1) < 1e-12);
+    assert_true(fabs(c.percent - 100 / 2.25) < 1e-9);
+    assert_int_equal(weft_seeds_needed(&c), 5);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_t_quantiles_are_the_references),
         cmocka_unit_test(test_t_at_its_ends),
         cmocka_unit_test(test_comparisons_are_the_references),
         cmocka_unit_test(test_fewer_than_two_pairs_show_nothing),
+        cmocka_unit_test(test_two_pairs_tell_how_many_are_needed),
         cmocka_unit_test(test_mean_and_spread),
         cmocka_unit_test(test_a_line_is_the_published_one),
         cmocka_unit_test(test_what_seeds_can_show_is_the_references),

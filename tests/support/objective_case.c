@@ -42,7 +42,7 @@ static void read_gradients(const objective_case *c, const weft_model *m, const w
             int64_t bytes = n * (int64_t)weft_dtype_size(g.dtype);
             void *host = malloc((size_t)bytes);
             assert_non_null(host);
-            backend_of(c)->download(host, g.data, bytes);
+            check(backend_of(c)->download(host, g.data, bytes));
             weft_weight_read(&(weft_weight){.dtype = g.dtype, .count = n, .data = host}, out);
             free(host);
         }

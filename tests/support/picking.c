@@ -29,9 +29,10 @@ static weft_status open_picking(const weft_exec *x, int32_t *table, int64_t tabl
     return WEFT_OK;
 }
 
-static void set_pages(void *picks, int64_t slot, const int32_t *pages) {
+static weft_status set_pages(void *picks, int64_t slot, const int32_t *pages) {
     picking *s = picks;
     memcpy(s->table + slot * s->table_pages, pages, (size_t)s->table_pages * sizeof *pages);
+    return WEFT_OK;
 }
 
 static float logit(const weft_pick_graph *g, int64_t i) {

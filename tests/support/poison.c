@@ -14,7 +14,7 @@ void poison_token(weft_model *m, int32_t token, float with) {
     assert_non_null(w);
     assert_int_equal(w->dtype, WEFT_F32);
     int64_t width = w->count / m->config.vocab_size;
-    weft_mirror_use(m->mirror, NULL);
+    assert_int_equal(weft_mirror_use(m->mirror, NULL), WEFT_OK);
     for (int64_t i = 0; i < width; i++)
         ((float *)w->data)[token * width + i] = with;
     weft_mirror_wrote(m->mirror, NULL);

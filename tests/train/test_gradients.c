@@ -28,8 +28,9 @@ static float tree(int64_t first, int64_t count, int64_t element) {
     return tree(first, left, element) + tree(first + left, count - left, element);
 }
 
-static void fill_bytes(void *to, int byte, int64_t bytes) {
+static weft_status fill_bytes(void *to, int byte, int64_t bytes) {
     memset(to, byte, (size_t)bytes);
+    return WEFT_OK;
 }
 
 /* The processor as a device whose memory is not the host's: sums are made by graphs on it. */

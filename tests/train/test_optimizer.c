@@ -52,7 +52,9 @@ static void copy_gradients(trainee *t) {
 static void same_state(const trainee *a, const trainee *b) {
     assert_memory_equal(a->r.model->memory, b->r.model->memory, (size_t)a->r.model->memory_bytes);
     int64_t n, m;
-    const weft_weight *x = weft_optimizer_state(a->o, &n), *y = weft_optimizer_state(b->o, &m);
+    const weft_weight *x, *y;
+    check(weft_optimizer_state(a->o, &x, &n));
+    check(weft_optimizer_state(b->o, &y, &m));
     assert_int_equal(n, m);
     for (int64_t i = 0; i < n; i++) {
         assert_string_equal(x[i].name, y[i].name);
@@ -101,8 +103,9 @@ static void test_copied_state_goes_on_with_equal_bits(void **state) {
     for (int step = 0; step < 4; step++) {
         if (step == 2) {
             int64_t n;
-            const weft_weight *from = weft_optimizer_state(a.o, &n);
-            const weft_weight *to = weft_optimizer_state(b.o, &n);
+            const weft_weight *from, *to;
+            check(weft_optimizer_state(a.o, &from, &n));
+            check(weft_optimizer_state(b.o, &to, &n));
             for (int64_t i = 0; i < n; i++)
                 memcpy(to[i].data, from[i].data, (size_t)from[i].bytes);
             memcpy(b.r.model->memory, a.r.model->memory, (size_t)a.r.model->memory_bytes);

@@ -4,6 +4,7 @@
 #include "cpu/backend.h"
 #include "model/verify.h"
 #include "support/command.h"
+#include "support/lost_copies.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
@@ -148,6 +149,17 @@ static void test_changes_by_the_host_arrive(void **state) {
     weft_pool_destroy(pool);
 }
 
+static weft_status lose_copy(void *to, int64_t bytes) {
+    memset(to, 0x3c, (size_t)bytes / 2); /* it may have begun */
+    return weft_fail(WEFT_EIO, "remote: the device is lost");
+}
+
+static void test_a_device_that_is_lost_leaves_the_last_checkpoint(void **state) {
+    (void)state;
+    weft_backend remote = make_remote();
+    lost_copies_check(&remote, lose_copy, config, "remote: the device is lost");
+}
+
 /* The self-check, whose gradients are then held to f32's differences. */
 static void test_self_check_passes(void **state) {
     (void)state;
@@ -174,6 +186,7 @@ int main(void) {
         cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
         cmocka_unit_test(test_other_choices_are_told),
         cmocka_unit_test(test_changes_by_the_host_arrive),
+        cmocka_unit_test(test_a_device_that_is_lost_leaves_the_last_checkpoint),
         cmocka_unit_test(test_self_check_passes),
     };
     return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);

@@ -68,6 +68,25 @@ static void test_wsd_falls_over_the_last_fifth(void **state) {
     near(weft_schedule_rate(&c, 87), 1);
     near(weft_schedule_rate(&c, 98), 0.55);
     near(weft_schedule_rate(&c, 109), 0.1);
+    c.steps = 12; /* a fifth is 2.4 steps: three */
+    c.warmup_steps = 1;
+    near(weft_schedule_rate(&c, 8), 1);
+    near(weft_schedule_rate(&c, 9), 0.7);
+    near(weft_schedule_rate(&c, 11), 0.1);
+}
+
+/* The last fifth begins at 88. After a warm-up to step 100 ten steps are left to fall in, by 0.09 each. */
+static void test_wsd_falls_over_what_a_long_warmup_leaves(void **state) {
+    (void)state;
+    weft_config c = make_config(WEFT_SCHEDULE_WSD);
+    c.warmup_steps = 100;
+    near(weft_schedule_rate(&c, 87), 0.88);
+    near(weft_schedule_rate(&c, 99), 1);
+    near(weft_schedule_rate(&c, 100), 0.91);
+    near(weft_schedule_rate(&c, 104), 0.55);
+    near(weft_schedule_rate(&c, 109), 0.1);
+    c.warmup_steps = 110; /* nothing is left */
+    near(weft_schedule_rate(&c, 109), 1);
 }
 
 int main(void) {
@@ -76,6 +95,7 @@ int main(void) {
         cmocka_unit_test(test_cosine_falls_to_the_least_rate),
         cmocka_unit_test(test_constant_stays),
         cmocka_unit_test(test_wsd_falls_over_the_last_fifth),
+        cmocka_unit_test(test_wsd_falls_over_what_a_long_warmup_leaves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

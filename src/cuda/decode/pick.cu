@@ -91,11 +91,13 @@ static weft_status open_picks(const weft_exec *x, int32_t *table, int64_t table_
     return WEFT_OK;
 }
 
-static void set_pages(void *picks, int64_t slot, const int32_t *pages) {
+static weft_status set_pages(void *picks, int64_t slot, const int32_t *pages) {
     cuda_picks *s = (cuda_picks *)picks;
-    cudaSetDevice(weft_cuda_device_number());
-    cudaMemcpyAsync(s->table + slot * s->table_pages, pages, (size_t)s->table_pages * sizeof *pages,
-                    cudaMemcpyHostToDevice, s->stream);
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check(cudaMemcpyAsync(s->table + slot * s->table_pages, pages,
+                                 (size_t)s->table_pages * sizeof *pages, cudaMemcpyHostToDevice,
+                                 s->stream),
+                 "the table of pages was not copied");
 }
 
 /* The inputs of a graph that say what its rows are. */

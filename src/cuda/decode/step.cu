@@ -245,15 +245,14 @@ static void close_step(void *step) {
     delete s;
 }
 
-static void choose_runs(cuda_step *s) {
+static weft_status choose_runs(cuda_step *s) {
     step_problem *p = &s->problem;
     bool spans = has_spans(&s->form);
     p->run_keys[0] = spans ? (int)SHORT_SPAN : (int)SHORT_RUN;
     p->run_keys[1] = spans ? (int)LONG_SPAN : (int)LONG_RUN;
     p->short_positions = spans ? (int)SHORT_SPANS : (int)SHORT;
-    if (getenv("WEFT_CUDA_STEP_RUNS"))
-        sscanf(getenv("WEFT_CUDA_STEP_RUNS"), "%d,%d,%d", p->run_keys, p->run_keys + 1,
-               &p->short_positions);
+    const char *asked = getenv("WEFT_CUDA_STEP_RUNS");
+    return asked ? weft_step_runs_read(asked, p->run_keys, &p->short_positions) : WEFT_OK;
 }
 
 static bool is_off(const char *name) {
@@ -276,12 +275,13 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     cuda_step *s = new cuda_step();
     s->form = m->form;
     s->grid = weft_cuda_device()->multiprocessors;
-    choose_runs(s);
+    weft_status status = choose_runs(s);
     choose_form(s);
     const char *early = getenv("WEFT_CUDA_STEP_EARLY");
     s->overlaps = weft_cuda_device()->code >= 90 && !(early && early[0] == '0');
     describe(s, m);
-    weft_status status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
+    if (status == WEFT_OK)
+        status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
     if (status == WEFT_OK)
         status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
@@ -297,11 +297,13 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     return WEFT_OK;
 }
 
-static void set_pages(void *step, int64_t slot, const int32_t *pages) {
+static weft_status set_pages(void *step, int64_t slot, const int32_t *pages) {
     cuda_step *s = (cuda_step *)step;
-    cudaSetDevice(weft_cuda_device_number());
-    cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
-                    (size_t)s->form.table_pages * sizeof *pages, cudaMemcpyHostToDevice, s->stream);
+    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check(cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
+                                 (size_t)s->form.table_pages * sizeof *pages,
+                                 cudaMemcpyHostToDevice, s->stream),
+                 "the table of pages was not copied");
 }
 
 static int64_t runs_at(const cuda_step *s, int64_t position) {
