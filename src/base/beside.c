@@ -97,6 +97,16 @@ static void remove_left(int folder, const char *name) {
     close(fd);
 }
 
+void weft_beside_mark(int fd) {
+    struct stat is;
+    if (fstat(fd, &is) == 0) (void)!fchmod(fd, (is.st_mode & 07777) | MARK);
+}
+
+void weft_beside_unmark(int fd) {
+    struct stat is;
+    if (fstat(fd, &is) == 0) (void)!fchmod(fd, is.st_mode & 07777 & ~(mode_t)MARK);
+}
+
 /* The same of a folder: removed, or, where `back` is not NULL, given that name unless another has it. */
 static void take_left(const char *where, const char *name, const char *back) {
     char path[WEFT_PATH_MAX];
@@ -109,13 +119,11 @@ static void take_left(const char *where, const char *name, const char *back) {
                weft_folder_is_marked(path, &marked) == WEFT_OK && (marked || (is.st_mode & MARK));
     if (own && back && rename(path, back) == 0) own = false;
     if (own && back) own = errno == ENOTEMPTY || errno == EEXIST;
-    if (own) weft_folder_remove(path);
+    if (own) {
+        weft_beside_mark(fd);
+        weft_folder_remove(path);
+    }
     close(fd);
-}
-
-void weft_beside_unmark(int fd) {
-    struct stat is;
-    if (fstat(fd, &is) == 0) (void)!fchmod(fd, is.st_mode & 07777 & ~(mode_t)MARK);
 }
 
 weft_status weft_beside_clear(const char *path) {

@@ -235,11 +235,23 @@ static int take_free_name(const char *beside, const char *path) {
     return link(beside, path) == 0 ? unlink(beside) : -1;
 }
 
+static weft_status refuse_name(const char *path) {
+    return weft_fail(WEFT_EINPUT, "%s: is there already, made meanwhile; name another", path);
+}
+
+weft_status weft_file_take_name(const char *beside, const char *path) {
+    int fd;
+    WEFT_TRY(weft_file_open(beside, &fd));
+    int synced = fsync(fd), closed = close(fd);
+    if (synced == 0 && closed == 0 && take_free_name(beside, path) == 0)
+        return weft_folder_sync_above(path);
+    if (errno == EEXIST) return refuse_name(path);
+    return weft_fail(WEFT_EIO, "%s: cannot be written: %s", path, strerror(errno));
+}
+
 static weft_status take_name(weft_new_file *f) {
     int taken = f->once ? take_free_name(f->beside, f->path) : rename(f->beside, f->path);
-    if (taken != 0 && f->once && errno == EEXIST)
-        return weft_fail(WEFT_EINPUT, "%s: is there already, made meanwhile; name another",
-                         f->path);
+    if (taken != 0 && f->once && errno == EEXIST) return refuse_name(f->path);
     if (taken != 0) return write_failed(f);
     f->beside[0] = '\0';
     return WEFT_OK;
@@ -247,18 +259,13 @@ static weft_status take_name(weft_new_file *f) {
 
 /* Syncs, renames, closes, syncs the folder. Closing lets go of the lock, so the name comes before it. */
 static weft_status settle(weft_new_file *f) {
-    char *slash;
     if (fsync(f->descriptor) != 0) return write_failed(f);
     WEFT_TRY(take_name(f));
     weft_beside_unmark(f->descriptor);
     int closed = close(f->descriptor);
     f->descriptor = -1;
     if (closed != 0) return write_failed(f);
-    /* The rename is on disk when its folder is. */
-    slash = strrchr(f->path, '/');
-    if (!slash) return weft_folder_sync(".");
-    slash[1] = '\0';
-    return weft_folder_sync(f->path);
+    return weft_folder_sync_above(f->path);
 }
 
 weft_status weft_new_file_end(weft_new_file *f, weft_status status) {

@@ -76,6 +76,9 @@ weft_status weft_new_file_put(weft_new_file *f, const void *data, int64_t bytes)
  * the first failure. To be called once after a begin that succeeded. */
 weft_status weft_new_file_end(weft_new_file *f, weft_status status);
 
+/* The end alone, of a file that a library wrote beside: synced, and given a name that nothing has. */
+weft_status weft_file_take_name(const char *beside, const char *path);
+
 /* An error where something is there already, unless `force`: what a user names is not overwritten
  * without being told so. */
 weft_status weft_file_vacant(const char *path, bool force);

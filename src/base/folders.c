@@ -92,6 +92,15 @@ weft_status weft_folder_sync(const char *path) {
     return status;
 }
 
+weft_status weft_folder_sync_above(const char *path) {
+    char above[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(above, "%s", path));
+    char *slash = strrchr(above, '/');
+    if (!slash) return weft_folder_sync(".");
+    slash[1] = '\0';
+    return weft_folder_sync(above);
+}
+
 static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }

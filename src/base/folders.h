@@ -24,6 +24,8 @@ weft_status weft_folder_is_marked(const char *path, bool *out);
 
 /* Syncs a folder's entries. A file system that cannot do that makes them as safe as it can. */
 weft_status weft_folder_sync(const char *path);
+/* The same of the folder that a path lies in: a name is on disk when its folder is. */
+weft_status weft_folder_sync_above(const char *path);
 
 /* The names in a folder, sorted; "." and ".." are left out. */
 typedef struct {

@@ -20,11 +20,12 @@ static weft_status failed(const char *path) {
 }
 
 /* Removes what is worth nothing; the message stays the one of `status`. */
-static weft_status discard(const char *path, weft_status status) {
+static weft_status discard(const weft_new_folder *f, weft_status status) {
     char message[2048];
     snprintf(message, sizeof message, "%s", weft_error_message());
-    weft_folder_remove(path);
-    return weft_fail(status, "%s", message);
+    weft_beside_mark(f->held);
+    weft_status removed = weft_folder_remove(f->beside);
+    return status == WEFT_OK ? removed : weft_fail(status, "%s", message);
 }
 
 /* The path without slashes at its end. A name is needed: "." and ".." can be given to nothing else. */
@@ -78,15 +79,6 @@ static weft_status make_above(const char *path) {
     return weft_folder_make(above);
 }
 
-static weft_status sync_above(const char *path) {
-    char above[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(above, "%s", path));
-    char *slash = strrchr(above, '/');
-    if (!slash) return weft_folder_sync(".");
-    slash[1] = '\0';
-    return weft_folder_sync(above);
-}
-
 weft_status weft_new_folder_begin(weft_new_folder *f, const char *path) {
     *f = (weft_new_folder){.held = -1};
     WEFT_TRY(take_path(path, f->path));
@@ -95,7 +87,6 @@ weft_status weft_new_folder_begin(weft_new_folder *f, const char *path) {
     f->held = weft_beside_make(f->path, f->beside);
     if (f->held < 0) return weft_fail(WEFT_EIO, "%s: cannot be made: %s", f->path, strerror(errno));
     weft_status status = weft_folder_mark(f->beside);
-    weft_beside_unmark(f->held);
     return status == WEFT_OK ? WEFT_OK : weft_new_folder_end(f, status, NULL);
 }
 
@@ -125,7 +116,8 @@ static weft_status replace(weft_new_folder *f) {
     (void)flock(replaced, LOCK_EX | LOCK_NB); /* a file system without locks keeps nobody from it */
     weft_status status = weft_folder_exchange(f->beside, f->path, old);
     bool named = status == WEFT_OK;
-    if (named) status = sync_above(f->path);
+    if (named) weft_beside_mark(replaced);
+    if (named) status = weft_folder_sync_above(f->path);
     if (named && status == WEFT_OK) status = weft_folder_remove(f->beside);
     if (named)
         f->beside[0] = '\0'; /* whatever is left of it is the old one, for the next to remove */
@@ -136,10 +128,11 @@ static weft_status replace(weft_new_folder *f) {
 static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
     WEFT_TRY(weft_folder_sync(f->beside));
     WEFT_TRY(weft_new_folder_room(f->path, may));
+    weft_beside_unmark(f->held);
     /* This replaces nothing but an empty folder, whatever came there meanwhile. */
     if (rename(f->beside, f->path) == 0) {
         f->beside[0] = '\0';
-        return sync_above(f->path);
+        return weft_folder_sync_above(f->path);
     }
     if (errno != ENOTEMPTY && errno != EEXIST) return failed(f->path);
     if (!may) return refuse(f->path);
@@ -149,7 +142,11 @@ static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
 
 weft_status weft_new_folder_end(weft_new_folder *f, weft_status status, weft_may_replace may) {
     if (status == WEFT_OK) status = take_name(f, may);
-    if (status != WEFT_OK && f->beside[0]) status = discard(f->beside, status);
+    return weft_new_folder_drop(f, status);
+}
+
+weft_status weft_new_folder_drop(weft_new_folder *f, weft_status status) {
+    if (f->beside[0]) status = discard(f, status);
     if (f->held >= 0) close(f->held);
     f->held = -1;
     return status;

@@ -31,6 +31,10 @@ weft_status weft_new_folder_begin(weft_new_folder *f, const char *path);
  * without replacing, one succeeds. */
 weft_status weft_new_folder_end(weft_new_folder *f, weft_status status, weft_may_replace may);
 
+/* Removes it instead: for files that need a folder while they are made. `status` is returned where it is a
+ * failure. */
+weft_status weft_new_folder_drop(weft_new_folder *f, weft_status status);
+
 /* Exchanges the names of two folders; by way of the name `old`, which nothing has, where the system cannot
  * do it in one step. */
 weft_status weft_folder_exchange(const char *fresh, const char *name, const char *old);

@@ -249,12 +249,11 @@ static void tell(const char *out, const facts *f, const choice *h, double minute
              minutes * share >= 1 ? " minutes" : " seconds");
 }
 
-static weft_status write_own_config(const char *out, const char *data, const facts *f, choice *h) {
+/* The dataset is named as it lies in the run's folder, which may be moved. */
+static weft_status write_own_config(const char *out, const facts *f, choice *h) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/config", out));
-    if (strlen(data) >= sizeof h->config.dataset)
-        return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", data);
-    snprintf(h->config.dataset, sizeof h->config.dataset, "%s", data);
+    snprintf(h->config.dataset, sizeof h->config.dataset, "data");
     WEFT_TRY(fit_memory(f, &h->config));
     return weft_config_save(&h->config, path);
 }
@@ -272,7 +271,7 @@ static weft_status prepare(const char *const *paths, int n, const char *out, dou
     WEFT_TRY(choose_size(f, &h));
     set_steps(f, &h);
     tell(out, f, &h, minutes);
-    return write_own_config(out, data, f, &h);
+    return write_own_config(out, f, &h);
 }
 
 weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,

@@ -1,5 +1,6 @@
 /* weft train: one run, in a folder of its own. */
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -205,6 +206,20 @@ static weft_status prepare_text(const weft_args *args, const train_args *own) {
                                  own->minutes);
 }
 
+/* A dataset beside the config, in a run's folder that may have been moved: one that weft made there. */
+static weft_status find_data(const char *config, weft_config *c) {
+    char path[WEFT_PATH_MAX];
+    const char *slash = strrchr(config, '/');
+    weft_kind kind;
+    bool marked;
+    if (*c->dataset == '/') return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%.*s%s", slash ? (int)(slash + 1 - config) : 0, config, c->dataset));
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
+    WEFT_TRY(weft_folder_is_marked(path, &marked));
+    return marked ? weft_config_set(c, "DATASET", path, config) : WEFT_OK;
+}
+
 /* What EVAL_INSIDE finds, and where the model is. */
 typedef struct {
     weft_backing place;
@@ -233,6 +248,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     WEFT_TRY(weft_comm_agree(comm, prepare_text(args, own)));
     if (kept) args->config = own->config;
     WEFT_TRY(weft_comm_agree(comm, weft_args_config(args, &c)));
+    WEFT_TRY(weft_comm_agree(comm, find_data(args->config, &c)));
     bool reads = options->from && !own->unchecked && weft_comm_rank(comm) == 0;
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_check_model(options->from) : WEFT_OK));
     args->threads = share_threads(args, comm);
@@ -280,6 +296,20 @@ static int end_ranks(const weft_args *args, const weft_train_options *options, w
 static int refuse(const char *why) {
     fprintf(stderr, "weft train: %s\n", why);
     return WEFT_EXIT_USAGE;
+}
+
+/* A study's folder is not a run's. */
+static int refuse_study(const weft_args *args, const char *out) {
+    char path[WEFT_PATH_MAX];
+    bool study = false;
+    weft_status status = weft_path(path, "%s/runs.db", out);
+    if (status == WEFT_OK) status = weft_path_there(path, &study);
+    if (study)
+        status = weft_fail(WEFT_EINPUT,
+                           "%s is a study's folder (it has a runs.db); take another --out, or "
+                           "'weft study --out %s' to go on with the study",
+                           out, out);
+    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
 }
 
 /* Where the config comes from: a file, a text, or the run itself. */
@@ -339,6 +369,7 @@ int weft_cmd_train(int argc, char **argv) {
         exit_status =
             weft_args_real(&args, "--minutes", own.minutes_text, 0.01, MINUTES_MOST, &own.minutes);
     if (!exit_status) exit_status = find_config(&args, &own);
+    if (!exit_status) exit_status = refuse_study(&args, o->out);
     if (!exit_status) exit_status = find_from(&args, &own);
     if (!exit_status) exit_status = read_peak(own.peak, &o->peak_flops);
     if (exit_status) return exit_status;

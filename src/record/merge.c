@@ -1,9 +1,9 @@
 /* The first database is copied beside the new one's place; the others are attached to the copy one by
- * one, and what ended in them is taken over; the copy gets its name when it is whole (base/files.h).
+ * one, and what ended in them is taken over; the copy gets its name when it is whole (base/new_folder.h).
  * Equal configs number their runs alike, so a run is the same run by its number. */
 #include "record/merge.h"
 
-#include "base/folders.h"
+#include "base/new_folder.h"
 #include "record/database_check.h"
 #include "record/record.h"
 #include "record/schema.h"
@@ -265,14 +265,12 @@ static weft_status count_runs(weft_database *d, weft_merged *result) {
     return WEFT_OK;
 }
 
-/* Builds the whole in the file beside, which has no journal: half of it is worth nothing. */
-static weft_status build(const char *const *paths, int n, const char *beside, FILE *say,
+static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
                          weft_merged *result) {
     weft_database *d = NULL;
-    WEFT_TRY(copy_first(paths[0], beside));
-    WEFT_TRY(weft_database_open(beside, true, &d));
-    weft_status status = weft_database_script(d, "PRAGMA journal_mode = MEMORY");
-    if (status == WEFT_OK) status = mark_first(d);
+    WEFT_TRY(copy_first(paths[0], file));
+    WEFT_TRY(weft_database_open(file, true, &d));
+    weft_status status = mark_first(d);
     for (int i = 1; status == WEFT_OK && i < n; i++)
         status = merge_part(d, paths[i]);
     if (status == WEFT_OK) status = weft_database_check(d, WEFT_SCHEMA_VERSION);
@@ -282,12 +280,16 @@ static weft_status build(const char *const *paths, int n, const char *beside, FI
     return status;
 }
 
+/* In a folder beside, which takes SQLite's journals too: half of it is worth nothing. Of several merges
+ * into one place, one gets the name. */
 weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *say,
                        weft_merged *result) {
-    char file[PATH_ROOM];
-    weft_new_file f;
+    char file[PATH_ROOM], beside[WEFT_PATH_MAX];
+    weft_new_folder f;
     WEFT_TRY(name_out(out, file));
-    WEFT_TRY(weft_new_file_begin(&f, file));
-    f.once = true; /* of several merges into one place, one succeeds */
-    return weft_new_file_end(&f, build(paths, n, f.beside, say, result));
+    WEFT_TRY(weft_new_folder_begin(&f, file));
+    weft_status status = weft_path(beside, "%s/runs.db", f.beside);
+    if (status == WEFT_OK) status = build(paths, n, beside, say, result);
+    if (status == WEFT_OK) status = weft_file_take_name(beside, file);
+    return weft_new_folder_drop(&f, status);
 }

@@ -7,16 +7,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Whether the checkpoint has a checksum of its dataset: then that tells another one, wherever it lies. */
+static bool has_data(const char *folder) {
+    json_t *state;
+    if (weft_state_read(folder, &state) != WEFT_OK) return false;
+    bool has = json_object_get(state, "dataset_crc32c") != NULL;
+    json_decref(state);
+    return has;
+}
+
 static weft_status check_config(const char *folder, const weft_config *c) {
     weft_config kept;
     int n;
+    bool data = has_data(folder);
     WEFT_TRY(weft_model_read_config(folder, &kept));
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
         char is[WEFT_TEXT_MAX], was[WEFT_TEXT_MAX];
         weft_config_format(c, &options[i], is, sizeof is);
         weft_config_format(&kept, &options[i], was, sizeof was);
-        if (strcmp(is, was) != 0 && !options[i].free)
+        bool summed = data && strcmp(options[i].key, "DATASET") == 0 && strchr(is, '/');
+        if (strcmp(is, was) != 0 && !options[i].free && !summed)
             return weft_fail(
                 WEFT_EINPUT,
                 "%s: CONFIG_%s was %s in this run and is %s now; --resume goes on with "

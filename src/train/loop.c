@@ -179,11 +179,17 @@ static weft_status prepare(trainer *t, const weft_backend *backend, weft_pool *p
     return open_model(t, backend, pool);
 }
 
-/* The run's own config, by which it can be gone on with and looked at. */
+/* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is
+ * named from there, so that both can be moved. */
 static weft_status keep_config(const trainer *t) {
     char path[WEFT_PATH_MAX];
+    weft_config c = *t->config;
+    WEFT_TRY(weft_path(path, "%s/", t->options->out));
+    size_t n = strlen(path);
+    if (strncmp(c.dataset, path, n) == 0)
+        memmove(c.dataset, c.dataset + n, strlen(c.dataset + n) + 1);
     WEFT_TRY(weft_path(path, "%s/config", t->options->out));
-    return weft_config_save(t->config, path);
+    return weft_config_save(&c, path);
 }
 
 /* out/log, for whoever looks at the run; a study has it as standard error already. That it cannot be

@@ -11,12 +11,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 static const char *folder, *tokens, *weights, *config;
+
+enum { LARGE_KB = 500 * 1000 }; /* that no command here needs */
 
 static const int32_t GOOD[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
 
@@ -201,6 +204,23 @@ static void test_weights_that_are_damaged(void **state) {
     rmdir(weights);
 }
 
+/* What a config asks for is held against the file's header before memory is taken for it. */
+static void test_a_large_config_costs_no_memory(void **state) {
+    (void)state;
+    struct rusage used;
+    char theirs[600];
+    shell_succeeds("sed -i 's/\"n_embd\": 4/\"n_embd\": 16384/' '%s'", config);
+    REFUSED("the config asks for", "16384");
+    snprintf(theirs, sizeof theirs, "%s", scratch_path("theirs"));
+    shell_succeeds("rm -rf '%s' && cp -r tests/vectors/hf/gpt2 '%s' && sed -i -E "
+                   "'s/\"n_embd\": [0-9]+/\"n_embd\": 16384/' '%s/config.json'",
+                   theirs, theirs, theirs);
+    command_fails(2, RUN("convert", "--model", theirs, "--out", scratch_path("never")),
+                  SAYS("16384"));
+    assert_int_equal(getrusage(RUSAGE_CHILDREN, &used), 0);
+    if (used.ru_maxrss > LARGE_KB) fail_msg("%ld KB were taken", used.ru_maxrss);
+}
+
 /* Weights that are no numbers make no loss: JSON says null, text says nan, and both end well. */
 static void test_weights_that_are_not_numbers(void **state) {
     (void)state;
@@ -362,6 +382,7 @@ int main(void) {
         WITH_GOOD(test_config_json_of_another_model),
         WITH_GOOD(test_weights_of_another_model),
         WITH_GOOD(test_weights_that_are_damaged),
+        WITH_GOOD(test_a_large_config_costs_no_memory),
         WITH_GOOD(test_weights_that_are_not_numbers),
         WITH_GOOD(test_tokens_that_do_not_fit_the_model),
         WITH_GOOD(test_token_files_that_cannot_be_used),

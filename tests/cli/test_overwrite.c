@@ -104,6 +104,55 @@ static void test_csv_spares_files_and_databases(void **state) {
     assert_non_null(strchr(now, '\n'));
     free(now);
     command_fails(2, RUN("runs", out, "--csv", "/dev/full"), SAYS("device"));
+    /* A run in the middle of a study. */
+    command_fails(2, RUN("train", "--config", config, "--out", out), SAYS("a study's folder"));
+    assert_int_not_equal(access(at("study/metrics.jsonl"), F_OK), 0);
+}
+
+/* --force replaces a folder whole, and only one that weft made. */
+static void test_force_replaces_the_whole_folder(void **state) {
+    (void)state;
+    file_write(at("model/optimizer.safetensors"), "another's", 9);
+    command_succeeds(RUN("init", "--out", at("model"), "--force", SMALL), NULL);
+    assert_int_not_equal(access(at("model/optimizer.safetensors"), F_OK), 0);
+    file_write(at("model/thesis"), "mine", 4);
+    command_fails(2, RUN("init", "--out", at("model"), "--force", SMALL), SAYS("other things"));
+    holds(at("model/thesis"), "mine");
+    assert_int_equal(unlink(at("model/thesis")), 0);
+}
+
+/* Each from a model, but not from one: a config that differs in what changes no shape, weights of the
+ * same size. Every command that reads a model refuses it, and says how to take it all the same. */
+static void test_parts_that_do_not_belong_together_are_refused(void **state) {
+    (void)state;
+    static const char *const parts[] = {"config.json", "model.safetensors"};
+    command_succeeds(RUN("init", "--out", at("other"), "--seed", "5", SMALL, "-o", "ATTENTION=w2",
+                         "-o", "W2_TAU=3", "-o", "W2_TAU_LEARNED=n"),
+                     NULL);
+    for (int i = 0; i < 2; i++) {
+        command_succeeds(RUN("init", "--out", at("mixed"), "--force", "--seed", "6", SMALL, "-o",
+                             "ATTENTION=w2", "-o", "W2_TAU=4", "-o", "W2_TAU_LEARNED=n"),
+                         NULL);
+        shell_succeeds("cp '%s/%s' '%s/%s'", at("other"), parts[i], at("mixed"), parts[i]);
+#define MIXED(command, ...)                                                                        \
+    command_fails(2, RUN(command, "--model", at("mixed"), __VA_ARGS__),                            \
+                  SAYS(parts[i], "--unchecked"))
+        MIXED("eval", "--tokens", at("tokens.npy"));
+        MIXED("generate", "--prompt", "a");
+        MIXED("serve", "--port", "0");
+        MIXED("inspect", "--tokens", at("tokens.npy"));
+        MIXED("prune", "--what", "heads", "--keep", "0.5", "--out", at("pruned"));
+        MIXED("convert", "--to-hf", "--out", at("converted"));
+        command_fails(
+            2,
+            RUN("train", "--config", "defconfigs/demo", "--from", at("mixed"), "--out", at("from")),
+            SAYS(parts[i], "--unchecked"));
+        command_succeeds(
+            RUN("eval", "--unchecked", "--model", at("mixed"), "--tokens", at("tokens.npy")), NULL);
+    }
+    /* Without checksums, as others write it, nothing is said against it. */
+    assert_int_equal(unlink(at("mixed/state.json")), 0);
+    command_succeeds(RUN("eval", "--model", at("mixed"), "--tokens", at("tokens.npy")), NULL);
 }
 
 /* A page of the user's by that name stays, in the study's folder and elsewhere; weft's own is
@@ -191,6 +240,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_init_spares_a_model),
         cmocka_unit_test(test_a_forced_init_can_be_read),
+        cmocka_unit_test(test_force_replaces_the_whole_folder),
+        cmocka_unit_test(test_parts_that_do_not_belong_together_are_refused),
         cmocka_unit_test(test_eval_does_not_write_over_what_it_reads),
         cmocka_unit_test(test_csv_spares_files_and_databases),
         cmocka_unit_test(test_a_report_spares_other_pages),

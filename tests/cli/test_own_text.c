@@ -97,6 +97,31 @@ static void test_resuming_needs_the_folder_alone(void **state) {
     command_fails(2, RUN("train"), SAYS("--text"));
 }
 
+/* The dataset lies in the run's folder, and goes where it goes. */
+static void test_a_run_can_be_moved(void **state) {
+    (void)state;
+    char old[512], new[512];
+    json_t *before = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
+    assert_non_null(before);
+    snprintf(old, sizeof old, "%s", scratch_path("runs/book"));
+    snprintf(new, sizeof new, "%s", scratch_path("elsewhere"));
+    assert_int_equal(rename(old, new), 0);
+    char *config = file_read(scratch_path("elsewhere/config"), NULL), iters[64];
+    assert_non_null(strstr(config, "CONFIG_DATASET=\"data\"\n"));
+    free(config);
+    snprintf(iters, sizeof iters, "STEPS=%d", (int)number(before, "step") + 3);
+    command_succeeds(RUN("train", "--resume", "--out", new, "-o", iters), NULL);
+    json_t *after = json_load_file(scratch_path("elsewhere/result.json"), 0, NULL);
+    assert_int_equal(number(after, "step"), number(before, "step") + 3);
+    json_decref(before);
+    json_decref(after);
+    /* Another text in its place is another dataset, and so is none. */
+    command_fails(2, RUN("train", "--resume", "--out", new, "-o", "DATASET=embedded"),
+                  SAYS("CONFIG_DATASET"));
+    shell_succeeds("cp '%s/data/train_000000.bin' '%s/data/val_000000.bin'", new, new);
+    command_fails(2, RUN("train", "--resume", "--out", new), SAYS("data"));
+}
+
 /* A longer text has a tokenizer of its own; what its tokens stand for is counted in bytes. */
 static void test_a_longer_text_has_a_tokenizer(void **state) {
     (void)state;
@@ -139,6 +164,7 @@ int main(void) {
         cmocka_unit_test(test_a_text_is_enough),
         cmocka_unit_test(test_a_run_is_evaluated_on_text),
         cmocka_unit_test(test_resuming_needs_the_folder_alone),
+        cmocka_unit_test(test_a_run_can_be_moved),
         cmocka_unit_test(test_a_longer_text_has_a_tokenizer),
         cmocka_unit_test(test_what_is_wrong_is_said),
     };

@@ -273,8 +273,11 @@ FILE *fopen64(const char *restrict path, const char *restrict how) {
     return fails("open", path) ? NULL : REAL(fopen64)(path, how);
 }
 
+enum { ERROR_SEEN = 0x20 }; /* _IO_ERR_SEEN of glibc, with which alone this is preloaded */
+
 size_t fwrite(const void *restrict from, size_t size, size_t n, FILE *restrict file) {
     bool bad = fails_at("write", fileno(file), NULL) && number > 0;
+    if (bad) file->_flags |= ERROR_SEEN; /* as a real one leaves it for ferror() */
     return bad ? 0 : REAL(fwrite)(from, size, n, file);
 }
 

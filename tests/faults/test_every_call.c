@@ -7,6 +7,7 @@
  * WEFT_FAULT_SCENARIO=resume one of the commands;
  * WEFT_FAULT_ONLY="train write 12 5" runs one of them: scenario, operation, call, number of the error
  * (0: a kill). */
+#include "base/folders.h"
 #include "support/fault.h"
 #include "support/study_run.h"
 #include "support/token_file.h"
@@ -74,14 +75,17 @@ typedef struct {
     const char *refusal; /* what the second command may end on instead; NULL: nothing */
     int sample;          /* of so many cases `make test` takes one */
     bool plain;          /* on a file system that cannot exchange two names */
+    /* Whether what a command that failed or was killed left is the old or the new one, whole; NULL: only
+     * the second command tells. */
+    bool (*is_whole)(char *why);
 } scenario;
 
 enum { WHY = 600 };
 
-static bool same_file(const char *name, char *why) {
+static bool same_as(const char *folder, const char *name, char *why) {
     char a[600], b[600];
     size_t n, m;
-    snprintf(a, sizeof a, "%s/%s", whole, name);
+    snprintf(a, sizeof a, "%s/%s", folder, name);
     snprintf(b, sizeof b, "%s/%s", work, name);
     if (access(b, R_OK) != 0) {
         snprintf(why, WHY, "%s is missing", name);
@@ -93,6 +97,24 @@ static bool same_file(const char *name, char *why) {
     free(y);
     if (!same) snprintf(why, WHY, "%s differs", name);
     return same;
+}
+
+static bool same_file(const char *name, char *why) {
+    return same_as(whole, name, why);
+}
+
+/* That no name in a folder but `own` begins with `start`: nothing was left beside. */
+static bool is_alone(const char *folder, const char *start, const char *own, char *why) {
+    weft_names names;
+    bool alone = true;
+    assert_int_equal(weft_folder_list(folder, &names), WEFT_OK);
+    for (int i = 0; i < names.n; i++)
+        if (strncmp(names.list[i], start, strlen(start)) == 0 && strcmp(names.list[i], own) != 0) {
+            snprintf(why, WHY, "%s is left", names.list[i]);
+            alone = false;
+        }
+    weft_names_free(&names);
+    return alone;
 }
 
 /* The lines without what time has to do with. */
@@ -205,7 +227,39 @@ static const char *const *init_arguments(bool again) {
 }
 
 static bool model_is_right(char *why) {
-    return same_file("model.safetensors", why) && same_file("config.json", why);
+    if (is_there(work, "optimizer.safetensors")) {
+        snprintf(why, WHY, "another's optimizer.safetensors is there");
+        return false;
+    }
+    return same_file("model.safetensors", why) && same_file("config.json", why) &&
+           same_file("state.json", why) && is_alone(at("."), "work.", "", why);
+}
+
+/* Another model, with its optimizer's state, is there to be replaced. */
+static void prepare_other(void) {
+    shell_succeeds("rm -rf '%s' && cp -a '%s/last' '%s'", work, source, work);
+}
+
+static const char *const *init_force_arguments(bool again) {
+    (void)again;
+    return init_arguments(true);
+}
+
+/* The other one or the new one, with all that belongs to it. */
+static bool model_is_whole(char *why) {
+    static const char *const names[] = {"config.json", "model.safetensors", "state.json"};
+    char other[300];
+    int old = 0, new = 0;
+    snprintf(other, sizeof other, "%s/last", source);
+    for (int i = 0; i < 3; i++) {
+        old += same_as(other, names[i], why);
+        new += same_file(names[i], why);
+    }
+    bool optimizer = is_there(work, "optimizer.safetensors");
+    if ((old == 3 && optimizer) || (new == 3 && !optimizer)) return true;
+    snprintf(why, WHY, "left %d files of the old model and %d of the new, %s optimizer", old, new,
+             optimizer ? "with its" : "without an");
+    return false;
 }
 
 /* From Hugging Face's layout and into it. */
@@ -238,6 +292,16 @@ static const char *const *prune_arguments(bool again) {
             "--out", work, again ? "--force" : "--by=magnitude");
     memcpy(words, from, 13 * sizeof *words);
     return words;
+}
+
+static const char *const *convert_force_arguments(bool again) {
+    (void)again;
+    return convert_arguments(true);
+}
+
+static const char *const *prune_force_arguments(bool again) {
+    (void)again;
+    return prune_arguments(true);
 }
 
 static bool converted_is_right(char *why) {
@@ -277,21 +341,101 @@ static bool out_is_right(char *why) {
     return same_file("out", why);
 }
 
+/* Parts of one study, made once. */
+static void prepare_parts(void) {
+    prepare_folder();
+    if (is_there(at("."), "second")) return;
+    for (int i = 0; i < 2; i++)
+        command_succeeds(RUN("study", "--config", at("study-config"), "--out",
+                             at(i ? "second" : "first"), "--threads", "1", "-o",
+                             "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_VARIANTS=a; b: N_FFN=24", "-o",
+                             "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1", "--steps",
+                             i ? "b" : "a"),
+                         NULL);
+}
+
+static const char *const *merge_arguments(bool again) {
+    static const char *words[16];
+    static char paths[3][300];
+    (void)again;
+    snprintf(paths[0], sizeof paths[0], "%s", at("first"));
+    snprintf(paths[1], sizeof paths[1], "%s", at("second"));
+    snprintf(paths[2], sizeof paths[2], "%s", work);
+    memcpy(words, RUN("runs", "merge", paths[0], paths[1], "--out", paths[2]), 7 * sizeof *words);
+    return words;
+}
+
+static bool merge_is_right(char *why) {
+    command_result r = command_run(RUN("runs", whole, "--diff", work));
+    bool right = r.status == 0;
+    if (!right) snprintf(why, WHY, "%.200s%.200s", r.out, r.err);
+    command_free(&r);
+    return right && is_alone(work, "", "runs.db", why);
+}
+
+/* Nothing or the whole. */
+static bool merge_is_whole(char *why) {
+    if (!is_there(work, "runs.db")) return true;
+    command_result r = command_run(RUN("runs", whole, "--diff", work));
+    bool right = r.status == 0;
+    if (!right) snprintf(why, WHY, "a part of it: %.200s%.200s", r.out, r.err);
+    command_free(&r);
+    return right;
+}
+
+static const char *const *csv_arguments(bool again) {
+    static const char *words[16];
+    static char paths[2][300];
+    (void)again;
+    snprintf(paths[0], sizeof paths[0], "%s", at("first"));
+    snprintf(paths[1], sizeof paths[1], "%s/out", work);
+    memcpy(words, RUN("runs", paths[0], "--csv", paths[1], "--force"), 6 * sizeof *words);
+    return words;
+}
+
+static void prepare_csv(void) {
+    prepare_parts();
+    shell_succeeds("echo old > '%s/out'", work);
+}
+
+static bool csv_is_whole(char *why) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/out", work);
+    char *now = file_read(path, NULL);
+    bool old = strcmp(now, "old\n") == 0;
+    free(now);
+    return old || same_file("out", why);
+}
+
 static const scenario scenarios[] = {
-    {"train", "train", prepare_nothing, train_arguments, run_is_right, NULL, 251, false},
-    {"resume", "train", prepare_run, resume_arguments, run_is_right, NULL, 251, false},
-    {"resume-plain", "train", prepare_run, resume_arguments, run_is_right, NULL, 251, true},
-    {"study", "study", prepare_nothing, study_arguments, study_is_right, NULL, 151, false},
-    {"study-train", "train", prepare_nothing, study_arguments, study_is_right, NULL, 601, false},
+    {"train", "train", prepare_nothing, train_arguments, run_is_right, NULL, 251, false, NULL},
+    {"resume", "train", prepare_run, resume_arguments, run_is_right, NULL, 251, false, NULL},
+    {"resume-plain", "train", prepare_run, resume_arguments, run_is_right, NULL, 251, true, NULL},
+    {"study", "study", prepare_nothing, study_arguments, study_is_right, NULL, 151, false, NULL},
+    {"study-train", "train", prepare_nothing, study_arguments, study_is_right, NULL, 601, false,
+     NULL},
     {"tokenize", "tokenize", prepare_nothing, tokenize_arguments, shards_are_right,
-     "has shards already", 23, false},
-    {"eval", "eval", prepare_folder, eval_arguments, out_is_right, NULL, 7, false},
-    {"tokenizer", "tokenizer", prepare_folder, tokenizer_arguments, out_is_right, NULL, 7, false},
-    {"init", "init", prepare_nothing, init_arguments, model_is_right, NULL, 29, false},
-    {"convert", "convert", prepare_nothing, convert_arguments, converted_is_right, NULL, 29, false},
+     "has shards already", 23, false, NULL},
+    {"eval", "eval", prepare_folder, eval_arguments, out_is_right, NULL, 7, false, NULL},
+    {"tokenizer", "tokenizer", prepare_folder, tokenizer_arguments, out_is_right, NULL, 7, false,
+     NULL},
+    {"init", "init", prepare_nothing, init_arguments, model_is_right, NULL, 29, false, NULL},
+    {"convert", "convert", prepare_nothing, convert_arguments, converted_is_right, NULL, 29, false,
+     NULL},
     {"convert-back", "convert", prepare_nothing, convert_back_arguments, model_is_right, NULL, 29,
-     false},
-    {"prune", "prune", prepare_nothing, prune_arguments, model_is_right, NULL, 29, false},
+     false, NULL},
+    {"prune", "prune", prepare_nothing, prune_arguments, model_is_right, NULL, 29, false, NULL},
+    {"init-force", "init", prepare_other, init_force_arguments, model_is_right, NULL, 61, false,
+     model_is_whole},
+    {"convert-force", "convert", prepare_other, convert_force_arguments, converted_is_right, NULL,
+     61, false, model_is_whole},
+    {"convert-plain", "convert", prepare_other, convert_force_arguments, converted_is_right, NULL,
+     61, true, NULL},
+    {"prune-force", "prune", prepare_other, prune_force_arguments, model_is_right, NULL, 61, false,
+     model_is_whole},
+    {"merge", "runs", prepare_parts, merge_arguments, merge_is_right, "there already", 61, false,
+     merge_is_whole},
+    {"csv", "runs", prepare_csv, csv_arguments, out_is_right, NULL, 29, false, csv_is_whole},
 };
 enum { SCENARIOS = sizeof scenarios / sizeof scenarios[0] };
 
@@ -355,6 +499,8 @@ static void run_fault(const scenario *s, const fault *f, figures *n) {
     s->prepare();
     command_result r = fault_run(f, s->arguments(false), NULL);
     check_first(s, f, &r, n);
+    char why[WHY] = "";
+    if (r.status != 0 && s->is_whole && !s->is_whole(why)) note_wrong(s, f, n, "%s", why);
     if (r.status != 0) check_second(s, f, n);
     command_free(&r);
 }

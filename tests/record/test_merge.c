@@ -79,6 +79,18 @@ static void test_other_configs_and_contradictions_are_refused(void **state) {
     command_fails(2, RUN("runs", "merge", first, "--out", out), SAYS("two studies"));
 }
 
+/* Three at once into one place: one gets it, and what it made stays whole; the others say so. */
+static void test_of_merges_at_once_one_succeeds(void **state) {
+    (void)state;
+    const char *out = scratch_path("race"), *log = scratch_path("race-log");
+    shell_succeeds(
+        "for i in 1 2 3; do { build/weft runs merge '%s' '%s' --out '%s' >/dev/null 2>&1; "
+        "echo $? >> '%s'; } & done; wait; test \"$(sort '%s' | tr -d '\\n')\" = 022",
+        first, second, out, log, log);
+    study_same(whole, out);
+    shell_succeeds("test \"$(ls -A '%s')\" = runs.db", out);
+}
+
 static int make_parts(void **state) {
     (void)state;
     scratch_open();
@@ -98,6 +110,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parts_make_the_whole),
         cmocka_unit_test(test_what_neither_has_waits),
+        cmocka_unit_test(test_of_merges_at_once_one_succeeds),
         cmocka_unit_test(test_other_configs_and_contradictions_are_refused),
     };
     return cmocka_run_group_tests(tests, make_parts, scratch_teardown);
