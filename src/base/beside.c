@@ -115,7 +115,7 @@ static void take_left(const char *where, const char *name, const char *back) {
     if (weft_path(path, "%s/%s", where, name) != WEFT_OK) return;
     int fd = open(path, OPEN_FOLDER);
     if (fd < 0) return;
-    bool own = flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &is) == 0 && is.st_uid == geteuid() &&
+    bool own = fstat(fd, &is) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && is.st_uid == geteuid() &&
                weft_folder_is_marked(path, &marked) == WEFT_OK && (marked || (is.st_mode & MARK));
     if (own && back && rename(path, back) == 0) own = false;
     if (own && back) own = errno == ENOTEMPTY || errno == EEXIST;

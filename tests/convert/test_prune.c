@@ -313,6 +313,23 @@ static void test_the_least_important_go(void **state) {
     }
 }
 
+/* Moments of other weights have the same names and shapes; the checksums tell them. */
+static void test_another_models_state_is_refused(void **state) {
+    (void)state;
+    char mixed[512];
+    snprintf(mixed, sizeof mixed, "%s", at("mixed"));
+#define BY_STATE(...)                                                                              \
+    RUN("prune", "--model", mixed, "--out", at("by-state"), "--force", "--what", "heads",          \
+        "--keep", "0.5", "--by", "state", __VA_ARGS__)
+    shell_succeeds("cp -r '%s/best' '%s' && printf x | dd of='%s/optimizer.safetensors' bs=1 "
+                   "seek=9000 conv=notrunc 2>&1",
+                   trained(), mixed, mixed);
+    command_fails(2, BY_STATE("--threads=1"), SAYS("optimizer.safetensors", "--unchecked"));
+    command_succeeds(BY_STATE("--unchecked"), NULL);
+    assert_int_equal(unlink(at("mixed/state.json")), 0);
+    command_fails(2, BY_STATE("--threads=1"), SAYS("no state.json", "--unchecked"));
+}
+
 static const char *make_text(void) {
     const char *path = at("text");
     char words[1200];
@@ -469,6 +486,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_left_computes_as_with_zeros),
         cmocka_unit_test(test_sparse_puts_zeros_in_place),
         cmocka_unit_test(test_the_least_important_go),
+        cmocka_unit_test(test_another_models_state_is_refused),
         cmocka_unit_test(test_gates_choose_heads),
         cmocka_unit_test(test_the_smaller_model_is_planned_generates_and_heals),
         cmocka_unit_test(test_the_smaller_model_keeps_its_dtype),
