@@ -134,7 +134,7 @@ typedef struct {
     const weft_model *model;
     const weft_optimizer *optimizer;
     const char *tokenizer;
-} parts;
+} saved_parts;
 
 static weft_status copy_tokenizer(const char *from, const char *folder, weft_sum *sum) {
     char path[WEFT_API_PATH], *text;
@@ -147,7 +147,7 @@ static weft_status copy_tokenizer(const char *from, const char *folder, weft_sum
 }
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
-    const parts *p = context;
+    const saved_parts *p = context;
     char path[WEFT_API_PATH];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
     WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
@@ -164,7 +164,7 @@ weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimiz
     if (optimizer && weft_optimizer_model(optimizer) != model)
         return weft_fail(WEFT_EINPUT, "%s: the optimizer is of another model", __func__);
     return weft_model_publish(folder, weft_model_may_save, write_parts,
-                              &(parts){model, optimizer, tokenizer});
+                              &(saved_parts){model, optimizer, tokenizer});
 }
 
 weft_status weft_save(const weft_model *model, const weft_optimizer *optimizer,

@@ -37,10 +37,10 @@ static weft_status write_model_config(const weft_config *c, const char *folder) 
 typedef struct {
     const weft_model *model;
     const weft_tokenizer *tokenizer;
-} parts;
+} made_parts;
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
-    const parts *p = context;
+    const made_parts *p = context;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
     WEFT_TRY(write_model_config(&p->model->config, folder));
@@ -51,7 +51,7 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
 
 weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
                                  const weft_tokenizer *t) {
-    return weft_model_publish(folder, weft_new_model_may(force), write_parts, &(parts){m, t});
+    return weft_model_publish(folder, weft_new_model_may(force), write_parts, &(made_parts){m, t});
 }
 
 weft_may_replace weft_new_model_may(bool force) {

@@ -66,10 +66,10 @@ static weft_status write_config(const weft_model *m, const weft_tokenizer *t, co
 typedef struct {
     const weft_model *model;
     const weft_tokenizer *tokenizer;
-} parts;
+} their_parts;
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
-    const parts *p = context;
+    const their_parts *p = context;
     char path[WEFT_PATH_MAX];
     weft_hf_family family;
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
@@ -83,5 +83,5 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
 
 weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
                           weft_may_replace may) {
-    return weft_model_publish(folder, may, write_parts, &(parts){m, t});
+    return weft_model_publish(folder, may, write_parts, &(their_parts){m, t});
 }
