@@ -1,7 +1,10 @@
 /* Limits and ends: slow clients, clients that go away, a full queue, and signals. */
 #include "base/clock.h"
+#include "cpu/backend.h"
+#include "serve/worker.h"
 #include "support/command.h"
 #include "support/http.h"
+#include "support/model_case.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -217,6 +220,37 @@ static void test_a_small_cache_serves_short_texts(void **state) {
     server_stop(&s);
 }
 
+/* Who asks as soon as the worker is there is told what it has: no request comes before. */
+static void test_an_open_worker_knows_its_cache(void **state) {
+    (void)state;
+    const weft_worker_limits limits = {.sequences = 2, .queue = 1, .seconds = 1};
+    model_case c;
+    model_case_open(&c, "dot-learned");
+    weft_model *m = model_case_weights(&c, WEFT_F32);
+    weft_pool *pool;
+    weft_server_metrics *metrics;
+    weft_generator *g;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    assert_int_equal(weft_server_metrics_create(&metrics), WEFT_OK);
+    assert_int_equal(weft_generator_open(m, weft_cpu_backend(), pool,
+                                         &(weft_generator_limits){.sequences = 2}, &g),
+                     WEFT_OK);
+    for (int i = 0; i < 20; i++) {
+        weft_worker *w;
+        weft_generator_stats stats;
+        int64_t queued;
+        assert_int_equal(weft_worker_open(g, NULL, &limits, metrics, &w), WEFT_OK);
+        weft_worker_count(w, &stats, &queued);
+        assert_true(stats.pages > 0 && stats.cache_bytes > 0);
+        weft_worker_close(w);
+    }
+    weft_generator_close(g);
+    weft_server_metrics_destroy(metrics);
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+    model_case_close(&c);
+}
+
 /* The time for sending a request is not the time for its answer. */
 static void test_an_answer_may_take_longer_than_a_request(void **state) {
     (void)state;
@@ -326,6 +360,7 @@ int main(void) {
         cmocka_unit_test(test_a_request_may_not_take_too_long),
         cmocka_unit_test(test_max_tokens_and_context_are_limits),
         cmocka_unit_test(test_a_small_cache_serves_short_texts),
+        cmocka_unit_test(test_an_open_worker_knows_its_cache),
         cmocka_unit_test(test_an_answer_may_take_longer_than_a_request),
         cmocka_unit_test(test_connections_are_limited),
         cmocka_unit_test(test_a_signal_finishes_what_runs),
