@@ -27,7 +27,7 @@ BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
-.PHONY: bench-scale test test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
+.PHONY: bench-scale test test-repeat test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
@@ -50,6 +50,10 @@ test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that ne
 	@WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' FIRST='$(TESTS_FIRST)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 	@[ ! -e '$(OUT)/torch-failed' ] || { echo "make test: test-torch failed; what it said is above, and in $(OUT)/test-torch.log" >&2; exit 1; }
+
+# Built first, without a load.
+test-repeat: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## make test N=20 times beside a load on all cores: what fails by chance; T=name
+	@tests/repeat '$(or $(N),20)' '$(OUT)/repeat' $(MAKE) --no-print-directory test
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1
