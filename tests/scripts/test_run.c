@@ -22,7 +22,8 @@ static void make_program(const char *name, const char *lines) {
 /* A line of shell in which `run` is tests/run with the scratch folder, without what the run that this
  * test is part of was told. */
 static void shell(const char *line) {
-    shell_succeeds("unset RUNNER ALONE FIRST V; JOBS=2 TIMEOUT=300 GRACE=0; "
+    shell_succeeds("unset RUNNER ALONE FIRST V KERNELS MATRIX_KERNELS CUDA_KERNELS; JOBS=2 "
+                   "TIMEOUT=300 GRACE=0; "
                    "export JOBS TIMEOUT GRACE; at='%s'; "
                    "run() { tests/run \"$at\" \"$@\"; }; %s",
                    scratch_path("."), line);
@@ -87,6 +88,23 @@ static void test_a_process_that_is_left_is_a_failure(void **state) {
     expect_said("said", "failed leaver: leaver (left a process running)\n1 passed, 1 failed\n");
 }
 
+/* Kernels of a set that the processor lacks ran emulated, or are named. */
+static void test_kernels_that_did_not_run_are_named(void **state) {
+    (void)state;
+    make_program("sets", "echo 'test: a'; echo 'kernels: fine ran'; echo 'kernels: wide lacks'; "
+                         "echo 'kernels: wide-bf16 lacks'; echo 'success: a'");
+    make_program("emulated", "echo 'test: b'; echo 'kernels: wide emulated norm.32 rope.32'; "
+                             "echo 'kernels: wide-bf16 emulated gemm.32'; echo 'success: b'");
+    shell("export KERNELS='norm.32 rope.32 norm.64' MATRIX_KERNELS='gemm.32' CUDA_KERNELS=3; "
+          "run $at/sets $at/emulated >$at/said");
+    expect_said("said",
+                "kernels: fine ran\nkernels: wide: this processor lacks its instructions; "
+                "ran emulated: norm.32 rope.32; not run: norm.64\nkernels: wide-bf16: this "
+                "processor lacks its instructions; ran emulated: gemm.32\nkernels: CUDA: "
+                "not run, 3 files: make test-cuda runs them on a GPU\n2 passed, 0 failed\n");
+    shell("unset KERNELS MATRIX_KERNELS CUDA_KERNELS; run $at/sets >$at/said");
+}
+
 /* Of three runs the second has a failure, the third another and the same. */
 static void test_what_does_not_pass_each_time_is_counted(void **state) {
     (void)state;
@@ -124,6 +142,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_output_that_is_lost_is_a_failure, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_a_process_that_is_left_is_a_failure, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kernels_that_did_not_run_are_named, scratch_setup,
                                         scratch_teardown),
         cmocka_unit_test_setup_teardown(test_what_does_not_pass_each_time_is_counted, scratch_setup,
                                         scratch_teardown),
