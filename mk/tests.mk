@@ -27,7 +27,7 @@ BENCH_SOURCES := $(sort $(wildcard bench/*.c))
 BENCH_PROGRAMS := $(BENCH_SOURCES:bench/%.c=$(OUT)/bench/%)
 BENCH_OBJECTS := $(BENCH_SOURCES:%.c=$(OBJ)/%.o)
 
-.PHONY: bench-scale test test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
+.PHONY: bench-scale test test-repeat test-faults test-hostile hostile-run test-tsan test-long test-cuda tests bench bench-cuda bench-check bench-for-check bench-attention-cuda bench-products-cuda
 .SECONDARY: $(TEST_OBJECTS) $(SUPPORT_OBJECTS) $(FUZZ_OBJECTS) $(BENCH_OBJECTS)
 
 # What lets file operations fail; tests name it to the programs they run. Not with sanitizers, which
@@ -42,14 +42,27 @@ $(OUT)/tests/faults.so: tests/faults/preload.c $(OBJ)/flags
 export PATIENCE ?= $(if $(SAN),15,1)
 TIMEOUT ?= $(if $(SAN),7200)
 
+# Kernels as FILE.REAL, for the closing lines: all, and those with code for matrix instructions, which sum in
+# float. bf16_rows has such code for Arm alone, table has no code.
+KERNEL_NAMES := $(filter-out table,$(KERNEL_SOURCES:src/cpu/%.c=%))
+MATRIX_NAMES := $(filter $(patsubst src/cpu/%.c,%,$(shell grep -lE 'weft_cpu_(matrix|dots_i8|tiles_i8)|attention_bf16\.h|panel_form\.h|cache_attention_' src/cpu/*.c)),$(KERNEL_NAMES))
+ifneq ($(CONFIG_ARCH),aarch64)
+MATRIX_NAMES := $(filter-out bf16_rows,$(MATRIX_NAMES))
+endif
+
 # With T= only what those tests need is built.
 # What fails in Python does not keep the others from being run. T= and TORCH=no leave Python's out.
 test: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## every test that needs no GPU; T=name runs those whose path holds it
 	@mkdir -p '$(OUT)'; rm -f '$(OUT)/torch-failed'
 	$(if $(T)$(filter no,$(TORCH)),,@$(MAKE) --no-print-directory test-torch || echo yes >'$(OUT)/torch-failed')
-	@WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' FIRST='$(TESTS_FIRST)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
+	@KERNELS='$(KERNEL_NAMES:%=%.32) $(KERNEL_NAMES:%=%.64)' MATRIX_KERNELS='$(MATRIX_NAMES:%=%.32)' CUDA_KERNELS='$(if $(T),,$(words $(CUDA_SOURCES)))' \
+		WEFT_CUDA_DEVICE=none WEFT_FAULTS='$(FAULTS)' JOBS='$(JOBS)' TIMEOUT='$(TIMEOUT)' ALONE='$(TESTS_ALONE)' FIRST='$(TESTS_FIRST)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' \
 		tests/run '$(OUT)/tests' $(TEST_CHOSEN)
 	@[ ! -e '$(OUT)/torch-failed' ] || { echo "make test: test-torch failed; what it said is above, and in $(OUT)/test-torch.log" >&2; exit 1; }
+
+# Built first, without a load.
+test-repeat: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## make test N=20 times beside a load on all cores: what fails by chance; T=name
+	@tests/repeat '$(or $(N),20)' '$(OUT)/repeat' $(MAKE) --no-print-directory test
 
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1

@@ -24,10 +24,10 @@ struct weft_worker {
     weft_job *jobs; /* the thread's own: all that it works on */
 
     pthread_mutex_t lock;
-    pthread_cond_t news;
+    pthread_cond_t news, begun;
     weft_job *incoming, **incoming_end;
     int64_t sequences; /* of all jobs that are not finished */
-    bool stopping, nudged;
+    bool ready, stopping, nudged;
     weft_generator_stats stats;
 };
 
@@ -193,6 +193,8 @@ static void fail_jobs(weft_worker *w, int status, const char *message) {
 static bool take_incoming(weft_worker *w, weft_job **out) {
     pthread_mutex_lock(&w->lock);
     weft_generator_count(w->generator, &w->stats);
+    w->ready = true;
+    pthread_cond_signal(&w->begun);
     while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
         pthread_cond_wait(&w->news, &w->lock);
     *out = w->incoming;
@@ -228,6 +230,13 @@ static void *run(void *context) {
     return NULL;
 }
 
+static void free_worker(weft_worker *w) {
+    pthread_cond_destroy(&w->begun);
+    pthread_cond_destroy(&w->news);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
 weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
                              const weft_worker_limits *limits, weft_server_metrics *metrics,
                              weft_worker **out) {
@@ -241,13 +250,16 @@ weft_status weft_worker_open(weft_generator *g, const weft_tokenizer *t,
     w->incoming_end = &w->incoming;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->news, NULL);
+    pthread_cond_init(&w->begun, NULL);
     int error = pthread_create(&w->thread, NULL, run, w);
     if (error) {
-        pthread_cond_destroy(&w->news);
-        pthread_mutex_destroy(&w->lock);
-        free(w);
+        free_worker(w);
         return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
     }
+    pthread_mutex_lock(&w->lock);
+    while (!w->ready)
+        pthread_cond_wait(&w->begun, &w->lock);
+    pthread_mutex_unlock(&w->lock);
     *out = w;
     return WEFT_OK;
 }
@@ -264,9 +276,7 @@ void weft_worker_stop(weft_worker *w) {
 void weft_worker_close(weft_worker *w) {
     if (!w) return;
     weft_worker_stop(w);
-    pthread_cond_destroy(&w->news);
-    pthread_mutex_destroy(&w->lock);
-    free(w);
+    free_worker(w);
 }
 
 /* When there may be room again: what is there, at the pace of the last jobs. */

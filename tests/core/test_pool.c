@@ -152,7 +152,7 @@ static void wait_for_the_other(void *context, int64_t task, int thread) {
     pair *p = context;
     (void)task;
     atomic_fetch_add(&p->begun, 1);
-    for (int i = 0; atomic_load(&p->begun) < 2 && i < 20000; i++)
+    for (int i = 0; atomic_load(&p->begun) < 2 && i < 200000; i++)
         usleep(500);
     if (thread > 0) usleep(50000);
     atomic_fetch_add(&p->ended, 1);
@@ -191,7 +191,7 @@ static void test_destroying_a_pool_ends_its_threads(void **state) {
         if (turn % 2) weft_pool_run(pool, 16, write_square, squares);
         weft_pool_destroy(pool);
         /* A joined thread may be listed for an instant longer. */
-        for (int wait = 0; wait < 1000 && threads_of_process() > before; wait++)
+        for (int wait = 0; wait < 60000 && threads_of_process() > before; wait++)
             usleep(1000);
         assert_int_equal(threads_of_process(), before);
     }

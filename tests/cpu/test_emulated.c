@@ -1,8 +1,10 @@
-/* The kernels of processors that this machine is not, by emulated/products.c, emulated/norms.c and,
- * for generation, emulated/decode.c, which are compiled here.
+/* The kernels of processors that this machine is not, by emulated/products.c, emulated/attention.c,
+ * emulated/norms.c and, for generation, emulated/decode.c, which are compiled here. What ran emulated is said
+ * for the closing lines of tests/run.
  *
  * Of the other architecture under qemu-user: AVX2 on aarch64, NEON, BFMMLA and SMMLA on x86-64. The cross
- * compiler and qemu are in scripts/setup emulator.
+ * compiler and qemu are in scripts/setup emulator. Of this architecture under qemu-user, where this processor
+ * lacks BFMMLA.
  *
  * Of AVX-512, its dot products of bf16 and of bytes and AMX's tiles over emulated intrinsics
  * (emulated/immintrin.h: SIMDe's, and our own for bf16), as if for a processor that has them. SIMDe is in
@@ -10,10 +12,13 @@
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,7 +49,11 @@
     "tests/cpu/emulated/products.c src/cpu/gemm.c src/cpu/panels.c src/cpu/panel_real.c "          \
     "src/cpu/panel_bf16.c"
 #define DECODE                                                                                     \
-    "tests/cpu/emulated/decode.c src/cpu/i8_rows.c src/cpu/few_rows.c src/cpu/cache_attention.c"
+    "tests/cpu/emulated/decode.c src/cpu/i8_rows.c src/cpu/few_rows.c src/cpu/bf16_rows.c "        \
+    "src/cpu/cache_attention.c"
+#define ATTENTION                                                                                  \
+    "tests/cpu/emulated/attention.c src/cpu/attention.c src/cpu/attention_back.c "                 \
+    "src/cpu/attention_bf16.c src/cpu/attention_back_bf16.c src/cpu/panel_bf16.c"
 
 #define NORMS "tests/cpu/emulated/norms.c src/cpu/norm.c"
 
@@ -84,7 +93,38 @@ static void run_under_qemu(const char *sources) {
                   "qemu-" OTHER " -cpu max -L /usr/" OTHER "-linux-gnu");
 }
 
-static void run_over_simde(const char *sources) {
+/* Says to tests/run that the kernels in `sources` ran emulated by each of the instruction sets. */
+static void say_emulated(const char *sets, const char *sources) {
+    char set[32], kernel[64];
+    for (int n; sscanf(sets, "%31s%n", set, &n) == 1; sets += n) {
+        printf("kernels: %s emulated", set);
+        for (const char *at = sources; (at = strstr(at, "src/cpu/")); at++)
+            if (sscanf(at, "src/cpu/%63[a-z0-9_]", kernel) == 1) printf(" %s.32", kernel);
+        printf("\n");
+    }
+}
+
+/* Whether this processor runs all that its architecture has here. */
+static bool has_best(void) {
+#if defined(__aarch64__)
+    enum { BF16 = 1 << 14 };
+    return getauxval(AT_HWCAP2) & BF16;
+#else
+    return true;
+#endif
+}
+
+/* For this architecture: by its best instructions, under qemu where this processor lacks them. False: there is
+ * neither. */
+static bool run_best(const char *sources) {
+    if (!has_best() && run("command -v qemu-aarch64 >/dev/null") != 0) return false;
+    build_and_run(own_compiler(), KERNEL_FLAGS OWN_FLAGS, sources,
+                  has_best() ? "" : "qemu-aarch64 -cpu max");
+    if (!has_best()) say_emulated("neon-bf16", sources);
+    return true;
+}
+
+static void run_over_simde(const char *sets, const char *sources) {
     char command[PATH_MAX];
     snprintf(command, sizeof command,
              "echo '#include <simde/x86/avx512.h>' | %s -E -x c - >/dev/null 2>&1", own_compiler());
@@ -93,6 +133,7 @@ static void run_over_simde(const char *sources) {
         skip();
     }
     build_and_run(own_compiler(), AVX512_FLAGS, sources, "");
+    say_emulated(sets, sources);
 }
 
 static void test_products_of_the_other_architecture_are_right(void **state) {
@@ -112,18 +153,40 @@ static void test_norms_of_the_other_architecture_are_right(void **state) {
 
 static void test_norms_of_avx512_are_right(void **state) {
     (void)state;
-    run_over_simde(NORMS);
+    run_over_simde("avx512", NORMS);
 }
 
 static void test_products_of_avx512_and_amx_are_right(void **state) {
     (void)state;
-    run_over_simde(PRODUCTS);
+    run_over_simde("avx512 avx512-bf16 amx", PRODUCTS);
 }
 
 static void test_generation_of_avx512_and_amx_is_right(void **state) {
     (void)state;
-    run_over_simde(DECODE);
+    run_over_simde("avx512 avx512-bf16 amx", DECODE);
 }
+
+static void test_attention_of_avx512_and_amx_is_right(void **state) {
+    (void)state;
+    run_over_simde("avx512-bf16 amx", ATTENTION);
+}
+
+static void test_attention_of_the_other_architecture_is_right(void **state) {
+    (void)state;
+    run_under_qemu(ATTENTION);
+}
+
+#if defined(__aarch64__)
+static void test_attention_and_products_of_this_architecture_are_right(void **state) {
+    (void)state;
+    /* Products of a processor that has them are in test_gemm. */
+    if (!run_best(ATTENTION) || (!has_best() && !run_best(PRODUCTS))) {
+        printf(
+            "this processor has no BFMMLA, and there is no qemu-aarch64: scripts/setup emulator\n");
+        skip();
+    }
+}
+#endif
 
 /* The same program on this machine: by each of the instructions that it has. */
 static void test_generation_of_this_architecture_is_right(void **state) {
@@ -134,16 +197,21 @@ static void test_generation_of_this_architecture_is_right(void **state) {
         skip();
     }
 #endif
-    build_and_run(own_compiler(), KERNEL_FLAGS OWN_FLAGS, DECODE, "");
+    if (!run_best(DECODE)) build_and_run(own_compiler(), KERNEL_FLAGS OWN_FLAGS, DECODE, "");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_of_avx512_and_amx_are_right),
         cmocka_unit_test(test_generation_of_avx512_and_amx_is_right),
+        cmocka_unit_test(test_attention_of_avx512_and_amx_is_right),
         cmocka_unit_test(test_generation_of_this_architecture_is_right),
+#if defined(__aarch64__)
+        cmocka_unit_test(test_attention_and_products_of_this_architecture_are_right),
+#endif
         cmocka_unit_test(test_products_of_the_other_architecture_are_right),
         cmocka_unit_test(test_generation_of_the_other_architecture_is_right),
+        cmocka_unit_test(test_attention_of_the_other_architecture_is_right),
         cmocka_unit_test(test_norms_of_avx512_are_right),
         cmocka_unit_test(test_norms_of_the_other_architecture_are_right),
     };

@@ -48,12 +48,13 @@ static void test_every_instruction_set_gives_right_results(void **state) {
     const char *isa;
     bool runs;
     for (int i = 0; (isa = weft_cpu_isa_at(i, &runs)); i++) {
-        if (!runs) printf("%s: this processor does not run it\n", isa);
-        if (!runs || strcmp(isa, weft_cpu_isa()) == 0) continue;
-        for (size_t p = 0; p < sizeof programs / sizeof programs[0]; p++) {
+        for (size_t p = 0;
+             runs && strcmp(isa, weft_cpu_isa()) != 0 && p < sizeof programs / sizeof programs[0];
+             p++) {
             int status = run_under(isa, programs[p]);
             if (status != 0) fail_msg("WEFT_CPU=%s %s: exit status %d", isa, programs[p], status);
         }
+        printf("kernels: %s %s\n", isa, runs ? "ran" : "lacks"); /* for tests/run's closing lines */
     }
 }
 

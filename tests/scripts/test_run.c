@@ -1,4 +1,5 @@
-/* tests/run: its last line is the sum over its own programs, whatever else happens in its folder. */
+/* tests/run: its last line is the sum over its own programs, whatever else happens in its folder; and
+ * tests/repeat: what does not pass each time. */
 #include "support/command.h"
 
 #include <setjmp.h>
@@ -21,7 +22,9 @@ static void make_program(const char *name, const char *lines) {
 /* A line of shell in which `run` is tests/run with the scratch folder, without what the run that this
  * test is part of was told. */
 static void shell(const char *line) {
-    shell_succeeds("unset RUNNER ALONE FIRST V; JOBS=2 TIMEOUT=300; export JOBS TIMEOUT; at='%s'; "
+    shell_succeeds("unset RUNNER ALONE FIRST V KERNELS MATRIX_KERNELS CUDA_KERNELS; JOBS=2 "
+                   "TIMEOUT=300 GRACE=0; "
+                   "export JOBS TIMEOUT GRACE; at='%s'; "
                    "run() { tests/run \"$at\" \"$@\"; }; %s",
                    scratch_path("."), line);
 }
@@ -74,6 +77,62 @@ static void test_output_that_is_lost_is_a_failure(void **state) {
     expect_said("said", "\n0 passed, 2 failed\n");
 }
 
+/* It is named, ended and a failure, though it left the program's session. */
+static void test_a_process_that_is_left_is_a_failure(void **state) {
+    (void)state;
+    make_program("clean", "echo 'test: a'; sleep 0.01; echo 'success: a'");
+    make_program("leaver", "echo 'test: b'; setsid sleep 1234 & echo $! >left; echo 'success: b'");
+    shell("run $at/clean >$at/first && run $at/leaver >$at/said; "
+          "[ $? = 1 ] && ! grep -qs sleep /proc/$(cat $at/left)/cmdline");
+    expect_said("said", "left running: sleep 1234");
+    expect_said("said", "failed leaver: leaver (left a process running)\n1 passed, 1 failed\n");
+}
+
+/* Kernels of a set that the processor lacks ran emulated, or are named. */
+static void test_kernels_that_did_not_run_are_named(void **state) {
+    (void)state;
+    make_program("sets", "echo 'test: a'; echo 'kernels: fine ran'; echo 'kernels: wide lacks'; "
+                         "echo 'kernels: wide-bf16 lacks'; echo 'success: a'");
+    make_program("emulated", "echo 'test: b'; echo 'kernels: wide emulated norm.32 rope.32'; "
+                             "echo 'kernels: wide-bf16 emulated gemm.32'; echo 'success: b'");
+    shell("export KERNELS='norm.32 rope.32 norm.64' MATRIX_KERNELS='gemm.32' CUDA_KERNELS=3; "
+          "run $at/sets $at/emulated >$at/said");
+    expect_said("said",
+                "kernels: fine ran\nkernels: wide: this processor lacks its instructions; "
+                "ran emulated: norm.32 rope.32; not run: norm.64\nkernels: wide-bf16: this "
+                "processor lacks its instructions; ran emulated: gemm.32\nkernels: CUDA: "
+                "not run, 3 files: make test-cuda runs them on a GPU\n2 passed, 0 failed\n");
+    shell("unset KERNELS MATRIX_KERNELS CUDA_KERNELS; run $at/sets >$at/said");
+}
+
+/* Of three runs the second has a failure, the third another and the same. */
+static void test_what_does_not_pass_each_time_is_counted(void **state) {
+    (void)state;
+    make_program("suite", "echo run >>runs; n=$(wc -l <runs)\n"
+                          "[ $n = 1 ] || echo 'failed x: a (ended on status '$n')'\n"
+                          "[ $n != 3 ] || echo 'failed y: b'\n"
+                          "echo $((6 - n)) passed, $((n - 1)) failed, 2 skipped; exit $((n > 1))");
+    shell("tests/repeat 3 $at/kept $at/suite >$at/said; [ $? = 1 ] && [ ! -e $at/kept/1.log ] && "
+          "[ -e $at/kept/3.log ]");
+    expect_said("said", "failed in 2 of 3: x: a\nfailed in 1 of 3: y: b\n");
+    expect_said("said", "\n3 passed, 2 failed, 2 skipped\n");
+    make_program("suite", "echo 7 passed, 0 failed");
+    shell("tests/repeat 2 $at/kept $at/suite >$at/said");
+    expect_said("said", "run 2 of 2: 7 passed, 0 failed\n7 passed, 0 failed\n");
+    make_program("suite", "exit 3");
+    shell("tests/repeat 1 $at/kept $at/suite >$at/said; [ $? = 1 ]");
+    expect_said("said", "failed in 1 of 1: the run itself, on status 3\n");
+}
+
+/* The suite and the load are ended with it; what this left would be the failure of this program. */
+static void test_repeating_can_be_interrupted(void **state) {
+    (void)state;
+    make_program("suite", "trap 'sleep 0.1; touch ended; exit 1' TERM; touch begun; "
+                          "while [ -e suite ]; do sleep 0.02; done");
+    shell("tests/repeat 3 $at/kept $at/suite >$at/said & until [ -e $at/begun ]; do sleep 0.02; "
+          "done; kill $!; wait $!; [ $? = 130 ] && [ -e $at/ended ]");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_the_last_line_is_the_sum, scratch_setup,
@@ -81,6 +140,14 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_two_runs_in_one_folder_keep_their_own_results,
                                         scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_output_that_is_lost_is_a_failure, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_a_process_that_is_left_is_a_failure, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_kernels_that_did_not_run_are_named, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_what_does_not_pass_each_time_is_counted, scratch_setup,
+                                        scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_repeating_can_be_interrupted, scratch_setup,
                                         scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

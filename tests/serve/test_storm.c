@@ -234,7 +234,7 @@ static void run_storm(int n) {
 }
 
 static void wait_metric(const char *name, double want) {
-    double is, end = weft_clock() + 30;
+    double is, end = weft_clock() + 120;
     while ((is = http_metric(shared.port, name)) != want) {
         if (weft_clock() > end) fail_msg("%s is %g, not %g", name, is, want);
         pause_ms(50);

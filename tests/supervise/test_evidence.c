@@ -151,6 +151,48 @@ static void test_the_long_needle_has_stages_and_a_table(void **state) {
     free(after);
 }
 
+/* A folder for `healing`, with a program in weft's place whose training does `train`, a line of shell; it
+ * returns the line that starts the script there. */
+static const char *start_healing(const char *name, const char *train) {
+    static char start[2000];
+    char text[1000];
+    const char *root = scratch_path("%s", name), *program = scratch_path("%s/weft", name);
+    shell_succeeds("mkdir -p '%s/runs/real-again/runs/step3-lr1-seed1/last' && "
+                   "touch '%s/runs/real-again/runs/step3-lr1-seed1/last/model.safetensors' && "
+                   "cp -r scripts '%s'",
+                   root, root, root);
+    snprintf(text, sizeof text, "#!/bin/sh\n[ $1 = train ] || exit 0\ncd '%s'\n%s\n", root, train);
+    file_write(program, text, strlen(text));
+    snprintf(start, sizeof start,
+             "cd '%s' && chmod +x weft && export WEFT='%s' TRIM=y; scripts/evidence healing", root,
+             program);
+    return start;
+}
+
+/* One model cannot begin; the other's rows are all there when the script ends. */
+static void test_healing_waits_for_both_models(void **state) {
+    (void)state;
+    const char *start = start_healing("one-fails", "sleep 0.2; echo '\"val_loss\": 1'");
+    shell_succeeds("%s >log 2>&1; test $? = 1 && grep -q 'no weights of dot' log && "
+                   "test $(grep -c '^step3' runs/real-healing/step3.tsv) = 4",
+                   start);
+}
+
+/* What trains takes a while to end; the script is there until it has. */
+static void test_healing_that_is_ended_leaves_no_process(void **state) {
+    (void)state;
+    const char *start =
+        start_healing("ended", "trap 'sleep 0.3; touch ended-$$; exit 1' TERM\n"
+                               "touch begun-$$; while [ -d scripts ]; do sleep 0.02; done");
+    shell_succeeds("cd '%s' && cp -r runs/real-again/runs/step3-lr1-seed1 "
+                   "runs/real-again/runs/dot-lr1-seed1",
+                   scratch_path("ended"));
+    shell_succeeds("%s >log 2>&1 & script=$!; cd '%s'; "
+                   "until [ $(ls | grep -c begun) = 2 ]; do sleep 0.02; done; kill $script; "
+                   "wait $script; test $? = 1 -a $(ls | grep -c ended-) = 2",
+                   start, scratch_path("ended"));
+}
+
 /* Two models are trained; each row has what the model loses by pruning, and what training gives back. */
 static void test_pruned_models_are_healed(void **state) {
     (void)state;
@@ -163,8 +205,9 @@ static void test_pruned_models_are_healed(void **state) {
     snprintf(start, sizeof start,
              "cd '%s' && export WEFT='%s' DATA=embedded TRIM=y; scripts/evidence", root, weft());
     shell_succeeds("mkdir -p '%s' && cp -r scripts defconfigs '%s'", root, root);
-    shell_succeeds("%s healing 2>'%s'; test $? = 1 && grep -q 'no weights of step3' '%s'", start,
-                   log, log);
+    shell_succeeds("%s healing 2>'%s'; test $? = 1 && grep -q 'no weights of step3' '%s' && "
+                   "grep -q 'no weights of dot' '%s'",
+                   start, log, log, log);
     shell_succeeds("%s again --steps dot,step3 -o STUDY_WEIGHTS=first --device cpu --threads 1 "
                    ">'%s' 2>&1 || { tail -n 5 '%s'; false; }",
                    start, log, log);
@@ -231,6 +274,8 @@ int main(void) {
         cmocka_unit_test(test_a_study_runs_to_its_report),
         cmocka_unit_test(test_the_long_needle_has_stages_and_a_table),
         cmocka_unit_test(test_pruned_models_are_healed),
+        cmocka_unit_test(test_healing_waits_for_both_models),
+        cmocka_unit_test(test_healing_that_is_ended_leaves_no_process),
         cmocka_unit_test(test_all_of_them_run),
         cmocka_unit_test(test_the_study_at_124m_goes_on_from_its_database),
         cmocka_unit_test(test_an_unknown_name_is_told),

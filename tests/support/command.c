@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { WORDS_MOST = 64, LIMIT_SECONDS = 60, PAUSE_MS = 2 };
+enum { WORDS_MOST = 64, LIMIT_SECONDS = 300, PAUSE_MS = 2 };
 
 static char *take_file(FILE *file, size_t *count) {
     assert_int_equal(fseek(file, 0, SEEK_END), 0);

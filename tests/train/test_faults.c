@@ -125,7 +125,7 @@ static void test_vocabulary_must_fit(void **state) {
 /* Until a step is done. */
 static void wait_for_lines(const char *path) {
     struct stat is;
-    for (int i = 0; i < 10000 && (stat(path, &is) != 0 || is.st_size == 0); i++)
+    for (int i = 0; i < 60000 && (stat(path, &is) != 0 || is.st_size == 0); i++)
         pause_ms(2);
 }
 
@@ -165,7 +165,7 @@ static int signal_twice(long wait_ms) {
                     folder("err"), 0);
     char events[300];
     snprintf(events, sizeof events, "%s/events.out.tfevents.0000000000.weft", out);
-    for (int i = 0; i < 10000 && access(events, F_OK); i++)
+    for (int i = 0; i < 60000 && access(events, F_OK); i++)
         pause_ms(2);
     pause_ms(wait_ms);
     /* On a busy machine two that come close together are one. */

@@ -264,7 +264,7 @@ static void test_a_run_of_weft_train_is_followed(void **state) {
     command_succeeds(RUN("train", "--config", "defconfigs/demo", "--out", out, "--device", "cpu",
                          "-o", "STEPS=3", "-o", "SAMPLE_PROMPT=", "-o", "SAVE_CHECKPOINT=n"),
                      NULL);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 1200; i++) {
         json_t *news = get_json("/api/runs", 200);
         json_t *run = find_run(news, "trained");
         bool done = run && strcmp(json_string_value(json_object_get(run, "status")), "done") == 0;
@@ -328,7 +328,7 @@ static void test_a_studys_runs_have_their_steps_title(void **state) {
     assert_int_equal(mkdir(path, 0777), 0);
     make_run("studied/runs/0-lr0.001-seed1", "1");
     make_run("studied/runs/0-lr0.001-seed2", "2");
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 1200; i++) {
         json_t *news = get_json("/api/runs", 200);
         json_t *run = find_run(news, "studied/runs/0-lr0.001-seed2");
         const char *title = json_string_value(json_object_get(run, "title"));

@@ -150,11 +150,14 @@ static int check_few(int64_t m, int64_t n, int64_t k, bool tb, bool bf16) {
     p.a = (gemm_matrix){.data = x, .ld = k};
     p.b = (gemm_matrix){.data = bf16 ? (void *)half : w, .ld = tb ? k : n, .bf16 = bf16};
     p.c = (gemm_matrix){.data = y, .ld = n};
-    KERNEL(few_rows)(&(weft_pool){3}, &p, NULL);
+    /* As gemm.c chooses; BFDOT keeps 16 bits of x. */
+    bool dots = KERNEL(bf16_rows_runs)(&p);
+    void *workspace = room((size_t)KERNEL(bf16_rows_workspace)(&p));
+    (dots ? KERNEL(bf16_rows) : KERNEL(few_rows))(&(weft_pool){3}, &p, workspace);
     p.m = 1;
     p.a.data = x + (m - 1) * k;
     p.c.data = alone;
-    KERNEL(few_rows)(&(weft_pool){1}, &p, NULL);
+    (dots ? KERNEL(bf16_rows) : KERNEL(few_rows))(&(weft_pool){1}, &p, workspace);
     int wrong = memcmp(alone, y + (m - 1) * n, (size_t)n * sizeof *y) != 0;
     for (int64_t i = 0; i < m * n; i++) {
         double sum = 0, size = 1;
@@ -163,12 +166,12 @@ static int check_few(int64_t m, int64_t n, int64_t k, bool tb, bool bf16) {
             sum += term;
             size += fabs(term);
         }
-        wrong += !(fabs((double)y[i] - sum) <= 1e-6 * size);
+        wrong += !(fabs((double)y[i] - sum) <= (dots ? 0x1p-16 : 1e-6) * size);
     }
     if (wrong)
         printf("%lld × %lld × %lld, tb %d, bf16 %d: %d differ\n", (long long)m, (long long)n,
                (long long)k, tb, bf16, wrong);
-    free(x), free(y), free(w), free(alone), free(half);
+    free(x), free(y), free(w), free(alone), free(half), free(workspace);
     return wrong > 0;
 }
 
