@@ -602,7 +602,7 @@ static void refuse_passes(kit *k) {
     assert_null(p);
     refused(weft_pass_open(k->engine, k->model, 1, -5, 0, &p), WEFT_EINPUT, "-5");
     refused(weft_pass_open(k->engine, k->model, INT64_MAX, 5, 0, &p), WEFT_EINPUT, "2^31");
-    refused(weft_pass_open(k->engine, k->model, 1, 7, 0, &p), WEFT_EINPUT, "BLOCK_SIZE");
+    refused(weft_pass_open(k->engine, k->model, 1, 7, 0, &p), WEFT_EINPUT, "CONTEXT");
     refused(weft_pass_open(k->engine, k->model, 1, 5, 64, &p), WEFT_EINPUT, "64");
     refused(weft_pass_open(k->engine, k->model, 1, 5, WEFT_PASS_RECOMPUTE, &p), WEFT_EINPUT,
             "WEFT_PASS_TRAIN");

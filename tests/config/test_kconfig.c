@@ -347,7 +347,7 @@ static void test_command_line_values_reach_the_study(void **state) {
     char *out = said("out");
     assert_string_equal(
         out, "study\n--config\n.config\n--out\nsome where\n--jobs\n1\n-o\nDATASET=embedded\n"
-             "-o\nN_HEAD=4\n-o\nSTUDY_STEPS=a; b: N_LAYER=2\n");
+             "-o\nN_HEAD=4\n-o\nSTUDY_VARIANTS=a; b: N_LAYER=2\n");
     free(out);
     expect_done(shell("rm -f .config"));
     expect_done(run_study("JOBS=3"));
