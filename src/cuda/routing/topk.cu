@@ -178,8 +178,9 @@ __device__ static inline void multiply_step(float (&score)[N][4], uint32_t base,
         uint64_t right = describe_tile<M::KEY_TILE, D>(k);
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-            wgmma<8 * N>::template tiles<true>(score, move_on(left, column_step<TILE, D>(i)),
-                                               move_on(right, column_step<M::KEY_TILE, D>(i)));
+            wgmma<8 * N>::template tiles<true, false>(
+                score, move_on(left, column_step<TILE, D>(i)),
+                move_on(right, column_step<M::KEY_TILE, D>(i)));
     } else {
         multiply_tiles<8 * N, D, TILE, M::KEY_TILE>(score, q, row, k);
     }
