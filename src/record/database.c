@@ -217,7 +217,7 @@ static weft_status check_neighbours(weft_database *d, int folder, const char *na
         WEFT_TRY(weft_path_kind(path, &kind));
         if (kind == WEFT_KIND_NOTHING) continue;
         if (kind != WEFT_KIND_FILE)
-            return weft_fail(WEFT_EINPUT, "%s: is %s, and a database is plain files; move it away",
+            return weft_fail(WEFT_EINPUT, "%s: is %s, but a database is a plain file; move it away",
                              shown, weft_kind_name(kind));
         if (i > 1)
             return weft_fail(WEFT_EINPUT, "%s: was not written by weft; move it away", shown);
