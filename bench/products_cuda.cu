@@ -326,18 +326,18 @@ static __global__ void pass_silu(int64_t count, const bf16 *gate, const bf16 *up
 }
 
 /* The same by the library. */
-static gemm_product library_product(const problem &x, int s, bf16 *c) {
+static cuda_gemm library_product(const problem &x, int s, bf16 *c) {
     const fused_product &p = x.p;
     const fused_segment &g = p.segment[s];
-    gemm_product q = {};
+    cuda_gemm q = {};
     q.batch = 1, q.m = p.m, q.n = p.n, q.k = g.k, q.tb = g.tb, q.alpha = g.factor;
-    q.a = gemm_matrix{(void *)g.a, g.lda, 0, true};
-    q.b = gemm_matrix{(void *)g.b, g.ldb, 0, true};
-    q.c = q.addend = q.pre = gemm_matrix{c, p.n, 0, true};
+    q.a = cuda_gemm_matrix{(void *)g.a, g.lda, 0, true};
+    q.b = cuda_gemm_matrix{(void *)g.b, g.ldb, 0, true};
+    q.c = q.addend = q.pre = cuda_gemm_matrix{c, p.n, 0, true};
     q.addend.data = s == 0 ? (void *)p.addend : NULL;
     q.pre.data = NULL;
     q.accumulate = s > 0;
-    if (s == 0 && p.bias.data) q.bias = gemm_matrix{(void *)p.bias.data, p.n, 0, true};
+    if (s == 0 && p.bias.data) q.bias = cuda_gemm_matrix{(void *)p.bias.data, p.n, 0, true};
     if (p.epilogue == FUSED_GELU && p.segments == 1) q.gelu = true, q.pre.data = p.pre;
     return q;
 }
@@ -350,7 +350,7 @@ static void run_library(problem &x) {
     if (!x.scratch) CUDA(cudaMalloc(&x.scratch, (size_t)values * 2));
     if (!x.scratch2) CUDA(cudaMalloc(&x.scratch2, (size_t)values * 2));
     for (int s = 0; s < p.segments; s++) {
-        gemm_product q = library_product(x, s, apart ? x.scratch : p.y);
+        cuda_gemm q = library_product(x, s, apart ? x.scratch : p.y);
         must(gemm_launch(0, &q, x.workspace));
     }
     unsigned blocks = (unsigned)ceil_div(values / VECTOR, 256);
@@ -358,7 +358,7 @@ static void run_library(problem &x) {
         pass_gelu_back<<<dim3((unsigned)ceil_div(p.n, 256 * VECTOR), 512), 256>>>(
             p.m, p.n, ceil_div(p.m, 512), x.scratch, p.at, p.y, (float *)x.workspace);
     if (p.epilogue == FUSED_SILU_MUL) {
-        gemm_product q = library_product(x, 0, x.scratch2);
+        cuda_gemm q = library_product(x, 0, x.scratch2);
         q.b.data = (void *)p.b2;
         must(gemm_launch(0, &q, x.workspace));
         pass_silu<<<blocks, 256>>>(values, x.scratch, x.scratch2, NULL, p.y, NULL);
