@@ -1,5 +1,4 @@
-/* The way from a description to what runs, the same for everyone: training, evaluation, generation,
- * the estimates of `weft plan`, and blocks that others run.
+/* From the description of a graph to its memory plan.
  *
  *     describe        whoever knows what is computed builds the forward pass (graph.h)
  *     fuse            rules make fewer, larger nodes of it (rewrite.h)
@@ -7,8 +6,15 @@
  *     fuse            and fused
  *     plan            every tensor has its place (plan.h)
  *
- * An executor (exec.h) then runs the plan it is given. As an estimate is made of the same plan, it
- * says what a run takes. */
+ * Every graph of a whole model takes all of these (weft_model_program): in training, in evaluation and
+ * in the estimates of `weft plan`, which so describe the plan that will run. An executor (exec.h) runs
+ * the plan it is given.
+ *
+ * Others leave stages out. Blocks, and the optimizer's step over the caller's memory, are fused and
+ * differentiated here and planned by function.h, which cuts the plan between the passes. Generation
+ * fuses its graph, changes its weights' types and lets the executor plan it. So do, without fusing,
+ * the graphs that no rule applies to: the optimizer, sums of gradients, the contrastive loss over a
+ * whole step, products of weights that are formed once. docs/internals/engine.md has the table. */
 #ifndef WEFT_CORE_PROGRAM_H
 #define WEFT_CORE_PROGRAM_H
 

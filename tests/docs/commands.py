@@ -123,7 +123,7 @@ def make_root(weft, root):
 
 def write_configs(page, found, root):
     """The configs that a page tells to write."""
-    names = {"docs/guide/extending.md": "defconfigs/my-study", "docs/guide/studies.md": "my.config"}
+    names = {"README.md": "my.config", "docs/guide/extending.md": "defconfigs/my-study", "docs/guide/studies.md": "my.config"}
     for _, block in found:
         lines = [l.strip() for l in block]
         if page in names and sum(l.startswith("CONFIG_") for l in lines) > 4:

@@ -215,7 +215,7 @@ static void test_what_is_wrong_is_found(void **state) {
     int before = wrong;
     wrong = WRONG_MOST; /* counts, and prints nothing */
     check_link("docs/README.md", "guide/building.md");
-    check_link("docs/README.md", "../README.md#literature");
+    check_link("docs/README.md", "../README.md#findings");
     check_path("README.md", "src/core/graph.c");
     check_path("README.md", "src/FOLDER/file.c");
     assert_int_equal(wrong, WRONG_MOST);
