@@ -134,7 +134,7 @@ WEFT_API weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t
  * iterations and sites drop the same. */
 WEFT_API weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site);
 
-/* Rotary positions: the first `width` columns of the first `heads` heads of x [B, T, H, D] are turned,
+/* Rotary positions: the first `width` columns of the first `heads` heads of x [B, T, H, D] are rotated,
  * column i with column i + width/2, by 10000^(−2i/width) per position. */
 WEFT_API weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads);
 
@@ -147,7 +147,7 @@ typedef struct {
     double factor;       /* every scaling: at least 1 */
     double context;      /* llama3 and yarn: tokens of the first training; with it 0 < low < high */
     double low, high;
-    double amplitude; /* of turned columns; 0 means 1 */
+    double amplitude; /* of rotated columns; 0 means 1 */
 } weft_rotation;
 WEFT_API weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                                         const weft_rotation *by);

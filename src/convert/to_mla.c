@@ -202,7 +202,7 @@ static weft_status check(const weft_model *m, const weft_mla_options *o) {
     WEFT_TRY(weft_dot_check(m, "--to-mla"));
     if (c->position == WEFT_POSITION_ROPE)
         return weft_fail(WEFT_EINPUT,
-                         "--to-mla: CONFIG_POSITION=\"rope\" turns each head's keys by their "
+                         "--to-mla: CONFIG_POSITION=\"rope\" rotates each head's keys by their "
                          "position, which no latent that heads share can do; --to-w2 takes it");
     if (o->latent <= most) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,

@@ -201,7 +201,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.dv = attr->value.width;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / a.places.rows;
     a.rel = weft_data(x, n->in[WEFT_CACHE_REL]);
-    a.turns = weft_data(x, n->in[WEFT_CACHE_TURNS]);
+    a.rotations = weft_data(x, n->in[WEFT_CACHE_ROTATIONS]);
     a.recent = weft_data(x, n->in[WEFT_CACHE_RECENT]);
     a.blocks = most_blocks(attr);
     a.rows = group_rows(attr);

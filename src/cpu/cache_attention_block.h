@@ -3,7 +3,7 @@
  * memory is read as it lies. What a head's numbers go through does not depend on which heads are done
  * with it.
  *
- * Keys that are stored as a latent (turned, or made into a Gaussian, when they are read) are first
+ * Keys that are stored as a latent (rotated, or made into a Gaussian, when they are read) are first
  * written out for the block; the products then read that copy. */
 #ifndef WEFT_CPU_CACHE_ATTENTION_BLOCK_H
 #define WEFT_CPU_CACHE_ATTENTION_BLOCK_H
@@ -23,9 +23,9 @@ static void widen_stored(const cached_pages *c, const char *from, float scale, r
                                          : (real)scale * (real)((const int8_t *)from)[i];
 }
 
-static void turn_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
-    int64_t half = a->attr->turned / 2;
-    const real *near = a->turns + distance * 2 * half;
+static void rotate_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
+    int64_t half = a->attr->rotated / 2;
+    const real *near = a->rotations + distance * 2 * half;
     for (int64_t i = 0; i < half; i++) {
         real c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
         real s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
@@ -51,15 +51,15 @@ static void read_key(const attend_run *a, int64_t r, int64_t g, int64_t j, const
     int64_t token = j % WEFT_PAGE_TOKENS;
     float scale = a->keys.kind == CACHED_I8 ? *scale_at(&a->keys, page, g, token) : 1;
     widen_stored(&a->keys, head_at(&a->keys, page, g) + token * a->keys.token_bytes, scale, to);
-    if (a->attr->turned) turn_key(a, coarse, j % BLOCK, to);
+    if (a->attr->rotated) rotate_key(a, coarse, j % BLOCK, to);
     if (a->attr->gaussian) make_deviations(a, to);
 }
 
-static void coarse_turns(const attend_run *a, int64_t block, real *coarse) {
+static void coarse_rotations(const attend_run *a, int64_t block, real *coarse) {
     const weft_rope_law *law = &a->attr->law;
-    int64_t half = a->attr->turned / 2;
+    int64_t half = a->attr->rotated / 2;
     for (int64_t i = 0; i < half; i++) {
-        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->turned);
+        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->rotated);
         coarse[i] = (real)(law->amplitude * cos(angle));
         coarse[half + i] = (real)(law->amplitude * sin(angle));
     }
@@ -80,7 +80,7 @@ static void score_copied(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     const block_scratch *s = &b->s;
     int64_t lead = b->first - b->base;
-    if (a->attr->turned) coarse_turns(a, b->first / BLOCK, s->coarse);
+    if (a->attr->rotated) coarse_rotations(a, b->first / BLOCK, s->coarse);
     for (int64_t j = b->first; j < b->end; j++) {
         real *to = s->copy + (j - b->first) * a->dqk;
         read_key(a, b->row, g, j, s->coarse, to);
@@ -156,7 +156,7 @@ static void add_band(const block_task *b, int64_t g) {
     const block_scratch *s = &b->s;
     int64_t i = b->position, from = max_i64(b->first, i - a->attr->window);
     if (from >= b->end) return;
-    if (a->attr->turned) coarse_turns(a, i / BLOCK, s->coarse);
+    if (a->attr->rotated) coarse_rotations(a, i / BLOCK, s->coarse);
     read_key(a, b->row, g, i, s->coarse, s->own);
     for (int64_t h = 0; h < a->group; h++)
         for (int64_t j = from; j < b->end; j++) {

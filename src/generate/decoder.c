@@ -142,21 +142,21 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
     return WEFT_OK;
 }
 
-static weft_status fill_turns(const row_graph *g) {
-    const weft_tensor *turns = g->graph.turns;
-    if (!turns) return WEFT_OK;
-    int64_t count = weft_tensor_count(turns);
+static weft_status fill_rotations(const row_graph *g) {
+    const weft_tensor *rotations = g->graph.rotations;
+    if (!rotations) return WEFT_OK;
+    int64_t count = weft_tensor_count(rotations);
     double *values = malloc((size_t)count * sizeof *values);
     float *narrow = malloc((size_t)count * sizeof *narrow);
     weft_status status = WEFT_OK;
     if (!values || !narrow) {
         status = weft_fail(WEFT_ENOMEM, "generate: no memory");
     } else {
-        weft_cached_turns(&g->graph, values);
+        weft_cached_rotations(&g->graph, values);
         for (int64_t i = 0; i < count; i++)
             narrow[i] = (float)values[i];
-        status = weft_exec_write(g->exec, turns,
-                                 turns->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
+        status = weft_exec_write(g->exec, rotations,
+                                 rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
     }
     free(values);
     free(narrow);
@@ -192,7 +192,7 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row
     weft_exec_options options = {.bindings = g->bindings};
     if (status == WEFT_OK)
         status = weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec);
-    if (status == WEFT_OK) status = fill_turns(g);
+    if (status == WEFT_OK) status = fill_rotations(g);
     if (status != WEFT_OK) {
         close_graph(g);
         return status;

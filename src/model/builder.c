@@ -85,8 +85,8 @@ weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) 
     return weft_view(b->g, x, b->batch, b->time, heads, width);
 }
 
-weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
-    return b->position->turn ? b->position->turn(b, x, width, heads) : x;
+weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
+    return b->position->rotate ? b->position->rotate(b, x, width, heads) : x;
 }
 
 void builder_score_position(builder *b) {

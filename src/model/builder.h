@@ -88,7 +88,7 @@ typedef struct {
     weft_tensor *k;
     weft_tensor *v; /* may be k itself: as it is kept, before the following is done to it */
     /* Columns of each key that are rotated when it is read; 0: none, or it was done before. */
-    int64_t turned;
+    int64_t rotated;
     /* Where score.n is set, it is the square of a key as it is kept, plus this [B, KV, T]; NULL:
      * nothing. */
     weft_tensor *n_extra;
@@ -155,7 +155,7 @@ weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y);
 weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
 /* Rotates the first `width` columns of the first `heads` heads of x [B, T, *, *] by their rows'
  * positions: where the position's kind does so, or whatever it is. */
-weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
+weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 /* The law of angles that the config asks for. */
 weft_rope_law rope_law_of(const weft_config *c);

@@ -32,8 +32,8 @@ int64_t weft_cached_table_pages(int64_t context) {
     return (context - 1 + WEFT_PAGE_TOKENS - 1) / WEFT_PAGE_TOKENS + 1;
 }
 
-void weft_cached_turns(const weft_cached_graph *g, double *out) {
-    int64_t half = g->turns->shape[2];
+void weft_cached_rotations(const weft_cached_graph *g, double *out) {
+    int64_t half = g->rotations->shape[2];
     for (int64_t j = 0; j < WEFT_KEY_BLOCK; j++)
         for (int64_t i = 0; i < half; i++) {
             double angle = (double)j * weft_rope_rate(&g->law, i, 2 * half);
@@ -143,11 +143,11 @@ static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *
         (weft_cache_part){keys->k->shape[2], keys->k->shape[3], d->shape.cache_dtype, false};
     query->keys = new_pages(b, "cache.key", &query->key);
     query->gaussian = query->squares = keys->gaussian;
-    query->turned = keys->turned;
-    if (keys->turned && !d->turns)
-        d->turns = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "turns", b->stat, WEFT_KEY_BLOCK, 2,
-                                   keys->turned / 2);
-    query->turns = keys->turned ? d->turns : NULL;
+    query->rotated = keys->rotated;
+    if (keys->rotated && !d->rotations)
+        d->rotations = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "rotations", b->stat, WEFT_KEY_BLOCK,
+                                       2, keys->rotated / 2);
+    query->rotations = keys->rotated ? d->rotations : NULL;
     query->law = d->law = b->law;
     weft_cache_write(b->g, &query->key, keys->k, 0, NULL, query->keys, &d->rows);
 }
@@ -156,7 +156,7 @@ static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *
     weft_cached_graph *d = data_of(b);
     weft_tensor *k = keys->k, *v = keys->v;
     if (!k || !v) return;
-    if (keys->turned) k = rotate_heads(b, k, keys->turned, k->shape[2]);
+    if (keys->rotated) k = rotate_heads(b, k, keys->rotated, k->shape[2]);
     if (keys->gaussian) k = weft_gaussian_query(b->g, k);
     if (!k) return;
     query->squares = keys->gaussian;

@@ -16,7 +16,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     if (keys->packed) return attend_packed(b, keys);
     weft_score *score = &b->score;
     score->k = keys->k;
-    if (keys->turned) score->k = rotate_heads(b, keys->k, keys->turned, keys->k->shape[2]);
+    if (keys->rotated) score->k = rotate_heads(b, keys->k, keys->rotated, keys->k->shape[2]);
     if (keys->gaussian) {
         weft_gaussian key = weft_gaussian_key(b->g, score->k);
         score->k = key.y;

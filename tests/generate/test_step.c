@@ -146,7 +146,7 @@ static void attend(const plain_step *s, const weft_step_layer *l, int64_t slot, 
 }
 
 /* Pairs of queries and keys, which come beside each other, to where they belong. */
-static void turn_heads(const weft_step_form *f, int64_t position, double *z) {
+static void rotate_qk(const weft_step_form *f, int64_t position, double *z) {
     double was[256];
     int64_t half = f->dqk / 2;
     for (int64_t h = 0; h < f->heads + f->kv_heads; h++, z += f->dqk) {
@@ -167,7 +167,7 @@ static void write_heads(const plain_step *s, const weft_step_layer *l, int64_t s
     int64_t queries = f->heads * f->dqk, keys = f->kv_heads * f->dqk;
     for (int64_t n = 0; n < queries + keys; n++)
         if (f->gaussian && n % f->dqk >= f->dqk / 2) z[n] = log1p(exp(z[n]));
-    if (f->turned) turn_heads(f, position, z);
+    if (f->rotated) rotate_qk(f, position, z);
     for (int64_t g = 0; g < f->kv_heads; g++) {
         uint16_t *k = vector_at(s, l->keys, f->dqk, f->gaussian, slot, position, g);
         for (int64_t i = 0; i < f->dqk; i++)

@@ -73,7 +73,7 @@ static bool suits(const weft_step_form *f) {
            f->width <= STEP_WIDTH && f->hidden % 64 == 0 && f->heads * f->dv % 64 == 0 &&
            f->heads / f->kv_heads <= most_heads(f) &&
            !(f->joint && (f->gaussian || f->dqk != f->dv)) &&
-           !(f->turned && (f->gaussian || f->joint));
+           !(f->rotated && (f->gaussian || f->joint));
 }
 
 /* Most runs of keys that a row has: by the shorter ones as far as they go, then by the longer. */
@@ -83,14 +83,15 @@ static int64_t runs_of(const step_problem &p, int64_t context) {
     return max_i64(few, many) + 2;
 }
 
-static weft_status make_turns(cuda_step *s) {
+static weft_status make_rotations(cuda_step *s) {
     int64_t half = s->form.dqk / 2;
     std::vector<double> rates;
-    if (!s->form.turned) return WEFT_OK;
+    if (!s->form.rotated) return WEFT_OK;
     for (int64_t i = 0; i < half; i++)
         rates.push_back(weft_rope_rate(&s->form.law, i, s->form.dqk));
     WEFT_TRY(place(s, rates.data(), half * (int64_t)sizeof rates[0], (void **)&s->problem.rates));
-    return place(s, NULL, STEP_ROWS * half * (int64_t)sizeof(float2), (void **)&s->problem.turns);
+    return place(s, NULL, STEP_ROWS * half * (int64_t)sizeof(float2),
+                 (void **)&s->problem.rotations);
 }
 
 /* Inputs of products, stage by stage. */
@@ -148,7 +149,7 @@ static void describe(cuda_step *s, const weft_step_model *m) {
     p->vocab = (int)f->vocab;
     p->gaussian = f->gaussian;
     p->rms = f->rms;
-    p->turned = f->turned;
+    p->rotated = f->rotated;
     p->gated = f->gated;
     p->amplitude = (float)f->law.amplitude;
     p->eps = (float)f->eps;
@@ -265,7 +266,7 @@ static void choose_form(cuda_step *s) {
     const weft_step_form *f = &s->form;
     int64_t deepest = max_i64(f->hidden, f->heads * f->dv);
     s->sums_whole = deepest <= step_shape<1>::PANEL && !is_off("WEFT_CUDA_STEP_WHOLE");
-    bool flags = s->sums_whole && !f->turned && !f->gated && !is_off("WEFT_CUDA_STEP_FLAGS");
+    bool flags = s->sums_whole && !f->rotated && !f->gated && !is_off("WEFT_CUDA_STEP_FLAGS");
     s->flagged = flags ? (int)STEP_FLAGGED : 0;
     s->flags = 1;
     s->early = !is_off("WEFT_CUDA_STEP_KEYS_EARLY");
@@ -286,7 +287,7 @@ static weft_status open_step(const weft_step_model *m, void **step) {
         status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
     if (status == WEFT_OK) status = choose_kernels(s);
-    if (status == WEFT_OK) status = make_turns(s);
+    if (status == WEFT_OK) status = make_rotations(s);
     if (status == WEFT_OK) status = make_buffers(s);
     if (status == WEFT_OK) status = check(cudaDeviceSynchronize(), "a step was not made ready");
     if (status != WEFT_OK) {

@@ -37,15 +37,15 @@ __device__ static inline float step_load(const void *from, bool is_bf16, long lo
     return is_bf16 ? step_widen(((const unsigned short *)from)[at]) : ((const float *)from)[at];
 }
 
-/* Cosines and sines of the rows' positions: the angle within one turn by doubles, then as floats. */
-__device__ static void step_make_turns(const step_problem &p) {
+/* Cosines and sines of the rows' positions: the angle within one rotation in double, then float. */
+__device__ static void step_make_rotations(const step_problem &p) {
     int half = p.dqk / 2;
     for (int e = (int)(blockIdx.x * STEP_THREADS + threadIdx.x); e < p.rows * half;
          e += (int)gridDim.x * STEP_THREADS) {
         double angle = (double)p.position[e / half] * __ldg(p.rates + e % half);
         float sine, cosine, within = (float)(angle - ROPE_TWO_PI * rint(angle / ROPE_TWO_PI));
         __sincosf(within, &sine, &cosine);
-        p.turns[e] = make_float2(cosine * p.amplitude, sine * p.amplitude);
+        p.rotations[e] = make_float2(cosine * p.amplitude, sine * p.amplitude);
     }
 }
 
@@ -86,7 +86,7 @@ __device__ static void step_make_stream(const step_problem &p, const step_phase 
                                         const step_memory &m) {
     int i = 2 * m.thread, warp = m.thread / 32;
     bool there = i < p.width;
-    if (f.kind == STEP_EMBED && p.turned) step_make_turns(p);
+    if (f.kind == STEP_EMBED && p.rotated) step_make_rotations(p);
     if (f.kind == STEP_EMBED && blockIdx.x == 0 && m.thread < STEP_ROWS)
         p.picked[p.turn * STEP_ROWS + m.thread] = 0;
     for (int r = (int)blockIdx.x; r < p.rows; r += (int)gridDim.x) {

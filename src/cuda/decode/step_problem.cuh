@@ -60,7 +60,7 @@ struct step_problem {
     int width, hidden, heads, kv_heads, group, dqk, dv, vocab;
     int dqk_bits, dv_bits; /* dqk and dv are powers of two */
     float share;           /* of a column in a row's mean */
-    bool gaussian, rms, turned, gated, table_is_bf16, place_is_bf16;
+    bool gaussian, rms, rotated, gated, table_is_bf16, place_is_bf16;
     float eps;
     const void *table, *place; /* [vocab, width]; [positions, width] or NULL */
     int token[STEP_ROWS];      /* -1 - i: the one that was picked in row i of the step
@@ -74,9 +74,9 @@ struct step_problem {
     int table_pages, context, runs;   /* runs: most of a row at all */
     long long key_bytes, value_bytes; /* of a page */
     long long numbers;                /* where the keys' numbers begin in a page */
-    const double *rates;              /* [dqk / 2]: by which pairs turn, and how far */
+    const double *rates;              /* [dqk / 2]: by which pairs rotate, and how far */
     float amplitude;
-    float2 *turns;          /* [ROWS, dqk / 2]: cosines and sines of this step */
+    float2 *rotations;      /* [ROWS, dqk / 2]: cosines and sines of this step */
     float *stream;          /* [ROWS, width] */
     float *sums;            /* [SPLITS, ROWS, width]: what is added to the stream */
     unsigned short *normed; /* [ROWS, width], as step_row_at says; so `found` and `between` */

@@ -141,13 +141,13 @@ __device__ static void step_join_rows(const step_problem &p, int first, int colu
     }
 }
 
-/* Column n of queries or keys, one of a pair that turns, with its place in the head. */
-__device__ static inline float step_turn_head(const step_problem &p, int r, int &n, float v,
-                                              float other) {
+/* Column n of queries or keys, one of a pair that is rotated, with its place in the head. */
+__device__ static inline float step_rotate_head(const step_problem &p, int r, int &n, float v,
+                                                float other) {
     int half = p.dqk / 2, at = n & (p.dqk - 1);
-    float2 turn = __ldcg(p.turns + r * half + at / 2);
+    float2 by = __ldcg(p.rotations + r * half + at / 2);
     n += at / 2 + at % 2 * half - at;
-    return at % 2 ? v * turn.x + other * turn.y : v * turn.x - other * turn.y;
+    return at % 2 ? v * by.x + other * by.y : v * by.x - other * by.y;
 }
 
 /* Column n of queries, keys and values beside each other. */
@@ -155,7 +155,7 @@ __device__ static inline void step_put_head(const step_problem &p, const step_ph
                                             const int *pages, int r, int n, float v, float other) {
     int queries = p.heads * p.dqk, keys = p.kv_heads * p.dqk;
     if (p.gaussian && n < queries + keys && n & p.dqk / 2) v = step_softplus(v);
-    if (p.turned && n < queries + keys) v = step_turn_head(p, r, n, v, other);
+    if (p.rotated && n < queries + keys) v = step_rotate_head(p, r, n, v, other);
     if (n < queries) {
         p.query[(long long)r * queries + n] = step_narrow(v);
         return;
@@ -169,7 +169,7 @@ __device__ static inline void step_put_head(const step_problem &p, const step_ph
 
 /* Whether columns belong together in pairs. */
 __device__ static inline bool step_pairs(const step_problem &p, const step_phase &f) {
-    return f.target == STEP_TO_HEADS ? p.turned : f.target == STEP_TO_HIDDEN && p.gated;
+    return f.target == STEP_TO_HEADS ? p.rotated : f.target == STEP_TO_HIDDEN && p.gated;
 }
 
 /* `other`: the other one of a pair. */
